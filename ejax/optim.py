@@ -1,0 +1,243 @@
+"""Optimizers with torch's exact arithmetic, as optax transformations.
+
+An optimizer is ``optax.chain(direction, learning_rate)``: the direction follows torch.optim's update rules, and the
+learning rate is a number in the optimizer's *state*, so that schedules and KL-adaptive steps change it without a new
+compilation. Source: torch.optim's documented algorithms, torch.optim.lr_scheduler's closed forms.
+"""
+
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt
+
+from ejax.types import Array, PyTree
+
+_STRICT = ConfigDict(frozen=True, extra="forbid")
+
+
+class _Adam(BaseModel):
+    model_config = _STRICT
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: PositiveFloat = 1e-8
+    weight_decay: NonNegativeFloat = 0.0
+    maximize: bool = False
+
+
+class _AdamW(_Adam):
+    weight_decay: NonNegativeFloat = 0.01
+
+
+class _SGD(BaseModel):
+    model_config = _STRICT
+    momentum: NonNegativeFloat = 0.0
+    dampening: float = 0.0
+    weight_decay: NonNegativeFloat = 0.0
+    nesterov: bool = False
+    maximize: bool = False
+
+
+class _RMSprop(BaseModel):
+    model_config = _STRICT
+    alpha: float = Field(default=0.99, ge=0.0, lt=1.0)
+    eps: PositiveFloat = 1e-8
+    weight_decay: NonNegativeFloat = 0.0
+    momentum: NonNegativeFloat = 0.0
+    centered: bool = False
+    maximize: bool = False
+
+
+OPTIMIZER_KWARGS: dict[str, type[BaseModel]] = {"adam": _Adam, "adamw": _AdamW, "sgd": _SGD, "rmsprop": _RMSprop}
+
+
+class OptimizerConfig(BaseModel):
+    """``algorithm.cfg.optimizer``. ``kwargs`` are torch's, by name and default; ``OPTIMIZER_KWARGS`` lists them."""
+
+    model_config = _STRICT
+    name: Literal["adam", "adamw", "sgd", "rmsprop"] = "adam"
+    learning_rate: NonNegativeFloat = 3e-4
+    kwargs: tuple[tuple[str, Any], ...] = ()
+
+
+class _Linear(BaseModel):
+    model_config = _STRICT
+    start_factor: PositiveFloat = 1.0
+    end_factor: NonNegativeFloat = 0.0
+    """EmbodiChain's default; torch's own is 1."""
+    total_iters: PositiveInt | None = None
+
+
+class _Cosine(BaseModel):
+    model_config = _STRICT
+    T_max: PositiveInt | None = None
+    eta_min: NonNegativeFloat = 0.0
+
+
+class _Step(BaseModel):
+    model_config = _STRICT
+    step_size: PositiveInt
+    gamma: PositiveFloat = 0.1
+
+
+class _Exponential(BaseModel):
+    model_config = _STRICT
+    gamma: PositiveFloat
+
+
+SCHEDULE_KWARGS: dict[str, type[BaseModel]] = {
+    "linear": _Linear,
+    "cosine": _Cosine,
+    "step": _Step,
+    "exponential": _Exponential,
+}
+
+
+class ScheduleConfig(BaseModel):
+    """``algorithm.cfg.lr_scheduler``: one step per update. ``SCHEDULE_KWARGS`` lists the keywords of each name."""
+
+    model_config = _STRICT
+    name: Literal["linear", "cosine", "step", "exponential"] | None = None
+    kwargs: tuple[tuple[str, Any], ...] = ()
+
+
+class LearningRate(NamedTuple):
+    """State of the last link of every ejax optimizer."""
+
+    learning_rate: Array
+
+
+def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
+    """The optimizer that the config names. Build it once per run: each new one is a new compilation.
+
+    Gradient clipping is not part of it (see ``clip_by_global_norm``), because the norm is also a metric.
+    """
+    kwargs = OPTIMIZER_KWARGS[config.name](**dict(config.kwargs))
+    links = [_DIRECTIONS[config.name](kwargs)]
+    if kwargs.maximize:  # type: ignore[attr-defined]  # every kwargs class has it
+        links.insert(0, optax.scale(-1.0))
+    return optax.chain(*links, scale_by_learning_rate(config.learning_rate))
+
+
+def scale_by_learning_rate(learning_rate: float) -> optax.GradientTransformation:
+    """Multiply by −learning_rate, where the learning rate is read from the state."""
+
+    def init(params: PyTree) -> LearningRate:
+        del params
+        return LearningRate(jnp.asarray(learning_rate, jnp.float32))
+
+    def update(updates: PyTree, state: LearningRate, params: PyTree = None) -> tuple[PyTree, LearningRate]:
+        del params
+        return jax.tree.map(lambda u: -state.learning_rate.astype(u.dtype) * u, updates), state
+
+    return optax.GradientTransformation(init, update)
+
+
+def get_learning_rate(opt_state: PyTree) -> Array:
+    """The learning rate in the state of an ejax optimizer (or any with one leaf named ``learning_rate``); else NaN."""
+    rate = optax.tree_utils.tree_get(opt_state, "learning_rate", default=None)
+    return jnp.asarray(jnp.nan, jnp.float32) if rate is None else rate
+
+
+def set_learning_rate(opt_state: PyTree, learning_rate: Array) -> PyTree:
+    """The same state with another learning rate.
+
+    Raises:
+        KeyError: the optimizer keeps no learning rate in its state; build it with ``make_optimizer``.
+    """
+    return optax.tree_utils.tree_set(opt_state, learning_rate=learning_rate)
+
+
+def schedule_factor(config: ScheduleConfig, num_updates: Array, total_updates: int) -> Array:
+    """Learning rate after ``num_updates`` updates ÷ the initial one. Float32 scalar.
+
+    Args:
+        num_updates: updates finished, k ≥ 0.
+        total_updates: updates of the whole run: the horizon of linear and cosine where the config gives none.
+    """
+    k = jnp.asarray(num_updates, jnp.float32)
+    if config.name is None:
+        return jnp.ones_like(k)
+    kwargs: Any = SCHEDULE_KWARGS[config.name](**dict(config.kwargs))
+    if config.name == "linear":
+        fraction = jnp.minimum(k / (kwargs.total_iters or total_updates), 1.0)
+        return kwargs.start_factor + (kwargs.end_factor - kwargs.start_factor) * fraction
+    if config.name == "cosine":
+        return 0.5 * (1.0 + jnp.cos(jnp.pi * k / (kwargs.T_max or total_updates)))
+    if config.name == "step":
+        return kwargs.gamma ** jnp.floor(k / kwargs.step_size)
+    return kwargs.gamma**k
+
+
+def scheduled_learning_rate(
+    optimizer: OptimizerConfig, schedule: ScheduleConfig, num_updates: Array, total_updates: int
+) -> Array:
+    """The learning rate of update number ``num_updates`` (counted from 0)."""
+    factor = schedule_factor(schedule, num_updates, total_updates)
+    if schedule.name != "cosine":
+        return optimizer.learning_rate * factor
+    minimum = SCHEDULE_KWARGS["cosine"](**dict(schedule.kwargs)).eta_min  # type: ignore[attr-defined]
+    return minimum + (optimizer.learning_rate - minimum) * factor
+
+
+def clip_by_global_norm(grads: PyTree, max_norm: float) -> tuple[PyTree, Array]:
+    """g · min(1, max_norm / (‖g‖₂ + 1e-6)): torch's ``clip_grad_norm_``, which optax's clipping is not.
+
+    Returns:
+        The clipped gradients and the norm before clipping.
+    """
+    norm = optax.global_norm(grads)
+    factor = jnp.minimum(max_norm / (norm + 1e-6), 1.0)
+    return jax.tree.map(lambda g: g * factor, grads), norm
+
+
+def _adam(kwargs: Any) -> optax.GradientTransformation:
+    b1, b2 = kwargs.betas
+    adam = optax.scale_by_adam(b1, b2, kwargs.eps)
+    # Adam's weight decay is part of the gradient
+    return optax.chain(optax.add_decayed_weights(kwargs.weight_decay), adam) if kwargs.weight_decay else adam
+
+
+def _adamw(kwargs: Any) -> optax.GradientTransformation:
+    b1, b2 = kwargs.betas
+    return optax.chain(optax.scale_by_adam(b1, b2, kwargs.eps), optax.add_decayed_weights(kwargs.weight_decay))
+
+
+def _sgd(kwargs: Any) -> optax.GradientTransformation:
+    links = [optax.add_decayed_weights(kwargs.weight_decay)] if kwargs.weight_decay else []
+    if kwargs.momentum:
+        links.append(_torch_momentum(kwargs.momentum, kwargs.dampening, kwargs.nesterov))
+    return optax.chain(*links)
+
+
+def _rmsprop(kwargs: Any) -> optax.GradientTransformation:
+    scale = optax.scale_by_stddev if kwargs.centered else optax.scale_by_rms
+    links = [optax.add_decayed_weights(kwargs.weight_decay)] if kwargs.weight_decay else []
+    links.append(scale(decay=kwargs.alpha, eps=kwargs.eps, eps_in_sqrt=False))
+    if kwargs.momentum:
+        links.append(optax.trace(kwargs.momentum))
+    return optax.chain(*links)
+
+
+_DIRECTIONS = {"adam": _adam, "adamw": _adamw, "sgd": _sgd, "rmsprop": _rmsprop}
+
+
+class _Momentum(NamedTuple):
+    buffer: PyTree
+    started: Array
+
+
+def _torch_momentum(momentum: float, dampening: float, nesterov: bool) -> optax.GradientTransformation:
+    """bₜ = μ·bₜ₋₁ + (1 − dampening)·g, with b₁ = g: torch does not dampen the first step, ``optax.trace`` has no damping."""
+
+    def init(params: PyTree) -> _Momentum:
+        return _Momentum(optax.tree_utils.tree_zeros_like(params), jnp.zeros((), bool))
+
+    def update(updates: PyTree, state: _Momentum, params: PyTree = None) -> tuple[PyTree, _Momentum]:
+        del params
+        gain = jnp.where(state.started, 1.0 - dampening, 1.0)
+        buffer = jax.tree.map(lambda b, g: momentum * b + gain * g, state.buffer, updates)
+        direction = jax.tree.map(lambda b, g: g + momentum * b, buffer, updates) if nesterov else buffer
+        return direction, _Momentum(buffer, jnp.ones((), bool))
+
+    return optax.GradientTransformation(init, update)

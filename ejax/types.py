@@ -1,0 +1,113 @@
+"""What flows through ejax: arrays in frozen dataclasses, and the interfaces between the layers.
+
+Letters in shapes: T time steps, N parallel environments, A action dimensions, B a flat batch of T·N rows.
+Batched data is time-major, ``[T, N, ...]``; transposing is left to ``interop``.
+"""
+
+from typing import Any, Protocol, TypeAlias
+
+import gymnasium
+import jax
+from flax import struct
+
+Array: TypeAlias = jax.Array
+Key: TypeAlias = jax.Array
+"""A typed PRNG key, made by ``jax.random.key``."""
+PyTree: TypeAlias = Any
+Params: TypeAlias = Any
+"""Flax variables: ``{"params": trained arrays, <other collections>: arrays that are carried, not trained}``."""
+Metrics: TypeAlias = dict[str, Array]
+
+
+@struct.dataclass(kw_only=True)
+class Timestep:
+    """What an environment answers to one action.
+
+    A single environment leaves ``final_obs`` at None: it never resets itself. ``ejax.unroll.step`` batches the
+    environment, resets the rows that ended, and fills ``final_obs``.
+    """
+
+    obs: PyTree
+    """The observation to act on next. After an automatic reset: the first one of the new episode."""
+    reward: Array
+    """Reward of this control step, float32."""
+    terminated: Array
+    """The task ended (goal reached, failure): no value follows. bool."""
+    truncated: Array
+    """Only the episode ended (time limit, out of bounds): value follows ``final_obs``. bool."""
+    info: dict[str, Any]
+    """``success`` bool, ``metrics`` {name: array}, ``rewards`` {term: array}: taken before the reset; same keys every step."""
+    final_obs: PyTree = None
+    """The true next observation, before any reset: equal to ``obs`` in rows that did not end."""
+
+
+@struct.dataclass(kw_only=True)
+class Rollout:
+    """T steps of N environments under one policy; every leaf is ``[T, N, ...]``."""
+
+    obs: PyTree
+    action: Array
+    log_prob: Array
+    """log π(action | obs) of the policy that acted, summed over action dimensions."""
+    value: Array
+    """V(obs)."""
+    next_value: Array
+    """V(the true next observation), also where the episode ended: truncation is handled by data, exactly."""
+    reward: Array
+    terminated: Array
+    truncated: Array
+    extras: dict[str, Any]
+    """What single algorithms need besides, e.g. ``distribution`` (the acting policy's) or ``dropout_seed``."""
+
+    @property
+    def done(self) -> Array:
+        """The episode ended in this step, for whichever reason. ``[T, N]`` bool."""
+        return self.terminated | self.truncated
+
+
+@struct.dataclass(kw_only=True)
+class TrainState:
+    """What an update reads and writes. Arrays only: policy, optimizer and config are static arguments."""
+
+    step: Array
+    """Number of updates done, int32."""
+    params: Params
+    opt_state: PyTree
+
+
+class Distribution(Protocol):
+    """A batch of action distributions; a pytree."""
+
+    def sample(self, key: Key) -> Array: ...
+    def mode(self) -> Array: ...
+    def log_prob(self, action: Array) -> Array: ...
+    def entropy(self) -> Array: ...
+    def kl(self, other: Any) -> Array: ...
+
+
+class Policy(Protocol):
+    """Two pure functions over pytrees. A Flax Linen module satisfies it as it is. Hashable: it is a static argument."""
+
+    def init(self, key: Key, obs: PyTree) -> Params: ...
+    def apply(self, params: Params, obs: PyTree, **kwargs: Any) -> tuple[Distribution, Array]: ...
+
+
+class Env(Protocol):
+    """One environment, pure. The framework batches it with ``vmap``. Hashable: it is a static argument.
+
+    ``step`` does not reset; it keeps its own time limit in its state and reports it as ``truncated``.
+    """
+
+    @property
+    def observation_space(self) -> gymnasium.Space: ...
+    @property
+    def action_space(self) -> gymnasium.Space: ...
+    @property
+    def max_episode_steps(self) -> int: ...
+    def reset(self, key: Key) -> tuple[PyTree, PyTree]:
+        """``(state, obs)`` of a new episode."""
+        ...
+
+    def step(self, state: PyTree, action: Array, key: Key) -> tuple[PyTree, Timestep]:
+        """One control step."""
+        ...
