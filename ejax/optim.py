@@ -148,36 +148,42 @@ def set_learning_rate(opt_state: PyTree, learning_rate: Array) -> PyTree:
     return optax.tree_utils.tree_set(opt_state, learning_rate=learning_rate)
 
 
-def schedule_factor(config: ScheduleConfig, num_updates: Array, total_updates: int) -> Array:
-    """Learning rate after ``num_updates`` updates ÷ the initial one. Float32 scalar.
+def bind_schedule(config: ScheduleConfig, total_updates: int) -> ScheduleConfig:
+    """The schedule with its horizon set to the updates of the run, where the config leaves it open (linear, cosine).
 
-    Args:
-        num_updates: updates finished, k ≥ 0.
-        total_updates: updates of the whole run: the horizon of linear and cosine where the config gives none.
+    Raises:
+        ValueError: ``total_updates`` is not positive.
+    """
+    if total_updates <= 0:
+        raise ValueError(f"a schedule needs total_updates > 0, got {total_updates}")
+    horizon = {"linear": "total_iters", "cosine": "T_max"}.get(config.name or "")
+    if horizon is None or dict(config.kwargs).get(horizon) is not None:
+        return config
+    kwargs = tuple((name, value) for name, value in config.kwargs if name != horizon)
+    return ScheduleConfig(name=config.name, kwargs=(*kwargs, (horizon, total_updates)))
+
+
+def scheduled_learning_rate(learning_rate: float, schedule: ScheduleConfig, num_updates: Array) -> Array:
+    """The learning rate after ``num_updates`` finished updates. Float32 scalar.
+
+    Raises:
+        ValueError: a linear or cosine schedule without its horizon; see ``bind_schedule``.
     """
     k = jnp.asarray(num_updates, jnp.float32)
-    if config.name is None:
-        return jnp.ones_like(k)
-    kwargs: Any = SCHEDULE_KWARGS[config.name](**dict(config.kwargs))
-    if config.name == "linear":
-        fraction = jnp.minimum(k / (kwargs.total_iters or total_updates), 1.0)
-        return kwargs.start_factor + (kwargs.end_factor - kwargs.start_factor) * fraction
-    if config.name == "cosine":
-        return 0.5 * (1.0 + jnp.cos(jnp.pi * k / (kwargs.T_max or total_updates)))
-    if config.name == "step":
-        return kwargs.gamma ** jnp.floor(k / kwargs.step_size)
-    return kwargs.gamma**k
-
-
-def scheduled_learning_rate(
-    optimizer: OptimizerConfig, schedule: ScheduleConfig, num_updates: Array, total_updates: int
-) -> Array:
-    """The learning rate of update number ``num_updates`` (counted from 0)."""
-    factor = schedule_factor(schedule, num_updates, total_updates)
-    if schedule.name != "cosine":
-        return optimizer.learning_rate * factor
-    minimum = SCHEDULE_KWARGS["cosine"](**dict(schedule.kwargs)).eta_min  # type: ignore[attr-defined]
-    return minimum + (optimizer.learning_rate - minimum) * factor
+    if schedule.name is None:
+        return jnp.full_like(k, learning_rate)
+    kwargs: Any = SCHEDULE_KWARGS[schedule.name](**dict(schedule.kwargs))
+    if schedule.name == "step":
+        return learning_rate * kwargs.gamma ** jnp.floor(k / kwargs.step_size)
+    if schedule.name == "exponential":
+        return learning_rate * kwargs.gamma**k
+    horizon = kwargs.total_iters if schedule.name == "linear" else kwargs.T_max
+    if horizon is None:
+        raise ValueError(f"lr_scheduler '{schedule.name}' has no horizon; bind_schedule gives it the run's updates")
+    if schedule.name == "linear":
+        fraction = jnp.minimum(k / horizon, 1.0)
+        return learning_rate * (kwargs.start_factor + (kwargs.end_factor - kwargs.start_factor) * fraction)
+    return kwargs.eta_min + (learning_rate - kwargs.eta_min) * 0.5 * (1.0 + jnp.cos(jnp.pi * k / horizon))
 
 
 def clip_by_global_norm(grads: PyTree, max_norm: float) -> tuple[PyTree, Array]:

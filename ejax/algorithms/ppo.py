@@ -1,10 +1,29 @@
-"""Proximal policy optimization."""
+"""Proximal policy optimization.
 
-from typing import Literal
+    L = E[−min(ρA, clip(ρ, 1 ± ε)A)] + vf_coef·E[(V − R)²] − ent_coef·E[H]
 
+Source: Schulman et al. 2017; the options and the arithmetic of EmbodiChain 0.2.4 and 0.3.2.
+"""
+
+from functools import partial
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import optax
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
-from ejax.optim import OptimizerConfig, ScheduleConfig
+from ejax.algorithms.sgd import Plan, sgd_epochs
+from ejax.losses import clipped_surrogate, clipped_value_loss, kl_k3, value_loss
+from ejax.optim import (
+    OptimizerConfig,
+    ScheduleConfig,
+    get_learning_rate,
+    scheduled_learning_rate,
+    set_learning_rate,
+)
+from ejax.returns import gae, normalize
+from ejax.types import Array, Key, Metrics, Params, Policy, PyTree, Rollout, TrainState
 
 
 class PPOConfig(BaseModel):
@@ -29,7 +48,7 @@ class PPOConfig(BaseModel):
     """EmbodiChain 0.3: clip the critic's gradient apart from the rest."""
     use_clipped_value_loss: bool = False
     action_bound_coef: NonNegativeFloat = 0.0
-    """Weight of mean Σ_a max(|mean action| − 1, 0)²: keeps an unsquashed Gaussian inside the actions' range."""
+    """Weight of E[max(|mean action| − 1, 0)²]: keeps an unbounded Gaussian's mean inside ±1."""
     normalize_advantage: bool = True
     normalize_advantage_per_mini_batch: bool = False
     schedule: Literal["fixed", "adaptive"] = "fixed"
@@ -46,3 +65,161 @@ class PPOConfig(BaseModel):
     skip_nonfinite_updates: bool = True
     """Leave parameters and optimizer as they are when a minibatch gives a NaN or infinite gradient, and count it;
     False: training stops with FloatingPointError."""
+
+
+@partial(jax.jit, static_argnames=("policy", "optimizer", "config"))
+def ppo_update(
+    state: TrainState,
+    rollout: Rollout,
+    key: Key,
+    *,
+    policy: Policy,
+    optimizer: optax.GradientTransformation,
+    config: PPOConfig,
+) -> tuple[TrainState, Metrics]:
+    """One PPO update: advantages, ``n_epochs`` of minibatch steps, one step of the learning-rate schedule.
+
+    Args:
+        rollout: leaves [T, N, ...]; needs ``extras["distribution"]`` if ``schedule`` is adaptive.
+        optimizer: from ``make_optimizer``, or any optax optimizer where the learning rate is fixed.
+        config: an open ``lr_scheduler`` needs its horizon: ``bind_schedule``.
+
+    Returns:
+        The new state (``step`` + 1) and scalar metrics.
+
+    Raises:
+        ValueError: arrays of the rollout that are not [T, N].
+    """
+    advantage, value_target = ppo_advantage(rollout, config=config)
+    batch: dict[str, PyTree] = {
+        "obs": rollout.obs,
+        "action": rollout.action,
+        "log_prob": rollout.log_prob,
+        "value": rollout.value,
+        "advantage": advantage,
+        "value_target": value_target,
+    }
+    if config.schedule == "adaptive":
+        batch["distribution"] = rollout.extras["distribution"]
+    if "dropout_seed" in rollout.extras:
+        batch["dropout_seed"] = rollout.extras["dropout_seed"]
+    num_rows = rollout.reward.size
+    batch = jax.tree.map(lambda x: x.reshape(num_rows, *x.shape[2:]), batch)
+
+    state, metrics = sgd_epochs(
+        state,
+        batch,
+        key,
+        loss=partial(ppo_loss, policy=policy, config=config),
+        optimizer=optimizer,
+        plan=Plan(
+            n_epochs=config.n_epochs,
+            batch_size=minibatch_size(config, num_rows),
+            max_grad_norm=config.max_grad_norm,
+            clip_per_network=config.clip_grad_per_network,
+            skip_nonfinite=config.skip_nonfinite_updates,
+        ),
+        prepare=_normalize_minibatch if config.normalize_advantage_per_mini_batch else lambda minibatch: minibatch,
+        adapt_rate=partial(_adapt_rate, config=config) if config.schedule == "adaptive" else None,
+        stop=None if config.target_kl is None else lambda metrics: metrics["approx_kl"] > 1.5 * config.target_kl,
+    )
+    step = state.step + 1
+    opt_state = state.opt_state
+    if config.lr_scheduler.name is not None:
+        rate = scheduled_learning_rate(config.optimizer.learning_rate, config.lr_scheduler, step)
+        opt_state = set_learning_rate(opt_state, rate)
+    params = state.params
+    if "normalizer" in params:
+        params = {**params, **policy.apply(params, rollout.obs, observe=True, mutable=["normalizer"])[1]}
+    metrics["learning_rate"] = get_learning_rate(opt_state)
+    metrics["explained_variance"] = 1.0 - jnp.var(value_target - rollout.value) / jnp.maximum(
+        jnp.var(value_target), 1e-8
+    )
+    return state.replace(step=step, params=params, opt_state=opt_state), metrics
+
+
+def ppo_advantage(rollout: Rollout, *, config: PPOConfig) -> tuple[Array, Array]:
+    """``(advantage, value_target)``, [T, N], under the config's rule for truncated episodes.
+
+    The advantage is normalized over the whole rollout unless that is off or left to the minibatches.
+    """
+    reward = config.reward_scale * rollout.reward
+    terminated = rollout.terminated
+    if config.timeout_bootstrap == "embodichain-0.3":
+        reward = reward + config.gamma * rollout.value * rollout.truncated
+    if config.timeout_bootstrap != "exact":
+        terminated = rollout.done
+    advantage, value_target = gae(
+        reward,
+        rollout.value,
+        rollout.next_value,
+        terminated,
+        rollout.truncated,
+        gamma=config.gamma,
+        gae_lambda=config.gae_lambda,
+    )
+    if config.normalize_advantage and not config.normalize_advantage_per_mini_batch:
+        advantage = normalize(advantage)
+    return advantage, value_target
+
+
+def ppo_loss(
+    params: Params, batch: dict[str, PyTree], *, policy: Policy, config: PPOConfig
+) -> tuple[Array, Metrics]:
+    """The loss of one minibatch (or of a chunk of it).
+
+    Args:
+        batch: ``obs``, ``action``, ``log_prob``, ``value``, ``advantage``, ``value_target`` with leaves [B, ...];
+            optional ``weight`` [B], which adds up to one over a minibatch (default 1/B); optional ``distribution``
+            (the acting policy's, for the exact KL) and ``dropout_seed`` [B].
+
+    Returns:
+        ``(loss, metrics)``; metrics are weighted means.
+    """
+    seed = {"dropout_seed": batch["dropout_seed"]} if "dropout_seed" in batch else {}
+    distribution, value = policy.apply(params, batch["obs"], **seed)
+    log_ratio = distribution.log_prob(batch["action"]) - batch["log_prob"]
+    weight = batch.get("weight", jnp.full_like(value, 1.0 / value.shape[0]))
+
+    def mean(x: Array) -> Array:
+        return jnp.sum(weight * x)
+
+    if config.use_clipped_value_loss:
+        squared_error = clipped_value_loss(value, batch["value"], batch["value_target"], config.clip_coef)
+    else:
+        squared_error = value_loss(value, batch["value_target"])
+    metrics = {
+        "actor_loss": mean(clipped_surrogate(log_ratio, batch["advantage"], config.clip_coef)),
+        "value_loss": mean(squared_error),
+        "entropy": mean(distribution.entropy()),
+        "approx_kl": mean(kl_k3(log_ratio)),
+        "clip_fraction": mean(jnp.abs(jnp.exp(log_ratio) - 1.0) > config.clip_coef),
+    }
+    loss = metrics["actor_loss"] + config.vf_coef * metrics["value_loss"] - config.ent_coef * metrics["entropy"]
+    if config.action_bound_coef > 0.0:
+        overshoot = jnp.maximum(jnp.abs(distribution.mode()) - 1.0, 0.0)
+        metrics["action_bound_loss"] = mean(jnp.square(overshoot).mean(axis=-1))
+        loss = loss + config.action_bound_coef * metrics["action_bound_loss"]
+    if "distribution" in batch:
+        metrics["kl"] = mean(batch["distribution"].kl(distribution))
+    return loss, jax.lax.stop_gradient(metrics)
+
+
+def minibatch_size(config: PPOConfig, num_rows: int) -> int:
+    """Rows of a minibatch: ``batch_size``, or those of ``num_mini_batches`` equal parts, as ``torch.chunk`` cuts."""
+    if config.num_mini_batches is None:
+        return config.batch_size
+    return -(-num_rows // config.num_mini_batches)
+
+
+def _normalize_minibatch(minibatch: dict[str, Any]) -> dict[str, Any]:
+    valid = (minibatch["weight"] > 0).astype(jnp.float32)
+    return {**minibatch, "advantage": normalize(minibatch["advantage"], valid)}
+
+
+def _adapt_rate(rate: Array, metrics: Metrics, *, config: PPOConfig) -> Array:
+    """Slower where the policy moved more than twice the desired KL, faster where less than half. Source: RSL-RL."""
+    kl, desired = metrics["kl"], config.desired_kl
+    slower = jnp.maximum(rate / 1.5, config.minimum_learning_rate)
+    faster = jnp.minimum(rate * 1.5, config.maximum_learning_rate)
+    return jnp.where(kl > 2.0 * desired, slower, jnp.where((kl < 0.5 * desired) & (kl > 0.0), faster, rate))

@@ -1,1 +1,35 @@
-"""Policies: Flax Linen modules ``obs -> (distribution, value)`` and the pure functions that use them."""
+"""Policies: Flax Linen modules ``obs -> (distribution, value)``, and the pure functions that use them."""
+
+from functools import partial
+
+import jax
+
+from ejax.policies.actor_critic import ActorCritic
+from ejax.policies.actor_only import ActorOnly
+from ejax.policies.mlp import MLP, NetworkConfig
+from ejax.types import Array, Key, Params, Policy, PyTree
+
+__all__ = ["MLP", "ActorCritic", "ActorOnly", "NetworkConfig", "evaluate_actions", "get_action", "get_value"]
+
+
+@partial(jax.jit, static_argnames=("policy", "deterministic"))
+def get_action(
+    policy: Policy, params: Params, obs: PyTree, key: Key, deterministic: bool = False
+) -> tuple[Array, Array, Array]:
+    """``(action [..., A], log_prob [...], value [...])``; the distribution's mode where ``deterministic``."""
+    distribution, value = policy.apply(params, obs)
+    action = distribution.mode() if deterministic else distribution.sample(key)
+    return action, distribution.log_prob(action), value
+
+
+@partial(jax.jit, static_argnames="policy")
+def get_value(policy: Policy, params: Params, obs: PyTree) -> Array:
+    """V(obs): [...]."""
+    return policy.apply(params, obs)[1]
+
+
+@partial(jax.jit, static_argnames="policy")
+def evaluate_actions(policy: Policy, params: Params, obs: PyTree, action: Array) -> tuple[Array, Array, Array]:
+    """``(log_prob, entropy, value)``, each [...], of actions taken earlier."""
+    distribution, value = policy.apply(params, obs)
+    return distribution.log_prob(action), distribution.entropy(), value

@@ -1,0 +1,28 @@
+"""Terms of policy-gradient losses, per row: the caller weights and sums them."""
+
+import jax.numpy as jnp
+
+from ejax.types import Array
+
+
+def clipped_surrogate(log_ratio: Array, advantage: Array, clip_coef: float) -> Array:
+    """−min(ρA, clip(ρ, 1 ± ε)A), with ρ = exp(log_ratio). [B]. Source: Schulman et al. 2017, eq. 7."""
+    ratio = jnp.exp(log_ratio)
+    clipped = jnp.clip(ratio, 1.0 - clip_coef, 1.0 + clip_coef)
+    return -jnp.minimum(ratio * advantage, clipped * advantage)
+
+
+def value_loss(value: Array, target: Array) -> Array:
+    """(V − R)², without a ½: EmbodiChain's scale of ``vf_coef``. [B]."""
+    return jnp.square(value - target)
+
+
+def clipped_value_loss(value: Array, old_value: Array, target: Array, clip_coef: float) -> Array:
+    """max((V − R)², (clip(V, V_old ± ε) − R)²). [B]. Source: OpenAI baselines' PPO2; EmbodiChain 0.3.2."""
+    clipped = old_value + jnp.clip(value - old_value, -clip_coef, clip_coef)
+    return jnp.maximum(jnp.square(value - target), jnp.square(clipped - target))
+
+
+def kl_k3(log_ratio: Array) -> Array:
+    """ρ − 1 − log ρ ≥ 0, an unbiased estimate of KL(old ‖ new) for rows drawn from old. [B]. Source: Schulman 2020."""
+    return jnp.exp(log_ratio) - 1.0 - log_ratio

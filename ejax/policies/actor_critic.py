@@ -1,0 +1,44 @@
+"""Actor and critic MLPs with a learned, state-independent log_std. Source: EmbodiChain's ActorCritic."""
+
+from typing import Any
+
+import flax.linen as nn
+
+from ejax.distributions import ActionSpec
+from ejax.policies.actor_only import actor_head
+from ejax.policies.mlp import MLP, NetworkConfig
+from ejax.policies.normalize import ObsNormalizer
+from ejax.policies.observations import select_observation
+from ejax.types import Array, PyTree
+
+
+class ActorCritic(nn.Module):
+    """``obs -> (distribution, value [...])``. Fields are those of ``ActorOnly``, and the critic's."""
+
+    action_spec: ActionSpec
+    actor: NetworkConfig
+    critic: NetworkConfig
+    initial_log_std: float = 0.0
+    log_std_range: tuple[float, float] = (-5.0, 2.0)
+    actor_obs_groups: tuple[str, ...] = ()
+    critic_obs_groups: tuple[str, ...] = ()
+    """What the critic sees, by dotted path: it may see more than the actor (simulator state)."""
+    actor_obs_normalization: bool = False
+    critic_obs_normalization: bool = False
+
+    @nn.compact
+    def __call__(
+        self, obs: PyTree, *, dropout_seed: Array | None = None, observe: bool = False
+    ) -> tuple[Any, Array]:
+        """
+        Args:
+            obs: leaves [..., F].
+            dropout_seed: [...] uint32; None switches dropout off.
+            observe: also update the normalizers' statistics.
+        """
+        distribution = actor_head(self, obs, dropout_seed=dropout_seed, observe=observe)
+        x = select_observation(obs, self.critic_obs_groups)
+        if self.critic_obs_normalization:
+            x = ObsNormalizer(name="critic_obs_normalizer")(x, observe=observe)
+        value = MLP(self.critic, 1, name="critic")(x, dropout_seed=dropout_seed)[..., 0]
+        return distribution, value

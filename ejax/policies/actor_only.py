@@ -1,0 +1,53 @@
+"""An actor without a critic, for GRPO and APG. Source: EmbodiChain's ActorOnly."""
+
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from ejax.distributions import ActionSpec
+from ejax.policies.mlp import MLP, NetworkConfig
+from ejax.policies.normalize import ObsNormalizer
+from ejax.policies.observations import select_observation
+from ejax.types import Array, PyTree
+
+
+class ActorOnly(nn.Module):
+    """``obs -> (distribution, zeros [...])``."""
+
+    action_spec: ActionSpec
+    actor: NetworkConfig
+    initial_log_std: float = 0.0
+    log_std_range: tuple[float, float] = (-5.0, 2.0)
+    """The standard deviation is exp(clip(log_std, *range)); outside the range the gradient is zero."""
+    actor_obs_groups: tuple[str, ...] = ()
+    actor_obs_normalization: bool = False
+
+    @nn.compact
+    def __call__(
+        self, obs: PyTree, *, dropout_seed: Array | None = None, observe: bool = False
+    ) -> tuple[Any, Array]:
+        distribution = actor_head(self, obs, dropout_seed=dropout_seed, observe=observe)
+        rows = jax.tree.leaves(obs)[0].shape[:-1]
+        return distribution, jnp.zeros(rows)
+
+
+def actor_head(module: Any, obs: PyTree, *, dropout_seed: Array | None, observe: bool) -> Any:
+    """The action distribution of a module with ``ActorOnly``'s fields; its parameters become the module's own."""
+    x = select_observation(obs, module.actor_obs_groups)
+    if module.actor_obs_normalization:
+        x = ObsNormalizer(name="actor_obs_normalizer")(x, observe=observe)
+    output = MLP(module.actor, module.action_spec.num_outputs, name="actor")(x, dropout_seed=dropout_seed)
+    if not module.action_spec.continuous:
+        return module.action_spec.distribution(output, None)
+    log_std = module.param(
+        "log_std", nn.initializers.constant(module.initial_log_std), module.action_spec.sizes
+    )
+    return module.action_spec.distribution(output, _clip_like_torch(log_std, *module.log_std_range))
+
+
+def _clip_like_torch(x: Array, low: float, high: float) -> Array:
+    """torch.clamp: the gradient is 1 on the bounds too, where ``jnp.clip`` halves it."""
+    outside = (x < low) | (x > high)
+    return jnp.where(outside, jax.lax.stop_gradient(jnp.clip(x, low, high)), x)

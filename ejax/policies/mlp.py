@@ -1,0 +1,110 @@
+"""The multi-layer perceptron of EmbodiChain, with torch's initialization and arithmetic.
+
+For each hidden size: Linear → [LayerNorm] → activation → [dropout]; then a Linear, and the last activation if any.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Annotated, Literal
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
+
+from ejax.types import Array, Key
+
+Activation = Literal["relu", "elu", "tanh", "gelu", "silu", "swish", "none"]
+
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "relu": jax.nn.relu,
+    "elu": jax.nn.elu,
+    "tanh": jnp.tanh,
+    "gelu": lambda x: jax.nn.gelu(x, approximate=False),  # torch's GELU is the exact one
+    "silu": jax.nn.silu,
+    "swish": jax.nn.silu,
+    "none": lambda x: x,
+}
+
+
+class NetworkConfig(BaseModel):
+    """``policy.actor.network_cfg`` and ``policy.critic.network_cfg``."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    hidden_sizes: tuple[PositiveInt, ...]
+    activation: Activation = "elu"
+    last_activation: Activation | None = None
+    use_layernorm: bool = False
+    dropout_p: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
+    """Dropout is consistent: the same units are dropped when an action is taken and when it is learned from."""
+    orthogonal_init: float | tuple[float, ...] | None = None
+    """Gain of every Linear, or one for each: orthogonal weights and zero biases. None: torch's default."""
+
+    @model_validator(mode="after")
+    def _one_gain_per_linear(self) -> "NetworkConfig":
+        gains = self.orthogonal_init
+        if isinstance(gains, tuple) and len(gains) != len(self.hidden_sizes) + 1:
+            raise ValueError(
+                f"orthogonal_init needs one gain for each of the {len(self.hidden_sizes) + 1} Linear layers "
+                f"(hidden_sizes + output), got {len(gains)}; give as many, or one number for all"
+            )
+        return self
+
+
+class MLP(nn.Module):
+    """``[..., I] -> [..., output_dim]``. Parameter names: ``linear_<i>``, ``layernorm_<i>``."""
+
+    config: NetworkConfig
+    output_dim: int
+
+    @nn.compact
+    def __call__(self, x: Array, dropout_seed: Array | None = None) -> Array:
+        """
+        Args:
+            x: [..., I] float32.
+            dropout_seed: [...] uint32, one per row: the row's dropped units depend on it alone. None: no dropout.
+        """
+        c = self.config
+        gains = c.orthogonal_init
+        for i, size in enumerate((*c.hidden_sizes, self.output_dim)):
+            gain = gains[i] if isinstance(gains, tuple) else gains
+            x = nn.Dense(
+                size,
+                kernel_init=torch_linear_init if gain is None else jax.nn.initializers.orthogonal(gain),
+                bias_init=_torch_bias_init(x.shape[-1]) if gain is None else jax.nn.initializers.zeros,
+                name=f"linear_{i}",
+            )(x)
+            if i == len(c.hidden_sizes):
+                break
+            if c.use_layernorm:
+                x = nn.LayerNorm(epsilon=1e-5, name=f"layernorm_{i}")(x)  # torch's epsilon
+            x = ACTIVATIONS[c.activation](x)
+            if c.dropout_p > 0.0 and dropout_seed is not None:
+                x = _consistent_dropout(x, dropout_seed, layer=i, p=c.dropout_p)
+        return ACTIVATIONS[c.last_activation](x) if c.last_activation else x
+
+
+def torch_linear_init(key: Key, shape: tuple[int, ...], dtype: jnp.dtype = jnp.float32) -> Array:
+    """U(±1/√fan_in), what ``torch.nn.Linear`` starts with (kaiming_uniform with a = √5)."""
+    bound = 1.0 / math.sqrt(shape[-2])
+    return jax.random.uniform(key, shape, dtype, -bound, bound)
+
+
+def _torch_bias_init(fan_in: int) -> Callable[..., Array]:
+    bound = 1.0 / math.sqrt(fan_in)
+
+    def init(key: Key, shape: tuple[int, ...], dtype: jnp.dtype = jnp.float32) -> Array:
+        return jax.random.uniform(key, shape, dtype, -bound, bound)
+
+    return init
+
+
+def _consistent_dropout(x: Array, seed: Array, *, layer: int, p: float) -> Array:
+    """Dropout whose mask is a function of the row's seed. Source: Hausknecht & Wagener 2022, Consistent Dropout."""
+
+    def keep(row_seed: Array) -> Array:
+        return jax.random.bernoulli(jax.random.fold_in(jax.random.key(row_seed), layer), 1.0 - p, x.shape[-1:])
+
+    mask = jax.vmap(keep)(seed.reshape(-1)).reshape(x.shape)
+    return jnp.where(mask, x / (1.0 - p), 0.0)

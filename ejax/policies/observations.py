@@ -1,0 +1,52 @@
+"""Which part of an observation a network reads: nested observations become one vector per row.
+
+Every leaf of an observation that an MLP reads is ``[..., F]``: one feature axis behind the batch axes.
+"""
+
+from collections.abc import Mapping
+
+import jax.numpy as jnp
+
+from ejax.types import Array, PyTree
+
+
+def flatten_observation(obs: PyTree) -> Array:
+    """All leaves, depth first with keys sorted at each level, concatenated: [..., O] float32.
+
+    Raises:
+        ValueError: no array in it.
+    """
+    leaves = _leaves(obs)
+    if not leaves:
+        raise ValueError("the observation holds no array")
+    return leaves[0] if len(leaves) == 1 else jnp.concatenate(leaves, axis=-1)
+
+
+def select_observation(obs: PyTree, groups: tuple[str, ...]) -> Array:
+    """The groups in the order given, by dotted path (``robot.qpos``), flattened and concatenated: [..., O].
+
+    Args:
+        groups: empty for the whole observation.
+
+    Raises:
+        ValueError: a group that the observation lacks.
+    """
+    if not groups:
+        return flatten_observation(obs)
+    return jnp.concatenate([flatten_observation(_descend(obs, path)) for path in groups], axis=-1)
+
+
+def _descend(obs: PyTree, path: str) -> PyTree:
+    node = obs
+    for name in path.split("."):
+        if not isinstance(node, Mapping) or name not in node:
+            there = sorted(node) if isinstance(node, Mapping) else "one array without names"
+            raise ValueError(f"obs_groups names '{path}', but the observation has no '{name}'; it has {there}")
+        node = node[name]
+    return node
+
+
+def _leaves(obs: PyTree) -> list[Array]:
+    if isinstance(obs, Mapping):
+        return [leaf for name in sorted(obs) for leaf in _leaves(obs[name])]
+    return [jnp.asarray(obs, jnp.float32)]

@@ -1,0 +1,97 @@
+"""Batched stepping of pure environments: reset, step with automatic reset, and whole rollouts in one scan."""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from ejax.types import Array, Env, Key, Params, Policy, PyTree, Rollout, Timestep
+
+
+@struct.dataclass(kw_only=True)
+class EnvCarry:
+    """N environments between two steps."""
+
+    state: PyTree
+    obs: PyTree
+    """The observation to act on next, leaves [N, ...]."""
+
+
+@partial(jax.jit, static_argnames=("env", "num_envs"))
+def reset(env: Env, key: Key, num_envs: int) -> EnvCarry:
+    """N new episodes."""
+    state, obs = jax.vmap(env.reset)(jax.random.split(key, num_envs))
+    return EnvCarry(state=state, obs=obs)
+
+
+def step(env: Env, carry: EnvCarry, action: Array, key: Key) -> tuple[EnvCarry, Timestep]:
+    """One step of N environments; rows whose episode ended start a new one.
+
+    The reset is under one ``lax.cond`` for the batch, so that nothing is paid while no episode ends. (Under ``vmap``
+    the cond becomes a select: batch environments inside, not outside.)
+
+    Args:
+        action: [N, ...].
+    """
+    num_envs = jax.tree.leaves(carry.obs)[0].shape[0]
+    key_step, key_reset = jax.random.split(key)
+    state, timestep = jax.vmap(env.step)(carry.state, action, jax.random.split(key_step, num_envs))
+    done = timestep.terminated | timestep.truncated
+
+    def reset_done(ended: EnvCarry) -> EnvCarry:
+        fresh = reset(env, key_reset, num_envs)
+        return jax.tree.map(
+            lambda new, old: jnp.where(done.reshape(-1, *[1] * (old.ndim - 1)), new, old), fresh, ended
+        )
+
+    ended = EnvCarry(state=state, obs=timestep.obs)
+    carry = jax.lax.cond(done.any(), reset_done, lambda same: same, ended)
+    return carry, timestep.replace(obs=carry.obs, final_obs=timestep.obs)
+
+
+@partial(jax.jit, static_argnames=("policy", "env", "num_steps", "dropout"))
+def unroll(
+    policy: Policy, env: Env, params: Params, carry: EnvCarry, key: Key, *, num_steps: int, dropout: bool = False
+) -> tuple[Rollout, EnvCarry, dict[str, Any]]:
+    """T steps of N environments under one policy, in one scan.
+
+    Only the actor runs inside the scan. The critic sees all T·N observations at once afterwards, together with the
+    true next ones, which is one large matrix product instead of T small ones.
+
+    Args:
+        dropout: give the policy a ``dropout_seed`` for each row, and keep it in ``extras``, so that the update drops
+            the same units: the probability ratio is 1 before the first gradient step.
+
+    Returns:
+        The rollout, the environments after it, and ``info`` of every step (leaves [T, N, ...]).
+    """
+    num_envs = jax.tree.leaves(carry.obs)[0].shape[0]
+    key_dropout, key_steps = jax.random.split(key)
+    rows: dict[str, Array] = {}
+    if dropout:
+        rows["dropout_seed"] = jax.random.bits(key_dropout, (num_steps, num_envs), jnp.uint32)
+
+    def one_step(carry: EnvCarry, xs: tuple[Key, dict[str, Array]]) -> tuple[EnvCarry, Any]:
+        key, row = xs
+        key_action, key_env = jax.random.split(key)
+        distribution, _ = policy.apply(params, carry.obs, **row)
+        action = distribution.sample(key_action)
+        next_carry, timestep = step(env, carry, action, key_env)
+        return next_carry, (carry.obs, action, distribution, timestep)
+
+    keys = jax.random.split(key_steps, num_steps)
+    carry, (obs, action, distribution, timestep) = jax.lax.scan(one_step, carry, (keys, rows))
+    rollout = Rollout(
+        obs=obs,
+        action=action,
+        log_prob=distribution.log_prob(action),
+        value=policy.apply(params, obs, **rows)[1],
+        next_value=policy.apply(params, timestep.final_obs, **rows)[1],
+        reward=timestep.reward,
+        terminated=timestep.terminated,
+        truncated=timestep.truncated,
+        extras={"distribution": distribution, **rows},
+    )
+    return rollout, carry, timestep.info
