@@ -1,0 +1,124 @@
+"""H.264 videos from frames: streamed to ffmpeg, so memory stays bounded however long the video is."""
+
+import itertools
+import math
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, cast
+
+import imageio_ffmpeg
+import numpy as np
+from numpy.typing import NDArray
+
+
+def write_video(path: Path, frames: Iterable[NDArray[np.uint8]], fps: float) -> Path:
+    """Write ``frames`` as H.264, yuv420p: what browsers and players can show.
+
+    The file appears under ``path`` only when it is complete. yuv420p needs even sizes: an odd side grows by
+    one pixel, a copy of the edge.
+
+    Args:
+        path: ends in ``.mp4`` (or another container of ffmpeg's that holds H.264); its folder is made.
+        frames: each ``[H, W, 3]`` uint8 RGB, all of one size; may be a generator.
+        fps: frames per second, > 0.
+
+    Returns:
+        ``path``.
+
+    Raises:
+        ValueError: no frames, a frame of another shape or dtype, or ``fps`` not positive.
+        RuntimeError: ffmpeg failed; the message carries what it said.
+    """
+    path = Path(path)
+    if not fps > 0:
+        raise ValueError(f"fps is {fps}; give a positive number of frames per second.")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
+    stream = _checked(frames)
+    first = next(stream, None)
+    if first is None:
+        raise ValueError(f"no frames to write to {path}; give at least one.")
+    try:
+        with _encoder(partial, first.shape[:2], fps) as sink:
+            for frame in itertools.chain([first], stream):
+                sink.write(frame.tobytes())
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+    return path
+
+
+def tile_frames(frame: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Lay K frames out in a near-square grid, row by row; cells without a frame are black.
+
+    grid_w = ⌈√K⌉, grid_h = ⌈K / grid_w⌉, as EmbodiChain's camera recorder does.
+
+    Args:
+        frame: ``[K, H, W, 3]``, K ≥ 1.
+
+    Returns:
+        ``[grid_h·H, grid_w·W, 3]``.
+
+    Raises:
+        ValueError: another shape.
+    """
+    if frame.ndim != 4 or frame.shape[0] == 0 or frame.shape[3] != 3:
+        raise ValueError(f"frames to tile have shape {frame.shape}; give [K, H, W, 3] with K >= 1.")
+    num_frames, height, width, _ = frame.shape
+    grid_w = math.ceil(math.sqrt(num_frames))
+    grid_h = math.ceil(num_frames / grid_w)
+    grid = np.zeros((grid_h * grid_w, height, width, 3), frame.dtype)
+    grid[:num_frames] = frame
+    rows = grid.reshape(grid_h, grid_w, height, width, 3).swapaxes(1, 2)
+    return rows.reshape(grid_h * height, grid_w * width, 3)
+
+
+def _checked(frames: Iterable[NDArray[np.uint8]]) -> Iterator[NDArray[np.uint8]]:
+    """Frames of even size; a ``ValueError`` for one that is not RGB, or not of the first one's size."""
+    shape: tuple[int, ...] | None = None
+    for index, frame in enumerate(frames):
+        if frame.ndim != 3 or frame.shape[2] != 3 or frame.dtype != np.uint8:
+            raise ValueError(f"frame {index} is {frame.dtype}{list(frame.shape)}; give uint8 [H, W, 3], RGB.")
+        shape = shape or frame.shape
+        if frame.shape != shape:
+            raise ValueError(
+                f"frame {index} has shape {frame.shape}, but the first one has {shape}; "
+                f"all frames of a video need one size."
+            )
+        height, width, _ = shape
+        yield np.pad(frame, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge")
+
+
+@contextmanager
+def _encoder(path: Path, size: tuple[int, ...], fps: float) -> Iterator[IO[bytes]]:
+    """An ffmpeg process that encodes the raw RGB frames written to what this yields.
+
+    imageio_ffmpeg gives the executable. Its own ``write_frames`` drops ffmpeg's exit status and resizes odd
+    frames.
+    """
+    height, width = size
+    source = f"-f rawvideo -pix_fmt rgb24 -video_size {width}x{height} -framerate {fps} -i -"
+    target = "-an -c:v libx264 -pix_fmt yuv420p -crf 20 -movflags +faststart"
+    options = f"-loglevel error -y {source} {target}".split()
+    command = [imageio_ffmpeg.get_ffmpeg_exe(), *options, str(path)]
+    with tempfile.TemporaryFile() as log:
+        # Its own session: ctrl-C in the terminal is for the training loop to handle.
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=log, start_new_session=True)
+        try:
+            with cast(IO[bytes], process.stdin) as sink:
+                yield sink
+        except BrokenPipeError:
+            pass  # ffmpeg ended early; its exit status tells why
+        except BaseException:
+            process.kill()
+            raise
+        finally:
+            status = process.wait()
+        if status != 0:
+            log.seek(0)
+            said = log.read().decode(errors="replace").strip()
+            raise RuntimeError(f"ffmpeg could not write {path} (exit status {status}): {said}")

@@ -1,0 +1,283 @@
+"""What a run leaves in its log files, and what it shows."""
+
+import datetime
+import io
+import json
+import math
+import struct
+import sys
+import types
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from tensorboardX.proto.event_pb2 import Event, SessionLog
+from tensorboardX.record_writer import masked_crc32c
+
+from ejax.console import Best, LiveView, PlainView, make_view, summary
+from ejax.metrics import MetricWriter
+
+TRAIN = {"train/policy_loss": -0.5, "charts/SPS": 1000.0, "charts/episode_reward_avg_100": 2.5}
+
+
+def _writer(run_dir: Path, **options: object) -> MetricWriter:
+    return MetricWriter(run_dir, "probe", total_steps=100, **{"console": False, **options})
+
+
+def _records(run_dir: Path) -> list[dict]:
+    return [json.loads(line) for line in (run_dir / "logs/metrics.jsonl").read_text().splitlines()]
+
+
+def _events(run_dir: Path) -> list[Event]:
+    """All events in the order in which TensorBoard reads the files; every CRC is checked."""
+    events = []
+    for path in sorted((run_dir / "logs/probe").iterdir()):
+        data = path.read_bytes()
+        while data:
+            length, length_crc = struct.unpack_from("<QI", data)
+            message, (message_crc,) = data[12 : 12 + length], struct.unpack_from("<I", data, 12 + length)
+            assert (length_crc, message_crc) == (masked_crc32c(data[:8]), masked_crc32c(message))
+            events.append(Event.FromString(message))
+            data = data[16 + length :]
+    return events
+
+
+def _points(run_dir: Path) -> list[tuple[int, str, float]]:
+    """(step, tag, value) that TensorBoard shows: a START event hides what was logged from its step on."""
+    points: list[tuple[int, str, float]] = []
+    for event in _events(run_dir):
+        if event.session_log.status == SessionLog.START:
+            points = [point for point in points if point[0] < event.step]
+        points += [(event.step, value.tag, value.simple_value) for value in event.summary.value]
+    return points
+
+
+def test_each_write_is_one_json_line_with_step_time_and_tags(tmp_path: Path) -> None:
+    with _writer(tmp_path) as writer:
+        writer.write(10, TRAIN)
+        writer.write(20, {"eval/avg_reward": 3.0})
+    first, second = _records(tmp_path)
+    assert first == {"step": 10, "time": first["time"], **TRAIN}
+    assert second == {"step": 20, "time": second["time"], "eval/avg_reward": 3.0}
+    assert second["time"] >= first["time"] > 1.7e9
+
+
+def test_tensorboard_holds_each_tag_value_and_step(tmp_path: Path) -> None:
+    with _writer(tmp_path) as writer:
+        writer.write(10, TRAIN)
+        writer.write(20, {"eval/avg_reward": 3.0})
+    assert _points(tmp_path) == [(10, tag, value) for tag, value in TRAIN.items()] + [
+        (20, "eval/avg_reward", 3.0)
+    ]
+    assert _events(tmp_path)[0].file_version == "brain.Event:2"
+
+
+def test_a_write_is_on_disk_before_close(tmp_path: Path) -> None:
+    with _writer(tmp_path) as writer:
+        writer.write(10, TRAIN)
+        assert len(_records(tmp_path)) == 1
+        assert len(_points(tmp_path)) == len(TRAIN)
+
+
+def test_nan_is_null_in_jsonl_and_absent_from_tensorboard(tmp_path: Path) -> None:
+    with _writer(tmp_path) as writer:
+        writer.write(10, {"eval/success_rate": math.nan, "train/kl": math.inf})
+        writer.write(20, {"eval/success_rate": math.nan})
+    assert [record["eval/success_rate"] for record in _records(tmp_path)] == [None, None]
+    assert _records(tmp_path)[0]["train/kl"] is None
+    assert _points(tmp_path) == [(10, "train/kl", math.inf)]
+
+
+def test_after_a_resume_every_step_is_there_once(tmp_path: Path) -> None:
+    with _writer(tmp_path) as writer:
+        for step in (10, 20, 30, 40):
+            writer.write(step, {"train/loss": step})
+    with _writer(tmp_path, resume_step=20) as writer:
+        for step in (30, 40, 50):
+            writer.write(step, {"train/loss": step})
+    assert [record["step"] for record in _records(tmp_path)] == [10, 20, 30, 40, 50]
+    assert _points(tmp_path) == [(step, "train/loss", step) for step in (10, 20, 30, 40, 50)]
+
+
+def test_a_line_cut_short_by_a_kill_is_dropped_on_resume(tmp_path: Path) -> None:
+    with _writer(tmp_path) as writer:
+        writer.write(10, TRAIN)
+    with (tmp_path / "logs/metrics.jsonl").open("a") as file:
+        file.write('{"step": 20, "time": 17')
+    with _writer(tmp_path, resume_step=20) as writer:
+        writer.write(30, TRAIN)
+    assert [record["step"] for record in _records(tmp_path)] == [10, 30]
+
+
+def test_a_whole_last_line_without_its_newline_is_kept_on_resume(tmp_path: Path) -> None:
+    path = tmp_path / "logs/metrics.jsonl"
+    path.parent.mkdir()
+    path.write_text('{"step": 10, "time": 0.0}')
+    with _writer(tmp_path, resume_step=10) as writer:
+        writer.write(20, TRAIN)
+    assert [record["step"] for record in _records(tmp_path)] == [10, 20]
+
+
+def test_a_new_run_in_a_used_directory_is_an_error(tmp_path: Path) -> None:
+    _writer(tmp_path).close()
+    with pytest.raises(FileExistsError, match="give resume_step"):
+        _writer(tmp_path)
+
+
+def test_best_is_the_highest_finite_value_also_of_before_the_resume(tmp_path: Path) -> None:
+    with _writer(tmp_path) as writer:
+        for step, value in ((10, 5.0), (20, math.nan), (30, 9.0)):
+            writer.write(step, {"eval/avg_reward": value})
+        assert writer.best == Best(value=9.0, step=30)
+    with _writer(tmp_path, resume_step=20) as writer:
+        assert writer.best == Best(value=5.0, step=10)
+
+
+def test_closing_twice_is_harmless(tmp_path: Path) -> None:
+    with _writer(tmp_path) as writer:
+        writer.close()
+
+
+class _FakeRun:
+    def __init__(self, run_id: str) -> None:
+        self.id = run_id
+        self.logged: list[tuple[int, dict]] = []
+        self.exit_code: int | None = None
+
+    def log(self, metrics: dict, step: int) -> None:
+        self.logged.append((step, metrics))
+
+    def finish(self, exit_code: int) -> None:
+        self.exit_code = exit_code
+
+
+@pytest.fixture
+def wandb_runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[dict, _FakeRun]]:
+    """The calls of ``wandb.init``, each with the run that it gave."""
+    runs: list[tuple[dict, _FakeRun]] = []
+
+    def init(**options: object) -> _FakeRun:
+        runs.append((options, _FakeRun(str(options["id"] or f"id{len(runs)}"))))
+        return runs[-1][1]
+
+    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=init))
+    return runs
+
+
+def test_wandb_gets_the_config_and_every_write_without_nan(tmp_path: Path, wandb_runs: list) -> None:
+    options = {"use_wandb": True, "wandb_project_name": "arms", "config": {"seed": 3}}
+    with _writer(tmp_path, **options) as writer:
+        writer.write(10, {"train/loss": 1.0, "eval/success_rate": math.nan})
+    ((init, run),) = wandb_runs
+    assert (init["project"], init["name"], init["config"]) == ("arms", "probe", {"seed": 3})
+    assert run.logged == [(10, {"train/loss": 1.0})]
+    assert run.exit_code == 0
+
+
+def test_wandb_goes_on_with_the_same_run_after_a_resume(tmp_path: Path, wandb_runs: list) -> None:
+    _writer(tmp_path, use_wandb=True).close()
+    _writer(tmp_path, use_wandb=True, resume_step=0).close()
+    assert [run.id for _, run in wandb_runs] == ["id0", "id0"]
+
+
+def test_wandb_marks_a_run_that_raised_as_failed(tmp_path: Path, wandb_runs: list) -> None:
+    with pytest.raises(KeyboardInterrupt), _writer(tmp_path, use_wandb=True):
+        raise KeyboardInterrupt
+    assert wandb_runs[0][1].exit_code == 1
+
+
+def test_a_missing_wandb_is_an_error_that_tells_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)  # what import takes for "not installed"
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'ejax\[wandb\]'"):
+        _writer(tmp_path, use_wandb=True)
+    assert not list(tmp_path.iterdir())
+
+
+def test_plain_lines_have_the_form_of_embodichain(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with _writer(tmp_path, console=True) as writer:
+        writer.write(10, {**TRAIN, "charts/episode_length_avg_100": 40.0})
+        writer.note("saved [checkpoint]")
+    assert capsys.readouterr().out.splitlines() == [
+        "[train] step=10 sps=1000 avgReward(100)=2.5 avgLength(100)=40 policy_loss=-0.5",
+        "saved [checkpoint]",
+    ]
+
+
+def test_plain_train_lines_come_at_most_once_a_second_and_always_at_the_end() -> None:
+    now, file = 0.0, io.StringIO()
+    view = PlainView(file, clock=lambda: now)
+    for step in range(1, 26):  # 10 writes a second
+        now = step / 10
+        view.write(step, {"charts/SPS": 10.0}, None)
+    view.close()
+    assert [line.split()[1] for line in file.getvalue().splitlines()] == [
+        "step=1",
+        "step=11",
+        "step=21",
+        "step=25",
+    ]
+
+
+def test_plain_eval_lines_always_come_after_what_was_pending() -> None:
+    file = io.StringIO()
+    view = PlainView(file, clock=lambda: 0.0)
+    view.write(1, {"train/loss": 1.0}, None)
+    view.write(2, {"train/loss": 0.5}, None)
+    view.write(2, {"eval/avg_reward": 3.0, "eval/success_rate": math.nan}, Best(value=4.0, step=1))
+    view.write(2, {"eval/avg_reward": 2.0}, None)
+    assert file.getvalue().splitlines() == [
+        "[train] step=1 loss=1",
+        "[train] step=2 loss=0.5",
+        "[eval] step=2 avg_reward=3 success_rate=nan best=4@1",
+        "[eval] step=2 avg_reward=2",
+    ]
+
+
+def test_output_that_is_no_terminal_is_plain_even_when_colour_is_forced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert isinstance(make_view("probe", total_steps=1, file=io.StringIO()), PlainView)
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_the_live_view_shows_progress_losses_evaluation_and_best_within_the_width(width: int) -> None:
+    terminal = Console(file=io.StringIO(), force_terminal=True, width=width, height=50, color_system=None)
+    view = LiveView(terminal, "probe", total_steps=100)
+    view.write(50, TRAIN, None)
+    view.write(50, {"eval/avg_reward": 3.25, "eval/success_rate": 0.75}, Best(value=4.5, step=25))
+    view.note("[saved]")
+    view.close()
+    final = terminal.file.getvalue().split("\x1b[2K")[-1]
+    shown = [line for line in final.splitlines() if not line.startswith("\x1b")]
+    for text in (
+        "50/100",
+        "1,000 steps/s",
+        "avgReward(100)",
+        "policy_loss",
+        "3.25",
+        "0.75",
+        "4.5 at step 25",
+    ):
+        assert text in final
+    assert "[saved]" in terminal.file.getvalue()
+    assert max(map(len, shown)) <= width
+
+
+def test_the_summary_is_plain_lines_when_piped() -> None:
+    file = io.StringIO()
+    facts = {
+        "env steps": 30_000_000,
+        "wall time": datetime.timedelta(seconds=75.4),
+        "best": 0.98765,
+        "run": Path("runs/a"),
+    }
+    summary(facts, file)
+    assert file.getvalue().splitlines() == [
+        "[summary] env steps: 30,000,000",
+        "[summary] wall time: 0:01:15",
+        "[summary] best: 0.9877",
+        "[summary] run: runs/a",
+    ]
