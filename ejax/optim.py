@@ -5,16 +5,44 @@ learning rate is a number in the optimizer's *state*, so that schedules and KL-a
 compilation. Source: torch.optim's documented algorithms, torch.optim.lr_scheduler's closed forms.
 """
 
-from typing import Any, Literal, NamedTuple
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    PlainSerializer,
+    PositiveFloat,
+    PositiveInt,
+    ValidationInfo,
+    WithJsonSchema,
+    field_validator,
+)
 
 from ejax.types import Array, PyTree
 
 _STRICT = ConfigDict(frozen=True, extra="forbid")
+
+
+def _pairs(kwargs: Any) -> Any:
+    if not isinstance(kwargs, Mapping):
+        return kwargs
+    return tuple((name, tuple(value) if isinstance(value, list) else value) for name, value in kwargs.items())
+
+
+Kwargs = Annotated[
+    tuple[tuple[str, Any], ...],
+    BeforeValidator(_pairs),
+    PlainSerializer(dict),
+    WithJsonSchema({"type": "object"}),
+]
+"""Keyword arguments, given as a mapping and kept as pairs, so that the config can be hashed."""
 
 
 class _Adam(BaseModel):
@@ -57,7 +85,16 @@ class OptimizerConfig(BaseModel):
     model_config = _STRICT
     name: Literal["adam", "adamw", "sgd", "rmsprop"] = "adam"
     learning_rate: NonNegativeFloat = 3e-4
-    kwargs: tuple[tuple[str, Any], ...] = ()
+    kwargs: Kwargs = ()
+
+    @field_validator("kwargs")
+    @classmethod
+    def _known(cls, kwargs: Any, info: ValidationInfo) -> Any:
+        if "lr" in dict(kwargs):
+            raise ValueError("lr is not one of them; the learning rate is optimizer.learning_rate")
+        if "name" in info.data:
+            OPTIMIZER_KWARGS[info.data["name"]].model_validate(dict(kwargs), strict=True)
+        return kwargs
 
 
 class _Linear(BaseModel):
@@ -98,7 +135,17 @@ class ScheduleConfig(BaseModel):
 
     model_config = _STRICT
     name: Literal["linear", "cosine", "step", "exponential"] | None = None
-    kwargs: tuple[tuple[str, Any], ...] = ()
+    kwargs: Annotated[Kwargs, Field(validate_default=True)] = ()
+
+    @field_validator("kwargs")
+    @classmethod
+    def _known(cls, kwargs: Any, info: ValidationInfo) -> Any:
+        name = info.data.get("name")
+        if name is None and kwargs and "name" in info.data:
+            raise ValueError(f"given without a name; name one of {', '.join(SCHEDULE_KWARGS)}")
+        if name is not None:
+            SCHEDULE_KWARGS[name].model_validate(dict(kwargs), strict=True)
+        return kwargs
 
 
 class LearningRate(NamedTuple):

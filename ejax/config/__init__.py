@@ -1,0 +1,28 @@
+"""The config of a run: its models, every way to write it, and what is wrong with it."""
+
+from ejax.config.errors import ConfigError, Notice, Problem
+from ejax.config.load import load_config, parse_config
+from ejax.config.models import (
+    AlgorithmConfig,
+    EnvConfig,
+    NetworkBlock,
+    ObsGroups,
+    PolicyConfig,
+    RunConfig,
+    TrainerConfig,
+)
+
+__all__ = [
+    "AlgorithmConfig",
+    "ConfigError",
+    "EnvConfig",
+    "NetworkBlock",
+    "Notice",
+    "ObsGroups",
+    "PolicyConfig",
+    "Problem",
+    "RunConfig",
+    "TrainerConfig",
+    "load_config",
+    "parse_config",
+]

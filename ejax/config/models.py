@@ -1,0 +1,285 @@
+"""The config of a run in its one canonical form; ``spellings`` turns every other form into it.
+
+Keys and defaults are EmbodiChain's unless a comment says otherwise. All models are frozen, hashable, and refuse
+unknown keys.
+"""
+
+import json
+import math
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+from flax.core import FrozenDict
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    PlainSerializer,
+    PlainValidator,
+    PositiveInt,
+    SerializeAsAny,
+    ValidationInfo,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
+
+from ejax.algorithms.ppo import PPOConfig
+from ejax.config.errors import ConfigError, Notice, Problem
+from ejax.policies.mlp import NetworkConfig
+from ejax.registry import did_you_mean, registered_name, resolve
+
+ALGORITHM_CONFIGS: dict[str, type[BaseModel]] = {"ppo": PPOConfig}
+EVAL_METRICS = ("eval/avg_reward", "eval/avg_length", "eval/success_rate")
+
+_STRICT = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+def freeze(value: Any) -> Any:
+    """Mappings as ``FrozenDict`` and lists as tuples, all the way down: a hashable value."""
+    if isinstance(value, dict | FrozenDict):
+        return FrozenDict({name: freeze(item) for name, item in value.items()})
+    return tuple(map(freeze, value)) if isinstance(value, list | tuple) else value
+
+
+def thaw(value: Any) -> Any:
+    """The inverse of ``freeze``, into what JSON can hold."""
+    if isinstance(value, dict | FrozenDict):
+        return {name: thaw(item) for name, item in value.items()}
+    return list(map(thaw, value)) if isinstance(value, list | tuple) else value
+
+
+def _frozen_mapping(value: Any) -> FrozenDict:
+    if not isinstance(value, dict | FrozenDict):
+        raise ValueError(f"must be a mapping of names to values, got {value!r}")
+    return freeze(value)
+
+
+Kwargs = Annotated[
+    FrozenDict,
+    PlainValidator(_frozen_mapping),
+    PlainSerializer(thaw),
+    WithJsonSchema({"type": "object"}),
+]
+
+
+class EnvConfig(BaseModel):
+    """``env``: which environment, and its constructor's arguments."""
+
+    model_config = _STRICT
+    id: str
+    """A registered name, ``gymnax:<name>``, ``brax:<name>``, ``playground:<name>``, or ``package.module:Name``."""
+    cfg: Kwargs = FrozenDict()
+
+    @field_validator("id")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        return registered_name("env", name)
+
+
+class TrainerConfig(BaseModel):
+    """``trainer``. The defaults are those of the ``learning_env`` path; a ``gym_config`` brings its own."""
+
+    model_config = _STRICT
+    exp_name: Annotated[str, Field(pattern=r"^[^/\\\s][^/\\]*$")]
+    """Part of the output folder's name. Default: ``<env>_<algorithm>``."""
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 1
+    device: Annotated[str, Field(pattern=r"^(cpu|cuda|tpu)(:\d+)?$")] = "cpu"
+    num_envs: PositiveInt = 64
+    buffer_size: PositiveInt = 256
+    """Steps per environment and update, T."""
+    iterations: PositiveInt = 250
+    """Updates of the run, unless ``total_timesteps`` says otherwise."""
+    total_timesteps: PositiveInt | None = None
+    """Environment steps of the run, rounded up to whole updates."""
+
+    enable_eval: bool = False
+    eval_freq: NonNegativeInt = 0
+    """Environment steps between evaluations; 0: none during training."""
+    num_eval_envs: PositiveInt = 16
+    num_eval_episodes: NonNegativeInt = 5
+    eval_seed: Annotated[int, Field(ge=0, lt=2**33)]
+    """Default: ``seed`` + 10000."""
+    best_eval_metric: str = "eval/avg_reward"
+    """One of ``EVAL_METRICS``, or ``eval/metrics/<name>`` of the environment."""
+    best_eval_mode: Literal["max", "min"] = "max"
+
+    save_freq: NonNegativeInt = 0
+    """Environment steps between checkpoints; 0: only the last one and the best."""
+    save_frequency_updates: NonNegativeInt = 0
+    """Updates between checkpoints; both frequencies may be given."""
+    keep_checkpoints: PositiveInt = 3
+    """ejax: how many periodic checkpoints stay on disk, besides the best and the last."""
+    output_dir: str = "outputs"
+    """ejax: the folder that runs are written under."""
+    use_wandb: bool = False
+    wandb_project_name: str = "embodichain-generic"
+    log_freq_updates: PositiveInt = 1
+    """ejax: updates between two fetches of the metrics."""
+    updates_per_dispatch: PositiveInt | Literal["auto"] = "auto"
+    """ejax: updates in one call of the compiled program."""
+    console: bool = True
+    """ejax: progress on the terminal."""
+
+    @property
+    def num_updates(self) -> int:
+        """Updates of the whole run."""
+        if self.total_timesteps is None:
+            return self.iterations
+        return math.ceil(self.total_timesteps / (self.buffer_size * self.num_envs))
+
+    @field_validator("best_eval_metric")
+    @classmethod
+    def _known_metric(cls, name: str) -> str:
+        if name in EVAL_METRICS or (name.startswith("eval/metrics/") and name != "eval/metrics/"):
+            return name
+        raise ValueError(
+            f"got '{name}'; allowed: {', '.join(EVAL_METRICS)}, eval/metrics/<name>{did_you_mean(name, EVAL_METRICS)}"
+        )
+
+
+class NetworkBlock(BaseModel):
+    """``policy.actor`` and ``policy.critic``."""
+
+    model_config = _STRICT
+    type: Literal["mlp"] = "mlp"
+    network_cfg: NetworkConfig
+
+
+class ObsGroups(BaseModel):
+    """Which parts of a nested observation each network reads, by dotted path and in this order; empty: all."""
+
+    model_config = _STRICT
+    actor: tuple[str, ...] = ()
+    critic: tuple[str, ...] = ()
+
+
+class PolicyConfig(BaseModel):
+    """``policy``."""
+
+    model_config = _STRICT
+    name: str
+    cfg: Kwargs = FrozenDict()
+    """Arguments of a policy class of your own."""
+    action_dim: PositiveInt | None = None
+    """Checked against the environment's."""
+    actor: NetworkBlock | None = None
+    critic: NetworkBlock | None = None
+    initial_log_std: float = 0.0
+    log_std_range: tuple[float, float] = (-5.0, 2.0)
+    """The range in which log_std is learned; ejax's key, with the bounds that EmbodiChain had up to 0.2."""
+    actor_obs_normalization: bool = False
+    critic_obs_normalization: bool = False
+    obs_groups: ObsGroups = ObsGroups()
+
+    @field_validator("name")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        return registered_name("policy", name)
+
+
+class AlgorithmConfig(BaseModel):
+    """``algorithm``: a name, and the options that this name has."""
+
+    model_config = _STRICT
+    name: str
+    cfg: SerializeAsAny[BaseModel] = Field(default_factory=dict, validate_default=True)  # type: ignore[arg-type]  # the validator makes it a model
+
+    @field_validator("name")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        return registered_name("algorithm", name)
+
+    @field_validator("cfg", mode="plain")
+    @classmethod
+    def _options(cls, value: Any, info: ValidationInfo) -> Any:
+        name = info.data.get("name")
+        if name is None:  # an unknown name is an error of its own
+            return value
+        options = ALGORITHM_CONFIGS.get(name) or resolve("algorithm", name).Config
+        return (
+            value
+            if isinstance(value, options)
+            else options.model_validate_json(json.dumps(value), strict=True)
+        )
+
+
+class RunConfig(BaseModel):
+    """All that a run is made from. Two configs are equal when they describe the same run."""
+
+    model_config = _STRICT
+    env: EnvConfig
+    trainer: TrainerConfig
+    policy: PolicyConfig
+    algorithm: AlgorithmConfig
+    notices: tuple[Notice, ...] = Field(default=(), exclude=True, repr=False)
+    """What the run goes without, for the command line to announce."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The canonical form, ready for JSON or YAML; ``parse_config`` gives an equal config back."""
+        return self.model_dump(mode="json")
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, RunConfig) and self._parts() == other._parts()
+
+    def __hash__(self) -> int:
+        return hash(self._parts())
+
+    def _parts(self) -> tuple[BaseModel, ...]:
+        return self.env, self.trainer, self.policy, self.algorithm
+
+    @model_validator(mode="after")
+    def _possible(self) -> "RunConfig":
+        problems = [*_sizes(self), *_networks(self.policy)]
+        if problems:
+            raise ConfigError(problems)
+        return self
+
+
+def _sizes(config: RunConfig) -> Iterator[Problem]:
+    """Counts that contradict each other."""
+    trainer, cfg = config.trainer, config.algorithm.cfg
+    rows = trainer.buffer_size * trainer.num_envs
+    given = f"a rollout has {rows} rows (buffer_size {trainer.buffer_size} · num_envs {trainer.num_envs})"
+    if isinstance(cfg, PPOConfig):
+        if rows < 2:
+            yield Problem("trainer.buffer_size", f"{given}, but advantages are normalized over at least 2")
+        if cfg.num_mini_batches is None and cfg.batch_size > rows:
+            yield Problem(
+                "algorithm.cfg.batch_size", f"got {cfg.batch_size}, but {given}; give at most {rows}"
+            )
+        if cfg.num_mini_batches is not None and cfg.num_mini_batches > rows:
+            yield Problem(
+                "algorithm.cfg.num_mini_batches",
+                f"got {cfg.num_mini_batches}, but {given}; give at most {rows}",
+            )
+    if trainer.enable_eval and trainer.num_eval_episodes < 1:
+        yield Problem(
+            "trainer.num_eval_episodes", "got 0 with enable_eval; give 1 or more, or enable_eval: false"
+        )
+
+
+def _networks(policy: PolicyConfig) -> Iterator[Problem]:
+    """Networks that the policy lacks or has no use for."""
+    low, high = policy.log_std_range
+    if not low < high:
+        yield Problem("policy.log_std_range", f"got [{low}, {high}]; the first must be below the second")
+    elif not low <= policy.initial_log_std <= high:
+        yield Problem(
+            "policy.initial_log_std",
+            f"got {policy.initial_log_std}, outside log_std_range [{low}, {high}], where its gradient is zero",
+        )
+    if policy.name not in ("actor_critic", "actor_only"):
+        return
+    wanted = {"actor_critic": ("actor", "critic"), "actor_only": ("actor",)}[policy.name]
+    for name, block in (("actor", policy.actor), ("critic", policy.critic)):
+        if name in wanted and block is None:
+            yield Problem(
+                f"policy.{name}",
+                f"is missing: {policy.name} needs {{type: mlp, network_cfg: {{hidden_sizes: […]}}}}",
+            )
+        if name not in wanted and block is not None:
+            yield Problem(f"policy.{name}", f"{policy.name} has no {name}; leave the block out")
+    if policy.cfg:
+        yield Problem("policy.cfg", f"{policy.name} takes no cfg; its keys are directly under policy")

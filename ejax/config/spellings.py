@@ -1,0 +1,268 @@
+"""Every spelling of an EmbodiChain train config, from its first release on, turned into the canonical one.
+
+``respell`` only moves keys; ``complete`` reads the gym config, takes out what has no effect in ejax, and fills the
+defaults that depend on other keys. Values are judged later, by the models.
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ejax.config.errors import Notice, Problem
+from ejax.policies.mlp import NetworkConfig
+
+Keys = tuple[str, ...]
+
+MOVED: dict[str, str] = {
+    "runtime": "trainer",
+    "trainer.rollout_steps": "trainer.buffer_size",
+    "trainer.learning_env": "env",
+    "trainer.env": "env",
+    "env.name": "env.id",
+    "algorithm.cfg.learning_rate": "algorithm.cfg.optimizer.learning_rate",
+    **{
+        f"policy.{block}.{key}": f"policy.{block}.network_cfg.{key}"
+        for block in ("actor", "critic")
+        for key in NetworkConfig.model_fields
+    },
+}
+"""Old place -> canonical place."""
+
+WITHOUT_EFFECT: dict[str, str] = {
+    "trainer.headless": "no effect: ejax opens no window",
+    "trainer.enable_rt": "no effect: ejax renders without ray tracing",
+    "trainer.renderer": "no effect: there is one renderer",
+    "trainer.gpu_id": "no effect: trainer.device names the GPU",
+    "trainer.filter_dataset_saving": "no effect: training records no dataset",
+    "trainer.model_type": "no effect: policy.name decides",
+    "trainer.buffer_type": "no effect: the algorithm decides",
+    "trainer.import_modules": "not imported: name code of your own as package.module:Name on the command line",
+    "trainer.segment_length": "no effect: a key of the apg algorithm",
+    "trainer.update_horizon": "no effect: a key of the apg algorithm",
+    "trainer.deterministic_actions": "no effect: a key of the apg algorithm",
+    "algorithm.cfg.device": "no effect: trainer.device decides",
+    "algorithm.cfg.rollout_time_first": "no effect: rollouts are [T, N, ...]",
+    **{
+        f"algorithm.cfg.optimizer.kwargs.{key}": "no effect: it chooses among torch's kernels, not the arithmetic"
+        for key in ("foreach", "fused", "capturable", "differentiable")
+    },
+}
+"""Keys that EmbodiChain reads and that change nothing in ejax."""
+
+GYM_DEFAULTS: dict[str, Any] = {
+    "exp_name": "generic_exp",
+    "num_envs": 1,
+    "buffer_size": 2048,
+    "num_eval_envs": 4,
+    "eval_freq": 10000,
+    "save_freq": 50000,
+}
+"""``trainer`` defaults of the ``gym_config`` path, where they differ from the models'."""
+
+_SCIENTIFIC = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+")
+
+
+@dataclass
+class Draft:
+    """A config on its way to the canonical form."""
+
+    tree: dict[str, Any]
+    folder: Path | None = None
+    """Folder of the train file: where a relative ``gym_config`` is looked up first."""
+    problems: list[Problem] = field(default_factory=list)
+    notices: list[Notice] = field(default_factory=list)
+    spelled: dict[str, str] = field(default_factory=dict)
+    """Canonical key -> the key that the user wrote."""
+
+    def get(self, key: str) -> Any:
+        """The value at a dotted key, or None."""
+        node: Any = self.tree
+        for name in key.split("."):
+            if not isinstance(node, Mapping) or name not in node:
+                return None
+            node = node[name]
+        return node
+
+    def has(self, key: str) -> bool:
+        section, _, name = key.rpartition(".")
+        node = self.get(section) if section else self.tree
+        return isinstance(node, Mapping) and name in node
+
+    def pop(self, key: str) -> Any:
+        section, _, name = key.rpartition(".")
+        return (self.get(section) if section else self.tree).pop(name)
+
+    def put(self, key: str, value: Any) -> None:
+        """Set a value, making the sections above it.
+
+        Raises:
+            TypeError: a section on the way holds a value already.
+        """
+        *sections, name = key.split(".")
+        node = self.tree
+        for depth, section in enumerate(sections, 1):
+            if node.get(section) is None:
+                node[section] = {}
+            node = node[section]
+            if not isinstance(node, dict):
+                raise TypeError(f"{'.'.join(sections[:depth])} is {node!r}, not a section")
+        node[name] = value
+
+    def problem(self, key: str, text: str) -> None:
+        self.problems.append(Problem(key, text))
+
+    def notice(self, key: str, text: str) -> None:
+        self.notices.append(Notice(key, text))
+
+
+def respell_key(key: str) -> str:
+    """The canonical place of a dotted key."""
+    for old, new in MOVED.items():
+        if key == old or key.startswith(f"{old}."):
+            return respell_key(new + key[len(old) :])
+    return key
+
+
+def respell(draft: Draft) -> None:
+    """Move every key to its canonical place. A value given in two spellings is a problem."""
+    for old, new in MOVED.items():
+        if not draft.has(old):
+            continue
+        value = draft.pop(old)
+        written = draft.spelled.get(old, old)
+        if draft.has(new):
+            draft.problem(
+                written, f"means the same as {draft.spelled.get(new, new)}, which is given too; keep one"
+            )
+            continue
+        try:
+            draft.put(new, value)
+        except TypeError as error:
+            draft.problem(written, f"belongs to {new}, but {error}")
+        draft.spelled[new] = written
+    if isinstance(draft.get("env"), str):
+        draft.put("env", {"id": draft.get("env")})
+    _respell_device(draft)
+    _respell_std(draft)
+    for key in (
+        "algorithm.cfg",
+        "algorithm.cfg.optimizer",
+        "algorithm.cfg.lr_scheduler",
+        "env.cfg",
+        "policy.cfg",
+    ):
+        if draft.has(key) and draft.get(key) is None:  # EmbodiChain reads null as the default
+            draft.pop(key)
+
+
+def seed_evaluates(draft: Draft) -> None:
+    """The first releases had no ``enable_eval`` and always evaluated: their spelling means that still."""
+    trainer = draft.get("trainer")
+    if (
+        isinstance(trainer, dict)
+        and "rollout_steps" in trainer
+        and "enable_eval" not in trainer
+        and trainer.get("eval_freq")
+    ):
+        trainer["enable_eval"] = True
+        draft.notice(
+            "trainer.eval_freq",
+            "evaluates, as the releases that wrote rollout_steps did; trainer.enable_eval: false switches it off",
+        )
+
+
+def take_out(draft: Draft) -> None:
+    """Turn what has no effect, or is not built, into notices."""
+    for key, text in WITHOUT_EFFECT.items():
+        if draft.has(key) and draft.pop(key) not in (None, [], {}):
+            draft.notice(key, text)
+    if draft.has("trainer.distributed") and draft.pop("trainer.distributed"):
+        draft.notice("trainer.distributed", "not built yet: the run uses one device")
+    events = draft.pop("trainer.events") if draft.has("trainer.events") else None
+    if not isinstance(events, dict | None) or not all(
+        isinstance(named, dict) for named in (events or {}).values()
+    ):
+        draft.problem(
+            "trainer.events", f"got {events!r}; must be {{train: {{name: spec}}, eval: {{name: spec}}}}"
+        )
+        return
+    for phase, named in (events or {}).items():
+        if phase not in ("train", "eval"):
+            draft.problem(f"trainer.events.{phase}", "unknown key; allowed: train, eval")
+        for name in named:
+            draft.notice(f"trainer.events.{phase}.{name}", "not built yet: this event does not run")
+
+
+def fill_defaults(draft: Draft) -> None:
+    """Defaults that depend on other keys."""
+    trainer = draft.get("trainer")
+    if not isinstance(trainer, dict):
+        return
+    seed = trainer.get("seed", 1)
+    if trainer.get("eval_seed") is None:
+        trainer["eval_seed"] = seed + 10_000 if type(seed) is int else 0  # a bad seed is reported by itself
+    if trainer.get("exp_name") is None:
+        trainer["exp_name"] = re.sub(r"[^\w.-]+", "_", f"{draft.get('env.id')}_{draft.get('algorithm.name')}")
+    if trainer.get("eval_freq") and "enable_eval" not in trainer and draft.has("trainer.eval_freq"):
+        draft.notice(
+            "trainer.eval_freq", "does not evaluate: trainer.enable_eval is not set (default: false)"
+        )
+    if trainer.get("enable_eval") is True and not trainer.get("eval_freq"):
+        draft.notice("trainer.enable_eval", "trainer.eval_freq is 0: no evaluation during training")
+
+
+def read_numbers(node: Any) -> Any:
+    """Strings like ``1e-8`` as numbers: PyYAML reads them as text, for want of a dot."""
+    if isinstance(node, dict):
+        return {name: read_numbers(value) for name, value in node.items()}
+    if isinstance(node, list):
+        return [read_numbers(value) for value in node]
+    return float(node) if isinstance(node, str) and _SCIENTIFIC.fullmatch(node) else node
+
+
+def _respell_device(draft: Draft) -> None:
+    if draft.has("trainer.cuda"):
+        cuda = draft.pop("trainer.cuda")
+        if not isinstance(cuda, bool) or draft.has("trainer.device"):
+            draft.problem("trainer.cuda", f"got {cuda!r}; give trainer.device instead, such as cpu or cuda:0")
+        else:
+            draft.put("trainer.device", "cuda" if cuda else "cpu")
+    device = draft.get("trainer.device")
+    if isinstance(device, str) and re.fullmatch(r"gpu(:\d+)?", device):
+        draft.put("trainer.device", device.replace("gpu", "cuda"))
+
+
+def _respell_std(draft: Draft) -> None:
+    """EmbodiChain 0.3 gives standard deviations where the releases before gave their logarithms."""
+    for old, new in (
+        ("policy.initial_action_std", "policy.initial_log_std"),
+        ("policy.action_std_range", "policy.log_std_range"),
+    ):
+        if not draft.has(old):
+            continue
+        std = read_numbers(draft.pop(old))
+        if draft.has(new):
+            draft.problem(old, f"means the same as {new}, which is given too; keep one")
+        elif old == "policy.initial_action_std" and _is_positive(std):
+            draft.put(new, math.log(std))
+        elif (
+            old == "policy.action_std_range"
+            and isinstance(std, list)
+            and len(std) == 2
+            and all(map(_is_positive, std))
+        ):
+            draft.put(new, [math.log(bound) for bound in std])
+        else:
+            wanted = (
+                "a number above 0"
+                if old == "policy.initial_action_std"
+                else "[lowest, highest], both above 0"
+            )
+            draft.problem(old, f"got {std!r}; must be {wanted}")
+
+
+def _is_positive(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf

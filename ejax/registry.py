@@ -1,0 +1,159 @@
+"""Names for environments, policies and algorithms: what a config may call, and where the code is.
+
+An entry is an object or ``"package.module:Name"`` (without ``:Name``: the module), imported when it is first resolved.
+Names are case-insensitive. ``"package.module:Name"`` itself is a name too: it is imported as it stands.
+"""
+
+import difflib
+import importlib
+from collections.abc import Iterable
+from functools import partial
+from typing import Any, Literal, TypeVar
+
+Kind = Literal["env", "policy", "algorithm"]
+T = TypeVar("T")
+
+ENVS: dict[str, Any] = {
+    "PointMassRL": "ejax.envs.point_mass:PointMassRL",
+    "CartPoleRL": "ejax.envs.cart_pole:CartPoleRL",
+    "PushCubeRL": "ejax.envs.push_cube:PushCubeRL",
+}
+"""Called as ``Name(**cfg)``."""
+
+ENV_FAMILIES: dict[str, str] = {
+    "gymnax": "ejax.envs.adapters.gymnax:make",
+    "brax": "ejax.envs.adapters.brax:make",
+    "playground": "ejax.envs.adapters.playground:make",
+}
+"""``family:Name`` is an environment of that library, called as ``make(Name, **cfg)``."""
+
+POLICIES: dict[str, Any] = {
+    "actor_critic": "ejax.policies.actor_critic:ActorCritic",
+    "actor_only": "ejax.policies.actor_only:ActorOnly",
+}
+ALGORITHMS: dict[str, Any] = {"ppo": "ejax.algorithms.ppo"}
+
+NOT_BUILT: dict[Kind, tuple[str, ...]] = {
+    "env": (),
+    "policy": ("vla",),
+    "algorithm": ("grpo", "apg"),
+}
+"""Names that EmbodiChain has and ejax does not have yet."""
+
+_TABLES: dict[Kind, dict[str, Any]] = {"env": ENVS, "policy": POLICIES, "algorithm": ALGORITHMS}
+
+
+class UnknownNameError(ValueError):
+    """No entry of that name."""
+
+
+def register_env(name: str, obj: Any = None, *, override: bool = False) -> Any:
+    """Register an environment: ``register_env(name, obj)``, or ``@register_env(name)`` above a class.
+
+    Args:
+        obj: a callable ``(**cfg) -> Env``, or its place as ``"package.module:Name"``.
+        override: replace an entry of the same name.
+
+    Raises:
+        ValueError: the name is taken.
+    """
+    return _register("env", name, obj, override)
+
+
+def register_policy(name: str, obj: Any = None, *, override: bool = False) -> Any:
+    """Register a policy class, as ``register_env`` does for environments."""
+    return _register("policy", name, obj, override)
+
+
+def register_algorithm(name: str, obj: Any = None, *, override: bool = False) -> Any:
+    """Register an algorithm, as ``register_env`` does; its attribute ``Config`` is the pydantic model of its options."""
+    return _register("algorithm", name, obj, override)
+
+
+def resolve(kind: Kind, name: str) -> Any:
+    """What ``name`` stands for, imported if need be.
+
+    Raises:
+        UnknownNameError: no such name; the message lists the names and the nearest.
+        ImportError: the entry's module, or the name in it, is not there.
+    """
+    if family := _family(kind, name):
+        return partial(_import(ENV_FAMILIES[family]), name.partition(":")[2])
+    entry = _TABLES[kind].get(registered_name(kind, name), name)
+    return _import(entry) if isinstance(entry, str) else entry
+
+
+def registered_name(kind: Kind, name: str) -> str:
+    """The name in the spelling of its registration; a family's or a ``"package.module:Name"`` as it is.
+
+    Raises:
+        UnknownNameError: no such name.
+    """
+    for known in _TABLES[kind]:
+        if known.casefold() == name.casefold():
+            return known
+    if is_import_path(kind, name) or _family(kind, name):
+        return name
+    known_names = names(kind)
+    if name.casefold() in NOT_BUILT[kind]:
+        raise UnknownNameError(
+            f"{kind} '{name}' of EmbodiChain is not built in ejax yet; there is {', '.join(known_names)}"
+        )
+    raise UnknownNameError(
+        f"no {kind} '{name}'; there is {', '.join(known_names)}, or 'package.module:Name'"
+        + did_you_mean(name, known_names)
+    )
+
+
+def names(kind: Kind) -> list[str]:
+    """Every name that a config may give, sorted."""
+    families = [f"{family}:<name>" for family in ENV_FAMILIES] if kind == "env" else []
+    return sorted(_TABLES[kind], key=str.casefold) + families
+
+
+def is_import_path(kind: Kind, name: str) -> bool:
+    """True for ``"package.module:Name"``, which is not a registered name but the place of the code."""
+    return ":" in name and not _family(kind, name) and name not in _TABLES[kind]
+
+
+def did_you_mean(name: str, candidates: Iterable[str]) -> str:
+    """``" Did you mean 'x'?"`` with the candidate nearest to ``name``, or nothing where none is near."""
+    by_fold = {candidate.casefold(): candidate for candidate in candidates}
+    near = difflib.get_close_matches(name.casefold(), by_fold, n=1, cutoff=0.6)
+    return f". Did you mean '{by_fold[near[0]]}'?" if near else ""
+
+
+def _register(kind: Kind, name: str, obj: Any, override: bool) -> Any:
+    if obj is None:
+        return partial(_register_decorated, kind, name, override)
+    table = _TABLES[kind]
+    taken = next((known for known in table if known.casefold() == name.casefold()), None)
+    if taken is not None and not override:
+        raise ValueError(f"{kind} '{taken}' is registered already; pass override=True to replace it")
+    table.pop(taken or name, None)
+    table[name] = obj
+    return obj
+
+
+def _register_decorated(kind: Kind, name: str, override: bool, obj: T) -> T:
+    _register(kind, name, obj, override)
+    return obj
+
+
+def _family(kind: Kind, name: str) -> str | None:
+    family = name.partition(":")[0].casefold()
+    return family if kind == "env" and ":" in name and family in ENV_FAMILIES else None
+
+
+def _import(place: str) -> Any:
+    module_name, _, attribute = place.partition(":")
+    module = importlib.import_module(module_name)
+    if not attribute:
+        return module
+    try:
+        return getattr(module, attribute)
+    except AttributeError:
+        public = [name for name in vars(module) if not name.startswith("_")]
+        raise ImportError(
+            f"module '{module_name}' has no '{attribute}'{did_you_mean(attribute, public)}"
+        ) from None
