@@ -1,0 +1,148 @@
+"""Checkpoints: a directory that appears whole or not at all, and knows when it was damaged.
+
+Layout: ``<name>/state`` (orbax; one array for each leaf, named by its path), ``<name>/meta.json`` (schema version,
+library versions, counters, config), ``<name>/SHA256`` (a digest of each other file; its presence completes the set).
+"""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import warnings
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import jax
+from orbax.checkpoint import v1 as ocp
+
+from ejax.types import PyTree
+
+SCHEMA_VERSION = 1
+_LIBRARIES = ("ejax", "jax", "flax", "optax", "orbax-checkpoint", "numpy", "mujoco")
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint that cannot be used; the text says why and what to do."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A complete checkpoint on disk."""
+
+    path: Path
+    meta: dict[str, Any]
+
+
+def save_checkpoint(directory: Path, name: str, state: PyTree, meta: dict[str, Any]) -> Path:
+    """Write ``directory/name`` and return it once it is complete on disk.
+
+    An interrupted save leaves only a ``.partial`` directory, which the next save removes.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    for leftover in directory.glob(".partial-*"):
+        shutil.rmtree(leftover)
+    partial = directory / f".partial-{name}"
+    with warnings.catch_warnings():
+        # orbax warns that arrays saved without a mesh are loaded onto one device, which is what is wanted here
+        warnings.simplefilter("ignore")
+        ocp.save(str((partial / "state").absolute()), _flatten(state))
+    meta = {"schema_version": SCHEMA_VERSION, "versions": library_versions(), **meta}
+    (partial / "meta.json").write_text(json.dumps(meta, indent=2))
+    digests = {str(path.relative_to(partial)): _sha256(path) for path in _files(partial)}
+    (partial / "SHA256").write_text("".join(f"{digest}  {path}\n" for path, digest in digests.items()))
+    for path in [*_files(partial), partial]:
+        _sync(path)
+    final = directory / name
+    if final.exists():
+        shutil.rmtree(final)
+    os.replace(partial, final)
+    _sync(directory)
+    return final
+
+
+def load_checkpoint(path: Path, like: PyTree) -> tuple[PyTree, dict[str, Any]]:
+    """``(state, meta)``, the state with the structure of ``like``.
+
+    Raises:
+        CheckpointError: incomplete, damaged, of another schema, or of another structure than ``like``.
+    """
+    checkpoint = verify_checkpoint(path)
+    wanted = _flatten(like)
+    saved = ocp.metadata(str((path / "state").absolute())).metadata
+    problems = [f"lacks {name}" for name in sorted(wanted.keys() - saved.keys())]
+    problems += [f"has {name}, which this run does not" for name in sorted(saved.keys() - wanted.keys())]
+    for name in sorted(wanted.keys() & saved.keys()):
+        there, here = (saved[name].shape, saved[name].dtype), (wanted[name].shape, wanted[name].dtype)
+        if there != here:
+            problems.append(f"{name} is {there[1]}{list(there[0])}, this run needs {here[1]}{list(here[0])}")
+    if problems:
+        shown = "; ".join(problems[:5]) + (f"; and {len(problems) - 5} more" if len(problems) > 5 else "")
+        raise CheckpointError(f"checkpoint {path} does not fit the config: {shown}. Use the config it was made with.")
+    abstract = {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in wanted.items()}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        arrays = ocp.load(str((path / "state").absolute()), abstract)
+    paths, structure = jax.tree_util.tree_flatten_with_path(like)
+    return jax.tree.unflatten(structure, [arrays[_name(p)] for p, _ in paths]), checkpoint.meta
+
+
+def verify_checkpoint(path: Path) -> Checkpoint:
+    """The checkpoint at ``path``, every file of it checked against its digest.
+
+    Raises:
+        CheckpointError: it is missing, incomplete, damaged or of another schema.
+    """
+    listing = path / "SHA256"
+    if not listing.is_file():
+        what = "is incomplete (it has no SHA256 file)" if path.exists() else "does not exist"
+        raise CheckpointError(f"checkpoint {path} {what}")
+    for line in listing.read_text().splitlines():
+        digest, _, name = line.partition("  ")
+        file = path / name
+        if not file.is_file() or _sha256(file) != digest:
+            raise CheckpointError(f"checkpoint {path} is damaged: {name} is missing or was changed")
+    meta = json.loads((path / "meta.json").read_text())
+    if meta["schema_version"] != SCHEMA_VERSION:
+        raise CheckpointError(
+            f"checkpoint {path} has schema version {meta['schema_version']}, this ejax reads {SCHEMA_VERSION}"
+        )
+    return Checkpoint(path, meta)
+
+
+def list_checkpoints(directory: Path, pattern: str) -> list[Path]:
+    """Directories named ``<pattern>_step_<n>``, the newest (largest n) first; damaged ones too."""
+    named = re.compile(re.escape(pattern) + r"_step_(\d+)")
+    found = [(int(m[1]), path) for path in directory.glob("*") if (m := named.fullmatch(path.name))]
+    return [path for _, path in sorted(found, reverse=True)]
+
+
+def library_versions() -> dict[str, str]:
+    return {name: version(name) for name in _LIBRARIES}
+
+
+def _flatten(tree: PyTree) -> dict[str, Any]:
+    return {_name(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]}
+
+
+def _name(path: Any) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator=".")
+
+
+def _files(root: Path) -> list[Path]:
+    return sorted(path for path in root.rglob("*") if path.is_file())
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _sync(path: Path) -> None:
+    """Force a file or directory to disk: after a power cut a renamed directory could else hold empty files."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

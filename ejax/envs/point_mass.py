@@ -1,0 +1,180 @@
+"""A point mass that reaches a goal past two soft obstacles. Differentiable. Source: EmbodiChain's PointMassRL."""
+
+from dataclasses import dataclass
+
+import gymnasium
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+from ejax.types import Array, Key, Timestep
+
+_MAX_DRAWS = 50
+
+
+@struct.dataclass(kw_only=True)
+class PointMassState:
+    """One episode. Lengths in m, velocities in m/s."""
+
+    position: Array
+    velocity: Array
+    goal_position: Array
+    obstacle_position: Array
+    """[2, 2]"""
+    obstacle_radius: Array
+    """[2]"""
+    last_action: Array
+    episode_step: Array
+    path_length: Array
+    collision_count: Array
+
+
+@dataclass(frozen=True)
+class PointMassRL:
+    """
+        v ← v·(1 − damping·dt) + a·force/mass·dt,  p ← clip(p + v·dt)
+        r = −d + ½·exp(−d²/(2·0.05²)) − 2Σpen² − 0.01‖v‖² − 0.001‖a − a_prev‖² + success_bonus·[d < threshold]
+
+    with d the distance to the goal and pen the depth inside an obstacle. Observation [14]: position, velocity, goal,
+    previous action, obstacle positions, obstacle radii. Action [2] in ±1, clipped.
+    """
+
+    max_episode_steps: int = 100
+    workspace_half: float = 1.0
+    mass: float = 1.0
+    force_scale: float = 5.0
+    linear_damping: float = 5.0
+    dt: float = 1.0 / 60.0
+    success_threshold: float = 0.03
+    success_bonus: float = 0.0
+    obstacle_radius_range: tuple[float, float] = (0.08, 0.15)
+    obstacle_min_goal_distance: float = 0.25
+
+    def __post_init__(self) -> None:
+        low, high = self.obstacle_radius_range
+        checks = {
+            "max_episode_steps": (self.max_episode_steps > 0, "> 0"),
+            "obstacle_radius_range": (0.0 < low <= high, "(low, high) with 0 < low <= high"),
+            "success_bonus": (self.success_bonus >= 0.0, ">= 0"),
+            "mass": (self.mass > 0.0, "> 0"),
+            "dt": (self.dt > 0.0, "> 0"),
+        }
+        for name, (valid, allowed) in checks.items():
+            if not valid:
+                raise ValueError(f"PointMassRL: {name} must be {allowed}, got {getattr(self, name)}")
+
+    @property
+    def observation_space(self) -> gymnasium.spaces.Box:
+        return gymnasium.spaces.Box(-np.inf, np.inf, (14,), np.float32)
+
+    @property
+    def action_space(self) -> gymnasium.spaces.Box:
+        return gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)
+
+    def reset(self, key: Key) -> tuple[PointMassState, Array]:
+        key_goal, key_start, key_obstacles, key_radii = jax.random.split(key, 4)
+        half = self.workspace_half
+        goal = _uniform(key_goal, (2,), 0.7 * half)
+        low, high = self.obstacle_radius_range
+        state = PointMassState(
+            position=_uniform(key_start, (2,), 0.6 * half),
+            velocity=jnp.zeros(2),
+            goal_position=goal,
+            obstacle_position=self._draw_obstacles(key_obstacles, goal),
+            obstacle_radius=jax.random.uniform(key_radii, (2,), minval=low, maxval=high),
+            last_action=jnp.zeros(2),
+            episode_step=jnp.zeros((), jnp.int32),
+            path_length=jnp.zeros(()),
+            collision_count=jnp.zeros((), jnp.int32),
+        )
+        return state, _observe(state)
+
+    def step(self, state: PointMassState, action: Array, key: Key) -> tuple[PointMassState, Timestep]:
+        del key  # the dynamics are deterministic
+        if action.shape != (2,):
+            raise ValueError(f"PointMassRL.step takes an action of shape (2,), got {action.shape}")
+        action = jnp.clip(action, -1.0, 1.0)
+        velocity = state.velocity * (1.0 - self.linear_damping * self.dt)
+        velocity = velocity + action * (self.force_scale / self.mass * self.dt)
+        position = jnp.clip(state.position + velocity * self.dt, -self.workspace_half, self.workspace_half)
+        moved = jnp.linalg.norm(jax.lax.stop_gradient(position - state.position))
+
+        to_obstacle = _safe_norm(position - state.obstacle_position)
+        penetration = jnp.maximum(state.obstacle_radius - to_obstacle, 0.0)
+        distance = _safe_norm(position - state.goal_position)
+        episode_step = state.episode_step + 1
+        terminated = distance < self.success_threshold
+        reward = (
+            -distance
+            + 0.5 * jnp.exp(-jnp.square(distance) / (2.0 * 0.05**2))
+            - 2.0 * jnp.sum(jnp.square(penetration))
+            - 0.01 * jnp.sum(jnp.square(velocity))
+            - 0.001 * jnp.sum(jnp.square(action - state.last_action))
+            + self.success_bonus * terminated
+        )
+        state = state.replace(
+            position=position,
+            velocity=velocity,
+            last_action=jax.lax.stop_gradient(action),
+            episode_step=episode_step,
+            path_length=state.path_length + moved,
+            collision_count=state.collision_count + (penetration > 0.0).any(),
+        )
+        metrics = {
+            "final_position": position,
+            "final_distance": distance,
+            "path_length": state.path_length,
+            "collision_count": state.collision_count,
+        }
+        timestep = Timestep(
+            obs=_observe(state),
+            reward=reward,
+            terminated=terminated,
+            truncated=episode_step >= self.max_episode_steps,
+            info={"success": terminated, "metrics": jax.lax.stop_gradient(metrics), "rewards": {}},
+        )
+        return state, timestep
+
+    def _draw_obstacles(self, key: Key, goal: Array) -> Array:
+        """Uniform outside a disc around the goal; after 50 failed draws the point mirrored at the origin, −½·goal."""
+
+        def too_close(obstacle: Array) -> Array:
+            return jnp.linalg.norm(obstacle - goal, axis=-1) <= self.obstacle_min_goal_distance
+
+        def draw(carry: tuple[Array, Array]) -> tuple[Array, Array]:
+            obstacle, i = carry
+            fresh = _uniform(jax.random.fold_in(key, i), (2, 2), 0.8 * self.workspace_half)
+            return jnp.where(too_close(obstacle)[:, None], fresh, obstacle), i + 1
+
+        def unfinished(carry: tuple[Array, Array]) -> Array:
+            obstacle, i = carry
+            return too_close(obstacle).any() & (i < _MAX_DRAWS)
+
+        start = (jnp.broadcast_to(goal, (2, 2)), jnp.zeros((), jnp.int32))
+        obstacle, _ = jax.lax.while_loop(unfinished, draw, start)
+        return jnp.where(too_close(obstacle)[:, None], -0.5 * goal, obstacle)
+
+
+def _observe(state: PointMassState) -> Array:
+    return jnp.concatenate(
+        [
+            state.position,
+            state.velocity,
+            state.goal_position,
+            state.last_action,
+            state.obstacle_position.reshape(4),
+            state.obstacle_radius,
+        ]
+    )
+
+
+def _uniform(key: Key, shape: tuple[int, ...], half_width: float) -> Array:
+    return jax.random.uniform(key, shape, minval=-half_width, maxval=half_width)
+
+
+def _safe_norm(x: Array) -> Array:
+    """‖x‖ over the last axis with gradient 0 at x = 0, where the plain norm's is NaN."""
+    squared = jnp.sum(jnp.square(x), axis=-1)
+    positive = squared > 0.0
+    return jnp.where(positive, jnp.sqrt(jnp.where(positive, squared, 1.0)), 0.0)

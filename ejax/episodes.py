@@ -1,0 +1,83 @@
+"""Statistics over finished episodes, kept on the device beside the environments."""
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from ejax.types import Array, Metrics
+
+WINDOW = 100
+"""Episodes that the moving averages look back on: EmbodiChain's ``charts/*_avg_100``."""
+
+
+@struct.dataclass(kw_only=True)
+class EpisodeStats:
+    """Returns and lengths of the episodes under way [N], and a ring of the last ``WINDOW`` finished ones."""
+
+    current_return: Array
+    current_length: Array
+    returns: Array
+    lengths: Array
+    successes: Array
+    num_episodes: Array
+    """Finished since the start of training, int32."""
+
+
+def init_episode_stats(num_envs: int) -> EpisodeStats:
+    return EpisodeStats(
+        current_return=jnp.zeros(num_envs),
+        current_length=jnp.zeros(num_envs),
+        returns=jnp.zeros(WINDOW),
+        lengths=jnp.zeros(WINDOW),
+        successes=jnp.zeros(WINDOW),
+        num_episodes=jnp.zeros((), jnp.int32),
+    )
+
+
+def track_episodes(stats: EpisodeStats, reward: Array, done: Array, success: Array) -> EpisodeStats:
+    """Add one rollout. All arguments [T, N]; ``success`` counts where ``done``."""
+
+    def one_step(carry: tuple[Array, Array], step: tuple[Array, Array]) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
+        episode_return, length = carry
+        reward_t, done_t = step
+        episode_return, length = episode_return + reward_t, length + 1.0
+        running = (jnp.where(done_t, 0.0, episode_return), jnp.where(done_t, 0.0, length))
+        return running, (episode_return, length)
+
+    start = (stats.current_return, stats.current_length)
+    running, (returns, lengths) = jax.lax.scan(one_step, start, (reward, done))
+
+    # finished episodes in time order; only the last WINDOW of them are kept, others go to a slot that is dropped
+    ended = done.reshape(-1)
+    order = jnp.cumsum(ended) - 1
+    total = ended.sum()
+    kept = ended & (order >= total - WINDOW)
+    slot = jnp.where(kept, (stats.num_episodes + order) % WINDOW, WINDOW)
+
+    def put(ring: Array, values: Array) -> Array:
+        return ring.at[slot].set(values.reshape(-1).astype(ring.dtype), mode="drop")
+
+    return EpisodeStats(
+        current_return=running[0],
+        current_length=running[1],
+        returns=put(stats.returns, returns),
+        lengths=put(stats.lengths, lengths),
+        successes=put(stats.successes, success),
+        num_episodes=stats.num_episodes + total,
+    )
+
+
+def episode_metrics(stats: EpisodeStats) -> Metrics:
+    """EmbodiChain's chart tags; NaN while no episode has finished."""
+    count = jnp.minimum(stats.num_episodes, WINDOW)
+    counts = jnp.arange(WINDOW) < count
+
+    def mean(ring: Array) -> Array:
+        return jnp.where(count > 0, jnp.sum(ring * counts) / jnp.maximum(count, 1), jnp.nan)
+
+    return {
+        "charts/episode_reward_avg_100": mean(stats.returns),
+        "charts/episode_length_avg_100": mean(stats.lengths),
+        "charts/success_rate_avg_100": mean(stats.successes),
+        "charts/num_episodes": stats.num_episodes.astype(jnp.float32),
+    }

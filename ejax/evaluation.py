@@ -1,0 +1,81 @@
+"""Deterministic evaluation without a bias to short episodes.
+
+Which episodes count is fixed beforehand: slot i plays its share of ``num_episodes``, whatever the others do. Counting
+the first episodes to finish, as EmbodiChain does, favours the short ones.
+"""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ejax.types import Array, Env, Key, Metrics, Params, Policy, PyTree
+from ejax.unroll import EnvCarry, reset, step
+
+
+@partial(jax.jit, static_argnames=("policy", "env", "num_envs", "num_episodes"))
+def evaluate(
+    policy: Policy, env: Env, params: Params, key: Key, *, num_envs: int, num_episodes: int
+) -> dict[str, Array]:
+    """Play ``num_episodes`` complete episodes with the distribution's mode.
+
+    Args:
+        num_envs: slots that are stepped together; slots without a share of the episodes are not made.
+        key: the same key gives the same start states.
+
+    Returns:
+        ``return``, ``length`` and, where the env tells them, ``success`` and ``metrics/<name>`` (scalars only, at the
+        episode's last step): each [num_episodes].
+
+    Raises:
+        ValueError: a count that is not positive.
+    """
+    if num_envs <= 0 or num_episodes <= 0:
+        raise ValueError(f"evaluate needs num_envs > 0 and num_episodes > 0, got {num_envs} and {num_episodes}")
+    num_envs = min(num_envs, num_episodes)
+    quota = np.full(num_envs, num_episodes // num_envs)
+    quota[: num_episodes % num_envs] += 1
+    rows = int(quota.max())
+    key_reset, key_steps = jax.random.split(key)
+    envs = reset(env, key_reset, num_envs)
+
+    def facts_of(envs: EnvCarry, key: Key) -> tuple[EnvCarry, Array, Array, dict[str, Array]]:
+        distribution, _ = policy.apply(params, envs.obs)
+        envs, timestep = step(env, envs, distribution.mode(), key)
+        facts = {f"metrics/{name}": x for name, x in timestep.info.get("metrics", {}).items() if x.ndim == 1}
+        if "success" in timestep.info:
+            facts["success"] = timestep.info["success"]
+        facts = {name: x.astype(jnp.float32) for name, x in facts.items()}
+        return envs, timestep.reward, timestep.terminated | timestep.truncated, facts
+
+    names = ["return", "length", *jax.eval_shape(facts_of, envs, key)[3]]
+    record = {name: jnp.full((num_envs, rows), jnp.nan) for name in names}
+    zeros = jnp.zeros(num_envs)
+    carry = (envs, zeros, zeros, jnp.zeros(num_envs, jnp.int32), record, jnp.zeros((), jnp.int32))
+
+    def unfinished(carry: PyTree) -> Array:
+        *_, count, _, t = carry
+        return (count < quota).any() & (t < rows * env.max_episode_steps)
+
+    def one_step(carry: PyTree) -> PyTree:
+        envs, episode_return, length, count, record, t = carry
+        envs, reward, done, facts = facts_of(envs, jax.random.fold_in(key_steps, t))
+        facts |= {"return": episode_return + reward, "length": length + 1.0}
+        # a full slot writes past its row's end, which drops the value
+        column = jnp.where(done & (count < quota), count, rows)
+        record = {
+            name: x.at[jnp.arange(num_envs), column].set(facts[name], mode="drop") for name, x in record.items()
+        }
+        running = (jnp.where(done, 0.0, facts["return"]), jnp.where(done, 0.0, facts["length"]))
+        return envs, *running, count + done, record, t + 1
+
+    *_, record, _ = jax.lax.while_loop(unfinished, one_step, carry)
+    mine = np.arange(rows)[None, :] < quota[:, None]
+    return {name: x[mine] for name, x in record.items()}
+
+
+def summarize(episodes: dict[str, Array]) -> Metrics:
+    """Means over the episodes, under EmbodiChain's tags."""
+    tags = {"return": "eval/avg_reward", "length": "eval/avg_length", "success": "eval/success_rate"}
+    return {tags.get(name, f"eval/{name}"): x.mean() for name, x in episodes.items()}

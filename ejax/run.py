@@ -1,0 +1,330 @@
+"""THE loop: step, log, evaluate, save until the end."""
+
+import math
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ejax.build import Parts, build
+from ejax.checkpoint import load_checkpoint, verify_checkpoint
+from ejax.config import ConfigError, Problem, RunConfig
+from ejax.evaluation import evaluate, summarize
+from ejax.metrics import MetricWriter
+from ejax.run_dir import RunDirectory, check_same_run, create_run_directory, newest_run, open_run_directory
+from ejax.steps import RunState, repeat_step
+from ejax.types import Metrics, Params, Policy
+
+_MAX_UPDATES_PER_DISPATCH = 64
+_SECONDS_PER_DISPATCH = 0.5
+"""Short enough for a live console and for a signal to be answered, long enough for dispatch to cost nothing."""
+
+
+@dataclass(kw_only=True)
+class RunResult:
+    """What a run ended with; EmbodiChain's names."""
+
+    policy: Policy
+    params: Params
+    run_dir: Path
+    global_step: int
+    num_updates: int
+    elapsed_time_sec: float
+    """Of this call, compilation included."""
+    training_fps: float
+    """Environment steps per second of this call, after compilation; evaluation and logging included."""
+    finished: bool
+    """False after SIGTERM or Ctrl-C: the run can be resumed."""
+    best_eval_value: float | None = None
+    latest_checkpoint_path: Path | None = None
+    best_checkpoint_path: Path | None = None
+    last_train_metrics: dict[str, float] = field(default_factory=dict)
+    last_eval_metrics: dict[str, float] = field(default_factory=dict)
+    train_history: list[dict[str, float]] = field(default_factory=list)
+    eval_history: list[dict[str, float]] = field(default_factory=list)
+
+
+def train(config: RunConfig, *, resume: str | None = None, run_dir: Path | None = None) -> RunResult:
+    """Train as the config says: what ``python -m ejax.train`` runs.
+
+    Args:
+        resume: ``latest``, ``best``, or the path of a checkpoint of this very config. None: a new run.
+        run_dir: the run's folder. None: a new one, or with ``resume`` the newest of this ``exp_name``.
+
+    Raises:
+        ConfigError: the environment or the policy cannot be built from the config.
+        CheckpointError: nothing to resume from, or a checkpoint of another config.
+        FloatingPointError: a non-finite update, where ``skip_nonfinite_updates`` is off.
+    """
+    started = time.monotonic()
+    parts = build(config)
+    directory, checkpoint, reports = _locate(config, resume, run_dir)
+    state, meta = parts.state, {}
+    if checkpoint is not None:
+        state, meta = load_checkpoint(checkpoint, parts.state)
+    trainer = config.trainer
+    rows = trainer.buffer_size * trainer.num_envs
+    first_update = int(state.train.step)
+    with MetricWriter(
+        directory.path,
+        trainer.exp_name,
+        total_steps=trainer.num_updates * rows,
+        start_step=first_update * rows,
+        resume_step=first_update * rows if checkpoint else None,
+        config=config.to_dict(),
+        use_wandb=trainer.use_wandb,
+        wandb_project_name=trainer.wandb_project_name,
+        console=trainer.console,
+        best_metric=trainer.best_eval_metric,
+    ) as writer:
+        for text in reports:
+            writer.note(text)
+        if checkpoint is not None:
+            writer.note(f"resumed from {checkpoint} at {first_update * rows} env steps")
+        return _Loop(config, parts, directory, writer, meta, started).run(state)
+
+
+@dataclass
+class _Launched:
+    """Updates in flight: dispatched, their results not read yet."""
+
+    update: int
+    count: int
+    state: RunState
+    metrics: Metrics
+    evaluation: Metrics | None
+    save: bool
+
+
+class _Loop:
+    """The host side of one ``train`` call: counters, and what to do with results. Used once."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        parts: Parts,
+        directory: RunDirectory,
+        writer: MetricWriter,
+        meta: dict[str, Any],
+        started: float,
+    ) -> None:
+        trainer = config.trainer
+        self.config, self.trainer, self.parts = config, trainer, parts
+        self.directory, self.writer = directory, writer
+        self.rows = trainer.buffer_size * trainer.num_envs
+        self.best: float | None = meta.get("best_eval_value")
+        self.result = RunResult(
+            policy=parts.policy,
+            params=parts.state.train.params,
+            run_dir=directory.path,
+            global_step=0,
+            num_updates=0,
+            elapsed_time_sec=0.0,
+            training_fps=0.0,
+            finished=False,
+            best_eval_value=self.best,
+            best_checkpoint_path=next(iter(directory.best()), None),
+            last_eval_metrics=meta.get("last_eval_metrics", {}),
+        )
+        self.started = self.compiled_at = self.clock = started
+        self.last_saved: int | None = None
+        self.last_evaluated: int | None = None
+        self.per_dispatch = 1
+
+    def run(self, state: RunState) -> RunResult:
+        trainer, total = self.trainer, self.trainer.num_updates
+        update = first = int(state.train.step)
+        most = trainer.updates_per_dispatch
+        most = _MAX_UPDATES_PER_DISPATCH if most == "auto" else most
+        key = jax.random.key(trainer.seed)
+        step = repeat_step(self.parts.step, most)
+        compiled = step.lower(state, key, jnp.int32(1)).compile()
+        self.compiled_at = self.clock = time.monotonic()
+        seconds = self.compiled_at - self.started
+        self.writer.note(f"built and compiled in {seconds:.1f} s; run folder {self.directory.path}")
+
+        pending: _Launched | None = None
+        with _interruptible() as interrupted:
+            while update < total and not interrupted():
+                limit = self.per_dispatch if trainer.updates_per_dispatch == "auto" else most
+                count = self._until_event(update, min(limit, most, total - update))
+                state, metrics = compiled(state, key, jnp.int32(count))
+                update += count
+                evaluates = self._fires(update, trainer.eval_freq) and trainer.enable_eval
+                launched = _Launched(
+                    update,
+                    count,
+                    state,
+                    metrics,
+                    self._evaluate(state) if evaluates else None,
+                    self._fires(update, trainer.save_freq) or _divides(trainer.save_frequency_updates, update),
+                )
+                if pending is not None:  # the device works on what was launched while the host writes the former
+                    self._finish(pending, first)
+                pending = launched
+            if pending is not None:
+                self._finish(pending, first)
+            return self._end(state, update, first, finished=update >= total)
+
+    def _until_event(self, update: int, limit: int) -> int:
+        """Updates up to and including the next one that is evaluated or saved; at most ``limit``."""
+        trainer = self.trainer
+        for count in range(1, limit):
+            then = update + count
+            evaluates = trainer.enable_eval and self._fires(then, trainer.eval_freq)
+            saves = self._fires(then, trainer.save_freq) or _divides(trainer.save_frequency_updates, then)
+            if evaluates or saves:
+                return count
+        return limit
+
+    def _fires(self, update: int, freq: int) -> bool:
+        """An update whose env steps reach or pass a multiple of ``freq``: a function of the update alone."""
+        return freq > 0 and update * self.rows // freq > (update - 1) * self.rows // freq
+
+    def _evaluate(self, state: RunState) -> Metrics:
+        trainer = self.trainer
+        episodes = evaluate(
+            self.parts.policy,
+            self.parts.env,
+            state.train.params,
+            jax.random.key(trainer.eval_seed),
+            num_envs=trainer.num_eval_envs,
+            num_episodes=trainer.num_eval_episodes,
+        )
+        return summarize(episodes)
+
+    def _finish(self, launched: _Launched, first: int) -> None:
+        """Wait for results, write them, keep the best, save."""
+        metrics = {name: np.asarray(x) for name, x in jax.device_get(launched.metrics).items()}
+        now = time.monotonic()
+        seconds, self.clock = now - self.clock, now
+        # grow slowly, so that one slow dispatch (an evaluation) does not shrink the next ones to nothing
+        fitting = launched.count * _SECONDS_PER_DISPATCH / max(seconds, 1e-3)
+        self.per_dispatch = max(1, min(int(fitting), 2 * self.per_dispatch, _MAX_UPDATES_PER_DISPATCH))
+        fps = (launched.update - first) * self.rows / (now - self.compiled_at)
+        for i in range(launched.count):
+            self._log_update(launched.update - launched.count + i + 1, {n: float(x[i]) for n, x in metrics.items()}, fps)
+        if launched.evaluation is not None:
+            self._record_evaluation(launched)
+        if launched.save:
+            self._save(launched.state, launched.update)
+
+    def _log_update(self, update: int, metrics: dict[str, float], fps: float) -> None:
+        if not math.isfinite(metrics["train/loss"]) and not self.config.algorithm.cfg.skip_nonfinite_updates:
+            raise FloatingPointError(
+                f"update {update} gave a non-finite loss or gradient ({metrics}); the last checkpoint is from before it. "
+                "Lower the learning rate, or set algorithm.cfg.skip_nonfinite_updates: true to skip such minibatches"
+            )
+        if metrics["train/skipped_minibatches"] > 0:
+            count = int(metrics["train/skipped_minibatches"])
+            self.writer.note(f"update {update}: skipped {count} minibatches with a non-finite loss or gradient")
+        if update % self.trainer.log_freq_updates and update != self.trainer.num_updates:
+            return
+        shown = {name: value for name, value in metrics.items() if not math.isnan(value)} | {"charts/SPS": fps}
+        self.writer.write(update * self.rows, shown)
+        self.result.last_train_metrics = shown
+        self.result.train_history.append({"global_step": update * self.rows, **shown})
+
+    def _record_evaluation(self, launched: _Launched) -> None:
+        step = launched.update * self.rows
+        metrics = {name: float(x) for name, x in jax.device_get(launched.evaluation).items()}
+        self.last_evaluated = launched.update
+        self.writer.write(step, metrics)
+        self.result.last_eval_metrics = metrics
+        self.result.eval_history.append({"global_step": step, **metrics})
+        tag = self.trainer.best_eval_metric
+        if tag not in metrics:
+            raise ConfigError(
+                [Problem("trainer.best_eval_metric", f"'{tag}' is not measured here; there is {', '.join(sorted(metrics))}")]
+            )
+        value = metrics[tag]
+        sign = 1.0 if self.trainer.best_eval_mode == "max" else -1.0
+        if math.isfinite(value) and (self.best is None or sign * value > sign * self.best):
+            self.best = value
+            path = self.directory.save_best(launched.state, self._meta(launched.update))
+            self.result.best_eval_value, self.result.best_checkpoint_path = value, path
+
+    def _save(self, state: RunState, update: int) -> None:
+        if update == self.last_saved:
+            return
+        path = self.directory.save(state, self._meta(update), keep=self.trainer.keep_checkpoints)
+        self.last_saved, self.result.latest_checkpoint_path = update, path
+        self.writer.note(f"saved {path}")
+
+    def _meta(self, update: int) -> dict[str, Any]:
+        return {
+            "global_step": update * self.rows,
+            "num_updates": update,
+            "best_eval_value": self.best,
+            "last_eval_metrics": self.result.last_eval_metrics,
+            "config": self.config.to_dict(),
+        }
+
+    def _end(self, state: RunState, update: int, first: int, *, finished: bool) -> RunResult:
+        """A last evaluation and checkpoint, where the loop has not made them; the facts of the run."""
+        trained_for = time.monotonic() - self.compiled_at
+        if finished and self.trainer.enable_eval and self.last_evaluated != update:
+            self._record_evaluation(_Launched(update, 0, state, {}, self._evaluate(state), save=False))
+        self._save(state, update)
+        if not finished:
+            self.writer.note(f"stopped at {update * self.rows} env steps; go on with --run {self.directory.path} --resume latest")
+        result = self.result
+        result.params, result.finished = state.train.params, finished
+        result.num_updates, result.global_step = update, update * self.rows
+        result.elapsed_time_sec = time.monotonic() - self.started
+        result.training_fps = (update - first) * self.rows / trained_for
+        return result
+
+
+def _locate(
+    config: RunConfig, resume: str | None, run_dir: Path | None
+) -> tuple[RunDirectory, Path | None, list[str]]:
+    """The run's folder, the checkpoint to start from, and what to tell about damaged ones."""
+    if resume is None:
+        return create_run_directory(config, run_dir), None, []
+    reports: list[str] = []
+    if resume not in ("latest", "best"):
+        checkpoint = Path(resume)
+        verify_checkpoint(checkpoint)
+        run_dir = run_dir or checkpoint.parents[1]
+    path = run_dir or newest_run(Path(config.trainer.output_dir), config.trainer.exp_name)
+    directory, saved = open_run_directory(path)
+    check_same_run(config, saved)
+    if resume in ("latest", "best"):
+        checkpoint = directory.find(resume, reports.append)
+    return directory, checkpoint, reports
+
+
+def _divides(every: int, update: int) -> bool:
+    return every > 0 and update % every == 0
+
+
+@contextmanager
+def _interruptible() -> Iterator[Callable[[], bool]]:
+    """SIGTERM and the first Ctrl-C only set a flag inside; a second Ctrl-C interrupts at once."""
+    received: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        del frame
+        if received and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        received.append(number)
+
+    if threading.current_thread() is not threading.main_thread():  # signals reach the main thread only
+        yield lambda: False
+        return
+    former = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield lambda: bool(received)
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)

@@ -1,0 +1,179 @@
+"""The folder of a run: where things are in it, and which checkpoint a resumed run starts from.
+
+    <output_dir>/<exp_name>_<YYYYmmdd_HHMMSS>/
+        configs/resolved.json       the config in canonical form: the run can be repeated from it alone
+        configs/versions.json       Python, libraries, device
+        checkpoints/<exp_name>_step_<n>/, <exp_name>_best_step_<n>/     n: environment steps
+        logs/metrics.jsonl, logs/<exp_name>/events.out.tfevents.*
+        videos/
+"""
+
+import json
+import platform
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from ejax.checkpoint import CheckpointError, library_versions, list_checkpoints, save_checkpoint, verify_checkpoint
+from ejax.config import RunConfig
+from ejax.types import PyTree
+
+_MAY_CHANGE = frozenset(
+    {
+        "iterations",
+        "total_timesteps",
+        "enable_eval",
+        "eval_freq",
+        "num_eval_envs",
+        "num_eval_episodes",
+        "best_eval_metric",
+        "best_eval_mode",
+        "save_freq",
+        "save_frequency_updates",
+        "keep_checkpoints",
+        "output_dir",
+        "use_wandb",
+        "wandb_project_name",
+        "log_freq_updates",
+        "updates_per_dispatch",
+        "console",
+        "device",
+    }
+)
+"""Trainer keys that a resumed run may set anew: none of them changes what an update computes."""
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """One run's folder."""
+
+    path: Path
+    exp_name: str
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def config_file(self) -> Path:
+        return self.path / "configs" / "resolved.json"
+
+    def periodic(self) -> list[Path]:
+        """The checkpoints made along the way, newest first."""
+        return list_checkpoints(self.checkpoints, self.exp_name)
+
+    def best(self) -> list[Path]:
+        """The best checkpoint, newest first (two where a run was killed while it changed)."""
+        return list_checkpoints(self.checkpoints, f"{self.exp_name}_best")
+
+    def save(self, state: PyTree, meta: dict[str, Any], *, keep: int) -> Path:
+        """Save a periodic checkpoint; of the older ones ``keep`` − 1 stay."""
+        path = save_checkpoint(self.checkpoints, f"{self.exp_name}_step_{meta['global_step']}", state, meta)
+        for old in self.periodic()[keep:]:
+            shutil.rmtree(old)
+        return path
+
+    def save_best(self, state: PyTree, meta: dict[str, Any]) -> Path:
+        """Save the best checkpoint; the former best goes once the new one is complete."""
+        path = save_checkpoint(self.checkpoints, f"{self.exp_name}_best_step_{meta['global_step']}", state, meta)
+        for old in self.best():
+            if old != path:
+                shutil.rmtree(old)
+        return path
+
+    def find(self, which: str, report: Callable[[str], None]) -> Path:
+        """The newest undamaged checkpoint: ``latest`` or ``best``. Damaged ones are reported and passed over.
+
+        Raises:
+            CheckpointError: there is none.
+        """
+        candidates = self.periodic() if which == "latest" else self.best()
+        for path in candidates:
+            try:
+                return verify_checkpoint(path).path
+            except CheckpointError as error:
+                report(f"{error}; using the one before it")
+        seen = f"all {len(candidates)} are damaged" if candidates else "there is none yet"
+        raise CheckpointError(f"no {which} checkpoint to resume from in {self.checkpoints}: {seen}")
+
+
+def create_run_directory(config: RunConfig, path: Path | None = None) -> RunDirectory:
+    """Make the folder of a new run and write its config and versions.
+
+    Args:
+        path: instead of ``<output_dir>/<exp_name>_<time>``.
+
+    Raises:
+        FileExistsError: ``path`` holds a run already.
+    """
+    name = config.trainer.exp_name
+    if path is None:
+        path = Path(config.trainer.output_dir) / f"{name}_{time.strftime('%Y%m%d_%H%M%S')}"
+        if path.exists():  # two runs in one second
+            path = path.with_name(f"{path.name}_{time.time_ns() % 10**9:09d}")
+    directory = RunDirectory(path, name)
+    if directory.config_file.exists():
+        raise FileExistsError(f"{path} holds a run already; go on with it by --resume latest, or give another --run")
+    directory.config_file.parent.mkdir(parents=True)
+    directory.checkpoints.mkdir()
+    directory.config_file.write_text(json.dumps(config.to_dict(), indent=2))
+    versions = {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "device": f"{jax.devices()[0].platform}: {jax.devices()[0].device_kind}",
+        **library_versions(),
+    }
+    (path / "configs" / "versions.json").write_text(json.dumps(versions, indent=2))
+    return directory
+
+
+def open_run_directory(path: Path) -> tuple[RunDirectory, dict[str, Any]]:
+    """An existing run and its config in canonical form.
+
+    Raises:
+        FileNotFoundError: ``path`` is no run.
+    """
+    file = path / "configs" / "resolved.json"
+    if not file.is_file():
+        raise FileNotFoundError(f"{path} is no run of ejax: it has no configs/resolved.json")
+    config = json.loads(file.read_text())
+    return RunDirectory(path, config["trainer"]["exp_name"]), config
+
+
+def newest_run(output_dir: Path, exp_name: str) -> Path:
+    """The run of that name which was started last.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    runs = [file.parents[1] for file in output_dir.glob(f"{exp_name}_*/configs/resolved.json")]
+    if not runs:
+        raise FileNotFoundError(f"no run of '{exp_name}' in {output_dir}; give its folder by --run")
+    return max(runs, key=lambda run: (run / "configs" / "resolved.json").stat().st_mtime_ns)
+
+
+def check_same_run(config: RunConfig, saved: dict[str, Any]) -> None:
+    """Refuse to resume under a config that would compute something else.
+
+    Raises:
+        CheckpointError: naming each key that differs and may not.
+    """
+    differ = [
+        f"{key} is {json.dumps(there)} in the run and {json.dumps(here)} now"
+        for key, there, here in _differences(saved, config.to_dict(), "")
+        if key.removeprefix("trainer.") not in _MAY_CHANGE
+    ]
+    if differ:
+        raise CheckpointError("this config is not the one that the run was started with: " + "; ".join(differ))
+
+
+def _differences(a: Any, b: Any, path: str) -> list[tuple[str, Any, Any]]:
+    if isinstance(a, dict) and isinstance(b, dict):
+        names = sorted(a.keys() | b.keys())
+        return [d for name in names for d in _differences(a.get(name), b.get(name), f"{path}.{name}".lstrip("."))]
+    return [] if a == b else [(path, a, b)]

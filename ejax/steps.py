@@ -1,0 +1,107 @@
+"""Training steps: RunState -> (RunState, metrics), each one jitted program."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import struct
+
+from ejax.algorithms.ppo import PPOConfig, ppo_update
+from ejax.episodes import EpisodeStats, episode_metrics, init_episode_stats, track_episodes
+from ejax.types import Array, Env, Key, Metrics, Policy, TrainState
+from ejax.unroll import EnvCarry, reset, unroll
+
+
+@struct.dataclass(kw_only=True)
+class RunState:
+    """All that a run needs to go on. Arrays only; a checkpoint is this and a description."""
+
+    train: TrainState
+    envs: EnvCarry
+    episodes: EpisodeStats
+
+
+Step = Callable[[RunState, Key], tuple[RunState, Metrics]]
+
+
+def init_run_state(
+    policy: Policy, env: Env, optimizer: optax.GradientTransformation, key: Key, num_envs: int
+) -> RunState:
+    """Fresh parameters, fresh episodes."""
+    key_params, key_envs = jax.random.split(key)
+    envs = reset(env, key_envs, num_envs)
+    params = policy.init(key_params, envs.obs)
+    return RunState(
+        train=TrainState(step=jnp.zeros((), jnp.int32), params=params, opt_state=optimizer.init(params["params"])),
+        envs=envs,
+        episodes=init_episode_stats(num_envs),
+    )
+
+
+def make_ppo_step(
+    policy: Policy,
+    env: Env,
+    optimizer: optax.GradientTransformation,
+    config: PPOConfig,
+    *,
+    num_steps: int,
+    dropout: bool,
+) -> Step:
+    """Collect T steps of all environments, update, count episodes."""
+
+    def step(state: RunState, key: Key) -> tuple[RunState, Metrics]:
+        key_collect, key_update = jax.random.split(key)
+        rollout, envs, info = unroll(
+            policy, env, state.train.params, state.envs, key_collect, num_steps=num_steps, dropout=dropout
+        )
+        train, losses = ppo_update(
+            state.train, rollout, key_update, policy=policy, optimizer=optimizer, config=config
+        )
+        success = info.get("success", jnp.full(rollout.reward.shape, jnp.nan))
+        episodes = track_episodes(state.episodes, rollout.reward, rollout.done, success)
+        metrics = {f"train/{name}": value for name, value in losses.items()}
+        metrics |= episode_metrics(episodes) | step_metrics(info)
+        return RunState(train=train, envs=envs, episodes=episodes), metrics
+
+    return step
+
+
+def step_metrics(info: dict[str, Any]) -> Metrics:
+    """Means over the rollout of what the env reports at each step: ``rewards/<term>`` and ``metrics/<name>``."""
+    return {
+        f"{group}/{name}": x.mean()
+        for group in ("rewards", "metrics")
+        for name, x in info.get(group, {}).items()
+        if x.ndim == 2  # [T, N]: one number for each env
+    }
+
+
+def repeat_step(step: Step, max_repeats: int) -> Callable[[RunState, Key, Array], tuple[RunState, Metrics]]:
+    """``(state, seed key, n) -> (state, metrics)``: n ≤ max_repeats steps in one dispatch, n a traced number.
+
+    One program serves every n, so that a run's numbers do not depend on where its dispatches were cut. Step number k
+    draws from ``fold_in(seed key, k)``: nothing random is stored.
+
+    Returns:
+        Metrics are [max_repeats], of which the first n are set.
+    """
+
+    def repeated(state: RunState, key: Key, num_repeats: Array) -> tuple[RunState, Metrics]:
+        def body(i: Array, carry: tuple[RunState, Metrics]) -> tuple[RunState, Metrics]:
+            state, log = carry
+            state, metrics = step(state, jax.random.fold_in(key, state.train.step))
+            return state, {name: log[name].at[i].set(value) for name, value in metrics.items()}
+
+        shapes = jax.eval_shape(step, state, key)[1]
+        log = {name: jnp.full((max_repeats, *x.shape), jnp.nan, x.dtype) for name, x in shapes.items()}
+        return jax.lax.fori_loop(0, num_repeats, body, (state, log))
+
+    return jax.jit(repeated)
+
+
+def compile_step(step: Step, state: RunState, key: Key, max_repeats: int) -> Any:
+    """The compiled program of ``repeat_step``, made before the clock starts."""
+    return jax.jit(partial(repeat_step(step, max_repeats))).lower(state, key, jnp.int32(1)).compile()

@@ -1,0 +1,81 @@
+"""``python -m ejax.train --config FILE``: train, or go on with a run."""
+
+import argparse
+import datetime
+import os
+import sys
+from pathlib import Path
+
+import jax
+
+from ejax.checkpoint import CheckpointError
+from ejax.config import ConfigError, load_config
+from ejax.console import summary
+from ejax.run import train
+from ejax.run_dir import open_run_directory
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command line. Returns the exit code: 0 also after SIGTERM or Ctrl-C, once the state is saved."""
+    args = _parser().parse_intermixed_args(argv)
+    try:
+        file = args.config
+        if file is None:
+            if args.run is None:
+                raise ConfigError([], "give --config FILE, or --run DIR with --resume to go on with a run")
+            file = open_run_directory(args.run)[0].config_file
+        config = load_config(file, args.overrides, device=args.device)
+        prepare_jax(config.trainer.device)
+        for notice in config.notices:
+            print(f"[config] {notice.key}: {notice.text}", flush=True)
+        result = train(config, resume=args.resume, run_dir=args.run)
+    except (ConfigError, CheckpointError, FileExistsError, FileNotFoundError, ModuleNotFoundError) as error:
+        print(f"ejax.train: {error}", file=sys.stderr)
+        return 2
+    summary(
+        {
+            "run": result.run_dir,
+            "env steps": result.global_step,
+            "wall time": datetime.timedelta(seconds=round(result.elapsed_time_sec)),
+            "steps/s": result.training_fps,
+            **{name: value for name, value in result.last_eval_metrics.items() if "/metrics/" not in name},
+            **({} if result.best_eval_value is None else {f"best {config.trainer.best_eval_metric}": result.best_eval_value}),
+            "best checkpoint": result.best_checkpoint_path or "none",
+            "latest checkpoint": result.latest_checkpoint_path or "none",
+            **({} if result.finished else {"interrupted": "yes; go on with --resume latest"}),
+        }
+    )
+    return 0
+
+
+def prepare_jax(device: str) -> None:
+    """Select the device (``cpu``, ``cuda`` or ``cuda:N``) and keep compiled programs between runs.
+
+    Call it before JAX makes its first array: later, ``cpu`` cannot hide an accelerator any more.
+    """
+    platform, _, index = device.partition(":")
+    if platform == "cpu":
+        jax.config.update("jax_platforms", "cpu")
+    else:
+        jax.config.update("jax_default_device", jax.devices(platform)[int(index or 0)])
+    if jax.config.jax_compilation_cache_dir is None:
+        home = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
+        jax.config.update("jax_compilation_cache_dir", str(home / "ejax" / "compiled"))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("python -m ejax.train", description="Train a policy from a config file.")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="JSON or YAML; see docs/config.md")
+    parser.add_argument(
+        "overrides", nargs="*", metavar="section.key=value", help="e.g. trainer.seed=3 algorithm.cfg.gamma=0.98"
+    )
+    parser.add_argument("--device", metavar="cpu|cuda|cuda:N", help="instead of trainer.device")
+    parser.add_argument(
+        "--resume", metavar="latest|best|PATH", help="go on from a checkpoint, of --run or of the newest run"
+    )
+    parser.add_argument("--run", type=Path, metavar="DIR", help="the run's folder (default: a new one, named by time)")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
