@@ -1,0 +1,217 @@
+"""One MuJoCo model, two engines behind one pure function: the C engine on a CPU, MJX on an accelerator.
+
+    state' = step(state, ctrl): ``num_substeps`` physics steps with ``ctrl`` held
+
+``mujoco`` runs the C engine's threaded batch stepping behind ``jax.pure_callback``, so one jitted loop serves both.
+The callback is honest: what it returns depends on (qpos, qvel, ctrl) and on nothing else. To that end models switch the
+solver's warm start off and have no activations; time is not carried. The bits of a row depend neither on threads nor on
+its place in the batch nor on the size of the batch.
+"""
+
+import atexit
+import functools
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, cast
+
+import jax
+import mujoco
+import numpy as np
+from flax import struct
+from mujoco.rollout import Rollout
+from numpy.typing import NDArray
+
+from ejax.types import Array
+
+Engine: TypeAlias = Literal["auto", "mujoco", "mjx"]
+
+_ASSETS = Path(__file__).parent / "assets"
+_STATE = mujoco.mjtState.mjSTATE_FULLPHYSICS
+"""What the C engine's rollout reads and writes per row. Without activations: time, qpos, qvel."""
+
+
+@struct.dataclass(kw_only=True)
+class PhysicsState:
+    """All that a physics step reads besides the control."""
+
+    qpos: Array
+    """[nq], m, rad, unit quaternions (w x y z)"""
+    qvel: Array
+    """[nv], m/s, rad/s"""
+
+
+@dataclass(frozen=True)
+class Physics:
+    """A model and how to step it. Hashable; models are compiled at first use and kept for the process.
+
+    Args:
+        asset: an MJCF file, looked up in ``ejax/envs/assets`` unless it is an absolute path.
+        engine: ``mujoco`` (C, on the host), ``mjx`` (XLA), or ``auto``: ``mjx`` if JAX runs on an accelerator.
+        num_substeps: physics steps per control step, ≥ 1.
+    """
+
+    asset: str
+    engine: Engine = "auto"
+    num_substeps: int = 4
+
+    def __post_init__(self) -> None:
+        if self.engine not in ("auto", "mujoco", "mjx"):
+            raise ValueError(f"physics must be 'auto', 'mujoco' or 'mjx', got {self.engine!r}")
+        if self.num_substeps < 1:
+            raise ValueError(f"the number of physics steps per control step must be >= 1, got {self.num_substeps}")
+
+    @property
+    def model(self) -> mujoco.MjModel:
+        """What is simulated: the MJCF without its visual geoms."""
+        return _load_model(self.asset, visual=False)
+
+    def step(self, state: PhysicsState, ctrl: Array) -> PhysicsState:
+        """``num_substeps`` physics steps of one simulation; ``vmap`` it for many.
+
+        The C engine computes in float64 and returns the dtype of ``state``; MJX computes in the dtype of ``state``.
+
+        Args:
+            ctrl: [nu].
+
+        Raises:
+            ImportError: MJX is asked for and not installed.
+        """
+        engine = self.engine
+        if engine == "auto":
+            engine = "mujoco" if jax.default_backend() == "cpu" else "mjx"
+        if engine == "mjx":
+            return _step_mjx(self.asset, self.num_substeps, state, ctrl)
+        host = _host_stepper(self.asset, self.num_substeps)
+        shape = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (state.qpos, state.qvel))
+        qpos, qvel = jax.pure_callback(host, shape, state.qpos, state.qvel, ctrl, vmap_method="broadcast_all")
+        return PhysicsState(qpos=qpos, qvel=qvel)
+
+
+def render(
+    asset: str,
+    qpos: Array | NDArray[Any],
+    *,
+    width: int = 640,
+    height: int = 480,
+    mocap_pos: dict[str, Array | NDArray[Any]] | None = None,
+    camera: str = "main",
+) -> NDArray[np.uint8]:
+    """Draw one configuration. Without a display, set the environment variable ``MUJOCO_GL=egl`` before the start.
+
+    Args:
+        qpos: [nq].
+        mocap_pos: body name -> position [3] in m, for bodies that only mark something.
+
+    Returns:
+        [height, width, 3] RGB.
+    """
+    model = _load_model(asset, visual=True)
+    data = mujoco.MjData(model)
+    data.qpos[:] = np.asarray(qpos)
+    for name, position in (mocap_pos or {}).items():
+        data.mocap_pos[model.body(name).mocapid[0]] = np.asarray(position)
+    mujoco.mj_forward(model, data)
+    renderer = _renderer(asset, width, height, threading.get_ident())
+    renderer.update_scene(data, camera=camera)
+    return cast(NDArray[np.uint8], renderer.render())
+
+
+@functools.cache
+def _load_model(asset: str, *, visual: bool) -> mujoco.MjModel:
+    spec = mujoco.MjSpec.from_file(str(_ASSETS / asset))
+    spec.compiler.discardvisual = not visual
+    model = spec.compile()
+    if model.na or not model.opt.disableflags & mujoco.mjtDisableBit.mjDSBL_WARMSTART:
+        raise ValueError(
+            f"{asset}: a step must depend on qpos, qvel and ctrl alone. "
+            f"Use actuators without activation, and <option><flag warmstart='disable'/></option>."
+        )
+    return model
+
+
+@functools.lru_cache(maxsize=4)
+def _renderer(asset: str, width: int, height: int, thread: int) -> mujoco.Renderer:
+    del thread  # part of the key: an OpenGL context belongs to the thread that made it
+    return mujoco.Renderer(_load_model(asset, visual=True), height=height, width=width)
+
+
+class _HostStepper:
+    """The C engine for batches of rows: one thread per core, and buffers that are kept between calls."""
+
+    def __init__(self, model: mujoco.MjModel, num_substeps: int) -> None:
+        num_threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        self._model = model
+        self._num_substeps = num_substeps
+        self._num_threads = num_threads
+        self._data = [mujoco.MjData(model) for _ in range(num_threads)]
+        self._pool = Rollout(nthread=num_threads)
+        self._lock = threading.Lock()
+        self._allocate(1)
+
+    def __call__(self, qpos: Array, qvel: Array, ctrl: Array) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Step every row. qpos [..., nq], qvel [..., nv], ctrl [..., nu] -> (qpos, qvel)."""
+        nq, nv = self._model.nq, self._model.nv
+        positions, velocities = np.asarray(qpos), np.asarray(qvel)
+        num_rows = positions.size // nq
+        with self._lock:  # one pool and one set of buffers for all devices and threads of the process
+            if num_rows != len(self._state):
+                self._allocate(num_rows)
+            self._state[:, 1 : 1 + nq] = positions.reshape(-1, nq)
+            self._state[:, 1 + nq :] = velocities.reshape(-1, nv)
+            self._ctrl[:] = np.asarray(ctrl).reshape(-1, 1, self._model.nu)
+            self._pool.rollout(
+                self._models,
+                self._data,
+                self._state,
+                self._ctrl,
+                skip_checks=True,
+                nstep=self._num_substeps,
+                state=self._trajectory,
+                chunk_size=max(1, -(-num_rows // self._num_threads)),
+            )
+            last = self._trajectory[:, -1]
+            return (
+                last[:, 1 : 1 + nq].astype(positions.dtype).reshape(positions.shape),
+                last[:, 1 + nq :].astype(velocities.dtype).reshape(velocities.shape),
+            )
+
+    def close(self) -> None:
+        """Join the threads."""
+        self._pool.close()
+
+    def _allocate(self, num_rows: int) -> None:
+        size = mujoco.mj_stateSize(self._model, _STATE)
+        self._models = [self._model] * num_rows
+        self._state = np.zeros((num_rows, size))  # column 0 is the time, which stays 0
+        self._ctrl = np.zeros((num_rows, self._num_substeps, self._model.nu))
+        self._trajectory = np.zeros((num_rows, self._num_substeps, size))
+
+
+@functools.cache
+def _host_stepper(asset: str, num_substeps: int) -> _HostStepper:
+    stepper = _HostStepper(_load_model(asset, visual=False), num_substeps)
+    atexit.register(stepper.close)
+    return stepper
+
+
+def _step_mjx(asset: str, num_substeps: int, state: PhysicsState, ctrl: Array) -> PhysicsState:
+    step, model, data = _mjx(asset)
+    data = data.replace(qpos=state.qpos, qvel=state.qvel, ctrl=ctrl)
+    data, _ = jax.lax.scan(lambda data, _: (step(model, data), None), data, length=num_substeps)
+    return PhysicsState(qpos=data.qpos, qvel=data.qvel)
+
+
+@functools.cache
+def _mjx(asset: str) -> tuple[Callable[..., Any], Any, Any]:
+    """MJX's step function, the model and blank data on the device."""
+    try:
+        from mujoco import mjx
+    except ImportError as error:
+        raise ImportError('physics "mjx" needs MuJoCo XLA: pip install "ejax[mjx]"') from error
+    host_model = _load_model(asset, visual=False)
+    with jax.ensure_compile_time_eval():  # kept beyond the trace that asks first
+        model = mjx.put_model(host_model, impl="jax")
+        return mjx.step, model, mjx.make_data(model)
