@@ -27,7 +27,7 @@ from pydantic import (
 
 from ejax.types import Array, PyTree
 
-_STRICT = ConfigDict(frozen=True, extra="forbid")
+_STRICT = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 def _pairs(kwargs: Any) -> Any:

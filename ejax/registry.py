@@ -1,6 +1,7 @@
 """Names for environments, policies and algorithms: what a config may call, and where the code is.
 
-An entry is an object or ``"package.module:Name"`` (without ``:Name``: the module), imported when it is first resolved.
+An entry is an object or ``"package.module:Name"`` (without ``:Name``: the module), imported when it is
+resolved.
 Names are case-insensitive. ``"package.module:Name"`` itself is a name too: it is imported as it stands.
 """
 
@@ -66,7 +67,7 @@ def register_policy(name: str, obj: Any = None, *, override: bool = False) -> An
 
 
 def register_algorithm(name: str, obj: Any = None, *, override: bool = False) -> Any:
-    """Register an algorithm, as ``register_env`` does; its attribute ``Config`` is the pydantic model of its options."""
+    """Register an algorithm, as ``register_env`` does. Its ``Config``: the pydantic model of its options."""
     return _register("algorithm", name, obj, override)
 
 
@@ -154,6 +155,4 @@ def _import(place: str) -> Any:
         return getattr(module, attribute)
     except AttributeError:
         public = [name for name in vars(module) if not name.startswith("_")]
-        raise ImportError(
-            f"module '{module_name}' has no '{attribute}'{did_you_mean(attribute, public)}"
-        ) from None
+        raise ImportError(f"module '{module_name}' has no '{attribute}'{did_you_mean(attribute, public)}") from None

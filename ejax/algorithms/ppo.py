@@ -11,7 +11,16 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import optax
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    ValidationInfo,
+    field_validator,
+)
 
 from ejax.algorithms.sgd import Plan, sgd_epochs
 from ejax.losses import clipped_surrogate, clipped_value_loss, kl_k3, value_loss
@@ -29,7 +38,7 @@ from ejax.types import Array, Key, Metrics, Params, Policy, PyTree, Rollout, Tra
 class PPOConfig(BaseModel):
     """``algorithm.cfg`` of ``ppo``: EmbodiChain's names, and its 0.2.4 defaults unless a comment says otherwise."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     optimizer: OptimizerConfig = OptimizerConfig()
     lr_scheduler: ScheduleConfig = ScheduleConfig()
@@ -43,7 +52,8 @@ class PPOConfig(BaseModel):
     clip_coef: PositiveFloat = 0.2
     ent_coef: NonNegativeFloat = 0.01
     vf_coef: NonNegativeFloat = 0.5
-    max_grad_norm: PositiveFloat = 0.5
+    max_grad_norm: PositiveFloat = Field(default=0.5, allow_inf_nan=True)
+    """Infinity: no clipping."""
     clip_grad_per_network: bool = False
     """EmbodiChain 0.3: clip the critic's gradient apart from the rest."""
     use_clipped_value_loss: bool = False
@@ -53,7 +63,7 @@ class PPOConfig(BaseModel):
     normalize_advantage_per_mini_batch: bool = False
     schedule: Literal["fixed", "adaptive"] = "fixed"
     """``adaptive``: the learning rate follows ``desired_kl``; excludes ``lr_scheduler``."""
-    desired_kl: PositiveFloat | None = None
+    desired_kl: PositiveFloat | None = Field(default=None, validate_default=True)
     minimum_learning_rate: PositiveFloat = 1e-5
     maximum_learning_rate: PositiveFloat = 1e-2
     target_kl: PositiveFloat | None = None
@@ -65,6 +75,29 @@ class PPOConfig(BaseModel):
     skip_nonfinite_updates: bool = True
     """Leave parameters and optimizer as they are when a minibatch gives a NaN or infinite gradient, and count it;
     False: training stops with FloatingPointError."""
+
+    @field_validator("schedule")
+    @classmethod
+    def _one_schedule(cls, schedule: str, info: ValidationInfo) -> str:
+        lr_scheduler = info.data.get("lr_scheduler")
+        if schedule == "adaptive" and lr_scheduler is not None and lr_scheduler.name is not None:
+            raise ValueError(f"got 'adaptive' beside lr_scheduler '{lr_scheduler.name}'; keep one")
+        return schedule
+
+    @field_validator("desired_kl")
+    @classmethod
+    def _adaptive_has_a_target(cls, desired_kl: float | None, info: ValidationInfo) -> float | None:
+        if desired_kl is None and info.data.get("schedule") == "adaptive":
+            raise ValueError("is missing: schedule 'adaptive' needs it, such as 0.01")
+        return desired_kl
+
+    @field_validator("maximum_learning_rate")
+    @classmethod
+    def _range_is_ordered(cls, maximum: float, info: ValidationInfo) -> float:
+        minimum = info.data.get("minimum_learning_rate", 0.0)
+        if maximum < minimum:
+            raise ValueError(f"got {maximum}, below minimum_learning_rate {minimum}")
+        return maximum
 
 
 @partial(jax.jit, static_argnames=("policy", "optimizer", "config"))

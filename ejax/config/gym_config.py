@@ -1,18 +1,22 @@
 """An EmbodiChain gym config, read for one of ejax's task classes.
 
-Taken over: the id, the number of environments, the time limit, the control rate, and ``env.extensions`` (in the first
-releases: all of a task's numbers). The manager form (events, observations, rewards, actions, scene) is announced.
+Taken over: the id, the number of environments, the time limit, the control rate, and ``env.extensions``
+(in the first releases: all of a task's numbers). The manager form (events, observations, rewards, actions)
+and the scene are announced.
 """
 
+import dataclasses
 import inspect
 from collections.abc import Mapping
 from typing import Any
 
 from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
 
-from ejax.config.errors import Notice, Problem
+from ejax.config.errors import Problem
+from ejax.config.explain import unknown_key
 from ejax.config.models import EnvConfig, thaw
-from ejax.registry import UnknownNameError, did_you_mean, registered_name, resolve
+from ejax.config.spellings import Draft
+from ejax.registry import UnknownNameError, resolve
 
 MANAGER_KEYS = ("events", "observations", "rewards", "actions", "dataset", "control_parts")
 SCENE_KEYS = (
@@ -24,7 +28,6 @@ SCENE_KEYS = (
     "rigid_object_group",
     "articulation",
     "physics_config",
-    "visualization",
 )
 WITHOUT_EFFECT_KEYS = (
     "max_episodes",
@@ -35,99 +38,101 @@ WITHOUT_EFFECT_KEYS = (
     "renderer",
     "render_cfg",
     "enable_rt",
+    "visualization",
     "physics",
     "scene_node_capacity",
 )
 EXTENSIONS_WITHOUT_EFFECT = ("joint_limits", "action_type")
-"""Extensions of the first releases that ejax's tasks answer by themselves: from the robot model; joint-position steps."""
+"""Of the first releases: ejax's tasks have joint limits in the robot's model, and act by joint steps."""
 
 
-def read_gym_config(
-    data: Mapping[str, Any], source: str
-) -> tuple[dict[str, Any], int | None, list[Notice], list[Problem]]:
-    """``({id, cfg}, num_envs or None, notices, problems)`` of a gym config.
+def read_gym_config(draft: Draft, data: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """``{id, cfg}`` of a gym config; what it says besides goes into the draft.
 
     Args:
         data: the parsed file.
-        source: its name in notices and problems: they read ``<source>:<dotted key>``.
+        source: its name in notices and problems, which read ``<source>:<dotted key>``.
     """
-    notices: list[Notice] = []
-    problems: list[Problem] = []
-    env = data.get("env")
-    env = env if isinstance(env, dict) else {}
+    env = data.get("env") or {}
     name = data.get("id")
-    if not isinstance(name, str):
-        return {}, None, [], [Problem(f"{source}:id", f"got {name!r}; must be the name of an environment")]
-
-    for prefix, section, keys in (("env.", env, MANAGER_KEYS), ("", data, SCENE_KEYS)):
-        used = [key for key in keys if section.get(key)]
-        notices += [
-            Notice(f"{source}:{prefix}{key}", f"not built yet: {name} of ejax has its own") for key in used
-        ]
-    notices += [
-        Notice(f"{source}:{key}", "no effect in ejax") for key in WITHOUT_EFFECT_KEYS if data.get(key)
-    ]
+    if not isinstance(name, str) or not isinstance(env, dict) or not isinstance(env.get("extensions") or {}, dict):
+        draft.problem("env", f"{source} must hold id: the name of an environment, and env: {{extensions: {{…}}}}")
+        return {}
+    draft.spelled |= {"env.id": f"{source}:id", "env.cfg": f"{source}:env.extensions"}
+    for prefix, section, unbuilt in ((f"{source}:", data, SCENE_KEYS), (f"{source}:env.", env, MANAGER_KEYS)):
+        for key in unbuilt:
+            if section.get(key):
+                draft.notice(f"{prefix}{key}", f"not built yet: {name} of ejax has its own")
+    for key in WITHOUT_EFFECT_KEYS:
+        if data.get(key):
+            draft.notice(f"{source}:{key}", "no effect in ejax")
     if env.get("target_control_frequency") is not None:
-        notices.append(
-            Notice(f"{source}:env.target_control_frequency", "not built yet: give sim_steps_per_control")
-        )
-
-    allowed = {"id", "env", "max_episode_steps", "num_envs", *SCENE_KEYS, *WITHOUT_EFFECT_KEYS}
-    problems += _unknown(f"{source}:", data, allowed)
-    allowed = {"num_envs", "sim_steps_per_control", "target_control_frequency", "extensions", *MANAGER_KEYS}
-    problems += _unknown(f"{source}:env.", env, allowed)
-
-    cfg = dict(env.get("extensions") or {})
-    for key in EXTENSIONS_WITHOUT_EFFECT:
-        if cfg.pop(key, None) is not None:
-            notices.append(Notice(f"{source}:env.extensions.{key}", f"no effect: {name} of ejax has its own"))
-    if "sim_steps_per_control" in env:
-        cfg["sim_steps_per_control"] = env["sim_steps_per_control"]
-    limit = data.get("max_episode_steps")
-    if limit is not None:
-        key = time_limit_key(name)
-        if cfg.setdefault(key, limit) != limit:
-            problems.append(
-                Problem(
-                    f"{source}:max_episode_steps",
-                    f"is {limit}, but env.extensions.{key} is {cfg[key]}; keep one",
-                )
-            )
-    num_envs = data.get("num_envs", env.get("num_envs"))
-    return {"id": name, "cfg": cfg}, num_envs, notices, problems
-
-
-def time_limit_key(name: str) -> str:
-    """What the environment calls its time limit: ``episode_length`` in EmbodiChain's first tasks."""
-    return "episode_length" if "episode_length" in _parameters(name) else "max_episode_steps"
+        draft.notice(f"{source}:env.target_control_frequency", "not built yet: give sim_steps_per_control")
+    allowed = ["id", "env", "max_episode_steps", "num_envs", *SCENE_KEYS, *WITHOUT_EFFECT_KEYS]
+    draft.problems += _unknown(f"{source}:", data, allowed)
+    allowed = ["num_envs", "sim_steps_per_control", "target_control_frequency", "extensions", *MANAGER_KEYS]
+    draft.problems += _unknown(f"{source}:env.", env, allowed)
+    _read_num_envs(draft, data, env, source)
+    return {"id": name, "cfg": _read_cfg(draft, data, env, source)}
 
 
 def env_problems(env: EnvConfig) -> list[Problem]:
-    """Arguments in ``env.cfg`` that the environment does not take, or not of this type; or an environment that is missing."""
+    """Arguments in ``env.cfg`` that the environment does not take; or an environment that is not there."""
     try:
-        parameters = _parameters(env.id, strict=True)
+        make = resolve("env", env.id)
     except ImportError as error:
         return [Problem("env.id", f"'{env.id}' cannot be imported: {error}")]
+    parameters = inspect.signature(make, eval_str=True).parameters
     cfg = thaw(env.cfg)
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    problems = [] if takes_any else _unknown("env.cfg.", cfg, parameters)
+    problems = [] if takes_any else _unknown("env.cfg.", cfg, list(parameters))
     for key, value in cfg.items():
         if key in parameters and (text := _mismatch(parameters[key].annotation, value)):
             problems.append(Problem(f"env.cfg.{key}", f"got {value!r}; {text}"))
+    if not problems and dataclasses.is_dataclass(make):  # checks its own values, and costs nothing
+        try:
+            make(**dict(env.cfg))  # type: ignore[operator]  # a class, here
+        except ValueError as error:
+            problems.append(Problem("env.cfg", str(error)))
     return problems
 
 
-def _parameters(name: str, *, strict: bool = False) -> Mapping[str, inspect.Parameter]:
+def _read_num_envs(draft: Draft, data: Mapping[str, Any], env: Mapping[str, Any], source: str) -> None:
+    key, num_envs = ("num_envs", data["num_envs"]) if "num_envs" in data else ("env.num_envs", env.get("num_envs"))
+    if num_envs is not None and not draft.has("trainer.num_envs"):
+        draft.put("trainer.num_envs", num_envs)
+        draft.spelled["trainer.num_envs"] = f"{source}:{key}"
+
+
+def _read_cfg(draft: Draft, data: Mapping[str, Any], env: Mapping[str, Any], source: str) -> dict[str, Any]:
+    cfg = dict(env.get("extensions") or {})
+    for key in EXTENSIONS_WITHOUT_EFFECT:
+        if cfg.pop(key, None) is not None:
+            draft.notice(f"{source}:env.extensions.{key}", f"no effect: {data['id']} of ejax has its own")
+    if env.get("sim_steps_per_control") is not None:
+        cfg["sim_steps_per_control"] = env["sim_steps_per_control"]
+        draft.spelled["env.cfg.sim_steps_per_control"] = f"{source}:env.sim_steps_per_control"
+    limit = data.get("max_episode_steps")
+    if limit is not None:
+        key = _time_limit_key(data["id"])
+        if cfg.setdefault(key, limit) != limit:
+            text = f"is {limit}, but env.extensions.{key} is {cfg[key]}; keep one"
+            draft.problem(f"{source}:max_episode_steps", text)
+        draft.spelled[f"env.cfg.{key}"] = f"{source}:max_episode_steps"
+    return cfg
+
+
+def _time_limit_key(name: str) -> str:
+    """What the environment calls its time limit: ``episode_length`` in EmbodiChain's first tasks."""
     try:
-        return inspect.signature(resolve("env", registered_name("env", name)), eval_str=True).parameters
-    except (UnknownNameError, ImportError):
-        if strict:
-            raise
-        return {}
+        parameters = inspect.signature(resolve("env", name)).parameters
+    except (UnknownNameError, ImportError):  # reported with env.id
+        return "max_episode_steps"
+    return "episode_length" if "episode_length" in parameters else "max_episode_steps"
 
 
 def _mismatch(annotation: Any, value: Any) -> str | None:
-    """Why a value read from JSON is not of the annotated type, or None where it is or where nobody can tell."""
+    """Why a value from a file is not of the annotated type; None where it is, or where nobody can tell."""
     if annotation is inspect.Parameter.empty:
         return None
     try:
@@ -137,18 +142,9 @@ def _mismatch(annotation: Any, value: Any) -> str | None:
     try:
         adapter.validate_python(value, strict=not isinstance(value, list))
     except ValidationError as error:
-        return " or ".join(
-            dict.fromkeys(each["msg"].replace("Input should", "must") for each in error.errors())
-        )
+        return " or ".join(dict.fromkeys(each["msg"].replace("Input should", "must") for each in error.errors()))
     return None
 
 
-def _unknown(prefix: str, section: Mapping[str, Any], allowed: Any) -> list[Problem]:
-    return [
-        Problem(
-            f"{prefix}{key}",
-            f"unknown key; allowed: {', '.join(sorted(allowed))}{did_you_mean(str(key), allowed)}",
-        )
-        for key in section
-        if key not in allowed
-    ]
+def _unknown(prefix: str, section: Mapping[str, Any], allowed: list[str]) -> list[Problem]:
+    return [Problem(f"{prefix}{key}", unknown_key(str(key), allowed)) for key in section if key not in allowed]

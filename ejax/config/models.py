@@ -1,11 +1,12 @@
 """The config of a run in its one canonical form; ``spellings`` turns every other form into it.
 
-Keys and defaults are EmbodiChain's unless a comment says otherwise. All models are frozen, hashable, and refuse
-unknown keys.
+Keys and defaults are EmbodiChain's unless a comment says otherwise. All models are frozen, hashable, and
+refuse unknown keys.
 """
 
 import json
 import math
+import re
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
@@ -69,8 +70,8 @@ class EnvConfig(BaseModel):
 
     model_config = _STRICT
     id: str
-    """A registered name, ``gymnax:<name>``, ``brax:<name>``, ``playground:<name>``, or ``package.module:Name``."""
-    cfg: Kwargs = FrozenDict()
+    """A registered name, ``<family>:<name>`` such as ``gymnax:CartPole-v1``, or ``package.module:Name``."""
+    cfg: Kwargs = Field(default_factory=FrozenDict)
 
     @field_validator("id")
     @classmethod
@@ -82,10 +83,11 @@ class TrainerConfig(BaseModel):
     """``trainer``. The defaults are those of the ``learning_env`` path; a ``gym_config`` brings its own."""
 
     model_config = _STRICT
-    exp_name: Annotated[str, Field(pattern=r"^[^/\\\s][^/\\]*$")]
+    exp_name: str
     """Part of the output folder's name. Default: ``<env>_<algorithm>``."""
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 1
-    device: Annotated[str, Field(pattern=r"^(cpu|cuda|tpu)(:\d+)?$")] = "cpu"
+    device: str = "cpu"
+    """``cpu``, ``cuda``, ``cuda:<index>``, ``tpu``."""
     num_envs: PositiveInt = 64
     buffer_size: PositiveInt = 256
     """Steps per environment and update, T."""
@@ -129,14 +131,27 @@ class TrainerConfig(BaseModel):
             return self.iterations
         return math.ceil(self.total_timesteps / (self.buffer_size * self.num_envs))
 
+    @field_validator("exp_name")
+    @classmethod
+    def _names_a_folder(cls, name: str) -> str:
+        if not name.strip() or "/" in name or "\\" in name:
+            raise ValueError(f"got '{name}'; must be part of a folder's name, without slashes")
+        return name
+
+    @field_validator("device")
+    @classmethod
+    def _names_a_device(cls, device: str) -> str:
+        if not re.fullmatch(r"(cpu|cuda|tpu)(:\d+)?", device):
+            raise ValueError(f"got '{device}'; allowed: cpu, cuda, cuda:<index>, tpu, tpu:<index>")
+        return device
+
     @field_validator("best_eval_metric")
     @classmethod
     def _known_metric(cls, name: str) -> str:
         if name in EVAL_METRICS or (name.startswith("eval/metrics/") and name != "eval/metrics/"):
             return name
-        raise ValueError(
-            f"got '{name}'; allowed: {', '.join(EVAL_METRICS)}, eval/metrics/<name>{did_you_mean(name, EVAL_METRICS)}"
-        )
+        allowed = f"{', '.join(EVAL_METRICS)}, eval/metrics/<name>"
+        raise ValueError(f"got '{name}'; allowed: {allowed}{did_you_mean(name, EVAL_METRICS)}")
 
 
 class NetworkBlock(BaseModel):
@@ -148,7 +163,7 @@ class NetworkBlock(BaseModel):
 
 
 class ObsGroups(BaseModel):
-    """Which parts of a nested observation each network reads, by dotted path and in this order; empty: all."""
+    """Which parts of a nested observation each network reads, by dotted path, in this order; empty: all."""
 
     model_config = _STRICT
     actor: tuple[str, ...] = ()
@@ -160,7 +175,7 @@ class PolicyConfig(BaseModel):
 
     model_config = _STRICT
     name: str
-    cfg: Kwargs = FrozenDict()
+    cfg: Kwargs = Field(default_factory=FrozenDict)
     """Arguments of a policy class of your own."""
     action_dim: PositiveInt | None = None
     """Checked against the environment's."""
@@ -184,7 +199,7 @@ class AlgorithmConfig(BaseModel):
 
     model_config = _STRICT
     name: str
-    cfg: SerializeAsAny[BaseModel] = Field(default_factory=dict, validate_default=True)  # type: ignore[arg-type]  # the validator makes it a model
+    cfg: SerializeAsAny[BaseModel] = Field(default_factory=dict, validate_default=True)
 
     @field_validator("name")
     @classmethod
@@ -198,11 +213,7 @@ class AlgorithmConfig(BaseModel):
         if name is None:  # an unknown name is an error of its own
             return value
         options = ALGORITHM_CONFIGS.get(name) or resolve("algorithm", name).Config
-        return (
-            value
-            if isinstance(value, options)
-            else options.model_validate_json(json.dumps(value), strict=True)
-        )
+        return value if isinstance(value, options) else options.model_validate_json(json.dumps(value), strict=True)
 
 
 class RunConfig(BaseModel):
@@ -246,18 +257,14 @@ def _sizes(config: RunConfig) -> Iterator[Problem]:
         if rows < 2:
             yield Problem("trainer.buffer_size", f"{given}, but advantages are normalized over at least 2")
         if cfg.num_mini_batches is None and cfg.batch_size > rows:
-            yield Problem(
-                "algorithm.cfg.batch_size", f"got {cfg.batch_size}, but {given}; give at most {rows}"
-            )
+            yield Problem("algorithm.cfg.batch_size", f"got {cfg.batch_size}, but {given}; give at most {rows}")
         if cfg.num_mini_batches is not None and cfg.num_mini_batches > rows:
             yield Problem(
                 "algorithm.cfg.num_mini_batches",
                 f"got {cfg.num_mini_batches}, but {given}; give at most {rows}",
             )
     if trainer.enable_eval and trainer.num_eval_episodes < 1:
-        yield Problem(
-            "trainer.num_eval_episodes", "got 0 with enable_eval; give 1 or more, or enable_eval: false"
-        )
+        yield Problem("trainer.num_eval_episodes", "got 0 with enable_eval; give 1 or more, or enable_eval: false")
 
 
 def _networks(policy: PolicyConfig) -> Iterator[Problem]:
@@ -268,7 +275,7 @@ def _networks(policy: PolicyConfig) -> Iterator[Problem]:
     elif not low <= policy.initial_log_std <= high:
         yield Problem(
             "policy.initial_log_std",
-            f"got {policy.initial_log_std}, outside log_std_range [{low}, {high}], where its gradient is zero",
+            f"got {policy.initial_log_std}, outside log_std_range [{low}, {high}]: it would never learn",
         )
     if policy.name not in ("actor_critic", "actor_only"):
         return

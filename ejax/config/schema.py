@@ -1,4 +1,4 @@
-"""JSON Schema of a train config in all its spellings, for editors, and for the allowed keys in error messages."""
+"""JSON Schema of a train config in all its spellings: for editors, and for error messages."""
 
 import functools
 import json
@@ -57,12 +57,14 @@ def make_schema() -> dict[str, Any]:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 
 
-def allowed_keys(section: str) -> list[str]:
-    """The keys of a dotted section, in all spellings; empty where there is no such section."""
+def allowed_keys(section: str) -> tuple[list[str], list[str]]:
+    """The keys of a dotted section: the canonical ones, and those in other spellings or without effect."""
     try:
-        return list(_section(make_schema(), section).get("properties", ()))
+        keys = list(_section(make_schema(), section).get("properties", ()))
     except KeyError:
-        return []
+        return [], []
+    hidden = [key for key in keys if f"{section}.{key}".lstrip(".") in MOVED | WITHOUT_EFFECT]
+    return [key for key in keys if key not in hidden], hidden
 
 
 def schema_text() -> str:

@@ -1,6 +1,6 @@
 """Every spelling of an EmbodiChain train config, from its first release on, turned into the canonical one.
 
-``respell`` only moves keys; ``complete`` reads the gym config, takes out what has no effect in ejax, and fills the
+``respell`` only moves keys; ``take_out`` turns what has no effect into notices; ``fill_defaults`` gives the
 defaults that depend on other keys. Values are judged later, by the models.
 """
 
@@ -13,6 +13,7 @@ from typing import Any
 
 from ejax.config.errors import Notice, Problem
 from ejax.policies.mlp import NetworkConfig
+from ejax.registry import Kind, UnknownNameError, registered_name
 
 Keys = tuple[str, ...]
 
@@ -39,14 +40,14 @@ WITHOUT_EFFECT: dict[str, str] = {
     "trainer.filter_dataset_saving": "no effect: training records no dataset",
     "trainer.model_type": "no effect: policy.name decides",
     "trainer.buffer_type": "no effect: the algorithm decides",
-    "trainer.import_modules": "not imported: name code of your own as package.module:Name on the command line",
+    "trainer.import_modules": "not imported: name your own code as package.module:Name on the command line",
     "trainer.segment_length": "no effect: a key of the apg algorithm",
     "trainer.update_horizon": "no effect: a key of the apg algorithm",
     "trainer.deterministic_actions": "no effect: a key of the apg algorithm",
     "algorithm.cfg.device": "no effect: trainer.device decides",
     "algorithm.cfg.rollout_time_first": "no effect: rollouts are [T, N, ...]",
     **{
-        f"algorithm.cfg.optimizer.kwargs.{key}": "no effect: it chooses among torch's kernels, not the arithmetic"
+        f"algorithm.cfg.optimizer.kwargs.{key}": "no effect: chooses torch's kernels, not the arithmetic"
         for key in ("foreach", "fused", "capturable", "differentiable")
     },
 }
@@ -62,7 +63,8 @@ GYM_DEFAULTS: dict[str, Any] = {
 }
 """``trainer`` defaults of the ``gym_config`` path, where they differ from the models'."""
 
-_SCIENTIFIC = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+")
+SCIENTIFIC = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+")
+"""Numbers that PyYAML reads as text."""
 
 
 @dataclass
@@ -111,6 +113,15 @@ class Draft:
                 raise TypeError(f"{'.'.join(sections[:depth])} is {node!r}, not a section")
         node[name] = value
 
+    def written(self, key: str) -> str:
+        """A canonical key as the user spelled it."""
+        above = [known for known in self.spelled if key == known or key.startswith(f"{known}.")]
+        if not above:
+            return key
+        nearest = max(above, key=len)
+        below = key[len(nearest) :]
+        return self.spelled[nearest].removesuffix(" (override)" if below else "") + below
+
     def problem(self, key: str, text: str) -> None:
         self.problems.append(Problem(key, text))
 
@@ -134,9 +145,7 @@ def respell(draft: Draft) -> None:
         value = draft.pop(old)
         written = draft.spelled.get(old, old)
         if draft.has(new):
-            draft.problem(
-                written, f"means the same as {draft.spelled.get(new, new)}, which is given too; keep one"
-            )
+            draft.problem(written, f"means the same as {draft.spelled.get(new, new)}, which is given too; keep one")
             continue
         try:
             draft.put(new, value)
@@ -144,6 +153,7 @@ def respell(draft: Draft) -> None:
             draft.problem(written, f"belongs to {new}, but {error}")
         draft.spelled[new] = written
     if isinstance(draft.get("env"), str):
+        draft.spelled["env.id"] = draft.written("env")
         draft.put("env", {"id": draft.get("env")})
     _respell_device(draft)
     _respell_std(draft)
@@ -158,20 +168,21 @@ def respell(draft: Draft) -> None:
             draft.pop(key)
 
 
-def seed_evaluates(draft: Draft) -> None:
-    """The first releases had no ``enable_eval`` and always evaluated: their spelling means that still."""
-    trainer = draft.get("trainer")
-    if (
-        isinstance(trainer, dict)
-        and "rollout_steps" in trainer
-        and "enable_eval" not in trainer
-        and trainer.get("eval_freq")
-    ):
-        trainer["enable_eval"] = True
-        draft.notice(
-            "trainer.eval_freq",
-            "evaluates, as the releases that wrote rollout_steps did; trainer.enable_eval: false switches it off",
-        )
+def is_seed_spelling(draft: Draft) -> bool:
+    """The first releases wrote ``rollout_steps``, had no ``enable_eval``, and always evaluated."""
+    return draft.has("trainer.rollout_steps") and not draft.has("trainer.enable_eval")
+
+
+def settle_evaluation(draft: Draft, *, seed_spelling: bool) -> None:
+    """``enable_eval`` where it is not given but ``eval_freq`` is."""
+    if draft.has("trainer.enable_eval") or not draft.get("trainer.eval_freq"):
+        return
+    if seed_spelling:
+        draft.put("trainer.enable_eval", True)
+        text = "evaluates, as the releases of rollout_steps did; trainer.enable_eval: false switches it off"
+    else:
+        text = "does not evaluate: trainer.enable_eval is not set (default: false)"
+    draft.notice("trainer.eval_freq", text)
 
 
 def take_out(draft: Draft) -> None:
@@ -182,12 +193,8 @@ def take_out(draft: Draft) -> None:
     if draft.has("trainer.distributed") and draft.pop("trainer.distributed"):
         draft.notice("trainer.distributed", "not built yet: the run uses one device")
     events = draft.pop("trainer.events") if draft.has("trainer.events") else None
-    if not isinstance(events, dict | None) or not all(
-        isinstance(named, dict) for named in (events or {}).values()
-    ):
-        draft.problem(
-            "trainer.events", f"got {events!r}; must be {{train: {{name: spec}}, eval: {{name: spec}}}}"
-        )
+    if not isinstance(events, dict | None) or not all(isinstance(named, dict) for named in (events or {}).values()):
+        draft.problem("trainer.events", f"got {events!r}; must be {{train: {{name: spec}}, eval: {{name: spec}}}}")
         return
     for phase, named in (events or {}).items():
         if phase not in ("train", "eval"):
@@ -205,11 +212,8 @@ def fill_defaults(draft: Draft) -> None:
     if trainer.get("eval_seed") is None:
         trainer["eval_seed"] = seed + 10_000 if type(seed) is int else 0  # a bad seed is reported by itself
     if trainer.get("exp_name") is None:
-        trainer["exp_name"] = re.sub(r"[^\w.-]+", "_", f"{draft.get('env.id')}_{draft.get('algorithm.name')}")
-    if trainer.get("eval_freq") and "enable_eval" not in trainer and draft.has("trainer.eval_freq"):
-        draft.notice(
-            "trainer.eval_freq", "does not evaluate: trainer.enable_eval is not set (default: false)"
-        )
+        names = _name("env", draft.get("env.id")), _name("algorithm", draft.get("algorithm.name"))
+        trainer["exp_name"] = re.sub(r"[^\w.-]+", "_", "_".join(names))
     if trainer.get("enable_eval") is True and not trainer.get("eval_freq"):
         draft.notice("trainer.enable_eval", "trainer.eval_freq is 0: no evaluation during training")
 
@@ -220,7 +224,14 @@ def read_numbers(node: Any) -> Any:
         return {name: read_numbers(value) for name, value in node.items()}
     if isinstance(node, list):
         return [read_numbers(value) for value in node]
-    return float(node) if isinstance(node, str) and _SCIENTIFIC.fullmatch(node) else node
+    return float(node) if isinstance(node, str) and SCIENTIFIC.fullmatch(node) else node
+
+
+def _name(kind: Kind, name: Any) -> str:
+    try:
+        return registered_name(kind, str(name))
+    except UnknownNameError:  # reported with its own key
+        return str(name)
 
 
 def _respell_device(draft: Draft) -> None:
@@ -249,18 +260,11 @@ def _respell_std(draft: Draft) -> None:
         elif old == "policy.initial_action_std" and _is_positive(std):
             draft.put(new, math.log(std))
         elif (
-            old == "policy.action_std_range"
-            and isinstance(std, list)
-            and len(std) == 2
-            and all(map(_is_positive, std))
+            old == "policy.action_std_range" and isinstance(std, list) and len(std) == 2 and all(map(_is_positive, std))
         ):
             draft.put(new, [math.log(bound) for bound in std])
         else:
-            wanted = (
-                "a number above 0"
-                if old == "policy.initial_action_std"
-                else "[lowest, highest], both above 0"
-            )
+            wanted = "a number above 0" if old == "policy.initial_action_std" else "[lowest, highest], both above 0"
             draft.problem(old, f"got {std!r}; must be {wanted}")
 
 

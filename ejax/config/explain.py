@@ -1,0 +1,78 @@
+"""pydantic's validation errors as problems: dotted key, what was given, what is allowed, the nearest name."""
+
+from typing import Any
+
+from pydantic import ValidationError
+
+from ejax.config.errors import ConfigError, Problem
+from ejax.config.schema import allowed_keys
+from ejax.config.spellings import SCIENTIFIC
+from ejax.optim import OPTIMIZER_KWARGS, SCHEDULE_KWARGS
+from ejax.registry import did_you_mean
+
+
+def explain(error: ValidationError, tree: Any) -> list[Problem]:
+    """One problem for each key of ``tree`` that is wrong."""
+    texts: dict[str, list[str]] = {}
+    for each in error.errors():
+        nested = each.get("ctx", {}).get("error")
+        if isinstance(nested, ConfigError):
+            for problem in nested.problems:
+                texts.setdefault(problem.key, []).append(problem.text)
+            continue
+        key = _dotted(each["loc"], tree)
+        texts.setdefault(key, []).append(_text(each, key, tree))
+    return [Problem(key, " or ".join(dict.fromkeys(each))) for key, each in texts.items()]
+
+
+def unknown_key(name: str, allowed: list[str], hidden: list[str] | None = None) -> str:
+    """The text of an unknown key.
+
+    Args:
+        allowed: the keys to list.
+        hidden: keys that are accepted too, but only named where they are the nearest.
+    """
+    suggestion = did_you_mean(name, [*allowed, *(hidden or [])])
+    return f"unknown key; allowed: {', '.join(sorted(allowed)) or 'none'}{suggestion}"
+
+
+def _dotted(location: tuple[int | str, ...], tree: Any) -> str:
+    """pydantic's location without the names of union members, which are no keys."""
+    names: list[str] = []
+    node = tree
+    for part in location:
+        if isinstance(node, dict):
+            node = node.get(part, {})
+        elif isinstance(node, list) and isinstance(part, int):
+            node = node[part]
+        else:
+            continue
+        names.append(str(part))
+    return ".".join(names)
+
+
+def _text(error: Any, key: str, tree: Any) -> str:
+    given, kind = error["input"], error["type"]
+    section, _, name = key.rpartition(".")
+    if kind == "missing":
+        return "is missing"
+    if kind == "extra_forbidden":
+        return unknown_key(name, *_allowed(section, tree))
+    if kind == "value_error":
+        return error["msg"].removeprefix("Value error, ")
+    if kind == "literal_error":
+        allowed = [name.strip(" '") for name in error["ctx"]["expected"].replace(" or ", ",").split(",")]
+        return f"got {given!r}; allowed: {', '.join(allowed)}{did_you_mean(str(given), allowed)}"
+    if kind == "model_type":
+        return f"got {given!r}; must be a section with the keys {', '.join(_allowed(key, tree)[0])}"
+    if kind == "int_type" and isinstance(given, str) and SCIENTIFIC.fullmatch(given):
+        return f"got {given!r}; must be an integer, such as {float(given):.0f}"
+    return f"got {given!r}; {error['msg'].replace('Input should', 'must')}"
+
+
+def _allowed(section: str, tree: Any) -> tuple[list[str], list[str]]:
+    for kind, keywords in (("optimizer", OPTIMIZER_KWARGS), ("lr_scheduler", SCHEDULE_KWARGS)):
+        if section == f"algorithm.cfg.{kind}.kwargs":
+            name = tree["algorithm"]["cfg"][kind].get("name", "adam")
+            return list(keywords[name].model_fields), []
+    return allowed_keys(section)

@@ -1,0 +1,512 @@
+import copy
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ejax import registry
+from ejax.config import ConfigError, load_config, parse_config
+from ejax.config.schema import make_schema, schema_text
+
+ROOT = Path(__file__).parent.parent
+CONFIGS = sorted(p for p in (ROOT / "configs").rglob("*.*") if p.name != "gym_config.json" and p.is_file())
+
+BASE = {
+    "trainer": {"learning_env": "PointMassRL", "num_envs": 8, "buffer_size": 16},
+    "policy": {
+        "name": "actor_critic",
+        "actor": {"type": "mlp", "network_cfg": {"hidden_sizes": [8, 8], "activation": "relu"}},
+        "critic": {"type": "mlp", "network_cfg": {"hidden_sizes": [8, 8], "activation": "relu"}},
+    },
+    "algorithm": {"name": "ppo", "cfg": {"batch_size": 32}},
+}
+
+
+@dataclass(frozen=True)
+class Task:
+    """A task of EmbodiChain's first releases, as the registry knows one."""
+
+    episode_length: int = 50
+    action_scale: float = 0.2
+    sim_steps_per_control: int = 4
+    obs_mode: str = "state"
+
+
+@pytest.fixture
+def task(monkeypatch):
+    monkeypatch.setitem(registry.ENVS, "TaskRL", Task)
+
+
+def make(*overrides, **sections):
+    """BASE with sections replaced, then overrides."""
+    return parse_config({**copy.deepcopy(BASE), **sections}, overrides)
+
+
+def trainer(**keys):
+    return {**BASE["trainer"], **keys}
+
+
+def without(section, key):
+    return {name: value for name, value in BASE[section].items() if name != key}
+
+
+def gym(tmp_path, data, **keys):
+    """The config of a train file whose gym config holds ``data``."""
+    (tmp_path / "gym.json").write_text(json.dumps(data))
+    section = {"gym_config": "gym.json", **keys}
+    train = {**BASE, "trainer": section}
+    (tmp_path / "train.json").write_text(json.dumps(train))
+    return load_config(tmp_path / "train.json")
+
+
+def keys_of(notices):
+    return [notice.key for notice in notices]
+
+
+# --- files ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: str(path.relative_to(ROOT / "configs")))
+def test_every_shipped_config_loads_and_round_trips(path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    config = load_config(path, device="cpu")
+    assert parse_config(config.to_dict()) == config
+    assert parse_config(json.loads(json.dumps(config.to_dict()))) == config
+
+
+def test_json_and_yaml_give_the_same_config(tmp_path):
+    (tmp_path / "a.json").write_text(json.dumps(BASE))
+    (tmp_path / "a.yaml").write_text(yaml.safe_dump(BASE))
+    assert load_config(tmp_path / "a.json") == load_config(tmp_path / "a.yaml")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.toml", "", "'.toml' is not the suffix of a config; allowed: .json, .yaml, .yml"),
+        ("a.json", '{"trainer": {},\n"policy" {}}', r"a.json:2.*Expecting ':'"),
+        ("a.json", '{"trainer": {"seed": 1, "seed": 2}}', "the key 'seed' is given twice"),
+        ("a.yaml", "trainer:\n  seed: 1\n  seed: 2\n", r"a.yaml:3.*the key 'seed' is given twice"),
+        ("a.yaml", "trainer: [1\npolicy: 2", r"a.yaml:2"),
+        ("a.yaml", "", "holds nothing; must be a mapping"),
+        ("a.yaml", "- 1", "holds a list; must be a mapping"),
+    ],
+)
+def test_an_unreadable_file_is_located(tmp_path, name, text, message):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ConfigError, match=f"(?s){message}"):
+        load_config(tmp_path / name)
+
+
+def test_a_missing_file_is_an_error():
+    with pytest.raises(ConfigError, match="there is no such file"):
+        load_config("nowhere.yaml")
+
+
+# --- spellings --------------------------------------------------------------------------------------------
+
+
+def test_first_and_latest_spelling_are_the_same_run():
+    first = make(
+        trainer={"env": {"id": "PointMassRL", "cfg": {"num_envs": 8}}, "rollout_steps": 16},
+        policy={
+            "name": "Actor_Critic",
+            "actor": {"type": "mlp", "hidden_sizes": [8], "activation": "relu"},
+            "critic": {"type": "mlp", "hidden_sizes": [8], "activation": "relu"},
+        },
+        algorithm={"name": "PPO", "cfg": {"learning_rate": "1e-4", "batch_size": 32}},
+    )
+    block = {"type": "mlp", "network_cfg": {"hidden_sizes": [8], "activation": "relu"}}
+    latest = make(
+        trainer={"learning_env": {"name": "pointmassrl"}, "num_envs": 8, "buffer_size": 16},
+        policy={"name": "actor_critic", "actor": block, "critic": block},
+        algorithm={"name": "ppo", "cfg": {"optimizer": {"learning_rate": 0.0001}, "batch_size": 32}},
+    )
+    assert first == latest
+    assert hash(first) == hash(latest)
+
+
+def test_env_may_stand_at_the_top():
+    assert make(trainer=without("trainer", "learning_env"), env="PointMassRL") == make()
+
+
+def test_standard_deviations_become_logarithms():
+    policy = {**BASE["policy"], "initial_action_std": 0.5, "action_std_range": [0.1, 2.0]}
+    config = make(policy=policy).policy
+    assert config.initial_log_std == math.log(0.5)
+    assert config.log_std_range == (math.log(0.1), math.log(2.0))
+
+
+@pytest.mark.parametrize(("given_device", "device"), [("gpu", "cuda"), ("gpu:1", "cuda:1")])
+def test_gpu_means_cuda(given_device, device):
+    with pytest.raises(ConfigError, match=f"got '{device}', but the devices of jax here are cpu"):
+        make(trainer=trainer(device=given_device))
+
+
+def test_null_blocks_are_defaults():
+    cfg = {"batch_size": 32, "optimizer": None, "lr_scheduler": None}
+    assert make(algorithm={"name": "ppo", "cfg": cfg}) == make()
+
+
+def test_scientific_notation_is_a_number_in_yaml(tmp_path):
+    text = yaml.safe_dump(BASE).replace("batch_size: 32", "batch_size: 32\n    optimizer:\n      learning_rate: 1e-4")
+    (tmp_path / "a.yaml").write_text(text)
+    assert load_config(tmp_path / "a.yaml").algorithm.cfg.optimizer.learning_rate == 1e-4
+
+
+def test_defaults_of_the_learning_env_path():
+    config = make(trainer={"learning_env": "PointMassRL"})
+    assert (
+        config.trainer.model_dump()
+        | {
+            "exp_name": "PointMassRL_ppo",
+            "seed": 1,
+            "device": "cpu",
+            "num_envs": 64,
+            "buffer_size": 256,
+            "iterations": 250,
+            "enable_eval": False,
+            "num_eval_envs": 16,
+            "num_eval_episodes": 5,
+            "eval_freq": 0,
+            "save_freq": 0,
+            "eval_seed": 10001,
+        }
+        == config.trainer.model_dump()
+    )
+
+
+def test_defaults_of_the_gym_config_path(tmp_path, task):
+    config = gym(tmp_path, {"id": "TaskRL"})
+    assert (
+        config.trainer.model_dump()
+        | {
+            "exp_name": "generic_exp",
+            "seed": 1,
+            "device": "cpu",
+            "num_envs": 1,
+            "buffer_size": 2048,
+            "iterations": 250,
+            "enable_eval": False,
+            "num_eval_envs": 4,
+            "num_eval_episodes": 5,
+            "eval_freq": 10000,
+            "save_freq": 50000,
+            "eval_seed": 10001,
+        }
+        == config.trainer.model_dump()
+    )
+
+
+def test_eval_seed_follows_the_seed():
+    assert make("trainer.seed=7").trainer.eval_seed == 10007
+
+
+def test_total_timesteps_counts_whole_updates():
+    assert make("trainer.total_timesteps=129").trainer.num_updates == 2
+
+
+def test_the_seed_spelling_evaluates_and_says_so():
+    config = make(trainer={"learning_env": "PointMassRL", "rollout_steps": 256, "eval_freq": 2})
+    assert config.trainer.enable_eval
+    assert "rollout_steps did" in config.notices[0].text
+
+
+def test_later_spellings_do_not_evaluate_unasked_and_say_so():
+    config = make("trainer.eval_freq=2")
+    assert not config.trainer.enable_eval
+    assert keys_of(config.notices) == ["trainer.eval_freq"]
+
+
+# --- gym configs ------------------------------------------------------------------------------------------
+
+
+def test_a_first_release_gym_config_fills_the_task(tmp_path, task):
+    env = {"num_envs": 8, "extensions": {"episode_length": 20, "action_scale": 0.1, "joint_limits": 0.5}}
+    config = gym(tmp_path, {"id": "TaskRL", "env": env})
+    assert config.trainer.num_envs == 8
+    assert dict(config.env.cfg) == {"episode_length": 20, "action_scale": 0.1}
+    assert keys_of(config.notices) == ["gym.json:env.extensions.joint_limits"]
+
+
+def test_max_episode_steps_is_the_time_limit(tmp_path, task):
+    data = {"id": "TaskRL", "max_episode_steps": 30, "num_envs": 2, "env": {"sim_steps_per_control": 2}}
+    assert dict(gym(tmp_path, data).env.cfg) == {"episode_length": 30, "sim_steps_per_control": 2}
+
+
+def test_the_trainer_overrides_the_number_of_environments(tmp_path, task):
+    assert gym(tmp_path, {"id": "TaskRL", "num_envs": 2}, num_envs=4).trainer.num_envs == 4
+
+
+def test_the_manager_form_is_announced_by_key(tmp_path, task):
+    env = {"events": {"a": {}}, "rewards": {"b": {}}, "observations": {}, "extensions": {}}
+    data = {"id": "TaskRL", "max_episodes": 5, "env": env, "robot": {"uid": "r"}, "sensor": []}
+    assert set(keys_of(gym(tmp_path, data).notices)) == {
+        "gym.json:max_episodes",
+        "gym.json:env.events",
+        "gym.json:env.rewards",
+        "gym.json:robot",
+    }
+
+
+def test_a_gym_config_is_found_beside_the_train_file_first(tmp_path, monkeypatch, task):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "gym.json").write_text(json.dumps({"id": "TaskRL", "num_envs": 3}))
+    train = {**BASE, "trainer": {"gym_config": "gym.json"}}
+    (tmp_path / "here" / "train.json").write_text(json.dumps(train))
+    assert load_config("here/train.json").trainer.num_envs == 3
+    (tmp_path / "here" / "gym.json").write_text(json.dumps({"id": "TaskRL", "num_envs": 5}))
+    assert load_config("here/train.json").trainer.num_envs == 5
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"id": "TaskRL", "max_episode_step": 3}, "gym.json:max_episode_step: unknown key.*'max_episode_steps'"),
+        ({"id": "TaskRL", "env": {"event": {}}}, "gym.json:env.event: unknown key.*Did you mean 'events'"),
+        ({"id": "TaskRL", "env": {"extensions": {"actionscale": 1}}}, "gym.json:env.extensions.actionscale: unknown"),
+        ({"id": "TaskR"}, "gym.json:id: no env 'TaskR'.*Did you mean 'TaskRL'"),
+        ({"env": {}}, "gym.json must hold id"),
+        (
+            {"id": "TaskRL", "max_episode_steps": 3, "env": {"extensions": {"episode_length": 4}}},
+            "gym.json:max_episode_steps: is 3, but env.extensions.episode_length is 4",
+        ),
+    ],
+)
+def test_a_bad_gym_config_is_located(tmp_path, task, data, message):
+    with pytest.raises(ConfigError, match=message):
+        gym(tmp_path, data)
+
+
+# --- notices ----------------------------------------------------------------------------------------------
+
+
+def test_events_are_announced_one_by_one():
+    events = {"train": {"a": {"func": "f"}}, "eval": {"b": {"func": "g"}}}
+    notices = make(trainer=trainer(events=events)).notices
+    assert keys_of(notices) == ["trainer.events.train.a", "trainer.events.eval.b"]
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("headless", True),
+        ("renderer", "hybrid"),
+        ("enable_rt", True),
+        ("gpu_id", 1),
+        ("distributed", True),
+        ("import_modules", ["os"]),
+        ("filter_dataset_saving", True),
+        ("model_type", "standard"),
+    ],
+)
+def test_a_key_without_effect_is_announced(key, value):
+    assert keys_of(make(trainer=trainer(**{key: value})).notices) == [f"trainer.{key}"]
+
+
+def test_imports_named_by_a_config_do_not_run(tmp_path, monkeypatch):
+    (tmp_path / "boom.py").write_text("raise SystemExit")
+    monkeypatch.syspath_prepend(tmp_path)
+    make(trainer=trainer(import_modules=["boom"]))
+
+
+# --- overrides --------------------------------------------------------------------------------------------
+
+
+def test_overrides_win_in_either_spelling():
+    config = make("trainer.rollout_steps=32", "algorithm.cfg.learning_rate=1e-3", "policy.actor.hidden_sizes=[4]")
+    assert config == make(
+        "trainer.buffer_size=32",
+        "algorithm.cfg.optimizer.learning_rate=0.001",
+        "policy.actor.network_cfg.hidden_sizes=[4]",
+    )
+
+
+def test_an_override_of_a_section_replaces_it():
+    assert make("trainer.learning_env={name: PointMassRL, cfg: {success_bonus: 1.0}}").env.cfg["success_bonus"] == 1.0
+    assert dict(make("env.cfg.success_bonus=1.0", "trainer.learning_env=PointMassRL").env.cfg) == {}
+
+
+def test_overrides_reach_into_a_gym_config(tmp_path, task):
+    gym(tmp_path, {"id": "TaskRL", "env": {"extensions": {"episode_length": 20}}})
+    config = load_config(tmp_path / "train.json", ["env.cfg.action_scale=0.5"])
+    assert dict(config.env.cfg) == {"episode_length": 20, "action_scale": 0.5}
+
+
+def test_an_environment_override_replaces_the_gym_config(tmp_path, task):
+    gym(tmp_path, {"id": "TaskRL"})
+    assert load_config(tmp_path / "train.json", ["trainer.learning_env=PointMassRL"]).env.id == "PointMassRL"
+
+
+def test_a_file_alone_does_not_start_foreign_code(tmp_path):
+    place = "ejax.envs.point_mass:PointMassRL"
+    (tmp_path / "a.json").write_text(json.dumps({**BASE, "trainer": trainer(learning_env=place)}))
+    with pytest.raises(ConfigError, match=f"env.id: .*; add env.id={place} to the command line"):
+        load_config(tmp_path / "a.json")
+    assert load_config(tmp_path / "a.json", [f"env.id={place}"]).env.id == place
+
+
+# --- errors -----------------------------------------------------------------------------------------------
+
+BAD_OVERRIDES = {
+    "trainer.sead=3": r"trainer.sead \(override\): unknown key; allowed: .*Did you mean 'seed'\?",
+    "trainer.rollout_step=3": r"Did you mean 'rollout_steps'\?",
+    "policy.actor.hiden_sizes=[1]": r"policy.actor.hiden_sizes .*allowed: network_cfg, type. Did you mean 'hidden_s",
+    "trainer.num_envs=0": "trainer.num_envs .*got 0; must be greater than 0",
+    "trainer.num_envs=true": "trainer.num_envs .*got True; must be a valid integer",
+    "trainer.num_envs='64'": "trainer.num_envs .*got '64'; must be a valid integer",
+    "trainer.iterations=-1": "trainer.iterations .*got -1; must be greater than 0",
+    "trainer.total_timesteps=1e6": "got '1e6'; must be an integer, such as 1000000",
+    "trainer.enable_eval=1": "trainer.enable_eval .*got 1; must be a valid boolean",
+    "trainer.eval_freq=-1": "trainer.eval_freq .*got -1",
+    "trainer.best_eval_mode=maximum": r"got 'maximum'; allowed: max, min. Did you mean 'max'\?",
+    "trainer.best_eval_metric=eval/success": r"allowed: eval/avg_reward, .*Did you mean 'eval/success_rate'\?",
+    "trainer.device=mps": "trainer.device .*got 'mps'; allowed: cpu, cuda",
+    "trainer.device=cuda": "got 'cuda', but the devices of jax here are cpu.*--device cpu",
+    "trainer.device=cpu:99": "got 'cpu:99', but the devices of jax here are cpu",
+    "trainer.device=0": "trainer.device .*got 0; must be a valid string",
+    "trainer.updates_per_dispatch=many": "trainer.updates_per_dispatch .*got 'many'",
+    "trainer.exp_name=a/b": "must be part of a folder's name",
+    "trainer.events=[1]": "trainer.events .*must be {train: ",
+    "trainer.events.test={}": "trainer.events.test .*unknown key; allowed: train, eval",
+    "trainer.learning_env=PointMas": r"no env 'PointMas'; there is .*Did you mean 'PointMassRL'\?",
+    "env.cfg.sucess_bonus=1": r"env.cfg.sucess_bonus .*unknown key; allowed: .*Did you mean 'success_bonus'\?",
+    "env.cfg.success_bonus=true": "env.cfg.success_bonus .*got True; must be a valid number",
+    "env.cfg.success_bonus=-1": "success_bonus must be >= 0, got -1",
+    "policy.name=actor_critc": r"policy.name .*no policy 'actor_critc'; .*Did you mean 'actor_critic'\?",
+    "policy.name=vla": "policy 'vla' of EmbodiChain is not built in ejax yet",
+    "policy.name=actor_only": "policy.critic: actor_only has no critic",
+    "policy.critic=null": "policy.critic .*is missing: actor_critic needs",
+    "policy.cfg.x=1": "policy.cfg: actor_critic takes no cfg",
+    "policy.actor.type=cnn": "policy.actor.type .*got 'cnn'; allowed: mlp",
+    "policy.actor.activation=rellu": r"got 'rellu'; allowed: relu, .*Did you mean 'relu'\?",
+    "policy.actor.orthogonal_init=[1, 1]": "policy.actor.network_cfg.*needs one gain for each of the 3 Linear",
+    "policy.actor.dropout_p=1": "got 1; must be less than 1",
+    "policy.initial_log_std=9": r"got 9.0, outside log_std_range \[-5.0, 2.0\]",
+    "policy.log_std_range=[1, 1]": "policy.log_std_range .*the first must be below the second",
+    "policy.initial_action_std=0": "policy.initial_action_std .*got 0; must be a number above 0",
+    "policy.action_std_range=[1]": r"policy.action_std_range .*got \[1\]; must be \[lowest, highest\]",
+    "algorithm.name=pp": r"algorithm.name .*no algorithm 'pp'; there is ppo.*Did you mean 'ppo'\?",
+    "algorithm.cfg.batch_size=129": r"got 129, but a rollout has 128 rows \(buffer_size 16 · num_envs 8\)",
+    "algorithm.cfg.num_mini_batches=129": "algorithm.cfg.num_mini_batches .*give at most 128",
+    "algorithm.cfg.gamma=1.5": "algorithm.cfg.gamma .*got 1.5; must be less than or equal to 1",
+    "algorithm.cfg.gamma=true": "algorithm.cfg.gamma .*got True; must be a valid number",
+    "algorithm.cfg.gamma=.nan": "algorithm.cfg.gamma .*must be a finite number",
+    "algorithm.cfg.schedule=adaptive": "algorithm.cfg.desired_kl: is missing: schedule 'adaptive' needs it",
+    "algorithm.cfg.optimizer.name=adm": r"got 'adm'; allowed: adam, .*Did you mean 'adam'\?",
+    "algorithm.cfg.optimizer.kwargs.lr=1": "optimizer.kwargs: lr .*the learning rate is optimizer.learning_rate",
+    "algorithm.cfg.optimizer.kwargs.bettas=1": r"kwargs.bettas .*allowed: betas, .*Did you mean 'betas'\?",
+    "algorithm.cfg.optimizer.kwargs.eps=true": "kwargs.eps .*got True",
+    "algorithm.cfg.optimizer=adam": "got 'adam'; must be a section with the keys name, learning_rate, kwargs",
+    "algorithm.cfg.lr_scheduler={name: step}": "lr_scheduler.kwargs.step_size.*is missing",
+    "algorithm.cfg.lr_scheduler.kwargs.gamma=1": "given without a name; name one of linear, cosine",
+    "seed=3": r"seed \(override\): unknown key; allowed: algorithm, env, policy, trainer",
+    "trainer.num_envs.x=3": "override 'trainer.num_envs.x=3': trainer.num_envs is 8, not a section",
+    "trainer.seed": "override 'trainer.seed' must read section.key=value",
+    "trainer.seed=[": r"override 'trainer.seed=\[': ",
+}
+
+
+@pytest.mark.parametrize("override", BAD_OVERRIDES)
+def test_a_bad_value_is_told_with_its_key_and_the_remedy(override):
+    with pytest.raises(ConfigError, match=f"(?s){BAD_OVERRIDES[override]}") as caught:
+        make(override)
+    assert len(caught.value.problems) == 1
+
+
+def test_every_problem_is_told_at_once():
+    with pytest.raises(ConfigError) as caught:
+        make("trainer.sead=3", "trainer.num_envs=0", "trainer.device=cuda", "env.cfg.mas=2")
+    assert len(caught.value.problems) == 4
+    assert str(caught.value).startswith("config: 4 problems\n")
+
+
+def test_a_key_is_told_in_the_users_spelling():
+    with pytest.raises(ConfigError, match=r"\n  algorithm.cfg.learning_rate: got -1"):
+        make(algorithm={"name": "ppo", "cfg": {"learning_rate": -1, "batch_size": 32}})
+    with pytest.raises(ConfigError, match=r"\n  trainer.learning_env: no env 'X'"):
+        make(trainer=trainer(learning_env="X"))
+
+
+def test_two_spellings_of_one_value_are_refused():
+    with pytest.raises(ConfigError, match=r"trainer.rollout_steps: means the same as trainer.buffer_size"):
+        make(trainer=trainer(rollout_steps=16))
+
+
+def test_an_adaptive_schedule_excludes_a_scheduler():
+    cfg = {"batch_size": 32, "schedule": "adaptive", "desired_kl": 0.01, "lr_scheduler": {"name": "linear"}}
+    with pytest.raises(ConfigError, match="got 'adaptive' beside lr_scheduler 'linear'; keep one"):
+        make(algorithm={"name": "ppo", "cfg": cfg})
+
+
+def test_evaluation_needs_episodes():
+    with pytest.raises(ConfigError, match=r"trainer.num_eval_episodes.*got 0 with enable_eval"):
+        make("trainer.enable_eval=true", "trainer.num_eval_episodes=0")
+
+
+@pytest.mark.parametrize("section", ["trainer", "policy", "algorithm"])
+def test_a_missing_section_is_told(section):
+    with pytest.raises(ConfigError, match=f"{section}: is missing"):
+        parse_config({name: value for name, value in BASE.items() if name != section})
+
+
+@pytest.mark.parametrize("section", ["trainer", "policy", "algorithm"])
+def test_a_section_that_is_none_is_told(section):
+    with pytest.raises(ConfigError, match=rf"{section}: got \[\]; must be a section with the keys"):
+        parse_config({**BASE, section: []})
+
+
+def test_a_missing_environment_names_the_ways_to_give_one():
+    with pytest.raises(ConfigError, match=r"env: is missing; give trainer.gym_config, trainer.learning_env"):
+        make(trainer=without("trainer", "learning_env"))
+
+
+def test_a_missing_gym_config_names_both_places(tmp_path):
+    (tmp_path / "a.json").write_text(json.dumps({**BASE, "trainer": {"gym_config": "no.json"}}))
+    with pytest.raises(ConfigError) as caught:
+        load_config(tmp_path / "a.json")
+    assert str(tmp_path / "no.json") in str(caught.value)
+    assert str(Path.cwd() / "no.json") in str(caught.value)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.sampled_from(["trainer", "policy", "algorithm", "algorithm.cfg", "policy.actor", "env", "trainer.events"]),
+    st.text("abcdefghij_", min_size=1),
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+        lambda x: st.lists(x) | st.dictionaries(st.text(), x),
+    ),
+)
+def test_whatever_a_config_holds_it_loads_or_raises_config_error(section, key, value):
+    data = copy.deepcopy(BASE)
+    *above, last = section.split(".")
+    node = data
+    for name in above:
+        node = node[name]
+    node[last] = {**node[last], key: value} if isinstance(node.get(last), dict) else value
+    try:
+        parse_config(data)
+    except ConfigError as error:
+        assert error.problems
+
+
+# --- schema -----------------------------------------------------------------------------------------------
+
+
+def test_the_schema_file_is_what_the_generator_makes():
+    text = (ROOT / "ejax" / "config.schema.json").read_text(encoding="utf-8")
+    assert text == schema_text(), "run: python -m ejax.config schema > ejax/config.schema.json"
+
+
+def test_the_schema_knows_every_spelling():
+    properties = {name: set(each.get("properties", ())) for name, each in make_schema()["$defs"].items()}
+    assert {"rollout_steps", "buffer_size", "gym_config", "learning_env", "events"} <= properties["TrainerConfig"]
+    assert {"learning_rate", "optimizer", "lr_scheduler"} <= properties["PPOConfig"]
+    assert {"hidden_sizes", "network_cfg"} <= properties["NetworkBlock"]

@@ -1,0 +1,86 @@
+import subprocess
+import sys
+
+import pytest
+
+from ejax import registry
+from ejax.envs.point_mass import PointMassRL
+from ejax.registry import UnknownNameError, did_you_mean, register_env, register_policy, resolve
+
+
+@pytest.fixture(autouse=True)
+def restored_tables(monkeypatch):
+    tables = {kind: dict(table) for kind, table in registry._TABLES.items()}
+    yield
+    for kind, table in tables.items():
+        registry._TABLES[kind].clear()
+        registry._TABLES[kind].update(table)
+
+
+def test_names_are_case_insensitive():
+    assert resolve("env", "pointmassrl") is PointMassRL
+
+
+def test_a_place_is_imported_as_it_stands():
+    assert resolve("env", "ejax.envs.point_mass:PointMassRL") is PointMassRL
+
+
+def test_an_algorithm_is_its_module():
+    assert resolve("algorithm", "PPO").__name__ == "ejax.algorithms.ppo"
+
+
+def test_a_family_passes_on_the_name(tmp_path, monkeypatch):
+    (tmp_path / "zoo.py").write_text("def make(name, **cfg):\n    return name, cfg\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(registry.ENV_FAMILIES, "gymnax", "zoo:make")
+    assert resolve("env", "gymnax:CartPole-v1")(max_steps=3) == ("CartPole-v1", {"max_steps": 3})
+
+
+def test_register_as_a_call_and_as_a_decorator():
+    assert register_env("A", PointMassRL) is PointMassRL
+
+    @register_policy("mine")
+    class Mine:
+        pass
+
+    assert resolve("env", "a") is PointMassRL
+    assert resolve("policy", "MINE") is Mine
+
+
+def test_a_registered_place_is_imported_when_resolved():
+    register_env("Late", "ejax.envs.point_mass:PointMassRL")
+    assert resolve("env", "late") is PointMassRL
+
+
+def test_a_taken_name_is_refused_whatever_its_case():
+    with pytest.raises(ValueError, match=r"'PointMassRL' is registered already; pass override=True"):
+        register_env("pointmassrl", PointMassRL)
+
+
+def test_override_replaces():
+    register_env("pointmassrl", int, override=True)
+    assert resolve("env", "PointMassRL") is int
+
+
+def test_an_unknown_name_lists_the_names_and_the_nearest():
+    with pytest.raises(UnknownNameError, match=r"CartPoleRL, PointMassRL.*Did you mean 'PushCubeRL'\?"):
+        resolve("env", "PushCube")
+
+
+def test_a_name_that_embodichain_has_is_told_apart():
+    with pytest.raises(UnknownNameError, match="policy 'vla' of EmbodiChain is not built in ejax yet"):
+        resolve("policy", "vla")
+
+
+def test_a_module_without_the_name_suggests_the_nearest():
+    with pytest.raises(ImportError, match=r"has no 'PointMas'. Did you mean 'PointMassRL'\?"):
+        resolve("env", "ejax.envs.point_mass:PointMas")
+
+
+def test_nothing_near_suggests_nothing():
+    assert did_you_mean("zzz", ["adam"]) == ""
+
+
+def test_importing_the_registry_imports_no_entry():
+    code = "import sys, ejax.registry; print([m for m in sys.modules if m.startswith('ejax.envs')])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
