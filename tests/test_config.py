@@ -432,6 +432,8 @@ def test_a_key_is_told_in_the_users_spelling():
         make(algorithm={"name": "ppo", "cfg": {"learning_rate": -1, "batch_size": 32}})
     with pytest.raises(ConfigError, match=r"\n  trainer.learning_env: no env 'X'"):
         make(trainer=trainer(learning_env="X"))
+    with pytest.raises(ConfigError, match=r"\n  trainer.learning_env.name: no env 'X'"):
+        make(trainer=trainer(learning_env={"name": "X"}))
 
 
 def test_two_spellings_of_one_value_are_refused():

@@ -143,9 +143,9 @@ def respell(draft: Draft) -> None:
         if not draft.has(old):
             continue
         value = draft.pop(old)
-        written = draft.spelled.get(old, old)
+        written = draft.written(old)
         if draft.has(new):
-            draft.problem(written, f"means the same as {draft.spelled.get(new, new)}, which is given too; keep one")
+            draft.problem(written, f"means the same as {draft.written(new)}, which is given too; keep one")
             continue
         try:
             draft.put(new, value)
@@ -157,13 +157,7 @@ def respell(draft: Draft) -> None:
         draft.put("env", {"id": draft.get("env")})
     _respell_device(draft)
     _respell_std(draft)
-    for key in (
-        "algorithm.cfg",
-        "algorithm.cfg.optimizer",
-        "algorithm.cfg.lr_scheduler",
-        "env.cfg",
-        "policy.cfg",
-    ):
+    for key in ("algorithm.cfg", "algorithm.cfg.optimizer", "algorithm.cfg.lr_scheduler", "env.cfg", "policy.cfg"):
         if draft.has(key) and draft.get(key) is None:  # EmbodiChain reads null as the default
             draft.pop(key)
 
