@@ -27,8 +27,11 @@ class Parts:
     """At update 0."""
 
 
-def build(config: RunConfig) -> Parts:
+def build(config: RunConfig, *, schedule_updates: int | None = None) -> Parts:
     """Make environment, policy, optimizer and training step.
+
+    Args:
+        schedule_updates: horizon of a learning-rate schedule that has none of its own. None: the run's updates.
 
     Raises:
         ConfigError: arguments that the environment or policy refuses, or ``policy.action_dim`` that is not the env's.
@@ -37,7 +40,7 @@ def build(config: RunConfig) -> Parts:
     policy = build_policy(config.policy, env)
     options: Any = config.algorithm.cfg
     options = options.model_copy(
-        update={"lr_scheduler": bind_schedule(options.lr_scheduler, config.trainer.num_updates)}
+        update={"lr_scheduler": bind_schedule(options.lr_scheduler, schedule_updates or config.trainer.num_updates)}
     )
     optimizer = make_optimizer(options.optimizer)
     step = make_ppo_step(
@@ -48,9 +51,7 @@ def build(config: RunConfig) -> Parts:
         num_steps=config.trainer.buffer_size,
         dropout=uses_dropout(config.policy),
     )
-    state = init_run_state(
-        policy, env, optimizer, jax.random.key(config.trainer.seed), config.trainer.num_envs
-    )
+    state = init_run_state(policy, env, optimizer, jax.random.key(config.trainer.seed), config.trainer.num_envs)
     return Parts(policy, env, optimizer, step, state)
 
 
@@ -79,7 +80,9 @@ def build_policy(config: PolicyConfig, env: Env) -> Policy:
     spec = action_spec(env.action_space)
     width = len(spec.sizes) if not spec.continuous else spec.sizes[0]
     if config.action_dim not in (None, width):
-        raise ConfigError([Problem("policy.action_dim", f"got {config.action_dim}, but the env's actions have {width}")])
+        raise ConfigError(
+            [Problem("policy.action_dim", f"got {config.action_dim}, but the env's actions have {width}")]
+        )
     offered = {
         "action_spec": spec,
         "observation_space": env.observation_space,

@@ -69,9 +69,28 @@ def load_checkpoint(path: Path, like: PyTree) -> tuple[PyTree, dict[str, Any]]:
     Raises:
         CheckpointError: incomplete, damaged, of another schema, or of another structure than ``like``.
     """
-    checkpoint = verify_checkpoint(path)
-    wanted = _flatten(like)
-    saved = ocp.metadata(str((path / "state").absolute())).metadata
+    meta = verify_checkpoint(path).meta
+    return _load(path, like, ""), meta
+
+
+def load_params(path: Path, like: PyTree) -> PyTree:
+    """Only the policy's parameters of a ``RunState``: enough to act.
+
+    Args:
+        like: as the policy's ``init`` gives them (shapes suffice).
+
+    Raises:
+        CheckpointError: as ``load_checkpoint``.
+    """
+    verify_checkpoint(path)
+    return _load(path, like, "train.params.")
+
+
+def _load(path: Path, like: PyTree, prefix: str) -> PyTree:
+    state = str((path / "state").absolute())
+    wanted = {prefix + name: leaf for name, leaf in _flatten(like).items()}
+    everything = ocp.metadata(state).metadata
+    saved = {name: leaf for name, leaf in everything.items() if name.startswith(prefix)}
     problems = [f"lacks {name}" for name in sorted(wanted.keys() - saved.keys())]
     problems += [f"has {name}, which this run does not" for name in sorted(saved.keys() - wanted.keys())]
     for name in sorted(wanted.keys() & saved.keys()):
@@ -81,12 +100,13 @@ def load_checkpoint(path: Path, like: PyTree) -> tuple[PyTree, dict[str, Any]]:
     if problems:
         shown = "; ".join(problems[:5]) + (f"; and {len(problems) - 5} more" if len(problems) > 5 else "")
         raise CheckpointError(f"checkpoint {path} does not fit the config: {shown}. Use the config it was made with.")
-    abstract = {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in wanted.items()}
+    abstract = dict.fromkeys(everything, ocp.PLACEHOLDER)  # not read
+    abstract |= {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in wanted.items()}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        arrays = ocp.load(str((path / "state").absolute()), abstract)
+        arrays = ocp.load(state, abstract)
     paths, structure = jax.tree_util.tree_flatten_with_path(like)
-    return jax.tree.unflatten(structure, [arrays[_name(p)] for p, _ in paths]), checkpoint.meta
+    return jax.tree.unflatten(structure, [arrays[prefix + _name(p)] for p, _ in paths])
 
 
 def verify_checkpoint(path: Path) -> Checkpoint:

@@ -126,9 +126,7 @@ class MultiCategorical:
         return jnp.sum(jnp.stack([part.entropy() for part in self.parts]), axis=0)
 
     def kl(self, other: "MultiCategorical") -> Array:
-        return jnp.sum(
-            jnp.stack([p.kl(q) for p, q in zip(self.parts, other.parts, strict=True)]), axis=0
-        )
+        return jnp.sum(jnp.stack([p.kl(q) for p, q in zip(self.parts, other.parts, strict=True)]), axis=0)
 
 
 @struct.dataclass
@@ -166,7 +164,8 @@ class ActionSpec:
         normal = Normal(output, jnp.broadcast_to(log_std, output.shape))
         if self.kind == "normal":
             return normal
-        low, high = jnp.asarray(self.low), jnp.asarray(self.high)
+        # bounds of the output's shape: a rollout stacks and flattens every leaf of a distribution alike
+        low, high = (jnp.broadcast_to(jnp.asarray(bound), output.shape) for bound in (self.low, self.high))
         return TanhNormal(normal, (low + high) / 2.0, (high - low) / 2.0)
 
 
@@ -182,7 +181,9 @@ def action_spec(space: gymnasium.Space, *, squash: bool = False) -> ActionSpec:
     if isinstance(space, gymnasium.spaces.Box):
         size = math.prod(space.shape)
         if len(space.shape) > 1:
-            raise ValueError(f"a Box action space must have one dimension, got shape {space.shape}: flatten it in the env")
+            raise ValueError(
+                f"a Box action space must have one dimension, got shape {space.shape}: flatten it in the env"
+            )
         if not squash:
             return ActionSpec("normal", (size,))
         low, high = np.broadcast_to(space.low, (size,)), np.broadcast_to(space.high, (size,))

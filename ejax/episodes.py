@@ -37,7 +37,9 @@ def init_episode_stats(num_envs: int) -> EpisodeStats:
 def track_episodes(stats: EpisodeStats, reward: Array, done: Array, success: Array) -> EpisodeStats:
     """Add one rollout. All arguments [T, N]; ``success`` counts where ``done``."""
 
-    def one_step(carry: tuple[Array, Array], step: tuple[Array, Array]) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
+    def one_step(
+        carry: tuple[Array, Array], step: tuple[Array, Array]
+    ) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
         episode_return, length = carry
         reward_t, done_t = step
         episode_return, length = episode_return + reward_t, length + 1.0

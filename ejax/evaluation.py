@@ -64,9 +64,7 @@ def evaluate(
         facts |= {"return": episode_return + reward, "length": length + 1.0}
         # a full slot writes past its row's end, which drops the value
         column = jnp.where(done & (count < quota), count, rows)
-        record = {
-            name: x.at[jnp.arange(num_envs), column].set(facts[name], mode="drop") for name, x in record.items()
-        }
+        record = {name: x.at[jnp.arange(num_envs), column].set(facts[name], mode="drop") for name, x in record.items()}
         running = (jnp.where(done, 0.0, facts["return"]), jnp.where(done, 0.0, facts["length"]))
         return envs, *running, count + done, record, t + 1
 

@@ -239,7 +239,7 @@ def clip_by_global_norm(grads: PyTree, max_norm: float) -> tuple[PyTree, Array]:
     Returns:
         The clipped gradients and the norm before clipping.
     """
-    norm = optax.global_norm(grads)
+    norm = optax.tree.norm(grads)
     factor = jnp.minimum(max_norm / (norm + 1e-6), 1.0)
     return jax.tree.map(lambda g: g * factor, grads), norm
 

@@ -38,9 +38,7 @@ def gae(
 
     Source: Schulman et al. 2016, eq. 11-16, with Pardo et al. 2018 for time limits.
     """
-    _check_time_major(
-        reward=reward, value=value, next_value=next_value, terminated=terminated, truncated=truncated
-    )
+    _check_time_major(reward=reward, value=value, next_value=next_value, terminated=terminated, truncated=truncated)
     delta = reward + gamma * next_value * (1.0 - terminated) - value
     decay = gamma * gae_lambda * (1.0 - (terminated | truncated))
 

@@ -66,9 +66,10 @@ def train(config: RunConfig, *, resume: str | None = None, run_dir: Path | None 
         FloatingPointError: a non-finite update, where ``skip_nonfinite_updates`` is off.
     """
     started = time.monotonic()
-    parts = build(config)
-    directory, checkpoint, reports = _locate(config, resume, run_dir)
-    state, meta = parts.state, {}
+    directory, started_as, checkpoint, reports = _locate(config, resume, run_dir)
+    parts = build(config, schedule_updates=started_as.trainer.num_updates)
+    state = parts.state
+    meta: dict[str, Any] = {}
     if checkpoint is not None:
         state, meta = load_checkpoint(checkpoint, parts.state)
     trainer = config.trainer
@@ -121,6 +122,7 @@ class _Loop:
         self.config, self.trainer, self.parts = config, trainer, parts
         self.directory, self.writer = directory, writer
         self.rows = trainer.buffer_size * trainer.num_envs
+        self.skips_nonfinite: bool = getattr(config.algorithm.cfg, "skip_nonfinite_updates", True)
         self.best: float | None = meta.get("best_eval_value")
         self.result = RunResult(
             policy=parts.policy,
@@ -212,16 +214,18 @@ class _Loop:
         self.per_dispatch = max(1, min(int(fitting), 2 * self.per_dispatch, _MAX_UPDATES_PER_DISPATCH))
         fps = (launched.update - first) * self.rows / (now - self.compiled_at)
         for i in range(launched.count):
-            self._log_update(launched.update - launched.count + i + 1, {n: float(x[i]) for n, x in metrics.items()}, fps)
+            self._log_update(
+                launched.update - launched.count + i + 1, {n: float(x[i]) for n, x in metrics.items()}, fps
+            )
         if launched.evaluation is not None:
             self._record_evaluation(launched)
         if launched.save:
             self._save(launched.state, launched.update)
 
     def _log_update(self, update: int, metrics: dict[str, float], fps: float) -> None:
-        if not math.isfinite(metrics["train/loss"]) and not self.config.algorithm.cfg.skip_nonfinite_updates:
+        if not math.isfinite(metrics["train/loss"]) and not self.skips_nonfinite:
             raise FloatingPointError(
-                f"update {update} gave a non-finite loss or gradient ({metrics}); the last checkpoint is from before it. "
+                f"update {update} gave a non-finite loss or gradient: {metrics}. The last checkpoint is older. "
                 "Lower the learning rate, or set algorithm.cfg.skip_nonfinite_updates: true to skip such minibatches"
             )
         if metrics["train/skipped_minibatches"] > 0:
@@ -244,7 +248,12 @@ class _Loop:
         tag = self.trainer.best_eval_metric
         if tag not in metrics:
             raise ConfigError(
-                [Problem("trainer.best_eval_metric", f"'{tag}' is not measured here; there is {', '.join(sorted(metrics))}")]
+                [
+                    Problem(
+                        "trainer.best_eval_metric",
+                        f"'{tag}' is not measured here; there is {', '.join(sorted(metrics))}",
+                    )
+                ]
             )
         value = metrics[tag]
         sign = 1.0 if self.trainer.best_eval_mode == "max" else -1.0
@@ -276,7 +285,9 @@ class _Loop:
             self._record_evaluation(_Launched(update, 0, state, {}, self._evaluate(state), save=False))
         self._save(state, update)
         if not finished:
-            self.writer.note(f"stopped at {update * self.rows} env steps; go on with --run {self.directory.path} --resume latest")
+            self.writer.note(
+                f"stopped at {update * self.rows} env steps; go on with --run {self.directory.path} --resume latest"
+            )
         result = self.result
         result.params, result.finished = state.train.params, finished
         result.num_updates, result.global_step = update, update * self.rows
@@ -285,12 +296,10 @@ class _Loop:
         return result
 
 
-def _locate(
-    config: RunConfig, resume: str | None, run_dir: Path | None
-) -> tuple[RunDirectory, Path | None, list[str]]:
-    """The run's folder, the checkpoint to start from, and what to tell about damaged ones."""
+def _locate(config: RunConfig, resume: str | None, run_dir: Path | None) -> tuple[RunDirectory, RunConfig, Path | None, list[str]]:
+    """The run's folder, the config it was started with, the checkpoint to go on from, and damaged ones to tell of."""
     if resume is None:
-        return create_run_directory(config, run_dir), None, []
+        return create_run_directory(config, run_dir), config, None, []
     reports: list[str] = []
     if resume not in ("latest", "best"):
         checkpoint = Path(resume)
@@ -301,7 +310,7 @@ def _locate(
     check_same_run(config, saved)
     if resume in ("latest", "best"):
         checkpoint = directory.find(resume, reports.append)
-    return directory, checkpoint, reports
+    return directory, saved, checkpoint, reports
 
 
 def _divides(every: int, update: int) -> bool:

@@ -1,11 +1,11 @@
 """The folder of a run: where things are in it, and which checkpoint a resumed run starts from.
 
-    <output_dir>/<exp_name>_<YYYYmmdd_HHMMSS>/
-        configs/resolved.json       the config in canonical form: the run can be repeated from it alone
-        configs/versions.json       Python, libraries, device
-        checkpoints/<exp_name>_step_<n>/, <exp_name>_best_step_<n>/     n: environment steps
-        logs/metrics.jsonl, logs/<exp_name>/events.out.tfevents.*
-        videos/
+<output_dir>/<exp_name>_<YYYYmmdd_HHMMSS>/
+    configs/resolved.json       the config in canonical form: the run can be repeated from it alone
+    configs/versions.json       Python, libraries, device
+    checkpoints/<exp_name>_step_<n>/, <exp_name>_best_step_<n>/     n: environment steps
+    logs/metrics.jsonl, logs/<exp_name>/events.out.tfevents.*
+    videos/
 """
 
 import json
@@ -20,7 +20,7 @@ from typing import Any
 import jax
 
 from ejax.checkpoint import CheckpointError, library_versions, list_checkpoints, save_checkpoint, verify_checkpoint
-from ejax.config import RunConfig
+from ejax.config import RunConfig, parse_config
 from ejax.types import PyTree
 
 _MAY_CHANGE = frozenset(
@@ -45,7 +45,8 @@ _MAY_CHANGE = frozenset(
         "device",
     }
 )
-"""Trainer keys that a resumed run may set anew: none of them changes what an update computes."""
+"""Trainer keys that a resumed run may set anew: none of them changes what an update computes. (A learning-rate schedule
+keeps the horizon of the run's start.)"""
 
 
 @dataclass(frozen=True)
@@ -132,8 +133,8 @@ def create_run_directory(config: RunConfig, path: Path | None = None) -> RunDire
     return directory
 
 
-def open_run_directory(path: Path) -> tuple[RunDirectory, dict[str, Any]]:
-    """An existing run and its config in canonical form.
+def open_run_directory(path: Path) -> tuple[RunDirectory, RunConfig]:
+    """An existing run and the config that it was started with.
 
     Raises:
         FileNotFoundError: ``path`` is no run.
@@ -141,8 +142,8 @@ def open_run_directory(path: Path) -> tuple[RunDirectory, dict[str, Any]]:
     file = path / "configs" / "resolved.json"
     if not file.is_file():
         raise FileNotFoundError(f"{path} is no run of ejax: it has no configs/resolved.json")
-    config = json.loads(file.read_text())
-    return RunDirectory(path, config["trainer"]["exp_name"]), config
+    config = parse_config(json.loads(file.read_text()))
+    return RunDirectory(path, config.trainer.exp_name), config
 
 
 def newest_run(output_dir: Path, exp_name: str) -> Path:
@@ -157,7 +158,7 @@ def newest_run(output_dir: Path, exp_name: str) -> Path:
     return max(runs, key=lambda run: (run / "configs" / "resolved.json").stat().st_mtime_ns)
 
 
-def check_same_run(config: RunConfig, saved: dict[str, Any]) -> None:
+def check_same_run(config: RunConfig, saved: RunConfig) -> None:
     """Refuse to resume under a config that would compute something else.
 
     Raises:
@@ -165,7 +166,7 @@ def check_same_run(config: RunConfig, saved: dict[str, Any]) -> None:
     """
     differ = [
         f"{key} is {json.dumps(there)} in the run and {json.dumps(here)} now"
-        for key, there, here in _differences(saved, config.to_dict(), "")
+        for key, there, here in _differences(saved.to_dict(), config.to_dict(), "")
         if key.removeprefix("trainer.") not in _MAY_CHANGE
     ]
     if differ:

@@ -1,7 +1,6 @@
 """Training steps: RunState -> (RunState, metrics), each one jitted program."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import jax
@@ -57,9 +56,7 @@ def make_ppo_step(
         rollout, envs, info = unroll(
             policy, env, state.train.params, state.envs, key_collect, num_steps=num_steps, dropout=dropout
         )
-        train, losses = ppo_update(
-            state.train, rollout, key_update, policy=policy, optimizer=optimizer, config=config
-        )
+        train, losses = ppo_update(state.train, rollout, key_update, policy=policy, optimizer=optimizer, config=config)
         success = info.get("success", jnp.full(rollout.reward.shape, jnp.nan))
         episodes = track_episodes(state.episodes, rollout.reward, rollout.done, success)
         metrics = {f"train/{name}": value for name, value in losses.items()}
@@ -79,8 +76,8 @@ def step_metrics(info: dict[str, Any]) -> Metrics:
     }
 
 
-def repeat_step(step: Step, max_repeats: int) -> Callable[[RunState, Key, Array], tuple[RunState, Metrics]]:
-    """``(state, seed key, n) -> (state, metrics)``: n ≤ max_repeats steps in one dispatch, n a traced number.
+def repeat_step(step: Step, max_repeats: int) -> Any:
+    """Jitted ``(state, seed key, n) -> (state, metrics)``: n ≤ max_repeats steps in one dispatch, n a traced number.
 
     One program serves every n, so that a run's numbers do not depend on where its dispatches were cut. Step number k
     draws from ``fold_in(seed key, k)``: nothing random is stored.
@@ -100,8 +97,3 @@ def repeat_step(step: Step, max_repeats: int) -> Callable[[RunState, Key, Array]
         return jax.lax.fori_loop(0, num_repeats, body, (state, log))
 
     return jax.jit(repeated)
-
-
-def compile_step(step: Step, state: RunState, key: Key, max_repeats: int) -> Any:
-    """The compiled program of ``repeat_step``, made before the clock starts."""
-    return jax.jit(partial(repeat_step(step, max_repeats))).lower(state, key, jnp.int32(1)).compile()

@@ -2,15 +2,13 @@
 
 import argparse
 import datetime
-import os
 import sys
 from pathlib import Path
-
-import jax
 
 from ejax.checkpoint import CheckpointError
 from ejax.config import ConfigError, load_config
 from ejax.console import summary
+from ejax.device import prepare_jax
 from ejax.run import train
 from ejax.run_dir import open_run_directory
 
@@ -39,28 +37,17 @@ def main(argv: list[str] | None = None) -> int:
             "wall time": datetime.timedelta(seconds=round(result.elapsed_time_sec)),
             "steps/s": result.training_fps,
             **{name: value for name, value in result.last_eval_metrics.items() if "/metrics/" not in name},
-            **({} if result.best_eval_value is None else {f"best {config.trainer.best_eval_metric}": result.best_eval_value}),
+            **(
+                {}
+                if result.best_eval_value is None
+                else {f"best {config.trainer.best_eval_metric}": result.best_eval_value}
+            ),
             "best checkpoint": result.best_checkpoint_path or "none",
             "latest checkpoint": result.latest_checkpoint_path or "none",
             **({} if result.finished else {"interrupted": "yes; go on with --resume latest"}),
         }
     )
     return 0
-
-
-def prepare_jax(device: str) -> None:
-    """Select the device (``cpu``, ``cuda`` or ``cuda:N``) and keep compiled programs between runs.
-
-    Call it before JAX makes its first array: later, ``cpu`` cannot hide an accelerator any more.
-    """
-    platform, _, index = device.partition(":")
-    if platform == "cpu":
-        jax.config.update("jax_platforms", "cpu")
-    else:
-        jax.config.update("jax_default_device", jax.devices(platform)[int(index or 0)])
-    if jax.config.jax_compilation_cache_dir is None:
-        home = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
-        jax.config.update("jax_compilation_cache_dir", str(home / "ejax" / "compiled"))
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -4,11 +4,13 @@ Letters in shapes: T time steps, N parallel environments, A action dimensions, B
 Batched data is time-major, ``[T, N, ...]``; transposing is left to ``interop``.
 """
 
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import gymnasium
 import jax
+import numpy as np
 from flax import struct
+from numpy.typing import NDArray
 
 Array: TypeAlias = jax.Array
 Key: TypeAlias = jax.Array
@@ -36,7 +38,8 @@ class Timestep:
     truncated: Array
     """Only the episode ended (time limit, out of bounds): value follows ``final_obs``. bool."""
     info: dict[str, Any]
-    """``success`` bool, ``metrics`` {name: array}, ``rewards`` {term: array}: taken before the reset; same keys every step."""
+    """``success`` bool, ``metrics`` {name: array}, ``rewards`` {term: array}: taken before the reset; the same keys at
+    every step. Each of the three may be missing."""
     final_obs: PyTree = None
     """The true next observation, before any reset: equal to ``obs`` in rows that did not end."""
 
@@ -86,10 +89,16 @@ class Distribution(Protocol):
 
 
 class Policy(Protocol):
-    """Two pure functions over pytrees. A Flax Linen module satisfies it as it is. Hashable: it is a static argument."""
+    """Two pure functions over pytrees. A Flax Linen module satisfies it as it is. Hashable: it is a static argument.
+
+    Keywords reach ``apply`` only where they are of use: ``dropout_seed`` if a network has dropout, ``observe`` and
+    ``mutable`` if the parameters have a collection ``normalizer``.
+    """
 
     def init(self, key: Key, obs: PyTree) -> Params: ...
-    def apply(self, params: Params, obs: PyTree, **kwargs: Any) -> tuple[Distribution, Array]: ...
+    def apply(self, params: Params, obs: PyTree, **kwargs: Any) -> Any:
+        """``(Distribution, value [...])`` for observations with leaves [..., F]."""
+        ...
 
 
 class Env(Protocol):
@@ -110,4 +119,18 @@ class Env(Protocol):
 
     def step(self, state: PyTree, action: Array, key: Key) -> tuple[PyTree, Timestep]:
         """One control step."""
+        ...
+
+
+@runtime_checkable
+class RenderableEnv(Env, Protocol):
+    """An environment that can be filmed."""
+
+    @property
+    def control_period(self) -> float:
+        """Seconds of simulated time in one step."""
+        ...
+
+    def render(self, state: PyTree, *, width: int, height: int) -> NDArray[np.uint8]:
+        """[height, width, 3] RGB of one environment's state. On the host."""
         ...

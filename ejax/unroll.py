@@ -1,5 +1,6 @@
 """Batched stepping of pure environments: reset, step with automatic reset, and whole rollouts in one scan."""
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -42,13 +43,11 @@ def step(env: Env, carry: EnvCarry, action: Array, key: Key) -> tuple[EnvCarry, 
 
     def reset_done(ended: EnvCarry) -> EnvCarry:
         fresh = reset(env, key_reset, num_envs)
-        return jax.tree.map(
-            lambda new, old: jnp.where(done.reshape(-1, *[1] * (old.ndim - 1)), new, old), fresh, ended
-        )
+        return jax.tree.map(lambda new, old: jnp.where(done.reshape(-1, *[1] * (old.ndim - 1)), new, old), fresh, ended)
 
     ended = EnvCarry(state=state, obs=timestep.obs)
     carry = jax.lax.cond(done.any(), reset_done, lambda same: same, ended)
-    return carry, timestep.replace(obs=carry.obs, final_obs=timestep.obs)
+    return carry, replace(timestep, obs=carry.obs, final_obs=timestep.obs)
 
 
 @partial(jax.jit, static_argnames=("policy", "env", "num_steps", "dropout"))

@@ -5,8 +5,10 @@
 Source: Schulman et al. 2017; the options and the arithmetic of EmbodiChain 0.2.4 and 0.3.2.
 """
 
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import jax
 import jax.numpy as jnp
@@ -154,7 +156,7 @@ def ppo_update(
         ),
         prepare=_normalize_minibatch if config.normalize_advantage_per_mini_batch else lambda minibatch: minibatch,
         adapt_rate=partial(_adapt_rate, config=config) if config.schedule == "adaptive" else None,
-        stop=None if config.target_kl is None else lambda metrics: metrics["approx_kl"] > 1.5 * config.target_kl,
+        stop=_stop_beyond(config.target_kl),
     )
     step = state.step + 1
     opt_state = state.opt_state
@@ -163,12 +165,13 @@ def ppo_update(
         opt_state = set_learning_rate(opt_state, rate)
     params = state.params
     if "normalizer" in params:
-        params = {**params, **policy.apply(params, rollout.obs, observe=True, mutable=["normalizer"])[1]}
+        _, observed = policy.apply(params, rollout.obs, observe=True, mutable=["normalizer"])
+        params = {**params, **observed}
     metrics["learning_rate"] = get_learning_rate(opt_state)
     metrics["explained_variance"] = 1.0 - jnp.var(value_target - rollout.value) / jnp.maximum(
         jnp.var(value_target), 1e-8
     )
-    return state.replace(step=step, params=params, opt_state=opt_state), metrics
+    return replace(state, step=step, params=params, opt_state=opt_state), metrics
 
 
 def ppo_advantage(rollout: Rollout, *, config: PPOConfig) -> tuple[Array, Array]:
@@ -196,9 +199,7 @@ def ppo_advantage(rollout: Rollout, *, config: PPOConfig) -> tuple[Array, Array]
     return advantage, value_target
 
 
-def ppo_loss(
-    params: Params, batch: dict[str, PyTree], *, policy: Policy, config: PPOConfig
-) -> tuple[Array, Metrics]:
+def ppo_loss(params: Params, batch: dict[str, PyTree], *, policy: Policy, config: PPOConfig) -> tuple[Array, Metrics]:
     """The loss of one minibatch (or of a chunk of it).
 
     Args:
@@ -250,9 +251,14 @@ def _normalize_minibatch(minibatch: dict[str, Any]) -> dict[str, Any]:
     return {**minibatch, "advantage": normalize(minibatch["advantage"], valid)}
 
 
+def _stop_beyond(target_kl: float | None) -> Callable[[Metrics], Array] | None:
+    """Stable-Baselines3's rule."""
+    return None if target_kl is None else lambda metrics: metrics["approx_kl"] > 1.5 * target_kl
+
+
 def _adapt_rate(rate: Array, metrics: Metrics, *, config: PPOConfig) -> Array:
     """Slower where the policy moved more than twice the desired KL, faster where less than half. Source: RSL-RL."""
-    kl, desired = metrics["kl"], config.desired_kl
+    kl, desired = metrics["kl"], cast(float, config.desired_kl)  # the config sees to it
     slower = jnp.maximum(rate / 1.5, config.minimum_learning_rate)
     faster = jnp.minimum(rate * 1.5, config.maximum_learning_rate)
     return jnp.where(kl > 2.0 * desired, slower, jnp.where((kl < 0.5 * desired) & (kl > 0.0), faster, rate))

@@ -1,6 +1,7 @@
 """Epochs of minibatch gradient steps over a flat batch, in one scan: what PPO's and GRPO's updates have in common."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Protocol
 
 import jax
@@ -122,9 +123,7 @@ def permute(index: Array, key: Key, size: int) -> Array:
     first = feistel(index)
     if size == 1 << bits:
         return first
-    return jax.lax.while_loop(
-        lambda x: outside(x).any(), lambda x: jnp.where(outside(x), feistel(x), x), first
-    )
+    return jax.lax.while_loop(lambda x: outside(x).any(), lambda x: jnp.where(outside(x), feistel(x), x), first)
 
 
 def _mix(x: Array) -> Array:
@@ -152,7 +151,7 @@ def _gradient_step(
     updates, opt_state = optimizer.update(grads, opt_state, trained)
     params = {**state.params, "params": optax.apply_updates(trained, updates)}
     finite = jnp.isfinite(norm) & jnp.isfinite(metrics["loss"])
-    new = state.replace(params=params, opt_state=opt_state)
+    new = replace(state, params=params, opt_state=opt_state)
     if plan.skip_nonfinite:
         new = _select(finite, new, state)
     return new, metrics | {"grad_norm": norm, "skipped_minibatches": 1.0 - finite}

@@ -1,6 +1,6 @@
 """A point mass that reaches a goal past two soft obstacles. Differentiable. Source: EmbodiChain's PointMassRL."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import gymnasium
 import jax
@@ -100,7 +100,7 @@ class PointMassRL:
         position = jnp.clip(state.position + velocity * self.dt, -self.workspace_half, self.workspace_half)
         moved = jnp.linalg.norm(jax.lax.stop_gradient(position - state.position))
 
-        to_obstacle = _safe_norm(position - state.obstacle_position)
+        to_obstacle = _safe_norm(position[None] - state.obstacle_position)
         penetration = jnp.maximum(state.obstacle_radius - to_obstacle, 0.0)
         distance = _safe_norm(position - state.goal_position)
         episode_step = state.episode_step + 1
@@ -113,7 +113,8 @@ class PointMassRL:
             - 0.001 * jnp.sum(jnp.square(action - state.last_action))
             + self.success_bonus * terminated
         )
-        state = state.replace(
+        state = replace(
+            state,
             position=position,
             velocity=velocity,
             last_action=jax.lax.stop_gradient(action),
@@ -140,7 +141,7 @@ class PointMassRL:
         """Uniform outside a disc around the goal; after 50 failed draws the point mirrored at the origin, −½·goal."""
 
         def too_close(obstacle: Array) -> Array:
-            return jnp.linalg.norm(obstacle - goal, axis=-1) <= self.obstacle_min_goal_distance
+            return jnp.linalg.norm(obstacle - goal[None], axis=-1) <= self.obstacle_min_goal_distance
 
         def draw(carry: tuple[Array, Array]) -> tuple[Array, Array]:
             obstacle, i = carry
@@ -153,7 +154,7 @@ class PointMassRL:
 
         start = (jnp.broadcast_to(goal, (2, 2)), jnp.zeros((), jnp.int32))
         obstacle, _ = jax.lax.while_loop(unfinished, draw, start)
-        return jnp.where(too_close(obstacle)[:, None], -0.5 * goal, obstacle)
+        return jnp.where(too_close(obstacle)[:, None], -0.5 * goal[None], obstacle)
 
 
 def _observe(state: PointMassState) -> Array:

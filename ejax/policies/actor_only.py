@@ -25,9 +25,7 @@ class ActorOnly(nn.Module):
     actor_obs_normalization: bool = False
 
     @nn.compact
-    def __call__(
-        self, obs: PyTree, *, dropout_seed: Array | None = None, observe: bool = False
-    ) -> tuple[Any, Array]:
+    def __call__(self, obs: PyTree, *, dropout_seed: Array | None = None, observe: bool = False) -> tuple[Any, Array]:
         distribution = actor_head(self, obs, dropout_seed=dropout_seed, observe=observe)
         rows = jax.tree.leaves(obs)[0].shape[:-1]
         return distribution, jnp.zeros(rows)
@@ -41,9 +39,7 @@ def actor_head(module: Any, obs: PyTree, *, dropout_seed: Array | None, observe:
     output = MLP(module.actor, module.action_spec.num_outputs, name="actor")(x, dropout_seed=dropout_seed)
     if not module.action_spec.continuous:
         return module.action_spec.distribution(output, None)
-    log_std = module.param(
-        "log_std", nn.initializers.constant(module.initial_log_std), module.action_spec.sizes
-    )
+    log_std = module.param("log_std", nn.initializers.constant(module.initial_log_std), module.action_spec.sizes)
     return module.action_spec.distribution(output, _clip_like_torch(log_std, *module.log_std_range))
 
 

@@ -25,7 +25,8 @@ class ObsNormalizer(nn.Module):
         mean = self.variable("normalizer", "mean", jnp.zeros, size)
         variance = self.variable("normalizer", "variance", jnp.ones, size)
         count = self.variable("normalizer", "count", jnp.zeros, ())
-        normalized = (x - mean.value) / (jnp.sqrt(variance.value) + 1e-2)
+        per_feature = (1,) * (x.ndim - 1) + size
+        normalized = (x - mean.value.reshape(per_feature)) / (jnp.sqrt(variance.value) + 1e-2).reshape(per_feature)
         if observe:
             rows = x.reshape(-1, *size)
             count.value += rows.shape[0]

@@ -1,0 +1,153 @@
+"""``python -m ejax.evaluate RUN``: play a trained policy, print and write its metrics, film it."""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import jax
+import numpy as np
+from numpy.typing import NDArray
+
+from ejax.build import build_env, build_policy
+from ejax.checkpoint import CheckpointError, load_params, verify_checkpoint
+from ejax.config import ConfigError, RunConfig
+from ejax.console import summary
+from ejax.device import prepare_jax
+from ejax.evaluation import evaluate, summarize
+from ejax.run_dir import open_run_directory
+from ejax.types import Array, Env, Key, Params, Policy, PyTree, RenderableEnv
+from ejax.video import tile_frames, write_video
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command line. Returns the exit code."""
+    args = _parser().parse_args(argv)
+    try:
+        metrics = evaluate_run(
+            args.run,
+            checkpoint=args.checkpoint,
+            num_episodes=args.episodes,
+            num_envs=args.num_envs,
+            seed=args.seed,
+            device=args.device,
+            video=args.video,
+        )
+    except (ConfigError, CheckpointError, FileNotFoundError, ValueError) as error:
+        print(f"ejax.evaluate: {error}", file=sys.stderr)
+        return 2
+    summary(metrics)
+    return 0
+
+
+def evaluate_run(
+    run: Path,
+    *,
+    checkpoint: str | None = None,
+    num_episodes: int = 100,
+    num_envs: int = 32,
+    seed: int | None = None,
+    device: str = "cpu",
+    video: Path | None = None,
+) -> dict[str, object]:
+    """Evaluate a checkpoint of a run and write ``<run>/evaluations/<checkpoint>.json``.
+
+    Args:
+        checkpoint: ``best``, ``latest`` or a path. None: the best one, or the latest where there is no best.
+        seed: of the start states. None: the run's ``eval_seed``.
+        video: also film four episodes into this file.
+
+    Returns:
+        The metrics under EmbodiChain's tags, the checkpoint and what was written.
+
+    Raises:
+        FileNotFoundError: ``run`` is no run. CheckpointError: no such checkpoint, or a damaged one.
+        ValueError: a count that is not positive, or a video of an environment that cannot be drawn.
+    """
+    directory, config = open_run_directory(run)
+    prepare_jax(device)
+    if checkpoint is None:
+        checkpoint = "best" if directory.best() else "latest"
+    if checkpoint in ("best", "latest"):
+        path = directory.find(checkpoint, lambda text: print(f"ejax.evaluate: {text}", file=sys.stderr))
+    else:
+        path = verify_checkpoint(Path(checkpoint)).path
+    env = build_env(config)
+    policy, params = load_policy(config, env, path)
+    key = jax.random.key(config.trainer.eval_seed if seed is None else seed)
+    episodes = evaluate(policy, env, params, key, num_envs=num_envs, num_episodes=num_episodes)
+    metrics: dict[str, object] = {name: float(x) for name, x in sorted(summarize(episodes).items())}
+    metrics |= {"episodes": num_episodes, "checkpoint": str(path)}
+    report = run / "evaluations" / f"{path.name}.json"
+    report.parent.mkdir(exist_ok=True)
+    per_episode = {name: np.asarray(x).tolist() for name, x in episodes.items()}
+    report.write_text(json.dumps({**metrics, "seed": seed, "per_episode": per_episode}, indent=2))
+    metrics["report"] = report
+    if video is not None:
+        metrics["video"] = film(policy, env, params, key, video)
+    return metrics
+
+
+def load_policy(config: RunConfig, env: Env, checkpoint: Path) -> tuple[Policy, Params]:
+    """The policy of a run and its parameters from a checkpoint."""
+    policy = build_policy(config.policy, env)
+    key = jax.random.key(0)
+    like = jax.eval_shape(lambda: policy.init(key, env.reset(key)[1]))
+    return policy, load_params(checkpoint, like)
+
+
+def film(policy: Policy, env: Env, params: Params, key: Key, path: Path, *, num_envs: int = 4) -> Path:
+    """Film ``num_envs`` episodes side by side, until the last of them has ended.
+
+    Raises:
+        ValueError: the environment cannot be drawn.
+    """
+    if not isinstance(env, RenderableEnv):
+        raise ValueError(f"{type(env).__name__} cannot be filmed: it has no render(state, width=…, height=…)")
+    if not os.environ.get("DISPLAY"):
+        os.environ.setdefault("MUJOCO_GL", "egl")
+    states, done = _play(policy, env, params, key, num_envs=num_envs)
+    done = np.asarray(done)
+    last = np.where(done.any(axis=0), done.argmax(axis=0), len(done) - 1)
+
+    def frames() -> Iterator[NDArray[np.uint8]]:
+        for t in range(int(last.max()) + 1):
+            shown = [jax.tree.map(lambda x, i=i, t=t: x[min(t, last[i]), i], states) for i in range(num_envs)]
+            yield tile_frames(np.stack([env.render(state, width=480, height=360) for state in shown]))
+
+    return write_video(path, frames(), fps=1.0 / env.control_period)
+
+
+@partial(jax.jit, static_argnames=("policy", "env", "num_envs"))
+def _play(policy: Policy, env: Env, params: Params, key: Key, *, num_envs: int) -> tuple[PyTree, Array]:
+    """States [T, N, ...] and ends [T, N] of one episode each, played on past its end without a reset."""
+    key_reset, key_steps = jax.random.split(key)
+    state, obs = jax.vmap(env.reset)(jax.random.split(key_reset, num_envs))
+
+    def one_step(carry: tuple[PyTree, PyTree], key: Key) -> tuple[tuple[PyTree, PyTree], tuple[PyTree, Array]]:
+        state, obs = carry
+        action = policy.apply(params, obs)[0].mode()
+        state, timestep = jax.vmap(env.step)(state, action, jax.random.split(key, num_envs))
+        return (state, timestep.obs), (state, timestep.terminated | timestep.truncated)
+
+    keys = jax.random.split(key_steps, env.max_episode_steps)
+    return jax.lax.scan(one_step, (state, obs), keys)[1]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("python -m ejax.evaluate", description="Evaluate a trained policy.")
+    parser.add_argument("run", type=Path, metavar="RUN", help="the run's folder")
+    parser.add_argument("--checkpoint", metavar="best|latest|PATH", help="default: best, or latest if there is none")
+    parser.add_argument("--episodes", type=int, default=100, metavar="N")
+    parser.add_argument("--num-envs", type=int, default=32, metavar="N", help="episodes played at a time")
+    parser.add_argument("--seed", type=int, help="of the start states (default: the run's eval_seed)")
+    parser.add_argument("--device", default="cpu", metavar="cpu|cuda|cuda:N")
+    parser.add_argument("--video", type=Path, metavar="FILE", help="film four episodes, e.g. push.mp4")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
