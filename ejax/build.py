@@ -77,7 +77,7 @@ def build_policy(config: PolicyConfig, env: Env) -> Policy:
     Raises:
         ConfigError: the action dimension is not the env's, or the constructor refuses the arguments.
     """
-    spec = action_spec(env.action_space)
+    spec = action_spec(env.action_space, squash=config.squash_actions)
     width = len(spec.sizes) if not spec.continuous else spec.sizes[0]
     if config.action_dim not in (None, width):
         raise ConfigError(

@@ -184,6 +184,8 @@ class PolicyConfig(BaseModel):
     initial_log_std: float = 0.0
     log_std_range: tuple[float, float] = (-5.0, 2.0)
     """The range in which log_std is learned; ejax's key, with the bounds that EmbodiChain had up to 0.2."""
+    squash_actions: bool = False
+    """ejax: a tanh-squashed Gaussian between the bounds of the action space, instead of an unbounded one."""
     actor_obs_normalization: bool = False
     critic_obs_normalization: bool = False
     obs_groups: ObsGroups = ObsGroups()
