@@ -6,6 +6,7 @@ compilation. Source: torch.optim's documented algorithms, torch.optim.lr_schedul
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
@@ -25,7 +26,7 @@ from pydantic import (
     field_validator,
 )
 
-from ejax.types import Array, PyTree
+from ejax.types import Array, PyTree, TrainState
 
 _STRICT = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -233,6 +234,15 @@ def scheduled_learning_rate(learning_rate: float, schedule: ScheduleConfig, num_
     return kwargs.eta_min + (learning_rate - kwargs.eta_min) * 0.5 * (1.0 + jnp.cos(jnp.pi * k / horizon))
 
 
+def step_schedule(state: TrainState, optimizer: OptimizerConfig, schedule: ScheduleConfig) -> TrainState:
+    """Count one update, and set the learning rate of the next."""
+    step = state.step + 1
+    if schedule.name is None:
+        return replace(state, step=step)
+    rate = scheduled_learning_rate(optimizer.learning_rate, schedule, step)
+    return replace(state, step=step, opt_state=set_learning_rate(state.opt_state, rate))
+
+
 def clip_by_global_norm(grads: PyTree, max_norm: float) -> tuple[PyTree, Array]:
     """g · min(1, max_norm / (‖g‖₂ + 1e-6)): torch's ``clip_grad_norm_``, which optax's clipping is not.
 
@@ -260,7 +270,7 @@ def _sgd(kwargs: Any) -> optax.GradientTransformation:
     links = [optax.add_decayed_weights(kwargs.weight_decay)] if kwargs.weight_decay else []
     if kwargs.momentum:
         links.append(_torch_momentum(kwargs.momentum, kwargs.dampening, kwargs.nesterov))
-    return optax.chain(*links)
+    return optax.chain(*links) if links else optax.identity()
 
 
 def _rmsprop(kwargs: Any) -> optax.GradientTransformation:
