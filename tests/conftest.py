@@ -1,0 +1,17 @@
+"""Tests run on the CPU, as if it were four devices, and strictly: what JAX or Python only warns about is an error."""
+
+import os
+
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=4"
+
+import jax
+import pytest
+
+jax.config.update("jax_numpy_rank_promotion", "raise")  # [N] + [N, A] is a bug more often than a wish
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("filterwarnings", "error")
+    # what a collected object complains of is shown, but must not fail whichever test runs just then
+    config.addinivalue_line("filterwarnings", "default::pytest.PytestUnraisableExceptionWarning")
