@@ -1,0 +1,57 @@
+"""The terms of the losses, row by row, against their equations in NumPy."""
+
+import jax
+import numpy as np
+import pytest
+
+from ejax.losses import clipped_surrogate, clipped_value_loss, kl_k3, value_loss
+
+
+def rows(seed, count=3):
+    return np.random.default_rng(seed).normal(size=(count, 64)).astype(np.float32)
+
+
+def test_clipped_surrogate_is_the_smaller_objective_negated():
+    log_ratio, advantage, _ = rows(0)
+    expected = []
+    for r, a in zip(np.exp(log_ratio), advantage, strict=True):
+        expected.append(-min(r * a, min(max(r, 0.8), 1.2) * a))
+    np.testing.assert_allclose(jax.jit(clipped_surrogate)(log_ratio, advantage, 0.2), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("log_ratio", "advantage", "flows"),
+    [(1.0, 1.0, False), (1.0, -1.0, True), (-1.0, 1.0, True), (-1.0, -1.0, False), (0.05, 1.0, True)],
+)
+def test_the_surrogates_gradient_stops_where_the_step_already_helped_enough(log_ratio, advantage, flows):
+    gradient = jax.grad(clipped_surrogate)(log_ratio, advantage, 0.2)
+    assert gradient == pytest.approx(-advantage * np.exp(log_ratio) if flows else 0.0)
+
+
+def test_value_loss_is_the_squared_error_without_a_half():
+    value, target, _ = rows(1)
+    np.testing.assert_allclose(jax.jit(value_loss)(value, target), (value - target) ** 2, rtol=1e-6)
+
+
+def test_clipped_value_loss_is_the_larger_of_both_errors():
+    value, old, target = rows(2)
+    expected = []
+    for v, o, t in zip(value, old, target, strict=True):
+        clipped = min(max(v, o - 0.2), o + 0.2)
+        expected.append(max((v - t) ** 2, (clipped - t) ** 2))
+    np.testing.assert_allclose(jax.jit(clipped_value_loss)(value, old, target, 0.2), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_k3_is_never_negative_and_zero_only_for_equal_policies():
+    log_ratio, *_ = rows(3)
+    estimate = jax.jit(kl_k3)(log_ratio)
+    np.testing.assert_allclose(estimate, np.exp(log_ratio) - 1.0 - log_ratio, rtol=1e-4, atol=1e-6)
+    assert (estimate > 0.0).all()
+    assert kl_k3(0.0) == 0.0
+
+
+def test_the_mean_of_k3_over_samples_of_old_is_the_kl():
+    # old = N(0, 1), new = N(½, 1): KL(old ‖ new) = ½·½² = 1/8
+    x = np.random.default_rng(4).normal(size=200_000)
+    log_ratio = -0.5 * (x - 0.5) ** 2 + 0.5 * x**2
+    assert float(kl_k3(log_ratio).mean()) == pytest.approx(0.125, abs=0.003)

@@ -1,0 +1,153 @@
+"""Optimizers, clipping and schedules against torch's own numbers: golden/make_torch_optim.py."""
+
+import json
+import math
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from ejax.optim import (
+    OptimizerConfig,
+    ScheduleConfig,
+    bind_schedule,
+    clip_by_global_norm,
+    get_learning_rate,
+    make_optimizer,
+    scheduled_learning_rate,
+    set_learning_rate,
+)
+
+GOLDEN = np.load(Path(__file__).parent / "golden" / "torch_optim.npz")
+CASES = json.loads(str(GOLDEN["cases"]))
+SCHEDULES = json.loads(str(GOLDEN["schedules"]))
+NAMES = ("weight", "bias")
+INITIAL = {name: GOLDEN[f"initial/{name}"] for name in NAMES}
+GRADIENT = {name: GOLDEN[f"gradient/{name}"] for name in NAMES}
+TORCH_NAMES = {"linear": "LinearLR", "cosine": "CosineAnnealingLR", "step": "StepLR", "exponential": "ExponentialLR"}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_step_is_torchs(case):
+    name, learning_rate, kwargs = CASES[case]
+    optimizer = make_optimizer(OptimizerConfig(name=name, learning_rate=learning_rate, kwargs=kwargs))
+
+    @jax.jit
+    def trace(params, gradients):
+        def step(carry, gradient):
+            params, state = carry
+            updates, state = optimizer.update(gradient, state, params)
+            params = optax.apply_updates(params, updates)
+            return (params, state), params
+
+        return jax.lax.scan(step, (params, optimizer.init(params)), gradients)[1]
+
+    params = trace(INITIAL, GRADIENT)
+    for name in NAMES:
+        assert len(params[name]) >= 5
+        np.testing.assert_allclose(params[name], GOLDEN[f"{case}/{name}"], rtol=2e-6, atol=2e-6)
+
+
+@pytest.mark.parametrize("max_norm", [0.5, 100.0])
+def test_clipping_is_torchs(max_norm):
+    clipped, norm = jax.jit(clip_by_global_norm)({name: g[0] for name, g in GRADIENT.items()}, max_norm)
+    np.testing.assert_allclose(norm, GOLDEN[f"clip/{max_norm}/norm"], rtol=1e-6)
+    for name in NAMES:
+        np.testing.assert_allclose(clipped[name], GOLDEN[f"clip/{max_norm}/{name}"], rtol=1e-6)
+
+
+def test_clipping_divides_by_the_norm_and_a_millionth():
+    clipped, norm = clip_by_global_norm({"a": jnp.array([3e-6, 4e-6])}, 1e-6)
+    assert norm == pytest.approx(5e-6)
+    np.testing.assert_allclose(clipped["a"], np.array([3e-6, 4e-6]) * 1e-6 / (5e-6 + 1e-6), rtol=1e-5)
+
+
+def test_infinity_switches_clipping_off():
+    clipped, _ = clip_by_global_norm({"a": jnp.array([3.0, 4.0])}, math.inf)
+    assert clipped["a"].tolist() == [3.0, 4.0]
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_every_schedule_is_torchs(name):
+    class_name, kwargs = SCHEDULES[name]
+    assert TORCH_NAMES[name] == class_name
+    config = ScheduleConfig(name=name, kwargs=kwargs)
+    rates = jax.jit(lambda k: scheduled_learning_rate(0.02, config, k))(jnp.arange(9))
+    np.testing.assert_allclose(rates, GOLDEN[f"schedule/{name}"], rtol=1e-5, atol=1e-9)
+
+
+def test_no_schedule_keeps_the_rate():
+    assert scheduled_learning_rate(0.02, ScheduleConfig(), jnp.asarray(7)) == pytest.approx(0.02)
+
+
+def test_linear_falls_to_zero_by_default_as_embodichains_does():
+    config = bind_schedule(ScheduleConfig(name="linear"), 4)
+    rates = [float(scheduled_learning_rate(1.0, config, jnp.asarray(k))) for k in range(6)]
+    assert rates == pytest.approx([1.0, 0.75, 0.5, 0.25, 0.0, 0.0])
+
+
+def test_binding_fills_only_an_open_horizon():
+    assert dict(bind_schedule(ScheduleConfig(name="cosine"), 7).kwargs) == {"T_max": 7}
+    given = ScheduleConfig(name="linear", kwargs={"total_iters": 3})
+    assert bind_schedule(given, 7) == given
+    step = ScheduleConfig(name="step", kwargs={"step_size": 2})
+    assert bind_schedule(step, 7) == step
+
+
+def test_a_schedule_without_its_horizon_is_refused():
+    with pytest.raises(ValueError, match="bind_schedule"):
+        scheduled_learning_rate(1.0, ScheduleConfig(name="linear"), jnp.asarray(0))
+
+
+def test_binding_to_no_updates_is_refused():
+    with pytest.raises(ValueError, match="got 0"):
+        bind_schedule(ScheduleConfig(name="linear"), 0)
+
+
+def test_the_learning_rate_in_the_state_is_the_one_used():
+    optimizer = make_optimizer(OptimizerConfig(name="sgd", learning_rate=0.1))
+    state = optimizer.init(INITIAL)
+    assert get_learning_rate(state) == pytest.approx(0.1)
+    state = set_learning_rate(state, jnp.asarray(0.5))
+    updates, state = optimizer.update({name: g[0] for name, g in GRADIENT.items()}, state, INITIAL)
+    assert get_learning_rate(state) == pytest.approx(0.5)
+    np.testing.assert_allclose(updates["bias"], -0.5 * GRADIENT["bias"][0], rtol=1e-6)
+
+
+def test_a_foreign_optimizer_has_no_learning_rate_to_read_or_set():
+    state = optax.sgd(0.1).init(INITIAL)
+    assert jnp.isnan(get_learning_rate(state))
+    with pytest.raises(KeyError):
+        set_learning_rate(state, jnp.asarray(0.5))
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"name": "lion"}, "adam"),
+        ({"kwargs": {"lr": 0.1}}, "optimizer.learning_rate"),
+        ({"kwargs": {"momentum": 0.9}}, "momentum"),
+        ({"name": "sgd", "kwargs": {"momentum": "much"}}, "momentum"),
+        ({"learning_rate": -1.0}, "learning_rate"),
+    ],
+)
+def test_a_wrong_optimizer_is_refused(given, text):
+    with pytest.raises(ValueError, match=text):
+        OptimizerConfig(**given)
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"name": "warmup"}, "linear"),
+        ({"name": "step"}, "step_size"),
+        ({"name": "exponential", "kwargs": {"gamma": 0.9, "tau": 1}}, "tau"),
+        ({"kwargs": {"gamma": 0.9}}, "without a name"),
+    ],
+)
+def test_a_wrong_schedule_is_refused(given, text):
+    with pytest.raises(ValueError, match=text):
+        ScheduleConfig(**given)

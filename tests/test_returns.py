@@ -1,0 +1,146 @@
+"""Advantages against NumPy loops, their limits, and what happens at the end of an episode."""
+
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ejax.returns import gae, normalize
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def arrays(rng, T, N):
+    """reward, value, next_value, terminated, truncated; within an episode a next value is the following step's."""
+    reward, value, next_value = rng.normal(size=(3, T, N)).astype(np.float32)
+    terminated, truncated = rng.random((2, T, N)) < 0.25
+    continues = ~(terminated | truncated)[:-1]
+    next_value[:-1][continues] = value[1:][continues]
+    return reward, value, next_value, terminated, truncated
+
+
+def gae_by_definition(reward, value, next_value, terminated, truncated, gamma, gae_lambda):
+    """Σₗ (γλ)ˡ δₜ₊ₗ up to the end of the episode: O(T²), and no recursion."""
+    T, N = reward.shape
+    delta = reward + gamma * next_value * ~terminated - value
+    advantage = np.zeros((T, N))
+    for n in range(N):
+        for t in range(T):
+            for k in range(t, T):
+                advantage[t, n] += (gamma * gae_lambda) ** (k - t) * delta[k, n]
+                if terminated[k, n] or truncated[k, n]:
+                    break
+    return advantage
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), shape=st.sampled_from([(1, 1), (7, 3)]))
+def test_gae_is_the_discounted_sum_of_td_errors(seed, shape):
+    given = arrays(np.random.default_rng(seed), *shape)
+    advantage, target = gae(*given, gamma=0.97, gae_lambda=0.9)
+    expected = gae_by_definition(*given, 0.97, 0.9)
+    np.testing.assert_allclose(advantage, expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(target, expected + given[1], rtol=1e-4, atol=1e-5)
+
+
+def test_lambda_0_gives_the_td_error():
+    reward, value, next_value, terminated, truncated = arrays(np.random.default_rng(0), 6, 4)
+    advantage, _ = gae(reward, value, next_value, terminated, truncated, gamma=0.9, gae_lambda=0.0)
+    np.testing.assert_allclose(advantage, reward + 0.9 * next_value * ~terminated - value, atol=1e-6)
+
+
+def test_lambda_1_makes_the_target_the_bootstrapped_return():
+    reward, value, next_value, terminated, truncated = arrays(np.random.default_rng(1), 6, 4)
+    _, target = gae(reward, value, next_value, terminated, truncated, gamma=0.9, gae_lambda=1.0)
+    done, expected = terminated | truncated, np.zeros((6, 4))
+    following = next_value[-1]
+    for t in reversed(range(6)):
+        following = np.where(done[t], next_value[t], following)
+        expected[t] = reward[t] + 0.9 * np.where(terminated[t], 0.0, following)
+        following = expected[t]
+    np.testing.assert_allclose(target, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("terminated", "truncated", "expected"),
+    [
+        (True, False, 1.0 - 2.0),  # nothing follows
+        (False, True, 1.0 + 0.5 * 10.0 - 2.0),  # value follows, the next episode's advantage does not
+        (True, True, 1.0 - 2.0),
+        (False, False, 1.0 + 0.5 * 10.0 - 2.0 + 0.5 * 0.5 * (3.0 + 0.5 * 8.0 - 4.0)),
+    ],
+)
+def test_an_end_cuts_the_value_or_only_the_trace(terminated, truncated, expected):
+    column = lambda *x: np.array(x, np.float32)[:, None]  # noqa: E731
+    flags = (np.array([[terminated], [False]]), np.array([[truncated], [False]]))
+    advantage, _ = gae(column(1, 3), column(2, 4), column(10, 8), *flags, gamma=0.5, gae_lambda=0.5)
+    assert advantage[0, 0] == pytest.approx(expected)
+
+
+def test_gae_matches_embodichain():
+    # golden/README.md; upstream has no true next value and takes every end for a terminal
+    golden = np.load(GOLDEN / "head_gae.npz")
+    fields = {name: golden[name].T for name in ("reward", "value", "done", "truncated")}
+    done = fields["done"][:-1]
+    advantage, target = gae(
+        fields["reward"][:-1],
+        fields["value"][:-1],
+        fields["value"][1:],
+        done,
+        fields["truncated"][:-1],
+        gamma=float(golden["gamma"]),
+        gae_lambda=float(golden["lam"]),
+    )
+    assert 0 < (done & fields["truncated"][:-1]).sum() < done.sum()
+    np.testing.assert_allclose(advantage, golden["advantages"].T, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(target, golden["returns"].T, rtol=1e-4, atol=1e-5)
+
+
+def test_the_gradient_of_the_advantage_is_the_discounted_one_of_the_rewards():
+    _, value, next_value, *_ = arrays(np.random.default_rng(2), 4, 1)
+    running = np.zeros((4, 1), bool)
+
+    def first(reward):
+        return gae(reward, value, next_value, running, running, gamma=0.9, gae_lambda=0.8)[0][0, 0]
+
+    np.testing.assert_allclose(jax.grad(first)(jnp.zeros((4, 1)))[:, 0], 0.72 ** np.arange(4), rtol=1e-6)
+
+
+def test_arrays_that_are_not_time_by_envs_are_refused_by_shape():
+    good, flat = jnp.zeros((4, 2)), jnp.zeros(4)
+    no = jnp.zeros((4, 2), bool)
+    with pytest.raises(ValueError, match=r"value \(4,\).*|.*\[T, N\]"):
+        gae(good, flat, good, no, no, gamma=0.9, gae_lambda=0.9)
+    with pytest.raises(ValueError, match=r"reward \(4,\), value \(4,\)"):
+        gae(flat, flat, flat, flat > 0, flat > 0, gamma=0.9, gae_lambda=0.9)
+    with pytest.raises(ValueError, match=r"next_value \(3, 2\)"):
+        gae(good, good, good[:3], no, no, gamma=0.9, gae_lambda=0.9)
+
+
+@pytest.fixture(scope="module")
+def jitted_normalize():
+    return jax.jit(normalize)
+
+
+def test_normalize_uses_the_unbiased_std(jitted_normalize):
+    x = np.random.default_rng(0).normal(3.0, 2.0, (5, 4)).astype(np.float32)
+    np.testing.assert_allclose(jitted_normalize(x), (x - x.mean()) / x.std(ddof=1), rtol=1e-4, atol=1e-5)
+
+
+def test_normalize_turns_a_single_element_into_zero(jitted_normalize):
+    assert jitted_normalize(jnp.full((1, 1), 7.0)).tolist() == [[0.0]]
+
+
+def test_normalize_turns_equal_elements_into_zero(jitted_normalize):
+    assert jitted_normalize(jnp.full(4, 7.0)).tolist() == [0.0] * 4
+
+
+def test_normalize_leaves_padding_out(jitted_normalize):
+    x = np.array([1.0, 2.0, 6.0, 1e6], np.float32)
+    counted = x[:3]
+    expected = [*((counted - counted.mean()) / counted.std(ddof=1)), 0.0]
+    np.testing.assert_allclose(jitted_normalize(x, jnp.array([1.0, 1.0, 1.0, 0.0])), expected, rtol=1e-5)
