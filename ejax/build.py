@@ -11,7 +11,7 @@ from ejax.config import ConfigError, PolicyConfig, Problem, RunConfig
 from ejax.distributions import action_spec
 from ejax.optim import bind_schedule, make_optimizer
 from ejax.registry import resolve
-from ejax.steps import RunState, Step, init_run_state, make_ppo_step
+from ejax.steps import STEPS, RunState, Step, init_run_state
 from ejax.types import Env, Policy
 
 
@@ -43,7 +43,8 @@ def build(config: RunConfig, *, schedule_updates: int | None = None) -> Parts:
         update={"lr_scheduler": bind_schedule(options.lr_scheduler, schedule_updates or config.trainer.num_updates)}
     )
     optimizer = make_optimizer(options.optimizer)
-    step = make_ppo_step(
+    make_step = STEPS.get(config.algorithm.name) or resolve("algorithm", config.algorithm.name).make_step
+    step = make_step(
         policy,
         env,
         optimizer,
@@ -51,7 +52,14 @@ def build(config: RunConfig, *, schedule_updates: int | None = None) -> Parts:
         num_steps=config.trainer.buffer_size,
         dropout=uses_dropout(config.policy),
     )
-    state = init_run_state(policy, env, optimizer, jax.random.key(config.trainer.seed), config.trainer.num_envs)
+    state = init_run_state(
+        policy,
+        env,
+        optimizer,
+        jax.random.key(config.trainer.seed),
+        num_envs=config.trainer.num_envs,
+        keep_reference=getattr(options, "kl_coef", 0.0) > 0.0,
+    )
     return Parts(policy, env, optimizer, step, state)
 
 

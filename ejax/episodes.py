@@ -1,5 +1,7 @@
 """Statistics over finished episodes, kept on the device beside the environments."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 from flax import struct
@@ -31,6 +33,15 @@ def init_episode_stats(num_envs: int) -> EpisodeStats:
         lengths=jnp.zeros(WINDOW),
         successes=jnp.zeros(WINDOW),
         num_episodes=jnp.zeros((), jnp.int32),
+    )
+
+
+def drop_current_episodes(stats: EpisodeStats) -> EpisodeStats:
+    """After a forced reset: the episodes under way never end, so they must not leak into the next ones."""
+    return replace(
+        stats,
+        current_return=jnp.zeros_like(stats.current_return),
+        current_length=jnp.zeros_like(stats.current_length),
     )
 
 

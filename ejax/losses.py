@@ -5,10 +5,15 @@ import jax.numpy as jnp
 from ejax.types import Array
 
 
-def clipped_surrogate(log_ratio: Array, advantage: Array, clip_coef: float) -> Array:
-    """−min(ρA, clip(ρ, 1 ± ε)A), with ρ = exp(log_ratio). [B]. Source: Schulman et al. 2017, eq. 7."""
+def clipped_surrogate(
+    log_ratio: Array, advantage: Array, clip_coef: float, clip_coef_high: float | None = None
+) -> Array:
+    """−min(ρA, clip(ρ, 1 − ε, 1 + ε')A), with ρ = exp(log_ratio), ε' = ε unless given. [B].
+
+    Source: Schulman et al. 2017, eq. 7; Yu et al. 2025 (DAPO) for ε' > ε.
+    """
     ratio = jnp.exp(log_ratio)
-    clipped = jnp.clip(ratio, 1.0 - clip_coef, 1.0 + clip_coef)
+    clipped = jnp.clip(ratio, 1.0 - clip_coef, 1.0 + (clip_coef if clip_coef_high is None else clip_coef_high))
     return -jnp.minimum(ratio * advantage, clipped * advantage)
 
 

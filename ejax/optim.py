@@ -291,7 +291,7 @@ class _Momentum(NamedTuple):
 
 
 def _torch_momentum(momentum: float, dampening: float, nesterov: bool) -> optax.GradientTransformation:
-    """bₜ = μ·bₜ₋₁ + (1 − dampening)·g, with b₁ = g: torch does not dampen the first step, ``optax.trace`` has no damping."""
+    """bₜ = μ·bₜ₋₁ + (1 − dampening)·g, with b₁ = g: torch does not dampen the first step."""
 
     def init(params: PyTree) -> _Momentum:
         return _Momentum(optax.tree_utils.tree_zeros_like(params), jnp.zeros((), bool))

@@ -51,6 +51,50 @@ def gae(
     return advantage, advantage + value
 
 
+@partial(jax.jit, static_argnames="gamma")
+def discounted_returns(reward: Array, done: Array, *, gamma: float) -> Array:
+    """Gₜ = rₜ + γ·Gₜ₊₁·(1 − doneₜ), without a bootstrap at the end. All [T, N]."""
+    _check_time_major(reward=reward, done=done)
+
+    def backward(following: Array, step: tuple[Array, Array]) -> tuple[Array, Array]:
+        reward_t, done_t = step
+        following = reward_t + gamma * following * (1.0 - done_t)
+        return following, following
+
+    return jax.lax.scan(backward, jnp.zeros_like(reward[0]), (reward, done), reverse=True)[1]
+
+
+@jax.jit
+def first_episode_mask(done: Array) -> Array:
+    """1 until and including an environment's first done, 0 after it. [T, N] bool -> [T, N] float32."""
+    ended_before = jnp.cumsum(done, axis=0) - done
+    return (ended_before == 0).astype(jnp.float32)
+
+
+@partial(jax.jit, static_argnames=("group_size", "eps"))
+def group_advantages(step_return: Array, mask: Array, *, group_size: int, eps: float) -> Array:
+    """(G − μ) / (σ + eps) within each group at each time step, over the members whose mask is 1; 0 elsewhere.
+
+    σ is the population's standard deviation. A lone member has advantage 0.
+
+    Args:
+        step_return, mask: [T, N]; groups are ``group_size`` consecutive environments.
+
+    Raises:
+        ValueError: N is not divisible by ``group_size``.
+    """
+    _check_time_major(step_return=step_return, mask=mask)
+    num_steps, num_envs = step_return.shape
+    if num_envs % group_size:
+        raise ValueError(f"num_envs ({num_envs}) must be divisible by group_size ({group_size})")
+    grouped = step_return.reshape(num_steps, -1, group_size)
+    alive = mask.reshape(grouped.shape)
+    count = jnp.maximum(alive.sum(axis=-1, keepdims=True), 1.0)
+    centered = grouped - (grouped * alive).sum(axis=-1, keepdims=True) / count
+    variance = (jnp.square(centered) * alive).sum(axis=-1, keepdims=True) / count
+    return (centered / (jnp.sqrt(variance) + eps) * alive).reshape(step_return.shape)
+
+
 def normalize(x: Array, weight: Array | None = None) -> Array:
     """(x − mean) / max(std, 1e-8) with the unbiased std, as ``torch.Tensor.std`` gives it.
 
@@ -72,4 +116,4 @@ def _check_time_major(**arrays: Array) -> None:
     shapes = {name: array.shape for name, array in arrays.items()}
     if any(len(shape) != 2 for shape in shapes.values()) or len(set(shapes.values())) > 1:
         given = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
-        raise ValueError(f"gae needs arrays of one shape [T, N] (time, environments); got {given}")
+        raise ValueError(f"returns need arrays of one shape [T, N] (time, environments); got {given}")

@@ -296,7 +296,9 @@ class _Loop:
         return result
 
 
-def _locate(config: RunConfig, resume: str | None, run_dir: Path | None) -> tuple[RunDirectory, RunConfig, Path | None, list[str]]:
+def _locate(
+    config: RunConfig, resume: str | None, run_dir: Path | None
+) -> tuple[RunDirectory, RunConfig, Path | None, list[str]]:
     """The run's folder, the config it was started with, the checkpoint to go on from, and damaged ones to tell of."""
     if resume is None:
         return create_run_directory(config, run_dir), config, None, []

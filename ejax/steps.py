@@ -1,16 +1,23 @@
 """Training steps: RunState -> (RunState, metrics), each one jitted program."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import optax
 from flax import struct
 
+from ejax.algorithms.grpo import GRPOConfig, grpo_update
 from ejax.algorithms.ppo import PPOConfig, ppo_update
-from ejax.episodes import EpisodeStats, episode_metrics, init_episode_stats, track_episodes
-from ejax.types import Array, Env, Key, Metrics, Policy, TrainState
+from ejax.episodes import (
+    EpisodeStats,
+    drop_current_episodes,
+    episode_metrics,
+    init_episode_stats,
+    track_episodes,
+)
+from ejax.types import Array, Env, Key, Metrics, Policy, Rollout, TrainState
 from ejax.unroll import EnvCarry, reset, unroll
 
 
@@ -23,21 +30,33 @@ class RunState:
     episodes: EpisodeStats
 
 
-Step = Callable[[RunState, Key], tuple[RunState, Metrics]]
+Step: TypeAlias = Callable[[RunState, Key], tuple[RunState, Metrics]]
 
 
 def init_run_state(
-    policy: Policy, env: Env, optimizer: optax.GradientTransformation, key: Key, num_envs: int
+    policy: Policy,
+    env: Env,
+    optimizer: optax.GradientTransformation,
+    key: Key,
+    *,
+    num_envs: int,
+    keep_reference: bool = False,
 ) -> RunState:
-    """Fresh parameters, fresh episodes."""
+    """Fresh parameters, fresh episodes.
+
+    Args:
+        keep_reference: also keep the first parameters, for algorithms that stay close to them.
+    """
     key_params, key_envs = jax.random.split(key)
     envs = reset(env, key_envs, num_envs)
     params = policy.init(key_params, envs.obs)
-    return RunState(
-        train=TrainState(step=jnp.zeros((), jnp.int32), params=params, opt_state=optimizer.init(params["params"])),
-        envs=envs,
-        episodes=init_episode_stats(num_envs),
+    train = TrainState(
+        step=jnp.zeros((), jnp.int32),
+        params=params,
+        opt_state=optimizer.init(params["params"]),
+        reference=params if keep_reference else None,
     )
+    return RunState(train=train, envs=envs, episodes=init_episode_stats(num_envs))
 
 
 def make_ppo_step(
@@ -49,7 +68,7 @@ def make_ppo_step(
     num_steps: int,
     dropout: bool,
 ) -> Step:
-    """Collect T steps of all environments, update, count episodes."""
+    """Collect T steps of all environments, update."""
 
     def step(state: RunState, key: Key) -> tuple[RunState, Metrics]:
         key_collect, key_update = jax.random.split(key)
@@ -57,13 +76,56 @@ def make_ppo_step(
             policy, env, state.train.params, state.envs, key_collect, num_steps=num_steps, dropout=dropout
         )
         train, losses = ppo_update(state.train, rollout, key_update, policy=policy, optimizer=optimizer, config=config)
-        success = info.get("success", jnp.full(rollout.reward.shape, jnp.nan))
-        episodes = track_episodes(state.episodes, rollout.reward, rollout.done, success)
-        metrics = {f"train/{name}": value for name, value in losses.items()}
-        metrics |= episode_metrics(episodes) | step_metrics(info)
-        return RunState(train=train, envs=envs, episodes=episodes), metrics
+        return _count(state.episodes, rollout, info, losses, train, envs)
 
     return step
+
+
+def make_grpo_step(
+    policy: Policy,
+    env: Env,
+    optimizer: optax.GradientTransformation,
+    config: GRPOConfig,
+    *,
+    num_steps: int,
+    dropout: bool,
+) -> Step:
+    """Start new episodes (unless told not to), collect T steps, update."""
+
+    def step(state: RunState, key: Key) -> tuple[RunState, Metrics]:
+        key_collect, key_update, key_reset = jax.random.split(key, 3)
+        envs, episodes = state.envs, state.episodes
+        if config.reset_every_rollout:
+            num_envs = episodes.current_return.shape[0]
+            envs = reset(env, key_reset, num_envs, config.group_size if config.shared_start else 1)
+            episodes = drop_current_episodes(episodes)
+        rollout, envs, info = unroll(
+            policy, env, state.train.params, envs, key_collect, num_steps=num_steps, dropout=dropout
+        )
+        train, losses = grpo_update(state.train, rollout, key_update, policy=policy, optimizer=optimizer, config=config)
+        return _count(episodes, rollout, info, losses, train, envs)
+
+    return step
+
+
+STEPS: dict[str, Callable[..., Step]] = {"ppo": make_ppo_step, "grpo": make_grpo_step}
+"""By the algorithm's name. A registered algorithm of your own has ``Config`` and ``make_step`` of the same form."""
+
+
+def _count(
+    episodes: EpisodeStats,
+    rollout: Rollout,
+    info: dict[str, Any],
+    losses: Metrics,
+    train: TrainState,
+    envs: EnvCarry,
+) -> tuple[RunState, Metrics]:
+    """The new run state, and all metrics of the step under their tags."""
+    success = info.get("success", jnp.full(rollout.reward.shape, jnp.nan))
+    episodes = track_episodes(episodes, rollout.reward, rollout.done, success)
+    metrics = {f"train/{name}": value for name, value in losses.items()}
+    metrics |= episode_metrics(episodes) | step_metrics(info)
+    return RunState(train=train, envs=envs, episodes=episodes), metrics
 
 
 def step_metrics(info: dict[str, Any]) -> Metrics:

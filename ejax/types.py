@@ -76,6 +76,8 @@ class TrainState:
     """Number of updates done, int32."""
     params: Params
     opt_state: PyTree
+    reference: Params = None
+    """Frozen parameters that the policy is kept close to, where an algorithm has a ``kl_coef``."""
 
 
 class Distribution(Protocol):

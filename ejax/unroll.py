@@ -20,10 +20,11 @@ class EnvCarry:
     """The observation to act on next, leaves [N, ...]."""
 
 
-@partial(jax.jit, static_argnames=("env", "num_envs"))
-def reset(env: Env, key: Key, num_envs: int) -> EnvCarry:
-    """N new episodes."""
-    state, obs = jax.vmap(env.reset)(jax.random.split(key, num_envs))
+@partial(jax.jit, static_argnames=("env", "num_envs", "group_size"))
+def reset(env: Env, key: Key, num_envs: int, group_size: int = 1) -> EnvCarry:
+    """N new episodes; each ``group_size`` consecutive ones start from the same state."""
+    keys = jnp.repeat(jax.random.split(key, num_envs // group_size), group_size)
+    state, obs = jax.vmap(env.reset)(keys)
     return EnvCarry(state=state, obs=obs)
 
 

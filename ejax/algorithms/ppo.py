@@ -26,13 +26,8 @@ from pydantic import (
 
 from ejax.algorithms.sgd import Plan, sgd_epochs
 from ejax.losses import clipped_surrogate, clipped_value_loss, kl_k3, value_loss
-from ejax.optim import (
-    OptimizerConfig,
-    ScheduleConfig,
-    get_learning_rate,
-    scheduled_learning_rate,
-    set_learning_rate,
-)
+from ejax.optim import OptimizerConfig, ScheduleConfig, get_learning_rate, step_schedule
+from ejax.policies.normalize import observe
 from ejax.returns import gae, normalize
 from ejax.types import Array, Key, Metrics, Params, Policy, PyTree, Rollout, TrainState
 
@@ -158,20 +153,13 @@ def ppo_update(
         adapt_rate=partial(_adapt_rate, config=config) if config.schedule == "adaptive" else None,
         stop=_stop_beyond(config.target_kl),
     )
-    step = state.step + 1
-    opt_state = state.opt_state
-    if config.lr_scheduler.name is not None:
-        rate = scheduled_learning_rate(config.optimizer.learning_rate, config.lr_scheduler, step)
-        opt_state = set_learning_rate(opt_state, rate)
-    params = state.params
-    if "normalizer" in params:
-        _, observed = policy.apply(params, rollout.obs, observe=True, mutable=["normalizer"])
-        params = {**params, **observed}
-    metrics["learning_rate"] = get_learning_rate(opt_state)
+    state = step_schedule(state, config.optimizer, config.lr_scheduler)
+    state = replace(state, params=observe(policy, state.params, rollout.obs))
+    metrics["learning_rate"] = get_learning_rate(state.opt_state)
     metrics["explained_variance"] = 1.0 - jnp.var(value_target - rollout.value) / jnp.maximum(
         jnp.var(value_target), 1e-8
     )
-    return replace(state, step=step, params=params, opt_state=opt_state), metrics
+    return state, metrics
 
 
 def ppo_advantage(rollout: Rollout, *, config: PPOConfig) -> tuple[Array, Array]:

@@ -47,7 +47,8 @@ def sgd_epochs(
     """``n_epochs`` passes over ``batch``, each a new permutation cut into minibatches; the last one may be smaller.
 
     Args:
-        batch: leaves [B, ...].
+        batch: leaves [B, ...]. ``mask`` [B] ≥ 0, if there is one, weights the rows; a minibatch's sum divides by at
+            least 1.
         loss: see ``Loss``. Its metrics are weighted sums too.
         prepare: applied to each minibatch (leaves [M, ...], with ``weight`` [M], 0 on padding) before the gradient.
         adapt_rate: ``(learning rate, minibatch metrics) -> learning rate`` of this very step.
@@ -68,13 +69,15 @@ def sgd_epochs(
         def look(state: TrainState) -> tuple[TrainState, Array, Metrics]:
             valid = rows < num_rows
             minibatch = {name: jax.tree.map(lambda x: x[rows % num_rows], leaf) for name, leaf in batch.items()}
-            minibatch["weight"] = valid / valid.sum()
+            mask = valid * minibatch.pop("mask", 1.0)
+            count = jnp.maximum(mask.sum(), 1.0)
+            minibatch["weight"] = mask / count
             trained, metrics = _gradient_step(
                 state, prepare(minibatch), grad_fn=grad_fn, optimizer=optimizer, plan=plan, adapt_rate=adapt_rate
             )
             stopped = jnp.asarray(False) if stop is None else stop(metrics)
             state = trained if stop is None else _select(stopped, state, trained)
-            return state, stopped, metrics | {"rows": valid.sum().astype(jnp.float32)}
+            return state, stopped, metrics | {"rows": count}
 
         if stop is None:
             state, stopped, metrics = look(state)

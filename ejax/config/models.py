@@ -26,12 +26,13 @@ from pydantic import (
     model_validator,
 )
 
+from ejax.algorithms.grpo import GRPOConfig
 from ejax.algorithms.ppo import PPOConfig
 from ejax.config.errors import ConfigError, Notice, Problem
 from ejax.policies.mlp import NetworkConfig
 from ejax.registry import did_you_mean, registered_name, resolve
 
-ALGORITHM_CONFIGS: dict[str, type[BaseModel]] = {"ppo": PPOConfig}
+ALGORITHM_CONFIGS: dict[str, type[BaseModel]] = {"ppo": PPOConfig, "grpo": GRPOConfig}
 EVAL_METRICS = ("eval/avg_reward", "eval/avg_length", "eval/success_rate")
 
 _STRICT = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -255,6 +256,15 @@ def _sizes(config: RunConfig) -> Iterator[Problem]:
     trainer, cfg = config.trainer, config.algorithm.cfg
     rows = trainer.buffer_size * trainer.num_envs
     given = f"a rollout has {rows} rows (buffer_size {trainer.buffer_size} · num_envs {trainer.num_envs})"
+    if isinstance(cfg, GRPOConfig):
+        if trainer.num_envs % cfg.group_size:
+            nearest = max(cfg.group_size, trainer.num_envs - trainer.num_envs % cfg.group_size)
+            yield Problem(
+                "trainer.num_envs",
+                f"got {trainer.num_envs}, not divisible by algorithm.cfg.group_size {cfg.group_size}; give {nearest}",
+            )
+        if cfg.batch_size > rows:
+            yield Problem("algorithm.cfg.batch_size", f"got {cfg.batch_size}, but {given}; give at most {rows}")
     if isinstance(cfg, PPOConfig):
         if rows < 2:
             yield Problem("trainer.buffer_size", f"{given}, but advantages are normalized over at least 2")

@@ -184,6 +184,9 @@ def take_out(draft: Draft) -> None:
     for key, text in WITHOUT_EFFECT.items():
         if draft.has(key) and draft.pop(key) not in (None, [], {}):
             draft.notice(key, text)
+    if _name("algorithm", draft.get("algorithm.name")) == "grpo" and draft.has("algorithm.cfg.gae_lambda"):
+        draft.pop("algorithm.cfg.gae_lambda")
+        draft.notice("algorithm.cfg.gae_lambda", "no effect: grpo has no critic")
     if draft.has("trainer.distributed") and draft.pop("trainer.distributed"):
         draft.notice("trainer.distributed", "not built yet: the run uses one device")
     events = draft.pop("trainer.events") if draft.has("trainer.events") else None

@@ -3,7 +3,7 @@
 import flax.linen as nn
 import jax.numpy as jnp
 
-from ejax.types import Array
+from ejax.types import Array, Params, Policy, PyTree
 
 
 class ObsNormalizer(nn.Module):
@@ -35,3 +35,11 @@ class ObsNormalizer(nn.Module):
             mean.value += weight * delta
             variance.value += weight * (rows.var(axis=0) - variance.value + (1.0 - weight) * jnp.square(delta))
         return normalized
+
+
+def observe(policy: Policy, params: Params, obs: PyTree) -> Params:
+    """The parameters with ``obs`` added to their statistics; the same ones where the policy keeps none."""
+    if "normalizer" not in params:
+        return params
+    _, observed = policy.apply(params, obs, observe=True, mutable=["normalizer"])
+    return {**params, **observed}

@@ -1,0 +1,157 @@
+"""Group-relative policy optimization for control: the critic is replaced by a group of parallel environments.
+
+    Gₜ = rₜ + γ·Gₜ₊₁·(1 − doneₜ)
+    Aₜ = (Gₜ − mean_group Gₜ) / (std_group Gₜ + eps), over the members still in their first episode
+    L = E[−min(ρA, clip(ρ)A)] + kl_coef·E[e^Δ − Δ − 1] − ent_coef·E[H],  Δ = log π_ref − log π
+
+Source: Shao et al. 2024 (DeepSeekMath), step by step as in EmbodiChain 0.2.4.
+"""
+
+from dataclasses import replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import optax
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+
+from ejax.algorithms.sgd import Plan, sgd_epochs
+from ejax.losses import clipped_surrogate, kl_k3
+from ejax.optim import OptimizerConfig, ScheduleConfig, get_learning_rate, step_schedule
+from ejax.policies.normalize import observe
+from ejax.returns import discounted_returns, first_episode_mask, group_advantages
+from ejax.types import Array, Key, Metrics, Params, Policy, PyTree, Rollout, TrainState
+
+
+class GRPOConfig(BaseModel):
+    """``algorithm.cfg`` of ``grpo``: EmbodiChain's names and defaults, and below them what ejax adds."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    optimizer: OptimizerConfig = OptimizerConfig()
+    lr_scheduler: ScheduleConfig = ScheduleConfig()
+    gamma: float = Field(default=0.99, ge=0.0, le=1.0)
+    n_epochs: PositiveInt = 10
+    batch_size: PositiveInt = 64
+    """Rows of one minibatch; the last one of an epoch may be smaller."""
+    clip_coef: PositiveFloat = 0.2
+    ent_coef: NonNegativeFloat = 0.0
+    kl_coef: NonNegativeFloat = 0.02
+    """Weight of the divergence to the reference, which is the policy that training started from."""
+    group_size: int = Field(default=4, ge=2)
+    """Consecutive environments that form a group; divides ``num_envs``."""
+    eps: PositiveFloat = 1e-8
+    max_grad_norm: PositiveFloat = 0.5
+    reset_every_rollout: bool = True
+    truncate_at_first_done: bool = True
+    """Only each environment's first episode of a rollout counts."""
+    shared_start: bool = True
+    """ejax: the members of a group start from the same state, so that a baseline compares like with like. Needs
+    ``reset_every_rollout``. EmbodiChain draws a start for each member."""
+    clip_coef_high: PositiveFloat | None = None
+    """ejax: the upper clip, where it differs from ``clip_coef``. Source: DAPO (Yu et al. 2025)."""
+    length_normalization: bool = False
+    """ejax: each environment's episode has the same weight, however long it is, as in the original GRPO."""
+    skip_nonfinite_updates: bool = True
+    """As in PPO."""
+
+    @model_validator(mode="after")
+    def _shares_what_it_resets(self) -> "GRPOConfig":
+        if "shared_start" in self.model_fields_set and self.shared_start and not self.reset_every_rollout:
+            raise ValueError(
+                "shared_start is true, but without reset_every_rollout there is no common start to share; "
+                "set reset_every_rollout: true or leave shared_start out"
+            )
+        return self
+
+
+@partial(jax.jit, static_argnames=("policy", "optimizer", "config"))
+def grpo_update(
+    state: TrainState,
+    rollout: Rollout,
+    key: Key,
+    *,
+    policy: Policy,
+    optimizer: optax.GradientTransformation,
+    config: GRPOConfig,
+) -> tuple[TrainState, Metrics]:
+    """One GRPO update.
+
+    Args:
+        state: ``reference`` is needed where ``kl_coef`` > 0.
+        rollout: leaves [T, N, ...]; its values are not used.
+
+    Returns:
+        The new state (``step`` + 1) and scalar metrics.
+
+    Raises:
+        ValueError: N is not divisible by ``group_size``, or there is no reference to measure the divergence to.
+    """
+    mask = first_episode_mask(rollout.done) if config.truncate_at_first_done else jnp.ones_like(rollout.reward)
+    step_return = discounted_returns(rollout.reward, rollout.done, gamma=config.gamma)
+    # lengths relative to the rollout's, so that the weights of a minibatch do not get small
+    length = mask.mean(axis=0, keepdims=True)
+    weight = mask / length if config.length_normalization else mask
+    batch: dict[str, PyTree] = {
+        "obs": rollout.obs,
+        "action": rollout.action,
+        "log_prob": rollout.log_prob,
+        "advantage": group_advantages(step_return, mask, group_size=config.group_size, eps=config.eps),
+        "mask": weight,
+    }
+    if "dropout_seed" in rollout.extras:
+        batch["dropout_seed"] = rollout.extras["dropout_seed"]
+    if config.kl_coef > 0.0:
+        if state.reference is None:
+            raise ValueError("kl_coef > 0 needs state.reference, the parameters to stay close to; it is None")
+        distribution, _ = policy.apply(state.reference, rollout.obs)
+        batch["reference_log_prob"] = distribution.log_prob(rollout.action)
+    num_rows = rollout.reward.size
+    batch = jax.tree.map(lambda x: x.reshape(num_rows, *x.shape[2:]), batch)
+
+    state, metrics = sgd_epochs(
+        state,
+        batch,
+        key,
+        loss=partial(grpo_loss, policy=policy, config=config),
+        optimizer=optimizer,
+        plan=Plan(
+            n_epochs=config.n_epochs,
+            batch_size=config.batch_size,
+            max_grad_norm=config.max_grad_norm,
+            skip_nonfinite=config.skip_nonfinite_updates,
+        ),
+    )
+    state = step_schedule(state, config.optimizer, config.lr_scheduler)
+    state = replace(state, params=observe(policy, state.params, rollout.obs))
+    return state, metrics | {"learning_rate": get_learning_rate(state.opt_state), "mask_fraction": mask.mean()}
+
+
+def grpo_loss(params: Params, batch: dict[str, PyTree], *, policy: Policy, config: GRPOConfig) -> tuple[Array, Metrics]:
+    """The loss of one minibatch (or of a chunk of it).
+
+    Args:
+        batch: ``obs``, ``action``, ``log_prob``, ``advantage`` with leaves [B, ...]; ``weight`` [B], which adds up to
+            one over a minibatch; ``reference_log_prob`` [B] where ``kl_coef`` > 0; optional ``dropout_seed`` [B].
+    """
+    seed = {"dropout_seed": batch["dropout_seed"]} if "dropout_seed" in batch else {}
+    distribution, _ = policy.apply(params, batch["obs"], **seed)
+    log_prob = distribution.log_prob(batch["action"])
+    log_ratio = log_prob - batch["log_prob"]
+
+    def mean(x: Array) -> Array:
+        return jnp.sum(batch["weight"] * x)
+
+    surrogate = clipped_surrogate(log_ratio, batch["advantage"], config.clip_coef, config.clip_coef_high)
+    metrics = {
+        "actor_loss": mean(surrogate),
+        "entropy": mean(distribution.entropy()),
+        "approx_kl": mean(kl_k3(log_ratio)),
+        "clip_fraction": mean(jnp.abs(jnp.exp(log_ratio) - 1.0) > config.clip_coef),
+        "approx_ref_kl": jnp.zeros(()),
+    }
+    loss = metrics["actor_loss"] - config.ent_coef * metrics["entropy"]
+    if config.kl_coef > 0.0:
+        metrics["approx_ref_kl"] = mean(kl_k3(batch["reference_log_prob"] - log_prob))
+        loss = loss + config.kl_coef * metrics["approx_ref_kl"]
+    return loss, jax.lax.stop_gradient(metrics)
