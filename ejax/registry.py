@@ -32,12 +32,16 @@ POLICIES: dict[str, Any] = {
     "actor_critic": "ejax.policies.actor_critic:ActorCritic",
     "actor_only": "ejax.policies.actor_only:ActorOnly",
 }
-ALGORITHMS: dict[str, Any] = {"ppo": "ejax.algorithms.ppo", "grpo": "ejax.algorithms.grpo"}
+ALGORITHMS: dict[str, Any] = {
+    "ppo": "ejax.algorithms.ppo",
+    "grpo": "ejax.algorithms.grpo",
+    "apg": "ejax.algorithms.apg",
+}
 
 NOT_BUILT: dict[Kind, tuple[str, ...]] = {
     "env": (),
     "policy": ("vla",),
-    "algorithm": ("apg",),
+    "algorithm": (),
 }
 """Names that EmbodiChain has and ejax does not have yet."""
 

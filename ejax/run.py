@@ -74,7 +74,7 @@ def train(config: RunConfig, *, resume: str | None = None, run_dir: Path | None 
         state, meta = load_checkpoint(checkpoint, parts.state)
     trainer = config.trainer
     rows = trainer.buffer_size * trainer.num_envs
-    first_update = int(state.train.step)
+    first_update = int(state.update)
     with MetricWriter(
         directory.path,
         trainer.exp_name,
@@ -144,7 +144,7 @@ class _Loop:
 
     def run(self, state: RunState) -> RunResult:
         trainer, total = self.trainer, self.trainer.num_updates
-        update = first = int(state.train.step)
+        update = first = int(state.update)
         most = trainer.updates_per_dispatch
         most = _MAX_UPDATES_PER_DISPATCH if most == "auto" else most
         key = jax.random.key(trainer.seed)
@@ -223,14 +223,14 @@ class _Loop:
             self._save(launched.state, launched.update)
 
     def _log_update(self, update: int, metrics: dict[str, float], fps: float) -> None:
-        if not math.isfinite(metrics["train/loss"]) and not self.skips_nonfinite:
+        if not math.isfinite(metrics.get("train/loss", 0.0)) and not self.skips_nonfinite:
             raise FloatingPointError(
                 f"update {update} gave a non-finite loss or gradient: {metrics}. The last checkpoint is older. "
                 "Lower the learning rate, or set algorithm.cfg.skip_nonfinite_updates: true to skip such minibatches"
             )
-        if metrics["train/skipped_minibatches"] > 0:
-            count = int(metrics["train/skipped_minibatches"])
-            self.writer.note(f"update {update}: skipped {count} minibatches with a non-finite loss or gradient")
+        for what in ("skipped_minibatches", "skipped_update"):
+            if (count := metrics.get(f"train/{what}", 0.0)) > 0.0:
+                self.writer.note(f"update {update}: {what} {count:.0f}, their loss or gradient was not finite")
         if update % self.trainer.log_freq_updates and update != self.trainer.num_updates:
             return
         shown = {name: value for name, value in metrics.items() if not math.isnan(value)} | {"charts/SPS": fps}

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import optax
 from flax import struct
 
+from ejax.algorithms.apg import APGConfig, Trajectory, apg_update_with_trajectory
 from ejax.algorithms.grpo import GRPOConfig, grpo_update
 from ejax.algorithms.ppo import PPOConfig, ppo_update
 from ejax.episodes import (
@@ -25,6 +26,8 @@ from ejax.unroll import EnvCarry, reset, unroll
 class RunState:
     """All that a run needs to go on. Arrays only; a checkpoint is this and a description."""
 
+    update: Array
+    """Updates done, int32; with the seed it gives the random numbers of the next one."""
     train: TrainState
     envs: EnvCarry
     episodes: EpisodeStats
@@ -56,7 +59,7 @@ def init_run_state(
         opt_state=optimizer.init(params["params"]),
         reference=params if keep_reference else None,
     )
-    return RunState(train=train, envs=envs, episodes=init_episode_stats(num_envs))
+    return RunState(update=jnp.zeros((), jnp.int32), train=train, envs=envs, episodes=init_episode_stats(num_envs))
 
 
 def make_ppo_step(
@@ -72,11 +75,11 @@ def make_ppo_step(
 
     def step(state: RunState, key: Key) -> tuple[RunState, Metrics]:
         key_collect, key_update = jax.random.split(key)
-        rollout, envs, info = unroll(
+        rollout, envs = unroll(
             policy, env, state.train.params, state.envs, key_collect, num_steps=num_steps, dropout=dropout
         )
         train, losses = ppo_update(state.train, rollout, key_update, policy=policy, optimizer=optimizer, config=config)
-        return _count(state.episodes, rollout, info, losses, train, envs)
+        return _finish(state, train, envs, state.episodes, _seen(rollout), losses)
 
     return step
 
@@ -99,33 +102,59 @@ def make_grpo_step(
             num_envs = episodes.current_return.shape[0]
             envs = reset(env, key_reset, num_envs, config.group_size if config.shared_start else 1)
             episodes = drop_current_episodes(episodes)
-        rollout, envs, info = unroll(
-            policy, env, state.train.params, envs, key_collect, num_steps=num_steps, dropout=dropout
-        )
+        rollout, envs = unroll(policy, env, state.train.params, envs, key_collect, num_steps=num_steps, dropout=dropout)
         train, losses = grpo_update(state.train, rollout, key_update, policy=policy, optimizer=optimizer, config=config)
-        return _count(episodes, rollout, info, losses, train, envs)
+        return _finish(state, train, envs, episodes, _seen(rollout), losses)
 
     return step
 
 
-STEPS: dict[str, Callable[..., Step]] = {"ppo": make_ppo_step, "grpo": make_grpo_step}
+def make_apg_step(
+    policy: Policy,
+    env: Env,
+    optimizer: optax.GradientTransformation,
+    config: APGConfig,
+    *,
+    num_steps: int,
+    dropout: bool,
+) -> Step:
+    """Differentiate through ``update_horizon`` steps, update."""
+    del num_steps, dropout  # the config has the horizon; actions are not evaluated a second time
+
+    def step(state: RunState, key: Key) -> tuple[RunState, Metrics]:
+        train, envs, losses, trajectory = apg_update_with_trajectory(
+            state.train, state.envs, key, policy=policy, env=env, optimizer=optimizer, config=config
+        )
+        episodes = state.episodes
+        if config.rollout_mode == "complete":
+            episodes = drop_current_episodes(episodes)
+        return _finish(state, train, envs, episodes, trajectory, losses)
+
+    return step
+
+
+STEPS: dict[str, Callable[..., Step]] = {"ppo": make_ppo_step, "grpo": make_grpo_step, "apg": make_apg_step}
 """By the algorithm's name. A registered algorithm of your own has ``Config`` and ``make_step`` of the same form."""
 
 
-def _count(
-    episodes: EpisodeStats,
-    rollout: Rollout,
-    info: dict[str, Any],
-    losses: Metrics,
+def _seen(rollout: Rollout) -> Trajectory:
+    return Trajectory(obs=rollout.obs, reward=rollout.reward, done=rollout.done, info=rollout.extras["info"])
+
+
+def _finish(
+    state: RunState,
     train: TrainState,
     envs: EnvCarry,
+    episodes: EpisodeStats,
+    seen: Trajectory,
+    losses: Metrics,
 ) -> tuple[RunState, Metrics]:
     """The new run state, and all metrics of the step under their tags."""
-    success = info.get("success", jnp.full(rollout.reward.shape, jnp.nan))
-    episodes = track_episodes(episodes, rollout.reward, rollout.done, success)
+    success = seen.info.get("success", jnp.full(seen.reward.shape, jnp.nan))
+    episodes = track_episodes(episodes, seen.reward, seen.done, success)
     metrics = {f"train/{name}": value for name, value in losses.items()}
-    metrics |= episode_metrics(episodes) | step_metrics(info)
-    return RunState(train=train, envs=envs, episodes=episodes), metrics
+    metrics |= episode_metrics(episodes) | step_metrics(seen.info)
+    return RunState(update=state.update + 1, train=train, envs=envs, episodes=episodes), metrics
 
 
 def step_metrics(info: dict[str, Any]) -> Metrics:
@@ -151,7 +180,7 @@ def repeat_step(step: Step, max_repeats: int) -> Any:
     def repeated(state: RunState, key: Key, num_repeats: Array) -> tuple[RunState, Metrics]:
         def body(i: Array, carry: tuple[RunState, Metrics]) -> tuple[RunState, Metrics]:
             state, log = carry
-            state, metrics = step(state, jax.random.fold_in(key, state.train.step))
+            state, metrics = step(state, jax.random.fold_in(key, state.update))
             return state, {name: log[name].at[i].set(value) for name, value in metrics.items()}
 
         shapes = jax.eval_shape(step, state, key)[1]

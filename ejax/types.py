@@ -73,7 +73,7 @@ class TrainState:
     """What an update reads and writes. Arrays only: policy, optimizer and config are static arguments."""
 
     step: Array
-    """Number of updates done, int32."""
+    """Number of updates done (those that were skipped not counted), int32: what a learning-rate schedule goes by."""
     params: Params
     opt_state: PyTree
     reference: Params = None

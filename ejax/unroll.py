@@ -54,7 +54,7 @@ def step(env: Env, carry: EnvCarry, action: Array, key: Key) -> tuple[EnvCarry, 
 @partial(jax.jit, static_argnames=("policy", "env", "num_steps", "dropout"))
 def unroll(
     policy: Policy, env: Env, params: Params, carry: EnvCarry, key: Key, *, num_steps: int, dropout: bool = False
-) -> tuple[Rollout, EnvCarry, dict[str, Any]]:
+) -> tuple[Rollout, EnvCarry]:
     """T steps of N environments under one policy, in one scan.
 
     Only the actor runs inside the scan. The critic sees all T·N observations at once afterwards, together with the
@@ -65,7 +65,8 @@ def unroll(
             the same units: the probability ratio is 1 before the first gradient step.
 
     Returns:
-        The rollout, the environments after it, and ``info`` of every step (leaves [T, N, ...]).
+        The rollout, and the environments after it. ``extras`` holds ``info`` of every step and the acting policy's
+        ``distribution``, leaves [T, N, ...].
     """
     num_envs = jax.tree.leaves(carry.obs)[0].shape[0]
     key_dropout, key_steps = jax.random.split(key)
@@ -92,6 +93,6 @@ def unroll(
         reward=timestep.reward,
         terminated=timestep.terminated,
         truncated=timestep.truncated,
-        extras={"distribution": distribution, **rows},
+        extras={"distribution": distribution, "info": timestep.info, **rows},
     )
-    return rollout, carry, timestep.info
+    return rollout, carry

@@ -46,7 +46,7 @@ def test_ppo_trains_an_nnx_module() -> None:
     params = policy.init(jax.random.key(1), carry.obs)
     optimizer = make_optimizer(config.optimizer)
     state = TrainState(step=jnp.zeros((), jnp.int32), params=params, opt_state=optimizer.init(params["params"]))
-    rollout, _, _ = unroll(policy, env, params, carry, jax.random.key(2), num_steps=8)
+    rollout, _ = unroll(policy, env, params, carry, jax.random.key(2), num_steps=8)
     trained, metrics = ppo_update(state, rollout, jax.random.key(3), policy=policy, optimizer=optimizer, config=config)
     assert np.isfinite(metrics["loss"])
     before, after = jax.tree.leaves(params["params"]), jax.tree.leaves(trained.params["params"])

@@ -26,13 +26,14 @@ from pydantic import (
     model_validator,
 )
 
+from ejax.algorithms.apg import APGConfig
 from ejax.algorithms.grpo import GRPOConfig
 from ejax.algorithms.ppo import PPOConfig
 from ejax.config.errors import ConfigError, Notice, Problem
 from ejax.policies.mlp import NetworkConfig
 from ejax.registry import did_you_mean, registered_name, resolve
 
-ALGORITHM_CONFIGS: dict[str, type[BaseModel]] = {"ppo": PPOConfig, "grpo": GRPOConfig}
+ALGORITHM_CONFIGS: dict[str, type[BaseModel]] = {"ppo": PPOConfig, "grpo": GRPOConfig, "apg": APGConfig}
 EVAL_METRICS = ("eval/avg_reward", "eval/avg_length", "eval/success_rate")
 
 _STRICT = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)

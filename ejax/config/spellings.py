@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ejax.algorithms.apg import APGConfig
 from ejax.config.errors import Notice, Problem
 from ejax.policies.mlp import NetworkConfig
 from ejax.registry import Kind, UnknownNameError, registered_name
@@ -41,9 +42,6 @@ WITHOUT_EFFECT: dict[str, str] = {
     "trainer.model_type": "no effect: policy.name decides",
     "trainer.buffer_type": "no effect: the algorithm decides",
     "trainer.import_modules": "not imported: name your own code as package.module:Name on the command line",
-    "trainer.segment_length": "no effect: a key of the apg algorithm",
-    "trainer.update_horizon": "no effect: a key of the apg algorithm",
-    "trainer.deterministic_actions": "no effect: a key of the apg algorithm",
     "algorithm.cfg.device": "no effect: trainer.device decides",
     "algorithm.cfg.rollout_time_first": "no effect: rollouts are [T, N, ...]",
     **{
@@ -52,6 +50,20 @@ WITHOUT_EFFECT: dict[str, str] = {
     },
 }
 """Keys that EmbodiChain reads and that change nothing in ejax."""
+
+APG_TRAINER_KEYS = (
+    "segment_length",
+    "update_horizon",
+    "deterministic_actions",
+    "rollout_mode",
+    "gradient_accumulation_steps",
+    "clip_actions_to_space",
+    "action_adjoint_max_norm",
+)
+"""Options of APG that EmbodiChain writes under ``trainer``."""
+
+COMMON_WITHOUT_EFFECT: dict[str, tuple[str, ...]] = {"grpo": ("gae_lambda",), "apg": ("gae_lambda", "batch_size")}
+"""Options that every algorithm of EmbodiChain accepts, and these ones do not use."""
 
 GYM_DEFAULTS: dict[str, Any] = {
     "exp_name": "generic_exp",
@@ -140,26 +152,50 @@ def respell_key(key: str) -> str:
 def respell(draft: Draft) -> None:
     """Move every key to its canonical place. A value given in two spellings is a problem."""
     for old, new in MOVED.items():
-        if not draft.has(old):
-            continue
-        value = draft.pop(old)
-        written = draft.written(old)
-        if draft.has(new):
-            draft.problem(written, f"means the same as {draft.written(new)}, which is given too; keep one")
-            continue
-        try:
-            draft.put(new, value)
-        except TypeError as error:
-            draft.problem(written, f"belongs to {new}, but {error}")
-        draft.spelled[new] = written
+        if draft.has(old):
+            _move(draft, old, new)
     if isinstance(draft.get("env"), str):
         draft.spelled["env.id"] = draft.written("env")
         draft.put("env", {"id": draft.get("env")})
+    respell_apg(draft)
     _respell_device(draft)
     _respell_std(draft)
     for key in ("algorithm.cfg", "algorithm.cfg.optimizer", "algorithm.cfg.lr_scheduler", "env.cfg", "policy.cfg"):
         if draft.has(key) and draft.get(key) is None:  # EmbodiChain reads null as the default
             draft.pop(key)
+
+
+def respell_apg(draft: Draft) -> None:
+    """EmbodiChain keeps APG's options under ``trainer``; the horizon is what ``buffer_size`` is to the others."""
+    if _name("algorithm", draft.get("algorithm.name")) != "apg":
+        return
+    for key in APG_TRAINER_KEYS:
+        if draft.has(f"trainer.{key}"):
+            _move(draft, f"trainer.{key}", f"algorithm.cfg.{key}")
+    if draft.has("trainer.normalize_observations"):
+        _move(draft, "trainer.normalize_observations", "policy.actor_obs_normalization")
+    segment = draft.get("algorithm.cfg.segment_length") or APGConfig.model_fields["segment_length"].default
+    horizon = draft.get("algorithm.cfg.update_horizon") or segment
+    if draft.get("trainer.buffer_size") not in (None, horizon):
+        draft.problem(
+            draft.written("trainer.buffer_size"),
+            f"got {draft.get('trainer.buffer_size')}; apg collects update_horizon ({horizon}) steps: leave it out",
+        )
+    elif type(horizon) is int and isinstance(draft.get("trainer"), dict):
+        draft.put("trainer.buffer_size", horizon)
+
+
+def _move(draft: Draft, old: str, new: str) -> None:
+    """Move a key. A value given in both places is a problem."""
+    value, written = draft.pop(old), draft.written(old)
+    if draft.has(new):
+        draft.problem(written, f"means the same as {draft.written(new)}, which is given too; keep one")
+        return
+    try:
+        draft.put(new, value)
+    except TypeError as error:
+        draft.problem(written, f"belongs to {new}, but {error}")
+    draft.spelled[new] = written
 
 
 def is_seed_spelling(draft: Draft) -> bool:
@@ -184,9 +220,15 @@ def take_out(draft: Draft) -> None:
     for key, text in WITHOUT_EFFECT.items():
         if draft.has(key) and draft.pop(key) not in (None, [], {}):
             draft.notice(key, text)
-    if _name("algorithm", draft.get("algorithm.name")) == "grpo" and draft.has("algorithm.cfg.gae_lambda"):
-        draft.pop("algorithm.cfg.gae_lambda")
-        draft.notice("algorithm.cfg.gae_lambda", "no effect: grpo has no critic")
+    algorithm = _name("algorithm", draft.get("algorithm.name"))
+    for key in COMMON_WITHOUT_EFFECT.get(algorithm, ()):
+        if draft.has(f"algorithm.cfg.{key}"):
+            draft.pop(f"algorithm.cfg.{key}")
+            draft.notice(f"algorithm.cfg.{key}", f"no effect on {algorithm}")
+    for key in (*APG_TRAINER_KEYS, "normalize_observations"):  # apg's have moved already
+        if draft.has(f"trainer.{key}"):
+            draft.pop(f"trainer.{key}")
+            draft.notice(f"trainer.{key}", "no effect: a key of the apg algorithm")
     if draft.has("trainer.distributed") and draft.pop("trainer.distributed"):
         draft.notice("trainer.distributed", "not built yet: the run uses one device")
     events = draft.pop("trainer.events") if draft.has("trainer.events") else None

@@ -1,0 +1,298 @@
+"""Analytic policy gradient: the reward is differentiated through the environment's dynamics.
+
+    J = mean over environments of Σₜ dₜ·(rₜ + ent_coef·Hₜ),  d₀ = 1, dₜ₊₁ = 1 after an episode's end, else γ·dₜ
+
+``segmented``: the gradient is cut every ``segment_length`` steps (truncated backpropagation through time), while the
+discount goes on. ``complete``: whole episodes from fresh starts, up to the first end. Needs an environment whose step
+is differentiable JAX code. Source: EmbodiChain 0.2.4 and 0.3.2.
+"""
+
+from dataclasses import replace
+from functools import partial
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import struct
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+
+from ejax.optim import OptimizerConfig, ScheduleConfig, clip_by_global_norm, get_learning_rate, step_schedule
+from ejax.policies.normalize import observe
+from ejax.types import Array, Env, Key, Metrics, Params, Policy, PyTree, TrainState
+from ejax.unroll import EnvCarry, reset, step
+
+
+class APGConfig(BaseModel):
+    """``algorithm.cfg`` of ``apg``. The first four keys are EmbodiChain's ``trainer`` keys of the same names."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    segment_length: PositiveInt = 16
+    """Steps that a gradient flows back through."""
+    update_horizon: PositiveInt | None = None
+    """Steps of one update, a multiple of ``segment_length``. Default: one segment."""
+    deterministic_actions: bool = False
+    rollout_mode: Literal["segmented", "complete"] = "segmented"
+    gradient_accumulation_steps: PositiveInt = 1
+    """``complete`` only: independent rollouts whose gradients are averaged."""
+    clip_actions_to_space: bool = False
+    action_adjoint_max_norm: NonNegativeFloat = 0.0
+    """Clip the gradient that arrives at each environment's action to this norm, at each step; a non-finite one becomes
+    zero. 0: off."""
+    optimizer: OptimizerConfig = OptimizerConfig()
+    lr_scheduler: ScheduleConfig = ScheduleConfig()
+    gamma: float = Field(default=0.99, ge=0.0, le=1.0)
+    ent_coef: NonNegativeFloat = 0.0
+    max_grad_norm: PositiveFloat = 0.5
+    max_grad_norm_before_clip: NonNegativeFloat = 0.0
+    """Skip an update whose gradient is larger than this before clipping. 0: never."""
+    skip_nonfinite_updates: bool = True
+    """Leave parameters, optimizer and schedule as they are when the gradient is not finite; False: training stops."""
+
+    @model_validator(mode="after")
+    def _whole_segments(self) -> "APGConfig":
+        if self.horizon % self.segment_length:
+            raise ValueError(
+                f"update_horizon ({self.horizon}) must be a multiple of segment_length ({self.segment_length})"
+            )
+        if self.gradient_accumulation_steps > 1 and self.rollout_mode != "complete":
+            raise ValueError("gradient_accumulation_steps needs rollout_mode: complete")
+        return self
+
+    @property
+    def horizon(self) -> int:
+        return self.segment_length if self.update_horizon is None else self.update_horizon
+
+
+@struct.dataclass(kw_only=True)
+class Trajectory:
+    """What was seen on the way, for statistics; leaves [T, N, ...]."""
+
+    obs: PyTree
+    reward: Array
+    done: Array
+    info: dict[str, Any]
+
+
+@partial(jax.jit, static_argnames=("policy", "env", "optimizer", "config"))
+def apg_update(
+    state: TrainState,
+    carry: EnvCarry,
+    key: Key,
+    *,
+    policy: Policy,
+    env: Env,
+    optimizer: optax.GradientTransformation,
+    config: APGConfig,
+) -> tuple[TrainState, EnvCarry, Metrics]:
+    """One APG update from ``carry`` on.
+
+    Returns:
+        The new state (``step`` + 1 unless the update was skipped), the environments after it, scalar metrics: ``loss``,
+        ``objective`` and ``entropy`` (sums over segments), ``grad_norm`` (before clipping; NaN where not finite),
+        ``skipped_update``.
+    """
+    state, carry, metrics, _ = apg_update_with_trajectory(
+        state, carry, key, policy=policy, env=env, optimizer=optimizer, config=config
+    )
+    return state, carry, metrics
+
+
+def apg_update_with_trajectory(
+    state: TrainState,
+    carry: EnvCarry,
+    key: Key,
+    *,
+    policy: Policy,
+    env: Env,
+    optimizer: optax.GradientTransformation,
+    config: APGConfig,
+) -> tuple[TrainState, EnvCarry, Metrics, Trajectory]:
+    """``apg_update``, and what was seen on the way."""
+    gradient = partial(_segmented if config.rollout_mode == "segmented" else _complete, policy=policy, env=env)
+    grads, carry, metrics, trajectory = gradient(state.params, carry, key, config=config)
+    clipped, norm = clip_by_global_norm(grads, config.max_grad_norm)
+    excessive = jnp.asarray(False)
+    if config.max_grad_norm_before_clip > 0.0:
+        excessive = norm > config.max_grad_norm_before_clip
+    finite = jnp.isfinite(norm) & jnp.isfinite(metrics["loss"])
+    updates, opt_state = optimizer.update(clipped, state.opt_state, state.params["params"])
+    params = {**state.params, "params": optax.apply_updates(state.params["params"], updates)}
+    updated = step_schedule(replace(state, params=params, opt_state=opt_state), config.optimizer, config.lr_scheduler)
+    updated = replace(updated, params=observe(policy, updated.params, trajectory.obs))
+    if config.skip_nonfinite_updates or config.max_grad_norm_before_clip > 0.0:
+        keep = excessive | ~finite if config.skip_nonfinite_updates else excessive
+        updated = jax.tree.map(lambda old, new: jnp.where(keep, old, new), state, updated)
+    metrics |= {
+        "grad_norm": jnp.where(finite, norm, jnp.nan),
+        "skipped_update": (excessive | ~finite).astype(jnp.float32),
+        "skipped_excessive_gradient": (excessive & finite).astype(jnp.float32),
+        "learning_rate": get_learning_rate(updated.opt_state),
+    }
+    return updated, carry, metrics, trajectory
+
+
+def segmented_discounted_return(reward: Array, done: Array, *, gamma: float) -> Array:
+    """Σₜ dₜ·rₜ with a discount that restarts after each done. [T, N] -> [N].
+
+    Raises:
+        ValueError: no steps.
+    """
+    if reward.shape[0] == 0:
+        raise ValueError(f"a return needs at least one step, got reward of shape {reward.shape}")
+    total, _ = _discounted_sum(reward, done, jnp.ones_like(reward[0]), gamma)
+    return total
+
+
+def _discounted_sum(x: Array, done: Array, discount: Array, gamma: float) -> tuple[Array, Array]:
+    """``(Σₜ dₜ·xₜ [N], the discount after it [N])``."""
+
+    def add(carry: tuple[Array, Array], step: tuple[Array, Array]) -> tuple[tuple[Array, Array], None]:
+        total, discount = carry
+        x_t, done_t = step
+        return (total + discount * x_t, jnp.where(done_t, 1.0, gamma * discount)), None
+
+    return jax.lax.scan(add, (jnp.zeros_like(discount), discount), (x, done))[0]
+
+
+def _segmented(
+    params: Params, carry: EnvCarry, key: Key, *, policy: Policy, env: Env, config: APGConfig
+) -> tuple[PyTree, EnvCarry, Metrics, Trajectory]:
+    """The gradient summed over segments; each starts where the one before it ended, without a gradient into it."""
+
+    def loss(trained: PyTree, taps: Array, carry: EnvCarry, discount: Array, key: Key) -> tuple[Array, Any]:
+        variables = {**params, "params": trained}
+        carry, trajectory, entropy = _play(variables, taps, carry, key, policy=policy, env=env, config=config)
+        objective, next_discount = _discounted_sum(trajectory.reward, trajectory.done, discount, config.gamma)
+        entropy_sum, _ = _discounted_sum(entropy, trajectory.done, discount, config.gamma)
+        sums = {"objective": objective.mean(), "entropy": entropy_sum.mean()}
+        value = -sums["objective"] - config.ent_coef * sums["entropy"]
+        return value, (carry, next_discount, sums | {"loss": value}, trajectory)
+
+    def one_segment(running: tuple[PyTree, EnvCarry, Array], key: Key) -> tuple[Any, Any]:
+        grads, carry, discount = running
+        (_, aux), (grad, tapped) = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(
+            params["params"], _no_taps(config.segment_length), carry, discount, key
+        )
+        carry, discount, sums, trajectory = aux
+        return (jax.tree.map(jnp.add, grads, grad), carry, discount), (sums, trajectory, tapped)
+
+    num_segments = config.horizon // config.segment_length
+    num_envs = jax.tree.leaves(carry.obs)[0].shape[0]
+    start = (jax.tree.map(jnp.zeros_like, params["params"]), carry, jnp.ones(num_envs))
+    (grads, carry, _), (sums, trajectory, tapped) = jax.lax.scan(
+        one_segment, start, jax.random.split(key, num_segments)
+    )
+    trajectory = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), trajectory)
+    metrics = {name: x.sum() for name, x in sums.items()} | _adjoint_metrics(tapped, num_envs, config)
+    return grads, carry, metrics, jax.lax.stop_gradient(trajectory)
+
+
+def _complete(
+    params: Params, carry: EnvCarry, key: Key, *, policy: Policy, env: Env, config: APGConfig
+) -> tuple[PyTree, EnvCarry, Metrics, Trajectory]:
+    """The mean gradient of independent rollouts from fresh starts, each up to the first end of its episode."""
+    num_envs = jax.tree.leaves(carry.obs)[0].shape[0]
+    discount = config.gamma ** jnp.arange(config.horizon, dtype=jnp.float32)[:, None]
+
+    def loss(trained: PyTree, taps: Array, carry: EnvCarry, key: Key) -> tuple[Array, Any]:
+        variables = {**params, "params": trained}
+        carry, trajectory, entropy = _play(variables, taps, carry, key, policy=policy, env=env, config=config)
+        alive = (jnp.cumsum(trajectory.done, axis=0) - trajectory.done) == 0
+        sums = {
+            "objective": (discount * alive * trajectory.reward).sum(axis=0).mean(),
+            "entropy": (discount * alive * entropy).sum(axis=0).mean(),
+        }
+        value = -sums["objective"] - config.ent_coef * sums["entropy"]
+        return value, (carry, sums | {"loss": value}, trajectory)
+
+    def one_rollout(grads: PyTree, key: Key) -> tuple[PyTree, Any]:
+        key_reset, key_play = jax.random.split(key)
+        fresh = reset(env, key_reset, num_envs)
+        (_, aux), (grad, tapped) = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(
+            params["params"], _no_taps(config.horizon), fresh, key_play
+        )
+        return jax.tree.map(jnp.add, grads, grad), (*aux, tapped)
+
+    num_rollouts = config.gradient_accumulation_steps
+    zeros = jax.tree.map(jnp.zeros_like, params["params"])
+    grads, (carries, sums, trajectory, tapped) = jax.lax.scan(one_rollout, zeros, jax.random.split(key, num_rollouts))
+    metrics = {name: x.mean() for name, x in sums.items()} | _adjoint_metrics(tapped, num_envs, config)
+    last = jax.tree.map(lambda x: x[-1], (carries, trajectory))
+    return jax.tree.map(lambda g: g / num_rollouts, grads), last[0], metrics, jax.lax.stop_gradient(last[1])
+
+
+def _play(
+    params: Params, taps: Array, carry: EnvCarry, key: Key, *, policy: Policy, env: Env, config: APGConfig
+) -> tuple[EnvCarry, Trajectory, Array]:
+    """Steps with reparameterized actions; the gradient flows through actions, dynamics and rewards."""
+
+    def one_step(carry: EnvCarry, xs: tuple[Key, Array]) -> tuple[EnvCarry, tuple[Trajectory, Array]]:
+        key, tap = xs
+        key_action, key_env = jax.random.split(key)
+        distribution, _ = policy.apply(params, carry.obs)
+        action = distribution.mode() if config.deterministic_actions else distribution.sample(key_action)
+        if config.clip_actions_to_space:
+            space: Any = env.action_space
+            action = jnp.clip(action, np.asarray(space.low)[None], np.asarray(space.high)[None])
+        if config.action_adjoint_max_norm > 0.0:
+            action = _clip_adjoint(action, tap, config.action_adjoint_max_norm)
+        after, timestep = step(env, carry, action, key_env)
+        seen = Trajectory(
+            obs=carry.obs,
+            reward=timestep.reward,
+            done=timestep.terminated | timestep.truncated,
+            info=timestep.info,
+        )
+        return after, (seen, distribution.entropy())
+
+    keys = jax.random.split(key, taps.shape[0])
+    carry, (trajectory, entropy) = jax.lax.scan(one_step, carry, (keys, taps))
+    return carry, trajectory, entropy
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _clip_adjoint(action: Array, tap: Array, max_norm: float) -> Array:
+    """``action`` itself; its gradient is clipped row by row. The tap's "gradient" carries statistics of that out."""
+    del tap, max_norm
+    return action
+
+
+def _clip_adjoint_forward(action: Array, tap: Array, max_norm: float) -> tuple[Array, None]:
+    del tap, max_norm
+    return action, None
+
+
+def _clip_adjoint_backward(max_norm: float, residual: None, grad: Array) -> tuple[Array, Array]:
+    del residual
+    finite = jnp.isfinite(grad).all(axis=-1, keepdims=True)
+    safe = jnp.where(finite, grad, 0.0)
+    largest = jnp.maximum(jnp.abs(safe).max(axis=-1, keepdims=True), 1e-30)
+    norm = largest * jnp.linalg.norm(safe / largest, axis=-1, keepdims=True)  # squares do not overflow
+    clipped = jnp.where(norm > max_norm, safe * (max_norm / jnp.maximum(norm, 1e-30)), safe)
+    stats = jnp.stack([norm.sum(), norm.max(), (norm > max_norm).sum(), (~finite).sum()])
+    return clipped, stats.astype(grad.dtype)
+
+
+_clip_adjoint.defvjp(_clip_adjoint_forward, _clip_adjoint_backward)
+
+
+def _no_taps(num_steps: int) -> Array:
+    return jnp.zeros((num_steps, 4))
+
+
+def _adjoint_metrics(tapped: Array, num_envs: int, config: APGConfig) -> Metrics:
+    """EmbodiChain's four numbers. ``tapped``: [..., 4], one row per step."""
+    if config.action_adjoint_max_norm == 0.0:
+        return {}
+    rows = tapped.reshape(-1, 4)
+    total = rows.shape[0] * num_envs
+    finite = jnp.maximum(total - rows[:, 3].sum(), 1.0)
+    return {
+        "action_adjoint_preclip_mean_norm": rows[:, 0].sum() / finite,
+        "action_adjoint_preclip_max_norm": rows[:, 1].max(),
+        "action_adjoint_clipped_fraction": rows[:, 2].sum() / total,
+        "action_adjoint_nonfinite_fraction": rows[:, 3].sum() / total,
+    }
