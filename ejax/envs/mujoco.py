@@ -200,7 +200,8 @@ def _host_stepper(asset: str, num_substeps: int) -> _HostStepper:
 def _step_mjx(asset: str, num_substeps: int, state: PhysicsState, ctrl: Array) -> PhysicsState:
     step, model, data = _mjx(asset)
     data = data.replace(qpos=state.qpos, qvel=state.qvel, ctrl=ctrl)
-    data, _ = jax.lax.scan(lambda data, _: (step(model, data), None), data, length=num_substeps)
+    with jax.numpy_rank_promotion("allow"):  # MJX counts on it
+        data, _ = jax.lax.scan(lambda data, _: (step(model, data), None), data, length=num_substeps)
     return PhysicsState(qpos=data.qpos, qvel=data.qvel)
 
 

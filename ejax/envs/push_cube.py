@@ -51,7 +51,7 @@ class PushCubeRL:
     Terminated: d < success_threshold. Truncated: after episode_length steps, or when the cube fell below −0.1 m.
 
     Differs from the source: d_prev is the distance before this very step, so it cannot leak across episodes. The cube
-    weighs 2 kg with friction 0.6 (see assets/push_cube.xml), not 10 kg with friction 2 to 3, which tips over when pushed.
+    weighs 2 kg with friction 0.6, not 10 kg with friction 2 to 3: that one tips over when pushed, see push_cube.xml.
 
     Args:
         episode_length: time limit, control steps.

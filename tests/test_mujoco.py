@@ -1,0 +1,218 @@
+"""The two physics engines: they are pure functions, they agree, and forward kinematics agrees with both."""
+
+import os
+import subprocess
+import sys
+import textwrap
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import mujoco
+import numpy as np
+import pytest
+
+from ejax.envs.kinematics import site_pose
+from ejax.envs.mujoco import Physics, PhysicsState
+from ejax.types import Array
+
+C_ENGINE = Physics("push_cube.xml", engine="mujoco")
+
+# Joint angles that put the tool 0.1 m behind the cube and 0.1 m past the place of its centre, 0.05 m above the floor and
+# pointing down (inverse kinematics, done once). The straight way from one to the other sweeps through the cube.
+BEHIND_CUBE = (0.321, -1.4, 2.246, -2.416, -1.571, 0.0)
+PAST_CUBE = (0.387, -1.132, 1.856, -2.295, -1.571, 0.0)
+CUBE = (-0.6, -0.4, 0.05, 1.0, 0.0, 0.0, 0.0)
+NUM_STEPS = 30
+
+
+def sweep(num_rows: int) -> tuple[PhysicsState, Array]:
+    """Start state with leaves [N, ...] and controls [T, N, 6]; every row pushes the cube a little differently."""
+    qpos = jnp.tile(jnp.array(BEHIND_CUBE + CUBE), (num_rows, 1))
+    fraction = jnp.linspace(0.0, 1.0, NUM_STEPS)[:, None, None]
+    behind, past = jnp.array(BEHIND_CUBE), jnp.array(PAST_CUBE)
+    ctrl = behind[None, None] + fraction * (past - behind)[None, None]
+    offset = 0.01 * jax.random.normal(jax.random.key(0), (num_rows, 6))
+    return PhysicsState(qpos=qpos, qvel=jnp.zeros((num_rows, 12))), ctrl + offset[None]
+
+
+def trajectory(physics: Physics, state: PhysicsState, ctrl: Array) -> PhysicsState:
+    """States after every control step, leaves [T, N, ...], in one jitted scan."""
+
+    @jax.jit
+    def run(state: PhysicsState, ctrl: Array) -> PhysicsState:
+        def step(state: PhysicsState, ctrl: Array) -> tuple[PhysicsState, PhysicsState]:
+            state = jax.vmap(physics.step)(state, ctrl)
+            return state, state
+
+        return jax.lax.scan(step, state, ctrl)[1]
+
+    return run(state, ctrl)
+
+
+def assert_same_bits(a: PhysicsState, b: PhysicsState) -> None:
+    np.testing.assert_array_equal(a.qpos, b.qpos)
+    np.testing.assert_array_equal(a.qvel, b.qvel)
+
+
+def test_a_step_is_mj_step_from_the_same_state() -> None:
+    state, ctrl = sweep(3)
+    after = jax.vmap(C_ENGINE.step)(state, ctrl[0])
+    data = mujoco.MjData(C_ENGINE.model)
+    for row in range(3):
+        mujoco.mj_resetData(C_ENGINE.model, data)
+        data.qpos[:], data.ctrl[:] = state.qpos[row], ctrl[0, row]
+        mujoco.mj_step(C_ENGINE.model, data, 4)
+        np.testing.assert_array_equal(after.qpos[row], data.qpos.astype(np.float32))
+        np.testing.assert_array_equal(after.qvel[row], data.qvel.astype(np.float32))
+
+
+def test_the_same_inputs_give_the_same_bits() -> None:
+    state, ctrl = sweep(33)
+    assert_same_bits(trajectory(C_ENGINE, state, ctrl), trajectory(C_ENGINE, state, ctrl))
+
+
+def test_a_row_has_the_same_bits_wherever_it_stands_in_a_batch_of_any_size() -> None:
+    state, ctrl = sweep(33)
+    whole = trajectory(C_ENGINE, state, ctrl)
+    order = np.random.default_rng(0).permutation(33)
+    for rows in (order, order[:7], order[:1]):
+        part = trajectory(C_ENGINE, jax.tree.map(lambda x, rows=rows: x[rows], state), ctrl[:, rows])
+        assert_same_bits(part, jax.tree.map(lambda x, rows=rows: x[:, rows], whole))
+
+
+def test_four_steps_of_one_substep_are_one_step_of_four() -> None:
+    state, ctrl = sweep(2)
+    once = trajectory(C_ENGINE, state, ctrl[:1])
+    single = trajectory(replace(C_ENGINE, num_substeps=1), state, jnp.repeat(ctrl[:1], 4, axis=0))
+    # Not bitwise: between control steps the state is rounded to float32. 1e-4 m/s is 1e-6 m in one substep.
+    np.testing.assert_allclose(single.qpos[-1], once.qpos[0], atol=1e-6)
+    np.testing.assert_allclose(single.qvel[-1], once.qvel[0], atol=1e-4)
+
+
+def test_threads_do_not_disturb_each_other() -> None:
+    state, ctrl = sweep(8)
+    expected = trajectory(C_ENGINE, state, ctrl)
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(lambda _: trajectory(C_ENGINE, state, ctrl), range(4)))
+    for result in results:
+        assert_same_bits(result, expected)
+
+
+def test_nested_vmap_is_one_flat_batch() -> None:
+    state, ctrl = sweep(6)
+    flat = jax.vmap(C_ENGINE.step)(state, ctrl[0])
+    nested_state = jax.tree.map(lambda x: x.reshape(2, 3, -1), state)
+    nested = jax.vmap(jax.vmap(C_ENGINE.step))(nested_state, ctrl[0].reshape(2, 3, 6))
+    assert_same_bits(jax.tree.map(lambda x: x.reshape(6, -1), nested), flat)
+
+
+def test_the_drives_reach_their_target() -> None:
+    state, _ = sweep(1)
+    start = jnp.array([[0.0, -1.57, 1.57, -1.57, -1.57, 0.0, *CUBE]])
+    target = start[:, :6] + jnp.array([[0.3, -0.2, 0.25, 0.4, -0.4, 0.5]])
+    reached = trajectory(C_ENGINE, state.replace(qpos=start), jnp.tile(target, (25, 1, 1)))
+    np.testing.assert_allclose(reached.qpos[-1, :, :6], target, atol=1e-3)
+    np.testing.assert_allclose(reached.qvel[-1, :, :6], 0.0, atol=1e-2)
+
+
+def test_mjx_follows_the_c_engine_through_contact() -> None:
+    """MJX computes in float32 and detects contacts with its own code; a contact at the edge of touching may be seen by one
+    engine a substep earlier. Measured over one control step: 4e-4 (m, rad) and 0.012 (m/s, rad/s) at worst, 1e-7 and 3e-5
+    without contact. The bounds are about three times that.
+    """
+    pytest.importorskip("mujoco.mjx")
+    state, ctrl = sweep(2)
+    expected = trajectory(C_ENGINE, state, ctrl)
+    pushed = np.linalg.norm(expected.qpos[-1, :, 6:8] - state.qpos[:, 6:8], axis=-1)
+    assert (pushed > 0.05).all()
+
+    before = jax.tree.map(lambda first, rest: jnp.concatenate([first[None], rest[:-1]]), state, expected)
+    step = jax.jit(jax.vmap(replace(C_ENGINE, engine="mjx").step))
+    flat = step(jax.tree.map(lambda x: x.reshape(-1, x.shape[-1]), before), ctrl.reshape(-1, 6))
+    np.testing.assert_allclose(flat.qpos, expected.qpos.reshape(-1, 13), atol=1.2e-3)
+    np.testing.assert_allclose(flat.qvel, expected.qvel.reshape(-1, 12), atol=4e-2)
+
+
+def test_asking_for_mjx_without_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mujoco.mjx", None)
+    monkeypatch.delattr(mujoco, "mjx", raising=False)
+    state, ctrl = sweep(1)
+    physics = Physics("cart_pole.xml", engine="mjx")  # another model: MJX may be in use for the cube already
+    with pytest.raises(ImportError, match=r"pip install \"ejax\[mjx\]\""):
+        physics.step(jax.tree.map(lambda x: x[0], state), ctrl[0, 0])
+
+
+def test_auto_is_the_c_engine_on_a_cpu() -> None:
+    state, ctrl = sweep(2)
+    auto = jax.vmap(Physics("push_cube.xml").step)(state, ctrl[0])
+    assert_same_bits(auto, jax.vmap(C_ENGINE.step)(state, ctrl[0]))
+
+
+def test_wrong_arguments_are_named() -> None:
+    with pytest.raises(ValueError, match="'auto', 'mujoco' or 'mjx', got 'bullet'"):
+        Physics("push_cube.xml", engine="bullet")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="must be >= 1, got 0"):
+        Physics("push_cube.xml", num_substeps=0)
+
+
+def test_a_model_with_a_warm_start_is_rejected(tmp_path: os.PathLike[str]) -> None:
+    path = os.path.join(tmp_path, "warm.xml")
+    with open(path, "w") as file:
+        file.write("<mujoco><worldbody/></mujoco>")
+    with pytest.raises(ValueError, match="warmstart='disable'"):
+        _ = Physics(path).model
+
+
+def test_site_pose_is_what_mujoco_computes() -> None:
+    model = C_ENGINE.model
+    qpos = np.random.default_rng(0).uniform(-3.0, 3.0, (20, 13))
+    qpos[:, 9:] = (1.0, 0.0, 0.0, 0.0)
+    pose = jax.jit(jax.vmap(lambda q: site_pose(model, "tcp", q)))(jnp.asarray(qpos, jnp.float32))
+    data = mujoco.MjData(model)
+    for row in range(20):
+        data.qpos[:] = qpos[row]
+        mujoco.mj_kinematics(model, data)
+        np.testing.assert_allclose(pose[row, :3, 3], data.site("tcp").xpos, atol=2e-6)
+        np.testing.assert_allclose(pose[row, :3, :3], data.site("tcp").xmat.reshape(3, 3), atol=2e-6)
+        np.testing.assert_array_equal(pose[row, 3], [0.0, 0.0, 0.0, 1.0])
+
+
+def test_site_pose_follows_slides_and_offset_anchors() -> None:
+    model = mujoco.MjModel.from_xml_string("""<mujoco><worldbody>
+        <body pos="0.1 0.2 0.3" euler="10 20 30"><geom size="0.1"/><joint type="slide" axis="1 2 0"/>
+          <body pos="0.3 0 0"><geom size="0.1"/><joint axis="0 1 1" pos="0.1 0.2 -0.1"/><joint axis="1 0 0" ref="20"/>
+            <site name="tip" pos="0 0 0.5" euler="0 30 0"/></body></body></worldbody></mujoco>""")
+    data = mujoco.MjData(model)
+    data.qpos[:] = (0.4, -0.7, 1.1)
+    mujoco.mj_kinematics(model, data)
+    pose = site_pose(model, "tip", jnp.array([0.4, -0.7, 1.1]))
+    np.testing.assert_allclose(pose[:3, 3], data.site("tip").xpos, atol=1e-6)
+    np.testing.assert_allclose(pose[:3, :3], data.site("tip").xmat.reshape(3, 3), atol=1e-6)
+
+
+def test_environments_can_be_drawn_without_a_display() -> None:
+    """In a process of its own: MUJOCO_GL is read when MuJoCo is imported."""
+    program = """
+        import sys
+        import jax
+        import mujoco
+        try:
+            mujoco.GLContext(64, 64)
+        except Exception as error:
+            print(error)
+            sys.exit(77)
+        from ejax.envs.cart_pole import CartPoleRL
+        from ejax.envs.push_cube import PushCubeRL
+        for env in (CartPoleRL(), PushCubeRL()):
+            frame = env.render(env.reset(jax.random.key(0))[0], width=96, height=64)
+            assert frame.shape == (64, 96, 3) and frame.dtype == "uint8" and frame.std() > 20, frame.std()
+    """
+    variables = {**os.environ, "MUJOCO_GL": "egl"}
+    result = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], env=variables, capture_output=True, text=True, timeout=120
+    )
+    if result.returncode == 77:
+        pytest.skip(f"no OpenGL: {result.stdout}")
+    assert result.returncode == 0, result.stderr

@@ -1,0 +1,210 @@
+"""PushCubeRL: kinematics, reward, endings, and that the task can be done."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from gymnasium.utils.env_checker import data_equivalence
+
+from ejax.envs.kinematics import site_pose
+from ejax.envs.mujoco import Physics, PhysicsState
+from ejax.envs.push_cube import PushCubeRL
+from ejax.types import Array, Timestep
+
+KEY = jax.random.key(0)
+ENV = PushCubeRL(physics="mujoco")
+STEP = jax.jit(ENV.step)
+
+HOME = [0.0, -1.57, 1.57, -1.57, -1.57, 0.0]
+
+
+def tool_position(q: np.ndarray) -> np.ndarray:
+    """The UR10's Denavit-Hartenberg table, and 0.16 m along the flange's z axis."""
+    d = [0.1273, 0.0, 0.0, 0.163941, 0.1157, 0.0922]
+    a = [0.0, -0.612, -0.5723, 0.0, 0.0, 0.0]
+    alpha = [np.pi / 2, 0.0, 0.0, np.pi / 2, -np.pi / 2, 0.0]
+    pose = np.eye(4)
+    for i in range(6):
+        c, s, ca, sa = np.cos(q[i]), np.sin(q[i]), np.cos(alpha[i]), np.sin(alpha[i])
+        pose = pose @ np.array(
+            [
+                [c, -s * ca, s * sa, a[i] * c],
+                [s, c * ca, -c * sa, a[i] * s],
+                [0.0, sa, ca, d[i]],
+                [0.0, 0.0, 0.0, 1.0],
+            ]
+        )
+    return (pose @ [0.0, 0.0, 0.16, 1.0])[:3]
+
+
+@pytest.mark.parametrize("q", [[0.0] * 6, HOME, [0.5, -1.0, 1.2, -0.3, 0.8, -2.0], [-2.0, -2.2, -1.4, 2.5, 1.5, 3.0]])
+def test_the_tool_is_where_the_dh_table_puts_it(q: list[float]) -> None:
+    pose = site_pose(Physics("push_cube.xml").model, "tcp", jnp.array(q + [0.0] * 7))
+    np.testing.assert_allclose(pose[:3, 3], tool_position(np.array(q)), atol=2e-6)
+
+
+def test_an_episode_starts_at_home_with_cube_and_goal_in_place() -> None:
+    _, obs = ENV.reset(KEY)
+    expected = np.concatenate([HOME, tool_position(np.array(HOME)), [-0.6, -0.4, 0.05], [-0.9, -0.6, 0.05]])
+    np.testing.assert_allclose(obs, expected, atol=1e-6)
+    assert ENV.observation_space.contains(np.asarray(obs))
+    assert obs[8] > 0.1  # the tool is above the floor
+
+
+def numpy_rewards(obs: np.ndarray, next_obs: np.ndarray, action: np.ndarray) -> dict[str, float]:
+    tool, cube, goal = np.split(next_obs[6:].astype(np.float64), 3)
+    direction = (goal - cube) / (np.linalg.norm(goal - cube) + 1e-6)
+    push = cube - 0.015 * direction + [0.0, 0.0, 0.015]
+    before, after = np.linalg.norm((obs[9:12] - obs[12:15])[:2]), np.linalg.norm((cube - goal)[:2])
+    return {
+        "reaching": 0.1 * (1.0 - np.tanh(5.0 * np.linalg.norm(tool - push))),
+        "place": (2.0 if before >= after else 0.5) * np.tanh(10.0 * (before - after)),
+        "action_penalty": -0.01 * np.linalg.norm(np.clip(0.1 * action, -0.5, 0.5)),
+        "success": 10.0 * (after < 0.1),
+    }
+
+
+@pytest.mark.parametrize("cube_velocity", [-0.5, 0.5, -3.0], ids=["nearer", "away", "there"])
+def test_rewards_are_the_formula_and_sum_up(cube_velocity: float) -> None:
+    state, obs = ENV.reset(KEY)
+    if cube_velocity == -3.0:  # 0.06 m short of the threshold, fast enough to pass it
+        state = state.replace(goal=jnp.array([-0.76, -0.4, 0.05]))
+        obs = obs.at[12:15].set(state.goal)
+    state = state.replace(physics=state.physics.replace(qvel=jnp.zeros(12).at[6].set(cube_velocity)))
+    action = np.array([0.5, -0.2, 0.1, 9.0, 0.0, 0.3], np.float32)  # 0.1·9 is clipped to 0.5 rad
+    _, timestep = STEP(state, action, KEY)
+    expected = numpy_rewards(np.asarray(obs), np.asarray(timestep.obs), action)
+    for name, value in timestep.info["rewards"].items():
+        np.testing.assert_allclose(value, expected.pop(name), rtol=1e-4, atol=1e-5, err_msg=name)
+    assert not expected
+    np.testing.assert_allclose(timestep.reward, sum(timestep.info["rewards"].values()), rtol=1e-6)
+    assert bool(timestep.terminated) == (cube_velocity == -3.0) == bool(timestep.info["success"])
+
+
+def test_reward_weights_are_fields() -> None:
+    state, _ = ENV.reset(KEY)
+    action = jnp.full(6, 0.5)
+    heavy = PushCubeRL(physics="mujoco", reaching_weight=1.0, action_penalty_weight=0.1)
+    rewards = STEP(state, action, KEY)[1].info["rewards"]
+    heavier = jax.jit(heavy.step)(state, action, KEY)[1].info["rewards"]
+    np.testing.assert_allclose(heavier["reaching"], 10.0 * rewards["reaching"], rtol=1e-5)
+    np.testing.assert_allclose(heavier["action_penalty"], 10.0 * rewards["action_penalty"], rtol=1e-5)
+
+
+def test_an_action_is_a_joint_step_from_where_the_arm_is() -> None:
+    state, obs = ENV.reset(KEY)
+    action = jnp.array([0.0, 0.0, 0.0, 0.5, -0.5, 0.25])  # the wrist follows within one step, the shoulder lags
+    _, timestep = STEP(state, action, KEY)
+    np.testing.assert_allclose(timestep.obs[:6] - obs[:6], 0.1 * action, atol=2e-3)
+
+
+def test_time_is_up_after_episode_length_steps() -> None:
+    env = PushCubeRL(physics="mujoco", episode_length=3)
+    state, _ = env.reset(KEY)
+    ends = []
+    for _ in range(3):
+        state, timestep = jax.jit(env.step)(state, jnp.zeros(6), KEY)
+        ends.append((bool(timestep.terminated), bool(timestep.truncated)))
+    assert ends == [(False, False), (False, False), (False, True)]
+    assert env.max_episode_steps == 3
+
+
+def test_a_cube_below_the_floor_truncates(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fall(self: Physics, state: PhysicsState, ctrl: Array) -> PhysicsState:
+        del self, ctrl
+        return state.replace(qpos=state.qpos.at[8].set(-0.11))
+
+    monkeypatch.setattr(Physics, "step", fall)  # the floor is infinite: nothing falls by itself
+    _, timestep = ENV.step(ENV.reset(KEY)[0], jnp.zeros(6), KEY)
+    assert timestep.truncated and not timestep.terminated
+
+
+def test_reset_ranges_move_cube_and_goal() -> None:
+    env = PushCubeRL(
+        cube_position_range=[[-0.2, -0.2, 0.0], [0.2, 0.2, 0.0]],  # type: ignore[arg-type]  # lists, as from a file
+        goal_position_range=((-0.1, -0.1, 0.0), (0.1, 0.1, 0.0)),
+    )
+    _, obs = jax.vmap(env.reset)(jax.random.split(KEY, 200))
+    cube, goal = np.asarray(obs[:, 9:12]), np.asarray(obs[:, 12:])
+    assert np.all(np.abs(cube - [-0.6, -0.4, 0.05]) <= [0.2001, 0.2001, 1e-6])
+    assert np.all(np.abs(goal - [-0.9, -0.6, 0.05]) <= [0.1001, 0.1001, 1e-6])
+    assert np.all(cube[:, :2].std(0) > 0.1) and np.all(goal[:, :2].std(0) > 0.05)
+    assert hash(env) == hash(env)
+
+
+def test_wrong_fields_are_named() -> None:
+    with pytest.raises(ValueError, match="obs_mode must be 'state', got 'rgb'"):
+        PushCubeRL(obs_mode="rgb")
+    with pytest.raises(ValueError, match="episode_length must be > 0, got 0"):
+        PushCubeRL(episode_length=0)
+    with pytest.raises(ValueError, match="goal_position takes positions of three numbers"):
+        PushCubeRL(goal_position=(1.0, 2.0))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"action of shape \(6,\), got \(8,\)"):
+        ENV.step(ENV.reset(KEY)[0], jnp.zeros(8), KEY)
+
+
+def test_a_scan_of_a_batch_is_the_single_steps() -> None:
+    action = jax.random.uniform(KEY, (5, 3, 6), minval=-0.5, maxval=0.5)
+    keys = jax.random.split(KEY, 3)
+    state, _ = jax.vmap(ENV.reset)(keys)
+
+    @jax.jit
+    def run(state: object, action: Array) -> Timestep:
+        return jax.lax.scan(lambda state, action: jax.vmap(ENV.step)(state, action, keys), state, action)[1]
+
+    batch = run(state, action)
+    for row in range(3):
+        one = jax.tree.map(lambda x, row=row: x[row], state)
+        for t in range(5):
+            one, timestep = STEP(one, action[t, row], KEY)
+            np.testing.assert_allclose(batch.obs[t, row], timestep.obs, atol=1e-5)
+            np.testing.assert_allclose(batch.reward[t, row], timestep.reward, atol=1e-5)
+
+
+def push(position: Array, obs: Array) -> Array:
+    """A scripted policy: damped least squares to one point after another; then push, steering the cube to the goal."""
+    cube, goal = obs[9:11], obs[12:14]
+    direction = (goal - cube) / jnp.linalg.norm(goal - cube)
+    from_behind = obs[6:8] - (cube - 0.07 * direction)
+    sideways = from_behind - direction * (from_behind @ direction)
+    pushing = jnp.append(obs[6:8] + 0.05 * direction - sideways, 0.04)
+    target = jnp.where(jnp.isnan(position), pushing, position)
+    speed = jnp.where(jnp.isnan(position).any(), 0.02, 0.03)  # m per step
+
+    def tool(q: Array) -> Array:
+        pose = site_pose(Physics("push_cube.xml").model, "tcp", q)
+        return jnp.concatenate([pose[:3, 3], pose[:3, 2]])
+
+    qpos = jnp.concatenate([obs[:6], jnp.zeros(7)])
+    now, jacobian = tool(qpos), jax.jacobian(tool)(qpos)[:, :6]
+    way = target - now[:3]
+    way = way * jnp.minimum(1.0, speed / (jnp.linalg.norm(way) + 1e-9))
+    error = jnp.concatenate([way, jnp.array([0.0, 0.0, -1.0]) - now[3:]])
+    delta = jacobian.T @ jnp.linalg.solve(jacobian @ jacobian.T + 1e-4 * jnp.eye(6), error)
+    return jnp.clip(delta / ENV.action_scale, -0.5, 0.5)
+
+
+def test_a_scripted_push_within_the_action_bounds_succeeds() -> None:
+    policy = jax.jit(push)
+    state, obs = ENV.reset(KEY)
+    behind = np.array([-0.6, -0.4]) + 0.16 * np.array([0.3, 0.2]) / np.hypot(0.3, 0.2)
+    ways = [jnp.array([*behind, 0.3]), jnp.array([*behind, 0.04]), jnp.full(3, jnp.nan)]
+    score = 0.0
+    for _ in range(ENV.max_episode_steps):
+        if np.linalg.norm(ways[0] - obs[6:9]) < 0.03:
+            ways.pop(0)
+        state, timestep = STEP(state, policy(ways[0], obs), KEY)
+        obs, score = timestep.obs, score + float(timestep.reward)
+        if timestep.terminated | timestep.truncated:
+            break
+    assert timestep.terminated and timestep.info["success"]
+    assert score > 15.0  # 10 for success, about 5 for 0.26 m of way, about 2 for being near
+
+
+def test_reset_and_step_have_one_structure() -> None:
+    state, obs = ENV.reset(KEY)
+    next_state, timestep = STEP(state, jnp.zeros(6), KEY)
+    assert jax.tree.structure(state) == jax.tree.structure(next_state)
+    assert data_equivalence(jax.tree.map(jnp.shape, state), jax.tree.map(jnp.shape, next_state))
+    assert [x.dtype for x in jax.tree.leaves(state)] == [x.dtype for x in jax.tree.leaves(next_state)]
+    assert timestep.obs.shape == obs.shape and timestep.final_obs is None
