@@ -75,4 +75,6 @@ def _allowed(section: str, tree: Any) -> tuple[list[str], list[str]]:
         if section == f"algorithm.cfg.{kind}.kwargs":
             name = tree["algorithm"]["cfg"][kind].get("name", "adam")
             return list(keywords[name].model_fields), []
-    return allowed_keys(section)
+    algorithm = tree.get("algorithm") if isinstance(tree, dict) else None
+    name = algorithm.get("name") if isinstance(algorithm, dict) else None
+    return allowed_keys(section, str(name).lower())

@@ -24,6 +24,7 @@ from ejax.config.spellings import (
     respell,
     respell_key,
     settle_evaluation,
+    settle_horizon,
     take_out,
 )
 from ejax.registry import Kind, is_import_path
@@ -74,6 +75,7 @@ def _parse(
     settle_evaluation(draft, seed_spelling=seed_spelling)
     _fill_env(draft)
     take_out(draft)
+    settle_horizon(draft)
     fill_defaults(draft)
     for section in ("algorithm", "policy", "env"):
         if draft.has(section):

@@ -4,9 +4,8 @@ import functools
 import json
 from typing import Any
 
-from ejax.algorithms.ppo import PPOConfig
-from ejax.config.models import RunConfig
-from ejax.config.spellings import MOVED, WITHOUT_EFFECT
+from ejax.config.models import ALGORITHM_CONFIGS, RunConfig
+from ejax.config.spellings import MOVED, OPTIONS_WITHOUT_EFFECT, WITHOUT_EFFECT
 
 _OTHER_KEYS = {
     "trainer": {
@@ -31,39 +30,47 @@ _OTHER_KEYS = {
 def make_schema() -> dict[str, Any]:
     """The schema: the canonical form's, and beside each key its other spellings."""
     schema = RunConfig.model_json_schema()
-    ppo = PPOConfig.model_json_schema(ref_template="#/$defs/{model}")
-    schema["$defs"] |= ppo.pop("$defs") | {"PPOConfig": ppo}
-    schema["$defs"]["AlgorithmConfig"]["properties"]["cfg"] = {"$ref": "#/$defs/PPOConfig"}
+    for options in ALGORITHM_CONFIGS.values():
+        own = options.model_json_schema(ref_template="#/$defs/{model}")
+        schema["$defs"] |= own.pop("$defs", {}) | {options.__name__: own}
+    algorithm = schema["$defs"]["AlgorithmConfig"]
+    algorithm["properties"]["cfg"] = {"type": "object"}
+    algorithm["allOf"] = [
+        {
+            "if": {"properties": {"name": {"pattern": f"^(?i:{name})$"}}},
+            "then": {"properties": {"cfg": {"$ref": f"#/$defs/{options.__name__}"}}},
+        }
+        for name, options in ALGORITHM_CONFIGS.items()
+    ]
     schema["title"] = "ejax train config"
     del schema["properties"]["notices"]
     schema["required"] = ["policy", "algorithm"]
     for key in ("trainer", "policy"):
-        _section(schema, key)["properties"] |= _OTHER_KEYS[key]
+        _sections(schema, key)[0]["properties"] |= _OTHER_KEYS[key]
     for old, new in MOVED.items():
-        section, _, name = old.rpartition(".")
-        moved = dict(_node(schema, new))
-        moved["description"] = f"The same as {new}."
-        _section(schema, section)["properties"][name] = moved
+        moved = {**_node(schema, new), "description": f"The same as {new}."}
+        _add(schema, old, moved)
     for key, text in WITHOUT_EFFECT.items():
-        section, _, name = key.rpartition(".")
-        _section(schema, section).setdefault("properties", {})[name] = {"description": text}
-    for old in MOVED:  # what another spelling can give is not required here
-        section, _, name = MOVED[old].rpartition(".")
-        required = _section(schema, section).get("required", [])
-        if name in required:
-            required.remove(name)
+        _add(schema, key, {"description": text})
+    for name, keys in OPTIONS_WITHOUT_EFFECT.items():
+        for key in keys:
+            properties = schema["$defs"][ALGORITHM_CONFIGS[name].__name__]["properties"]
+            properties[key] = {"description": f"no effect on {name}"}
+    for new in MOVED.values():  # what another spelling can give is not required here
+        section, _, name = new.rpartition(".")
+        for node in _sections(schema, section):
+            if name in node.get("required", []):
+                node["required"].remove(name)
     for name in ("exp_name", "eval_seed"):  # filled in from other keys
-        _section(schema, "trainer")["required"].remove(name)
+        _sections(schema, "trainer")[0]["required"].remove(name)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 
 
-def allowed_keys(section: str) -> tuple[list[str], list[str]]:
+def allowed_keys(section: str, algorithm: str) -> tuple[list[str], list[str]]:
     """The keys of a dotted section: the canonical ones, and those in other spellings or without effect."""
-    try:
-        keys = list(_section(make_schema(), section).get("properties", ()))
-    except KeyError:
-        return [], []
-    hidden = [key for key in keys if f"{section}.{key}".lstrip(".") in MOVED | WITHOUT_EFFECT]
+    keys = [name for node in _sections(make_schema(), section, algorithm) for name in node.get("properties", ())]
+    ignored = [f"algorithm.cfg.{key}" for key in OPTIONS_WITHOUT_EFFECT.get(algorithm, ())]
+    hidden = [key for key in keys if f"{section}.{key}".lstrip(".") in {*MOVED, *WITHOUT_EFFECT, *ignored}]
     return [key for key in keys if key not in hidden], hidden
 
 
@@ -73,16 +80,32 @@ def schema_text() -> str:
 
 
 def _node(schema: dict[str, Any], key: str) -> dict[str, Any]:
+    """The schema of one key, from the first algorithm that has it."""
     section, _, name = key.rpartition(".")
-    return _section(schema, section)["properties"][name]
+    return next(node["properties"][name] for node in _sections(schema, section) if name in node["properties"])
 
 
-def _section(schema: dict[str, Any], key: str) -> dict[str, Any]:
-    """The object schema of a dotted section, through references and optional values."""
-    node = schema
+def _add(schema: dict[str, Any], key: str, description: dict[str, Any]) -> None:
+    section, _, name = key.rpartition(".")
+    for node in _sections(schema, section):
+        node.setdefault("properties", {})[name] = description
+
+
+def _sections(schema: dict[str, Any], key: str, algorithm: str | None = None) -> list[dict[str, Any]]:
+    """The object schemas of a dotted section, through references and optional values.
+
+    Below ``algorithm.cfg`` there is one for each algorithm, or for the one that is named. None: no such section.
+    """
+    nodes = [schema]
     for name in filter(None, key.split(".")):
-        node = node["properties"][name]
-        node = next((each for each in node.get("anyOf", ()) if each.get("type") != "null"), node)
-        if "$ref" in node:
-            node = schema["$defs"][node["$ref"].rpartition("/")[2]]
-    return node
+        if nodes[0] is schema["$defs"].get("AlgorithmConfig") and name == "cfg":
+            names = [algorithm] if algorithm in ALGORITHM_CONFIGS else list(ALGORITHM_CONFIGS)
+            nodes = [schema["$defs"][ALGORITHM_CONFIGS[each].__name__] for each in names]
+            continue
+        nodes = [_target(schema, node["properties"][name]) for node in nodes if name in node.get("properties", ())]
+    return list({id(node): node for node in nodes}.values())
+
+
+def _target(schema: dict[str, Any], node: dict[str, Any]) -> dict[str, Any]:
+    node = next((each for each in node.get("anyOf", ()) if each.get("type") != "null"), node)
+    return schema["$defs"][node["$ref"].rpartition("/")[2]] if "$ref" in node else node

@@ -18,12 +18,25 @@ from ejax.registry import Kind, UnknownNameError, registered_name
 
 Keys = tuple[str, ...]
 
+APG_TRAINER_KEYS = (
+    "segment_length",
+    "update_horizon",
+    "deterministic_actions",
+    "rollout_mode",
+    "gradient_accumulation_steps",
+    "clip_actions_to_space",
+    "action_adjoint_max_norm",
+)
+"""Options of APG that EmbodiChain writes under ``trainer``."""
+
 MOVED: dict[str, str] = {
     "runtime": "trainer",
     "trainer.rollout_steps": "trainer.buffer_size",
     "trainer.learning_env": "env",
     "trainer.env": "env",
     "env.name": "env.id",
+    "trainer.normalize_observations": "policy.actor_obs_normalization",
+    **{f"trainer.{key}": f"algorithm.cfg.{key}" for key in APG_TRAINER_KEYS},
     "algorithm.cfg.learning_rate": "algorithm.cfg.optimizer.learning_rate",
     **{
         f"policy.{block}.{key}": f"policy.{block}.network_cfg.{key}"
@@ -51,18 +64,7 @@ WITHOUT_EFFECT: dict[str, str] = {
 }
 """Keys that EmbodiChain reads and that change nothing in ejax."""
 
-APG_TRAINER_KEYS = (
-    "segment_length",
-    "update_horizon",
-    "deterministic_actions",
-    "rollout_mode",
-    "gradient_accumulation_steps",
-    "clip_actions_to_space",
-    "action_adjoint_max_norm",
-)
-"""Options of APG that EmbodiChain writes under ``trainer``."""
-
-COMMON_WITHOUT_EFFECT: dict[str, tuple[str, ...]] = {"grpo": ("gae_lambda",), "apg": ("gae_lambda", "batch_size")}
+OPTIONS_WITHOUT_EFFECT: dict[str, tuple[str, ...]] = {"grpo": ("gae_lambda",), "apg": ("gae_lambda", "batch_size")}
 """Options that every algorithm of EmbodiChain accepts, and these ones do not use."""
 
 GYM_DEFAULTS: dict[str, Any] = {
@@ -157,7 +159,6 @@ def respell(draft: Draft) -> None:
     if isinstance(draft.get("env"), str):
         draft.spelled["env.id"] = draft.written("env")
         draft.put("env", {"id": draft.get("env")})
-    respell_apg(draft)
     _respell_device(draft)
     _respell_std(draft)
     for key in ("algorithm.cfg", "algorithm.cfg.optimizer", "algorithm.cfg.lr_scheduler", "env.cfg", "policy.cfg"):
@@ -165,24 +166,17 @@ def respell(draft: Draft) -> None:
             draft.pop(key)
 
 
-def respell_apg(draft: Draft) -> None:
-    """EmbodiChain keeps APG's options under ``trainer``; the horizon is what ``buffer_size`` is to the others."""
-    if _name("algorithm", draft.get("algorithm.name")) != "apg":
+def settle_horizon(draft: Draft) -> None:
+    """APG's ``update_horizon`` is what ``buffer_size`` is to the others."""
+    if _name("algorithm", draft.get("algorithm.name")) != "apg" or not isinstance(draft.get("trainer"), dict):
         return
-    for key in APG_TRAINER_KEYS:
-        if draft.has(f"trainer.{key}"):
-            _move(draft, f"trainer.{key}", f"algorithm.cfg.{key}")
-    if draft.has("trainer.normalize_observations"):
-        _move(draft, "trainer.normalize_observations", "policy.actor_obs_normalization")
     segment = draft.get("algorithm.cfg.segment_length") or APGConfig.model_fields["segment_length"].default
     horizon = draft.get("algorithm.cfg.update_horizon") or segment
-    if draft.get("trainer.buffer_size") not in (None, horizon):
-        draft.problem(
-            draft.written("trainer.buffer_size"),
-            f"got {draft.get('trainer.buffer_size')}; apg collects update_horizon ({horizon}) steps: leave it out",
-        )
-    elif type(horizon) is int and isinstance(draft.get("trainer"), dict):
-        draft.put("trainer.buffer_size", horizon)
+    given = draft.get("trainer.buffer_size")
+    if given not in (None, horizon):
+        text = f"got {given}; apg collects update_horizon ({horizon}) steps: leave it out"
+        draft.problem("trainer.buffer_size", text)
+    draft.put("trainer.buffer_size", horizon)
 
 
 def _move(draft: Draft, old: str, new: str) -> None:
@@ -221,14 +215,15 @@ def take_out(draft: Draft) -> None:
         if draft.has(key) and draft.pop(key) not in (None, [], {}):
             draft.notice(key, text)
     algorithm = _name("algorithm", draft.get("algorithm.name"))
-    for key in COMMON_WITHOUT_EFFECT.get(algorithm, ()):
+    for key in OPTIONS_WITHOUT_EFFECT.get(algorithm, ()):
         if draft.has(f"algorithm.cfg.{key}"):
             draft.pop(f"algorithm.cfg.{key}")
             draft.notice(f"algorithm.cfg.{key}", f"no effect on {algorithm}")
-    for key in (*APG_TRAINER_KEYS, "normalize_observations"):  # apg's have moved already
-        if draft.has(f"trainer.{key}"):
-            draft.pop(f"trainer.{key}")
-            draft.notice(f"trainer.{key}", "no effect: a key of the apg algorithm")
+    for key in APG_TRAINER_KEYS if algorithm != "apg" else ():
+        written = draft.written(f"algorithm.cfg.{key}")
+        if draft.has(f"algorithm.cfg.{key}") and written.startswith("trainer."):
+            draft.pop(f"algorithm.cfg.{key}")
+            draft.notice(written, "no effect: an option of the apg algorithm")
     if draft.has("trainer.distributed") and draft.pop("trainer.distributed"):
         draft.notice("trainer.distributed", "not built yet: the run uses one device")
     events = draft.pop("trainer.events") if draft.has("trainer.events") else None
