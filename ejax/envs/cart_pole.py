@@ -35,9 +35,9 @@ class CartPoleRL:
     """
         r = 1 − |θ|/π − velocity_penalty_weight·|θ̇|
 
-    Observation [6]: forces of the drives (2: N, N·m), joint positions scaled to 0..1 by their ranges (2), joint velocities
-    (2: m/s, rad/s). Action [2]: action_scale·a (m, rad) is added to the joint positions of now, and the drives pull to that
-    target for one control step of 0.04 s. Actions are not clipped.
+    Observation [6]: forces of the drives (2: N, N·m), joint positions scaled to 0..1 by their ranges (2), joint
+    velocities (2: m/s, rad/s). Action [2]: action_scale·a (m, rad) is added to the joint positions of now, and the
+    drives pull to that target for one control step of 0.04 s. Actions are not clipped.
     Truncated: |θ| > π/2, or the time limit. Success, judged in the last step only, and then terminated:
     |θ| < 0.02 rad and |θ̇| < 0.05 rad/s.
 
