@@ -1,0 +1,221 @@
+"""Minibatch epochs: every row once, the right weights, and what happens when a minibatch goes wrong."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ejax.algorithms.sgd import Plan, permute, sgd_epochs
+from ejax.optim import OptimizerConfig, get_learning_rate, make_optimizer
+from ejax.types import TrainState
+
+SGD = make_optimizer(OptimizerConfig(name="sgd", learning_rate=0.1))
+KEY = jax.random.key(0)
+
+
+@pytest.fixture(scope="module")
+def permutation():
+    return jax.jit(lambda key, size: permute(jnp.arange(size, dtype=jnp.uint32), key, size), static_argnums=1)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 8, 17, 31, 64, 100, 1000])
+def test_permute_is_a_bijection(permutation, size):
+    for seed in range(5):
+        assert sorted(permutation(jax.random.key(seed), size).tolist()) == list(range(size))
+
+
+@pytest.fixture(scope="module", params=[16, 33])
+def permutations(request):
+    """[20000, size], one row for each key."""
+    index = jnp.arange(request.param, dtype=jnp.uint32)
+    keys = jax.random.split(KEY, 20_000)
+    return np.asarray(jax.jit(jax.vmap(lambda key: permute(index, key, index.size)))(keys)).astype(int)
+
+
+def test_permute_sends_every_index_everywhere_equally_often(permutations):
+    draws, size = permutations.shape
+    counts = np.array([np.bincount(permutations[:, i], minlength=size) for i in range(size)])
+    chi_squared = ((counts - draws / size) ** 2 / (draws / size)).sum()
+    freedom = (size - 1) ** 2
+    assert abs(chi_squared - freedom) < 4 * np.sqrt(2 * freedom)
+
+
+def test_permute_scatters_neighbours_evenly(permutations):
+    size = permutations.shape[1]
+    apart = (permutations[:, 1:] - permutations[:, :-1]) % size
+    share = np.bincount(apart.ravel(), minlength=size)[1:] / apart.size
+    np.testing.assert_allclose(share, 1.0 / (size - 1), rtol=0.08)
+
+
+def test_padding_does_not_enter_the_permutation():
+    # sent through it, an index outside may never come back inside: the update hung
+    update = jax.jit(partial(sgd_epochs, loss=linear_loss, optimizer=SGD, plan=plan(batch_size=6)))
+    for seed in range(20):
+        state, _ = update(state_of(7), {"x": jnp.eye(7)}, jax.random.key(seed))
+        assert sorted(np.round(10 * np.asarray(state.params["params"]["w"]), 4)) == pytest.approx(
+            [1 / 6] * 6 + [1.0], abs=1e-3
+        )
+
+
+def linear_loss(params, batch):
+    """Gradient of w: −Σ weight·x. Rows leave their trace in the parameters."""
+    total = jnp.sum(batch["weight"] * (batch["x"] @ params["params"]["w"]))
+    return -total, {"x": jnp.sum(batch["weight"] * batch["x"][:, 0])}
+
+
+def state_of(size, optimizer=SGD):
+    params = {"params": {"w": jnp.zeros(size)}}
+    return TrainState(step=jnp.zeros((), jnp.int32), params=params, opt_state=optimizer.init(params["params"]))
+
+
+def plan(**options):
+    return Plan(**{"n_epochs": 1, "batch_size": 4, "max_grad_norm": float("inf"), **options})
+
+
+def run(batch, *, key=KEY, loss=linear_loss, optimizer=SGD, **options):
+    hooks = {name: options.pop(name) for name in ("prepare", "adapt_rate", "stop") if name in options}
+    update = jax.jit(partial(sgd_epochs, loss=loss, optimizer=optimizer, plan=plan(**options), **hooks))
+    return update(state_of(batch["x"].shape[1], optimizer), batch, key)
+
+
+def test_every_row_is_used_once_in_every_epoch():
+    # row i alone moves w[i]: by 0.1 over the size of its minibatch
+    state, _ = run({"x": jnp.eye(12)}, n_epochs=3)
+    np.testing.assert_allclose(state.params["params"]["w"], np.full(12, 3 * 0.1 / 4), rtol=1e-5)
+
+
+def test_the_rows_of_the_smaller_last_minibatch_weigh_as_much_as_its_size_says():
+    state, metrics = run({"x": jnp.eye(10)}, n_epochs=2)
+    moved = np.asarray(state.params["params"]["w"]) / 0.1
+    # in each epoch eight rows are in minibatches of four, two in one of two
+    allowed = {4: 1 / 4 + 1 / 4, 6: 1 / 4 + 1 / 2, 8: 1 / 2 + 1 / 2}
+    assert all(min(abs(x - a) for a in allowed.values()) < 1e-5 for x in moved)
+    assert moved.sum() == pytest.approx(2 * 3)  # each of three minibatches gives its rows 1 in all
+    assert metrics["x"] == pytest.approx(1 / 10)  # the mean over rows, not over minibatches
+
+
+def test_epochs_and_keys_have_orders_of_their_own():
+    def order(key):
+        # 1/size weights, halved at every minibatch: the sum tells in which minibatch a row was
+        return run({"x": jnp.eye(8)}, key=key, batch_size=2, adapt_rate=lambda rate, _: rate / 2)[0].params["params"][
+            "w"
+        ]
+
+    seen = {tuple(np.asarray(order(jax.random.key(k))).tolist()) for k in range(4)}
+    assert len(seen) == 4
+
+
+def test_a_batch_smaller_than_the_minibatch_is_one_minibatch():
+    state, _ = run({"x": jnp.eye(3)}, batch_size=64)
+    np.testing.assert_allclose(state.params["params"]["w"], np.full(3, 0.1 / 3), rtol=1e-6)
+
+
+def squared_loss(params, batch):
+    error = batch["x"] @ params["params"]["w"] - batch["y"]
+    return jnp.sum(batch["weight"] * jnp.square(error)), {"error": jnp.sum(batch["weight"] * error)}
+
+
+def test_accumulated_chunks_give_the_gradient_of_the_whole_minibatch():
+    rng = np.random.default_rng(0)
+    batch = {
+        "x": jnp.asarray(rng.normal(size=(24, 3)), jnp.float32),
+        "y": jnp.asarray(rng.normal(size=24), jnp.float32),
+    }
+    whole, whole_metrics = run(batch, loss=squared_loss, batch_size=16, n_epochs=2, chunk_rows=16)
+    parts, parts_metrics = run(batch, loss=squared_loss, batch_size=16, n_epochs=2, chunk_rows=4)
+    np.testing.assert_allclose(parts.params["params"]["w"], whole.params["params"]["w"], rtol=1e-5)
+    for name, value in whole_metrics.items():
+        np.testing.assert_allclose(parts_metrics[name], value, rtol=1e-4, atol=1e-6)
+
+
+def test_the_gradient_is_clipped_and_its_norm_reported_before():
+    state, metrics = run({"x": jnp.full((4, 1), 5.0)}, max_grad_norm=2.0)
+    assert state.params["params"]["w"] == pytest.approx(0.1 * 2.0)
+    assert metrics["grad_norm"] == pytest.approx(5.0)
+
+
+def two_networks_loss(params, batch):
+    p = params["params"]
+    return jnp.sum(batch["weight"] * batch["x"][:, 0]) * (3.0 * p["actor"] + 4.0 * p["critic"]), {}
+
+
+def test_networks_can_be_clipped_apart():
+    params = {"params": {"actor": jnp.zeros(()), "critic": jnp.zeros(())}}
+    state = TrainState(step=jnp.zeros((), jnp.int32), params=params, opt_state=SGD.init(params["params"]))
+    moved = {}
+    for apart in (False, True):
+        this = plan(max_grad_norm=1.0, clip_per_network=apart)
+        after, metrics = sgd_epochs(
+            state, {"x": jnp.ones((4, 1))}, KEY, loss=two_networks_loss, optimizer=SGD, plan=this
+        )
+        moved[apart] = [-10.0 * float(after.params["params"][name]) for name in ("actor", "critic")]
+        assert metrics["grad_norm"] == pytest.approx(5.0)
+    assert moved[False] == pytest.approx([0.6, 0.8], rel=1e-5)
+    assert moved[True] == pytest.approx([1.0, 1.0], rel=1e-5)
+
+
+def test_a_minibatch_that_is_not_finite_leaves_everything_as_it_was_and_is_counted():
+    momentum = make_optimizer(OptimizerConfig(name="sgd", learning_rate=0.1, kwargs={"momentum": 0.9}))
+    batch = {"x": jnp.full((4, 2), jnp.nan)}
+    state, metrics = run(batch, optimizer=momentum)
+    jax.tree.map(np.testing.assert_array_equal, state, state_of(2, momentum))
+    assert metrics["skipped_minibatches"] == 1.0
+    assert jnp.isnan(metrics["x"])
+
+
+def test_only_the_bad_minibatch_is_skipped_and_its_metrics_do_not_hide_the_others():
+    x = jnp.ones((8, 1)).at[3].set(jnp.inf)
+    state, metrics = run({"x": x}, n_epochs=2)
+    assert state.params["params"]["w"] == pytest.approx(2 * 0.1)  # one good minibatch in each epoch
+    assert metrics["skipped_minibatches"] == 2.0
+    assert metrics["x"] == pytest.approx(1.0)
+
+
+def test_skipping_can_be_switched_off():
+    state, metrics = run({"x": jnp.full((4, 1), jnp.nan)}, skip_nonfinite=False)
+    assert jnp.isnan(state.params["params"]["w"]).all()
+    assert metrics["skipped_minibatches"] == 1.0
+
+
+def test_once_stopped_no_later_minibatch_trains():
+    # the minibatch mean of x is 1; w grows by 0.1 with each step, and is looked at before the step
+    def loss(params, batch):
+        value, _ = linear_loss(params, batch)
+        return value, {"w": params["params"]["w"][0]}
+
+    state, metrics = run({"x": jnp.ones((8, 1))}, loss=loss, n_epochs=5, stop=lambda m: m["w"] > 0.25)
+    assert state.params["params"]["w"] == pytest.approx(0.3)
+    assert metrics["stopped_early"] == 1.0
+    assert metrics["w"] == pytest.approx(np.mean([0.0, 0.1, 0.2, 0.3]))  # of those that were looked at
+
+
+def test_without_a_stop_every_minibatch_trains():
+    state, metrics = run({"x": jnp.ones((8, 1))}, n_epochs=5, stop=lambda m: m["x"] > 2.0)
+    assert state.params["params"]["w"] == pytest.approx(1.0)
+    assert metrics["stopped_early"] == 0.0
+
+
+def test_an_adapted_rate_is_used_in_the_very_step_and_kept():
+    state, _ = run({"x": jnp.ones((8, 1))}, adapt_rate=lambda rate, metrics: rate / (1.0 + metrics["x"]))
+    assert get_learning_rate(state.opt_state) == pytest.approx(0.1 / 4)
+    assert state.params["params"]["w"] == pytest.approx(0.1 / 2 + 0.1 / 4)
+
+
+def test_prepare_sees_whole_minibatches_with_their_weights():
+    def centered(minibatch):
+        mean = jnp.sum(minibatch["x"] * minibatch["weight"][:, None], axis=0, keepdims=True)
+        return {**minibatch, "x": minibatch["x"] - mean}
+
+    state, metrics = run({"x": jnp.arange(6.0)[:, None]}, prepare=centered)
+    assert state.params["params"]["w"] == pytest.approx(0.0, abs=1e-6)
+    assert metrics["x"] == pytest.approx(0.0, abs=1e-6)
+
+
+def test_only_the_trained_collection_gets_a_gradient():
+    params = {"params": {"w": jnp.zeros(1)}, "normalizer": {"mean": jnp.ones(1)}}
+    state = TrainState(step=jnp.zeros((), jnp.int32), params=params, opt_state=SGD.init(params["params"]))
+    after, _ = sgd_epochs(state, {"x": jnp.ones((4, 1))}, KEY, loss=linear_loss, optimizer=SGD, plan=plan())
+    assert after.params["normalizer"]["mean"].tolist() == [1.0]
+    assert after.params["params"]["w"] == pytest.approx(0.1)
