@@ -1,0 +1,140 @@
+"""Evaluation counts each slot's own episodes: short ones are not favoured."""
+
+from dataclasses import dataclass, replace
+
+import gymnasium
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import struct
+
+from ejax.distributions import Normal
+from ejax.evaluation import evaluate, summarize
+from ejax.types import Timestep
+
+KEY = jax.random.key(0)
+
+
+@struct.dataclass
+class Episode:
+    horizon: jax.Array
+    steps: jax.Array
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Half of the episodes last one step, half ``long`` and succeed. Reward 1 for a positive action."""
+
+    long: int = 9
+    informs: bool = True
+
+    @property
+    def observation_space(self):
+        return gymnasium.spaces.Box(-np.inf, np.inf, (1,))
+
+    @property
+    def action_space(self):
+        return gymnasium.spaces.Box(-np.inf, np.inf, (1,))
+
+    @property
+    def max_episode_steps(self):
+        return self.long
+
+    def reset(self, key):
+        horizon = jnp.where(jax.random.bernoulli(key), self.long, 1)
+        return Episode(horizon, jnp.zeros((), jnp.int32)), jnp.zeros(1)
+
+    def step(self, state, action, key):
+        del key
+        state = replace(state, steps=state.steps + 1)
+        ended = state.steps >= state.horizon
+        info = {
+            "success": state.horizon > 1,
+            "metrics": {"steps": state.steps, "vector": jnp.zeros(3)},
+        }
+        timestep = Timestep(
+            obs=jnp.zeros(1),
+            reward=(action[0] > 0).astype(jnp.float32),
+            terminated=ended,
+            truncated=jnp.zeros((), bool),
+            info=info if self.informs else {},
+        )
+        return state, timestep
+
+
+@dataclass(frozen=True)
+class Positive:
+    """Its mean is positive, its samples are mostly not."""
+
+    def init(self, key, obs):
+        del key, obs
+        return {"params": {}}
+
+    def apply(self, params, obs):
+        del params
+        mean = jnp.full_like(obs, 1e-3)
+        return Normal(mean, jnp.full_like(mean, 3.0)), obs[..., 0]
+
+
+def play(env=Lengths(), *, key=KEY, num_envs=8, num_episodes=64):
+    return evaluate(Positive(), env, {"params": {}}, key, num_envs=num_envs, num_episodes=num_episodes)
+
+
+@pytest.fixture(scope="module")
+def episodes():
+    return jax.tree.map(np.asarray, play(num_episodes=400))
+
+
+def test_every_episode_asked_for_is_there_and_complete(episodes):
+    assert {name: x.shape for name, x in episodes.items()} == dict.fromkeys(
+        ("return", "length", "success", "metrics/steps"), (400,)
+    )
+    assert set(np.unique(episodes["length"])) == {1.0, 9.0}
+
+
+def test_short_episodes_are_not_favoured(episodes):
+    # fair coins: 400 episodes of which half are long; the first 400 to finish would be nine tenths short
+    assert (episodes["length"] == 9.0).mean() == pytest.approx(0.5, abs=4 * 0.5 / 20)
+
+
+def test_each_slot_plays_its_own_share():
+    # rows are ordered by slot: with 3 slots for 8 episodes, three, three and two
+    shares = np.asarray(play(num_envs=3, num_episodes=8)["length"])
+    assert len(shares) == 8 and np.isfinite(shares).all()
+
+
+def test_fewer_episodes_than_slots_use_as_many_slots():
+    assert play(num_envs=8, num_episodes=2)["length"].shape == (2,)
+
+
+def test_actions_are_the_distributions_mode(episodes):
+    np.testing.assert_array_equal(episodes["return"], episodes["length"])  # reward 1 at every step
+
+
+def test_success_and_metrics_are_those_of_the_last_step(episodes):
+    np.testing.assert_array_equal(episodes["success"], episodes["length"] == 9.0)
+    np.testing.assert_array_equal(episodes["metrics/steps"], episodes["length"])
+
+
+def test_the_same_key_plays_the_same_episodes():
+    first, second = play(), play()
+    jax.tree.map(np.testing.assert_array_equal, first, second)
+    assert (first["length"] != play(key=jax.random.key(1))["length"]).any()
+
+
+def test_an_env_that_informs_of_nothing_still_has_return_and_length():
+    assert set(play(Lengths(informs=False), num_envs=2, num_episodes=2)) == {"return", "length"}
+
+
+def test_summaries_carry_embodichains_tags(episodes):
+    summary = summarize(episodes)
+    assert set(summary) == {"eval/avg_reward", "eval/avg_length", "eval/success_rate", "eval/metrics/steps"}
+    assert summary["eval/avg_length"] == pytest.approx(episodes["length"].mean())
+    assert summary["eval/success_rate"] == pytest.approx(episodes["success"].mean())
+
+
+@pytest.mark.parametrize("counts", [(0, 4), (4, 0), (-1, 4)])
+def test_counts_that_are_not_positive_are_refused(counts):
+    with pytest.raises(ValueError, match=f"got {counts[0]} and {counts[1]}"):
+        play(num_envs=counts[0], num_episodes=counts[1])

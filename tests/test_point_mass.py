@@ -1,0 +1,183 @@
+"""PointMassRL against EmbodiChain's own steps (golden/README.md), its resets and its gradients."""
+
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ejax.envs.point_mass import PointMassRL, PointMassState
+
+GOLDEN = np.load(Path(__file__).parent / "golden" / "head_point_mass_steps.npz")
+ENV = PointMassRL(max_episode_steps=int(GOLDEN["max_episode_steps"]), success_bonus=float(GOLDEN["success_bonus"]))
+FIELDS = list(PointMassState.__dataclass_fields__)
+KEY = jax.random.key(0)
+
+
+@pytest.fixture(scope="module")
+def step():
+    return jax.jit(jax.vmap(lambda state, action: ENV.step(state, action, KEY)))
+
+
+@pytest.fixture(scope="module")
+def fresh():
+    """2000 new episodes."""
+    state, obs = jax.jit(jax.vmap(ENV.reset))(jax.random.split(KEY, 2000))
+    return jax.tree.map(np.asarray, state), np.asarray(obs)
+
+
+@pytest.fixture(scope="module", params=range(4))
+def golden_step(request, step):
+    """One recorded step of 64 environments: what was recorded, the state and the timestep that follow here."""
+    recorded = {key.split("/", 1)[1]: GOLDEN[key] for key in GOLDEN.files if key.startswith(f"t{request.param}/")}
+    state = PointMassState(**{name: jnp.asarray(recorded[f"pre/{name}"]) for name in FIELDS})
+    return recorded, *step(state, jnp.asarray(recorded["action"]))
+
+
+def test_rewards_are_embodichains(golden_step):
+    recorded, _, timestep = golden_step
+    np.testing.assert_allclose(timestep.reward, recorded["reward"], rtol=1e-4, atol=1e-5)
+
+
+def test_episodes_end_where_embodichains_do(golden_step):
+    recorded, _, timestep = golden_step
+    np.testing.assert_array_equal(timestep.terminated, recorded["terminated"])
+    np.testing.assert_array_equal(timestep.truncated, recorded["truncated"])
+    np.testing.assert_array_equal(timestep.info["success"], recorded["success"])
+
+
+def test_metrics_are_embodichains_before_the_reset(golden_step):
+    recorded, _, timestep = golden_step
+    assert set(timestep.info["metrics"]) == {k.split("/")[1] for k in recorded if k.startswith("metrics/")}
+    for name, value in timestep.info["metrics"].items():
+        np.testing.assert_allclose(value, recorded[f"metrics/{name}"], rtol=1e-4, atol=1e-5)
+
+
+def test_states_and_observations_are_embodichains_where_the_episode_goes_on(golden_step):
+    recorded, state, timestep = golden_step
+    running = ~(recorded["terminated"] | recorded["truncated"])  # the others were reset with its own numbers
+    assert running.sum() > 40
+    for name in FIELDS:
+        np.testing.assert_allclose(
+            np.asarray(getattr(state, name))[running], recorded[f"post/{name}"][running], rtol=1e-4, atol=1e-5
+        )
+    np.testing.assert_allclose(np.asarray(timestep.obs)[running], recorded["obs"][running], rtol=1e-4, atol=1e-5)
+
+
+def test_the_recorded_steps_hold_a_success_and_a_collision():
+    assert GOLDEN["t0/terminated"].sum() == 6
+    assert sum((GOLDEN[f"t{t}/post/collision_count"] > GOLDEN[f"t{t}/pre/collision_count"]).sum() for t in range(4)) > 0
+
+
+def test_resets_cover_their_ranges_and_stay_in_them(fresh):
+    state, _ = fresh
+    for values, bound in ((state.goal_position, 0.7), (state.position, 0.6)):
+        assert np.abs(values).max() <= bound
+        assert np.abs(values).max() > 0.99 * bound
+        assert np.abs(values.mean(0)).max() < 0.05
+    assert np.abs(state.obstacle_position).max() <= 0.8
+    assert state.obstacle_radius.min() >= 0.08 and state.obstacle_radius.max() <= 0.15
+    assert np.ptp(state.obstacle_radius) > 0.069
+
+
+def test_a_new_episode_starts_at_rest_with_its_counters_at_zero(fresh):
+    state, _ = fresh
+    for name in ("velocity", "last_action", "episode_step", "path_length", "collision_count"):
+        assert not getattr(state, name).any(), name
+
+
+def test_obstacles_keep_their_distance_from_the_goal(fresh):
+    state, _ = fresh
+    distance = np.linalg.norm(state.obstacle_position - state.goal_position[:, None], axis=-1)
+    assert distance.min() > 0.25
+
+
+def test_an_obstacle_that_finds_no_place_goes_opposite_the_goal():
+    state, _ = PointMassRL(obstacle_min_goal_distance=9.0).reset(KEY)
+    np.testing.assert_allclose(state.obstacle_position, np.tile(-0.5 * np.asarray(state.goal_position), (2, 1)))
+
+
+def test_observations_list_the_state_in_embodichains_order(fresh):
+    state, obs = fresh
+    expected = np.concatenate(
+        [
+            state.position,
+            state.velocity,
+            state.goal_position,
+            state.last_action,
+            state.obstacle_position.reshape(-1, 4),
+            state.obstacle_radius,
+        ],
+        axis=-1,
+    )
+    np.testing.assert_array_equal(obs, expected)
+    assert ENV.observation_space.shape == (14,)
+
+
+def test_actions_are_clipped_to_one(step, fresh):
+    state = jax.tree.map(lambda x: jnp.asarray(x[:64]), fresh[0])
+    _, far = step(state, jnp.full((64, 2), 50.0))
+    _, bound = step(state, jnp.ones((64, 2)))
+    np.testing.assert_array_equal(far.obs, bound.obs)
+
+
+@pytest.fixture(scope="module")
+def objective():
+    """Return of eight environments over five steps, as a function of the actions [5, 8, 2]."""
+    state, _ = jax.vmap(ENV.reset)(jax.random.split(jax.random.key(3), 8))
+
+    def total(actions):
+        def one(state, action):
+            state, timestep = jax.vmap(ENV.step, in_axes=(0, 0, None))(state, action, KEY)
+            return state, timestep.reward
+
+        return jax.lax.scan(one, state, actions)[1].sum()
+
+    return jax.jit(total), jax.jit(jax.grad(total))
+
+
+def test_gradients_reach_the_first_action_through_later_steps(objective):
+    _, gradient = objective
+    slope = gradient(jnp.full((5, 8, 2), 0.1))
+    assert jnp.isfinite(slope).all()
+    assert (jnp.abs(slope).max(axis=-1) > 1e-5).all()
+
+
+def test_gradients_are_finite_differences(objective):
+    # of the last action only: earlier ones also enter the next step's smoothness term, where the gradient is cut
+    total, gradient = objective
+    actions = jnp.full((5, 8, 2), 0.1)
+    direction = np.zeros((5, 8, 2), np.float32)
+    direction[4] = np.random.default_rng(0).normal(size=(8, 2))
+    difference = (total(actions + 1e-2 * direction) - total(actions - 1e-2 * direction)) / 2e-2
+    assert float(jnp.sum(gradient(actions) * direction)) == pytest.approx(float(difference), rel=0.02)
+
+
+def test_gradients_at_the_goal_and_at_rest_are_finite():
+    state, _ = ENV.reset(KEY)
+    state = state.replace(position=state.goal_position, obstacle_position=jnp.tile(state.goal_position, (2, 1)))
+    slope = jax.grad(lambda a: ENV.step(state, a, KEY)[1].reward)(jnp.zeros(2))
+    assert jnp.isfinite(slope).all()
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"max_episode_steps": 0}, "max_episode_steps must be > 0, got 0"),
+        ({"obstacle_radius_range": (0.2, 0.1)}, "obstacle_radius_range"),
+        ({"obstacle_radius_range": (0.0, 0.1)}, "obstacle_radius_range"),
+        ({"success_bonus": -1.0}, "success_bonus"),
+        ({"mass": 0.0}, "mass"),
+        ({"dt": 0.0}, "dt"),
+    ],
+)
+def test_wrong_settings_are_refused_by_name(given, text):
+    with pytest.raises(ValueError, match=text):
+        PointMassRL(**given)
+
+
+def test_an_action_of_another_shape_is_refused():
+    state, _ = ENV.reset(KEY)
+    with pytest.raises(ValueError, match=r"\(2,\), got \(3,\)"):
+        ENV.step(state, jnp.zeros(3), KEY)

@@ -1,0 +1,310 @@
+"""Networks start as torch's do and compute what torch's compute; policies work with the functions around them."""
+
+import math
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from ejax.algorithms.ppo import PPOConfig, ppo_update
+from ejax.distributions import ActionSpec, Normal, action_spec
+from ejax.envs.point_mass import PointMassRL
+from ejax.optim import make_optimizer
+from ejax.policies import (
+    MLP,
+    ActorCritic,
+    ActorOnly,
+    NetworkConfig,
+    evaluate_actions,
+    get_action,
+    get_value,
+)
+from ejax.policies.observations import flatten_observation, select_observation
+from ejax.types import TrainState
+from ejax.unroll import reset, unroll
+
+SMALL = NetworkConfig(hidden_sizes=(8, 6), activation="tanh")
+TWO = ActionSpec("normal", (2,))
+KEY = jax.random.key(0)
+OBS = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
+SEEDS = jnp.arange(5, dtype=jnp.uint32)
+
+
+def mlp_params(config, size=3, output_dim=2):
+    return MLP(config, output_dim).init(KEY, jnp.zeros((1, size)))["params"]
+
+
+def numpy_mlp(params, x, activation, *, layernorm=False):
+    for i in range(3):
+        x = x @ np.asarray(params[f"linear_{i}"]["kernel"]) + np.asarray(params[f"linear_{i}"]["bias"])
+        if i == 2:
+            return x
+        if layernorm:
+            x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5)
+        x = activation(x)
+    return x
+
+
+def test_linear_layers_start_as_torchs_do():
+    # U(±1/√fan_in) for weights and biases
+    params = mlp_params(NetworkConfig(hidden_sizes=(400,)), size=100)
+    for layer, fan_in in (("linear_0", 100), ("linear_1", 400)):
+        bound = 1.0 / math.sqrt(fan_in)
+        for leaf in params[layer].values():
+            assert jnp.abs(leaf).max() <= bound
+    kernel = params["linear_0"]["kernel"]
+    assert jnp.abs(kernel).max() > 0.099
+    assert float(kernel.std()) == pytest.approx(0.1 / math.sqrt(3.0), rel=0.02)
+    assert float(jnp.abs(params["linear_0"]["bias"]).max()) > 0.09
+
+
+def test_orthogonal_init_takes_a_gain_for_each_layer():
+    params = mlp_params(NetworkConfig(hidden_sizes=(8, 6), orthogonal_init=(1.4, 0.5, 0.01)))
+    for i, gain in enumerate((1.4, 0.5, 0.01)):
+        kernel = np.asarray(params[f"linear_{i}"]["kernel"])
+        np.testing.assert_allclose(np.linalg.svd(kernel, compute_uv=False), gain, rtol=1e-4)
+        assert not np.asarray(params[f"linear_{i}"]["bias"]).any()
+
+
+def test_orthogonal_init_needs_as_many_gains_as_layers():
+    with pytest.raises(ValueError, match=r"3 Linear layers.*got 2"):
+        NetworkConfig(hidden_sizes=(8, 6), orthogonal_init=(1.0, 0.1))
+
+
+@pytest.mark.parametrize("layernorm", [False, True])
+def test_mlp_is_linear_then_layernorm_then_activation(layernorm):
+    config = NetworkConfig(hidden_sizes=(8, 6), activation="tanh", use_layernorm=layernorm)
+    params = mlp_params(config)
+    expected = numpy_mlp(params, OBS, np.tanh, layernorm=layernorm)
+    np.testing.assert_allclose(MLP(config, 2).apply({"params": params}, OBS), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_layernorm_has_torchs_epsilon():
+    # inputs so alike that the epsilon is what they are divided by
+    config = NetworkConfig(hidden_sizes=(2,), activation="none", use_layernorm=True)
+    params = mlp_params(config, size=2)
+    params["linear_0"] = {"kernel": jnp.eye(2), "bias": jnp.zeros(2)}
+    params["linear_1"] = {"kernel": jnp.eye(2), "bias": jnp.zeros(2)}
+    output = MLP(config, 2).apply({"params": params}, jnp.array([[1e-3, -1e-3]]))
+    np.testing.assert_allclose(output[0], np.array([1e-3, -1e-3]) / math.sqrt(1e-6 + 1e-5), rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "formula"),
+    [
+        ("relu", lambda x: max(x, 0.0)),
+        ("elu", lambda x: x if x > 0 else math.expm1(x)),
+        ("tanh", math.tanh),
+        ("gelu", lambda x: 0.5 * x * (1.0 + math.erf(x / math.sqrt(2.0)))),  # exact, not the tanh approximation
+        ("silu", lambda x: x / (1.0 + math.exp(-x))),
+        ("swish", lambda x: x / (1.0 + math.exp(-x))),
+        ("none", lambda x: x),
+    ],
+)
+def test_activations_are_torchs(name, formula):
+    config = NetworkConfig(hidden_sizes=(), last_activation=name)
+    x = np.linspace(-3.0, 3.0, 13, dtype=np.float32)[:, None]
+    params = {"linear_0": {"kernel": jnp.eye(1), "bias": jnp.zeros(1)}}
+    output = MLP(config, 1).apply({"params": params}, x)
+    np.testing.assert_allclose(output[:, 0], [formula(v) for v in x[:, 0].tolist()], rtol=1e-5, atol=1e-6)
+
+
+def test_an_unknown_activation_is_refused():
+    with pytest.raises(ValueError, match="relu"):
+        NetworkConfig(hidden_sizes=(8,), activation="reLU6")
+
+
+@pytest.fixture(scope="module")
+def dropout():
+    config = NetworkConfig(hidden_sizes=(200,), activation="none", dropout_p=0.25)
+    params = {
+        "linear_0": {"kernel": jnp.zeros((3, 200)), "bias": jnp.ones(200)},
+        "linear_1": {"kernel": jnp.eye(200), "bias": jnp.zeros(200)},
+    }
+    return jax.jit(lambda obs, seed: MLP(config, 200).apply({"params": params}, obs, seed))
+
+
+def test_dropout_scales_what_it_keeps(dropout):
+    units = np.asarray(dropout(OBS, SEEDS))
+    assert set(np.unique(units)) == {np.float32(0.0), np.float32(1.0) / np.float32(0.75)}
+    assert (units == 0.0).mean() == pytest.approx(0.25, abs=0.04)
+
+
+def test_a_row_drops_the_same_units_wherever_it_is_in_the_batch(dropout):
+    shuffled = np.array([3, 1, 4, 0, 2])
+    np.testing.assert_array_equal(dropout(OBS, SEEDS)[shuffled], dropout(OBS[shuffled], SEEDS[shuffled]))
+
+
+def test_rows_with_other_seeds_drop_other_units(dropout):
+    units = np.asarray(dropout(OBS, SEEDS))
+    assert len(np.unique(units, axis=0)) == len(units)
+
+
+def test_dropout_is_off_without_a_seed(dropout):
+    np.testing.assert_array_equal(dropout(OBS, None), np.ones((5, 200)))
+
+
+@pytest.fixture(scope="module")
+def actor_critic():
+    policy = ActorCritic(TWO, SMALL, SMALL, initial_log_std=-0.5)
+    return policy, policy.init(KEY, OBS)
+
+
+def test_actor_critic_is_two_mlps_and_a_log_std(actor_critic):
+    policy, params = actor_critic
+    distribution, value = policy.apply(params, OBS)
+    trained = params["params"]
+    np.testing.assert_allclose(distribution.mean, numpy_mlp(trained["actor"], OBS, np.tanh), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(value, numpy_mlp(trained["critic"], OBS, np.tanh)[:, 0], rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(distribution.log_std, np.full((5, 2), -0.5))
+
+
+def test_get_action_gives_one_row_of_each_for_every_observation(actor_critic):
+    policy, params = actor_critic
+    action, log_prob, value = get_action(policy, params, OBS, KEY)
+    assert (action.shape, log_prob.shape, value.shape) == ((5, 2), (5,), (5,))
+
+
+def test_evaluating_an_action_gives_the_log_prob_it_was_taken_with(actor_critic):
+    policy, params = actor_critic
+    action, log_prob, value = get_action(policy, params, OBS, KEY)
+    again, entropy, value_again = evaluate_actions(policy, params, OBS, action)
+    np.testing.assert_allclose(again, log_prob, rtol=1e-5)
+    np.testing.assert_allclose(value_again, value, rtol=1e-5)
+    np.testing.assert_allclose(get_value(policy, params, OBS), value, rtol=1e-5)
+    np.testing.assert_allclose(entropy, 2 * (0.5 + 0.5 * math.log(2 * math.pi) - 0.5), rtol=1e-5)
+
+
+def test_a_deterministic_action_is_the_mean(actor_critic):
+    policy, params = actor_critic
+    action, *_ = get_action(policy, params, OBS, KEY, deterministic=True)
+    np.testing.assert_allclose(action, policy.apply(params, OBS)[0].mean, rtol=1e-5, atol=1e-6)
+
+
+def test_actor_only_has_no_critic_and_value_zero():
+    policy = ActorOnly(TWO, SMALL)
+    params = policy.init(KEY, OBS)
+    assert set(params["params"]) == {"actor", "log_std"}
+    assert policy.apply(params, OBS)[1].tolist() == [0.0] * 5
+
+
+@pytest.mark.parametrize(
+    ("log_std", "used", "slope"),
+    [(-6.0, -5.0, 0.0), (-5.0, -5.0, 1.0), (0.3, 0.3, 1.0), (2.0, 2.0, 1.0), (3.0, 2.0, 0.0)],
+)
+def test_log_std_is_clamped_as_torch_clamps(actor_critic, log_std, used, slope):
+    policy, params = actor_critic
+
+    def first(x):
+        moved = {"params": {**params["params"], "log_std": jnp.full(2, x)}}
+        return policy.apply(moved, OBS)[0].log_std[0, 0]
+
+    value, gradient = jax.value_and_grad(first)(log_std)
+    assert value == pytest.approx(used)
+    assert gradient == pytest.approx(slope)  # half of the clamp's at its bounds would be jnp.clip's
+
+
+NESTED = {"b": {"y": jnp.ones((4, 1)), "x": jnp.full((4, 2), 2.0)}, "a": jnp.full((4, 3), 3.0)}
+
+
+def test_observations_flatten_depth_first_in_the_order_of_sorted_names():
+    assert flatten_observation(NESTED)[0].tolist() == [3.0, 3.0, 3.0, 2.0, 2.0, 1.0]
+
+
+def test_obs_groups_select_by_path_in_the_order_given():
+    assert select_observation(NESTED, ("b.y", "a"))[0].tolist() == [1.0, 3.0, 3.0, 3.0]
+    assert select_observation(NESTED, ("b",))[0].tolist() == [2.0, 2.0, 1.0]
+
+
+def test_an_obs_group_that_is_not_there_is_named():
+    with pytest.raises(ValueError, match=r"b\.z.*\['x', 'y'\]"):
+        select_observation(NESTED, ("b.z",))
+    with pytest.raises(ValueError, match="no array"):
+        flatten_observation({})
+
+
+def test_actor_and_critic_may_see_different_parts():
+    policy = ActorCritic(TWO, SMALL, SMALL, actor_obs_groups=("a",), critic_obs_groups=("a", "b"))
+    params = policy.init(KEY, NESTED)["params"]
+    assert params["actor"]["linear_0"]["kernel"].shape == (3, 8)
+    assert params["critic"]["linear_0"]["kernel"].shape == (6, 8)
+
+
+@pytest.fixture(scope="module")
+def observed():
+    """A normalizing policy after three batches of observations, and these."""
+    policy = ActorCritic(TWO, SMALL, SMALL, actor_obs_normalization=True, critic_obs_normalization=True)
+    rng = np.random.default_rng(3)
+    batches = [rng.normal(2.0, 3.0, size=(2, rows, 3)).astype(np.float32) for rows in (5, 5, 1)]
+    params = policy.init(KEY, OBS)
+    for batch in batches:
+        _, updated = policy.apply(params, batch, observe=True, mutable=["normalizer"])
+        params = {**params, **updated}
+    return policy, params, np.concatenate([batch.reshape(-1, 3) for batch in batches])
+
+
+def test_normalizer_statistics_are_those_of_all_rows_seen(observed):
+    _, params, rows = observed
+    for name in ("actor_obs_normalizer", "critic_obs_normalizer"):
+        statistics = params["normalizer"][name]
+        assert statistics["count"] == len(rows)
+        np.testing.assert_allclose(statistics["mean"], rows.mean(0), rtol=1e-5)
+        np.testing.assert_allclose(statistics["variance"], rows.var(0), rtol=1e-4)
+
+
+def test_networks_see_observations_normalized_by_the_statistics(observed):
+    policy, params, rows = observed
+    normalized = (OBS - rows.mean(0)) / (rows.std(0) + 1e-2)
+    expected = numpy_mlp(params["params"]["actor"], normalized, np.tanh)
+    np.testing.assert_allclose(policy.apply(params, OBS)[0].mean, expected, rtol=1e-3, atol=1e-4)
+
+
+def test_statistics_stay_unless_told_to_observe(observed):
+    policy, params, _ = observed
+    _, after = policy.apply(params, OBS, mutable=["normalizer"])
+    jax.tree.map(np.testing.assert_array_equal, after["normalizer"], params["normalizer"])
+
+
+def test_discrete_policies_have_logits_and_no_log_std():
+    policy = ActorCritic(action_spec(spaces.Discrete(4)), SMALL, SMALL)
+    params = policy.init(KEY, OBS)
+    assert "log_std" not in params["params"]
+    assert policy.apply(params, OBS)[0].logits.shape == (5, 4)
+    action, log_prob, _ = get_action(policy, params, OBS, KEY)
+    assert action.shape == (5,) and action.dtype == jnp.int32 and (log_prob < 0.0).all()
+
+
+def test_multi_discrete_policies_choose_once_for_each_dimension():
+    policy = ActorCritic(action_spec(spaces.MultiDiscrete([4, 3])), SMALL, SMALL)
+    params = policy.init(KEY, OBS)
+    action, log_prob, _ = get_action(policy, params, OBS, KEY)
+    assert action.shape == (5, 2) and log_prob.shape == (5,)
+    assert (action < jnp.array([[4, 3]])).all()
+    logits, _ = policy.apply(params, OBS)
+    assert [part.logits.shape for part in logits.parts] == [(5, 4), (5, 3)]
+
+
+class Plain(nn.Module):
+    """A user's module: no keyword arguments, nothing of ejax but a distribution."""
+
+    @nn.compact
+    def __call__(self, obs):
+        log_std = self.param("log_std", nn.initializers.zeros, (2,))
+        mean = nn.Dense(2)(obs)
+        return Normal(mean, jnp.broadcast_to(log_std, mean.shape)), nn.Dense(1)(obs)[..., 0]
+
+
+def test_a_plain_linen_module_acts_unrolls_and_learns():
+    policy, env, config = Plain(), PointMassRL(), PPOConfig(n_epochs=1, batch_size=8)
+    optimizer = make_optimizer(config.optimizer)
+    carry = reset(env, KEY, 4)
+    params = policy.init(KEY, carry.obs)
+    assert get_action(policy, params, carry.obs, KEY)[0].shape == (4, 2)
+    rollout, _ = unroll(policy, env, params, carry, KEY, num_steps=2)
+    state = TrainState(step=jnp.zeros((), jnp.int32), params=params, opt_state=optimizer.init(params["params"]))
+    state, _ = ppo_update(state, rollout, KEY, policy=policy, optimizer=optimizer, config=config)
+    moved = jax.tree.map(lambda a, b: bool((a != b).any()), params["params"], state.params["params"])
+    assert all(jax.tree.leaves(moved))

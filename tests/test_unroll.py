@@ -1,0 +1,173 @@
+"""Stepping with automatic resets, and rollouts: a counter environment tells exactly what happened."""
+
+from dataclasses import dataclass
+
+import gymnasium
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import struct
+
+from ejax.distributions import Normal
+from ejax.types import Timestep
+from ejax.unroll import EnvCarry, reset, step, unroll
+
+KEY = jax.random.key(0)
+
+
+@dataclass(frozen=True)
+class Counter:
+    """State and observation: [episode's tag, steps taken]. Action 0 goes on, 1 terminates; cut off after ``limit``."""
+
+    limit: int = 3
+
+    @property
+    def observation_space(self):
+        return gymnasium.spaces.Box(-np.inf, np.inf, (2,))
+
+    @property
+    def action_space(self):
+        return gymnasium.spaces.Box(-np.inf, np.inf, (1,))
+
+    @property
+    def max_episode_steps(self):
+        return self.limit
+
+    def reset(self, key):
+        obs = jnp.array([1.0, 0.0]) * jax.random.uniform(key, minval=1.0, maxval=2.0)
+        return obs, obs
+
+    def step(self, state, action, key):
+        del key
+        state = state + jnp.array([0.0, 1.0])
+        return state, Timestep(
+            obs=state,
+            reward=state[1],
+            terminated=action[0] > 0.5,
+            truncated=state[1] >= self.limit,
+            info={"success": action[0] > 0.5},
+        )
+
+
+@struct.dataclass
+class Scripted:
+    """Acts 0 (or, with noise, around it); V(obs) = 10·tag + steps."""
+
+    log_std: float = struct.field(pytree_node=False, default=-20.0)
+
+    def init(self, key, obs):
+        del key, obs
+        return {"params": {"gain": jnp.asarray(10.0)}}
+
+    def apply(self, params, obs):
+        mean = jnp.zeros_like(obs[..., :1])
+        value = params["params"]["gain"] * obs[..., 0] + obs[..., 1]
+        return Normal(mean, jnp.full_like(mean, self.log_std)), value
+
+
+ENV, POLICY = Counter(), Scripted()
+PARAMS = POLICY.init(KEY, None)
+
+
+@pytest.fixture(scope="module")
+def jitted_step():
+    return jax.jit(lambda carry, action, key: step(ENV, carry, action, key))
+
+
+def at(tags, steps):
+    obs = jnp.stack([jnp.asarray(tags, jnp.float32), jnp.asarray(steps, jnp.float32)], axis=-1)
+    return EnvCarry(state=obs, obs=obs)
+
+
+def test_rows_that_ended_start_anew_and_the_others_go_on(jitted_step):
+    carry, timestep = jitted_step(at([5, 6, 7], [0, 1, 2]), jnp.array([[1.0], [0.0], [0.0]]), KEY)
+    assert timestep.terminated.tolist() == [True, False, False]
+    assert timestep.truncated.tolist() == [False, False, True]
+    assert timestep.final_obs.tolist() == [[5.0, 1.0], [6.0, 2.0], [7.0, 3.0]]
+    assert timestep.obs[1].tolist() == [6.0, 2.0]
+    for row in (0, 2):
+        assert 1.0 <= timestep.obs[row, 0] < 2.0 and timestep.obs[row, 1] == 0.0
+    np.testing.assert_array_equal(carry.obs, timestep.obs)
+    np.testing.assert_array_equal(carry.state, timestep.obs)
+
+
+def test_rewards_and_info_are_those_of_the_ended_episode(jitted_step):
+    _, timestep = jitted_step(at([5, 6], [2, 0]), jnp.array([[1.0], [0.0]]), KEY)
+    assert timestep.reward.tolist() == [3.0, 1.0]
+    assert timestep.info["success"].tolist() == [True, False]
+
+
+def test_nothing_is_reset_while_no_episode_ends(jitted_step):
+    carry, timestep = jitted_step(at([5, 6], [0, 1]), jnp.zeros((2, 1)), KEY)
+    assert carry.obs.tolist() == [[5.0, 1.0], [6.0, 2.0]]
+    np.testing.assert_array_equal(timestep.final_obs, timestep.obs)
+
+
+def test_resets_are_behind_one_condition_for_the_batch():
+    text = str(jax.make_jaxpr(lambda *x: step(ENV, *x))(at([5], [0]), jnp.zeros((1, 1)), KEY))
+    assert text.count("cond[") == 1
+
+
+def test_environments_reset_independently():
+    carry = reset(ENV, KEY, 50)
+    assert len(np.unique(carry.obs[:, 0])) == 50
+
+
+@pytest.fixture(scope="module")
+def rollout():
+    """Eight steps of two environments that are cut off after every third step, the second one step ahead."""
+    return unroll(POLICY, ENV, PARAMS, at([5, 6], [0, 1]), KEY, num_steps=8)[0]
+
+
+def test_a_rollout_follows_its_episodes(rollout):
+    assert rollout.obs[:, 0, 1].tolist() == [0, 1, 2, 0, 1, 2, 0, 1]
+    assert rollout.obs[:, 1, 1].tolist() == [1, 2, 0, 1, 2, 0, 1, 2]
+    assert rollout.truncated[:, 0].tolist() == [False, False, True, False, False, True, False, False]
+    assert rollout.reward[:, 0].tolist() == [1, 2, 3, 1, 2, 3, 1, 2]
+    np.testing.assert_array_equal(rollout.done, rollout.truncated)
+
+
+def test_the_next_value_of_a_cut_off_step_is_that_of_the_final_observation(rollout):
+    tags, steps = rollout.obs[..., 0], rollout.obs[..., 1]
+    # the tag is still the old episode's: V(the reset observation) would be 10·new tag
+    np.testing.assert_allclose(rollout.next_value, 10.0 * tags + steps + 1.0, rtol=1e-6)
+    np.testing.assert_allclose(rollout.value, 10.0 * tags + steps, rtol=1e-6)
+
+
+def test_the_next_value_within_an_episode_is_the_next_steps_value(rollout):
+    within = ~np.asarray(rollout.done)[:-1]
+    np.testing.assert_allclose(rollout.next_value[:-1][within], rollout.value[1:][within])
+
+
+def test_a_rollout_goes_on_where_the_last_one_stopped(rollout):
+    first, carry = unroll(POLICY, ENV, PARAMS, at([5, 6], [0, 1]), KEY, num_steps=4)
+    second, _ = unroll(POLICY, ENV, PARAMS, carry, KEY, num_steps=4)
+    both = np.concatenate([first.obs[..., 1], second.obs[..., 1]])
+    np.testing.assert_array_equal(both, rollout.obs[..., 1])
+
+
+@pytest.fixture(scope="module")
+def noisy():
+    """The rollout that a policy with noise makes with a key."""
+    return lambda key: unroll(Scripted(-2.0), ENV, PARAMS, at([5, 6], [0, 1]), key, num_steps=4)[0]
+
+
+def test_the_same_key_gives_the_same_rollout_bit_by_bit(noisy):
+    jax.tree.map(np.testing.assert_array_equal, noisy(KEY), noisy(KEY))
+
+
+def test_another_key_gives_another_rollout(noisy):
+    assert (noisy(KEY).action != noisy(jax.random.key(1)).action).all()
+
+
+def test_no_two_actions_share_their_noise(noisy):
+    assert len(np.unique(noisy(KEY).action)) == 8
+
+
+def test_log_prob_and_extras_are_the_acting_distributions(noisy):
+    rollout = noisy(KEY)
+    z = np.asarray(rollout.action)[..., 0] / np.exp(-2.0)
+    np.testing.assert_allclose(rollout.log_prob, -0.5 * z**2 + 2.0 - 0.5 * np.log(2 * np.pi), rtol=1e-5)
+    assert rollout.extras["distribution"].mean.shape == (4, 2, 1)
+    assert rollout.extras["info"]["success"].shape == (4, 2)
