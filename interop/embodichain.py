@@ -1,0 +1,130 @@
+"""Move training between EmbodiChain and ejax: checkpoints of one become checkpoints of the other.
+
+From ejax to EmbodiChain:
+
+    python -m interop.embodichain to-pt RUN --out FILE.pt
+
+    --layout 0.3 (default)  the policy, the optimizer and the schedule, as EmbodiChain 0.3 resumes from:
+                            ``embodichain train-rl --config … --resume FILE.pt``. It warns that the file cannot prove
+                            that it is of this very config; with ``--like ITS.pt``, any checkpoint of that config by
+                            EmbodiChain itself (such as the one that training came from), it can: schema 2, no warning
+    --layout head           what the trainer of 0.2 writes (it cannot resume)
+    --layout seed           global_step and policy only: what every version's policy loads
+
+The policy of each version loads each of these with ``load_state_dict(torch.load(FILE)["policy"], strict=True)``.
+
+From EmbodiChain to ejax, from a file of any version:
+
+    python -m interop.embodichain from-pt FILE.pt --config train.yaml --run DIR
+    python -m ejax.train --run DIR --resume latest
+
+The first makes an ordinary run folder with one checkpoint, the second goes on with it: parameters, normalizers,
+optimizer moments, learning rate, schedule and step count are the file's. Environments start new episodes, as they do
+when EmbodiChain resumes, and the search for the best evaluation starts anew. ``--policy-only`` takes the parameters
+alone and starts a new training from them, at step 0.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from ejax.build import build
+from ejax.checkpoint import CheckpointError, load_checkpoint, verify_checkpoint
+from ejax.config import ConfigError, RunConfig, load_config
+from ejax.device import prepare_jax
+from ejax.run_dir import create_run_directory, open_run_directory
+from interop.pt_file import read_pt, write_pt
+from interop.pt_state import Layout, pt_payload, restore, rows_per_update
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command line. Returns the exit code."""
+    args = _parser().parse_args(argv)
+    try:
+        if args.command == "to-pt":
+            export_pt(args.run, args.out, checkpoint=args.checkpoint, layout=args.layout, like=args.like)
+            print(f"wrote {args.out}")
+        else:
+            config = load_config(args.config)
+            for note in import_pt(args.file, config, args.run, policy_only=args.policy_only):
+                print(f"note: {note}")
+            print(f"go on with: python -m ejax.train --run {args.run} --resume latest")
+    except (CheckpointError, ConfigError, FileExistsError, FileNotFoundError, TypeError, ValueError) as error:
+        print(f"interop.embodichain: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def export_pt(
+    run: Path, out: Path, *, checkpoint: str = "latest", layout: Layout = "0.3", like: Path | None = None
+) -> Path:
+    """Write a checkpoint of an ejax run as EmbodiChain's ``out``.
+
+    Args:
+        checkpoint: ``latest``, ``best`` or a path.
+        like: a checkpoint that EmbodiChain 0.3 wrote of the same config: the new one is then of schema 2.
+
+    Raises:
+        ValueError: EmbodiChain has no such policy or optimizer, or would act otherwise with these parameters.
+        CheckpointError: there is no such checkpoint, or it is damaged.
+    """
+    prepare_jax("cpu")
+    directory, config = open_run_directory(run)
+    if checkpoint in ("latest", "best"):
+        path = directory.find(checkpoint, lambda text: print(text, file=sys.stderr))
+    else:
+        path = verify_checkpoint(Path(checkpoint)).path
+    parts = build(config)
+    state, meta = load_checkpoint(path, parts.state)
+    return write_pt(out, pt_payload(config, parts, state, meta, layout=layout, like=like))
+
+
+def import_pt(file: Path, config: RunConfig, run: Path, *, policy_only: bool = False) -> list[str]:
+    """Make the folder ``run`` of an ejax run that goes on from EmbodiChain's ``file``.
+
+    Returns:
+        What could not be taken over, or only in part.
+
+    Raises:
+        ValueError: not a checkpoint of the config's policy and optimizer. FileExistsError: ``run`` is a run already.
+    """
+    prepare_jax("cpu")
+    saved = read_pt(file)
+    state, notes = restore(saved, config, build(config), policy_only=policy_only)
+    directory = create_run_directory(config, run)
+    num_updates = int(state.update)
+    meta = {
+        "global_step": num_updates * rows_per_update(config),
+        "num_updates": num_updates,
+        "best_eval_value": None,  # the file does not hold the policy that it belongs to
+        "last_eval_metrics": {},
+        "config": config.to_dict(),
+        "imported_from": str(file),
+    }
+    directory.save(state, meta, keep=config.trainer.keep_checkpoints)
+    return notes
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "python -m interop.embodichain", description="Checkpoints to and from EmbodiChain."
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    to_pt = commands.add_parser("to-pt", help="from a run of ejax to EmbodiChain's .pt file")
+    to_pt.add_argument("run", type=Path, metavar="RUN", help="the run's folder")
+    to_pt.add_argument("--out", type=Path, required=True, metavar="FILE.pt")
+    to_pt.add_argument("--checkpoint", default="latest", metavar="latest|best|PATH")
+    to_pt.add_argument("--layout", default="0.3", choices=("0.3", "head", "seed"), help="EmbodiChain's version")
+    to_pt.add_argument(
+        "--like", type=Path, metavar="FILE.pt", help="a checkpoint by EmbodiChain 0.3 of the same config"
+    )
+    from_pt = commands.add_parser("from-pt", help="from EmbodiChain's .pt file to a run of ejax")
+    from_pt.add_argument("file", type=Path, metavar="FILE.pt")
+    from_pt.add_argument("--config", type=Path, required=True, metavar="FILE", help="of the training, JSON or YAML")
+    from_pt.add_argument("--run", type=Path, required=True, metavar="DIR", help="the run's folder, to be made")
+    from_pt.add_argument("--policy-only", action="store_true", help="start a new training from the file's parameters")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
