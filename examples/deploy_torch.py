@@ -1,0 +1,35 @@
+"""Drive the PushCube task with an exported policy in torch. Needs torch, numpy and mujoco; neither jax nor ejax.
+
+python -m interop.export RUN --to exported
+python examples/deploy_torch.py exported        # the return of: python -m ejax.evaluate RUN --episodes 1
+"""
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from push_cube_mujoco import play
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Drive the PushCube task with an exported policy in torch.")
+    parser.add_argument("directory", type=Path, metavar="DIR", help="what interop.export wrote")
+    parser.add_argument("--torchscript", action="store_true", help="load policy.torchscript instead of policy.pt2")
+    args = parser.parse_args()
+    if args.torchscript:
+        policy = torch.jit.load(args.directory / "policy.torchscript")
+    else:
+        policy = torch.export.load(args.directory / "policy.pt2").module()
+
+    @torch.no_grad()
+    def act(obs: NDArray[np.float32]) -> NDArray[np.float32]:
+        action, _mean, _log_std = policy(torch.from_numpy(obs))
+        return action.numpy()
+
+    play(args.directory, act)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,243 @@
+"""``python -m interop.export RUN --to DIR``: a trained policy for the world outside, with proof that it is the same.
+
+<DIR>/
+    policy.{pt,safetensors,pt2,onnx,torchscript,stablehlo}     as asked for by --formats
+    policy.json         what the policy is (``interop.policy_spec``); makes the torch twin with policy.pt
+    contract.json       what goes in and what comes out (``interop.contract``)
+    observations.npz    the observations it was checked on, with JAX's answers
+    parity.json         the errors of each artefact, what was allowed, SHA-256 of each file, versions
+
+``python -m interop.verify DIR`` repeats the check, without jax if need be.
+"""
+
+import argparse
+import importlib.util
+import json
+import os
+import platform
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import gymnasium
+import jax
+import numpy as np
+
+from ejax.build import build_env
+from ejax.checkpoint import CheckpointError, verify_checkpoint
+from ejax.config import ConfigError
+from ejax.device import prepare_jax
+from ejax.evaluate import load_policy
+from ejax.policies import ActorCritic, ActorOnly, NetworkConfig
+from ejax.run_dir import open_run_directory
+from ejax.types import Env
+from interop.artefacts import FORMATS, library_versions
+from interop.cases import Bounds, draw_cases, leaves_of, observe
+from interop.contract import make_contract
+from interop.parity import Case, ParityError, save_cases
+from interop.policy_spec import NetworkSpec, PolicySpec
+from interop.verify import check_artefacts, format_table, raise_on_problems, sha256
+from interop.weights import state_dict_from_params
+from interop.write_artefacts import WRITERS, Trained
+
+Clipping = Literal["auto", "space", "none"]
+
+
+class MissingPackageError(RuntimeError):
+    """A format was asked for whose packages are not installed."""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command line. Returns the exit code: 0, 1 for a mismatch, 2 for anything that cannot be exported."""
+    args = _parser().parse_args(argv)
+    try:
+        report = export_run(args.run, args.to, args.formats.split(","), checkpoint=args.checkpoint, clipping=args.clip)
+    except ParityError as error:
+        print(f"interop.export: {error}", file=sys.stderr)
+        return 1
+    except (CheckpointError, ConfigError, MissingPackageError, FileNotFoundError, FileExistsError, ValueError) as error:
+        print(f"interop.export: {error}", file=sys.stderr)
+        return 2
+    print(format_table(report["artefacts"]))
+    print(f"action clipping: {report['clipping']}")
+    print(f"{args.to / 'parity.json'}  sha256 {sha256(args.to / 'parity.json')}")
+    return 0
+
+
+def export_run(
+    run: Path, to: Path, formats: Sequence[str], *, checkpoint: str | None = None, clipping: Clipping = "auto"
+) -> dict[str, Any]:
+    """Export a checkpoint of a run into the new folder ``to``, which appears only if every artefact passed.
+
+    Args:
+        checkpoint: ``best``, ``latest`` or a path. None: the best one, or the latest where there is no best.
+        clipping: of a normal's actions to the env's action space. ``auto``: only if the env itself acts on clipped
+            actions, so that the exported policy does what was trained.
+
+    Returns:
+        What ``parity.json`` holds.
+
+    Raises:
+        ParityError: an artefact does not answer as JAX does.
+        MissingPackageError: a package that one of the formats needs is not installed.
+        ValueError: an unknown format, or a policy that has no torch twin.
+        FileExistsError: ``to`` is there already.
+    """
+    _check_formats(formats)
+    if to.exists() and any(to.iterdir()):
+        raise FileExistsError(f"{to} holds files already; give a new folder by --to")
+    directory, config = open_run_directory(run)
+    prepare_jax("cpu")
+    if checkpoint is None:
+        checkpoint = "best" if directory.best() else "latest"
+    if checkpoint in ("best", "latest"):
+        path = directory.find(checkpoint, lambda text: print(f"interop.export: {text}", file=sys.stderr))
+    else:
+        path = Path(checkpoint)
+    step = verify_checkpoint(path).meta["global_step"]
+    env = build_env(config)
+    policy, params = load_policy(config, env, path)
+    if not isinstance(policy, ActorCritic | ActorOnly):
+        raise ValueError(f"policies of the class {type(policy).__name__} have no torch twin: ActorCritic, ActorOnly do")
+    spec = spec_of(policy, env)
+    bounds = _finite_bounds(env.action_space) if spec.head == "normal" else None
+    seen, harmless = observe(policy, env, params, bounds)
+    clips, reason = _decide_clipping(clipping, bounds, harmless, spec)
+    spec = replace(spec, clip=bounds if clips else None)
+    cases = draw_cases(policy, params, spec, seen, env.observation_space)
+    trained = Trained(policy, params, spec, state_dict_from_params(policy, params), step)
+    contract = make_contract(config, env, spec, seen, reason)
+    return _write(to, formats, trained, contract, cases, {"checkpoint": path.name, "clipping": reason})
+
+
+def spec_of(policy: ActorCritic | ActorOnly, env: Env) -> PolicySpec:
+    """What the twin needs to know of a policy, without its weights."""
+    obs = jax.eval_shape(lambda: env.reset(jax.random.key(0))[1])
+    observation = {name: int(x.shape[-1]) for name, x in leaves_of(obs).items()}
+    action = policy.action_spec
+    critic = None
+    if isinstance(policy, ActorCritic):
+        critic = _network_spec(policy.critic, policy.critic_obs_groups, policy.critic_obs_normalization, observation)
+    return PolicySpec(
+        observation=observation,
+        actor=_network_spec(policy.actor, policy.actor_obs_groups, policy.actor_obs_normalization, observation),
+        critic=critic,
+        head=action.kind,
+        sizes=action.sizes,
+        low=action.low,
+        high=action.high,
+        log_std_range=policy.log_std_range,
+    )
+
+
+def _network_spec(
+    network: NetworkConfig, groups: tuple[str, ...], normalized: bool, observation: Mapping[str, int]
+) -> NetworkSpec:
+    inside = [[name for name in observation if name == group or name.startswith(f"{group}.")] for group in groups]
+    return NetworkSpec(
+        inputs=tuple(name for names in inside for name in names) if groups else tuple(observation),
+        normalized=normalized,
+        hidden_sizes=network.hidden_sizes,
+        activation=network.activation,
+        last_activation=network.last_activation,
+        use_layernorm=network.use_layernorm,
+        dropout_p=network.dropout_p,
+    )
+
+
+def _finite_bounds(space: gymnasium.Space) -> Bounds | None:
+    if not isinstance(space, gymnasium.spaces.Box):
+        return None
+    if not (np.isfinite(space.low).all() and np.isfinite(space.high).all()):
+        return None
+    return tuple(space.low.ravel().tolist()), tuple(space.high.ravel().tolist())
+
+
+def _decide_clipping(clipping: Clipping, bounds: Bounds | None, harmless: bool, spec: PolicySpec) -> tuple[bool, str]:
+    """Whether to clip, and why, for the contract."""
+    if spec.head != "normal":
+        return False, f"none: {spec.head} actions are inside their space"
+    if bounds is None:
+        return False, "none: the action space has no finite bounds"
+    if clipping == "none":
+        return False, "none: switched off"
+    if harmless:
+        return True, "to the action space, as the environment does"
+    if clipping == "space":
+        return True, "to the action space, as asked for; the environment does not, so this is not the trained policy"
+    return False, "none: the environment acts on actions beyond its action space, which clipping would change"
+
+
+def _write(
+    to: Path,
+    formats: Sequence[str],
+    trained: Trained,
+    contract: dict[str, Any],
+    cases: list[Case],
+    facts: dict[str, Any],
+) -> dict[str, Any]:
+    """Write and check everything beside ``to``, then move it there. Returns the certificate."""
+    to.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=to.parent, prefix=f".partial-{to.name}-") as scratch:
+        made = Path(scratch) / "export"
+        made.mkdir()
+        (made / "policy.json").write_text(trained.spec.to_json())
+        (made / "contract.json").write_text(json.dumps(contract, indent=2))
+        save_cases(made / "observations.npz", cases)
+        for name in formats:
+            WRITERS[name](made / FORMATS[name].file, trained)
+        artefacts = check_artefacts(made, trained.spec, cases, formats)
+        raise_on_problems(artefacts)
+        report = {
+            "schema_version": 1,
+            "global_step": trained.global_step,
+            **facts,
+            "rows": {case.name: len(case.expected["action"]) for case in cases},
+            "tolerance": {case.name: dict(case.tolerance) for case in cases},
+            "artefacts": artefacts,
+            "sha256": {file.name: sha256(file) for file in sorted(made.iterdir())},
+            "versions": {"python": platform.python_version(), "machine": platform.machine(), **library_versions()},
+        }
+        (made / "parity.json").write_text(json.dumps(report, indent=2))
+        if to.exists():
+            to.rmdir()  # empty, and os.replace does not replace a folder everywhere
+        os.replace(made, to)
+    return report
+
+
+def _check_formats(formats: Sequence[str]) -> None:
+    unknown = [name for name in formats if name not in FORMATS]
+    if unknown or not formats:
+        raise ValueError(f"--formats: unknown {', '.join(unknown) or 'empty list'}; allowed: {', '.join(FORMATS)}")
+    for name in formats:
+        needs = FORMATS[name].missing()
+        if name == "onnx" and importlib.util.find_spec("onnx") is None:
+            needs.append("onnx")
+        if needs:
+            others = [n for n in formats if n != name] or ["stablehlo"]
+            raise MissingPackageError(
+                f"the format {name} needs {' and '.join(needs)}: pip install {' '.join(needs)}, "
+                f"or leave it out: --formats {','.join(others)}"
+            )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("python -m interop.export", description="Export a trained policy, with proof.")
+    parser.add_argument("run", type=Path, metavar="RUN", help="the run's folder")
+    parser.add_argument("--checkpoint", metavar="best|latest|PATH", help="default: best, or latest if there is none")
+    parser.add_argument("--to", type=Path, required=True, metavar="DIR", help="a new folder")
+    parser.add_argument("--formats", default=",".join(FORMATS), metavar="A,B", help=f"of {','.join(FORMATS)}")
+    parser.add_argument(
+        "--clip",
+        choices=("auto", "space", "none"),
+        default="auto",
+        help="actions to the env's action space: auto (default) where the env itself does so, always, or never",
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,168 @@
+"""How far an artefact's answers are from JAX's, and how far they may be.
+
+For each row r of a case and each output y
+
+    |y − y_JAX|  ≤  tolerance · max(1, ‖y_JAX[r]‖∞),      tolerance = min(max(4·ρ, 2⁻¹⁹), 10⁻⁴)
+
+where ρ is JAX's own rounding error on the same case, relative in the same way, measured against JAX in float64. The
+artefact sums the same float32 numbers in another order, so its error is of the size of ρ and independent of it:
+together 2ρ, and twice that as both are maxima over finite samples. The floor, 16 steps of float32, is for cases so
+small that ρ is 0 by luck. The cap is there because a wrong GELU or LayerNorm epsilon begins to show at about 10⁻⁴.
+
+Where actions are choices, a row may differ from JAX's only if the logits tie: the chosen one's logit is within
+2·tolerance of the best one's. A NaN has to come out exactly where it comes out of JAX.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from interop.policy_spec import PolicySpec
+
+FloatArray: TypeAlias = NDArray[np.float32]
+Arrays: TypeAlias = dict[str, NDArray[Any]]
+Run: TypeAlias = Callable[[list[FloatArray]], list[NDArray[Any]]]
+"""An artefact: the arrays ``spec.actor.inputs`` [B, F] in, the arrays ``spec.outputs`` [B, ...] out."""
+
+BATCH_SIZES = (1, 2, 7, 1024)
+_FLOOR = 2.0**-19
+_CAP = 1e-4
+
+
+class ParityError(RuntimeError):
+    """An artefact that does not answer as JAX does."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """Observations of one kind, and what JAX answers to them."""
+
+    name: str
+    observation: Arrays
+    """Of the actor's inputs: [B, F] float32 each."""
+    expected: Arrays
+    """``spec.outputs``: [B, ...]"""
+    tolerance: Mapping[str, float]
+    """Of each floating-point output, relative to max(1, the row's largest magnitude)."""
+
+
+def tolerance(expected: FloatArray, exact: NDArray[np.float64]) -> float:
+    """What the formula above allows, from JAX's answers in float32 and in float64."""
+    error = np.abs(expected - exact) / _scale(expected)
+    rounding = np.nanmax(error, initial=0.0)
+    return float(min(max(4.0 * rounding, _FLOOR), _CAP))
+
+
+def compare(run: Run, case: Case, spec: PolicySpec) -> dict[str, dict[str, float]]:
+    """The largest errors of each output over all rows, in one batch and in batches of ``BATCH_SIZES``.
+
+    Returns:
+        ``{output: {"max_abs", "max_rel", "max_ulp", "max_row_ulp", "of_allowed"}}``. ULP: how many float32 numbers
+        apart. Tiny numbers lie dense, so ``max_row_ulp`` counts in the spacing at max(1, the row's largest magnitude).
+        ``of_allowed`` above 1 is a mismatch.
+
+    Raises:
+        ParityError: outputs of other shapes, dtypes or with other NaNs than JAX's.
+    """
+    worst: dict[str, dict[str, float]] = {}
+    for rows in _batches(case):
+        answers = run([case.observation[name][:rows] for name in spec.actor.inputs])
+        if len(answers) != len(spec.outputs):
+            raise ParityError(f"{len(answers)} outputs where {spec.outputs} were expected")
+        for name, answer in zip(spec.outputs, answers, strict=True):
+            errors = _errors(name, np.asarray(answer), case, rows, spec)
+            before = worst.setdefault(name, errors)
+            worst[name] = {key: max(value, before[key]) for key, value in errors.items()}
+    return worst
+
+
+def save_cases(path: Path, cases: list[Case]) -> None:
+    arrays = {f"{case.name}/observation/{name}": x for case in cases for name, x in case.observation.items()}
+    arrays |= {f"{case.name}/expected/{name}": x for case in cases for name, x in case.expected.items()}
+    with path.open("wb") as file:
+        np.savez_compressed(file, **arrays)  # type: ignore[arg-type]  # numpy's stub takes the names for its options
+
+
+def load_cases(path: Path, tolerances: Mapping[str, Mapping[str, float]]) -> list[Case]:
+    """The cases of ``save_cases``; their tolerances are kept in ``parity.json``."""
+    with np.load(path, allow_pickle=False) as file:
+        arrays = {name: file[name] for name in file.files}
+
+    def part(case: str, kind: str) -> Arrays:
+        prefix = f"{case}/{kind}/"
+        return {name.removeprefix(prefix): x for name, x in arrays.items() if name.startswith(prefix)}
+
+    return [Case(name, part(name, "observation"), part(name, "expected"), t) for name, t in tolerances.items()]
+
+
+def _batches(case: Case) -> Iterator[int]:
+    rows = len(next(iter(case.observation.values())))
+    yield rows
+    yield from (size for size in BATCH_SIZES if size < rows)
+
+
+def _errors(name: str, answer: NDArray[Any], case: Case, rows: int, spec: PolicySpec) -> dict[str, float]:
+    expected = case.expected[name][:rows]
+    if (answer.shape, answer.dtype) != (expected.shape, expected.dtype):
+        raise ParityError(
+            f"{name} is {answer.dtype}{list(answer.shape)} in a batch of {rows}, "
+            f"JAX gives {expected.dtype}{list(expected.shape)}"
+        )
+    if name == "action" and not spec.continuous:
+        return _choice_errors(answer, expected, case, rows, spec)
+    hidden = np.isnan(answer) != np.isnan(expected)
+    if hidden.any():
+        row = int(np.argwhere(hidden)[0][0])
+        raise ParityError(f"{name} is {answer[row]} in row {row} of '{case.name}', JAX gives {expected[row]}")
+    error = np.abs(answer.astype(np.float64) - expected)
+    scale = _scale(expected)
+    relative = error / np.maximum(np.abs(expected), np.finfo(np.float32).tiny)
+    return {
+        "max_abs": _largest(error),
+        "max_rel": _largest(relative),
+        "max_ulp": _largest(np.where(np.isnan(error), np.nan, np.abs(_steps(answer) - _steps(expected)))),
+        "max_row_ulp": _largest(error / np.spacing(scale.astype(np.float32))),
+        "of_allowed": _largest(error / (case.tolerance[name] * scale)),
+    }
+
+
+def _choice_errors(
+    answer: NDArray[Any], expected: NDArray[Any], case: Case, rows: int, spec: PolicySpec
+) -> dict[str, float]:
+    """Errors of choices: by how much the chosen logit is below the best one."""
+    logits = case.expected["logits"][:rows]
+    scale = _scale(logits)[..., 0]
+    parts = np.split(logits, np.cumsum(spec.sizes)[:-1], axis=-1)
+    regret = np.zeros(rows)
+    for part, choice in zip(parts, answer.reshape(rows, -1).T, strict=True):
+        chosen = np.take_along_axis(part, np.clip(choice, 0, part.shape[-1] - 1)[:, None], axis=-1)[:, 0]
+        inside = (choice >= 0) & (choice < part.shape[-1])
+        regret = np.maximum(regret, np.where(inside, part.max(axis=-1) - chosen, np.inf))
+    difference = np.abs(answer.astype(np.int64) - expected)
+    return {
+        "max_abs": _largest(difference),
+        "max_rel": _largest(regret / scale),
+        "max_ulp": _largest(difference),
+        "max_row_ulp": _largest(regret / np.spacing(scale.astype(np.float32))),
+        "of_allowed": _largest(regret / (2.0 * case.tolerance["logits"] * scale)),
+    }
+
+
+def _scale(expected: NDArray[Any]) -> NDArray[np.float64]:
+    """[B, 1]: the row's largest magnitude, at least 1."""
+    return np.fmax.reduce(np.abs(expected.astype(np.float64)), axis=-1, keepdims=True, initial=1.0)
+
+
+def _steps(x: NDArray[Any]) -> NDArray[np.int64]:
+    """The float32's place in the ordered list of all of them: differences count units in the last place."""
+    bits = np.ascontiguousarray(x).view(np.int32).astype(np.int64)
+    return np.where(bits < 0, -(2**31) - bits, bits)
+
+
+def _largest(x: NDArray[Any]) -> float:
+    finite = x[~np.isnan(x)]
+    return float(finite.max()) if finite.size else 0.0
