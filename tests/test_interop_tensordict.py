@@ -1,0 +1,274 @@
+"""Rollouts in EmbodiChain's layouts: there and back without a changed bit; its observation helpers."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ejax.distributions import Categorical, MultiCategorical, Normal, TanhNormal
+from ejax.types import Rollout
+from interop.tensordict import (
+    dict_to_tensordict,
+    flatten_dict_observation,
+    rollout_from_dict,
+    rollout_from_tensordict,
+    rollout_to_dict,
+    rollout_to_tensordict,
+)
+
+LAYOUTS = ("head", "pr122", "seed")
+DTYPES = ("float32", "float16", "bfloat16", "bool", "int8", "uint8", "int16", "int32", "uint16", "uint32")
+OBS_SHAPES = (
+    (3,),
+    {"goal": (2,), "robot": {"qpos": (3,), "camera": (2, 2, 3)}},
+    {"obs": (3,), "critic_obs": (5,)},
+    {"empty": (0,), "scalar": ()},
+)
+KINDS = ("none", "normal", "tanh_normal", "categorical", "multi_categorical")
+
+
+def array(rng, shape, dtype="float32"):
+    return jnp.asarray(rng.normal(scale=50.0, size=shape).astype(dtype))
+
+
+def distribution(kind, array):
+    mean, log_std = array((2,)), array((2,)) / 50.0
+    return {
+        "normal": Normal(mean, log_std),
+        "tanh_normal": TanhNormal(Normal(mean, log_std), array((2,)), array((2,))),
+        "categorical": Categorical(array((4,))),
+        "multi_categorical": MultiCategorical((Categorical(array((4,))), Categorical(array((2,))))),
+    }[kind]
+
+
+def make_rollout(num_steps=3, num_envs=2, shapes=OBS_SHAPES[1], dtype="float32", kind="none", seed=0):
+    rng = np.random.default_rng(seed)
+    batch = (num_steps, num_envs)
+
+    def obs(lead):
+        return jax.tree.map(lambda s: array(rng, (*lead, *s), dtype), shapes, is_leaf=lambda s: isinstance(s, tuple))
+
+    extras = {"dropout_seed": jnp.asarray(rng.integers(0, 2**32, batch, np.uint32))}
+    if kind != "none":
+        extras["distribution"] = distribution(kind, lambda shape: array(rng, (*batch, *shape)))
+    discrete = kind == "categorical"
+    rollout = Rollout(
+        obs=obs(batch),
+        action=array(rng, batch, "int32") if discrete else array(rng, (*batch, 2)),
+        log_prob=array(rng, batch),
+        value=array(rng, batch),
+        next_value=array(rng, batch),
+        reward=array(rng, batch),
+        terminated=jnp.asarray(rng.random(batch) < 0.3),
+        truncated=jnp.asarray(rng.random(batch) < 0.3),
+        extras=extras,
+    )
+    return rollout, obs((num_envs,))
+
+
+rollouts = st.builds(
+    make_rollout,
+    num_steps=st.integers(1, 4),
+    num_envs=st.integers(1, 4),
+    shapes=st.sampled_from(OBS_SHAPES),
+    dtype=st.sampled_from(DTYPES),
+    kind=st.sampled_from(KINDS),
+    seed=st.integers(0, 2**16),
+)
+
+
+def assert_same(a, b):
+    assert jax.tree.structure(a) == jax.tree.structure(b)
+    for (path, x), y in zip(jax.tree_util.tree_leaves_with_path(a), jax.tree.leaves(b), strict=True):
+        where = jax.tree_util.keystr(path)
+        assert (x.dtype, x.shape) == (y.dtype, y.shape), where
+        assert np.asarray(x).tobytes() == np.asarray(y).tobytes(), where
+
+
+@settings(deadline=None, max_examples=30)
+@given(rollouts, st.sampled_from(LAYOUTS))
+def test_a_dict_and_back_changes_no_bit(made, layout):
+    rollout, last_obs = made
+    back, last = rollout_from_dict(rollout_to_dict(rollout, layout, last_obs=last_obs), layout)
+    assert_same(back, rollout)
+    if layout != "seed":
+        assert_same(last, last_obs)
+
+
+@settings(deadline=None, max_examples=30)
+@given(rollouts, st.sampled_from(LAYOUTS), st.booleans())
+def test_a_tensordict_and_back_changes_no_bit(made, layout, copy):
+    pytest.importorskip("torch", reason="TensorDict is torch's")
+    rollout, last_obs = made
+    td = rollout_to_tensordict(rollout, layout, last_obs=last_obs, copy=copy)
+    num_steps, num_envs = rollout.reward.shape
+    batch = {"head": (num_envs, num_steps + 1), "pr122": (num_envs, num_steps), "seed": (num_steps, num_envs)}
+    assert td.batch_size == batch[layout]
+    back, last = rollout_from_tensordict(td, layout, copy=copy)
+    assert_same(back, rollout)
+    if layout != "seed":
+        assert_same(last, last_obs)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_dict_and_a_tensordict_hold_the_same(layout):
+    pytest.importorskip("torch", reason="TensorDict is torch's")
+    rollout, last_obs = make_rollout(kind="normal")
+    data = rollout_to_dict(rollout, layout, last_obs=last_obs)
+    td = rollout_to_tensordict(rollout, layout, last_obs=last_obs).to_dict()
+    rounded = {"action_std", "scale"}  # exp of two libraries
+    assert jax.tree.structure(data) == jax.tree.structure(td)
+    for name in data.keys() - rounded:
+        assert_same(data[name], jax.tree.map(lambda x: x.numpy(), td[name]))
+    for name in data.keys() & rounded:
+        np.testing.assert_allclose(td[name], data[name], rtol=1e-6)
+
+
+def test_head_pads_all_but_observation_and_value():
+    rollout, last_obs = make_rollout(shapes=(3,), kind="normal")
+    data = rollout_to_dict(rollout, "head", last_obs=last_obs)
+    assert {name: x.shape for name, x in data.items() if name not in ("distribution", "dropout_seed")} == {
+        "obs": (2, 4, 3),
+        "action": (2, 4, 2),
+        **dict.fromkeys(("sample_log_prob", "value", "reward", "done", "terminated", "truncated"), (2, 4)),
+        "next_value": (2, 4),
+        "action_mean": (2, 4, 2),
+        "action_std": (2, 4, 2),
+    }
+    np.testing.assert_array_equal(data["obs"][:, -1], last_obs)
+    np.testing.assert_array_equal(data["value"][:, -1], rollout.next_value[-1])
+    for name in data.keys() - {"obs", "value", "distribution"}:
+        assert not data[name][:, -1].any(), name
+    np.testing.assert_array_equal(data["reward"][:, :-1], rollout.reward.T)
+    np.testing.assert_array_equal(data["done"][:, :-1], rollout.done.T)
+
+
+def test_pr122_keeps_what_follows_a_step_under_next():
+    rollout, last_obs = make_rollout(kind="normal")
+    data = rollout_to_dict(rollout, "pr122", last_obs=last_obs)
+    assert data["next"].keys() == {"observation", "reward", "done", "terminated", "truncated", "value"}
+    assert data["sample_log_prob"].shape == data["next"]["reward"].shape == (2, 3, 1)
+    goal = data["observation"]["goal"]
+    np.testing.assert_array_equal(data["next"]["observation"]["goal"][:, :-1], goal[:, 1:])
+    np.testing.assert_array_equal(data["next"]["observation"]["goal"][:, -1], last_obs["goal"])
+    np.testing.assert_array_equal(data["loc"], np.swapaxes(rollout.extras["distribution"].mean, 0, 1))
+    np.testing.assert_allclose(data["scale"], np.exp(np.swapaxes(rollout.extras["distribution"].log_std, 0, 1)), 1e-6)
+
+
+def test_without_extras_only_embodichains_fields_remain():
+    rollout, last_obs = make_rollout()
+    head = rollout_to_dict(rollout, "head", last_obs=last_obs, extras=False)
+    seed = rollout_to_dict(rollout, "seed", extras=False)
+    assert head.keys() == {"obs", "action", "sample_log_prob", "value", "reward", "done", "terminated", "truncated"}
+    assert seed.keys() == {"obs", "actions", "rewards", "dones", "values", "logprobs"}
+
+
+def test_what_embodichain_did_not_store_is_read_as_embodichain_reads_it():
+    rollout, last_obs = make_rollout()
+    head, _ = rollout_from_dict(rollout_to_dict(rollout, "head", last_obs=last_obs, extras=False), "head")
+    np.testing.assert_array_equal(head.next_value[:-1], rollout.value[1:])  # also of reset observations
+    np.testing.assert_array_equal(head.next_value[-1], rollout.next_value[-1])
+    seed, _ = rollout_from_dict(rollout_to_dict(rollout, "seed", extras=False), "seed")
+    np.testing.assert_array_equal(seed.next_value[:-1], rollout.value[1:])
+    assert not seed.next_value[-1].any()
+    np.testing.assert_array_equal(seed.terminated, rollout.done)
+    assert not seed.truncated.any()
+
+
+def test_action_moments_of_embodichain_become_the_distribution():
+    rollout, last_obs = make_rollout(kind="normal")
+    data = rollout_to_dict(rollout, "head", last_obs=last_obs)
+    del data["distribution"]
+    back, _ = rollout_from_dict(data, "head")
+    assert back.extras.keys() == {"distribution", "dropout_seed"}
+    np.testing.assert_array_equal(back.extras["distribution"].mean, rollout.extras["distribution"].mean)
+    np.testing.assert_allclose(
+        back.extras["distribution"].log_std, rollout.extras["distribution"].log_std, rtol=1e-5, atol=1e-6
+    )
+
+
+def test_a_critics_own_observation_stands_beside_the_actors():
+    rollout, last_obs = make_rollout(shapes=OBS_SHAPES[2])
+    data = rollout_to_dict(rollout, "head", last_obs=last_obs)
+    assert data["obs"].shape == (2, 4, 3)
+    assert data["critic_obs"].shape == (2, 4, 5)
+    np.testing.assert_array_equal(data["critic_obs"][:, -1], last_obs["critic_obs"])
+
+
+def test_copies_leave_the_jax_arrays_alone():
+    pytest.importorskip("torch", reason="TensorDict is torch's")
+    for layout in LAYOUTS:
+        rollout, last_obs = make_rollout(kind="normal")
+        before = jax.tree.map(lambda x: np.array(x), (rollout, last_obs))
+        td = rollout_to_tensordict(rollout, layout, last_obs=last_obs)
+        td.apply_(lambda x: x.fill_(1))
+        for x in jax.tree.leaves(rollout_to_dict(rollout, layout, last_obs=last_obs)):
+            x.fill(1)
+        assert_same((rollout, last_obs), before)
+        arrays = rollout_from_tensordict(td, layout)
+        before = jax.tree.map(lambda x: np.array(x), arrays)
+        td.apply_(lambda x: x.zero_())
+        assert_same(arrays, before)
+
+
+def test_without_copy_memory_is_shared():
+    pytest.importorskip("torch", reason="TensorDict is torch's")
+    rollout, last_obs = make_rollout(num_steps=16, num_envs=16, shapes=(32,))
+    seed = rollout_to_tensordict(rollout, "seed", copy=False)
+    pr122 = rollout_to_tensordict(rollout, "pr122", last_obs=last_obs, copy=False)
+    place = rollout.obs.unsafe_buffer_pointer()
+    assert seed["obs"].data_ptr() == pr122["observation"].data_ptr() == place
+    assert rollout_to_tensordict(rollout, "seed")["obs"].data_ptr() != place
+    back, _ = rollout_from_tensordict(pr122, "pr122", copy=False)
+    assert back.obs.unsafe_buffer_pointer() == place
+
+
+def test_arrays_on_several_devices_are_gathered():
+    pytest.importorskip("torch", reason="TensorDict is torch's")
+    rollout, _ = make_rollout(num_envs=4)
+    mesh = jax.make_mesh((4,), ("envs",), axis_types=(jax.sharding.AxisType.Auto,))
+    spread = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(None, "envs"))
+    sharded = jax.tree.map(lambda x: jax.device_put(x, spread), rollout)
+    assert_same(rollout_from_tensordict(rollout_to_tensordict(sharded, "seed"), "seed")[0], rollout)
+
+
+def test_mistakes_are_named():
+    rollout, last_obs = make_rollout()
+    with pytest.raises(ValueError, match="no layout 'ned'; there is head, pr122, seed"):
+        rollout_to_dict(rollout, "ned")
+    for layout in ("head", "pr122"):
+        with pytest.raises(ValueError, match="give last_obs"):
+            rollout_to_dict(rollout, layout)
+    with pytest.raises(ValueError, match="extras reward are named like fields"):
+        rollout_to_dict(rollout.replace(extras={"reward": rollout.reward}), "head", last_obs=last_obs)
+    data = rollout_to_dict(rollout, "pr122", last_obs=last_obs)
+    with pytest.raises(ValueError, match="layout head: it lacks obs, reward, done"):
+        rollout_from_dict(data, "head")
+    del data["next"]["value"]
+    with pytest.raises(ValueError, match="pr122, under next: it lacks value"):
+        rollout_from_dict(data, "pr122")
+
+
+def test_an_observation_is_flattened_with_sorted_keys():
+    torch = pytest.importorskip("torch", reason="TensorDict is torch's")
+    tree = {"b": torch.ones(2, 1), "a": {"z": torch.full((2, 2, 2), 2.0), "y": torch.full((2, 1), 3.0)}}
+    expected = torch.tensor([[3.0, 2.0, 2.0, 2.0, 2.0, 1.0]] * 2)
+    for obs in (tree, dict_to_tensordict(tree, "cpu")):
+        assert torch.equal(flatten_dict_observation(obs), expected)
+    with pytest.raises(ValueError, match="no tensor"):
+        flatten_dict_observation(dict_to_tensordict({}, "cpu"))
+
+
+def test_observations_become_tensordicts_as_in_embodichain():
+    torch = pytest.importorskip("torch", reason="TensorDict is torch's")
+    td = dict_to_tensordict({"robot": {"qpos": torch.zeros(4, 3)}}, "cpu")
+    assert td["robot", "qpos"].shape == (4, 3)
+    assert td.device == torch.device("cpu")
+    assert dict_to_tensordict(td, "cpu")["robot", "qpos"] is td["robot", "qpos"]
+    assert dict_to_tensordict(torch.zeros(4, 3), "cpu").batch_size == (4,)
+    assert dict_to_tensordict(torch.zeros(3), "cpu").batch_size == ()
+    assert dict_to_tensordict(torch.zeros(3), "cpu")["obs"].shape == (3,)
+    with pytest.raises(TypeError, match="got list"):
+        dict_to_tensordict([1.0], "cpu")
