@@ -19,9 +19,7 @@ import torch
 
 NUM_ENVS, NUM_STEPS, OBS, ACTION = 6, 5, 4, 2
 CASES = {
-    "plain": {"cfg": {"n_epochs": 3}},
-    "clipped_value": {"cfg": {"n_epochs": 3, "use_clipped_value_loss": True, "vf_coef": 1.0}},
-    "action_bound": {"cfg": {"n_epochs": 3, "action_bound_coef": 0.5}},
+    "loss_terms": {"cfg": {"n_epochs": 3, "use_clipped_value_loss": True, "vf_coef": 1.0, "action_bound_coef": 0.5}},
     "per_mini_batch": {"cfg": {"n_epochs": 2, "normalize_advantage_per_mini_batch": True, "num_mini_batches": 1}},
     "adaptive": {  # rates: up to the maximum, the same, down to the minimum
         "cfg": {
