@@ -1,0 +1,221 @@
+"""Checkpoints come back bit by bit, or say what is wrong with them."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ejax.checkpoint import (
+    CheckpointError,
+    list_checkpoints,
+    load_checkpoint,
+    load_params,
+    save_checkpoint,
+    verify_checkpoint,
+)
+from ejax.optim import OptimizerConfig, make_optimizer
+from ejax.run_dir import RunDirectory
+from ejax.types import TrainState
+
+
+def make_state(seed=0):
+    rng = np.random.default_rng(seed)
+    params = {"params": {"w": jnp.asarray(rng.normal(size=(3, 2)), jnp.float32), "b": jnp.array([jnp.nan, -0.0])}}
+    opt_state = make_optimizer(OptimizerConfig()).init(params["params"])
+    return {
+        "train": TrainState(step=jnp.asarray(7, jnp.int32), params=params, opt_state=opt_state),
+        "flag": jnp.ones(2) > 0,
+    }
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A checkpoint that nobody changes."""
+    return save_checkpoint(tmp_path_factory.mktemp("saved"), "a_step_64", make_state(), {"global_step": 64})
+
+
+@pytest.fixture
+def own(tmp_path):
+    """A checkpoint to damage."""
+    return save_checkpoint(tmp_path, "a_step_64", make_state(), {"global_step": 64})
+
+
+def data_file(path):
+    """The largest file of the checkpoint's arrays."""
+    return max((file for file in (path / "state").rglob("*") if file.is_file()), key=lambda file: file.stat().st_size)
+
+
+def test_a_state_comes_back_bit_by_bit(saved):
+    state, meta = load_checkpoint(saved, make_state(seed=1))
+    expected = make_state()
+    assert jax.tree.structure(state) == jax.tree.structure(expected)
+    for a, b in zip(jax.tree.leaves(state), jax.tree.leaves(expected), strict=True):
+        assert (a.dtype, a.shape, np.asarray(a).tobytes()) == (b.dtype, b.shape, np.asarray(b).tobytes())
+    assert meta["global_step"] == 64
+
+
+def test_a_checkpoint_tells_its_schema_and_libraries(saved):
+    meta = verify_checkpoint(saved).meta
+    assert meta["schema_version"] == 1
+    assert {"ejax", "jax", "flax", "optax"} <= set(meta["versions"])
+
+
+def test_parameters_alone_can_be_loaded(saved):
+    params = make_state()["train"].params
+    loaded = load_params(saved, jax.eval_shape(lambda: params))
+    jax.tree.map(np.testing.assert_array_equal, loaded, params)
+
+
+def test_saving_again_replaces(own):
+    save_checkpoint(own.parent, own.name, make_state(seed=2), {"global_step": 64})
+    state, _ = load_checkpoint(own, make_state())
+    np.testing.assert_array_equal(
+        state["train"].params["params"]["w"], make_state(seed=2)["train"].params["params"]["w"]
+    )
+
+
+def truncate(path):
+    file = data_file(path)
+    file.write_bytes(file.read_bytes()[:-1])
+    return file
+
+
+def flip(path):
+    file = data_file(path)
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    return file
+
+
+def remove(path):
+    file = data_file(path)
+    file.unlink()
+    return file
+
+
+def edit_meta(path):
+    file = path / "meta.json"
+    file.write_text(file.read_text().replace("64", "65"))
+    return file
+
+
+@pytest.mark.parametrize("damage", [truncate, flip, remove, edit_meta])
+def test_a_damaged_file_is_named(own, damage):
+    name = str(damage(own).relative_to(own))
+    with pytest.raises(CheckpointError, match="is damaged") as error:
+        load_checkpoint(own, make_state())
+    assert name in str(error.value)
+
+
+def test_a_checkpoint_that_was_not_finished_is_refused(own):
+    (own / "SHA256").unlink()
+    with pytest.raises(CheckpointError, match="incomplete"):
+        verify_checkpoint(own)
+
+
+def test_a_checkpoint_that_is_not_there_is_refused(tmp_path):
+    with pytest.raises(CheckpointError, match="does not exist"):
+        verify_checkpoint(tmp_path / "nothing")
+
+
+def test_another_schema_is_refused(tmp_path):
+    path = save_checkpoint(tmp_path, "a_step_1", make_state(), {"schema_version": 99})
+    with pytest.raises(CheckpointError, match=r"schema version 99.*reads 1"):
+        load_checkpoint(path, make_state())
+
+
+def other(change):
+    state = make_state()
+    change(state["train"].params["params"])
+    return state
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (
+            lambda p: p.update(w=jnp.zeros((3, 4))),
+            r"train\.params\.params\.w is float32\[3, 2\].*needs float32\[3, 4\]",
+        ),
+        (lambda p: p.update(w=jnp.zeros((3, 2), jnp.int32)), r"train\.params\.params\.w is float32.*needs int32"),
+        (lambda p: p.update(extra=jnp.zeros(1)), r"lacks train\.params\.params\.extra"),
+        (lambda p: p.pop("w"), r"has train\.params\.params\.w, which this run does not"),
+    ],
+)
+def test_a_leaf_that_does_not_fit_is_named(saved, change, text):
+    with pytest.raises(CheckpointError, match=text):
+        load_checkpoint(saved, other(change))
+
+
+def test_an_interrupted_save_leaves_nothing_to_find_and_the_next_save_clears_it(tmp_path):
+    (tmp_path / ".partial-a_step_9").mkdir()
+    assert list_checkpoints(tmp_path, "a") == []
+    save_checkpoint(tmp_path, "a_step_10", make_state(), {})
+    assert [path.name for path in tmp_path.iterdir()] == ["a_step_10"]
+
+
+def test_a_save_that_fails_keeps_the_checkpoint_before_it(own, monkeypatch):
+    def no_space(*_):
+        raise OSError("no space left")
+
+    monkeypatch.setattr("ejax.checkpoint._sync", no_space)
+    with pytest.raises(OSError, match="no space"):
+        save_checkpoint(own.parent, own.name, make_state(seed=1), {})
+    monkeypatch.undo()
+    state, _ = load_checkpoint(own, make_state())
+    np.testing.assert_array_equal(state["train"].params["params"]["w"], make_state()["train"].params["params"]["w"])
+
+
+def test_checkpoints_are_listed_by_number_and_name(tmp_path):
+    for name in ("a_step_9", "a_step_100", "a_best_step_50", "ab_step_1", "a_step_x", ".partial-a_step_500"):
+        (tmp_path / name).mkdir()
+    assert [path.name for path in list_checkpoints(tmp_path, "a")] == ["a_step_100", "a_step_9"]
+    assert [path.name for path in list_checkpoints(tmp_path, "a_best")] == ["a_best_step_50"]
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run with checkpoints at 10 and 20."""
+    run = RunDirectory(tmp_path, "a")
+    for step in (10, 20):
+        run.save(make_state(seed=step), {"global_step": step}, keep=5)
+    return run
+
+
+def test_the_newest_checkpoint_is_found(run):
+    assert run.find("latest", pytest.fail).name == "a_step_20"
+
+
+def test_a_damaged_newest_one_is_reported_and_the_one_before_it_found(run):
+    name = flip(run.checkpoints / "a_step_20").name
+    reports = []
+    assert run.find("latest", reports.append).name == "a_step_10"
+    assert len(reports) == 1 and "a_step_20 is damaged" in reports[0] and name in reports[0]
+
+
+def test_a_run_without_a_good_checkpoint_says_so(run):
+    for step in (10, 20):
+        truncate(run.checkpoints / f"a_step_{step}")
+    with pytest.raises(CheckpointError, match="all 2 are damaged"):
+        run.find("latest", lambda _: None)
+    with pytest.raises(CheckpointError, match=r"no best checkpoint.*none yet"):
+        run.find("best", lambda _: None)
+
+
+def test_only_the_newest_checkpoints_are_kept(run):
+    run.save(make_state(), {"global_step": 30}, keep=2)
+    assert [path.name for path in run.periodic()] == ["a_step_30", "a_step_20"]
+
+
+def test_there_is_one_best_checkpoint(run):
+    for step in (10, 20):
+        run.save_best(make_state(), {"global_step": step})
+    assert [path.name for path in run.best()] == ["a_best_step_20"]
+    assert run.find("best", pytest.fail).name == "a_best_step_20"
+
+
+def test_meta_is_plain_json(saved):
+    assert json.loads((saved / "meta.json").read_text())["global_step"] == 64

@@ -1,0 +1,52 @@
+"""Imports inside ejax go down the layers only."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+LAYERS = [
+    ["types", "distributions", "returns", "losses", "optim", "sharding", "device", "registry"],
+    ["policies", "envs", "unroll", "episodes", "collectors", "checkpoint", "metrics", "console", "video"],
+    ["evaluation", "algorithms"],
+    ["config"],
+    ["steps", "run_dir", "build"],
+    ["run"],
+    ["train", "evaluate"],
+]
+"""A module may import from its own layer and from those above it in this list. ``data`` stands apart; ``registry``
+names what is above it as text, and imports it when asked."""
+LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
+FILES = sorted(path.relative_to(ROOT / "ejax") for path in (ROOT / "ejax").rglob("*.py"))
+
+
+def unit(path):
+    """The module or package right below ejax that a file belongs to."""
+    return path.parts[0].removesuffix(".py")
+
+
+def imports(path):
+    for node in ast.walk(ast.parse((ROOT / "ejax" / path).read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: import by full name"
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names if node.module == "ejax")
+
+
+@pytest.mark.parametrize("path", FILES, ids=str)
+def test_imports_go_down(path):
+    if unit(path) in ("__init__", "data"):
+        return
+    assert unit(path) in LEVEL, f"give {unit(path)} its layer"
+    for name in imports(path):
+        if name.startswith("ejax."):
+            used = name.split(".")[1]
+            assert LEVEL[used] <= LEVEL[unit(path)], f"{path} imports {name} from a layer above it"
+
+
+@pytest.mark.parametrize("path", FILES, ids=str)
+def test_torch_and_interop_stay_out(path):
+    assert not {name.split(".")[0] for name in imports(path)} & {"torch", "tensordict", "interop"}
