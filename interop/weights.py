@@ -64,7 +64,8 @@ def params_from_state_dict(policy: Policy, state_dict: Mapping[str, Any]) -> Par
 
 
 Kind = Literal["vector", "kernel", "row", "deviation", "count"]
-"""kernel: transposed; row: [O] here, [1, O] there; deviation: √ of a variance; count: float here, int64 there."""
+"""kernel: transposed; row: [O] here, [1, O] there; deviation: √ of a variance (torch's √ may differ in the last bit);
+count: float here, int64 there."""
 
 
 class Entry(NamedTuple):

@@ -1,0 +1,328 @@
+"""EmbodiChain's checkpoints: read from each version, trained on from, written so that it goes on from them."""
+
+import json
+import pickle
+import runpy
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ejax.algorithms.ppo import ppo_update
+from ejax.build import build
+from ejax.checkpoint import load_checkpoint
+from ejax.config import parse_config
+from ejax.distributions import ActionSpec
+from ejax.optim import bind_schedule
+from ejax.policies import ActorCritic, NetworkConfig, get_action
+from ejax.run import train
+from ejax.run_dir import open_run_directory
+from interop.tensordict import rollout_from_dict
+from interop.weights import params_from_state_dict, state_dict_from_params
+
+torch = pytest.importorskip("torch", reason="checkpoints of EmbodiChain are torch's")
+embodichain = pytest.importorskip("interop.embodichain")
+pt_file = pytest.importorskip("interop.pt_file")
+pt_state = pytest.importorskip("interop.pt_state")
+
+GOLDEN = Path(__file__).parent / "golden"
+POINT_MASS = GOLDEN / "embodichain_0_3_point_mass.pt"
+SEED = GOLDEN / "seed_actor_critic_step_1234.pt"
+KEY = jax.random.key(0)
+
+
+@pytest.fixture(scope="module")
+def golden():
+    with np.load(POINT_MASS.with_suffix(".npz")) as file:
+        return dict(file)
+
+
+def options(golden, **changes):
+    """The golden training's config, as EmbodiChain 0.3 computes."""
+    raw = json.loads(str(golden["config"]))
+    raw["trainer"] |= {"console": False}
+    raw["algorithm"]["cfg"] |= {"clip_grad_per_network": True, "timeout_bootstrap": "embodichain-0.3"}
+    for path, value in changes.items():
+        section, _, key = path.partition("__")
+        raw[section][key] = value
+    return raw
+
+
+@pytest.fixture(scope="module")
+def config(golden):
+    return parse_config(options(golden))
+
+
+@pytest.fixture(scope="module")
+def parts(config):
+    return build(config)
+
+
+def assert_same(a, b):
+    """Bit for bit; a standard deviation only to rounding: torch's √ is not NumPy's."""
+    a, b = ({jax.tree_util.keystr(path): x for path, x in jax.tree_util.tree_leaves_with_path(tree)} for tree in (a, b))
+    assert a.keys() == b.keys()
+    for name, x in a.items():
+        rtol = 2e-7 if "standard_deviation" in name or name.endswith("['lr']") or isinstance(x, float) else 0
+        if isinstance(x, str):
+            assert x == b[name], name
+        else:
+            assert getattr(x, "dtype", None) == getattr(b[name], "dtype", None), name
+            np.testing.assert_allclose(x, b[name], rtol=rtol, atol=0, err_msg=name)
+
+
+def next_update(parts, config, state, golden):
+    rollout, _ = rollout_from_dict({name[8:]: x for name, x in golden.items() if name[:8] == "rollout/"}, "head")
+    cfg = config.algorithm.cfg
+    cfg = cfg.model_copy(update={"lr_scheduler": bind_schedule(cfg.lr_scheduler, config.trainer.num_updates)})
+    return ppo_update(state.train, rollout, KEY, policy=parts.policy, optimizer=parts.optimizer, config=cfg)
+
+
+def test_a_file_of_the_seed_version_acts_as_in_torch():
+    """The weights do not tell the activation: any will do for the comparison."""
+    saved = pt_file.read_pt(SEED)
+    assert saved.global_step == 1234
+    assert saved.num_updates is saved.optimizer is saved.schedule_step is None
+    network = NetworkConfig(hidden_sizes=(16, 8), activation="tanh")
+    policy = ActorCritic(ActionSpec("normal", (2,)), network, network)
+    params = params_from_state_dict(policy, saved.policy)
+    assert_same(state_dict_from_params(policy, params), saved.policy)
+
+    linear, tanh = torch.nn.Linear, torch.nn.Tanh
+    networks = {
+        name: torch.nn.Sequential(linear(5, 16), tanh(), linear(16, 8), tanh(), linear(8, size))
+        for name, size in (("actor", 2), ("critic", 1))
+    }
+    state_dict = torch.load(SEED, weights_only=True)["policy"]
+    obs = torch.randn(64, 5, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        for name, module in networks.items():
+            own = {key[len(name) + 1 :]: x for key, x in state_dict.items() if key.startswith(f"{name}.")}
+            module.load_state_dict(own, strict=True)
+        there, value_there = networks["actor"](obs), networks["critic"](obs)[:, 0]
+    action, _, value = get_action(policy, params, obs.numpy(), KEY, deterministic=True)
+    np.testing.assert_allclose(action, there, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(value, value_there, rtol=0, atol=1e-6)
+
+
+def test_the_policy_of_0_3_acts_as_in_embodichain(golden, config, parts):
+    state, notes = pt_state.restore(pt_file.read_pt(POINT_MASS), config, parts)
+    assert notes == []
+    action, _, value = get_action(parts.policy, state.train.params, golden["rollout/obs"], KEY, deterministic=True)
+    np.testing.assert_allclose(action, golden["action"], rtol=0, atol=2e-6)
+    np.testing.assert_allclose(value[:, :-1], golden["rollout/value"][:, :-1], rtol=0, atol=2e-6)
+
+
+def test_the_next_update_is_embodichains(golden, config, parts):
+    """From its checkpoint (schema 2: normalizers, Adam, schedule) on the same minibatches."""
+    state, _ = pt_state.restore(pt_file.read_pt(POINT_MASS), config, parts)
+    assert (int(state.update), int(state.train.step)) == (2, 2)
+    trained, metrics = next_update(parts, config, state, golden)
+    for name in ("actor_loss", "value_loss", "entropy", "learning_rate"):
+        np.testing.assert_allclose(metrics[name], golden[f"metric/{name}"], rtol=1e-4, atol=1e-6, err_msg=name)
+    for key, x in state_dict_from_params(parts.policy, trained.params).items():
+        np.testing.assert_allclose(x, golden[f"final/{key}"], rtol=1e-4, atol=1e-5, err_msg=key)
+
+
+def test_embodichains_file_is_written_as_it_was_read(config, parts, tmp_path):
+    state, _ = pt_state.restore(pt_file.read_pt(POINT_MASS), config, parts)
+    meta = {"global_step": 128, "num_updates": 2, "best_eval_value": None}
+    written = torch.load(
+        pt_file.write_pt(tmp_path / "a.pt", pt_state.pt_payload(config, parts, state, meta, like=POINT_MASS)),
+        weights_only=True,
+    )
+    original = torch.load(POINT_MASS, weights_only=True)
+    for payload in (written, original):
+        del payload["rng_by_rank"]
+    assert list(written["policy"]) == list(original["policy"])
+    assert_same(written, dict(original))
+
+
+@pytest.mark.parametrize("layout", ["0.3", "head", "seed"])
+def test_what_is_written_is_read_back(layout, golden, config, tmp_path):
+    raw = options(golden)
+    if layout != "0.3":
+        raw["policy"] |= {"actor_obs_normalization": False, "critic_obs_normalization": False}
+    config = parse_config(raw)
+    parts = build(config)
+    opt_state = jax.tree.map(lambda x: x + jnp.ones_like(x) * 3, parts.state.train.opt_state)
+    train_state = replace(parts.state.train, step=jnp.int32(3), opt_state=opt_state)
+    state = replace(parts.state, update=jnp.int32(3), train=train_state)
+    meta = {"global_step": 192, "num_updates": 3, "best_eval_value": 0.5}
+    file = pt_file.write_pt(tmp_path / "a.pt", pt_state.pt_payload(config, parts, state, meta, layout=layout))
+    payload = torch.load(file, weights_only=True)
+    keys = {"global_step", "policy"}
+    if layout != "seed":
+        keys |= {"best_eval_value", "optimizer", "lr_scheduler", "lr_scheduler_cfg"}
+    if layout == "0.3":
+        keys |= {"num_updates", "restart_schedule"}
+    assert payload.keys() == keys
+    back, notes = pt_state.restore(pt_file.read_pt(file), config, build(config))
+    if layout == "seed":
+        assert notes == ["the file has no optimizer state: the optimizer's moments start at zero"]
+        assert_same(back.train.params, state.train.params)
+    else:
+        assert notes == []
+        assert_same(back.train, state.train)
+    assert int(back.update) == 3
+
+
+def test_torchs_optimizer_and_scheduler_go_on_from_the_file(config, parts, golden, tmp_path):
+    """Linear from 0.01 to a quarter over 4 updates: 0.01 · (1 − 0.75 · 2/4) after two, 0.01 · (1 − 0.75 · 3/4) next."""
+    state, _ = pt_state.restore(pt_file.read_pt(POINT_MASS), config, parts)
+    meta = {"global_step": 128, "num_updates": 2, "best_eval_value": None}
+    payload = torch.load(
+        pt_file.write_pt(tmp_path / "a.pt", pt_state.pt_payload(config, parts, state, meta)), weights_only=True
+    )
+    trained = [torch.nn.Parameter(x) for key, x in payload["policy"].items() if "normalizer" not in key]
+    optimizer = torch.optim.Adam(trained, lr=1.0)
+    scheduler = torch.optim.lr_scheduler.LinearLR(optimizer)
+    scheduler.load_state_dict(payload["lr_scheduler"])
+    optimizer.load_state_dict(payload["optimizer"])
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.01 * (1 - 0.75 * 2 / 4))
+    optimizer.step()
+    scheduler.step()
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.01 * (1 - 0.75 * 3 / 4))
+
+
+def test_a_run_goes_on_from_embodichains_file_and_back_into_one(golden, tmp_path, capsys):
+    """The whole way by the command lines: 2 updates in EmbodiChain, 2 in ejax, and a file for EmbodiChain."""
+    file = tmp_path / "train.json"
+    file.write_text(json.dumps(options(golden)))
+    run = tmp_path / "run"
+    assert embodichain.main(["from-pt", str(POINT_MASS), "--config", str(file), "--run", str(run)]) == 0
+    assert "note:" not in capsys.readouterr().out
+    directory, config = open_run_directory(run)
+    result = train(config, resume="latest", run_dir=run)
+    assert (result.num_updates, result.global_step, result.finished) == (4, 256, True)
+    assert [entry["global_step"] for entry in result.train_history] == [192, 256]
+    assert result.last_train_metrics["train/learning_rate"] == pytest.approx(0.01 * 0.25)
+
+    out = tmp_path / "back.pt"
+    assert embodichain.main(["to-pt", str(run), "--out", str(out), "--like", str(POINT_MASS)]) == 0
+    payload = torch.load(out, weights_only=True)
+    assert (payload["schema_version"], payload["global_step"], payload["num_updates"]) == (2, 256, 4)
+    assert float(payload["optimizer"]["state"][0]["step"]) == 12.0  # 3 epochs of one minibatch, 4 updates
+    state, _ = load_checkpoint(directory.find("latest", print), build(config).state)
+    assert_same(pt_file.read_pt(out).policy, state_dict_from_params(build(config).policy, state.train.params))
+
+    assert embodichain.main(["from-pt", str(POINT_MASS), "--config", str(file), "--run", str(run)]) == 2
+    assert "holds a run already" in capsys.readouterr().err
+
+
+def test_the_policy_alone_starts_a_new_training(config, parts):
+    state, notes = pt_state.restore(pt_file.read_pt(POINT_MASS), config, parts, policy_only=True)
+    assert notes == []
+    assert (int(state.update), int(state.train.step)) == (0, 0)
+    assert_same(state.train.opt_state, parts.state.train.opt_state)
+    assert_same(state_dict_from_params(parts.policy, state.train.params), pt_file.read_pt(POINT_MASS).policy)
+
+
+def test_counters_that_do_not_fit_are_told(golden, parts, config):
+    saved = replace(pt_file.read_pt(POINT_MASS), global_step=150)
+    state, notes = pt_state.restore(saved, config, parts)
+    assert int(state.update) == 2
+    assert notes == ["150 env steps are no whole number of updates, of 64 each; counting goes on from 128"]
+    raw = options(golden, trainer__iterations=10)
+    _, notes = pt_state.restore(pt_file.read_pt(POINT_MASS), parse_config(raw), parts)
+    assert len(notes) == 1
+    assert "'total_iters': 4" in notes[0]
+    assert "'total_iters': 10" in notes[0]
+
+
+def test_grpos_reference_is_kept(golden, tmp_path):
+    raw = options(golden)
+    raw["policy"] = {"name": "actor_only", "actor": raw["policy"]["actor"]}
+    raw["algorithm"] = {"name": "grpo", "cfg": {"kl_coef": 0.1, "batch_size": 64}}
+    config = parse_config(raw)
+    parts = build(config)
+    moved = jax.tree.map(lambda x: x + 0.5, parts.state.train.params)
+    state = replace(parts.state, train=replace(parts.state.train, params=moved))
+    meta = {"global_step": 0, "num_updates": 0, "best_eval_value": None}
+    file = pt_file.write_pt(tmp_path / "a.pt", pt_state.pt_payload(config, parts, state, meta))
+    back, _ = pt_state.restore(pt_file.read_pt(file), config, parts)
+    assert_same(back.train, state.train)
+
+
+class Trap:
+    def __reduce__(self):
+        return print, ("a file ran code",)
+
+
+def test_code_in_a_file_is_not_run(tmp_path, capsys):
+    file = tmp_path / "trap.pt"
+    torch.save({"global_step": 1, "policy": {}, "trap": Trap()}, file)
+    with pytest.raises(ValueError, match="holds more than tensors and plain data"):
+        pt_file.read_pt(file)
+    file.write_bytes(pickle.dumps(Trap(), protocol=2))
+    with pytest.raises(ValueError, match=r"holds more than tensors|no torch file"):
+        pt_file.read_pt(file)
+    assert capsys.readouterr().out == ""
+
+
+def test_files_and_policies_that_do_not_fit_are_refused(golden, config, parts, tmp_path):
+    file = tmp_path / "a.pt"
+    torch.save({"model_state_dict": {}}, file)
+    with pytest.raises(ValueError, match=r"'global_step' is missing; it has model_state_dict"):
+        pt_file.read_pt(file)
+    with pytest.raises(ValueError, match=r"actor\.0\.weight is float32\[16, 5\]|lacks actor\.1\.weight"):
+        pt_state.restore(pt_file.read_pt(SEED), config, parts)
+
+    saved = pt_file.read_pt(POINT_MASS)
+    narrow = {key: x[:, :9] if x.ndim == 2 and x.shape[1] == 14 else x for key, x in saved.policy.items()}
+    with pytest.raises(ValueError, match=r"actor\.0\.weight is \[16, 9\] in the file and \[16, 14\] here"):
+        pt_state.restore(replace(saved, policy=narrow), config, parts)
+    wide = {**saved.policy, "log_std": np.float32([-7.0, 0.0])}
+    with pytest.raises(ValueError, match=r"set policy\.log_std_range to that"):
+        pt_state.restore(replace(saved, policy=wide), config, parts)
+
+    meta = {"global_step": 0, "num_updates": 0, "best_eval_value": None}
+    with pytest.raises(ValueError, match=r"only the ActorCritic of 0\.3"):
+        pt_state.pt_payload(config, parts, parts.state, meta, layout="head")
+    with pytest.raises(ValueError, match=r"no checkpoint of EmbodiChain 0\.3"):
+        pt_state.pt_payload(config, parts, parts.state, meta, like=SEED)
+    squashed = parse_config(options(golden, policy__squash_actions=True))
+    with pytest.raises(ValueError, match="by tanh_normal"):
+        pt_state.pt_payload(squashed, build(squashed), parts.state, meta)
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("like", [None, POINT_MASS])
+def test_embodichain_itself_goes_on_from_our_file(like, golden, config, parts, tmp_path):
+    """Its 0.3.2: load_state_dict strict, its Trainer's resume, the same actions, the same next update."""
+    pytest.importorskip("embodichain.learning.rl.runtime", reason="needs EmbodiChain", exc_type=ImportError)
+    state, _ = pt_state.restore(pt_file.read_pt(POINT_MASS), config, parts)
+    state = replace(state, train=next_update(parts, config, state, golden)[0], update=jnp.int32(3))  # made by ejax
+    meta = {"global_step": 192, "num_updates": 3, "best_eval_value": 0.5}
+    file = pt_file.write_pt(tmp_path / "a.pt", pt_state.pt_payload(config, parts, state, meta, like=like))
+
+    trainer = runpy.run_path(str(GOLDEN / "make_embodichain_checkpoint.py"))["make_trainer"](str(tmp_path))
+    trainer.policy.load_state_dict(torch.load(file, weights_only=True)["policy"], strict=True)
+    if like is None:
+        with pytest.warns(UserWarning, match="Legacy checkpoint has no configuration metadata"):
+            trainer.load_checkpoint(file)
+    else:
+        trainer.load_checkpoint(file)
+    assert (trainer.global_step, trainer.num_updates, trainer.best_eval_value) == (192, 3, 0.5)
+    obs = golden["rollout/obs"].reshape(-1, 14)
+    from tensordict import TensorDict
+
+    td = TensorDict({"obs": torch.from_numpy(obs)}, batch_size=[len(obs)])
+    with torch.no_grad():
+        there = trainer.policy.get_action(td, deterministic=True)
+    action, _, value = get_action(parts.policy, state.train.params, obs, KEY, deterministic=True)
+    np.testing.assert_allclose(action, there["action"], rtol=0, atol=2e-6)
+    np.testing.assert_allclose(value, there["value"], rtol=1e-5, atol=2e-6)
+
+    rollout = {name[8:]: torch.from_numpy(x) for name, x in golden.items() if name[:8] == "rollout/"}
+    metrics_there = trainer.algorithm.update(TensorDict(rollout, batch_size=rollout["reward"].shape))
+    trained, metrics = next_update(parts, config, state, golden)
+    for name in ("actor_loss", "value_loss", "entropy", "learning_rate"):
+        np.testing.assert_allclose(metrics[name], metrics_there[name], rtol=1e-4, atol=1e-6, err_msg=name)
+    for key, x in state_dict_from_params(parts.policy, trained.params).items():
+        np.testing.assert_allclose(x, trainer.policy.state_dict()[key], rtol=1e-4, atol=1e-5, err_msg=key)
+    trainer.train(256)
+    assert trainer.num_updates == 4
