@@ -1,4 +1,4 @@
-"""Move training between EmbodiChain and ejax: checkpoints of one become checkpoints of the other.
+"""Move training between EmbodiChain and ejax: checkpoints of one become checkpoints of the other. Needs ejax[torch].
 
 From ejax to EmbodiChain:
 
