@@ -5,6 +5,7 @@ the first episodes to finish, as EmbodiChain does, favours the short ones.
 """
 
 from functools import partial
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -14,15 +15,23 @@ from ejax.types import Array, Env, Key, Metrics, Params, Policy, PyTree
 from ejax.unroll import EnvCarry, reset, step
 
 
-@partial(jax.jit, static_argnames=("policy", "env", "num_envs", "num_episodes"))
+@partial(jax.jit, static_argnames=("policy", "env", "num_envs", "num_episodes", "choice"))
 def evaluate(
-    policy: Policy, env: Env, params: Params, key: Key, *, num_envs: int, num_episodes: int
+    policy: Policy,
+    env: Env,
+    params: Params,
+    key: Key,
+    *,
+    num_envs: int,
+    num_episodes: int,
+    choice: Literal["fixed", "first_finished"] = "fixed",
 ) -> dict[str, Array]:
     """Play ``num_episodes`` complete episodes with the distribution's mode.
 
     Args:
         num_envs: slots that are stepped together; slots without a share of the episodes are not made.
         key: the same key gives the same start states.
+        choice: which episodes count: each slot's share (``fixed``), or EmbodiChain's biased ``first_finished``.
 
     Returns:
         ``return``, ``length`` and, where the env tells them, ``success`` and ``metrics/<name>`` (scalars only, at the
@@ -33,10 +42,12 @@ def evaluate(
     """
     if num_envs <= 0 or num_episodes <= 0:
         raise ValueError(f"evaluate needs num_envs > 0 and num_episodes > 0, got {num_envs} and {num_episodes}")
-    num_envs = min(num_envs, num_episodes)
+    if choice == "fixed":
+        num_envs = min(num_envs, num_episodes)
     quota = np.full(num_envs, num_episodes // num_envs)
     quota[: num_episodes % num_envs] += 1
-    rows = int(quota.max())
+    first_row = np.concatenate([[0], np.cumsum(quota)[:-1]])
+    most_steps = env.max_episode_steps * (int(quota.max()) if choice == "fixed" else num_episodes)
     key_reset, key_steps = jax.random.split(key)
     envs = reset(env, key_reset, num_envs)
 
@@ -50,27 +61,30 @@ def evaluate(
         return envs, timestep.reward, timestep.terminated | timestep.truncated, facts
 
     names = ["return", "length", *jax.eval_shape(facts_of, envs, key)[3]]
-    record = {name: jnp.full((num_envs, rows), jnp.nan) for name in names}
+    record = {name: jnp.full(num_episodes, jnp.nan) for name in names}
     zeros = jnp.zeros(num_envs)
     carry = (envs, zeros, zeros, jnp.zeros(num_envs, jnp.int32), record, jnp.zeros((), jnp.int32))
 
     def unfinished(carry: PyTree) -> Array:
         *_, count, _, t = carry
-        return (count < quota).any() & (t < rows * env.max_episode_steps)
+        missing = (count < quota).any() if choice == "fixed" else count.sum() < num_episodes
+        return missing & (t < most_steps)
 
     def one_step(carry: PyTree) -> PyTree:
         envs, episode_return, length, count, record, t = carry
         envs, reward, done, facts = facts_of(envs, jax.random.fold_in(key_steps, t))
         facts |= {"return": episode_return + reward, "length": length + 1.0}
-        # a full slot writes past its row's end, which drops the value
-        column = jnp.where(done & (count < quota), count, rows)
-        record = {name: x.at[jnp.arange(num_envs), column].set(facts[name], mode="drop") for name, x in record.items()}
+        if choice == "fixed":
+            counts, row = done & (count < quota), first_row + count
+        else:
+            counts, row = done, count.sum() + jnp.cumsum(done) - 1
+        row = jnp.where(counts, row, num_episodes)  # a row past the end is dropped
+        record = {name: x.at[row].set(facts[name], mode="drop") for name, x in record.items()}
         running = (jnp.where(done, 0.0, facts["return"]), jnp.where(done, 0.0, facts["length"]))
         return envs, *running, count + done, record, t + 1
 
     *_, record, _ = jax.lax.while_loop(unfinished, one_step, carry)
-    mine = np.arange(rows)[None, :] < quota[:, None]
-    return {name: x[mine] for name, x in record.items()}
+    return record
 
 
 def summarize(episodes: dict[str, Array]) -> Metrics:

@@ -95,8 +95,8 @@ def group_advantages(step_return: Array, mask: Array, *, group_size: int, eps: f
     return (centered / (jnp.sqrt(variance) + eps) * alive).reshape(step_return.shape)
 
 
-def normalize(x: Array, weight: Array | None = None) -> Array:
-    """(x − mean) / max(std, 1e-8) with the unbiased std, as ``torch.Tensor.std`` gives it.
+def normalize(x: Array, weight: Array | None = None, *, offset: float = 0.0) -> Array:
+    """(x − mean) / max(std + offset, 1e-8) with the unbiased std, as ``torch.Tensor.std`` gives it.
 
     Where there is one element the std is undefined: the result is then zero, not NaN.
 
@@ -109,7 +109,7 @@ def normalize(x: Array, weight: Array | None = None) -> Array:
     mean = (x * weight).sum() / count
     centered = (x - mean) * weight
     std = jnp.sqrt(jnp.square(centered).sum() / jnp.maximum(count - 1.0, 1.0))
-    return centered / jnp.maximum(std, 1e-8)
+    return centered / jnp.maximum(std + offset, 1e-8)
 
 
 def _check_time_major(**arrays: Array) -> None:

@@ -201,6 +201,7 @@ class _Loop:
             jax.random.key(trainer.eval_seed),
             num_envs=trainer.num_eval_envs,
             num_episodes=trainer.num_eval_episodes,
+            choice=trainer.eval_episode_choice,
         )
         return summarize(episodes)
 

@@ -31,6 +31,7 @@ _MAY_CHANGE = frozenset(
         "eval_freq",
         "num_eval_envs",
         "num_eval_episodes",
+        "eval_episode_choice",
         "best_eval_metric",
         "best_eval_mode",
         "save_freq",

@@ -66,9 +66,15 @@ class PPOConfig(BaseModel):
     target_kl: PositiveFloat | None = None
     """Stop the update's remaining minibatches once their approximate KL exceeds 1.5 · target_kl."""
     reward_scale: PositiveFloat = 1.0
-    timeout_bootstrap: Literal["exact", "embodichain", "embodichain-0.2", "embodichain-0.3"] = "exact"
+    timeout_bootstrap: Literal["exact", "embodichain", "embodichain-0.2", "embodichain-0.3", "embodichain-seed"] = (
+        "exact"
+    )
     """Where an episode is only cut off: ``exact`` bootstraps from the true final observation, ``embodichain``
-    (= ``embodichain-0.2``) from nothing, ``embodichain-0.3`` adds γ·V of the observation before the step."""
+    (= ``embodichain-0.2``) from nothing, ``embodichain-0.3`` adds γ·V of the observation before the step,
+    ``embodichain-seed`` takes the end of the rollout for an end of the episode too."""
+    advantage_rule: Literal["embodichain-0.2", "embodichain-0.3", "embodichain-seed"] = "embodichain-0.2"
+    """How advantages are normalized: (A − mean)/max(std, 1e-8); 0.3 divides by std + 1e-8; the seed version normalizes
+    A with the mean and std of the already normalized A, which leaves it nearly as it is."""
     skip_nonfinite_updates: bool = True
     """Leave parameters and optimizer as they are when a minibatch gives a NaN or infinite gradient, and count it;
     False: training stops with FloatingPointError."""
@@ -149,7 +155,9 @@ def ppo_update(
             clip_per_network=config.clip_grad_per_network,
             skip_nonfinite=config.skip_nonfinite_updates,
         ),
-        prepare=_normalize_minibatch if config.normalize_advantage_per_mini_batch else lambda minibatch: minibatch,
+        prepare=partial(_normalize_minibatch, config=config)
+        if config.normalize_advantage_per_mini_batch
+        else lambda minibatch: minibatch,
         adapt_rate=partial(_adapt_rate, config=config) if config.schedule == "adaptive" else None,
         stop=_stop_beyond(config.target_kl),
     )
@@ -168,7 +176,9 @@ def ppo_advantage(rollout: Rollout, *, config: PPOConfig) -> tuple[Array, Array]
     The advantage is normalized over the whole rollout unless that is off or left to the minibatches.
     """
     reward = config.reward_scale * rollout.reward
-    terminated = rollout.terminated
+    terminated, next_value = rollout.terminated, rollout.next_value
+    if config.timeout_bootstrap == "embodichain-seed":
+        next_value = next_value.at[-1].set(0.0)
     if config.timeout_bootstrap == "embodichain-0.3":
         reward = reward + config.gamma * rollout.value * rollout.truncated
     if config.timeout_bootstrap != "exact":
@@ -176,14 +186,14 @@ def ppo_advantage(rollout: Rollout, *, config: PPOConfig) -> tuple[Array, Array]
     advantage, value_target = gae(
         reward,
         rollout.value,
-        rollout.next_value,
+        next_value,
         terminated,
         rollout.truncated,
         gamma=config.gamma,
         gae_lambda=config.gae_lambda,
     )
     if config.normalize_advantage and not config.normalize_advantage_per_mini_batch:
-        advantage = normalize(advantage)
+        advantage = _normalize(advantage, None, config)
     return advantage, value_target
 
 
@@ -234,9 +244,18 @@ def minibatch_size(config: PPOConfig, num_rows: int) -> int:
     return -(-num_rows // config.num_mini_batches)
 
 
-def _normalize_minibatch(minibatch: dict[str, Any]) -> dict[str, Any]:
+def _normalize_minibatch(minibatch: dict[str, Any], *, config: PPOConfig) -> dict[str, Any]:
     valid = (minibatch["weight"] > 0).astype(jnp.float32)
-    return {**minibatch, "advantage": normalize(minibatch["advantage"], valid)}
+    return {**minibatch, "advantage": _normalize(minibatch["advantage"], valid, config)}
+
+
+def _normalize(advantage: Array, valid: Array | None, config: PPOConfig) -> Array:
+    if config.advantage_rule == "embodichain-0.2":
+        return normalize(advantage, valid)
+    normalized = normalize(advantage, valid, offset=1e-8)
+    if config.advantage_rule == "embodichain-0.3":
+        return normalized
+    return (advantage - normalized.mean()) / (jnp.std(normalized, ddof=1) + 1e-8)
 
 
 def _stop_beyond(target_kl: float | None) -> Callable[[Metrics], Array] | None:

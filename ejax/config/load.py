@@ -23,6 +23,7 @@ from ejax.config.spellings import (
     read_numbers,
     respell,
     respell_key,
+    settle_compat,
     settle_evaluation,
     settle_horizon,
     take_out,
@@ -76,6 +77,7 @@ def _parse(
     _fill_env(draft)
     take_out(draft)
     settle_horizon(draft)
+    settle_compat(draft)
     fill_defaults(draft)
     for section in ("algorithm", "policy", "env"):
         if draft.has(section):

@@ -30,6 +30,7 @@ from ejax.algorithms.apg import APGConfig
 from ejax.algorithms.grpo import GRPOConfig
 from ejax.algorithms.ppo import PPOConfig
 from ejax.config.errors import ConfigError, Notice, Problem
+from ejax.frozen import freeze, thaw
 from ejax.policies.mlp import NetworkConfig
 from ejax.registry import did_you_mean, registered_name, resolve
 
@@ -37,20 +38,6 @@ ALGORITHM_CONFIGS: dict[str, type[BaseModel]] = {"ppo": PPOConfig, "grpo": GRPOC
 EVAL_METRICS = ("eval/avg_reward", "eval/avg_length", "eval/success_rate")
 
 _STRICT = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-
-def freeze(value: Any) -> Any:
-    """Mappings as ``FrozenDict`` and lists as tuples, all the way down: a hashable value."""
-    if isinstance(value, dict | FrozenDict):
-        return FrozenDict({name: freeze(item) for name, item in value.items()})
-    return tuple(map(freeze, value)) if isinstance(value, list | tuple) else value
-
-
-def thaw(value: Any) -> Any:
-    """The inverse of ``freeze``, into what JSON can hold."""
-    if isinstance(value, dict | FrozenDict):
-        return {name: thaw(item) for name, item in value.items()}
-    return list(map(thaw, value)) if isinstance(value, list | tuple) else value
 
 
 def _frozen_mapping(value: Any) -> FrozenDict:
@@ -103,6 +90,8 @@ class TrainerConfig(BaseModel):
     """Environment steps between evaluations; 0: none during training."""
     num_eval_envs: PositiveInt = 16
     num_eval_episodes: NonNegativeInt = 5
+    eval_episode_choice: Literal["fixed", "first_finished"] = "fixed"
+    """ejax: which episodes count. ``first_finished`` is EmbodiChain's choice, which favours short ones."""
     eval_seed: Annotated[int, Field(ge=0, lt=2**33)]
     """Default: ``seed`` + 10000."""
     best_eval_metric: str = "eval/avg_reward"

@@ -4,6 +4,7 @@ import functools
 import json
 from typing import Any
 
+from ejax.config.compat import COMPAT
 from ejax.config.models import ALGORITHM_CONFIGS, RunConfig
 from ejax.config.spellings import MOVED, OPTIONS_WITHOUT_EFFECT, WITHOUT_EFFECT
 
@@ -43,6 +44,7 @@ def make_schema() -> dict[str, Any]:
         for name, options in ALGORITHM_CONFIGS.items()
     ]
     schema["title"] = "ejax train config"
+    schema["properties"]["compat"] = {"enum": list(COMPAT), "description": "Compute as this EmbodiChain release does."}
     del schema["properties"]["notices"]
     schema["required"] = ["policy", "algorithm"]
     for key in ("trainer", "policy"):

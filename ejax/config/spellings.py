@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from ejax.algorithms.apg import APGConfig
+from ejax.config.compat import COMPAT, compat_defaults
 from ejax.config.errors import Notice, Problem
 from ejax.policies.mlp import NetworkConfig
-from ejax.registry import Kind, UnknownNameError, registered_name
+from ejax.registry import Kind, UnknownNameError, did_you_mean, registered_name
 
 Keys = tuple[str, ...]
 
@@ -164,6 +165,23 @@ def respell(draft: Draft) -> None:
     for key in ("algorithm.cfg", "algorithm.cfg.optimizer", "algorithm.cfg.lr_scheduler", "env.cfg", "policy.cfg"):
         if draft.has(key) and draft.get(key) is None:  # EmbodiChain reads null as the default
             draft.pop(key)
+
+
+def settle_compat(draft: Draft) -> None:
+    """``compat`` becomes the keys that it stands for, where they are not given."""
+    if not draft.has("compat"):
+        return
+    mode = draft.pop("compat")
+    if mode not in COMPAT:
+        allowed = ", ".join(COMPAT)
+        draft.problem("compat", f"got {mode!r}; allowed: {allowed}{did_you_mean(str(mode), COMPAT)}")
+        return
+    names = _name("algorithm", draft.get("algorithm.name")), _name("policy", draft.get("policy.name"))
+    defaults = compat_defaults(mode, *names)
+    for key, value in defaults.items():
+        if not draft.has(key):
+            draft.put(key, value)
+    draft.notice("compat", "sets " + ", ".join(f"{key} {draft.get(key)}" for key in defaults))
 
 
 def settle_horizon(draft: Draft) -> None:
