@@ -1,5 +1,7 @@
 """Compatibility modes: which keys they set, and the numbers of the releases."""
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -57,7 +59,7 @@ def test_the_seed_version_ends_episodes_with_the_rollout_and_hardly_normalizes()
     config = PPOConfig(
         gamma=0.9, gae_lambda=0.8, timeout_bootstrap="embodichain-seed", advantage_rule="embodichain-seed"
     )
-    got, _ = ppo_advantage(data, config=config)
+    got, _ = ppo_advantage(jax.tree.map(jnp.asarray, data), config=config)
     raw, following = np.zeros((7, 3)), np.concatenate([data.value[1:], np.zeros((1, 3))])
     for t in reversed(range(6)):
         alive = 1.0 - data.terminated[t]
