@@ -22,6 +22,9 @@ The first makes an ordinary run folder with one checkpoint, the second goes on w
 optimizer moments, learning rate, schedule and step count are the file's. Environments start new episodes, as they do
 when EmbodiChain resumes, and the search for the best evaluation starts anew. ``--policy-only`` takes the parameters
 alone and starts a new training from them, at step 0.
+
+A checkpoint moves state, the config decides what is computed with it: for the very updates of EmbodiChain's PPO set
+``timeout_bootstrap: embodichain-0.3`` and ``clip_grad_per_network: true`` (0.2: ``timeout_bootstrap: embodichain``).
 """
 
 import argparse
