@@ -48,7 +48,7 @@ class Physics:
     """A model and how to step it. Hashable; models are compiled at first use and kept for the process.
 
     Args:
-        asset: an MJCF file, looked up in ``ejax/envs/assets`` unless it is an absolute path.
+        asset: an MJCF file, looked up in ``ejax/envs/assets`` unless it is an absolute path; or MJCF itself, as text.
         engine: ``mujoco`` (C, on the host), ``mjx`` (XLA), or ``auto``: ``mjx`` if JAX runs on an accelerator.
         num_substeps: physics steps per control step, ≥ 1.
     """
@@ -121,12 +121,13 @@ def render(
 
 @functools.cache
 def _load_model(asset: str, *, visual: bool) -> mujoco.MjModel:
-    spec = mujoco.MjSpec.from_file(str(_ASSETS / asset))
+    is_text = asset.lstrip().startswith("<")
+    spec = mujoco.MjSpec.from_string(asset) if is_text else mujoco.MjSpec.from_file(str(_ASSETS / asset))
     spec.compiler.discardvisual = not visual
     model = spec.compile()
     if model.na or not model.opt.disableflags & mujoco.mjtDisableBit.mjDSBL_WARMSTART:
         raise ValueError(
-            f"{asset}: a step must depend on qpos, qvel and ctrl alone. "
+            f"{'the MJCF text' if is_text else asset}: a step must depend on qpos, qvel and ctrl alone. "
             f"Use actuators without activation, and <option><flag warmstart='disable'/></option>."
         )
     return model

@@ -1,0 +1,61 @@
+"""Rotations in jax.numpy: unit quaternions (w x y z), matrices, Euler angles. Shapes [4], [3, 3], [3]; ``vmap`` for more."""
+
+import jax.numpy as jnp
+
+from ejax.types import Array
+
+
+def matrix_from_quaternion(quaternion: Array) -> Array:
+    """[3, 3] of a unit quaternion (w x y z)."""
+    w, x, y, z = quaternion
+    return jnp.array(
+        [
+            [1.0 - 2.0 * (y * y + z * z), 2.0 * (x * y - w * z), 2.0 * (x * z + w * y)],
+            [2.0 * (x * y + w * z), 1.0 - 2.0 * (x * x + z * z), 2.0 * (y * z - w * x)],
+            [2.0 * (x * z - w * y), 2.0 * (y * z + w * x), 1.0 - 2.0 * (x * x + y * y)],
+        ]
+    )
+
+
+def quaternion_from_matrix(matrix: Array) -> Array:
+    """(w x y z) with w ≥ 0 of a rotation matrix.
+
+    4·q qᵀ = [[1 + m00 + m11 + m22, m21 − m12, …], …]: each row is a multiple of q; the one of the largest diagonal entry
+    is the best conditioned.
+    """
+    (m00, m01, m02), (m10, m11, m12), (m20, m21, m22) = matrix
+    outer = jnp.array(
+        [
+            [1.0 + m00 + m11 + m22, m21 - m12, m02 - m20, m10 - m01],
+            [m21 - m12, 1.0 + m00 - m11 - m22, m01 + m10, m02 + m20],
+            [m02 - m20, m01 + m10, 1.0 - m00 + m11 - m22, m12 + m21],
+            [m10 - m01, m02 + m20, m12 + m21, 1.0 - m00 - m11 + m22],
+        ]
+    )
+    row = outer[jnp.argmax(jnp.diagonal(outer))]
+    quaternion = row / jnp.linalg.norm(row)
+    return jnp.where(quaternion[0] < 0.0, -quaternion, quaternion)
+
+
+def matrix_from_euler(angles: Array) -> Array:
+    """Rx(α)·Ry(β)·Rz(γ): intrinsic rotations about x, then y, then z, rad; EmbodiChain's convention."""
+    (cx, cy, cz), (sx, sy, sz) = jnp.cos(angles), jnp.sin(angles)
+    zero, one = jnp.zeros_like(cx), jnp.ones_like(cx)
+    about_x = jnp.array([[one, zero, zero], [zero, cx, -sx], [zero, sx, cx]])
+    about_y = jnp.array([[cy, zero, sy], [zero, one, zero], [-sy, zero, cy]])
+    about_z = jnp.array([[cz, -sz, zero], [sz, cz, zero], [zero, zero, one]])
+    return about_x @ about_y @ about_z
+
+
+def rotation_vector(matrix: Array) -> Array:
+    """Axis times angle (rad) of a rotation matrix."""
+    w, *axis = quaternion_from_matrix(matrix)
+    axis = jnp.array(axis)
+    sine = jnp.linalg.norm(axis)
+    small = sine < 1e-6
+    return axis * jnp.where(small, 2.0, 2.0 * jnp.arctan2(sine, w) / jnp.where(small, 1.0, sine))
+
+
+def make_pose(position: Array, rotation: Array) -> Array:
+    """[4, 4] of a position [3] in m and a rotation [3, 3]."""
+    return jnp.eye(4, dtype=rotation.dtype).at[:3, :3].set(rotation).at[:3, 3].set(position)
