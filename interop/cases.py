@@ -17,12 +17,13 @@ from numpy.typing import NDArray
 from ejax.distributions import Categorical, MultiCategorical, Normal, TanhNormal
 from ejax.types import Array, Env, Key, Params, Policy, PyTree
 from ejax.unroll import EnvCarry, reset, step
-from interop.parity import Arrays, Case, tolerance
+from interop.parity import Arrays, Case, allowed_error
 from interop.policy_spec import WHOLE, PolicySpec
 
 Bounds = tuple[tuple[float, ...], tuple[float, ...]]
 _NUM_ENVS, _NUM_STEPS = 16, 128
 _NUM_ADVERSARIAL = 256
+_NUM_DISTURBED = 8
 
 
 def draw_cases(policy: Policy, params: Params, spec: PolicySpec, seen: Arrays, space: gymnasium.Space) -> list[Case]:
@@ -41,19 +42,27 @@ def draw_cases(policy: Policy, params: Params, spec: PolicySpec, seen: Arrays, s
     }
     if spec.continuous:  # which choice is the best among NaNs is no question with an answer
         observations["not_a_number"] = _with_one_nan(rng, seen, spec.actor.inputs)
-    return [_answer(policy, params, spec, name, obs) for name, obs in observations.items()]
+    together = {name: np.concatenate([obs[name] for obs in observations.values()]) for name in seen}
+    expected, allowed = _answer(policy, params, spec, together)
+    ends = np.cumsum([len(obs[spec.actor.inputs[0]]) for obs in observations.values()])
+
+    def part(arrays: Arrays, i: int) -> Arrays:
+        return {name: np.split(x, ends)[i] for name, x in arrays.items()}
+
+    mine = {name: together[name] for name in spec.actor.inputs}
+    return [Case(name, part(mine, i), part(expected, i), part(allowed, i)) for i, name in enumerate(observations)]
 
 
 def observe(policy: Policy, env: Env, params: Params, bounds: Bounds | None) -> tuple[Arrays, bool]:
     """Act in the environment with sampled actions, so that the observations spread as in training.
 
     Returns:
-        The observations [B, F] by path; whether actions clipped to ``bounds`` always had the effect that the unclipped
-        ones had. Where they had not, a clipped policy is another one than the policy that was trained.
+        The observations [B, F] by path; whether the environment itself clips actions to ``bounds``: wherever it was,
+        actions far beyond them did the same as clipped ones. Where it does not, a clipped policy is another policy.
     """
-    obs, same = _act(policy, env, params, jax.random.key(0), bounds=bounds)
+    obs, clips = _act(policy, env, params, jax.random.key(0), bounds=bounds)
     seen = {name: np.asarray(x, np.float32).reshape(-1, x.shape[-1]) for name, x in leaves_of(obs).items()}
-    return seen, bool(same.all())
+    return seen, bool(clips.all())
 
 
 def leaves_of(obs: Any) -> dict[str, Any]:
@@ -115,39 +124,57 @@ def clip(action: Array, bounds: Bounds | None) -> Array:
     return jnp.clip(action, low, high)
 
 
-def _answer(policy: Policy, params: Params, spec: PolicySpec, name: str, obs: Arrays) -> Case:
+def _answer(policy: Policy, params: Params, spec: PolicySpec, obs: Arrays) -> tuple[Arrays, Arrays]:
+    """JAX's answers, and the errors that are allowed against them."""
     with jax.default_matmul_precision("highest"):
         outputs = deployed_answer(policy, params, nest(obs), spec.clip)
         with jax.enable_x64(True):
-            wide = jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), params)
-            exact_outputs = deployed_answer(policy, wide, nest(obs), spec.clip)
+            exact, *disturbed = _disturbed_answers(policy, params, spec, obs)
     expected = dict(zip(spec.outputs, map(np.asarray, outputs), strict=True))
-    exact = dict(zip(spec.outputs, map(np.asarray, exact_outputs), strict=True))
-    allowed = {name: tolerance(y, exact[name]) for name, y in expected.items() if y.dtype == np.float32}
-    return Case(name, {path: obs[path] for path in spec.actor.inputs}, expected, allowed)
+    allowed = {}
+    for i, (name, y) in enumerate(expected.items()):
+        if y.dtype == np.float32:
+            others = np.stack([y, *(answer[i] for answer in disturbed)])
+            allowed[name] = allowed_error(y, np.abs(others - exact[i]).max(axis=0))
+    return expected, allowed
+
+
+def _disturbed_answers(policy: Policy, params: Params, spec: PolicySpec, obs: Arrays) -> list[list[NDArray[Any]]]:
+    """Answers in float64: the exact ones, then those to numbers that are off by a relative 2⁻²²."""
+    rng = np.random.default_rng(1)
+    numbers = jax.tree.map(lambda x: np.asarray(x, np.float64), (params, nest(obs)))
+
+    def disturb(x: NDArray[np.float64]) -> NDArray[np.float64]:
+        return x * (1.0 + rng.choice((-(2.0**-22), 2.0**-22), x.shape))
+
+    draws = [numbers, *(jax.tree.map(disturb, numbers) for _ in range(_NUM_DISTURBED))]
+    return [[np.asarray(y) for y in deployed_answer(policy, *draw, spec.clip)] for draw in draws]
 
 
 @partial(jax.jit, static_argnames=("policy", "env", "bounds"))
 def _act(policy: Policy, env: Env, params: Params, key: Key, *, bounds: Bounds | None) -> tuple[PyTree, Array]:
-    """Observations [T, N, ...], and whether clipped actions did the same [T]."""
+    """Observations [T, N, ...], and whether the environment clipped [T]."""
     key_reset, key_steps = jax.random.split(key)
 
     def one_step(carry: EnvCarry, key: Key) -> tuple[EnvCarry, tuple[PyTree, Array]]:
         key_action, key_env = jax.random.split(key)
         action = policy.apply(params, carry.obs)[0].sample(key_action)
-        after, timestep = step(env, carry, action, key_env)
-        same = jnp.bool_(True)
-        if bounds is not None:
-            _, clipped = step(env, carry, clip(action, bounds), key_env)
-            equal = jax.tree.map(
-                lambda a, b: (a == b).all(), (timestep.final_obs, timestep.reward), (clipped.final_obs, clipped.reward)
-            )
-            same = jnp.stack(jax.tree.leaves(equal)).all()
-        return after, (carry.obs, same)
+        after, _ = step(env, carry, action, key_env)
+        clips = jnp.bool_(False) if bounds is None else _clips(env, carry, action, key_env, bounds)
+        return after, (carry.obs, clips)
 
     start = reset(env, key_reset, _NUM_ENVS)
-    _, (obs, same) = jax.lax.scan(one_step, start, jax.random.split(key_steps, _NUM_STEPS))
-    return obs, same
+    _, (obs, clips) = jax.lax.scan(one_step, start, jax.random.split(key_steps, _NUM_STEPS))
+    return obs, clips
+
+
+def _clips(env: Env, carry: EnvCarry, action: Array, key: Key, bounds: Bounds) -> Array:
+    """Whether actions far beyond the bounds, on the sides that ``action`` leans to, do what clipped ones do."""
+    low, high = (jnp.broadcast_to(jnp.asarray(bound, action.dtype), action.shape) for bound in bounds)
+    beyond = jnp.where(action < (low + high) / 2.0, low - (high - low), high + (high - low))
+    far, near = (step(env, carry, a, key)[1] for a in (beyond, clip(beyond, bounds)))
+    equal = jax.tree.map(lambda a, b: (a == b).all(), (far.final_obs, far.reward), (near.final_obs, near.reward))
+    return jnp.stack(jax.tree.leaves(equal)).all()
 
 
 def _vertices(rng: np.random.Generator, low: NDArray[Any], high: NDArray[Any]) -> NDArray[np.float32]:

@@ -7,7 +7,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from ejax.config import RunConfig
+from ejax.envs.cart_pole import CartPoleRL
 from ejax.envs.mujoco import Physics
 from ejax.envs.point_mass import PointMassRL
 from ejax.envs.push_cube import PushCubeRL
@@ -25,6 +25,16 @@ _FEATURES: dict[type, dict[str, list[tuple[str, str]]]] = {
         ],
         "action": [(f"{joint} angle change / action_scale", "rad") for joint in _ARM],
     },
+    CartPoleRL: {
+        WHOLE: [
+            ("cart drive force", "N"),
+            ("pole drive torque", "N m"),
+            *((f"{joint} position / range", "1") for joint in ("cart", "pole")),
+            ("cart velocity", "m/s"),
+            ("pole velocity", "rad/s"),
+        ],
+        "action": [("cart position change / action_scale", "m"), ("pole angle change / action_scale", "rad")],
+    },
     PointMassRL: {
         WHOLE: [
             *((f"position {axis}", "m") for axis in "xy"),
@@ -40,9 +50,12 @@ _FEATURES: dict[type, dict[str, list[tuple[str, str]]]] = {
 """(name, unit) of each number, for the environments that are known; positions are in the frame of the robot's base."""
 
 
-def make_contract(config: RunConfig, env: Env, spec: PolicySpec, seen: Arrays, clipping: str) -> dict[str, Any]:
+def make_contract(
+    env_config: dict[str, Any], env: Env, spec: PolicySpec, seen: Arrays, clipping: str
+) -> dict[str, Any]:
     """
     Args:
+        env_config: ``id`` and ``cfg`` of the environment.
         seen: observations of the environment by path, [B, F] each.
         clipping: why the action is clipped, or is not.
     """
@@ -74,8 +87,8 @@ def make_contract(config: RunConfig, env: Env, spec: PolicySpec, seen: Arrays, c
         "schema_version": 1,
         "call": "every artefact takes the arrays of 'observation' in this order and returns those of 'outputs'",
         "env": {
-            **config.to_dict()["env"],
-            "parameters": dataclasses.asdict(env) if isinstance(env, PushCubeRL | PointMassRL) else None,
+            **env_config,
+            "parameters": dataclasses.asdict(env) if isinstance(env, PushCubeRL | CartPoleRL | PointMassRL) else None,
             "max_episode_steps": env.max_episode_steps,
         },
         "control_rate_hz": None if period is None else round(1.0 / period, 6),
@@ -95,8 +108,9 @@ def control_period(env: Env) -> float | None:
     """Seconds between two actions, None where the environment does not tell."""
     if isinstance(env, RenderableEnv):
         return env.control_period
-    if isinstance(env, PushCubeRL):
-        return env.sim_steps_per_control * float(Physics("push_cube.xml").model.opt.timestep)
+    if isinstance(env, PushCubeRL | CartPoleRL):
+        asset = "push_cube.xml" if isinstance(env, PushCubeRL) else "cart_pole.xml"
+        return env.sim_steps_per_control * float(Physics(asset).model.opt.timestep)
     return env.dt if isinstance(env, PointMassRL) else None
 
 

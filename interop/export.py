@@ -33,7 +33,7 @@ from ejax.device import prepare_jax
 from ejax.evaluate import load_policy
 from ejax.policies import ActorCritic, ActorOnly, NetworkConfig
 from ejax.run_dir import open_run_directory
-from ejax.types import Env
+from ejax.types import Env, Params, Policy
 from interop.artefacts import FORMATS, library_versions
 from interop.cases import Bounds, draw_cases, leaves_of, observe
 from interop.contract import make_contract
@@ -70,25 +70,15 @@ def main(argv: list[str] | None = None) -> int:
 def export_run(
     run: Path, to: Path, formats: Sequence[str], *, checkpoint: str | None = None, clipping: Clipping = "auto"
 ) -> dict[str, Any]:
-    """Export a checkpoint of a run into the new folder ``to``, which appears only if every artefact passed.
+    """Export a checkpoint of a run into the new folder ``to``, see ``export_policy``.
 
     Args:
         checkpoint: ``best``, ``latest`` or a path. None: the best one, or the latest where there is no best.
-        clipping: of a normal's actions to the env's action space. ``auto``: only if the env itself acts on clipped
-            actions, so that the exported policy does what was trained.
-
-    Returns:
-        What ``parity.json`` holds.
 
     Raises:
-        ParityError: an artefact does not answer as JAX does.
-        MissingPackageError: a package that one of the formats needs is not installed.
-        ValueError: an unknown format, or a policy that has no torch twin.
-        FileExistsError: ``to`` is there already.
+        As ``export_policy``. FileNotFoundError: ``run`` is no run. CheckpointError: no such checkpoint, or damaged.
     """
     _check_formats(formats)
-    if to.exists() and any(to.iterdir()):
-        raise FileExistsError(f"{to} holds files already; give a new folder by --to")
     directory, config = open_run_directory(run)
     prepare_jax("cpu")
     if checkpoint is None:
@@ -97,20 +87,54 @@ def export_run(
         path = directory.find(checkpoint, lambda text: print(f"interop.export: {text}", file=sys.stderr))
     else:
         path = Path(checkpoint)
-    step = verify_checkpoint(path).meta["global_step"]
+    meta = verify_checkpoint(path).meta
     env = build_env(config)
     policy, params = load_policy(config, env, path)
+    origin = {"checkpoint": path.name, "global_step": meta["global_step"], "env": config.to_dict()["env"]}
+    return export_policy(policy, params, env, to, formats, origin=origin, clipping=clipping)
+
+
+def export_policy(
+    policy: Policy,
+    params: Params,
+    env: Env,
+    to: Path,
+    formats: Sequence[str],
+    *,
+    origin: Mapping[str, Any],
+    clipping: Clipping = "auto",
+) -> dict[str, Any]:
+    """Export a policy into the new folder ``to``, which appears only if every artefact passed.
+
+    Args:
+        origin: ``checkpoint`` (a name), ``global_step``, ``env`` {``id``, ``cfg``}: written down as they are.
+        clipping: of a normal's actions to the env's action space. ``auto``: only if the env itself clips to it, so that
+            the exported policy does what was trained.
+
+    Returns:
+        What ``parity.json`` holds.
+
+    Raises:
+        ParityError: an artefact does not answer as JAX does.
+        MissingPackageError: a package that one of the formats needs is not installed.
+        ValueError: an unknown format, or a policy that has no torch twin.
+        FileExistsError: ``to`` holds files already.
+    """
+    _check_formats(formats)
+    if to.exists() and any(to.iterdir()):
+        raise FileExistsError(f"{to} holds files already; give a new folder")
     if not isinstance(policy, ActorCritic | ActorOnly):
         raise ValueError(f"policies of the class {type(policy).__name__} have no torch twin: ActorCritic, ActorOnly do")
     spec = spec_of(policy, env)
     bounds = _finite_bounds(env.action_space) if spec.head == "normal" else None
-    seen, harmless = observe(policy, env, params, bounds)
-    clips, reason = _decide_clipping(clipping, bounds, harmless, spec)
+    seen, env_clips = observe(policy, env, params, bounds)
+    clips, reason = _decide_clipping(clipping, bounds, env_clips, spec)
     spec = replace(spec, clip=bounds if clips else None)
     cases = draw_cases(policy, params, spec, seen, env.observation_space)
-    trained = Trained(policy, params, spec, state_dict_from_params(policy, params), step)
-    contract = make_contract(config, env, spec, seen, reason)
-    return _write(to, formats, trained, contract, cases, {"checkpoint": path.name, "clipping": reason})
+    trained = Trained(policy, params, spec, state_dict_from_params(policy, params), origin["global_step"])
+    contract = make_contract(origin["env"], env, spec, seen, reason)
+    facts = {"checkpoint": origin["checkpoint"], "global_step": origin["global_step"], "clipping": reason}
+    return _write(to, formats, trained, contract, cases, facts)
 
 
 def spec_of(policy: ActorCritic | ActorOnly, env: Env) -> PolicySpec:
@@ -156,7 +180,7 @@ def _finite_bounds(space: gymnasium.Space) -> Bounds | None:
     return tuple(space.low.ravel().tolist()), tuple(space.high.ravel().tolist())
 
 
-def _decide_clipping(clipping: Clipping, bounds: Bounds | None, harmless: bool, spec: PolicySpec) -> tuple[bool, str]:
+def _decide_clipping(clipping: Clipping, bounds: Bounds | None, env_clips: bool, spec: PolicySpec) -> tuple[bool, str]:
     """Whether to clip, and why, for the contract."""
     if spec.head != "normal":
         return False, f"none: {spec.head} actions are inside their space"
@@ -164,7 +188,7 @@ def _decide_clipping(clipping: Clipping, bounds: Bounds | None, harmless: bool, 
         return False, "none: the action space has no finite bounds"
     if clipping == "none":
         return False, "none: switched off"
-    if harmless:
+    if env_clips:
         return True, "to the action space, as the environment does"
     if clipping == "space":
         return True, "to the action space, as asked for; the environment does not, so this is not the trained policy"
@@ -193,10 +217,11 @@ def _write(
         raise_on_problems(artefacts)
         report = {
             "schema_version": 1,
-            "global_step": trained.global_step,
             **facts,
             "rows": {case.name: len(case.expected["action"]) for case in cases},
-            "tolerance": {case.name: dict(case.tolerance) for case in cases},
+            "largest_allowed": {
+                case.name: {name: float(np.nanmax(x)) for name, x in case.allowed.items()} for case in cases
+            },
             "artefacts": artefacts,
             "sha256": {file.name: sha256(file) for file in sorted(made.iterdir())},
             "versions": {"python": platform.python_version(), "machine": platform.machine(), **library_versions()},

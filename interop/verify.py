@@ -59,7 +59,7 @@ def verify(directory: Path) -> dict[str, dict[str, Any]]:
     if changed:
         raise ParityError(f"missing or changed since the export: {', '.join(changed)}. Export again.")
     spec = PolicySpec.load(directory / "policy.json")
-    cases = load_cases(directory / "observations.npz", report["tolerance"])
+    cases = load_cases(directory / "observations.npz")
     artefacts = check_artefacts(directory, spec, cases, report["artefacts"])
     raise_on_problems(artefacts)
     return artefacts
