@@ -77,13 +77,13 @@ class Positive:
         return Normal(mean, jnp.full_like(mean, 3.0)), obs[..., 0]
 
 
-def play(env=Lengths(), *, key=KEY, num_envs=8, num_episodes=64):
+def play(env=Lengths(), *, key=KEY, num_envs=8, num_episodes=400):
     return evaluate(Positive(), env, {"params": {}}, key, num_envs=num_envs, num_episodes=num_episodes)
 
 
 @pytest.fixture(scope="module")
 def episodes():
-    return jax.tree.map(np.asarray, play(num_episodes=400))
+    return jax.tree.map(np.asarray, play())
 
 
 def test_every_episode_asked_for_is_there_and_complete(episodes):
@@ -104,10 +104,6 @@ def test_each_slot_plays_its_own_share():
     assert len(shares) == 8 and np.isfinite(shares).all()
 
 
-def test_fewer_episodes_than_slots_use_as_many_slots():
-    assert play(num_envs=8, num_episodes=2)["length"].shape == (2,)
-
-
 def test_actions_are_the_distributions_mode(episodes):
     np.testing.assert_array_equal(episodes["return"], episodes["length"])  # reward 1 at every step
 
@@ -123,8 +119,17 @@ def test_the_same_key_plays_the_same_episodes():
     assert (first["length"] != play(key=jax.random.key(1))["length"]).any()
 
 
-def test_an_env_that_informs_of_nothing_still_has_return_and_length():
-    assert set(play(Lengths(informs=False), num_envs=2, num_episodes=2)) == {"return", "length"}
+@pytest.fixture(scope="module")
+def uninformed():
+    return play(Lengths(informs=False), num_envs=8, num_episodes=2)
+
+
+def test_an_env_that_informs_of_nothing_still_has_return_and_length(uninformed):
+    assert set(uninformed) == {"return", "length"}
+
+
+def test_fewer_episodes_than_slots_use_as_many_slots(uninformed):
+    assert uninformed["length"].shape == (2,)
 
 
 def test_summaries_carry_embodichains_tags(episodes):

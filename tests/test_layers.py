@@ -7,7 +7,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 LAYERS = [
-    ["types", "distributions", "returns", "losses", "optim", "sharding", "device", "registry"],
+    ["types", "distributions", "returns", "losses", "optim", "sharding", "device", "registry", "frozen"],
     ["policies", "envs", "unroll", "episodes", "collectors", "checkpoint", "metrics", "console", "video"],
     ["evaluation", "algorithms"],
     ["config"],
@@ -44,6 +44,7 @@ def test_imports_go_down(path):
     for name in imports(path):
         if name.startswith("ejax."):
             used = name.split(".")[1]
+            assert used in LEVEL, f"give {used} its layer"
             assert LEVEL[used] <= LEVEL[unit(path)], f"{path} imports {name} from a layer above it"
 
 

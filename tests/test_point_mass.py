@@ -1,5 +1,6 @@
 """PointMassRL against EmbodiChain's own steps (golden/README.md), its resets and its gradients."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -122,10 +123,16 @@ def test_actions_are_clipped_to_one(step, fresh):
     np.testing.assert_array_equal(far.obs, bound.obs)
 
 
+@pytest.fixture
+def one(fresh):
+    """A single new episode."""
+    return jax.tree.map(lambda x: jnp.asarray(x[0]), fresh[0])
+
+
 @pytest.fixture(scope="module")
-def objective():
+def objective(fresh):
     """Return of eight environments over five steps, as a function of the actions [5, 8, 2]."""
-    state, _ = jax.vmap(ENV.reset)(jax.random.split(jax.random.key(3), 8))
+    state = jax.tree.map(lambda x: jnp.asarray(x[:8]), fresh[0])
 
     def total(actions):
         def one(state, action):
@@ -154,10 +161,10 @@ def test_gradients_are_finite_differences(objective):
     assert float(jnp.sum(gradient(actions) * direction)) == pytest.approx(float(difference), rel=0.02)
 
 
-def test_gradients_at_the_goal_and_at_rest_are_finite():
-    state, _ = ENV.reset(KEY)
-    state = state.replace(position=state.goal_position, obstacle_position=jnp.tile(state.goal_position, (2, 1)))
-    slope = jax.grad(lambda a: ENV.step(state, a, KEY)[1].reward)(jnp.zeros(2))
+def test_gradients_at_the_goal_and_at_rest_are_finite(one):
+    goal = one.goal_position
+    state = replace(one, position=goal, obstacle_position=jnp.tile(goal, (2, 1)))
+    slope = jax.jit(jax.grad(lambda a: ENV.step(state, a, KEY)[1].reward))(jnp.zeros(2))
     assert jnp.isfinite(slope).all()
 
 
@@ -177,7 +184,6 @@ def test_wrong_settings_are_refused_by_name(given, text):
         PointMassRL(**given)
 
 
-def test_an_action_of_another_shape_is_refused():
-    state, _ = ENV.reset(KEY)
+def test_an_action_of_another_shape_is_refused(one):
     with pytest.raises(ValueError, match=r"\(2,\), got \(3,\)"):
-        ENV.step(state, jnp.zeros(3), KEY)
+        ENV.step(one, jnp.zeros(3), KEY)
