@@ -23,8 +23,8 @@ optimizer moments, learning rate, schedule and step count are the file's. Enviro
 when EmbodiChain resumes, and the search for the best evaluation starts anew. ``--policy-only`` takes the parameters
 alone and starts a new training from them, at step 0.
 
-A checkpoint moves state, the config decides what is computed with it: for the very updates of EmbodiChain's PPO set
-``timeout_bootstrap: embodichain-0.3`` and ``clip_grad_per_network: true`` (0.2: ``timeout_bootstrap: embodichain``).
+A checkpoint moves state; what is computed with it is the config's matter: ``compat: embodichain-0.3`` (or ``-0.2``,
+``-seed``) at its top makes updates those of that release.
 """
 
 import argparse

@@ -43,8 +43,7 @@ def golden():
 def options(golden, **changes):
     """The golden training's config, as EmbodiChain 0.3 computes."""
     raw = json.loads(str(golden["config"]))
-    raw["trainer"] |= {"console": False}
-    raw["algorithm"]["cfg"] |= {"clip_grad_per_network": True, "timeout_bootstrap": "embodichain-0.3"}
+    raw |= {"compat": "embodichain-0.3", "trainer": {**raw["trainer"], "console": False}}
     for path, value in changes.items():
         section, _, key = path.partition("__")
         raw[section][key] = value
@@ -276,8 +275,9 @@ def test_files_and_policies_that_do_not_fit_are_refused(golden, config, parts, t
     with pytest.raises(ValueError, match=r"actor\.0\.weight is \[16, 9\] in the file and \[16, 14\] here"):
         pt_state.restore(replace(saved, policy=narrow), config, parts)
     wide = {**saved.policy, "log_std": np.float32([-7.0, 0.0])}
+    clamped = parse_config(options(golden, policy__log_std_range=[-5.0, 2.0]))
     with pytest.raises(ValueError, match=r"set policy\.log_std_range to that"):
-        pt_state.restore(replace(saved, policy=wide), config, parts)
+        pt_state.restore(replace(saved, policy=wide), clamped, build(clamped))
 
     meta = {"global_step": 0, "num_updates": 0, "best_eval_value": None}
     with pytest.raises(ValueError, match=r"only the ActorCritic of 0\.3"):
