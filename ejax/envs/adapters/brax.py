@@ -1,0 +1,127 @@
+"""Brax environments, ``brax:ant``, and the adapter for every environment with Brax's interface."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import gymnasium
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+from ejax.envs.adapters.library import as_vectors, check_name, import_library, settle_dtypes, vector_space
+from ejax.types import Array, Key, PyTree, Timestep
+
+_REWARD_TERM = "reward/"
+
+
+@struct.dataclass(kw_only=True)
+class BraxEnvState:
+    """One episode."""
+
+    inner: PyTree
+    """The library's ``State``."""
+    episode_step: Array
+
+
+@dataclass(frozen=True)
+class BraxEnv:
+    """
+    The bare environment, without the library's wrappers: ``done`` is ``terminated``, the time limit is counted here.
+    (The library's episode wrapper ends an episode at the limit with ``done`` too, and resets it to its first state.)
+
+    Actions in ±1, clipped. Observations are vectors, or a dict of them; images are flattened.
+    Metrics named ``reward/<term>`` are ``info["rewards"]``; a metric ``success`` is also ``info["success"]``.
+    """
+
+    name: str
+    max_episode_steps: int
+    action_repeat: int
+    options: Mapping[str, Any] = field(hash=False)
+    """What ``make`` was given: with the name, what makes two environments equal."""
+    env: Any = field(repr=False, compare=False)
+    observation_space: gymnasium.Space = field(repr=False, compare=False)
+    action_space: gymnasium.Space = field(repr=False, compare=False)
+
+    def reset(self, key: Key) -> tuple[BraxEnvState, PyTree]:
+        inner = self.env.reset(jax.random.key_data(key))  # Brax is written for keys that are plain arrays
+        state = BraxEnvState(inner=settle_dtypes(inner), episode_step=jnp.zeros((), jnp.int32))
+        return state, as_vectors(inner.obs)
+
+    def step(self, state: BraxEnvState, action: Array, key: Key) -> tuple[BraxEnvState, Timestep]:
+        del key  # the environment keeps its own in its state
+        if action.shape != self.action_space.shape:
+            raise ValueError(f"{self.name} takes an action of shape {self.action_space.shape}, got {action.shape}")
+        action = jnp.clip(action, -1.0, 1.0)
+
+        def one_step(inner: PyTree, _: None) -> tuple[PyTree, tuple[Array, Array]]:
+            # a copy: some environments write into the metrics and info that they are given
+            after = self.env.step(jax.tree.map(lambda x: x, inner), action)
+            return settle_dtypes(after, like=inner), (jnp.float32(after.reward), jnp.asarray(after.done, bool))
+
+        # The library's wrapper takes the last step's done; here no termination between repeats is lost.
+        inner, (reward, done) = jax.lax.scan(one_step, state.inner, None, self.action_repeat)
+        episode_step = state.episode_step + 1
+        timestep = Timestep(
+            obs=as_vectors(inner.obs),
+            reward=reward.sum(),
+            terminated=done.any(),
+            truncated=episode_step >= self.max_episode_steps,
+            info=_info(inner.metrics),
+        )
+        return BraxEnvState(inner=inner, episode_step=episode_step), timestep
+
+
+def make(
+    name: str, *, max_episode_steps: int = 1000, action_repeat: int = 1, backend: str | None = None, **options: Any
+) -> BraxEnv:
+    """A Brax environment.
+
+    Args:
+        max_episode_steps: time limit. Brax's default for all of its environments: 1000.
+        action_repeat: steps of the environment in one step here.
+        backend: ``generalized``, ``positional``, ``spring`` or ``mjx``. None: the environment's own.
+        options: for the environment's constructor.
+
+    Raises:
+        ModuleNotFoundError: Brax is not installed.
+        TypeError: an option that the constructor does not take.
+        ValueError: an unknown name or backend.
+    """
+    envs = import_library("brax.envs", "brax")
+    check_name("brax", name, envs._envs)  # Brax lists its names nowhere else
+    options |= {} if backend is None else {"backend": backend}
+    with jax.ensure_compile_time_eval():  # constants, even if called while a program is traced
+        env = envs.get_environment(name, **options)
+    return adapt(f"brax:{name}", env, max_episode_steps=max_episode_steps, action_repeat=action_repeat, options=options)
+
+
+def adapt(
+    name: str, env: Any, *, max_episode_steps: int, action_repeat: int = 1, options: Mapping[str, Any]
+) -> BraxEnv:
+    """An environment object with Brax's interface as one of ejax's.
+
+    Args:
+        name: with ``options``, what it is told apart by: equal ones share compiled programs.
+    """
+    if max_episode_steps <= 0 or action_repeat <= 0:
+        raise ValueError(f"max_episode_steps and action_repeat must be > 0, got {max_episode_steps}, {action_repeat}")
+    shapes = jax.eval_shape(env.reset, jax.random.PRNGKey(0))
+    return BraxEnv(
+        name=name,
+        max_episode_steps=max_episode_steps,
+        action_repeat=action_repeat,
+        options=dict(options),
+        env=env,
+        observation_space=vector_space(shapes.obs),
+        action_space=gymnasium.spaces.Box(-1.0, 1.0, (env.action_size,), np.float32),
+    )
+
+
+def _info(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    scalars = {name: jnp.asarray(x) for name, x in metrics.items() if jnp.ndim(x) == 0}
+    terms = {name.removeprefix(_REWARD_TERM): x for name, x in scalars.items() if name.startswith(_REWARD_TERM)}
+    others = {name: x for name, x in scalars.items() if not name.startswith(_REWARD_TERM)}
+    success = {"success": scalars["success"] > 0.5} if "success" in scalars else {}
+    return {"rewards": terms, "metrics": others, **success}

@@ -1,0 +1,132 @@
+"""Gymnax environments: ``gymnax:CartPole-v1``. Needs gymnax >= 1.0, which tells termination from the time limit."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import gymnasium
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ejax.envs.adapters.library import as_vectors, check_name, import_library, settle_dtypes, vector_space
+from ejax.types import Array, Key, PyTree, Timestep
+
+
+@dataclass(frozen=True)
+class GymnaxEnv:
+    """
+    Stepped by ``step_env``, the transition without Gymnax's own reset. ``terminated`` is what that returns,
+    ``truncated`` is ``is_truncated``: ``time >= max_steps_in_episode``. Both may be true in the same step.
+
+    Observations are vectors: grids (MinAtar, [10, 10, C]) are flattened, a Discrete observation is one-hot.
+    Box actions are vectors, clipped to the space's bounds.
+    """
+
+    name: str
+    max_episode_steps: int
+    options: Mapping[str, Any] = field(hash=False)
+    """What ``make`` was given: with the name, what makes two environments equal."""
+    env: Any = field(repr=False, compare=False)
+    params: Any = field(repr=False, compare=False)
+    observation_space: gymnasium.Space = field(repr=False, compare=False)
+    action_space: gymnasium.Space = field(repr=False, compare=False)
+
+    def reset(self, key: Key) -> tuple[PyTree, PyTree]:
+        obs, state = self.env.reset_env(key, self.params)
+        return settle_dtypes(state), self._observe(obs)
+
+    def step(self, state: PyTree, action: Array, key: Key) -> tuple[PyTree, Timestep]:
+        obs, after, reward, terminated, info = self.env.step_env(key, state, self._native(action), self.params)
+        timestep = Timestep(
+            obs=self._observe(obs),
+            reward=jnp.asarray(reward, jnp.float32),
+            terminated=jnp.asarray(terminated, bool),
+            truncated=jnp.asarray(self.env.is_truncated(after, self.params), bool),
+            info={"metrics": {name: jnp.asarray(x) for name, x in info.items() if _is_metric(name, x)}},
+        )
+        return settle_dtypes(after, like=state), timestep
+
+    def _observe(self, obs: PyTree) -> PyTree:
+        num_values = getattr(self.env.observation_space(self.params), "n", None)
+        return as_vectors(obs if num_values is None else jax.nn.one_hot(obs, num_values))
+
+    def _native(self, action: Array) -> Array:
+        space = self.action_space
+        if action.shape != space.shape:
+            raise ValueError(f"gymnax:{self.name} takes an action of shape {space.shape}, got {action.shape}")
+        if isinstance(space, gymnasium.spaces.Box):
+            return jnp.clip(action, space.low, space.high).reshape(self.env.action_space(self.params).shape)
+        return action
+
+
+def make(
+    name: str,
+    *,
+    max_episode_steps: int | None = None,
+    differentiable: bool = False,
+    env_kwargs: Mapping[str, Any] | None = None,
+    **params: Any,
+) -> GymnaxEnv:
+    """A Gymnax environment.
+
+    Args:
+        max_episode_steps: time limit. None: Gymnax's.
+        differentiable: let gradients pass through the transition, where Gymnax supports it.
+        env_kwargs: for the environment's constructor, e.g. ``{"size": 10}`` of DeepSea.
+        params: fields of the environment's ``EnvParams``, e.g. ``gravity=9.8``.
+
+    Raises:
+        ModuleNotFoundError: Gymnax is not installed.
+        ValueError: an unknown name or parameter, or spaces that no policy here can handle.
+    """
+    gymnax = import_library("gymnax", "gymnax")
+    check_name("gymnax", name, gymnax.registered_envs)
+    with jax.ensure_compile_time_eval():  # constants, even if called while a program is traced
+        try:
+            env, defaults = gymnax.make(name, **(env_kwargs or {}))
+        except OSError as error:
+            raise ValueError(f"gymnax:{name} could not get the files that it downloads: {error}") from error
+    if differentiable:
+        env = env.with_transition_gradients()
+    changes = dict(params) if max_episode_steps is None else params | {"max_steps_in_episode": max_episode_steps}
+    allowed = [item.name for item in fields(defaults)]
+    if unknown := sorted(set(changes) - set(allowed)):
+        raise ValueError(f"gymnax:{name} has no parameter {', '.join(unknown)}; it has {', '.join(allowed)}")
+    settings = defaults.replace(**changes)
+    limit = int(settings.max_steps_in_episode)
+    if limit <= 0:
+        raise ValueError(f"max_episode_steps must be > 0, got {limit}")
+    obs, _ = jax.eval_shape(lambda key: env.reset_env(key, settings), jax.random.key(0))
+    return GymnaxEnv(
+        name=name,
+        max_episode_steps=limit,
+        options={"differentiable": differentiable, "env_kwargs": dict(env_kwargs or {}), **params},
+        env=env,
+        params=settings,
+        observation_space=_observation_space(env.observation_space(settings), obs),
+        action_space=_action_space(env.action_space(settings)),
+    )
+
+
+def _is_metric(name: str, x: Any) -> bool:
+    return name != "discount" and jnp.ndim(x) == 0  # Gymnax's discount says ``terminated`` once more
+
+
+def _observation_space(space: Any, obs: PyTree) -> gymnasium.Space:
+    if hasattr(space, "n"):
+        return gymnasium.spaces.Box(0.0, 1.0, (int(space.n),), np.float32)
+    return _bounded(space, obs.shape) if hasattr(space, "low") else vector_space(obs)
+
+
+def _action_space(space: Any) -> gymnasium.Space:
+    if hasattr(space, "n"):
+        return gymnasium.spaces.Discrete(int(space.n))
+    if hasattr(space, "low"):
+        return _bounded(space, space.shape)
+    raise ValueError(f"action space {space} is not supported; allowed: Discrete, Box")
+
+
+def _bounded(space: Any, shape: tuple[int, ...]) -> gymnasium.spaces.Box:
+    low, high = (np.broadcast_to(np.asarray(x, np.float32), shape).reshape(-1) for x in (space.low, space.high))
+    return gymnasium.spaces.Box(low, high, dtype=np.float32)
