@@ -21,15 +21,16 @@ class Format:
     """One kind of artefact."""
 
     file: str
-    needs: tuple[str, ...]
-    """Packages without which it can be neither written nor checked."""
-    install: str
-    """What to give to pip."""
     load: Callable[[Path, PolicySpec], Run]
+    needs: tuple[str, ...]
+    """Packages that it takes to load it; pip knows them by the same names."""
+    written_with: tuple[str, ...] = ()
+    """Further packages that it takes to write it."""
 
-    def missing(self) -> list[str]:
+    def missing(self, *, to_write: bool = False) -> list[str]:
         """The packages that are not installed here."""
-        return [name for name in self.needs if importlib.util.find_spec(name) is None]
+        needs = self.needs + (self.written_with if to_write else ())
+        return [name for name in needs if importlib.util.find_spec(name) is None]
 
 
 def library_versions() -> dict[str, str]:
@@ -107,10 +108,10 @@ def _load_stablehlo(path: Path, spec: PolicySpec) -> Run:
 
 
 FORMATS: dict[str, Format] = {
-    "pt": Format("policy.pt", ("torch",), "torch", _load_pt),
-    "safetensors": Format("policy.safetensors", ("safetensors", "torch"), "safetensors torch", _load_safetensors),
-    "pt2": Format("policy.pt2", ("torch",), "torch", _load_pt2),
-    "onnx": Format("policy.onnx", ("onnxruntime",), "onnxruntime", _load_onnx),
-    "torchscript": Format("policy.torchscript", ("torch",), "torch", _load_torchscript),
-    "stablehlo": Format("policy.stablehlo", ("jax",), "jax", _load_stablehlo),
+    "pt": Format("policy.pt", _load_pt, ("torch",)),
+    "safetensors": Format("policy.safetensors", _load_safetensors, ("safetensors", "torch")),
+    "pt2": Format("policy.pt2", _load_pt2, ("torch",)),
+    "onnx": Format("policy.onnx", _load_onnx, ("onnxruntime",), written_with=("onnx",)),
+    "torchscript": Format("policy.torchscript", _load_torchscript, ("torch",)),
+    "stablehlo": Format("policy.stablehlo", _load_stablehlo, ("jax", "flatbuffers")),
 }

@@ -11,7 +11,6 @@
 """
 
 import argparse
-import importlib.util
 import json
 import os
 import platform
@@ -237,16 +236,15 @@ def _check_formats(formats: Sequence[str]) -> None:
     unknown = [name for name in formats if name not in FORMATS]
     if unknown or not formats:
         raise ValueError(f"--formats: unknown {', '.join(unknown) or 'empty list'}; allowed: {', '.join(FORMATS)}")
-    for name in formats:
-        needs = FORMATS[name].missing()
-        if name == "onnx" and importlib.util.find_spec("onnx") is None:
-            needs.append("onnx")
-        if needs:
-            others = [n for n in formats if n != name] or ["stablehlo"]
-            raise MissingPackageError(
-                f"the format {name} needs {' and '.join(needs)}: pip install {' '.join(needs)}, "
-                f"or leave it out: --formats {','.join(others)}"
-            )
+    missing = {name: FORMATS[name].missing(to_write=True) for name in formats}
+    lacking = {name: packages for name, packages in missing.items() if packages}
+    if lacking:
+        packages = " ".join(sorted({package for some in lacking.values() for package in some}))
+        others = [name for name in formats if name not in lacking]
+        without = f", or leave them out: --formats {','.join(others)}" if others else ""
+        raise MissingPackageError(
+            f"not installed, but needed for {', '.join(lacking)}: pip install {packages}{without}"
+        )
 
 
 def _parser() -> argparse.ArgumentParser:

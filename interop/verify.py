@@ -115,7 +115,7 @@ def sha256(path: Path) -> str:
 def _check_artefact(name: str, directory: Path, spec: PolicySpec, cases: list[Case]) -> dict[str, Any]:
     form = FORMATS[name]
     if missing := form.missing():
-        return {"file": form.file, "skipped": f"{', '.join(missing)} is not installed here: pip install {form.install}"}
+        return {"file": form.file, "skipped": f"not installed here; pip install {' '.join(missing)}"}
     try:
         run = form.load(directory / form.file, spec)
         by_case = {case.name: compare(run, case, spec) for case in cases}
