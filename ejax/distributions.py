@@ -34,7 +34,7 @@ class Normal:
 
     def log_prob(self, action: Array) -> Array:
         z = (action - self.mean) * jnp.exp(-self.log_std)
-        return jnp.sum(-0.5 * jnp.square(z) - self.log_std - _HALF_LOG_2PI, axis=-1)
+        return -0.5 * jnp.sum(jnp.square(z), axis=-1) - jnp.sum(self.log_std + _HALF_LOG_2PI, axis=-1)
 
     def entropy(self) -> Array:
         return jnp.sum(0.5 + _HALF_LOG_2PI + self.log_std, axis=-1)

@@ -29,7 +29,11 @@ class Plan:
     clip_per_network: bool = struct.field(pytree_node=False, default=False)
     skip_nonfinite: bool = struct.field(pytree_node=False, default=True)
     chunk_rows: int | None = struct.field(pytree_node=False, default=None)
-    """Accumulate the gradient over chunks of this many rows: they stay in a CPU's cache. None: by backend."""
+    """Accumulate the gradient in chunks of this many rows. None: as many as a CPU's cache holds; all on a GPU."""
+
+
+_CACHED_ELEMENTS = 2**18
+"""Rows of a chunk x widest layer: 1 MiB of float32. Smaller chunks cost more in dispatch than they gain in cache."""
 
 
 def sgd_epochs(
@@ -171,14 +175,11 @@ def _accumulated_grad(loss: Loss, size: int, chunk_rows: int | None) -> Callable
 
         return jax.grad(of_trained, has_aux=True)(params["params"])
 
-    if chunk_rows is None:
-        chunk_rows = 1024 if jax.default_backend() == "cpu" else size
-    if size % chunk_rows or size == chunk_rows:
-        return grad
-    num_chunks = size // chunk_rows
-
     def accumulated(params: Params, batch: PyTree) -> tuple[PyTree, Metrics]:
-        chunks = jax.tree.map(lambda x: x.reshape(num_chunks, chunk_rows, *x.shape[1:]), batch)
+        rows = _rows_in_cache(params, size) if chunk_rows is None else chunk_rows
+        if size % rows or size == rows:
+            return grad(params, batch)
+        chunks = jax.tree.map(lambda x: x.reshape(size // rows, rows, *x.shape[1:]), batch)
 
         def add(total: PyTree, chunk: PyTree) -> tuple[PyTree, None]:
             return jax.tree.map(jnp.add, total, grad(params, chunk)), None
@@ -188,6 +189,15 @@ def _accumulated_grad(loss: Loss, size: int, chunk_rows: int | None) -> Callable
         return total
 
     return accumulated
+
+
+def _rows_in_cache(params: Params, size: int) -> int:
+    """Rows of the fewest equal chunks that fit a CPU's cache; all where few chunks cannot be equal, and on a GPU."""
+    if jax.default_backend() != "cpu":
+        return size
+    widest = max((leaf.shape[-1] for leaf in jax.tree.leaves(params["params"]) if leaf.ndim), default=1)
+    fewest = -(-size * widest // _CACHED_ELEMENTS)
+    return size // next((n for n in range(fewest, 2 * fewest) if size % n == 0), 1)
 
 
 def _clip(grads: PyTree, plan: Plan) -> tuple[PyTree, Array]:

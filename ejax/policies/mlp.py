@@ -5,7 +5,7 @@ For each hidden size: Linear → [LayerNorm] → activation → [dropout]; then 
 
 import math
 from collections.abc import Callable
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import flax.linen as nn
 import jax
@@ -73,6 +73,7 @@ class MLP(nn.Module):
                 size,
                 kernel_init=torch_linear_init if gain is None else jax.nn.initializers.orthogonal(gain),
                 bias_init=_torch_bias_init(x.shape[-1]) if gain is None else jax.nn.initializers.zeros,
+                dot_general=_dense_product,
                 name=f"linear_{i}",
             )(x)
             if i == len(c.hidden_sizes):
@@ -98,6 +99,39 @@ def _torch_bias_init(fan_in: int) -> Callable[..., Array]:
         return jax.random.uniform(key, shape, dtype, -bound, bound)
 
     return init
+
+
+def _dense_product(x: Array, w: Array, *args: Any, **kwargs: Any) -> Array:
+    """What ``nn.Dense`` asks of ``lax.dot_general``, always x·w."""
+    del args, kwargs
+    return _product(x, w)
+
+
+@jax.custom_vjp
+def _product(x: Array, w: Array) -> Array:
+    """x·w, whose xᵀ·dy transposes x in memory on a CPU: XLA has no fast kernel for a product over both first axes."""
+    return x @ w
+
+
+def _product_forward(x: Array, w: Array) -> tuple[Array, tuple[Array, Array]]:
+    return x @ w, (x, w)
+
+
+def _product_backward(residuals: tuple[Array, Array], dy: Array) -> tuple[Array, Array]:
+    x, w = residuals
+    rows, dy_rows = x.reshape(-1, x.shape[-1]), dy.reshape(-1, dy.shape[-1])
+
+    def plain(x: Array, dy: Array) -> Array:
+        return x.T @ dy
+
+    def transposed(x: Array, dy: Array) -> Array:
+        return jax.lax.optimization_barrier(x.T) @ dy  # without the barrier XLA folds the transpose into the product
+
+    on_cpu = transposed if w.shape[-1] > 1 else plain  # for one column the product is a matrix times a vector: fast
+    return dy @ w.T, jax.lax.platform_dependent(rows, dy_rows, cpu=on_cpu, default=plain)
+
+
+_product.defvjp(_product_forward, _product_backward)
 
 
 def _consistent_dropout(x: Array, seed: Array, *, layer: int, p: float) -> Array:
