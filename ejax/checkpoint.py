@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from orbax.checkpoint import v1 as ocp
 
 from ejax.types import PyTree
@@ -106,7 +107,8 @@ def _load(path: Path, like: PyTree, prefix: str) -> PyTree:
         warnings.simplefilter("ignore")
         arrays = ocp.load(state, abstract)
     paths, structure = jax.tree_util.tree_flatten_with_path(like)
-    return jax.tree.unflatten(structure, [arrays[prefix + _name(p)] for p, _ in paths])
+    leaves = [arrays[prefix + _name(p)] if x.size else jnp.zeros(x.shape, x.dtype) for p, x in paths]
+    return jax.tree.unflatten(structure, leaves)
 
 
 def verify_checkpoint(path: Path) -> Checkpoint:
@@ -144,7 +146,8 @@ def library_versions() -> dict[str, str]:
 
 
 def _flatten(tree: PyTree) -> dict[str, Any]:
-    return {_name(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]}
+    """Leaves by name. Those without elements are left out: orbax refuses them, and their shape says all."""
+    return {_name(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0] if leaf.size}
 
 
 def _name(path: Any) -> str:

@@ -85,7 +85,7 @@ def test_a_killed_run_resumes_to_the_same_bits(env: str, tmp_path: Path) -> None
     wait_for_checkpoint(process, tmp_path)
     time.sleep(random.random())  # any moment will do, saving included
     process.send_signal(signal.SIGKILL)
-    process.wait()
+    process.communicate()
     resumed = train(parse_config(raw), resume="latest", run_dir=tmp_path / "run")
 
     assert resumed.finished

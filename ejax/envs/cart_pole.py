@@ -64,6 +64,11 @@ class CartPoleRL:
         Physics(_ASSET, self.physics, self.sim_steps_per_control)  # rejects wrong values here, not in a later trace
 
     @property
+    def control_period(self) -> float:
+        """s, of one step."""
+        return 0.01 * self.sim_steps_per_control
+
+    @property
     def observation_space(self) -> gymnasium.spaces.Box:
         return gymnasium.spaces.Box(-np.inf, np.inf, (6,), np.float32)
 

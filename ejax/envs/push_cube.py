@@ -95,6 +95,11 @@ class PushCubeRL:
         return self.episode_length
 
     @property
+    def control_period(self) -> float:
+        """s, of one step."""
+        return 0.01 * self.sim_steps_per_control
+
+    @property
     def observation_space(self) -> gymnasium.spaces.Box:
         return gymnasium.spaces.Box(-np.inf, np.inf, (15,), np.float32)
 
