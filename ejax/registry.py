@@ -18,6 +18,7 @@ ENVS: dict[str, Any] = {
     "PointMassRL": "ejax.envs.point_mass:PointMassRL",
     "CartPoleRL": "ejax.envs.cart_pole:CartPoleRL",
     "PushCubeRL": "ejax.envs.push_cube:PushCubeRL",
+    "EmbodiedEnv": "ejax.envs.embodied:EmbodiedEnv",
 }
 """Called as ``Name(**cfg)``."""
 

@@ -243,15 +243,9 @@ def test_the_trainer_overrides_the_number_of_environments(tmp_path, task):
     assert gym(tmp_path, {"id": "TaskRL", "num_envs": 2}, num_envs=4).trainer.num_envs == 4
 
 
-def test_the_manager_form_is_announced_by_key(tmp_path, task):
-    env = {"events": {"a": {}}, "rewards": {"b": {}}, "observations": {}, "extensions": {}}
-    data = {"id": "TaskRL", "max_episodes": 5, "env": env, "robot": {"uid": "r"}, "sensor": []}
-    assert set(keys_of(gym(tmp_path, data).notices)) == {
-        "gym.json:max_episodes",
-        "gym.json:env.events",
-        "gym.json:env.rewards",
-        "gym.json:robot",
-    }
+def test_the_scene_of_a_first_release_task_is_announced(tmp_path, task):
+    data = {"id": "TaskRL", "max_episodes": 5, "env": {"extensions": {}}, "robot": {"uid": "r"}, "sensor": []}
+    assert set(keys_of(gym(tmp_path, data).notices)) == {"gym.json:max_episodes", "gym.json:robot"}
 
 
 def test_a_gym_config_is_found_beside_the_train_file_first(tmp_path, monkeypatch, task):

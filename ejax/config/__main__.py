@@ -1,16 +1,42 @@
-"""``python -m ejax.config schema``: print the JSON Schema of a train config."""
+"""``python -m ejax.config schema | check FILE``: a train config's JSON Schema; what becomes of each key of a file."""
 
 import argparse
+import json
+import sys
+from pathlib import Path
 
+from ejax.config.check import check, count_by_status, table
+from ejax.config.errors import ConfigError
 from ejax.config.schema import schema_text
 
 
-def main() -> None:
+def main(argv: list[str] | None = None) -> int:
+    """Run the command line. Returns the exit code: 2 if anything in the file is unsupported."""
     parser = argparse.ArgumentParser(prog="python -m ejax.config", description=__doc__)
-    parser.add_argument("what", choices=["schema"])
-    parser.parse_args()
-    print(schema_text(), end="")
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("schema", help="print the JSON Schema")
+    checked = commands.add_parser("check", help="list each key as used, renamed, without effect, or unsupported")
+    checked.add_argument("file", type=Path)
+    checked.add_argument("overrides", nargs="*", metavar="section.key=value")
+    checked.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    args = parser.parse_args(argv)
+    if args.command == "schema":
+        print(schema_text(), end="")
+        return 0
+    try:
+        notes = check(args.file, args.overrides)
+    except ConfigError as error:
+        print(f"ejax.config: {error}", file=sys.stderr)
+        return 2
+    counts = count_by_status(notes)
+    if args.json:
+        print(
+            json.dumps({"file": str(args.file), "counts": counts, "keys": [note._asdict() for note in notes]}, indent=1)
+        )
+    else:
+        print(table(notes))
+    return 2 if counts["unsupported"] else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

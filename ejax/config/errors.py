@@ -1,7 +1,7 @@
 """What a config can be told: problems, all in one error, and notices."""
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 
 class Problem(NamedTuple):
@@ -18,6 +18,7 @@ class Notice(NamedTuple):
 
     key: str
     text: str
+    status: Literal["remark", "renamed", "without effect", "unsupported"] = "remark"
 
 
 class ConfigError(ValueError):

@@ -1,8 +1,8 @@
-"""An EmbodiChain gym config, read for one of ejax's task classes.
+"""An EmbodiChain gym config: which of ejax's environments it stands for.
 
-Taken over: the id, the number of environments, the time limit, the control rate, and ``env.extensions``
-(in the first releases: all of a task's numbers). The manager form (events, observations, rewards, actions)
-and the scene are announced.
+The manager form (events, observations, rewards, actions) is built as it is, by ``ejax.envs.embodied``, which says what
+becomes of each key. Of the first releases, whose tasks are classes with all numbers in ``env.extensions``, the id, the
+number of environments, the time limit, the control rate and the extensions are taken over.
 """
 
 import dataclasses
@@ -15,10 +15,16 @@ from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
 from ejax.config.errors import Problem
 from ejax.config.explain import unknown_key
 from ejax.config.models import EnvConfig, thaw
-from ejax.config.spellings import Draft
-from ejax.registry import UnknownNameError, resolve
+from ejax.config.spellings import Draft, read_numbers
+from ejax.envs.functors.registry import FUNCTORS, FunctorKind
+from ejax.envs.key_report import GymConfigError, KeyNote
+from ejax.envs.plan import make_plan
+from ejax.frozen import freeze
+from ejax.registry import ENVS, UnknownNameError, resolve
 
-MANAGER_KEYS = ("events", "observations", "rewards", "actions", "dataset", "control_parts")
+MANAGER_ENV = "EmbodiedEnv"
+"""The registered name of the environment that is built from a gym config."""
+MANAGER_KEYS: tuple[FunctorKind, ...] = ("events", "observations", "rewards", "actions")
 SCENE_KEYS = (
     "robot",
     "sensor",
@@ -58,22 +64,69 @@ def read_gym_config(draft: Draft, data: Mapping[str, Any], source: str) -> dict[
     if not isinstance(name, str) or not isinstance(env, dict) or not isinstance(env.get("extensions") or {}, dict):
         draft.problem("env", f"{source} must hold id: the name of an environment, and env: {{extensions: {{…}}}}")
         return {}
-    draft.spelled |= {"env.id": f"{source}:id", "env.cfg": f"{source}:env.extensions"}
-    for prefix, section, unbuilt in ((f"{source}:", data, SCENE_KEYS), (f"{source}:env.", env, MANAGER_KEYS)):
-        for key in unbuilt:
+    draft.spelled["env.id"] = f"{source}:id"
+    _read_num_envs(draft, data, env, source)
+    if is_manager_form(data):
+        draft.spelled["env.cfg.gym_config"] = f"{source}:"
+        data = read_numbers(dict(data))
+        for note in manager_notes(data):
+            if note.status in ("without effect", "renamed"):
+                draft.notice(f"{source}:{note.key}", note.text, note.status)
+        return {"id": MANAGER_ENV, "cfg": {"gym_config": data}}
+
+    draft.spelled["env.cfg"] = f"{source}:env.extensions"
+    for prefix, section, unused in (
+        (f"{source}:", data, SCENE_KEYS),
+        (f"{source}:env.", env, ("dataset", "control_parts")),
+    ):
+        for key in unused:
             if section.get(key):
-                draft.notice(f"{prefix}{key}", f"not built yet: {name} of ejax has its own")
+                draft.notice(f"{prefix}{key}", f"no effect: the task class {name} has its own", "without effect")
     for key in WITHOUT_EFFECT_KEYS:
         if data.get(key):
-            draft.notice(f"{source}:{key}", "no effect in ejax")
+            draft.notice(f"{source}:{key}", "no effect in ejax", "without effect")
     if env.get("target_control_frequency") is not None:
-        draft.notice(f"{source}:env.target_control_frequency", "not built yet: give sim_steps_per_control")
+        text = f"the task class {name} takes sim_steps_per_control instead"
+        draft.problem(f"{source}:env.target_control_frequency", text)
     allowed = ["id", "env", "max_episode_steps", "num_envs", *SCENE_KEYS, *WITHOUT_EFFECT_KEYS]
     draft.problems += _unknown(f"{source}:", data, allowed)
-    allowed = ["num_envs", "sim_steps_per_control", "target_control_frequency", "extensions", *MANAGER_KEYS]
-    draft.problems += _unknown(f"{source}:env.", env, allowed)
-    _read_num_envs(draft, data, env, source)
+    others = ("num_envs", "sim_steps_per_control", "target_control_frequency", "extensions", "dataset", "control_parts")
+    draft.problems += _unknown(f"{source}:env.", env, [*others, *MANAGER_KEYS])
     return {"id": name, "cfg": _read_cfg(draft, data, env, source)}
+
+
+def is_manager_form(data: Mapping[str, Any]) -> bool:
+    """True for what ``EmbodiedEnv`` builds: functors, or a robot for an id that no class of ejax has."""
+    env = data.get("env") or {}
+    known = str(data.get("id")).casefold() in {name.casefold() for name in ENVS}
+    return any(env.get(key) for key in MANAGER_KEYS) or bool(data.get("robot") and not known)
+
+
+def manager_notes(gym_config: Mapping[str, Any]) -> tuple[KeyNote, ...]:
+    """What becomes of each key of a gym config in manager form, whether it can be built or not."""
+    try:
+        return make_plan(freeze(gym_config)).notes
+    except GymConfigError as error:
+        return error.notes
+
+
+def foreign_functors(draft: Draft) -> list[Problem]:
+    """Functors that are code which a file alone may not start."""
+    problems: list[Problem] = []
+    for kind in MANAGER_KEYS if draft.trusted is not None else ():
+        section = draft.get(f"env.cfg.gym_config.env.{kind}")
+        for name, spec in section.items() if isinstance(section, Mapping) else ():
+            func = spec.get("func") if isinstance(spec, Mapping) else None
+            key = f"env.cfg.gym_config.env.{kind}.{name}.func"
+            if (
+                isinstance(func, str)
+                and ":" in func
+                and func not in FUNCTORS[kind]
+                and key not in (draft.trusted or ())
+            ):
+                text = f"'{func}' is code that a file alone may not start; add {key}={func} to the command line"
+                problems.append(Problem(key, text))
+    return problems
 
 
 def env_problems(env: EnvConfig) -> list[Problem]:
@@ -89,10 +142,12 @@ def env_problems(env: EnvConfig) -> list[Problem]:
     for key, value in cfg.items():
         if key in parameters and (text := _mismatch(parameters[key].annotation, value)):
             problems.append(Problem(f"env.cfg.{key}", f"got {value!r}; {text}"))
-    if not problems and dataclasses.is_dataclass(make):  # checks its own values, and costs nothing
+    if not problems and dataclasses.is_dataclass(make):  # checks its own values, and costs little
         try:
             make(**dict(env.cfg))  # type: ignore[operator]  # a class, here
-        except ValueError as error:
+        except GymConfigError as error:
+            return [Problem(f"env.cfg.gym_config.{note.key}", note.text) for note in error.refused]
+        except (TypeError, ValueError) as error:
             problems.append(Problem("env.cfg", str(error)))
     return problems
 
@@ -108,7 +163,8 @@ def _read_cfg(draft: Draft, data: Mapping[str, Any], env: Mapping[str, Any], sou
     cfg = dict(env.get("extensions") or {})
     for key in EXTENSIONS_WITHOUT_EFFECT:
         if cfg.pop(key, None) is not None:
-            draft.notice(f"{source}:env.extensions.{key}", f"no effect: {data['id']} of ejax has its own")
+            text = f"no effect: {data['id']} of ejax has its own"
+            draft.notice(f"{source}:env.extensions.{key}", text, "without effect")
     if env.get("sim_steps_per_control") is not None:
         cfg["sim_steps_per_control"] = env["sim_steps_per_control"]
         draft.spelled["env.cfg.sim_steps_per_control"] = f"{source}:env.sim_steps_per_control"

@@ -1,6 +1,7 @@
 """From a file or a dictionary, and overrides, to a checked ``RunConfig``; all problems in one error."""
 
 import copy
+import importlib.util
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ from pydantic import ValidationError
 from ejax.config.errors import ConfigError, Problem
 from ejax.config.explain import explain
 from ejax.config.files import read_file, read_yaml
-from ejax.config.gym_config import env_problems, read_gym_config
+from ejax.config.gym_config import env_problems, foreign_functors, read_gym_config
 from ejax.config.models import EnvConfig, RunConfig
 from ejax.config.spellings import (
     GYM_DEFAULTS,
@@ -45,7 +46,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = (), device: str | N
     path = Path(path)
     data = read_file(path)
     _refuse_foreign_code(data, overrides, str(path))
-    return _parse(data, overrides, device, path.parent, str(path))
+    return _parse(data, overrides, device, path.parent, str(path), trusted_keys(overrides))
 
 
 def parse_config(
@@ -63,9 +64,25 @@ def parse_config(
 
 
 def _parse(
-    data: dict[str, Any], overrides: Sequence[str], device: str | None, folder: str | Path | None, source: str
+    data: dict[str, Any],
+    overrides: Sequence[str],
+    device: str | None,
+    folder: str | Path | None,
+    source: str,
+    trusted: frozenset[str] | None = None,
 ) -> RunConfig:
-    draft = Draft(data, folder=None if folder is None else Path(folder))
+    draft = Draft(data, folder=None if folder is None else Path(folder), trusted=trusted)
+    config = read_draft(draft, overrides, device)
+    problems = list(draft.problems)
+    if not {problem.key for problem in problems} & {"trainer", "trainer.device"}:
+        problems += device_problems(draft.get("trainer.device") or "cpu")
+    if problems or config is None:
+        raise ConfigError([Problem(draft.written(key), text) for key, text in problems], source)
+    return config.model_copy(update={"notices": tuple(draft.notices)})
+
+
+def read_draft(draft: Draft, overrides: Sequence[str], device: str | None) -> RunConfig | None:
+    """Bring a draft to the canonical form. None: it has problems. Devices that are not here are no problem yet."""
     seed_spelling = is_seed_spelling(draft)
     respell(draft)
     for text in overrides:
@@ -75,20 +92,22 @@ def _parse(
     respell(draft)
     settle_evaluation(draft, seed_spelling=seed_spelling)
     _fill_env(draft)
+    draft.problems += foreign_functors(draft)
     take_out(draft)
     settle_horizon(draft)
     settle_compat(draft)
     fill_defaults(draft)
+    _do_without_wandb(draft)
     for section in ("algorithm", "policy", "env"):
         if draft.has(section):
             draft.put(section, read_numbers(draft.get(section)))
 
+    if any(problem.key.startswith("env.cfg.gym_config.") for problem in draft.problems):
+        return None  # its code is not even imported
     config, problems = _validate(draft.tree)
     reported = {problem.key for problem in draft.problems}
     draft.problems += [problem for problem in problems if problem.key not in reported]
-    if draft.problems or config is None:
-        raise ConfigError([Problem(draft.written(key), text) for key, text in draft.problems], source)
-    return config.model_copy(update={"notices": tuple(draft.notices)})
+    return None if draft.problems else config
 
 
 def _validate(tree: dict[str, Any]) -> tuple[RunConfig | None, list[Problem]]:
@@ -100,12 +119,10 @@ def _validate(tree: dict[str, Any]) -> tuple[RunConfig | None, list[Problem]]:
     wrong = {problem.key for problem in problems}
     if not wrong & {"env", "env.id", "env.cfg"}:
         problems += env_problems(EnvConfig.model_validate(tree["env"]))
-    if not wrong & {"trainer", "trainer.device"}:
-        problems += _device_problems(tree["trainer"].get("device", "cpu"))
     return config, problems
 
 
-def _device_problems(device: str) -> list[Problem]:
+def device_problems(device: str) -> list[Problem]:
     """A device that jax does not have here."""
     if device == "cpu":
         return []
@@ -125,7 +142,7 @@ def _refuse_foreign_code(data: dict[str, Any], overrides: Sequence[str], source:
     """A file may name registered code only; other code runs if the person who starts the run names it."""
     draft = Draft(copy.deepcopy(data))
     respell(draft)
-    given = {respell_key(text.partition("=")[0].strip()) for text in overrides}
+    given = trusted_keys(overrides)
     keys: dict[Kind, str] = {"env": "env.id", "policy": "policy.name", "algorithm": "algorithm.name"}
     problems = [
         Problem(key, f"'{name}' is code that a file alone may not start; add {key}={name} to the command line")
@@ -134,6 +151,11 @@ def _refuse_foreign_code(data: dict[str, Any], overrides: Sequence[str], source:
     ]
     if problems:
         raise ConfigError(problems, source)
+
+
+def trusted_keys(overrides: Sequence[str]) -> frozenset[str]:
+    """The canonical keys that overrides give: there, the person who starts the run may name foreign code."""
+    return frozenset(respell_key(text.partition("=")[0].strip()) for text in overrides)
 
 
 def _override(draft: Draft, text: str) -> None:
@@ -163,10 +185,11 @@ def _fill_env(draft: Draft) -> None:
         given = draft.pop("env") if draft.has("env") else {}
         path = _find(draft, name)
         if path is not None:
-            env = read_gym_config(draft, read_file(path), str(name))
             given = given if isinstance(given, dict) else {}
-            cfg = {**env.get("cfg", {}), **(given.get("cfg") or {})}
-            draft.put("env", {**env, **given, "cfg": cfg})
+            given_cfg = dict(given.get("cfg") or {})
+            data = _merge(read_file(path), given_cfg.pop("gym_config", {}))
+            env = read_gym_config(draft, data, str(name))
+            draft.put("env", {**env, **given, "cfg": {**env.get("cfg", {}), **given_cfg}})
         for key, value in GYM_DEFAULTS.items():
             draft.tree["trainer"].setdefault(key, value)
     elif not draft.has("env"):
@@ -179,16 +202,56 @@ def _fill_env(draft: Draft) -> None:
             draft.put("trainer.num_envs", num_envs)
 
 
+def find_gym_config(folder: Path | None, name: str) -> Path | None:
+    """The gym config's file: beside the train file, or in the working directory.
+
+    Failing both, the longest tail of the path that lies in the train file's folder or a folder above it: EmbodiChain's
+    files name their gym config from its repository's root. The file's name alone counts beside the train file only.
+
+    Args:
+        folder: the train file's; None if there is no file.
+    """
+    for place in filter(None, (folder, Path.cwd())):
+        if (place / name).is_file():
+            return place / name
+    parts = Path(name).parts
+    above = [] if folder is None else [folder.resolve(), *folder.resolve().parents]
+    for start in range(1, len(parts)):
+        for place in above if start < len(parts) - 1 else above[:1]:
+            path = place.joinpath(*parts[start:])
+            if path.is_file():
+                return path
+    return None
+
+
 def _find(draft: Draft, name: Any) -> Path | None:
-    """The gym config's file: beside the train file, or in the working directory."""
     draft.spelled["env"] = "trainer.gym_config"
     if not isinstance(name, str):
         draft.problem("env", f"got {name!r}; must be the path of a gym config")
         return None
-    folders = [folder for folder in (draft.folder, Path.cwd()) if folder is not None]
-    for folder in folders:
-        if (folder / name).is_file():
-            return folder / name
-    looked = " and ".join(str((folder / name).absolute()) for folder in folders)
-    draft.problem("env", f"there is no '{name}'; looked for {looked}")
-    return None
+    path = find_gym_config(draft.folder, name)
+    places = [place / name for place in (draft.folder, Path.cwd()) if place is not None]
+    if path is None:
+        draft.problem("env", f"there is no '{name}'; looked for {' and '.join(str(p.absolute()) for p in places)}")
+    elif path not in places:
+        draft.notice("trainer.gym_config", f"there is no '{name}'; read {path} instead")
+    return path
+
+
+def _merge(data: dict[str, Any], over: Any) -> dict[str, Any]:
+    """``data`` with the values of ``over``, section by section."""
+    if not isinstance(over, Mapping):
+        return data
+    merged = dict(data)
+    for name, value in over.items():
+        old = merged.get(name)
+        merged[name] = _merge(old, value) if isinstance(old, dict) and isinstance(value, Mapping) else value
+    return merged
+
+
+def _do_without_wandb(draft: Draft) -> None:
+    """A config that asks for Weights & Biases trains without it where the package is missing."""
+    if draft.get("trainer.use_wandb") is True and importlib.util.find_spec("wandb") is None:
+        draft.put("trainer.use_wandb", False)
+        text = "the package wandb is not installed: the run goes on without it (pip install 'ejax[wandb]')"
+        draft.notice("trainer.use_wandb", text, "without effect")

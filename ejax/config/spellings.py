@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ejax.algorithms.apg import APGConfig
 from ejax.config.compat import COMPAT, compat_defaults
@@ -18,6 +18,7 @@ from ejax.policies.mlp import NetworkConfig
 from ejax.registry import Kind, UnknownNameError, did_you_mean, registered_name
 
 Keys = tuple[str, ...]
+Status = Literal["remark", "renamed", "without effect", "unsupported"]
 
 APG_TRAINER_KEYS = (
     "segment_length",
@@ -89,6 +90,8 @@ class Draft:
     tree: dict[str, Any]
     folder: Path | None = None
     """Folder of the train file: where a relative ``gym_config`` is looked up first."""
+    trusted: frozenset[str] | None = None
+    """Keys whose foreign code may run, because the command line gives them. None: all, the config is a program's."""
     problems: list[Problem] = field(default_factory=list)
     notices: list[Notice] = field(default_factory=list)
     spelled: dict[str, str] = field(default_factory=dict)
@@ -134,14 +137,16 @@ class Draft:
         if not above:
             return key
         nearest = max(above, key=len)
-        below = key[len(nearest) :]
-        return self.spelled[nearest].removesuffix(" (override)" if below else "") + below
+        below, spelled = key[len(nearest) :], self.spelled[nearest]
+        if spelled.endswith(":"):  # a file as a whole
+            return spelled + below.removeprefix(".")
+        return spelled.removesuffix(" (override)" if below else "") + below
 
     def problem(self, key: str, text: str) -> None:
         self.problems.append(Problem(key, text))
 
-    def notice(self, key: str, text: str) -> None:
-        self.notices.append(Notice(key, text))
+    def notice(self, key: str, text: str, status: Status = "remark") -> None:
+        self.notices.append(Notice(key, text, status))
 
 
 def respell_key(key: str) -> str:
@@ -231,19 +236,19 @@ def take_out(draft: Draft) -> None:
     """Turn what has no effect, or is not built, into notices."""
     for key, text in WITHOUT_EFFECT.items():
         if draft.has(key) and draft.pop(key) not in (None, [], {}):
-            draft.notice(key, text)
+            draft.notice(key, text, "without effect")
     algorithm = _name("algorithm", draft.get("algorithm.name"))
     for key in OPTIONS_WITHOUT_EFFECT.get(algorithm, ()):
         if draft.has(f"algorithm.cfg.{key}"):
             draft.pop(f"algorithm.cfg.{key}")
-            draft.notice(f"algorithm.cfg.{key}", f"no effect on {algorithm}")
+            draft.notice(f"algorithm.cfg.{key}", f"no effect on {algorithm}", "without effect")
     for key in APG_TRAINER_KEYS if algorithm != "apg" else ():
         written = draft.written(f"algorithm.cfg.{key}")
         if draft.has(f"algorithm.cfg.{key}") and written.startswith("trainer."):
             draft.pop(f"algorithm.cfg.{key}")
-            draft.notice(written, "no effect: an option of the apg algorithm")
+            draft.notice(written, "no effect: an option of the apg algorithm", "without effect")
     if draft.has("trainer.distributed") and draft.pop("trainer.distributed"):
-        draft.notice("trainer.distributed", "not built yet: the run uses one device")
+        draft.notice("trainer.distributed", "not built yet: the run uses one device", "unsupported")
     events = draft.pop("trainer.events") if draft.has("trainer.events") else None
     if not isinstance(events, dict | None) or not all(isinstance(named, dict) for named in (events or {}).values()):
         draft.problem("trainer.events", f"got {events!r}; must be {{train: {{name: spec}}, eval: {{name: spec}}}}")
@@ -252,7 +257,8 @@ def take_out(draft: Draft) -> None:
         if phase not in ("train", "eval"):
             draft.problem(f"trainer.events.{phase}", "unknown key; allowed: train, eval")
         for name in named:
-            draft.notice(f"trainer.events.{phase}.{name}", "not built yet: this event does not run")
+            key = f"trainer.events.{phase}.{name}"
+            draft.notice(key, "not built yet: this event does not run", "unsupported")
 
 
 def fill_defaults(draft: Draft) -> None:

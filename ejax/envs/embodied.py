@@ -8,7 +8,6 @@ import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax.core import FrozenDict
 from numpy.typing import NDArray
 
 from ejax.envs.key_report import GymConfigError, KeyNote
@@ -29,11 +28,11 @@ class EmbodiedEnv:
         r = task's reward + Σ weight·term        (a ``replace`` term: r = weight·term so far)
 
     One step: action terms set the drives' targets → physics → interval events → observation → success, failure, metrics
-    → reward. The observation is nested, ``robot/qpos``, ``robot/qvel``, ``robot/qf`` and what ``observations`` add or modify;
-    its leaves are vectors. ``info["rewards"]`` holds the terms without their weights.
+    → reward. The observation is nested: ``robot/qpos``, ``robot/qvel``, ``robot/qf``, and what ``observations`` add or
+    modify; its leaves are vectors. ``info["rewards"]`` holds the terms without their weights.
 
-    Differs from EmbodiChain: nothing resets itself here, and no event of one environment reaches another. ``startup`` events
-    draw the same for all environments, before those of ``reset``.
+    Differs from EmbodiChain: nothing resets itself here, and no event of one environment reaches another. ``startup``
+    events draw the same for all environments, before those of ``reset``.
 
     Args:
         gym_config: as ``json.load`` gives it.
@@ -122,7 +121,7 @@ class EmbodiedEnv:
 
     def render(self, state: WorldState, width: int = 640, height: int = 480) -> NDArray[np.uint8]:
         """Draw one environment: [height, width, 3] RGB. See ``ejax.envs.mujoco.render``."""
-        targets = {marker_name(key): pose[:3, 3] for key, pose in state.poses.items()}
+        targets: dict[str, Array | NDArray[Any]] = {marker_name(key): pose[:3, 3] for key, pose in state.poses.items()}
         return render(self.plan.scene.xml, state.physics.qpos, width=width, height=height, mocap_pos=targets)
 
     def _start(self) -> WorldState:
@@ -180,7 +179,7 @@ def _with(obs: Obs, path: tuple[str, ...], value: Array) -> Obs:
     return {**obs, first: _with(obs.get(first, {}), tuple(rest), value)}
 
 
-def _paths(obs: Obs, above: str = "") -> list[str]:
+def _paths(obs: Mapping[str, Any], above: str = "") -> list[str]:
     return [
         path
         for name, value in sorted(obs.items())
@@ -229,4 +228,4 @@ def _try_functors(env: EmbodiedEnv) -> None:
 
         attempt(reward.key, value, obs, state, info)
     if notes:
-        raise GymConfigError(tuple(notes))
+        raise GymConfigError((*plan.notes, *notes))

@@ -1,5 +1,6 @@
 """What becomes of each key of a gym config: used, renamed, without effect, or unsupported."""
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
@@ -20,30 +21,36 @@ class KeyNote(NamedTuple):
 
 
 class GymConfigError(ValueError):
-    """A gym config that no environment can be built from. ``notes``: the unsupported keys, all of them."""
+    """A gym config that no environment can be built from. ``notes``: all keys that were read."""
 
     def __init__(self, notes: tuple[KeyNote, ...]) -> None:
         self.notes = notes
-        super().__init__("\n".join(f"{note.key}: {note.text}" for note in notes))
+        self.refused = tuple(note for note in notes if note.status == "unsupported")
+        super().__init__("\n".join(f"{note.key}: {note.text}" for note in self.refused))
 
 
 @dataclass
 class KeyReport:
-    """Notes under way."""
+    """Notes under way, one a key."""
 
-    notes: list[KeyNote] = field(default_factory=list)
+    by_key: dict[str, KeyNote] = field(default_factory=dict)
+
+    @property
+    def notes(self) -> tuple[KeyNote, ...]:
+        return tuple(self.by_key.values())
 
     def add(self, key: str, status: Status, text: str = "") -> None:
-        self.notes.append(KeyNote(key, status, text))
+        """The first reason to refuse a key stays; a mere use gives way."""
+        if key not in self.by_key or self.by_key[key].status == "used":
+            self.by_key[key] = KeyNote(key, status, text)
 
     def refuse(self, key: str, text: str) -> None:
         self.add(key, "unsupported", text)
 
     def raise_if_refused(self) -> None:
         """Raises GymConfigError: a key is unsupported."""
-        refused = tuple(note for note in self.notes if note.status == "unsupported")
-        if refused:
-            raise GymConfigError(refused)
+        if any(note.status == "unsupported" for note in self.notes):
+            raise GymConfigError(self.notes)
 
 
 class Section:
@@ -83,11 +90,12 @@ class Section:
         value = self.data.get(name)
         return default if value is None else value
 
-    def number(self, name: str, default: float, *, above: float | None = None) -> float:
+    def number(self, name: str, default: float, *, above: float = -math.inf, at_least: float = -math.inf) -> float:
         value = self.take(name, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or (above is not None and not value > above):
-            wanted = "a number" if above is None else f"a number above {above:g}"
-            self.report.refuse(self.key(name), f"got {value!r}; must be {wanted}")
+        wrong = isinstance(value, bool) or not isinstance(value, int | float)
+        if wrong or not (value > above and value >= at_least):
+            bound = f" > {above:g}" if above > -math.inf else f" >= {at_least:g}" if at_least > -math.inf else ""
+            self.report.refuse(self.key(name), f"got {value!r}; must be a number{bound}")
             return default
         return float(value)
 
@@ -114,16 +122,29 @@ class Section:
         yield from self.data.items()
 
     def ignore(self, name: str, text: str) -> None:
-        """A key without effect; nothing is said of one that is empty."""
+        """A key without effect."""
         self._read.add(name)
-        if self.data.get(name) not in (None, {}, [], (), False):
-            self.report.add(self.key(name), "without effect", text)
+        if name in self.data:
+            self.report.add(self.key(name), "without effect", "empty" if self._is_empty(name) else text)
 
     def refuse(self, name: str, text: str) -> None:
         """A key that must be empty."""
-        self._read.add(name)
-        if self.data.get(name) not in (None, {}, [], ()):
+        if name not in self.data or name in self._read:
+            self._read.add(name)
+        elif self._is_empty(name):
+            self.ignore(name, text)
+        else:
+            self._read.add(name)
             self.report.refuse(self.key(name), text)
+
+    def skip(self, text: str) -> None:
+        """All that is left is unsupported, because what it belongs to is."""
+        for name in [name for name in self.data if name not in self._read]:
+            self.refuse(str(name), text)
+
+    def _is_empty(self, name: str) -> bool:
+        value = self.data[name]
+        return value is None or (isinstance(value, Mapping | list | tuple) and not value)
 
     def close(self) -> None:
         for name in self.data:

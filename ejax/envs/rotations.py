@@ -1,4 +1,4 @@
-"""Rotations in jax.numpy: unit quaternions (w x y z), matrices, Euler angles. Shapes [4], [3, 3], [3]; ``vmap`` for more."""
+"""Rotations in jax.numpy: unit quaternions (w x y z) [4], matrices [3, 3], Euler angles [3]; ``vmap`` for more."""
 
 import jax.numpy as jnp
 
@@ -20,8 +20,8 @@ def matrix_from_quaternion(quaternion: Array) -> Array:
 def quaternion_from_matrix(matrix: Array) -> Array:
     """(w x y z) with w ≥ 0 of a rotation matrix.
 
-    4·q qᵀ = [[1 + m00 + m11 + m22, m21 − m12, …], …]: each row is a multiple of q; the one of the largest diagonal entry
-    is the best conditioned.
+    4·q qᵀ = [[1 + m00 + m11 + m22, m21 − m12, …], …]: each row is a multiple of q; the one of the largest diagonal
+    entry is the best conditioned.
     """
     (m00, m01, m02), (m10, m11, m12), (m20, m21, m22) = matrix
     outer = jnp.array(
@@ -49,8 +49,8 @@ def matrix_from_euler(angles: Array) -> Array:
 
 def rotation_vector(matrix: Array) -> Array:
     """Axis times angle (rad) of a rotation matrix."""
-    w, *axis = quaternion_from_matrix(matrix)
-    axis = jnp.array(axis)
+    quaternion = quaternion_from_matrix(matrix)
+    w, axis = quaternion[0], quaternion[1:]
     sine = jnp.linalg.norm(axis)
     small = sine < 1e-6
     return axis * jnp.where(small, 2.0, 2.0 * jnp.arctan2(sine, w) / jnp.where(small, 1.0, sine))

@@ -55,19 +55,19 @@ def _read_spec(name: str, data: Any, key: str, kind: FunctorKind, report: KeyRep
         func_name = section.take("func")
         params = section.open("params")
         mode = _read_mode(section, kind)
-        path, weight, interval_step = (), 1.0, 1
+        path: tuple[str, ...] = ()
+        weight, interval_step = 1.0, 1
         if kind == "observations":
             path = tuple(str(section.take("name", name)).split("/"))
             section.ignore("extra", "no effect: shapes are read off the functor")
         if kind == "rewards":
             weight = section.number("weight", 1.0)
         if kind == "events":
-            interval_step = int(section.number("interval_step", 10, above=0))
+            interval_step = int(section.number("interval_step", 10, at_least=1))
             section.ignore("is_global", "no effect: each environment counts its own steps")
         func = _find(section, kind, func_name)
         if func is None:
-            for each in params.data:
-                params.ignore(each, "not read: its functor is not there")
+            params.skip("its functor is not there")
             return None
         checked = _read_params(params, func, kind, robot_uid)
         return Spec(name, key, func, checked, mode, path, weight, interval_step)

@@ -1,4 +1,4 @@
-"""What EmbodiChain's task classes add to their gym config: success, failure, a base reward, and when an episode is cut."""
+"""What EmbodiChain's task classes add to their gym config: success, failure, a base reward, an episode's early end."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -46,7 +46,7 @@ def generic(world: World) -> Judgement:
 
 
 def push_cube(world: World) -> Judgement:
-    """Success: the cube's horizontal distance to ``goal_pose`` is below ``success_threshold``. Cut: the cube fell below −0.1 m."""
+    """Success: the cube is nearer to ``goal_pose`` than ``success_threshold``, horizontally. Cut: it fell to −0.1 m."""
     cube = world.object_pose("cube")[:3, 3]
     distance = jnp.linalg.norm((cube - world.pose("goal_pose")[:3, 3])[:2])
     never = jnp.zeros((), bool)

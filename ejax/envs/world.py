@@ -1,4 +1,4 @@
-"""What functors see: one environment between two steps, as a scene and its state. Everything is a pure function of them.
+"""What functors see: one environment between two steps, as a scene and its state; all of it a pure function of them.
 
 Frames: the arena's, whose origin EmbodiChain puts the robot's base at. Poses are [4, 4], m.
 """
@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import jax.numpy as jnp
-import numpy as np
 from flax import struct
 
+from ejax.envs.bodies import RigidObject
 from ejax.envs.kinematics import site_pose
 from ejax.envs.mujoco import Engine, Physics, PhysicsState
 from ejax.envs.rotations import make_pose, matrix_from_euler, matrix_from_quaternion, quaternion_from_matrix
-from ejax.envs.scene import RigidObject, Scene
+from ejax.envs.scene import Scene
 from ejax.types import Array
 
 
@@ -65,15 +65,12 @@ class World:
 
     @property
     def qf(self) -> Array:
-        """[active joints]: force of the drives and the effort, N or N·m."""
-        num_joints = len(self.scene.joints)
-        qpos, qvel = self.state.physics.qpos[:num_joints], self.state.physics.qvel[:num_joints]
-        stiffness, damping, limit = (
-            jnp.array(each, qpos.dtype)
-            for each in (self.scene.drives.stiffness, self.scene.drives.damping, self.scene.drives.max_effort)
-        )
-        force = jnp.clip(self.ctrl - stiffness * qpos, -limit, limit) - damping * qvel
-        return force[jnp.array(self.active)]
+        """[active joints]: the efforts that an action commands, N or N·m; zeros under position and velocity drives.
+
+        As PhysX's joint forces, which are those applied from outside: what its drives add is not in them. (Raw forces of
+        up to 500 N·m beside angles drown what else a network reads; PPO does not learn then.)
+        """
+        return self.state.effort[jnp.array(self.active)]
 
     @property
     def ctrl(self) -> Array:
@@ -85,7 +82,7 @@ class World:
     @property
     def limits(self) -> Array:
         """[active joints, 2]: lowest and highest position."""
-        return jnp.asarray(self.scene.limits[np.array(self.active)], jnp.float32)
+        return jnp.asarray(self.scene.limits[list(self.active)])
 
     def part_qpos(self, name: str) -> Array:
         """[joints of the part]. Raises ValueError: no such part."""
@@ -113,14 +110,14 @@ class World:
 
     def find_object(self, uid: str) -> RigidObject:
         """Raises ValueError: no such object; the message lists the uids."""
-        each = self.scene.find_object(uid)
-        if each is None:
-            there = ", ".join(each.uid for each in self.scene.objects) or "none"
-            raise ValueError(f"no rigid object '{uid}'; there is {there}")
-        return each
+        for each in self.scene.objects:
+            if each.uid == uid:
+                return each
+        there = ", ".join(each.uid for each in self.scene.objects) or "none"
+        raise ValueError(f"no rigid object '{uid}'; there is {there}")
 
     def has_object(self, uid: str) -> bool:
-        return self.scene.find_object(uid) is not None
+        return any(each.uid == uid for each in self.scene.objects)
 
     def object_pose(self, uid: str) -> Array:
         """[4, 4] of a rigid object.

@@ -1,10 +1,11 @@
-"""Action functors: f(scene, active, **params) -> ActionTerm, made once: how many numbers it takes, and what it does with them.
+"""Action functors: f(scene, active, **params) -> ActionTerm: how many numbers it takes, and what it does with them.
 
-``active``: the indices of the observed joints. A target holds for one control step; joints that no term drives stay at theirs.
+``active``: the indices of the observed joints. A target holds for one control step; joints that no term drives keep
+theirs. EmbodiChain 0.2's terms (``…Term``) drive all active joints, 0.3's (``…Action``) a selection.
 
-EmbodiChain 0.2's terms (``…Term``) drive all active joints, 0.3's (``…Action``) those of ``part_name`` or ``joint_names``.
-Differs from EmbodiChain: numbers of an action count active joints, in every term; QposDenormalizedTerm and QposNormalizedTerm
-index them by the robot's joint ids there, and DeltaQposTerm fails where ``control_parts`` names some joints only.
+Differs from EmbodiChain: the numbers of an action count active joints, in every term. QposDenormalizedTerm and
+QposNormalizedTerm index them by the robot's joint ids there, and DeltaQposTerm fails where ``control_parts`` names only
+some joints.
 """
 
 from collections.abc import Callable, Sequence
@@ -57,8 +58,8 @@ def qpos_denormalized(
     joint_ids: Sequence[int] | None = None,
     range: Sequence[float] = (-1.0, 1.0),
 ) -> ActionTerm:
-    """q* = lo + (scale·a − r₀)/(r₁ − r₀)·(hi − lo) in the columns ``joint_ids`` (default: all), scale·a in the others."""
-    low, high = scene.limits[list(active)].T.astype(np.float32)
+    """q* = lo + (scale·a − r₀)/(r₁ − r₀)·(hi − lo) in the columns ``joint_ids`` (default: all), else scale·a."""
+    low, high = scene.limits[list(active)].T
     chosen = _columns(active, joint_ids)
 
     def target(q: Array, a: Array) -> Array:
@@ -75,8 +76,8 @@ def qpos_normalized(
     joint_ids: Sequence[int] | None = None,
     range: Sequence[float] = (0.0, 1.0),
 ) -> ActionTerm:
-    """q* = (scale·a − lo)/(hi − lo)·(r₁ − r₀) + r₀ in the columns ``joint_ids`` (default: all), scale·a in the others."""
-    low, high = scene.limits[list(active)].T.astype(np.float32)
+    """q* = (scale·a − lo)/(hi − lo)·(r₁ − r₀) + r₀ in the columns ``joint_ids`` (default: all), else scale·a."""
+    low, high = scene.limits[list(active)].T
     chosen = _columns(active, joint_ids)
 
     def target(q: Array, a: Array) -> Array:
@@ -159,7 +160,7 @@ def joint_position_to_limits(
 ) -> ActionTerm:
     """q* = lo + (clip(scale·a, ±1) + 1)/2·(hi − lo)"""
     joints = _select(scene, part_name, joint_names, preserve_order)
-    low, high = scene.limits[list(joints)].T.astype(np.float32)
+    low, high = scene.limits[list(joints)].T
 
     def target(q: Array, a: Array) -> Array:
         return low + (jnp.clip(jnp.asarray(scale) * a, -1.0, 1.0) + 1.0) * 0.5 * (high - low)
@@ -179,11 +180,13 @@ def default_joint_position(
 ) -> ActionTerm:
     """q* = offset + scale·clip(a, ±clip), the offset by default the robot's init_qpos."""
     joints = _select(scene, part_name, joint_names, preserve_order)
-    home = np.array([scene.home[i] for i in joints] if offset is None else offset, np.float32)
+    middle = tuple(scene.home[i] for i in joints) if offset is None else offset
     bound = np.inf if clip is None else clip
-    return _position_term(
-        scene, joints, lambda q, a: home + jnp.asarray(scale) * jnp.clip(a, -bound, bound), bounds=(-bound, bound)
-    )
+
+    def target(q: Array, a: Array) -> Array:
+        return jnp.asarray(middle) + jnp.asarray(scale) * jnp.clip(a, -bound, bound)
+
+    return _position_term(scene, joints, target, bounds=(-bound, bound))
 
 
 def joint_velocity(

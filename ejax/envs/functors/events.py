@@ -1,4 +1,4 @@
-"""Event functors: f(world, key, **params) -> the state after it. One environment at a time: none can disturb another."""
+"""Event functors: f(world, key, **params) -> the state after it. One environment at a time: it disturbs no other."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,7 @@
 """Observation functors.
 
-``add``: f(world, obs, **params) -> array. ``modify``: f(world, data, **params) -> array, with ``data`` what is there so far.
-``obs`` is the nested observation so far.
+``add``: f(world, obs, **params) -> array, with ``obs`` the nested observation so far. ``modify``: f(world, data,
+**params) -> array, with ``data`` what stands in its place so far.
 """
 
 from collections.abc import Mapping, Sequence

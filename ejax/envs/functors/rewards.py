@@ -1,6 +1,6 @@
 """Reward functors: f(world, obs, action, info, **params) -> float32 scalar, for the step that led to ``world``.
 
-``action``: [A], the policy's, as it gave it. ``info``: ``success`` and ``fail`` of the task, bool. Weights are the config's.
+``action``: [A], the policy's, as it gave it. ``info``: ``success`` and ``fail`` of the task, bool. Weights come later.
 """
 
 from collections.abc import Mapping, Sequence
@@ -68,9 +68,9 @@ def incremental_distance_to_target(
     negative_weight: float = 1.0,
     use_xy_only: bool = False,
 ) -> Array:
-    """w·tanh(scale·(d_prev − d)), w the positive weight where it is ≥ 0, else the negative one; 0 in an episode's first step.
+    """w·tanh(scale·(d_prev − d)), w the positive weight where that is ≥ 0, else the negative one.
 
-    Differs from EmbodiChain, which remembers d_prev across episodes.
+    0 in an episode's first step. Differs from EmbodiChain, which remembers d_prev across episodes.
     """
     if world.before is None:
         raise ValueError("incremental_distance_to_target needs the world before the step")
@@ -108,8 +108,8 @@ def orientation_alignment(
 def action_smoothness_penalty(world: World, obs: Obs, action: Array, info: Info) -> Array:
     """−‖a − a_prev‖; 0 in an episode's first step.
 
-    Differs from EmbodiChain, which compares the joint target with the former action of the policy, and has 0 in evaluation
-    and at the start of each rollout.
+    Differs from EmbodiChain, which compares the joint target with the former action of the policy, and has 0 in
+    evaluation and at the start of each rollout.
     """
     if world.before is None:
         raise ValueError("action_smoothness_penalty needs the world before the step")
@@ -152,7 +152,7 @@ def joint_limit_penalty(
     """−Σ max(0, margin − min(q̂, 1 − q̂)) with q̂ the position as a part of the joint's range."""
     num_joints = len(world.scene.joints)
     ids = jnp.arange(num_joints) if joint_ids is None else _joint_ids(joint_ids, num_joints)
-    low, high = jnp.asarray(world.scene.limits, jnp.float32)[ids].T
+    low, high = jnp.asarray(world.scene.limits)[ids].T
     part = (world.state.physics.qpos[ids] - low) / (high - low)
     return -jnp.sum(jnp.maximum(0.0, margin - jnp.minimum(part, 1.0 - part)))
 

@@ -1,0 +1,137 @@
+"""``robot`` of a gym config: which of ejax's robots, how it is driven, where it stands."""
+
+import math
+import re
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ejax.envs.bodies import Vector
+from ejax.envs.drives import Drives, read_drives
+from ejax.envs.key_report import Section
+from ejax.envs.robots import UR_FAMILY, Matrix, Robot, make_cart_pole, make_ur
+
+_ROBOT_WITHOUT_EFFECT = {
+    "attrs": "no effect: links have the masses and frictions of ejax's model",
+    "link_attrs": "no effect: links have the masses and frictions of ejax's model",
+    "root_props": "no effect: the base is fixed",
+    "fix_base": "no effect: the base is fixed",
+    "build_pk_chain": "no effect: kinematics come with the model",
+    "asset_physics_mode": "no effect: there is no asset file",
+    "disable_self_collision": "no effect: the robot does not collide with itself",
+    "min_position_iters": "no effect: an option of PhysX",
+    "min_velocity_iters": "no effect: an option of PhysX",
+    "enable_sensor": "no effect: the robot has no sensors",
+}
+_SOLVER_WITHOUT_EFFECT = ("class_type", "ur_type", "end_link_name", "root_link_name", "joint_names", "num_samples")
+_ROBOTS = f"URRobot ({', '.join(UR_FAMILY)}), with or without DH_PGI_140_80; CartPole"
+_IDENTITY: Matrix = tuple(tuple(row) for row in np.eye(4).tolist())
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlacedRobot:
+    """A robot as the config sets it up."""
+
+    robot: Robot
+    uid: str
+    drives: Drives
+    position: Vector
+    rotation: Vector
+    """m; intrinsic Euler angles, rad."""
+    home: tuple[float, ...]
+    """[J]: ``init_qpos``."""
+
+
+def read_robot(section: Section) -> PlacedRobot | None:
+    """None: the report says why there is none."""
+    report = section.report
+    uid = str(section.take("uid", "robot"))
+    kind = str(section.take("robot_type", ""))
+    arm, hand = _read_components(section)
+    if kind.lower() in UR_FAMILY:
+        arm = kind.lower()
+    if kind == "URRobot" and arm is None:
+        arm = "ur10"
+    if arm is None or (kind and kind != "URRobot" and kind.lower() not in UR_FAMILY):
+        where = "fpath" if "fpath" in section else "robot_type"
+        given = section.data.get("fpath") or kind or "none"
+        section.take(where)
+        report.refuse(section.key(where), f"ejax has no model of {given!r}; its robots: {_ROBOTS}")
+        section.skip("its robot is not there")
+        return None
+    tcp = _read_tcp(section)
+    robot = make_cart_pole() if arm == "cart_pole" else make_ur(arm, tcp, gripper=hand)
+    robot = replace(robot, parts=_read_parts(section, robot))
+    names = [name for name in ("drive_pros", "joint_drive_props") if name in section]
+    if len(names) == 2:
+        report.refuse(section.key(names[0]), f"means the same as {names[1]}, which is given too; keep one")
+    with section.open(names[-1] if names else "drive_pros") as drives_section:
+        drives = read_drives(drives_section, robot)
+    position = section.numbers("init_pos", (0.0, 0.0, 0.0), 3)
+    rotation = section.numbers("init_rot", (0.0, 0.0, 0.0), 3)
+    home = section.numbers("init_qpos", (0.0,) * len(robot.joints), len(robot.joints))
+    for name, text in _ROBOT_WITHOUT_EFFECT.items():
+        section.ignore(name, text)
+    return PlacedRobot(
+        robot=robot,
+        uid=uid,
+        drives=drives,
+        position=(position[0], position[1], position[2]),
+        rotation=(math.radians(rotation[0]), math.radians(rotation[1]), math.radians(rotation[2])),
+        home=home,
+    )
+
+
+def _read_components(section: Section) -> tuple[str | None, bool]:
+    """The arm (a UR model or ``cart_pole``) that the URDF files name, and whether there is a gripper."""
+    arm, hand = None, False
+    with section.open("urdf_cfg") as urdf:
+        for i, data in enumerate(urdf.take("components", ())):
+            with Section(data, urdf.key(f"components[{i}]"), section.report) as component:
+                kind, path = component.take("component_type"), str(component.take("urdf_path", ""))
+                if tuple(component.data.get("transform") or _IDENTITY) == _IDENTITY:
+                    component.take("transform")
+                model = re.search(r"\b(ur(?:3|5|10)e?)\b", path.lower())
+                if kind == "arm" and "cart_pole" in path.lower():
+                    arm = "cart_pole"
+                elif kind == "arm" and model:
+                    arm = model.group(1)
+                elif kind == "hand" and "DH_PGI_140_80" in path:
+                    hand = True
+                else:
+                    text = f"ejax has no model of {kind} '{path}'; its robots: {_ROBOTS}"
+                    section.report.refuse(component.key("urdf_path"), text)
+        urdf.ignore("name_prefix", "no effect: joints have EmbodiChain's names")
+    return arm, hand
+
+
+def _read_tcp(section: Section) -> Matrix:
+    """[4, 4] of ``solver_cfg.<part>.tcp``."""
+    tcp = _IDENTITY
+    with section.open("solver_cfg") as solvers:
+        for part, data in solvers.items():
+            with Section(data, solvers.key(str(part)), section.report) as solver:
+                given = solver.take("tcp", _IDENTITY)
+                for name in _SOLVER_WITHOUT_EFFECT:
+                    solver.ignore(name, "no effect: ejax solves inverse kinematics in its own way")
+                matrix = np.asarray(given, dtype=float) if np.size(given) == 16 else np.zeros(0)
+                if matrix.shape != (4, 4) or not np.allclose(matrix[:3, :3] @ matrix[:3, :3].T, np.eye(3), atol=1e-4):
+                    section.report.refuse(solver.key("tcp"), f"got {given!r}; must be a pose, 4 rows of 4 numbers")
+                elif part == "arm":
+                    tcp = tuple(tuple(row) for row in matrix.tolist())
+    return tcp
+
+
+def _read_parts(section: Section, robot: Robot) -> dict[str, tuple[str, ...]]:
+    """The robot's own parts, and those of ``control_parts`` over them: joint names or patterns."""
+    parts = dict(robot.parts)
+    with section.open("control_parts") as given:
+        for part, names in given.items():
+            joints = [joint for joint in robot.joints if any(re.fullmatch(str(name), joint) for name in names)]
+            missing = [name for name in names if not any(re.fullmatch(str(name), joint) for joint in robot.joints)]
+            if missing:
+                text = f"no joints {', '.join(map(str, missing))}; there is {', '.join(robot.joints)}"
+                section.report.refuse(given.key(str(part)), text)
+            section.report.add(given.key(str(part)), "used")
+            parts[str(part)] = tuple(joints)
+    return parts
