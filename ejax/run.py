@@ -1,14 +1,9 @@
 """THE loop: step, log, evaluate, save until the end."""
 
 import math
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import jax
@@ -19,6 +14,7 @@ from ejax.build import Parts, build
 from ejax.checkpoint import load_checkpoint, verify_checkpoint
 from ejax.config import ConfigError, Problem, RunConfig
 from ejax.evaluation import evaluate, summarize
+from ejax.interrupt import interruptible
 from ejax.metrics import MetricWriter
 from ejax.run_dir import RunDirectory, check_same_run, create_run_directory, newest_run, open_run_directory
 from ejax.steps import RunState, repeat_step
@@ -155,7 +151,7 @@ class _Loop:
         self.writer.note(f"built and compiled in {seconds:.1f} s; run folder {self.directory.path}")
 
         pending: _Launched | None = None
-        with _interruptible() as interrupted:
+        with interruptible() as interrupted:
             while update < total and not interrupted():
                 limit = self.per_dispatch if trainer.updates_per_dispatch == "auto" else most
                 count = self._until_event(update, min(limit, most, total - update))
@@ -318,25 +314,3 @@ def _locate(
 
 def _divides(every: int, update: int) -> bool:
     return every > 0 and update % every == 0
-
-
-@contextmanager
-def _interruptible() -> Iterator[Callable[[], bool]]:
-    """SIGTERM and the first Ctrl-C only set a flag inside; a second Ctrl-C interrupts at once."""
-    received: list[int] = []
-
-    def note(number: int, frame: FrameType | None) -> None:
-        del frame
-        if received and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        received.append(number)
-
-    if threading.current_thread() is not threading.main_thread():  # signals reach the main thread only
-        yield lambda: False
-        return
-    former = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield lambda: bool(received)
-    finally:
-        for number, handler in former.items():
-            signal.signal(number, handler)

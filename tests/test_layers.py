@@ -7,7 +7,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 LAYERS = [
-    ["types", "distributions", "returns", "losses", "optim", "sharding", "device", "registry", "frozen"],
+    ["types", "distributions", "returns", "losses", "optim", "sharding", "device", "interrupt", "registry", "frozen"],
     ["policies", "envs", "unroll", "episodes", "collectors", "checkpoint", "metrics", "console", "video"],
     ["evaluation", "algorithms"],
     ["config"],
