@@ -67,8 +67,8 @@ class World:
     def qf(self) -> Array:
         """[active joints]: the efforts that an action commands, N or N·m; zeros under position and velocity drives.
 
-        As PhysX's joint forces, which are those applied from outside: what its drives add is not in them. (Raw forces of
-        up to 500 N·m beside angles drown what else a network reads; PPO does not learn then.)
+        As PhysX's joint forces, which are those applied from outside: what its drives add is not in them. (Raw forces
+        of up to 500 N·m beside angles drown what else a network reads.)
         """
         return self.state.effort[jnp.array(self.active)]
 

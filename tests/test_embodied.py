@@ -1,0 +1,467 @@
+"""Gym configs as environments: dimensions, step order, purity, what is refused, and what `config check` says."""
+
+import copy
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import gymnasium
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ejax import unroll
+from ejax.config import ConfigError, load_config
+from ejax.config.__main__ import main
+from ejax.config.check import check
+from ejax.envs.embodied import EmbodiedEnv
+from ejax.envs.key_report import GymConfigError
+from ejax.envs.mujoco import Physics, PhysicsState
+from ejax.envs.push_cube import PushCubeRL
+from ejax.policies.observations import flatten_observation
+from ejax.types import Array, Timestep
+
+KEY = jax.random.key(0)
+FOLDER = Path(__file__).parent / "gym_configs"
+PUSH_CUBE = json.loads((FOLDER / "push_cube.json").read_text())
+CART_POLE = json.loads((FOLDER / "cart_pole.json").read_text())
+ENV = EmbodiedEnv(PUSH_CUBE, physics="mujoco")
+CART = EmbodiedEnv(CART_POLE, physics="mujoco")
+RESET, STEP = jax.jit(ENV.reset), jax.jit(ENV.step)
+
+
+def changed(config: dict, key: str, value: object) -> dict:
+    """A copy with one dotted key set, or deleted if the value is None."""
+    config = copy.deepcopy(config)
+    node = config
+    *above, last = key.split(".")
+    for name in above:
+        node = node[int(name)] if isinstance(node, list) else node.setdefault(name, {})
+    if value is None:
+        del node[last]
+    else:
+        node[last] = value
+    return config
+
+
+def newer(config: dict) -> dict:
+    """PushCube as EmbodiChain 0.3 writes it."""
+    config = copy.deepcopy(config)
+    config["physics"] = "default"
+    config["robot"]["joint_drive_props"] = config["robot"].pop("drive_pros")
+    params = {"part_name": "arm", "scale": 0.1}
+    config["env"]["actions"] = {"delta_qpos": {"func": "RelativeJointPositionAction", "params": params}}
+    old = config["rigid_object"][0]["attrs"]
+    config["rigid_object"][0]["attrs"] = {
+        "mass_props": {"mass": old["mass"]},
+        "rigid_props": {name: old[name] for name in ("linear_damping", "angular_damping")},
+        "material_props": {name: old[name] for name in ("static_friction", "dynamic_friction", "restitution")},
+    }
+    return config
+
+
+def refusal(config: dict) -> str:
+    with pytest.raises(GymConfigError) as caught:
+        EmbodiedEnv(config)
+    return str(caught.value)
+
+
+# --- dimensions and order ---------------------------------------------------------------------------------
+
+
+def test_push_cube_has_59_observations_and_8_actions() -> None:
+    _, obs = RESET(KEY)
+    shapes = jax.tree.map(lambda leaf: leaf.shape, obs)
+    assert shapes == {
+        "object": {"cube_pos": (16,), "goal_pos": (3,)},
+        "robot": {"ee_pos": (16,), "qf": (8,), "qpos": (8,), "qvel": (8,)},
+    }
+    flat = flatten_observation(obs)
+    assert flat.shape == (59,)
+    np.testing.assert_array_equal(flat[16:19], obs["object"]["goal_pos"])
+    np.testing.assert_array_equal(flat[-16:-8], obs["robot"]["qpos"])
+    assert ENV.action_space.shape == (8,)
+    assert ENV.observation_space.contains(jax.tree.map(np.asarray, obs))
+    assert gymnasium.spaces.flatdim(ENV.observation_space) == 59
+
+
+def test_the_newer_push_cube_drives_the_arm_only_and_is_the_same_scene() -> None:
+    env = EmbodiedEnv(newer(PUSH_CUBE), physics="mujoco")
+    assert env.action_space.shape == (6,)
+    assert env.plan.scene == ENV.plan.scene
+    state, timestep = jax.jit(env.step)(env.reset(KEY)[0], jnp.ones(6), KEY)
+    np.testing.assert_allclose(state.target, [0.1, -1.47, 1.67, -1.47, -1.47, 0.1, 0.04, 0.04], atol=1e-6)
+    assert flatten_observation(timestep.obs).shape == (59,)
+
+
+def test_cart_pole_has_6_observations_and_2_actions() -> None:
+    state, obs = CART.reset(KEY)
+    assert flatten_observation(obs).shape == (6,) and CART.action_space.shape == (2,)
+    np.testing.assert_allclose(state.physics.qpos, [-0.2, 0.07], atol=1e-7)
+    np.testing.assert_allclose(obs["robot"]["qpos"], [14.8 / 30.0, (np.pi + 0.07) / (2 * np.pi)], atol=1e-6)
+
+
+def test_control_parts_choose_what_is_observed_and_driven() -> None:
+    config = changed(PUSH_CUBE, "env.control_parts", ["hand"])
+    env = EmbodiedEnv(changed(config, "env.observations.robot_qpos.params.joint_ids", [0, 1]), physics="mujoco")
+    _, obs = env.reset(KEY)
+    assert env.action_space.shape == (2,)
+    np.testing.assert_allclose(obs["robot"]["qpos"], [1.0, 1.0], atol=1e-6)  # closed: 0.04 of 0.04 m
+
+
+@pytest.mark.parametrize("model", ["ur3", "ur3e", "ur5", "ur5e", "ur10e"])
+def test_every_arm_of_the_family_stands_and_holds_its_pose(model: str) -> None:
+    config = changed(changed(PUSH_CUBE, "robot.robot_type", model), "env.rewards", {})
+    env = EmbodiedEnv(config, physics="mujoco")
+    state, _ = env.reset(KEY)
+    after, _ = jax.jit(env.step)(state, jnp.zeros(8), KEY)
+    np.testing.assert_allclose(after.physics.qpos[:8], state.physics.qpos[:8], atol=1e-3)
+
+
+# --- steps ------------------------------------------------------------------------------------------------
+
+
+def test_the_reward_is_the_weighted_sum_of_unweighted_terms() -> None:
+    state, _ = RESET(KEY)
+    for i in range(2):
+        state, timestep = STEP(state, jnp.full(8, 0.5 * i), KEY)
+    terms = timestep.info["rewards"]
+    assert float(terms["smoothness"]) == pytest.approx(-np.sqrt(8 * 0.25))
+    weights = {"reaching": 0.03, "goal": 0.8, "smoothness": 0.01, "success": 10.0}
+    assert float(timestep.reward) == pytest.approx(sum(weights[name] * float(terms[name]) for name in weights))
+    assert set(timestep.info) == {"success", "fail", "elapsed_steps", "metrics", "rewards"}
+    assert int(timestep.info["elapsed_steps"]) == 2
+
+
+def test_smoothness_is_zero_in_the_first_step_only_and_forgets_other_episodes() -> None:
+    start, _ = RESET(KEY)
+    _, first = STEP(start, jnp.ones(8), KEY)
+    assert first.info["rewards"]["smoothness"] == 0.0
+    env = EmbodiedEnv(changed(PUSH_CUBE, "max_episode_steps", 2), physics="mujoco")
+    carry = unroll.reset(env, KEY, 2)
+    step = jax.jit(unroll.step, static_argnums=0)
+    values = []
+    for i in range(4):
+        carry, timestep = step(env, carry, jnp.full((2, 8), float(i)), KEY)
+        values.append(float(timestep.info["rewards"]["smoothness"][0]))
+    np.testing.assert_allclose(values, [0.0, -np.sqrt(8.0), 0.0, -np.sqrt(8.0)], rtol=1e-6)
+
+
+def test_a_replacing_term_sets_the_total() -> None:
+    config = changed(PUSH_CUBE, "env.rewards.last", {"func": "success_reward", "mode": "replace", "weight": 2.0})
+    env = EmbodiedEnv(config, physics="mujoco")
+    _, timestep = env.step(env.reset(KEY)[0], jnp.ones(8), KEY)
+    assert timestep.reward == 0.0
+
+
+def test_success_terminates_with_the_goal_at_the_cube() -> None:
+    state, _ = RESET(KEY)
+    cube = state.physics.qpos[8:11]
+    near = state.poses["goal_pose"].at[:3, 3].set(cube + jnp.array([0.09, 0.0, 0.0]))
+    _, there = STEP(replace(state, poses={"goal_pose": near}), jnp.zeros(8), KEY)
+    assert there.terminated and there.info["success"] and there.info["rewards"]["success"] == 1.0
+    assert float(there.info["metrics"]["distance_to_goal"]) == pytest.approx(0.09, abs=1e-3)
+    _, away = STEP(state, jnp.zeros(8), KEY)
+    assert not away.terminated and not away.truncated
+
+
+def test_a_cube_that_fell_truncates(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fall(self: Physics, state: PhysicsState, ctrl: Array) -> PhysicsState:
+        del self, ctrl
+        return state.replace(qpos=state.qpos.at[10].set(-0.11))
+
+    monkeypatch.setattr(Physics, "step", fall)  # the floor is infinite: nothing falls by itself
+    _, timestep = ENV.step(ENV.reset(KEY)[0], jnp.zeros(8), KEY)
+    assert timestep.truncated and not timestep.terminated
+
+
+def run_cart(step: int, angle: float, velocity: float) -> Timestep:
+    state, _ = CART.reset(KEY)
+    physics = PhysicsState(qpos=jnp.array([0.0, angle]), qvel=jnp.array([0.0, velocity]))
+    return jax.jit(CART.step)(replace(state, physics=physics, episode_step=jnp.int32(step)), jnp.zeros(2), KEY)[1]
+
+
+def test_cart_pole_ends() -> None:
+    upright = run_cart(499, 0.001, 0.0)
+    assert upright.terminated and upright.truncated and upright.info["success"]
+    early = run_cart(498, 0.001, 0.0)
+    assert not early.terminated and not early.truncated
+    tilted = run_cart(499, 0.3, 0.0)
+    assert tilted.truncated and not tilted.terminated
+    assert run_cart(7, 1.7, 0.0).truncated
+    timestep = run_cart(7, 0.2, 0.0)
+    expected = 1.0 - timestep.info["metrics"]["distance_to_goal"] / np.pi
+    assert float(timestep.reward) == pytest.approx(expected + 0.005 * timestep.info["rewards"]["velocity_penalty"])
+
+
+def test_interval_events_fire_at_their_steps() -> None:
+    push = {"func": "randomize_target_pose", "mode": "interval", "interval_step": 3}
+    push["params"] = {"position_range": [[1.0, 1.0, 1.0], [1.0, 1.0, 1.0]], "store_key": "there"}
+    env = EmbodiedEnv(changed(PUSH_CUBE, "env.events.push", push), physics="mujoco")
+    state, _ = env.reset(KEY)
+    there = []
+    for _ in range(3):
+        state, _ = jax.jit(env.step)(state, jnp.zeros(8), KEY)
+        there.append(float(state.poses["there"][0, 3]))
+    assert there == [0.0, 0.0, 1.0]
+
+
+def test_startup_events_draw_the_same_in_every_environment() -> None:
+    env = EmbodiedEnv(changed(PUSH_CUBE, "env.events.randomize_goal.mode", "startup"), physics="mujoco")
+    goals = unroll.reset(env, KEY, 3).obs["object"]["goal_pos"]
+    np.testing.assert_array_equal(goals[0], goals[1])
+    assert np.abs(goals[0, :2]).max() > 0.0
+
+
+# --- resets -----------------------------------------------------------------------------------------------
+
+
+def test_resets_fill_the_configured_ranges() -> None:
+    obs = unroll.reset(ENV, KEY, 512).obs["object"]
+    cube, goal = np.asarray(obs["cube_pos"]).reshape(-1, 4, 4)[:, :3, 3], np.asarray(obs["goal_pos"])
+    np.testing.assert_allclose(cube.min(0), [-0.8, -0.6, 0.05], atol=0.01)
+    np.testing.assert_allclose(cube.max(0), [-0.4, -0.2, 0.05], atol=0.01)
+    np.testing.assert_allclose(goal.min(0), [-0.3, -0.3, 0.05], atol=0.01)
+    np.testing.assert_allclose(goal.max(0), [0.3, 0.3, 0.05], atol=0.01)
+    assert abs(np.corrcoef(cube[:, 0], goal[:, 0])[0, 1]) < 0.15
+
+
+def test_a_reset_leaves_other_environments_alone() -> None:
+    """EmbodiChain stops the objects of all environments, and moves time on in all, when one resets."""
+    carry = unroll.reset(ENV, KEY, 2)
+    moving = carry.state.physics.qvel.at[:, 8].set(0.5)
+    state = replace(
+        carry.state,
+        physics=carry.state.physics.replace(qvel=moving),
+        episode_step=jnp.array([99, 5], jnp.int32),
+    )
+    after, timestep = unroll.step(ENV, replace(carry, state=state), jnp.zeros((2, 8)), KEY)
+    assert timestep.truncated.tolist() == [True, False]
+    alone, _ = STEP(jax.tree.map(lambda leaf: leaf[1], state), jnp.zeros(8), KEY)
+    kept = jax.tree.map(lambda leaf: leaf[1], after.state)
+    np.testing.assert_array_equal(kept.physics.qvel, alone.physics.qvel)
+    np.testing.assert_array_equal(kept.physics.qpos, alone.physics.qpos)
+    assert abs(float(kept.physics.qvel[8])) > 0.1 and float(after.state.physics.qvel[0, 8]) == 0.0
+
+
+# --- purity -----------------------------------------------------------------------------------------------
+
+
+def rollout(env: EmbodiedEnv, num_steps: int) -> Array:
+    """Joint and cube positions [T, 15] under fixed actions."""
+
+    def one(state: object, action: Array) -> tuple[object, Array]:
+        state, _ = env.step(state, action, KEY)
+        return state, state.physics.qpos
+
+    actions = jax.random.normal(KEY, (num_steps, *env.action_space.shape))
+    return jax.lax.scan(one, env.reset(KEY)[0], actions)[1]
+
+
+def test_the_same_inputs_give_the_same_bits() -> None:
+    twin = EmbodiedEnv(copy.deepcopy(PUSH_CUBE), physics="mujoco")
+    assert twin == ENV and hash(twin) == hash(ENV)
+    run = jax.jit(rollout, static_argnums=(0, 1))
+    np.testing.assert_array_equal(run(ENV, 20), run(twin, 20))
+
+
+def test_building_an_environment_starts_no_jax_backend() -> None:
+    """``--device cpu`` must still be able to hide an accelerator after a config is read."""
+    code = """
+import json, sys
+from jax._src import xla_bridge
+from ejax.envs.embodied import EmbodiedEnv
+EmbodiedEnv(json.load(open(sys.argv[1])))
+assert not xla_bridge.backends_are_initialized()
+"""
+    subprocess.run([sys.executable, "-c", code, str(FOLDER / "push_cube.json")], check=True)
+
+
+@pytest.mark.slow
+def test_mjx_follows_the_c_engine_in_push_cube() -> None:
+    fast = rollout(ENV, 5)
+    slow = jax.jit(rollout, static_argnums=(0, 1))(replace(ENV, physics="mjx"), 5)
+    np.testing.assert_allclose(fast, slow, atol=2e-3)
+
+
+def test_mjx_follows_the_c_engine_in_cart_pole() -> None:
+    slow = jax.jit(rollout, static_argnums=(0, 1))(replace(CART, physics="mjx"), 10)
+    np.testing.assert_allclose(rollout(CART, 10), slow, atol=1e-4)
+
+
+# --- what is refused --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        (
+            "env.rewards.goal.func",
+            "distance_to_targt",
+            "env.rewards.goal.func: no rewards functor .*'distance_to_target'",
+        ),
+        ("env.rewards.goal.params.sigm", 1, "env.rewards.goal.params.sigm: unknown key; .*Did you mean 'sigma'"),
+        ("env.rewards.goal.params.source_entity_cfg", None, "env.rewards.goal.params.source_entity_cfg: is missing"),
+        (
+            "env.rewards.goal.params.source_entity_cfg",
+            {"uid": "ball"},
+            "env.rewards.goal: no rigid object 'ball'; .*cube",
+        ),
+        ("env.rewards.goal.params.target_pose_key", "x", "env.rewards.goal: no target pose 'x' is stored; .*goal_pose"),
+        ("env.rewards.goal.mode", "ad", "env.rewards.goal.mode: got 'ad'; allowed: add, replace"),
+        (
+            "env.events.randomize_cube.params.entity_cfg",
+            {"uid": "c"},
+            "randomize_cube: no rigid object 'c'; there is cube",
+        ),
+        ("env.events.randomize_cube.mode", "step", "allowed: startup, reset, interval"),
+        (
+            "env.observations.robot_qpos.name",
+            "robot/qpo",
+            "cannot modify observation 'robot/qpo'; there is .*robot/qpos",
+        ),
+        ("env.observations.goal_pos.name", "robot/qpos", "cannot add observation 'robot/qpos': it is there already"),
+        ("env.observations.robot_ee_pos.params.part_name", "leg", "no control part 'leg'; it has arm, hand"),
+        ("env.actions", {}, "env.actions: is missing; give an action term"),
+        ("robot.robot_type", "Franka", "robot.robot_type: ejax has no model of 'Franka'; its robots: URRobot"),
+        ("robot.init_qpos", [0.0] * 6, r"robot.init_qpos: got .*must be a list of 8 numbers"),
+        (
+            "robot.drive_pros.stiffness",
+            {"knee": 1.0},
+            r"stiffness.knee: no such joint or control part; there is Joint1",
+        ),
+        ("robot.colour", "red", "robot.colour: unknown key"),
+        ("sensor", [{"uid": "cam"}], "sensor: ejax has no camera observations"),
+        ("rigid_object.0.shape", {"shape_type": "Mesh", "fpath": "a.obj"}, r"shape_type: got 'Mesh'; meshes are"),
+        ("rigid_object.0.body_type", "kinematic", r"rigid_object\[0\].body_type: got 'kinematic'"),
+        ("rigid_object.0.attrs.masss", 1.0, r"rigid_object\[0\].attrs.masss: unknown key; .*Did you mean 'mass'"),
+        ("env.target_control_frequency", 30, "got 30 Hz; one period must be a whole number of physics steps"),
+        ("env.control_parts", ["leg"], "env.control_parts: the robot has no control part 'leg'"),
+    ],
+)
+def test_what_cannot_be_had_is_refused_by_name(key: str, value: object, message: str) -> None:
+    with pytest.raises(GymConfigError, match=message):
+        EmbodiedEnv(changed(PUSH_CUBE, key, value))
+
+
+def test_all_refusals_are_told_at_once() -> None:
+    text = refusal(changed(changed(PUSH_CUBE, "robot.colour", "red"), "env.rewards.goal.func", "nothing"))
+    assert "robot.colour" in text and "env.rewards.goal.func" in text
+
+
+def test_a_target_frequency_gives_the_number_of_physics_steps() -> None:
+    env = EmbodiedEnv(changed(PUSH_CUBE, "env.target_control_frequency", 50))
+    assert env.plan.num_substeps == 2 and env.control_period == pytest.approx(0.02)
+
+
+def test_the_first_spelling_of_actions() -> None:
+    config = changed(PUSH_CUBE, "env.actions", None)
+    config["env"]["extensions"] |= {"action_type": "delta_qpos", "action_scale": 0.2}
+    env = EmbodiedEnv(config, physics="mujoco")
+    state, _ = env.step(env.reset(KEY)[0], jnp.ones(8), KEY)
+    assert float(state.target[0]) == pytest.approx(0.2)
+
+
+def test_drives_keep_their_damping_ratio_and_reach_their_velocity() -> None:
+    """1e5, 1e3, 500 N·m, 2 rad/s: s = 500/(2·1000) = 1/4."""
+    drives = ENV.plan.scene.drives
+    assert drives.stiffness[0] == pytest.approx(1e5 / 16) and drives.damping[0] == pytest.approx(250.0)
+    assert drives.damping[0] / np.sqrt(drives.stiffness[0]) == pytest.approx(1e3 / np.sqrt(1e5))
+    assert drives.max_effort[0] / drives.damping[0] == pytest.approx(2.0)
+    assert CART.plan.scene.drives.stiffness == (10.0, 0.01) and CART.plan.scene.drives.damping == (1.0, 0.001)
+
+
+# --- configs ----------------------------------------------------------------------------------------------
+
+
+def train_file(tmp_path: Path, gym_config: dict, **trainer: object) -> Path:
+    """A train config beside its gym config, which it names from the root of a repository."""
+    network = {"type": "mlp", "network_cfg": {"hidden_sizes": [8], "activation": "relu"}}
+    data = {
+        "trainer": {"gym_config": "some/where/gym_config.json", "num_envs": 2, "buffer_size": 8, **trainer},
+        "policy": {"name": "actor_critic", "actor": network, "critic": network},
+        "algorithm": {"name": "ppo", "cfg": {"batch_size": 8}},
+    }
+    (tmp_path / "gym_config.json").write_text(json.dumps(gym_config))
+    (tmp_path / "train.json").write_text(json.dumps(data))
+    return tmp_path / "train.json"
+
+
+def test_a_gym_config_named_from_elsewhere_is_found_beside_the_train_file_and_told(tmp_path: Path) -> None:
+    config = load_config(train_file(tmp_path, PUSH_CUBE))
+    assert config.env.id == "EmbodiedEnv"
+    notice = next(each for each in config.notices if each.key == "trainer.gym_config")
+    assert notice.text.endswith(f"read {tmp_path / 'gym_config.json'} instead")
+
+
+def test_the_longest_tail_of_the_path_wins(tmp_path: Path) -> None:
+    (tmp_path / "where").mkdir()
+    (tmp_path / "agents").mkdir()
+    (tmp_path / "where" / "gym_config.json").write_text(json.dumps(CART_POLE))
+    config = load_config(train_file(tmp_path / "agents", PUSH_CUBE))
+    assert config.env.cfg["gym_config"]["id"] == "CartPoleRL"
+
+
+def test_the_seed_form_stays_the_seed_task(tmp_path: Path) -> None:
+    config = load_config(train_file(tmp_path, {"id": "PushCubeRL", "env": {"extensions": {"obs_mode": "state"}}}))
+    assert config.env.id == "PushCubeRL" and PushCubeRL(**config.env.cfg) == PushCubeRL()
+
+
+def test_problems_carry_the_gym_configs_own_keys(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"some/where/gym_config.json:env.rewards.goal.func: no rewards functor"):
+        load_config(train_file(tmp_path, changed(PUSH_CUBE, "env.rewards.goal.func", "nothing")))
+
+
+def test_overrides_reach_a_gym_configs_keys(tmp_path: Path) -> None:
+    override = "env.cfg.gym_config.env.extensions.success_threshold=0.05"
+    config = load_config(train_file(tmp_path, PUSH_CUBE), [override, "env.cfg.physics=mujoco"])
+    env = EmbodiedEnv(**config.env.cfg)
+    assert env.plan.extensions["success_threshold"] == 0.05 and env.physics == "mujoco"
+    assert env.plan.rewards == ENV.plan.rewards
+
+
+def test_a_file_alone_starts_no_foreign_functor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import jax.numpy as jnp\ndef half(world, obs, action, info): return jnp.array(0.5)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    path = train_file(tmp_path, changed(PUSH_CUBE, "env.rewards.mine", {"func": "mine:half", "mode": "add"}))
+    key = "env.cfg.gym_config.env.rewards.mine.func"
+    with pytest.raises(ConfigError, match=f"code that a file alone may not start; add {key}=mine:half"):
+        load_config(path)
+    env = EmbodiedEnv(**load_config(path, [f"{key}=mine:half", "env.cfg.physics=mujoco"]).env.cfg)
+    _, timestep = env.step(env.reset(KEY)[0], jnp.zeros(8), KEY)
+    assert timestep.info["rewards"]["mine"] == 0.5
+
+
+def test_a_run_without_wandb_installed_goes_on_without_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    config = load_config(train_file(tmp_path, PUSH_CUBE, use_wandb=True))
+    assert not config.trainer.use_wandb
+    assert "trainer.use_wandb" in [notice.key for notice in config.notices]
+
+
+def test_check_lists_every_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = train_file(tmp_path, PUSH_CUBE, headless=True, device="cuda:3")
+    status = {note.key: note.status for note in check(path)}
+    assert status["trainer.num_envs"] == "used" and status["trainer.headless"] == "without effect"
+    assert status["trainer.device"] == "used"  # --device replaces it
+    prefix = "some/where/gym_config.json:"
+    assert status[f"{prefix}env.rewards.goal.params.sigma"] == "used"
+    assert status[f"{prefix}rigid_object[0].attrs.restitution"] == "without effect"
+    assert set(status.values()) == {"used", "without effect"}
+    assert main(["check", str(path)]) == 0
+    assert "0 unsupported" in capsys.readouterr().out
+
+
+def test_check_exits_with_2_where_something_is_unsupported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = train_file(tmp_path, changed(PUSH_CUBE, "env.rewards.goal.func", "nothing"), rollout_step=3)
+    assert main(["check", str(path), "--json"]) == 2
+    report = json.loads(capsys.readouterr().out)
+    unsupported = {each["key"]: each["text"] for each in report["keys"] if each["status"] == "unsupported"}
+    assert "Did you mean 'rollout_steps'" in unsupported["trainer.rollout_step"]
+    assert "no rewards functor 'nothing'" in unsupported["some/where/gym_config.json:env.rewards.goal.func"]
+    assert report["counts"]["unsupported"] == len(unsupported)
