@@ -90,9 +90,7 @@ class MetricWriter:
             self._sinks.append(_Jsonl(stack.enter_context(jsonl.open("a", encoding="utf-8"))))
             self._sinks.append(_open_tensorboard(log_dir / exp_name, resume_step, stack))
             if wandb is not None:
-                run = _start_wandb(
-                    wandb, log_dir, exp_name, wandb_project_name, config, resume_step is not None
-                )
+                run = _start_wandb(wandb, log_dir, exp_name, wandb_project_name, config, resume_step is not None)
                 self._sinks.append(_Wandb(run))
                 # An exit function, not a callback: a run that ends by an exception is marked as failed.
                 stack.push(lambda kind, _error, _traceback: run.finish(exit_code=int(kind is not None)))

@@ -1,6 +1,6 @@
 """Your own environment and policy, trained from a config: nothing to register, nothing to inherit from.
 
-    python examples/own_env.py
+python examples/own_env.py
 """
 
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
 """Your own training loop around ejax's jitted functions: PPO on PointMass, without the trainer.
 
-    python examples/own_loop.py
+python examples/own_loop.py
 """
 
 import jax

@@ -66,9 +66,7 @@ def test_tensorboard_holds_each_tag_value_and_step(tmp_path: Path) -> None:
     with _writer(tmp_path) as writer:
         writer.write(10, TRAIN)
         writer.write(20, {"eval/avg_reward": 3.0})
-    assert _points(tmp_path) == [(10, tag, value) for tag, value in TRAIN.items()] + [
-        (20, "eval/avg_reward", 3.0)
-    ]
+    assert _points(tmp_path) == [(10, tag, value) for tag, value in TRAIN.items()] + [(20, "eval/avg_reward", 3.0)]
     assert _events(tmp_path)[0].file_version == "brain.Event:2"
 
 
@@ -186,9 +184,7 @@ def test_wandb_marks_a_run_that_raised_as_failed(tmp_path: Path, wandb_runs: lis
     assert wandb_runs[0][1].exit_code == 1
 
 
-def test_a_missing_wandb_is_an_error_that_tells_what_to_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_wandb_is_an_error_that_tells_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)  # what import takes for "not installed"
     with pytest.raises(ModuleNotFoundError, match=r"pip install 'ejax\[wandb\]'"):
         _writer(tmp_path, use_wandb=True)

@@ -38,9 +38,7 @@ def test_a_generator_of_frames_becomes_an_h264_video_of_the_same_count_size_and_
 
 def test_frames_keep_their_order_and_brightness(tmp_path: Path) -> None:
     _, frame = _read(write_video(tmp_path / "a.mp4", _frames(10, 32, 32), fps=10))
-    np.testing.assert_allclose(
-        frame.mean(axis=(1, 2, 3)), 20 * np.arange(10), atol=4
-    )  # lossy: measured within 2
+    np.testing.assert_allclose(frame.mean(axis=(1, 2, 3)), 20 * np.arange(10), atol=4)  # lossy: measured within 2
 
 
 def test_odd_sizes_grow_to_even_ones(tmp_path: Path) -> None:
@@ -77,9 +75,7 @@ def test_what_ffmpeg_says_is_in_the_error(tmp_path: Path) -> None:
         write_video(tmp_path / "a.unknown_format", _frames(200, 64, 64), fps=10)
 
 
-@pytest.mark.parametrize(
-    ("num_frames", "grid_h", "grid_w"), [(1, 1, 1), (2, 1, 2), (3, 2, 2), (5, 2, 3), (16, 4, 4)]
-)
+@pytest.mark.parametrize(("num_frames", "grid_h", "grid_w"), [(1, 1, 1), (2, 1, 2), (3, 2, 2), (5, 2, 3), (16, 4, 4)])
 def test_tiles_form_a_near_square_grid(num_frames: int, grid_h: int, grid_w: int) -> None:
     assert tile_frames(np.zeros((num_frames, 4, 6, 3), np.uint8)).shape == (grid_h * 4, grid_w * 6, 3)
 
