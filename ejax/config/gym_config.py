@@ -17,7 +17,7 @@ from ejax.config.explain import unknown_key
 from ejax.config.models import EnvConfig, thaw
 from ejax.config.spellings import Draft, read_numbers
 from ejax.envs.functors.registry import FUNCTORS, FunctorKind
-from ejax.envs.key_report import GymConfigError, KeyNote
+from ejax.envs.key_report import EMPTY, GymConfigError, KeyNote
 from ejax.envs.plan import make_plan
 from ejax.frozen import freeze
 from ejax.registry import ENVS, UnknownNameError, resolve
@@ -70,7 +70,7 @@ def read_gym_config(draft: Draft, data: Mapping[str, Any], source: str) -> dict[
         draft.spelled["env.cfg.gym_config"] = f"{source}:"
         data = read_numbers(dict(data))
         for note in manager_notes(data):
-            if note.status in ("without effect", "renamed"):
+            if note.status in ("without effect", "renamed") and note.text != EMPTY:
                 draft.notice(f"{source}:{note.key}", note.text, note.status)
         return {"id": MANAGER_ENV, "cfg": {"gym_config": data}}
 

@@ -10,6 +10,10 @@ from ejax.registry import did_you_mean
 Status = Literal["used", "renamed", "without effect", "unsupported"]
 
 
+EMPTY = "empty"
+"""The text of a key without effect that asks for nothing."""
+
+
 class KeyNote(NamedTuple):
     """One key."""
 
@@ -125,7 +129,7 @@ class Section:
         """A key without effect."""
         self._read.add(name)
         if name in self.data:
-            self.report.add(self.key(name), "without effect", "empty" if self._is_empty(name) else text)
+            self.report.add(self.key(name), "without effect", EMPTY if self._is_empty(name) else text)
 
     def refuse(self, name: str, text: str) -> None:
         """A key that must be empty."""
