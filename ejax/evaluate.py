@@ -2,15 +2,11 @@
 
 import argparse
 import json
-import os
 import sys
-from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import jax
 import numpy as np
-from numpy.typing import NDArray
 
 from ejax.build import build_env, build_policy
 from ejax.checkpoint import CheckpointError, load_params, verify_checkpoint
@@ -18,9 +14,10 @@ from ejax.config import ConfigError, RunConfig
 from ejax.console import summary
 from ejax.device import prepare_jax
 from ejax.evaluation import evaluate, summarize
+from ejax.recorder import draw, play
 from ejax.run_dir import open_run_directory
-from ejax.types import Array, Env, Key, Params, Policy, PyTree, RenderableEnv
-from ejax.video import tile_frames, write_video
+from ejax.types import Env, Key, Params, Policy, RenderableEnv
+from ejax.video import write_video
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -107,34 +104,8 @@ def film(policy: Policy, env: Env, params: Params, key: Key, path: Path, *, num_
     """
     if not isinstance(env, RenderableEnv):
         raise ValueError(f"{type(env).__name__} cannot be filmed: it has no render(state, width=…, height=…)")
-    if not os.environ.get("DISPLAY"):
-        os.environ.setdefault("MUJOCO_GL", "egl")
-    states, done = _play(policy, env, params, key, num_envs=num_envs)
-    done = np.asarray(done)
-    last = np.where(done.any(axis=0), done.argmax(axis=0), len(done) - 1)
-
-    def frames() -> Iterator[NDArray[np.uint8]]:
-        for t in range(int(last.max()) + 1):
-            shown = [jax.tree.map(lambda x, i=i, t=t: x[min(t, last[i]), i], states) for i in range(num_envs)]
-            yield tile_frames(np.stack([env.render(state, width=480, height=360) for state in shown]))
-
-    return write_video(path, frames(), fps=1.0 / env.control_period)
-
-
-@partial(jax.jit, static_argnames=("policy", "env", "num_envs"))
-def _play(policy: Policy, env: Env, params: Params, key: Key, *, num_envs: int) -> tuple[PyTree, Array]:
-    """States [T, N, ...] and ends [T, N] of one episode each, played on past its end without a reset."""
-    key_reset, key_steps = jax.random.split(key)
-    state, obs = jax.vmap(env.reset)(jax.random.split(key_reset, num_envs))
-
-    def one_step(carry: tuple[PyTree, PyTree], key: Key) -> tuple[tuple[PyTree, PyTree], tuple[PyTree, Array]]:
-        state, obs = carry
-        action = policy.apply(params, obs)[0].mode()
-        state, timestep = jax.vmap(env.step)(state, action, jax.random.split(key, num_envs))
-        return (state, timestep.obs), (state, timestep.terminated | timestep.truncated)
-
-    keys = jax.random.split(key_steps, env.max_episode_steps)
-    return jax.lax.scan(one_step, (state, obs), keys)[1]
+    states, done = play(policy, env, params, key, num_envs=num_envs)
+    return write_video(path, draw(env, states, done, (480, 360)), fps=1.0 / env.control_period)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -14,6 +14,9 @@ import numpy as np
 from ejax.types import Array, Env, Key, Metrics, Params, Policy, PyTree
 from ejax.unroll import EnvCarry, reset, step
 
+_UNLIMITED = 10_000
+"""Steps that an episode of an environment without a time limit gets; one that goes on is NaN in the results."""
+
 
 @partial(jax.jit, static_argnames=("policy", "env", "num_envs", "num_episodes", "choice"))
 def evaluate(
@@ -47,7 +50,8 @@ def evaluate(
     quota = np.full(num_envs, num_episodes // num_envs)
     quota[: num_episodes % num_envs] += 1
     first_row = np.concatenate([[0], np.cumsum(quota)[:-1]])
-    most_steps = env.max_episode_steps * (int(quota.max()) if choice == "fixed" else num_episodes)
+    longest = env.max_episode_steps or _UNLIMITED
+    most_steps = longest * (int(quota.max()) if choice == "fixed" else num_episodes)
     key_reset, key_steps = jax.random.split(key)
     envs = reset(env, key_reset, num_envs)
 

@@ -16,6 +16,7 @@ from ejax.config import ConfigError, Problem, RunConfig
 from ejax.evaluation import evaluate, summarize
 from ejax.interrupt import interruptible
 from ejax.metrics import MetricWriter
+from ejax.recorder import EvaluationRecorder
 from ejax.run_dir import RunDirectory, check_same_run, create_run_directory, newest_run, open_run_directory
 from ejax.steps import RunState, repeat_step
 from ejax.types import Metrics, Params, Policy
@@ -133,6 +134,8 @@ class _Loop:
             best_checkpoint_path=next(iter(directory.best()), None),
             last_eval_metrics=meta.get("last_eval_metrics", {}),
         )
+        folder = directory.path / "videos" / "eval"
+        self.recorder = EvaluationRecorder(parts.policy, parts.env, trainer.cameras, folder)
         self.started = self.compiled_at = self.clock = started
         self.last_saved: int | None = None
         self.last_evaluated: int | None = None
@@ -151,7 +154,7 @@ class _Loop:
         self.writer.note(f"built and compiled in {seconds:.1f} s; run folder {self.directory.path}")
 
         pending: _Launched | None = None
-        with interruptible() as interrupted:
+        with self.recorder, interruptible() as interrupted:
             while update < total and not interrupted():
                 limit = self.per_dispatch if trainer.updates_per_dispatch == "auto" else most
                 count = self._until_event(update, min(limit, most, total - update))
@@ -163,7 +166,7 @@ class _Loop:
                     count,
                     state,
                     metrics,
-                    self._evaluate(state) if evaluates else None,
+                    self._evaluate(state, update) if evaluates else None,
                     self._fires(update, trainer.save_freq) or _divides(trainer.save_frequency_updates, update),
                 )
                 if pending is not None:  # the device works on what was launched while the host writes the former
@@ -188,13 +191,15 @@ class _Loop:
         """An update whose env steps reach or pass a multiple of ``freq``: a function of the update alone."""
         return freq > 0 and update * self.rows // freq > (update - 1) * self.rows // freq
 
-    def _evaluate(self, state: RunState) -> Metrics:
+    def _evaluate(self, state: RunState, update: int) -> Metrics:
         trainer = self.trainer
+        key = jax.random.key(trainer.eval_seed)
+        self.recorder.record(state.train.params, key, update * self.rows // max(1, trainer.eval_freq))
         episodes = evaluate(
             self.parts.policy,
             self.parts.env,
             state.train.params,
-            jax.random.key(trainer.eval_seed),
+            key,
             num_envs=trainer.num_eval_envs,
             num_episodes=trainer.num_eval_episodes,
             choice=trainer.eval_episode_choice,
@@ -218,6 +223,8 @@ class _Loop:
             self._record_evaluation(launched)
         if launched.save:
             self._save(launched.state, launched.update)
+        for report in self.recorder.reports():
+            self.writer.note(report)
 
     def _log_update(self, update: int, metrics: dict[str, float], fps: float) -> None:
         if not math.isfinite(metrics.get("train/loss", 0.0)) and not self.skips_nonfinite:
@@ -279,7 +286,7 @@ class _Loop:
         """A last evaluation and checkpoint, where the loop has not made them; the facts of the run."""
         trained_for = time.monotonic() - self.compiled_at
         if finished and self.trainer.enable_eval and self.last_evaluated != update:
-            self._record_evaluation(_Launched(update, 0, state, {}, self._evaluate(state), save=False))
+            self._record_evaluation(_Launched(update, 0, state, {}, self._evaluate(state, update), save=False))
         self._save(state, update)
         if not finished:
             self.writer.note(

@@ -38,6 +38,7 @@ _MAY_CHANGE = frozenset(
         "save_frequency_updates",
         "keep_checkpoints",
         "output_dir",
+        "cameras",
         "use_wandb",
         "wandb_project_name",
         "log_freq_updates",

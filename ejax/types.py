@@ -4,7 +4,7 @@ Letters in shapes: T time steps, N parallel environments, A action dimensions, B
 Batched data is time-major, ``[T, N, ...]``; transposing is left to ``interop``.
 """
 
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import gymnasium
 import jax
@@ -124,6 +124,17 @@ class Env(Protocol):
         ...
 
 
+class CameraView(NamedTuple):
+    """A pinhole camera in the world's frame, z up."""
+
+    eye: tuple[float, float, float]
+    """m"""
+    target: tuple[float, float, float]
+    """m"""
+    fovy: float
+    """Vertical field of view, degrees."""
+
+
 @runtime_checkable
 class RenderableEnv(Env, Protocol):
     """An environment that can be filmed."""
@@ -133,6 +144,8 @@ class RenderableEnv(Env, Protocol):
         """Seconds of simulated time in one step."""
         ...
 
-    def render(self, state: PyTree, *, width: int, height: int) -> NDArray[np.uint8]:
-        """[height, width, 3] RGB of one environment's state. On the host."""
+    def render(
+        self, state: PyTree, width: int = 640, height: int = 480, camera: CameraView | None = None
+    ) -> NDArray[np.uint8]:
+        """[height, width, 3] RGB of one environment's state, seen by its own camera or by ``camera``. On the host."""
         ...

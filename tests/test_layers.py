@@ -8,7 +8,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 LAYERS = [
     ["types", "distributions", "returns", "losses", "optim", "sharding", "device", "interrupt", "registry", "frozen"],
-    ["policies", "envs", "unroll", "episodes", "collectors", "checkpoint", "metrics", "console", "video"],
+    ["policies", "envs", "unroll", "episodes", "collectors", "checkpoint", "metrics", "console", "video", "recorder"],
     ["evaluation", "algorithms"],
     ["config"],
     ["steps", "run_dir", "build"],

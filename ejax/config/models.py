@@ -32,6 +32,7 @@ from ejax.algorithms.ppo import PPOConfig
 from ejax.config.errors import ConfigError, Notice, Problem
 from ejax.frozen import freeze, thaw
 from ejax.policies.mlp import NetworkConfig
+from ejax.recorder import CameraConfig
 from ejax.registry import did_you_mean, registered_name, resolve
 
 ALGORITHM_CONFIGS: dict[str, type[BaseModel]] = {"ppo": PPOConfig, "grpo": GRPOConfig, "apg": APGConfig}
@@ -106,6 +107,8 @@ class TrainerConfig(BaseModel):
     """ejax: how many periodic checkpoints stay on disk, besides the best and the last."""
     output_dir: str = "outputs"
     """ejax: the folder that runs are written under."""
+    cameras: tuple[CameraConfig, ...] = ()
+    """ejax: films of evaluations; written as ``events.eval.<name>`` with func ``record_camera_data_async``."""
     use_wandb: bool = False
     wandb_project_name: str = "embodichain-generic"
     log_freq_updates: PositiveInt = 1

@@ -249,6 +249,11 @@ def take_out(draft: Draft) -> None:
             draft.notice(written, "no effect: an option of the apg algorithm", "without effect")
     if draft.has("trainer.distributed") and draft.pop("trainer.distributed"):
         draft.notice("trainer.distributed", "not built yet: the run uses one device", "unsupported")
+    _respell_events(draft)
+
+
+def _respell_events(draft: Draft) -> None:
+    """EmbodiChain's trainer events: recorders of evaluations become ``trainer.cameras``."""
     events = draft.pop("trainer.events") if draft.has("trainer.events") else None
     if not isinstance(events, dict | None) or not all(isinstance(named, dict) for named in (events or {}).values()):
         draft.problem("trainer.events", f"got {events!r}; must be {{train: {{name: spec}}, eval: {{name: spec}}}}")
@@ -256,9 +261,21 @@ def take_out(draft: Draft) -> None:
     for phase, named in (events or {}).items():
         if phase not in ("train", "eval"):
             draft.problem(f"trainer.events.{phase}", "unknown key; allowed: train, eval")
-        for name in named:
+            continue
+        for name, spec in named.items():
             key = f"trainer.events.{phase}.{name}"
-            draft.notice(key, "not built yet: this event does not run", "unsupported")
+            if not isinstance(spec, dict) or spec.keys() - {"func", "mode", "params", "interval_step"}:
+                draft.problem(key, f"got {spec!r}; must be {{func, mode: interval, interval_step, params}}")
+            elif spec.get("mode", "interval") != "interval":
+                draft.problem(f"{key}.mode", f"got {spec['mode']!r}; a trainer event has mode interval")
+            elif spec.get("func") not in ("record_camera_data_async", "record_camera_data"):
+                text = f"{spec.get('func')!r} does not run here: events that change the world belong in the gym config"
+                draft.notice(key, f"{text}'s env.events, which hold in training and evaluation", "unsupported")
+            elif phase == "train":
+                draft.notice(key, "does not run: evaluations are filmed; write it under events.eval", "unsupported")
+            else:
+                camera = {**(spec.get("params") or {}), "interval_step": spec.get("interval_step", 1)}
+                draft.put("trainer.cameras", [*(draft.get("trainer.cameras") or []), camera])
 
 
 def fill_defaults(draft: Draft) -> None:

@@ -10,7 +10,7 @@ from flax import struct
 from numpy.typing import NDArray
 
 from ejax.envs.mujoco import Engine, Physics, PhysicsState, render
-from ejax.types import Array, Key, Timestep
+from ejax.types import Array, CameraView, Key, Timestep
 
 _ASSET = "cart_pole.xml"
 _HOME = (-0.2, 0.07)
@@ -114,9 +114,11 @@ class CartPoleRL:
             info={"success": success, "metrics": {"distance_to_goal": angle}, "rewards": rewards},
         )
 
-    def render(self, state: CartPoleState, width: int = 640, height: int = 480) -> NDArray[np.uint8]:
+    def render(
+        self, state: CartPoleState, width: int = 640, height: int = 480, camera: CameraView | None = None
+    ) -> NDArray[np.uint8]:
         """Draw one environment: [height, width, 3] RGB. See ``ejax.envs.mujoco.render``."""
-        return render(_ASSET, state.physics.qpos, width=width, height=height)
+        return render(_ASSET, state.physics.qpos, width=width, height=height, camera=camera)
 
 
 def _observe(state: CartPoleState) -> Array:

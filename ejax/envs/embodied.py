@@ -17,7 +17,7 @@ from ejax.envs.scene import marker_name
 from ejax.envs.specs import Spec
 from ejax.envs.world import World, WorldState, initial_state
 from ejax.frozen import freeze
-from ejax.types import Array, Key, Timestep
+from ejax.types import Array, CameraView, Key, Timestep
 
 Obs = dict[str, Any]
 
@@ -119,10 +119,14 @@ class EmbodiedEnv:
             info={**info, "elapsed_steps": state.episode_step, "metrics": judgement.metrics, "rewards": terms},
         )
 
-    def render(self, state: WorldState, width: int = 640, height: int = 480) -> NDArray[np.uint8]:
+    def render(
+        self, state: WorldState, width: int = 640, height: int = 480, camera: CameraView | None = None
+    ) -> NDArray[np.uint8]:
         """Draw one environment: [height, width, 3] RGB. See ``ejax.envs.mujoco.render``."""
         targets: dict[str, Array | NDArray[Any]] = {marker_name(key): pose[:3, 3] for key, pose in state.poses.items()}
-        return render(self.plan.scene.xml, state.physics.qpos, width=width, height=height, mocap_pos=targets)
+        return render(
+            self.plan.scene.xml, state.physics.qpos, width=width, height=height, mocap_pos=targets, camera=camera
+        )
 
     def _start(self) -> WorldState:
         """Before any event."""

@@ -10,7 +10,10 @@ its place in the batch nor on the size of the batch.
 
 import atexit
 import functools
+import importlib
+import math
 import os
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,7 +27,7 @@ from flax import struct
 from mujoco.rollout import Rollout
 from numpy.typing import NDArray
 
-from ejax.types import Array
+from ejax.types import Array, CameraView
 
 Engine: TypeAlias = Literal["auto", "mujoco", "mjx"]
 
@@ -97,13 +100,14 @@ def render(
     width: int = 640,
     height: int = 480,
     mocap_pos: dict[str, Array | NDArray[Any]] | None = None,
-    camera: str = "main",
+    camera: CameraView | None = None,
 ) -> NDArray[np.uint8]:
-    """Draw one configuration. Without a display, set the environment variable ``MUJOCO_GL=egl`` before the start.
+    """Draw one configuration, on a display or without one (EGL; the environment variable MUJOCO_GL can name another).
 
     Args:
         qpos: [nq].
         mocap_pos: body name -> position [3] in m, for bodies that only mark something.
+        camera: None: the model's camera ``main``.
 
     Returns:
         [height, width, 3] RGB.
@@ -115,8 +119,23 @@ def render(
         data.mocap_pos[model.body(name).mocapid[0]] = np.asarray(position)
     mujoco.mj_forward(model, data)
     renderer = _renderer(asset, width, height, threading.get_ident())
-    renderer.update_scene(data, camera=camera)
+    if camera is None:
+        renderer.update_scene(data, camera="main")
+    else:
+        model.vis.global_.fovy = camera.fovy  # of a free camera; ``main`` has its own
+        renderer.update_scene(data, camera=_free_camera(camera))
     return cast(NDArray[np.uint8], renderer.render())
+
+
+def _free_camera(view: CameraView) -> mujoco.MjvCamera:
+    camera = mujoco.MjvCamera()
+    camera.type = mujoco.mjtCamera.mjCAMERA_FREE
+    forward = np.subtract(view.target, view.eye)
+    camera.lookat[:] = view.target
+    camera.distance = float(np.linalg.norm(forward))
+    camera.azimuth = math.degrees(math.atan2(forward[1], forward[0]))
+    camera.elevation = math.degrees(math.atan2(forward[2], math.hypot(forward[0], forward[1])))
+    return camera
 
 
 @functools.cache
@@ -136,7 +155,18 @@ def _load_model(asset: str, *, visual: bool) -> mujoco.MjModel:
 @functools.lru_cache(maxsize=4)
 def _renderer(asset: str, width: int, height: int, thread: int) -> mujoco.Renderer:
     del thread  # part of the key: an OpenGL context belongs to the thread that made it
+    _choose_opengl()
     return mujoco.Renderer(_load_model(asset, visual=True), height=height, width=width)
+
+
+@functools.cache
+def _choose_opengl() -> None:
+    """EGL where there is no display. MuJoCo chooses when it is imported, and then takes a display for granted."""
+    if sys.platform != "linux" or "MUJOCO_GL" in os.environ or os.environ.get("DISPLAY"):
+        return
+    os.environ["MUJOCO_GL"] = "egl"
+    chooser = mujoco.Renderer.__init__.__globals__["gl_context"]  # the module, wherever a release keeps it
+    importlib.reload(chooser)
 
 
 class _HostStepper:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ejax.envs.kinematics import site_pose
 from ejax.envs.mujoco import Engine, Physics, PhysicsState, render
-from ejax.types import Array, Key, Timestep
+from ejax.types import Array, CameraView, Key, Timestep
 
 Position: TypeAlias = tuple[float, float, float]
 Range: TypeAlias = tuple[Position, Position]
@@ -144,9 +144,13 @@ class PushCubeRL:
             info={"success": success, "metrics": {"distance_to_goal": distance}, "rewards": rewards},
         )
 
-    def render(self, state: PushCubeState, width: int = 640, height: int = 480) -> NDArray[np.uint8]:
+    def render(
+        self, state: PushCubeState, width: int = 640, height: int = 480, camera: CameraView | None = None
+    ) -> NDArray[np.uint8]:
         """Draw one environment: [height, width, 3] RGB. See ``ejax.envs.mujoco.render``."""
-        return render(_ASSET, state.physics.qpos, width=width, height=height, mocap_pos={"goal": state.goal})
+        return render(
+            _ASSET, state.physics.qpos, width=width, height=height, mocap_pos={"goal": state.goal}, camera=camera
+        )
 
     def _observe(self, state: PushCubeState) -> Array:
         qpos = state.physics.qpos
