@@ -191,7 +191,8 @@ def test_cart_pole_ends() -> None:
     assert not early.terminated and not early.truncated
     tilted = run_cart(499, 0.3, 0.0)
     assert tilted.truncated and not tilted.terminated
-    assert run_cart(7, 1.7, 0.0).truncated
+    fallen = run_cart(7, 1.7, 0.0)
+    assert fallen.truncated and fallen.terminated and fallen.info["fail"] and not fallen.info["success"]
     timestep = run_cart(7, 0.2, 0.0)
     expected = 1.0 - timestep.info["metrics"]["distance_to_goal"] / np.pi
     assert float(timestep.reward) == pytest.approx(expected + 0.005 * timestep.info["rewards"]["velocity_penalty"])

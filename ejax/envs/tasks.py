@@ -60,13 +60,18 @@ def push_cube(world: World) -> Judgement:
 
 
 def cart_pole(world: World) -> Judgement:
-    """r = 1 − |θ|/π. Success, in the last step only: |θ| < 0.02 rad and |θ̇| < 0.05 rad/s. Cut: |θ| > π/2."""
+    """r = 1 − |θ|/π. Success, in the last step only: |θ| < 0.02 rad and |θ̇| < 0.05 rad/s. Failure: |θ| > π/2.
+
+    Differs from EmbodiChain, where a fall is a truncation and nothing else, after which its GAE sees no value. Here a
+    value follows a truncation; beyond a fall no data teach it, and it runs away. So a fall is reported as both.
+    """
     angle, velocity = jnp.abs(world.part_qpos("hand")[0]), jnp.abs(world.part_qvel("hand")[0])
+    fell = angle > jnp.pi / 2.0
     last = world.state.episode_step >= world.max_episode_steps
     return Judgement(
         success=last & (angle < _SUCCESS_ANGLE) & (velocity < _SUCCESS_VELOCITY),
-        fail=jnp.zeros((), bool),
-        truncated=angle > jnp.pi / 2.0,
+        fail=fell,
+        truncated=fell,
         reward=1.0 - angle / jnp.pi,
         metrics={"distance_to_goal": angle},
     )
