@@ -16,4 +16,4 @@ command -v "$python" >/dev/null || python=python3
 .venv/bin/ruff format --check .
 .venv/bin/ruff check .
 .venv/bin/mypy
-.venv/bin/python -m pytest "$@"
+.venv/bin/python -m pytest --numprocesses auto --dist loadfile "$@"

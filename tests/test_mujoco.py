@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from ejax.envs.kinematics import site_pose
-from ejax.envs.mujoco import Physics, PhysicsState
+from ejax.envs.mujoco import Physics, PhysicsState, _mjx
 from ejax.types import Array
 
 C_ENGINE = Physics("push_cube.xml", engine="mujoco")
@@ -140,8 +140,9 @@ def test_mjx_follows_the_c_engine_through_contact() -> None:
 def test_asking_for_mjx_without_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mujoco.mjx", None)
     monkeypatch.delattr(mujoco, "mjx", raising=False)
+    _mjx.cache_clear()  # another test may have used MJX already
     state, ctrl = sweep(1)
-    physics = Physics("cart_pole.xml", engine="mjx")  # another model: MJX may be in use for the cube already
+    physics = Physics("cart_pole.xml", engine="mjx")
     with pytest.raises(ImportError, match=r"pip install \"ejax\[mjx\]\""):
         physics.step(jax.tree.map(lambda x: x[0], state), ctrl[0, 0])
 
