@@ -39,16 +39,16 @@ def gae(
     Source: Schulman et al. 2016, eq. 11-16, with Pardo et al. 2018 for time limits.
     """
     _check_time_major(reward=reward, value=value, next_value=next_value, terminated=terminated, truncated=truncated)
-    delta = reward + gamma * next_value * (1.0 - terminated) - value
-    decay = gamma * gae_lambda * (1.0 - (terminated | truncated))
 
-    def backward(advantage: Array, step: tuple[Array, Array]) -> tuple[Array, Array]:
-        delta_t, decay_t = step
-        advantage = delta_t + decay_t * advantage
-        return advantage, advantage
+    # δ and the target are formed inside the scan: each array then passes through memory once
+    def backward(advantage: Array, step: tuple[Array, ...]) -> tuple[Array, tuple[Array, Array]]:
+        reward_t, value_t, next_value_t, terminated_t, truncated_t = step
+        delta = reward_t + gamma * next_value_t * (1.0 - terminated_t) - value_t
+        advantage = delta + gamma * gae_lambda * (1.0 - (terminated_t | truncated_t)) * advantage
+        return advantage, (advantage, advantage + value_t)
 
-    _, advantage = jax.lax.scan(backward, jnp.zeros_like(delta[0]), (delta, decay), reverse=True)
-    return advantage, advantage + value
+    steps = (reward, value, next_value, terminated, truncated)
+    return jax.lax.scan(backward, jnp.zeros_like(reward[0]), steps, reverse=True)[1]
 
 
 @partial(jax.jit, static_argnames="gamma")

@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+# The part of the tests that needs torch, in .venv-torch: ejax itself is tested without it by check.sh.
+# Usage: bash tests/check_torch.sh [pytest arguments]; TORCH picks the release.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+python=${PYTHON:-python3.11}
+command -v "$python" >/dev/null || python=python3
+[ -x .venv-torch/bin/python ] || "$python" -m venv .venv-torch
+.venv-torch/bin/python -m pip install --quiet --disable-pip-version-check "torch==${TORCH:-2.13.0}"
+.venv-torch/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,export]'
+.venv-torch/bin/python -m pytest --numprocesses auto --dist loadfile tests/test_interop_*.py "$@"
