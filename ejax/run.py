@@ -2,6 +2,7 @@
 
 import math
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -136,6 +137,8 @@ class _Loop:
         )
         folder = directory.path / "videos" / "eval"
         self.recorder = EvaluationRecorder(parts.policy, parts.env, trainer.cameras, folder)
+        self.compiler = ThreadPoolExecutor(1, "ejax-compiler")
+        self.evaluation: Future[Any] = Future()
         self.started = self.compiled_at = self.clock = started
         self.last_saved: int | None = None
         self.last_evaluated: int | None = None
@@ -147,14 +150,16 @@ class _Loop:
         most = trainer.updates_per_dispatch
         most = _MAX_UPDATES_PER_DISPATCH if most == "auto" else most
         key = jax.random.key(trainer.seed)
-        step = repeat_step(self.parts.step, most)
-        compiled = step.lower(state, key, jnp.int32(1)).compile()
+        # both programs at once: compilation leaves Python's lock alone, and takes longer than many a training
+        if trainer.enable_eval:
+            self.evaluation = self.compiler.submit(self._compile_evaluation, state)
+        compiled = repeat_step(self.parts.step, most).lower(state, key, jnp.int32(1)).compile()
         self.compiled_at = self.clock = time.monotonic()
         seconds = self.compiled_at - self.started
         self.writer.note(f"built and compiled in {seconds:.1f} s; run folder {self.directory.path}")
 
         pending: _Launched | None = None
-        with self.recorder, interruptible() as interrupted:
+        with self.compiler, self.recorder, interruptible() as interrupted:
             while update < total and not interrupted():
                 limit = self.per_dispatch if trainer.updates_per_dispatch == "auto" else most
                 count = self._until_event(update, min(limit, most, total - update))
@@ -191,20 +196,23 @@ class _Loop:
         """An update whose env steps reach or pass a multiple of ``freq``: a function of the update alone."""
         return freq > 0 and update * self.rows // freq > (update - 1) * self.rows // freq
 
+    def _compile_evaluation(self, state: RunState) -> Any:
+        trainer = self.trainer
+        return evaluate.lower(
+            self.parts.policy,
+            self.parts.env,
+            state.train.params,
+            jax.random.key(trainer.eval_seed),
+            num_envs=trainer.num_eval_envs,
+            num_episodes=trainer.num_eval_episodes,
+            choice=trainer.eval_episode_choice,
+        ).compile()
+
     def _evaluate(self, state: RunState, update: int) -> Metrics:
         trainer = self.trainer
         key = jax.random.key(trainer.eval_seed)
         self.recorder.record(state.train.params, key, update * self.rows // max(1, trainer.eval_freq))
-        episodes = evaluate(
-            self.parts.policy,
-            self.parts.env,
-            state.train.params,
-            key,
-            num_envs=trainer.num_eval_envs,
-            num_episodes=trainer.num_eval_episodes,
-            choice=trainer.eval_episode_choice,
-        )
-        return summarize(episodes)
+        return summarize(self.evaluation.result()(state.train.params, key))
 
     def _finish(self, launched: _Launched, first: int) -> None:
         """Wait for results, write them, keep the best, save."""
