@@ -78,7 +78,7 @@ def evaluate_run(
     episodes = evaluate(policy, env, params, key, num_envs=num_envs, num_episodes=num_episodes)
     metrics: dict[str, object] = {name: float(x) for name, x in sorted(summarize(episodes).items())}
     metrics |= {"episodes": num_episodes, "checkpoint": str(path)}
-    report = run / "evaluations" / f"{path.name}.json"
+    report = directory.path / "evaluations" / f"{path.name}.json"
     report.parent.mkdir(exist_ok=True)
     per_episode = {name: np.asarray(x).tolist() for name, x in episodes.items()}
     report.write_text(json.dumps({**metrics, "seed": seed, "per_episode": per_episode}, indent=2))
@@ -110,7 +110,7 @@ def film(policy: Policy, env: Env, params: Params, key: Key, path: Path, *, num_
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("python -m ejax.evaluate", description="Evaluate a trained policy.")
-    parser.add_argument("run", type=Path, metavar="RUN", help="the run's folder")
+    parser.add_argument("run", type=Path, metavar="RUN", help="the run's folder; without its time: the newest run")
     parser.add_argument("--checkpoint", metavar="best|latest|PATH", help="default: best, or latest if there is none")
     parser.add_argument("--episodes", type=int, default=100, metavar="N")
     parser.add_argument("--num-envs", type=int, default=32, metavar="N", help="episodes played at a time")

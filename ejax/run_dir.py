@@ -138,10 +138,16 @@ def create_run_directory(config: RunConfig, path: Path | None = None) -> RunDire
 def open_run_directory(path: Path) -> tuple[RunDirectory, RunConfig]:
     """An existing run and the config that it was started with.
 
+    Args:
+        path: the run's folder, or without the time at its end: the newest run of that name.
+
     Raises:
         FileNotFoundError: ``path`` is no run.
     """
     file = path / "configs" / "resolved.json"
+    if not path.exists():
+        path = newest_run(path.parent, path.name)
+        file = path / "configs" / "resolved.json"
     if not file.is_file():
         raise FileNotFoundError(f"{path} is no run of ejax: it has no configs/resolved.json")
     config = parse_config(json.loads(file.read_text()))
