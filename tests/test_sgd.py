@@ -219,3 +219,9 @@ def test_only_the_trained_collection_gets_a_gradient():
     after, _ = sgd_epochs(state, {"x": jnp.ones((4, 1))}, KEY, loss=linear_loss, optimizer=SGD, plan=plan())
     assert after.params["normalizer"]["mean"].tolist() == [1.0]
     assert after.params["params"]["w"] == pytest.approx(0.1)
+
+
+def test_arrays_of_different_lengths_are_refused():
+    batch = {"x": jnp.zeros((8, 1)), "y": jnp.zeros(5)}
+    with pytest.raises(ValueError, match="same number of rows, got .*8.*5"):
+        sgd_epochs(None, batch, jax.random.key(0), loss=None, optimizer=None, plan=None)

@@ -61,7 +61,13 @@ def sgd_epochs(
     Returns:
         The state after it (``step`` is left to the caller) and metrics: means over the rows of all minibatches that
         were looked at, ``grad_norm`` (before clipping), ``skipped_minibatches`` (not finite) and ``stopped_early``.
+
+    Raises:
+        ValueError: arrays of different numbers of rows.
     """
+    rows_of = {name: {leaf.shape[0] for leaf in jax.tree.leaves(part)} for name, part in batch.items()}
+    if len(set().union(*rows_of.values())) != 1:
+        raise ValueError(f"every array of a batch needs the same number of rows, got {rows_of}")
     num_rows = jax.tree.leaves(batch)[0].shape[0]
     size = min(plan.batch_size, num_rows)
     num_minibatches = -(-num_rows // size)
