@@ -223,5 +223,5 @@ def test_only_the_trained_collection_gets_a_gradient():
 
 def test_arrays_of_different_lengths_are_refused():
     batch = {"x": jnp.zeros((8, 1)), "y": jnp.zeros(5)}
-    with pytest.raises(ValueError, match="same number of rows, got .*8.*5"):
+    with pytest.raises(ValueError, match=r"same number of rows, got .*8.*5"):
         sgd_epochs(None, batch, jax.random.key(0), loss=None, optimizer=None, plan=None)
