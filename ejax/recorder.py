@@ -60,6 +60,7 @@ class EvaluationRecorder:
         self._thread = ThreadPoolExecutor(1, "ejax-recorder") if cameras else None
         self._film: Future[list[Path]] | None = None
         self._reports: list[str] = []
+        self._skipped = False
 
     def record(self, params: Params, key: Key, count: int) -> None:
         """Film one evaluation, unless the last film is still being made.
@@ -76,7 +77,9 @@ class EvaluationRecorder:
             return
         self._collect(timeout=None)
         if self._film is not None:
-            self._reports.append("no film of this evaluation: the last one is still being made")
+            if not self._skipped:
+                self._reports.append("films take longer than evaluations come: some are not filmed")
+            self._skipped = True
             return
         num_envs = min(_MOST_ENVS, *(camera.max_env_num for camera in self._cameras))
         episodes = play(self._policy, self._env, params, key, num_envs=num_envs)  # dispatched, not waited for

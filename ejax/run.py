@@ -179,7 +179,9 @@ class _Loop:
                 pending = launched
             if pending is not None:
                 self._finish(pending, first)
-            return self._end(state, update, first, finished=update >= total)
+            result = self._end(state, update, first, finished=update >= total)
+        self._tell_of_films()  # the last one is finished now
+        return result
 
     def _until_event(self, update: int, limit: int) -> int:
         """Updates up to and including the next one that is evaluated or saved; at most ``limit``."""
@@ -231,6 +233,9 @@ class _Loop:
             self._record_evaluation(launched)
         if launched.save:
             self._save(launched.state, launched.update)
+        self._tell_of_films()
+
+    def _tell_of_films(self) -> None:
         for report in self.recorder.reports():
             self.writer.note(report)
 
