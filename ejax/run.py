@@ -88,6 +88,8 @@ def train(config: RunConfig, *, resume: str | None = None, run_dir: Path | None 
         for text in reports:
             writer.note(text)
         if checkpoint is not None:
+            for aside in directory.set_aside_after(first_update * rows):
+                writer.note(f"set aside {aside}: the run goes on from before it")
             writer.note(f"resumed from {checkpoint} at {first_update * rows} env steps")
         return _Loop(config, parts, directory, writer, meta, started).run(state)
 
@@ -150,16 +152,15 @@ class _Loop:
         most = trainer.updates_per_dispatch
         most = _MAX_UPDATES_PER_DISPATCH if most == "auto" else most
         key = jax.random.key(trainer.seed)
-        # both programs at once: compilation leaves Python's lock alone, and takes longer than many a training
-        if trainer.enable_eval:
-            self.evaluation = self.compiler.submit(self._compile_evaluation, state)
-        compiled = repeat_step(self.parts.step, most).lower(state, key, jnp.int32(1)).compile()
-        self.compiled_at = self.clock = time.monotonic()
-        seconds = self.compiled_at - self.started
-        self.writer.note(f"built and compiled in {seconds:.1f} s; run folder {self.directory.path}")
-
         pending: _Launched | None = None
         with self.compiler, self.recorder, interruptible() as interrupted:
+            # both programs at once: compilation leaves Python's lock alone, and takes longer than many a training
+            if trainer.enable_eval:
+                self.evaluation = self.compiler.submit(self._compile_evaluation, state)
+            compiled = repeat_step(self.parts.step, most).lower(state, key, jnp.int32(1)).compile()
+            self.compiled_at = self.clock = time.monotonic()
+            seconds = self.compiled_at - self.started
+            self.writer.note(f"built and compiled in {seconds:.1f} s; run folder {self.directory.path}")
             while update < total and not interrupted():
                 limit = self.per_dispatch if trainer.updates_per_dispatch == "auto" else most
                 count = self._until_event(update, min(limit, most, total - update))

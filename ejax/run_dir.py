@@ -89,6 +89,14 @@ class RunDirectory:
                 shutil.rmtree(old)
         return path
 
+    def set_aside_after(self, step: int) -> list[Path]:
+        """Rename the checkpoints of later env steps: a run that goes on from ``step`` makes its own.
+
+        They would else pass for the newest ones, and new ones would be cleared away in their place.
+        """
+        later = [path for path in (*self.periodic(), *self.best()) if int(path.name.rpartition("_")[2]) > step]
+        return [path.rename(path.with_name(f"superseded_{time.time_ns()}_{path.name}")) for path in later]
+
     def find(self, which: str, report: Callable[[str], None]) -> Path:
         """The newest undamaged checkpoint: ``latest`` or ``best``. Damaged ones are reported and passed over.
 

@@ -167,3 +167,14 @@ def test_a_new_run_does_not_overwrite_an_old_one(tmp_path: Path) -> None:
     train(parse_config(raw), run_dir=tmp_path / "run")
     with pytest.raises(FileExistsError, match="--resume latest"):
         train(parse_config(raw), run_dir=tmp_path / "run")
+
+
+def test_a_run_that_goes_on_from_an_older_checkpoint_keeps_what_it_saves(tmp_path: Path) -> None:
+    raw = config(tmp_path, updates=12, keep_checkpoints=2)
+    train(parse_config(raw), run_dir=tmp_path / "run")
+    directory = RunDirectory(tmp_path / "run", "tiny")
+    newest, older = directory.periodic()
+    result = train(parse_config({**raw, "trainer": {**raw["trainer"], "iterations": 10}}), resume=str(older))
+    assert result.latest_checkpoint_path == directory.periodic()[0]  # not cleared away, and the one to go on from
+    assert result.latest_checkpoint_path.name == f"tiny_step_{10 * 8 * 4}"
+    assert list(directory.checkpoints.glob(f"superseded_*_{newest.name}"))  # nothing is lost
