@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import optax
 from flax import struct
 
-from ejax.algorithms.apg import APGConfig, Trajectory, apg_update_with_trajectory
+from ejax.algorithms.apg import APGConfig, apg_update_with_trajectory
+from ejax.algorithms.differentiable import Trajectory
 from ejax.algorithms.grpo import GRPOConfig, grpo_update
 from ejax.algorithms.ppo import PPOConfig, ppo_update
 from ejax.episodes import (
@@ -138,7 +139,13 @@ STEPS: dict[str, Callable[..., Step]] = {"ppo": make_ppo_step, "grpo": make_grpo
 
 
 def _seen(rollout: Rollout) -> Trajectory:
-    return Trajectory(obs=rollout.obs, reward=rollout.reward, done=rollout.done, info=rollout.extras["info"])
+    return Trajectory(
+        obs=rollout.obs,
+        reward=rollout.reward,
+        terminated=rollout.terminated,
+        truncated=rollout.truncated,
+        info=rollout.extras["info"],
+    )
 
 
 def _finish(

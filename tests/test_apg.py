@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ejax.algorithms.apg import APGConfig, _clip_adjoint, apg_update, segmented_discounted_return
+from ejax.algorithms.apg import APGConfig, apg_update, segmented_discounted_return
+from ejax.algorithms.differentiable import clip_adjoint
 from ejax.config import ConfigError, parse_config
 from ejax.distributions import action_spec
 from ejax.optim import OptimizerConfig, make_optimizer
@@ -150,7 +151,7 @@ def test_complete_rollouts_stop_at_the_first_end() -> None:
 def test_adjoints_are_clipped_row_by_row_and_broken_ones_dropped() -> None:
     action = jnp.zeros((3, 2))
     weight = jnp.array([[3.0, 4.0], [0.3, 0.4], [jnp.nan, 1.0]])
-    grad, stats = jax.grad(lambda a, t: (weight * _clip_adjoint(a, t, 1.0)).sum(), argnums=(0, 1))(action, jnp.zeros(4))
+    grad, stats = jax.grad(lambda a, t: (weight * clip_adjoint(a, t, 1.0)).sum(), argnums=(0, 1))(action, jnp.zeros(4))
     np.testing.assert_allclose(grad, [[0.6, 0.8], [0.3, 0.4], [0.0, 0.0]], rtol=1e-6)
     np.testing.assert_allclose(stats, [5.5, 5.0, 1.0, 1.0], rtol=1e-6)
 

@@ -13,15 +13,14 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
-from flax import struct
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
+from ejax.algorithms.differentiable import Trajectory, adjoint_metrics, discounted_sum, no_taps, play
 from ejax.optim import OptimizerConfig, ScheduleConfig, clip_by_global_norm, get_learning_rate, step_schedule
 from ejax.policies.normalize import observe
 from ejax.types import Array, Env, Key, Metrics, Params, Policy, PyTree, TrainState
-from ejax.unroll import EnvCarry, reset, step
+from ejax.unroll import EnvCarry, reset
 
 
 class APGConfig(BaseModel):
@@ -64,16 +63,6 @@ class APGConfig(BaseModel):
     @property
     def horizon(self) -> int:
         return self.segment_length if self.update_horizon is None else self.update_horizon
-
-
-@struct.dataclass(kw_only=True)
-class Trajectory:
-    """What was seen on the way, for statistics; leaves [T, N, ...]."""
-
-    obs: PyTree
-    reward: Array
-    done: Array
-    info: dict[str, Any]
 
 
 @partial(jax.jit, static_argnames=("policy", "env", "optimizer", "config"))
@@ -142,19 +131,8 @@ def segmented_discounted_return(reward: Array, done: Array, *, gamma: float) -> 
     """
     if reward.shape[0] == 0:
         raise ValueError(f"a return needs at least one step, got reward of shape {reward.shape}")
-    total, _ = _discounted_sum(reward, done, jnp.ones_like(reward[0]), gamma)
+    total, _ = discounted_sum(reward, done, jnp.ones_like(reward[0]), gamma=gamma)
     return total
-
-
-def _discounted_sum(x: Array, done: Array, discount: Array, gamma: float) -> tuple[Array, Array]:
-    """``(Σₜ dₜ·xₜ [N], the discount after it [N])``."""
-
-    def add(carry: tuple[Array, Array], step: tuple[Array, Array]) -> tuple[tuple[Array, Array], None]:
-        total, discount = carry
-        x_t, done_t = step
-        return (total + discount * x_t, jnp.where(done_t, 1.0, gamma * discount)), None
-
-    return jax.lax.scan(add, (jnp.zeros_like(discount), discount), (x, done))[0]
 
 
 def _segmented(
@@ -164,9 +142,9 @@ def _segmented(
 
     def loss(trained: PyTree, taps: Array, carry: EnvCarry, discount: Array, key: Key) -> tuple[Array, Any]:
         variables = {**params, "params": trained}
-        carry, trajectory, entropy = _play(variables, taps, carry, key, policy=policy, env=env, config=config)
-        objective, next_discount = _discounted_sum(trajectory.reward, trajectory.done, discount, config.gamma)
-        entropy_sum, _ = _discounted_sum(entropy, trajectory.done, discount, config.gamma)
+        carry, trajectory, entropy = play(variables, taps, carry, key, policy=policy, env=env, options=config)
+        objective, next_discount = discounted_sum(trajectory.reward, trajectory.done, discount, gamma=config.gamma)
+        entropy_sum, _ = discounted_sum(entropy, trajectory.done, discount, gamma=config.gamma)
         sums = {"objective": objective.mean(), "entropy": entropy_sum.mean()}
         value = -sums["objective"] - config.ent_coef * sums["entropy"]
         return value, (carry, next_discount, sums | {"loss": value}, trajectory)
@@ -174,7 +152,7 @@ def _segmented(
     def one_segment(running: tuple[PyTree, EnvCarry, Array], key: Key) -> tuple[Any, Any]:
         grads, carry, discount = running
         (_, aux), (grad, tapped) = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(
-            params["params"], _no_taps(config.segment_length), carry, discount, key
+            params["params"], no_taps(config.segment_length), carry, discount, key
         )
         carry, discount, sums, trajectory = aux
         return (jax.tree.map(jnp.add, grads, grad), carry, discount), (sums, trajectory, tapped)
@@ -186,7 +164,9 @@ def _segmented(
         one_segment, start, jax.random.split(key, num_segments)
     )
     trajectory = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), trajectory)
-    metrics = {name: x.sum() for name, x in sums.items()} | _adjoint_metrics(tapped, num_envs, config)
+    metrics = {name: x.sum() for name, x in sums.items()} | adjoint_metrics(
+        tapped, num_envs, config.action_adjoint_max_norm
+    )
     return grads, carry, metrics, jax.lax.stop_gradient(trajectory)
 
 
@@ -199,7 +179,7 @@ def _complete(
 
     def loss(trained: PyTree, taps: Array, carry: EnvCarry, key: Key) -> tuple[Array, Any]:
         variables = {**params, "params": trained}
-        carry, trajectory, entropy = _play(variables, taps, carry, key, policy=policy, env=env, config=config)
+        carry, trajectory, entropy = play(variables, taps, carry, key, policy=policy, env=env, options=config)
         alive = (jnp.cumsum(trajectory.done, axis=0) - trajectory.done) == 0
         sums = {
             "objective": (discount * alive * trajectory.reward).sum(axis=0).mean(),
@@ -212,87 +192,15 @@ def _complete(
         key_reset, key_play = jax.random.split(key)
         fresh = reset(env, key_reset, num_envs)
         (_, aux), (grad, tapped) = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(
-            params["params"], _no_taps(config.horizon), fresh, key_play
+            params["params"], no_taps(config.horizon), fresh, key_play
         )
         return jax.tree.map(jnp.add, grads, grad), (*aux, tapped)
 
     num_rollouts = config.gradient_accumulation_steps
     zeros = jax.tree.map(jnp.zeros_like, params["params"])
     grads, (carries, sums, trajectory, tapped) = jax.lax.scan(one_rollout, zeros, jax.random.split(key, num_rollouts))
-    metrics = {name: x.mean() for name, x in sums.items()} | _adjoint_metrics(tapped, num_envs, config)
+    metrics = {name: x.mean() for name, x in sums.items()} | adjoint_metrics(
+        tapped, num_envs, config.action_adjoint_max_norm
+    )
     last = jax.tree.map(lambda x: x[-1], (carries, trajectory))
     return jax.tree.map(lambda g: g / num_rollouts, grads), last[0], metrics, jax.lax.stop_gradient(last[1])
-
-
-def _play(
-    params: Params, taps: Array, carry: EnvCarry, key: Key, *, policy: Policy, env: Env, config: APGConfig
-) -> tuple[EnvCarry, Trajectory, Array]:
-    """Steps with reparameterized actions; the gradient flows through actions, dynamics and rewards."""
-
-    def one_step(carry: EnvCarry, xs: tuple[Key, Array]) -> tuple[EnvCarry, tuple[Trajectory, Array]]:
-        key, tap = xs
-        key_action, key_env = jax.random.split(key)
-        distribution, _ = policy.apply(params, carry.obs)
-        action = distribution.mode() if config.deterministic_actions else distribution.sample(key_action)
-        if config.clip_actions_to_space:
-            space: Any = env.action_space
-            action = jnp.clip(action, np.asarray(space.low)[None], np.asarray(space.high)[None])
-        if config.action_adjoint_max_norm > 0.0:
-            action = _clip_adjoint(action, tap, config.action_adjoint_max_norm)
-        after, timestep = step(env, carry, action, key_env)
-        seen = Trajectory(
-            obs=carry.obs,
-            reward=timestep.reward,
-            done=timestep.terminated | timestep.truncated,
-            info=timestep.info,
-        )
-        return after, (seen, distribution.entropy())
-
-    keys = jax.random.split(key, taps.shape[0])
-    carry, (trajectory, entropy) = jax.lax.scan(one_step, carry, (keys, taps))
-    return carry, trajectory, entropy
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _clip_adjoint(action: Array, tap: Array, max_norm: float) -> Array:
-    """``action`` itself; its gradient is clipped row by row. The tap's "gradient" carries statistics of that out."""
-    del tap, max_norm
-    return action
-
-
-def _clip_adjoint_forward(action: Array, tap: Array, max_norm: float) -> tuple[Array, None]:
-    del tap, max_norm
-    return action, None
-
-
-def _clip_adjoint_backward(max_norm: float, residual: None, grad: Array) -> tuple[Array, Array]:
-    del residual
-    finite = jnp.isfinite(grad).all(axis=-1, keepdims=True)
-    safe = jnp.where(finite, grad, 0.0)
-    largest = jnp.maximum(jnp.abs(safe).max(axis=-1, keepdims=True), 1e-30)
-    norm = largest * jnp.linalg.norm(safe / largest, axis=-1, keepdims=True)  # squares do not overflow
-    clipped = jnp.where(norm > max_norm, safe * (max_norm / jnp.maximum(norm, 1e-30)), safe)
-    stats = jnp.stack([norm.sum(), norm.max(), (norm > max_norm).sum(), (~finite).sum()])
-    return clipped, stats.astype(grad.dtype)
-
-
-_clip_adjoint.defvjp(_clip_adjoint_forward, _clip_adjoint_backward)
-
-
-def _no_taps(num_steps: int) -> Array:
-    return jnp.zeros((num_steps, 4))
-
-
-def _adjoint_metrics(tapped: Array, num_envs: int, config: APGConfig) -> Metrics:
-    """EmbodiChain's four numbers. ``tapped``: [..., 4], one row per step."""
-    if config.action_adjoint_max_norm == 0.0:
-        return {}
-    rows = tapped.reshape(-1, 4)
-    total = rows.shape[0] * num_envs
-    finite = jnp.maximum(total - rows[:, 3].sum(), 1.0)
-    return {
-        "action_adjoint_preclip_mean_norm": rows[:, 0].sum() / finite,
-        "action_adjoint_preclip_max_norm": rows[:, 1].max(),
-        "action_adjoint_clipped_fraction": rows[:, 2].sum() / total,
-        "action_adjoint_nonfinite_fraction": rows[:, 3].sum() / total,
-    }

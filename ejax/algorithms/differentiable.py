@@ -1,0 +1,147 @@
+"""Steps that a gradient flows back through, from rewards over dynamics to actions: what APG and SHAC share."""
+
+from functools import partial
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+from ejax.types import Array, Env, Key, Metrics, Params, Policy, PyTree
+from ejax.unroll import EnvCarry, step
+
+
+class ActionOptions(Protocol):
+    """How actions are taken; ``APGConfig`` and ``SHACConfig`` have it."""
+
+    @property
+    def deterministic_actions(self) -> bool: ...
+    @property
+    def clip_actions_to_space(self) -> bool: ...
+    @property
+    def action_adjoint_max_norm(self) -> float:
+        """Clip the gradient that arrives at each environment's action to this norm, at each step. 0: off."""
+        ...
+
+
+@struct.dataclass(kw_only=True)
+class Trajectory:
+    """What was seen on the way; leaves [T, N, ...]."""
+
+    obs: PyTree
+    final_obs: PyTree = None
+    """The true next observation, before any reset. None where nothing reads it."""
+    reward: Array
+    terminated: Array
+    truncated: Array
+    info: dict[str, Any]
+
+    @property
+    def done(self) -> Array:
+        """The episode ended in this step, for whichever reason. ``[T, N]`` bool."""
+        return self.terminated | self.truncated
+
+
+def play(
+    params: Params, taps: Array, carry: EnvCarry, key: Key, *, policy: Policy, env: Env, options: ActionOptions
+) -> tuple[EnvCarry, Trajectory, Array]:
+    """Steps with reparameterized actions; the gradient flows through actions, dynamics and rewards.
+
+    Args:
+        taps: from ``no_taps``, one row per step; its gradient is ``adjoint_metrics``' input.
+
+    Returns:
+        The environments after it, the trajectory, and the entropy of each action's distribution, [T, N].
+    """
+
+    def one_step(carry: EnvCarry, xs: tuple[Key, Array]) -> tuple[EnvCarry, tuple[Trajectory, Array]]:
+        key, tap = xs
+        key_action, key_env = jax.random.split(key)
+        distribution, _ = policy.apply(params, carry.obs)
+        action = distribution.mode() if options.deterministic_actions else distribution.sample(key_action)
+        if options.clip_actions_to_space:
+            space: Any = env.action_space
+            action = jnp.clip(action, np.asarray(space.low)[None], np.asarray(space.high)[None])
+        if options.action_adjoint_max_norm > 0.0:
+            action = clip_adjoint(action, tap, options.action_adjoint_max_norm)
+        after, timestep = step(env, carry, action, key_env)
+        seen = Trajectory(
+            obs=carry.obs,
+            final_obs=timestep.final_obs,
+            reward=timestep.reward,
+            terminated=timestep.terminated,
+            truncated=timestep.truncated,
+            info=timestep.info,
+        )
+        return after, (seen, distribution.entropy())
+
+    keys = jax.random.split(key, taps.shape[0])
+    carry, (trajectory, entropy) = jax.lax.scan(one_step, carry, (keys, taps))
+    return carry, trajectory, entropy
+
+
+def discounted_sum(x: Array, done: Array, discount: Array, *, gamma: float) -> tuple[Array, Array]:
+    """Σₜ dₜ·xₜ with d₀ = ``discount``, dₜ₊₁ = 1 after a done, else γ·dₜ.
+
+    Args:
+        x, done: [T, N]. discount: [N].
+
+    Returns:
+        The sum and the discount after it, [N].
+    """
+
+    def add(carry: tuple[Array, Array], step: tuple[Array, Array]) -> tuple[tuple[Array, Array], None]:
+        total, discount = carry
+        x_t, done_t = step
+        return (total + discount * x_t, jnp.where(done_t, 1.0, gamma * discount)), None
+
+    return jax.lax.scan(add, (jnp.zeros_like(discount), discount), (x, done))[0]
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
+def clip_adjoint(action: Array, tap: Array, max_norm: float) -> Array:
+    """``action`` itself; its gradient is clipped row by row, a non-finite row becomes zero.
+
+    The "gradient" of ``tap`` [4] carries statistics of that out.
+    """
+    del tap, max_norm
+    return action
+
+
+def _clip_adjoint_forward(action: Array, tap: Array, max_norm: float) -> tuple[Array, None]:
+    del tap, max_norm
+    return action, None
+
+
+def _clip_adjoint_backward(max_norm: float, residual: None, grad: Array) -> tuple[Array, Array]:
+    del residual
+    finite = jnp.isfinite(grad).all(axis=-1, keepdims=True)
+    safe = jnp.where(finite, grad, 0.0)
+    largest = jnp.maximum(jnp.abs(safe).max(axis=-1, keepdims=True), 1e-30)
+    norm = largest * jnp.linalg.norm(safe / largest, axis=-1, keepdims=True)  # squares do not overflow
+    clipped = jnp.where(norm > max_norm, safe * (max_norm / jnp.maximum(norm, 1e-30)), safe)
+    stats = jnp.stack([norm.sum(), norm.max(), (norm > max_norm).sum(), (~finite).sum()])
+    return clipped, stats.astype(grad.dtype)
+
+
+clip_adjoint.defvjp(_clip_adjoint_forward, _clip_adjoint_backward)
+
+
+def no_taps(num_steps: int) -> Array:
+    return jnp.zeros((num_steps, 4))
+
+
+def adjoint_metrics(tapped: Array, num_envs: int, max_norm: float) -> Metrics:
+    """EmbodiChain's four numbers; none where ``max_norm`` is 0. ``tapped``: [..., 4], one row per step."""
+    if max_norm == 0.0:
+        return {}
+    rows = tapped.reshape(-1, 4)
+    total = rows.shape[0] * num_envs
+    finite = jnp.maximum(total - rows[:, 3].sum(), 1.0)
+    return {
+        "action_adjoint_preclip_mean_norm": rows[:, 0].sum() / finite,
+        "action_adjoint_preclip_max_norm": rows[:, 1].max(),
+        "action_adjoint_clipped_fraction": rows[:, 2].sum() / total,
+        "action_adjoint_nonfinite_fraction": rows[:, 3].sum() / total,
+    }
