@@ -1,0 +1,276 @@
+"""Rollouts made in a background thread while the learner updates: bounded, lossless, reproducible.
+
+    rollout k is for update k; version v of the parameters is what v updates have made; staleness = k − v
+
+The learner publishes a version after every update; the thread makes rollout k as soon as the schedule allows a version
+for it. Nothing is overwritten: every rollout that was begun is delivered, in order, once. Source of the bound:
+staleness-limited asynchronous PPO (AReaL, Fu et al. 2025); EmbodiChain's collector has neither versions nor a bound.
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from types import TracebackType
+
+import jax
+import jax.numpy as jnp
+
+from ejax.collectors.host import Collected, CollectionStopped, HostCollector
+from ejax.types import Key, Params
+
+_POLL_S = 0.2
+"""How often a waiting learner looks whether it was interrupted."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Which version of the parameters makes which rollout.
+
+    Without ``free``, rollout k is made by exactly version k − ``max_staleness``: what is computed does not depend on
+    timing. With it, by the newest version there is when the rollout begins. ``recorded`` versions, rollout by rollout,
+    are used again as they are: a free run's bits come back.
+    """
+
+    max_staleness: int = 1
+    free: bool = False
+    recorded: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_staleness < 0:
+            raise ValueError(f"max_staleness must be at least 0, got {self.max_staleness}")
+        for index, version in enumerate(self.recorded or ()):
+            if not 0 <= version <= index:
+                raise ValueError(f"recorded[{index}] is version {version}: rollout {index} can have 0 to {index}")
+
+    def version(self, index: int, *, first: int, newest: int) -> int | None:
+        """The version for rollout ``index``; None: it must wait for a newer one than ``newest``.
+
+        Args:
+            first: the oldest version that was ever published, in a resumed run not 0.
+        """
+        if self.recorded is not None:
+            if index >= len(self.recorded):
+                raise IndexError(f"the recorded schedule ends with rollout {len(self.recorded) - 1}; no {index}")
+            wanted = max(first, self.recorded[index])
+            return wanted if wanted <= newest else None
+        oldest = max(first, index - self.max_staleness)
+        if newest < oldest:
+            return None
+        return newest if self.free else oldest
+
+
+@dataclass(kw_only=True)
+class Account:
+    """Where every rollout that was begun has gone; ``begun`` = ``delivered`` + ``queued`` + ``given_up``."""
+
+    begun: int = 0
+    delivered: int = 0
+    queued: int = 0
+    given_up: int = 0
+    """Begun and stopped half-way, by ``close``: at most one."""
+
+
+class AsyncCollector:
+    """Makes rollouts in one thread of its own. A context manager, used once.
+
+    ``publish``, ``collect``, ``paused`` and ``close`` belong to one other thread, the learner's.
+
+    Args:
+        key: ``fold_in(key, k)``'s first half is rollout k's.
+        first: index of the first rollout; the version that ``start`` publishes.
+        stop_timeout_s: how long ``close`` waits for the step under way.
+        env_timeout_s: how long one step (with a compilation, where there is one) may take.
+    """
+
+    def __init__(
+        self,
+        collector: HostCollector,
+        key: Key,
+        *,
+        schedule: Schedule,
+        first: int = 0,
+        stop_timeout_s: float = 10.0,
+        env_timeout_s: float = 300.0,
+    ) -> None:
+        self.collector, self.key, self.schedule, self.first = collector, key, schedule, first
+        self.stop_timeout_s, self.env_timeout_s = stop_timeout_s, env_timeout_s
+        self.versions: list[int] = []
+        """The version of every delivered rollout: what ``Schedule.recorded`` takes."""
+        self.account = Account()
+        self._changed = threading.Condition()
+        self._published: dict[int, Params] = {}
+        self._queue: deque[tuple[int, Collected]] = deque()
+        self._error: BaseException | None = None
+        self._stopping = self._pausing = self._idle = False
+        self._wait_s = 0.0
+        self._thread = threading.Thread(target=self._run, name="ejax-collector", daemon=True)
+
+    def start(self, params: Params) -> None:
+        """Publish version ``first`` and begin.
+
+        Raises:
+            RuntimeError: started before.
+        """
+        if self._thread.ident is not None:
+            raise RuntimeError("this collector was started before; make a new one")
+        self.publish(params, self.first)
+        self._thread.start()
+
+    def publish(self, params: Params, version: int) -> None:
+        """Hand over what ``version`` updates have made: a copy, so that the learner may donate its own.
+
+        Raises:
+            ValueError: not the version after the last one.
+        """
+        copy = jax.tree.map(jnp.copy, params)
+        with self._changed:
+            newest = max(self._published, default=version - 1)
+            if version != newest + 1:
+                raise ValueError(f"version {version} published after {newest}; versions come one by one")
+            self._published[version] = copy
+            self._changed.notify_all()
+
+    def collect(self, interrupted: Callable[[], bool] = lambda: False) -> Collected | None:
+        """The next rollout, in order; None if ``interrupted`` first. Its extras have ``version`` [T, N].
+
+        Raises:
+            Exception: whatever ended the thread, with its traceback, and a note of what it was at.
+            TimeoutError: a step took longer than ``env_timeout_s``; the message names it.
+            RuntimeError: not started, or closed.
+        """
+        if self._thread.ident is None or self._stopping:
+            raise RuntimeError(f"the collector is {'closed' if self._stopping else 'not started'}")
+        began = time.perf_counter()
+        doing, since = self.collector.doing, time.monotonic()
+        with self._changed:
+            while not self._queue:
+                if self._error is not None:
+                    raise self._error
+                if interrupted():
+                    return None
+                self._changed.wait(_POLL_S)
+                if self._idle or self.collector.doing != doing:
+                    doing, since = self.collector.doing, time.monotonic()
+                elif time.monotonic() - since > self.env_timeout_s:
+                    raise TimeoutError(f"nothing happened for {self.env_timeout_s:.0f} s at {doing}")
+            version, collected = self._queue.popleft()
+            index = self.first + len(self.versions)
+            self.versions.append(version)
+            self.account.delivered += 1
+            self.account.queued -= 1
+            queued, waited, self._wait_s = len(self._queue), self._wait_s, 0.0
+            for old in [v for v in self._published if self._is_past(v)]:
+                del self._published[old]
+        rollout = collected.rollout
+        tag = jnp.full(rollout.reward.shape, version, jnp.int32)
+        collected.rollout = replace(rollout, extras={**rollout.extras, "version": tag})
+        collected.facts = {
+            "collector/staleness": float(index - version),
+            "collector/queued_rollouts": float(queued),
+            "collector/learner_wait_s": time.perf_counter() - began,
+            "collector/actor_wait_s": waited,
+        }
+        return collected
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """No environment steps inside; the rollout under way goes on afterwards."""
+        with self._changed:
+            self._pausing = True
+            if not self._changed.wait_for(lambda: self._idle or self._error is not None, self.env_timeout_s):
+                raise TimeoutError(f"no pause within {self.env_timeout_s:.0f} s; at {self.collector.doing}")
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._pausing = False
+                self._changed.notify_all()
+
+    def close(self) -> None:
+        """Stop within ``stop_timeout_s``, inside a rollout too, and close the environments.
+
+        Raises:
+            TimeoutError: the step under way goes on; its environments are left open, no thread will touch them after.
+        """
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+        if self._thread.ident is not None:
+            self._thread.join(self.stop_timeout_s)
+            if self._thread.is_alive():
+                raise TimeoutError(f"not stopped within {self.stop_timeout_s:.0f} s; at {self.collector.doing}")
+        self.collector.close()
+
+    def __enter__(self) -> "AsyncCollector":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            self.close()
+        except Exception as problem:
+            if error is None:
+                raise
+            error.add_note(f"while closing the collector: {problem}")
+
+    def _is_past(self, version: int) -> bool:
+        """No rollout that is still to begin can ask for this version."""
+        if version == max(self._published):
+            return False
+        begins = self.first + self.account.begun
+        if self.schedule.recorded is not None:
+            return version not in {max(self.first, each) for each in self.schedule.recorded[begins:]}
+        return self.schedule.free or version < begins - self.schedule.max_staleness
+
+    def _run(self) -> None:
+        try:
+            index = self.first
+            while (begun := self._begin(index)) is not None:
+                version, params = begun
+                key, _ = jax.random.split(jax.random.fold_in(self.key, index))
+                collected = self.collector.collect(params, key, index=index, stopping=self._stop_or_pause)
+                del params
+                with self._changed:
+                    self._queue.append((version, collected))
+                    self.account.queued += 1
+                    self._changed.notify_all()
+                index += 1
+        except CollectionStopped:
+            with self._changed:
+                self.account.given_up += 1
+        except BaseException as error:
+            error.add_note(f"in the collecting thread, at {self.collector.doing}")
+            with self._changed:
+                self._error = error
+                self._changed.notify_all()
+
+    def _begin(self, index: int) -> tuple[int, Params] | None:
+        """Back-pressure: wait until the schedule has a version for this rollout. None: stop."""
+        began = time.perf_counter()
+        with self._changed:
+            while not self._stopping:
+                version = self.schedule.version(index, first=self.first, newest=max(self._published))
+                if version is not None and not self._pausing:
+                    self.account.begun += 1
+                    self._idle = False
+                    self._wait_s += time.perf_counter() - began
+                    return version, self._published[version]
+                self._idle = True
+                self._changed.notify_all()
+                self._changed.wait()
+        return None
+
+    def _stop_or_pause(self) -> bool:
+        """Asked before every step: waits while paused; true where the rollout is to be given up."""
+        if not self._pausing:
+            return self._stopping
+        with self._changed:
+            self._idle = True
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._stopping or not self._pausing)
+            self._idle = False
+            return self._stopping

@@ -1,0 +1,250 @@
+"""Gymnasium environments as a ``HostEnv``: ``gymnasium:HalfCheetah-v5``, or any vector environment that exists."""
+
+import importlib
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Literal
+
+import gymnasium
+import numpy as np
+from gymnasium.vector import AutoresetMode, VectorEnv
+from numpy.typing import NDArray
+
+from ejax.envs.adapters.library import check_name
+from ejax.types import PyTree, Timestep
+
+Rows = NDArray[np.bool_]
+
+
+class GymnasiumVector:
+    """A ``gymnasium.vector.VectorEnv`` in any of its autoreset modes.
+
+    - ``DISABLED``: rows that ended are reset here, each from a seed of its own: every episode can be played again.
+    - ``SAME_STEP``: the true next observation is ``info["final_obs"]``.
+    - ``NEXT_STEP``: the step after an episode's end only resets; it is no transition (``info["valid"]`` False).
+
+    Observations become vectors (see ``as_rows``). ``info["success"]`` is what the environment tells under ``success``
+    or ``is_success``, NaN where it tells nothing.
+
+    Args:
+        env: is owned, and closed, by this object.
+        clip_actions: Box actions are clipped to the bounds of their space before they reach the environment.
+
+    Raises:
+        ValueError: a vector environment that does not tell its autoreset mode.
+    """
+
+    def __init__(self, env: VectorEnv, *, clip_actions: bool = True, max_episode_steps: int = 0) -> None:
+        mode = env.metadata.get("autoreset_mode")
+        if not isinstance(mode, AutoresetMode):
+            raise ValueError(
+                f"{type(env).__name__} has no metadata['autoreset_mode'], so what its step returns after an episode's "
+                "end is not known; set it to a member of gymnasium.vector.AutoresetMode"
+            )
+        self.env, self.mode, self.clip_actions = env, mode, clip_actions
+        self.num_envs: int = env.num_envs
+        self.observation_space = rows_space(env.single_observation_space)
+        self.action_space = env.single_action_space
+        self.max_episode_steps = max_episode_steps
+        self.seeds_rows = mode is AutoresetMode.DISABLED
+        self.row_seed = np.zeros(self.num_envs, np.uint32)
+        self._resets_next = np.zeros(self.num_envs, bool)
+        self._obs: PyTree = None
+
+    def reset(self, seed: NDArray[np.uint32], rows: Rows | None = None) -> PyTree:
+        chosen = np.ones(self.num_envs, bool) if rows is None else rows
+        self.row_seed = np.where(chosen, seed, self.row_seed)
+        self._resets_next &= ~chosen
+        return self._reset(chosen, everything=rows is None)
+
+    def step(self, action: NDArray[Any]) -> Timestep:
+        space: Any = self.action_space
+        if self.clip_actions and isinstance(space, gymnasium.spaces.Box):
+            action = np.clip(action, space.low, space.high).astype(space.dtype)
+        raw, reward, terminated, truncated, info = self.env.step(action)
+        obs = final_obs = as_rows(self.env.single_observation_space, raw)
+        done = terminated | truncated
+        valid = ~self._resets_next
+        if self.mode is AutoresetMode.NEXT_STEP:
+            self._resets_next = done.copy()
+        elif done.any() and self.mode is AutoresetMode.DISABLED:
+            self.row_seed = np.where(done, next_seed(self.row_seed), self.row_seed)
+            obs = self._reset(done)
+        elif done.any():
+            final_obs = self._final_obs(obs, info)
+        success = np.full(self.num_envs, np.nan, np.float32)
+        for name in ("success", "is_success"):
+            for told in (info, info.get("final_info", {})):
+                if name in told:
+                    success = np.where(told.get(f"_{name}", True), told[name], success).astype(np.float32)
+        return Timestep(
+            obs=obs,
+            reward=np.asarray(reward, np.float32),
+            terminated=np.array(terminated, bool),
+            truncated=np.array(truncated, bool),
+            info={"success": success, "valid": valid},
+            final_obs=final_obs,
+        )
+
+    def close(self) -> None:
+        self.env.close()
+
+    def _reset(self, rows: Rows, *, everything: bool = False) -> PyTree:
+        if everything and not self.seeds_rows:
+            raw, _ = self.env.reset(seed=int(self.row_seed[0]))
+        elif everything:
+            raw, _ = self.env.reset(seed=[int(each) for each in self.row_seed])
+        else:
+            raw, _ = self.env.reset(seed=[int(each) for each in self.row_seed], options={"reset_mask": rows.copy()})
+        return as_rows(self.env.single_observation_space, raw)
+
+    def _final_obs(self, obs: PyTree, info: Mapping[str, Any]) -> PyTree:
+        """``obs`` with the rows that ended as they were before the reset."""
+        if "final_obs" not in info:
+            raise ValueError(f"{type(self.env).__name__} resets in the same step, but gave no info['final_obs']")
+        space = self.env.single_observation_space
+        told = info["_final_obs"]
+        if isinstance(info["final_obs"], Mapping):  # one array of all rows for each name
+            final = as_rows(space, info["final_obs"])
+            return _map(lambda new, old: np.where(told[:, None], new, old), final, obs)
+        for i in np.flatnonzero(told):
+            each = _map(lambda x: np.asarray(x)[None], info["final_obs"][i])
+            obs = _map(partial(_put_row, i), as_rows(space, each), obs)
+        return obs
+
+
+def make(
+    name: str,
+    *,
+    num_envs: int,
+    vectorization: Literal["sync", "async"] = "sync",
+    clip_actions: bool = True,
+    action_chunk: int = 1,
+    wrappers: tuple[str, ...] = (),
+    **env_kwargs: Any,
+) -> GymnasiumVector:
+    """``gymnasium.make`` of ``name``, ``num_envs`` times.
+
+    Args:
+        name: a registered id; ``package.module:Name-v0`` imports the module first, as Gymnasium does.
+        vectorization: ``sync`` steps all in one process; ``async`` gives each a process of its own, which pays where
+            one step takes longer than about 0.2 ms.
+        action_chunk: the policy decides every so many steps; see ``ActionChunk``.
+        wrappers: ``package.module:Name``, applied to each environment in this order.
+
+    Raises:
+        ValueError: no such environment (the message gives the nearest names), or a wrong option.
+    """
+    if vectorization not in ("sync", "async"):
+        raise ValueError(f"vectorization must be 'sync' or 'async', got '{vectorization}'")
+    if ":" not in name:
+        check_name("gymnasium", name, gymnasium.registry)
+    try:
+        spec = gymnasium.spec(name)
+    except gymnasium.error.Error as error:
+        raise ValueError(f"gymnasium cannot make '{name}': {error}") from error
+    make_one = partial(_make_one, name, action_chunk, tuple(wrappers), dict(env_kwargs))
+    thunks = [make_one] * num_envs
+    if vectorization == "async":
+        vector: VectorEnv = gymnasium.vector.AsyncVectorEnv(
+            thunks, autoreset_mode=AutoresetMode.DISABLED, context="forkserver"
+        )
+    else:
+        vector = gymnasium.vector.SyncVectorEnv(thunks, autoreset_mode=AutoresetMode.DISABLED)
+    limit = env_kwargs.get("max_episode_steps", spec.max_episode_steps) or 0
+    return GymnasiumVector(vector, clip_actions=clip_actions, max_episode_steps=-(-limit // action_chunk))
+
+
+class ActionChunk(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """One action is a sequence of ``size`` actions, executed one after the other until the episode ends.
+
+    The reward of a decision is the sum of its steps' rewards; ``gamma`` then counts decisions.
+
+    Raises:
+        ValueError: an action space that is no one-dimensional Box, or ``size`` < 1.
+    """
+
+    def __init__(self, env: gymnasium.Env[Any, Any], size: int) -> None:
+        super().__init__(env)
+        space = env.action_space
+        if not isinstance(space, gymnasium.spaces.Box) or len(space.shape) != 1 or size < 1:
+            raise ValueError(f"action_chunk {size} needs a one-dimensional Box of actions and size >= 1, got {space}")
+        self.size = size
+        self.action_space = gymnasium.spaces.Box(np.tile(space.low, size), np.tile(space.high, size))
+
+    def step(self, action: NDArray[Any]) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        total = 0.0
+        for each in np.reshape(action, (self.size, -1)):
+            obs, reward, terminated, truncated, info = self.env.step(each)
+            total += float(reward)
+            if terminated or truncated:
+                break
+        return obs, total, terminated, truncated, info
+
+
+def as_rows(space: gymnasium.Space[Any], obs: Any) -> PyTree:
+    """Batched observations of ``space`` with every leaf as float32 vectors [N, F].
+
+    Boxes are flattened row by row; Discrete, MultiDiscrete and MultiBinary become ones and zeros.
+    """
+    spaces = gymnasium.spaces
+    if isinstance(space, spaces.Dict):
+        return {name: as_rows(part, obs[name]) for name, part in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return {str(i): as_rows(part, obs[i]) for i, part in enumerate(space.spaces)}
+    array = np.asarray(obs)
+    if isinstance(space, spaces.Discrete):
+        return (array.reshape(-1, 1) - space.start == np.arange(space.n)).astype(np.float32)
+    if isinstance(space, spaces.MultiDiscrete):
+        columns = array.reshape(len(array), -1).T
+        parts = [column[:, None] == np.arange(n) for column, n in zip(columns, space.nvec.reshape(-1), strict=True)]
+        return np.concatenate(parts, axis=1).astype(np.float32)
+    return np.array(array.reshape(len(array), -1), np.float32)  # a copy: vector environments write into their own
+
+
+def rows_space(space: gymnasium.Space[Any]) -> gymnasium.Space[Any]:
+    """The space of one row of ``as_rows``.
+
+    Raises:
+        ValueError: a space that has no vectors (Text, Graph, Sequence).
+    """
+    spaces = gymnasium.spaces
+    if isinstance(space, spaces.Dict):
+        return spaces.Dict({name: rows_space(part) for name, part in space.spaces.items()})
+    if isinstance(space, spaces.Tuple):
+        return spaces.Dict({str(i): rows_space(part) for i, part in enumerate(space.spaces)})
+    if isinstance(space, spaces.Box):
+        return spaces.Box(space.low.reshape(-1).astype(np.float32), space.high.reshape(-1).astype(np.float32))
+    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
+        size = int(space.n) if isinstance(space, spaces.Discrete) else gymnasium.spaces.utils.flatdim(space)
+        return spaces.Box(0.0, 1.0, (size,), np.float32)
+    raise ValueError(
+        f"observations of {space} are no vectors; allowed: Box, Discrete, MultiDiscrete, MultiBinary, Dict, Tuple"
+    )
+
+
+def next_seed(seed: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    """The seeds of the episodes after those of ``seed``: a bijection of 32 bits, so that no two rows ever meet."""
+    x = seed * np.uint32(1664525) + np.uint32(1013904223)
+    x ^= x >> np.uint32(16)
+    return x * np.uint32(0x85EBCA6B)
+
+
+def _make_one(name: str, action_chunk: int, wrappers: tuple[str, ...], kwargs: dict[str, Any]) -> Any:
+    env = gymnasium.make(name, **kwargs)
+    for place in wrappers:
+        module, _, attribute = place.partition(":")
+        env = getattr(importlib.import_module(module), attribute)(env)
+    return env if action_chunk == 1 else ActionChunk(env, action_chunk)
+
+
+def _map(f: Callable[..., Any], first: PyTree, *others: PyTree) -> PyTree:
+    if isinstance(first, Mapping):
+        return {name: _map(f, first[name], *(other[name] for other in others)) for name in first}
+    return f(first, *others)
+
+
+def _put_row(i: int, row: NDArray[Any], into: NDArray[Any]) -> NDArray[Any]:
+    out = into.copy()
+    out[i] = row[0]
+    return out

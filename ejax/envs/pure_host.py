@@ -1,0 +1,99 @@
+"""A pure environment behind the interface of a ``HostEnv``: for asynchronous collection, and for tests of it."""
+
+from functools import partial
+from typing import Any
+
+import gymnasium
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+from numpy.typing import NDArray
+
+from ejax.types import Array, Env, Key, PyTree, Timestep
+
+
+@struct.dataclass(kw_only=True)
+class _Rows:
+    """N environments between two steps, with what their random numbers come from."""
+
+    state: PyTree
+    obs: PyTree
+    seed: Array
+    """[N] uint32: of the episode under way."""
+    num_steps: Array
+    """[N] int32: steps of the episode under way."""
+
+
+class PureHostEnv:
+    """N copies of a pure environment. Each row's course follows from its seed alone."""
+
+    seeds_rows = True
+
+    def __init__(self, env: Env, num_envs: int) -> None:
+        self.env, self.num_envs = env, num_envs
+        self.observation_space: gymnasium.Space[Any] = env.observation_space
+        self.action_space: gymnasium.Space[Any] = env.action_space
+        self.max_episode_steps = env.max_episode_steps
+        self._rows: _Rows = jax.tree.map(
+            lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(partial(_fresh, env), np.zeros(num_envs, np.uint32))
+        )
+
+    @property
+    def row_seed(self) -> NDArray[np.uint32]:
+        return np.asarray(self._rows.seed)
+
+    def reset(self, seed: NDArray[np.uint32], rows: NDArray[np.bool_] | None = None) -> PyTree:
+        chosen = np.ones(self.num_envs, bool) if rows is None else rows
+        self._rows = _reset(self.env, self._rows, np.asarray(seed, np.uint32), chosen)
+        return jax.device_get(self._rows.obs)
+
+    def step(self, action: NDArray[Any]) -> Timestep:
+        self._rows, timestep = _step(self.env, self._rows, action)
+        return jax.device_get(timestep)
+
+    def get_state(self) -> PyTree:
+        return self._rows
+
+    def set_state(self, state: PyTree) -> PyTree:
+        self._rows = state
+        return jax.device_get(state.obs)
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+def _fresh(env: Env, seed: Array) -> _Rows:
+    state, obs = jax.vmap(lambda each: env.reset(jax.random.key(each)))(seed)
+    return _Rows(state=state, obs=obs, seed=jnp.asarray(seed), num_steps=jnp.zeros(seed.shape, jnp.int32))
+
+
+@partial(jax.jit, static_argnames="env")
+def _reset(env: Env, rows: _Rows, seed: Array, chosen: Array) -> _Rows:
+    return _choose(chosen, _fresh(env, seed), rows)
+
+
+@partial(jax.jit, static_argnames="env")
+def _step(env: Env, rows: _Rows, action: Array) -> tuple[_Rows, Timestep]:
+    keys = jax.vmap(_step_key)(rows.seed, rows.num_steps)
+    state, timestep = jax.vmap(env.step)(rows.state, action, keys)
+    ended = rows.replace(state=state, obs=timestep.obs, num_steps=rows.num_steps + 1)
+    done = timestep.terminated | timestep.truncated
+
+    def reset_done(ended: _Rows) -> _Rows:
+        return _choose(done, _fresh(env, jax.vmap(_next_seed)(ended.seed, ended.num_steps)), ended)
+
+    following = jax.lax.cond(done.any(), reset_done, lambda same: same, ended)
+    return following, timestep.replace(obs=following.obs, final_obs=timestep.obs)
+
+
+def _step_key(seed: Array, num_steps: Array) -> Key:
+    return jax.random.fold_in(jax.random.key(seed), num_steps + 1)
+
+
+def _next_seed(seed: Array, num_steps: Array) -> Array:
+    return jax.random.bits(jax.random.fold_in(jax.random.key(seed), -num_steps), (), jnp.uint32)
+
+
+def _choose(chosen: Array, new: PyTree, old: PyTree) -> PyTree:
+    return jax.tree.map(lambda a, b: jnp.where(chosen.reshape(-1, *[1] * (b.ndim - 1)), a, b), new, old)
