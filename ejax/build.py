@@ -9,7 +9,7 @@ import optax
 
 from ejax.config import ConfigError, PolicyConfig, Problem, RunConfig
 from ejax.distributions import action_spec
-from ejax.optim import bind_schedule, make_optimizer
+from ejax.optim import bind_schedule, make_actor_critic_optimizer, make_optimizer
 from ejax.registry import resolve
 from ejax.steps import STEPS, RunState, Step, init_run_state
 from ejax.types import Env, Policy
@@ -42,7 +42,11 @@ def build(config: RunConfig, *, schedule_updates: int | None = None) -> Parts:
     options = options.model_copy(
         update={"lr_scheduler": bind_schedule(options.lr_scheduler, schedule_updates or config.trainer.num_updates)}
     )
-    optimizer = make_optimizer(options.optimizer)
+    critic_optimizer = getattr(options, "critic_optimizer", None)
+    if critic_optimizer is None:
+        optimizer = make_optimizer(options.optimizer)
+    else:
+        optimizer = make_actor_critic_optimizer(options.optimizer, critic_optimizer)
     make_step = STEPS.get(config.algorithm.name) or resolve("algorithm", config.algorithm.name).make_step
     step = make_step(
         policy,
@@ -58,7 +62,7 @@ def build(config: RunConfig, *, schedule_updates: int | None = None) -> Parts:
         optimizer,
         jax.random.key(config.trainer.seed),
         num_envs=config.trainer.num_envs,
-        keep_reference=getattr(options, "kl_coef", 0.0) > 0.0,
+        keep_reference=getattr(options, "kl_coef", 0.0) > 0.0 or critic_optimizer is not None,
     )
     return Parts(policy, env, optimizer, step, state)
 

@@ -167,6 +167,34 @@ def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
     return optax.chain(*links, scale_by_learning_rate(config.learning_rate))
 
 
+def make_actor_critic_optimizer(actor: OptimizerConfig, critic: OptimizerConfig) -> optax.GradientTransformation:
+    """Two optimizers that are stepped apart: one of the network ``critic``, one of all the others.
+
+    ``update`` takes the gradients of either or both, by network, and leaves the state of an optimizer that is given
+    none as it is. The state is ``{"actor": …, "critic": …}``.
+    """
+    optimizers = {"actor": make_optimizer(actor), "critic": make_optimizer(critic)}
+
+    def shares(networks: PyTree) -> dict[str, PyTree]:
+        of_critic = {name: network for name, network in networks.items() if name == "critic"}
+        return {"actor": {k: v for k, v in networks.items() if k not in of_critic}, "critic": of_critic}
+
+    def init(params: PyTree) -> PyTree:
+        return {name: optimizers[name].init(share) for name, share in shares(params).items()}
+
+    def update(updates: PyTree, state: PyTree, params: PyTree = None) -> tuple[PyTree, PyTree]:
+        parameters = {} if params is None else shares(params)
+        directions: dict[str, PyTree] = {}
+        after = dict(state)
+        for name, share in shares(updates).items():
+            if share:
+                direction, after[name] = optimizers[name].update(share, state[name], parameters.get(name))
+                directions |= direction
+        return directions, after
+
+    return optax.GradientTransformation(init, update)
+
+
 def scale_by_learning_rate(learning_rate: float) -> optax.GradientTransformation:
     """Multiply by −learning_rate, where the learning rate is read from the state."""
 

@@ -18,6 +18,7 @@ ENVS: dict[str, Any] = {
     "PointMassRL": "ejax.envs.point_mass:PointMassRL",
     "CartPoleRL": "ejax.envs.cart_pole:CartPoleRL",
     "PushCubeRL": "ejax.envs.push_cube:PushCubeRL",
+    "PlanarReachRL": "ejax.envs.planar_reach:PlanarReachRL",
     "EmbodiedEnv": "ejax.envs.embodied:EmbodiedEnv",
 }
 """Called as ``Name(**cfg)``."""
@@ -37,6 +38,7 @@ ALGORITHMS: dict[str, Any] = {
     "ppo": "ejax.algorithms.ppo",
     "grpo": "ejax.algorithms.grpo",
     "apg": "ejax.algorithms.apg",
+    "shac": "ejax.algorithms.shac",
 }
 
 NOT_BUILT: dict[Kind, tuple[str, ...]] = {

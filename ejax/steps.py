@@ -12,6 +12,7 @@ from ejax.algorithms.apg import APGConfig, apg_update_with_trajectory
 from ejax.algorithms.differentiable import Trajectory
 from ejax.algorithms.grpo import GRPOConfig, grpo_update
 from ejax.algorithms.ppo import PPOConfig, ppo_update
+from ejax.algorithms.shac import SHACConfig, shac_update_with_trajectory
 from ejax.episodes import (
     EpisodeStats,
     drop_current_episodes,
@@ -134,7 +135,33 @@ def make_apg_step(
     return step
 
 
-STEPS: dict[str, Callable[..., Step]] = {"ppo": make_ppo_step, "grpo": make_grpo_step, "apg": make_apg_step}
+def make_shac_step(
+    policy: Policy,
+    env: Env,
+    optimizer: optax.GradientTransformation,
+    config: SHACConfig,
+    *,
+    num_steps: int,
+    dropout: bool,
+) -> Step:
+    """Differentiate through ``segment_length`` steps and the value after them, update the actor, then the critic."""
+    del num_steps, dropout  # as in APG
+
+    def step(state: RunState, key: Key) -> tuple[RunState, Metrics]:
+        train, envs, losses, trajectory = shac_update_with_trajectory(
+            state.train, state.envs, key, policy=policy, env=env, optimizer=optimizer, config=config
+        )
+        return _finish(state, train, envs, state.episodes, trajectory, losses)
+
+    return step
+
+
+STEPS: dict[str, Callable[..., Step]] = {
+    "ppo": make_ppo_step,
+    "grpo": make_grpo_step,
+    "apg": make_apg_step,
+    "shac": make_shac_step,
+}
 """By the algorithm's name. A registered algorithm of your own has ``Config`` and ``make_step`` of the same form."""
 
 

@@ -29,13 +29,19 @@ from pydantic import (
 from ejax.algorithms.apg import APGConfig
 from ejax.algorithms.grpo import GRPOConfig
 from ejax.algorithms.ppo import PPOConfig
+from ejax.algorithms.shac import SHACConfig
 from ejax.config.errors import ConfigError, Notice, Problem
 from ejax.frozen import freeze, thaw
 from ejax.policies.mlp import NetworkConfig
 from ejax.recorder import CameraConfig
 from ejax.registry import did_you_mean, registered_name, resolve
 
-ALGORITHM_CONFIGS: dict[str, type[BaseModel]] = {"ppo": PPOConfig, "grpo": GRPOConfig, "apg": APGConfig}
+ALGORITHM_CONFIGS: dict[str, type[BaseModel]] = {
+    "ppo": PPOConfig,
+    "grpo": GRPOConfig,
+    "apg": APGConfig,
+    "shac": SHACConfig,
+}
 EVAL_METRICS = ("eval/avg_reward", "eval/avg_length", "eval/success_rate")
 
 _STRICT = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -238,7 +244,7 @@ class RunConfig(BaseModel):
 
     @model_validator(mode="after")
     def _possible(self) -> "RunConfig":
-        problems = [*_sizes(self), *_networks(self.policy)]
+        problems = [*_sizes(self), *_networks(self.policy), *_critic(self)]
         if problems:
             raise ConfigError(problems)
         return self
@@ -263,11 +269,8 @@ def _sizes(config: RunConfig) -> Iterator[Problem]:
             yield Problem("trainer.buffer_size", f"{given}, but advantages are normalized over at least 2")
         if cfg.num_mini_batches is None and cfg.batch_size > rows:
             yield Problem("algorithm.cfg.batch_size", f"got {cfg.batch_size}, but {given}; give at most {rows}")
-        if cfg.num_mini_batches is not None and cfg.num_mini_batches > rows:
-            yield Problem(
-                "algorithm.cfg.num_mini_batches",
-                f"got {cfg.num_mini_batches}, but {given}; give at most {rows}",
-            )
+    if isinstance(cfg, PPOConfig | SHACConfig) and cfg.num_mini_batches is not None and cfg.num_mini_batches > rows:
+        yield Problem("algorithm.cfg.num_mini_batches", f"got {cfg.num_mini_batches}, but {given}; give at most {rows}")
     if trainer.enable_eval and trainer.num_eval_episodes < 1:
         yield Problem("trainer.num_eval_episodes", "got 0 with enable_eval; give 1 or more, or enable_eval: false")
 
@@ -295,3 +298,8 @@ def _networks(policy: PolicyConfig) -> Iterator[Problem]:
             yield Problem(f"policy.{name}", f"{policy.name} has no {name}; leave the block out")
     if policy.cfg:
         yield Problem("policy.cfg", f"{policy.name} takes no cfg; its keys are directly under policy")
+
+
+def _critic(config: RunConfig) -> Iterator[Problem]:
+    if config.algorithm.name == "shac" and config.policy.name == "actor_only":
+        yield Problem("policy.name", "got 'actor_only', which has no critic; shac needs one: give actor_critic")

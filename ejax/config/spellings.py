@@ -11,7 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import BaseModel
+
 from ejax.algorithms.apg import APGConfig
+from ejax.algorithms.shac import SHACConfig
 from ejax.config.compat import COMPAT, compat_defaults
 from ejax.config.errors import Notice, Problem
 from ejax.policies.mlp import NetworkConfig
@@ -29,7 +32,7 @@ APG_TRAINER_KEYS = (
     "clip_actions_to_space",
     "action_adjoint_max_norm",
 )
-"""Options of APG that EmbodiChain writes under ``trainer``."""
+"""Options of APG that EmbodiChain writes under ``trainer``. SHAC has some of them."""
 
 MOVED: dict[str, str] = {
     "runtime": "trainer",
@@ -190,14 +193,18 @@ def settle_compat(draft: Draft) -> None:
 
 
 def settle_horizon(draft: Draft) -> None:
-    """APG's ``update_horizon`` is what ``buffer_size`` is to the others."""
-    if _name("algorithm", draft.get("algorithm.name")) != "apg" or not isinstance(draft.get("trainer"), dict):
+    """APG's ``update_horizon`` and SHAC's ``segment_length`` are what ``buffer_size`` is to the others."""
+    algorithm = _name("algorithm", draft.get("algorithm.name"))
+    differentiable: dict[str, type[BaseModel]] = {"apg": APGConfig, "shac": SHACConfig}
+    options = differentiable.get(algorithm)
+    if options is None or not isinstance(draft.get("trainer"), dict):
         return
-    segment = draft.get("algorithm.cfg.segment_length") or APGConfig.model_fields["segment_length"].default
+    segment = draft.get("algorithm.cfg.segment_length") or options.model_fields["segment_length"].default
     horizon = draft.get("algorithm.cfg.update_horizon") or segment
     given = draft.get("trainer.buffer_size")
     if given not in (None, horizon):
-        text = f"got {given}; apg collects update_horizon ({horizon}) steps: leave it out"
+        key = "update_horizon" if algorithm == "apg" else "segment_length"
+        text = f"got {given}; {algorithm} collects {key} ({horizon}) steps: leave it out"
         draft.problem("trainer.buffer_size", text)
     draft.put("trainer.buffer_size", horizon)
 
@@ -242,7 +249,7 @@ def take_out(draft: Draft) -> None:
         if draft.has(f"algorithm.cfg.{key}"):
             draft.pop(f"algorithm.cfg.{key}")
             draft.notice(f"algorithm.cfg.{key}", f"no effect on {algorithm}", "without effect")
-    for key in APG_TRAINER_KEYS if algorithm != "apg" else ():
+    for key in APG_TRAINER_KEYS if algorithm not in ("apg", "shac") else ():
         written = draft.written(f"algorithm.cfg.{key}")
         if draft.has(f"algorithm.cfg.{key}") and written.startswith("trainer."):
             draft.pop(f"algorithm.cfg.{key}")

@@ -1,0 +1,270 @@
+"""Short-horizon actor-critic: an analytic policy gradient over few steps, and a critic's value of what comes after.
+
+    J = 1/(N·h) · Σ over environments of Σₜ dₜ·(rₜ + ent_coef·Hₜ + γ·V'(s'ₜ)·[t is the last step, or truncated]),
+    d₀ = 1, dₜ₊₁ = 1 after an episode's end, else γ·dₜ;  nothing of V' where the episode terminated
+
+s' is the true next observation, before any reset, and V' the target critic: the gradient also flows through V' into the
+steps before it. The critic then fits TD(λ) targets of V' on the same steps, and V' follows the critic. Needs an
+environment whose step is differentiable JAX code. Source: Xu et al. 2022, "Accelerated Policy Learning with Parallel
+Differentiable Simulation", eq. 5-8, and the defaults of its code.
+"""
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt
+
+from ejax.algorithms.differentiable import Trajectory, adjoint_metrics, discounted_sum, no_taps, play
+from ejax.algorithms.sgd import Plan, sgd_epochs
+from ejax.losses import value_loss
+from ejax.optim import OptimizerConfig, ScheduleConfig, clip_by_global_norm, get_learning_rate, step_schedule
+from ejax.policies.normalize import observe
+from ejax.returns import gae
+from ejax.types import Array, Env, Key, Metrics, Params, Policy, PyTree, TrainState
+from ejax.unroll import EnvCarry
+
+_PAPERS_ADAM = OptimizerConfig(name="adam", learning_rate=2e-3, kwargs=(("betas", (0.7, 0.95)),))
+
+
+class SHACConfig(BaseModel):
+    """``algorithm.cfg`` of ``shac``. Defaults: the paper's code for its ant."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    segment_length: PositiveInt = 32
+    """h: steps of one update, all of which a gradient flows back through."""
+    deterministic_actions: bool = False
+    clip_actions_to_space: bool = False
+    action_adjoint_max_norm: NonNegativeFloat = 0.0
+    """As APG's: clip the gradient that arrives at each environment's action, at each step. 0: off."""
+    optimizer: OptimizerConfig = _PAPERS_ADAM
+    """The actor's."""
+    critic_optimizer: OptimizerConfig = _PAPERS_ADAM
+    lr_scheduler: ScheduleConfig = ScheduleConfig()
+    """Of both optimizers, each from its own learning rate."""
+    gamma: float = Field(default=0.99, ge=0.0, le=1.0)
+    ent_coef: NonNegativeFloat = 0.0
+    max_grad_norm: PositiveFloat = Field(default=1.0, allow_inf_nan=True)
+    """Of the actor's gradient and of the critic's, each by itself. Infinity: no clipping."""
+    td_lambda: float = Field(default=0.95, ge=0.0, le=1.0)
+    critic_epochs: PositiveInt = 16
+    num_mini_batches: PositiveInt = 4
+    """Of the critic: minibatches of an epoch, of equal size (the last may be smaller)."""
+    target_critic_alpha: float = Field(default=0.2, ge=0.0, lt=1.0)
+    """α in V' ← α·V' + (1 − α)·V, once an update: the share of the OLD target that stays. 0: V' is the critic."""
+    skip_nonfinite_updates: bool = True
+    """Leave everything as it is when the actor's gradient is not finite, and the critic where a minibatch's is not;
+    False: training stops."""
+
+
+@partial(jax.jit, static_argnames=("policy", "env", "optimizer", "config"))
+def shac_update(
+    state: TrainState,
+    carry: EnvCarry,
+    key: Key,
+    *,
+    policy: Policy,
+    env: Env,
+    optimizer: optax.GradientTransformation,
+    config: SHACConfig,
+) -> tuple[TrainState, EnvCarry, Metrics]:
+    """One SHAC update from ``carry`` on: ``segment_length`` steps, one of the actor, epochs of the critic.
+
+    Args:
+        state: ``reference`` holds the policy with the target critic; at the start, the parameters themselves.
+        optimizer: from ``ejax.optim.make_actor_critic_optimizer``.
+        config: an open ``lr_scheduler`` needs its horizon: ``bind_schedule``.
+
+    Returns:
+        The new state (``step`` + 1 unless the update was skipped), the environments after it, scalar metrics: of the
+        actor ``loss``, ``objective``, ``entropy``, ``grad_norm`` (before clipping; NaN where not finite),
+        ``skipped_update``; of the critic ``value_loss``, ``value_grad_norm``, ``skipped_minibatches``,
+        ``explained_variance`` (of the target critic).
+
+    Raises:
+        ValueError: a policy without a critic, or a state without a target critic.
+    """
+    state, carry, metrics, _ = shac_update_with_trajectory(
+        state, carry, key, policy=policy, env=env, optimizer=optimizer, config=config
+    )
+    return state, carry, metrics
+
+
+def shac_update_with_trajectory(
+    state: TrainState,
+    carry: EnvCarry,
+    key: Key,
+    *,
+    policy: Policy,
+    env: Env,
+    optimizer: optax.GradientTransformation,
+    config: SHACConfig,
+) -> tuple[TrainState, EnvCarry, Metrics, Trajectory]:
+    """``shac_update``, and what was seen on the way."""
+    _check_networks(state)
+    key_play, key_critic = jax.random.split(key)
+    grads, carry, metrics, trajectory, next_value = _actor_gradient(
+        state, carry, key_play, policy=policy, env=env, config=config
+    )
+    clipped, norm = clip_by_global_norm(grads, config.max_grad_norm)
+    finite = jnp.isfinite(norm) & jnp.isfinite(metrics["loss"])
+    actor, _ = _parts(state.params["params"])
+    updates, opt_state = optimizer.update(clipped, state.opt_state, actor)
+    acted = replace(state, params=_with(state.params, optax.apply_updates(actor, updates)), opt_state=opt_state)
+
+    value = policy.apply(state.reference, trajectory.obs)[1]
+    _, value_target = gae(
+        trajectory.reward,
+        value,
+        next_value,
+        trajectory.terminated,
+        trajectory.truncated,
+        gamma=config.gamma,
+        gae_lambda=config.td_lambda,
+    )
+    updated, critic_metrics = _fit_critic(
+        acted, trajectory.obs, value_target, key_critic, policy=policy, optimizer=optimizer, config=config
+    )
+    updated = _step_schedules(updated, config)
+    updated = replace(updated, params=observe(policy, updated.params, trajectory.obs))
+    updated = replace(updated, reference=_follow(state.reference, updated.params, config.target_critic_alpha))
+    if config.skip_nonfinite_updates:
+        updated = jax.tree.map(lambda old, new: jnp.where(finite, new, old), state, updated)
+    metrics |= critic_metrics | {
+        "grad_norm": jnp.where(finite, norm, jnp.nan),
+        "skipped_update": (~finite).astype(jnp.float32),
+        "explained_variance": 1.0 - jnp.var(value_target - value) / jnp.maximum(jnp.var(value_target), 1e-8),
+        "learning_rate": get_learning_rate(updated.opt_state["actor"]),
+        "critic_learning_rate": get_learning_rate(updated.opt_state["critic"]),
+    }
+    return updated, carry, metrics, trajectory
+
+
+def short_horizon_return(
+    reward: Array, next_value: Array, terminated: Array, truncated: Array, *, gamma: float
+) -> Array:
+    """Σₜ dₜ·(rₜ + γ·V'(s'ₜ)·[t last or truncatedₜ]·(1 − terminatedₜ)), the discount restarting after each end.
+
+    Args:
+        reward, next_value, terminated, truncated: [T, N]; ``next_value[t]`` is the value of the true next observation.
+
+    Returns:
+        [N].
+    """
+    num_steps = reward.shape[0]
+    last = jnp.arange(num_steps)[:, None] == num_steps - 1
+    ends_open = (last | truncated) & ~terminated
+    done = terminated | truncated
+    total, _ = discounted_sum(
+        reward + gamma * jnp.where(ends_open, next_value, 0.0), done, jnp.ones_like(reward[0]), gamma=gamma
+    )
+    return total
+
+
+def _actor_gradient(
+    state: TrainState, carry: EnvCarry, key: Key, *, policy: Policy, env: Env, config: SHACConfig
+) -> tuple[PyTree, EnvCarry, Metrics, Trajectory, Array]:
+    """The gradient of the actor's loss, the steps that it comes from, and V' of their next observations, [T, N]."""
+
+    def loss(actor: PyTree, taps: Array) -> tuple[Array, Any]:
+        after, trajectory, entropy = play(
+            _with(state.params, actor), taps, carry, key, policy=policy, env=env, options=config
+        )
+        next_value = policy.apply(state.reference, trajectory.final_obs)[1]
+        ends = (trajectory.terminated, trajectory.truncated)
+        start = jnp.ones_like(trajectory.reward[0])
+        means = {
+            "objective": short_horizon_return(trajectory.reward, next_value, *ends, gamma=config.gamma).mean(),
+            "entropy": discounted_sum(entropy, trajectory.done, start, gamma=config.gamma)[0].mean(),
+        }
+        means = {name: mean / config.segment_length for name, mean in means.items()}
+        value = -means["objective"] - config.ent_coef * means["entropy"]
+        return value, (after, means | {"loss": value}, trajectory, next_value)
+
+    actor, _ = _parts(state.params["params"])
+    (grads, tapped), (after, metrics, trajectory, next_value) = jax.grad(loss, argnums=(0, 1), has_aux=True)(
+        actor, no_taps(config.segment_length)
+    )
+    num_envs = trajectory.reward.shape[1]
+    metrics |= adjoint_metrics(tapped, num_envs, config.action_adjoint_max_norm)
+    return grads, after, metrics, *jax.lax.stop_gradient((trajectory, next_value))
+
+
+def _fit_critic(
+    state: TrainState,
+    obs: PyTree,
+    value_target: Array,
+    key: Key,
+    *,
+    policy: Policy,
+    optimizer: optax.GradientTransformation,
+    config: SHACConfig,
+) -> tuple[TrainState, Metrics]:
+    """Epochs of minibatch steps on E[(V − target)²], of the critic alone."""
+    _, critic = _parts(state.params["params"])
+    num_rows = value_target.size
+    batch = {"obs": obs, "value_target": value_target}
+    batch = jax.tree.map(lambda x: x.reshape(num_rows, *x.shape[2:]), batch)
+
+    def loss(params: Params, batch: dict[str, PyTree]) -> tuple[Array, Metrics]:
+        value = policy.apply(_with(state.params, params["params"]), batch["obs"])[1]
+        return jnp.sum(batch["weight"] * value_loss(value, batch["value_target"])), {}
+
+    fitted, metrics = sgd_epochs(
+        replace(state, params={"params": critic}),
+        batch,
+        key,
+        loss=loss,
+        optimizer=optimizer,
+        plan=Plan(
+            n_epochs=config.critic_epochs,
+            batch_size=-(-num_rows // config.num_mini_batches),
+            max_grad_norm=config.max_grad_norm,
+            skip_nonfinite=config.skip_nonfinite_updates,
+        ),
+    )
+    state = replace(fitted, params=_with(state.params, fitted.params["params"]))
+    return state, {
+        "value_loss": metrics["loss"],
+        "value_grad_norm": metrics["grad_norm"],
+        "skipped_minibatches": metrics["skipped_minibatches"],
+    }
+
+
+def _step_schedules(state: TrainState, config: SHACConfig) -> TrainState:
+    optimizers = {"actor": config.optimizer, "critic": config.critic_optimizer}
+    stepped = {
+        name: step_schedule(replace(state, opt_state=state.opt_state[name]), optimizer, config.lr_scheduler)
+        for name, optimizer in optimizers.items()
+    }
+    return replace(stepped["actor"], opt_state={name: each.opt_state for name, each in stepped.items()})
+
+
+def _follow(reference: Params, params: Params, alpha: float) -> Params:
+    """The new parameters, but the critic only a part of the way: α of the old target stays."""
+    _, critic = _parts(params["params"])
+    _, target = _parts(reference["params"])
+    return _with(params, optax.incremental_update(critic, target, 1.0 - alpha))
+
+
+def _parts(trained: PyTree) -> tuple[PyTree, PyTree]:
+    """``(all but the critic, the critic)``, each by network."""
+    actor = {name: network for name, network in trained.items() if name != "critic"}
+    return actor, {"critic": trained["critic"]}
+
+
+def _with(params: Params, networks: PyTree) -> Params:
+    """The parameters with these networks instead of theirs."""
+    return {**params, "params": {**params["params"], **networks}}
+
+
+def _check_networks(state: TrainState) -> None:
+    if "critic" not in state.params["params"]:
+        names = ", ".join(state.params["params"])
+        raise ValueError(f"shac needs a policy with a network 'critic', got one with {names}; use actor_critic")
+    if state.reference is None:
+        raise ValueError("shac needs a target critic, got reference=None; start with reference=params")
