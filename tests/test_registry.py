@@ -63,7 +63,8 @@ def test_override_replaces():
 
 
 def test_an_unknown_name_lists_the_names_and_the_nearest():
-    with pytest.raises(UnknownNameError, match=r"CartPoleRL, EmbodiedEnv, PlanarReachRL, PointMassRL.*Did you mean 'PushCubeRL'\?"):
+    names = r"CartPoleRL, EmbodiedEnv, PlanarReachRL, PointMassRL.*Did you mean 'PushCubeRL'\?"
+    with pytest.raises(UnknownNameError, match=names):
         resolve("env", "PushCube")
 
 
