@@ -1,0 +1,28 @@
+"""The online data engine: demonstrations from a worker process, through shared memory, to any number of consumers.
+
+Needs NumPy only, so that worker and consumers start fast; ``ejax.data.prefetch``, which imports jax, is apart.
+"""
+
+from ejax.data.chunks import SamplingMode
+from ejax.data.control import EngineState
+from ejax.data.dataset import OnlineDataset
+from ejax.data.engine import OnlineDataEngine, OnlineDataEngineCfg
+from ejax.data.failures import OnlineDataWorkerError
+from ejax.data.samplers import ChunkSizeSampler, GMMChunkSampler, UniformChunkSampler
+from ejax.data.task import DemonstrationTask, Episode, EpisodeSpec, Failure
+
+__all__ = [
+    "ChunkSizeSampler",
+    "DemonstrationTask",
+    "EngineState",
+    "Episode",
+    "EpisodeSpec",
+    "Failure",
+    "GMMChunkSampler",
+    "OnlineDataEngine",
+    "OnlineDataEngineCfg",
+    "OnlineDataWorkerError",
+    "OnlineDataset",
+    "SamplingMode",
+    "UniformChunkSampler",
+]

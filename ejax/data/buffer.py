@@ -1,0 +1,258 @@
+"""Episodes in shared memory: one block, one row an episode, each with a version that makes torn reads visible.
+
+A row's version is even while the row is whole, odd while it is being written, 0 before it was ever written. Only the
+worker writes. A consumer notes the version, copies, and looks again: a copy whose version changed is thrown away. So
+nobody holds a lock that could outlive its holder; neither a slow consumer nor a killed one ever stops the worker.
+Source: sequence locks (Lameter, "Effective synchronization on Linux/NUMA systems", 2005).
+
+R rows, T frames a row, C frames a chunk, B chunks.
+"""
+
+import _posixshmem
+import errno
+import mmap
+import os
+import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.shared_memory import SharedMemory
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ejax.data.task import EPISODE_FIELDS, FRAME_FIELDS, Episode, EpisodeSpec, Field, flatten
+
+_ALIGNMENT = 64
+_KEEPS_ORDER = platform.machine() in ("x86_64", "AMD64")
+
+
+class EpisodeTooLongError(ValueError):
+    """An episode that no row can hold."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where everything lies in the block; what a process needs besides its name to attach to it."""
+
+    num_rows: int
+    num_frames: int
+    """T: capacity of a row, in frames."""
+    spec: EpisodeSpec
+    control: tuple[tuple[str, Field], ...] = ()
+    """Further arrays, not per row, by name: the engine's words."""
+
+    @property
+    def frames(self) -> dict[str, Field]:
+        return {**FRAME_FIELDS, **self.spec.frames}
+
+    @property
+    def episode(self) -> dict[str, Field]:
+        return {**EPISODE_FIELDS, **self.spec.episode}
+
+    def arrays(self) -> tuple[dict[str, tuple[int, tuple[int, ...], str]], int]:
+        """``{key: (offset, shape, dtype)}`` and the size of the block in bytes."""
+        shapes = {f"control:{name}": entry for name, entry in self.control}
+        shapes |= {"version": ((self.num_rows,), "int64")}
+        shapes |= {f"episode:{k}": ((self.num_rows, *s), d) for k, (s, d) in self.episode.items()}
+        shapes |= {f"frame:{k}": ((self.num_rows, self.num_frames, *s), d) for k, (s, d) in self.frames.items()}
+        placed, end = {}, 0
+        for key, (shape, dtype) in shapes.items():
+            placed[key] = (end, shape, dtype)
+            size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+            end += -(-size // _ALIGNMENT) * _ALIGNMENT
+        return placed, end
+
+
+class TrajectoryBuffer:
+    """NumPy views of the block. It holds the memory as long as somebody holds it; the name belongs to the creator."""
+
+    def __init__(self, memory: mmap.mmap, layout: Layout) -> None:
+        placed, _ = layout.arrays()
+        views = {key: np.ndarray(shape, dtype, memory, offset) for key, (offset, shape, dtype) in placed.items()}
+        self.layout = layout
+        self.version: NDArray[np.int64] = views["version"]
+        self.frames: dict[str, NDArray[Any]] = _below("frame:", views)
+        """[R, T, ...] by path."""
+        self.episode: dict[str, NDArray[Any]] = _below("episode:", views)
+        """[R, ...] by path."""
+        self.control: dict[str, NDArray[Any]] = _below("control:", views)
+        self._memory = memory
+
+    def write(self, row: int, episode: Episode, *, index: int, seed: int, written_at: float) -> None:
+        """Put an episode into a row. Until it is all there, nobody can draw from the row.
+
+        Raises:
+            ValueError: as ``check_episode``; the row is as it was then.
+        """
+        arrays, fields = check_episode(episode, self.layout)
+        length = len(next(iter(arrays.values())))
+        arrays |= _frame_numbers(episode, length)
+        numbers: dict[str, Any] = {"length": length, "index": index, "seed": seed, "written_at": written_at}
+        with self.writing(row):
+            self.frames["valid"][row] = False
+            for path, values in arrays.items():
+                self.frames[path][row, :length] = values
+            for name in ("episode_step", "segment_id", "segment_step"):
+                self.frames[name][row, length:] = -1
+            for name in ("segment_start", "segment_end", "terminated", "truncated"):
+                self.frames[name][row, length:] = False
+            for path, value in (fields | numbers).items():
+                self.episode[path][row] = value
+
+    @contextmanager
+    def writing(self, row: int) -> Iterator[None]:
+        """Lock a row: its version is odd inside. After an exception it stays so: what lies there is not whole."""
+        self.version[row] |= 1
+        fence()
+        yield
+        fence()
+        self.version[row] += 1
+
+    def gather(
+        self, rows: NDArray[np.int64], starts: NDArray[np.int64], chunk_size: int
+    ) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
+        """Copies of windows: frame fields [B, C, ...] and episode fields [B, ...], by path. Whole or not: see above."""
+        frames = {}
+        for path, array in self.frames.items():
+            num_rows, num_frames, *shape = array.shape
+            row_stride, step, *inner = array.strides
+            windows = np.ndarray(  # windows[r, s] is array[r, s : s + C]; one gather copies runs of C frames
+                (num_rows, num_frames - chunk_size + 1, chunk_size, *shape),
+                array.dtype,
+                array,
+                strides=(row_stride, step, step, *inner),
+            )
+            frames[path] = windows[rows, starts]
+        return frames, {path: array[rows] for path, array in self.episode.items()}
+
+
+def create_block(layout: Layout) -> SharedMemory:
+    """Make the shared memory for ``layout``. Whoever made it calls ``unlink()``, once; the memory itself goes with the
+    last process that is attached.
+
+    The resource tracker of this process knows of the block: should the process be killed, the tracker removes it.
+
+    Raises:
+        MemoryError: there is not as much shared memory.
+    """
+    _, size = layout.arrays()
+    block = SharedMemory(create=True, size=size)
+    try:
+        with _opened(block.name) as descriptor:
+            os.posix_fallocate(descriptor, 0, size)  # else the first write beyond what there is would be a bus error
+    except OSError as error:
+        block.unlink()
+        if error.errno != errno.ENOSPC:
+            raise
+        raise MemoryError(
+            f"the buffer needs {size / 2**20:.0f} MiB of shared memory, which /dev/shm does not have; lower "
+            f"buffer_size or max_episode_steps, or enlarge it (docker: --shm-size)"
+        ) from error
+    finally:
+        block.close()
+    return block
+
+
+def attach(name: str, layout: Layout) -> TrajectoryBuffer:
+    """The buffer that another process made.
+
+    ``SharedMemory(name)`` is not used here: up to Python 3.12 it registers the block with the resource tracker of
+    each process that attaches, and that tracker removes the block when its process ends.
+
+    Raises:
+        FileNotFoundError: there is no block of that name any more.
+    """
+    with _opened(name) as descriptor:
+        return TrajectoryBuffer(mmap.mmap(descriptor, layout.arrays()[1]), layout)
+
+
+def check_episode(episode: Episode, layout: Layout) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
+    """Frame fields [length, ...] and episode fields of an episode, flat.
+
+    Raises:
+        ValueError: fields missing or unknown, a wrong shape, a dtype that would lose its kind, unequal lengths, no
+            frame.
+        EpisodeTooLongError: more frames than a row holds.
+    """
+    frames = _checked("frame", flatten(episode.frames), layout.spec.frames, lead=1)
+    fields = _checked("episode", flatten(episode.fields), layout.spec.episode, lead=0)
+    lengths = {path: len(array) for path, array in frames.items()}
+    if episode.segment_id is not None:
+        segment_id = np.asarray(episode.segment_id)
+        lengths["segment_id"] = len(segment_id)
+        if segment_id.ndim != 1 or segment_id.dtype.kind not in "iu" or (segment_id < 0).any():
+            raise ValueError(
+                f"segment_id must be whole numbers ≥ 0, [length], got {segment_id.dtype}{segment_id.shape}"
+            )
+    if len(set(lengths.values())) != 1:
+        raise ValueError(f"the frame fields of an episode differ in length: {lengths}")
+    length = next(iter(lengths.values()))
+    if length < 1:
+        raise ValueError("an episode has at least 1 frame, got 0; return a Failure for an attempt that made none")
+    if length > layout.num_frames:
+        raise EpisodeTooLongError(f"an episode of {length} frames; max_episode_steps is {layout.num_frames}")
+    return frames, fields
+
+
+def fence() -> None:
+    """Order what this process reads and writes in shared memory, before and after.
+
+    x86-64 keeps the order of stores and of loads by itself, and Python's calls keep the compiler from changing it.
+    Elsewhere a system call that goes through Linux' scheduler is a full memory barrier; Python has no other.
+    """
+    if not _KEEPS_ORDER:
+        os.sched_yield()
+
+
+@contextmanager
+def _opened(name: str) -> Iterator[int]:
+    descriptor = _posixshmem.shm_open(f"/{name}", os.O_RDWR, mode=0o600)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _below(prefix: str, views: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    return {key.removeprefix(prefix): view for key, view in views.items() if key.startswith(prefix)}
+
+
+def _checked(kind: str, given: dict[str, Any], spec: Any, lead: int) -> dict[str, NDArray[Any]]:
+    if given.keys() != dict(spec).keys():
+        missing, unknown = sorted(set(spec) - set(given)), sorted(set(given) - set(spec))
+        raise ValueError(f"{kind} fields are not those of the spec: missing {missing}, unknown {unknown}")
+    arrays = {path: np.asarray(value) for path, value in given.items()}
+    for path, array in arrays.items():
+        shape, dtype = spec[path]
+        if array.shape[lead:] != shape or array.ndim < lead or not _fits(array.dtype, np.dtype(dtype)):
+            raise ValueError(
+                f"{kind} field '{path}' is {array.dtype}{list(array.shape)}; the spec has {np.dtype(dtype)} "
+                f"{['length'] * lead + list(shape)}"
+            )
+    return arrays
+
+
+def _fits(given: np.dtype[Any], wanted: np.dtype[Any]) -> bool:
+    cut = given.kind in "SU" and given.itemsize > wanted.itemsize  # NumPy would cut the text in silence
+    return np.can_cast(given, wanted, "same_kind") and not cut
+
+
+def _frame_numbers(episode: Episode, length: int) -> dict[str, NDArray[Any]]:
+    """The buffer's own frame fields, [length]."""
+    segment_id = np.zeros(length, np.int64) if episode.segment_id is None else np.asarray(episode.segment_id)
+    step = np.arange(length)
+    start = np.ones(length, bool)
+    start[1:] = segment_id[1:] != segment_id[:-1]
+    last = step == length - 1
+    return {
+        "valid": np.ones(length, bool),
+        "episode_step": step,
+        "segment_id": segment_id,
+        "segment_step": step - np.maximum.accumulate(np.where(start, step, 0)),
+        "segment_start": start,
+        "segment_end": np.append(start[1:], True),
+        "terminated": last & episode.terminated,
+        "truncated": last & (not episode.terminated),
+    }

@@ -1,0 +1,83 @@
+"""A live engine as an endless stream of chunks.
+
+    item mode    ``batch_size=None``: single chunks, leaves [C, ...]; the chunk size is drawn once per iterator, so that
+                 items of one iterator can be stacked
+    batch mode   ``batch_size=B``: batches, leaves [B, C, ...]; the chunk size is drawn anew for every batch
+
+``interop.dataset`` is the same for torch.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from ejax.data.chunks import SamplingMode, check_count, check_mode
+from ejax.data.engine import OnlineDataEngine
+from ejax.data.samplers import ChunkSizeSampler, check_seed, make_rng
+
+Chunks: TypeAlias = dict[str, Any]
+Transform: TypeAlias = Callable[[Chunks], Any]
+
+
+class OnlineDataset:
+    """Iterating draws from ``engine`` without end; each iterator has a random stream of its own.
+
+    Args:
+        engine: started, or a copy of one that is.
+        chunk_size: frames, or what draws them; see above when.
+        batch_size: None: item mode.
+        transform: called last with each item or batch; what it returns is yielded.
+        sampling_mode: "episode", "segment" or "boundary".
+        seed: of the windows drawn. The n-th iterator of shard s draws from the stream (seed, s, n).
+
+    Raises:
+        ValueError, TypeError: a value outside its range.
+    """
+
+    def __init__(
+        self,
+        engine: OnlineDataEngine,
+        chunk_size: int | ChunkSizeSampler,
+        batch_size: int | None = None,
+        transform: Transform | None = None,
+        sampling_mode: SamplingMode = "episode",
+        *,
+        seed: int = 0,
+    ) -> None:
+        if not isinstance(chunk_size, ChunkSizeSampler):
+            if isinstance(chunk_size, bool) or not isinstance(chunk_size, int | np.integer):
+                raise TypeError(f"chunk_size must be an int or a ChunkSizeSampler, got {type(chunk_size).__name__}")
+            check_count("chunk_size", chunk_size)
+        if batch_size is not None:
+            check_count("batch_size", batch_size)
+        check_mode(sampling_mode)
+        self.engine, self.chunk_size, self.batch_size = engine, chunk_size, batch_size
+        self.transform, self.sampling_mode, self.seed = transform, sampling_mode, check_seed(seed)
+        self._iterators = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.iterate()
+
+    def iterate(self, shard: int | None = None) -> Iterator[Any]:
+        """As iterating; as consumer ``shard`` ≥ 0 of several, with windows and chunk sizes independent of theirs."""
+        rng = make_rng(self.seed, *(() if shard is None else (shard,)), self._iterators)
+        self._iterators += 1
+        size = self.chunk_size
+        if shard is not None and isinstance(size, ChunkSizeSampler):
+            size = size.stream(shard)
+        return self._draw(rng, size if isinstance(size, ChunkSizeSampler) else lambda: size)
+
+    def _draw(self, rng: np.random.Generator, next_size: Callable[[], int]) -> Iterator[Any]:
+        size = next_size() if self.batch_size is None else 0
+        while True:
+            if self.batch_size is None:
+                chunks = _first(self.engine.sample_batch(1, size, self.sampling_mode, rng=rng))
+            else:
+                chunks = self.engine.sample_batch(self.batch_size, next_size(), self.sampling_mode, rng=rng)
+            yield chunks if self.transform is None else self.transform(chunks)
+
+
+def _first(tree: Any) -> Any:
+    """A batch of one without its leading axis."""
+    return {name: _first(item) for name, item in tree.items()} if isinstance(tree, dict) else tree[0]

@@ -1,0 +1,347 @@
+"""The online data engine: a worker process keeps a buffer full of demonstrations, any number of processes draw chunks.
+
+    CREATED ──start()──▶ STARTING ──buffer full──▶ READY ──stop()──▶ STOPPED
+       │                     │                       │
+       └─────── stop() ──────┼──▶ STOPPED            └── worker raises, dies or hangs ──▶ FAILED
+                             └── raises, dies, times out ──▶ FAILED
+
+The process that made an engine owns it: only there it starts and stops. A copy (forked, or pickled after the start) in
+another process draws. Names and rules are EmbodiChain's.
+"""
+
+import atexit
+import math
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from types import TracebackType
+from typing import Any, NoReturn, Self
+
+import numpy as np
+
+from ejax.data.buffer import attach
+from ejax.data.chunks import SamplingMode, check_count, check_request
+from ejax.data.control import Control, EngineState
+from ejax.data.demand import DemandWriter
+from ejax.data.failures import OnlineDataWorkerError, pack_failure, raise_failure
+from ejax.data.reader import ChunkReader
+from ejax.data.samplers import check_seed
+from ejax.data.supervisor import StartCancelledError, Supervisor, Ticket
+from ejax.data.task import DemonstrationTask
+from ejax.data.worker import DEMAND
+
+_GIVE_UP_S = 10.0
+"""How long ``start`` may take to notice that it is cancelled, besides ending its worker."""
+_GRACE_S = 1.0
+"""How long a consumer that finds the worker gone waits for the owner to say why."""
+
+
+@dataclass(frozen=True)
+class OnlineDataEngineCfg:
+    """What an engine is made from.
+
+    Raises:
+        ValueError, TypeError: a value outside its range.
+    """
+
+    task: str | Callable[..., DemonstrationTask]
+    """Called in the worker as ``task(**task_cfg)``. Given as ``"package.module:Name"``, only the worker imports it."""
+    task_cfg: Mapping[str, Any] = field(default_factory=dict)
+    buffer_size: int = 16
+    """Rows, one episode each."""
+    max_episode_steps: int = 300
+    """Frames that a row holds. A longer episode is a failed attempt."""
+    refill_threshold: int = 50
+    """All rows are made anew after ``refill_threshold · buffer_size`` chunks were drawn, by all consumers together.
+    What is drawn during a refill counts for the next. At least 1: there is no refilling without end."""
+    max_generation_attempts: int = 3
+    """Attempts in a row without a success after which the worker gives up."""
+    initialization_timeout: float = 300.0
+    """How long ``start`` may take, in s."""
+    worker_timeout: float = 120.0
+    """How long one attempt may take before the worker counts as hanging, in s."""
+    shutdown_timeout: float = 5.0
+    """How long the worker may take to end before it is killed, in s."""
+    seed: int = 0
+    """Attempt k of the task gets the k-th seed of this one."""
+
+    def __post_init__(self) -> None:
+        for name in ("buffer_size", "max_episode_steps", "refill_threshold", "max_generation_attempts"):
+            check_count(name, getattr(self, name))
+        for name in ("initialization_timeout", "worker_timeout", "shutdown_timeout"):
+            if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
+                raise ValueError(f"{name} must be finite and above 0 s, got {getattr(self, name)}")
+        check_seed(self.seed)
+
+
+class OnlineDataEngine:
+    """Starts and stops the worker, and draws chunks. A context manager: entering starts, leaving stops."""
+
+    def __init__(self, cfg: OnlineDataEngineCfg) -> None:
+        self.cfg = cfg
+        self._owner_pid: int | None = os.getpid()
+        """None: a copy that was pickled."""
+        self._phase: EngineState | None = EngineState.CREATED
+        """None: ask the shared memory."""
+        self._lock = threading.Lock()
+        self._cancelled, self._settled = threading.Event(), threading.Event()
+        self._supervisor: Supervisor | None = None
+        self._ticket: Ticket | None = None
+        self._consumer: _Consumer | None = None
+        self._told = False
+
+    @property
+    def state(self) -> EngineState:
+        """Where the engine is in its life, seen from any process."""
+        if self._phase is not None:
+            return self._phase
+        try:
+            return self._consume().control.state
+        except FileNotFoundError:  # the owner stopped before this copy ever looked
+            return EngineState.STOPPED
+
+    @property
+    def is_init(self) -> bool:
+        """The buffer is full and chunks can be drawn."""
+        return self.state is EngineState.READY
+
+    def start(self) -> None:
+        """Start the worker, and wait until every row holds an episode.
+
+        Raises:
+            RuntimeError: not the owner; started before; cancelled by ``stop``.
+            TimeoutError: not full within ``initialization_timeout``.
+            Exception: what the task raised.
+        """
+        self._require_owner("start")
+        with self._lock:
+            if self._phase is not EngineState.CREATED:
+                raise RuntimeError(
+                    f"start() requires state CREATED; current state is {self.state.name}; make a new engine"
+                )
+            self._phase = EngineState.STARTING
+        cfg = self.cfg
+        try:
+            self._supervisor = Supervisor(
+                cfg.task,
+                cfg.task_cfg,
+                num_rows=cfg.buffer_size,
+                num_frames=cfg.max_episode_steps,
+                refill_threshold=cfg.refill_threshold,
+                max_generation_attempts=cfg.max_generation_attempts,
+                seed=cfg.seed,
+                worker_timeout=cfg.worker_timeout,
+            )
+            abandon = weakref.finalize(self, _close_quietly, self._supervisor, cfg.shutdown_timeout)
+            abandon.atexit = False  # its own hook may come after multiprocessing's; the one registered here does not
+            atexit.register(abandon)
+            self._supervisor.bring_up(cfg.initialization_timeout, self._cancelled)
+        except BaseException as error:
+            if self._supervisor is not None:
+                try:
+                    self._supervisor.close(cfg.shutdown_timeout)
+                except OnlineDataWorkerError as late:
+                    error.add_note(f"and the worker could not be stopped in peace: {late}")
+            self._phase = EngineState.STOPPED if isinstance(error, StartCancelledError) else EngineState.FAILED
+            self._told = True
+            raise
+        else:
+            self._ticket = self._supervisor.ticket
+            self._phase = None
+        finally:
+            self._settled.set()
+
+    def stop(self) -> None:
+        """End the worker and remove the buffer. Does nothing the second time.
+
+        Raises:
+            RuntimeError: not the owner.
+            OnlineDataWorkerError: the worker had to be killed; or it died before, and nobody was told yet.
+            Exception: what the task raised, before and nobody was told yet, or when it was closed.
+        """
+        self._require_owner("stop")
+        with self._lock:
+            if self._phase is EngineState.CREATED:
+                self._phase = EngineState.STOPPED
+                return
+        if self._phase is EngineState.STARTING:
+            self._cancelled.set()
+            if not self._settled.wait(self.cfg.shutdown_timeout + _GIVE_UP_S):
+                raise TimeoutError("start() has not given up yet; call stop() again")
+        with self._lock:
+            supervisor = self._supervisor
+            if supervisor is None or self._phase is EngineState.STOPPED:
+                return
+            failed = self.state is EngineState.FAILED
+            try:
+                told = _close(supervisor, self.cfg.shutdown_timeout)
+            except BaseException:
+                self._phase, self._told = EngineState.FAILED, True
+                raise
+            self._supervisor = self._ticket = self._consumer = None
+            self._phase = EngineState.FAILED if failed or told else EngineState.STOPPED
+            unheard, self._told = failed and not self._told, True
+        if unheard and supervisor.control is not None:
+            supervisor.control.raise_failure()
+        if told is not None and not failed:
+            raise_failure(told)
+
+    def sample_batch(
+        self,
+        batch_size: int,
+        chunk_size: int,
+        sampling_mode: SamplingMode = "episode",
+        *,
+        rng: np.random.Generator | None = None,
+    ) -> dict[str, Any]:
+        """Draw ``batch_size`` chunks of ``chunk_size`` frames; see ``ejax.data.chunks`` for the modes.
+
+        Args:
+            rng: draws the windows. None: a generator of this process, seeded by the operating system.
+
+        Returns:
+            A nested dict of copies: the task's and the buffer's frame fields [B, C, ...], and under ``episode`` the
+            episode fields [B, ...].
+
+        Raises:
+            RuntimeError: the engine is not READY, or no row has such a window.
+            ValueError, TypeError: sizes or mode that no buffer of this shape can serve.
+            Exception: what the task raised; OnlineDataWorkerError where the worker died or hangs.
+        """
+        self._require_ready()
+        check_request(batch_size, chunk_size, sampling_mode, self.cfg.max_episode_steps)
+        consumer = self._consume()
+        chunks = consumer.reader.draw(batch_size, chunk_size, sampling_mode, consumer.rng if rng is None else rng)
+        try:
+            consumer.demand.tell(batch_size)
+        except ConnectionError:
+            self._explain_the_end(consumer.control)
+        return chunks
+
+    def stats(self) -> dict[str, float]:
+        """How the run goes, as scalars for a metrics writer.
+
+        ``data/fill`` share of rows that hold an episode; ``data/episodes`` and ``data/failed_attempts`` so far;
+        ``data/success_rate`` of the expert; ``data/episodes_per_s`` while it works; ``data/fills`` of the buffer;
+        ``data/samples`` chunks drawn by all; ``data/samples_per_s`` since the engine was ready; ``data/age_s`` mean
+        time since the rows were written; ``data/redrawn`` chunks that this process drew again.
+
+        Raises:
+            RuntimeError: the engine never started, or was stopped.
+        """
+        if self.state not in (EngineState.READY, EngineState.FAILED) or self._ticket is None:
+            raise RuntimeError(f"stats() requires state READY or FAILED; current state is {self.state.name}")
+        consumer = self._consume()
+        count, time_of = consumer.control.count, consumer.control.time
+        full = consumer.buffer.version > 1
+        now, ready_at, busy = time.time(), time_of("ready_at"), time_of("generating_s")
+        episodes, failures, samples = count("episodes"), count("failures"), count("samples")
+        written_at = consumer.buffer.episode["written_at"][full]
+        return {
+            "data/fill": float(full.mean()),
+            "data/episodes": float(episodes),
+            "data/failed_attempts": float(failures),
+            "data/success_rate": episodes / max(episodes + failures, 1),
+            "data/episodes_per_s": episodes / busy if busy else 0.0,
+            "data/fills": float(count("fills")),
+            "data/samples": float(samples),
+            "data/samples_per_s": samples / max(now - ready_at, 1e-9) if ready_at else 0.0,
+            "data/age_s": float(now - written_at.mean()) if full.any() else 0.0,
+            "data/redrawn": float(consumer.reader.redrawn),
+        }
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            self.stop()
+        except Exception as late:
+            if error is None:
+                raise
+            error.add_note(f"and stop() raised {type(late).__name__}: {late}")
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self._ticket is None:
+            raise RuntimeError(
+                f"an engine in state {self.state.name} cannot be handed to another process; start() it first"
+            )
+        task = self.cfg.task  # by name: what draws never imports what demonstrates
+        name = task if isinstance(task, str) else f"{task.__module__}:{getattr(task, '__qualname__', repr(task))}"
+        return {"cfg": replace(self.cfg, task=name, task_cfg={}), "ticket": self._ticket}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        copy = OnlineDataEngine(state["cfg"])
+        copy._owner_pid, copy._phase, copy._ticket = None, None, state["ticket"]
+        self.__dict__.update(copy.__dict__)
+
+    def _require_owner(self, verb: str) -> None:
+        if os.getpid() != self._owner_pid:
+            raise RuntimeError(
+                f"{verb}() is for the process that made the engine; this is a copy of it, in process {os.getpid()}, "
+                f"which may only draw"
+            )
+
+    def _require_ready(self) -> None:
+        state = self.state
+        if state is EngineState.FAILED and self._phase is None:
+            self._told = True
+            self._consume().control.raise_failure()
+        if state is not EngineState.READY:
+            raise RuntimeError(f"sample_batch requires state READY; current state is {state.name}")
+
+    def _explain_the_end(self, control: Control) -> NoReturn:
+        """Raise for a worker that is gone; the owner's monitor has most likely seen it too."""
+        deadline = time.monotonic() + _GRACE_S
+        while control.state is EngineState.READY and time.monotonic() < deadline:
+            time.sleep(0.005)
+        self._require_ready()
+        self._told = True
+        raise OnlineDataWorkerError("the worker is gone, and its owner does not say why")
+
+    def _consume(self) -> "_Consumer":
+        """Made anew after a fork: locks and generator were the parent's."""
+        consumer = self._consumer
+        if consumer is None or consumer.pid != os.getpid():
+            if self._ticket is None:
+                raise RuntimeError(f"the engine is in state {self.state.name}: there is no buffer")
+            self._consumer = consumer = _Consumer(self._ticket)
+        return consumer
+
+
+class _Consumer:
+    """What one process draws with."""
+
+    def __init__(self, ticket: Ticket) -> None:
+        self.pid = os.getpid()
+        self.buffer = attach(ticket.block, ticket.layout)
+        self.control = Control(self.buffer)
+        self.reader = ChunkReader(self.buffer)
+        self.demand = DemandWriter(ticket.folder / DEMAND)
+        self.rng = np.random.default_rng()
+
+
+def _close(supervisor: Supervisor, shutdown_timeout: float) -> bytes | None:
+    """Let consumers know, then close."""
+    control = supervisor.control
+    if control is not None and control.state is not EngineState.FAILED:
+        control.publish_stop()
+    try:
+        return supervisor.close(shutdown_timeout)
+    except OnlineDataWorkerError as error:
+        if control is not None:
+            control.publish_by_owner(pack_failure(error))
+        raise
+
+
+def _close_quietly(supervisor: Supervisor, shutdown_timeout: float) -> None:
+    """For an engine that was collected, or still runs when the interpreter ends: nobody is left to tell."""
+    with suppress(OnlineDataWorkerError):
+        _close(supervisor, shutdown_timeout)

@@ -1,0 +1,150 @@
+"""How long a chunk is to be, drawn anew for each: uniform, or a mixture of Gaussians.
+
+A sampler has a generator of its own; nothing global is read or moved. ``state_dict`` holds where it is, in plain
+numbers that JSON can carry.
+"""
+
+import copy
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+import numpy as np
+
+from ejax.data.chunks import check_count
+
+
+class ChunkSizeSampler(ABC):
+    """Draws chunk sizes. A subclass needs ``__call__`` only."""
+
+    @abstractmethod
+    def __call__(self) -> int:
+        """The next chunk size, in frames, at least 1."""
+
+    def stream(self, number: int) -> "ChunkSizeSampler":
+        """The sampler for consumer ``number`` ≥ 0: the built-in ones give each its own random stream. Here: itself."""
+        del number
+        return self
+
+
+class _Seeded(ChunkSizeSampler):
+    """What the built-in samplers share: a generator made from ``(seed, stream)``."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = check_seed(seed)
+        self._rng = make_rng(self.seed)
+
+    def stream(self, number: int) -> Self:
+        twin = copy.copy(self)
+        twin._rng = make_rng(self.seed, number)
+        return twin
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the generator is. A sampler made with the same arguments goes on from there."""
+        return {"sampler": repr(self), "generator": dict(self._rng.bit_generator.state)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where ``state`` was taken.
+
+        Raises:
+            ValueError: it was taken from a sampler with other arguments.
+        """
+        if state["sampler"] != repr(self):
+            raise ValueError(f"the state is that of {state['sampler']}, this is {self!r}; make the sampler alike first")
+        self._rng.bit_generator.state = state["generator"]
+
+
+class UniformChunkSampler(_Seeded):
+    """Uniform over the integers of [low, high].
+
+    Raises:
+        ValueError: low < 1 or high < low.
+    """
+
+    def __init__(self, low: int, high: int, *, seed: int = 0) -> None:
+        check_count("low", low)
+        check_count("high", high)
+        if high < low:
+            raise ValueError(f"high must be at least low, got low={low}, high={high}")
+        super().__init__(seed)
+        self.low, self.high = int(low), int(high)
+
+    def __call__(self) -> int:
+        return int(self._rng.integers(self.low, self.high, endpoint=True))
+
+    def __repr__(self) -> str:
+        return f"UniformChunkSampler(low={self.low}, high={self.high}, seed={self.seed})"
+
+
+class GMMChunkSampler(_Seeded):
+    """A component k with probability w_k / Σw, then round(𝒩(μ_k, σ_k)), clamped to [max(1, low), high].
+
+    Args:
+        means: μ, in frames.
+        stds: σ > 0, in frames.
+        weights: w ≥ 0, not all 0; None: all alike.
+        low, high: clamp to these, inclusive; each ≥ 1.
+
+    Raises:
+        ValueError: lengths that differ, or a value outside what is said above.
+    """
+
+    def __init__(
+        self,
+        means: Sequence[float],
+        stds: Sequence[float],
+        weights: Sequence[float] | None = None,
+        low: int | None = None,
+        high: int | None = None,
+        *,
+        seed: int = 0,
+    ) -> None:
+        weights = [1.0] * len(means) if weights is None else weights
+        _check_mixture(means, stds, weights)
+        for name, bound in (("low", low), ("high", high)):
+            if bound is not None:
+                check_count(name, bound)
+        if low is not None and high is not None and high < low:
+            raise ValueError(f"high must be at least low, got low={low}, high={high}")
+        super().__init__(seed)
+        self.means, self.stds = tuple(map(float, means)), tuple(map(float, stds))
+        self.weights, self.low, self.high = tuple(map(float, weights)), low, high
+
+    def __call__(self) -> int:
+        component = self._rng.choice(len(self.means), p=np.array(self.weights) / sum(self.weights))
+        size = max(self.low or 1, round(self._rng.normal(self.means[component], self.stds[component])))
+        return size if self.high is None else min(self.high, size)
+
+    def __repr__(self) -> str:
+        return (
+            f"GMMChunkSampler(means={list(self.means)}, stds={list(self.stds)}, weights={list(self.weights)}, "
+            f"low={self.low}, high={self.high}, seed={self.seed})"
+        )
+
+
+def make_rng(seed: int, *stream: int) -> np.random.Generator:
+    """The generator of one stream of random numbers under ``seed``; other streams are independent of it."""
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed, spawn_key=stream)))
+
+
+def check_seed(seed: Any) -> int:
+    """``seed``, if it is an int of at least 0; else ValueError."""
+    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
+        raise ValueError(f"seed must be an int of at least 0, got {seed!r}")
+    return int(seed)
+
+
+def _check_mixture(means: Sequence[float], stds: Sequence[float], weights: Sequence[float]) -> None:
+    if not means:
+        raise ValueError("means is empty; give at least one component")
+    for name, values in (("stds", stds), ("weights", weights)):
+        if len(values) != len(means):
+            raise ValueError(f"{name} has {len(values)} entries, means has {len(means)}; give as many")
+    for name, values in (("means", means), ("stds", stds), ("weights", weights)):
+        if not all(map(math.isfinite, values)):
+            raise ValueError(f"{name} must be finite, got {list(values)}")
+    if min(stds) <= 0:
+        raise ValueError(f"every std must be above 0, got {list(stds)}")
+    if min(weights) < 0 or sum(weights) <= 0:
+        raise ValueError(f"weights must be at least 0 and not all 0, got {list(weights)}")

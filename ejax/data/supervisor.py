@@ -1,0 +1,258 @@
+"""The owner's side of the worker: starts it, watches over it, ends it, and removes all that the run has left.
+
+A monitor thread sees the worker end or hang, and publishes it to every consumer. It knows nothing of the engine, so an
+engine that nobody uses any more is collected, and its worker ended.
+"""
+
+import multiprocessing
+import os
+import pickle
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from multiprocessing.shared_memory import SharedMemory
+from multiprocessing.spawn import get_executable
+from pathlib import Path
+from typing import Any
+
+from ejax.data.buffer import Layout, TrajectoryBuffer, attach, create_block
+from ejax.data.control import CONTROL, Control, EngineState
+from ejax.data.failures import OnlineDataWorkerError, pack_failure, raise_failure
+from ejax.data.worker import DEMAND, ORDER, POLL_S, TRACEBACK, WorkOrder
+
+_KILL_TIMEOUT_S = 3.0
+_TRACEBACK_S = 0.3
+"""How long a hanging worker has to say where it is."""
+_BOOTSTRAP = "import sys; sys.path[:] = {path}; from ejax.data.worker import main; main({descriptor}, {folder!r})"
+
+
+class StartCancelledError(RuntimeError):
+    """``start()`` was cancelled by ``stop()``."""
+
+
+@dataclass(frozen=True)
+class Ticket:
+    """What any process needs to find a run."""
+
+    block: str
+    layout: Layout
+    folder: Path
+
+
+class Supervisor:
+    """One worker, from its start to the removal of its buffer. ``close`` may be called any number of times."""
+
+    def __init__(
+        self,
+        task: str | Callable[..., Any],
+        task_cfg: Mapping[str, Any],
+        *,
+        num_rows: int,
+        num_frames: int,
+        refill_threshold: int,
+        max_generation_attempts: int,
+        seed: int,
+        worker_timeout: float,
+    ) -> None:
+        self.ticket: Ticket
+        self.buffer: TrajectoryBuffer
+        self.control: Control | None = None
+        self._worker_timeout = worker_timeout
+        self._owner_pid = os.getpid()
+        self._block: SharedMemory | None = None
+        self._ending = threading.Event()
+        self._monitor: threading.Thread | None = None
+        self._lock = threading.Lock()
+        self._closed = False
+        pickled = _pickle_task(task, task_cfg)
+        order = WorkOrder(os.getpid(), num_rows, num_frames, refill_threshold, max_generation_attempts, seed, pickled)
+        self._num_rows, self._num_frames = num_rows, num_frames
+        self._folder = Path(tempfile.mkdtemp(prefix="ejax-data-"))
+        try:
+            os.mkfifo(self._folder / DEMAND)
+            (self._folder / ORDER).write_bytes(pickle.dumps(order))
+            self._channel, theirs = multiprocessing.Pipe()
+            with theirs:
+                self._process = _spawn(theirs.fileno(), self._folder)
+        except BaseException:
+            shutil.rmtree(self._folder)
+            raise
+
+    def bring_up(self, timeout: float, cancelled: threading.Event) -> None:
+        """Wait until the task is built, make the buffer it needs, wait until that is full.
+
+        Raises:
+            TimeoutError: that takes longer than ``timeout``, in s.
+            StartCancelledError: ``cancelled`` was set meanwhile.
+            Exception: whatever the task raised; OnlineDataWorkerError where the worker died without a word.
+        """
+        deadline = time.monotonic() + timeout
+        while not self._channel.poll(POLL_S):
+            self._check(deadline, timeout, cancelled, "to build its task")
+        kind, answer = self._receive()
+        if kind == "failure":
+            raise_failure(answer)
+        layout = Layout(self._num_rows, self._num_frames, answer, CONTROL)
+        self._block = create_block(layout)
+        self.ticket = Ticket(self._block.name, layout, self._folder)
+        self.buffer = attach(self._block.name, layout)
+        self.control = Control(self.buffer)
+        self._send((self._block.name, layout))
+        self._monitor = threading.Thread(
+            target=self._watch, args=(self.control,), name="ejax-data-monitor", daemon=True
+        )
+        self._monitor.start()
+        while self.control.state is EngineState.STARTING:
+            cancelled.wait(POLL_S)
+            self._check(deadline, timeout, cancelled, "to fill the buffer")
+        if self.control.state is EngineState.FAILED:
+            self.control.raise_failure()
+
+    def close(self, shutdown_timeout: float) -> bytes | None:
+        """End the worker, and remove the buffer and the run's folder.
+
+        The worker is asked by a signal that interrupts what the task is at and lets it close; after
+        ``shutdown_timeout`` s it is killed.
+
+        Returns:
+            The packed failure of a worker that was still running and did not end in peace.
+
+        Raises:
+            OnlineDataWorkerError: it had to be killed, or outlived even that; then ``close`` may be called again.
+        """
+        if os.getpid() != self._owner_pid:  # a forked copy owns nothing
+            return None
+        with self._lock:
+            if self._closed:
+                return None
+            self._ending.set()
+            if self._monitor is not None:
+                self._monitor.join(_KILL_TIMEOUT_S)
+            running = self._process.poll() is None
+            killed = running and self._end(shutdown_timeout)
+            told = self._last_words()
+            self._release()
+            self._closed = True
+        if killed:
+            raise OnlineDataWorkerError(
+                f"the worker did not end within {shutdown_timeout} s (shutdown_timeout) and was killed; what its task "
+                f"writes elsewhere may be cut off"
+            )
+        return told if running else None
+
+    @property
+    def exit_code(self) -> int | None:
+        """Of the worker, negative where a signal ended it; None while it runs."""
+        return self._process.poll()
+
+    def _check(self, deadline: float, timeout: float, cancelled: threading.Event, what: str) -> None:
+        if cancelled.is_set():
+            raise StartCancelledError("start() was cancelled by stop()")
+        if self._process.poll() is not None and self.control is None and not self._channel.poll():
+            raise OnlineDataWorkerError(f"the worker {self._how_it_ended()} before its task was built")
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"the worker took longer than {timeout} s (initialization_timeout) {what}")
+
+    def _send(self, message: Any) -> None:
+        try:
+            self._channel.send(message)
+        except BrokenPipeError:
+            raise OnlineDataWorkerError(f"the worker {self._how_it_ended()} while it was started") from None
+
+    def _receive(self) -> Any:
+        try:
+            return self._channel.recv()
+        except (EOFError, ConnectionError):
+            raise OnlineDataWorkerError(f"the worker {self._how_it_ended()} before its task was built") from None
+
+    def _watch(self, control: Control) -> None:
+        """Publish that the worker ended or hangs. Runs in the monitor thread."""
+        beat, silent, looked = -1, 0.0, time.monotonic()
+        while not self._ending.wait(POLL_S):
+            if self._process.poll() is not None:
+                control.publish_by_owner(
+                    pack_failure(OnlineDataWorkerError(f"the worker {self._how_it_ended()} before stop()"))
+                )
+                return
+            now = time.monotonic()
+            silent += min(now - looked, 5 * POLL_S)  # a process group that was suspended did not hang meanwhile
+            looked = now
+            if control.count("beat") != beat:
+                beat, silent = control.count("beat"), 0.0
+            if silent > self._worker_timeout:
+                self._process.send_signal(signal.SIGUSR1)
+                time.sleep(_TRACEBACK_S)
+                text = f"the worker hangs: no attempt of its task ended for {self._worker_timeout} s (worker_timeout)"
+                control.publish_by_owner(pack_failure(OnlineDataWorkerError(text + self._traceback())))
+                self._process.kill()
+                return
+
+    def _how_it_ended(self) -> str:
+        try:
+            code = self._process.wait(_KILL_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            return "closed its channel"
+        name = f", {signal.Signals(-code).name}" if code < 0 else ""
+        return f"ended (exit code {code}{name}){self._traceback()}"
+
+    def _traceback(self) -> str:
+        try:
+            text = (self._folder / TRACEBACK).read_text(errors="replace").strip()
+        except FileNotFoundError:
+            return ""
+        return f"\n{text[-8192:]}\n" if text else ""
+
+    def _end(self, timeout: float) -> bool:
+        """End the process; True if it had to be killed."""
+        self._process.terminate()
+        try:
+            self._process.wait(timeout)
+            return False
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+        try:
+            self._process.wait(_KILL_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            raise OnlineDataWorkerError(
+                f"the worker (pid {self._process.pid}) outlived SIGKILL by {_KILL_TIMEOUT_S} s; call stop() again"
+            ) from None
+        return True
+
+    def _last_words(self) -> bytes | None:
+        told = None
+        try:
+            while self._channel.poll():
+                kind, answer = self._channel.recv()
+                told = answer if kind == "failure" else told
+        except (EOFError, OSError):
+            pass
+        return told
+
+    def _release(self) -> None:
+        self._channel.close()
+        if self._block is not None:
+            self._block.unlink()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _spawn(descriptor: int, folder: Path) -> "subprocess.Popen[bytes]":
+    path = [entry for entry in sys.path if isinstance(entry, str)]
+    code = _BOOTSTRAP.format(path=path, descriptor=descriptor, folder=str(folder))
+    return subprocess.Popen([get_executable(), "-c", code], stdin=subprocess.DEVNULL, pass_fds=[descriptor])
+
+
+def _pickle_task(task: str | Callable[..., Any], task_cfg: Mapping[str, Any]) -> bytes:
+    if isinstance(task, str) and not all(task.partition(":")):
+        raise ValueError(f"task '{task}' is no place of code; write 'package.module:Name'")
+    if getattr(task, "__module__", None) == "__main__":
+        raise ValueError(
+            f"task {task!r} is defined in the main script, which the worker does not import; put it into a module of "
+            f"its own"
+        )
+    return pickle.dumps((task, dict(task_cfg)))

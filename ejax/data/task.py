@@ -1,0 +1,141 @@
+"""What makes demonstrations: the interface of a task, the episodes it hands over, and the fields that they have.
+
+A field has a path, ``"obs/robot/qpos"``; its parts are the keys of the nested dict that a consumer gets.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Field: TypeAlias = tuple[tuple[int, ...], str]
+"""Shape of one entry and name of its NumPy dtype: ``((14,), "float32")``."""
+
+FRAME_FIELDS: dict[str, Field] = {
+    "valid": ((), "bool"),
+    "episode_step": ((), "int64"),
+    "segment_id": ((), "int64"),
+    "segment_step": ((), "int64"),
+    "segment_start": ((), "bool"),
+    "segment_end": ((), "bool"),
+    "terminated": ((), "bool"),
+    "truncated": ((), "bool"),
+}
+"""What the buffer itself keeps of every frame. Beyond an episode's end ``valid`` is false and the numbers are -1."""
+EPISODE_FIELDS: dict[str, Field] = {
+    "length": ((), "int64"),
+    "index": ((), "int64"),
+    "seed": ((), "int64"),
+    "written_at": ((), "float64"),
+}
+"""What it keeps of every episode: frames, the how-manieth it is, what its task was seeded with, Unix time in s."""
+
+
+@dataclass(frozen=True)
+class EpisodeSpec:
+    """The fields of a task's episodes.
+
+    Raises:
+        ValueError: no frame field, a path that is empty, taken or inside another, an object dtype, a negative size.
+    """
+
+    frames: Mapping[str, Field]
+    """One entry per control step: observations, actions, rewards."""
+    episode: Mapping[str, Field] = field(default_factory=dict)
+    """One entry per episode, e.g. ``{"instruction": ((), "S64")}``; consumers find them under ``episode``."""
+
+    def __post_init__(self) -> None:
+        if not self.frames:
+            raise ValueError("an EpisodeSpec needs at least one frame field, got none")
+        check_paths(["episode", *FRAME_FIELDS, *self.frames])
+        check_paths([*EPISODE_FIELDS, *self.episode])
+        for name in ("frames", "episode"):
+            fields = {path: _checked(path, *entry) for path, entry in getattr(self, name).items()}
+            object.__setattr__(self, name, fields)
+
+
+@dataclass(frozen=True)
+class Episode:
+    """One demonstration. Only one that is complete and successful becomes a sample; another is a failed attempt."""
+
+    frames: Mapping[str, Any]
+    """Arrays [length, ...] by path, or nested as the paths are."""
+    segment_id: NDArray[np.integer] | None = None
+    """[length], ≥ 0: which part of the plan a frame belongs to. None: all frames are segment 0."""
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    """The values of ``EpisodeSpec.episode``."""
+    terminated: bool = True
+    """The last frame ended the task; False: only the episode, by a limit."""
+    complete: bool = True
+    success: bool = True
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An attempt that gave no episode, and why: an empty plan, an unreachable goal."""
+
+    reason: str
+
+
+Outcome: TypeAlias = Episode | Failure
+
+
+class DemonstrationTask(Protocol):
+    """Lives in the worker process only. One that has something to close is a context manager besides."""
+
+    def spec(self) -> EpisodeSpec: ...
+
+    def generate(self, seed: int) -> Outcome | Sequence[Outcome]:
+        """One attempt; several outcomes where several environments run at once.
+
+        Args:
+            seed: in [0, 2³¹), another one for each of 2³¹ attempts.
+        """
+
+
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """``{"a": {"b": x}}`` as ``{"a/b": x}``; paths stay as they are."""
+    flat: dict[str, Any] = {}
+    for name, item in tree.items():
+        flat |= flatten(item, f"{prefix}{name}/") if isinstance(item, Mapping) else {f"{prefix}{name}": item}
+    return flat
+
+
+def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """The inverse of ``flatten``."""
+    tree: dict[str, Any] = {}
+    for path, item in flat.items():
+        *parents, name = path.split("/")
+        branch = tree
+        for parent in parents:
+            branch = branch.setdefault(parent, {})
+        branch[name] = item
+    return tree
+
+
+def check_paths(paths: Sequence[str]) -> None:
+    """Raise ValueError where two paths are equal or one lies inside another, or a part of one is empty."""
+    taken: set[str] = set()
+    for path in paths:
+        if not all(path.split("/")):
+            raise ValueError(f"field path '{path}' has an empty part; write it like 'obs/robot/qpos'")
+        if path in taken:
+            raise ValueError(f"field path '{path}' is given twice, or is a name that the buffer keeps for itself")
+        taken.add(path)
+    for path in paths:
+        parts = path.split("/")
+        for depth in range(1, len(parts)):
+            if "/".join(parts[:depth]) in taken:
+                raise ValueError(f"field path '{path}' lies inside field '{'/'.join(parts[:depth])}'; rename one")
+
+
+def _checked(path: str, shape: Sequence[int], dtype: Any) -> Field:
+    sizes = tuple(int(size) for size in shape)
+    if min(sizes, default=0) < 0:
+        raise ValueError(f"field '{path}' has shape {sizes}; sizes are at least 0")
+    kind = np.dtype(dtype)
+    if kind.hasobject or kind.itemsize == 0:
+        raise ValueError(f"field '{path}' has dtype '{dtype}', which has no fixed size; give e.g. 'float32' or 'S64'")
+    return sizes, kind.str

@@ -1,0 +1,215 @@
+"""The worker process: runs a task, and puts its successful episodes into the buffer.
+
+It is a fresh interpreter, neither forked nor told to import the owner's main module: a task meets no device, thread or
+lock of the training. Two threads: the main one runs the task; the service thread counts what consumers drew, and ends
+the process at once when the owner is gone.
+"""
+
+import faulthandler
+import importlib
+import os
+import pickle
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack, suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from ejax.data.buffer import EpisodeTooLongError, TrajectoryBuffer, attach, check_episode
+from ejax.data.control import READY, Control
+from ejax.data.demand import DemandReader
+from ejax.data.failures import pack_failure
+from ejax.data.samplers import make_rng
+from ejax.data.task import DemonstrationTask, Episode, Failure, Outcome
+
+POLL_S = 0.02
+"""How often the service thread looks, in s."""
+ORDER, DEMAND, TRACEBACK = "order", "demand", "traceback"
+"""Files of a run's folder: the pickled WorkOrder; the pipe of ``ejax.data.demand``; where the interpreter writes when
+it crashes or hangs."""
+
+
+@dataclass(frozen=True)
+class WorkOrder:
+    """All that the worker is told before its task is built."""
+
+    owner_pid: int
+    num_rows: int
+    num_frames: int
+    refill_threshold: int
+    max_generation_attempts: int
+    seed: int
+    task: bytes
+    """Pickled ``(task, task_cfg)``: unpickled last, so that its module's errors can be told."""
+
+
+class _Stop(BaseException):
+    """Ends what the task is at: the owner's SIGTERM, raised in the main thread."""
+
+
+def main(descriptor: int, folder: str) -> None:
+    """What the owner starts. Leaves with status 0 when it was told to stop, 1 after a failure that it told of."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl-C reaches the whole group; the owner says what becomes of it
+    signal.signal(signal.SIGTERM, _stop)
+    os.set_inheritable(descriptor, False)  # what the task starts must not keep the channel open
+    channel = Connection(descriptor)
+    try:
+        _run(Path(folder), channel)
+    except (_Stop, EOFError):
+        return
+    except BaseException as error:  # SystemExit of a task too: the owner must hear of it
+        with suppress(OSError):  # nobody may be left to tell
+            channel.send(("failure", pack_failure(error)))
+        sys.exit(1)
+
+
+def _run(folder: Path, channel: Connection) -> None:
+    order: WorkOrder = pickle.loads((folder / ORDER).read_bytes())
+    log = (folder / TRACEBACK).open("w")  # open until the process ends, however it ends
+    faulthandler.enable(log)
+    faulthandler.register(signal.SIGUSR1, log)  # the owner asks a hanging worker where it is
+    service = _Service(order, folder)
+    with ExitStack() as to_close:
+        task = _make_task(order.task)
+        if isinstance(task, AbstractContextManager):
+            task = to_close.enter_context(task)
+        channel.send(("spec", task.spec()))
+        buffer = attach(*channel.recv())
+        service.control = control = Control(buffer)
+        control.set_count("pid", os.getpid())
+        try:
+            _Filler(order, task, buffer, control, service.refill).run()
+        except _Stop:
+            raise
+        except BaseException as error:
+            control.publish_by_worker(pack_failure(error))
+            raise
+
+
+class _Filler:
+    """The main thread's work: fill all rows, then again whenever enough was drawn."""
+
+    def __init__(
+        self,
+        order: WorkOrder,
+        task: DemonstrationTask,
+        buffer: TrajectoryBuffer,
+        control: Control,
+        refill: threading.Event,
+    ) -> None:
+        self._order, self._task, self._buffer, self._control, self._refill = order, task, buffer, control, refill
+        self._first_seed = int(make_rng(order.seed).integers(2**31))
+        self._attempts = 0
+        self._last_failure = ""
+
+    def run(self) -> None:
+        """Never returns: ``_Stop`` ends it."""
+        while True:
+            self._fill()
+            self._control.add("fills")
+            if self._control.count("phase") != READY:
+                self._control.set_time("ready_at", time.time())
+                self._control.set_count("phase", READY)
+            while not self._refill.wait(POLL_S):
+                self._control.add("beat")
+            self._refill.clear()
+
+    def _fill(self) -> None:
+        """Write at least as many episodes as there are rows."""
+        written = failed = 0
+        while written < self._order.num_rows:
+            start = time.perf_counter()
+            seed = (self._first_seed + self._attempts) % 2**31
+            episodes = [outcome for outcome in self._attempt(seed) if isinstance(outcome, Episode)]
+            for episode in episodes:
+                index = self._control.count("episodes")
+                self._buffer.write(
+                    index % self._order.num_rows, episode, index=index, seed=seed, written_at=time.time()
+                )
+                self._control.add("episodes")
+            self._control.set_time("generating_s", self._control.time("generating_s") + time.perf_counter() - start)
+            self._control.add("beat")
+            written += len(episodes)
+            failed = 0 if episodes else failed + 1
+            if failed >= self._order.max_generation_attempts:
+                raise RuntimeError(
+                    f"no successful demonstration in {failed} attempts in a row (max_generation_attempts); the last "
+                    f"one, with seed {seed}: {self._last_failure}"
+                )
+
+    def _attempt(self, seed: int) -> list[Outcome]:
+        """What the task makes; a demonstration that is no sample comes back as the Failure that it is."""
+        self._attempts += 1
+        made = self._task.generate(seed)
+        outcomes: list[Outcome] = []
+        for outcome in made if isinstance(made, Sequence) else [made]:
+            checked = self._judge(outcome)
+            if isinstance(checked, Failure):
+                self._control.add("failures")
+                self._last_failure = checked.reason
+            outcomes.append(checked)
+        if not outcomes:
+            self._control.add("failures")
+            self._last_failure = "generate returned no outcome"
+        return outcomes
+
+    def _judge(self, outcome: Any) -> Outcome:
+        if isinstance(outcome, Failure):
+            return outcome
+        if not isinstance(outcome, Episode):
+            raise TypeError(f"generate must return Episode, Failure or a list of them, got {type(outcome).__name__}")
+        if not outcome.complete:
+            return Failure("the episode is not complete")
+        if not outcome.success:
+            return Failure("the episode is not a success")
+        try:
+            check_episode(outcome, self._buffer.layout)
+        except EpisodeTooLongError as error:
+            return Failure(str(error))
+        return outcome
+
+
+class _Service:
+    """The service thread, and what it shares with the main one."""
+
+    def __init__(self, order: WorkOrder, folder: Path) -> None:
+        self.control: Control | None = None
+        self.refill = threading.Event()
+        self._order, self._folder = order, folder
+        self._demand = DemandReader(folder / DEMAND)
+        threading.Thread(target=self._serve, name="ejax-data-service", daemon=True).start()
+
+    def _serve(self) -> None:
+        drawn, threshold = 0, self._order.refill_threshold * self._order.num_rows
+        while True:
+            time.sleep(POLL_S)
+            if os.getppid() != self._order.owner_pid:  # the owner is dead
+                shutil.rmtree(self._folder, ignore_errors=True)
+                os._exit(1)  # at once: the task may be anywhere
+            count = self._demand.drain()
+            if count and self.control is not None:
+                self.control.add("samples", count)
+            drawn += count
+            if drawn >= threshold and not self.refill.is_set():
+                drawn = 0
+                self.refill.set()
+
+
+def _stop(number: int, frame: object) -> None:
+    del number, frame
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough: what the task closes may take its time
+    raise _Stop
+
+
+def _make_task(pickled: bytes) -> DemonstrationTask:
+    task, task_cfg = pickle.loads(pickled)
+    if isinstance(task, str):
+        module, _, name = task.partition(":")
+        task = getattr(importlib.import_module(module), name)
+    return task(**task_cfg)
