@@ -1,0 +1,123 @@
+"""Tasks that the data engine's worker runs in tests. It imports no test module: those import jax."""
+
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+
+from ejax.data import Episode, EpisodeSpec, Failure
+
+
+class SimulationError(Exception):
+    pass
+
+
+class UnpicklableError(Exception):
+    def __init__(self, message):
+        super().__init__(message)
+        self.lock = threading.Lock()
+
+
+class Toy:
+    """Episodes whose every number is the attempt's seed, so that a mixture of two shows.
+
+    Args:
+        lengths: of the episodes, in turn.
+        segments: of equal length, per episode.
+        at: what happens at an attempt, by its number: "raise", "unpicklable", "exit", "hang", "deaf", "fail", "empty",
+            "incomplete", "unsuccessful", "long", "wrong", "none".
+        delay: s that an attempt takes.
+        wide: numbers per frame.
+        several: outcomes per attempt.
+    """
+
+    def __init__(self, lengths=(20,), segments=1, at=None, delay=0.0, wide=10, several=0, build="", folder=None):
+        if build == "raise":
+            raise SimulationError("no simulator")
+        if build == "exit":
+            os._exit(17)
+        if build == "hang":
+            time.sleep(60.0)
+        self.lengths, self.segments, self.delay, self.wide, self.several = lengths, segments, delay, wide, several
+        self.at = {int(k): v for k, v in (at or {}).items()}
+        self.folder = folder
+        self.attempts = 0
+
+    def spec(self):
+        return EpisodeSpec(
+            {"obs/robot/qpos": ((self.wide,), "float32"), "actions": ((4,), "float32"), "rewards": ((), "float32")},
+            {"instruction": ((), "S16"), "mark": ((), "int64")},
+        )
+
+    def generate(self, seed):
+        number, self.attempts = self.attempts, self.attempts + 1
+        time.sleep(self.delay)
+        if self.folder:
+            Path(self.folder, "attempts").write_text(str(self.attempts))
+        if number in self.at:
+            return self.misbehave(self.at[number], seed)
+        if self.several:
+            return [self.episode(seed) for _ in range(self.several)]
+        return self.episode(seed)
+
+    def episode(self, seed, length=None, **kwargs):
+        length = length or self.lengths[self.attempts % len(self.lengths)]
+        frames = {
+            "obs": {"robot": {"qpos": np.full((length, self.wide), seed % 2**20, np.float32)}},
+            "actions": np.full((length, 4), seed % 2**20, np.float32),
+            "rewards": np.arange(length, dtype=np.float32),
+        }
+        segment_id = np.arange(length) * self.segments // length
+        fields = {"instruction": b"push the cube", "mark": seed % 2**20}
+        return Episode(frames, segment_id=segment_id, fields=fields, **kwargs)
+
+    def misbehave(self, how, seed):
+        if how == "raise":
+            raise SimulationError("the arm left the table")
+        if how == "unpicklable":
+            raise UnpicklableError("with a lock inside")
+        if how == "exit":
+            os._exit(17)
+        if how == "hang":
+            threading.Event().wait()
+        if how == "deaf":
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            time.sleep(60.0)
+        return {
+            "fail": lambda: Failure("no way to the goal"),
+            "empty": list,
+            "incomplete": lambda: self.episode(seed, complete=False),
+            "unsuccessful": lambda: self.episode(seed, success=False),
+            "long": lambda: self.episode(seed, length=1000),
+            "wrong": lambda: Episode({"actions": np.zeros((3, 4))}),
+            "none": lambda: None,
+        }[how]()
+
+
+class Closing(Toy):
+    """Notes that it was opened and closed; fails at closing if told to."""
+
+    def __init__(self, fail=False, **kwargs):
+        super().__init__(**kwargs)
+        self.fail = fail
+
+    def __enter__(self):
+        Path(self.folder, "opened").touch()
+        return self
+
+    def __exit__(self, *raised):
+        Path(self.folder, "closed").touch()
+        if self.fail:
+            raise SimulationError("could not close")
+
+
+class Importing(Toy):
+    """Tells which modules its process has."""
+
+    def generate(self, seed):
+        Path(self.folder, "modules").write_text("\n".join(sorted(sys.modules)))
+        return super().generate(seed)

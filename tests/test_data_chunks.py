@@ -1,0 +1,247 @@
+"""Windows against loops; the modes; the rows' shares."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ejax.data.buffer import Layout, TrajectoryBuffer, attach, create_block
+from ejax.data.chunks import MODES, check_request, draw_windows, find_runs, window_mask
+from ejax.data.reader import ChunkReader
+from ejax.data.task import Episode, EpisodeSpec, flatten, nest
+
+SPEC = EpisodeSpec({"obs/x": ((2,), "float32"), "t": ((), "int64")}, {"name": ((), "S8")})
+
+
+@pytest.fixture
+def buffer():
+    layout = Layout(8, 50, SPEC)
+    block = create_block(layout)
+    try:
+        yield attach(block.name, layout)
+    finally:
+        block.unlink()
+
+
+def episode(length, value=0.0, segment_id=None):
+    frames = {"obs": {"x": np.full((length, 2), value)}, "t": np.arange(length)}
+    return Episode(frames, segment_id=segment_id, fields={"name": b"push"})
+
+
+def write(buffer: TrajectoryBuffer, row, *args, **kwargs):
+    buffer.write(row, episode(*args, **kwargs), index=row, seed=row, written_at=1.5)
+
+
+def fill(buffer, length=50):
+    for row in range(8):
+        write(buffer, row, length, value=float(row))
+
+
+def allowed(valid, segment_id, start, size, mode):
+    """The rule of the modes, by the letter."""
+    window, ids = valid[start : start + size], segment_id[start : start + size]
+    if len(window) < size or not window.all():
+        return False
+    alike = (ids == ids[0]).all()
+    return {"episode": True, "segment": alike and ids[0] >= 0, "boundary": not alike}[mode]
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 12), st.integers(1, 14), st.sampled_from(MODES))
+def test_windows_are_those_of_the_rule(seed, num_frames, size, mode):
+    rng = np.random.default_rng(seed)
+    valid = rng.random((3, num_frames)) < 0.8
+    segment_id = np.repeat(rng.integers(-1, 3, (3, num_frames)), 2, axis=1)[:, :num_frames]
+    mask = window_mask(find_runs(valid, segment_id), size, mode)
+    for row in range(3):
+        for start in range(num_frames):
+            assert mask[row, start] == allowed(valid[row], segment_id[row], start, size, mode)
+
+
+def test_rows_are_drawn_alike_and_then_the_windows_of_a_row():
+    mask = np.zeros((3, 50), bool)
+    mask[0, :40] = True
+    mask[2, 7:9] = True
+    rows, starts = draw_windows(mask, 20_000, np.random.default_rng(0))
+    assert mask[rows, starts].all()
+    share = (rows == 2).mean()
+    assert 0.48 < share < 0.52  # 0.5 ± 5.6 σ, although row 0 has twenty times the windows
+    counts = np.bincount(starts[rows == 0], minlength=40)
+    assert counts.min() > 150 and counts.max() < 350  # 250 each
+    np.testing.assert_allclose((starts[rows == 2] == 7).mean(), 0.5, atol=0.03)
+
+
+def test_episodes_are_drawn_alike_whatever_their_length(buffer):
+    write(buffer, 0, 50, value=0.0)
+    write(buffer, 1, 12, value=1.0)
+    chunks = ChunkReader(buffer).draw(2000, 10, "episode", np.random.default_rng(0))
+    assert 0.4 <= chunks["obs"]["x"][:, 0, 0].mean() <= 0.6
+
+
+def test_a_chunk_is_consecutive_frames_of_one_episode_with_its_fields(buffer):
+    fill(buffer)
+    chunks = ChunkReader(buffer).draw(64, 10, "episode", np.random.default_rng(0))
+    assert chunks["obs"]["x"].shape == (64, 10, 2) and chunks["t"].shape == (64, 10)
+    assert (np.diff(chunks["t"], axis=1) == 1).all()
+    np.testing.assert_array_equal(chunks["episode_step"], chunks["t"])
+    row = chunks["episode"]["index"]
+    np.testing.assert_array_equal(chunks["obs"]["x"], np.broadcast_to(row[:, None, None], (64, 10, 2)))
+    assert set(chunks["episode"]["name"]) == {b"push"}
+    assert (chunks["episode"]["length"] == 50).all() and (chunks["episode"]["written_at"] == 1.5).all()
+    assert all(array.flags.c_contiguous and array.flags.owndata for array in flatten(chunks).values())
+
+
+def test_rows_that_are_locked_are_never_drawn(buffer):
+    fill(buffer)
+    for row in (2, 3, 4):
+        buffer.writing(row).__enter__()
+    drawn = ChunkReader(buffer).draw(256, 10, "episode", np.random.default_rng(0))["episode"]["index"]
+    assert set(drawn) == {0, 1, 5, 6, 7}
+
+
+def test_a_row_locked_since_it_was_known_is_not_drawn_either(buffer):
+    fill(buffer)
+    reader, rng = ChunkReader(buffer), np.random.default_rng(0)
+    reader.draw(1, 10, "episode", rng)
+    buffer.writing(2).__enter__()
+    assert 2 not in reader.draw(256, 10, "episode", rng)["episode"]["index"]
+
+
+def test_what_is_behind_an_episodes_end_is_never_read(buffer):
+    fill(buffer)  # full rows first: what they leave behind shorter ones is stale
+    buffer.frames["obs/x"][:] = 999.0
+    for row in range(8):
+        write(buffer, row, 20, value=1.0)
+    assert (buffer.frames["obs/x"][:, 20:] == 999.0).all()
+    chunks = ChunkReader(buffer).draw(500, 15, "episode", np.random.default_rng(0))
+    assert (chunks["obs"]["x"] == 1.0).all() and chunks["valid"].all()
+
+
+def test_a_segment_chunk_never_crosses_and_a_boundary_chunk_always_does(buffer):
+    for row in range(8):
+        write(buffer, row, 40, segment_id=np.arange(40) // 10)
+    reader, rng = ChunkReader(buffer), np.random.default_rng(0)
+    segments = reader.draw(300, 6, "segment", rng)["segment_id"]
+    assert (segments == segments[:, :1]).all()
+    boundaries = reader.draw(300, 6, "boundary", rng)["segment_id"]
+    assert (boundaries.min(axis=1) < boundaries.max(axis=1)).all()
+    both = reader.draw(300, 6, "episode", rng)["segment_id"]
+    assert 0 < (both == both[:, :1]).all(axis=1).sum() < 300
+
+
+def test_frames_are_numbered_by_episode_and_segment(buffer):
+    write(buffer, 0, 5, segment_id=np.array([0, 0, 2, 2, 2]))
+    row = {name: buffer.frames[name][0, :6].tolist() for name in buffer.frames}
+    assert row["valid"] == [True] * 5 + [False]
+    assert row["episode_step"] == [0, 1, 2, 3, 4, -1]
+    assert row["segment_id"] == [0, 0, 2, 2, 2, -1]
+    assert row["segment_step"] == [0, 1, 0, 1, 2, -1]
+    assert row["segment_start"] == [True, False, True, False, False, False]
+    assert row["segment_end"] == [False, True, False, False, True, False]
+    assert row["terminated"] == [False] * 4 + [True, False]
+    assert row["truncated"] == [False] * 6
+
+
+def test_without_a_window_the_message_tells_the_longest_episode(buffer):
+    reader, rng = ChunkReader(buffer), np.random.default_rng(0)
+    with pytest.raises(RuntimeError, match="No unlocked valid chunk of 10 frames in mode 'episode'"):
+        reader.draw(1, 10, "episode", rng)  # nothing was written yet
+    write(buffer, 0, 12)
+    with pytest.raises(RuntimeError, match=r"'boundary'.*the longest episode has 12 frames"):
+        reader.draw(1, 10, "boundary", rng)
+
+
+def test_a_row_that_stays_locked_is_waited_for_within_a_bound(buffer, monkeypatch):
+    monkeypatch.setattr("ejax.data.reader._WAIT_S", 0.05)
+    write(buffer, 0, 20)
+    buffer.writing(0).__enter__()
+    with pytest.raises(RuntimeError, match="of 8 rows 1 are being written"):
+        ChunkReader(buffer).draw(1, 10, "episode", np.random.default_rng(0))
+
+
+def test_a_copy_torn_by_a_write_is_drawn_again(buffer, monkeypatch):
+    """The row is written to between the choice and the second look: once, at the first copy."""
+    fill(buffer)
+    reader, gather, torn = ChunkReader(buffer), buffer.gather, []
+
+    def interrupted(rows, starts, size):
+        copies = gather(rows, starts, size)
+        if not torn:
+            torn.extend(rows)
+            for row in set(rows):
+                copies[0]["obs/x"][rows == row] = np.nan  # half of the one and half of the other
+                write(buffer, row, 50, value=100.0)
+        return copies
+
+    monkeypatch.setattr(buffer, "gather", interrupted)
+    chunks = reader.draw(5, 10, "episode", np.random.default_rng(0))
+    assert reader.redrawn == 5
+    assert np.isfinite(chunks["obs"]["x"]).all()
+
+
+@pytest.mark.parametrize(
+    ("request_", "error", "message"),
+    [
+        ((0, 10, "episode"), ValueError, "batch_size must be at least 1, got 0"),
+        ((1, 0, "episode"), ValueError, "chunk_size must be at least 1, got 0"),
+        ((1, 51, "episode"), ValueError, "chunk_size 51 is more than max_episode_steps, 50"),
+        ((1, 10, "row"), ValueError, "no sampling_mode 'row'; there is episode, segment, boundary"),
+        ((1, 1, "boundary"), ValueError, "crosses no boundary"),
+        ((1.0, 10, "episode"), TypeError, "batch_size must be an int, got float"),
+        ((True, 10, "episode"), TypeError, "batch_size must be an int, got bool"),
+    ],
+)
+def test_requests_that_no_buffer_serves_are_refused(request_, error, message):
+    with pytest.raises(error, match=message):
+        check_request(*request_, num_frames=50)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"frames": {"t": np.arange(3)}}, r"missing \['obs/x'\], unknown \[\]"),
+        ({"frames": {"obs/x": np.zeros((3, 2)), "t": np.arange(4)}}, "differ in length"),
+        (
+            {"frames": {"obs/x": np.zeros((3, 3)), "t": np.arange(3)}},
+            r"'obs/x' is float64\[3, 3\]; the spec has float32",
+        ),
+        ({"frames": {"obs/x": np.zeros((3, 2)), "t": np.arange(3.0)}}, "'t' is float64"),
+        ({"frames": {"obs/x": np.zeros((0, 2)), "t": np.arange(0)}}, "at least 1 frame"),
+        ({"frames": {"obs/x": np.zeros((51, 2)), "t": np.arange(51)}}, "51 frames; max_episode_steps is 50"),
+        ({"segment_id": np.array([0, -1, 0])}, "segment_id must be whole numbers ≥ 0"),
+        ({"segment_id": np.array([0, 0])}, "differ in length"),
+        ({"fields": {"name": b"much too long"}}, "'name' is |S13"),
+        ({"fields": {}}, r"missing \['name'\]"),
+    ],
+)
+def test_an_episode_that_is_not_the_specs_is_refused_and_the_row_stays(buffer, changed, message):
+    write(buffer, 0, 3)
+    before = {path: array.copy() for path, array in buffer.frames.items()}
+    given = {"frames": {"obs/x": np.zeros((3, 2)), "t": np.arange(3)}, "fields": {"name": b"push"}} | changed
+    with pytest.raises(ValueError, match=message):
+        buffer.write(0, Episode(**given), index=1, seed=1, written_at=0.0)
+    assert buffer.version[0] == 2
+    for path, array in buffer.frames.items():
+        np.testing.assert_array_equal(array, before[path])
+
+
+@pytest.mark.parametrize(
+    ("frames", "message"),
+    [
+        ({}, "at least one frame field"),
+        ({"valid": ((), "bool")}, "'valid' is given twice, or is a name that the buffer keeps"),
+        ({"a": ((), "f4"), "a/b": ((), "f4")}, "'a/b' lies inside field 'a'"),
+        ({"a//b": ((), "f4")}, "has an empty part"),
+        ({"a": ((-1,), "f4")}, r"shape \(-1,\)"),
+        ({"a": ((), "O")}, "no fixed size"),
+        ({"a": ((), "S")}, "no fixed size"),
+    ],
+)
+def test_fields_that_cannot_be_stored_are_refused(frames, message):
+    with pytest.raises(ValueError, match=message):
+        EpisodeSpec(frames)
+
+
+def test_a_nested_dict_and_back():
+    tree = {"a": {"b": 1, "c": {"d": 2}}, "e": 3}
+    assert flatten(tree) == {"a/b": 1, "a/c/d": 2, "e": 3}
+    assert nest(flatten(tree)) == tree
