@@ -1,86 +1,227 @@
 """From a config to the objects that it names."""
 
 import inspect
-from dataclasses import dataclass
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
+import gymnasium
 import jax
+import numpy as np
 import optax
 
+from ejax.collectors import AsyncCollector, HostCollector, Schedule
 from ejax.config import ConfigError, PolicyConfig, Problem, RunConfig
 from ejax.distributions import action_spec
+from ejax.envs.guarded import GuardedEnv
+from ejax.envs.pure_host import PureHostEnv
 from ejax.optim import bind_schedule, make_actor_critic_optimizer, make_optimizer
 from ejax.registry import resolve
-from ejax.steps import STEPS, RunState, Step, init_run_state
-from ejax.types import Env, Policy
+from ejax.steppers import AsyncStepper, DeviceStepper, HostStepper, Stepper
+from ejax.steps import STEPS, UPDATES, RunState, init_host_run_state, init_run_state, make_learn
+from ejax.types import Env, HostEnv, Phase, Policy, PyTree, SavableHostEnv
+
+_MAX_UPDATES_PER_DISPATCH = 64
 
 
 @dataclass(frozen=True)
 class Parts:
-    """What a run is made of. ``step`` is not compiled yet."""
+    """What a run is made of. Nothing is compiled yet. ``stepper`` owns the environments that need closing."""
 
     policy: Policy
-    env: Env
+    env: Env | HostEnv
     optimizer: optax.GradientTransformation
-    step: Step
+    stepper: Stepper
     state: RunState
     """At update 0."""
 
 
-def build(config: RunConfig, *, schedule_updates: int | None = None) -> Parts:
-    """Make environment, policy, optimizer and training step.
+def build(config: RunConfig, *, schedule_updates: int | None = None, quarantine: Path = Path("quarantine")) -> Parts:
+    """Make environment, policy, optimizer and what steps them.
 
     Args:
         schedule_updates: horizon of a learning-rate schedule that has none of its own. None: the run's updates.
+        quarantine: folder for what broke host environments.
 
     Raises:
-        ConfigError: arguments that the environment or policy refuses, or ``policy.action_dim`` that is not the env's.
+        ConfigError: arguments that the environment or policy refuses, ``policy.action_dim`` that is not the env's, or
+            an algorithm and a collector that do not go together.
     """
-    env = build_env(config)
-    policy = build_policy(config.policy, env)
+    trainer = config.trainer
     options: Any = config.algorithm.cfg
     options = options.model_copy(
-        update={"lr_scheduler": bind_schedule(options.lr_scheduler, schedule_updates or config.trainer.num_updates)}
+        update={"lr_scheduler": bind_schedule(options.lr_scheduler, schedule_updates or trainer.num_updates)}
     )
     critic_optimizer = getattr(options, "critic_optimizer", None)
     if critic_optimizer is None:
         optimizer = make_optimizer(options.optimizer)
     else:
         optimizer = make_actor_critic_optimizer(options.optimizer, critic_optimizer)
-    make_step = STEPS.get(config.algorithm.name) or resolve("algorithm", config.algorithm.name).make_step
-    step = make_step(
+    keep_reference = getattr(options, "kl_coef", 0.0) > 0.0 or critic_optimizer is not None
+    key = jax.random.key(trainer.seed)
+
+    first = build_env(config, num_envs=trainer.num_envs // trainer.collector.num_groups, quarantine=quarantine)
+    policy = build_policy(config.policy, first)
+    if not isinstance(first, HostEnv) and trainer.collector.mode in ("auto", "device"):
+        make_step = STEPS.get(config.algorithm.name) or resolve("algorithm", config.algorithm.name).make_step
+        step = make_step(
+            policy, first, optimizer, options, num_steps=trainer.buffer_size, dropout=uses_dropout(config.policy)
+        )
+        state = init_run_state(policy, first, optimizer, key, num_envs=trainer.num_envs, keep_reference=keep_reference)
+        per_dispatch = trainer.updates_per_dispatch
+        most = _MAX_UPDATES_PER_DISPATCH if per_dispatch == "auto" else per_dispatch
+        return Parts(policy, first, optimizer, DeviceStepper(step, key, most), state)
+
+    groups = _host_groups(config, first, quarantine)
+    stepper = _host_stepper(config, options, policy, optimizer, groups, key)
+    obs = sample_obs(groups[0], trainer.num_envs)
+    state = init_host_run_state(policy, optimizer, key, obs, keep_reference=keep_reference)
+    if all(isinstance(group, SavableHostEnv) for group in groups):
+        saved = tuple(group.get_state() for group in groups if isinstance(group, SavableHostEnv))
+        state = replace(state, envs=saved)
+    return Parts(policy, first, optimizer, stepper, state)
+
+
+def _host_groups(config: RunConfig, first: Env | HostEnv, quarantine: Path) -> list[HostEnv]:
+    """The groups of environments, the first of which there is."""
+    trainer = config.trainer
+    num_groups, size = trainer.collector.num_groups, trainer.num_envs // trainer.collector.num_groups
+    if not isinstance(first, HostEnv):
+        return [PureHostEnv(first, size) for _ in range(num_groups)]
+    if trainer.collector.mode == "device":
+        text = f"got 'device', but {config.env.id} lives outside JAX; allowed: auto, host, async"
+        raise ConfigError([Problem("trainer.collector.mode", text)])
+    others = [build_env(config, num_envs=size, quarantine=quarantine) for _ in range(num_groups - 1)]
+    return [first, *(env for env in others if isinstance(env, HostEnv))]
+
+
+def _host_stepper(
+    config: RunConfig,
+    options: Any,
+    policy: Policy,
+    optimizer: optax.GradientTransformation,
+    groups: Sequence[HostEnv],
+    key: jax.Array,
+) -> Stepper:
+    """A collector of these groups, and updates from what it collects."""
+    trainer, wanted, name = config.trainer, config.trainer.collector, config.algorithm.name
+    update = UPDATES.get(name) or getattr(resolve("algorithm", name), "update", None)
+    if update is None:
+        text = f"{name} needs an environment inside its program; with host environments: {', '.join(UPDATES)}"
+        raise ConfigError([Problem("algorithm.name", text)])
+    group_size = 1
+    if getattr(options, "reset_every_rollout", False) and options.shared_start:
+        group_size = options.group_size
+        if not groups[0].seeds_rows:
+            text = f"is true, but the starts of {config.env.id} cannot be chosen; give false"
+            raise ConfigError([Problem("algorithm.cfg.shared_start", text)])
+        if groups[0].num_envs % group_size:
+            text = f"got {wanted.num_groups} groups of {groups[0].num_envs} envs; group_size {group_size} must divide"
+            raise ConfigError([Problem("trainer.collector.num_groups", text)])
+    actors = [_device(each, "trainer.collector.actor_devices") for each in wanted.actor_devices]
+    learners = [_device(each, "trainer.collector.learner_devices") for each in wanted.learner_devices]
+    if learners and trainer.num_envs % len(learners):
+        text = f"got {len(learners)} devices for num_envs {trainer.num_envs}, which they must divide"
+        raise ConfigError([Problem("trainer.collector.learner_devices", text)])
+    collector = HostCollector(
         policy,
-        env,
-        optimizer,
-        options,
-        num_steps=config.trainer.buffer_size,
+        groups,
+        num_steps=trainer.buffer_size,
+        seed=trainer.seed,
         dropout=uses_dropout(config.policy),
+        restart=getattr(options, "reset_every_rollout", False),
+        group_size=group_size,
+        devices=actors or None,
     )
-    state = init_run_state(
-        policy,
-        env,
-        optimizer,
-        jax.random.key(config.trainer.seed),
-        num_envs=config.trainer.num_envs,
-        keep_reference=getattr(options, "kl_coef", 0.0) > 0.0 or critic_optimizer is not None,
+    learn = make_learn(policy, optimizer, options, update)
+    if wanted.mode != "async":
+        return HostStepper(collector, learn, key, devices=learners or None)
+    background = AsyncCollector(
+        collector,
+        key,
+        schedule=Schedule(wanted.max_staleness, wanted.schedule == "free", _recorded(wanted.replay_schedule)),
+        stop_timeout_s=wanted.stop_timeout_s,
+        env_timeout_s=wanted.env_timeout_s,
     )
-    return Parts(policy, env, optimizer, step, state)
+    return AsyncStepper(background, learn, devices=learners or None)
 
 
-def build_env(config: RunConfig) -> Env:
-    """The environment that ``config.env`` names.
+def _recorded(path: str | None) -> tuple[int, ...] | None:
+    if path is None:
+        return None
+    try:
+        return tuple(int(version) for version in json.loads(Path(path).read_text())["versions"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        text = f"'{path}' is no schedule.json of a run: {error}"
+        raise ConfigError([Problem("trainer.collector.replay_schedule", text)]) from error
+
+
+def _device(name: str, key: str) -> jax.Device:
+    """``cuda:1`` and the like."""
+    platform, _, index = name.partition(":")
+    try:
+        devices = jax.devices(platform)
+        return devices[int(index or 0)]
+    except (RuntimeError, ValueError, IndexError) as error:
+        here = ", ".join(f"{each.platform}:{each.id}" for each in jax.devices())
+        raise ConfigError([Problem(key, f"got '{name}'; the devices of jax here are {here}")]) from error
+
+
+def sample_obs(env: Env | HostEnv, num_rows: int) -> PyTree:
+    """Zeros in the form of ``num_rows`` observations."""
+
+    def zeros(space: Any) -> PyTree:
+        if isinstance(space, gymnasium.spaces.Dict):
+            return {name: zeros(part) for name, part in space.spaces.items()}
+        return np.zeros((num_rows, *space.shape), np.float32)
+
+    return zeros(env.observation_space)
+
+
+def build_env(
+    config: RunConfig, *, phase: Phase = "train", num_envs: int | None = None, quarantine: Path = Path("quarantine")
+) -> Env | HostEnv:
+    """The environment that ``config.env`` names, with the phase's ``trainer.events``.
+
+    Args:
+        num_envs: rows of a host environment. None: ``trainer.num_envs``.
+        quarantine: folder for what broke a host environment.
 
     Raises:
         ConfigError: its constructor refuses the arguments.
     """
-    make = resolve("env", config.env.id)
+    trainer = config.trainer
+    make = partial(resolve("env", config.env.id), **config.env.cfg)
+    if events := trainer.events.of(phase):
+        make = partial(make, interval_events=events)
+    if "num_envs" in inspect.signature(make).parameters:
+        make = partial(make, num_envs=trainer.num_envs if num_envs is None else num_envs)
     try:
-        return make(**config.env.cfg)
+        env = make()
+        if not isinstance(env, HostEnv):
+            return env
+        return GuardedEnv(
+            env,
+            make,
+            recipe=config.env.model_dump(mode="json"),
+            folder=quarantine,
+            max_quarantined=trainer.collector.max_quarantined,
+            max_restarts=trainer.collector.max_env_restarts,
+        )
     except (TypeError, ValueError) as error:
         raise ConfigError([Problem("env.cfg", f"{config.env.id} refuses it: {error}")]) from error
 
 
-def build_policy(config: PolicyConfig, env: Env) -> Policy:
+def evaluation_env(config: RunConfig, env: Any) -> Any:
+    """The environment to evaluate in: the training's, ``env``, unless ``trainer.events`` tell them apart."""
+    events = config.trainer.events
+    return env if events.train == events.eval else build_env(config, phase="eval")
+
+
+def build_policy(config: PolicyConfig, env: Env | HostEnv) -> Policy:
     """The policy that the config names, for this environment's spaces.
 
     A policy class of your own is called with ``policy.cfg`` and whichever of ``action_spec``, ``observation_space``,

@@ -45,23 +45,31 @@ def drop_current_episodes(stats: EpisodeStats) -> EpisodeStats:
     )
 
 
-def track_episodes(stats: EpisodeStats, reward: Array, done: Array, success: Array) -> EpisodeStats:
-    """Add one rollout. All arguments [T, N]; ``success`` counts where ``done``."""
+def track_episodes(
+    stats: EpisodeStats, reward: Array, done: Array, success: Array, valid: Array | None = None
+) -> EpisodeStats:
+    """Add one rollout. All arguments [T, N]; ``success`` counts where ``done``.
+
+    Args:
+        valid: False where a step was no transition: it has no length, and an episode that it ends is not counted.
+    """
+    valid = jnp.ones_like(done) if valid is None else valid
+    counted_reward, counted_step = jnp.where(valid, reward, 0.0), valid.astype(jnp.float32)
 
     def one_step(
-        carry: tuple[Array, Array], step: tuple[Array, Array]
+        carry: tuple[Array, Array], step: tuple[Array, Array, Array]
     ) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
         episode_return, length = carry
-        reward_t, done_t = step
-        episode_return, length = episode_return + reward_t, length + 1.0
+        reward_t, step_t, done_t = step
+        episode_return, length = episode_return + reward_t, length + step_t
         running = (jnp.where(done_t, 0.0, episode_return), jnp.where(done_t, 0.0, length))
         return running, (episode_return, length)
 
     start = (stats.current_return, stats.current_length)
-    running, (returns, lengths) = jax.lax.scan(one_step, start, (reward, done))
+    running, (returns, lengths) = jax.lax.scan(one_step, start, (counted_reward, counted_step, done))
 
     # finished episodes in time order; only the last WINDOW of them are kept, others go to a slot that is dropped
-    ended = done.reshape(-1)
+    ended = (done & valid).reshape(-1)
     order = jnp.cumsum(ended) - 1
     total = ended.sum()
     kept = ended & (order >= total - WINDOW)

@@ -3,20 +3,23 @@
 import argparse
 import json
 import sys
+from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
 
-from ejax.build import build_env, build_policy
+from ejax.build import build_env, build_policy, sample_obs
 from ejax.checkpoint import CheckpointError, load_params, verify_checkpoint
 from ejax.config import ConfigError, RunConfig
 from ejax.console import summary
 from ejax.device import prepare_jax
-from ejax.evaluation import evaluate, summarize
+from ejax.evaluation import evaluate, evaluate_host, summarize
 from ejax.recorder import draw, play
 from ejax.run_dir import open_run_directory
-from ejax.types import Env, Key, Params, Policy, RenderableEnv
+from ejax.types import Env, HostEnv, Key, Params, Policy, RenderableEnv
 from ejax.video import write_video
 
 
@@ -72,10 +75,16 @@ def evaluate_run(
         path = directory.find(checkpoint, lambda text: print(f"ejax.evaluate: {text}", file=sys.stderr))
     else:
         path = verify_checkpoint(Path(checkpoint)).path
-    env = build_env(config)
+    env = build_env(config, phase="eval", num_envs=min(num_envs, num_episodes))
     policy, params = load_policy(config, env, path)
-    key = jax.random.key(config.trainer.eval_seed if seed is None else seed)
-    episodes = evaluate(policy, env, params, key, num_envs=num_envs, num_episodes=num_episodes)
+    first_seed = config.trainer.eval_seed if seed is None else seed
+    key = jax.random.key(first_seed)
+    episodes: Mapping[str, Any]
+    if isinstance(env, HostEnv):
+        with closing(env):
+            episodes = evaluate_host(policy, env, params, first_seed, num_episodes=num_episodes)
+    else:
+        episodes = evaluate(policy, env, params, key, num_envs=num_envs, num_episodes=num_episodes)
     metrics: dict[str, object] = {name: float(x) for name, x in sorted(summarize(episodes).items())}
     metrics |= {"episodes": num_episodes, "checkpoint": str(path)}
     report = directory.path / "evaluations" / f"{path.name}.json"
@@ -88,15 +97,15 @@ def evaluate_run(
     return metrics
 
 
-def load_policy(config: RunConfig, env: Env, checkpoint: Path) -> tuple[Policy, Params]:
+def load_policy(config: RunConfig, env: Env | HostEnv, checkpoint: Path) -> tuple[Policy, Params]:
     """The policy of a run and its parameters from a checkpoint."""
     policy = build_policy(config.policy, env)
     key = jax.random.key(0)
-    like = jax.eval_shape(lambda: policy.init(key, env.reset(key)[1]))
+    like = jax.eval_shape(lambda: policy.init(key, sample_obs(env, 1)))
     return policy, load_params(checkpoint, like)
 
 
-def film(policy: Policy, env: Env, params: Params, key: Key, path: Path, *, num_envs: int = 4) -> Path:
+def film(policy: Policy, env: Env | HostEnv, params: Params, key: Key, path: Path, *, num_envs: int = 4) -> Path:
     """Film ``num_envs`` episodes side by side, until the last of them has ended.
 
     Raises:

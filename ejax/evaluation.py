@@ -4,14 +4,16 @@ Which episodes count is fixed beforehand: slot i plays its share of ``num_episod
 the first episodes to finish, as EmbodiChain does, favours the short ones.
 """
 
+from collections.abc import Mapping
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import NDArray
 
-from ejax.types import Array, Env, Key, Metrics, Params, Policy, PyTree
+from ejax.types import Array, Env, HostEnv, Key, Metrics, Params, Policy, PyTree
 from ejax.unroll import EnvCarry, reset, step
 
 _UNLIMITED = 10_000
@@ -91,7 +93,61 @@ def evaluate(
     return record
 
 
-def summarize(episodes: dict[str, Array]) -> Metrics:
+def evaluate_host(
+    policy: Policy,
+    env: HostEnv,
+    params: Params,
+    seed: int,
+    *,
+    num_episodes: int,
+    choice: Literal["fixed", "first_finished"] = "fixed",
+) -> dict[str, NDArray[np.float32]]:
+    """``evaluate`` for an environment outside JAX: the same episodes count, with the same results.
+
+    Args:
+        seed: of the start states; the environment is reset.
+
+    Raises:
+        ValueError: ``num_episodes`` is not positive.
+    """
+    if num_episodes <= 0:
+        raise ValueError(f"evaluate_host needs num_episodes > 0, got {num_episodes}")
+    num_envs = env.num_envs
+    quota = np.full(num_envs, num_episodes // num_envs)
+    quota[: num_episodes % num_envs] += 1
+    longest = env.max_episode_steps or _UNLIMITED
+    most_steps = longest * (int(quota.max()) if choice == "fixed" else num_episodes)
+    obs = env.reset(np.random.SeedSequence(seed).generate_state(num_envs).astype(np.uint32))
+    total, length, count = np.zeros(num_envs), np.zeros(num_envs), np.zeros(num_envs, int)
+    record: dict[str, list[float]] = {}
+    for _ in range(most_steps):
+        wanting = count < quota if choice == "fixed" else np.full(num_envs, count.sum() < num_episodes)
+        if not wanting.any():
+            break
+        timestep = env.step(np.asarray(_mode(policy, params, obs)))
+        valid = timestep.info.get("valid", np.ones(num_envs, bool))
+        total, length = total + timestep.reward * valid, length + valid
+        done = timestep.terminated | timestep.truncated
+        facts = {f"metrics/{name}": x for name, x in timestep.info.get("metrics", {}).items() if x.ndim == 1}
+        if "success" in timestep.info:
+            facts["success"] = timestep.info["success"]
+        facts |= {"return": total, "length": length}
+        for row in np.flatnonzero(done & valid & wanting):
+            for name, values in facts.items():
+                record.setdefault(name, []).append(float(values[row]))
+            count[row] += 1
+        total, length, obs = np.where(done, 0.0, total), np.where(done, 0.0, length), timestep.obs
+    missing = num_episodes - len(record.get("return", []))
+    names = {name for name, values in record.items() if not np.isnan(values).all()} | {"return", "length"}
+    return {name: np.array([*record.get(name, []), *[np.nan] * missing][:num_episodes], np.float32) for name in names}
+
+
+@partial(jax.jit, static_argnames="policy")
+def _mode(policy: Policy, params: Params, obs: PyTree) -> Array:
+    return policy.apply(params, obs)[0].mode()
+
+
+def summarize(episodes: Mapping[str, Any]) -> Metrics:
     """Means over the episodes, under EmbodiChain's tags."""
     tags = {"return": "eval/avg_reward", "length": "eval/avg_length", "success": "eval/success_rate"}
     return {tags.get(name, f"eval/{name}"): x.mean() for name, x in episodes.items()}

@@ -1,11 +1,15 @@
-"""Films of evaluations, made beside the training: EmbodiChain's event ``record_camera_data_async``.
+"""Films of a run, made beside the training: EmbodiChain's event ``record_camera_data_async``.
 
-The episodes are played on the device; drawing and encoding happen in a thread of their own. A recorder that fails, or
-is still busy, costs the film and nothing else: what happened is told by ``reports``.
+Episodes are played, drawn and encoded in a thread of their own, which leaves the cores to the training where there are
+too few. A recorder that fails, or is still busy, costs the film and nothing else: what happened is told by ``reports``.
 """
 
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+import contextlib
+import os
+import sys
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -15,12 +19,16 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, PositiveInt
 
-from ejax.types import Array, CameraView, Env, Key, Params, Policy, PyTree, RenderableEnv
+from ejax.types import Array, CameraView, Env, Key, Params, Phase, Policy, PyTree, RenderableEnv
 from ejax.video import tile_frames, write_video
 
 _FPS = 20
 _MOST_ENVS = 4
 _CLOSE_TIMEOUT_S = 120.0
+_LAST_TIMEOUT_S = 10.0
+"""For a film that is broken off: one more frame, and ffmpeg's end."""
+_NICENESS = 10
+"""Of the thread: about a tenth of a core that somebody else wants too."""
 _UNLIMITED = 1000
 """Steps filmed of an environment without a time limit."""
 
@@ -31,6 +39,9 @@ class CameraConfig(BaseModel):
     """``params`` of ``record_camera_data_async``."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+    phase: Phase = "eval"
+    """What is filmed: ``eval`` the distribution's mode in the evaluation's environment, ``train`` its samples in the
+    training's; the section of ``events`` that the event is in."""
     name: str = "cam"
     resolution: tuple[PositiveInt, PositiveInt] = (640, 480)
     """(width, height) of one environment's picture."""
@@ -42,93 +53,137 @@ class CameraConfig(BaseModel):
     """(fx, fy, cx, cy) in pixels; the principal point is taken to be the centre. None: (600, 600, w/2, h/2)."""
     max_env_num: PositiveInt = 16
     save_path: str | None = None
-    """Folder. None: ``videos/eval`` in the run's folder."""
+    """Folder. None: ``videos/<phase>`` in the run's folder."""
     interval_step: PositiveInt = 1
     """Every how many steps a frame is taken; the event's key of this name."""
 
     @property
     def view(self) -> CameraView:
         fy = 600.0 if self.intrinsics is None else self.intrinsics[1]
-        return CameraView(self.eye, self.target, float(np.degrees(2.0 * np.arctan(self.resolution[1] / (2.0 * fy)))))
+        fovy = float(np.degrees(2.0 * np.arctan(self.resolution[1] / (2.0 * fy))))
+        return CameraView(self.eye, self.target, fovy, effects=False)
 
 
-class EvaluationRecorder:
-    """Films the evaluations of one run. A context manager: leaving it waits for the film under way."""
+class FilmRecorder:
+    """Makes the films of one run, one at a time. A context manager: leaving it waits for the film under way.
 
-    def __init__(self, policy: Policy, env: Env, cameras: tuple[CameraConfig, ...], folder: Path) -> None:
-        self._policy, self._env, self._cameras, self._folder = policy, env, cameras, folder
-        self._thread = ThreadPoolExecutor(1, "ejax-recorder") if cameras else None
+    Args:
+        envs: the environment of each phase.
+        folder: ``videos`` in the run's folder.
+    """
+
+    def __init__(
+        self, policy: Policy, envs: Mapping[Phase, Env], cameras: tuple[CameraConfig, ...], folder: Path
+    ) -> None:
+        self._policy, self._envs, self._cameras, self._folder = policy, envs, cameras, folder
+        self._thread = ThreadPoolExecutor(1, "ejax-recorder", initializer=_let_others_first) if cameras else None
         self._film: Future[list[Path]] | None = None
+        self._late = threading.Event()
         self._reports: list[str] = []
+        self._failure = ""
         self._skipped = False
 
     def record(self, params: Params, key: Key, count: int) -> None:
-        """Film one evaluation, unless the last film is still being made.
+        """Film the policy of this moment with all cameras, unless the last films are still being made.
 
         Args:
+            key: start states and samples follow from it.
             count: number of the film, part of its file's name.
         """
         if self._thread is None:
             return
-        if not isinstance(self._env, RenderableEnv):
-            self._reports.append(f"no film: {type(self._env).__name__} cannot be drawn")
-            self._cameras = ()
-            self._thread = None
-            return
-        self._collect(timeout=None)
+        self._collect()
         if self._film is not None:
             if not self._skipped:
-                self._reports.append("films take longer than evaluations come: some are not filmed")
+                self._reports.append("films take longer than they are asked for: some are not made")
             self._skipped = True
             return
-        num_envs = min(_MOST_ENVS, *(camera.max_env_num for camera in self._cameras))
-        episodes = play(self._policy, self._env, params, key, num_envs=num_envs)  # dispatched, not waited for
-        self._film = self._thread.submit(self._make, episodes, count)
+        self._film = self._thread.submit(self._make, params, key, count)
 
     def reports(self) -> list[str]:
         """What there is to tell since the last call."""
-        self._collect(timeout=None)
+        self._collect()
         told, self._reports = self._reports, []
         return told
 
-    def __enter__(self) -> "EvaluationRecorder":
+    def __enter__(self) -> "FilmRecorder":
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if self._thread is not None:
-            self._collect(timeout=_CLOSE_TIMEOUT_S)
-            self._thread.shutdown(wait=False, cancel_futures=True)
+        if self._thread is None:
+            return
+        films = [self._film] if self._film is not None else []
+        wait(films, _CLOSE_TIMEOUT_S)
+        self._late.set()
+        wait(films, _LAST_TIMEOUT_S)
+        self._collect()
+        if self._film is not None:
+            self._reports.append(f"no film: still at work {_CLOSE_TIMEOUT_S:.0f} s after the end of the run")
+        self._thread.shutdown(wait=False)
 
-    def _collect(self, timeout: float | None) -> None:
-        if self._film is None or (timeout is None and not self._film.done()):
+    def _collect(self) -> None:
+        if self._film is None or not self._film.done():
             return
         film, self._film = self._film, None
         try:
-            self._reports += [f"filmed {path}" for path in film.result(timeout)]
+            self._reports += [f"filmed {path}" for path in film.result()]
         except Exception as error:  # whatever it was, the training is worth more than the film
-            self._reports.append(f"no film: {type(error).__name__}: {error}")
+            report = f"no film: {type(error).__name__}: {error}"
+            if report != self._failure:
+                self._reports.append(report)
+            self._failure = report
 
-    def _make(self, episodes: tuple[PyTree, Array], count: int) -> list[Path]:
+    def _make(self, params: Params, key: Key, count: int) -> list[Path]:
+        num_envs = min(_MOST_ENVS, *(camera.max_env_num for camera in self._cameras))
         paths = []
-        for camera in self._cameras:
-            folder = self._folder if camera.save_path is None else Path(camera.save_path)
-            path = folder / f"ep{count}_{camera.name}_allenvs.mp4"
-            frames = draw(self._env, *episodes, camera.resolution, camera.view, every=camera.interval_step)
-            paths.append(write_video(path, frames, _FPS))
+        for phase in sorted({camera.phase for camera in self._cameras}):
+            env, samples = _drawable(self._envs[phase]), phase == "train"
+            states, done = play(self._policy, env, params, key, num_envs=num_envs, samples=samples)
+            for camera in self._cameras:
+                if camera.phase == phase:
+                    folder = self._folder / phase if camera.save_path is None else Path(camera.save_path)
+                    path = folder / f"ep{count}_{camera.name}_allenvs.mp4"
+                    frames = draw(env, states, done, camera.resolution, camera.view, every=camera.interval_step)
+                    paths.append(write_video(path, self._in_time(frames), _FPS))
         return paths
 
+    def _in_time(self, frames: Iterable[NDArray[np.uint8]]) -> Iterator[NDArray[np.uint8]]:
+        for frame in frames:
+            if self._late.is_set():
+                raise TimeoutError(f"not finished {_CLOSE_TIMEOUT_S:.0f} s after the end of the run")
+            yield frame
 
-@partial(jax.jit, static_argnames=("policy", "env", "num_envs"))
-def play(policy: Policy, env: Env, params: Params, key: Key, *, num_envs: int) -> tuple[PyTree, Array]:
-    """States [T, N, ...] and ends [T, N] of one episode each with the distribution's mode, played on past its end."""
+
+def _let_others_first() -> None:
+    """On Linux niceness belongs to a thread; OpenGL's threads and ffmpeg, which it starts, inherit it."""
+    if sys.platform == "linux":
+        thread = threading.get_native_id()
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + _NICENESS)
+
+
+@partial(jax.jit, static_argnames=("policy", "env", "num_envs", "samples"))
+def play(
+    policy: Policy, env: Env, params: Params, key: Key, *, num_envs: int, samples: bool = False
+) -> tuple[PyTree, Array]:
+    """States [T, N, ...] and ends [T, N] of one episode each, played on past its end.
+
+    Args:
+        samples: act with samples of the distribution, as in training, not with its mode.
+    """
     key_reset, key_steps = jax.random.split(key)
     state, obs = jax.vmap(env.reset)(jax.random.split(key_reset, num_envs))
 
     def one_step(carry: tuple[PyTree, PyTree], key: Key) -> tuple[tuple[PyTree, PyTree], tuple[PyTree, Array]]:
         state, obs = carry
-        action = policy.apply(params, obs)[0].mode()
+        distribution, _ = policy.apply(params, obs)
+        if samples:
+            key_action, key = jax.random.split(key)
+            action = distribution.sample(key_action)
+        else:
+            action = distribution.mode()
         state, timestep = jax.vmap(env.step)(state, action, jax.random.split(key, num_envs))
         return (state, timestep.obs), (state, timestep.terminated | timestep.truncated)
 
@@ -150,11 +205,20 @@ def draw(
     Raises:
         ValueError: the environment cannot be drawn.
     """
-    if not isinstance(env, RenderableEnv):
-        raise ValueError(f"{type(env).__name__} cannot be filmed: it has no render(state, width=…, height=…)")
+    env = _drawable(env)
     states, ended = jax.device_get((states, done))
     last = np.where(ended.any(axis=0), ended.argmax(axis=0), len(ended) - 1)
-    width, height = resolution
+    drawn_at = np.full(len(last), -1)
+    pictures: dict[int, NDArray[np.uint8]] = {}
     for t in range(0, int(last.max()) + 1, every):
-        shown = [jax.tree.map(lambda x, i=i, t=t: x[min(t, last[i]), i], states) for i in range(len(last))]
-        yield tile_frames(np.stack([env.render(state, width, height, view) for state in shown]))
+        for i, at in enumerate(np.minimum(t, last)):
+            if at != drawn_at[i]:
+                state = jax.tree.map(lambda x, i=i, at=at: x[at, i], states)
+                pictures[i], drawn_at[i] = env.render(state, *resolution, view), at
+        yield tile_frames(np.stack([pictures[i] for i in range(len(last))]))
+
+
+def _drawable(env: Env) -> RenderableEnv:
+    if not isinstance(env, RenderableEnv):
+        raise ValueError(f"{type(env).__name__} cannot be filmed: it has no render(state, width=…, height=…)")
+    return env

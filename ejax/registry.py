@@ -27,8 +27,12 @@ ENV_FAMILIES: dict[str, str] = {
     "gymnax": "ejax.envs.adapters.gymnax:make",
     "brax": "ejax.envs.adapters.brax:make",
     "playground": "ejax.envs.adapters.playground:make",
+    "gymnasium": "ejax.envs.adapters.gymnasium:make",
+    "envpool": "ejax.envs.adapters.envpool:make",
+    "torch": "interop.envs:make",
 }
-"""``family:Name`` is an environment of that library, called as ``make(Name, **cfg)``."""
+"""``family:Name`` is an environment of that library, called as ``make(Name, **cfg)``. The last three are host
+environments."""
 
 POLICIES: dict[str, Any] = {
     "actor_critic": "ejax.policies.actor_critic:ActorCritic",
@@ -120,8 +124,11 @@ def names(kind: Kind) -> list[str]:
 
 
 def is_import_path(kind: Kind, name: str) -> bool:
-    """True for ``"package.module:Name"``, which is not a registered name but the place of the code."""
-    return ":" in name and not _family(kind, name) and name not in _TABLES[kind]
+    """True for ``"package.module:Name"``, which is not a registered name but the place of the code.
+
+    A family's name with such a place in it, ``torch:package.module:Name``, is one too.
+    """
+    return ":" in name and name not in _TABLES[kind] and (not _family(kind, name) or name.count(":") > 1)
 
 
 def did_you_mean(name: str, candidates: Iterable[str]) -> str:

@@ -51,6 +51,68 @@ def gae(
     return jax.lax.scan(backward, jnp.zeros_like(reward[0]), steps, reverse=True)[1]
 
 
+@partial(jax.jit, static_argnames=("gamma", "gae_lambda", "rho_clip", "c_clip"))
+def vtrace(
+    reward: Array,
+    value: Array,
+    next_value: Array,
+    terminated: Array,
+    truncated: Array,
+    log_ratio: Array,
+    *,
+    gamma: float,
+    gae_lambda: float,
+    rho_clip: float = 1.0,
+    c_clip: float = 1.0,
+) -> tuple[Array, Array]:
+    """V-trace: what ``gae`` is on-policy, for steps that another policy took.
+
+        ρₜ = min(ρ̄, exp(log_ratioₜ)),  cₜ = λ·min(c̄, exp(log_ratioₜ))
+        δₜ = ρₜ·(rₜ + γ·V(s'ₜ)·(1 − terminatedₜ) − V(sₜ))
+        vₜ − V(sₜ) = δₜ + γ·cₜ·(1 − doneₜ)·(vₜ₊₁ − V(sₜ₊₁))
+        Aₜ = rₜ + γ·(1 − terminatedₜ)·v'ₜ − V(sₜ),  v'ₜ = V(s'ₜ) + λ·(vₜ₊₁ − V(sₜ₊₁)) while the episode goes on
+
+    With log_ratio = 0 both results are ``gae``'s. A is not multiplied by ρ: the surrogate's ratio, or its weight,
+    does that.
+
+    Args:
+        reward, value, next_value: [T, N] float, see ``gae``; values of the policy that learns.
+        terminated, truncated: [T, N] bool.
+        log_ratio: [T, N], log π(action) − log μ(action): π learns, μ acted.
+        gamma, gae_lambda: in [0, 1].
+        rho_clip, c_clip: ρ̄ and c̄ > 0.
+
+    Returns:
+        ``(advantage, value_target)``, [T, N]; value_target is v.
+
+    Raises:
+        ValueError: an array is not [T, N], or they differ in shape.
+
+    Source: Espeholt et al. 2018, eq. 1 and remark 2.
+    """
+    _check_time_major(
+        reward=reward,
+        value=value,
+        next_value=next_value,
+        terminated=terminated,
+        truncated=truncated,
+        log_ratio=log_ratio,
+    )
+    ratio = jnp.exp(log_ratio)
+
+    def backward(excess: Array, step: tuple[Array, ...]) -> tuple[Array, tuple[Array, Array]]:
+        reward_t, value_t, next_value_t, terminated_t, truncated_t, ratio_t = step
+        goes_on = (1.0 - terminated_t) * (1.0 - truncated_t)
+        error = reward_t + gamma * next_value_t * (1.0 - terminated_t) - value_t
+        following = gamma * gae_lambda * goes_on * excess
+        advantage = error + following
+        excess = jnp.minimum(ratio_t, rho_clip) * error + jnp.minimum(ratio_t, c_clip) * following
+        return excess, (advantage, excess + value_t)
+
+    steps = (reward, value, next_value, terminated, truncated, ratio)
+    return jax.lax.scan(backward, jnp.zeros_like(reward[0]), steps, reverse=True)[1]
+
+
 @partial(jax.jit, static_argnames="gamma")
 def discounted_returns(reward: Array, done: Array, *, gamma: float) -> Array:
     """Gₜ = rₜ + γ·Gₜ₊₁·(1 − doneₜ), without a bootstrap at the end. All [T, N]."""

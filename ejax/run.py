@@ -2,27 +2,26 @@
 
 import math
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from ejax.build import Parts, build
+from ejax.build import Parts, build, evaluation_env
 from ejax.checkpoint import load_checkpoint, verify_checkpoint
 from ejax.config import ConfigError, Problem, RunConfig
-from ejax.evaluation import evaluate, summarize
+from ejax.evaluators import make_evaluator
 from ejax.interrupt import interruptible
 from ejax.metrics import MetricWriter
-from ejax.recorder import EvaluationRecorder
+from ejax.recorder import FilmRecorder
 from ejax.run_dir import RunDirectory, check_same_run, create_run_directory, newest_run, open_run_directory
-from ejax.steps import RunState, repeat_step
-from ejax.types import Metrics, Params, Policy
+from ejax.steps import RunState
+from ejax.types import Metrics, Params, Phase, Policy
 
-_MAX_UPDATES_PER_DISPATCH = 64
 _SECONDS_PER_DISPATCH = 0.5
 """Short enough for a live console and for a signal to be answered, long enough for dispatch to cost nothing."""
 
@@ -65,7 +64,7 @@ def train(config: RunConfig, *, resume: str | None = None, run_dir: Path | None 
     """
     started = time.monotonic()
     directory, started_as, checkpoint, reports = _locate(config, resume, run_dir)
-    parts = build(config, schedule_updates=started_as.trainer.num_updates)
+    parts = build(config, schedule_updates=started_as.trainer.num_updates, quarantine=directory.path / "quarantine")
     state = parts.state
     meta: dict[str, Any] = {}
     if checkpoint is not None:
@@ -84,6 +83,7 @@ def train(config: RunConfig, *, resume: str | None = None, run_dir: Path | None 
         wandb_project_name=trainer.wandb_project_name,
         console=trainer.console,
         best_metric=trainer.best_eval_metric,
+        best_mode=trainer.best_eval_mode,
     ) as writer:
         for text in reports:
             writer.note(text)
@@ -137,10 +137,11 @@ class _Loop:
             best_checkpoint_path=next(iter(directory.best()), None),
             last_eval_metrics=meta.get("last_eval_metrics", {}),
         )
-        folder = directory.path / "videos" / "eval"
-        self.recorder = EvaluationRecorder(parts.policy, parts.env, trainer.cameras, folder)
+        envs: dict[Phase, Any] = {"train": parts.env, "eval": evaluation_env(config, parts.env)}
+        cameras = tuple(camera for camera in trainer.cameras if trainer.enable_eval or camera.phase == "train")
+        self.recorder = FilmRecorder(parts.policy, envs, cameras, directory.path / "videos")
+        self.evaluator = make_evaluator(config, parts)
         self.compiler = ThreadPoolExecutor(1, "ejax-compiler")
-        self.evaluation: Future[Any] = Future()
         self.started = self.compiled_at = self.clock = started
         self.last_saved: int | None = None
         self.last_evaluated: int | None = None
@@ -149,22 +150,23 @@ class _Loop:
     def run(self, state: RunState) -> RunResult:
         trainer, total = self.trainer, self.trainer.num_updates
         update = first = int(state.update)
-        most = trainer.updates_per_dispatch
-        most = _MAX_UPDATES_PER_DISPATCH if most == "auto" else most
-        key = jax.random.key(trainer.seed)
+        stepper = self.parts.stepper
         pending: _Launched | None = None
-        with self.compiler, self.recorder, interruptible() as interrupted:
+        with stepper, self.evaluator, self.compiler, self.recorder, interruptible() as interrupted:
             # both programs at once: compilation leaves Python's lock alone, and takes longer than many a training
             if trainer.enable_eval:
-                self.evaluation = self.compiler.submit(self._compile_evaluation, state)
-            compiled = repeat_step(self.parts.step, most).lower(state, key, jnp.int32(1)).compile()
+                self.compiler.submit(self.evaluator.compile, state.train.params)
+            stepper.start(state)
             self.compiled_at = self.clock = time.monotonic()
             seconds = self.compiled_at - self.started
             self.writer.note(f"built and compiled in {seconds:.1f} s; run folder {self.directory.path}")
             while update < total and not interrupted():
-                limit = self.per_dispatch if trainer.updates_per_dispatch == "auto" else most
-                count = self._until_event(update, min(limit, most, total - update))
-                state, metrics = compiled(state, key, jnp.int32(count))
+                limit = self.per_dispatch if trainer.updates_per_dispatch == "auto" else stepper.most
+                count = self._until_event(update, min(limit, stepper.most, total - update))
+                moved = stepper.advance(state, count, interrupted)
+                if moved is None:
+                    break
+                state, metrics = moved
                 update += count
                 evaluates = self._fires(update, trainer.eval_freq) and trainer.enable_eval
                 launched = _Launched(
@@ -181,7 +183,7 @@ class _Loop:
             if pending is not None:
                 self._finish(pending, first)
             result = self._end(state, update, first, finished=update >= total)
-        self._tell_of_films()  # the last one is finished now
+        self._tell()  # the last one is finished now
         return result
 
     def _until_event(self, update: int, limit: int) -> int:
@@ -199,23 +201,18 @@ class _Loop:
         """An update whose env steps reach or pass a multiple of ``freq``: a function of the update alone."""
         return freq > 0 and update * self.rows // freq > (update - 1) * self.rows // freq
 
-    def _compile_evaluation(self, state: RunState) -> Any:
-        trainer = self.trainer
-        return evaluate.lower(
-            self.parts.policy,
-            self.parts.env,
-            state.train.params,
-            jax.random.key(trainer.eval_seed),
-            num_envs=trainer.num_eval_envs,
-            num_episodes=trainer.num_eval_episodes,
-            choice=trainer.eval_episode_choice,
-        ).compile()
-
     def _evaluate(self, state: RunState, update: int) -> Metrics:
         trainer = self.trainer
         key = jax.random.key(trainer.eval_seed)
-        self.recorder.record(state.train.params, key, update * self.rows // max(1, trainer.eval_freq))
-        return summarize(self.evaluation.result()(state.train.params, key))
+        self.recorder.record(state.train.params, key, self._film_number(update, trainer.eval_freq))
+        pause = self.parts.stepper.paused() if trainer.collector.pause_in_evaluation else nullcontext()
+        with pause:
+            return self.evaluator.evaluate(state.train.params)
+
+    def _film_number(self, update: int, freq: int) -> int:
+        """Multiples of ``freq`` passed; a film at the end of the run, between two of them, has the next number."""
+        number = update * self.rows // max(1, freq)
+        return number if freq == 0 or self._fires(update, freq) else number + 1
 
     def _finish(self, launched: _Launched, first: int) -> None:
         """Wait for results, write them, keep the best, save."""
@@ -224,7 +221,7 @@ class _Loop:
         seconds, self.clock = now - self.clock, now
         # grow slowly, so that one slow dispatch (an evaluation) does not shrink the next ones to nothing
         fitting = launched.count * _SECONDS_PER_DISPATCH / max(seconds, 1e-3)
-        self.per_dispatch = max(1, min(int(fitting), 2 * self.per_dispatch, _MAX_UPDATES_PER_DISPATCH))
+        self.per_dispatch = max(1, min(int(fitting), 2 * self.per_dispatch, self.parts.stepper.most))
         fps = (launched.update - first) * self.rows / (now - self.compiled_at)
         for i in range(launched.count):
             self._log_update(
@@ -234,10 +231,10 @@ class _Loop:
             self._record_evaluation(launched)
         if launched.save:
             self._save(launched.state, launched.update)
-        self._tell_of_films()
+        self._tell()
 
-    def _tell_of_films(self) -> None:
-        for report in self.recorder.reports():
+    def _tell(self) -> None:
+        for report in [*self.recorder.reports(), *self.parts.stepper.reports()]:
             self.writer.note(report)
 
     def _log_update(self, update: int, metrics: dict[str, float], fps: float) -> None:
@@ -283,6 +280,10 @@ class _Loop:
     def _save(self, state: RunState, update: int) -> None:
         if update == self.last_saved:
             return
+        if not self.trainer.enable_eval:
+            key = jax.random.key(self.trainer.eval_seed)
+            every = self.trainer.save_freq or self.trainer.save_frequency_updates * self.rows
+            self.recorder.record(state.train.params, key, self._film_number(update, every))
         path = self.directory.save(state, self._meta(update), keep=self.trainer.keep_checkpoints)
         self.last_saved, self.result.latest_checkpoint_path = update, path
         self.writer.note(f"saved {path}")

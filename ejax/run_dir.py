@@ -39,6 +39,7 @@ _MAY_CHANGE = frozenset(
         "keep_checkpoints",
         "output_dir",
         "cameras",
+        "events.eval",
         "use_wandb",
         "wandb_project_name",
         "log_freq_updates",
@@ -183,10 +184,14 @@ def check_same_run(config: RunConfig, saved: RunConfig) -> None:
     differ = [
         f"{key} is {json.dumps(there)} in the run and {json.dumps(here)} now"
         for key, there, here in _differences(saved.to_dict(), config.to_dict(), "")
-        if key.removeprefix("trainer.") not in _MAY_CHANGE
+        if not _may_change(key.removeprefix("trainer."))
     ]
     if differ:
         raise CheckpointError("this config is not the one that the run was started with: " + "; ".join(differ))
+
+
+def _may_change(key: str) -> bool:
+    return any(key == allowed or key.startswith(f"{allowed}.") for allowed in _MAY_CHANGE)
 
 
 def _differences(a: Any, b: Any, path: str) -> list[tuple[str, Any, Any]]:

@@ -20,8 +20,8 @@ from ejax.episodes import (
     init_episode_stats,
     track_episodes,
 )
-from ejax.types import Array, Env, Key, Metrics, Policy, Rollout, TrainState
-from ejax.unroll import EnvCarry, reset, unroll
+from ejax.types import Array, Env, Key, Metrics, Policy, PyTree, Rollout, TrainState
+from ejax.unroll import reset, unroll
 
 
 @struct.dataclass(kw_only=True)
@@ -31,11 +31,13 @@ class RunState:
     update: Array
     """Updates done, int32; with the seed it gives the random numbers of the next one."""
     train: TrainState
-    envs: EnvCarry
+    envs: PyTree
+    """``EnvCarry``; of host environments what they can save, or ()."""
     episodes: EpisodeStats
 
 
 Step: TypeAlias = Callable[[RunState, Key], tuple[RunState, Metrics]]
+Learn: TypeAlias = Callable[[RunState, Rollout, Key], tuple[RunState, Metrics]]
 
 
 def init_run_state(
@@ -54,7 +56,36 @@ def init_run_state(
     """
     key_params, key_envs = jax.random.split(key)
     envs = reset(env, key_envs, num_envs)
-    params = policy.init(key_params, envs.obs)
+    return _first_state(policy, optimizer, key_params, envs.obs, envs, keep_reference)
+
+
+def init_host_run_state(
+    policy: Policy,
+    optimizer: optax.GradientTransformation,
+    key: Key,
+    obs: PyTree,
+    *,
+    keep_reference: bool = False,
+) -> RunState:
+    """Fresh parameters; the environments are elsewhere, and reset by their collector.
+
+    Args:
+        obs: any observations, leaves [N, ...].
+    """
+    key_params, _ = jax.random.split(key)
+    return _first_state(policy, optimizer, key_params, obs, (), keep_reference)
+
+
+def _first_state(
+    policy: Policy,
+    optimizer: optax.GradientTransformation,
+    key: Key,
+    obs: PyTree,
+    envs: PyTree,
+    keep_reference: bool,
+) -> RunState:
+    params = policy.init(key, obs)
+    num_envs = jax.tree.leaves(obs)[0].shape[0]
     train = TrainState(
         step=jnp.zeros((), jnp.int32),
         params=params,
@@ -165,6 +196,25 @@ STEPS: dict[str, Callable[..., Step]] = {
 """By the algorithm's name. A registered algorithm of your own has ``Config`` and ``make_step`` of the same form."""
 
 
+UPDATES: dict[str, Callable[..., tuple[TrainState, Metrics]]] = {"ppo": ppo_update, "grpo": grpo_update}
+"""The algorithms that learn from rollouts, wherever those were made. A registered algorithm of your own that can has
+``update`` of the same form."""
+
+
+def make_learn(
+    policy: Policy, optimizer: optax.GradientTransformation, config: Any, update: Callable[..., Any]
+) -> Learn:
+    """An update from a rollout that was made outside the program; ``state.envs`` is left as it is."""
+    restarts = getattr(config, "reset_every_rollout", False)
+
+    def learn(state: RunState, rollout: Rollout, key: Key) -> tuple[RunState, Metrics]:
+        train, losses = update(state.train, rollout, key, policy=policy, optimizer=optimizer, config=config)
+        episodes = drop_current_episodes(state.episodes) if restarts else state.episodes
+        return _finish(state, train, state.envs, episodes, _seen(rollout), losses, rollout.extras.get("valid"))
+
+    return learn
+
+
 def _seen(rollout: Rollout) -> Trajectory:
     return Trajectory(
         obs=rollout.obs,
@@ -178,14 +228,15 @@ def _seen(rollout: Rollout) -> Trajectory:
 def _finish(
     state: RunState,
     train: TrainState,
-    envs: EnvCarry,
+    envs: PyTree,
     episodes: EpisodeStats,
     seen: Trajectory,
     losses: Metrics,
+    valid: Array | None = None,
 ) -> tuple[RunState, Metrics]:
     """The new run state, and all metrics of the step under their tags."""
     success = seen.info.get("success", jnp.full(seen.reward.shape, jnp.nan))
-    episodes = track_episodes(episodes, seen.reward, seen.done, success)
+    episodes = track_episodes(episodes, seen.reward, seen.done, success, valid)
     metrics = {f"train/{name}": value for name, value in losses.items()}
     metrics |= episode_metrics(episodes) | step_metrics(seen.info)
     return RunState(update=state.update + 1, train=train, envs=envs, episodes=episodes), metrics

@@ -4,7 +4,7 @@ Letters in shapes: T time steps, N parallel environments, A action dimensions, B
 Batched data is time-major, ``[T, N, ...]``; transposing is left to ``interop``.
 """
 
-from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import gymnasium
 import jax
@@ -19,6 +19,9 @@ PyTree: TypeAlias = Any
 Params: TypeAlias = Any
 """Flax variables: ``{"params": trained arrays, <other collections>: arrays that are carried, not trained}``."""
 Metrics: TypeAlias = dict[str, Array]
+Phase: TypeAlias = Literal["train", "eval"]
+"""What a run does with an environment."""
+PHASES: tuple[Phase, ...] = ("train", "eval")
 
 
 @struct.dataclass(kw_only=True)
@@ -60,7 +63,9 @@ class Rollout:
     terminated: Array
     truncated: Array
     extras: dict[str, Any]
-    """What single algorithms need besides, e.g. ``distribution`` (the acting policy's) or ``dropout_seed``."""
+    """What single algorithms need besides: ``distribution`` (the acting policy's), ``info``, ``dropout_seed``. Of host
+    environments also ``valid`` bool (False: no transition, such as a reset that took a step) and ``version`` int32
+    (updates done by the parameters that acted). Leaves [T, N, ...]."""
 
     @property
     def done(self) -> Array:
@@ -124,6 +129,81 @@ class Env(Protocol):
         ...
 
 
+@struct.dataclass(kw_only=True)
+class HostTimestep:
+    """What N environments outside JAX answer to one action each: NumPy arrays [N, ...]."""
+
+    obs: PyTree
+    """The observation to act on next, of a new episode where one ended."""
+    reward: NDArray[np.float32]
+    terminated: NDArray[np.bool_]
+    truncated: NDArray[np.bool_]
+    info: dict[str, Any]
+    """As in ``Timestep``, and ``valid`` bool, see ``Rollout.extras``. The same keys at every step."""
+    final_obs: PyTree
+    """The true next observation, before any reset."""
+
+
+@runtime_checkable
+class HostEnv(Protocol):
+    """N environments that live outside JAX, stepped together, in one thread at a time. They own something to close.
+
+    ``step`` resets the rows that ended, as ``ejax.unroll.step`` does; all arrays are NumPy's, [N, ...].
+    """
+
+    @property
+    def num_envs(self) -> int: ...
+    @property
+    def observation_space(self) -> gymnasium.Space:
+        """Of one environment; every leaf of an observation is a vector."""
+        ...
+
+    @property
+    def action_space(self) -> gymnasium.Space:
+        """Of one environment."""
+        ...
+
+    @property
+    def max_episode_steps(self) -> int:
+        """0: not known."""
+        ...
+
+    @property
+    def seeds_rows(self) -> bool:
+        """Every row's start state follows from its own seed."""
+        ...
+
+    @property
+    def row_seed(self) -> NDArray[np.uint32]:
+        """[N]: what the episode under way in each row started from, where ``seeds_rows``."""
+        ...
+
+    def reset(self, seed: NDArray[np.uint32], rows: NDArray[np.bool_] | None = None) -> PyTree:
+        """New episodes, in all rows or in some; the observations of all rows.
+
+        Args:
+            seed: [N]; the episodes that follow by automatic resets are seeded from it too.
+        """
+        ...
+
+    def step(self, action: NDArray[Any]) -> HostTimestep: ...
+
+    def close(self) -> None: ...
+
+
+@runtime_checkable
+class SavableHostEnv(HostEnv, Protocol):
+    """A host environment whose running episodes can be saved: a resumed run goes on with them."""
+
+    def get_state(self) -> PyTree:
+        """Arrays, whatever the time always of the same shapes."""
+        ...
+
+    def set_state(self, state: PyTree) -> PyTree:
+        """The observations to act on next."""
+        ...
+
+
 class CameraView(NamedTuple):
     """A pinhole camera in the world's frame, z up."""
 
@@ -133,6 +213,8 @@ class CameraView(NamedTuple):
     """m"""
     fovy: float
     """Vertical field of view, degrees."""
+    effects: bool = True
+    """Shadows, reflections, smooth edges. Software rendering is about ten times faster without them."""
 
 
 @runtime_checkable

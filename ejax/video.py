@@ -102,7 +102,7 @@ def _encoder(path: Path, size: tuple[int, ...], fps: float) -> Iterator[IO[bytes
     """
     height, width = size
     source = f"-f rawvideo -pix_fmt rgb24 -video_size {width}x{height} -framerate {fps} -i -"
-    target = "-an -c:v libx264 -pix_fmt yuv420p -crf 20 -movflags +faststart"
+    target = "-an -c:v libx264 -preset veryfast -pix_fmt yuv420p -crf 20 -movflags +faststart"
     options = f"-loglevel error -y {source} {target}".split()
     command = [imageio_ffmpeg.get_ffmpeg_exe(), *options, str(path)]
     with tempfile.TemporaryFile() as log:

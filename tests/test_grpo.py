@@ -118,7 +118,7 @@ def test_a_forced_reset_leaves_no_trace_in_the_episode_statistics() -> None:
     parts = build(parse_config(RAW, ["env.cfg.max_episode_steps=4"]))
     state, key = parts.state, jax.random.key(0)
     for _ in range(3):  # each rollout: one whole episode of 4 steps, and 2 steps that are cut off
-        state, _ = parts.step(state, key)
+        state, _ = parts.stepper.step(state, key)
     assert int(state.episodes.num_episodes) == 3 * 8
     lengths = np.asarray(state.episodes.lengths[:24])
     assert lengths.max() <= 4.0
@@ -128,7 +128,7 @@ def test_the_divergence_is_measured_to_the_first_parameters() -> None:
     parts = build(parse_config(RAW, ["algorithm.cfg.n_epochs=4"]))
     state, metrics = parts.state, {}
     for i in range(3):
-        state, metrics = parts.step(state, jax.random.key(i))
+        state, metrics = parts.stepper.step(state, jax.random.key(i))
     jax.tree.map(np.testing.assert_array_equal, state.train.reference, parts.state.train.params)
     assert float(metrics["train/approx_ref_kl"]) > 0.0
 

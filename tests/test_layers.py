@@ -11,7 +11,7 @@ LAYERS = [
     ["policies", "envs", "unroll", "episodes", "collectors", "checkpoint", "metrics", "console", "video", "recorder"],
     ["evaluation", "algorithms"],
     ["config"],
-    ["steps", "run_dir", "build"],
+    ["steps", "steppers", "run_dir", "build", "evaluators"],
     ["run"],
     ["train", "evaluate"],
 ]

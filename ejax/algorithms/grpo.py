@@ -88,6 +88,8 @@ def grpo_update(
         ValueError: N is not divisible by ``group_size``, or there is no reference to measure the divergence to.
     """
     mask = first_episode_mask(rollout.done) if config.truncate_at_first_done else jnp.ones_like(rollout.reward)
+    if "valid" in rollout.extras:  # an episode with a step that is no transition has no return to compare
+        mask = mask * jnp.all((mask == 0) | rollout.extras["valid"], axis=0, keepdims=True)
     step_return = discounted_returns(rollout.reward, rollout.done, gamma=config.gamma)
     # lengths relative to the rollout's, so that the weights of a minibatch do not get small
     length = mask.mean(axis=0, keepdims=True)

@@ -28,7 +28,7 @@ from ejax.algorithms.sgd import Plan, sgd_epochs
 from ejax.losses import clipped_surrogate, clipped_value_loss, kl_k3, value_loss
 from ejax.optim import OptimizerConfig, ScheduleConfig, get_learning_rate, step_schedule
 from ejax.policies.normalize import observe
-from ejax.returns import gae, normalize
+from ejax.returns import gae, normalize, vtrace
 from ejax.types import Array, Key, Metrics, Params, Policy, PyTree, Rollout, TrainState
 
 
@@ -75,6 +75,12 @@ class PPOConfig(BaseModel):
     advantage_rule: Literal["embodichain-0.2", "embodichain-0.3", "embodichain-seed"] = "embodichain-0.2"
     """How advantages are normalized: (A − mean)/max(std, 1e-8); 0.3 divides by std + 1e-8; the seed version normalizes
     A with the mean and std of the already normalized A, which leaves it nearly as it is."""
+    staleness_correction: Literal["none", "decoupled", "vtrace"] = "none"
+    """For rollouts that older parameters made. Both of the others clip around the policy that the update starts with,
+    not around the one that acted, and take their values from it; the difference between the two is a weight.
+    ``vtrace`` corrects the advantages and value targets too. Source: Hilton et al. 2022; Espeholt et al. 2018."""
+    behave_weight_threshold: PositiveFloat = 2.0
+    """With a correction: the most that a row's weight π(start of the update)/π(acted) may be. RLinf's name."""
     skip_nonfinite_updates: bool = True
     """Leave parameters and optimizer as they are when a minibatch gives a NaN or infinite gradient, and count it;
     False: training stops with FloatingPointError."""
@@ -126,7 +132,11 @@ def ppo_update(
     Raises:
         ValueError: arrays of the rollout that are not [T, N].
     """
-    advantage, value_target = ppo_advantage(rollout, config=config)
+    lag_metrics: Metrics = {}
+    behaviour = rollout.log_prob
+    if config.staleness_correction != "none":
+        rollout, lag_metrics = _seen_by(state.params, rollout, policy=policy, config=config)
+    advantage, value_target = ppo_advantage(rollout, behaviour, config=config)
     batch: dict[str, PyTree] = {
         "obs": rollout.obs,
         "action": rollout.action,
@@ -139,6 +149,10 @@ def ppo_update(
         batch["distribution"] = rollout.extras["distribution"]
     if "dropout_seed" in rollout.extras:
         batch["dropout_seed"] = rollout.extras["dropout_seed"]
+    if "valid" in rollout.extras:
+        batch["mask"] = rollout.extras["valid"].astype(jnp.float32)
+    if config.staleness_correction != "none":
+        batch["behave_weight"] = _behave_weight(rollout.log_prob - behaviour, config)
     num_rows = rollout.reward.size
     batch = jax.tree.map(lambda x: x.reshape(num_rows, *x.shape[2:]), batch)
 
@@ -167,34 +181,63 @@ def ppo_update(
     metrics["explained_variance"] = 1.0 - jnp.var(value_target - rollout.value) / jnp.maximum(
         jnp.var(value_target), 1e-8
     )
-    return state, metrics
+    return state, metrics | lag_metrics
 
 
-def ppo_advantage(rollout: Rollout, *, config: PPOConfig) -> tuple[Array, Array]:
+def ppo_advantage(
+    rollout: Rollout, behaviour_log_prob: Array | None = None, *, config: PPOConfig
+) -> tuple[Array, Array]:
     """``(advantage, value_target)``, [T, N], under the config's rule for truncated episodes.
 
-    The advantage is normalized over the whole rollout unless that is off or left to the minibatches.
+    The advantage is normalized over the whole rollout unless that is off or left to the minibatches. Steps that are no
+    transitions (``extras["valid"]``) cut the episode before them and have no part in the normalization.
+
+    Args:
+        behaviour_log_prob: [T, N], of the policy that acted, for ``vtrace``. None: ``rollout.log_prob``.
     """
     reward = config.reward_scale * rollout.reward
-    terminated, next_value = rollout.terminated, rollout.next_value
+    terminated, truncated, next_value = rollout.terminated, rollout.truncated, rollout.next_value
+    valid = None
+    if "valid" in rollout.extras:
+        valid = rollout.extras["valid"].astype(jnp.float32)
+        truncated = truncated.at[:-1].set(truncated[:-1] | ~rollout.extras["valid"][1:])
     if config.timeout_bootstrap == "embodichain-seed":
         next_value = next_value.at[-1].set(0.0)
     if config.timeout_bootstrap == "embodichain-0.3":
         reward = reward + config.gamma * rollout.value * rollout.truncated
     if config.timeout_bootstrap != "exact":
         terminated = rollout.done
-    advantage, value_target = gae(
-        reward,
-        rollout.value,
-        next_value,
-        terminated,
-        rollout.truncated,
-        gamma=config.gamma,
-        gae_lambda=config.gae_lambda,
-    )
+    steps = (reward, rollout.value, next_value, terminated, truncated)
+    rates = {"gamma": config.gamma, "gae_lambda": config.gae_lambda}
+    if config.staleness_correction == "vtrace" and behaviour_log_prob is not None:
+        advantage, value_target = vtrace(*steps, rollout.log_prob - behaviour_log_prob, **rates)
+    else:
+        advantage, value_target = gae(*steps, **rates)
     if config.normalize_advantage and not config.normalize_advantage_per_mini_batch:
-        advantage = _normalize(advantage, None, config)
+        advantage = _normalize(advantage, valid, config)
     return advantage, value_target
+
+
+def _seen_by(params: Params, rollout: Rollout, *, policy: Policy, config: PPOConfig) -> tuple[Rollout, Metrics]:
+    """The rollout with log-probabilities and values of ``params`` for those that acted, and how far apart they are."""
+    seed = {"dropout_seed": rollout.extras["dropout_seed"]} if "dropout_seed" in rollout.extras else {}
+    distribution, value = policy.apply(params, rollout.obs, **seed)
+    log_prob = distribution.log_prob(rollout.action)
+    # V of the true next observation is V of the next row, but where an episode ended; there the old one must do
+    following = jnp.concatenate([value[1:], rollout.next_value[-1:]])
+    goes_on = ~rollout.done & (jnp.arange(len(value)) < len(value) - 1)[:, None]
+    seen = replace(
+        rollout, log_prob=log_prob, value=value, next_value=jnp.where(goes_on, following, rollout.next_value)
+    )
+    log_ratio = log_prob - rollout.log_prob
+    return seen, {
+        "behave_approx_kl": kl_k3(log_ratio).mean(),
+        "behave_weight_clipped": (jnp.exp(log_ratio) > config.behave_weight_threshold).mean(),
+    }
+
+
+def _behave_weight(log_ratio: Array, config: PPOConfig) -> Array:
+    return jnp.minimum(jnp.exp(log_ratio), config.behave_weight_threshold)
 
 
 def ppo_loss(params: Params, batch: dict[str, PyTree], *, policy: Policy, config: PPOConfig) -> tuple[Array, Metrics]:
@@ -203,7 +246,8 @@ def ppo_loss(params: Params, batch: dict[str, PyTree], *, policy: Policy, config
     Args:
         batch: ``obs``, ``action``, ``log_prob``, ``value``, ``advantage``, ``value_target`` with leaves [B, ...];
             optional ``weight`` [B], which adds up to one over a minibatch (default 1/B); optional ``distribution``
-            (the acting policy's, for the exact KL) and ``dropout_seed`` [B].
+            (the acting policy's, for the exact KL), ``dropout_seed`` [B] and ``behave_weight`` [B], which multiplies
+            the surrogate.
 
     Returns:
         ``(loss, metrics)``; metrics are weighted means.
@@ -221,7 +265,9 @@ def ppo_loss(params: Params, batch: dict[str, PyTree], *, policy: Policy, config
     else:
         squared_error = value_loss(value, batch["value_target"])
     metrics = {
-        "actor_loss": mean(clipped_surrogate(log_ratio, batch["advantage"], config.clip_coef)),
+        "actor_loss": mean(
+            batch.get("behave_weight", 1.0) * clipped_surrogate(log_ratio, batch["advantage"], config.clip_coef)
+        ),
         "value_loss": mean(squared_error),
         "entropy": mean(distribution.entropy()),
         "approx_kl": mean(kl_k3(log_ratio)),

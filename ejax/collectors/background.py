@@ -80,7 +80,6 @@ class AsyncCollector:
 
     Args:
         key: ``fold_in(key, k)``'s first half is rollout k's.
-        first: index of the first rollout; the version that ``start`` publishes.
         stop_timeout_s: how long ``close`` waits for the step under way.
         env_timeout_s: how long one step (with a compilation, where there is one) may take.
     """
@@ -91,11 +90,11 @@ class AsyncCollector:
         key: Key,
         *,
         schedule: Schedule,
-        first: int = 0,
         stop_timeout_s: float = 10.0,
         env_timeout_s: float = 300.0,
     ) -> None:
-        self.collector, self.key, self.schedule, self.first = collector, key, schedule, first
+        self.collector, self.key, self.schedule = collector, key, schedule
+        self.first = 0
         self.stop_timeout_s, self.env_timeout_s = stop_timeout_s, env_timeout_s
         self.versions: list[int] = []
         """The version of every delivered rollout: what ``Schedule.recorded`` takes."""
@@ -108,15 +107,16 @@ class AsyncCollector:
         self._wait_s = 0.0
         self._thread = threading.Thread(target=self._run, name="ejax-collector", daemon=True)
 
-    def start(self, params: Params) -> None:
-        """Publish version ``first`` and begin.
+    def start(self, params: Params, *, first: int = 0) -> None:
+        """Publish version ``first`` and begin with the rollout of that index.
 
         Raises:
             RuntimeError: started before.
         """
         if self._thread.ident is not None:
             raise RuntimeError("this collector was started before; make a new one")
-        self.publish(params, self.first)
+        self.first = first
+        self.publish(params, first)
         self._thread.start()
 
     def publish(self, params: Params, version: int) -> None:

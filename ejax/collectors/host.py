@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from ejax.types import Array, HostEnv, Key, Params, Policy, PyTree, Rollout, SavableHostEnv, Timestep
+from ejax.types import Array, HostEnv, HostTimestep, Key, Params, Policy, PyTree, Rollout, SavableHostEnv
 
 
 class CollectionStopped(Exception):
@@ -167,7 +167,7 @@ class HostCollector:
         group, current = self.groups[number], self._current()
         key = jax.random.fold_in(key, number)
         mine = slice(number * group.num_envs, (number + 1) * group.num_envs)
-        seen: list[tuple[PyTree, NDArray[Any], Timestep]] = []
+        seen: list[tuple[PyTree, NDArray[Any], HostTimestep]] = []
         policy_s = env_s = 0.0
         for t in range(self.num_steps):
             if stopping():
@@ -203,7 +203,7 @@ class HostCollector:
 
 @dataclass
 class _Played:
-    steps: tuple[PyTree, NDArray[Any], Timestep]
+    steps: tuple[PyTree, NDArray[Any], HostTimestep]
     """Observations, actions, timesteps; leaves [T, n, ...]."""
     policy_s: float
     env_s: float
@@ -217,7 +217,7 @@ def act(policy: Policy, params: Params, obs: PyTree, key: Key, t: Array, rows: d
 
 @partial(jax.jit, static_argnames="policy")
 def assemble(
-    policy: Policy, params: Params, obs: PyTree, action: Array, timestep: Timestep, rows: dict[str, Array]
+    policy: Policy, params: Params, obs: PyTree, action: Array, timestep: HostTimestep, rows: dict[str, Array]
 ) -> Rollout:
     """A rollout from what was seen, with the policy's log-probabilities and values; leaves [T, N, ...]."""
     distribution, value = policy.apply(params, obs, **rows)
@@ -231,8 +231,8 @@ def assemble(
         log_prob=distribution.log_prob(action),
         value=value,
         next_value=policy.apply(params, timestep.final_obs, **rows)[1],
-        reward=timestep.reward,
-        terminated=timestep.terminated,
-        truncated=timestep.truncated,
+        reward=jnp.asarray(timestep.reward),
+        terminated=jnp.asarray(timestep.terminated),
+        truncated=jnp.asarray(timestep.truncated),
         extras=extras,
     )

@@ -7,7 +7,7 @@ from typing import Any
 
 from ejax.config.errors import Notice
 from ejax.config.files import read_file
-from ejax.config.gym_config import MANAGER_ENV, manager_notes
+from ejax.config.gym_config import MANAGER_ENV, foreign_functors, manager_notes
 from ejax.config.load import device_problems, find_gym_config, read_draft, trusted_keys
 from ejax.config.spellings import Draft, respell_key
 from ejax.envs.key_report import KeyNote, Status
@@ -91,7 +91,7 @@ def _gym_notes(data: Mapping[str, Any], draft: Draft, problems: Mapping[str, str
     path = find_gym_config(draft.folder, name) if isinstance(name, str) else None
     if path is None:
         return
-    if draft.get("env.id") == MANAGER_ENV:
+    if draft.get("env.id") == MANAGER_ENV and not foreign_functors(draft):
         for note in manager_notes(draft.get("env.cfg.gym_config")):
             text = problems.get(f"{name}:{note.key}")
             yield KeyNote(f"{name}:{note.key}", "unsupported" if text else note.status, text or note.text)

@@ -14,13 +14,14 @@ from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
 
 from ejax.config.errors import Problem
 from ejax.config.explain import unknown_key
-from ejax.config.models import EnvConfig, thaw
-from ejax.config.spellings import Draft, read_numbers
+from ejax.config.models import EnvConfig, EventsConfig, thaw
+from ejax.config.spellings import RECORDERS, Draft, read_numbers
 from ejax.envs.functors.registry import FUNCTORS, FunctorKind
 from ejax.envs.key_report import EMPTY, GymConfigError, KeyNote
-from ejax.envs.plan import make_plan
+from ejax.envs.plan import INTERVAL_EVENTS, make_plan
 from ejax.frozen import freeze
-from ejax.registry import ENVS, UnknownNameError, resolve
+from ejax.registry import ENVS, UnknownNameError, did_you_mean, resolve
+from ejax.types import PHASES
 
 MANAGER_ENV = "EmbodiedEnv"
 """The registered name of the environment that is built from a gym config."""
@@ -68,11 +69,7 @@ def read_gym_config(draft: Draft, data: Mapping[str, Any], source: str) -> dict[
     _read_num_envs(draft, data, env, source)
     if is_manager_form(data):
         draft.spelled["env.cfg.gym_config"] = f"{source}:"
-        data = read_numbers(dict(data))
-        for note in manager_notes(data):
-            if note.status in ("without effect", "renamed") and note.text != EMPTY:
-                draft.notice(f"{source}:{note.key}", note.text, note.status)
-        return {"id": MANAGER_ENV, "cfg": {"gym_config": data}}
+        return {"id": MANAGER_ENV, "cfg": {"gym_config": read_numbers(dict(data))}}
 
     draft.spelled["env.cfg"] = f"{source}:env.extensions"
     for prefix, section, unused in (
@@ -110,14 +107,24 @@ def manager_notes(gym_config: Mapping[str, Any]) -> tuple[KeyNote, ...]:
         return error.notes
 
 
+def tell_of_manager_form(draft: Draft) -> None:
+    """Notices of a gym config that was read from a file. This imports its functors."""
+    if draft.get("env.id") == MANAGER_ENV and "env.cfg.gym_config" in draft.spelled:
+        for note in manager_notes(draft.get("env.cfg.gym_config")):
+            if note.status in ("without effect", "renamed") and note.text != EMPTY:
+                draft.notice(draft.written(f"env.cfg.gym_config.{note.key}"), note.text, note.status)
+
+
 def foreign_functors(draft: Draft) -> list[Problem]:
-    """Functors that are code which a file alone may not start."""
+    """Functors that are code which a file alone may not start. Ask before anything imports them."""
     problems: list[Problem] = []
-    for kind in MANAGER_KEYS if draft.trusted is not None else ():
-        section = draft.get(f"env.cfg.gym_config.env.{kind}")
+    sections: list[tuple[str, FunctorKind]] = [(f"env.cfg.gym_config.env.{kind}", kind) for kind in MANAGER_KEYS]
+    sections += [(f"trainer.events.{phase}", "events") for phase in PHASES]
+    for place, kind in sections if draft.trusted is not None else ():
+        section = draft.get(place)
         for name, spec in section.items() if isinstance(section, Mapping) else ():
             func = spec.get("func") if isinstance(spec, Mapping) else None
-            key = f"env.cfg.gym_config.env.{kind}.{name}.func"
+            key = f"{place}.{name}.func"
             if (
                 isinstance(func, str)
                 and ":" in func
@@ -150,6 +157,41 @@ def env_problems(env: EnvConfig) -> list[Problem]:
         except (TypeError, ValueError) as error:
             problems.append(Problem("env.cfg", str(error)))
     return problems
+
+
+def event_problems(env: EnvConfig, events: EventsConfig) -> list[Problem]:
+    """Events of the trainer that the environment, which is right by itself, cannot have."""
+    problems: list[Problem] = []
+    make = resolve("env", env.id)
+    for phase in PHASES:
+        specs, section = events.of(phase), f"trainer.events.{phase}"
+        unknown = [name for name, spec in specs.items() if not _is_event(spec["func"])]
+        allowed = [*FUNCTORS["events"], *RECORDERS[:1]]
+        for name in unknown:
+            func = specs[name]["func"]
+            text = f"no events functor '{func}'; there is {', '.join(allowed)}, or package.module:function"
+            problems.append(Problem(f"{section}.{name}.func", text + did_you_mean(func, allowed)))
+        if unknown or not specs:
+            continue
+        if "interval_events" not in inspect.signature(make).parameters:
+            text = (
+                f"{env.id} takes no events from outside. Environments in manager form do (trainer.gym_config with "
+                "env.observations, rewards and actions), and a class of your own with an argument interval_events"
+            )
+            problems += [Problem(f"{section}.{name}", text) for name in specs]
+        elif dataclasses.is_dataclass(make):
+            try:
+                make(**{**env.cfg, "interval_events": specs})  # type: ignore[operator]  # a class, here
+            except GymConfigError as error:
+                for note in error.refused:
+                    problems.append(Problem(f"{section}{note.key.removeprefix(INTERVAL_EVENTS)}", note.text))
+            except (TypeError, ValueError) as error:
+                problems.append(Problem(section, str(error)))
+    return problems
+
+
+def _is_event(func: str) -> bool:
+    return func in FUNCTORS["events"] or ":" in func
 
 
 def _read_num_envs(draft: Draft, data: Mapping[str, Any], env: Mapping[str, Any], source: str) -> None:

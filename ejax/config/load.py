@@ -14,8 +14,14 @@ from pydantic import ValidationError
 from ejax.config.errors import ConfigError, Problem
 from ejax.config.explain import explain
 from ejax.config.files import read_file, read_yaml
-from ejax.config.gym_config import env_problems, foreign_functors, read_gym_config
-from ejax.config.models import EnvConfig, RunConfig
+from ejax.config.gym_config import (
+    env_problems,
+    event_problems,
+    foreign_functors,
+    read_gym_config,
+    tell_of_manager_form,
+)
+from ejax.config.models import EnvConfig, EventsConfig, RunConfig
 from ejax.config.spellings import (
     GYM_DEFAULTS,
     Draft,
@@ -27,6 +33,7 @@ from ejax.config.spellings import (
     settle_compat,
     settle_evaluation,
     settle_horizon,
+    settle_model_type,
     take_out,
 )
 from ejax.registry import Kind, is_import_path
@@ -92,7 +99,11 @@ def read_draft(draft: Draft, overrides: Sequence[str], device: str | None) -> Ru
     respell(draft)
     settle_evaluation(draft, seed_spelling=seed_spelling)
     _fill_env(draft)
-    draft.problems += foreign_functors(draft)
+    foreign = foreign_functors(draft)
+    draft.problems += foreign
+    if not foreign:
+        tell_of_manager_form(draft)
+    settle_model_type(draft)
     take_out(draft)
     settle_horizon(draft)
     settle_compat(draft)
@@ -102,8 +113,8 @@ def read_draft(draft: Draft, overrides: Sequence[str], device: str | None) -> Ru
         if draft.has(section):
             draft.put(section, read_numbers(draft.get(section)))
 
-    if any(problem.key.startswith("env.cfg.gym_config.") for problem in draft.problems):
-        return None  # its code is not even imported
+    if foreign:
+        return None  # it is not even imported
     config, problems = _validate(draft.tree)
     reported = {problem.key for problem in draft.problems}
     draft.problems += [problem for problem in problems if problem.key not in reported]
@@ -117,9 +128,13 @@ def _validate(tree: dict[str, Any]) -> tuple[RunConfig | None, list[Problem]]:
     except ValidationError as error:
         problems = explain(error, tree)
     wrong = {problem.key for problem in problems}
-    if not wrong & {"env", "env.id", "env.cfg"}:
-        problems += env_problems(EnvConfig.model_validate(tree["env"]))
-    return config, problems
+    if wrong & {"env", "env.id", "env.cfg"}:
+        return config, problems
+    env = EnvConfig.model_validate(tree["env"])
+    of_env = env_problems(env)
+    if not of_env and not any(key == "trainer" or key.startswith("trainer.events") for key in wrong):
+        problems += event_problems(env, EventsConfig.model_validate(tree["trainer"].get("events", {})))
+    return config, problems + of_env
 
 
 def device_problems(device: str) -> list[Problem]:

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 from flax.core import FrozenDict
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -30,11 +31,13 @@ from ejax.algorithms.apg import APGConfig
 from ejax.algorithms.grpo import GRPOConfig
 from ejax.algorithms.ppo import PPOConfig
 from ejax.algorithms.shac import SHACConfig
+from ejax.collectors.config import CollectorConfig
 from ejax.config.errors import ConfigError, Notice, Problem
 from ejax.frozen import freeze, thaw
 from ejax.policies.mlp import NetworkConfig
 from ejax.recorder import CameraConfig
 from ejax.registry import did_you_mean, registered_name, resolve
+from ejax.types import Phase
 
 ALGORITHM_CONFIGS: dict[str, type[BaseModel]] = {
     "ppo": PPOConfig,
@@ -75,6 +78,46 @@ class EnvConfig(BaseModel):
         return registered_name("env", name)
 
 
+class EventConfig(BaseModel):
+    """``trainer.events.<phase>.<name>``: a functor that changes the world every ``interval_step`` control steps."""
+
+    model_config = _STRICT
+    func: str
+    """An event functor's name, or ``package.module:function``."""
+    mode: Literal["interval"] = "interval"
+    interval_step: PositiveInt = 1
+    """Counted from the start of an episode."""
+    params: Kwargs = Field(default_factory=FrozenDict)
+
+    @field_validator("mode", mode="before")
+    @classmethod
+    def _interval(cls, mode: Any) -> Any:
+        if mode != "interval":
+            raise ValueError(
+                f"got {mode!r}; a trainer event has mode interval, others belong in the gym config's env.events"
+            )
+        return mode
+
+
+Events = Annotated[
+    dict[str, EventConfig],
+    AfterValidator(freeze),
+    PlainSerializer(lambda events: {name: event.model_dump(mode="json") for name, event in events.items()}),
+]
+
+
+class EventsConfig(BaseModel):
+    """``trainer.events``: what happens to the world besides the environment's own events, in each phase."""
+
+    model_config = _STRICT
+    train: Events = Field(default_factory=dict, validate_default=True)
+    eval: Events = Field(default_factory=dict, validate_default=True)
+
+    def of(self, phase: Phase) -> FrozenDict:
+        """The events of one phase, in the form of a gym config's ``env.events``."""
+        return freeze({name: dict(event) for name, event in getattr(self, phase).items()})
+
+
 class TrainerConfig(BaseModel):
     """``trainer``. The defaults are those of the ``learning_env`` path; a ``gym_config`` brings its own."""
 
@@ -113,8 +156,10 @@ class TrainerConfig(BaseModel):
     """ejax: how many periodic checkpoints stay on disk, besides the best and the last."""
     output_dir: str = "outputs"
     """ejax: the folder that runs are written under."""
+    collector: CollectorConfig = CollectorConfig()
+    events: EventsConfig = EventsConfig()
     cameras: tuple[CameraConfig, ...] = ()
-    """ejax: films of evaluations; written as ``events.eval.<name>`` with func ``record_camera_data_async``."""
+    """ejax: films; written as ``events.<phase>.<name>`` with func ``record_camera_data_async``."""
     use_wandb: bool = False
     wandb_project_name: str = "embodichain-generic"
     log_freq_updates: PositiveInt = 1
@@ -271,6 +316,9 @@ def _sizes(config: RunConfig) -> Iterator[Problem]:
             yield Problem("algorithm.cfg.batch_size", f"got {cfg.batch_size}, but {given}; give at most {rows}")
     if isinstance(cfg, PPOConfig | SHACConfig) and cfg.num_mini_batches is not None and cfg.num_mini_batches > rows:
         yield Problem("algorithm.cfg.num_mini_batches", f"got {cfg.num_mini_batches}, but {given}; give at most {rows}")
+    if trainer.num_envs % trainer.collector.num_groups:
+        text = f"got {trainer.collector.num_groups}, which does not divide num_envs {trainer.num_envs}"
+        yield Problem("trainer.collector.num_groups", text)
     if trainer.enable_eval and trainer.num_eval_episodes < 1:
         yield Problem("trainer.num_eval_episodes", "got 0 with enable_eval; give 1 or more, or enable_eval: false")
 

@@ -11,7 +11,6 @@ from ejax.config.spellings import MOVED, OPTIONS_WITHOUT_EFFECT, WITHOUT_EFFECT
 _OTHER_KEYS = {
     "trainer": {
         "gym_config": {"type": "string", "description": "Path of an EmbodiChain gym config."},
-        "events": {"type": "object"},
         "distributed": {"type": "boolean"},
         "cuda": {"type": "boolean", "description": "Instead of device."},
     },
@@ -104,8 +103,15 @@ def _sections(schema: dict[str, Any], key: str, algorithm: str | None = None) ->
             names = [algorithm] if algorithm in ALGORITHM_CONFIGS else list(ALGORITHM_CONFIGS)
             nodes = [schema["$defs"][ALGORITHM_CONFIGS[each].__name__] for each in names]
             continue
-        nodes = [_target(schema, node["properties"][name]) for node in nodes if name in node.get("properties", ())]
+        nodes = [_target(schema, below) for node in nodes if isinstance(below := _below(node, name), dict)]
     return list({id(node): node for node in nodes}.values())
+
+
+def _below(node: dict[str, Any], name: str) -> Any:
+    """The schema of a key, of an item of a list, or of a name that the user chose."""
+    if name in node.get("properties", ()):
+        return node["properties"][name]
+    return node.get("items" if name.isdigit() else "additionalProperties")
 
 
 def _target(schema: dict[str, Any], node: dict[str, Any]) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from ejax.config.compat import COMPAT, compat_defaults
 from ejax.config.errors import Notice, Problem
 from ejax.policies.mlp import NetworkConfig
 from ejax.registry import Kind, UnknownNameError, did_you_mean, registered_name
+from ejax.types import PHASES
 
 Keys = tuple[str, ...]
 Status = Literal["remark", "renamed", "without effect", "unsupported"]
@@ -57,7 +58,6 @@ WITHOUT_EFFECT: dict[str, str] = {
     "trainer.renderer": "no effect: there is one renderer",
     "trainer.gpu_id": "no effect: trainer.device names the GPU",
     "trainer.filter_dataset_saving": "no effect: training records no dataset",
-    "trainer.model_type": "no effect: policy.name decides",
     "trainer.buffer_type": "no effect: the algorithm decides",
     "trainer.import_modules": "not imported: name your own code as package.module:Name on the command line",
     "algorithm.cfg.device": "no effect: trainer.device decides",
@@ -81,6 +81,10 @@ GYM_DEFAULTS: dict[str, Any] = {
     "save_freq": 50000,
 }
 """``trainer`` defaults of the ``gym_config`` path, where they differ from the models'."""
+
+RECORDERS = ("record_camera_data_async", "record_camera_data")
+"""Functors of trainer events that film."""
+_PARAMS = (dict, type(None))
 
 SCIENTIFIC = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+")
 """Numbers that PyYAML reads as text."""
@@ -239,6 +243,28 @@ def settle_evaluation(draft: Draft, *, seed_spelling: bool) -> None:
     draft.notice("trainer.eval_freq", text)
 
 
+def settle_model_type(draft: Draft) -> None:
+    """``model_type: vla`` collects in the background, and counts ``buffer_size`` over all environments."""
+    if not draft.has("trainer.model_type"):
+        return
+    model_type, trainer = draft.pop("trainer.model_type"), draft.get("trainer")
+    if model_type not in ("standard", "vla"):
+        draft.problem("trainer.model_type", f"got {model_type!r}; allowed: standard, vla")
+    if model_type != "vla":
+        return
+    if not draft.has("trainer.collector.mode"):
+        draft.put("trainer.collector.mode", "async")
+        draft.notice("trainer.model_type", "vla: trainer.collector.mode is async", "renamed")
+    size, num_envs = trainer.get("buffer_size"), trainer.get("num_envs", 64)
+    if type(size) is int and type(num_envs) is int and num_envs > 0:
+        if size % num_envs:
+            draft.problem("trainer.buffer_size", f"got {size}; with model_type vla a multiple of num_envs {num_envs}")
+        trainer["buffer_size"] = size // num_envs
+        draft.notice(
+            "trainer.buffer_size", f"{size} transitions of all envs, as model_type vla counts: {size // num_envs} steps"
+        )
+
+
 def take_out(draft: Draft) -> None:
     """Turn what has no effect, or is not built, into notices."""
     for key, text in WITHOUT_EFFECT.items():
@@ -260,29 +286,28 @@ def take_out(draft: Draft) -> None:
 
 
 def _respell_events(draft: Draft) -> None:
-    """EmbodiChain's trainer events: recorders of evaluations become ``trainer.cameras``."""
-    events = draft.pop("trainer.events") if draft.has("trainer.events") else None
-    if not isinstance(events, dict | None) or not all(isinstance(named, dict) for named in (events or {}).values()):
-        draft.problem("trainer.events", f"got {events!r}; must be {{train: {{name: spec}}, eval: {{name: spec}}}}")
-        return
-    for phase, named in (events or {}).items():
-        if phase not in ("train", "eval"):
-            draft.problem(f"trainer.events.{phase}", "unknown key; allowed: train, eval")
-            continue
-        for name, spec in named.items():
+    """Recorders among EmbodiChain's trainer events become ``trainer.cameras``; the other events stay."""
+    if draft.has("trainer.events") and draft.get("trainer.events") is None:
+        draft.pop("trainer.events")
+    for phase in PHASES:
+        named = draft.get(f"trainer.events.{phase}")
+        for name, spec in list(named.items()) if isinstance(named, dict) else ():
             key = f"trainer.events.{phase}.{name}"
-            if not isinstance(spec, dict) or spec.keys() - {"func", "mode", "params", "interval_step"}:
+            if not isinstance(spec, dict) or spec.get("func") not in RECORDERS:
+                continue
+            del named[name]
+            if spec.keys() - {"func", "mode", "params", "interval_step"} or not isinstance(spec.get("params"), _PARAMS):
                 draft.problem(key, f"got {spec!r}; must be {{func, mode: interval, interval_step, params}}")
             elif spec.get("mode", "interval") != "interval":
                 draft.problem(f"{key}.mode", f"got {spec['mode']!r}; a trainer event has mode interval")
-            elif spec.get("func") not in ("record_camera_data_async", "record_camera_data"):
-                text = f"{spec.get('func')!r} does not run here: events that change the world belong in the gym config"
-                draft.notice(key, f"{text}'s env.events, which hold in training and evaluation", "unsupported")
-            elif phase == "train":
-                draft.notice(key, "does not run: evaluations are filmed; write it under events.eval", "unsupported")
             else:
-                camera = {**(spec.get("params") or {}), "interval_step": spec.get("interval_step", 1)}
-                draft.put("trainer.cameras", [*(draft.get("trainer.cameras") or []), camera])
+                cameras = draft.get("trainer.cameras") or []
+                draft.spelled[f"trainer.cameras.{len(cameras)}"] = f"{key}.params"
+                draft.spelled[f"trainer.cameras.{len(cameras)}.interval_step"] = f"{key}.interval_step"
+                camera = {**(spec.get("params") or {}), "phase": phase, "interval_step": spec.get("interval_step", 1)}
+                draft.put("trainer.cameras", [*cameras, camera])
+                if phase == "eval" and not draft.get("trainer.enable_eval"):
+                    draft.notice(key, "films nothing: trainer.enable_eval is not true")
 
 
 def fill_defaults(draft: Draft) -> None:

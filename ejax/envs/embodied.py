@@ -8,6 +8,7 @@ import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax.core import FrozenDict
 from numpy.typing import NDArray
 
 from ejax.envs.key_report import GymConfigError, KeyNote
@@ -31,12 +32,16 @@ class EmbodiedEnv:
     → reward. The observation is nested: ``robot/qpos``, ``robot/qvel``, ``robot/qf``, and what ``observations`` add or
     modify; its leaves are vectors. ``info["rewards"]`` holds the terms without their weights.
 
+    ``interval_step`` counts the control steps of an episode: one that ended does not shift the events of the next.
+
     Differs from EmbodiChain: nothing resets itself here, and no event of one environment reaches another. ``startup``
     events draw the same for all environments, before those of ``reset``.
 
     Args:
         gym_config: as ``json.load`` gives it.
         physics: the engine, see ``ejax.envs.mujoco``.
+        interval_events: more events of mode interval, in the form of ``env.events`` and after them: how a run's
+            training and evaluation come to differ.
 
     Raises:
         GymConfigError: keys that cannot be had, with the reason.
@@ -44,16 +49,17 @@ class EmbodiedEnv:
 
     gym_config: Mapping[str, Any]
     physics: Engine = "auto"
+    interval_events: Mapping[str, Any] = FrozenDict()
 
     def __post_init__(self) -> None:
-        frozen = freeze(dict(self.gym_config))
-        object.__setattr__(self, "gym_config", frozen)
+        for name in ("gym_config", "interval_events"):
+            object.__setattr__(self, name, freeze(dict(getattr(self, name))))
         Physics("", self.physics)  # rejects a wrong engine here, not in a later trace
         _try_functors(self)
 
     @property
     def plan(self) -> Plan:
-        return make_plan(self.gym_config)
+        return make_plan(self.gym_config, self.interval_events)
 
     @property
     def max_episode_steps(self) -> int:

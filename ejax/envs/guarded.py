@@ -16,7 +16,7 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from ejax.types import HostEnv, PyTree, Timestep
+from ejax.types import HostEnv, HostTimestep, PyTree
 
 _MOST_ACTIONS = 10_000
 """Steps of an episode that a replay file can hold."""
@@ -30,7 +30,8 @@ class HostEnvError(RuntimeError):
 class GuardedEnv:
     """
     Args:
-        make: makes the environment, now and after it raised.
+        env: is owned, and closed, by this object.
+        make: makes it anew after it raised.
         recipe: what ``make`` was made from, ``{"id": …, "cfg": …}``: part of a replay file.
         folder: where replay files go.
         max_quarantined: rows that may be quarantined. max_restarts: times that ``make`` may be called again.
@@ -41,6 +42,7 @@ class GuardedEnv:
 
     def __init__(
         self,
+        env: HostEnv,
         make: Callable[[], HostEnv],
         *,
         recipe: Mapping[str, Any],
@@ -50,7 +52,7 @@ class GuardedEnv:
     ) -> None:
         self._make, self._recipe, self._folder = make, dict(recipe), folder
         self._max_quarantined, self._max_restarts = max_quarantined, max_restarts
-        self._env = make()
+        self._env = env
         self.name = str(recipe["id"])
         self.num_steps = self.num_quarantined = self.num_restarts = 0
         self._actions: list[NDArray[Any]] = []
@@ -99,7 +101,7 @@ class GuardedEnv:
         self._obs = self._finite_start(obs, chosen)
         return self._obs
 
-    def step(self, action: NDArray[Any]) -> Timestep:
+    def step(self, action: NDArray[Any]) -> HostTimestep:
         self.num_steps += 1
         before, seed = self._obs, self.row_seed.copy()
         self._remember(action)
@@ -146,7 +148,7 @@ class GuardedEnv:
             self._began -= drop
         self._actions.append(np.array(action))
 
-    def _quarantine(self, broken: NDArray[np.bool_], seed: NDArray[np.uint32], timestep: Timestep) -> None:
+    def _quarantine(self, broken: NDArray[np.bool_], seed: NDArray[np.uint32], timestep: HostTimestep) -> None:
         """Write a replay file for each broken row.
 
         Raises:
@@ -180,7 +182,7 @@ class GuardedEnv:
                 f"{self._max_quarantined} (trainer.collector.max_quarantined); the last one: {path}"
             )
 
-    def _start_anew(self, error: Exception, before: PyTree) -> Timestep:
+    def _start_anew(self, error: Exception, before: PyTree) -> HostTimestep:
         """After an exception: a new environment, all rows over."""
         where = f"env '{self.name}' raised at its step {self.num_steps} ({self.num_envs} rows)"
         if self.num_restarts >= self._max_restarts or not self._info:  # after no step at all it would fail again
@@ -195,7 +197,7 @@ class GuardedEnv:
         self._env = self._make()
         obs = self.reset(_new_seeds(np.arange(self.num_envs, dtype=np.uint32), self.num_steps))
         nothing = np.zeros(self.num_envs, bool)
-        return Timestep(
+        return HostTimestep(
             obs=obs,
             reward=np.zeros(self.num_envs, np.float32),
             terminated=nothing,

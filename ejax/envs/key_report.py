@@ -103,6 +103,13 @@ class Section:
             return default
         return float(value)
 
+    def integer(self, name: str, default: int, *, at_least: int) -> int:
+        value = self.take(name, default)
+        if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
+            self.report.refuse(self.key(name), f"got {value!r}; must be an integer >= {at_least}")
+            return default
+        return value
+
     def numbers(self, name: str, default: tuple[float, ...], count: int | None = None) -> tuple[float, ...]:
         """A list of ``count`` numbers; any count if None."""
         value = self.take(name, default)

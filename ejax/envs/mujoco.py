@@ -9,6 +9,7 @@ its place in the batch nor on the size of the batch.
 """
 
 import atexit
+import copy
 import functools
 import importlib
 import math
@@ -112,18 +113,20 @@ def render(
     Returns:
         [height, width, 3] RGB.
     """
-    model = _load_model(asset, visual=True)
-    data = mujoco.MjData(model)
+    effects = camera is None or camera.effects
+    model, data, renderer = _canvas(asset, width, height, effects, threading.get_ident())
     data.qpos[:] = np.asarray(qpos)
     for name, position in (mocap_pos or {}).items():
         data.mocap_pos[model.body(name).mocapid[0]] = np.asarray(position)
-    mujoco.mj_forward(model, data)
-    renderer = _renderer(asset, width, height, threading.get_ident())
+    mujoco.mj_kinematics(model, data)
+    mujoco.mj_camlight(model, data)
     if camera is None:
         renderer.update_scene(data, camera="main")
     else:
         model.vis.global_.fovy = camera.fovy  # of a free camera; ``main`` has its own
         renderer.update_scene(data, camera=_free_camera(camera))
+    for flag in (mujoco.mjtRndFlag.mjRND_SHADOW, mujoco.mjtRndFlag.mjRND_REFLECTION):
+        renderer.scene.flags[flag] = effects
     return cast(NDArray[np.uint8], renderer.render())
 
 
@@ -153,10 +156,16 @@ def _load_model(asset: str, *, visual: bool) -> mujoco.MjModel:
 
 
 @functools.lru_cache(maxsize=4)
-def _renderer(asset: str, width: int, height: int, thread: int) -> mujoco.Renderer:
+def _canvas(
+    asset: str, width: int, height: int, effects: bool, thread: int
+) -> tuple[mujoco.MjModel, mujoco.MjData, mujoco.Renderer]:
+    """What one thread draws one size of picture with, kept between pictures."""
     del thread  # part of the key: an OpenGL context belongs to the thread that made it
     _choose_opengl()
-    return mujoco.Renderer(_load_model(asset, visual=True), height=height, width=width)
+    model = copy.copy(_load_model(asset, visual=True))
+    if not effects:
+        model.vis.quality.offsamples = 0
+    return model, mujoco.MjData(model), mujoco.Renderer(model, height=height, width=width)
 
 
 @functools.cache

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from flax.core import FrozenDict
+
 from ejax.envs.bodies import read_objects
 from ejax.envs.functors.actions import ActionTerm
 from ejax.envs.key_report import GymConfigError, KeyNote, KeyReport, Section
@@ -29,6 +31,8 @@ _WITHOUT_EFFECT = {
     "scene_node_capacity": "no effect: scenes are as large as they need be",
     "light": "no effect: the picture has lights of its own",
 }
+INTERVAL_EVENTS = "interval_events"
+"""The path of events that are not in the gym config, in notes."""
 _FIRST_ACTION_TYPES = {
     "delta_qpos": "DeltaQposTerm",
     "qpos": "QposTerm",
@@ -60,8 +64,11 @@ class Plan:
 
 
 @functools.lru_cache(maxsize=32)
-def make_plan(gym_config: Mapping[str, Any]) -> Plan:
+def make_plan(gym_config: Mapping[str, Any], interval_events: Mapping[str, Any] = FrozenDict()) -> Plan:
     """Read a gym config.
+
+    Args:
+        interval_events: more events, which come after those of ``env.events``.
 
     Raises:
         GymConfigError: the keys that cannot be had, all of them.
@@ -96,6 +103,7 @@ def make_plan(gym_config: Mapping[str, Any]) -> Plan:
             observations = read_specs(env.open("observations"), "observations", robot_uid)
             rewards = read_specs(env.open("rewards"), "rewards", robot_uid)
             action_specs = read_specs(actions, "actions", robot_uid)
+        events += read_specs(Section(interval_events, INTERVAL_EVENTS, report), "events", robot_uid, ("interval",))
     if placed is None:
         raise GymConfigError(report.notes)
     scene = make_scene(

@@ -1,5 +1,6 @@
 """A pure environment behind the interface of a ``HostEnv``: for asynchronous collection, and for tests of it."""
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 from flax import struct
 from numpy.typing import NDArray
 
-from ejax.types import Array, Env, Key, PyTree, Timestep
+from ejax.types import Array, Env, HostTimestep, Key, PyTree, Timestep
 
 
 @struct.dataclass(kw_only=True)
@@ -48,9 +49,17 @@ class PureHostEnv:
         self._rows = _reset(self.env, self._rows, np.asarray(seed, np.uint32), chosen)
         return jax.device_get(self._rows.obs)
 
-    def step(self, action: NDArray[Any]) -> Timestep:
+    def step(self, action: NDArray[Any]) -> HostTimestep:
         self._rows, timestep = _step(self.env, self._rows, action)
-        return jax.device_get(timestep)
+        told = jax.device_get(timestep)
+        return HostTimestep(
+            obs=told.obs,
+            reward=told.reward,
+            terminated=told.terminated,
+            truncated=told.truncated,
+            info=told.info | {"valid": np.ones(self.num_envs, bool)},
+            final_obs=told.final_obs,
+        )
 
     def get_state(self) -> PyTree:
         return self._rows
@@ -77,14 +86,14 @@ def _reset(env: Env, rows: _Rows, seed: Array, chosen: Array) -> _Rows:
 def _step(env: Env, rows: _Rows, action: Array) -> tuple[_Rows, Timestep]:
     keys = jax.vmap(_step_key)(rows.seed, rows.num_steps)
     state, timestep = jax.vmap(env.step)(rows.state, action, keys)
-    ended = rows.replace(state=state, obs=timestep.obs, num_steps=rows.num_steps + 1)
+    ended = replace(rows, state=state, obs=timestep.obs, num_steps=rows.num_steps + 1)
     done = timestep.terminated | timestep.truncated
 
     def reset_done(ended: _Rows) -> _Rows:
         return _choose(done, _fresh(env, jax.vmap(_next_seed)(ended.seed, ended.num_steps)), ended)
 
     following = jax.lax.cond(done.any(), reset_done, lambda same: same, ended)
-    return following, timestep.replace(obs=following.obs, final_obs=timestep.obs)
+    return following, replace(timestep, obs=following.obs, final_obs=timestep.obs)
 
 
 def _step_key(seed: Array, num_steps: Array) -> Key:

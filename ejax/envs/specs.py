@@ -39,22 +39,36 @@ class Spec:
         return self.func(*given, **self.params)
 
 
-def read_specs(section: Section, kind: FunctorKind, robot_uid: str) -> tuple[Spec, ...]:
-    """The functors of ``env.events``, ``observations``, ``rewards`` or ``actions``, in the config's order."""
+def read_specs(
+    section: Section, kind: FunctorKind, robot_uid: str, modes: tuple[str, ...] | None = None
+) -> tuple[Spec, ...]:
+    """The functors of ``env.events``, ``observations``, ``rewards`` or ``actions``, in the config's order.
+
+    Args:
+        modes: those allowed. None: all of this kind.
+    """
     specs = [
-        _read_spec(name, data, section.key(str(name)), kind, section.report, robot_uid)
+        _read_spec(name, data, section.key(str(name)), kind, section.report, robot_uid, modes or MODES[kind])
         for name, data in section.items()
     ]
     return tuple(spec for spec in specs if spec is not None)
 
 
-def _read_spec(name: str, data: Any, key: str, kind: FunctorKind, report: KeyReport, robot_uid: str) -> Spec | None:
+def _read_spec(
+    name: str,
+    data: Any,
+    key: str,
+    kind: FunctorKind,
+    report: KeyReport,
+    robot_uid: str,
+    modes: tuple[str, ...],
+) -> Spec | None:
     with Section(data, key, report) as section:
         if kind == "actions":
             section.refuse("contract", "contracts are EmbodiChain's snapshots; name the term as func")
         func_name = section.take("func")
         params = section.open("params")
-        mode = _read_mode(section, kind)
+        mode = _read_mode(section, kind, modes)
         path: tuple[str, ...] = ()
         weight, interval_step = 1.0, 1
         if kind == "observations":
@@ -63,7 +77,7 @@ def _read_spec(name: str, data: Any, key: str, kind: FunctorKind, report: KeyRep
         if kind == "rewards":
             weight = section.number("weight", 1.0)
         if kind == "events":
-            interval_step = int(section.number("interval_step", 10, at_least=1))
+            interval_step = section.integer("interval_step", 10, at_least=1)
             section.ignore("is_global", "no effect: each environment counts its own steps")
         func = _find(section, kind, func_name)
         if func is None:
@@ -73,12 +87,12 @@ def _read_spec(name: str, data: Any, key: str, kind: FunctorKind, report: KeyRep
         return Spec(name, key, func, checked, mode, path, weight, interval_step)
 
 
-def _read_mode(section: Section, kind: FunctorKind) -> str:
-    modes = MODES[kind]
+def _read_mode(section: Section, kind: FunctorKind, modes: tuple[str, ...]) -> str:
     if not modes:
         section.ignore("mode", "no effect: an action term acts before physics")
         return ""
-    mode = section.take("mode", {"events": "reset", "observations": "modify"}.get(kind, "add"))
+    default = {"events": "reset", "observations": "modify"}.get(kind, "add")
+    mode = section.take("mode", default if default in modes else modes[0])
     if mode not in modes:
         section.report.refuse(
             section.key("mode"), f"got {mode!r}; allowed: {', '.join(modes)}{did_you_mean(str(mode), modes)}"

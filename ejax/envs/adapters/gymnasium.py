@@ -1,6 +1,5 @@
 """Gymnasium environments as a ``HostEnv``: ``gymnasium:HalfCheetah-v5``, or any vector environment that exists."""
 
-import importlib
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Literal
@@ -11,7 +10,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from numpy.typing import NDArray
 
 from ejax.envs.adapters.library import check_name
-from ejax.types import PyTree, Timestep
+from ejax.types import HostTimestep, PyTree
 
 Rows = NDArray[np.bool_]
 
@@ -57,7 +56,7 @@ class GymnasiumVector:
         self._resets_next &= ~chosen
         return self._reset(chosen, everything=rows is None)
 
-    def step(self, action: NDArray[Any]) -> Timestep:
+    def step(self, action: NDArray[Any]) -> HostTimestep:
         space: Any = self.action_space
         if self.clip_actions and isinstance(space, gymnasium.spaces.Box):
             action = np.clip(action, space.low, space.high).astype(space.dtype)
@@ -77,7 +76,7 @@ class GymnasiumVector:
             for told in (info, info.get("final_info", {})):
                 if name in told:
                     success = np.where(told.get(f"_{name}", True), told[name], success).astype(np.float32)
-        return Timestep(
+        return HostTimestep(
             obs=obs,
             reward=np.asarray(reward, np.float32),
             terminated=np.array(terminated, bool),
@@ -93,10 +92,14 @@ class GymnasiumVector:
         if everything and not self.seeds_rows:
             raw, _ = self.env.reset(seed=int(self.row_seed[0]))
         elif everything:
-            raw, _ = self.env.reset(seed=[int(each) for each in self.row_seed])
+            raw, _ = self.env.reset(seed=self._seeds())
         else:
-            raw, _ = self.env.reset(seed=[int(each) for each in self.row_seed], options={"reset_mask": rows.copy()})
+            raw, _ = self.env.reset(seed=self._seeds(), options={"reset_mask": rows.copy()})
         return as_rows(self.env.single_observation_space, raw)
+
+    def _seeds(self) -> Any:
+        """One per row: what Gymnasium's vector environments take beyond their type."""
+        return [int(each) for each in self.row_seed]
 
     def _final_obs(self, obs: PyTree, info: Mapping[str, Any]) -> PyTree:
         """``obs`` with the rows that ended as they were before the reset."""
@@ -109,7 +112,7 @@ class GymnasiumVector:
             return _map(lambda new, old: np.where(told[:, None], new, old), final, obs)
         for i in np.flatnonzero(told):
             each = _map(lambda x: np.asarray(x)[None], info["final_obs"][i])
-            obs = _map(partial(_put_row, i), as_rows(space, each), obs)
+            obs = _map(partial(_put_row, int(i)), as_rows(space, each), obs)
         return obs
 
 
@@ -120,7 +123,6 @@ def make(
     vectorization: Literal["sync", "async"] = "sync",
     clip_actions: bool = True,
     action_chunk: int = 1,
-    wrappers: tuple[str, ...] = (),
     **env_kwargs: Any,
 ) -> GymnasiumVector:
     """``gymnasium.make`` of ``name``, ``num_envs`` times.
@@ -130,7 +132,6 @@ def make(
         vectorization: ``sync`` steps all in one process; ``async`` gives each a process of its own, which pays where
             one step takes longer than about 0.2 ms.
         action_chunk: the policy decides every so many steps; see ``ActionChunk``.
-        wrappers: ``package.module:Name``, applied to each environment in this order.
 
     Raises:
         ValueError: no such environment (the message gives the nearest names), or a wrong option.
@@ -143,7 +144,7 @@ def make(
         spec = gymnasium.spec(name)
     except gymnasium.error.Error as error:
         raise ValueError(f"gymnasium cannot make '{name}': {error}") from error
-    make_one = partial(_make_one, name, action_chunk, tuple(wrappers), dict(env_kwargs))
+    make_one = partial(_make_one, name, action_chunk, dict(env_kwargs))
     thunks = [make_one] * num_envs
     if vectorization == "async":
         vector: VectorEnv = gymnasium.vector.AsyncVectorEnv(
@@ -230,11 +231,8 @@ def next_seed(seed: NDArray[np.uint32]) -> NDArray[np.uint32]:
     return x * np.uint32(0x85EBCA6B)
 
 
-def _make_one(name: str, action_chunk: int, wrappers: tuple[str, ...], kwargs: dict[str, Any]) -> Any:
+def _make_one(name: str, action_chunk: int, kwargs: dict[str, Any]) -> Any:
     env = gymnasium.make(name, **kwargs)
-    for place in wrappers:
-        module, _, attribute = place.partition(":")
-        env = getattr(importlib.import_module(module), attribute)(env)
     return env if action_chunk == 1 else ActionChunk(env, action_chunk)
 
 

@@ -1,0 +1,107 @@
+"""The evaluation of a run: which environment, how many episodes, compiled once."""
+
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Any, Protocol, TypeVar
+
+import jax
+
+from ejax.build import Parts, build_env, evaluation_env
+from ejax.config import RunConfig
+from ejax.config.models import TrainerConfig
+from ejax.evaluation import evaluate, evaluate_host, summarize
+from ejax.types import Env, HostEnv, Metrics, Params, Policy
+
+E = TypeVar("E", bound="Evaluator")
+
+
+class Evaluator(Protocol):
+    """A context manager: it owns the environments of the evaluation."""
+
+    def compile(self, params: Params) -> None:
+        """In any thread; ``evaluate`` waits for it."""
+        ...
+
+    def evaluate(self, params: Params) -> Metrics:
+        """Means over the episodes, under EmbodiChain's tags."""
+        ...
+
+    def __enter__(self: E) -> E: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None: ...
+
+
+def make_evaluator(config: RunConfig, parts: Parts) -> Evaluator:
+    """Evaluates in an environment of its own, where it lives outside JAX."""
+    trainer = config.trainer
+    if not isinstance(parts.env, HostEnv):
+        return DeviceEvaluator(parts.policy, evaluation_env(config, parts.env), trainer)
+    if not trainer.enable_eval:
+        return HostEvaluator(parts.policy, None, trainer)
+    env = build_env(config, phase="eval", num_envs=min(trainer.num_eval_envs, trainer.num_eval_episodes))
+    return HostEvaluator(parts.policy, env if isinstance(env, HostEnv) else None, trainer)
+
+
+class DeviceEvaluator:
+    """One jitted program; its results are not waited for."""
+
+    def __init__(self, policy: Policy, env: Env, trainer: TrainerConfig) -> None:
+        self._policy, self._env, self._trainer = policy, env, trainer
+        self._compiled: Future[Any] = Future()
+
+    def compile(self, params: Params) -> None:
+        trainer = self._trainer
+        try:
+            program = evaluate.lower(
+                self._policy,
+                self._env,
+                params,
+                jax.random.key(trainer.eval_seed),
+                num_envs=trainer.num_eval_envs,
+                num_episodes=trainer.num_eval_episodes,
+                choice=trainer.eval_episode_choice,
+            )
+            self._compiled.set_result(program.compile())
+        except BaseException as error:
+            self._compiled.set_exception(error)
+
+    def evaluate(self, params: Params) -> Metrics:
+        return summarize(self._compiled.result()(params, jax.random.key(self._trainer.eval_seed)))
+
+    def __enter__(self) -> "DeviceEvaluator":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        del error
+
+
+class HostEvaluator:
+    """Steps environments of its own, in the caller's thread."""
+
+    def __init__(self, policy: Policy, env: HostEnv | None, trainer: TrainerConfig) -> None:
+        self._policy, self._env, self._trainer = policy, env, trainer
+
+    def compile(self, params: Params) -> None:
+        del params  # one step of the policy compiles in no time
+
+    def evaluate(self, params: Params) -> Metrics:
+        if self._env is None:
+            raise RuntimeError("enable_eval is off: there is no environment to evaluate in")
+        trainer = self._trainer
+        episodes = evaluate_host(
+            self._policy,
+            self._env,
+            params,
+            trainer.eval_seed,
+            num_episodes=trainer.num_eval_episodes,
+            choice=trainer.eval_episode_choice,
+        )
+        return summarize(episodes)
+
+    def __enter__(self) -> "HostEvaluator":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._env is not None:
+            self._env.close()

@@ -1,0 +1,178 @@
+"""What moves a run on: programs that do everything on the device, or a collector and updates, in turn or at once."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Protocol, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from ejax.collectors import AsyncCollector, Collected, HostCollector
+from ejax.envs.guarded import GuardedEnv
+from ejax.steps import Learn, RunState, Step, repeat_step
+from ejax.types import Key, Metrics, PyTree
+
+Interrupted = Callable[[], bool]
+S = TypeVar("S", bound="Stepper")
+
+
+class Stepper(Protocol):
+    """Owns what collects; a context manager. Update number k draws from ``fold_in(key, k)``, whichever it is."""
+
+    most: int
+    """Updates that one call can do."""
+
+    def start(self, state: RunState) -> None:
+        """Compile, and begin to collect."""
+        ...
+
+    def advance(self, state: RunState, count: int, interrupted: Interrupted) -> tuple[RunState, Metrics] | None:
+        """``count`` ≤ ``most`` updates. Metrics are [≥ count]. None: interrupted before there was a rollout."""
+        ...
+
+    def paused(self) -> AbstractContextManager[None]:
+        """Nothing is collected inside."""
+        ...
+
+    def reports(self) -> list[str]:
+        """What there is to tell since the last call."""
+        ...
+
+    def __enter__(self: S) -> S: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None: ...
+
+
+class DeviceStepper:
+    """Collection and update in one program, several updates in one dispatch."""
+
+    def __init__(self, step: Step, key: Key, most: int) -> None:
+        self.step, self._key, self.most = step, key, most
+
+    def start(self, state: RunState) -> None:
+        self._compiled = repeat_step(self.step, self.most).lower(state, self._key, jnp.int32(1)).compile()
+
+    def advance(self, state: RunState, count: int, interrupted: Interrupted) -> tuple[RunState, Metrics]:
+        del interrupted  # between dispatches is soon enough
+        return self._compiled(state, self._key, jnp.int32(count))
+
+    def paused(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def reports(self) -> list[str]:
+        return []
+
+    def __enter__(self) -> "DeviceStepper":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        del error
+
+
+class HostStepper:
+    """A rollout, then an update, in turn."""
+
+    most = 1
+
+    def __init__(
+        self, collector: HostCollector, learn: Learn, key: Key, *, devices: Sequence[jax.Device] | None = None
+    ) -> None:
+        self._collector, self._key = collector, key
+        self._learn = jax.jit(learn)
+        self._place = Placement(devices) if devices else None
+
+    def start(self, state: RunState) -> None:
+        self._update = int(state.update)
+        if self._update > 0 and state.envs != ():
+            self._collector.restore(state.envs)
+
+    def advance(self, state: RunState, count: int, interrupted: Interrupted) -> tuple[RunState, Metrics] | None:
+        del count
+        collected = self._collect(state, interrupted)
+        if collected is None:
+            return None
+        rollout = collected.rollout
+        learner = replace(state, envs=())
+        if self._place is not None:
+            learner, rollout = self._place.state(learner), self._place.rollout(rollout)
+        _, key_update = jax.random.split(jax.random.fold_in(self._key, self._update))
+        learner, metrics = self._learn(learner, rollout, key_update)
+        self._update += 1
+        facts = collected.facts | {"collector/policy_s": collected.policy_s, "collector/env_s": collected.env_s}
+        rows = {name: np.array([value]) for name, value in facts.items()}
+        return replace(learner, envs=collected.envs), {name: x[None] for name, x in metrics.items()} | rows
+
+    def _collect(self, state: RunState, interrupted: Interrupted) -> Collected | None:
+        if interrupted():
+            return None
+        key, _ = jax.random.split(jax.random.fold_in(self._key, self._update))
+        return self._collector.collect(state.train.params, key, index=self._update)
+
+    def paused(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def reports(self) -> list[str]:
+        guarded = [group for group in self._collector.groups if isinstance(group, GuardedEnv)]
+        return [report for group in guarded for report in group.reports()]
+
+    def __enter__(self) -> "HostStepper":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        del kind, error, traceback
+        self._collector.close()
+
+
+class AsyncStepper(HostStepper):
+    """Updates beside a collector that runs by itself."""
+
+    def __init__(self, collector: AsyncCollector, learn: Learn, *, devices: Sequence[jax.Device] | None = None) -> None:
+        super().__init__(collector.collector, learn, collector.key, devices=devices)
+        self.background = collector
+
+    def start(self, state: RunState) -> None:
+        super().start(state)
+        self.background.start(state.train.params, first=self._update)
+
+    def advance(self, state: RunState, count: int, interrupted: Interrupted) -> tuple[RunState, Metrics] | None:
+        moved = super().advance(state, count, interrupted)
+        if moved is not None:
+            self.background.publish(moved[0].train.params, self._update)
+        return moved
+
+    def _collect(self, state: RunState, interrupted: Interrupted) -> Collected | None:
+        del state
+        return self.background.collect(interrupted)
+
+    def paused(self) -> AbstractContextManager[None]:
+        return self.background.paused()
+
+    def __enter__(self) -> "AsyncStepper":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.background.__exit__(kind, error, traceback)
+
+
+class Placement:
+    """The learner's devices: states on all of them, rollouts split by environment."""
+
+    def __init__(self, devices: Sequence[jax.Device]) -> None:
+        mesh = jax.make_mesh((len(devices),), ("env",), devices=list(devices), axis_types=(AxisType.Auto,))
+        self._whole = NamedSharding(mesh, PartitionSpec())
+        self._split = NamedSharding(mesh, PartitionSpec(None, "env"))
+
+    def state(self, state: PyTree) -> Any:
+        return jax.device_put(state, self._whole)
+
+    def rollout(self, rollout: PyTree) -> Any:
+        return jax.device_put(rollout, self._split)
