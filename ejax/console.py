@@ -36,7 +36,7 @@ _PLAIN_INTERVAL_S = 1.0
 
 @dataclass(frozen=True)
 class Best:
-    """The highest value that the watched metric has had in this run, and the env step it was measured at."""
+    """The best value that the watched metric has had in this run, and the env step it was measured at."""
 
     value: float
     step: int

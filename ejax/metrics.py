@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, Protocol, TextIO
+from typing import Any, BinaryIO, Literal, Protocol, TextIO
 
 from ejax.console import Best, make_view
 
@@ -48,7 +48,8 @@ class MetricWriter:
         wandb_project_name: the W&B project.
         console: show the run on standard output.
         start_step: the env step that the progress bar starts from.
-        best_metric: the tag whose highest value is kept in ``best``.
+        best_metric: the tag whose best value is kept in ``best``.
+        best_mode: whether that is its highest or its lowest value.
 
     Raises:
         FileExistsError: ``run_dir`` already has metrics and ``resume_step`` is None.
@@ -56,7 +57,7 @@ class MetricWriter:
     """
 
     best: Best | None
-    """The highest finite value of ``best_metric`` in the whole run, from before a resume as well."""
+    """The best finite value of ``best_metric`` in the whole run, from before a resume as well."""
 
     def __init__(
         self,
@@ -71,17 +72,18 @@ class MetricWriter:
         console: bool = True,
         start_step: int = 0,
         best_metric: str = "eval/avg_reward",
+        best_mode: Literal["max", "min"] = "max",
     ) -> None:
         log_dir = Path(run_dir) / "logs"
         wandb = _import_wandb() if use_wandb else None
         self.best = None
-        self._best_metric = best_metric
+        self._best_metric, self._best_mode = best_metric, best_mode
         self._sinks: list[_Sink] = []
         with ExitStack() as stack:
             jsonl = log_dir / "metrics.jsonl"
             log_dir.mkdir(parents=True, exist_ok=True)
             if resume_step is not None:
-                self.best = _drop_after(jsonl, resume_step, best_metric)
+                self.best = _drop_after(jsonl, resume_step, best_metric, best_mode)
             elif jsonl.exists():
                 raise FileExistsError(
                     f"{jsonl} holds the metrics of an earlier run; give resume_step to go on with that run, "
@@ -110,7 +112,7 @@ class MetricWriter:
             metrics: tag -> number. Not device arrays: reading one would wait for the device.
         """
         metrics = {tag: float(value) for tag, value in metrics.items()}
-        self.best = _better(self.best, step, metrics.get(self._best_metric))
+        self.best = _better(self.best, step, metrics.get(self._best_metric), self._best_mode)
         for sink in self._sinks:
             sink.write(step, metrics)
         if self._view is not None:
@@ -214,7 +216,7 @@ def _start_wandb(
     return run
 
 
-def _drop_after(path: Path, step: int, best_metric: str) -> Best | None:
+def _drop_after(path: Path, step: int, best_metric: str, best_mode: str) -> Best | None:
     """Drop the lines after ``step``, and one that a kill cut short; return the best of the others."""
     if not path.exists():
         return None
@@ -228,14 +230,15 @@ def _drop_after(path: Path, step: int, best_metric: str) -> Best | None:
                 continue
             if record["step"] <= step:
                 new.write(line.rstrip("\n") + "\n")
-                best = _better(best, record["step"], record.get(best_metric))
+                best = _better(best, record["step"], record.get(best_metric), best_mode)
         new.flush()
         os.fsync(new.fileno())
     os.replace(temporary, path)
     return best
 
 
-def _better(best: Best | None, step: int, value: float | None) -> Best | None:
-    if value is None or not math.isfinite(value) or (best is not None and value <= best.value):
+def _better(best: Best | None, step: int, value: float | None, mode: str) -> Best | None:
+    if value is None or not math.isfinite(value):
         return best
-    return Best(value=value, step=step)
+    improves = best is None or (value > best.value if mode == "max" else value < best.value)
+    return Best(value=value, step=step) if improves else best

@@ -131,6 +131,15 @@ def test_best_is_the_highest_finite_value_also_of_before_the_resume(tmp_path: Pa
         assert writer.best == Best(value=5.0, step=10)
 
 
+def test_best_is_the_lowest_value_where_less_is_better(tmp_path: Path) -> None:
+    with _writer(tmp_path, best_mode="min") as writer:
+        for step, value in ((10, 5.0), (20, 3.0), (30, 9.0), (40, 2.0)):
+            writer.write(step, {"eval/avg_reward": value})
+        assert writer.best == Best(value=2.0, step=40)
+    with _writer(tmp_path, best_mode="min", resume_step=30) as writer:
+        assert writer.best == Best(value=3.0, step=20)
+
+
 def test_closing_twice_is_harmless(tmp_path: Path) -> None:
     with _writer(tmp_path) as writer:
         writer.close()
