@@ -281,10 +281,10 @@ def test_a_bad_gym_config_is_located(tmp_path, task, data, message):
 # --- notices ----------------------------------------------------------------------------------------------
 
 
-def test_events_are_announced_one_by_one():
-    events = {"train": {"a": {"func": "f"}}, "eval": {"b": {"func": "g"}}}
-    notices = make(trainer=trainer(events=events)).notices
-    assert keys_of(notices) == ["trainer.events.train.a", "trainer.events.eval.b"]
+def test_a_film_of_evaluations_that_do_not_happen_is_told_of():
+    film = {"film": {"func": "record_camera_data_async"}}
+    notices = make(trainer=trainer(events={"train": film, "eval": film}, enable_eval=False)).notices
+    assert keys_of(notices) == ["trainer.events.eval.film"]
 
 
 @pytest.mark.parametrize(
@@ -367,8 +367,9 @@ BAD_OVERRIDES = {
     "trainer.device=0": "trainer.device .*got 0; must be a valid string",
     "trainer.updates_per_dispatch=many": "trainer.updates_per_dispatch .*got 'many'",
     "trainer.exp_name=a/b": "must be part of a folder's name",
-    "trainer.events=[1]": "trainer.events .*must be {train: ",
-    "trainer.events.test={}": "trainer.events.test .*unknown key; allowed: train, eval",
+    "trainer.events=[1]": "trainer.events .*must be a section with the keys train, eval",
+    "trainer.events.test={}": r"trainer.events.test .*unknown key; allowed: eval, train",
+    "trainer.events.train.a={func: f}": "events.train.a.func.*: no events functor 'f'; there is randomize_",
     "trainer.learning_env=PointMas": r"no env 'PointMas'; there is .*Did you mean 'PointMassRL'\?",
     "env.cfg.sucess_bonus=1": r"env.cfg.sucess_bonus .*unknown key; allowed: .*Did you mean 'success_bonus'\?",
     "env.cfg.success_bonus=true": "env.cfg.success_bonus .*got True; must be a valid number",

@@ -1,16 +1,30 @@
-"""Films of evaluations: made beside the training, and never its end."""
+"""Films: made beside the training, and never its end."""
 
+import errno
 import math
+import os
+import sys
+import threading
+import time
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import gymnasium
 import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
+from ejax import recorder as module
+from ejax import video
 from ejax.config import ConfigError, parse_config
+from ejax.distributions import Normal
 from ejax.envs.push_cube import PushCubeRL
-from ejax.recorder import CameraConfig, EvaluationRecorder
+from ejax.recorder import CameraConfig, FilmRecorder, draw, play
 from ejax.run import train
-from ejax.types import CameraView
+from ejax.types import Array, CameraView, Env, Key, Phase, Timestep
 
 EVENT = {
     "func": "record_camera_data_async",
@@ -25,6 +39,78 @@ EVENT = {
         "intrinsics": [60, 60, 32, 24],
     },
 }
+
+
+DRAWN: list[tuple[float, CameraView | None, int]] = []
+"""Brightness, camera and the thread's niceness of each picture."""
+
+
+@dataclass(frozen=True)
+class Lamp:
+    """Shines as brightly as its time; goes out after ``length`` steps. ``pause``: seconds that a picture takes."""
+
+    length: int = 4
+    pause: float = 0.0
+    control_period = 0.1
+
+    @property
+    def observation_space(self) -> gymnasium.spaces.Box:
+        return gymnasium.spaces.Box(-np.inf, np.inf, (1,))
+
+    @property
+    def action_space(self) -> gymnasium.spaces.Box:
+        return gymnasium.spaces.Box(-1.0, 1.0, (1,))
+
+    @property
+    def max_episode_steps(self) -> int:
+        return 2 * self.length
+
+    def reset(self, key: Key) -> tuple[Array, Array]:
+        del key
+        return jnp.zeros(2), jnp.zeros(1)
+
+    def step(self, state: Array, action: Array, key: Key) -> tuple[Array, Timestep]:
+        del key
+        state = jnp.stack([state[0] + 1.0, action[0]])
+        done = state[0] >= self.length
+        return state, Timestep(obs=state[:1], reward=jnp.zeros(()), terminated=done, truncated=done, info={})
+
+    def render(
+        self, state: Array, width: int = 640, height: int = 480, camera: CameraView | None = None
+    ) -> NDArray[np.uint8]:
+        time.sleep(self.pause)
+        niceness = os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) if sys.platform == "linux" else 0
+        DRAWN.append((float(state[0]), camera, niceness))
+        return np.full((height, width, 3), int(state[0]), np.uint8)
+
+
+class Steady:
+    """Acts around 3, whatever it sees."""
+
+    def init(self, key: Key, obs: Any) -> Any:
+        raise NotImplementedError
+
+    def apply(self, params: Any, obs: Array) -> tuple[Normal, Array]:
+        del params
+        return Normal(jnp.full_like(obs, 3.0), jnp.zeros_like(obs)), obs[..., 0]
+
+
+@pytest.fixture(autouse=True)
+def forget() -> None:
+    DRAWN.clear()
+
+
+def make_recorder(folder: Path, env: Any = None, **camera: Any) -> FilmRecorder:
+    envs: dict[Phase, Env] = {"train": env or Lamp(), "eval": env or Lamp()}
+    return FilmRecorder(Steady(), envs, (CameraConfig(resolution=(8, 8), **camera),), folder)
+
+
+def record(recorder: FilmRecorder, count: int = 1) -> list[str]:
+    """Film, and wait for it."""
+    recorder.record({}, jax.random.key(0), count)
+    assert recorder._film is not None
+    recorder._film.exception(60.0)
+    return recorder.reports()
 
 
 def raw(tmp_path: Path, event: dict) -> dict:
@@ -54,14 +140,105 @@ def test_an_evaluation_is_filmed_from_the_events_camera(tmp_path: Path, capfd: p
     assert f"filmed {film}" in capfd.readouterr().out
 
 
-def test_a_recorder_that_fails_is_told_of_and_the_run_goes_on(
+def test_a_training_is_filmed_where_it_saves_if_nothing_is_evaluated(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "file").write_text("in the way")
-    event = {**EVENT, "params": {**EVENT["params"], "save_path": str(tmp_path / "file" / "videos")}}
+    data = raw(tmp_path, EVENT)
+    events = {"train": {"cam": EVENT}, "eval": {"cam": EVENT}}
+    data["trainer"] |= {"enable_eval": False, "save_freq": 8, "events": events}
+    result = train(parse_config(data))
+    film = result.run_dir / "videos" / "train" / "ep1_main_cam_allenvs.mp4"
+    assert film.stat().st_size > 0
+    assert not (result.run_dir / "videos" / "eval").exists()
+    assert f"filmed {film}" in capfd.readouterr().out
+
+
+def fail(*args: object, **kwargs: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize("failure", ["a file in the way", "the picture", "the disk"])
+def test_a_recorder_that_fails_is_told_of_and_the_run_goes_on(
+    failure: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    event = dict(EVENT)
+    if failure == "a file in the way":
+        (tmp_path / "file").write_text("in the way")
+        event["params"] = {**EVENT["params"], "save_path": str(tmp_path / "file" / "videos")}
+    elif failure == "the picture":
+        monkeypatch.setattr(PushCubeRL, "render", fail)
+    else:
+        monkeypatch.setattr(os, "replace", lambda *paths: fail() if str(paths[-1]).endswith(".mp4") else RENAME(*paths))
     result = train(parse_config(raw(tmp_path, event)))
-    assert result.finished
+    assert result.finished and result.latest_checkpoint_path is not None
     assert "no film: " in capfd.readouterr().out
+
+
+RENAME = os.replace
+
+
+def test_an_encoder_that_fails_is_told_of_with_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(video.imageio_ffmpeg, "get_ffmpeg_exe", lambda: "/bin/false")
+    with make_recorder(tmp_path) as recorder:
+        (report,) = record(recorder)
+        assert report.startswith("no film: RuntimeError: ffmpeg could not write")
+        assert record(recorder) == []  # the same again is not worth telling
+        monkeypatch.undo()
+        assert record(recorder) == [f"filmed {tmp_path / 'eval' / 'ep1_cam_allenvs.mp4'}"]
+
+
+def test_an_environment_that_cannot_be_drawn_is_told_of(tmp_path: Path) -> None:
+    with make_recorder(tmp_path, object()) as recorder:
+        assert record(recorder) == [
+            "no film: ValueError: object cannot be filmed: it has no render(state, width=…, height=…)"
+        ]
+
+
+def test_a_film_that_takes_too_long_after_the_end_is_broken_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_CLOSE_TIMEOUT_S", 0.2)
+    with make_recorder(tmp_path, Lamp(length=1000, pause=0.1)) as recorder:
+        recorder.record({}, jax.random.key(0), 1)
+        while not DRAWN:
+            time.sleep(0.01)
+    assert recorder.reports() == ["no film: TimeoutError: not finished 0 s after the end of the run"]
+    assert not list((tmp_path / "eval").iterdir())
+
+
+def test_while_a_film_is_made_no_other_one_is(tmp_path: Path) -> None:
+    with make_recorder(tmp_path, Lamp(length=6, pause=0.05)) as recorder:
+        for count in (1, 2, 3):
+            recorder.record({}, jax.random.key(0), count)
+        assert recorder.reports() == ["films take longer than they are asked for: some are not made"]
+    assert recorder.reports() == [f"filmed {tmp_path / 'eval' / 'ep1_cam_allenvs.mp4'}"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="niceness belongs to the process elsewhere")
+def test_filming_leaves_the_cores_to_the_training(tmp_path: Path) -> None:
+    here = os.getpriority(os.PRIO_PROCESS, 0)
+    with make_recorder(tmp_path) as recorder:
+        record(recorder)
+    assert {niceness for _, _, niceness in DRAWN} == {min(19, here + 10)}
+    assert os.getpriority(os.PRIO_PROCESS, 0) == here
+    assert {camera.effects for _, camera, _ in DRAWN if camera} == {False}
+
+
+def test_training_is_filmed_with_samples_and_evaluation_with_the_mode() -> None:
+    shapes = {"num_envs": 2}
+    states, _ = play(Steady(), Lamp(), {}, jax.random.key(0), **shapes)
+    np.testing.assert_array_equal(states[..., 1], 3.0)
+    sampled, _ = play(Steady(), Lamp(), {}, jax.random.key(0), **shapes, samples=True)
+    assert len(np.unique(sampled[..., 1])) == sampled[..., 1].size
+    assert abs(float(sampled[..., 1].mean()) - 3.0) < 1.0  # 16 samples of deviation 1: 4 standard errors
+
+
+def test_an_episode_that_ended_is_not_drawn_again() -> None:
+    states = jnp.arange(8.0).reshape(8, 1, 1) + jnp.zeros((8, 2, 1))
+    done = jnp.zeros((8, 2), bool).at[1, 0].set(True).at[5, 1].set(True)
+    frames = list(draw(Lamp(), states, done, (4, 4), every=2))
+    assert [(frame[0, 0, 0], frame[0, 4, 0]) for frame in frames] == [(0, 0), (1, 2), (1, 4)]
+    assert len(DRAWN) == 5
 
 
 def test_intrinsics_become_a_field_of_view() -> None:
@@ -79,7 +256,7 @@ def test_a_camera_sees_from_where_it_stands() -> None:
 
 
 def test_without_cameras_nothing_is_made(tmp_path: Path) -> None:
-    with EvaluationRecorder(None, PushCubeRL(), (), tmp_path) as recorder:  # type: ignore[arg-type]
+    with FilmRecorder(Steady(), {}, (), tmp_path) as recorder:
         recorder.record({}, jax.random.key(0), 0)
         assert recorder.reports() == []
     assert not list(tmp_path.iterdir())
@@ -89,7 +266,8 @@ def test_without_cameras_nothing_is_made(tmp_path: Path) -> None:
     ("change", "message"),
     [
         ({"mode": "reset"}, r"events\.eval\.cam\.mode: got 'reset'; a trainer event has mode interval"),
-        ({"params": {"nam": "x"}}, r"trainer\.cameras\.0\.nam: unknown key"),
+        ({"params": {"nam": "x"}}, r"events\.eval\.cam\.params\.nam: unknown key; .*Did you mean 'name'"),
+        ({"interval_step": 0}, r"events\.eval\.cam\.interval_step: got 0; must be greater than 0"),
         ({"interval": 3}, r"trainer\.events\.eval\.cam: got .* must be \{func, mode"),
     ],
 )
