@@ -19,7 +19,7 @@ from ejax.config.compat import COMPAT, compat_defaults
 from ejax.config.errors import Notice, Problem
 from ejax.policies.mlp import NetworkConfig
 from ejax.registry import Kind, UnknownNameError, did_you_mean, registered_name
-from ejax.types import PHASES
+from ejax.types import PHASES, Phase
 
 Keys = tuple[str, ...]
 Status = Literal["remark", "renamed", "without effect", "unsupported"]
@@ -84,7 +84,6 @@ GYM_DEFAULTS: dict[str, Any] = {
 
 RECORDERS = ("record_camera_data_async", "record_camera_data")
 """Functors of trainer events that film."""
-_PARAMS = (dict, type(None))
 
 SCIENTIFIC = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+")
 """Numbers that PyYAML reads as text."""
@@ -291,23 +290,29 @@ def _respell_events(draft: Draft) -> None:
         draft.pop("trainer.events")
     for phase in PHASES:
         named = draft.get(f"trainer.events.{phase}")
-        for name, spec in list(named.items()) if isinstance(named, dict) else ():
-            key = f"trainer.events.{phase}.{name}"
-            if not isinstance(spec, dict) or spec.get("func") not in RECORDERS:
-                continue
-            del named[name]
-            if spec.keys() - {"func", "mode", "params", "interval_step"} or not isinstance(spec.get("params"), _PARAMS):
-                draft.problem(key, f"got {spec!r}; must be {{func, mode: interval, interval_step, params}}")
-            elif spec.get("mode", "interval") != "interval":
-                draft.problem(f"{key}.mode", f"got {spec['mode']!r}; a trainer event has mode interval")
-            else:
-                cameras = draft.get("trainer.cameras") or []
-                draft.spelled[f"trainer.cameras.{len(cameras)}"] = f"{key}.params"
-                draft.spelled[f"trainer.cameras.{len(cameras)}.interval_step"] = f"{key}.interval_step"
-                camera = {**(spec.get("params") or {}), "phase": phase, "interval_step": spec.get("interval_step", 1)}
-                draft.put("trainer.cameras", [*cameras, camera])
-                if phase == "eval" and not draft.get("trainer.enable_eval"):
-                    draft.notice(key, "films nothing: trainer.enable_eval is not true")
+        if not isinstance(named, dict):
+            continue
+        films = {name: spec for name, spec in named.items() if isinstance(spec, dict) and spec.get("func") in RECORDERS}
+        # not in place: a YAML alias can be both sections
+        draft.put(f"trainer.events.{phase}", {name: spec for name, spec in named.items() if name not in films})
+        for name, spec in films.items():
+            _respell_film(draft, phase, f"trainer.events.{phase}.{name}", spec)
+
+
+def _respell_film(draft: Draft, phase: Phase, key: str, spec: dict[str, Any]) -> None:
+    params = spec.get("params") or {}
+    if spec.keys() - {"func", "mode", "params", "interval_step"} or not isinstance(params, dict):
+        draft.problem(key, f"got {spec!r}; must be {{func, mode: interval, interval_step, params}}")
+    elif spec.get("mode", "interval") != "interval":
+        draft.problem(f"{key}.mode", f"got {spec['mode']!r}; a trainer event has mode interval")
+    else:
+        cameras = draft.get("trainer.cameras") or []
+        draft.spelled[f"trainer.cameras.{len(cameras)}"] = f"{key}.params"
+        draft.spelled[f"trainer.cameras.{len(cameras)}.interval_step"] = f"{key}.interval_step"
+        camera = {**params, "phase": phase, "interval_step": spec.get("interval_step", 1)}
+        draft.put("trainer.cameras", [*cameras, camera])
+        if phase == "eval" and not draft.get("trainer.enable_eval"):
+            draft.notice(key, "films nothing: trainer.enable_eval is not true")
 
 
 def fill_defaults(draft: Draft) -> None:

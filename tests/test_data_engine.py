@@ -1,0 +1,779 @@
+"""The engine's life, its failures, and what they leave behind: nothing, checked after every test."""
+
+import errno
+import gc
+import multiprocessing
+import os
+import pickle
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from pathlib import Path
+
+import data_tasks
+import numpy as np
+import pytest
+
+from ejax.data import (
+    ChunkSizeSampler,
+    EngineState,
+    OnlineDataEngine,
+    OnlineDataEngineCfg,
+    OnlineDataset,
+    OnlineDataWorkerError,
+    UniformChunkSampler,
+)
+from ejax.data import supervisor as supervisor_module
+from ejax.data.failures import CAPACITY, pack_failure, raise_failure
+from ejax.data.prefetch import prefetch_to_device
+
+TASKS = str(Path(__file__).parent)
+SHM = Path("/dev/shm")
+BOUND_S = 10.0
+"""No test waits longer for what should come at once."""
+
+
+@pytest.fixture(autouse=True)
+def left_behind(monkeypatch, tmp_path):
+    """After each test: no block, no folder, no worker."""
+    blocks, workers, folder = [], [], tmp_path / "runs"
+    folder.mkdir()
+    create, spawn = supervisor_module.create_block, supervisor_module._spawn
+
+    def create_noted(layout):
+        blocks.append(create(layout))
+        return blocks[-1]
+
+    def spawn_noted(*args):
+        workers.append(spawn(*args))
+        return workers[-1]
+
+    monkeypatch.setattr(supervisor_module, "create_block", create_noted)
+    monkeypatch.setattr(supervisor_module, "_spawn", spawn_noted)
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    yield workers
+    assert [block.name for block in blocks if (SHM / block.name).exists()] == []
+    assert list(folder.iterdir()) == []
+    assert [worker.pid for worker in workers if worker.poll() is None] == []
+
+
+def cfg(task="data_tasks:Toy", **kwargs):
+    task_cfg = kwargs.pop("task_cfg", {})
+    defaults = {"buffer_size": 8, "max_episode_steps": 50, "initialization_timeout": 60.0}
+    return OnlineDataEngineCfg(task, task_cfg, **(defaults | kwargs))
+
+
+def wait_until(condition, bound=BOUND_S):
+    deadline = time.monotonic() + bound
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come about"
+        time.sleep(0.005)
+
+
+def draw_until_it_fails(engine, size=1):
+    """Draw until the engine raises; nothing else ends this but the bound."""
+    deadline = time.monotonic() + BOUND_S
+    while time.monotonic() < deadline:
+        engine.sample_batch(size, 5)
+    pytest.fail("the engine did not fail")
+
+
+def consumer(script, engine, tmp_path, **popen):
+    """A process that has ``engine`` as a pickled copy, and neither test nor task modules on its path."""
+    path = tmp_path / f"engine{time.monotonic_ns()}.pickle"
+    path.write_bytes(pickle.dumps(engine))
+    code = f"import pickle, sys\nengine = pickle.load(open({str(path)!r}, 'rb'))\n{script}"
+    return subprocess.Popen([sys.executable, "-W", "error", "-c", code], stdout=subprocess.PIPE, text=True, **popen)
+
+
+DRAW = """
+try:
+    while True:
+        engine.sample_batch(4, 5)
+        print("drawn", flush=True)
+except Exception as error:
+    print(f"{type(error).__name__}: {error}", flush=True)
+print(sorted({"jax", "flax", "data_tasks"} & set(sys.modules)), flush=True)
+"""
+
+
+def is_whole(chunks):
+    """All numbers of a chunk belong to one episode, and go on without a gap."""
+    mark = chunks["episode"]["mark"]
+    assert (chunks["obs"]["robot"]["qpos"] == mark[:, None, None]).all()
+    assert (chunks["actions"] == mark[:, None, None]).all()
+    assert (np.diff(chunks["rewards"], axis=1) == 1).all()
+    assert (chunks["rewards"] == chunks["episode_step"]).all()
+    assert chunks["valid"].all()
+
+
+# one engine, healthy
+
+
+def test_a_buffer_is_filled_before_anyone_draws_and_chunks_have_their_shape():
+    engine = OnlineDataEngine(cfg())
+    assert engine.state is EngineState.CREATED and not engine.is_init
+    with engine:
+        assert engine.state is EngineState.READY and engine.is_init
+        stats = engine.stats()
+        assert stats["data/fill"] == 1.0 and stats["data/episodes"] == 8.0 and stats["data/fills"] == 1.0
+        chunks = engine.sample_batch(3, 10)
+        assert chunks["obs"]["robot"]["qpos"].shape == (3, 10, 10)
+        assert chunks["actions"].shape == (3, 10, 4) and chunks["rewards"].shape == (3, 10)
+        assert chunks["episode"]["seed"].shape == (3,) and set(chunks["episode"]["instruction"]) == {b"push the cube"}
+        is_whole(chunks)
+    assert engine.state is EngineState.STOPPED and not engine.is_init
+
+
+def test_rules_of_the_life_of_an_engine():
+    engine = OnlineDataEngine(cfg())
+    with pytest.raises(RuntimeError, match="sample_batch requires state READY; current state is CREATED"):
+        engine.sample_batch(1, 5)
+    with pytest.raises(RuntimeError, match="in state CREATED cannot be handed to another process; start"):
+        pickle.dumps(engine)
+    engine.start()
+    with pytest.raises(RuntimeError, match=r"start\(\) requires state CREATED; current state is READY"):
+        engine.start()
+    with pytest.raises(ValueError, match="chunk_size 51 is more than max_episode_steps, 50"):
+        engine.sample_batch(1, 51)
+    engine.stop()
+    engine.stop()
+    with pytest.raises(RuntimeError, match="sample_batch requires state READY; current state is STOPPED"):
+        engine.sample_batch(1, 5)
+    with pytest.raises(RuntimeError, match=r"start\(\) requires state CREATED; current state is STOPPED"):
+        engine.start()
+    with pytest.raises(RuntimeError, match="stats.. requires state READY or FAILED; current state is STOPPED"):
+        engine.stats()
+
+
+def test_an_engine_never_started_stops():
+    engine = OnlineDataEngine(cfg())
+    engine.stop()
+    assert engine.state is EngineState.STOPPED
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"initialization_timeout": float("nan")}, "initialization_timeout must be finite and above 0 s, got nan"),
+        ({"worker_timeout": float("inf")}, "worker_timeout must be finite"),
+        ({"shutdown_timeout": 0.0}, "shutdown_timeout must be finite and above 0"),
+        ({"max_generation_attempts": 0}, "max_generation_attempts must be at least 1"),
+        ({"refill_threshold": 0}, "refill_threshold must be at least 1, got 0"),
+        ({"buffer_size": 0}, "buffer_size must be at least 1"),
+        ({"seed": -1}, "seed must be an int of at least 0"),
+    ],
+)
+def test_wrong_options_are_refused(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        cfg(**wrong)
+
+
+def test_the_same_seed_makes_the_same_episodes():
+    made = []
+    for seed in (3, 3, 4):
+        with OnlineDataEngine(cfg(seed=seed)) as engine:
+            chunks = engine.sample_batch(200, 20, rng=np.random.default_rng(0))
+            made.append(dict(zip(chunks["episode"]["index"].tolist(), chunks["episode"]["seed"].tolist(), strict=True)))
+    assert made[0] == made[1] and len(set(made[0].values())) == 8
+    assert not set(made[0].values()) & set(made[2].values())
+
+
+def test_a_refill_comes_once_at_the_threshold():
+    with OnlineDataEngine(cfg(refill_threshold=1)) as engine:
+        engine.sample_batch(7, 5)
+        time.sleep(0.2)  # ten looks of the worker
+        assert engine.stats()["data/fills"] == 1.0
+        engine.sample_batch(1, 5)
+        wait_until(lambda: engine.stats()["data/fills"] == 2.0)
+        time.sleep(0.2)
+        stats = engine.stats()
+        assert stats["data/fills"] == 2.0 and stats["data/episodes"] == 16.0 and stats["data/samples"] == 8.0
+        assert set(engine.sample_batch(200, 5)["episode"]["index"]) == set(range(8, 16))
+
+
+def test_draws_of_all_consumers_count_together(tmp_path):
+    with OnlineDataEngine(cfg(refill_threshold=2)) as engine:
+        draws = [consumer("engine.sample_batch(5, 5)", engine, tmp_path) for _ in range(3)]
+        assert [process.wait(BOUND_S) for process in draws] == [0, 0, 0]
+        time.sleep(0.1)
+        assert engine.stats()["data/fills"] == 1.0 and engine.stats()["data/samples"] == 15.0
+        engine.sample_batch(1, 5)
+        wait_until(lambda: engine.stats()["data/fills"] == 2.0)
+        for process in draws:
+            process.stdout.close()
+
+
+def test_chunks_are_whole_while_every_row_is_rewritten_all_the_time():
+    """Wide frames make the copies long: with plain reads some hundred of these chunks are torn."""
+    task_cfg = {"wide": 4000, "lengths": [50, 30, 44]}
+    with OnlineDataEngine(cfg(refill_threshold=1, buffer_size=2, task_cfg=task_cfg)) as engine:
+        for _ in range(300):
+            is_whole(engine.sample_batch(4, 25))
+        assert engine.stats()["data/fills"] > 3
+        wait_until(lambda: engine.stats()["data/samples"] == 1200.0)
+
+
+def test_several_outcomes_of_one_attempt_each_get_a_row():
+    with OnlineDataEngine(cfg(task_cfg={"several": 3})) as engine:
+        assert engine.stats()["data/episodes"] == 9.0  # three attempts fill eight rows
+        is_whole(engine.sample_batch(50, 10))
+
+
+def test_failed_attempts_are_counted_and_never_drawn():
+    at = dict(enumerate(("fail", "incomplete", "unsuccessful", "long", "empty")))
+    with OnlineDataEngine(cfg(max_generation_attempts=6, task_cfg={"at": at})) as engine:
+        stats = engine.stats()
+        assert stats["data/failed_attempts"] == 5.0 and stats["data/episodes"] == 8.0
+        assert stats["data/success_rate"] == 8 / 13
+        is_whole(engine.sample_batch(100, 20))
+
+
+def test_stats_tell_rates_and_the_age_of_the_data():
+    with OnlineDataEngine(cfg(task_cfg={"delay": 0.02})) as engine:
+        engine.sample_batch(10, 5)
+        wait_until(lambda: engine.stats()["data/samples"] == 10.0)
+        time.sleep(0.2)
+        stats = engine.stats()
+        assert 20.0 < stats["data/episodes_per_s"] < 50.0
+        assert 0.2 < stats["data/age_s"] < BOUND_S
+        assert 0.0 < stats["data/samples_per_s"] < 50.0
+
+
+def test_the_worker_imports_neither_jax_nor_the_main_module(tmp_path):
+    """It is given a task by name, in a process of its own."""
+    assert "jax" in sys.modules
+    with OnlineDataEngine(cfg("data_tasks:Importing", task_cfg={"folder": str(tmp_path)})):
+        modules = set((tmp_path / "modules").read_text().split())
+    assert "data_tasks" in modules
+    assert not modules & {"jax", "flax", "pydantic", "torch", "pytest", "__mp_main__"}
+
+
+def test_a_task_that_is_a_context_manager_is_opened_and_closed(tmp_path):
+    with OnlineDataEngine(cfg(data_tasks.Closing, task_cfg={"folder": str(tmp_path)})):
+        assert (tmp_path / "opened").exists() and not (tmp_path / "closed").exists()
+    assert (tmp_path / "closed").exists()
+
+
+def test_stop_interrupts_the_attempt_under_way(tmp_path):
+    task_cfg = {"folder": str(tmp_path), "at": {"8": "hang"}}
+    engine = OnlineDataEngine(cfg("data_tasks:Closing", refill_threshold=1, task_cfg=task_cfg))
+    engine.start()
+    engine.sample_batch(8, 5)
+    wait_until(lambda: (tmp_path / "attempts").read_text() == "9")
+    start = time.monotonic()
+    engine.stop()
+    assert time.monotonic() - start < 2.0  # of 5 s that it may take
+    assert engine.state is EngineState.STOPPED and (tmp_path / "closed").exists()
+
+
+# failures
+
+
+@pytest.mark.parametrize("task_cfg", [{"build": "raise"}, {"at": {0: "raise"}}], ids=["when built", "when run"])
+def test_start_raises_what_the_task_raised(task_cfg):
+    engine = OnlineDataEngine(cfg(task_cfg=task_cfg))
+    with pytest.raises(data_tasks.SimulationError, match=r"no simulator|the arm left the table") as caught:
+        engine.start()
+    assert "in generate" in str(caught.value.__cause__) or "in __init__" in str(caught.value.__cause__)
+    assert engine.state is EngineState.FAILED
+    with pytest.raises(RuntimeError, match="current state is FAILED"):
+        engine.sample_batch(1, 5)
+    with pytest.raises(RuntimeError, match="current state is FAILED"):
+        engine.start()
+    engine.stop()
+    assert engine.state is EngineState.FAILED
+
+
+@pytest.mark.parametrize(
+    ("task", "task_cfg", "error", "message"),
+    [
+        ("data_tasks:Toy", {"build": "exit"}, OnlineDataWorkerError, r"the worker ended \(exit code 17\) before its"),
+        ("data_tasks:Toy", {"at": {3: "exit"}}, OnlineDataWorkerError, r"\(exit code 17\) before stop\(\)"),
+        ("data_tasks:Toy", {"at": {0: "wrong"}}, ValueError, "fields are not those of the spec: missing"),
+        ("data_tasks:Toy", {"at": {0: "none"}}, TypeError, "must return Episode, Failure or a list of them, got None"),
+        ("data_tasks:Nothing", {}, AttributeError, "has no attribute 'Nothing'"),
+        ("no_such_module:Toy", {}, ModuleNotFoundError, "No module named 'no_such_module'"),
+        ("data_tasks", {}, ValueError, "write 'package.module:Name'"),
+    ],
+)
+def test_start_tells_why_it_failed(task, task_cfg, error, message):
+    engine = OnlineDataEngine(cfg(task, task_cfg=task_cfg))
+    with pytest.raises(error, match=message):
+        engine.start()
+    assert engine.state is EngineState.FAILED
+
+
+def test_attempts_that_all_fail_end_with_their_reason():
+    engine = OnlineDataEngine(cfg(task_cfg={"at": dict.fromkeys(range(3), "fail")}))
+    with pytest.raises(RuntimeError, match=r"no successful demonstration in 3 attempts in a row .*no way to the goal"):
+        engine.start()
+
+
+def test_a_start_that_takes_too_long_is_a_timeout():
+    for task_cfg, what in (({"build": "hang"}, "to build its task"), ({"delay": 30.0}, "to fill the buffer")):
+        engine = OnlineDataEngine(cfg(initialization_timeout=0.8, task_cfg=task_cfg))
+        with pytest.raises(TimeoutError, match=rf"took longer than 0.8 s \(initialization_timeout\) {what}"):
+            engine.start()
+        assert engine.state is EngineState.FAILED
+
+
+@pytest.mark.parametrize(
+    ("how", "error", "message"),
+    [
+        ("raise", data_tasks.SimulationError, "the arm left the table"),
+        ("unpicklable", OnlineDataWorkerError, "data_tasks.UnpicklableError: with a lock inside"),
+        ("exit", OnlineDataWorkerError, r"the worker ended \(exit code 17\) before stop\(\)"),
+    ],
+)
+def test_every_consumer_hears_of_a_failure(how, error, message, tmp_path):
+    engine = OnlineDataEngine(cfg(refill_threshold=4, task_cfg={"at": {9: how}}))
+    with pytest.raises(error, match=message), engine:  # stop() adds nothing of its own: it was told
+        others = [consumer(DRAW, engine, tmp_path) for _ in range(2)]
+        try:
+            for _ in range(2):
+                draw_until_it_fails(engine)
+        finally:
+            said = [process.communicate(timeout=BOUND_S)[0].splitlines()[-2:] for process in others]
+    assert engine.state is EngineState.FAILED
+    assert len(said) == 2
+    for text, modules in said:
+        assert text.startswith("OnlineDataWorkerError: ")
+        assert modules == "[]"  # told without importing what failed
+        expected = {"raise": "data_tasks.SimulationError: the arm left the table", "exit": "(exit code 17)"}
+        assert expected.get(how, "with a lock inside") in text
+
+
+def test_a_failure_that_nobody_heard_of_is_raised_by_stop():
+    engine = OnlineDataEngine(cfg(refill_threshold=1, task_cfg={"at": {8: "exit"}}))
+    engine.start()
+    engine.sample_batch(8, 5)
+    wait_until(lambda: engine.state is EngineState.FAILED)
+    with pytest.raises(OnlineDataWorkerError, match=r"\(exit code 17\) before stop\(\)"):
+        engine.stop()
+    engine.stop()
+    assert engine.state is EngineState.FAILED
+
+
+def test_a_hanging_worker_is_found_and_says_where_it_is():
+    engine = OnlineDataEngine(cfg(refill_threshold=1, worker_timeout=0.5, task_cfg={"at": {8: "hang"}}))
+    with (
+        pytest.raises(OnlineDataWorkerError, match=r"hangs: no attempt .* for 0.5 s \(worker_timeout\)") as caught,
+        engine,
+    ):
+        engine.sample_batch(8, 5)
+        draw_until_it_fails(engine)
+    assert "in misbehave" in str(caught.value)
+
+
+def test_a_stopped_process_counts_as_hanging(left_behind):
+    engine = OnlineDataEngine(cfg(worker_timeout=0.5))
+    with pytest.raises(OnlineDataWorkerError, match="hangs"), engine:
+        os.kill(left_behind[0].pid, signal.SIGSTOP)
+        draw_until_it_fails(engine)
+
+
+def test_an_idle_worker_does_not_count_as_hanging():
+    with OnlineDataEngine(cfg(worker_timeout=0.5)) as engine:
+        time.sleep(1.2)
+        engine.sample_batch(1, 5)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_worker_killed_at_any_moment_is_reported_and_leaves_nothing(seed, left_behind):
+    """Rows are rewritten all the time; what is drawn until the end is whole."""
+    engine = OnlineDataEngine(cfg(refill_threshold=1, buffer_size=2, task_cfg={"wide": 2000}))
+    with (
+        pytest.raises(OnlineDataWorkerError, match=r"exit code -9, SIGKILL\) before stop\(\)|the worker is gone"),
+        engine,
+    ):
+        threading.Timer(random.Random(seed).uniform(0.0, 0.3), left_behind[0].kill).start()
+        deadline = time.monotonic() + BOUND_S
+        while time.monotonic() < deadline:
+            is_whole(engine.sample_batch(2, 20))
+    assert engine.state is EngineState.FAILED
+
+
+def test_a_consumer_killed_while_it_draws_stops_nobody(tmp_path):
+    """No lock of a consumer's outlives it, because it has none."""
+    rng = random.Random(0)
+    with OnlineDataEngine(cfg(refill_threshold=1, buffer_size=2, task_cfg={"wide": 2000})) as engine:
+        others = [consumer("while True: engine.sample_batch(4, 20)", engine, tmp_path) for _ in range(2)]
+        time.sleep(0.5)
+        for process in others:
+            time.sleep(rng.uniform(0.0, 0.1))
+            process.kill()
+            process.communicate()
+        fills = engine.stats()["data/fills"]
+        for _ in range(20):
+            is_whole(engine.sample_batch(2, 20))
+        wait_until(lambda: engine.stats()["data/fills"] >= fills + 2)
+
+
+def test_a_consumer_that_is_suspended_does_not_hold_up_the_worker(tmp_path):
+    with OnlineDataEngine(cfg(refill_threshold=1, buffer_size=2)) as engine:
+        other = consumer(DRAW, engine, tmp_path)
+        assert other.stdout.readline() == "drawn\n"
+        os.kill(other.pid, signal.SIGSTOP)
+        fills = engine.stats()["data/fills"]
+        for _ in range(10):
+            engine.sample_batch(2, 5)
+        wait_until(lambda: engine.stats()["data/fills"] >= fills + 2)
+        other.kill()
+        other.communicate()
+
+
+def test_a_worker_that_will_not_end_is_killed_and_said_so(tmp_path):
+    task_cfg = {"folder": str(tmp_path), "at": {"8": "deaf"}}
+    engine = OnlineDataEngine(cfg(refill_threshold=1, shutdown_timeout=0.3, task_cfg=task_cfg))
+    engine.start()
+    copy = pickle.loads(pickle.dumps(engine))
+    assert copy.is_init
+    engine.sample_batch(8, 5)
+    wait_until(lambda: (tmp_path / "attempts").read_text() == "9")
+    time.sleep(0.05)  # it has written the number, and is about to go deaf
+    with pytest.raises(OnlineDataWorkerError, match=r"did not end within 0.3 s \(shutdown_timeout\) and was killed"):
+        engine.stop()
+    assert engine.state is EngineState.FAILED
+    with pytest.raises(OnlineDataWorkerError, match="was killed"):
+        copy.sample_batch(1, 5)
+
+
+def test_a_worker_that_outlives_being_killed_can_be_stopped_again(monkeypatch):
+    engine = OnlineDataEngine(cfg())
+    engine.start()
+    end = supervisor_module.Supervisor._end
+
+    def outlived(self, timeout):
+        raise OnlineDataWorkerError("the worker outlived SIGKILL")
+
+    monkeypatch.setattr(supervisor_module.Supervisor, "_end", outlived)
+    with pytest.raises(OnlineDataWorkerError, match="outlived SIGKILL"):
+        engine.stop()
+    assert engine.state is EngineState.FAILED
+    monkeypatch.setattr(supervisor_module.Supervisor, "_end", end)
+    engine.stop()
+    assert engine.state is EngineState.FAILED
+
+
+def test_a_task_that_fails_to_close_is_told(tmp_path):
+    engine = OnlineDataEngine(cfg("data_tasks:Closing", task_cfg={"folder": str(tmp_path), "fail": True}))
+    engine.start()
+    with pytest.raises(data_tasks.SimulationError, match="could not close"):
+        engine.stop()
+    assert engine.state is EngineState.FAILED
+
+
+def test_the_error_of_the_body_stays_the_first():
+    engine = OnlineDataEngine(cfg(refill_threshold=1, task_cfg={"at": {8: "exit"}}))
+    with pytest.raises(KeyError, match="mine") as caught, engine:
+        engine.sample_batch(8, 5)
+        wait_until(lambda: engine.state is EngineState.FAILED)
+        raise KeyError("mine")
+    assert "stop() raised OnlineDataWorkerError" in caught.value.__notes__[0]
+    assert "exit code 17" in caught.value.__notes__[0]
+
+
+def test_what_goes_wrong_in_cleaning_up_a_failed_start_is_a_note(monkeypatch):
+    def outlived(self, timeout):
+        self._process.kill()
+        self._process.wait()
+        raise OnlineDataWorkerError("outlived")
+
+    monkeypatch.setattr(supervisor_module.Supervisor, "_end", outlived)
+    engine = OnlineDataEngine(cfg(initialization_timeout=0.3, task_cfg={"build": "hang"}))
+    with pytest.raises(TimeoutError) as caught:
+        engine.start()
+    assert "could not be stopped in peace: outlived" in caught.value.__notes__[0]
+    engine.stop()
+
+
+def test_stop_cancels_a_start_under_way():
+    engine = OnlineDataEngine(cfg(task_cfg={"delay": 5.0}))
+    raised = []
+
+    def start():
+        try:
+            engine.start()
+        except RuntimeError as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=start)
+    thread.start()
+    wait_until(lambda: engine.state is EngineState.STARTING)
+    time.sleep(0.3)
+    engine.stop()
+    thread.join(BOUND_S)
+    assert not thread.is_alive()
+    assert engine.state is EngineState.STOPPED
+    assert str(raised[0]) == "start() was cancelled by stop()"
+
+
+def test_too_little_shared_memory_is_told_before_it_is_a_bus_error(monkeypatch):
+    def refuse(descriptor, offset, size):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    with pytest.raises(MemoryError, match=r"needs \d+ MiB of shared memory.*lower buffer_size or max_episode_steps"):
+        OnlineDataEngine(cfg()).start()
+
+
+# who may do what, and where
+
+
+def test_a_copy_draws_and_neither_starts_nor_stops():
+    with OnlineDataEngine(cfg()) as engine:
+        copy = pickle.loads(pickle.dumps(engine))
+        is_whole(copy.sample_batch(3, 10))
+        for verb in (copy.start, copy.stop):
+            with pytest.raises(RuntimeError, match="is for the process that made the engine"):
+                verb()
+        assert copy.is_init
+    assert copy.state is EngineState.STOPPED
+    with pytest.raises(RuntimeError, match="current state is STOPPED"):
+        copy.sample_batch(1, 5)
+
+
+def test_a_copy_that_comes_too_late_finds_the_engine_stopped():
+    with OnlineDataEngine(cfg()) as engine:
+        pickled = pickle.dumps(engine)
+    late = pickle.loads(pickled)
+    with pytest.raises(RuntimeError, match="requires state READY; current state is STOPPED"):
+        late.sample_batch(1, 5)
+
+
+def test_a_process_that_draws_imports_numpy_only(tmp_path):
+    script = "print(engine.sample_batch(1, 1)['actions'].shape, sorted({'jax', 'data_tasks'} & set(sys.modules)))"
+    with OnlineDataEngine(cfg(data_tasks.Toy)) as engine:
+        process = consumer(script, engine, tmp_path, stderr=subprocess.PIPE)
+        assert process.communicate(timeout=BOUND_S) == ("(1, 1, 4) []\n", "")
+
+
+def _draw_in_a_child(engine, queue):
+    queue.put((engine.sample_batch(20, 5)["episode_step"][:, 0].tolist(), engine.state.name))
+    try:
+        engine.stop()
+    except RuntimeError as error:
+        queue.put(str(error))
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.filterwarnings("ignore:.*fork:RuntimeWarning", "ignore:.*fork:DeprecationWarning")
+def test_children_draw_each_its_own_chunks_and_cannot_stop(method):
+    context = multiprocessing.get_context(method)
+    with OnlineDataEngine(cfg()) as engine:
+        engine.sample_batch(1, 5)
+        queue = context.Queue()
+        children = [context.Process(target=_draw_in_a_child, args=(engine, queue)) for _ in range(2)]
+        for child in children:
+            child.start()
+        said = [queue.get(timeout=30.0) for _ in range(4)]
+        for child in children:
+            child.join(BOUND_S)
+        assert [child.exitcode for child in children] == [0, 0]
+        drawn = [item for item in said if isinstance(item, tuple)]
+        assert [state for _, state in drawn] == ["READY", "READY"]
+        assert drawn[0][0] != drawn[1][0]
+        assert sum("only draw" in item for item in said if isinstance(item, str)) == 2
+        queue.close()
+        queue.join_thread()
+        is_whole(engine.sample_batch(1, 5))
+
+
+def test_threads_share_an_engine():
+    failures = []
+
+    def draw(seed):
+        try:
+            for _ in range(30):
+                is_whole(engine.sample_batch(4, 20, rng=np.random.default_rng(seed)))
+        except Exception as error:
+            failures.append(error)
+
+    with OnlineDataEngine(cfg(refill_threshold=1)) as engine:
+        threads = [threading.Thread(target=draw, args=(seed,)) for seed in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert failures == []
+
+
+def test_an_engine_that_nobody_holds_ends_its_worker(left_behind):
+    """The monitor thread does not hold it."""
+    engine = OnlineDataEngine(cfg())
+    engine.start()
+    reference = weakref.ref(engine)
+    del engine
+    gc.collect()
+    assert reference() is None
+    assert left_behind[0].poll() is not None
+
+
+OWNER = """
+import os, signal, sys, time
+sys.path.insert(0, {tasks!r})
+from ejax.data import OnlineDataEngine, OnlineDataEngineCfg
+engine = OnlineDataEngine(OnlineDataEngineCfg("data_tasks:Toy", buffer_size=2, max_episode_steps=50))
+engine.start()
+print(engine._supervisor._process.pid, engine._ticket.block, engine._ticket.folder, flush=True)
+{end}
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "quiet"),
+    [
+        ("", 0, True),
+        ("raise SystemExit(3)", 3, True),
+        ("os.kill(os.getpid(), signal.SIGKILL)", -9, False),
+    ],
+    ids=["returns", "exits", "is killed"],
+)
+def test_a_worker_does_not_outlive_an_owner_that_did_not_stop_it(end, code, quiet, tmp_path):
+    script = OWNER.format(tasks=TASKS, end=end)
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    owner = subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    )
+    out, err = owner.communicate(timeout=30.0)
+    worker, block, folder = out.split()
+    assert owner.returncode == code
+    wait_until(
+        lambda: not Path(f"/proc/{worker}").exists() or "Z" in Path(f"/proc/{worker}/stat").read_text().split()[2]
+    )
+    wait_until(lambda: not (SHM / block).exists())
+    wait_until(lambda: not Path(folder).exists())
+    if quiet:  # of an owner that is killed, the resource tracker says what it removed
+        assert err == ""
+
+
+def test_a_task_of_the_main_script_is_refused_with_the_remedy(monkeypatch):
+    monkeypatch.setattr(data_tasks.Toy, "__module__", "__main__")
+    engine = OnlineDataEngine(cfg(data_tasks.Toy))
+    with pytest.raises(ValueError, match="defined in the main script, .*put it into a module of its own"):
+        engine.start()
+
+
+# failures as bytes
+
+
+def test_a_failure_keeps_within_its_bytes():
+    packed = pack_failure(ValueError("x" * 10**6))
+    assert len(packed) <= CAPACITY
+    with pytest.raises(OnlineDataWorkerError, match="builtins.ValueError: x+"):
+        raise_failure(packed)
+
+
+def test_an_exit_of_the_worker_does_not_exit_a_consumer():
+    with pytest.raises(OnlineDataWorkerError, match="builtins.SystemExit: 3"):
+        raise_failure(pack_failure(SystemExit(3)))
+
+
+# the dataset
+
+
+class Fixed(ChunkSizeSampler):
+    """3, 4, 5, ..."""
+
+    def __init__(self):
+        self.next = 2
+
+    def __call__(self):
+        self.next += 1
+        return self.next
+
+
+def take(iterable, count):
+    return [item for item, _ in zip(iterable, range(count), strict=False)]
+
+
+@pytest.fixture(scope="module")
+def ready():
+    """One engine for the tests that only draw."""
+    path = [entry for entry in sys.path if entry]
+    assert TASKS in path
+    with OnlineDataEngine(cfg(refill_threshold=10**6, task_cfg={"segments": 4, "lengths": [40]})) as engine:
+        yield engine
+
+
+def test_items_and_batches_have_their_shapes(ready):
+    (item,) = take(OnlineDataset(ready, 8), 1)
+    assert item["actions"].shape == (8, 4) and item["episode"]["mark"].shape == ()
+    (batch,) = take(OnlineDataset(ready, 8, batch_size=4), 1)
+    assert batch["actions"].shape == (4, 8, 4) and batch["episode"]["mark"].shape == (4,)
+
+
+def test_a_transform_comes_last_and_its_result_is_what_is_yielded(ready):
+    seen = []
+    dataset = OnlineDataset(ready, 8, transform=lambda chunks: seen.append(chunks["rewards"].shape) or "mine")
+    assert take(dataset, 2) == ["mine", "mine"]
+    assert seen == [(8,), (8,)]
+
+
+def test_the_mode_is_passed_on(ready):
+    ids = take(OnlineDataset(ready, 6, 100, sampling_mode="boundary"), 1)[0]["segment_id"]
+    assert (ids.min(axis=1) < ids.max(axis=1)).all()
+    ids = take(OnlineDataset(ready, 6, 100, sampling_mode="segment"), 1)[0]["segment_id"]
+    assert (ids == ids[:, :1]).all()
+
+
+def test_a_batch_draws_its_chunk_size_an_iterator_of_items_once(ready):
+    sizes = [batch["rewards"].shape for batch in take(OnlineDataset(ready, Fixed(), batch_size=2), 3)]
+    assert sizes == [(2, 3), (2, 4), (2, 5)]
+    dataset = OnlineDataset(ready, Fixed())
+    assert [item["rewards"].shape for item in take(dataset, 3)] == [(3,)] * 3
+    assert [item["rewards"].shape for item in take(dataset, 3)] == [(4,)] * 3
+
+
+def test_sizes_of_a_sampler_vary_and_stay_in_its_range(ready):
+    dataset = OnlineDataset(ready, UniformChunkSampler(2, 9), batch_size=1)
+    sizes = {batch["rewards"].shape[1] for batch in take(dataset, 200)}
+    assert sizes == set(range(2, 10))
+
+
+def test_the_same_seed_draws_the_same_chunks_and_iterators_and_shards_differ(ready):
+    def steps(iterator):
+        return [item["episode_step"][0] for item in take(iterator, 30)]
+
+    dataset, again = (OnlineDataset(ready, 5, seed=1) for _ in range(2))
+    first, second = steps(dataset), steps(dataset)
+    assert first == steps(again) and second == steps(again)
+    others = [first, second, steps(OnlineDataset(ready, 5, seed=2))]
+    others += [steps(OnlineDataset(ready, 5, seed=1).iterate(shard)) for shard in range(2)]
+    assert len(set(map(tuple, others))) == 5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"chunk_size": 0}, ValueError, "chunk_size must be at least 1, got 0"),
+        ({"chunk_size": 2.5}, TypeError, "chunk_size must be an int or a ChunkSizeSampler, got float"),
+        ({"chunk_size": True}, TypeError, "got bool"),
+        ({"chunk_size": 2, "batch_size": 0}, ValueError, "batch_size must be at least 1, got 0"),
+        ({"chunk_size": 2, "sampling_mode": "row"}, ValueError, "no sampling_mode 'row'"),
+    ],
+)
+def test_wrong_datasets_are_refused(arguments, error, message):
+    with pytest.raises(error, match=message):
+        OnlineDataset(None, **arguments)
+
+
+def test_batches_are_on_the_device_ahead_of_their_use(ready):
+    import jax
+
+    drawn = []
+    dataset = OnlineDataset(ready, 8, 4, transform=lambda chunks: drawn.append(1) or {"actions": chunks["actions"]})
+    batches = prefetch_to_device(dataset, size=2)
+    first = next(batches)
+    assert isinstance(first["actions"], jax.Array) and first["actions"].shape == (4, 8, 4)
+    assert len(drawn) == 2
+    next(batches)
+    assert len(drawn) == 3
+    assert [int(x) for x in prefetch_to_device(np.arange(5), size=3)] == [0, 1, 2, 3, 4]
+    with pytest.raises(ValueError, match="size must be at least 1"):
+        prefetch_to_device(dataset, size=0)
