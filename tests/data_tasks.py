@@ -121,3 +121,12 @@ class Importing(Toy):
     def generate(self, seed):
         Path(self.folder, "modules").write_text("\n".join(sorted(sys.modules)))
         return super().generate(seed)
+
+
+def draw_in_a_child(engine, queue):
+    """What a forked or spawned consumer does."""
+    queue.put((engine.sample_batch(20, 5)["episode_step"][:, 0].tolist(), engine.state.name))
+    try:
+        engine.stop()
+    except RuntimeError as error:
+        queue.put(str(error))
