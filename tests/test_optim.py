@@ -16,6 +16,7 @@ from ejax.optim import (
     bind_schedule,
     clip_by_global_norm,
     get_learning_rate,
+    make_actor_critic_optimizer,
     make_optimizer,
     scheduled_learning_rate,
     set_learning_rate,
@@ -122,6 +123,26 @@ def test_a_foreign_optimizer_has_no_learning_rate_to_read_or_set():
     assert jnp.isnan(get_learning_rate(state))
     with pytest.raises(KeyError):
         set_learning_rate(state, jnp.asarray(0.5))
+
+
+def test_the_critic_is_stepped_apart_from_the_rest():
+    params = {"actor": jnp.ones(2), "log_std": jnp.zeros(1), "critic": jnp.full(3, 2.0)}
+    grads = jax.tree.map(lambda x: x + 1.0, params)
+    of_actor = OptimizerConfig(name="adamw", learning_rate=0.1)  # its weight decay needs the parameters
+    of_critic = OptimizerConfig(name="sgd", learning_rate=0.01)
+    both = make_actor_critic_optimizer(of_actor, of_critic)
+    alone, rest = make_optimizer(of_actor), {name: params[name] for name in ("actor", "log_std")}
+    expected, expected_state = alone.update({name: grads[name] for name in rest}, alone.init(rest), rest)
+
+    state = both.init(params)
+    updates, after = both.update({name: grads[name] for name in rest}, state, rest)
+    jax.tree.map(np.testing.assert_array_equal, (updates, after["actor"]), (expected, expected_state))
+    assert after["critic"] is state["critic"]
+
+    updates, last = both.update({"critic": grads["critic"]}, after, {"critic": params["critic"]})
+    assert updates.keys() == {"critic"}
+    np.testing.assert_allclose(updates["critic"], np.full(3, -0.03), rtol=1e-6)
+    assert last["actor"] is after["actor"]
 
 
 @pytest.mark.parametrize(
