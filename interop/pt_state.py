@@ -45,6 +45,11 @@ def pt_payload(
     """
     if like is not None and layout != "0.3":
         raise ValueError(f"like is for layout 0.3, got '{layout}'")
+    if config.algorithm.name == "shac" and layout != "seed":
+        raise ValueError(
+            f"EmbodiChain has no shac: layout '{layout}' has no place for its target critic and second optimizer; "
+            "give layout seed (the policy alone), or use interop.export"
+        )
     clamp = _clamp_of(parts.policy, layout, like)
     policy = _exported(parts.policy, state.train.params, layout, clamp)
     payload: dict[str, Any] = {"global_step": meta["global_step"], "policy": policy}
@@ -83,6 +88,8 @@ def restore(saved: PtFile, config: RunConfig, parts: Parts, *, policy_only: bool
     Raises:
         ValueError: see ``import_pt``.
     """
+    if config.algorithm.name == "shac" and not policy_only:
+        raise ValueError("EmbodiChain has no shac, so no file goes on with its training; start one: policy_only")
     options: Any = config.algorithm.cfg
     params = _imported(parts, saved.policy, saved.log_std_range)
     train = replace(parts.state.train, params=params)

@@ -220,6 +220,24 @@ def test_the_policy_alone_starts_a_new_training(config, parts):
     assert_same(state_dict_from_params(parts.policy, state.train.params), pt_file.read_pt(POINT_MASS).policy)
 
 
+def test_shac_takes_and_gives_the_policy_alone(golden):
+    raw = options(golden) | {"algorithm": {"name": "shac", "cfg": {"segment_length": 4}}}
+    del raw["trainer"]["buffer_size"]
+    config = parse_config(raw)
+    parts = build(config)
+    saved = pt_file.read_pt(POINT_MASS)
+    state, _ = pt_state.restore(saved, config, parts, policy_only=True)
+    jax.tree.map(np.testing.assert_array_equal, state.train.reference, state.train.params)
+    meta = {"global_step": 0, "num_updates": 0, "best_eval_value": None}
+    plain = parse_config(raw, [f"policy.{name}_obs_normalization=false" for name in ("actor", "critic")])
+    fresh = build(plain)
+    assert pt_state.pt_payload(plain, fresh, fresh.state, meta, layout="seed").keys() == {"global_step", "policy"}
+    with pytest.raises(ValueError, match=r"EmbodiChain has no shac: layout '0\.3' has no place"):
+        pt_state.pt_payload(config, parts, state, meta)
+    with pytest.raises(ValueError, match="no file goes on with its training"):
+        pt_state.restore(saved, config, parts)
+
+
 def test_counters_that_do_not_fit_are_told(golden, parts, config):
     saved = replace(pt_file.read_pt(POINT_MASS), global_step=150)
     state, notes = pt_state.restore(saved, config, parts)
