@@ -65,7 +65,8 @@ class CameraConfig(BaseModel):
 
 
 class FilmRecorder:
-    """Makes the films of one run, one at a time. A context manager: leaving it waits for the film under way.
+    """Makes the films of one run, one at a time. A context manager: leaving it waits for the film under way, unless an
+    exception ended the run.
 
     Args:
         envs: the environment of each phase.
@@ -78,7 +79,7 @@ class FilmRecorder:
         self._policy, self._envs, self._cameras, self._folder = policy, envs, cameras, folder
         self._thread = ThreadPoolExecutor(1, "ejax-recorder", initializer=_let_others_first) if cameras else None
         self._film: Future[list[Path]] | None = None
-        self._late = threading.Event()
+        self._broken_off = threading.Event()
         self._reports: list[str] = []
         self._failure = ""
         self._skipped = False
@@ -90,7 +91,7 @@ class FilmRecorder:
             key: start states and samples follow from it.
             count: number of the film, part of its file's name.
         """
-        if self._thread is None:
+        if self._thread is None or self._broken_off.is_set():
             return
         self._collect()
         if self._film is not None:
@@ -106,6 +107,10 @@ class FilmRecorder:
         told, self._reports = self._reports, []
         return told
 
+    def break_off(self) -> None:
+        """Give up the film under way, and make no more: whoever stops a run does not want to wait."""
+        self._broken_off.set()
+
     def __enter__(self) -> "FilmRecorder":
         return self
 
@@ -115,12 +120,13 @@ class FilmRecorder:
         if self._thread is None:
             return
         films = [self._film] if self._film is not None else []
-        wait(films, _CLOSE_TIMEOUT_S)
-        self._late.set()
+        if kind is None and not self._broken_off.is_set():
+            wait(films, _CLOSE_TIMEOUT_S)
+        self.break_off()
         wait(films, _LAST_TIMEOUT_S)
         self._collect()
         if self._film is not None:
-            self._reports.append(f"no film: still at work {_CLOSE_TIMEOUT_S:.0f} s after the end of the run")
+            self._reports.append("no film: still at work, and left alone")
         self._thread.shutdown(wait=False)
 
     def _collect(self) -> None:
@@ -146,13 +152,13 @@ class FilmRecorder:
                     folder = self._folder / phase if camera.save_path is None else Path(camera.save_path)
                     path = folder / f"ep{count}_{camera.name}_allenvs.mp4"
                     frames = draw(env, states, done, camera.resolution, camera.view, every=camera.interval_step)
-                    paths.append(write_video(path, self._in_time(frames), _FPS))
+                    paths.append(write_video(path, self._unless_broken_off(frames), _FPS))
         return paths
 
-    def _in_time(self, frames: Iterable[NDArray[np.uint8]]) -> Iterator[NDArray[np.uint8]]:
+    def _unless_broken_off(self, frames: Iterable[NDArray[np.uint8]]) -> Iterator[NDArray[np.uint8]]:
         for frame in frames:
-            if self._late.is_set():
-                raise TimeoutError(f"not finished {_CLOSE_TIMEOUT_S:.0f} s after the end of the run")
+            if self._broken_off.is_set():
+                raise TimeoutError("broken off at the end of the run")
             yield frame
 
 

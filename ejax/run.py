@@ -140,7 +140,7 @@ class _Loop:
         envs: dict[Phase, Any] = {"train": parts.env, "eval": evaluation_env(config, parts.env)}
         cameras = tuple(camera for camera in trainer.cameras if trainer.enable_eval or camera.phase == "train")
         self.recorder = FilmRecorder(parts.policy, envs, cameras, directory.path / "videos")
-        self.evaluator = make_evaluator(config, parts)
+        self.evaluator = make_evaluator(config, parts, directory.path / "quarantine" / "eval")
         self.compiler = ThreadPoolExecutor(1, "ejax-compiler")
         self.started = self.compiled_at = self.clock = started
         self.last_saved: int | None = None
@@ -149,14 +149,14 @@ class _Loop:
 
     def run(self, state: RunState) -> RunResult:
         trainer, total = self.trainer, self.trainer.num_updates
-        update = first = int(state.update)
+        update = first = self.first_update = int(state.update)
         stepper = self.parts.stepper
         pending: _Launched | None = None
         with stepper, self.evaluator, self.compiler, self.recorder, interruptible() as interrupted:
             # both programs at once: compilation leaves Python's lock alone, and takes longer than many a training
             if trainer.enable_eval:
                 self.compiler.submit(self.evaluator.compile, state.train.params)
-            stepper.start(state)
+            state = stepper.start(state)
             self.compiled_at = self.clock = time.monotonic()
             seconds = self.compiled_at - self.started
             self.writer.note(f"built and compiled in {seconds:.1f} s; run folder {self.directory.path}")
@@ -204,13 +204,14 @@ class _Loop:
     def _evaluate(self, state: RunState, update: int) -> Metrics:
         trainer = self.trainer
         key = jax.random.key(trainer.eval_seed)
-        self.recorder.record(state.train.params, key, self._film_number(update, trainer.eval_freq))
+        self.recorder.record(state.train.params, key, self._film_number(update))
         pause = self.parts.stepper.paused() if trainer.collector.pause_in_evaluation else nullcontext()
         with pause:
             return self.evaluator.evaluate(state.train.params)
 
-    def _film_number(self, update: int, freq: int) -> int:
-        """Multiples of ``freq`` passed; a film at the end of the run, between two of them, has the next number."""
+    def _film_number(self, update: int) -> int:
+        """Multiples of ``eval_freq`` passed; an evaluation at the end, between two of them, has the next number."""
+        freq = self.trainer.eval_freq
         number = update * self.rows // max(1, freq)
         return number if freq == 0 or self._fires(update, freq) else number + 1
 
@@ -281,9 +282,10 @@ class _Loop:
         if update == self.last_saved:
             return
         if not self.trainer.enable_eval:
-            key = jax.random.key(self.trainer.eval_seed)
-            every = self.trainer.save_freq or self.trainer.save_frequency_updates * self.rows
-            self.recorder.record(state.train.params, key, self._film_number(update, every))
+            self.recorder.record(state.train.params, jax.random.key(self.trainer.eval_seed), update)
+        versions = self.parts.stepper.versions()
+        if versions is not None:  # before the checkpoint: whoever goes on from it finds them
+            self.directory.write_schedule(self.first_update, versions[: update - self.first_update])
         path = self.directory.save(state, self._meta(update), keep=self.trainer.keep_checkpoints)
         self.last_saved, self.result.latest_checkpoint_path = update, path
         self.writer.note(f"saved {path}")
@@ -302,6 +304,8 @@ class _Loop:
         trained_for = time.monotonic() - self.compiled_at
         if finished and self.trainer.enable_eval and self.last_evaluated != update:
             self._record_evaluation(_Launched(update, 0, state, {}, self._evaluate(state, update), save=False))
+        if not finished:
+            self.recorder.break_off()
         self._save(state, update)
         if not finished:
             self.writer.note(

@@ -202,8 +202,20 @@ def test_a_film_that_takes_too_long_after_the_end_is_broken_off(
         recorder.record({}, jax.random.key(0), 1)
         while not DRAWN:
             time.sleep(0.01)
-    assert recorder.reports() == ["no film: TimeoutError: not finished 0 s after the end of the run"]
+    assert recorder.reports() == ["no film: TimeoutError: broken off at the end of the run"]
     assert not list((tmp_path / "eval").iterdir())
+
+
+def test_a_stopped_run_does_not_wait_for_a_film(tmp_path: Path) -> None:
+    with make_recorder(tmp_path, Lamp(length=1000, pause=0.1)) as recorder:
+        recorder.record({}, jax.random.key(0), 1)
+        while not DRAWN:
+            time.sleep(0.01)
+        stopped = time.monotonic()
+        recorder.break_off()
+        recorder.record({}, jax.random.key(0), 2)
+    assert time.monotonic() - stopped < 20.0  # the film takes 100 s
+    assert recorder.reports() == ["no film: TimeoutError: broken off at the end of the run"]
 
 
 def test_while_a_film_is_made_no_other_one_is(tmp_path: Path) -> None:
