@@ -158,24 +158,55 @@ def test_a_row_that_stays_locked_is_waited_for_within_a_bound(buffer, monkeypatc
         ChunkReader(buffer).draw(1, 10, "episode", np.random.default_rng(0))
 
 
-def test_a_copy_torn_by_a_write_is_drawn_again(buffer, monkeypatch):
-    """The row is written to between the choice and the second look: once, at the first copy."""
+@pytest.mark.parametrize(("large", "copy"), [(10**9, "gather"), (0, "copy_window")], ids=["together", "singly"])
+def test_a_copy_torn_by_a_write_is_drawn_again(buffer, monkeypatch, large, copy):
+    """All rows are rewritten between the choice and the second look: once, at the first copy."""
     fill(buffer)
-    reader, gather, torn = ChunkReader(buffer), buffer.gather, []
+    original, torn = getattr(buffer, copy), []
 
-    def interrupted(rows, starts, size):
-        copies = gather(rows, starts, size)
+    def interrupted(*args):
+        result = original(*args)
         if not torn:
-            torn.extend(rows)
-            for row in set(rows):
-                copies[0]["obs/x"][rows == row] = np.nan  # half of the one and half of the other
+            torn.append(args)
+            for row in range(8):
                 write(buffer, row, 50, value=100.0)
-        return copies
+        return result
 
-    monkeypatch.setattr(buffer, "gather", interrupted)
+    monkeypatch.setattr("ejax.data.reader._LARGE", large)
+    monkeypatch.setattr(buffer, copy, interrupted)
+    reader = ChunkReader(buffer)
     chunks = reader.draw(5, 10, "episode", np.random.default_rng(0))
-    assert reader.redrawn == 5
-    assert np.isfinite(chunks["obs"]["x"]).all()
+    assert reader.redrawn == (5 if copy == "gather" else 1)
+    assert (chunks["obs"]["x"] == 100.0).all()  # nothing of what was copied first
+
+
+@pytest.mark.parametrize(("large", "copy"), [(10**9, "gather"), (0, "copy_window")], ids=["together", "singly"])
+def test_rows_that_are_always_rewritten_meanwhile_end_in_an_error(buffer, monkeypatch, large, copy):
+    write(buffer, 0, 50)
+    original = getattr(buffer, copy)
+
+    def interrupted(*args):
+        buffer.version[0] += 2
+        return original(*args)
+
+    monkeypatch.setattr("ejax.data.reader._LARGE", large)
+    monkeypatch.setattr(buffer, copy, interrupted)
+    with pytest.raises(RuntimeError, match="1000 copies in a row were torn"):
+        ChunkReader(buffer).draw(5, 10, "episode", np.random.default_rng(0))
+
+
+def test_chunks_drawn_singly_are_like_those_drawn_together(buffer, monkeypatch):
+    fill(buffer)
+    made = []
+    for large in (10**9, 0):
+        monkeypatch.setattr("ejax.data.reader._LARGE", large)
+        made.append(flatten(ChunkReader(buffer).draw(64, 10, "episode", np.random.default_rng(0))))
+    together, singly = made
+    assert {path: (a.shape, a.dtype) for path, a in singly.items()} == {
+        path: (a.shape, a.dtype) for path, a in together.items()
+    }
+    np.testing.assert_array_equal(singly["t"], singly["t"][:, :1] + np.arange(10))
+    np.testing.assert_array_equal(singly["obs/x"][:, 0, 0], singly["episode/index"])
 
 
 @pytest.mark.parametrize(

@@ -127,6 +127,25 @@ class TrajectoryBuffer:
             frames[path] = windows[rows, starts]
         return frames, {path: array[rows] for path, array in self.episode.items()}
 
+    def chunk_bytes(self, chunk_size: int) -> int:
+        """Size of the frame fields of one chunk."""
+        return chunk_size * sum(array[0, 0].nbytes for array in self.frames.values())
+
+    def empty(self, count: int, chunk_size: int) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
+        """Room for ``count`` chunks, as ``gather`` returns them."""
+        frames = {path: np.empty((count, chunk_size, *a.shape[2:]), a.dtype) for path, a in self.frames.items()}
+        return frames, {path: np.empty((count, *a.shape[1:]), a.dtype) for path, a in self.episode.items()}
+
+    def copy_window(
+        self, row: int, start: int, into: tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]], place: int
+    ) -> None:
+        """Copy one window to ``place`` in what ``empty`` made."""
+        frames, fields = into
+        for path, target in frames.items():
+            target[place] = self.frames[path][row, start : start + target.shape[1]]
+        for path, target in fields.items():
+            target[place] = self.episode[path][row]
+
 
 def create_block(layout: Layout) -> SharedMemory:
     """Make the shared memory for ``layout``. Whoever made it calls ``unlink()``, once; the memory itself goes with the

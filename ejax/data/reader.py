@@ -5,9 +5,10 @@ them, and looks at the versions again; what changed meanwhile is drawn anew. The
 episode, and the choice is uniform over what was whole at the last look.
 """
 
+import itertools
 import threading
 import time
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,13 @@ from ejax.data.buffer import TrajectoryBuffer, fence
 from ejax.data.chunks import Runs, SamplingMode, draw_windows, find_runs, window_mask
 from ejax.data.task import nest
 
+Copies: TypeAlias = tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]
+"""Frame fields [B, C, ...] and episode fields [B, ...], by path."""
+
+_LARGE = 2**18
+"""Bytes of a chunk from which on it is drawn singly: copying it takes longer than choosing it."""
+_MOST_TRIES = 1000
+"""Copies of a chunk, all torn, after which a draw gives up."""
 _WAIT_S = 1.0
 """How long a draw waits for a row to become whole, in s; a row is being written for well under a millisecond."""
 
@@ -39,28 +47,65 @@ class ChunkReader:
         Raises:
             RuntimeError: no row that is whole has such a window.
         """
-        frames: dict[str, NDArray[Any]] = {}
-        fields: dict[str, NDArray[Any]] = {}
-        torn = np.arange(batch_size)
-        deadline = time.monotonic() + _WAIT_S
-        while torn.size:
-            version, mask = self._windows(chunk_size, mode)
-            if not mask.any():
-                self._wait_or_raise(deadline, chunk_size, mode)
-                continue
-            rows, starts = draw_windows(mask, len(torn), rng)
-            copies = self._buffer.gather(rows, starts, chunk_size)
-            fence()
-            whole = self._buffer.version[rows] == version[rows]
-            if frames:
-                for kept, copy in zip((frames, fields), copies, strict=True):
-                    for path, array in copy.items():
-                        kept[path][torn] = array
-            else:
-                frames, fields = copies
-            torn = torn[~whole]
-            self.redrawn += len(torn)
+        copy = self._draw_singly if self._buffer.chunk_bytes(chunk_size) >= _LARGE else self._draw_together
+        frames, fields = copy(batch_size, chunk_size, mode, rng)
         return nest(frames) | {"episode": nest(fields)}
+
+    def _draw_together(self, count: int, chunk_size: int, mode: SamplingMode, rng: np.random.Generator) -> Copies:
+        """One gather for all: the fewest calls. Torn chunks are drawn again, together."""
+        frames, fields, torn = self._gather(count, chunk_size, mode, rng)
+        for tries in itertools.count(1):
+            if not torn.size:
+                break
+            self._count(torn.size, tries)
+            again = self._gather(torn.size, chunk_size, mode, rng)
+            for kept, copies in zip((frames, fields), again[:2], strict=True):
+                for path, array in copies.items():
+                    kept[path][torn] = array
+            torn = torn[again[2]]
+        return frames, fields
+
+    def _draw_singly(self, count: int, chunk_size: int, mode: SamplingMode, rng: np.random.Generator) -> Copies:
+        """Each chunk is looked at as soon as it is copied: of large ones few are torn, and little is copied in vain."""
+        frames, fields = self._buffer.empty(count, chunk_size)
+        for i in range(count):
+            for tries in itertools.count(1):
+                rows, starts, version = self._choose(1, chunk_size, mode, rng)
+                row, start = int(rows[0]), int(starts[0])
+                self._buffer.copy_window(row, start, (frames, fields), i)
+                fence()
+                if self._buffer.version[row] == version[row]:
+                    break
+                self._count(1, tries)
+        return frames, fields
+
+    def _gather(
+        self, count: int, chunk_size: int, mode: SamplingMode, rng: np.random.Generator
+    ) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]], NDArray[np.intp]]:
+        """Copies, and which of them are torn."""
+        rows, starts, version = self._choose(count, chunk_size, mode, rng)
+        copies = self._buffer.gather(rows, starts, chunk_size)
+        fence()
+        return *copies, (self._buffer.version[rows] != version[rows]).nonzero()[0]
+
+    def _choose(
+        self, count: int, chunk_size: int, mode: SamplingMode, rng: np.random.Generator
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """Rows and first frames of windows [count], and the versions [R] that they are windows of."""
+        deadline = time.monotonic() + _WAIT_S
+        while True:
+            version, mask = self._windows(chunk_size, mode)
+            if mask.any():
+                return *draw_windows(mask, count, rng), version
+            self._wait_or_raise(deadline, chunk_size, mode)
+
+    def _count(self, torn: int, tries: int) -> None:
+        self.redrawn += torn
+        if tries == _MOST_TRIES:
+            raise RuntimeError(
+                f"No unlocked valid chunk: {tries} copies in a row were torn, the rows are rewritten faster than they "
+                f"are copied; give a smaller chunk_size, or a larger buffer_size or refill_threshold"
+            )
 
     def _windows(self, chunk_size: int, mode: SamplingMode) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """Versions [R] and where windows start [R, T], of the rows that are whole now."""
