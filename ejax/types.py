@@ -82,8 +82,8 @@ class TrainState:
     params: Params
     opt_state: PyTree
     reference: Params = None
-    """Frozen parameters that the policy is kept close to, where an algorithm has a ``kl_coef``. Of SHAC: the policy with
-    its target critic."""
+    """Frozen parameters that the policy is kept close to, where an algorithm has a ``kl_coef``. Of SHAC: the policy
+    with its target critic."""
 
 
 class Distribution(Protocol):
