@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import pickle
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -667,6 +668,16 @@ def test_a_failure_keeps_within_its_bytes():
 def test_an_exit_of_the_worker_does_not_exit_a_consumer():
     with pytest.raises(OnlineDataWorkerError, match=r"builtins\.SystemExit: 3"):
         raise_failure(pack_failure(SystemExit(3)))
+
+
+def test_the_example_of_the_documents_runs_as_written(tmp_path):
+    text = (Path(__file__).parents[1] / "docs" / "data.md").read_text()
+    (tmp_path / "reach.py").write_text(re.search(r"```python\n(.*?)```", text, re.S)[1])
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "reach.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60.0
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "'data/samples'" in done.stdout
 
 
 # the dataset
