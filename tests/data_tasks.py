@@ -1,5 +1,6 @@
 """Tasks that the data engine's worker runs in tests. It imports no test module: those import jax."""
 
+import faulthandler
 import os
 import signal
 import sys
@@ -28,8 +29,8 @@ class Toy:
     Args:
         lengths: of the episodes, in turn.
         segments: of equal length, per episode.
-        at: what happens at an attempt, by its number: "raise", "unpicklable", "exit", "hang", "deaf", "fail", "empty",
-            "incomplete", "unsuccessful", "long", "wrong", "none".
+        at: what happens at an attempt, by its number: "raise", "unpicklable", "exit", "hang", "crash", "deaf", "fail",
+            "empty", "incomplete", "unsuccessful", "long", "wrong", "none".
         delay: s that an attempt takes.
         wide: numbers per frame.
         several: outcomes per attempt.
@@ -84,6 +85,8 @@ class Toy:
             os._exit(17)
         if how == "hang":
             threading.Event().wait()
+        if how == "crash":
+            faulthandler._sigsegv()
         if how == "deaf":
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             time.sleep(60.0)

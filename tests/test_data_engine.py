@@ -380,6 +380,13 @@ def test_a_hanging_worker_is_found_and_says_where_it_is():
     assert "in misbehave" in str(caught.value)
 
 
+def test_a_worker_that_crashes_says_where_it_was():
+    engine = OnlineDataEngine(cfg(task_cfg={"at": {0: "crash"}}))
+    with pytest.raises(OnlineDataWorkerError, match=r"exit code -11, SIGSEGV\)\nFatal Python error") as caught:
+        engine.start()
+    assert "in misbehave" in str(caught.value)
+
+
 def test_a_stopped_process_counts_as_hanging(left_behind):
     engine = OnlineDataEngine(cfg(worker_timeout=0.5))
     with pytest.raises(OnlineDataWorkerError, match="hangs"), engine:
@@ -646,6 +653,43 @@ def test_a_worker_does_not_outlive_an_owner_that_did_not_stop_it(end, code, quie
     wait_until(lambda: not Path(folder).exists())
     if quiet:  # of an owner that is killed, the resource tracker says what it removed
         assert err == ""
+
+
+def test_a_consumer_outlives_its_owner_and_says_so(tmp_path):
+    end = "import pickle; print(pickle.dumps(engine).hex(), flush=True); sys.stdin.read(1); os.kill(os.getpid(), 9)"
+    owner = subprocess.Popen(
+        [sys.executable, "-c", OWNER.format(tasks=TASKS, end=end)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )
+    worker, block, _ = owner.stdout.readline().split()
+    copy = pickle.loads(bytes.fromhex(owner.stdout.readline()))
+    is_whole(copy.sample_batch(2, 5))
+    owner.communicate("x", timeout=BOUND_S)
+    with pytest.raises(OnlineDataWorkerError, match="the worker is gone, and its owner does not say why"):
+        draw_until_it_fails(copy)
+    wait_until(lambda: not is_running(worker) and not (SHM / block).exists())
+
+
+FORKED = """
+if os.fork() == 0:
+    sys.exit()  # runs what is registered for the interpreter's end
+os.wait()
+time.sleep(0.1)
+print(engine.sample_batch(1, 5)["valid"].shape, engine.state.name)
+engine.stop()
+"""
+
+
+def test_a_forked_child_that_ends_leaves_the_engine_alone(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", OWNER.format(tasks=TASKS, end=FORKED)], capture_output=True, text=True, timeout=30.0
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[1:] == ["(1, 5) READY"]
 
 
 def test_a_task_of_the_main_script_is_refused_with_the_remedy(monkeypatch):

@@ -136,7 +136,7 @@ class OnlineDataEngine:
                 seed=cfg.seed,
                 worker_timeout=cfg.worker_timeout,
             )
-            abandon = weakref.finalize(self, _close_quietly, self._supervisor, cfg.shutdown_timeout)
+            abandon = weakref.finalize(self, _abandon, self._supervisor, cfg.shutdown_timeout, os.getpid())
             abandon.atexit = False  # its own hook may come after multiprocessing's; the one registered here does not
             atexit.register(abandon)
             self._supervisor.bring_up(cfg.initialization_timeout, self._cancelled)
@@ -341,7 +341,8 @@ def _close(supervisor: Supervisor, shutdown_timeout: float) -> bytes | None:
         raise
 
 
-def _close_quietly(supervisor: Supervisor, shutdown_timeout: float) -> None:
+def _abandon(supervisor: Supervisor, shutdown_timeout: float, owner_pid: int) -> None:
     """For an engine that was collected, or still runs when the interpreter ends: nobody is left to tell."""
-    with suppress(OnlineDataWorkerError):
-        _close(supervisor, shutdown_timeout)
+    if os.getpid() == owner_pid:  # a forked copy owns nothing, and may end as it likes
+        with suppress(OnlineDataWorkerError):
+            _close(supervisor, shutdown_timeout)

@@ -64,7 +64,6 @@ class Supervisor:
         self.buffer: TrajectoryBuffer
         self.control: Control | None = None
         self._worker_timeout = worker_timeout
-        self._owner_pid = os.getpid()
         self._block: SharedMemory | None = None
         self._ending = threading.Event()
         self._monitor: threading.Thread | None = None
@@ -126,8 +125,6 @@ class Supervisor:
         Raises:
             OnlineDataWorkerError: it had to be killed, or outlived even that; then ``close`` may be called again.
         """
-        if os.getpid() != self._owner_pid:  # a forked copy owns nothing
-            return None
         with self._lock:
             if self._closed:
                 return None
