@@ -1,6 +1,7 @@
 """Imports inside ejax go down the layers only."""
 
 import ast
+import sys
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,15 @@ def test_imports_go_down(path):
             used = name.split(".")[1]
             assert used in LEVEL, f"give {used} its layer"
             assert LEVEL[used] <= LEVEL[unit(path)], f"{path} imports {name} from a layer above it"
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if unit(path) == "data"], ids=str)
+def test_the_data_wing_needs_numpy_only(path):
+    """Its worker and its consumers import neither jax nor the rest of ejax; ``prefetch`` is for who trains."""
+    allowed = {"jax", "ejax.types"} if path.name == "prefetch.py" else set()
+    for name in imports(path):
+        known = name.split(".")[0] in sys.stdlib_module_names | {"numpy"} or name.startswith("ejax.data.")
+        assert known or name in allowed or name == "_posixshmem", name
 
 
 @pytest.mark.parametrize("path", FILES, ids=str)
