@@ -238,14 +238,18 @@ def _finish(
     success = seen.info.get("success", jnp.full(seen.reward.shape, jnp.nan))
     episodes = track_episodes(episodes, seen.reward, seen.done, success, valid)
     metrics = {f"train/{name}": value for name, value in losses.items()}
-    metrics |= episode_metrics(episodes) | step_metrics(seen.info)
+    metrics |= episode_metrics(episodes) | step_metrics(seen.info, valid)
     return RunState(update=state.update + 1, train=train, envs=envs, episodes=episodes), metrics
 
 
-def step_metrics(info: dict[str, Any]) -> Metrics:
-    """Means over the rollout of what the env reports at each step: ``rewards/<term>`` and ``metrics/<name>``."""
+def step_metrics(info: dict[str, Any], valid: Array | None = None) -> Metrics:
+    """Means over the rollout of what the env reports at each step: ``rewards/<term>`` and ``metrics/<name>``.
+
+    Args:
+        valid: [T, N] bool, the steps that count. None: all.
+    """
     return {
-        f"{group}/{name}": x.mean()
+        f"{group}/{name}": x.mean(where=valid)
         for group in ("rewards", "metrics")
         for name, x in info.get(group, {}).items()
         if x.ndim == 2  # [T, N]: one number for each env

@@ -88,12 +88,14 @@ def grpo_update(
         ValueError: N is not divisible by ``group_size``, or there is no reference to measure the divergence to.
     """
     mask = first_episode_mask(rollout.done) if config.truncate_at_first_done else jnp.ones_like(rollout.reward)
-    if "valid" in rollout.extras:  # an episode with a step that is no transition has no return to compare
-        mask = mask * jnp.all((mask == 0) | rollout.extras["valid"], axis=0, keepdims=True)
+    valid = rollout.extras.get("valid")
+    if valid is not None:  # an episode that ends with a step that is no transition has no return to compare
+        broken = discounted_returns((rollout.done & ~valid).astype(jnp.float32), rollout.done, gamma=1.0) > 0.0
+        mask = mask * (valid & ~broken)
     step_return = discounted_returns(rollout.reward, rollout.done, gamma=config.gamma)
     # lengths relative to the rollout's, so that the weights of a minibatch do not get small
     length = mask.mean(axis=0, keepdims=True)
-    weight = mask / length if config.length_normalization else mask
+    weight = mask / jnp.maximum(length, 1.0 / mask.shape[0]) if config.length_normalization else mask
     batch: dict[str, PyTree] = {
         "obs": rollout.obs,
         "action": rollout.action,
@@ -125,7 +127,7 @@ def grpo_update(
         ),
     )
     state = step_schedule(state, config.optimizer, config.lr_scheduler)
-    state = replace(state, params=observe(policy, state.params, rollout.obs))
+    state = replace(state, params=observe(policy, state.params, rollout.obs, valid))
     return state, metrics | {"learning_rate": get_learning_rate(state.opt_state), "mask_fraction": mask.mean()}
 
 

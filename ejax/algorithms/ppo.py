@@ -176,11 +176,11 @@ def ppo_update(
         stop=_stop_beyond(config.target_kl),
     )
     state = step_schedule(state, config.optimizer, config.lr_scheduler)
-    state = replace(state, params=observe(policy, state.params, rollout.obs))
+    valid = rollout.extras.get("valid")
+    state = replace(state, params=observe(policy, state.params, rollout.obs, valid))
     metrics["learning_rate"] = get_learning_rate(state.opt_state)
-    metrics["explained_variance"] = 1.0 - jnp.var(value_target - rollout.value) / jnp.maximum(
-        jnp.var(value_target), 1e-8
-    )
+    unexplained = jnp.var(value_target - rollout.value, where=valid)
+    metrics["explained_variance"] = 1.0 - unexplained / jnp.maximum(jnp.var(value_target, where=valid), 1e-8)
     return state, metrics | lag_metrics
 
 
@@ -230,9 +230,10 @@ def _seen_by(params: Params, rollout: Rollout, *, policy: Policy, config: PPOCon
         rollout, log_prob=log_prob, value=value, next_value=jnp.where(goes_on, following, rollout.next_value)
     )
     log_ratio = log_prob - rollout.log_prob
+    valid = rollout.extras.get("valid")
     return seen, {
-        "behave_approx_kl": kl_k3(log_ratio).mean(),
-        "behave_weight_clipped": (jnp.exp(log_ratio) > config.behave_weight_threshold).mean(),
+        "behave_approx_kl": kl_k3(log_ratio).mean(where=valid),
+        "behave_weight_clipped": (jnp.exp(log_ratio) > config.behave_weight_threshold).mean(where=valid),
     }
 
 
@@ -301,7 +302,8 @@ def _normalize(advantage: Array, valid: Array | None, config: PPOConfig) -> Arra
     normalized = normalize(advantage, valid, offset=1e-8)
     if config.advantage_rule == "embodichain-0.3":
         return normalized
-    return (advantage - normalized.mean()) / (jnp.std(normalized, ddof=1) + 1e-8)
+    counts = None if valid is None else valid > 0
+    return (advantage - normalized.mean(where=counts)) / (jnp.std(normalized, ddof=1, where=counts) + 1e-8)
 
 
 def _stop_beyond(target_kl: float | None) -> Callable[[Metrics], Array] | None:

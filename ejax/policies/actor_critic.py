@@ -27,7 +27,9 @@ class ActorCritic(nn.Module):
     critic_obs_normalization: bool = False
 
     @nn.compact
-    def __call__(self, obs: PyTree, *, dropout_seed: Array | None = None, observe: bool = False) -> tuple[Any, Array]:
+    def __call__(
+        self, obs: PyTree, *, dropout_seed: Array | None = None, observe: bool | Array = False
+    ) -> tuple[Any, Array]:
         """
         Args:
             obs: leaves [..., F].

@@ -25,13 +25,15 @@ class ActorOnly(nn.Module):
     actor_obs_normalization: bool = False
 
     @nn.compact
-    def __call__(self, obs: PyTree, *, dropout_seed: Array | None = None, observe: bool = False) -> tuple[Any, Array]:
+    def __call__(
+        self, obs: PyTree, *, dropout_seed: Array | None = None, observe: bool | Array = False
+    ) -> tuple[Any, Array]:
         distribution = actor_head(self, obs, dropout_seed=dropout_seed, observe=observe)
         rows = jax.tree.leaves(obs)[0].shape[:-1]
         return distribution, jnp.zeros(rows)
 
 
-def actor_head(module: Any, obs: PyTree, *, dropout_seed: Array | None, observe: bool) -> Any:
+def actor_head(module: Any, obs: PyTree, *, dropout_seed: Array | None, observe: bool | Array) -> Any:
     """The action distribution of a module with ``ActorOnly``'s fields; its parameters become the module's own."""
     x = select_observation(obs, module.actor_obs_groups)
     if module.actor_obs_normalization:
