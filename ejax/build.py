@@ -2,7 +2,7 @@
 
 import inspect
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -14,15 +14,18 @@ import numpy as np
 import optax
 
 from ejax.collectors import AsyncCollector, HostCollector, Schedule
+from ejax.collectors.config import CollectorConfig
 from ejax.config import ConfigError, PolicyConfig, Problem, RunConfig
 from ejax.distributions import action_spec
+from ejax.envs.action_chunk import ActionChunk
+from ejax.envs.adapters.gymnasium import vectorize
 from ejax.envs.guarded import GuardedEnv
 from ejax.envs.pure_host import PureHostEnv
 from ejax.optim import bind_schedule, make_actor_critic_optimizer, make_optimizer
 from ejax.registry import resolve
 from ejax.steppers import AsyncStepper, DeviceStepper, HostStepper, Stepper
 from ejax.steps import STEPS, UPDATES, RunState, init_host_run_state, init_run_state, make_learn
-from ejax.types import Env, HostEnv, Phase, Policy, PyTree, SavableHostEnv
+from ejax.types import Env, HostEnv, Phase, Policy, PyTree
 
 _MAX_UPDATES_PER_DISPATCH = 64
 
@@ -79,10 +82,7 @@ def build(config: RunConfig, *, schedule_updates: int | None = None, quarantine:
     stepper = _host_stepper(config, options, policy, optimizer, groups, key)
     obs = sample_obs(groups[0], trainer.num_envs)
     state = init_host_run_state(policy, optimizer, key, obs, keep_reference=keep_reference)
-    if all(isinstance(group, SavableHostEnv) for group in groups):
-        saved = tuple(group.get_state() for group in groups if isinstance(group, SavableHostEnv))
-        state = replace(state, envs=saved)
-    return Parts(policy, first, optimizer, stepper, state)
+    return Parts(policy, first, optimizer, stepper, replace(state, envs=stepper.collector.state()))
 
 
 def _host_groups(config: RunConfig, first: Env | HostEnv, quarantine: Path) -> list[HostEnv]:
@@ -105,7 +105,7 @@ def _host_stepper(
     optimizer: optax.GradientTransformation,
     groups: Sequence[HostEnv],
     key: jax.Array,
-) -> Stepper:
+) -> HostStepper:
     """A collector of these groups, and updates from what it collects."""
     trainer, wanted, name = config.trainer, config.trainer.collector, config.algorithm.name
     update = UPDATES.get(name) or getattr(resolve("algorithm", name), "update", None)
@@ -134,7 +134,7 @@ def _host_stepper(
         dropout=uses_dropout(config.policy),
         restart=getattr(options, "reset_every_rollout", False),
         group_size=group_size,
-        devices=actors or None,
+        devices=actors or ([_device(trainer.device, "trainer.device")] if learners else None),
     )
     learn = make_learn(policy, optimizer, options, update)
     if wanted.mode != "async":
@@ -142,20 +142,21 @@ def _host_stepper(
     background = AsyncCollector(
         collector,
         key,
-        schedule=Schedule(wanted.max_staleness, wanted.schedule == "free", _recorded(wanted.replay_schedule)),
+        schedule=_schedule(wanted),
         stop_timeout_s=wanted.stop_timeout_s,
         env_timeout_s=wanted.env_timeout_s,
     )
     return AsyncStepper(background, learn, devices=learners or None)
 
 
-def _recorded(path: str | None) -> tuple[int, ...] | None:
-    if path is None:
-        return None
+def _schedule(wanted: CollectorConfig) -> Schedule:
+    recorded, path = None, wanted.replay_schedule
     try:
-        return tuple(int(version) for version in json.loads(Path(path).read_text())["versions"])
+        if path is not None:
+            recorded = tuple(int(version) for version in json.loads(Path(path).read_text())["versions"])
+        return Schedule(wanted.max_staleness, wanted.schedule == "free", recorded)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        text = f"'{path}' is no schedule.json of a run: {error}"
+        text = f"'{path}' is no schedule.json for this run: {error}"
         raise ConfigError([Problem("trainer.collector.replay_schedule", text)]) from error
 
 
@@ -194,25 +195,48 @@ def build_env(
         ConfigError: its constructor refuses the arguments.
     """
     trainer = config.trainer
-    make = partial(resolve("env", config.env.id), **config.env.cfg)
+    num_rows = trainer.num_envs if num_envs is None else num_envs
+    options = dict(config.env.cfg)
     if events := trainer.events.of(phase):
-        make = partial(make, interval_events=events)
-    if "num_envs" in inspect.signature(make).parameters:
-        make = partial(make, num_envs=trainer.num_envs if num_envs is None else num_envs)
+        options["interval_events"] = events
+    make = partial(make_env, config.env.id, options, num_envs=num_rows)
     try:
         env = make()
-        if not isinstance(env, HostEnv):
-            return env
-        return GuardedEnv(
-            env,
-            make,
-            recipe=config.env.model_dump(mode="json"),
-            folder=quarantine,
-            max_quarantined=trainer.collector.max_quarantined,
-            max_restarts=trainer.collector.max_env_restarts,
-        )
     except (TypeError, ValueError) as error:
         raise ConfigError([Problem("env.cfg", f"{config.env.id} refuses it: {error}")]) from error
+    if not isinstance(env, HostEnv):
+        return env
+    if env.num_envs != num_rows:
+        env.close()
+        text = f"{config.env.id} has {env.num_envs} environments, asked for were {num_rows}; let it take num_envs"
+        raise ConfigError([Problem("env.id", text)])
+    return GuardedEnv(
+        env,
+        make,
+        recipe=config.env.model_dump(mode="json"),
+        folder=quarantine,
+        max_quarantined=trainer.collector.max_quarantined,
+        max_restarts=trainer.collector.max_env_restarts,
+    )
+
+
+def make_env(name: str, cfg: Mapping[str, Any], *, num_envs: int) -> Any:
+    """``name(**cfg)``: an ``Env``, or a ``HostEnv`` of ``num_envs`` rows; environments of Gymnasium's kind become one.
+
+    ``action_chunk`` in ``cfg`` wraps a pure environment that does not know the word itself.
+    """
+    make = resolve("env", name)
+    parameters = inspect.signature(make).parameters
+    options, size = dict(cfg), 1
+    if "action_chunk" not in parameters:
+        size = options.pop("action_chunk", 1)
+    make_one = partial(make, **options, **({"num_envs": num_envs} if "num_envs" in parameters else {}))
+    env = vectorize(make_one(), make_one, num_envs)
+    if size == 1:
+        return env
+    if isinstance(env, HostEnv):
+        raise ValueError(f"action_chunk {size} needs a pure environment, or one that takes action_chunk itself")
+    return ActionChunk(env, size)
 
 
 def evaluation_env(config: RunConfig, env: Any) -> Any:

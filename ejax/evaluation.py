@@ -116,7 +116,8 @@ def evaluate_host(
     quota = np.full(num_envs, num_episodes // num_envs)
     quota[: num_episodes % num_envs] += 1
     longest = env.max_episode_steps or _UNLIMITED
-    most_steps = longest * (int(quota.max()) if choice == "fixed" else num_episodes)
+    # one more for each episode: a reset may take a step of its own
+    most_steps = (longest + 1) * (int(quota.max()) if choice == "fixed" else num_episodes)
     obs = env.reset(np.random.SeedSequence(seed).generate_state(num_envs).astype(np.uint32))
     total, length, count = np.zeros(num_envs), np.zeros(num_envs), np.zeros(num_envs, int)
     record: dict[str, list[float]] = {}

@@ -1,6 +1,7 @@
 """The evaluation of a run: which environment, how many episodes, compiled once."""
 
 from concurrent.futures import Future
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
@@ -32,14 +33,19 @@ class Evaluator(Protocol):
     ) -> None: ...
 
 
-def make_evaluator(config: RunConfig, parts: Parts) -> Evaluator:
-    """Evaluates in an environment of its own, where it lives outside JAX."""
+def make_evaluator(config: RunConfig, parts: Parts, quarantine: Path) -> Evaluator:
+    """Evaluates in an environment of its own, where it lives outside JAX.
+
+    Args:
+        quarantine: folder for what broke it.
+    """
     trainer = config.trainer
     if not isinstance(parts.env, HostEnv):
         return DeviceEvaluator(parts.policy, evaluation_env(config, parts.env), trainer)
     if not trainer.enable_eval:
         return HostEvaluator(parts.policy, None, trainer)
-    env = build_env(config, phase="eval", num_envs=min(trainer.num_eval_envs, trainer.num_eval_episodes))
+    num_envs = min(trainer.num_eval_envs, trainer.num_eval_episodes)
+    env = build_env(config, phase="eval", num_envs=num_envs, quarantine=quarantine)
     return HostEvaluator(parts.policy, env if isinstance(env, HostEnv) else None, trainer)
 
 

@@ -146,6 +146,7 @@ class _Loop:
         self.last_saved: int | None = None
         self.last_evaluated: int | None = None
         self.per_dispatch = 1
+        self.first_update = 0
 
     def run(self, state: RunState) -> RunResult:
         trainer, total = self.trainer, self.trainer.num_updates
@@ -275,6 +276,7 @@ class _Loop:
         sign = 1.0 if self.trainer.best_eval_mode == "max" else -1.0
         if math.isfinite(value) and (self.best is None or sign * value > sign * self.best):
             self.best = value
+            self._write_schedule(launched.update)
             path = self.directory.save_best(launched.state, self._meta(launched.update))
             self.result.best_eval_value, self.result.best_checkpoint_path = value, path
 
@@ -283,12 +285,16 @@ class _Loop:
             return
         if not self.trainer.enable_eval:
             self.recorder.record(state.train.params, jax.random.key(self.trainer.eval_seed), update)
-        versions = self.parts.stepper.versions()
-        if versions is not None:  # before the checkpoint: whoever goes on from it finds them
-            self.directory.write_schedule(self.first_update, versions[: update - self.first_update])
+        self._write_schedule(update)
         path = self.directory.save(state, self._meta(update), keep=self.trainer.keep_checkpoints)
         self.last_saved, self.result.latest_checkpoint_path = update, path
         self.writer.note(f"saved {path}")
+
+    def _write_schedule(self, update: int) -> None:
+        """Before the checkpoint, so that whoever goes on from it finds the versions of the rollouts before it."""
+        versions = self.parts.stepper.versions()
+        if versions is not None:
+            self.directory.write_schedule(self.first_update, versions[: update - self.first_update])
 
     def _meta(self, update: int) -> dict[str, Any]:
         return {

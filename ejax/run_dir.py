@@ -6,13 +6,16 @@
     checkpoints/<exp_name>_step_<n>/, <exp_name>_best_step_<n>/     n: environment steps
     logs/metrics.jsonl, logs/<exp_name>/events.out.tfevents.*
     videos/
+    quarantine/                 what broke environments, for python -m ejax.replay
+    schedule.json               {"versions": […]}: of the parameters that made each rollout, where they may be older
 """
 
 import json
+import os
 import platform
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,6 +49,11 @@ _MAY_CHANGE = frozenset(
         "updates_per_dispatch",
         "console",
         "device",
+        "collector.pause_in_evaluation",
+        "collector.stop_timeout_s",
+        "collector.env_timeout_s",
+        "collector.max_quarantined",
+        "collector.max_env_restarts",
     }
 )
 """Trainer keys that a resumed run may set anew: none of them changes what an update computes. (A learning-rate schedule
@@ -97,6 +105,20 @@ class RunDirectory:
         """
         later = [path for path in (*self.periodic(), *self.best()) if int(path.name.rpartition("_")[2]) > step]
         return [path.rename(path.with_name(f"superseded_{time.time_ns()}_{path.name}")) for path in later]
+
+    def write_schedule(self, first: int, versions: Sequence[int]) -> None:
+        """Versions of rollouts ``first``, ``first`` + 1, …; those of earlier ones stay, later ones are replaced.
+
+        Raises:
+            CheckpointError: the file lacks the earlier ones.
+        """
+        file = self.path / "schedule.json"
+        earlier = json.loads(file.read_text())["versions"][:first] if first else []
+        if len(earlier) < first:
+            raise CheckpointError(f"{file} has {len(earlier)} versions of the {first} before this resume")
+        partial = file.with_suffix(".partial")
+        partial.write_text(json.dumps({"versions": [*earlier, *versions]}))
+        os.replace(partial, file)
 
     def find(self, which: str, report: Callable[[str], None]) -> Path:
         """The newest undamaged checkpoint: ``latest`` or ``best``. Damaged ones are reported and passed over.

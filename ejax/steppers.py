@@ -11,8 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from ejax.collectors import AsyncCollector, Collected, HostCollector
+from ejax.collectors import AsyncCollector, Collected, CollectionStopped, HostCollector
 from ejax.envs.guarded import GuardedEnv
+from ejax.episodes import drop_current_episodes
 from ejax.steps import Learn, RunState, Step, repeat_step
 from ejax.types import Key, Metrics, PyTree
 
@@ -26,8 +27,8 @@ class Stepper(Protocol):
     most: int
     """Updates that one call can do."""
 
-    def start(self, state: RunState) -> None:
-        """Compile, and begin to collect."""
+    def start(self, state: RunState) -> RunState:
+        """Compile, and begin to collect. The state to begin with."""
         ...
 
     def advance(self, state: RunState, count: int, interrupted: Interrupted) -> tuple[RunState, Metrics] | None:
@@ -42,6 +43,10 @@ class Stepper(Protocol):
         """What there is to tell since the last call."""
         ...
 
+    def versions(self) -> list[int] | None:
+        """Of the parameters that made each rollout since ``start``; None where they are always the newest."""
+        ...
+
     def __enter__(self: S) -> S: ...
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -54,8 +59,9 @@ class DeviceStepper:
     def __init__(self, step: Step, key: Key, most: int) -> None:
         self.step, self._key, self.most = step, key, most
 
-    def start(self, state: RunState) -> None:
+    def start(self, state: RunState) -> RunState:
         self._compiled = repeat_step(self.step, self.most).lower(state, self._key, jnp.int32(1)).compile()
+        return state
 
     def advance(self, state: RunState, count: int, interrupted: Interrupted) -> tuple[RunState, Metrics]:
         del interrupted  # between dispatches is soon enough
@@ -66,6 +72,9 @@ class DeviceStepper:
 
     def reports(self) -> list[str]:
         return []
+
+    def versions(self) -> list[int] | None:
+        return None
 
     def __enter__(self) -> "DeviceStepper":
         return self
@@ -82,14 +91,21 @@ class HostStepper:
     def __init__(
         self, collector: HostCollector, learn: Learn, key: Key, *, devices: Sequence[jax.Device] | None = None
     ) -> None:
-        self._collector, self._key = collector, key
+        self.collector, self._key = collector, key
         self._learn = jax.jit(learn)
         self._place = Placement(devices) if devices else None
+        self._notes: list[str] = []
 
-    def start(self, state: RunState) -> None:
+    def start(self, state: RunState) -> RunState:
         self._update = int(state.update)
-        if self._update > 0 and state.envs != ():
-            self._collector.restore(state.envs)
+        if self._update == 0:
+            return state
+        if state.envs != ():
+            self.collector.restore(state.envs)
+            return state
+        if not self.collector.restart:
+            self._notes.append("not exact: these environments cannot be saved, so new episodes start")
+        return replace(state, episodes=drop_current_episodes(state.episodes))
 
     def advance(self, state: RunState, count: int, interrupted: Interrupted) -> tuple[RunState, Metrics] | None:
         del count
@@ -111,14 +127,22 @@ class HostStepper:
         if interrupted():
             return None
         key, _ = jax.random.split(jax.random.fold_in(self._key, self._update))
-        return self._collector.collect(state.train.params, key, index=self._update)
+        gate = lambda: nullcontext(interrupted())  # noqa: E731
+        try:
+            return self.collector.collect(state.train.params, key, index=self._update, gate=gate)
+        except CollectionStopped:
+            return None
 
     def paused(self) -> AbstractContextManager[None]:
         return nullcontext()
 
     def reports(self) -> list[str]:
-        guarded = [group for group in self._collector.groups if isinstance(group, GuardedEnv)]
-        return [report for group in guarded for report in group.reports()]
+        guarded = [group for group in self.collector.groups if isinstance(group, GuardedEnv)]
+        notes, self._notes = self._notes, []
+        return notes + [report for group in guarded for report in group.reports()]
+
+    def versions(self) -> list[int] | None:
+        return None
 
     def __enter__(self) -> "HostStepper":
         return self
@@ -127,7 +151,7 @@ class HostStepper:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         del kind, error, traceback
-        self._collector.close()
+        self.collector.close()
 
 
 class AsyncStepper(HostStepper):
@@ -137,9 +161,16 @@ class AsyncStepper(HostStepper):
         super().__init__(collector.collector, learn, collector.key, devices=devices)
         self.background = collector
 
-    def start(self, state: RunState) -> None:
-        super().start(state)
+    def start(self, state: RunState) -> RunState:
+        state = super().start(state)
+        most = self.background.schedule.max_staleness
+        if self._update > 0 and most > 0:
+            self._notes.append(
+                f"not exact: the first {most} rollouts after a resume are made by newer parameters than they would "
+                "have been without it"
+            )
         self.background.start(state.train.params, first=self._update)
+        return state
 
     def advance(self, state: RunState, count: int, interrupted: Interrupted) -> tuple[RunState, Metrics] | None:
         moved = super().advance(state, count, interrupted)
@@ -153,6 +184,9 @@ class AsyncStepper(HostStepper):
 
     def paused(self) -> AbstractContextManager[None]:
         return self.background.paused()
+
+    def versions(self) -> list[int] | None:
+        return self.background.versions
 
     def __enter__(self) -> "AsyncStepper":
         return self

@@ -32,7 +32,7 @@ from ejax.device import prepare_jax
 from ejax.evaluate import load_policy
 from ejax.policies import ActorCritic, ActorOnly, NetworkConfig
 from ejax.run_dir import open_run_directory
-from ejax.types import Env, Params, Policy
+from ejax.types import Env, HostEnv, Params, Policy
 from interop.artefacts import FORMATS, library_versions
 from interop.cases import Bounds, draw_cases, leaves_of, observe
 from interop.contract import make_contract
@@ -88,6 +88,9 @@ def export_run(
         path = Path(checkpoint)
     meta = verify_checkpoint(path).meta
     env = build_env(config)
+    if isinstance(env, HostEnv):
+        env.close()
+        raise ValueError(f"{config.env.id} lives outside JAX; exports are checked in environments that JAX can play")
     policy, params = load_policy(config, env, path)
     origin = {"checkpoint": path.name, "global_step": meta["global_step"], "env": config.to_dict()["env"]}
     return export_policy(policy, params, env, to, formats, origin=origin, clipping=clipping)

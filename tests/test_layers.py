@@ -14,7 +14,7 @@ LAYERS = [
     ["config"],
     ["steps", "steppers", "run_dir", "build", "evaluators"],
     ["run"],
-    ["train", "evaluate"],
+    ["train", "evaluate", "replay"],
 ]
 """A module may import from its own layer and from those above it in this list. ``data`` stands apart; ``registry``
 names what is above it as text, and imports it when asked."""

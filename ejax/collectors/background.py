@@ -44,6 +44,11 @@ class Schedule:
         for index, version in enumerate(self.recorded or ()):
             if not 0 <= version <= index:
                 raise ValueError(f"recorded[{index}] is version {version}: rollout {index} can have 0 to {index}")
+            if index - version > self.max_staleness:
+                raise ValueError(
+                    f"recorded[{index}] is version {version}, {index - version} updates behind; allowed by "
+                    f"max_staleness are {self.max_staleness}. Give the max_staleness of the recorded run"
+                )
 
     def version(self, index: int, *, first: int, newest: int) -> int | None:
         """The version for rollout ``index``; None: it must wait for a newer one than ``newest``.
@@ -70,7 +75,7 @@ class Account:
     delivered: int = 0
     queued: int = 0
     given_up: int = 0
-    """Begun and stopped half-way, by ``close``: at most one."""
+    """Begun and stopped half-way, by ``close`` or an error: at most one."""
 
 
 class AsyncCollector:
@@ -103,7 +108,9 @@ class AsyncCollector:
         self._published: dict[int, Params] = {}
         self._queue: deque[tuple[int, Collected]] = deque()
         self._error: BaseException | None = None
-        self._stopping = self._pausing = self._idle = False
+        self._stopping = self._pausing = False
+        self._moving = 0
+        """Groups whose environments are moving right now."""
         self._wait_s = 0.0
         self._thread = threading.Thread(target=self._run, name="ejax-collector", daemon=True)
 
@@ -152,7 +159,7 @@ class AsyncCollector:
                 if interrupted():
                     return None
                 self._changed.wait(_POLL_S)
-                if self._idle or self.collector.doing != doing:
+                if self.collector.doing != doing:
                     doing, since = self.collector.doing, time.monotonic()
                 elif time.monotonic() - since > self.env_timeout_s:
                     raise TimeoutError(f"nothing happened for {self.env_timeout_s:.0f} s at {doing}")
@@ -167,7 +174,7 @@ class AsyncCollector:
         rollout = collected.rollout
         tag = jnp.full(rollout.reward.shape, version, jnp.int32)
         collected.rollout = replace(rollout, extras={**rollout.extras, "version": tag})
-        collected.facts = {
+        collected.facts |= {
             "collector/staleness": float(index - version),
             "collector/queued_rollouts": float(queued),
             "collector/learner_wait_s": time.perf_counter() - began,
@@ -180,7 +187,7 @@ class AsyncCollector:
         """No environment steps inside; the rollout under way goes on afterwards."""
         with self._changed:
             self._pausing = True
-            if not self._changed.wait_for(lambda: self._idle or self._error is not None, self.env_timeout_s):
+            if not self._changed.wait_for(lambda: self._moving == 0, self.env_timeout_s):
                 raise TimeoutError(f"no pause within {self.env_timeout_s:.0f} s; at {self.collector.doing}")
         try:
             yield
@@ -232,16 +239,20 @@ class AsyncCollector:
             while (begun := self._begin(index)) is not None:
                 version, params = begun
                 key, _ = jax.random.split(jax.random.fold_in(self.key, index))
-                collected = self.collector.collect(params, key, index=index, stopping=self._stop_or_pause)
-                del params
+                try:
+                    collected = self.collector.collect(params, key, index=index, gate=self._gate)
+                except BaseException:
+                    with self._changed:
+                        self.account.given_up += 1
+                    raise
+                del begun, params
                 with self._changed:
                     self._queue.append((version, collected))
                     self.account.queued += 1
                     self._changed.notify_all()
                 index += 1
         except CollectionStopped:
-            with self._changed:
-                self.account.given_up += 1
+            pass
         except BaseException as error:
             error.add_note(f"in the collecting thread, at {self.collector.doing}")
             with self._changed:
@@ -254,23 +265,23 @@ class AsyncCollector:
         with self._changed:
             while not self._stopping:
                 version = self.schedule.version(index, first=self.first, newest=max(self._published))
-                if version is not None and not self._pausing:
+                if version is not None:
                     self.account.begun += 1
-                    self._idle = False
                     self._wait_s += time.perf_counter() - began
                     return version, self._published[version]
-                self._idle = True
-                self._changed.notify_all()
                 self._changed.wait()
         return None
 
-    def _stop_or_pause(self) -> bool:
-        """Asked before every step: waits while paused; true where the rollout is to be given up."""
-        if not self._pausing:
-            return self._stopping
+    @contextmanager
+    def _gate(self) -> Iterator[bool]:
+        """Around each reset and step: waits while paused; true where the rollout is to be given up."""
         with self._changed:
-            self._idle = True
-            self._changed.notify_all()
             self._changed.wait_for(lambda: self._stopping or not self._pausing)
-            self._idle = False
-            return self._stopping
+            self._moving += 1
+        try:
+            yield self._stopping
+        finally:
+            with self._changed:
+                self._moving -= 1
+                if self._pausing and self._moving == 0:
+                    self._changed.notify_all()

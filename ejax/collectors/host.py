@@ -7,8 +7,8 @@ move while the policy looks at another's; the policy is asked by one group at a 
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -18,7 +18,11 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
+from ejax.envs.guarded import GuardedEnv
 from ejax.types import Array, HostEnv, HostTimestep, Key, Params, Policy, PyTree, Rollout, SavableHostEnv
+
+Gate = Callable[[], AbstractContextManager[bool]]
+"""Entered around everything that moves an environment. True: the rollout is to be given up."""
 
 
 class CollectionStopped(Exception):
@@ -74,64 +78,76 @@ class HostCollector:
         self.num_envs = sum(group.num_envs for group in groups)
         self.doing = "nothing yet"
         """What the collector is at, for whoever waits for it."""
+        self.lost_steps = 0
+        """Environment steps taken for rollouts that were given up, of all rows."""
         self._obs: list[PyTree] | None = None
         self._asking = threading.Lock()
-        self._threads = ThreadPoolExecutor(len(groups), "ejax-group") if len(groups) > 1 else None
+        self._taken = [0] * len(groups)
+        """Steps of the rollout under way, group by group."""
 
-    def collect(
-        self, params: Params, key: Key, *, index: int, stopping: Callable[[], bool] = lambda: False
-    ) -> Collected:
+    def collect(self, params: Params, key: Key, *, index: int, gate: Gate = lambda: nullcontext(False)) -> Collected:
         """One rollout with these parameters.
 
         Args:
             key: of this rollout alone.
             index: of the rollout since the start of training.
-            stopping: asked before every step.
+            gate: entered around every reset and step.
 
         Raises:
-            CollectionStopped: ``stopping`` was true; the steps taken are given up, the episodes go on.
+            CollectionStopped: ``gate`` said so; the steps taken are given up, the episodes go on.
         """
+        self._taken = [0] * len(self.groups)
+        try:
+            return self._collect(params, key, index, gate)
+        except BaseException:
+            self.lost_steps += sum(n * group.num_envs for n, group in zip(self._taken, self.groups, strict=True))
+            raise
+
+    def _collect(self, params: Params, key: Key, index: int, gate: Gate) -> Collected:
         if self._obs is None or self.restart:
-            self._start(index)
+            with gate() as stop:
+                if stop:
+                    raise CollectionStopped
+                self._start(index)
         key_rows, key_actions = jax.random.split(key)
         rows: dict[str, NDArray[Any]] = {}
         if self.dropout:
             shape = (self.num_steps, self.num_envs)
             rows["dropout_seed"] = np.asarray(jax.random.bits(key_rows, shape, jnp.uint32))
-        play = partial(self._play, key=key_actions, rows=rows, index=index, stopping=stopping)
         places = self.devices or (None,)
         settled = [params if place is None else jax.device_put(params, place) for place in places]
-        numbers = range(len(self.groups))
-        given = [settled[i % len(settled)] for i in numbers]
-        if self._threads is None:
-            played = [play(0, given[0])]
-        else:
-            futures = [self._threads.submit(play, i, given[i]) for i in numbers]
-            errors = [future.exception() for future in futures]  # all of them have ended before any is raised
-            for error in errors:
-                if error is not None and not isinstance(error, CollectionStopped):
-                    raise error
-            played = [future.result() for future in futures]
+        play = partial(self._play, key=key_actions, rows=rows, index=index)
+        played = self._play_all(lambda i, gate: play(i, settled[i % len(settled)], gate=gate), gate)
         steps = jax.tree.map(lambda *parts: np.concatenate(parts, axis=1), *(each.steps for each in played))
         self.doing = f"rollout {index}: values"
         return Collected(
             rollout=assemble(self.policy, settled[0], *steps, rows),
-            envs=self._state(),
+            envs=self.state(),
             policy_s=sum(each.policy_s for each in played),
             env_s=sum(each.env_s for each in played),
+            facts=self._failures(),
         )
+
+    def state(self) -> PyTree:
+        """Of the environments, group by group; () where they cannot be saved."""
+        groups = [_savable(group) for group in self.groups]
+        return tuple(group.get_state() for group in groups if group is not None) if None not in groups else ()
 
     def restore(self, envs: PyTree) -> None:
         """Go on with saved environments: ``Collected.envs``."""
-        self._obs = [
-            group.set_state(state)
-            for group, state in zip(self.groups, envs, strict=True)
-            if isinstance(group, SavableHostEnv)
-        ]
+        self._obs = []
+        for group, state in zip(self.groups, envs, strict=True):
+            savable = _savable(group)
+            if savable is None:
+                raise ValueError(
+                    f"{type(group).__name__} has no state to set; the environments of a run must not change"
+                )
+            obs = savable.set_state(state)
+            if isinstance(group, GuardedEnv):
+                group.adopt(obs)
+            self._obs.append(obs)
 
     def close(self) -> None:
-        if self._threads is not None:
-            self._threads.shutdown(wait=False, cancel_futures=True)
         for group in self.groups:
             group.close()
 
@@ -148,44 +164,71 @@ class HostCollector:
         parts = np.split(seed.astype(np.uint32), len(self.groups))
         self._obs = [group.reset(part) for group, part in zip(self.groups, parts, strict=True)]
 
-    def _state(self) -> PyTree:
-        if not all(isinstance(group, SavableHostEnv) for group in self.groups):
-            return ()
-        return tuple(group.get_state() for group in self.groups if isinstance(group, SavableHostEnv))
+    def _failures(self) -> dict[str, float]:
+        guarded = [group for group in self.groups if isinstance(group, GuardedEnv)]
+        if not guarded:
+            return {}
+        return {
+            "collector/quarantined": float(sum(each.num_quarantined for each in guarded)),
+            "collector/env_restarts": float(sum(each.num_restarts for each in guarded)),
+        }
+
+    def _play_all(self, play: Callable[[int, Gate], "_Played"], gate: Gate) -> list["_Played"]:
+        """All groups to their end; one that fails stops the others."""
+        if len(self.groups) == 1:
+            return [play(0, gate)]
+        failed = threading.Event()
+
+        @contextmanager
+        def gate_of_all() -> Iterator[bool]:
+            with gate() as stop:
+                yield stop or failed.is_set()
+
+        def fulfil(future: "Future[_Played]", number: int) -> None:
+            try:
+                future.set_result(play(number, gate_of_all))
+            except BaseException as error:
+                failed.set()
+                future.set_exception(error)
+
+        # daemons: a step that never returns must not keep the process from ending, as a pool's threads do
+        futures: list[Future[_Played]] = [Future() for _ in self.groups]
+        for number, future in enumerate(futures):
+            threading.Thread(target=fulfil, args=(future, number), name=f"ejax-group-{number}", daemon=True).start()
+        errors = [error for future in futures if (error := future.exception()) is not None]
+        for error in errors:
+            if not isinstance(error, CollectionStopped):
+                raise error
+        return [future.result() for future in futures]
 
     def _play(
-        self,
-        number: int,
-        params: Params,
-        *,
-        key: Key,
-        rows: dict[str, NDArray[Any]],
-        index: int,
-        stopping: Callable[[], bool],
+        self, number: int, params: Params, *, key: Key, rows: dict[str, NDArray[Any]], index: int, gate: Gate
     ) -> "_Played":
         """T steps of one group."""
         group, current = self.groups[number], self._current()
         key = jax.random.fold_in(key, number)
         mine = slice(number * group.num_envs, (number + 1) * group.num_envs)
-        seen: list[tuple[PyTree, NDArray[Any], HostTimestep]] = []
+        before, after = _Pages(self.num_steps), _Pages(self.num_steps)
         policy_s = env_s = 0.0
         for t in range(self.num_steps):
-            if stopping():
-                raise CollectionStopped
             obs = current[number]
             with self._asked():
                 began = time.perf_counter()
                 row = {name: each[t, mine] for name, each in rows.items()}
                 action = np.asarray(act(self.policy, params, obs, key, np.int32(t), row))
                 policy_s += time.perf_counter() - began
-            self.doing = f"rollout {index}, step {t + 1} of {self.num_steps}, group {number}: {type(group).__name__}"
-            began = time.perf_counter()
-            timestep = group.step(action)
-            env_s += time.perf_counter() - began
-            seen.append((obs, action, timestep))
+            before.write(t, (obs, action))  # now: an environment may write the next observation over this one
+            with gate() as stop:
+                if stop:
+                    raise CollectionStopped
+                self.doing = f"rollout {index}, step {t + 1} of {self.num_steps}, group {number}: {_name(group)}"
+                began = time.perf_counter()
+                timestep = group.step(action)
+                env_s += time.perf_counter() - began
+            after.write(t, timestep)
             current[number] = timestep.obs
-        steps = jax.tree.map(lambda *each: np.stack(each), *seen)
-        return _Played(steps, policy_s, env_s)
+            self._taken[number] = t + 1
+        return _Played((*before.pages, after.pages), policy_s, env_s)
 
     def _current(self) -> list[PyTree]:
         if self._obs is None:
@@ -194,11 +237,30 @@ class HostCollector:
 
     @contextmanager
     def _asked(self) -> Iterator[None]:
-        if self._threads is None:
+        with self._asking if len(self.groups) > 1 else nullcontext():
             yield
-        else:
-            with self._asking:
-                yield
+
+
+class _Pages:
+    """A copy of one pytree for each of T steps, in arrays [T, ...]."""
+
+    def __init__(self, num_steps: int) -> None:
+        self._num_steps = num_steps
+        self.pages: Any = None
+
+    def write(self, t: int, tree: PyTree) -> None:
+        if self.pages is None:
+            self.pages = jax.tree.map(lambda x: np.empty((self._num_steps, *np.shape(x)), np.asarray(x).dtype), tree)
+        jax.tree.map(lambda page, x: page.__setitem__(t, x), self.pages, tree)
+
+
+def _savable(group: HostEnv) -> SavableHostEnv | None:
+    inner = group.inner if isinstance(group, GuardedEnv) else group
+    return inner if isinstance(inner, SavableHostEnv) else None
+
+
+def _name(group: HostEnv) -> str:
+    return group.name if isinstance(group, GuardedEnv) else type(group).__name__
 
 
 @dataclass

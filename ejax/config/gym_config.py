@@ -145,13 +145,16 @@ def env_problems(env: EnvConfig) -> list[Problem]:
     parameters = inspect.signature(make, eval_str=True).parameters
     cfg = thaw(env.cfg)
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    chunk = cfg.pop("action_chunk", 1) if "action_chunk" not in parameters else 1
     problems = [] if takes_any else _unknown("env.cfg.", cfg, list(parameters))
+    if type(chunk) is not int or chunk < 1:
+        problems.append(Problem("env.cfg.action_chunk", f"got {chunk!r}; must be an integer of at least 1"))
     for key, value in cfg.items():
         if key in parameters and (text := _mismatch(parameters[key].annotation, value)):
             problems.append(Problem(f"env.cfg.{key}", f"got {value!r}; {text}"))
     if not problems and dataclasses.is_dataclass(make):  # checks its own values, and costs little
         try:
-            make(**dict(env.cfg))  # type: ignore[operator]  # a class, here
+            make(**{name: env.cfg[name] for name in cfg})  # type: ignore[operator]  # a class, here
         except GymConfigError as error:
             return [Problem(f"env.cfg.gym_config.{note.key}", note.text) for note in error.refused]
         except (TypeError, ValueError) as error:

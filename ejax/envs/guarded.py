@@ -6,11 +6,12 @@ environment that raises can be made anew, with all of its rows over.
 """
 
 import json
+from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import jax
 import numpy as np
@@ -61,7 +62,8 @@ class GuardedEnv:
         self._info: dict[str, Any] = {}
         """Of the last step."""
         self._obs: PyTree = None
-        self._reports: list[str] = []
+        self._reports: deque[str] = deque()
+        """Added to in the thread that steps, taken by another."""
 
     @property
     def inner(self) -> HostEnv:
@@ -92,14 +94,16 @@ class GuardedEnv:
         return self._env.row_seed
 
     def reset(self, seed: NDArray[np.uint32], rows: NDArray[np.bool_] | None = None) -> PyTree:
-        try:
-            obs = self._env.reset(seed, rows)
-        except Exception as error:
-            raise HostEnvError(f"env '{self.name}' failed to reset after {self.num_steps} steps: {error!r}") from error
+        obs = self._reset_inner(seed, rows)
         chosen = np.ones(self.num_envs, bool) if rows is None else rows
         self._began = np.where(chosen, len(self._actions), self._began)
-        self._obs = self._finite_start(obs, chosen)
+        self._keep(self._finite_start(obs, chosen))
         return self._obs
+
+    def adopt(self, obs: PyTree) -> None:
+        """Go on with episodes that began elsewhere: after ``set_state`` of the environment inside."""
+        self._began = np.full(self.num_envs, -1)
+        self._keep(obs)
 
     def step(self, action: NDArray[Any]) -> HostTimestep:
         self.num_steps += 1
@@ -112,34 +116,45 @@ class GuardedEnv:
         valid = timestep.info.get("valid", np.ones(self.num_envs, bool))
         broken = ~(_finite_rows(timestep.final_obs) & _finite_rows(timestep.reward)) & valid
         done = timestep.terminated | timestep.truncated
-        obs = timestep.obs
+        obs, final_obs = timestep.obs, timestep.final_obs
         if broken.any():
             self._quarantine(broken, seed, timestep)
             forced = broken & ~(done & _finite_rows(obs))
             if forced.any():
-                obs = self._env.reset(_new_seeds(seed, self.num_steps), forced)
-            keep = lambda new, old: np.where(broken.reshape(-1, *[1] * (np.ndim(new) - 1)), old, new)  # noqa: E731
+                obs = self._reset_inner(_new_seeds(seed, self.num_steps), forced)
+            final_obs = _replace_rows(broken, before, final_obs)
             timestep = replace(
                 timestep,
                 reward=np.where(broken, 0.0, timestep.reward).astype(np.float32),
                 terminated=timestep.terminated & ~broken,
                 truncated=timestep.truncated | broken,
-                final_obs=jax.tree.map(keep, timestep.final_obs, before),
                 info=_zero_where(broken, timestep.info),
             )
-            obs = self._finite_start(obs, broken)
-        ended = done | broken
-        self._began = np.where(ended, len(self._actions), self._began)
-        self._obs, self._info = obs, {**timestep.info, "valid": valid & ~broken}
-        return replace(timestep, obs=obs, info=self._info)
+        started = done | broken | ~valid
+        if started.any():
+            obs = self._finite_start(obs, started)
+            final_obs = _replace_rows(~valid, obs, final_obs)
+        self._began = np.where(started, len(self._actions), self._began)
+        self._info = {**timestep.info, "valid": valid & ~broken}
+        self._keep(obs)
+        return replace(timestep, obs=self._obs, final_obs=final_obs, info=self._info)
 
     def reports(self) -> list[str]:
         """What there is to tell since the last call."""
-        told, self._reports = self._reports, []
-        return told
+        return [self._reports.popleft() for _ in range(len(self._reports))]
 
     def close(self) -> None:
         self._env.close()
+
+    def _keep(self, obs: PyTree) -> None:
+        """A copy: an environment may write the next observation over this one."""
+        self._obs = jax.tree.map(np.array, obs)
+
+    def _reset_inner(self, seed: NDArray[np.uint32], rows: NDArray[np.bool_] | None) -> PyTree:
+        try:
+            return self._env.reset(seed, rows)
+        except Exception as error:
+            raise HostEnvError(f"env '{self.name}' failed to reset after {self.num_steps} steps: {error!r}") from error
 
     def _remember(self, action: NDArray[Any]) -> None:
         if len(self._actions) >= 2 * _MOST_ACTIONS:
@@ -158,7 +173,6 @@ class GuardedEnv:
         for row in np.flatnonzero(broken):
             self.num_quarantined += 1
             began = int(self._began[row])
-            path = self._folder / f"step{self.num_steps}_row{row}.npz"
             facts = {
                 "recipe": self._recipe,
                 "seed": int(seed[row]),
@@ -171,7 +185,9 @@ class GuardedEnv:
             actions = np.stack([each[row] for each in self._actions[max(began, 0) :]])
             last = {f"obs/{i}": np.asarray(leaf)[row] for i, leaf in enumerate(jax.tree.leaves(self._obs))}
             broke = {f"final_obs/{i}": leaf[row] for i, leaf in enumerate(jax.tree.leaves(timestep.final_obs))}
-            np.savez_compressed(path, facts=json.dumps(facts), actions=actions, **last, **broke)
+            with _new_file(self._folder, f"step{self.num_steps}_row{row}") as file:
+                np.savez_compressed(file, facts=json.dumps(facts), actions=actions, **last, **broke)
+                path = file.name
             self._reports.append(
                 f"quarantined row {row} of env '{self.name}' at its step {self.num_steps}: not finite; "
                 f"play it again with python -m ejax.replay {path}"
@@ -194,7 +210,10 @@ class GuardedEnv:
         self._reports.append(f"{where}: {error!r}; made anew, {self.num_restarts} of {self._max_restarts} times")
         with suppress(Exception):  # it is broken: how it closes says nothing new
             self._env.close()
-        self._env = self._make()
+        try:
+            self._env = self._make()
+        except Exception as again:
+            raise HostEnvError(f"{where}: {error!r}; making it anew failed: {again!r}") from again
         obs = self.reset(_new_seeds(np.arange(self.num_envs, dtype=np.uint32), self.num_steps))
         nothing = np.zeros(self.num_envs, bool)
         return HostTimestep(
@@ -212,11 +231,13 @@ class GuardedEnv:
         Raises:
             HostEnvError: they stay so.
         """
-        for attempt in range(_RESET_ATTEMPTS):
+        for attempt in range(_RESET_ATTEMPTS + 1):
             broken = rows & ~_finite_rows(obs)
             if not broken.any():
                 return obs
-            obs = self._env.reset(_new_seeds(self.row_seed, self.num_steps + attempt), broken)
+            if attempt == _RESET_ATTEMPTS:
+                break
+            obs = self._reset_inner(_new_seeds(self.row_seed, self.num_steps + attempt), broken)
         raise HostEnvError(
             f"env '{self.name}' starts with observations that are not finite, {_RESET_ATTEMPTS} times in a row, "
             f"rows {np.flatnonzero(broken).tolist()}, after {self.num_steps} steps"
@@ -227,6 +248,24 @@ def _finite_rows(tree: PyTree) -> NDArray[np.bool_]:
     """[N]: all numbers of a row are finite."""
     leaves = [np.isfinite(leaf).reshape(len(leaf), -1).all(axis=1) for leaf in jax.tree.leaves(tree)]
     return np.logical_and.reduce(leaves)
+
+
+def _replace_rows(rows: NDArray[np.bool_], new: PyTree, old: PyTree) -> PyTree:
+    def choose(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
+        return np.where(rows.reshape(-1, *[1] * (np.ndim(b) - 1)), a, b)
+
+    return jax.tree.map(choose, new, old)
+
+
+def _new_file(folder: Path, stem: str) -> IO[bytes]:
+    """``<stem>.npz``, or ``<stem>_2.npz`` and so on where other groups or earlier runs were there first."""
+    number, name = 1, f"{stem}.npz"
+    while True:
+        try:
+            return (folder / name).open("xb")
+        except FileExistsError:
+            number += 1
+            name = f"{stem}_{number}.npz"
 
 
 def _zero_where(rows: NDArray[np.bool_], info: dict[str, Any]) -> dict[str, Any]:

@@ -48,7 +48,6 @@ class GymnasiumVector:
         self.seeds_rows = mode is AutoresetMode.DISABLED
         self.row_seed = np.zeros(self.num_envs, np.uint32)
         self._resets_next = np.zeros(self.num_envs, bool)
-        self._obs: PyTree = None
 
     def reset(self, seed: NDArray[np.uint32], rows: Rows | None = None) -> PyTree:
         chosen = np.ones(self.num_envs, bool) if rows is None else rows
@@ -57,10 +56,8 @@ class GymnasiumVector:
         return self._reset(chosen, everything=rows is None)
 
     def step(self, action: NDArray[Any]) -> HostTimestep:
-        space: Any = self.action_space
-        if self.clip_actions and isinstance(space, gymnasium.spaces.Box):
-            action = np.clip(action, space.low, space.high).astype(space.dtype)
-        raw, reward, terminated, truncated, info = self.env.step(action)
+        given = into_space(self.action_space, action, clip=self.clip_actions)
+        raw, reward, terminated, truncated, info = self.env.step(given)
         obs = final_obs = as_rows(self.env.single_observation_space, raw)
         done = terminated | truncated
         valid = ~self._resets_next
@@ -111,8 +108,7 @@ class GymnasiumVector:
             final = as_rows(space, info["final_obs"])
             return _map(lambda new, old: np.where(told[:, None], new, old), final, obs)
         for i in np.flatnonzero(told):
-            each = _map(lambda x: np.asarray(x)[None], info["final_obs"][i])
-            obs = _map(partial(_put_row, int(i)), as_rows(space, each), obs)
+            obs = _map(partial(_put_row, int(i)), as_rows(space, _batch_of_one(info["final_obs"][i])), obs)
         return obs
 
 
@@ -183,6 +179,30 @@ class ActionChunk(gymnasium.Wrapper[Any, Any, Any, Any]):
         return obs, total, terminated, truncated, info
 
 
+def vectorize(made: Any, make_one: Callable[[], Any], num_envs: int) -> Any:
+    """``made`` as a ``HostEnv`` if it is an environment of Gymnasium's kind, otherwise as it is.
+
+    Args:
+        made: what ``make_one()`` gave. A single environment is made ``num_envs`` times, and stepped in one process.
+    """
+    if isinstance(made, gymnasium.Env):
+        made.close()
+        return GymnasiumVector(
+            gymnasium.vector.SyncVectorEnv([make_one] * num_envs, autoreset_mode=AutoresetMode.DISABLED),
+            max_episode_steps=(made.spec and made.spec.max_episode_steps) or 0,
+        )
+    return GymnasiumVector(made) if isinstance(made, VectorEnv) else made
+
+
+def into_space(space: gymnasium.Space[Any], action: NDArray[Any], *, clip: bool) -> NDArray[Any]:
+    """A policy's actions [N, ...] as the space has them: its dtype, its first number, and with ``clip`` its bounds."""
+    if isinstance(space, gymnasium.spaces.Box):
+        return (np.clip(action, space.low, space.high) if clip else np.asarray(action)).astype(space.dtype)
+    if isinstance(space, gymnasium.spaces.Discrete | gymnasium.spaces.MultiDiscrete):
+        return (action + space.start).astype(space.dtype)
+    return action
+
+
 def as_rows(space: gymnasium.Space[Any], obs: Any) -> PyTree:
     """Batched observations of ``space`` with every leaf as float32 vectors [N, F].
 
@@ -197,7 +217,7 @@ def as_rows(space: gymnasium.Space[Any], obs: Any) -> PyTree:
     if isinstance(space, spaces.Discrete):
         return (array.reshape(-1, 1) - space.start == np.arange(space.n)).astype(np.float32)
     if isinstance(space, spaces.MultiDiscrete):
-        columns = array.reshape(len(array), -1).T
+        columns = (array - space.start).reshape(len(array), -1).T
         parts = [column[:, None] == np.arange(n) for column, n in zip(columns, space.nvec.reshape(-1), strict=True)]
         return np.concatenate(parts, axis=1).astype(np.float32)
     return np.array(array.reshape(len(array), -1), np.float32)  # a copy: vector environments write into their own
@@ -234,6 +254,12 @@ def next_seed(seed: NDArray[np.uint32]) -> NDArray[np.uint32]:
 def _make_one(name: str, action_chunk: int, kwargs: dict[str, Any]) -> Any:
     env = gymnasium.make(name, **kwargs)
     return env if action_chunk == 1 else ActionChunk(env, action_chunk)
+
+
+def _batch_of_one(obs: Any) -> Any:
+    if isinstance(obs, Mapping):
+        return {name: _batch_of_one(part) for name, part in obs.items()}
+    return tuple(_batch_of_one(part) for part in obs) if isinstance(obs, tuple) else np.asarray(obs)[None]
 
 
 def _map(f: Callable[..., Any], first: PyTree, *others: PyTree) -> PyTree:

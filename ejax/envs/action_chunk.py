@@ -1,0 +1,63 @@
+"""One decision of the policy is a sequence of actions, executed one after the other."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import gymnasium
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ejax.types import Array, Env, Key, PyTree, Timestep
+
+
+@dataclass(frozen=True)
+class ActionChunk:
+    """A pure environment whose action is ``size`` actions of ``env`` in a row: ``[size · A]``, the first one first.
+
+    An episode's end ends the chunk too. The reward of a decision is the sum of its steps' rewards, so ``gamma`` counts
+    decisions; ``info`` is that of the last step executed, ``max_episode_steps`` are decisions.
+
+    Raises:
+        ValueError: an action space that is no one-dimensional Box, or ``size`` < 1.
+    """
+
+    env: Env
+    size: int
+
+    def __post_init__(self) -> None:
+        space = self.env.action_space
+        if not isinstance(space, gymnasium.spaces.Box) or len(space.shape) != 1 or self.size < 1:
+            raise ValueError(
+                f"action_chunk {self.size} needs a one-dimensional Box of actions and size >= 1, got {space}"
+            )
+
+    @property
+    def observation_space(self) -> gymnasium.Space[Any]:
+        return self.env.observation_space
+
+    @property
+    def action_space(self) -> gymnasium.Space[Any]:
+        space: Any = self.env.action_space
+        return gymnasium.spaces.Box(np.tile(space.low, self.size), np.tile(space.high, self.size), dtype=space.dtype)
+
+    @property
+    def max_episode_steps(self) -> int:
+        return -(-self.env.max_episode_steps // self.size)
+
+    def reset(self, key: Key) -> tuple[PyTree, PyTree]:
+        return self.env.reset(key)
+
+    def step(self, state: PyTree, action: Array, key: Key) -> tuple[PyTree, Timestep]:
+        actions = action.reshape(self.size, -1)
+        state, timestep = self.env.step(state, actions[0], jax.random.fold_in(key, 0))
+
+        def one_more(i: Array, carry: tuple[PyTree, Timestep]) -> tuple[PyTree, Timestep]:
+            state, timestep = carry
+            done = timestep.terminated | timestep.truncated
+            following, told = self.env.step(state, actions[i], jax.random.fold_in(key, i))
+            told = replace(told, reward=timestep.reward + told.reward)
+            return jax.tree.map(lambda old, new: jnp.where(done, old, new), carry, (following, told))
+
+        carry: tuple[PyTree, Timestep] = jax.lax.fori_loop(1, self.size, one_more, (state, timestep))
+        return carry

@@ -1,0 +1,99 @@
+"""``python -m ejax.replay FILE``: play again what led an environment to a NaN or an infinity."""
+
+import argparse
+import json
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from numpy.typing import NDArray
+
+from ejax.build import make_env
+from ejax.registry import is_import_path
+from ejax.types import HostEnv, HostTimestep
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command line. Returns the exit code: 0 where the recorded step is not finite again, 1 where it is."""
+    args = _parser().parse_args(argv)
+    try:
+        facts, actions = read(args.file)
+        recorded = len(actions)
+        print(f"{facts['recipe']['id']}, seed {facts['seed']}: {recorded} recorded steps, the last not finite")
+        found = replay(facts, actions, trust=args.trust)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        print(f"ejax.replay: {error}", file=sys.stderr)
+        return 2
+    if found is None:
+        print("all finite: what broke is not in the start state and the actions alone")
+        return 1
+    step, what = found
+    print(f"not finite at step {step}: {what}")
+    print("this is the recorded step" if step == recorded else f"the recorded step was {recorded}")
+    return 0 if step == recorded else 1
+
+
+def read(file: Path) -> tuple[dict[str, Any], NDArray[Any]]:
+    """The facts of a quarantined episode, and its actions [T, ...].
+
+    Raises:
+        ValueError: no such file of ejax's, or one whose episode cannot be played again.
+    """
+    with np.load(file, allow_pickle=False) as archive:
+        if not {"facts", "actions"} <= set(archive.files):
+            raise ValueError(f"{file} is no file of ejax's quarantine: it has {', '.join(archive.files)}")
+        facts, actions = json.loads(str(archive["facts"])), archive["actions"]
+    if not facts["seeded"]:
+        raise ValueError(
+            f"{file} cannot be played again: {facts['recipe']['id']} does not seed its episodes one by one"
+        )
+    if not facts["complete"]:
+        raise ValueError(f"{file} cannot be played again: its episode began before what it holds")
+    return facts, actions
+
+
+def replay(facts: dict[str, Any], actions: NDArray[Any], *, trust: bool = False) -> tuple[int, str] | None:
+    """Play the actions in one row from the recorded seed.
+
+    Args:
+        trust: run an environment that is named as ``package.module:Name``.
+
+    Returns:
+        The first step, counted from 1, that is not finite, and what of it; None: all are finite.
+
+    Raises:
+        ValueError: foreign code without ``trust``, or no host environment.
+    """
+    name = facts["recipe"]["id"]
+    if is_import_path("env", name) and not trust:
+        raise ValueError(f"'{name}' is code that a file alone may not start; add --trust if you know it")
+    env = make_env(name, facts["recipe"]["cfg"], num_envs=1)
+    if not isinstance(env, HostEnv):
+        raise ValueError(f"{name} is no host environment")
+    with closing(env):
+        env.reset(np.array([facts["seed"]], np.uint32))
+        for step, action in enumerate(actions, 1):
+            if what := _not_finite(env.step(action[None])):
+                return step, what
+    return None
+
+
+def _not_finite(timestep: HostTimestep) -> str:
+    """Names and values of what is not finite; empty where all is."""
+    leaves = jax.tree_util.tree_leaves_with_path({"reward": timestep.reward, "final_obs": timestep.final_obs})
+    broken = [(path, leaf[0]) for path, leaf in leaves if not np.isfinite(leaf).all()]
+    return "; ".join(f"{jax.tree_util.keystr(path, simple=True, separator='/')} {value}" for path, value in broken)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("python -m ejax.replay", description="Play a quarantined episode again.")
+    parser.add_argument("file", type=Path, metavar="FILE", help="<run>/quarantine/….npz")
+    parser.add_argument("--trust", action="store_true", help="run an environment named as package.module:Name")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
