@@ -2,12 +2,14 @@
 
 Each figure is of N processes at a time: chunks/s and GB/s that all of them get together. ``copy`` is the same number of
 bytes per call copied by NumPy from an array as large as the buffer: the bound of any engine that hands out copies.
-``idle``: the worker waits. ``refilling``: it rewrites the rows as fast as it can, so chunks are drawn anew.
+``idle``: the worker waits. ``refilling``: it rewrites the rows as fast as it can, so chunks are drawn anew. With
+``--against embodichain`` its engine (idle) is timed in turn with the others.
 """
 
 import argparse
 import json
 import multiprocessing
+import subprocess
 import time
 from collections.abc import Callable
 from multiprocessing.synchronize import Barrier
@@ -20,6 +22,7 @@ import numpy as np
 from ejax.data import Episode, EpisodeSpec, OnlineDataEngine, OnlineDataEngineCfg
 
 ROWS, FRAMES, BATCH, CHUNK = 16, 300, 32, 64
+_SHAPE = {"rows": ROWS, "frames": FRAMES, "batch": BATCH, "chunk": CHUNK}
 CONSUMERS = (1, 2, 4)
 WORKLOADS: dict[str, dict[str, Any]] = {
     "arm": {"joints": 14, "camera": None},
@@ -47,17 +50,25 @@ class Random:
 
 
 def main() -> None:
-    args = _parser().parse_args()
+    parser = _parser()
+    args = parser.parse_args()
+    if args.against and not (args.torch_python and args.stub):
+        parser.error("--against needs --torch-python and --stub")
+    peer = [str(args.torch_python), str(Path(__file__).with_name("data_engine_peer.py")), "--stub", str(args.stub)]
     rows: list[dict[str, Any]] = []
     for workload, task_cfg in WORKLOADS.items():
         for consumers in CONSUMERS:
-            rows.append(_measure(workload, task_cfg, consumers, args.seconds, args.repeats))
+            rows.append(
+                _measure(workload, task_cfg, consumers, args.seconds, args.repeats, peer if args.against else None)
+            )
             _print(rows[-1], head=len(rows) == 1)
     if args.json:
         args.json.write_text(json.dumps(rows, indent=2))
 
 
-def _measure(workload: str, task_cfg: dict[str, Any], consumers: int, seconds: float, repeats: int) -> dict[str, Any]:
+def _measure(
+    workload: str, task_cfg: dict[str, Any], consumers: int, seconds: float, repeats: int, peer: list[str] | None
+) -> dict[str, Any]:
     """Medians over rounds; in each, copying and drawing in turn."""
     rates: dict[str, list[float]] = {"copy": [], "idle": [], "refilling": []}
     redrawn, write_ms = 0.0, 0.0
@@ -79,6 +90,10 @@ def _measure(workload: str, task_cfg: dict[str, Any], consumers: int, seconds: f
                     write_ms = 1e3 / max(engine.stats()["data/episodes_per_s"], 1e-9)
         answers = _run(consumers, _copy, (size, seconds))
         rates["copy"].append(sum(calls / elapsed for calls, elapsed, _ in answers))
+        if peer is not None:
+            request = {**_SHAPE, **task_cfg, "consumers": consumers, "seconds": seconds}
+            answer = subprocess.run([*peer, json.dumps(request)], stdout=subprocess.PIPE, check=True, text=True).stdout
+            rates.setdefault("embodichain", []).append(sum(calls / elapsed for calls, elapsed in json.loads(answer)))
     middle = {name: median(values) for name, values in rates.items()}
     return {
         "workload": workload,
@@ -140,14 +155,17 @@ def _print(row: dict[str, Any], *, head: bool) -> None:
     if head:
         print(f"{ROWS} rows of {FRAMES} frames, batches of {BATCH} chunks of {CHUNK} frames")
         print(
-            "| workload | consumers | idle: chunks/s, GB/s | refilling: chunks/s, redrawn | copy GB/s | idle / copy |"
+            "| workload | consumers | idle: chunks/s, GB/s | refilling: chunks/s, redrawn | copy GB/s | idle / copy "
+            "| EmbodiChain, chunks/s |"
         )
-        print("|---|---|---|---|---|---|")
+        print("|---|---|---|---|---|---|---|")
+    theirs = row.get("embodichain_chunks_per_s")
     share = row["idle_gb_per_s"] / row["copy_gb_per_s"]
     print(
         f"| {row['workload']} ({row['batch_mib']:.2f} MiB a batch) | {row['consumers']} | "
         f"{row['idle_chunks_per_s']:,.0f}, {row['idle_gb_per_s']:.2f} | "
-        f"{row['refilling_chunks_per_s']:,.0f}, {row['redrawn']:.2%} | {row['copy_gb_per_s']:.2f} | {share:.0%} |",
+        f"{row['refilling_chunks_per_s']:,.0f}, {row['redrawn']:.2%} | {row['copy_gb_per_s']:.2f} | {share:.0%} | "
+        f"{'' if theirs is None else f'{theirs:,.0f}'} |",
         flush=True,
     )
 
@@ -156,6 +174,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=2.0, help="of each timing (default: 2)")
     parser.add_argument("--repeats", type=int, default=3, help="rounds; the report gives medians (default: 3)")
+    parser.add_argument("--against", choices=["embodichain"], help="needs --torch-python and --stub")
+    parser.add_argument("--torch-python", type=Path, metavar="PATH", help="interpreter with torch and embodichain")
+    parser.add_argument("--stub", type=Path, metavar="PATH", help="module that makes embodichain importable")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write all rates there")
     return parser
 
