@@ -139,6 +139,16 @@ def test_a_buffer_is_filled_before_anyone_draws_and_chunks_have_their_shape():
     assert engine.state is EngineState.STOPPED and not engine.is_init
 
 
+def test_a_stopped_engine_gives_its_memory_back():
+    engine = OnlineDataEngine(cfg())
+    with engine:
+        engine.sample_batch(1, 5)
+        block = engine._ticket.block
+        assert block in Path("/proc/self/maps").read_text()
+    gc.collect()
+    assert block not in Path("/proc/self/maps").read_text()
+
+
 def test_rules_of_the_life_of_an_engine():
     engine = OnlineDataEngine(cfg())
     with pytest.raises(RuntimeError, match="sample_batch requires state READY; current state is CREATED"):
@@ -210,8 +220,9 @@ def test_draws_of_all_consumers_count_together(tmp_path):
     with OnlineDataEngine(cfg(refill_threshold=2)) as engine:
         draws = [consumer("engine.sample_batch(5, 5)", engine, tmp_path) for _ in range(3)]
         assert [process.wait(BOUND_S) for process in draws] == [0, 0, 0]
+        wait_until(lambda: engine.stats()["data/samples"] == 15.0)
         time.sleep(0.1)
-        assert engine.stats()["data/fills"] == 1.0 and engine.stats()["data/samples"] == 15.0
+        assert engine.stats()["data/fills"] == 1.0
         engine.sample_batch(1, 5)
         wait_until(lambda: engine.stats()["data/fills"] == 2.0)
         for process in draws:
@@ -249,7 +260,7 @@ def test_stats_tell_rates_and_the_age_of_the_data():
         wait_until(lambda: engine.stats()["data/samples"] == 10.0)
         time.sleep(0.2)
         stats = engine.stats()
-        assert 20.0 < stats["data/episodes_per_s"] < 50.0
+        assert 1.0 < stats["data/episodes_per_s"] < 50.0  # an attempt takes 0.02 s, and more on a busy machine
         assert 0.2 < stats["data/age_s"] < BOUND_S
         assert 0.0 < stats["data/samples_per_s"] < 50.0
 
@@ -306,6 +317,7 @@ def test_start_raises_what_the_task_raised(task_cfg):
         ("data_tasks:Toy", {"at": {3: "exit"}}, OnlineDataWorkerError, r"\(exit code 17\) before stop\(\)"),
         ("data_tasks:Toy", {"at": {0: "wrong"}}, ValueError, "fields are not those of the spec: missing"),
         ("data_tasks:Toy", {"at": {0: "none"}}, TypeError, "must return Episode, Failure or a list of them, got None"),
+        ("data_tasks:Toy", {"build": "no spec"}, TypeError, r"spec\(\) must return an EpisodeSpec, got NoneType"),
         ("data_tasks:Nothing", {}, AttributeError, "has no attribute 'Nothing'"),
         ("no_such_module:Toy", {}, ModuleNotFoundError, "No module named 'no_such_module'"),
         ("data_tasks", {}, ValueError, "write 'package.module:Name'"),
@@ -324,12 +336,15 @@ def test_attempts_that_all_fail_end_with_their_reason():
         engine.start()
 
 
-def test_a_start_that_takes_too_long_is_a_timeout():
-    for task_cfg, what in (({"build": "hang"}, "to build its task"), ({"delay": 30.0}, "to fill the buffer")):
-        engine = OnlineDataEngine(cfg(initialization_timeout=0.8, task_cfg=task_cfg))
-        with pytest.raises(TimeoutError, match=rf"took longer than 0.8 s \(initialization_timeout\) {what}"):
-            engine.start()
-        assert engine.state is EngineState.FAILED
+@pytest.mark.parametrize(
+    ("task_cfg", "timeout", "what"),
+    [({"build": "hang"}, 0.8, "to build its task"), ({"at": {0: "hang"}}, 3.0, "to fill the buffer")],
+)
+def test_a_start_that_takes_too_long_is_a_timeout(task_cfg, timeout, what):
+    engine = OnlineDataEngine(cfg(initialization_timeout=timeout, task_cfg=task_cfg))
+    with pytest.raises(TimeoutError, match=rf"took longer than {timeout} s \(initialization_timeout\) {what}"):
+        engine.start()
+    assert engine.state is EngineState.FAILED
 
 
 @pytest.mark.parametrize(

@@ -10,72 +10,28 @@ another process draws. Names and rules are EmbodiChain's.
 """
 
 import atexit
-import math
 import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
 import numpy as np
 
-from ejax.data.buffer import attach
-from ejax.data.chunks import SamplingMode, check_count, check_request
+from ejax.data.chunks import SamplingMode, check_request
+from ejax.data.config import OnlineDataEngineCfg
+from ejax.data.consumer import Consumer
 from ejax.data.control import Control, EngineState
-from ejax.data.demand import DemandWriter
 from ejax.data.failures import OnlineDataWorkerError, pack_failure, raise_failure
-from ejax.data.reader import ChunkReader
-from ejax.data.samplers import check_seed
 from ejax.data.supervisor import StartCancelledError, Supervisor, Ticket
-from ejax.data.task import DemonstrationTask
-from ejax.data.worker import DEMAND
 
 _GIVE_UP_S = 10.0
 """How long ``start`` may take to notice that it is cancelled, besides ending its worker."""
 _GRACE_S = 1.0
 """How long a consumer that finds the worker gone waits for the owner to say why."""
-
-
-@dataclass(frozen=True)
-class OnlineDataEngineCfg:
-    """What an engine is made from.
-
-    Raises:
-        ValueError, TypeError: a value outside its range.
-    """
-
-    task: str | Callable[..., DemonstrationTask]
-    """Called in the worker as ``task(**task_cfg)``. Given as ``"package.module:Name"``, only the worker imports it."""
-    task_cfg: Mapping[str, Any] = field(default_factory=dict)
-    buffer_size: int = 16
-    """Rows, one episode each."""
-    max_episode_steps: int = 300
-    """Frames that a row holds. A longer episode is a failed attempt."""
-    refill_threshold: int = 50
-    """All rows are made anew after ``refill_threshold · buffer_size`` chunks were drawn, by all consumers together.
-    What is drawn during a refill counts for the next. At least 1: there is no refilling without end."""
-    max_generation_attempts: int = 3
-    """Attempts in a row without a success after which the worker gives up."""
-    initialization_timeout: float = 300.0
-    """How long ``start`` may take, in s."""
-    worker_timeout: float = 120.0
-    """How long one attempt may take before the worker counts as hanging, in s."""
-    shutdown_timeout: float = 5.0
-    """How long the worker may take to end before it is killed, in s."""
-    seed: int = 0
-    """Attempt k of the task gets the k-th seed of this one."""
-
-    def __post_init__(self) -> None:
-        for name in ("buffer_size", "max_episode_steps", "refill_threshold", "max_generation_attempts"):
-            check_count(name, getattr(self, name))
-        for name in ("initialization_timeout", "worker_timeout", "shutdown_timeout"):
-            if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
-                raise ValueError(f"{name} must be finite and above 0 s, got {getattr(self, name)}")
-        check_seed(self.seed)
 
 
 class OnlineDataEngine:
@@ -91,7 +47,7 @@ class OnlineDataEngine:
         self._cancelled, self._settled = threading.Event(), threading.Event()
         self._supervisor: Supervisor | None = None
         self._ticket: Ticket | None = None
-        self._consumer: _Consumer | None = None
+        self._consumer: Consumer | None = None
         self._told = False
 
     @property
@@ -136,9 +92,9 @@ class OnlineDataEngine:
                 seed=cfg.seed,
                 worker_timeout=cfg.worker_timeout,
             )
-            abandon = weakref.finalize(self, _abandon, self._supervisor, cfg.shutdown_timeout, os.getpid())
-            abandon.atexit = False  # its own hook may come after multiprocessing's; the one registered here does not
-            atexit.register(abandon)
+            self._finalizer = weakref.finalize(self, _abandon, self._supervisor, cfg.shutdown_timeout, os.getpid())
+            self._finalizer.atexit = False  # its own hook may come after multiprocessing's; this one does not:
+            atexit.register(self._finalizer)
             self._supervisor.bring_up(cfg.initialization_timeout, self._cancelled)
         except BaseException as error:
             if self._supervisor is not None:
@@ -182,7 +138,9 @@ class OnlineDataEngine:
             except BaseException:
                 self._phase, self._told = EngineState.FAILED, True
                 raise
-            self._supervisor = self._ticket = self._consumer = None
+            self._supervisor = self._ticket = self._consumer = None  # and with them the memory
+            self._finalizer.detach()
+            atexit.unregister(self._finalizer)
             self._phase = EngineState.FAILED if failed or told else EngineState.STOPPED
             unheard, self._told = failed and not self._told, True
         if unheard and supervisor.control is not None:
@@ -223,36 +181,14 @@ class OnlineDataEngine:
         return chunks
 
     def stats(self) -> dict[str, float]:
-        """How the run goes, as scalars for a metrics writer.
-
-        ``data/fill`` share of rows that hold an episode; ``data/episodes`` and ``data/failed_attempts`` so far;
-        ``data/success_rate`` of the expert; ``data/episodes_per_s`` while it works; ``data/fills`` of the buffer;
-        ``data/samples`` chunks drawn by all; ``data/samples_per_s`` since the engine was ready; ``data/age_s`` mean
-        time since the rows were written; ``data/redrawn`` chunks that this process drew again.
+        """How the run goes, as scalars for a metrics writer; see ``ejax.data.consumer``.
 
         Raises:
             RuntimeError: the engine never started, or was stopped.
         """
         if self.state not in (EngineState.READY, EngineState.FAILED) or self._ticket is None:
             raise RuntimeError(f"stats() requires state READY or FAILED; current state is {self.state.name}")
-        consumer = self._consume()
-        count, time_of = consumer.control.count, consumer.control.time
-        full = consumer.buffer.version > 1
-        now, ready_at, busy = time.time(), time_of("ready_at"), time_of("generating_s")
-        episodes, failures, samples = count("episodes"), count("failures"), count("samples")
-        written_at = consumer.buffer.episode["written_at"][full]
-        return {
-            "data/fill": float(full.mean()),
-            "data/episodes": float(episodes),
-            "data/failed_attempts": float(failures),
-            "data/success_rate": episodes / max(episodes + failures, 1),
-            "data/episodes_per_s": episodes / busy if busy else 0.0,
-            "data/fills": float(count("fills")),
-            "data/samples": float(samples),
-            "data/samples_per_s": samples / max(now - ready_at, 1e-9) if ready_at else 0.0,
-            "data/age_s": float(now - written_at.mean()) if full.any() else 0.0,
-            "data/redrawn": float(consumer.reader.redrawn),
-        }
+        return self._consume().stats()
 
     def __enter__(self) -> Self:
         self.start()
@@ -306,26 +242,14 @@ class OnlineDataEngine:
         self._told = True
         raise OnlineDataWorkerError("the worker is gone, and its owner does not say why")
 
-    def _consume(self) -> "_Consumer":
+    def _consume(self) -> Consumer:
         """Made anew after a fork: locks and generator were the parent's."""
         consumer = self._consumer
         if consumer is None or consumer.pid != os.getpid():
             if self._ticket is None:
                 raise RuntimeError(f"the engine is in state {self.state.name}: there is no buffer")
-            self._consumer = consumer = _Consumer(self._ticket)
+            self._consumer = consumer = Consumer(self._ticket)
         return consumer
-
-
-class _Consumer:
-    """What one process draws with."""
-
-    def __init__(self, ticket: Ticket) -> None:
-        self.pid = os.getpid()
-        self.buffer = attach(ticket.block, ticket.layout)
-        self.control = Control(self.buffer)
-        self.reader = ChunkReader(self.buffer)
-        self.demand = DemandWriter(ticket.folder / DEMAND)
-        self.rng = np.random.default_rng()
 
 
 def _close(supervisor: Supervisor, shutdown_timeout: float) -> bytes | None:

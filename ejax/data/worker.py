@@ -21,12 +21,13 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from ejax.data.buffer import EpisodeTooLongError, TrajectoryBuffer, attach, check_episode
+from ejax.data.buffer import TrajectoryBuffer, attach
 from ejax.data.control import READY, Control
 from ejax.data.demand import DemandReader
 from ejax.data.failures import pack_failure
+from ejax.data.rows import EpisodeTooLongError, check_episode
 from ejax.data.samplers import make_rng
-from ejax.data.task import DemonstrationTask, Episode, Failure, Outcome
+from ejax.data.task import DemonstrationTask, Episode, EpisodeSpec, Failure, Outcome
 
 POLL_S = 0.02
 """How often the service thread looks, in s."""
@@ -79,7 +80,10 @@ def _run(folder: Path, channel: Connection) -> None:
         task = _make_task(order.task)
         if isinstance(task, AbstractContextManager):
             task = to_close.enter_context(task)
-        channel.send(("spec", task.spec()))
+        spec = task.spec()
+        if not isinstance(spec, EpisodeSpec):
+            raise TypeError(f"spec() must return an EpisodeSpec, got {type(spec).__name__}")
+        channel.send(("spec", spec))
         buffer = attach(*channel.recv())
         service.control = control = Control(buffer)
         control.set_count("pid", os.getpid())
@@ -169,7 +173,7 @@ class _Filler:
         if not outcome.success:
             return Failure("the episode is not a success")
         try:
-            check_episode(outcome, self._buffer.layout)
+            check_episode(outcome, self._buffer.layout.spec, self._buffer.layout.num_frames)
         except EpisodeTooLongError as error:
             return Failure(str(error))
         return outcome

@@ -1,0 +1,55 @@
+"""What one process has of an engine: the buffer, a reader of it, and a line to the worker."""
+
+import os
+import time
+
+import numpy as np
+
+from ejax.data.buffer import attach
+from ejax.data.control import Control
+from ejax.data.demand import DemandWriter
+from ejax.data.reader import ChunkReader
+from ejax.data.supervisor import Ticket
+from ejax.data.worker import DEMAND
+
+
+class Consumer:
+    """Made once per process: a forked child must not use its parent's locks and generator.
+
+    Raises:
+        FileNotFoundError: the owner has removed the buffer.
+    """
+
+    def __init__(self, ticket: Ticket) -> None:
+        self.pid = os.getpid()
+        self.buffer = attach(ticket.block, ticket.layout)
+        self.control = Control(self.buffer)
+        self.reader = ChunkReader(self.buffer)
+        self.demand = DemandWriter(ticket.folder / DEMAND)
+        self.rng = np.random.default_rng()
+
+    def stats(self) -> dict[str, float]:
+        """How the run goes.
+
+        ``data/fill`` share of rows that hold an episode; ``data/episodes`` and ``data/failed_attempts`` so far;
+        ``data/success_rate`` of the expert; ``data/episodes_per_s`` while it works; ``data/fills`` of the buffer;
+        ``data/samples`` chunks drawn by all; ``data/samples_per_s`` since the engine was ready; ``data/age_s`` mean
+        time since the rows were written; ``data/redrawn`` chunks that this process drew again.
+        """
+        count, time_of = self.control.count, self.control.time
+        full = self.buffer.version > 1
+        now, ready_at, busy = time.time(), time_of("ready_at"), time_of("generating_s")
+        episodes, failures, samples = count("episodes"), count("failures"), count("samples")
+        written_at = self.buffer.episode["written_at"][full]
+        return {
+            "data/fill": float(full.mean()),
+            "data/episodes": float(episodes),
+            "data/failed_attempts": float(failures),
+            "data/success_rate": episodes / max(episodes + failures, 1),
+            "data/episodes_per_s": episodes / busy if busy else 0.0,
+            "data/fills": float(count("fills")),
+            "data/samples": float(samples),
+            "data/samples_per_s": samples / max(now - ready_at, 1e-9) if ready_at else 0.0,
+            "data/age_s": float(now - written_at.mean()) if full.any() else 0.0,
+            "data/redrawn": float(self.reader.redrawn),
+        }
