@@ -167,7 +167,8 @@ class ActionChunk(gymnasium.Wrapper[Any, Any, Any, Any]):
         if not isinstance(space, gymnasium.spaces.Box) or len(space.shape) != 1 or size < 1:
             raise ValueError(f"action_chunk {size} needs a one-dimensional Box of actions and size >= 1, got {space}")
         self.size = size
-        self.action_space = gymnasium.spaces.Box(np.tile(space.low, size), np.tile(space.high, size))
+        bounds = np.tile(space.low, size), np.tile(space.high, size)
+        self.action_space = gymnasium.spaces.Box(*bounds, dtype=space.dtype)
 
     def step(self, action: NDArray[Any]) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         total = 0.0
