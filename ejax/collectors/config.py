@@ -34,6 +34,6 @@ class CollectorConfig(BaseModel):
     env_timeout_s: PositiveFloat = 300.0
     """async: how long a single step may take before training ends with an error."""
     max_quarantined: NonNegativeInt = 100
-    """Episodes that may end because an environment outside JAX gave a NaN or an infinity."""
+    """Episodes of a group that may end because an environment outside JAX gave a NaN or an infinity."""
     max_env_restarts: NonNegativeInt = 0
-    """Times that an environment outside JAX may be made anew after it raised."""
+    """Times that a group's environment outside JAX may be made anew after it raised."""
