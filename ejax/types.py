@@ -205,6 +205,15 @@ class SavableHostEnv(HostEnv, Protocol):
         ...
 
 
+@runtime_checkable
+class ReportingHostEnv(HostEnv, Protocol):
+    """A host environment that has something to tell, such as what it does without."""
+
+    def reports(self) -> list[str]:
+        """What there is to tell since the last call."""
+        ...
+
+
 class CameraView(NamedTuple):
     """A pinhole camera in the world's frame, z up."""
 

@@ -17,7 +17,7 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from ejax.types import HostEnv, HostTimestep, PyTree
+from ejax.types import HostEnv, HostTimestep, PyTree, ReportingHostEnv
 
 _MOST_ACTIONS = 10_000
 """Steps of an episode that a replay file can hold."""
@@ -141,7 +141,8 @@ class GuardedEnv:
 
     def reports(self) -> list[str]:
         """What there is to tell since the last call."""
-        return [self._reports.popleft() for _ in range(len(self._reports))]
+        of_env = self._env.reports() if isinstance(self._env, ReportingHostEnv) else []
+        return of_env + [self._reports.popleft() for _ in range(len(self._reports))]
 
     def close(self) -> None:
         self._env.close()

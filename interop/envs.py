@@ -1,0 +1,279 @@
+"""Vector environments of torch as a ``HostEnv``: ``torch:package.module:factory``, or ``torch:FILE.py:factory``.
+
+EmbodiChain's ``LearningVecEnv``, ManiSkill, Isaac Lab and their like: tensors on any device, all rows stepped at once,
+rows that ended reset in the same step. Since such a name starts code of one's own, the command line must give it too:
+
+    python -m ejax.train --config configs/point_mass/ppo.yaml \\
+        env.id=torch:embodichain_tasks.classic_control.point_mass:PointMassEnv
+
+``success``, ``metrics`` and ``rewards`` of ``info`` are carried over. Terminal observations are looked for in ``info``
+under ``FINAL_OBS_KEYS``, or under ``final_obs_key``:
+
+    Gymnasium's vectors, Isaac Lab   ``final_obs`` (Isaac Lab: only with ``compute_final_obs=True`` in its config)
+    ManiSkill                        ``final_observation``
+    EmbodiChain                      none
+
+Where there is none, the observation before the step stands in: a cut-off episode's last step bootstraps from the value
+of the state it was taken in. That is the rule of EmbodiChain 0.3 and RSL-RL, and one step off; to take the value of the
+new episode's first observation instead would be wrong by any amount. It is told once.
+"""
+
+import importlib.util
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium.vector import AutoresetMode
+from numpy.typing import NDArray
+
+from ejax.envs.adapters.gymnasium import as_rows, into_space, rows_space
+from ejax.frozen import thaw
+from ejax.registry import is_import_path, resolve
+from ejax.types import HostTimestep, PyTree
+from interop.env_tensors import facts_of, numpy_of, numpy_tree, replace_rows, row_space, same_rows
+
+FINAL_OBS_KEYS = ("final_obs", "final_observation", "terminal_observation")
+Rows = NDArray[np.bool_]
+
+
+@runtime_checkable
+class TorchVectorEnv(Protocol):
+    """What a factory must give. Spaces: ``single_observation_space`` and ``single_action_space`` of one row, or
+    ``observation_space`` and ``action_space`` of one row or of all."""
+
+    num_envs: int
+
+    def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[Any, Any]: ...
+    def step(self, action: torch.Tensor) -> tuple[Any, Any, Any, Any, Any]:
+        """``(obs, reward, terminated, truncated, info)``, after the reset of rows that ended."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class TorchVector:
+    """A vector environment of torch.
+
+    Tensors on the CPU are seen as NumPy arrays without a copy. What is handed on is copied once, since an environment
+    may write its next observation over this one.
+
+    Args:
+        env: is owned, and closed, by this object.
+        device: where the environment's tensors are, and actions go.
+        final_obs_key: where in ``info`` the terminal observations are, [N, ...] of which those of rows that ended are
+            read; dots lead into mappings. None: any of ``FINAL_OBS_KEYS``.
+        row_reset_option: what ``reset(options={…: indices})`` calls the rows to reset: ``env_ids`` in EmbodiChain,
+            ``env_idx`` in ManiSkill. None: it cannot reset some rows only.
+        clip_actions: Box actions are clipped to the bounds of their space; EmbodiChain's trainers do not do that.
+
+    Raises:
+        ValueError: not such an environment, or one that does not reset in the same step.
+    """
+
+    seeds_rows = False
+
+    def __init__(
+        self,
+        env: TorchVectorEnv,
+        *,
+        device: str = "cpu",
+        final_obs_key: str | None = None,
+        row_reset_option: str | None = "env_ids",
+        clip_actions: bool = True,
+    ) -> None:
+        if not isinstance(env, TorchVectorEnv):
+            raise ValueError(f"a {type(env).__name__} is no vector environment: it needs num_envs, reset, step, close")
+        mode = (getattr(env, "metadata", None) or {}).get("autoreset_mode", AutoresetMode.SAME_STEP)
+        if mode is not AutoresetMode.SAME_STEP:
+            raise ValueError(
+                f"{type(env).__name__} has autoreset_mode {mode}; rows that ended must be reset in the same step: make "
+                "it with autoreset_mode SAME_STEP, or use the family gymnasium"
+            )
+        self.env, self.device = env, torch.device(device)
+        self.final_obs_key, self.row_reset_option, self.clip_actions = final_obs_key, row_reset_option, clip_actions
+        self.num_envs = int(env.num_envs)
+        self._raw_space = row_space(env, "observation", self.num_envs)
+        self.observation_space: gymnasium.Space[Any] = rows_space(self._raw_space)
+        self.action_space = row_space(env, "action", self.num_envs)
+        self.max_episode_steps = int(getattr(env, "max_episode_steps", 0) or 0)
+        self.row_seed = np.zeros(self.num_envs, np.uint32)
+        self._obs: PyTree = None
+        self._facts: dict[str, NDArray[np.float32]] | None = None
+        """What ``info`` told in the first step: the same names at every step."""
+        self._told: dict[str, bool] = {}
+        """Reports; True once they were taken."""
+
+    def reset(self, seed: NDArray[np.uint32], rows: Rows | None = None) -> PyTree:
+        """All rows from the first row's seed. Some rows go on from where the environment's random numbers are.
+
+        Raises:
+            ValueError: the environment resets other rows too, or none.
+        """
+        chosen = np.ones(self.num_envs, bool) if rows is None else rows
+        self.row_seed = np.where(chosen, seed, self.row_seed).astype(np.uint32)
+        with torch.no_grad():
+            if chosen.all() or self._obs is None:
+                raw, _ = self.env.reset(seed=int(self.row_seed[0]))
+                self._obs = self._read(raw)
+            else:
+                self._obs = self._reset_some(chosen)
+        return self._obs
+
+    def step(self, action: NDArray[Any]) -> HostTimestep:
+        if self._obs is None:
+            raise RuntimeError("step before reset: no episode has started")
+        before = self._obs
+        given = torch.from_numpy(into_space(self.action_space, action, clip=self.clip_actions)).to(self.device)
+        with torch.no_grad():
+            raw, raw_reward, raw_terminated, raw_truncated, info = self.env.step(given)
+        reward = numpy_of(raw_reward, "reward", (self.num_envs,))
+        terminated, truncated = (
+            numpy_of(x, name, (self.num_envs,), boolean=True)
+            for x, name in ((raw_terminated, "terminated"), (raw_truncated, "truncated"))
+        )
+        done = terminated | truncated
+        self._obs = self._read(raw)
+        return HostTimestep(
+            obs=self._obs,
+            reward=np.array(reward, np.float32),
+            terminated=terminated.copy(),
+            truncated=truncated.copy(),
+            info=self._info(info, done),
+            final_obs=self._final_obs(info, done, before) if done.any() else self._obs,
+        )
+
+    def reports(self) -> list[str]:
+        """What there is to tell since the last call; each thing is told once."""
+        new = [text for text, taken in self._told.items() if not taken]
+        self._told |= dict.fromkeys(new, True)
+        return new
+
+    def close(self) -> None:
+        self.env.close()
+
+    def _read(self, raw: Any) -> PyTree:
+        """Observations as float32 vectors [N, F], copied."""
+        return as_rows(self._raw_space, numpy_tree(raw, self._raw_space, self.num_envs, self.device))
+
+    def _reset_some(self, rows: Rows) -> PyTree:
+        name = f"{type(self.env).__name__}.reset"
+        remedy = (
+            "give env.cfg.row_reset_option the name under which its options take the indices of rows (EmbodiChain: "
+            "env_ids, ManiSkill: env_idx), or keep what forces single rows to reset from happening: values that are "
+            "not finite"
+        )
+        if self.row_reset_option is None:
+            raise ValueError(
+                f"rows {np.flatnonzero(rows).tolist()} must be reset, and row_reset_option is off; {remedy}"
+            )
+        indices = torch.from_numpy(np.flatnonzero(rows)).to(self.device)
+        try:
+            raw, _ = self.env.reset(options={self.row_reset_option: indices})
+        except TypeError as error:
+            raise ValueError(
+                f"{name} takes no options, so it cannot reset some rows only ({error}); {remedy}"
+            ) from error
+        obs = self._read(raw)
+        if not same_rows(~rows, obs, self._obs):
+            raise ValueError(
+                f"{name}(options={{'{self.row_reset_option}': …}}) for rows {np.flatnonzero(rows).tolist()} changed "
+                f"other rows too; {remedy}"
+            )
+        if same_rows(rows, obs, self._obs):
+            raise ValueError(f"{name}(options={{'{self.row_reset_option}': …}}) changed nothing; {remedy}")
+        return obs
+
+    def _final_obs(self, info: Any, done: Rows, before: PyTree) -> PyTree:
+        """``self._obs`` with the rows that ended as they were before the reset."""
+        if self.final_obs_key is None:
+            found = next((info[key] for key in FINAL_OBS_KEYS if info.get(key) is not None), None)
+        else:
+            found = info
+            for key in self.final_obs_key.split("."):
+                found = found.get(key) if isinstance(found, Mapping) else None
+            if found is None:
+                given = f"info has {', '.join(map(str, info)) or 'nothing'}"
+                raise ValueError(f"final_obs_key '{self.final_obs_key}' is not in info when an episode ends; {given}")
+        if found is None:
+            self._tell(
+                f"{type(self.env).__name__} gives no terminal observations (looked for {', '.join(FINAL_OBS_KEYS)} in "
+                "info): where an episode is cut off, the value of the observation before its last step stands in"
+            )
+            return replace_rows(done, before, self._obs)
+        return replace_rows(done, self._read(found), self._obs)
+
+    def _info(self, info: Mapping[str, Any], done: Rows) -> dict[str, Any]:
+        """``success``, ``metrics`` and ``rewards``; of rows that ended, what ``final_info`` tells wins."""
+        facts, passed_over = facts_of(info, self.num_envs)
+        final = info.get("final_info")
+        if isinstance(final, Mapping):
+            at_end, _ = facts_of(final, self.num_envs)
+            facts |= {name: replace_rows(done, x, facts.get(name, x)) for name, x in at_end.items()}
+        if self._facts is None:
+            self._facts = {name: np.full_like(x, np.nan) for name, x in facts.items()}
+            self._facts.setdefault("success", np.full(self.num_envs, np.nan, np.float32))
+        late = sorted(facts.keys() - self._facts.keys())
+        if late or passed_over:
+            names = ", ".join([*late, *passed_over])
+            self._tell(f"info of {type(self.env).__name__}: {names} not carried over: no [N, …] tensor at every step")
+        told = {**self._facts, **{name: x for name, x in facts.items() if name in self._facts}}
+        grouped: dict[str, Any] = {"success": told.pop("success")}
+        for name, x in told.items():
+            group, _, own = name.partition("/")
+            grouped.setdefault(group, {})[own] = x
+        return grouped
+
+    def _tell(self, text: str) -> None:
+        self._told.setdefault(text, False)
+
+
+def make(
+    place: str,
+    *,
+    num_envs: int,
+    device: str = "cpu",
+    final_obs_key: str | None = None,
+    row_reset_option: str | None = "env_ids",
+    clip_actions: bool = True,
+    **cfg: Any,
+) -> TorchVector:
+    """``factory(num_envs=…, device=…, **cfg)`` of ``place``, see ``TorchVector``.
+
+    Raises:
+        ValueError: no such place, or what the factory gives is no such environment.
+    """
+    env = _factory(place)(num_envs=num_envs, device=device, **{name: thaw(value) for name, value in cfg.items()})
+    return TorchVector(
+        env,
+        device=device,
+        final_obs_key=final_obs_key,
+        row_reset_option=row_reset_option,
+        clip_actions=clip_actions,
+    )
+
+
+def _factory(place: str) -> Callable[..., Any]:
+    file, _, name = place.rpartition(":")
+    if not file.endswith(".py"):
+        if not is_import_path("env", place):
+            raise ValueError(f"got 'torch:{place}'; must be torch:package.module:factory or torch:FILE.py:factory")
+        try:
+            return resolve("env", place)
+        except ImportError as error:
+            raise ValueError(f"'{place}' cannot be imported: {error}") from error
+    if not Path(file).is_file():
+        raise ValueError(f"there is no file {file}; it is looked for from the working directory")
+    # its name in sys.modules is unset: what pickles or compares its classes wants a package.module
+    spec = importlib.util.spec_from_file_location(re.sub(r"\W", "_", file), file)
+    if spec is None or spec.loader is None:
+        raise ValueError(f"{file} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    try:
+        return getattr(module, name)
+    except AttributeError as error:
+        raise ValueError(f"{file} has no '{name}'") from error

@@ -1,0 +1,399 @@
+"""Vector environments of torch: what crosses, what must not be overwritten, terminal observations, resets, errors."""
+
+import importlib.util
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from gymnasium.vector import AutoresetMode
+
+from ejax.build import build_env
+from ejax.collectors import HostCollector
+from ejax.config import ConfigError, RunConfig, load_config, parse_config
+from ejax.distributions import action_spec
+from ejax.envs.guarded import GuardedEnv
+from ejax.envs.point_mass import PointMassRL
+from ejax.policies import ActorCritic, NetworkConfig
+from ejax.run import train
+from ejax.types import HostEnv
+
+torch = pytest.importorskip("torch", reason="needs torch: pip install 'ejax[torch]'")
+interop_envs = pytest.importorskip("interop.envs")
+torch_tasks = pytest.importorskip("torch_tasks")
+
+TorchVector, make = interop_envs.TorchVector, interop_envs.make
+Counting, Nested = torch_tasks.Counting, torch_tasks.Nested
+SEEDS = np.arange(3, dtype=np.uint32)
+FILE = Path(torch_tasks.__file__)
+
+
+def play(env: Any, num_steps: int) -> list[Any]:
+    return [env.step(np.full((env.num_envs, 1), 0.25 * t, np.float32)) for t in range(num_steps)]
+
+
+def config_for(place: str, **cfg: Any) -> dict[str, Any]:
+    network = {"type": "mlp", "network_cfg": {"hidden_sizes": [8], "activation": "tanh"}}
+    return {
+        "env": {"id": f"torch:{place}", "cfg": cfg},
+        "trainer": {
+            "exp_name": "tiny",
+            "num_envs": 4,
+            "buffer_size": 8,
+            "iterations": 2,
+            "enable_eval": True,
+            "num_eval_envs": 2,
+            "num_eval_episodes": 4,
+            "console": False,
+        },
+        "policy": {"name": "actor_critic", "actor": network, "critic": network},
+        "algorithm": {"name": "ppo", "cfg": {"batch_size": 16, "n_epochs": 1}},
+    }
+
+
+def test_a_factory_is_named_by_its_module_or_by_its_file() -> None:
+    for place in ("torch_tasks:Counting", f"{FILE}:Counting"):
+        env = make(place, num_envs=3, length=5)
+        assert isinstance(env, HostEnv)
+        assert (env.num_envs, env.env.length, env.observation_space.shape) == (3, 5, (4,))
+
+
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [
+        ("PickCube-v1", "must be torch:package.module:factory or torch:FILE.py:factory"),
+        ("torch_tasks:Count", "no 'Count'. Did you mean 'Counting'"),
+        ("no_such_module:Env", "cannot be imported"),
+        ("no/such/file.py:Env", "there is no file no/such/file.py"),
+        (f"{FILE}:Count", "has no 'Count'"),
+        ("types:SimpleNamespace", "a SimpleNamespace is no vector environment"),
+    ],
+)
+def test_a_place_without_an_environment_is_refused(place: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make(place, num_envs=2)
+
+
+def test_observations_actions_and_flags_cross() -> None:
+    env = TorchVector(Counting())
+    obs = env.reset(SEEDS)
+    np.testing.assert_array_equal(obs[:, :3], [[0, 0, 0], [1, 0, 0], [2, 0, 0]])
+    first, second, third = play(env, 3)
+    np.testing.assert_array_equal(second.obs[:, :3], [[0, 2, 0.25], [1, 2, 0.25], [2, 2, 0.25]])
+    np.testing.assert_array_equal(first.reward, np.array([0.1, 1.1, 2.1], np.float32))
+    np.testing.assert_array_equal(third.terminated, [True, False, False])
+    np.testing.assert_array_equal(third.truncated, [True, True, True])
+    np.testing.assert_array_equal(third.obs[:, 1:3], np.zeros((3, 2)))
+    for array, dtype in ((third.obs, np.float32), (third.reward, np.float32), (third.terminated, np.bool_)):
+        assert array.dtype == dtype
+
+
+def test_an_environment_that_writes_over_its_observation_changes_nothing_that_was_given() -> None:
+    played = []
+    for copies in (False, True):
+        env = TorchVector(Counting(copies=copies))
+        played.append([env.reset(SEEDS), *play(env, 7)])
+    jax.tree.map(np.testing.assert_array_equal, *played)
+
+
+def test_a_rollout_does_not_depend_on_whether_observations_are_written_over() -> None:
+    network = NetworkConfig(hidden_sizes=(8,), activation="tanh")
+    rollouts = []
+    for copies in (False, True):
+        env = TorchVector(Counting(copies=copies))
+        policy = ActorCritic(action_spec(env.action_space), network, network)
+        params = policy.init(jax.random.key(0), np.zeros((3, 4), np.float32))
+        with HostCollector(policy, [env], num_steps=7, seed=0) as collector:
+            collector.collect(params, jax.random.key(1), index=0)
+            rollouts.append(collector.collect(params, jax.random.key(2), index=1).rollout)
+    np.testing.assert_array_equal(rollouts[0].obs[:, 0, 1], [1, 2, 0, 1, 2, 0, 1])
+    jax.tree.map(np.testing.assert_array_equal, *rollouts)
+
+
+def test_an_action_that_the_environment_keeps_is_not_written_over() -> None:
+    inner = Counting()
+    env = TorchVector(inner)
+    env.reset(SEEDS)
+    action = np.full((3, 1), 0.5, np.float32)
+    env.step(action)
+    action[:] = -1.0
+    assert inner.actions[0].tolist() == [[0.5]] * 3
+
+
+@pytest.mark.parametrize(("clip_actions", "expected"), [(True, 1.0), (False, 7.0)])
+def test_actions_are_clipped_unless_told_not_to(clip_actions: bool, expected: float) -> None:
+    inner = Counting()
+    env = TorchVector(inner, clip_actions=clip_actions)
+    env.reset(SEEDS)
+    env.step(np.full((3, 1), 7.0, np.float32))
+    assert inner.actions[0].tolist() == [[expected]] * 3
+
+
+@pytest.mark.parametrize(
+    ("final", "key"),
+    [("final_obs", None), ("final_observation", None), ("terminal_observation", None), ("log.last", "log.last")],
+)
+def test_terminal_observations_are_the_environments_own(final: str, key: str | None) -> None:
+    env = TorchVector(Counting(final=final), final_obs_key=key)
+    env.reset(SEEDS)
+    *_, last = play(env, 3)
+    np.testing.assert_array_equal(last.final_obs[:, 1:3], np.full((3, 2), (3.0, 0.5)))
+    np.testing.assert_array_equal(last.obs[:, 1], np.zeros(3))
+    assert env.reports() == []
+
+
+def test_without_terminal_observations_the_one_before_the_step_stands_in_and_that_is_told_once() -> None:
+    env = TorchVector(Counting())
+    env.reset(SEEDS)
+    steps = play(env, 7)
+    for t in (2, 5):
+        np.testing.assert_array_equal(steps[t].final_obs, steps[t - 1].obs)
+    for t in (0, 1, 3, 4, 6):
+        np.testing.assert_array_equal(steps[t].final_obs, steps[t].obs)
+    assert [text.split(" (")[0] for text in env.reports()] == ["Counting gives no terminal observations"]
+    play(env, 3)
+    assert env.reports() == []
+
+
+def test_a_cut_off_episode_bootstraps_from_the_value_before_its_last_step() -> None:
+    env = TorchVector(Counting())
+    network = NetworkConfig(hidden_sizes=(8,), activation="tanh")
+    policy = ActorCritic(action_spec(env.action_space), network, network)
+    params = policy.init(jax.random.key(0), np.zeros((3, 4), np.float32))
+    with HostCollector(policy, [env], num_steps=4, seed=0) as collector:
+        rollout = collector.collect(params, jax.random.key(1), index=0).rollout
+    np.testing.assert_array_equal(rollout.truncated[:, 1], [False, False, True, False])
+    np.testing.assert_allclose(rollout.next_value[2], rollout.value[2], rtol=1e-6)
+    np.testing.assert_allclose(rollout.next_value[:2], rollout.value[1:3], rtol=1e-6)
+
+
+def test_a_key_of_terminal_observations_that_is_not_there_is_an_error() -> None:
+    env = TorchVector(Counting(), final_obs_key="final_obs")
+    env.reset(SEEDS)
+    with pytest.raises(ValueError, match=r"final_obs_key 'final_obs' is not in info .* info has success, metrics"):
+        play(env, 3)
+
+
+@pytest.mark.parametrize("container", ["dict", "TensorDict"])
+def test_nested_observations_become_vectors(container: str) -> None:
+    inner = Nested(final="final_obs", copies=True)
+    if container == "TensorDict":
+        tensordict = pytest.importorskip("tensordict")
+        as_dict = inner.observe
+        inner.observe = lambda: tensordict.TensorDict({**as_dict(), "unseen": torch.zeros(3)}, batch_size=3)
+    else:
+        inner.final = None  # a dict has no clone
+    env = TorchVector(inner)
+    assert env.observation_space["policy"].shape == (2,)
+    assert (env.observation_space["image"].shape, env.action_space.shape) == ((12,), (1,))
+    env.reset(SEEDS)
+    step, *_ = play(env, 1)
+    assert step.obs.keys() == {"policy", "image"}
+    np.testing.assert_array_equal(step.obs["policy"], [[0, 1], [1, 1], [2, 1]])
+    np.testing.assert_array_equal(step.obs["image"], np.ones((3, 12), np.float32))
+
+
+def test_success_metrics_and_rewards_are_carried_over() -> None:
+    env = TorchVector(Counting())
+    env.reset(SEEDS)
+    *_, last, after = play(env, 4)
+    np.testing.assert_array_equal(last.info["success"], [1.0, 0.0, 0.0])
+    np.testing.assert_array_equal(last.info["metrics"]["count"], [3.0, 3.0, 3.0])
+    assert last.info["metrics"]["pair"].shape == (3, 2)
+    np.testing.assert_array_equal(after.info["metrics"]["count"], [1.0, 1.0, 1.0])
+    assert jax.tree.structure(last.info) == jax.tree.structure(after.info)
+
+
+def test_what_final_info_tells_of_rows_that_ended_wins_and_the_names_stay_the_same() -> None:
+    inner = Counting()
+    plain_step = inner.step
+
+    def step(action: Any) -> Any:
+        """As ManiSkill: after a reset ``info`` is the reset's, and the step's lies in ``final_info``."""
+        obs, reward, terminated, truncated, info = plain_step(action)
+        if truncated.any():
+            info = {"final_info": info, "rewards": {"late": torch.zeros(3)}}
+        return obs, reward, terminated, truncated, info
+
+    inner.step = step
+    env = TorchVector(inner)
+    env.reset(SEEDS)
+    first, _, last = play(env, 3)
+    np.testing.assert_array_equal(last.info["success"], [1.0, 0.0, 0.0])
+    np.testing.assert_array_equal(last.info["metrics"]["count"], [3.0, 3.0, 3.0])
+    assert jax.tree.structure(first.info) == jax.tree.structure(last.info)
+    assert any("rewards/late not carried over" in text for text in env.reports())
+
+
+def test_an_environment_that_tells_no_success_gives_nan() -> None:
+    inner = Counting()
+    plain_step = inner.step
+    inner.step = lambda action: (*plain_step(action)[:4], {})
+    env = TorchVector(inner)
+    env.reset(SEEDS)
+    assert np.isnan(play(env, 1)[0].info["success"]).all()
+
+
+def test_the_first_seed_settles_all_start_states() -> None:
+    env = TorchVector(Counting())
+    first, other = env.reset(SEEDS), env.reset(SEEDS + np.uint32(7))
+    assert not env.seeds_rows
+    assert (first[:, 3] != other[:, 3]).all()
+    np.testing.assert_array_equal(env.reset(SEEDS), first)
+
+
+def test_single_rows_are_reset_by_the_environments_own_option() -> None:
+    for option in ("env_ids", "env_idx"):
+        env = TorchVector(Counting(partial=option), row_reset_option=option)
+        env.reset(SEEDS)
+        play(env, 2)
+        obs = env.reset(SEEDS, np.array([False, True, False]))
+        np.testing.assert_array_equal(obs[:, 1], [2.0, 0.0, 2.0])
+
+
+@pytest.mark.parametrize(
+    ("partial", "option", "message"),
+    [
+        (
+            None,
+            "env_ids",
+            r"reset\(options=\{'env_ids': …\}\) for rows \[1\] changed other rows too; give .*row_reset_opt",
+        ),
+        ("env_idx", "env_ids", "changed other rows too"),
+        ("env_ids", None, r"rows \[1\] must be reset, and row_reset_option is off"),
+    ],
+)
+def test_an_environment_that_cannot_reset_single_rows_is_told_of(
+    partial: str | None, option: str | None, message: str
+) -> None:
+    env = TorchVector(Counting(partial=partial), row_reset_option=option)
+    env.reset(SEEDS)
+    play(env, 2)
+    with pytest.raises(ValueError, match=message):
+        env.reset(SEEDS, np.array([False, True, False]))
+
+
+def test_a_row_that_is_not_finite_costs_one_episode(tmp_path: Path) -> None:
+    env = TorchVector(Counting(nan_at=2))
+    guarded = GuardedEnv(env, lambda: env, recipe={"id": "torch:x"}, folder=tmp_path)
+    guarded.reset(SEEDS)
+    _, broken, after = play(guarded, 3)
+    np.testing.assert_array_equal(broken.info["valid"], [True, False, True])
+    np.testing.assert_array_equal(broken.obs[:, 1], [2.0, 0.0, 2.0])
+    np.testing.assert_array_equal(after.obs[:, 1], [0.0, 1.0, 0.0])
+    texts = guarded.reports()
+    assert any("quarantined row 1" in text for text in texts)
+    assert any("no terminal observations" in text for text in texts)  # the environment's own reports come through
+
+
+def broken(change: Any) -> Any:
+    """An environment whose steps are changed."""
+    inner = Counting()
+    plain_step = inner.step
+    inner.step = lambda action: change(*plain_step(action))
+    return inner
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda o, r, te, tr, i: (o, r[:, None], te, tr, i), r"reward has shape \[3, 1\], must have \[3\]"),
+        (lambda o, r, te, tr, i: (o, r.numpy(), te, tr, i), r"reward is a ndarray, must be a tensor"),
+        (lambda o, r, te, tr, i: (o, r, te.float(), tr, i), r"terminated is torch.float32, must be torch.bool"),
+        (lambda o, r, te, tr, i: (o, r, te, tr[:2], i), r"truncated has shape \[2\], must have \[3\]"),
+        (lambda o, r, te, tr, i: (o[:, :2], r, te, tr, i), r"obs has shape \[3, 2\], must have \[3, 4\]"),
+        (lambda o, r, te, tr, i: ({"a": o}, r, te, tr, i), r"obs is a dict, must be a tensor"),
+        (lambda o, r, te, tr, i: (o * 1j, r, te, tr, i), r"obs is torch.complex64, .* floats, integers or bools"),
+    ],
+)
+def test_what_is_no_answer_of_a_vector_environment_is_refused(change: Any, message: str) -> None:
+    env = TorchVector(broken(change))
+    env.reset(SEEDS)
+    with pytest.raises(ValueError, match=message):
+        play(env, 1)
+
+
+def test_another_device_than_the_environments_is_refused() -> None:
+    with pytest.raises(ValueError, match="obs is on cpu, the environment was to be on cuda:1"):
+        TorchVector(Counting(), device="cuda:1").reset(SEEDS)
+
+
+def test_missing_parts_of_an_observation_are_named() -> None:
+    inner = Nested(copies=True)
+    inner.observe = lambda: {"policy": inner.buffer[:, :2]}
+    with pytest.raises(ValueError, match="obs lacks image of its space; it has policy"):
+        TorchVector(inner).reset(SEEDS)
+
+
+def test_an_environment_that_resets_in_the_next_step_is_refused() -> None:
+    inner = Counting()
+    inner.metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}
+    with pytest.raises(ValueError, match="must be reset in the same step"):
+        TorchVector(inner)
+
+
+def test_an_environment_without_spaces_is_refused() -> None:
+    bare = SimpleNamespace(num_envs=2, reset=print, step=print, close=print)
+    with pytest.raises(ValueError, match="has no single_observation_space that is a space of Gymnasium, got None"):
+        TorchVector(bare)
+
+
+def test_bfloat16_becomes_float32() -> None:
+    env = TorchVector(broken(lambda o, r, te, tr, i: (o, r.bfloat16(), te, tr, i)))
+    env.reset(SEEDS)
+    assert play(env, 1)[0].reward.dtype == np.float32
+
+
+def test_a_file_alone_does_not_start_an_environment_of_torch(tmp_path: Path) -> None:
+    file = tmp_path / "train.json"
+    file.write_text(json.dumps(config_for("torch_tasks:Counting")))
+    with pytest.raises(ConfigError, match=r"add env\.id=torch:torch_tasks:Counting to the command line"):
+        load_config(file)
+    config = load_config(file, ["env.id=torch:torch_tasks:Counting"])
+    assert config.env.id == "torch:torch_tasks:Counting"
+
+
+def test_options_that_the_factory_refuses_are_a_config_error() -> None:
+    config = parse_config(config_for("torch_tasks:Counting", lenght=3))
+    with pytest.raises(ConfigError, match=r"env\.cfg.*unexpected keyword argument 'lenght'"):
+        build_env(config)
+
+
+def test_training_runs_evaluates_and_resumes(tmp_path: Path) -> None:
+    config = parse_config(config_for("torch_tasks:Counting", length=5))
+    result = train(config, run_dir=tmp_path / "run")
+    assert result.finished
+    assert result.last_eval_metrics["eval/avg_length"] == 5.0
+    assert result.last_eval_metrics["eval/metrics/count"] == 5.0
+    assert 0.0 < result.last_eval_metrics["eval/success_rate"] < 1.0  # only row 0 terminates
+    more = RunConfig.model_validate(config.to_dict() | {"trainer": config.to_dict()["trainer"] | {"iterations": 3}})
+    assert train(more, run_dir=tmp_path / "run", resume="latest").num_updates == 3
+
+
+def test_embodichains_point_mass_moves_and_pays_as_ejaxs() -> None:
+    """The same state and action in both: positions and rewards agree in float32."""
+    package = importlib.util.find_spec("embodichain")
+    if package is None or package.origin is None:
+        pytest.skip("needs the package embodichain")
+    file = Path(package.origin).parents[1] / "embodichain_tasks" / "classic_control" / "point_mass.py"
+    env = make(f"{file}:PointMassEnv", num_envs=8, success_bonus=5.0)
+    ours, inner = PointMassRL(success_bonus=5.0), env.env
+    assert env.max_episode_steps == ours.max_episode_steps
+    env.reset(np.arange(8, dtype=np.uint32))
+    state, _ = jax.vmap(ours.reset)(jax.random.split(jax.random.key(0), 8))
+    rng = np.random.default_rng(0)
+    compared = 0
+    for _ in range(30):
+        theirs = {name: getattr(inner, name).numpy() for name in state.__dataclass_fields__}
+        state = state.replace(**{name: np.asarray(x, getattr(state, name).dtype) for name, x in theirs.items()})
+        action = rng.uniform(-1.5, 1.5, (8, 2)).astype(np.float32)
+        _, timestep = jax.vmap(ours.step, in_axes=(0, 0, None))(state, action, jax.random.key(0))
+        step = env.step(action)
+        going = ~(step.terminated | step.truncated)
+        np.testing.assert_allclose(step.reward, timestep.reward, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(step.obs[going], timestep.obs[going], rtol=1e-5, atol=1e-6)
+        compared += int(going.sum())
+    assert compared > 200
