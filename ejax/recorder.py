@@ -1,12 +1,10 @@
 """Films of a run, made beside the training: EmbodiChain's event ``record_camera_data_async``.
 
-Episodes are played, drawn and encoded in a thread of their own, which leaves the cores to the training where there are
-too few. A recorder that fails, or is still busy, costs the film and nothing else: what happened is told by ``reports``.
+Episodes are played, drawn and encoded in a thread of their own. A recorder that fails, or is still busy, costs the film
+and nothing else: what happened is told by ``reports``. The thread is not niced: measured on two cores, that does not
+speed up the training, and what a starved thread holds of Python's lock makes single updates late.
 """
 
-import contextlib
-import os
-import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -27,8 +25,6 @@ _MOST_ENVS = 4
 _CLOSE_TIMEOUT_S = 120.0
 _LAST_TIMEOUT_S = 10.0
 """For a film that is broken off: one more frame, and ffmpeg's end."""
-_NICENESS = 10
-"""Of the thread: about a tenth of a core that somebody else wants too."""
 _UNLIMITED = 1000
 """Steps filmed of an environment without a time limit."""
 
@@ -77,7 +73,7 @@ class FilmRecorder:
         self, policy: Policy, envs: Mapping[Phase, Env], cameras: tuple[CameraConfig, ...], folder: Path
     ) -> None:
         self._policy, self._envs, self._cameras, self._folder = policy, envs, cameras, folder
-        self._thread = ThreadPoolExecutor(1, "ejax-recorder", initializer=_let_others_first) if cameras else None
+        self._thread = ThreadPoolExecutor(1, "ejax-recorder") if cameras else None
         self._film: Future[list[Path]] | None = None
         self._broken_off = threading.Event()
         self._reports: list[str] = []
@@ -160,14 +156,6 @@ class FilmRecorder:
             if self._broken_off.is_set():
                 raise TimeoutError("broken off at the end of the run")
             yield frame
-
-
-def _let_others_first() -> None:
-    """On Linux niceness belongs to a thread; OpenGL's threads and ffmpeg, which it starts, inherit it."""
-    if sys.platform == "linux":
-        thread = threading.get_native_id()
-        with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + _NICENESS)
 
 
 @partial(jax.jit, static_argnames=("policy", "env", "num_envs", "samples"))

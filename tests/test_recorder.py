@@ -3,8 +3,6 @@
 import errno
 import math
 import os
-import sys
-import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,8 +39,8 @@ EVENT = {
 }
 
 
-DRAWN: list[tuple[float, CameraView | None, int]] = []
-"""Brightness, camera and the thread's niceness of each picture."""
+DRAWN: list[tuple[float, CameraView | None]] = []
+"""Brightness and camera of each picture."""
 
 
 @dataclass(frozen=True)
@@ -79,8 +77,7 @@ class Lamp:
         self, state: Array, width: int = 640, height: int = 480, camera: CameraView | None = None
     ) -> NDArray[np.uint8]:
         time.sleep(self.pause)
-        niceness = os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) if sys.platform == "linux" else 0
-        DRAWN.append((float(state[0]), camera, niceness))
+        DRAWN.append((float(state[0]), camera))
         return np.full((height, width, 3), int(state[0]), np.uint8)
 
 
@@ -226,14 +223,10 @@ def test_while_a_film_is_made_no_other_one_is(tmp_path: Path) -> None:
     assert recorder.reports() == [f"filmed {tmp_path / 'eval' / 'ep1_cam_allenvs.mp4'}"]
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="niceness belongs to the process elsewhere")
-def test_filming_leaves_the_cores_to_the_training(tmp_path: Path) -> None:
-    here = os.getpriority(os.PRIO_PROCESS, 0)
+def test_films_have_no_effects(tmp_path: Path) -> None:
     with make_recorder(tmp_path) as recorder:
         record(recorder)
-    assert {niceness for _, _, niceness in DRAWN} == {min(19, here + 10)}
-    assert os.getpriority(os.PRIO_PROCESS, 0) == here
-    assert {camera.effects for _, camera, _ in DRAWN if camera} == {False}
+    assert {camera.effects for _, camera in DRAWN if camera} == {False}
 
 
 def test_training_is_filmed_with_samples_and_evaluation_with_the_mode() -> None:
