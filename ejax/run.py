@@ -147,6 +147,7 @@ class _Loop:
         self.last_evaluated: int | None = None
         self.per_dispatch = 1
         self.first_update = 0
+        (self.device,) = parts.state.update.devices()
 
     def run(self, state: RunState) -> RunResult:
         trainer, total = self.trainer, self.trainer.num_updates
@@ -205,10 +206,15 @@ class _Loop:
     def _evaluate(self, state: RunState, update: int) -> Metrics:
         trainer = self.trainer
         key = jax.random.key(trainer.eval_seed)
-        self.recorder.record(state.train.params, key, self._film_number(update))
+        params = self._one_copy(state)
+        self.recorder.record(params, key, self._film_number(update))
         pause = self.parts.stepper.paused() if trainer.collector.pause_in_evaluation else nullcontext()
         with pause:
-            return self.evaluator.evaluate(state.train.params)
+            return self.evaluator.evaluate(params)
+
+    def _one_copy(self, state: RunState) -> Params:
+        """The parameters where evaluation is compiled for: learners may have them on several devices."""
+        return jax.device_put(state.train.params, self.device)
 
     def _film_number(self, update: int) -> int:
         """Multiples of ``eval_freq`` passed; an evaluation at the end, between two of them, has the next number."""
@@ -284,7 +290,7 @@ class _Loop:
         if update == self.last_saved:
             return
         if not self.trainer.enable_eval:
-            self.recorder.record(state.train.params, jax.random.key(self.trainer.eval_seed), update)
+            self.recorder.record(self._one_copy(state), jax.random.key(self.trainer.eval_seed), update)
         self._write_schedule(update)
         path = self.directory.save(state, self._meta(update), keep=self.trainer.keep_checkpoints)
         self.last_saved, self.result.latest_checkpoint_path = update, path

@@ -1,0 +1,288 @@
+"""Host environments that fail: what it costs, what is told, what can be played again."""
+
+import json
+import threading
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from host_tasks import Drift, Linear, SameArrays, Wrapped
+from ladder import Ladder
+
+from ejax import replay
+from ejax.build import make_env
+from ejax.collectors import HostCollector
+from ejax.config import parse_config
+from ejax.envs.adapters.gymnasium import GymnasiumVector
+from ejax.envs.guarded import GuardedEnv, HostEnvError
+from ejax.envs.pure_host import PureHostEnv
+from ejax.run import train
+from ejax.types import HostEnv
+
+SEED = np.array([3, 5, 7], np.uint32)
+CALM = np.zeros((3, 2), np.float32)
+CALM[:, 0] = 0.25
+RECIPE: dict[str, Any] = {"id": "ladder:Ladder", "cfg": {"fall": 99, "limit": 50, "brittle": 2.0}}
+
+
+def guarded(folder: Path, recipe: dict[str, Any] = RECIPE, **limits: int) -> GuardedEnv:
+    make = partial(make_env, recipe["id"], recipe["cfg"], num_envs=3)
+    return GuardedEnv(make(), make, recipe=recipe, folder=folder, **limits)
+
+
+def wild(row: int, value: float) -> np.ndarray:
+    action = CALM.copy()
+    action[row, 0] = value
+    return action
+
+
+def test_a_nan_costs_its_row_an_episode_and_the_others_nothing(tmp_path: Path) -> None:
+    env, sound = guarded(tmp_path), guarded(tmp_path)
+    env.reset(SEED)
+    sound.reset(SEED)
+    before = [env.step(CALM) for _ in range(3)][-1]
+    for _ in range(3):
+        sound.step(CALM)
+    told, expected = env.step(wild(1, 5.0)), sound.step(CALM)  # 0.75 + 5 is more than it bears
+    assert told.info["valid"].tolist() == [True, False, True]
+    assert told.truncated.tolist() == [False, True, False] and not told.terminated.any()
+    assert told.reward.tolist() == [0.25, 0.0, 0.25]
+    np.testing.assert_array_equal(told.final_obs[1], before.obs[1])
+    assert told.obs[1, 1] == 0.0  # a new episode
+    for leaf, other in zip(jax.tree.leaves(told), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_array_equal(np.asarray(leaf)[[0, 2]], np.asarray(other)[[0, 2]])
+    assert env.num_quarantined == 1
+    assert env.reports() == [
+        f"quarantined row 1 of env 'ladder:Ladder' at its step 4: not finite; play it again with "
+        f"python -m ejax.replay {tmp_path / 'step4_row1.npz'}"
+    ]
+    assert env.reports() == []
+    env.close()
+    sound.close()
+
+
+def test_the_file_plays_again_to_the_recorded_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    env = guarded(tmp_path)
+    env.reset(SEED)
+    for action in [CALM, wild(2, 9.0), CALM, wild(1, 0.5), wild(2, 1.5), wild(2, 1.5)]:
+        env.step(action)
+    env.close()
+    first, second = sorted(tmp_path.glob("*.npz"))  # row 2 broke at step 2; its next episode at step 6
+    assert (first.name, second.name) == ("step2_row2.npz", "step6_row2.npz")
+    assert replay.main([str(second), "--trust"]) == 0
+    out = capsys.readouterr().out
+    assert "4 recorded steps" in out
+    assert "not finite at step 4: reward nan" in out and "this is the recorded step" in out
+
+    facts, actions = replay.read(second)
+    assert replay.replay(facts, 0 * actions, trust=True) is None
+    assert replay.replay(facts, actions + 1.0, trust=True) == (2, "reward nan")
+
+
+def test_a_file_alone_does_not_start_foreign_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    env = guarded(tmp_path)
+    env.reset(SEED)
+    env.step(wild(0, 9.0))
+    env.close()
+    assert replay.main([str(tmp_path / "step1_row0.npz")]) == 2
+    assert "'ladder:Ladder' is code that a file alone may not start; add --trust" in capsys.readouterr().err
+    np.savez(tmp_path / "other.npz", x=np.zeros(3))
+    assert replay.main([str(tmp_path / "other.npz")]) == 2
+    assert "is no file of ejax's quarantine: it has x" in capsys.readouterr().err
+    np.savez(tmp_path / "pickled.npz", facts=np.array([{}], object), actions=np.zeros(3))
+    assert replay.main([str(tmp_path / "pickled.npz")]) == 2
+    assert "allow_pickle=False" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
+def test_quarantine_in_modes_that_reset_by_themselves(tmp_path: Path, mode: AutoresetMode) -> None:
+    def make() -> HostEnv:
+        return GymnasiumVector(SyncVectorEnv([partial(Ladder, fall=99, limit=4, brittle=2.0)] * 3, autoreset_mode=mode))
+
+    env = GuardedEnv(make(), make, recipe=RECIPE, folder=tmp_path)
+    env.reset(SEED)
+    actions = [CALM, wild(1, 9.0), CALM, wild(0, 9.0), CALM, CALM, CALM]  # row 0 breaks in an episode's last step
+    steps = [env.step(action) for action in actions]
+    assert all(np.isfinite(leaf).all() for t in steps for leaf in (t.obs, t.final_obs, t.reward))
+    assert (~steps[1].info["valid"]).tolist() == [False, True, False]
+    assert not steps[3].info["valid"][0] and steps[3].truncated[0]
+    heights = [told.final_obs[1, 1] for told in steps if told.info["valid"][1]]
+    assert heights[:5] == [1.0, 1.0, 2.0, 3.0, 4.0]
+    facts = json.loads(str(np.load(tmp_path / "step2_row1.npz")["facts"]))
+    assert not facts["seeded"]
+    with pytest.raises(ValueError, match="does not seed its episodes one by one"):
+        replay.read(tmp_path / "step2_row1.npz")
+    env.close()
+
+
+def test_too_many_end_the_training_with_the_name_of_a_file(tmp_path: Path) -> None:
+    env = guarded(tmp_path, max_quarantined=1)
+    env.reset(SEED)
+    env.step(wild(0, 9.0))
+    with pytest.raises(HostEnvError, match=r"in 2 episodes, allowed are 1 \(trainer\.collector.*step2_row2\.npz"):
+        env.step(wild(2, 9.0))
+    env.close()
+
+
+def test_two_groups_do_not_overwrite_each_others_files(tmp_path: Path) -> None:
+    for _ in range(2):
+        env = guarded(tmp_path)
+        env.reset(SEED)
+        env.step(wild(0, 9.0))
+        env.close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step1_row0.npz", "step1_row0_2.npz"]
+
+
+def test_an_episode_that_began_before_what_is_kept_is_not_played_again(tmp_path: Path) -> None:
+    env = guarded(tmp_path)
+    env.reset(SEED)
+    env.adopt(env.reset(SEED))
+    env.step(wild(0, 9.0))
+    env.close()
+    with pytest.raises(ValueError, match="its episode began before what it holds"):
+        replay.read(tmp_path / "step1_row0.npz")
+
+
+def test_a_start_that_is_not_finite_is_an_error(tmp_path: Path) -> None:
+    env = guarded(tmp_path, {"id": "ladder:Ladder", "cfg": {"first_nan": True}})
+    with pytest.raises(HostEnvError, match=r"not finite, 3 times in a row, rows \[0, 1, 2\], after 0 steps"):
+        env.reset(SEED)
+    env.close()
+
+
+def test_what_was_seen_before_is_kept_though_the_environment_reuses_its_arrays(tmp_path: Path) -> None:
+    env = GuardedEnv(SameArrays(sound=3), SameArrays, recipe=RECIPE, folder=tmp_path)
+    env.reset(SEED)
+    for _ in range(3):
+        env.step(CALM)
+    told = env.step(CALM)
+    assert (told.final_obs == 3.0).all() and (told.obs == 100.0).all()
+
+
+# Exceptions
+
+
+def test_an_exception_names_the_environment_and_the_step(tmp_path: Path) -> None:
+    env = guarded(tmp_path)
+    env.reset(SEED)
+    env.step(CALM)
+    with pytest.raises(HostEnvError, match=r"'ladder:Ladder' raised at its step 2 \(3 rows\).*the ladder broke") as e:
+        env.step(wild(0, 10.0))
+    assert isinstance(e.value.__cause__, RuntimeError)
+    env.close()
+
+
+def test_an_environment_that_raised_is_made_anew_as_often_as_allowed(tmp_path: Path) -> None:
+    env = guarded(tmp_path, max_restarts=1)
+    env.reset(SEED)
+    before = env.step(CALM)
+    told = env.step(wild(0, 10.0))
+    assert not told.info["valid"].any() and told.truncated.all() and not told.reward.any()
+    np.testing.assert_array_equal(told.final_obs, before.obs)
+    assert (told.obs[:, 1] == 0.0).all()
+    assert env.step(CALM).info["valid"].all()
+    assert "made anew, 1 of 1 times" in env.reports()[0]
+    with pytest.raises(HostEnvError, match="may be made anew 1 times"):
+        env.step(wild(0, 10.0))
+    env.close()
+
+
+def test_one_that_raises_at_once_is_not_made_anew(tmp_path: Path) -> None:
+    env = guarded(tmp_path, max_restarts=5)
+    env.reset(SEED)
+    with pytest.raises(HostEnvError, match="at its step 1"):
+        env.step(wild(0, 10.0))
+    env.close()
+
+
+class Unmakeable(Wrapped):
+    def before(self) -> None:
+        if self.num_steps == 1:
+            raise OSError("gone")
+
+
+def test_one_that_cannot_be_made_again_or_reset_says_so(tmp_path: Path) -> None:
+    def make() -> HostEnv:
+        raise OSError("the simulator is not there")
+
+    env = GuardedEnv(Unmakeable(PureHostEnv(Drift(), 3)), make, recipe=RECIPE, folder=tmp_path, max_restarts=1)
+    env.reset(SEED)
+    env.step(CALM[:, :1])
+    with pytest.raises(HostEnvError, match=r"gone.*making it anew failed.*the simulator is not there"):
+        env.step(CALM[:, :1])
+
+
+# In a collector and in a run
+
+
+def test_reports_are_taken_by_another_thread_without_loss(tmp_path: Path) -> None:
+    env = guarded(tmp_path, max_quarantined=1000)
+    env.reset(SEED)
+    told: list[str] = []
+    finished = threading.Event()
+
+    def take() -> None:
+        while not finished.is_set():
+            told.extend(env.reports())
+
+    thread = threading.Thread(target=take)
+    thread.start()
+    for _ in range(60):
+        env.step(wild(0, 9.0))
+    finished.set()
+    thread.join()
+    assert len(told) + len(env.reports()) == env.num_quarantined >= 60
+    env.close()
+
+
+class Both(Linear):
+    """Two equal actions, around 1."""
+
+    def apply(self, params: Any, obs: Any) -> Any:
+        distribution, value = super().apply(params, 0.0 * obs)
+        return jax.tree.map(lambda x: jnp.concatenate([x, x], axis=-1), distribution), value
+
+
+def test_guarded_environments_are_saved_where_those_inside_can_be(tmp_path: Path) -> None:
+    make = partial(PureHostEnv, Drift(), 3)
+    groups = [GuardedEnv(make(), make, recipe=RECIPE, folder=tmp_path) for _ in range(2)]
+    first, second = (HostCollector(Linear(), [each], num_steps=4, seed=0) for each in groups)
+    params = Linear().init(jax.random.key(0), None)
+    second.restore(first.collect(params, jax.random.key(0), index=0).envs)
+    a, b = (each.collect(params, jax.random.key(1), index=1) for each in (first, second))
+    jax.tree.map(np.testing.assert_array_equal, a.rollout, b.rollout)
+    assert a.facts == {"collector/quarantined": 0.0, "collector/env_restarts": 0.0}
+
+
+@pytest.mark.parametrize("mode", ["host", "async"])
+def test_a_run_goes_on_through_nans_and_exceptions_and_counts_them(
+    mode: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    network = {"network_cfg": {"hidden_sizes": [4]}}
+    raw = {
+        "trainer": {
+            "exp_name": "tiny",
+            "num_envs": 4,
+            "buffer_size": 16,
+            "iterations": 6,
+            "output_dir": str(tmp_path),
+            "collector": {"mode": mode, "max_env_restarts": 1000, "num_groups": 2},
+        },
+        "env": {"id": "ladder:Ladder", "cfg": {"fall": 99, "limit": 12, "brittle": 3.0}},
+        "policy": {"name": "actor_critic", "actor": network, "critic": network, "actor_obs_normalization": True},
+        "algorithm": {"name": "ppo", "cfg": {"batch_size": 16, "n_epochs": 2, "skip_nonfinite_updates": False}},
+    }
+    result = train(parse_config(raw))
+    assert result.finished
+    last = result.last_train_metrics
+    files = list((result.run_dir / "quarantine").glob("*.npz"))
+    counts = [entry["collector/quarantined"] for entry in result.train_history]
+    assert counts == sorted(counts) and last["collector/quarantined"] > 0
+    assert len(files) >= last["collector/quarantined"]  # a thread may be ahead
+    assert last["collector/env_restarts"] >= 0
+    assert "python -m ejax.replay" in capsys.readouterr().out
