@@ -39,7 +39,7 @@ class Parts:
     optimizer: optax.GradientTransformation
     stepper: Stepper
     state: RunState
-    """At update 0."""
+    """At update 0, without ``policy.init_from``."""
 
 
 def build(config: RunConfig, *, schedule_updates: int | None = None, quarantine: Path = Path("quarantine")) -> Parts:

@@ -22,6 +22,9 @@ from orbax.checkpoint import v1 as ocp
 from ejax.types import PyTree
 
 SCHEMA_VERSION = 1
+_REMEDY = "Use the config it was made with."
+_MOST = 20
+"""Arrays that an error names."""
 _LIBRARIES = ("ejax", "jax", "flax", "optax", "orbax-checkpoint", "numpy", "mujoco")
 
 
@@ -74,20 +77,21 @@ def load_checkpoint(path: Path, like: PyTree) -> tuple[PyTree, dict[str, Any]]:
     return _load(path, like, ""), meta
 
 
-def load_params(path: Path, like: PyTree) -> PyTree:
+def load_params(path: Path, like: PyTree, remedy: str = _REMEDY) -> PyTree:
     """Only the policy's parameters of a ``RunState``: enough to act.
 
     Args:
         like: as the policy's ``init`` gives them (shapes suffice).
+        remedy: what to do about other names or shapes, for the error.
 
     Raises:
         CheckpointError: as ``load_checkpoint``.
     """
     verify_checkpoint(path)
-    return _load(path, like, "train.params.")
+    return _load(path, like, "train.params.", remedy)
 
 
-def _load(path: Path, like: PyTree, prefix: str) -> PyTree:
+def _load(path: Path, like: PyTree, prefix: str, remedy: str = _REMEDY) -> PyTree:
     state = str((path / "state").absolute())
     wanted = {prefix + name: leaf for name, leaf in _flatten(like).items()}
     everything = ocp.metadata(state).metadata
@@ -99,8 +103,8 @@ def _load(path: Path, like: PyTree, prefix: str) -> PyTree:
         if there != here:
             problems.append(f"{name} is {there[1]}{list(there[0])}, this run needs {here[1]}{list(here[0])}")
     if problems:
-        shown = "; ".join(problems[:5]) + (f"; and {len(problems) - 5} more" if len(problems) > 5 else "")
-        raise CheckpointError(f"checkpoint {path} does not fit the config: {shown}. Use the config it was made with.")
+        shown = "; ".join(problems[:_MOST]) + (f"; and {len(problems) - _MOST} more" if len(problems) > _MOST else "")
+        raise CheckpointError(f"checkpoint {path} does not fit the config: {shown}. {remedy}")
     abstract = dict.fromkeys(everything, ocp.PLACEHOLDER)  # not read
     abstract |= {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in wanted.items()}
     with warnings.catch_warnings():

@@ -21,6 +21,7 @@ from ejax.recorder import FilmRecorder
 from ejax.run_dir import RunDirectory, check_same_run, create_run_directory, newest_run, open_run_directory
 from ejax.steps import RunState
 from ejax.types import Metrics, Params, Phase, Policy
+from ejax.warm_start import start_from_policy
 
 _SECONDS_PER_DISPATCH = 0.5
 """Short enough for a live console and for a signal to be answered, long enough for dispatch to cost nothing."""
@@ -69,6 +70,9 @@ def train(config: RunConfig, *, resume: str | None = None, run_dir: Path | None 
     meta: dict[str, Any] = {}
     if checkpoint is not None:
         state, meta = load_checkpoint(checkpoint, parts.state)
+    else:
+        state, told = start_from_policy(state, config)
+        reports += told
     trainer = config.trainer
     rows = trainer.buffer_size * trainer.num_envs
     first_update = int(state.update)

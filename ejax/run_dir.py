@@ -205,7 +205,7 @@ def check_same_run(config: RunConfig, saved: RunConfig) -> None:
     """
     differ = [
         f"{key} is {json.dumps(there)} in the run and {json.dumps(here)} now"
-        for key, there, here in _differences(saved.to_dict(), config.to_dict(), "")
+        for key, there, here in differences(saved.to_dict(), config.to_dict(), "")
         if not _may_change(key.removeprefix("trainer."))
     ]
     if differ:
@@ -216,8 +216,9 @@ def _may_change(key: str) -> bool:
     return any(key == allowed or key.startswith(f"{allowed}.") for allowed in _MAY_CHANGE)
 
 
-def _differences(a: Any, b: Any, path: str) -> list[tuple[str, Any, Any]]:
+def differences(a: Any, b: Any, path: str) -> list[tuple[str, Any, Any]]:
+    """``(key, in a, in b)`` of the values that differ in two nested mappings; dotted keys, which begin with ``path``."""
     if isinstance(a, dict) and isinstance(b, dict):
         names = sorted(a.keys() | b.keys())
-        return [d for name in names for d in _differences(a.get(name), b.get(name), f"{path}.{name}".lstrip("."))]
+        return [d for name in names for d in differences(a.get(name), b.get(name), f"{path}.{name}".lstrip("."))]
     return [] if a == b else [(path, a, b)]

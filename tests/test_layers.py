@@ -12,7 +12,7 @@ LAYERS = [
     ["policies", "envs", "unroll", "episodes", "collectors", "checkpoint", "metrics", "console", "video", "recorder"],
     ["evaluation", "algorithms"],
     ["config"],
-    ["steps", "steppers", "run_dir", "build", "evaluators"],
+    ["steps", "steppers", "run_dir", "build", "evaluators", "warm_start"],
     ["run"],
     ["train", "evaluate", "replay"],
 ]

@@ -1,0 +1,52 @@
+"""``policy.init_from``: a new run starts from the policy of another one."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+from ejax.checkpoint import CheckpointError, load_params, verify_checkpoint
+from ejax.config import ConfigError, Problem, RunConfig
+from ejax.run_dir import differences, open_run_directory
+from ejax.steps import RunState
+
+_REPLACED = frozenset({"action_dim", "cfg", "init_from", "initial_log_std"})
+"""Keys of ``policy`` that say nothing about a policy whose parameters are given."""
+
+
+def start_from_policy(state: RunState, config: RunConfig) -> tuple[RunState, list[str]]:
+    """The first state of a run with the policy that ``policy.init_from`` names, and what there is to tell of it.
+
+    Taken over are the parameters and the statistics of the normalizers; the optimizer is fresh, the step is 0. A
+    reference, which ``kl_coef`` keeps the policy close to, is that policy as well.
+
+    Args:
+        state: of ``build(config)``.
+
+    Raises:
+        ConfigError: there is no such checkpoint, it is damaged, or its parameters have other names or shapes.
+    """
+    if config.policy.init_from is None:
+        return state, []
+    reports: list[str] = []
+    try:
+        path = _checkpoint(Path(config.policy.init_from), reports)
+        meta = verify_checkpoint(path).meta
+        remedy = "The networks and normalizers under policy must be those of the checkpoint."
+        params = load_params(path, state.train.params, remedy=remedy)
+    except (CheckpointError, FileNotFoundError) as error:
+        raise ConfigError([Problem("policy.init_from", str(error))]) from error
+    train = replace(state.train, params=params, reference=None if state.train.reference is None else params)
+    reports.append(f"the policy is that of {path}, after {meta['global_step']} env steps")
+    there = meta["config"]["policy"]
+    for key, before, now in differences(there, config.to_dict()["policy"], "policy"):
+        if key.split(".")[1] not in _REPLACED and not key.endswith("orthogonal_init"):
+            reports.append(f"{key} was {json.dumps(before)} there and is {json.dumps(now)} here")
+    return replace(state, train=train), reports
+
+
+def _checkpoint(source: Path, reports: list[str]) -> Path:
+    """``source`` itself, or of a run's folder the best checkpoint, or the latest where there is no best."""
+    if not (source / "checkpoints").is_dir():
+        return source
+    directory, _ = open_run_directory(source)
+    return directory.find("best" if directory.best() else "latest", reports.append)

@@ -1,0 +1,164 @@
+"""``policy.init_from``: what a new run takes over from another's policy, and what it does not."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from ejax.build import build
+from ejax.checkpoint import load_checkpoint
+from ejax.config import ConfigError, parse_config
+from ejax.config.check import check
+from ejax.evaluate import evaluate_run
+from ejax.evaluation import evaluate, summarize
+from ejax.run import train
+from ejax.run_dir import RunDirectory
+from ejax.warm_start import start_from_policy
+
+NETWORK = {"type": "mlp", "network_cfg": {"hidden_sizes": [8], "activation": "tanh"}}
+PPO = {"name": "ppo", "cfg": {"batch_size": 16, "n_epochs": 1}}
+GRPO = {"name": "grpo", "cfg": {"batch_size": 32, "n_epochs": 1, "group_size": 2, "kl_coef": 0.5}}
+
+
+def config_with(algorithm: dict[str, Any] = PPO, network: dict[str, Any] = NETWORK, **policy: Any) -> Any:
+    return parse_config(
+        {
+            "trainer": {
+                "exp_name": "tiny",
+                "learning_env": "PointMassRL",
+                "num_envs": 4,
+                "buffer_size": 8,
+                "iterations": 3,
+                "console": False,
+                "seed": 5,
+            },
+            "policy": {
+                "name": "actor_critic",
+                "actor": network,
+                "critic": network,
+                "actor_obs_normalization": True,
+                **policy,
+            },
+            "algorithm": algorithm,
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of three updates."""
+    return train(config_with(), run_dir=tmp_path_factory.mktemp("trained") / "run").run_dir
+
+
+def newest(run: Path) -> Path:
+    return RunDirectory(run, "tiny").periodic()[0]
+
+
+def train_state(run: Path) -> Any:
+    return load_checkpoint(newest(run), build(config_with()).state)[0].train
+
+
+def assert_same(a: Any, b: Any) -> None:
+    jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+@pytest.mark.parametrize("of_run", [True, False])
+def test_parameters_and_statistics_are_taken_over_and_nothing_else(trained: Path, of_run: bool) -> None:
+    config = config_with(init_from=str(trained if of_run else newest(trained)))
+    fresh = build(config).state
+    state, reports = start_from_policy(fresh, config)
+    source = train_state(trained)
+    assert_same(state.train.params, source.params)
+    assert float(source.params["normalizer"]["actor_obs_normalizer"]["count"]) == 96.0
+    assert_same(state.train.opt_state, fresh.train.opt_state)
+    assert (int(state.update), int(state.train.step), state.train.reference) == (0, 0, None)
+    assert reports == [f"the policy is that of {newest(trained)}, after 96 env steps"]
+    with pytest.raises(AssertionError):
+        assert_same(fresh.train.params, source.params)  # else this test would show nothing
+
+
+def test_at_update_0_the_policy_evaluates_as_the_checkpoint_does(trained: Path) -> None:
+    theirs = evaluate_run(trained, checkpoint="latest", num_episodes=8, num_envs=4, seed=3)
+    config = config_with(init_from=str(trained))
+    parts = build(config)
+    state, _ = start_from_policy(parts.state, config)
+
+    def mean_return(params: Any) -> float:
+        episodes = evaluate(parts.policy, parts.env, params, jax.random.key(3), num_envs=4, num_episodes=8)
+        return float(summarize(episodes)["eval/avg_reward"])
+
+    assert mean_return(state.train.params) == theirs["eval/avg_reward"] != mean_return(parts.state.train.params)
+
+
+def test_a_run_starts_from_it_and_the_reference_is_that_policy(trained: Path, tmp_path: Path) -> None:
+    config = config_with(GRPO, init_from=str(trained))
+    result = train(config, run_dir=tmp_path / "run")
+    state, meta = load_checkpoint(newest(result.run_dir), build(config).state)
+    source = train_state(trained)
+    assert meta["num_updates"] == 3
+    assert_same(state.train.reference, source.params)
+    moved = jax.tree.map(lambda a, b: float(abs(a - b).max()), state.train.params["params"], source.params["params"])
+    assert 0.0 < max(jax.tree.leaves(moved)) < 0.1  # three small steps away from it, not from a random policy
+
+
+def test_a_resumed_run_does_not_need_it_any_more(trained: Path, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    shutil.copytree(trained, source)
+    config = config_with(init_from=str(source))
+    train(config, run_dir=tmp_path / "run")
+    shutil.rmtree(source)
+    longer = config.model_copy(update={"trainer": config.trainer.model_copy(update={"iterations": 4})})
+    assert train(longer, run_dir=tmp_path / "run", resume="latest").num_updates == 4
+
+
+def test_other_shapes_are_refused_one_by_one(trained: Path, tmp_path: Path) -> None:
+    wider = {"type": "mlp", "network_cfg": {"hidden_sizes": [16], "activation": "tanh"}}
+    config = config_with(network=wider, init_from=str(trained), actor_obs_normalization=False)
+    with pytest.raises(ConfigError) as caught:
+        train(config, run_dir=tmp_path / "run")
+    text = str(caught.value)
+    assert "policy.init_from" in text
+    assert "has train.params.normalizer.actor_obs_normalizer.mean, which this run does not" in text
+    assert text.count("float32[16], this run") == 0
+    assert text.count("is float32[8], this run needs float32[16]") == 2  # the hidden biases of actor and critic
+    assert text.count("is float32[14, 8], this run needs float32[14, 16]") == 2
+    assert text.count("is float32[8, ") == 2  # the output layers
+    assert "The networks and normalizers under policy must be those of the checkpoint." in text
+
+
+def test_what_changes_the_meaning_of_equal_shapes_is_told(trained: Path) -> None:
+    relu = {"type": "mlp", "network_cfg": {"hidden_sizes": [8], "activation": "relu"}}
+    config = config_with(network=relu, init_from=str(trained), initial_log_std=-1.0, log_std_range=[-4.0, 2.0])
+    _, reports = start_from_policy(build(config).state, config)
+    assert reports[1:] == [
+        'policy.actor.network_cfg.activation was "tanh" there and is "relu" here',
+        'policy.critic.network_cfg.activation was "tanh" there and is "relu" here',
+        "policy.log_std_range was [-5.0, 2.0] there and is [-4.0, 2.0] here",
+    ]
+
+
+@pytest.mark.parametrize("damage", [True, False])
+def test_a_missing_or_damaged_checkpoint_is_refused(trained: Path, tmp_path: Path, damage: bool) -> None:
+    source = tmp_path / "checkpoint"
+    if damage:
+        shutil.copytree(newest(trained), source)
+        (source / "meta.json").write_text("{}")
+    config = config_with(init_from=str(source))
+    with pytest.raises(ConfigError, match=r"policy\.init_from.*(is damaged|does not exist)"):
+        start_from_policy(build(config).state, config)
+
+
+def test_embodichains_file_names_the_command_that_converts_it() -> None:
+    with pytest.raises(ConfigError, match=r"python -m interop\.embodichain from-pt best\.pt .*--policy-only"):
+        config_with(init_from="best.pt")
+
+
+def test_the_key_is_used(tmp_path: Path) -> None:
+    file = tmp_path / "train.json"
+    file.write_text(json.dumps(config_with(init_from="outputs/first").to_dict()))
+    notes = {note.key: note.status for note in check(file)}
+    assert notes["policy.init_from"] == "used"
