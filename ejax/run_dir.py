@@ -217,7 +217,7 @@ def _may_change(key: str) -> bool:
 
 
 def differences(a: Any, b: Any, path: str) -> list[tuple[str, Any, Any]]:
-    """``(key, in a, in b)`` of the values that differ in two nested mappings; dotted keys, which begin with ``path``."""
+    """``(key, in a, in b)`` of the values that differ in two nested mappings; dotted keys that begin with ``path``."""
     if isinstance(a, dict) and isinstance(b, dict):
         names = sorted(a.keys() | b.keys())
         return [d for name in names for d in differences(a.get(name), b.get(name), f"{path}.{name}".lstrip("."))]

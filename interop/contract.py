@@ -11,7 +11,7 @@ from ejax.envs.cart_pole import CartPoleRL
 from ejax.envs.mujoco import Physics
 from ejax.envs.point_mass import PointMassRL
 from ejax.envs.push_cube import PushCubeRL
-from ejax.types import Env, RenderableEnv
+from ejax.types import Env, HostEnv, RenderableEnv
 from interop.cases import feature_ranges
 from interop.parity import Arrays
 from interop.policy_spec import WHOLE, PolicySpec
@@ -51,7 +51,7 @@ _FEATURES: dict[type, dict[str, list[tuple[str, str]]]] = {
 
 
 def make_contract(
-    env_config: dict[str, Any], env: Env, spec: PolicySpec, seen: Arrays, clipping: str
+    env_config: dict[str, Any], env: Env | HostEnv, spec: PolicySpec, seen: Arrays, clipping: str
 ) -> dict[str, Any]:
     """
     Args:
@@ -104,7 +104,7 @@ def make_contract(
     }
 
 
-def control_period(env: Env) -> float | None:
+def control_period(env: Env | HostEnv) -> float | None:
     """Seconds between two actions, None where the environment does not tell."""
     if isinstance(env, RenderableEnv):
         return env.control_period

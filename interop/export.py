@@ -17,6 +17,7 @@ import platform
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -36,6 +37,7 @@ from ejax.types import Env, HostEnv, Params, Policy
 from interop.artefacts import FORMATS, library_versions
 from interop.cases import Bounds, draw_cases, leaves_of, observe
 from interop.contract import make_contract
+from interop.host_cases import observe_host
 from interop.parity import Case, ParityError, save_cases
 from interop.policy_spec import NetworkSpec, PolicySpec
 from interop.verify import check_artefacts, format_table, raise_on_problems, sha256
@@ -43,6 +45,8 @@ from interop.weights import state_dict_from_params
 from interop.write_artefacts import WRITERS, Trained
 
 Clipping = Literal["auto", "space", "none"]
+_NUM_ENVS = 16
+"""Of an environment outside JAX."""
 
 
 class MissingPackageError(RuntimeError):
@@ -87,19 +91,18 @@ def export_run(
     else:
         path = Path(checkpoint)
     meta = verify_checkpoint(path).meta
-    env = build_env(config)
-    if isinstance(env, HostEnv):
-        env.close()
-        raise ValueError(f"{config.env.id} lives outside JAX; exports are checked in environments that JAX can play")
-    policy, params = load_policy(config, env, path)
-    origin = {"checkpoint": path.name, "global_step": meta["global_step"], "env": config.to_dict()["env"]}
-    return export_policy(policy, params, env, to, formats, origin=origin, clipping=clipping)
+    with tempfile.TemporaryDirectory() as scratch:
+        env = build_env(config, num_envs=_NUM_ENVS, quarantine=Path(scratch))
+        with closing(env) if isinstance(env, HostEnv) else nullcontext():
+            policy, params = load_policy(config, env, path)
+            origin = {"checkpoint": path.name, "global_step": meta["global_step"], "env": config.to_dict()["env"]}
+            return export_policy(policy, params, env, to, formats, origin=origin, clipping=clipping)
 
 
 def export_policy(
     policy: Policy,
     params: Params,
-    env: Env,
+    env: Env | HostEnv,
     to: Path,
     formats: Sequence[str],
     *,
@@ -109,6 +112,7 @@ def export_policy(
     """Export a policy into the new folder ``to``, which appears only if every artefact passed.
 
     Args:
+        env: where the policy was trained; the observations that it is checked on come from there.
         origin: ``checkpoint`` (a name), ``global_step``, ``env`` {``id``, ``cfg``}: written down as they are.
         clipping: of a normal's actions to the env's action space. ``auto``: only if the env itself clips to it, so that
             the exported policy does what was trained.
@@ -129,7 +133,11 @@ def export_policy(
         raise ValueError(f"policies of the class {type(policy).__name__} have no torch twin: ActorCritic, ActorOnly do")
     spec = spec_of(policy, env)
     bounds = _finite_bounds(env.action_space) if spec.head == "normal" else None
-    seen, env_clips = observe(policy, env, params, bounds)
+    env_clips: bool | None
+    if isinstance(env, HostEnv):
+        seen, env_clips = observe_host(policy, env, params, bounds)
+    else:
+        seen, env_clips = observe(policy, env, params, bounds)
     clips, reason = _decide_clipping(clipping, bounds, env_clips, spec)
     spec = replace(spec, clip=bounds if clips else None)
     cases = draw_cases(policy, params, spec, seen, env.observation_space)
@@ -139,10 +147,9 @@ def export_policy(
     return _write(to, formats, trained, contract, cases, facts)
 
 
-def spec_of(policy: ActorCritic | ActorOnly, env: Env) -> PolicySpec:
+def spec_of(policy: ActorCritic | ActorOnly, env: Env | HostEnv) -> PolicySpec:
     """What the twin needs to know of a policy, without its weights."""
-    obs = jax.eval_shape(lambda: env.reset(jax.random.key(0))[1])
-    observation = {name: int(x.shape[-1]) for name, x in leaves_of(obs).items()}
+    observation = {name: int(x.shape[-1]) for name, x in leaves_of(_observed(env)).items()}
     action = policy.action_spec
     critic = None
     if isinstance(policy, ActorCritic):
@@ -157,6 +164,13 @@ def spec_of(policy: ActorCritic | ActorOnly, env: Env) -> PolicySpec:
         high=action.high,
         log_std_range=policy.log_std_range,
     )
+
+
+def _observed(env: Env | HostEnv) -> Any:
+    """Something with the shapes of one observation."""
+    if isinstance(env, HostEnv):
+        return env.observation_space
+    return jax.eval_shape(lambda: env.reset(jax.random.key(0))[1])
 
 
 def _network_spec(
@@ -182,8 +196,14 @@ def _finite_bounds(space: gymnasium.Space) -> Bounds | None:
     return tuple(space.low.ravel().tolist()), tuple(space.high.ravel().tolist())
 
 
-def _decide_clipping(clipping: Clipping, bounds: Bounds | None, env_clips: bool, spec: PolicySpec) -> tuple[bool, str]:
-    """Whether to clip, and why, for the contract."""
+def _decide_clipping(
+    clipping: Clipping, bounds: Bounds | None, env_clips: bool | None, spec: PolicySpec
+) -> tuple[bool, str]:
+    """Whether to clip, and why, for the contract.
+
+    Args:
+        env_clips: None: not known.
+    """
     if spec.head != "normal":
         return False, f"none: {spec.head} actions are inside their space"
     if bounds is None:
@@ -193,7 +213,11 @@ def _decide_clipping(clipping: Clipping, bounds: Bounds | None, env_clips: bool,
     if env_clips:
         return True, "to the action space, as the environment does"
     if clipping == "space":
+        if env_clips is None:
+            return True, "to the action space, as asked for; whether the environment does is not known"
         return True, "to the action space, as asked for; the environment does not, so this is not the trained policy"
+    if env_clips is None:
+        return False, "none: the environment does not repeat itself from a seed, so whether it clips is not known"
     return False, "none: the environment acts on actions beyond its action space, which clipping would change"
 
 

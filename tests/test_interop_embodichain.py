@@ -212,6 +212,25 @@ def test_a_run_goes_on_from_embodichains_file_and_back_into_one(golden, tmp_path
     assert "holds a run already" in capsys.readouterr().err
 
 
+def test_a_config_starts_from_embodichains_policy_in_two_steps(golden, tmp_path):
+    """Its file becomes a run, and ``policy.init_from`` names that run: here with another optimizer and batch size."""
+    file, run = tmp_path / "train.json", tmp_path / "theirs"
+    file.write_text(json.dumps(options(golden)))
+    command = ["from-pt", str(POINT_MASS), "--config", str(file), "--run", str(run), "--policy-only"]
+    assert embodichain.main(command) == 0
+    raw = options(golden)
+    raw["policy"]["init_from"] = str(run)
+    raw["algorithm"]["cfg"] |= {"optimizer": {"name": "sgd", "learning_rate": 1e-9}, "batch_size": 16}
+    state, _ = load_checkpoint(
+        train(parse_config(raw), run_dir=tmp_path / "ours").latest_checkpoint_path, build(parse_config(raw)).state
+    )
+    theirs = pt_file.read_pt(POINT_MASS).policy
+    ours = state_dict_from_params(build(parse_config(raw)).policy, state.train.params)
+    for name, x in theirs.items():  # at this rate it has not moved; its normalizers have
+        if "normalizer" not in name:
+            np.testing.assert_allclose(ours[name], x, atol=1e-6, err_msg=name)
+
+
 def test_the_policy_alone_starts_a_new_training(config, parts):
     state, notes = pt_state.restore(pt_file.read_pt(POINT_MASS), config, parts, policy_only=True)
     assert notes == []

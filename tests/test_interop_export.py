@@ -20,13 +20,16 @@ import pytest
 from ejax.config import parse_config
 from ejax.distributions import action_spec
 from ejax.envs.point_mass import PointMassRL
+from ejax.envs.pure_host import PureHostEnv
 from ejax.evaluate import evaluate_run
 from ejax.policies import ActorCritic, NetworkConfig
 from ejax.policies.mlp import ACTIVATIONS
 from ejax.run import train
 from ejax.types import Timestep
 from interop.artefacts import FORMATS
+from interop.cases import observe
 from interop.export import export_policy, export_run, main, spec_of
+from interop.host_cases import observe_host
 from interop.parity import Case, ParityError, allowed_error, compare
 from interop.policy_spec import NetworkSpec, PolicySpec
 from interop.verify import main as verify_main
@@ -361,6 +364,61 @@ def test_actions_are_clipped_where_the_env_clips_them_or_as_told(
 @pytest.fixture(scope="module")
 def measured(run: Path) -> dict[str, Any]:
     return evaluate_run(run, num_episodes=1)
+
+
+@pytest.mark.parametrize("clips", [True, False])
+def test_an_environment_outside_jax_clips_if_and_only_if_it_does_inside(clips: bool) -> None:
+    env = Toy(BOX, clips=clips)
+    policy, params = policy_for(env)
+    bounds = ((-1.0, -1.0), (1.0, 1.0))
+    seen, clipped = observe_host(policy, PureHostEnv(env, 4), params, bounds)
+    assert clipped is clips is observe(policy, env, params, bounds)[1]
+    assert {name: x.shape for name, x in seen.items()} == {"hidden": (512, 1), "robot.q": (512, 3), "robot.v": (512, 2)}
+    assert spec_of(policy, PureHostEnv(env, 4)) == spec_of(policy, env)
+
+
+class Unsteady(PureHostEnv):
+    """Starts anywhere, whatever its seeds."""
+
+    def reset(self, seed: Any, rows: Any = None) -> Any:
+        return super().reset(np.random.default_rng().integers(2**32, size=seed.shape).astype(np.uint32), rows)
+
+
+@pytest.mark.parametrize(("clipping", "clipped"), [("auto", False), ("space", True)])
+def test_an_environment_that_does_not_repeat_itself_is_no_reason_to_clip(
+    clipping: Any, clipped: bool, tmp_path: Path
+) -> None:
+    if not HERE:
+        pytest.skip("no format can be written here")
+    env = Unsteady(Toy(BOX, clips=True), 4)
+    policy, params = policy_for(env.env)
+    report = export_policy(policy, params, env, tmp_path / "out", HERE[:1], origin=ORIGIN, clipping=clipping)
+    assert "not known" in report["clipping"]
+    assert json.loads((tmp_path / "out" / "contract.json").read_text())["action"]["clipped"] is clipped
+
+
+def test_a_policy_trained_outside_jax_is_exported(tmp_path: Path) -> None:
+    if not HERE:
+        pytest.skip("no format can be written here")
+    network = {"type": "mlp", "network_cfg": {"hidden_sizes": [16], "activation": "tanh"}}
+    config = {
+        "env": {"id": "gymnasium:Pendulum-v1"},
+        "trainer": {"exp_name": "outside", "num_envs": 4, "buffer_size": 8, "iterations": 1, "console": False},
+        "policy": {"name": "actor_critic", "actor": network, "critic": network},
+        "algorithm": {"name": "ppo", "cfg": {"batch_size": 32, "n_epochs": 1}},
+    }
+    run = train(parse_config(config), run_dir=tmp_path / "run").run_dir
+    report = export_run(run, tmp_path / "out", HERE)
+    assert report["rows"]["environment"] == 16 * 128
+    assert report["clipping"] == "to the action space, as the environment does"
+    contract = json.loads((tmp_path / "out" / "contract.json").read_text())
+    assert contract["env"]["id"] == "gymnasium:Pendulum-v1"
+    assert contract["env"]["max_episode_steps"] == 200
+    (obs,) = contract["observation"]
+    assert (obs["shape"], obs["high"]) == (["batch", 3], [1.0, 1.0, 8.0])
+    assert (contract["action"]["low"], contract["action"]["high"]) == ([-2.0], [2.0])
+    assert contract["control_rate_hz"] is None
+    assert verify_main([str(tmp_path / "out")]) == 0
 
 
 @pytest.mark.parametrize(
