@@ -21,6 +21,7 @@ from ejax.policies import ActorCritic, NetworkConfig
 from ejax.run import train
 from ejax.types import HostEnv
 
+export_run = pytest.importorskip("interop.export").export_run
 torch = pytest.importorskip("torch", reason="needs torch: pip install 'ejax[torch]'")
 interop_envs = pytest.importorskip("interop.envs")
 torch_tasks = pytest.importorskip("torch_tasks")
@@ -371,6 +372,18 @@ def test_training_runs_evaluates_and_resumes(tmp_path: Path) -> None:
     assert 0.0 < result.last_eval_metrics["eval/success_rate"] < 1.0  # only row 0 terminates
     more = RunConfig.model_validate(config.to_dict() | {"trainer": config.to_dict()["trainer"] | {"iterations": 3}})
     assert train(more, run_dir=tmp_path / "run", resume="latest").num_updates == 3
+
+
+def test_a_policy_trained_in_torch_is_exported(tmp_path: Path) -> None:
+    config = parse_config(config_for("torch_tasks:Counting", length=5, final="final_obs", max_episode_steps=5))
+    run = train(config, run_dir=tmp_path / "run").run_dir
+    report = export_run(run, tmp_path / "out", ["pt"])
+    assert report["rows"]["environment"] == 16 * 128
+    assert (
+        report["clipping"] == "to the action space, as the environment does"
+    )  # clip_actions, where it does not itself
+    contract = json.loads((tmp_path / "out" / "contract.json").read_text())
+    assert contract["env"] == {**config.to_dict()["env"], "parameters": None, "max_episode_steps": 5}
 
 
 def test_embodichains_point_mass_moves_and_pays_as_ejaxs() -> None:
