@@ -15,7 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-def write_video(path: Path, frames: Iterable[NDArray[np.uint8]], fps: float) -> Path:
+def write_video(
+    path: Path, frames: Iterable[NDArray[np.uint8]], fps: float, *, keyframe_every: int | None = None
+) -> Path:
     """Write ``frames`` as H.264, yuv420p: what browsers and players can show.
 
     The file appears under ``path`` only when it is complete. yuv420p needs even sizes: an odd side grows by
@@ -25,6 +27,8 @@ def write_video(path: Path, frames: Iterable[NDArray[np.uint8]], fps: float) -> 
         path: ends in ``.mp4`` (or another container of ffmpeg's that holds H.264); its folder is made.
         frames: each ``[H, W, 3]`` uint8 RGB, all of one size; may be a generator.
         fps: frames per second, > 0.
+        keyframe_every: frames from one that stands alone to the next, and all in order: for random access, and for
+            videos that are joined later. None: as few as the encoder likes, which gives the smallest file.
 
     Returns:
         ``path``.
@@ -43,7 +47,7 @@ def write_video(path: Path, frames: Iterable[NDArray[np.uint8]], fps: float) -> 
     if first is None:
         raise ValueError(f"no frames to write to {path}; give at least one.")
     try:
-        with _encoder(partial, first.shape[:2], fps) as sink:
+        with _encoder(partial, first.shape[:2], fps, keyframe_every) as sink:
             for frame in itertools.chain([first], stream):
                 sink.write(frame.tobytes())
         os.replace(partial, path)
@@ -94,7 +98,7 @@ def _checked(frames: Iterable[NDArray[np.uint8]]) -> Iterator[NDArray[np.uint8]]
 
 
 @contextmanager
-def _encoder(path: Path, size: tuple[int, ...], fps: float) -> Iterator[IO[bytes]]:
+def _encoder(path: Path, size: tuple[int, ...], fps: float, keyframe_every: int | None) -> Iterator[IO[bytes]]:
     """An ffmpeg process that encodes the raw RGB frames written to what this yields.
 
     imageio_ffmpeg gives the executable. Its own ``write_frames`` drops ffmpeg's exit status and resizes odd
@@ -103,7 +107,8 @@ def _encoder(path: Path, size: tuple[int, ...], fps: float) -> Iterator[IO[bytes
     height, width = size
     source = f"-f rawvideo -pix_fmt rgb24 -video_size {width}x{height} -framerate {fps} -i -"
     target = "-an -c:v libx264 -preset veryfast -pix_fmt yuv420p -crf 20 -movflags +faststart"
-    options = f"-loglevel error -y {source} {target}".split()
+    keyframes = "" if keyframe_every is None else f"-g {keyframe_every} -bf 0"
+    options = f"-loglevel error -y {source} {target} {keyframes}".split()
     command = [imageio_ffmpeg.get_ffmpeg_exe(), *options, str(path)]
     with tempfile.TemporaryFile() as log:
         # Its own session: ctrl-C in the terminal is for the training loop to handle.

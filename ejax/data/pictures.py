@@ -1,0 +1,102 @@
+"""Pictures of a recording: PNGs, and videos that are joined without encoding again and read from the middle."""
+
+import errno
+import io
+import os
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import imageio_ffmpeg
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from ejax.video import write_video
+
+KEYFRAME_EVERY = 2
+"""Frames. LeRobot's choice: whoever draws single frames decodes two at most; the file is about twice as large."""
+_FULL = "No space left on device"
+
+
+def encode_video(path: Path, frames: NDArray[np.uint8], fps: int) -> None:
+    """Frames [T, H, W, 3] as an H.264 file.
+
+    Raises:
+        OSError: the disk is full.
+        RuntimeError: ffmpeg failed otherwise.
+    """
+    try:
+        write_video(path, frames, fps, keyframe_every=KEYFRAME_EVERY)
+    except RuntimeError as error:
+        _raise_if_full(path, str(error))
+        raise
+
+
+def join_videos(parts: Sequence[Path], path: Path) -> None:
+    """One file of the frames of several, which were encoded alike.
+
+    Raises:
+        OSError: the disk is full.
+        RuntimeError: ffmpeg failed otherwise.
+    """
+    script = "".join("file '{}'\n".format(str(part.resolve()).replace("'", r"'\''")) for part in parts)
+    listed = path.with_suffix(".txt")
+    listed.write_text(script)
+    source = ["-f", "concat", "-safe", "0", "-i", str(listed)]
+    _ffmpeg([*source, "-c", "copy", "-movflags", "+faststart", str(path)], path)
+    listed.unlink()
+
+
+def decode_video(path: Path, start: float, fps: float, shape: tuple[int, int, int], count: int) -> NDArray[np.uint8]:
+    """``count`` frames [count, H, W, 3] from the one at ``start``, in s, on.
+
+    Raises:
+        ValueError: the file has fewer frames there, or frames of another size.
+        RuntimeError: ffmpeg failed.
+    """
+    seek = max(0.0, start - 0.5 / fps)  # between two frames, so that rounding cannot take the one before
+    options = ["-ss", f"{seek:.6f}", "-i", str(path), "-frames:v", str(count), "-fps_mode", "passthrough"]
+    raw = _ffmpeg([*options, "-f", "rawvideo", "-pix_fmt", "rgb24", "-"], path)
+    wanted = count * int(np.prod(shape))
+    if len(raw) != wanted:
+        raise ValueError(
+            f"{path} gives {len(raw)} bytes for {count} frames from {start:.3f} s on; frames of {list(shape)} need "
+            f"{wanted}: the file is cut off, or its frames have another size than info.json says"
+        )
+    return np.frombuffer(raw, np.uint8).reshape(count, *shape)
+
+
+def encode_png(frame: NDArray[np.uint8]) -> bytes:
+    """A frame [H, W, 3] as a PNG file."""
+    file = io.BytesIO()
+    Image.fromarray(frame).save(file, "PNG", compress_level=1)
+    return file.getvalue()
+
+
+def decode_image(data: bytes, shape: tuple[int, int, int]) -> NDArray[np.uint8]:
+    """A frame [H, W, 3] of a PNG or JPEG file.
+
+    Raises:
+        ValueError: it has another size.
+    """
+    with Image.open(io.BytesIO(data)) as image:
+        frame = np.asarray(image.convert("RGB"))
+    if frame.shape != shape:
+        raise ValueError(f"an image is {list(frame.shape)}; info.json says {list(shape)}")
+    return frame
+
+
+def _ffmpeg(options: Sequence[str], path: Path) -> bytes:
+    command = [imageio_ffmpeg.get_ffmpeg_exe(), "-loglevel", "error", "-y", *options]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    if done.returncode:
+        said = done.stderr.decode(errors="replace").strip()
+        _raise_if_full(path, said)
+        raise RuntimeError(f"ffmpeg failed on {path} (exit status {done.returncode}): {said}")
+    return done.stdout
+
+
+def _raise_if_full(path: Path, said: str) -> None:
+    if _FULL in said:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
