@@ -297,11 +297,48 @@ def test_a_film_of_evaluations_that_do_not_happen_is_told_of():
         ("distributed", True),
         ("import_modules", ["os"]),
         ("filter_dataset_saving", True),
-        ("model_type", "standard"),
     ],
 )
 def test_a_key_without_effect_is_announced(key, value):
     assert keys_of(make(trainer=trainer(**{key: value})).notices) == [f"trainer.{key}"]
+
+
+def test_vla_collects_in_the_background_and_counts_its_buffer_over_all_environments():
+    config = make(trainer=trainer(model_type="vla", num_envs=8, buffer_size=512))
+    assert (config.trainer.collector.mode, config.trainer.buffer_size) == ("async", 64)
+    notices = {notice.key: notice.text for notice in config.notices}
+    assert notices["trainer.buffer_size"].startswith("512 transitions of all envs, as model_type vla counts: 64 steps")
+    assert notices["trainer.model_type"] == "vla: trainer.collector.mode is async"
+    assert parse_config(config.to_dict()) == config
+    in_turn = make(trainer=trainer(model_type="vla", num_envs=8, buffer_size=512, collector={"mode": "host"}))
+    assert in_turn.trainer.collector.mode == "host"
+
+
+def test_the_standard_model_type_changes_nothing():
+    config = make(trainer=trainer(model_type="standard", num_envs=8, buffer_size=512))
+    assert (config.trainer.collector.mode, config.trainer.buffer_size) == ("auto", 512)
+    assert "trainer.model_type" not in keys_of(config.notices)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        (
+            {"model_type": "vla", "num_envs": 8, "buffer_size": 100},
+            r"buffer_size: got 100; with model_type vla a multiple",
+        ),
+        ({"model_type": "vlm"}, r"trainer\.model_type: got 'vlm'; allowed: standard, vla"),
+        ({"collector": {"mode": "thread"}}, r"collector\.mode: got 'thread'; allowed: auto, device, host, async"),
+        ({"collector": {"schedule": "newest"}}, r"collector\.schedule: got 'newest'; allowed: fixed, free"),
+        ({"collector": {"max_stalenes": 2}}, r"max_stalenes: unknown key; .* Did you mean 'max_staleness'\?"),
+        ({"collector": {"max_staleness": -1}}, r"collector\.max_staleness: got -1; must be greater than or equal to 0"),
+        ({"collector": {"num_groups": 3}, "num_envs": 8}, r"num_groups: got 3, which does not divide num_envs 8"),
+        ({"collector": {"env_timeout_s": 0}}, r"collector\.env_timeout_s: got 0; must be greater than 0"),
+    ],
+)
+def test_a_wrong_collector_is_told_with_its_key(keys, message):
+    with pytest.raises(ConfigError, match=message):
+        make(trainer=trainer(**keys))
 
 
 def test_imports_named_by_a_config_do_not_run(tmp_path, monkeypatch):
