@@ -94,7 +94,8 @@ class PointMassRL:
         del key  # the dynamics are deterministic
         if action.shape != (2,):
             raise ValueError(f"PointMassRL.step takes an action of shape (2,), got {action.shape}")
-        action = jnp.clip(action, -1.0, 1.0)
+        # not jnp.clip, which halves the gradient on the bounds: there actions are that were clipped before
+        action = jnp.where(jnp.abs(action) > 1.0, jnp.sign(action), action)
         velocity = state.velocity * (1.0 - self.linear_damping * self.dt)
         velocity = velocity + action * (self.force_scale / self.mass * self.dt)
         position = jnp.clip(state.position + velocity * self.dt, -self.workspace_half, self.workspace_half)

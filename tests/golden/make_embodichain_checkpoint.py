@@ -72,17 +72,17 @@ def main(stub: str) -> None:
     np.savez_compressed(out.with_suffix(".npz"), **arrays)
 
 
-def make_trainer(folder: str):
-    """EmbodiChain's trainer of ``CONFIG``; it saves under ``folder``."""
-    _load_point_mass()
+def make_trainer(folder: str, config: dict = CONFIG):
+    """EmbodiChain's trainer of a PPO or GRPO config on PointMassRL; it saves under ``folder``."""
+    load_point_mass()
     from embodichain.learning.rl.algo import build_algo
     from embodichain.learning.rl.runtime import build_learning_policy_runtime
     from embodichain.learning.rl.utils.trainer import Trainer
 
-    trainer, algorithm_cfg = CONFIG["trainer"], CONFIG["algorithm"]
+    trainer, algorithm_cfg = config["trainer"], config["algorithm"]
     torch.manual_seed(trainer["seed"])
     device = torch.device("cpu")
-    runtime = build_learning_policy_runtime(CONFIG, num_envs=trainer["num_envs"], device=device)
+    runtime = build_learning_policy_runtime(config, num_envs=trainer["num_envs"], device=device)
     return Trainer(
         policy=runtime.policy,
         env=runtime.env,
@@ -98,7 +98,7 @@ def make_trainer(folder: str):
     )
 
 
-def _load_point_mass() -> None:
+def load_point_mass() -> None:
     """Register PointMassRL from its file: the task package's ``__init__`` imports the simulator."""
     import embodichain
 
