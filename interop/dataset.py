@@ -18,8 +18,9 @@ import torch
 from tensordict import TensorDict
 from torch.utils.data import IterableDataset, get_worker_info
 
-from ejax.data import ChunkSizeSampler, OnlineDataEngine, SamplingMode
+from ejax.data import ChunkSizeSampler, SamplingMode
 from ejax.data import OnlineDataset as NumpyDataset
+from ejax.data.dataset import ChunkSource
 
 Transform: TypeAlias = Callable[[TensorDict], TensorDict]
 
@@ -37,7 +38,7 @@ class OnlineDataset(IterableDataset):
 
     def __init__(
         self,
-        engine: OnlineDataEngine,
+        engine: ChunkSource,
         chunk_size: int | ChunkSizeSampler,
         batch_size: int | None = None,
         transform: Transform | None = None,

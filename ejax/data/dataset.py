@@ -1,4 +1,4 @@
-"""A live engine as an endless stream of chunks.
+"""A live engine, or a folder of kept episodes, as an endless stream of chunks.
 
     item mode    ``batch_size=None``: single chunks, leaves [C, ...]; the chunk size is drawn once per iterator, so that
                  items of one iterator can be stacked
@@ -8,16 +8,28 @@
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
 from ejax.data.chunks import SamplingMode, check_count, check_mode
-from ejax.data.engine import OnlineDataEngine
 from ejax.data.samplers import ChunkSizeSampler, check_seed, make_rng
 
 Chunks: TypeAlias = dict[str, Any]
 Transform: TypeAlias = Callable[[Chunks], Any]
+
+
+class ChunkSource(Protocol):
+    """What an ``OnlineDataset`` draws from: an ``OnlineDataEngine``, ``ejax.data.recorded.RecordedEpisodes``."""
+
+    def sample_batch(
+        self,
+        batch_size: int,
+        chunk_size: int,
+        sampling_mode: SamplingMode = "episode",
+        *,
+        rng: np.random.Generator | None = None,
+    ) -> Chunks: ...
 
 
 class OnlineDataset:
@@ -37,7 +49,7 @@ class OnlineDataset:
 
     def __init__(
         self,
-        engine: OnlineDataEngine,
+        engine: ChunkSource,
         chunk_size: int | ChunkSizeSampler,
         batch_size: int | None = None,
         transform: Transform | None = None,

@@ -1,0 +1,192 @@
+"""``python -m ejax.data.record --task package.module:Name --episodes 100 --to DIR``: keep what a task demonstrates.
+
+The task runs in this process and gets the seeds that an ``OnlineDataEngine`` of the same ``--seed`` would give it, so
+both make the same episodes. A recording that was stopped goes on with ``--append``, without the seeds of which it has
+episodes already, and ends as one that was not.
+"""
+
+import argparse
+import importlib
+import itertools
+import json
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+
+from ejax.data.chunks import check_count
+from ejax.data.lerobot_format import Images
+from ejax.data.lerobot_write import EpisodeWriter
+from ejax.data.samplers import check_seed, make_rng
+from ejax.data.task import DemonstrationTask, Episode, Failure, flatten
+
+
+@dataclass(frozen=True)
+class Tally:
+    """What a recording came to."""
+
+    kept: int
+    failed: int
+    """Attempts, or outcomes of an attempt, that gave no episode."""
+
+
+def record(
+    task: DemonstrationTask,
+    writer: EpisodeWriter,
+    num_episodes: int,
+    *,
+    seed: int = 0,
+    instruction: str | None = None,
+    max_attempts: int = 100,
+    on_episode: Callable[[int], object] = lambda index: None,
+) -> Tally:
+    """Let ``task`` demonstrate until ``writer`` has kept ``num_episodes`` more.
+
+    Args:
+        task: an open one, where it is a context manager.
+        seed: attempt k gets the k-th seed of this one. An attempt of which the writer has episodes already is not made
+            again, but for the last, which may have been cut off between two of its outcomes.
+        instruction: of every episode. None: what the episode's field ``instruction`` says, else the task's class.
+        max_attempts: in a row without a success, after which it gives up.
+        on_episode: told of each index that is kept.
+
+    Raises:
+        RuntimeError: ``max_attempts`` attempts in a row without a success.
+        ValueError: an episode that the writer refuses.
+        OSError: the episode could not be written.
+        Exception: what the task raises.
+    """
+    for name, value in (("num_episodes", num_episodes), ("max_attempts", max_attempts)):
+        check_count(name, value)
+    first_seed = int(make_rng(check_seed(seed)).integers(2**31))
+    there = Counter(writer.seeds)
+    last = writer.seeds[-1] if writer.seeds else -1
+    kept = failed = in_a_row = 0
+    for attempt in itertools.count():
+        number = (first_seed + attempt) % 2**31
+        if number in there and number != last:
+            continue
+        episodes, failures = _judged(task.generate(number))
+        for episode in episodes[there[number] :][: num_episodes - kept]:
+            text = _instruction(episode, type(task).__name__) if instruction is None else instruction
+            on_episode(writer.append(episode, text, seed=number))
+            kept += 1
+        failed += len(failures)
+        in_a_row = 0 if episodes else in_a_row + 1
+        if in_a_row == max_attempts:
+            raise RuntimeError(
+                f"no successful demonstration in {max_attempts} attempts in a row (max_attempts); the last one, with "
+                f"seed {number}: {failures[-1]}"
+            )
+        if kept == num_episodes:
+            break
+    return Tally(kept, failed)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line. Returns the exit code."""
+    args = _parser().parse_args(argv)
+    try:
+        tally, total = _run(args)
+    except (OSError, ValueError, TypeError, RuntimeError, ImportError, AttributeError) as error:
+        print(f"ejax.data.record: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"ejax.data.record: stopped; what was kept is in {args.to}, go on with --append", file=sys.stderr)
+        return 130
+    print(f"{tally.kept} episodes kept, {tally.failed} attempts failed; {args.to} has {total} episodes")
+    return 0
+
+
+def _run(args: argparse.Namespace) -> tuple[Tally, int]:
+    module, _, name = args.task.partition(":")
+    if not module or not name:
+        raise ValueError(f"--task is '{args.task}'; write it as package.module:Name")
+    with ExitStack() as to_close:
+        task: Any = getattr(importlib.import_module(module), name)(**args.task_cfg)
+        if isinstance(task, AbstractContextManager):
+            task = to_close.enter_context(task)
+        writer = to_close.enter_context(
+            EpisodeWriter(
+                args.to,
+                task.spec(),
+                fps=args.fps,
+                robot_type=args.robot_type,
+                names=args.names,
+                images=args.images,
+                append=args.append,
+            )
+        )
+        on_episode = _progress(writer.num_episodes + args.episodes)
+        tally = record(
+            task,
+            writer,
+            args.episodes,
+            seed=args.seed,
+            instruction=args.instruction,
+            on_episode=on_episode,
+        )
+        return tally, writer.num_episodes
+
+
+def _progress(total: int) -> Callable[[int], None]:
+    def tell(index: int) -> None:
+        if sys.stderr.isatty():
+            print(f"\repisode {index + 1} of {total}", end="\n" if index + 1 == total else "", file=sys.stderr)
+
+    return tell
+
+
+def _judged(made: Any) -> tuple[list[Episode], list[str]]:
+    """The episodes of an attempt, and why there are not more."""
+    episodes, failures = [], []
+    for outcome in made if isinstance(made, Sequence) else [made]:
+        if isinstance(outcome, Failure):
+            failures.append(outcome.reason)
+        elif not isinstance(outcome, Episode):
+            raise TypeError(f"generate must return Episode, Failure or a list of them, got {type(outcome).__name__}")
+        elif not (outcome.complete and outcome.success):
+            failures.append(f"the episode is {'no success' if outcome.complete else 'not complete'}")
+        else:
+            episodes.append(outcome)
+    return episodes, failures if episodes or failures else ["generate returned no outcome"]
+
+
+def _instruction(episode: Episode, otherwise: str) -> str:
+    text = flatten(episode.fields).get("instruction")
+    if text is None:
+        return otherwise
+    item = np.asarray(text).item()
+    return item.decode() if isinstance(item, bytes) else str(item)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("python -m ejax.data.record", description="Keep a task's demonstrations.")
+    parser.add_argument("--task", required=True, metavar="package.module:Name", help="what demonstrates")
+    parser.add_argument("--task-cfg", type=_mapping, default={}, metavar="JSON", help="its arguments")
+    parser.add_argument("--episodes", type=int, required=True, metavar="N", help="how many more to keep")
+    parser.add_argument("--to", type=Path, required=True, metavar="DIR", help="a LeRobot v3.0 dataset")
+    parser.add_argument("--append", action="store_true", help="go on with what is in DIR")
+    parser.add_argument("--seed", type=int, default=0, help="of the attempts (default: 0)")
+    parser.add_argument("--fps", type=int, default=30, help="frames per second of the task (default: 30)")
+    parser.add_argument("--instruction", help="of every episode; default: the episode's field of that name")
+    parser.add_argument("--robot-type", help="for info.json")
+    parser.add_argument("--names", type=_mapping, default={}, metavar="JSON", help="feature names by field path")
+    parser.add_argument("--images", choices=get_args(Images), default="video", help="how images are kept")
+    return parser
+
+
+def _mapping(text: str) -> dict[str, Any]:
+    made = json.loads(text)
+    if not isinstance(made, dict):
+        raise argparse.ArgumentTypeError(f"must be a JSON object, got {text}")
+    return made
+
+
+if __name__ == "__main__":
+    sys.exit(main())
