@@ -75,7 +75,8 @@ def evaluate_run(
         path = directory.find(checkpoint, lambda text: print(f"ejax.evaluate: {text}", file=sys.stderr))
     else:
         path = verify_checkpoint(Path(checkpoint)).path
-    env = build_env(config, phase="eval", num_envs=min(num_envs, num_episodes))
+    quarantine = directory.path / "quarantine" / "eval"
+    env = build_env(config, phase="eval", num_envs=min(num_envs, num_episodes), quarantine=quarantine)
     policy, params = load_policy(config, env, path)
     first_seed = config.trainer.eval_seed if seed is None else seed
     key = jax.random.key(first_seed)

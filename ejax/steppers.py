@@ -165,10 +165,8 @@ class AsyncStepper(HostStepper):
         state = super().start(state)
         most = self.background.schedule.max_staleness
         if self._update > 0 and most > 0:
-            self._notes.append(
-                f"not exact: the first {most} rollouts after a resume are made by newer parameters than they would "
-                "have been without it"
-            )
+            which = "first rollout after a resume is" if most == 1 else f"first {most} rollouts after a resume are"
+            self._notes.append(f"not exact: the {which} made by newer parameters than without it")
         self.background.start(state.train.params, first=self._update)
         return state
 
