@@ -1,7 +1,8 @@
 """EmbodiChain's side of the comparisons. Runs in an interpreter with torch, tensordict and the embodichain package.
 
 ``update.py`` and ``point_mass.py`` start it: ``serve`` answers each line on standard input with one timing on
-standard output, so that two programs can be timed in turn; ``train`` runs EmbodiChain's own trainer once.
+standard output, so that two programs can be timed in turn; ``train`` runs EmbodiChain's own trainer once, and evaluates
+the last policy.
 """
 
 import argparse
@@ -12,6 +13,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 from unittest.mock import MagicMock
 
 GAMMA, GAE_LAMBDA = 0.99, 0.95
@@ -22,14 +24,18 @@ def main() -> None:
     parser.add_argument("--stub", type=Path, required=True, help="module that makes embodichain importable")
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("serve", help='timings of {"gae": [T, N]} or {"update": {shapes}} per line')
-    train = commands.add_parser("train", help="EmbodiChain's PointMass PPO config on the CPU; prints its summary")
+    train = commands.add_parser("train", help="EmbodiChain's PointMass config on the CPU; prints its summary")
+    train.add_argument("--algorithm", choices=["ppo", "apg"], default="ppo")
     train.add_argument("--iterations", type=int)
     train.add_argument("--seed", type=int)
     args = parser.parse_args()
     answers, sys.stdout = sys.stdout, sys.stderr  # EmbodiChain prints; only answers go to standard output
     stub = _load(args.stub)
     if args.command == "train":
-        print(json.dumps(_train(stub, args.iterations, args.seed)), file=answers)
+        config = _config(stub, args.algorithm, args.iterations, args.seed)
+        summary = _train(config)
+        print(json.dumps(summary), file=answers, flush=True)
+        print(json.dumps(_evaluate(config, str(summary["latest_checkpoint_path"]))), file=answers)
         return
     ready: dict[str, Callable[[], object]] = {}
     for line in sys.stdin:
@@ -98,17 +104,44 @@ def _rollout(num_steps: int, num_envs: int, obs_size: int, action_size: int) -> 
     )
 
 
-def _train(stub: ModuleType, iterations: int | None, seed: int | None) -> dict[str, object]:
+def _config(stub: ModuleType, algorithm: str, iterations: int | None, seed: int | None) -> dict[str, Any]:
     import yaml
 
     stub.load_task("point_mass.py")
-    train_from_config = _import_trainer()
-    config = yaml.safe_load(Path(stub.configs() % "ppo").read_text())
+    config: dict[str, Any] = yaml.safe_load(Path(stub.configs() % algorithm).read_text())
     config["trainer"]["device"] = "cpu"
     config["trainer"].update({k: v for k, v in (("iterations", iterations), ("seed", seed)) if v is not None})
+    return config
+
+
+def _train(config: dict[str, Any]) -> dict[str, object]:
+    import yaml
+
+    train_from_config = _import_trainer()
     file = Path("embodichain.yaml")
     file.write_text(yaml.safe_dump(config))
     return train_from_config(str(file))
+
+
+def _evaluate(config: dict[str, Any], checkpoint: str, num_envs: int = 256) -> dict[str, float]:
+    """Success in each environment's first episode; and by EmbodiChain's rule, the episodes that end first."""
+    import torch
+    from embodichain.learning.rl.evaluation import evaluate_episodes, infer_policy_action
+    from embodichain.learning.rl.runtime import build_learning_policy_runtime
+
+    runtime = build_learning_policy_runtime(config, num_envs=num_envs, device=torch.device("cpu"))
+    runtime.policy.load_state_dict(torch.load(checkpoint, weights_only=False)["policy"])
+    runtime.policy.eval()
+    seed = config["trainer"]["eval_seed"]
+    obs, _ = runtime.env.reset(seed=seed)
+    success = torch.zeros(num_envs, dtype=torch.bool)
+    for _ in range(runtime.env.max_episode_steps):  # an episode that ends sooner has been a success already
+        with torch.no_grad():
+            action = infer_policy_action(runtime.policy, obs, device="cpu", num_envs=num_envs)
+            obs, _, _, _, info = runtime.env.step(action)
+        success |= info["success"]
+    own = evaluate_episodes(policy=runtime.policy, env=runtime.env, num_episodes=num_envs, device="cpu", seed=seed)
+    return {"success": success.float().mean().item(), "own_success": own["eval/success_rate"]}
 
 
 def _import_trainer() -> Callable[[str], dict[str, object]]:

@@ -122,6 +122,13 @@ def test_gradients_at_the_goal_and_at_rest_are_finite(one):
     assert jnp.isfinite(slope).all()
 
 
+def test_the_gradient_passes_on_the_bounds_and_ends_beyond_them(one):
+    slope = jax.jit(jax.grad(lambda a: ENV.step(one, a, KEY)[1].reward))
+    np.testing.assert_allclose(slope(jnp.array([1.0, -1.0])), slope(jnp.array([0.9999, -0.9999])), rtol=1e-2)
+    assert slope(jnp.array([1.0, -1.0])).all()
+    assert not slope(jnp.array([1.001, -1.001])).any()
+
+
 @pytest.mark.parametrize(
     ("given", "text"),
     [

@@ -75,7 +75,8 @@ class PlanarReachRL:
         del key  # the dynamics are deterministic
         if action.shape != (2,):
             raise ValueError(f"PlanarReachRL.step takes an action of shape (2,), got {action.shape}")
-        action = jnp.clip(action, -1.0, 1.0)
+        # not jnp.clip, which halves the gradient on the bounds: there actions are that were clipped before
+        action = jnp.where(jnp.abs(action) > 1.0, jnp.sign(action), action)
         state = PlanarReachState(
             joint_position=jnp.clip(state.joint_position + self.action_scale * action, -jnp.pi, jnp.pi),
             target_position=state.target_position,

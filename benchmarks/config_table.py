@@ -1,0 +1,94 @@
+"""Which of EmbodiChain's train configs load here, which train, and why the others are refused: a table in Markdown.
+
+A train config is a JSON or YAML file with the sections ``trainer``, ``policy`` and ``algorithm``. Each runs as
+``python -m ejax.train --config FILE --device cpu trainer.iterations=…`` would, with nothing else changed but where its
+outputs go.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ejax.config import ConfigError, load_config
+from ejax.config.files import read_file
+
+SUFFIXES = (".json", ".yaml", ".yml")
+
+
+class Row(NamedTuple):
+    file: str
+    loads: bool
+    trains: str
+    reason: str
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folders", type=Path, nargs="+", metavar="FOLDER", help="searched with all folders below it")
+    parser.add_argument("--iterations", type=int, default=1, help="updates of each training; 0: only load (default: 1)")
+    parser.add_argument("--timeout", type=float, default=300.0, help="seconds for one training (default: 300)")
+    args = parser.parse_args()
+    print("| config | loads | trains | why not |\n|---|---|---|---|")
+    for folder in args.folders:
+        for path in train_configs(folder):
+            row = judge(path, path.relative_to(folder).as_posix(), args.iterations, args.timeout)
+            print(f"| `{row.file}` | {'yes' if row.loads else 'no'} | {row.trains} | {row.reason} |", flush=True)
+
+
+def train_configs(folder: Path) -> Iterator[Path]:
+    for path in sorted(folder.rglob("*")):
+        if path.suffix in SUFFIXES and path.is_file():
+            try:
+                data: Any = read_file(path)
+            except ConfigError:
+                continue  # files of other tools: several documents, or no mapping
+            if {"trainer", "policy", "algorithm"} <= data.keys():
+                yield path
+
+
+def judge(path: Path, name: str, iterations: int, timeout: float) -> Row:
+    try:
+        load_config(path, device="cpu")
+    except ConfigError as error:
+        return Row(name, False, "no", _reason(error))
+    if not iterations:
+        return Row(name, True, "not tried", "")
+    with tempfile.TemporaryDirectory() as folder:
+        overrides = [f"trainer.iterations={iterations}", f"trainer.output_dir={folder}"]
+        command = [sys.executable, "-m", "ejax.train", "--config", str(path.resolve()), "--device", "cpu", *overrides]
+        start = time.perf_counter()
+        try:
+            done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=timeout)
+        except subprocess.TimeoutExpired:
+            return Row(name, True, "no", f"not done after {timeout:.0f} s")
+        seconds = time.perf_counter() - start
+        if done.returncode:
+            lines = done.stderr.strip().splitlines() or ["no message"]
+            return Row(name, True, "no", _cell(lines[-1]))
+        metrics = next(Path(folder).rglob("metrics.jsonl")).read_text().splitlines()
+    step = max(json.loads(line)["step"] for line in metrics)
+    return Row(name, True, f"{step:,} env steps, {seconds:.0f} s", "")
+
+
+def _reason(error: ConfigError) -> str:
+    """What is wrong with the robot, or else the first problem; and in which sections the others are."""
+    keys = [problem.key.rpartition(":")[2] for problem in error.problems]  # those of the gym config without its path
+    shown = next((i for i, key in enumerate(keys) if key.startswith("robot.")), 0)
+    others = Counter(key.split(".")[1 if key.startswith("env.") else 0] for i, key in enumerate(keys) if i != shown)
+    more = f"; also {', '.join(f'{name} ({count})' for name, count in others.items())}" if others else ""
+    return _cell(f"{keys[shown]}: {error.problems[shown].text}{more}")
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+if __name__ == "__main__":
+    main()
