@@ -3,7 +3,7 @@
 EmbodiChain's ``LearningVecEnv``, ManiSkill, Isaac Lab and their like: tensors on any device, all rows stepped at once,
 rows that ended reset in the same step. Since such a name starts code of one's own, the command line must give it too:
 
-    python -m ejax.train --config configs/point_mass/ppo.yaml \\
+    python -m ejax.train --config configs/torch/point_mass.yaml \\
         env.id=torch:embodichain_tasks.classic_control.point_mass:PointMassEnv
 
 ``success``, ``metrics`` and ``rewards`` of ``info`` are carried over. Terminal observations are looked for in ``info``

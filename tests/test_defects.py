@@ -190,7 +190,9 @@ def test_shipped_configs_evaluate_between_once_an_update_and_once_a_run(
     assert trainer.save_freq == 0 or rows <= trainer.save_freq <= rows * trainer.num_updates
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/config.md", "docs/data.md", "docs/host_envs.md"])
+@pytest.mark.parametrize(
+    "document", ["README.md", "docs/config.md", "docs/data.md", "docs/host_envs.md", "docs/torch.md"]
+)
 def test_what_a_document_names_exists_with_the_arguments_it_shows(document: str) -> None:
     """D14, D15, S10"""
     for name, arguments in re.findall(r"`((?:ejax|interop)\.[\w.]+)(?:\(([^`]*)\))?", (ROOT / document).read_text()):
