@@ -20,7 +20,14 @@ LAYERS = [
 names what is above it as text, and imports it when asked."""
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 KEPT = [
-    *("lerobot_format.py", "lerobot_metadata.py", "lerobot_read.py", "lerobot_stage.py", "lerobot_write.py"),
+    *(
+        "extra.py",
+        "lerobot_format.py",
+        "lerobot_metadata.py",
+        "lerobot_read.py",
+        "lerobot_stage.py",
+        "lerobot_write.py",
+    ),
     *("pictures.py", "record.py", "recorded.py"),
 ]
 """Of the data wing, what keeps episodes; needs the extra ``data``, and nothing else of the wing imports it."""
@@ -56,18 +63,20 @@ def test_imports_go_down(path):
 
 @pytest.mark.parametrize("path", [path for path in FILES if unit(path) == "data"], ids=str)
 def test_the_data_wing_needs_numpy_only(path):
-    """Its worker and its consumers import neither jax nor the rest of ejax; ``prefetch`` is for who trains, kept episodes
-    are the extra ``data``."""
+    """Its worker and its consumers import neither jax nor the rest of ejax; ``prefetch`` is for who trains, kept
+    episodes are the extra ``data``."""
     extra = {
         "prefetch.py": {"jax", "ejax.types"},
-        **dict.fromkeys(KEPT, {"pyarrow", "pyarrow.compute", "pyarrow.parquet"}),
-        "pictures.py": {"imageio_ffmpeg", "PIL", "ejax.video"},
+        "extra.py": {"pyarrow", "pyarrow.compute", "pyarrow.parquet", "PIL"},
+        "pictures.py": {"imageio_ffmpeg", "ejax.video"},
     }
     for name in imports(path):
         known = name.split(".")[0] in sys.stdlib_module_names | {"numpy"} or name.startswith("ejax.data.")
         assert known or name in extra.get(path.name, ()) or name == "_posixshmem", name
     if path.name not in {"prefetch.py", *KEPT}:
-        assert not {name.removeprefix("ejax.data.") + ".py" for name in imports(path)} & set(KEPT), "needs the extra data"
+        assert not {name.removeprefix("ejax.data.") + ".py" for name in imports(path)} & set(KEPT), (
+            "needs the extra data"
+        )
 
 
 @pytest.mark.parametrize("path", FILES, ids=str)

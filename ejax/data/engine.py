@@ -14,6 +14,7 @@ import os
 import threading
 import time
 import weakref
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from types import TracebackType
@@ -27,9 +28,12 @@ from ejax.data.consumer import Consumer
 from ejax.data.control import Control, EngineState
 from ejax.data.failures import OnlineDataWorkerError, pack_failure, raise_failure
 from ejax.data.supervisor import StartCancelledError, Supervisor, Ticket
+from ejax.data.taking import Taken, take_episodes
 
 _GIVE_UP_S = 10.0
 """How long ``start`` may take to notice that it is cancelled, besides ending its worker."""
+_POLL_S = 0.005
+"""How often ``episodes`` looks for a new one, in s."""
 _GRACE_S = 1.0
 """How long a consumer that finds the worker gone waits for the owner to say why."""
 
@@ -179,6 +183,35 @@ class OnlineDataEngine:
         except ConnectionError:
             self._explain_the_end(consumer.control)
         return chunks
+
+    def episodes(self) -> Iterator[Taken]:
+        """Whole episodes as they are made, without end: each at most once, in their order.
+
+        Where the buffer has no new one, all rows are made anew. An episode that is overwritten before it is taken is
+        left out; the indices tell.
+
+        Raises:
+            RuntimeError: the engine is not READY.
+            Exception: as ``sample_batch``.
+        """
+        after, asked = -1, False
+        while True:
+            self._require_ready()
+            consumer = self._consume()
+            taken = take_episodes(consumer.buffer, after)
+            if taken:
+                asked = False
+            elif asked:
+                time.sleep(_POLL_S)
+            else:
+                try:
+                    consumer.demand.tell(self.cfg.refill_threshold * self.cfg.buffer_size)
+                except ConnectionError:
+                    self._explain_the_end(consumer.control)
+                asked = True
+            for each in taken:
+                after = each.index
+                yield each
 
     def stats(self) -> dict[str, float]:
         """How the run goes, as scalars for a metrics writer; see ``ejax.data.consumer``.

@@ -19,13 +19,9 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from ejax.data.extra import pa
 from ejax.data.feature_stats import STATS
 from ejax.data.task import EpisodeSpec
-
-try:
-    import pyarrow as pa
-except ImportError as error:
-    raise ImportError("kept episodes are Parquet files, which need pyarrow: pip install 'ejax[data]'") from error
 
 VERSION = "v3.0"
 INFO, STATS_FILE, TASKS, OURS = "meta/info.json", "meta/stats.json", "meta/tasks.parquet", "meta/ejax.json"

@@ -5,9 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
-
 import ejax.data.lerobot_format as fmt
+from ejax.data.extra import pq
 from ejax.data.lerobot_format import Column
 from ejax.data.task import FRAME_FIELDS, check_paths
 

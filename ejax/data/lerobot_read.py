@@ -14,13 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 import ejax.data.lerobot_format as fmt
 from ejax.data.commit import is_unfinished
+from ejax.data.extra import pa, pc, pq
 from ejax.data.lerobot_format import Column
 from ejax.data.lerobot_metadata import load_columns, load_fields, load_info, load_rows
 from ejax.data.pictures import decode_image, decode_video

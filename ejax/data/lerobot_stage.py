@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 import ejax.data.lerobot_format as fmt
 from ejax.data.commit import Staged
+from ejax.data.extra import pa, pq
 from ejax.data.feature_stats import Stats, combine_stats, feature_stats
 from ejax.data.lerobot_format import Column
 from ejax.data.pictures import encode_png, encode_video, join_videos

@@ -112,15 +112,16 @@ class EpisodeWriter:
                 f"one with append=True"
             )
         frames, fields = self._check(episode)
+        staged = Staged(self.folder)
         try:
-            with Staged(self.folder) as staged:
+            with staged:
                 recording = stage_episode(
                     staged, self._recording, self._format, frames, fields, instruction, seed, episode.terminated
                 )
         except BaseException as error:
             self._broken = is_unfinished(self.folder)
             if isinstance(error, OSError):
-                raise self._explained(error) from error
+                raise self._explained(error, staged.committed) from error
             raise
         self._recording = recording
         return self.num_episodes - 1
@@ -172,12 +173,14 @@ class EpisodeWriter:
                 )
         return frames | frame_numbers(episode, len(next(iter(frames.values())))), fields
 
-    def _explained(self, error: OSError) -> OSError:
-        return OSError(
-            error.errno,
-            f"episode {self.num_episodes} could not be kept in {self.folder}: {error.strerror or error}; the "
-            f"{self.num_episodes} before it are complete. Make room, then go on with append=True",
+    def _explained(self, error: OSError, committed: bool) -> OSError:
+        what = f"episode {self.num_episodes} could not be {'put in place' if committed else 'kept'} in {self.folder}"
+        then = (
+            "a new writer with append=True puts it there"
+            if committed
+            else f"the {self.num_episodes} before it are complete. Make room, then go on with append=True"
         )
+        return OSError(error.errno, f"{what}: {error.strerror or error}; {then}")
 
 
 _LOCK = ".lock"

@@ -10,8 +10,8 @@ from pathlib import Path
 import imageio_ffmpeg
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
+from ejax.data.extra import Image
 from ejax.video import write_video
 
 KEYFRAME_EVERY = 2

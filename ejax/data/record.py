@@ -20,6 +20,7 @@ from typing import Any, get_args
 import numpy as np
 
 from ejax.data.chunks import check_count
+from ejax.data.engine import OnlineDataEngine
 from ejax.data.lerobot_format import Images
 from ejax.data.lerobot_write import EpisodeWriter
 from ejax.data.samplers import check_seed, make_rng
@@ -86,6 +87,32 @@ def record(
         if kept == num_episodes:
             break
     return Tally(kept, failed)
+
+
+def record_stream(
+    engine: OnlineDataEngine,
+    writer: EpisodeWriter,
+    num_episodes: int,
+    *,
+    instruction: str | None = None,
+    on_episode: Callable[[int], object] = lambda index: None,
+) -> None:
+    """Keep ``num_episodes`` of what an engine's worker makes, while others draw from it.
+
+    Args:
+        engine: READY. What its worker makes faster than it can be written is left out.
+        instruction: of every episode. None: what the episode's field ``instruction`` says, else the task's name.
+
+    Raises:
+        ValueError, OSError: as ``record``.
+        Exception: what ``engine`` raises.
+    """
+    check_count("num_episodes", num_episodes)
+    task = engine.cfg.task
+    name = task.partition(":")[2] if isinstance(task, str) else getattr(task, "__name__", "")
+    for taken in itertools.islice(engine.episodes(), num_episodes):
+        text = _instruction(taken.episode, name) if instruction is None else instruction
+        on_episode(writer.append(taken.episode, text, seed=taken.seed))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,0 +1,13 @@
+"""pyarrow and Pillow, or what to install to have them."""
+
+try:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
+    from PIL import Image
+except ImportError as error:
+    raise ImportError(
+        f"kept episodes are Parquet files and images, which need pyarrow and Pillow: pip install 'ejax[data]' ({error})"
+    ) from error
+
+__all__ = ["Image", "pa", "pc", "pq"]

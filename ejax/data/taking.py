@@ -1,0 +1,35 @@
+"""Whole episodes out of the buffer, to be kept."""
+
+from dataclasses import dataclass
+
+from ejax.data.buffer import TrajectoryBuffer, fence
+from ejax.data.task import Episode, nest
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A copy of an episode that a worker made."""
+
+    episode: Episode
+    index: int
+    """The how-manieth it is."""
+    seed: int
+
+
+def take_episodes(buffer: TrajectoryBuffer, after: int) -> list[Taken]:
+    """Those with an index above ``after``, in order. A row that is being written to is left out."""
+    version, index = buffer.version.copy(), buffer.episode["index"].copy()
+    fence()
+    (rows,) = ((version > 0) & (version % 2 == 0) & (index > after)).nonzero()
+    taken = []
+    for row in rows[index[rows].argsort()]:
+        length, seed = int(buffer.episode["length"][row]), int(buffer.episode["seed"][row])
+        frames = {path: buffer.frames[path][row, :length].copy() for path in buffer.layout.spec.frames}
+        fields = {path: buffer.episode[path][row].copy() for path in buffer.layout.spec.episode}
+        segment_id = buffer.frames["segment_id"][row, :length].copy()
+        terminated = bool(buffer.frames["terminated"][row, :length].any())
+        fence()
+        if buffer.version[row] == version[row]:
+            episode = Episode(nest(frames), segment_id=segment_id, fields=nest(fields), terminated=terminated)
+            taken.append(Taken(episode, int(index[row]), seed))
+    return taken
