@@ -18,6 +18,7 @@ ENVS: dict[str, Any] = {
     "PointMassRL": "ejax.envs.point_mass:PointMassRL",
     "CartPoleRL": "ejax.envs.cart_pole:CartPoleRL",
     "PushCubeRL": "ejax.envs.push_cube:PushCubeRL",
+    "PickPlaceRL": "ejax.envs.pick_place:PickPlaceRL",
     "PlanarReachRL": "ejax.envs.planar_reach:PlanarReachRL",
     "EmbodiedEnv": "ejax.envs.embodied:EmbodiedEnv",
 }

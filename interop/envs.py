@@ -20,6 +20,7 @@ new episode's first observation instead would be wrong by any amount. It is told
 
 import importlib.util
 import re
+from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -104,8 +105,9 @@ class TorchVector:
         self._obs: PyTree = None
         self._facts: dict[str, NDArray[np.float32]] | None = None
         """What ``info`` told in the first step: the same names at every step."""
-        self._told: dict[str, bool] = {}
-        """Reports; True once they were taken."""
+        self._told: set[str] = set()
+        self._reports: deque[str] = deque()
+        """Added to in the thread that steps, taken by another."""
 
     def reset(self, seed: NDArray[np.uint32], rows: Rows | None = None) -> PyTree:
         """All rows from the first row's seed. Some rows go on from where the environment's random numbers are.
@@ -148,9 +150,7 @@ class TorchVector:
 
     def reports(self) -> list[str]:
         """What there is to tell since the last call; each thing is told once."""
-        new = [text for text, taken in self._told.items() if not taken]
-        self._told |= dict.fromkeys(new, True)
-        return new
+        return [self._reports.popleft() for _ in range(len(self._reports))]
 
     def close(self) -> None:
         self.env.close()
@@ -228,7 +228,9 @@ class TorchVector:
         return grouped
 
     def _tell(self, text: str) -> None:
-        self._told.setdefault(text, False)
+        if text not in self._told:
+            self._told.add(text)
+            self._reports.append(text)
 
 
 def make(

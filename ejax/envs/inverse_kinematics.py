@@ -17,7 +17,13 @@ _REACHED = 1e-3
 
 
 def solve_site_pose(
-    model: mujoco.MjModel, site: str, target: Array, qpos: Array, joints: tuple[int, ...]
+    model: mujoco.MjModel,
+    site: str,
+    target: Array,
+    qpos: Array,
+    joints: tuple[int, ...],
+    *,
+    num_iterations: int = _NUM_ITERATIONS,
 ) -> tuple[Array, Array]:
     """Joint positions that bring a site to a pose.
 
@@ -27,6 +33,7 @@ def solve_site_pose(
         target: [4, 4], m.
         qpos: [≥ joints]; where to start, and where the other joints stay.
         joints: the joints to move.
+        num_iterations: how often Δq is added; a target a few cm away needs 3.
 
     Returns:
         Their positions [joints], and whether the pose is reached within 1 mm and 1 mrad.
@@ -53,5 +60,5 @@ def solve_site_pose(
         step = jac.T @ jnp.linalg.solve(jac @ jac.T + _DAMPING**2 * jnp.eye(6), error(angles))
         return angles + jnp.clip(step, -_LARGEST_TURN, _LARGEST_TURN), None
 
-    angles, _ = jax.lax.scan(improve, qpos[ids], length=_NUM_ITERATIONS)
+    angles, _ = jax.lax.scan(improve, qpos[ids], length=num_iterations)
     return angles, jnp.all(jnp.abs(error(angles)) < _REACHED)
