@@ -46,6 +46,14 @@ LOSS = 8
 """What a video may change a grey by, of 255; two pictures of one episode differ by more."""
 
 
+@pytest.fixture(autouse=True, scope="module")
+def plugged_in():
+    """No test cuts the power, so nothing need wait for the disk."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory):
     """Eight episodes of SPEC."""

@@ -66,6 +66,7 @@ class Staged:
             (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
         _sync_folders({(staging / name).parent for name in self._names})
         _write(staging / f"{JOURNAL}.new", json.dumps(self._names).encode())
+        _sync(staging / f"{JOURNAL}.new")
         os.replace(staging / f"{JOURNAL}.new", staging / JOURNAL)
         self.committed = True
         _sync(staging)
@@ -120,8 +121,6 @@ def _redo(folder: Path) -> None:
 def _write(path: Path, data: bytes) -> None:
     with path.open("wb") as file:
         file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _sync(path: Path) -> None:
