@@ -257,7 +257,7 @@ def test_it_is_registered_and_hashable() -> None:
 def test_mjx_follows_the_c_engine_through_a_grasp() -> None:
     """Held together step by step, as in ``test_mujoco.py``: closing, lifting and holding. MJX computes in float32."""
     pytest.importorskip("mujoco.mjx")
-    state, obs = grasp()
+    state, _ = grasp()
     states, controls = [], []
     for _ in range(8):
         action = jnp.array([0.2, 0.0, 1.0, CLOSED])

@@ -92,8 +92,8 @@ class PickPlaceRL:
     Terminated: success, which is a cube that was lifted, now stands within success_threshold of the goal, is at rest,
     and is released. Truncated: after episode_length steps, or when the cube fell below −0.1 m.
 
-    Actions move the tool and not the joints, so that a cloned policy need not learn the arm's kinematics, and a scripted
-    expert and a Gaussian policy act in the same three metric directions and one grip.
+    Actions move the tool and not the joints, so that a cloned policy need not learn the arm's kinematics: a scripted
+    expert and a Gaussian policy act in the same three directions in m, and one grip.
 
     Args:
         episode_length: time limit, control steps.
@@ -178,9 +178,7 @@ class PickPlaceRL:
             episode_step=state.episode_step + 1,
         )
         success = self._success(state)
-        rewards = {
-            name: after - potential_before[name] for name, after in self._potential(state).items()
-        } | {
+        rewards = {name: after - potential_before[name] for name, after in self._potential(state).items()} | {
             "action_penalty": -self.action_penalty_weight * jnp.linalg.norm(self.action_scale * action[:3]),
             "success": self.success_weight * success,
         }
@@ -196,8 +194,14 @@ class PickPlaceRL:
         self, state: PickPlaceState, width: int = 640, height: int = 480, camera: CameraView | None = None
     ) -> NDArray[np.uint8]:
         """Draw one environment: [height, width, 3] RGB. See ``ejax.envs.mujoco.render``."""
-        mocap = {marker_name(_GOAL): state.goal}
-        return render(_scene_xml(), state.physics.qpos, width=width, height=height, mocap_pos=mocap, camera=camera)
+        return render(
+            _scene_xml(),
+            state.physics.qpos,
+            width=width,
+            height=height,
+            mocap_pos={marker_name(_GOAL): state.goal},
+            camera=camera,
+        )
 
     @property
     def _physics(self) -> Physics:
