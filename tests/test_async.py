@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from host_tasks import Drift, Linear, Sleepy, Wrapped, nap
+from jax.experimental.compilation_cache import compilation_cache
 
 from ejax.algorithms.ppo import PPOConfig, ppo_update
 from ejax.build import build
@@ -34,6 +36,19 @@ PPO = PPOConfig(batch_size=10, n_epochs=2)
 OPTIMIZER = make_optimizer(PPO.optimizer)
 POLICY = Linear()
 ONE_OLD = Schedule(max_staleness=1)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The runs of this file, and the process that one of them is killed in, share compiled programs."""
+    folder = str(tmp_path_factory.mktemp("compiled"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JAX_COMPILATION_CACHE_DIR", folder)
+        jax.config.update("jax_compilation_cache_dir", folder)
+        compilation_cache.reset_cache()
+        yield
+    jax.config.update("jax_compilation_cache_dir", None)
+    compilation_cache.reset_cache()
 
 
 def assert_same_bits(a: Any, b: Any) -> None:
@@ -298,8 +313,17 @@ def test_no_environment_steps_while_paused(groups: int) -> None:
                 assert steps() == inside
 
 
-def test_an_interrupted_learner_does_not_wait() -> None:
+def test_a_learner_wakes_when_the_rollout_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """D38: what is waited for is a notice of the thread, not the next look."""
+    monkeypatch.setattr("ejax.collectors.background._POLL_S", 600.0)
+    began = time.monotonic()
+    with background(wrap=Sleepy) as running:
+        running.start(Linear().init(jax.random.key(1), None))
+        assert running.collect() is not None
+    assert time.monotonic() - began < 300.0
+
+
+def test_an_interrupted_learner_does_not_wait() -> None:
     with background(wrap=Sleepy, num_steps=1000) as running:
         running.start(Linear().init(jax.random.key(1), None))
         assert running.collect(lambda: True) is None
