@@ -1,15 +1,21 @@
 """GRPO: group advantages, masks, the reference, forced resets."""
 
+import json
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from golden_pairs import load, rollout_of
+from golden_pairs import load, rollout_of, train_state, under
 
 from ejax.algorithms.grpo import GRPOConfig, grpo_update
 from ejax.build import build
 from ejax.config import ConfigError, parse_config
+from ejax.distributions import ActionSpec
 from ejax.envs.point_mass import PointMassRL
+from ejax.optim import make_optimizer
+from ejax.policies import ActorOnly, NetworkConfig
 from ejax.returns import discounted_returns, first_episode_mask, group_advantages
 from ejax.unroll import reset
 
@@ -87,3 +93,25 @@ def test_kl_without_a_reference_is_refused() -> None:
             optimizer=parts.optimizer,
             config=GRPOConfig(kl_coef=0.1),
         )
+
+
+def test_an_episode_that_ends_in_no_transition_is_left_out_and_others_are_not() -> None:
+    """One environment breaks in its second episode, another takes a step to reset between two."""
+    golden = load("head_grpo_kl0.npz")
+    cfg = json.loads(str(golden["cfg_json"]))["cfg"]
+    config = GRPOConfig(**{**cfg, "truncate_at_first_done": False, "reset_every_rollout": False})
+    network = NetworkConfig(hidden_sizes=tuple(json.loads(str(golden["cfg_json"]))["hidden"]), activation="tanh")
+    policy, optimizer = ActorOnly(ActionSpec("normal", (2,)), network), make_optimizer(config.optimizer)
+    rollout = rollout_of(golden)
+    state = train_state(policy, rollout.obs, under(golden, "init/"), optimizer, reference=True)
+    num_steps, num_envs = rollout.reward.shape
+    valid, done = np.ones((num_steps, num_envs), bool), np.zeros((num_steps, num_envs), bool)
+    done[[1, 3], [0, 0]] = True
+    valid[3, 0] = False  # its second episode, steps 2 and 3, was broken
+    done[0, 1] = True
+    valid[1, 1] = False  # a reset
+    broken = replace(
+        rollout, terminated=jnp.asarray(done), truncated=0 * done > 0, extras={"valid": jnp.asarray(valid)}
+    )
+    _, metrics = grpo_update(state, broken, jax.random.key(0), policy=policy, optimizer=optimizer, config=config)
+    assert metrics["mask_fraction"] == pytest.approx(1.0 - 3 / rollout.reward.size)
