@@ -2,7 +2,7 @@
 
 A train config is a JSON or YAML file with the sections ``trainer``, ``policy`` and ``algorithm``. Each runs as
 ``python -m ejax.train --config FILE --device cpu trainer.iterations=…`` would, with nothing else changed but where its
-outputs go.
+outputs go; files that load to the same run, such as a JSON and a YAML form of it, run once.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ejax.config import ConfigError, load_config
+from ejax.config import ConfigError, RunConfig, load_config
 from ejax.config.files import read_file
 
 SUFFIXES = (".json", ".yaml", ".yml")
@@ -36,9 +36,10 @@ def main() -> None:
     parser.add_argument("--timeout", type=float, default=300.0, help="seconds for one training (default: 300)")
     args = parser.parse_args()
     print("| config | loads | trains | why not |\n|---|---|---|---|")
+    seen: dict[RunConfig, str] = {}
     for folder in args.folders:
         for path in train_configs(folder):
-            row = judge(path, path.relative_to(folder).as_posix(), args.iterations, args.timeout)
+            row = judge(path, path.relative_to(folder).as_posix(), args.iterations, args.timeout, seen)
             print(f"| `{row.file}` | {'yes' if row.loads else 'no'} | {row.trains} | {row.reason} |", flush=True)
 
 
@@ -53,11 +54,14 @@ def train_configs(folder: Path) -> Iterator[Path]:
                 yield path
 
 
-def judge(path: Path, name: str, iterations: int, timeout: float) -> Row:
+def judge(path: Path, name: str, iterations: int, timeout: float, seen: dict[RunConfig, str]) -> Row:
     try:
-        load_config(path, device="cpu")
+        config = load_config(path, device="cpu")
     except ConfigError as error:
         return Row(name, False, "no", _reason(error))
+    if config in seen:
+        return Row(name, True, f"as `{seen[config]}`", "")
+    seen[config] = name
     if not iterations:
         return Row(name, True, "not tried", "")
     with tempfile.TemporaryDirectory() as folder:

@@ -20,15 +20,19 @@ from golden_pairs import Pair
 def main() -> None:
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     jax.config.update("jax_platforms", "cpu")  # where the golden numbers were made
-    print("| golden file | case | what | numbers | largest absolute difference | relative |\n|---|---|---|---|---|---|")
-    for (file, case), compare in goldens.COMPARISONS.items():
-        groups: dict[str, list[Pair]] = {}
-        for pair in compare():
-            groups.setdefault(pair.what, []).append(pair)
-        for what, pairs in groups.items():
-            absolute, relative = zip(*map(difference, pairs), strict=True)
-            count = sum(np.size(pair.expected) for pair in pairs)
-            print(f"| `{file}` | {case} | {what} | {count} | {max(absolute):.1e} | {max(relative):.1e} |", flush=True)
+    print(
+        "| golden file | cases | what | numbers | largest absolute difference | relative |\n|---|---|---|---|---|---|"
+    )
+    for file in dict.fromkeys(file for file, _ in goldens.COMPARISONS):
+        groups: dict[str, list[tuple[str, Pair]]] = {}
+        for (of, case), compare in goldens.COMPARISONS.items():
+            for pair in compare() if of == file else ():
+                groups.setdefault(pair.what, []).append((case, pair))
+        for what, members in groups.items():
+            absolute, relative = zip(*(difference(pair) for _, pair in members), strict=True)
+            cases = len({case for case, _ in members})
+            count = sum(np.size(pair.expected) for _, pair in members)
+            print(f"| `{file}` | {cases} | {what} | {count} | {max(absolute):.1e} | {max(relative):.1e} |", flush=True)
 
 
 def difference(pair: Pair) -> tuple[float, float]:

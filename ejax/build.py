@@ -13,9 +13,13 @@ import jax
 import numpy as np
 import optax
 
+from ejax.algorithms.bc import BCConfig
+from ejax.cloning import BCStepper, make_clone
 from ejax.collectors import AsyncCollector, HostCollector, Schedule
 from ejax.collectors.config import CollectorConfig
 from ejax.config import ConfigError, PolicyConfig, Problem, RunConfig
+from ejax.config.data import DataConfig
+from ejax.demonstrations import Demonstrations
 from ejax.distributions import action_spec
 from ejax.envs.action_chunk import ActionChunk
 from ejax.envs.adapters.gymnasium import vectorize
@@ -68,6 +72,8 @@ def build(config: RunConfig, *, schedule_updates: int | None = None, quarantine:
 
     first = build_env(config, num_envs=trainer.num_envs // trainer.collector.num_groups, quarantine=quarantine)
     policy = build_policy(config.policy, first)
+    if config.data is not None:
+        return _cloning_parts(config, config.data, options, policy, first, optimizer, key)
     if not isinstance(first, HostEnv) and trainer.collector.mode in ("auto", "device"):
         make_step = STEPS.get(config.algorithm.name) or resolve("algorithm", config.algorithm.name).make_step
         step = make_step(
@@ -83,6 +89,35 @@ def build(config: RunConfig, *, schedule_updates: int | None = None, quarantine:
     obs = sample_obs(groups[0], trainer.num_envs)
     state = init_host_run_state(policy, optimizer, key, obs, keep_reference=keep_reference)
     return Parts(policy, first, optimizer, stepper, replace(state, envs=stepper.collector.state()))
+
+
+def _cloning_parts(
+    config: RunConfig,
+    data: DataConfig,
+    options: BCConfig,
+    policy: Policy,
+    env: Env | HostEnv,
+    optimizer: optax.GradientTransformation,
+    key: jax.Array,
+) -> Parts:
+    """The environment is there for its spaces, and to be evaluated in."""
+    space = env.action_space
+    continuous = isinstance(space, gymnasium.spaces.Box)
+    if options.loss == "mse" and not continuous:
+        text = f"got 'mse', but the actions of {config.env.id} are choices: {space}; give nll"
+        raise ConfigError([Problem("algorithm.cfg.loss", text)])
+    obs = sample_obs(env, 1)
+    demonstrations = Demonstrations(data, options.batch_size * options.updates_per_step, obs)
+    stepper = BCStepper(
+        demonstrations,
+        make_clone(policy, optimizer, options, dropout=uses_dropout(config.policy)),
+        key,
+        action_chunk=config.env.cfg.get("action_chunk", 1),
+        num_outputs=space.shape[0] if isinstance(space, gymnasium.spaces.Box) else 0,
+        env=env if isinstance(env, HostEnv) else None,
+    )
+    state = init_host_run_state(policy, optimizer, key, obs)
+    return Parts(policy, env, optimizer, stepper, replace(state, envs=demonstrations.state()))
 
 
 def _host_groups(config: RunConfig, first: Env | HostEnv, quarantine: Path) -> list[HostEnv]:

@@ -1,4 +1,4 @@
-"""Names for environments, policies and algorithms: what a config may call, and where the code is.
+"""Names for environments, policies, algorithms and demonstrating tasks: what a config may call, where the code is.
 
 An entry is an object or ``"package.module:Name"`` (without ``:Name``: the module), imported when it is
 resolved.
@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any, Literal, TypeVar
 
-Kind = Literal["env", "policy", "algorithm"]
+Kind = Literal["env", "policy", "algorithm", "task"]
 T = TypeVar("T")
 
 ENVS: dict[str, Any] = {
@@ -21,6 +21,7 @@ ENVS: dict[str, Any] = {
     "PickPlaceRL": "ejax.envs.pick_place:PickPlaceRL",
     "PlanarReachRL": "ejax.envs.planar_reach:PlanarReachRL",
     "EmbodiedEnv": "ejax.envs.embodied:EmbodiedEnv",
+    "RenderedEnv": "ejax.envs.rendered:RenderedEnv",
 }
 """Called as ``Name(**cfg)``."""
 
@@ -38,22 +39,30 @@ environments."""
 POLICIES: dict[str, Any] = {
     "actor_critic": "ejax.policies.actor_critic:ActorCritic",
     "actor_only": "ejax.policies.actor_only:ActorOnly",
+    "vision": "ejax.policies.vision:VisionPolicy",
 }
 ALGORITHMS: dict[str, Any] = {
     "ppo": "ejax.algorithms.ppo",
     "grpo": "ejax.algorithms.grpo",
     "apg": "ejax.algorithms.apg",
     "shac": "ejax.algorithms.shac",
+    "bc": "ejax.algorithms.bc",
 }
+TASKS: dict[str, str] = {
+    "PushCubeExpert": "ejax.experts.push_cube:make_task",
+    "PickPlaceExpert": "ejax.experts.pick_place:make_task",
+}
+"""What demonstrates: classes by their place, which a worker process imports. See ``ejax.data.task``."""
 
 NOT_BUILT: dict[Kind, tuple[str, ...]] = {
     "env": (),
     "policy": ("vla",),
     "algorithm": (),
+    "task": (),
 }
 """Names that EmbodiChain has and ejax does not have yet."""
 
-_TABLES: dict[Kind, dict[str, Any]] = {"env": ENVS, "policy": POLICIES, "algorithm": ALGORITHMS}
+_TABLES: dict[Kind, dict[str, Any]] = {"env": ENVS, "policy": POLICIES, "algorithm": ALGORITHMS, "task": TASKS}
 
 
 class UnknownNameError(ValueError):
@@ -94,6 +103,11 @@ def resolve(kind: Kind, name: str) -> Any:
         return partial(_import(ENV_FAMILIES[family]), name.partition(":")[2])
     entry = _TABLES[kind].get(registered_name(kind, name), name)
     return _import(entry) if isinstance(entry, str) else entry
+
+
+def place_of_task(name: str) -> str:
+    """Where a task's class is, ``"package.module:Name"``, without importing it."""
+    return TASKS.get(name, name)
 
 
 def registered_name(kind: Kind, name: str) -> str:

@@ -94,7 +94,7 @@ def train(config: RunConfig, *, resume: str | None = None, run_dir: Path | None 
         if checkpoint is not None:
             for aside in directory.set_aside_after(first_update * rows):
                 writer.note(f"set aside {aside}: the run goes on from before it")
-            writer.note(f"resumed from {checkpoint} at {first_update * rows} env steps")
+            writer.note(f"resumed from {checkpoint} at {first_update * rows} {config.step_name}")
         return _Loop(config, parts, directory, writer, meta, started).run(state)
 
 
@@ -325,7 +325,8 @@ class _Loop:
         self._save(state, update)
         if not finished:
             self.writer.note(
-                f"stopped at {update * self.rows} env steps; go on with --run {self.directory.path} --resume latest"
+                f"stopped at {update * self.rows} {self.config.step_name}; "
+                f"go on with --run {self.directory.path} --resume latest"
             )
         result = self.result
         result.params, result.finished = state.train.params, finished

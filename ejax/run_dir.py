@@ -54,9 +54,16 @@ _MAY_CHANGE = frozenset(
         "collector.env_timeout_s",
         "collector.max_quarantined",
         "collector.max_env_restarts",
+        "data.num_workers",
+        "data.prefetch",
+        "data.initialization_timeout",
+        "data.worker_timeout",
+        "data.folder",
+        "data.cache_mb",
     }
 )
-"""Trainer keys that a resumed run may set anew: none of them changes what an update computes. (A learning-rate schedule
+"""Keys of ``trainer``, and of ``data``, that a resumed run may set anew: none of them changes what an update computes,
+and of a folder it is checked that it holds the same episodes. (A learning-rate schedule
 keeps the horizon of the run's start.)"""
 
 

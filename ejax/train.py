@@ -15,7 +15,12 @@ from ejax.run_dir import open_run_directory
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command line. Returns the exit code: 0 also after SIGTERM or Ctrl-C, once the state is saved."""
-    args = _parser().parse_intermixed_args(argv)
+    return run_command("train", argv)
+
+
+def run_command(name: str, argv: list[str] | None = None) -> int:
+    """``main`` under the name of one of the two modules that train."""
+    args = _parser(name).parse_intermixed_args(argv)
     try:
         file = args.config
         if file is None:
@@ -28,14 +33,14 @@ def main(argv: list[str] | None = None) -> int:
             print(f"[config] {notice.key}: {notice.text}", flush=True)
         result = train(config, resume=args.resume, run_dir=args.run)
     except (ConfigError, CheckpointError, FileExistsError, FileNotFoundError, ModuleNotFoundError) as error:
-        print(f"ejax.train: {error}", file=sys.stderr)
+        print(f"ejax.{name}: {error}", file=sys.stderr)
         return 2
     summary(
         {
             "run": result.run_dir,
-            "env steps": result.global_step,
+            config.step_name: result.global_step,
             "wall time": datetime.timedelta(seconds=round(result.elapsed_time_sec)),
-            "steps/s": result.training_fps,
+            f"{config.step_name.removeprefix('env ')}/s": result.training_fps,
             **{name: value for name, value in result.last_eval_metrics.items() if "/metrics/" not in name},
             **(
                 {}
@@ -50,8 +55,8 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("python -m ejax.train", description="Train a policy from a config file.")
+def _parser(name: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(f"python -m ejax.{name}", description="Train a policy from a config file.")
     parser.add_argument("--config", type=Path, metavar="FILE", help="JSON or YAML; see docs/config.md")
     parser.add_argument(
         "overrides", nargs="*", metavar="section.key=value", help="e.g. trainer.seed=3 algorithm.cfg.gamma=0.98"

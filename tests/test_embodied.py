@@ -335,7 +335,7 @@ def test_mjx_follows_the_c_engine_in_cart_pole() -> None:
             r"stiffness.knee: no such joint or control part; there is Joint1",
         ),
         ("robot.colour", "red", "robot.colour: unknown key"),
-        ("sensor", [{"uid": "cam"}], "sensor: ejax has no camera observations"),
+        ("sensor", [{"uid": "cam"}], "sensor: ejax has no sensors: neither camera images"),
         ("rigid_object.0.shape", {"shape_type": "Mesh", "fpath": "a.obj"}, r"shape_type: got 'Mesh'; meshes are"),
         ("rigid_object.0.body_type", "kinematic", r"rigid_object\[0\].body_type: got 'kinematic'"),
         ("rigid_object.0.attrs.masss", 1.0, r"rigid_object\[0\].attrs.masss: unknown key; .*Did you mean 'mass'"),

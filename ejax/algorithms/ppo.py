@@ -1,6 +1,8 @@
 """Proximal policy optimization.
 
-    L = E[−min(ρA, clip(ρ, 1 ± ε)A)] + vf_coef·E[(V − R)²] − ent_coef·E[H]
+    L = E[−min(ρA, clip(ρ, 1 ± ε)A)] + vf_coef·E[(V − R)²] − ent_coef·E[H] + kl_coef·E[e^Δ − Δ − 1]
+
+with Δ = log π_ref − log π, where ``kl_coef`` keeps the policy close to the one that training started from.
 
 Source: Schulman et al. 2017; the options and the arithmetic of EmbodiChain 0.2.4 and 0.3.2.
 """
@@ -49,6 +51,8 @@ class PPOConfig(BaseModel):
     clip_coef: PositiveFloat = 0.2
     ent_coef: NonNegativeFloat = 0.01
     vf_coef: NonNegativeFloat = 0.5
+    kl_coef: NonNegativeFloat = 0.0
+    """ejax: weight of the divergence to the reference, as in GRPO: for ``policy.init_from``."""
     max_grad_norm: PositiveFloat = Field(default=0.5, allow_inf_nan=True)
     """Infinity: no clipping."""
     clip_grad_per_network: bool = False
@@ -130,7 +134,7 @@ def ppo_update(
         The new state (``step`` + 1) and scalar metrics.
 
     Raises:
-        ValueError: arrays of the rollout that are not [T, N].
+        ValueError: arrays of the rollout that are not [T, N]; ``kl_coef`` > 0 without a reference.
     """
     lag_metrics: Metrics = {}
     behaviour = rollout.log_prob
@@ -153,6 +157,11 @@ def ppo_update(
         batch["mask"] = rollout.extras["valid"].astype(jnp.float32)
     if config.staleness_correction != "none":
         batch["behave_weight"] = _behave_weight(rollout.log_prob - behaviour, config)
+    if config.kl_coef > 0.0:
+        if state.reference is None:
+            raise ValueError("kl_coef > 0 needs state.reference, the parameters to stay close to; it is None")
+        distribution, _ = policy.apply(state.reference, rollout.obs)
+        batch["reference_log_prob"] = distribution.log_prob(rollout.action)
     num_rows = rollout.reward.size
     batch = jax.tree.map(lambda x: x.reshape(num_rows, *x.shape[2:]), batch)
 
@@ -248,14 +257,15 @@ def ppo_loss(params: Params, batch: dict[str, PyTree], *, policy: Policy, config
         batch: ``obs``, ``action``, ``log_prob``, ``value``, ``advantage``, ``value_target`` with leaves [B, ...];
             optional ``weight`` [B], which adds up to one over a minibatch (default 1/B); optional ``distribution``
             (the acting policy's, for the exact KL), ``dropout_seed`` [B] and ``behave_weight`` [B], which multiplies
-            the surrogate.
+            the surrogate; ``reference_log_prob`` [B] where ``kl_coef`` > 0.
 
     Returns:
         ``(loss, metrics)``; metrics are weighted means.
     """
     seed = {"dropout_seed": batch["dropout_seed"]} if "dropout_seed" in batch else {}
     distribution, value = policy.apply(params, batch["obs"], **seed)
-    log_ratio = distribution.log_prob(batch["action"]) - batch["log_prob"]
+    log_prob = distribution.log_prob(batch["action"])
+    log_ratio = log_prob - batch["log_prob"]
     weight = batch.get("weight", jnp.full_like(value, 1.0 / value.shape[0]))
 
     def mean(x: Array) -> Array:
@@ -279,6 +289,9 @@ def ppo_loss(params: Params, batch: dict[str, PyTree], *, policy: Policy, config
         overshoot = jnp.maximum(jnp.abs(distribution.mode()) - 1.0, 0.0)
         metrics["action_bound_loss"] = mean(jnp.square(overshoot).mean(axis=-1))
         loss = loss + config.action_bound_coef * metrics["action_bound_loss"]
+    if config.kl_coef > 0.0:
+        metrics["approx_ref_kl"] = mean(kl_k3(batch["reference_log_prob"] - log_prob))
+        loss = loss + config.kl_coef * metrics["approx_ref_kl"]
     if "distribution" in batch:
         metrics["kl"] = mean(batch["distribution"].kl(distribution))
     return loss, jax.lax.stop_gradient(metrics)

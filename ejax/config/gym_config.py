@@ -14,12 +14,12 @@ from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
 
 from ejax.config.errors import Problem
 from ejax.config.explain import unknown_key
-from ejax.config.models import EnvConfig, EventsConfig, thaw
+from ejax.config.models import EnvConfig, EventsConfig
 from ejax.config.spellings import RECORDERS, Draft, read_numbers
 from ejax.envs.functors.registry import FUNCTORS, FunctorKind
 from ejax.envs.key_report import EMPTY, GymConfigError, KeyNote
 from ejax.envs.plan import INTERVAL_EVENTS, make_plan
-from ejax.frozen import freeze
+from ejax.frozen import freeze, thaw
 from ejax.registry import ENVS, UnknownNameError, did_you_mean, resolve
 from ejax.types import PHASES
 

@@ -109,7 +109,7 @@ def read_draft(draft: Draft, overrides: Sequence[str], device: str | None) -> Ru
     settle_compat(draft)
     fill_defaults(draft)
     _do_without_wandb(draft)
-    for section in ("algorithm", "policy", "env"):
+    for section in ("algorithm", "policy", "env", "data"):
         if draft.has(section):
             draft.put(section, read_numbers(draft.get(section)))
 
@@ -158,7 +158,12 @@ def _refuse_foreign_code(data: dict[str, Any], overrides: Sequence[str], source:
     draft = Draft(copy.deepcopy(data))
     respell(draft)
     given = trusted_keys(overrides)
-    keys: dict[Kind, str] = {"env": "env.id", "policy": "policy.name", "algorithm": "algorithm.name"}
+    keys: dict[Kind, str] = {
+        "env": "env.id",
+        "policy": "policy.name",
+        "algorithm": "algorithm.name",
+        "task": "data.task",
+    }
     problems = [
         Problem(key, f"'{name}' is code that a file alone may not start; add {key}={name} to the command line")
         for kind, key in keys.items()

@@ -18,22 +18,23 @@ from pydantic import (
     Field,
     NonNegativeInt,
     PlainSerializer,
-    PlainValidator,
     PositiveInt,
     SerializeAsAny,
     ValidationInfo,
-    WithJsonSchema,
     field_validator,
     model_validator,
 )
 
 from ejax.algorithms.apg import APGConfig
+from ejax.algorithms.bc import BCConfig
 from ejax.algorithms.grpo import GRPOConfig
 from ejax.algorithms.ppo import PPOConfig
 from ejax.algorithms.shac import SHACConfig
 from ejax.collectors.config import CollectorConfig
+from ejax.config.data import DataConfig, data_problems
 from ejax.config.errors import ConfigError, Notice, Problem
-from ejax.frozen import freeze, thaw
+from ejax.config.kwargs import Kwargs
+from ejax.frozen import freeze
 from ejax.policies.mlp import NetworkConfig
 from ejax.recorder import CameraConfig
 from ejax.registry import did_you_mean, registered_name, resolve
@@ -44,24 +45,11 @@ ALGORITHM_CONFIGS: dict[str, type[BaseModel]] = {
     "grpo": GRPOConfig,
     "apg": APGConfig,
     "shac": SHACConfig,
+    "bc": BCConfig,
 }
 EVAL_METRICS = ("eval/avg_reward", "eval/avg_length", "eval/success_rate")
 
 _STRICT = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-
-def _frozen_mapping(value: Any) -> FrozenDict:
-    if not isinstance(value, dict | FrozenDict):
-        raise ValueError(f"must be a mapping of names to values, got {value!r}")
-    return freeze(value)
-
-
-Kwargs = Annotated[
-    FrozenDict,
-    PlainValidator(_frozen_mapping),
-    PlainSerializer(thaw),
-    WithJsonSchema({"type": "object"}),
-]
 
 
 class EnvConfig(BaseModel):
@@ -285,6 +273,8 @@ class RunConfig(BaseModel):
     trainer: TrainerConfig
     policy: PolicyConfig
     algorithm: AlgorithmConfig
+    data: DataConfig | None = None
+    """ejax: what ``bc`` learns from."""
     notices: tuple[Notice, ...] = Field(default=(), exclude=True, repr=False)
     """What the run goes without, for the command line to announce."""
 
@@ -298,12 +288,17 @@ class RunConfig(BaseModel):
     def __hash__(self) -> int:
         return hash(self._parts())
 
-    def _parts(self) -> tuple[BaseModel, ...]:
-        return self.env, self.trainer, self.policy, self.algorithm
+    @property
+    def step_name(self) -> str:
+        """What the run counts: what is on the x axis, and what ``eval_freq`` and ``save_freq`` mean."""
+        return "samples" if self.algorithm.name == "bc" else "env steps"
+
+    def _parts(self) -> tuple[BaseModel | None, ...]:
+        return self.env, self.trainer, self.policy, self.algorithm, self.data
 
     @model_validator(mode="after")
     def _possible(self) -> "RunConfig":
-        problems = [*_sizes(self), *_networks(self.policy), *_critic(self)]
+        problems = [*_sizes(self), *_networks(self.policy), *_critic(self), *_data(self)]
         if problems:
             raise ConfigError(problems)
         return self
@@ -365,3 +360,17 @@ def _networks(policy: PolicyConfig) -> Iterator[Problem]:
 def _critic(config: RunConfig) -> Iterator[Problem]:
     if config.algorithm.name == "shac" and config.policy.name == "actor_only":
         yield Problem("policy.name", "got 'actor_only', which has no critic; shac needs one: give actor_critic")
+
+
+def _data(config: RunConfig) -> Iterator[Problem]:
+    """Demonstrations where they are learned from, and nowhere else."""
+    name, data = config.algorithm.name, config.data
+    if name != "bc":
+        if data is not None:
+            yield Problem("data", f"{name} learns from its environments; leave it out, or give algorithm.name: bc")
+        return
+    if data is None:
+        yield Problem("data", "is missing: bc needs {source: engine, task: …} or {source: recorded, folder: …}")
+        return
+    chunk = config.env.cfg.get("action_chunk", 1)
+    yield from data_problems(data, chunk if type(chunk) is int else 1)  # another is reported with its own key

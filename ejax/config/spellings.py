@@ -14,6 +14,7 @@ from typing import Any, Literal
 from pydantic import BaseModel
 
 from ejax.algorithms.apg import APGConfig
+from ejax.algorithms.bc import BCConfig
 from ejax.algorithms.shac import SHACConfig
 from ejax.config.compat import COMPAT, compat_defaults
 from ejax.config.errors import Notice, Problem
@@ -196,8 +197,11 @@ def settle_compat(draft: Draft) -> None:
 
 
 def settle_horizon(draft: Draft) -> None:
-    """APG's ``update_horizon`` and SHAC's ``segment_length`` are what ``buffer_size`` is to the others."""
+    """APG's ``update_horizon`` and SHAC's ``segment_length`` are what ``buffer_size`` is to the others; of behaviour
+    cloning it is the frames of one update."""
     algorithm = _name("algorithm", draft.get("algorithm.name"))
+    if algorithm == "bc" and isinstance(draft.get("trainer"), dict):
+        _settle_frames(draft)
     differentiable: dict[str, type[BaseModel]] = {"apg": APGConfig, "shac": SHACConfig}
     options = differentiable.get(algorithm)
     if options is None or not isinstance(draft.get("trainer"), dict):
@@ -210,6 +214,23 @@ def settle_horizon(draft: Draft) -> None:
         text = f"got {given}; {algorithm} collects {key} ({horizon}) steps: leave it out"
         draft.problem("trainer.buffer_size", text)
     draft.put("trainer.buffer_size", horizon)
+
+
+def _settle_frames(draft: Draft) -> None:
+    """The run's steps are the frames that it sees: ``buffer_size`` of them in one update, from one stream."""
+    counts = [
+        draft.get(f"algorithm.cfg.{key}") or BCConfig.model_fields[key].default
+        for key in ("batch_size", "updates_per_step")
+    ]
+    counts.append(draft.get("data.chunk_size") or 1)
+    if not all(type(count) is int and count > 0 for count in counts):
+        return  # reported with their own keys
+    frames = {"trainer.num_envs": 1, "trainer.buffer_size": math.prod(counts)}
+    for key, count in frames.items():
+        if draft.get(key) not in (None, count):
+            text = f"no effect: bc learns {math.prod(counts)} frames in one update, from batch_size, updates_per_step"
+            draft.notice(key, f"{text} and data.chunk_size", "without effect")
+        draft.put(key, count)
 
 
 def _move(draft: Draft, old: str, new: str) -> None:

@@ -80,7 +80,7 @@ def make_plan(gym_config: Mapping[str, Any], interval_events: Mapping[str, Any] 
         for key, text in _WITHOUT_EFFECT.items():
             root.ignore(key, text)
         root.take("num_envs")
-        root.refuse("sensor", "ejax has no camera observations")
+        root.refuse("sensor", "ejax has no sensors: neither camera images nor contacts as observations")
         root.refuse("rigid_object_group", "ejax loads no groups of files; list the bodies under rigid_object")
         root.refuse("articulation", "ejax has no articulations besides the robot")
         limit = int(root.number("max_episode_steps", 300))

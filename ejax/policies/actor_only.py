@@ -38,6 +38,11 @@ def actor_head(module: Any, obs: PyTree, *, dropout_seed: Array | None, observe:
     x = select_observation(obs, module.actor_obs_groups)
     if module.actor_obs_normalization:
         x = ObsNormalizer(name="actor_obs_normalizer")(x, observe=observe)
+    return action_head(module, x, dropout_seed=dropout_seed)
+
+
+def action_head(module: Any, x: Array, *, dropout_seed: Array | None) -> Any:
+    """``actor_head`` for features [..., F] that are made already."""
     output = MLP(module.actor, module.action_spec.num_outputs, name="actor")(x, dropout_seed=dropout_seed)
     if not module.action_spec.continuous:
         return module.action_spec.distribution(output, None)

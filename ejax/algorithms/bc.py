@@ -1,0 +1,149 @@
+"""Behaviour cloning: the actions of demonstrations become likely, or near to the policy's mean.
+
+    nll   L = −E[log π(a | o)]
+    mse   L = E[‖mode π(· | o) − a‖² / A]
+
+A policy of action chunks, [K·A] at one observation, is taught at frame t the actions of frames t … t + K − 1. The
+expectation is over single actions: where a window ends before a chunk does, what lies beyond has no part in the loss.
+Source: Pomerleau 1988 (ALVINN); Zhao et al. 2023 (ACT) for chunks.
+"""
+
+from dataclasses import replace
+from functools import partial
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import optax
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
+
+from ejax.algorithms.sgd import Plan, sgd_epochs
+from ejax.optim import OptimizerConfig, ScheduleConfig, get_learning_rate, step_schedule
+from ejax.policies.normalize import observe
+from ejax.types import Array, Key, Metrics, Params, Policy, PyTree, TrainState
+
+
+class BCConfig(BaseModel):
+    """``algorithm.cfg`` of ``bc``. EmbodiChain has no such algorithm."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    optimizer: OptimizerConfig = OptimizerConfig()
+    lr_scheduler: ScheduleConfig = ScheduleConfig()
+    loss: Literal["nll", "mse"] = "nll"
+    """``mse`` leaves the standard deviation as it is."""
+    batch_size: PositiveInt = 256
+    """Windows of ``data.chunk_size`` frames in one gradient step."""
+    updates_per_step: PositiveInt = 16
+    """Gradient steps between two looks at the metrics, each with windows of its own: one update of the run."""
+    max_grad_norm: PositiveFloat = Field(default=1.0, allow_inf_nan=True)
+    """Infinity: no clipping."""
+    skip_nonfinite_updates: bool = True
+    """As in PPO."""
+
+
+@partial(jax.jit, static_argnames=("policy", "optimizer", "config", "dropout"))
+def bc_update(
+    state: TrainState,
+    batch: dict[str, PyTree],
+    key: Key,
+    *,
+    policy: Policy,
+    optimizer: optax.GradientTransformation,
+    config: BCConfig,
+    dropout: bool = False,
+) -> tuple[TrainState, Metrics]:
+    """``updates_per_step`` gradient steps, one step of the learning-rate schedule.
+
+    Statistics of normalizers see the observations first: no rollout depends on what they were.
+
+    Args:
+        batch: ``obs`` and ``action``, leaves [R, C, ...]: C successive frames of one episode each, with
+            R = ``updates_per_step`` · ``batch_size``. Every row is used once.
+
+    Returns:
+        The new state (``step`` + 1) and scalar metrics.
+    """
+    key_dropout, key_order = jax.random.split(key)
+    rows: dict[str, PyTree] = {"obs": batch["obs"], "action": batch["action"]}
+    if dropout:
+        rows["dropout_seed"] = jax.random.bits(key_dropout, batch["action"].shape[:2], jnp.uint32)
+    state = replace(state, params=observe(policy, state.params, batch["obs"]))
+    state, metrics = sgd_epochs(
+        state,
+        rows,
+        key_order,
+        loss=partial(bc_loss, policy=policy, config=config),
+        optimizer=optimizer,
+        plan=Plan(
+            n_epochs=1,
+            batch_size=config.batch_size,
+            max_grad_norm=config.max_grad_norm,
+            skip_nonfinite=config.skip_nonfinite_updates,
+        ),
+    )
+    state = step_schedule(state, config.optimizer, config.lr_scheduler)
+    return state, metrics | {"learning_rate": get_learning_rate(state.opt_state)}
+
+
+def bc_loss(params: Params, batch: dict[str, PyTree], *, policy: Policy, config: BCConfig) -> tuple[Array, Metrics]:
+    """The loss of one minibatch (or of a part of it).
+
+    Args:
+        batch: ``obs``, ``action`` with leaves [B, C, ...]; optional ``weight`` [B], which adds up to one over a
+            minibatch (default 1/B), and ``dropout_seed`` [B, C].
+
+    Returns:
+        ``(loss, metrics)``; metrics are weighted means over single actions.
+
+    Raises:
+        ValueError: ``mse`` for actions that are choices; a policy whose actions are no whole number of these.
+    """
+    seed = {"dropout_seed": batch["dropout_seed"]} if "dropout_seed" in batch else {}
+    distribution, _ = policy.apply(params, batch["obs"], **seed)
+    action = batch["action"]
+    continuous = jnp.issubdtype(action.dtype, jnp.floating)
+    known = jnp.ones((*action.shape[:2], 1))
+    if continuous:
+        distribution, action, known = _by_action(distribution, action)
+    if config.loss == "mse" and not continuous:
+        raise ValueError(f"loss 'mse' needs continuous actions, got {action.dtype}; give algorithm.cfg.loss: nll")
+    num_rows = action.shape[0]
+    weight = batch.get("weight", jnp.full(num_rows, 1.0 / num_rows))
+    share = weight[:, None, None] * known / known[0].sum()
+
+    def mean(x: Array) -> Array:
+        return jnp.sum(share * x.reshape(known.shape))
+
+    metrics = {"nll": mean(-distribution.log_prob(action)), "entropy": mean(distribution.entropy())}
+    if continuous:
+        metrics["mse"] = mean(jnp.square(distribution.mode() - action).mean(axis=-1))
+    return metrics[config.loss], jax.lax.stop_gradient(metrics)
+
+
+def chunk_targets(action: Array, size: int) -> tuple[Array, Array]:
+    """What a policy of chunks is to predict at each frame of a window, and which of it the window holds.
+
+    Args:
+        action: [B, C, A], of successive frames.
+        size: K, actions of a chunk.
+
+    Returns:
+        Targets [B, C, K, A], those beyond the window repeat its last action; known [B, C, K] float32, 1 inside it.
+    """
+    num_frames = action.shape[1]
+    frame = jnp.arange(num_frames)[:, None] + jnp.arange(size)[None]
+    known = jnp.broadcast_to(frame < num_frames, (action.shape[0], *frame.shape)).astype(jnp.float32)
+    return action[:, jnp.minimum(frame, num_frames - 1)], known
+
+
+def _by_action(distribution: Any, action: Array) -> tuple[Any, Array, Array]:
+    """A distribution over chunks [B, C, K·A] as one over single actions [B, C, K, A], its targets, and which count."""
+    width, each = distribution.mode().shape[-1], action.shape[-1]
+    if width % each:
+        raise ValueError(
+            f"the policy has actions of {width} numbers, which is no multiple of the demonstrations' {each}"
+        )
+    target, known = chunk_targets(action, width // each)
+    split = jax.tree.map(lambda x: x.reshape(*x.shape[:-1], width // each, each), distribution)
+    return split, target, known

@@ -1,0 +1,112 @@
+"""``data``: the demonstrations that behaviour cloning learns from."""
+
+import inspect
+from collections.abc import Iterator
+from typing import Literal
+
+from flax.core import FrozenDict
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
+
+from ejax.config.errors import Problem
+from ejax.config.kwargs import Kwargs
+from ejax.data.chunks import SamplingMode
+from ejax.registry import TASKS, did_you_mean, registered_name, resolve
+
+
+class DataConfig(BaseModel):
+    """``data``. A key that the source has no use for is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    source: Literal["engine", "recorded"]
+    """``engine``: a worker process demonstrates while training goes on. ``recorded``: kept episodes."""
+    chunk_size: PositiveInt = 1
+    """Successive frames of one episode that are drawn together; at least ``env.cfg.action_chunk``."""
+    sampling_mode: SamplingMode = "episode"
+    seed: NonNegativeInt = 0
+    """Of the windows drawn, and of the engine's attempts."""
+    obs_field: str = "obs"
+    """Path of what the policy sees: one field where the environment's observation is one array, else the field above
+    those of its parts."""
+    obs_parts: Kwargs = Field(default_factory=FrozenDict)
+    """Paths of single parts of the observation, by name, where they are not below ``obs_field``."""
+    action_field: str = "actions"
+    num_workers: PositiveInt = 1
+    """Threads that draw ahead of the training."""
+    prefetch: PositiveInt = 2
+    """Batches that are ready, or on their way."""
+
+    task: str | None = None
+    """engine: what demonstrates, a registered name or ``package.module:Name``."""
+    task_cfg: Kwargs = Field(default_factory=FrozenDict)
+    """engine: arguments of the task."""
+    buffer_size: PositiveInt = 64
+    """engine: episodes that are drawn from at any time."""
+    max_episode_steps: PositiveInt = 300
+    """engine: the most frames of an episode."""
+    refill_threshold: PositiveInt = 50
+    """engine: all episodes are made anew after ``refill_threshold · buffer_size`` windows were drawn."""
+    max_generation_attempts: PositiveInt = 16
+    """engine: failures in a row after which it gives up."""
+    initialization_timeout: PositiveFloat = 300.0
+    """engine: s, how long the buffer may take to fill."""
+    worker_timeout: PositiveFloat = 120.0
+    """engine: s, how long one attempt may take."""
+
+    folder: str | None = None
+    """recorded: a LeRobot v3.0 dataset."""
+    cache_mb: PositiveFloat = 512.0
+    """recorded: MiB of frames that stay decoded."""
+
+    @field_validator("task")
+    @classmethod
+    def _known(cls, name: str | None) -> str | None:
+        return None if name is None else registered_name("task", name)
+
+
+_OF_SOURCE: dict[str, tuple[str, ...]] = {
+    "engine": (
+        "task",
+        "task_cfg",
+        "buffer_size",
+        "max_episode_steps",
+        "refill_threshold",
+        "max_generation_attempts",
+        "initialization_timeout",
+        "worker_timeout",
+    ),
+    "recorded": ("folder", "cache_mb"),
+}
+"""Keys that one source alone reads; the first of them it needs."""
+
+
+def data_problems(data: DataConfig, action_chunk: int) -> Iterator[Problem]:
+    """What is wrong with a section by itself, besides single values.
+
+    Args:
+        action_chunk: actions of the policy's one decision.
+    """
+    needed = _OF_SOURCE[data.source][0]
+    if getattr(data, needed) is None:
+        yield Problem(f"data.{needed}", f"is missing: source '{data.source}' needs it")
+    for source, keys in _OF_SOURCE.items():
+        for key in keys:
+            given = getattr(data, key) != DataConfig.model_fields[key].get_default(call_default_factory=True)
+            if source != data.source and given:
+                text = f"got {getattr(data, key)!r}, but source '{data.source}' does not read it; leave it out"
+                yield Problem(f"data.{key}", text)
+    if data.chunk_size < action_chunk:
+        text = f"got {data.chunk_size}, but the policy decides on {action_chunk} actions at once; give at least that"
+        yield Problem("data.chunk_size", text)
+    if data.task in TASKS:  # of a class of your own, which the worker alone imports, it is the worker that complains
+        yield from _task_problems(data)
+
+
+def _task_problems(data: DataConfig) -> Iterator[Problem]:
+    parameters = inspect.signature(resolve("task", str(data.task))).parameters
+    for name in data.task_cfg:
+        if name not in parameters:
+            allowed = ", ".join(sorted(parameters))
+            yield Problem(
+                f"data.task_cfg.{name}", f"unknown key; allowed: {allowed}{did_you_mean(str(name), parameters)}"
+            )

@@ -1,0 +1,90 @@
+"""A policy that sees images beside numbers: a small convolutional encoder with a spatial softmax, then MLPs.
+
+Each channel of the last convolution becomes the place where it is active, E_softmax[(x, y)] in ±1: two numbers a
+channel, which say where things are. Source: Levine et al. 2016, End-to-End Training of Deep Visuomotor Policies.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from ejax.distributions import ActionSpec
+from ejax.policies.actor_only import action_head
+from ejax.policies.mlp import MLP, NetworkConfig
+from ejax.policies.normalize import ObsNormalizer
+from ejax.policies.observations import flatten_observation
+from ejax.types import Array, PyTree
+
+_KERNELS = (5, 3, 3)
+_STRIDES = (2, 2, 1)
+
+
+class VisionPolicy(nn.Module):
+    """``obs -> (distribution, value [...])`` for observations ``{name: image or numbers}``.
+
+    Every part of the observation that is no image is numbers [..., F]: joints, a goal, an encoded instruction. They are
+    concatenated with what the encoders see. The action may be a chunk of several, see ``ejax.envs.action_chunk``.
+
+    Raises:
+        ValueError: an observation without one of ``images``.
+    """
+
+    action_spec: ActionSpec
+    actor: NetworkConfig
+    critic: NetworkConfig | None = None
+    """None: the value is 0."""
+    images: tuple[str, ...] = ("image",)
+    """Parts of the observation, uint8 [..., H, W, 3]; each has an encoder of its own."""
+    channels: tuple[int, int, int] = (16, 32, 32)
+    hidden_entries: tuple[int, ...] = ()
+    """Entries of the concatenated numbers that the actor does not get: what the image must show. The critic does."""
+    initial_log_std: float = 0.0
+    log_std_range: tuple[float, float] = (-5.0, 2.0)
+    actor_obs_normalization: bool = False
+    """Of the numbers."""
+
+    @nn.compact
+    def __call__(
+        self, obs: PyTree, *, dropout_seed: Array | None = None, observe: bool | Array = False
+    ) -> tuple[Any, Array]:
+        missing = [name for name in self.images if not isinstance(obs, Mapping) or name not in obs]
+        if missing:
+            there = sorted(obs) if isinstance(obs, Mapping) else "one array without names"
+            raise ValueError(f"policy.cfg.images names {', '.join(missing)}, but the observation has {there}")
+        seen = [_Encoder(self.channels, name=f"encoder_{name}")(obs[name]) for name in self.images]
+        others = {name: part for name, part in obs.items() if name not in self.images}
+        numbers = flatten_observation(others) if others else jnp.zeros((*seen[0].shape[:-1], 0))
+        if self.actor_obs_normalization and others:
+            numbers = ObsNormalizer(name="actor_obs_normalizer")(numbers, observe=observe)
+        kept = [i for i in range(numbers.shape[-1]) if i not in self.hidden_entries]
+        known = jnp.concatenate([*seen, numbers[..., jnp.array(kept, int)]], axis=-1)
+        distribution = action_head(self, known, dropout_seed=dropout_seed)
+        if self.critic is None:
+            return distribution, jnp.zeros(known.shape[:-1])
+        known = jnp.concatenate([*seen, numbers], axis=-1)
+        return distribution, MLP(self.critic, 1, name="critic")(known, dropout_seed=dropout_seed)[..., 0]
+
+
+class _Encoder(nn.Module):
+    """uint8 [..., H, W, 3] -> [..., 2·channels], float32."""
+
+    channels: tuple[int, int, int]
+
+    @nn.compact
+    def __call__(self, image: Array) -> Array:
+        x = image.astype(jnp.float32) / 127.5 - 1.0
+        for i, (size, kernel, stride) in enumerate(zip(self.channels, _KERNELS, _STRIDES, strict=True)):
+            x = nn.relu(nn.Conv(size, (kernel, kernel), (stride, stride), name=f"conv_{i}")(x))
+        return _spatial_softmax(x)
+
+
+def _spatial_softmax(x: Array) -> Array:
+    """[..., H, W, C] -> [..., 2·C]: expected row and column of each channel, in ±1."""
+    *batch, height, width, channels = x.shape
+    share = jax.nn.softmax(x.reshape(*batch, height * width, channels), axis=-2).reshape(x.shape)
+    row = jnp.einsum("...hwc,h->...c", share, jnp.linspace(-1.0, 1.0, height))
+    column = jnp.einsum("...hwc,w->...c", share, jnp.linspace(-1.0, 1.0, width))
+    return jnp.concatenate([row, column], axis=-1)

@@ -1,0 +1,11 @@
+"""``python -m ejax.pretrain --config FILE``: clone the behaviour of demonstrations, or go on with such a run.
+
+The loop is that of ``python -m ejax.train``, and so are all options; steps are frames of demonstrations.
+"""
+
+import sys
+
+from ejax.train import run_command
+
+if __name__ == "__main__":
+    sys.exit(run_command("pretrain"))

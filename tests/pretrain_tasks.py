@@ -1,0 +1,37 @@
+"""Demonstrations of PointMassRL for tests. It imports no test module: those import jax."""
+
+import numpy as np
+
+from ejax.data import Episode, EpisodeSpec
+
+
+class Reach:
+    """Accelerates towards the goal, and brakes.
+
+    Args:
+        broken_at: the attempt that raises.
+    """
+
+    def __init__(self, broken_at=None, num_steps=40, misshapen=False):
+        self.broken_at, self.num_steps, self.misshapen, self.attempts = broken_at, num_steps, misshapen, 0
+
+    def spec(self):
+        return EpisodeSpec({"obs": ((13 if self.misshapen else 14,), "float32"), "actions": ((2,), "float32")})
+
+    def generate(self, seed):
+        number, self.attempts = self.attempts, self.attempts + 1
+        if number == self.broken_at:
+            raise ArithmeticError("the point left the plane")
+        rng = np.random.default_rng(seed)
+        position, goal = rng.uniform(-0.6, 0.6, 2), rng.uniform(-0.7, 0.7, 2)
+        velocity, action = np.zeros(2), np.zeros(2)
+        obstacles = np.concatenate([rng.uniform(-0.8, 0.8, 4), rng.uniform(0.08, 0.15, 2)])
+        observations, actions = [], []
+        for _ in range(self.num_steps):
+            observations.append(np.concatenate([position, velocity, goal, action, obstacles]))
+            action = np.clip(8.0 * (goal - position) - 2.0 * velocity, -1.0, 1.0)
+            actions.append(action)
+            velocity = velocity * (1.0 - 5.0 / 60.0) + action * 5.0 / 60.0
+            position = position + velocity / 60.0
+        obs = np.array(observations, np.float32)
+        return Episode({"obs": obs[:, :13] if self.misshapen else obs, "actions": np.array(actions, np.float32)})

@@ -1,0 +1,342 @@
+"""Behaviour cloning: its loss, its streams of demonstrations, its runs, and fine-tuning from it."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pretrain_tasks
+import pytest
+
+from ejax.algorithms.bc import BCConfig, bc_loss, bc_update, chunk_targets
+from ejax.algorithms.ppo import PPOConfig, ppo_loss
+from ejax.checkpoint import CheckpointError
+from ejax.config import ConfigError, load_config, parse_config
+from ejax.config.check import check
+from ejax.data.lerobot_write import EpisodeWriter
+from ejax.demonstrations import Demonstrations
+from ejax.distributions import ActionSpec
+from ejax.optim import OptimizerConfig, make_optimizer
+from ejax.policies.actor_only import ActorOnly
+from ejax.policies.mlp import NetworkConfig
+from ejax.policies.vision import VisionPolicy
+from ejax.pretrain import run_command
+from ejax.run import train
+from ejax.types import TrainState
+
+NETWORK = {"type": "mlp", "network_cfg": {"hidden_sizes": [32, 32], "activation": "tanh"}}
+ENGINE = {"source": "engine", "task": "pretrain_tasks:Reach", "buffer_size": 16, "max_episode_steps": 40}
+
+
+def tree(data: dict[str, Any], algorithm: dict[str, Any] | None = None, **trainer: Any) -> dict[str, Any]:
+    return {
+        "env": {"id": "PointMassRL"},
+        "trainer": {"exp_name": "tiny", "console": False, "iterations": 4, **trainer},
+        "policy": {"name": "actor_critic", "actor": NETWORK, "critic": NETWORK, "actor_obs_normalization": True},
+        "algorithm": {"name": "bc", "cfg": {"batch_size": 32, "updates_per_step": 2, **(algorithm or {})}},
+        "data": data,
+    }
+
+
+def record(folder: Path, count: int, first: int = 0, append: bool = False) -> None:
+    task = pretrain_tasks.Reach()
+    with EpisodeWriter(folder, task.spec(), fps=60, append=append) as writer:
+        for seed in range(first, first + count):
+            writer.append(task.generate(seed), "reach the goal", seed=seed)
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("kept") / "reach"
+    record(folder, 8)
+    return {"source": "recorded", "folder": str(folder), "chunk_size": 2}
+
+
+@pytest.fixture(scope="module")
+def cloned(recorded: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A run of four updates, never interrupted."""
+    return train(parse_config(tree(recorded)), run_dir=tmp_path_factory.mktemp("cloned") / "run")
+
+
+def linear_policy(width: int) -> ActorOnly:
+    return ActorOnly(action_spec=ActionSpec("normal", (width,)), actor=NetworkConfig(hidden_sizes=()))
+
+
+def same(a: Any, b: Any) -> bool:
+    return all(np.array_equal(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
+
+
+def test_the_gradient_of_the_likelihood_is_the_one_by_hand() -> None:
+    """−log N(a; Wo + b, σ) has the gradients −z·o/σ, −z/σ and 1 − z² with z = (a − Wo − b)/σ, here averaged."""
+    policy = linear_policy(2)
+    rng = np.random.default_rng(0)
+    obs, action = rng.normal(size=(5, 1, 3)).astype(np.float32), rng.normal(size=(5, 1, 2)).astype(np.float32)
+    params = policy.init(jax.random.key(1), obs)
+    params["params"]["log_std"] = jnp.array([0.3, -0.7])
+    grads = jax.grad(lambda p: bc_loss(p, {"obs": obs, "action": action}, policy=policy, config=BCConfig())[0])(params)
+    layer = params["params"]["actor"]["linear_0"]
+    sigma = np.exp([0.3, -0.7])
+    z = (action[:, 0] - obs[:, 0] @ np.asarray(layer["kernel"]) - np.asarray(layer["bias"])) / sigma
+    by_hand = {
+        "kernel": np.mean([-np.outer(o, e / sigma) for o, e in zip(obs[:, 0], z, strict=True)], axis=0),
+        "bias": (-z / sigma).mean(axis=0),
+    }
+    for name, expected in by_hand.items():
+        np.testing.assert_allclose(grads["params"]["actor"]["linear_0"][name], expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(grads["params"]["log_std"], (1.0 - z**2).mean(axis=0), rtol=1e-5, atol=1e-6)
+
+
+def test_a_chunk_is_taught_the_frames_that_follow_and_none_beyond_the_window() -> None:
+    action = jnp.arange(2 * 4 * 1, dtype=jnp.float32).reshape(2, 4, 1)
+    target, known = chunk_targets(action, 3)
+    assert target[1, 0, :, 0].tolist() == [4.0, 5.0, 6.0]
+    assert target[1, 1, :, 0].tolist() == [5.0, 6.0, 7.0]
+    assert known[0].tolist() == [[1, 1, 1], [1, 1, 1], [1, 1, 0], [1, 0, 0]]
+
+    policy = linear_policy(3)
+    batch = {"obs": jnp.ones((2, 4, 5)), "action": action}
+    params = policy.init(jax.random.key(0), batch["obs"])
+    loss, metrics = bc_loss(params, batch, policy=policy, config=BCConfig(loss="mse"))
+    mean = np.asarray(policy.apply(params, batch["obs"])[0].mode())
+    errors = [(mean[b, t, k] - 4 * b - t - k) ** 2 for b in range(2) for t in range(4) for k in range(3) if t + k < 4]
+    np.testing.assert_allclose(loss, np.mean(errors), rtol=1e-5)
+    assert metrics["mse"] == loss
+
+
+def test_windows_are_successive_frames_of_one_episode(recorded: dict[str, Any]) -> None:
+    config = parse_config(tree({**recorded, "chunk_size": 8}))
+    assert config.data is not None
+    kept = [pretrain_tasks.Reach().generate(seed).frames for seed in range(8)]
+    with Demonstrations(config.data, 64, np.zeros((1, 14), np.float32)) as demonstrations:
+        demonstrations.start(0, demonstrations.state())
+        drawn = demonstrations.next(lambda: False)
+    assert drawn is not None
+    for obs, action in zip(np.asarray(drawn[0]["obs"]), np.asarray(drawn[0]["action"]), strict=True):
+        (episode,) = [e for e in kept if np.array_equal(e["obs"][0, 4:6], obs[0, 4:6])]  # the goal tells which
+        (start,) = [t for t in range(33) if np.array_equal(episode["obs"][t : t + 8], obs)]
+        np.testing.assert_array_equal(action, episode["actions"][start : start + 8])
+
+
+def test_a_stopped_run_goes_on_with_the_same_bits_from_recorded_episodes(
+    cloned: Any, recorded: dict[str, Any], tmp_path: Path
+) -> None:
+    whole = cloned
+    part = train(parse_config(tree(recorded, iterations=2)), run_dir=tmp_path / "part")
+    assert part.num_updates == 2 and whole.global_step == 4 * 2 * 32 * 2
+    resumed = train(
+        parse_config(tree({**recorded, "num_workers": 2, "prefetch": 3})), resume="latest", run_dir=part.run_dir
+    )
+    assert resumed.num_updates == 4
+    assert same(whole.params, resumed.params) and not same(part.params, resumed.params)
+    assert whole.last_train_metrics["train/loss"] == resumed.last_train_metrics["train/loss"]
+
+
+def test_a_resumed_stream_leaves_later_episodes_alone_and_refuses_others(tmp_path: Path) -> None:
+    folder = tmp_path / "kept"
+    record(folder, 4)
+
+    def draw(folder: Path, number: int, state: Any) -> tuple[Any, Any, list[str]]:
+        config = parse_config(tree({"source": "recorded", "folder": str(folder)})).data
+        assert config is not None
+        with Demonstrations(config, 64, np.zeros((1, 14), np.float32)) as demonstrations:
+            told = demonstrations.start(number, state or demonstrations.state())
+            drawn = demonstrations.next(lambda: False)
+            assert drawn is not None
+            return drawn[0], demonstrations.state(), told
+
+    batch, state, _ = draw(folder, 5, None)
+    record(folder, 3, first=4, append=True)
+    again, same_state, told = draw(folder, 5, state)
+    assert same(batch, again) and same(state, same_state)
+    assert "goes on with the first 4 episodes" in told[0]
+    assert not same(batch, draw(folder, 5, None)[0]) and not same(batch, draw(folder, 6, state)[0])
+    record(tmp_path / "other", 5, first=100)
+    with pytest.raises(CheckpointError, match="does not begin with the 4 episodes"):
+        draw(tmp_path / "other", 5, state)
+
+
+def test_a_live_engine_is_learned_from_and_measured(tmp_path: Path) -> None:
+    config = parse_config(
+        tree(
+            {**ENGINE, "chunk_size": 4, "task_cfg": {"num_steps": 80}, "max_episode_steps": 80},
+            {"optimizer": {"learning_rate": 3e-3}, "updates_per_step": 16, "batch_size": 64},
+            iterations=40,
+            enable_eval=True,
+            eval_freq=10**9,
+            num_eval_envs=32,
+            num_eval_episodes=32,
+        )
+        | {"env": {"id": "PointMassRL", "cfg": {"success_threshold": 0.1}}}
+    )
+    result = train(config, run_dir=tmp_path / "run")
+    first, last = result.train_history[0], result.last_train_metrics
+    assert last["train/mse"] < 0.2 * first["train/mse"]
+    assert last["train/nll"] < first["train/nll"]
+    assert result.last_eval_metrics["eval/success_rate"] > 0.9
+    assert last["data/fill"] == 1.0 and last["data/success_rate"] == 1.0 and last["data/episodes"] >= 16
+    assert last["data/samples"] > 0.0 and last["data/wait_s"] >= 0.0 and last["data/age_s"] > 0.0
+    lines = [json.loads(line) for line in (tmp_path / "run/logs/metrics.jsonl").read_text().splitlines()]
+    assert any("data/wait_s" in line for line in lines)
+
+    resumed = train(
+        parse_config({**config.to_dict(), "trainer": {**config.to_dict()["trainer"], "iterations": 41}}),
+        resume="latest",
+        run_dir=tmp_path / "run",
+    )
+    assert resumed.num_updates == 41
+
+
+def test_a_broken_task_ends_the_run_with_its_own_error(tmp_path: Path) -> None:
+    data = {**ENGINE, "task_cfg": {"broken_at": 20}, "refill_threshold": 1}
+    with pytest.raises(ArithmeticError, match="the point left the plane"):
+        train(parse_config(tree(data, iterations=10_000)), run_dir=tmp_path / "run")
+
+
+def test_a_task_that_cannot_begin_ends_the_run_with_its_own_error(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="unexpected keyword argument 'speed'"):
+        train(parse_config(tree({**ENGINE, "task_cfg": {"speed": 3}})), run_dir=tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("data", "key", "text"),
+    [
+        ({"task_cfg": {"misshapen": True}}, "data.obs_field", "'obs' is [13], the environment's observation [14]"),
+        ({"obs_field": "observation"}, "data.obs_field", "no field 'observation'; there is obs, actions"),
+        ({"action_field": "obs"}, "data.action_field", "the demonstrated actions are [14], but"),
+    ],
+)
+def test_fields_that_do_not_fit_the_environment_are_named(
+    data: dict[str, Any], key: str, text: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError) as error:
+        train(parse_config(tree({**ENGINE, **data})), run_dir=tmp_path / "run")
+    (problem,) = error.value.problems
+    assert problem.key == key and text in problem.text
+
+
+def test_a_cloned_policy_is_fine_tuned_near_itself(cloned: Any, recorded: dict[str, Any], tmp_path: Path) -> None:
+    config = tree(recorded)
+    del config["data"]
+    config["trainer"] |= {"num_envs": 4, "buffer_size": 8, "iterations": 3}
+    config["policy"]["init_from"] = str(cloned.run_dir)
+    config["algorithm"] = {"name": "ppo", "cfg": {"batch_size": 16, "n_epochs": 2, "kl_coef": 0.1}}
+    tuned = train(parse_config(config), run_dir=tmp_path / "tuned")
+    assert tuned.num_updates == 3 and not same(cloned.params, tuned.params)
+    assert all(row["train/approx_ref_kl"] > 0.0 for row in tuned.train_history)
+
+
+def test_ppo_adds_the_divergence_to_the_reference_that_is_its_weight() -> None:
+    """e^Δ − Δ − 1 with Δ = log π_ref − log π; without a weight the loss does not look at the reference."""
+    policy = linear_policy(2)
+    rng = np.random.default_rng(0)
+    obs, action = rng.normal(size=(6, 3)).astype(np.float32), rng.normal(size=(6, 2)).astype(np.float32)
+    params, reference = policy.init(jax.random.key(0), obs), policy.init(jax.random.key(1), obs)
+    log_prob, wanted = (np.asarray(policy.apply(p, obs)[0].log_prob(action)) for p in (params, reference))
+    zeros = np.zeros(6, np.float32)
+    batch = {"obs": obs, "action": action, "log_prob": log_prob, "value": zeros}
+    batch |= {"advantage": zeros, "value_target": zeros, "reference_log_prob": wanted}
+    without, _ = ppo_loss(params, batch, policy=policy, config=PPOConfig())
+    loss, metrics = ppo_loss(params, batch, policy=policy, config=PPOConfig(kl_coef=0.3))
+    distance = np.mean(np.exp(wanted - log_prob) - (wanted - log_prob) - 1.0)
+    np.testing.assert_allclose(metrics["approx_ref_kl"], distance, rtol=1e-5)
+    np.testing.assert_allclose(loss - without, 0.3 * distance, rtol=1e-4)
+
+
+def test_a_policy_of_images_learns_where_things_are() -> None:
+    """One bright spot in each picture, whose place is the action."""
+    policy = VisionPolicy(
+        action_spec=ActionSpec("normal", (2,)),
+        actor=NetworkConfig(hidden_sizes=(32,)),
+        critic=NetworkConfig(hidden_sizes=(8,)),
+        channels=(4, 4, 4),
+        hidden_entries=(1,),
+        actor_obs_normalization=True,
+    )
+    config = BCConfig(batch_size=64, updates_per_step=8, loss="mse", optimizer=OptimizerConfig(learning_rate=1e-2))
+    optimizer = make_optimizer(config.optimizer)
+    rng = np.random.default_rng(0)
+
+    def batch() -> dict[str, Any]:
+        place = rng.integers(2, 14, (512, 1, 2))
+        image = np.zeros((512, 1, 16, 16, 3), np.uint8)
+        for i, (y, x) in enumerate(place[:, 0]):
+            image[i, 0, y - 1 : y + 2, x - 1 : x + 2] = 255
+        action = (place / 8.0 - 1.0).astype(np.float32)
+        return {"obs": {"image": image, "state": rng.normal(size=(512, 1, 3)).astype(np.float32)}, "action": action}
+
+    first = batch()
+    params = policy.init(jax.random.key(0), first["obs"])
+    distribution, value = policy.apply(params, first["obs"])
+    assert distribution.mode().shape == (512, 1, 2) and value.shape == (512, 1)
+    state = TrainState(step=jnp.zeros((), jnp.int32), params=params, opt_state=optimizer.init(params["params"]))
+    errors = []
+    for i in range(25):
+        state, metrics = bc_update(state, batch(), jax.random.key(i), policy=policy, optimizer=optimizer, config=config)
+        errors.append(float(metrics["mse"]))
+    assert np.mean(errors[-3:]) < 0.2 * errors[0]
+    assert float(metrics["skipped_minibatches"]) == 0.0
+
+
+def test_the_actor_does_not_see_hidden_numbers_and_the_critic_does() -> None:
+    policy = VisionPolicy(
+        action_spec=ActionSpec("normal", (2,)),
+        actor=NetworkConfig(hidden_sizes=(8,)),
+        critic=NetworkConfig(hidden_sizes=(8,)),
+        hidden_entries=(1,),
+    )
+    obs = {"image": jnp.zeros((1, 16, 16, 3), jnp.uint8), "state": jnp.zeros((1, 3))}
+    other = {**obs, "state": jnp.array([[0.0, 5.0, 0.0]])}
+    params = policy.init(jax.random.key(0), obs)
+    (here, value), (there, other_value) = policy.apply(params, obs), policy.apply(params, other)
+    assert same(here.mode(), there.mode()) and not same(value, other_value)
+    with pytest.raises(ValueError, match="names image, but the observation has one array"):
+        policy.apply(params, obs["state"])
+
+
+@pytest.mark.parametrize(
+    ("change", "key", "text"),
+    [
+        ({"data": {"source": "engin"}}, "data.source", "Did you mean 'engine'?"),
+        ({"data": {**ENGINE, "chunk_sise": 3}}, "data.chunk_sise", "Did you mean 'chunk_size'?"),
+        ({"data": {"source": "engine"}}, "data.task", "is missing: source 'engine' needs it"),
+        ({"data": {"source": "recorded"}}, "data.folder", "is missing: source 'recorded' needs it"),
+        ({"data": {**ENGINE, "folder": "kept"}}, "data.folder", "source 'engine' does not read it"),
+        ({"data": {**ENGINE, "task": "Reech"}}, "data.task", "no task 'Reech'"),
+        ({"data": None}, "data", "bc needs {source: engine"),
+        ({"algorithm": {"name": "ppo"}}, "data", "ppo learns from its environments"),
+        ({"algorithm": {"name": "bc", "cfg": {"los": "nll"}}}, "algorithm.cfg.los", "Did you mean 'loss'?"),
+        ({"env": {"id": "PointMassRL", "cfg": {"action_chunk": 5}}}, "data.chunk_size", "decides on 5 actions at once"),
+    ],
+)
+def test_what_is_wrong_is_named_by_its_key(change: dict[str, Any], key: str, text: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        parse_config(tree(ENGINE) | change)
+    assert [text in problem.text for problem in error.value.problems if problem.key == key] == [True], error.value
+
+
+def test_a_file_alone_cannot_start_a_task_of_its_own(tmp_path: Path) -> None:
+    file = tmp_path / "bc.json"
+    file.write_text(json.dumps(tree(ENGINE)))
+    with pytest.raises(ConfigError, match=r"add data\.task=pretrain_tasks:Reach to the command line"):
+        load_config(file)
+    config = load_config(file, ["data.task=pretrain_tasks:Reach"])
+    assert config.trainer.buffer_size == 64 and config.trainer.num_envs == 1
+    assert parse_config(config.to_dict()) == config
+    notes = {note.key: note.status for note in check(file, ["data.task=pretrain_tasks:Reach"])}
+    assert set(notes.values()) == {"used"}
+
+
+def test_the_command_runs_and_tells_of_samples(
+    recorded: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "bc.json"
+    file.write_text(json.dumps(tree(recorded)))
+    started = time.monotonic()
+    code = run_command("pretrain", ["--config", str(file), "--run", str(tmp_path / "run"), "trainer.iterations=2"])
+    assert code == 0 and time.monotonic() - started < 30.0
+    assert "samples" in capsys.readouterr().out
+    assert run_command("pretrain", ["--config", str(file), "data.chunk_size=0"]) == 2
+    assert "ejax.pretrain" in capsys.readouterr().err
