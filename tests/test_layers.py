@@ -10,25 +10,18 @@ ROOT = Path(__file__).parent.parent
 LAYERS = [
     ["types", "distributions", "returns", "losses", "optim", "sharding", "device", "interrupt", "registry", "frozen"],
     ["policies", "envs", "unroll", "episodes", "collectors", "checkpoint", "metrics", "console", "video", "recorder"],
-    ["evaluation", "algorithms"],
+    ["evaluation", "algorithms", "experts", "data"],
     ["config"],
-    ["steps", "steppers", "run_dir", "build", "evaluators", "warm_start"],
+    ["steps", "steppers", "run_dir", "build", "evaluators", "warm_start", "demonstrations", "cloning"],
     ["run"],
-    ["train", "evaluate", "replay"],
+    ["train", "pretrain", "evaluate", "replay"],
 ]
-"""A module may import from its own layer and from those above it in this list. ``data`` stands apart; ``registry``
-names what is above it as text, and imports it when asked."""
+"""A module may import from its own layer and from those above it in this list. ``data`` has a stricter
+rule, below; ``registry`` names what is above it as text, and imports it when asked."""
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 KEPT = [
-    *(
-        "extra.py",
-        "lerobot_format.py",
-        "lerobot_metadata.py",
-        "lerobot_read.py",
-        "lerobot_stage.py",
-        "lerobot_write.py",
-    ),
-    *("pictures.py", "record.py", "recorded.py"),
+    *(f"lerobot_{part}.py" for part in ("format", "metadata", "read", "recording", "stage", "write")),
+    *("extra.py", "pictures.py", "record.py", "recorded.py"),
 ]
 """Of the data wing, what keeps episodes; needs the extra ``data``, and nothing else of the wing imports it."""
 FILES = sorted(path.relative_to(ROOT / "ejax") for path in (ROOT / "ejax").rglob("*.py"))

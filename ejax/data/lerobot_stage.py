@@ -6,8 +6,7 @@
 import io
 import json
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,105 +16,19 @@ from numpy.typing import NDArray
 import ejax.data.lerobot_format as fmt
 from ejax.data.commit import Staged
 from ejax.data.extra import pa, pq
-from ejax.data.feature_stats import Stats, combine_stats, feature_stats
+from ejax.data.feature_stats import combine_stats, feature_stats
 from ejax.data.lerobot_format import Column
+from ejax.data.lerobot_recording import Format, Recording, new_recording, to_json
 from ejax.data.pictures import encode_png, encode_video, join_videos
-from ejax.data.task import EpisodeSpec
 
 _EPISODES_PER_FILE = 500
 """Rows of a file of ``meta/episodes``, which is written anew with every episode."""
 
 
-@dataclass(frozen=True)
-class Format:
-    """How episodes are kept; the same for all of a recording."""
-
-    spec: EpisodeSpec
-    columns: tuple[Column, ...]
-    fps: int
-    robot_type: str | None
-    axes: Mapping[str, Sequence[str]]
-    file_size_mb: float
-
-    def ours(self) -> dict[str, Any]:
-        """``meta/ejax.json``."""
-        frames = {c.path: {"feature": c.feature, "shape": list(c.shape), "dtype": c.dtype} for c in self.columns}
-        fields = {path: {"shape": list(shape), "dtype": dtype} for path, (shape, dtype) in self.spec.episode.items()}
-        return {"version": 1, "frames": frames, "episode": fields}
-
-
-@dataclass(frozen=True)
-class Recording:
-    """What is on the disk."""
-
-    info: Mapping[str, Any]
-    tasks: Mapping[str, int]
-    """Index by instruction."""
-    stats: Mapping[str, Stats]
-    """By feature."""
-    rows: tuple[Mapping[str, Any], ...]
-    """Of the last file of ``meta/episodes``."""
-    seeds: tuple[int, ...]
-    """Of all episodes."""
-
-
-def new_recording(format: Format) -> Recording:
-    """One without episodes."""
-    info = {
-        "codebase_version": fmt.VERSION,
-        "robot_type": format.robot_type,
-        "total_episodes": 0,
-        "total_frames": 0,
-        "total_tasks": 0,
-        "chunks_size": fmt.FILES_PER_CHUNK,
-        "data_files_size_in_mb": format.file_size_mb,
-        "video_files_size_in_mb": format.file_size_mb,
-        "fps": format.fps,
-        "splits": {},
-        "data_path": fmt.DATA,
-        "video_path": fmt.VIDEO if any(column.kind == "video" for column in format.columns) else None,
-        "features": fmt.feature_entries(format.columns, format.axes, format.fps),
-    }
-    return Recording(info, {}, {}, (), ())
-
-
 def stage_start(staged: Staged, format: Format) -> None:
     """The files of a recording without episodes."""
-    staged.write(fmt.OURS, _json(format.ours()))
-    staged.write(fmt.INFO, _json(new_recording(format).info))
-
-
-def load_recording(folder: Path, format: Format) -> Recording:
-    """What is in ``folder``, if it is kept as ``format`` says.
-
-    Raises:
-        ValueError: it is not, or is no recording of an ``EpisodeWriter``.
-    """
-    if not (folder / fmt.OURS).exists():
-        raise ValueError(f"{folder} is no recording of ejax's: there is no {fmt.OURS}; record into a new folder")
-    info = json.loads((folder / fmt.INFO).read_bytes())
-    wanted = json.loads(_json(new_recording(format).info)) | {"ejax": json.loads(_json(format.ours()))}
-    there = info | {"ejax": json.loads((folder / fmt.OURS).read_bytes())}
-    for name in ("codebase_version", "robot_type", "fps", "features", "ejax"):
-        if there[name] != wanted[name]:
-            raise ValueError(
-                f"{folder} has {name} {json.dumps(there[name])}, the writer {json.dumps(wanted[name])}; make the "
-                f"writer alike, or record into a new folder"
-            )
-    info |= {name: wanted[name] for name in ("data_files_size_in_mb", "video_files_size_in_mb")}
-    if not info["total_episodes"]:
-        return Recording(info, {}, {}, (), ())
-    tasks = pq.read_table(folder / fmt.TASKS).to_pylist()
-    stats = json.loads((folder / fmt.STATS_FILE).read_bytes())
-    files = sorted((folder / "meta/episodes").glob("*/*.parquet"))
-    seeds = [seed for file in files for seed in pq.read_table(file, columns=["ejax/seed"])["ejax/seed"].to_pylist()]
-    return Recording(
-        info,
-        {row["task"]: row["task_index"] for row in tasks},
-        {feature: {name: np.array(value) for name, value in entry.items()} for feature, entry in stats.items()},
-        tuple(pq.read_table(files[-1]).to_pylist()),
-        tuple(seeds),
-    )
+    staged.write(fmt.OURS, to_json(format.ours()))
+    staged.write(fmt.INFO, to_json(new_recording(format).info))
 
 
 def stage_episode(
@@ -164,10 +77,10 @@ def stage_episode(
         staged.write(fmt.TASKS, _tasks_file(tasks))
     rows = _stage_rows(staged, recording.rows, format, row)
     together = {name: combine_stats(recording.stats[name], of) if index else of for name, of in stats.items()}
-    staged.write(fmt.STATS_FILE, _json({f: {n: v.tolist() for n, v in of.items()} for f, of in together.items()}))
+    staged.write(fmt.STATS_FILE, to_json({f: {n: v.tolist() for n, v in of.items()} for f, of in together.items()}))
     counts = {"total_episodes": index + 1, "total_frames": first + length, "total_tasks": len(tasks)}
     info = {**info, **counts, "splits": {"train": f"0:{index + 1}"}}
-    staged.write(fmt.INFO, _json(info))
+    staged.write(fmt.INFO, to_json(info))
     return Recording(info, tasks, together, rows, (*recording.seeds, seed))
 
 
@@ -282,7 +195,3 @@ def _parquet(schema: pa.Schema, groups: Iterable[pa.Table]) -> bytes:
         for group in groups:
             writer.write_table(group, row_group_size=len(group))
     return file.getvalue()
-
-
-def _json(tree: Any) -> bytes:
-    return json.dumps(tree, indent=2, allow_nan=False).encode()

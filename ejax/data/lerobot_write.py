@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from ejax.data.commit import Staged, is_unfinished, recover
 from ejax.data.lerobot_format import Images, make_columns
-from ejax.data.lerobot_stage import Format, Recording, load_recording, new_recording, stage_episode, stage_start
+from ejax.data.lerobot_recording import Format, Recording, load_recording, new_recording
+from ejax.data.lerobot_stage import stage_episode, stage_start
 from ejax.data.rows import check_episode, frame_numbers
 from ejax.data.task import Episode, EpisodeSpec
 
