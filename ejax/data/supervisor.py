@@ -241,7 +241,8 @@ class Supervisor:
 def _spawn(descriptor: int, folder: Path) -> "subprocess.Popen[bytes]":
     path = [entry for entry in sys.path if isinstance(entry, str)]
     code = _BOOTSTRAP.format(path=path, descriptor=descriptor, folder=str(folder))
-    return subprocess.Popen([get_executable(), "-c", code], stdin=subprocess.DEVNULL, pass_fds=[descriptor])
+    env = {**os.environ, "JAX_PLATFORMS": "cpu"}  # a task that uses jax leaves the accelerator to the training
+    return subprocess.Popen([get_executable(), "-c", code], stdin=subprocess.DEVNULL, pass_fds=[descriptor], env=env)
 
 
 def _pickle_task(task: str | Callable[..., Any], task_cfg: Mapping[str, Any]) -> bytes:

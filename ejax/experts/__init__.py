@@ -1,0 +1,1 @@
+"""Scripted experts: they make the demonstrations that ``ejax.data`` keeps a buffer full of."""

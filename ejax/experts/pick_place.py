@@ -1,0 +1,108 @@
+"""An expert for PickPlaceRL: ``ejax.experts.pick_place:make_task``."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ejax.envs.pick_place import HALF_EDGE, PickPlaceRL
+from ejax.experts.instructions import phrase
+from ejax.experts.task import Rows, ScriptedTask, limit_length
+from ejax.types import CameraView
+
+CAMERA = CameraView(eye=(-1.35, -0.75, 0.65), target=(-0.62, -0.12, 0.08), fovy=42.0, effects=False)
+"""Drawn without shadows, which software rendering is slow at."""
+WORDINGS = (
+    "put the cube into the zone on the {place}",
+    "pick up the cube and set it down at the {place}",
+    "move the orange block to the green zone, {place}",
+    "bring the cube to the {place} goal",
+)
+
+_ABOVE = 0.015
+"""m of horizontal distance to the cube or goal at which the tool goes down, and half of what it may have below."""
+_AT_GRASP = 0.006
+"""m between the tool and the cube's centre."""
+_HELD = 0.013
+"""m of travel of both fingers: they press on the cube."""
+_SET_DOWN = 0.003
+"""m above the floor at which the fingers open."""
+
+
+@dataclass(frozen=True)
+class PickPlaceExpert:
+    """Above the cube, down, close; up, across, down, open: each until the simulated state says that it is done."""
+
+    env: PickPlaceRL
+
+    @property
+    def segments(self) -> tuple[str, ...]:
+        return ("approach", "descend", "grasp", "lift", "carry", "lower", "release")
+
+    @property
+    def care(self) -> Rows:
+        part = np.array([1.0, 0.4, 0.1, 0.5, 1.0, 0.4, 0.1])
+        return part[:, None] * np.array([1.0, 1.0, 1.0, 0.0])  # a noisy grip would drop the cube
+
+    def vary(self, rng: np.random.Generator, num_envs: int) -> Mapping[str, Rows]:
+        return {
+            "speed": rng.uniform(0.6, 1.0, num_envs),  # of the largest step
+            "hover": rng.uniform(0.08, 0.14, num_envs),  # m above the cube
+            "carry_height": rng.uniform(0.10, 0.18, num_envs),  # m
+            "place": rng.uniform(-0.012, 0.012, (num_envs, 2)),  # m beside the middle of the goal
+        }
+
+    def act(self, obs: Rows, segment: Rows, variation: Mapping[str, Rows]) -> tuple[Rows, Rows]:
+        fingers, tool, cube, goal = obs[:, 6:8], obs[:, 8:11], obs[:, 11:14], obs[:, 14:17].copy()
+        goal[:, :2] += variation["place"]
+        hover = cube + np.array([0.0, 0.0, 1.0]) * variation["hover"][:, None]
+        lifted, above_goal = tool.copy(), goal.copy()
+        lifted[:, 2] = above_goal[:, 2] = variation["carry_height"]
+        held_at = goal + (tool - cube)  # where the tool is when the cube, held as it is, is at the goal
+        above_goal[:, :2] = held_at[:, :2]
+        aside, aside_of_goal = _across(hover - tool), _across(above_goal - tool)
+        done = np.stack(
+            [
+                (aside < _ABOVE) & (tool[:, 2] > cube[:, 2] + HALF_EDGE),
+                np.linalg.norm(cube - tool, axis=1) < _AT_GRASP,
+                fingers.min(axis=1) > _HELD,
+                tool[:, 2] > 0.8 * variation["carry_height"],
+                aside_of_goal < _ABOVE,
+                (cube[:, 2] < HALF_EDGE + _SET_DOWN) & (aside_of_goal < _ABOVE),
+                np.zeros(len(obs), bool),
+            ]
+        )
+        segment = segment + done[segment, np.arange(len(obs))]
+        targets = np.stack([hover, cube, cube, lifted, above_goal, held_at, tool])
+        way = targets[segment, np.arange(len(obs))] - tool
+        move = limit_length(way, variation["speed"] * self.env.action_scale) / self.env.action_scale
+        grip = np.where((segment >= 2) & (segment <= 5), 1.0, -1.0)
+        return np.concatenate([move, grip[:, None]], axis=1), segment
+
+    def instruct(self, rng: np.random.Generator, obs: Rows) -> list[str]:
+        return phrase(rng, WORDINGS, obs[:, 14:16] - np.array(self.env.goal_position))
+
+
+def make_task(
+    env: Mapping[str, Any] | None = None,
+    num_envs: int = 16,
+    noise: float = 0.15,
+    image_size: Sequence[int] | None = None,
+    camera: CameraView | Mapping[str, Any] = CAMERA,
+) -> ScriptedTask:
+    """For ``OnlineDataEngineCfg.task``.
+
+    Args:
+        env: fields of PickPlaceRL.
+        num_envs, noise, image_size, camera: see ``ScriptedTask``.
+    """
+    task = PickPlaceRL(**{"physics": "mujoco", **(env or {})})
+    return ScriptedTask(
+        task, PickPlaceExpert(task), num_envs=num_envs, noise=noise, image_size=image_size, camera=camera
+    )
+
+
+def _across(vector: Rows) -> Rows:
+    """Horizontal length, m."""
+    return np.linalg.norm(vector[:, :2], axis=1)

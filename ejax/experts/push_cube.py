@@ -1,0 +1,126 @@
+"""An expert for PushCubeRL: ``ejax.experts.push_cube:make_task``."""
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ejax.envs.kinematics import site_pose
+from ejax.envs.mujoco import Physics
+from ejax.envs.push_cube import PushCubeRL
+from ejax.experts.instructions import phrase
+from ejax.experts.task import Rows, ScriptedTask, limit_length
+from ejax.types import Array, CameraView
+
+CAMERA = CameraView(eye=(-1.9, -1.1, 1.0), target=(-0.68, -0.42, 0.05), fovy=42.0, effects=False)
+"""Drawn without shadows, which software rendering is slow at."""
+ENV: Mapping[str, Any] = {
+    "cube_position_range": ((-0.05, -0.05, 0.0), (0.05, 0.05, 0.0)),
+    "goal_position_range": ((-0.1, -0.1, 0.0), (0.1, 0.1, 0.0)),
+}
+"""Fields of PushCubeRL where ``make_task`` is given none: with a fixed goal there is nothing to tell."""
+WORDINGS = (
+    "push the cube to the {place}",
+    "slide the orange cube onto the green disc on the {place}",
+    "move the block to the {place} goal",
+    "shove the cube until it reaches the {place}",
+)
+
+_THERE = 0.03
+"""m between the tool and a point on the way at which the next segment begins."""
+_OFF_LINE = 0.04
+"""m beside the line from the cube to the goal at which the tool stops pushing, and only comes back to the line."""
+_BACK_ON_LINE = 0.015
+"""m per step"""
+_PUSH_HEIGHT = 0.04
+"""m"""
+_DAMPING = 0.01
+
+
+@dataclass(frozen=True)
+class PushCubeExpert:
+    """Behind the cube as the goal sees it, down, and forward, steering the cube by where it is touched."""
+
+    env: PushCubeRL
+
+    @property
+    def segments(self) -> tuple[str, ...]:
+        return ("approach", "descend", "push")
+
+    @property
+    def care(self) -> Rows:
+        return np.array([1.0, 0.6, 0.4])[:, None] * np.ones(6)
+
+    def vary(self, rng: np.random.Generator, num_envs: int) -> Mapping[str, Rows]:
+        return {
+            "speed": rng.uniform(0.022, 0.034, num_envs),  # m per step, on the way
+            "push_speed": rng.uniform(0.014, 0.022, num_envs),
+            "height": rng.uniform(0.22, 0.34, num_envs),  # m, of the approach
+            "behind": rng.uniform(0.14, 0.19, num_envs),  # m from the cube's centre
+            "aside": rng.uniform(-0.02, 0.02, num_envs),
+        }
+
+    def act(self, obs: Rows, segment: Rows, variation: Mapping[str, Rows]) -> tuple[Rows, Rows]:
+        tool, cube, goal = obs[:, 6:9], obs[:, 9:12], obs[:, 12:15]
+        forward = (goal - cube)[:, :2]
+        forward = forward / np.maximum(np.linalg.norm(forward, axis=1), 1e-6)[:, None]
+        left = np.stack([-forward[:, 1], forward[:, 0]], axis=1)
+        behind = cube[:, :2] - variation["behind"][:, None] * forward + variation["aside"][:, None] * left
+        above = np.column_stack([behind, variation["height"]])
+        low = np.column_stack([behind, np.full(len(obs), _PUSH_HEIGHT)])
+        off = np.sum((tool - cube)[:, :2] * left, axis=1)
+        eager = variation["push_speed"] * np.clip(1.0 - np.abs(off) / _OFF_LINE, 0.0, 1.0)
+        beside = eager[:, None] * forward - np.clip(off, -_BACK_ON_LINE, _BACK_ON_LINE)[:, None] * left
+        push = np.column_stack([tool[:, :2] + beside, np.full(len(obs), _PUSH_HEIGHT)])
+        done = np.stack([_near(above, tool), _near(low, tool), np.zeros(len(obs), bool)])
+        segment = segment + done[segment, np.arange(len(obs))]
+        way = np.stack([above, low, push])[segment, np.arange(len(obs))] - tool
+        way = limit_length(way, variation["speed"])
+        return np.asarray(_joint_step(obs[:, :6], way)) / self.env.action_scale, segment
+
+    def instruct(self, rng: np.random.Generator, obs: Rows) -> list[str]:
+        return phrase(rng, WORDINGS, obs[:, 12:14] - np.array(self.env.goal_position[:2]))
+
+
+def make_task(
+    env: Mapping[str, Any] | None = None,
+    num_envs: int = 16,
+    noise: float = 0.15,
+    image_size: Sequence[int] | None = None,
+    camera: CameraView | Mapping[str, Any] = CAMERA,
+) -> ScriptedTask:
+    """For ``OnlineDataEngineCfg.task``.
+
+    Args:
+        env: fields of PushCubeRL; None: those of ``ENV``.
+        num_envs, noise, image_size, camera: see ``ScriptedTask``.
+    """
+    task = PushCubeRL(**{"physics": "mujoco", **(ENV if env is None else env)})
+    return ScriptedTask(
+        task, PushCubeExpert(task), num_envs=num_envs, noise=noise, image_size=image_size, camera=camera
+    )
+
+
+def _near(point: Rows, tool: Rows) -> Rows:
+    return np.linalg.norm(point - tool, axis=1) < _THERE
+
+
+@functools.partial(jax.jit)
+@jax.vmap
+def _joint_step(angles: Array, way: Array) -> Array:
+    """Changes of the joint angles [6] that move the tool by ``way`` [3] m and turn it to point down.
+
+    One iteration of ``ejax.envs.inverse_kinematics``' damped least squares, with the turn about the tool's axis free.
+    """
+
+    def tool(angles: Array) -> Array:
+        pose = site_pose(Physics("push_cube.xml").model, "tcp", jnp.concatenate([angles, jnp.zeros(7)]))
+        return jnp.concatenate([pose[:3, 3], pose[:3, 2]])
+
+    axis, jacobian = tool(angles)[3:], jax.jacfwd(tool)(angles)
+    error = jnp.concatenate([way, jnp.array([0.0, 0.0, -1.0]) - axis])
+    return jacobian.T @ jnp.linalg.solve(jacobian @ jacobian.T + _DAMPING**2 * jnp.eye(6), error)

@@ -1,0 +1,205 @@
+"""What an expert does in a batch of environments, as episodes for ``ejax.data``.
+
+    executed = clip(intended + σ·care·n),    n' = 0.8·n + 0.6·ε,  ε ~ N(0, 1)
+
+The noise drives episodes off the expert's way and the expert, which sees the simulated state, brings them back: a
+policy that is cloned from them has seen how to recover. What the expert meant without the noise is recorded beside what
+was executed. Source: Laskey et al. 2017, "DART: noise injection for robust imitation learning".
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import gymnasium
+import jax
+import numpy as np
+from numpy.typing import NDArray
+
+from ejax.data.task import Episode, EpisodeSpec, Failure, Field
+from ejax.types import CameraView, PyTree, RenderableEnv
+
+Rows = NDArray[Any]
+"""One entry per environment of a batch."""
+
+INSTRUCTION_BYTES = 96
+_KEPT = 0.8
+"""Of the noise, from one step to the next; the variance stays 1."""
+
+
+class Expert(Protocol):
+    """A plan of segments in a fixed order, and a feedback law for each. Pure but for the generator."""
+
+    @property
+    def segments(self) -> tuple[str, ...]:
+        """Their names; ``segment_id`` is the place here."""
+        ...
+
+    @property
+    def care(self) -> Rows:
+        """[segments, A], ≤ 1: what part of the noise each segment bears."""
+        ...
+
+    def vary(self, rng: np.random.Generator, num_envs: int) -> Mapping[str, Rows]:
+        """What differs between episodes: speeds, heights, offsets."""
+        ...
+
+    def act(self, obs: Rows, segment: Rows, variation: Mapping[str, Rows]) -> tuple[Rows, Rows]:
+        """Actions [N, A], and the segments [N] that they belong to: the same as before or the next.
+
+        Args:
+            obs: [N, F], of the environment.
+            segment: [N], of the step before.
+        """
+        ...
+
+    def instruct(self, rng: np.random.Generator, obs: Rows) -> list[str]:
+        """What each episode is to achieve, in words; ``obs`` are the first ones."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attempts:
+    """N attempts side by side: [T, N, ...]; of row n the first ``length[n]`` steps count."""
+
+    obs: Rows
+    action: Rows
+    """What was executed."""
+    intended: Rows
+    """What the expert meant, without the noise."""
+    reward: Rows
+    segment: Rows
+    state: list[PyTree]
+    """[T] of states with leaves [N, ...]: before each step."""
+    length: Rows
+    success: Rows
+    instruction: list[str]
+
+
+class ScriptedTask:
+    """An expert in ``num_envs`` environments at once: a ``DemonstrationTask``.
+
+    Frame fields: ``obs/state`` [F] (the environment's observation), ``actions``, ``expert_actions`` [A], ``rewards``,
+    and ``obs/image`` [H, W, 3] uint8 where there is an ``image_size``. Episode fields: ``instruction``, and ``row``,
+    the environment in the batch: ``start(seed)`` at that row is where the episode began.
+
+    Args:
+        num_envs: episodes per call of ``generate``, stepped together on all cores.
+        noise: σ, as a part of half the action's range.
+        image_size: (height, width) of the pictures; None: none are drawn.
+        camera: or its fields, as from a file; None: the environment's own.
+    """
+
+    def __init__(
+        self,
+        env: RenderableEnv,
+        expert: Expert,
+        *,
+        num_envs: int,
+        noise: float,
+        image_size: Sequence[int] | None,
+        camera: CameraView | Mapping[str, Any] | None,
+    ) -> None:
+        if num_envs < 1:
+            raise ValueError(f"num_envs must be >= 1, got {num_envs}")
+        if not 0.0 <= noise <= 1.0:
+            raise ValueError(f"noise must be in [0, 1], as a part of half the action's range, got {noise}")
+        if image_size is not None and (len(image_size) != 2 or min(image_size) < 1):
+            raise ValueError(f"image_size must be (height, width) in pixels, or None; got {image_size!r}")
+        space = env.action_space
+        if not isinstance(space, gymnasium.spaces.Box):
+            raise TypeError(f"experts act in a gymnasium.spaces.Box, got {space}")
+        self._space = space
+        self._env, self._expert, self._num_envs, self._noise = env, expert, num_envs, noise
+        self._image_size = image_size
+        self._camera = CameraView(**camera) if isinstance(camera, Mapping) else camera
+        self._reset, self._step = jax.jit(jax.vmap(env.reset)), jax.jit(jax.vmap(env.step))
+
+    def spec(self) -> EpisodeSpec:
+        width, size = _width(self._space), self._image_size
+        frames: dict[str, Field] = {
+            "obs/state": ((_width(self._env.observation_space),), "float32"),
+            "actions": ((width,), "float32"),
+            "expert_actions": ((width,), "float32"),
+            "rewards": ((), "float32"),
+        }
+        if size is not None:
+            frames["obs/image"] = ((size[0], size[1], 3), "uint8")
+        return EpisodeSpec(frames, {"instruction": ((), f"S{INSTRUCTION_BYTES}"), "row": ((), "int64")})
+
+    def generate(self, seed: int) -> list[Episode | Failure]:
+        """An outcome for each environment; an attempt that fails is a Failure and says how far it came."""
+        attempts = self.attempt(seed)
+        return [
+            self._episode(attempts, row) if attempts.success[row] else self._failure(attempts, row)
+            for row in range(self._num_envs)
+        ]
+
+    def start(self, seed: int) -> tuple[PyTree, Rows]:
+        """States and first observations of the episodes that ``seed`` stands for, leaves [N, ...]."""
+        return self._reset(jax.random.split(jax.random.key(seed), self._num_envs))
+
+    def attempt(self, seed: int) -> Attempts:
+        """Let the expert act until every environment has ended."""
+        rng = np.random.default_rng(seed)
+        space, keys = self._space, jax.random.split(jax.random.key(seed), self._num_envs)
+        state, first = self.start(seed)
+        obs = np.asarray(first)
+        instruction, variation = self._expert.instruct(rng, obs), self._expert.vary(rng, self._num_envs)
+        segment = np.zeros(self._num_envs, np.int64)
+        noise = rng.standard_normal((self._num_envs, _width(space)))
+        scale = self._noise * 0.5 * (space.high - space.low)
+        going = np.ones(self._num_envs, bool)
+        length, success = np.zeros(self._num_envs, np.int64), np.zeros(self._num_envs, bool)
+        frames: dict[str, list[Rows]] = {name: [] for name in ("obs", "action", "intended", "reward", "segment")}
+        states = []
+        while going.any():
+            intended, segment = self._expert.act(obs, segment, variation)
+            intended = np.clip(intended, space.low, space.high).astype(np.float32)
+            action = np.clip(intended + scale * self._expert.care[segment] * noise, space.low, space.high)
+            action = action.astype(np.float32)
+            noise = _KEPT * noise + np.sqrt(1.0 - _KEPT**2) * rng.standard_normal(noise.shape)
+            states.append(jax.device_get(state))
+            state, timestep = self._step(state, action, keys)
+            now = (obs, action, intended, np.asarray(timestep.reward), segment)
+            for name, value in zip(frames, now, strict=True):
+                frames[name].append(value)
+            obs = np.asarray(timestep.obs)
+            length += going
+            success |= going & np.asarray(timestep.info["success"])
+            going &= ~np.asarray(timestep.terminated | timestep.truncated)
+        arrays = {name: np.stack(values) for name, values in frames.items()}
+        return Attempts(**arrays, state=states, length=length, success=success, instruction=instruction)
+
+    def _episode(self, attempts: Attempts, row: int) -> Episode:
+        length = attempts.length[row]
+        frames = {
+            "obs/state": attempts.obs[:length, row],
+            "actions": attempts.action[:length, row],
+            "expert_actions": attempts.intended[:length, row],
+            "rewards": attempts.reward[:length, row],
+        }
+        if self._image_size is not None:
+            frames["obs/image"] = np.stack([self._draw(state, row) for state in attempts.state[:length]])
+        fields = {"instruction": attempts.instruction[row].encode(), "row": row}
+        return Episode(frames, segment_id=attempts.segment[:length, row], fields=fields)
+
+    def _failure(self, attempts: Attempts, row: int) -> Failure:
+        length = attempts.length[row]
+        name = self._expert.segments[attempts.segment[length - 1, row]]
+        return Failure(f"environment {row}: no success in {length} steps; the last segment was '{name}'")
+
+    def _draw(self, state: PyTree, row: int) -> NDArray[np.uint8]:
+        height, width = self._image_size or (0, 0)
+        return self._env.render(jax.tree.map(lambda x: x[row], state), width, height, self._camera)
+
+
+def limit_length(vector: Rows, bound: Rows) -> Rows:
+    """Shorten vectors [N, D] that are longer than ``bound`` [N]."""
+    length = np.linalg.norm(vector, axis=-1)
+    return vector * np.minimum(1.0, bound / np.maximum(length, 1e-9))[:, None]
+
+
+def _width(space: Any) -> int:
+    (width,) = space.shape
+    return int(width)
