@@ -14,8 +14,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, ExitStack, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -31,6 +31,8 @@ from ejax.data.task import DemonstrationTask, Episode, EpisodeSpec, Failure, Out
 
 POLL_S = 0.02
 """How often the service thread looks, in s."""
+_ATTEMPT_MAY_END_S = 1.0
+"""How long an attempt may go on, in s, after the owner told the worker to stop."""
 ORDER, DEMAND, TRACEBACK = "order", "demand", "traceback"
 """Files of a run's folder: the pickled WorkOrder; the pipe of ``ejax.data.demand``; where the interpreter writes when
 it crashes or hangs."""
@@ -57,7 +59,7 @@ class _Stop(BaseException):
 def main(descriptor: int, folder: str) -> None:
     """What the owner starts. Leaves with status 0 when it was told to stop, 1 after a failure that it told of."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl-C reaches the whole group; the owner says what becomes of it
-    signal.signal(signal.SIGTERM, _stop)
+    signal.signal(signal.SIGTERM, _STOP)
     os.set_inheritable(descriptor, False)  # what the task starts must not keep the channel open
     channel = Connection(descriptor)
     try:
@@ -150,7 +152,8 @@ class _Filler:
     def _attempt(self, seed: int) -> list[Outcome]:
         """What the task makes; a demonstration that is no sample comes back as the Failure that it is."""
         self._attempts += 1
-        made = self._task.generate(seed)
+        with _STOP.postponed():
+            made = self._task.generate(seed)
         outcomes: list[Outcome] = []
         for outcome in made if isinstance(made, Sequence) else [made]:
             checked = self._judge(outcome)
@@ -205,10 +208,46 @@ class _Service:
                 self.refill.set()
 
 
-def _stop(number: int, frame: object) -> None:
-    del number, frame
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough: what the task closes may take its time
-    raise _Stop
+class _StopSignal:
+    """SIGTERM ends the worker: at once, or after the attempt under way, if that ends soon.
+
+    Raised inside an attempt, ``_Stop`` may come out as another error: libraries wrap what their callbacks raise.
+    """
+
+    def __init__(self) -> None:
+        self._attempting = self._asked = False
+
+    def __call__(self, number: int, frame: object) -> None:
+        del number, frame
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough: what the task closes may take its time
+        self._asked = True
+        if not self._attempting:
+            raise _Stop
+        signal.signal(signal.SIGALRM, self._give_up)
+        signal.setitimer(signal.ITIMER_REAL, _ATTEMPT_MAY_END_S)
+
+    @contextmanager
+    def postponed(self) -> Iterator[None]:
+        """Around an attempt."""
+        self._attempting = True
+        try:
+            yield
+        except BaseException:
+            if self._asked:
+                raise _Stop from None  # nobody waits for the attempt's own error any more
+            raise
+        finally:
+            self._attempting = False
+            signal.setitimer(signal.ITIMER_REAL, 0.0)
+        if self._asked:
+            raise _Stop
+
+    def _give_up(self, number: int, frame: object) -> None:
+        del number, frame
+        raise _Stop
+
+
+_STOP = _StopSignal()
 
 
 def _make_task(pickled: bytes) -> DemonstrationTask:
