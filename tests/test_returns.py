@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ejax.returns import gae, normalize
+from ejax.returns import gae, normalize, vtrace
 
 
 def arrays(rng, T, N):
@@ -96,6 +96,64 @@ def test_arrays_that_are_not_time_by_envs_are_refused_by_shape():
         gae(flat, flat, flat, flat > 0, flat > 0, gamma=0.9, gae_lambda=0.9)
     with pytest.raises(ValueError, match=r"next_value \(3, 2\)"):
         gae(good, good, good[:3], no, no, gamma=0.9, gae_lambda=0.9)
+
+
+def vtrace_by_definition(given, log_ratio, gamma, gae_lambda, rho_clip, c_clip):
+    """vₜ = V(sₜ) + Σₖ γᵏ⁻ᵗ (Πᵢ cᵢ) δₖ up to the end of the episode, i from t to k − 1: no recursion."""
+    reward, value, next_value, terminated, truncated = given
+    T, N = reward.shape
+    ratio = np.exp(log_ratio)
+    delta = np.minimum(rho_clip, ratio) * (reward + gamma * next_value * ~terminated - value)
+    c = gae_lambda * np.minimum(c_clip, ratio)
+    target, advantage = value.astype(np.float64).copy(), np.zeros((T, N))
+    for n in range(N):
+        for t in range(T):
+            for k in range(t, T):
+                target[t, n] += gamma ** (k - t) * np.prod(c[t:k, n]) * delta[k, n]
+                if terminated[k, n] or truncated[k, n]:
+                    break
+    for n in range(N):
+        for t in range(T):
+            following = next_value[t, n]
+            if t + 1 < T and not (terminated[t, n] or truncated[t, n]):
+                following += gae_lambda * (target[t + 1, n] - value[t + 1, n])
+            advantage[t, n] = reward[t, n] + gamma * following * (not terminated[t, n]) - value[t, n]
+    return advantage, target
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), shape=st.sampled_from([(1, 1), (7, 3)]))
+def test_vtrace_is_its_sum(seed, shape):
+    rng = np.random.default_rng(seed)
+    given, log_ratio = arrays(rng, *shape), rng.normal(size=shape).astype(np.float32)
+    clips = {"rho_clip": 1.3, "c_clip": 0.9}
+    expected = vtrace_by_definition(given, log_ratio, 0.97, 0.9, **clips)
+    result = vtrace(*given, log_ratio, gamma=0.97, gae_lambda=0.9, **clips)
+    for got, wanted in zip(result, expected, strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("gae_lambda", [0.0, 0.6, 1.0])
+def test_vtrace_on_policy_is_gae(gae_lambda):
+    given = arrays(np.random.default_rng(3), 9, 4)
+    rates = {"gamma": 0.95, "gae_lambda": gae_lambda}
+    for got, wanted in zip(vtrace(*given, np.zeros((9, 4), np.float32), **rates), gae(*given, **rates), strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_vtrace_of_actions_that_the_policy_never_takes_learns_no_value_from_them():
+    given = arrays(np.random.default_rng(4), 6, 2)
+    _, target = vtrace(*given, np.full((6, 2), -np.inf, np.float32), gamma=0.9, gae_lambda=0.9)
+    np.testing.assert_array_equal(target, given[1])
+
+
+def test_vtrace_clips_what_the_policy_takes_more_often():
+    given = arrays(np.random.default_rng(5), 6, 2)
+    rates = {"gamma": 0.9, "gae_lambda": 0.9}
+    for got, wanted in zip(
+        vtrace(*given, np.full((6, 2), 50.0, np.float32), **rates), gae(*given, **rates), strict=True
+    ):
+        np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)  # ratios beyond 1 count as 1
 
 
 @pytest.fixture(scope="module")
