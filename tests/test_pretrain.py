@@ -22,7 +22,7 @@ from ejax.distributions import ActionSpec
 from ejax.optim import OptimizerConfig, make_optimizer
 from ejax.policies.actor_only import ActorOnly
 from ejax.policies.mlp import NetworkConfig
-from ejax.policies.vision import VisionPolicy
+from ejax.policies.vision import VisionPolicy, _patches
 from ejax.pretrain import run_command
 from ejax.run import train
 from ejax.types import TrainState
@@ -278,6 +278,19 @@ def test_a_policy_of_images_learns_where_things_are() -> None:
         errors.append(float(metrics["mse"]))
     assert np.mean(errors[-3:]) < 0.2 * errors[0]
     assert float(metrics["skipped_minibatches"]) == 0.0
+
+
+@pytest.mark.parametrize(("kernel", "stride"), [(4, 2), (3, 2), (3, 1)])
+def test_patches_times_a_matrix_are_a_convolution(kernel: int, stride: int) -> None:
+    rng = np.random.default_rng(0)
+    x, w = rng.normal(size=(2, 8, 8, 3)), rng.normal(size=(kernel, kernel, 3, 5))
+    x, w = x.astype(np.float32), w.astype(np.float32)
+    padding = [((kernel - 1) // 2, kernel // 2)] * 2
+    axes = ("NHWC", "HWIO", "NHWC")
+    wanted = jax.lax.conv_general_dilated(x, w, (stride, stride), padding, dimension_numbers=axes)
+    wanted = wanted[:, : 8 // stride, : 8 // stride]
+    given = _patches(jnp.asarray(x), kernel, stride) @ w.reshape(-1, 5)
+    np.testing.assert_allclose(given, wanted, rtol=1e-4, atol=1e-4)
 
 
 def test_the_actor_does_not_see_hidden_numbers_and_the_critic_does() -> None:
