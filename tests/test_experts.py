@@ -111,11 +111,11 @@ def test_segments_follow_their_order_without_gaps(
 
 
 def test_actions_are_the_intended_ones_and_noise_within_the_bounds(attempts: Attempts, task: ScriptedTask) -> None:
-    space = task._env.action_space
+    space = task.env.action_space
     assert np.all(attempts.action >= space.low) and np.all(attempts.action <= space.high)  # type: ignore[attr-defined]
     off = np.abs(attempts.action - attempts.intended)
     assert 0.005 < off.mean() < 0.2
-    quiet = type(task)(task._env, task._expert, num_envs=4, noise=0.0, image_size=None, camera=None).attempt(SEED)
+    quiet = type(task)(task.env, task._expert, num_envs=4, noise=0.0, image_size=None, camera=None).attempt(SEED)
     np.testing.assert_array_equal(quiet.action, quiet.intended)
 
 

@@ -11,8 +11,9 @@ from ejax.experts.instructions import phrase
 from ejax.experts.task import Rows, ScriptedTask, limit_length
 from ejax.types import CameraView
 
-CAMERA = CameraView(eye=(-1.35, -0.75, 0.65), target=(-0.62, -0.12, 0.08), fovy=42.0, effects=False)
+CAMERA = CameraView(eye=(-1.35, -0.75, 0.65), target=(-0.62, -0.12, 0.08), fovy=38.0, effects=False)
 """Drawn without shadows, which software rendering is slow at."""
+SEGMENTS = ("approach", "descend", "grasp", "lift", "carry", "lower", "release")
 WORDINGS = (
     "put the cube into the zone on the {place}",
     "pick up the cube and set it down at the {place}",
@@ -38,7 +39,7 @@ class PickPlaceExpert:
 
     @property
     def segments(self) -> tuple[str, ...]:
-        return ("approach", "descend", "grasp", "lift", "carry", "lower", "release")
+        return SEGMENTS
 
     @property
     def care(self) -> Rows:

@@ -23,6 +23,7 @@ ENV: Mapping[str, Any] = {
     "goal_position_range": ((-0.1, -0.1, 0.0), (0.1, 0.1, 0.0)),
 }
 """Fields of PushCubeRL where ``make_task`` is given none: with a fixed goal there is nothing to tell."""
+SEGMENTS = ("approach", "descend", "push")
 WORDINGS = (
     "push the cube to the {place}",
     "slide the orange cube onto the green disc on the {place}",
@@ -49,7 +50,7 @@ class PushCubeExpert:
 
     @property
     def segments(self) -> tuple[str, ...]:
-        return ("approach", "descend", "push")
+        return SEGMENTS
 
     @property
     def care(self) -> Rows:

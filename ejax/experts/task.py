@@ -110,7 +110,7 @@ class ScriptedTask:
         if not isinstance(space, gymnasium.spaces.Box):
             raise TypeError(f"experts act in a gymnasium.spaces.Box, got {space}")
         self._space = space
-        self._env, self._expert, self._num_envs, self._noise = env, expert, num_envs, noise
+        self.env, self._expert, self._num_envs, self._noise = env, expert, num_envs, noise
         self._image_size = image_size
         self._camera = CameraView(**camera) if isinstance(camera, Mapping) else camera
         self._reset, self._step = jax.jit(jax.vmap(env.reset)), jax.jit(jax.vmap(env.step))
@@ -118,7 +118,7 @@ class ScriptedTask:
     def spec(self) -> EpisodeSpec:
         width, size = _width(self._space), self._image_size
         frames: dict[str, Field] = {
-            "obs/state": ((_width(self._env.observation_space),), "float32"),
+            "obs/state": ((_width(self.env.observation_space),), "float32"),
             "actions": ((width,), "float32"),
             "expert_actions": ((width,), "float32"),
             "rewards": ((), "float32"),
@@ -191,7 +191,7 @@ class ScriptedTask:
 
     def _draw(self, state: PyTree, row: int) -> NDArray[np.uint8]:
         height, width = self._image_size or (0, 0)
-        return self._env.render(jax.tree.map(lambda x: x[row], state), width, height, self._camera)
+        return self.env.render(jax.tree.map(lambda x: x[row], state), width, height, self._camera)
 
 
 def limit_length(vector: Rows, bound: Rows) -> Rows:

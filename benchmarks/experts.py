@@ -1,0 +1,121 @@
+"""How fast the scripted experts demonstrate, and how often they succeed: each figure in a process of its own.
+
+Compilation is told apart from the rest. Pictures are drawn of episodes that succeeded only. ``--frames`` draws each
+segment's last step of one episode of either task.
+"""
+
+import argparse
+import importlib
+import json
+import multiprocessing
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+TASKS = ("push_cube", "pick_place")
+IMAGE = (64, 64)
+
+
+def main() -> None:
+    args = _parse()
+    if args.frames:
+        _draw_segments(args.frames)
+        return
+    rows = []
+    cores = sorted(os.sched_getaffinity(0))
+    print("task        cores  image   success  episodes/s  steps/s  mean length  compile s")
+    for task in TASKS:
+        for used in [cores[:1], cores] if len(cores) > 1 else [cores]:
+            for image in (None, IMAGE):
+                request = {"task": task, "image": image, "num_envs": args.num_envs, "noise": args.noise}
+                episodes = args.episodes // (8 if image else 1)  # drawing in software is what takes long
+                rows.append(_in_process({**request, "episodes": episodes, "cores": used}))
+                _print(rows[-1])
+    if args.json:
+        args.json.write_text(json.dumps(rows, indent=2))
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--episodes", type=int, default=512, help="attempts per figure; an eighth with pictures")
+    parser.add_argument("--num-envs", type=int, default=64, help="environments side by side")
+    parser.add_argument("--noise", type=float, default=0.15, help="of the actions, as a part of half their range")
+    parser.add_argument("--json", type=Path, help="write the figures there")
+    parser.add_argument("--frames", type=Path, help="draw the segments there instead")
+    return parser.parse_args()
+
+
+def _in_process(request: dict[str, Any]) -> dict[str, Any]:
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(_measure, (request,))
+
+
+def _measure(request: dict[str, Any]) -> dict[str, Any]:
+    os.sched_setaffinity(0, request["cores"])  # before jax and the C engine count the cores
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    from ejax.data import Episode
+
+    module = importlib.import_module(f"ejax.experts.{request['task']}")
+    task = module.make_task(num_envs=request["num_envs"], noise=request["noise"], image_size=request["image"])
+    start = time.perf_counter()
+    task.attempt(0)
+    first = time.perf_counter() - start
+    start, lengths, attempts, calls = time.perf_counter(), [], 0, 0
+    while attempts < request["episodes"]:
+        outcomes = task.generate(calls + 1)
+        lengths += [len(each.segment_id) for each in outcomes if isinstance(each, Episode)]
+        attempts, calls = attempts + len(outcomes), calls + 1
+    elapsed = time.perf_counter() - start
+    start = time.perf_counter()
+    task.attempt(0)
+    again = time.perf_counter() - start
+    return {
+        **request,
+        "cores": len(request["cores"]),
+        "attempts": attempts,
+        "success_rate": len(lengths) / attempts,
+        "episodes_per_s": len(lengths) / elapsed,
+        "steps_per_s": sum(lengths) / elapsed,
+        "mean_length": sum(lengths) / len(lengths),
+        "compile_s": first - again,
+    }
+
+
+def _print(row: dict[str, Any]) -> None:
+    image = "x".join(map(str, row["image"])) if row["image"] else "-"
+    print(
+        f"{row['task']:11} {row['cores']:5}  {image:6} {row['success_rate']:8.3f} {row['episodes_per_s']:11.1f} "
+        f"{row['steps_per_s']:8.0f} {row['mean_length']:12.1f} {row['compile_s']:10.1f}",
+        flush=True,
+    )
+
+
+def _draw_segments(path: Path) -> None:
+    import jax
+    import matplotlib.pyplot as plt
+    import numpy as np
+
+    pictures = []
+    for name in TASKS:
+        module = importlib.import_module(f"ejax.experts.{name}")
+        task = module.make_task(num_envs=8)
+        attempts = task.attempt(3)
+        row = int(np.flatnonzero(attempts.success)[1])
+        segment = attempts.segment[: attempts.length[row], row]
+        camera = module.CAMERA._replace(effects=True)
+        for i, title in enumerate(module.SEGMENTS):
+            last = np.flatnonzero(segment == i)[-1]
+            state = jax.tree.map(lambda x, row=row: x[row], attempts.state[last])
+            pictures.append((title, task.env.render(state, 320, 240, camera)))
+    figure, axes = plt.subplots(2, 5, figsize=(12.5, 4.1))
+    for axis, (title, picture) in zip(axes.flat, pictures, strict=True):
+        axis.imshow(picture)
+        axis.set_title(title, fontsize=9)
+        axis.axis("off")
+    figure.tight_layout(pad=0.3)
+    figure.savefig(path, dpi=100)
+
+
+if __name__ == "__main__":
+    main()
