@@ -9,6 +9,7 @@ import numpy as np
 
 from ejax.envs.cart_pole import CartPoleRL
 from ejax.envs.mujoco import Physics
+from ejax.envs.pick_place import OBSERVATION, PickPlaceRL
 from ejax.envs.point_mass import PointMassRL
 from ejax.envs.push_cube import PushCubeRL
 from ejax.types import Env, HostEnv, RenderableEnv
@@ -24,6 +25,15 @@ _FEATURES: dict[type, dict[str, list[tuple[str, str]]]] = {
             *((f"{point} {axis}", "m") for point in ("tool centre point", "cube", "goal") for axis in "xyz"),
         ],
         "action": [(f"{joint} angle change / action_scale", "rad") for joint in _ARM],
+    },
+    PickPlaceRL: {
+        WHOLE: [
+            (name, "rad" if name.endswith("angle") else "1" if name == "was lifted" else "m") for name in OBSERVATION
+        ],
+        "action": [
+            *((f"tool centre point {axis} change / action_scale", "m") for axis in "xyz"),
+            ("grip, -1 open and 1 closed", "1"),
+        ],
     },
     CartPoleRL: {
         WHOLE: [
@@ -88,7 +98,9 @@ def make_contract(
         "call": "every artefact takes the arrays of 'observation' in this order and returns those of 'outputs'",
         "env": {
             **env_config,
-            "parameters": dataclasses.asdict(env) if isinstance(env, PushCubeRL | CartPoleRL | PointMassRL) else None,
+            "parameters": dataclasses.asdict(env)
+            if isinstance(env, PushCubeRL | PickPlaceRL | CartPoleRL | PointMassRL)
+            else None,
             "max_episode_steps": env.max_episode_steps,
         },
         "control_rate_hz": None if period is None else round(1.0 / period, 6),

@@ -28,10 +28,11 @@ from ejax.run import train
 from ejax.types import Timestep
 from interop.artefacts import FORMATS
 from interop.cases import observe
+from interop.contract import _FEATURES
 from interop.export import export_policy, export_run, main, spec_of
 from interop.host_cases import observe_host
 from interop.parity import Case, ParityError, allowed_error, compare
-from interop.policy_spec import NetworkSpec, PolicySpec
+from interop.policy_spec import WHOLE, NetworkSpec, PolicySpec
 from interop.verify import main as verify_main
 from interop.verify import sha256, verify
 from interop.weights import state_dict_from_params
@@ -159,6 +160,15 @@ def test_every_format_passes_and_the_certificate_says_how(exported: Path) -> Non
         assert facts["cases"]["environment"]["action"]["max_abs"] < 1e-6
     files = {file.name for file in exported.iterdir()} - {"parity.json"}
     assert report["sha256"] == {name: sha256(exported / name) for name in files}
+
+
+@pytest.mark.parametrize("env", [kind() for kind in _FEATURES], ids=lambda env: type(env).__name__)
+def test_every_number_of_a_known_environment_has_a_name_and_a_unit(env: Any) -> None:
+    features = _FEATURES[type(env)]
+    assert (
+        len(features[WHOLE]) == env.observation_space.shape[0] and len(features["action"]) == env.action_space.shape[0]
+    )
+    assert all(name and unit for each in features.values() for name, unit in each)
 
 
 def test_the_contract_tells_names_units_ranges_and_rate(exported: Path) -> None:
