@@ -1,9 +1,7 @@
 """A UR10 with a two-finger gripper picks up a cube and sets it down in a goal zone. A task of ejax's own."""
 
-import functools
 from dataclasses import dataclass, replace
 from typing import Any
-from xml.etree import ElementTree as ET
 
 import gymnasium
 import jax
@@ -12,18 +10,15 @@ import numpy as np
 from flax import struct
 from numpy.typing import NDArray
 
-from ejax.envs.bodies import RigidObject, Vector
-from ejax.envs.drives import Drives
+from ejax.envs.bodies import Vector
+from ejax.envs.grasp_scene import DRIVES, GOAL_MARKER, HALF_EDGE, HOME, make_model
 from ejax.envs.inverse_kinematics import solve_site_pose
 from ejax.envs.kinematics import site_pose
 from ejax.envs.mujoco import Engine, Physics, PhysicsState, render
-from ejax.envs.robots import FINGER_TRAVEL, make_ur
+from ejax.envs.robots import FINGER_TRAVEL
 from ejax.envs.rotations import make_pose
-from ejax.envs.scene import make_scene, marker_name
 from ejax.types import Array, CameraView, Key, Timestep
 
-HALF_EDGE = 0.025
-"""m, of the cube. It is grasped with the tool centre point at its centre."""
 OBSERVATION = (
     *(f"{joint} angle" for joint in ("shoulder_pan", "shoulder_lift", "elbow", "wrist_1", "wrist_2", "wrist_3")),
     *(f"finger {side} travel" for side in (1, 2)),
@@ -35,21 +30,9 @@ WORKSPACE: tuple[Vector, Vector] = ((-0.95, -0.55, 0.02), (-0.4, 0.25, 0.45))
 """m: the box that targets of the tool are clipped to."""
 
 _ARM = tuple(range(6))
-_HOME = (-0.0215027, -1.5389777, 2.0042863, -2.036105, -1.5707964, -0.0215027, 0.0, 0.0)
-"""The tool at (−0.65, −0.15, 0.25) m."""
-_TOOL = ((1.0, 0.0, 0.0, 0.0), (0.0, 1.0, 0.0, 0.0), (0.0, 0.0, 1.0, 0.14), (0.0, 0.0, 0.0, 1.0))
-"""In the frame of the flange: amid what the fingers touch with."""
 _DOWN = ((0.0, 1.0, 0.0), (1.0, 0.0, 0.0), (0.0, 0.0, -1.0))
 """The tool's rotation; the fingers close along x."""
 _IK_ITERATIONS = 3
-_DRIVES = Drives(
-    stiffness=(1e4, 1e4, 1e4, 5e3, 5e3, 5e3, 600.0, 600.0),
-    damping=(300.0, 300.0, 200.0, 100.0, 100.0, 100.0, 40.0, 40.0),
-    max_effort=(500.0, 500.0, 500.0, 500.0, 500.0, 500.0, 30.0, 30.0),
-)
-_ARMATURE = (2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 0.5, 0.5)
-"""kg·m² and kg: rotors behind gears. Without the fingers' they would sink into the cube."""
-_GOAL = "goal"
 _CUBE = slice(8, 11)
 _CUBE_VELOCITY = slice(8, 11)
 _LIFT = 0.05
@@ -157,7 +140,7 @@ class PickPlaceRL:
         half_turn = 0.5 * jax.random.uniform(key_turn, minval=-self.cube_turn, maxval=self.cube_turn)
         quaternion = jnp.stack([jnp.cos(half_turn), jnp.zeros(()), jnp.zeros(()), jnp.sin(half_turn)])
         state = PickPlaceState(
-            physics=PhysicsState(qpos=jnp.concatenate([jnp.asarray(_HOME), cube, quaternion]), qvel=jnp.zeros(14)),
+            physics=PhysicsState(qpos=jnp.concatenate([jnp.asarray(HOME), cube, quaternion]), qvel=jnp.zeros(14)),
             goal=_place(key_goal, self.goal_position, self.goal_position_range),
             was_lifted=jnp.zeros((), bool),
             episode_step=jnp.zeros((), jnp.int32),
@@ -195,17 +178,17 @@ class PickPlaceRL:
     ) -> NDArray[np.uint8]:
         """Draw one environment: [height, width, 3] RGB. See ``ejax.envs.mujoco.render``."""
         return render(
-            _scene_xml(),
+            make_model(),
             state.physics.qpos,
             width=width,
             height=height,
-            mocap_pos={marker_name(_GOAL): state.goal},
+            mocap_pos={GOAL_MARKER: state.goal},
             camera=camera,
         )
 
     @property
     def _physics(self) -> Physics:
-        return Physics(_scene_xml(), self.physics, self.sim_steps_per_control)
+        return Physics(make_model(), self.physics, self.sim_steps_per_control)
 
     def _control(self, qpos: Array, action: Array) -> Array:
         """[8]: the signal of the drives that hold the action's targets, see ``ejax.envs.robots``."""
@@ -215,7 +198,7 @@ class PickPlaceRL:
         model = self._physics.model
         angles, _ = solve_site_pose(model, "tcp", pose, qpos, _ARM, num_iterations=_IK_ITERATIONS)
         travel = jnp.full(2, 0.5 * FINGER_TRAVEL) * (1.0 + action[3])
-        return jnp.asarray(_DRIVES.stiffness) * jnp.concatenate([angles, travel])
+        return jnp.asarray(DRIVES.stiffness) * jnp.concatenate([angles, travel])
 
     def _observe(self, state: PickPlaceState) -> Array:
         qpos = state.physics.qpos
@@ -243,7 +226,7 @@ class PickPlaceRL:
 
 def _tool(qpos: Array) -> Array:
     """[3], m: the tool centre point."""
-    return site_pose(Physics(_scene_xml()).model, "tcp", qpos)[:3, 3]
+    return site_pose(Physics(make_model()).model, "tcp", qpos)[:3, 3]
 
 
 def _height(qpos: Array) -> Array:
@@ -260,55 +243,6 @@ def _place(key: Key, centre: tuple[float, float], bound: tuple[float, float]) ->
     """[3], m: a place of the cube on the floor."""
     offset = jax.random.uniform(key, (2,), minval=-1.0, maxval=1.0) * jnp.asarray(bound)
     return jnp.append(jnp.asarray(centre) + offset, HALF_EDGE)
-
-
-@functools.cache
-def _scene_xml() -> str:
-    """The model, as MJCF.
-
-    What a grasp needs, each measured in ``tests/test_pick_place.py``: an elliptic friction cone with friction ten times
-    as stiff as the normal force, else the cube creeps down between the fingers; and joint damping that is integrated
-    explicitly, which the armatures keep stable. With Euler's implicit damping the contact solver foresees
-    accelerations of the arm that it then does not have, and a carried cube slides by centimetres.
-    """
-    cube = RigidObject(
-        uid="cube",
-        shape="box",
-        size=(HALF_EDGE, HALF_EDGE, HALF_EDGE),
-        dynamic=True,
-        position=(0.0, 0.0, 0.0),
-        rotation=(0.0, 0.0, 0.0),
-        mass=0.1,
-        friction=1.0,
-        linear_damping=0.0,
-        angular_damping=0.0,
-    )
-    scene = make_scene(
-        make_ur("ur10", _TOOL, gripper=True),
-        _DRIVES,
-        (cube,),
-        position=(0.0, 0.0, 0.0),
-        rotation=(0.0, 0.0, 0.0),
-        home=_HOME,
-        gravity=(0.0, 0.0, -9.81),
-        timestep=0.01,
-        markers=(_GOAL,),
-    )
-    root = ET.fromstring(scene.xml)
-    for name, armature in zip(scene.joints, _ARMATURE, strict=True):
-        _find(root, f".//joint[@name='{name}']").set("armature", str(armature))
-    _find(root, "option").attrib |= {"cone": "elliptic", "impratio": "10", "iterations": "10", "ls_iterations": "20"}
-    _find(root, "option/flag").set("eulerdamp", "disable")
-    disc = _find(root, f".//body[@name='{marker_name(_GOAL)}']/geom")
-    disc.attrib |= {"size": "0.055 0.001", "pos": f"0 0 {0.001 - HALF_EDGE}"}
-    return ET.tostring(root, encoding="unicode")
-
-
-def _find(root: ET.Element, path: str) -> ET.Element:
-    element = root.find(path)
-    if element is None:
-        raise ValueError(f"the MJCF of the scene has no {path}")
-    return element
 
 
 def _as_pair(name: str, value: Any) -> tuple[float, float]:

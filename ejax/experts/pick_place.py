@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from ejax.envs.pick_place import HALF_EDGE, PickPlaceRL
+from ejax.envs.grasp_scene import HALF_EDGE
+from ejax.envs.pick_place import PickPlaceRL
 from ejax.experts.instructions import phrase
 from ejax.experts.task import Rows, ScriptedTask, limit_length
 from ejax.types import CameraView
