@@ -85,7 +85,8 @@ class BCStepper:
         return nullcontext()
 
     def reports(self) -> list[str]:
-        notes, self._notes = self._notes, []
+        notes = self._notes + self.demonstrations.notes
+        self._notes, self.demonstrations.notes = [], []
         return notes
 
     def versions(self) -> list[int] | None:

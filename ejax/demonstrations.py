@@ -19,7 +19,7 @@ import numpy as np
 from ejax.checkpoint import CheckpointError
 from ejax.config import ConfigError, Problem
 from ejax.config.data import DataConfig
-from ejax.data import OnlineDataEngine, OnlineDataEngineCfg, SamplingMode
+from ejax.data import OnlineDataEngine, OnlineDataEngineCfg, OnlineDataWorkerError, SamplingMode
 from ejax.data.samplers import make_rng
 from ejax.data.task import FRAME_FIELDS, flatten
 from ejax.frozen import thaw
@@ -29,6 +29,8 @@ from ejax.types import PyTree
 Batch = dict[str, PyTree]
 _LOOK_S = 0.1
 """How often a wait asks whether the run is stopped."""
+_GRACE_S = 1.0
+"""How long a batch that cannot be drawn waits for the run to be stopped, before it is an error."""
 
 
 class ChunkSource(Protocol):
@@ -63,6 +65,8 @@ class Demonstrations:
         self._pool = ThreadPoolExecutor(config.num_workers, "ejax-draw")
         self._ahead: deque[Future[Batch]] = deque()
         self._state: PyTree = ()
+        self.notes: list[str] = []
+        """What there is to tell of the end."""
         if self._engine is None:
             self._source, self._state = _open_folder(config, None)
 
@@ -125,6 +129,14 @@ class Demonstrations:
                 if self._ahead[0].done():  # the error is the draw's own
                     raise
                 continue
+            except OnlineDataWorkerError:
+                # what stops a run may have ended the worker first, by a signal to all processes
+                deadline = time.monotonic() + _GRACE_S
+                while time.monotonic() < deadline:
+                    if interrupted():
+                        return None
+                    time.sleep(_LOOK_S / 10)
+                raise
             self._ahead.popleft()
             self._draw_one_more()
             return batch, time.monotonic() - started
@@ -141,8 +153,12 @@ class Demonstrations:
 
     def __exit__(self, *error: Any) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
-        if self._engine is not None:
+        if self._engine is None:
+            return
+        try:
             self._engine.__exit__(*error)
+        except OnlineDataWorkerError as late:  # all batches were drawn: it is worth a note
+            self.notes.append(f"the demonstrations ended before the run did: {late}")
 
     def _draw_one_more(self) -> None:
         self._ahead.append(self._pool.submit(self._draw, self._next))

@@ -1,5 +1,7 @@
 """Demonstrations of PointMassRL for tests. It imports no test module: those import jax."""
 
+import os
+
 import numpy as np
 
 from ejax.data import Episode, EpisodeSpec
@@ -9,10 +11,11 @@ class Reach:
     """Accelerates towards the goal, and brakes.
 
     Args:
-        broken_at: the attempt that raises.
+        broken_at, ended_at: the attempt that raises, or ends the worker.
     """
 
-    def __init__(self, broken_at=None, num_steps=40, misshapen=False):
+    def __init__(self, broken_at=None, num_steps=40, misshapen=False, ended_at=None):
+        self.ended_at = ended_at
         self.broken_at, self.num_steps, self.misshapen, self.attempts = broken_at, num_steps, misshapen, 0
 
     def spec(self):
@@ -22,6 +25,8 @@ class Reach:
         number, self.attempts = self.attempts, self.attempts + 1
         if number == self.broken_at:
             raise ArithmeticError("the point left the plane")
+        if number == self.ended_at:
+            os._exit(0)
         rng = np.random.default_rng(seed)
         position, goal = rng.uniform(-0.6, 0.6, 2), rng.uniform(-0.7, 0.7, 2)
         velocity, action = np.zeros(2), np.zeros(2)

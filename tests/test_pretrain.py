@@ -16,6 +16,7 @@ from ejax.algorithms.ppo import PPOConfig, ppo_loss
 from ejax.checkpoint import CheckpointError
 from ejax.config import ConfigError, load_config, parse_config
 from ejax.config.check import check
+from ejax.data import EngineState, OnlineDataWorkerError
 from ejax.data.lerobot_write import EpisodeWriter
 from ejax.demonstrations import Demonstrations
 from ejax.distributions import ActionSpec
@@ -198,6 +199,23 @@ def test_a_broken_task_ends_the_run_with_its_own_error(tmp_path: Path) -> None:
 def test_a_task_that_cannot_begin_ends_the_run_with_its_own_error(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="unexpected keyword argument 'speed'"):
         train(parse_config(tree({**ENGINE, "task_cfg": {"speed": 3}})), run_dir=tmp_path / "run")
+
+
+def test_a_worker_that_is_ended_with_the_run_is_no_error_and_one_that_ends_by_itself_is() -> None:
+    config = parse_config(tree({**ENGINE, "task_cfg": {"ended_at": 20}, "refill_threshold": 1})).data
+    assert config is not None
+    with Demonstrations(config, 64, np.zeros((1, 14), np.float32)) as demonstrations:
+        demonstrations.start(0, ())
+        while demonstrations.next(lambda: demonstrations._engine.state is EngineState.FAILED) is not None:
+            pass
+    assert demonstrations.notes == [] or "ended before the run did" in demonstrations.notes[0]  # whoever saw it first
+    with (
+        pytest.raises(OnlineDataWorkerError, match=r"exit code 0"),
+        Demonstrations(config, 64, np.zeros((1, 14), np.float32)) as demonstrations,
+    ):
+        demonstrations.start(0, ())
+        while demonstrations.next(lambda: False) is not None:
+            pass
 
 
 @pytest.mark.parametrize(
