@@ -11,6 +11,13 @@ import pytest
 jax.config.update("jax_numpy_rank_promotion", "raise")  # [N] + [N, A] is a bug more often than a wish
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _forget_compiled_programs():
+    """A file's programs are of no use to the next one: kept, they grow to several GB."""
+    yield
+    jax.clear_caches()
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("filterwarnings", "error")
     # what a collected object complains of is shown, but must not fail whichever test runs just then
