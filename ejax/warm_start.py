@@ -36,7 +36,8 @@ def start_from_policy(state: RunState, config: RunConfig) -> tuple[RunState, lis
     except (CheckpointError, FileNotFoundError) as error:
         raise ConfigError([Problem("policy.init_from", str(error))]) from error
     train = replace(state.train, params=params, reference=None if state.train.reference is None else params)
-    reports.append(f"the policy is that of {path}, after {meta['global_step']} env steps")
+    steps = "samples" if meta["config"]["algorithm"]["name"] == "bc" else "env steps"
+    reports.append(f"the policy is that of {path}, after {meta['global_step']} {steps}")
     there = meta["config"]["policy"]
     for key, before, now in differences(there, config.to_dict()["policy"], "policy"):
         if key.split(".")[1] not in _REPLACED and not key.endswith("orthogonal_init"):

@@ -20,13 +20,15 @@ from ejax.data import EngineState, OnlineDataWorkerError
 from ejax.data.lerobot_write import EpisodeWriter
 from ejax.demonstrations import Demonstrations
 from ejax.distributions import ActionSpec
+from ejax.envs.rendered import RenderedEnv
 from ejax.optim import OptimizerConfig, make_optimizer
 from ejax.policies.actor_only import ActorOnly
 from ejax.policies.mlp import NetworkConfig
 from ejax.policies.vision import VisionPolicy, _patches
 from ejax.pretrain import run_command
 from ejax.run import train
-from ejax.types import TrainState
+from ejax.types import CameraView, TrainState
+from ejax.unroll import reset, step
 
 NETWORK = {"type": "mlp", "network_cfg": {"hidden_sizes": [32, 32], "activation": "tanh"}}
 ENGINE = {"source": "engine", "task": "pretrain_tasks:Reach", "buffer_size": 16, "max_episode_steps": 40}
@@ -296,6 +298,22 @@ def test_a_policy_of_images_learns_where_things_are() -> None:
         errors.append(float(metrics["mse"]))
     assert np.mean(errors[-3:]) < 0.2 * errors[0]
     assert float(metrics["skipped_minibatches"]) == 0.0
+
+
+def test_an_environment_draws_the_state_that_it_is_in() -> None:
+    env = RenderedEnv("PushCubeRL", {}, action_chunk=2, width=24, height=16, camera_eye=(-1.9, -1.1, 1.0))
+    envs = reset(env, jax.random.key(0), 2)
+    envs, _ = jax.jit(step, static_argnums=0)(env, envs, jnp.full((2, 12), 0.5), jax.random.key(1))
+    assert envs.obs["image"].shape == (2, 16, 24, 3) and envs.obs["image"].dtype == jnp.uint8
+    one = jax.tree.map(lambda x: np.asarray(x[1]), envs.state)
+    camera = CameraView((-1.9, -1.1, 1.0), (0.0, 0.0, 0.0), 45.0, effects=False)
+    drawn = env.render(one, 24, 16, camera).astype(int)
+    image = np.asarray(envs.obs["image"][1]).astype(int)
+    assert np.abs(image - drawn).max() <= 1  # another thread's OpenGL context may round a level otherwise
+    before = env.render(jax.tree.map(np.asarray, env.reset(jax.random.key(0))[0]), 24, 16, camera).astype(int)
+    assert np.abs(image - before).max() > 20  # the arm has moved
+    with pytest.raises(ValueError, match="must be a registered name"):
+        RenderedEnv("pretrain_tasks:Reach")
 
 
 @pytest.mark.parametrize(("kernel", "stride"), [(4, 2), (3, 2), (3, 1)])
