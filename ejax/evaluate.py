@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -32,6 +32,7 @@ def main(argv: list[str] | None = None) -> int:
             checkpoint=args.checkpoint,
             num_episodes=args.episodes,
             num_envs=args.num_envs,
+            choice=args.episode_choice,
             seed=args.seed,
             device=args.device,
             video=args.video,
@@ -49,6 +50,7 @@ def evaluate_run(
     checkpoint: str | None = None,
     num_episodes: int = 100,
     num_envs: int = 32,
+    choice: Literal["fixed", "first_finished"] = "fixed",
     seed: int | None = None,
     device: str = "cpu",
     video: Path | None = None,
@@ -57,6 +59,7 @@ def evaluate_run(
 
     Args:
         checkpoint: ``best``, ``latest`` or a path. None: the best one, or the latest where there is no best.
+        choice: which episodes count, see ``ejax.evaluation.evaluate``.
         seed: of the start states. None: the run's ``eval_seed``.
         video: also film four episodes into this file.
 
@@ -76,16 +79,17 @@ def evaluate_run(
     else:
         path = verify_checkpoint(Path(checkpoint)).path
     quarantine = directory.path / "quarantine" / "eval"
-    env = build_env(config, phase="eval", num_envs=min(num_envs, num_episodes), quarantine=quarantine)
+    slots = min(num_envs, num_episodes) if choice == "fixed" else num_envs
+    env = build_env(config, phase="eval", num_envs=slots, quarantine=quarantine)
     policy, params = load_policy(config, env, path)
     first_seed = config.trainer.eval_seed if seed is None else seed
     key = jax.random.key(first_seed)
     episodes: Mapping[str, Any]
     if isinstance(env, HostEnv):
         with closing(env):
-            episodes = evaluate_host(policy, env, params, first_seed, num_episodes=num_episodes)
+            episodes = evaluate_host(policy, env, params, first_seed, num_episodes=num_episodes, choice=choice)
     else:
-        episodes = evaluate(policy, env, params, key, num_envs=num_envs, num_episodes=num_episodes)
+        episodes = evaluate(policy, env, params, key, num_envs=num_envs, num_episodes=num_episodes, choice=choice)
     metrics: dict[str, object] = {name: float(x) for name, x in sorted(summarize(episodes).items())}
     metrics |= {"episodes": num_episodes, "checkpoint": str(path)}
     report = directory.path / "evaluations" / f"{path.name}.json"
@@ -124,6 +128,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--checkpoint", metavar="best|latest|PATH", help="default: best, or latest if there is none")
     parser.add_argument("--episodes", type=int, default=100, metavar="N")
     parser.add_argument("--num-envs", type=int, default=32, metavar="N", help="episodes played at a time")
+    parser.add_argument(
+        "--episode-choice",
+        choices=("fixed", "first_finished"),
+        default="fixed",
+        help="which episodes count: each slot's share, or the first to finish, as EmbodiChain counts",
+    )
     parser.add_argument("--seed", type=int, help="of the start states (default: the run's eval_seed)")
     parser.add_argument("--device", default="cpu", metavar="cpu|cuda|cuda:N")
     parser.add_argument("--video", type=Path, metavar="FILE", help="film four episodes, e.g. push.mp4")
