@@ -109,5 +109,6 @@ def _first_row(space: gymnasium.Space[Any], num_envs: int) -> gymnasium.Space[An
     if isinstance(space, spaces.Dict):
         return spaces.Dict({name: _first_row(part, num_envs) for name, part in space.spaces.items()})
     if isinstance(space, spaces.Box) and len(space.shape) > 1 and space.shape[0] == num_envs:
-        return spaces.Box(space.low[0], space.high[0], dtype=space.dtype.type)
+        dtype: Any = space.dtype  # Gymnasium's releases differ in what they call its type
+        return spaces.Box(space.low[0], space.high[0], dtype=dtype.type)
     return space

@@ -168,7 +168,8 @@ class ActionChunk(gymnasium.Wrapper[Any, Any, Any, Any]):
             raise ValueError(f"action_chunk {size} needs a one-dimensional Box of actions and size >= 1, got {space}")
         self.size = size
         bounds = np.tile(space.low, size), np.tile(space.high, size)
-        self.action_space = gymnasium.spaces.Box(*bounds, dtype=space.dtype)
+        dtype: Any = space.dtype  # Gymnasium's releases differ in what they call its type
+        self.action_space = gymnasium.spaces.Box(*bounds, dtype=dtype)
 
     def step(self, action: NDArray[Any]) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         total = 0.0
@@ -216,7 +217,7 @@ def as_rows(space: gymnasium.Space[Any], obs: Any) -> PyTree:
         return {str(i): as_rows(part, obs[i]) for i, part in enumerate(space.spaces)}
     array = np.asarray(obs)
     if isinstance(space, spaces.Discrete):
-        return (array.reshape(-1, 1) - space.start == np.arange(space.n)).astype(np.float32)
+        return (array.reshape(-1, 1) - space.start == np.arange(int(space.n))).astype(np.float32)
     if isinstance(space, spaces.MultiDiscrete):
         columns = (array - space.start).reshape(len(array), -1).T
         parts = [column[:, None] == np.arange(n) for column, n in zip(columns, space.nvec.reshape(-1), strict=True)]
