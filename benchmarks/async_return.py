@@ -77,6 +77,8 @@ def train(name: str, seconds: float, env_ms: float, seed: int, folder: str) -> l
             if update == 3:  # compiled by now
                 began, spent = time.perf_counter(), 0.0
                 paused = 0.0
+            if update % 4 == 0:
+                jax.block_until_ready(state.train.params)  # the update is training time, not evaluation's
             if update > 3:
                 spent = time.perf_counter() - began - paused
             if update % 4 == 0:
