@@ -31,7 +31,13 @@ from ejax.types import Array, PyTree, TrainState
 _STRICT = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
+def _any_case(name: Any) -> Any:
+    return name.lower() if isinstance(name, str) else name
+
+
 def _pairs(kwargs: Any) -> Any:
+    if kwargs is None:
+        return ()
     if not isinstance(kwargs, Mapping):
         return kwargs
     return tuple((name, tuple(value) if isinstance(value, list) else value) for name, value in kwargs.items())
@@ -84,7 +90,7 @@ class OptimizerConfig(BaseModel):
     """``algorithm.cfg.optimizer``. ``kwargs`` are torch's, by name and default; ``OPTIMIZER_KWARGS`` lists them."""
 
     model_config = _STRICT
-    name: Literal["adam", "adamw", "sgd", "rmsprop"] = "adam"
+    name: Annotated[Literal["adam", "adamw", "sgd", "rmsprop"], BeforeValidator(_any_case)] = "adam"
     learning_rate: NonNegativeFloat = 3e-4
     kwargs: Kwargs = ()
 
@@ -135,7 +141,7 @@ class ScheduleConfig(BaseModel):
     """``algorithm.cfg.lr_scheduler``: one step per update. ``SCHEDULE_KWARGS`` lists the keywords of each name."""
 
     model_config = _STRICT
-    name: Literal["linear", "cosine", "step", "exponential"] | None = None
+    name: Annotated[Literal["linear", "cosine", "step", "exponential"] | None, BeforeValidator(_any_case)] = None
     kwargs: Annotated[Kwargs, Field(validate_default=True)] = ()
 
     @field_validator("kwargs")

@@ -148,6 +148,39 @@ def test_gpu_means_cuda(given_device, device):
         make(trainer=trainer(device=given_device))
 
 
+def test_null_is_not_given_where_embodichain_reads_it_so():
+    assert make(trainer=trainer(num_envs=None, events={"train": None, "eval": None})).trainer.num_envs == 64
+    assert make(trainer=trainer(events=None)) == make()
+    actor = {"network_cfg": {"hidden_sizes": [8], "activation": None}}
+    assert make(policy={**BASE["policy"], "actor": actor}).policy.actor.network_cfg.activation == "none"
+
+
+def test_names_may_have_any_case():
+    network = {"type": "MLP", "network_cfg": {"hidden_sizes": [8, 8], "activation": "ReLU"}}
+    cfg = {"batch_size": 32, "optimizer": {"name": "AdamW"}, "lr_scheduler": {"name": "Linear"}}
+    config = make(policy={**BASE["policy"], "actor": network}, algorithm={"name": "PPO", "cfg": cfg})
+    lower = {"batch_size": 32, "optimizer": {"name": "adamw"}, "lr_scheduler": {"name": "linear"}}
+    assert config == make(algorithm={"name": "ppo", "cfg": lower})
+    with pytest.raises(ConfigError, match=r"kwargs.bettas: unknown key; allowed: betas"):
+        make(algorithm={"name": "ppo", "cfg": {**cfg, "optimizer": {"name": "AdamW", "kwargs": {"bettas": 1}}}})
+
+
+def test_counts_may_be_written_as_whole_floats():
+    assert make(trainer=trainer(iterations=1e3)).trainer.iterations == 1000
+
+
+def test_a_learning_env_wins_over_a_gym_config_and_says_so():
+    config = make(trainer=trainer(gym_config="nowhere.json"))
+    assert config == make() and keys_of(config.notices) == ["trainer.gym_config"]
+
+
+def test_a_global_event_is_an_event_and_says_so():
+    film = {"func": "record_camera_data_async", "is_global": True}
+    config = make(trainer=trainer(events={"train": {"film": film}}))
+    assert len(config.trainer.cameras) == 1
+    assert keys_of(config.notices) == ["trainer.events.train.film.is_global"]
+
+
 def test_null_blocks_are_defaults():
     cfg = {"batch_size": 32, "optimizer": None, "lr_scheduler": None}
     assert make(algorithm={"name": "ppo", "cfg": cfg}) == make()
@@ -296,6 +329,7 @@ def test_a_film_of_evaluations_that_do_not_happen_is_told_of():
         ("gpu_id", 1),
         ("distributed", True),
         ("import_modules", ["os"]),
+        ("torch_deterministic", True),
         ("filter_dataset_saving", True),
     ],
 )
@@ -412,6 +446,8 @@ BAD_OVERRIDES = {
     "env.cfg.success_bonus=true": "env.cfg.success_bonus .*got True; must be a valid number",
     "env.cfg.success_bonus=-1": "success_bonus must be >= 0, got -1",
     "policy.name=actor_critc": r"policy.name .*no policy 'actor_critc'; .*Did you mean 'actor_critic'\?",
+    "trainer.learning_env={name: PointMassRL, params: {}}": "trainer.learning_env.*params.*: unknown key; allowed: cfg",
+    "policy.vla_config.model_path=a.pth": "vla_config: belongs to EmbodiChain's policy 'vla', which ejax does not have",
     "policy.name=vla": "policy 'vla' of EmbodiChain is not built in ejax yet",
     "policy.name=actor_only": "policy.critic: actor_only has no critic",
     "policy.critic=null": "policy.critic .*is missing: actor_critic needs",

@@ -73,7 +73,7 @@ def _text(error: Any, key: str, tree: Any) -> str:
 def _allowed(section: str, tree: Any) -> tuple[list[str], list[str]]:
     for kind, keywords in (("optimizer", OPTIMIZER_KWARGS), ("lr_scheduler", SCHEDULE_KWARGS)):
         if section == f"algorithm.cfg.{kind}.kwargs":
-            name = tree["algorithm"]["cfg"][kind].get("name", "adam")
+            name = tree["algorithm"]["cfg"][kind].get("name", "adam").lower()
             return list(keywords[name].model_fields), []
     algorithm = tree.get("algorithm") if isinstance(tree, dict) else None
     name = algorithm.get("name") if isinstance(algorithm, dict) else None

@@ -128,7 +128,7 @@ def _validate(tree: dict[str, Any]) -> tuple[RunConfig | None, list[Problem]]:
     except ValidationError as error:
         problems = explain(error, tree)
     wrong = {problem.key for problem in problems}
-    if wrong & {"env", "env.id", "env.cfg"}:
+    if any(key == "env" or key.startswith("env.") for key in wrong):
         return config, problems
     env = EnvConfig.model_validate(tree["env"])
     of_env = env_problems(env)
@@ -200,6 +200,9 @@ def _fill_env(draft: Draft) -> None:
     """``env`` from ``trainer.gym_config``, under what ``env`` says itself; ``num_envs`` to its place."""
     if not isinstance(draft.get("trainer"), dict):
         return
+    if draft.has("trainer.gym_config") and draft.written("env").startswith("trainer.learning_env"):
+        draft.pop("trainer.gym_config")
+        draft.notice("trainer.gym_config", "no effect: trainer.learning_env is given", "without effect")
     if draft.has("trainer.gym_config"):
         name = draft.pop("trainer.gym_config")
         given = draft.pop("env") if draft.has("env") else {}

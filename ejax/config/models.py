@@ -164,6 +164,16 @@ class TrainerConfig(BaseModel):
             return self.iterations
         return math.ceil(self.total_timesteps / (self.buffer_size * self.num_envs))
 
+    @field_validator(
+        *("seed", "num_envs", "buffer_size", "iterations", "total_timesteps"),
+        *("eval_freq", "num_eval_envs", "num_eval_episodes", "eval_seed", "save_freq", "save_frequency_updates"),
+        mode="before",
+    )
+    @classmethod
+    def _whole_numbers(cls, value: Any) -> Any:
+        """JSON's ``1e4`` is a float, which EmbodiChain turns into an int."""
+        return int(value) if isinstance(value, float) and value.is_integer() else value
+
     @field_validator("exp_name")
     @classmethod
     def _names_a_folder(cls, name: str) -> str:
@@ -193,6 +203,11 @@ class NetworkBlock(BaseModel):
     model_config = _STRICT
     type: Literal["mlp"] = "mlp"
     network_cfg: NetworkConfig
+
+    @field_validator("type", mode="before")
+    @classmethod
+    def _any_case(cls, name: Any) -> Any:
+        return name.lower() if isinstance(name, str) else name
 
 
 class ObsGroups(BaseModel):

@@ -58,6 +58,7 @@ WITHOUT_EFFECT: dict[str, str] = {
     "trainer.enable_rt": "no effect: ejax renders without ray tracing",
     "trainer.renderer": "no effect: there is one renderer",
     "trainer.gpu_id": "no effect: trainer.device names the GPU",
+    "trainer.torch_deterministic": "no effect: the same seed gives the same bits anyway",
     "trainer.filter_dataset_saving": "no effect: training records no dataset",
     "trainer.buffer_type": "no effect: the algorithm decides",
     "trainer.import_modules": "not imported: name your own code as package.module:Name on the command line",
@@ -82,6 +83,18 @@ GYM_DEFAULTS: dict[str, Any] = {
     "save_freq": 50000,
 }
 """``trainer`` defaults of the ``gym_config`` path, where they differ from the models'."""
+
+NULL_IS_DEFAULT = (
+    "algorithm.cfg",
+    "algorithm.cfg.optimizer",
+    "algorithm.cfg.lr_scheduler",
+    "env.cfg",
+    "policy.cfg",
+    "trainer.num_envs",
+    "trainer.events",
+    *(f"trainer.events.{phase}" for phase in PHASES),
+)
+"""Keys whose null EmbodiChain reads as if they were not given."""
 
 RECORDERS = ("record_camera_data_async", "record_camera_data")
 """Functors of trainer events that film."""
@@ -174,8 +187,8 @@ def respell(draft: Draft) -> None:
         draft.put("env", {"id": draft.get("env")})
     _respell_device(draft)
     _respell_std(draft)
-    for key in ("algorithm.cfg", "algorithm.cfg.optimizer", "algorithm.cfg.lr_scheduler", "env.cfg", "policy.cfg"):
-        if draft.has(key) and draft.get(key) is None:  # EmbodiChain reads null as the default
+    for key in NULL_IS_DEFAULT:
+        if draft.has(key) and draft.get(key) is None:
             draft.pop(key)
 
 
@@ -287,6 +300,10 @@ def settle_model_type(draft: Draft) -> None:
 
 def take_out(draft: Draft) -> None:
     """Turn what has no effect, or is not built, into notices."""
+    for key in ("policy.vla_config", "policy.vla"):
+        if draft.has(key):
+            draft.pop(key)
+            draft.problem(key, "belongs to EmbodiChain's policy 'vla', which ejax does not have")
     for key, text in WITHOUT_EFFECT.items():
         if draft.has(key) and draft.pop(key) not in (None, [], {}):
             draft.notice(key, text, "without effect")
@@ -307,17 +324,27 @@ def take_out(draft: Draft) -> None:
 
 def _respell_events(draft: Draft) -> None:
     """Recorders among EmbodiChain's trainer events become ``trainer.cameras``; the other events stay."""
-    if draft.has("trainer.events") and draft.get("trainer.events") is None:
-        draft.pop("trainer.events")
     for phase in PHASES:
         named = draft.get(f"trainer.events.{phase}")
         if not isinstance(named, dict):
             continue
+        named = {name: _drop_is_global(draft, phase, name, spec) for name, spec in named.items()}
         films = {name: spec for name, spec in named.items() if isinstance(spec, dict) and spec.get("func") in RECORDERS}
         # not in place: a YAML alias can be both sections
         draft.put(f"trainer.events.{phase}", {name: spec for name, spec in named.items() if name not in films})
         for name, spec in films.items():
             _respell_film(draft, phase, f"trainer.events.{phase}.{name}", spec)
+
+
+def _drop_is_global(draft: Draft, phase: Phase, name: str, spec: Any) -> Any:
+    """The event without EmbodiChain 0.3's ``is_global``."""
+    if not isinstance(spec, dict) or "is_global" not in spec:
+        return spec
+    key = f"trainer.events.{phase}.{name}.is_global"
+    if not isinstance(spec["is_global"], bool):
+        draft.problem(key, f"got {spec['is_global']!r}; must be true or false")
+    draft.notice(key, "no effect: each environment counts its own steps", "without effect")
+    return {key: value for key, value in spec.items() if key != "is_global"}
 
 
 def _respell_film(draft: Draft, phase: Phase, key: str, spec: dict[str, Any]) -> None:
@@ -333,7 +360,7 @@ def _respell_film(draft: Draft, phase: Phase, key: str, spec: dict[str, Any]) ->
         camera = {**params, "phase": phase, "interval_step": spec.get("interval_step", 1)}
         draft.put("trainer.cameras", [*cameras, camera])
         if phase == "eval" and not draft.get("trainer.enable_eval"):
-            draft.notice(key, "films nothing: trainer.enable_eval is not true")
+            draft.notice(key, "films nothing: trainer.enable_eval is not true", "without effect")
 
 
 def fill_defaults(draft: Draft) -> None:

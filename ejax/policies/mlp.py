@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationInfo, field_validator, model_validator
 
 from ejax.types import Array, Key
 
@@ -40,6 +40,14 @@ class NetworkConfig(BaseModel):
     """Dropout is consistent: the same units are dropped when an action is taken and when it is learned from."""
     orthogonal_init: float | tuple[float, ...] | None = None
     """Gain of every Linear, or one for each: orthogonal weights and zero biases. None: torch's default."""
+
+    @field_validator("activation", "last_activation", mode="before")
+    @classmethod
+    def _any_case(cls, name: Any, info: ValidationInfo) -> Any:
+        """As in EmbodiChain: names in any case, and an ``activation`` of null is none."""
+        if name is None and info.field_name == "activation":
+            return "none"
+        return name.lower() if isinstance(name, str) else name
 
     @model_validator(mode="after")
     def _one_gain_per_linear(self) -> "NetworkConfig":
