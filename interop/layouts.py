@@ -155,6 +155,30 @@ def read_seed(data: Mapping[str, Any], xp: Any) -> tuple[Rollout, PyTree]:
     return rollout, None
 
 
+def check_batch(rollout: Rollout, last_obs: PyTree) -> None:
+    """Refuse arrays that are not of one [T, N], T ≥ 1, and a ``last_obs`` that is not like one step of ``obs``.
+
+    Raises:
+        ValueError: naming the array and both shapes.
+    """
+    batch = tuple(rollout.reward.shape[:2])
+    if len(batch) < 2 or batch[0] == 0:
+        raise ValueError(f"a rollout's reward is [T, N] with T >= 1, got {list(rollout.reward.shape)}")
+    for path, x in jax.tree_util.tree_leaves_with_path(rollout):
+        if tuple(x.shape[:2]) != batch:
+            name = jax.tree_util.keystr(path).lstrip(".")
+            raise ValueError(f"{name} has shape {list(x.shape)} in [T, N, ...], but reward has {list(batch)}")
+    if last_obs is None:
+        return
+    there, here = (str(jax.tree.structure(tree)) for tree in (last_obs, rollout.obs))
+    if there != here:
+        raise ValueError(f"last_obs is not like obs: {there} instead of {here}")
+    for last, x in zip(jax.tree.leaves(last_obs), jax.tree.leaves(rollout.obs), strict=True):
+        if last.shape != x.shape[1:] or last.dtype != x.dtype:
+            given, wanted = f"{last.dtype}{list(last.shape)}", f"{x.dtype}{list(x.shape[1:])}"
+            raise ValueError(f"last_obs is the observation after the last step, like one of obs: {wanted}, got {given}")
+
+
 LAYOUTS: dict[str, tuple[Write, Read]] = {
     "head": (write_head, read_head),
     "pr122": (write_pr122, read_pr122),

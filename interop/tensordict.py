@@ -21,10 +21,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from ejax.types import PyTree, Rollout
-from interop.layouts import LAYOUTS, Read, Write
+from interop.layouts import LAYOUTS, Read, Write, check_batch
 
 if TYPE_CHECKING:
     import torch
@@ -43,10 +44,12 @@ def rollout_to_dict(
         extras: also what EmbodiChain has no field for; see above.
 
     Raises:
-        ValueError: an unknown layout, no ``last_obs`` where it is stored, an extra named like a field.
+        ValueError: an unknown layout, no ``last_obs`` where it is stored, an extra named like a field, arrays of
+            another batch than the rest.
     """
     write, _ = _layout(layout)
     rollout, last_obs = jax.tree.map(np.asarray, (rollout, last_obs))
+    check_batch(rollout, last_obs)
     return _copied(write(rollout, last_obs, extras, np))
 
 
@@ -57,10 +60,12 @@ def rollout_from_dict(data: Mapping[str, Any], layout: Layout) -> tuple[Rollout,
         ``last_obs`` is None in the seed layout, which does not store it.
 
     Raises:
-        ValueError: an unknown layout, or fields of it that are missing.
+        ValueError: an unknown layout, fields of it that are missing, arrays of another batch than the rest.
     """
     _, read = _layout(layout)
-    return _copied(read(_plain(data), np))
+    rollout, last_obs = read(_plain(data), np)
+    check_batch(rollout, last_obs)
+    return _copied((rollout, last_obs))
 
 
 def rollout_to_tensordict(
@@ -84,6 +89,7 @@ def rollout_to_tensordict(
 
     write, _ = _layout(layout)
     rollout, last_obs = jax.tree.map(lambda x: _to_torch(x, device), (rollout, last_obs))
+    check_batch(rollout, last_obs)
     data = write(rollout, last_obs, extras, torch)
     if copy and layout != "head":  # padding was a copy
         data = jax.tree.map(lambda x: x.clone(memory_format=torch.contiguous_format), data)
@@ -91,17 +97,24 @@ def rollout_to_tensordict(
     return TensorDict(data, batch_size=batch_size, device=torch.device(device))
 
 
-def rollout_from_tensordict(td: "TensorDict", layout: Layout, *, copy: bool = True) -> tuple[Rollout, PyTree]:
+def rollout_from_tensordict(
+    td: "TensorDict | Mapping[str, Any]", layout: Layout, *, copy: bool = True
+) -> tuple[Rollout, PyTree]:
     """As ``rollout_from_dict``, of JAX arrays.
 
     Args:
+        td: TensorDict, or nested mapping of tensors.
         copy: False: arrays share the tensors' memory where that is contiguous in [T, N]. Do not write into the tensors
             as long as the arrays are in use.
+
+    Raises:
+        ValueError: as ``rollout_from_dict``; 64-bit integers that 32 bits do not hold, without ``jax_enable_x64``.
     """
     import torch
 
     _, read = _layout(layout)
-    rollout, last_obs = read(td.to_dict(), torch)
+    rollout, last_obs = read(_tensors(td), torch)
+    check_batch(rollout, last_obs)
     return jax.tree.map(lambda x: _to_jax(x, copy), (rollout, last_obs))
 
 
@@ -109,7 +122,8 @@ def dict_to_tensordict(obs: Any, device: "torch.device | str") -> "TensorDict":
     """An observation as a TensorDict on ``device``: a TensorDict is moved, a lone tensor becomes ``{"obs": tensor}``.
 
     Args:
-        obs: TensorDict, tensor [N, ...] or [O], or nested mapping of tensors [N, ...].
+        obs: TensorDict, tensor [N, ...] or [O], or nested mapping of tensors [N, ...]. Arrays of JAX and NumPy count as
+            tensors; those of JAX are copied.
 
     Raises:
         TypeError: anything else.
@@ -121,10 +135,11 @@ def dict_to_tensordict(obs: Any, device: "torch.device | str") -> "TensorDict":
 
     if isinstance(obs, TensorDict):
         return obs.to(device)
+    obs = _tensors_for_arrays(obs)
     if isinstance(obs, torch.Tensor):
         return TensorDict({"obs": obs}, batch_size=obs.shape[: int(obs.ndim > 1)], device=device)
     if isinstance(obs, Mapping):
-        return TensorDict.from_dict(dict(obs), device=torch.device(device))
+        return TensorDict.from_dict(obs, device=torch.device(device))
     raise TypeError(f"an observation must be a tensor, a mapping or a TensorDict, got {type(obs).__name__}")
 
 
@@ -132,17 +147,21 @@ def flatten_dict_observation(obs: Any) -> "torch.Tensor":
     """All tensors of an observation, keys sorted at each level, depth first, each flattened behind N: [N, O].
 
     Args:
-        obs: TensorDict or nested mapping of tensors [N, ...]; what is neither is passed over, as EmbodiChain does.
+        obs: TensorDict or nested mapping of tensors [N, ...], or of arrays; what is neither is passed over, as
+            EmbodiChain does. One of [N], which EmbodiChain cannot flatten, is a column.
 
     Raises:
-        ValueError: no tensor in it.
+        ValueError: no tensor in it, or tensors of different N.
     """
     import torch
 
-    tensors = [leaf.flatten(start_dim=1) for leaf in _sorted_leaves(obs) if isinstance(leaf, torch.Tensor)]
-    if not tensors:
+    leaves = [leaf for leaf in _sorted_leaves(_tensors_for_arrays(obs)) if isinstance(leaf, torch.Tensor)]
+    if not leaves:
         raise ValueError("the observation holds no tensor")
-    return torch.cat(tensors, dim=-1)
+    sizes = {tuple(leaf.shape[:1]) for leaf in leaves}
+    if len(sizes) > 1 or () in sizes:
+        raise ValueError(f"the observation's tensors must be [N, ...] of one N, got {[list(x.shape) for x in leaves]}")
+    return torch.cat([leaf[:, None].flatten(start_dim=1) for leaf in leaves], dim=-1)
 
 
 def _layout(name: str) -> tuple[Write, Read]:
@@ -155,10 +174,14 @@ def _to_torch(x: Any, device: Any) -> "torch.Tensor":
     """Through DLPack; without a copy where the array lies on ``device`` already."""
     import torch
 
-    if isinstance(x, jax.Array) and (torch.device(device).type == "cpu" or len(x.devices()) > 1):
-        x = jax.device_put(x, jax.devices("cpu")[0])  # also gathers what is sharded
+    if isinstance(x, torch.Tensor):
+        return x.to(device)
     if not isinstance(x, jax.Array):
         x = np.array(x)  # torch takes no read-only memory
+        if x.dtype.isbuiltin != 1:  # bfloat16 and its like, which NumPy's DLPack does not know
+            x = jnp.asarray(x)
+    if isinstance(x, jax.Array) and (torch.device(device).type == "cpu" or len(x.devices()) > 1):
+        x = jax.device_put(x, jax.devices("cpu")[0])  # also gathers what is sharded
     return torch.from_dlpack(x).to(device)
 
 
@@ -166,8 +189,22 @@ def _to_jax(x: "torch.Tensor", copy: bool) -> jax.Array:
     """Through DLPack. 64-bit tensors become 32-bit arrays unless ``jax_enable_x64``, as everywhere in JAX."""
     import torch
 
-    x = x.detach()
+    x = x.detach().resolve_conj().resolve_neg()  # DLPack does not tell of a sign that is kept apart
+    if x.dtype in (torch.int64, torch.uint64) and not jax.config.read("jax_enable_x64"):
+        _check_fits_32_bits(x)
     return jax.dlpack.from_dlpack(x.clone(memory_format=torch.contiguous_format) if copy else x.contiguous())
+
+
+def _check_fits_32_bits(x: "torch.Tensor") -> None:
+    import torch
+
+    bounds = torch.iinfo(torch.int32 if x.dtype == torch.int64 else torch.uint32)
+    signed = x.view(torch.int64)  # of uint64 torch finds no smallest; what is beyond int64 is negative here
+    if x.numel() and (int(signed.min()) < bounds.min or int(signed.max()) > bounds.max):
+        raise ValueError(
+            f"a tensor of {x.dtype} holds numbers outside [{bounds.min}, {bounds.max}], which JAX's 32 bits do not "
+            "hold; set jax_enable_x64, or leave it out"
+        )
 
 
 def _copied(tree: PyTree) -> PyTree:
@@ -176,6 +213,27 @@ def _copied(tree: PyTree) -> PyTree:
 
 def _plain(data: Mapping[str, Any]) -> dict[str, Any]:
     return {name: _plain(x) if isinstance(x, Mapping) else np.asarray(x) for name, x in data.items()}
+
+
+def _tensors(data: Any) -> Any:
+    """A TensorDict or nested mapping as dicts of tensors."""
+    from tensordict import TensorDictBase
+
+    if isinstance(data, TensorDictBase):
+        return data.to_dict()
+    return {name: _tensors(x) for name, x in data.items()} if isinstance(data, Mapping) else _to_torch(data, "cpu")
+
+
+def _tensors_for_arrays(obs: Any) -> Any:
+    """``obs`` with a tensor for each array; one of JAX is copied."""
+    from tensordict import TensorDictBase
+
+    if isinstance(obs, Mapping) and not isinstance(obs, TensorDictBase):
+        return {name: _tensors_for_arrays(x) for name, x in obs.items()}
+    if isinstance(obs, jax.Array | np.ndarray):
+        tensor = _to_torch(obs, "cpu")
+        return tensor.clone() if isinstance(obs, jax.Array) else tensor
+    return obs
 
 
 def _sorted_leaves(obs: Any) -> list[Any]:

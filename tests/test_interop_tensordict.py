@@ -251,6 +251,92 @@ def test_mistakes_are_named():
         rollout_from_dict(data, "pr122")
 
 
+@pytest.mark.parametrize(
+    ("layout", "field", "change", "message"),
+    [
+        ("head", "reward", lambda x: x[:, :-1], r"obs\['goal'\] has shape \[3, 2, 2\].* reward has \[2, 2\]"),
+        ("seed", "values", lambda x: x[:, :1], r"value has shape \[3, 1\] .*, but reward has \[3, 2\]"),
+        ("pr122", "value", lambda x: x[..., 0], r"value has shape \[3\] .*, but reward has \[3, 2\]"),
+    ],
+)
+def test_fields_of_different_batches_are_refused(layout, field, change, message):
+    torch = pytest.importorskip("torch", reason="TensorDict is torch's")
+    rollout, last_obs = make_rollout()
+    data = rollout_to_dict(rollout, layout, last_obs=last_obs)
+    data[field] = change(data[field])
+    with pytest.raises(ValueError, match=message):
+        rollout_from_dict(data, layout)
+    tensors = jax.tree.map(torch.from_numpy, data)
+    with pytest.raises(ValueError, match=message):
+        rollout_from_tensordict(tensors, layout)
+
+
+def test_what_is_not_of_the_rollouts_batch_is_not_written():
+    rollout, last_obs = make_rollout()
+    with pytest.raises(ValueError, match=r"extras\['step'\] has shape \[\] in \[T, N, ...\], but reward has \[3, 2\]"):
+        rollout_to_dict(rollout.replace(extras={"step": jnp.float32(3.0)}), "head", last_obs=last_obs)
+    with pytest.raises(ValueError, match="last_obs is not like obs"):
+        rollout_to_dict(rollout, "head", last_obs=last_obs["goal"])
+    wide = jax.tree.map(lambda x: np.asarray(x, np.float64), last_obs)
+    with pytest.raises(ValueError, match=r"like one of obs: float32\[2, 2\], got float64\[2, 2\]"):
+        rollout_to_dict(rollout, "pr122", last_obs=wide)
+    empty = jax.tree.map(lambda x: x[:0], rollout)
+    with pytest.raises(ValueError, match=r"with T >= 1, got \[0, 2\]"):
+        rollout_to_dict(empty, "head", last_obs=last_obs)
+
+
+@pytest.mark.parametrize("copy", [True, False])
+def test_tensors_of_any_strides_and_with_gradients_come_over_as_they_are(copy):
+    torch = pytest.importorskip("torch", reason="TensorDict is torch's")
+    rollout, last_obs = make_rollout()
+    td = rollout_to_tensordict(rollout, "seed", last_obs=last_obs)
+    numbers = torch.randn(3, 2, 2, dtype=torch.complex64).conj().imag  # its sign is kept apart
+    td["values"] = torch.randn(3, 1).expand(3, 2)
+    td["rewards"] = torch.randn(2, 6, requires_grad=True)[:, ::2].T
+    td["actions"] = numbers
+    for data in (td, td.to_dict()):
+        back, _ = rollout_from_tensordict(data, "seed", copy=copy)
+        np.testing.assert_array_equal(back.value, td["values"].numpy())
+        np.testing.assert_array_equal(back.reward, td["rewards"].detach().numpy())
+        np.testing.assert_array_equal(back.action, numbers.resolve_neg().numpy())
+
+
+def test_integers_of_64_bits_are_not_cut_silently():
+    torch = pytest.importorskip("torch", reason="TensorDict is torch's")
+    rollout, last_obs = make_rollout()
+    td = rollout_to_tensordict(rollout, "seed", last_obs=last_obs)
+    for dtype, number in ((torch.int64, -(2**31)), (torch.uint64, 2**32 - 1)):
+        td["actions"] = torch.tensor(number, dtype=dtype).expand(3, 2)
+        assert int(rollout_from_tensordict(td, "seed")[0].action[0, 0]) == number
+    for dtype, number in ((torch.int64, 2**31), (torch.uint64, 2**63 + 1)):
+        td["actions"] = torch.tensor(number, dtype=dtype).expand(3, 2)
+        with pytest.raises(ValueError, match="32 bits do not hold"):
+            rollout_from_tensordict(td, "seed")
+        with jax.enable_x64(True):
+            assert int(rollout_from_tensordict(td, "seed")[0].action[0, 0]) == number
+
+
+def test_numpy_arrays_of_bfloat16_become_tensors():
+    torch = pytest.importorskip("torch", reason="TensorDict is torch's")
+    rollout, last_obs = jax.tree.map(np.asarray, make_rollout(dtype="bfloat16"))
+    td = rollout_to_tensordict(rollout, "head", last_obs=last_obs)
+    assert td["obs", "goal"].dtype == torch.bfloat16
+
+
+def test_arrays_in_an_observation_count_as_tensors():
+    torch = pytest.importorskip("torch", reason="TensorDict is torch's")
+    array = jnp.arange(4.0)
+    tree = {"b": array, "a": {"numpy": np.full((4, 2), 2.0, np.float32)}, "name": "no array"}
+    flat = torch.tensor([[2.0, 2.0, i] for i in range(4)])
+    assert torch.equal(flatten_dict_observation(tree), flat)
+    td = dict_to_tensordict({name: tree[name] for name in ("a", "b")}, "cpu")
+    assert torch.equal(flatten_dict_observation(td), flat)
+    td["b"].zero_()
+    np.testing.assert_array_equal(array, np.arange(4.0))
+    with pytest.raises(ValueError, match=r"of one N, got \[\[4, 1\], \[3, 2\]\]"):
+        flatten_dict_observation({"a": torch.zeros(4, 1), "b": torch.zeros(3, 2)})
+
+
 def test_an_observation_is_flattened_with_sorted_keys():
     torch = pytest.importorskip("torch", reason="TensorDict is torch's")
     tree = {"b": torch.ones(2, 1), "a": {"z": torch.full((2, 2, 2), 2.0), "y": torch.full((2, 1), 3.0)}}
