@@ -5,6 +5,7 @@ and nothing else: what happened is told by ``reports``. The thread is not niced:
 speed up the training, and what a starved thread holds of Python's lock makes single updates late.
 """
 
+import math
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -15,7 +16,7 @@ from types import TracebackType
 import jax
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, PositiveInt
+from pydantic import BaseModel, ConfigDict, PositiveInt, model_validator
 
 from ejax.types import Array, CameraView, Env, Key, Params, Phase, Policy, PyTree, RenderableEnv
 from ejax.video import tile_frames, write_video
@@ -44,9 +45,9 @@ class CameraConfig(BaseModel):
     eye: Vector = (-1.4, 1.4, 2.0)
     target: Vector = (0.0, 0.0, 0.0)
     up: Vector = (0.0, 0.0, 1.0)
-    """Only z up."""
+    """What points up in the picture; no matter where the camera looks along it."""
     intrinsics: tuple[float, float, float, float] | None = None
-    """(fx, fy, cx, cy) in pixels; the principal point is taken to be the centre. None: (600, 600, w/2, h/2)."""
+    """(fx, fy, cx, cy) in pixels, from the upper left corner. None: (600, 600, w/2, h/2)."""
     max_env_num: PositiveInt = 16
     save_path: str | None = None
     """Folder. None: ``videos/<phase>`` in the run's folder."""
@@ -55,9 +56,19 @@ class CameraConfig(BaseModel):
 
     @property
     def view(self) -> CameraView:
-        fy = 600.0 if self.intrinsics is None else self.intrinsics[1]
-        fovy = float(np.degrees(2.0 * np.arctan(self.resolution[1] / (2.0 * fy))))
-        return CameraView(self.eye, self.target, fovy, effects=False)
+        width, height = self.resolution
+        fx, fy, cx, cy = self.intrinsics or (600.0, 600.0, width / 2.0, height / 2.0)
+        fovx, fovy = (math.degrees(2.0 * math.atan(size / (2.0 * f))) for size, f in ((width, fx), (height, fy)))
+        center = (cx / width, cy / height)
+        return CameraView(self.eye, self.target, fovy, effects=False, up=self.up, fovx=fovx, center=center)
+
+    @model_validator(mode="after")
+    def _sees_something(self) -> "CameraConfig":
+        if self.eye == self.target:
+            raise ValueError(f"eye and target are both {self.eye}; give a target to look at")
+        if self.intrinsics is not None and not min(self.intrinsics[:2]) > 0.0:
+            raise ValueError(f"intrinsics {self.intrinsics}: fx and fy must be > 0, in pixels")
+        return self
 
 
 class FilmRecorder:

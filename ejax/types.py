@@ -215,7 +215,7 @@ class ReportingHostEnv(HostEnv, Protocol):
 
 
 class CameraView(NamedTuple):
-    """A pinhole camera in the world's frame, z up."""
+    """A pinhole camera in the world's frame."""
 
     eye: tuple[float, float, float]
     """m"""
@@ -225,6 +225,12 @@ class CameraView(NamedTuple):
     """Vertical field of view, degrees."""
     effects: bool = True
     """Shadows, reflections, smooth edges. Software rendering is about ten times faster without them."""
+    up: tuple[float, float, float] = (0.0, 0.0, 1.0)
+    """What points up in the picture; no matter where the camera looks along it."""
+    fovx: float | None = None
+    """Horizontal field of view, degrees. None: square pixels."""
+    center: tuple[float, float] = (0.5, 0.5)
+    """Where the line of sight meets the picture: parts of its width and height, from the upper left corner."""
 
 
 @runtime_checkable

@@ -19,6 +19,7 @@ from ejax import recorder as module
 from ejax import video
 from ejax.config import ConfigError, parse_config
 from ejax.distributions import Normal
+from ejax.envs.mujoco import render
 from ejax.envs.push_cube import PushCubeRL
 from ejax.recorder import CameraConfig, FilmRecorder, draw, play
 from ejax.run import train
@@ -249,6 +250,55 @@ def test_an_episode_that_ended_is_not_drawn_again() -> None:
 def test_intrinsics_become_a_field_of_view() -> None:
     camera = CameraConfig(resolution=(640, 480), intrinsics=(600.0, 600.0, 320.0, 240.0))
     assert camera.view.fovy == pytest.approx(math.degrees(2.0 * math.atan(240.0 / 600.0)))
+    assert camera.view == CameraConfig(resolution=(640, 480)).view
+
+
+BALL = """
+<mujoco>
+  <option><flag warmstart="disable"/></option>
+  <visual><headlight ambient="1 1 1" diffuse="0 0 0" specular="0 0 0"/></visual>
+  <worldbody>
+    <geom type="sphere" size="0.05" pos="0.3 -0.2 0.4" rgba="1 0 0 1" contype="0" conaffinity="0"/>
+    <body><joint type="slide"/><geom type="sphere" size="0.001" pos="0 0 -9" contype="0" conaffinity="0"/></body>
+  </worldbody>
+</mujoco>
+"""
+
+
+@pytest.mark.parametrize(
+    ("up", "intrinsics"),
+    [
+        ([0.0, 0.0, 1.0], [200.0, 200.0, 80.0, 60.0]),
+        ([0.0, 1.0, 0.3], [200.0, 200.0, 80.0, 60.0]),
+        ([0.0, 0.0, -1.0], [150.0, 150.0, 80.0, 60.0]),
+        ([0.0, 0.0, 1.0], [100.0, 200.0, 100.0, 40.0]),
+    ],
+)
+def test_a_point_is_drawn_where_eye_target_up_and_intrinsics_project_it(up: list, intrinsics: list) -> None:
+    eye, target, ball = np.array([-1.4, 1.0, 1.2]), np.array([0.2, 0.0, 0.2]), np.array([0.3, -0.2, 0.4])
+    camera = CameraConfig(resolution=(160, 120), eye=tuple(eye), target=tuple(target), up=up, intrinsics=intrinsics)
+    picture = render(BALL, np.zeros(1), width=160, height=120, camera=camera.view).astype(int)
+    rows, columns = np.nonzero(picture[..., 0] - picture[..., 1] > 100)
+
+    ahead = (target - eye) / np.linalg.norm(target - eye)
+    right = np.cross(ahead, up) / np.linalg.norm(np.cross(ahead, up))
+    down = np.cross(ahead, right)
+    fx, fy, cx, cy = intrinsics
+    x, y, z = (ball - eye) @ np.stack([right, down, ahead], axis=1)
+    assert columns.mean() + 0.5 == pytest.approx(cx + fx * x / z, abs=1.0)
+    assert rows.mean() + 0.5 == pytest.approx(cy + fy * y / z, abs=1.0)
+
+
+def test_a_camera_that_looks_at_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match="eye and target are both"):
+        CameraConfig(eye=(1.0, 0.0, 0.0), target=(1.0, 0.0, 0.0))
+    with pytest.raises(ValueError, match="fx and fy must be > 0"):
+        CameraConfig(intrinsics=(0.0, 600.0, 320.0, 240.0))
+
+
+def test_a_camera_may_look_straight_down() -> None:
+    view = CameraConfig(resolution=(16, 12), eye=(0.3, -0.2, 2.0), target=(0.3, -0.2, 0.0)).view
+    assert (render(BALL, np.zeros(1), width=16, height=12, camera=view)[6, 8, 0]) > 100
 
 
 def test_a_camera_sees_from_where_it_stands() -> None:

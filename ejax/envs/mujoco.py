@@ -125,6 +125,8 @@ def render(
     else:
         model.vis.global_.fovy = camera.fovy  # of a free camera; ``main`` has its own
         renderer.update_scene(data, camera=_free_camera(camera))
+        for eye in renderer.scene.camera:
+            _aim(eye, camera, width / height)
     for flag in (mujoco.mjtRndFlag.mjRND_SHADOW, mujoco.mjtRndFlag.mjRND_REFLECTION):
         renderer.scene.flags[flag] = effects
     return cast(NDArray[np.uint8], renderer.render())
@@ -139,6 +141,21 @@ def _free_camera(view: CameraView) -> mujoco.MjvCamera:
     camera.azimuth = math.degrees(math.atan2(forward[1], forward[0]))
     camera.elevation = math.degrees(math.atan2(forward[2], math.hypot(forward[0], forward[1])))
     return camera
+
+
+def _aim(eye: mujoco.MjvGLCamera, view: CameraView, aspect: float) -> None:
+    """What a free camera of MuJoCo cannot be told: ``up``, ``fovx`` and ``center``."""
+    forward = np.subtract(view.target, view.eye) / np.linalg.norm(np.subtract(view.target, view.eye))
+    up = np.asarray(view.up) - np.dot(view.up, forward) * forward
+    if np.linalg.norm(up) > 1e-6:  # else the free camera's own
+        eye.up[:] = up / np.linalg.norm(up)
+    half_height = eye.frustum_near * math.tan(math.radians(view.fovy) / 2.0)
+    half_width = half_height * aspect
+    if view.fovx is not None:
+        half_width = eye.frustum_near * math.tan(math.radians(view.fovx) / 2.0)
+    x, y = view.center
+    eye.frustum_width, eye.frustum_center = half_width, half_width * (1.0 - 2.0 * x)
+    eye.frustum_top, eye.frustum_bottom = 2.0 * half_height * y, -2.0 * half_height * (1.0 - y)
 
 
 @functools.cache
