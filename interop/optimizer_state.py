@@ -13,7 +13,7 @@ import optax
 
 from ejax.optim import OPTIMIZER_KWARGS, OptimizerConfig, get_learning_rate, make_optimizer
 from ejax.types import Params, Policy, PyTree
-from interop.weights import get, put, tensors
+from interop.weights import Entry, get, put, tensors
 
 
 def torch_optimizer_state(policy: Policy, opt_state: PyTree, config: OptimizerConfig) -> dict[str, Any]:
@@ -56,7 +56,8 @@ def opt_state_from_torch(policy: Policy, params: Params, state: Mapping[str, Any
 
     Raises:
         ValueError: another optimizer than the config's, or other options; parameters without state, or with states of
-            different age; arrays of another shape.
+            different age; arrays that are missing or of another shape. A critic without any state is in order: GRPO
+            and APG give it no gradients, and its moments are 0.
     """
     fresh = make_optimizer(config).init(params["params"])
     _moment(fresh, "count", config)
@@ -70,14 +71,14 @@ def opt_state_from_torch(policy: Policy, params: Params, state: Mapping[str, Any
         raise ValueError(f"the optimizer has {len(group['params'])} parameters, the policy {len(entries)}")
     moments: dict[str, Params] = {"exp_avg": {}, "exp_avg_sq": {}}
     counts = set()
-    for number, entry in zip(group["params"], entries, strict=True):
-        of_entry = state["state"].get(number)
-        if of_entry is None:
-            raise ValueError(
-                f"the optimizer has no state for {entry.key}: it was never trained, and optax has one count"
-            )
-        counts.add(int(of_entry["step"]))
+    states = dict(zip(entries, (state["state"].get(number) for number in group["params"]), strict=True))
+    _check_states(states)
+    for entry, of_entry in states.items():
         shape = entry.to_torch(get(params, entry.path)).shape
+        if of_entry is None:
+            of_entry = dict.fromkeys(moments, np.zeros(shape, np.float32))
+        else:
+            counts.add(int(np.asarray(of_entry["step"]).item()))
         for name, tree in moments.items():
             moment = np.asarray(of_entry[name])
             if moment.shape != shape:
@@ -91,6 +92,19 @@ def opt_state_from_torch(policy: Policy, params: Params, state: Mapping[str, Any
         nu=moments["exp_avg_sq"]["params"],
         count=np.int32(counts.pop()),
     )
+
+
+def _check_states(states: Mapping[Entry, Mapping[str, Any] | None]) -> None:
+    """Refuse parameters without Adam's state, but for a critic that has none at all."""
+    stateless = [entry.key for entry, of_entry in states.items() if of_entry is None]
+    if stateless and stateless != [entry.key for entry in states if entry.key.startswith("critic.")]:
+        raise ValueError(
+            f"the optimizer has no state for {stateless[0]}: it was never trained, and optax has one count"
+        )
+    for entry, of_entry in states.items():
+        missing = [] if of_entry is None else [x for x in ("step", "exp_avg", "exp_avg_sq") if x not in of_entry]
+        if missing:
+            raise ValueError(f"the optimizer's state of {entry.key} lacks {', '.join(missing)}: it is not Adam's")
 
 
 def _adam_options(config: OptimizerConfig) -> dict[str, Any]:

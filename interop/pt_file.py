@@ -14,7 +14,9 @@ import math
 import os
 import pickle
 import random
-from collections.abc import Mapping
+import re
+import zipfile
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,23 +52,25 @@ class PtFile:
     """GRPO's frozen policy, where the file has it."""
     log_std_range: tuple[float, float]
     """What the version that wrote the file clamps log_std to."""
+    modules: Mapping[str, str]
+    """Names of the policy's modules and their torch classes. Empty: the version does not tell them."""
 
 
 def read_pt(path: Path) -> PtFile:
-    """The checkpoint at ``path``.
+    """The checkpoint at ``path``. Weights of 16 bits become float32, which holds all their values.
 
     Raises:
-        ValueError: no checkpoint of EmbodiChain, or one that holds more than tensors and plain data.
+        ValueError: no checkpoint of EmbodiChain, a damaged one, or one that holds more than tensors and plain data.
     """
     payload = load_plain(path)
-    for key, kind in (("global_step", int), ("policy", Mapping)):
-        if not isinstance(payload.get(key), kind):
-            raise ValueError(f"{path} is no checkpoint of EmbodiChain: '{key}' is missing; it has {', '.join(payload)}")
+    for problem in _problems(payload):
+        raise ValueError(f"{path} is no checkpoint of EmbodiChain: {problem}")
     if payload.get("observation_normalizer") is not None:
         raise ValueError(
             f"{path} normalizes observations outside the policy (APG's normalize_observations), which ejax does not"
         )
     scheduler = payload.get("lr_scheduler")
+    modules = (payload.get("metadata") or {}).get("modules", ())
     return PtFile(
         global_step=payload["global_step"],
         policy=_to_numpy(payload["policy"]),
@@ -76,6 +80,7 @@ def read_pt(path: Path) -> PtFile:
         optimizer=_to_numpy(payload.get("optimizer")),
         reference=_to_numpy(payload.get("ref_policy")),
         log_std_range=log_std_range(payload.get("metadata")),
+        modules={name: place.rpartition(".")[2] for name, place, _ in modules},
     )
 
 
@@ -83,18 +88,67 @@ def load_plain(path: Path) -> dict[str, Any]:
     """The mapping in a .pt file of tensors and plain data.
 
     Raises:
-        ValueError: something else is in it; it is not run.
+        ValueError: something else is in it; it is not run. Or the file is damaged.
+        FileNotFoundError: there is none.
     """
     try:
+        if zipfile.is_zipfile(path):  # torch reads a damaged tensor as it is
+            with zipfile.ZipFile(path) as archive:
+                damaged = archive.testzip()
+            if damaged is not None:
+                raise ValueError(f"the checksum of {damaged} does not hold")
         payload = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise
     except pickle.UnpicklingError as error:
-        reason = str(error).partition("\n")[0]
-        raise ValueError(f"{path} holds more than tensors and plain data, and is not read: {reason}") from error
-    except RuntimeError as error:
-        raise ValueError(f"{path} is no torch file, or a damaged one: {error}") from error
+        named = re.search(r"GLOBAL (\S+)", str(error))
+        what = f": it names {named[1]}" if named else ""
+        raise ValueError(f"{path} holds more than tensors and plain data, and is not read{what}") from error
+    except Exception as error:  # what is no file of torch fails in it anywhere
+        raise ValueError(f"{path} is no torch file, or a damaged one: {error!r}") from error
     if not isinstance(payload, dict):
         raise ValueError(f"{path} holds a {type(payload).__name__}, a checkpoint is a mapping")
     return payload
+
+
+def _problems(payload: Mapping[str, Any]) -> Iterator[str]:
+    """What of the content is not as any version writes it."""
+    if payload.get("schema_version") not in (None, 1, 2):
+        yield f"schema_version {payload['schema_version']} is unknown; there are 1 and 2, and files without one"
+    for key in ("global_step", "policy"):
+        if key not in payload:
+            yield f"'{key}' is missing; it has {', '.join(map(str, payload))}"
+    for key in ("global_step", "num_updates"):
+        number = payload.get(key)
+        if number is not None and (not isinstance(number, int) or number < 0):
+            yield f"'{key}' must be an integer >= 0, got {number!r}"
+    for key in ("policy", "ref_policy"):
+        state_dict = payload.get(key)
+        odd = [] if state_dict is None and key == "ref_policy" else _no_tensors(state_dict)
+        if odd:
+            yield f"'{key}' must be a mapping of dense tensors; {', '.join(odd)}"
+    optimizer, scheduler = payload.get("optimizer"), payload.get("lr_scheduler")
+    if optimizer is not None and not _is_optimizer(optimizer):
+        yield "'optimizer' must be the state_dict of one of torch.optim: state and param_groups, with lr and params"
+    if scheduler is not None and not (isinstance(scheduler, Mapping) and isinstance(scheduler.get("last_epoch"), int)):
+        yield "'lr_scheduler' must be the state_dict of one of torch's: it has no whole last_epoch"
+
+
+def _no_tensors(state_dict: Any) -> list[str]:
+    if not isinstance(state_dict, Mapping):
+        return [f"it is a {type(state_dict).__name__}"]
+    return [
+        f"{key} is a {type(x).__name__}" if not isinstance(x, torch.Tensor) else f"{key} is {x.layout}"
+        for key, x in state_dict.items()
+        if not isinstance(x, torch.Tensor) or x.layout is not torch.strided
+    ]
+
+
+def _is_optimizer(state: Any) -> bool:
+    if not isinstance(state, Mapping) or not isinstance(state.get("state"), Mapping):
+        return False
+    groups = state.get("param_groups")
+    return isinstance(groups, list) and all(isinstance(g, Mapping) and {"lr", "params"} <= g.keys() for g in groups)
 
 
 def write_pt(path: Path, payload: dict[str, Any]) -> Path:
@@ -169,7 +223,8 @@ def _random_streams(seed: int) -> dict[str, Any]:
 
 def _to_numpy(tree: Any) -> Any:
     if isinstance(tree, torch.Tensor):
-        return tree.detach().numpy().copy()
+        widened = tree.float() if tree.dtype in (torch.bfloat16, torch.float16) else tree
+        return widened.detach().numpy().copy()
     return {name: _to_numpy(x) for name, x in tree.items()} if isinstance(tree, Mapping) else tree
 
 

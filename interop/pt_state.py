@@ -17,7 +17,7 @@ from ejax.optim import (
     scheduled_learning_rate,
     set_learning_rate,
 )
-from ejax.policies import ActorCritic, ActorOnly
+from ejax.policies import ActorCritic, ActorOnly, NetworkConfig
 from ejax.steps import RunState
 from ejax.types import Params, Policy
 from interop.optimizer_state import opt_state_from_torch, torch_optimizer_state
@@ -25,6 +25,16 @@ from interop.pt_file import PtFile, bound_to, load_plain, log_std_range, schedul
 from interop.weights import StateDict, params_from_state_dict, state_dict_from_params
 
 Layout = Literal["0.3", "head", "seed"]
+_TORCH_CLASS = {
+    "relu": "ReLU",
+    "elu": "ELU",
+    "tanh": "Tanh",
+    "gelu": "GELU",
+    "silu": "SiLU",
+    "swish": "SiLU",
+    "none": "Identity",
+    None: "no module",
+}
 _STD_RANGE_0_3 = (1e-6, 1e6)
 """The default ``action_std_range`` of EmbodiChain 0.3's ActorCritic."""
 
@@ -92,6 +102,7 @@ def restore(saved: PtFile, config: RunConfig, parts: Parts, *, policy_only: bool
         raise ValueError("EmbodiChain has no shac, so no file goes on with its training; start one: policy_only")
     options: Any = config.algorithm.cfg
     params = _imported(parts, saved.policy, saved.log_std_range)
+    _check_activations(saved, parts.policy)
     train = replace(parts.state.train, params=params)
     if train.reference is not None:
         frozen = saved.policy if saved.reference is None or policy_only else saved.reference
@@ -163,6 +174,26 @@ def _imported(parts: Parts, state_dict: StateDict, clamp: tuple[float, float]) -
     return jax.tree.map(jnp.asarray, params)
 
 
+def _check_activations(saved: PtFile, policy: Policy) -> None:
+    """Weights do not tell them; files of 0.3 do.
+
+    Raises:
+        ValueError: the file's are not the config's.
+    """
+    for name in ("actor", "critic"):
+        network: NetworkConfig | None = getattr(policy, name, None)
+        if network is None or name not in saved.modules:
+            continue
+        activation = 1 + network.use_layernorm  # its place in a hidden layer of ``stride`` modules
+        stride = 1 + activation + (network.dropout_p > 0.0)
+        last = len(network.hidden_sizes) * stride + 1
+        places = dict.fromkeys(range(activation, last - 1, stride), network.activation)
+        for i, wanted in {**places, last: network.last_activation}.items():
+            there, here = saved.modules.get(f"{name}.{i}", "no module"), _TORCH_CLASS[wanted]
+            if there != here:
+                raise ValueError(f"{name}.{i} is {there} in the file and {here} by the config: change policy.{name}")
+
+
 def _normal_policy(policy: Policy) -> Any:
     """The policy itself, if EmbodiChain has its like."""
     if not isinstance(policy, ActorCritic | ActorOnly):
@@ -173,7 +204,9 @@ def _normal_policy(policy: Policy) -> Any:
 
 
 def _schedule_notes(saved: PtFile, ours: ScheduleConfig) -> list[str]:
+    here = (ours.name, dict(ours.kwargs))
     if saved.schedule is None:
-        return []
-    here, there = (ours.name, dict(ours.kwargs)), (saved.schedule["name"], dict(saved.schedule["kwargs"]))
+        unscheduled = ours.name is not None and saved.optimizer is not None
+        return [f"the file has no lr_scheduler; the config's, {here}, holds from now on"] if unscheduled else []
+    there = (saved.schedule["name"], dict(saved.schedule["kwargs"]))
     return [] if here == there else [f"the file's lr_scheduler is {there}; the config's, {here}, holds from now on"]

@@ -291,12 +291,80 @@ class Trap:
 def test_code_in_a_file_is_not_run(tmp_path, capsys):
     file = tmp_path / "trap.pt"
     torch.save({"global_step": 1, "policy": {}, "trap": Trap()}, file)
-    with pytest.raises(ValueError, match="holds more than tensors and plain data"):
+    with pytest.raises(ValueError, match=r"holds more than tensors and plain data, and is not read: it names print"):
         pt_file.read_pt(file)
     file.write_bytes(pickle.dumps(Trap(), protocol=2))
     with pytest.raises(ValueError, match=r"holds more than tensors|no torch file"):
         pt_file.read_pt(file)
     assert capsys.readouterr().out == ""
+
+
+def test_damaged_files_are_refused(tmp_path):
+    file, content = tmp_path / "a.pt", POINT_MASS.read_bytes()
+    weight = torch.load(POINT_MASS, weights_only=True)["policy"]["actor.0.weight"].numpy().tobytes()
+    place = content.index(weight)
+    flipped = bytearray(content)
+    flipped[place + 3] ^= 1
+    for damaged in (b"", b"hello", content[:100], content[: len(content) // 2], content[:-10], bytes(flipped)):
+        file.write_bytes(damaged)
+        with pytest.raises(ValueError, match="no torch file, or a damaged one"):
+            pt_file.read_pt(file)
+    with pytest.raises(ValueError, match="no torch file, or a damaged one"):
+        pt_file.read_pt(tmp_path)
+    with pytest.raises(FileNotFoundError):
+        pt_file.read_pt(tmp_path / "none.pt")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"schema_version": 3}, "schema_version 3 is unknown"),
+        ({"global_step": torch.tensor(128)}, r"'global_step' must be an integer >= 0, got tensor\(128\)"),
+        ({"num_updates": -1}, "'num_updates' must be an integer >= 0, got -1"),
+        ({"policy": None}, "'policy' must be a mapping of dense tensors; it is a NoneType"),
+        ({"policy": {"log_std": None}}, "log_std is a NoneType"),
+        ({"ref_policy": {"log_std": torch.eye(2).to_sparse()}}, "log_std is torch.sparse_coo"),
+        ({"lr_scheduler": {}}, "it has no whole last_epoch"),
+        ({"optimizer": {"state": {}}}, "state and param_groups, with lr and params"),
+        ({"optimizer": {"state": {}, "param_groups": [{"lr": 0.1}]}}, "state and param_groups, with lr and params"),
+    ],
+)
+def test_content_that_no_version_writes_is_named(change, message, tmp_path):
+    payload = torch.load(POINT_MASS, weights_only=True)
+    torch.save({**payload, **change}, tmp_path / "a.pt")
+    with pytest.raises(ValueError, match=message):
+        pt_file.read_pt(tmp_path / "a.pt")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_weights_of_16_bits_are_widened(dtype, tmp_path):
+    policy = torch.load(POINT_MASS, weights_only=True)["policy"]
+    policy = {key: x.to(dtype) if x.is_floating_point() else x for key, x in policy.items()}
+    torch.save({"global_step": 0, "policy": policy}, tmp_path / "a.pt")
+    for key, x in pt_file.read_pt(tmp_path / "a.pt").policy.items():
+        np.testing.assert_array_equal(x, policy[key].double().numpy())
+        assert x.dtype == (np.int64 if key.endswith("count") else np.float32)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"activation": "relu"}, r"actor\.2 is Tanh in the file and ReLU by the config: change policy\.actor"),
+        ({"last_activation": "tanh"}, r"actor\.7 is no module in the file and Tanh by the config"),
+    ],
+)
+def test_an_activation_that_is_not_the_files_is_refused(change, message, golden):
+    network = {**options(golden)["policy"]["actor"]["network_cfg"], **change}
+    config = parse_config(options(golden, policy__actor={"type": "mlp", "network_cfg": network}))
+    with pytest.raises(ValueError, match=message):
+        pt_state.restore(pt_file.read_pt(POINT_MASS), config, build(config), policy_only=True)
+
+
+def test_a_config_with_a_schedule_that_the_file_lacks_is_told_of(config, parts):
+    saved = replace(pt_file.read_pt(POINT_MASS), schedule_step=None, schedule=None)
+    _, notes = pt_state.restore(saved, config, parts)
+    assert len(notes) == 1
+    assert "the file has no lr_scheduler; the config's, ('linear'," in notes[0]
 
 
 def test_files_and_policies_that_do_not_fit_are_refused(golden, config, parts, tmp_path):

@@ -204,6 +204,8 @@ def test_the_optimizers_state_comes_back_as_it_was(config, steps):
         (lambda s: s["param_groups"].append(s["param_groups"][0]), "2 parameter groups"),
         (lambda s: s["param_groups"][0]["params"].pop(), "has 10 parameters, the policy 11"),
         (lambda s: s["state"].pop(0), "no state for log_std"),
+        (lambda s: [s["state"].pop(i) for i in (7, 8)], "no state for critic"),
+        (lambda s: s["state"][3].pop("exp_avg_sq"), "lacks exp_avg_sq: it is not Adam's"),
         (lambda s: s["state"][3].update(step=9.0), r"took \[2, 9\] steps"),
         (lambda s: s["state"][1].update(exp_avg=np.zeros((OBS, 8))), r"exp_avg of actor.0.weight is \[5, 8\]"),
     ],
@@ -215,6 +217,22 @@ def test_an_optimizers_state_that_does_not_fit_is_refused(change, message):
     change(state)
     with pytest.raises(ValueError, match=message):
         opt_state_from_torch(policy, params, state, config)
+
+
+def test_a_critic_that_was_never_trained_has_moments_of_zero():
+    """As under GRPO and APG, whose losses it is not in."""
+    policy, config = policy_with(), OPTIMIZERS[0]
+    params = init(policy)
+    opt_state = trained_opt_state(config, params)
+    there = torch_optimizer_state(policy, opt_state, config)
+    critic = [i for i, key in enumerate(state_dict_from_params(policy, params)) if key.startswith("critic.")]
+    for i in critic:
+        del there["state"][i]
+    back = opt_state_from_torch(policy, params, there, config)
+    for name in ("mu", "nu"):
+        moments, expected = (optax.tree_utils.tree_get(state, name) for state in (back, opt_state))
+        assert_same(moments, {**expected, "critic": jax.tree.map(jnp.zeros_like, expected["critic"])})
+    assert int(optax.tree_utils.tree_get(back, "count")) == 2
 
 
 def test_only_adams_state_can_be_moved():
