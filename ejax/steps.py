@@ -126,7 +126,11 @@ def make_grpo_step(
     num_steps: int,
     dropout: bool,
 ) -> Step:
-    """Start new episodes (unless told not to), collect T steps, update."""
+    """Start new episodes (unless told not to), collect T steps, update.
+
+    Where only first episodes count and none goes on into the next rollout, nothing is simulated after them.
+    """
+    first_episodes = config.reset_every_rollout and config.truncate_at_first_done
 
     def step(state: RunState, key: Key) -> tuple[RunState, Metrics]:
         key_collect, key_update, key_reset = jax.random.split(key, 3)
@@ -135,9 +139,18 @@ def make_grpo_step(
             num_envs = episodes.current_return.shape[0]
             envs = reset(env, key_reset, num_envs, config.group_size if config.shared_start else 1)
             episodes = drop_current_episodes(episodes)
-        rollout, envs = unroll(policy, env, state.train.params, envs, key_collect, num_steps=num_steps, dropout=dropout)
+        rollout, envs = unroll(
+            policy,
+            env,
+            state.train.params,
+            envs,
+            key_collect,
+            num_steps=num_steps,
+            dropout=dropout,
+            first_episodes=first_episodes,
+        )
         train, losses = grpo_update(state.train, rollout, key_update, policy=policy, optimizer=optimizer, config=config)
-        return _finish(state, train, envs, episodes, _seen(rollout), losses)
+        return _finish(state, train, envs, episodes, _seen(rollout), losses, rollout.extras.get("valid"))
 
     return step
 

@@ -2,13 +2,16 @@
 
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from flax import struct
 
+from ejax.returns import first_episode_mask
 from ejax.types import Array, Env, Key, Params, Policy, PyTree, Rollout, Timestep
+
+Xs: TypeAlias = tuple[Key, dict[str, Array]]
 
 
 @struct.dataclass(kw_only=True)
@@ -51,9 +54,17 @@ def step(env: Env, carry: EnvCarry, action: Array, key: Key) -> tuple[EnvCarry, 
     return carry, replace(timestep, obs=carry.obs, final_obs=timestep.obs)
 
 
-@partial(jax.jit, static_argnames=("policy", "env", "num_steps", "dropout"))
+@partial(jax.jit, static_argnames=("policy", "env", "num_steps", "dropout", "first_episodes"))
 def unroll(
-    policy: Policy, env: Env, params: Params, carry: EnvCarry, key: Key, *, num_steps: int, dropout: bool = False
+    policy: Policy,
+    env: Env,
+    params: Params,
+    carry: EnvCarry,
+    key: Key,
+    *,
+    num_steps: int,
+    dropout: bool = False,
+    first_episodes: bool = False,
 ) -> tuple[Rollout, EnvCarry]:
     """T steps of N environments under one policy, in one scan.
 
@@ -63,6 +74,8 @@ def unroll(
     Args:
         dropout: give the policy a ``dropout_seed`` for each row, and keep it in ``extras``, so that the update drops
             the same units: the probability ratio is 1 before the first gradient step.
+        first_episodes: stop when every environment has ended an episode. The steps that are left are not simulated:
+            zeros, and False in ``extras["valid"]``. The others are the same bits as without it.
 
     Returns:
         The rollout, and the environments after it. ``extras`` holds ``info`` of every step and the acting policy's
@@ -74,16 +87,24 @@ def unroll(
     if dropout:
         rows["dropout_seed"] = jax.random.bits(key_dropout, (num_steps, num_envs), jnp.uint32)
 
-    def one_step(carry: EnvCarry, xs: tuple[Key, dict[str, Array]]) -> tuple[EnvCarry, Any]:
+    def one_step(carry: tuple[EnvCarry, Array], xs: Xs) -> tuple[tuple[EnvCarry, Array], Any]:
+        envs, ended = carry
         key, row = xs
         key_action, key_env = jax.random.split(key)
-        distribution, _ = policy.apply(params, carry.obs, **row)
+        distribution, _ = policy.apply(params, envs.obs, **row)
         action = distribution.sample(key_action)
-        next_carry, timestep = step(env, carry, action, key_env)
-        return next_carry, (carry.obs, action, distribution, timestep)
+        after, timestep = step(env, envs, action, key_env)
+        ended = ended | timestep.terminated | timestep.truncated
+        return (after, ended), (envs.obs, action, distribution, timestep)
 
-    keys = jax.random.split(key_steps, num_steps)
-    carry, (obs, action, distribution, timestep) = jax.lax.scan(one_step, carry, (keys, rows))
+    def step_or_skip(carry: tuple[EnvCarry, Array], xs: Xs) -> tuple[tuple[EnvCarry, Array], Any]:
+        skipped = jax.tree.map(jnp.zeros_like, jax.eval_shape(one_step, carry, xs)[1])
+        return jax.lax.cond(carry[1].all(), lambda carry, xs: (carry, skipped), one_step, carry, xs)
+
+    xs = (jax.random.split(key_steps, num_steps), rows)
+    nobody = jnp.zeros(num_envs, bool)
+    (carry, _), made = jax.lax.scan(step_or_skip if first_episodes else one_step, (carry, nobody), xs)
+    obs, action, distribution, timestep = made
     rollout = Rollout(
         obs=obs,
         action=action,
@@ -95,4 +116,7 @@ def unroll(
         truncated=timestep.truncated,
         extras={"distribution": distribution, "info": timestep.info, **rows},
     )
+    if first_episodes:
+        simulated = first_episode_mask(rollout.done).any(axis=1, keepdims=True)
+        rollout.extras["valid"] = jnp.broadcast_to(simulated, rollout.done.shape)
     return rollout, carry

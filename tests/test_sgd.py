@@ -130,6 +130,28 @@ def test_accumulated_chunks_give_the_gradient_of_the_whole_minibatch():
         np.testing.assert_allclose(parts_metrics[name], value, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("counting", [0, 5, 12])
+def test_rows_that_do_not_count_change_nothing_and_chunks_without_others_are_skipped(counting):
+    rng = np.random.default_rng(0)
+    mask = rng.permutation(np.arange(24) < counting).astype(np.float32)
+    x = rng.normal(size=(24, 3)).astype(np.float32)
+    batch = {"x": jnp.asarray(x), "y": jnp.asarray(x[:, 0]), "mask": jnp.asarray(mask)}
+    arguments = {"loss": squared_loss, "batch_size": 24, "n_epochs": 2}
+    whole, _ = run(batch, chunk_rows=24, **arguments)
+    parts, _ = run(batch, chunk_rows=4, **arguments)
+    np.testing.assert_allclose(parts.params["params"]["w"], whole.params["params"]["w"], rtol=1e-5)
+
+    def loss_of_chunk(params, chunk):
+        jax.debug.callback(lambda weight: chunks.append(weight), chunk["weight"])
+        return squared_loss(params, chunk)
+
+    chunks: list[np.ndarray] = []
+    run(batch, chunk_rows=4, **(arguments | {"loss": loss_of_chunk}))
+    jax.effects_barrier()
+    assert len(chunks) == 2 * -(-counting // 4)
+    assert np.concatenate([*chunks, []]).astype(bool).sum() == 2 * counting
+
+
 def test_the_gradient_is_clipped_and_its_norm_reported_before():
     state, metrics = run({"x": jnp.full((4, 1), 5.0)}, max_grad_norm=2.0)
     assert state.params["params"]["w"] == pytest.approx(0.1 * 2.0)

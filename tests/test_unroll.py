@@ -147,6 +147,15 @@ def test_a_rollout_goes_on_where_the_last_one_stopped(rollout):
     np.testing.assert_array_equal(both, rollout.obs[..., 1])
 
 
+def test_a_rollout_of_first_episodes_stops_when_all_have_ended(rollout):
+    first, carry = unroll(POLICY, ENV, PARAMS, at([5, 6], [0, 1]), KEY, num_steps=8, first_episodes=True)
+    assert first.extras["valid"].tolist() == [[True, True]] * 3 + [[False, False]] * 5  # they end at 3 and at 2
+    for name in ("obs", "action", "log_prob", "reward", "terminated", "truncated", "value", "next_value"):
+        np.testing.assert_array_equal(getattr(first, name)[:3], getattr(rollout, name)[:3])
+    assert not first.obs[3:].any() and not first.reward[3:].any() and not first.done[3:].any()
+    np.testing.assert_array_equal(carry.obs, rollout.obs[3])  # nothing was simulated after it
+
+
 @pytest.fixture(scope="module")
 def noisy():
     """The rollout that a policy with noise makes with a key."""

@@ -71,10 +71,13 @@ def sgd_epochs(
     num_rows = jax.tree.leaves(batch)[0].shape[0]
     size = min(plan.batch_size, num_rows)
     num_minibatches = -(-num_rows // size)
-    grad_fn = _accumulated_grad(loss, size, plan.chunk_rows)
+    masked = "mask" in batch
+    grad_fn = _accumulated_grad(loss, size, plan.chunk_rows, skip_weightless=masked)
 
     def one_minibatch(carry: tuple[TrainState, Array], rows: Array) -> tuple[Any, Metrics]:
         state, stopped = carry
+        if masked:  # rows that count come first: chunks with none cost nothing
+            rows = rows[jnp.argsort(batch["mask"][rows % num_rows] <= 0.0, stable=True)]
 
         def look(state: TrainState) -> tuple[TrainState, Array, Metrics]:
             valid = rows < num_rows
@@ -171,7 +174,9 @@ def _gradient_step(
     return new, metrics | {"grad_norm": norm, "skipped_minibatches": 1.0 - finite}
 
 
-def _accumulated_grad(loss: Loss, size: int, chunk_rows: int | None) -> Callable[..., tuple[PyTree, Metrics]]:
+def _accumulated_grad(
+    loss: Loss, size: int, chunk_rows: int | None, *, skip_weightless: bool
+) -> Callable[..., tuple[PyTree, Metrics]]:
     """``(params, minibatch) -> (gradient with respect to params["params"], metrics)``."""
 
     def grad(params: Params, batch: PyTree) -> tuple[PyTree, Metrics]:
@@ -187,11 +192,16 @@ def _accumulated_grad(loss: Loss, size: int, chunk_rows: int | None) -> Callable
             return grad(params, batch)
         chunks = jax.tree.map(lambda x: x.reshape(size // rows, rows, *x.shape[1:]), batch)
 
-        def add(total: PyTree, chunk: PyTree) -> tuple[PyTree, None]:
-            return jax.tree.map(jnp.add, total, grad(params, chunk)), None
+        def add(total: PyTree, chunk: PyTree) -> PyTree:
+            return jax.tree.map(jnp.add, total, grad(params, chunk))
+
+        def add_or_skip(total: PyTree, chunk: PyTree) -> tuple[PyTree, None]:
+            if not skip_weightless:
+                return add(total, chunk), None
+            return jax.lax.cond(chunk["weight"].any(), add, lambda total, chunk: total, total, chunk), None
 
         first = jax.tree.map(lambda x: x[0], chunks)
-        total, _ = jax.lax.scan(add, _zeros_like(jax.eval_shape(grad, params, first)), chunks)
+        total, _ = jax.lax.scan(add_or_skip, _zeros_like(jax.eval_shape(grad, params, first)), chunks)
         return total
 
     return accumulated
