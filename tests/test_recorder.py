@@ -297,8 +297,8 @@ def test_a_camera_that_looks_at_nothing_is_refused() -> None:
 
 
 def test_a_camera_may_look_straight_down() -> None:
-    view = CameraConfig(resolution=(16, 12), eye=(0.3, -0.2, 2.0), target=(0.3, -0.2, 0.0)).view
-    assert (render(BALL, np.zeros(1), width=16, height=12, camera=view)[6, 8, 0]) > 100
+    view = CameraConfig(resolution=(160, 120), eye=(0.3, -0.2, 2.0), target=(0.3, -0.2, 0.0)).view
+    assert render(BALL, np.zeros(1), width=160, height=120, camera=view)[60, 80, 0] > 100
 
 
 def test_a_camera_sees_from_where_it_stands() -> None:
