@@ -340,6 +340,15 @@ def test_mjx_follows_the_c_engine_in_cart_pole() -> None:
         ("rigid_object.0.body_type", "kinematic", r"rigid_object\[0\].body_type: got 'kinematic'"),
         ("rigid_object.0.attrs.masss", 1.0, r"rigid_object\[0\].attrs.masss: unknown key; .*Did you mean 'mass'"),
         ("env.target_control_frequency", 30, "got 30 Hz; one period must be a whole number of physics steps"),
+        ("robot.control_parts", {"arm": ["("]}, r"robot.control_parts.arm: no joints \(; there is Joint1"),
+        ("robot.control_parts", {"arm": "Joint1"}, "robot.control_parts.arm: got 'Joint1'; must be a list of joints"),
+        ("env.sim_steps_per_control", 2.5, "sim_steps_per_control: got 2.5; must be an integer >= 1"),
+        ("max_episode_steps", 99.5, "max_episode_steps: got 99.5; must be an integer"),
+        (
+            "env.observations.cube_pos.params.entity_cfg",
+            {"uid": "cub"},
+            r"cube_pos.params.entity_cfg: no 'cub' in the scene; there is cube, Manipulator. Did you mean 'cube'\?",
+        ),
         ("env.control_parts", ["leg"], "env.control_parts: the robot has no control part 'leg'"),
     ],
 )
@@ -409,6 +418,50 @@ def test_the_longest_tail_of_the_path_wins(tmp_path: Path) -> None:
 def test_the_seed_form_stays_the_seed_task(tmp_path: Path) -> None:
     config = load_config(train_file(tmp_path, {"id": "PushCubeRL", "env": {"extensions": {"obs_mode": "state"}}}))
     assert config.env.id == "PushCubeRL" and PushCubeRL(**config.env.cfg) == PushCubeRL()
+
+
+def test_the_first_release_with_its_scene_and_event_is_its_task(tmp_path: Path) -> None:
+    weights = {"reaching_reward_weight": 0.2, "place_reward_weight": 3.0, "place_penalty_weight": 0.4}
+    weights |= {"action_penalty_weight": 0.02, "success_bonus_weight": 5.0}
+    event = changed(PUSH_CUBE, "env.events.randomize_goal", None)["env"]["events"]
+    gym_config = {
+        "id": "PushCubeRL",
+        "env": {
+            "num_envs": 4,
+            "events": event,
+            "observations": {},
+            "extensions": {"obs_mode": "state", "episode_length": 30, **weights},
+        },
+        "robot": PUSH_CUBE["robot"],
+        "background": [{"uid": "goal_sphere", "body_type": "kinematic", "init_pos": [-0.8, -0.5, 0.05]}],
+        "rigid_object": [{**PUSH_CUBE["rigid_object"][0], "init_pos": [-0.5, -0.4, 0.05]}],
+    }
+    path = train_file(tmp_path, gym_config)
+    env = PushCubeRL(**load_config(path).env.cfg)
+    assert env == PushCubeRL(
+        episode_length=30,
+        reaching_weight=0.2,
+        place_weight=3.0,
+        place_penalty_weight=0.4,
+        action_penalty_weight=0.02,
+        success_weight=5.0,
+        cube_position=(-0.5, -0.4, 0.05),
+        cube_position_range=((-0.2, -0.2, 0.0), (0.2, 0.2, 0.0)),
+        goal_position=(-0.8, -0.5, 0.05),
+    )
+    status = {note.key.partition(":")[2]: note.status for note in check(path)}
+    assert status["env.events.randomize_cube.func"] == status["env.extensions.place_reward_weight"] == "renamed"
+    assert status["robot.uid"] == "without effect"
+    with pytest.raises(ConfigError, match=r"env.events.randomize_cube: the task class PushCubeRL takes no such event"):
+        load_config(train_file(tmp_path, changed(gym_config, "env.events.randomize_cube.mode", "interval")))
+
+
+def test_joints_are_named_in_any_case() -> None:
+    upper = changed(PUSH_CUBE, "robot.control_parts", {"arm": ["JOINT[1-6]"]})
+    upper = changed(upper, "robot.drive_pros.stiffness", {"JOINT1": 5.0})
+    scene = EmbodiedEnv(upper).plan.scene
+    assert scene.part("arm") == ENV.plan.scene.part("arm")
+    assert scene.drives.stiffness[0] < scene.drives.stiffness[1]
 
 
 def test_problems_carry_the_gym_configs_own_keys(tmp_path: Path) -> None:

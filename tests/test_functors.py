@@ -249,6 +249,11 @@ def test_target_poses_fill_their_range() -> None:
 def test_target_poses_relative_to_an_object() -> None:
     params = {"position_range": [[0.0, 0.0, 0.1], [0.0, 0.0, 0.1]], "reference_entity_cfg": POST}
     np.testing.assert_allclose(positions("a", relative_position=True, **params)[0, :3, 3], [0.5, 0.5, 0.2], atol=1e-6)
+    quarter = matrix_from_euler(jnp.radians(jnp.array([0.0, 0.0, 90.0])))
+    np.testing.assert_allclose(positions("a", relative_position=True, **params)[0, :3, :3], quarter, atol=1e-6)
+    np.testing.assert_allclose(
+        positions("a", **params)[0], make_pose(jnp.array([0.0, 0.0, 0.1]), jnp.eye(3)), atol=1e-6
+    )
     turned = {**params, "rotation_range": [[0.0, 0.0, 30.0], [0.0, 0.0, 30.0]], "relative_rotation": True}
     expected = matrix_from_euler(jnp.radians(jnp.array([0.0, 0.0, 120.0])))
     np.testing.assert_allclose(positions("a", **turned)[0, :3, :3], expected, atol=1e-6)
@@ -371,6 +376,10 @@ def test_the_tool_goes_to_a_pose(pose_dim: int) -> None:
     np.testing.assert_allclose(world.eef_pose("arm", qpos=target), wanted, atol=1e-3)
     far = jnp.concatenate([jnp.array([5.0, 0.0, 0.0]), turn])
     np.testing.assert_allclose(act("EefPoseTerm", far, pose_dim=pose_dim), HOME, atol=1e-6)  # out of reach: stays
+
+
+def test_a_pose_is_a_position_and_a_quaternion_unless_told_otherwise() -> None:
+    assert find_functor("actions", "EefPoseTerm")(PLAN.scene, PLAN.active).width == 7
 
 
 def test_other_widths_of_a_pose_are_refused() -> None:

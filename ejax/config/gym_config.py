@@ -7,7 +7,7 @@ number of environments, the time limit, the control rate and the extensions are 
 
 import dataclasses
 import inspect
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
@@ -49,6 +49,14 @@ WITHOUT_EFFECT_KEYS = (
     "physics",
     "scene_node_capacity",
 )
+FIRST_RELEASE_NAMES = {
+    "reaching_reward_weight": "reaching_weight",
+    "place_reward_weight": "place_weight",
+    "success_bonus_weight": "success_weight",
+}
+"""``env.extensions`` of the first release -> what ejax's task classes call it."""
+FIRST_RELEASE_BODIES = {"cube": "cube_position", "goal_sphere": "goal_position"}
+"""Bodies of the first release -> the argument that says where they start."""
 EXTENSIONS_WITHOUT_EFFECT = ("joint_limits", "action_type")
 """Of the first releases: ejax's tasks have joint limits in the robot's model, and act by joint steps."""
 
@@ -78,7 +86,10 @@ def read_gym_config(draft: Draft, data: Mapping[str, Any], source: str) -> dict[
     ):
         for key in unused:
             if section.get(key):
-                draft.notice(f"{prefix}{key}", f"no effect: the task class {name} has its own", "without effect")
+                places = ", but for init_pos" if key in ("rigid_object", "background") else ""
+                draft.notice(
+                    f"{prefix}{key}", f"no effect: the task class {name} has its own{places}", "without effect"
+                )
     for key in WITHOUT_EFFECT_KEYS:
         if data.get(key):
             draft.notice(f"{source}:{key}", "no effect in ejax", "without effect")
@@ -95,6 +106,10 @@ def read_gym_config(draft: Draft, data: Mapping[str, Any], source: str) -> dict[
 def is_manager_form(data: Mapping[str, Any]) -> bool:
     """True for what ``EmbodiedEnv`` builds: functors, or a robot for an id that no class of ejax has."""
     env = data.get("env") or {}
+    if {"obs_mode", "episode_length"} & set(env.get("extensions") or {}) and not any(
+        env.get(key) for key in ("observations", "rewards", "actions")
+    ):
+        return False  # the first release's tasks are classes, though they have a scene and events
     known = str(data.get("id")).casefold() in {name.casefold() for name in ENVS}
     return any(env.get(key) for key in MANAGER_KEYS) or bool(data.get("robot") and not known)
 
@@ -213,6 +228,12 @@ def _read_cfg(draft: Draft, data: Mapping[str, Any], env: Mapping[str, Any], sou
     if env.get("sim_steps_per_control") is not None:
         cfg["sim_steps_per_control"] = env["sim_steps_per_control"]
         draft.spelled["env.cfg.sim_steps_per_control"] = f"{source}:env.sim_steps_per_control"
+    for old, new in FIRST_RELEASE_NAMES.items():
+        if old in cfg and new not in cfg:
+            cfg[new] = cfg.pop(old)
+            draft.spelled[f"env.cfg.{new}"] = f"{source}:env.extensions.{old}"
+            draft.notice(f"{source}:env.extensions.{old}", new, "renamed")
+    cfg = {**_read_places(data), **_read_events(draft, data, env, source), **cfg}
     limit = data.get("max_episode_steps")
     if limit is not None:
         key = _time_limit_key(data["id"])
@@ -225,11 +246,54 @@ def _read_cfg(draft: Draft, data: Mapping[str, Any], env: Mapping[str, Any], sou
 
 def _time_limit_key(name: str) -> str:
     """What the environment calls its time limit: ``episode_length`` in EmbodiChain's first tasks."""
+    return "episode_length" if "episode_length" in _arguments(name) else "max_episode_steps"
+
+
+def _arguments(name: str) -> Collection[str]:
+    """Of an environment's constructor; none if there is no such environment, which is reported with env.id."""
     try:
-        parameters = inspect.signature(resolve("env", name)).parameters
-    except (UnknownNameError, ImportError):  # reported with env.id
-        return "max_episode_steps"
-    return "episode_length" if "episode_length" in parameters else "max_episode_steps"
+        return inspect.signature(resolve("env", name)).parameters.keys()
+    except (UnknownNameError, ImportError):
+        return ()
+
+
+def _read_places(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Where the bodies of a first release's scene start, as far as the task class asks."""
+    bodies = [*(data.get("rigid_object") or ()), *(data.get("background") or ())]
+    places = {
+        FIRST_RELEASE_BODIES.get(str(body.get("uid")), ""): body["init_pos"]
+        for body in bodies
+        if isinstance(body, Mapping) and "init_pos" in body
+    }
+    return {name: place for name, place in places.items() if name in _arguments(data["id"])}
+
+
+def _read_events(draft: Draft, data: Mapping[str, Any], env: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """The first release's events: positions of bodies, relative to where they start, drawn at reset."""
+    ranges: dict[str, Any] = {}
+    events = env.get("events") or {}
+    for name, spec in events.items() if isinstance(events, Mapping) else ():
+        key = f"{source}:env.events.{name}"
+        params = spec.get("params") if isinstance(spec, Mapping) else None
+        body = params.get("entity_cfg") if isinstance(params, Mapping) else None
+        argument = f"{body.get('uid')}_position_range" if isinstance(body, Mapping) else ""
+        if (
+            argument not in _arguments(data["id"])
+            or (spec.get("func"), spec.get("mode")) != ("randomize_rigid_object_pose", "reset")
+            or params.keys() - {"entity_cfg", "position_range", "relative_position"}
+            or params.get("relative_position", True) is not True
+        ):
+            text = (
+                f"the task class {data['id']} takes no such event, only randomize_rigid_object_pose of its cube at "
+                "reset, with a relative position_range; or write the task in manager form, with env.observations, "
+                "rewards and actions"
+            )
+            draft.problem(key, text)
+            continue
+        ranges[argument] = params.get("position_range")
+        draft.spelled[f"env.cfg.{argument}"] = f"{key}.params.position_range"
+        draft.notice(key, f"env.cfg.{argument}", "renamed")
+    return ranges
 
 
 def _mismatch(annotation: Any, value: Any) -> str | None:

@@ -9,7 +9,7 @@ most the robot's own greatest velocity. PushCube's 1e5, 1e3, 500, 2 become 6250 
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from ejax.envs.key_report import Section
@@ -44,6 +44,14 @@ def read_drives(section: Section, robot: Robot) -> Drives:
     )
 
 
+def matching_joints(pattern: str, joints: Iterable[str]) -> list[str]:
+    """Joints by name or regular expression, in any case: EmbodiChain's releases have JOINT1 and Joint1."""
+    try:
+        return [each for each in joints if re.fullmatch(pattern, each, re.IGNORECASE)]
+    except re.error:
+        return []
+
+
 def _scale(robot: Robot, effort: float, velocity: float, damping: float) -> float:
     if robot.max_velocity is None or damping == 0.0:
         return 1.0
@@ -57,7 +65,7 @@ def _per_joint(section: Section, robot: Robot, name: str, default: Mapping[str, 
     chosen = dict(default)
     for pattern, number in given.items():
         key = section.key(f"{name}.{pattern}") if isinstance(value, Mapping) else section.key(name)
-        matched = robot.parts.get(pattern) or [each for each in robot.joints if re.fullmatch(pattern, each)]
+        matched = robot.parts.get(pattern) or matching_joints(str(pattern), robot.joints)
         if isinstance(number, bool) or not isinstance(number, int | float) or number < 0:
             section.report.refuse(key, f"got {number!r}; must be a number >= 0")
             continue

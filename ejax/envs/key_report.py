@@ -103,10 +103,13 @@ class Section:
             return default
         return float(value)
 
-    def integer(self, name: str, default: int, *, at_least: int) -> int:
+    def integer(self, name: str, default: int, *, at_least: int | None = None) -> int:
         value = self.take(name, default)
-        if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
-            self.report.refuse(self.key(name), f"got {value!r}; must be an integer >= {at_least}")
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int) or (at_least is not None and value < at_least):
+            bound = "" if at_least is None else f" >= {at_least}"
+            self.report.refuse(self.key(name), f"got {value!r}; must be an integer{bound}")
             return default
         return value
 

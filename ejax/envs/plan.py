@@ -16,6 +16,7 @@ from ejax.envs.scene import Scene, make_scene
 from ejax.envs.specs import Spec, read_specs
 from ejax.envs.tasks import TASKS, Task, generic
 from ejax.frozen import freeze
+from ejax.registry import did_you_mean
 
 _WITHOUT_EFFECT = {
     "max_episodes": "no effect: training counts env steps",
@@ -83,7 +84,7 @@ def make_plan(gym_config: Mapping[str, Any], interval_events: Mapping[str, Any] 
         root.refuse("sensor", "ejax has no sensors: neither camera images nor contacts as observations")
         root.refuse("rigid_object_group", "ejax loads no groups of files; list the bodies under rigid_object")
         root.refuse("articulation", "ejax has no articulations besides the robot")
-        limit = int(root.number("max_episode_steps", 300))
+        limit = root.integer("max_episode_steps", 300)
         objects = read_objects(root.take("rigid_object", ()), "rigid_object", report)
         objects += read_objects(root.take("background", ()), "background", report, static=True)
         with root.open("physics_config") as physics:
@@ -101,6 +102,7 @@ def make_plan(gym_config: Mapping[str, Any], interval_events: Mapping[str, Any] 
             extensions, actions = _read_extensions(env, task)
             events = read_specs(env.open("events"), "events", robot_uid)
             observations = read_specs(env.open("observations"), "observations", robot_uid)
+            _check_uids(observations, [*(each.uid for each in objects), robot_uid], report)
             rewards = read_specs(env.open("rewards"), "rewards", robot_uid)
             action_specs = read_specs(actions, "actions", robot_uid)
         events += read_specs(Section(interval_events, INTERVAL_EVENTS, report), "events", robot_uid, ("interval",))
@@ -142,8 +144,18 @@ def stored_keys(event: Spec) -> tuple[str, ...]:
     return () if parameter is None else (event.params.get("store_key", parameter.default),)
 
 
+def _check_uids(observations: tuple[Spec, ...], uids: list[str], report: KeyReport) -> None:
+    """The functors observe zeros of what is not there, which a misspelled name must not become."""
+    for spec in observations:
+        for name, entity in spec.params.items():
+            if name.endswith("_cfg") and isinstance(entity, Mapping) and entity.get("uid") not in uids:
+                uid = str(entity.get("uid"))
+                text = f"no '{uid}' in the scene; there is {', '.join(uids)}{did_you_mean(uid, uids)}"
+                report.refuse(f"{spec.key}.params.{name}", text)
+
+
 def _read_substeps(env: Section, timestep: float) -> int:
-    given = int(env.number("sim_steps_per_control", 4, above=0))
+    given = env.integer("sim_steps_per_control", 4, at_least=1)
     if "target_control_frequency" not in env:
         env.take("target_control_frequency")
         return given

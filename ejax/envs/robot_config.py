@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ejax.envs.bodies import Vector
-from ejax.envs.drives import Drives, read_drives
+from ejax.envs.drives import Drives, matching_joints, read_drives
 from ejax.envs.key_report import Section
 from ejax.envs.robots import UR_FAMILY, Matrix, Robot, make_cart_pole, make_ur
 
@@ -127,11 +127,15 @@ def _read_parts(section: Section, robot: Robot) -> dict[str, tuple[str, ...]]:
     parts = dict(robot.parts)
     with section.open("control_parts") as given:
         for part, names in given.items():
-            joints = [joint for joint in robot.joints if any(re.fullmatch(str(name), joint) for name in names)]
-            missing = [name for name in names if not any(re.fullmatch(str(name), joint) for joint in robot.joints)]
+            key = given.key(str(part))
+            if not isinstance(names, list | tuple):
+                section.report.refuse(key, f"got {names!r}; must be a list of joints, by name or pattern")
+                continue
+            matched = {str(name): matching_joints(str(name), robot.joints) for name in names}
+            missing = [name for name, joints in matched.items() if not joints]
             if missing:
-                text = f"no joints {', '.join(map(str, missing))}; there is {', '.join(robot.joints)}"
-                section.report.refuse(given.key(str(part)), text)
-            section.report.add(given.key(str(part)), "used")
-            parts[str(part)] = tuple(joints)
+                text = f"no joints {', '.join(missing)}; there is {', '.join(robot.joints)}"
+                section.report.refuse(key, text)
+            section.report.add(key, "used")
+            parts[str(part)] = tuple(joint for joint in robot.joints if any(joint in each for each in matched.values()))
     return parts

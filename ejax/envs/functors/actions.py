@@ -91,7 +91,7 @@ def eef_pose(
     scene: Scene,
     active: Joints,
     scale: Scale = 1.0,
-    pose_dim: int = 6,
+    pose_dim: int = 7,
     part_name: str | None = None,
 ) -> ActionTerm:
     """The tool at a pose, by inverse kinematics; where it cannot be reached, the joints stay where they are.

@@ -55,12 +55,13 @@ def randomize_target_pose(
     reference_entity_cfg: Entity | None = None,
     store_key: str = "target_pose",
 ) -> WorldState:
-    """Store a uniformly drawn pose under ``store_key``: absolute, or relative to an object's pose, or to the origin."""
-    reference = jnp.eye(4) if reference_entity_cfg is None else world.object_pose(reference_entity_cfg["uid"])
-    if not relative_position:
-        reference = reference.at[:3, 3].set(0.0)
-    if not relative_rotation:
-        reference = reference.at[:3, :3].set(jnp.eye(3))
+    """Store a uniformly drawn pose under ``store_key``: absolute, or relative to an object's pose, or to the origin.
+
+    A pose whose position is relative also has the object's orientation, unless ``rotation_range`` draws one.
+    """
+    reference = jnp.eye(4)
+    if reference_entity_cfg is not None and (relative_position or relative_rotation):
+        reference = world.object_pose(reference_entity_cfg["uid"])
     pose = _draw(key, reference, position_range, rotation_range, relative_position, relative_rotation)
     return world.with_pose(store_key, pose)
 
@@ -99,10 +100,10 @@ def _draw(
     """[4, 4]: the reference pose, with position and rotation drawn where there is a range."""
     key_position, key_rotation = jax.random.split(key)
     position, rotation = reference[:3, 3], reference[:3, :3]
-    if position_range is not None:
+    if position_range:
         drawn = _uniform(key_position, position_range)
         position = position + drawn if relative_position else drawn
-    if rotation_range is not None:
+    if rotation_range:
         drawn = matrix_from_euler(jnp.radians(_uniform(key_rotation, rotation_range)))
         rotation = rotation @ drawn if relative_rotation else drawn
     return make_pose(position, rotation)
