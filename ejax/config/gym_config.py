@@ -274,8 +274,9 @@ def _read_events(draft: Draft, data: Mapping[str, Any], env: Mapping[str, Any], 
     events = env.get("events") or {}
     for name, spec in events.items() if isinstance(events, Mapping) else ():
         key = f"{source}:env.events.{name}"
-        params = spec.get("params") if isinstance(spec, Mapping) else None
-        body = params.get("entity_cfg") if isinstance(params, Mapping) else None
+        spec = spec if isinstance(spec, Mapping) else {}
+        params = spec.get("params") if isinstance(spec.get("params"), Mapping) else {}
+        body = params.get("entity_cfg")
         argument = f"{body.get('uid')}_position_range" if isinstance(body, Mapping) else ""
         if (
             argument not in _arguments(data["id"])
