@@ -268,14 +268,18 @@ def _read_places(data: Mapping[str, Any]) -> dict[str, Any]:
     return {name: place for name, place in places.items() if name in _arguments(data["id"])}
 
 
+def _section(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
 def _read_events(draft: Draft, data: Mapping[str, Any], env: Mapping[str, Any], source: str) -> dict[str, Any]:
     """The first release's events: positions of bodies, relative to where they start, drawn at reset."""
     ranges: dict[str, Any] = {}
     events = env.get("events") or {}
     for name, spec in events.items() if isinstance(events, Mapping) else ():
         key = f"{source}:env.events.{name}"
-        spec = spec if isinstance(spec, Mapping) else {}
-        params = spec.get("params") if isinstance(spec.get("params"), Mapping) else {}
+        spec = _section(spec)
+        params = _section(spec.get("params"))
         body = params.get("entity_cfg")
         argument = f"{body.get('uid')}_position_range" if isinstance(body, Mapping) else ""
         if (
