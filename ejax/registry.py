@@ -54,6 +54,10 @@ TASKS: dict[str, str] = {
 }
 """What demonstrates: classes by their place, which a worker process imports. See ``ejax.data.task``."""
 
+CHECKPOINT_READERS: dict[str, str] = {".pt": "interop.embodichain:read_state"}
+"""Checkpoints of other systems, by the ending of their files. Called as
+``reader(file, config, parts, policy_only=…) -> (RunState, notes)``; raises ValueError or TypeError."""
+
 NOT_BUILT: dict[Kind, tuple[str, ...]] = {
     "env": (),
     "policy": ("vla",),
@@ -103,6 +107,20 @@ def resolve(kind: Kind, name: str) -> Any:
         return partial(_import(ENV_FAMILIES[family]), name.partition(":")[2])
     entry = _TABLES[kind].get(registered_name(kind, name), name)
     return _import(entry) if isinstance(entry, str) else entry
+
+
+def is_foreign_checkpoint(file: str) -> bool:
+    """True for another system's: EmbodiChain's ``.pt``."""
+    return file.endswith(tuple(CHECKPOINT_READERS))
+
+
+def checkpoint_reader(file: str) -> Any:
+    """What reads another system's checkpoint, imported.
+
+    Raises:
+        ImportError: what the reader needs is not installed.
+    """
+    return _import(next(place for ending, place in CHECKPOINT_READERS.items() if file.endswith(ending)))
 
 
 def place_of_task(name: str) -> str:

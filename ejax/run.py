@@ -18,10 +18,11 @@ from ejax.evaluators import make_evaluator
 from ejax.interrupt import interruptible
 from ejax.metrics import MetricWriter
 from ejax.recorder import FilmRecorder
+from ejax.registry import is_foreign_checkpoint
 from ejax.run_dir import RunDirectory, check_same_run, create_run_directory, newest_run, open_run_directory
 from ejax.steps import RunState
 from ejax.types import Metrics, Params, Phase, Policy
-from ejax.warm_start import start_from_policy
+from ejax.warm_start import start_from_file, start_from_policy
 
 _SECONDS_PER_DISPATCH = 0.5
 """Short enough for a live console and for a signal to be answered, long enough for dispatch to cost nothing."""
@@ -55,7 +56,8 @@ def train(config: RunConfig, *, resume: str | None = None, run_dir: Path | None 
     """Train as the config says: what ``python -m ejax.train`` runs.
 
     Args:
-        resume: ``latest``, ``best``, or the path of a checkpoint of this very config. None: a new run.
+        resume: ``latest``, ``best``, or the path of a checkpoint of this very config. None: a new run. EmbodiChain's
+            ``FILE.pt``: a new run that goes on where that training stands.
         run_dir: the run's folder. None: a new one, or with ``resume`` the newest of this ``exp_name``.
 
     Raises:
@@ -70,8 +72,13 @@ def train(config: RunConfig, *, resume: str | None = None, run_dir: Path | None 
     meta: dict[str, Any] = {}
     if checkpoint is not None:
         state, meta = load_checkpoint(checkpoint, parts.state)
+    elif resume is not None:
+        state, told = start_from_file(Path(resume), parts, config)
+        reports += [f"goes on from {resume}", *told]
+        if parts.stepper.versions() is not None:  # of the rollouts made there, each by the newest parameters
+            directory.write_schedule(0, range(int(state.update)))
     else:
-        state, told = start_from_policy(state, config)
+        state, told = start_from_policy(parts, config)
         reports += told
     trainer = config.trainer
     rows = trainer.buffer_size * trainer.num_envs
@@ -340,7 +347,7 @@ def _locate(
     config: RunConfig, resume: str | None, run_dir: Path | None
 ) -> tuple[RunDirectory, RunConfig, Path | None, list[str]]:
     """The run's folder, the config it was started with, the checkpoint to go on from, and damaged ones to tell of."""
-    if resume is None:
+    if resume is None or is_foreign_checkpoint(resume):
         return create_run_directory(config, run_dir), config, None, []
     reports: list[str] = []
     if resume not in ("latest", "best"):

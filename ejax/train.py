@@ -63,7 +63,9 @@ def _parser(name: str) -> argparse.ArgumentParser:
     )
     parser.add_argument("--device", metavar="cpu|cuda|cuda:N", help="instead of trainer.device")
     parser.add_argument(
-        "--resume", metavar="latest|best|PATH", help="go on from a checkpoint, of --run or of the newest run"
+        "--resume",
+        metavar="latest|best|PATH",
+        help="go on from a checkpoint, of --run or of the newest run; EmbodiChain's FILE.pt: in a new run",
     )
     parser.add_argument("--run", type=Path, metavar="DIR", help="the run's folder (default: a new one, named by time)")
     return parser

@@ -1,11 +1,14 @@
-"""``policy.init_from``: a new run starts from the policy of another one."""
+"""A new run that does not start from nothing: from the policy of another one (``policy.init_from``), or from where a
+training of another system stands (``--resume FILE.pt``)."""
 
 import json
 from dataclasses import replace
 from pathlib import Path
 
+from ejax.build import Parts
 from ejax.checkpoint import CheckpointError, load_params, verify_checkpoint
 from ejax.config import ConfigError, Problem, RunConfig
+from ejax.registry import checkpoint_reader, is_foreign_checkpoint
 from ejax.run_dir import differences, open_run_directory
 from ejax.steps import RunState
 
@@ -13,23 +16,49 @@ _REPLACED = frozenset({"action_dim", "cfg", "init_from", "initial_log_std"})
 """Keys of ``policy`` that say nothing about a policy whose parameters are given."""
 
 
-def start_from_policy(state: RunState, config: RunConfig) -> tuple[RunState, list[str]]:
+def start_from_file(
+    file: Path, parts: Parts, config: RunConfig, *, policy_only: bool = False
+) -> tuple[RunState, list[str]]:
+    """The state in which another system's training stands, and what there is to tell of it.
+
+    Args:
+        parts: of ``build(config)``.
+        policy_only: the policy alone, for a training from the start.
+
+    Raises:
+        CheckpointError: no such file, a damaged one, or one of another policy or optimizer; what reads it is missing.
+    """
+    try:
+        read = checkpoint_reader(str(file))
+    except ImportError as error:
+        raise CheckpointError(f"{file} is read by interop: pip install 'ejax[torch]' ({error})") from error
+    try:
+        return read(file, config, parts, policy_only=policy_only)
+    except (FileNotFoundError, TypeError, ValueError) as error:
+        raise CheckpointError(str(error)) from error
+
+
+def start_from_policy(parts: Parts, config: RunConfig) -> tuple[RunState, list[str]]:
     """The first state of a run with the policy that ``policy.init_from`` names, and what there is to tell of it.
 
     Taken over are the parameters and the statistics of the normalizers; the optimizer is fresh, the step is 0. A
     reference, which ``kl_coef`` keeps the policy close to, is that policy as well.
 
     Args:
-        state: of ``build(config)``.
+        parts: of ``build(config)``.
 
     Raises:
         ConfigError: there is no such checkpoint, it is damaged, or its parameters have other names or shapes.
     """
-    if config.policy.init_from is None:
+    state, source = parts.state, config.policy.init_from
+    if source is None:
         return state, []
     reports: list[str] = []
     try:
-        path = _checkpoint(Path(config.policy.init_from), reports)
+        if is_foreign_checkpoint(source):
+            state, notes = start_from_file(Path(source), parts, config, policy_only=True)
+            return state, [f"the policy is that of {source}", *notes]
+        path = _checkpoint(Path(source), reports)
         meta = verify_checkpoint(path).meta
         remedy = "The networks and normalizers under policy must be those of the checkpoint."
         params = load_params(path, state.train.params, remedy=remedy)

@@ -15,13 +15,17 @@ The policy of each version loads each of these with ``load_state_dict(torch.load
 
 From EmbodiChain to ejax, from a file of any version:
 
-    python -m interop.embodichain from-pt FILE.pt --config train.yaml --run DIR
-    python -m ejax.train --run DIR --resume latest
+    python -m ejax.train --config train.yaml --resume FILE.pt
+    python -m ejax.train --config train.yaml policy.init_from=FILE.pt
 
-The first makes an ordinary run folder with one checkpoint, the second goes on with it: parameters, normalizers,
-optimizer moments, learning rate, schedule and step count are the file's. Environments start new episodes, as they do
-when EmbodiChain resumes, and the search for the best evaluation starts anew. ``--policy-only`` takes the parameters
-alone and starts a new training from them, at step 0.
+The first goes on with the training: parameters, normalizers, optimizer moments, learning rate, schedule and step count
+are the file's. Environments start new episodes, as they do when EmbodiChain resumes, and the search for the best
+evaluation starts anew. The second takes the parameters alone and starts a new training from them, at step 0.
+
+    python -m interop.embodichain from-pt FILE.pt --config train.yaml --run DIR
+
+makes a run folder with one checkpoint and trains nothing: ``--run DIR --resume latest`` goes on with it where there is
+no torch, ``ejax.evaluate`` and ``interop.export`` take it as any other. ``--policy-only`` as ``policy.init_from``.
 
 A checkpoint moves state; what is computed with it is the config's matter: ``compat: embodichain-0.3`` (or ``-0.2``,
 ``-seed``) at its top makes updates those of that release.
@@ -31,11 +35,12 @@ import argparse
 import sys
 from pathlib import Path
 
-from ejax.build import build
+from ejax.build import Parts, build
 from ejax.checkpoint import CheckpointError, load_checkpoint, verify_checkpoint
 from ejax.config import ConfigError, RunConfig, load_config
 from ejax.device import prepare_jax
 from ejax.run_dir import create_run_directory, open_run_directory
+from ejax.steps import RunState
 from interop.pt_file import read_pt, write_pt
 from interop.pt_state import Layout, pt_payload, restore, rows_per_update
 
@@ -92,10 +97,12 @@ def import_pt(file: Path, config: RunConfig, run: Path, *, policy_only: bool = F
         ValueError: not a checkpoint of the config's policy and optimizer. FileExistsError: ``run`` is a run already.
     """
     prepare_jax("cpu")
-    saved = read_pt(file)
-    state, notes = restore(saved, config, build(config), policy_only=policy_only)
+    parts = build(config)
+    state, notes = read_state(file, config, parts, policy_only=policy_only)
     directory = create_run_directory(config, run)
     num_updates = int(state.update)
+    if parts.stepper.versions() is not None:  # of the rollouts made there, each by the newest parameters
+        directory.write_schedule(0, range(num_updates))
     meta = {
         "global_step": num_updates * rows_per_update(config),
         "num_updates": num_updates,
@@ -106,6 +113,11 @@ def import_pt(file: Path, config: RunConfig, run: Path, *, policy_only: bool = F
     }
     directory.save(state, meta, keep=config.trainer.keep_checkpoints)
     return notes
+
+
+def read_state(file: Path, config: RunConfig, parts: Parts, *, policy_only: bool = False) -> tuple[RunState, list[str]]:
+    """What ``--resume FILE.pt`` and ``policy.init_from: FILE.pt`` start from; see ``restore``."""
+    return restore(read_pt(file), config, parts, policy_only=policy_only)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -20,6 +20,7 @@ from ejax.optim import bind_schedule
 from ejax.policies import ActorCritic, NetworkConfig, get_action
 from ejax.run import train
 from ejax.run_dir import open_run_directory
+from ejax.train import main
 from interop.tensordict import rollout_from_dict
 from interop.weights import params_from_state_dict, state_dict_from_params
 
@@ -212,18 +213,60 @@ def test_a_run_goes_on_from_embodichains_file_and_back_into_one(golden, tmp_path
     assert "holds a run already" in capsys.readouterr().err
 
 
-def test_a_config_starts_from_embodichains_policy_in_two_steps(golden, tmp_path):
-    """Its file becomes a run, and ``policy.init_from`` names that run: here with another optimizer and batch size."""
-    file, run = tmp_path / "train.json", tmp_path / "theirs"
+def test_resume_takes_embodichains_file(golden, tmp_path, capsys):
+    """In one step what a folder made of the file and ``--resume latest`` do in two; bit for bit."""
+    file = tmp_path / "train.json"
     file.write_text(json.dumps(options(golden)))
-    command = ["from-pt", str(POINT_MASS), "--config", str(file), "--run", str(run), "--policy-only"]
-    assert embodichain.main(command) == 0
+    one, two = tmp_path / "one", tmp_path / "two"
+    assert main(["--config", str(file), "--run", str(one), "--resume", str(POINT_MASS)]) == 0
+    embodichain.main(["from-pt", str(POINT_MASS), "--config", str(file), "--run", str(two)])
+    assert main(["--run", str(two), "--resume", "latest"]) == 0
+    ended = []
+    for run in (one, two):
+        directory, config = open_run_directory(run)
+        ended.append(load_checkpoint(directory.find("latest", print), build(config).state))
+    assert ended[0][1]["num_updates"] == 4
+    assert_same(ended[0][0].train, ended[1][0].train)
+
+    assert main(["--config", str(file), "--run", str(one), "--resume", str(POINT_MASS)]) == 2
+    assert "holds a run already" in capsys.readouterr().err
+    for wrong, message in ((tmp_path / "none.pt", "No such file"), (SEED, "lacks actor.1.weight")):
+        assert main(["--config", str(file), "--run", str(tmp_path / wrong.stem), "--resume", str(wrong)]) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_an_asynchronous_run_goes_on_from_embodichains_file(golden, tmp_path):
+    """Its schedule of versions begins with the file's updates, each of which used the newest parameters."""
     raw = options(golden)
-    raw["policy"]["init_from"] = str(run)
+    del raw["trainer"]["learning_env"]
+    raw["env"] = {"id": "torch:torch_tasks:Wide"}
+    raw["trainer"]["collector"] = {"mode": "async"}
+    config = parse_config(raw)
+    one, two = tmp_path / "one", tmp_path / "two"
+    train(config, run_dir=one, resume=str(POINT_MASS))
+    embodichain.import_pt(POINT_MASS, config, two)
+    assert json.loads((two / "schedule.json").read_text())["versions"] == [0, 1]
+    train(config, run_dir=two, resume="latest")
+    for run in (one, two):
+        assert json.loads((run / "schedule.json").read_text())["versions"][:2] == [0, 1]
+        assert open_run_directory(run)[0].find("latest", print).name == "point_mass_step_256"
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_a_config_starts_from_embodichains_policy(steps, golden, tmp_path):
+    """``policy.init_from`` names its file, or a run made of it: here with another optimizer and batch size."""
+    file, source = tmp_path / "train.json", POINT_MASS
+    if steps == 2:
+        file.write_text(json.dumps(options(golden)))
+        source = tmp_path / "theirs"
+        command = ["from-pt", str(POINT_MASS), "--config", str(file), "--run", str(source), "--policy-only"]
+        assert embodichain.main(command) == 0
+    raw = options(golden)
+    raw["policy"]["init_from"] = str(source)
     raw["algorithm"]["cfg"] |= {"optimizer": {"name": "sgd", "learning_rate": 1e-9}, "batch_size": 16}
-    state, _ = load_checkpoint(
-        train(parse_config(raw), run_dir=tmp_path / "ours").latest_checkpoint_path, build(parse_config(raw)).state
-    )
+    result = train(parse_config(raw), run_dir=tmp_path / "ours")
+    assert result.num_updates == 4
+    state, _ = load_checkpoint(result.latest_checkpoint_path, build(parse_config(raw)).state)
     theirs = pt_file.read_pt(POINT_MASS).policy
     ours = state_dict_from_params(build(parse_config(raw)).policy, state.train.params)
     for name, x in theirs.items():  # at this rate it has not moved; its normalizers have

@@ -9,8 +9,9 @@ import jax
 import numpy as np
 import pytest
 
+from ejax import registry
 from ejax.build import build
-from ejax.checkpoint import load_checkpoint
+from ejax.checkpoint import CheckpointError, load_checkpoint
 from ejax.config import ConfigError, parse_config
 from ejax.config.check import check
 from ejax.evaluate import evaluate_run
@@ -69,8 +70,9 @@ def assert_same(a: Any, b: Any) -> None:
 @pytest.mark.parametrize("of_run", [True, False])
 def test_parameters_and_statistics_are_taken_over_and_nothing_else(trained: Path, of_run: bool) -> None:
     config = config_with(init_from=str(trained if of_run else newest(trained)))
-    fresh = build(config).state
-    state, reports = start_from_policy(fresh, config)
+    parts = build(config)
+    fresh = parts.state
+    state, reports = start_from_policy(parts, config)
     source = train_state(trained)
     assert_same(state.train.params, source.params)
     assert float(source.params["normalizer"]["actor_obs_normalizer"]["count"]) == 96.0
@@ -85,7 +87,7 @@ def test_at_update_0_the_policy_evaluates_as_the_checkpoint_does(trained: Path) 
     theirs = evaluate_run(trained, checkpoint="latest", num_episodes=8, num_envs=4, seed=3)
     config = config_with(init_from=str(trained))
     parts = build(config)
-    state, _ = start_from_policy(parts.state, config)
+    state, _ = start_from_policy(parts, config)
 
     def mean_return(params: Any) -> float:
         episodes = evaluate(parts.policy, parts.env, params, jax.random.key(3), num_envs=4, num_episodes=8)
@@ -133,7 +135,7 @@ def test_other_shapes_are_refused_one_by_one(trained: Path, tmp_path: Path) -> N
 def test_what_changes_the_meaning_of_equal_shapes_is_told(trained: Path) -> None:
     relu = {"type": "mlp", "network_cfg": {"hidden_sizes": [8], "activation": "relu"}}
     config = config_with(network=relu, init_from=str(trained), initial_log_std=-1.0, log_std_range=[-4.0, 2.0])
-    _, reports = start_from_policy(build(config).state, config)
+    _, reports = start_from_policy(build(config), config)
     assert reports[1:] == [
         'policy.actor.network_cfg.activation was "tanh" there and is "relu" here',
         'policy.critic.network_cfg.activation was "tanh" there and is "relu" here',
@@ -149,12 +151,18 @@ def test_a_missing_or_damaged_checkpoint_is_refused(trained: Path, tmp_path: Pat
         (source / "meta.json").write_text("{}")
     config = config_with(init_from=str(source))
     with pytest.raises(ConfigError, match=r"policy\.init_from.*(is damaged|does not exist)"):
-        start_from_policy(build(config).state, config)
+        start_from_policy(build(config), config)
 
 
-def test_embodichains_file_names_the_command_that_converts_it() -> None:
-    with pytest.raises(ConfigError, match=r"python -m interop\.embodichain from-pt best\.pt .*--policy-only"):
-        config_with(init_from="best.pt")
+def test_embodichains_file_without_what_reads_it_names_the_remedy(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(registry.CHECKPOINT_READERS, ".pt", "no_such_module:read")
+    remedy = r"best\.pt is read by interop: pip install 'ejax\[torch\]' .*no_such_module"
+    with pytest.raises(ConfigError, match=rf"policy\.init_from.*{remedy}"):
+        train(config_with(init_from="best.pt"), run_dir=tmp_path / "a")
+    with pytest.raises(CheckpointError, match=remedy):
+        train(config_with(), resume="best.pt", run_dir=tmp_path / "b")
 
 
 def test_the_key_is_used(tmp_path: Path) -> None:

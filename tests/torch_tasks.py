@@ -87,6 +87,18 @@ class Counting:
         self.buffer[rows, 3] = torch.rand(len(rows), generator=self.generator)
 
 
+class Wide(Counting):
+    """As wide as PointMassEnv: 14 observations, 2 actions."""
+
+    def __init__(self, num_envs: int = 3, device: str = "cpu", **options: Any) -> None:
+        super().__init__(num_envs, device, **options)
+        self.single_observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (14,))
+        self.single_action_space = gymnasium.spaces.Box(-1.0, 1.0, (2,))
+
+    def observe(self) -> Any:
+        return torch.cat([self.buffer] * 4, dim=1)[:, :14]
+
+
 class Nested(Counting):
     """Observes a mapping; its spaces are those of all rows together."""
 

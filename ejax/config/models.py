@@ -238,19 +238,8 @@ class PolicyConfig(BaseModel):
     critic_obs_normalization: bool = False
     obs_groups: ObsGroups = ObsGroups()
     init_from: str | None = None
-    """ejax: the policy to start from: a checkpoint's folder, or a run's (its best checkpoint). Optimizer and step
-    count start anew."""
-
-    @field_validator("init_from")
-    @classmethod
-    def _is_a_folder(cls, name: str | None) -> str | None:
-        if name is not None and name.endswith(".pt"):
-            raise ValueError(
-                f"got '{name}'; must be a folder. Make one of EmbodiChain's file first: "
-                f"python -m interop.embodichain from-pt {name} --config TRAIN.yaml --run DIR --policy-only "
-                "(with ejax[torch]), then give DIR"
-            )
-        return name
+    """ejax: the policy to start from: a checkpoint's folder, a run's (its best checkpoint), or EmbodiChain's file
+    ``….pt``. Optimizer and step count start anew."""
 
     @field_validator("name")
     @classmethod
