@@ -71,7 +71,8 @@ def facts_of(info: Mapping[str, Any], num_envs: int) -> tuple[dict[str, NDArray[
         part = info.get(group)
         named |= {f"{group}/{name}": x for name, x in part.items()} if isinstance(part, Mapping) else {}
     rows = {name: x for name, x in named.items() if isinstance(x, torch.Tensor) and x.shape[:1] == (num_envs,)}
-    facts = {name: numpy_of(x, f"info.{name}", None).astype(np.float32) for name, x in rows.items()}
+    shapes = {"success": (num_envs,)}
+    facts = {name: numpy_of(x, f"info.{name}", shapes.get(name)).astype(np.float32) for name, x in rows.items()}
     return facts, [name for name in named if name not in rows]
 
 

@@ -57,7 +57,8 @@ class TorchVectorEnv(Protocol):
 
 
 class TorchVector:
-    """A vector environment of torch.
+    """A vector environment of torch that resets rows which ended in the same step, or in the next one, where its
+    ``metadata`` tells so in Gymnasium's way: that step is no transition (``info["valid"]`` False).
 
     Tensors on the CPU are seen as NumPy arrays without a copy. What is handed on is copied once, since an environment
     may write its next observation over this one.
@@ -67,12 +68,12 @@ class TorchVector:
         device: where the environment's tensors are, and actions go.
         final_obs_key: where in ``info`` the terminal observations are, [N, ...] of which those of rows that ended are
             read; dots lead into mappings. None: any of ``FINAL_OBS_KEYS``.
-        row_reset_option: what ``reset(options={…: indices})`` calls the rows to reset: ``env_ids`` in EmbodiChain,
-            ``env_idx`` in ManiSkill. None: it cannot reset some rows only.
+        row_reset_option: what ``reset(options={…: indices})`` calls the rows to reset: ``env_ids`` in EmbodiChain
+            (``reset_ids`` in its simulated tasks), ``env_idx`` in ManiSkill. None: it cannot reset some rows only.
         clip_actions: Box actions are clipped to the bounds of their space; EmbodiChain's trainers do not do that.
 
     Raises:
-        ValueError: not such an environment, or one that does not reset in the same step.
+        ValueError: not such an environment, or one that does not reset rows itself.
     """
 
     seeds_rows = False
@@ -89,20 +90,24 @@ class TorchVector:
         if not isinstance(env, TorchVectorEnv):
             raise ValueError(f"a {type(env).__name__} is no vector environment: it needs num_envs, reset, step, close")
         mode = (getattr(env, "metadata", None) or {}).get("autoreset_mode", AutoresetMode.SAME_STEP)
-        if mode is not AutoresetMode.SAME_STEP:
+        if mode not in (AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP):
             raise ValueError(
-                f"{type(env).__name__} has autoreset_mode {mode}; rows that ended must be reset in the same step: make "
-                "it with autoreset_mode SAME_STEP, or use the family gymnasium"
+                f"{type(env).__name__} has autoreset_mode {mode}; it must reset rows that ended itself: make it with "
+                "autoreset_mode SAME_STEP or NEXT_STEP, or use the family gymnasium"
             )
-        self.env, self.device = env, torch.device(device)
+        self.env, self.mode, self.device = env, mode, torch.device(device)
         self.final_obs_key, self.row_reset_option, self.clip_actions = final_obs_key, row_reset_option, clip_actions
         self.num_envs = int(env.num_envs)
         self._raw_space = row_space(env, "observation", self.num_envs)
         self.observation_space: gymnasium.Space[Any] = rows_space(self._raw_space)
         self.action_space = row_space(env, "action", self.num_envs)
-        self.max_episode_steps = int(getattr(env, "max_episode_steps", 0) or 0)
+        limits = (
+            getattr(env, name, None) for name in ("max_episode_steps", "max_episode_length")
+        )  # theirs, Isaac Lab's
+        self.max_episode_steps = int(next((limit for limit in limits if limit), 0))
         self.row_seed = np.zeros(self.num_envs, np.uint32)
         self._obs: PyTree = None
+        self._resets_next = np.zeros(self.num_envs, bool)
         self._facts: dict[str, NDArray[np.float32]] | None = None
         """What ``info`` told in the first step: the same names at every step."""
         self._told: set[str] = set()
@@ -117,6 +122,7 @@ class TorchVector:
         """
         chosen = np.ones(self.num_envs, bool) if rows is None else rows
         self.row_seed = np.where(chosen, seed, self.row_seed).astype(np.uint32)
+        self._resets_next &= ~chosen
         with torch.no_grad():
             if chosen.all() or self._obs is None:
                 raw, _ = self.env.reset(seed=int(self.row_seed[0]))
@@ -131,21 +137,33 @@ class TorchVector:
         before = self._obs
         given = torch.from_numpy(into_space(self.action_space, action, clip=self.clip_actions)).to(self.device)
         with torch.no_grad():
-            raw, raw_reward, raw_terminated, raw_truncated, info = self.env.step(given)
+            told = self.env.step(given)
+        if len(told) != 5:
+            raise ValueError(
+                f"{type(self.env).__name__}.step gave {len(told)} things, must give 5: obs, reward, terminated, "
+                "truncated, info (RSL-RL's wrappers give four: name the environment below them)"
+            )
+        raw, raw_reward, raw_terminated, raw_truncated, info = told
+        info = {} if info is None else info
         reward = numpy_of(raw_reward, "reward", (self.num_envs,))
         terminated, truncated = (
             numpy_of(x, name, (self.num_envs,), boolean=True)
             for x, name in ((raw_terminated, "terminated"), (raw_truncated, "truncated"))
         )
         done = terminated | truncated
-        self._obs = self._read(raw)
+        self._obs = final_obs = self._read(raw)
+        facts = self._info(info, done)
+        if self.mode is AutoresetMode.NEXT_STEP:
+            facts["valid"], self._resets_next = ~self._resets_next, done.copy()
+        elif done.any():
+            final_obs = self._final_obs(info, done, before)
         return HostTimestep(
             obs=self._obs,
             reward=np.array(reward, np.float32),
             terminated=terminated.copy(),
             truncated=truncated.copy(),
-            info=self._info(info, done),
-            final_obs=self._final_obs(info, done, before) if done.any() else self._obs,
+            info=facts,
+            final_obs=final_obs,
         )
 
     def reports(self) -> list[str]:
@@ -155,16 +173,16 @@ class TorchVector:
     def close(self) -> None:
         self.env.close()
 
-    def _read(self, raw: Any) -> PyTree:
+    def _read(self, raw: Any, name: str = "obs") -> PyTree:
         """Observations as float32 vectors [N, F], copied."""
-        return as_rows(self._raw_space, numpy_tree(raw, self._raw_space, self.num_envs, self.device))
+        return as_rows(self._raw_space, numpy_tree(raw, self._raw_space, self.num_envs, self.device, name))
 
     def _reset_some(self, rows: Rows) -> PyTree:
         name = f"{type(self.env).__name__}.reset"
         remedy = (
             "give env.cfg.row_reset_option the name under which its options take the indices of rows (EmbodiChain: "
-            "env_ids, ManiSkill: env_idx), or keep what forces single rows to reset from happening: values that are "
-            "not finite"
+            "env_ids, in simulated tasks reset_ids; ManiSkill: env_idx), or keep what forces single rows to reset from "
+            "happening: values that are not finite"
         )
         if self.row_reset_option is None:
             raise ValueError(
@@ -189,9 +207,9 @@ class TorchVector:
 
     def _final_obs(self, info: Any, done: Rows, before: PyTree) -> PyTree:
         """``self._obs`` with the rows that ended as they were before the reset."""
-        if self.final_obs_key is None:
-            found = next((info[key] for key in FINAL_OBS_KEYS if info.get(key) is not None), None)
-        else:
+        name = self.final_obs_key or next((key for key in FINAL_OBS_KEYS if info.get(key) is not None), "")
+        found = info.get(name) if name else None
+        if self.final_obs_key is not None:
             found = info
             for key in self.final_obs_key.split("."):
                 found = found.get(key) if isinstance(found, Mapping) else None
@@ -204,7 +222,7 @@ class TorchVector:
                 "info): where an episode is cut off, the value of the observation before its last step stands in"
             )
             return replace_rows(done, before, self._obs)
-        return replace_rows(done, self._read(found), self._obs)
+        return replace_rows(done, self._read(found, f"info.{name}"), self._obs)
 
     def _info(self, info: Mapping[str, Any], done: Rows) -> dict[str, Any]:
         """``success``, ``metrics`` and ``rewards``; of rows that ended, what ``final_info`` tells wins."""

@@ -307,6 +307,15 @@ def broken(change: Any) -> Any:
         (lambda o, r, te, tr, i: (o, r, te, tr[:2], i), r"truncated has shape \[2\], must have \[3\]"),
         (lambda o, r, te, tr, i: (o[:, :2], r, te, tr, i), r"obs has shape \[3, 2\], must have \[3, 4\]"),
         (lambda o, r, te, tr, i: ({"a": o}, r, te, tr, i), r"obs is a dict, must be a tensor"),
+        (lambda o, r, te, tr, i: (o, r, te, i), r"step gave 4 things, must give 5: .*RSL-RL's wrappers give four"),
+        (
+            lambda o, r, te, tr, i: (o, r, te, ~te, {"final_obs": o[:1]}),
+            r"info.final_obs has shape \[1, 4\], must have \[3, 4\]",
+        ),
+        (
+            lambda o, r, te, tr, i: (o, r, te, tr, {"success": te[:, None]}),
+            r"info.success has shape \[3, 1\], must have \[3\]",
+        ),
         (lambda o, r, te, tr, i: (o * 1j, r, te, tr, i), r"obs is torch.complex64, .* floats, integers or bools"),
     ],
 )
@@ -329,11 +338,75 @@ def test_missing_parts_of_an_observation_are_named() -> None:
         TorchVector(inner).reset(SEEDS)
 
 
-def test_an_environment_that_resets_in_the_next_step_is_refused() -> None:
+class ResetsNext(Counting):
+    """Resets rows that ended in the step after, whose action it passes over."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}
+
+    def step(self, action: Any) -> Any:
+        ended = torch.nonzero(self.buffer[:, 1] >= self.length + self.buffer[:, 0])[:, 0]
+        self.buffer[:, 1] += 1.0
+        super()._start(ended)
+        truncated = self.buffer[:, 1] >= self.length + self.buffer[:, 0]
+        return self.observe(), self.buffer[:, 1].clone(), torch.zeros_like(truncated), truncated, {}
+
+
+def test_a_step_that_only_resets_is_no_transition() -> None:
+    """Episodes of 2, 3 and 4 steps."""
+    env = TorchVector(ResetsNext(length=2))
+    env.reset(SEEDS)
+    steps = play(env, 5)
+    np.testing.assert_array_equal([step.truncated for step in steps[1:4]], np.eye(3, dtype=bool))
+    invalid = [[False, False, False], [False, False, False], [True, False, False], [False, True, False]]
+    np.testing.assert_array_equal([~step.info["valid"] for step in steps[:4]], invalid)
+    np.testing.assert_array_equal(~steps[4].info["valid"], [False, False, True])
+    for step in steps:  # what ended is seen before it is reset
+        np.testing.assert_array_equal(step.final_obs, step.obs)
+    np.testing.assert_array_equal([step.obs[0, 1] for step in steps], [1, 2, 0, 1, 2])
+    assert env.reports() == []
+    env.reset(SEEDS)
+    assert play(env, 1)[0].info["valid"].all()
+
+
+def test_a_rollout_masks_the_steps_that_only_reset() -> None:
+    env = TorchVector(ResetsNext(length=2))
+    network = NetworkConfig(hidden_sizes=(8,), activation="tanh")
+    policy = ActorCritic(action_spec(env.action_space), network, network)
+    params = policy.init(jax.random.key(0), np.zeros((3, 4), np.float32))
+    with HostCollector(policy, [env], num_steps=5, seed=0) as collector:
+        rollout = collector.collect(params, jax.random.key(1), index=0).rollout
+    np.testing.assert_array_equal(rollout.extras["valid"][:, 0], [True, True, False, True, True])
+    np.testing.assert_array_equal(rollout.truncated[:, 0], [False, True, False, False, True])
+
+
+def test_an_environment_that_does_not_reset_rows_itself_is_refused() -> None:
     inner = Counting()
-    inner.metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}
-    with pytest.raises(ValueError, match="must be reset in the same step"):
+    inner.metadata = {"autoreset_mode": AutoresetMode.DISABLED}
+    with pytest.raises(ValueError, match="must reset rows that ended itself"):
         TorchVector(inner)
+
+
+def test_info_may_be_none_or_a_tensordict() -> None:
+    tensordict = pytest.importorskip("tensordict")
+    env = TorchVector(broken(lambda o, r, te, tr, i: (o, r, te, tr, None)))
+    env.reset(SEEDS)
+    assert np.isnan(play(env, 3)[-1].info["success"]).all()
+    plain = TorchVector(Counting(final="final_obs"))
+    wrapped = TorchVector(broken(lambda o, r, te, tr, i: (o, r, te, tr, tensordict.TensorDict(i, batch_size=3))))
+    wrapped.env.final = "final_obs"
+    played = []
+    for env in (plain, wrapped):
+        env.reset(SEEDS)
+        played.append(play(env, 4))
+    jax.tree.map(np.testing.assert_array_equal, *played)
+
+
+def test_isaac_labs_name_of_the_episodes_length_is_known() -> None:
+    inner = Counting()
+    inner.max_episode_length = 7
+    assert TorchVector(inner).max_episode_steps == 7
 
 
 def test_an_environment_without_spaces_is_refused() -> None:
