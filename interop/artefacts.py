@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from interop.parity import FloatArray, Run
+from interop.parity import Run
 from interop.policy_spec import PolicySpec
 
 _LIBRARIES = ("ejax", "jax", "flax", "numpy", "torch", "safetensors", "onnx", "onnxruntime")
@@ -82,7 +82,7 @@ def _load_torchscript(path: Path, spec: PolicySpec) -> Run:
 def _run_torch(module: Callable[..., Any]) -> Run:
     import torch
 
-    def run(leaves: list[FloatArray]) -> list[NDArray[Any]]:
+    def run(leaves: list[NDArray[Any]]) -> list[NDArray[Any]]:
         with torch.no_grad():
             outputs = module(*map(torch.tensor, leaves))
         return [y.numpy() for y in outputs]
@@ -94,7 +94,7 @@ def _load_onnx(path: Path, spec: PolicySpec) -> Run:
     import onnxruntime
 
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    return lambda leaves: session.run(list(spec.outputs), dict(zip(spec.actor.inputs, leaves, strict=True)))
+    return lambda leaves: session.run(list(spec.outputs), dict(zip(spec.inputs, leaves, strict=True)))
 
 
 def _load_stablehlo(path: Path, spec: PolicySpec) -> Run:

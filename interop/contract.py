@@ -7,11 +7,13 @@ from typing import Any
 import gymnasium
 import numpy as np
 
+from ejax.envs.action_chunk import ActionChunk
 from ejax.envs.cart_pole import CartPoleRL
 from ejax.envs.mujoco import Physics
 from ejax.envs.pick_place import OBSERVATION, PickPlaceRL
 from ejax.envs.point_mass import PointMassRL
 from ejax.envs.push_cube import PushCubeRL
+from ejax.envs.rendered import RenderedEnv
 from ejax.types import Env, HostEnv, RenderableEnv
 from interop.cases import feature_ranges
 from interop.parity import Arrays
@@ -66,23 +68,18 @@ def make_contract(
     """
     Args:
         env_config: ``id`` and ``cfg`` of the environment.
-        seen: observations of the environment by path, [B, F] each.
+        seen: observations of the environment by path, [B, ...] each.
         clipping: why the action is clipped, or is not.
     """
     period = control_period(env)
-    known = _FEATURES.get(type(env), {})
-    ranges = feature_ranges(seen, env.observation_space)
+    task, chunk = _task_of(env)
+    known = _FEATURES.get(type(task), {})
+    if isinstance(env, RenderedEnv):
+        known = {"state" if name == WHOLE else name: features for name, features in known.items()}
+    ranges = feature_ranges(seen, env.observation_space, spec)
     observation = [
-        {
-            "name": name,
-            "shape": ["batch", spec.observation[name]],
-            "dtype": "float32",
-            "features": _features(known.get(name)),
-            "low": ranges[name][0].tolist(),
-            "high": ranges[name][1].tolist(),
-            "range": "the observation space's bounds; what the policy met in the environment where there are none",
-        }
-        for name in spec.actor.inputs
+        _image(name, spec) if name in spec.images else _numbers(name, spec, known.get(name), ranges[name])
+        for name in spec.inputs
     ]
     outputs = [
         {
@@ -98,8 +95,8 @@ def make_contract(
         "call": "every artefact takes the arrays of 'observation' in this order and returns those of 'outputs'",
         "env": {
             **env_config,
-            "parameters": dataclasses.asdict(env)
-            if isinstance(env, PushCubeRL | PickPlaceRL | CartPoleRL | PointMassRL)
+            "parameters": dataclasses.asdict(task)
+            if isinstance(task, PushCubeRL | PickPlaceRL | CartPoleRL | PointMassRL)
             else None,
             "max_episode_steps": env.max_episode_steps,
         },
@@ -108,7 +105,8 @@ def make_contract(
         "outputs": outputs,
         "action": {
             "head": spec.head,
-            "features": _features(known.get("action")),
+            "features": _features(_in_chunks(known.get("action"), chunk)),
+            **_chunk(env.action_space, chunk, period),
             **_action_bounds(env.action_space),
             "clipped": spec.clip is not None,
             "clipping": clipping,
@@ -117,7 +115,10 @@ def make_contract(
 
 
 def control_period(env: Env | HostEnv) -> float | None:
-    """Seconds between two actions, None where the environment does not tell."""
+    """Seconds between two decisions, None where the environment does not tell."""
+    if isinstance(env, ActionChunk):
+        period = control_period(env.env)
+        return None if period is None else period * env.size
     if isinstance(env, RenderableEnv):
         return env.control_period
     if isinstance(env, PushCubeRL | CartPoleRL):
@@ -132,6 +133,64 @@ _MEANING = {
     "log_std": "of the normal distribution; log of the standard deviation",
     "logits": "unnormalized log-probabilities of the choices, dimension after dimension",
 }
+
+
+def _task_of(env: Env | HostEnv) -> tuple[Env | HostEnv, int]:
+    """The environment that the numbers are of, and how many of its actions are one decision."""
+    if isinstance(env, ActionChunk):
+        task, chunk = _task_of(env.env)
+        return task, chunk * env.size
+    return (env.drawn, env.action_chunk) if isinstance(env, RenderedEnv) else (env, 1)
+
+
+def _image(name: str, spec: PolicySpec) -> dict[str, Any]:
+    return {
+        "name": name,
+        "shape": ["batch", *spec.images[name]],
+        "dtype": "uint8",
+        "meaning": "an image: rows from the top, columns from the left, red, green, blue; taken as it is, not scaled",
+        "low": 0,
+        "high": 255,
+    }
+
+
+def _numbers(name: str, spec: PolicySpec, known: list[tuple[str, str]] | None, limits: Any) -> dict[str, Any]:
+    read = spec.read(name)
+    told: dict[str, Any] = {
+        "name": name,
+        "shape": ["batch", len(read)],
+        "dtype": "float32",
+        "features": _features(None if known is None else [known[i] for i in read]),
+        "low": limits[0][list(read)].tolist(),
+        "high": limits[1][list(read)].tolist(),
+        "range": "the observation space's bounds; what the policy met in the environment where there are none",
+    }
+    if name in spec.unread:
+        told["entries"] = list(read)
+        told["entries_of"] = (
+            f"which of the {spec.observation[name]} numbers in training these are; the policy does not read the others"
+        )
+    return told
+
+
+def _in_chunks(known: list[tuple[str, str]] | None, chunk: int) -> list[tuple[str, str]] | None:
+    """The features of each action of a decision."""
+    if known is None or chunk == 1:
+        return known
+    return [(f"{name}, action {i + 1} of {chunk}", unit) for i in range(chunk) for name, unit in known]
+
+
+def _chunk(space: gymnasium.Space, chunk: int, period: float | None) -> dict[str, Any]:
+    """Nothing for single actions."""
+    if chunk == 1 or not isinstance(space, gymnasium.spaces.Box):
+        return {}
+    return {
+        "chunk": {
+            "shape": [chunk, space.shape[0] // chunk],
+            "meaning": "one decision is a sequence of actions, the first one first: reshape it to this shape",
+            "action_rate_hz": None if period is None else round(chunk / period, 6),
+        }
+    }
 
 
 def _features(known: list[tuple[str, str]] | None) -> list[dict[str, str]] | None:

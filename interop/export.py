@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import gymnasium
-import jax
 import numpy as np
 
 from ejax.build import build_env
@@ -31,15 +30,17 @@ from ejax.checkpoint import CheckpointError, verify_checkpoint
 from ejax.config import ConfigError
 from ejax.device import prepare_jax
 from ejax.evaluate import load_policy
-from ejax.policies import ActorCritic, ActorOnly, NetworkConfig
+from ejax.policies import ActorCritic, ActorOnly
+from ejax.policies.vision import VisionPolicy
 from ejax.run_dir import open_run_directory
 from ejax.types import Env, HostEnv, Params, Policy
 from interop.artefacts import FORMATS, library_versions
-from interop.cases import Bounds, draw_cases, leaves_of, observe
+from interop.cases import Bounds, draw_cases, observe
 from interop.contract import make_contract
+from interop.describe import spec_of
 from interop.host_cases import observe_host
 from interop.parity import Case, ParityError, save_cases
-from interop.policy_spec import NetworkSpec, PolicySpec
+from interop.policy_spec import PolicySpec
 from interop.verify import check_artefacts, format_table, raise_on_problems, sha256
 from interop.weights import state_dict_from_params
 from interop.write_artefacts import WRITERS, Trained
@@ -129,9 +130,14 @@ def export_policy(
     _check_formats(formats)
     if to.exists() and any(to.iterdir()):
         raise FileExistsError(f"{to} holds files already; give a new folder")
-    if not isinstance(policy, ActorCritic | ActorOnly):
-        raise ValueError(f"policies of the class {type(policy).__name__} have no torch twin: ActorCritic, ActorOnly do")
+    if not isinstance(policy, ActorCritic | ActorOnly | VisionPolicy):
+        raise ValueError(
+            f"policies of the class {type(policy).__name__} have no torch twin: ActorCritic, ActorOnly, VisionPolicy do"
+        )
     spec = spec_of(policy, env)
+    if isinstance(policy, VisionPolicy) and not spec.observation:
+        policy = policy.clone(actor_obs_normalization=False)  # of numbers, and there are none
+        spec = spec_of(policy, env)
     bounds = _finite_bounds(env.action_space) if spec.head == "normal" else None
     env_clips: bool | None
     if isinstance(env, HostEnv):
@@ -145,47 +151,6 @@ def export_policy(
     contract = make_contract(origin["env"], env, spec, seen, reason)
     facts = {"checkpoint": origin["checkpoint"], "global_step": origin["global_step"], "clipping": reason}
     return _write(to, formats, trained, contract, cases, facts)
-
-
-def spec_of(policy: ActorCritic | ActorOnly, env: Env | HostEnv) -> PolicySpec:
-    """What the twin needs to know of a policy, without its weights."""
-    observation = {name: int(x.shape[-1]) for name, x in leaves_of(_observed(env)).items()}
-    action = policy.action_spec
-    critic = None
-    if isinstance(policy, ActorCritic):
-        critic = _network_spec(policy.critic, policy.critic_obs_groups, policy.critic_obs_normalization, observation)
-    return PolicySpec(
-        observation=observation,
-        actor=_network_spec(policy.actor, policy.actor_obs_groups, policy.actor_obs_normalization, observation),
-        critic=critic,
-        head=action.kind,
-        sizes=action.sizes,
-        low=action.low,
-        high=action.high,
-        log_std_range=policy.log_std_range,
-    )
-
-
-def _observed(env: Env | HostEnv) -> Any:
-    """Something with the shapes of one observation."""
-    if isinstance(env, HostEnv):
-        return env.observation_space
-    return jax.eval_shape(lambda: env.reset(jax.random.key(0))[1])
-
-
-def _network_spec(
-    network: NetworkConfig, groups: tuple[str, ...], normalized: bool, observation: Mapping[str, int]
-) -> NetworkSpec:
-    inside = [[name for name in observation if name == group or name.startswith(f"{group}.")] for group in groups]
-    return NetworkSpec(
-        inputs=tuple(name for names in inside for name in names) if groups else tuple(observation),
-        normalized=normalized,
-        hidden_sizes=network.hidden_sizes,
-        activation=network.activation,
-        last_activation=network.last_activation,
-        use_layernorm=network.use_layernorm,
-        dropout_p=network.dropout_p,
-    )
 
 
 def _finite_bounds(space: gymnasium.Space) -> Bounds | None:

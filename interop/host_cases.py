@@ -9,30 +9,28 @@ from numpy.typing import NDArray
 
 from ejax.collectors.host import act
 from ejax.types import HostEnv, Params, Policy, PyTree
-from interop.cases import Bounds, leaves_of
+from interop.cases import Bounds, as_read, leaves_of, steps_to_observe
 from interop.parity import Arrays
-
-_NUM_STEPS = 128
 
 
 def observe_host(policy: Policy, env: HostEnv, params: Params, bounds: Bounds | None) -> tuple[Arrays, bool | None]:
     """Act in the environment with sampled actions, so that the observations spread as in training.
 
     Returns:
-        The observations [B, F] by path; whether the environment clips actions to ``bounds`` (what stands between it and
-        the policy included): from the same seeds, actions far beyond them did the same as clipped ones. None: it does
-        not even do the same when it is given the same.
+        The observations [B, ...] by path; whether the environment clips actions to ``bounds`` (what stands between it
+        and the policy included): from the same seeds, actions far beyond them did the same as clipped ones. None: it
+        does not even do the same when it is given the same.
     """
     seed = np.random.SeedSequence(0).generate_state(env.num_envs).astype(np.uint32)
     key = jax.random.key(0)
     obs = env.reset(seed)
     seen: list[PyTree] = []
     actions: list[NDArray[Any]] = []
-    for t in range(_NUM_STEPS):
+    for t in range(steps_to_observe(policy, env.observation_space)):
         seen.append(jax.tree.map(np.array, leaves_of(obs)))  # a copy: it may write the next one over this one
         actions.append(np.asarray(act(policy, params, obs, key, np.int32(t), {})))
         obs = env.step(actions[-1]).obs
-    together = jax.tree.map(lambda *steps: np.concatenate(steps).astype(np.float32), *seen)
+    together = as_read(policy, jax.tree.map(lambda *steps: np.concatenate(steps), *seen))
     return together, False if bounds is None else _clips(env, seed, np.stack(actions), bounds)
 
 

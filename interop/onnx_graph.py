@@ -20,11 +20,11 @@ _SIMPLE_ACTIVATIONS = {"relu": "Relu", "elu": "Elu", "tanh": "Tanh", "none": "Id
 
 
 def make_onnx(spec: PolicySpec, state_dict: Mapping[str, NDArray[np.float32]]) -> onnx.ModelProto:
-    """The deployed policy: inputs ``spec.actor.inputs`` [batch, F], outputs ``spec.outputs``, both by name."""
+    """The deployed policy: inputs ``spec.inputs`` [batch, ...], outputs ``spec.outputs``, both by name."""
     graph = _Graph()
-    leaves = list(spec.actor.inputs)
-    x = leaves[0] if len(leaves) == 1 else graph.node("Concat", *leaves, axis=-1)
-    output = graph.mlp(x, spec.actor, state_dict)
+    seen = [graph.encoder(name, spec, state_dict) for name in spec.images]
+    numbers = [graph.numbers(spec, state_dict)] if spec.actor.inputs else []
+    output = graph.mlp(graph.concat(*seen, *numbers), spec.actor, state_dict)
     if spec.continuous:
         graph.continuous_head(output, spec, state_dict)
     else:
@@ -33,7 +33,7 @@ def make_onnx(spec: PolicySpec, state_dict: Mapping[str, NDArray[np.float32]]) -
         helper.make_graph(
             graph.nodes,
             "policy",
-            [helper.make_tensor_value_info(n, TensorProto.FLOAT, ["batch", spec.observation[n]]) for n in leaves],
+            [_input_info(name, spec) for name in spec.inputs],
             [_output_info(name, spec) for name in spec.outputs],
             graph.constants,
         ),
@@ -62,11 +62,40 @@ class _Graph:
         self.constants.append(numpy_helper.from_array(np.ascontiguousarray(value, dtype), name))
         return name
 
+    def concat(self, *parts: str) -> str:
+        return parts[0] if len(parts) == 1 else self.node("Concat", *parts, axis=-1)
+
+    def encoder(self, name: str, spec: PolicySpec, weights: Mapping[str, NDArray[np.float32]]) -> str:
+        """Where an image's channels are active: [batch, 2·channels]."""
+        encoder = spec.encoder
+        if encoder is None:
+            raise ValueError(f"the policy spec has the image '{name}', but no encoder")
+        x = self.node("Cast", name, to=TensorProto.FLOAT)
+        x = self.node("Sub", self.node("Div", x, self.constant(127.5)), self.constant(1.0))
+        x = self.node("Transpose", x, perm=[0, 3, 1, 2])
+        for i, (stride, (before, behind)) in enumerate(zip(encoder.strides, encoder.padding, strict=True)):
+            parameters = [self.constant(weights[f"encoder_{name}.{i}.{part}"]) for part in ("weight", "bias")]
+            pads = [before, before, behind, behind]
+            x = self.node("Relu", self.node("Conv", x, *parameters, strides=[stride, stride], pads=pads))
+        rows, columns = encoder.places(*spec.images[name][:2])
+        flat = self.constant((0, 0, rows * columns), np.int64)  # 0: as it is
+        share = self.node("Softmax", self.node("Reshape", x, flat), axis=-1)
+        grid = np.meshgrid(np.linspace(-1.0, 1.0, rows), np.linspace(-1.0, 1.0, columns), indexing="ij")
+        place = self.node("MatMul", share, self.constant(np.stack(grid, axis=-1).reshape(-1, 2)))
+        return self.node("Flatten", self.node("Transpose", place, perm=[0, 2, 1]), axis=1)
+
+    def numbers(self, spec: PolicySpec, weights: Mapping[str, NDArray[np.float32]]) -> str:
+        """What the actor reads of them, normalized if it is."""
+        x = self.concat(*spec.actor.inputs)
+        if not spec.actor.normalized:
+            return x
+        mean, deviation = (
+            weights[f"actor_obs_normalizer.{part}"][:, list(spec.read_of_all)]
+            for part in ("mean", "standard_deviation")
+        )
+        return self.node("Div", self.node("Sub", x, self.constant(mean)), self.constant(deviation + np.float32(1e-2)))
+
     def mlp(self, x: str, network: NetworkSpec, weights: Mapping[str, NDArray[np.float32]]) -> str:
-        if network.normalized:
-            scale = weights["actor_obs_normalizer.standard_deviation"] + np.float32(1e-2)
-            x = self.node("Sub", x, self.constant(weights["actor_obs_normalizer.mean"].reshape(1, -1)))
-            x = self.node("Div", x, self.constant(scale.reshape(1, -1)))
         for i in range(len(network.hidden_sizes)):
             x = self.linear(x, f"actor.{i * network.stride}", weights)
             if network.use_layernorm:
@@ -116,6 +145,11 @@ class _Graph:
             self.nodes.append(helper.make_node("Split", [logits, sizes], parts, axis=-1))
             choice = self.node("Concat", *(self.node("ArgMax", part, axis=-1, keepdims=1) for part in parts), axis=-1)
         self.node("Cast", choice, output="action", to=TensorProto.INT32)
+
+
+def _input_info(name: str, spec: PolicySpec) -> onnx.ValueInfoProto:
+    kind = helper.np_dtype_to_tensor_dtype(np.dtype(spec.input_dtype(name)))
+    return helper.make_tensor_value_info(name, kind, ["batch", *spec.input_shape(name)])
 
 
 def _output_info(name: str, spec: PolicySpec) -> onnx.ValueInfoProto:

@@ -6,10 +6,12 @@ For each row r of a case and each output y
 
 where κ_r is how much JAX's answer in that row depends on rounding: the largest change of its float64 answer when every
 weight and every number of the observation is off by a relative 2⁻²², in either direction at random, and the distance of
-its float32 answer from its float64 one. That is backward stability: an artefact may answer as the exact policy would
-to numbers that are off by a few units in the last place, as another order of summation makes them. The floor is 16
-steps of float32, for rows that are insensitive by luck. Right artefacts of random policies, of every activation and
-with weights up to ±3, came up to half of what is allowed; GELU by its tanh approximation is a hundred times beyond it.
+its float32 answer from its float64 one. Pixels are whole numbers x that the policy turns into x/127.5 − 1: they are off
+by 2⁻²² of x or of |x − 127.5|, whichever is more, each on its own. That is backward stability: an artefact may answer
+as the exact policy would to numbers that are off by a few units in the last place, as another order of summation makes
+them. The floor is 16 steps of float32, for rows that are insensitive by luck. Right artefacts of random policies, of
+every activation and with weights up to ±3, came up to half of what is allowed; GELU by its tanh approximation is a
+hundred times beyond it.
 
 Where actions are choices, a row may differ from JAX's only if the logits tie: the chosen one's logit is no further
 below the best one's than two logits may err together. A NaN has to come out exactly where it comes out of JAX.
@@ -27,8 +29,8 @@ from interop.policy_spec import PolicySpec
 
 FloatArray: TypeAlias = NDArray[np.float32]
 Arrays: TypeAlias = dict[str, NDArray[Any]]
-Run: TypeAlias = Callable[[list[FloatArray]], list[NDArray[Any]]]
-"""An artefact: the arrays ``spec.actor.inputs`` [B, F] in, the arrays ``spec.outputs`` [B, ...] out."""
+Run: TypeAlias = Callable[[list[NDArray[Any]]], list[NDArray[Any]]]
+"""An artefact: the arrays ``spec.inputs`` [B, ...] in, the arrays ``spec.outputs`` [B, ...] out."""
 
 BATCH_SIZES = (1, 2, 7, 1024)
 _FLOOR = 2.0**-19
@@ -44,7 +46,7 @@ class Case:
 
     name: str
     observation: Arrays
-    """Of the actor's inputs: [B, F] float32 each."""
+    """``spec.inputs``: [B, F] float32 each, images [B, height, width, channels] uint8."""
     expected: Arrays
     """``spec.outputs``: [B, ...]"""
     allowed: Arrays
@@ -75,7 +77,7 @@ def compare(run: Run, case: Case, spec: PolicySpec) -> dict[str, dict[str, float
     """
     worst: dict[str, dict[str, float]] = {}
     for rows in _batches(case):
-        answers = run([case.observation[name][:rows] for name in spec.actor.inputs])
+        answers = run([case.observation[name][:rows] for name in spec.inputs])
         if len(answers) != len(spec.outputs):
             raise ParityError(f"{len(answers)} outputs where {spec.outputs} were expected")
         for name, answer in zip(spec.outputs, answers, strict=True):

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from interop.image_encoder import ImageEncoder
 from interop.policy_spec import WHOLE, NetworkSpec, PolicySpec
 from interop.torch_distributions import Categorical, Distribution, MultiCategorical, Normal, TanhNormal
 
@@ -32,35 +33,45 @@ class TorchPolicy(nn.Module):
 
     A ``td`` is a TensorDict, or a dict, with ``obs``: one tensor [N, O] or a nest of them. As in EmbodiChain,
     ``get_action`` and ``get_value`` write into it and return it; ``evaluate_actions`` returns a new one.
+
+    Images are uint8 [N, height, width, channels]. Where the actor does not read all entries of an array, it takes the
+    array as the environment gives it, or without those (as ``contract.json`` lists it); the critic takes all.
     """
 
     _low: Tensor
     _high: Tensor
     _clip_low: Tensor
     _clip_high: Tensor
+    _read: Tensor
 
     def __init__(self, spec: PolicySpec) -> None:
         super().__init__()
         self.spec = spec
         if spec.continuous:
             self.log_std = nn.Parameter(torch.zeros(spec.sizes))
+        if spec.encoder is not None:
+            for name, shape in spec.images.items():
+                self.add_module(f"encoder_{name}", ImageEncoder(spec.encoder, shape))
         self.actor = _make_mlp(spec.actor, spec.width(spec.actor), sum(spec.sizes))
-        self.actor_obs_normalizer = _make_normalizer(spec, spec.actor)
+        self.actor_obs_normalizer = _make_normalizer(spec, spec.actor.normalized, spec.normalizer_inputs)
         if spec.critic is not None:
             self.critic = _make_mlp(spec.critic, spec.width(spec.critic), 1)
-            self.critic_obs_normalizer = _make_normalizer(spec, spec.critic)
+            self.critic_obs_normalizer = _make_normalizer(spec, spec.critic.normalized, spec.critic.inputs)
         low, high = spec.clip or ((), ())
         # constants of the spec, not weights: they move with .to(device) but stay out of the state_dict
         for name, bound in {"low": spec.low, "high": spec.high, "clip_low": low, "clip_high": high}.items():
             self.register_buffer(f"_{name}", torch.tensor(bound), persistent=False)
+        self.register_buffer("_read", torch.tensor(spec.read_of_all, dtype=torch.int64), persistent=False)
 
     def forward(self, td: Any, deterministic: bool = False) -> Any:
         """Write ``action``, ``sample_log_prob`` [N] and ``value`` [N] into ``td``. The action is not clipped."""
-        distribution = self.distribution(td["obs"])
+        seen = self.see(td["obs"])
+        distribution = self.distribution(td["obs"], seen)
         action = distribution.mode() if deterministic else distribution.sample()
         td["action"] = action
         td["sample_log_prob"] = distribution.log_prob(action)
-        return self.get_value(td)
+        td["value"] = self.value(td["obs"], seen)
+        return td
 
     @torch.no_grad()
     def get_action(self, td: Any, deterministic: bool = False) -> Any:
@@ -74,11 +85,12 @@ class TorchPolicy(nn.Module):
 
     def evaluate_actions(self, td: Any) -> Any:
         """``sample_log_prob``, ``entropy`` and ``value``, each [N], of ``td``'s actions."""
-        distribution = self.distribution(td["obs"])
+        seen = self.see(td["obs"])
+        distribution = self.distribution(td["obs"], seen)
         evaluated: Any = {} if isinstance(td, dict) else td.empty()
         evaluated["sample_log_prob"] = distribution.log_prob(td["action"])
         evaluated["entropy"] = distribution.entropy()
-        evaluated["value"] = self.value(td["obs"])
+        evaluated["value"] = self.value(td["obs"], seen)
         return evaluated
 
     @torch.no_grad()
@@ -93,15 +105,44 @@ class TorchPolicy(nn.Module):
     def clip(self, action: Tensor) -> Tensor:
         return action if self.spec.clip is None else torch.clamp(action, self._clip_low, self._clip_high)
 
-    def distribution(self, obs: Any) -> Distribution:
-        return self.head(self.actor(self.actor_obs_normalizer(_select(obs, self.spec.actor.inputs))))
+    def see(self, obs: Any) -> list[Tensor]:
+        """What the encoders make of each image: [N, 2·channels]. Actor and critic share it."""
+        return [self.get_submodule(f"encoder_{name}")(_part(obs, name)) for name in self.spec.images]
 
-    def value(self, obs: Any) -> Tensor:
-        """[N]"""
+    def distribution(self, obs: Any, seen: list[Tensor] | None = None) -> Distribution:
+        """
+        Args:
+            seen: ``see(obs)``, where it is known already.
+        """
+        numbers = [_narrow(_part(obs, name), name, self.spec) for name in self.spec.actor.inputs]
+        return self.head(self.output(self.see(obs) if seen is None else seen, numbers))
+
+    def output(self, seen: list[Tensor], numbers: list[Tensor]) -> Tensor:
+        """The actor's, before it is a distribution: [N, sum(sizes)].
+
+        Args:
+            numbers: ``spec.actor.inputs``, those entries that it reads.
+        """
+        if numbers:
+            together: Any = torch.cat(numbers, dim=-1)
+            if self.spec.actor.normalized:
+                together = self.actor_obs_normalizer(together, self._read if self.spec.unread else None)
+            seen = [*seen, together]
+        return self.actor(torch.cat(seen, dim=-1))
+
+    def value(self, obs: Any, seen: list[Tensor] | None = None) -> Tensor:
+        """[N]. ``seen`` as in ``distribution``."""
         if self.spec.critic is None:
-            first = _select(obs, self.spec.actor.inputs[:1])
-            return torch.zeros(first.shape[:-1], dtype=first.dtype, device=first.device)
-        return self.critic(self.critic_obs_normalizer(_select(obs, self.spec.critic.inputs)))[..., 0]
+            name = self.spec.inputs[0]
+            rows = _part(obs, name).shape[: -len(self.spec.input_shape(name))]
+            return torch.zeros(rows, device=self._read.device)
+        numbers = [_part(obs, name).float() for name in self.spec.critic.inputs]
+        if not self.spec.images:
+            return self.critic(self.critic_obs_normalizer(torch.cat(numbers, dim=-1)))[..., 0]
+        known = self.see(obs) if seen is None else seen
+        if numbers:
+            known = [*known, self.actor_obs_normalizer(torch.cat(numbers, dim=-1))]
+        return self.critic(torch.cat(known, dim=-1))[..., 0]
 
     def head(self, output: Tensor) -> Distribution:
         """The distribution that the actor's output [..., sum(sizes)] stands for."""
@@ -123,10 +164,12 @@ class Deployed(nn.Module):
     def forward(self, *leaves: Tensor) -> tuple[Tensor, ...]:
         """
         Args:
-            leaves: [N, F] float32 each, in the order of ``spec.actor.inputs``.
+            leaves: in the order of ``spec.inputs``: images, then [N, F] float32 each.
         """
         policy = self.policy
-        output = policy.actor(policy.actor_obs_normalizer(torch.cat(leaves, dim=-1)))
+        images, numbers = leaves[: len(policy.spec.images)], leaves[len(policy.spec.images) :]
+        obs = dict(zip(policy.spec.images, images, strict=True))
+        output = policy.output(policy.see(obs), list(numbers))
         distribution = policy.head(output)
         action = policy.clip(distribution.mode())
         if not policy.spec.continuous:
@@ -147,8 +190,15 @@ class ObsNormalizer(nn.Module):
         self.register_buffer("standard_deviation", torch.ones(1, width))
         self.register_buffer("count", torch.tensor(0))
 
-    def forward(self, x: Tensor) -> Tensor:
-        return (x - self.mean) / (self.standard_deviation + _NORMALIZER_EPSILON)
+    def forward(self, x: Tensor, entries: Tensor | None = None) -> Tensor:
+        """
+        Args:
+            entries: which of the features x has. None: all.
+        """
+        mean, deviation = self.mean, self.standard_deviation
+        if entries is not None:
+            mean, deviation = mean[:, entries], deviation[:, entries]
+        return (x - mean) / (deviation + _NORMALIZER_EPSILON)
 
 
 def load_policy(directory: Path | str) -> TorchPolicy:
@@ -185,22 +235,28 @@ def _make_mlp(network: NetworkSpec, width: int, num_outputs: int) -> nn.Sequenti
     return nn.Sequential(*modules)
 
 
-def _make_normalizer(spec: PolicySpec, network: NetworkSpec) -> nn.Module:
-    return ObsNormalizer(spec.width(network)) if network.normalized else nn.Identity()
+def _make_normalizer(spec: PolicySpec, normalized: bool, inputs: tuple[str, ...]) -> nn.Module:
+    return ObsNormalizer(sum(spec.observation[name] for name in inputs)) if normalized else nn.Identity()
 
 
-def _select(obs: Any, inputs: tuple[str, ...]) -> Tensor:
-    """The arrays at these dotted paths, concatenated: [..., O] float32."""
+def _part(obs: Any, path: str) -> Tensor:
+    """The observation's array at this dotted path."""
     if isinstance(obs, Tensor):
-        if inputs != (WHOLE,):
+        if path != WHOLE:
             raise ValueError(
-                f"the policy reads the observation's parts {inputs}, but got one tensor; give a nest of them"
+                f"the policy reads the observation's part '{path}', but got one tensor; give a nest of them"
             )
-        return obs.float()
-    leaves = []
-    for path in inputs:
-        node = obs
-        for name in path.split("."):
-            node = node[name]
-        leaves.append(node.float())
-    return torch.cat(leaves, dim=-1)
+        return obs
+    for name in path.split("."):
+        obs = obs[name]
+    return obs
+
+
+def _narrow(x: Tensor, name: str, spec: PolicySpec) -> Tensor:
+    """Those entries of an array [..., F] that the actor reads, float32."""
+    read, width = spec.read(name), spec.observation[name]
+    if x.shape[-1] not in (width, len(read)):
+        either = f" or, without those that the actor does not read, {len(read)}" if len(read) < width else ""
+        raise ValueError(f"'{name}' has {x.shape[-1]} numbers, the policy was made for {width}{either}")
+    x = x.float()
+    return x[..., list(read)] if x.shape[-1] > len(read) else x

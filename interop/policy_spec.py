@@ -6,11 +6,12 @@ Weights come as a ``state_dict`` with EmbodiChain's keys (``interop.weights``); 
 import dataclasses
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+"""1 knew no images; its files are read too."""
 WHOLE = "obs"
 """The name of an observation that is one array, not a tree of named ones."""
 
@@ -22,7 +23,7 @@ class NetworkSpec:
     """An MLP: for each hidden size Linear → [LayerNorm] → activation → [dropout], then Linear [→ last activation]."""
 
     inputs: tuple[str, ...]
-    """Dotted paths of the observation's arrays that it reads, concatenated in this order."""
+    """Dotted paths of the observation's numbers that it reads, concatenated in this order, behind what encoders see."""
     normalized: bool
     """(x − mean) / (std + 1e-2) before the first Linear, by the statistics in the state_dict."""
     hidden_sizes: tuple[int, ...]
@@ -38,13 +39,46 @@ class NetworkSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
+class EncoderSpec:
+    """x/127.5 − 1, then for each layer zeros around → convolution → ReLU, then a spatial softmax: where each channel of
+    the last layer is active, Σ softmax·(row, column) in ±1. All rows come before all columns."""
+
+    channels: tuple[int, ...]
+    kernels: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    @property
+    def width(self) -> int:
+        """Numbers that it makes of an image."""
+        return 2 * self.channels[-1]
+
+    @property
+    def padding(self) -> tuple[tuple[int, int], ...]:
+        """Zeros before and behind rows and columns, of each layer: a place is as often seen at one end as the other."""
+        return tuple(((kernel - 1) // 2, kernel - 1 - (kernel - 1) // 2) for kernel in self.kernels)
+
+    def places(self, height: int, width: int) -> tuple[int, int]:
+        """Rows and columns of the last layer."""
+        for stride in self.strides:
+            height, width = -(-height // stride), -(-width // stride)
+        return height, width
+
+
+@dataclass(frozen=True, kw_only=True)
 class PolicySpec:
     """``sizes``: (A,) for the normals, the number of choices of each dimension for the categoricals."""
 
     observation: Mapping[str, int]
-    """Width of each array of the observation by its dotted path; ``{"obs": O}`` where there is only one."""
+    """Width of each array of numbers by its dotted path; ``{"obs": O}`` where there is only one."""
+    images: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)
+    """(height, width, channels) of each image by its name, uint8, in the order in which their features come."""
+    encoder: EncoderSpec | None = None
+    """Of each image, with weights of its own. None: there are no images."""
     actor: NetworkSpec
     critic: NetworkSpec | None
+    """With images, actor and critic share the encoders and the actor's normalizer, which is of all the numbers."""
+    unread: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Entries of the numbers that the actor does not read, sorted. A deployed policy does not take them."""
     head: Head
     sizes: tuple[int, ...]
     low: tuple[float, ...] = ()
@@ -63,6 +97,42 @@ class PolicySpec:
         """What a deployed policy returns, in order."""
         return ("action", "mean", "log_std") if self.continuous else ("action", "logits")
 
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """What a deployed policy takes, in order: images, then the numbers that the actor reads."""
+        return (*self.images, *self.actor.inputs)
+
+    def input_shape(self, name: str) -> tuple[int, ...]:
+        """Of one row of that input."""
+        return tuple(self.images[name]) if name in self.images else (len(self.read(name)),)
+
+    def input_dtype(self, name: str) -> str:
+        return "uint8" if name in self.images else "float32"
+
+    def read(self, name: str) -> tuple[int, ...]:
+        """Entries of an array of numbers that the actor reads."""
+        unread = self.unread.get(name, ())
+        return tuple(i for i in range(self.observation[name]) if i not in unread)
+
+    @property
+    def read_of_all(self) -> tuple[int, ...]:
+        """The actor's entries among all its numbers concatenated, which is what its normalizer is over."""
+        read, start = [], 0
+        for name in self.normalizer_inputs:
+            read += [start + i for i in self.read(name)] if name in self.actor.inputs else []
+            start += self.observation[name]
+        return tuple(read)
+
+    @property
+    def normalizer_inputs(self) -> tuple[str, ...]:
+        """The arrays that the actor's normalizer is over."""
+        return tuple(self.observation) if self.images else self.actor.inputs
+
+    @property
+    def features(self) -> int:
+        """Numbers that the encoders make of all images."""
+        return self.encoder.width * len(self.images) if self.encoder else 0
+
     def output_shape(self, name: str) -> tuple[int, ...]:
         """Of one row of that output."""
         if name == "action" and not self.continuous:
@@ -70,7 +140,11 @@ class PolicySpec:
         return (sum(self.sizes),)
 
     def width(self, network: NetworkSpec) -> int:
-        return sum(self.observation[name] for name in network.inputs)
+        """What the network's first Linear reads."""
+        read = (
+            len(self.read_of_all) if network is self.actor else sum(self.observation[name] for name in network.inputs)
+        )
+        return self.features + read
 
     def to_json(self) -> str:
         return json.dumps({"schema_version": SCHEMA_VERSION, **dataclasses.asdict(self)}, indent=2)
@@ -83,11 +157,11 @@ class PolicySpec:
         """
         raw = json.loads(text)
         found = raw.pop("schema_version", None)
-        if found != SCHEMA_VERSION:
-            raise ValueError(f"the policy spec has schema version {found}, this interop reads {SCHEMA_VERSION}")
-        networks = {name: raw.pop(name) for name in ("actor", "critic")}
-        actor, critic = (net and NetworkSpec(**_tuples(net)) for net in (networks["actor"], networks["critic"]))
-        return PolicySpec(actor=actor, critic=critic, **_tuples(raw))
+        if found not in (1, SCHEMA_VERSION):
+            raise ValueError(f"the policy spec has schema version {found}, this interop reads 1 and {SCHEMA_VERSION}")
+        kinds = {"actor": NetworkSpec, "critic": NetworkSpec, "encoder": EncoderSpec}
+        parts = {name: make(**_tuples(raw.pop(name))) for name, make in kinds.items() if raw.get(name) is not None}
+        return PolicySpec(**{"critic": None, **_tuples(raw), **parts})
 
     @staticmethod
     def load(path: Path) -> "PolicySpec":
@@ -98,6 +172,8 @@ def _tuples(raw: dict[str, Any]) -> dict[str, Any]:
     """JSON's lists as the tuples they were."""
 
     def convert(x: Any) -> Any:
+        if isinstance(x, dict):
+            return {name: convert(part) for name, part in x.items()}
         return tuple(map(convert, x)) if isinstance(x, list) else x
 
     return {name: convert(x) for name, x in raw.items()}

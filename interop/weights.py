@@ -9,8 +9,12 @@ Keys and order of a ``state_dict`` (weights of a Linear are [out, in], those of 
     critic. ...                                           the same; not in ActorOnly
     actor_obs_normalizer.{mean, variance, standard_deviation, count}, critic_obs_normalizer. ...      if any
 
-where s = 2 + [LayerNorm] + [dropout] counts the modules of a hidden layer and L the hidden layers.
-Source: EmbodiChain's MLP, ActorCritic and ActorOnly.
+where s = 2 + [LayerNorm] + [dropout] counts the modules of a hidden layer and L the hidden layers. A VisionPolicy has,
+behind log_std, for each image
+
+    encoder_<image>.<i>.weight, .bias                     convolution i, [out, in, rows, columns]
+
+Source: EmbodiChain's MLP, ActorCritic and ActorOnly; it has no encoders of its own.
 """
 
 from collections.abc import Iterator, Mapping
@@ -22,6 +26,7 @@ from numpy.typing import NDArray
 from ejax.policies.actor_critic import ActorCritic
 from ejax.policies.actor_only import ActorOnly
 from ejax.policies.mlp import NetworkConfig
+from ejax.policies.vision import KERNELS, VisionPolicy
 from ejax.registry import did_you_mean
 from ejax.types import Params, Policy
 
@@ -32,10 +37,10 @@ def state_dict_from_params(policy: Policy, params: Params) -> StateDict:
     """The ``state_dict`` of EmbodiChain's policy with these parameters, all arrays copies.
 
     Args:
-        policy: ``ActorCritic`` or ``ActorOnly``.
+        policy: ``ActorCritic``, ``ActorOnly`` or ``VisionPolicy``.
 
     Raises:
-        TypeError: another policy: it has no counterpart in EmbodiChain.
+        TypeError: another policy: it has no counterpart in torch.
     """
     return {entry.key: entry.to_torch(get(params, entry.path)) for entry in tensors(policy)}
 
@@ -63,9 +68,9 @@ def params_from_state_dict(policy: Policy, state_dict: Mapping[str, Any]) -> Par
     return params
 
 
-Kind = Literal["vector", "kernel", "row", "deviation", "count"]
-"""kernel: transposed; row: [O] here, [1, O] there; deviation: √ of a variance (torch's √ may differ in the last bit);
-count: float here, int64 there."""
+Kind = Literal["vector", "kernel", "convolution", "row", "deviation", "count"]
+"""kernel: transposed; convolution: [rows·columns·in, out] here, [out, in, rows, columns] there; row: [O] here, [1, O]
+there; deviation: √ of a variance (torch's √ may differ in the last bit); count: float here, int64 there."""
 
 
 class Entry(NamedTuple):
@@ -89,6 +94,8 @@ class Entry(NamedTuple):
         x = np.asarray(x)
         if self.kind == "kernel":
             x = x.T
+        elif self.kind == "convolution":
+            x = x.reshape(*self.shape[2:], -1, x.shape[-1]).transpose(3, 2, 0, 1)
         elif self.kind == "count":
             x = np.rint(x)
         elif self.kind in ("row", "deviation"):
@@ -98,6 +105,8 @@ class Entry(NamedTuple):
     def to_flax(self, x: NDArray[Any]) -> NDArray[Any]:
         if self.kind == "kernel":
             x = x.T
+        elif self.kind == "convolution":
+            x = x.transpose(2, 3, 1, 0).reshape(-1, len(x))
         elif self.kind == "row":
             x = x[0]
         return np.array(x, np.float32, order="C")
@@ -105,18 +114,33 @@ class Entry(NamedTuple):
 
 def tensors(policy: Policy) -> Iterator[Entry]:
     """Every tensor of the policy's state_dict, in torch's order."""
-    if not isinstance(policy, ActorCritic | ActorOnly):
-        raise TypeError(f"{type(policy).__name__} has no counterpart in EmbodiChain; ActorCritic and ActorOnly have")
+    if not isinstance(policy, ActorCritic | ActorOnly | VisionPolicy):
+        raise TypeError(
+            f"{type(policy).__name__} has no counterpart in torch; ActorCritic, ActorOnly and VisionPolicy have"
+        )
     spec = policy.action_spec
     if spec.continuous:
         yield Entry("log_std", ("params", "log_std"), "vector", spec.sizes)
+    if isinstance(policy, VisionPolicy):
+        for name in policy.images:
+            yield from _encoder_entries(f"encoder_{name}", policy.channels)
     yield from _mlp_entries("actor", policy.actor, spec.num_outputs)
-    if isinstance(policy, ActorCritic):
-        yield from _mlp_entries("critic", policy.critic, 1)
+    critic = None if isinstance(policy, ActorOnly) else policy.critic
+    if critic is not None:
+        yield from _mlp_entries("critic", critic, 1)
     if policy.actor_obs_normalization:
         yield from _normalizer_entries("actor_obs_normalizer")
     if isinstance(policy, ActorCritic) and policy.critic_obs_normalization:
         yield from _normalizer_entries("critic_obs_normalizer")
+
+
+def _encoder_entries(name: str, channels: tuple[int, ...]) -> Iterator[Entry]:
+    inputs: int | None = None
+    for i, (outputs, size) in enumerate(zip(channels, KERNELS, strict=True)):
+        module = ("params", name, f"conv_{i}", "linear_0")  # a product with patches in Flax
+        yield Entry(f"{name}.{i}.weight", (*module, "kernel"), "convolution", (outputs, inputs, size, size))
+        yield Entry(f"{name}.{i}.bias", (*module, "bias"), "vector", (outputs,))
+        inputs = outputs
 
 
 def _mlp_entries(name: str, config: NetworkConfig, num_outputs: int) -> Iterator[Entry]:
@@ -164,6 +188,8 @@ def _misfits(arrays: StateDict, entries: list[Entry], policy: Policy) -> list[st
 
 def _unlike_widths(arrays: StateDict, policy: Policy) -> list[str]:
     """Networks and normalizers that read the same observation, yet expect different widths."""
+    if isinstance(policy, VisionPolicy):
+        return _unlike_numbers(arrays, policy)
     widths = {}
     for name in ("actor", "critic"):
         if f"{name}.0.weight" in arrays:
@@ -179,6 +205,28 @@ def _unlike_widths(arrays: StateDict, policy: Policy) -> list[str]:
             "the same for both"
         ]
     return []
+
+
+def _unlike_numbers(arrays: StateDict, policy: VisionPolicy) -> list[str]:
+    """``_unlike_widths`` where networks also read what encoders see, and the actor not all of the numbers."""
+    features = 2 * policy.channels[-1] * len(policy.images)
+    counts = {key: x.shape[1] for key, x in arrays.items() if key.startswith("actor_obs_normalizer.") and x.ndim}
+    if "critic.0.weight" in arrays:
+        counts["critic.0.weight"] = arrays["critic.0.weight"].shape[1] - features
+    width = arrays["actor.0.weight"].shape[1]
+    if not counts:
+        return [] if width >= features else [f"actor.0.weight reads {width} numbers, the images alone have {features}"]
+    key, count = next(iter(counts.items()))
+    for other, its_count in counts.items():
+        if its_count != count:
+            return [f"{key} is for {count} numbers beside the images' {features}, but {other} for {its_count}"]
+    read = count - sum(0 <= i < count for i in set(policy.hidden_entries))
+    if width == features + read:
+        return []
+    return [
+        f"actor.0.weight reads {width} numbers, but the images have {features}, and {read} of the {count} others are "
+        "not in hidden_entries"
+    ]
 
 
 def get(tree: Params, path: tuple[str, ...]) -> Any:

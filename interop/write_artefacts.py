@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ejax.policies import ActorCritic, ActorOnly
-from ejax.types import Array, Params
+from ejax.policies.vision import VisionPolicy
+from ejax.types import Array, Params, PyTree
 from interop.cases import deployed_answer, nest
 from interop.policy_spec import PolicySpec
 
@@ -22,7 +23,7 @@ from interop.policy_spec import PolicySpec
 class Trained:
     """A policy in each form that a writer may need."""
 
-    policy: ActorCritic | ActorOnly
+    policy: ActorCritic | ActorOnly | VisionPolicy
     params: Params
     spec: PolicySpec
     state_dict: Mapping[str, NDArray[Any]]
@@ -83,11 +84,14 @@ def write_stablehlo(path: Path, trained: Trained) -> None:
 
     def deployed(*leaves: Array) -> tuple[Array, ...]:
         with jax.default_matmul_precision("highest"):  # on an NVIDIA GPU the default rounds to TF32
-            obs = nest(dict(zip(spec.actor.inputs, leaves, strict=True)))
+            obs = _whole(spec, dict(zip(spec.inputs, leaves, strict=True)))
             return deployed_answer(policy, params, obs, spec.clip)
 
     (batch,) = jax.export.symbolic_shape("batch")
-    shapes = [jax.ShapeDtypeStruct((batch, spec.observation[name]), jnp.float32) for name in spec.actor.inputs]
+    shapes = [
+        jax.ShapeDtypeStruct((batch, *spec.input_shape(name)), jnp.dtype(spec.input_dtype(name)))
+        for name in spec.inputs
+    ]
     path.write_bytes(jax.export.export(jax.jit(deployed), platforms=("cpu", "cuda"))(*shapes).serialize())
 
 
@@ -101,8 +105,10 @@ WRITERS: dict[str, Callable[[Path, Trained], None]] = {
 }
 
 
-def _actor_of(policy: ActorCritic | ActorOnly) -> ActorOnly:
+def _actor_of(policy: ActorCritic | ActorOnly | VisionPolicy) -> ActorOnly | VisionPolicy:
     """Without the critic, and so without the observations that only the critic sees."""
+    if isinstance(policy, VisionPolicy):
+        return policy.clone(critic=None)
     return ActorOnly(
         action_spec=policy.action_spec,
         actor=policy.actor,
@@ -110,6 +116,19 @@ def _actor_of(policy: ActorCritic | ActorOnly) -> ActorOnly:
         actor_obs_groups=policy.actor_obs_groups,
         actor_obs_normalization=policy.actor_obs_normalization,
     )
+
+
+def _whole(spec: PolicySpec, inputs: dict[str, Array]) -> PyTree:
+    """An observation of these inputs, with zeros for what the actor does not read."""
+    if not spec.images:
+        return nest(inputs)
+    leaves = {name: inputs[name] for name in spec.images}
+    rows = next(iter(inputs.values())).shape[:1]
+    for name, width in spec.observation.items():
+        leaves[name] = jnp.zeros((*rows, width))
+        if name in inputs:
+            leaves[name] = leaves[name].at[:, np.array(spec.read(name))].set(inputs[name])
+    return nest(leaves)
 
 
 def _deployed_twin(trained: Trained) -> Any:
@@ -122,4 +141,5 @@ def _example_leaves(spec: PolicySpec) -> tuple[Any, ...]:
     """A batch of 3: a size of 1 would be taken for a constant."""
     import torch
 
-    return tuple(torch.zeros(3, spec.observation[name]) for name in spec.actor.inputs)
+    dtypes = {"uint8": torch.uint8, "float32": torch.float32}
+    return tuple(torch.zeros(3, *spec.input_shape(name), dtype=dtypes[spec.input_dtype(name)]) for name in spec.inputs)

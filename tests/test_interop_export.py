@@ -29,7 +29,8 @@ from ejax.types import Timestep
 from interop.artefacts import FORMATS
 from interop.cases import observe
 from interop.contract import _FEATURES
-from interop.export import export_policy, export_run, main, spec_of
+from interop.describe import spec_of
+from interop.export import export_policy, export_run, main
 from interop.host_cases import observe_host
 from interop.parity import Case, ParityError, allowed_error, compare
 from interop.policy_spec import WHOLE, NetworkSpec, PolicySpec
@@ -49,6 +50,9 @@ def writable(*formats: str) -> list[str]:
 
 HERE = writable(*FORMATS)
 needs_torch = pytest.mark.skipif("pt" not in HERE, reason="needs torch: pip install 'ejax[torch]'")
+needs_safetensors = pytest.mark.skipif(
+    "safetensors" not in HERE, reason="needs safetensors and torch: pip install 'ejax[export]'"
+)
 needs_onnx = pytest.mark.skipif("onnx" not in HERE, reason="needs onnx and onnxruntime: pip install 'ejax[onnx]'")
 needs_stablehlo = pytest.mark.skipif("stablehlo" not in HERE, reason="needs flatbuffers: pip install flatbuffers")
 
@@ -231,7 +235,7 @@ def change_one_weight(file: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param("safetensors", marks=needs_torch), pytest.param("onnx", marks=needs_onnx)]
+    "name", [pytest.param("safetensors", marks=needs_safetensors), pytest.param("onnx", marks=needs_onnx)]
 )
 def test_one_changed_weight_is_found_even_under_a_new_hash(exported: Path, tmp_path: Path, name: str) -> None:
     directory = copy_of(exported, tmp_path / "tampered")

@@ -1,5 +1,6 @@
 """The torch twin against the ejax policy with the same weights."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ from ejax.distributions import ActionSpec
 from ejax.policies import ActorCritic, ActorOnly, NetworkConfig
 from ejax.policies.mlp import ACTIVATIONS
 from ejax.types import Policy
-from interop.export import spec_of
+from interop.describe import spec_of
 from interop.policy_spec import PolicySpec
 from interop.weights import state_dict_from_params
 
@@ -206,10 +207,19 @@ def test_a_spec_of_another_schema_is_refused() -> None:
     text = (
         spec_of(policy_with(), Observed(observations()[0]))
         .to_json()
-        .replace('"schema_version": 1', '"schema_version": 9')
+        .replace('"schema_version": 2', '"schema_version": 9')
     )
-    with pytest.raises(ValueError, match="schema version 9, this interop reads 1"):
+    with pytest.raises(ValueError, match="schema version 9, this interop reads 1 and 2"):
         PolicySpec.from_json(text)
+
+
+def test_a_spec_from_before_images_still_loads() -> None:
+    policy = policy_with(HEADS["tanh_normal"])
+    spec = spec_of(policy, Observed(observations()[0]))
+    raw = {**json.loads(spec.to_json()), "schema_version": 1}
+    for name in ("images", "encoder", "unread"):
+        del raw[name]
+    assert PolicySpec.from_json(json.dumps(raw)) == spec
 
 
 def test_the_twin_runs_where_jax_is_missing(tmp_path: Path) -> None:

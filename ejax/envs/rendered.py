@@ -55,15 +55,15 @@ class RenderedEnv:
             raise ValueError(f"RenderedEnv: env must be a registered name, got '{self.env}'")
         if self.width < 1 or self.height < 1:
             raise ValueError(f"RenderedEnv: width and height must be >= 1, got {self.width} and {self.height}")
-        if not isinstance(self._drawn, RenderableEnv):
+        if not isinstance(self.drawn, RenderableEnv):
             raise ValueError(f"RenderedEnv: {self.env} cannot be drawn: it has no render(state, width=…, height=…)")
-        if not isinstance(self._drawn.observation_space, gymnasium.spaces.Box):
+        if not isinstance(self.drawn.observation_space, gymnasium.spaces.Box):
             raise ValueError(f"RenderedEnv: the observation of {self.env} is no vector")
 
     @property
     def observation_space(self) -> gymnasium.spaces.Dict:
         image = gymnasium.spaces.Box(0, 255, (self.height, self.width, 3), np.uint8)
-        return gymnasium.spaces.Dict({"image": image, "state": self._drawn.observation_space})
+        return gymnasium.spaces.Dict({"image": image, "state": self.drawn.observation_space})
 
     @property
     def action_space(self) -> gymnasium.Space[Any]:
@@ -76,7 +76,7 @@ class RenderedEnv:
     @property
     def control_period(self) -> float:
         """s, of one decision."""
-        return self._drawn.control_period * self.action_chunk
+        return self.drawn.control_period * self.action_chunk
 
     def reset(self, key: Key) -> tuple[PyTree, PyTree]:
         state, obs = self._stepped.reset(key)
@@ -90,15 +90,16 @@ class RenderedEnv:
         self, state: PyTree, width: int = 640, height: int = 480, camera: CameraView | None = None
     ) -> NDArray[np.uint8]:
         """As the environment's own."""
-        return self._drawn.render(state, width, height, camera)
+        return self.drawn.render(state, width, height, camera)
 
     @functools.cached_property
-    def _drawn(self) -> Any:
+    def drawn(self) -> Any:
+        """The environment inside."""
         return resolve("env", self.env)(**thaw(self.env_cfg))
 
     @functools.cached_property
     def _stepped(self) -> Env:
-        return self._drawn if self.action_chunk == 1 else ActionChunk(self._drawn, self.action_chunk)
+        return self.drawn if self.action_chunk == 1 else ActionChunk(self.drawn, self.action_chunk)
 
     def _observe(self, state: PyTree, obs: Array) -> dict[str, Array]:
         rank = jax.tree.leaves(state)[0].ndim  # of one environment: vmap is not seen here
@@ -119,7 +120,7 @@ class RenderedEnv:
             pictures = np.empty((*batch, self.height, self.width, 3), np.uint8)
             for index in np.ndindex(*batch):
                 one = jax.tree.map(lambda x, index=index: x[index], state)
-                pictures[index] = self._drawn.render(one, self.width, self.height, camera)
+                pictures[index] = self.drawn.render(one, self.width, self.height, camera)
             return pictures
 
         return _in_drawing_thread(draw_all)

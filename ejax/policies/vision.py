@@ -18,8 +18,8 @@ from ejax.policies.normalize import ObsNormalizer
 from ejax.policies.observations import flatten_observation
 from ejax.types import Array, PyTree
 
-_KERNELS = (4, 3, 3)
-_STRIDES = (2, 2, 1)
+KERNELS = (4, 3, 3)
+STRIDES = (2, 2, 1)
 _LINEAR = NetworkConfig(hidden_sizes=())
 
 
@@ -77,7 +77,7 @@ class _Encoder(nn.Module):
     @nn.compact
     def __call__(self, image: Array) -> Array:
         x = image.astype(jnp.float32) / 127.5 - 1.0
-        for i, (size, kernel, stride) in enumerate(zip(self.channels, _KERNELS, _STRIDES, strict=True)):
+        for i, (size, kernel, stride) in enumerate(zip(self.channels, KERNELS, STRIDES, strict=True)):
             x = nn.relu(MLP(_LINEAR, size, name=f"conv_{i}")(_patches(x, kernel, stride)))
         return _spatial_softmax(x)
 
