@@ -342,6 +342,22 @@ def test_mjx_follows_the_c_engine_in_cart_pole() -> None:
         ("env.target_control_frequency", 30, "got 30 Hz; one period must be a whole number of physics steps"),
         ("robot.control_parts", {"arm": ["("]}, r"robot.control_parts.arm: no joints \(; there is Joint1"),
         ("robot.control_parts", {"arm": "Joint1"}, "robot.control_parts.arm: got 'Joint1'; must be a list of joints"),
+        ("env.control_parts", [], r"env.control_parts: got \(\); must be a list of the robot's parts, or null for all"),
+        ("env.actions.delta_qpos.params.scale", "a", "env.actions.delta_qpos: scale must be a number, or a list of 8"),
+        ("env.actions.delta_qpos.params.scale", [0.1, 0.2], "env.actions.delta_qpos: scale must be a number, or a"),
+        ("env.observations.robot_qpos.params.joint_ids", "x", "robot_qpos: joint_ids must be a list of integers"),
+        ("env.events.randomize_cube.params.position_range", 5, "randomize_cube: a range is two lists of three numbers"),
+        ("background", [{"uid": "cube", "shape": {"shape_type": "Sphere"}}], "rigid_object: the uid 'cube' is taken"),
+        ("rigid_object.0.uid", "wrist_1", "rigid_object: the uid 'wrist_1' is taken; give every body"),
+        ("rigid_object.0.shape.size", [0.1, 0.1, 0], r"rigid_object\[0\].shape.size: got .*; edges must be > 0"),
+        ("rigid_object.0.attrs.enable_collision", 1, "attrs.enable_collision: got 1; must be true or false"),
+        ("rigid_object.0.init_local_pose", [[1]], "init_local_pose: give init_pos and init_rot instead"),
+        ("robot.qpos_limits", [[0, 1]], "robot.qpos_limits: joints have the limits of ejax's model"),
+        (
+            "robot.urdf_cfg.components.0.transform",
+            [[1, 2]],
+            "transform: ejax mounts the gripper on the flange as it is",
+        ),
         ("env.sim_steps_per_control", 2.5, "sim_steps_per_control: got 2.5; must be an integer >= 1"),
         ("max_episode_steps", 99.5, "max_episode_steps: got 99.5; must be an integer"),
         (
@@ -355,6 +371,26 @@ def test_mjx_follows_the_c_engine_in_cart_pole() -> None:
 def test_what_cannot_be_had_is_refused_by_name(key: str, value: object, message: str) -> None:
     with pytest.raises(GymConfigError, match=message):
         EmbodiedEnv(changed(PUSH_CUBE, key, value))
+
+
+def test_options_of_physx_and_of_meshes_are_told_and_have_no_effect() -> None:
+    config = changed(PUSH_CUBE, "physics_config", {"bounce_threshold": 0.2, "gravity": [0.0, 0.0, -9.81]})
+    config = changed(config, "rigid_object.0.max_convex_hull_num", 1)
+    config = changed(config, "robot.urdf_cfg.name_case", {"joint": "upper"})
+    plan = EmbodiedEnv(config).plan
+    status = {note.key: note.status for note in plan.notes}
+    keys = ("physics_config.bounce_threshold", "rigid_object[0].max_convex_hull_num", "robot.urdf_cfg.name_case")
+    assert {status[key] for key in keys} == {"without effect"} and plan.scene.xml == ENV.plan.scene.xml
+
+
+def test_a_body_without_collisions_meets_nothing() -> None:
+    config = changed(PUSH_CUBE, "rigid_object.0.attrs.enable_collision", False)
+    env = EmbodiedEnv(config, physics="mujoco")
+    state, _ = env.reset(KEY)
+    for _ in range(10):
+        state, timestep = env.step(state, jnp.zeros(8), KEY)
+    assert state.physics.qpos[10] < -0.1 and timestep.truncated  # through the floor
+    assert env.plan.scene.xml.count("<pair") < ENV.plan.scene.xml.count("<pair")
 
 
 def test_all_refusals_are_told_at_once() -> None:

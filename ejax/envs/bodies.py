@@ -5,6 +5,7 @@ damping are two numbers, as EmbodiChain has them.
 """
 
 import itertools
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 from xml.etree import ElementTree as ET
@@ -37,6 +38,7 @@ _NO_COUNTERPART = {
     "sleep_threshold": "no effect: nothing sleeps",
     "retain_acceleration": "no effect: an option of PhysX",
 }
+_OF_MESHES = ("max_convex_hull_num", "acd_method", "sdf_resolution", "use_usd_properties")
 _ATTRIBUTE_GROUPS = ("mass_props", "rigid_props", "collision_props", "material_props")
 
 
@@ -57,6 +59,8 @@ class RigidObject:
     linear_damping: float
     angular_damping: float
     """1/s"""
+    collides: bool = True
+    """False: it meets nothing."""
 
 
 def read_objects(data: Any, path: str, report: KeyReport, *, static: bool = False) -> tuple[RigidObject, ...]:
@@ -64,8 +68,21 @@ def read_objects(data: Any, path: str, report: KeyReport, *, static: bool = Fals
     if not isinstance(data, list | tuple):
         report.refuse(path, f"got {data!r}; must be a list")
         return ()
-    objects = [_read_object(each, f"{path}[{i}]", report, static) for i, each in enumerate(data)]
-    return tuple(each for each in objects if each is not None)
+    read = [_read_object(each, f"{path}[{i}]", report, static) for i, each in enumerate(data)]
+    return tuple(each for each in read if each is not None)
+
+
+def check_names(objects: tuple[RigidObject, ...], taken: Iterable[str], report: KeyReport) -> None:
+    """Each body has a name of its own.
+
+    Args:
+        taken: names of the robot's bodies.
+    """
+    names = set(taken)
+    for each in objects:
+        if each.uid in names:
+            report.refuse("rigid_object", f"the uid '{each.uid}' is taken; give every body, background too, its own")
+        names.add(each.uid)
 
 
 def add_body(world: ET.Element, each: RigidObject) -> list[str]:
@@ -128,6 +145,9 @@ def _read_object(data: Any, path: str, report: KeyReport, static: bool) -> Rigid
         if tuple(section.data.get("body_scale") or (1.0,)) == (1.0,) * len(section.data.get("body_scale") or (1.0,)):
             section.take("body_scale")
         section.refuse("body_scale", "ejax scales no bodies: give the size in shape")
+        section.refuse("init_local_pose", "give init_pos and init_rot instead")
+        for name in _OF_MESHES:
+            section.ignore(name, "no effect: shapes are primitives")
         with section.open("attrs") as attrs:
             numbers = _read_attributes(attrs)
         if kind is None:
@@ -153,7 +173,10 @@ def _read_shape(shape: Section) -> tuple[Any, tuple[float, ...]]:
     shape.ignore("resolution", "no effect: shapes are exact")
     shape.ignore("visual_material", "no effect: ejax has its own colours")
     if kind in ("Cube", "Box"):
-        return "box", tuple(edge / 2.0 for edge in shape.numbers("size", (1.0, 1.0, 1.0), 3))
+        size = shape.numbers("size", (1.0, 1.0, 1.0), 3)
+        if min(size) <= 0.0:
+            shape.report.refuse(shape.key("size"), f"got {size}; edges must be > 0")
+        return "box", tuple(edge / 2.0 for edge in size)
     if kind == "Sphere":
         return "sphere", (shape.number("radius", 1.0, above=0.0),)
     if kind in ("Cylinder", "Capsule"):
@@ -164,7 +187,7 @@ def _read_shape(shape: Section) -> tuple[Any, tuple[float, ...]]:
     return None, ()
 
 
-def _read_attributes(attrs: Section) -> dict[str, float]:
+def _read_attributes(attrs: Section) -> dict[str, Any]:
     """Mass, friction and damping, flat as in EmbodiChain 0.2 or in groups as in 0.3."""
     groups = [attrs.open(name) for name in _ATTRIBUTE_GROUPS if name in attrs]
 
@@ -174,7 +197,12 @@ def _read_attributes(attrs: Section) -> dict[str, float]:
     friction = "dynamic_friction"
     if friction not in holder(friction) and "static_friction" in holder("static_friction"):
         friction = "static_friction"
-    numbers = {
+    collides = holder("enable_collision").take("enable_collision", True)
+    if not isinstance(collides, bool):
+        key = holder("enable_collision").key("enable_collision")
+        attrs.report.refuse(key, f"got {collides!r}; must be true or false")
+    numbers: dict[str, Any] = {
+        "collides": collides is not False,
         "mass": holder("mass").number("mass", 1.0, above=0.0),
         "friction": holder(friction).number(friction, DEFAULT_FRICTION, at_least=0.0),
         "linear_damping": holder("linear_damping").number("linear_damping", 0.0, at_least=0.0),

@@ -8,7 +8,7 @@ from typing import Any
 
 from flax.core import FrozenDict
 
-from ejax.envs.bodies import read_objects
+from ejax.envs.bodies import check_names, read_objects
 from ejax.envs.functors.actions import ActionTerm
 from ejax.envs.key_report import GymConfigError, KeyNote, KeyReport, Section
 from ejax.envs.robot_config import read_robot
@@ -32,6 +32,7 @@ _WITHOUT_EFFECT = {
     "scene_node_capacity": "no effect: scenes are as large as they need be",
     "light": "no effect: the picture has lights of its own",
 }
+_OF_PHYSX = ("bounce_threshold", "cache_material", "enable_ccd", "length_tolerance", "speed_tolerance")
 INTERVAL_EVENTS = "interval_events"
 """The path of events that are not in the gym config, in notes."""
 _FIRST_ACTION_TYPES = {
@@ -90,7 +91,8 @@ def make_plan(gym_config: Mapping[str, Any], interval_events: Mapping[str, Any] 
         with root.open("physics_config") as physics:
             gravity = physics.numbers("gravity", (0.0, 0.0, -9.81), 3)
             timestep = physics.number("physics_dt", 0.01, above=0.0)
-            physics.ignore("cache_material", "no effect: an option of PhysX")
+            for key in _OF_PHYSX:
+                physics.ignore(key, "no effect: an option of PhysX")
         with root.open("robot") as section:
             placed = read_robot(section)
         robot_uid = placed.uid if placed else str(section.data.get("uid"))
@@ -108,6 +110,8 @@ def make_plan(gym_config: Mapping[str, Any], interval_events: Mapping[str, Any] 
         events += read_specs(Section(interval_events, INTERVAL_EVENTS, report), "events", robot_uid, ("interval",))
     if placed is None:
         raise GymConfigError(report.notes)
+    check_names(objects, {"floor"} | {str(each.get("name")) for each in placed.robot.body.iter()}, report)
+    report.raise_if_refused()
     scene = make_scene(
         placed.robot,
         placed.drives,
@@ -206,6 +210,11 @@ def _read_extensions(env: Section, task: Task) -> tuple[Mapping[str, Any], Secti
 def _active(scene: Scene, control_parts: Any, report: KeyReport) -> tuple[int, ...]:
     """Joints of ``env.control_parts``, in the robot's order; all without it."""
     if control_parts is None:
+        return tuple(range(len(scene.joints)))
+    if not isinstance(control_parts, list | tuple) or not control_parts:
+        report.refuse(
+            "env.control_parts", f"got {control_parts!r}; must be a list of the robot's parts, or null for all"
+        )
         return tuple(range(len(scene.joints)))
     try:
         return tuple(sorted({joint for part in control_parts for joint in scene.part(part)}))

@@ -22,8 +22,21 @@ _ROBOT_WITHOUT_EFFECT = {
     "min_position_iters": "no effect: an option of PhysX",
     "min_velocity_iters": "no effect: an option of PhysX",
     "enable_sensor": "no effect: the robot has no sensors",
+    "sleep_threshold": "no effect: nothing sleeps",
+    "compute_uv": "no effect: there is no asset file",
+    "use_usd_properties": "no effect: there is no asset file",
+    "workspace_cfg": "no effect: ejax samples no workspaces",
 }
-_SOLVER_WITHOUT_EFFECT = ("class_type", "ur_type", "end_link_name", "root_link_name", "joint_names", "num_samples")
+_ROBOT_REFUSED = {
+    "qpos_limits": "joints have the limits of ejax's model",
+    "body_scale": "ejax scales no robots",
+    "init_local_pose": "give init_pos and init_rot instead",
+}
+_URDF_WITHOUT_EFFECT = ("name_prefix", "name_case", "component_prefix", "base_link_name", "use_signature_check")
+_SOLVER_WITHOUT_EFFECT = (
+    *("class_type", "ur_type", "urdf_path", "end_link_name", "root_link_name", "joint_names"),
+    *("num_samples", "ik_nearest_weight", "user_qpos_limits"),
+)
 _ROBOTS = f"URRobot ({', '.join(UR_FAMILY)}), with or without DH_PGI_140_80; CartPole"
 _IDENTITY: Matrix = tuple(tuple(row) for row in np.eye(4).tolist())
 
@@ -72,6 +85,8 @@ def read_robot(section: Section) -> PlacedRobot | None:
     home = section.numbers("init_qpos", (0.0,) * len(robot.joints), len(robot.joints))
     for name, text in _ROBOT_WITHOUT_EFFECT.items():
         section.ignore(name, text)
+    for name, text in _ROBOT_REFUSED.items():
+        section.refuse(name, text)
     return PlacedRobot(
         robot=robot,
         uid=uid,
@@ -89,8 +104,9 @@ def _read_components(section: Section) -> tuple[str | None, bool]:
         for i, data in enumerate(urdf.take("components", ())):
             with Section(data, urdf.key(f"components[{i}]"), section.report) as component:
                 kind, path = component.take("component_type"), str(component.take("urdf_path", ""))
-                if tuple(component.data.get("transform") or _IDENTITY) == _IDENTITY:
+                if np.array_equal(component.data.get("transform") or _IDENTITY, _IDENTITY):
                     component.take("transform")
+                component.refuse("transform", "ejax mounts the gripper on the flange as it is; give the identity")
                 model = re.search(r"\b(ur(?:3|5|10)e?)\b", path.lower())
                 if kind == "arm" and "cart_pole" in path.lower():
                     arm = "cart_pole"
@@ -101,7 +117,8 @@ def _read_components(section: Section) -> tuple[str | None, bool]:
                 else:
                     text = f"ejax has no model of {kind} '{path}'; its robots: {_ROBOTS}"
                     section.report.refuse(component.key("urdf_path"), text)
-        urdf.ignore("name_prefix", "no effect: joints have EmbodiChain's names")
+        for name in _URDF_WITHOUT_EFFECT:
+            urdf.ignore(name, "no effect: joints have EmbodiChain's names")
     return arm, hand
 
 

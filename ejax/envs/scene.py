@@ -94,12 +94,13 @@ def make_scene(
     _add_drives(root, robot, drives)
     pairs = ET.SubElement(root, "contact")
     for each in objects:
-        for geom in add_body(world, each):
+        feet = add_body(world, each)
+        for geom in feet if each.collides else ():
             _add_pair(pairs, "floor", geom, each.friction, DEFAULT_FRICTION)
-        for geom in robot.hull:
+        for geom in robot.hull if each.collides else ():
             _add_pair(pairs, geom, each.uid, each.friction, DEFAULT_FRICTION)
     for one, other in itertools.combinations(objects, 2):
-        if one.dynamic or other.dynamic:
+        if (one.dynamic or other.dynamic) and one.collides and other.collides:
             _add_pair(pairs, one.uid, other.uid, one.friction, other.friction)
     for geom in robot.feelers:
         _add_pair(pairs, "floor", geom, DEFAULT_FRICTION, DEFAULT_FRICTION)

@@ -43,12 +43,12 @@ class ActionTerm:
 
 def delta_qpos(scene: Scene, active: Joints, scale: Scale = 1.0) -> ActionTerm:
     """q* = q + scale·a"""
-    return _position_term(scene, active, lambda q, a: q + jnp.asarray(scale) * a)
+    return _position_term(scene, active, scale, lambda q, a: q + jnp.asarray(scale) * a)
 
 
 def qpos(scene: Scene, active: Joints, scale: Scale = 1.0) -> ActionTerm:
     """q* = scale·a"""
-    return _position_term(scene, active, lambda q, a: jnp.asarray(scale) * a)
+    return _position_term(scene, active, scale, lambda q, a: jnp.asarray(scale) * a)
 
 
 def qpos_denormalized(
@@ -66,7 +66,7 @@ def qpos_denormalized(
         scaled = jnp.asarray(scale) * a
         return jnp.where(chosen, low + (scaled - range[0]) / (range[1] - range[0]) * (high - low), scaled)
 
-    return _position_term(scene, active, target, bounds=(range[0], range[1]))
+    return _position_term(scene, active, scale, target, bounds=(range[0], range[1]))
 
 
 def qpos_normalized(
@@ -84,7 +84,7 @@ def qpos_normalized(
         scaled = jnp.asarray(scale) * a
         return jnp.where(chosen, (scaled - low) / (high - low) * (range[1] - range[0]) + range[0], scaled)
 
-    return _position_term(scene, active, target)
+    return _position_term(scene, active, scale, target)
 
 
 def eef_pose(
@@ -132,7 +132,7 @@ def relative_joint_position(
     joints = _select(scene, part_name, joint_names, preserve_order)
     bound = np.inf if clip is None else clip
     return _position_term(
-        scene, joints, lambda q, a: q + jnp.asarray(scale) * jnp.clip(a, -bound, bound), bounds=(-bound, bound)
+        scene, joints, scale, lambda q, a: q + jnp.asarray(scale) * jnp.clip(a, -bound, bound), bounds=(-bound, bound)
     )
 
 
@@ -147,7 +147,8 @@ def joint_position(
 ) -> ActionTerm:
     """q* = scale·a + offset"""
     joints = _select(scene, part_name, joint_names, preserve_order)
-    return _position_term(scene, joints, lambda q, a: jnp.asarray(scale) * a + jnp.asarray(offset))
+    _check_scale(offset, len(joints), "offset")
+    return _position_term(scene, joints, scale, lambda q, a: jnp.asarray(scale) * a + jnp.asarray(offset))
 
 
 def joint_position_to_limits(
@@ -165,7 +166,7 @@ def joint_position_to_limits(
     def target(q: Array, a: Array) -> Array:
         return low + (jnp.clip(jnp.asarray(scale) * a, -1.0, 1.0) + 1.0) * 0.5 * (high - low)
 
-    return _position_term(scene, joints, target, bounds=(-1.0, 1.0))
+    return _position_term(scene, joints, scale, target, bounds=(-1.0, 1.0))
 
 
 def default_joint_position(
@@ -181,12 +182,13 @@ def default_joint_position(
     """q* = offset + scale·clip(a, ±clip), the offset by default the robot's init_qpos."""
     joints = _select(scene, part_name, joint_names, preserve_order)
     middle = tuple(scene.home[i] for i in joints) if offset is None else offset
+    _check_scale(middle, len(joints), "offset")
     bound = np.inf if clip is None else clip
 
     def target(q: Array, a: Array) -> Array:
         return jnp.asarray(middle) + jnp.asarray(scale) * jnp.clip(a, -bound, bound)
 
-    return _position_term(scene, joints, target, bounds=(-bound, bound))
+    return _position_term(scene, joints, scale, target, bounds=(-bound, bound))
 
 
 def joint_velocity(
@@ -225,9 +227,14 @@ def eef_pose_action(
 
 
 def _position_term(
-    scene: Scene, joints: Joints, target: Callable[[Array, Array], Array], bounds: tuple[float, float] | None = None
+    scene: Scene,
+    joints: Joints,
+    scale: Scale,
+    target: Callable[[Array, Array], Array],
+    bounds: tuple[float, float] | None = None,
 ) -> ActionTerm:
-    """Acts by ``target(q, a)`` on joints; bounds are their ranges unless given."""
+    """Acts by ``target(q, a)`` on joints; bounds are their ranges unless given; ``scale`` is only checked."""
+    _check_scale(scale, len(joints))
 
     def apply(world: World, action: Array) -> WorldState:
         ids = jnp.array(joints)
@@ -238,7 +245,17 @@ def _position_term(
     return ActionTerm(tuple(ranges[:, 0].tolist()), tuple(ranges[:, 1].tolist()), apply)
 
 
+def _check_scale(scale: Scale, width: int, name: str = "scale") -> None:
+    """Raises ValueError: neither a number nor one for each number of the action."""
+    values = scale if isinstance(scale, list | tuple) else [scale]
+    wrong = [value for value in values if isinstance(value, bool) or not isinstance(value, int | float)]
+    if wrong or len(values) not in (1, width):
+        raise ValueError(f"{name} must be a number, or a list of {width}, got {scale!r}")
+
+
 def _velocity_term(joints: Joints, scale: Scale) -> ActionTerm:
+    _check_scale(scale, len(joints))
+
     def apply(world: World, action: Array) -> WorldState:
         ids = jnp.array(joints)
         return replace(
@@ -251,6 +268,8 @@ def _velocity_term(joints: Joints, scale: Scale) -> ActionTerm:
 
 
 def _effort_term(scene: Scene, joints: Joints, scale: Scale) -> ActionTerm:
+    _check_scale(scale, len(joints))
+
     def apply(world: World, action: Array) -> WorldState:
         ids = jnp.array(joints)
         return replace(
@@ -270,6 +289,7 @@ def _eef_term(
     if part is None or part != scene.tool_part:
         raise ValueError(f"control part '{part}' has no tool centre point to bring to a pose")
     joints = scene.part(part)
+    _check_scale(scale, width)
     turn = matrix_from_euler if width == 6 else _matrix_of_any_quaternion
 
     def apply(world: World, action: Array) -> WorldState:

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ejax.envs.functors.observations import Entity
 from ejax.envs.rotations import make_pose, matrix_from_euler
@@ -111,7 +112,7 @@ def _draw(
 
 def _uniform(key: Key, bounds: Range) -> Array:
     """[3]"""
-    low, high = (jnp.array(bound, jnp.float32) for bound in bounds)
-    if low.shape != (3,) or high.shape != (3,):
+    if np.shape(bounds) != (2, 3):
         raise ValueError(f"a range is two lists of three numbers, got {bounds}")
+    low, high = (jnp.array(bound, jnp.float32) for bound in bounds)
     return jax.random.uniform(key, (3,), minval=low, maxval=high)

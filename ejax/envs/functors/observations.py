@@ -39,6 +39,8 @@ def normalize_robot_joint_data(
     if control_parts is not None:
         selected = {joint for part in control_parts for joint in world.scene.part(part)}
         joint_ids = [column for column, joint in enumerate(world.active) if joint in selected]
+    if any(type(i) is not int for i in joint_ids or ()):
+        raise ValueError(f"joint_ids must be a list of integers, got {joint_ids!r}")
     outside = [i for i in joint_ids or () if not 0 <= i < len(world.active)]
     if outside:
         raise ValueError(f"joint_ids {outside} are not there: {len(world.active)} joints are observed")
