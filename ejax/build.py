@@ -14,6 +14,7 @@ import numpy as np
 import optax
 
 from ejax.algorithms.bc import BCConfig
+from ejax.algorithms.differentiable import check_differentiable
 from ejax.cloning import BCStepper, make_clone
 from ejax.collectors import AsyncCollector, HostCollector, Schedule
 from ejax.collectors.config import CollectorConfig
@@ -75,6 +76,11 @@ def build(config: RunConfig, *, schedule_updates: int | None = None, quarantine:
     if config.data is not None:
         return _cloning_parts(config, config.data, options, policy, first, optimizer, key)
     if not isinstance(first, HostEnv) and trainer.collector.mode in ("auto", "device"):
+        if config.algorithm.name in ("apg", "shac"):
+            try:
+                check_differentiable(first)
+            except ValueError as error:
+                raise ConfigError([Problem("algorithm.name", f"got '{config.algorithm.name}', but {error}")]) from error
         make_step = STEPS.get(config.algorithm.name) or resolve("algorithm", config.algorithm.name).make_step
         step = make_step(
             policy, first, optimizer, options, num_steps=trainer.buffer_size, dropout=uses_dropout(config.policy)

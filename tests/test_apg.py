@@ -12,6 +12,7 @@ import pytest
 
 from ejax.algorithms.apg import APGConfig, apg_update, segmented_discounted_return
 from ejax.algorithms.differentiable import clip_adjoint
+from ejax.build import build
 from ejax.config import ConfigError, parse_config
 from ejax.distributions import action_spec
 from ejax.optim import OptimizerConfig, make_optimizer
@@ -197,3 +198,18 @@ def test_bad_horizons_are_refused(override: str, message: str) -> None:
     assert parse_config(raw).trainer.buffer_size == 4
     with pytest.raises(ConfigError, match=message):
         parse_config(raw, [override])
+
+
+@pytest.mark.parametrize("name", ["apg", "shac"])
+def test_an_environment_without_gradients_is_refused_before_the_first_step(name: str) -> None:
+    network = {"type": "mlp", "hidden_sizes": [8]}
+    raw = {
+        "trainer": {"learning_env": "CartPoleRL", "num_envs": 2},
+        "policy": {"name": "actor_critic", "actor": network, "critic": network},
+        "algorithm": {"name": name, "cfg": {}},
+    }
+    message = (
+        rf"algorithm.name: got '{name}', but the environment cannot be differentiated \(Pure callbacks.*PointMassRL"
+    )
+    with pytest.raises(ConfigError, match=message):
+        build(parse_config(raw))

@@ -43,6 +43,28 @@ class Trajectory:
         return self.terminated | self.truncated
 
 
+def check_differentiable(env: Env) -> None:
+    """Trace the gradient of one reward with respect to an action.
+
+    Raises:
+        ValueError: JAX has no such gradient.
+    """
+    space: Any = env.action_space
+
+    def reward(action: Array, key: Key) -> Array:
+        return env.step(env.reset(key)[0], action, key)[1].reward
+
+    action, key = jax.ShapeDtypeStruct(space.shape, jnp.float32), jax.eval_shape(jax.random.key, 0)
+    try:
+        jax.eval_shape(jax.grad(reward), action, key)
+    except (TypeError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(
+            f"the environment cannot be differentiated ({reason}); PointMassRL and PlanarReachRL can be, "
+            "others train with ppo or grpo"
+        ) from error
+
+
 def play(
     params: Params, taps: Array, carry: EnvCarry, key: Key, *, policy: Policy, env: Env, options: ActionOptions
 ) -> tuple[EnvCarry, Trajectory, Array]:
