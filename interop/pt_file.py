@@ -54,6 +54,8 @@ class PtFile:
     """What the version that wrote the file clamps log_std to."""
     modules: Mapping[str, str]
     """Names of the policy's modules and their torch classes. Empty: the version does not tell them."""
+    options: Mapping[str, Any]
+    """``algorithm.cfg`` but for optimizer and schedule. Empty: the version does not tell it."""
 
 
 def read_pt(path: Path) -> PtFile:
@@ -70,7 +72,7 @@ def read_pt(path: Path) -> PtFile:
             f"{path} normalizes observations outside the policy (APG's normalize_observations), which ejax does not"
         )
     scheduler = payload.get("lr_scheduler")
-    modules = (payload.get("metadata") or {}).get("modules", ())
+    metadata = payload.get("metadata") or {}
     return PtFile(
         global_step=payload["global_step"],
         policy=_to_numpy(payload["policy"]),
@@ -79,8 +81,9 @@ def read_pt(path: Path) -> PtFile:
         schedule=payload.get("lr_scheduler_cfg") if scheduler is not None else None,
         optimizer=_to_numpy(payload.get("optimizer")),
         reference=_to_numpy(payload.get("ref_policy")),
-        log_std_range=log_std_range(payload.get("metadata")),
-        modules={name: place.rpartition(".")[2] for name, place, _ in modules},
+        log_std_range=log_std_range(metadata),
+        modules={name: place.rpartition(".")[2] for name, place, _ in metadata.get("modules", ())},
+        options=metadata.get("algorithm_config", {}),
     )
 
 

@@ -113,7 +113,7 @@ def restore(saved: PtFile, config: RunConfig, parts: Parts, *, policy_only: bool
     update, rest = divmod(saved.global_step, rows)
     step = next(n for n in (saved.schedule_step, saved.num_updates, update) if n is not None)
     schedule = bind_schedule(options.lr_scheduler, config.trainer.num_updates)
-    notes = _schedule_notes(saved, schedule)
+    notes = _schedule_notes(saved, schedule) + _option_notes(saved, options)
     if rest:
         notes.append(
             f"{saved.global_step} env steps are no whole number of updates, of {rows} each; "
@@ -201,6 +201,16 @@ def _normal_policy(policy: Policy) -> Any:
     if policy.action_spec.kind != "normal":
         raise ValueError(f"EmbodiChain's policies act by a normal distribution, this one by {policy.action_spec.kind}")
     return policy
+
+
+def _option_notes(saved: PtFile, options: Any) -> list[str]:
+    """A checkpoint moves state; what is computed with it is the config's matter, and told where it changes."""
+    ours = options.model_dump()
+    return [
+        f"algorithm.cfg.{name} was {there} there and is {ours[name]} here"
+        for name, there in saved.options.items()
+        if name in ours and ours[name] != there
+    ]
 
 
 def _schedule_notes(saved: PtFile, ours: ScheduleConfig) -> list[str]:

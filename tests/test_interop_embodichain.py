@@ -403,6 +403,18 @@ def test_an_activation_that_is_not_the_files_is_refused(change, message, golden)
         pt_state.restore(pt_file.read_pt(POINT_MASS), config, build(config), policy_only=True)
 
 
+def test_options_that_are_not_the_files_are_told(golden):
+    cfg = {**options(golden)["algorithm"]["cfg"], "gamma": 0.9, "batch_size": 32}
+    config = parse_config(options(golden, algorithm__cfg=cfg))
+    saved = pt_file.read_pt(POINT_MASS)
+    _, notes = pt_state.restore(saved, config, build(config))
+    assert notes == [
+        "algorithm.cfg.batch_size was 64 there and is 32 here",
+        "algorithm.cfg.gamma was 0.97 there and is 0.9 here",
+    ]
+    assert pt_state.restore(saved, config, build(config), policy_only=True)[1] == []
+
+
 def test_a_config_with_a_schedule_that_the_file_lacks_is_told_of(config, parts):
     saved = replace(pt_file.read_pt(POINT_MASS), schedule_step=None, schedule=None)
     _, notes = pt_state.restore(saved, config, parts)
