@@ -93,9 +93,12 @@ def test_every_episode_asked_for_is_there_and_complete(episodes):
     assert set(np.unique(episodes["length"])) == {1.0, 9.0}
 
 
-def test_short_episodes_are_not_favoured(episodes):
-    # fair coins: 400 episodes of which half are long; the first 400 to finish would be nine tenths short
-    assert (episodes["length"] == 9.0).mean() == pytest.approx(0.5, abs=4 * 0.5 / 20)
+def test_short_episodes_are_not_favoured():
+    # fair coins: half of all episodes are long, but of those of 400 slots that finish first hardly any
+    assert (play(num_envs=400)["length"] == 9.0).mean() == pytest.approx(0.5, abs=4 * 0.5 / 20)
+    params = {"params": {}}
+    first = evaluate(Positive(), Lengths(), params, KEY, num_envs=400, num_episodes=400, choice="first_finished")
+    assert (first["length"] == 9.0).mean() < 0.1
 
 
 def test_each_slot_plays_its_own_share():

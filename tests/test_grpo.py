@@ -62,8 +62,18 @@ def test_members_of_a_group_share_their_start() -> None:
     np.testing.assert_array_equal(position[:4], np.broadcast_to(position[0], (4, 2)))
 
 
-def test_a_forced_reset_leaves_no_trace_in_the_episode_statistics() -> None:
-    parts = build(parse_config(RAW, ["env.cfg.max_episode_steps=4"]))
+@pytest.mark.parametrize(("shared_start", "starts"), [(True, 2), (False, 8)])
+def test_a_rollout_starts_its_groups_together_unless_told_otherwise(shared_start: bool, starts: int) -> None:
+    parts = build(parse_config(RAW, [f"algorithm.cfg.shared_start={shared_start}"]))
+    state, _ = parts.stepper.step(parts.state, jax.random.key(0))
+    goal = np.asarray(state.envs.state.goal_position)  # stays for an episode, and no episode ends here
+    assert len(np.unique(goal, axis=0)) == starts
+
+
+@pytest.mark.parametrize("truncate", [True, False])
+def test_a_forced_reset_leaves_no_trace_in_the_episode_statistics(truncate: bool) -> None:
+    overrides = ["env.cfg.max_episode_steps=4", f"algorithm.cfg.truncate_at_first_done={truncate}"]
+    parts = build(parse_config(RAW, overrides))
     state, key = parts.state, jax.random.key(0)
     for _ in range(3):  # each rollout: one whole episode of 4 steps, and 2 steps that are cut off
         state, _ = parts.stepper.step(state, key)
