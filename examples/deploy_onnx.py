@@ -2,6 +2,9 @@
 
 python -m interop.export RUN --to exported --formats onnx
 python examples/deploy_onnx.py exported         # the return of: python -m ejax.evaluate RUN --episodes 1
+
+The returns are the same where the task starts at one place. Where its config draws the places of cube and goal, as
+configs/push_cube/ppo.yaml does, the example plays from the middle of their ranges, which it says.
 """
 
 import argparse

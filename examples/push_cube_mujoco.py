@@ -21,7 +21,10 @@ Act = Callable[[NDArray[np.float32]], NDArray[np.float32]]
 
 
 class PushCube:
-    """One episode of the task that a contract describes. Between steps the state is rounded to float32, as in ejax."""
+    """One episode of the task that a contract describes, from the middle of the ranges of cube and goal.
+
+    Between steps the state is rounded to float32, as in ejax.
+    """
 
     def __init__(self, contract: dict[str, Any]) -> None:
         if contract["env"]["id"] != "PushCubeRL":
@@ -29,9 +32,9 @@ class PushCube:
         self.config = contract["env"]["parameters"]
         self.model = mujoco.MjModel.from_xml_path(str(MODEL))
         self.data = mujoco.MjData(self.model)
-        self.goal = np.array(self.config["goal_position"])
+        cube, self.goal = (self._middle(f"{name}_position") for name in ("cube", "goal"))
         self.steps_per_control = round(1.0 / (contract["control_rate_hz"] * self.model.opt.timestep))
-        self.data.qpos[:] = [*ARM_HOME, *self.config["cube_position"], 1.0, 0.0, 0.0, 0.0]
+        self.data.qpos[:] = [*ARM_HOME, *cube, 1.0, 0.0, 0.0, 0.0]
         self._round()
 
     def observe(self) -> NDArray[np.float32]:
@@ -64,6 +67,13 @@ class PushCube:
     def fell(self) -> bool:
         return bool(self.cube[2] < -0.1)
 
+    @property
+    def starts_vary(self) -> bool:
+        return any(np.ptp(self.config[f"{name}_position_range"], axis=0).any() for name in ("cube", "goal"))
+
+    def _middle(self, name: str) -> NDArray[np.float64]:
+        return np.array(self.config[name]) + np.mean(self.config[f"{name}_range"], axis=0)
+
     def _round(self) -> None:
         self.data.qpos[:] = self.data.qpos.astype(np.float32)
         self.data.qvel[:] = self.data.qvel.astype(np.float32)
@@ -84,6 +94,8 @@ def play(directory: Path, act: Act) -> None:
     """Play one episode with a policy from an export and print its return."""
     contract = json.loads((directory / "contract.json").read_text())
     task = PushCube(contract)
+    if task.starts_vary:
+        print("from the middle of the ranges of cube and goal; ejax.evaluate draws them: its returns are others")
     limit = contract["env"]["max_episode_steps"]
     episode_return, length, success = 0.0, 0, False
     while length < limit and not success and not task.fell:
