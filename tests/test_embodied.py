@@ -328,6 +328,10 @@ def test_mjx_follows_the_c_engine_in_cart_pole() -> None:
         ("env.observations.robot_ee_pos.params.part_name", "leg", "no control part 'leg'; it has arm, hand"),
         ("env.actions", {}, "env.actions: is missing; give an action term"),
         ("robot.robot_type", "Franka", "robot.robot_type: ejax has no model of 'Franka'; its robots: URRobot"),
+        ("robot", None, r"^robot: is missing; give \{robot_type: …\}; ejax's robots: URRobot"),
+        ("robot", {"uid": "arm"}, r"^robot.robot_type: is missing; ejax's robots: URRobot"),
+        ("robot", {"urdf_cfg": {"components": []}}, "^robot.urdf_cfg: names no arm of ejax's robots: URRobot"),
+        ("robot.fpath", "arm.urdf", "^robot.fpath: ejax reads no robot files; leave it out for ejax's model"),
         ("robot.init_qpos", [0.0] * 6, r"robot.init_qpos: got .*must be a list of 8 numbers"),
         (
             "robot.drive_pros.stiffness",

@@ -31,6 +31,7 @@ _ROBOT_REFUSED = {
     "qpos_limits": "joints have the limits of ejax's model",
     "body_scale": "ejax scales no robots",
     "init_local_pose": "give init_pos and init_rot instead",
+    "fpath": "ejax reads no robot files; leave it out for ejax's model of this robot",
 }
 _URDF_WITHOUT_EFFECT = ("name_prefix", "name_case", "component_prefix", "base_link_name", "use_signature_check")
 _SOLVER_WITHOUT_EFFECT = (
@@ -66,10 +67,7 @@ def read_robot(section: Section) -> PlacedRobot | None:
     if kind == "URRobot" and arm is None:
         arm = "ur10"
     if arm is None or (kind and kind != "URRobot" and kind.lower() not in UR_FAMILY):
-        where = "fpath" if "fpath" in section else "robot_type"
-        given = section.data.get("fpath") or kind or "none"
-        section.take(where)
-        report.refuse(section.key(where), f"ejax has no model of {given!r}; its robots: {_ROBOTS}")
+        _refuse_robot(section, kind)
         section.skip("its robot is not there")
         return None
     tcp = _read_tcp(section)
@@ -95,6 +93,20 @@ def read_robot(section: Section) -> PlacedRobot | None:
         rotation=(math.radians(rotation[0]), math.radians(rotation[1]), math.radians(rotation[2])),
         home=home,
     )
+
+
+def _refuse_robot(section: Section, kind: str) -> None:
+    """Say what is missing, or which robot there is no model of."""
+    where = "fpath" if "fpath" in section else "robot_type"
+    given = section.take(where, kind)
+    if given:
+        section.report.refuse(section.key(where), f"ejax has no model of {given!r}; its robots: {_ROBOTS}")
+    elif "urdf_cfg" in section:
+        section.report.refuse(section.key("urdf_cfg"), f"names no arm of ejax's robots: {_ROBOTS}")
+    elif section.data:
+        section.report.refuse(section.key(where), f"is missing; ejax's robots: {_ROBOTS}")
+    else:
+        section.report.refuse(section.path, f"is missing; give {{robot_type: …}}; ejax's robots: {_ROBOTS}")
 
 
 def _read_components(section: Section) -> tuple[str | None, bool]:
