@@ -250,6 +250,25 @@ def test_the_seed_spelling_evaluates_and_says_so():
     assert "rollout_steps did" in config.notices[0].text
 
 
+def test_buffer_size_wins_over_rollout_steps_and_says_so():
+    config = make(trainer=trainer(rollout_steps=99, eval_freq=2))
+    assert config == make("trainer.eval_freq=2") and not config.trainer.enable_eval
+    assert keys_of(config.notices) == ["trainer.rollout_steps", "trainer.eval_freq"]
+    assert config.notices[0].text == "no effect: trainer.buffer_size, which is given too, is 16"
+    assert make(trainer=trainer(rollout_steps=16)).notices == ()
+
+
+def test_actor_only_goes_without_a_critic_block_and_says_so():
+    config = make("policy.name=actor_only", "policy.obs_groups.critic=[obs]", "policy.critic_obs_normalization=true")
+    assert config == make(policy={"name": "actor_only", "actor": BASE["policy"]["actor"]})
+    told = [notice.key for notice in config.notices if notice.status == "without effect"]
+    assert told == [
+        "policy.critic",
+        "policy.critic_obs_normalization (override)",
+        "policy.obs_groups.critic (override)",
+    ]
+
+
 def test_later_spellings_do_not_evaluate_unasked_and_say_so():
     config = make("trainer.eval_freq=2")
     assert not config.trainer.enable_eval
@@ -449,7 +468,7 @@ BAD_OVERRIDES = {
     "trainer.learning_env={name: PointMassRL, params: {}}": "trainer.learning_env.*params.*: unknown key; allowed: cfg",
     "policy.vla_config.model_path=a.pth": "vla_config: belongs to EmbodiChain's policy 'vla', which ejax does not have",
     "policy.name=vla": "policy 'vla' of EmbodiChain is not built in ejax yet",
-    "policy.name=actor_only": "policy.critic: actor_only has no critic",
+    "policy={name: actor_only, critic: {hidden_sizes: [8]}}": "policy.actor: is missing: actor_only needs",
     "policy.critic=null": "policy.critic .*is missing: actor_critic needs",
     "policy.cfg.x=1": "policy.cfg: actor_critic takes no cfg",
     "policy.actor.type=cnn": "policy.actor.type .*got 'cnn'; allowed: mlp",
@@ -461,8 +480,9 @@ BAD_OVERRIDES = {
     "policy.initial_action_std=0": "policy.initial_action_std .*got 0; must be a number above 0",
     "policy.action_std_range=[1]": r"policy.action_std_range .*got \[1\]; must be \[lowest, highest\]",
     "algorithm.name=pp": r"algorithm.name .*no algorithm 'pp'; there is apg, bc, grpo, ppo.*Did you mean 'ppo'\?",
-    "algorithm.cfg.batch_size=129": r"got 129, but a rollout has 128 rows \(buffer_size 16 · num_envs 8\)",
-    "algorithm.cfg.num_mini_batches=129": "algorithm.cfg.num_mini_batches .*give at most 128",
+    "algorithm.cfg.batch_size=129": r"128 rows \(buffer_size 16 · num_envs 8\); give at most 128: "
+    "algorithm.cfg.batch_size=128",
+    "algorithm.cfg.num_mini_batches=129": "give at most 128: algorithm.cfg.num_mini_batches=128",
     "algorithm.cfg.gamma=1.5": "algorithm.cfg.gamma .*got 1.5; must be less than or equal to 1",
     "algorithm.cfg.gamma=true": "algorithm.cfg.gamma .*got True; must be a valid number",
     "algorithm.cfg.gamma=.nan": "algorithm.cfg.gamma .*must be a finite number",
@@ -505,8 +525,8 @@ def test_a_key_is_told_in_the_users_spelling():
 
 
 def test_two_spellings_of_one_value_are_refused():
-    with pytest.raises(ConfigError, match=r"trainer.rollout_steps: means the same as trainer.buffer_size"):
-        make(trainer=trainer(rollout_steps=16))
+    with pytest.raises(ConfigError, match=r"trainer.learning_env: means the same as env, which is given too"):
+        make(env="CartPoleRL")
 
 
 def test_an_adaptive_schedule_excludes_a_scheduler():

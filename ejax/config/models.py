@@ -321,14 +321,14 @@ def _sizes(config: RunConfig) -> Iterator[Problem]:
                 f"got {trainer.num_envs}, not divisible by algorithm.cfg.group_size {cfg.group_size}; give {nearest}",
             )
         if cfg.batch_size > rows:
-            yield Problem("algorithm.cfg.batch_size", f"got {cfg.batch_size}, but {given}; give at most {rows}")
+            yield _more_than_rows("batch_size", cfg.batch_size, given, rows)
     if isinstance(cfg, PPOConfig):
         if rows < 2:
             yield Problem("trainer.buffer_size", f"{given}, but advantages are normalized over at least 2")
         if cfg.num_mini_batches is None and cfg.batch_size > rows:
-            yield Problem("algorithm.cfg.batch_size", f"got {cfg.batch_size}, but {given}; give at most {rows}")
+            yield _more_than_rows("batch_size", cfg.batch_size, given, rows)
     if isinstance(cfg, PPOConfig | SHACConfig) and cfg.num_mini_batches is not None and cfg.num_mini_batches > rows:
-        yield Problem("algorithm.cfg.num_mini_batches", f"got {cfg.num_mini_batches}, but {given}; give at most {rows}")
+        yield _more_than_rows("num_mini_batches", cfg.num_mini_batches, given, rows)
     if trainer.num_envs % trainer.collector.num_groups:
         text = f"got {trainer.collector.num_groups}, which does not divide num_envs {trainer.num_envs}"
         yield Problem("trainer.collector.num_groups", text)
@@ -337,8 +337,13 @@ def _sizes(config: RunConfig) -> Iterator[Problem]:
 
 
 def _networks(policy: PolicyConfig) -> Iterator[Problem]:
-    """Networks that the policy lacks or has no use for."""
+    """Networks that the policy lacks, and log_std."""
     low, high = policy.log_std_range
+def _more_than_rows(option: str, count: int, given: str, rows: int) -> Problem:
+    key = f"algorithm.cfg.{option}"
+    return Problem(key, f"got {count}, but {given}; give at most {rows}: {key}={rows}")
+
+
     if not low < high:
         yield Problem("policy.log_std_range", f"got [{low}, {high}]; the first must be below the second")
     elif not low <= policy.initial_log_std <= high:
@@ -348,15 +353,13 @@ def _networks(policy: PolicyConfig) -> Iterator[Problem]:
         )
     if policy.name not in ("actor_critic", "actor_only"):
         return
-    wanted = {"actor_critic": ("actor", "critic"), "actor_only": ("actor",)}[policy.name]
-    for name, block in (("actor", policy.actor), ("critic", policy.critic)):
-        if name in wanted and block is None:
+    blocks = [("actor", policy.actor), ("critic", policy.critic)]
+    for name, block in blocks if policy.name == "actor_critic" else blocks[:1]:
+        if block is None:
             yield Problem(
                 f"policy.{name}",
                 f"is missing: {policy.name} needs {{type: mlp, network_cfg: {{hidden_sizes: […]}}}}",
             )
-        if name not in wanted and block is not None:
-            yield Problem(f"policy.{name}", f"{policy.name} has no {name}; leave the block out")
     if policy.cfg:
         yield Problem("policy.cfg", f"{policy.name} takes no cfg; its keys are directly under policy")
 

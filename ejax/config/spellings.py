@@ -74,6 +74,9 @@ WITHOUT_EFFECT: dict[str, str] = {
 OPTIONS_WITHOUT_EFFECT: dict[str, tuple[str, ...]] = {"grpo": ("gae_lambda",), "apg": ("gae_lambda", "batch_size")}
 """Options that every algorithm of EmbodiChain accepts, and these ones do not use."""
 
+OF_THE_CRITIC = ("policy.critic", "policy.critic_obs_normalization", "policy.obs_groups.critic")
+"""What EmbodiChain ignores under ``actor_only``."""
+
 GYM_DEFAULTS: dict[str, Any] = {
     "exp_name": "generic_exp",
     "num_envs": 1,
@@ -247,9 +250,14 @@ def _settle_frames(draft: Draft) -> None:
 
 
 def _move(draft: Draft, old: str, new: str) -> None:
-    """Move a key. A value given in both places is a problem."""
+    """Move a key. A value given in both places is a problem, but where EmbodiChain reads the new one."""
     value, written = draft.pop(old), draft.written(old)
     if draft.has(new):
+        if old == "trainer.rollout_steps":
+            if value != draft.get(new):
+                text = f"no effect: {draft.written(new)}, which is given too, is {draft.get(new)}"
+                draft.notice(written, text, "without effect")
+            return
         draft.problem(written, f"means the same as {draft.written(new)}, which is given too; keep one")
         return
     try:
@@ -261,7 +269,7 @@ def _move(draft: Draft, old: str, new: str) -> None:
 
 def is_seed_spelling(draft: Draft) -> bool:
     """The first releases wrote ``rollout_steps``, had no ``enable_eval``, and always evaluated."""
-    return draft.has("trainer.rollout_steps") and not draft.has("trainer.enable_eval")
+    return draft.has("trainer.rollout_steps") and not {"enable_eval", "buffer_size"} & draft.get("trainer").keys()
 
 
 def settle_evaluation(draft: Draft, *, seed_spelling: bool) -> None:
@@ -312,6 +320,9 @@ def take_out(draft: Draft) -> None:
         if draft.has(f"algorithm.cfg.{key}"):
             draft.pop(f"algorithm.cfg.{key}")
             draft.notice(f"algorithm.cfg.{key}", f"no effect on {algorithm}", "without effect")
+    for key in OF_THE_CRITIC if _name("policy", draft.get("policy.name")) == "actor_only" else ():
+        if draft.has(key) and draft.pop(key):
+            draft.notice(draft.written(key), "no effect: actor_only has no critic", "without effect")
     for key in APG_TRAINER_KEYS if algorithm not in ("apg", "shac") else ():
         written = draft.written(f"algorithm.cfg.{key}")
         if draft.has(f"algorithm.cfg.{key}") and written.startswith("trainer."):
