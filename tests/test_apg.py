@@ -1,7 +1,9 @@
 """APG: gradients through dynamics, segments, discounts, skipped updates, clipped adjoints."""
 
+import json
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -182,22 +184,33 @@ def test_the_policy_learns_to_go_to_zero() -> None:
     assert objectives[-1] > 0.25 * objectives[0]  # both negative: the cost fell to less than a quarter
 
 
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("trainer.update_horizon=5", "update_horizon .5. must be a multiple of segment_length .2."),
-        ("trainer.buffer_size=7", r"got 7; apg collects update_horizon \(4\) steps"),
-    ],
-)
-def test_bad_horizons_are_refused(override: str, message: str) -> None:
+def test_the_horizon_is_a_number_of_segments_and_not_the_buffer_size() -> None:
     raw = {
         "trainer": {"learning_env": "PointMassRL", "segment_length": 2, "update_horizon": 4},
         "policy": {"name": "actor_only", "actor": {"type": "mlp", "hidden_sizes": [8]}},
         "algorithm": {"name": "apg", "cfg": {}},
     }
     assert parse_config(raw).trainer.buffer_size == 4
-    with pytest.raises(ConfigError, match=message):
-        parse_config(raw, [override])
+    with pytest.raises(ConfigError, match=r"update_horizon .5. must be a multiple of segment_length .2."):
+        parse_config(raw, ["trainer.update_horizon=5"])
+    told = parse_config(raw, ["trainer.rollout_steps=7"])
+    assert told == parse_config(raw)
+    assert [(each.key, each.text) for each in told.notices] == [
+        ("trainer.rollout_steps (override)", "no effect: apg collects update_horizon (4) steps")
+    ]
+
+
+@pytest.mark.parametrize("name", ["apg", "shac"])
+def test_the_buffer_size_of_a_gym_config_is_not_for_those_with_a_horizon(name: str, tmp_path: Path) -> None:
+    (tmp_path / "gym.json").write_text(json.dumps({"id": "PointMassRL", "env": {}}))
+    network = {"type": "mlp", "hidden_sizes": [8]}
+    raw = {
+        "trainer": {"gym_config": "gym.json"},
+        "policy": {"name": "actor_critic", "actor": network, "critic": network},
+        "algorithm": {"name": name, "cfg": {"segment_length": 4}},
+    }
+    config = parse_config(raw, folder=tmp_path)
+    assert config.trainer.buffer_size == 4 and config.notices == ()
 
 
 @pytest.mark.parametrize("name", ["apg", "shac"])

@@ -98,6 +98,7 @@ def read_draft(draft: Draft, overrides: Sequence[str], device: str | None) -> Ru
         draft.put("trainer.device", device)
     respell(draft)
     settle_evaluation(draft, seed_spelling=seed_spelling)
+    settle_horizon(draft)
     _fill_env(draft)
     foreign = foreign_functors(draft)
     draft.problems += foreign
@@ -105,7 +106,6 @@ def read_draft(draft: Draft, overrides: Sequence[str], device: str | None) -> Ru
         tell_of_manager_form(draft)
     settle_model_type(draft)
     take_out(draft)
-    settle_horizon(draft)
     settle_compat(draft)
     fill_defaults(draft)
     _do_without_wandb(draft)

@@ -224,11 +224,13 @@ def settle_horizon(draft: Draft) -> None:
         return
     segment = draft.get("algorithm.cfg.segment_length") or options.model_fields["segment_length"].default
     horizon = draft.get("algorithm.cfg.update_horizon") or segment
-    given = draft.get("trainer.buffer_size")
-    if given not in (None, horizon):
-        key = "update_horizon" if algorithm == "apg" else "segment_length"
-        text = f"got {given}; {algorithm} collects {key} ({horizon}) steps: leave it out"
-        draft.problem("trainer.buffer_size", text)
+    given, written = draft.get("trainer.buffer_size"), draft.written("trainer.buffer_size")
+    if given not in (None, horizon) and algorithm == "apg":  # EmbodiChain ignores it
+        draft.notice(written, f"no effect: apg collects update_horizon ({horizon}) steps", "without effect")
+    elif given not in (None, horizon):
+        draft.problem(
+            "trainer.buffer_size", f"got {given}; shac collects segment_length ({horizon}) steps: leave it out"
+        )
     draft.put("trainer.buffer_size", horizon)
 
 
