@@ -54,7 +54,7 @@ TASKS: dict[str, str] = {
 }
 """What demonstrates: classes by their place, which a worker process imports. See ``ejax.data.task``."""
 
-CHECKPOINT_READERS: dict[str, str] = {".pt": "interop.embodichain:read_state"}
+CHECKPOINT_READERS: dict[str, str] = {".pt": "interop.pt_state:read_state"}
 """Checkpoints of other systems, by the ending of their files. Called as
 ``reader(file, config, parts, policy_only=…) -> (RunState, notes)``; raises ValueError or TypeError."""
 

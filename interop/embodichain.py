@@ -34,15 +34,16 @@ A checkpoint moves state; what is computed with it is the config's matter: ``com
 import argparse
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from ejax.build import Parts, build
+from ejax.build import build
 from ejax.checkpoint import CheckpointError, load_checkpoint, verify_checkpoint
 from ejax.config import ConfigError, RunConfig, load_config
 from ejax.device import prepare_jax
 from ejax.run_dir import create_run_directory, open_run_directory
-from ejax.steps import RunState
-from interop.pt_file import read_pt, write_pt
-from interop.pt_state import Layout, pt_payload, restore, rows_per_update
+
+if TYPE_CHECKING:  # its module needs torch
+    from interop.pt_state import Layout
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -60,11 +61,19 @@ def main(argv: list[str] | None = None) -> int:
     except (CheckpointError, ConfigError, FileExistsError, FileNotFoundError, TypeError, ValueError) as error:
         print(f"interop.embodichain: {error}", file=sys.stderr)
         return 2
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        print(
+            "interop.embodichain: the files are torch's, which is not installed: pip install 'ejax[torch]'",
+            file=sys.stderr,
+        )
+        return 2
     return 0
 
 
 def export_pt(
-    run: Path, out: Path, *, checkpoint: str = "latest", layout: Layout = "0.3", like: Path | None = None
+    run: Path, out: Path, *, checkpoint: str = "latest", layout: "Layout" = "0.3", like: Path | None = None
 ) -> Path:
     """Write a checkpoint of an ejax run as EmbodiChain's ``out``.
 
@@ -76,6 +85,9 @@ def export_pt(
         ValueError: EmbodiChain has no such policy or optimizer, or would act otherwise with these parameters.
         CheckpointError: there is no such checkpoint, or it is damaged.
     """
+    from interop.pt_file import write_pt
+    from interop.pt_state import pt_payload
+
     prepare_jax("cpu")
     directory, config = open_run_directory(run)
     if checkpoint in ("latest", "best"):
@@ -96,6 +108,8 @@ def import_pt(file: Path, config: RunConfig, run: Path, *, policy_only: bool = F
     Raises:
         ValueError: not a checkpoint of the config's policy and optimizer. FileExistsError: ``run`` is a run already.
     """
+    from interop.pt_state import read_state, rows_per_update
+
     prepare_jax("cpu")
     parts = build(config)
     state, notes = read_state(file, config, parts, policy_only=policy_only)
@@ -113,11 +127,6 @@ def import_pt(file: Path, config: RunConfig, run: Path, *, policy_only: bool = F
     }
     directory.save(state, meta, keep=config.trainer.keep_checkpoints)
     return notes
-
-
-def read_state(file: Path, config: RunConfig, parts: Parts, *, policy_only: bool = False) -> tuple[RunState, list[str]]:
-    """What ``--resume FILE.pt`` and ``policy.init_from: FILE.pt`` start from; see ``restore``."""
-    return restore(read_pt(file), config, parts, policy_only=policy_only)
 
 
 def _parser() -> argparse.ArgumentParser:

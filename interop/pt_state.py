@@ -21,7 +21,7 @@ from ejax.policies import ActorCritic, ActorOnly, NetworkConfig
 from ejax.steps import RunState
 from ejax.types import Params, Policy
 from interop.optimizer_state import opt_state_from_torch, torch_optimizer_state
-from interop.pt_file import PtFile, bound_to, load_plain, log_std_range, scheduler_state
+from interop.pt_file import PtFile, bound_to, load_plain, log_std_range, read_pt, scheduler_state
 from interop.weights import StateDict, params_from_state_dict, state_dict_from_params
 
 Layout = Literal["0.3", "head", "seed"]
@@ -87,6 +87,11 @@ def pt_payload(
     if like is not None:
         payload |= bound_to(like, policy, seed=config.trainer.seed + meta["num_updates"])
     return payload
+
+
+def read_state(file: Path, config: RunConfig, parts: Parts, *, policy_only: bool = False) -> tuple[RunState, list[str]]:
+    """What ``--resume FILE.pt`` and ``policy.init_from: FILE.pt`` start from; see ``restore``."""
+    return restore(read_pt(file), config, parts, policy_only=policy_only)
 
 
 def restore(saved: PtFile, config: RunConfig, parts: Parts, *, policy_only: bool = False) -> tuple[RunState, list[str]]:

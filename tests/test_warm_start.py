@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from ejax.evaluation import evaluate, summarize
 from ejax.run import train
 from ejax.run_dir import RunDirectory
 from ejax.warm_start import start_from_policy
+from interop import embodichain
 
 NETWORK = {"type": "mlp", "network_cfg": {"hidden_sizes": [8], "activation": "tanh"}}
 PPO = {"name": "ppo", "cfg": {"batch_size": 16, "n_epochs": 1}}
@@ -163,6 +165,27 @@ def test_embodichains_file_without_what_reads_it_names_the_remedy(
         train(config_with(init_from="best.pt"), run_dir=tmp_path / "a")
     with pytest.raises(CheckpointError, match=remedy):
         train(config_with(), resume="best.pt", run_dir=tmp_path / "b")
+
+
+@pytest.mark.parametrize(
+    "command", [["to-pt", "RUN", "--out", "a.pt"], ["from-pt", "a.pt", "--config", "c", "--run", "b"]]
+)
+def test_converting_without_torch_names_the_remedy(
+    command: list[str],
+    trained: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    config = tmp_path / "train.json"
+    config.write_text(json.dumps(config_with().to_dict()))
+    places = {"RUN": str(trained), "a.pt": str(tmp_path / "a.pt"), "c": str(config), "b": str(tmp_path / "b")}
+    monkeypatch.setitem(sys.modules, "torch", None)  # importing it raises
+    for name in ("interop.pt_file", "interop.pt_state"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    assert embodichain.main([places.get(word, word) for word in command]) == 2
+    assert capsys.readouterr().err.endswith("torch's, which is not installed: pip install 'ejax[torch]'\n")
+    assert not (tmp_path / "b").exists()
 
 
 def test_the_key_is_used(tmp_path: Path) -> None:
