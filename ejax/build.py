@@ -296,11 +296,8 @@ def build_policy(config: PolicyConfig, env: Env | HostEnv) -> Policy:
         ConfigError: the action dimension is not the env's, or the constructor refuses the arguments.
     """
     spec = action_spec(env.action_space, squash=config.squash_actions)
-    width = len(spec.sizes) if not spec.continuous else spec.sizes[0]
-    if config.action_dim not in (None, width):
-        raise ConfigError(
-            [Problem("policy.action_dim", f"got {config.action_dim}, but the env's actions have {width}")]
-        )
+    if problems := config.action_dim_problems(spec.num_actions):
+        raise ConfigError(problems)
     offered = {
         "action_spec": spec,
         "observation_space": env.observation_space,

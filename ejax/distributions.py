@@ -145,6 +145,11 @@ class ActionSpec:
         return sum(self.sizes)
 
     @property
+    def num_actions(self) -> int:
+        """Numbers in one action."""
+        return self.sizes[0] if self.continuous else len(self.sizes)
+
+    @property
     def continuous(self) -> bool:
         return self.kind in ("normal", "tanh_normal")
 

@@ -468,6 +468,7 @@ BAD_OVERRIDES = {
     "trainer.learning_env={name: PointMassRL, params: {}}": "trainer.learning_env.*params.*: unknown key; allowed: cfg",
     "policy.vla_config.model_path=a.pth": "vla_config: belongs to EmbodiChain's policy 'vla', which ejax does not have",
     "policy.name=vla": "policy 'vla' of EmbodiChain is not built in ejax yet",
+    "policy.action_dim=3": r"policy.action_dim .*got 3, but the env's actions have 2; give 2, or leave it out",
     "policy={name: actor_only, critic: {hidden_sizes: [8]}}": "policy.actor: is missing: actor_only needs",
     "policy.critic=null": "policy.critic .*is missing: actor_critic needs",
     "policy.cfg.x=1": "policy.cfg: actor_critic takes no cfg",

@@ -17,7 +17,7 @@ import pytest
 from numpy.typing import NDArray
 
 from ejax.algorithms.ppo import PPOConfig, ppo_update
-from ejax.build import build
+from ejax.build import build_policy
 from ejax.config import ConfigError, load_config, parse_config
 from ejax.distributions import Normal
 from ejax.optim import make_optimizer
@@ -155,8 +155,11 @@ def test_each_update_is_logged_once_at_its_own_step_and_environments_are_reset_o
 def test_an_action_dim_that_is_not_the_environments_is_refused(tmp_path: Path) -> None:
     """D16: it need not be given, but if it is, it must be right."""
     assert parse_config(raw(tmp_path)).policy.action_dim is None
-    with pytest.raises(ConfigError, match=r"policy\.action_dim: got 3, but the env's actions have 1"):
-        build(parse_config(raw(tmp_path), ["policy.action_dim=3"]))
+    with pytest.raises(ConfigError, match=r"policy\.action_dim .*: got 3, but the env's actions have 1"):
+        parse_config(raw(tmp_path), ["policy.action_dim=3"])
+    policy = parse_config(raw(tmp_path)).policy.model_copy(update={"action_dim": 3})
+    with pytest.raises(ConfigError, match=r"policy\.action_dim: got 3"):  # of what is known once it is built
+        build_policy(policy, Counting())
 
 
 def test_grpo_trains_in_the_loop_that_trains_ppo(tmp_path: Path) -> None:

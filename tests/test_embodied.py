@@ -559,3 +559,13 @@ def test_check_exits_with_2_where_something_is_unsupported(tmp_path: Path, capsy
     assert "Did you mean 'rollout_steps'" in unsupported["trainer.rollout_step"]
     assert "no rewards functor 'nothing'" in unsupported["some/where/gym_config.json:env.rewards.goal.func"]
     assert report["counts"]["unsupported"] == len(unsupported)
+
+
+@pytest.mark.parametrize(("chunk", "num_actions"), [(1, 8), (2, 16)])
+def test_check_tells_an_action_dim_that_is_not_the_environments(tmp_path: Path, chunk: int, num_actions: int) -> None:
+    overrides = [f"policy.action_dim={num_actions}", f"env.cfg.action_chunk={chunk}"]
+    path = train_file(tmp_path, PUSH_CUBE)
+    assert not any(note.status == "unsupported" for note in check(path, overrides))
+    (wrong,) = (note for note in check(path, [*overrides, "policy.action_dim=7"]) if note.status == "unsupported")
+    assert wrong.key == "policy.action_dim (override)"
+    assert wrong.text == f"got 7, but the env's actions have {num_actions}; give {num_actions}, or leave it out"

@@ -14,8 +14,9 @@ from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
 
 from ejax.config.errors import Problem
 from ejax.config.explain import unknown_key
-from ejax.config.models import EnvConfig, EventsConfig
+from ejax.config.models import EnvConfig, EventsConfig, RunConfig
 from ejax.config.spellings import RECORDERS, Draft, read_numbers
+from ejax.distributions import action_spec
 from ejax.envs.functors.registry import FUNCTORS, FunctorKind
 from ejax.envs.key_report import EMPTY, GymConfigError, KeyNote
 from ejax.envs.plan import INTERVAL_EVENTS, make_plan
@@ -175,6 +176,20 @@ def env_problems(env: EnvConfig) -> list[Problem]:
         except (TypeError, ValueError) as error:
             problems.append(Problem("env.cfg", str(error)))
     return problems
+
+
+def action_problems(config: RunConfig) -> list[Problem]:
+    """``policy.action_dim`` that is not the environment's, where this is known before anything is built."""
+    make, cfg = resolve("env", config.env.id), dict(config.env.cfg)
+    chunk = cfg.pop("action_chunk", 1) if "action_chunk" not in inspect.signature(make).parameters else 1
+    if config.policy.action_dim is None or not dataclasses.is_dataclass(make):
+        return []
+    env: Any = make(**cfg)  # type: ignore[operator]  # a class, here
+    try:
+        num_actions = action_spec(env.action_space).num_actions * chunk
+    except ValueError:  # no policy can act there: told when it is built
+        return []
+    return config.policy.action_dim_problems(num_actions)
 
 
 def event_problems(env: EnvConfig, events: EventsConfig) -> list[Problem]:

@@ -15,6 +15,7 @@ from ejax.config.errors import ConfigError, Problem
 from ejax.config.explain import explain
 from ejax.config.files import read_file, read_yaml
 from ejax.config.gym_config import (
+    action_problems,
     env_problems,
     event_problems,
     foreign_functors,
@@ -134,6 +135,8 @@ def _validate(tree: dict[str, Any]) -> tuple[RunConfig | None, list[Problem]]:
     of_env = env_problems(env)
     if not of_env and not any(key == "trainer" or key.startswith("trainer.events") for key in wrong):
         problems += event_problems(env, EventsConfig.model_validate(tree["trainer"].get("events", {})))
+    if config is not None and not of_env:
+        problems += action_problems(config)
     return config, problems + of_env
 
 

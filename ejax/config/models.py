@@ -249,6 +249,13 @@ class PolicyConfig(BaseModel):
 
 class AlgorithmConfig(BaseModel):
     """``algorithm``: a name, and the options that this name has."""
+    def action_dim_problems(self, num_actions: int) -> list[Problem]:
+        """None, or one: ``action_dim`` is given, and is not the environment's ``num_actions``."""
+        if self.action_dim in (None, num_actions):
+            return []
+        text = f"got {self.action_dim}, but the env's actions have {num_actions}; give {num_actions}, or leave it out"
+        return [Problem("policy.action_dim", text)]
+
 
     model_config = _STRICT
     name: str
@@ -336,9 +343,6 @@ def _sizes(config: RunConfig) -> Iterator[Problem]:
         yield Problem("trainer.num_eval_episodes", "got 0 with enable_eval; give 1 or more, or enable_eval: false")
 
 
-def _networks(policy: PolicyConfig) -> Iterator[Problem]:
-    """Networks that the policy lacks, and log_std."""
-    low, high = policy.log_std_range
 def _more_than_rows(option: str, count: int, given: str, rows: int) -> Problem:
     key = f"algorithm.cfg.{option}"
     return Problem(key, f"got {count}, but {given}; give at most {rows}: {key}={rows}")
@@ -347,6 +351,9 @@ def _more_than_rows(option: str, count: int, given: str, rows: int) -> Problem:
     if not low < high:
         yield Problem("policy.log_std_range", f"got [{low}, {high}]; the first must be below the second")
     elif not low <= policy.initial_log_std <= high:
+def _networks(policy: PolicyConfig) -> Iterator[Problem]:
+    """Networks that the policy lacks, and log_std."""
+    low, high = policy.log_std_range
         yield Problem(
             "policy.initial_log_std",
             f"got {policy.initial_log_std}, outside log_std_range [{low}, {high}]: it would never learn",
