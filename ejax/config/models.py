@@ -246,9 +246,6 @@ class PolicyConfig(BaseModel):
     def _known(cls, name: str) -> str:
         return registered_name("policy", name)
 
-
-class AlgorithmConfig(BaseModel):
-    """``algorithm``: a name, and the options that this name has."""
     def action_dim_problems(self, num_actions: int) -> list[Problem]:
         """None, or one: ``action_dim`` is given, and is not the environment's ``num_actions``."""
         if self.action_dim in (None, num_actions):
@@ -256,6 +253,9 @@ class AlgorithmConfig(BaseModel):
         text = f"got {self.action_dim}, but the env's actions have {num_actions}; give {num_actions}, or leave it out"
         return [Problem("policy.action_dim", text)]
 
+
+class AlgorithmConfig(BaseModel):
+    """``algorithm``: a name, and the options that this name has."""
 
     model_config = _STRICT
     name: str
@@ -348,12 +348,12 @@ def _more_than_rows(option: str, count: int, given: str, rows: int) -> Problem:
     return Problem(key, f"got {count}, but {given}; give at most {rows}: {key}={rows}")
 
 
-    if not low < high:
-        yield Problem("policy.log_std_range", f"got [{low}, {high}]; the first must be below the second")
-    elif not low <= policy.initial_log_std <= high:
 def _networks(policy: PolicyConfig) -> Iterator[Problem]:
     """Networks that the policy lacks, and log_std."""
     low, high = policy.log_std_range
+    if not low < high:
+        yield Problem("policy.log_std_range", f"got [{low}, {high}]; the first must be below the second")
+    elif not low <= policy.initial_log_std <= high:
         yield Problem(
             "policy.initial_log_std",
             f"got {policy.initial_log_std}, outside log_std_range [{low}, {high}]: it would never learn",
