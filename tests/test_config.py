@@ -311,6 +311,35 @@ def test_a_gym_config_is_found_beside_the_train_file_first(tmp_path, monkeypatch
     assert load_config("here/train.json").trainer.num_envs == 5
 
 
+def test_a_gym_config_named_from_its_repository_is_not_one_of_the_working_directory(tmp_path, monkeypatch, task):
+    """EmbodiChain reads the working directory's; a file of the same name in another checkout is another task."""
+    for place, num_envs in (("theirs", 3), ("mine", 5)):
+        (tmp_path / place / "configs").mkdir(parents=True)
+        (tmp_path / place / "configs" / "gym.json").write_text(json.dumps({"id": "TaskRL", "num_envs": num_envs}))
+    train = tmp_path / "theirs" / "configs" / "train.json"
+    train.write_text(json.dumps({**BASE, "trainer": {"gym_config": "configs/gym.json"}}))
+    monkeypatch.chdir(tmp_path / "theirs")
+    assert load_config(train).trainer.num_envs == 3 and load_config(train).notices == ()
+    monkeypatch.chdir(tmp_path / "mine")
+    config = load_config(train)
+    theirs, mine = (tmp_path / place / "configs" / "gym.json" for place in ("theirs", "mine"))
+    assert config.trainer.num_envs == 3
+    assert [notice.text for notice in config.notices] == [f"read {theirs}, not {mine}, which differs"]
+
+
+def test_a_gym_config_of_the_working_directory_beside_a_copy_that_differs_is_told(tmp_path, monkeypatch, task):
+    for place, num_envs in (("copies", 3), ("root/configs", 5)):
+        (tmp_path / place).mkdir(parents=True)
+        (tmp_path / place / "gym.json").write_text(json.dumps({"id": "TaskRL", "num_envs": num_envs}))
+    train = tmp_path / "copies" / "train.json"
+    train.write_text(json.dumps({**BASE, "trainer": {"gym_config": "configs/gym.json"}}))
+    monkeypatch.chdir(tmp_path / "root")
+    config = load_config(train)
+    assert config.trainer.num_envs == 5
+    read, other = tmp_path / "root" / "configs" / "gym.json", tmp_path / "copies" / "gym.json"
+    assert [notice.text for notice in config.notices] == [f"read {read}, not {other}, which differs"]
+
+
 @pytest.mark.parametrize(
     ("data", "message"),
     [

@@ -8,7 +8,7 @@ from typing import Any
 from ejax.config.errors import Notice
 from ejax.config.files import read_file
 from ejax.config.gym_config import MANAGER_ENV, foreign_functors, manager_notes
-from ejax.config.load import device_problems, find_gym_config, read_draft, trusted_keys
+from ejax.config.load import device_problems, find_gym_configs, read_draft, trusted_keys
 from ejax.config.spellings import Draft, respell_key
 from ejax.envs.key_report import KeyNote, Status
 
@@ -88,7 +88,7 @@ def _gym_notes(data: Mapping[str, Any], draft: Draft, problems: Mapping[str, str
     """Of the gym config that the train config names."""
     trainer = data.get("trainer") or data.get("runtime") or {}
     name = trainer.get("gym_config") if isinstance(trainer, Mapping) else None
-    path = find_gym_config(draft.folder, name) if isinstance(name, str) else None
+    path = next(iter(find_gym_configs(draft.folder, name)), None) if isinstance(name, str) else None
     if path is None:
         return
     if draft.get("env.id") == MANAGER_ENV and not foreign_functors(draft):

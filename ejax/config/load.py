@@ -228,26 +228,29 @@ def _fill_env(draft: Draft) -> None:
             draft.put("trainer.num_envs", num_envs)
 
 
-def find_gym_config(folder: Path | None, name: str) -> Path | None:
-    """The gym config's file: beside the train file, or in the working directory.
+def find_gym_configs(folder: Path | None, name: str) -> list[Path]:
+    """The files that a train config can mean by ``name``: the first is read.
 
-    Failing both, the longest tail of the path that lies in the train file's folder or a folder above it: EmbodiChain's
-    files name their gym config from its repository's root. The file's name alone counts beside the train file only.
+    The path as it is, from the train file's folder, from a folder above it (EmbodiChain's files name their gym config
+    from its repository's root), from the working directory. Then the longest tail of the path that lies in the train
+    file's folder or above it; the file's name alone counts beside the train file only.
 
     Args:
         folder: the train file's; None if there is no file.
     """
-    for place in filter(None, (folder, Path.cwd())):
-        if (place / name).is_file():
-            return place / name
     parts = Path(name).parts
     above = [] if folder is None else [folder.resolve(), *folder.resolve().parents]
-    for start in range(1, len(parts)):
-        for place in above if start < len(parts) - 1 else above[:1]:
-            path = place.joinpath(*parts[start:])
-            if path.is_file():
-                return path
-    return None
+    tails = [
+        place.joinpath(*parts[start:])
+        for start in range(1, len(parts))
+        for place in (above if start < len(parts) - 1 else above[:1])
+    ]
+    places = [place / name for place in [*([] if folder is None else [folder]), *above[1:], Path.cwd()]]
+    files: dict[Path, Path] = {}
+    for path in (*places, *tails):
+        if path.is_file():
+            files.setdefault(path.resolve(), path)
+    return list(files.values())
 
 
 def _find(draft: Draft, name: Any) -> Path | None:
@@ -255,11 +258,18 @@ def _find(draft: Draft, name: Any) -> Path | None:
     if not isinstance(name, str):
         draft.problem("env", f"got {name!r}; must be the path of a gym config")
         return None
-    path = find_gym_config(draft.folder, name)
-    places = [place / name for place in (draft.folder, Path.cwd()) if place is not None]
-    if path is None:
-        draft.problem("env", f"there is no '{name}'; looked for {' and '.join(str(p.absolute()) for p in places)}")
-    elif path not in places:
+    expected = [place / name for place in (draft.folder, Path.cwd()) if place is not None]
+    files = find_gym_configs(draft.folder, name)
+    if not files:
+        draft.problem("env", f"there is no '{name}'; looked for {' and '.join(str(p.absolute()) for p in expected)}")
+        return None
+    path, *others = files
+    others = [other for other in others if other.read_bytes() != path.read_bytes()]
+    if path == expected[0] and draft.folder is not None:
+        return path
+    if others:
+        draft.notice("trainer.gym_config", f"read {path}, not {others[0]}, which differs")
+    elif not any(place.is_file() for place in expected):
         draft.notice("trainer.gym_config", f"there is no '{name}'; read {path} instead")
     return path
 
