@@ -1,10 +1,10 @@
 """Drive the PushCube task with an exported policy in torch. Needs torch, numpy and mujoco; neither jax nor ejax.
 
 python -m interop.export RUN --to exported
-python examples/deploy_torch.py exported        # the return of: python -m ejax.evaluate RUN --episodes 1
+python examples/deploy_torch.py exported
 
-The returns are the same where the task starts at one place. Where its config draws the places of cube and goal, as
-configs/push_cube/ppo.yaml does, the example plays from the middle of their ranges, which it says.
+replays the episode that the export holds, that of ``python -m ejax.evaluate RUN --episodes 1``: cube and goal are where
+they were there. Both returns are printed.
 """
 
 import argparse

@@ -4,6 +4,8 @@
     policy.{pt,safetensors,pt2,onnx,torchscript,stablehlo}     as asked for by --formats
     policy.json         what the policy is (``interop.policy_spec``); makes the torch twin with policy.pt
     contract.json       what goes in and what comes out (``interop.contract``)
+    episode.json        an episode to replay: where it starts, what the policy earns (``interop.episode``); not where
+                        the environment is outside JAX, has no end, or is given clipped actions that it does not clip
     observations.npz    the observations it was checked on, with JAX's answers
     parity.json         the errors of each artefact, what was allowed, SHA-256 of each file, versions
 
@@ -38,6 +40,7 @@ from interop.artefacts import FORMATS, library_versions
 from interop.cases import Bounds, draw_cases, observe
 from interop.contract import make_contract
 from interop.describe import spec_of
+from interop.episode import reference_episode
 from interop.host_cases import observe_host
 from interop.parity import Case, ParityError, save_cases
 from interop.policy_spec import PolicySpec
@@ -97,7 +100,8 @@ def export_run(
         with closing(env) if isinstance(env, HostEnv) else nullcontext():
             policy, params = load_policy(config, env, path)
             origin = {"checkpoint": path.name, "global_step": meta["global_step"], "env": config.to_dict()["env"]}
-            return export_policy(policy, params, env, to, formats, origin=origin, clipping=clipping)
+            seed = config.trainer.eval_seed
+            return export_policy(policy, params, env, to, formats, origin=origin, clipping=clipping, seed=seed)
 
 
 def export_policy(
@@ -109,6 +113,7 @@ def export_policy(
     *,
     origin: Mapping[str, Any],
     clipping: Clipping = "auto",
+    seed: int | None = None,
 ) -> dict[str, Any]:
     """Export a policy into the new folder ``to``, which appears only if every artefact passed.
 
@@ -117,6 +122,7 @@ def export_policy(
         origin: ``checkpoint`` (a name), ``global_step``, ``env`` {``id``, ``cfg``}: written down as they are.
         clipping: of a normal's actions to the env's action space. ``auto``: only if the env itself clips to it, so that
             the exported policy does what was trained.
+        seed: of the start of the episode in ``episode.json``. None: there is no such file.
 
     Returns:
         What ``parity.json`` holds.
@@ -148,9 +154,13 @@ def export_policy(
     spec = replace(spec, clip=bounds if clips else None)
     cases = draw_cases(policy, params, spec, seen, env.observation_space)
     trained = Trained(policy, params, spec, state_dict_from_params(policy, params), origin["global_step"])
-    contract = make_contract(origin["env"], env, spec, seen, reason)
+    documents = {"contract.json": make_contract(origin["env"], env, spec, seen, reason)}
+    as_trained = not clips or bool(env_clips)
+    if seed is not None and as_trained and not isinstance(env, HostEnv):
+        episode = reference_episode(policy, env, params, seed)
+        documents |= {} if episode is None else {"episode.json": episode}
     facts = {"checkpoint": origin["checkpoint"], "global_step": origin["global_step"], "clipping": reason}
-    return _write(to, formats, trained, contract, cases, facts)
+    return _write(to, formats, trained, documents, cases, facts)
 
 
 def _finite_bounds(space: gymnasium.Space) -> Bounds | None:
@@ -190,7 +200,7 @@ def _write(
     to: Path,
     formats: Sequence[str],
     trained: Trained,
-    contract: dict[str, Any],
+    documents: Mapping[str, Any],
     cases: list[Case],
     facts: dict[str, Any],
 ) -> dict[str, Any]:
@@ -200,7 +210,8 @@ def _write(
         made = Path(scratch) / "export"
         made.mkdir()
         (made / "policy.json").write_text(trained.spec.to_json())
-        (made / "contract.json").write_text(json.dumps(contract, indent=2))
+        for name, document in documents.items():
+            (made / name).write_text(json.dumps(document, indent=2, allow_nan=False))
         save_cases(made / "observations.npz", cases)
         for name in formats:
             WRITERS[name](made / FORMATS[name].file, trained)

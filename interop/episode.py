@@ -1,0 +1,42 @@
+"""One episode of a policy by JAX: where it starts, how it ends. Whoever drives the task without JAX can replay it."""
+
+import math
+from typing import Any
+
+import jax
+import numpy as np
+
+from ejax.evaluation import evaluate
+from ejax.types import Env, Params, Policy
+from ejax.unroll import reset
+
+
+def reference_episode(policy: Policy, env: Env, params: Params, seed: int) -> dict[str, Any] | None:
+    """The episode of ``python -m ejax.evaluate RUN --episodes 1 --seed SEED``, for ``episode.json``.
+
+    Returns:
+        ``start``: the environment's state by dotted path, as lists, random streams as their bits. ``result``: the
+        episode's return, length and what else the environment tells at its end, null where that is not a number.
+        None: the episode does not end within the environment's time limit, or there is none.
+    """
+    if env.max_episode_steps is None:
+        return None
+    key = jax.random.key(seed)
+    episode = evaluate(policy, env, params, key, num_envs=1, num_episodes=1)
+    result = {name: float(x[0]) for name, x in episode.items()}
+    if math.isnan(result["return"]):
+        return None
+    key_reset, _ = jax.random.split(key)  # as ``evaluate`` does
+    start = jax.tree_util.tree_flatten_with_path(reset(env, key_reset, 1).state)[0]
+    return {
+        "schema_version": 1,
+        "about": "one episode by JAX with the policy's most probable actions; floats are float32, in the units of env",
+        "seed": seed,
+        "start": {jax.tree_util.keystr(path, simple=True, separator="."): _plain(x[0]) for path, x in start},
+        "result": {name: None if math.isnan(x) else x for name, x in result.items()},
+    }
+
+
+def _plain(x: jax.Array) -> Any:
+    is_key = jax.numpy.issubdtype(x.dtype, jax.dtypes.prng_key)
+    return np.asarray(jax.random.key_data(x) if is_key else x).tolist()
