@@ -82,7 +82,8 @@ def test_every_shipped_config_loads_and_round_trips(path, monkeypatch):
 def test_json_and_yaml_give_the_same_config(tmp_path):
     (tmp_path / "a.json").write_text(json.dumps(BASE))
     (tmp_path / "a.yaml").write_text(yaml.safe_dump(BASE))
-    assert load_config(tmp_path / "a.json") == load_config(tmp_path / "a.yaml")
+    (tmp_path / "a.YML").write_text(yaml.safe_dump(BASE))
+    assert load_config(tmp_path / "a.json") == load_config(tmp_path / "a.yaml") == load_config(tmp_path / "a.YML")
 
 
 @pytest.mark.parametrize(

@@ -57,10 +57,10 @@ def numpy_rewards(obs: np.ndarray, next_obs: np.ndarray, action: np.ndarray) -> 
     push = cube - 0.015 * direction + [0.0, 0.0, 0.015]
     before, after = np.linalg.norm((obs[9:12] - obs[12:15])[:2]), np.linalg.norm((cube - goal)[:2])
     return {
-        "reaching": 0.1 * (1.0 - np.tanh(5.0 * np.linalg.norm(tool - push))),
-        "place": (2.0 if before >= after else 0.5) * np.tanh(10.0 * (before - after)),
+        "reaching_reward": 0.1 * (1.0 - np.tanh(5.0 * np.linalg.norm(tool - push))),
+        "place_reward": (2.0 if before >= after else 0.5) * np.tanh(10.0 * (before - after)),
         "action_penalty": -0.01 * np.linalg.norm(np.clip(0.1 * action, -0.5, 0.5)),
-        "success": 10.0 * (after < 0.1),
+        "success_bonus": 10.0 * (after < 0.1),
     }
 
 
@@ -87,7 +87,7 @@ def test_reward_weights_are_fields() -> None:
     heavy = PushCubeRL(physics="mujoco", reaching_weight=1.0, action_penalty_weight=0.1)
     rewards = STEP(state, action, KEY)[1].info["rewards"]
     heavier = jax.jit(heavy.step)(state, action, KEY)[1].info["rewards"]
-    np.testing.assert_allclose(heavier["reaching"], 10.0 * rewards["reaching"], rtol=1e-5)
+    np.testing.assert_allclose(heavier["reaching_reward"], 10.0 * rewards["reaching_reward"], rtol=1e-5)
     np.testing.assert_allclose(heavier["action_penalty"], 10.0 * rewards["action_penalty"], rtol=1e-5)
 
 

@@ -17,11 +17,12 @@ def read_file(path: Path) -> dict[str, Any]:
     Raises:
         ConfigError: another suffix, no file, a syntax error or a key given twice, no mapping.
     """
-    if path.suffix not in SUFFIXES:
+    suffix = path.suffix.lower()
+    if suffix not in SUFFIXES:
         raise _error(path, f"'{path.suffix}' is not the suffix of a config; allowed: {', '.join(SUFFIXES)}")
     try:
         text = path.read_text(encoding="utf-8")
-        data = json.loads(text, object_pairs_hook=_unique) if path.suffix == ".json" else read_yaml(text)
+        data = json.loads(text, object_pairs_hook=_unique) if suffix == ".json" else read_yaml(text)
     except FileNotFoundError:
         raise _error(path, f"there is no such file (working directory: {Path.cwd()})") from None
     except json.JSONDecodeError as error:

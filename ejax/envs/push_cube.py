@@ -158,17 +158,17 @@ class PushCubeRL:
         return jnp.concatenate([qpos[:6], tool, _cube(state), state.goal])
 
     def _rewards(self, obs: Array, progress: Array, delta: Array, success: Array) -> dict[str, Array]:
-        """The terms of the reward, weighted. ``progress``: how much nearer the cube came to the goal, m."""
+        """EmbodiChain's terms of the reward, weighted. ``progress``: how much nearer the cube came to the goal, m."""
         tool, cube, goal = obs[6:9], obs[9:12], obs[12:15]
         to_goal = goal - cube
         direction = to_goal / (jnp.linalg.norm(to_goal) + 1e-6)
         push = cube - _PUSH_OFFSET * direction + jnp.array([0.0, 0.0, _PUSH_HEIGHT])
         place_weight = jnp.where(progress >= 0.0, self.place_weight, self.place_penalty_weight)
         return {
-            "reaching": self.reaching_weight * (1.0 - jnp.tanh(5.0 * jnp.linalg.norm(tool - push))),
-            "place": place_weight * jnp.tanh(10.0 * progress),
+            "reaching_reward": self.reaching_weight * (1.0 - jnp.tanh(5.0 * jnp.linalg.norm(tool - push))),
+            "place_reward": place_weight * jnp.tanh(10.0 * progress),
             "action_penalty": -self.action_penalty_weight * jnp.linalg.norm(delta),
-            "success": self.success_weight * success,
+            "success_bonus": self.success_weight * success,
         }
 
 
