@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -45,6 +46,8 @@ class Parts:
     stepper: Stepper
     state: RunState
     """At update 0, without ``policy.init_from``."""
+    num_devices: int = 1
+    """That share the environments, each ``trainer.num_envs`` of them."""
 
 
 def build(config: RunConfig, *, schedule_updates: int | None = None, quarantine: Path = Path("quarantine")) -> Parts:
@@ -70,10 +73,15 @@ def build(config: RunConfig, *, schedule_updates: int | None = None, quarantine:
         optimizer = make_actor_critic_optimizer(options.optimizer, critic_optimizer)
     keep_reference = getattr(options, "kl_coef", 0.0) > 0.0 or critic_optimizer is not None
     key = jax.random.key(trainer.seed)
+    devices = _all_devices(config) if trainer.distributed else None
+    if devices and hasattr(options, "batch_size"):
+        options = options.model_copy(update={"batch_size": len(devices) * options.batch_size})
 
     first = build_env(config, num_envs=trainer.num_envs // trainer.collector.num_groups, quarantine=quarantine)
     policy = build_policy(config.policy, first)
     if config.data is not None:
+        if devices:
+            raise ConfigError([Problem("trainer.distributed", "got true, but cloning runs on one device; give false")])
         return _cloning_parts(config, config.data, options, policy, first, optimizer, key)
     if not isinstance(first, HostEnv) and trainer.collector.mode in ("auto", "device"):
         if config.algorithm.name in ("apg", "shac"):
@@ -85,11 +93,16 @@ def build(config: RunConfig, *, schedule_updates: int | None = None, quarantine:
         step = make_step(
             policy, first, optimizer, options, num_steps=trainer.buffer_size, dropout=uses_dropout(config.policy)
         )
-        state = init_run_state(policy, first, optimizer, key, num_envs=trainer.num_envs, keep_reference=keep_reference)
+        num_devices = len(devices or [None])
+        num_envs = num_devices * trainer.num_envs
+        state = init_run_state(policy, first, optimizer, key, num_envs=num_envs, keep_reference=keep_reference)
         per_dispatch = trainer.updates_per_dispatch
         most = _MAX_UPDATES_PER_DISPATCH if per_dispatch == "auto" else per_dispatch
-        return Parts(policy, first, optimizer, DeviceStepper(step, key, most), state)
+        return Parts(policy, first, optimizer, DeviceStepper(step, key, most, devices=devices), state, num_devices)
 
+    if devices:
+        text = f"got true, but {config.env.id} is stepped outside JAX; give trainer.collector.learner_devices instead"
+        raise ConfigError([Problem("trainer.distributed", text)])
     groups = _host_groups(config, first, quarantine)
     stepper = _host_stepper(config, options, policy, optimizer, groups, key)
     obs = sample_obs(groups[0], trainer.num_envs)
@@ -199,6 +212,14 @@ def _schedule(wanted: CollectorConfig) -> Schedule:
     except (OSError, ValueError, KeyError, TypeError) as error:
         text = f"'{path}' is no schedule.json for this run: {error}"
         raise ConfigError([Problem("trainer.collector.replay_schedule", text)]) from error
+
+
+def _all_devices(config: RunConfig) -> list[jax.Device]:
+    """The devices of the configured kind in this machine."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1 or jax.process_count() > 1:
+        text = "got true in one of several processes; one process drives all devices of a machine: start it by itself"
+        raise ConfigError([Problem("trainer.distributed", text)])
+    return jax.devices(config.trainer.device.partition(":")[0])
 
 
 def _device(name: str, key: str) -> jax.Device:

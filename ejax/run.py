@@ -81,7 +81,7 @@ def train(config: RunConfig, *, resume: str | None = None, run_dir: Path | None 
         state, told = start_from_policy(parts, config)
         reports += told
     trainer = config.trainer
-    rows = trainer.buffer_size * trainer.num_envs
+    rows = trainer.buffer_size * trainer.num_envs * parts.num_devices
     first_update = int(state.update)
     with MetricWriter(
         directory.path,
@@ -98,6 +98,8 @@ def train(config: RunConfig, *, resume: str | None = None, run_dir: Path | None 
     ) as writer:
         for text in reports:
             writer.note(text)
+        if trainer.distributed:
+            writer.note(f"{parts.num_devices} devices, {trainer.num_envs} environments on each")
         if checkpoint is not None:
             for aside in directory.set_aside_after(first_update * rows):
                 writer.note(f"set aside {aside}: the run goes on from before it")
@@ -132,7 +134,7 @@ class _Loop:
         trainer = config.trainer
         self.config, self.trainer, self.parts = config, trainer, parts
         self.directory, self.writer = directory, writer
-        self.rows = trainer.buffer_size * trainer.num_envs
+        self.rows = trainer.buffer_size * trainer.num_envs * parts.num_devices
         self.skips_nonfinite: bool = getattr(config.algorithm.cfg, "skip_nonfinite_updates", True)
         self.best: float | None = meta.get("best_eval_value")
         self.result = RunResult(

@@ -9,11 +9,12 @@ from typing import Any, Protocol, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 
 from ejax.collectors import AsyncCollector, Collected, CollectionStopped, HostCollector
 from ejax.envs.guarded import GuardedEnv
 from ejax.episodes import drop_current_episodes
+from ejax.sharding import make_mesh, split, whole
 from ejax.steps import Learn, RunState, Step, repeat_step
 from ejax.types import Key, Metrics, PyTree
 
@@ -54,13 +55,25 @@ class Stepper(Protocol):
 
 
 class DeviceStepper:
-    """Collection and update in one program, several updates in one dispatch."""
+    """Collection and update in one program, several updates in one dispatch.
 
-    def __init__(self, step: Step, key: Key, most: int) -> None:
+    Args:
+        devices: that share the environments; they must divide their number. None: where the state lies.
+    """
+
+    def __init__(self, step: Step, key: Key, most: int, *, devices: Sequence[jax.Device] | None = None) -> None:
         self.step, self._key, self.most = step, key, most
+        self._mesh = make_mesh(devices) if devices else None
 
     def start(self, state: RunState) -> RunState:
-        self._compiled = repeat_step(self.step, self.most).lower(state, self._key, jnp.int32(1)).compile()
+        if self._mesh is None:
+            self._compiled = repeat_step(self.step, self.most).lower(state, self._key, jnp.int32(1)).compile()
+            return state
+        state = jax.device_put(state, _places(state, self._mesh))
+        self._key = jax.device_put(self._key, whole(self._mesh))
+        with jax.set_mesh(self._mesh):
+            program = repeat_step(self.step, self.most, out_shardings=(_places(state, self._mesh), whole(self._mesh)))
+            self._compiled = program.lower(state, self._key, jnp.int32(1)).compile()
         return state
 
     def advance(self, state: RunState, count: int, interrupted: Interrupted) -> tuple[RunState, Metrics]:
@@ -199,12 +212,16 @@ class Placement:
     """The learner's devices: states on all of them, rollouts split by environment."""
 
     def __init__(self, devices: Sequence[jax.Device]) -> None:
-        mesh = jax.make_mesh((len(devices),), ("env",), devices=list(devices), axis_types=(AxisType.Auto,))
-        self._whole = NamedSharding(mesh, PartitionSpec())
-        self._split = NamedSharding(mesh, PartitionSpec(None, "env"))
+        self._mesh = make_mesh(devices)
 
     def state(self, state: PyTree) -> Any:
-        return jax.device_put(state, self._whole)
+        return jax.device_put(state, whole(self._mesh))
 
     def rollout(self, rollout: PyTree) -> Any:
-        return jax.device_put(rollout, self._split)
+        return jax.device_put(rollout, split(self._mesh, axis=1))
+
+
+def _places(state: RunState, mesh: Mesh) -> Any:
+    """Where each array of the state lies: the environments are split, the rest is on every device."""
+    places = jax.tree.map(lambda _: whole(mesh), state)
+    return replace(places, envs=jax.tree.map(lambda _: split(mesh), state.envs))

@@ -269,11 +269,14 @@ def step_metrics(info: dict[str, Any], valid: Array | None = None) -> Metrics:
     }
 
 
-def repeat_step(step: Step, max_repeats: int) -> Any:
+def repeat_step(step: Step, max_repeats: int, *, out_shardings: Any = None) -> Any:
     """Jitted ``(state, seed key, n) -> (state, metrics)``: n ≤ max_repeats steps in one dispatch, n a traced number.
 
     One program serves every n, so that a run's numbers do not depend on where its dispatches were cut. Step number k
     draws from ``fold_in(seed key, k)``: nothing random is stored.
+
+    Args:
+        out_shardings: of state and metrics, where several devices share the work.
 
     Returns:
         Metrics are [max_repeats], of which the first n are set.
@@ -289,4 +292,4 @@ def repeat_step(step: Step, max_repeats: int) -> Any:
         log = {name: jnp.full((max_repeats, *x.shape), jnp.nan, x.dtype) for name, x in shapes.items()}
         return jax.lax.fori_loop(0, num_repeats, body, (state, log))
 
-    return jax.jit(repeated)
+    return jax.jit(repeated, out_shardings=out_shardings)

@@ -27,6 +27,8 @@ def run_command(name: str, argv: list[str] | None = None) -> int:
             if args.run is None:
                 raise ConfigError([], "give --config FILE, or --run DIR with --resume to go on with a run")
             file = open_run_directory(args.run)[0].config_file
+        if args.distributed is not None:
+            args.overrides.append(f"trainer.distributed={str(args.distributed).lower()}")
         config = load_config(file, args.overrides, device=args.device)
         prepare_jax(config.trainer.device)
         for notice in config.notices:
@@ -62,6 +64,12 @@ def _parser(name: str) -> argparse.ArgumentParser:
         "overrides", nargs="*", metavar="section.key=value", help="e.g. trainer.seed=3 algorithm.cfg.gamma=0.98"
     )
     parser.add_argument("--device", metavar="cpu|cuda|cuda:N", help="instead of trainer.device")
+    parser.add_argument(
+        "--distributed",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="train on all devices of this machine, instead of trainer.distributed",
+    )
     parser.add_argument(
         "--resume",
         metavar="latest|best|PATH",

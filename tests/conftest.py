@@ -3,7 +3,11 @@
 import os
 
 os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=4"
+os.environ["XLA_FLAGS"] = (
+    f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=4"
+    # most of the time goes into compilation, of which this level takes three quarters
+    " --xla_backend_optimization_level=1"
+)
 
 import jax
 import pytest

@@ -376,7 +376,6 @@ def test_a_film_of_evaluations_that_do_not_happen_is_told_of():
         ("renderer", "hybrid"),
         ("enable_rt", True),
         ("gpu_id", 1),
-        ("distributed", True),
         ("import_modules", ["os"]),
         ("torch_deterministic", True),
         ("filter_dataset_saving", True),

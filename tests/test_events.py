@@ -156,18 +156,19 @@ def test_evaluation_sees_its_events_and_training_does_not(tmp_path: Path) -> Non
 
 def test_a_resumed_run_with_events_ends_with_the_same_bits(tmp_path: Path) -> None:
     events = {"train": {"tilt": TILT, "counter": COUNT}}
-    config = parse_config(raw(tmp_path, events, updates=4))
+    config = parse_config(raw(tmp_path, events, updates=4, enable_eval=False))
     whole = train(config, run_dir=tmp_path / "whole")
-    train(parse_config(raw(tmp_path, events, updates=1)), run_dir=tmp_path / "halves")
+    train(parse_config(raw(tmp_path, events, updates=1, enable_eval=False)), run_dir=tmp_path / "halves")
     resumed = train(config, resume="latest", run_dir=tmp_path / "halves")
     ends = [final_state(config, each.latest_checkpoint_path) for each in (whole, resumed)]
     assert same(*ends)
-    plain = parse_config(raw(tmp_path, {"train": {"counter": COUNT}}, updates=4))
+    plain = parse_config(raw(tmp_path, {"train": {"counter": COUNT}}, updates=4, enable_eval=False))
     assert not same(ends[0], final_state(plain, train(plain, run_dir=tmp_path / "plain").latest_checkpoint_path))
 
 
 def test_a_resumed_run_may_be_evaluated_otherwise_but_not_trained_otherwise(tmp_path: Path) -> None:
-    train(parse_config(raw(tmp_path, {"train": {"tilt": TILT}}, updates=1)), run_dir=tmp_path / "run")
+    start = parse_config(raw(tmp_path, {"train": {"tilt": TILT}}, updates=1, enable_eval=False))
+    train(start, run_dir=tmp_path / "run")
     other = {"train": {"tilt": {**TILT, "interval_step": 5}}}
     with pytest.raises(CheckpointError, match=r"trainer\.events\.train\.tilt\.interval_step is 2 in the run and 5 now"):
         train(parse_config(raw(tmp_path, other)), resume="latest", run_dir=tmp_path / "run")

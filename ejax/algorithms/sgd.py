@@ -10,6 +10,7 @@ import optax
 from flax import struct
 
 from ejax.optim import clip_by_global_norm, get_learning_rate, set_learning_rate
+from ejax.sharding import constrain_split
 from ejax.types import Array, Key, Metrics, Params, PyTree, TrainState
 
 
@@ -82,6 +83,7 @@ def sgd_epochs(
         def look(state: TrainState) -> tuple[TrainState, Array, Metrics]:
             valid = rows < num_rows
             minibatch = {name: jax.tree.map(lambda x: x[rows % num_rows], leaf) for name, leaf in batch.items()}
+            minibatch = constrain_split(minibatch)
             mask = valid * minibatch.pop("mask", 1.0)
             count = jnp.maximum(mask.sum(), 1.0)
             minibatch["weight"] = mask / count

@@ -115,6 +115,9 @@ class TrainerConfig(BaseModel):
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 1
     device: str = "cpu"
     """``cpu``, ``cuda``, ``cuda:<index>``, ``tpu``."""
+    distributed: bool = False
+    """Train on all devices of ``device``'s kind in this machine. As in EmbodiChain, ``num_envs`` and ``batch_size`` are
+    then those of one device, and the run has as many environment steps more as there are devices more."""
     num_envs: PositiveInt = 64
     buffer_size: PositiveInt = 256
     """Steps per environment and update, T."""

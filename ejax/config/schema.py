@@ -11,7 +11,6 @@ from ejax.config.spellings import MOVED, OPTIONS_WITHOUT_EFFECT, WITHOUT_EFFECT
 _OTHER_KEYS = {
     "trainer": {
         "gym_config": {"type": "string", "description": "Path of an EmbodiChain gym config."},
-        "distributed": {"type": "boolean"},
         "cuda": {"type": "boolean", "description": "Instead of device."},
     },
     "policy": {

@@ -330,8 +330,6 @@ def take_out(draft: Draft) -> None:
         if draft.has(f"algorithm.cfg.{key}") and written.startswith("trainer."):
             draft.pop(f"algorithm.cfg.{key}")
             draft.notice(written, "no effect: an option of the apg algorithm", "without effect")
-    if draft.has("trainer.distributed") and draft.pop("trainer.distributed"):
-        draft.notice("trainer.distributed", "not built yet: the run uses one device", "unsupported")
     _respell_events(draft)
 
 

@@ -1,0 +1,44 @@
+"""Several devices, one program: environments are split over them, all else is whole on each.
+
+Nothing is averaged by hand. The program is that of one device; told where its arrays lie, XLA computes each part where
+its environments are and adds the parts up. Every device therefore has the same parameters, and several devices compute
+what one computes, apart from the order of sums.
+
+``constrain_split`` acts inside ``jax.set_mesh(make_mesh(devices))``; without a mesh it does nothing.
+"""
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import jax
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+T = TypeVar("T")
+_AXIS = "env"
+
+
+def make_mesh(devices: Sequence[jax.Device]) -> Mesh:
+    return jax.make_mesh((len(devices),), (_AXIS,), devices=list(devices), axis_types=(AxisType.Auto,))
+
+
+def split(mesh: Mesh, axis: int = 0) -> NamedSharding:
+    """Axis number ``axis`` over the devices."""
+    return NamedSharding(mesh, PartitionSpec(*[None] * axis, _AXIS))
+
+
+def whole(mesh: Mesh) -> NamedSharding:
+    """The same on every device."""
+    return NamedSharding(mesh, PartitionSpec())
+
+
+def constrain_split(tree: T) -> T:
+    """Inside a program: keep the first axis of every array split over the devices, where they divide it."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty:
+        return tree
+
+    def place(x: Any) -> Any:
+        divisible = x.ndim > 0 and x.shape[0] % mesh.size == 0
+        return jax.lax.with_sharding_constraint(x, PartitionSpec(_AXIS)) if divisible else x
+
+    return jax.tree.map(place, tree)

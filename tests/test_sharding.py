@@ -1,0 +1,106 @@
+"""Several devices: the same parameters on each, the numbers of one device, and runs that can go on."""
+
+import jax
+import numpy as np
+import pytest
+
+from ejax.build import build
+from ejax.config import ConfigError, parse_config
+from ejax.run import train
+
+NUM_DEVICES = 4  # the CPU is four devices in these tests
+PPO = {
+    "trainer": {"learning_env": "PointMassRL", "num_envs": 4, "buffer_size": 8, "iterations": 3},
+    "policy": {
+        "name": "actor_critic",
+        "actor": {"type": "mlp", "hidden_sizes": [16]},
+        "critic": {"type": "mlp", "hidden_sizes": [16]},
+        "actor_obs_normalization": True,
+    },
+    "algorithm": {"name": "ppo", "cfg": {"batch_size": 16, "n_epochs": 2, "optimizer": {"learning_rate": 0.01}}},
+}
+GRPO = {
+    "trainer": {"learning_env": "PointMassRL", "num_envs": 4, "buffer_size": 8, "iterations": 3},
+    "policy": {"name": "actor_only", "actor": {"type": "mlp", "hidden_sizes": [16]}},
+    "algorithm": {"name": "grpo", "cfg": {"batch_size": 16, "n_epochs": 2, "group_size": 2}},
+}
+APG = {
+    "trainer": {"learning_env": "PointMassRL", "num_envs": 4, "iterations": 3},
+    "policy": {"name": "actor_only", "actor": {"type": "mlp", "hidden_sizes": [16]}},
+    "algorithm": {"name": "apg", "cfg": {"update_horizon": 8, "segment_length": 4}},
+}
+ADAPTIVE = ["algorithm.cfg.schedule=adaptive", "algorithm.cfg.desired_kl=0.01"]
+LINEAR = ["algorithm.cfg.lr_scheduler.name=linear", "algorithm.cfg.lr_scheduler.kwargs.end_factor=0.1"]
+
+
+def updates(raw, overrides, count=3):
+    """The state and the metrics after ``count`` updates."""
+    parts = build(parse_config(raw, overrides))
+    with parts.stepper as stepper:
+        state = stepper.start(parts.state)
+        return stepper.advance(state, count, lambda: False)
+
+
+def together(raw):
+    """The settings of one device that has the environments and the minibatches of all."""
+    several = [f"trainer.num_envs={NUM_DEVICES * raw['trainer']['num_envs']}"]
+    if "batch_size" in raw["algorithm"]["cfg"]:
+        several.append(f"algorithm.cfg.batch_size={NUM_DEVICES * raw['algorithm']['cfg']['batch_size']}")
+    return several
+
+
+@pytest.mark.parametrize(
+    ("raw", "options"),
+    [(PPO, []), (PPO, ADAPTIVE), (PPO, LINEAR), (PPO, ["algorithm.cfg.num_mini_batches=3"]), (GRPO, []), (APG, [])],
+    ids=["ppo", "adaptive", "linear", "uneven", "grpo", "apg"],
+)
+def test_several_devices_compute_what_one_does(raw, options):
+    state, metrics = updates(raw, ["trainer.distributed=true", *options])
+    expected, expected_metrics = updates(raw, [*together(raw), *options])
+    for leaf, other in zip(jax.tree.leaves(state.train), jax.tree.leaves(expected.train), strict=True):
+        np.testing.assert_allclose(leaf, other, rtol=2e-4, atol=2e-5)
+    for name, value in expected_metrics.items():
+        np.testing.assert_allclose(metrics[name][:3], value[:3], rtol=2e-3, atol=2e-4, err_msg=name)
+    assert int(state.episodes.num_episodes) == int(expected.episodes.num_episodes)
+
+
+def test_environments_are_split_and_parameters_are_the_same_on_each_device():
+    state, _ = updates(PPO, ["trainer.distributed=true"])
+    for leaf in jax.tree.leaves(state.envs):
+        assert [shard.data.shape[0] for shard in leaf.addressable_shards] == [4] * NUM_DEVICES
+        assert len({shard.index[0].start for shard in leaf.addressable_shards}) == NUM_DEVICES
+    for leaf in jax.tree.leaves(state.train):
+        first, *others = [np.asarray(shard.data) for shard in leaf.addressable_shards]
+        assert len(others) == NUM_DEVICES - 1
+        for other in others:
+            np.testing.assert_array_equal(first, other)
+
+
+@pytest.mark.parametrize("raw", [PPO, GRPO], ids=["ppo", "grpo"])
+def test_the_program_splits_the_work(raw):
+    width = ["policy.actor.network_cfg.hidden_sizes=[19]", "algorithm.cfg.batch_size=6"]
+    parts = build(parse_config(raw, ["trainer.distributed=true", *width]))
+    parts.stepper.start(parts.state)
+    text = parts.stepper._compiled.as_text()
+    assert "f32[4,19]" in text and "f32[6,19]" in text  # collection in 4 envs, minibatches of 6 rows, on each device
+    assert not any(f"[{all_rows},19]" in text for all_rows in (16, 24, 128))
+
+
+def test_a_distributed_run_counts_all_steps_and_goes_on(tmp_path):
+    overrides = ["trainer.distributed=true", f"trainer.output_dir={tmp_path}", "trainer.console=false"]
+    config = parse_config(PPO, [*overrides, "trainer.exp_name=all"])
+    whole = train(config)
+    assert whole.global_step == 3 * 8 * 4 * NUM_DEVICES
+    cut = parse_config(PPO, [*overrides, "trainer.exp_name=cut", "trainer.save_frequency_updates=1"])
+    first = train(cut)
+    after_two = sorted((first.run_dir / "checkpoints").glob("*_step_256"))
+    result = train(cut, resume=str(after_two[0]), run_dir=first.run_dir)
+    jax.tree.map(np.testing.assert_array_equal, result.params, whole.params)
+
+
+def test_what_cannot_be_distributed_is_refused(monkeypatch):
+    with pytest.raises(ConfigError, match=r"trainer\.distributed: got true, but .* is stepped outside JAX"):
+        build(parse_config(PPO, ["trainer.distributed=true", "trainer.collector.mode=host"]))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match=r"one process drives all devices of a machine"):
+        build(parse_config(PPO, ["trainer.distributed=true"]))
