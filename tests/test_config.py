@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from ejax import registry
 from ejax.config import ConfigError, load_config, parse_config
 from ejax.config.schema import make_schema, schema_text
+from ejax.train import main
 
 ROOT = Path(__file__).parent.parent
 CONFIGS = sorted(p for p in (ROOT / "configs").rglob("*.*") if p.name != "gym_config.json" and p.is_file())
@@ -154,6 +155,21 @@ def test_null_is_not_given_where_embodichain_reads_it_so():
     assert make(trainer=trainer(events=None)) == make()
     actor = {"network_cfg": {"hidden_sizes": [8], "activation": None}}
     assert make(policy={**BASE["policy"], "actor": actor}).policy.actor.network_cfg.activation == "none"
+
+
+def test_the_text_none_is_told_and_refused_beside_compat_where_it_is_relu():
+    actor = {"hidden_sizes": [8], "activation": "None", "last_activation": None}
+    policy = {**BASE["policy"], "actor": actor}
+    config = make(policy=policy)
+    assert config.policy.actor.network_cfg.activation == "none"
+    assert [(note.key, note.text) for note in config.notices] == [
+        ("policy.actor.activation", "'None' is no activation; it is ReLU in EmbodiChain, unlike null")
+    ]
+    with pytest.raises(ConfigError, match=r"policy\.actor\.activation: got 'None', which is ReLU .*give relu or null"):
+        make(policy=policy, compat="embodichain-0.3")
+    assert make(policy={**policy, "actor": {**actor, "activation": None}}).notices == ()
+    with pytest.raises(ConfigError, match=r"critic\.network_cfg\.last_activation .*which is ReLU"):
+        make("policy.critic.network_cfg.last_activation=none", compat="embodichain-seed")
 
 
 def test_names_may_have_any_case():
@@ -536,6 +552,11 @@ def test_a_bad_value_is_told_with_its_key_and_the_remedy(override):
     with pytest.raises(ConfigError, match=f"(?s){BAD_OVERRIDES[override]}") as caught:
         make(override)
     assert len(caught.value.problems) == 1
+
+
+def test_a_command_without_a_config_says_what_to_give(capsys):
+    assert main([]) == 2
+    assert capsys.readouterr().err == "ejax.train: give --config FILE, or --run DIR with --resume to go on with a run\n"
 
 
 def test_every_problem_is_told_at_once():

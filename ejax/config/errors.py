@@ -26,6 +26,6 @@ class ConfigError(ValueError):
 
     def __init__(self, problems: Iterable[Problem], source: str = "config") -> None:
         self.problems = tuple(problems)
-        count = f"{len(self.problems)} problems" if len(self.problems) > 1 else "1 problem"
+        count = {0: "", 1: ": 1 problem"}.get(len(self.problems), f": {len(self.problems)} problems")
         lines = [f"  {key}: {text}" if key else f"  {text}" for key, text in self.problems]
-        super().__init__("\n".join([f"{source}: {count}", *lines]))
+        super().__init__("\n".join([f"{source}{count}", *lines]))
