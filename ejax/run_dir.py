@@ -155,7 +155,10 @@ def create_run_directory(config: RunConfig, path: Path | None = None) -> RunDire
     name = config.trainer.exp_name
     if path is None:
         path = Path(config.trainer.output_dir) / f"{name}_{time.strftime('%Y%m%d_%H%M%S')}"
-        if path.exists():  # two runs in one second
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            path.mkdir()
+        except FileExistsError:  # two runs in one second, maybe of two processes
             path = path.with_name(f"{path.name}_{time.time_ns() % 10**9:09d}")
     directory = RunDirectory(path, name)
     if directory.config_file.exists():

@@ -17,7 +17,7 @@ from ejax.build import build
 from ejax.checkpoint import CheckpointError, load_checkpoint
 from ejax.config import RunConfig, parse_config
 from ejax.run import RunResult, train
-from ejax.run_dir import RunDirectory
+from ejax.run_dir import RunDirectory, create_run_directory
 
 NETWORK = {"type": "mlp", "network_cfg": {"hidden_sizes": [16], "activation": "tanh"}}
 
@@ -178,3 +178,15 @@ def test_a_run_that_goes_on_from_an_older_checkpoint_keeps_what_it_saves(tmp_pat
     assert result.latest_checkpoint_path == directory.periodic()[0]  # not cleared away, and the one to go on from
     assert result.latest_checkpoint_path.name == f"tiny_step_{10 * 8 * 4}"
     assert list(directory.checkpoints.glob(f"superseded_*_{newest.name}"))  # nothing is lost
+
+
+def test_runs_that_start_in_one_second_have_folders_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of two processes, neither of which has seen the other's folder."""
+    monkeypatch.setattr(time, "strftime", lambda _format: "20260101_000000")
+    monkeypatch.setattr(Path, "exists", lambda _path: False)
+    run_config = parse_config(config(tmp_path / "outputs"))
+    paths = [create_run_directory(run_config).path for _ in range(3)]
+    assert paths[0].name == "tiny_20260101_000000" and len(set(paths)) == 3
+    assert all(path.name.startswith(paths[0].name) and (path / "configs").is_dir() for path in paths)
