@@ -70,6 +70,17 @@ def test_a_rollout_starts_its_groups_together_unless_told_otherwise(shared_start
     assert len(np.unique(goal, axis=0)) == starts
 
 
+@pytest.mark.parametrize(("overrides", "count"), [([], 48.0), (["compat=embodichain-0.3"], 0.0)])
+def test_normalizers_take_in_each_rollout_but_under_embodichains_rule(overrides: list[str], count: float) -> None:
+    block = {"type": "mlp", "hidden_sizes": [8]}
+    policy = {"name": "actor_critic", "actor": block, "critic": block, "actor_obs_normalization": True}
+    parts = build(parse_config({**RAW, "policy": policy}, overrides))
+    state, _ = parts.stepper.step(parts.state, jax.random.key(0))
+    before, after = (x.train.params["normalizer"]["actor_obs_normalizer"] for x in (parts.state, state))
+    assert float(after["count"]) == count
+    assert bool((after["mean"] == before["mean"]).all()) == (count == 0.0)
+
+
 @pytest.mark.parametrize("truncate", [True, False])
 def test_a_forced_reset_leaves_no_trace_in_the_episode_statistics(truncate: bool) -> None:
     overrides = ["env.cfg.max_episode_steps=4", f"algorithm.cfg.truncate_at_first_done={truncate}"]

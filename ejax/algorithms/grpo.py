@@ -54,6 +54,9 @@ class GRPOConfig(BaseModel):
     """ejax: each environment's episode has the same weight, however long it is, as in the original GRPO."""
     skip_nonfinite_updates: bool = True
     """As in PPO."""
+    update_normalizers: bool = True
+    """ejax: observation normalizers take in each rollout after its update, as PPO's do. EmbodiChain's GRPO leaves them
+    as they are."""
 
     @model_validator(mode="after")
     def _shares_what_it_resets(self) -> "GRPOConfig":
@@ -127,7 +130,8 @@ def grpo_update(
         ),
     )
     state = step_schedule(state, config.optimizer, config.lr_scheduler)
-    state = replace(state, params=observe(policy, state.params, rollout.obs, valid))
+    if config.update_normalizers:
+        state = replace(state, params=observe(policy, state.params, rollout.obs, valid))
     return state, metrics | {"learning_rate": get_learning_rate(state.opt_state), "mask_fraction": mask.mean()}
 
 

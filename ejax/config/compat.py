@@ -26,7 +26,11 @@ COMPAT: dict[str, dict[str, dict[str, Any]]] = {
             "algorithm.cfg.clip_grad_per_network": True,
             "algorithm.cfg.skip_nonfinite_updates": False,
         },
-        "grpo": {"algorithm.cfg.shared_start": False, "algorithm.cfg.skip_nonfinite_updates": False},
+        "grpo": {
+            "algorithm.cfg.shared_start": False,
+            "algorithm.cfg.skip_nonfinite_updates": False,
+            "algorithm.cfg.update_normalizers": False,
+        },
         "actor_critic": {"policy.log_std_range": list(_WIDE)},
     },
     "embodichain-seed": {

@@ -101,6 +101,8 @@ NULL_IS_DEFAULT = (
 
 RECORDERS = ("record_camera_data_async", "record_camera_data")
 """Functors of trainer events that film."""
+_ACTIVATIONS = ("activation", "last_activation")
+
 
 SCIENTIFIC = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+")
 """Numbers that PyYAML reads as text."""
@@ -319,6 +321,7 @@ def take_out(draft: Draft) -> None:
             draft.notice(key, text, "without effect")
     algorithm = _name("algorithm", draft.get("algorithm.name"))
     for key in OPTIONS_WITHOUT_EFFECT.get(algorithm, ()):
+    _tell_of_none(draft)
         if draft.has(f"algorithm.cfg.{key}"):
             draft.pop(f"algorithm.cfg.{key}")
             draft.notice(f"algorithm.cfg.{key}", f"no effect on {algorithm}", "without effect")
@@ -335,6 +338,19 @@ def take_out(draft: Draft) -> None:
 
 def _respell_events(draft: Draft) -> None:
     """Recorders among EmbodiChain's trainer events become ``trainer.cameras``; the other events stay."""
+def _tell_of_none(draft: Draft) -> None:
+    """``none`` as text is no activation here, and like every name that it does not know ReLU in EmbodiChain."""
+    for key in (f"policy.{net}.network_cfg.{name}" for net in ("actor", "critic") for name in _ACTIVATIONS):
+        value = draft.get(key)
+        if not isinstance(value, str) or value.lower() != "none":
+            continue
+        if draft.has("compat"):
+            text = f"got '{value}', which is ReLU in EmbodiChain, where null is no activation; give relu or null"
+            draft.problem(key, text)
+        else:
+            draft.notice(draft.written(key), f"'{value}' is no activation; it is ReLU in EmbodiChain, unlike null")
+
+
     for phase in PHASES:
         named = draft.get(f"trainer.events.{phase}")
         if not isinstance(named, dict):
