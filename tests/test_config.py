@@ -153,6 +153,10 @@ def test_gpu_means_cuda(given_device, device):
 def test_null_is_not_given_where_embodichain_reads_it_so():
     assert make(trainer=trainer(num_envs=None, events={"train": None, "eval": None})).trainer.num_envs == 64
     assert make(trainer=trainer(events=None)) == make()
+    assert make(trainer=trainer(enable_eval=None, use_wandb=None, distributed=None)) == make()
+    critic = {"network_cfg": {**BASE["policy"]["critic"]["network_cfg"], "use_layernorm": None}}
+    policy = {**BASE["policy"], "critic": critic, "actor_obs_normalization": None, "obs_groups": None}
+    assert make(policy=policy) == make()
     actor = {"network_cfg": {"hidden_sizes": [8], "activation": None}}
     assert make(policy={**BASE["policy"], "actor": actor}).policy.actor.network_cfg.activation == "none"
 
@@ -284,6 +288,15 @@ def test_actor_only_goes_without_a_critic_block_and_says_so():
         "policy.critic_obs_normalization (override)",
         "policy.obs_groups.critic (override)",
     ]
+
+
+@pytest.mark.parametrize("critic", [{}, {"critic": None}])
+def test_a_critic_without_groups_reads_those_of_the_actor(critic):
+    groups = make(policy={**BASE["policy"], "obs_groups": {"actor": ["a", "b.c"], **critic}}).policy.obs_groups
+    assert groups.critic == groups.actor == ("a", "b.c")
+    assert make("policy.obs_groups={actor: [a], critic: []}").policy.obs_groups.critic == ()
+    config = make("policy.obs_groups.actor=[a]", "policy.name=actor_only")
+    assert config.policy.obs_groups.critic == () and parse_config(config.to_dict()).notices == ()
 
 
 def test_later_spellings_do_not_evaluate_unasked_and_say_so():

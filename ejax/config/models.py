@@ -214,7 +214,9 @@ class NetworkBlock(BaseModel):
 
 
 class ObsGroups(BaseModel):
-    """Which parts of a nested observation each network reads, by dotted path, in this order; empty: all."""
+    """Which parts of a nested observation each network reads, by dotted path, in this order; empty: all.
+
+    A critic that is not given reads what the actor does."""
 
     model_config = _STRICT
     actor: tuple[str, ...] = ()

@@ -93,7 +93,9 @@ NULL_IS_DEFAULT = (
     "algorithm.cfg.lr_scheduler",
     "env.cfg",
     "policy.cfg",
-    "trainer.num_envs",
+    *(f"policy.{network}.network_cfg.use_layernorm" for network in ("actor", "critic")),
+    *("policy.obs_groups", "policy.actor_obs_normalization", "policy.critic_obs_normalization"),
+    *("trainer.num_envs", "trainer.enable_eval", "trainer.use_wandb", "trainer.distributed"),
     "trainer.events",
     *(f"trainer.events.{phase}" for phase in PHASES),
 )
@@ -336,8 +338,6 @@ def take_out(draft: Draft) -> None:
     _respell_events(draft)
 
 
-def _respell_events(draft: Draft) -> None:
-    """Recorders among EmbodiChain's trainer events become ``trainer.cameras``; the other events stay."""
 def _tell_of_none(draft: Draft) -> None:
     """``none`` as text is no activation here, and like every name that it does not know ReLU in EmbodiChain."""
     for key in (f"policy.{net}.network_cfg.{name}" for net in ("actor", "critic") for name in _ACTIVATIONS):
@@ -351,6 +351,8 @@ def _tell_of_none(draft: Draft) -> None:
             draft.notice(draft.written(key), f"'{value}' is no activation; it is ReLU in EmbodiChain, unlike null")
 
 
+def _respell_events(draft: Draft) -> None:
+    """Recorders among EmbodiChain's trainer events become ``trainer.cameras``; the other events stay."""
     for phase in PHASES:
         named = draft.get(f"trainer.events.{phase}")
         if not isinstance(named, dict):
@@ -392,6 +394,9 @@ def _respell_film(draft: Draft, phase: Phase, key: str, spec: dict[str, Any]) ->
 
 def fill_defaults(draft: Draft) -> None:
     """Defaults that depend on other keys."""
+    groups, policy = draft.get("policy.obs_groups"), _name("policy", draft.get("policy.name"))
+    if isinstance(groups, dict) and groups.get("critic") is None and "actor" in groups and policy != "actor_only":
+        groups["critic"] = groups["actor"]
     trainer = draft.get("trainer")
     if not isinstance(trainer, dict):
         return
