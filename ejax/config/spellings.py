@@ -101,10 +101,10 @@ NULL_IS_DEFAULT = (
 )
 """Keys whose null EmbodiChain reads as if they were not given."""
 
-RECORDERS = ("record_camera_data_async", "record_camera_data")
-"""Functors of trainer events that film."""
 _ACTIVATIONS = ("activation", "last_activation")
 
+RECORDERS = ("record_camera_data_async", "record_camera_data")
+"""Functors of trainer events that film."""
 
 SCIENTIFIC = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+")
 """Numbers that PyYAML reads as text."""
@@ -321,9 +321,9 @@ def take_out(draft: Draft) -> None:
     for key, text in WITHOUT_EFFECT.items():
         if draft.has(key) and draft.pop(key) not in (None, [], {}):
             draft.notice(key, text, "without effect")
+    _tell_of_none(draft)
     algorithm = _name("algorithm", draft.get("algorithm.name"))
     for key in OPTIONS_WITHOUT_EFFECT.get(algorithm, ()):
-    _tell_of_none(draft)
         if draft.has(f"algorithm.cfg.{key}"):
             draft.pop(f"algorithm.cfg.{key}")
             draft.notice(f"algorithm.cfg.{key}", f"no effect on {algorithm}", "without effect")
