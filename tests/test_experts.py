@@ -197,6 +197,7 @@ def test_the_engine_is_filled_by_an_expert_in_its_worker() -> None:
         buffer_size=8,
         max_episode_steps=100,
         refill_threshold=10**6,
+        shutdown_timeout=60.0,  # it compiles for some seconds, and longer where others compile too
     )
     with OnlineDataEngine(cfg) as engine:
         batch = engine.sample_batch(16, 10)

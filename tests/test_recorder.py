@@ -19,6 +19,7 @@ from ejax import recorder as module
 from ejax import video
 from ejax.config import ConfigError, parse_config
 from ejax.distributions import Normal
+from ejax.envs.cart_pole import CartPoleRL
 from ejax.envs.mujoco import render
 from ejax.envs.push_cube import PushCubeRL
 from ejax.recorder import CameraConfig, FilmRecorder, draw, play
@@ -116,7 +117,7 @@ def raw(tmp_path: Path, event: dict) -> dict:
     return {
         "trainer": {
             "exp_name": "film",
-            "learning_env": {"name": "PushCubeRL", "cfg": {"episode_length": 6}},
+            "learning_env": {"name": "CartPoleRL", "cfg": {"max_episode_steps": 6}},
             "num_envs": 2,
             "buffer_size": 4,
             "iterations": 1,
@@ -155,21 +156,28 @@ def fail(*args: object, **kwargs: object) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-@pytest.mark.parametrize("failure", ["a file in the way", "the picture", "the disk"])
 def test_a_recorder_that_fails_is_told_of_and_the_run_goes_on(
-    failure: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    event = dict(EVENT)
-    if failure == "a file in the way":
-        (tmp_path / "file").write_text("in the way")
-        event["params"] = {**EVENT["params"], "save_path": str(tmp_path / "file" / "videos")}
-    elif failure == "the picture":
-        monkeypatch.setattr(PushCubeRL, "render", fail)
-    else:
-        monkeypatch.setattr(os, "replace", lambda *paths: fail() if str(paths[-1]).endswith(".mp4") else RENAME(*paths))
-    result = train(parse_config(raw(tmp_path, event)))
+    monkeypatch.setattr(CartPoleRL, "render", fail)
+    result = train(parse_config(raw(tmp_path, EVENT)))
     assert result.finished and result.latest_checkpoint_path is not None
     assert "no film: " in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("failure", ["a file in the way", "the picture", "the disk"])
+def test_what_went_wrong_is_told(failure: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, told = tmp_path, "No space left on device"
+    if failure == "a file in the way":
+        (tmp_path / "file").write_text("in the way")
+        folder, told = tmp_path / "file" / "videos", "Not a directory"
+    elif failure == "the picture":
+        monkeypatch.setattr(Lamp, "render", fail)
+    else:
+        monkeypatch.setattr(os, "replace", lambda *paths: fail() if str(paths[-1]).endswith(".mp4") else RENAME(*paths))
+    with make_recorder(folder) as recorder:
+        (report,) = record(recorder)
+    assert report.startswith("no film: ") and told in report
 
 
 RENAME = os.replace
