@@ -77,6 +77,16 @@ def load_checkpoint(path: Path, like: PyTree) -> tuple[PyTree, dict[str, Any]]:
     return _load(path, like, ""), meta
 
 
+def load_train_state(path: Path, like: PyTree) -> tuple[PyTree, dict[str, Any]]:
+    """Only the ``TrainState`` of a ``RunState``, and meta: without the environments, however many there are.
+
+    Raises:
+        CheckpointError: as ``load_checkpoint``.
+    """
+    meta = verify_checkpoint(path).meta
+    return _load(path, like, "train."), meta
+
+
 def load_params(path: Path, like: PyTree, remedy: str = _REMEDY) -> PyTree:
     """Only the policy's parameters of a ``RunState``: enough to act.
 

@@ -33,17 +33,23 @@ A checkpoint moves state; what is computed with it is the config's matter: ``com
 
 import argparse
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ejax.build import build
-from ejax.checkpoint import CheckpointError, load_checkpoint, verify_checkpoint
-from ejax.config import ConfigError, RunConfig, load_config
+from ejax.checkpoint import CheckpointError, load_train_state, verify_checkpoint
+from ejax.config import ConfigError, Problem, RunConfig, load_config
 from ejax.device import prepare_jax
 from ejax.run_dir import create_run_directory, open_run_directory
 
 if TYPE_CHECKING:  # its module needs torch
     from interop.pt_state import Layout
+
+_NOT_DISTRIBUTED = (
+    "got true: the run's folder depends on how many devices the training machine has; "
+    "go on there by python -m ejax.train --config … --resume FILE.pt"
+)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -94,8 +100,11 @@ def export_pt(
         path = directory.find(checkpoint, lambda text: print(text, file=sys.stderr))
     else:
         path = verify_checkpoint(Path(checkpoint)).path
-    parts = build(config)
-    state, meta = load_checkpoint(path, parts.state)
+    # on as many devices as there were: only the training's state is read, and it is whole on each
+    trainer = config.trainer.model_copy(update={"distributed": False})
+    parts = build(config.model_copy(update={"trainer": trainer}))
+    train, meta = load_train_state(path, parts.state.train)
+    state = replace(parts.state, train=train)
     return write_pt(out, pt_payload(config, parts, state, meta, layout=layout, like=like))
 
 
@@ -107,9 +116,12 @@ def import_pt(file: Path, config: RunConfig, run: Path, *, policy_only: bool = F
 
     Raises:
         ValueError: not a checkpoint of the config's policy and optimizer. FileExistsError: ``run`` is a run already.
+        ConfigError: ``trainer.distributed``.
     """
     from interop.pt_state import read_state, rows_per_update
 
+    if config.trainer.distributed:
+        raise ConfigError([Problem("trainer.distributed", _NOT_DISTRIBUTED)])
     prepare_jax("cpu")
     parts = build(config)
     state, notes = read_state(file, config, parts, policy_only=policy_only)
@@ -118,7 +130,7 @@ def import_pt(file: Path, config: RunConfig, run: Path, *, policy_only: bool = F
     if parts.stepper.versions() is not None:  # of the rollouts made there, each by the newest parameters
         directory.write_schedule(0, range(num_updates))
     meta = {
-        "global_step": num_updates * rows_per_update(config),
+        "global_step": num_updates * rows_per_update(config, parts),
         "num_updates": num_updates,
         "best_eval_value": None,  # the file does not hold the policy that it belongs to
         "last_eval_metrics": {},

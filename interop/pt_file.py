@@ -56,6 +56,10 @@ class PtFile:
     """Names of the policy's modules and their torch classes. Empty: the version does not tell them."""
     options: Mapping[str, Any]
     """``algorithm.cfg`` but for optimizer and schedule. Empty: the version does not tell it."""
+    world_size: int
+    """Processes that trained together, each with ``num_envs`` environments and minibatches of ``batch_size``."""
+    ranks_differ: bool
+    """Each rank normalizes observations by statistics of its own; those in ``policy`` are one's."""
 
 
 def read_pt(path: Path) -> PtFile:
@@ -84,6 +88,8 @@ def read_pt(path: Path) -> PtFile:
         log_std_range=log_std_range(metadata),
         modules={name: place.rpartition(".")[2] for name, place, _ in metadata.get("modules", ())},
         options=metadata.get("algorithm_config", {}),
+        world_size=payload.get("world_size", 1),
+        ranks_differ=_ranks_differ(payload.get("normalizer_by_rank", [])),
     )
 
 
@@ -125,6 +131,11 @@ def _problems(payload: Mapping[str, Any]) -> Iterator[str]:
         number = payload.get(key)
         if number is not None and (not isinstance(number, int) or number < 0):
             yield f"'{key}' must be an integer >= 0, got {number!r}"
+    if type(payload.get("world_size", 1)) is not int or payload.get("world_size", 1) < 1:
+        yield f"'world_size' must be an integer >= 1, got {payload['world_size']!r}"
+    normalizers = payload.get("normalizer_by_rank", [])
+    if not isinstance(normalizers, list) or any(map(_no_tensors, normalizers)):
+        yield "'normalizer_by_rank' must be a list of mappings of dense tensors"
     for key in ("policy", "ref_policy"):
         state_dict = payload.get(key)
         odd = [] if state_dict is None and key == "ref_policy" else _no_tensors(state_dict)
@@ -145,6 +156,11 @@ def _no_tensors(state_dict: Any) -> list[str]:
         for key, x in state_dict.items()
         if not isinstance(x, torch.Tensor) or x.layout is not torch.strided
     ]
+
+
+def _ranks_differ(normalizers: list[Mapping[str, torch.Tensor]]) -> bool:
+    first, *others = normalizers or [{}]
+    return any(not torch.equal(x, other[key]) for other in others for key, x in first.items())
 
 
 def _is_optimizer(state: Any) -> bool:

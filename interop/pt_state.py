@@ -112,13 +112,17 @@ def restore(saved: PtFile, config: RunConfig, parts: Parts, *, policy_only: bool
     if train.reference is not None:
         frozen = saved.policy if saved.reference is None or policy_only else saved.reference
         train = replace(train, reference=_imported(parts, frozen, saved.log_std_range))
+    notes = []
+    if saved.ranks_differ:
+        notes.append(f"the normalizers of the file's {saved.world_size} ranks differ; taken are those of its policy")
     if policy_only:
-        return replace(parts.state, train=train), []
-    rows = rows_per_update(config)
+        return replace(parts.state, train=train), notes
+    rows = rows_per_update(config, parts)
     update, rest = divmod(saved.global_step, rows)
     step = next(n for n in (saved.schedule_step, saved.num_updates, update) if n is not None)
     schedule = bind_schedule(options.lr_scheduler, config.trainer.num_updates)
-    notes = _schedule_notes(saved, schedule) + _option_notes(saved, options)
+    notes += _schedule_notes(saved, schedule) + _option_notes(saved, options)
+    notes += _size_notes(saved, parts.num_devices, rows, update)
     if rest:
         notes.append(
             f"{saved.global_step} env steps are no whole number of updates, of {rows} each; "
@@ -134,9 +138,9 @@ def restore(saved: PtFile, config: RunConfig, parts: Parts, *, policy_only: bool
     return replace(parts.state, update=jnp.asarray(update, jnp.int32), train=train), notes
 
 
-def rows_per_update(config: RunConfig) -> int:
-    """Environment steps of one update."""
-    return config.trainer.buffer_size * config.trainer.num_envs
+def rows_per_update(config: RunConfig, parts: Parts) -> int:
+    """Environment steps of one update, on all devices."""
+    return config.trainer.buffer_size * config.trainer.num_envs * parts.num_devices
 
 
 def _clamp_of(policy: Policy, layout: Layout, like: Path | None) -> tuple[float, float]:
@@ -216,6 +220,23 @@ def _option_notes(saved: PtFile, options: Any) -> list[str]:
         for name, there in saved.options.items()
         if name in ours and ours[name] != there
     ]
+
+
+def _size_notes(saved: PtFile, num_devices: int, rows: int, update: int) -> list[str]:
+    """How much an update is: ``num_envs`` and ``batch_size`` are those of one rank there, of one device here."""
+    notes = []
+    if saved.world_size != num_devices:
+        notes.append(
+            f"world_size was {saved.world_size} there, devices here: {num_devices}. trainer.num_envs and "
+            "algorithm.cfg.batch_size are of each: the file's make other totals here"
+        )
+    if saved.num_updates and saved.num_updates != update:
+        there = saved.global_step / saved.num_updates
+        notes.append(
+            f"the file's {saved.num_updates} updates were of {there:.6g} env steps each on average; "
+            f"here one has {rows}, so counting goes on from update {update}"
+        )
+    return notes
 
 
 def _schedule_notes(saved: PtFile, ours: ScheduleConfig) -> list[str]:

@@ -14,12 +14,12 @@ import pytest
 from ejax.algorithms.ppo import ppo_update
 from ejax.build import build
 from ejax.checkpoint import load_checkpoint
-from ejax.config import parse_config
+from ejax.config import ConfigError, parse_config
 from ejax.distributions import ActionSpec
 from ejax.optim import bind_schedule
 from ejax.policies import ActorCritic, NetworkConfig, get_action
 from ejax.run import train
-from ejax.run_dir import open_run_directory
+from ejax.run_dir import create_run_directory, open_run_directory
 from ejax.train import main
 from interop.tensordict import rollout_from_dict
 from interop.weights import params_from_state_dict, state_dict_from_params
@@ -312,6 +312,52 @@ def test_counters_that_do_not_fit_are_told(golden, parts, config):
     assert "'total_iters': 10" in notes[0]
 
 
+def test_devices_and_ranks_count_in_an_update(golden):
+    """128 env steps of 8 x 8 an update are two updates: of one rank, and of four devices with 2 x 8 each."""
+    saved = pt_file.read_pt(POINT_MASS)
+    cfg = {**options(golden)["algorithm"]["cfg"], "batch_size": 16}
+    raw = options(golden, trainer__num_envs=2, trainer__distributed=True, algorithm__cfg=cfg)
+    config = parse_config(raw)
+    parts = build(config)
+    assert (parts.num_devices, pt_state.rows_per_update(config, parts)) == (4, 64)
+    state, notes = pt_state.restore(saved, config, parts)
+    assert int(state.update) == 2
+    assert notes[0].startswith("algorithm.cfg.batch_size was 64 there")
+    assert notes[1].startswith("world_size was 1 there, devices here: 4. trainer.num_envs and algorithm.cfg.batch_size")
+    state, notes = pt_state.restore(replace(saved, world_size=4, options={}), config, parts)
+    assert (int(state.update), notes) == (2, [])
+    config = parse_config(options(golden, trainer__num_envs=16))
+    state, notes = pt_state.restore(saved, config, build(config))
+    assert (int(state.update), int(state.train.step)) == (1, 2)
+    assert notes == [
+        "the file's 2 updates were of 64 env steps each on average; here one has 128, so counting goes on from update 1"
+    ]
+
+
+@pytest.mark.parametrize("moved", [0.0, 0.5])
+def test_ranks_with_normalizers_of_their_own_are_told(moved, config, parts, tmp_path):
+    payload = torch.load(POINT_MASS, weights_only=True)
+    first = payload["normalizer_by_rank"][0]
+    payload |= {"world_size": 2, "normalizer_by_rank": [first, {key: x + moved for key, x in first.items()}]}
+    torch.save(payload, tmp_path / "a.pt")
+    saved = pt_file.read_pt(tmp_path / "a.pt")
+    assert saved.world_size == 2
+    _, notes = pt_state.restore(saved, config, parts, policy_only=True)
+    assert notes == ["the normalizers of the file's 2 ranks differ; taken are those of its policy"] * (moved > 0.0)
+
+
+def test_a_run_on_several_devices_is_written_and_its_folder_is_not_made_from_a_file(golden, tmp_path):
+    cfg = {**options(golden)["algorithm"]["cfg"], "batch_size": 16}
+    config = parse_config(options(golden, trainer__num_envs=2, trainer__distributed=True, algorithm__cfg=cfg))
+    parts = build(config)
+    meta = {"global_step": 128, "num_updates": 2, "best_eval_value": None, "config": config.to_dict()}
+    create_run_directory(config, tmp_path / "run").save(parts.state, meta, keep=1)
+    file = embodichain.export_pt(tmp_path / "run", tmp_path / "a.pt")
+    assert_same(pt_file.read_pt(file).policy, state_dict_from_params(parts.policy, parts.state.train.params))
+    with pytest.raises(ConfigError, match=r"trainer\.distributed: got true: .*--resume FILE\.pt"):
+        embodichain.import_pt(file, config, tmp_path / "b")
+
+
 def test_grpos_reference_is_kept(golden, tmp_path):
     raw = options(golden)
     raw["policy"] = {"name": "actor_only", "actor": raw["policy"]["actor"]}
@@ -364,6 +410,8 @@ def test_damaged_files_are_refused(tmp_path):
         ({"schema_version": 3}, "schema_version 3 is unknown"),
         ({"global_step": torch.tensor(128)}, r"'global_step' must be an integer >= 0, got tensor\(128\)"),
         ({"num_updates": -1}, "'num_updates' must be an integer >= 0, got -1"),
+        ({"world_size": 0}, "'world_size' must be an integer >= 1, got 0"),
+        ({"normalizer_by_rank": [None]}, "'normalizer_by_rank' must be a list of mappings"),
         ({"policy": None}, "'policy' must be a mapping of dense tensors; it is a NoneType"),
         ({"policy": {"log_std": None}}, "log_std is a NoneType"),
         ({"ref_policy": {"log_std": torch.eye(2).to_sparse()}}, "log_std is torch.sparse_coo"),
