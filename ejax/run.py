@@ -67,19 +67,13 @@ def train(config: RunConfig, *, resume: str | None = None, run_dir: Path | None 
     """
     started = time.monotonic()
     directory, started_as, checkpoint, reports = _locate(config, resume, run_dir)
-    parts = build(config, schedule_updates=started_as.trainer.num_updates, quarantine=directory.path / "quarantine")
-    state = parts.state
-    meta: dict[str, Any] = {}
-    if checkpoint is not None:
-        state, meta = load_checkpoint(checkpoint, parts.state)
-    elif resume is not None:
-        state, told = start_from_file(Path(resume), parts, config)
-        reports += [f"goes on from {resume}", *told]
-        if parts.stepper.versions() is not None:  # of the rollouts made there, each by the newest parameters
-            directory.write_schedule(0, range(int(state.update)))
-    else:
-        state, told = start_from_policy(parts, config)
-        reports += told
+    try:
+        parts, state, meta, told = _begin(config, resume, directory, started_as, checkpoint)
+    except BaseException:
+        if checkpoint is None:
+            directory.take_back()
+        raise
+    reports += told
     trainer = config.trainer
     rows = trainer.buffer_size * trainer.num_envs * parts.num_devices
     first_update = int(state.update)
@@ -362,6 +356,22 @@ def _locate(
     if resume in ("latest", "best"):
         checkpoint = directory.find(resume, reports.append)
     return directory, saved, checkpoint, reports
+
+
+def _begin(
+    config: RunConfig, resume: str | None, directory: RunDirectory, started_as: RunConfig, checkpoint: Path | None
+) -> tuple[Parts, RunState, dict[str, Any], list[str]]:
+    """What the run is made of, the state that it starts from, that one's meta, and what there is to tell of it."""
+    parts = build(config, schedule_updates=started_as.trainer.num_updates, quarantine=directory.path / "quarantine")
+    if checkpoint is not None:
+        return parts, *load_checkpoint(checkpoint, parts.state), []
+    if resume is None:
+        state, told = start_from_policy(parts, config)
+        return parts, state, {}, told
+    state, told = start_from_file(Path(resume), parts, config)
+    if parts.stepper.versions() is not None:  # of the rollouts made there, each by the newest parameters
+        directory.write_schedule(0, range(int(state.update)))
+    return parts, state, {}, [f"goes on from {resume}", *told]
 
 
 def _divides(every: int, update: int) -> bool:

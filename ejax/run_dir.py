@@ -127,6 +127,17 @@ class RunDirectory:
         partial.write_text(json.dumps({"versions": [*earlier, *versions]}))
         os.replace(partial, file)
 
+    def take_back(self) -> None:
+        """Undo ``create_run_directory`` for a run that could not begin, so that the folder can be given again.
+
+        What others put there stays.
+        """
+        for file in (self.config_file, self.config_file.with_name("versions.json"), self.path / "schedule.json"):
+            file.unlink(missing_ok=True)
+        for folder in (self.config_file.parent, self.checkpoints, self.path):
+            if folder.is_dir() and not any(folder.iterdir()):
+                folder.rmdir()
+
     def find(self, which: str, report: Callable[[str], None]) -> Path:
         """The newest undamaged checkpoint: ``latest`` or ``best``. Damaged ones are reported and passed over.
 

@@ -231,8 +231,9 @@ def test_resume_takes_embodichains_file(golden, tmp_path, capsys):
     assert main(["--config", str(file), "--run", str(one), "--resume", str(POINT_MASS)]) == 2
     assert "holds a run already" in capsys.readouterr().err
     for wrong, message in ((tmp_path / "none.pt", "No such file"), (SEED, "lacks actor.1.weight")):
-        assert main(["--config", str(file), "--run", str(tmp_path / wrong.stem), "--resume", str(wrong)]) == 2
+        assert main(["--config", str(file), "--run", str(tmp_path / "next"), "--resume", str(wrong)]) == 2
         assert message in capsys.readouterr().err
+        assert not (tmp_path / "next").exists()
 
 
 def test_an_asynchronous_run_goes_on_from_embodichains_file(golden, tmp_path):

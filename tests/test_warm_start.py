@@ -163,8 +163,11 @@ def test_embodichains_file_without_what_reads_it_names_the_remedy(
     remedy = r"best\.pt is read by interop: pip install 'ejax\[torch\]' .*no_such_module"
     with pytest.raises(ConfigError, match=rf"policy\.init_from.*{remedy}"):
         train(config_with(init_from="best.pt"), run_dir=tmp_path / "a")
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b/notes.txt").touch()
     with pytest.raises(CheckpointError, match=remedy):
         train(config_with(), resume="best.pt", run_dir=tmp_path / "b")
+    assert [path.name for path in tmp_path.rglob("*")] == ["b", "notes.txt"]  # both folders can be given again
 
 
 @pytest.mark.parametrize(
