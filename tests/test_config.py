@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from ejax import registry
 from ejax.config import ConfigError, load_config, parse_config
+from ejax.config.check import check
 from ejax.config.schema import make_schema, schema_text
 from ejax.train import main
 
@@ -355,6 +356,18 @@ def test_a_gym_config_named_from_its_repository_is_not_one_of_the_working_direct
     theirs, mine = (tmp_path / place / "configs" / "gym.json" for place in ("theirs", "mine"))
     assert config.trainer.num_envs == 3
     assert [notice.text for notice in config.notices] == [f"read {theirs}, not {mine}, which differs"]
+
+
+def test_a_gym_config_typed_on_the_command_line_is_one_of_the_working_directory_first(tmp_path, monkeypatch, task):
+    (tmp_path / "here").mkdir()
+    gym(tmp_path, {"id": "TaskRL", "num_envs": 3})
+    (tmp_path / "here" / "gym.json").write_text(json.dumps({"id": "TaskRL", "num_envs": 5, "sensor": [1]}))
+    monkeypatch.chdir(tmp_path / "here")
+    train = tmp_path / "train.json"
+    assert load_config(train).trainer.num_envs == 3
+    assert load_config(train, ["trainer.gym_config=gym.json"]).trainer.num_envs == 5
+    assert "gym.json:sensor" in [note.key for note in check(train, ["trainer.gym_config=gym.json"])]
+    assert "gym.json:sensor" not in [note.key for note in check(train)]
 
 
 def test_a_gym_config_of_the_working_directory_beside_a_copy_that_differs_is_told(tmp_path, monkeypatch, task):

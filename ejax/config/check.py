@@ -8,7 +8,7 @@ from typing import Any
 from ejax.config.errors import Notice
 from ejax.config.files import read_file
 from ejax.config.gym_config import MANAGER_ENV, foreign_functors, manager_notes
-from ejax.config.load import device_problems, find_gym_configs, read_draft, trusted_keys
+from ejax.config.load import device_problems, read_draft, trusted_keys
 from ejax.config.spellings import Draft, respell_key
 from ejax.envs.key_report import KeyNote, Status
 
@@ -42,7 +42,7 @@ def check(path: str | Path, overrides: Sequence[str] = ()) -> list[KeyNote]:
         _judge(key, problems, draft.notices, remarks, respell_key(key) if key not in _RESPELLED else _RESPELLED[key])
         for key in _leaves(data)
     ]
-    notes += _gym_notes(data, draft, problems)
+    notes += _gym_notes(draft, problems)
     told = {note.key for note in notes}
     notes += [
         KeyNote(key, "unsupported", text)
@@ -84,13 +84,11 @@ def _judge(
     return KeyNote(key, "renamed", canonical) if canonical != key else KeyNote(key, "used", remark)
 
 
-def _gym_notes(data: Mapping[str, Any], draft: Draft, problems: Mapping[str, str]) -> Iterator[KeyNote]:
+def _gym_notes(draft: Draft, problems: Mapping[str, str]) -> Iterator[KeyNote]:
     """Of the gym config that the train config names."""
-    trainer = data.get("trainer") or data.get("runtime") or {}
-    name = trainer.get("gym_config") if isinstance(trainer, Mapping) else None
-    path = next(iter(find_gym_configs(draft.folder, name)), None) if isinstance(name, str) else None
-    if path is None:
+    if draft.gym_config is None:
         return
+    name, path = draft.gym_config
     if draft.get("env.id") == MANAGER_ENV and not foreign_functors(draft):
         for note in manager_notes(draft.get("env.cfg.gym_config")):
             text = problems.get(f"{name}:{note.key}")

@@ -228,12 +228,35 @@ def _fill_env(draft: Draft) -> None:
             draft.put("trainer.num_envs", num_envs)
 
 
-def find_gym_configs(folder: Path | None, name: str) -> list[Path]:
-    """The files that a train config can mean by ``name``: the first is read.
+def _find(draft: Draft, name: Any) -> Path | None:
+    """The gym config's file; on the command line, a path from the working directory. A choice is told."""
+    typed = draft.written("trainer.gym_config").endswith(" (override)")
+    draft.spelled["env"] = "trainer.gym_config"
+    if not isinstance(name, str):
+        draft.problem("env", f"got {name!r}; must be the path of a gym config")
+        return None
+    folders = [folder for folder in (draft.folder, Path.cwd()) if folder is not None]
+    expected = [folder / name for folder in (reversed(folders) if typed else folders)]
+    files = _candidates(draft.folder, name, expected)
+    if not files:
+        draft.problem("env", f"there is no '{name}'; looked for {' and '.join(str(p.absolute()) for p in expected)}")
+        return None
+    path, *others = files
+    draft.gym_config = name, path
+    others = [other for other in others if other.read_bytes() != path.read_bytes()]
+    if path != expected[0] and others:
+        draft.notice("trainer.gym_config", f"read {path}, not {others[0]}, which differs")
+    elif not any(place.is_file() for place in expected):
+        draft.notice("trainer.gym_config", f"there is no '{name}'; read {path} instead")
+    return path
 
-    The path as it is, from the train file's folder, from a folder above it (EmbodiChain's files name their gym config
-    from its repository's root), from the working directory. Then the longest tail of the path that lies in the train
-    file's folder or above it; the file's name alone counts beside the train file only.
+
+def _candidates(folder: Path | None, name: str, expected: Sequence[Path]) -> list[Path]:
+    """The files that a train config can mean by ``name``, the likeliest first.
+
+    The path as it is, from the first of the ``expected`` places, from a folder above the train file's (EmbodiChain's
+    files name their gym config from its repository's root), from the second place. Then the longest tail of the path
+    that lies in the train file's folder or above it; the file's name alone counts beside the train file only.
 
     Args:
         folder: the train file's; None if there is no file.
@@ -245,33 +268,11 @@ def find_gym_configs(folder: Path | None, name: str) -> list[Path]:
         for start in range(1, len(parts))
         for place in (above if start < len(parts) - 1 else above[:1])
     ]
-    places = [place / name for place in [*([] if folder is None else [folder]), *above[1:], Path.cwd()]]
     files: dict[Path, Path] = {}
-    for path in (*places, *tails):
+    for path in (expected[0], *(place / name for place in above[1:]), *expected[1:], *tails):
         if path.is_file():
             files.setdefault(path.resolve(), path)
     return list(files.values())
-
-
-def _find(draft: Draft, name: Any) -> Path | None:
-    draft.spelled["env"] = "trainer.gym_config"
-    if not isinstance(name, str):
-        draft.problem("env", f"got {name!r}; must be the path of a gym config")
-        return None
-    expected = [place / name for place in (draft.folder, Path.cwd()) if place is not None]
-    files = find_gym_configs(draft.folder, name)
-    if not files:
-        draft.problem("env", f"there is no '{name}'; looked for {' and '.join(str(p.absolute()) for p in expected)}")
-        return None
-    path, *others = files
-    others = [other for other in others if other.read_bytes() != path.read_bytes()]
-    if path == expected[0] and draft.folder is not None:
-        return path
-    if others:
-        draft.notice("trainer.gym_config", f"read {path}, not {others[0]}, which differs")
-    elif not any(place.is_file() for place in expected):
-        draft.notice("trainer.gym_config", f"there is no '{name}'; read {path} instead")
-    return path
 
 
 def _merge(data: dict[str, Any], over: Any) -> dict[str, Any]:

@@ -123,6 +123,8 @@ class Draft:
     notices: list[Notice] = field(default_factory=list)
     spelled: dict[str, str] = field(default_factory=dict)
     """Canonical key -> the key that the user wrote."""
+    gym_config: tuple[str, Path] | None = None
+    """As it is named, and the file that it was read from."""
 
     def get(self, key: str) -> Any:
         """The value at a dotted key, or None."""
