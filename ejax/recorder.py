@@ -5,6 +5,7 @@ and nothing else: what happened is told by ``reports``. The thread is not niced:
 speed up the training, and what a starved thread holds of Python's lock makes single updates late.
 """
 
+import itertools
 import math
 import threading
 from collections.abc import Iterable, Iterator, Mapping
@@ -50,7 +51,7 @@ class CameraConfig(BaseModel):
     """(fx, fy, cx, cy) in pixels, from the upper left corner. None: (600, 600, w/2, h/2)."""
     max_env_num: PositiveInt = 16
     save_path: str | None = None
-    """Folder. None: ``videos/<phase>`` in the run's folder."""
+    """Folder, in which no film replaces another. None: ``videos/<phase>`` in the run's folder."""
     interval_step: PositiveInt = 1
     """Every how many steps a frame is taken; the event's key of this name."""
 
@@ -156,11 +157,18 @@ class FilmRecorder:
             states, done = play(self._policy, env, params, key, num_envs=num_envs, samples=samples)
             for camera in self._cameras:
                 if camera.phase == phase:
-                    folder = self._folder / phase if camera.save_path is None else Path(camera.save_path)
-                    path = folder / f"ep{count}_{camera.name}_allenvs.mp4"
                     frames = draw(env, states, done, camera.resolution, camera.view, every=camera.interval_step)
+                    path = self._path(camera, f"ep{count}_{camera.name}_allenvs")
                     paths.append(write_video(path, self._unless_broken_off(frames), _FPS))
         return paths
+
+    def _path(self, camera: CameraConfig, name: str) -> Path:
+        """In ``save_path``, which several runs may share, a name that is not taken."""
+        if camera.save_path is None:
+            return self._folder / camera.phase / f"{name}.mp4"
+        folder = Path(camera.save_path)
+        names = itertools.chain([name], (f"{name}_{number}" for number in itertools.count(2)))
+        return next(path for each in names if not (path := folder / f"{each}.mp4").exists())
 
     def _unless_broken_off(self, frames: Iterable[NDArray[np.uint8]]) -> Iterator[NDArray[np.uint8]]:
         for frame in frames:

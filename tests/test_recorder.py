@@ -152,6 +152,14 @@ def test_a_training_is_filmed_where_it_saves_if_nothing_is_evaluated(
     assert f"filmed {film}" in capfd.readouterr().out
 
 
+def test_in_a_folder_that_runs_share_no_film_replaces_another(tmp_path: Path) -> None:
+    shared, names = tmp_path / "shared", ["ep1_cam_allenvs.mp4", "ep1_cam_allenvs_2.mp4", "ep1_cam_allenvs_3.mp4"]
+    for run, name in enumerate(names):
+        with make_recorder(tmp_path / f"run{run}" / "videos", save_path=str(shared)) as recorder:
+            assert record(recorder) == [f"filmed {shared / name}"]
+    assert sorted(path.name for path in shared.iterdir()) == sorted(names)
+
+
 def fail(*args: object, **kwargs: object) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
