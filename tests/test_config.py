@@ -549,6 +549,7 @@ BAD_OVERRIDES = {
     "policy.actor.dropout_p=1": "got 1; must be less than 1",
     "policy.initial_log_std=9": r"got 9.0, outside log_std_range \[-5.0, 2.0\]",
     "policy.log_std_range=[1, 1]": "policy.log_std_range .*the first must be below the second",
+    "policy.log_std_range=[1]": r"policy.log_std_range.1\b.*is missing",
     "policy.initial_action_std=0": "policy.initial_action_std .*got 0; must be a number above 0",
     "policy.action_std_range=[1]": r"policy.action_std_range .*got \[1\]; must be \[lowest, highest\]",
     "algorithm.name=pp": r"algorithm.name .*no algorithm 'pp'; there is apg, bc, grpo, ppo.*Did you mean 'ppo'\?",

@@ -44,7 +44,7 @@ def _dotted(location: tuple[int | str, ...], tree: Any) -> str:
         if isinstance(node, dict):
             node = node.get(part, {})
         elif isinstance(node, list) and isinstance(part, int):
-            node = node[part]
+            node = node[part] if part < len(node) else {}
         else:
             continue
         names.append(str(part))
