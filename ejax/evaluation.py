@@ -49,8 +49,7 @@ def evaluate(
         raise ValueError(f"evaluate needs num_envs > 0 and num_episodes > 0, got {num_envs} and {num_episodes}")
     if choice == "fixed":
         num_envs = min(num_envs, num_episodes)
-    quota = np.full(num_envs, num_episodes // num_envs)
-    quota[: num_episodes % num_envs] += 1
+    quota = _shares(num_envs, num_episodes)
     first_row = np.concatenate([[0], np.cumsum(quota)[:-1]])
     longest = env.max_episode_steps or _UNLIMITED
     most_steps = longest * (int(quota.max()) if choice == "fixed" else num_episodes)
@@ -113,8 +112,7 @@ def evaluate_host(
     if num_episodes <= 0:
         raise ValueError(f"evaluate_host needs num_episodes > 0, got {num_episodes}")
     num_envs = env.num_envs
-    quota = np.full(num_envs, num_episodes // num_envs)
-    quota[: num_episodes % num_envs] += 1
+    quota = _shares(num_envs, num_episodes)
     longest = env.max_episode_steps or _UNLIMITED
     # one more for each episode: a reset may take a step of its own
     most_steps = (longest + 1) * (int(quota.max()) if choice == "fixed" else num_episodes)
@@ -146,6 +144,11 @@ def evaluate_host(
 @partial(jax.jit, static_argnames="policy")
 def _mode(policy: Policy, params: Params, obs: PyTree) -> Array:
     return policy.apply(params, obs)[0].mode()
+
+
+def _shares(num_envs: int, num_episodes: int) -> NDArray[np.int64]:
+    """[num_envs]: how many of the episodes are each environment's."""
+    return np.full(num_envs, num_episodes // num_envs) + (np.arange(num_envs) < num_episodes % num_envs)
 
 
 def summarize(episodes: Mapping[str, Any]) -> Metrics:
