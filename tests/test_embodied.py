@@ -338,6 +338,8 @@ def test_mjx_follows_the_c_engine_in_cart_pole() -> None:
             {"knee": 1.0},
             r"stiffness.knee: no such joint or control part; there is Joint1",
         ),
+        ("robot.drive_pros.max_velocity", 0, "robot.drive_pros.max_velocity: got 0; must be a number > 0"),
+        ("env.observations.robot_ee_pos.params.part_name", {}, "robot_ee_pos: the robot has no control part"),
         ("robot.colour", "red", "robot.colour: unknown key"),
         ("sensor", [{"uid": "cam"}], "sensor: ejax has no sensors: neither camera images"),
         ("rigid_object.0.shape", {"shape_type": "Mesh", "fpath": "a.obj"}, r"shape_type: got 'Mesh'; meshes are"),

@@ -66,8 +66,9 @@ def _per_joint(section: Section, robot: Robot, name: str, default: Mapping[str, 
     for pattern, number in given.items():
         key = section.key(f"{name}.{pattern}") if isinstance(value, Mapping) else section.key(name)
         matched = robot.parts.get(pattern) or matching_joints(str(pattern), robot.joints)
-        if isinstance(number, bool) or not isinstance(number, int | float) or number < 0:
-            section.report.refuse(key, f"got {number!r}; must be a number >= 0")
+        still = name == "max_velocity" and number == 0
+        if isinstance(number, bool) or not isinstance(number, int | float) or number < 0 or still:
+            section.report.refuse(key, f"got {number!r}; must be a number {'>' if name == 'max_velocity' else '>='} 0")
             continue
         if not matched:
             there = ", ".join([*robot.joints, *robot.parts])

@@ -55,7 +55,7 @@ class Scene:
         """
         parts = dict(self.parts)
         if name not in parts:
-            there = f"it has {', '.join(parts)}{did_you_mean(name, parts)}"
+            there = f"it has {', '.join(parts)}{did_you_mean(str(name), parts)}"
             raise ValueError(f"the robot has no control part '{name}'; {there}")
         return parts[name]
 
