@@ -12,6 +12,8 @@ from ejax.device import prepare_jax
 from ejax.run import train
 from ejax.run_dir import open_run_directory
 
+_PATH_ERRORS = (FileExistsError, FileNotFoundError, NotADirectoryError, PermissionError)
+
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command line. Returns the exit code: 0 also after SIGTERM or Ctrl-C, once the state is saved."""
@@ -34,7 +36,7 @@ def run_command(name: str, argv: list[str] | None = None) -> int:
         for notice in config.notices:
             print(f"[config] {notice.key}: {notice.text}", flush=True)
         result = train(config, resume=args.resume, run_dir=args.run)
-    except (ConfigError, CheckpointError, FileExistsError, FileNotFoundError, ModuleNotFoundError) as error:
+    except (ConfigError, CheckpointError, ModuleNotFoundError, *_PATH_ERRORS) as error:
         print(f"ejax.{name}: {error}", file=sys.stderr)
         return 2
     summary(

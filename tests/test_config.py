@@ -581,6 +581,13 @@ def test_a_bad_value_is_told_with_its_key_and_the_remedy(override):
     assert len(caught.value.problems) == 1
 
 
+def test_an_output_folder_that_cannot_be_made_is_told_without_a_traceback(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    config = Path(__file__).parents[1] / "configs/point_mass/ppo.yaml"
+    assert main(["--config", str(config), f"trainer.output_dir={tmp_path / 'file' / 'outputs'}"]) == 2
+    assert f"Not a directory: '{tmp_path / 'file' / 'outputs'}" in capsys.readouterr().err
+
+
 def test_a_command_without_a_config_says_what_to_give(capsys):
     assert main([]) == 2
     assert capsys.readouterr().err == "ejax.train: give --config FILE, or --run DIR with --resume to go on with a run\n"
