@@ -18,7 +18,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from host_tasks import Drift, Linear, Sleepy, Wrapped, nap
-from jax.experimental.compilation_cache import compilation_cache
 
 from ejax.algorithms.ppo import PPOConfig, ppo_update
 from ejax.build import build
@@ -36,19 +35,6 @@ PPO = PPOConfig(batch_size=10, n_epochs=2)
 OPTIMIZER = make_optimizer(PPO.optimizer)
 POLICY = Linear()
 ONE_OLD = Schedule(max_staleness=1)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """The runs of this file, and the process that one of them is killed in, share compiled programs."""
-    folder = str(tmp_path_factory.mktemp("compiled"))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("JAX_COMPILATION_CACHE_DIR", folder)
-        jax.config.update("jax_compilation_cache_dir", folder)
-        compilation_cache.reset_cache()
-        yield
-    jax.config.update("jax_compilation_cache_dir", None)
-    compilation_cache.reset_cache()
 
 
 def assert_same_bits(a: Any, b: Any) -> None:
