@@ -93,7 +93,7 @@ def build(config: RunConfig, *, schedule_updates: int | None = None, quarantine:
         step = make_step(
             policy, first, optimizer, options, num_steps=trainer.buffer_size, dropout=uses_dropout(config.policy)
         )
-        num_devices = len(devices or [None])
+        num_devices = len(devices) if devices else 1
         num_envs = num_devices * trainer.num_envs
         state = init_run_state(policy, first, optimizer, key, num_envs=num_envs, keep_reference=keep_reference)
         per_dispatch = trainer.updates_per_dispatch
@@ -212,6 +212,11 @@ def _schedule(wanted: CollectorConfig) -> Schedule:
     except (OSError, ValueError, KeyError, TypeError) as error:
         text = f"'{path}' is no schedule.json for this run: {error}"
         raise ConfigError([Problem("trainer.collector.replay_schedule", text)]) from error
+
+
+def rows_per_update(config: RunConfig, parts: Parts) -> int:
+    """Environment steps (of cloning: samples) of one update, on all devices."""
+    return config.trainer.buffer_size * config.trainer.num_envs * parts.num_devices
 
 
 def _all_devices(config: RunConfig) -> list[jax.Device]:

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ejax.build import Parts, build, evaluation_env
+from ejax.build import Parts, build, evaluation_env, rows_per_update
 from ejax.checkpoint import load_checkpoint, verify_checkpoint
 from ejax.config import ConfigError, Problem, RunConfig
 from ejax.evaluators import make_evaluator
@@ -75,7 +75,7 @@ def train(config: RunConfig, *, resume: str | None = None, run_dir: Path | None 
         raise
     reports += told
     trainer = config.trainer
-    rows = trainer.buffer_size * trainer.num_envs * parts.num_devices
+    rows = rows_per_update(config, parts)
     first_update = int(state.update)
     with MetricWriter(
         directory.path,
@@ -128,7 +128,7 @@ class _Loop:
         trainer = config.trainer
         self.config, self.trainer, self.parts = config, trainer, parts
         self.directory, self.writer = directory, writer
-        self.rows = trainer.buffer_size * trainer.num_envs * parts.num_devices
+        self.rows = rows_per_update(config, parts)
         self.skips_nonfinite: bool = getattr(config.algorithm.cfg, "skip_nonfinite_updates", True)
         self.best: float | None = meta.get("best_eval_value")
         self.result = RunResult(

@@ -37,7 +37,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ejax.build import build
+from ejax.build import build, rows_per_update
 from ejax.checkpoint import CheckpointError, load_train_state, verify_checkpoint
 from ejax.config import ConfigError, Problem, RunConfig, load_config
 from ejax.device import prepare_jax
@@ -118,7 +118,7 @@ def import_pt(file: Path, config: RunConfig, run: Path, *, policy_only: bool = F
         ValueError: not a checkpoint of the config's policy and optimizer. FileExistsError: ``run`` is a run already.
         ConfigError: ``trainer.distributed``.
     """
-    from interop.pt_state import read_state, rows_per_update
+    from interop.pt_state import read_state
 
     if config.trainer.distributed:
         raise ConfigError([Problem("trainer.distributed", _NOT_DISTRIBUTED)])

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ejax.build import Parts
+from ejax.build import Parts, rows_per_update
 from ejax.config import RunConfig
 from ejax.optim import (
     ScheduleConfig,
@@ -136,11 +136,6 @@ def restore(saved: PtFile, config: RunConfig, parts: Parts, *, policy_only: bool
         opt_state = opt_state_from_torch(parts.policy, params, saved.optimizer, options.optimizer)
     train = replace(train, step=jnp.asarray(step, jnp.int32), opt_state=jax.tree.map(jnp.asarray, opt_state))
     return replace(parts.state, update=jnp.asarray(update, jnp.int32), train=train), notes
-
-
-def rows_per_update(config: RunConfig, parts: Parts) -> int:
-    """Environment steps of one update, on all devices."""
-    return config.trainer.buffer_size * config.trainer.num_envs * parts.num_devices
 
 
 def _clamp_of(policy: Policy, layout: Layout, like: Path | None) -> tuple[float, float]:

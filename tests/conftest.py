@@ -9,7 +9,7 @@ os.environ["XLA_FLAGS"] = (
     # most of the time goes into compilation, of which this level takes three quarters
     " --xla_backend_optimization_level=1"
 )
-# and what one file or run has compiled is there for the next: a second run takes half the time
+# and what one file or run has compiled is there for the next
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parents[1] / ".pytest_cache" / "compiled"))
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"

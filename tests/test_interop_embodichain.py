@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from ejax.algorithms.ppo import ppo_update
-from ejax.build import build
+from ejax.build import build, rows_per_update
 from ejax.checkpoint import load_checkpoint
 from ejax.config import ConfigError, parse_config
 from ejax.distributions import ActionSpec
@@ -320,7 +320,7 @@ def test_devices_and_ranks_count_in_an_update(golden):
     raw = options(golden, trainer__num_envs=2, trainer__distributed=True, algorithm__cfg=cfg)
     config = parse_config(raw)
     parts = build(config)
-    assert (parts.num_devices, pt_state.rows_per_update(config, parts)) == (4, 64)
+    assert (parts.num_devices, rows_per_update(config, parts)) == (4, 64)
     state, notes = pt_state.restore(saved, config, parts)
     assert int(state.update) == 2
     assert notes[0].startswith("algorithm.cfg.batch_size was 64 there")
