@@ -426,6 +426,172 @@ def test_drives_keep_their_damping_ratio_and_reach_their_velocity() -> None:
     assert CART.plan.scene.drives.stiffness == (10.0, 0.01) and CART.plan.scene.drives.damping == (1.0, 0.001)
 
 
+# --- EmbodiChain's releases -------------------------------------------------------------------------------
+
+
+def first_form(config: dict, **extensions: object) -> dict:
+    """As 0.1.0 and 0.1.1 write it: the action and the episode's length are extensions."""
+    config = copy.deepcopy(config)
+    del config["max_episode_steps"], config["env"]["actions"]
+    config["env"]["extensions"] = {"action_type": "delta_qpos", "action_scale": 0.1, **extensions}
+    return config
+
+
+def last_steps(env: EmbodiedEnv, *steps: int) -> list[bool]:
+    """Whether the steps of these numbers are truncated, from the state after a reset."""
+    state, _ = env.reset(KEY)
+    step, action = jax.jit(env.step), jnp.zeros(env.action_space.shape)
+    return [bool(step(replace(state, episode_step=jnp.int32(i - 1)), action, KEY)[1].truncated) for i in steps]
+
+
+@pytest.mark.parametrize(("config", "length"), [(PUSH_CUBE, 100), (CART_POLE, 500)])
+def test_episodes_of_0_1_1_are_as_long_as_their_extension_says(config: dict, length: int) -> None:
+    """v0.1.0, v0.1.1: ``check_truncated`` is ``elapsed >= episode_length``; its configs say 100 and 500."""
+    env = EmbodiedEnv(first_form(config, episode_length=length), physics="mujoco")
+    assert env.max_episode_steps == length and last_steps(env, length - 1, length) == [False, True]
+    status = {note.key: note.status for note in env.plan.notes}
+    assert status["env.extensions.episode_length"] == "used"
+
+
+def test_episodes_without_a_length_have_1000_steps_in_the_first_form_and_300_later() -> None:
+    """v0.1.1: ``RLEnv.episode_length`` is 1000 by default. v0.1.2 to 0.3.2: ``EnvCfg.max_episode_steps`` is 300."""
+    first = EmbodiedEnv(first_form(CART_POLE), physics="mujoco")
+    assert first.max_episode_steps == 1000
+    assert "is not given: 1000" in next(note.text for note in first.plan.notes if note.key == "max_episode_steps")
+    assert EmbodiedEnv(changed(CART_POLE, "max_episode_steps", None), physics="mujoco").max_episode_steps == 300
+
+
+def test_a_length_beside_the_time_limit_must_be_the_same() -> None:
+    config = first_form(CART_POLE, episode_length=500)
+    assert EmbodiedEnv({**config, "max_episode_steps": 500}, physics="mujoco").max_episode_steps == 500
+    text = refusal({**config, "max_episode_steps": 300})
+    assert text.startswith("env.extensions.episode_length: is 500, but max_episode_steps is 300; keep one")
+
+
+def test_a_length_beside_actions_is_read_by_nobody_as_since_0_1_2() -> None:
+    env = EmbodiedEnv(
+        changed(CART_POLE, "env.extensions", {"episode_length": 7, "action_scale": 9.0}), physics="mujoco"
+    )
+    assert env.max_episode_steps == 500
+    notes = {note.key: note for note in env.plan.notes}
+    assert notes["env.extensions.episode_length"].status == "without effect"
+    assert "max_episode_steps decides, 500 here" in notes["env.extensions.episode_length"].text
+    assert "give the scale in its params" in notes["env.extensions.action_scale"].text
+
+
+def test_a_scale_without_a_type_means_joint_steps() -> None:
+    """v0.1.0, v0.1.1: ``action_type`` is delta_qpos by default, ``action_scale`` 1.0."""
+    config = first_form(PUSH_CUBE, action_scale=0.2, episode_length=100)
+    del config["env"]["extensions"]["action_type"]
+    env = EmbodiedEnv(config, physics="mujoco")
+    state, _ = env.step(env.reset(KEY)[0], jnp.ones(8), KEY)
+    np.testing.assert_allclose(state.target[:2], [0.2, -1.37], atol=1e-6)
+    del config["env"]["extensions"]["action_scale"]
+    env = EmbodiedEnv(config, physics="mujoco")
+    state, _ = env.step(env.reset(KEY)[0], jnp.ones(8), KEY)
+    np.testing.assert_allclose(state.target[:2], [1.0, -0.57], atol=1e-6)
+
+
+def test_joint_limits_without_a_type_bound_the_steps_of_the_arm() -> None:
+    """Between the first release and 0.1.0: q*[:6] = q + clip(action_scale·a, ±joint_limits)."""
+    config = first_form(PUSH_CUBE, joint_limits=0.5, episode_length=100)
+    del config["env"]["extensions"]["action_type"]
+    env = EmbodiedEnv(config, physics="mujoco")
+    assert env.action_space.shape == (6,)
+    state, _ = env.step(env.reset(KEY)[0], jnp.array([1.0, 9.0, -9.0, 0.0, 0.0, 0.0]), KEY)
+    np.testing.assert_allclose(state.target[:3], [0.1, -1.07, 1.07], atol=1e-6)
+    typed = EmbodiedEnv(first_form(PUSH_CUBE, joint_limits=0.5), physics="mujoco")
+    assert typed.action_space.shape == (8,)
+    assert {note.key: note.status for note in typed.plan.notes}["env.extensions.joint_limits"] == "without effect"
+
+
+def test_a_pose_in_the_first_form_has_six_numbers_as_the_arm_has_joints() -> None:
+    config = changed(first_form(PUSH_CUBE, action_type="eef_pose"), "robot.urdf_cfg", {"components": []})
+    config = changed(changed(config, "robot.init_qpos", [0.0, -1.57, 1.57, -1.57, -1.57, 0.0]), "env.rewards", {})
+    assert EmbodiedEnv(config, physics="mujoco").action_space.shape == (6,)
+
+
+def judge_cart(env: EmbodiedEnv, step: int) -> Timestep:
+    """Of a pole that is upright and at rest."""
+    state, _ = env.reset(KEY)
+    physics = PhysicsState(qpos=jnp.zeros(2), qvel=jnp.zeros(2))
+    return env.step(replace(state, physics=physics, episode_step=jnp.int32(step - 1)), jnp.zeros(2), KEY)[1]
+
+
+def test_the_cart_pole_of_0_1_1_succeeds_in_any_step_and_later_ones_in_the_last() -> None:
+    """v0.1.1: success is |θ| < 0.02 and |θ̇| < 0.05. From 0.1.2 on it also asks for ``elapsed >= max − 1``."""
+    first = EmbodiedEnv(first_form(CART_POLE, episode_length=500), physics="mujoco")
+    between = EmbodiedEnv({**first_form(CART_POLE), "max_episode_steps": 500}, physics="mujoco")
+    early = judge_cart(first, 7)
+    assert early.info["success"] and early.terminated and not early.truncated
+    for env in (between, CART):
+        assert not judge_cart(env, 499).info["success"] and judge_cart(env, 500).info["success"]
+
+
+@pytest.mark.parametrize(("name", "uid"), [("PushBallRL", "soccer_ball"), ("PushTRL", "t")])
+def test_other_bodies_that_are_pushed(name: str, uid: str) -> None:
+    config = json.loads(json.dumps(PUSH_CUBE).replace('"cube"', f'"{uid}"').replace("PushCubeRL", name))
+    env = EmbodiedEnv(config, physics="mujoco")
+    state, _ = env.reset(KEY)
+    near = state.poses["goal_pose"].at[:3, 3].set(state.physics.qpos[8:11])
+    step = jax.jit(env.step)
+    assert step(replace(state, poses={"goal_pose": near}), jnp.zeros(8), KEY)[1].terminated
+    assert not step(state, jnp.zeros(8), KEY)[1].terminated
+    below = replace(
+        state, poses={"goal_pose": near}, physics=state.physics.replace(qpos=state.physics.qpos.at[10].add(-0.1))
+    )
+    higher = EmbodiedEnv(changed(config, "env.extensions.table_height", 0.2), physics="mujoco")
+    assert bool(higher.step(below, jnp.zeros(8), KEY)[1].info["success"]) is (name == "PushBallRL")
+
+
+def test_an_unknown_id_is_refused_and_its_neighbour_named() -> None:
+    text = refusal(changed(PUSH_CUBE, "id", "PushCubRL"))
+    assert text.startswith("id: no task 'PushCubRL'; there is PushCubeRL,") and "Did you mean 'PushCubeRL'?" in text
+    assert "got 5; must name a task" in refusal(changed(PUSH_CUBE, "id", 5))
+    assert "no task 'EmbodiedEnv'" in refusal(changed(PUSH_CUBE, "id", "EmbodiedEnv"))
+
+
+def test_a_class_that_only_embodichain_has_is_named_without_advice_that_would_not_help() -> None:
+    humanoid = changed(changed(CART_POLE, "id", "HumanoidRun-v1"), "env.actions", {})
+    text = refusal(humanoid)
+    assert "'HumanoidRun-v1' is a class of EmbodiChain's, which ejax does not have" in text
+    assert "its actions" in text and "DeltaQposTerm" not in text and "env.actions" not in text
+
+
+def test_the_scene_without_a_task_never_succeeds_and_says_so(tmp_path: Path) -> None:
+    config = load_config(train_file(tmp_path, changed(PUSH_CUBE, "id", "EmbodiedEnv-v1")))
+    (notice,) = (each for each in config.notices if each.key.endswith("gym_config.json:id"))
+    assert notice.status == "remark" and "success is always 0" in notice.text
+    env = EmbodiedEnv(config.env.cfg["gym_config"], physics="mujoco")
+    assert not env.step(env.reset(KEY)[0], jnp.zeros(8), KEY)[1].info["success"]
+
+
+def test_terminations_can_be_ignored_as_an_extension_says() -> None:
+    """EmbodiChain sets each extension on its environment's config, ``ignore_terminations`` among them."""
+    env = EmbodiedEnv(changed(CART_POLE, "env.extensions.ignore_terminations", True), physics="mujoco")
+    last = judge_cart(env, 500)
+    assert last.info["success"] and not last.terminated and last.truncated
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("sim_steps_per_control", 2, "replaces EmbodiChain's setting .* give env.sim_steps_per_control"),
+        ("active_joint_ids", [0], "give env.control_parts"),
+        ("num_envs", 4, "give trainer.num_envs"),
+        ("max_episode_steps", 7, "is 7, but max_episode_steps is 100; keep one"),
+        ("ignore_terminations", "yes", "got 'yes'; must be true or false"),
+        ("success_threshold", -0.1, "got -0.1; must be a number > 0"),
+        ("success_threshold", "0.1 m", "got '0.1 m'; must be a number > 0"),
+    ],
+)
+def test_extensions_that_embodichain_takes_for_settings_are_not_passed_over(
+    name: str, value: object, message: str
+) -> None:
+    with pytest.raises(GymConfigError, match=rf"env.extensions.{name}: .*{message}"):
+        EmbodiedEnv(changed(PUSH_CUBE, f"env.extensions.{name}", value))
+
+
 # --- configs ----------------------------------------------------------------------------------------------
 
 
@@ -455,6 +621,19 @@ def test_the_longest_tail_of_the_path_wins(tmp_path: Path) -> None:
     (tmp_path / "where" / "gym_config.json").write_text(json.dumps(CART_POLE))
     config = load_config(train_file(tmp_path / "agents", PUSH_CUBE))
     assert config.env.cfg["gym_config"]["id"] == "CartPoleRL"
+
+
+def test_the_bound_of_a_first_releases_steps_is_its_own(tmp_path: Path) -> None:
+    """0.0.1: ``clamp(action·action_scale, ±joint_limits)``; its config says 0.5."""
+    extensions = {"obs_mode": "state", "episode_length": 100, "joint_limits": 0.05}
+    gym_config = {"id": "PushCubeRL", "env": {"extensions": extensions}}
+    env = PushCubeRL(**load_config(train_file(tmp_path, gym_config)).env.cfg)
+    assert env.joint_limits == 0.05 and env.action_space.high[0] == np.float32(0.05)
+    state, _ = env.reset(KEY)
+    _, timestep = env.step(state, jnp.array([9.0, 0.0, 0.0, 0.0, 0.0, 0.0]), KEY)
+    assert float(timestep.info["rewards"]["action_penalty"]) == pytest.approx(-0.01 * 0.05)
+    with pytest.raises(ConfigError, match=r"action_type: got 'qpos'; the task class PushCubeRL acts by joint steps"):
+        load_config(train_file(tmp_path, changed(gym_config, "env.extensions.action_type", "qpos")))
 
 
 def test_the_seed_form_stays_the_seed_task(tmp_path: Path) -> None:

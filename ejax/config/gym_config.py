@@ -56,10 +56,10 @@ FIRST_RELEASE_NAMES = {
     "success_bonus_weight": "success_weight",
 }
 """``env.extensions`` of the first release -> what ejax's task classes call it."""
+EXTENSIONS_OF_STEPS = ("joint_limits", "action_type")
+"""Of the first releases: how a task acts. A task class need not take them; PushCubeRL takes ``joint_limits``."""
 FIRST_RELEASE_BODIES = {"cube": "cube_position", "goal_sphere": "goal_position"}
 """Bodies of the first release -> the argument that says where they start."""
-EXTENSIONS_WITHOUT_EFFECT = ("joint_limits", "action_type")
-"""Of the first releases: ejax's tasks have joint limits in the robot's model, and act by joint steps."""
 
 
 def read_gym_config(draft: Draft, data: Mapping[str, Any], source: str) -> dict[str, Any]:
@@ -127,8 +127,9 @@ def tell_of_manager_form(draft: Draft) -> None:
     """Notices of a gym config that was read from a file. This imports its functors."""
     if draft.get("env.id") == MANAGER_ENV and "env.cfg.gym_config" in draft.spelled:
         for note in manager_notes(draft.get("env.cfg.gym_config")):
-            if note.status in ("without effect", "renamed") and note.text != EMPTY:
-                draft.notice(draft.written(f"env.cfg.gym_config.{note.key}"), note.text, note.status)
+            if note.status != "unsupported" and note.text not in ("", EMPTY):
+                status = "remark" if note.status == "used" else note.status
+                draft.notice(draft.written(f"env.cfg.gym_config.{note.key}"), note.text, status)
 
 
 def foreign_functors(draft: Draft) -> list[Problem]:
@@ -236,9 +237,13 @@ def _read_num_envs(draft: Draft, data: Mapping[str, Any], env: Mapping[str, Any]
 
 def _read_cfg(draft: Draft, data: Mapping[str, Any], env: Mapping[str, Any], source: str) -> dict[str, Any]:
     cfg = dict(env.get("extensions") or {})
-    for key in EXTENSIONS_WITHOUT_EFFECT:
-        if cfg.pop(key, None) is not None:
-            text = f"no effect: {data['id']} of ejax has its own"
+    for key in EXTENSIONS_OF_STEPS:
+        value = cfg.pop(key, None) if key not in _arguments(data["id"]) else None
+        if key == "action_type" and value not in (None, "delta_qpos"):
+            text = f"got {value!r}; the task class {data['id']} acts by joint steps only: delta_qpos"
+            draft.problem(f"{source}:env.extensions.{key}", text)
+        elif value is not None:
+            text = f"no effect: the task class {data['id']} has its own"
             draft.notice(f"{source}:env.extensions.{key}", text, "without effect")
     if env.get("sim_steps_per_control") is not None:
         cfg["sim_steps_per_control"] = env["sim_steps_per_control"]

@@ -109,7 +109,7 @@ class EmbodiedEnv:
 
         world = replace(self._world(state), before=before)
         obs = self._observe(world)
-        judgement = plan.task.judge(world)
+        judgement = plan.judge(world)
         info: dict[str, Any] = {"success": judgement.success, "fail": judgement.fail}
         terms = {reward.name: reward(world, obs, action, info).astype(jnp.float32) for reward in plan.rewards}
         total = judgement.reward
@@ -120,7 +120,7 @@ class EmbodiedEnv:
         return state, Timestep(
             obs=obs,
             reward=total,
-            terminated=judgement.success | judgement.fail,
+            terminated=jnp.zeros((), bool) if plan.ignore_terminations else judgement.success | judgement.fail,
             truncated=judgement.truncated | out_of_time,
             info={**info, "elapsed_steps": state.episode_step, "metrics": judgement.metrics, "rewards": terms},
         )
@@ -229,7 +229,7 @@ def _try_functors(env: EmbodiedEnv) -> None:
     for each in plan.observations:
         shapes = attempt(each.key, lambda obs, state, each=each: _put(obs, each, world(state)), obs, state)
         obs = obs if shapes is None else shapes
-    outcome = attempt("id", lambda state: vars(plan.task.judge(world(state))), state)
+    outcome = attempt("id", lambda state: vars(plan.judge(world(state))), state)
     info = {name: outcome[name] for name in ("success", "fail")} if outcome else {}
     for reward in plan.rewards:
 

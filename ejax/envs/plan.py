@@ -9,13 +9,13 @@ from typing import Any
 from flax.core import FrozenDict
 
 from ejax.envs.bodies import check_names, read_objects
+from ejax.envs.extensions import read_extensions
 from ejax.envs.functors.actions import ActionTerm
 from ejax.envs.key_report import GymConfigError, KeyNote, KeyReport, Section
 from ejax.envs.robot_config import read_robot
 from ejax.envs.scene import Scene, make_scene
 from ejax.envs.specs import Spec, read_specs
-from ejax.envs.tasks import TASKS, Task, generic
-from ejax.frozen import freeze
+from ejax.envs.tasks import SCENE_ONLY, TASKS, JudgeFn, Task, missing_task
 from ejax.registry import did_you_mean
 
 _WITHOUT_EFFECT = {
@@ -35,15 +35,6 @@ _WITHOUT_EFFECT = {
 _OF_PHYSX = ("bounce_threshold", "cache_material", "enable_ccd", "length_tolerance", "speed_tolerance")
 INTERVAL_EVENTS = "interval_events"
 """The path of events that are not in the gym config, in notes."""
-_FIRST_ACTION_TYPES = {
-    "delta_qpos": "DeltaQposTerm",
-    "qpos": "QposTerm",
-    "qpos_normalized": "QposDenormalizedTerm",
-    "eef_pose": "EefPoseTerm",
-    "qvel": "QvelTerm",
-    "qf": "QfTerm",
-}
-"""``env.extensions.action_type`` of the releases before ``env.actions``."""
 
 
 @dataclass(frozen=True)
@@ -52,13 +43,15 @@ class Plan:
 
     scene: Scene
     active: tuple[int, ...]
-    task: Task
+    judge: JudgeFn
     terms: tuple[ActionTerm, ...]
     events: tuple[Spec, ...]
     observations: tuple[Spec, ...]
     rewards: tuple[Spec, ...]
     extensions: Mapping[str, Any]
     max_episode_steps: int
+    ignore_terminations: bool
+    """Episodes end by truncation only."""
     num_substeps: int
     timestep: float
     """s"""
@@ -77,15 +70,13 @@ def make_plan(gym_config: Mapping[str, Any], interval_events: Mapping[str, Any] 
     """
     report = KeyReport()
     with Section(gym_config, "", report) as root:
-        name = str(root.take("id"))
-        task = TASKS.get(name, Task(generic))
+        task = _read_task(root)
         for key, text in _WITHOUT_EFFECT.items():
             root.ignore(key, text)
         root.take("num_envs")
         root.refuse("sensor", "ejax has no sensors: neither camera images nor contacts as observations")
         root.refuse("rigid_object_group", "ejax loads no groups of files; list the bodies under rigid_object")
         root.refuse("articulation", "ejax has no articulations besides the robot")
-        limit = root.integer("max_episode_steps", 300)
         objects = read_objects(root.take("rigid_object", ()), "rigid_object", report)
         objects += read_objects(root.take("background", ()), "background", report, static=True)
         with root.open("physics_config") as physics:
@@ -101,14 +92,14 @@ def make_plan(gym_config: Mapping[str, Any], interval_events: Mapping[str, Any] 
             num_substeps = _read_substeps(env, timestep)
             env.ignore("dataset", "no effect: training records no dataset")
             control_parts = env.take("control_parts")
-            extensions, actions = _read_extensions(env, task)
+            extensions = read_extensions(root, env, task)
             events = read_specs(env.open("events"), "events", robot_uid)
             observations = read_specs(env.open("observations"), "observations", robot_uid)
             _check_uids(observations, [*(each.uid for each in objects), robot_uid], report)
             rewards = read_specs(env.open("rewards"), "rewards", robot_uid)
-            action_specs = read_specs(actions, "actions", robot_uid)
+            action_specs = read_specs(extensions.actions, "actions", robot_uid)
         events += read_specs(Section(interval_events, INTERVAL_EVENTS, report), "events", robot_uid, ("interval",))
-    if placed is None:
+    if placed is None or task is None:
         raise GymConfigError(report.notes)
     check_names(objects, {"floor"} | {str(each.get("name")) for each in placed.robot.body.iter()}, report)
     report.raise_if_refused()
@@ -129,13 +120,14 @@ def make_plan(gym_config: Mapping[str, Any], interval_events: Mapping[str, Any] 
     return Plan(
         scene=scene,
         active=active,
-        task=task,
+        judge=task.first_judge if extensions.first_success and task.first_judge else task.judge,
         terms=terms,
         events=events,
         observations=observations,
         rewards=rewards,
-        extensions=extensions,
-        max_episode_steps=limit,
+        extensions=extensions.values,
+        max_episode_steps=extensions.max_episode_steps,
+        ignore_terminations=extensions.ignore_terminations,
         num_substeps=num_substeps,
         timestep=timestep,
         notes=report.notes,
@@ -174,37 +166,16 @@ def _read_substeps(env: Section, timestep: float) -> int:
     return max(1, round(substeps))
 
 
-def _read_extensions(env: Section, task: Task) -> tuple[Mapping[str, Any], Section]:
-    """``env.extensions``, and the section of actions: the first releases named the action there."""
-    actions = env.open("actions")
-    kept: dict[str, Any] = {}
-    with env.open("extensions") as extensions:
-        old_spelling = not actions.data and "action_type" in extensions
-        for name, value in extensions.items():
-            key = extensions.key(str(name))
-            if name in ("action_type", "action_scale") and old_spelling:
-                env.report.add(key, "renamed", f"env.actions: {extensions.data.get('action_type')}")
-                continue
-            if name in task.extensions:
-                env.report.add(key, "used")
-            else:
-                text = "no effect, unless a functor of yours reads it from world.extensions"
-                env.report.add(key, "without effect", text)
-            kept[str(name)] = value
-        if old_spelling:
-            kind = extensions.data["action_type"]
-            if kind not in _FIRST_ACTION_TYPES:
-                text = f"got {kind!r}; allowed: {', '.join(_FIRST_ACTION_TYPES)}"
-                env.report.refuse(extensions.key("action_type"), text)
-            else:
-                params = {"scale": extensions.data["action_scale"]} if "action_scale" in extensions else {}
-                data = {kind: {"func": _FIRST_ACTION_TYPES[kind], "params": params}}
-                actions = Section(data, actions.path, KeyReport())
-        elif not actions.data:
-            env.report.refuse(
-                actions.path, "is missing; give an action term, such as {delta_qpos: {func: DeltaQposTerm}}"
-            )
-    return freeze(kept), actions
+def _read_task(root: Section) -> Task | None:
+    """Of the ``id``. None: there is none of that name, which the report says."""
+    name = root.take("id")
+    task = TASKS.get(name) if isinstance(name, str) else None
+    if task is None:
+        root.report.refuse("id", f"got {name!r}; must name a task" if not isinstance(name, str) else missing_task(name))
+    elif name == SCENE_ONLY:
+        text = "has no success and no failure: an episode ends by its time limit only, and success is always 0"
+        root.report.add("id", "used", text)
+    return task
 
 
 def _active(scene: Scene, control_parts: Any, report: KeyReport) -> tuple[int, ...]:

@@ -46,8 +46,9 @@ class PushCubeRL:
     nearer and place_penalty_weight where it went away, û the direction from cube to goal, and
     push = cube − 0.015·û + (0, 0, 0.015), all in m.
 
-    Observation [15]: joint angles (6, rad), ee (3), cube (3), goal (3). Action [6]: Δq = clip(action_scale·a, ±0.5) rad
-    is added to the joint angles of now, and the drives hold that target for one control step of 0.04 s.
+    Observation [15]: joint angles (6, rad), ee (3), cube (3), goal (3). Action [6]: Δq = clip(action_scale·a,
+    ±joint_limits) rad is added to the joint angles of now, and the drives hold that target for one control step of
+    0.04 s.
     Terminated: d < success_threshold. Truncated: after episode_length steps, or when the cube fell below −0.1 m.
 
     Differs from the source: d_prev is the distance before this very step, so it cannot leak across episodes. The cube
@@ -55,6 +56,7 @@ class PushCubeRL:
 
     Args:
         episode_length: time limit, control steps.
+        joint_limits: rad, the largest Δq of a step; also the bounds of the action space.
         obs_mode: "state" is the only one.
         physics: the engine, see ``ejax.envs.mujoco``.
         cube_position, goal_position: m, in the frame of the robot's base.
@@ -76,11 +78,12 @@ class PushCubeRL:
     goal_position: Position = (-0.9, -0.6, 0.05)
     cube_position_range: Range = _FIXED
     goal_position_range: Range = _FIXED
+    joint_limits: float = 0.5
 
     def __post_init__(self) -> None:
         if self.obs_mode != "state":
             raise ValueError(f"PushCubeRL: obs_mode must be 'state', got {self.obs_mode!r}")
-        for name in ("episode_length", "success_threshold", "action_scale"):
+        for name in ("episode_length", "success_threshold", "action_scale", "joint_limits"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"PushCubeRL: {name} must be > 0, got {getattr(self, name)}")
         for name in ("cube_position", "goal_position"):
@@ -105,7 +108,7 @@ class PushCubeRL:
 
     @property
     def action_space(self) -> gymnasium.spaces.Box:
-        return gymnasium.spaces.Box(-0.5, 0.5, (6,), np.float32)
+        return gymnasium.spaces.Box(-self.joint_limits, self.joint_limits, (6,), np.float32)
 
     def reset(self, key: Key) -> tuple[PushCubeState, Array]:
         key_cube, key_goal = jax.random.split(key)
@@ -123,7 +126,7 @@ class PushCubeRL:
         del key  # physics is deterministic
         if action.shape != (6,):
             raise ValueError(f"PushCubeRL.step takes an action of shape (6,), got {action.shape}")
-        delta = jnp.clip(self.action_scale * action, -0.5, 0.5)
+        delta = jnp.clip(self.action_scale * action, -self.joint_limits, self.joint_limits)
         physics = Physics(_ASSET, self.physics, self.sim_steps_per_control)
         distance_before = _distance_to_goal(state)
         state = replace(

@@ -1,15 +1,18 @@
 """What EmbodiChain's task classes add to their gym config: success, failure, a base reward, an episode's early end."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TypeAlias
 
 import jax.numpy as jnp
 
 from ejax.envs.world import World
+from ejax.registry import did_you_mean
 from ejax.types import Array
 
-_CUBE_FELL = -0.1
+_FELL = -0.1
+_BELOW_TABLE = 1e-3
 _SUCCESS_ANGLE = 0.02
 _SUCCESS_VELOCITY = 0.05
 
@@ -37,26 +40,37 @@ class Task:
 
     judge: JudgeFn
     extensions: tuple[str, ...] = ()
+    first_judge: JudgeFn | None = None
+    """Of configs in the form of 0.1.0 and 0.1.1 (``ejax.envs.extensions``), where it differed. None: ``judge``."""
 
 
-def generic(world: World) -> Judgement:
-    """A gym config without a task class: it ends by its time limit only."""
+def scene_only(world: World) -> Judgement:
+    """EmbodiChain's base class, without a task: an episode ends by its time limit only."""
     never = jnp.zeros((), bool)
     return Judgement(success=never, fail=never, truncated=never, reward=jnp.zeros(()))
 
 
-def push_cube(world: World) -> Judgement:
-    """Success: the cube is nearer to ``goal_pose`` than ``success_threshold``, horizontally. Cut: it fell to −0.1 m."""
-    cube = world.object_pose("cube")[:3, 3]
-    distance = jnp.linalg.norm((cube - world.pose("goal_pose")[:3, 3])[:2])
+def push(world: World, uid: str) -> Judgement:
+    """Success: the body is nearer to ``goal_pose`` than ``success_threshold``, horizontally. Cut: it fell to −0.1 m."""
+    position = world.object_pose(uid)[:3, 3]
+    distance = jnp.linalg.norm((position - world.pose("goal_pose")[:3, 3])[:2])
     never = jnp.zeros((), bool)
     return Judgement(
         success=distance < world.extensions.get("success_threshold", 0.1),
         fail=never,
-        truncated=cube[2] < _CUBE_FELL,
+        truncated=position[2] < _FELL,
         reward=jnp.zeros(()),
         metrics={"distance_to_goal": distance},
     )
+
+
+def push_t(world: World) -> Judgement:
+    """As ``push``; with ``require_on_table`` success also asks that the body is not below ``table_height``, m."""
+    judgement = push(world, "t")
+    if not world.extensions.get("require_on_table", True):
+        return judgement
+    on_table = world.object_pose("t")[2, 3] >= world.extensions.get("table_height", 0.0) - _BELOW_TABLE
+    return replace(judgement, success=judgement.success & on_table)
 
 
 def cart_pole(world: World) -> Judgement:
@@ -65,11 +79,11 @@ def cart_pole(world: World) -> Judgement:
     Differs from EmbodiChain, where a fall is a truncation and nothing else, after which its GAE sees no value. Here a
     value follows a truncation; beyond a fall no data teach it, and it runs away. So a fall is reported as both.
     """
-    angle, velocity = jnp.abs(world.part_qpos("hand")[0]), jnp.abs(world.part_qvel("hand")[0])
+    angle = jnp.abs(world.part_qpos("hand")[0])
     fell = angle > jnp.pi / 2.0
     last = world.state.episode_step >= world.max_episode_steps
     return Judgement(
-        success=last & (angle < _SUCCESS_ANGLE) & (velocity < _SUCCESS_VELOCITY),
+        success=last & _at_rest(world),
         fail=fell,
         truncated=fell,
         reward=1.0 - angle / jnp.pi,
@@ -77,11 +91,53 @@ def cart_pole(world: World) -> Judgement:
     )
 
 
+def first_cart_pole(world: World) -> Judgement:
+    """As ``cart_pole``, but for success in any step: an episode ends as soon as the pole is at rest upright."""
+    judgement = cart_pole(world)
+    return replace(judgement, success=_at_rest(world))
+
+
+def _at_rest(world: World) -> Array:
+    angle, velocity = jnp.abs(world.part_qpos("hand")[0]), jnp.abs(world.part_qvel("hand")[0])
+    return (angle < _SUCCESS_ANGLE) & (velocity < _SUCCESS_VELOCITY)
+
+
+SCENE_ONLY = "EmbodiedEnv-v1"
 TASKS: dict[str, Task] = {
-    "PushCubeRL": Task(push_cube, ("success_threshold",)),
-    "CartPoleRL": Task(cart_pole),
+    "PushCubeRL": Task(partial(push, uid="cube"), ("success_threshold",)),
+    "PushBallRL": Task(partial(push, uid="soccer_ball"), ("success_threshold",)),
+    "PushTRL": Task(push_t, ("success_threshold", "table_height", "require_on_table")),
+    "CartPoleRL": Task(cart_pole, first_judge=first_cart_pole),
+    SCENE_ONLY: Task(scene_only),
 }
-"""By the ``id`` of a gym config; any other id is ``generic``."""
+"""By the ``id`` of a gym config. EmbodiChain released neither PushBallRL nor PushTRL: they stand in its history."""
+
+_OTHERS = frozenset(
+    (
+        *("ANYmalCFlatRL", "MicroDuckFlatRL", "UnitreeG1FlatRL", "UnitreeGo1FlatRL", "UnitreeGo2FlatRL"),
+        *("UnitreeH1_2FlatRL", "HumanoidRun", "FrankaReachApg", "SimpleTask", "StayStillSave", "StayStillSave3Cam"),
+        *("PourWater", "PourWaterAgent", "ScoopIce", "Rearrangement", "RearrangementAgent", "HandOver"),
+        *("BlocksRankingRGB", "BlocksRankingSize", "MatchObjectContainer", "PlaceObjectDrawer", "StackBlocksTwo"),
+        *("StackCups", "TaskProgramOpenDrawer", "TaskProgramRepeatedPickPlace", "TaskProgramRubiksCubePickPlace"),
+        *("ExpansionPourWater", "ExpansionPrimitivePickPlace", "SimpleBCPickPlace"),
+    )
+)
+"""What other ids of EmbodiChain's releases, 0.0.1 to 0.3.2, have before their first hyphen."""
+
+
+def missing_task(name: str) -> str:
+    """Why an ``id`` that is not in ``TASKS`` cannot be had, and what to do."""
+    remedy = (
+        f"give {SCENE_ONLY} for the scene without a task, which never succeeds and ends by its time limit only, or "
+        "register_task (ejax.envs.tasks) what judges its steps"
+    )
+    if name.partition("-")[0] in _OTHERS:
+        return (
+            f"'{name}' is a class of EmbodiChain's, which ejax does not have: when an episode succeeds, fails or ends, "
+            f"and whatever else the class computes, such as its actions, is not known here. ejax has "
+            f"{', '.join(TASKS)}; {remedy}"
+        )
+    return f"no task '{name}'; there is {', '.join(TASKS)}; else {remedy}{did_you_mean(name, TASKS)}"
 
 
 def register_task(name: str, judge: JudgeFn, extensions: tuple[str, ...] = ()) -> None:
