@@ -592,6 +592,22 @@ def test_extensions_that_embodichain_takes_for_settings_are_not_passed_over(
         EmbodiedEnv(changed(PUSH_CUBE, f"env.extensions.{name}", value))
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "place"),
+    [
+        ("env.rewards.goal.weight", float("nan"), "env.rewards.goal.weight"),
+        ("env.rewards.goal.params.sigma", float("inf"), "env.rewards.goal.params.sigma"),
+        ("rigid_object.0.init_pos", [0.0, 1e39, 0.0], r"rigid_object\[0\].init_pos\[1\]"),
+        ("robot.init_pos", [0, 0, 10**5000], r"robot.init_pos\[2\]"),
+        ("max_episode_steps", 2**31, "max_episode_steps"),
+        ("env.events.randomize_cube.interval_step", -(2**40), "env.events.randomize_cube.interval_step"),
+    ],
+)
+def test_numbers_beyond_32_bits_are_refused_where_they_stand(key: str, value: object, place: str) -> None:
+    with pytest.raises(GymConfigError, match=f"^{place}: got .{{1,80}}$"):
+        EmbodiedEnv(changed(PUSH_CUBE, key, value))
+
+
 # --- configs ----------------------------------------------------------------------------------------------
 
 

@@ -11,7 +11,7 @@ from flax.core import FrozenDict
 from ejax.envs.bodies import check_names, read_objects
 from ejax.envs.extensions import read_extensions
 from ejax.envs.functors.actions import ActionTerm
-from ejax.envs.key_report import GymConfigError, KeyNote, KeyReport, Section
+from ejax.envs.key_report import GymConfigError, KeyNote, KeyReport, Section, unusable_numbers
 from ejax.envs.robot_config import read_robot
 from ejax.envs.scene import Scene, make_scene
 from ejax.envs.specs import Spec, read_specs
@@ -68,7 +68,8 @@ def make_plan(gym_config: Mapping[str, Any], interval_events: Mapping[str, Any] 
     Raises:
         GymConfigError: the keys that cannot be had, all of them.
     """
-    report = KeyReport()
+    report = KeyReport({note.key: note for note in unusable_numbers(gym_config)})
+    report.raise_if_refused()
     with Section(gym_config, "", report) as root:
         task = _read_task(root)
         for key, text in _WITHOUT_EFFECT.items():
@@ -197,6 +198,6 @@ def _active(scene: Scene, control_parts: Any, report: KeyReport) -> tuple[int, .
 def _make_term(spec: Spec, scene: Scene, active: tuple[int, ...], report: KeyReport) -> ActionTerm | None:
     try:
         return spec(scene, active)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         report.refuse(spec.key, str(error))
         return None
