@@ -2,7 +2,8 @@
 
 A train config is a JSON or YAML file with the sections ``trainer``, ``policy`` and ``algorithm``. Each runs as
 ``python -m ejax.train --config FILE --device cpu trainer.iterations=…`` would, with nothing else changed but where its
-outputs go; files that load to the same run, such as a JSON and a YAML form of it, run once.
+outputs go; files that load to the same run, such as a JSON and a YAML form of it, run once. "Episode": the task and its
+time limit in steps. ``config_history.py`` lays out the configs of a repository's history for it.
 """
 
 import argparse
@@ -18,6 +19,7 @@ from typing import Any, NamedTuple
 
 from ejax.config import ConfigError, RunConfig, load_config
 from ejax.config.files import read_file
+from ejax.registry import resolve
 
 SUFFIXES = (".json", ".yaml", ".yml")
 
@@ -25,6 +27,7 @@ SUFFIXES = (".json", ".yaml", ".yml")
 class Row(NamedTuple):
     file: str
     loads: bool
+    episode: str
     trains: str
     reason: str
 
@@ -35,12 +38,16 @@ def main() -> None:
     parser.add_argument("--iterations", type=int, default=1, help="updates of each training; 0: only load (default: 1)")
     parser.add_argument("--timeout", type=float, default=300.0, help="seconds for one training (default: 300)")
     args = parser.parse_args()
-    print("| config | loads | trains | why not |\n|---|---|---|---|")
+    print("| config | loads | episode | trains | why not |\n|---|---|---|---|---|")
     seen: dict[RunConfig, str] = {}
+    loaded: list[bool] = []
     for folder in args.folders:
         for path in train_configs(folder):
             row = judge(path, path.relative_to(folder).as_posix(), args.iterations, args.timeout, seen)
-            print(f"| `{row.file}` | {'yes' if row.loads else 'no'} | {row.trains} | {row.reason} |", flush=True)
+            loaded.append(row.loads)
+            loads = "yes" if row.loads else "no"
+            print(f"| `{row.file}` | {loads} | {row.episode} | {row.trains} | {row.reason} |", flush=True)
+    print(f"\n{sum(loaded)} of {len(loaded)} load, as {len(seen)} different runs")
 
 
 def train_configs(folder: Path) -> Iterator[Path]:
@@ -58,12 +65,13 @@ def judge(path: Path, name: str, iterations: int, timeout: float, seen: dict[Run
     try:
         config = load_config(path, device="cpu")
     except ConfigError as error:
-        return Row(name, False, "no", _reason(error))
+        return Row(name, False, "", "no", _reason(error))
+    episode = _episode(config)
     if config in seen:
-        return Row(name, True, f"as `{seen[config]}`", "")
+        return Row(name, True, episode, f"as `{seen[config]}`", "")
     seen[config] = name
     if not iterations:
-        return Row(name, True, "not tried", "")
+        return Row(name, True, episode, "not tried", "")
     with tempfile.TemporaryDirectory() as folder:
         overrides = [f"trainer.iterations={iterations}", f"trainer.output_dir={folder}"]
         command = [sys.executable, "-m", "ejax.train", "--config", str(path.resolve()), "--device", "cpu", *overrides]
@@ -71,14 +79,20 @@ def judge(path: Path, name: str, iterations: int, timeout: float, seen: dict[Run
         try:
             done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=timeout)
         except subprocess.TimeoutExpired:
-            return Row(name, True, "no", f"not done after {timeout:.0f} s")
+            return Row(name, True, episode, "no", f"not done after {timeout:.0f} s")
         seconds = time.perf_counter() - start
         if done.returncode:
             lines = done.stderr.strip().splitlines() or ["no message"]
-            return Row(name, True, "no", _cell(lines[-1]))
+            return Row(name, True, episode, "no", _cell(lines[-1]))
         metrics = next(Path(folder).rglob("metrics.jsonl")).read_text().splitlines()
     step = max(json.loads(line)["step"] for line in metrics)
-    return Row(name, True, f"{step:,} env steps, {seconds:.0f} s", "")
+    return Row(name, True, episode, f"{step:,} env steps, {seconds:.0f} s", "")
+
+
+def _episode(config: RunConfig) -> str:
+    gym_config = config.env.cfg.get("gym_config") or {"id": config.env.id}
+    env = resolve("env", config.env.id)(**config.env.cfg)
+    return f"{gym_config['id']}, {env.max_episode_steps}"
 
 
 def _reason(error: ConfigError) -> str:
