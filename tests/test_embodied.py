@@ -21,6 +21,7 @@ from ejax.envs.embodied import EmbodiedEnv
 from ejax.envs.key_report import GymConfigError
 from ejax.envs.mujoco import Physics, PhysicsState
 from ejax.envs.push_cube import PushCubeRL
+from ejax.envs.tasks import TASKS, register_task, scene_only
 from ejax.policies.observations import flatten_observation
 from ejax.types import Array, Timestep
 
@@ -549,6 +550,15 @@ def test_an_unknown_id_is_refused_and_its_neighbour_named() -> None:
     assert text.startswith("id: no task 'PushCubRL'; there is PushCubeRL,") and "Did you mean 'PushCubeRL'?" in text
     assert "got 5; must name a task" in refusal(changed(PUSH_CUBE, "id", 5))
     assert "no task 'EmbodiedEnv'" in refusal(changed(PUSH_CUBE, "id", "EmbodiedEnv"))
+
+
+def test_a_task_of_ones_own_has_its_id_and_its_extensions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ejax.envs.tasks.TASKS", tasks := dict(TASKS))
+    monkeypatch.setattr("ejax.envs.plan.TASKS", tasks)
+    register_task("PushFar", lambda world: replace(scene_only(world), success=jnp.array(True)), ("reach",))
+    env = EmbodiedEnv({**changed(PUSH_CUBE, "env.extensions.reach", 2.0), "id": "PushFar"}, physics="mujoco")
+    assert env.step(env.reset(KEY)[0], jnp.zeros(8), KEY)[1].terminated
+    assert {note.key: note.status for note in env.plan.notes}["env.extensions.reach"] == "used"
 
 
 def test_a_class_that_only_embodichain_has_is_named_without_advice_that_would_not_help() -> None:
