@@ -19,6 +19,7 @@ from ejax.device import prepare_jax
 from ejax.evaluation import evaluate, evaluate_host, summarize
 from ejax.recorder import draw, play
 from ejax.run_dir import open_run_directory
+from ejax.trust import add_trust_option, trust_words
 from ejax.types import Env, HostEnv, Key, Params, Policy, RenderableEnv
 from ejax.video import write_video
 
@@ -26,6 +27,7 @@ from ejax.video import write_video
 def main(argv: list[str] | None = None) -> int:
     """Run the command line. Returns the exit code."""
     args = _parser().parse_args(argv)
+    trust_words(args.trust, remember=True)
     try:
         metrics = evaluate_run(
             args.run,
@@ -137,6 +139,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, help="of the start states (default: the run's eval_seed)")
     parser.add_argument("--device", default="cpu", metavar="cpu|cuda|cuda:N")
     parser.add_argument("--video", type=Path, metavar="FILE", help="film four episodes, e.g. push.mp4")
+    add_trust_option(parser)
     return parser
 
 

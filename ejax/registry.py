@@ -2,7 +2,8 @@
 
 An entry is an object or ``"package.module:Name"`` (without ``:Name``: the module), imported when it is
 resolved.
-Names are case-insensitive. ``"package.module:Name"`` itself is a name too: it is imported as it stands.
+Names are case-insensitive. ``"package.module:Name"`` itself is a name too: it is imported as it stands, once the gate
+(``ejax.trust``) lets it through.
 """
 
 import difflib
@@ -10,6 +11,8 @@ import importlib
 from collections.abc import Iterable
 from functools import partial
 from typing import Any, Literal, TypeVar
+
+from ejax.trust import check_trusted, import_trusted
 
 Kind = Literal["env", "policy", "algorithm", "task"]
 T = TypeVar("T")
@@ -101,11 +104,15 @@ def resolve(kind: Kind, name: str) -> Any:
 
     Raises:
         UnknownNameError: no such name; the message lists the names and the nearest.
+        UntrustedCodeError: a ``"package.module:Name"`` that nobody named but a file (``ejax.trust``).
         ImportError: the entry's module, or the name in it, is not there.
     """
     if family := _family(kind, name):
         return partial(_import(ENV_FAMILIES[family]), name.partition(":")[2])
-    entry = _TABLES[kind].get(registered_name(kind, name), name)
+    known = registered_name(kind, name)
+    if known not in _TABLES[kind]:
+        return _attribute(import_trusted(known), known)
+    entry = _TABLES[kind][known]
     return _import(entry) if isinstance(entry, str) else entry
 
 
@@ -124,8 +131,27 @@ def checkpoint_reader(file: str) -> Any:
 
 
 def place_of_task(name: str) -> str:
-    """Where a task's class is, ``"package.module:Name"``, without importing it."""
+    """Where a task's class is, ``"package.module:Name"``, without importing it.
+
+    Raises:
+        UntrustedCodeError: one that is not registered, and that nobody named but a file.
+    """
+    if name not in TASKS:
+        check_trusted(name)
     return TASKS.get(name, name)
+
+
+def trusted_name(kind: Kind, name: str) -> str:
+    """``registered_name``, where the place of other code must have passed the gate. Imports nothing.
+
+    Raises:
+        UnknownNameError: no such name.
+        UntrustedCodeError: a place that nobody named but a file.
+    """
+    known = registered_name(kind, name)
+    if is_import_path(kind, known):
+        check_trusted(known.partition(":")[2] if _family(kind, known) else known)
+    return known
 
 
 def registered_name(kind: Kind, name: str) -> str:
@@ -194,8 +220,12 @@ def _family(kind: Kind, name: str) -> str | None:
 
 
 def _import(place: str) -> Any:
+    """What an entry of the tables above stands for, or one that a program registered: no file has named it."""
+    return _attribute(importlib.import_module(place.partition(":")[0]), place)
+
+
+def _attribute(module: Any, place: str) -> Any:
     module_name, _, attribute = place.partition(":")
-    module = importlib.import_module(module_name)
     if not attribute:
         return module
     try:

@@ -12,18 +12,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ejax.build import make_env
-from ejax.registry import is_import_path
+from ejax.trust import add_trust_option, trust_words
 from ejax.types import HostEnv, HostTimestep
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command line. Returns the exit code: 0 where the recorded step is not finite again, 1 where it is."""
     args = _parser().parse_args(argv)
+    trust_words(args.trust, remember=True)
     try:
         facts, actions = read(args.file)
         recorded = len(actions)
         print(f"{facts['recipe']['id']}, seed {facts['seed']}: {recorded} recorded steps, the last not finite")
-        found = replay(facts, actions, trust=args.trust)
+        found = replay(facts, actions)
     except (OSError, ValueError, KeyError, ImportError) as error:
         print(f"ejax.replay: {error}", file=sys.stderr)
         return 2
@@ -55,21 +56,17 @@ def read(file: Path) -> tuple[dict[str, Any], NDArray[Any]]:
     return facts, actions
 
 
-def replay(facts: dict[str, Any], actions: NDArray[Any], *, trust: bool = False) -> tuple[int, str] | None:
+def replay(facts: dict[str, Any], actions: NDArray[Any]) -> tuple[int, str] | None:
     """Play the actions in one row from the recorded seed.
-
-    Args:
-        trust: run an environment that is named as ``package.module:Name``.
 
     Returns:
         The first step, counted from 1, that is not finite, and what of it; None: all are finite.
 
     Raises:
-        ValueError: foreign code without ``trust``, or no host environment.
+        UntrustedCodeError: an environment named as ``package.module:Name``, which nobody trusted.
+        ValueError: no host environment.
     """
     name = facts["recipe"]["id"]
-    if is_import_path("env", name) and not trust:
-        raise ValueError(f"'{name}' is code that a file alone may not start; add --trust if you know it")
     env = make_env(name, facts["recipe"]["cfg"], num_envs=1)
     if not isinstance(env, HostEnv):
         raise ValueError(f"{name} is no host environment")
@@ -91,7 +88,7 @@ def _not_finite(timestep: HostTimestep) -> str:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("python -m ejax.replay", description="Play a quarantined episode again.")
     parser.add_argument("file", type=Path, metavar="FILE", help="<run>/quarantine/….npz")
-    parser.add_argument("--trust", action="store_true", help="run an environment named as package.module:Name")
+    add_trust_option(parser)
     return parser
 
 

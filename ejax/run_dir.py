@@ -23,7 +23,7 @@ from typing import Any
 import jax
 
 from ejax.checkpoint import CheckpointError, library_versions, list_checkpoints, save_checkpoint, verify_checkpoint
-from ejax.config import RunConfig, parse_config
+from ejax.config import RunConfig, load_config
 from ejax.types import PyTree
 
 _MAY_CHANGE = frozenset(
@@ -195,6 +195,7 @@ def open_run_directory(path: Path) -> tuple[RunDirectory, RunConfig]:
 
     Raises:
         FileNotFoundError: ``path`` is no run.
+        ConfigError: its config is damaged, or names code that nobody trusted (``ejax.trust``).
     """
     file = path / "configs" / "resolved.json"
     if not path.exists():
@@ -202,7 +203,7 @@ def open_run_directory(path: Path) -> tuple[RunDirectory, RunConfig]:
         file = path / "configs" / "resolved.json"
     if not file.is_file():
         raise FileNotFoundError(f"{path} is no run of ejax: it has no configs/resolved.json")
-    config = parse_config(json.loads(file.read_text()))
+    config = load_config(file)  # a file as any other: what it names is not trusted
     return RunDirectory(path, config.trainer.exp_name), config
 
 

@@ -11,6 +11,7 @@ from ejax.console import summary
 from ejax.device import prepare_jax
 from ejax.run import train
 from ejax.run_dir import open_run_directory
+from ejax.trust import UntrustedCodeError, add_trust_option, trust_words
 
 _PATH_ERRORS = (FileExistsError, FileNotFoundError, NotADirectoryError, PermissionError)
 
@@ -23,6 +24,7 @@ def main(argv: list[str] | None = None) -> int:
 def run_command(name: str, argv: list[str] | None = None) -> int:
     """``main`` under the name of one of the two modules that train."""
     args = _parser(name).parse_intermixed_args(argv)
+    trust_words([*args.trust, *args.overrides], remember=True)
     try:
         file = args.config
         if file is None:
@@ -36,7 +38,7 @@ def run_command(name: str, argv: list[str] | None = None) -> int:
         for notice in config.notices:
             print(f"[config] {notice.key}: {notice.text}", flush=True)
         result = train(config, resume=args.resume, run_dir=args.run)
-    except (ConfigError, CheckpointError, ModuleNotFoundError, *_PATH_ERRORS) as error:
+    except (ConfigError, CheckpointError, UntrustedCodeError, ModuleNotFoundError, *_PATH_ERRORS) as error:
         print(f"ejax.{name}: {error}", file=sys.stderr)
         return 2
     summary(
@@ -78,6 +80,7 @@ def _parser(name: str) -> argparse.ArgumentParser:
         help="go on from a checkpoint, of --run or of the newest run; EmbodiChain's FILE.pt: in a new run",
     )
     parser.add_argument("--run", type=Path, metavar="DIR", help="the run's folder (default: a new one, named by time)")
+    add_trust_option(parser)
     return parser
 
 

@@ -42,6 +42,7 @@ from ejax.checkpoint import CheckpointError, load_train_state, verify_checkpoint
 from ejax.config import ConfigError, Problem, RunConfig, load_config
 from ejax.device import prepare_jax
 from ejax.run_dir import create_run_directory, open_run_directory
+from ejax.trust import add_trust_option, trust_words
 
 if TYPE_CHECKING:  # its module needs torch
     from interop.pt_state import Layout
@@ -55,6 +56,7 @@ _NOT_DISTRIBUTED = (
 def main(argv: list[str] | None = None) -> int:
     """Run the command line. Returns the exit code."""
     args = _parser().parse_args(argv)
+    trust_words(args.trust, remember=True)
     try:
         if args.command == "to-pt":
             export_pt(args.run, args.out, checkpoint=args.checkpoint, layout=args.layout, like=args.like)
@@ -159,6 +161,8 @@ def _parser() -> argparse.ArgumentParser:
     from_pt.add_argument("--config", type=Path, required=True, metavar="FILE", help="of the training, JSON or YAML")
     from_pt.add_argument("--run", type=Path, required=True, metavar="DIR", help="the run's folder, to be made")
     from_pt.add_argument("--policy-only", action="store_true", help="start a new training from the file's parameters")
+    for command in (to_pt, from_pt):
+        add_trust_option(command)
     return parser
 
 

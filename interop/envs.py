@@ -1,7 +1,8 @@
 """Vector environments of torch as a ``HostEnv``: ``torch:package.module:factory``, or ``torch:FILE.py:factory``.
 
 EmbodiChain's ``LearningVecEnv``, ManiSkill, Isaac Lab and their like: tensors on any device, all rows stepped at once,
-rows that ended reset in the same step. Since such a name starts code of one's own, the command line must give it too:
+rows that ended reset in the same step. Such a name starts code of one's own, so the command line must give it, once
+(``ejax.trust``):
 
     python -m ejax.train --config configs/torch/point_mass.yaml \\
         env.id=torch:embodichain_tasks.classic_control.point_mass:PointMassEnv
@@ -18,11 +19,8 @@ of the state it was taken in. That is the rule of EmbodiChain 0.3 and RSL-RL, an
 new episode's first observation instead would be wrong by any amount. It is told once.
 """
 
-import importlib.util
-import re
 from collections import deque
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import gymnasium
@@ -34,6 +32,7 @@ from numpy.typing import NDArray
 from ejax.envs.adapters.gymnasium import as_rows, into_space, rows_space
 from ejax.frozen import thaw
 from ejax.registry import is_import_path, resolve
+from ejax.trust import import_trusted_file
 from ejax.types import HostTimestep, PyTree
 from interop.env_tensors import facts_of, numpy_of, numpy_tree, replace_rows, row_space, same_rows
 
@@ -278,22 +277,13 @@ def make(
 
 def _factory(place: str) -> Callable[..., Any]:
     file, _, name = place.rpartition(":")
-    if not file.endswith(".py"):
-        if not is_import_path("env", place):
-            raise ValueError(f"got 'torch:{place}'; must be torch:package.module:factory or torch:FILE.py:factory")
-        try:
-            return resolve("env", place)
-        except ImportError as error:
-            raise ValueError(f"'{place}' cannot be imported: {error}") from error
-    if not Path(file).is_file():
-        raise ValueError(f"there is no file {file}; it is looked for from the working directory")
-    # its name in sys.modules is unset: what pickles or compares its classes wants a package.module
-    spec = importlib.util.spec_from_file_location(re.sub(r"\W", "_", file), file)
-    if spec is None or spec.loader is None:
-        raise ValueError(f"{file} is no Python file")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    if not is_import_path("env", place):
+        raise ValueError(f"got 'torch:{place}'; must be torch:package.module:factory or torch:FILE.py:factory")
     try:
-        return getattr(module, name)
+        if not file.endswith(".py"):
+            return resolve("env", place)
+        return getattr(import_trusted_file(place), name)
+    except ImportError as error:
+        raise ValueError(f"'{place}' cannot be imported: {error}") from error
     except AttributeError as error:
         raise ValueError(f"{file} has no '{name}'") from error

@@ -35,6 +35,7 @@ from ejax.evaluate import load_policy
 from ejax.policies import ActorCritic, ActorOnly
 from ejax.policies.vision import VisionPolicy
 from ejax.run_dir import open_run_directory
+from ejax.trust import add_trust_option, trust_words
 from ejax.types import Env, HostEnv, Params, Policy
 from interop.artefacts import FORMATS, library_versions
 from interop.cases import Bounds, draw_cases, observe
@@ -60,6 +61,7 @@ class MissingPackageError(RuntimeError):
 def main(argv: list[str] | None = None) -> int:
     """Run the command line. Returns the exit code: 0, 1 for a mismatch, 2 for anything that cannot be exported."""
     args = _parser().parse_args(argv)
+    trust_words(args.trust, remember=True)
     try:
         report = export_run(args.run, args.to, args.formats.split(","), checkpoint=args.checkpoint, clipping=args.clip)
     except ParityError as error:
@@ -262,6 +264,7 @@ def _parser() -> argparse.ArgumentParser:
         default="auto",
         help="actions to the env's action space: auto (default) where the env itself does so, always, or never",
     )
+    add_trust_option(parser)
     return parser
 
 

@@ -1,6 +1,9 @@
 """Tests run on the CPU, as if it were four devices, and strictly: what JAX or Python only warns about is an error."""
 
+import atexit
 import os
+import shutil
+import tempfile
 from pathlib import Path
 
 os.environ["JAX_PLATFORMS"] = "cpu"
@@ -13,10 +16,13 @@ os.environ["XLA_FLAGS"] = (
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parents[1] / ".pytest_cache" / "compiled"))
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
+# what a test's command line trusts must not be remembered in the home of whoever runs the tests
+os.environ["XDG_CONFIG_HOME"] = tempfile.mkdtemp(prefix="ejax-tests-config-")
 
 import jax
 import pytest
 
+atexit.register(shutil.rmtree, os.environ["XDG_CONFIG_HOME"], ignore_errors=True)
 jax.config.update("jax_numpy_rank_promotion", "raise")  # [N] + [N, A] is a bug more often than a wish
 
 
@@ -25,6 +31,14 @@ def _forget_compiled_programs():
     """A file's programs are of no use to the next one: kept, they grow to several GB."""
     yield
     jax.clear_caches()
+
+
+@pytest.fixture
+def nothing_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No code but ejax's own may run, whatever tests before this one named."""
+    monkeypatch.setattr("ejax.trust._named", {})
+    monkeypatch.setattr("ejax.trust._noticed", set())
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config-home"))
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -499,10 +499,11 @@ def test_an_environment_override_replaces_the_gym_config(tmp_path, task):
     assert load_config(tmp_path / "train.json", ["trainer.learning_env=PointMassRL"]).env.id == "PointMassRL"
 
 
+@pytest.mark.usefixtures("nothing_trusted")
 def test_a_file_alone_does_not_start_foreign_code(tmp_path):
     place = "ejax.envs.point_mass:PointMassRL"
     (tmp_path / "a.json").write_text(json.dumps({**BASE, "trainer": trainer(learning_env=place)}))
-    with pytest.raises(ConfigError, match=f"env.id: .*; add env.id={place} to the command line"):
+    with pytest.raises(ConfigError, match=f"learning_env: .*; if you know it, add --trust {place} to the command line"):
         load_config(tmp_path / "a.json")
     assert load_config(tmp_path / "a.json", [f"env.id={place}"]).env.id == place
 

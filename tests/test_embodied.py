@@ -724,6 +724,7 @@ def test_overrides_reach_a_gym_configs_keys(tmp_path: Path) -> None:
     assert env.plan.rewards == ENV.plan.rewards
 
 
+@pytest.mark.usefixtures("nothing_trusted")
 def test_a_file_alone_starts_no_foreign_functor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine.py").write_text(
         "import jax.numpy as jnp\ndef half(world, obs, action, info): return jnp.array(0.5)\n"
@@ -731,7 +732,7 @@ def test_a_file_alone_starts_no_foreign_functor(tmp_path: Path, monkeypatch: pyt
     monkeypatch.syspath_prepend(tmp_path)
     path = train_file(tmp_path, changed(PUSH_CUBE, "env.rewards.mine", {"func": "mine:half", "mode": "add"}))
     key = "env.cfg.gym_config.env.rewards.mine.func"
-    with pytest.raises(ConfigError, match=f"code that a file alone may not start; add {key}=mine:half"):
+    with pytest.raises(ConfigError, match=r"env\.rewards\.mine\.func: .* a file alone may not .*--trust mine:half"):
         load_config(path)
     env = EmbodiedEnv(**load_config(path, [f"{key}=mine:half", "env.cfg.physics=mujoco"]).env.cfg)
     _, timestep = env.step(env.reset(KEY)[0], jnp.zeros(8), KEY)

@@ -206,6 +206,7 @@ def test_an_environment_with_tasks_of_its_own_takes_no_events(name: str, tmp_pat
         parse_config(data)
 
 
+@pytest.mark.usefixtures("nothing_trusted")
 def test_a_file_alone_does_not_even_import_an_event_of_ones_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -217,16 +218,18 @@ def test_a_file_alone_does_not_even_import_an_event_of_ones_own(
     data = raw(tmp_path, {"train": {"own": own}})
     data["env"]["cfg"]["gym_config"]["env"]["events"]["own"] = {**own, "mode": "interval"}
     (tmp_path / "train.json").write_text(json.dumps(data))
-    keys = ["trainer.events.train.own.func", "env.cfg.gym_config.env.events.own.func"]
-    with pytest.raises(ConfigError, match=f"code that a file alone may not start; add {keys[0]}=own_event:turn"):
-        load_config(tmp_path / "train.json", [f"{keys[1]}=own_event:turn"])
-    with pytest.raises(ConfigError, match=f"add {keys[1]}=own_event:turn"):
+    with pytest.raises(ConfigError, match=r"env\.events\.own\.func: .* file alone may not .*--trust own_event:turn"):
         load_config(tmp_path / "train.json")
+    del data["env"]["cfg"]["gym_config"]["env"]["events"]["own"]
+    (tmp_path / "trainer.json").write_text(json.dumps(data))
+    with pytest.raises(ConfigError, match=r"trainer\.events\.train\.own\.func: .*--trust own_event:turn"):
+        load_config(tmp_path / "trainer.json")
     assert "own_event" not in sys.modules
-    config = load_config(tmp_path / "train.json", [f"{key}=own_event:turn" for key in keys])
+    config = load_config(tmp_path / "train.json", ["trainer.events.train.own.func=own_event:turn"])  # at both places
     assert angle(build_env(config), 2) == pytest.approx(1.0)
 
 
+@pytest.mark.usefixtures("nothing_trusted")
 def test_a_gym_config_with_code_of_its_own_is_not_imported_by_reading_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,6 +15,7 @@ from ejax.envs.functors.registry import FUNCTORS, find_functor, register_functor
 from ejax.envs.mujoco import PhysicsState
 from ejax.envs.rotations import make_pose, matrix_from_euler, quaternion_from_matrix
 from ejax.envs.world import World
+from ejax.trust import trust
 from ejax.types import Array
 
 KEY = jax.random.key(0)
@@ -403,6 +404,7 @@ def euler(rotation: Array) -> Array:
 
 def test_names_are_those_of_embodichain_and_ones_own() -> None:
     assert find_functor("rewards", "success_reward") is rewards.success_reward
+    trust("ejax.envs.functors.rewards:success_reward", "json:nothing")
     assert find_functor("rewards", "ejax.envs.functors.rewards:success_reward") is rewards.success_reward
     with pytest.raises(ValueError, match=r"no rewards functor 'succes_reward'.*Did you mean 'success_reward'"):
         find_functor("rewards", "succes_reward")

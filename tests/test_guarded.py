@@ -22,6 +22,7 @@ from ejax.envs.adapters.gymnasium import GymnasiumVector
 from ejax.envs.guarded import GuardedEnv, HostEnvError
 from ejax.envs.pure_host import PureHostEnv
 from ejax.run import train
+from ejax.trust import trust
 from ejax.types import HostEnv
 
 SEED = np.array([3, 5, 7], np.uint32)
@@ -31,6 +32,7 @@ RECIPE: dict[str, Any] = {"id": "ladder:Ladder", "cfg": {"fall": 99, "limit": 50
 
 
 def guarded(folder: Path, recipe: dict[str, Any] = RECIPE, **limits: int) -> GuardedEnv:
+    trust("ladder:Ladder")
     make = partial(make_env, recipe["id"], recipe["cfg"], num_envs=3)
     return GuardedEnv(make(), make, recipe=recipe, folder=folder, **limits)
 
@@ -74,23 +76,29 @@ def test_the_file_plays_again_to_the_recorded_step(tmp_path: Path, capsys: pytes
     env.close()
     first, second = sorted(tmp_path.glob("*.npz"))  # row 2 broke at step 2; its next episode at step 6
     assert (first.name, second.name) == ("step2_row2.npz", "step6_row2.npz")
-    assert replay.main([str(second), "--trust"]) == 0
+    assert replay.main([str(second), "--trust", "ladder:Ladder"]) == 0
     out = capsys.readouterr().out
     assert "4 recorded steps" in out
     assert "not finite at step 4: reward nan" in out and "this is the recorded step" in out
 
     facts, actions = replay.read(second)
-    assert replay.replay(facts, 0 * actions, trust=True) is None
-    assert replay.replay(facts, actions + 1.0, trust=True) == (2, "reward nan")
+    assert replay.replay(facts, 0 * actions) is None
+    assert replay.replay(facts, actions + 1.0) == (2, "reward nan")
 
 
-def test_a_file_alone_does_not_start_foreign_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.usefixtures("nothing_trusted")
+def test_a_file_alone_does_not_start_foreign_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     env = guarded(tmp_path)
     env.reset(SEED)
     env.step(wild(0, 9.0))
     env.close()
+    monkeypatch.setattr("ejax.trust._named", {})  # another process
     assert replay.main([str(tmp_path / "step1_row0.npz")]) == 2
-    assert "'ladder:Ladder' is code that a file alone may not start; add --trust" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "'ladder:Ladder' (found in " in told
+    assert "is code that a file alone may not start; if you know it, add --trust ladder:Ladder" in told
     np.savez(tmp_path / "other.npz", x=np.zeros(3))
     assert replay.main([str(tmp_path / "other.npz")]) == 2
     assert "is no file of ejax's quarantine: it has x" in capsys.readouterr().err

@@ -23,6 +23,7 @@ from ejax.envs.guarded import GuardedEnv
 from ejax.envs.pure_host import PureHostEnv
 from ejax.evaluation import evaluate_host
 from ejax.steppers import HostStepper
+from ejax.trust import trust
 from ejax.types import HostEnv, SavableHostEnv
 
 SEED = np.array([3, 5, 7], np.uint32)
@@ -216,6 +217,7 @@ class FourAlways(PureHostEnv):
 
 
 def test_classes_of_ones_own_are_named_by_their_place() -> None:
+    trust("ladder:Ladder", "host_tasks:Drift")
     assert isinstance(make_env("ladder:Ladder", {"limit": 5}, num_envs=3), HostEnv)
     assert make_env("host_tasks:Drift", {"limit": 5}, num_envs=3) == Drift(5)
     guarded = build_env(config("test_host_env:OwnHost", limit=5))

@@ -19,6 +19,7 @@ from ejax.envs.guarded import GuardedEnv
 from ejax.envs.point_mass import PointMassRL
 from ejax.policies import ActorCritic, NetworkConfig
 from ejax.run import train
+from ejax.trust import trust, trust_strings
 from ejax.types import HostEnv
 
 export_run = pytest.importorskip("interop.export").export_run
@@ -57,6 +58,7 @@ def config_for(place: str, **cfg: Any) -> dict[str, Any]:
 
 def test_a_factory_is_named_by_its_module_or_by_its_file() -> None:
     for place in ("torch_tasks:Counting", f"{FILE}:Counting"):
+        trust(place)
         env = make(place, num_envs=3, length=5)
         assert isinstance(env, HostEnv)
         assert (env.num_envs, env.env.length, env.observation_space.shape) == (3, 5, (4,))
@@ -74,6 +76,7 @@ def test_a_factory_is_named_by_its_module_or_by_its_file() -> None:
     ],
 )
 def test_a_place_without_an_environment_is_refused(place: str, message: str) -> None:
+    trust_strings([place])
     with pytest.raises(ValueError, match=message):
         make(place, num_envs=2)
 
@@ -421,10 +424,11 @@ def test_bfloat16_becomes_float32() -> None:
     assert play(env, 1)[0].reward.dtype == np.float32
 
 
+@pytest.mark.usefixtures("nothing_trusted")
 def test_a_file_alone_does_not_start_an_environment_of_torch(tmp_path: Path) -> None:
     file = tmp_path / "train.json"
     file.write_text(json.dumps(config_for("torch_tasks:Counting")))
-    with pytest.raises(ConfigError, match=r"add env\.id=torch:torch_tasks:Counting to the command line"):
+    with pytest.raises(ConfigError, match=r"env\.id: .*add --trust torch_tasks:Counting to the command line"):
         load_config(file)
     config = load_config(file, ["env.id=torch:torch_tasks:Counting"])
     assert config.env.id == "torch:torch_tasks:Counting"
@@ -465,6 +469,7 @@ def test_embodichains_point_mass_moves_and_pays_as_ejaxs() -> None:
     if package is None or package.origin is None:
         pytest.skip("needs the package embodichain")
     file = Path(package.origin).parents[1] / "embodichain_tasks" / "classic_control" / "point_mass.py"
+    trust(f"{file}:PointMassEnv")
     env = make(f"{file}:PointMassEnv", num_envs=8, success_bonus=5.0)
     ours, inner = PointMassRL(success_bonus=5.0), env.env
     assert env.max_episode_steps == ours.max_episode_steps

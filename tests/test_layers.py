@@ -8,7 +8,19 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 LAYERS = [
-    ["types", "distributions", "returns", "losses", "optim", "sharding", "device", "interrupt", "registry", "frozen"],
+    [
+        "types",
+        "distributions",
+        "returns",
+        "losses",
+        "optim",
+        "sharding",
+        "device",
+        "interrupt",
+        "registry",
+        "trust",
+        "frozen",
+    ],
     ["policies", "envs", "unroll", "episodes", "collectors", "checkpoint", "metrics", "console", "video", "recorder"],
     ["evaluation", "algorithms", "experts", "data"],
     ["config"],
@@ -57,14 +69,16 @@ def test_imports_go_down(path):
 @pytest.mark.parametrize("path", [path for path in FILES if unit(path) == "data"], ids=str)
 def test_the_data_wing_needs_numpy_only(path):
     """Its worker and its consumers import neither jax nor the rest of ejax; ``prefetch`` is for who trains, kept
-    episodes are the extra ``data``."""
+    episodes are the extra ``data``. Besides ``ejax.trust``, which needs the standard library only."""
     extra = {
         "prefetch.py": {"jax", "ejax.types"},
         "extra.py": {"pyarrow", "pyarrow.compute", "pyarrow.parquet", "PIL"},
         "pictures.py": {"imageio_ffmpeg", "ejax.video"},
     }
     for name in imports(path):
-        known = name.split(".")[0] in sys.stdlib_module_names | {"numpy"} or name.startswith("ejax.data.")
+        known = name.split(".")[0] in sys.stdlib_module_names | {"numpy"} or name.startswith(
+            ("ejax.data.", "ejax.trust")
+        )
         assert known or name in extra.get(path.name, ()) or name == "_posixshmem", name
     if path.name not in {"prefetch.py", *KEPT}:
         assert not {name.removeprefix("ejax.data.") + ".py" for name in imports(path)} & set(KEPT), (
@@ -75,3 +89,7 @@ def test_the_data_wing_needs_numpy_only(path):
 @pytest.mark.parametrize("path", FILES, ids=str)
 def test_torch_and_interop_stay_out(path):
     assert not {name.split(".")[0] for name in imports(path)} & {"torch", "tensordict", "interop"}
+
+
+def test_the_gate_needs_the_standard_library_only():
+    assert not [name for name in imports(Path("trust.py")) if name.split(".")[0] not in sys.stdlib_module_names]

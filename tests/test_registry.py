@@ -6,6 +6,7 @@ import pytest
 from ejax import registry
 from ejax.envs.point_mass import PointMassRL
 from ejax.registry import UnknownNameError, did_you_mean, register_env, register_policy, resolve
+from ejax.trust import trust
 
 
 @pytest.fixture(autouse=True)
@@ -22,6 +23,7 @@ def test_names_are_case_insensitive():
 
 
 def test_a_place_is_imported_as_it_stands():
+    trust("ejax.envs.point_mass:PointMassRL")
     assert resolve("env", "ejax.envs.point_mass:PointMassRL") is PointMassRL
 
 
@@ -74,6 +76,7 @@ def test_a_name_that_embodichain_has_is_told_apart():
 
 
 def test_a_module_without_the_name_suggests_the_nearest():
+    trust("ejax.envs.point_mass:PointMas")
     with pytest.raises(ImportError, match=r"has no 'PointMas'. Did you mean 'PointMassRL'\?"):
         resolve("env", "ejax.envs.point_mass:PointMas")
 

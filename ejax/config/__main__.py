@@ -8,6 +8,7 @@ from pathlib import Path
 from ejax.config.check import check, count_by_status, table
 from ejax.config.errors import ConfigError
 from ejax.config.schema import schema_text
+from ejax.trust import add_trust_option, trust_words
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -19,10 +20,12 @@ def main(argv: list[str] | None = None) -> int:
     checked.add_argument("file", type=Path)
     checked.add_argument("overrides", nargs="*", metavar="section.key=value")
     checked.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    add_trust_option(checked)
     args = parser.parse_args(argv)
     if args.command == "schema":
         print(schema_text(), end="")
         return 0
+    trust_words([*args.trust, *args.overrides], remember=True)
     try:
         notes = check(args.file, args.overrides)
     except ConfigError as error:

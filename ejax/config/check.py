@@ -7,8 +7,8 @@ from typing import Any
 
 from ejax.config.errors import Notice
 from ejax.config.files import read_file
-from ejax.config.gym_config import MANAGER_ENV, foreign_functors, manager_notes
-from ejax.config.load import device_problems, read_draft, trusted_keys
+from ejax.config.gym_config import MANAGER_ENV, manager_notes
+from ejax.config.load import device_problems, read_draft
 from ejax.config.spellings import Draft, respell_key
 from ejax.envs.key_report import KeyNote, Status
 
@@ -34,7 +34,7 @@ def check(path: str | Path, overrides: Sequence[str] = ()) -> list[KeyNote]:
     """
     path = Path(path)
     data = read_file(path)
-    draft = Draft(read_file(path), folder=path.parent, trusted=trusted_keys(overrides))
+    draft = Draft(read_file(path), folder=path.parent)
     config = read_draft(draft, overrides, device=None)
     problems = {draft.written(key): text for key, text in draft.problems}
     remarks = {} if config is None else dict(device_problems(config.trainer.device))
@@ -89,7 +89,7 @@ def _gym_notes(draft: Draft, problems: Mapping[str, str]) -> Iterator[KeyNote]:
     if draft.gym_config is None:
         return
     name, path = draft.gym_config
-    if draft.get("env.id") == MANAGER_ENV and not foreign_functors(draft):
+    if draft.get("env.id") == MANAGER_ENV:
         for note in manager_notes(draft.get("env.cfg.gym_config")):
             text = problems.get(f"{name}:{note.key}")
             yield KeyNote(f"{name}:{note.key}", "unsupported" if text else note.status, text or note.text)

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat
 from ejax.config.errors import Problem
 from ejax.config.kwargs import Kwargs
 from ejax.data.chunks import SamplingMode
-from ejax.registry import TASKS, did_you_mean, registered_name, resolve
+from ejax.registry import TASKS, did_you_mean, resolve, trusted_name
 
 
 class DataConfig(BaseModel):
@@ -61,7 +61,7 @@ class DataConfig(BaseModel):
     @field_validator("task")
     @classmethod
     def _known(cls, name: str | None) -> str | None:
-        return None if name is None else registered_name("task", name)
+        return None if name is None else trusted_name("task", name)
 
 
 _OF_SOURCE: dict[str, tuple[str, ...]] = {

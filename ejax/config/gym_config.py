@@ -22,6 +22,7 @@ from ejax.envs.key_report import EMPTY, GymConfigError, KeyNote
 from ejax.envs.plan import INTERVAL_EVENTS, make_plan
 from ejax.frozen import freeze, thaw
 from ejax.registry import ENVS, UnknownNameError, did_you_mean, resolve
+from ejax.trust import UntrustedCodeError
 from ejax.types import PHASES
 
 MANAGER_ENV = "EmbodiedEnv"
@@ -124,33 +125,12 @@ def manager_notes(gym_config: Mapping[str, Any]) -> tuple[KeyNote, ...]:
 
 
 def tell_of_manager_form(draft: Draft) -> None:
-    """Notices of a gym config that was read from a file. This imports its functors."""
+    """Notices of a gym config that was read from a file. This imports the functors that may run."""
     if draft.get("env.id") == MANAGER_ENV and "env.cfg.gym_config" in draft.spelled:
         for note in manager_notes(draft.get("env.cfg.gym_config")):
             if note.status != "unsupported" and note.text not in ("", EMPTY):
                 status = "remark" if note.status == "used" else note.status
                 draft.notice(draft.written(f"env.cfg.gym_config.{note.key}"), note.text, status)
-
-
-def foreign_functors(draft: Draft) -> list[Problem]:
-    """Functors that are code which a file alone may not start. Ask before anything imports them."""
-    problems: list[Problem] = []
-    sections: list[tuple[str, FunctorKind]] = [(f"env.cfg.gym_config.env.{kind}", kind) for kind in MANAGER_KEYS]
-    sections += [(f"trainer.events.{phase}", "events") for phase in PHASES]
-    for place, kind in sections if draft.trusted is not None else ():
-        section = draft.get(place)
-        for name, spec in section.items() if isinstance(section, Mapping) else ():
-            func = spec.get("func") if isinstance(spec, Mapping) else None
-            key = f"{place}.{name}.func"
-            if (
-                isinstance(func, str)
-                and ":" in func
-                and func not in FUNCTORS[kind]
-                and key not in (draft.trusted or ())
-            ):
-                text = f"'{func}' is code that a file alone may not start; add {key}={func} to the command line"
-                problems.append(Problem(key, text))
-    return problems
 
 
 def env_problems(env: EnvConfig) -> list[Problem]:
@@ -173,7 +153,8 @@ def env_problems(env: EnvConfig) -> list[Problem]:
         try:
             make(**{name: env.cfg[name] for name in cfg})  # type: ignore[operator]  # a class, here
         except GymConfigError as error:
-            return [Problem(f"env.cfg.gym_config.{note.key}", note.text) for note in error.refused]
+            inside = "gym_config" if "gym_config" in parameters else "env_cfg.gym_config"  # of RenderedEnv
+            return [Problem(f"env.cfg.{inside}.{note.key}", note.text) for note in error.refused]
         except (TypeError, ValueError) as error:
             problems.append(Problem("env.cfg", str(error)))
     return problems
@@ -270,10 +251,10 @@ def _time_limit_key(name: str) -> str:
 
 
 def _arguments(name: str) -> Collection[str]:
-    """Of an environment's constructor; none if there is no such environment, which is reported with env.id."""
+    """Of an environment's constructor; none if there is none, or it may not run, which is reported with env.id."""
     try:
         return inspect.signature(resolve("env", name)).parameters.keys()
-    except (UnknownNameError, ImportError):
+    except (UnknownNameError, UntrustedCodeError, ImportError):
         return ()
 
 

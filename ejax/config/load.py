@@ -18,7 +18,6 @@ from ejax.config.gym_config import (
     action_problems,
     env_problems,
     event_problems,
-    foreign_functors,
     read_gym_config,
     tell_of_manager_form,
 )
@@ -37,7 +36,7 @@ from ejax.config.spellings import (
     settle_model_type,
     take_out,
 )
-from ejax.registry import Kind, is_import_path
+from ejax.trust import trust_strings, trust_words
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = (), device: str | None = None) -> RunConfig:
@@ -45,16 +44,15 @@ def load_config(path: str | Path, overrides: Sequence[str] = (), device: str | N
 
     Args:
         path: JSON or YAML, in any spelling of EmbodiChain's releases.
-        overrides: ``section.key=value``, the value in YAML; they win over the file, whatever its spelling.
+        overrides: ``section.key=value``, the value in YAML; they win over the file, whatever its spelling. Code that
+            they name as ``package.module:Name`` may run; of the file, only what ``ejax.trust`` lets through.
         device: wins over ``trainer.device``.
 
     Raises:
         ConfigError: everything that is wrong with it.
     """
     path = Path(path)
-    data = read_file(path)
-    _refuse_foreign_code(data, overrides, str(path))
-    return _parse(data, overrides, device, path.parent, str(path), trusted_keys(overrides))
+    return _parse(read_file(path), overrides, device, path.parent, str(path))
 
 
 def parse_config(
@@ -63,11 +61,12 @@ def parse_config(
     device: str | None = None,
     folder: str | Path | None = None,
 ) -> RunConfig:
-    """``load_config`` for a config that is in memory.
+    """``load_config`` for a config that is in memory: a program's own, so code that it names may run (``ejax.trust``).
 
     Args:
         folder: where a relative ``trainer.gym_config`` is looked up before the working directory.
     """
+    trust_strings(data)
     return _parse(copy.deepcopy(dict(data)), overrides, device, folder, "config")
 
 
@@ -77,9 +76,8 @@ def _parse(
     device: str | None,
     folder: str | Path | None,
     source: str,
-    trusted: frozenset[str] | None = None,
 ) -> RunConfig:
-    draft = Draft(data, folder=None if folder is None else Path(folder), trusted=trusted)
+    draft = Draft(data, folder=None if folder is None else Path(folder))
     config = read_draft(draft, overrides, device)
     problems = list(draft.problems)
     if not {problem.key for problem in problems} & {"trainer", "trainer.device"}:
@@ -101,10 +99,7 @@ def read_draft(draft: Draft, overrides: Sequence[str], device: str | None) -> Ru
     settle_evaluation(draft, seed_spelling=seed_spelling)
     settle_horizon(draft)
     _fill_env(draft)
-    foreign = foreign_functors(draft)
-    draft.problems += foreign
-    if not foreign:
-        tell_of_manager_form(draft)
+    tell_of_manager_form(draft)
     settle_model_type(draft)
     take_out(draft)
     settle_compat(draft)
@@ -114,8 +109,6 @@ def read_draft(draft: Draft, overrides: Sequence[str], device: str | None) -> Ru
         if draft.has(section):
             draft.put(section, read_numbers(draft.get(section)))
 
-    if foreign:
-        return None  # it is not even imported
     config, problems = _validate(draft.tree)
     reported = {problem.key for problem in draft.problems}
     draft.problems += [problem for problem in problems if problem.key not in reported]
@@ -156,37 +149,13 @@ def device_problems(device: str) -> list[Problem]:
     return [Problem("trainer.device", f"got '{device}', but the devices of jax here are {here}; {remedy}")]
 
 
-def _refuse_foreign_code(data: dict[str, Any], overrides: Sequence[str], source: str) -> None:
-    """A file may name registered code only; other code runs if the person who starts the run names it."""
-    draft = Draft(copy.deepcopy(data))
-    respell(draft)
-    given = trusted_keys(overrides)
-    keys: dict[Kind, str] = {
-        "env": "env.id",
-        "policy": "policy.name",
-        "algorithm": "algorithm.name",
-        "task": "data.task",
-    }
-    problems = [
-        Problem(key, f"'{name}' is code that a file alone may not start; add {key}={name} to the command line")
-        for kind, key in keys.items()
-        if isinstance(name := draft.get(key), str) and is_import_path(kind, name) and key not in given
-    ]
-    if problems:
-        raise ConfigError(problems, source)
-
-
-def trusted_keys(overrides: Sequence[str]) -> frozenset[str]:
-    """The canonical keys that overrides give: there, the person who starts the run may name foreign code."""
-    return frozenset(respell_key(text.partition("=")[0].strip()) for text in overrides)
-
-
 def _override(draft: Draft, text: str) -> None:
     written, equals, value = text.partition("=")
     written = written.strip()
     if not equals or not all(written.split(".")):
         draft.problem("", f"override '{text}' must read section.key=value, such as trainer.seed=3")
         return
+    trust_words([text])
     key = respell_key(written)
     if key == "trainer.gym_config" and draft.has("env"):  # one environment replaces the other
         draft.pop("env")

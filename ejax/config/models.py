@@ -37,7 +37,7 @@ from ejax.config.kwargs import Kwargs
 from ejax.frozen import freeze
 from ejax.policies.mlp import NetworkConfig
 from ejax.recorder import CameraConfig
-from ejax.registry import did_you_mean, registered_name, resolve
+from ejax.registry import did_you_mean, resolve, trusted_name
 from ejax.types import Phase
 
 ALGORITHM_CONFIGS: dict[str, type[BaseModel]] = {
@@ -63,7 +63,7 @@ class EnvConfig(BaseModel):
     @field_validator("id")
     @classmethod
     def _known(cls, name: str) -> str:
-        return registered_name("env", name)
+        return trusted_name("env", name)
 
 
 class EventConfig(BaseModel):
@@ -249,7 +249,7 @@ class PolicyConfig(BaseModel):
     @field_validator("name")
     @classmethod
     def _known(cls, name: str) -> str:
-        return registered_name("policy", name)
+        return trusted_name("policy", name)
 
     def action_dim_problems(self, num_actions: int) -> list[Problem]:
         """None, or one: ``action_dim`` is given, and is not the environment's ``num_actions``."""
@@ -269,7 +269,7 @@ class AlgorithmConfig(BaseModel):
     @field_validator("name")
     @classmethod
     def _known(cls, name: str) -> str:
-        return registered_name("algorithm", name)
+        return trusted_name("algorithm", name)
 
     @field_validator("cfg", mode="plain")
     @classmethod

@@ -117,8 +117,6 @@ class Draft:
     tree: dict[str, Any]
     folder: Path | None = None
     """Folder of the train file: where a relative ``gym_config`` is looked up first."""
-    trusted: frozenset[str] | None = None
-    """Keys whose foreign code may run, because the command line gives them. None: all, the config is a program's."""
     problems: list[Problem] = field(default_factory=list)
     notices: list[Notice] = field(default_factory=list)
     spelled: dict[str, str] = field(default_factory=dict)

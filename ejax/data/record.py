@@ -6,7 +6,6 @@ episodes already, and ends as one that was not.
 """
 
 import argparse
-import importlib
 import itertools
 import json
 import sys
@@ -25,6 +24,7 @@ from ejax.data.lerobot_format import Images
 from ejax.data.lerobot_write import EpisodeWriter
 from ejax.data.samplers import check_seed, make_rng
 from ejax.data.task import DemonstrationTask, Episode, Failure, flatten
+from ejax.trust import add_trust_option, import_trusted, trust_strings, trust_words
 
 
 @dataclass(frozen=True)
@@ -134,8 +134,10 @@ def _run(args: argparse.Namespace) -> tuple[Tally, int]:
     module, _, name = args.task.partition(":")
     if not module or not name:
         raise ValueError(f"--task is '{args.task}'; write it as package.module:Name")
+    trust_words([args.task, *args.trust], remember=True)
+    trust_strings(args.task_cfg)
     with ExitStack() as to_close:
-        task: Any = getattr(importlib.import_module(module), name)(**args.task_cfg)
+        task: Any = getattr(import_trusted(args.task), name)(**args.task_cfg)
         if isinstance(task, AbstractContextManager):
             task = to_close.enter_context(task)
         writer = to_close.enter_context(
@@ -204,6 +206,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--instruction", help="of every episode; default: the episode's field of that name")
     parser.add_argument("--robot-type", help="for info.json")
     parser.add_argument("--names", type=_mapping, default={}, metavar="JSON", help="feature names by field path")
+    add_trust_option(parser)
     parser.add_argument("--images", choices=get_args(Images), default="video", help="how images are kept")
     return parser
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ejax.envs.action_chunk import ActionChunk
 from ejax.frozen import freeze, thaw
-from ejax.registry import is_import_path, resolve
+from ejax.registry import resolve
 from ejax.types import Array, CameraView, Env, Key, PyTree, RenderableEnv, Timestep
 
 
@@ -26,14 +26,15 @@ class RenderedEnv:
     OpenGL context belongs. With ``action_chunk`` there is one picture for each decision, not for each step.
 
     Args:
-        env: a registered name.
+        env: its name.
         env_cfg: its arguments.
         camera_eye, camera_target: m. None: the environment's own camera.
         camera_fovy: degrees, of a camera that is placed.
         effects: shadows and smooth edges, of a camera that is placed; without them drawing is ten times faster.
 
     Raises:
-        ValueError: an environment that cannot be drawn, whose observation is no vector, or that is foreign code.
+        ValueError: an environment that cannot be drawn, whose observation is no vector, or that nobody
+            trusted (``ejax.trust``).
     """
 
     env: str
@@ -51,8 +52,6 @@ class RenderedEnv:
         for name in ("camera_eye", "camera_target"):
             place = getattr(self, name)
             object.__setattr__(self, name, None if place is None else tuple(place))
-        if is_import_path("env", self.env):
-            raise ValueError(f"RenderedEnv: env must be a registered name, got '{self.env}'")
         if self.width < 1 or self.height < 1:
             raise ValueError(f"RenderedEnv: width and height must be >= 1, got {self.width} and {self.height}")
         if not isinstance(self.drawn, RenderableEnv):

@@ -10,9 +10,12 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from numpy.typing import NDArray
 
 from ejax.envs.adapters.library import check_name
+from ejax.trust import check_trusted, import_trusted
 from ejax.types import HostTimestep, PyTree
 
 Rows = NDArray[np.bool_]
+_OF_OLD_GYM = ("GymV21Environment-v0", "GymV26Environment-v0")
+"""Gymnasium's ids for environments of gym, which name theirs as ``env_id``."""
 
 
 class GymnasiumVector:
@@ -124,22 +127,23 @@ def make(
     """``gymnasium.make`` of ``name``, ``num_envs`` times.
 
     Args:
-        name: a registered id; ``package.module:Name-v0`` imports the module first, as Gymnasium does.
+        name: a registered id; of ``package.module:Name-v0`` the module is imported first, which registers it, as
+            Gymnasium does, if ``ejax.trust`` lets it through.
         vectorization: ``sync`` steps all in one process; ``async`` gives each a process of its own, which pays where
             one step takes longer than about 0.2 ms.
         action_chunk: the policy decides every so many steps; see ``ActionChunk``.
 
     Raises:
         ValueError: no such environment (the message gives the nearest names), or a wrong option.
+        UntrustedCodeError: a ``package.module:Name-v0`` that nobody named but a file.
     """
     if vectorization not in ("sync", "async"):
         raise ValueError(f"vectorization must be 'sync' or 'async', got '{vectorization}'")
-    if ":" not in name:
-        check_name("gymnasium", name, gymnasium.registry)
-    try:
-        spec = gymnasium.spec(name)
-    except gymnasium.error.Error as error:
-        raise ValueError(f"gymnasium cannot make '{name}': {error}") from error
+    registered = _import_its_module(name)
+    check_name("gymnasium", registered, gymnasium.registry)
+    spec = gymnasium.spec(registered)
+    if spec.id in _OF_OLD_GYM and ":" in str(wrapped := env_kwargs.get("env_id")):
+        check_trusted(str(wrapped))  # gym imports such a module as Gymnasium does
     make_one = partial(_make_one, name, action_chunk, dict(env_kwargs))
     thunks = [make_one] * num_envs
     if vectorization == "async":
@@ -251,6 +255,17 @@ def next_seed(seed: NDArray[np.uint32]) -> NDArray[np.uint32]:
     x = seed * np.uint32(1664525) + np.uint32(1013904223)
     x ^= x >> np.uint32(16)
     return x * np.uint32(0x85EBCA6B)
+
+
+def _import_its_module(name: str) -> str:
+    """The id that is registered, ``Name-v0``, once the module before it is imported."""
+    if ":" not in name:
+        return name
+    try:
+        import_trusted(name)
+    except ImportError as error:
+        raise ValueError(f"'{name}' cannot be imported: {error}") from error
+    return name.partition(":")[2]
 
 
 def _make_one(name: str, action_chunk: int, kwargs: dict[str, Any]) -> Any:

@@ -1,11 +1,11 @@
 """Names of functors: EmbodiChain's, those registered here, and ``package.module:function``."""
 
-import importlib
 from collections.abc import Callable
 from typing import Any, Literal, TypeVar
 
 from ejax.envs.functors import actions, events, observations, rewards
 from ejax.registry import did_you_mean
+from ejax.trust import import_trusted
 
 FunctorKind = Literal["observations", "rewards", "events", "actions"]
 """The sections of a gym config's ``env``."""
@@ -76,13 +76,14 @@ def find_functor(kind: FunctorKind, name: str) -> Callable[..., Any]:
 
     Raises:
         ValueError: no such functor; the message lists the names and the nearest.
+        UntrustedCodeError: ``package.module:function`` that nobody named but a file (``ejax.trust``).
         ImportError: ``package.module:function`` is not there.
     """
     if name in FUNCTORS[kind]:
         return FUNCTORS[kind][name]
     module_name, colon, attribute = name.partition(":")
     if colon:
-        module = importlib.import_module(module_name)
+        module = import_trusted(name)
         if attribute not in vars(module):
             raise ImportError(f"module '{module_name}' has no '{attribute}'{did_you_mean(attribute, vars(module))}")
         return vars(module)[attribute]

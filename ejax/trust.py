@@ -1,0 +1,264 @@
+"""The one gate for code that is named as text, ``package.module:Name``: who named it decides whether it runs.
+
+A config, a run's folder and a quarantined episode are files, and who wrote them need not be who opens them. A file may
+name what ejax has registered. Other code runs only if it was named
+
+- on the command line: ``--trust package.module:Name``, or in an override such as ``env.id=package.module:Name``;
+- by the program itself: ``trust("package.module:Name")``, or in a config that is made in memory;
+- on an earlier command line of this user. What was let through then is remembered, together with the file that its
+  top-level module was found in: a module of the same name in another folder is other code.
+
+Asking imports nothing: only the top-level module is looked up, which runs none of it. The standard library alone is
+needed, since the worker of ``ejax.data`` asks too.
+"""
+
+import argparse
+import contextlib
+import importlib
+import importlib.util
+import json
+import os
+import re
+import shlex
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+_PLACE = re.compile(r"([^\W\d]\w*(\.[^\W\d]\w*)*|[^:\n\0]+\.py):[\w./-]+")
+"""``package.module:Name`` or ``FILE.py:Name``; the name may be one of Gymnasium's ids."""
+_LONGEST = 1000
+"""Characters of a place: longer ones are nobody's."""
+_SHOWN = 200
+"""Characters of a text that an error shows."""
+
+_named: dict[str, bool] = {}
+"""Places that this process lets through; True: named on the command line, and to be remembered once it is used."""
+_noticed: set[str] = set()
+
+
+class UntrustedCodeError(ValueError):
+    """A file names code that nobody trusted. Nothing of it was imported."""
+
+
+def trust(*places: str) -> None:
+    """Let code through that files name, in this process only: what a program calls before it opens them.
+
+    Args:
+        places: ``package.module:Name``, also as ``gymnasium:package.module:Name-v0`` or ``torch:FILE.py:Name``.
+
+    Raises:
+        ValueError: no such form.
+    """
+    for text in places:
+        place = _place_in(text)
+        if place is None:
+            raise ValueError(f"got {_shorten(text)}; write package.module:Name")
+        _named.setdefault(place, False)
+
+
+def trust_strings(tree: Any) -> None:
+    """``trust`` whatever is a place among the strings of nested mappings and lists: a config made by a program."""
+    pending, seen = [tree], set()
+    while pending:
+        node = pending.pop()
+        if id(node) in seen:  # a config may hold a section in many places, even in itself
+            continue
+        seen.add(id(node))
+        if isinstance(node, Mapping):
+            pending += node.values()
+        elif isinstance(node, list | tuple):
+            pending += node
+        elif isinstance(node, str) and (place := _place_in(node)):
+            _named.setdefault(place, False)
+
+
+def trust_words(words: Iterable[str], *, remember: bool = False) -> None:
+    """``trust`` each place in what a person typed: a name, or an override ``section.key=value`` that holds some.
+
+    Args:
+        remember: for later processes of this user too, once the place is used. For command lines only.
+    """
+    for word in words:
+        for text in (word, word.partition("=")[2], *re.split(r"[\s,=\[\]{}'\"]+", word)):
+            if place := _place_in(text):
+                _named[place] = _named.get(place, False) or remember
+
+
+def add_trust_option(parser: argparse.ArgumentParser) -> None:
+    """``--trust package.module:Name``, any number of times; the values are for ``trust_words``."""
+    parser.add_argument(
+        "--trust",
+        action="append",
+        default=[],
+        type=_argument,
+        metavar="package.module:Name",
+        help="let this code run where a file names it, now and later (repeatable); see docs/security.md",
+    )
+
+
+def check_trusted(place: str) -> None:
+    """Ask whether the code at ``package.module:Name`` or ``FILE.py:Name`` may run. Imports nothing.
+
+    Raises:
+        UntrustedCodeError: nobody named it; the message gives the remedy.
+    """
+    if not _is_place(place):
+        raise UntrustedCodeError(f"{_shorten(place)} is no place of code; write package.module:Name")
+    if place not in _named:
+        found = _found_in(place)
+        earlier = _remembered().get(place, [])
+        if found is None or found not in earlier:
+            raise UntrustedCodeError(_refusal(place, found, earlier))
+        _named[place] = False
+    elif _named[place]:
+        _named[place] = False
+        _remember(place)
+
+
+def import_trusted(place: str) -> ModuleType:
+    """The module of ``package.module:Name``, imported once it may be.
+
+    Raises:
+        UntrustedCodeError: as ``check_trusted``.
+        ImportError: there is no such module, or it is a file.
+    """
+    check_trusted(place)
+    module = place.partition(":")[0]
+    if module.endswith(".py"):
+        raise ImportError(f"'{place}' is a file; write package.module:Name")
+    return importlib.import_module(module)
+
+
+def import_trusted_file(place: str) -> ModuleType:
+    """The module in the file of ``FILE.py:Name``, run once it may be. It is not entered into ``sys.modules``.
+
+    Raises:
+        UntrustedCodeError: as ``check_trusted``.
+        ImportError: there is no such file.
+    """
+    check_trusted(place)
+    file = place.rpartition(":")[0]
+    if not Path(file).is_file():
+        raise ImportError(f"there is no file {file}; it is looked for from the working directory")
+    # its name in sys.modules is unset: what pickles or compares its classes wants a package.module
+    spec = importlib.util.spec_from_file_location(re.sub(r"\W", "_", file), file)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{file} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def trusted_file() -> Path:
+    """Where this user's trust is kept: ``$XDG_CONFIG_HOME/ejax/trusted.json``.
+
+    Raises:
+        RuntimeError: the user has no home folder.
+    """
+    given = os.environ.get("XDG_CONFIG_HOME", "")
+    folder = Path(given) if os.path.isabs(given) else Path.home() / ".config"  # relative: would be anybody's folder
+    return folder / "ejax" / "trusted.json"
+
+
+def _place_in(text: str) -> str | None:
+    """A place as the gate is asked for it: without the family of ``torch:`` or ``gymnasium:`` in front."""
+    family, _, rest = text.partition(":")
+    if ":" in rest and family.isidentifier():
+        text = rest
+    return text if _is_place(text) else None
+
+
+def _is_place(text: str) -> bool:
+    return len(text) <= _LONGEST and _PLACE.fullmatch(text) is not None
+
+
+def _argument(text: str) -> str:
+    if _place_in(text) is None:
+        raise argparse.ArgumentTypeError(f"got {_shorten(text)}; write package.module:Name")
+    return text
+
+
+def _refusal(place: str, found: str | None, earlier: list[str]) -> str:
+    where = f"found in {found}" if found else f"there is no module '{place.partition(':')[0].partition('.')[0]}' here"
+    text = f"{_shorten(place)} ({where}) is code that a file alone may not start"
+    if earlier:
+        text += f", and what you trusted by that name is in {' and in '.join(earlier)}"
+    return f"{text}; if you know it, add --trust {shlex.quote(place)} to the command line (docs/security.md)"
+
+
+def _found_in(place: str) -> str | None:
+    """The file that the code is in, or its top-level package; of a namespace package its folders. Imports nothing."""
+    module = place.rpartition(":")[0]
+    if module.endswith(".py"):
+        return os.path.realpath(module)
+    try:
+        spec = importlib.util.find_spec(module.partition(".")[0])
+    except (ImportError, ValueError, AttributeError):  # in sys.modules without a spec
+        return None
+    if spec is None:
+        return None
+    if spec.origin is None:
+        return os.pathsep.join(sorted(map(os.path.realpath, spec.submodule_search_locations or ()))) or None
+    return os.path.realpath(spec.origin) if spec.has_location else spec.origin
+
+
+def _remembered() -> dict[str, list[str]]:
+    """Place -> the files that it was found in. What somebody else could have written does not count."""
+    try:
+        file = trusted_file()
+        with file.open(encoding="utf-8") as opened:
+            status, text = os.fstat(opened.fileno()), opened.read()
+    except (FileNotFoundError, NotADirectoryError, RuntimeError):
+        return {}
+    except (OSError, UnicodeDecodeError) as error:
+        _notice(f"what you trusted earlier cannot be read: {error}")
+        return {}
+    if status.st_uid not in (os.getuid(), 0) or status.st_mode & 0o022:
+        _notice(f"{file} is not read: others may write it (it must be yours, with mode 600)")
+        return {}
+    try:
+        places = json.loads(text)["trusted"]
+        return {str(place): [str(found) for found in files] for place, files in places.items()}
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        _notice(f"{file} is damaged, so nothing in it counts; it is written again with what you trust next")
+        return {}
+
+
+def _remember(place: str) -> None:
+    """Write a place down for this user's later processes. A home that cannot be written to costs a notice only."""
+    found = _found_in(place)
+    if found is None:  # the import will say so
+        return
+    places = _remembered()
+    if found in places.setdefault(place, []):
+        return
+    places[place].append(found)
+    try:
+        file = trusted_file()
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor, partial = tempfile.mkstemp(dir=file.parent, prefix=".trusted-")  # mode 600
+        try:
+            with open(descriptor, "w", encoding="utf-8") as opened:
+                json.dump({"trusted": dict(sorted(places.items()))}, opened, indent=1)
+            os.replace(partial, file)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(partial)
+            raise
+    except (OSError, RuntimeError) as error:
+        _notice(f"'{place}' is trusted this once, it cannot be remembered: {error}")
+    else:
+        _notice(f"'{place}' in {found} is trusted from now on ({file})")
+
+
+def _notice(text: str) -> None:
+    if text not in _noticed:
+        _noticed.add(text)
+        print(f"ejax: {text}", file=sys.stderr)
+
+
+def _shorten(text: str) -> str:
+    return repr(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…")
