@@ -6,6 +6,7 @@ import copy
 import hashlib
 import json
 import pickle
+import re
 import stat
 import sys
 from collections.abc import Callable
@@ -675,6 +676,14 @@ def test_nothing_else_imports_by_a_name_or_unpickles() -> None:
                 )
                 found |= {(str(path.relative_to(ROOT)), word) for word in words}
     assert found == _ALLOWED.keys()
+
+
+def test_every_test_that_the_table_names_is_there() -> None:
+    table = (ROOT / "docs" / "security.md").read_text()
+    named = re.findall(r"(test_\w+\.py)?::(test_\w+)", table)
+    assert len(named) > 15
+    for file, name in named:
+        assert f"def {name}(" in (ROOT / "tests" / (file or "test_trust.py")).read_text(), name
 
 
 def test_a_worker_imports_what_its_order_names(mark: Path) -> None:
