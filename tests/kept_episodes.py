@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import shutil
 import sys
 import warnings
 from pathlib import Path
@@ -91,6 +92,18 @@ def check_numbers(folder):
         np.testing.assert_array_equal(kept.frames["actions"], episode(number).frames["actions"])
         assert reader.instruction(number) == instruction(number)
     return len(reader)
+
+
+def copied(folder, tmp_path):
+    """A copy below ``tmp_path``, for a test to damage."""
+    shutil.copytree(folder, tmp_path / "copy", symlinks=True)
+    return tmp_path / "copy"
+
+
+def without_digests(folder):
+    """``folder``, as an EpisodeWriter left it before there were digests."""
+    (folder / "meta/ejax_digests.json").unlink()
+    return folder
 
 
 class Countdown:

@@ -32,7 +32,8 @@ LAYERS = [
 rule, below; ``registry`` names what is above it as text, and imports it when asked."""
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 KEPT = [
-    *(f"lerobot_{part}.py" for part in ("format", "metadata", "read", "recording", "stage", "write")),
+    *(f"lerobot_{part}.py" for part in ("format", "metadata", "parquet", "read", "recording")),
+    *(f"lerobot_{part}.py" for part in ("rows", "schema", "stage", "write")),
     *("extra.py", "pictures.py", "record.py", "recorded.py"),
 ]
 """Of the data wing, what keeps episodes; needs the extra ``data``, and nothing else of the wing imports it."""

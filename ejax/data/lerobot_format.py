@@ -21,13 +21,15 @@ from numpy.typing import NDArray
 
 from ejax.data.extra import pa
 from ejax.data.feature_stats import STATS
+from ejax.data.inside import path_problem
 from ejax.data.task import EpisodeSpec
 
 VERSION = "v3.0"
 INFO, STATS_FILE, TASKS, OURS = "meta/info.json", "meta/stats.json", "meta/tasks.parquet", "meta/ejax.json"
 EPISODES = "meta/episodes/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 DATA = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
-VIDEO = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
+VIDEO_FOLDER = "videos/{video_key}"
+VIDEO = VIDEO_FOLDER + "/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
 FILES_PER_CHUNK = 1000
 
 Images = Literal["video", "png"]
@@ -38,6 +40,14 @@ DEFAULT_FEATURES = {
     **dict.fromkeys(("frame_index", "episode_index", "index", "task_index"), "int64"),
 }
 """Columns that LeRobot has of every frame. Ours are these and ``segment_id``."""
+NUMBERS = (
+    "bool",
+    *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
+    "float16",
+    "float32",
+    "float64",
+)
+"""Dtypes of features that are numbers."""
 PNG_TYPE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 """An image as Hugging Face's datasets keeps it."""
 _OWN = {**DEFAULT_FEATURES, "segment_id": "int64"}
@@ -86,10 +96,11 @@ def make_columns(spec: EpisodeSpec, names: Mapping[str, str], images: Images) ->
     ]
     taken = {*_OWN, "task"}
     for column in columns:
-        if column.feature in taken or "/" in column.feature:
+        taken_or_slash = column.feature in taken or "/" in column.feature
+        if taken_or_slash or (column.kind == "video" and path_problem(VIDEO_FOLDER.format(video_key=column.feature))):
             raise ValueError(
-                f"field '{column.path}' cannot be feature '{column.feature}': the name is taken or has a slash; give "
-                f"it another one by names={{'{column.path}': ...}}"
+                f"field '{column.path}' cannot be feature '{column.feature}': the name is taken, has a slash or is "
+                f"no name of a file; give it another one by names={{'{column.path}': ...}}"
             )
         taken.add(column.feature)
     return columns

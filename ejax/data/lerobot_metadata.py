@@ -1,48 +1,51 @@
 """What the metadata of a LeRobot v3.0 dataset say: strict about what is needed, tolerant of anything more."""
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import ejax.data.lerobot_format as fmt
-from ejax.data.extra import pq
+from ejax.data.inside import shown
+from ejax.data.kept_files import KeptFiles, parse_json
 from ejax.data.lerobot_format import Column
+from ejax.data.lerobot_schema import check_info, check_ours
 from ejax.data.task import FRAME_FIELDS, check_paths
 
-_NEEDED = ("episode_index", "tasks", "length", "data/chunk_index", "data/file_index")
 
-
-def load_info(folder: Path) -> dict[str, Any]:
+def load_info(files: KeptFiles) -> dict[str, Any]:
     """``meta/info.json``.
 
     Raises:
         FileNotFoundError: there is none.
-        ValueError: another version of the format, or entries that are missing.
+        ValueError: as ``check_info``.
     """
-    path = folder / fmt.INFO
-    if not path.exists():
-        raise FileNotFoundError(f"{folder} is no LeRobot dataset: there is no {fmt.INFO}")
-    info = json.loads(path.read_bytes())
-    version = str(info.get("codebase_version"))
-    if version.split(".")[0] != "v3":
-        remedy = "python -m lerobot.scripts.convert_dataset_v21_to_v30 --repo-id=... converts it"
-        raise ValueError(
-            f"{folder} is LeRobot {version}; {fmt.VERSION} can be read. "
-            f"{remedy if version == 'v2.1' else 'Convert it to that with a lerobot that knows both'}"
-        )
-    if missing := [name for name in ("features", "fps", "total_episodes", "data_path") if info.get(name) is None]:
-        raise ValueError(f"{path} lacks {', '.join(missing)}")
-    return info
+    if not files.has(fmt.INFO):
+        raise FileNotFoundError(f"{files.folder} is no LeRobot dataset: there is no {fmt.INFO}")
+    where = files.folder / fmt.INFO
+    return check_info(parse_json(files.read(fmt.INFO), where), where)
 
 
-def load_columns(folder: Path, info: Mapping[str, Any]) -> tuple[list[Column], dict[str, str]]:
-    """The columns that can be read; of the others, feature and why not.
+def load_ours(files: KeptFiles, info: Mapping[str, Any]) -> dict[str, Any]:
+    """``meta/ejax.json``, without fields where there is none.
 
     Raises:
-        ValueError: there is none.
+        ValueError: as ``check_ours``.
     """
-    ours = _load_ours(folder)["frames"]
+    if not files.has(fmt.OURS):
+        return {"version": 1, "frames": {}, "episode": {}}
+    where = files.folder / fmt.OURS
+    return check_ours(parse_json(files.read(fmt.OURS), where), info, where)
+
+
+def load_columns(folder: Path, info: Mapping[str, Any], ours: Mapping[str, Any]) -> tuple[list[Column], dict[str, str]]:
+    """The columns that can be read; of the others, feature and why not.
+
+    Args:
+        ours: ``frames`` of ``meta/ejax.json``.
+
+    Raises:
+        ValueError: there is none, or two have one path.
+    """
     given = {entry["feature"]: path for path, entry in ours.items()}
     columns, skipped = [], {}
     for feature, entry in info["features"].items():
@@ -56,8 +59,11 @@ def load_columns(folder: Path, info: Mapping[str, Any]) -> tuple[list[Column], d
         else:
             skipped[feature] = made
     if not columns:
-        raise ValueError(f"{folder} has no feature that can be read; skipped: {skipped}")
-    check_paths([column.path for column in columns])
+        raise ValueError(f"{folder} has no feature that can be read; skipped: {shown(skipped, 200)}")
+    try:
+        check_paths([column.path for column in columns])
+    except ValueError as error:
+        raise ValueError(f"{folder / fmt.INFO} has features that cannot be fields: {error}") from error
     return columns, skipped
 
 
@@ -70,59 +76,21 @@ def _foreign_column(feature: str, entry: Mapping[str, Any]) -> Column | str:
     path = feature.replace(".", "/")
     if path.split("/")[0] in {"episode", *FRAME_FIELDS}:
         path = f"feature/{path}"  # a consumer finds the engine's own fields under the other name
-    shape, dtype = tuple(entry["shape"]), entry["dtype"]
+    dtype = entry["dtype"]
+    if dtype not in (*fmt.NUMBERS, "image", "video"):
+        return f"dtype {dtype}"
+    shape = tuple(entry["shape"])
     if dtype in ("image", "video"):
-        about = {**(entry.get("video_info") or {}), **(entry.get("info") or {})}
+        about: dict[str, Any] = {}
+        for notes in (entry.get("video_info"), entry.get("info")):
+            about |= notes if isinstance(notes, dict) else {}
         if about.get("is_depth_map") or about.get("video.is_depth_map"):
             return "a depth video"
-        first = (entry.get("names") or ["height"])[0]
+        names = entry.get("names")
+        first = names[0] if isinstance(names, list) and names else "height"
         if first in ("channel", "channels"):
             shape = (*shape[1:], shape[0])
         if len(shape) != 3 or shape[2] != 3:
             return f"images of shape {list(shape)}"
         return Column(path, feature, shape, "uint8", "png" if dtype == "image" else "video")
-    if dtype == "bool" or dtype.startswith(("int", "uint", "float")):
-        return Column(path, feature, shape, dtype, "number")
-    return f"dtype {dtype}"
-
-
-def _load_ours(folder: Path) -> dict[str, Any]:
-    path = folder / fmt.OURS
-    return json.loads(path.read_bytes()) if path.exists() else {"frames": {}, "episode": {}}
-
-
-def load_fields(folder: Path) -> dict[str, str]:
-    """NumPy dtypes of the episode's own fields, by path."""
-    return {path: entry["dtype"] for path, entry in _load_ours(folder)["episode"].items()}
-
-
-def load_rows(folder: Path, count: int, columns: Sequence[Column]) -> list[dict[str, Any]]:
-    """Rows of ``meta/episodes`` without statistics, in order.
-
-    Raises:
-        ValueError: columns or episodes are missing.
-    """
-    needed = [
-        *_NEEDED,
-        *(
-            f"videos/{c.feature}/{n}"
-            for c in columns
-            if c.kind == "video"
-            for n in ("chunk_index", "file_index", "from_timestamp")
-        ),
-    ]
-    rows: list[dict[str, Any]] = []
-    for path in sorted((folder / "meta/episodes").glob("*/*.parquet")):
-        names = pq.read_schema(path).names
-        if missing := [name for name in needed if name not in names]:
-            raise ValueError(f"{path} lacks {', '.join(missing)}")
-        rows += pq.read_table(
-            path, columns=[n for n in names if n in needed or n.startswith("ejax/")], use_threads=False
-        ).to_pylist()
-    rows = sorted(rows, key=lambda row: row["episode_index"])[:count]
-    if [row["episode_index"] for row in rows] != list(range(count)):
-        raise ValueError(
-            f"{folder} has {len(rows)} episodes in meta/episodes, its info.json tells of {count}; they must be 0 to "
-            f"{count - 1}, each once. Part of the files is missing"
-        )
-    return rows
+    return Column(path, feature, shape, dtype, "number")

@@ -19,8 +19,12 @@ from numpy.typing import NDArray
 import ejax.data.lerobot_format as fmt
 from ejax.data.commit import is_unfinished
 from ejax.data.extra import pa, pc, pq
+from ejax.data.kept_files import DIGESTS, KeptFiles
 from ejax.data.lerobot_format import Column
-from ejax.data.lerobot_metadata import load_columns, load_fields, load_info, load_rows
+from ejax.data.lerobot_metadata import load_columns, load_info, load_ours
+from ejax.data.lerobot_parquet import check_columns, named, open_parquet
+from ejax.data.lerobot_rows import FOLDER as ROWS
+from ejax.data.lerobot_rows import load_rows
 from ejax.data.pictures import decode_image, decode_video
 from ejax.data.rows import frame_numbers
 from ejax.data.task import Episode, nest
@@ -34,15 +38,24 @@ class EpisodeReader:
 
     Raises:
         FileNotFoundError: the folder, or a file that its metadata tells of, is not there.
-        ValueError: another version of the format, or metadata that do not agree.
+        ValueError: another version of the format, metadata that do not agree, a file that is damaged. A file of frames
+            is looked at when one of its episodes is first asked for.
     """
 
     def __init__(self, folder: Path | str, *, cache_mb: float = 512.0) -> None:
         self.folder = Path(folder)
-        self.info = load_info(self.folder)
-        self.columns, self.skipped = load_columns(self.folder, self.info)
-        self._rows = load_rows(self.folder, self.info["total_episodes"], self.columns)
-        self._fields = load_fields(self.folder)
+        self._files = KeptFiles(self.folder)
+        self.info = load_info(self._files)
+        ours = load_ours(self._files, self.info)
+        self.columns, self.skipped = load_columns(self.folder, self.info, ours["frames"])
+        self._fields: dict[str, Any] = ours["episode"]
+        self._rows = load_rows(self._files, self.info["total_episodes"], self.columns, list(self._fields))
+        if self._files.digests is None:
+            warnings.warn(
+                f"{self.folder} has no digests of its files ({DIGESTS}), so damage to them cannot be noticed where "
+                f"they can still be read; folders that an EpisodeWriter of this ejax wrote have them",
+                stacklevel=2,
+            )
         self._cache = _Cache(int(cache_mb * 2**20))
         if is_unfinished(self.folder):
             warnings.warn(
@@ -89,11 +102,8 @@ class EpisodeReader:
         }
         if not any(path.startswith("instruction/") for path in self._fields):
             made["instruction"] = np.str_(self.instruction(index))
-        for path, dtype in self._fields.items():
-            value = row[f"ejax/episode/{path}"]
-            made[path] = (
-                np.char.encode(value, "utf-8").astype(dtype) if np.dtype(dtype).kind == "S" else np.array(value, dtype)
-            )
+        with named(self.folder / ROWS):
+            made |= {path: _field(row[f"ejax/episode/{path}"], entry) for path, entry in self._fields.items()}
         return made
 
     def __getitem__(self, index: int) -> Episode:
@@ -142,13 +152,16 @@ class EpisodeReader:
         """All of an episode that is in its data file: arrays [length, ...] by path; of images the encoded ones."""
         row = self._rows[index]
         place = {"chunk_index": row["data/chunk_index"], "file_index": row["data/file_index"]}
-        path = self.folder / self.info["data_path"].format(**place)
+        name = self.info["data_path"].format(**place)
         kept = [column for column in self.columns if column.kind != "video"]
-        table = _read_episode(path, index, row["length"], [column.feature for column in kept])
+        table = _read_episode(self._files, name, index, row["length"], [column.feature for column in kept])
         made: dict[str, Any] = {}
-        for column in kept:
-            array = table[column.feature].combine_chunks()
-            made[column.path] = array.field("bytes").to_pylist() if column.is_image else fmt.from_arrow(array, column)
+        with named(self.folder / name):
+            for column in kept:
+                array = table[column.feature].combine_chunks()
+                made[column.path] = (
+                    array.field("bytes").to_pylist() if column.is_image else fmt.from_arrow(array, column)
+                )
         return made
 
     def _images(
@@ -162,10 +175,11 @@ class EpisodeReader:
                 raise ValueError(
                     f"{self.folder}: episode {index} has images of '{column.feature}' outside its data file"
                 )
-            return np.stack([decode_image(data, shape) for data in encoded])
+            where = f"{self.folder}: episode {index}, '{column.feature}'"
+            return np.stack([decode_image(data, shape, where) for data in encoded])
         row, key = self._rows[index], f"videos/{column.feature}"
         place = {name: row[f"{key}/{name}"] for name in ("chunk_index", "file_index")}
-        path = self.folder / self.info["video_path"].format(video_key=column.feature, **place)
+        path = self._files.check(self.info["video_path"].format(video_key=column.feature, **place))
         return decode_video(path, row[f"{key}/from_timestamp"] + start / self.fps, self.fps, shape, count)
 
 
@@ -204,20 +218,32 @@ def _num_bytes(made: Any) -> int:
     return sum(map(len, made)) if isinstance(made, list) else made.nbytes
 
 
-def _read_episode(path: Path, index: int, length: int, names: list[str]) -> pa.Table:
+def _field(value: Any, entry: Mapping[str, Any]) -> NDArray[Any]:
+    """A value of an episode's own field, as ``meta/ejax.json`` has it."""
+    dtype = np.dtype(entry["dtype"])
+    made = np.char.encode(value, "utf-8").astype(dtype) if dtype.kind == "S" else np.array(value, dtype)
+    return made.reshape(entry["shape"])
+
+
+def _read_episode(files: KeptFiles, name: str, index: int, length: int, names: list[str]) -> pa.Table:
     """The rows of one episode, from those row groups that may have some."""
-    with pq.ParquetFile(path) as file:
-        metadata = file.metadata
-        paths = [metadata.schema.column(i).path for i in range(metadata.num_columns)]
-        if missing := [name for name in (*names, "episode_index") if name not in file.schema_arrow.names]:
-            raise ValueError(f"{path} lacks columns {', '.join(missing)}")
-        groups = []
-        for group in range(metadata.num_row_groups):
-            bounds = metadata.row_group(group).column(paths.index("episode_index")).statistics
-            if bounds is None or not bounds.has_min_max or bounds.min <= index <= bounds.max:
-                groups.append(group)
-        table = file.read_row_groups(groups, columns=[*names, "episode_index"], use_threads=False)
-    table = table.filter(pc.equal(table["episode_index"], index))
+    path, columns = files.folder / name, [*names, "episode_index"]
+    with open_parquet(files, name) as file:
+        check_columns(path, file.schema_arrow, columns)
+        with named(path):
+            table = file.read_row_groups(_groups_of(file.metadata, index), columns=columns, use_threads=False)
+            table = table.filter(pc.equal(table["episode_index"], index))
     if len(table) != length:
         raise ValueError(f"{path} has {len(table)} frames of episode {index}; meta/episodes tells of {length}")
     return table
+
+
+def _groups_of(metadata: pq.FileMetaData, index: int) -> list[int]:
+    """The row groups that may have frames of an episode."""
+    paths = [metadata.schema.column(i).path for i in range(metadata.num_columns)]
+    groups = []
+    for group in range(metadata.num_row_groups):
+        bounds = metadata.row_group(group).column(paths.index("episode_index")).statistics
+        if bounds is None or not bounds.has_min_max or bounds.min <= index <= bounds.max:
+            groups.append(group)
+    return groups

@@ -7,7 +7,6 @@ import io
 import json
 import time
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,10 @@ import ejax.data.lerobot_format as fmt
 from ejax.data.commit import Staged
 from ejax.data.extra import pa, pq
 from ejax.data.feature_stats import combine_stats, feature_stats
+from ejax.data.inside import inside
+from ejax.data.kept_files import DIGESTS, Digests, KeptFiles, digests_file, next_digests
 from ejax.data.lerobot_format import Column
+from ejax.data.lerobot_parquet import named, open_parquet
 from ejax.data.lerobot_recording import Format, Recording, new_recording, to_json
 from ejax.data.pictures import encode_png, encode_video, join_videos
 
@@ -25,10 +27,11 @@ _EPISODES_PER_FILE = 500
 """Rows of a file of ``meta/episodes``, which is written anew with every episode."""
 
 
-def stage_start(staged: Staged, format: Format) -> None:
-    """The files of a recording without episodes."""
+def stage_start(staged: Staged, format: Format) -> Digests:
+    """The files of a recording without episodes. Returns their digests."""
     staged.write(fmt.OURS, to_json(format.ours()))
     staged.write(fmt.INFO, to_json(new_recording(format).info))
+    return _stage_digests(staged, {})
 
 
 def stage_episode(
@@ -66,10 +69,11 @@ def stage_episode(
     last = recording.rows[-1] if recording.rows else None
     row = {"episode_index": index, "tasks": [instruction], "length": length}
     row |= {"dataset_from_index": first, "dataset_to_index": first + length}
-    row |= _stage_data(staged, last, format, frames, numbers)
+    files = KeptFiles(staged.folder)
+    row |= _stage_data(staged, files, last, format, frames, numbers)
     for column in format.columns:
         if column.kind == "video":
-            row |= _stage_video(staged, last, format, column, frames[column.path])
+            row |= _stage_video(staged, files, last, format, column, frames[column.path])
     row |= {f"stats/{feature}/{name}": value.tolist() for feature, of in stats.items() for name, value in of.items()}
     row |= {"ejax/seed": seed, "ejax/written_at": time.time(), "ejax/terminated": terminated}
     row |= _segments(numbers["segment_id"]) | {f"ejax/episode/{path}": _plain(value) for path, value in fields.items()}
@@ -81,11 +85,19 @@ def stage_episode(
     counts = {"total_episodes": index + 1, "total_frames": first + length, "total_tasks": len(tasks)}
     info = {**info, **counts, "splits": {"train": f"0:{index + 1}"}}
     staged.write(fmt.INFO, to_json(info))
-    return Recording(info, tasks, together, rows, (*recording.seeds, seed))
+    return Recording(info, tasks, together, rows, (*recording.seeds, seed), _stage_digests(staged, recording.digests))
+
+
+def _stage_digests(staged: Staged, before: Digests) -> Digests:
+    """The list of digests once all that is staged is in place; the list itself comes before all that."""
+    digests = next_digests(before, staged.digests())
+    staged.write_first(DIGESTS, digests_file(digests))
+    return digests
 
 
 def _stage_data(
     staged: Staged,
+    files: KeptFiles,
     last: Mapping[str, Any] | None,
     format: Format,
     frames: Mapping[str, NDArray[Any]],
@@ -96,28 +108,34 @@ def _stage_data(
     arrays = [_array(frames[column.path], column) for column in format.columns if column.kind != "video"]
     table = pa.table([*arrays, *map(pa.array, numbers.values())], schema=schema)
     data = _parquet(schema, [table])
-    place = _place(last, "data", staged.folder, fmt.DATA, len(data), format)
+    place = _place(last, "data", files, fmt.DATA, len(data), format)
     name = fmt.DATA.format(chunk_index=place[0], file_index=place[1])
     if last is not None and place == _where(last, "data"):
-        old = pq.ParquetFile(staged.folder / name)
-        data = _parquet(schema, [*(old.read_row_group(i) for i in range(old.num_row_groups)), table])
+        with open_parquet(files, name) as old, named(staged.folder / name):
+            groups = [old.read_row_group(i) for i in range(old.num_row_groups)]
+            data = _parquet(schema, [*groups, table])
     staged.write(name, data)
     return {"data/chunk_index": place[0], "data/file_index": place[1]}
 
 
 def _stage_video(
-    staged: Staged, last: Mapping[str, Any] | None, format: Format, column: Column, frames: NDArray[np.uint8]
+    staged: Staged,
+    files: KeptFiles,
+    last: Mapping[str, Any] | None,
+    format: Format,
+    column: Column,
+    frames: NDArray[np.uint8],
 ) -> dict[str, Any]:
     key = f"videos/{column.feature}"
     pattern = fmt.VIDEO.replace("{video_key}", column.feature)
     alone = staged.scratch(f"episode/{column.feature}.mp4")
     encode_video(alone, frames, format.fps)
-    place = _place(last, key, staged.folder, pattern, alone.stat().st_size, format)
+    place = _place(last, key, files, pattern, alone.stat().st_size, format)
     name = pattern.format(chunk_index=place[0], file_index=place[1])
     before = 0
     if last is not None and place == _where(last, key):
         before = round(last[f"{key}/to_timestamp"] * format.fps)
-        join_videos([staged.folder / name, alone], staged.path(name))
+        join_videos([files.check(name), alone], staged.path(name))
     else:
         alone.rename(staged.path(name))
     made: dict[str, float] = {"chunk_index": place[0], "file_index": place[1]}
@@ -140,13 +158,13 @@ def _stage_rows(
 
 
 def _place(
-    last: Mapping[str, Any] | None, key: str, folder: Path, pattern: str, size: int, format: Format
+    last: Mapping[str, Any] | None, key: str, files: KeptFiles, pattern: str, size: int, format: Format
 ) -> tuple[int, int]:
     """Chunk and file that the next ``size`` bytes go to."""
     if last is None:
         return 0, 0
     place = _where(last, key)
-    there = (folder / pattern.format(chunk_index=place[0], file_index=place[1])).stat().st_size
+    there = inside(files.folder, pattern.format(chunk_index=place[0], file_index=place[1])).stat().st_size
     return place if there + size <= format.file_size_mb * 2**20 else _next(place)
 
 

@@ -10,6 +10,7 @@ import fcntl
 import math
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
@@ -17,9 +18,12 @@ from typing import IO, Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+import ejax.data.lerobot_format as fmt
 from ejax.data.commit import Staged, is_unfinished, recover
+from ejax.data.inside import inside
 from ejax.data.lerobot_format import Images, make_columns
-from ejax.data.lerobot_recording import Format, Recording, load_recording, new_recording
+from ejax.data.lerobot_recording import Format, Recording, check_format, load_recording, new_recording
+from ejax.data.lerobot_schema import may_have
 from ejax.data.lerobot_stage import stage_episode, stage_start
 from ejax.data.rows import check_episode, frame_numbers
 from ejax.data.task import Episode, EpisodeSpec
@@ -47,7 +51,8 @@ class EpisodeWriter:
     Raises:
         FileExistsError: the folder has something in it and ``append`` is not given.
         BlockingIOError: another writer has it.
-        ValueError: fields, rates or names that the format or what is in the folder does not allow.
+        ValueError: fields, rates or names that the format or what is in the folder does not allow; a folder with files
+            that are damaged, or lead out of it. Nothing was written then.
     """
 
     def __init__(
@@ -148,18 +153,19 @@ class EpisodeWriter:
                 f"{self.folder} is not empty, it has {', '.join(there[:5])}; give append=True to go on with it, or a "
                 f"new folder"
             )
-        self.set_aside = recover(self.folder)
+        check_format(self.folder, self._format)
+        self.set_aside = recover(self.folder, may_have)
         if self.set_aside is not None:
             warnings.warn(
                 f"{self.folder}: a recording was cut off while it wrote an episode, which is lost; its files are set "
                 f"aside in {self.set_aside}. The episodes before are complete",
                 stacklevel=3,
             )
-        if (self.folder / "meta").exists():
+        if (self.folder / fmt.OURS).exists():
             return load_recording(self.folder, self._format)
         with Staged(self.folder) as staged:
-            stage_start(staged, self._format)
-        return new_recording(self._format)
+            digests = stage_start(staged, self._format)
+        return replace(new_recording(self._format), digests=digests)
 
     def _check(self, episode: Episode) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
         """Frame fields [T, ...] with the buffer's own, and fields of the episode."""
@@ -189,7 +195,8 @@ _LOCK = ".lock"
 
 def _lock(folder: Path) -> IO[bytes]:
     """The system takes the lock back when the process ends, however it ends."""
-    file = (folder / _LOCK).open("wb")
+    inside(folder, _LOCK)
+    file = (folder / _LOCK).open("ab")  # and never "wb": what somebody else named so is not ours to empty
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:

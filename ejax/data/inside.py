@@ -1,0 +1,107 @@
+"""Files that a folder's own files name: only inside that folder, and only plain ones.
+
+What a data set of somebody else's says of itself is a claim. A path with ``..``, an absolute one or a link would lead
+out of the folder; to open a named pipe waits for ever; a URL is something that a decoder would go and fetch.
+"""
+
+import errno
+import os
+import re
+import stat
+from pathlib import Path, PurePosixPath
+from typing import IO, Any
+
+_LONGEST = 1000
+"""Characters of a path below the folder."""
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
+_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFLNK: "a link",
+}
+_NO_PATH = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR)
+
+
+def inside(folder: Path, name: Any) -> Path:
+    """Return where file ``name`` of ``folder`` lies, or would lie: it need not be there.
+
+    Args:
+        folder: as its user named it; may be a link itself.
+        name: as a file of the folder gives it: relative, with slashes.
+
+    Raises:
+        ValueError: ``name`` leads out of the folder, by itself or by links, or is something other than a plain file.
+    """
+    if problem := path_problem(name):
+        raise ValueError(
+            f"{folder} has a file that names {shown(name)}, which {problem}; files of a data set are named by their "
+            f"path below its folder. Do not use this folder unless you know who made it"
+        )
+    path = folder / name
+    try:
+        real, root = path.resolve(), folder.resolve()
+        mode = path.stat().st_mode if real.is_relative_to(root) else None
+    except FileNotFoundError:
+        mode = None
+    except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle, up to Python 3.12
+        if isinstance(error, OSError) and error.errno not in _NO_PATH:
+            raise
+        raise ValueError(f"{folder} has no file {shown(name)}: {error}") from error
+    if not real.is_relative_to(root):
+        raise ValueError(
+            f"{path} leads out of {folder}, to {real}; files of a data set lie in its folder. If you trust what the "
+            f"link leads to, copy it into place (cp -rL)"
+        )
+    if mode is not None and not stat.S_ISREG(mode):
+        raise ValueError(
+            f"{path} is {kind_of(mode)}, where a data set has a file; remove it, or do not use this folder"
+        )
+    return path
+
+
+def open_inside(folder: Path, name: Any) -> IO[bytes]:
+    """Open file ``name`` of ``folder`` for reading; never waits for whoever writes to a pipe.
+
+    Raises:
+        FileNotFoundError: it is not there.
+        ValueError: as ``inside``.
+    """
+    path = inside(folder, name)
+    try:
+        file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+    except FileNotFoundError as error:
+        raise FileNotFoundError(error.errno, "a file of the data set is missing; restore it", str(path)) from error
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise ValueError(f"{path} is no plain file any more; something else writes to {folder}")
+    return file
+
+
+def path_problem(name: Any) -> str | None:
+    """What keeps ``name`` from being the path of a file below a folder, judged by the text alone."""
+    if not isinstance(name, str) or not name:
+        return "is no path"
+    if len(name) > _LONGEST:
+        return f"has {len(name)} characters, more than {_LONGEST}"
+    if not name.isprintable():
+        return "has characters that cannot be printed"
+    if _URL.match(name):
+        return "is a URL"
+    path = PurePosixPath(name)
+    if path.is_absolute():
+        return "is an absolute path"
+    return "leads out of the folder by '..'" if ".." in path.parts else None
+
+
+def kind_of(mode: int) -> str:
+    """What a file of ``mode``, from ``stat``, is, in words."""
+    return _KINDS.get(stat.S_IFMT(mode), "a file")
+
+
+def shown(value: Any, limit: int = 80) -> str:
+    """``value`` as a message shows it, shortened."""
+    text = repr(value)
+    return text if len(text) <= limit else f"{text[: limit - 20]}… ({len(text)} characters)"
