@@ -29,8 +29,8 @@ class Toy:
     Args:
         lengths: of the episodes, in turn.
         segments: of equal length, per episode.
-        at: what happens at an attempt, by its number: "raise", "unpicklable", "exit", "hang", "crash", "deaf", "fail",
-            "empty", "incomplete", "unsuccessful", "long", "wrong", "none".
+        at: what happens at an attempt, by its number: "raise", "emoji", "unpicklable", "exit", "hang", "crash", "deaf",
+            "fail", "empty", "incomplete", "unsuccessful", "long", "wrong", "none".
         delay: s that an attempt takes.
         wide: numbers per frame.
         several: outcomes per attempt.
@@ -39,6 +39,8 @@ class Toy:
     def __init__(self, lengths=(20,), segments=1, at=None, delay=0.0, wide=10, several=0, build="", folder=None):
         if build == "raise":
             raise SimulationError("no simulator")
+        if build == "emoji":
+            raise SimulationError("😀" * 9000)
         if build == "exit":
             os._exit(17)
         if build == "hang":
@@ -81,6 +83,8 @@ class Toy:
     def misbehave(self, how, seed):
         if how == "raise":
             raise SimulationError("the arm left the table")
+        if how == "emoji":
+            raise SimulationError("😀" * 9000)
         if how == "unpicklable":
             raise UnpicklableError("with a lock inside")
         if how == "exit":

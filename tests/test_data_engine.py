@@ -724,6 +724,48 @@ def test_a_failure_keeps_within_its_bytes():
         raise_failure(packed)
 
 
+class BrokenTextError(Exception):
+    def __str__(self):
+        raise RuntimeError("no text")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("😀" * 9000),
+        ValueError("x" + "😀" * 10**6),
+        ValueError("é" * 40_000),
+        ValueError("\udc80" * 40_000),
+        type("N" * 40_000, (Exception,), {})("😀" * 9000),
+        type("😀" * 9000, (Exception,), {"__module__": "é" * 40_000})("text"),
+    ],
+    ids=["emoji", "many", "accents", "surrogates", "long name", "long names"],
+)
+def test_a_failure_of_any_text_keeps_within_its_bytes(error):
+    """Bytes are what there is room for; no character is cut in two."""
+    packed = pack_failure(error)
+    assert len(packed) <= CAPACITY
+    said = pickle.loads(packed)["message"]
+    shown = str(error).encode(errors="backslashreplace").decode()
+    assert shown.startswith(said) and len(said.encode()) >= min(len(shown.encode()), CAPACITY // 4 - 3)
+    with pytest.raises((OnlineDataWorkerError, ValueError)):
+        raise_failure(packed)
+
+
+def test_a_failure_without_a_text_is_told_all_the_same():
+    said = pickle.loads(pack_failure(BrokenTextError()))
+    assert said["message"] == "<its text cannot be made: str() of a BrokenTextError fails>"
+    assert "BrokenTextError" in said["traceback"]
+
+
+@pytest.mark.parametrize("task_cfg", [{"build": "emoji"}, {"at": {0: "emoji"}}], ids=["when built", "when run"])
+def test_a_worker_that_fails_with_a_long_text_of_wide_characters_says_it(task_cfg):
+    engine = OnlineDataEngine(cfg(task_cfg=task_cfg))
+    with pytest.raises(data_tasks.SimulationError, match="^😀{9000}$") as caught:
+        engine.start()
+    assert "in generate" in str(caught.value.__cause__) or "in __init__" in str(caught.value.__cause__)
+
+
 def test_an_exit_of_the_worker_does_not_exit_a_consumer():
     with pytest.raises(OnlineDataWorkerError, match=r"builtins\.SystemExit: 3"):
         raise_failure(pack_failure(SystemExit(3)))

@@ -7,6 +7,8 @@ from typing import Any, NoReturn
 
 CAPACITY = 64 * 1024
 """Bytes that a packed failure has at most."""
+_TEXT, _NAME = CAPACITY // 4, CAPACITY // 32
+"""Bytes that message and traceback, and the names and each part of the traceback, may have of them."""
 
 
 class OnlineDataWorkerError(RuntimeError):
@@ -15,12 +17,11 @@ class OnlineDataWorkerError(RuntimeError):
 
 def pack_failure(error: BaseException) -> bytes:
     """At most ``CAPACITY`` bytes: type, message, the end of the traceback, and the pickled exception if it fits."""
-    text = "".join(traceback.format_exception(error))
     what = {
-        "type": f"{type(error).__module__}.{type(error).__qualname__}",
-        "module": type(error).__module__,
-        "message": str(error)[: CAPACITY // 8],
-        "traceback": text[-CAPACITY // 8 :],
+        "type": _start(f"{type(error).__module__}.{type(error).__qualname__}", _NAME),
+        "module": _start(str(type(error).__module__), _NAME),
+        "message": _start(_message(error), _TEXT),
+        "traceback": _end("".join(_start(part, _NAME) for part in traceback.format_exception(error)), _TEXT),
         "pickled": _pickled(error),
     }
     packed = pickle.dumps(what)
@@ -45,6 +46,27 @@ def raise_failure(packed: bytes) -> NoReturn:
         if isinstance(error, BaseException):
             raise error from cause
     raise OnlineDataWorkerError(f"{what['type']}: {what['message']}") from cause
+
+
+def _start(text: str, size: int) -> str:
+    """What of the beginning of ``text`` has ``size`` bytes at most: a character may have four."""
+    return _encoded(text)[:size].decode(errors="ignore")
+
+
+def _end(text: str, size: int) -> str:
+    """As ``_start``, of the end."""
+    return _encoded(text)[-size:].decode(errors="ignore")
+
+
+def _encoded(text: str) -> bytes:
+    return text.encode(errors="backslashreplace")  # half a surrogate pair, as in a file's name, has no UTF-8
+
+
+def _message(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # the exception's own code, which may be what is broken
+        return f"<its text cannot be made: str() of a {type(error).__qualname__} fails>"
 
 
 def _pickled(error: BaseException) -> bytes | None:

@@ -67,7 +67,7 @@ def main(descriptor: int, folder: str) -> None:
     except (_Stop, EOFError):
         return
     except BaseException as error:  # SystemExit of a task too: the owner must hear of it
-        with suppress(OSError):  # nobody may be left to tell
+        with suppress(OSError, _Stop):  # nobody may be left to tell, or it was heard before this knows of it
             channel.send(("failure", pack_failure(error)))
         sys.exit(1)
 
