@@ -8,7 +8,9 @@ import os
 import pickle
 import random
 import re
+import shutil
 import signal
+import stat
 import subprocess
 import sys
 import threading
@@ -28,6 +30,7 @@ from ejax.data import (
     OnlineDataset,
     OnlineDataWorkerError,
     UniformChunkSampler,
+    leftovers,
 )
 from ejax.data import supervisor as supervisor_module
 from ejax.data.failures import CAPACITY, pack_failure, raise_failure
@@ -670,6 +673,106 @@ def test_a_worker_does_not_outlive_an_owner_that_did_not_stop_it(end, code, quie
         assert err == ""
 
 
+def kill_all_of_an_owner(folder):
+    """Start an engine in a process, then kill that, its worker and its resource tracker. What they leave behind."""
+    end = "from multiprocessing import resource_tracker; print(resource_tracker._resource_tracker._pid, flush=True)"
+    owner = subprocess.Popen(
+        [sys.executable, "-c", OWNER.format(tasks=TASKS, end=f"{end}; time.sleep(60)")],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TMPDIR": str(folder)},
+    )
+    worker, block, run = owner.stdout.readline().split()
+    tracker = int(owner.stdout.readline())
+    os.kill(owner.pid, signal.SIGSTOP)  # nor may one of them see another one die
+    for pid in (tracker, int(worker), owner.pid):
+        os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not is_running(owner.pid) and not is_running(worker) and not is_running(tracker))
+    owner.stdout.close()
+    return owner, SHM / block, Path(run)
+
+
+def test_the_next_engine_clears_what_belongs_to_no_living_process(tmp_path):
+    owner, block, folder = kill_all_of_an_owner(tmp_path / "runs")
+    assert folder.exists()  # and the block, unless an engine of other tests has cleared it just now
+    with OnlineDataEngine(cfg()) as engine:  # the owner is a zombie yet
+        assert not block.exists() and not folder.exists()
+        is_whole(engine.sample_batch(2, 5))
+    owner.wait()
+
+
+def test_what_belongs_to_a_living_process_is_left_alone():
+    with OnlineDataEngine(cfg()) as engine:
+        other = OnlineDataEngine(cfg())
+        with other:
+            leftovers.clear_leftovers()
+            for each in (engine, other):
+                assert (SHM / each._ticket.block).exists() and each._ticket.folder.exists()
+                is_whole(each.sample_batch(2, 5))
+                assert stat.S_IMODE(each._ticket.folder.stat().st_mode) == 0o700
+
+
+def mine(**changes):
+    """The name of a block of this process, but for what is changed."""
+    parts = {"namespace": leftovers._namespace(), "pid": os.getpid(), "start": leftovers._started(os.getpid())}
+    return "ejax-data-{namespace}-{pid}-{start}-test".format(**(parts | changes))
+
+
+@pytest.mark.parametrize(
+    ("name", "cleared"),
+    [
+        ({"start": 1}, True),  # the number is in use again
+        ({"pid": 2**22 + 1}, True),  # more than Linux gives out
+        ({"pid": 1}, True),
+        ({}, False),
+        ({"namespace": 1, "pid": 2**22 + 1}, False),
+        ("ejax-data-unknown-test", False),
+        ("ejax-data-1-2-3", False),
+        ("psm_ejax-data-1-2-3-test", False),
+    ],
+)
+def test_only_what_names_a_process_that_has_ended_is_cleared(tmp_path, name, cleared):
+    name = name if isinstance(name, str) else mine(**name)
+    block, folder = SHM / name, tmp_path / "runs" / name
+    try:
+        block.touch()
+        folder.mkdir()
+        (folder / "order").touch()
+        leftovers.clear_leftovers()
+        assert (block.exists(), folder.exists()) == (not cleared, not cleared)
+    finally:
+        block.unlink(missing_ok=True)
+        if folder.exists():
+            shutil.rmtree(folder)
+
+
+def test_what_another_user_left_and_links_are_not_touched(tmp_path, monkeypatch):
+    gone, link = tmp_path / "runs" / mine(start=1), tmp_path / "runs" / f"{mine(start=1)}2"
+    (tmp_path / "mine").mkdir()
+    gone.mkdir()
+    link.symlink_to(tmp_path / "mine")
+    user = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: user + 1)
+    leftovers.clear_leftovers()
+    assert gone.exists()
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    leftovers.clear_leftovers()
+    assert not gone.exists() and link.is_symlink() and (tmp_path / "mine").exists()
+    link.unlink()
+
+
+def test_engines_that_start_at_once_clear_up_side_by_side(tmp_path):
+    blocks = [SHM / f"{mine(start=1)}{number}" for number in range(200)]
+    for block in blocks:
+        block.touch()
+    code = "from ejax.data.leftovers import clear_leftovers; import sys; sys.stdin.read(1); clear_leftovers()"
+    command = [sys.executable, "-W", "error", "-c", code]
+    others = [subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) for _ in range(4)]
+    said = [other.communicate(b"x", timeout=60.0)[1] for other in others]
+    assert said == [b""] * 4 and [other.returncode for other in others] == [0] * 4
+    assert not any(block.exists() for block in blocks)
+
+
 def test_a_consumer_outlives_its_owner_and_says_so(tmp_path):
     end = "import pickle; print(pickle.dumps(engine).hex(), flush=True); sys.stdin.read(1); os.kill(os.getpid(), 9)"
     owner = subprocess.Popen(
@@ -761,7 +864,7 @@ def test_a_failure_without_a_text_is_told_all_the_same():
 @pytest.mark.parametrize("task_cfg", [{"build": "emoji"}, {"at": {0: "emoji"}}], ids=["when built", "when run"])
 def test_a_worker_that_fails_with_a_long_text_of_wide_characters_says_it(task_cfg):
     engine = OnlineDataEngine(cfg(task_cfg=task_cfg))
-    with pytest.raises(data_tasks.SimulationError, match="^😀{9000}$") as caught:
+    with pytest.raises(data_tasks.SimulationError, match=r"^😀{9000}$") as caught:
         engine.start()
     assert "in generate" in str(caught.value.__cause__) or "in __init__" in str(caught.value.__cause__)
 

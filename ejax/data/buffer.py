@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ejax.data.leftovers import block_name
 from ejax.data.rows import check_episode, frame_numbers
 from ejax.data.task import EPISODE_FIELDS, FRAME_FIELDS, Episode, EpisodeSpec, Field
 
@@ -149,12 +150,13 @@ def create_block(layout: Layout) -> SharedMemory:
     last process that is attached.
 
     The resource tracker of this process knows of the block: should the process be killed, the tracker removes it.
+    Should that be killed too, the next engine does (``ejax.data.leftovers``).
 
     Raises:
         MemoryError: there is not as much shared memory.
     """
     _, size = layout.arrays()
-    block = SharedMemory(create=True, size=size)
+    block = SharedMemory(block_name(), create=True, size=size)
     try:
         with _opened(block.name) as descriptor:
             os.posix_fallocate(descriptor, 0, size)  # else the first write beyond what there is would be a bus error

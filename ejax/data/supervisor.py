@@ -11,7 +11,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -24,6 +23,7 @@ from typing import Any
 from ejax.data.buffer import Layout, TrajectoryBuffer, attach, create_block
 from ejax.data.control import CONTROL, Control, EngineState
 from ejax.data.failures import OnlineDataWorkerError, pack_failure, raise_failure
+from ejax.data.leftovers import clear_leftovers, make_folder
 from ejax.data.worker import DEMAND, ORDER, POLL_S, TRACEBACK, WorkOrder
 
 _KILL_TIMEOUT_S = 3.0
@@ -72,7 +72,8 @@ class Supervisor:
         pickled = _pickle_task(task, task_cfg)
         order = WorkOrder(os.getpid(), num_rows, num_frames, refill_threshold, max_generation_attempts, seed, pickled)
         self._num_rows, self._num_frames = num_rows, num_frames
-        self._folder = Path(tempfile.mkdtemp(prefix="ejax-data-"))
+        clear_leftovers()
+        self._folder = make_folder()
         try:
             os.mkfifo(self._folder / DEMAND)
             (self._folder / ORDER).write_bytes(pickle.dumps(order))
