@@ -1,11 +1,13 @@
 """Tasks that the data engine's worker runs in tests. It imports no test module: those import jax."""
 
+import atexit
 import faulthandler
 import os
 import signal
 import sys
 import threading
 import time
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
@@ -41,6 +43,10 @@ class Toy:
             raise SimulationError("no simulator")
         if build == "emoji":
             raise SimulationError("😀" * 9000)
+        if build == "halfway":
+            Connection._send = send_half
+        if build == "deaf":
+            be_deaf()
         if build == "exit":
             os._exit(17)
         if build == "hang":
@@ -94,8 +100,7 @@ class Toy:
         if how == "crash":
             faulthandler._sigsegv()
         if how == "deaf":
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            time.sleep(60.0)
+            be_deaf()
         return {
             "fail": lambda: Failure("no way to the goal"),
             "empty": list,
@@ -107,19 +112,44 @@ class Toy:
         }[how]()
 
 
-class Closing(Toy):
-    """Notes that it was opened and closed; fails at closing if told to."""
+def be_deaf():
+    """Hang, and hear no signal but SIGKILL."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    time.sleep(60.0)
 
-    def __init__(self, fail=False, **kwargs):
+
+def send_half(self, data):
+    """In place of ``Connection._send``: stop in the middle of what is sent."""
+    os.write(self._handle, data[: len(data) // 2])
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+class Closing(Toy):
+    """Notes that it was opened and closed; fails or hangs there if told to.
+
+    Args:
+        fail: closing raises.
+        hang: where it goes deaf: "opened" or "closed"; or what keeps its process from ending: "thread" or "exit".
+    """
+
+    def __init__(self, fail=False, hang="", **kwargs):
         super().__init__(**kwargs)
-        self.fail = fail
+        self.fail, self.hang = fail, hang
+        if hang == "thread":
+            threading.Thread(target=time.sleep, args=(60.0,)).start()
+        if hang == "exit":
+            atexit.register(be_deaf)
 
     def __enter__(self):
         Path(self.folder, "opened").touch()
+        if self.hang == "opened":
+            be_deaf()
         return self
 
     def __exit__(self, *raised):
         Path(self.folder, "closed").touch()
+        if self.hang == "closed":
+            be_deaf()
         if self.fail:
             raise SimulationError("could not close")
 

@@ -474,6 +474,45 @@ def test_a_worker_that_will_not_end_is_killed_and_said_so(tmp_path):
         copy.sample_batch(1, 5)
 
 
+@pytest.mark.parametrize(
+    ("task", "task_cfg"),
+    [("data_tasks:Toy", {"build": "deaf"}), ("data_tasks:Closing", {"hang": "opened"})],
+    ids=["when built", "when opened"],
+)
+def test_a_worker_that_goes_deaf_before_it_works_ends_within_its_bounds(task, task_cfg, tmp_path, left_behind):
+    """initialization_timeout, then shutdown_timeout."""
+    if task != "data_tasks:Toy":
+        task_cfg |= {"folder": str(tmp_path)}
+    engine = OnlineDataEngine(cfg(task, initialization_timeout=2.0, shutdown_timeout=0.3, task_cfg=task_cfg))
+    start = time.monotonic()
+    with pytest.raises(TimeoutError, match=r"took longer than 2.0 s \(initialization_timeout\) to build") as caught:
+        engine.start()
+    assert time.monotonic() - start < 2.3 + BOUND_S / 2
+    assert "did not end within 0.3 s (shutdown_timeout) and was killed" in caught.value.__notes__[0]
+    assert left_behind[0].poll() == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("where", ["closed", "thread", "exit"])
+def test_a_worker_that_hangs_when_it_closes_is_killed_within_its_bound(where, tmp_path, left_behind):
+    task_cfg = {"folder": str(tmp_path), "hang": where}
+    engine = OnlineDataEngine(cfg("data_tasks:Closing", shutdown_timeout=0.5, task_cfg=task_cfg))
+    engine.start()
+    start = time.monotonic()
+    with pytest.raises(OnlineDataWorkerError, match=r"did not end within 0.5 s \(shutdown_timeout\) and was killed"):
+        engine.stop()
+    assert time.monotonic() - start < 0.5 + BOUND_S / 2
+    assert (tmp_path / "closed").exists() and left_behind[0].poll() == -signal.SIGKILL
+
+
+def test_a_worker_that_stops_in_the_middle_of_a_message_is_not_waited_for(monkeypatch):
+    monkeypatch.setattr(supervisor_module, "_MESSAGE_S", 0.5)
+    engine = OnlineDataEngine(cfg(shutdown_timeout=0.3, task_cfg={"build": "halfway"}))
+    start = time.monotonic()
+    with pytest.raises(OnlineDataWorkerError, match=r"the worker stopped in the middle of a message, for 0.5 s"):
+        engine.start()
+    assert time.monotonic() - start < BOUND_S
+
+
 def test_a_worker_that_outlives_being_killed_can_be_stopped_again(monkeypatch):
     engine = OnlineDataEngine(cfg())
     engine.start()
@@ -790,6 +829,40 @@ def test_a_consumer_outlives_its_owner_and_says_so(tmp_path):
     with pytest.raises(OnlineDataWorkerError, match="the worker is gone, and its owner does not say why"):
         draw_until_it_fails(copy)
     wait_until(lambda: not is_running(worker) and not (SHM / block).exists())
+
+
+def test_who_waits_for_episodes_hears_that_everybody_else_is_gone(tmp_path):
+    """The worker hangs in its third attempt, which was asked for; it and the owner are killed, so nobody tells."""
+    end = "import pickle; print(pickle.dumps(engine).hex(), flush=True); time.sleep(60)"
+    hanging = OWNER.replace('"data_tasks:Toy",', '"data_tasks:Toy", {{"at": {{2: "hang"}}}},')
+    owner = subprocess.Popen(
+        [sys.executable, "-c", hanging.format(tasks=TASKS, end=end)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )
+    worker, block, _ = owner.stdout.readline().split()
+    copy = pickle.loads(bytes.fromhex(owner.stdout.readline()))
+    taken, raised = [], []
+
+    def listen():
+        try:
+            for each in copy.episodes():
+                taken.append(each)
+        except OnlineDataWorkerError as error:
+            raised.append(str(error))
+
+    thread = threading.Thread(target=listen, daemon=True)
+    thread.start()
+    wait_until(lambda: len(taken) == 2)
+    time.sleep(0.2)  # it has asked for more, and waits
+    for pid in (owner.pid, int(worker)):
+        os.kill(pid, signal.SIGKILL)
+    owner.communicate(timeout=BOUND_S)
+    thread.join(BOUND_S)
+    assert raised == ["the worker is gone, and its owner does not say why"]
+    wait_until(lambda: not (SHM / block).exists())
 
 
 FORKED = """

@@ -201,13 +201,13 @@ class OnlineDataEngine:
             taken = take_episodes(consumer.buffer, after)
             if taken:
                 asked = False
-            elif asked:
-                time.sleep(_POLL_S)
             else:
-                try:
-                    consumer.demand.tell(self.cfg.refill_threshold * self.cfg.buffer_size)
+                try:  # also where there is nothing to ask: whoever would tell of the end may be gone too
+                    consumer.demand.tell(0 if asked else self.cfg.refill_threshold * self.cfg.buffer_size)
                 except ConnectionError:
                     self._explain_the_end(consumer.control)
+                if asked:
+                    time.sleep(_POLL_S)
                 asked = True
             for each in taken:
                 after = each.index

@@ -9,12 +9,15 @@ import os
 import pickle
 import shutil
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from multiprocessing.shared_memory import SharedMemory
 from multiprocessing.spawn import get_executable
 from pathlib import Path
@@ -29,6 +32,8 @@ from ejax.data.worker import DEMAND, ORDER, POLL_S, TRACEBACK, WorkOrder
 _KILL_TIMEOUT_S = 3.0
 _TRACEBACK_S = 0.3
 """How long a hanging worker has to say where it is."""
+_MESSAGE_S = 5.0
+"""How long the rest of a message that has begun may take to come."""
 _BOOTSTRAP = "import sys; sys.path[:] = {path}; from ejax.data.worker import main; main({descriptor}, {folder!r})"
 
 
@@ -78,6 +83,7 @@ class Supervisor:
             os.mkfifo(self._folder / DEMAND)
             (self._folder / ORDER).write_bytes(pickle.dumps(order))
             self._channel, theirs = multiprocessing.Pipe()
+            _bound_reads(self._channel, _MESSAGE_S)
             with theirs:
                 self._process = _spawn(theirs.fileno(), self._folder)
         except BaseException:
@@ -166,6 +172,9 @@ class Supervisor:
     def _receive(self) -> Any:
         try:
             return self._channel.recv()
+        except BlockingIOError:
+            text = f"the worker stopped in the middle of a message, for {_MESSAGE_S} s"
+            raise OnlineDataWorkerError(f"{text}, before its task was built") from None
         except (EOFError, ConnectionError):
             raise OnlineDataWorkerError(f"the worker {self._how_it_ended()} before its task was built") from None
 
@@ -237,6 +246,14 @@ class Supervisor:
         if self._block is not None:
             self._block.unlink()
         shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _bound_reads(channel: Connection, seconds: float) -> None:
+    """Let a read of ``channel`` that gets nothing for so long raise BlockingIOError: the worker may be suspended, or
+    what it forked hold its end open."""
+    bound = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
+    with socket.socket(fileno=os.dup(channel.fileno())) as end:
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, bound)
 
 
 def _spawn(descriptor: int, folder: Path) -> "subprocess.Popen[bytes]":
