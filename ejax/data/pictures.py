@@ -18,6 +18,8 @@ KEYFRAME_EVERY = 2
 """Frames. LeRobot's choice: whoever draws single frames decodes two at most; the file is about twice as large."""
 _FULL = "No space left on device"
 _FILES_ONLY = ("-protocol_whitelist", "file")
+_SAID = 400
+"""Characters of what ffmpeg says that an error has."""
 _TIMEOUT_S = 600.0
 """How long ffmpeg may take over one file; seconds are usual."""
 
@@ -121,7 +123,12 @@ def _ffmpeg(options: Sequence[str], path: Path) -> bytes:
     if done.returncode:
         said = done.stderr.decode(errors="replace").strip()
         _raise_if_full(path, said)
-        raise RuntimeError(f"ffmpeg failed on {path} (exit status {done.returncode}): {said}")
+        if len(said) > _SAID:  # a line for each damaged frame
+            said = f"{said[:_SAID]}… ({len(said)} characters)"
+        raise RuntimeError(
+            f"ffmpeg failed on {path} (exit status {done.returncode}); if the file is damaged, restore it from a copy. "
+            f"It said: {said}"
+        )
     return done.stdout
 
 
