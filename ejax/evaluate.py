@@ -17,6 +17,7 @@ from ejax.config import ConfigError, RunConfig
 from ejax.console import summary
 from ejax.device import prepare_jax
 from ejax.evaluation import evaluate, evaluate_host, summarize
+from ejax.leave import leave
 from ejax.recorder import draw, play
 from ejax.run_dir import open_run_directory
 from ejax.trust import add_trust_option, trust_words
@@ -144,4 +145,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main)

@@ -3,9 +3,10 @@
 The loop is that of ``python -m ejax.train``, and so are all options; steps are frames of demonstrations.
 """
 
-import sys
+from functools import partial
 
+from ejax.leave import leave
 from ejax.train import run_command
 
 if __name__ == "__main__":
-    sys.exit(run_command("pretrain"))
+    leave(partial(run_command, "pretrain"))

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ejax.build import make_env
+from ejax.leave import leave
 from ejax.trust import add_trust_option, trust_words
 from ejax.types import HostEnv, HostTimestep
 
@@ -93,4 +94,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main)

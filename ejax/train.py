@@ -9,6 +9,7 @@ from ejax.checkpoint import CheckpointError
 from ejax.config import ConfigError, load_config
 from ejax.console import summary
 from ejax.device import prepare_jax
+from ejax.leave import leave
 from ejax.run import train
 from ejax.run_dir import open_run_directory
 from ejax.trust import UntrustedCodeError, add_trust_option, trust_words
@@ -85,4 +86,4 @@ def _parser(name: str) -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main)

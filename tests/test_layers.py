@@ -25,7 +25,7 @@ LAYERS = [
     ["evaluation", "algorithms", "experts", "data"],
     ["config"],
     ["steps", "steppers", "run_dir", "build", "evaluators", "warm_start", "demonstrations", "cloning"],
-    ["run"],
+    ["run", "leave"],
     ["train", "pretrain", "evaluate", "replay"],
 ]
 """A module may import from its own layer and from those above it in this list. ``data`` has a stricter

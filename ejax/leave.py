@@ -1,0 +1,66 @@
+"""How a command line ends: threads that an environment left behind do not keep its process alive."""
+
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from typing import NoReturn
+
+_GRACE_S = 10.0
+"""For threads to come to an end by themselves."""
+_MOST_NAMED = 4
+
+
+def leave(main: Callable[[], int]) -> NoReturn:
+    """Run a command line and end the process with its exit code.
+
+    Python waits for threads that are no daemons, without a bound. Where one is alive after a grace time, it is named,
+    and the process ends without it. Only for ``if __name__ == "__main__"``: a library must not end its caller.
+    """
+    code = 1
+    try:
+        code = main()
+    except SystemExit as exit:  # argparse's
+        code = exit.code if isinstance(exit.code, int) else int(exit.code is not None)
+        raise
+    finally:
+        if _left_behind():
+            threading.Thread(target=_outlast, args=(code,), name="ejax-leave", daemon=True).start()
+    sys.exit(code)
+
+
+def _outlast(code: int) -> None:
+    """End the process, unless it ends by itself first."""
+    time.sleep(_GRACE_S)
+    threads = _left_behind()
+    if threads:
+        told = ", ".join(f"'{thread.name}' ({_place(thread)})" for thread in threads[:_MOST_NAMED])
+        if len(threads) > _MOST_NAMED:
+            told += f" and {len(threads) - _MOST_NAMED} more"
+        print(f"ejax: leaving without threads that do not end: {told}", file=sys.stderr)
+        leave_now(code)
+
+
+def leave_now(code: int) -> NoReturn:
+    """End the process at once, with what was printed."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # closed, or nobody reads it
+            stream.flush()
+    os._exit(code)
+
+
+def _left_behind() -> list[threading.Thread]:
+    """Threads that Python waits for. A pool's idle threads are among them, and end when Python asks them to."""
+    return [each for each in threading.enumerate() if not each.daemon and each is not threading.main_thread()]
+
+
+def _place(thread: threading.Thread) -> str:
+    """Where a thread is: the innermost line of Python."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    if frame is None:
+        return "ended just now"
+    last = traceback.extract_stack(frame, limit=1)[-1]
+    return f"{last.name}, {last.filename}:{last.lineno}"

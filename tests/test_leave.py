@@ -1,0 +1,56 @@
+"""The end of a command line: threads that somebody left behind."""
+
+import subprocess
+import sys
+import time
+
+import pytest
+
+SCRIPT = """
+import sys, threading, time
+from ejax import leave
+leave._GRACE_S = 0.3
+
+def telemetry():
+    time.sleep(600)
+
+def main():
+    print("at work")
+    {body}
+
+leave.leave(main)
+"""
+THREADS = "[threading.Thread(target=telemetry, name='telemetry').start() for _ in range(6)]"
+
+
+def run(body: str) -> subprocess.CompletedProcess[str]:
+    script = SCRIPT.format(body=body)
+    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_threads_left_behind_are_named_and_do_not_keep_the_process(code: int) -> None:
+    done = run(f"{THREADS}; return {code}")
+    assert done.returncode == code and done.stdout == "at work\n"
+    assert done.stderr.startswith("ejax: leaving without threads that do not end: 'telemetry' (telemetry, <string>:")
+    assert "and 2 more" in done.stderr
+
+
+def test_an_exception_keeps_its_traceback_and_its_exit_code() -> None:
+    done = run(f"{THREADS}; raise ValueError('the arm is bent')")
+    assert done.returncode == 1
+    assert "ValueError: the arm is bent" in done.stderr and "leaving without threads" in done.stderr
+
+
+def test_a_thread_that_ends_is_waited_for() -> None:
+    done = run("threading.Thread(target=lambda: (time.sleep(0.1), print('written'))).start(); return 0")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "at work\nwritten\n", "")
+
+
+def test_idle_pools_and_a_clean_end_are_as_ever() -> None:
+    pool = "from concurrent.futures import ThreadPoolExecutor as P; p = P(2); p.submit(print, 'pooled').result()"
+    began = time.monotonic()
+    done = run(f"{pool}; return 2")
+    assert (done.returncode, done.stdout, done.stderr) == (2, "at work\npooled\n", "")
+    assert run("sys.exit(4)").returncode == 4
+    assert time.monotonic() - began < 50.0
