@@ -25,6 +25,7 @@ from ejax.demonstrations import Demonstrations
 from ejax.distributions import action_spec
 from ejax.envs.action_chunk import ActionChunk
 from ejax.envs.adapters.gymnasium import vectorize
+from ejax.envs.calls import call_env
 from ejax.envs.guarded import GuardedEnv
 from ejax.envs.pure_host import PureHostEnv
 from ejax.optim import bind_schedule, make_actor_critic_optimizer, make_optimizer
@@ -268,7 +269,7 @@ def build_env(
         options["interval_events"] = events
     make = partial(make_env, config.env.id, options, num_envs=num_rows)
     try:
-        env = make()
+        env = call_env(config.env.id, "make", make)
     except (TypeError, ValueError) as error:
         raise ConfigError([Problem("env.cfg", f"{config.env.id} refuses it: {error}")]) from error
     if not isinstance(env, HostEnv):

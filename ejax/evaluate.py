@@ -16,10 +16,11 @@ from ejax.checkpoint import CheckpointError, load_params, verify_checkpoint
 from ejax.config import ConfigError, RunConfig
 from ejax.console import summary
 from ejax.device import prepare_jax
+from ejax.envs.calls import exits_are_errors
 from ejax.evaluation import evaluate, evaluate_host, summarize
 from ejax.leave import leave
 from ejax.recorder import draw, play
-from ejax.run_dir import open_run_directory
+from ejax.run_dir import RunDirectory, open_run_directory
 from ejax.trust import add_trust_option, trust_words
 from ejax.types import Env, HostEnv, Key, Params, Policy, RenderableEnv
 from ejax.video import write_video
@@ -75,6 +76,20 @@ def evaluate_run(
     """
     directory, config = open_run_directory(run)
     prepare_jax(device)
+    with exits_are_errors(config.env.id):
+        return _evaluate_run(directory, config, checkpoint, num_episodes, num_envs, choice, seed, video)
+
+
+def _evaluate_run(
+    directory: RunDirectory,
+    config: RunConfig,
+    checkpoint: str | None,
+    num_episodes: int,
+    num_envs: int,
+    choice: Literal["fixed", "first_finished"],
+    seed: int | None,
+    video: Path | None,
+) -> dict[str, object]:
     if checkpoint is None:
         checkpoint = "best" if directory.best() else "latest"
     if checkpoint in ("best", "latest"):

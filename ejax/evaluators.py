@@ -108,6 +108,14 @@ class HostEvaluator:
     def __enter__(self) -> "HostEvaluator":
         return self
 
-    def __exit__(self, *error: object) -> None:
-        if self._env is not None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._env is None:
+            return
+        try:
             self._env.close()
+        except Exception as problem:
+            if error is None:
+                raise
+            error.add_note(f"while closing the environments of the evaluation: {problem}")

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ejax.build import make_env
+from ejax.envs.calls import HostEnvError, exits_are_errors
 from ejax.leave import leave
 from ejax.trust import add_trust_option, trust_words
 from ejax.types import HostEnv, HostTimestep
@@ -25,8 +26,9 @@ def main(argv: list[str] | None = None) -> int:
         facts, actions = read(args.file)
         recorded = len(actions)
         print(f"{facts['recipe']['id']}, seed {facts['seed']}: {recorded} recorded steps, the last not finite")
-        found = replay(facts, actions)
-    except (OSError, ValueError, KeyError, ImportError) as error:
+        with exits_are_errors(facts["recipe"]["id"]):
+            found = replay(facts, actions)
+    except (OSError, ValueError, KeyError, ImportError, HostEnvError) as error:
         print(f"ejax.replay: {error}", file=sys.stderr)
         return 2
     if found is None:

@@ -14,6 +14,7 @@ import numpy as np
 from ejax.build import Parts, build, evaluation_env, rows_per_update
 from ejax.checkpoint import load_checkpoint, verify_checkpoint
 from ejax.config import ConfigError, Problem, RunConfig
+from ejax.envs.calls import exits_are_errors
 from ejax.evaluators import make_evaluator
 from ejax.interrupt import interruptible
 from ejax.metrics import MetricWriter
@@ -64,7 +65,13 @@ def train(config: RunConfig, *, resume: str | None = None, run_dir: Path | None 
         ConfigError: the environment or the policy cannot be built from the config.
         CheckpointError: nothing to resume from, or a checkpoint of another config.
         FloatingPointError: a non-finite update, where ``skip_nonfinite_updates`` is off.
+        HostEnvError: an environment failed, or tried to end the process.
     """
+    with exits_are_errors(config.env.id):
+        return _train(config, resume, run_dir)
+
+
+def _train(config: RunConfig, resume: str | None, run_dir: Path | None) -> RunResult:
     started = time.monotonic()
     directory, started_as, checkpoint, reports = _locate(config, resume, run_dir)
     try:

@@ -12,6 +12,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from ejax.collectors import AsyncCollector, Collected, CollectionStopped, HostCollector
+from ejax.envs.calls import EnvAbandoned
 from ejax.envs.guarded import GuardedEnv
 from ejax.episodes import drop_current_episodes
 from ejax.sharding import make_mesh, split, whole
@@ -37,7 +38,11 @@ class Stepper(Protocol):
         ...
 
     def paused(self) -> AbstractContextManager[None]:
-        """Nothing is collected inside."""
+        """Nothing is collected inside.
+
+        Raises:
+            EnvAbandoned: the user asked the run to stop, and a step does not return.
+        """
         ...
 
     def reports(self) -> list[str]:
@@ -143,7 +148,7 @@ class HostStepper:
         gate = lambda: nullcontext(interrupted())  # noqa: E731
         try:
             return self.collector.collect(state.train.params, key, index=self._update, gate=gate)
-        except CollectionStopped:
+        except (CollectionStopped, EnvAbandoned):
             return None
 
     def paused(self) -> AbstractContextManager[None]:
@@ -163,8 +168,13 @@ class HostStepper:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        del kind, error, traceback
-        self.collector.close()
+        del kind, traceback
+        try:
+            self.collector.close()
+        except Exception as problem:
+            if error is None:
+                raise
+            error.add_note(f"while closing the collector: {problem}")
 
 
 class AsyncStepper(HostStepper):
@@ -173,6 +183,7 @@ class AsyncStepper(HostStepper):
     def __init__(self, collector: AsyncCollector, learn: Learn, *, devices: Sequence[jax.Device] | None = None) -> None:
         super().__init__(collector.collector, learn, collector.key, devices=devices)
         self.background = collector
+        self._interrupted: Interrupted = lambda: False
 
     def start(self, state: RunState) -> RunState:
         state = super().start(state)
@@ -184,6 +195,7 @@ class AsyncStepper(HostStepper):
         return state
 
     def advance(self, state: RunState, count: int, interrupted: Interrupted) -> tuple[RunState, Metrics] | None:
+        self._interrupted = interrupted
         moved = super().advance(state, count, interrupted)
         if moved is not None:
             self.background.publish(moved[0].train.params, self._update)
@@ -194,7 +206,7 @@ class AsyncStepper(HostStepper):
         return self.background.collect(interrupted)
 
     def paused(self) -> AbstractContextManager[None]:
-        return self.background.paused()
+        return self.background.paused(self._interrupted)
 
     def versions(self) -> list[int] | None:
         return self.background.versions

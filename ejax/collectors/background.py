@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from ejax.collectors.host import Collected, CollectionStopped, HostCollector
+from ejax.envs.calls import EnvAbandoned
 from ejax.types import Key, Params
 
 _POLL_S = 0.2
@@ -108,6 +109,7 @@ class AsyncCollector:
         self._published: dict[int, Params] = {}
         self._queue: deque[tuple[int, Collected]] = deque()
         self._error: BaseException | None = None
+        self._closing_error: BaseException | None = None
         self._stopping = self._pausing = False
         self._moving = 0
         """Groups whose environments are moving right now."""
@@ -183,12 +185,16 @@ class AsyncCollector:
         return collected
 
     @contextmanager
-    def paused(self) -> Iterator[None]:
-        """No environment steps inside; the rollout under way goes on afterwards."""
+    def paused(self, interrupted: Callable[[], bool] = lambda: False) -> Iterator[None]:
+        """No environment steps inside; the rollout under way goes on afterwards.
+
+        Raises:
+            EnvAbandoned: ``interrupted``, and a step goes on for ``stop_timeout_s``.
+            TimeoutError: it goes on for ``env_timeout_s``.
+        """
         with self._changed:
             self._pausing = True
-            if not self._changed.wait_for(lambda: self._moving == 0, self.env_timeout_s):
-                raise TimeoutError(f"no pause within {self.env_timeout_s:.0f} s; at {self.collector.doing}")
+            self._wait_until_still(interrupted)
         try:
             yield
         finally:
@@ -197,19 +203,24 @@ class AsyncCollector:
                 self._changed.notify_all()
 
     def close(self) -> None:
-        """Stop within ``stop_timeout_s``, inside a rollout too, and close the environments.
+        """Stop within ``stop_timeout_s``, inside a rollout too, and close the environments: in the thread that stepped
+        them, within the same time.
 
         Raises:
-            TimeoutError: the step under way goes on; its environments are left open, no thread will touch them after.
+            TimeoutError: a step under way, or a ``close``, goes on; the environments are left to that thread.
         """
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
-        if self._thread.ident is not None:
-            self._thread.join(self.stop_timeout_s)
-            if self._thread.is_alive():
-                raise TimeoutError(f"not stopped within {self.stop_timeout_s:.0f} s; at {self.collector.doing}")
-        self.collector.close()
+        if self._thread.ident is None:
+            self.collector.close()
+            return
+        self._thread.join(self.stop_timeout_s)
+        if self._thread.is_alive():
+            raise TimeoutError(f"not stopped within {self.stop_timeout_s:.0f} s; at {self.collector.doing}")
+        error, self._closing_error = self._closing_error, None
+        if error is not None:
+            raise error
 
     def __enter__(self) -> "AsyncCollector":
         return self
@@ -233,7 +244,25 @@ class AsyncCollector:
             return version not in {max(self.first, each) for each in self.schedule.recorded[begins:]}
         return self.schedule.free or version < begins - self.schedule.max_staleness
 
+    def _wait_until_still(self, interrupted: Callable[[], bool]) -> None:
+        ends, stops = time.monotonic() + self.env_timeout_s, float("inf")
+        while not self._changed.wait_for(lambda: self._moving == 0, _POLL_S):
+            now = time.monotonic()
+            if interrupted():
+                stops = min(stops, now + self.stop_timeout_s)
+            if now > stops:
+                raise EnvAbandoned(f"no pause within {self.stop_timeout_s:g} s; at {self.collector.doing}")
+            if now > ends:
+                raise TimeoutError(f"no pause within {self.env_timeout_s:.0f} s; at {self.collector.doing}")
+
     def _run(self) -> None:
+        self._make_rollouts()
+        try:
+            self.collector.close()
+        except BaseException as error:
+            self._closing_error = error
+
+    def _make_rollouts(self) -> None:
         try:
             index = self.first
             while (begun := self._begin(index)) is not None:

@@ -11,18 +11,26 @@ from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
+from ejax.envs.calls import call_env, waiting_for
 from ejax.envs.guarded import GuardedEnv
+from ejax.envs.pure_host import PureHostEnv
 from ejax.types import Array, HostEnv, HostTimestep, Key, Params, Policy, PyTree, Rollout, SavableHostEnv
 
+P = ParamSpec("P")
+R = TypeVar("R")
 Gate = Callable[[], AbstractContextManager[bool]]
 """Entered around everything that moves an environment. True: the rollout is to be given up."""
+
+
+_LAST_STEP_S = 1.0
+"""Closing waits so long for a group's thread that is left in a step."""
 
 
 class CollectionStopped(Exception):
@@ -84,6 +92,8 @@ class HostCollector:
         self._asking = threading.Lock()
         self._taken = [0] * len(groups)
         """Steps of the rollout under way, group by group."""
+        self._threads: dict[int, threading.Thread] = {}
+        """Of the groups, where there are several: those of the last rollout."""
 
     def collect(self, params: Params, key: Key, *, index: int, gate: Gate = lambda: nullcontext(False)) -> Collected:
         """One rollout with these parameters.
@@ -131,7 +141,9 @@ class HostCollector:
     def state(self) -> PyTree:
         """Of the environments, group by group; () where they cannot be saved."""
         groups = [_savable(group) for group in self.groups]
-        return tuple(group.get_state() for group in groups if group is not None) if None not in groups else ()
+        if None in groups:
+            return ()
+        return tuple(call_env(_name(group), "get_state", group.get_state) for group in groups if group is not None)
 
     def restore(self, envs: PyTree) -> None:
         """Go on with saved environments: ``Collected.envs``."""
@@ -142,14 +154,34 @@ class HostCollector:
                 raise ValueError(
                     f"{type(group).__name__} has no state to set; the environments of a run must not change"
                 )
-            obs = savable.set_state(state)
+            obs = call_env(_name(group), "set_state", savable.set_state, state)
             if isinstance(group, GuardedEnv):
                 group.adopt(obs)
             self._obs.append(obs)
 
     def close(self) -> None:
-        for group in self.groups:
-            group.close()
+        """Close every group, whatever the others raise; but for those whose step never returned.
+
+        Raises:
+            Exception: the first that a group raised, with the others as notes.
+            TimeoutError: a group was left open, since a thread is still in it.
+        """
+        problems: list[Exception] = []
+        for number, group in enumerate(self.groups):
+            self.doing = f"closing group {number}: {_name(group)}"
+            thread = self._threads.get(number)
+            if thread is not None:
+                thread.join(_LAST_STEP_S)
+            try:
+                if thread is not None and thread.is_alive():
+                    raise TimeoutError(f"env '{_name(group)}' of group {number} is left open: its step goes on")
+                _call(group, "close", group.close)
+            except Exception as error:
+                problems.append(error)
+        if problems:
+            for other in problems[1:]:
+                problems[0].add_note(f"while closing: {other}")
+            raise problems[0]
 
     def __enter__(self) -> "HostCollector":
         return self
@@ -162,7 +194,7 @@ class HostCollector:
         draw = np.random.SeedSequence([self.seed, index])
         seed = np.repeat(draw.generate_state(self.num_envs // self.group_size), self.group_size)
         parts = np.split(seed.astype(np.uint32), len(self.groups))
-        self._obs = [group.reset(part) for group, part in zip(self.groups, parts, strict=True)]
+        self._obs = [_call(group, "reset", group.reset, part) for group, part in zip(self.groups, parts, strict=True)]
 
     def _failures(self) -> dict[str, float]:
         guarded = [group for group in self.groups if isinstance(group, GuardedEnv)]
@@ -194,8 +226,15 @@ class HostCollector:
         # daemons: a step that never returns must not keep the process from ending, as a pool's threads do
         futures: list[Future[_Played]] = [Future() for _ in self.groups]
         for number, future in enumerate(futures):
-            threading.Thread(target=fulfil, args=(future, number), name=f"ejax-group-{number}", daemon=True).start()
-        errors = [error for future in futures if (error := future.exception()) is not None]
+            thread = threading.Thread(target=fulfil, args=(future, number), name=f"ejax-group-{number}", daemon=True)
+            thread.start()
+            self._threads[number] = thread
+        try:
+            with waiting_for(list(self._threads.values())):
+                errors = [error for future in futures if (error := future.exception()) is not None]
+        except BaseException:  # cut off: whoever comes back shall not step again
+            failed.set()
+            raise
         for error in errors:
             if not isinstance(error, CollectionStopped):
                 raise error
@@ -223,7 +262,7 @@ class HostCollector:
                     raise CollectionStopped
                 self.doing = f"rollout {index}, step {t + 1} of {self.num_steps}, group {number}: {_name(group)}"
                 began = time.perf_counter()
-                timestep = group.step(action)
+                timestep = _call(group, "step", group.step, action)
                 env_s += time.perf_counter() - began
             after.write(t, timestep)
             current[number] = timestep.obs
@@ -259,8 +298,17 @@ def _savable(group: HostEnv) -> SavableHostEnv | None:
     return inner if isinstance(inner, SavableHostEnv) else None
 
 
+def _call(group: HostEnv, what: str, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """``function``, which is ``group``'s. A ``GuardedEnv`` puts its environment's calls on record itself."""
+    if isinstance(group, GuardedEnv):
+        return function(*args, **kwargs)
+    return call_env(_name(group), what, function, *args, **kwargs)
+
+
 def _name(group: HostEnv) -> str:
-    return group.name if isinstance(group, GuardedEnv) else type(group).__name__
+    if isinstance(group, GuardedEnv):
+        return group.name
+    return type(group.env if isinstance(group, PureHostEnv) else group).__name__
 
 
 @dataclass

@@ -17,15 +17,12 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
+from ejax.envs.calls import HostEnvError, call_env, described
 from ejax.types import HostEnv, HostTimestep, PyTree, ReportingHostEnv
 
 _MOST_ACTIONS = 10_000
 """Steps of an episode that a replay file can hold."""
 _RESET_ATTEMPTS = 3
-
-
-class HostEnvError(RuntimeError):
-    """A host environment failed, more often than allowed; the message names it and the step."""
 
 
 class GuardedEnv:
@@ -110,7 +107,7 @@ class GuardedEnv:
         before, seed = self._obs, self.row_seed.copy()
         self._remember(action)
         try:
-            timestep = self._env.step(action)
+            timestep = call_env(self.name, "step", self._env.step, action)
         except Exception as error:
             return self._start_anew(error, before)
         valid = timestep.info.get("valid", np.ones(self.num_envs, bool))
@@ -145,7 +142,16 @@ class GuardedEnv:
         return of_env + [self._reports.popleft() for _ in range(len(self._reports))]
 
     def close(self) -> None:
-        self._env.close()
+        """
+        Raises:
+            HostEnvError: it raised, or did not return in time.
+        """
+        try:
+            call_env(self.name, "close", self._env.close)
+        except HostEnvError:
+            raise
+        except Exception as error:
+            raise HostEnvError(f"env '{self.name}' failed to close: {described(error)}") from error
 
     def _keep(self, obs: PyTree) -> None:
         """A copy: an environment may write the next observation over this one."""
@@ -153,9 +159,11 @@ class GuardedEnv:
 
     def _reset_inner(self, seed: NDArray[np.uint32], rows: NDArray[np.bool_] | None) -> PyTree:
         try:
-            return self._env.reset(seed, rows)
+            return call_env(self.name, "reset", self._env.reset, seed, rows)
         except Exception as error:
-            raise HostEnvError(f"env '{self.name}' failed to reset after {self.num_steps} steps: {error!r}") from error
+            raise HostEnvError(
+                f"env '{self.name}' failed to reset after {self.num_steps} steps: {described(error)}"
+            ) from error
 
     def _remember(self, action: NDArray[Any]) -> None:
         if len(self._actions) >= 2 * _MOST_ACTIONS:
@@ -204,17 +212,18 @@ class GuardedEnv:
         where = f"env '{self.name}' raised at its step {self.num_steps} ({self.num_envs} rows)"
         if self.num_restarts >= self._max_restarts or not self._info:  # after no step at all it would fail again
             raise HostEnvError(
-                f"{where}: {error!r}. It may be made anew {self._max_restarts} times "
+                f"{where}: {described(error)}. It may be made anew {self._max_restarts} times "
                 "(trainer.collector.max_env_restarts)"
             ) from error
         self.num_restarts += 1
-        self._reports.append(f"{where}: {error!r}; made anew, {self.num_restarts} of {self._max_restarts} times")
+        raised = described(error)
+        self._reports.append(f"{where}: {raised}; made anew, {self.num_restarts} of {self._max_restarts} times")
         with suppress(Exception):  # it is broken: how it closes says nothing new
-            self._env.close()
+            call_env(self.name, "close", self._env.close)
         try:
-            self._env = self._make()
+            self._env = call_env(self.name, "make", self._make)
         except Exception as again:
-            raise HostEnvError(f"{where}: {error!r}; making it anew failed: {again!r}") from again
+            raise HostEnvError(f"{where}: {raised}; making it anew failed: {described(again)}") from again
         obs = self.reset(_new_seeds(np.arange(self.num_envs, dtype=np.uint32), self.num_steps))
         nothing = np.zeros(self.num_envs, bool)
         return HostTimestep(

@@ -1,15 +1,18 @@
 """Gymnasium environments as a ``HostEnv``: ``gymnasium:HalfCheetah-v5``, or any vector environment that exists."""
 
+import os
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Literal
 
 import gymnasium
 import numpy as np
-from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, VectorEnv
+from gymnasium.vector.async_vector_env import AsyncState
 from numpy.typing import NDArray
 
 from ejax.envs.adapters.library import check_name
+from ejax.envs.adapters.worker import make_in_worker
 from ejax.trust import check_trusted, import_trusted
 from ejax.types import HostTimestep, PyTree
 
@@ -86,7 +89,17 @@ class GymnasiumVector:
         )
 
     def close(self) -> None:
-        self.env.close()
+        """Worker processes that do not end by themselves, or are at a call that nobody waits for, are killed."""
+        if not isinstance(self.env, AsyncVectorEnv):
+            self.env.close()
+            return
+        try:
+            if self.env._state is AsyncState.DEFAULT:
+                self.env.close()
+        finally:
+            self.env.closed = True
+            for process in self.env.processes:
+                process.kill()
 
     def _reset(self, rows: Rows, *, everything: bool = False) -> PyTree:
         if everything and not self.seeds_rows:
@@ -145,13 +158,13 @@ def make(
     if spec.id in _OF_OLD_GYM and ":" in str(wrapped := env_kwargs.get("env_id")):
         check_trusted(str(wrapped))  # gym imports such a module as Gymnasium does
     make_one = partial(_make_one, name, action_chunk, dict(env_kwargs))
-    thunks = [make_one] * num_envs
     if vectorization == "async":
-        vector: VectorEnv = gymnasium.vector.AsyncVectorEnv(
-            thunks, autoreset_mode=AutoresetMode.DISABLED, context="forkserver"
+        in_worker = partial(make_in_worker, make_one, os.getpid())
+        vector: VectorEnv = AsyncVectorEnv(
+            [in_worker] * num_envs, autoreset_mode=AutoresetMode.DISABLED, context="forkserver"
         )
     else:
-        vector = gymnasium.vector.SyncVectorEnv(thunks, autoreset_mode=AutoresetMode.DISABLED)
+        vector = gymnasium.vector.SyncVectorEnv([make_one] * num_envs, autoreset_mode=AutoresetMode.DISABLED)
     limit = env_kwargs.get("max_episode_steps", spec.max_episode_steps) or 0
     return GymnasiumVector(vector, clip_actions=clip_actions, max_episode_steps=-(-limit // action_chunk))
 

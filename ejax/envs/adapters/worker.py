@@ -1,0 +1,66 @@
+"""A Gymnasium environment in a worker process: whatever it raises arrives at its owner, as an error."""
+
+import os
+import pickle
+import signal
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+import gymnasium
+
+from ejax.envs.calls import described
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def make_in_worker(make_one: Callable[[], Any], owner: int) -> "Contained":
+    """``make_one()`` for a process of its own.
+
+    A Ctrl-C in a terminal reaches every process of the run. It asks the owner to end the run in order; workers that
+    ended by themselves would keep it from that.
+
+    Args:
+        owner: process in which the vector lives; it makes one as well, to see the spaces.
+    """
+    if os.getpid() != owner:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    return Contained(_arriving(make_one))
+
+
+class Contained(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Gymnasium's workers send exceptions to their owner, but not those that end a process; and an exception that
+    cannot be pickled, or not be made from one argument, never arrives."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        return _arriving(self.env.reset, seed=seed, options=options)
+
+    def step(self, action: Any) -> Any:
+        return _arriving(self.env.step, action)
+
+    def close(self) -> None:
+        _arriving(self.env.close)
+
+
+def _arriving(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """
+    Raises:
+        Exception: one of Python's own as it is, any other as a ``RuntimeError`` with its text.
+    """
+    try:
+        return function(*args, **kwargs)
+    except Exception as error:
+        if _arrives(error):
+            raise
+        raise RuntimeError(described(error)) from error
+    except BaseException as error:
+        text = f"{described(error)}, which ends a process and must not leave an environment"
+        raise RuntimeError(text) from error
+
+
+def _arrives(error: Exception) -> bool:
+    """One of Python's own that Gymnasium can pickle, and raise again as ``type(error)(error)``."""
+    try:
+        return type(error).__module__ == "builtins" and bool(type(error)(pickle.loads(pickle.dumps(error))))
+    except Exception:
+        return False
