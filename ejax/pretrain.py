@@ -9,4 +9,4 @@ from ejax.leave import leave
 from ejax.train import run_command
 
 if __name__ == "__main__":
-    leave(partial(run_command, "pretrain"))
+    leave(partial(run_command, "pretrain", owns_process=True))

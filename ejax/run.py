@@ -1,12 +1,15 @@
 """THE loop: step, log, evaluate, save until the end."""
 
 import math
+import sys
+import threading
 import time
+import traceback
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import numpy as np
@@ -14,9 +17,10 @@ import numpy as np
 from ejax.build import Parts, build, evaluation_env, rows_per_update
 from ejax.checkpoint import load_checkpoint, verify_checkpoint
 from ejax.config import ConfigError, Problem, RunConfig
-from ejax.envs.calls import exits_are_errors
+from ejax.envs.calls import EnvAbandoned, exits_are_errors
 from ejax.evaluators import make_evaluator
 from ejax.interrupt import interruptible
+from ejax.leave import leave_now
 from ejax.metrics import MetricWriter
 from ejax.recorder import FilmRecorder
 from ejax.registry import is_foreign_checkpoint
@@ -24,6 +28,7 @@ from ejax.run_dir import RunDirectory, check_same_run, create_run_directory, new
 from ejax.steps import RunState
 from ejax.types import Metrics, Params, Phase, Policy
 from ejax.warm_start import start_from_file, start_from_policy
+from ejax.watchdog import Watchdog
 
 _SECONDS_PER_DISPATCH = 0.5
 """Short enough for a live console and for a signal to be answered, long enough for dispatch to cost nothing."""
@@ -53,13 +58,17 @@ class RunResult:
     eval_history: list[dict[str, float]] = field(default_factory=list)
 
 
-def train(config: RunConfig, *, resume: str | None = None, run_dir: Path | None = None) -> RunResult:
+def train(
+    config: RunConfig, *, resume: str | None = None, run_dir: Path | None = None, owns_process: bool = False
+) -> RunResult:
     """Train as the config says: what ``python -m ejax.train`` runs.
 
     Args:
         resume: ``latest``, ``best``, or the path of a checkpoint of this very config. None: a new run. EmbodiChain's
             ``FILE.pt``: a new run that goes on where that training stands.
         run_dir: the run's folder. None: a new one, or with ``resume`` the newest of this ``exp_name``.
+        owns_process: end the process, with the state saved, where an environment hangs in native code and nothing else
+            helps. For command lines.
 
     Raises:
         ConfigError: the environment or the policy cannot be built from the config.
@@ -68,10 +77,10 @@ def train(config: RunConfig, *, resume: str | None = None, run_dir: Path | None 
         HostEnvError: an environment failed, or tried to end the process.
     """
     with exits_are_errors(config.env.id):
-        return _train(config, resume, run_dir)
+        return _train(config, resume, run_dir, owns_process)
 
 
-def _train(config: RunConfig, resume: str | None, run_dir: Path | None) -> RunResult:
+def _train(config: RunConfig, resume: str | None, run_dir: Path | None, owns_process: bool) -> RunResult:
     started = time.monotonic()
     directory, started_as, checkpoint, reports = _locate(config, resume, run_dir)
     try:
@@ -105,7 +114,7 @@ def _train(config: RunConfig, resume: str | None, run_dir: Path | None) -> RunRe
             for aside in directory.set_aside_after(first_update * rows):
                 writer.note(f"set aside {aside}: the run goes on from before it")
             writer.note(f"resumed from {checkpoint} at {first_update * rows} {config.step_name}")
-        return _Loop(config, parts, directory, writer, meta, started).run(state)
+        return _Loop(config, parts, directory, writer, meta, started, owns_process).run(state)
 
 
 @dataclass
@@ -131,6 +140,7 @@ class _Loop:
         writer: MetricWriter,
         meta: dict[str, Any],
         started: float,
+        owns_process: bool,
     ) -> None:
         trainer = config.trainer
         self.config, self.trainer, self.parts = config, trainer, parts
@@ -161,6 +171,14 @@ class _Loop:
         self.last_evaluated: int | None = None
         self.per_dispatch = 1
         self.first_update = 0
+        self.complete = parts.state, 0
+        """The last complete state and its update."""
+        self.saving = threading.Lock()
+        self.watchdog = Watchdog(
+            env_timeout_s=trainer.collector.env_timeout_s,
+            stop_timeout_s=trainer.collector.stop_timeout_s,
+            rescue=self._rescue if owns_process else None,
+        )
         (self.device,) = parts.state.update.devices()
 
     def run(self, state: RunState) -> RunResult:
@@ -168,11 +186,12 @@ class _Loop:
         update = first = self.first_update = int(state.update)
         stepper = self.parts.stepper
         pending: _Launched | None = None
-        with stepper, self.evaluator, self.compiler, self.recorder, interruptible() as interrupted:
+        with self.watchdog, stepper, self.evaluator, self.compiler, self.recorder, interruptible() as interrupted:
             # both programs at once: compilation leaves Python's lock alone, and takes longer than many a training
             if trainer.enable_eval:
                 self.compiler.submit(self.evaluator.compile, state.train.params)
             state = stepper.start(state)
+            self.complete = state, update
             self.compiled_at = self.clock = time.monotonic()
             seconds = self.compiled_at - self.started
             self.writer.note(f"built and compiled in {seconds:.1f} s; run folder {self.directory.path}")
@@ -184,6 +203,7 @@ class _Loop:
                     break
                 state, metrics = moved
                 update += count
+                self.complete = state, update
                 evaluates = self._fires(update, trainer.eval_freq) and trainer.enable_eval
                 launched = _Launched(
                     update,
@@ -217,14 +237,19 @@ class _Loop:
         """An update whose env steps reach or pass a multiple of ``freq``: a function of the update alone."""
         return freq > 0 and update * self.rows // freq > (update - 1) * self.rows // freq
 
-    def _evaluate(self, state: RunState, update: int) -> Metrics:
+    def _evaluate(self, state: RunState, update: int) -> Metrics | None:
+        """None: the user asked the run to stop, and an environment does not return."""
         trainer = self.trainer
         key = jax.random.key(trainer.eval_seed)
         params = self._one_copy(state)
         self.recorder.record(params, key, self._film_number(update))
         pause = self.parts.stepper.paused() if trainer.collector.pause_in_evaluation else nullcontext()
-        with pause:
-            return self.evaluator.evaluate(params)
+        try:
+            with pause:
+                return self.evaluator.evaluate(params)
+        except EnvAbandoned as abandoned:
+            self.writer.note(f"no evaluation: {abandoned}")
+            return None
 
     def _one_copy(self, state: RunState) -> Params:
         """The parameters where evaluation is compiled for: learners may have them on several devices."""
@@ -300,7 +325,24 @@ class _Loop:
             path = self.directory.save_best(launched.state, self._meta(launched.update))
             self.result.best_eval_value, self.result.best_checkpoint_path = value, path
 
+    def _rescue(self, text: str, asked: bool) -> NoReturn:
+        """In the watchdog's thread, while the main one is stuck in an environment: save what is complete, and leave."""
+        code = 1
+        with self.saving:  # for good: should the main thread come back after all, it saves nothing beside this
+            try:
+                self._save_once(*self.complete)
+                code = 0 if asked else 1
+                print(f"ejax: {text}; leaving with {self.result.latest_checkpoint_path}", file=sys.stderr)
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                leave_now(code)
+
     def _save(self, state: RunState, update: int) -> None:
+        with self.saving:
+            self._save_once(state, update)
+
+    def _save_once(self, state: RunState, update: int) -> None:
         if update == self.last_saved:
             return
         if not self.trainer.enable_eval:
@@ -329,7 +371,9 @@ class _Loop:
         """A last evaluation and checkpoint, where the loop has not made them; the facts of the run."""
         trained_for = time.monotonic() - self.compiled_at
         if finished and self.trainer.enable_eval and self.last_evaluated != update:
-            self._record_evaluation(_Launched(update, 0, state, {}, self._evaluate(state, update), save=False))
+            evaluation = self._evaluate(state, update)
+            if evaluation is not None:
+                self._record_evaluation(_Launched(update, 0, state, {}, evaluation, save=False))
         if not finished:
             self.recorder.break_off()
         self._save(state, update)

@@ -3,6 +3,7 @@
 import argparse
 import datetime
 import sys
+from functools import partial
 from pathlib import Path
 
 from ejax.checkpoint import CheckpointError
@@ -22,8 +23,12 @@ def main(argv: list[str] | None = None) -> int:
     return run_command("train", argv)
 
 
-def run_command(name: str, argv: list[str] | None = None) -> int:
-    """``main`` under the name of one of the two modules that train."""
+def run_command(name: str, argv: list[str] | None = None, *, owns_process: bool = False) -> int:
+    """``main`` under the name of one of the two modules that train.
+
+    Args:
+        owns_process: as in ``ejax.run.train``.
+    """
     args = _parser(name).parse_intermixed_args(argv)
     trust_words([*args.trust, *args.overrides], remember=True)
     try:
@@ -38,7 +43,7 @@ def run_command(name: str, argv: list[str] | None = None) -> int:
         prepare_jax(config.trainer.device)
         for notice in config.notices:
             print(f"[config] {notice.key}: {notice.text}", flush=True)
-        result = train(config, resume=args.resume, run_dir=args.run)
+        result = train(config, resume=args.resume, run_dir=args.run, owns_process=owns_process)
     except (ConfigError, CheckpointError, UntrustedCodeError, ModuleNotFoundError, *_PATH_ERRORS) as error:
         print(f"ejax.{name}: {error}", file=sys.stderr)
         return 2
@@ -86,4 +91,4 @@ def _parser(name: str) -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    leave(main)
+    leave(partial(run_command, "train", owns_process=True))

@@ -24,7 +24,7 @@ LAYERS = [
     ["policies", "envs", "unroll", "episodes", "collectors", "checkpoint", "metrics", "console", "video", "recorder"],
     ["evaluation", "algorithms", "experts", "data"],
     ["config"],
-    ["steps", "steppers", "run_dir", "build", "evaluators", "warm_start", "demonstrations", "cloning"],
+    ["steps", "steppers", "run_dir", "build", "evaluators", "warm_start", "watchdog", "demonstrations", "cloning"],
     ["run", "leave"],
     ["train", "pretrain", "evaluate", "replay"],
 ]

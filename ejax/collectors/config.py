@@ -30,9 +30,9 @@ class CollectorConfig(BaseModel):
     learner_devices: tuple[str, ...] = ()
     """Where updates run; several share each batch, environment by environment. Empty: on ``trainer.device``."""
     stop_timeout_s: PositiveFloat = 10.0
-    """async: how long the end of training waits for the environment step under way."""
+    """How long the end of training waits for the call into an environment that is under way, and for its ``close``."""
     env_timeout_s: PositiveFloat = 300.0
-    """async: how long a single step may take before training ends with an error."""
+    """How long a single call into an environment may take before training ends with an error."""
     max_quarantined: NonNegativeInt = 100
     """Episodes of a group that may end because an environment outside JAX gave a NaN or an infinity."""
     max_env_restarts: NonNegativeInt = 0
