@@ -6,10 +6,13 @@ library versions, counters, config), ``<name>/SHA256`` (a digest of each other f
 
 import hashlib
 import json
+import logging
 import os
 import re
 import shutil
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -49,10 +52,13 @@ def save_checkpoint(directory: Path, name: str, state: PyTree, meta: dict[str, A
     for leftover in directory.glob(".partial-*"):
         shutil.rmtree(leftover)
     partial = directory / f".partial-{name}"
-    with warnings.catch_warnings():
-        # orbax warns that arrays saved without a mesh are loaded onto one device, which is what is wanted here
-        warnings.simplefilter("ignore")
-        ocp.save(str((partial / "state").absolute()), _flatten(state))
+    with _silent_orbax():
+        try:
+            ocp.save(str((partial / "state").absolute()), _flatten(state))
+        except ValueError as error:
+            if (refused := _of_the_disk(error)) is None:
+                raise
+            raise refused from error
     meta = {"schema_version": SCHEMA_VERSION, "versions": library_versions(), **meta}
     (partial / "meta.json").write_text(json.dumps(meta, indent=2))
     digests = {str(path.relative_to(partial)): _sha256(path) for path in _files(partial)}
@@ -99,6 +105,27 @@ def load_params(path: Path, like: PyTree, remedy: str = _REMEDY) -> PyTree:
     """
     verify_checkpoint(path)
     return _load(path, like, "train.params.", remedy)
+
+
+@contextmanager
+def _silent_orbax() -> Iterator[None]:
+    """Orbax warns that arrays saved without a mesh are loaded onto one device, which is what is wanted here; and its
+    threads log, with tracebacks, what is raised here anyway."""
+    logger = logging.getLogger("absl")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def _of_the_disk(error: ValueError) -> OSError | None:
+    """Orbax's error for a full disk and the like, as Python has it."""
+    code = re.search(r"os_error_code='(\d+)'", str(error))
+    return None if code is None else OSError(int(code[1]), os.strerror(int(code[1])))
 
 
 def _load(path: Path, like: PyTree, prefix: str, remedy: str = _REMEDY) -> PyTree:

@@ -2,6 +2,7 @@
 
 import argparse
 import datetime
+import errno
 import sys
 from functools import partial
 from pathlib import Path
@@ -15,7 +16,13 @@ from ejax.run import train
 from ejax.run_dir import open_run_directory
 from ejax.trust import UntrustedCodeError, add_trust_option, trust_words
 
-_PATH_ERRORS = (FileExistsError, FileNotFoundError, NotADirectoryError, PermissionError)
+_PATH_ERRORS = (FileExistsError, FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError)
+_OF_THE_DISK = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "; make room, or give another trainer.output_dir"),
+    errno.EROFS: "; give another trainer.output_dir",
+    **dict.fromkeys((errno.ENAMETOOLONG, errno.ELOOP), ""),
+}
+"""What a disk refuses and Python has no exception of its own for, and what to do about it."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -46,6 +53,11 @@ def run_command(name: str, argv: list[str] | None = None, *, owns_process: bool 
         result = train(config, resume=args.resume, run_dir=args.run, owns_process=owns_process)
     except (ConfigError, CheckpointError, UntrustedCodeError, ModuleNotFoundError, *_PATH_ERRORS) as error:
         print(f"ejax.{name}: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        if error.errno not in _OF_THE_DISK:
+            raise
+        print(f"ejax.{name}: {error}{_OF_THE_DISK[error.errno]}", file=sys.stderr)
         return 2
     summary(
         {

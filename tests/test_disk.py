@@ -1,0 +1,34 @@
+"""Disks that are full or cannot be written to: one line, and exit code 2."""
+
+import errno
+import json
+import os
+
+import numpy as np
+import pytest
+from test_config import BASE
+
+from ejax import checkpoint, train
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS, errno.ENAMETOOLONG])
+def test_a_disk_that_refuses_is_one_line_and_exit_2(code, tmp_path, monkeypatch, capsys):
+    def refuse(*args):
+        raise OSError(code, os.strerror(code), str(tmp_path))
+
+    monkeypatch.setattr("ejax.run.create_run_directory", refuse)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.json").write_text(json.dumps(BASE))
+    assert train.main(["--config", "a.json", "--device", "cpu"]) == 2
+    told = capsys.readouterr().err.strip()
+    assert told.startswith("ejax.train: ") and os.strerror(code) in told and "\n" not in told
+
+
+def test_a_checkpoint_on_a_full_disk_is_an_error_of_the_disk(tmp_path, monkeypatch):
+    def refuse(*args):
+        raise ValueError("RESOURCE_EXHAUSTED: Failed to write 7 bytes: No space left [os_error_code='28']")
+
+    monkeypatch.setattr(checkpoint.ocp, "save", refuse)
+    with pytest.raises(OSError, match="No space left") as caught:
+        checkpoint.save_checkpoint(tmp_path, "a_step_1", {"x": np.zeros(3)}, {})
+    assert caught.value.errno == errno.ENOSPC
