@@ -21,6 +21,7 @@ from ejax.collectors import AsyncCollector, HostCollector, Schedule
 from ejax.collectors.config import CollectorConfig
 from ejax.config import ConfigError, PolicyConfig, Problem, RunConfig
 from ejax.config.data import DataConfig
+from ejax.config.spaces import space_problems
 from ejax.demonstrations import Demonstrations
 from ejax.distributions import action_spec
 from ejax.envs.action_chunk import ActionChunk
@@ -322,9 +323,9 @@ def build_policy(config: PolicyConfig, env: Env | HostEnv) -> Policy:
     Raises:
         ConfigError: the action dimension is not the env's, or the constructor refuses the arguments.
     """
-    spec = action_spec(env.action_space, squash=config.squash_actions)
-    if problems := config.action_dim_problems(spec.num_actions):
+    if problems := space_problems(config, env.action_space, env.observation_space):
         raise ConfigError(problems)
+    spec = action_spec(env.action_space, squash=config.squash_actions)
     offered = {
         "action_spec": spec,
         "observation_space": env.observation_space,

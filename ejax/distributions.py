@@ -189,11 +189,15 @@ def action_spec(space: gymnasium.Space, *, squash: bool = False) -> ActionSpec:
             raise ValueError(
                 f"a Box action space must have one dimension, got shape {space.shape}: flatten it in the env"
             )
+        if size < 1:
+            raise ValueError(f"an action space needs at least one number, got {space}")
         if not squash:
             return ActionSpec("normal", (size,))
         low, high = np.broadcast_to(space.low, (size,)), np.broadcast_to(space.high, (size,))
         if not (np.isfinite(low).all() and np.isfinite(high).all()):
-            raise ValueError(f"squashed actions need finite bounds, got low={space.low}, high={space.high}")
+            raise ValueError(
+                f"squashed actions need finite bounds, got low={space.low}, high={space.high}; give false, or bounds"
+            )
         return ActionSpec("tanh_normal", (size,), tuple(low.tolist()), tuple(high.tolist()))
     if isinstance(space, gymnasium.spaces.Discrete):
         return ActionSpec("categorical", (int(space.n),))

@@ -61,6 +61,9 @@ CHECKPOINT_READERS: dict[str, str] = {".pt": "interop.pt_state:read_state"}
 """Checkpoints of other systems, by the ending of their files. Called as
 ``reader(file, config, parts, policy_only=…) -> (RunState, notes)``; raises ValueError or TypeError."""
 
+_LONGEST_NAME = 100
+"""Names beyond it are near to none, and take long to compare."""
+
 NOT_BUILT: dict[Kind, tuple[str, ...]] = {
     "env": (),
     "policy": ("vla",),
@@ -192,9 +195,18 @@ def is_import_path(kind: Kind, name: str) -> bool:
 
 def did_you_mean(name: str, candidates: Iterable[str]) -> str:
     """``" Did you mean 'x'?"`` with the candidate nearest to ``name``, or nothing where none is near."""
+    if len(name) > _LONGEST_NAME:
+        return ""
     by_fold = {candidate.casefold(): candidate for candidate in candidates}
     near = difflib.get_close_matches(name.casefold(), by_fold, n=1, cutoff=0.6)
     return f". Did you mean '{by_fold[near[0]]}'?" if near else ""
+
+
+def did_you_mean_family(name: str) -> str:
+    """``did_you_mean`` for ``playgound:Name``, which reads as a module's place but for the one letter."""
+    family, _, rest = name.partition(":")
+    near = difflib.get_close_matches(family.casefold(), ENV_FAMILIES, n=1, cutoff=0.75)
+    return f". Did you mean '{near[0]}:{rest}'?" if near and near[0] != family else ""
 
 
 def _register(kind: Kind, name: str, obj: Any, override: bool) -> Any:

@@ -293,10 +293,11 @@ def test_actor_only_goes_without_a_critic_block_and_says_so():
 
 @pytest.mark.parametrize("critic", [{}, {"critic": None}])
 def test_a_critic_without_groups_reads_those_of_the_actor(critic):
-    groups = make(policy={**BASE["policy"], "obs_groups": {"actor": ["a", "b.c"], **critic}}).policy.obs_groups
+    env = "env=gymnax:CartPole-v1"  # what it observes is known when it is built
+    groups = make(env, policy={**BASE["policy"], "obs_groups": {"actor": ["a", "b.c"], **critic}}).policy.obs_groups
     assert groups.critic == groups.actor == ("a", "b.c")
-    assert make("policy.obs_groups={actor: [a], critic: []}").policy.obs_groups.critic == ()
-    config = make("policy.obs_groups.actor=[a]", "policy.name=actor_only")
+    assert make(env, "policy.obs_groups={actor: [a], critic: []}").policy.obs_groups.critic == ()
+    config = make(env, "policy.obs_groups.actor=[a]", "policy.name=actor_only")
     assert config.policy.obs_groups.critic == () and parse_config(config.to_dict()).notices == ()
 
 

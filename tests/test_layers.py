@@ -20,6 +20,7 @@ LAYERS = [
         "registry",
         "trust",
         "frozen",
+        "shorten",
     ],
     ["policies", "envs", "unroll", "episodes", "collectors", "checkpoint", "metrics", "console", "video", "recorder"],
     ["evaluation", "algorithms", "experts", "data"],

@@ -1,16 +1,19 @@
 """``data``: the demonstrations that behaviour cloning learns from."""
 
 import inspect
-from collections.abc import Iterator
-from typing import Literal
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, get_type_hints
 
 from flax.core import FrozenDict
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
 
+from ejax.config.annotations import mismatch
 from ejax.config.errors import Problem
 from ejax.config.kwargs import Kwargs
 from ejax.data.chunks import SamplingMode
+from ejax.frozen import thaw
 from ejax.registry import TASKS, did_you_mean, resolve, trusted_name
+from ejax.shorten import shown
 
 
 class DataConfig(BaseModel):
@@ -93,7 +96,7 @@ def data_problems(data: DataConfig, action_chunk: int) -> Iterator[Problem]:
         for key in keys:
             given = getattr(data, key) != DataConfig.model_fields[key].get_default(call_default_factory=True)
             if source != data.source and given:
-                text = f"got {getattr(data, key)!r}, but source '{data.source}' does not read it; leave it out"
+                text = f"got {shown(getattr(data, key))}, but source '{data.source}' does not read it; leave it out"
                 yield Problem(f"data.{key}", text)
     if data.chunk_size < action_chunk:
         text = f"got {data.chunk_size}, but the policy decides on {action_chunk} actions at once; give at least that"
@@ -103,10 +106,26 @@ def data_problems(data: DataConfig, action_chunk: int) -> Iterator[Problem]:
 
 
 def _task_problems(data: DataConfig) -> Iterator[Problem]:
-    parameters = inspect.signature(resolve("task", str(data.task))).parameters
-    for name in data.task_cfg:
-        if name not in parameters:
-            allowed = ", ".join(sorted(parameters))
-            yield Problem(
-                f"data.task_cfg.{name}", f"unknown key; allowed: {allowed}{did_you_mean(str(name), parameters)}"
-            )
+    make, cfg = resolve("task", str(data.task)), thaw(data.task_cfg)
+    parameters = inspect.signature(make, eval_str=True).parameters
+    problems = list(_misfits("data.task_cfg", cfg, {name: each.annotation for name, each in parameters.items()}))
+    if not problems:
+        env = type(make().env)  # costs little: nothing is compiled
+        problems = list(_misfits("data.task_cfg.env", cfg.get("env") or {}, get_type_hints(env)))
+    if not problems:
+        try:
+            make(**cfg)
+        except (TypeError, ValueError) as error:
+            problems = [Problem("data.task_cfg", str(error))]
+    yield from problems
+
+
+def _misfits(section: str, given: Mapping[str, Any], annotations: Mapping[str, Any]) -> Iterator[Problem]:
+    """Keys that are not among the annotations, and values that are of other types."""
+    for name, value in given.items():
+        text: str | None
+        if name not in annotations:
+            text = f"unknown key; allowed: {', '.join(sorted(annotations))}{did_you_mean(str(name), annotations)}"
+            yield Problem(f"{section}.{name}", text)
+        elif text := mismatch(annotations[name], value):
+            yield Problem(f"{section}.{name}", f"got {shown(value)}; {text}")

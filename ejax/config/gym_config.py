@@ -10,18 +10,20 @@ import inspect
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
+import gymnasium
 
+from ejax.config.annotations import mismatch
 from ejax.config.errors import Problem
 from ejax.config.explain import unknown_key
 from ejax.config.models import EnvConfig, EventsConfig, RunConfig
+from ejax.config.spaces import space_problems
 from ejax.config.spellings import RECORDERS, Draft, read_numbers
-from ejax.distributions import action_spec
 from ejax.envs.functors.registry import FUNCTORS, FunctorKind
 from ejax.envs.key_report import EMPTY, GymConfigError, KeyNote
 from ejax.envs.plan import INTERVAL_EVENTS, make_plan
 from ejax.frozen import freeze, thaw
-from ejax.registry import ENVS, UnknownNameError, did_you_mean, resolve
+from ejax.registry import ENVS, UnknownNameError, did_you_mean, did_you_mean_family, resolve
+from ejax.shorten import shown
 from ejax.trust import UntrustedCodeError
 from ejax.types import PHASES
 
@@ -138,40 +140,39 @@ def env_problems(env: EnvConfig) -> list[Problem]:
     try:
         make = resolve("env", env.id)
     except ImportError as error:
-        return [Problem("env.id", f"'{env.id}' cannot be imported: {error}")]
+        return [Problem("env.id", f"'{env.id}' cannot be imported: {error}{did_you_mean_family(env.id)}")]
     parameters = inspect.signature(make, eval_str=True).parameters
     cfg = thaw(env.cfg)
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     chunk = cfg.pop("action_chunk", 1) if "action_chunk" not in parameters else 1
     problems = [] if takes_any else _unknown("env.cfg.", cfg, list(parameters))
     if type(chunk) is not int or chunk < 1:
-        problems.append(Problem("env.cfg.action_chunk", f"got {chunk!r}; must be an integer of at least 1"))
+        problems.append(Problem("env.cfg.action_chunk", f"got {shown(chunk)}; must be an integer of at least 1"))
     for key, value in cfg.items():
-        if key in parameters and (text := _mismatch(parameters[key].annotation, value)):
-            problems.append(Problem(f"env.cfg.{key}", f"got {value!r}; {text}"))
+        if key in parameters and (text := mismatch(parameters[key].annotation, value)):
+            problems.append(Problem(f"env.cfg.{key}", f"got {shown(value)}; {text}"))
     if not problems and dataclasses.is_dataclass(make):  # checks its own values, and costs little
         try:
             make(**{name: env.cfg[name] for name in cfg})  # type: ignore[operator]  # a class, here
         except GymConfigError as error:
             inside = "gym_config" if "gym_config" in parameters else "env_cfg.gym_config"  # of RenderedEnv
             return [Problem(f"env.cfg.{inside}.{note.key}", note.text) for note in error.refused]
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, ArithmeticError) as error:
             problems.append(Problem("env.cfg", str(error)))
     return problems
 
 
 def action_problems(config: RunConfig) -> list[Problem]:
-    """``policy.action_dim`` that is not the environment's, where this is known before anything is built."""
+    """What the policy's config has wrong about the environment's spaces, where they are known before it is built."""
     make, cfg = resolve("env", config.env.id), dict(config.env.cfg)
     chunk = cfg.pop("action_chunk", 1) if "action_chunk" not in inspect.signature(make).parameters else 1
-    if config.policy.action_dim is None or not dataclasses.is_dataclass(make):
+    policy = config.policy
+    groups = policy.obs_groups.actor or policy.obs_groups.critic
+    if not dataclasses.is_dataclass(make) or not (groups or policy.squash_actions or policy.action_dim is not None):
         return []
     env: Any = make(**cfg)  # type: ignore[operator]  # a class, here
-    try:
-        num_actions = action_spec(env.action_space).num_actions * chunk
-    except ValueError:  # no policy can act there: told when it is built
-        return []
-    return config.policy.action_dim_problems(num_actions)
+    observation_space = env.observation_space if groups else gymnasium.spaces.Dict()  # of some it takes long to know
+    return space_problems(policy, env.action_space, observation_space, action_chunk=chunk)
 
 
 def event_problems(env: EnvConfig, events: EventsConfig) -> list[Problem]:
@@ -200,7 +201,7 @@ def event_problems(env: EnvConfig, events: EventsConfig) -> list[Problem]:
             except GymConfigError as error:
                 for note in error.refused:
                     problems.append(Problem(f"{section}{note.key.removeprefix(INTERVAL_EVENTS)}", note.text))
-            except (TypeError, ValueError) as error:
+            except (TypeError, ValueError, ArithmeticError) as error:
                 problems.append(Problem(section, str(error)))
     return problems
 
@@ -211,7 +212,14 @@ def _is_event(func: str) -> bool:
 
 def _read_num_envs(draft: Draft, data: Mapping[str, Any], env: Mapping[str, Any], source: str) -> None:
     key, num_envs = ("num_envs", data["num_envs"]) if "num_envs" in data else ("env.num_envs", env.get("num_envs"))
-    if num_envs is not None and not draft.has("trainer.num_envs"):
+    if num_envs is None:
+        return
+    if draft.has("trainer.num_envs"):
+        if num_envs == draft.get("trainer.num_envs"):
+            return
+        text = f"no effect: trainer.num_envs is {shown(draft.get('trainer.num_envs'))}"
+        draft.notice(f"{source}:{key}", text, "without effect")
+    else:
         draft.put("trainer.num_envs", num_envs)
         draft.spelled["trainer.num_envs"] = f"{source}:{key}"
 
@@ -300,21 +308,6 @@ def _read_events(draft: Draft, data: Mapping[str, Any], env: Mapping[str, Any], 
         draft.spelled[f"env.cfg.{argument}"] = f"{key}.params.position_range"
         draft.notice(key, f"env.cfg.{argument}", "renamed")
     return ranges
-
-
-def _mismatch(annotation: Any, value: Any) -> str | None:
-    """Why a value from a file is not of the annotated type; None where it is, or where nobody can tell."""
-    if annotation is inspect.Parameter.empty:
-        return None
-    try:
-        adapter = TypeAdapter(annotation)
-    except PydanticSchemaGenerationError:
-        return None
-    try:
-        adapter.validate_python(value, strict=not isinstance(value, list))
-    except ValidationError as error:
-        return " or ".join(dict.fromkeys(each["msg"].replace("Input should", "must") for each in error.errors()))
-    return None
 
 
 def _unknown(prefix: str, section: Mapping[str, Any], allowed: list[str]) -> list[Problem]:

@@ -215,7 +215,7 @@ def _try_functors(env: EmbodiedEnv) -> None:
     def attempt(key: str, call: Callable[..., Any], *shapes: Any) -> Any:
         try:
             return jax.eval_shape(call, *shapes)
-        except (TypeError, ValueError, KeyError, IndexError, OverflowError) as error:
+        except (TypeError, ValueError, KeyError, IndexError, ArithmeticError) as error:
             notes.append(KeyNote(key, "unsupported", str(error).splitlines()[0]))
             return None
 

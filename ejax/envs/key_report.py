@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from ejax.registry import did_you_mean
+from ejax.shorten import shorten, shown
 
 Status = Literal["used", "renamed", "without effect", "unsupported"]
 
@@ -49,7 +50,7 @@ class KeyReport:
     def add(self, key: str, status: Status, text: str = "") -> None:
         """The first reason to refuse a key stays; a mere use gives way."""
         if key not in self.by_key or self.by_key[key].status == "used":
-            self.by_key[key] = KeyNote(key, status, text)
+            self.by_key[key] = KeyNote(key, status, shorten(text))
 
     def refuse(self, key: str, text: str) -> None:
         self.add(key, "unsupported", text)
@@ -86,7 +87,7 @@ class Section:
         if isinstance(data, Mapping):
             self.data = data
         elif data is not None:
-            report.refuse(path, f"got {data!r}; must be a mapping")
+            report.refuse(path, f"got {shown(data)}; must be a mapping")
         self._read: set[str] = set()
 
     def __enter__(self) -> "Section":
@@ -115,7 +116,7 @@ class Section:
         wrong = isinstance(value, bool) or not isinstance(value, int | float)
         if wrong or not (value > above and value >= at_least):
             bound = f" > {above:g}" if above > -math.inf else f" >= {at_least:g}" if at_least > -math.inf else ""
-            self.report.refuse(self.key(name), f"got {value!r}; must be a number{bound}")
+            self.report.refuse(self.key(name), f"got {shown(value)}; must be a number{bound}")
             return default
         return float(value)
 
@@ -127,8 +128,8 @@ class Section:
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _LARGEST_INTEGER:
             bound = "" if at_least is None else f" >= {at_least}"
             if isinstance(value, int) and abs(value) > _LARGEST_INTEGER:
-                bound = " of 32 bits"
-            self.report.refuse(self.key(name), f"got {value!r}; must be an integer{bound}")
+                bound = f" within ±{_LARGEST_INTEGER}"
+            self.report.refuse(self.key(name), f"got {shown(value)}; must be an integer{bound}")
             return default
         return value
 
@@ -140,7 +141,7 @@ class Section:
         )
         if not fits or (count is not None and len(value) != count):
             wanted = "numbers" if count is None else f"{count} numbers"
-            self.report.refuse(self.key(name), f"got {value!r}; must be a list of {wanted}")
+            self.report.refuse(self.key(name), f"got {shown(value)}; must be a list of {wanted}")
             return default
         return tuple(float(x) for x in value)
 

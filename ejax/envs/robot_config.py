@@ -3,6 +3,7 @@
 import math
 import re
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -10,6 +11,7 @@ from ejax.envs.bodies import Vector
 from ejax.envs.drives import Drives, matching_joints, read_drives
 from ejax.envs.key_report import Section
 from ejax.envs.robots import UR_FAMILY, Matrix, Robot, make_cart_pole, make_ur
+from ejax.shorten import shown
 
 _ROBOT_WITHOUT_EFFECT = {
     "attrs": "no effect: links have the masses and frictions of ejax's model",
@@ -39,6 +41,8 @@ _SOLVER_WITHOUT_EFFECT = (
     *("num_samples", "ik_nearest_weight", "user_qpos_limits"),
 )
 _ROBOTS = f"URRobot ({', '.join(UR_FAMILY)}), with or without DH_PGI_140_80; CartPole"
+_FAR = 1e6
+"""m: no tool is that far from its flange."""
 _IDENTITY: Matrix = tuple(tuple(row) for row in np.eye(4).tolist())
 
 
@@ -113,7 +117,11 @@ def _read_components(section: Section) -> tuple[str | None, bool]:
     """The arm (a UR model or ``cart_pole``) that the URDF files name, and whether there is a gripper."""
     arm, hand = None, False
     with section.open("urdf_cfg") as urdf:
-        for i, data in enumerate(urdf.take("components", ())):
+        components = urdf.take("components", ())
+        if not isinstance(components, list | tuple):
+            section.report.refuse(urdf.key("components"), f"got {shown(components)}; must be a list")
+            components = ()
+        for i, data in enumerate(components):
             with Section(data, urdf.key(f"components[{i}]"), section.report) as component:
                 kind, path = component.take("component_type"), str(component.take("urdf_path", ""))
                 if np.array_equal(component.data.get("transform") or _IDENTITY, _IDENTITY):
@@ -143,12 +151,24 @@ def _read_tcp(section: Section) -> Matrix:
                 given = solver.take("tcp", _IDENTITY)
                 for name in _SOLVER_WITHOUT_EFFECT:
                     solver.ignore(name, "no effect: ejax solves inverse kinematics in its own way")
-                matrix = np.asarray(given, dtype=float) if np.size(given) == 16 else np.zeros(0)
-                if matrix.shape != (4, 4) or not np.allclose(matrix[:3, :3] @ matrix[:3, :3].T, np.eye(3), atol=1e-4):
-                    section.report.refuse(solver.key("tcp"), f"got {given!r}; must be a pose, 4 rows of 4 numbers")
+                pose = _as_pose(given)
+                if pose is None:
+                    section.report.refuse(solver.key("tcp"), f"got {shown(given)}; must be a pose, 4 rows of 4 numbers")
                 elif part == "arm":
-                    tcp = tuple(tuple(row) for row in matrix.tolist())
+                    tcp = pose
     return tcp
+
+
+def _as_pose(given: Any) -> Matrix | None:
+    """4 rows of 4 numbers, the first three of which turn and do not scale; None: it is something else."""
+    rows = given if isinstance(given, list | tuple) else ()
+    if [len(row) for row in rows if isinstance(row, list | tuple)] != [4, 4, 4, 4] or len(rows) != 4:
+        return None
+    if not all(isinstance(x, int | float) and abs(x) < _FAR for row in rows for x in row):
+        return None
+    matrix = np.asarray(rows, dtype=float)
+    turns = np.allclose(matrix[:3, :3] @ matrix[:3, :3].T, np.eye(3), atol=1e-4)
+    return tuple(tuple(row) for row in matrix.tolist()) if turns else None
 
 
 def _read_parts(section: Section, robot: Robot) -> dict[str, tuple[str, ...]]:
@@ -157,8 +177,8 @@ def _read_parts(section: Section, robot: Robot) -> dict[str, tuple[str, ...]]:
     with section.open("control_parts") as given:
         for part, names in given.items():
             key = given.key(str(part))
-            if not isinstance(names, list | tuple):
-                section.report.refuse(key, f"got {names!r}; must be a list of joints, by name or pattern")
+            if not isinstance(names, list | tuple) or not names:
+                section.report.refuse(key, f"got {shown(names)}; must be a list of joints, by name or pattern")
                 continue
             matched = {str(name): matching_joints(str(name), robot.joints) for name in names}
             missing = [name for name, joints in matched.items() if not joints]

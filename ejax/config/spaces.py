@@ -1,0 +1,51 @@
+"""What a policy's config says about its environment's spaces, and is wrong."""
+
+from collections.abc import Iterator
+
+import gymnasium
+
+from ejax.config.errors import Problem
+from ejax.config.models import PolicyConfig
+from ejax.distributions import action_spec
+from ejax.registry import did_you_mean
+
+
+def space_problems(
+    policy: PolicyConfig, action_space: gymnasium.Space, observation_space: gymnasium.Space, *, action_chunk: int = 1
+) -> list[Problem]:
+    """Of ``action_dim``, ``squash_actions`` and ``obs_groups``.
+
+    Args:
+        action_chunk: actions of ``action_space`` that are decided on at once.
+    """
+    try:
+        spec = action_spec(action_space, squash=policy.squash_actions)
+    except ValueError as error:
+        key = "policy.squash_actions" if policy.squash_actions and _can_act(action_space) else "env"
+        return [Problem(key, str(error)), *_groups(policy, observation_space)]
+    return [*policy.action_dim_problems(spec.num_actions * action_chunk), *_groups(policy, observation_space)]
+
+
+def _can_act(space: gymnasium.Space) -> bool:
+    """True where a policy that squashes nothing can act."""
+    try:
+        return bool(action_spec(space))
+    except ValueError:
+        return False
+
+
+def _groups(policy: PolicyConfig, space: gymnasium.Space) -> Iterator[Problem]:
+    there = paths(space)
+    for network in ("actor", "critic"):
+        for path in getattr(policy.obs_groups, network):
+            if path not in there:
+                text = f"'{path}' is no part of the observation, which is one array without parts; leave it out"
+                if there:
+                    text = f"'{path}' is no part of the observation; there is {', '.join(there)}"
+                yield Problem(f"policy.obs_groups.{network}", text + did_you_mean(path, there))
+
+
+def paths(space: gymnasium.Space, above: str = "") -> list[str]:
+    """The dotted paths of a space's parts, those of sections before those in them; none of a single array's."""
+    parts = space.spaces if isinstance(space, gymnasium.spaces.Dict) else {}
+    return [path for name, part in parts.items() for path in (f"{above}{name}", *paths(part, f"{above}{name}."))]

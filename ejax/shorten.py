@@ -1,0 +1,33 @@
+"""Values and texts in messages: short and printable, however long or odd what they come from is."""
+
+from typing import Any
+
+MOST_OF_VALUE = 200
+"""Characters of a value in a message, and of a key."""
+MOST_OF_TEXT = 2000
+"""Characters of one message: the longest lists of allowed keys fit."""
+
+
+def shown(value: Any) -> str:
+    """``repr(value)`` for a message, at most ``MOST_OF_VALUE`` characters."""
+    return shorten(repr(value), MOST_OF_VALUE)
+
+
+def shorten(text: str, most: int = MOST_OF_TEXT) -> str:
+    """At most ``most`` characters of a text: where it is longer its beginning and its end, and how long it is.
+
+    Characters that a terminal would act on, or cannot encode, are escaped; newlines stay.
+    """
+    short = _cut(text, most, len(text))
+    if short.isprintable():
+        return short
+    escaped = (c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in short)
+    return _cut("".join(escaped), most, len(text))
+
+
+def _cut(text: str, most: int, length: int) -> str:
+    if len(text) <= most:
+        return text
+    left_out = f" … ({length} characters) … "
+    end = (most - len(left_out)) // 3
+    return text[: most - len(left_out) - end] + left_out + text[-end:]
