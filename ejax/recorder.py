@@ -36,7 +36,7 @@ Vector = tuple[float, float, float]
 class CameraConfig(BaseModel):
     """``params`` of ``record_camera_data_async``."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
     phase: Phase = "eval"
     """What is filmed: ``eval`` the distribution's mode in the evaluation's environment, ``train`` its samples in the
     training's; the section of ``events`` that the event is in."""

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any, Literal, TypeVar
 
-from ejax.trust import check_trusted, import_trusted
+from ejax.trust import UntrustedCodeError, check_trusted, import_trusted
 
 Kind = Literal["env", "policy", "algorithm", "task"]
 T = TypeVar("T")
@@ -153,7 +153,10 @@ def trusted_name(kind: Kind, name: str) -> str:
     """
     known = registered_name(kind, name)
     if is_import_path(kind, known):
-        check_trusted(known.partition(":")[2] if _family(kind, known) else known)
+        try:
+            check_trusted(known.partition(":")[2] if _family(kind, known) else known)
+        except UntrustedCodeError as error:
+            raise UntrustedCodeError(f"{error}{did_you_mean_family(known) if kind == 'env' else ''}") from None
     return known
 
 

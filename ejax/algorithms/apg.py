@@ -26,7 +26,7 @@ from ejax.unroll import EnvCarry, reset
 class APGConfig(BaseModel):
     """``algorithm.cfg`` of ``apg``. The first four keys are EmbodiChain's ``trainer`` keys of the same names."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     segment_length: PositiveInt = 16
     """Steps that a gradient flows back through."""
@@ -44,7 +44,8 @@ class APGConfig(BaseModel):
     lr_scheduler: ScheduleConfig = ScheduleConfig()
     gamma: float = Field(default=0.99, ge=0.0, le=1.0)
     ent_coef: NonNegativeFloat = 0.0
-    max_grad_norm: PositiveFloat = 0.5
+    max_grad_norm: PositiveFloat = Field(default=0.5, allow_inf_nan=True)
+    """Infinity: no clipping."""
     max_grad_norm_before_clip: NonNegativeFloat = 0.0
     """Skip an update whose gradient is larger than this before clipping. 0: never."""
     skip_nonfinite_updates: bool = True

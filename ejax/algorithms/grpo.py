@@ -9,6 +9,7 @@ Source: Shao et al. 2024 (DeepSeekMath), step by step as in EmbodiChain 0.2.4.
 
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +27,7 @@ from ejax.types import Array, Key, Metrics, Params, Policy, PyTree, Rollout, Tra
 class GRPOConfig(BaseModel):
     """``algorithm.cfg`` of ``grpo``: EmbodiChain's names and defaults, and below them what ejax adds."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     optimizer: OptimizerConfig = OptimizerConfig()
     lr_scheduler: ScheduleConfig = ScheduleConfig()
@@ -41,7 +42,8 @@ class GRPOConfig(BaseModel):
     group_size: int = Field(default=4, ge=2)
     """Consecutive environments that form a group; divides ``num_envs``."""
     eps: PositiveFloat = 1e-8
-    max_grad_norm: PositiveFloat = 0.5
+    max_grad_norm: PositiveFloat = Field(default=0.5, allow_inf_nan=True)
+    """Infinity: no clipping."""
     reset_every_rollout: bool = True
     truncate_at_first_done: bool = True
     """Only each environment's first episode of a rollout counts."""
@@ -57,6 +59,14 @@ class GRPOConfig(BaseModel):
     update_normalizers: bool = True
     """ejax: observation normalizers take in each rollout after its update, as PPO's do. EmbodiChain's GRPO leaves them
     as they are."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _nothing_to_share(cls, given: Any) -> Any:
+        """Not given, and nothing is reset: the options that are written down say false, so that they can be read."""
+        if isinstance(given, dict) and given.get("reset_every_rollout") is False:
+            return {"shared_start": False, **given}
+        return given
 
     @model_validator(mode="after")
     def _shares_what_it_resets(self) -> "GRPOConfig":

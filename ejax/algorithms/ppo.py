@@ -66,7 +66,7 @@ class PPOConfig(BaseModel):
     """``adaptive``: the learning rate follows ``desired_kl``; excludes ``lr_scheduler``."""
     desired_kl: PositiveFloat | None = Field(default=None, validate_default=True)
     minimum_learning_rate: PositiveFloat = 1e-5
-    maximum_learning_rate: PositiveFloat = 1e-2
+    maximum_learning_rate: PositiveFloat = Field(default=1e-2, validate_default=True)
     target_kl: PositiveFloat | None = None
     """Stop the update's remaining minibatches once their approximate KL exceeds 1.5 · target_kl."""
     reward_scale: PositiveFloat = 1.0

@@ -1,8 +1,8 @@
 """``trainer.collector``: where and when the rollouts are made."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 
 class CollectorConfig(BaseModel):
@@ -29,9 +29,9 @@ class CollectorConfig(BaseModel):
     """Where the policy acts, such as ``[cuda:1]``; groups take them in turn. Empty: on ``trainer.device``."""
     learner_devices: tuple[str, ...] = ()
     """Where updates run; several share each batch, environment by environment. Empty: on ``trainer.device``."""
-    stop_timeout_s: PositiveFloat = 10.0
+    stop_timeout_s: Annotated[PositiveFloat, Field(le=1e9)] = 10.0
     """How long the end of training waits for the call into an environment that is under way, and for its ``close``."""
-    env_timeout_s: PositiveFloat = 300.0
+    env_timeout_s: Annotated[PositiveFloat, Field(le=1e9)] = 300.0
     """How long a single call into an environment may take before training ends with an error."""
     max_quarantined: NonNegativeInt = 100
     """Episodes of a group that may end because an environment outside JAX gave a NaN or an infinity."""

@@ -5,12 +5,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ejax.config.errors import Notice
+from ejax.config.errors import Notice, with_sections
 from ejax.config.files import read_file
 from ejax.config.gym_config import MANAGER_ENV, manager_notes
 from ejax.config.load import device_problems, read_draft
 from ejax.config.spellings import Draft, respell_key
 from ejax.envs.key_report import KeyNote, Status
+from ejax.shorten import MOST_OF_VALUE, shorten
 
 _RESPELLED = {
     "trainer.cuda": "trainer.device",
@@ -43,13 +44,9 @@ def check(path: str | Path, overrides: Sequence[str] = ()) -> list[KeyNote]:
         for key in _leaves(data)
     ]
     notes += _gym_notes(draft, problems)
-    told = {note.key for note in notes}
-    notes += [
-        KeyNote(key, "unsupported", text)
-        for key, text in problems.items()
-        if not any(_within(each, key) for each in told)
-    ]
-    return notes
+    told = {key for note in notes for key in with_sections(note.key)}
+    notes += [KeyNote(key, "unsupported", text) for key, text in problems.items() if key not in told]
+    return [note._replace(key=shorten(note.key, MOST_OF_VALUE), text=shorten(note.text)) for note in notes]
 
 
 def table(notes: Sequence[KeyNote]) -> str:
@@ -72,12 +69,13 @@ def count_by_status(notes: Sequence[KeyNote]) -> dict[Status, int]:
 def _judge(
     key: str, problems: Mapping[str, str], notices: Sequence[Notice], remarks: Mapping[str, str], canonical: str
 ) -> KeyNote:
-    for wrong, text in problems.items():
-        if _within(key, wrong):
-            return KeyNote(key, "unsupported", text)
+    sections = with_sections(key)
+    for section in sections:
+        if section in problems:
+            return KeyNote(key, "unsupported", problems[section])
     remark = remarks.get(key, "")
     for notice in notices:
-        if _within(key, notice.key):
+        if notice.key in sections:
             if notice.status != "remark":
                 return KeyNote(key, notice.status, notice.text)
             remark = notice.text
@@ -103,7 +101,3 @@ def _leaves(data: Any, above: str = "") -> list[str]:
     if not isinstance(data, Mapping) or not data:
         return [above] if above else []
     return [leaf for name, value in data.items() for leaf in _leaves(value, f"{above}.{name}" if above else str(name))]
-
-
-def _within(key: str, section: str) -> bool:
-    return key == section or key.startswith((f"{section}.", f"{section}["))

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal, get_type_hints
 
 from flax.core import FrozenDict
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
@@ -51,9 +51,9 @@ class DataConfig(BaseModel):
     """engine: all episodes are made anew after ``refill_threshold · buffer_size`` windows were drawn."""
     max_generation_attempts: PositiveInt = 16
     """engine: failures in a row after which it gives up."""
-    initialization_timeout: PositiveFloat = 300.0
+    initialization_timeout: Annotated[PositiveFloat, Field(le=1e9)] = 300.0
     """engine: s, how long the buffer may take to fill."""
-    worker_timeout: PositiveFloat = 120.0
+    worker_timeout: Annotated[PositiveFloat, Field(le=1e9)] = 120.0
     """engine: s, how long one attempt may take."""
 
     folder: str | None = None

@@ -9,19 +9,26 @@ from ejax.config.schema import allowed_keys
 from ejax.config.spellings import SCIENTIFIC
 from ejax.optim import OPTIMIZER_KWARGS, SCHEDULE_KWARGS
 from ejax.registry import did_you_mean
+from ejax.shorten import shown
+
+_MOST_EXPLAINED = 300
+"""Unknown keys that are compared with all known ones, which takes long; a message shows fewer."""
 
 
 def explain(error: ValidationError, tree: Any) -> list[Problem]:
     """One problem for each key of ``tree`` that is wrong."""
     texts: dict[str, list[str]] = {}
-    for each in error.errors():
+    for count, each in enumerate(error.errors()):
         nested = each.get("ctx", {}).get("error")
         if isinstance(nested, ConfigError):
             for problem in nested.problems:
                 texts.setdefault(problem.key, []).append(problem.text)
             continue
         key = _dotted(each["loc"], tree)
-        texts.setdefault(key, []).append(_text(each, key, tree))
+        if each["type"] == "extra_forbidden" and count > _MOST_EXPLAINED:
+            texts.setdefault(key, []).append("unknown key")
+        else:
+            texts.setdefault(key, []).append(_text(each, key, tree))
     return [Problem(key, " or ".join(dict.fromkeys(each))) for key, each in texts.items()]
 
 
@@ -62,12 +69,12 @@ def _text(error: Any, key: str, tree: Any) -> str:
         return error["msg"].removeprefix("Value error, ")
     if kind == "literal_error":
         allowed = [name.strip(" '") for name in error["ctx"]["expected"].replace(" or ", ",").split(",")]
-        return f"got {given!r}; allowed: {', '.join(allowed)}{did_you_mean(str(given), allowed)}"
+        return f"got {shown(given)}; allowed: {', '.join(allowed)}{did_you_mean(str(given), allowed)}"
     if kind == "model_type":
-        return f"got {given!r}; must be a section with the keys {', '.join(_allowed(key, tree)[0])}"
+        return f"got {shown(given)}; must be a section with the keys {', '.join(_allowed(key, tree)[0])}"
     if kind == "int_type" and isinstance(given, str) and SCIENTIFIC.fullmatch(given):
-        return f"got {given!r}; must be an integer, such as {float(given):.0f}"
-    return f"got {given!r}; {error['msg'].replace('Input should', 'must')}"
+        return f"got {shown(given)}; must be an integer, such as {float(given):.0f}"
+    return f"got {shown(given)}; {error['msg'].replace('Input should', 'must')}"
 
 
 def _allowed(section: str, tree: Any) -> tuple[list[str], list[str]]:

@@ -1,36 +1,70 @@
-"""Read a config file: JSON or YAML's safe subset, with the line of whatever cannot be read."""
+"""Read a config file, or the value of an override: JSON or YAML's safe subset, as what JSON can hold.
+
+All that a parser can raise becomes one error here, with line and key, and what would cost it long is bounded before it
+begins. Two things are read otherwise than YAML 1.1 says: dates are text, and keys are text as they are written.
+"""
 
 import json
+import re
+import stat
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
 from ejax.config.errors import ConfigError, Problem
+from ejax.shorten import MOST_OF_VALUE, shorten, shown
 
 SUFFIXES = (".json", ".yaml", ".yml")
+MAX_BYTES = {".json": 4 << 20, ".yaml": 1 << 20, ".yml": 1 << 20}
+"""Of a file. A train config has kilobytes; YAML is parsed in Python, at about 1 MiB/s."""
+MAX_VALUES = 10_000
+"""Keys and values of a file, each alias counted as what it stands for."""
+MAX_CHARACTERS = 1 << 20
+"""Of all texts in it, likewise."""
+MAX_DEPTH = 60
+"""Sections and lists inside each other."""
+MAX_DIGITS = 100
+"""Characters of an integer: more take long to read, and are no number that a config means."""
+
+_TAG = "tag:yaml.org,2002:"
+_TEXT = (f"{_TAG}str", f"{_TAG}value")  # the second is a lone =
+_ALLOWED_TAGS = "!!str, !!int, !!float, !!bool, !!null, !!seq, !!map"
+
+
+class UnreadableError(ValueError):
+    """Text that holds no config.
+
+    Args:
+        line: where, from 1 on; 0 where nobody knows.
+        key: dotted path, as far as it was read.
+    """
+
+    def __init__(self, text: str, line: int = 0, key: str = "") -> None:
+        self.text, self.line, self.key = shorten(text), line, key
+        super().__init__(f"{key}: {self.text}" if key else self.text)
 
 
 def read_file(path: Path) -> dict[str, Any]:
     """The mapping in a JSON or YAML file.
 
     Raises:
-        ConfigError: another suffix, no file, a syntax error or a key given twice, no mapping.
+        ConfigError: another suffix, no file, a syntax error or a key given twice, no mapping, or more than a config can
+            be.
     """
     suffix = path.suffix.lower()
     if suffix not in SUFFIXES:
         raise _error(path, f"'{path.suffix}' is not the suffix of a config; allowed: {', '.join(SUFFIXES)}")
     try:
-        text = path.read_text(encoding="utf-8")
-        data = json.loads(text, object_pairs_hook=_unique) if suffix == ".json" else read_yaml(text)
+        text = _read_text(path, MAX_BYTES[suffix])
+        data = read_json(text) if suffix == ".json" else read_yaml(text)
     except FileNotFoundError:
         raise _error(path, f"there is no such file (working directory: {Path.cwd()})") from None
-    except json.JSONDecodeError as error:
-        raise _error(f"{path}:{error.lineno}", f"{error.msg} (column {error.colno})") from None
-    except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise _error(f"{path}:{line}", str(error.problem)) from None
-    except (OSError, UnicodeDecodeError, DuplicateKeyError, yaml.YAMLError) as error:
+    except UnreadableError as error:
+        source = f"{path}:{error.line}" if error.line else path
+        raise ConfigError([Problem(error.key, error.text)], str(source)) from None
+    except (OSError, ValueError) as error:  # the second: a null character in the path
         raise _error(path, str(error)) from None
     if not isinstance(data, dict):
         kind = "nothing" if data is None else f"a {type(data).__name__}"
@@ -38,17 +72,68 @@ def read_file(path: Path) -> dict[str, Any]:
     return data
 
 
+def is_file(path: Path) -> bool:
+    """False also for what can be no file's name."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
+
+
 def read_yaml(text: str) -> Any:
-    """What a YAML text stands for.
+    """What a YAML text stands for: mappings with text as keys, lists, text, numbers, booleans, None.
 
     Raises:
-        yaml.YAMLError: it is not YAML, or gives a key twice.
+        UnreadableError: it is not YAML, gives a key twice, has values of other kinds, or more than a config can be.
     """
-    return yaml.load(text, _Loader)
+    try:
+        loader = _Loader(text)
+        node = loader.get_single_node()
+        return None if node is None else _build(loader, node, "")
+    except UnreadableError:
+        raise
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        raise UnreadableError(str(error.problem), line) from None
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise UnreadableError(f"the character {chr(error.character)!a} is not allowed", line) from None
+    except (ValueError, OverflowError):
+        raise UnreadableError("an escape stands for no character, such as \\UFFFFFFFF", loader.line + 1) from None
 
 
-class DuplicateKeyError(ValueError):
-    """JSON gives a key twice in one section."""
+def read_json(text: str) -> Any:
+    """What a JSON text stands for, as ``read_yaml`` has it. NaN and Infinity are numbers.
+
+    Raises:
+        UnreadableError: as ``read_yaml``.
+    """
+    _bound_json(text)
+
+    def integer(digits: str) -> int:
+        if len(digits) > MAX_DIGITS:
+            line = text.count("\n", 0, text.find(digits)) + 1
+            raise UnreadableError(f"got {shorten(digits, MOST_OF_VALUE)}; no number of a config is that long", line)
+        return int(digits)
+
+    try:
+        return json.loads(text, object_pairs_hook=_unique, parse_int=integer)
+    except json.JSONDecodeError as error:
+        raise UnreadableError(f"{error.msg} (column {error.colno})", error.lineno) from None
+
+
+def _read_text(path: Path, most: int) -> str:
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise UnreadableError("is no regular file")
+    with path.open("rb") as file:
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise UnreadableError(f"has more than {most} bytes; a config has kilobytes")
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise UnreadableError(f"the byte {data[error.start]:#x} is no UTF-8: {error.reason}", line) from None
 
 
 def _error(source: str | Path, text: str) -> ConfigError:
@@ -59,21 +144,140 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     section: dict[str, Any] = {}
     for key, value in pairs:
         if key in section:
-            raise DuplicateKeyError(f"the key '{key}' is given twice in one section")
+            raise UnreadableError(f"the key {shown(key)} is given twice in one section")
         section[key] = value
     return section
 
 
-class _Loader(yaml.SafeLoader):
-    """A key given twice in one mapping is an error, where PyYAML keeps the last."""
+def _bound_json(text: str) -> None:
+    """Count brackets and values without building anything."""
+    depth, values = 0, 0
+    for match in re.finditer(r'"[^"\\]*(?:\\.[^"\\]*)*"?|[\[{\]},]', text, re.DOTALL):
+        token = match[0]
+        depth += (token in "[{") - (token in "]}")
+        values += token in "[{,"
+        if depth > MAX_DEPTH or values > MAX_VALUES:
+            raise UnreadableError(_too_much(depth), text.count("\n", 0, match.start()) + 1)
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen = set()
-        for key, _ in node.value:
-            if not isinstance(key, yaml.ScalarNode) or key.value == "<<":
-                continue
-            if key.value in seen:
-                text = f"the key '{key.value}' is given twice in one section"
-                raise yaml.constructor.ConstructorError(None, None, text, key.start_mark)
-            seen.add(key.value)
-        return super().construct_mapping(node, deep)
+
+def _too_much(depth: int) -> str:
+    if depth > MAX_DEPTH:
+        return f"sections and lists are nested deeper than {MAX_DEPTH}"
+    return f"has more than {MAX_VALUES} keys and values, or {MAX_CHARACTERS} characters of text, each alias written out"
+
+
+class _Measure(NamedTuple):
+    """A node and all that it stands for."""
+
+    values: int
+    characters: int
+    depth: int
+
+
+class _Loader(yaml.SafeLoader):
+    """Measures each node that it composes, aliases written out: no bomb and no cycle reaches what builds values."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.measures: dict[int, _Measure] = {}
+        """By ``id`` of a node; of those whose end was read."""
+        self._depth = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        mark, is_alias = self.peek_event().start_mark, self.check_event(yaml.AliasEvent)
+        self._depth += 1
+        if self._depth > MAX_DEPTH + 1 or len(self.measures) > MAX_VALUES:
+            raise UnreadableError(_too_much(self._depth - 1), mark.line + 1)
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        if not is_alias:
+            self.measures[id(node)] = measure = self._measure(node)
+            if measure.values > MAX_VALUES or measure.characters > MAX_CHARACTERS or measure.depth > MAX_DEPTH:
+                raise UnreadableError(_too_much(measure.depth), mark.line + 1)
+        elif id(node) not in self.measures:
+            raise UnreadableError("an alias stands inside what it is the alias of", mark.line + 1)
+        return node
+
+    def _measure(self, node: Any) -> _Measure:
+        if isinstance(node, yaml.ScalarNode):
+            return _Measure(1, len(node.value), 0)
+        parts = [self.measures[id(each)] for each in _children(node)]
+        return _Measure(
+            1 + sum(part.values for part in parts),
+            sum(part.characters for part in parts),
+            1 + max((part.depth for part in parts), default=0),
+        )
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != f"{_TAG}timestamp"]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+
+
+def _children(node: Any) -> Iterator[yaml.Node]:
+    for each in node.value:
+        yield from each if isinstance(each, tuple) else (each,)
+
+
+def _build(loader: _Loader, node: yaml.Node, key: str) -> Any:
+    """The value of a node; a new one each time, so that nothing is shared between two sections."""
+    if isinstance(node, yaml.ScalarNode):
+        return _scalar(loader, node, key)
+    if isinstance(node, yaml.SequenceNode) and node.tag == f"{_TAG}seq":
+        return [_build(loader, each, f"{key}.{i}") for i, each in enumerate(node.value)]
+    if isinstance(node, yaml.MappingNode) and node.tag == f"{_TAG}map":
+        pairs = _pairs(node, key)
+        return {name: _build(loader, value, f"{key}.{name}".lstrip(".")) for name, value in pairs.items()}
+    raise _wrong_tag(node, key)
+
+
+def _pairs(node: yaml.MappingNode, key: str) -> dict[str, yaml.Node]:
+    """A mapping's own entries, over those that ``<<`` merges into it, of which the first named win."""
+    own: dict[str, yaml.Node] = {}
+    merged: dict[str, yaml.Node] = {}
+    for name, value in node.value:
+        line = name.start_mark.line + 1
+        if name.tag == f"{_TAG}merge":
+            sources = value.value if isinstance(value, yaml.SequenceNode) else [value]
+            if not all(isinstance(each, yaml.MappingNode) for each in sources):
+                raise UnreadableError("<< takes a mapping, or a list of mappings", line, key)
+            for each in sources:
+                merged = {**_pairs(each, key), **merged}
+        elif not isinstance(name, yaml.ScalarNode):
+            raise UnreadableError("a key must be text, got a list or a mapping", line, key)
+        elif name.value in own:
+            raise UnreadableError(f"the key {shown(name.value)} is given twice in one section", line)
+        else:
+            own[name.value] = value
+    return {**merged, **own}
+
+
+def _scalar(loader: _Loader, node: yaml.ScalarNode, key: str) -> Any:
+    constructors = {
+        "int": loader.construct_yaml_int,
+        "float": loader.construct_yaml_float,
+        "bool": loader.construct_yaml_bool,
+        "null": loader.construct_yaml_null,
+    }
+    if node.tag in _TEXT:
+        return node.value
+    kind = node.tag.removeprefix(_TAG)
+    if kind not in constructors:
+        raise _wrong_tag(node, key)
+    line = node.start_mark.line + 1
+    if kind == "int" and len(node.value) > MAX_DIGITS:
+        raise UnreadableError(
+            f"got {shorten(node.value, MOST_OF_VALUE)}; no number of a config is that long", line, key
+        )
+    try:
+        return constructors[kind](node)
+    except (ValueError, LookupError, OverflowError):
+        raise UnreadableError(f"got {shown(node.value)}, which is no !!{kind}", line, key) from None
+
+
+def _wrong_tag(node: yaml.Node, key: str) -> UnreadableError:
+    tag = node.tag.replace(_TAG, "!!")
+    kind = {yaml.ScalarNode: "text", yaml.SequenceNode: "a list", yaml.MappingNode: "a mapping"}[type(node)]
+    text = f"the tag {shorten(tag, MOST_OF_VALUE)} does not fit {kind}; allowed: {_ALLOWED_TAGS}, each on its own kind"
+    return UnreadableError(text, node.start_mark.line + 1, key)

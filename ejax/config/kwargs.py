@@ -6,11 +6,12 @@ from flax.core import FrozenDict
 from pydantic import PlainSerializer, PlainValidator, WithJsonSchema
 
 from ejax.frozen import freeze, thaw
+from ejax.shorten import shown
 
 
 def _frozen_mapping(value: Any) -> FrozenDict:
     if not isinstance(value, dict | FrozenDict):
-        raise ValueError(f"must be a mapping of names to values, got {value!r}")
+        raise ValueError(f"must be a mapping of names to values, got {shown(value)}")
     return freeze(value)
 
 

@@ -1,6 +1,5 @@
 """From a file or a dictionary, and overrides, to a checked ``RunConfig``; all problems in one error."""
 
-import copy
 import importlib.util
 import json
 from collections.abc import Mapping, Sequence
@@ -8,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import yaml
 from pydantic import ValidationError
 
-from ejax.config.errors import ConfigError, Problem
+from ejax.config.errors import ConfigError, Problem, with_sections
 from ejax.config.explain import explain
-from ejax.config.files import read_file, read_yaml
+from ejax.config.files import UnreadableError, is_file, read_file, read_yaml
 from ejax.config.gym_config import (
     action_problems,
     env_problems,
@@ -22,6 +20,7 @@ from ejax.config.gym_config import (
     tell_of_manager_form,
 )
 from ejax.config.models import EnvConfig, EventsConfig, RunConfig
+from ejax.config.schema import allowed_keys
 from ejax.config.spellings import (
     GYM_DEFAULTS,
     Draft,
@@ -36,6 +35,8 @@ from ejax.config.spellings import (
     settle_model_type,
     take_out,
 )
+from ejax.config.values import MAX_CHARACTERS, MAX_DEPTH, number_problems, plain, writing_problems
+from ejax.shorten import shorten, shown
 from ejax.trust import trust_strings, trust_words
 
 
@@ -65,9 +66,14 @@ def parse_config(
 
     Args:
         folder: where a relative ``trainer.gym_config`` is looked up before the working directory.
+
+    Raises:
+        ConfigError: as ``load_config``.
     """
+    if not isinstance(data, Mapping):
+        raise ConfigError([Problem("", f"got {shown(data)}; must be a mapping with trainer, policy and algorithm")])
     trust_strings(data)
-    return _parse(copy.deepcopy(dict(data)), overrides, device, folder, "config")
+    return _parse(plain(data), overrides, device, folder, "config")
 
 
 def _parse(
@@ -84,7 +90,8 @@ def _parse(
         problems += device_problems(draft.get("trainer.device") or "cpu")
     if problems or config is None:
         raise ConfigError([Problem(draft.written(key), text) for key, text in problems], source)
-    return config.model_copy(update={"notices": tuple(draft.notices)})
+    notices = tuple(each._replace(key=shorten(each.key), text=shorten(each.text)) for each in draft.notices)
+    return config.model_copy(update={"notices": notices})
 
 
 def read_draft(draft: Draft, overrides: Sequence[str], device: str | None) -> RunConfig | None:
@@ -96,6 +103,7 @@ def read_draft(draft: Draft, overrides: Sequence[str], device: str | None) -> Ru
     if device is not None and isinstance(draft.get("trainer"), dict):
         draft.put("trainer.device", device)
     respell(draft)
+    no_sections = _require_sections(draft)
     settle_evaluation(draft, seed_spelling=seed_spelling)
     settle_horizon(draft)
     _fill_env(draft)
@@ -111,16 +119,35 @@ def read_draft(draft: Draft, overrides: Sequence[str], device: str | None) -> Ru
 
     config, problems = _validate(draft.tree)
     reported = {problem.key for problem in draft.problems}
-    draft.problems += [problem for problem in problems if problem.key not in reported]
+    draft.problems += [
+        problem
+        for problem in problems
+        if problem.key not in reported and not problem.key.startswith(tuple(f"{key}." for key in no_sections))
+    ]
     return None if draft.problems else config
 
 
+def _require_sections(draft: Draft) -> list[str]:
+    """Tell of a number or a list where a section belongs, and go on with an empty one. Returns their keys."""
+    wrong = [
+        key for key in ("trainer", "policy", "algorithm") if draft.has(key) and not isinstance(draft.get(key), dict)
+    ]
+    for key in wrong:
+        keys = ", ".join(allowed_keys(key, "")[0])
+        draft.problem(key, f"got {shown(draft.get(key))}; must be a section with the keys {keys}")
+        draft.put(key, {})
+    return wrong
+
+
 def _validate(tree: dict[str, Any]) -> tuple[RunConfig | None, list[Problem]]:
-    config, problems = None, []
+    if unwritable := writing_problems(tree):
+        return None, unwritable
+    config, problems = None, number_problems(tree)
+    reported = {key for problem in problems for key in with_sections(problem.key)}
     try:
-        config = RunConfig.model_validate_json(json.dumps(tree, default=str), strict=True)
+        config = RunConfig.model_validate_json(json.dumps(tree), strict=True)
     except ValidationError as error:
-        problems = explain(error, tree)
+        problems += [problem for problem in explain(error, tree) if problem.key not in reported]
     wrong = {problem.key for problem in problems}
     if any(key == "env" or key.startswith("env.") for key in wrong):
         return config, problems
@@ -152,19 +179,21 @@ def device_problems(device: str) -> list[Problem]:
 def _override(draft: Draft, text: str) -> None:
     written, equals, value = text.partition("=")
     written = written.strip()
-    if not equals or not all(written.split(".")):
-        draft.problem("", f"override '{text}' must read section.key=value, such as trainer.seed=3")
+    names = written.split(".")
+    if not equals or not all(names) or len(names) > MAX_DEPTH or len(text) > MAX_CHARACTERS:
+        draft.problem("", f"override {shown(text)} must read section.key=value, such as trainer.seed=3")
         return
     trust_words([text])
     key = respell_key(written)
     if key == "trainer.gym_config" and draft.has("env"):  # one environment replaces the other
         draft.pop("env")
+        draft.spelled = {known: text for known, text in draft.spelled.items() if "env" not in with_sections(known)}
     if key == "env" and draft.has("trainer.gym_config"):
         draft.pop("trainer.gym_config")
     try:
         draft.put(key, read_yaml(value))
-    except (yaml.YAMLError, TypeError) as error:
-        draft.problem("", f"override '{text}': {str(error).splitlines()[0]}")
+    except (UnreadableError, TypeError) as error:
+        draft.problem("", f"override {shown(text)}: {error}")
     draft.spelled[key] = f"{written} (override)"
 
 
@@ -177,12 +206,13 @@ def _fill_env(draft: Draft) -> None:
         draft.notice("trainer.gym_config", "no effect: trainer.learning_env is given", "without effect")
     if draft.has("trainer.gym_config"):
         name = draft.pop("trainer.gym_config")
-        given = draft.pop("env") if draft.has("env") else {}
+        if not _may_stand_beside(draft):
+            return
+        given = (draft.pop("env") if draft.has("env") else None) or {}
         path = _find(draft, name)
         if path is not None:
-            given = given if isinstance(given, dict) else {}
             given_cfg = dict(given.get("cfg") or {})
-            data = _merge(read_file(path), given_cfg.pop("gym_config", {}))
+            data = _merge(read_file(path), given_cfg.pop("gym_config", None))
             env = read_gym_config(draft, data, str(name))
             draft.put("env", {**env, **given, "cfg": {**env.get("cfg", {}), **given_cfg}})
         for key, value in GYM_DEFAULTS.items():
@@ -197,12 +227,23 @@ def _fill_env(draft: Draft) -> None:
             draft.put("trainer.num_envs", num_envs)
 
 
+def _may_stand_beside(draft: Draft) -> bool:
+    """False, and a problem: a config that names a gym config has something else than a section for ``env``."""
+    for key in ("env", "env.cfg", "env.cfg.gym_config"):
+        given = draft.get(key)
+        if given is not None and not isinstance(given, dict):
+            text = f"got {shown(given)}; beside trainer.gym_config it must be a section, or be left out"
+            draft.problem(key, text)
+            return False
+    return True
+
+
 def _find(draft: Draft, name: Any) -> Path | None:
     """The gym config's file; on the command line, a path from the working directory. A choice is told."""
     typed = draft.written("trainer.gym_config").endswith(" (override)")
     draft.spelled["env"] = "trainer.gym_config"
     if not isinstance(name, str):
-        draft.problem("env", f"got {name!r}; must be the path of a gym config")
+        draft.problem("env", f"got {shown(name)}; must be the path of a gym config")
         return None
     folders = [folder for folder in (draft.folder, Path.cwd()) if folder is not None]
     expected = [folder / name for folder in (reversed(folders) if typed else folders)]
@@ -215,7 +256,7 @@ def _find(draft: Draft, name: Any) -> Path | None:
     others = [other for other in others if other.read_bytes() != path.read_bytes()]
     if path != expected[0] and others:
         draft.notice("trainer.gym_config", f"read {path}, not {others[0]}, which differs")
-    elif not any(place.is_file() for place in expected):
+    elif not any(map(is_file, expected)):
         draft.notice("trainer.gym_config", f"there is no '{name}'; read {path} instead")
     return path
 
@@ -239,7 +280,7 @@ def _candidates(folder: Path | None, name: str, expected: Sequence[Path]) -> lis
     ]
     files: dict[Path, Path] = {}
     for path in (expected[0], *(place / name for place in above[1:]), *expected[1:], *tails):
-        if path.is_file():
+        if is_file(path):
             files.setdefault(path.resolve(), path)
     return list(files.values())
 

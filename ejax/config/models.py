@@ -34,10 +34,12 @@ from ejax.collectors.config import CollectorConfig
 from ejax.config.data import DataConfig, data_problems
 from ejax.config.errors import ConfigError, Notice, Problem
 from ejax.config.kwargs import Kwargs
+from ejax.config.values import INT32_MAX, INT64_MAX, number_problems
 from ejax.frozen import freeze
 from ejax.policies.mlp import NetworkConfig
 from ejax.recorder import CameraConfig
 from ejax.registry import did_you_mean, resolve, trusted_name
+from ejax.shorten import shown
 from ejax.types import Phase
 
 ALGORITHM_CONFIGS: dict[str, type[BaseModel]] = {
@@ -47,6 +49,8 @@ ALGORITHM_CONFIGS: dict[str, type[BaseModel]] = {
     "shac": SHACConfig,
     "bc": BCConfig,
 }
+MOST_OF_NAME = 180
+"""Bytes of ``exp_name``: most file systems take 255 for a name, and a checkpoint's has the step in it too."""
 EVAL_METRICS = ("eval/avg_reward", "eval/avg_length", "eval/success_rate")
 
 _STRICT = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -82,7 +86,7 @@ class EventConfig(BaseModel):
     def _interval(cls, mode: Any) -> Any:
         if mode != "interval":
             raise ValueError(
-                f"got {mode!r}; a trainer event has mode interval, others belong in the gym config's env.events"
+                f"got {shown(mode)}; a trainer event has mode interval, others belong in the gym config's env.events"
             )
         return mode
 
@@ -123,11 +127,11 @@ class TrainerConfig(BaseModel):
     """Steps per environment and update, T."""
     iterations: PositiveInt = 250
     """Updates of the run, unless ``total_timesteps`` says otherwise."""
-    total_timesteps: PositiveInt | None = None
+    total_timesteps: Annotated[PositiveInt, Field(le=INT64_MAX)] | None = None
     """Environment steps of the run, rounded up to whole updates."""
 
     enable_eval: bool = False
-    eval_freq: NonNegativeInt = 0
+    eval_freq: Annotated[NonNegativeInt, Field(le=INT64_MAX)] = 0
     """Environment steps between evaluations; 0: none during training."""
     num_eval_envs: PositiveInt = 16
     num_eval_episodes: NonNegativeInt = 5
@@ -139,7 +143,7 @@ class TrainerConfig(BaseModel):
     """One of ``EVAL_METRICS``, or ``eval/metrics/<name>`` of the environment."""
     best_eval_mode: Literal["max", "min"] = "max"
 
-    save_freq: NonNegativeInt = 0
+    save_freq: Annotated[NonNegativeInt, Field(le=INT64_MAX)] = 0
     """Environment steps between checkpoints; 0: only the last one and the best."""
     save_frequency_updates: NonNegativeInt = 0
     """Updates between checkpoints; both frequencies may be given."""
@@ -182,6 +186,8 @@ class TrainerConfig(BaseModel):
     def _names_a_folder(cls, name: str) -> str:
         if not name.strip() or "/" in name or "\\" in name:
             raise ValueError(f"got '{name}'; must be part of a folder's name, without slashes")
+        if not name.isprintable() or len(name.encode()) > MOST_OF_NAME:
+            raise ValueError(f"got {shown(name)}; must be printable, and of at most {MOST_OF_NAME} bytes")
         return name
 
     @field_validator("device")
@@ -277,7 +283,9 @@ class AlgorithmConfig(BaseModel):
         name = info.data.get("name")
         if name is None:  # an unknown name is an error of its own
             return value
-        options = ALGORITHM_CONFIGS.get(name) or resolve("algorithm", name).Config
+        options = ALGORITHM_CONFIGS.get(name) or getattr(resolve("algorithm", name), "Config", None)
+        if options is None:
+            raise ValueError(f"'{name}' is no algorithm: it has no Config, the pydantic model of its options")
         return value if isinstance(value, options) else options.model_validate_json(json.dumps(value), strict=True)
 
 
@@ -315,6 +323,7 @@ class RunConfig(BaseModel):
     @model_validator(mode="after")
     def _possible(self) -> "RunConfig":
         problems = [*_sizes(self), *_networks(self.policy), *_critic(self), *_data(self)]
+        problems += number_problems(self.model_dump(mode="json"))  # integers written as 1e12 are integers by now
         if problems:
             raise ConfigError(problems)
         return self
@@ -323,8 +332,13 @@ class RunConfig(BaseModel):
 def _sizes(config: RunConfig) -> Iterator[Problem]:
     """Counts that contradict each other."""
     trainer, cfg = config.trainer, config.algorithm.cfg
+    if trainer.num_updates > INT32_MAX:
+        text = f"means {trainer.num_updates} updates; at most {INT32_MAX} are counted"
+        yield Problem("trainer.iterations" if trainer.total_timesteps is None else "trainer.total_timesteps", text)
     rows = trainer.buffer_size * trainer.num_envs
     given = f"a rollout has {rows} rows (buffer_size {trainer.buffer_size} · num_envs {trainer.num_envs})"
+    if rows > INT32_MAX and max(trainer.buffer_size, trainer.num_envs) <= INT32_MAX:
+        yield Problem("trainer.buffer_size", f"{given}; at most {INT32_MAX} are counted")
     if isinstance(cfg, GRPOConfig):
         if trainer.num_envs % cfg.group_size:
             nearest = max(cfg.group_size, trainer.num_envs - trainer.num_envs % cfg.group_size)

@@ -98,7 +98,7 @@ def _sections(schema: dict[str, Any], key: str, algorithm: str | None = None) ->
     """
     nodes = [schema]
     for name in filter(None, key.split(".")):
-        if nodes[0] is schema["$defs"].get("AlgorithmConfig") and name == "cfg":
+        if nodes and nodes[0] is schema["$defs"].get("AlgorithmConfig") and name == "cfg":
             names = [algorithm] if algorithm in ALGORITHM_CONFIGS else list(ALGORITHM_CONFIGS)
             nodes = [schema["$defs"][ALGORITHM_CONFIGS[each].__name__] for each in names]
             continue

@@ -4,6 +4,7 @@
 defaults that depend on other keys. Values are judged later, by the models.
 """
 
+import contextlib
 import math
 import re
 from collections.abc import Mapping
@@ -18,8 +19,10 @@ from ejax.algorithms.bc import BCConfig
 from ejax.algorithms.shac import SHACConfig
 from ejax.config.compat import COMPAT, compat_defaults
 from ejax.config.errors import Notice, Problem
+from ejax.config.models import MOST_OF_NAME
 from ejax.policies.mlp import NetworkConfig
 from ejax.registry import Kind, UnknownNameError, did_you_mean, registered_name
+from ejax.shorten import shown
 from ejax.types import PHASES, Phase
 
 Keys = tuple[str, ...]
@@ -155,8 +158,14 @@ class Draft:
                 node[section] = {}
             node = node[section]
             if not isinstance(node, dict):
-                raise TypeError(f"{'.'.join(sections[:depth])} is {node!r}, not a section")
+                raise TypeError(f"{'.'.join(sections[:depth])} is {shown(node)}, not a section")
         node[name] = value
+
+    def put_default(self, key: str, value: Any) -> None:
+        """Set a value that is not given; not below a value where a section belongs, which is reported by itself."""
+        if not self.has(key):
+            with contextlib.suppress(TypeError):
+                self.put(key, value)
 
     def written(self, key: str) -> str:
         """A canonical key as the user spelled it."""
@@ -204,15 +213,14 @@ def settle_compat(draft: Draft) -> None:
     if not draft.has("compat"):
         return
     mode = draft.pop("compat")
-    if mode not in COMPAT:
+    if not isinstance(mode, str) or mode not in COMPAT:
         allowed = ", ".join(COMPAT)
-        draft.problem("compat", f"got {mode!r}; allowed: {allowed}{did_you_mean(str(mode), COMPAT)}")
+        draft.problem("compat", f"got {shown(mode)}; allowed: {allowed}{did_you_mean(str(mode), COMPAT)}")
         return
     names = _name("algorithm", draft.get("algorithm.name")), _name("policy", draft.get("policy.name"))
     defaults = compat_defaults(mode, *names)
     for key, value in defaults.items():
-        if not draft.has(key):
-            draft.put(key, value)
+        draft.put_default(key, value)
     draft.notice("compat", "sets " + ", ".join(f"{key} {draft.get(key)}" for key in defaults))
 
 
@@ -229,6 +237,8 @@ def settle_horizon(draft: Draft) -> None:
     segment = draft.get("algorithm.cfg.segment_length") or options.model_fields["segment_length"].default
     horizon = draft.get("algorithm.cfg.update_horizon") or segment
     given, written = draft.get("trainer.buffer_size"), draft.written("trainer.buffer_size")
+    if not _may_be_replaced(given):
+        return
     if given not in (None, horizon) and algorithm == "apg":  # EmbodiChain ignores it
         draft.notice(written, f"no effect: apg collects update_horizon ({horizon}) steps", "without effect")
     elif given not in (None, horizon):
@@ -236,6 +246,11 @@ def settle_horizon(draft: Draft) -> None:
             "trainer.buffer_size", f"got {given}; shac collects segment_length ({horizon}) steps: leave it out"
         )
     draft.put("trainer.buffer_size", horizon)
+
+
+def _may_be_replaced(given: Any) -> bool:
+    """False for what is no number: it is reported, even where a number would have no effect."""
+    return given is None or (isinstance(given, int | float) and not isinstance(given, bool))
 
 
 def _settle_frames(draft: Draft) -> None:
@@ -249,6 +264,8 @@ def _settle_frames(draft: Draft) -> None:
         return  # reported with their own keys
     frames = {"trainer.num_envs": 1, "trainer.buffer_size": math.prod(counts)}
     for key, count in frames.items():
+        if not _may_be_replaced(draft.get(key)):
+            continue
         if draft.get(key) not in (None, count):
             text = f"no effect: bc learns {math.prod(counts)} frames in one update, from batch_size, updates_per_step"
             draft.notice(key, f"{text} and data.chunk_size", "without effect")
@@ -296,7 +313,7 @@ def settle_model_type(draft: Draft) -> None:
         return
     model_type, trainer = draft.pop("trainer.model_type"), draft.get("trainer")
     if model_type not in ("standard", "vla"):
-        draft.problem("trainer.model_type", f"got {model_type!r}; allowed: standard, vla")
+        draft.problem("trainer.model_type", f"got {shown(model_type)}; allowed: standard, vla")
     if model_type != "vla":
         return
     if not draft.has("trainer.collector.mode"):
@@ -371,7 +388,7 @@ def _drop_is_global(draft: Draft, phase: Phase, name: str, spec: Any) -> Any:
         return spec
     key = f"trainer.events.{phase}.{name}.is_global"
     if not isinstance(spec["is_global"], bool):
-        draft.problem(key, f"got {spec['is_global']!r}; must be true or false")
+        draft.problem(key, f"got {shown(spec['is_global'])}; must be true or false")
     draft.notice(key, "no effect: each environment counts its own steps", "without effect")
     return {key: value for key, value in spec.items() if key != "is_global"}
 
@@ -379,9 +396,9 @@ def _drop_is_global(draft: Draft, phase: Phase, name: str, spec: Any) -> Any:
 def _respell_film(draft: Draft, phase: Phase, key: str, spec: dict[str, Any]) -> None:
     params = spec.get("params") or {}
     if spec.keys() - {"func", "mode", "params", "interval_step"} or not isinstance(params, dict):
-        draft.problem(key, f"got {spec!r}; must be {{func, mode: interval, interval_step, params}}")
+        draft.problem(key, f"got {shown(spec)}; must be {{func, mode: interval, interval_step, params}}")
     elif spec.get("mode", "interval") != "interval":
-        draft.problem(f"{key}.mode", f"got {spec['mode']!r}; a trainer event has mode interval")
+        draft.problem(f"{key}.mode", f"got {shown(spec['mode'])}; a trainer event has mode interval")
     else:
         cameras = draft.get("trainer.cameras") or []
         draft.spelled[f"trainer.cameras.{len(cameras)}"] = f"{key}.params"
@@ -405,7 +422,8 @@ def fill_defaults(draft: Draft) -> None:
         trainer["eval_seed"] = seed + 10_000 if type(seed) is int else 0  # a bad seed is reported by itself
     if trainer.get("exp_name") is None:
         names = _name("env", draft.get("env.id")), _name("algorithm", draft.get("algorithm.name"))
-        trainer["exp_name"] = re.sub(r"[^\w.-]+", "_", "_".join(names))
+        name = re.sub(r"[^\w.-]+", "_", "_".join(names))
+        trainer["exp_name"] = name.encode()[:MOST_OF_NAME].decode(errors="ignore")
     if trainer.get("enable_eval") is True and not trainer.get("eval_freq"):
         draft.notice("trainer.enable_eval", "trainer.eval_freq is 0: no evaluation during training")
 
@@ -430,7 +448,7 @@ def _respell_device(draft: Draft) -> None:
     if draft.has("trainer.cuda"):
         cuda = draft.pop("trainer.cuda")
         if not isinstance(cuda, bool) or draft.has("trainer.device"):
-            draft.problem("trainer.cuda", f"got {cuda!r}; give trainer.device instead, such as cpu or cuda:0")
+            draft.problem("trainer.cuda", f"got {shown(cuda)}; give trainer.device instead, such as cpu or cuda:0")
         else:
             draft.put("trainer.device", "cuda" if cuda else "cpu")
     device = draft.get("trainer.device")
@@ -457,7 +475,7 @@ def _respell_std(draft: Draft) -> None:
             draft.put(new, [math.log(bound) for bound in std])
         else:
             wanted = "a number above 0" if old == "policy.initial_action_std" else "[lowest, highest], both above 0"
-            draft.problem(old, f"got {std!r}; must be {wanted}")
+            draft.problem(old, f"got {shown(std)}; must be {wanted}")
 
 
 def _is_positive(value: Any) -> bool:

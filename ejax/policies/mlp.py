@@ -30,7 +30,7 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 class NetworkConfig(BaseModel):
     """``policy.actor.network_cfg`` and ``policy.critic.network_cfg``."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     hidden_sizes: tuple[PositiveInt, ...]
     activation: Activation = "elu"

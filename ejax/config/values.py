@@ -1,0 +1,109 @@
+"""What a value of a config may be, whatever its key: one rule for files, overrides and gym configs.
+
+Floats are finite, and stay so as float32; integers fit into int32, which counters and arrays are; text can be written.
+The exceptions are listed here by key.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ejax.config.errors import ConfigError, Problem
+from ejax.config.files import MAX_DIGITS
+from ejax.shorten import shown
+
+FLOAT32_MAX = 3.4028234663852886e38
+INT32_MAX = 2**31 - 1
+INT64_MAX = 2**63 - 1
+MAY_BE_INFINITE = ("algorithm.cfg.max_grad_norm",)
+"""Infinity: no clipping. Of the algorithms that refuse it, it is the models that say so."""
+COUNTED_ON_THE_HOST = ("trainer.total_timesteps", "trainer.eval_freq", "trainer.save_freq", "trainer.eval_seed")
+"""Integers beyond int32, and likewise every key named ``seed``; the models bound them."""
+MAX_VALUES = 8_000
+"""Keys and values of a whole config, its gym config included, but for the defaults."""
+MAX_CHARACTERS = 1 << 17
+"""Of all text in it. Both so that the resolved form can be read again, see ``ejax.config.files``."""
+MAX_DEPTH = 50
+
+
+def plain(data: Any, key: str = "", depth: int = 0) -> Any:
+    """A copy of a config that is in memory, of what JSON can hold; other objects as their text.
+
+    Raises:
+        ConfigError: nested too deep (or into itself), or an integer of more than ``MAX_DIGITS`` digits.
+    """
+    if isinstance(data, int) and abs(data) >= 10**MAX_DIGITS:
+        raise ConfigError([Problem(key, f"is an integer of more than {MAX_DIGITS} digits")])
+    if depth > MAX_DEPTH:
+        raise ConfigError([Problem(key, f"sections and lists are nested deeper than {MAX_DEPTH}")])
+    if isinstance(data, Mapping):
+        return {str(name): plain(value, f"{key}.{name}".lstrip("."), depth + 1) for name, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [plain(value, f"{key}.{i}", depth + 1) for i, value in enumerate(data)]
+    return data if data is None or isinstance(data, str | int | float) else str(data)
+
+
+def number_problems(tree: Any, above: str = "") -> list[Problem]:
+    """Numbers of a config that are wrong whatever they are for, by its canonical keys.
+
+    Args:
+        above: the dotted key of ``tree``; "" for the whole config.
+    """
+    numbers = ((key, value) for key, _, value in _walk(tree, above, 0) if isinstance(value, int | float))
+    return [Problem(key, text) for key, value in numbers if (text := _of_number(key, value))]
+
+
+def writing_problems(tree: Any) -> list[Problem]:
+    """Why a config could not be written and read again: odd text, and too much of it. Such a one is not looked into."""
+    problems: list[Problem] = []
+    values = characters = 0
+    for key, depth, value in _walk(tree, "", 0):
+        values += 1
+        characters += len(key) - key.rfind(".") + (len(value) if isinstance(value, str) else 0)
+        if text := _of_text(key, value):
+            problems.append(Problem(key, text))
+        if depth > MAX_DEPTH:
+            problems.append(Problem(key, f"sections and lists are nested deeper than {MAX_DEPTH}"))
+    if values > MAX_VALUES or characters > MAX_CHARACTERS:
+        text = f"has {values} keys and values, {characters} characters; allowed: {MAX_VALUES}, {MAX_CHARACTERS}"
+        problems.append(Problem("", text))
+    return problems
+
+
+def _walk(node: Any, key: str, depth: int) -> Iterator[tuple[str, int, Any]]:
+    """Every value and section: dotted key, depth, value."""
+    yield key, depth, node
+    pairs = node.items() if isinstance(node, Mapping) else enumerate(node) if isinstance(node, list | tuple) else ()
+    for name, value in pairs:
+        yield from _walk(value, f"{key}.{name}".lstrip("."), depth + 1)
+
+
+def _of_number(key: str, value: float) -> str:
+    if isinstance(value, bool):
+        return ""
+    if isinstance(value, int):
+        most = INT64_MAX if key in COUNTED_ON_THE_HOST or key.rpartition(".")[2] == "seed" else INT32_MAX
+        if abs(value) <= most:
+            return ""
+        return f"got {shown(value)}; integers are within ±{most}. Where a number may have a fraction, give {value:.1e}"
+    if value == math.inf and key in MAY_BE_INFINITE:
+        return ""
+    if not math.isfinite(value):
+        return f"got {value}; must be a finite number"
+    return "" if abs(value) <= FLOAT32_MAX else f"got {value}; must be within ±3.4e38, where float32 ends"
+
+
+def _of_text(key: str, value: Any) -> str:
+    """Of a text, or of the last part of a section's key."""
+    for text, what in ((value, "text"), (key, "a key")):
+        if isinstance(text, str) and ("\0" in text or not _encodable(text)):
+            return f"got {shown(text)}; {what} holds no null characters and no halves of surrogate pairs"
+    return ""
+
+
+def _encodable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

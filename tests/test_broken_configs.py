@@ -1,0 +1,301 @@
+"""Files that no config can be read from, values that no run can have, and what is said of them."""
+
+import copy
+import json
+import os
+import time
+
+import pytest
+from test_config import BASE, ROOT, make, trainer
+
+from ejax.config import ConfigError, load_config, parse_config
+from ejax.config.check import check
+from ejax.config.files import MAX_DEPTH, read_json, read_yaml
+from ejax.shorten import MOST_OF_VALUE, shorten, shown
+
+CART_POLE = ROOT / "tests" / "gym_configs" / "cart_pole.json"
+BOMB = "[&a [x,x,x,x,x,x,x,x,x], " + ", ".join(
+    f"&{b} [{','.join([f'*{a}'] * 9)}]" for a, b in zip("abcdefgh", "bcdefghi", strict=True)
+)
+MERGE_BOMB = "[&a {k: 1}, " + ", ".join(
+    f"&{b} {{<<: [{','.join([f'*{a}'] * 9)}]}}" for a, b in zip("abcdefgh", "bcdefghi", strict=True)
+)
+
+
+def refused(call, *args, **kwargs):
+    """The one error that a call raises, whose texts are short."""
+    with pytest.raises(ConfigError) as caught:
+        call(*args, **kwargs)
+    assert len(str(caught.value)) < 20_000
+    return caught.value
+
+
+def keys_of(error):
+    return [key for key, _ in error.problems]
+
+
+# --- files ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("!!int abc", "seed: got 'abc', which is no !!int"),
+        ("!!int ''", "seed: got '', which is no !!int"),
+        ("!!float abc", "seed: got 'abc', which is no !!float"),
+        ("!!bool abc", "seed: got 'abc', which is no !!bool"),
+        ("!!map x", "seed: the tag !!map does not fit text"),
+        ("!!str [1]", "seed: the tag !!str does not fit a list"),
+        ("!!timestamp 2024-01-01", "seed: the tag !!timestamp does not fit text"),
+        ("!!python/name:os.system ''", "seed: the tag !!python/name:os.system does not fit text"),
+        ("&a [*a]", "an alias stands inside what it is the alias of"),
+        ("&a {b: {c: *a}}", "an alias stands inside what it is the alias of"),
+        ("&a {<<: *a}", "an alias stands inside what it is the alias of"),
+        ("*nowhere", "found undefined alias 'nowhere'"),
+        ("[" * 3000, "nested deeper than 60"),
+        ("9" * 5000, r"seed: got 9+ … \(5000 characters\) … 9+; no number of a config is that long"),
+        ("0x" + "f" * 5000, r"\(5002 characters\)"),
+        ("1:" * 5000 + "1", r"\(10001 characters\)"),
+        (BOMB + "]", "has more than 10000 keys and values"),
+        (MERGE_BOMB + "]", "has more than 10000 keys and values"),
+        ("{? [1] : 2}", "seed: a key must be text"),
+        ("{<<: 1}", "seed: << takes a mapping"),
+        ('"\\UFFFFFFFF"', "an escape stands for no character"),
+        ("a\x07b", r"the character '\\x07' is not allowed"),
+    ],
+)
+def test_yaml_that_means_nothing_is_refused_with_its_line(tmp_path, value, message):
+    file = tmp_path / "train.yaml"
+    file.write_text(f"trainer:\n  num_envs: 8\n  seed: {value}\n")
+    started = time.monotonic()
+    with pytest.raises(ConfigError, match=rf"train.yaml:3: 1 problem\n.*{message}"):
+        load_config(file)
+    assert time.monotonic() - started < 5.0
+    refused(check, file)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("9" * 5000, r"\(5000 characters\) … 9+; no number of a config is that long"),
+        ("[" * 100_000, "nested deeper than 60"),
+        ('{"a":' * 100 + "1" + "}" * 100, "nested deeper than 60"),
+        (json.dumps([0] * 20_000), "has more than 10000 keys and values"),
+        ('"a', "Invalid control character"),
+    ],
+)
+def test_json_that_means_nothing_is_refused_with_its_line(tmp_path, value, message):
+    file = tmp_path / "train.json"
+    file.write_text(f'{{"trainer": {{\n"num_envs": 8,\n"seed": {value}\n}}}}')
+    with pytest.raises(ConfigError, match=rf"train.json:3: 1 problem\n  .*{message}"):
+        load_config(file)
+
+
+@pytest.mark.parametrize(("name", "size"), [("a.yaml", 10_000_000), ("a.json", 10_000_000)])
+def test_a_file_of_10_mb_is_not_parsed(tmp_path, name, size):
+    (tmp_path / name).write_text('{"trainer": "' + "x" * size + '"}')
+    started = time.monotonic()
+    assert "a config has kilobytes" in str(refused(load_config, tmp_path / name))
+    assert time.monotonic() - started < 2.0
+
+
+def test_what_is_no_file_is_refused(tmp_path):
+    os.mkfifo(tmp_path / "pipe.yaml")
+    assert "no regular file" in str(refused(load_config, tmp_path / "pipe.yaml"))
+    assert "File name too long" in str(refused(load_config, tmp_path / f"{'x' * 300}.yaml"))
+    refused(load_config, "a\x00b.yaml")
+    (tmp_path / "latin.yaml").write_bytes(b"trainer:\n  exp_name: \xe9\n")
+    assert "latin.yaml:2" in str(refused(load_config, tmp_path / "latin.yaml"))
+
+
+@pytest.mark.parametrize("name", ["a\x00b", "x" * 300, "/".join(["x" * 100] * 60)])
+def test_a_gym_config_under_a_name_that_no_file_has_is_not_there(name):
+    assert "there is no" in str(refused(make, trainer={"gym_config": name}))
+
+
+def test_yaml_gives_what_json_can_hold():
+    text = "{a: 2024-01-01, 1: x, on: y, b: &b [1, 2], c: *b, d: {<<: {e: 1, f: 2}, e: 3}, g: =, h: 0x10, i: 1_000}"
+    read = read_yaml(text)
+    assert json.loads(json.dumps(read)) == read
+    assert read["a"] == "2024-01-01"
+    assert (read["1"], read["on"], read["g"], read["h"], read["i"]) == ("x", "y", "=", 16, 1000)
+    assert read["d"] == {"e": 3, "f": 2}
+    assert read["b"] == read["c"] == [1, 2]
+    assert read["b"] is not read["c"]  # changing one section changes no other
+
+
+def test_of_several_merged_mappings_the_first_wins():
+    assert read_yaml("{<<: [{a: 1}, {a: 2, b: 2}], c: 3}") == {"a": 1, "b": 2, "c": 3}
+
+
+def test_nesting_is_counted_through_aliases():
+    step = "[" * 20, "]" * 20
+    text = f"[&a {step[0]}1{step[1]}, &b {step[0]}*a{step[1]}, &c {step[0]}*b{step[1]}]"
+    with pytest.raises(ValueError, match="nested deeper"):
+        read_yaml(text)
+    deep = "[" * MAX_DEPTH + "]" * MAX_DEPTH
+    assert read_yaml(deep) == read_json(deep)
+
+
+# --- overrides and configs in memory ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "trainer.seed=!!int abc",
+        "trainer.seed=&a [*a]",
+        "trainer.seed=" + "[" * 5000,
+        "trainer.seed=" + "9" * 5000,
+        "trainer.seed=a\x1bb",
+        'trainer.output_dir="a\\0b"',
+        "a." * 3000 + "b=1",
+        "trainer.seed=" + "x" * 10**6,
+        "trainer=5",
+        f"trainer.seed={BOMB}]",
+        'trainer.exp_name="\\ud800"',
+        "trainer.exp_name=" + "x" * 300,
+        "trainer.a\x00=1",
+    ],
+)
+def test_an_override_that_means_nothing_is_refused_in_short(override):
+    error = refused(make, override)
+    assert all(len(text) < 2500 for _, text in error.problems)
+
+
+def test_a_config_in_memory_that_holds_itself_is_refused():
+    data = copy.deepcopy(BASE)
+    data["trainer"]["events"] = data
+    assert "nested deeper" in str(refused(parse_config, data))
+    assert "integer of more than" in str(refused(make, trainer=trainer(seed=10**5000)))
+
+
+def test_long_and_odd_texts_are_cut_and_escaped():
+    assert len(shown("x" * 10**6)) <= MOST_OF_VALUE
+    assert shorten("a" * 500 + "end", 100).startswith("aaa")
+    assert shorten("a" * 500 + "end", 100).endswith("end")
+    assert "(503 characters)" in shorten("a" * 500 + "end", 100)
+    assert shorten("\x1b[31m \ud800") == "\\x1b[31m \\ud800"
+    error = refused(make, trainer=trainer(**{f"key{i}": i for i in range(2000)}))
+    assert len(error.problems) == 2000
+    assert "more" in str(error).splitlines()[-1]
+
+
+# --- numbers ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "policy.actor.network_cfg.orthogonal_init=.nan",
+        "policy.actor.network_cfg.orthogonal_init=[1.0, .inf, 1.0]",
+        "env.cfg.success_threshold=.inf",
+        "env.cfg.success_bonus=.nan",
+        "env.cfg.mass=1.0e+39",
+        "env.cfg.dt=-.inf",
+        "env.cfg.success_bonus=4294967296",
+        "env.cfg.success_threshold=3000000000",
+        "env.cfg.max_episode_steps=2147483648",
+        "trainer.updates_per_dispatch=2147483648",
+        "trainer.num_envs=1.0e+12",
+        "trainer.iterations=1.0e+12",
+        "trainer.keep_checkpoints=4294967296",
+        "algorithm.cfg.max_grad_norm=.nan",
+        "algorithm.cfg.ent_coef=.inf",
+        "algorithm.cfg.n_epochs=2147483648",
+        "algorithm.cfg.optimizer.kwargs={betas: [.nan, 0.9]}",
+        "algorithm.cfg.max_grad_norm=-.inf",
+        "trainer.collector.env_timeout_s=1.0e+30",
+    ],
+)
+def test_numbers_that_no_array_holds_are_refused_by_their_key(override):
+    key = override.partition("=")[0]
+    assert all(each.startswith(key) for each in keys_of(refused(make, override)))
+    assert all(each.startswith(key) for each in keys_of(refused(make, override, "trainer.seed=3")))
+
+
+def test_counts_that_do_not_fit_together_are_refused():
+    assert "at most 2147483647 are counted" in str(refused(make, "trainer.total_timesteps=1000000000000000"))
+    assert "at most 2147483647 are counted" in str(
+        refused(make, "trainer.buffer_size=2000000000", "trainer.num_envs=2")
+    )
+    kwargs = "algorithm.cfg.lr_scheduler={name: linear, kwargs: {total_iters: 100000000000}}"
+    assert keys_of(refused(make, kwargs)) == ["algorithm.cfg.lr_scheduler.kwargs.total_iters"]
+
+
+def test_what_is_counted_on_the_host_may_be_large():
+    config = make("trainer.total_timesteps=10000000000", "trainer.save_freq=10000000000", "trainer.seed=4294967295")
+    assert config.trainer.total_timesteps == 10**10
+    assert parse_config(config.to_dict()) == config
+
+
+def test_a_wrong_number_does_not_hide_other_problems():
+    error = refused(make, "env.cfg.dt=.nan", "trainer.sed=1", "env.cfg.mas=1")  # the environment is not asked by then
+    assert keys_of(error) == ["env.cfg.dt (override)", "trainer.sed (override)"]
+
+
+# --- round trips ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "overrides"),
+    [
+        *((name, ["algorithm.cfg.max_grad_norm=.inf"]) for name in ("ppo", "grpo", "apg")),
+        ("shac", ["algorithm.cfg.max_grad_norm=.inf", "trainer.buffer_size=32"]),
+        ("grpo", ["algorithm.cfg.reset_every_rollout=false"]),
+        ("grpo", ["algorithm.cfg.shared_start=false"]),
+        ("apg", ["algorithm.cfg.update_horizon=32", "trainer.buffer_size=7"]),
+        ("ppo", ["trainer.exp_name=2024-01-01", "env.cfg.max_episode_steps=7"]),
+        ("ppo", ["policy.obs_groups={actor: []}", "algorithm.cfg.minimum_learning_rate=1.0e-3"]),
+        ("ppo", ["trainer.output_dir=é🤖", "trainer.total_timesteps=1.0e+15", "trainer.num_envs=100000"]),
+    ],
+)
+def test_what_is_accepted_reads_back_as_the_same(algorithm, overrides):
+    sections = {"algorithm": {"name": algorithm, "cfg": {}}} if algorithm != "ppo" else {}
+    config = make("trainer.num_envs=8", *overrides, **sections)
+    again = parse_config(json.loads(json.dumps(config.to_dict())))
+    assert again == config
+    assert hash(again) == hash(config)
+
+
+def test_a_learning_rate_range_upside_down_is_refused_at_once():
+    assert "below minimum_learning_rate" in str(refused(make, "algorithm.cfg.minimum_learning_rate=1.0"))
+
+
+# --- keys that contradict each other ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("given", [1, [], {"cfg": 1}, {"cfg": {"gym_config": 3}}])
+def test_what_stands_beside_a_gym_config_must_be_a_section(given):
+    error = refused(make, trainer={"gym_config": str(CART_POLE)}, env=given)
+    assert all(key.startswith("env") for key in keys_of(error))
+
+
+def test_a_gym_config_replaces_a_learning_env_on_the_command_line():
+    assert make(f"trainer.gym_config={CART_POLE}").env.id == "EmbodiedEnv"
+
+
+@pytest.mark.parametrize("key", ["num_envs", "buffer_size"])
+@pytest.mark.parametrize("value", ["'1'", "true", "x", "[1]"])
+def test_what_cloning_does_not_use_must_be_a_number_all_the_same(key, value):
+    sections = {"algorithm": {"name": "bc", "cfg": {}}, "data": {"source": "engine", "task": "PushCubeExpert"}}
+    config = make("trainer.num_envs=7", trainer={}, env="PushCubeRL", **sections)
+    assert "trainer.num_envs" in [notice.key for notice in config.notices]
+    assert f"trainer.{key}" in str(refused(make, f"trainer.{key}={value}", trainer={}, env="PushCubeRL", **sections))
+
+
+def test_a_misspelled_family_is_told_from_a_module(tmp_path):
+    text = "Did you mean 'playground:CartpoleBalance'?"
+    assert text in str(refused(make, "env=playgound:CartpoleBalance"))
+    (tmp_path / "a.json").write_text(json.dumps({**BASE, "trainer": trainer(learning_env="playgound:CartpoleBalance")}))
+    assert text in str(refused(load_config, tmp_path / "a.json"))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("trainer", 5), ("trainer", None), ("policy", "x"), ("algorithm", []), ("runtime", "x"), ("compat", ["x"])],
+)
+def test_a_section_of_another_kind_is_refused(key, value):
+    data = {**copy.deepcopy(BASE), key: value}
+    for compat in ({}, {"compat": "embodichain-0.3"}):
+        refused(parse_config, {**compat, **data})
