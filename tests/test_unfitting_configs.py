@@ -49,6 +49,13 @@ def test_observation_groups_of_an_environment_that_must_be_built_are_looked_up_t
     assert keys_of(refused(build, config)) == ["policy.obs_groups.actor", "policy.obs_groups.critic"]
 
 
+@pytest.mark.parametrize("place", ["':x'", "..a:b", "'os:'", "os:path", "builtins:int", "no_such_module:Name"])
+@pytest.mark.parametrize("key", ["env.id", "algorithm.name"])
+def test_a_place_with_no_such_code_is_refused_by_its_key(key, place):
+    (told,) = keys_of(refused(make, f"{key}={place}"))
+    assert told in (f"{key} (override)", "algorithm.cfg")
+
+
 @pytest.mark.parametrize("limit", [4e18, -(2.0**40)])
 def test_a_time_limit_that_no_counter_reaches_is_refused(limit):
     gym_config = {**cart_pole(), "max_episode_steps": limit}

@@ -139,9 +139,12 @@ def env_problems(env: EnvConfig) -> list[Problem]:
     """Arguments in ``env.cfg`` that the environment does not take; or an environment that is not there."""
     try:
         make = resolve("env", env.id)
-    except ImportError as error:
+    except (ImportError, TypeError, ValueError) as error:  # the last two: no name, or a relative one
         return [Problem("env.id", f"'{env.id}' cannot be imported: {error}{did_you_mean_family(env.id)}")]
-    parameters = inspect.signature(make, eval_str=True).parameters
+    try:
+        parameters = inspect.signature(make, eval_str=True).parameters
+    except (TypeError, ValueError) as error:
+        return [Problem("env.id", f"'{env.id}' is neither a class nor a function that makes an environment: {error}")]
     cfg = thaw(env.cfg)
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     chunk = cfg.pop("action_chunk", 1) if "action_chunk" not in parameters else 1

@@ -283,7 +283,10 @@ class AlgorithmConfig(BaseModel):
         name = info.data.get("name")
         if name is None:  # an unknown name is an error of its own
             return value
-        options = ALGORITHM_CONFIGS.get(name) or getattr(resolve("algorithm", name), "Config", None)
+        try:
+            options = ALGORITHM_CONFIGS.get(name) or getattr(resolve("algorithm", name), "Config", None)
+        except (ImportError, TypeError) as error:  # the latter: a relative name
+            raise ValueError(f"'{name}' cannot be imported: {error}") from error
         if options is None:
             raise ValueError(f"'{name}' is no algorithm: it has no Config, the pydantic model of its options")
         return value if isinstance(value, options) else options.model_validate_json(json.dumps(value), strict=True)
