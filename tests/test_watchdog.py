@@ -167,8 +167,7 @@ def test_one_that_hangs_in_turn_is_made_anew_where_that_is_allowed(tmp_path: Pat
     assert result.finished and result.last_train_metrics["collector/env_restarts"] == 1
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize(("groups", "number"), [(1, signal.SIGTERM), (1, signal.SIGINT), (2, signal.SIGTERM)])
 def test_a_signal_while_a_step_hangs_saves_and_leaves(tmp_path: Path, groups: int, number: signal.Signals) -> None:
     mark = tmp_path / "hangs"
     limits = [f"trainer.collector.stop_timeout_s={SOON}", f"trainer.collector.num_groups={groups}"]
