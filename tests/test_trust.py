@@ -657,6 +657,7 @@ _ALLOWED = {
     ("ejax/metrics.py", "import_module"): "wandb",
     ("ejax/config/load.py", "find_spec"): "wandb",
     ("interop/artefacts.py", "find_spec"): "packages that the formats need",
+    ("ejax/envs/adapters/worker.py", "pickle.loads"): "what the worker has pickled itself, to see whether that can be",
     ("ejax/data/worker.py", "pickle.loads"): "the order, in a folder of mode 700 that its owner made",
     ("ejax/data/failures.py", "pickle.loads"): "a worker's error, from shared memory of mode 600",
 }
