@@ -7,16 +7,14 @@
     0.3           schema_version 2: ... restart_schedule, ref_policy (GRPO), and what ties a file to one trainer:
                   metadata, world_size, rng_by_rank, normalizer_by_rank, best_checkpoint
 
-Files are read by ``torch.load(weights_only=True)`` alone: no code that a file may hold is run.
+Files are read by ``interop.plain_pt`` alone, so no code that a file may hold is run, and their content is checked by
+``interop.pt_content`` before it is used.
 """
 
 import math
 import os
-import pickle
 import random
-import re
-import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +23,8 @@ import numpy as np
 import torch
 
 from ejax.optim import SCHEDULE_KWARGS, ScheduleConfig
+from interop.plain_pt import load_plain
+from interop.pt_content import problems
 from interop.weights import StateDict
 
 _SCHEDULERS: dict[str, Any] = {
@@ -68,9 +68,7 @@ def read_pt(path: Path) -> PtFile:
     Raises:
         ValueError: no checkpoint of EmbodiChain, a damaged one, or one that holds more than tensors and plain data.
     """
-    payload = load_plain(path)
-    for problem in _problems(payload):
-        raise ValueError(f"{path} is no checkpoint of EmbodiChain: {problem}")
+    payload = load_content(path)
     if payload.get("observation_normalizer") is not None:
         raise ValueError(
             f"{path} normalizes observations outside the policy (APG's normalize_observations), which ejax does not"
@@ -81,9 +79,9 @@ def read_pt(path: Path) -> PtFile:
         global_step=payload["global_step"],
         policy=_to_numpy(payload["policy"]),
         num_updates=payload.get("num_updates"),
-        schedule_step=None if scheduler is None else int(scheduler["last_epoch"]),
+        schedule_step=None if scheduler is None else scheduler["last_epoch"],
         schedule=payload.get("lr_scheduler_cfg") if scheduler is not None else None,
-        optimizer=_to_numpy(payload.get("optimizer")),
+        optimizer=_adam_state(payload.get("optimizer")),
         reference=_to_numpy(payload.get("ref_policy")),
         log_std_range=log_std_range(metadata),
         modules={name: place.rpartition(".")[2] for name, place, _ in metadata.get("modules", ())},
@@ -93,81 +91,24 @@ def read_pt(path: Path) -> PtFile:
     )
 
 
-def load_plain(path: Path) -> dict[str, Any]:
-    """The mapping in a .pt file of tensors and plain data.
+def load_content(path: Path) -> dict[str, Any]:
+    """The content of a checkpoint, every key that ejax reads of the kind that EmbodiChain writes.
 
     Raises:
-        ValueError: something else is in it; it is not run. Or the file is damaged.
-        FileNotFoundError: there is none.
+        ValueError: see ``read_pt``. FileNotFoundError: there is no such file.
     """
-    try:
-        if zipfile.is_zipfile(path):  # torch reads a damaged tensor as it is
-            with zipfile.ZipFile(path) as archive:
-                damaged = archive.testzip()
-            if damaged is not None:
-                raise ValueError(f"the checksum of {damaged} does not hold")
-        payload = torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError:
-        raise
-    except pickle.UnpicklingError as error:
-        named = re.search(r"GLOBAL (\S+)", str(error))
-        what = f": it names {named[1]}" if named else ""
-        raise ValueError(f"{path} holds more than tensors and plain data, and is not read{what}") from error
-    except Exception as error:  # what is no file of torch fails in it anywhere
-        raise ValueError(f"{path} is no torch file, or a damaged one: {error!r}") from error
-    if not isinstance(payload, dict):
-        raise ValueError(f"{path} holds a {type(payload).__name__}, a checkpoint is a mapping")
+    payload = load_plain(path)
+    for problem in problems(payload):
+        raise ValueError(f"{path} is no checkpoint of EmbodiChain: {problem}")
     return payload
 
 
-def _problems(payload: Mapping[str, Any]) -> Iterator[str]:
-    """What of the content is not as any version writes it."""
-    if payload.get("schema_version") not in (None, 1, 2):
-        yield f"schema_version {payload['schema_version']} is unknown; there are 1 and 2, and files without one"
-    for key in ("global_step", "policy"):
-        if key not in payload:
-            yield f"'{key}' is missing; it has {', '.join(map(str, payload))}"
-    for key in ("global_step", "num_updates"):
-        number = payload.get(key)
-        if number is not None and (not isinstance(number, int) or number < 0):
-            yield f"'{key}' must be an integer >= 0, got {number!r}"
-    if type(payload.get("world_size", 1)) is not int or payload.get("world_size", 1) < 1:
-        yield f"'world_size' must be an integer >= 1, got {payload['world_size']!r}"
-    normalizers = payload.get("normalizer_by_rank", [])
-    if not isinstance(normalizers, list) or any(map(_no_tensors, normalizers)):
-        yield "'normalizer_by_rank' must be a list of mappings of dense tensors"
-    for key in ("policy", "ref_policy"):
-        state_dict = payload.get(key)
-        odd = [] if state_dict is None and key == "ref_policy" else _no_tensors(state_dict)
-        if odd:
-            yield f"'{key}' must be a mapping of dense tensors; {', '.join(odd)}"
-    optimizer, scheduler = payload.get("optimizer"), payload.get("lr_scheduler")
-    if optimizer is not None and not _is_optimizer(optimizer):
-        yield "'optimizer' must be the state_dict of one of torch.optim: state and param_groups, with lr and params"
-    if scheduler is not None and not (isinstance(scheduler, Mapping) and isinstance(scheduler.get("last_epoch"), int)):
-        yield "'lr_scheduler' must be the state_dict of one of torch's: it has no whole last_epoch"
-
-
-def _no_tensors(state_dict: Any) -> list[str]:
-    if not isinstance(state_dict, Mapping):
-        return [f"it is a {type(state_dict).__name__}"]
-    return [
-        f"{key} is a {type(x).__name__}" if not isinstance(x, torch.Tensor) else f"{key} is {x.layout}"
-        for key, x in state_dict.items()
-        if not isinstance(x, torch.Tensor) or x.layout is not torch.strided
-    ]
-
-
 def _ranks_differ(normalizers: list[Mapping[str, torch.Tensor]]) -> bool:
-    first, *others = normalizers or [{}]
-    return any(not torch.equal(x, other[key]) for other in others for key, x in first.items())
-
-
-def _is_optimizer(state: Any) -> bool:
-    if not isinstance(state, Mapping) or not isinstance(state.get("state"), Mapping):
-        return False
-    groups = state.get("param_groups")
-    return isinstance(groups, list) and all(isinstance(g, Mapping) and {"lr", "params"} <= g.keys() for g in groups)
+    first, *others = map(_to_numpy, normalizers or [{}])
+    return any(
+        other.keys() != first.keys() or any(not np.array_equal(x, other[key]) for key, x in first.items())
+        for other in others
+    )
 
 
 def write_pt(path: Path, payload: dict[str, Any]) -> Path:
@@ -211,9 +152,16 @@ def bound_to(trainer_file: Path, policy: StateDict, seed: int) -> dict[str, Any]
     Raises:
         ValueError: ``trainer_file`` is not of schema 2, or of another policy.
     """
-    payload = load_plain(trainer_file)
+    payload = load_content(trainer_file)
     if payload.get("schema_version") != 2 or "rollout_index" in payload:
         raise ValueError(f"{trainer_file} is no checkpoint of EmbodiChain 0.3's PPO or GRPO (schema 2)")
+    missing = [key for key in ("metadata", "world_size", "rng_by_rank") if payload.get(key) is None]
+    if missing:
+        raise ValueError(f"{trainer_file} is of schema 2, but lacks {', '.join(missing)}")
+    if payload["world_size"] != len(payload["rng_by_rank"]):
+        raise ValueError(
+            f"{trainer_file} has world_size {payload['world_size']}, but 'rng_by_rank' of {len(payload['rng_by_rank'])}"
+        )
     theirs = {key: tuple(x.shape) for key, x in payload["policy"].items()}
     ours = {key: x.shape for key, x in policy.items()}
     if theirs != ours:
@@ -238,6 +186,17 @@ def _random_streams(seed: int) -> dict[str, Any]:
         "numpy": (name, np.asarray(numbers).tolist(), *rest),
         "torch": torch.Generator().manual_seed(seed).get_state(),
     }
+
+
+def _adam_state(optimizer: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Of the state_dict of one of torch.optim, what Adam keeps: other state is passed over."""
+    if optimizer is None:
+        return None
+    state = {
+        number: {name: _to_numpy(x) for name, x in of_parameter.items() if name in ("step", "exp_avg", "exp_avg_sq")}
+        for number, of_parameter in optimizer["state"].items()
+    }
+    return {"state": state, "param_groups": optimizer["param_groups"]}
 
 
 def _to_numpy(tree: Any) -> Any:

@@ -21,7 +21,7 @@ from ejax.policies import ActorCritic, ActorOnly, NetworkConfig
 from ejax.steps import RunState
 from ejax.types import Params, Policy
 from interop.optimizer_state import opt_state_from_torch, torch_optimizer_state
-from interop.pt_file import PtFile, bound_to, load_plain, log_std_range, read_pt, scheduler_state
+from interop.pt_file import PtFile, bound_to, load_content, log_std_range, read_pt, scheduler_state
 from interop.weights import StateDict, params_from_state_dict, state_dict_from_params
 
 Layout = Literal["0.3", "head", "seed"]
@@ -119,6 +119,10 @@ def restore(saved: PtFile, config: RunConfig, parts: Parts, *, policy_only: bool
         return replace(parts.state, train=train), notes
     rows = rows_per_update(config, parts)
     update, rest = divmod(saved.global_step, rows)
+    if update >= 2**31:
+        raise ValueError(
+            f"'global_step' {saved.global_step} is {update} updates of {rows} env steps; 31 bits count them"
+        )
     step = next(n for n in (saved.schedule_step, saved.num_updates, update) if n is not None)
     schedule = bind_schedule(options.lr_scheduler, config.trainer.num_updates)
     notes += _schedule_notes(saved, schedule) + _option_notes(saved, options)
@@ -141,7 +145,7 @@ def restore(saved: PtFile, config: RunConfig, parts: Parts, *, policy_only: bool
 def _clamp_of(policy: Policy, layout: Layout, like: Path | None) -> tuple[float, float]:
     """What the EmbodiChain that reads this layout clamps log_std to."""
     if like is not None:
-        return log_std_range(load_plain(like).get("metadata"))
+        return log_std_range(load_content(like).get("metadata"))
     separate = layout == "0.3" and isinstance(policy, ActorCritic)
     return log_std_range({"policy_attributes": {"action_std_range": _STD_RANGE_0_3}} if separate else None)
 

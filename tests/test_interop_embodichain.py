@@ -230,7 +230,7 @@ def test_resume_takes_embodichains_file(golden, tmp_path, capsys):
 
     assert main(["--config", str(file), "--run", str(one), "--resume", str(POINT_MASS)]) == 2
     assert "holds a run already" in capsys.readouterr().err
-    for wrong, message in ((tmp_path / "none.pt", "No such file"), (SEED, "lacks actor.1.weight")):
+    for wrong, message in ((tmp_path / "none.pt", "there is no file"), (SEED, "lacks actor.1.weight")):
         assert main(["--config", str(file), "--run", str(tmp_path / "next"), "--resume", str(wrong)]) == 2
         assert message in capsys.readouterr().err
         assert not (tmp_path / "next").exists()
@@ -409,16 +409,29 @@ def test_damaged_files_are_refused(tmp_path):
     ("change", "message"),
     [
         ({"schema_version": 3}, "schema_version 3 is unknown"),
-        ({"global_step": torch.tensor(128)}, r"'global_step' must be an integer >= 0, got tensor\(128\)"),
-        ({"num_updates": -1}, "'num_updates' must be an integer >= 0, got -1"),
-        ({"world_size": 0}, "'world_size' must be an integer >= 1, got 0"),
-        ({"normalizer_by_rank": [None]}, "'normalizer_by_rank' must be a list of mappings"),
-        ({"policy": None}, "'policy' must be a mapping of dense tensors; it is a NoneType"),
-        ({"policy": {"log_std": None}}, "log_std is a NoneType"),
-        ({"ref_policy": {"log_std": torch.eye(2).to_sparse()}}, "log_std is torch.sparse_coo"),
-        ({"lr_scheduler": {}}, "it has no whole last_epoch"),
-        ({"optimizer": {"state": {}}}, "state and param_groups, with lr and params"),
-        ({"optimizer": {"state": {}, "param_groups": [{"lr": 0.1}]}}, "state and param_groups, with lr and params"),
+        ({"schema_version": torch.zeros(2)}, r"schema_version a tensor float32\[2\] is unknown"),
+        ({"global_step": torch.tensor(128)}, r"'global_step' must be an integer >= 0 .*, got a tensor int64\[\]"),
+        ({"num_updates": -1}, "'num_updates' must be an integer >= 0 .*, got -1"),
+        ({"num_updates": 2**70}, "'num_updates' must be an integer >= 0 .*, got an integer of 71 bits"),
+        ({"world_size": 0}, "'world_size' must be an integer >= 1 .*, got 0"),
+        ({"normalizer_by_rank": [None]}, "'normalizer_by_rank.0' must be a mapping, got None"),
+        ({"policy": None}, "'policy' must be a mapping, got None"),
+        ({"policy": {"log_std": None}}, "'policy.log_std' must be a dense tensor of finite numbers, got None"),
+        ({"policy": {"log_std": torch.tensor([torch.nan])}}, r"got a tensor float32\[1\] with NaN or infinity"),
+        ({"policy": {"log_std": torch.zeros(1).expand(10**14)}}, "that the file holds 4 bytes of"),
+        ({"ref_policy": {"log_std": torch.eye(2).to_sparse()}}, r"'ref_policy.log_std' .* a sparse_coo tensor"),
+        ({"lr_scheduler": {}}, "'lr_scheduler.last_epoch' is missing"),
+        ({"lr_scheduler_cfg": "linear"}, "'lr_scheduler_cfg' must be a mapping, got 'linear'"),
+        ({"optimizer": {"state": {}}}, "'optimizer.param_groups' is missing; it has state"),
+        ({"optimizer": {"state": {}, "param_groups": [{"lr": 0.1}]}}, "'optimizer.param_groups.0.params' is missing"),
+        ({"metadata": 3}, "'metadata' must be a mapping, got 3"),
+        ({"metadata": {"policy_attributes": 3}}, "'metadata.policy_attributes' must be a mapping, got 3"),
+        ({"metadata": {"algorithm_config": 3}}, "'metadata.algorithm_config' must be a mapping, got 3"),
+        ({"metadata": {"modules": [["actor", 3, ""]]}}, "'metadata.modules.0.1' must be text, got 3"),
+        (
+            {"metadata": {"policy_attributes": {"action_std_range": ["a", "b"]}}},
+            r"'metadata.policy_attributes.action_std_range' must be two numbers, 0 < low <= high, got a list of 2",
+        ),
     ],
 )
 def test_content_that_no_version_writes_is_named(change, message, tmp_path):
