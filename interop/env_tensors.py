@@ -11,6 +11,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from ejax.types import PyTree
+from interop.dense import describe, is_dense
 
 
 def numpy_of(x: Any, name: str, shape: tuple[int, ...] | None, *, boolean: bool = False) -> NDArray[Any]:
@@ -25,10 +26,10 @@ def numpy_of(x: Any, name: str, shape: tuple[int, ...] | None, *, boolean: bool 
     """
     if not isinstance(x, torch.Tensor):
         raise ValueError(f"{name} is a {type(x).__name__}, must be a tensor; for NumPy use the family gymnasium")
+    if not is_dense(x):
+        raise ValueError(f"{name} is {describe(x)}; must be a dense tensor of floats, integers or bools")
     if shape is not None and tuple(x.shape) != shape:
         raise ValueError(f"{name} has shape {list(x.shape)}, must have {list(shape)}")
-    if x.is_complex() or x.is_quantized or x.layout is not torch.strided:
-        raise ValueError(f"{name} is {x.dtype}, {x.layout}; must be a dense tensor of floats, integers or bools")
     if boolean and x.dtype != torch.bool:
         raise ValueError(f"{name} is {x.dtype}, must be torch.bool: (x > 0) makes it so")
     x = x.detach().cpu()

@@ -5,16 +5,12 @@
 
 import pickle
 import re
-import reprlib
 import zipfile
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
-_SHOWN = reprlib.Repr()
-_SHOWN.maxstring = _SHOWN.maxother = 60
 _LONGEST = 300
 
 
@@ -45,32 +41,3 @@ def load_plain(path: Path) -> dict[str, Any]:
     if not isinstance(payload, dict):
         raise ValueError(f"{path} holds a {type(payload).__name__}, a checkpoint is a mapping")
     return payload
-
-
-def odd_tensor(x: Any) -> str | None:
-    """What keeps ``x`` from being a dense tensor of finite real numbers, or None."""
-    if not isinstance(x, torch.Tensor):
-        return describe(x)
-    if x.layout is not torch.strided or x.is_nested or x.is_quantized or x.is_meta or x.is_complex():
-        return describe(x)
-    if x.numel() * x.element_size() > x.untyped_storage().nbytes():
-        return f"{describe(x)} that the file holds {x.untyped_storage().nbytes()} bytes of"
-    try:
-        x.numpy(force=True) if x.dtype != torch.bfloat16 else None
-    except TypeError:  # a type of floats that NumPy lacks
-        return describe(x)
-    return None if not x.is_floating_point() or bool(x.isfinite().all()) else f"{describe(x)} with NaN or infinity"
-
-
-def describe(x: Any) -> str:
-    """A value of any kind in a few words, for messages."""
-    if isinstance(x, torch.Tensor):
-        layout = "" if x.layout is torch.strided else f" {str(x.layout).removeprefix('torch.')}"
-        return f"a{layout} tensor {str(x.dtype).removeprefix('torch.')}{list(x.shape)}"
-    if isinstance(x, int) and x.bit_length() > 64:
-        return f"an integer of {x.bit_length()} bits"
-    if x is None or isinstance(x, bool | int | float | str | bytes | complex):
-        return _SHOWN.repr(x)
-    return (
-        f"a {type(x).__name__} of {len(x)}" if isinstance(x, Mapping | list | tuple | set) else f"a {type(x).__name__}"
-    )

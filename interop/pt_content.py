@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from interop.plain_pt import describe, odd_tensor
+from interop.dense import describe, odd_tensor
 
 Check: TypeAlias = Callable[[Any, str], Iterator[str]]
 """``check(value, key)``: what is wrong with the value."""

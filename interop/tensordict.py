@@ -108,7 +108,8 @@ def rollout_from_tensordict(
             as long as the arrays are in use.
 
     Raises:
-        ValueError: as ``rollout_from_dict``; 64-bit integers that 32 bits do not hold, without ``jax_enable_x64``.
+        ValueError: as ``rollout_from_dict``; a field that is no dense tensor, such as NonTensorData; 64-bit integers
+            that 32 bits do not hold, without ``jax_enable_x64``.
     """
     import torch
 
@@ -126,7 +127,7 @@ def dict_to_tensordict(obs: Any, device: "torch.device | str") -> "TensorDict":
             tensors; those of JAX are copied.
 
     Raises:
-        TypeError: anything else.
+        TypeError: anything else. ValueError: a tensor that is not dense.
 
     Source: the rule of EmbodiChain 0.3.
     """
@@ -151,13 +152,17 @@ def flatten_dict_observation(obs: Any) -> "torch.Tensor":
             EmbodiChain does. One of [N], which EmbodiChain cannot flatten, is a column.
 
     Raises:
-        ValueError: no tensor in it, or tensors of different N.
+        ValueError: no tensor in it, tensors of different N, or one that is not dense.
     """
     import torch
+
+    from interop.dense import describe, is_dense
 
     leaves = [leaf for leaf in _sorted_leaves(_tensors_for_arrays(obs)) if isinstance(leaf, torch.Tensor)]
     if not leaves:
         raise ValueError("the observation holds no tensor")
+    if odd := [describe(leaf) for leaf in leaves if not is_dense(leaf)]:
+        raise ValueError(f"the observation's tensors must be dense, of real numbers; it holds {', '.join(odd)}")
     sizes = {tuple(leaf.shape[:1]) for leaf in leaves}
     if len(sizes) > 1 or () in sizes:
         raise ValueError(f"the observation's tensors must be [N, ...] of one N, got {[list(x.shape) for x in leaves]}")
@@ -211,25 +216,62 @@ def _copied(tree: PyTree) -> PyTree:
     return jax.tree.map(lambda x: np.array(x, order="C"), tree)
 
 
-def _plain(data: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: _plain(x) if isinstance(x, Mapping) else np.asarray(x) for name, x in data.items()}
+def _plain(data: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+    """A nested mapping of a rollout's fields as NumPy arrays."""
+    return {
+        name: _plain(x, f"{path}{name}.") if isinstance(x, Mapping) else _array(x, f"{path}{name}")
+        for name, x in data.items()
+    }
 
 
-def _tensors(data: Any) -> Any:
-    """A TensorDict or nested mapping as dicts of tensors."""
+def _array(x: Any, name: str) -> Any:
+    try:
+        array = np.asarray(x)
+    except (TypeError, ValueError, RuntimeError) as error:  # NonTensorData, sparse tensors, rows of different lengths
+        raise ValueError(f"'{name}' must be an array of numbers [., ., ...], got a {type(x).__name__}") from error
+    if array.dtype.kind in "OUSMm" or array.ndim < 2:
+        raise ValueError(f"'{name}' must be an array of numbers [., ., ...], got {array.dtype}{list(array.shape)}")
+    return array
+
+
+def _tensors(data: Any, path: str = "") -> Any:
+    """A TensorDict or nested mapping of a rollout's fields as dicts of tensors."""
+    import torch
     from tensordict import TensorDictBase
 
-    if isinstance(data, TensorDictBase):
-        return data.to_dict()
-    return {name: _tensors(x) for name, x in data.items()} if isinstance(data, Mapping) else _to_torch(data, "cpu")
+    from interop.dense import describe, is_dense
+
+    held = isinstance(data, TensorDictBase)  # its tensors stay where they are
+    made: dict[str, Any] = {}
+    for name, x in (data.to_dict() if held else data).items():
+        if isinstance(x, Mapping):
+            made[name] = _tensors(x, f"{path}{name}.")
+        elif isinstance(x, torch.Tensor):
+            if not is_dense(x) or x.ndim < 2:
+                raise ValueError(f"'{path}{name}' must be a dense tensor of numbers [., ., ...], got {describe(x)}")
+            made[name] = x if held else x.cpu()
+        else:
+            made[name] = _to_torch(x if isinstance(x, jax.Array) else _array(x, f"{path}{name}"), "cpu")
+    return made
 
 
-def _tensors_for_arrays(obs: Any) -> Any:
-    """``obs`` with a tensor for each array; one of JAX is copied."""
+def _tensors_for_arrays(obs: Any, path: str = "obs") -> Any:
+    """``obs`` with a tensor for each array; one of JAX is copied.
+
+    Raises:
+        ValueError: a tensor that is not dense, or an array of something else than numbers.
+    """
+    import torch
     from tensordict import TensorDictBase
+
+    from interop.dense import describe, is_dense
 
     if isinstance(obs, Mapping) and not isinstance(obs, TensorDictBase):
-        return {name: _tensors_for_arrays(x) for name, x in obs.items()}
+        return {name: _tensors_for_arrays(x, f"{path}.{name}") for name, x in obs.items()}
+    if isinstance(obs, torch.Tensor) and not is_dense(obs):
+        raise ValueError(f"{path} must be a dense tensor of numbers, got {describe(obs)}")
+    if isinstance(obs, np.ndarray) and obs.dtype.kind in "OUSMm":
+        raise ValueError(f"{path} must be an array of numbers, got {obs.dtype}{list(obs.shape)}")
     if isinstance(obs, jax.Array | np.ndarray):
         tensor = _to_torch(obs, "cpu")
         return tensor.clone() if isinstance(obs, jax.Array) else tensor

@@ -319,7 +319,10 @@ def broken(change: Any) -> Any:
             lambda o, r, te, tr, i: (o, r, te, tr, {"success": te[:, None]}),
             r"info.success has shape \[3, 1\], must have \[3\]",
         ),
-        (lambda o, r, te, tr, i: (o * 1j, r, te, tr, i), r"obs is torch.complex64, .* floats, integers or bools"),
+        (
+            lambda o, r, te, tr, i: (o * 1j, r, te, tr, i),
+            r"obs is a tensor complex64\[3, 4\]; must be a dense tensor of floats, integers or bools",
+        ),
     ],
 )
 def test_what_is_no_answer_of_a_vector_environment_is_refused(change: Any, message: str) -> None:

@@ -358,3 +358,53 @@ def test_observations_become_tensordicts_as_in_embodichain():
     assert dict_to_tensordict(torch.zeros(3), "cpu")["obs"].shape == (3,)
     with pytest.raises(TypeError, match="got list"):
         dict_to_tensordict([1.0], "cpu")
+
+
+def odd_fields():
+    """By kind: what no field of a rollout, and no array of an observation, can be."""
+    torch = pytest.importorskip("torch", reason="needs torch: pip install 'ejax[torch]'")
+    tensordict = pytest.importorskip("tensordict")
+    sparse = torch.eye(2).to_sparse()
+    return {
+        "sparse": sparse,
+        "nested": torch.nested.as_nested_tensor([torch.zeros(2), torch.zeros(3)], layout=torch.jagged),
+        "meta": torch.zeros(2, 2, device="meta"),
+        "complex": torch.zeros(2, 2, dtype=torch.complex64),
+        "NonTensorData": tensordict.NonTensorData("text", batch_size=[2]),
+        "objects": np.array([[None]]),
+        "text": "text",
+        "None": None,
+        "ragged": [[1.0], [2.0, 3.0]],
+        "flat": np.zeros(3, np.float32),
+    }
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("layout", ["head", "pr122", "seed"])
+def test_fields_that_are_no_dense_numbers_are_named(layout):
+    rollout, last_obs = make_rollout()
+    data = rollout_to_dict(rollout, layout, last_obs=last_obs)
+    for kind, odd in odd_fields().items():
+        for read in (rollout_from_tensordict, rollout_from_dict):
+            if (kind, read) != ("complex", rollout_from_dict):  # numbers to NumPy
+                with pytest.raises(ValueError, match=r"'odd\.field' must be an? (dense tensor|array) of numbers"):
+                    read({**data, "odd": {"field": odd}}, layout)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_arrays_of_an_observation_that_are_no_dense_numbers_are_refused():
+    torch = pytest.importorskip("torch", reason="needs torch: pip install 'ejax[torch]'")
+    from tensordict import TensorDict
+
+    good = torch.zeros(2, 3)
+    for kind in ("sparse", "nested", "meta", "complex", "objects"):
+        obs = {"good": good, "odd": {"field": odd_fields()[kind]}}
+        for convert in (flatten_dict_observation, lambda obs: dict_to_tensordict(obs, "cpu")):
+            with pytest.raises(ValueError, match=r"obs\.odd\.field must be an? (dense tensor|array) of numbers"):
+                convert(obs)
+    with pytest.raises(
+        ValueError, match=r"must be dense, of real numbers; it holds a sparse_coo tensor float32\[2, 2\]"
+    ):
+        flatten_dict_observation(TensorDict({"good": good, "odd": odd_fields()["sparse"]}, batch_size=[2]))
+    passed_over = {"good": good, "text": odd_fields()["NonTensorData"]}
+    assert flatten_dict_observation(passed_over).shape == (2, 3)

@@ -1,0 +1,48 @@
+"""Which tensors are plain ones: dense, of real numbers, with their data. And any value in a few words. No jax."""
+
+import reprlib
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+_SHOWN = reprlib.Repr()
+_SHOWN.maxstring = _SHOWN.maxother = 60
+
+
+def is_dense(x: torch.Tensor) -> bool:
+    """Neither sparse, nested, quantized nor complex, and not on torch's device ``meta``, where tensors have no data."""
+    odd = x.layout is not torch.strided or x.is_nested or x.is_quantized or x.is_meta or x.is_complex()
+    return not odd
+
+
+def odd_tensor(x: Any) -> str | None:
+    """What keeps ``x``, read from a file, from being a dense tensor of finite numbers that NumPy knows; or None."""
+    if not isinstance(x, torch.Tensor) or not is_dense(x):
+        return describe(x)
+    if x.numel() * x.element_size() > x.untyped_storage().nbytes():
+        return f"{describe(x)} that the file holds {x.untyped_storage().nbytes()} bytes of"
+    if x.is_floating_point() and x.dtype not in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
+        return describe(x)
+    return None if not x.is_floating_point() or bool(x.isfinite().all()) else f"{describe(x)} with NaN or infinity"
+
+
+def describe(x: Any) -> str:
+    """A value of any kind in a few words, for messages."""
+    if isinstance(x, torch.Tensor):
+        return _tensor_described(x)
+    if isinstance(x, int) and x.bit_length() > 64:
+        return f"an integer of {x.bit_length()} bits"
+    if x is None or isinstance(x, bool | int | float | str | bytes | complex):
+        return _SHOWN.repr(x)
+    return (
+        f"a {type(x).__name__} of {len(x)}" if isinstance(x, Mapping | list | tuple | set) else f"a {type(x).__name__}"
+    )
+
+
+def _tensor_described(x: torch.Tensor) -> str:
+    kinds = {"nested": x.is_nested, "quantized": x.is_quantized, "meta": x.is_meta}
+    kind = "".join(f"{name} " for name, holds in kinds.items() if holds)
+    if x.layout is not torch.strided:
+        kind += f"{str(x.layout).removeprefix('torch.')} "
+    return f"a {kind}tensor {str(x.dtype).removeprefix('torch.')}{'' if x.is_nested else list(x.shape)}"
