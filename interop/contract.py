@@ -92,7 +92,8 @@ def make_contract(
     ]
     return {
         "schema_version": 1,
-        "call": "every artefact takes the arrays of 'observation' in this order and returns those of 'outputs'",
+        "call": "every artefact takes the arrays of 'observation' in this order and returns those of 'outputs'; "
+        "all have the batch axis: a single observation is a batch of one",
         "env": {
             **env_config,
             "parameters": dataclasses.asdict(task)

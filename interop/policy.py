@@ -1,7 +1,7 @@
 """The torch twin of an ejax policy: EmbodiChain's Policy interface, from a spec and a state_dict. Needs no jax.
 
 policy = load_policy(Path("exported"))
-action = policy.act(obs)                                  # plain tensors, deterministic, clipped
+action = policy.act(obs)                                  # tensors or NumPy arrays, deterministic, clipped
 td = policy.get_action(TensorDict({"obs": obs}, [N]))     # EmbodiChain's way
 """
 
@@ -12,8 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from interop.dense import describe, odd_tensor
 from interop.image_encoder import ImageEncoder
-from interop.policy_spec import WHOLE, NetworkSpec, PolicySpec
+from interop.observation import as_tensor, check_batch, narrow, part
+from interop.plain_pt import load_plain
+from interop.policy_spec import NetworkSpec, PolicySpec
 from interop.torch_distributions import Categorical, Distribution, MultiCategorical, Normal, TanhNormal
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
@@ -31,8 +34,12 @@ _NORMALIZER_EPSILON = 1e-2
 class TorchPolicy(nn.Module):
     """Actor, and critic where the policy has one. Loads its state_dict with ``strict=True``.
 
-    A ``td`` is a TensorDict, or a dict, with ``obs``: one tensor [N, O] or a nest of them. As in EmbodiChain,
-    ``get_action`` and ``get_value`` write into it and return it; ``evaluate_actions`` returns a new one.
+    An ``obs`` is one array [..., O], tensor or NumPy, or a nest of them: dicts, a TensorDict, a dict by dotted paths.
+    Its leading axes, the same of all parts, are those of what comes out: [N, O] gives [N, A], and one observation [O]
+    gives one action [A]. What the policy does not read is passed over.
+
+    A ``td`` is a TensorDict, or a dict, with ``obs``. As in EmbodiChain, ``get_action`` and ``get_value`` write into it
+    and return it; ``evaluate_actions`` returns a new one.
 
     Images are uint8 [N, height, width, channels]. Where the actor does not read all entries of an array, it takes the
     array as the environment gives it, or without those (as ``contract.json`` lists it); the critic takes all.
@@ -94,27 +101,35 @@ class TorchPolicy(nn.Module):
         return evaluated
 
     @torch.no_grad()
-    def act(self, obs: Any) -> Tensor:
-        """The deterministic action, clipped as the spec says: [N, A] float32, or int32 choices.
+    def act(self, obs: Any) -> Any:
+        """The deterministic action, clipped as the spec says: [..., A] float32, or int32 choices.
 
-        Args:
-            obs: a tensor [N, O], or a nest of dicts of them.
+        Returns:
+            A tensor; a NumPy array if ``obs`` holds no tensor.
+
+        Raises:
+            ValueError: ``obs`` lacks what the policy reads, or it is of another shape or kind.
         """
-        return self.clip(self.distribution(obs).mode())
+        given = {name: part(obs, name, self.spec) for name in self.spec.inputs}
+        parts = {name: as_tensor(x, name, self._read.device) for name, x in given.items()}
+        action = self.clip(self.distribution(parts).mode())
+        arrays = not any(isinstance(x, Tensor) for x in given.values())
+        return action.numpy(force=True) if arrays else action
 
     def clip(self, action: Tensor) -> Tensor:
         return action if self.spec.clip is None else torch.clamp(action, self._clip_low, self._clip_high)
 
     def see(self, obs: Any) -> list[Tensor]:
         """What the encoders make of each image: [N, 2·channels]. Actor and critic share it."""
-        return [self.get_submodule(f"encoder_{name}")(_part(obs, name)) for name in self.spec.images]
+        return [self.get_submodule(f"encoder_{name}")(self._input(obs, name)) for name in self.spec.images]
 
     def distribution(self, obs: Any, seen: list[Tensor] | None = None) -> Distribution:
         """
         Args:
             seen: ``see(obs)``, where it is known already.
         """
-        numbers = [_narrow(_part(obs, name), name, self.spec) for name in self.spec.actor.inputs]
+        numbers = [narrow(self._input(obs, name), name, self.spec) for name in self.spec.actor.inputs]
+        check_batch(obs, self.spec)
         return self.head(self.output(self.see(obs) if seen is None else seen, numbers))
 
     def output(self, seen: list[Tensor], numbers: list[Tensor]) -> Tensor:
@@ -134,9 +149,9 @@ class TorchPolicy(nn.Module):
         """[N]. ``seen`` as in ``distribution``."""
         if self.spec.critic is None:
             name = self.spec.inputs[0]
-            rows = _part(obs, name).shape[: -len(self.spec.input_shape(name))]
+            rows = self._input(obs, name).shape[: -len(self.spec.input_shape(name))]
             return torch.zeros(rows, device=self._read.device)
-        numbers = [_part(obs, name).float() for name in self.spec.critic.inputs]
+        numbers = [self._input(obs, name).float() for name in self.spec.critic.inputs]
         if not self.spec.images:
             return self.critic(self.critic_obs_normalizer(torch.cat(numbers, dim=-1)))[..., 0]
         known = self.see(obs) if seen is None else seen
@@ -152,6 +167,9 @@ class TorchPolicy(nn.Module):
             return MultiCategorical(tuple(Categorical(part) for part in output.split(self.spec.sizes, dim=-1)))
         normal = Normal(output, self.log_std.clamp(*self.spec.log_std_range).expand_as(output))
         return normal if self.spec.head == "normal" else TanhNormal(normal, self._low, self._high)
+
+    def _input(self, obs: Any, name: str) -> Tensor:
+        return as_tensor(part(obs, name, self.spec), name, self._read.device)
 
 
 class Deployed(nn.Module):
@@ -195,17 +213,41 @@ class ObsNormalizer(nn.Module):
         Args:
             entries: which of the features x has. None: all.
         """
-        mean, deviation = self.mean, self.standard_deviation
+        mean, deviation = self.mean[0], self.standard_deviation[0]  # one row: x may have no batch
         if entries is not None:
-            mean, deviation = mean[:, entries], deviation[:, entries]
+            mean, deviation = mean[entries], deviation[entries]
         return (x - mean) / (deviation + _NORMALIZER_EPSILON)
 
 
 def load_policy(directory: Path | str) -> TorchPolicy:
-    """The twin from an export's ``policy.json`` and ``policy.pt``, in evaluation mode."""
+    """The twin from an export's ``policy.json`` and ``policy.pt``, in evaluation mode.
+
+    Raises:
+        FileNotFoundError: ``directory`` is no export, or one without ``policy.pt``.
+        ValueError: one of the files is not what an export holds; no code in it is run.
+    """
     directory = Path(directory)
-    state_dict = torch.load(directory / "policy.pt", weights_only=True, map_location="cpu")["policy"]
-    return make_policy(PolicySpec.load(directory / "policy.json"), state_dict)
+    spec = PolicySpec.load(directory / "policy.json")
+    return make_policy(spec, load_state_dict(directory / "policy.pt"))
+
+
+def load_state_dict(path: Path) -> dict[str, Tensor]:
+    """The weights in an export's ``policy.pt``.
+
+    Raises:
+        FileNotFoundError, ValueError: as ``load_policy``.
+    """
+    if not path.exists():
+        raise FileNotFoundError(
+            f"there is no {path}: export with it by python -m interop.export RUN --to DIR --formats pt"
+        )
+    state_dict = load_plain(path).get("policy")
+    if not isinstance(state_dict, dict):
+        raise ValueError(f"{path} must hold a state_dict as 'policy', got {describe(state_dict)}")
+    for name, x in state_dict.items():
+        if odd := odd_tensor(x):
+            raise ValueError(f"{path}: 'policy.{name}' must be a dense tensor of finite numbers, got {odd}")
+    return state_dict
 
 
 def make_policy(spec: PolicySpec, state_dict: Mapping[str, Any]) -> TorchPolicy:
@@ -237,26 +279,3 @@ def _make_mlp(network: NetworkSpec, width: int, num_outputs: int) -> nn.Sequenti
 
 def _make_normalizer(spec: PolicySpec, normalized: bool, inputs: tuple[str, ...]) -> nn.Module:
     return ObsNormalizer(sum(spec.observation[name] for name in inputs)) if normalized else nn.Identity()
-
-
-def _part(obs: Any, path: str) -> Tensor:
-    """The observation's array at this dotted path."""
-    if isinstance(obs, Tensor):
-        if path != WHOLE:
-            raise ValueError(
-                f"the policy reads the observation's part '{path}', but got one tensor; give a nest of them"
-            )
-        return obs
-    for name in path.split("."):
-        obs = obs[name]
-    return obs
-
-
-def _narrow(x: Tensor, name: str, spec: PolicySpec) -> Tensor:
-    """Those entries of an array [..., F] that the actor reads, float32."""
-    read, width = spec.read(name), spec.observation[name]
-    if x.shape[-1] not in (width, len(read)):
-        either = f" or, without those that the actor does not read, {len(read)}" if len(read) < width else ""
-        raise ValueError(f"'{name}' has {x.shape[-1]} numbers, the policy was made for {width}{either}")
-    x = x.float()
-    return x[..., list(read)] if x.shape[-1] > len(read) else x

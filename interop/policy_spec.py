@@ -6,9 +6,10 @@ Weights come as a ``state_dict`` with EmbodiChain's keys (``interop.weights``); 
 import dataclasses
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 SCHEMA_VERSION = 2
 """1 knew no images; its files are read too."""
@@ -153,27 +154,65 @@ class PolicySpec:
     def from_json(text: str) -> "PolicySpec":
         """
         Raises:
-            ValueError: of another schema version.
+            ValueError: of another schema version, or no spec: the text names key and value.
         """
-        raw = json.loads(text)
-        found = raw.pop("schema_version", None)
-        if found not in (1, SCHEMA_VERSION):
+        try:
+            raw = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"the policy spec is no JSON: {repr(error)[:200]}") from error
+        found = raw.pop("schema_version", None) if isinstance(raw, dict) else None
+        if type(found) is not int or found not in (1, SCHEMA_VERSION):
             raise ValueError(f"the policy spec has schema version {found}, this interop reads 1 and {SCHEMA_VERSION}")
-        kinds = {"actor": NetworkSpec, "critic": NetworkSpec, "encoder": EncoderSpec}
-        parts = {name: make(**_tuples(raw.pop(name))) for name, make in kinds.items() if raw.get(name) is not None}
-        return PolicySpec(**{"critic": None, **_tuples(raw), **parts})
+        spec = _made(PolicySpec, {"critic": None, **raw}, "")
+        for network in (spec.actor, spec.critic):
+            unknown = set(network.inputs if network else ()) - spec.observation.keys()
+            if unknown or (spec.images and spec.encoder is None):
+                raise ValueError(f"the policy spec lacks {', '.join(unknown)[:200] or 'an encoder'}, which it reads")
+        return spec
 
     @staticmethod
     def load(path: Path) -> "PolicySpec":
+        """
+        Raises:
+            FileNotFoundError: there is none. ValueError: see ``from_json``.
+        """
+        if not path.is_file():
+            raise FileNotFoundError(
+                f"there is no {path}: give the folder that python -m interop.export RUN --to DIR has written"
+            )
         return PolicySpec.from_json(path.read_text())
 
 
-def _tuples(raw: dict[str, Any]) -> dict[str, Any]:
-    """JSON's lists as the tuples they were."""
+def _made(kind: Any, raw: Any, key: str) -> Any:
+    """JSON's value as this type: a dataclass, and what its fields are of.
 
-    def convert(x: Any) -> Any:
-        if isinstance(x, dict):
-            return {name: convert(part) for name, part in x.items()}
-        return tuple(map(convert, x)) if isinstance(x, list) else x
+    Raises:
+        ValueError: naming key, type and value.
+    """
+    origin, parts = get_origin(kind) or kind, get_args(kind)
+    if dataclasses.is_dataclass(origin) and isinstance(raw, dict):
+        return _dataclass_made(origin, raw, key)
+    if origin in (Union, UnionType):
+        return None if raw is None else _made(parts[0], raw, key)
+    if origin is tuple and isinstance(raw, list):
+        kinds = parts[:1] * len(raw) if parts[1:] == (...,) else parts
+        if len(kinds) == len(raw):
+            return tuple(_made(each, x, f"{key}.{i}") for i, (each, x) in enumerate(zip(kinds, raw, strict=True)))
+    if origin is Mapping and isinstance(raw, dict):
+        return {name: _made(parts[1], x, f"{key}.{name}") for name, x in raw.items()}
+    if origin is Literal and raw in parts:
+        return raw
+    if type(raw) is kind or (kind is float and type(raw) is int):
+        return raw
+    raise ValueError(f"the policy spec's '{key}' must be {getattr(kind, '__name__', kind)}, got {repr(raw)[:100]}")
 
-    return {name: convert(x) for name, x in raw.items()}
+
+def _dataclass_made(kind: Any, raw: Mapping[str, Any], key: str) -> Any:
+    hints, fields = get_type_hints(kind), dataclasses.fields(kind)
+    unknown = raw.keys() - hints.keys()
+    required = {x.name for x in fields if x.default is MISSING and x.default_factory is MISSING}
+    if unknown or required - raw.keys():
+        names = ", ".join(sorted(unknown or required - raw.keys()))[:200]
+        where = f" under {key}" if key else ""
+        raise ValueError(f"the policy spec{where} {'has unknown' if unknown else 'lacks'} {names}")
+    return kind(**{name: _made(hints[name], x, f"{key}.{name}".lstrip(".")) for name, x in raw.items()})

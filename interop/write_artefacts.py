@@ -42,10 +42,11 @@ def write_pt(path: Path, trained: Trained) -> None:
 
 def write_safetensors(path: Path, trained: Trained) -> None:
     """The state_dict, critic included; the spec is in the file's metadata."""
-    from safetensors.numpy import save_file
+    from safetensors.numpy import save
 
     arrays = {name: np.ascontiguousarray(x) for name, x in trained.state_dict.items()}
-    save_file(arrays, path, metadata={"global_step": str(trained.global_step), "policy": trained.spec.to_json()})
+    metadata = {"global_step": str(trained.global_step), "policy": trained.spec.to_json()}
+    path.write_bytes(save(arrays, metadata=metadata))  # ``save_file`` makes a file that its owner alone may read
 
 
 def write_pt2(path: Path, trained: Trained) -> None:

@@ -4,7 +4,9 @@ import dataclasses
 import functools
 import importlib.util
 import json
+import os
 import re
+import stat
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -175,6 +177,13 @@ def test_every_format_passes_and_the_certificate_says_how(exported: Path) -> Non
         assert facts["cases"]["environment"]["action"]["max_abs"] < 1e-6
     files = {file.name for file in exported.iterdir()} - {"parity.json"}
     assert report["sha256"] == {name: sha256(exported / name) for name in files}
+
+
+def test_every_file_has_the_mode_that_the_umask_leaves(exported: Path) -> None:
+    umask = os.umask(0)
+    os.umask(umask)
+    modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in exported.iterdir()}
+    assert modes == dict.fromkeys(modes, 0o666 & ~umask)
 
 
 @pytest.mark.parametrize("env", [kind() for kind in _FEATURES], ids=lambda env: type(env).__name__)

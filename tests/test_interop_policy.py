@@ -246,3 +246,97 @@ numpy.save("action.npy", load_policy(".").act(torch.tensor(numpy.load("obs.npy")
 def nested_observations(rows: int = 32) -> dict[str, Any]:
     x = jax.random.normal(jax.random.key(5), (rows, 7))
     return {"robot": {"qvel": x[:, :2], "qpos": x[:, 2:5]}, "goal": x[:, 5:6], "mass": x[:, 6:]}
+
+
+def test_arrays_go_in_and_come_out_as_tensors_do() -> None:
+    policy, obs = policy_with(), observations(4)
+    twin = twin_of(policy, random_params(policy, obs), obs)
+    expected = twin.act(tensor(obs))
+    assert isinstance(expected, torch.Tensor)
+    read_only = np.asarray(obs)
+    for given in (read_only, read_only.astype(np.float64), {"obs": read_only}, read_only.tolist()):
+        action = twin.act(given)
+        assert isinstance(action, np.ndarray)
+        np.testing.assert_array_equal(action, expected.numpy())
+    assert isinstance(twin.act({"obs": tensor(obs)}), torch.Tensor)
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("normalized", [True, False])
+def test_leading_axes_of_an_observation_are_those_of_the_action(normalized: bool, head: str) -> None:
+    policy, obs = policy_with(HEADS[head]).clone(actor_obs_normalization=normalized), observations(6)
+    twin = twin_of(policy, random_params(policy, obs), obs)
+    batched = twin.act(tensor(obs))
+    for lead in ((), (1,), (2, 3)):
+        rows = int(np.prod(lead))
+        shaped = tensor(obs)[:rows].reshape(*lead, WIDTH)
+        action = twin.act(shaped)
+        assert action.shape == (*lead, *batched.shape[1:])
+        torch.testing.assert_close(action.reshape(rows, *batched.shape[1:]), batched[:rows], rtol=1e-5, atol=1e-6)
+        td = twin.get_action({"obs": shaped}, deterministic=True)
+        assert td["value"].shape == td["sample_log_prob"].shape == lead
+
+
+def test_one_nested_observation_gives_one_action() -> None:
+    policy = ActorOnly(HEADS["normal"], NetworkConfig(hidden_sizes=(8,)), actor_obs_groups=("robot", "goal"))
+    obs = nested_observations(2)
+    twin = twin_of(policy, random_params(policy, obs), obs)
+    one = jax.tree.map(lambda x: np.asarray(x[0]), obs)
+    assert twin.act(one).shape == (3,)
+    by_path = {"robot.qpos": one["robot"]["qpos"], "robot.qvel": one["robot"]["qvel"], "goal": one["goal"]}
+    np.testing.assert_array_equal(twin.act(by_path), twin.act(one))
+
+
+@pytest.mark.parametrize(
+    ("obs", "message"),
+    [
+        ({"state": np.zeros((2, WIDTH))}, "the observation lacks 'obs': it has state; the policy reads obs"),
+        ({}, "the observation lacks 'obs': it has nothing; the policy reads obs"),
+        (np.zeros((2, 3)), "'obs' has 3 numbers, the policy was made for 5"),
+        (np.float32(0.0), "'obs' has no axis, the policy was made for 5"),
+        ("text", "'obs' must be a tensor or array of numbers, got a str"),
+        (None, "'obs' must be a tensor or array of numbers, got a NoneType"),
+        ([[1.0], [1.0, 2.0]], "'obs' must be a tensor or array of numbers, got a list"),
+        (torch.zeros(2, WIDTH).to_sparse(), r"'obs' must be a dense tensor of real numbers, got a sparse_coo tensor"),
+        (torch.zeros(2, WIDTH) * 1j, r"'obs' must be a dense tensor of real numbers, got a tensor complex64"),
+    ],
+)
+def test_an_observation_that_the_policy_cannot_read_is_an_error_that_says_so(obs: Any, message: str) -> None:
+    policy, good = policy_with(), observations(2)
+    twin = twin_of(policy, random_params(policy, good), good)
+    with pytest.raises(ValueError, match=message):
+        twin.act(obs)
+
+
+def test_parts_of_a_nested_observation_that_do_not_fit_are_named() -> None:
+    policy = ActorOnly(HEADS["normal"], NetworkConfig(hidden_sizes=(8,)), actor_obs_groups=("robot", "goal"))
+    obs = jax.tree.map(np.asarray, nested_observations(2))
+    twin = twin_of(policy, random_params(policy, obs), obs)
+    wrong = {"robot": {"qpos": obs["robot"]["qpos"]}, "goal": obs["goal"]}
+    message = r"lacks 'robot\.qvel': it has robot\.qpos, goal; the policy reads robot\.qpos, robot\.qvel, goal"
+    with pytest.raises(ValueError, match=message):
+        twin.act(wrong)
+    with pytest.raises(ValueError, match=r"of one batch, got robot\.qpos \[2, 3\], robot\.qvel \[2, 2\], goal \[1\]"):
+        twin.act({**obs, "goal": obs["goal"][0]})
+
+
+def test_an_export_that_lacks_what_it_takes_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"policy\.json: give the folder that python -m interop\.export RUN"):
+        interop_policy.load_policy(tmp_path / "none")
+    policy, obs = policy_with(), observations(2)
+    (tmp_path / "policy.json").write_text(spec_of(policy, Observed(obs[0])).to_json())
+    with pytest.raises(FileNotFoundError, match=r"policy\.pt: export with it by .* --formats pt"):
+        interop_policy.load_policy(tmp_path)
+    for content, message in (
+        ({}, r"must hold a state_dict as 'policy', got None"),
+        ({"policy": [1]}, r"must hold a state_dict as 'policy', got a list of 1"),
+        ({"policy": {"log_std": "text"}}, r"'policy\.log_std' must be a dense tensor of finite numbers, got 'text'"),
+        ({"policy": {"log_std": torch.tensor([torch.nan])}}, r"with NaN or infinity"),
+        ([1], r"holds a list, a checkpoint is a mapping"),
+    ):
+        torch.save(content, tmp_path / "policy.pt")
+        with pytest.raises(ValueError, match=message):
+            interop_policy.load_policy(tmp_path)
+    (tmp_path / "policy.pt").write_bytes(b"hello")
+    with pytest.raises(ValueError, match=r"no torch file, or a damaged one|more than tensors"):
+        interop_policy.load_policy(str(tmp_path))
