@@ -39,13 +39,14 @@ from ejax.trust import add_trust_option, trust_words
 from ejax.types import Env, HostEnv, Params, Policy
 from interop.artefacts import FORMATS, library_versions
 from interop.cases import Bounds, draw_cases, observe
+from interop.certificate import SCHEMA_VERSION, sha256
 from interop.contract import make_contract
 from interop.describe import spec_of
 from interop.episode import reference_episode
 from interop.host_cases import observe_host
 from interop.parity import Case, ParityError, save_cases
 from interop.policy_spec import PolicySpec
-from interop.verify import check_artefacts, format_table, raise_on_problems, sha256
+from interop.verify import check_artefacts, format_table, raise_on_problems
 from interop.weights import state_dict_from_params
 from interop.write_artefacts import WRITERS, Trained
 
@@ -217,10 +218,10 @@ def _write(
         save_cases(made / "observations.npz", cases)
         for name in formats:
             WRITERS[name](made / FORMATS[name].file, trained)
-        artefacts = check_artefacts(made, trained.spec, cases, formats)
+        artefacts = check_artefacts(made, trained.spec, cases, formats, trust=True)
         raise_on_problems(artefacts)
         report = {
-            "schema_version": 1,
+            "schema_version": SCHEMA_VERSION,
             **facts,
             "rows": {case.name: len(case.expected["action"]) for case in cases},
             "largest_allowed": {

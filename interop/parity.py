@@ -14,10 +14,11 @@ every activation and with weights up to ±3, came up to half of what is allowed;
 hundred times beyond it.
 
 Where actions are choices, a row may differ from JAX's only if the logits tie: the chosen one's logit is no further
-below the best one's than two logits may err together. A NaN has to come out exactly where it comes out of JAX.
+below the best one's than two logits may err together. A NaN or infinity has to come out exactly where it
+comes out of JAX.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -99,13 +100,51 @@ def save_cases(path: Path, cases: list[Case]) -> None:
 
 
 def load_cases(path: Path) -> list[Case]:
-    """The cases of ``save_cases``."""
+    """The cases of ``save_cases``.
+
+    Raises:
+        ValueError: another file, or a damaged one.
+    """
     parts: dict[str, dict[str, Arrays]] = {}
-    with np.load(path, allow_pickle=False) as file:
-        for key in file.files:
-            case, kind, name = key.split("/")
-            parts.setdefault(case, {}).setdefault(kind, {})[name] = file[key]
-    return [Case(name, **arrays) for name, arrays in parts.items()]
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            for key in file.files:
+                case, kind, name = key.split("/")
+                parts.setdefault(case, {}).setdefault(kind, {})[name] = file[key]
+        return [Case(name, **arrays) for name, arrays in parts.items()]
+    except Exception as error:  # what is no such archive fails in zipfile, NumPy or here
+        raise ValueError(f"{path} does not hold an export's observations: {repr(error)[:200]}") from error
+
+
+def check_cases(cases: list[Case], spec: PolicySpec, rows: Mapping[str, int]) -> None:
+    """Refuse cases that an artefact could not fail.
+
+    Args:
+        rows: of each case.
+
+    Raises:
+        ValueError: arrays that are missing or of other shapes than the spec's, or errors of any size allowed.
+    """
+    if {case.name: len(case.expected.get("action", ())) for case in cases} != rows or "environment" not in rows:
+        raise ValueError(f"observations.npz has not the cases and rows that parity.json lists: {rows}")
+    for case in cases:
+        batch = (rows[case.name],)
+        wanted = {f"observation/{name}": (*batch, *spec.input_shape(name)) for name in spec.inputs}
+        wanted |= {f"expected/{name}": (*batch, *spec.output_shape(name)) for name in spec.outputs}
+        numbers = [name for name in spec.outputs if spec.continuous or name != "action"]
+        wanted |= {f"allowed/{name}": (*batch, 1) for name in numbers}
+        kinds = {"observation": case.observation, "expected": case.expected, "allowed": case.allowed}
+        given = {f"{kind}/{name}": x.shape for kind, arrays in kinds.items() for name, x in arrays.items()}
+        if given != wanted:
+            names = sorted(name for name in given.keys() | wanted.keys() if given.get(name) != wanted.get(name))
+            shown = ", ".join(f"{name} is {given.get(name)}, must be {wanted.get(name)}" for name in names)
+            raise ValueError(f"observations.npz: in case '{case.name}' {shown}")
+        for name, x in case.allowed.items():
+            overflows = ~np.isfinite(case.expected[name]).all(axis=-1, keepdims=True)
+            if not ((x > 0) & (np.isfinite(x) | overflows)).all():
+                raise ValueError(
+                    f"observations.npz: what is allowed of {name} in '{case.name}' must be finite, above 0"
+                )
 
 
 def _batches(case: Case) -> Iterator[int]:
@@ -123,11 +162,12 @@ def _errors(name: str, answer: NDArray[Any], case: Case, rows: int, spec: Policy
         )
     if name == "action" and not spec.continuous:
         return _choice_errors(answer, expected, case, rows, spec)
-    hidden = np.isnan(answer) != np.isnan(expected)
-    if hidden.any():
-        row = int(np.argwhere(hidden)[0][0])
+    infinite = np.isinf(answer) | np.isinf(expected)
+    unlike = (np.isnan(answer) != np.isnan(expected)) | (infinite & (answer != expected))
+    if unlike.any():
+        row = int(np.argwhere(unlike)[0][0])
         raise ParityError(f"{name} is {answer[row]} in row {row} of '{case.name}', JAX gives {expected[row]}")
-    error = np.abs(answer.astype(np.float64) - expected)
+    error = np.abs(answer.astype(np.float64) - np.where(infinite, np.nan, expected))
     scale = _scale(expected)
     relative = error / np.maximum(np.abs(expected), np.finfo(np.float32).tiny)
     return {

@@ -1,42 +1,55 @@
 """``python -m interop.verify DIR``: check an export again, on any machine. Needs numpy; each format what it needs.
 
-The files are compared with their SHA-256, and every artefact that can be loaded here answers the stored observations
-and is compared with JAX's stored answers, as when it was exported (``interop.parity``). JAX itself is not needed.
+The folder is compared with the lists in its ``parity.json``, every file with its SHA-256, and every artefact that can
+be loaded here answers the stored observations and is compared with JAX's stored answers, as when it was exported
+(``interop.parity``). JAX itself is not needed.
+
+Nothing in the folder runs code unless ``--trust`` is given: pt2 and torchscript can, so without it they are compared by
+their SHA-256 alone and listed as not verified.
 """
 
 import argparse
-import hashlib
-import json
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from interop.artefacts import FORMATS
-from interop.parity import Case, ParityError, compare, load_cases
+from interop.certificate import FILE, check_files, read_certificate, sha256
+from interop.parity import Case, ParityError, check_cases, compare, load_cases
 from interop.policy_spec import PolicySpec
+
+_NOT_TRUSTED = "not verified: can run code; add --trust if you know who made it"
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command line. Returns the exit code: 0, 1 for a damaged or deviating file, 2 for no export."""
-    parser = argparse.ArgumentParser("python -m interop.verify", description="Check an exported policy again.")
-    parser.add_argument("directory", type=Path, metavar="DIR", help="what interop.export wrote")
-    directory = parser.parse_args(argv).directory
+    """Run the command line. Returns the exit code, see ``--help``."""
+    args = _parser().parse_args(argv)
+    directory: Path = args.directory
     try:
-        artefacts = verify(directory)
+        artefacts = verify(directory, trust=args.trust)
     except ParityError as error:
         print(f"interop.verify: {error}", file=sys.stderr)
         return 1
-    except (FileNotFoundError, ValueError) as error:
+    except (OSError, ValueError) as error:
         print(f"interop.verify: {error}", file=sys.stderr)
         return 2
     print(format_table(artefacts))
-    print(f"{directory / 'parity.json'}  sha256 {sha256(directory / 'parity.json')}")
+    print(f"{directory / FILE}  sha256 {sha256(directory / FILE)}")
+    not_run = [name for name, facts in artefacts.items() if "skipped" in facts]
+    if len(not_run) == len(artefacts):
+        print("interop.verify: the files are those of the export, but no artefact was run", file=sys.stderr)
+        return 3
+    if not_run:
+        print(f"not run, compared by SHA-256 alone: {', '.join(not_run)}")
     return 0
 
 
-def verify(directory: Path) -> dict[str, dict[str, Any]]:
-    """Check the hashes, then every artefact that can be loaded here.
+def verify(directory: Path, *, trust: bool = False) -> dict[str, dict[str, Any]]:
+    """Check the lists and the hashes, then every artefact that can be loaded here.
+
+    Args:
+        trust: also run the formats that can run code of whoever made the folder.
 
     Returns:
         By format: the errors, or under ``skipped`` why it was not run.
@@ -45,36 +58,29 @@ def verify(directory: Path) -> dict[str, dict[str, Any]]:
         ParityError: a file was changed, or an artefact does not answer as JAX did; the text names them all.
         FileNotFoundError: ``directory`` is no export. ValueError: one of another schema.
     """
-    certificate = directory / "parity.json"
-    if not certificate.is_file():
-        raise FileNotFoundError(
-            f"{directory} is no export: it has no parity.json; make one by python -m interop.export"
-        )
-    report = json.loads(certificate.read_text())
-    changed = [
-        name
-        for name, digest in report["sha256"].items()
-        if not (directory / name).is_file() or sha256(directory / name) != digest
-    ]
-    if changed:
-        raise ParityError(f"missing or changed since the export: {', '.join(changed)}. Export again.")
+    report = read_certificate(directory)
+    check_files(directory, report)
     spec = PolicySpec.load(directory / "policy.json")
     cases = load_cases(directory / "observations.npz")
-    artefacts = check_artefacts(directory, spec, cases, report["artefacts"])
+    check_cases(cases, spec, report["rows"])
+    artefacts = check_artefacts(directory, spec, cases, report["artefacts"], trust=trust)
     raise_on_problems(artefacts)
     return artefacts
 
 
 def check_artefacts(
-    directory: Path, spec: PolicySpec, cases: list[Case], formats: Iterable[str]
+    directory: Path, spec: PolicySpec, cases: list[Case], formats: Iterable[str], *, trust: bool
 ) -> dict[str, dict[str, Any]]:
     """Run artefacts on the cases.
 
+    Args:
+        trust: also those that can run code.
+
     Returns:
         By format: the errors of ``parity.compare`` over all cases, and ``cases`` one by one;
-        ``problem``, a text, where it does not answer as JAX does; ``skipped``, a text, where it cannot run here.
+        ``problem``, a text, where it does not answer as JAX does; ``skipped``, a text, where it was not run.
     """
-    return {name: _check_artefact(name, directory, spec, cases) for name in formats}
+    return {name: _check_artefact(name, directory, spec, cases, trust) for name in formats}
 
 
 def raise_on_problems(artefacts: Mapping[str, Mapping[str, Any]]) -> None:
@@ -95,7 +101,7 @@ def format_table(artefacts: Mapping[str, Mapping[str, Any]]) -> str:
     ]
     for name, facts in artefacts.items():
         if "skipped" in facts:
-            lines.append(f"{name:<12} skipped: {facts['skipped']}")
+            lines.append(f"{name:<12} {facts['skipped']}")
             continue
         groups = (list(facts["cases"]["environment"].values()), [facts])
         shown = [
@@ -108,19 +114,19 @@ def format_table(artefacts: Mapping[str, Mapping[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def _check_artefact(name: str, directory: Path, spec: PolicySpec, cases: list[Case]) -> dict[str, Any]:
+def _check_artefact(name: str, directory: Path, spec: PolicySpec, cases: list[Case], trust: bool) -> dict[str, Any]:
     form = FORMATS[name]
+    if form.runs_code and not trust:
+        return {"file": form.file, "skipped": _NOT_TRUSTED}
     if missing := form.missing():
-        return {"file": form.file, "skipped": f"not installed here; pip install {' '.join(missing)}"}
+        return {"file": form.file, "skipped": f"skipped: not installed here; pip install {' '.join(missing)}"}
     try:
         run = form.load(directory / form.file, spec)
         by_case = {case.name: compare(run, case, spec) for case in cases}
     except ParityError as error:
         return {"file": form.file, "problem": str(error)}
+    except Exception as error:  # what is no such artefact fails in its library anywhere
+        return {"file": form.file, "problem": f"it cannot be loaded and run: {repr(error)[:500]}"}
     every = [errors for outputs in by_case.values() for errors in outputs.values()]
     facts: dict[str, Any] = {"file": form.file}
     facts |= {key: max(errors[key] for errors in every) for key in every[0]}
@@ -131,6 +137,23 @@ def _check_artefact(name: str, directory: Path, spec: PolicySpec, cases: list[Ca
         if not errors["of_allowed"] <= 1.0
     ]
     return facts | ({"problem": "; ".join(beyond)} if beyond else {}) | {"cases": by_case}
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "python -m interop.verify",
+        description="Check an exported policy again. Run it from outside the folder: Python imports what lies in the "
+        "folder that it is started in.",
+        epilog="Exit code: 0 what was run answers as JAX did and every file has its SHA-256; 1 a file is damaged, "
+        "unlisted or deviates; 2 no export, or of another version; 3 nothing was run.",
+    )
+    parser.add_argument("directory", type=Path, metavar="DIR", help="what interop.export wrote")
+    parser.add_argument(
+        "--trust",
+        action="store_true",
+        help="also run policy.pt2 and policy.torchscript, which can run code of whoever made them",
+    )
+    return parser
 
 
 if __name__ == "__main__":

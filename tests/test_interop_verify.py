@@ -1,0 +1,294 @@
+"""Verification of an export by whoever: no code of a stranger's folder runs, and nothing in it vouches for itself."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_interop_export import ORIGIN, policy_for
+
+from ejax.envs.point_mass import PointMassRL
+from interop.artefacts import FORMATS
+from interop.certificate import sha256
+from interop.export import export_policy
+from interop.policy_spec import PolicySpec
+from interop.verify import main
+
+pytest.importorskip("torch", reason="needs torch: pip install 'ejax[torch]'")
+hostile_files = pytest.importorskip("hostile_files")
+
+HERE = [name for name, form in FORMATS.items() if not form.missing(to_write=True)]
+SAFE = [name for name in HERE if not FORMATS[name].runs_code]
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of random weights, in every format that can be written here."""
+    env = PointMassRL()
+    policy, params = policy_for(env)
+    directory = tmp_path_factory.mktemp("export") / "exported"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("interop.parity.BATCH_SIZES", (1,))  # StableHLO is compiled for each size
+        export_policy(policy, params, env, directory, HERE, origin=ORIGIN)
+    return directory
+
+
+@pytest.fixture
+def folder(exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy to spoil."""
+    monkeypatch.setattr("interop.parity.BATCH_SIZES", (1,))
+    return Path(shutil.copytree(exported, tmp_path / "stranger"))
+
+
+def rewrite(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    """Change the certificate, as anyone can."""
+    file = folder / "parity.json"
+    report = json.loads(file.read_text())
+    change(report)
+    file.write_text(json.dumps(report))
+
+
+def seal(folder: Path, name: str) -> None:
+    """Give a changed file its new digest."""
+    rewrite(folder, lambda report: report["sha256"].update({name: sha256(folder / name)}))
+
+
+def keep_only(folder: Path, *formats: str) -> None:
+    def drop(report: dict[str, Any]) -> None:
+        for name in report["artefacts"].keys() - set(formats):
+            (folder / FORMATS[name].file).unlink()
+            del report["artefacts"][name], report["sha256"][FORMATS[name].file]
+
+    rewrite(folder, drop)
+
+
+def test_without_trust_what_can_run_code_is_listed_as_not_verified(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(folder)]) == 0
+    out = capsys.readouterr().out
+    for name in ("pt2", "torchscript"):
+        assert f"{name:<12} not verified: can run code; add --trust if you know who made it" in out
+    assert "not run, compared by SHA-256 alone: pt2, torchscript" in out
+    assert main([str(folder), "--trust"]) == 0
+    assert "not verified" not in capsys.readouterr().out
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", [*hostile_files.PT2_KINDS, "TorchScript"])
+def test_code_in_an_artefact_runs_with_trust_only(
+    kind: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    marker, good = tmp_path / "ran", tmp_path / "good.pt2"
+    if kind == "TorchScript":
+        name = "policy.torchscript"
+        hostile_files.write_torchscript(folder / name, marker)
+    else:
+        name = "policy.pt2"
+        (folder / name).rename(good)
+        hostile_files.write_pt2(folder / name, good, kind, marker)
+    seal(folder, name)
+    assert main([str(folder)]) == 0
+    assert not marker.exists()
+    assert main([str(folder), "--trust"]) == 1
+    assert marker.exists(), "the file is not hostile"
+    assert "not the policy that JAX computes" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["pickle 2", "torch", "torch, its older format"])
+def test_code_in_the_weights_runs_neither_with_trust_nor_without(
+    kind: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    marker = tmp_path / "ran"
+    (folder / "policy.pt").write_bytes(hostile_files.pickled(marker)[kind])
+    seal(folder, "policy.pt")
+    for options in ([], ["--trust"]):
+        assert main([str(folder), *options]) == 1
+        assert not marker.exists()
+        assert "pt: " in capsys.readouterr().err
+
+
+def test_stablehlo_that_calls_functions_outside_itself_is_not_run(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if "stablehlo" not in HERE:
+        pytest.skip("needs flatbuffers: pip install flatbuffers")
+    shape = jax.ShapeDtypeStruct((3, 3), jnp.float32)
+    (folder / "policy.stablehlo").write_bytes(jax.export.export(jax.jit(jnp.linalg.cholesky))(shape).serialize())
+    seal(folder, "policy.stablehlo")
+    assert main([str(folder)]) == 1
+    assert "stablehlo: it calls functions outside itself" in capsys.readouterr().err
+
+
+def test_onnx_with_weights_in_another_file_is_not_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    onnx = pytest.importorskip("onnx")
+    model = onnx.load(folder / "policy.onnx")
+    (folder / "policy.onnx").unlink()
+    onnx.save_model(model, folder / "policy.onnx", save_as_external_data=True, location="weights.bin", size_threshold=0)
+    assert (folder / "weights.bin").exists()
+    seal(folder, "policy.onnx")
+    assert main([str(folder)]) == 1
+    assert "onnx: it cannot be loaded and run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", HERE)
+def test_each_artefact_has_to_have_its_digest(name: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = folder / FORMATS[name].file
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    assert main([str(folder)]) == 1
+    assert f"missing or changed since the export: {file.name}" in capsys.readouterr().err
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", SAFE)
+def test_a_broken_artefact_under_a_new_digest_is_a_mismatch(
+    name: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = folder / FORMATS[name].file
+    whole = file.read_bytes()
+    for broken in (b"", b"hello", whole[: len(whole) // 2]):
+        file.write_bytes(broken)
+        seal(folder, file.name)
+        assert main([str(folder)]) == 1
+        assert f"{name}: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "told"),
+    [
+        (lambda r: r.update(sha256={}), 2, "'sha256' must be a mapping that is not empty"),
+        (lambda r: r.update(artefacts={}), 2, "'artefacts' must be a mapping that is not empty"),
+        (lambda r: r.update(schema_version=0), 2, "'schema_version' must be 1, got 0"),
+        (lambda r: r.update(schema_version="1"), 2, "'schema_version' must be 1, got \"1\""),
+        (lambda r: r.update(schema_version=True), 2, "'schema_version' must be 1, got true"),
+        (lambda r: r.pop("schema_version"), 2, "'schema_version' must be 1, got null"),
+        (lambda r: r.pop("rows"), 2, "'rows' is missing, must be a mapping"),
+        (lambda r: r.update(rows={"environment": 1}), 2, "has not the cases and rows that parity.json lists"),
+        (lambda r: r["artefacts"].update(tflite={"file": "policy.tflite"}), 2, "'artefacts' must be"),
+        (lambda r: r["artefacts"]["pt"].update(file="../elsewhere.pt"), 2, "'artefacts' must be"),
+        (lambda r: r["artefacts"].update(pt=3), 2, "'artefacts' must be"),
+        (lambda r: r["sha256"].update({"../outside": "0" * 64}), 2, "'sha256' must be"),
+        (lambda r: r["sha256"].update({"policy.pt": 3}), 2, "'sha256' must be"),
+        (lambda r: r["sha256"].pop("contract.json"), 1, "no SHA-256 of contract.json"),
+        (lambda r: r["sha256"].pop("policy.json"), 1, "no SHA-256 of policy.json"),
+        (lambda r: r["sha256"].pop("observations.npz"), 1, "no SHA-256 of observations.npz"),
+        (lambda r: r["sha256"].pop("policy.pt2"), 1, "no SHA-256 of policy.pt2"),
+        (lambda r: r["artefacts"].pop("pt"), 1, "does not list policy.pt under artefacts"),
+    ],
+)
+def test_the_certificate_is_not_believed(
+    change: Any, code: int, told: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rewrite(folder, change)
+    assert main([str(folder)]) == code
+    error = capsys.readouterr().err
+    assert told in error
+    assert "python -m interop.export RUN --to DIR" in error or "observations.npz" in error
+
+
+@pytest.mark.parametrize("content", ["", "[]", "null", "{", "[" * 100_000, '{"schema_version": 1}'])
+def test_a_certificate_that_is_none_is_refused(content: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "parity.json").write_text(content)
+    assert main([str(folder)]) == 2
+    assert 50 < len(capsys.readouterr().err) < 2_000
+
+
+def test_a_broken_artefact_that_both_lists_lack_is_found(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "policy.onnx").write_bytes(b"broken")
+
+    def forget(report: dict[str, Any]) -> None:
+        report["artefacts"].pop("onnx", None)
+        report["sha256"].pop("policy.onnx", None)
+
+    rewrite(folder, forget)
+    assert main([str(folder)]) == 1
+    assert "does not list policy.onnx under artefacts" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["policy.tflite", "policy.pt.bak", "episode.json"])
+def test_files_that_are_not_of_the_export_are_refused(
+    name: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "README.md").write_text("Notes of whoever drives the robot are no matter.")
+    assert main([str(folder)]) == 0
+    (folder / name).write_text("{}")
+    assert main([str(folder)]) == 1
+    assert name in capsys.readouterr().err
+
+
+def test_errors_in_the_certificate_decide_nothing(folder: Path) -> None:
+    def worsen(report: dict[str, Any]) -> None:
+        for facts in report["artefacts"].values():
+            facts |= {"of_allowed": 1e9, "max_abs": 1e9}
+        report["largest_allowed"] = {"environment": {"action": 0.0}}
+
+    rewrite(folder, worsen)
+    assert main([str(folder)]) == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda arrays: arrays.update({"environment/allowed/action": np.float32(np.nan)}), "must be finite, above 0"),
+        (lambda arrays: arrays.update({"environment/allowed/mean": np.float32(np.inf)}), "must be finite, above 0"),
+        (lambda arrays: arrays.update({"huge/allowed/mean": np.float32(0.0)}), "must be finite, above 0"),
+        (lambda arrays: arrays.pop("zeros/expected/action"), "has not the cases and rows"),
+        (lambda arrays: arrays.pop("zeros/expected/mean"), "in case 'zeros' expected/mean is None"),
+        (lambda arrays: arrays.pop("zeros/allowed/mean"), "in case 'zeros' allowed/mean is None"),
+        (lambda arrays: arrays.update(odd=np.zeros(3)), "does not hold an export's observations"),
+        (lambda arrays: arrays.clear(), "has not the cases and rows"),
+    ],
+)
+def test_observations_that_let_everything_pass_are_refused(
+    change: Any, told: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with np.load(folder / "observations.npz") as file:
+        arrays = dict(file)
+    shapes = {name: x.shape for name, x in arrays.items()}
+    change(arrays)
+    arrays = {name: np.broadcast_to(x, shapes.get(name, x.shape)) for name, x in arrays.items()}
+    np.savez(folder / "observations.npz", **arrays)
+    seal(folder, "observations.npz")
+    assert main([str(folder)]) == 2
+    assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda spec: spec.update(observation=3), "'observation' must be"),
+        (lambda spec: spec["actor"].update(hidden_sizes=["a"]), "'actor.hidden_sizes.0' must be int, got 'a'"),
+        (lambda spec: spec["actor"].update(inputs=["odd"]), "lacks odd"),
+        (lambda spec: spec["actor"].pop("activation"), "under actor lacks activation"),
+        (lambda spec: spec.update(code="import os"), "has unknown code"),
+        (lambda spec: spec.update(head="odd"), "'head' must be"),
+        (lambda spec: spec.update(clip=[[0.0]]), "'clip' must be"),
+        (lambda spec: spec.update(schema_version=True), "schema version True"),
+    ],
+)
+def test_an_odd_spec_is_refused(change: Any, told: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    spec = json.loads((folder / "policy.json").read_text())
+    change(spec)
+    (folder / "policy.json").write_text(json.dumps(spec))
+    seal(folder, "policy.json")
+    assert main([str(folder)]) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_the_spec_of_an_export_survives_its_file(exported: Path) -> None:
+    text = (exported / "policy.json").read_text()
+    assert PolicySpec.from_json(text).to_json() == text
+
+
+def test_an_export_of_which_nothing_is_run_is_not_verified(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    keep_only(folder, "torchscript")
+    assert main([str(folder)]) == 3
+    assert "no artefact was run" in capsys.readouterr().err
+    assert main([str(folder), "--trust"]) == 0
