@@ -173,7 +173,10 @@ def create_run_directory(config: RunConfig, path: Path | None = None) -> RunDire
             path = path.with_name(f"{path.name}_{time.time_ns() % 10**9:09d}")
     directory = RunDirectory(path, name)
     if directory.config_file.exists():
-        raise FileExistsError(f"{path} holds a run already; go on with it by --resume latest, or give another --run")
+        raise FileExistsError(
+            f"{path} holds a run already; go on with it by python -m ejax.train --run {path} --resume latest, or give "
+            "another folder"
+        )
     directory.config_file.parent.mkdir(parents=True)
     directory.checkpoints.mkdir()
     directory.config_file.write_text(json.dumps(config.to_dict(), indent=2))
@@ -188,7 +191,7 @@ def create_run_directory(config: RunConfig, path: Path | None = None) -> RunDire
 
 
 def open_run_directory(path: Path) -> tuple[RunDirectory, RunConfig]:
-    """An existing run and the config that it was started with.
+    """An existing run and the config that it was started with, but for the device, which is the CPU.
 
     Args:
         path: the run's folder, or without the time at its end: the newest run of that name.
@@ -203,7 +206,9 @@ def open_run_directory(path: Path) -> tuple[RunDirectory, RunConfig]:
         file = path / "configs" / "resolved.json"
     if not file.is_file():
         raise FileNotFoundError(f"{path} is no run of ejax: it has no configs/resolved.json")
-    config = load_config(file)  # a file as any other: what it names is not trusted
+    # a file as any other: what it names is not trusted; and where the run was trained does not matter to those who read
+    # it, since they say themselves where they compute
+    config = load_config(file, device="cpu")
     return RunDirectory(path, config.trainer.exp_name), config
 
 
@@ -215,7 +220,9 @@ def newest_run(output_dir: Path, exp_name: str) -> Path:
     """
     runs = [file.parents[1] for file in output_dir.glob(f"{exp_name}_*/configs/resolved.json")]
     if not runs:
-        raise FileNotFoundError(f"no run of '{exp_name}' in {output_dir}; give its folder by --run")
+        raise FileNotFoundError(
+            f"no run of '{exp_name}' in {output_dir}; give the run's folder (to python -m ejax.train by --run)"
+        )
     return max(runs, key=lambda run: (run / "configs" / "resolved.json").stat().st_mtime_ns)
 
 

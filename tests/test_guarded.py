@@ -125,6 +125,7 @@ def test_quarantine_in_modes_that_reset_by_themselves(tmp_path: Path, mode: Auto
     assert not facts["seeded"]
     with pytest.raises(ValueError, match="does not seed its episodes one by one"):
         replay.read(tmp_path / "step2_row1.npz")
+    assert "cannot be played again: the environment does not seed rows one by one" in env.reports()[0]
     env.close()
 
 
@@ -151,6 +152,9 @@ def test_an_episode_that_began_before_what_is_kept_is_not_played_again(tmp_path:
     env.reset(SEED)
     env.adopt(env.reset(SEED))
     env.step(wild(0, 9.0))
+    (report,) = env.reports()
+    assert "cannot be played again: the episode began before what it holds" in report
+    assert "ejax.replay" not in report
     env.close()
     with pytest.raises(ValueError, match="its episode began before what it holds"):
         replay.read(tmp_path / "step1_row0.npz")

@@ -289,7 +289,8 @@ def test_a_row_that_is_not_finite_costs_one_episode(tmp_path: Path) -> None:
     np.testing.assert_array_equal(broken.obs[:, 1], [2.0, 0.0, 2.0])
     np.testing.assert_array_equal(after.obs[:, 1], [0.0, 1.0, 0.0])
     texts = guarded.reports()
-    assert any("quarantined row 1" in text for text in texts)
+    (report,) = [text for text in texts if "quarantined row 1" in text]
+    assert "ejax.replay" not in report and "does not seed rows one by one" in report
     assert any("no terminal observations" in text for text in texts)  # the environment's own reports come through
 
 

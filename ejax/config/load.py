@@ -172,7 +172,7 @@ def device_problems(device: str) -> list[Problem]:
     if int(index or 0) < len(devices):
         return []
     here = ", ".join(f"{each.platform}:{each.id}" for each in jax.devices())
-    remedy = f"run with --device cpu, or install jax for {platform}"
+    remedy = f"set trainer.device to cpu (python -m ejax.train --device cpu), or install jax for {platform}"
     return [Problem("trainer.device", f"got '{device}', but the devices of jax here are {here}; {remedy}")]
 
 

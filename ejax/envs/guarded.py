@@ -199,7 +199,7 @@ class GuardedEnv:
                 path = file.name
             self._reports.append(
                 f"quarantined row {row} of env '{self.name}' at its step {self.num_steps}: not finite; "
-                f"play it again with python -m ejax.replay {path}"
+                + (_why_not_again(facts, path) or f"play it again with python -m ejax.replay {path}")
             )
         if self.num_quarantined > self._max_quarantined:
             raise HostEnvError(
@@ -265,6 +265,15 @@ def _replace_rows(rows: NDArray[np.bool_], new: PyTree, old: PyTree) -> PyTree:
         return np.where(rows.reshape(-1, *[1] * (np.ndim(b) - 1)), a, b)
 
     return jax.tree.map(choose, new, old)
+
+
+def _why_not_again(facts: Mapping[str, Any], path: str) -> str | None:
+    """What ``ejax.replay`` could not do with this file, or None."""
+    if not facts["seeded"]:
+        return f"what led there is in {path}, but cannot be played again: the environment does not seed rows one by one"
+    if not facts["complete"]:
+        return f"what led there is in {path}, but cannot be played again: the episode began before what it holds"
+    return None
 
 
 def _new_file(folder: Path, stem: str) -> IO[bytes]:

@@ -1,0 +1,152 @@
+"""What messages advise exists: every option belongs to the command that it is advised for."""
+
+import ast
+import functools
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ejax.config import parse_config
+from ejax.run_dir import create_run_directory, open_run_directory
+from ejax.train import main
+
+ROOT = Path(__file__).parent.parent
+FILES = {
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+    for package in ("ejax", "interop")
+    for path in (ROOT / package).rglob("*.py")
+}
+OPTION = re.compile(
+    r"(?:python -m (?P<command>[\w.]+)|(?P<foreign>docker|pip|embodichain)\b)|(?<![\w-])(?P<option>--[a-z][a-z-]*)"
+)
+"""A command, of which the options behind it in the text are, or an option."""
+
+
+@functools.cache
+def tree_of(module: str) -> ast.Module:
+    return ast.parse(FILES[module].read_text())
+
+
+@functools.cache
+def used_by(module: str) -> frozenset[str]:
+    """The modules that it imports anywhere, and those that they import."""
+    seen, waiting = set(), [module]
+    while waiting:
+        name = waiting.pop()
+        if name not in FILES or name in seen:
+            continue
+        seen.add(name)
+        for node in ast.walk(tree_of(name)):
+            if isinstance(node, ast.Import):
+                waiting += [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                waiting += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+    return frozenset(seen)
+
+
+def is_command(module: str) -> bool:
+    return 'if __name__ == "__main__"' in FILES[module].read_text() and bool(options_of(module))
+
+
+@functools.cache
+def options_of(module: str) -> frozenset[str]:
+    """Of the parser that is made in this module; of another's, where it has none."""
+    made = {
+        argument.value
+        for node in ast.walk(tree_of(module))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "add_argument"
+        for argument in node.args
+        if isinstance(argument, ast.Constant) and str(argument.value).startswith("--")
+    }
+    if not made and module == "ejax.pretrain":
+        return options_of("ejax.train")
+    return frozenset(made)
+
+
+def texts(module: str) -> Iterator[tuple[int, str]]:
+    """Lines and texts of a module, but for docstrings; placeholders in them are empty."""
+    tree = tree_of(module)
+    documented = {
+        id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    }
+    inside = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            yield (
+                node.lineno,
+                "".join(str(part.value) if isinstance(part, ast.Constant) else "" for part in node.values),
+            )
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documented | inside:
+            yield node.lineno, node.value
+
+
+def wrong_advice(module: str) -> list[str]:
+    """Options in the module's texts that a command which can print them lacks."""
+    problems = []
+    for line, text in texts(module):
+        commands = [module] if is_command(module) else [x for x in FILES if is_command(x) and module in used_by(x)]
+        for found in OPTION.finditer(text):
+            if found["foreign"] or found["command"]:
+                commands = [x for x in (found["command"], f"{found['command']}.__main__") if x in FILES]
+                continue
+            lacking = [command for command in commands if found["option"] not in options_of(command)]
+            problems += [f"{module}:{line} advises {found['option']}, which {command} lacks" for command in lacking]
+    return problems
+
+
+@pytest.mark.parametrize("module", sorted(FILES))
+def test_an_option_that_is_advised_exists(module: str) -> None:
+    assert wrong_advice(module) == []
+
+
+def test_wrong_advice_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "device.py"
+    monkeypatch.setitem(FILES, "ejax.device", file)  # train, export and others use it
+    for advice, wrong in (
+        ("run with --device cpu", "interop.export"),
+        ("give python -m ejax.train --device cpu", None),
+        ("give python -m ejax.replay --device cpu", "ejax.replay"),
+        ("give --odd", "ejax.train"),
+        ("docker run --shm-size 1g", None),
+    ):
+        file.write_text(f"def tell(x):\n    raise ValueError(f'{{x}}; {advice}')\n")
+        tree_of.cache_clear()
+        found = wrong_advice("ejax.device")
+        assert any(f", which {wrong} lacks" in problem for problem in found) if wrong else not found, advice
+    tree_of.cache_clear()
+
+
+def test_commands_are_found_with_their_options() -> None:
+    commands = {name for name in FILES if is_command(name)}
+    assert {"ejax.train", "ejax.pretrain", "ejax.evaluate", "ejax.replay", "ejax.data.record"} < commands
+    assert {"interop.export", "interop.verify", "interop.embodichain"} < commands
+    assert "--trust" in options_of("interop.verify")
+    assert "ejax.run_dir" in used_by("interop.export")
+
+
+def test_a_run_of_another_device_is_read_anywhere_and_trained_on_only_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    network = {"type": "mlp", "network_cfg": {"hidden_sizes": [8], "activation": "tanh"}}
+    config = parse_config(
+        {
+            "env": {"id": "PointMassRL"},
+            "trainer": {"exp_name": "there", "num_envs": 4, "buffer_size": 8, "iterations": 1, "console": False},
+            "policy": {"name": "actor_critic", "actor": network, "critic": network},
+            "algorithm": {"name": "ppo", "cfg": {"batch_size": 32, "n_epochs": 1}},
+        }
+    )
+    file = create_run_directory(config, tmp_path / "run").config_file
+    raw = json.loads(file.read_text())
+    raw["trainer"]["device"] = "cuda"
+    file.write_text(json.dumps(raw))
+    assert open_run_directory(tmp_path / "run")[1].to_dict() == config.to_dict()
+    assert main(["--run", str(tmp_path / "run"), "--resume", "latest"]) == 2
+    error = capsys.readouterr().err
+    assert "trainer.device: got 'cuda', but the devices of jax here are cpu:0" in error
+    assert "set trainer.device to cpu (python -m ejax.train --device cpu)" in error
+    main(["--run", str(tmp_path / "run"), "--resume", "latest", "--device", "cpu"])
+    assert "trainer.device" not in capsys.readouterr().err
