@@ -2,6 +2,7 @@
 
 import copy
 import json
+import os
 import pickle
 import random
 import traceback
@@ -23,7 +24,7 @@ pt_state = pytest.importorskip("interop.pt_state")
 
 ROOT = Path(__file__).parent.parent
 POINT_MASS = ROOT / "tests/golden/embodichain_0_3_point_mass.pt"
-NUM_MUTANTS = 200
+NUM_MUTANTS = int(os.environ.get("PT_MUTANTS", "200"))
 
 
 @pytest.fixture(scope="module")
