@@ -48,7 +48,7 @@ def drop_current_episodes(stats: EpisodeStats) -> EpisodeStats:
 def track_episodes(
     stats: EpisodeStats, reward: Array, done: Array, success: Array, valid: Array | None = None
 ) -> EpisodeStats:
-    """Add one rollout. All arguments [T, N]; ``success`` counts where ``done``.
+    """Add one rollout. All arguments [T, N]; ``success`` counts where ``done``, if the return is finite.
 
     Args:
         valid: False where a step was no transition: it has no length, and an episode that it ends is not counted.
@@ -83,7 +83,7 @@ def track_episodes(
         current_length=running[1],
         returns=put(stats.returns, returns),
         lengths=put(stats.lengths, lengths),
-        successes=put(stats.successes, success),
+        successes=put(stats.successes, jnp.where(jnp.isfinite(returns), success, jnp.minimum(success, 0.0))),
         num_episodes=stats.num_episodes + total,
     )
 

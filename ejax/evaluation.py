@@ -2,6 +2,8 @@
 
 Which episodes count is fixed beforehand: slot i plays its share of ``num_episodes``, whatever the others do. Counting
 the first episodes to finish, as EmbodiChain does, favours the short ones.
+
+An episode in which an observation, an action or a reward was not finite is no success, whatever the environment says.
 """
 
 from collections.abc import Mapping
@@ -13,6 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
+from ejax.finite import finite_rows
+from ejax.metrics import NONFINITE_EPISODES
 from ejax.types import Array, Env, HostEnv, Key, Metrics, Params, Policy, PyTree
 from ejax.unroll import EnvCarry, reset, step
 
@@ -39,8 +43,8 @@ def evaluate(
         choice: which episodes count: each slot's share (``fixed``), or EmbodiChain's biased ``first_finished``.
 
     Returns:
-        ``return``, ``length`` and, where the env tells them, ``success`` and ``metrics/<name>`` (scalars only, at the
-        episode's last step): each [num_episodes].
+        ``return``, ``length``, ``nonfinite`` (1 where something in the episode was not finite) and, where the env tells
+        them, ``success`` and ``metrics/<name>`` (scalars only, at the episode's last step): each [num_episodes].
 
     Raises:
         ValueError: a count that is not positive.
@@ -56,19 +60,27 @@ def evaluate(
     key_reset, key_steps = jax.random.split(key)
     envs = reset(env, key_reset, num_envs)
 
-    def facts_of(envs: EnvCarry, key: Key) -> tuple[EnvCarry, Array, Array, dict[str, Array]]:
-        distribution, _ = policy.apply(params, envs.obs)
-        envs, timestep = step(env, envs, distribution.mode(), key)
+    def facts_of(envs: EnvCarry, key: Key) -> tuple[EnvCarry, Array, Array, Array, dict[str, Array]]:
+        action = policy.apply(params, envs.obs)[0].mode()
+        obs = envs.obs
+        envs, timestep = step(env, envs, action, key)
+        finite = finite_rows(obs, action, timestep.reward, timestep.final_obs)
         facts = {f"metrics/{name}": x for name, x in timestep.info.get("metrics", {}).items() if x.ndim == 1}
         if "success" in timestep.info:
             facts["success"] = timestep.info["success"]
         facts = {name: x.astype(jnp.float32) for name, x in facts.items()}
-        return envs, timestep.reward, timestep.terminated | timestep.truncated, facts
+        return envs, timestep.reward, timestep.terminated | timestep.truncated, finite, facts
 
-    names = ["return", "length", *jax.eval_shape(facts_of, envs, key)[3]]
+    def rows_of(chosen: Array, count: Array) -> Array:
+        """In the results; a row past their end is dropped."""
+        row = first_row + count if choice == "fixed" else count.sum() + jnp.cumsum(chosen) - 1
+        return jnp.where(chosen, row, num_episodes)
+
+    names = ["return", "length", "nonfinite", *jax.eval_shape(facts_of, envs, key)[-1]]
     record = {name: jnp.full(num_episodes, jnp.nan) for name in names}
     zeros = jnp.zeros(num_envs)
-    carry = (envs, zeros, zeros, jnp.zeros(num_envs, jnp.int32), record, jnp.zeros((), jnp.int32))
+    healthy, count = jnp.ones(num_envs, bool), jnp.zeros(num_envs, jnp.int32)
+    carry = (envs, zeros, zeros, healthy, count, record, jnp.zeros((), jnp.int32))
 
     def unfinished(carry: PyTree) -> Array:
         *_, count, _, t = carry
@@ -76,20 +88,21 @@ def evaluate(
         return missing & (t < most_steps)
 
     def one_step(carry: PyTree) -> PyTree:
-        envs, episode_return, length, count, record, t = carry
-        envs, reward, done, facts = facts_of(envs, jax.random.fold_in(key_steps, t))
-        facts |= {"return": episode_return + reward, "length": length + 1.0}
-        if choice == "fixed":
-            counts, row = done & (count < quota), first_row + count
-        else:
-            counts, row = done, count.sum() + jnp.cumsum(done) - 1
-        row = jnp.where(counts, row, num_episodes)  # a row past the end is dropped
+        envs, episode_return, length, healthy, count, record, t = carry
+        envs, reward, done, finite, facts = facts_of(envs, jax.random.fold_in(key_steps, t))
+        healthy &= finite
+        facts |= {"return": episode_return + reward, "length": length + 1.0, "nonfinite": 1.0 - healthy}
+        if "success" in facts:
+            facts["success"] = jnp.where(healthy, facts["success"], jnp.minimum(facts["success"], 0.0))
+        row = rows_of(done & (count < quota) if choice == "fixed" else done, count)
         record = {name: x.at[row].set(facts[name], mode="drop") for name, x in record.items()}
-        running = (jnp.where(done, 0.0, facts["return"]), jnp.where(done, 0.0, facts["length"]))
+        running = (jnp.where(done, 0.0, facts["return"]), jnp.where(done, 0.0, facts["length"]), healthy | done)
         return envs, *running, count + done, record, t + 1
 
-    *_, record, _ = jax.lax.while_loop(unfinished, one_step, carry)
-    return record
+    *_, healthy, count, record, _ = jax.lax.while_loop(unfinished, one_step, carry)
+    # of an episode that never ended there is no more to be said
+    row = rows_of(~healthy & (count < quota) if choice == "fixed" else ~healthy, count)
+    return record | {"nonfinite": record["nonfinite"].at[row].set(1.0, mode="drop")}
 
 
 def evaluate_host(
@@ -118,26 +131,32 @@ def evaluate_host(
     most_steps = (longest + 1) * (int(quota.max()) if choice == "fixed" else num_episodes)
     obs = env.reset(np.random.SeedSequence(seed).generate_state(num_envs).astype(np.uint32))
     total, length, count = np.zeros(num_envs), np.zeros(num_envs), np.zeros(num_envs, int)
+    healthy = np.ones(num_envs, bool)
     record: dict[str, list[float]] = {}
     for _ in range(most_steps):
         wanting = count < quota if choice == "fixed" else np.full(num_envs, count.sum() < num_episodes)
         if not wanting.any():
             break
-        timestep = env.step(np.asarray(_mode(policy, params, obs)))
+        action = np.asarray(_mode(policy, params, obs))
+        timestep = env.step(action)
         valid = timestep.info.get("valid", np.ones(num_envs, bool))
+        broken = timestep.info.get("nonfinite", np.zeros(num_envs, bool))
+        healthy &= finite_rows(obs, action, timestep.reward, timestep.final_obs, numpy=np) & ~broken
         total, length = total + timestep.reward * valid, length + valid
         done = timestep.terminated | timestep.truncated
         facts = {f"metrics/{name}": x for name, x in timestep.info.get("metrics", {}).items() if x.ndim == 1}
         if "success" in timestep.info:
-            facts["success"] = timestep.info["success"]
-        facts |= {"return": total, "length": length}
-        for row in np.flatnonzero(done & valid & wanting):
+            success = timestep.info["success"]
+            facts["success"] = np.where(healthy, success, np.minimum(success, 0.0))
+        facts |= {"return": total, "length": length, "nonfinite": ~healthy}
+        for row in np.flatnonzero(done & (valid | broken) & wanting):
             for name, values in facts.items():
                 record.setdefault(name, []).append(float(values[row]))
             count[row] += 1
         total, length, obs = np.where(done, 0.0, total), np.where(done, 0.0, length), timestep.obs
+        healthy |= done
     missing = num_episodes - len(record.get("return", []))
-    names = {name for name, values in record.items() if not np.isnan(values).all()} | {"return", "length"}
+    names = {name for name, values in record.items() if not np.isnan(values).all()} | {"return", "length", "nonfinite"}
     return {name: np.array([*record.get(name, []), *[np.nan] * missing][:num_episodes], np.float32) for name in names}
 
 
@@ -152,6 +171,7 @@ def _shares(num_envs: int, num_episodes: int) -> NDArray[np.int64]:
 
 
 def summarize(episodes: Mapping[str, Any]) -> Metrics:
-    """Means over the episodes, under EmbodiChain's tags."""
+    """Means over the episodes, under EmbodiChain's tags, and the number of those that were not finite throughout."""
     tags = {"return": "eval/avg_reward", "length": "eval/avg_length", "success": "eval/success_rate"}
-    return {tags.get(name, f"eval/{name}"): x.mean() for name, x in episodes.items()}
+    means = {tags.get(name, f"eval/{name}"): x.mean() for name, x in episodes.items() if name != "nonfinite"}
+    return means | {NONFINITE_EPISODES: (episodes["nonfinite"] > 0).sum()}

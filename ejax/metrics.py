@@ -27,6 +27,17 @@ from typing import Any, BinaryIO, Literal, Protocol, TextIO
 
 from ejax.console import Best, make_view
 
+NONFINITE_EPISODES = "eval/nonfinite_episodes"
+"""Episodes of an evaluation in which something was not finite; 0 where all is well."""
+
+
+def best_candidate(metrics: Mapping[str, float | None], tag: str) -> float | None:
+    """The value of ``tag`` that may be the best of its run: a finite one, of an evaluation finite throughout."""
+    value = metrics.get(tag)
+    if value is None or not math.isfinite(value) or metrics.get(NONFINITE_EPISODES):
+        return None
+    return value
+
 
 class _Sink(Protocol):
     def write(self, step: int, metrics: Mapping[str, float]) -> None: ...
@@ -57,7 +68,7 @@ class MetricWriter:
     """
 
     best: Best | None
-    """The best finite value of ``best_metric`` in the whole run, from before a resume as well."""
+    """The best value of ``best_metric`` in the whole run, from before a resume as well; see ``best_candidate``."""
 
     def __init__(
         self,
@@ -112,7 +123,7 @@ class MetricWriter:
             metrics: tag -> number. Not device arrays: reading one would wait for the device.
         """
         metrics = {tag: float(value) for tag, value in metrics.items()}
-        self.best = _better(self.best, step, metrics.get(self._best_metric), self._best_mode)
+        self.best = _better(self.best, step, best_candidate(metrics, self._best_metric), self._best_mode)
         for sink in self._sinks:
             sink.write(step, metrics)
         if self._view is not None:
@@ -230,7 +241,7 @@ def _drop_after(path: Path, step: int, best_metric: str, best_mode: str) -> Best
                 continue
             if record["step"] <= step:
                 new.write(line.rstrip("\n") + "\n")
-                best = _better(best, record["step"], record.get(best_metric), best_mode)
+                best = _better(best, record["step"], best_candidate(record, best_metric), best_mode)
         new.flush()
         os.fsync(new.fileno())
     os.replace(temporary, path)
@@ -238,7 +249,7 @@ def _drop_after(path: Path, step: int, best_metric: str, best_mode: str) -> Best
 
 
 def _better(best: Best | None, step: int, value: float | None, mode: str) -> Best | None:
-    if value is None or not math.isfinite(value):
+    if value is None:
         return best
     improves = best is None or (value > best.value if mode == "max" else value < best.value)
     return Best(value=value, step=step) if improves else best

@@ -26,6 +26,7 @@ from pydantic import (
     field_validator,
 )
 
+from ejax.finite import all_finite
 from ejax.types import Array, PyTree, TrainState
 
 _STRICT = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -275,6 +276,44 @@ def step_schedule(state: TrainState, optimizer: OptimizerConfig, schedule: Sched
         return replace(state, step=step)
     rate = scheduled_learning_rate(optimizer.learning_rate, schedule, step)
     return replace(state, step=step, opt_state=set_learning_rate(state.opt_state, rate))
+
+
+def apply_gradient(
+    state: TrainState,
+    grads: PyTree,
+    *,
+    optimizer: optax.GradientTransformation,
+    finite: Array,
+    skip: bool,
+    learning_rate: Array | None = None,
+) -> tuple[TrainState, Array]:
+    """One step of the optimizer, or none where it would not be finite.
+
+    A finite gradient is not enough: a bias correction of 1 − 1ᵗ divides by zero, moments and steps overflow, and a
+    moment that is not finite spoils every step after it.
+
+    Args:
+        grads: of ``state.params["params"]``.
+        finite: whether the loss and the gradient are.
+        skip: leave everything as it is where something is not finite. False: only say so.
+        learning_rate: of this step and those after it. None: that of the state.
+
+    Returns:
+        The state after the step (``step`` is left to the caller), and a bool: ``finite``, and so are the parameters and
+        the optimizer's state after the step.
+    """
+    opt_state = state.opt_state if learning_rate is None else set_learning_rate(state.opt_state, learning_rate)
+    updates, opt_state = optimizer.update(grads, opt_state, state.params["params"])
+    params = optax.apply_updates(state.params["params"], updates)
+    after = replace(state, params={**state.params, "params": params}, opt_state=opt_state)
+    if skip:
+        after = jax.tree.map(lambda new, old: jnp.where(finite, new, old), after, state)
+    # behind a barrier, and not one condition with the gradient's: the compiler would merge this with the step, and
+    # round that otherwise
+    sound = all_finite(jax.lax.optimization_barrier((after.params["params"], after.opt_state)))
+    if skip:
+        after = jax.lax.cond(sound, lambda: after, lambda: state)
+    return after, finite & sound
 
 
 def clip_by_global_norm(grads: PyTree, max_norm: float) -> tuple[PyTree, Array]:

@@ -21,10 +21,11 @@ from ejax.envs.calls import EnvAbandoned, exits_are_errors
 from ejax.evaluators import make_evaluator
 from ejax.interrupt import interruptible
 from ejax.leave import leave_now
-from ejax.metrics import MetricWriter
+from ejax.metrics import MetricWriter, best_candidate
 from ejax.recorder import FilmRecorder
 from ejax.registry import is_foreign_checkpoint
 from ejax.run_dir import RunDirectory, check_same_run, create_run_directory, newest_run, open_run_directory
+from ejax.skipped import refuse_nonfinite, skip_notes, skipped_fraction
 from ejax.steps import RunState
 from ejax.types import Metrics, Params, Phase, Policy
 from ejax.warm_start import start_from_file, start_from_policy
@@ -49,6 +50,8 @@ class RunResult:
     """Environment steps per second of this call, after compilation; evaluation and logging included."""
     finished: bool
     """False after SIGTERM or Ctrl-C: the run can be resumed."""
+    skipped_updates: float = 0.0
+    """Of the whole run: updates that were not applied, and the parts of others that were not."""
     best_eval_value: float | None = None
     latest_checkpoint_path: Path | None = None
     best_checkpoint_path: Path | None = None
@@ -56,6 +59,11 @@ class RunResult:
     last_eval_metrics: dict[str, float] = field(default_factory=dict)
     train_history: list[dict[str, float]] = field(default_factory=list)
     eval_history: list[dict[str, float]] = field(default_factory=list)
+
+    @property
+    def mostly_skipped(self) -> bool:
+        """More than half of the run's updates were not applied."""
+        return self.skipped_updates > 0.5 * self.num_updates
 
 
 def train(
@@ -73,7 +81,7 @@ def train(
     Raises:
         ConfigError: the environment or the policy cannot be built from the config.
         CheckpointError: nothing to resume from, or a checkpoint of another config.
-        FloatingPointError: a non-finite update, where ``skip_nonfinite_updates`` is off.
+        NonFiniteUpdateError: a non-finite update, where ``skip_nonfinite_updates`` is off.
         HostEnvError: an environment failed, or tried to end the process.
     """
     with exits_are_errors(config.env.id):
@@ -157,6 +165,7 @@ class _Loop:
             elapsed_time_sec=0.0,
             training_fps=0.0,
             finished=False,
+            skipped_updates=meta.get("skipped_updates", 0.0),
             best_eval_value=self.best,
             best_checkpoint_path=next(iter(directory.best()), None),
             last_eval_metrics=meta.get("last_eval_metrics", {}),
@@ -285,14 +294,11 @@ class _Loop:
             self.writer.note(report)
 
     def _log_update(self, update: int, metrics: dict[str, float], fps: float) -> None:
-        if not math.isfinite(metrics.get("train/loss", 0.0)) and not self.skips_nonfinite:
-            raise FloatingPointError(
-                f"update {update} gave a non-finite loss or gradient: {metrics}. The last checkpoint is older. "
-                "Lower the learning rate, or set algorithm.cfg.skip_nonfinite_updates: true to skip such minibatches"
-            )
-        for what in ("skipped_minibatches", "skipped_update"):
-            if (count := metrics.get(f"train/{what}", 0.0)) > 0.0:
-                self.writer.note(f"update {update}: {what} {count:.0f}, their loss or gradient was not finite")
+        if not self.skips_nonfinite:
+            refuse_nonfinite(update, metrics, next(iter(self.directory.periodic()), None))
+        self.result.skipped_updates += skipped_fraction(metrics)
+        for text in skip_notes(update, metrics):
+            self.writer.note(text)
         if update % self.trainer.log_freq_updates and update != self.trainer.num_updates:
             return
         shown = {name: value for name, value in metrics.items() if not math.isnan(value)} | {"charts/SPS": fps}
@@ -317,9 +323,9 @@ class _Loop:
                     )
                 ]
             )
-        value = metrics[tag]
+        value = best_candidate(metrics, tag)
         sign = 1.0 if self.trainer.best_eval_mode == "max" else -1.0
-        if math.isfinite(value) and (self.best is None or sign * value > sign * self.best):
+        if value is not None and (self.best is None or sign * value > sign * self.best):
             self.best = value
             self._write_schedule(launched.update)
             path = self.directory.save_best(launched.state, self._meta(launched.update))
@@ -364,6 +370,7 @@ class _Loop:
             "num_updates": update,
             "best_eval_value": self.best,
             "last_eval_metrics": self.result.last_eval_metrics,
+            "skipped_updates": self.result.skipped_updates,
             "config": self.config.to_dict(),
         }
 

@@ -14,6 +14,7 @@ from ejax.device import prepare_jax
 from ejax.leave import leave
 from ejax.run import train
 from ejax.run_dir import open_run_directory
+from ejax.skipped import NonFiniteUpdateError, mostly_skipped_text
 from ejax.trust import UntrustedCodeError, add_trust_option, trust_words
 
 _PATH_ERRORS = (FileExistsError, FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError)
@@ -26,7 +27,9 @@ _OF_THE_DISK = {
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command line. Returns the exit code: 0 also after SIGTERM or Ctrl-C, once the state is saved."""
+    """Run the command line. Returns the exit code: 0 also after SIGTERM or Ctrl-C, once the state is saved; 2 for what
+    could not be started; 3 for a training that broke on numbers that are not finite.
+    """
     return run_command("train", argv)
 
 
@@ -59,6 +62,10 @@ def run_command(name: str, argv: list[str] | None = None, *, owns_process: bool 
             raise
         print(f"ejax.{name}: {error}{_OF_THE_DISK[error.errno]}", file=sys.stderr)
         return 2
+    except NonFiniteUpdateError as error:
+        print(f"ejax.{name}: {error}", file=sys.stderr)
+        return 3
+    skipped = f"{result.skipped_updates:.4g} of {result.num_updates}, not finite"
     summary(
         {
             "run": result.run_dir,
@@ -71,11 +78,15 @@ def run_command(name: str, argv: list[str] | None = None, *, owns_process: bool 
                 if result.best_eval_value is None
                 else {f"best {config.trainer.best_eval_metric}": result.best_eval_value}
             ),
+            **({"skipped updates": skipped} if result.skipped_updates else {}),
             "best checkpoint": result.best_checkpoint_path or "none",
             "latest checkpoint": result.latest_checkpoint_path or "none",
             **({} if result.finished else {"interrupted": "yes; go on with --resume latest"}),
         }
     )
+    if result.finished and result.mostly_skipped:
+        print(f"ejax.{name}: {mostly_skipped_text(result.skipped_updates, result.num_updates)}", file=sys.stderr)
+        return 3
     return 0
 
 

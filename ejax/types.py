@@ -140,7 +140,8 @@ class HostTimestep:
     terminated: NDArray[np.bool_]
     truncated: NDArray[np.bool_]
     info: dict[str, Any]
-    """As in ``Timestep``, and ``valid`` bool, see ``Rollout.extras``. The same keys at every step."""
+    """As in ``Timestep``, and ``valid`` bool, see ``Rollout.extras``; ``nonfinite`` bool where it is no transition
+    because something was not finite, which ended the episode. The same keys at every step."""
     final_obs: PyTree
     """The true next observation, before any reset."""
 

@@ -80,3 +80,11 @@ def test_an_env_that_tells_no_success_has_none_on_average(track):
     stats = track(init_episode_stats(16), jnp.ones((20, 16)), jnp.ones((20, 16), bool), jnp.full((20, 16), jnp.nan))
     means, _ = observed(stats)
     assert means[0] == 1.0 and np.isnan(means[2])
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_an_episode_whose_return_is_not_finite_is_no_success(track, bad):
+    reward = jnp.ones((20, 16)).at[2, 3].set(bad)
+    done = jnp.zeros((20, 16), bool).at[9].set(True).at[19].set(True)
+    stats = track(init_episode_stats(16), reward, done, jnp.ones((20, 16)))
+    assert observed(stats)[0][2] == pytest.approx(31 / 32)  # that episode alone, and not the one after it

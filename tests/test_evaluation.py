@@ -10,7 +10,9 @@ import pytest
 from flax import struct
 
 from ejax.distributions import Normal
-from ejax.evaluation import evaluate, summarize
+from ejax.envs.guarded import GuardedEnv
+from ejax.envs.pure_host import PureHostEnv
+from ejax.evaluation import evaluate, evaluate_host, summarize
 from ejax.types import Timestep
 
 KEY = jax.random.key(0)
@@ -88,7 +90,7 @@ def episodes():
 
 def test_every_episode_asked_for_is_there_and_complete(episodes):
     assert {name: x.shape for name, x in episodes.items()} == dict.fromkeys(
-        ("return", "length", "success", "metrics/steps"), (400,)
+        ("return", "length", "nonfinite", "success", "metrics/steps"), (400,)
     )
     assert set(np.unique(episodes["length"])) == {1.0, 9.0}
 
@@ -128,7 +130,7 @@ def uninformed():
 
 
 def test_an_env_that_informs_of_nothing_still_has_return_and_length(uninformed):
-    assert set(uninformed) == {"return", "length"}
+    assert set(uninformed) == {"return", "length", "nonfinite"}
 
 
 def test_fewer_episodes_than_slots_use_as_many_slots(uninformed):
@@ -137,7 +139,9 @@ def test_fewer_episodes_than_slots_use_as_many_slots(uninformed):
 
 def test_summaries_carry_embodichains_tags(episodes):
     summary = summarize(episodes)
-    assert set(summary) == {"eval/avg_reward", "eval/avg_length", "eval/success_rate", "eval/metrics/steps"}
+    tags = {"avg_reward", "avg_length", "success_rate", "metrics/steps", "nonfinite_episodes"}
+    assert set(summary) == {f"eval/{tag}" for tag in tags}
+    assert summary["eval/nonfinite_episodes"] == 0
     assert summary["eval/avg_length"] == pytest.approx(episodes["length"].mean())
     assert summary["eval/success_rate"] == pytest.approx(episodes["success"].mean())
 
@@ -146,3 +150,91 @@ def test_summaries_carry_embodichains_tags(episodes):
 def test_counts_that_are_not_positive_are_refused(counts):
     with pytest.raises(ValueError, match=f"got {counts[0]} and {counts[1]}"):
         play(num_envs=counts[0], num_episodes=counts[1])
+
+
+@dataclass(frozen=True)
+class Liar(Lengths):
+    """Four steps, and always a success; in every other episode ``what`` is NaN or infinite at step ``at``."""
+
+    what: str = "obs"
+    at: int = 2
+    value: float = float("nan")
+
+    @property
+    def max_episode_steps(self):
+        return 4
+
+    def reset(self, key):
+        broken = jax.random.bernoulli(key)
+        first = jnp.where(broken & (self.what == "obs") & (self.at == 0), self.value, broken)
+        return Episode(broken, jnp.zeros((), jnp.int32)), first.astype(jnp.float32)[None]
+
+    def step(self, state, action, key):
+        del action, key
+        state = replace(state, steps=state.steps + 1)
+        poison = jnp.where(state.horizon & (state.steps == self.at), self.value, 0.0)
+        timestep = Timestep(
+            obs=state.horizon + (poison if self.what == "obs" else jnp.zeros(()))[None],
+            reward=1.0 + (poison if self.what == "reward" else 0.0),
+            terminated=state.steps >= 4,
+            truncated=jnp.zeros((), bool),
+            info={"success": jnp.ones((), bool), "metrics": {"broken": state.horizon}},
+        )
+        return state, timestep
+
+
+class Poisoned(Positive):
+    """Its action is NaN where the observation is 1."""
+
+    def apply(self, params, obs):
+        distribution, value = super().apply(params, obs)
+        return replace(distribution, mean=jnp.where(obs == 1.0, jnp.nan, distribution.mean)), value
+
+
+BREAKS = [("obs", 0), ("obs", 2), ("obs", 4), ("reward", 1), ("reward", 4), ("action", 1)]
+
+
+@pytest.mark.parametrize("choice", ["fixed", "first_finished"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize(("what", "at"), BREAKS)
+def test_an_episode_that_was_not_finite_throughout_is_no_success_whatever_the_env_says(what, at, value, choice):
+    policy, env = (Poisoned() if what == "action" else Positive()), Liar(what=what, at=at, value=value)
+    played = evaluate(policy, env, {"params": {}}, KEY, num_envs=4, num_episodes=24, choice=choice)
+    broken = np.asarray(played["metrics/broken"])
+    assert 0 < broken.sum() < 24
+    np.testing.assert_array_equal(played["success"], 1.0 - broken)
+    np.testing.assert_array_equal(played["nonfinite"], broken)
+    assert summarize(played)["eval/nonfinite_episodes"] == broken.sum()
+
+    host = evaluate_host(policy, PureHostEnv(env, 4), {"params": {}}, 0, num_episodes=24, choice=choice)
+    assert 0 < host["metrics/broken"].sum() < 24
+    np.testing.assert_array_equal(host["success"], 1.0 - host["metrics/broken"])
+    np.testing.assert_array_equal(host["nonfinite"], host["metrics/broken"])
+
+
+def test_an_episode_that_never_ends_counts_too(monkeypatch):
+    monkeypatch.setattr("ejax.evaluation._UNLIMITED", 8)
+
+    @dataclass(frozen=True)
+    class Endless(Liar):
+        @property
+        def max_episode_steps(self):
+            return 0
+
+        def step(self, state, action, key):
+            state, timestep = super().step(state, action, key)
+            return state, replace(timestep, terminated=jnp.zeros((), bool))
+
+    played = evaluate(Positive(), Endless(), {"params": {}}, KEY, num_envs=12, num_episodes=12)
+    assert np.isnan(played["return"]).all()
+    assert 0 < summarize(played)["eval/nonfinite_episodes"] < 12
+
+
+def test_a_quarantined_episode_counts_as_a_failure(tmp_path):
+    """Left out it would be a way to success: to break where it gets difficult."""
+    make = lambda: PureHostEnv(Liar(what="obs", at=4), 4)  # noqa: E731
+    env = GuardedEnv(make(), make, recipe={"id": "liar"}, folder=tmp_path)
+    played = evaluate_host(Positive(), env, {"params": {}}, 0, num_episodes=24)
+    assert 0 < played["nonfinite"].sum() == env.num_quarantined < 24
+    np.testing.assert_array_equal(played["success"], 1.0 - played["nonfinite"])
+    assert len(played["return"]) == 24 and np.isfinite(played["return"]).all()

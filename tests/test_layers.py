@@ -9,24 +9,14 @@ import pytest
 ROOT = Path(__file__).parent.parent
 LAYERS = [
     [
-        "types",
-        "distributions",
-        "returns",
-        "losses",
-        "optim",
-        "sharding",
-        "device",
-        "interrupt",
-        "registry",
-        "trust",
-        "frozen",
-        "shorten",
+        *("types", "finite", "distributions", "returns", "losses", "optim"),
+        *("sharding", "device", "interrupt", "registry", "trust", "frozen", "shorten"),
     ],
     ["policies", "envs", "unroll", "episodes", "collectors", "checkpoint", "metrics", "console", "video", "recorder"],
     ["evaluation", "algorithms", "experts", "data"],
     ["config"],
     ["steps", "steppers", "run_dir", "build", "evaluators", "warm_start", "watchdog", "demonstrations", "cloning"],
-    ["run", "leave"],
+    ["run", "skipped", "leave"],
     ["train", "pretrain", "evaluate", "replay"],
 ]
 """A module may import from its own layer and from those above it in this list. ``data`` has a stricter

@@ -131,6 +131,15 @@ def test_best_is_the_highest_finite_value_also_of_before_the_resume(tmp_path: Pa
         assert writer.best == Best(value=5.0, step=10)
 
 
+def test_an_evaluation_with_an_episode_that_was_not_finite_is_never_the_best(tmp_path: Path) -> None:
+    with _writer(tmp_path) as writer:
+        for step, value, broken in ((10, 5.0, 0.0), (20, 9.0, 1.0), (30, 6.0, 0.0), (40, 7.0, 3.0)):
+            writer.write(step, {"eval/avg_reward": value, "eval/nonfinite_episodes": broken})
+        assert writer.best == Best(value=6.0, step=30)
+    with _writer(tmp_path, resume_step=20) as writer:
+        assert writer.best == Best(value=5.0, step=10)
+
+
 def test_best_is_the_lowest_value_where_less_is_better(tmp_path: Path) -> None:
     with _writer(tmp_path, best_mode="min") as writer:
         for step, value in ((10, 5.0), (20, 3.0), (30, 9.0), (40, 2.0)):

@@ -22,6 +22,7 @@ from ejax.policies import (
     get_action,
     get_value,
 )
+from ejax.policies.normalize import observe
 from ejax.policies.observations import flatten_observation, select_observation
 from ejax.types import TrainState
 from ejax.unroll import reset, unroll
@@ -308,3 +309,71 @@ def test_a_plain_linen_module_acts_unrolls_and_learns():
     state, _ = ppo_update(state, rollout, KEY, policy=policy, optimizer=optimizer, config=config)
     moved = jax.tree.map(lambda a, b: bool((a != b).any()), params["params"], state.params["params"])
     assert all(jax.tree.leaves(moved))
+
+
+# Normalizers
+
+
+def statistics(params):
+    return [np.asarray(x) for x in jax.tree.leaves(params["normalizer"])]
+
+
+@pytest.fixture(scope="module")
+def normalizing():
+    policy = ActorCritic(TWO, SMALL, SMALL, actor_obs_normalization=True, critic_obs_normalization=True)
+    params = policy.init(KEY, OBS)
+    return policy, observe(policy, params, OBS + 1.0)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("masked", [False, True])
+def test_rows_that_are_not_finite_do_not_enter_the_statistics(normalizing, bad, masked):
+    policy, params = normalizing
+    rows = np.random.default_rng(1).normal(size=(4, 3, 3)).astype(np.float32)
+    rows[1, 2, 0] = rows[3, 0, 2] = bad
+    valid = np.ones((4, 3), bool)
+    if masked:
+        valid[0] = valid[3, 0] = False  # a row that does not count may hold anything
+    sound = rows.reshape(-1, 3)[(valid & np.isfinite(rows).all(axis=-1)).reshape(-1)]
+    broken = observe(policy, params, rows, jnp.asarray(valid) if masked else None)
+    for got, expected in zip(statistics(broken), statistics(observe(policy, params, sound)), strict=True):
+        np.testing.assert_allclose(got, expected, rtol=1e-5)
+    assert np.isfinite(get_value(policy, broken, OBS)).all()
+
+
+@pytest.mark.parametrize("value", [np.nan, 3e38])
+def test_rows_that_leave_nothing_finite_change_no_statistics(normalizing, value):
+    policy, params = normalizing
+    spread = np.full((4, 3), value, np.float32) * np.array([1, -1, 1, -1], np.float32)[:, None]  # (3e38)² overflows
+    after = observe(policy, params, spread)
+    jax.tree.map(np.testing.assert_array_equal, after["normalizer"], params["normalizer"])
+    assert np.isfinite(get_value(policy, after, OBS)).all()
+
+
+def test_statistics_are_those_of_all_rows_merged(normalizing):
+    policy, params = normalizing
+    more = np.random.default_rng(2).normal(size=(7, 3)).astype(np.float32)
+    rows = np.concatenate([OBS + 1.0, more])
+    count, mean, variance = statistics(observe(policy, params, more))[:3]
+    assert count == 12.0
+    np.testing.assert_allclose(mean, rows.mean(axis=0), rtol=1e-5)
+    np.testing.assert_allclose(variance, rows.var(axis=0), rtol=1e-5)
+
+
+def test_one_nan_in_a_rollout_does_not_end_a_training():
+    """With normalization a single NaN observation made every action and value NaN from then on."""
+    env = PointMassRL(max_episode_steps=5)
+    policy = ActorCritic(action_spec(env.action_space), SMALL, SMALL, actor_obs_normalization=True)
+    envs = reset(env, KEY, 4)
+    config = PPOConfig(batch_size=8, n_epochs=1)
+    optimizer = make_optimizer(config.optimizer)
+    params = policy.init(KEY, envs.obs)
+    state = TrainState(step=jnp.int32(0), params=params, opt_state=optimizer.init(params["params"]))
+    envs = envs.replace(obs=envs.obs.at[1].set(jnp.nan))
+    skipped = []
+    for i in range(3):
+        rollout, envs = unroll(policy, env, state.params, envs, jax.random.key(i), num_steps=4)
+        state, metrics = ppo_update(state, rollout, KEY, policy=policy, optimizer=optimizer, config=config)
+        skipped.append(float(metrics["skipped_minibatches"]))
+        assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state))
+    assert skipped == [2.0, 0.0, 0.0]  # that environment started anew at once

@@ -5,10 +5,11 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from ejax.algorithms.sgd import Plan, permute, sgd_epochs
-from ejax.optim import OptimizerConfig, get_learning_rate, make_optimizer
+from ejax.optim import OptimizerConfig, get_learning_rate, make_optimizer, scale_by_learning_rate
 from ejax.types import TrainState
 
 SGD = make_optimizer(OptimizerConfig(name="sgd", learning_rate=0.1))
@@ -201,6 +202,50 @@ def test_skipping_can_be_switched_off():
     assert metrics["skipped_minibatches"] == 1.0
 
 
+# its parameters stay finite; what steps are made from does not
+MOMENT_OVERFLOWS = optax.GradientTransformation(
+    lambda params: jnp.float32(3e38), lambda grads, moment, params=None: (grads, 1.5 * moment)
+)
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        # a bias correction of 1 - 1^t: 0/0
+        optax.chain(optax.scale_by_adam(1.0, 1.0), scale_by_learning_rate(0.1)),
+        make_optimizer(OptimizerConfig(name="sgd", learning_rate=3e38, kwargs={"maximize": True})),
+        MOMENT_OVERFLOWS,
+    ],
+    ids=["bias correction", "step", "moments"],
+)
+@pytest.mark.parametrize("skips", [True, False])
+def test_a_step_that_is_not_finite_is_not_taken_though_its_gradient_was(optimizer, skips):
+    batch = {"x": jnp.full((4, 2), 5.0)}
+    before = state_of(2, optimizer)
+    state, metrics = run(batch, optimizer=optimizer, skip_nonfinite=skips, n_epochs=3)
+    assert metrics["skipped_minibatches"] == 3.0 and metrics["skipped_fraction"] == 1.0
+    if skips:
+        jax.tree.map(np.testing.assert_array_equal, state, before)
+        assert metrics["grad_norm"] == pytest.approx(5.0 * np.sqrt(2.0))  # that was sound
+    else:
+        assert not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((state.params, state.opt_state)))
+
+
+def test_a_later_step_trains_where_one_in_between_was_skipped():
+    adam = make_optimizer(OptimizerConfig(name="adam", learning_rate=0.1))
+    x = jnp.ones((12, 1)).at[5].set(jnp.nan)
+    skipping, metrics = run({"x": x}, optimizer=adam)
+    assert metrics["skipped_fraction"] == pytest.approx(1 / 3)
+    sound, _ = run({"x": jnp.ones((8, 1))}, optimizer=adam)  # the two others
+    jax.tree.map(np.testing.assert_array_equal, skipping, sound)
+
+
+def test_a_training_that_does_not_skip_is_shown_what_was_not_finite():
+    x = jnp.ones((8, 1)).at[3].set(jnp.inf)
+    _, metrics = run({"x": x}, skip_nonfinite=False)
+    assert not np.isfinite(metrics["loss"]) and not np.isfinite(metrics["grad_norm"])
+
+
 def test_once_stopped_no_later_minibatch_trains():
     # the minibatch mean of x is 1; w grows by 0.1 with each step, and is looked at before the step
     def loss(params, batch):
@@ -209,7 +254,7 @@ def test_once_stopped_no_later_minibatch_trains():
 
     state, metrics = run({"x": jnp.ones((8, 1))}, loss=loss, n_epochs=5, stop=lambda m: m["w"] > 0.25)
     assert state.params["params"]["w"] == pytest.approx(0.3)
-    assert metrics["stopped_early"] == 1.0
+    assert metrics["stopped_early"] == 1.0 and metrics["skipped_fraction"] == 0.0
     assert metrics["w"] == pytest.approx(np.mean([0.0, 0.1, 0.2, 0.3]))  # of those that were looked at
 
 

@@ -292,6 +292,19 @@ def test_a_nonfinite_update_is_skipped_and_counted() -> None:
     assert np.isnan(metrics["grad_norm"])
 
 
+@pytest.mark.parametrize("which", ["optimizer", "critic_optimizer"])
+def test_a_step_that_is_not_finite_is_skipped_though_its_gradient_was(which: str) -> None:
+    overflows = OptimizerConfig(name="sgd", learning_rate=1e38, kwargs=(("weight_decay", 1e38),))
+    before, after, metrics = update(SHACConfig(**(BASE | {which: overflows})))
+    networks = before.params["params"], after.params["params"]
+    jax.tree.map(np.testing.assert_array_equal, *(each["critic"] for each in networks))
+    assert metrics["skipped_update"] == (which == "optimizer")
+    assert metrics["skipped_fraction"] == 1.0 or which == "optimizer"
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(after))
+    if which == "optimizer":
+        jax.tree.map(np.testing.assert_array_equal, before, after)
+
+
 def test_observation_statistics_move_after_the_update_and_the_target_has_the_same() -> None:
     policy = POLICY.clone(actor_obs_normalization=True, critic_obs_normalization=True)
     _, after, metrics = update(SHACConfig(**BASE), policy=policy)

@@ -17,7 +17,14 @@ import optax
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 from ejax.algorithms.differentiable import Trajectory, adjoint_metrics, discounted_sum, no_taps, play
-from ejax.optim import OptimizerConfig, ScheduleConfig, clip_by_global_norm, get_learning_rate, step_schedule
+from ejax.optim import (
+    OptimizerConfig,
+    ScheduleConfig,
+    apply_gradient,
+    clip_by_global_norm,
+    get_learning_rate,
+    step_schedule,
+)
 from ejax.policies.normalize import observe
 from ejax.types import Array, Env, Key, Metrics, Params, Policy, PyTree, TrainState
 from ejax.unroll import EnvCarry, reset
@@ -49,7 +56,8 @@ class APGConfig(BaseModel):
     max_grad_norm_before_clip: NonNegativeFloat = 0.0
     """Skip an update whose gradient is larger than this before clipping. 0: never."""
     skip_nonfinite_updates: bool = True
-    """Leave parameters, optimizer and schedule as they are when the gradient is not finite; False: training stops."""
+    """Leave parameters, optimizer and schedule as they are when the gradient, or the step that the optimizer makes of
+    it, is not finite; False: training stops."""
 
     @model_validator(mode="after")
     def _whole_segments(self) -> "APGConfig":
@@ -107,16 +115,15 @@ def apg_update_with_trajectory(
     excessive = jnp.asarray(False)
     if config.max_grad_norm_before_clip > 0.0:
         excessive = norm > config.max_grad_norm_before_clip
-    finite = jnp.isfinite(norm) & jnp.isfinite(metrics["loss"])
-    updates, opt_state = optimizer.update(clipped, state.opt_state, state.params["params"])
-    params = {**state.params, "params": optax.apply_updates(state.params["params"], updates)}
-    updated = step_schedule(replace(state, params=params, opt_state=opt_state), config.optimizer, config.lr_scheduler)
+    has_gradient = jnp.isfinite(norm) & jnp.isfinite(metrics["loss"])
+    updated, finite = apply_gradient(state, clipped, optimizer=optimizer, finite=has_gradient, skip=False)
+    updated = step_schedule(updated, config.optimizer, config.lr_scheduler)
     updated = replace(updated, params=observe(policy, updated.params, trajectory.obs))
     if config.skip_nonfinite_updates or config.max_grad_norm_before_clip > 0.0:
         keep = excessive | ~finite if config.skip_nonfinite_updates else excessive
         updated = jax.tree.map(lambda old, new: jnp.where(keep, old, new), state, updated)
     metrics |= {
-        "grad_norm": jnp.where(finite, norm, jnp.nan),
+        "grad_norm": jnp.where(has_gradient, norm, jnp.nan),
         "skipped_update": (excessive | ~finite).astype(jnp.float32),
         "skipped_excessive_gradient": (excessive & finite).astype(jnp.float32),
         "learning_rate": get_learning_rate(updated.opt_state),

@@ -86,8 +86,8 @@ class PPOConfig(BaseModel):
     behave_weight_threshold: PositiveFloat = 2.0
     """With a correction: the most that a row's weight π(start of the update)/π(acted) may be. RLinf's name."""
     skip_nonfinite_updates: bool = True
-    """Leave parameters and optimizer as they are when a minibatch gives a NaN or infinite gradient, and count it;
-    False: training stops with FloatingPointError."""
+    """Leave parameters and optimizer as they are when a minibatch's loss or gradient, or the step that the optimizer
+    makes of it, is NaN or infinite, and count it; False: training stops with NonFiniteUpdateError."""
 
     @field_validator("schedule")
     @classmethod

@@ -1,7 +1,6 @@
 """Epochs of minibatch gradient steps over a flat batch, in one scan: what PPO's and GRPO's updates have in common."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, Protocol
 
 import jax
@@ -9,7 +8,7 @@ import jax.numpy as jnp
 import optax
 from flax import struct
 
-from ejax.optim import clip_by_global_norm, get_learning_rate, set_learning_rate
+from ejax.optim import apply_gradient, clip_by_global_norm, get_learning_rate
 from ejax.sharding import constrain_split
 from ejax.types import Array, Key, Metrics, Params, PyTree, TrainState
 
@@ -61,7 +60,8 @@ def sgd_epochs(
 
     Returns:
         The state after it (``step`` is left to the caller) and metrics: means over the rows of all minibatches that
-        were looked at, ``grad_norm`` (before clipping), ``skipped_minibatches`` (not finite) and ``stopped_early``.
+        were looked at, ``grad_norm`` (before clipping), ``skipped_minibatches`` (loss, gradient or the step made of
+        it not finite), ``skipped_fraction`` of those that were looked at, and ``stopped_early``.
 
     Raises:
         ValueError: arrays of different numbers of rows.
@@ -111,9 +111,15 @@ def sgd_epochs(
     (state, stopped), metrics = jax.lax.scan(one_epoch, carry, jax.random.split(key, plan.n_epochs))
     rows = metrics.pop("rows")
     skipped = metrics.pop("skipped_minibatches").sum()
-    # a skipped minibatch's metrics are not finite: they must not hide the others'
-    means = {name: _finite_mean(value, rows) for name, value in metrics.items()}
-    return state, means | {"skipped_minibatches": skipped, "stopped_early": stopped.astype(jnp.float32)}
+    # a skipped minibatch's metrics are not finite: they must not hide the others'. Where training stops for one they
+    # must be seen
+    mean = _finite_mean if plan.skip_nonfinite else _mean
+    means = {name: mean(value, rows) for name, value in metrics.items()}
+    return state, means | {
+        "skipped_minibatches": skipped,
+        "skipped_fraction": skipped / jnp.maximum(jnp.sum(rows > 0.0), 1),
+        "stopped_early": stopped.astype(jnp.float32),
+    }
 
 
 def permute(index: Array, key: Key, size: int) -> Array:
@@ -161,18 +167,16 @@ def _gradient_step(
     plan: Plan,
     adapt_rate: Callable[[Array, Metrics], Array] | None,
 ) -> tuple[TrainState, Metrics]:
-    trained = state.params["params"]
     grads, metrics = grad_fn(state.params, minibatch)
     grads, norm = _clip(grads, plan)
-    opt_state = state.opt_state
-    if adapt_rate is not None:
-        opt_state = set_learning_rate(opt_state, adapt_rate(get_learning_rate(opt_state), metrics))
-    updates, opt_state = optimizer.update(grads, opt_state, trained)
-    params = {**state.params, "params": optax.apply_updates(trained, updates)}
-    finite = jnp.isfinite(norm) & jnp.isfinite(metrics["loss"])
-    new = replace(state, params=params, opt_state=opt_state)
-    if plan.skip_nonfinite:
-        new = _select(finite, new, state)
+    new, finite = apply_gradient(
+        state,
+        grads,
+        optimizer=optimizer,
+        finite=jnp.isfinite(norm) & jnp.isfinite(metrics["loss"]),
+        skip=plan.skip_nonfinite,
+        learning_rate=None if adapt_rate is None else adapt_rate(get_learning_rate(state.opt_state), metrics),
+    )
     return new, metrics | {"grad_norm": norm, "skipped_minibatches": 1.0 - finite}
 
 
@@ -226,6 +230,10 @@ def _clip(grads: PyTree, plan: Plan) -> tuple[PyTree, Array]:
     critic, critic_norm = clip_by_global_norm(critic, plan.max_grad_norm)
     rest, rest_norm = clip_by_global_norm(rest, plan.max_grad_norm)
     return {**rest, **critic}, jnp.hypot(critic_norm, rest_norm)
+
+
+def _mean(value: Array, rows: Array) -> Array:
+    return jnp.sum(jnp.where(rows > 0, value, 0.0) * rows) / jnp.maximum(rows.sum(), 1.0)
 
 
 def _finite_mean(value: Array, rows: Array) -> Array:

@@ -21,7 +21,14 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFlo
 from ejax.algorithms.differentiable import Trajectory, adjoint_metrics, discounted_sum, no_taps, play
 from ejax.algorithms.sgd import Plan, sgd_epochs
 from ejax.losses import value_loss
-from ejax.optim import OptimizerConfig, ScheduleConfig, clip_by_global_norm, get_learning_rate, step_schedule
+from ejax.optim import (
+    OptimizerConfig,
+    ScheduleConfig,
+    apply_gradient,
+    clip_by_global_norm,
+    get_learning_rate,
+    step_schedule,
+)
 from ejax.policies.normalize import observe
 from ejax.returns import gae
 from ejax.types import Array, Env, Key, Metrics, Params, Policy, PyTree, TrainState
@@ -57,8 +64,8 @@ class SHACConfig(BaseModel):
     target_critic_alpha: float = Field(default=0.2, ge=0.0, lt=1.0)
     """α in V' ← α·V' + (1 − α)·V, once an update: the share of the OLD target that stays. 0: V' is the critic."""
     skip_nonfinite_updates: bool = True
-    """Leave everything as it is when the actor's gradient is not finite, and the critic where a minibatch's is not;
-    False: training stops."""
+    """Leave everything as it is when the actor's gradient, or the step that the optimizer makes of it, is not finite,
+    and the critic where a minibatch's is not; False: training stops."""
 
 
 @partial(jax.jit, static_argnames=("policy", "env", "optimizer", "config"))
@@ -111,10 +118,12 @@ def shac_update_with_trajectory(
         state, carry, key_play, policy=policy, env=env, config=config
     )
     clipped, norm = clip_by_global_norm(grads, config.max_grad_norm)
-    finite = jnp.isfinite(norm) & jnp.isfinite(metrics["loss"])
+    has_gradient = jnp.isfinite(norm) & jnp.isfinite(metrics["loss"])
     actor, _ = _parts(state.params["params"])
-    updates, opt_state = optimizer.update(clipped, state.opt_state, actor)
-    acted = replace(state, params=_with(state.params, optax.apply_updates(actor, updates)), opt_state=opt_state)
+    stepped, finite = apply_gradient(
+        replace(state, params={"params": actor}), clipped, optimizer=optimizer, finite=has_gradient, skip=False
+    )
+    acted = replace(stepped, params=_with(state.params, stepped.params["params"]))
 
     value = policy.apply(state.reference, trajectory.obs)[1]
     _, value_target = gae(
@@ -135,7 +144,7 @@ def shac_update_with_trajectory(
     if config.skip_nonfinite_updates:
         updated = jax.tree.map(lambda old, new: jnp.where(finite, new, old), state, updated)
     metrics |= critic_metrics | {
-        "grad_norm": jnp.where(finite, norm, jnp.nan),
+        "grad_norm": jnp.where(has_gradient, norm, jnp.nan),
         "skipped_update": (~finite).astype(jnp.float32),
         "explained_variance": 1.0 - jnp.var(value_target - value) / jnp.maximum(jnp.var(value_target), 1e-8),
         "learning_rate": get_learning_rate(updated.opt_state["actor"]),
@@ -232,6 +241,7 @@ def _fit_critic(
         "value_loss": metrics["loss"],
         "value_grad_norm": metrics["grad_norm"],
         "skipped_minibatches": metrics["skipped_minibatches"],
+        "skipped_fraction": metrics["skipped_fraction"],
     }
 
 

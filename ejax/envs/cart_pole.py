@@ -10,6 +10,7 @@ from flax import struct
 from numpy.typing import NDArray
 
 from ejax.envs.mujoco import Engine, Physics, PhysicsState, render
+from ejax.finite import all_finite
 from ejax.types import Array, CameraView, Key, Timestep
 
 _ASSET = "cart_pole.xml"
@@ -105,12 +106,13 @@ class CartPoleRL:
             "velocity_penalty": -self.velocity_penalty_weight * velocity,
         }
         out_of_time = state.episode_step >= self.max_episode_steps
-        success = out_of_time & (angle < _SUCCESS_ANGLE) & (velocity < _SUCCESS_VELOCITY)
+        finite = all_finite(state)
+        success = out_of_time & (angle < _SUCCESS_ANGLE) & (velocity < _SUCCESS_VELOCITY) & finite
         return state, Timestep(
             obs=_observe(state),
             reward=rewards["upright"] + rewards["velocity_penalty"],
             terminated=success,
-            truncated=out_of_time | (angle > jnp.pi / 2.0),
+            truncated=out_of_time | (angle > jnp.pi / 2.0) | ~finite,
             info={"success": success, "metrics": {"distance_to_goal": angle}, "rewards": rewards},
         )
 

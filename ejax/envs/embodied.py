@@ -17,6 +17,7 @@ from ejax.envs.plan import Plan, make_plan, stored_keys
 from ejax.envs.scene import marker_name
 from ejax.envs.specs import Spec
 from ejax.envs.world import World, WorldState, initial_state
+from ejax.finite import all_finite
 from ejax.frozen import freeze
 from ejax.types import Array, CameraView, Key, Timestep
 
@@ -110,7 +111,9 @@ class EmbodiedEnv:
         world = replace(self._world(state), before=before)
         obs = self._observe(world)
         judgement = plan.judge(world)
-        info: dict[str, Any] = {"success": judgement.success, "fail": judgement.fail}
+        finite = all_finite(state)
+        success = judgement.success & finite
+        info: dict[str, Any] = {"success": success, "fail": judgement.fail}
         terms = {reward.name: reward(world, obs, action, info).astype(jnp.float32) for reward in plan.rewards}
         total = judgement.reward
         for reward in plan.rewards:
@@ -120,8 +123,8 @@ class EmbodiedEnv:
         return state, Timestep(
             obs=obs,
             reward=total,
-            terminated=jnp.zeros((), bool) if plan.ignore_terminations else judgement.success | judgement.fail,
-            truncated=judgement.truncated | out_of_time,
+            terminated=jnp.zeros((), bool) if plan.ignore_terminations else success | judgement.fail,
+            truncated=judgement.truncated | out_of_time | ~finite,
             info={**info, "elapsed_steps": state.episode_step, "metrics": judgement.metrics, "rewards": terms},
         )
 

@@ -132,7 +132,7 @@ class GuardedEnv:
             obs = self._finite_start(obs, started)
             final_obs = _replace_rows(~valid, obs, final_obs)
         self._began = np.where(started, len(self._actions), self._began)
-        self._info = {**timestep.info, "valid": valid & ~broken}
+        self._info = {**timestep.info, "valid": valid & ~broken, "nonfinite": broken}
         self._keep(obs)
         return replace(timestep, obs=self._obs, final_obs=final_obs, info=self._info)
 

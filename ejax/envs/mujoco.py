@@ -6,6 +6,9 @@
 The callback is honest: what it returns depends on (qpos, qvel, ctrl) and on nothing else. To that end models switch the
 solver's warm start off and have no activations; time is not carried. The bits of a row depend neither on threads nor on
 its place in the batch nor on the size of the batch.
+
+A simulation that breaks is NaN from then on, in both engines. By itself the C engine would put it back to where the
+model starts, at rest, and take a control that is not finite for 0: a pole that flew off stood upright again.
 """
 
 import atexit
@@ -35,6 +38,8 @@ Engine: TypeAlias = Literal["auto", "mujoco", "mjx"]
 _ASSETS = Path(__file__).parent / "assets"
 _STATE = mujoco.mjtState.mjSTATE_FULLPHYSICS
 """What the C engine's rollout reads and writes per row. Without activations: time, qpos, qvel."""
+_START = 1.0
+"""s: the time that a row's steps begin at. The engine sets a row that breaks back to 0."""
 
 
 @struct.dataclass(kw_only=True)
@@ -230,6 +235,7 @@ class _HostStepper:
                 chunk_size=max(1, -(-num_rows // self._num_threads)),
             )
             last = self._trajectory[:, -1]
+            last[self._broken()] = np.nan
             return (
                 last[:, 1 : 1 + nq].astype(positions.dtype).reshape(positions.shape),
                 last[:, 1 + nq :].astype(velocities.dtype).reshape(velocities.shape),
@@ -239,10 +245,15 @@ class _HostStepper:
         """Join the threads."""
         self._pool.close()
 
+    def _broken(self) -> NDArray[np.bool_]:
+        """[N]: rows that were set back, and those whose control, which the engine takes for 0, was not finite."""
+        return (self._trajectory[:, -1, 0] < _START) | ~np.isfinite(self._ctrl[:, 0]).all(axis=1)
+
     def _allocate(self, num_rows: int) -> None:
         size = mujoco.mj_stateSize(self._model, _STATE)
         self._models = [self._model] * num_rows
-        self._state = np.zeros((num_rows, size))  # column 0 is the time, which stays 0
+        self._state = np.zeros((num_rows, size))
+        self._state[:, 0] = _START
         self._ctrl = np.zeros((num_rows, self._num_substeps, self._model.nu))
         self._trajectory = np.zeros((num_rows, self._num_substeps, size))
 

@@ -17,6 +17,7 @@ from ejax.envs.kinematics import site_pose
 from ejax.envs.mujoco import Engine, Physics, PhysicsState, render
 from ejax.envs.robots import FINGER_TRAVEL
 from ejax.envs.rotations import make_pose
+from ejax.finite import all_finite
 from ejax.types import Array, CameraView, Key, Timestep
 
 OBSERVATION = (
@@ -160,7 +161,9 @@ class PickPlaceRL:
             was_lifted=state.was_lifted | (_height(physics.qpos) > _LIFT),
             episode_step=state.episode_step + 1,
         )
-        success = self._success(state)
+        finite = all_finite(state)
+        success = self._success(state) & finite
+        fell = state.physics.qpos[_CUBE][2] < _CUBE_FELL
         rewards = {name: after - potential_before[name] for name, after in self._potential(state).items()} | {
             "action_penalty": -self.action_penalty_weight * jnp.linalg.norm(self.action_scale * action[:3]),
             "success": self.success_weight * success,
@@ -169,7 +172,7 @@ class PickPlaceRL:
             obs=self._observe(state),
             reward=sum(rewards.values(), jnp.zeros(())),
             terminated=success,
-            truncated=(state.episode_step >= self.episode_length) | (state.physics.qpos[_CUBE][2] < _CUBE_FELL),
+            truncated=(state.episode_step >= self.episode_length) | fell | ~finite,
             info={"success": success, "metrics": {"distance_to_goal": _distance_to_goal(state)}, "rewards": rewards},
         )
 

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
+from ejax.finite import all_finite
 from ejax.types import Array, Key, Timestep
 
 
@@ -86,12 +87,13 @@ class PlanarReachRL:
         error = self.end_effector(state.joint_position) - state.target_position
         squared_distance = jnp.sum(jnp.square(error))
         distance = jnp.sqrt(jax.lax.stop_gradient(squared_distance))
-        success = distance < self.success_threshold
+        finite = all_finite(state)
+        success = (distance < self.success_threshold) & finite
         timestep = Timestep(
             obs=self._observe(state),
             reward=-squared_distance,
             terminated=success,
-            truncated=state.episode_step >= self.max_episode_steps,
+            truncated=(state.episode_step >= self.max_episode_steps) | ~finite,
             info={"success": success, "metrics": {"final_distance": distance}, "rewards": {}},
         )
         return state, timestep

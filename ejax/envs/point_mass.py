@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
+from ejax.finite import all_finite
 from ejax.types import Array, Key, Timestep
 
 _MAX_DRAWS = 50
@@ -105,14 +106,14 @@ class PointMassRL:
         penetration = jnp.maximum(state.obstacle_radius - to_obstacle, 0.0)
         distance = _safe_norm(position - state.goal_position)
         episode_step = state.episode_step + 1
-        terminated = distance < self.success_threshold
+        success = distance < self.success_threshold
         reward = (
             -distance
             + 0.5 * jnp.exp(-jnp.square(distance) / (2.0 * 0.05**2))
             - 2.0 * jnp.sum(jnp.square(penetration))
             - 0.01 * jnp.sum(jnp.square(velocity))
             - 0.001 * jnp.sum(jnp.square(action - state.last_action))
-            + self.success_bonus * terminated
+            + self.success_bonus * success
         )
         state = replace(
             state,
@@ -123,6 +124,7 @@ class PointMassRL:
             path_length=state.path_length + moved,
             collision_count=state.collision_count + (penetration > 0.0).any(),
         )
+        finite = all_finite(state)
         metrics = {
             "final_position": position,
             "final_distance": distance,
@@ -132,9 +134,9 @@ class PointMassRL:
         timestep = Timestep(
             obs=_observe(state),
             reward=reward,
-            terminated=terminated,
-            truncated=episode_step >= self.max_episode_steps,
-            info={"success": terminated, "metrics": jax.lax.stop_gradient(metrics), "rewards": {}},
+            terminated=success & finite,
+            truncated=(episode_step >= self.max_episode_steps) | ~finite,
+            info={"success": success & finite, "metrics": jax.lax.stop_gradient(metrics), "rewards": {}},
         )
         return state, timestep
 
@@ -178,5 +180,5 @@ def _uniform(key: Key, shape: tuple[int, ...], half_width: float) -> Array:
 def _safe_norm(x: Array) -> Array:
     """‖x‖ over the last axis with gradient 0 at x = 0, where the plain norm's is NaN."""
     squared = jnp.sum(jnp.square(x), axis=-1)
-    positive = squared > 0.0
-    return jnp.where(positive, jnp.sqrt(jnp.where(positive, squared, 1.0)), 0.0)
+    zero = squared == 0.0  # not its opposite, "> 0", which a NaN is not: it would be near to everything
+    return jnp.where(zero, 0.0, jnp.sqrt(jnp.where(zero, 1.0, squared)))

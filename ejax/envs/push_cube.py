@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ejax.envs.kinematics import site_pose
 from ejax.envs.mujoco import Engine, Physics, PhysicsState, render
+from ejax.finite import all_finite
 from ejax.types import Array, CameraView, Key, Timestep
 
 Position: TypeAlias = tuple[float, float, float]
@@ -137,13 +138,14 @@ class PushCubeRL:
 
         obs = self._observe(state)
         distance = _distance_to_goal(state)
-        success = distance < self.success_threshold
+        finite = all_finite(state)
+        success = (distance < self.success_threshold) & finite
         rewards = self._rewards(obs, distance_before - distance, delta, success)
         return state, Timestep(
             obs=obs,
             reward=sum(rewards.values(), jnp.zeros(())),
             terminated=success,
-            truncated=(state.episode_step >= self.episode_length) | (_cube(state)[2] < _CUBE_FELL),
+            truncated=(state.episode_step >= self.episode_length) | (_cube(state)[2] < _CUBE_FELL) | ~finite,
             info={"success": success, "metrics": {"distance_to_goal": distance}, "rewards": rewards},
         )
 

@@ -1,9 +1,16 @@
 """Running observation normalization: statistics that are carried beside the trained parameters."""
 
+from typing import TypeAlias
+
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 
+from ejax.finite import all_finite, finite_rows
 from ejax.types import Array, Params, Policy, PyTree
+
+Moments: TypeAlias = tuple[Array, Array, Array]
+"""Number of rows [], and their mean and variance [O]."""
 
 
 class ObsNormalizer(nn.Module):
@@ -20,7 +27,8 @@ class ObsNormalizer(nn.Module):
         Args:
             x: [..., O].
             observe: also add the rows of ``x`` to the statistics; needs ``mutable=["normalizer"]``. An array [...]
-                bool: only the rows where it is true.
+                bool: only the rows where it is true. Rows with a number that is not finite are left out, and all of
+                them where the statistics would overflow: one such row would make every later observation NaN.
         """
         size = x.shape[-1:]
         mean = self.variable("normalizer", "mean", jnp.zeros, size)
@@ -30,19 +38,10 @@ class ObsNormalizer(nn.Module):
         normalized = (x - mean.value.reshape(per_feature)) / (jnp.sqrt(variance.value) + 1e-2).reshape(per_feature)
         if observe is False:
             return normalized
-        rows = x.reshape(-1, *size)
-        if observe is True:
-            added, row_mean, row_variance = jnp.float32(rows.shape[0]), rows.mean(axis=0), rows.var(axis=0)
-        else:
-            counts = observe.reshape(-1, 1).astype(x.dtype)
-            added = counts.sum()
-            row_mean = jnp.sum(counts * rows, axis=0) / jnp.maximum(added, 1.0)
-            row_variance = jnp.sum(counts * jnp.square(rows - row_mean[None]), axis=0) / jnp.maximum(added, 1.0)
-        count.value += added
-        weight = added / jnp.maximum(count.value, 1.0)
-        delta = row_mean - mean.value
-        mean.value += weight * delta
-        variance.value += weight * (row_variance - variance.value + (1.0 - weight) * jnp.square(delta))
+        old = (count.value, mean.value, variance.value)
+        count.value, mean.value, variance.value = _add(
+            old, x.reshape(-1, *size), None if observe is True else observe.reshape(-1)
+        )
         return normalized
 
 
@@ -56,3 +55,44 @@ def observe(policy: Policy, params: Params, obs: PyTree, valid: Array | None = N
         return params
     _, observed = policy.apply(params, obs, observe=True if valid is None else valid, mutable=["normalizer"])
     return {**params, **observed}
+
+
+def _add(old: Moments, rows: Array, counts: Array | None) -> Moments:
+    """The moments with those of the rows that count, without rows that are not finite.
+
+    Args:
+        rows: [B, O].
+        counts: [B] bool. None: all.
+    """
+
+    def without_broken_rows() -> Moments:
+        finite = finite_rows(rows)
+        safe = jnp.where(finite[:, None], rows, 0.0)
+        new = _merge(old, _moments(safe, finite if counts is None else finite & counts))
+        kept = all_finite(new)  # squares of finite numbers may not be
+        return jax.tree.map(lambda x, y: jnp.where(kept, x, y), new, old)
+
+    new = _merge(old, _moments(rows, counts))
+    return jax.lax.cond(all_finite(new), lambda: new, without_broken_rows)
+
+
+def _moments(rows: Array, counts: Array | None) -> Moments:
+    if counts is None:
+        return jnp.float32(rows.shape[0]), rows.mean(axis=0), rows.var(axis=0)
+    weight = counts.reshape(-1, 1).astype(rows.dtype)
+    added = weight.sum()
+    mean = jnp.sum(weight * rows, axis=0) / jnp.maximum(added, 1.0)
+    return added, mean, jnp.sum(weight * jnp.square(rows - mean[None]), axis=0) / jnp.maximum(added, 1.0)
+
+
+def _merge(old: Moments, added: Moments) -> Moments:
+    """The moments of both. Source: Chan et al. 1983."""
+    (count, mean, variance), (row_count, row_mean, row_variance) = old, added
+    total = count + row_count
+    weight = row_count / jnp.maximum(total, 1.0)
+    delta = row_mean - mean
+    return (
+        total,
+        mean + weight * delta,
+        variance + weight * (row_variance - variance + (1.0 - weight) * jnp.square(delta)),
+    )

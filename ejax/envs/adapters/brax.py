@@ -11,6 +11,7 @@ import numpy as np
 from flax import struct
 
 from ejax.envs.adapters.library import as_vectors, check_name, import_library, settle_dtypes, vector_space
+from ejax.finite import all_finite
 from ejax.types import Array, Key, PyTree, Timestep
 
 _REWARD_TERM = "reward/"
@@ -63,12 +64,15 @@ class BraxEnv:
         # The library's wrapper takes the last step's done; here no termination between repeats is lost.
         inner, (reward, done) = jax.lax.scan(one_step, state.inner, None, self.action_repeat)
         episode_step = state.episode_step + 1
+        info = _info(inner.metrics)
+        if "success" in info:
+            info["success"] &= all_finite(inner.obs, reward)
         timestep = Timestep(
             obs=as_vectors(inner.obs),
             reward=reward.sum(),
             terminated=done.any(),
             truncated=episode_step >= self.max_episode_steps,
-            info=_info(inner.metrics),
+            info=info,
         )
         return BraxEnvState(inner=inner, episode_step=episode_step), timestep
 

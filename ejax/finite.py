@@ -1,0 +1,30 @@
+"""What is finite. Nothing else counts as a success or as a best, enters a normalizer's statistics or is an update."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ejax.types import Array, PyTree
+
+
+def all_finite(*trees: PyTree) -> Array:
+    """Whether every number in every leaf is finite; a bool scalar. Integers, booleans and keys are.
+
+    Σ 0·x is 0 where all are, else NaN. On a CPU the sum takes a third of the time of ``isfinite(x).all()``, which a
+    look at all parameters after each gradient step would feel.
+    """
+    inexact = [x for x in map(jnp.asarray, jax.tree.leaves(trees)) if jnp.issubdtype(x.dtype, jnp.inexact)]
+    return functools.reduce(jnp.logical_and, [jnp.isfinite(jnp.sum(0 * x)) for x in inexact], jnp.asarray(True))
+
+
+def finite_rows(*trees: PyTree, numpy: Any = jnp) -> Any:
+    """Which rows hold finite numbers only, in all leaves. [N] bool.
+
+    Args:
+        trees: at least one leaf; leaves [N, ...].
+        numpy: the module that computes it; ``np`` for arrays on the host.
+    """
+    leaves = jax.tree.leaves(trees)
+    return functools.reduce(numpy.logical_and, [numpy.isfinite(x).reshape(len(x), -1).all(axis=1) for x in leaves])

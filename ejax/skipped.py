@@ -1,0 +1,58 @@
+"""Updates that were not applied because something in them was not finite: how many, and what is said of them."""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+_NAMES = {
+    "loss": "loss",
+    "grad_norm": "gradient",
+    "value_loss": "critic's loss",
+    "value_grad_norm": "critic's gradient",
+}
+_REMEDY = "lower algorithm.cfg.optimizer.learning_rate, look for rewards and observations that are not finite"
+
+
+class NonFiniteUpdateError(FloatingPointError):
+    """An update that is not finite, where ``skip_nonfinite_updates`` is off."""
+
+
+def skipped_fraction(metrics: Mapping[str, float]) -> float:
+    """The part of an update that was not applied: 0 to 1."""
+    return max(metrics.get("train/skipped_update", 0.0), metrics.get("train/skipped_fraction", 0.0))
+
+
+def skip_notes(update: int, metrics: Mapping[str, float]) -> list[str]:
+    """Lines for the console; none where all of the update was applied."""
+    excessive = metrics.get("train/skipped_excessive_gradient", 0.0) > 0.0
+    why = "the gradient was above max_grad_norm_before_clip" if excessive else "loss, gradient or step were not finite"
+    counts = {what: metrics.get(f"train/{what}", 0.0) for what in ("skipped_minibatches", "skipped_update")}
+    return [f"update {update}: {what} {count:.0f}, {why}" for what, count in counts.items() if count > 0.0]
+
+
+def refuse_nonfinite(update: int, metrics: Mapping[str, float], last_checkpoint: Path | None) -> None:
+    """For a training that does not skip.
+
+    Raises:
+        NonFiniteUpdateError: something in the update was not finite; in one line.
+    """
+    unusable = skipped_fraction(metrics) - metrics.get("train/skipped_excessive_gradient", 0.0)
+    if unusable <= 0.0 and math.isfinite(metrics.get("train/loss", 0.0)):
+        return
+    broken = [tag.removeprefix("train/") for tag, x in metrics.items() if tag[:6] == "train/" and not math.isfinite(x)]
+    what = " and ".join(_NAMES[name] for name in _NAMES if name in broken) or "step of the optimizer"
+    terms = ", ".join(name for name in broken if name not in _NAMES)
+    raise NonFiniteUpdateError(
+        f"update {update} gave a non-finite {what}{f' ({terms})' if terms else ''}; last checkpoint: "
+        f"{last_checkpoint or 'none'}. To go on, {_REMEDY}, and train again"
+        f"{f' with policy.init_from={last_checkpoint}' if last_checkpoint else ''}; "
+        "or set algorithm.cfg.skip_nonfinite_updates=true, which skips such updates"
+    )
+
+
+def mostly_skipped_text(skipped: float, updates: int) -> str:
+    """What is wrong with a run that learned nothing in more than half of its updates, and what to do."""
+    return (
+        f"{skipped:.0f} of {updates} updates were skipped, because loss, gradient or step were not finite (or the "
+        f"gradient above max_grad_norm_before_clip): this run has hardly learned; {_REMEDY}, and train again"
+    )

@@ -1,0 +1,157 @@
+"""Updates that were not applied: what is said of them, what a run of them ends with, what is never kept."""
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from ejax.config import parse_config
+from ejax.envs.point_mass import PointMassRL, PointMassState
+from ejax.registry import ENVS
+from ejax.run import train
+from ejax.skipped import NonFiniteUpdateError, refuse_nonfinite, skip_notes, skipped_fraction
+from ejax.train import main
+from ejax.types import Array, Key, Timestep
+
+NETWORK = {"type": "mlp", "hidden_sizes": [4]}
+STEPS = 16
+"""Of one update."""
+
+
+@dataclass(frozen=True)
+class Failing(PointMassRL):
+    """Every episode is a success; its reward is NaN from step ``sound`` on, its observation infinite from ``seen``."""
+
+    sound: int = 1000
+    seen: int = 1000
+    max_episode_steps: int = 8
+
+    def step(self, state: PointMassState, action: Array, key: Key) -> tuple[PointMassState, Timestep]:
+        state, timestep = super().step(state, action, key)
+        broken = state.episode_step >= self.sound
+        blind = state.episode_step >= self.seen
+        return state, replace(
+            timestep,
+            obs=jnp.where(blind, jnp.inf, timestep.obs),
+            reward=jnp.where(broken, jnp.nan, timestep.reward),
+            info={"success": jnp.ones((), bool)},
+        )
+
+
+@pytest.fixture(autouse=True)
+def failing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ENVS, "Failing", Failing)
+
+
+def raw(folder: Path, *, updates: int = 4, env: dict | None = None, trainer: dict | None = None, **cfg: object) -> dict:
+    return {
+        "trainer": {
+            "exp_name": "tiny",
+            "learning_env": {"name": "Failing", "cfg": env or {}},
+            "num_envs": 4,
+            "buffer_size": 4,
+            "iterations": updates,
+            "output_dir": str(folder),
+            "console": False,
+            "save_frequency_updates": 1,
+            **(trainer or {}),
+        },
+        "policy": {"name": "actor_critic", "actor": NETWORK, "critic": NETWORK, "actor_obs_normalization": True},
+        "algorithm": {"name": "ppo", "cfg": {"batch_size": 8, "n_epochs": 1, **cfg}},
+    }
+
+
+def command(folder: Path, config: dict, *more: str) -> int:
+    file = folder / "config.json"
+    file.write_text(json.dumps(config))
+    return main(["--config", str(file), "--run", str(folder / "run"), "--device", "cpu", *more])
+
+
+def test_the_part_of_an_update_that_was_skipped() -> None:
+    assert skipped_fraction({"train/loss": 1.0}) == 0.0
+    assert skipped_fraction({"train/skipped_fraction": 0.25, "train/skipped_minibatches": 3.0}) == 0.25
+    assert skipped_fraction({"train/skipped_fraction": 0.25, "train/skipped_update": 1.0}) == 1.0  # SHAC
+    assert skip_notes(7, {"train/skipped_minibatches": 0.0, "train/skipped_update": 0.0}) == []
+    (note,) = skip_notes(7, {"train/skipped_minibatches": 3.0})
+    assert note == "update 7: skipped_minibatches 3, loss, gradient or step were not finite"
+    (note,) = skip_notes(7, {"train/skipped_update": 1.0, "train/skipped_excessive_gradient": 1.0})
+    assert "max_grad_norm_before_clip" in note
+
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("metrics", "text"),
+    [
+        ({"loss": NAN, "grad_norm": NAN, "actor_loss": NAN}, r"non-finite loss and gradient \(actor_loss\);"),
+        ({"loss": 1.0, "grad_norm": float("inf"), "skipped_minibatches": 1.0}, "non-finite gradient;"),
+        ({"loss": 1.0, "grad_norm": 1.0}, "non-finite step of the optimizer;"),
+        ({"loss": 1.0, "grad_norm": 1.0, "value_loss": NAN}, "non-finite critic's loss;"),
+    ],
+)
+def test_a_refusal_says_in_one_line_what_was_not_finite_and_what_to_do(metrics: dict, text: str) -> None:
+    told = {f"train/{name}": x for name, x in metrics.items()} | {"train/skipped_fraction": 0.5, "charts/x": NAN}
+    with pytest.raises(NonFiniteUpdateError, match=f"update 7 gave a {text}") as caught:
+        refuse_nonfinite(7, told, Path("RUN/checkpoints/tiny_step_96"))
+    message = str(caught.value)
+    assert "last checkpoint: RUN/checkpoints/tiny_step_96" in message and "learning_rate" in message
+    assert "\n" not in message and len(message) < 600
+    with pytest.raises(NonFiniteUpdateError, match="last checkpoint: none"):
+        refuse_nonfinite(7, told, None)
+
+
+def test_a_sound_update_and_one_skipped_on_purpose_are_not_refused() -> None:
+    refuse_nonfinite(7, {"train/loss": 1.0, "train/skipped_fraction": 0.0}, None)
+    excessive = {"train/loss": 1.0, "train/skipped_update": 1.0, "train/skipped_excessive_gradient": 1.0}
+    refuse_nonfinite(7, excessive, None)
+
+
+def test_a_run_that_hardly_learned_says_so_and_does_not_end_as_if_all_were_well(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(tmp_path, raw(tmp_path, env={"sound": 1})) == 3
+    told = capsys.readouterr()
+    assert "[summary] skipped updates: 4 of 4, not finite" in told.out
+    assert "ejax.train: 4 of 4 updates were skipped" in told.err and "learning_rate" in told.err
+    assert "Traceback" not in told.err
+
+    # of these eight updates half are sound, as every second rollout is; the count goes on where a run is resumed
+    folder = tmp_path / "half"
+    folder.mkdir()
+    half = raw(folder, updates=2, env={"sound": 5})
+    assert command(folder, half) == 0
+    half["trainer"]["iterations"] = 8
+    assert command(folder, half, "--resume", "latest") == 0
+    assert "[summary] skipped updates: 4 of 8, not finite" in capsys.readouterr().out
+
+
+def test_a_sound_run_says_nothing_of_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command(tmp_path, raw(tmp_path)) == 0
+    assert "skipped updates" not in capsys.readouterr().out
+
+
+def test_a_training_that_does_not_skip_ends_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The first update is sound; with several minibatches a mean over the sound ones hid the others."""
+    assert command(tmp_path, raw(tmp_path, env={"sound": 5}, skip_nonfinite_updates=False)) == 3
+    told = capsys.readouterr().err
+    last = tmp_path / "run" / "checkpoints" / f"tiny_step_{STEPS}"
+    assert told.startswith("ejax.train: update 2 gave a non-finite loss and gradient (")
+    assert f"last checkpoint: {last}" in told and last.is_dir()
+    assert "Traceback" not in told and told.count("\n") == 1
+
+
+def test_no_evaluation_with_a_broken_episode_is_the_best(tmp_path: Path) -> None:
+    """The environment says success 1 and a finite return; what it shows is infinite at the end."""
+    evaluating = {"enable_eval": True, "eval_freq": STEPS, "num_eval_envs": 2, "num_eval_episodes": 2}
+    for seen, best in ((1000, 1.0), (8, None)):
+        trainer = evaluating | {"best_eval_metric": "eval/success_rate"}
+        result = train(parse_config(raw(tmp_path, env={"seen": seen}, trainer=trainer)), run_dir=tmp_path / str(seen))
+        broken = 0.0 if best else 2.0
+        assert [entry["eval/nonfinite_episodes"] for entry in result.eval_history] == [broken] * 4
+        assert [entry["eval/success_rate"] for entry in result.eval_history] == [best or 0.0] * 4
+        assert result.best_eval_value == best and (result.best_checkpoint_path is None) == (best is None)
+        assert all(jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(result.params))
