@@ -1,10 +1,11 @@
 """Checkpoints: a directory that appears whole or not at all, and knows when it was damaged.
 
 Layout: ``<name>/state`` (orbax; one array for each leaf, named by its path), ``<name>/meta.json`` (schema version,
-library versions, counters, config), ``<name>/SHA256`` (a digest of each other file; its presence completes the set).
+library versions, counters, config), ``<name>/SHA256`` (a digest of each other file and of itself; its presence
+completes the set). While it is written it is called ``.partial-<name>``, and one that it replaces ``.replaced-<name>``:
+at each moment one of them is whole.
 """
 
-import hashlib
 import json
 import logging
 import os
@@ -21,10 +22,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from orbax.checkpoint import v1 as ocp
+from pydantic import BaseModel, NonNegativeInt
 
+from ejax.digests import LISTING, DamagedError, check_digests, files_of, write_digests
+from ejax.facts import FactsError, read_facts
 from ejax.types import PyTree
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+_READ_VERSIONS = (1, 2)
+"""Version 1 differs by a ``SHA256`` without a digest of its own."""
+_PARTIAL, _REPLACED = ".partial-", ".replaced-"
 _REMEDY = "Use the config it was made with."
 _MOST = 20
 """Arrays that an error names."""
@@ -33,6 +40,18 @@ _LIBRARIES = ("ejax", "jax", "flax", "optax", "orbax-checkpoint", "numpy", "mujo
 
 class CheckpointError(RuntimeError):
     """A checkpoint that cannot be used; the text says why and what to do."""
+
+
+class CheckpointMeta(BaseModel):
+    """The form of ``meta.json``; what a caller adds besides is kept as it is."""
+
+    schema_version: int
+    versions: dict[str, str]
+    global_step: NonNegativeInt = 0
+    num_updates: NonNegativeInt = 0
+    config: dict[str, Any] = {}
+    best_eval_value: float | None = None
+    last_eval_metrics: dict[str, float] = {}
 
 
 @dataclass(frozen=True)
@@ -44,14 +63,13 @@ class Checkpoint:
 
 
 def save_checkpoint(directory: Path, name: str, state: PyTree, meta: dict[str, Any]) -> Path:
-    """Write ``directory/name`` and return it once it is complete on disk.
+    """Write ``directory/name`` and return it once it is complete on disk; one of that name stays until then.
 
-    An interrupted save leaves only a ``.partial`` directory, which the next save removes.
+    An interrupted save leaves only directories that ``recover_checkpoints`` or the next save takes care of.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    for leftover in directory.glob(".partial-*"):
-        shutil.rmtree(leftover)
-    partial = directory / f".partial-{name}"
+    _tidy(directory)
+    partial = directory / f"{_PARTIAL}{name}"
     with _silent_orbax():
         try:
             ocp.save(str((partial / "state").absolute()), _flatten(state))
@@ -59,18 +77,32 @@ def save_checkpoint(directory: Path, name: str, state: PyTree, meta: dict[str, A
             if (refused := _of_the_disk(error)) is None:
                 raise
             raise refused from error
-    meta = {"schema_version": SCHEMA_VERSION, "versions": library_versions(), **meta}
-    (partial / "meta.json").write_text(json.dumps(meta, indent=2))
-    digests = {str(path.relative_to(partial)): _sha256(path) for path in _files(partial)}
-    (partial / "SHA256").write_text("".join(f"{digest}  {path}\n" for path, digest in digests.items()))
-    for path in [*_files(partial), partial]:
-        _sync(path)
-    final = directory / name
-    if final.exists():
-        shutil.rmtree(final)
-    os.replace(partial, final)
-    _sync(directory)
-    return final
+    return _complete(partial, directory / name, meta)
+
+
+def rewrite_meta(path: Path, meta: dict[str, Any]) -> None:
+    """Replace the meta of a checkpoint, as a whole or not at all; its arrays are not written a second time."""
+    _tidy(path.parent)
+    partial = path.with_name(f"{_PARTIAL}{path.name}")
+    shutil.copytree(path / "state", partial / "state", copy_function=_link)
+    _complete(partial, path, meta)
+
+
+def recover_checkpoints(directory: Path) -> list[Path]:
+    """Put in place what a kill left under another name: complete checkpoints that were about to get theirs.
+
+    Only for whoever goes on with the run: a process that is saving has such names as well.
+
+    Returns:
+        The checkpoints that were put in place.
+    """
+    recovered = []
+    for partial in sorted(directory.glob(f"{_PARTIAL}?*")):
+        final = partial.with_name(partial.name.removeprefix(_PARTIAL))
+        if not os.path.lexists(final) and _is_whole(partial):
+            os.replace(partial, final)
+            recovered.append(final)
+    return recovered + _tidy(directory)
 
 
 def load_checkpoint(path: Path, like: PyTree) -> tuple[PyTree, dict[str, Any]]:
@@ -129,9 +161,8 @@ def _of_the_disk(error: ValueError) -> OSError | None:
 
 
 def _load(path: Path, like: PyTree, prefix: str, remedy: str = _REMEDY) -> PyTree:
-    state = str((path / "state").absolute())
     wanted = {prefix + name: leaf for name, leaf in _flatten(like).items()}
-    everything = ocp.metadata(state).metadata
+    everything = _read_arrays(path, None)
     saved = {name: leaf for name, leaf in everything.items() if name.startswith(prefix)}
     problems = [f"lacks {name}" for name in sorted(wanted.keys() - saved.keys())]
     problems += [f"has {name}, which this run does not" for name in sorted(saved.keys() - wanted.keys())]
@@ -144,33 +175,39 @@ def _load(path: Path, like: PyTree, prefix: str, remedy: str = _REMEDY) -> PyTre
         raise CheckpointError(f"checkpoint {path} does not fit the config: {shown}. {remedy}")
     abstract = dict.fromkeys(everything, ocp.PLACEHOLDER)  # not read
     abstract |= {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in wanted.items()}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        arrays = ocp.load(state, abstract)
+    arrays = _read_arrays(path, abstract)
     paths, structure = jax.tree_util.tree_flatten_with_path(like)
     leaves = [arrays[prefix + _name(p)] if x.size else jnp.zeros(x.shape, x.dtype) for p, x in paths]
     return jax.tree.unflatten(structure, leaves)
 
 
-def verify_checkpoint(path: Path) -> Checkpoint:
+def verify_checkpoint(path: Path, schema: type[CheckpointMeta] = CheckpointMeta) -> Checkpoint:
     """The checkpoint at ``path``, every file of it checked against its digest.
+
+    Args:
+        schema: of its meta, where more than the usual is needed.
 
     Raises:
         CheckpointError: it is missing, incomplete, damaged or of another schema.
     """
-    listing = path / "SHA256"
-    if not listing.is_file():
-        what = "is incomplete (it has no SHA256 file)" if path.exists() else "does not exist"
+    if not (path / LISTING).is_file():
+        what = f"is incomplete (it has no {LISTING} file)" if path.exists() else "does not exist"
         raise CheckpointError(f"checkpoint {path} {what}")
-    for line in listing.read_text().splitlines():
-        digest, _, name = line.partition("  ")
-        file = path / name
-        if not file.is_file() or _sha256(file) != digest:
-            raise CheckpointError(f"checkpoint {path} is damaged: {name} is missing or was changed")
-    meta = json.loads((path / "meta.json").read_text())
-    if meta["schema_version"] != SCHEMA_VERSION:
+    try:
+        has_own_digest = check_digests(path)
+        meta = read_facts(path / "meta.json", schema)
+        if meta["schema_version"] >= SCHEMA_VERSION and not has_own_digest:
+            raise DamagedError(f"{LISTING} was cut short")
+        if not any((path / "state").iterdir()):
+            raise DamagedError("state is empty")
+    except OSError:
+        raise CheckpointError(f"checkpoint {path} is damaged: it has no folder state") from None
+    except (DamagedError, FactsError) as error:
+        raise CheckpointError(f"checkpoint {path} is damaged: {error}") from None
+    if meta["schema_version"] not in _READ_VERSIONS:
+        readable = " and ".join(str(number) for number in _READ_VERSIONS)
         raise CheckpointError(
-            f"checkpoint {path} has schema version {meta['schema_version']}, this ejax reads {SCHEMA_VERSION}"
+            f"checkpoint {path} has schema version {meta['schema_version']}, this ejax reads {readable}"
         )
     return Checkpoint(path, meta)
 
@@ -195,12 +232,76 @@ def _name(path: Any) -> str:
     return jax.tree_util.keystr(path, simple=True, separator=".")
 
 
-def _files(root: Path) -> list[Path]:
-    return sorted(path for path in root.rglob("*") if path.is_file())
+def _read_arrays(path: Path, abstract: dict[str, Any] | None) -> dict[str, Any]:
+    """The arrays that are asked for; None: the shapes of all.
+
+    Raises:
+        CheckpointError: orbax cannot read them, although the digests agree.
+    """
+    state = str((path / "state").absolute())
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return dict(ocp.metadata(state).metadata if abstract is None else ocp.load(state, abstract))
+    except Exception as error:  # whatever a reader of foreign bytes raises
+        text = str(error).partition("\n")[0][:200]
+        raise CheckpointError(f"checkpoint {path} is damaged: state cannot be read: {text}") from error
 
 
-def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+def _complete(partial: Path, final: Path, meta: dict[str, Any]) -> Path:
+    """Add meta and digests to the arrays in ``partial``, and give it its name."""
+    meta = {"schema_version": SCHEMA_VERSION, "versions": library_versions(), **meta}
+    (partial / "meta.json").write_text(json.dumps(meta, indent=2))
+    write_digests(partial)
+    for path in [*files_of(partial), *(path for path in partial.rglob("*") if path.is_dir()), partial]:
+        _sync(path)
+    replaced = final.with_name(f"{_REPLACED}{final.name}")
+    if os.path.lexists(final):
+        os.replace(final, replaced)
+    os.replace(partial, final)
+    _sync(final.parent)
+    remove(replaced)
+    return final
+
+
+def _tidy(directory: Path) -> list[Path]:
+    """Remove what interrupted saves left; one that was set aside and has no successor gets its name back."""
+    restored = []
+    for leftover in directory.glob(f"{_PARTIAL}*"):
+        remove(leftover)
+    for replaced in sorted(directory.glob(f"{_REPLACED}?*")):
+        final = replaced.with_name(replaced.name.removeprefix(_REPLACED))
+        if os.path.lexists(final):
+            remove(replaced)
+        else:
+            os.replace(replaced, final)
+            restored.append(final)
+    return restored
+
+
+def _is_whole(path: Path) -> bool:
+    try:
+        verify_checkpoint(path)
+    except CheckpointError:
+        return False
+    return True
+
+
+def _link(source: str, target: str) -> str:
+    """The same file under a second name, where the file system can; a copy elsewhere."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
+    return target
+
+
+def remove(path: Path) -> None:
+    """Remove a folder, a file or a link, whichever it is; nothing where there is none."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _sync(path: Path) -> None:

@@ -1,20 +1,26 @@
 """Checkpoints come back bit by bit, or say what is wrong with them."""
 
 import json
+import os
+import shutil
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from damages import DAMAGES, damage
 
 from ejax.checkpoint import (
     CheckpointError,
     list_checkpoints,
     load_checkpoint,
     load_params,
+    recover_checkpoints,
+    rewrite_meta,
     save_checkpoint,
     verify_checkpoint,
 )
+from ejax.digests import write_digests
 from ejax.optim import OptimizerConfig, make_optimizer
 from ejax.run_dir import RunDirectory
 from ejax.types import TrainState
@@ -58,7 +64,7 @@ def test_a_state_comes_back_bit_by_bit(saved):
 
 def test_a_checkpoint_tells_its_schema_and_libraries(saved):
     meta = verify_checkpoint(saved).meta
-    assert meta["schema_version"] == 1
+    assert meta["schema_version"] == 2
     assert {"ejax", "jax", "flax", "optax"} <= set(meta["versions"])
 
 
@@ -102,12 +108,72 @@ def edit_meta(path):
     return file
 
 
-@pytest.mark.parametrize("damage", [truncate, flip, remove, edit_meta])
-def test_a_damaged_file_is_named(own, damage):
-    name = str(damage(own).relative_to(own))
+@pytest.mark.parametrize("change", [truncate, flip, remove, edit_meta])
+def test_a_damaged_file_is_named(own, change):
+    name = str(change(own).relative_to(own))
     with pytest.raises(CheckpointError, match="is damaged") as error:
         load_checkpoint(own, make_state())
     assert name in str(error.value)
+
+
+@pytest.mark.parametrize("how", DAMAGES)
+def test_damage_to_each_file_is_noticed(how, saved, tmp_path):
+    """The list of digests included."""
+    for number, file in enumerate(file for file in saved.rglob("*") if file.is_file()):
+        copy = tmp_path / str(number)
+        shutil.copytree(saved, copy)
+        if damage(copy / file.relative_to(saved), how):
+            with pytest.raises(CheckpointError, match=r"is damaged|is incomplete"):
+                verify_checkpoint(copy)
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        ("", "meta.json is no JSON"),
+        ("[" * 100_000, "meta.json is nested too deeply"),
+        ("[]", "meta.json holds a list"),
+        ('{"versions": {}}', "meta.json lacks the key 'schema_version'"),
+        ('{"schema_version": "1", "versions": {}}', "meta.json has a wrong 'schema_version': .* got '1'"),
+    ],
+    ids=["empty", "deep", "list", "lacks", "text"],
+)
+def test_a_meta_of_another_form_is_refused_though_its_digest_agrees(content, text, own):
+    (own / "meta.json").write_text(content)
+    write_digests(own)
+    with pytest.raises(CheckpointError, match=text):
+        verify_checkpoint(own)
+
+
+def test_an_emptied_state_is_refused_though_the_digests_agree(own):
+    for file in (own / "state").iterdir():
+        shutil.rmtree(file) if file.is_dir() else file.unlink()
+    write_digests(own)
+    with pytest.raises(CheckpointError, match="state is empty"):
+        load_checkpoint(own, make_state())
+    (own / "state").rmdir()
+    with pytest.raises(CheckpointError, match="has no folder state"):
+        load_checkpoint(own, make_state())
+
+
+def test_arrays_that_cannot_be_read_are_refused_though_the_digests_agree(own):
+    truncate(own)
+    write_digests(own)
+    with pytest.raises(CheckpointError, match="is damaged: state cannot be read"):
+        load_checkpoint(own, make_state())
+
+
+def test_checkpoints_of_version_1_are_read(own):
+    """Their list has no digest of its own; one of version 2 that lacks it was cut short."""
+    listing = own / "SHA256"
+    listing.write_text("".join(listing.read_text().splitlines(keepends=True)[:-1]))
+    with pytest.raises(CheckpointError, match="SHA256 was cut short"):
+        verify_checkpoint(own)
+    meta = own / "meta.json"
+    meta.write_text(meta.read_text().replace('"schema_version": 2', '"schema_version": 1'))
+    write_digests(own)
+    listing.write_text("".join(listing.read_text().splitlines(keepends=True)[:-1]))
+    load_checkpoint(own, make_state())
 
 
 def test_a_checkpoint_that_was_not_finished_is_refused(own):
@@ -166,6 +232,83 @@ def test_a_save_that_fails_keeps_the_checkpoint_before_it(own, monkeypatch):
         save_checkpoint(own.parent, own.name, make_state(seed=1), {})
     monkeypatch.undo()
     state, _ = load_checkpoint(own, make_state())
+    np.testing.assert_array_equal(state["train"].params["params"]["w"], make_state()["train"].params["params"]["w"])
+
+
+class Killed(BaseException):
+    """In place of a SIGKILL: nothing that handles errors handles it."""
+
+
+def killed_at(monkeypatch, module, name, count):
+    """Let the ``count``-th call of a function be the last thing before the end, which comes before the call."""
+    real, calls = getattr(module, name), []
+
+    def call(*args, **kwargs):
+        calls.append(args)
+        if len(calls) == count:
+            raise Killed
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(module, name, call)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_kill_while_a_checkpoint_is_replaced_leaves_one(count, own, monkeypatch):
+    """It comes before the old one is set aside, or before the new one is put in its place."""
+    killed_at(monkeypatch, os, "replace", count)
+    with pytest.raises(Killed):
+        save_checkpoint(own.parent, own.name, make_state(seed=1), {"global_step": 64})
+    monkeypatch.undo()
+    assert recover_checkpoints(own.parent) == ([] if count == 1 else [own])
+    state, _ = load_checkpoint(own, make_state())
+    left = make_state(seed=count - 1)["train"].params["params"]["w"]
+    np.testing.assert_array_equal(state["train"].params["params"]["w"], left)
+    assert [path.name for path in own.parent.iterdir()] == [own.name]
+
+
+def test_a_kill_before_the_old_one_is_removed_keeps_the_new_one(own, monkeypatch):
+    killed_at(monkeypatch, shutil, "rmtree", 1)
+    with pytest.raises(Killed):
+        save_checkpoint(own.parent, own.name, make_state(seed=1), {"global_step": 64})
+    monkeypatch.undo()
+    assert recover_checkpoints(own.parent) == []
+    state, _ = load_checkpoint(own, make_state())
+    np.testing.assert_array_equal(
+        state["train"].params["params"]["w"], make_state(seed=1)["train"].params["params"]["w"]
+    )
+    assert [path.name for path in own.parent.iterdir()] == [own.name]
+
+
+def test_one_that_was_set_aside_and_has_no_successor_gets_its_name_back(own):
+    own.rename(own.with_name(f".replaced-{own.name}"))
+    (own.parent / f".partial-{own.name}").mkdir()
+    assert recover_checkpoints(own.parent) == [own]
+    verify_checkpoint(own)
+
+
+def test_a_complete_checkpoint_that_has_no_name_yet_is_recovered(own):
+    partial = own.with_name(f".partial-{own.name}")
+    own.rename(partial)
+    shutil.copytree(partial, own.with_name(".partial-a_step_128"))
+    flip(own.with_name(".partial-a_step_128"))
+    assert recover_checkpoints(own.parent) == [own]
+    verify_checkpoint(own)
+    assert [path.name for path in own.parent.iterdir()] == [own.name]
+
+
+def test_a_leftover_that_is_a_file_blocks_nothing(own):
+    for name in (".partial-a_step_9", ".partial-", ".replaced-a_step_64", ".replaced-"):
+        (own.parent / name).touch()
+    save_checkpoint(own.parent, "a_step_128", make_state(), {})
+    assert recover_checkpoints(own.parent) == []
+    assert [path.name for path in list_checkpoints(own.parent, "a")] == ["a_step_128", "a_step_64"]
+
+
+def test_the_meta_alone_can_be_replaced(own):
+    before = (own / "meta.json").read_text()
+    rewrite_meta(own, {"global_step": 64, "best_eval_value": 0.5})
+    state, meta = load_checkpoint(own, make_state(seed=1))
+    assert meta["best_eval_value"] == 0.5 and (own / "meta.json").read_text() != before
     np.testing.assert_array_equal(state["train"].params["params"]["w"], make_state()["train"].params["params"]["w"])
 
 

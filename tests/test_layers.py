@@ -10,9 +10,12 @@ ROOT = Path(__file__).parent.parent
 LAYERS = [
     [
         *("types", "finite", "distributions", "returns", "losses", "optim"),
-        *("sharding", "device", "interrupt", "registry", "trust", "frozen", "shorten"),
+        *("sharding", "device", "interrupt", "registry", "trust", "frozen", "shorten", "facts", "digests"),
     ],
-    ["policies", "envs", "unroll", "episodes", "collectors", "checkpoint", "metrics", "console", "video", "recorder"],
+    [
+        *("policies", "envs", "unroll", "episodes", "collectors", "checkpoint", "metrics", "metric_log"),
+        *("console", "video", "recorder"),
+    ],
     ["evaluation", "algorithms", "experts", "data"],
     ["config"],
     ["steps", "steppers", "run_dir", "build", "evaluators", "warm_start", "watchdog", "demonstrations", "cloning"],

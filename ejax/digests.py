@@ -1,0 +1,116 @@
+"""Digests that prove a folder whole: what its ``SHA256`` file says must be what would be written now.
+
+    <digest>  <path>        a line for each other file, in the order of their paths
+    <digest>  SHA256        of the lines above
+
+So a file that was changed, is missing or was added is noticed, and so is each change to the list itself.
+"""
+
+import hashlib
+import os
+import re
+import stat
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+LISTING = "SHA256"
+_LINE = re.compile(r"([0-9a-f]{64})  (.+)")
+
+
+class DamagedError(ValueError):
+    """A folder that is not what its digests say; the text begins with what is wrong."""
+
+
+def write_digests(folder: Path) -> None:
+    """Write ``SHA256`` for all files of ``folder``, at any depth."""
+    (folder / LISTING).write_text(render_digests(_digests(folder, None)), encoding="utf-8")
+
+
+def render_digests(digests: Mapping[str, str]) -> str:
+    """The text of a ``SHA256`` file: digests by path, in this order."""
+    lines = "".join(f"{digest}  {name}\n" for name, digest in digests.items())
+    return f"{lines}{sha256(lines.encode())}  {LISTING}\n"
+
+
+def check_digests(folder: Path, names: Sequence[str] | None = None) -> bool:
+    """Compare each file of ``folder``, at any depth, with ``SHA256``.
+
+    Args:
+        names: the files that are listed, where the folder may hold others as well. None: all.
+
+    Returns:
+        Whether the list ends with a digest of its own; ejax's first checkpoints have none.
+
+    Raises:
+        DamagedError: they differ, or there is something other than files and folders.
+    """
+    written, digests = _read(folder / LISTING), _digests(folder, names)
+    whole = render_digests(digests)
+    if written in (whole, own := whole[: whole.rindex("\n", 0, -1) + 1]) and digests:
+        return written != own
+    raise DamagedError(_difference(written, digests))
+
+
+def sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def files_of(folder: Path) -> list[Path]:
+    """The files of ``folder``, at any depth, in the order of their paths.
+
+    Raises:
+        DamagedError: a symbolic link, or something else that is neither a file nor a folder.
+    """
+    found = []
+    for root, folders, names in os.walk(folder):
+        for path in (Path(root, name) for name in (*folders, *names)):
+            mode = path.lstat().st_mode
+            if stat.S_ISREG(mode):
+                found.append(path)
+            elif not stat.S_ISDIR(mode):
+                kind = "a symbolic link" if stat.S_ISLNK(mode) else "neither a file nor a folder"
+                raise DamagedError(f"{path.relative_to(folder)} is {kind}; only files and folders may be there")
+    return sorted(found)
+
+
+def _digests(folder: Path, names: Sequence[str] | None) -> dict[str, str]:
+    found = {str(path.relative_to(folder)): path for path in files_of(folder)}
+    wanted = found.keys() - {LISTING} if names is None else found.keys() & set(names)
+    return {name: _digest_of(path) for name, path in found.items() if name in wanted}
+
+
+def _read(file: Path) -> str:
+    try:
+        with file.open(encoding="utf-8", newline="") as opened:
+            return opened.read()
+    except OSError as error:
+        raise DamagedError(f"{file.name} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise DamagedError(f"{file.name} was changed: it is not text") from None
+
+
+def _digest_of(file: Path) -> str:
+    try:
+        with file.open("rb") as opened:
+            return hashlib.file_digest(opened, "sha256").hexdigest()
+    except OSError as error:
+        raise DamagedError(f"{file.name} cannot be read: {error.strerror}") from None
+
+
+def _difference(written: str, digests: Mapping[str, str]) -> str:
+    """The first thing that does not agree, in words."""
+    listed: dict[str, str] = {}
+    for number, line in enumerate(written.splitlines(), 1):
+        match = _LINE.fullmatch(line)
+        if match is None or match[2] in listed:
+            return f"{LISTING} was changed: its line {number} is {'given twice' if match else 'no digest and path'}"
+        listed[match[2]] = match[1]
+    listed.pop(LISTING, None)
+    for name in sorted(listed.keys() | digests.keys()):
+        if name not in digests:
+            return f"{name} is missing"
+        if name not in listed:
+            return f"{name} is not in {LISTING}, which lists every file"
+        if listed[name] != digests[name]:
+            return f"{name} was changed, or its digest in {LISTING}"
+    return f"{LISTING} was changed"

@@ -1,0 +1,49 @@
+"""Facts in JSON files: what is not of the stated form is refused, with the file and the reason."""
+
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel
+
+from ejax.facts import FactsError, read_facts
+
+
+class Facts(BaseModel):
+    number: int
+    name: str = ""
+
+
+def test_facts_are_read_as_they_are(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text('{"number": 3, "more": [1, 2]}')
+    assert read_facts(tmp_path / "a.json", Facts) == {"number": 3, "more": [1, 2]}
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (b"", "is no JSON, or was cut short"),
+        (b'{"number": 3, "na', r"cut short: .*line 1, column 15"),
+        (b"\xff\xfe", "is not text in UTF-8"),
+        (b"[1, 2]", "holds a list; it must be a mapping"),
+        (b"{}", "lacks the key 'number'"),
+        (b'{"number": "1"}', "has a wrong 'number': .*valid integer, got '1'"),
+        (b'{"number": true}', "has a wrong 'number'"),
+        (b'{"number": 1, "name": ' + b"[" * 500 + b"]" * 500 + b"}", "has a wrong 'name'.{,150}$"),
+        (b"[" * 200_000, "is nested too deeply"),
+        (b'{"number": ' + b"1" * 5000 + b"}", "is no JSON: Exceeds the limit"),
+    ],
+    ids=["empty", "cut", "bytes", "list", "lacks", "text", "bool", "long", "deep", "digits"],
+)
+def test_what_is_no_such_file_is_refused_by_name(content: bytes, text: str, tmp_path: Path) -> None:
+    file = tmp_path / "a.json"
+    file.write_bytes(content)
+    with pytest.raises(FactsError, match=text) as error:
+        read_facts(file, Facts)
+    assert str(file) in str(error.value)
+
+
+def test_a_folder_and_a_missing_file_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(FactsError, match="cannot be read: Is a directory"):
+        read_facts(tmp_path, Facts)
+    with pytest.raises(FactsError, match="cannot be read: No such file"):
+        read_facts(tmp_path / "none.json", Facts)
