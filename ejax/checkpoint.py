@@ -240,8 +240,7 @@ def _read_arrays(path: Path, abstract: dict[str, Any] | None) -> dict[str, Any]:
     """
     state = str((path / "state").absolute())
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with _silent_orbax():
             return dict(ocp.metadata(state).metadata if abstract is None else ocp.load(state, abstract))
     except Exception as error:  # whatever a reader of foreign bytes raises
         text = str(error).partition("\n")[0][:200]

@@ -13,19 +13,19 @@ loop waits for it forever.
 """
 
 import importlib
-import json
 import math
-import os
 import socket
 import struct
+import sys
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, Literal, Protocol, TextIO
+from typing import Any, BinaryIO, Literal, Protocol
 
 from ejax.console import Best, make_view
+from ejax.metric_log import Kept, MetricLog, keep_up_to
 
 NONFINITE_EPISODES = "eval/nonfinite_episodes"
 """Episodes of an evaluation in which something was not finite; 0 where all is well."""
@@ -47,13 +47,16 @@ class MetricWriter:
     """The sinks of one run directory. A context manager, used from one thread.
 
     With ``resume_step`` the run goes on from that step: JSONL lines after it are dropped, TensorBoard hides
-    its points after it, W&B continues the same run. So nothing appears twice and nothing before is lost.
+    its points after it, W&B continues the same run. So nothing appears twice and nothing before is lost. Lines
+    that ejax did not write so are set aside and reported.
 
     Args:
         run_dir: made if missing.
         exp_name: name of the TensorBoard folder, the W&B run and the console view.
         total_steps: env steps at which the run will end; for the progress bar.
         resume_step: the env step of the checkpoint that the run resumes from; None for a new run.
+        logged: what that checkpoint says of the log, as ``logged`` gave it.
+        evaluates_again: the evaluation at ``resume_step`` is written a second time: drop the first.
         config: shown by W&B.
         use_wandb: log to Weights & Biases as well.
         wandb_project_name: the W&B project.
@@ -77,6 +80,8 @@ class MetricWriter:
         *,
         total_steps: int,
         resume_step: int | None = None,
+        logged: Mapping[str, Any] | None = None,
+        evaluates_again: bool = False,
         config: dict[str, Any] | None = None,
         use_wandb: bool = False,
         wandb_project_name: str = "ejax",
@@ -89,18 +94,21 @@ class MetricWriter:
         wandb = _import_wandb() if use_wandb else None
         self.best = None
         self._best_metric, self._best_mode = best_metric, best_mode
-        self._sinks: list[_Sink] = []
+        kept = Kept()
         with ExitStack() as stack:
             jsonl = log_dir / "metrics.jsonl"
             log_dir.mkdir(parents=True, exist_ok=True)
             if resume_step is not None:
-                self.best = _drop_after(jsonl, resume_step, best_metric, best_mode)
+                kept = keep_up_to(jsonl, resume_step, logged=logged, evaluates_again=evaluates_again)
+                for record in kept.records:
+                    self.best = _better(self.best, record["step"], best_candidate(record, best_metric), best_mode)
             elif jsonl.exists():
                 raise FileExistsError(
                     f"{jsonl} holds the metrics of an earlier run; give resume_step to go on with that run, "
                     f"or choose a new run directory."
                 )
-            self._sinks.append(_Jsonl(stack.enter_context(jsonl.open("a", encoding="utf-8"))))
+            self._log = stack.enter_context(MetricLog(jsonl))
+            self._sinks: list[_Sink] = [self._log]
             self._sinks.append(_open_tensorboard(log_dir / exp_name, resume_step, stack))
             if wandb is not None:
                 run = _start_wandb(wandb, log_dir, exp_name, wandb_project_name, config, resume_step is not None)
@@ -112,6 +120,8 @@ class MetricWriter:
                 self._view = make_view(exp_name, total_steps=total_steps, start_step=start_step)
                 stack.callback(self._view.close)
             self._stack = stack.pop_all()
+        for problem in kept.problems:
+            self.alarm(problem)
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write host-side scalars under their tags: ``train/…``, ``charts/…``, ``eval/…`` and so on.
@@ -134,6 +144,17 @@ class MetricWriter:
         if self._view is not None:
             self._view.note(message)
 
+    def alarm(self, message: str) -> None:
+        """``note``, or standard error where there is no console: what a person must see."""
+        if self._view is not None:
+            self._view.note(message)
+        else:
+            print(f"ejax: {message}", file=sys.stderr, flush=True)
+
+    def logged(self) -> dict[str, Any]:
+        """How far the JSONL file has come, for a checkpoint."""
+        return self._log.so_far()
+
     def close(self) -> None:
         """Close every sink. Calling it again does nothing."""
         self._stack.close()
@@ -145,17 +166,6 @@ class MetricWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._stack.__exit__(kind, error, traceback)
-
-
-class _Jsonl:
-    def __init__(self, file: TextIO) -> None:
-        self._file = file
-
-    def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        record: dict[str, float | None] = {"step": step, "time": time.time()}
-        record |= {tag: value if math.isfinite(value) else None for tag, value in metrics.items()}
-        self._file.write(json.dumps(record, allow_nan=False) + "\n")
-        self._file.flush()
 
 
 class _TensorBoard:
@@ -225,27 +235,6 @@ def _start_wandb(
     run = wandb.init(project=project, name=name, config=config, dir=str(log_dir), id=run_id, resume="allow")
     id_file.write_text(run.id)
     return run
-
-
-def _drop_after(path: Path, step: int, best_metric: str, best_mode: str) -> Best | None:
-    """Drop the lines after ``step``, and one that a kill cut short; return the best of the others."""
-    if not path.exists():
-        return None
-    best = None
-    temporary = path.with_name(path.name + ".tmp")
-    with path.open(encoding="utf-8", errors="replace") as old, temporary.open("w", encoding="utf-8") as new:
-        for line in old:
-            try:
-                record = json.loads(line)
-            except json.JSONDecodeError:
-                continue
-            if record["step"] <= step:
-                new.write(line.rstrip("\n") + "\n")
-                best = _better(best, record["step"], best_candidate(record, best_metric), best_mode)
-        new.flush()
-        os.fsync(new.fileno())
-    os.replace(temporary, path)
-    return best
 
 
 def _better(best: Best | None, step: int, value: float | None, mode: str) -> Best | None:
