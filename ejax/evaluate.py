@@ -1,5 +1,10 @@
 """``python -m ejax.evaluate RUN``: play a trained policy, print and write its metrics, film it."""
 
+from ejax.interrupt import leave_at_once, until_signal
+
+if __name__ == "__main__":
+    leave_at_once()  # before the imports below, which take seconds
+
 import argparse
 import json
 import sys
@@ -28,6 +33,10 @@ from ejax.video import write_video
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command line. Returns the exit code."""
+    return until_signal("ejax.evaluate", lambda: _run(argv))
+
+
+def _run(argv: list[str] | None) -> int:
     args = _parser().parse_args(argv)
     trust_words(args.trust, remember=True)
     try:

@@ -1,6 +1,8 @@
 """The evaluation of a run: which environment, how many episodes, compiled once."""
 
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, TypeVar
@@ -8,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 import jax
 
 from ejax.build import Parts, build_env, evaluation_env
-from ejax.config import RunConfig
+from ejax.config import ConfigError, Problem, RunConfig
 from ejax.config.models import TrainerConfig
 from ejax.evaluation import evaluate, evaluate_host, summarize
 from ejax.types import Env, HostEnv, Metrics, Params, Policy
@@ -20,11 +22,15 @@ class Evaluator(Protocol):
     """A context manager: it owns the environments of the evaluation."""
 
     def compile(self, params: Params) -> None:
-        """In any thread; ``evaluate`` waits for it."""
+        """In any thread; what ``begin`` returns waits for it."""
         ...
 
-    def evaluate(self, params: Params) -> Metrics:
-        """Means over the episodes, under EmbodiChain's tags."""
+    def begin(self, params: Params) -> Callable[[], Metrics]:
+        """Start an evaluation, as far as it goes by itself.
+
+        Returns:
+            What does the rest: gives the means over the episodes under EmbodiChain's tags, or raises what went wrong.
+        """
         ...
 
     def __enter__(self: E) -> E: ...
@@ -49,6 +55,33 @@ def make_evaluator(config: RunConfig, parts: Parts, quarantine: Path) -> Evaluat
     return HostEvaluator(parts.policy, env if isinstance(env, HostEnv) else None, trainer)
 
 
+def check_best_metric(config: RunConfig, parts: Parts) -> None:
+    """Refuse ``trainer.best_eval_metric`` before anything is compiled, if the evaluation does not measure it.
+
+    What environments outside JAX measure shows at their first evaluation; see ``require_measured``.
+
+    Raises:
+        ConfigError: it is not measured.
+    """
+    trainer = config.trainer
+    if not trainer.enable_eval or isinstance(parts.env, HostEnv):
+        return
+    play = partial(evaluate, parts.policy, evaluation_env(config, parts.env), **_options(trainer))
+    shapes = jax.eval_shape(lambda *x: summarize(play(*x)), parts.state.train.params, jax.random.key(0))
+    require_measured(trainer.best_eval_metric, shapes)
+
+
+def require_measured(tag: str, tags: Iterable[str]) -> None:
+    """Refuse a ``trainer.best_eval_metric`` that is not among what an evaluation gives.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if tag not in tags:
+        text = f"'{tag}' is not measured here; there is {', '.join(sorted(tags))}"
+        raise ConfigError([Problem("trainer.best_eval_metric", text)])
+
+
 class DeviceEvaluator:
     """One jitted program; its results are not waited for."""
 
@@ -59,21 +92,19 @@ class DeviceEvaluator:
     def compile(self, params: Params) -> None:
         trainer = self._trainer
         try:
-            program = evaluate.lower(
-                self._policy,
-                self._env,
-                params,
-                jax.random.key(trainer.eval_seed),
-                num_envs=trainer.num_eval_envs,
-                num_episodes=trainer.num_eval_episodes,
-                choice=trainer.eval_episode_choice,
-            )
+            key = jax.random.key(trainer.eval_seed)
+            program = evaluate.lower(self._policy, self._env, params, key, **_options(trainer))
             self._compiled.set_result(program.compile())
         except BaseException as error:
             self._compiled.set_exception(error)
 
-    def evaluate(self, params: Params) -> Metrics:
-        return summarize(self._compiled.result()(params, jax.random.key(self._trainer.eval_seed)))
+    def begin(self, params: Params) -> Callable[[], Metrics]:
+        outcome: Future[Metrics] = Future()
+        try:
+            outcome.set_result(summarize(self._compiled.result()(params, jax.random.key(self._trainer.eval_seed))))
+        except Exception as error:
+            outcome.set_exception(error)
+        return outcome.result
 
     def __enter__(self) -> "DeviceEvaluator":
         return self
@@ -91,7 +122,10 @@ class HostEvaluator:
     def compile(self, params: Params) -> None:
         del params  # one step of the policy compiles in no time
 
-    def evaluate(self, params: Params) -> Metrics:
+    def begin(self, params: Params) -> Callable[[], Metrics]:
+        return partial(self._evaluate, params)
+
+    def _evaluate(self, params: Params) -> Metrics:
         if self._env is None:
             raise RuntimeError("enable_eval is off: there is no environment to evaluate in")
         trainer = self._trainer
@@ -119,3 +153,12 @@ class HostEvaluator:
             if error is None:
                 raise
             error.add_note(f"while closing the environments of the evaluation: {problem}")
+
+
+def _options(trainer: TrainerConfig) -> dict[str, Any]:
+    """Which episodes the program on the device plays."""
+    return {
+        "num_envs": trainer.num_eval_envs,
+        "num_episodes": trainer.num_eval_episodes,
+        "choice": trainer.eval_episode_choice,
+    }

@@ -27,6 +27,9 @@ def leave(main: Callable[[], int]) -> NoReturn:
         code = exit.code if isinstance(exit.code, int) else int(exit.code is not None)
         raise
     finally:
+        # after a signal without what Python does at its end: threads that compile would be waited for, or crash it
+        if code > 128:
+            leave_now(code)
         if _left_behind():
             threading.Thread(target=_outlast, args=(code,), name="ejax-leave", daemon=True).start()
     sys.exit(code)

@@ -3,6 +3,11 @@
 The loop is that of ``python -m ejax.train``, and so are all options; steps are frames of demonstrations.
 """
 
+from ejax.interrupt import leave_at_once
+
+if __name__ == "__main__":
+    leave_at_once()  # before the imports below, which take seconds
+
 from functools import partial
 
 from ejax.leave import leave

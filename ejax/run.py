@@ -5,6 +5,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -16,15 +17,23 @@ import numpy as np
 
 from ejax.build import Parts, build, evaluation_env, rows_per_update
 from ejax.checkpoint import load_checkpoint, verify_checkpoint
-from ejax.config import ConfigError, Problem, RunConfig
+from ejax.config import RunConfig
 from ejax.envs.calls import EnvAbandoned, exits_are_errors
-from ejax.evaluators import make_evaluator
+from ejax.evaluators import check_best_metric, make_evaluator, require_measured
 from ejax.interrupt import interruptible
 from ejax.leave import leave_now
 from ejax.metrics import MetricWriter, best_candidate
 from ejax.recorder import FilmRecorder
 from ejax.registry import is_foreign_checkpoint
-from ejax.run_dir import RunDirectory, check_same_run, create_run_directory, newest_run, open_run_directory
+from ejax.run_dir import (
+    RunDirectory,
+    RunMeta,
+    check_same_run,
+    create_run_directory,
+    never_began,
+    newest_run,
+    open_run_directory,
+)
 from ejax.skipped import refuse_nonfinite, skip_notes, skipped_fraction
 from ejax.steps import RunState
 from ejax.types import Metrics, Params, Phase, Policy
@@ -73,7 +82,8 @@ def train(
 
     Args:
         resume: ``latest``, ``best``, or the path of a checkpoint of this very config. None: a new run. EmbodiChain's
-            ``FILE.pt``: a new run that goes on where that training stands.
+            ``FILE.pt``: a new run that goes on where that training stands. ``latest`` of a run that was killed before
+            its first checkpoint starts it from the beginning.
         run_dir: the run's folder. None: a new one, or with ``resume`` the newest of this ``exp_name``.
         owns_process: end the process, with the state saved, where an environment hangs in native code and nothing else
             helps. For command lines.
@@ -83,30 +93,55 @@ def train(
         CheckpointError: nothing to resume from, or a checkpoint of another config.
         NonFiniteUpdateError: a non-finite update, where ``skip_nonfinite_updates`` is off.
         HostEnvError: an environment failed, or tried to end the process.
+        KeyboardInterrupt: a second Ctrl-C; its note says what is left of the run.
     """
-    with exits_are_errors(config.env.id):
-        return _train(config, resume, run_dir, owns_process)
-
-
-def _train(config: RunConfig, resume: str | None, run_dir: Path | None, owns_process: bool) -> RunResult:
     started = time.monotonic()
-    directory, started_as, checkpoint, reports = _locate(config, resume, run_dir)
+    place = _locate(config, resume, run_dir)
     try:
-        parts, state, meta, told = _begin(config, resume, directory, started_as, checkpoint)
+        with exits_are_errors(config.env.id):
+            return _train(config, place, started, owns_process)
+    except KeyboardInterrupt as error:
+        error.add_note(place.directory.last_word())
+        raise
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a run is, and what it starts from."""
+
+    directory: RunDirectory
+    started_as: RunConfig
+    """The config that the run was started with."""
+    checkpoint: Path | None = None
+    file: str | None = None
+    """Of another system, to start from where there is no checkpoint."""
+    is_new: bool = False
+    """Its folder was made just now."""
+    alarms: tuple[str, ...] = ()
+    """What a person must see: of damaged checkpoints, of a run that starts from the beginning."""
+
+
+def _train(config: RunConfig, place: _Place, started: float, owns_process: bool) -> RunResult:
+    directory, checkpoint = place.directory, place.checkpoint
+    try:
+        parts, state, meta, told = _begin(config, place)
+        check_best_metric(config, parts)
     except BaseException:
-        if checkpoint is None:
+        if place.is_new:
             directory.take_back()
         raise
-    reports += told
     trainer = config.trainer
     rows = rows_per_update(config, parts)
     first_update = int(state.update)
+    evaluates_again = trainer.enable_eval and meta.get("evaluation_due", False)
     with MetricWriter(
         directory.path,
         trainer.exp_name,
         total_steps=trainer.num_updates * rows,
         start_step=first_update * rows,
-        resume_step=first_update * rows if checkpoint else None,
+        resume_step=None if place.is_new else first_update * rows,
+        logged=meta.get("log"),
+        evaluates_again=evaluates_again,
         config=config.to_dict(),
         use_wandb=trainer.use_wandb,
         wandb_project_name=trainer.wandb_project_name,
@@ -114,15 +149,25 @@ def _train(config: RunConfig, resume: str | None, run_dir: Path | None, owns_pro
         best_metric=trainer.best_eval_metric,
         best_mode=trainer.best_eval_mode,
     ) as writer:
-        for text in reports:
+        for text in place.alarms:
+            writer.alarm(text)
+        for text in told:
             writer.note(text)
         if trainer.distributed:
             writer.note(f"{parts.num_devices} devices, {trainer.num_envs} environments on each")
-        if checkpoint is not None:
+        if not place.is_new:
             for aside in directory.set_aside_after(first_update * rows):
                 writer.note(f"set aside {aside}: the run goes on from before it")
+        if checkpoint is not None:
+            for problem in directory.check_sealed(meta["schema_version"]):
+                writer.alarm(problem)
+            if first_update and parts.stepper.versions() is not None:
+                for problem in directory.check_schedule(first_update, meta.get("schedule_sha256")):
+                    writer.alarm(problem)
             writer.note(f"resumed from {checkpoint} at {first_update * rows} {config.step_name}")
-        return _Loop(config, parts, directory, writer, meta, started, owns_process).run(state)
+        return _Loop(config, parts, directory, writer, meta, started, owns_process).run(
+            state, evaluates_first=evaluates_again
+        )
 
 
 @dataclass
@@ -133,7 +178,8 @@ class _Launched:
     count: int
     state: RunState
     metrics: Metrics
-    evaluation: Metrics | None
+    evaluation: Callable[[], Metrics] | None
+    """Gives its results, or raises what went wrong in it."""
     save: bool
 
 
@@ -177,7 +223,8 @@ class _Loop:
         self.compiler = ThreadPoolExecutor(1, "ejax-compiler")
         self.started = self.compiled_at = self.clock = started
         self.last_saved: int | None = None
-        self.last_evaluated: int | None = None
+        self.schedule_sha256: str | None = None
+        self.last_evaluated: int | None = meta.get("last_evaluated")
         self.per_dispatch = 1
         self.first_update = 0
         self.complete = parts.state, 0
@@ -190,7 +237,12 @@ class _Loop:
         )
         (self.device,) = parts.state.update.devices()
 
-    def run(self, state: RunState) -> RunResult:
+    def run(self, state: RunState, *, evaluates_first: bool = False) -> RunResult:
+        """Train to the end, or until a signal.
+
+        Args:
+            evaluates_first: the evaluation that was due when the state was saved has to be made.
+        """
         trainer, total = self.trainer, self.trainer.num_updates
         update = first = self.first_update = int(state.update)
         stepper = self.parts.stepper
@@ -204,6 +256,8 @@ class _Loop:
             self.compiled_at = self.clock = time.monotonic()
             seconds = self.compiled_at - self.started
             self.writer.note(f"built and compiled in {seconds:.1f} s; run folder {self.directory.path}")
+            if evaluates_first:
+                self._record_evaluation(_Launched(update, 0, state, {}, self._evaluate(state, update), save=False))
             while update < total and not interrupted():
                 limit = self.per_dispatch if trainer.updates_per_dispatch == "auto" else stepper.most
                 count = self._until_event(update, min(limit, stepper.most, total - update))
@@ -246,19 +300,12 @@ class _Loop:
         """An update whose env steps reach or pass a multiple of ``freq``: a function of the update alone."""
         return freq > 0 and update * self.rows // freq > (update - 1) * self.rows // freq
 
-    def _evaluate(self, state: RunState, update: int) -> Metrics | None:
-        """None: the user asked the run to stop, and an environment does not return."""
+    def _evaluate(self, state: RunState, update: int) -> Callable[[], Metrics]:
         trainer = self.trainer
         key = jax.random.key(trainer.eval_seed)
         params = self._one_copy(state)
         self.recorder.record(params, key, self._film_number(update))
-        pause = self.parts.stepper.paused() if trainer.collector.pause_in_evaluation else nullcontext()
-        try:
-            with pause:
-                return self.evaluator.evaluate(params)
-        except EnvAbandoned as abandoned:
-            self.writer.note(f"no evaluation: {abandoned}")
-            return None
+        return self.evaluator.begin(params)
 
     def _one_copy(self, state: RunState) -> Params:
         """The parameters where evaluation is compiled for: learners may have them on several devices."""
@@ -271,7 +318,7 @@ class _Loop:
         return number if freq == 0 or self._fires(update, freq) else number + 1
 
     def _finish(self, launched: _Launched, first: int) -> None:
-        """Wait for results, write them, keep the best, save."""
+        """Wait for results, write them, save, and only then see what the evaluation gave."""
         metrics = {name: np.asarray(x) for name, x in jax.device_get(launched.metrics).items()}
         now = time.monotonic()
         seconds, self.clock = now - self.clock, now
@@ -283,10 +330,10 @@ class _Loop:
             self._log_update(
                 launched.update - launched.count + i + 1, {n: float(x[i]) for n, x in metrics.items()}, fps
             )
+        if launched.save:
+            self._save(launched.state, launched.update, evaluation_due=launched.evaluation is not None)
         if launched.evaluation is not None:
             self._record_evaluation(launched)
-        if launched.save:
-            self._save(launched.state, launched.update)
         self._tell()
 
     def _tell(self) -> None:
@@ -307,29 +354,42 @@ class _Loop:
         self.result.train_history.append({"global_step": update * self.rows, **shown})
 
     def _record_evaluation(self, launched: _Launched) -> None:
-        step = launched.update * self.rows
-        metrics = {name: float(x) for name, x in jax.device_get(launched.evaluation).items()}
+        step, tag = launched.update * self.rows, self.trainer.best_eval_metric
+        try:
+            metrics = self._results(launched)
+            if metrics is None:
+                return
+            require_measured(tag, metrics)
+        except Exception:  # whatever it was, what was trained until here is kept
+            self._save(launched.state, launched.update, evaluation_due=True)
+            raise
         self.last_evaluated = launched.update
         self.writer.write(step, metrics)
         self.result.last_eval_metrics = metrics
         self.result.eval_history.append({"global_step": step, **metrics})
-        tag = self.trainer.best_eval_metric
-        if tag not in metrics:
-            raise ConfigError(
-                [
-                    Problem(
-                        "trainer.best_eval_metric",
-                        f"'{tag}' is not measured here; there is {', '.join(sorted(metrics))}",
-                    )
-                ]
-            )
         value = best_candidate(metrics, tag)
         sign = 1.0 if self.trainer.best_eval_mode == "max" else -1.0
         if value is not None and (self.best is None or sign * value > sign * self.best):
             self.best = value
-            self._write_schedule(launched.update)
-            path = self.directory.save_best(launched.state, self._meta(launched.update))
+            with self.saving:
+                self._write_schedule(launched.update)
+                path = self.directory.save_best(launched.state, self._meta(launched.update))
             self.result.best_eval_value, self.result.best_checkpoint_path = value, path
+        if launched.update == self.last_saved and self.result.latest_checkpoint_path is not None:
+            with self.saving:
+                self.directory.rewrite_meta(self.result.latest_checkpoint_path, self._meta(launched.update))
+
+    def _results(self, launched: _Launched) -> dict[str, float] | None:
+        """What an evaluation that was begun gave. None: the user asked the run to stop, and an environment does not
+        return."""
+        pause = self.parts.stepper.paused() if self.trainer.collector.pause_in_evaluation else nullcontext()
+        try:
+            with pause:
+                means = launched.evaluation() if launched.evaluation is not None else {}
+                return {name: float(x) for name, x in jax.device_get(means).items()}
+        except EnvAbandoned as abandoned:
+            self.writer.note(f"no evaluation: {abandoned}")
+            return None
 
     def _rescue(self, text: str, asked: bool) -> NoReturn:
         """In the watchdog's thread, while the main one is stuck in an environment: save what is complete, and leave."""
@@ -344,17 +404,18 @@ class _Loop:
             finally:
                 leave_now(code)
 
-    def _save(self, state: RunState, update: int) -> None:
+    def _save(self, state: RunState, update: int, *, evaluation_due: bool = False) -> None:
         with self.saving:
-            self._save_once(state, update)
+            self._save_once(state, update, evaluation_due=evaluation_due)
 
-    def _save_once(self, state: RunState, update: int) -> None:
+    def _save_once(self, state: RunState, update: int, *, evaluation_due: bool = False) -> None:
         if update == self.last_saved:
             return
         if not self.trainer.enable_eval:
             self.recorder.record(self._one_copy(state), jax.random.key(self.trainer.eval_seed), update)
         self._write_schedule(update)
-        path = self.directory.save(state, self._meta(update), keep=self.trainer.keep_checkpoints)
+        meta = self._meta(update) | {"evaluation_due": evaluation_due}
+        path = self.directory.save(state, meta, keep=self.trainer.keep_checkpoints)
         self.last_saved, self.result.latest_checkpoint_path = update, path
         self.writer.note(f"saved {path}")
 
@@ -362,7 +423,8 @@ class _Loop:
         """Before the checkpoint, so that whoever goes on from it finds the versions of the rollouts before it."""
         versions = self.parts.stepper.versions()
         if versions is not None:
-            self.directory.write_schedule(self.first_update, versions[: update - self.first_update])
+            written = versions[: update - self.first_update]
+            self.schedule_sha256 = self.directory.write_schedule(self.first_update, written)
 
     def _meta(self, update: int) -> dict[str, Any]:
         return {
@@ -371,19 +433,22 @@ class _Loop:
             "best_eval_value": self.best,
             "last_eval_metrics": self.result.last_eval_metrics,
             "skipped_updates": self.result.skipped_updates,
+            "last_evaluated": self.last_evaluated,
+            "evaluation_due": False,
+            "log": self.writer.logged(),
+            "schedule_sha256": self.schedule_sha256,
             "config": self.config.to_dict(),
         }
 
     def _end(self, state: RunState, update: int, first: int, *, finished: bool) -> RunResult:
-        """A last evaluation and checkpoint, where the loop has not made them; the facts of the run."""
+        """A last checkpoint and evaluation, where the loop has not made them; the facts of the run."""
         trained_for = time.monotonic() - self.compiled_at
-        if finished and self.trainer.enable_eval and self.last_evaluated != update:
-            evaluation = self._evaluate(state, update)
-            if evaluation is not None:
-                self._record_evaluation(_Launched(update, 0, state, {}, evaluation, save=False))
+        evaluates = finished and self.trainer.enable_eval and self.last_evaluated != update
         if not finished:
             self.recorder.break_off()
-        self._save(state, update)
+        self._save(state, update, evaluation_due=evaluates)
+        if evaluates:
+            self._record_evaluation(_Launched(update, 0, state, {}, self._evaluate(state, update), save=False))
         if not finished:
             self.writer.note(
                 f"stopped at {update * self.rows} {self.config.step_name}; "
@@ -397,39 +462,44 @@ class _Loop:
         return result
 
 
-def _locate(
-    config: RunConfig, resume: str | None, run_dir: Path | None
-) -> tuple[RunDirectory, RunConfig, Path | None, list[str]]:
-    """The run's folder, the config it was started with, the checkpoint to go on from, and damaged ones to tell of."""
+def _locate(config: RunConfig, resume: str | None, run_dir: Path | None) -> _Place:
+    """The run's folder, and the checkpoint to go on from."""
     if resume is None or is_foreign_checkpoint(resume):
-        return create_run_directory(config, run_dir), config, None, []
-    reports: list[str] = []
+        return _Place(create_run_directory(config, run_dir, origin=resume), config, file=resume, is_new=True)
+    checkpoint = file = None
     if resume not in ("latest", "best"):
-        checkpoint = Path(resume)
-        verify_checkpoint(checkpoint)
-        run_dir = run_dir or checkpoint.parents[1]
+        checkpoint = verify_checkpoint(Path(resume), RunMeta).path
+        run_dir = run_dir or checkpoint.absolute().parents[1]
+    elif resume == "latest" and run_dir is not None and never_began(run_dir):
+        alarm = f"a kill came before {run_dir} was a run: it starts from the beginning"
+        return _Place(create_run_directory(config, run_dir), config, is_new=True, alarms=(alarm,))
     path = run_dir or newest_run(Path(config.trainer.output_dir), config.trainer.exp_name)
     directory, saved = open_run_directory(path)
     check_same_run(config, saved)
-    if resume in ("latest", "best"):
-        checkpoint = directory.find(resume, reports.append)
-    return directory, saved, checkpoint, reports
+    alarms = directory.recover()
+    if resume == "latest" and not directory.has_checkpoints():
+        file = directory.origin()
+        alarms.append(
+            f"{path} has no checkpoint, a kill came before the first: it starts from {file or 'the beginning'}"
+        )
+    elif resume in ("latest", "best"):
+        checkpoint = directory.find(resume, alarms.append)
+    return _Place(directory, saved, checkpoint, file, alarms=tuple(alarms))
 
 
-def _begin(
-    config: RunConfig, resume: str | None, directory: RunDirectory, started_as: RunConfig, checkpoint: Path | None
-) -> tuple[Parts, RunState, dict[str, Any], list[str]]:
+def _begin(config: RunConfig, place: _Place) -> tuple[Parts, RunState, dict[str, Any], list[str]]:
     """What the run is made of, the state that it starts from, that one's meta, and what there is to tell of it."""
+    directory, checkpoint, started_as = place.directory, place.checkpoint, place.started_as
     parts = build(config, schedule_updates=started_as.trainer.num_updates, quarantine=directory.path / "quarantine")
     if checkpoint is not None:
         return parts, *load_checkpoint(checkpoint, parts.state), []
-    if resume is None:
+    if place.file is None:
         state, told = start_from_policy(parts, config)
         return parts, state, {}, told
-    state, told = start_from_file(Path(resume), parts, config)
+    state, told = start_from_file(Path(place.file), parts, config)
     if parts.stepper.versions() is not None:  # of the rollouts made there, each by the newest parameters
         directory.write_schedule(0, range(int(state.update)))
-    return parts, state, {}, [f"goes on from {resume}", *told]
+    return parts, state, {}, [f"goes on from {place.file}", *told]
 
 
 def _divides(every: int, update: int) -> bool:

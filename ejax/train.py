@@ -1,5 +1,10 @@
 """``python -m ejax.train --config FILE``: train, or go on with a run."""
 
+from ejax.interrupt import leave_at_once, until_signal
+
+if __name__ == "__main__":
+    leave_at_once()  # before the imports below, which take seconds
+
 import argparse
 import datetime
 import errno
@@ -27,8 +32,12 @@ _OF_THE_DISK = {
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command line. Returns the exit code: 0 also after SIGTERM or Ctrl-C, once the state is saved; 2 for what
-    could not be started; 3 for a training that broke on numbers that are not finite.
+    """Run the command line.
+
+    Returns:
+        The exit code: 0 also after SIGTERM, SIGHUP or Ctrl-C, once the state is saved; 130, 143 or 129 where a signal
+        ended it before or without that; 2 for what could not be started; 3 for a training that broke on numbers that
+        are not finite.
     """
     return run_command("train", argv)
 
@@ -39,6 +48,10 @@ def run_command(name: str, argv: list[str] | None = None, *, owns_process: bool 
     Args:
         owns_process: as in ``ejax.run.train``.
     """
+    return until_signal(f"ejax.{name}", lambda: _run(name, argv, owns_process))
+
+
+def _run(name: str, argv: list[str] | None, owns_process: bool) -> int:
     args = _parser(name).parse_intermixed_args(argv)
     trust_words([*args.trust, *args.overrides], remember=True)
     try:

@@ -4,16 +4,36 @@ training of another system stands (``--resume FILE.pt``)."""
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, NonNegativeInt
 
 from ejax.build import Parts
 from ejax.checkpoint import CheckpointError, load_params, verify_checkpoint
 from ejax.config import ConfigError, Problem, RunConfig
+from ejax.facts import FactsError, read_facts
 from ejax.registry import checkpoint_reader, is_foreign_checkpoint
 from ejax.run_dir import differences, open_run_directory
 from ejax.steps import RunState
 
 _REPLACED = frozenset({"action_dim", "cfg", "init_from", "initial_log_std"})
 """Keys of ``policy`` that say nothing about a policy whose parameters are given."""
+
+
+class _Algorithm(BaseModel):
+    name: str
+
+
+class _Config(BaseModel):
+    algorithm: _Algorithm
+    policy: dict[str, Any]
+
+
+class _Origin(BaseModel):
+    """Of a checkpoint's meta, what is compared with this run."""
+
+    global_step: NonNegativeInt
+    config: _Config
 
 
 def start_from_file(
@@ -59,10 +79,11 @@ def start_from_policy(parts: Parts, config: RunConfig) -> tuple[RunState, list[s
             state, notes = start_from_file(Path(source), parts, config, policy_only=True)
             return state, [f"the policy is that of {source}", *notes]
         path = _checkpoint(Path(source), reports)
-        meta = verify_checkpoint(path).meta
+        verify_checkpoint(path)
+        meta = read_facts(path / "meta.json", _Origin)
         remedy = "The networks and normalizers under policy must be those of the checkpoint."
         params = load_params(path, state.train.params, remedy=remedy)
-    except (CheckpointError, FileNotFoundError) as error:
+    except (CheckpointError, FactsError, FileNotFoundError) as error:
         raise ConfigError([Problem("policy.init_from", str(error))]) from error
     train = replace(state.train, params=params, reference=None if state.train.reference is None else params)
     steps = "samples" if meta["config"]["algorithm"]["name"] == "bc" else "env steps"

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,12 +13,17 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from damages import asynchronous_run, damage, outcome, same, what_is_left
 
+from ejax import checkpoint
 from ejax.build import build
-from ejax.checkpoint import CheckpointError, load_checkpoint
-from ejax.config import RunConfig, parse_config
-from ejax.run import RunResult, train
+from ejax.checkpoint import CheckpointError, load_checkpoint, verify_checkpoint
+from ejax.config import ConfigError, RunConfig, parse_config
+from ejax.evaluators import DeviceEvaluator
+from ejax.metrics import MetricWriter
+from ejax.run import RunResult, _Loop, train
 from ejax.run_dir import RunDirectory, create_run_directory
+from ejax.steppers import DeviceStepper
 
 NETWORK = {"type": "mlp", "network_cfg": {"hidden_sizes": [16], "activation": "tanh"}}
 
@@ -95,7 +101,171 @@ def test_a_killed_run_resumes_to_the_same_bits(env: str, tmp_path: Path) -> None
     assert steps == expected  # nothing is missing in the log, nothing is in it twice
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+class Killed(BaseException):
+    """In place of a SIGKILL: nothing that handles errors handles it."""
+
+
+def kill_at(monkeypatch: pytest.MonkeyPatch, owner: object, name: str, count: int) -> None:
+    """The ``count``-th call of ``owner.name`` is where the run is killed, before it does anything."""
+    real, calls = getattr(owner, name), []
+
+    def call(*args: object, **kwargs: object) -> object:
+        calls.append(name)
+        if len(calls) == count:
+            raise Killed
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(owner, name, call)
+
+
+def left(run: Path) -> tuple[dict, list[tuple[str, object]]]:
+    """All that a run leaves that does not depend on timing: the newest checkpoint, the log, what is best."""
+    directory = RunDirectory(run, "tiny")
+    metas = [verify_checkpoint(path).meta for path in (directory.periodic()[0], *directory.best())]
+    facts = ("num_updates", "best_eval_value", "last_eval_metrics", "last_evaluated", "evaluation_due")
+    return what_is_left(run, "tiny"), [(name, meta.get(name)) for meta in metas for name in facts]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that is evaluated where it saves, elsewhere, and at its end; never interrupted."""
+    folder = tmp_path_factory.mktemp("whole")
+    return train(parse_config(config(folder, updates=14)), run_dir=folder / "run").run_dir
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "count"),
+    [
+        (MetricWriter, "write", 3),  # before there is a checkpoint
+        (RunDirectory, "save_best", 1),
+        (_Loop, "_record_evaluation", 3),  # saved at the same update, not evaluated
+        (RunDirectory, "rewrite_meta", 1),  # saved, evaluated, and the checkpoint does not say so yet
+        (_Loop, "_record_evaluation", 4),  # after the last checkpoint
+        (RunDirectory, "rewrite_meta", 2),
+        (checkpoint, "_complete", 2),
+        (checkpoint, "remove", 3),
+    ],
+)
+def test_a_kill_at_any_step_of_saving_changes_nothing(
+    owner: object, name: str, count: int, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_config = parse_config(config(tmp_path, updates=14))
+    kill_at(monkeypatch, owner, name, count)
+    with pytest.raises(Killed):
+        train(run_config, run_dir=tmp_path / "run")
+    monkeypatch.undo()
+    result = train(run_config, resume="latest", run_dir=tmp_path / "run")
+    (arrays, facts), (expected_arrays, expected_facts) = left(tmp_path / "run"), left(whole)
+    assert same(arrays, expected_arrays, log=True) and facts == expected_facts
+    assert result.best_eval_value == dict(expected_facts)["best_eval_value"]
+
+
+def test_a_run_without_a_checkpoint_starts_from_the_beginning_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_config = parse_config(config(tmp_path, updates=3))
+    kill_at(monkeypatch, RunDirectory, "save", 1)
+    with pytest.raises(Killed):
+        train(run_config, run_dir=tmp_path / "run")
+    assert len((tmp_path / "run/logs/metrics.jsonl").read_text().splitlines()) == 3
+    monkeypatch.setattr(DeviceStepper, "start", None)  # nor does it become a folder without a run when that fails
+    with pytest.raises(TypeError):
+        train(run_config, resume="latest", run_dir=tmp_path / "run")
+    monkeypatch.undo()
+    capsys.readouterr()
+    result = train(run_config, resume="latest", run_dir=tmp_path / "run")
+    assert "has no checkpoint, a kill came before the first: it starts from the beginning" in capsys.readouterr().err
+    train(run_config, run_dir=tmp_path / "whole")
+    assert result.finished and same(*(what_is_left(tmp_path / name, "tiny") for name in ("run", "whole")), log=True)
+    empty = create_run_directory(run_config, tmp_path / "empty").path
+    for resume in (
+        "best",
+        str(empty / "checkpoints/tiny_step_1"),
+    ):  # where there is something to go on from, or nothing
+        with pytest.raises(CheckpointError, match=r"no best checkpoint|does not exist"):
+            train(run_config, resume=resume, run_dir=empty)
+
+
+@pytest.mark.parametrize(("number", "saved_at"), [(2, 8), (4, 14)], ids=["along the way", "at the end"])
+def test_what_was_trained_before_an_evaluation_that_fails_is_kept(
+    number: int, saved_at: int, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_config, begin, evaluations = parse_config(config(tmp_path, updates=14)), DeviceEvaluator.begin, []
+
+    def fail() -> None:
+        raise ArithmeticError("the arm left the table")
+
+    def begin_or_fail(self: DeviceEvaluator, params: object) -> object:
+        evaluations.append(params)
+        return fail if len(evaluations) == number else begin(self, params)
+
+    monkeypatch.setattr(DeviceEvaluator, "begin", begin_or_fail)
+    with pytest.raises(ArithmeticError, match="left the table"):
+        train(run_config, run_dir=tmp_path / "run")
+    monkeypatch.undo()
+    newest = RunDirectory(tmp_path / "run", "tiny").periodic()[0]
+    assert verify_checkpoint(newest).meta["num_updates"] == saved_at
+    train(run_config, resume="latest", run_dir=tmp_path / "run")
+    (arrays, facts), (expected_arrays, expected_facts) = left(tmp_path / "run"), left(whole)
+    assert same(arrays, expected_arrays, log=True) and facts == expected_facts
+
+
+def test_a_best_metric_that_is_not_measured_is_refused_before_anything_is_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(DeviceStepper, "start", None)
+    run_config = parse_config(config(tmp_path, best_eval_metric="eval/metrics/nothing"))
+    with pytest.raises(ConfigError, match=r"best_eval_metric.*'eval/metrics/nothing' is not measured here; there is"):
+        train(run_config, run_dir=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_best_metric_that_a_host_environment_does_not_measure_is_refused_once_the_state_is_saved(
+    tmp_path: Path,
+) -> None:
+    raw = config(tmp_path, "gymnasium:Pendulum-v1", best_eval_metric="eval/success_rate")
+    raw["trainer"]["save_frequency_updates"] = 100
+    with pytest.raises(ConfigError, match=r"best_eval_metric.*'eval/success_rate' is not measured here"):
+        train(parse_config(raw), run_dir=tmp_path / "run")
+    (saved,) = RunDirectory(tmp_path / "run", "tiny").periodic()
+    raw["trainer"] |= {"best_eval_metric": "eval/avg_reward", "iterations": 5}
+    resumed = train(parse_config(raw), resume=str(saved))
+    assert [entry["global_step"] for entry in resumed.eval_history] == [4 * 32, 5 * 32]
+
+
+@pytest.fixture(scope="module")
+def to_damage(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict, Path, dict]:
+    """A run to go on with, and what it should come to."""
+    folder = tmp_path_factory.mktemp("to_damage")
+    raw = asynchronous_run(folder)
+    train(parse_config(raw), run_dir=folder / "whole")
+    short = {**raw, "trainer": {**raw["trainer"], "iterations": 6}}
+    return raw, train(parse_config(short), run_dir=folder / "run").run_dir, what_is_left(folder / "whole", "tiny")
+
+
+@pytest.mark.parametrize(
+    ("name", "how", "verdict"),
+    [
+        ("configs/resolved.json", "one bit", "refused"),
+        ("configs/SHA256", "removed", "told"),
+        ("checkpoints/tiny_step_96/SHA256", "cut to nothing", "told"),
+        ("checkpoints/tiny_step_96/meta.json", "a folder", "told"),
+        ("logs/metrics.jsonl", "middle byte", "told"),
+        ("schedule.json", "cut in half", "told"),
+    ],
+)
+def test_a_damaged_file_is_said_and_changes_no_bit(
+    name: str, how: str, verdict: str, to_damage: tuple[dict, Path, dict], tmp_path: Path
+) -> None:
+    """A slice of ``benchmarks/damage.py``, which goes through all files."""
+    raw, base, expected = to_damage
+    shutil.copytree(base, tmp_path / "run")
+    assert damage(tmp_path / "run" / name, how)
+    given, text = outcome(parse_config(raw), tmp_path / "run", "latest", expected)
+    assert (given, name.rpartition("/")[2] in text) == (verdict, True), text
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_saves_and_exits_cleanly(number: signal.Signals, tmp_path: Path) -> None:
     raw = config(tmp_path, updates=100_000, save_frequency_updates=50)
     process = start_process(raw, tmp_path)

@@ -1,0 +1,159 @@
+"""A run's folder: which run a name means, and what a damaged folder is told of."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import pytest
+
+from ejax.checkpoint import CheckpointError
+from ejax.config import parse_config
+from ejax.run_dir import (
+    RunDirectory,
+    create_run_directory,
+    never_began,
+    newest_run,
+    open_run_directory,
+)
+
+NETWORK = {"type": "mlp", "network_cfg": {"hidden_sizes": [4]}}
+
+
+def config(exp_name: str) -> Any:
+    return parse_config(
+        {
+            "trainer": {"exp_name": exp_name, "learning_env": "PointMassRL", "iterations": 1, "num_envs": 4},
+            "policy": {"name": "actor_critic", "actor": NETWORK, "critic": NETWORK},
+            "algorithm": {"name": "ppo", "cfg": {"batch_size": 16}},
+        }
+    )
+
+
+def make(folder: Path, exp_name: str, number: int) -> Path:
+    """A run of that name, started at that second."""
+    path = create_run_directory(config(exp_name), folder / f"{exp_name}_20260101_00000{number}").path
+    os.utime(path / "configs" / "resolved.json", (number, number))
+    return path
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return create_run_directory(config("tiny"), tmp_path / "tiny").path
+
+
+def test_a_name_is_not_the_beginning_of_a_name(tmp_path: Path) -> None:
+    """As of ``configs/push_cube/bc.yaml`` and ``bc_images.yaml``."""
+    cloned, other = make(tmp_path, "push_cube_bc", 1), make(tmp_path, "push_cube_bc", 2)
+    make(tmp_path, "push_cube_bc_images", 3)
+    assert newest_run(tmp_path, "push_cube_bc") == other
+    assert open_run_directory(tmp_path / "push_cube_bc")[0] == RunDirectory(other, "push_cube_bc")
+    assert cloned != other
+    for name in ("push_cube", "push", "*", "push_cube_b?"):
+        with pytest.raises(FileNotFoundError, match="no run of"):
+            newest_run(tmp_path, name)
+
+
+def test_a_run_whose_name_cannot_be_read_is_not_passed_over(tmp_path: Path) -> None:
+    """Its folder's name says enough: an older run in its place would be the wrong one."""
+    make(tmp_path, "tiny", 1)
+    damaged, other = make(tmp_path, "tiny", 2), make(tmp_path, "tiny_two", 3)
+    for path in (damaged, other):
+        (path / "configs" / "resolved.json").write_text("{")
+    assert newest_run(tmp_path, "tiny") == damaged
+    with pytest.raises(CheckpointError, match=r"configs of run .* are damaged"):
+        open_run_directory(tmp_path / "tiny")
+
+
+@pytest.mark.parametrize("file", ["resolved.json", "versions.json", "SHA256"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda file: file.write_text(""),
+        lambda file: file.write_text(file.read_text()[:-40]),
+        lambda file: file.write_text(file.read_text().replace("1", "2", 1)),
+        lambda file: (file.unlink(), file.mkdir()),
+    ],
+    ids=["empty", "cut", "one digit", "a folder"],
+)
+def test_changed_configs_are_refused(file: str, change: Callable[[Path], object], run: Path) -> None:
+    change(run / "configs" / file)
+    error = FileNotFoundError if (run / "configs" / "resolved.json").is_dir() else CheckpointError
+    with pytest.raises(error, match=str(run)):
+        open_run_directory(run)
+
+
+@pytest.mark.parametrize("text", ["[]", "{", '{"trainer": {}}', '{"trainer": {"exp_name": 3}}', "[" * 100_000])
+def test_configs_without_digests_are_read_with_care(text: str, run: Path) -> None:
+    """The first runs of ejax have none."""
+    (run / "configs" / "SHA256").unlink()
+    assert open_run_directory(run)[1] == config("tiny")
+    (run / "configs" / "resolved.json").write_text(text)
+    with pytest.raises(CheckpointError, match=r"are damaged: .*resolved\.json"):
+        open_run_directory(run)
+
+
+def test_what_others_put_beside_the_configs_does_not_matter(run: Path) -> None:
+    (run / "configs" / "notes.txt").touch()
+    assert open_run_directory(run)[1] == config("tiny")
+
+
+@pytest.mark.parametrize("made", ["", "configs", "configs/versions.json", "configs/.partial", "checkpoints"])
+def test_a_folder_that_a_kill_left_before_it_was_a_run_can_be_given_again(made: str, tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    (path / made).parent.mkdir(parents=True) if "." in made else (path / made).mkdir(parents=True)
+    if "." in made:
+        (path / made).write_text("{")
+    assert never_began(path)
+    create_run_directory(config("tiny"), path)
+    assert not never_began(path) and open_run_directory(path)[1] == config("tiny")
+
+
+def test_a_folder_of_something_else_is_no_unfinished_run(tmp_path: Path, run: Path) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis.tex").touch()
+    (run / "configs" / "resolved.json").unlink()
+    (run / "checkpoints" / "tiny_step_1").mkdir()
+    assert not never_began(tmp_path / "other") and not never_began(run) and not never_began(tmp_path / "none")
+
+
+def test_the_best_checkpoint_is_used_where_no_other_is_left(tmp_path: Path) -> None:
+    directory, reports = RunDirectory(tmp_path, "a"), []
+    for step in (10, 20):
+        (directory.save({"w": jnp.ones(1)}, {"global_step": step}, keep=5) / "meta.json").unlink()
+    best = directory.save_best({"w": jnp.ones(1)}, {"global_step": 10})
+    assert directory.find("latest", reports.append) == best
+    assert len(reports) == 2
+
+
+def test_a_last_word_says_what_is_left_and_how_to_go_on(tmp_path: Path, run: Path) -> None:
+    directory = RunDirectory(run, "tiny")
+    assert "nothing was left" in RunDirectory(tmp_path / "none", "tiny").last_word()
+    assert f"--run {run} --resume latest starts it from the beginning" in directory.last_word()
+    saved = directory.save({"w": jnp.ones(1)}, {"global_step": 10}, keep=5)
+    assert f"the last checkpoint is {saved}," in directory.last_word()
+
+
+def test_a_schedule_goes_on_where_it_was(run: Path) -> None:
+    directory = RunDirectory(run, "tiny")
+    digest = directory.write_schedule(0, [0, 0, 1])
+    assert directory.check_schedule(3, digest) == []
+    assert directory.write_schedule(0, [0, 0, 1]) == digest
+    directory.write_schedule(2, [2, 3])
+    assert json.loads((run / "schedule.json").read_text()) == {"versions": [0, 0, 2, 3]}
+
+
+@pytest.mark.parametrize(
+    "text", [None, "", "[]", '{"versions": [0, 0', '{"versions": [0]}', '{"versions": [0, 1]}', '{"versions": ["0"]}']
+)
+def test_a_schedule_that_is_another_is_set_aside_and_the_run_goes_on(text: str | None, run: Path) -> None:
+    directory, file = RunDirectory(run, "tiny"), run / "schedule.json"
+    digest = directory.write_schedule(0, [0, 0])
+    file.unlink() if text is None else file.write_text(text)
+    (problem,) = directory.check_schedule(2, digest)
+    assert str(file) in problem and not file.exists()
+    assert text is None or [each.read_text() for each in run.glob("schedule.damaged-*.json")] == [text]
+    directory.write_schedule(2, [1])
+    assert json.loads(file.read_text()) == {"versions": [None, None, 1]}
