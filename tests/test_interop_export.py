@@ -222,7 +222,7 @@ from interop.verify import main
 sys.exit(main([{str(exported)!r}]))
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == (3 if HERE == ["stablehlo"] else 0), done.stderr  # 3: nothing else could be run
     assert re.search(r"stablehlo +skipped: not installed here; pip install jax", done.stdout)
     assert done.stdout.count("skipped") == 1
 
