@@ -331,7 +331,8 @@ class _Loop:
                 launched.update - launched.count + i + 1, {n: float(x[i]) for n, x in metrics.items()}, fps
             )
         if launched.save:
-            self._save(launched.state, launched.update, evaluation_due=launched.evaluation is not None)
+            at_end = self.trainer.enable_eval and launched.update >= self.trainer.num_updates
+            self._save(launched.state, launched.update, evaluation_due=launched.evaluation is not None or at_end)
         if launched.evaluation is not None:
             self._record_evaluation(launched)
         self._tell()

@@ -19,7 +19,7 @@ from ejax.distributions import ActionSpec
 from ejax.optim import bind_schedule
 from ejax.policies import ActorCritic, NetworkConfig, get_action
 from ejax.run import train
-from ejax.run_dir import create_run_directory, open_run_directory
+from ejax.run_dir import RunDirectory, create_run_directory, open_run_directory
 from ejax.train import main
 from interop.tensordict import rollout_from_dict
 from interop.weights import params_from_state_dict, state_dict_from_params
@@ -251,6 +251,21 @@ def test_an_asynchronous_run_goes_on_from_embodichains_file(golden, tmp_path):
     for run in (one, two):
         assert json.loads((run / "schedule.json").read_text())["versions"][:2] == [0, 1]
         assert open_run_directory(run)[0].find("latest", print).name == "point_mass_step_256"
+
+
+def test_a_run_that_was_killed_before_its_first_checkpoint_starts_from_the_file_again(
+    golden, tmp_path, monkeypatch, capsys
+):
+    config = parse_config(options(golden))
+    whole = train(config, run_dir=tmp_path / "whole", resume=str(POINT_MASS))
+    monkeypatch.setattr(RunDirectory, "save", None)
+    with pytest.raises(TypeError):
+        train(config, run_dir=tmp_path / "run", resume=str(POINT_MASS))
+    monkeypatch.undo()
+    resumed = train(config, run_dir=tmp_path / "run", resume="latest")
+    assert f"starts from {POINT_MASS.absolute()}" in "".join(capsys.readouterr())
+    assert_same(resumed.params, whole.params)
+    assert resumed.num_updates == 4 and len(resumed.train_history) == 2
 
 
 @pytest.mark.parametrize("steps", [1, 2])

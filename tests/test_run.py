@@ -127,35 +127,43 @@ def left(run: Path) -> tuple[dict, list[tuple[str, object]]]:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that is evaluated where it saves, elsewhere, and at its end; never interrupted."""
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    """Runs that are evaluated where they save, elsewhere, and at the end; never interrupted. By their updates."""
     folder = tmp_path_factory.mktemp("whole")
-    return train(parse_config(config(folder, updates=14)), run_dir=folder / "run").run_dir
+    return {n: train(parse_config(config(folder, updates=n)), run_dir=folder / str(n)).run_dir for n in (14, 15)}
 
 
 @pytest.mark.parametrize(
-    ("owner", "name", "count"),
+    ("updates", "owner", "name", "count"),
     [
-        (MetricWriter, "write", 3),  # before there is a checkpoint
-        (RunDirectory, "save_best", 1),
-        (_Loop, "_record_evaluation", 3),  # saved at the same update, not evaluated
-        (RunDirectory, "rewrite_meta", 1),  # saved, evaluated, and the checkpoint does not say so yet
-        (_Loop, "_record_evaluation", 4),  # after the last checkpoint
-        (RunDirectory, "rewrite_meta", 2),
-        (checkpoint, "_complete", 2),
-        (checkpoint, "remove", 3),
+        (14, MetricWriter, "write", 3),  # before there is a checkpoint
+        (14, RunDirectory, "save_best", 1),
+        (14, _Loop, "_record_evaluation", 3),  # saved at the same update, not evaluated
+        (14, RunDirectory, "rewrite_meta", 1),  # saved, evaluated, and the checkpoint does not say so yet
+        (14, _Loop, "_record_evaluation", 4),  # after the last checkpoint
+        (14, RunDirectory, "rewrite_meta", 2),
+        (15, _Loop, "_record_evaluation", 4),  # the last checkpoint is a periodic one as well
+        (15, RunDirectory, "rewrite_meta", 2),
+        (14, checkpoint, "_complete", 2),
+        (14, checkpoint, "remove", 3),
     ],
 )
 def test_a_kill_at_any_step_of_saving_changes_nothing(
-    owner: object, name: str, count: int, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    updates: int,
+    owner: object,
+    name: str,
+    count: int,
+    whole: dict[int, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    run_config = parse_config(config(tmp_path, updates=14))
+    run_config = parse_config(config(tmp_path, updates=updates))
     kill_at(monkeypatch, owner, name, count)
     with pytest.raises(Killed):
         train(run_config, run_dir=tmp_path / "run")
     monkeypatch.undo()
     result = train(run_config, resume="latest", run_dir=tmp_path / "run")
-    (arrays, facts), (expected_arrays, expected_facts) = left(tmp_path / "run"), left(whole)
+    (arrays, facts), (expected_arrays, expected_facts) = left(tmp_path / "run"), left(whole[updates])
     assert same(arrays, expected_arrays, log=True) and facts == expected_facts
     assert result.best_eval_value == dict(expected_facts)["best_eval_value"]
 
@@ -188,7 +196,7 @@ def test_a_run_without_a_checkpoint_starts_from_the_beginning_and_says_so(
 
 @pytest.mark.parametrize(("number", "saved_at"), [(2, 8), (4, 14)], ids=["along the way", "at the end"])
 def test_what_was_trained_before_an_evaluation_that_fails_is_kept(
-    number: int, saved_at: int, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    number: int, saved_at: int, whole: dict[int, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_config, begin, evaluations = parse_config(config(tmp_path, updates=14)), DeviceEvaluator.begin, []
 
@@ -206,7 +214,7 @@ def test_what_was_trained_before_an_evaluation_that_fails_is_kept(
     newest = RunDirectory(tmp_path / "run", "tiny").periodic()[0]
     assert verify_checkpoint(newest).meta["num_updates"] == saved_at
     train(run_config, resume="latest", run_dir=tmp_path / "run")
-    (arrays, facts), (expected_arrays, expected_facts) = left(tmp_path / "run"), left(whole)
+    (arrays, facts), (expected_arrays, expected_facts) = left(tmp_path / "run"), left(whole[14])
     assert same(arrays, expected_arrays, log=True) and facts == expected_facts
 
 
