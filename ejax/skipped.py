@@ -4,12 +4,9 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 
-_NAMES = {
-    "loss": "loss",
-    "grad_norm": "gradient",
-    "value_loss": "critic's loss",
-    "value_grad_norm": "critic's gradient",
-}
+_NAMES = {"loss": "loss", "grad_norm": "gradient"}
+_CRITICS = {"value_loss": "critic's loss", "value_grad_norm": "critic's gradient"}
+"""Of a critic that is trained apart; elsewhere its loss is a part of the other."""
 _REMEDY = "lower algorithm.cfg.optimizer.learning_rate, look for rewards and observations that are not finite"
 
 
@@ -40,8 +37,9 @@ def refuse_nonfinite(update: int, metrics: Mapping[str, float], last_checkpoint:
     if unusable <= 0.0 and math.isfinite(metrics.get("train/loss", 0.0)):
         return
     broken = [tag.removeprefix("train/") for tag, x in metrics.items() if tag[:6] == "train/" and not math.isfinite(x)]
-    what = " and ".join(_NAMES[name] for name in _NAMES if name in broken) or "step of the optimizer"
-    terms = ", ".join(name for name in broken if name not in _NAMES)
+    names = _NAMES if set(broken) & set(_NAMES) else _CRITICS
+    what = " and ".join(names[name] for name in names if name in broken) or "step of the optimizer"
+    terms = ", ".join(name for name in broken if name not in names)
     raise NonFiniteUpdateError(
         f"update {update} gave a non-finite {what}{f' ({terms})' if terms else ''}; last checkpoint: "
         f"{last_checkpoint or 'none'}. To go on, {_REMEDY}, and train again"
