@@ -192,7 +192,7 @@ class RunDirectory:
         """What there is of a run that ends at once, and how to go on with it."""
         if not self.config_file.exists():
             return f"{self.path} is no run yet: nothing was left"
-        again = f"--run {self.path} --resume latest"
+        again = f"python -m ejax.train --run {self.path} --resume latest"
         newest = next(iter([*self.periodic(), *self.best()]), None)
         if newest is None:
             return f"run {self.path} has no checkpoint yet; {again} starts it from the beginning"

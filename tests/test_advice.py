@@ -61,6 +61,8 @@ def options_of(module: str) -> frozenset[str]:
         for argument in node.args
         if isinstance(argument, ast.Constant) and str(argument.value).startswith("--")
     }
+    if "add_trust_option(" in FILES[module].read_text() and module != "ejax.trust":
+        made.add("--trust")
     if not made and module == "ejax.pretrain":
         return options_of("ejax.train")
     return frozenset(made)
@@ -143,6 +145,7 @@ def test_a_run_of_another_device_is_read_anywhere_and_trained_on_only_there(
     raw = json.loads(file.read_text())
     raw["trainer"]["device"] = "cuda"
     file.write_text(json.dumps(raw))
+    (file.parent / "SHA256").unlink()  # it would find the change
     assert open_run_directory(tmp_path / "run")[1].to_dict() == config.to_dict()
     assert main(["--run", str(tmp_path / "run"), "--resume", "latest"]) == 2
     error = capsys.readouterr().err

@@ -25,9 +25,16 @@ from ejax.envs.guarded import GuardedEnv
 from ejax.evaluate import evaluate_run
 from ejax.interrupt import interruptible
 from ejax.run import train
+from ejax.trust import trust
 
 SEED = np.array([3, 5], np.uint32)
 CALM = np.zeros((2, 1), np.float32)
+
+
+@pytest.fixture(autouse=True)
+def trusted() -> None:
+    """These tests make it by name, without a config that names it."""
+    trust("rude_tasks:Rude")
 
 
 def config(folder: Path, *overrides: str, name: str = "rude_tasks:Rude", **cfg: Any) -> RunConfig:
@@ -262,7 +269,7 @@ def test_an_exit_is_the_error_of_a_run(tmp_path: Path, mode: str, where: str) ->
 
 def test_an_exit_in_evaluation_is_the_error_of_a_run(tmp_path: Path) -> None:
     with pytest.raises(HostEnvError, match=r"at its step 7 \(1 rows\).*SystemExit\(0\)"):
-        train(config(tmp_path, "trainer.enable_eval=true", "trainer.eval_freq=8", where="step", at=7))
+        train(config(tmp_path, "trainer.enable_eval=true", "trainer.eval_freq=8", where="step", at=7, rows=1))
 
 
 @dataclass(frozen=True)

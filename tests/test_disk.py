@@ -13,7 +13,7 @@ from ejax import checkpoint, train
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS, errno.ENAMETOOLONG])
 def test_a_disk_that_refuses_is_one_line_and_exit_2(code, tmp_path, monkeypatch, capsys):
-    def refuse(*args):
+    def refuse(*args, **options):
         raise OSError(code, os.strerror(code), str(tmp_path))
 
     monkeypatch.setattr("ejax.run.create_run_directory", refuse)
