@@ -19,6 +19,8 @@ from pydantic import BaseModel, ConfigDict, NonNegativeInt
 
 from ejax.facts import FactsError, check_facts
 
+_BEGINNING = b'{"step": '
+
 
 class Logged(BaseModel):
     """How far the file had come when a checkpoint was made."""
@@ -98,7 +100,7 @@ def keep_up_to(
         try:
             record = check_facts(json.loads(line), MetricRecord)
         except (FactsError, ValueError, RecursionError):
-            if line.endswith(b"\n"):  # one that does not was cut short by a kill
+            if not _was_cut_short(line):
                 wrong.append(number)
             continue
         if record["step"] < step or (record["step"] == step and not (evaluates_again and _is_evaluation(record))):
@@ -116,6 +118,11 @@ def keep_up_to(
     if content:
         _replace(path, b"".join(lines))
     return kept
+
+
+def _was_cut_short(line: bytes) -> bool:
+    """By a kill: the beginning of a line that ``MetricLog`` writes."""
+    return not line.endswith(b"\n") and line[: len(_BEGINNING)] == _BEGINNING[: len(line)]
 
 
 def _is_evaluation(record: Mapping[str, Any]) -> bool:

@@ -69,6 +69,16 @@ def test_a_line_that_is_no_record_is_left_out_and_said(line: str, log: tuple[Pat
     assert aside.name in kept.problems[0] and aside.read_bytes() == before
 
 
+@pytest.mark.parametrize(("end", "said"), [(b"{", 0), (b'{"step": 40, "ti', 0), (b"0", 1), (b'{"step": 40, "ti\n', 1)])
+def test_a_line_that_a_kill_cut_short_is_nothing_to_speak_of(
+    end: bytes, said: int, log: tuple[Path, dict[str, Any]]
+) -> None:
+    path, logged = log
+    path.write_bytes(path.read_bytes() + end)
+    assert len(keep_up_to(path, 30, logged=logged).problems) == said
+    assert steps(path) == [10, 20, 20, 30]
+
+
 @pytest.mark.parametrize(
     ("damage", "text"),
     [
