@@ -40,7 +40,7 @@ def main() -> int:
         base = train(parse_config(short), run_dir=Path(folder) / "base").run_dir
         config = parse_config(raw)
         for number, (name, resume, how) in enumerate(_cases(base)):
-            if number % args.every:
+            if number % args.every != args.first:
                 continue
             run = Path(folder) / "run"
             shutil.copytree(base, run)
@@ -89,6 +89,7 @@ def _report(verdicts: dict[str, Counter[str]]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--every", type=int, default=1, metavar="N", help="only each N-th case (default: all)")
+    parser.add_argument("--first", type=int, default=0, metavar="K", help="of those, the K-th to begin with")
     parser.add_argument("--verbose", action="store_true", help="print what is said of each")
     return parser
 
