@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ejax.envs.calls import HostEnvError, call_env, described
+from ejax.finite import finite_rows
 from ejax.types import HostEnv, HostTimestep, PyTree, ReportingHostEnv
 
 _MOST_ACTIONS = 10_000
@@ -111,12 +112,12 @@ class GuardedEnv:
         except Exception as error:
             return self._start_anew(error, before)
         valid = timestep.info.get("valid", np.ones(self.num_envs, bool))
-        broken = ~(_finite_rows(timestep.final_obs) & _finite_rows(timestep.reward)) & valid
+        broken = ~finite_rows(timestep.final_obs, timestep.reward, numpy=np) & valid
         done = timestep.terminated | timestep.truncated
         obs, final_obs = timestep.obs, timestep.final_obs
         if broken.any():
             self._quarantine(broken, seed, timestep)
-            forced = broken & ~(done & _finite_rows(obs))
+            forced = broken & ~(done & finite_rows(obs, numpy=np))
             if forced.any():
                 obs = self._reset_inner(_new_seeds(seed, self.num_steps), forced)
             final_obs = _replace_rows(broken, before, final_obs)
@@ -242,7 +243,7 @@ class GuardedEnv:
             HostEnvError: they stay so.
         """
         for attempt in range(_RESET_ATTEMPTS + 1):
-            broken = rows & ~_finite_rows(obs)
+            broken = rows & ~finite_rows(obs, numpy=np)
             if not broken.any():
                 return obs
             if attempt == _RESET_ATTEMPTS:
@@ -252,12 +253,6 @@ class GuardedEnv:
             f"env '{self.name}' starts with observations that are not finite, {_RESET_ATTEMPTS} times in a row, "
             f"rows {np.flatnonzero(broken).tolist()}, after {self.num_steps} steps"
         )
-
-
-def _finite_rows(tree: PyTree) -> NDArray[np.bool_]:
-    """[N]: all numbers of a row are finite."""
-    leaves = [np.isfinite(leaf).reshape(len(leaf), -1).all(axis=1) for leaf in jax.tree.leaves(tree)]
-    return np.logical_and.reduce(leaves)
 
 
 def _replace_rows(rows: NDArray[np.bool_], new: PyTree, old: PyTree) -> PyTree:
