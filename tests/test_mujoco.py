@@ -1,5 +1,6 @@
 """The two physics engines: they are pure functions, they agree, and forward kinematics agrees with both."""
 
+import gc
 import os
 import subprocess
 import sys
@@ -12,9 +13,10 @@ import jax.numpy as jnp
 import mujoco
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from ejax.envs.kinematics import site_pose
-from ejax.envs.mujoco import Physics, PhysicsState, _mjx
+from ejax.envs.mujoco import Physics, PhysicsState, _mjx, render
 from ejax.types import Array
 
 C_ENGINE = Physics("push_cube.xml", engine="mujoco")
@@ -219,3 +221,21 @@ def test_environments_can_be_drawn_without_a_display() -> None:
     if result.returncode == 77:
         pytest.skip(f"no OpenGL: {result.stdout}")
     assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+def test_a_thread_that_draws_many_sizes_leaves_the_canvas_of_another_alone() -> None:
+    """More sizes than a thread keeps, while another thread holds one: each is drawn as if it were alone."""
+    sizes = [(64, 48), (80, 60), (96, 72), (112, 84), (128, 96), (48, 36)]
+
+    def draw(size: tuple[int, int]) -> NDArray[np.int_]:
+        return render("push_cube.xml", np.zeros(physics.nq), width=size[0], height=size[1]).astype(int)
+
+    physics = Physics("push_cube.xml").model
+    alone = {size: draw(size) for size in sizes}
+    with ThreadPoolExecutor(1) as idle:
+        idle.submit(draw, sizes[0]).result()  # and keeps its context, the current one of a thread that lives
+        for size in sizes[1:] + sizes:
+            np.testing.assert_allclose(draw(size), alone[size], atol=3)  # software rendering rounds by the thread
+        np.testing.assert_allclose(idle.submit(draw, sizes[0]).result(), alone[sizes[0]], atol=3)
+    gc.collect()

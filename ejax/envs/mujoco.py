@@ -119,7 +119,7 @@ def render(
         [height, width, 3] RGB.
     """
     effects = camera is None or camera.effects
-    model, data, renderer = _canvas(asset, width, height, effects, threading.get_ident())
+    model, data, renderer = _canvases.get(asset, width, height, effects)
     data.qpos[:] = np.asarray(qpos)
     for name, position in (mocap_pos or {}).items():
         data.mocap_pos[model.body(name).mocapid[0]] = np.asarray(position)
@@ -177,17 +177,29 @@ def _load_model(asset: str, *, visual: bool) -> mujoco.MjModel:
     return model
 
 
-@functools.lru_cache(maxsize=4)
-def _canvas(
-    asset: str, width: int, height: int, effects: bool, thread: int
+class _Canvases(threading.local):
+    """The last four canvases that a thread drew on, made, used and freed by that thread alone.
+
+    A thread that frees the OpenGL context of another one that is still running cannot make it current, and
+    deletes the objects of the same numbers in its own context instead: its later pictures are wrong.
+    """
+
+    def __init__(self) -> None:
+        self.get = functools.lru_cache(maxsize=4)(_make_canvas)
+
+
+def _make_canvas(
+    asset: str, width: int, height: int, effects: bool
 ) -> tuple[mujoco.MjModel, mujoco.MjData, mujoco.Renderer]:
-    """What one thread draws one size of picture with, kept between pictures."""
-    del thread  # part of the key: an OpenGL context belongs to the thread that made it
+    """What pictures of one scene and size are drawn with."""
     _choose_opengl()
     model = copy.copy(_load_model(asset, visual=True))
     if not effects:
         model.vis.quality.offsamples = 0
     return model, mujoco.MjData(model), mujoco.Renderer(model, height=height, width=width)
+
+
+_canvases = _Canvases()
 
 
 @functools.cache
