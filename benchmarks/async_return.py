@@ -17,13 +17,14 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from ejax.build import Parts, build
+from ejax.build import build
 from ejax.collectors import HostCollector
 from ejax.config import load_config
 from ejax.device import prepare_jax
 from ejax.envs.point_mass import PointMassRL
 from ejax.envs.pure_host import PureHostEnv
 from ejax.evaluation import evaluate
+from ejax.parts import Parts
 from ejax.steppers import HostStepper
 from ejax.types import HostTimestep
 

@@ -126,7 +126,7 @@ def make_rollout() -> Rollout:
         reward=normal(),
         terminated=flags,
         truncated=flags,
-        extras={"distribution": Normal(normal(ACTION_SIZE), normal(ACTION_SIZE))},
+        distribution=Normal(normal(ACTION_SIZE), normal(ACTION_SIZE)),
     )
 
 

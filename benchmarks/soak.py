@@ -203,7 +203,7 @@ class Auditor:
 
     def _is_by_its_version(self, seen: Rollout) -> int:
         """The actions, the label and the bound on staleness agree."""
-        versions = np.unique(np.asarray(seen.extras["version"]))
+        versions = np.unique(np.asarray(seen.version))
         self._must(len(versions) == 1, f"is labelled with versions {versions.tolist()}")
         version = int(versions[0])
         made = np.unique(np.rint(seen.action[..., 0])).astype(int)
@@ -214,7 +214,7 @@ class Auditor:
 
     def _agrees_with_itself(self, seen: Rollout, version: int) -> None:
         """Rewards, log-probabilities and values are those of the observations and actions beside them."""
-        obs, action, valid = np.asarray(seen.obs), np.asarray(seen.action), np.asarray(seen.extras["valid"])
+        obs, action, valid = np.asarray(seen.obs), np.asarray(seen.action), np.asarray(seen.valid)
         self._must(all(np.isfinite(x).all() for x in jax.tree.leaves(seen)), "has a NaN")
         reward = np.where(valid, checksum(obs, action), 0.0)
         self._must((seen.reward == reward).all(), "has rewards of other steps")

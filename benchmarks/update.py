@@ -24,7 +24,7 @@ from ejax.distributions import action_spec
 from ejax.optim import make_optimizer
 from ejax.policies import ActorCritic, NetworkConfig
 from ejax.returns import gae
-from ejax.types import Array, Rollout, TrainState
+from ejax.types import Array, Rollout, make_train_state
 
 GAMMA, GAE_LAMBDA = 0.99, 0.95
 GAE_SHAPES = ((1024, 64), (256, 4096))
@@ -141,7 +141,7 @@ def _gae_data(num_steps: int, num_envs: int) -> tuple[np.ndarray, ...]:
 def _update() -> Callable[[], object]:
     policy, config, params, rollout = _update_parts()
     optimizer = make_optimizer(config.optimizer)
-    state = TrainState(step=jnp.int32(0), params=params, opt_state=optimizer.init(params["params"]))
+    state = make_train_state(params, optimizer)
     return partial(ppo_update, state, rollout, jax.random.key(1), policy=policy, optimizer=optimizer, config=config)
 
 
@@ -180,7 +180,6 @@ def _update_parts() -> tuple[ActorCritic, PPOConfig, Any, Rollout]:
         reward=jax.random.normal(keys[5], shape),
         terminated=flags[0],
         truncated=flags[1],
-        extras={},
     )
     return policy, config, params, rollout
 

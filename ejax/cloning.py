@@ -4,29 +4,67 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from types import TracebackType
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
+import gymnasium
 import jax
 import numpy as np
 import optax
 
-from ejax.algorithms.bc import BCConfig, bc_update
-from ejax.config import ConfigError, Problem
+from ejax.algorithms.step import RunState, init_host_run_state
+from ejax.config import ConfigError, Problem, RunConfig
+from ejax.config.data import DataConfig
 from ejax.demonstrations import Batch, Demonstrations
+from ejax.environments import sample_obs
+from ejax.parts import Parts
 from ejax.steppers import Interrupted
-from ejax.steps import RunState
-from ejax.types import HostEnv, Key, Metrics, Policy
+from ejax.types import Env, HostEnv, Key, Metrics, Policy, TrainState
 
 Clone: TypeAlias = Callable[[RunState, Batch, Key], tuple[RunState, Metrics]]
 
 
+def cloning_parts(
+    config: RunConfig,
+    data: DataConfig,
+    policy: Policy,
+    env: Env | HostEnv,
+    optimizer: optax.GradientTransformation,
+    key: Key,
+    *,
+    dropout: bool,
+) -> Parts:
+    """The environment is there for its spaces, and to be evaluated in."""
+    algorithm, options, space = config.algorithm.record, config.algorithm.cfg, env.action_space
+    obs = sample_obs(env, 1)
+    demonstrations = Demonstrations(data, config.trainer.buffer_size // data.chunk_size, obs)
+    stepper = CloningStepper(
+        demonstrations,
+        make_clone(policy, optimizer, options, update=algorithm.update, dropout=dropout),
+        key,
+        action_chunk=config.env.cfg.get("action_chunk", 1),
+        num_outputs=space.shape[0] if isinstance(space, gymnasium.spaces.Box) else 0,
+        env=env if isinstance(env, HostEnv) else None,
+    )
+    state = init_host_run_state(policy, optimizer, key, obs)
+    return Parts(policy, env, optimizer, stepper, replace(state, source=demonstrations.state()))
+
+
 def make_clone(
-    policy: Policy, optimizer: optax.GradientTransformation, config: BCConfig, *, dropout: bool = False
+    policy: Policy,
+    optimizer: optax.GradientTransformation,
+    config: Any,
+    *,
+    update: Callable[..., tuple[TrainState, Metrics]],
+    dropout: bool = False,
 ) -> Clone:
-    """One update of the run."""
+    """One update of the run.
+
+    Args:
+        update: of the form of ``ejax.algorithms.bc.bc_update``.
+    """
 
     def clone(state: RunState, batch: Batch, key: Key) -> tuple[RunState, Metrics]:
-        train, losses = bc_update(
+        train, losses = update(
             state.train, batch, key, policy=policy, optimizer=optimizer, config=config, dropout=dropout
         )
         metrics = {f"train/{name}": value for name, value in losses.items()}
@@ -35,8 +73,8 @@ def make_clone(
     return clone
 
 
-class BCStepper:
-    """An update from each batch; see ``ejax.steppers.Stepper``. ``RunState.envs`` tells which episodes there were.
+class CloningStepper:
+    """An update from each batch; see ``ejax.steppers.Stepper``. ``RunState.source`` says which episodes there were.
 
     Args:
         action_chunk: K, actions of one decision of the policy.
@@ -64,8 +102,8 @@ class BCStepper:
 
     def start(self, state: RunState) -> RunState:
         self._update = self._first = int(state.update)
-        self._notes += self.demonstrations.start(self._update, state.envs)
-        return replace(state, envs=self.demonstrations.state())
+        self._notes += self.demonstrations.start(self._update, state.source)
+        return replace(state, source=self.demonstrations.state())
 
     def advance(self, state: RunState, count: int, interrupted: Interrupted) -> tuple[RunState, Metrics] | None:
         del count
@@ -92,7 +130,7 @@ class BCStepper:
     def versions(self) -> list[int] | None:
         return None
 
-    def __enter__(self) -> "BCStepper":
+    def __enter__(self) -> "CloningStepper":
         self.demonstrations.__enter__()
         return self
 

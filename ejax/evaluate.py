@@ -16,11 +16,12 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from ejax.build import build_env, build_policy, sample_obs
+from ejax.build import build_policy
 from ejax.checkpoint import CheckpointError, load_params, verify_checkpoint
 from ejax.config import ConfigError, RunConfig
 from ejax.console import summary
 from ejax.device import prepare_jax
+from ejax.environments import build_env, sample_obs
 from ejax.envs.calls import exits_are_errors
 from ejax.evaluation import evaluate, evaluate_host, summarize
 from ejax.leave import leave

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from ejax.finite import finite_rows
 from ejax.metrics import NONFINITE_EPISODES
+from ejax.rollout import EnvCarry, reset, step
 from ejax.types import Array, Env, HostEnv, Key, Metrics, Params, Policy, PyTree
-from ejax.unroll import EnvCarry, reset, step
 
 _UNLIMITED = 10_000
 """Steps that an episode of an environment without a time limit gets; one that goes on is NaN in the results."""

@@ -9,10 +9,11 @@ from typing import Any, Protocol, TypeVar
 
 import jax
 
-from ejax.build import Parts, build_env, evaluation_env
 from ejax.config import ConfigError, Problem, RunConfig
 from ejax.config.models import TrainerConfig
+from ejax.environments import build_env, evaluation_env
 from ejax.evaluation import evaluate, evaluate_host, summarize
+from ejax.parts import Parts
 from ejax.types import Env, HostEnv, Metrics, Params, Policy
 
 E = TypeVar("E", bound="Evaluator")

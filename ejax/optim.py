@@ -27,7 +27,7 @@ from pydantic import (
 )
 
 from ejax.finite import all_finite
-from ejax.types import Array, PyTree, TrainState
+from ejax.types import Array, PyTree, TrainState, split_critic
 
 _STRICT = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -183,8 +183,7 @@ def make_actor_critic_optimizer(actor: OptimizerConfig, critic: OptimizerConfig)
     optimizers = {"actor": make_optimizer(actor), "critic": make_optimizer(critic)}
 
     def shares(networks: PyTree) -> dict[str, PyTree]:
-        of_critic = {name: network for name, network in networks.items() if name == "critic"}
-        return {"actor": {k: v for k, v in networks.items() if k not in of_critic}, "critic": of_critic}
+        return dict(zip(("actor", "critic"), split_critic(networks), strict=True))
 
     def init(params: PyTree) -> PyTree:
         return {name: optimizers[name].init(share) for name, share in shares(params).items()}

@@ -13,5 +13,11 @@ from functools import partial
 from ejax.leave import leave
 from ejax.train import run_command
 
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command line. Returns the exit code, as ``ejax.train``'s does."""
+    return run_command("pretrain", argv)
+
+
 if __name__ == "__main__":
     leave(partial(run_command, "pretrain", owns_process=True))

@@ -45,11 +45,11 @@ POLICIES: dict[str, Any] = {
     "vision": "ejax.policies.vision:VisionPolicy",
 }
 ALGORITHMS: dict[str, Any] = {
-    "ppo": "ejax.algorithms.ppo",
-    "grpo": "ejax.algorithms.grpo",
-    "apg": "ejax.algorithms.apg",
-    "shac": "ejax.algorithms.shac",
-    "bc": "ejax.algorithms.bc",
+    "ppo": "ejax.algorithms.ppo:ALGORITHM",
+    "grpo": "ejax.algorithms.grpo:ALGORITHM",
+    "apg": "ejax.algorithms.apg:ALGORITHM",
+    "shac": "ejax.algorithms.shac:ALGORITHM",
+    "bc": "ejax.algorithms.bc:ALGORITHM",
 }
 TASKS: dict[str, str] = {
     "PushCubeExpert": "ejax.experts.push_cube:make_task",
@@ -98,7 +98,7 @@ def register_policy(name: str, obj: Any = None, *, override: bool = False) -> An
 
 
 def register_algorithm(name: str, obj: Any = None, *, override: bool = False) -> Any:
-    """Register an algorithm, as ``register_env`` does. Its ``Config``: the pydantic model of its options."""
+    """Register an algorithm's record, ``ejax.algorithms.record.Algorithm``, as ``register_env`` does."""
     return _register("algorithm", name, obj, override)
 
 

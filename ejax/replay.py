@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from ejax.build import make_env
+from ejax.environments import make_env
 from ejax.envs.calls import HostEnvError, exits_are_errors
 from ejax.leave import leave
 from ejax.trust import add_trust_option, trust_words

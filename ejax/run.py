@@ -15,14 +15,18 @@ from typing import Any, NoReturn
 import jax
 import numpy as np
 
-from ejax.build import Parts, build, evaluation_env, rows_per_update
+from ejax.algorithms.step import RunState
+from ejax.build import build
 from ejax.checkpoint import load_checkpoint, verify_checkpoint
 from ejax.config import RunConfig
+from ejax.config.bind import bind
+from ejax.environments import evaluation_env
 from ejax.envs.calls import EnvAbandoned, exits_are_errors
 from ejax.evaluators import check_best_metric, make_evaluator, require_measured
 from ejax.interrupt import interruptible
 from ejax.leave import leave_now
 from ejax.metrics import MetricWriter, best_candidate
+from ejax.parts import Parts, rows_per_update
 from ejax.recorder import FilmRecorder
 from ejax.registry import is_foreign_checkpoint
 from ejax.run_dir import (
@@ -35,7 +39,6 @@ from ejax.run_dir import (
     open_run_directory,
 )
 from ejax.skipped import refuse_nonfinite, skip_notes, skipped_fraction
-from ejax.steps import RunState
 from ejax.types import Metrics, Params, Phase, Policy
 from ejax.warm_start import start_from_file, start_from_policy
 from ejax.watchdog import Watchdog
@@ -99,7 +102,7 @@ def train(
     place = _locate(config, resume, run_dir)
     try:
         with exits_are_errors(config.env.id):
-            return _train(config, place, started, owns_process)
+            return _train(place, started, owns_process)
     except KeyboardInterrupt as error:
         error.add_note(place.directory.last_word())
         raise
@@ -110,8 +113,8 @@ class _Place:
     """Where a run is, and what it starts from."""
 
     directory: RunDirectory
-    started_as: RunConfig
-    """The config that the run was started with."""
+    config: RunConfig
+    """Bound: what ``resolved.json`` holds, but for what a resumed run may change."""
     checkpoint: Path | None = None
     file: str | None = None
     """Of another system, to start from where there is no checkpoint."""
@@ -121,10 +124,10 @@ class _Place:
     """What a person must see: of damaged checkpoints, of a run that starts from the beginning."""
 
 
-def _train(config: RunConfig, place: _Place, started: float, owns_process: bool) -> RunResult:
-    directory, checkpoint = place.directory, place.checkpoint
+def _train(place: _Place, started: float, owns_process: bool) -> RunResult:
+    directory, config, checkpoint = place.directory, place.config, place.checkpoint
     try:
-        parts, state, meta, told = _begin(config, place)
+        parts, state, meta, told = _begin(place)
         check_best_metric(config, parts)
     except BaseException:
         if place.is_new:
@@ -200,7 +203,7 @@ class _Loop:
         self.config, self.trainer, self.parts = config, trainer, parts
         self.directory, self.writer = directory, writer
         self.rows = rows_per_update(config, parts)
-        self.skips_nonfinite: bool = getattr(config.algorithm.cfg, "skip_nonfinite_updates", True)
+        self.skips_nonfinite: bool = not config.algorithm.record.stops_at_nonfinite(config.algorithm.cfg)
         self.best: float | None = meta.get("best_eval_value")
         self.result = RunResult(
             policy=parts.policy,
@@ -466,6 +469,7 @@ class _Loop:
 def _locate(config: RunConfig, resume: str | None, run_dir: Path | None) -> _Place:
     """The run's folder, and the checkpoint to go on from."""
     if resume is None or is_foreign_checkpoint(resume):
+        config = bind(config)
         return _Place(create_run_directory(config, run_dir, origin=resume), config, file=resume, is_new=True)
     checkpoint = file = None
     if resume not in ("latest", "best"):
@@ -473,9 +477,12 @@ def _locate(config: RunConfig, resume: str | None, run_dir: Path | None) -> _Pla
         run_dir = run_dir or checkpoint.absolute().parents[1]
     elif resume == "latest" and run_dir is not None and never_began(run_dir):
         alarm = f"a kill came before {run_dir} was a run: it starts from the beginning"
+        config = bind(config)
         return _Place(create_run_directory(config, run_dir), config, is_new=True, alarms=(alarm,))
     path = run_dir or newest_run(Path(config.trainer.output_dir), config.trainer.exp_name)
     directory, saved = open_run_directory(path)
+    num_updates = saved.trainer.num_updates  # a schedule keeps the horizon that the run was started with
+    config, saved = bind(config, num_updates), bind(saved, num_updates)
     check_same_run(config, saved)
     alarms = directory.recover()
     if resume == "latest" and not directory.has_checkpoints():
@@ -485,13 +492,13 @@ def _locate(config: RunConfig, resume: str | None, run_dir: Path | None) -> _Pla
         )
     elif resume in ("latest", "best"):
         checkpoint = directory.find(resume, alarms.append)
-    return _Place(directory, saved, checkpoint, file, alarms=tuple(alarms))
+    return _Place(directory, config, checkpoint, file, alarms=tuple(alarms))
 
 
-def _begin(config: RunConfig, place: _Place) -> tuple[Parts, RunState, dict[str, Any], list[str]]:
+def _begin(place: _Place) -> tuple[Parts, RunState, dict[str, Any], list[str]]:
     """What the run is made of, the state that it starts from, that one's meta, and what there is to tell of it."""
-    directory, checkpoint, started_as = place.directory, place.checkpoint, place.started_as
-    parts = build(config, schedule_updates=started_as.trainer.num_updates, quarantine=directory.path / "quarantine")
+    directory, config, checkpoint = place.directory, place.config, place.checkpoint
+    parts = build(config, quarantine=directory.path / "quarantine")
     if checkpoint is not None:
         return parts, *load_checkpoint(checkpoint, parts.state), []
     if place.file is None:

@@ -21,6 +21,12 @@ def make_mesh(devices: Sequence[jax.Device]) -> Mesh:
     return jax.make_mesh((len(devices),), (_AXIS,), devices=list(devices), axis_types=(AxisType.Auto,))
 
 
+def num_shards() -> int:
+    """Inside a program: the devices that share it."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return 1 if mesh.empty else mesh.size
+
+
 def split(mesh: Mesh, axis: int = 0) -> NamedSharding:
     """Axis number ``axis`` over the devices."""
     return NamedSharding(mesh, PartitionSpec(*[None] * axis, _AXIS))

@@ -11,12 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from ejax.algorithms.step import Learn, RunState, Step, repeat_step
 from ejax.collectors import AsyncCollector, Collected, CollectionStopped, HostCollector
 from ejax.envs.calls import EnvAbandoned
 from ejax.envs.guarded import GuardedEnv
 from ejax.episodes import drop_current_episodes
 from ejax.sharding import make_mesh, split, whole
-from ejax.steps import Learn, RunState, Step, repeat_step
 from ejax.types import Key, Metrics, PyTree
 
 Interrupted = Callable[[], bool]

@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, runtime_checka
 
 import gymnasium
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import struct
 from numpy.typing import NDArray
@@ -28,7 +29,7 @@ PHASES: tuple[Phase, ...] = ("train", "eval")
 class Timestep:
     """What an environment answers to one action.
 
-    A single environment leaves ``final_obs`` at None: it never resets itself. ``ejax.unroll.step`` batches the
+    A single environment leaves ``final_obs`` at None: it never resets itself. ``ejax.rollout.step`` batches the
     environment, resets the rows that ended, and fills ``final_obs``.
     """
 
@@ -62,10 +63,20 @@ class Rollout:
     reward: Array
     terminated: Array
     truncated: Array
-    extras: dict[str, Any]
-    """What single algorithms need besides: ``distribution`` (the acting policy's), ``info``, ``dropout_seed``. Of host
-    environments also ``valid`` bool (False: no transition, such as a reset that took a step) and ``version`` int32
-    (updates done by the parameters that acted). Leaves [T, N, ...]."""
+    info: dict[str, Any] = struct.field(default_factory=dict)
+    """As in ``Timestep``, of every step."""
+    distribution: Any = None
+    """The acting policy's, where an update measures the exact KL to it."""
+    dropout_seed: Array | None = None
+    """uint32. Which units were dropped in each row, so that the update drops the same. None: no dropout."""
+    valid: Array | None = None
+    """bool. False: no transition, such as a reset that took a step, or what was not simulated. None: all are."""
+    version: Array | None = None
+    """int32. Updates done by the parameters that acted, where a background collector made the rollout."""
+    memory: PyTree = None
+    """What a policy with memory remembered when it acted: a sequence can be taken up at any step. None: no memory."""
+    extras: dict[str, Any] = struct.field(default_factory=dict)
+    """Arrays of your own, for your own algorithm; ejax reads none of them."""
 
     @property
     def done(self) -> Array:
@@ -82,8 +93,43 @@ class TrainState:
     params: Params
     opt_state: PyTree
     reference: Params = None
-    """Frozen parameters that the policy is kept close to, where an algorithm has a ``kl_coef``. Of SHAC: the policy
-    with its target critic."""
+    """Frozen parameters that the policy is kept close to, where an algorithm has a ``kl_coef``."""
+    target: Params = None
+    """The parameters with a target critic, which follows the critic slowly, where an algorithm has one."""
+
+
+def init_train_state(
+    policy: "Policy", optimizer: Any, key: Key, obs: PyTree, *, reference: bool = False, target: bool = False
+) -> TrainState:
+    """Fresh parameters and a fresh optimizer state, at step 0.
+
+    Args:
+        optimizer: from ``ejax.optim.make_optimizer``, or any of optax.
+        obs: any observations, leaves [N, ...]; their shapes count, and the normalizers' first statistics do not.
+        reference: keep the first parameters, for an algorithm with a ``kl_coef``.
+        target: keep them as the first target critic.
+    """
+    params = policy.init(key, obs)
+    return make_train_state(
+        params, optimizer, reference=params if reference else None, target=params if target else None
+    )
+
+
+def make_train_state(params: Params, optimizer: Any, *, reference: Params = None, target: Params = None) -> TrainState:
+    """``init_train_state`` from parameters that there are already."""
+    return TrainState(
+        step=jnp.zeros((), jnp.int32),
+        params=params,
+        opt_state=optimizer.init(params["params"]),
+        reference=reference,
+        target=target,
+    )
+
+
+def split_critic(networks: PyTree) -> tuple[PyTree, PyTree]:
+    """``(all but the critic, the critic)`` of trained parameters or their gradients, each by network's name."""
+    critic = {name: network for name, network in networks.items() if name == "critic"}
+    return {name: network for name, network in networks.items() if name not in critic}, critic
 
 
 class Distribution(Protocol):
@@ -106,6 +152,18 @@ class Policy(Protocol):
     def init(self, key: Key, obs: PyTree) -> Params: ...
     def apply(self, params: Params, obs: PyTree, **kwargs: Any) -> Any:
         """``(Distribution, value [...])`` for observations with leaves [..., F]."""
+        ...
+
+
+@runtime_checkable
+class PolicyWithMemory(Policy, Protocol):
+    """A policy that remembers: ``apply(params, obs, memory=…)`` gives ``(distribution, value, memory after it)``.
+
+    Memory is a pytree with leaves [..., M]; it goes with the environments' carry, and starts again with each episode.
+    """
+
+    def init_memory(self, num_rows: int) -> PyTree:
+        """At the start of an episode, leaves [num_rows, ...]."""
         ...
 
 
@@ -140,8 +198,8 @@ class HostTimestep:
     terminated: NDArray[np.bool_]
     truncated: NDArray[np.bool_]
     info: dict[str, Any]
-    """As in ``Timestep``, and ``valid`` bool, see ``Rollout.extras``; ``nonfinite`` bool where it is no transition
-    because something was not finite, which ended the episode. The same keys at every step."""
+    """As in ``Timestep``, and ``valid`` bool, see ``Rollout``; ``nonfinite`` bool where it is no transition because
+    something was not finite, which ended the episode. The same keys at every step."""
     final_obs: PyTree
     """The true next observation, before any reset."""
 
@@ -150,7 +208,7 @@ class HostTimestep:
 class HostEnv(Protocol):
     """N environments that live outside JAX, stepped together, in one thread at a time. They own something to close.
 
-    ``step`` resets the rows that ended, as ``ejax.unroll.step`` does; all arrays are NumPy's, [N, ...].
+    ``step`` resets the rows that ended, as ``ejax.rollout.step`` does; all arrays are NumPy's, [N, ...].
     """
 
     @property

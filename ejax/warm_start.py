@@ -8,13 +8,14 @@ from typing import Any
 
 from pydantic import BaseModel, NonNegativeInt
 
-from ejax.build import Parts
+from ejax.algorithms.step import RunState
 from ejax.checkpoint import CheckpointError, load_params, verify_checkpoint
 from ejax.config import ConfigError, Problem, RunConfig
+from ejax.config.models import find_algorithm
 from ejax.facts import FactsError, read_facts
+from ejax.parts import Parts
 from ejax.registry import checkpoint_reader, is_foreign_checkpoint
 from ejax.run_dir import differences, open_run_directory
-from ejax.steps import RunState
 
 _REPLACED = frozenset({"action_dim", "cfg", "init_from", "initial_log_std"})
 """Keys of ``policy`` that say nothing about a policy whose parameters are given."""
@@ -86,7 +87,8 @@ def start_from_policy(parts: Parts, config: RunConfig) -> tuple[RunState, list[s
     except (CheckpointError, FactsError, FileNotFoundError) as error:
         raise ConfigError([Problem("policy.init_from", str(error))]) from error
     train = replace(state.train, params=params, reference=None if state.train.reference is None else params)
-    steps = "samples" if meta["config"]["algorithm"]["name"] == "bc" else "env steps"
+    cloned = find_algorithm(meta["config"]["algorithm"]["name"]).learns_from == "demonstrations"
+    steps = "samples" if cloned else "env steps"
     reports.append(f"the policy is that of {path}, after {meta['global_step']} {steps}")
     there = meta["config"]["policy"]
     for key, before, now in differences(there, config.to_dict()["policy"], "policy"):

@@ -4,7 +4,6 @@ python examples/own_loop.py
 """
 
 import jax
-import jax.numpy as jnp
 
 from ejax.algorithms.ppo import PPOConfig, ppo_update
 from ejax.distributions import action_spec
@@ -12,8 +11,8 @@ from ejax.envs.point_mass import PointMassRL
 from ejax.evaluation import evaluate, summarize
 from ejax.optim import OptimizerConfig, make_optimizer
 from ejax.policies import ActorCritic, NetworkConfig
-from ejax.types import TrainState
-from ejax.unroll import reset, unroll
+from ejax.rollout import reset, unroll
+from ejax.types import init_train_state
 
 
 def main(num_updates: int = 100) -> float:
@@ -26,8 +25,7 @@ def main(num_updates: int = 100) -> float:
 
     key = jax.random.key(0)
     envs = reset(env, jax.random.fold_in(key, 0), num_envs=64)
-    params = policy.init(jax.random.fold_in(key, 1), envs.obs)
-    state = TrainState(step=jnp.int32(0), params=params, opt_state=optimizer.init(params["params"]))
+    state = init_train_state(policy, optimizer, jax.random.fold_in(key, 1), envs.obs)
 
     for i in range(num_updates):
         key_collect, key_update = jax.random.split(jax.random.fold_in(key, 2 + i))

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from ejax.distributions import Categorical, MultiCategorical, Normal, TanhNormal
 from ejax.policies.vision import VisionPolicy
+from ejax.rollout import EnvCarry, reset, step
 from ejax.types import Array, Env, Key, Params, Policy, PyTree
-from ejax.unroll import EnvCarry, reset, step
 from interop.adversaries import adversarial_observations
 from interop.parity import Arrays, Case, allowed_error
 from interop.policy_spec import WHOLE, PolicySpec

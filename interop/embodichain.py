@@ -37,10 +37,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ejax.build import build, rows_per_update
+from ejax.build import build
 from ejax.checkpoint import CheckpointError, load_train_state, verify_checkpoint
 from ejax.config import ConfigError, Problem, RunConfig, load_config
 from ejax.device import prepare_jax
+from ejax.parts import rows_per_update
 from ejax.run_dir import create_run_directory, open_run_directory
 from ejax.trust import add_trust_option, trust_words
 

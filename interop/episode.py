@@ -7,8 +7,8 @@ import jax
 import numpy as np
 
 from ejax.evaluation import evaluate
+from ejax.rollout import reset
 from ejax.types import Env, Params, Policy
-from ejax.unroll import reset
 
 
 def reference_episode(policy: Policy, env: Env, params: Params, seed: int) -> dict[str, Any] | None:

@@ -27,10 +27,10 @@ from typing import Any, Literal
 import gymnasium
 import numpy as np
 
-from ejax.build import build_env
 from ejax.checkpoint import CheckpointError, verify_checkpoint
 from ejax.config import ConfigError
 from ejax.device import prepare_jax
+from ejax.environments import build_env
 from ejax.evaluate import load_policy
 from ejax.policies import ActorCritic, ActorOnly
 from ejax.policies.vision import VisionPolicy

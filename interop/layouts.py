@@ -20,6 +20,8 @@ _HEAD = ("obs", "action", "sample_log_prob", "value", "reward", "done", "termina
 _PR122 = ("observation", "action", "sample_log_prob", "value", "next")
 _PR122_NEXT = ("observation", "reward", "done", "terminated", "truncated", "value")
 _SEED = ("obs", "actions", "rewards", "dones", "values", "logprobs")
+_BESIDE = ("info", "distribution", "dropout_seed", "valid", "version", "memory")
+"""Fields of a rollout that no layout has, and that may be missing."""
 
 
 def write_head(rollout: Rollout, last_obs: PyTree, extras: bool, xp: Any) -> dict[str, Any]:
@@ -46,8 +48,8 @@ def write_head(rollout: Rollout, last_obs: PyTree, extras: bool, xp: Any) -> dic
     }
     if isinstance(obs, dict) and obs.keys() == {"obs", "critic_obs"}:  # 0.3: a critic that sees something else
         fields |= obs
-    fields |= _moments(rollout.extras, ("action_mean", "action_std"), padded, xp)
-    rest = {"next_value": rollout.next_value, **rollout.extras} if extras else {}
+    fields |= _moments(rollout.distribution, ("action_mean", "action_std"), padded, xp)
+    rest = {"next_value": rollout.next_value, **_beside(rollout)} if extras else {}
     return _joined(fields, jax.tree.map(padded, to_state_dict(rest)))
 
 
@@ -68,7 +70,7 @@ def read_head(data: Mapping[str, Any], xp: Any) -> tuple[Rollout, PyTree]:
         reward=steps["reward"],
         terminated=steps["terminated"],
         truncated=steps["truncated"],
-        extras=_extras(steps, _HEAD, ("action_mean", "action_std"), xp),
+        **_read_beside(steps, _HEAD, ("action_mean", "action_std"), xp),
     )
     return rollout, last_obs
 
@@ -96,8 +98,8 @@ def write_pr122(rollout: Rollout, last_obs: PyTree, extras: bool, xp: Any) -> di
             "value": column(rollout.next_value),
         },
     }
-    fields |= _moments(rollout.extras, ("loc", "scale"), _swap, xp)
-    return _joined(fields, jax.tree.map(_swap, to_state_dict(rollout.extras if extras else {})))
+    fields |= _moments(rollout.distribution, ("loc", "scale"), _swap, xp)
+    return _joined(fields, jax.tree.map(_swap, to_state_dict(_beside(rollout) if extras else {})))
 
 
 def read_pr122(data: Mapping[str, Any], xp: Any) -> tuple[Rollout, PyTree]:
@@ -115,7 +117,7 @@ def read_pr122(data: Mapping[str, Any], xp: Any) -> tuple[Rollout, PyTree]:
         reward=following["reward"][..., 0],
         terminated=following["terminated"][..., 0],
         truncated=following["truncated"][..., 0],
-        extras=_extras(steps, _PR122, ("loc", "scale"), xp),
+        **_read_beside(steps, _PR122, ("loc", "scale"), xp),
     )
     return rollout, jax.tree.map(lambda x: x[-1], following["observation"])
 
@@ -132,7 +134,7 @@ def write_seed(rollout: Rollout, last_obs: PyTree, extras: bool, xp: Any) -> dic
         "logprobs": rollout.log_prob,
     }
     unstored = {name: getattr(rollout, name) for name in ("next_value", "terminated", "truncated")}
-    return _joined(fields, to_state_dict({**unstored, **rollout.extras}) if extras else {})
+    return _joined(fields, to_state_dict({**unstored, **_beside(rollout)}) if extras else {})
 
 
 def read_seed(data: Mapping[str, Any], xp: Any) -> tuple[Rollout, PyTree]:
@@ -150,7 +152,7 @@ def read_seed(data: Mapping[str, Any], xp: Any) -> tuple[Rollout, PyTree]:
         reward=steps["rewards"],
         terminated=steps.pop("terminated", done),
         truncated=steps.pop("truncated", xp.zeros_like(done)),
-        extras=_extras(steps, _SEED, (), xp),
+        **_read_beside(steps, _SEED, (), xp),
     )
     return rollout, None
 
@@ -209,23 +211,34 @@ def _joined(fields: dict[str, Any], extras: dict[str, Any]) -> dict[str, Any]:
     return {**fields, **extras}
 
 
-def _moments(extras: dict[str, Any], names: tuple[str, ...], move: Callable[[Any], Any], xp: Any) -> dict[str, Any]:
+def _moments(distribution: Any, names: tuple[str, ...], move: Callable[[Any], Any], xp: Any) -> dict[str, Any]:
     """Mean and standard deviation of the policy that acted, under EmbodiChain's names."""
-    distribution = extras.get("distribution")
     if not isinstance(distribution, Normal):
         return {}
     return dict(zip(names, (move(distribution.mean), move(xp.exp(distribution.log_std))), strict=True))
 
 
-def _extras(steps: Mapping[str, Any], fields: tuple[str, ...], moments: tuple[str, ...], xp: Any) -> dict[str, Any]:
-    """All that is no field of the layout; mean and deviation as a distribution, unless that is there itself."""
-    extras = {name: field for name, field in steps.items() if name not in fields}
-    if moments and all(name in extras for name in moments):
-        mean, std = (extras.pop(name) for name in moments)
-        extras.setdefault("distribution", {"mean": mean, "log_std": xp.log(std)})
-    if "distribution" in extras:
-        extras["distribution"] = _distribution(extras["distribution"])
-    return extras
+def _beside(rollout: Rollout) -> dict[str, Any]:
+    """What a rollout holds that no layout has a field for, without what is not there."""
+    fields = {name: getattr(rollout, name) for name in _BESIDE}
+    return {name: field for name, field in fields.items() if field is not None and field != {}} | rollout.extras
+
+
+def _read_beside(
+    steps: Mapping[str, Any], fields: tuple[str, ...], moments: tuple[str, ...], xp: Any
+) -> dict[str, Any]:
+    """The rollout's fields from all that is no field of the layout, what it does not know itself as its ``extras``.
+
+    Mean and deviation become the distribution, unless that is there itself.
+    """
+    rest = {name: field for name, field in steps.items() if name not in fields}
+    if moments and all(name in rest for name in moments):
+        mean, std = (rest.pop(name) for name in moments)
+        rest.setdefault("distribution", {"mean": mean, "log_std": xp.log(std)})
+    if "distribution" in rest:
+        rest["distribution"] = _distribution(rest["distribution"])
+    known = {name: rest.pop(name) for name in _BESIDE if name in rest}
+    return {**known, "extras": rest}
 
 
 def _distribution(fields: Mapping[str, Any]) -> Any:

@@ -14,7 +14,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 SCHEMA_VERSION = 2
 """1 knew no images; its files are read too."""
 WHOLE = "obs"
-"""The name of an observation that is one array, not a tree of named ones."""
+"""The name of an observation that is one array, not a tree: ``ejax.envs.description.WHOLE``, without jax."""
 
 Head = Literal["normal", "tanh_normal", "categorical", "multi_categorical"]
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ejax.build import Parts, rows_per_update
+from ejax.algorithms.step import RunState
 from ejax.config import RunConfig
 from ejax.optim import (
     ScheduleConfig,
@@ -17,8 +17,8 @@ from ejax.optim import (
     scheduled_learning_rate,
     set_learning_rate,
 )
+from ejax.parts import Parts, rows_per_update
 from ejax.policies import ActorCritic, ActorOnly, NetworkConfig
-from ejax.steps import RunState
 from ejax.types import Params, Policy
 from interop.optimizer_state import opt_state_from_torch, torch_optimizer_state
 from interop.pt_file import PtFile, bound_to, load_content, log_std_range, read_pt, scheduler_state
@@ -55,10 +55,11 @@ def pt_payload(
     """
     if like is not None and layout != "0.3":
         raise ValueError(f"like is for layout 0.3, got '{layout}'")
-    if config.algorithm.name == "shac" and layout != "seed":
+    algorithm = config.algorithm.record
+    if algorithm.keeps_target and layout != "seed":
         raise ValueError(
-            f"EmbodiChain has no shac: layout '{layout}' has no place for its target critic and second optimizer; "
-            "give layout seed (the policy alone), or use interop.export"
+            f"EmbodiChain has no {config.algorithm.name}: layout '{layout}' has no place for its target critic and "
+            "second optimizer; give layout seed (the policy alone), or use interop.export"
         )
     clamp = _clamp_of(parts.policy, layout, like)
     policy = _exported(parts.policy, state.train.params, layout, clamp)
@@ -76,9 +77,11 @@ def pt_payload(
     if lr_scheduler is not None or layout == "0.3":
         kwargs = {"name": schedule.name, "kwargs": dict(schedule.kwargs)}
         payload |= {"lr_scheduler": lr_scheduler, "lr_scheduler_cfg": kwargs}
-    if config.algorithm.name == "apg":
+    # EmbodiChain trains what needs the environment inside its program by another trainer, with a schema of its own
+    differentiable = algorithm.update is None
+    if differentiable:
         payload["schema_version"] = 1
-    if layout == "0.3" or config.algorithm.name == "apg":
+    if layout == "0.3" or differentiable:
         payload["num_updates"] = meta["num_updates"]
     if layout == "0.3":
         payload["restart_schedule"] = False
@@ -103,8 +106,9 @@ def restore(saved: PtFile, config: RunConfig, parts: Parts, *, policy_only: bool
     Raises:
         ValueError: see ``import_pt``.
     """
-    if config.algorithm.name == "shac" and not policy_only:
-        raise ValueError("EmbodiChain has no shac, so no file goes on with its training; start one: policy_only")
+    if config.algorithm.record.keeps_target and not policy_only:
+        name = config.algorithm.name
+        raise ValueError(f"EmbodiChain has no {name}, so no file goes on with its training; start one: policy_only")
     options: Any = config.algorithm.cfg
     params = _imported(parts, saved.policy, saved.log_std_range)
     _check_activations(saved, parts.policy)

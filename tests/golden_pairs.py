@@ -53,9 +53,8 @@ def rollout_of(golden: Golden) -> Rollout:
     """An upstream rollout [N, T + 1] as ours [T, N]; its next value is the one of the next column."""
     fields = {name: jnp.asarray(x).swapaxes(0, 1) for name, x in under(golden, "rollout/").items()}
     now = {name: x[:-1] for name, x in fields.items()}
-    extras = {}
-    if "action_mean" in now:
-        extras["distribution"] = Normal(now["action_mean"], jnp.log(now["action_std"]))
+    known = "action_mean" in now
+    distribution = Normal(now["action_mean"], jnp.log(now["action_std"])) if known else None
     return Rollout(
         obs=now["obs"],
         action=now["action"],
@@ -65,7 +64,7 @@ def rollout_of(golden: Golden) -> Rollout:
         reward=now["reward"],
         terminated=now["terminated"],
         truncated=now["truncated"],
-        extras=extras,
+        distribution=distribution,
     )
 
 

@@ -19,8 +19,8 @@ from ejax.distributions import Normal
 from ejax.envs.point_mass import PointMassRL, PointMassState
 from ejax.envs.point_mass import _observe as observe
 from ejax.optim import make_optimizer
+from ejax.rollout import EnvCarry
 from ejax.types import Array, Key, Params, Policy, PyTree, Timestep
-from ejax.unroll import EnvCarry
 
 APG = "embodichain_0_3_apg.npz"
 FIELDS = list(PointMassState.__dataclass_fields__)

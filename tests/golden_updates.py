@@ -99,7 +99,7 @@ def seed_ppo() -> Iterator[Pair]:
     options: Any = config.algorithm.cfg
     fields = {name: jnp.asarray(x) for name, x in under(golden, "rollout/").items()}
     unknown = jnp.full((1, num_envs), jnp.nan)  # the value after the last step must not be looked at
-    rollout = Rollout(**fields, next_value=jnp.concatenate([fields["value"][1:], unknown]), extras={})
+    rollout = Rollout(**fields, next_value=jnp.concatenate([fields["value"][1:], unknown]))
     advantage, target = ppo_advantage(rollout, config=options)
     yield Pair("advantages", "advantage", advantage, golden["advantage"])
     yield Pair("advantages", "return", target, golden["return"])

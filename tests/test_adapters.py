@@ -16,8 +16,8 @@ from ejax.optim import make_optimizer
 from ejax.policies.actor_critic import ActorCritic
 from ejax.policies.mlp import NetworkConfig
 from ejax.registry import resolve
-from ejax.types import TrainState
-from ejax.unroll import reset, step, unroll
+from ejax.rollout import reset, step, unroll
+from ejax.types import make_train_state
 
 
 def needs(module: str, extra: str) -> list[Any]:
@@ -225,7 +225,7 @@ def test_ppo_updates_on_a_discrete_gymnax_environment() -> None:
     optimizer = make_optimizer(config.optimizer)
     carry = reset(env, jax.random.key(0), 4)
     params = policy.init(jax.random.key(1), carry.obs)
-    state = TrainState(step=jnp.int32(0), params=params, opt_state=optimizer.init(params["params"]))
+    state = make_train_state(params, optimizer)
     rollout, _ = unroll(policy, env, params, carry, jax.random.key(2), num_steps=16)
     assert rollout.action.shape == (16, 4)
     assert rollout.action.dtype == jnp.int32

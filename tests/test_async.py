@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from host_tasks import Drift, Linear, Sleepy, Wrapped, nap
@@ -26,7 +25,7 @@ from ejax.config import ConfigError, RunConfig, parse_config
 from ejax.envs.pure_host import PureHostEnv
 from ejax.optim import make_optimizer
 from ejax.run import RunResult, train
-from ejax.types import Params, TrainState
+from ejax.types import Params, TrainState, make_train_state
 
 KEY = jax.random.key(11)
 T, N = 5, 4
@@ -42,7 +41,7 @@ def assert_same_bits(a: Any, b: Any) -> None:
 
 def start_state(policy: Linear) -> TrainState:
     params = policy.init(jax.random.key(1), None)
-    return TrainState(step=jnp.int32(0), params=params, opt_state=OPTIMIZER.init(params["params"]))
+    return make_train_state(params, OPTIMIZER)
 
 
 def update(state: TrainState, rollout: Any, index: int, policy: Linear) -> TrainState:
@@ -139,7 +138,7 @@ def test_a_run_is_the_synchronous_program_with_old_parameters_whatever_the_timin
         state, seen = learn_beside(background(Schedule(lag), policy, Sleepy if naps else as_it_is), 8, policy, naps)
         assert_same_bits(state, expected)
         for index, (a, b) in enumerate(zip(seen, rollouts, strict=True)):
-            assert (a.extras["version"] == max(0, index - lag)).all()
+            assert (a.version == max(0, index - lag)).all()
             assert_same_bits((a.obs, a.action, a.log_prob, a.value), (b.obs, b.action, b.log_prob, b.value))
 
 

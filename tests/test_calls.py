@@ -16,8 +16,8 @@ from gymnasium.vector import AsyncVectorEnv
 from host_tasks import Drift
 from rude_tasks import Rude, Stop, end
 
-from ejax.build import make_env
 from ejax.config import RunConfig, parse_config
+from ejax.environments import make_env
 from ejax.envs.adapters.gymnasium import GymnasiumVector
 from ejax.envs.adapters.worker import Contained, make_in_worker
 from ejax.envs.calls import Call, EnvExit, HostEnvError, call_env, described, under_way, waiting_for

@@ -67,7 +67,7 @@ def test_a_rollout_is_what_was_played_with_the_policys_numbers_for_it() -> None:
         np.testing.assert_allclose(rollout.next_value[t], final_value, rtol=1e-5)
     assert rollout.truncated[3].all()  # D7: the end of an episode is told, and the next begins at once
     assert (rollout.obs[4][:, 1] == 0.0).all()
-    assert rollout.extras["valid"].all()
+    assert rollout.valid.all()
 
 
 def test_steps_do_not_share_memory_though_the_environment_reuses_its_arrays() -> None:

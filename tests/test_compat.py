@@ -50,7 +50,6 @@ def rollout(rng: np.random.Generator) -> Rollout:
         reward=rng.normal(size=(6, 3)).astype(np.float32),
         terminated=done,
         truncated=np.zeros_like(done),
-        extras={},
     )
 
 

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from ejax import unroll
-from ejax.build import build, build_env, evaluation_env
+from ejax.build import build
 from ejax.checkpoint import CheckpointError, load_checkpoint
 from ejax.config import ConfigError, RunConfig, load_config, parse_config
 from ejax.config.check import check
+from ejax.environments import build_env, evaluation_env
 from ejax.envs.embodied import EmbodiedEnv
 from ejax.envs.functors.registry import FUNCTORS
 from ejax.envs.mujoco import Physics

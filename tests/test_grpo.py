@@ -17,7 +17,7 @@ from ejax.envs.point_mass import PointMassRL
 from ejax.optim import make_optimizer
 from ejax.policies import ActorOnly, NetworkConfig
 from ejax.returns import discounted_returns, first_episode_mask, group_advantages
-from ejax.unroll import reset
+from ejax.rollout import reset
 
 RAW = {
     "trainer": {"learning_env": "PointMassRL", "num_envs": 8, "buffer_size": 6, "iterations": 3},
@@ -131,8 +131,6 @@ def test_an_episode_that_ends_in_no_transition_is_left_out_and_others_are_not() 
     valid[3, 0] = False  # its second episode, steps 2 and 3, was broken
     done[0, 1] = True
     valid[1, 1] = False  # a reset
-    broken = replace(
-        rollout, terminated=jnp.asarray(done), truncated=0 * done > 0, extras={"valid": jnp.asarray(valid)}
-    )
+    broken = replace(rollout, terminated=jnp.asarray(done), truncated=0 * done > 0, valid=jnp.asarray(valid))
     _, metrics = grpo_update(state, broken, jax.random.key(0), policy=policy, optimizer=optimizer, config=config)
     assert metrics["mask_fraction"] == pytest.approx(1.0 - 3 / rollout.reward.size)

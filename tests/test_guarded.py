@@ -15,9 +15,9 @@ from host_tasks import Drift, Linear, SameArrays, Wrapped
 from ladder import Ladder
 
 from ejax import replay
-from ejax.build import make_env
 from ejax.collectors import HostCollector
 from ejax.config import parse_config
+from ejax.environments import make_env
 from ejax.envs.adapters.gymnasium import GymnasiumVector
 from ejax.envs.guarded import GuardedEnv, HostEnvError
 from ejax.envs.pure_host import PureHostEnv

@@ -13,9 +13,10 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from host_tasks import Drift, Linear
 from ladder import Asked, Ladder
 
-from ejax.build import build, build_env, make_env
+from ejax.build import build
 from ejax.collectors import HostCollector
 from ejax.config import ConfigError, parse_config
+from ejax.environments import build_env, make_env
 from ejax.envs.action_chunk import ActionChunk
 from ejax.envs.adapters import gymnasium as adapter
 from ejax.envs.adapters.gymnasium import GymnasiumVector, as_rows, next_seed, rows_space
@@ -350,7 +351,7 @@ def test_envpool_resets_rows_and_takes_float64_actions() -> None:
     assert np.isfinite(env.step(np.full((3, 1), 50.0, np.float32)).reward).all()
     collector = HostCollector(Linear3(), [env], num_steps=5, seed=0)
     params = Linear3().init(jax.random.key(0), None)
-    assert collector.collect(params, jax.random.key(0), index=0).rollout.extras["valid"].all()
+    assert collector.collect(params, jax.random.key(0), index=0).rollout.valid.all()
     collector.close()
 
 

@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 
 from ejax.algorithms.ppo import ppo_update
-from ejax.build import build, rows_per_update
+from ejax.build import build
 from ejax.checkpoint import load_checkpoint
 from ejax.config import ConfigError, parse_config
 from ejax.distributions import ActionSpec
 from ejax.optim import bind_schedule
+from ejax.parts import rows_per_update
 from ejax.policies import ActorCritic, NetworkConfig, get_action
 from ejax.run import train
 from ejax.run_dir import RunDirectory, create_run_directory, open_run_directory

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode
 
-from ejax.build import build_env
 from ejax.collectors import HostCollector
 from ejax.config import ConfigError, RunConfig, load_config, parse_config
 from ejax.distributions import action_spec
+from ejax.environments import build_env
 from ejax.envs.guarded import GuardedEnv
 from ejax.envs.point_mass import PointMassRL
 from ejax.policies import ActorCritic, NetworkConfig
@@ -384,7 +384,7 @@ def test_a_rollout_masks_the_steps_that_only_reset() -> None:
     params = policy.init(jax.random.key(0), np.zeros((3, 4), np.float32))
     with HostCollector(policy, [env], num_steps=5, seed=0) as collector:
         rollout = collector.collect(params, jax.random.key(1), index=0).rollout
-    np.testing.assert_array_equal(rollout.extras["valid"][:, 0], [True, True, False, True, True])
+    np.testing.assert_array_equal(rollout.valid[:, 0], [True, True, False, True, True])
     np.testing.assert_array_equal(rollout.truncated[:, 0], [False, True, False, False, True])
 
 

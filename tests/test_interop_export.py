@@ -32,13 +32,12 @@ from ejax.run_dir import create_run_directory
 from ejax.types import Timestep
 from interop.artefacts import FORMATS
 from interop.cases import observe
-from interop.contract import _FEATURES
 from interop.describe import spec_of
 from interop.episode import reference_episode
 from interop.export import export_policy, export_run, main
 from interop.host_cases import observe_host
 from interop.parity import Case, ParityError, allowed_error, compare
-from interop.policy_spec import WHOLE, NetworkSpec, PolicySpec
+from interop.policy_spec import NetworkSpec, PolicySpec
 from interop.verify import main as verify_main
 from interop.verify import sha256, verify
 from interop.weights import state_dict_from_params
@@ -184,15 +183,6 @@ def test_every_file_has_the_mode_that_the_umask_leaves(exported: Path) -> None:
     os.umask(umask)
     modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in exported.iterdir()}
     assert modes == dict.fromkeys(modes, 0o666 & ~umask)
-
-
-@pytest.mark.parametrize("env", [kind() for kind in _FEATURES], ids=lambda env: type(env).__name__)
-def test_every_number_of_a_known_environment_has_a_name_and_a_unit(env: Any) -> None:
-    features = _FEATURES[type(env)]
-    assert (
-        len(features[WHOLE]) == env.observation_space.shape[0] and len(features["action"]) == env.action_space.shape[0]
-    )
-    assert all(name and unit for each in features.values() for name, unit in each)
 
 
 def test_the_contract_tells_names_units_ranges_and_rate(exported: Path) -> None:

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ejax.build import Parts, build
+from ejax.build import build
 from ejax.config import RunConfig, parse_config
+from ejax.parts import Parts
 
 torch = pytest.importorskip("torch", reason="checkpoints of EmbodiChain are torch's")
 hostile_files = pytest.importorskip("hostile_files")

@@ -50,9 +50,8 @@ def make_rollout(num_steps=3, num_envs=2, shapes=OBS_SHAPES[1], dtype="float32",
     def obs(lead):
         return jax.tree.map(lambda s: array(rng, (*lead, *s), dtype), shapes, is_leaf=lambda s: isinstance(s, tuple))
 
-    extras = {"dropout_seed": jnp.asarray(rng.integers(0, 2**32, batch, np.uint32))}
-    if kind != "none":
-        extras["distribution"] = distribution(kind, lambda shape: array(rng, (*batch, *shape)))
+    dropout_seed = jnp.asarray(rng.integers(0, 2**32, batch, np.uint32))
+    acting = None if kind == "none" else distribution(kind, lambda shape: array(rng, (*batch, *shape)))
     discrete = kind == "categorical"
     rollout = Rollout(
         obs=obs(batch),
@@ -63,7 +62,8 @@ def make_rollout(num_steps=3, num_envs=2, shapes=OBS_SHAPES[1], dtype="float32",
         reward=array(rng, batch),
         terminated=jnp.asarray(rng.random(batch) < 0.3),
         truncated=jnp.asarray(rng.random(batch) < 0.3),
-        extras=extras,
+        dropout_seed=dropout_seed,
+        distribution=acting,
     )
     return rollout, obs((num_envs,))
 
@@ -153,8 +153,8 @@ def test_pr122_keeps_what_follows_a_step_under_next():
     goal = data["observation"]["goal"]
     np.testing.assert_array_equal(data["next"]["observation"]["goal"][:, :-1], goal[:, 1:])
     np.testing.assert_array_equal(data["next"]["observation"]["goal"][:, -1], last_obs["goal"])
-    np.testing.assert_array_equal(data["loc"], np.swapaxes(rollout.extras["distribution"].mean, 0, 1))
-    np.testing.assert_allclose(data["scale"], np.exp(np.swapaxes(rollout.extras["distribution"].log_std, 0, 1)), 1e-6)
+    np.testing.assert_array_equal(data["loc"], np.swapaxes(rollout.distribution.mean, 0, 1))
+    np.testing.assert_allclose(data["scale"], np.exp(np.swapaxes(rollout.distribution.log_std, 0, 1)), 1e-6)
 
 
 def test_without_extras_only_embodichains_fields_remain():
@@ -182,11 +182,9 @@ def test_action_moments_of_embodichain_become_the_distribution():
     data = rollout_to_dict(rollout, "head", last_obs=last_obs)
     del data["distribution"]
     back, _ = rollout_from_dict(data, "head")
-    assert back.extras.keys() == {"distribution", "dropout_seed"}
-    np.testing.assert_array_equal(back.extras["distribution"].mean, rollout.extras["distribution"].mean)
-    np.testing.assert_allclose(
-        back.extras["distribution"].log_std, rollout.extras["distribution"].log_std, rtol=1e-5, atol=1e-6
-    )
+    assert back.extras == {} and back.dropout_seed is not None
+    np.testing.assert_array_equal(back.distribution.mean, rollout.distribution.mean)
+    np.testing.assert_allclose(back.distribution.log_std, rollout.distribution.log_std, rtol=1e-5, atol=1e-6)
 
 
 def test_a_critics_own_observation_stands_beside_the_actors():

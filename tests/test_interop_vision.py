@@ -13,9 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ejax.build import build_env, build_policy
+from ejax.build import build_policy
 from ejax.config import load_config, parse_config
 from ejax.distributions import action_spec
+from ejax.environments import build_env
 from ejax.envs.pure_host import PureHostEnv
 from ejax.optim import OptimizerConfig, make_optimizer
 from ejax.policies import NetworkConfig

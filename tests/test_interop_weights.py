@@ -15,7 +15,7 @@ from ejax.distributions import ActionSpec
 from ejax.optim import OptimizerConfig, ScheduleConfig, get_learning_rate, make_optimizer
 from ejax.policies import MLP, ActorCritic, ActorOnly, NetworkConfig
 from ejax.policies.mlp import ACTIVATIONS
-from ejax.types import Rollout, TrainState
+from ejax.types import Rollout, make_train_state
 from interop.optimizer_state import opt_state_from_torch, torch_optimizer_state
 from interop.weights import params_from_state_dict, state_dict_from_params
 
@@ -321,7 +321,6 @@ def make_rollout(policy, params, seed):
         reward=jnp.asarray(rng.normal(size=batch).astype(np.float32)),
         terminated=jnp.asarray(rng.random(batch) < 0.2),
         truncated=jnp.asarray(rng.random(batch) < 0.2),
-        extras={},
     )
 
 
@@ -356,7 +355,7 @@ def test_training_goes_on_in_torch_and_comes_back():
     policy = policy_with()
     params = policy.init(KEY, jnp.zeros((1, OBS)))
     optimizer = make_optimizer(CONFIG.optimizer)
-    state = TrainState(step=jnp.int32(0), params=params, opt_state=optimizer.init(params["params"]))
+    state = make_train_state(params, optimizer)
     update = partial(ppo_update, policy=policy, optimizer=optimizer, config=CONFIG)
     state, _ = update(state, make_rollout(policy, params, 0), KEY)
 

@@ -10,8 +10,8 @@ from ejax.distributions import Normal
 from ejax.envs.point_mass import PointMassRL
 from ejax.optim import make_optimizer
 from ejax.policies.nnx import NnxPolicy
-from ejax.types import TrainState
-from ejax.unroll import reset, unroll
+from ejax.rollout import reset, unroll
+from ejax.types import make_train_state
 
 
 class Module(nnx.Module):
@@ -45,7 +45,7 @@ def test_ppo_trains_an_nnx_module() -> None:
     carry = reset(env, jax.random.key(0), 4)
     params = policy.init(jax.random.key(1), carry.obs)
     optimizer = make_optimizer(config.optimizer)
-    state = TrainState(step=jnp.zeros((), jnp.int32), params=params, opt_state=optimizer.init(params["params"]))
+    state = make_train_state(params, optimizer)
     rollout, _ = unroll(policy, env, params, carry, jax.random.key(2), num_steps=8)
     trained, metrics = ppo_update(state, rollout, jax.random.key(3), policy=policy, optimizer=optimizer, config=config)
     assert np.isfinite(metrics["loss"])

@@ -12,8 +12,8 @@ from ejax.distributions import action_spec
 from ejax.envs.planar_reach import PlanarReachRL, PlanarReachState
 from ejax.optim import OptimizerConfig, make_optimizer
 from ejax.policies import ActorOnly, NetworkConfig
-from ejax.types import Array, Policy, TrainState
-from ejax.unroll import EnvCarry, reset, step
+from ejax.rollout import EnvCarry, reset, step
+from ejax.types import Array, Policy, make_train_state
 
 ENV = PlanarReachRL()
 KEY = jax.random.key(0)
@@ -144,7 +144,7 @@ def test_apg_passes_embodichains_bar() -> None:
     optimizer = make_optimizer(config.optimizer)
     carry = reset(ENV, KEY, 32)
     params = policy.init(jax.random.key(1), carry.obs)
-    state = TrainState(step=jnp.int32(0), params=params, opt_state=optimizer.init(params["params"]))
+    state = make_train_state(params, optimizer)
 
     def one(state: Any, key: Any) -> Any:
         train, carry, metrics = apg_update(*state, key, policy=policy, env=ENV, optimizer=optimizer, config=config)

@@ -24,8 +24,8 @@ from ejax.policies import (
 )
 from ejax.policies.normalize import observe
 from ejax.policies.observations import flatten_observation, select_observation
-from ejax.types import TrainState
-from ejax.unroll import reset, unroll
+from ejax.rollout import reset, unroll
+from ejax.types import make_train_state
 
 SMALL = NetworkConfig(hidden_sizes=(8, 6), activation="tanh")
 TWO = ActionSpec("normal", (2,))
@@ -305,7 +305,7 @@ def test_a_plain_linen_module_acts_unrolls_and_learns():
     params = policy.init(KEY, carry.obs)
     assert get_action(policy, params, carry.obs, KEY)[0].shape == (4, 2)
     rollout, _ = unroll(policy, env, params, carry, KEY, num_steps=2)
-    state = TrainState(step=jnp.zeros((), jnp.int32), params=params, opt_state=optimizer.init(params["params"]))
+    state = make_train_state(params, optimizer)
     state, _ = ppo_update(state, rollout, KEY, policy=policy, optimizer=optimizer, config=config)
     moved = jax.tree.map(lambda a, b: bool((a != b).any()), params["params"], state.params["params"])
     assert all(jax.tree.leaves(moved))
@@ -368,7 +368,7 @@ def test_one_nan_in_a_rollout_does_not_end_a_training():
     config = PPOConfig(batch_size=8, n_epochs=1)
     optimizer = make_optimizer(config.optimizer)
     params = policy.init(KEY, envs.obs)
-    state = TrainState(step=jnp.int32(0), params=params, opt_state=optimizer.init(params["params"]))
+    state = make_train_state(params, optimizer)
     envs = envs.replace(obs=envs.obs.at[1].set(jnp.nan))
     skipped = []
     for i in range(3):

@@ -15,15 +15,15 @@ from ejax.algorithms.ppo import PPOConfig, minibatch_size, ppo_advantage, ppo_lo
 from ejax.distributions import Normal, action_spec
 from ejax.optim import OptimizerConfig, ScheduleConfig, get_learning_rate, make_optimizer
 from ejax.policies import ActorCritic, NetworkConfig
-from ejax.types import Rollout, Timestep, TrainState
-from ejax.unroll import reset, unroll
+from ejax.rollout import reset, unroll
+from ejax.types import Rollout, Timestep, make_train_state
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 KEY = jax.random.key(0)
 
 
 def fresh(params, optimizer):
-    return TrainState(step=jnp.zeros((), jnp.int32), params=params, opt_state=optimizer.init(params["params"]))
+    return make_train_state(params, optimizer)
 
 
 # one update by hand
@@ -60,7 +60,6 @@ def two_pulls(reward=(1.0, 0.0)):
         reward=jnp.array([reward]),
         terminated=zeros == 0,
         truncated=zeros > 0,
-        extras={},
     )
 
 
@@ -170,7 +169,6 @@ def mixed_rollout():
         reward=reward,
         terminated=terminated,
         truncated=truncated,
-        extras={},
     )
 
 
@@ -372,7 +370,7 @@ def test_dropout_leaves_the_ratio_at_one_before_the_first_step():
     batch = {"obs": rollout.obs, "action": rollout.action, "log_prob": rollout.log_prob, "value": rollout.value}
     batch |= {"advantage": rollout.reward, "value_target": rollout.reward}
     batch = {name: x.reshape(64, *x.shape[2:]) for name, x in batch.items()}
-    seeds = {"dropout_seed": rollout.extras["dropout_seed"].reshape(64)}
+    seeds = {"dropout_seed": rollout.dropout_seed.reshape(64)}
     loss = jax.jit(partial(ppo_loss, policy=policy, config=PPOConfig()))
     assert loss(params, batch | seeds)[1]["approx_kl"] == pytest.approx(0.0, abs=1e-6)
     assert loss(params, batch)[1]["approx_kl"] > 1e-3  # with other units dropped it is not

@@ -11,13 +11,13 @@ from ejax.algorithms.ppo import PPOConfig, ppo_advantage, ppo_update
 from ejax.distributions import ActionSpec
 from ejax.optim import make_optimizer
 from ejax.policies import ActorCritic, NetworkConfig
-from ejax.types import Rollout, TrainState
+from ejax.types import Rollout, make_train_state
 
 KEY = jax.random.key(0)
 
 
 def fresh(params, optimizer):
-    return TrainState(step=jnp.zeros((), jnp.int32), params=params, opt_state=optimizer.init(params["params"]))
+    return make_train_state(params, optimizer)
 
 
 def random_rollout(policy, params, num_envs=4, num_steps=6):
@@ -37,7 +37,6 @@ def random_rollout(policy, params, num_envs=4, num_steps=6):
         reward=normal(),
         terminated=terminated,
         truncated=truncated,
-        extras={"info": {}},
     )
 
 
@@ -73,7 +72,7 @@ def assert_same_update(one, other, rtol=1e-4):
 )
 def test_an_update_with_masked_garbage_is_the_update_without_it(small, options):
     policy, params, rollout = small
-    clean = replace(rollout, extras={"info": {}, "valid": jnp.ones_like(rollout.done)})
+    clean = replace(rollout, valid=jnp.ones_like(rollout.done))
 
     def with_garbage(x):
         return (
@@ -83,7 +82,7 @@ def test_an_update_with_masked_garbage_is_the_update_without_it(small, options):
         )
 
     dirty = jax.tree.map(with_garbage, clean)  # two more environments, none of whose steps is a transition
-    assert dirty.extras["valid"].sum() == rollout.reward.size
+    assert dirty.valid.sum() == rollout.reward.size
     assert_same_update(one_update(policy, params, clean, **options), one_update(policy, params, dirty, **options))
 
 
@@ -92,7 +91,7 @@ def test_advantages_are_normalized_over_transitions_whatever_the_rule(small):
     valid = jnp.ones_like(rollout.done).at[:, -1].set(False)
     for rule in ("embodichain-0.2", "embodichain-0.3", "embodichain-seed"):
         config = PPOConfig(advantage_rule=rule)
-        some, _ = ppo_advantage(replace(rollout, extras={"valid": valid}), config=config)
+        some, _ = ppo_advantage(replace(rollout, valid=valid), config=config)
         expected, _ = ppo_advantage(jax.tree.map(lambda x: x[:, :-1], rollout), config=config)
         np.testing.assert_allclose(some[:, :-1], expected, rtol=1e-4, atol=1e-5)
 
@@ -101,7 +100,7 @@ def test_a_step_that_is_no_transition_cuts_what_is_before_it_from_what_is_after_
     *_, rollout = small
     valid = jnp.ones_like(rollout.done).at[3].set(False)
     running = jnp.zeros_like(rollout.done)
-    rollout = replace(rollout, terminated=running, truncated=running, extras={"valid": valid})
+    rollout = replace(rollout, terminated=running, truncated=running, valid=valid)
     config = PPOConfig(normalize_advantage=False)
     before, _ = ppo_advantage(rollout, config=config)
     changed = replace(rollout, reward=rollout.reward.at[3:].set(1e3), next_value=rollout.next_value.at[3:].set(1e3))

@@ -26,9 +26,9 @@ from ejax.policies.actor_only import ActorOnly
 from ejax.policies.mlp import NetworkConfig
 from ejax.policies.vision import VisionPolicy, _patches
 from ejax.pretrain import run_command
+from ejax.rollout import reset, step
 from ejax.run import train
-from ejax.types import CameraView, TrainState
-from ejax.unroll import reset, step
+from ejax.types import CameraView, make_train_state
 
 NETWORK = {"type": "mlp", "network_cfg": {"hidden_sizes": [32, 32], "activation": "tanh"}}
 ENGINE = {"source": "engine", "task": "pretrain_tasks:Reach", "buffer_size": 16, "max_episode_steps": 40}
@@ -291,7 +291,7 @@ def test_a_policy_of_images_learns_where_things_are() -> None:
     params = policy.init(jax.random.key(0), first["obs"])
     distribution, value = policy.apply(params, first["obs"])
     assert distribution.mode().shape == (512, 1, 2) and value.shape == (512, 1)
-    state = TrainState(step=jnp.zeros((), jnp.int32), params=params, opt_state=optimizer.init(params["params"]))
+    state = make_train_state(params, optimizer)
     errors = []
     for i in range(25):
         state, metrics = bc_update(state, batch(), jax.random.key(i), policy=policy, optimizer=optimizer, config=config)

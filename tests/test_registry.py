@@ -4,8 +4,11 @@ import sys
 import pytest
 
 from ejax import registry
+from ejax.algorithms import ppo
+from ejax.algorithms.record import Algorithm
+from ejax.config.models import find_algorithm
 from ejax.envs.point_mass import PointMassRL
-from ejax.registry import UnknownNameError, did_you_mean, register_env, register_policy, resolve
+from ejax.registry import ALGORITHMS, UnknownNameError, did_you_mean, register_env, register_policy, resolve
 from ejax.trust import trust
 
 
@@ -27,8 +30,12 @@ def test_a_place_is_imported_as_it_stands():
     assert resolve("env", "ejax.envs.point_mass:PointMassRL") is PointMassRL
 
 
-def test_an_algorithm_is_its_module():
-    assert resolve("algorithm", "PPO").__name__ == "ejax.algorithms.ppo"
+def test_an_algorithm_is_its_record():
+    assert resolve("algorithm", "PPO") is ppo.ALGORITHM
+    assert {type(resolve("algorithm", name)) for name in ALGORITHMS} == {Algorithm}
+    with pytest.raises(ValueError, match=r"'ejax\.returns:gae' is a .*, no ejax\.algorithms\.record\.Algorithm: name"):
+        trust("ejax.returns:gae")
+        find_algorithm("ejax.returns:gae")
 
 
 def test_a_family_passes_on_the_name(tmp_path, monkeypatch):

@@ -8,9 +8,9 @@ import numpy as np
 import optax
 import pytest
 
-from ejax.algorithms.sgd import Plan, permute, sgd_epochs
+from ejax.algorithms.sgd import MinibatchConfig, permute, sgd_epochs
 from ejax.optim import OptimizerConfig, get_learning_rate, make_optimizer, scale_by_learning_rate
-from ejax.types import TrainState
+from ejax.types import make_train_state
 
 SGD = make_optimizer(OptimizerConfig(name="sgd", learning_rate=0.1))
 KEY = jax.random.key(0)
@@ -52,7 +52,7 @@ def test_permute_scatters_neighbours_evenly(permutations):
 
 def test_padding_does_not_enter_the_permutation():
     # sent through it, an index outside may never come back inside: the update hung
-    update = jax.jit(partial(sgd_epochs, loss=linear_loss, optimizer=SGD, plan=plan(batch_size=6)))
+    update = jax.jit(partial(sgd_epochs, loss=linear_loss, optimizer=SGD, minibatches=minibatches(batch_size=6)))
     for seed in range(20):
         state, _ = update(state_of(7), {"x": jnp.eye(7)}, jax.random.key(seed))
         assert sorted(np.round(10 * np.asarray(state.params["params"]["w"]), 4)) == pytest.approx(
@@ -68,16 +68,16 @@ def linear_loss(params, batch):
 
 def state_of(size, optimizer=SGD):
     params = {"params": {"w": jnp.zeros(size)}}
-    return TrainState(step=jnp.zeros((), jnp.int32), params=params, opt_state=optimizer.init(params["params"]))
+    return make_train_state(params, optimizer)
 
 
-def plan(**options):
-    return Plan(**{"n_epochs": 1, "batch_size": 4, "max_grad_norm": float("inf"), **options})
+def minibatches(**options):
+    return MinibatchConfig(**{"n_epochs": 1, "batch_size": 4, "max_grad_norm": float("inf"), **options})
 
 
 def run(batch, *, key=KEY, loss=linear_loss, optimizer=SGD, **options):
     hooks = {name: options.pop(name) for name in ("prepare", "adapt_rate", "stop") if name in options}
-    update = jax.jit(partial(sgd_epochs, loss=loss, optimizer=optimizer, plan=plan(**options), **hooks))
+    update = jax.jit(partial(sgd_epochs, loss=loss, optimizer=optimizer, minibatches=minibatches(**options), **hooks))
     return update(state_of(batch["x"].shape[1], optimizer), batch, key)
 
 
@@ -166,12 +166,12 @@ def two_networks_loss(params, batch):
 
 def test_networks_can_be_clipped_apart():
     params = {"params": {"actor": jnp.zeros(()), "critic": jnp.zeros(())}}
-    state = TrainState(step=jnp.zeros((), jnp.int32), params=params, opt_state=SGD.init(params["params"]))
+    state = make_train_state(params, SGD)
     moved = {}
     for apart in (False, True):
-        this = plan(max_grad_norm=1.0, clip_per_network=apart)
+        this = minibatches(max_grad_norm=1.0, clip_per_network=apart)
         after, metrics = sgd_epochs(
-            state, {"x": jnp.ones((4, 1))}, KEY, loss=two_networks_loss, optimizer=SGD, plan=this
+            state, {"x": jnp.ones((4, 1))}, KEY, loss=two_networks_loss, optimizer=SGD, minibatches=this
         )
         moved[apart] = [-10.0 * float(after.params["params"][name]) for name in ("actor", "critic")]
         assert metrics["grad_norm"] == pytest.approx(5.0)
@@ -282,8 +282,10 @@ def test_prepare_sees_whole_minibatches_with_their_weights():
 
 def test_only_the_trained_collection_gets_a_gradient():
     params = {"params": {"w": jnp.zeros(1)}, "normalizer": {"mean": jnp.ones(1)}}
-    state = TrainState(step=jnp.zeros((), jnp.int32), params=params, opt_state=SGD.init(params["params"]))
-    after, _ = sgd_epochs(state, {"x": jnp.ones((4, 1))}, KEY, loss=linear_loss, optimizer=SGD, plan=plan())
+    state = make_train_state(params, SGD)
+    after, _ = sgd_epochs(
+        state, {"x": jnp.ones((4, 1))}, KEY, loss=linear_loss, optimizer=SGD, minibatches=minibatches()
+    )
     assert after.params["normalizer"]["mean"].tolist() == [1.0]
     assert after.params["params"]["w"] == pytest.approx(0.1)
 
@@ -291,4 +293,4 @@ def test_only_the_trained_collection_gets_a_gradient():
 def test_arrays_of_different_lengths_are_refused():
     batch = {"x": jnp.zeros((8, 1)), "y": jnp.zeros(5)}
     with pytest.raises(ValueError, match=r"same number of rows, got .*8.*5"):
-        sgd_epochs(None, batch, jax.random.key(0), loss=None, optimizer=None, plan=None)
+        sgd_epochs(None, batch, jax.random.key(0), loss=None, optimizer=None, minibatches=None)

@@ -21,9 +21,9 @@ from ejax.envs.planar_reach import PlanarReachRL
 from ejax.evaluation import evaluate
 from ejax.optim import OptimizerConfig, make_actor_critic_optimizer
 from ejax.policies import MLP, ActorCritic, ActorOnly, NetworkConfig
+from ejax.rollout import EnvCarry, reset
 from ejax.run import train
-from ejax.types import Array, Env, Key, Timestep, TrainState
-from ejax.unroll import EnvCarry, reset
+from ejax.types import Array, Env, Key, Timestep, TrainState, make_train_state
 
 RUNNING, TERMINATES, TRUNCATES = 0, 1, 2
 GAMMA, LAMBDA, STEPS, ENDS_AFTER = 0.9, 0.7, 5, 3
@@ -112,8 +112,7 @@ def start(policy: Any, config: SHACConfig, obs: Array) -> TrainState:
         "params": {**params["params"], "critic": policy.init(jax.random.key(2), obs)["params"]["critic"]},
     }
     optimizer = make_actor_critic_optimizer(config.optimizer, config.critic_optimizer)
-    opt_state = optimizer.init(params["params"])
-    return TrainState(step=jnp.int32(0), params=params, opt_state=opt_state, reference=target)
+    return make_train_state(params, optimizer, target=target)
 
 
 def update(
@@ -205,7 +204,7 @@ def test_a_value_that_does_not_count_may_be_anything() -> None:
 
 def test_the_objective_is_that_of_an_explicit_loop() -> None:
     before, _, metrics = update(SHACConfig(**BASE))
-    expected = objective_by_loop(before.params["params"]["actor"], before.reference["params"]["critic"])
+    expected = objective_by_loop(before.params["params"]["actor"], before.target["params"]["critic"])
     np.testing.assert_allclose(metrics["objective"], expected, rtol=1e-5)
     np.testing.assert_allclose(metrics["loss"], -expected, rtol=1e-5)
 
@@ -215,7 +214,7 @@ def test_the_gradient_is_the_central_difference_of_the_loop() -> None:
     with jax.enable_x64(True):
         state = as_double(start(Plain(), SHACConfig(**BASE), jnp.asarray(START)))
         before, after, metrics = update(SHACConfig(**BASE), state, policy=Plain())
-        actor, target = before.params["params"]["actor"], before.reference["params"]["critic"]
+        actor, target = before.params["params"]["actor"], before.target["params"]["critic"]
         np.testing.assert_allclose(metrics["objective"], objective_by_loop(actor, target), rtol=1e-12)
         for layer, name, index in (
             ("linear_0", "kernel", (0, 1)),
@@ -234,7 +233,7 @@ def test_the_gradient_is_the_central_difference_of_the_loop() -> None:
 
 def test_the_critic_descends_on_td_lambda_targets_of_the_target_critic() -> None:
     before, after, metrics = update(SHACConfig(**BASE))
-    obs, target = targets_by_loop(before.params["params"]["actor"], before.reference["params"]["critic"])
+    obs, target = targets_by_loop(before.params["params"]["actor"], before.target["params"]["critic"])
     assert len(target) == 3 * STEPS
 
     def loss(critic: Any) -> Array:
@@ -251,10 +250,10 @@ def test_the_critic_descends_on_td_lambda_targets_of_the_target_critic() -> None
 @pytest.mark.parametrize("alpha", [0.0, 0.2, 0.9])
 def test_the_target_critic_keeps_alpha_of_itself(alpha: float) -> None:
     before, after, _ = update(SHACConfig(**BASE, target_critic_alpha=alpha))
-    old, new = before.reference["params"]["critic"], after.params["params"]["critic"]
+    old, new = before.target["params"]["critic"], after.params["params"]["critic"]
     expected = jax.tree.map(lambda o, n: alpha * o + (1.0 - alpha) * n, old, new)
-    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-6), after.reference["params"]["critic"], expected)
-    jax.tree.map(np.testing.assert_array_equal, after.reference["params"]["actor"], after.params["params"]["actor"])
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-6), after.target["params"]["critic"], expected)
+    jax.tree.map(np.testing.assert_array_equal, after.target["params"]["actor"], after.params["params"]["actor"])
 
 
 def test_actor_and_critic_have_their_own_optimizers() -> None:
@@ -311,7 +310,7 @@ def test_observation_statistics_move_after_the_update_and_the_target_has_the_sam
     assert metrics["skipped_update"] == 0.0
     for name in ("actor_obs_normalizer", "critic_obs_normalizer"):
         assert after.params["normalizer"][name]["count"] == 3 * STEPS
-    jax.tree.map(np.testing.assert_array_equal, after.reference["normalizer"], after.params["normalizer"])
+    jax.tree.map(np.testing.assert_array_equal, after.target["normalizer"], after.params["normalizer"])
 
 
 def test_adjoints_are_clipped_and_reported() -> None:
@@ -323,8 +322,8 @@ def test_adjoints_are_clipped_and_reported() -> None:
 def test_a_policy_without_a_critic_or_a_state_without_a_target_is_refused() -> None:
     config = SHACConfig(**BASE)
     before = start(POLICY, config, jnp.asarray(START))
-    with pytest.raises(ValueError, match="got reference=None; start with reference=params"):
-        update(config, replace(before, reference=None))
+    with pytest.raises(ValueError, match="got target=None; start with init_train_state"):
+        update(config, replace(before, target=None))
     actor_only = ActorOnly(action_spec(LANES.action_space), NetworkConfig(hidden_sizes=(4,)))
     params = actor_only.init(jax.random.key(0), jnp.asarray(START))
     with pytest.raises(ValueError, match="a network 'critic', got one with actor, log_std; use actor_critic"):
@@ -362,7 +361,7 @@ def test_a_run_resumes_to_the_same_bits(tmp_path: Path) -> None:
     actual, _ = load_checkpoint(resumed.latest_checkpoint_path, like)
     start, _ = load_checkpoint(middle, like)
     jax.tree.map(np.testing.assert_array_equal, expected, actual)
-    critic = lambda state: state.train.reference["params"]["critic"]["linear_0"]["kernel"]  # noqa: E731
+    critic = lambda state: state.train.target["params"]["critic"]["linear_0"]["kernel"]  # noqa: E731
     assert not np.array_equal(critic(start), critic(expected))
     assert {"train/value_loss", "train/objective", "train/critic_learning_rate"} <= whole.last_train_metrics.keys()
 
@@ -371,16 +370,23 @@ def test_a_run_resumes_to_the_same_bits(tmp_path: Path) -> None:
     ("overrides", "message"),
     [
         (["policy.name=actor_only", "policy.critic=null"], r"policy\.name.*'actor_only', which has no critic"),
-        (["trainer.buffer_size=7"], r"got 7; shac collects segment_length \(8\) steps"),
         (["algorithm.cfg.num_mini_batches=33"], r"num_mini_batches.*got 33, but a rollout has 32 rows"),
         (["algorithm.cfg.target_critic_alpha=1"], r"target_critic_alpha.*must be less than 1"),
         (["algorithm.cfg.update_horizon=16"], "update_horizon.*unknown key"),
     ],
 )
 def test_configs_that_cannot_train_are_refused(overrides: list[str], message: str) -> None:
-    assert parse_config(RAW).trainer.buffer_size == 8
     with pytest.raises(ConfigError, match=message):
         parse_config(RAW, overrides)
+
+
+def test_a_rollout_is_a_segment_and_not_the_buffer_size() -> None:
+    assert parse_config(RAW).trainer.buffer_size == 8
+    config = parse_config(RAW, ["trainer.buffer_size=7"])
+    assert config.trainer.buffer_size == 8
+    assert ("trainer.buffer_size (override)", "no effect: the options of shac make it 8") in [
+        (notice.key, notice.text) for notice in config.notices
+    ]
 
 
 def test_it_learns_to_reach_and_compiles_once() -> None:
@@ -401,8 +407,7 @@ def test_it_learns_to_reach_and_compiles_once() -> None:
     optimizer = make_actor_critic_optimizer(adam, adam)
     carry = reset(env, jax.random.key(0), 32)
     params = policy.init(jax.random.key(1), carry.obs)
-    opt_state = optimizer.init(params["params"])
-    state = TrainState(step=jnp.int32(0), params=params, opt_state=opt_state, reference=params)
+    state = make_train_state(params, optimizer, target=params)
 
     def episode_return(params: Any) -> float:
         episodes = evaluate(policy, env, params, jax.random.key(9), num_envs=64, num_episodes=256)

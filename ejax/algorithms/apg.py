@@ -16,7 +16,17 @@ import jax.numpy as jnp
 import optax
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
-from ejax.algorithms.differentiable import Trajectory, adjoint_metrics, discounted_sum, no_taps, play
+from ejax.algorithms.differentiable import (
+    Trajectory,
+    adjoint_metrics,
+    adjoint_probe,
+    differentiable_problems,
+    discounted_sum,
+    play,
+)
+from ejax.algorithms.record import Algorithm
+from ejax.algorithms.step import RunState, Step, finish
+from ejax.episodes import drop_current_episodes
 from ejax.optim import (
     OptimizerConfig,
     ScheduleConfig,
@@ -26,8 +36,8 @@ from ejax.optim import (
     step_schedule,
 )
 from ejax.policies.normalize import observe
+from ejax.rollout import EnvCarry, reset
 from ejax.types import Array, Env, Key, Metrics, Params, Policy, PyTree, TrainState
-from ejax.unroll import EnvCarry, reset
 
 
 class APGConfig(BaseModel):
@@ -160,7 +170,7 @@ def _segmented(
     def one_segment(running: tuple[PyTree, EnvCarry, Array], key: Key) -> tuple[Any, Any]:
         grads, carry, discount = running
         (_, aux), (grad, tapped) = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(
-            params["params"], no_taps(config.segment_length), carry, discount, key
+            params["params"], adjoint_probe(config.segment_length), carry, discount, key
         )
         carry, discount, sums, trajectory = aux
         return (jax.tree.map(jnp.add, grads, grad), carry, discount), (sums, trajectory, tapped)
@@ -200,7 +210,7 @@ def _complete(
         key_reset, key_play = jax.random.split(key)
         fresh = reset(env, key_reset, num_envs)
         (_, aux), (grad, tapped) = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(
-            params["params"], no_taps(config.horizon), fresh, key_play
+            params["params"], adjoint_probe(config.horizon), fresh, key_play
         )
         return jax.tree.map(jnp.add, grads, grad), (*aux, tapped)
 
@@ -212,3 +222,37 @@ def _complete(
     )
     last = jax.tree.map(lambda x: x[-1], (carries, trajectory))
     return jax.tree.map(lambda g: g / num_rollouts, grads), last[0], metrics, jax.lax.stop_gradient(last[1])
+
+
+def make_apg_step(
+    policy: Policy,
+    env: Env,
+    optimizer: optax.GradientTransformation,
+    config: APGConfig,
+    *,
+    num_steps: int,
+    dropout: bool,
+) -> Step:
+    """Differentiate through ``update_horizon`` steps, update."""
+    del num_steps, dropout  # the config has the horizon; actions are not evaluated a second time
+
+    def step(state: RunState, key: Key) -> tuple[RunState, Metrics]:
+        train, envs, losses, trajectory = apg_update_with_trajectory(
+            state.train, state.envs, key, policy=policy, env=env, optimizer=optimizer, config=config
+        )
+        episodes = state.episodes
+        if config.rollout_mode == "complete":
+            episodes = drop_current_episodes(episodes)
+        return finish(state, train, trajectory, losses, envs=envs, episodes=episodes)
+
+    return step
+
+
+ALGORITHM = Algorithm(
+    Config=APGConfig,
+    make_step=make_apg_step,
+    stops_at_nonfinite=lambda options: not options.skip_nonfinite_updates,
+    sizes=lambda options, chunk_size: {"buffer_size": options.horizon},
+    env_problems=differentiable_problems,
+    ignored_options=("gae_lambda", "batch_size"),
+)

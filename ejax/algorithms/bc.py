@@ -8,19 +8,23 @@ expectation is over single actions: where a window ends before a chunk does, wha
 Source: Pomerleau 1988 (ALVINN); Zhao et al. 2023 (ACT) for chunks.
 """
 
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
+import gymnasium
 import jax
 import jax.numpy as jnp
 import optax
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
 
-from ejax.algorithms.sgd import Plan, sgd_epochs
+from ejax.algorithms.record import Algorithm
+from ejax.algorithms.sgd import MinibatchConfig, sgd_epochs
 from ejax.optim import OptimizerConfig, ScheduleConfig, get_learning_rate, step_schedule
 from ejax.policies.normalize import observe
-from ejax.types import Array, Key, Metrics, Params, Policy, PyTree, TrainState
+from ejax.problems import Problem
+from ejax.types import Array, Env, HostEnv, Key, Metrics, Params, Policy, PyTree, TrainState
 
 
 class BCConfig(BaseModel):
@@ -75,7 +79,7 @@ def bc_update(
         key_order,
         loss=partial(bc_loss, policy=policy, config=config),
         optimizer=optimizer,
-        plan=Plan(
+        minibatches=MinibatchConfig(
             n_epochs=1,
             batch_size=config.batch_size,
             max_grad_norm=config.max_grad_norm,
@@ -147,3 +151,24 @@ def _by_action(distribution: Any, action: Array) -> tuple[Any, Array, Array]:
     target, known = chunk_targets(action, width // each)
     split = jax.tree.map(lambda x: x.reshape(*x.shape[:-1], width // each, each), distribution)
     return split, target, known
+
+
+def _env_problems(options: BCConfig, env: Env | HostEnv) -> Iterator[Problem]:
+    if options.loss == "mse" and not isinstance(env.action_space, gymnasium.spaces.Box):
+        text = f"got 'mse', but the environment's actions are choices: {env.action_space}; give nll"
+        yield Problem("algorithm.cfg.loss", text)
+
+
+def _sizes(options: BCConfig, chunk_size: int) -> dict[str, int]:
+    """The run's steps are the frames that it learns: those of one update, from one stream."""
+    return {"num_envs": 1, "buffer_size": options.batch_size * options.updates_per_step * chunk_size}
+
+
+ALGORITHM = Algorithm(
+    Config=BCConfig,
+    update=bc_update,
+    learns_from="demonstrations",
+    stops_at_nonfinite=lambda options: not options.skip_nonfinite_updates,
+    sizes=_sizes,
+    env_problems=_env_problems,
+)

@@ -1,5 +1,6 @@
 """Steps that a gradient flows back through, from rewards over dynamics to actions: what APG and SHAC share."""
 
+from collections.abc import Iterator
 from functools import partial
 from typing import Any, Protocol
 
@@ -8,8 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from ejax.types import Array, Env, Key, Metrics, Params, Policy, PyTree
-from ejax.unroll import EnvCarry, step
+from ejax.problems import Problem
+from ejax.rollout import EnvCarry, step
+from ejax.types import Array, Env, HostEnv, Key, Metrics, Params, Policy, PyTree
 
 
 class ActionOptions(Protocol):
@@ -65,13 +67,24 @@ def check_differentiable(env: Env) -> None:
         ) from error
 
 
+def differentiable_problems(options: Any, env: Env | HostEnv) -> Iterator[Problem]:
+    """An environment that the algorithm's gradient cannot pass through."""
+    del options
+    if isinstance(env, HostEnv):
+        return  # refused for a simpler reason: the algorithm needs its environment inside the program
+    try:
+        check_differentiable(env)
+    except ValueError as error:
+        yield Problem("algorithm.name", str(error))
+
+
 def play(
     params: Params, taps: Array, carry: EnvCarry, key: Key, *, policy: Policy, env: Env, options: ActionOptions
 ) -> tuple[EnvCarry, Trajectory, Array]:
     """Steps with reparameterized actions; the gradient flows through actions, dynamics and rewards.
 
     Args:
-        taps: from ``no_taps``, one row per step; its gradient is ``adjoint_metrics``' input.
+        taps: from ``adjoint_probe``, one row per step; its gradient is ``adjoint_metrics``' input.
 
     Returns:
         The environments after it, the trajectory, and the entropy of each action's distribution, [T, N].
@@ -150,7 +163,7 @@ def _clip_adjoint_backward(max_norm: float, residual: None, grad: Array) -> tupl
 clip_adjoint.defvjp(_clip_adjoint_forward, _clip_adjoint_backward)
 
 
-def no_taps(num_steps: int) -> Array:
+def adjoint_probe(num_steps: int) -> Array:
     return jnp.zeros((num_steps, 4))
 
 

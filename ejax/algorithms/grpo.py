@@ -7,6 +7,7 @@
 Source: Shao et al. 2024 (DeepSeekMath), step by step as in EmbodiChain 0.2.4.
 """
 
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -16,11 +17,16 @@ import jax.numpy as jnp
 import optax
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
-from ejax.algorithms.sgd import Plan, sgd_epochs
+from ejax.algorithms.batch import flatten, reference_log_prob
+from ejax.algorithms.record import Algorithm, RunShape
+from ejax.algorithms.sgd import MinibatchConfig, sgd_epochs
+from ejax.algorithms.step import EpisodeStarts
 from ejax.losses import clipped_surrogate, kl_k3
 from ejax.optim import OptimizerConfig, ScheduleConfig, get_learning_rate, step_schedule
 from ejax.policies.normalize import observe
+from ejax.problems import Problem
 from ejax.returns import discounted_returns, first_episode_mask, group_advantages
+from ejax.sharding import num_shards
 from ejax.types import Array, Key, Metrics, Params, Policy, PyTree, Rollout, TrainState
 
 
@@ -34,7 +40,7 @@ class GRPOConfig(BaseModel):
     gamma: float = Field(default=0.99, ge=0.0, le=1.0)
     n_epochs: PositiveInt = 10
     batch_size: PositiveInt = 64
-    """Rows of one minibatch; the last one of an epoch may be smaller."""
+    """Rows of one minibatch on each device; the last one of an epoch may be smaller."""
     clip_coef: PositiveFloat = 0.2
     ent_coef: NonNegativeFloat = 0.0
     kl_coef: NonNegativeFloat = 0.02
@@ -101,7 +107,7 @@ def grpo_update(
         ValueError: N is not divisible by ``group_size``, or there is no reference to measure the divergence to.
     """
     mask = first_episode_mask(rollout.done) if config.truncate_at_first_done else jnp.ones_like(rollout.reward)
-    valid = rollout.extras.get("valid")
+    valid = rollout.valid
     if valid is not None:  # an episode that ends with a step that is no transition has no return to compare
         broken = discounted_returns((rollout.done & ~valid).astype(jnp.float32), rollout.done, gamma=1.0) > 0.0
         mask = mask * (valid & ~broken)
@@ -109,32 +115,21 @@ def grpo_update(
     # lengths relative to the rollout's, so that the weights of a minibatch do not get small
     length = mask.mean(axis=0, keepdims=True)
     weight = mask / jnp.maximum(length, 1.0 / mask.shape[0]) if config.length_normalization else mask
-    batch: dict[str, PyTree] = {
-        "obs": rollout.obs,
-        "action": rollout.action,
-        "log_prob": rollout.log_prob,
-        "advantage": group_advantages(step_return, mask, group_size=config.group_size, eps=config.eps),
-        "mask": weight,
-    }
-    if "dropout_seed" in rollout.extras:
-        batch["dropout_seed"] = rollout.extras["dropout_seed"]
-    if config.kl_coef > 0.0:
-        if state.reference is None:
-            raise ValueError("kl_coef > 0 needs state.reference, the parameters to stay close to; it is None")
-        distribution, _ = policy.apply(state.reference, rollout.obs)
-        batch["reference_log_prob"] = distribution.log_prob(rollout.action)
-    num_rows = rollout.reward.size
-    batch = jax.tree.map(lambda x: x.reshape(num_rows, *x.shape[2:]), batch)
-
+    batch = flatten(
+        rollout,
+        advantage=group_advantages(step_return, mask, group_size=config.group_size, eps=config.eps),
+        mask=weight,
+        reference_log_prob=reference_log_prob(state, rollout, policy=policy, kl_coef=config.kl_coef),
+    )
     state, metrics = sgd_epochs(
         state,
         batch,
         key,
         loss=partial(grpo_loss, policy=policy, config=config),
         optimizer=optimizer,
-        plan=Plan(
+        minibatches=MinibatchConfig(
             n_epochs=config.n_epochs,
-            batch_size=config.batch_size,
+            batch_size=num_shards() * config.batch_size,
             max_grad_norm=config.max_grad_norm,
             skip_nonfinite=config.skip_nonfinite_updates,
         ),
@@ -173,3 +168,37 @@ def grpo_loss(params: Params, batch: dict[str, PyTree], *, policy: Policy, confi
         metrics["approx_ref_kl"] = mean(kl_k3(batch["reference_log_prob"] - log_prob))
         loss = loss + config.kl_coef * metrics["approx_ref_kl"]
     return loss, jax.lax.stop_gradient(metrics)
+
+
+def _starts(options: GRPOConfig) -> EpisodeStarts:
+    return EpisodeStarts(
+        restart=options.reset_every_rollout,
+        group_size=options.group_size if options.reset_every_rollout and options.shared_start else 1,
+        first_only=options.truncate_at_first_done,
+    )
+
+
+def _problems(options: GRPOConfig, run: RunShape) -> Iterator[Problem]:
+    if rest := run.num_envs % options.group_size:
+        text = f"got {run.num_envs}, not divisible by algorithm.cfg.group_size {options.group_size}"
+        yield Problem("trainer.num_envs", f"{text}; give {max(options.group_size, run.num_envs - rest)}")
+    if options.batch_size > run.rows:
+        yield run.too_many("batch_size", options.batch_size)
+
+
+_EMBODICHAIN = {"shared_start": False, "skip_nonfinite_updates": False}
+
+ALGORITHM = Algorithm(
+    Config=GRPOConfig,
+    update=grpo_update,
+    starts=_starts,
+    keeps_reference=lambda options: options.kl_coef > 0.0,
+    stops_at_nonfinite=lambda options: not options.skip_nonfinite_updates,
+    problems=_problems,
+    ignored_options=("gae_lambda",),
+    compat={
+        "embodichain-0.2": _EMBODICHAIN,
+        "embodichain-0.3": {**_EMBODICHAIN, "update_normalizers": False},
+        "embodichain-seed": _EMBODICHAIN,
+    },
+)

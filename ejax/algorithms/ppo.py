@@ -7,7 +7,7 @@ with Δ = log π_ref − log π, where ``kl_coef`` keeps the policy close to the
 Source: Schulman et al. 2017; the options and the arithmetic of EmbodiChain 0.2.4 and 0.3.2.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, cast
@@ -26,11 +26,15 @@ from pydantic import (
     field_validator,
 )
 
-from ejax.algorithms.sgd import Plan, sgd_epochs
+from ejax.algorithms.batch import flatten, reference_log_prob
+from ejax.algorithms.record import Algorithm, RunShape
+from ejax.algorithms.sgd import MinibatchConfig, sgd_epochs
 from ejax.losses import clipped_surrogate, clipped_value_loss, kl_k3, value_loss
 from ejax.optim import OptimizerConfig, ScheduleConfig, get_learning_rate, step_schedule
 from ejax.policies.normalize import observe
+from ejax.problems import Problem
 from ejax.returns import gae, normalize, vtrace
+from ejax.sharding import num_shards
 from ejax.types import Array, Key, Metrics, Params, Policy, PyTree, Rollout, TrainState
 
 
@@ -45,7 +49,7 @@ class PPOConfig(BaseModel):
     gae_lambda: float = Field(default=0.95, ge=0.0, le=1.0)
     n_epochs: PositiveInt = 10
     batch_size: PositiveInt = 64
-    """Rows of one minibatch; the last one of an epoch may be smaller."""
+    """Rows of one minibatch on each device; the last one of an epoch may be smaller."""
     num_mini_batches: PositiveInt | None = None
     """Instead of ``batch_size``: this many minibatches of equal size (the last may be smaller)."""
     clip_coef: PositiveFloat = 0.2
@@ -126,7 +130,7 @@ def ppo_update(
     """One PPO update: advantages, ``n_epochs`` of minibatch steps, one step of the learning-rate schedule.
 
     Args:
-        rollout: leaves [T, N, ...]; needs ``extras["distribution"]`` if ``schedule`` is adaptive.
+        rollout: leaves [T, N, ...]; needs its ``distribution`` if ``schedule`` is adaptive.
         optimizer: from ``make_optimizer``, or any optax optimizer where the learning rate is fixed.
         config: an open ``lr_scheduler`` needs its horizon: ``bind_schedule``.
 
@@ -136,61 +140,47 @@ def ppo_update(
     Raises:
         ValueError: arrays of the rollout that are not [T, N]; ``kl_coef`` > 0 without a reference.
     """
+    # older parameters made the rollout: clip around those that the update starts with, and weight by how far they are
+    behaviour, correction = rollout.log_prob, config.staleness_correction != "none"
     lag_metrics: Metrics = {}
-    behaviour = rollout.log_prob
-    if config.staleness_correction != "none":
+    if correction:
         rollout, lag_metrics = _seen_by(state.params, rollout, policy=policy, config=config)
     advantage, value_target = ppo_advantage(rollout, behaviour, config=config)
-    batch: dict[str, PyTree] = {
-        "obs": rollout.obs,
-        "action": rollout.action,
-        "log_prob": rollout.log_prob,
-        "value": rollout.value,
-        "advantage": advantage,
-        "value_target": value_target,
-    }
-    if config.schedule == "adaptive":
-        batch["distribution"] = rollout.extras["distribution"]
-    if "dropout_seed" in rollout.extras:
-        batch["dropout_seed"] = rollout.extras["dropout_seed"]
-    if "valid" in rollout.extras:
-        batch["mask"] = rollout.extras["valid"].astype(jnp.float32)
-    if config.staleness_correction != "none":
-        batch["behave_weight"] = _behave_weight(rollout.log_prob - behaviour, config)
-    if config.kl_coef > 0.0:
-        if state.reference is None:
-            raise ValueError("kl_coef > 0 needs state.reference, the parameters to stay close to; it is None")
-        distribution, _ = policy.apply(state.reference, rollout.obs)
-        batch["reference_log_prob"] = distribution.log_prob(rollout.action)
-    num_rows = rollout.reward.size
-    batch = jax.tree.map(lambda x: x.reshape(num_rows, *x.shape[2:]), batch)
-
+    # one flat batch; what the options do not ask for is not gathered in every minibatch
+    batch = flatten(
+        rollout,
+        value=rollout.value,
+        advantage=advantage,
+        value_target=value_target,
+        distribution=rollout.distribution if config.schedule == "adaptive" else None,
+        mask=None if rollout.valid is None else rollout.valid.astype(jnp.float32),
+        behave_weight=_behave_weight(rollout.log_prob - behaviour, config) if correction else None,
+        reference_log_prob=reference_log_prob(state, rollout, policy=policy, kl_coef=config.kl_coef),
+    )
     state, metrics = sgd_epochs(
         state,
         batch,
         key,
         loss=partial(ppo_loss, policy=policy, config=config),
         optimizer=optimizer,
-        plan=Plan(
+        minibatches=MinibatchConfig(
             n_epochs=config.n_epochs,
-            batch_size=minibatch_size(config, num_rows),
+            batch_size=minibatch_size(config, rollout.reward.size),
             max_grad_norm=config.max_grad_norm,
             clip_per_network=config.clip_grad_per_network,
             skip_nonfinite=config.skip_nonfinite_updates,
         ),
-        prepare=partial(_normalize_minibatch, config=config)
-        if config.normalize_advantage_per_mini_batch
-        else lambda minibatch: minibatch,
+        prepare=_prepare(config),
         adapt_rate=partial(_adapt_rate, config=config) if config.schedule == "adaptive" else None,
         stop=_stop_beyond(config.target_kl),
     )
     state = step_schedule(state, config.optimizer, config.lr_scheduler)
-    valid = rollout.extras.get("valid")
-    state = replace(state, params=observe(policy, state.params, rollout.obs, valid))
+    # after the epochs: in them the policy must see what it saw when it acted
+    state = replace(state, params=observe(policy, state.params, rollout.obs, rollout.valid))
     metrics["learning_rate"] = get_learning_rate(state.opt_state)
-    unexplained = jnp.var(value_target - rollout.value, where=valid)
-    metrics["explained_variance"] = 1.0 - unexplained / jnp.maximum(jnp.var(value_target, where=valid), 1e-8)
-    return state, metrics | lag_metrics
+    unexplained = jnp.var(value_target - rollout.value, where=rollout.valid)
+    explained = 1.0 - unexplained / jnp.maximum(jnp.var(value_target, where=rollout.valid), 1e-8)
+    return state, metrics | {"explained_variance": explained} | lag_metrics
 
 
 def ppo_advantage(
@@ -199,7 +189,7 @@ def ppo_advantage(
     """``(advantage, value_target)``, [T, N], under the config's rule for truncated episodes.
 
     The advantage is normalized over the whole rollout unless that is off or left to the minibatches. Steps that are no
-    transitions (``extras["valid"]``) cut the episode before them and have no part in the normalization.
+    transitions (``valid``) cut the episode before them and have no part in the normalization.
 
     Args:
         behaviour_log_prob: [T, N], of the policy that acted, for ``vtrace``. None: ``rollout.log_prob``.
@@ -207,9 +197,9 @@ def ppo_advantage(
     reward = config.reward_scale * rollout.reward
     terminated, truncated, next_value = rollout.terminated, rollout.truncated, rollout.next_value
     valid = None
-    if "valid" in rollout.extras:
-        valid = rollout.extras["valid"].astype(jnp.float32)
-        truncated = truncated.at[:-1].set(truncated[:-1] | ~rollout.extras["valid"][1:])
+    if rollout.valid is not None:
+        valid = rollout.valid.astype(jnp.float32)
+        truncated = truncated.at[:-1].set(truncated[:-1] | ~rollout.valid[1:])
     if config.timeout_bootstrap == "embodichain-seed":
         next_value = next_value.at[-1].set(0.0)
     if config.timeout_bootstrap == "embodichain-0.3":
@@ -229,7 +219,7 @@ def ppo_advantage(
 
 def _seen_by(params: Params, rollout: Rollout, *, policy: Policy, config: PPOConfig) -> tuple[Rollout, Metrics]:
     """The rollout with log-probabilities and values of ``params`` for those that acted, and how far apart they are."""
-    seed = {"dropout_seed": rollout.extras["dropout_seed"]} if "dropout_seed" in rollout.extras else {}
+    seed = {} if rollout.dropout_seed is None else {"dropout_seed": rollout.dropout_seed}
     distribution, value = policy.apply(params, rollout.obs, **seed)
     log_prob = distribution.log_prob(rollout.action)
     # V of the true next observation is V of the next row, but where an episode ended; there the old one must do
@@ -239,10 +229,9 @@ def _seen_by(params: Params, rollout: Rollout, *, policy: Policy, config: PPOCon
         rollout, log_prob=log_prob, value=value, next_value=jnp.where(goes_on, following, rollout.next_value)
     )
     log_ratio = log_prob - rollout.log_prob
-    valid = rollout.extras.get("valid")
     return seen, {
-        "behave_approx_kl": kl_k3(log_ratio).mean(where=valid),
-        "behave_weight_clipped": (jnp.exp(log_ratio) > config.behave_weight_threshold).mean(where=valid),
+        "behave_approx_kl": kl_k3(log_ratio).mean(where=rollout.valid),
+        "behave_weight_clipped": (jnp.exp(log_ratio) > config.behave_weight_threshold).mean(where=rollout.valid),
     }
 
 
@@ -298,10 +287,15 @@ def ppo_loss(params: Params, batch: dict[str, PyTree], *, policy: Policy, config
 
 
 def minibatch_size(config: PPOConfig, num_rows: int) -> int:
-    """Rows of a minibatch: ``batch_size``, or those of ``num_mini_batches`` equal parts, as ``torch.chunk`` cuts."""
+    """Rows of a minibatch on all devices: ``batch_size`` on each, or those of ``num_mini_batches`` equal parts,
+    as ``torch.chunk`` cuts."""
     if config.num_mini_batches is None:
-        return config.batch_size
+        return num_shards() * config.batch_size
     return -(-num_rows // config.num_mini_batches)
+
+
+def _prepare(config: PPOConfig) -> Callable[[dict[str, PyTree]], dict[str, PyTree]] | None:
+    return partial(_normalize_minibatch, config=config) if config.normalize_advantage_per_mini_batch else None
 
 
 def _normalize_minibatch(minibatch: dict[str, Any], *, config: PPOConfig) -> dict[str, Any]:
@@ -330,3 +324,36 @@ def _adapt_rate(rate: Array, metrics: Metrics, *, config: PPOConfig) -> Array:
     slower = jnp.maximum(rate / 1.5, config.minimum_learning_rate)
     faster = jnp.minimum(rate * 1.5, config.maximum_learning_rate)
     return jnp.where(kl > 2.0 * desired, slower, jnp.where((kl < 0.5 * desired) & (kl > 0.0), faster, rate))
+
+
+def _problems(options: PPOConfig, run: RunShape) -> Iterator[Problem]:
+    if run.rows < 2:
+        text = f"got {run.buffer_size} with num_envs {run.num_envs}; advantages are normalized over at least 2 rows"
+        yield Problem("trainer.buffer_size", text)
+    if options.num_mini_batches is None and options.batch_size > run.rows:
+        yield run.too_many("batch_size", options.batch_size)
+    if options.num_mini_batches is not None and options.num_mini_batches > run.rows:
+        yield run.too_many("num_mini_batches", options.num_mini_batches)
+
+
+ALGORITHM = Algorithm(
+    Config=PPOConfig,
+    update=ppo_update,
+    keeps_reference=lambda options: options.kl_coef > 0.0,
+    stops_at_nonfinite=lambda options: not options.skip_nonfinite_updates,
+    problems=_problems,
+    compat={
+        "embodichain-0.2": {"timeout_bootstrap": "embodichain-0.2", "skip_nonfinite_updates": False},
+        "embodichain-0.3": {
+            "timeout_bootstrap": "embodichain-0.3",
+            "advantage_rule": "embodichain-0.3",
+            "clip_grad_per_network": True,
+            "skip_nonfinite_updates": False,
+        },
+        "embodichain-seed": {
+            "timeout_bootstrap": "embodichain-seed",
+            "advantage_rule": "embodichain-seed",
+            "skip_nonfinite_updates": False,
+        },
+    },
+)

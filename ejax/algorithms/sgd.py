@@ -1,6 +1,7 @@
 """Epochs of minibatch gradient steps over a flat batch, in one scan: what PPO's and GRPO's updates have in common."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 import jax
@@ -10,7 +11,7 @@ from flax import struct
 
 from ejax.optim import apply_gradient, clip_by_global_norm, get_learning_rate
 from ejax.sharding import constrain_split
-from ejax.types import Array, Key, Metrics, Params, PyTree, TrainState
+from ejax.types import Array, Key, Metrics, Params, PyTree, TrainState, split_critic
 
 
 class Loss(Protocol):
@@ -20,7 +21,7 @@ class Loss(Protocol):
 
 
 @struct.dataclass
-class Plan:
+class MinibatchConfig:
     """How a batch is used; hashable."""
 
     n_epochs: int = struct.field(pytree_node=False)
@@ -43,8 +44,8 @@ def sgd_epochs(
     *,
     loss: Loss,
     optimizer: optax.GradientTransformation,
-    plan: Plan,
-    prepare: Callable[[dict[str, PyTree]], dict[str, PyTree]] = lambda minibatch: minibatch,
+    minibatches: MinibatchConfig,
+    prepare: Callable[[dict[str, PyTree]], dict[str, PyTree]] | None = None,
     adapt_rate: Callable[[Array, Metrics], Array] | None = None,
     stop: Callable[[Metrics], Array] | None = None,
 ) -> tuple[TrainState, Metrics]:
@@ -66,40 +67,28 @@ def sgd_epochs(
     Raises:
         ValueError: arrays of different numbers of rows.
     """
-    rows_of = {name: {leaf.shape[0] for leaf in jax.tree.leaves(part)} for name, part in batch.items()}
-    if len(set().union(*rows_of.values())) != 1:
-        raise ValueError(f"every array of a batch needs the same number of rows, got {rows_of}")
-    num_rows = jax.tree.leaves(batch)[0].shape[0]
-    size = min(plan.batch_size, num_rows)
+    num_rows = _count_rows(batch)
+    size = min(minibatches.batch_size, num_rows)
     num_minibatches = -(-num_rows // size)
-    masked = "mask" in batch
-    grad_fn = _accumulated_grad(loss, size, plan.chunk_rows, skip_weightless=masked)
+    grad_fn = _accumulated_grad(loss, size, minibatches.chunk_rows, skip_weightless="mask" in batch)
+    gradient_step = partial(
+        _gradient_step, grad_fn=grad_fn, optimizer=optimizer, minibatches=minibatches, adapt_rate=adapt_rate
+    )
+
+    def learn(state: TrainState, rows: Array) -> tuple[TrainState, Metrics]:
+        minibatch, count = _take(batch, rows, num_rows)
+        trained, metrics = gradient_step(state, minibatch if prepare is None else prepare(minibatch))
+        return trained, metrics | {"rows": count}
 
     def one_minibatch(carry: tuple[TrainState, Array], rows: Array) -> tuple[Any, Metrics]:
         state, stopped = carry
-        if masked:  # rows that count come first: chunks with none cost nothing
+        # rows that count come first, so that the chunks behind them, with none that does, cost nothing
+        if "mask" in batch:
             rows = rows[jnp.argsort(batch["mask"][rows % num_rows] <= 0.0, stable=True)]
-
-        def look(state: TrainState) -> tuple[TrainState, Array, Metrics]:
-            valid = rows < num_rows
-            minibatch = {name: jax.tree.map(lambda x: x[rows % num_rows], leaf) for name, leaf in batch.items()}
-            minibatch = constrain_split(minibatch)
-            mask = valid * minibatch.pop("mask", 1.0)
-            count = jnp.maximum(mask.sum(), 1.0)
-            minibatch["weight"] = mask / count
-            trained, metrics = _gradient_step(
-                state, prepare(minibatch), grad_fn=grad_fn, optimizer=optimizer, plan=plan, adapt_rate=adapt_rate
-            )
-            stopped = jnp.asarray(False) if stop is None else stop(metrics)
-            state = trained if stop is None else _select(stopped, state, trained)
-            return state, stopped, metrics | {"rows": count}
-
         if stop is None:
-            state, stopped, metrics = look(state)
-        else:
-            skip = lambda state: (state, stopped, _zeros_like(jax.eval_shape(look, state)[2]))  # noqa: E731
-            state, stopped, metrics = jax.lax.cond(stopped, skip, look, state)
-        return (state, stopped), metrics
+            state, metrics = learn(state, rows)
+            return (state, stopped), metrics
+        return _learn_unless(stopped, learn, stop, state, rows)
 
     def one_epoch(carry: tuple[TrainState, Array], key: Key) -> tuple[Any, Metrics]:
         rows = jnp.arange(num_minibatches * size, dtype=jnp.uint32)
@@ -107,19 +96,62 @@ def sgd_epochs(
         permuted = jnp.concatenate([permute(rows[:num_rows], key, num_rows), rows[num_rows:]])
         return jax.lax.scan(one_minibatch, carry, permuted.reshape(num_minibatches, size).astype(jnp.int32))
 
+    # epochs within one scan and minibatches within another: one body is compiled, whatever their number
     carry = (state, jnp.asarray(False))
-    (state, stopped), metrics = jax.lax.scan(one_epoch, carry, jax.random.split(key, plan.n_epochs))
+    (state, stopped), metrics = jax.lax.scan(one_epoch, carry, jax.random.split(key, minibatches.n_epochs))
     rows = metrics.pop("rows")
     skipped = metrics.pop("skipped_minibatches").sum()
     # a skipped minibatch's metrics are not finite: they must not hide the others'. Where training stops for one they
     # must be seen
-    mean = _finite_mean if plan.skip_nonfinite else _mean
+    mean = _finite_mean if minibatches.skip_nonfinite else _mean
     means = {name: mean(value, rows) for name, value in metrics.items()}
     return state, means | {
         "skipped_minibatches": skipped,
         "skipped_fraction": skipped / jnp.maximum(jnp.sum(rows > 0.0), 1),
         "stopped_early": stopped.astype(jnp.float32),
     }
+
+
+def _count_rows(batch: dict[str, PyTree]) -> int:
+    rows_of = {name: {leaf.shape[0] for leaf in jax.tree.leaves(part)} for name, part in batch.items()}
+    if len(set().union(*rows_of.values())) != 1:
+        raise ValueError(f"every array of a batch needs the same number of rows, got {rows_of}")
+    return jax.tree.leaves(batch)[0].shape[0]
+
+
+def _take(batch: dict[str, PyTree], rows: Array, num_rows: int) -> tuple[dict[str, PyTree], Array]:
+    """The minibatch of these rows with its ``weight``, and how many of its rows count.
+
+    Args:
+        rows: [M] int32. ``num_rows`` and above: padding, filled with whichever row, of weight 0.
+    """
+    minibatch = {name: jax.tree.map(lambda x: x[rows % num_rows], leaf) for name, leaf in batch.items()}
+    minibatch = constrain_split(minibatch)
+    mask = (rows < num_rows) * minibatch.pop("mask", 1.0)
+    count = jnp.maximum(mask.sum(), 1.0)
+    minibatch["weight"] = mask / count
+    return minibatch, count
+
+
+def _learn_unless(
+    stopped: Array,
+    learn: Callable[[TrainState, Array], tuple[TrainState, Metrics]],
+    stop: Callable[[Metrics], Array],
+    state: TrainState,
+    rows: Array,
+) -> tuple[tuple[TrainState, Array], Metrics]:
+    """One minibatch, unless an earlier one has stopped the update; the one that stops it is measured, not learned."""
+
+    def look(state: TrainState) -> tuple[TrainState, Array, Metrics]:
+        trained, metrics = learn(state, rows)
+        stops = stop(metrics)
+        return _select(stops, state, trained), stops, metrics
+
+    def skip(state: TrainState) -> tuple[TrainState, Array, Metrics]:
+        return state, stopped, _zeros_like(jax.eval_shape(look, state)[2])
+
+    state, stopped, metrics = jax.lax.cond(stopped, skip, look, state)
+    return (state, stopped), metrics
 
 
 def permute(index: Array, key: Key, size: int) -> Array:
@@ -164,18 +196,20 @@ def _gradient_step(
     *,
     grad_fn: Callable[..., tuple[PyTree, Metrics]],
     optimizer: optax.GradientTransformation,
-    plan: Plan,
+    minibatches: MinibatchConfig,
     adapt_rate: Callable[[Array, Metrics], Array] | None,
 ) -> tuple[TrainState, Metrics]:
     grads, metrics = grad_fn(state.params, minibatch)
-    grads, norm = _clip(grads, plan)
+    grads, norm = _clip(grads, minibatches)
+    # adapted by this very minibatch, for this very step
+    rate = None if adapt_rate is None else adapt_rate(get_learning_rate(state.opt_state), metrics)
     new, finite = apply_gradient(
         state,
         grads,
         optimizer=optimizer,
         finite=jnp.isfinite(norm) & jnp.isfinite(metrics["loss"]),
-        skip=plan.skip_nonfinite,
-        learning_rate=None if adapt_rate is None else adapt_rate(get_learning_rate(state.opt_state), metrics),
+        skip=minibatches.skip_nonfinite,
+        learning_rate=rate,
     )
     return new, metrics | {"grad_norm": norm, "skipped_minibatches": 1.0 - finite}
 
@@ -222,13 +256,12 @@ def _rows_in_cache(params: Params, size: int) -> int:
     return size // next((n for n in range(fewest, 2 * fewest) if size % n == 0), 1)
 
 
-def _clip(grads: PyTree, plan: Plan) -> tuple[PyTree, Array]:
-    if not plan.clip_per_network:
-        return clip_by_global_norm(grads, plan.max_grad_norm)
-    critic = {name: leaf for name, leaf in grads.items() if name == "critic"}
-    rest = {name: leaf for name, leaf in grads.items() if name != "critic"}
-    critic, critic_norm = clip_by_global_norm(critic, plan.max_grad_norm)
-    rest, rest_norm = clip_by_global_norm(rest, plan.max_grad_norm)
+def _clip(grads: PyTree, minibatches: MinibatchConfig) -> tuple[PyTree, Array]:
+    if not minibatches.clip_per_network:
+        return clip_by_global_norm(grads, minibatches.max_grad_norm)
+    rest, critic = split_critic(grads)
+    critic, critic_norm = clip_by_global_norm(critic, minibatches.max_grad_norm)
+    rest, rest_norm = clip_by_global_norm(rest, minibatches.max_grad_norm)
     return {**rest, **critic}, jnp.hypot(critic_norm, rest_norm)
 
 

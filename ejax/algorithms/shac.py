@@ -9,6 +9,7 @@ environment whose step is differentiable JAX code. Source: Xu et al. 2022, "Acce
 Differentiable Simulation", eq. 5-8, and the defaults of its code.
 """
 
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -18,8 +19,17 @@ import jax.numpy as jnp
 import optax
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
-from ejax.algorithms.differentiable import Trajectory, adjoint_metrics, discounted_sum, no_taps, play
-from ejax.algorithms.sgd import Plan, sgd_epochs
+from ejax.algorithms.differentiable import (
+    Trajectory,
+    adjoint_metrics,
+    adjoint_probe,
+    differentiable_problems,
+    discounted_sum,
+    play,
+)
+from ejax.algorithms.record import Algorithm, RunShape
+from ejax.algorithms.sgd import MinibatchConfig, sgd_epochs
+from ejax.algorithms.step import RunState, Step, finish
 from ejax.losses import value_loss
 from ejax.optim import (
     OptimizerConfig,
@@ -27,12 +37,14 @@ from ejax.optim import (
     apply_gradient,
     clip_by_global_norm,
     get_learning_rate,
+    make_actor_critic_optimizer,
     step_schedule,
 )
 from ejax.policies.normalize import observe
+from ejax.problems import Problem
 from ejax.returns import gae
-from ejax.types import Array, Env, Key, Metrics, Params, Policy, PyTree, TrainState
-from ejax.unroll import EnvCarry
+from ejax.rollout import EnvCarry
+from ejax.types import Array, Env, Key, Metrics, Params, Policy, PyTree, TrainState, split_critic
 
 _PAPERS_ADAM = OptimizerConfig(name="adam", learning_rate=2e-3, kwargs=(("betas", (0.7, 0.95)),))
 
@@ -82,7 +94,7 @@ def shac_update(
     """One SHAC update from ``carry`` on: ``segment_length`` steps, one of the actor, epochs of the critic.
 
     Args:
-        state: ``reference`` holds the policy with the target critic; at the start, the parameters themselves.
+        state: ``target`` holds the policy with the target critic; at the start, the parameters themselves.
         optimizer: from ``ejax.optim.make_actor_critic_optimizer``.
         config: an open ``lr_scheduler`` needs its horizon: ``bind_schedule``.
 
@@ -119,13 +131,13 @@ def shac_update_with_trajectory(
     )
     clipped, norm = clip_by_global_norm(grads, config.max_grad_norm)
     has_gradient = jnp.isfinite(norm) & jnp.isfinite(metrics["loss"])
-    actor, _ = _parts(state.params["params"])
+    actor, _ = split_critic(state.params["params"])
     stepped, finite = apply_gradient(
         replace(state, params={"params": actor}), clipped, optimizer=optimizer, finite=has_gradient, skip=False
     )
     acted = replace(stepped, params=_with(state.params, stepped.params["params"]))
 
-    value = policy.apply(state.reference, trajectory.obs)[1]
+    value = policy.apply(state.target, trajectory.obs)[1]
     _, value_target = gae(
         trajectory.reward,
         value,
@@ -140,7 +152,7 @@ def shac_update_with_trajectory(
     )
     updated = _step_schedules(updated, config)
     updated = replace(updated, params=observe(policy, updated.params, trajectory.obs))
-    updated = replace(updated, reference=_follow(state.reference, updated.params, config.target_critic_alpha))
+    updated = replace(updated, target=_follow(state.target, updated.params, config.target_critic_alpha))
     if config.skip_nonfinite_updates:
         updated = jax.tree.map(lambda old, new: jnp.where(finite, new, old), state, updated)
     metrics |= critic_metrics | {
@@ -183,7 +195,7 @@ def _actor_gradient(
         after, trajectory, entropy = play(
             _with(state.params, actor), taps, carry, key, policy=policy, env=env, options=config
         )
-        next_value = policy.apply(state.reference, trajectory.final_obs)[1]
+        next_value = policy.apply(state.target, trajectory.final_obs)[1]
         ends = (trajectory.terminated, trajectory.truncated)
         start = jnp.ones_like(trajectory.reward[0])
         means = {
@@ -194,9 +206,9 @@ def _actor_gradient(
         value = -means["objective"] - config.ent_coef * means["entropy"]
         return value, (after, means | {"loss": value}, trajectory, next_value)
 
-    actor, _ = _parts(state.params["params"])
+    actor, _ = split_critic(state.params["params"])
     (grads, tapped), (after, metrics, trajectory, next_value) = jax.grad(loss, argnums=(0, 1), has_aux=True)(
-        actor, no_taps(config.segment_length)
+        actor, adjoint_probe(config.segment_length)
     )
     num_envs = trajectory.reward.shape[1]
     metrics |= adjoint_metrics(tapped, num_envs, config.action_adjoint_max_norm)
@@ -214,7 +226,7 @@ def _fit_critic(
     config: SHACConfig,
 ) -> tuple[TrainState, Metrics]:
     """Epochs of minibatch steps on E[(V − target)²], of the critic alone."""
-    _, critic = _parts(state.params["params"])
+    _, critic = split_critic(state.params["params"])
     num_rows = value_target.size
     batch = {"obs": obs, "value_target": value_target}
     batch = jax.tree.map(lambda x: x.reshape(num_rows, *x.shape[2:]), batch)
@@ -229,7 +241,7 @@ def _fit_critic(
         key,
         loss=loss,
         optimizer=optimizer,
-        plan=Plan(
+        minibatches=MinibatchConfig(
             n_epochs=config.critic_epochs,
             batch_size=-(-num_rows // config.num_mini_batches),
             max_grad_norm=config.max_grad_norm,
@@ -254,17 +266,11 @@ def _step_schedules(state: TrainState, config: SHACConfig) -> TrainState:
     return replace(stepped["actor"], opt_state={name: each.opt_state for name, each in stepped.items()})
 
 
-def _follow(reference: Params, params: Params, alpha: float) -> Params:
+def _follow(target_params: Params, params: Params, alpha: float) -> Params:
     """The new parameters, but the critic only a part of the way: α of the old target stays."""
-    _, critic = _parts(params["params"])
-    _, target = _parts(reference["params"])
+    _, critic = split_critic(params["params"])
+    _, target = split_critic(target_params["params"])
     return _with(params, optax.incremental_update(critic, target, 1.0 - alpha))
-
-
-def _parts(trained: PyTree) -> tuple[PyTree, PyTree]:
-    """``(all but the critic, the critic)``, each by network."""
-    actor = {name: network for name, network in trained.items() if name != "critic"}
-    return actor, {"critic": trained["critic"]}
 
 
 def _with(params: Params, networks: PyTree) -> Params:
@@ -276,5 +282,45 @@ def _check_networks(state: TrainState) -> None:
     if "critic" not in state.params["params"]:
         names = ", ".join(state.params["params"])
         raise ValueError(f"shac needs a policy with a network 'critic', got one with {names}; use actor_critic")
-    if state.reference is None:
-        raise ValueError("shac needs a target critic, got reference=None; start with reference=params")
+    if state.target is None:
+        raise ValueError("shac needs a target critic, got target=None; start with init_train_state(…, target=True)")
+
+
+def make_shac_step(
+    policy: Policy,
+    env: Env,
+    optimizer: optax.GradientTransformation,
+    config: SHACConfig,
+    *,
+    num_steps: int,
+    dropout: bool,
+) -> Step:
+    """Differentiate through ``segment_length`` steps and the value after them, update the actor, then the critic."""
+    del num_steps, dropout  # the config has the length; actions are not evaluated a second time
+
+    def step(state: RunState, key: Key) -> tuple[RunState, Metrics]:
+        train, envs, losses, trajectory = shac_update_with_trajectory(
+            state.train, state.envs, key, policy=policy, env=env, optimizer=optimizer, config=config
+        )
+        return finish(state, train, trajectory, losses, envs=envs, episodes=state.episodes)
+
+    return step
+
+
+def _problems(options: SHACConfig, run: RunShape) -> Iterator[Problem]:
+    if run.policy == "actor_only":
+        yield Problem("policy.name", "got 'actor_only', which has no critic; shac needs one: give actor_critic")
+    if options.num_mini_batches > run.rows:
+        yield run.too_many("num_mini_batches", options.num_mini_batches)
+
+
+ALGORITHM = Algorithm(
+    Config=SHACConfig,
+    make_step=make_shac_step,
+    make_optimizer=lambda options: make_actor_critic_optimizer(options.optimizer, options.critic_optimizer),
+    keeps_target=True,
+    stops_at_nonfinite=lambda options: not options.skip_nonfinite_updates,
+    sizes=lambda options, chunk_size: {"buffer_size": options.segment_length},
+    problems=_problems,
+    env_problems=differentiable_problems,
+)

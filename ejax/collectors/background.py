@@ -143,7 +143,7 @@ class AsyncCollector:
             self._changed.notify_all()
 
     def collect(self, interrupted: Callable[[], bool] = lambda: False) -> Collected | None:
-        """The next rollout, in order; None if ``interrupted`` first. Its extras have ``version`` [T, N].
+        """The next rollout, in order; None if ``interrupted`` first. It has its ``version`` [T, N].
 
         Raises:
             Exception: whatever ended the thread, with its traceback, and a note of what it was at.
@@ -175,7 +175,7 @@ class AsyncCollector:
                 del self._published[old]
         rollout = collected.rollout
         tag = jnp.full(rollout.reward.shape, version, jnp.int32)
-        collected.rollout = replace(rollout, extras={**rollout.extras, "version": tag})
+        collected.rollout = replace(rollout, version=tag)
         collected.facts |= {
             "collector/staleness": float(index - version),
             "collector/queued_rollouts": float(queued),

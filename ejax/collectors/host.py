@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from ejax.envs.calls import call_env, waiting_for
 from ejax.envs.guarded import GuardedEnv
 from ejax.envs.pure_host import PureHostEnv
+from ejax.rollout import make_rollout
 from ejax.types import Array, HostEnv, HostTimestep, Key, Params, Policy, PyTree, Rollout, SavableHostEnv
 
 P = ParamSpec("P")
@@ -59,7 +60,7 @@ class HostCollector:
         groups: of equal numbers of environments; row i of a rollout is row i of the groups side by side.
         num_steps: T.
         seed: with a rollout's index it gives the seeds of the episodes that start there.
-        dropout: as in ``ejax.unroll.unroll``.
+        dropout: as in ``ejax.rollout.unroll``.
         restart: start new episodes with every rollout; each ``group_size`` consecutive rows from the same seed.
         devices: where the policy acts, group by group in turn; the rollout lies on the first. None: where the
             parameters are.
@@ -330,19 +331,4 @@ def assemble(
     policy: Policy, params: Params, obs: PyTree, action: Array, timestep: HostTimestep, rows: dict[str, Array]
 ) -> Rollout:
     """A rollout from what was seen, with the policy's log-probabilities and values; leaves [T, N, ...]."""
-    distribution, value = policy.apply(params, obs, **rows)
-    info = dict(timestep.info)
-    extras = {"distribution": distribution, "info": info, **rows}
-    if "valid" in info:
-        extras["valid"] = info.pop("valid")
-    return Rollout(
-        obs=obs,
-        action=action,
-        log_prob=distribution.log_prob(action),
-        value=value,
-        next_value=policy.apply(params, timestep.final_obs, **rows)[1],
-        reward=jnp.asarray(timestep.reward),
-        terminated=jnp.asarray(timestep.terminated),
-        truncated=jnp.asarray(timestep.truncated),
-        extras=extras,
-    )
+    return make_rollout(policy, params, obs, action, timestep, dropout_seed=rows.get("dropout_seed"))

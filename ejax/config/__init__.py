@@ -1,6 +1,5 @@
 """The config of a run: its models, every way to write it, and what is wrong with it."""
 
-from ejax.config.errors import ConfigError, Notice, Problem
 from ejax.config.load import load_config, parse_config
 from ejax.config.models import (
     AlgorithmConfig,
@@ -11,6 +10,7 @@ from ejax.config.models import (
     RunConfig,
     TrainerConfig,
 )
+from ejax.problems import ConfigError, Notice, Problem
 
 __all__ = [
     "AlgorithmConfig",

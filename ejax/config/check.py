@@ -5,12 +5,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ejax.config.errors import Notice, with_sections
 from ejax.config.files import read_file
 from ejax.config.gym_config import MANAGER_ENV, manager_notes
 from ejax.config.load import device_problems, read_draft
 from ejax.config.spellings import Draft, respell_key
 from ejax.envs.key_report import KeyNote, Status
+from ejax.problems import Notice, with_sections
 from ejax.shorten import MOST_OF_VALUE, shorten
 
 _RESPELLED = {

@@ -1,52 +1,28 @@
 """``compat: embodichain-0.2 | embodichain-0.3 | embodichain-seed``: the numbers of one release, where ejax differs.
 
 A compatibility mode is nothing but defaults: each key that the config gives itself wins, and the canonical form of
-the config holds the resulting keys, not the mode.
+the config holds the resulting keys, not the mode. What concerns an algorithm's options stands in its record.
 """
 
 import math
 from typing import Any
 
+from ejax.algorithms.record import Algorithm
+
 _WIDE = (math.log(1e-6), math.log(1e6))
 
+_FIRST_FINISHED = {"trainer.eval_episode_choice": "first_finished"}
+
 COMPAT: dict[str, dict[str, dict[str, Any]]] = {
-    "embodichain-0.2": {
-        "": {"trainer.eval_episode_choice": "first_finished"},
-        "ppo": {
-            "algorithm.cfg.timeout_bootstrap": "embodichain-0.2",
-            "algorithm.cfg.skip_nonfinite_updates": False,
-        },
-        "grpo": {"algorithm.cfg.shared_start": False, "algorithm.cfg.skip_nonfinite_updates": False},
-    },
-    "embodichain-0.3": {
-        "": {"trainer.eval_episode_choice": "first_finished"},
-        "ppo": {
-            "algorithm.cfg.timeout_bootstrap": "embodichain-0.3",
-            "algorithm.cfg.advantage_rule": "embodichain-0.3",
-            "algorithm.cfg.clip_grad_per_network": True,
-            "algorithm.cfg.skip_nonfinite_updates": False,
-        },
-        "grpo": {
-            "algorithm.cfg.shared_start": False,
-            "algorithm.cfg.skip_nonfinite_updates": False,
-            "algorithm.cfg.update_normalizers": False,
-        },
-        "actor_critic": {"policy.log_std_range": list(_WIDE)},
-    },
-    "embodichain-seed": {
-        "": {"trainer.eval_episode_choice": "first_finished"},
-        "ppo": {
-            "algorithm.cfg.timeout_bootstrap": "embodichain-seed",
-            "algorithm.cfg.advantage_rule": "embodichain-seed",
-            "algorithm.cfg.skip_nonfinite_updates": False,
-        },
-        "grpo": {"algorithm.cfg.shared_start": False, "algorithm.cfg.skip_nonfinite_updates": False},
-    },
+    "embodichain-0.2": {"": _FIRST_FINISHED},
+    "embodichain-0.3": {"": _FIRST_FINISHED, "actor_critic": {"policy.log_std_range": list(_WIDE)}},
+    "embodichain-seed": {"": _FIRST_FINISHED},
 }
-"""Mode -> algorithm or policy name ("" for all) -> key -> value. Everything else computes alike."""
+"""Mode -> policy name ("" for all) -> key -> value. Everything else computes alike."""
 
 
-def compat_defaults(mode: str, algorithm: str, policy: str) -> dict[str, Any]:
+def compat_defaults(mode: str, algorithm: Algorithm | None, policy: str) -> dict[str, Any]:
     """The keys that a mode sets, for the run's algorithm and policy."""
-    parts = COMPAT[mode]
-    return {key: value for name in ("", algorithm, policy) for key, value in parts.get(name, {}).items()}
+    defaults = {key: value for name in ("", policy) for key, value in COMPAT[mode].get(name, {}).items()}
+    options = {} if algorithm is None else algorithm.compat.get(mode, {})
+    return defaults | {f"algorithm.cfg.{name}": value for name, value in options.items()}

@@ -4,10 +4,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from ejax.config.errors import ConfigError, Problem
 from ejax.config.schema import allowed_keys
 from ejax.config.spellings import SCIENTIFIC
 from ejax.optim import OPTIMIZER_KWARGS, SCHEDULE_KWARGS
+from ejax.problems import ConfigError, Problem
 from ejax.registry import did_you_mean
 from ejax.shorten import shown
 

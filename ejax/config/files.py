@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from ejax.config.errors import ConfigError, Problem
+from ejax.problems import ConfigError, Problem
 from ejax.shorten import MOST_OF_VALUE, shorten, shown
 
 SUFFIXES = (".json", ".yaml", ".yml")

@@ -13,7 +13,6 @@ from typing import Any
 import gymnasium
 
 from ejax.config.annotations import mismatch
-from ejax.config.errors import Problem
 from ejax.config.explain import unknown_key
 from ejax.config.models import EnvConfig, EventsConfig, RunConfig
 from ejax.config.spaces import space_problems
@@ -22,6 +21,7 @@ from ejax.envs.functors.registry import FUNCTORS, FunctorKind
 from ejax.envs.key_report import EMPTY, GymConfigError, KeyNote
 from ejax.envs.plan import INTERVAL_EVENTS, make_plan
 from ejax.frozen import freeze, thaw
+from ejax.problems import Problem
 from ejax.registry import ENVS, UnknownNameError, did_you_mean, did_you_mean_family, resolve
 from ejax.shorten import shown
 from ejax.trust import UntrustedCodeError

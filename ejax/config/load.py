@@ -9,7 +9,6 @@ from typing import Any
 import jax
 from pydantic import ValidationError
 
-from ejax.config.errors import ConfigError, Problem, with_sections
 from ejax.config.explain import explain
 from ejax.config.files import UnreadableError, is_file, read_file, read_yaml
 from ejax.config.gym_config import (
@@ -31,11 +30,12 @@ from ejax.config.spellings import (
     respell_key,
     settle_compat,
     settle_evaluation,
-    settle_horizon,
     settle_model_type,
+    settle_sizes,
     take_out,
 )
 from ejax.config.values import MAX_CHARACTERS, MAX_DEPTH, number_problems, plain, writing_problems
+from ejax.problems import ConfigError, Problem, with_sections
 from ejax.shorten import shorten, shown
 from ejax.trust import trust_strings, trust_words
 
@@ -105,7 +105,7 @@ def read_draft(draft: Draft, overrides: Sequence[str], device: str | None) -> Ru
     respell(draft)
     no_sections = _require_sections(draft)
     settle_evaluation(draft, seed_spelling=seed_spelling)
-    settle_horizon(draft)
+    settle_sizes(draft)
     _fill_env(draft)
     tell_of_manager_form(draft)
     settle_model_type(draft)

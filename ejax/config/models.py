@@ -25,30 +25,19 @@ from pydantic import (
     model_validator,
 )
 
-from ejax.algorithms.apg import APGConfig
-from ejax.algorithms.bc import BCConfig
-from ejax.algorithms.grpo import GRPOConfig
-from ejax.algorithms.ppo import PPOConfig
-from ejax.algorithms.shac import SHACConfig
+from ejax.algorithms.record import Algorithm, RunShape
 from ejax.collectors.config import CollectorConfig
 from ejax.config.data import DataConfig, data_problems
-from ejax.config.errors import ConfigError, Notice, Problem
 from ejax.config.kwargs import Kwargs
 from ejax.config.values import INT32_MAX, INT64_MAX, number_problems
 from ejax.frozen import freeze
 from ejax.policies.mlp import NetworkConfig
+from ejax.problems import ConfigError, Notice, Problem
 from ejax.recorder import CameraConfig
 from ejax.registry import did_you_mean, resolve, trusted_name
 from ejax.shorten import shown
 from ejax.types import Phase
 
-ALGORITHM_CONFIGS: dict[str, type[BaseModel]] = {
-    "ppo": PPOConfig,
-    "grpo": GRPOConfig,
-    "apg": APGConfig,
-    "shac": SHACConfig,
-    "bc": BCConfig,
-}
 MOST_OF_NAME = 180
 """Bytes of ``exp_name``: most file systems take 255 for a name, and a checkpoint's has the step in it too."""
 EVAL_METRICS = ("eval/avg_reward", "eval/avg_length", "eval/success_rate")
@@ -284,12 +273,30 @@ class AlgorithmConfig(BaseModel):
         if name is None:  # an unknown name is an error of its own
             return value
         try:
-            options = ALGORITHM_CONFIGS.get(name) or getattr(resolve("algorithm", name), "Config", None)
+            options = find_algorithm(name).Config
         except (ImportError, TypeError) as error:  # the latter: a relative name
             raise ValueError(f"'{name}' cannot be imported: {error}") from error
-        if options is None:
-            raise ValueError(f"'{name}' is no algorithm: it has no Config, the pydantic model of its options")
         return value if isinstance(value, options) else options.model_validate_json(json.dumps(value), strict=True)
+
+    @property
+    def record(self) -> Algorithm:
+        """What the name stands for."""
+        return find_algorithm(self.name)
+
+
+def find_algorithm(name: str) -> Algorithm:
+    """The record of a registered name, or of ``package.module:ALGORITHM``.
+
+    Raises:
+        ValueError: what the name stands for is no record.
+    """
+    record = resolve("algorithm", name)
+    if not isinstance(record, Algorithm):
+        raise ValueError(
+            f"'{name}' is a {type(record).__name__}, no ejax.algorithms.record.Algorithm: name the record that the "
+            "algorithm's file ends in, such as package.module:ALGORITHM"
+        )
+    return record
 
 
 class RunConfig(BaseModel):
@@ -318,14 +325,14 @@ class RunConfig(BaseModel):
     @property
     def step_name(self) -> str:
         """What the run counts: what is on the x axis, and what ``eval_freq`` and ``save_freq`` mean."""
-        return "samples" if self.algorithm.name == "bc" else "env steps"
+        return "samples" if self.algorithm.record.learns_from == "demonstrations" else "env steps"
 
     def _parts(self) -> tuple[BaseModel | None, ...]:
         return self.env, self.trainer, self.policy, self.algorithm, self.data
 
     @model_validator(mode="after")
     def _possible(self) -> "RunConfig":
-        problems = [*_sizes(self), *_networks(self.policy), *_critic(self), *_data(self)]
+        problems = [*_sizes(self), *_networks(self.policy), *_data(self)]
         problems += number_problems(self.model_dump(mode="json"))  # integers written as 1e12 are integers by now
         if problems:
             raise ConfigError(problems)
@@ -334,40 +341,20 @@ class RunConfig(BaseModel):
 
 def _sizes(config: RunConfig) -> Iterator[Problem]:
     """Counts that contradict each other."""
-    trainer, cfg = config.trainer, config.algorithm.cfg
+    trainer = config.trainer
     if trainer.num_updates > INT32_MAX:
         text = f"means {trainer.num_updates} updates; at most {INT32_MAX} are counted"
         yield Problem("trainer.iterations" if trainer.total_timesteps is None else "trainer.total_timesteps", text)
-    rows = trainer.buffer_size * trainer.num_envs
-    given = f"a rollout has {rows} rows (buffer_size {trainer.buffer_size} · num_envs {trainer.num_envs})"
-    if rows > INT32_MAX and max(trainer.buffer_size, trainer.num_envs) <= INT32_MAX:
-        yield Problem("trainer.buffer_size", f"{given}; at most {INT32_MAX} are counted")
-    if isinstance(cfg, GRPOConfig):
-        if trainer.num_envs % cfg.group_size:
-            nearest = max(cfg.group_size, trainer.num_envs - trainer.num_envs % cfg.group_size)
-            yield Problem(
-                "trainer.num_envs",
-                f"got {trainer.num_envs}, not divisible by algorithm.cfg.group_size {cfg.group_size}; give {nearest}",
-            )
-        if cfg.batch_size > rows:
-            yield _more_than_rows("batch_size", cfg.batch_size, given, rows)
-    if isinstance(cfg, PPOConfig):
-        if rows < 2:
-            yield Problem("trainer.buffer_size", f"{given}, but advantages are normalized over at least 2")
-        if cfg.num_mini_batches is None and cfg.batch_size > rows:
-            yield _more_than_rows("batch_size", cfg.batch_size, given, rows)
-    if isinstance(cfg, PPOConfig | SHACConfig) and cfg.num_mini_batches is not None and cfg.num_mini_batches > rows:
-        yield _more_than_rows("num_mini_batches", cfg.num_mini_batches, given, rows)
+    shape = RunShape(num_envs=trainer.num_envs, buffer_size=trainer.buffer_size, policy=config.policy.name)
+    if shape.rows > INT32_MAX and max(trainer.buffer_size, trainer.num_envs) <= INT32_MAX:
+        text = f"{shape.rows_text}; at most {INT32_MAX} are counted"
+        yield Problem("trainer.buffer_size", text)
+    yield from config.algorithm.record.problems(config.algorithm.cfg, shape)
     if trainer.num_envs % trainer.collector.num_groups:
         text = f"got {trainer.collector.num_groups}, which does not divide num_envs {trainer.num_envs}"
         yield Problem("trainer.collector.num_groups", text)
     if trainer.enable_eval and trainer.num_eval_episodes < 1:
         yield Problem("trainer.num_eval_episodes", "got 0 with enable_eval; give 1 or more, or enable_eval: false")
-
-
-def _more_than_rows(option: str, count: int, given: str, rows: int) -> Problem:
-    key = f"algorithm.cfg.{option}"
-    return Problem(key, f"got {count}, but {given}; give at most {rows}: {key}={rows}")
 
 
 def _networks(policy: PolicyConfig) -> Iterator[Problem]:
@@ -393,20 +380,18 @@ def _networks(policy: PolicyConfig) -> Iterator[Problem]:
         yield Problem("policy.cfg", f"{policy.name} takes no cfg; its keys are directly under policy")
 
 
-def _critic(config: RunConfig) -> Iterator[Problem]:
-    if config.algorithm.name == "shac" and config.policy.name == "actor_only":
-        yield Problem("policy.name", "got 'actor_only', which has no critic; shac needs one: give actor_critic")
-
-
 def _data(config: RunConfig) -> Iterator[Problem]:
     """Demonstrations where they are learned from, and nowhere else."""
     name, data = config.algorithm.name, config.data
-    if name != "bc":
+    if config.algorithm.record.learns_from != "demonstrations":
         if data is not None:
-            yield Problem("data", f"{name} learns from its environments; leave it out, or give algorithm.name: bc")
+            text = f"{name} learns from its environments; leave it out, or give an algorithm such as bc"
+            yield Problem("data", text)
         return
     if data is None:
-        yield Problem("data", "is missing: bc needs {source: engine, task: …} or {source: recorded, folder: …}")
+        yield Problem(
+            "data", f"is missing: {name} needs {{source: engine, task: …}} or {{source: recorded, folder: …}}"
+        )
         return
     chunk = config.env.cfg.get("action_chunk", 1)
     yield from data_problems(data, chunk if type(chunk) is int else 1)  # another is reported with its own key

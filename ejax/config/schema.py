@@ -4,9 +4,12 @@ import functools
 import json
 from typing import Any
 
+from pydantic import BaseModel
+
 from ejax.config.compat import COMPAT
-from ejax.config.models import ALGORITHM_CONFIGS, RunConfig
-from ejax.config.spellings import MOVED, OPTIONS_WITHOUT_EFFECT, WITHOUT_EFFECT
+from ejax.config.models import RunConfig, find_algorithm
+from ejax.config.spellings import MOVED, WITHOUT_EFFECT
+from ejax.registry import ALGORITHMS
 
 _OTHER_KEYS = {
     "trainer": {
@@ -29,7 +32,7 @@ _OTHER_KEYS = {
 def make_schema() -> dict[str, Any]:
     """The schema: the canonical form's, and beside each key its other spellings."""
     schema = RunConfig.model_json_schema()
-    for options in ALGORITHM_CONFIGS.values():
+    for options in _algorithm_configs().values():
         own = options.model_json_schema(ref_template="#/$defs/{model}")
         schema["$defs"] |= own.pop("$defs", {}) | {options.__name__: own}
     algorithm = schema["$defs"]["AlgorithmConfig"]
@@ -39,7 +42,7 @@ def make_schema() -> dict[str, Any]:
             "if": {"properties": {"name": {"pattern": f"^(?i:{name})$"}}},
             "then": {"properties": {"cfg": {"$ref": f"#/$defs/{options.__name__}"}}},
         }
-        for name, options in ALGORITHM_CONFIGS.items()
+        for name, options in _algorithm_configs().items()
     ]
     schema["title"] = "ejax train config"
     schema["properties"]["compat"] = {"enum": list(COMPAT), "description": "Compute as this EmbodiChain release does."}
@@ -52,9 +55,9 @@ def make_schema() -> dict[str, Any]:
         _add(schema, old, moved)
     for key, text in WITHOUT_EFFECT.items():
         _add(schema, key, {"description": text})
-    for name, keys in OPTIONS_WITHOUT_EFFECT.items():
-        for key in keys:
-            properties = schema["$defs"][ALGORITHM_CONFIGS[name].__name__]["properties"]
+    for name, options in _algorithm_configs().items():
+        for key in find_algorithm(name).ignored_options:
+            properties = schema["$defs"][options.__name__]["properties"]
             properties[key] = {"description": f"no effect on {name}"}
     for new in MOVED.values():  # what another spelling can give is not required here
         section, _, name = new.rpartition(".")
@@ -69,7 +72,7 @@ def make_schema() -> dict[str, Any]:
 def allowed_keys(section: str, algorithm: str) -> tuple[list[str], list[str]]:
     """The keys of a dotted section: the canonical ones, and those in other spellings or without effect."""
     keys = [name for node in _sections(make_schema(), section, algorithm) for name in node.get("properties", ())]
-    ignored = [f"algorithm.cfg.{key}" for key in OPTIONS_WITHOUT_EFFECT.get(algorithm, ())]
+    ignored = [f"algorithm.cfg.{key}" for key in _ignored_options(algorithm)]
     hidden = [key for key in keys if f"{section}.{key}".lstrip(".") in {*MOVED, *WITHOUT_EFFECT, *ignored}]
     return [key for key in keys if key not in hidden], hidden
 
@@ -77,6 +80,15 @@ def allowed_keys(section: str, algorithm: str) -> tuple[list[str], list[str]]:
 def schema_text() -> str:
     """The schema as the file ``ejax/config.schema.json`` holds it."""
     return json.dumps(make_schema(), indent=1, ensure_ascii=False) + "\n"
+
+
+@functools.cache
+def _algorithm_configs() -> dict[str, type[BaseModel]]:
+    return {name: find_algorithm(name).Config for name in ALGORITHMS}
+
+
+def _ignored_options(algorithm: str) -> tuple[str, ...]:
+    return find_algorithm(algorithm).ignored_options if algorithm in ALGORITHMS else ()
 
 
 def _node(schema: dict[str, Any], key: str) -> dict[str, Any]:
@@ -99,8 +111,9 @@ def _sections(schema: dict[str, Any], key: str, algorithm: str | None = None) ->
     nodes = [schema]
     for name in filter(None, key.split(".")):
         if nodes and nodes[0] is schema["$defs"].get("AlgorithmConfig") and name == "cfg":
-            names = [algorithm] if algorithm in ALGORITHM_CONFIGS else list(ALGORITHM_CONFIGS)
-            nodes = [schema["$defs"][ALGORITHM_CONFIGS[each].__name__] for each in names]
+            configs = _algorithm_configs()
+            names = [algorithm] if algorithm in configs else list(configs)
+            nodes = [schema["$defs"][configs[each].__name__] for each in names]
             continue
         nodes = [_target(schema, below) for node in nodes if isinstance(below := _below(node, name), dict)]
     return list({id(node): node for node in nodes}.values())

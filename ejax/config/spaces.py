@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 import gymnasium
 
-from ejax.config.errors import Problem
 from ejax.config.models import PolicyConfig
 from ejax.distributions import action_spec
+from ejax.problems import Problem
 from ejax.registry import did_you_mean
 
 

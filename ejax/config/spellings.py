@@ -12,15 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel
+from pydantic import ValidationError
 
-from ejax.algorithms.apg import APGConfig
-from ejax.algorithms.bc import BCConfig
-from ejax.algorithms.shac import SHACConfig
+from ejax.algorithms.record import Algorithm
 from ejax.config.compat import COMPAT, compat_defaults
-from ejax.config.errors import Notice, Problem
-from ejax.config.models import MOST_OF_NAME
+from ejax.config.models import MOST_OF_NAME, find_algorithm
 from ejax.policies.mlp import NetworkConfig
+from ejax.problems import Notice, Problem
 from ejax.registry import Kind, UnknownNameError, did_you_mean, registered_name
 from ejax.shorten import shown
 from ejax.types import PHASES, Phase
@@ -73,9 +71,6 @@ WITHOUT_EFFECT: dict[str, str] = {
     },
 }
 """Keys that EmbodiChain reads and that change nothing in ejax."""
-
-OPTIONS_WITHOUT_EFFECT: dict[str, tuple[str, ...]] = {"grpo": ("gae_lambda",), "apg": ("gae_lambda", "batch_size")}
-"""Options that every algorithm of EmbodiChain accepts, and these ones do not use."""
 
 OF_THE_CRITIC = ("policy.critic", "policy.critic_obs_normalization", "policy.obs_groups.critic")
 """What EmbodiChain ignores under ``actor_only``."""
@@ -217,59 +212,44 @@ def settle_compat(draft: Draft) -> None:
         allowed = ", ".join(COMPAT)
         draft.problem("compat", f"got {shown(mode)}; allowed: {allowed}{did_you_mean(str(mode), COMPAT)}")
         return
-    names = _name("algorithm", draft.get("algorithm.name")), _name("policy", draft.get("policy.name"))
-    defaults = compat_defaults(mode, *names)
+    defaults = compat_defaults(mode, _algorithm(draft), _name("policy", draft.get("policy.name")))
     for key, value in defaults.items():
         draft.put_default(key, value)
     draft.notice("compat", "sets " + ", ".join(f"{key} {draft.get(key)}" for key in defaults))
 
 
-def settle_horizon(draft: Draft) -> None:
-    """APG's ``update_horizon`` and SHAC's ``segment_length`` are what ``buffer_size`` is to the others; of behaviour
-    cloning it is the frames of one update."""
-    algorithm = _name("algorithm", draft.get("algorithm.name"))
-    if algorithm == "bc" and isinstance(draft.get("trainer"), dict):
-        _settle_frames(draft)
-    differentiable: dict[str, type[BaseModel]] = {"apg": APGConfig, "shac": SHACConfig}
-    options = differentiable.get(algorithm)
-    if options is None or not isinstance(draft.get("trainer"), dict):
+def settle_sizes(draft: Draft) -> None:
+    """The steps of an update, where the algorithm decides them itself: APG's ``update_horizon``, SHAC's
+    ``segment_length``, the frames of one update of behaviour cloning."""
+    algorithm, options = _algorithm(draft), draft.get("algorithm.cfg")
+    if algorithm is None or not isinstance(draft.get("trainer"), dict):
         return
-    segment = draft.get("algorithm.cfg.segment_length") or options.model_fields["segment_length"].default
-    horizon = draft.get("algorithm.cfg.update_horizon") or segment
-    given, written = draft.get("trainer.buffer_size"), draft.written("trainer.buffer_size")
-    if not _may_be_replaced(given):
+    chunk_size = draft.get("data.chunk_size") or 1
+    if isinstance(options, dict):
+        options = {name: value for name, value in options.items() if name not in algorithm.ignored_options}
+    try:
+        chosen = algorithm.Config.model_validate(read_numbers({} if options is None else options))
+    except ValidationError:
+        return  # reported with its own keys
+    if type(chunk_size) is not int:
         return
-    if given not in (None, horizon) and algorithm == "apg":  # EmbodiChain ignores it
-        draft.notice(written, f"no effect: apg collects update_horizon ({horizon}) steps", "without effect")
-    elif given not in (None, horizon):
-        draft.problem(
-            "trainer.buffer_size", f"got {given}; shac collects segment_length ({horizon}) steps: leave it out"
-        )
-    draft.put("trainer.buffer_size", horizon)
-
-
-def _may_be_replaced(given: Any) -> bool:
-    """False for what is no number: it is reported, even where a number would have no effect."""
-    return given is None or (isinstance(given, int | float) and not isinstance(given, bool))
-
-
-def _settle_frames(draft: Draft) -> None:
-    """The run's steps are the frames that it sees: ``buffer_size`` of them in one update, from one stream."""
-    counts = [
-        draft.get(f"algorithm.cfg.{key}") or BCConfig.model_fields[key].default
-        for key in ("batch_size", "updates_per_step")
-    ]
-    counts.append(draft.get("data.chunk_size") or 1)
-    if not all(type(count) is int and count > 0 for count in counts):
-        return  # reported with their own keys
-    frames = {"trainer.num_envs": 1, "trainer.buffer_size": math.prod(counts)}
-    for key, count in frames.items():
-        if not _may_be_replaced(draft.get(key)):
-            continue
+    for name, count in algorithm.sizes(chosen, chunk_size).items():
+        key = f"trainer.{name}"
+        given = draft.get(key)
+        if given is not None and (isinstance(given, bool) or not isinstance(given, int | float)):
+            continue  # what is no number is reported, even where a number would have no effect
         if draft.get(key) not in (None, count):
-            text = f"no effect: bc learns {math.prod(counts)} frames in one update, from batch_size, updates_per_step"
-            draft.notice(key, f"{text} and data.chunk_size", "without effect")
+            text = f"no effect: the options of {draft.get('algorithm.name')} make it {count}"
+            draft.notice(draft.written(key), text, "without effect")
         draft.put(key, count)
+
+
+def _algorithm(draft: Draft) -> Algorithm | None:
+    """The algorithm's record. None: there is no such name, which is reported with its own key."""
+    try:
+        return find_algorithm(str(draft.get("algorithm.name")))
+    except (ImportError, ValueError):
+        return None
 
 
 def _move(draft: Draft, old: str, new: str) -> None:
@@ -339,15 +319,17 @@ def take_out(draft: Draft) -> None:
         if draft.has(key) and draft.pop(key) not in (None, [], {}):
             draft.notice(key, text, "without effect")
     _tell_of_none(draft)
-    algorithm = _name("algorithm", draft.get("algorithm.name"))
-    for key in OPTIONS_WITHOUT_EFFECT.get(algorithm, ()):
+    algorithm, name = _algorithm(draft), draft.get("algorithm.name")
+    for key in algorithm.ignored_options if algorithm else ():
         if draft.has(f"algorithm.cfg.{key}"):
             draft.pop(f"algorithm.cfg.{key}")
-            draft.notice(f"algorithm.cfg.{key}", f"no effect on {algorithm}", "without effect")
+            draft.notice(f"algorithm.cfg.{key}", f"no effect on {name}", "without effect")
     for key in OF_THE_CRITIC if _name("policy", draft.get("policy.name")) == "actor_only" else ():
         if draft.has(key) and draft.pop(key):
             draft.notice(draft.written(key), "no effect: actor_only has no critic", "without effect")
-    for key in APG_TRAINER_KEYS if algorithm not in ("apg", "shac") else ():
+    for key in APG_TRAINER_KEYS:
+        if algorithm is None or key in algorithm.Config.model_fields:
+            continue
         written = draft.written(f"algorithm.cfg.{key}")
         if draft.has(f"algorithm.cfg.{key}") and written.startswith("trainer."):
             draft.pop(f"algorithm.cfg.{key}")

@@ -8,8 +8,8 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ejax.config.errors import ConfigError, Problem
 from ejax.config.files import MAX_DIGITS
+from ejax.problems import ConfigError, Problem
 from ejax.shorten import shown
 
 FLOAT32_MAX = 3.4028234663852886e38

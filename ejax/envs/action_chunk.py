@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ejax.envs.description import EnvDescription, Feature, describe
 from ejax.types import Array, Env, Key, PyTree, Timestep
 
 
@@ -44,6 +45,24 @@ class ActionChunk:
     @property
     def max_episode_steps(self) -> int:
         return -(-self.env.max_episode_steps // self.size)
+
+    @property
+    def description(self) -> EnvDescription:
+        """That of the environment; the numbers of a decision are those of its actions, one after the other."""
+        inner = describe(self.env)
+        named = None
+        if inner.action is not None:
+            named = tuple(
+                Feature(f"{name}, action {i + 1} of {self.size}", unit)
+                for i in range(self.size)
+                for name, unit in inner.action
+            )
+        return replace(
+            inner,
+            action=named,
+            control_period=None if inner.control_period is None else inner.control_period * self.size,
+            actions_per_decision=inner.actions_per_decision * self.size,
+        )
 
     def reset(self, key: Key) -> tuple[PyTree, PyTree]:
         return self.env.reset(key)

@@ -1,6 +1,6 @@
 """A cart balances a pole; both joints are driven. Source: EmbodiChain's CartPoleRL."""
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 import gymnasium
 import jax
@@ -9,6 +9,7 @@ import numpy as np
 from flax import struct
 from numpy.typing import NDArray
 
+from ejax.envs.description import WHOLE, EnvDescription, Feature
 from ejax.envs.mujoco import Engine, Physics, PhysicsState, render
 from ejax.finite import all_finite
 from ejax.types import Array, CameraView, Key, Timestep
@@ -17,6 +18,20 @@ _ASSET = "cart_pole.xml"
 _HOME = (-0.2, 0.07)
 _SUCCESS_ANGLE = 0.02
 _SUCCESS_VELOCITY = 0.05
+
+
+_OBSERVATION = (
+    Feature("cart drive force", "N"),
+    Feature("pole drive torque", "N m"),
+    Feature("cart position / range", "1"),
+    Feature("pole position / range", "1"),
+    Feature("cart velocity", "m/s"),
+    Feature("pole velocity", "rad/s"),
+)
+_ACTION = (
+    Feature("cart position change / action_scale", "m"),
+    Feature("pole angle change / action_scale", "rad"),
+)
 
 
 @struct.dataclass(kw_only=True)
@@ -68,6 +83,15 @@ class CartPoleRL:
     def control_period(self) -> float:
         """s, of one step."""
         return 0.01 * self.sim_steps_per_control
+
+    @property
+    def description(self) -> EnvDescription:
+        return EnvDescription(
+            observation={WHOLE: _OBSERVATION},
+            action=_ACTION,
+            control_period=self.control_period,
+            parameters=asdict(self),
+        )
 
     @property
     def observation_space(self) -> gymnasium.spaces.Box:

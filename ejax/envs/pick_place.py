@@ -1,6 +1,6 @@
 """A UR10 with a two-finger gripper picks up a cube and sets it down in a goal zone. A task of ejax's own."""
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import gymnasium
@@ -11,6 +11,7 @@ from flax import struct
 from numpy.typing import NDArray
 
 from ejax.envs.bodies import Vector
+from ejax.envs.description import WHOLE, EnvDescription, Feature
 from ejax.envs.grasp_scene import DRIVES, GOAL_MARKER, HALF_EDGE, HOME, make_model
 from ejax.envs.inverse_kinematics import solve_site_pose
 from ejax.envs.kinematics import site_pose
@@ -45,6 +46,17 @@ _AT_REST = 0.05
 _STANDS = 0.01
 """m: how far the cube's centre may be from where it stands on the floor."""
 _CUBE_FELL = -0.1
+
+
+_ACTION = (
+    *(Feature(f"tool centre point {axis} change / action_scale", "m") for axis in "xyz"),
+    Feature("grip, -1 open and 1 closed", "1"),
+)
+
+
+def _features() -> tuple[Feature, ...]:
+    units = {"angle": "rad", "lifted": "1"}
+    return tuple(Feature(name, units.get(name.rpartition(" ")[2], "m")) for name in OBSERVATION)
 
 
 @struct.dataclass(kw_only=True)
@@ -126,6 +138,15 @@ class PickPlaceRL:
     def control_period(self) -> float:
         """s, of one step."""
         return 0.01 * self.sim_steps_per_control
+
+    @property
+    def description(self) -> EnvDescription:
+        return EnvDescription(
+            observation={WHOLE: _features()},
+            action=_ACTION,
+            control_period=self.control_period,
+            parameters=asdict(self),
+        )
 
     @property
     def observation_space(self) -> gymnasium.spaces.Box:

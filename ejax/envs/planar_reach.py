@@ -1,6 +1,6 @@
 """A planar two-link arm that reaches a target. Analytic, differentiable. Source: EmbodiChain's Newton planar reach."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import gymnasium
 import jax
@@ -8,8 +8,16 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
+from ejax.envs.description import WHOLE, EnvDescription, Feature, features
 from ejax.finite import all_finite
 from ejax.types import Array, Key, Timestep
+
+_OBSERVATION = (
+    *(Feature(f"joint {i} angle", "rad") for i in (1, 2)),
+    *features(("end effector", "xy", "m"), ("target", "xy", "m")),
+    *(Feature(f"joint {i} previous action", "1") for i in (1, 2)),
+)
+_ACTION = tuple(Feature(f"joint {i} angle change / action_scale", "rad") for i in (1, 2))
 
 
 @struct.dataclass(kw_only=True)
@@ -53,6 +61,15 @@ class PlanarReachRL:
         for name, (valid, allowed) in checks.items():
             if not valid:
                 raise ValueError(f"PlanarReachRL: {name} must be {allowed}, got {getattr(self, name)}")
+
+    @property
+    def description(self) -> EnvDescription:
+        return EnvDescription(
+            observation={WHOLE: _OBSERVATION},
+            action=_ACTION,
+            control_period=None,
+            parameters=asdict(self),
+        )
 
     @property
     def observation_space(self) -> gymnasium.spaces.Box:

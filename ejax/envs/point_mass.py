@@ -1,6 +1,6 @@
 """A point mass that reaches a goal past two soft obstacles. Differentiable. Source: EmbodiChain's PointMassRL."""
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 import gymnasium
 import jax
@@ -8,10 +8,19 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
+from ejax.envs.description import WHOLE, EnvDescription, Feature, features
 from ejax.finite import all_finite
 from ejax.types import Array, Key, Timestep
 
 _MAX_DRAWS = 50
+
+
+_OBSERVATION = (
+    *features(("position", "xy", "m"), ("velocity", "xy", "m/s"), ("goal", "xy", "m"), ("previous action", "xy", "1")),
+    *features(("obstacle 0", "xy", "m"), ("obstacle 1", "xy", "m")),
+    *(Feature(f"obstacle {i} radius", "m") for i in range(2)),
+)
+_ACTION = tuple(Feature(f"force {axis} / force_scale", "N") for axis in "xy")
 
 
 @struct.dataclass(kw_only=True)
@@ -64,6 +73,15 @@ class PointMassRL:
         for name, (valid, allowed) in checks.items():
             if not valid:
                 raise ValueError(f"PointMassRL: {name} must be {allowed}, got {getattr(self, name)}")
+
+    @property
+    def description(self) -> EnvDescription:
+        return EnvDescription(
+            observation={WHOLE: _OBSERVATION},
+            action=_ACTION,
+            control_period=self.dt,
+            parameters=asdict(self),
+        )
 
     @property
     def observation_space(self) -> gymnasium.spaces.Box:

@@ -1,6 +1,6 @@
 """A UR10 pushes a cube to a goal on the floor. Source: the first version of EmbodiChain's PushCubeRL."""
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeAlias
 
 import gymnasium
@@ -10,6 +10,7 @@ import numpy as np
 from flax import struct
 from numpy.typing import NDArray
 
+from ejax.envs.description import WHOLE, EnvDescription, Feature, features
 from ejax.envs.kinematics import site_pose
 from ejax.envs.mujoco import Engine, Physics, PhysicsState, render
 from ejax.finite import all_finite
@@ -24,6 +25,14 @@ _FIXED: Range = ((0.0, 0.0, 0.0), (0.0, 0.0, 0.0))
 _PUSH_OFFSET = 0.015
 _PUSH_HEIGHT = 0.015
 _CUBE_FELL = -0.1
+
+
+_JOINTS = ("shoulder_pan", "shoulder_lift", "elbow", "wrist_1", "wrist_2", "wrist_3")
+_OBSERVATION = (
+    *(Feature(f"{joint} angle", "rad") for joint in _JOINTS),
+    *features(("tool centre point", "xyz", "m"), ("cube", "xyz", "m"), ("goal", "xyz", "m")),
+)
+_ACTION = tuple(Feature(f"{joint} angle change / action_scale", "rad") for joint in _JOINTS)
 
 
 @struct.dataclass(kw_only=True)
@@ -102,6 +111,15 @@ class PushCubeRL:
     def control_period(self) -> float:
         """s, of one step."""
         return 0.01 * self.sim_steps_per_control
+
+    @property
+    def description(self) -> EnvDescription:
+        return EnvDescription(
+            observation={WHOLE: _OBSERVATION},
+            action=_ACTION,
+            control_period=self.control_period,
+            parameters=asdict(self),
+        )
 
     @property
     def observation_space(self) -> gymnasium.spaces.Box:

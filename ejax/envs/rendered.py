@@ -13,6 +13,7 @@ from flax.core import FrozenDict
 from numpy.typing import NDArray
 
 from ejax.envs.action_chunk import ActionChunk
+from ejax.envs.description import WHOLE, EnvDescription, describe
 from ejax.frozen import freeze, thaw
 from ejax.registry import resolve
 from ejax.types import Array, CameraView, Env, Key, PyTree, RenderableEnv, Timestep
@@ -76,6 +77,15 @@ class RenderedEnv:
     def control_period(self) -> float:
         """s, of one decision."""
         return self.drawn.control_period * self.action_chunk
+
+    @property
+    def description(self) -> EnvDescription:
+        """That of the environment, whose one array is ``state`` here."""
+        inner = describe(self._stepped)
+        return replace(
+            inner,
+            observation={"state" if path == WHOLE else path: each for path, each in inner.observation.items()},
+        )
 
     def reset(self, key: Key) -> tuple[PyTree, PyTree]:
         state, obs = self._stepped.reset(key)

@@ -10,8 +10,8 @@ import pytest
 from flax import struct
 
 from ejax.distributions import Normal
+from ejax.rollout import EnvCarry, reset, step, unroll
 from ejax.types import Timestep
-from ejax.unroll import EnvCarry, reset, step, unroll
 
 KEY = jax.random.key(0)
 
@@ -149,7 +149,7 @@ def test_a_rollout_goes_on_where_the_last_one_stopped(rollout):
 
 def test_a_rollout_of_first_episodes_stops_when_all_have_ended(rollout):
     first, carry = unroll(POLICY, ENV, PARAMS, at([5, 6], [0, 1]), KEY, num_steps=8, first_episodes=True)
-    assert first.extras["valid"].tolist() == [[True, True]] * 3 + [[False, False]] * 5  # they end at 3 and at 2
+    assert first.valid.tolist() == [[True, True]] * 3 + [[False, False]] * 5  # they end at 3 and at 2
     for name in ("obs", "action", "log_prob", "reward", "terminated", "truncated", "value", "next_value"):
         np.testing.assert_array_equal(getattr(first, name)[:3], getattr(rollout, name)[:3])
     assert not first.obs[3:].any() and not first.reward[3:].any() and not first.done[3:].any()
@@ -178,5 +178,5 @@ def test_log_prob_and_extras_are_the_acting_distributions(noisy):
     rollout = noisy(KEY)
     z = np.asarray(rollout.action)[..., 0] / np.exp(-2.0)
     np.testing.assert_allclose(rollout.log_prob, -0.5 * z**2 + 2.0 - 0.5 * np.log(2 * np.pi), rtol=1e-5)
-    assert rollout.extras["distribution"].mean.shape == (4, 2, 1)
-    assert rollout.extras["info"]["success"].shape == (4, 2)
+    assert rollout.distribution.mean.shape == (4, 2, 1)
+    assert rollout.info["success"].shape == (4, 2)

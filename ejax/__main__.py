@@ -1,0 +1,48 @@
+"""``ejax COMMAND …``, or ``python -m ejax COMMAND …``: the command lines under one name."""
+
+import difflib
+import importlib
+import sys
+
+from ejax import __version__
+
+COMMANDS = {
+    "train": ("ejax.train", "train a policy from a config file, or go on with a run"),
+    "pretrain": ("ejax.pretrain", "clone the behaviour of demonstrations"),
+    "evaluate": ("ejax.evaluate", "play a trained policy, print its metrics, film it"),
+    "replay": ("ejax.replay", "play a quarantined episode again"),
+    "config": ("ejax.config.__main__", "check a config file, or print the schema"),
+    "record": ("ejax.data.record", "keep demonstrations as a LeRobot data set"),
+    "export": ("interop.export", "export a policy for torch, ONNX or StableHLO, with proof"),
+    "verify": ("interop.verify", "check an export against its proof"),
+    "embodichain": ("interop.embodichain", "convert EmbodiChain's checkpoints, both ways"),
+}
+"""Name -> module with ``main(argv) -> exit code``, and what it does."""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command. Returns its exit code."""
+    name, *rest = (sys.argv[1:] if argv is None else argv) or ["--help"]
+    if name in ("-h", "--help"):
+        print(_help())
+        return 0
+    if name == "--version":
+        print(f"ejax {__version__}")
+        return 0
+    if name not in COMMANDS:
+        near = difflib.get_close_matches(name, COMMANDS, n=1)
+        hint = f" Did you mean '{near[0]}'?" if near else ""
+        print(f"ejax: no command '{name}'; there is {', '.join(COMMANDS)}.{hint}", file=sys.stderr)
+        return 2
+    module, _ = COMMANDS[name]
+    return importlib.import_module(module).main(rest)
+
+
+def _help() -> str:
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}  {what}" for name, (_, what) in COMMANDS.items()]
+    return "\n".join(["usage: ejax COMMAND …   (ejax COMMAND --help says more)", "", *lines])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

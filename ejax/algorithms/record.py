@@ -1,0 +1,111 @@
+"""What the assembly knows of an algorithm: one record, at the end of the algorithm's file.
+
+The registry names it: ``"ppo": "ejax.algorithms.ppo:ALGORITHM"``. A config names one of your own in the same way,
+``algorithm.name: package.module:ALGORITHM``. The least that a record needs is ``Config`` and ``update``;
+``examples/own_algorithm.py`` is one.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import optax
+from pydantic import BaseModel
+
+from ejax.algorithms.step import EpisodeStarts, Step
+from ejax.optim import bind_schedule, make_optimizer
+from ejax.problems import Problem
+from ejax.types import Env, HostEnv, Policy, PyTree
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunShape:
+    """What an algorithm may ask about the run whose options it judges."""
+
+    num_envs: int
+    buffer_size: int
+    """Steps per environment and update, T."""
+    policy: str
+    """The policy's registered name."""
+
+    @property
+    def rows(self) -> int:
+        """Rows of one rollout on one device."""
+        return self.buffer_size * self.num_envs
+
+    @property
+    def rows_text(self) -> str:
+        return f"a rollout has {self.rows} rows (buffer_size {self.buffer_size} · num_envs {self.num_envs})"
+
+    def too_many(self, option: str, count: int) -> Problem:
+        """``count`` of an option is more than there are rows."""
+        text = f"got {count}, but {self.rows_text}; give at most {self.rows}: algorithm.cfg.{option}={self.rows}"
+        return Problem(f"algorithm.cfg.{option}", text)
+
+
+class MakeStep(Protocol):
+    """Makes a training step whose environments are part of the program."""
+
+    def __call__(
+        self,
+        policy: Policy,
+        env: Env,
+        optimizer: optax.GradientTransformation,
+        config: Any,
+        *,
+        num_steps: int,
+        dropout: bool,
+    ) -> Step: ...
+
+
+def _one_optimizer(options: Any) -> optax.GradientTransformation:
+    return make_optimizer(options.optimizer)
+
+
+def _bind_schedule(options: Any, num_updates: int) -> Any:
+    return options.model_copy(update={"lr_scheduler": bind_schedule(options.lr_scheduler, num_updates)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Algorithm:
+    """An algorithm's options, its update, and what the run must know to serve it. ``options``: a ``Config``."""
+
+    Config: type[BaseModel]
+    """``algorithm.cfg``: frozen and hashable, since it is a static argument of the update. The defaults of
+    ``make_optimizer`` and ``bind`` read its ``optimizer`` (``OptimizerConfig``) and ``lr_scheduler``
+    (``ScheduleConfig``)."""
+    update: Any = None
+    """``Update``, from a rollout wherever that was made; of demonstrations, ``bc_update``'s form. None: the algorithm
+    needs the environment inside its program, and has ``make_step``."""
+    make_step: MakeStep | None = None
+    """None: collect a rollout, then ``update``."""
+    learns_from: Literal["environments", "demonstrations"] = "environments"
+    make_optimizer: Callable[[Any], optax.GradientTransformation] = _one_optimizer
+    bind: Callable[[Any, int], Any] = _bind_schedule
+    """``(options, updates of the run) -> options`` with what was left open, such as a schedule's horizon."""
+    starts: Callable[[Any], EpisodeStarts] = lambda options: EpisodeStarts()
+    keeps_reference: Callable[[Any], bool] = lambda options: False
+    """``TrainState.reference`` holds the first parameters."""
+    keeps_target: bool = False
+    """``TrainState.target`` holds a target critic."""
+    stops_at_nonfinite: Callable[[Any], bool] = lambda options: False
+    """Training ends with FloatingPointError at the first update that is not finite."""
+    make_own: Callable[[Any, Policy, Env, int], PyTree] | None = None
+    """``(options, policy, env, num_envs) -> RunState.own``: what the algorithm keeps besides its ``TrainState``, like
+    a replay buffer. Its ``make_step`` reads and writes it; checkpoints hold it."""
+    sizes: Callable[[Any, int], Mapping[str, int]] = lambda options, chunk_size: {}
+    """``(options, data.chunk_size) -> {"buffer_size": …, "num_envs": …}`` where the algorithm decides them itself."""
+    problems: Callable[[Any, RunShape], Iterable[Problem]] = lambda options, run: ()
+    """Options that contradict the rest of the run."""
+    env_problems: Callable[[Any, Env | HostEnv], Iterable[Problem]] = lambda options, env: ()
+    """Environments that it cannot learn in."""
+    ignored_options: tuple[str, ...] = ()
+    """Options that every algorithm of EmbodiChain accepts, and that have no effect on this one."""
+    compat: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """``compat`` mode -> options that give this EmbodiChain release's numbers."""
+
+    def __post_init__(self) -> None:
+        if self.update is None and self.make_step is None:
+            raise ValueError("an Algorithm needs update, make_step, or both; got neither")
+        if self.make_own is not None and self.make_step is None:
+            raise ValueError("an Algorithm with make_own needs make_step, which reads and writes RunState.own")

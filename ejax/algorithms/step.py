@@ -1,0 +1,252 @@
+"""A training step, ``RunState -> (RunState, metrics)``: what a run carries, and what surrounds an algorithm's update.
+
+An algorithm that learns from rollouts only needs its update: ``make_rollout_step`` collects before it, inside the same
+program, and ``make_learn`` takes what a collector outside JAX has made.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Protocol, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import struct
+
+from ejax.episodes import (
+    EpisodeStats,
+    drop_current_episodes,
+    episode_metrics,
+    init_episode_stats,
+    track_episodes,
+)
+from ejax.rollout import EnvCarry, reset, unroll, with_memory
+from ejax.types import Array, Env, Key, Metrics, Policy, PyTree, Rollout, TrainState, init_train_state
+
+
+@struct.dataclass(kw_only=True)
+class RunState:
+    """All that a run needs to go on. Arrays only; a checkpoint is this and a description."""
+
+    update: Array
+    """Updates done, int32; with the seed it gives the random numbers of the next one."""
+    train: TrainState
+    envs: PyTree = ()
+    """``EnvCarry``; of host environments what they can save."""
+    episodes: EpisodeStats
+    own: PyTree = ()
+    """What the algorithm keeps besides its ``TrainState``, such as a replay buffer; see ``Algorithm.make_own``."""
+    source: PyTree = ()
+    """Which demonstrations a run that clones has drawn from."""
+
+
+Step: TypeAlias = Callable[[RunState, Key], tuple[RunState, Metrics]]
+Learn: TypeAlias = Callable[[RunState, Rollout, Key], tuple[RunState, Metrics]]
+
+
+class Update(Protocol):
+    """One update from a rollout: ``ppo_update``, ``grpo_update``, or your own."""
+
+    def __call__(
+        self,
+        state: TrainState,
+        rollout: Rollout,
+        key: Key,
+        *,
+        policy: Policy,
+        optimizer: optax.GradientTransformation,
+        config: Any,
+    ) -> tuple[TrainState, Metrics]: ...
+
+
+class Seen(Protocol):
+    """What statistics are made from: ``Rollout``, ``Trajectory``. Leaves [T, N, ...]."""
+
+    @property
+    def reward(self) -> Array: ...
+    @property
+    def done(self) -> Array: ...
+    @property
+    def info(self) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpisodeStarts:
+    """Where the episodes of a rollout start, if an algorithm has a say in it."""
+
+    restart: bool = False
+    """New episodes in every rollout."""
+    group_size: int = 1
+    """Consecutive environments that then start from the same state."""
+    first_only: bool = False
+    """Only first episodes count: with ``restart``, nothing is simulated after them."""
+
+
+def init_run_state(
+    policy: Policy,
+    env: Env,
+    optimizer: optax.GradientTransformation,
+    key: Key,
+    *,
+    num_envs: int,
+    reference: bool = False,
+    target: bool = False,
+) -> RunState:
+    """Fresh parameters, fresh episodes.
+
+    Args:
+        reference, target: see ``init_train_state``.
+    """
+    envs = _first_episodes(policy, env, key, num_envs)
+    return replace(_first_state(policy, optimizer, key, envs.obs, reference=reference, target=target), envs=envs)
+
+
+def init_host_run_state(
+    policy: Policy,
+    optimizer: optax.GradientTransformation,
+    key: Key,
+    obs: PyTree,
+    *,
+    reference: bool = False,
+    target: bool = False,
+) -> RunState:
+    """Fresh parameters; the environments are elsewhere, and reset by their collector.
+
+    Args:
+        obs: any observations, leaves [N, ...].
+        reference, target: see ``init_train_state``.
+    """
+    return _first_state(policy, optimizer, key, obs, reference=reference, target=target)
+
+
+# Jitted, and so kept between processes: run operation by operation, a start would spend seconds compiling each of them.
+# The episodes are a program of their own, since JAX keeps none that calls back to the host, as the C engine's do.
+
+
+@partial(jax.jit, static_argnames=("policy", "env", "num_envs"))
+def _first_episodes(policy: Policy, env: Env, key: Key, num_envs: int) -> EnvCarry:
+    _, key_envs = jax.random.split(key)
+    return with_memory(reset(env, key_envs, num_envs), policy)
+
+
+@partial(jax.jit, static_argnames=("policy", "optimizer", "reference", "target"))
+def _first_state(
+    policy: Policy, optimizer: optax.GradientTransformation, key: Key, obs: PyTree, *, reference: bool, target: bool
+) -> RunState:
+    key_params, _ = jax.random.split(key)
+    num_envs = jax.tree.leaves(obs)[0].shape[0]
+    train = init_train_state(policy, optimizer, key_params, obs, reference=reference, target=target)
+    return RunState(update=jnp.zeros((), jnp.int32), train=train, episodes=init_episode_stats(num_envs))
+
+
+def make_rollout_step(
+    policy: Policy,
+    env: Env,
+    optimizer: optax.GradientTransformation,
+    config: Any,
+    *,
+    update: Update,
+    starts: EpisodeStarts,
+    num_steps: int,
+    dropout: bool,
+) -> Step:
+    """Collect T steps of all environments, update."""
+
+    def step(state: RunState, key: Key) -> tuple[RunState, Metrics]:
+        key_collect, key_update, key_reset = jax.random.split(key, 3)
+        envs, episodes = state.envs, state.episodes
+        if starts.restart:
+            envs = with_memory(reset(env, key_reset, episodes.current_return.shape[0], starts.group_size), policy)
+            episodes = drop_current_episodes(episodes)
+        rollout, envs = unroll(
+            policy,
+            env,
+            state.train.params,
+            envs,
+            key_collect,
+            num_steps=num_steps,
+            dropout=dropout,
+            first_episodes=starts.restart and starts.first_only,
+        )
+        train, losses = update(state.train, rollout, key_update, policy=policy, optimizer=optimizer, config=config)
+        return finish(state, train, rollout, losses, envs=envs, episodes=episodes, valid=rollout.valid)
+
+    return step
+
+
+def make_learn(
+    policy: Policy, optimizer: optax.GradientTransformation, config: Any, *, update: Update, starts: EpisodeStarts
+) -> Learn:
+    """An update from a rollout that was made outside the program; ``state.envs`` is left as it is."""
+
+    def learn(state: RunState, rollout: Rollout, key: Key) -> tuple[RunState, Metrics]:
+        train, losses = update(state.train, rollout, key, policy=policy, optimizer=optimizer, config=config)
+        episodes = drop_current_episodes(state.episodes) if starts.restart else state.episodes
+        return finish(state, train, rollout, losses, envs=state.envs, episodes=episodes, valid=rollout.valid)
+
+    return learn
+
+
+def finish(
+    state: RunState,
+    train: TrainState,
+    seen: Seen,
+    losses: Metrics,
+    *,
+    envs: PyTree,
+    episodes: EpisodeStats,
+    valid: Array | None = None,
+) -> tuple[RunState, Metrics]:
+    """The new run state, and all metrics of the step under their tags.
+
+    Args:
+        losses: of the update, without their group's name.
+        valid: [T, N] bool, the steps that count. None: all.
+    """
+    success = seen.info.get("success", jnp.full(seen.reward.shape, jnp.nan))
+    episodes = track_episodes(episodes, seen.reward, seen.done, success, valid)
+    metrics = {f"train/{name}": value for name, value in losses.items()}
+    metrics |= episode_metrics(episodes) | step_metrics(seen.info, valid)
+    state = replace(state, update=state.update + 1, train=train, envs=envs, episodes=episodes)
+    return state, metrics
+
+
+def step_metrics(info: dict[str, Any], valid: Array | None = None) -> Metrics:
+    """Means over the rollout of what the env reports at each step: ``rewards/<term>`` and ``metrics/<name>``.
+
+    Args:
+        valid: [T, N] bool, the steps that count. None: all.
+    """
+    return {
+        f"{group}/{name}": x.mean(where=valid)
+        for group in ("rewards", "metrics")
+        for name, x in info.get(group, {}).items()
+        if x.ndim == 2  # [T, N]: one number for each env
+    }
+
+
+def repeat_step(step: Step, max_repeats: int, *, out_shardings: Any = None) -> Any:
+    """Jitted ``(state, seed key, n) -> (state, metrics)``: n ≤ max_repeats steps in one dispatch, n a traced number.
+
+    One program serves every n, so that a run's numbers do not depend on where its dispatches were cut. Step number k
+    draws from ``fold_in(seed key, k)``: nothing random is stored.
+
+    Args:
+        out_shardings: of state and metrics, where several devices share the work.
+
+    Returns:
+        Metrics are [max_repeats], of which the first n are set.
+    """
+
+    def repeated(state: RunState, key: Key, num_repeats: Array) -> tuple[RunState, Metrics]:
+        def body(i: Array, carry: tuple[RunState, Metrics]) -> tuple[RunState, Metrics]:
+            state, log = carry
+            state, metrics = step(state, jax.random.fold_in(key, state.update))
+            return state, {name: log[name].at[i].set(value) for name, value in metrics.items()}
+
+        shapes = jax.eval_shape(step, state, key)[1]
+        log = {name: jnp.full((max_repeats, *x.shape), jnp.nan, x.dtype) for name, x in shapes.items()}
+        return jax.lax.fori_loop(0, num_repeats, body, (state, log))
+
+    return jax.jit(repeated, out_shardings=out_shardings)

@@ -1,0 +1,53 @@
+"""What an environment says of itself: names and units of its numbers, and how often it is decided on."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol, runtime_checkable
+
+from ejax.types import Env, HostEnv, RenderableEnv
+
+WHOLE = "obs"
+"""The path of an observation that is one array."""
+
+
+class Feature(NamedTuple):
+    """One number of an observation or an action."""
+
+    name: str
+    unit: str
+    """SI; ``1``: none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvDescription:
+    """Positions are in the frame of the robot's base, unless a name says otherwise."""
+
+    observation: Mapping[str, tuple[Feature, ...]] = field(default_factory=dict)
+    """Dotted path of each array -> its numbers; ``WHOLE`` where the observation is one array. Empty: not known."""
+    action: tuple[Feature, ...] | None = None
+    """The numbers of one decision. None: not known."""
+    control_period: float | None = None
+    """s, between two decisions. None: not known, or the environment has no time."""
+    actions_per_decision: int = 1
+    parameters: Mapping[str, object] | None = None
+    """What the environment was made with, defaults included."""
+
+
+@runtime_checkable
+class DescribedEnv(Protocol):
+    """An environment that describes itself."""
+
+    @property
+    def description(self) -> EnvDescription: ...
+
+
+def describe(env: Env | HostEnv) -> EnvDescription:
+    """The environment's own description, or what can be seen from outside."""
+    if isinstance(env, DescribedEnv):
+        return env.description
+    return EnvDescription(control_period=env.control_period if isinstance(env, RenderableEnv) else None)
+
+
+def features(*groups: tuple[str, str, str]) -> tuple[Feature, ...]:
+    """One feature for each letter of ``axes``: ``features(("position", "xy", "m"))`` is position x and position y."""
+    return tuple(Feature(f"{name} {axis}", unit) for name, axes, unit in groups for axis in axes)

@@ -1,0 +1,52 @@
+"""Environments describe themselves: every number has a name and a unit, through chunks and pictures too."""
+
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+
+from ejax.envs.action_chunk import ActionChunk
+from ejax.envs.cart_pole import CartPoleRL
+from ejax.envs.description import WHOLE, EnvDescription, Feature, describe
+from ejax.envs.pick_place import PickPlaceRL
+from ejax.envs.planar_reach import PlanarReachRL
+from ejax.envs.point_mass import PointMassRL
+from ejax.envs.push_cube import PushCubeRL
+from ejax.envs.rendered import RenderedEnv
+from ejax.registry import ENVS, resolve
+
+KINDS = (PointMassRL, PlanarReachRL, CartPoleRL, PushCubeRL, PickPlaceRL)
+
+
+@pytest.mark.parametrize("env", [kind() for kind in KINDS], ids=lambda env: type(env).__name__)
+def test_every_number_has_a_name_and_a_unit(env: Any) -> None:
+    told = describe(env)
+    assert told.action is not None
+    assert len(told.observation[WHOLE]) == env.observation_space.shape[0]
+    assert len(told.action) == env.action_space.shape[0]
+    named = [feature.name for feature in (*told.observation[WHOLE], *told.action)]
+    assert len(set(named)) == len(named)
+    assert all(feature.unit for feature in (*told.observation[WHOLE], *told.action))
+    assert told.parameters == asdict(env)
+
+
+def test_every_registered_task_describes_itself() -> None:
+    """What is built from a gym config, and what draws another, has no numbers of its own."""
+    assert {resolve("env", name) for name in ENVS} - {*KINDS} == {resolve("env", "EmbodiedEnv"), RenderedEnv}
+
+
+def test_a_decision_of_a_chunk_has_the_numbers_of_its_actions() -> None:
+    told = describe(ActionChunk(PointMassRL(dt=0.02), 3))
+    assert told.action is not None
+    assert told.action[3] == Feature("force y / force_scale, action 2 of 3", "N")
+    assert (told.control_period, told.actions_per_decision) == (pytest.approx(0.06), 3)
+
+
+def test_what_is_drawn_is_described_under_its_name() -> None:
+    told = describe(RenderedEnv("CartPoleRL", action_chunk=2))
+    assert told.observation == {"state": describe(CartPoleRL()).observation[WHOLE]}
+    assert told.control_period == pytest.approx(2 * CartPoleRL().control_period)
+
+
+def test_nothing_is_made_up_for_an_environment_that_says_nothing() -> None:
+    assert describe(object()) == EnvDescription()  # type: ignore[arg-type]  # stands for any environment

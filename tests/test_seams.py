@@ -1,0 +1,134 @@
+"""Room for what comes: memory of a policy, state of an algorithm's own, several members of one run."""
+
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from pydantic import BaseModel, ConfigDict
+
+from ejax.algorithms.ppo import PPOConfig, ppo_update
+from ejax.algorithms.record import Algorithm
+from ejax.algorithms.step import EpisodeStarts, RunState, Step, finish, init_run_state, make_rollout_step
+from ejax.build import build
+from ejax.checkpoint import load_checkpoint
+from ejax.config import parse_config
+from ejax.distributions import Normal, action_spec
+from ejax.envs.point_mass import PointMassRL
+from ejax.optim import OptimizerConfig, ScheduleConfig, make_optimizer
+from ejax.policies import ActorCritic, NetworkConfig
+from ejax.registry import register_algorithm
+from ejax.rollout import reset, unroll, with_memory
+from ejax.run import train
+from ejax.types import Env, Key, Metrics, Params, Policy, PyTree
+
+KEY = jax.random.key(0)
+
+
+@dataclass(frozen=True)
+class Counter:
+    """A policy that remembers how many actions it has taken in this episode, and answers with that number."""
+
+    def init(self, key: Key, obs: PyTree) -> Params:
+        del key, obs
+        return {"params": {"scale": jnp.ones(())}}
+
+    def init_memory(self, num_rows: int) -> PyTree:
+        return {"count": jnp.zeros((num_rows, 1))}
+
+    def apply(self, params: Params, obs: PyTree, *, memory: PyTree) -> Any:
+        count = memory["count"]
+        mean = params["params"]["scale"] * jnp.concatenate([count, -count], axis=-1)
+        return Normal(mean, jnp.full_like(mean, -2.0)), count[..., 0], {"count": count + 1.0}
+
+
+def test_a_policys_memory_goes_with_the_environments_and_starts_again_with_each_episode() -> None:
+    env, policy = PointMassRL(max_episode_steps=3), Counter()
+    params = policy.init(KEY, None)
+    carry = with_memory(reset(env, KEY, 2), policy)
+    rollout, carry = unroll(policy, env, params, carry, KEY, num_steps=4)
+    np.testing.assert_array_equal(rollout.value[:, 0], [0.0, 1.0, 2.0, 0.0])
+    np.testing.assert_array_equal(rollout.next_value[:, 0], [1.0, 2.0, 3.0, 1.0])  # of the true next observation
+    again, _ = unroll(policy, env, params, carry, KEY, num_steps=2)
+    np.testing.assert_array_equal(again.value[:, 0], [1.0, 2.0])  # where the first rollout left off
+    # a sequence can be taken up at any step: what was remembered there is in the rollout
+    distribution, _, _ = policy.apply(params, rollout.obs, memory=rollout.memory)
+    np.testing.assert_allclose(distribution.log_prob(rollout.action), rollout.log_prob, rtol=1e-6)
+
+
+class RememberingConfig(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    optimizer: OptimizerConfig = OptimizerConfig()
+    lr_scheduler: ScheduleConfig = ScheduleConfig()
+    capacity: int = 6
+
+
+def make_remembering_step(
+    policy: Policy, env: Env, optimizer: Any, config: RememberingConfig, *, num_steps: int, dropout: bool
+) -> Step:
+    """Keeps the mean reward of the last rollouts, and learns nothing."""
+    del optimizer, dropout
+
+    def step(state: RunState, key: Key) -> tuple[RunState, Metrics]:
+        rollout, envs = unroll(policy, env, state.train.params, state.envs, key, num_steps=num_steps)
+        ring = state.own["reward"].at[state.update % config.capacity].set(rollout.reward.mean())
+        losses = {"kept": (ring != 0.0).sum().astype(jnp.float32)}
+        state, metrics = finish(state, state.train, rollout, losses, envs=envs, episodes=state.episodes)
+        return replace(state, own={"reward": ring}), metrics
+
+    return step
+
+
+def make_ring(options: RememberingConfig, policy: Policy, env: Env, num_envs: int) -> PyTree:
+    del policy, env, num_envs
+    return {"reward": jnp.zeros(options.capacity)}
+
+
+REMEMBERING = Algorithm(Config=RememberingConfig, make_step=make_remembering_step, make_own=make_ring)
+
+
+def test_what_an_algorithm_keeps_is_part_of_the_run_and_of_its_checkpoints(tmp_path: Path) -> None:
+    register_algorithm("remembering", REMEMBERING, override=True)
+    network = {"type": "mlp", "network_cfg": {"hidden_sizes": [4]}}
+    raw = {
+        "trainer": {"output_dir": str(tmp_path), "num_envs": 2, "buffer_size": 4, "iterations": 3, "console": False},
+        "env": {"id": "PointMassRL"},
+        "policy": {"name": "actor_critic", "actor": network, "critic": network},
+        "algorithm": {"name": "remembering"},
+    }
+    result = train(parse_config(raw), run_dir=tmp_path / "run")
+    assert result.last_train_metrics["train/kept"] == 3.0
+    more = train(parse_config(raw, ["trainer.iterations=5"]), resume="latest", run_dir=tmp_path / "run")
+    assert more.last_train_metrics["train/kept"] == 5.0
+    assert more.latest_checkpoint_path is not None
+    state, _ = load_checkpoint(more.latest_checkpoint_path, build(parse_config(raw)).state)
+    assert (state.own["reward"] != 0.0).tolist() == [True] * 5 + [False]
+
+
+def test_what_an_algorithm_keeps_needs_a_step_that_writes_it() -> None:
+    with pytest.raises(ValueError, match="make_own needs make_step"):
+        Algorithm(Config=RememberingConfig, update=lambda *args, **kwargs: None, make_own=make_ring)
+
+
+def test_members_of_a_population_are_one_step_under_vmap() -> None:
+    """Two members in one program compute what each computes alone, up to the order of sums."""
+    env = PointMassRL()
+    network = NetworkConfig(hidden_sizes=(8,))
+    policy = ActorCritic(action_spec(env.action_space), actor=network, critic=network)
+    config = PPOConfig(batch_size=8, n_epochs=1)
+    optimizer = make_optimizer(config.optimizer)
+    step = make_rollout_step(
+        policy, env, optimizer, config, update=ppo_update, starts=EpisodeStarts(), num_steps=4, dropout=False
+    )
+    keys = jax.random.split(KEY, 2)
+    first = partial(init_run_state, policy, env, optimizer, num_envs=4)
+    states = jax.vmap(lambda key: first(key))(keys)
+    together, _ = jax.jit(jax.vmap(step))(states, keys)
+    for i in range(2):
+        alone, _ = jax.jit(step)(first(keys[i]), keys[i])
+        mine = jax.tree.map(lambda x, i=i: x[i], together)
+        jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), mine.train.params, alone.train.params)
