@@ -17,15 +17,15 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from ejax.build import build
 from ejax.collectors import HostCollector
 from ejax.config import load_config
 from ejax.device import prepare_jax
+from ejax.envs.host.pure_host import PureHostEnv
 from ejax.envs.point_mass import PointMassRL
-from ejax.envs.pure_host import PureHostEnv
 from ejax.evaluation import evaluate
-from ejax.parts import Parts
-from ejax.steppers import HostStepper
+from ejax.training.build import build
+from ejax.training.parts import Parts
+from ejax.training.steppers import HostStepper
 from ejax.types import HostTimestep
 
 CONFIG = Path(__file__).parents[1] / "configs" / "torch" / "point_mass.yaml"

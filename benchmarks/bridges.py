@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from ejax.distributions import Normal
-from ejax.envs.guarded import GuardedEnv
+from ejax.envs.host.guarded import GuardedEnv
 from ejax.types import HostEnv, Rollout
 from interop.envs import TorchVector
 from interop.tensordict import rollout_from_tensordict, rollout_to_tensordict

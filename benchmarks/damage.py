@@ -17,13 +17,13 @@ from pathlib import Path
 
 import jax
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "helpers"))
 
 from damages import DAMAGES, asynchronous_run, damage, outcome, what_is_left
 
 from ejax.config import parse_config
 from ejax.run import train
-from ejax.run_dir import RunDirectory
+from ejax.training.run_dir import RunDirectory
 
 _FAULTS = ("raw", "unnoticed", "other bits")
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import jax
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "helpers"))
 
 import config_mutants
 import config_verdicts

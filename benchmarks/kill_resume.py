@@ -20,12 +20,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "helpers"))
 
 import pretrain_tasks
 from damages import same, what_is_left
 
-from ejax.data.lerobot_write import EpisodeWriter
+from ejax.data.lerobot.write import EpisodeWriter
 
 _MOST_KILLS = 5
 """Of one training."""

@@ -26,7 +26,7 @@ _OURS = """
 import json, sys
 from pathlib import Path
 import jax
-from ejax.environments import build_env
+from ejax.training.environments import build_env
 from ejax.config import load_config
 from ejax.device import prepare_jax
 from ejax.evaluation import evaluate

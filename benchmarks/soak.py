@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 
 from ejax.collectors import AsyncCollector, Collected, HostCollector, Schedule
 from ejax.distributions import Normal
-from ejax.envs.guarded import GuardedEnv, HostEnvError
+from ejax.envs.host.guarded import GuardedEnv, HostEnvError
 from ejax.types import Array, HostEnv, HostTimestep, Key, Params, PyTree, Rollout
 
 _ROUND_S = 60.0

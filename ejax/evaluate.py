@@ -1,6 +1,6 @@
 """``python -m ejax.evaluate RUN``: play a trained policy, print and write its metrics, film it."""
 
-from ejax.interrupt import leave_at_once, until_signal
+from ejax.training.interrupt import leave_at_once, until_signal
 
 if __name__ == "__main__":
     leave_at_once()  # before the imports below, which take seconds
@@ -16,17 +16,17 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from ejax.build import build_policy
-from ejax.checkpoint import CheckpointError, load_params, verify_checkpoint
 from ejax.config import ConfigError, RunConfig
-from ejax.console import summary
 from ejax.device import prepare_jax
-from ejax.environments import build_env, sample_obs
-from ejax.envs.calls import exits_are_errors
+from ejax.envs.host.calls import exits_are_errors
 from ejax.evaluation import evaluate, evaluate_host, summarize
-from ejax.leave import leave
-from ejax.recorder import draw, play
-from ejax.run_dir import RunDirectory, open_run_directory
+from ejax.training.build import build_policy
+from ejax.training.checkpoint import CheckpointError, load_params, verify_checkpoint
+from ejax.training.console import summary
+from ejax.training.environments import build_env, sample_obs
+from ejax.training.leave import leave
+from ejax.training.recorder import draw, play
+from ejax.training.run_dir import RunDirectory, open_run_directory
 from ejax.trust import add_trust_option, trust_words
 from ejax.types import Env, HostEnv, Key, Params, Policy, RenderableEnv
 from ejax.video import write_video

@@ -23,7 +23,7 @@ ENVS: dict[str, Any] = {
     "PushCubeRL": "ejax.envs.push_cube:PushCubeRL",
     "PickPlaceRL": "ejax.envs.pick_place:PickPlaceRL",
     "PlanarReachRL": "ejax.envs.planar_reach:PlanarReachRL",
-    "EmbodiedEnv": "ejax.envs.embodied:EmbodiedEnv",
+    "EmbodiedEnv": "ejax.envs.manager.embodied:EmbodiedEnv",
     "RenderedEnv": "ejax.envs.rendered:RenderedEnv",
 }
 """Called as ``Name(**cfg)``."""
@@ -57,7 +57,7 @@ TASKS: dict[str, str] = {
 }
 """What demonstrates: classes by their place, which a worker process imports. See ``ejax.data.task``."""
 
-CHECKPOINT_READERS: dict[str, str] = {".pt": "interop.pt_state:read_state"}
+CHECKPOINT_READERS: dict[str, str] = {".pt": "interop.checkpoints.state:read_state"}
 """Checkpoints of other systems, by the ending of their files. Called as
 ``reader(file, config, parts, policy_only=…) -> (RunState, notes)``; raises ValueError or TypeError."""
 

@@ -11,9 +11,9 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from ejax.environments import make_env
-from ejax.envs.calls import HostEnvError, exits_are_errors
-from ejax.leave import leave
+from ejax.envs.host.calls import HostEnvError, exits_are_errors
+from ejax.training.environments import make_env
+from ejax.training.leave import leave
 from ejax.trust import add_trust_option, trust_words
 from ejax.types import HostEnv, HostTimestep
 

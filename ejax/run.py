@@ -16,20 +16,20 @@ import jax
 import numpy as np
 
 from ejax.algorithms.step import RunState
-from ejax.build import build
-from ejax.checkpoint import load_checkpoint, verify_checkpoint
 from ejax.config import RunConfig
 from ejax.config.bind import bind
-from ejax.environments import evaluation_env
-from ejax.envs.calls import EnvAbandoned, exits_are_errors
-from ejax.evaluators import check_best_metric, make_evaluator, require_measured
-from ejax.interrupt import interruptible
-from ejax.leave import leave_now
-from ejax.metrics import MetricWriter, best_candidate
-from ejax.parts import Parts, rows_per_update
-from ejax.recorder import FilmRecorder
+from ejax.envs.host.calls import EnvAbandoned, exits_are_errors
 from ejax.registry import is_foreign_checkpoint
-from ejax.run_dir import (
+from ejax.training.build import build
+from ejax.training.checkpoint import load_checkpoint, verify_checkpoint
+from ejax.training.environments import evaluation_env
+from ejax.training.evaluators import check_best_metric, make_evaluator, require_measured
+from ejax.training.interrupt import interruptible
+from ejax.training.leave import leave_now
+from ejax.training.metrics import MetricWriter, best_candidate
+from ejax.training.parts import Parts, rows_per_update
+from ejax.training.recorder import FilmRecorder
+from ejax.training.run_dir import (
     RunDirectory,
     RunMeta,
     check_same_run,
@@ -38,10 +38,10 @@ from ejax.run_dir import (
     newest_run,
     open_run_directory,
 )
-from ejax.skipped import refuse_nonfinite, skip_notes, skipped_fraction
+from ejax.training.skipped import refuse_nonfinite, skip_notes, skipped_fraction
+from ejax.training.warm_start import start_from_file, start_from_policy
+from ejax.training.watchdog import Watchdog
 from ejax.types import Metrics, Params, Phase, Policy
-from ejax.warm_start import start_from_file, start_from_policy
-from ejax.watchdog import Watchdog
 
 _SECONDS_PER_DISPATCH = 0.5
 """Short enough for a live console and for a signal to be answered, long enough for dispatch to cost nothing."""

@@ -1,6 +1,6 @@
 """``python -m ejax.train --config FILE``: train, or go on with a run."""
 
-from ejax.interrupt import leave_at_once, until_signal
+from ejax.training.interrupt import leave_at_once, until_signal
 
 if __name__ == "__main__":
     leave_at_once()  # before the imports below, which take seconds
@@ -12,14 +12,14 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from ejax.checkpoint import CheckpointError
 from ejax.config import ConfigError, load_config
-from ejax.console import summary
 from ejax.device import prepare_jax
-from ejax.leave import leave
 from ejax.run import train
-from ejax.run_dir import open_run_directory
-from ejax.skipped import NonFiniteUpdateError, mostly_skipped_text
+from ejax.training.checkpoint import CheckpointError
+from ejax.training.console import summary
+from ejax.training.leave import leave
+from ejax.training.run_dir import open_run_directory
+from ejax.training.skipped import NonFiniteUpdateError, mostly_skipped_text
 from ejax.trust import UntrustedCodeError, add_trust_option, trust_words
 
 _PATH_ERRORS = (FileExistsError, FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError)

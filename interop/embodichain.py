@@ -37,16 +37,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ejax.build import build
-from ejax.checkpoint import CheckpointError, load_train_state, verify_checkpoint
 from ejax.config import ConfigError, Problem, RunConfig, load_config
 from ejax.device import prepare_jax
-from ejax.parts import rows_per_update
-from ejax.run_dir import create_run_directory, open_run_directory
+from ejax.training.build import build
+from ejax.training.checkpoint import CheckpointError, load_train_state, verify_checkpoint
+from ejax.training.parts import rows_per_update
+from ejax.training.run_dir import create_run_directory, open_run_directory
 from ejax.trust import add_trust_option, trust_words
 
 if TYPE_CHECKING:  # its module needs torch
-    from interop.pt_state import Layout
+    from interop.checkpoints.state import Layout
 
 _NOT_DISTRIBUTED = (
     "got true: the run's folder depends on how many devices the training machine has; "
@@ -94,8 +94,8 @@ def export_pt(
         ValueError: EmbodiChain has no such policy or optimizer, or would act otherwise with these parameters.
         CheckpointError: there is no such checkpoint, or it is damaged.
     """
-    from interop.pt_file import write_pt
-    from interop.pt_state import pt_payload
+    from interop.checkpoints.file import write_pt
+    from interop.checkpoints.state import pt_payload
 
     prepare_jax("cpu")
     directory, config = open_run_directory(run)
@@ -121,7 +121,7 @@ def import_pt(file: Path, config: RunConfig, run: Path, *, policy_only: bool = F
         ValueError: not a checkpoint of the config's policy and optimizer. FileExistsError: ``run`` is a run already.
         ConfigError: ``trainer.distributed``.
     """
-    from interop.pt_state import read_state
+    from interop.checkpoints.state import read_state
 
     if config.trainer.distributed:
         raise ConfigError([Problem("trainer.distributed", _NOT_DISTRIBUTED)])

@@ -2,9 +2,10 @@
 
 <DIR>/
     policy.{pt,safetensors,pt2,onnx,torchscript,stablehlo}     as asked for by --formats
-    policy.json         what the policy is (``interop.policy_spec``); makes the torch twin with policy.pt
-    contract.json       what goes in and what comes out (``interop.contract``)
-    episode.json        an episode to replay: where it starts, what the policy earns (``interop.episode``); not where
+    policy.json         what the policy is (``interop.twin.spec``); makes the torch twin with policy.pt
+    contract.json       what goes in and what comes out (``interop.artefacts.contract``)
+    episode.json        an episode to replay: where it starts, what the policy earns (``interop.artefacts.episode``);
+    not where
                         the environment is outside JAX, has no end, or is given clipped actions that it does not clip
     observations.npz    the observations it was checked on, with JAX's answers
     parity.json         the errors of each artefact, what was allowed, SHA-256 of each file, versions
@@ -27,28 +28,28 @@ from typing import Any, Literal
 import gymnasium
 import numpy as np
 
-from ejax.checkpoint import CheckpointError, verify_checkpoint
 from ejax.config import ConfigError
 from ejax.device import prepare_jax
-from ejax.environments import build_env
 from ejax.evaluate import load_policy
 from ejax.policies import ActorCritic, ActorOnly
 from ejax.policies.vision import VisionPolicy
-from ejax.run_dir import open_run_directory
+from ejax.training.checkpoint import CheckpointError, verify_checkpoint
+from ejax.training.environments import build_env
+from ejax.training.run_dir import open_run_directory
 from ejax.trust import add_trust_option, trust_words
 from ejax.types import Env, HostEnv, Params, Policy
-from interop.artefacts import FORMATS, library_versions
-from interop.cases import Bounds, draw_cases, observe
-from interop.certificate import SCHEMA_VERSION, sha256
-from interop.contract import make_contract
-from interop.describe import spec_of
-from interop.episode import reference_episode
-from interop.host_cases import observe_host
-from interop.parity import Case, ParityError, save_cases
-from interop.policy_spec import PolicySpec
+from interop.artefacts.cases import Bounds, draw_cases, observe
+from interop.artefacts.certificate import SCHEMA_VERSION, sha256
+from interop.artefacts.contract import make_contract
+from interop.artefacts.episode import reference_episode
+from interop.artefacts.formats import FORMATS, library_versions
+from interop.artefacts.host_cases import observe_host
+from interop.artefacts.parity import Case, ParityError, save_cases
+from interop.artefacts.write import WRITERS, Trained
+from interop.checkpoints.weights import state_dict_from_params
+from interop.twin.describe import spec_of
+from interop.twin.spec import PolicySpec
 from interop.verify import check_artefacts, format_table, raise_on_problems
-from interop.weights import state_dict_from_params
-from interop.write_artefacts import WRITERS, Trained
 
 Clipping = Literal["auto", "space", "none"]
 _NUM_ENVS = 16

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from interop.checkpoints.plain_pt import load_plain
 from interop.dense import describe, odd_tensor
-from interop.image_encoder import ImageEncoder
-from interop.observation import as_tensor, check_batch, narrow, part
-from interop.plain_pt import load_plain
-from interop.policy_spec import NetworkSpec, PolicySpec
-from interop.torch_distributions import Categorical, Distribution, MultiCategorical, Normal, TanhNormal
+from interop.twin.distributions import Categorical, Distribution, MultiCategorical, Normal, TanhNormal
+from interop.twin.image_encoder import ImageEncoder
+from interop.twin.observation import as_tensor, check_batch, narrow, part
+from interop.twin.spec import NetworkSpec, PolicySpec
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "relu": nn.ReLU,

@@ -2,7 +2,7 @@
 
 The folder is compared with the lists in its ``parity.json``, every file with its SHA-256, and every artefact that can
 be loaded here answers the stored observations and is compared with JAX's stored answers, as when it was exported
-(``interop.parity``). JAX itself is not needed.
+(``interop.artefacts.parity``). JAX itself is not needed.
 
 Nothing in the folder runs code unless ``--trust`` is given: pt2 and torchscript can, so without it they are compared by
 their SHA-256 alone and listed as not verified.
@@ -14,10 +14,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from interop.artefacts import FORMATS
-from interop.certificate import FILE, check_files, read_certificate, sha256
-from interop.parity import Case, ParityError, check_cases, compare, load_cases
-from interop.policy_spec import PolicySpec
+from interop.artefacts.certificate import FILE, check_files, read_certificate, sha256
+from interop.artefacts.formats import FORMATS
+from interop.artefacts.parity import Case, ParityError, check_cases, compare, load_cases
+from interop.twin.spec import PolicySpec
 
 _NOT_TRUSTED = "not verified: can run code; add --trust if you know who made it"
 

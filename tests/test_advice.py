@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from ejax.config import parse_config
-from ejax.run_dir import create_run_directory, open_run_directory
 from ejax.train import main
+from ejax.training.run_dir import create_run_directory, open_run_directory
 
 ROOT = Path(__file__).parent.parent
 FILES = {
@@ -126,7 +126,7 @@ def test_commands_are_found_with_their_options() -> None:
     assert {"ejax.train", "ejax.pretrain", "ejax.evaluate", "ejax.replay", "ejax.data.record"} < commands
     assert {"interop.export", "interop.verify", "interop.embodichain"} < commands
     assert "--trust" in options_of("interop.verify")
-    assert "ejax.run_dir" in used_by("interop.export")
+    assert "ejax.training.run_dir" in used_by("interop.export")
 
 
 def test_a_run_of_another_device_is_read_anywhere_and_trained_on_only_there(

@@ -14,12 +14,12 @@ import pytest
 
 from ejax.algorithms.apg import APGConfig, apg_update, segmented_discounted_return
 from ejax.algorithms.differentiable import clip_adjoint
-from ejax.build import build
 from ejax.config import ConfigError, parse_config
 from ejax.distributions import action_spec
 from ejax.optim import OptimizerConfig, make_optimizer
 from ejax.policies import ActorOnly, NetworkConfig
 from ejax.rollout import EnvCarry, reset
+from ejax.training.build import build
 from ejax.types import Array, Key, Timestep, TrainState, make_train_state
 
 

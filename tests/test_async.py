@@ -18,13 +18,13 @@ import pytest
 from host_tasks import Drift, Linear, Sleepy, Wrapped, nap
 
 from ejax.algorithms.ppo import PPOConfig, ppo_update
-from ejax.build import build
-from ejax.checkpoint import load_checkpoint
 from ejax.collectors import AsyncCollector, HostCollector, Schedule
 from ejax.config import ConfigError, RunConfig, parse_config
-from ejax.envs.pure_host import PureHostEnv
+from ejax.envs.host.pure_host import PureHostEnv
 from ejax.optim import make_optimizer
 from ejax.run import RunResult, train
+from ejax.training.build import build
+from ejax.training.checkpoint import load_checkpoint
 from ejax.types import Params, TrainState, make_train_state
 
 KEY = jax.random.key(11)

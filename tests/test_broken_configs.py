@@ -9,7 +9,7 @@ import pytest
 from test_config import BASE, ROOT, make, trainer
 
 from ejax.config import ConfigError, load_config, parse_config
-from ejax.config.check import check
+from ejax.config.embodichain.check import check
 from ejax.config.files import MAX_DEPTH, read_json, read_yaml
 from ejax.shorten import MOST_OF_VALUE, shorten, shown
 

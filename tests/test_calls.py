@@ -17,14 +17,14 @@ from host_tasks import Drift
 from rude_tasks import Rude, Stop, end
 
 from ejax.config import RunConfig, parse_config
-from ejax.environments import make_env
 from ejax.envs.adapters.gymnasium import GymnasiumVector
 from ejax.envs.adapters.worker import Contained, make_in_worker
-from ejax.envs.calls import Call, EnvExit, HostEnvError, call_env, described, under_way, waiting_for
-from ejax.envs.guarded import GuardedEnv
+from ejax.envs.host.calls import Call, EnvExit, HostEnvError, call_env, described, under_way, waiting_for
+from ejax.envs.host.guarded import GuardedEnv
 from ejax.evaluate import evaluate_run
-from ejax.interrupt import interruptible
 from ejax.run import train
+from ejax.training.environments import make_env
+from ejax.training.interrupt import interruptible
 from ejax.trust import trust
 
 SEED = np.array([3, 5], np.uint32)
@@ -297,7 +297,7 @@ def test_the_command_line_ends_with_an_exit_code_of_its_own(tmp_path: Path) -> N
     file = tmp_path / "config.json"
     file.write_text(config(tmp_path, where="step", at=6).model_dump_json())
     command = [sys.executable, "-m", "ejax.train", "--config", str(file), "env.id=rude_tasks:Rude"]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([*sys.path, str(Path(__file__).parent)])}
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=env)
     assert done.returncode == 1
     assert "env 'rude_tasks:Rude' raised at its step 6 (2 rows): SystemExit(0)" in done.stderr

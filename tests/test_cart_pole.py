@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ejax.envs.cart_pole import CartPoleRL, CartPoleState
-from ejax.envs.mujoco import Physics
+from ejax.envs.mujoco.engine import Physics
 from ejax.types import Timestep
 
 KEY = jax.random.key(0)

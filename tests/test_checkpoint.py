@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from damages import DAMAGES, damage
 
-from ejax.checkpoint import (
+from ejax.optim import OptimizerConfig, make_optimizer
+from ejax.training.checkpoint import (
     CheckpointError,
     list_checkpoints,
     load_checkpoint,
@@ -20,9 +21,8 @@ from ejax.checkpoint import (
     save_checkpoint,
     verify_checkpoint,
 )
-from ejax.digests import write_digests
-from ejax.optim import OptimizerConfig, make_optimizer
-from ejax.run_dir import RunDirectory
+from ejax.training.digests import write_digests
+from ejax.training.run_dir import RunDirectory
 from ejax.types import TrainState
 
 
@@ -227,7 +227,7 @@ def test_a_save_that_fails_keeps_the_checkpoint_before_it(own, monkeypatch):
     def no_space(*_):
         raise OSError("no space left")
 
-    monkeypatch.setattr("ejax.checkpoint._sync", no_space)
+    monkeypatch.setattr("ejax.training.checkpoint._sync", no_space)
     with pytest.raises(OSError, match="no space"):
         save_checkpoint(own.parent, own.name, make_state(seed=1), {})
     monkeypatch.undo()

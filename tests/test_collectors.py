@@ -15,7 +15,7 @@ from ladder import Ladder
 
 from ejax.collectors import CollectionStopped, HostCollector
 from ejax.envs.adapters.gymnasium import vectorize
-from ejax.envs.pure_host import PureHostEnv
+from ejax.envs.host.pure_host import PureHostEnv
 from ejax.types import HostTimestep, Rollout
 
 KEY = jax.random.key(5)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ejax import registry
 from ejax.config import ConfigError, load_config, parse_config
-from ejax.config.check import check
+from ejax.config.embodichain.check import check
 from ejax.config.schema import make_schema, schema_text
 from ejax.train import main
 

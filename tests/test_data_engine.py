@@ -36,7 +36,7 @@ from ejax.data import supervisor as supervisor_module
 from ejax.data.failures import CAPACITY, pack_failure, raise_failure
 from ejax.data.prefetch import prefetch_to_device
 
-TASKS = str(Path(__file__).parent)
+TASKS = str(Path(__file__).parent / "helpers")
 SHM = Path("/dev/shm")
 BOUND_S = 10.0
 """No test waits longer for what should come at once."""

@@ -18,16 +18,16 @@ from numpy.typing import NDArray
 
 from ejax.algorithms.ppo import PPOConfig, ppo_update
 from ejax.algorithms.step import make_rollout_step
-from ejax.build import build_policy
 from ejax.config import ConfigError, load_config, parse_config
 from ejax.config.models import find_algorithm
 from ejax.distributions import Normal
 from ejax.optim import make_optimizer
-from ejax.recorder import draw, play
 from ejax.registry import ENVS
 from ejax.rollout import reset, unroll
 from ejax.run import _Loop, train
-from ejax.run_dir import RunDirectory
+from ejax.training.build import build_policy
+from ejax.training.recorder import draw, play
+from ejax.training.run_dir import RunDirectory
 from ejax.types import Array, CameraView, Key, Rollout, Timestep, make_train_state
 
 ROOT = Path(__file__).parents[1]

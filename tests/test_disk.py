@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from test_config import BASE
 
-from ejax import checkpoint, train
+from ejax import train
+from ejax.training import checkpoint
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS, errno.ENAMETOOLONG])

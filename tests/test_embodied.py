@@ -16,12 +16,12 @@ import pytest
 from ejax import unroll
 from ejax.config import ConfigError, load_config
 from ejax.config.__main__ import main
-from ejax.config.check import check
-from ejax.envs.embodied import EmbodiedEnv
-from ejax.envs.key_report import GymConfigError
-from ejax.envs.mujoco import Physics, PhysicsState
+from ejax.config.embodichain.check import check
+from ejax.envs.manager.embodied import EmbodiedEnv
+from ejax.envs.manager.key_report import GymConfigError
+from ejax.envs.manager.tasks import TASKS, register_task, scene_only
+from ejax.envs.mujoco.engine import Physics, PhysicsState
 from ejax.envs.push_cube import PushCubeRL
-from ejax.envs.tasks import TASKS, register_task, scene_only
 from ejax.policies.observations import flatten_observation
 from ejax.types import Array, Timestep
 
@@ -275,7 +275,7 @@ def test_building_an_environment_starts_no_jax_backend() -> None:
     code = """
 import json, sys
 from jax._src import xla_bridge
-from ejax.envs.embodied import EmbodiedEnv
+from ejax.envs.manager.embodied import EmbodiedEnv
 EmbodiedEnv(json.load(open(sys.argv[1])))
 assert not xla_bridge.backends_are_initialized()
 """
@@ -553,8 +553,8 @@ def test_an_unknown_id_is_refused_and_its_neighbour_named() -> None:
 
 
 def test_a_task_of_ones_own_has_its_id_and_its_extensions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ejax.envs.tasks.TASKS", tasks := dict(TASKS))
-    monkeypatch.setattr("ejax.envs.plan.TASKS", tasks)
+    monkeypatch.setattr("ejax.envs.manager.tasks.TASKS", tasks := dict(TASKS))
+    monkeypatch.setattr("ejax.envs.manager.plan.TASKS", tasks)
     register_task("PushFar", lambda world: replace(scene_only(world), success=jnp.array(True)), ("reach",))
     env = EmbodiedEnv({**changed(PUSH_CUBE, "env.extensions.reach", 2.0), "id": "PushFar"}, physics="mujoco")
     assert env.step(env.reset(KEY)[0], jnp.zeros(8), KEY)[1].terminated

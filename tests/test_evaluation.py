@@ -10,8 +10,8 @@ import pytest
 from flax import struct
 
 from ejax.distributions import Normal
-from ejax.envs.guarded import GuardedEnv
-from ejax.envs.pure_host import PureHostEnv
+from ejax.envs.host.guarded import GuardedEnv
+from ejax.envs.host.pure_host import PureHostEnv
 from ejax.evaluation import evaluate, evaluate_host, summarize
 from ejax.types import Timestep
 

@@ -11,18 +11,18 @@ import numpy as np
 import pytest
 
 from ejax import unroll
-from ejax.build import build
-from ejax.checkpoint import CheckpointError, load_checkpoint
 from ejax.config import ConfigError, RunConfig, load_config, parse_config
-from ejax.config.check import check
-from ejax.environments import build_env, evaluation_env
-from ejax.envs.embodied import EmbodiedEnv
-from ejax.envs.functors.registry import FUNCTORS
-from ejax.envs.mujoco import Physics
-from ejax.envs.world import World, WorldState
+from ejax.config.embodichain.check import check
+from ejax.envs.manager.embodied import EmbodiedEnv
+from ejax.envs.manager.functors.registry import FUNCTORS
+from ejax.envs.manager.world import World, WorldState
+from ejax.envs.mujoco.engine import Physics
 from ejax.evaluate import evaluate_run
 from ejax.registry import ENVS
 from ejax.run import train
+from ejax.training.build import build
+from ejax.training.checkpoint import CheckpointError, load_checkpoint
+from ejax.training.environments import build_env, evaluation_env
 from ejax.types import Array, Key
 
 KEY = jax.random.key(0)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from ejax.facts import FactsError, read_facts
+from ejax.training.facts import FactsError, read_facts
 
 
 class Facts(BaseModel):

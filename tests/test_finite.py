@@ -14,7 +14,7 @@ from flax import struct
 
 from ejax.envs.adapters.brax import adapt
 from ejax.envs.cart_pole import CartPoleRL
-from ejax.envs.embodied import EmbodiedEnv
+from ejax.envs.manager.embodied import EmbodiedEnv
 from ejax.envs.pick_place import PickPlaceRL
 from ejax.envs.planar_reach import PlanarReachRL
 from ejax.envs.point_mass import PointMassRL

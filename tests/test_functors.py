@@ -9,12 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ejax.envs.embodied import EmbodiedEnv
-from ejax.envs.functors import actions, events, observations, rewards
-from ejax.envs.functors.registry import FUNCTORS, find_functor, register_functor
-from ejax.envs.mujoco import PhysicsState
-from ejax.envs.rotations import make_pose, matrix_from_euler, quaternion_from_matrix
-from ejax.envs.world import World
+from ejax.envs.manager.embodied import EmbodiedEnv
+from ejax.envs.manager.functors import actions, events, observations, rewards
+from ejax.envs.manager.functors.registry import FUNCTORS, find_functor, register_functor
+from ejax.envs.manager.world import World
+from ejax.envs.mujoco.engine import PhysicsState
+from ejax.envs.mujoco.rotations import make_pose, matrix_from_euler, quaternion_from_matrix
 from ejax.trust import trust
 from ejax.types import Array
 
@@ -404,8 +404,8 @@ def euler(rotation: Array) -> Array:
 
 def test_names_are_those_of_embodichain_and_ones_own() -> None:
     assert find_functor("rewards", "success_reward") is rewards.success_reward
-    trust("ejax.envs.functors.rewards:success_reward", "json:nothing")
-    assert find_functor("rewards", "ejax.envs.functors.rewards:success_reward") is rewards.success_reward
+    trust("ejax.envs.manager.functors.rewards:success_reward", "json:nothing")
+    assert find_functor("rewards", "ejax.envs.manager.functors.rewards:success_reward") is rewards.success_reward
     with pytest.raises(ValueError, match=r"no rewards functor 'succes_reward'.*Did you mean 'success_reward'"):
         find_functor("rewards", "succes_reward")
     with pytest.raises(ValueError, match=r"it belongs under env\.actions"):

@@ -10,7 +10,6 @@ import pytest
 from golden_pairs import load, rollout_of, train_state, under
 
 from ejax.algorithms.grpo import GRPOConfig, grpo_update
-from ejax.build import build
 from ejax.config import ConfigError, parse_config
 from ejax.distributions import ActionSpec
 from ejax.envs.point_mass import PointMassRL
@@ -18,6 +17,7 @@ from ejax.optim import make_optimizer
 from ejax.policies import ActorOnly, NetworkConfig
 from ejax.returns import discounted_returns, first_episode_mask, group_advantages
 from ejax.rollout import reset
+from ejax.training.build import build
 
 RAW = {
     "trainer": {"learning_env": "PointMassRL", "num_envs": 8, "buffer_size": 6, "iterations": 3},

@@ -17,11 +17,11 @@ from ladder import Ladder
 from ejax import replay
 from ejax.collectors import HostCollector
 from ejax.config import parse_config
-from ejax.environments import make_env
 from ejax.envs.adapters.gymnasium import GymnasiumVector
-from ejax.envs.guarded import GuardedEnv, HostEnvError
-from ejax.envs.pure_host import PureHostEnv
+from ejax.envs.host.guarded import GuardedEnv, HostEnvError
+from ejax.envs.host.pure_host import PureHostEnv
 from ejax.run import train
+from ejax.training.environments import make_env
 from ejax.trust import trust
 from ejax.types import HostEnv
 

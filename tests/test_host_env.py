@@ -13,17 +13,17 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from host_tasks import Drift, Linear
 from ladder import Asked, Ladder
 
-from ejax.build import build
 from ejax.collectors import HostCollector
 from ejax.config import ConfigError, parse_config
-from ejax.environments import build_env, make_env
 from ejax.envs.action_chunk import ActionChunk
 from ejax.envs.adapters import gymnasium as adapter
 from ejax.envs.adapters.gymnasium import GymnasiumVector, as_rows, next_seed, rows_space
-from ejax.envs.guarded import GuardedEnv
-from ejax.envs.pure_host import PureHostEnv
+from ejax.envs.host.guarded import GuardedEnv
+from ejax.envs.host.pure_host import PureHostEnv
 from ejax.evaluation import evaluate_host
-from ejax.steppers import HostStepper
+from ejax.training.build import build
+from ejax.training.environments import build_env, make_env
+from ejax.training.steppers import HostStepper
 from ejax.trust import trust
 from ejax.types import HostEnv, SavableHostEnv
 

@@ -13,7 +13,7 @@ tensordict = pytest.importorskip("tensordict")
 dataset_module = pytest.importorskip("interop.dataset")
 DataLoader, OnlineDataset = torch.utils.data.DataLoader, dataset_module.OnlineDataset
 
-assert str(Path(__file__).parent) in sys.path  # where the worker finds data_tasks
+assert str(Path(__file__).parent / "helpers") in sys.path  # where the worker finds data_tasks
 
 
 @pytest.fixture(scope="module")

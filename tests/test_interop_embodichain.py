@@ -12,23 +12,23 @@ import numpy as np
 import pytest
 
 from ejax.algorithms.ppo import ppo_update
-from ejax.build import build
-from ejax.checkpoint import load_checkpoint
 from ejax.config import ConfigError, parse_config
 from ejax.distributions import ActionSpec
 from ejax.optim import bind_schedule
-from ejax.parts import rows_per_update
 from ejax.policies import ActorCritic, NetworkConfig, get_action
 from ejax.run import train
-from ejax.run_dir import RunDirectory, create_run_directory, open_run_directory
 from ejax.train import main
+from ejax.training.build import build
+from ejax.training.checkpoint import load_checkpoint
+from ejax.training.parts import rows_per_update
+from ejax.training.run_dir import RunDirectory, create_run_directory, open_run_directory
+from interop.checkpoints.weights import params_from_state_dict, state_dict_from_params
 from interop.tensordict import rollout_from_dict
-from interop.weights import params_from_state_dict, state_dict_from_params
 
 torch = pytest.importorskip("torch", reason="checkpoints of EmbodiChain are torch's")
 embodichain = pytest.importorskip("interop.embodichain")
-pt_file = pytest.importorskip("interop.pt_file")
-pt_state = pytest.importorskip("interop.pt_state")
+pt_file = pytest.importorskip("interop.checkpoints.file")
+pt_state = pytest.importorskip("interop.checkpoints.state")
 
 GOLDEN = Path(__file__).parent / "golden"
 POINT_MASS = GOLDEN / "embodichain_0_3_point_mass.pt"

@@ -14,11 +14,11 @@ from gymnasium.vector import AutoresetMode
 from ejax.collectors import HostCollector
 from ejax.config import ConfigError, RunConfig, load_config, parse_config
 from ejax.distributions import action_spec
-from ejax.environments import build_env
-from ejax.envs.guarded import GuardedEnv
+from ejax.envs.host.guarded import GuardedEnv
 from ejax.envs.point_mass import PointMassRL
 from ejax.policies import ActorCritic, NetworkConfig
 from ejax.run import train
+from ejax.training.environments import build_env
 from ejax.trust import trust, trust_strings
 from ejax.types import HostEnv
 

@@ -19,29 +19,29 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ejax.build import build
 from ejax.config import parse_config
 from ejax.distributions import action_spec
+from ejax.envs.host.pure_host import PureHostEnv
 from ejax.envs.point_mass import PointMassRL
-from ejax.envs.pure_host import PureHostEnv
 from ejax.evaluate import evaluate_run
 from ejax.policies import ActorCritic, NetworkConfig
 from ejax.policies.mlp import ACTIVATIONS
 from ejax.run import train
-from ejax.run_dir import create_run_directory
+from ejax.training.build import build
+from ejax.training.run_dir import create_run_directory
 from ejax.types import Timestep
-from interop.artefacts import FORMATS
-from interop.cases import observe
-from interop.describe import spec_of
-from interop.episode import reference_episode
+from interop.artefacts.cases import observe
+from interop.artefacts.episode import reference_episode
+from interop.artefacts.formats import FORMATS
+from interop.artefacts.host_cases import observe_host
+from interop.artefacts.parity import Case, ParityError, allowed_error, compare
+from interop.artefacts.write import WRITERS, Trained
+from interop.checkpoints.weights import state_dict_from_params
 from interop.export import export_policy, export_run, main
-from interop.host_cases import observe_host
-from interop.parity import Case, ParityError, allowed_error, compare
-from interop.policy_spec import NetworkSpec, PolicySpec
+from interop.twin.describe import spec_of
+from interop.twin.spec import NetworkSpec, PolicySpec
 from interop.verify import main as verify_main
 from interop.verify import sha256, verify
-from interop.weights import state_dict_from_params
-from interop.write_artefacts import WRITERS, Trained
 
 ROOT = Path(__file__).parents[1]
 ORIGIN = {"checkpoint": "none", "global_step": 0, "env": {"id": "Toy", "cfg": {}}}
@@ -358,7 +358,7 @@ def test_an_approximated_gelu_is_a_mismatch(tmp_path: Path, monkeypatch: pytest.
 def test_each_head_with_a_nested_observation(
     space: gymnasium.Space, formats: Iterable[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("interop.parity.BATCH_SIZES", (1,))  # StableHLO is compiled for each size
+    monkeypatch.setattr("interop.artefacts.parity.BATCH_SIZES", (1,))  # StableHLO is compiled for each size
     env = Toy(space)
     policy, params = policy_for(env, squash=space is BOX)
     if not writable(*formats):

@@ -15,9 +15,9 @@ from ejax.distributions import ActionSpec
 from ejax.policies import ActorCritic, ActorOnly, NetworkConfig
 from ejax.policies.mlp import ACTIVATIONS
 from ejax.types import Policy
-from interop.describe import spec_of
-from interop.policy_spec import PolicySpec
-from interop.weights import state_dict_from_params
+from interop.checkpoints.weights import state_dict_from_params
+from interop.twin.describe import spec_of
+from interop.twin.spec import PolicySpec
 
 torch = pytest.importorskip("torch", reason="needs torch: pip install 'ejax[torch]'")
 interop_policy = pytest.importorskip("interop.policy")

@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ejax.build import build
 from ejax.config import RunConfig, parse_config
-from ejax.parts import Parts
+from ejax.training.build import build
+from ejax.training.parts import Parts
 
 torch = pytest.importorskip("torch", reason="checkpoints of EmbodiChain are torch's")
 hostile_files = pytest.importorskip("hostile_files")
-pt_file = pytest.importorskip("interop.pt_file")
-pt_state = pytest.importorskip("interop.pt_state")
+pt_file = pytest.importorskip("interop.checkpoints.file")
+pt_state = pytest.importorskip("interop.checkpoints.state")
 
 ROOT = Path(__file__).parent.parent
 POINT_MASS = ROOT / "tests/golden/embodichain_0_3_point_mass.pt"

@@ -13,10 +13,10 @@ import pytest
 from test_interop_export import ORIGIN, policy_for
 
 from ejax.envs.point_mass import PointMassRL
-from interop.artefacts import FORMATS
-from interop.certificate import sha256
+from interop.artefacts.certificate import sha256
+from interop.artefacts.formats import FORMATS
 from interop.export import export_policy
-from interop.policy_spec import PolicySpec
+from interop.twin.spec import PolicySpec
 from interop.verify import main
 
 pytest.importorskip("torch", reason="needs torch: pip install 'ejax[torch]'")
@@ -33,7 +33,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     policy, params = policy_for(env)
     directory = tmp_path_factory.mktemp("export") / "exported"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("interop.parity.BATCH_SIZES", (1,))  # StableHLO is compiled for each size
+        patch.setattr("interop.artefacts.parity.BATCH_SIZES", (1,))  # StableHLO is compiled for each size
         export_policy(policy, params, env, directory, HERE, origin=ORIGIN)
     return directory
 
@@ -41,7 +41,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def folder(exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy to spoil."""
-    monkeypatch.setattr("interop.parity.BATCH_SIZES", (1,))
+    monkeypatch.setattr("interop.artefacts.parity.BATCH_SIZES", (1,))
     return Path(shutil.copytree(exported, tmp_path / "stranger"))
 
 

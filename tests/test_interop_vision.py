@@ -13,26 +13,26 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ejax.build import build_policy
 from ejax.config import load_config, parse_config
 from ejax.distributions import action_spec
-from ejax.environments import build_env
-from ejax.envs.pure_host import PureHostEnv
+from ejax.envs.host.pure_host import PureHostEnv
 from ejax.optim import OptimizerConfig, make_optimizer
 from ejax.policies import NetworkConfig
 from ejax.policies.vision import VisionPolicy
-from ejax.run_dir import create_run_directory
+from ejax.training.build import build_policy
+from ejax.training.environments import build_env
+from ejax.training.run_dir import create_run_directory
 from ejax.types import Timestep
-from interop.artefacts import FORMATS
-from interop.cases import steps_to_observe
-from interop.describe import spec_of
+from interop.artefacts.cases import steps_to_observe
+from interop.artefacts.formats import FORMATS
+from interop.artefacts.host_cases import observe_host
+from interop.artefacts.parity import ParityError, load_cases
+from interop.checkpoints.optimizer_state import opt_state_from_torch, torch_optimizer_state
+from interop.checkpoints.weights import params_from_state_dict, state_dict_from_params, tensors
 from interop.export import export_policy, export_run
-from interop.host_cases import observe_host
-from interop.optimizer_state import opt_state_from_torch, torch_optimizer_state
-from interop.parity import ParityError, load_cases
-from interop.policy_spec import PolicySpec
+from interop.twin.describe import spec_of
+from interop.twin.spec import PolicySpec
 from interop.verify import sha256, verify
-from interop.weights import params_from_state_dict, state_dict_from_params, tensors
 
 ROOT = Path(__file__).parents[1]
 HERE = [name for name in FORMATS if not FORMATS[name].missing(to_write=True)]
@@ -350,8 +350,8 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     policy, params = make(ENV, **EXPORTED)
     directory = tmp_path_factory.mktemp("vision") / "exported"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("interop.parity.BATCH_SIZES", (1,))  # StableHLO is compiled for each size
-        patch.setattr("interop.cases._IMAGE_BYTES", 64 * 10 * 13 * 3)
+        patch.setattr("interop.artefacts.parity.BATCH_SIZES", (1,))  # StableHLO is compiled for each size
+        patch.setattr("interop.artefacts.cases._IMAGE_BYTES", 64 * 10 * 13 * 3)
         export_policy(policy, params, ENV, directory, HERE, origin=ORIGIN)
     return directory
 
@@ -495,7 +495,7 @@ def test_a_run_with_drawn_pictures_and_chunks_of_actions_is_exported(
 ) -> None:
     """Of the config that clones from pictures, with small ones, and few of them. Its actions are squashed, so that it
     need not be found out whether the environment clips them; and no episode is played."""
-    monkeypatch.setattr("interop.cases._IMAGE_BYTES", 128 * 10 * 12 * 3)
+    monkeypatch.setattr("interop.artefacts.cases._IMAGE_BYTES", 128 * 10 * 12 * 3)
     monkeypatch.setattr("interop.export.reference_episode", lambda *_: None)
     if not HERE:
         pytest.skip("no format can be written here: pip install 'ejax[torch,onnx]'")

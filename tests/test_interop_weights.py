@@ -16,8 +16,8 @@ from ejax.optim import OptimizerConfig, ScheduleConfig, get_learning_rate, make_
 from ejax.policies import MLP, ActorCritic, ActorOnly, NetworkConfig
 from ejax.policies.mlp import ACTIVATIONS
 from ejax.types import Rollout, make_train_state
-from interop.optimizer_state import opt_state_from_torch, torch_optimizer_state
-from interop.weights import params_from_state_dict, state_dict_from_params
+from interop.checkpoints.optimizer_state import opt_state_from_torch, torch_optimizer_state
+from interop.checkpoints.weights import params_from_state_dict, state_dict_from_params
 
 OBS, A = 5, 2
 SPEC = ActionSpec("normal", (A,))

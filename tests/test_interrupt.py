@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from ejax.interrupt import SIGNALS, Interrupted, interruptible, until_signal
-from ejax.run_dir import RunDirectory
 from ejax.train import main
+from ejax.training.interrupt import SIGNALS, Interrupted, interruptible, until_signal
+from ejax.training.run_dir import RunDirectory
 
 NETWORK = {"type": "mlp", "network_cfg": {"hidden_sizes": [8]}}
 

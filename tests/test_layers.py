@@ -2,6 +2,7 @@
 
 import ast
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,86 +11,76 @@ ROOT = Path(__file__).parent.parent
 LAYERS = [
     [
         *("types", "finite", "distributions", "returns", "losses", "optim"),
-        *("sharding", "device", "interrupt", "registry", "trust", "frozen", "problems", "shorten", "facts", "digests"),
+        *("sharding", "device", "registry", "trust", "frozen", "problems", "shorten", "video"),
+        *(f"training.{part}" for part in ("interrupt", "leave", "facts", "digests", "console", "metric_log")),
     ],
-    [
-        *("policies", "envs", "rollout", "episodes", "collectors", "checkpoint", "metrics", "metric_log"),
-        *("console", "video", "recorder"),
-    ],
+    ["policies", "envs", "rollout", "episodes", "collectors"],
     ["evaluation", "algorithms", "experts", "data"],
     ["config"],
-    [
-        *("environments", "steppers", "parts", "host_parts", "cloning", "demonstrations", "build"),
-        *("run_dir", "evaluators", "warm_start", "watchdog"),
-    ],
-    ["run", "skipped", "leave"],
+    ["training"],
+    ["run"],
     ["train", "pretrain", "evaluate", "replay", "__main__"],
 ]
-"""A module may import from its own layer and from those above it in this list. ``data`` has a stricter
-rule, below; ``registry`` names what is above it as text, and imports it when asked."""
+"""A module may import from its own layer and from those above it in this list; the longest name that fits says where it
+stands. ``data`` has a stricter rule, below; ``registry`` names what is above it as text, and imports it when asked."""
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
-KEPT = [
-    *(f"lerobot_{part}.py" for part in ("format", "metadata", "parquet", "read", "recording")),
-    *(f"lerobot_{part}.py" for part in ("rows", "schema", "stage", "write")),
-    *("extra.py", "pictures.py", "record.py", "recorded.py"),
-]
-"""Of the data wing, what keeps episodes; needs the extra ``data``, and nothing else of the wing imports it."""
 FILES = sorted(path.relative_to(ROOT / "ejax") for path in (ROOT / "ejax").rglob("*.py"))
 
 
-def unit(path):
-    """The module or package right below ejax that a file belongs to."""
-    return path.parts[0].removesuffix(".py")
+def unit(module: str) -> str:
+    """The part of ejax, as ``LAYERS`` names it, that a module belongs to."""
+    names = module.split(".")
+    fitting = [".".join(names[:length]) for length in range(len(names), 0, -1)]
+    found = next((name for name in fitting if name in LEVEL), None)
+    assert found, f"give {module} its layer"
+    return found
 
 
-def imports(path):
+def module(path: Path) -> str:
+    return ".".join(path.with_suffix("").parts).removesuffix(".__init__")
+
+
+def imports(path: Path) -> Iterator[str]:
     for node in ast.walk(ast.parse((ROOT / "ejax" / path).read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: import by full name"
+            assert node.level == 0 and node.module, f"{path}: import by full name"
             yield node.module
-            yield from (
-                f"{node.module}.{alias.name}" for alias in node.names if node.module == "ejax" and alias.name[0] != "_"
-            )
+            if node.module.split(".")[0] == "ejax":
+                yield from (f"{node.module}.{alias.name}" for alias in node.names if alias.name[0] != "_")
 
 
 @pytest.mark.parametrize("path", FILES, ids=str)
-def test_imports_go_down(path):
-    if unit(path) in ("__init__", "data"):
+def test_imports_go_down(path: Path) -> None:
+    if path.parts[0] in ("__init__.py", "data"):
         return
-    assert unit(path) in LEVEL, f"give {unit(path)} its layer"
     for name in imports(path):
-        if name.startswith("ejax."):
-            used = name.split(".")[1]
-            assert used in LEVEL, f"give {used} its layer"
-            assert LEVEL[used] <= LEVEL[unit(path)], f"{path} imports {name} from a layer above it"
+        if name.startswith("ejax.") and name != "ejax.training":
+            above = LEVEL[unit(name.removeprefix("ejax."))] > LEVEL[unit(module(path))]
+            assert not above, f"{path} imports {name} from a layer above it"
 
 
-@pytest.mark.parametrize("path", [path for path in FILES if unit(path) == "data"], ids=str)
-def test_the_data_wing_needs_numpy_only(path):
-    """Its worker and its consumers import neither jax nor the rest of ejax; ``prefetch`` is for who trains, kept
-    episodes are the extra ``data``. Besides ``ejax.trust``, which needs the standard library only."""
+@pytest.mark.parametrize("path", [path for path in FILES if path.parts[0] == "data"], ids=str)
+def test_the_data_wing_needs_numpy_only(path: Path) -> None:
+    """Its worker and its consumers import neither jax nor the rest of ejax; ``prefetch`` is for who trains, ``lerobot``
+    is the extra ``data``, which only ``record`` beside it may need. And ``ejax.trust``, which needs nothing at all."""
     extra = {
-        "prefetch.py": {"jax", "ejax.types"},
-        "extra.py": {"pyarrow", "pyarrow.compute", "pyarrow.parquet", "PIL"},
-        "pictures.py": {"imageio_ffmpeg", "ejax.video"},
-    }
+        "prefetch.py": ("jax", "ejax.types"),
+        "extra.py": ("pyarrow", "PIL"),
+        "pictures.py": ("imageio_ffmpeg", "ejax.video"),
+    }.get(path.name, ())
     for name in imports(path):
-        known = name.split(".")[0] in sys.stdlib_module_names | {"numpy"} or name.startswith(
-            ("ejax.data.", "ejax.trust")
-        )
-        assert known or name in extra.get(path.name, ()) or name == "_posixshmem", name
-    if path.name not in {"prefetch.py", *KEPT}:
-        assert not {name.removeprefix("ejax.data.") + ".py" for name in imports(path)} & set(KEPT), (
-            "needs the extra data"
-        )
+        known = name.split(".")[0] in sys.stdlib_module_names | {"numpy", "_posixshmem"}
+        assert known or name.startswith(("ejax.data", "ejax.trust", *extra)), name
+        keeps = path.parts[1] in ("lerobot", "record.py")
+        assert keeps or not name.startswith("ejax.data.lerobot"), "needs the extra data"
 
 
 @pytest.mark.parametrize("path", FILES, ids=str)
-def test_torch_and_interop_stay_out(path):
+def test_torch_and_interop_stay_out(path: Path) -> None:
     assert not {name.split(".")[0] for name in imports(path)} & {"torch", "tensordict", "interop"}
 
 
-def test_the_gate_needs_the_standard_library_only():
+def test_the_gate_needs_the_standard_library_only() -> None:
     assert not [name for name in imports(Path("trust.py")) if name.split(".")[0] not in sys.stdlib_module_names]

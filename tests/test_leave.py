@@ -8,7 +8,7 @@ import pytest
 
 SCRIPT = """
 import sys, threading, time
-from ejax import leave
+from ejax.training import leave
 leave._GRACE_S = 0.3
 
 def telemetry():

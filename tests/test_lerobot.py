@@ -12,6 +12,7 @@ import sys
 import time
 from pathlib import Path
 
+import kept_episodes
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -32,15 +33,15 @@ from kept_episodes import (
     without_digests,
 )
 
-import ejax.data.lerobot_format as fmt
-import ejax.data.lerobot_stage
+import ejax.data.lerobot.format as fmt
+import ejax.data.lerobot.stage
 from ejax.data import Episode, EpisodeSpec, OnlineDataEngine, OnlineDataEngineCfg, OnlineDataset
 from ejax.data.chunks import MODES, draw_windows, find_runs, window_mask
-from ejax.data.feature_stats import combine_stats, feature_stats
-from ejax.data.lerobot_read import EpisodeReader
-from ejax.data.lerobot_write import EpisodeWriter
+from ejax.data.lerobot.feature_stats import combine_stats, feature_stats
+from ejax.data.lerobot.read import EpisodeReader
+from ejax.data.lerobot.recorded import RecordedEpisodes
+from ejax.data.lerobot.write import EpisodeWriter
 from ejax.data.record import main, record, record_stream
-from ejax.data.recorded import RecordedEpisodes
 from ejax.data.task import flatten
 
 GOLDEN = Path(__file__).parent / "golden" / "lerobot_v3"
@@ -160,7 +161,7 @@ def test_images_have_statistics_per_channel():
 
 def test_files_end_at_their_size_and_folders_at_their_number_of_files(tmp_path, monkeypatch):
     monkeypatch.setattr(fmt, "FILES_PER_CHUNK", 2)
-    monkeypatch.setattr(ejax.data.lerobot_stage, "_EPISODES_PER_FILE", 3)
+    monkeypatch.setattr(ejax.data.lerobot.stage, "_EPISODES_PER_FILE", 3)
     keep(tmp_path / "set", range(5), file_size_mb=0.02)
     keep(tmp_path / "set", range(5, 12), file_size_mb=0.02, append=True)
     places = [(row["data/chunk_index"], row["data/file_index"]) for row in rows(tmp_path / "set")]
@@ -329,14 +330,14 @@ def test_ffmpeg_on_a_full_disk_is_a_full_disk(tmp_path, monkeypatch):
         )
 
     with EpisodeWriter(tmp_path, CAMERA, fps=30) as writer:
-        monkeypatch.setattr("ejax.data.pictures.write_video", full)
+        monkeypatch.setattr("ejax.data.lerobot.pictures.write_video", full)
         with pytest.raises(OSError, match="No space left") as raised:
             writer.append(camera_episode(0), "look")
     assert raised.value.errno == errno.ENOSPC and str(tmp_path) in str(raised.value)
 
 
 def run_helper(*arguments, **options):
-    command = [sys.executable, str(Path(__file__).with_name("kept_episodes.py")), *map(str, arguments)]
+    command = [sys.executable, kept_episodes.__file__, *map(str, arguments)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **options)
 
 
@@ -618,7 +619,7 @@ def test_the_command_line_records_and_goes_on(tmp_path, capsys):
 
 
 def test_without_pyarrow_the_extra_is_named_and_the_engine_works():
-    code = "import sys; sys.modules['pyarrow'] = None; import ejax.data; import ejax.data.recorded"
+    code = "import sys; sys.modules['pyarrow'] = None; import ejax.data; import ejax.data.lerobot.recorded"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 1 and "pip install 'ejax[data]'" in done.stderr
     code = "import sys, ejax.data; sys.exit('pyarrow' in sys.modules)"

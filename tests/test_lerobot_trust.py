@@ -12,6 +12,7 @@ import sys
 import warnings
 from pathlib import Path
 
+import kept_episodes
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
@@ -31,11 +32,11 @@ from kept_episodes import (
 from PIL import Image
 
 from ejax.data import Episode, EpisodeSpec
-from ejax.data.inside import inside
-from ejax.data.kept_files import DIGESTS
-from ejax.data.lerobot_read import EpisodeReader
-from ejax.data.lerobot_write import EpisodeWriter
-from ejax.data.pictures import decode_image, decode_video
+from ejax.data.lerobot.inside import inside
+from ejax.data.lerobot.kept_files import DIGESTS
+from ejax.data.lerobot.pictures import decode_image, decode_video
+from ejax.data.lerobot.read import EpisodeReader
+from ejax.data.lerobot.write import EpisodeWriter
 from ejax.data.task import flatten
 
 GOLDEN = Path(__file__).parent / "golden" / "lerobot_v3"
@@ -263,7 +264,7 @@ def test_what_the_journal_would_put_in_place_is_judged_before_it_is(kept):
 
 
 def test_a_commit_that_was_cut_off_is_finished(kept, monkeypatch):
-    monkeypatch.setattr("ejax.data.commit._redo", lambda folder, names: None)
+    monkeypatch.setattr("ejax.data.lerobot.commit._redo", lambda folder, names: None)
     append(kept)
     assert (kept / ".staging/commit.json").exists() and json.loads((kept / INFO).read_text())["total_episodes"] == 3
     monkeypatch.undo()
@@ -557,7 +558,12 @@ def test_a_reader_reads_on_while_its_files_are_replaced(kept):
 
 def test_readers_meet_no_damage_in_the_middle_of_appends(tmp_path):
     keep(tmp_path / "set", [0])
-    helper = [sys.executable, str(Path(__file__).with_name("kept_episodes.py")), "keep", str(tmp_path / "set")]
+    helper = [
+        sys.executable,
+        kept_episodes.__file__,
+        "keep",
+        str(tmp_path / "set"),
+    ]
     writing = subprocess.Popen(helper, stdout=subprocess.PIPE, text=True)
     try:
         writing.stdout.readline()
@@ -572,8 +578,8 @@ def test_readers_meet_no_damage_in_the_middle_of_appends(tmp_path):
 
 def test_a_file_is_compared_with_its_digest_once(kept, monkeypatch):
     digests = []
-    real = sys.modules["ejax.data.kept_files"].sha256
-    monkeypatch.setattr("ejax.data.kept_files.sha256", lambda file: digests.append(1) or real(file))
+    real = sys.modules["ejax.data.lerobot.kept_files"].sha256
+    monkeypatch.setattr("ejax.data.lerobot.kept_files.sha256", lambda file: digests.append(1) or real(file))
     reader = EpisodeReader(kept, cache_mb=0)
     for _ in range(4):
         for index in range(3):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ejax.metric_log import Kept, MetricLog, keep_up_to
+from ejax.training.metric_log import Kept, MetricLog, keep_up_to
 
 
 @pytest.fixture

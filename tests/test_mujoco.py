@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ejax.envs.kinematics import site_pose
-from ejax.envs.mujoco import Physics, PhysicsState, _mjx, render
+from ejax.envs.mujoco.engine import Physics, PhysicsState, _mjx, render
+from ejax.envs.mujoco.kinematics import site_pose
 from ejax.types import Array
 
 C_ENGINE = Physics("push_cube.xml", engine="mujoco")

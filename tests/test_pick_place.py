@@ -9,8 +9,8 @@ import mujoco
 import numpy as np
 import pytest
 
-from ejax.envs.grasp_scene import HALF_EDGE
-from ejax.envs.mujoco import PhysicsState
+from ejax.envs.manager.grasp_scene import HALF_EDGE
+from ejax.envs.mujoco.engine import PhysicsState
 from ejax.envs.pick_place import OBSERVATION, WORKSPACE, PickPlaceRL, PickPlaceState
 from ejax.registry import resolve
 from ejax.types import Array, Timestep

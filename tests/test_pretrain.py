@@ -13,12 +13,10 @@ import pytest
 
 from ejax.algorithms.bc import BCConfig, bc_loss, bc_update, chunk_targets
 from ejax.algorithms.ppo import PPOConfig, ppo_loss
-from ejax.checkpoint import CheckpointError
 from ejax.config import ConfigError, load_config, parse_config
-from ejax.config.check import check
+from ejax.config.embodichain.check import check
 from ejax.data import EngineState, OnlineDataWorkerError
-from ejax.data.lerobot_write import EpisodeWriter
-from ejax.demonstrations import Demonstrations
+from ejax.data.lerobot.write import EpisodeWriter
 from ejax.distributions import ActionSpec
 from ejax.envs.rendered import RenderedEnv
 from ejax.optim import OptimizerConfig, make_optimizer
@@ -28,6 +26,8 @@ from ejax.policies.vision import VisionPolicy, _patches
 from ejax.pretrain import run_command
 from ejax.rollout import reset, step
 from ejax.run import train
+from ejax.training.checkpoint import CheckpointError
+from ejax.training.demonstrations import Demonstrations
 from ejax.types import CameraView, make_train_state
 
 NETWORK = {"type": "mlp", "network_cfg": {"hidden_sizes": [32, 32], "activation": "tanh"}}

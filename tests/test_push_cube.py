@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import data_equivalence
 
-from ejax.envs.kinematics import site_pose
-from ejax.envs.mujoco import Physics, PhysicsState
+from ejax.envs.mujoco.engine import Physics, PhysicsState
+from ejax.envs.mujoco.kinematics import site_pose
 from ejax.envs.push_cube import PushCubeRL
 from ejax.types import Array, Timestep
 

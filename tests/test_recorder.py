@@ -15,15 +15,16 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ejax import recorder as module
 from ejax import video
 from ejax.config import ConfigError, parse_config
+from ejax.config.camera import CameraConfig
 from ejax.distributions import Normal
 from ejax.envs.cart_pole import CartPoleRL
-from ejax.envs.mujoco import render
+from ejax.envs.mujoco.engine import render
 from ejax.envs.push_cube import PushCubeRL
-from ejax.recorder import CameraConfig, FilmRecorder, draw, play
 from ejax.run import train
+from ejax.training import recorder as module
+from ejax.training.recorder import FilmRecorder, draw, play
 from ejax.types import Array, CameraView, Env, Key, Phase, Timestep
 
 EVENT = {

@@ -15,15 +15,15 @@ import numpy as np
 import pytest
 from damages import asynchronous_run, damage, outcome, same, what_is_left
 
-from ejax import checkpoint
-from ejax.build import build
-from ejax.checkpoint import CheckpointError, load_checkpoint, verify_checkpoint
 from ejax.config import ConfigError, RunConfig, parse_config
-from ejax.evaluators import DeviceEvaluator
-from ejax.metrics import MetricWriter
 from ejax.run import RunResult, _Loop, train
-from ejax.run_dir import RunDirectory, create_run_directory
-from ejax.steppers import DeviceStepper
+from ejax.training import checkpoint
+from ejax.training.build import build
+from ejax.training.checkpoint import CheckpointError, load_checkpoint, verify_checkpoint
+from ejax.training.evaluators import DeviceEvaluator
+from ejax.training.metrics import MetricWriter
+from ejax.training.run_dir import RunDirectory, create_run_directory
+from ejax.training.steppers import DeviceStepper
 
 NETWORK = {"type": "mlp", "network_cfg": {"hidden_sizes": [16], "activation": "tanh"}}
 

@@ -9,9 +9,9 @@ from typing import Any
 import jax.numpy as jnp
 import pytest
 
-from ejax.checkpoint import CheckpointError
 from ejax.config import parse_config
-from ejax.run_dir import (
+from ejax.training.checkpoint import CheckpointError
+from ejax.training.run_dir import (
     RunDirectory,
     create_run_directory,
     never_began,

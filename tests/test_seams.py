@@ -14,8 +14,6 @@ from pydantic import BaseModel, ConfigDict
 from ejax.algorithms.ppo import PPOConfig, ppo_update
 from ejax.algorithms.record import Algorithm
 from ejax.algorithms.step import EpisodeStarts, RunState, Step, finish, init_run_state, make_rollout_step
-from ejax.build import build
-from ejax.checkpoint import load_checkpoint
 from ejax.config import parse_config
 from ejax.distributions import Normal, action_spec
 from ejax.envs.point_mass import PointMassRL
@@ -24,6 +22,8 @@ from ejax.policies import ActorCritic, NetworkConfig
 from ejax.registry import register_algorithm
 from ejax.rollout import reset, unroll, with_memory
 from ejax.run import train
+from ejax.training.build import build
+from ejax.training.checkpoint import load_checkpoint
 from ejax.types import Env, Key, Metrics, Params, Policy, PyTree
 
 KEY = jax.random.key(0)

@@ -13,8 +13,6 @@ import numpy as np
 import pytest
 
 from ejax.algorithms.shac import SHACConfig, shac_update, short_horizon_return
-from ejax.build import build
-from ejax.checkpoint import load_checkpoint
 from ejax.config import ConfigError, parse_config
 from ejax.distributions import Normal, action_spec
 from ejax.envs.planar_reach import PlanarReachRL
@@ -23,6 +21,8 @@ from ejax.optim import OptimizerConfig, make_actor_critic_optimizer
 from ejax.policies import MLP, ActorCritic, ActorOnly, NetworkConfig
 from ejax.rollout import EnvCarry, reset
 from ejax.run import train
+from ejax.training.build import build
+from ejax.training.checkpoint import load_checkpoint
 from ejax.types import Array, Env, Key, Timestep, TrainState, make_train_state
 
 RUNNING, TERMINATES, TRUNCATES = 0, 1, 2

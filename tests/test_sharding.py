@@ -4,9 +4,9 @@ import jax
 import numpy as np
 import pytest
 
-from ejax.build import build
 from ejax.config import ConfigError, parse_config
 from ejax.run import train
+from ejax.training.build import build
 
 NUM_DEVICES = 4  # the CPU is four devices in these tests
 PPO = {

@@ -12,8 +12,8 @@ from ejax.config import parse_config
 from ejax.envs.point_mass import PointMassRL, PointMassState
 from ejax.registry import ENVS
 from ejax.run import train
-from ejax.skipped import NonFiniteUpdateError, refuse_nonfinite, skip_notes, skipped_fraction
 from ejax.train import main
+from ejax.training.skipped import NonFiniteUpdateError, refuse_nonfinite, skip_notes, skipped_fraction
 from ejax.types import Array, Key, Timestep
 
 NETWORK = {"type": "mlp", "hidden_sizes": [4]}

@@ -20,18 +20,18 @@ import numpy as np
 import pytest
 
 from ejax import evaluate, replay, train, trust
-from ejax.build import build
-from ejax.checkpoint import load_checkpoint
 from ejax.config import ConfigError, load_config, parse_config
 from ejax.config.__main__ import main as config_main
-from ejax.config.check import check
+from ejax.config.embodichain.check import check
 from ejax.data import record, worker
 from ejax.data.engine import OnlineDataEngine, OnlineDataEngineCfg
-from ejax.environments import build_env, make_env
-from ejax.envs.functors.registry import find_functor
-from ejax.envs.plan import make_plan
+from ejax.envs.manager.functors.registry import find_functor
+from ejax.envs.manager.plan import make_plan
 from ejax.envs.rendered import RenderedEnv
 from ejax.registry import place_of_task, resolve
+from ejax.training.build import build
+from ejax.training.checkpoint import load_checkpoint
+from ejax.training.environments import build_env, make_env
 from ejax.trust import UntrustedCodeError
 from ejax.types import HostEnv
 
@@ -46,7 +46,7 @@ from ejax.envs.point_mass import PointMassRL as Env
 MODULE = f"""{PACKAGE}
 from ejax.policies.actor_critic import ActorCritic as Policy
 from ejax.algorithms.ppo import ALGORITHM as algorithm
-from ejax.envs.functors.actions import delta_qpos as action
+from ejax.envs.manager.functors.actions import delta_qpos as action
 import jax.numpy as jnp
 import gymnasium
 def functor(world, *args, **params): return jnp.zeros(())
@@ -655,9 +655,9 @@ _ALLOWED = {
     ("ejax/trust.py", "exec_module"): "the gate, of torch:FILE.py:Name",
     ("ejax/registry.py", "import_module"): "entries of its own tables",
     ("ejax/envs/adapters/library.py", "import_module"): "libraries that the adapters name",
-    ("ejax/metrics.py", "import_module"): "wandb",
+    ("ejax/training/metrics.py", "import_module"): "wandb",
     ("ejax/config/load.py", "find_spec"): "wandb",
-    ("interop/artefacts.py", "find_spec"): "packages that the formats need",
+    ("interop/artefacts/formats.py", "find_spec"): "packages that the formats need",
     ("ejax/envs/adapters/worker.py", "pickle.loads"): "what the worker has pickled itself, to see whether that can be",
     ("ejax/data/worker.py", "pickle.loads"): "the order, in a folder of mode 700 that its owner made",
     ("ejax/data/failures.py", "pickle.loads"): "a worker's error, from shared memory of mode 600",

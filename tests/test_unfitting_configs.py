@@ -6,9 +6,9 @@ import gymnasium
 import pytest
 from test_config import ROOT, gym, make
 
-from ejax.build import build
 from ejax.config import ConfigError
 from ejax.distributions import action_spec
+from ejax.training.build import build
 
 CART_POLE = ROOT / "tests" / "gym_configs" / "cart_pole.json"
 

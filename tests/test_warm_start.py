@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 
 from ejax import registry
-from ejax.build import build
-from ejax.checkpoint import CheckpointError, load_checkpoint
 from ejax.config import ConfigError, parse_config
-from ejax.config.check import check
+from ejax.config.embodichain.check import check
 from ejax.evaluate import evaluate_run
 from ejax.evaluation import evaluate, summarize
 from ejax.run import train
-from ejax.run_dir import RunDirectory
-from ejax.warm_start import start_from_policy
+from ejax.training.build import build
+from ejax.training.checkpoint import CheckpointError, load_checkpoint
+from ejax.training.run_dir import RunDirectory
+from ejax.training.warm_start import start_from_policy
 from interop import embodichain
 
 NETWORK = {"type": "mlp", "network_cfg": {"hidden_sizes": [8], "activation": "tanh"}}
@@ -184,7 +184,7 @@ def test_converting_without_torch_names_the_remedy(
     config.write_text(json.dumps(config_with().to_dict()))
     places = {"RUN": str(trained), "a.pt": str(tmp_path / "a.pt"), "c": str(config), "b": str(tmp_path / "b")}
     monkeypatch.setitem(sys.modules, "torch", None)  # importing it raises
-    for name in ("interop.pt_file", "interop.pt_state"):
+    for name in ("interop.checkpoints.file", "interop.checkpoints.state"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     assert embodichain.main([places.get(word, word) for word in command]) == 2
     assert capsys.readouterr().err.endswith("torch's, which is not installed: pip install 'ejax[torch]'\n")

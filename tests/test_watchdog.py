@@ -20,12 +20,12 @@ from rude_tasks import end
 from test_calls import config, in_workers
 
 from ejax.collectors import AsyncCollector, HostCollector, Schedule
-from ejax.envs.calls import EnvAbandoned, EnvOverdue, HostEnvError, call_env
-from ejax.envs.guarded import GuardedEnv
-from ejax.envs.pure_host import PureHostEnv
-from ejax.interrupt import interruptible
+from ejax.envs.host.calls import EnvAbandoned, EnvOverdue, HostEnvError, call_env
+from ejax.envs.host.guarded import GuardedEnv
+from ejax.envs.host.pure_host import PureHostEnv
 from ejax.run import train
-from ejax.watchdog import Watchdog
+from ejax.training.interrupt import interruptible
+from ejax.training.watchdog import Watchdog
 
 SOON = 0.3
 BOUND = 20.0
@@ -34,9 +34,9 @@ BOUND = 20.0
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ejax.watchdog._POLL_S", 0.05)
-    monkeypatch.setattr("ejax.watchdog._NATIVE_S", 0.3)
-    monkeypatch.setattr("ejax.watchdog._LAST_CLOSE_S", 0.1)
+    monkeypatch.setattr("ejax.training.watchdog._POLL_S", 0.05)
+    monkeypatch.setattr("ejax.training.watchdog._NATIVE_S", 0.3)
+    monkeypatch.setattr("ejax.training.watchdog._LAST_CLOSE_S", 0.1)
 
 
 @contextmanager
@@ -263,7 +263,7 @@ def test_a_step_that_hangs_in_native_code_is_left_with_the_state_saved(tmp_path:
     run_config = config(tmp_path, *limits, where="step", how="stuck", at=6, mark=str(mark))
     file.write_text(run_config.model_dump_json())
     command = [sys.executable, "-m", "ejax.train", "--config", str(file), "env.id=rude_tasks:Rude"]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([*sys.path, str(Path(__file__).parent)])}
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     with subprocess.Popen([*command, "--run", str(tmp_path / "run")], stderr=subprocess.PIPE, env=env) as process:
         deadline = time.monotonic() + 120
         while not mark.exists():

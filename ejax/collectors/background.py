@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from ejax.collectors.host import Collected, CollectionStopped, HostCollector
-from ejax.envs.calls import EnvAbandoned
+from ejax.envs.host.calls import EnvAbandoned
 from ejax.types import Key, Params
 
 _POLL_S = 0.2

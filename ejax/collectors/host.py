@@ -18,9 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from ejax.envs.calls import call_env, waiting_for
-from ejax.envs.guarded import GuardedEnv
-from ejax.envs.pure_host import PureHostEnv
+from ejax.envs.host.calls import call_env, waiting_for
+from ejax.envs.host.guarded import GuardedEnv
+from ejax.envs.host.pure_host import PureHostEnv
 from ejax.rollout import make_rollout
 from ejax.types import Array, HostEnv, HostTimestep, Key, Params, Policy, PyTree, Rollout, SavableHostEnv
 

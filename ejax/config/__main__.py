@@ -5,7 +5,7 @@ import json
 import sys
 from pathlib import Path
 
-from ejax.config.check import check, count_by_status, table
+from ejax.config.embodichain.check import check, count_by_status, table
 from ejax.config.schema import schema_text
 from ejax.problems import ConfigError
 from ejax.trust import add_trust_option, trust_words

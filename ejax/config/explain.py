@@ -4,8 +4,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from ejax.config.embodichain.spellings import SCIENTIFIC
 from ejax.config.schema import allowed_keys
-from ejax.config.spellings import SCIENTIFIC
 from ejax.optim import OPTIMIZER_KWARGS, SCHEDULE_KWARGS
 from ejax.problems import ConfigError, Problem
 from ejax.registry import did_you_mean

@@ -9,18 +9,14 @@ from typing import Any
 import jax
 from pydantic import ValidationError
 
-from ejax.config.explain import explain
-from ejax.config.files import UnreadableError, is_file, read_file, read_yaml
-from ejax.config.gym_config import (
+from ejax.config.embodichain.gym_config import (
     action_problems,
     env_problems,
     event_problems,
     read_gym_config,
     tell_of_manager_form,
 )
-from ejax.config.models import EnvConfig, EventsConfig, RunConfig
-from ejax.config.schema import allowed_keys
-from ejax.config.spellings import (
+from ejax.config.embodichain.spellings import (
     GYM_DEFAULTS,
     Draft,
     fill_defaults,
@@ -34,6 +30,10 @@ from ejax.config.spellings import (
     settle_sizes,
     take_out,
 )
+from ejax.config.explain import explain
+from ejax.config.files import UnreadableError, is_file, read_file, read_yaml
+from ejax.config.models import EnvConfig, EventsConfig, RunConfig
+from ejax.config.schema import allowed_keys
 from ejax.config.values import MAX_CHARACTERS, MAX_DEPTH, number_problems, plain, writing_problems
 from ejax.problems import ConfigError, Problem, with_sections
 from ejax.shorten import shorten, shown

@@ -27,13 +27,13 @@ from pydantic import (
 
 from ejax.algorithms.record import Algorithm, RunShape
 from ejax.collectors.config import CollectorConfig
+from ejax.config.camera import CameraConfig
 from ejax.config.data import DataConfig, data_problems
 from ejax.config.kwargs import Kwargs
 from ejax.config.values import INT32_MAX, INT64_MAX, number_problems
 from ejax.frozen import freeze
 from ejax.policies.mlp import NetworkConfig
 from ejax.problems import ConfigError, Notice, Problem
-from ejax.recorder import CameraConfig
 from ejax.registry import did_you_mean, resolve, trusted_name
 from ejax.shorten import shown
 from ejax.types import Phase

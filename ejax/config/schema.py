@@ -6,9 +6,9 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from ejax.config.compat import COMPAT
+from ejax.config.embodichain.compat import COMPAT
+from ejax.config.embodichain.spellings import MOVED, WITHOUT_EFFECT
 from ejax.config.models import RunConfig, find_algorithm
-from ejax.config.spellings import MOVED, WITHOUT_EFFECT
 from ejax.registry import ALGORITHMS
 
 _OTHER_KEYS = {

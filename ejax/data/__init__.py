@@ -4,10 +4,10 @@ Needs NumPy only, so that worker and consumers start fast; ``ejax.data.prefetch`
 """
 
 from ejax.data.chunks import SamplingMode
-from ejax.data.config import OnlineDataEngineCfg
 from ejax.data.control import EngineState
 from ejax.data.dataset import OnlineDataset
 from ejax.data.engine import OnlineDataEngine
+from ejax.data.engine_config import OnlineDataEngineCfg
 from ejax.data.failures import OnlineDataWorkerError
 from ejax.data.samplers import ChunkSizeSampler, GMMChunkSampler, UniformChunkSampler
 from ejax.data.task import DemonstrationTask, Episode, EpisodeSpec, Failure

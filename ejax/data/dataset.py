@@ -20,7 +20,7 @@ Transform: TypeAlias = Callable[[Chunks], Any]
 
 
 class ChunkSource(Protocol):
-    """What an ``OnlineDataset`` draws from: an ``OnlineDataEngine``, ``ejax.data.recorded.RecordedEpisodes``."""
+    """What an ``OnlineDataset`` draws from: an ``OnlineDataEngine``, or ``RecordedEpisodes``."""
 
     def sample_batch(
         self,

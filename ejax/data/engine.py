@@ -23,9 +23,9 @@ from typing import Any, NoReturn, Self
 import numpy as np
 
 from ejax.data.chunks import SamplingMode, check_request
-from ejax.data.config import OnlineDataEngineCfg
 from ejax.data.consumer import Consumer
 from ejax.data.control import Control, EngineState
+from ejax.data.engine_config import OnlineDataEngineCfg
 from ejax.data.failures import OnlineDataWorkerError, pack_failure, raise_failure
 from ejax.data.supervisor import StartCancelledError, Supervisor, Ticket
 from ejax.data.taking import Taken, take_episodes

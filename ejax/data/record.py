@@ -20,8 +20,8 @@ import numpy as np
 
 from ejax.data.chunks import check_count
 from ejax.data.engine import OnlineDataEngine
-from ejax.data.lerobot_format import Images
-from ejax.data.lerobot_write import EpisodeWriter
+from ejax.data.lerobot.format import Images
+from ejax.data.lerobot.write import EpisodeWriter
 from ejax.data.samplers import check_seed, make_rng
 from ejax.data.task import DemonstrationTask, Episode, Failure, flatten
 from ejax.trust import add_trust_option, import_trusted, trust_strings, trust_words

@@ -10,7 +10,7 @@ from flax import struct
 from numpy.typing import NDArray
 
 from ejax.envs.description import WHOLE, EnvDescription, Feature
-from ejax.envs.mujoco import Engine, Physics, PhysicsState, render
+from ejax.envs.mujoco.engine import Engine, Physics, PhysicsState, render
 from ejax.finite import all_finite
 from ejax.types import Array, CameraView, Key, Timestep
 
@@ -61,7 +61,7 @@ class CartPoleRL:
 
     Args:
         reset_range: the start is (−0.2 m, 0.07 rad) ± this, uniform. EmbodiChain always starts at the same place.
-        physics: the engine, see ``ejax.envs.mujoco``.
+        physics: the engine, see ``ejax.envs.mujoco.engine``.
     """
 
     max_episode_steps: int = 500
@@ -143,7 +143,7 @@ class CartPoleRL:
     def render(
         self, state: CartPoleState, width: int = 640, height: int = 480, camera: CameraView | None = None
     ) -> NDArray[np.uint8]:
-        """Draw one environment: [height, width, 3] RGB. See ``ejax.envs.mujoco.render``."""
+        """Draw one environment: [height, width, 3] RGB. See ``ejax.envs.mujoco.engine.render``."""
         return render(_ASSET, state.physics.qpos, width=width, height=height, camera=camera)
 
 

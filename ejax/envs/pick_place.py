@@ -10,14 +10,14 @@ import numpy as np
 from flax import struct
 from numpy.typing import NDArray
 
-from ejax.envs.bodies import Vector
 from ejax.envs.description import WHOLE, EnvDescription, Feature
-from ejax.envs.grasp_scene import DRIVES, GOAL_MARKER, HALF_EDGE, HOME, make_model
-from ejax.envs.inverse_kinematics import solve_site_pose
-from ejax.envs.kinematics import site_pose
-from ejax.envs.mujoco import Engine, Physics, PhysicsState, render
-from ejax.envs.robots import FINGER_TRAVEL
-from ejax.envs.rotations import make_pose
+from ejax.envs.manager.bodies import Vector
+from ejax.envs.manager.grasp_scene import DRIVES, GOAL_MARKER, HALF_EDGE, HOME, make_model
+from ejax.envs.manager.robots import FINGER_TRAVEL
+from ejax.envs.mujoco.engine import Engine, Physics, PhysicsState, render
+from ejax.envs.mujoco.inverse_kinematics import solve_site_pose
+from ejax.envs.mujoco.kinematics import site_pose
+from ejax.envs.mujoco.rotations import make_pose
 from ejax.finite import all_finite
 from ejax.types import Array, CameraView, Key, Timestep
 
@@ -93,7 +93,7 @@ class PickPlaceRL:
 
     Args:
         episode_length: time limit, control steps.
-        physics: the engine, see ``ejax.envs.mujoco``.
+        physics: the engine, see ``ejax.envs.mujoco.engine``.
         success_threshold: m, horizontally.
         cube_position, goal_position: m, (x, y) in the frame of the robot's base.
         cube_position_range, goal_position_range: ± m of what is added to them at reset, uniform.
@@ -200,7 +200,7 @@ class PickPlaceRL:
     def render(
         self, state: PickPlaceState, width: int = 640, height: int = 480, camera: CameraView | None = None
     ) -> NDArray[np.uint8]:
-        """Draw one environment: [height, width, 3] RGB. See ``ejax.envs.mujoco.render``."""
+        """Draw one environment: [height, width, 3] RGB. See ``ejax.envs.mujoco.engine.render``."""
         return render(
             make_model(),
             state.physics.qpos,
@@ -215,7 +215,7 @@ class PickPlaceRL:
         return Physics(make_model(), self.physics, self.sim_steps_per_control)
 
     def _control(self, qpos: Array, action: Array) -> Array:
-        """[8]: the signal of the drives that hold the action's targets, see ``ejax.envs.robots``."""
+        """[8]: the signal of the drives that hold the action's targets, see ``ejax.envs.manager.robots``."""
         low, high = jnp.asarray(WORKSPACE)
         position = jnp.clip(_tool(qpos) + self.action_scale * action[:3], low, high)
         pose = make_pose(position, jnp.asarray(_DOWN))

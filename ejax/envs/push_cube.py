@@ -11,8 +11,8 @@ from flax import struct
 from numpy.typing import NDArray
 
 from ejax.envs.description import WHOLE, EnvDescription, Feature, features
-from ejax.envs.kinematics import site_pose
-from ejax.envs.mujoco import Engine, Physics, PhysicsState, render
+from ejax.envs.mujoco.engine import Engine, Physics, PhysicsState, render
+from ejax.envs.mujoco.kinematics import site_pose
 from ejax.finite import all_finite
 from ejax.types import Array, CameraView, Key, Timestep
 
@@ -68,7 +68,7 @@ class PushCubeRL:
         episode_length: time limit, control steps.
         joint_limits: rad, the largest Δq of a step; also the bounds of the action space.
         obs_mode: "state" is the only one.
-        physics: the engine, see ``ejax.envs.mujoco``.
+        physics: the engine, see ``ejax.envs.mujoco.engine``.
         cube_position, goal_position: m, in the frame of the robot's base.
         cube_position_range, goal_position_range: (low, high) of what is added to them at reset, uniform.
     """
@@ -170,7 +170,7 @@ class PushCubeRL:
     def render(
         self, state: PushCubeState, width: int = 640, height: int = 480, camera: CameraView | None = None
     ) -> NDArray[np.uint8]:
-        """Draw one environment: [height, width, 3] RGB. See ``ejax.envs.mujoco.render``."""
+        """Draw one environment: [height, width, 3] RGB. See ``ejax.envs.mujoco.engine.render``."""
         return render(
             _ASSET, state.physics.qpos, width=width, height=height, mocap_pos={"goal": state.goal}, camera=camera
         )

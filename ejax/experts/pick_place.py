@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ejax.envs.grasp_scene import HALF_EDGE
+from ejax.envs.manager.grasp_scene import HALF_EDGE
 from ejax.envs.pick_place import PickPlaceRL
 from ejax.experts.instructions import phrase
 from ejax.experts.task import Rows, ScriptedTask, limit_length

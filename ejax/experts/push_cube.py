@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ejax.envs.kinematics import site_pose
-from ejax.envs.mujoco import Physics
+from ejax.envs.mujoco.engine import Physics
+from ejax.envs.mujoco.kinematics import site_pose
 from ejax.envs.push_cube import PushCubeRL
 from ejax.experts.instructions import phrase
 from ejax.experts.task import Rows, ScriptedTask, limit_length
@@ -115,7 +115,8 @@ def _near(point: Rows, tool: Rows) -> Rows:
 def _joint_step(angles: Array, way: Array) -> Array:
     """Changes of the joint angles [6] that move the tool by ``way`` [3] m and turn it to point down.
 
-    One iteration of ``ejax.envs.inverse_kinematics``' damped least squares, with the turn about the tool's axis free.
+    One iteration of ``ejax.envs.mujoco.inverse_kinematics``' damped least squares, with the turn about the tool's axis
+    free.
     """
 
     def tool(angles: Array) -> Array:

@@ -8,7 +8,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import gymnasium
 
-from ejax.envs.calls import described
+from ejax.envs.host.calls import described
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -1,0 +1,48 @@
+"""``record_camera_data_async``: which camera films the run, and from where."""
+
+import math
+
+from pydantic import BaseModel, ConfigDict, PositiveInt, model_validator
+
+from ejax.types import CameraView, Phase
+
+Vector = tuple[float, float, float]
+
+
+class CameraConfig(BaseModel):
+    """``params`` of ``record_camera_data_async``."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    phase: Phase = "eval"
+    """What is filmed: ``eval`` the distribution's mode in the evaluation's environment, ``train`` its samples in the
+    training's; the section of ``events`` that the event is in."""
+    name: str = "cam"
+    resolution: tuple[PositiveInt, PositiveInt] = (640, 480)
+    """(width, height) of one environment's picture."""
+    eye: Vector = (-1.4, 1.4, 2.0)
+    target: Vector = (0.0, 0.0, 0.0)
+    up: Vector = (0.0, 0.0, 1.0)
+    """What points up in the picture; no matter where the camera looks along it."""
+    intrinsics: tuple[float, float, float, float] | None = None
+    """(fx, fy, cx, cy) in pixels, from the upper left corner. None: (600, 600, w/2, h/2)."""
+    max_env_num: PositiveInt = 16
+    save_path: str | None = None
+    """Folder, in which no film replaces another. None: ``videos/<phase>`` in the run's folder."""
+    interval_step: PositiveInt = 1
+    """Every how many steps a frame is taken; the event's key of this name."""
+
+    @property
+    def view(self) -> CameraView:
+        width, height = self.resolution
+        fx, fy, cx, cy = self.intrinsics or (600.0, 600.0, width / 2.0, height / 2.0)
+        fovx, fovy = (math.degrees(2.0 * math.atan(size / (2.0 * f))) for size, f in ((width, fx), (height, fy)))
+        center = (cx / width, cy / height)
+        return CameraView(self.eye, self.target, fovy, effects=False, up=self.up, fovx=fovx, center=center)
+
+    @model_validator(mode="after")
+    def _sees_something(self) -> "CameraConfig":
+        if self.eye == self.target:
+            raise ValueError(f"eye and target are both {self.eye}; give a target to look at")
+        if self.intrinsics is not None and not min(self.intrinsics[:2]) > 0.0:
+            raise ValueError(f"intrinsics {self.intrinsics}: fx and fy must be > 0, in pixels")
+        return self

@@ -1,0 +1,317 @@
+"""An EmbodiChain gym config: which of ejax's environments it stands for.
+
+The manager form (events, observations, rewards, actions) is built as it is, by ``ejax.envs.manager.embodied``, which
+says what becomes of each key. Of the first releases, whose tasks are classes with all numbers in ``env.extensions``,
+the id, the number of environments, the time limit, the control rate and the extensions are taken over.
+"""
+
+import dataclasses
+import inspect
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import gymnasium
+
+from ejax.config.annotations import mismatch
+from ejax.config.embodichain.spellings import RECORDERS, Draft, read_numbers
+from ejax.config.explain import unknown_key
+from ejax.config.models import EnvConfig, EventsConfig, RunConfig
+from ejax.config.spaces import space_problems
+from ejax.envs.manager.functors.registry import FUNCTORS, FunctorKind
+from ejax.envs.manager.key_report import EMPTY, GymConfigError, KeyNote
+from ejax.envs.manager.plan import INTERVAL_EVENTS, make_plan
+from ejax.frozen import freeze, thaw
+from ejax.problems import Problem
+from ejax.registry import ENVS, UnknownNameError, did_you_mean, did_you_mean_family, resolve
+from ejax.shorten import shown
+from ejax.trust import UntrustedCodeError
+from ejax.types import PHASES
+
+MANAGER_ENV = "EmbodiedEnv"
+"""The registered name of the environment that is built from a gym config."""
+MANAGER_KEYS: tuple[FunctorKind, ...] = ("events", "observations", "rewards", "actions")
+SCENE_KEYS = (
+    "robot",
+    "sensor",
+    "light",
+    "background",
+    "rigid_object",
+    "rigid_object_group",
+    "articulation",
+    "physics_config",
+)
+WITHOUT_EFFECT_KEYS = (
+    "max_episodes",
+    "headless",
+    "device",
+    "gpu_id",
+    "arena_space",
+    "renderer",
+    "render_cfg",
+    "enable_rt",
+    "visualization",
+    "physics",
+    "scene_node_capacity",
+)
+FIRST_RELEASE_NAMES = {
+    "reaching_reward_weight": "reaching_weight",
+    "place_reward_weight": "place_weight",
+    "success_bonus_weight": "success_weight",
+}
+"""``env.extensions`` of the first release -> what ejax's task classes call it."""
+EXTENSIONS_OF_STEPS = ("joint_limits", "action_type")
+"""Of the first releases: how a task acts. A task class need not take them; PushCubeRL takes ``joint_limits``."""
+FIRST_RELEASE_BODIES = {"cube": "cube_position", "goal_sphere": "goal_position"}
+"""Bodies of the first release -> the argument that says where they start."""
+
+
+def read_gym_config(draft: Draft, data: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """``{id, cfg}`` of a gym config; what it says besides goes into the draft.
+
+    Args:
+        data: the parsed file.
+        source: its name in notices and problems, which read ``<source>:<dotted key>``.
+    """
+    env = data.get("env") or {}
+    name = data.get("id")
+    if not isinstance(name, str) or not isinstance(env, dict) or not isinstance(env.get("extensions") or {}, dict):
+        draft.problem("env", f"{source} must hold id: the name of an environment, and env: {{extensions: {{…}}}}")
+        return {}
+    draft.spelled["env.id"] = f"{source}:id"
+    _read_num_envs(draft, data, env, source)
+    if is_manager_form(data):
+        draft.spelled["env.cfg.gym_config"] = f"{source}:"
+        return {"id": MANAGER_ENV, "cfg": {"gym_config": read_numbers(dict(data))}}
+
+    draft.spelled["env.cfg"] = f"{source}:env.extensions"
+    for prefix, section, unused in (
+        (f"{source}:", data, SCENE_KEYS),
+        (f"{source}:env.", env, ("dataset", "control_parts")),
+    ):
+        for key in unused:
+            if section.get(key):
+                places = ", but for init_pos" if key in ("rigid_object", "background") else ""
+                draft.notice(
+                    f"{prefix}{key}", f"no effect: the task class {name} has its own{places}", "without effect"
+                )
+    for key in WITHOUT_EFFECT_KEYS:
+        if data.get(key):
+            draft.notice(f"{source}:{key}", "no effect in ejax", "without effect")
+    if env.get("target_control_frequency") is not None:
+        text = f"the task class {name} takes sim_steps_per_control instead"
+        draft.problem(f"{source}:env.target_control_frequency", text)
+    allowed = ["id", "env", "max_episode_steps", "num_envs", *SCENE_KEYS, *WITHOUT_EFFECT_KEYS]
+    draft.problems += _unknown(f"{source}:", data, allowed)
+    others = ("num_envs", "sim_steps_per_control", "target_control_frequency", "extensions", "dataset", "control_parts")
+    draft.problems += _unknown(f"{source}:env.", env, [*others, *MANAGER_KEYS])
+    return {"id": name, "cfg": _read_cfg(draft, data, env, source)}
+
+
+def is_manager_form(data: Mapping[str, Any]) -> bool:
+    """True for what ``EmbodiedEnv`` builds: functors, or a robot for an id that no class of ejax has."""
+    env = data.get("env") or {}
+    if {"obs_mode", "episode_length"} & set(env.get("extensions") or {}) and not any(
+        env.get(key) for key in ("observations", "rewards", "actions")
+    ):
+        return False  # the first release's tasks are classes, though they have a scene and events
+    known = str(data.get("id")).casefold() in {name.casefold() for name in ENVS}
+    return any(env.get(key) for key in MANAGER_KEYS) or bool(data.get("robot") and not known)
+
+
+def manager_notes(gym_config: Mapping[str, Any]) -> tuple[KeyNote, ...]:
+    """What becomes of each key of a gym config in manager form, whether it can be built or not."""
+    try:
+        return make_plan(freeze(gym_config)).notes
+    except GymConfigError as error:
+        return error.notes
+
+
+def tell_of_manager_form(draft: Draft) -> None:
+    """Notices of a gym config that was read from a file. This imports the functors that may run."""
+    if draft.get("env.id") == MANAGER_ENV and "env.cfg.gym_config" in draft.spelled:
+        for note in manager_notes(draft.get("env.cfg.gym_config")):
+            if note.status != "unsupported" and note.text not in ("", EMPTY):
+                status = "remark" if note.status == "used" else note.status
+                draft.notice(draft.written(f"env.cfg.gym_config.{note.key}"), note.text, status)
+
+
+def env_problems(env: EnvConfig) -> list[Problem]:
+    """Arguments in ``env.cfg`` that the environment does not take; or an environment that is not there."""
+    try:
+        make = resolve("env", env.id)
+    except (ImportError, TypeError, ValueError) as error:  # the last two: no name, or a relative one
+        return [Problem("env.id", f"'{env.id}' cannot be imported: {error}{did_you_mean_family(env.id)}")]
+    try:
+        parameters = inspect.signature(make, eval_str=True).parameters
+    except (TypeError, ValueError) as error:
+        return [Problem("env.id", f"'{env.id}' is neither a class nor a function that makes an environment: {error}")]
+    cfg = thaw(env.cfg)
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    chunk = cfg.pop("action_chunk", 1) if "action_chunk" not in parameters else 1
+    problems = [] if takes_any else _unknown("env.cfg.", cfg, list(parameters))
+    if type(chunk) is not int or chunk < 1:
+        problems.append(Problem("env.cfg.action_chunk", f"got {shown(chunk)}; must be an integer of at least 1"))
+    for key, value in cfg.items():
+        if key in parameters and (text := mismatch(parameters[key].annotation, value)):
+            problems.append(Problem(f"env.cfg.{key}", f"got {shown(value)}; {text}"))
+    if not problems and dataclasses.is_dataclass(make):  # checks its own values, and costs little
+        try:
+            make(**{name: env.cfg[name] for name in cfg})  # type: ignore[operator]  # a class, here
+        except GymConfigError as error:
+            inside = "gym_config" if "gym_config" in parameters else "env_cfg.gym_config"  # of RenderedEnv
+            return [Problem(f"env.cfg.{inside}.{note.key}", note.text) for note in error.refused]
+        except (TypeError, ValueError, ArithmeticError) as error:
+            problems.append(Problem("env.cfg", str(error)))
+    return problems
+
+
+def action_problems(config: RunConfig) -> list[Problem]:
+    """What the policy's config has wrong about the environment's spaces, where they are known before it is built."""
+    make, cfg = resolve("env", config.env.id), dict(config.env.cfg)
+    chunk = cfg.pop("action_chunk", 1) if "action_chunk" not in inspect.signature(make).parameters else 1
+    policy = config.policy
+    groups = policy.obs_groups.actor or policy.obs_groups.critic
+    if not dataclasses.is_dataclass(make) or not (groups or policy.squash_actions or policy.action_dim is not None):
+        return []
+    env: Any = make(**cfg)  # type: ignore[operator]  # a class, here
+    observation_space = env.observation_space if groups else gymnasium.spaces.Dict()  # of some it takes long to know
+    return space_problems(policy, env.action_space, observation_space, action_chunk=chunk)
+
+
+def event_problems(env: EnvConfig, events: EventsConfig) -> list[Problem]:
+    """Events of the trainer that the environment, which is right by itself, cannot have."""
+    problems: list[Problem] = []
+    make = resolve("env", env.id)
+    for phase in PHASES:
+        specs, section = events.of(phase), f"trainer.events.{phase}"
+        unknown = [name for name, spec in specs.items() if not _is_event(spec["func"])]
+        allowed = [*FUNCTORS["events"], *RECORDERS[:1]]
+        for name in unknown:
+            func = specs[name]["func"]
+            text = f"no events functor '{func}'; there is {', '.join(allowed)}, or package.module:function"
+            problems.append(Problem(f"{section}.{name}.func", text + did_you_mean(func, allowed)))
+        if unknown or not specs:
+            continue
+        if "interval_events" not in inspect.signature(make).parameters:
+            text = (
+                f"{env.id} takes no events from outside. Environments in manager form do (trainer.gym_config with "
+                "env.observations, rewards and actions), and a class of your own with an argument interval_events"
+            )
+            problems += [Problem(f"{section}.{name}", text) for name in specs]
+        elif dataclasses.is_dataclass(make):
+            try:
+                make(**{**env.cfg, "interval_events": specs})  # type: ignore[operator]  # a class, here
+            except GymConfigError as error:
+                for note in error.refused:
+                    problems.append(Problem(f"{section}{note.key.removeprefix(INTERVAL_EVENTS)}", note.text))
+            except (TypeError, ValueError, ArithmeticError) as error:
+                problems.append(Problem(section, str(error)))
+    return problems
+
+
+def _is_event(func: str) -> bool:
+    return func in FUNCTORS["events"] or ":" in func
+
+
+def _read_num_envs(draft: Draft, data: Mapping[str, Any], env: Mapping[str, Any], source: str) -> None:
+    key, num_envs = ("num_envs", data["num_envs"]) if "num_envs" in data else ("env.num_envs", env.get("num_envs"))
+    if num_envs is None:
+        return
+    if draft.has("trainer.num_envs"):
+        if num_envs == draft.get("trainer.num_envs"):
+            return
+        text = f"no effect: trainer.num_envs is {shown(draft.get('trainer.num_envs'))}"
+        draft.notice(f"{source}:{key}", text, "without effect")
+    else:
+        draft.put("trainer.num_envs", num_envs)
+        draft.spelled["trainer.num_envs"] = f"{source}:{key}"
+
+
+def _read_cfg(draft: Draft, data: Mapping[str, Any], env: Mapping[str, Any], source: str) -> dict[str, Any]:
+    cfg = dict(env.get("extensions") or {})
+    for key in EXTENSIONS_OF_STEPS:
+        value = cfg.pop(key, None) if key not in _arguments(data["id"]) else None
+        if key == "action_type" and value not in (None, "delta_qpos"):
+            text = f"got {value!r}; the task class {data['id']} acts by joint steps only: delta_qpos"
+            draft.problem(f"{source}:env.extensions.{key}", text)
+        elif value is not None:
+            text = f"no effect: the task class {data['id']} has its own"
+            draft.notice(f"{source}:env.extensions.{key}", text, "without effect")
+    if env.get("sim_steps_per_control") is not None:
+        cfg["sim_steps_per_control"] = env["sim_steps_per_control"]
+        draft.spelled["env.cfg.sim_steps_per_control"] = f"{source}:env.sim_steps_per_control"
+    for old, new in FIRST_RELEASE_NAMES.items():
+        if old in cfg and new not in cfg:
+            cfg[new] = cfg.pop(old)
+            draft.spelled[f"env.cfg.{new}"] = f"{source}:env.extensions.{old}"
+            draft.notice(f"{source}:env.extensions.{old}", new, "renamed")
+    cfg = {**_read_places(data), **_read_events(draft, data, env, source), **cfg}
+    limit = data.get("max_episode_steps")
+    if limit is not None:
+        key = _time_limit_key(data["id"])
+        if cfg.setdefault(key, limit) != limit:
+            text = f"is {limit}, but env.extensions.{key} is {cfg[key]}; keep one"
+            draft.problem(f"{source}:max_episode_steps", text)
+        draft.spelled[f"env.cfg.{key}"] = f"{source}:max_episode_steps"
+    return cfg
+
+
+def _time_limit_key(name: str) -> str:
+    """What the environment calls its time limit: ``episode_length`` in EmbodiChain's first tasks."""
+    return "episode_length" if "episode_length" in _arguments(name) else "max_episode_steps"
+
+
+def _arguments(name: str) -> Collection[str]:
+    """Of an environment's constructor; none if there is none, or it may not run, which is reported with env.id."""
+    try:
+        return inspect.signature(resolve("env", name)).parameters.keys()
+    except (UnknownNameError, UntrustedCodeError, ImportError):
+        return ()
+
+
+def _read_places(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Where the bodies of a first release's scene start, as far as the task class asks."""
+    bodies = [*(data.get("rigid_object") or ()), *(data.get("background") or ())]
+    places = {
+        FIRST_RELEASE_BODIES.get(str(body.get("uid")), ""): body["init_pos"]
+        for body in bodies
+        if isinstance(body, Mapping) and "init_pos" in body
+    }
+    return {name: place for name, place in places.items() if name in _arguments(data["id"])}
+
+
+def _section(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _read_events(draft: Draft, data: Mapping[str, Any], env: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """The first release's events: positions of bodies, relative to where they start, drawn at reset."""
+    ranges: dict[str, Any] = {}
+    events = env.get("events") or {}
+    for name, spec in events.items() if isinstance(events, Mapping) else ():
+        key = f"{source}:env.events.{name}"
+        spec = _section(spec)
+        params = _section(spec.get("params"))
+        body = params.get("entity_cfg")
+        argument = f"{body.get('uid')}_position_range" if isinstance(body, Mapping) else ""
+        if (
+            argument not in _arguments(data["id"])
+            or (spec.get("func"), spec.get("mode")) != ("randomize_rigid_object_pose", "reset")
+            or params.keys() - {"entity_cfg", "position_range", "relative_position"}
+            or params.get("relative_position", True) is not True
+        ):
+            text = (
+                f"the task class {data['id']} takes no such event, only randomize_rigid_object_pose of its cube at "
+                "reset, with a relative position_range; or write the task in manager form, with env.observations, "
+                "rewards and actions"
+            )
+            draft.problem(key, text)
+            continue
+        ranges[argument] = params.get("position_range")
+        draft.spelled[f"env.cfg.{argument}"] = f"{key}.params.position_range"
+        draft.notice(key, f"env.cfg.{argument}", "renamed")
+    return ranges
+
+
+def _unknown(prefix: str, section: Mapping[str, Any], allowed: list[str]) -> list[Problem]:
+    return [Problem(f"{prefix}{key}", unknown_key(str(key), allowed)) for key in section if key not in allowed]

@@ -1,0 +1,1 @@
+"""Kept episodes: LeRobot v3.0 datasets, read and written. Needs the extra ``data``."""

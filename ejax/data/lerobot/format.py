@@ -1,0 +1,247 @@
+"""LeRobot's dataset format v3.0: which files there are, and how fields of episodes become columns of them.
+
+    meta/info.json                              features, counts, frames per second, templates of the paths below
+    meta/stats.json                             statistics per feature
+    meta/tasks.parquet                          instruction -> task_index
+    meta/episodes/chunk-000/file-000.parquet    a row per episode: where its frames lie, instruction, statistics
+    data/chunk-000/file-000.parquet             a row per frame, many episodes a file
+    videos/<feature>/chunk-000/file-000.mp4     many episodes a file, from_timestamp to to_timestamp in s
+    meta/ejax.json                              ours: path, shape and NumPy dtype of each field
+
+Source: "LeRobotDataset v3.0", https://huggingface.co/docs/lerobot/lerobot-dataset-v3. A feature of LeRobot's has no
+rank 0 and no slash in its name: a scalar has shape [1], and field ``obs/robot/qpos`` is feature ``obs.robot.qpos``.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ejax.data.lerobot.extra import pa
+from ejax.data.lerobot.feature_stats import STATS
+from ejax.data.lerobot.inside import path_problem
+from ejax.data.task import EpisodeSpec
+
+VERSION = "v3.0"
+INFO, STATS_FILE, TASKS, OURS = "meta/info.json", "meta/stats.json", "meta/tasks.parquet", "meta/ejax.json"
+EPISODES = "meta/episodes/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
+DATA = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
+VIDEO_FOLDER = "videos/{video_key}"
+VIDEO = VIDEO_FOLDER + "/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
+FILES_PER_CHUNK = 1000
+
+Images = Literal["video", "png"]
+"""How fields of RGB images are kept: as H.264, which loses a little, or each as PNG, which loses nothing."""
+
+DEFAULT_FEATURES = {
+    "timestamp": "float32",
+    **dict.fromkeys(("frame_index", "episode_index", "index", "task_index"), "int64"),
+}
+"""Columns that LeRobot has of every frame. Ours are these and ``segment_id``."""
+NUMBERS = (
+    "bool",
+    *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
+    "float16",
+    "float32",
+    "float64",
+)
+"""Dtypes of features that are numbers."""
+PNG_TYPE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+"""An image as Hugging Face's datasets keeps it."""
+_OWN = {**DEFAULT_FEATURES, "segment_id": "int64"}
+_LARGEST_STATS = 4096
+"""Entries of a feature from which on no statistics are kept: they would outweigh the frames."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A field and the feature that it is kept as."""
+
+    path: str
+    feature: str
+    shape: tuple[int, ...]
+    """As a consumer gets it, per frame."""
+    dtype: str
+    """As NumPy and LeRobot name it, ``"float32"``; of text as NumPy has it, ``"|S8"``."""
+    kind: Literal["number", "text", "png", "video"]
+    channels_first: bool = False
+    """``info.json`` gives an image's shape as [3, H, W]. What is stored is an image all the same."""
+
+    @property
+    def is_image(self) -> bool:
+        return self.kind in ("png", "video")
+
+    @property
+    def has_stats(self) -> bool:
+        return self.is_image or (self.kind == "number" and int(np.prod(self.shape)) <= _LARGEST_STATS)
+
+
+def make_columns(spec: EpisodeSpec, names: Mapping[str, str], images: Images) -> list[Column]:
+    """The columns of a task's frame fields.
+
+    Args:
+        names: features by path where they are not to be the path with dots, e.g. ``{"actions": "action"}``.
+
+    Raises:
+        ValueError: a name that is unknown, given twice or LeRobot's own; a field that the format cannot hold.
+    """
+    if images not in get_args(Images):
+        raise ValueError(f"images is {images!r}; give one of {', '.join(get_args(Images))}")
+    if unknown := sorted(set(names) - set(spec.frames)):
+        raise ValueError(f"names has {unknown}, which are no frame fields; there is {', '.join(spec.frames)}")
+    columns = [
+        _column(path, names.get(path, path.replace("/", ".")), *field, images) for path, field in spec.frames.items()
+    ]
+    taken = {*_OWN, "task"}
+    for column in columns:
+        taken_or_slash = column.feature in taken or "/" in column.feature
+        if taken_or_slash or (column.kind == "video" and path_problem(VIDEO_FOLDER.format(video_key=column.feature))):
+            raise ValueError(
+                f"field '{column.path}' cannot be feature '{column.feature}': the name is taken, has a slash or is "
+                f"no name of a file; give it another one by names={{'{column.path}': ...}}"
+            )
+        taken.add(column.feature)
+    return columns
+
+
+def feature_entries(columns: Iterable[Column], axes: Mapping[str, Sequence[str]], fps: int) -> dict[str, Any]:
+    """``features`` of ``info.json``."""
+    entries = {}
+    for column in columns:
+        entry: dict[str, Any] = {"dtype": column.dtype, "shape": list(column.shape or (1,)), "names": None}
+        if column.path in axes:
+            entry["names"] = list(axes[column.path])
+        if column.kind == "text":
+            entry["dtype"] = "string"
+        if column.is_image:
+            entry |= {"dtype": "video" if column.kind == "video" else "image", "names": ["height", "width", "channels"]}
+        if column.kind == "video":
+            entry["info"] = _video_info(column.shape, fps)
+        entries[column.feature] = entry
+    return entries | {name: {"dtype": dtype, "shape": [1], "names": None} for name, dtype in _OWN.items()}
+
+
+def data_schema(columns: Iterable[Column]) -> pa.Schema:
+    """Of the files of frames."""
+    fields = [(column.feature, _arrow_type(column)) for column in columns if column.kind != "video"]
+    return pa.schema(fields + [(name, pa.type_for_alias(dtype)) for name, dtype in _OWN.items()])
+
+
+def episodes_schema(columns: Sequence[Column], spec: EpisodeSpec) -> pa.Schema:
+    """Of the files of episodes. What is not LeRobot's begins with ``ejax/``."""
+    whole, real, text = pa.int64(), pa.float64(), pa.string()
+    names = ("data/chunk_index", "data/file_index", "dataset_from_index", "dataset_to_index")
+    fields = [
+        ("episode_index", whole),
+        ("tasks", pa.list_(text)),
+        ("length", whole),
+        *((name, whole) for name in names),
+    ]
+    for column in columns:
+        if column.kind == "video":
+            fields += [(f"videos/{column.feature}/{name}", whole) for name in ("chunk_index", "file_index")]
+            fields += [(f"videos/{column.feature}/{name}", real) for name in ("from_timestamp", "to_timestamp")]
+    for feature, rank in stats_ranks(columns).items():
+        fields += [(f"stats/{feature}/{name}", _nested(real, rank)) for name in STATS if name != "count"]
+        fields += [(f"stats/{feature}/count", pa.list_(whole))]
+    fields += [("meta/episodes/chunk_index", whole), ("meta/episodes/file_index", whole)]
+    fields += [("ejax/seed", whole), ("ejax/written_at", real), ("ejax/terminated", pa.bool_())]
+    fields += [(f"ejax/segment_{name}", pa.list_(whole)) for name in ("ids", "lengths")]
+    for path, (shape, dtype) in spec.episode.items():
+        value = text if np.dtype(dtype).kind in "SU" else pa.from_numpy_dtype(dtype)
+        fields.append((f"ejax/episode/{path}", _nested(value, len(shape))))
+    return pa.schema(fields)
+
+
+def stats_ranks(columns: Iterable[Column]) -> dict[str, int]:
+    """The features of which statistics are kept, and the rank of these."""
+    ranks = {column.feature: len(column.shape) or 1 for column in columns if column.has_stats}
+    return ranks | dict.fromkeys(_OWN, 1)
+
+
+def to_arrow(values: NDArray[Any], column: Column) -> pa.Array:
+    """Numbers or text [T, ...] as a column of T entries."""
+    if column.kind == "text":
+        decoded = np.char.decode(values, "utf-8") if values.dtype.kind == "S" else values
+        return pa.array(decoded.tolist(), pa.string())
+    array = pa.array(np.ascontiguousarray(values, column.dtype).reshape(-1))
+    if len(column.shape) == 1:
+        return array if column.shape == (1,) else pa.FixedSizeListArray.from_arrays(array, column.shape[0])
+    for size in reversed(column.shape):
+        array = pa.ListArray.from_arrays(np.arange(0, len(array) + 1, size, dtype=np.int32), array)
+    return array
+
+
+def from_arrow(array: pa.Array, column: Column) -> NDArray[Any]:
+    """The inverse of ``to_arrow``, for whatever lists the file has.
+
+    Raises:
+        ValueError: entries that are missing, or not as many as the shape has.
+    """
+    num_frames = len(array)
+    while pa.types.is_list(array.type) or pa.types.is_fixed_size_list(array.type) or pa.types.is_large_list(array.type):
+        array = array.flatten()
+    if array.null_count or len(array) != num_frames * int(np.prod(column.shape)):
+        raise ValueError(
+            f"feature '{column.feature}' has {len(array)} values in {num_frames} frames, {array.null_count} of them "
+            f"null; its shape {list(column.shape)} needs {num_frames * int(np.prod(column.shape))}"
+        )
+    if column.kind == "text":
+        texts = array.to_pylist()
+        values = np.array(
+            [text.encode() for text in texts] if np.dtype(column.dtype).kind == "S" else texts, column.dtype
+        )
+    else:
+        values = array.to_numpy(zero_copy_only=False).astype(column.dtype, copy=False)
+    return values.reshape(num_frames, *column.shape)
+
+
+def _column(path: str, feature: str, shape: tuple[int, ...], dtype: str, images: Images) -> Column:
+    kind = np.dtype(dtype).kind
+    if kind not in "SU":
+        dtype = np.dtype(dtype).name
+    if dtype == "uint8" and len(shape) == 3 and shape[2] == 3:
+        if images == "video" and (shape[0] % 2 or shape[1] % 2):
+            raise ValueError(
+                f"images '{path}' are {shape[0]} x {shape[1]}; a video needs even sides; give images='png'"
+            )
+        return Column(path, feature, shape, dtype, images)
+    if kind in "SU" and shape == ():
+        return Column(path, feature, shape, dtype, "text")
+    if kind not in "fiub" or np.dtype(dtype).itemsize > 8 or len(shape) > 5 or 0 in shape:
+        raise ValueError(
+            f"field '{path}', {dtype}{list(shape)}, cannot be kept: a feature is numbers of rank 0 to 5 with no empty "
+            f"side, or one text"
+        )
+    return Column(path, feature, shape, dtype, "number")
+
+
+def _video_info(shape: Sequence[int], fps: int) -> dict[str, Any]:
+    what = {
+        "height": shape[0],
+        "width": shape[1],
+        "channels": shape[2],
+        "fps": fps,
+        "codec": "h264",
+        "pix_fmt": "yuv420p",
+    }
+    return {f"video.{name}": value for name, value in what.items()} | {"is_depth_map": False, "has_audio": False}
+
+
+def _arrow_type(column: Column) -> pa.DataType:
+    if column.kind == "text":
+        return pa.string()
+    if column.kind == "png":
+        return PNG_TYPE
+    value = pa.from_numpy_dtype(column.dtype)
+    if column.shape in ((), (1,)):
+        return value
+    return pa.list_(value, column.shape[0]) if len(column.shape) == 1 else _nested(value, len(column.shape))
+
+
+def _nested(value: pa.DataType, rank: int) -> pa.DataType:
+    for _ in range(rank):
+        value = pa.list_(value)
+    return value

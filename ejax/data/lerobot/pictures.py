@@ -1,0 +1,137 @@
+"""Pictures of a recording: PNGs, and videos that are joined without encoding again and read from the middle."""
+
+import errno
+import io
+import os
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import imageio_ffmpeg
+import numpy as np
+from numpy.typing import NDArray
+
+from ejax.data.lerobot.extra import Image
+from ejax.video import write_video
+
+KEYFRAME_EVERY = 2
+"""Frames. LeRobot's choice: whoever draws single frames decodes two at most; the file is about twice as large."""
+_FULL = "No space left on device"
+_FILES_ONLY = ("-protocol_whitelist", "file")
+_SAID = 400
+"""Characters of what ffmpeg says that an error has."""
+_TIMEOUT_S = 600.0
+"""How long ffmpeg may take over one file; seconds are usual."""
+
+
+def encode_video(path: Path, frames: NDArray[np.uint8], fps: int) -> None:
+    """Frames [T, H, W, 3] as an H.264 file.
+
+    Raises:
+        OSError: the disk is full.
+        RuntimeError: ffmpeg failed otherwise.
+    """
+    try:
+        write_video(path, frames, fps, keyframe_every=KEYFRAME_EVERY)
+    except RuntimeError as error:
+        _raise_if_full(path, str(error))
+        raise
+
+
+def join_videos(parts: Sequence[Path], path: Path) -> None:
+    """One file of the frames of several, which were encoded alike.
+
+    Raises:
+        OSError: the disk is full.
+        ValueError: a part is no MP4 file.
+        RuntimeError: ffmpeg failed otherwise.
+    """
+    for part in parts:
+        _check_mp4(part)
+    script = "".join("file '{}'\n".format(str(part.resolve()).replace("'", r"'\''")) for part in parts)
+    listed = path.with_suffix(".txt")
+    listed.write_text(script)
+    source = [*_FILES_ONLY, "-f", "concat", "-safe", "0", "-i", f"file:{listed}"]
+    _ffmpeg([*source, "-c", "copy", "-movflags", "+faststart", f"file:{path}"], path)
+    listed.unlink()
+
+
+def decode_video(path: Path, start: float, fps: float, shape: tuple[int, int, int], count: int) -> NDArray[np.uint8]:
+    """``count`` frames [count, H, W, 3] from the one at ``start``, in s, on.
+
+    Raises:
+        ValueError: the file is no MP4 file, has fewer frames there, or frames of another size.
+        RuntimeError: ffmpeg failed.
+    """
+    _check_mp4(path)
+    seek = max(0.0, start - 0.5 / fps)  # between two frames, so that rounding cannot take the one before
+    source = [*_FILES_ONLY, "-f", "mp4", "-i", f"file:{path}"]
+    options = ["-ss", f"{seek:.6f}", *source, "-frames:v", str(count), "-fps_mode", "passthrough"]
+    raw = _ffmpeg([*options, "-f", "rawvideo", "-pix_fmt", "rgb24", "-"], path)
+    wanted = count * int(np.prod(shape))
+    if len(raw) != wanted:
+        raise ValueError(
+            f"{path} gives {len(raw)} bytes for {count} frames from {start:.3f} s on; frames of {list(shape)} need "
+            f"{wanted}: the file is cut off, or its frames have another size than info.json says; restore it from a "
+            f"copy"
+        )
+    return np.frombuffer(raw, np.uint8).reshape(count, *shape)
+
+
+def encode_png(frame: NDArray[np.uint8]) -> bytes:
+    """A frame [H, W, 3] as a PNG file."""
+    file = io.BytesIO()
+    Image.fromarray(frame).save(file, "PNG", compress_level=1)
+    return file.getvalue()
+
+
+def decode_image(data: bytes, shape: tuple[int, int, int], where: str = "an image") -> NDArray[np.uint8]:
+    """A frame [H, W, 3] of a PNG or JPEG file.
+
+    Pillow knows other formats, some of which it hands to other programs: they are not tried.
+
+    Args:
+        where: the image is, for messages.
+
+    Raises:
+        ValueError: it has another size, is damaged, or of another format.
+    """
+    try:
+        with Image.open(io.BytesIO(data), formats=("PNG", "JPEG")) as image:
+            found = [image.height, image.width, 3]
+            if tuple(found) == shape:  # before anything of that size is decoded
+                return np.asarray(image.convert("RGB"))
+    except Exception as error:  # decoders raise all kinds of errors, even SyntaxError
+        raise ValueError(f"{where}: not a PNG or JPEG image, cut off or damaged: {error}") from error
+    raise ValueError(f"{where}: an image is {found}; info.json says {list(shape)}")
+
+
+def _check_mp4(path: Path) -> None:
+    """Raise ValueError for a file that does not begin as MP4 does: ffmpeg would take it for whatever it looks like,
+    also for a list of other files and URLs."""
+    with path.open("rb") as file:
+        if file.read(8)[4:] != b"ftyp":
+            raise ValueError(f"{path} is no MP4 file, or damaged; restore it from a copy")
+
+
+def _ffmpeg(options: Sequence[str], path: Path) -> bytes:
+    command = [imageio_ffmpeg.get_ffmpeg_exe(), "-loglevel", "error", "-y", *options]
+    try:
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=_TIMEOUT_S)
+    except subprocess.TimeoutExpired as error:
+        raise RuntimeError(f"ffmpeg took longer than {_TIMEOUT_S:.0f} s on {path} and was killed") from error
+    if done.returncode:
+        said = done.stderr.decode(errors="replace").strip()
+        _raise_if_full(path, said)
+        if len(said) > _SAID:  # a line for each damaged frame
+            said = f"{said[:_SAID]}… ({len(said)} characters)"
+        raise RuntimeError(
+            f"ffmpeg failed on {path} (exit status {done.returncode}); if the file is damaged, restore it from a copy. "
+            f"It said: {said}"
+        )
+    return done.stdout
+
+
+def _raise_if_full(path: Path, said: str) -> None:
+    if _FULL in said:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))

@@ -1,0 +1,249 @@
+"""Reading a LeRobot v3.0 dataset: its episodes, whole or windows of them, in any order.
+
+Folders of an ``EpisodeWriter`` give back the fields that were put in. In others feature ``observation.state`` becomes
+field ``observation/state``; what is no number and no image (text, language, depth videos) is left out, and named by
+``EpisodeReader.skipped``. Files are read when a frame of them is asked for; what was decoded stays within a bound.
+"""
+
+import threading
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import ejax.data.lerobot.format as fmt
+from ejax.data.lerobot.commit import is_unfinished
+from ejax.data.lerobot.extra import pa, pc, pq
+from ejax.data.lerobot.format import Column
+from ejax.data.lerobot.kept_files import DIGESTS, KeptFiles
+from ejax.data.lerobot.metadata import load_columns, load_info, load_ours
+from ejax.data.lerobot.parquet import check_columns, named, open_parquet
+from ejax.data.lerobot.pictures import decode_image, decode_video
+from ejax.data.lerobot.rows import FOLDER as ROWS
+from ejax.data.lerobot.rows import load_rows
+from ejax.data.rows import frame_numbers
+from ejax.data.task import Episode, nest
+
+
+class EpisodeReader:
+    """The episodes of a folder as they were when it was opened. May be pickled; threads may share it.
+
+    Args:
+        cache_mb: what stays decoded, in MiB. An episode that is larger is read by windows.
+
+    Raises:
+        FileNotFoundError: the folder, or a file that its metadata tells of, is not there.
+        ValueError: another version of the format, metadata that do not agree, a file that is damaged. A file of frames
+            is looked at when one of its episodes is first asked for.
+    """
+
+    def __init__(self, folder: Path | str, *, cache_mb: float = 512.0) -> None:
+        self.folder = Path(folder)
+        self._files = KeptFiles(self.folder)
+        self.info = load_info(self._files)
+        ours = load_ours(self._files, self.info)
+        self.columns, self.skipped = load_columns(self.folder, self.info, ours["frames"])
+        self._fields: dict[str, Any] = ours["episode"]
+        self._rows = load_rows(self._files, self.info["total_episodes"], self.columns, list(self._fields))
+        if self._files.digests is None:
+            warnings.warn(
+                f"{self.folder} has no digests of its files ({DIGESTS}), so damage to them cannot be noticed where "
+                f"they can still be read; folders that an EpisodeWriter of this ejax wrote have them",
+                stacklevel=2,
+            )
+        self._cache = _Cache(int(cache_mb * 2**20))
+        if is_unfinished(self.folder):
+            warnings.warn(
+                f"{self.folder}: an episode is being written, or was when the recording was cut off; it is not read. "
+                f"In the latter case EpisodeWriter(..., append=True) clears up",
+                stacklevel=2,
+            )
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @property
+    def fps(self) -> float:
+        return float(self.info["fps"])
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """Frames of each episode."""
+        return np.array([row["length"] for row in self._rows], np.int64)
+
+    def instruction(self, index: int) -> str:
+        """What the episode demonstrates; its first "task"."""
+        tasks = self._rows[index]["tasks"]
+        return tasks[0] if tasks else ""
+
+    def segments(self, index: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """``segment_id`` and length, in frames, of each run of frames with the same one."""
+        row = self._rows[index]
+        if "ejax/segment_ids" not in row:
+            return np.zeros(1, np.int64), np.array([row["length"]], np.int64)
+        return np.array(row["ejax/segment_ids"], np.int64), np.array(row["ejax/segment_lengths"], np.int64)
+
+    def fields(self, index: int) -> dict[str, Any]:
+        """Of an episode, by path: ``length``, ``index``, ``seed``, ``written_at`` (Unix time in s), ``instruction``.
+
+        And the task's own, which come first where names are alike. Unknown: -1 for a seed, NaN for a time.
+        """
+        row = self._rows[index]
+        made: dict[str, Any] = {
+            "length": np.int64(row["length"]),
+            "index": np.int64(index),
+            "seed": np.int64(row.get("ejax/seed", -1)),
+            "written_at": np.float64(row.get("ejax/written_at", np.nan)),
+        }
+        if not any(path.startswith("instruction/") for path in self._fields):
+            made["instruction"] = np.str_(self.instruction(index))
+        with named(self.folder / ROWS):
+            made |= {path: _field(row[f"ejax/episode/{path}"], entry) for path, entry in self._fields.items()}
+        return made
+
+    def __getitem__(self, index: int) -> Episode:
+        """The whole episode ``index``; negative ones count from the end."""
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"no episode {index}; {self.folder} has {len(self)}")
+        index %= len(self)
+        frames = self._own_frames(index, 0, int(self.lengths[index]))
+        ids, lengths = self.segments(index)
+        fields = {path: value for path, value in self.fields(index).items() if path in self._fields}
+        return Episode(
+            nest(frames), segment_id=np.repeat(ids, lengths), fields=nest(fields), terminated=self._terminated(index)
+        )
+
+    def window(self, index: int, start: int, count: int) -> dict[str, NDArray[Any]]:
+        """Frames [start, start + count) of an episode by path, with the frame fields of the engine's buffer.
+
+        What comes back may be shared with other callers: do not write to it.
+        """
+        ids, lengths = self.segments(index)
+        whole = Episode({}, segment_id=np.repeat(ids, lengths), terminated=self._terminated(index))
+        numbers = frame_numbers(whole, int(lengths.sum()))
+        part = {path: values[start : start + count] for path, values in numbers.items()}
+        return part | self._own_frames(index, start, count)
+
+    def _terminated(self, index: int) -> bool:
+        return bool(self._rows[index].get("ejax/terminated", True))  # LeRobot does not say; an Episode's default
+
+    def _own_frames(self, index: int, start: int, count: int) -> dict[str, NDArray[Any]]:
+        """The task's fields [count, ...]."""
+        table = self._cache.get((index, ""), lambda: self._read(index))
+        made = {}
+        for column in self.columns:
+            if column.kind in ("number", "text"):
+                made[column.path] = table[column.path][start : start + count]
+                continue
+            length = self._rows[index]["length"]
+            if length * int(np.prod(column.shape)) > self._cache.capacity:
+                made[column.path] = self._images(index, table, column, start, count)
+                continue
+            decode = partial(self._images, index, table, column, 0, length)
+            made[column.path] = self._cache.get((index, column.path), decode)[start : start + count]
+        return made
+
+    def _read(self, index: int) -> dict[str, Any]:
+        """All of an episode that is in its data file: arrays [length, ...] by path; of images the encoded ones."""
+        row = self._rows[index]
+        place = {"chunk_index": row["data/chunk_index"], "file_index": row["data/file_index"]}
+        name = self.info["data_path"].format(**place)
+        kept = [column for column in self.columns if column.kind != "video"]
+        table = _read_episode(self._files, name, index, row["length"], [column.feature for column in kept])
+        made: dict[str, Any] = {}
+        with named(self.folder / name):
+            for column in kept:
+                array = table[column.feature].combine_chunks()
+                made[column.path] = (
+                    array.field("bytes").to_pylist() if column.is_image else fmt.from_arrow(array, column)
+                )
+        return made
+
+    def _images(
+        self, index: int, table: Mapping[str, Any], column: Column, start: int, count: int
+    ) -> NDArray[np.uint8]:
+        height, width, channels = column.shape
+        shape = (height, width, channels)
+        if column.kind == "png":
+            encoded = table[column.path][start : start + count]
+            if None in encoded:
+                raise ValueError(
+                    f"{self.folder}: episode {index} has images of '{column.feature}' outside its data file"
+                )
+            where = f"{self.folder}: episode {index}, '{column.feature}'"
+            return np.stack([decode_image(data, shape, where) for data in encoded])
+        row, key = self._rows[index], f"videos/{column.feature}"
+        place = {name: row[f"{key}/{name}"] for name in ("chunk_index", "file_index")}
+        path = self._files.check(self.info["video_path"].format(video_key=column.feature, **place))
+        return decode_video(path, row[f"{key}/from_timestamp"] + start / self.fps, self.fps, shape, count)
+
+
+class _Cache:
+    """What was decoded last, up to ``capacity`` bytes."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity, self.size = capacity, 0
+        self._kept: OrderedDict[Any, Any] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, key: Any, make: Callable[[], Any]) -> Any:
+        with self._lock:
+            if key in self._kept:
+                self._kept.move_to_end(key)
+                return self._kept[key]
+        made = make()  # without the lock: decoding takes long, and twice does no harm
+        with self._lock:
+            if key not in self._kept:
+                self._kept[key] = made
+                self.size += _num_bytes(made)
+            while self.size > self.capacity and len(self._kept) > 1:
+                self.size -= _num_bytes(self._kept.popitem(last=False)[1])
+        return made
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"capacity": self.capacity}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["capacity"])  # type: ignore[misc]
+
+
+def _num_bytes(made: Any) -> int:
+    if isinstance(made, dict):
+        return sum(map(_num_bytes, made.values()))
+    return sum(map(len, made)) if isinstance(made, list) else made.nbytes
+
+
+def _field(value: Any, entry: Mapping[str, Any]) -> NDArray[Any]:
+    """A value of an episode's own field, as ``meta/ejax.json`` has it."""
+    dtype = np.dtype(entry["dtype"])
+    made = np.char.encode(value, "utf-8").astype(dtype) if dtype.kind == "S" else np.array(value, dtype)
+    return made.reshape(entry["shape"])
+
+
+def _read_episode(files: KeptFiles, name: str, index: int, length: int, names: list[str]) -> pa.Table:
+    """The rows of one episode, from those row groups that may have some."""
+    path, columns = files.folder / name, [*names, "episode_index"]
+    with open_parquet(files, name) as file:
+        check_columns(path, file.schema_arrow, columns)
+        with named(path):
+            table = file.read_row_groups(_groups_of(file.metadata, index), columns=columns, use_threads=False)
+            table = table.filter(pc.equal(table["episode_index"], index))
+    if len(table) != length:
+        raise ValueError(f"{path} has {len(table)} frames of episode {index}; meta/episodes tells of {length}")
+    return table
+
+
+def _groups_of(metadata: pq.FileMetaData, index: int) -> list[int]:
+    """The row groups that may have frames of an episode."""
+    paths = [metadata.schema.column(i).path for i in range(metadata.num_columns)]
+    groups = []
+    for group in range(metadata.num_row_groups):
+        bounds = metadata.row_group(group).column(paths.index("episode_index")).statistics
+        if bounds is None or not bounds.has_min_max or bounds.min <= index <= bounds.max:
+            groups.append(group)
+    return groups

@@ -1,0 +1,135 @@
+"""Chunks of kept episodes, drawn as the online data engine draws them from its buffer.
+
+Windows, modes and the choice among them are those of ``ejax.data.chunks``. Its masks have an entry per row and frame
+of the longest episode; here the runs of one ``segment_id`` are counted instead, because a folder has more episodes
+than a buffer has rows.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ejax.data.chunks import SamplingMode, check_request
+from ejax.data.lerobot.read import EpisodeReader
+from ejax.data.samplers import check_seed, make_rng
+from ejax.data.task import nest
+
+
+class RecordedEpisodes:
+    """A folder of episodes in place of an ``OnlineDataEngine``: ``OnlineDataset(RecordedEpisodes(folder), ...)``.
+
+    May be pickled; threads may share it, and draw then in no fixed order.
+
+    Args:
+        folder: a LeRobot v3.0 dataset.
+        episodes: which of them to draw from, e.g. the training part; None: all.
+        seed: of the draws that are given no ``rng``.
+        cache_mb: what stays decoded, in MiB.
+
+    Raises:
+        IndexError, ValueError: an episode that is not there, given twice, or none at all.
+        FileNotFoundError, ValueError: as ``EpisodeReader``.
+    """
+
+    def __init__(
+        self, folder: Path | str, *, episodes: Sequence[int] | None = None, seed: int = 0, cache_mb: float = 512.0
+    ) -> None:
+        self.reader = EpisodeReader(folder, cache_mb=cache_mb)
+        self.seed = check_seed(seed)
+        self._episodes = _chosen(episodes, len(self.reader), self.reader.folder)
+        self._rng = make_rng(self.seed)
+        runs = [self.reader.segments(int(index))[1] for index in self._episodes]
+        self._lengths = np.array([lengths.sum() for lengths in runs], np.int64)
+        self._row = np.repeat(np.arange(len(runs)), [len(lengths) for lengths in runs])
+        self._run = np.concatenate(runs)
+        ends = np.cumsum(self._run) - np.repeat(np.cumsum(self._lengths) - self._lengths, [len(r) for r in runs])
+        self._start = ends - self._run
+
+    def __len__(self) -> int:
+        """Episodes that are drawn from."""
+        return len(self._episodes)
+
+    def sample_batch(
+        self,
+        batch_size: int,
+        chunk_size: int,
+        sampling_mode: SamplingMode = "episode",
+        *,
+        rng: np.random.Generator | None = None,
+    ) -> dict[str, Any]:
+        """As ``OnlineDataEngine.sample_batch``.
+
+        Args:
+            rng: draws the windows. None: a generator made from ``seed``, whose place ``state_dict`` tells.
+
+        Raises:
+            RuntimeError: no episode has such a window.
+            ValueError, TypeError: sizes or mode that no episode of these lengths can serve.
+        """
+        check_request(batch_size, chunk_size, sampling_mode, int(self._lengths.max()))
+        rows, starts = self._choose(batch_size, chunk_size, sampling_mode, self._rng if rng is None else rng)
+        chosen = [int(index) for index in self._episodes[rows]]
+        windows = [self.reader.window(i, int(start), chunk_size) for i, start in zip(chosen, starts, strict=True)]
+        fields = [self.reader.fields(index) for index in chosen]
+        return nest(_stacked(windows)) | {"episode": nest(_stacked(fields))}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the draws without an ``rng`` are, as JSON can carry it."""
+        return {"seed": self.seed, "episodes": len(self), "generator": dict(self._rng.bit_generator.state)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where ``state`` was taken.
+
+        Raises:
+            ValueError: it was taken with another seed, or of another number of episodes.
+        """
+        for name, here in (("seed", self.seed), ("episodes", len(self))):
+            if state[name] != here:
+                raise ValueError(f"the state was taken with {name} {state[name]}, here it is {here}")
+        self._rng.bit_generator.state = state["generator"]
+
+    def _choose(
+        self, count: int, chunk_size: int, mode: SamplingMode, rng: np.random.Generator
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Rows and first frames of windows, each [count]; the very ones that ``draw_windows`` takes."""
+        first, windows = self._windows(chunk_size, mode)
+        counts = np.zeros(len(self), np.int64)
+        np.add.at(counts, self._row, windows)
+        (rows,) = counts.nonzero()
+        if not rows.size:
+            raise RuntimeError(
+                f"No valid chunk of {chunk_size} frames in mode '{mode}' in {len(self)} episodes of up to "
+                f"{self._lengths.max()} frames; give a smaller chunk_size or another sampling_mode"
+            )
+        chosen = rows[rng.integers(len(rows), size=count)]
+        nth = rng.integers(counts[chosen]) + (np.cumsum(counts) - counts)[chosen]
+        ends = np.cumsum(windows)
+        run = np.searchsorted(ends, nth, side="right")
+        return chosen, first[run] + nth - (ends - windows)[run]
+
+    def _windows(self, chunk_size: int, mode: SamplingMode) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Per run: the first frame that a window may start at, and how many frames in a row may."""
+        last = self._lengths[self._row] - chunk_size + 1  # starts before it leave room in the episode
+        inside = np.maximum(self._run - chunk_size + 1, 0)  # starts whose window does not leave the run
+        if mode == "segment":
+            return self._start, inside
+        first = self._start + (inside if mode == "boundary" else 0)
+        return first, np.maximum(np.minimum(self._start + self._run, last) - first, 0)
+
+
+def _chosen(episodes: Sequence[int] | None, count: int, folder: Path) -> NDArray[np.int64]:
+    chosen = np.arange(count) if episodes is None else np.array(episodes, np.int64).reshape(-1)
+    if not chosen.size:
+        raise ValueError(f"no episode to draw from; {folder} has {count}, of which {episodes} were chosen")
+    if chosen.min() < 0 or chosen.max() >= count:
+        raise IndexError(f"episodes are 0 to {count - 1} in {folder}, got {chosen.min()} to {chosen.max()}")
+    if len(set(chosen.tolist())) < len(chosen):
+        raise ValueError(f"episodes has some twice: {list(chosen)}; give each once")
+    return chosen
+
+
+def _stacked(items: Sequence[Mapping[str, Any]]) -> dict[str, NDArray[Any]]:
+    return {path: np.stack([item[path] for item in items]) for path in items[0]}

@@ -1,0 +1,196 @@
+"""What an ``EpisodeWriter`` knows of its folder: how episodes are kept there, and what is there."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import ejax.data.lerobot.format as fmt
+from ejax.data.lerobot.commit import STAGING, pending
+from ejax.data.lerobot.feature_stats import STATS, Stats
+from ejax.data.lerobot.format import Column
+from ejax.data.lerobot.inside import inside, open_inside, shown
+from ejax.data.lerobot.kept_files import DIGESTS, Digests, KeptFiles, parse_json, sha256
+from ejax.data.lerobot.parquet import read_parquet
+from ejax.data.lerobot.rows import load_rows, row_files
+from ejax.data.lerobot.schema import check_info, check_ours, may_have
+from ejax.data.task import EpisodeSpec
+
+
+@dataclass(frozen=True)
+class Format:
+    """How episodes are kept; the same for all of a recording."""
+
+    spec: EpisodeSpec
+    columns: tuple[Column, ...]
+    fps: int
+    robot_type: str | None
+    axes: Mapping[str, Sequence[str]]
+    file_size_mb: float
+
+    def ours(self) -> dict[str, Any]:
+        """``meta/ejax.json``."""
+        frames = {c.path: {"feature": c.feature, "shape": list(c.shape), "dtype": c.dtype} for c in self.columns}
+        fields = {path: {"shape": list(shape), "dtype": dtype} for path, (shape, dtype) in self.spec.episode.items()}
+        return {"version": 1, "frames": frames, "episode": fields}
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What is on the disk."""
+
+    info: Mapping[str, Any]
+    tasks: Mapping[str, int]
+    """Index by instruction."""
+    stats: Mapping[str, Stats]
+    """By feature."""
+    rows: tuple[Mapping[str, Any], ...]
+    """Of the last file of ``meta/episodes``."""
+    seeds: tuple[int, ...]
+    """Of all episodes."""
+    digests: Digests
+    """Of all files."""
+
+
+def new_recording(format: Format) -> Recording:
+    """One without episodes."""
+    info = {
+        "codebase_version": fmt.VERSION,
+        "robot_type": format.robot_type,
+        "total_episodes": 0,
+        "total_frames": 0,
+        "total_tasks": 0,
+        "chunks_size": fmt.FILES_PER_CHUNK,
+        "data_files_size_in_mb": format.file_size_mb,
+        "video_files_size_in_mb": format.file_size_mb,
+        "fps": format.fps,
+        "splits": {},
+        "data_path": fmt.DATA,
+        "video_path": fmt.VIDEO if any(column.kind == "video" for column in format.columns) else None,
+        "features": fmt.feature_entries(format.columns, format.axes, format.fps),
+    }
+    return Recording(info, {}, {}, (), (), {})
+
+
+def check_format(folder: Path, format: Format) -> None:
+    """Raise unless episodes can be appended to ``folder``, also once a change that was cut off is finished.
+
+    Nothing is written, and nothing but what the folder says of its format is read.
+
+    Raises:
+        ValueError: it is kept in another way than ``format`` says, is no recording of an ``EpisodeWriter``, or has a
+            file that leads out of it.
+    """
+    staged = pending(folder, may_have)
+    names = {name: f"{STAGING}/{name}" if inside(folder, f"{STAGING}/{name}").exists() else name for name in staged}
+    ours, info = names.get(fmt.OURS, fmt.OURS), names.get(fmt.INFO, fmt.INFO)
+    if not inside(folder, ours).exists():
+        if not inside(folder, info).exists():
+            return  # nothing is there yet
+        raise ValueError(f"{folder} is no recording of ejax's: there is no {fmt.OURS}; record into a new folder")
+    files, there = KeptFiles(folder), {}
+    for name in (info, ours):
+        with open_inside(folder, name) if name.startswith(STAGING) else files.open(name) as file:
+            there[name] = parse_json(file.read(), folder / name)
+    check_ours(there[ours], check_info(there[info], folder / info), folder / ours)
+    _check_alike(folder, there[info], there[ours], format)
+
+
+def load_recording(folder: Path, format: Format) -> Recording:
+    """What is in ``folder``, which ``check_format`` has found to be kept as ``format`` says.
+
+    Raises:
+        ValueError: files that are damaged, or do not go together.
+    """
+    files = KeptFiles(folder)
+    files.check(fmt.OURS)
+    info = json.loads(files.read(fmt.INFO))
+    wanted = new_recording(format).info
+    info |= {name: wanted[name] for name in ("data_files_size_in_mb", "video_files_size_in_mb")}
+    digests = _digests_of(folder) if files.digests is None else files.digests
+    if not info["total_episodes"]:
+        return Recording(info, {}, {}, (), (), digests)
+    rows = load_rows(files, info["total_episodes"], format.columns, list(format.spec.episode))
+    last = _load_last_rows(files, format)
+    counts = (info.get("total_frames"), last[-1]["episode_index"] + 1)
+    if counts != (sum(row["length"] for row in rows), len(rows)):
+        raise ValueError(f"{folder} has other counts in {fmt.INFO} than in meta/episodes; restore it from a copy")
+    seeds = tuple(row.get("ejax/seed", -1) for row in rows)
+    return Recording(info, _load_tasks(files), _load_stats(files, format), last, seeds, digests)
+
+
+def _check_alike(folder: Path, info: Mapping[str, Any], ours: Mapping[str, Any], format: Format) -> None:
+    wanted = json.loads(to_json(new_recording(format).info)) | {"ejax": json.loads(to_json(format.ours()))}
+    there = {**info, "ejax": ours}
+    for name in ("codebase_version", "robot_type", "fps", "features", "ejax", "data_path", "video_path"):
+        if there.get(name) != wanted[name]:
+            where, has, needs = _first_difference(name, there.get(name), wanted[name])
+            raise ValueError(
+                f"{folder} has {where} {has}, the writer {needs}; make the writer alike, or record into a new folder"
+            )
+
+
+def _first_difference(where: str, there: Any, wanted: Any) -> tuple[str, str, str]:
+    """Where two trees that differ first do, and what each has there, shortened."""
+    if isinstance(there, dict) and isinstance(wanted, dict):
+        if there.keys() != wanted.keys():
+            return where, shown(list(there), 200), shown(list(wanted), 200)
+        name = next(name for name in there if there[name] != wanted[name])
+        return _first_difference(f"{where}.{name}", there[name], wanted[name])
+    return where, shown(there, 200), shown(wanted, 200)
+
+
+def _load_tasks(files: KeptFiles) -> dict[str, int]:
+    table = read_parquet(files, fmt.TASKS, ("task", "task_index"))
+    tasks = dict(zip(table["task"].to_pylist(), table["task_index"].to_pylist(), strict=True))
+    if list(tasks.values()) != list(range(len(table))) or not all(isinstance(task, str) for task in tasks):
+        raise ValueError(
+            f"{files.folder / fmt.TASKS} must number the instructions from 0 on, each once; restore it from a copy"
+        )
+    return tasks
+
+
+def _load_stats(files: KeptFiles, format: Format) -> dict[str, Stats]:
+    """Of all features that have statistics."""
+    where = files.folder / fmt.STATS_FILE
+    read = parse_json(files.read(fmt.STATS_FILE), where)
+    stats = {}
+    for feature, rank in fmt.stats_ranks(format.columns).items():
+        try:
+            stats[feature] = {name: np.array(read[feature][name]) for name in STATS}
+            whole = all(values.dtype.kind in "iuf" for values in stats[feature].values())
+        except (KeyError, TypeError, ValueError):
+            whole = False
+        if not whole or any(stats[feature][name].ndim != (1 if name == "count" else rank) for name in STATS):
+            raise ValueError(
+                f"{where} lacks statistics of '{feature}', or has no numbers there; restore it from a copy"
+            )
+    return stats
+
+
+def _load_last_rows(files: KeptFiles, format: Format) -> tuple[Mapping[str, Any], ...]:
+    name = row_files(files)[-1]
+    table = read_parquet(files, name)
+    wanted = fmt.episodes_schema(format.columns, format.spec)
+    if not table.schema.equals(wanted):
+        raise ValueError(f"{files.folder / name} has other columns than the writer's; record into a new folder")
+    return tuple(table.to_pylist())
+
+
+def _digests_of(folder: Path) -> Digests:
+    """Of a recording that has none yet: from here on, damage is noticed."""
+    made = {}
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if may_have(name) and name != DIGESTS:
+            with open_inside(folder, name) as file:
+                made[name] = (sha256(file),)
+    return made
+
+
+def to_json(tree: Any) -> bytes:
+    """As it is kept in files; numbers are finite."""
+    return json.dumps(tree, indent=2, allow_nan=False).encode()

@@ -1,0 +1,207 @@
+"""Keeping episodes as a LeRobot v3.0 dataset, which grows by whole episodes and is readable after each.
+
+Every episode is one change of all files that it touches (``ejax.data.lerobot.commit``): when ``append`` returns, the
+episode is on the disk; until then the folder is as it was. Parquet and MP4 files cannot grow in place, so the last file
+of each kind is written anew with the episode at its end. That is why files are smaller here than LeRobot's: an episode
+costs the writing of half of ``file_size_mb`` on average.
+"""
+
+import fcntl
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+import ejax.data.lerobot.format as fmt
+from ejax.data.lerobot.commit import Staged, is_unfinished, recover
+from ejax.data.lerobot.format import Images, make_columns
+from ejax.data.lerobot.inside import inside
+from ejax.data.lerobot.recording import Format, Recording, check_format, load_recording, new_recording
+from ejax.data.lerobot.schema import may_have
+from ejax.data.lerobot.stage import stage_episode, stage_start
+from ejax.data.rows import check_episode, frame_numbers
+from ejax.data.task import Episode, EpisodeSpec
+
+_LONGEST = 2**31 - 1
+"""Frames of an episode: what a 32-bit offset can count."""
+
+
+class EpisodeWriter:
+    """Appends episodes to a folder. A context manager; only one at a time may have the folder.
+
+    Args:
+        folder: a new or an empty one; with ``append`` also one that an ``EpisodeWriter`` made before.
+        spec: the fields of the episodes. Frame fields of uint8 [H, W, 3] are images.
+        fps: frames per second, a whole number.
+        robot_type: for ``info.json``.
+        names: feature names by path, see ``lerobot_format.make_columns``; LeRobot's policies look for
+            ``observation.state``, ``observation.images.<camera>`` and ``action``.
+        axes: names of the entries of a field by path, for ``info.json``.
+        images: ``"video"`` or ``"png"``.
+        file_size_mb: from which size on, in MiB, the next file is begun.
+        append: go on with what is there. What a crash left is finished, or set aside under ``incomplete/`` with a
+            warning.
+
+    Raises:
+        FileExistsError: the folder has something in it and ``append`` is not given.
+        BlockingIOError: another writer has it.
+        ValueError: fields, rates or names that the format or what is in the folder does not allow; a folder with files
+            that are damaged, or lead out of it. Nothing was written then.
+    """
+
+    def __init__(
+        self,
+        folder: Path | str,
+        spec: EpisodeSpec,
+        *,
+        fps: int,
+        robot_type: str | None = None,
+        names: Mapping[str, str] | None = None,
+        axes: Mapping[str, Sequence[str]] | None = None,
+        images: Images = "video",
+        file_size_mb: float = 16.0,
+        append: bool = False,
+    ) -> None:
+        if isinstance(fps, bool) or not isinstance(fps, int) or fps < 1:
+            raise ValueError(f"fps must be a whole number of at least 1, got {fps!r}")
+        if not (math.isfinite(file_size_mb) and file_size_mb > 0):
+            raise ValueError(f"file_size_mb must be finite and above 0, got {file_size_mb}")
+        self.folder = Path(folder)
+        self.set_aside: Path | None = None
+        """Where the files of an episode lie that a crash cut off."""
+        columns = tuple(make_columns(spec, names or {}, images))
+        self._format = Format(spec, columns, fps, robot_type, axes or {}, file_size_mb)
+        self._broken = False
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._lock: IO[bytes] | None = _lock(self.folder)
+        try:
+            self._recording = self._open(append)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def num_episodes(self) -> int:
+        return int(self._recording.info["total_episodes"])
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """Of all episodes, in their order; -1 where it is unknown."""
+        return self._recording.seeds
+
+    def append(self, episode: Episode, instruction: str, *, seed: int = -1) -> int:
+        """Keep an episode. When this returns, it is on the disk.
+
+        Args:
+            instruction: what it demonstrates, in words: LeRobot's "task".
+            seed: what it was made from; -1: unknown.
+
+        Returns:
+            Its index.
+
+        Raises:
+            ValueError: an episode that is not complete or no success, does not fit the spec, or has a number that is
+                not finite. Nothing was written; the writer may be used on.
+            OSError: it could not be written, e.g. because the disk is full. The message names the folder; the episodes
+                before are as they were.
+            RuntimeError: the writer is closed; or an earlier error came so late that the folder must be opened again.
+        """
+        if self._lock is None or self._broken:
+            raise RuntimeError(
+                f"the writer of {self.folder} is closed, or an error left its last change half in place; make a new "
+                f"one with append=True"
+            )
+        frames, fields = self._check(episode)
+        staged = Staged(self.folder)
+        try:
+            with staged:
+                recording = stage_episode(
+                    staged, self._recording, self._format, frames, fields, instruction, seed, episode.terminated
+                )
+        except BaseException as error:
+            self._broken = is_unfinished(self.folder)
+            if isinstance(error, OSError):
+                raise self._explained(error, staged.committed) from error
+            raise
+        self._recording = recording
+        return self.num_episodes - 1
+
+    def close(self) -> None:
+        """Let others have the folder. Everything is on the disk already."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _open(self, append: bool) -> Recording:
+        there = sorted(path.name for path in self.folder.iterdir() if path.name != _LOCK)
+        if there and not append:
+            raise FileExistsError(
+                f"{self.folder} is not empty, it has {', '.join(there[:5])}; give append=True to go on with it, or a "
+                f"new folder"
+            )
+        check_format(self.folder, self._format)
+        self.set_aside = recover(self.folder, may_have)
+        if self.set_aside is not None:
+            warnings.warn(
+                f"{self.folder}: a recording was cut off while it wrote an episode, which is lost; its files are set "
+                f"aside in {self.set_aside}. The episodes before are complete",
+                stacklevel=3,
+            )
+        if (self.folder / fmt.OURS).exists():
+            return load_recording(self.folder, self._format)
+        with Staged(self.folder) as staged:
+            digests = stage_start(staged, self._format)
+        return replace(new_recording(self._format), digests=digests)
+
+    def _check(self, episode: Episode) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
+        """Frame fields [T, ...] with the buffer's own, and fields of the episode."""
+        if not (episode.complete and episode.success):
+            raise ValueError("an episode that is not complete, or no success, is not kept; make it a Failure")
+        frames, fields = check_episode(episode, self._format.spec, _LONGEST)
+        for path, values in (frames | fields).items():
+            if values.dtype.kind == "f" and not np.isfinite(values).all():
+                where = np.argwhere(~np.isfinite(values))[0].tolist()
+                raise ValueError(
+                    f"field '{path}' is {values[tuple(where)]} at {where}; an episode has finite numbers only"
+                )
+        return frames | frame_numbers(episode, len(next(iter(frames.values())))), fields
+
+    def _explained(self, error: OSError, committed: bool) -> OSError:
+        what = f"episode {self.num_episodes} could not be {'put in place' if committed else 'kept'} in {self.folder}"
+        then = (
+            "a new writer with append=True puts it there"
+            if committed
+            else f"the {self.num_episodes} before it are complete. Make room, then go on with append=True"
+        )
+        return OSError(error.errno, f"{what}: {error.strerror or error}; {then}")
+
+
+_LOCK = ".lock"
+
+
+def _lock(folder: Path) -> IO[bytes]:
+    """The system takes the lock back when the process ends, however it ends."""
+    inside(folder, _LOCK)
+    file = (folder / _LOCK).open("ab")  # and never "wb": what somebody else named so is not ours to empty
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        file.close()
+        raise BlockingIOError(
+            error.errno, f"{folder} is being written to by another EpisodeWriter; close that first"
+        ) from error
+    return file

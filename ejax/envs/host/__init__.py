@@ -1,0 +1,1 @@
+"""Environments outside the compiled program: bounded calls, checked rows, pure environments among them."""

@@ -1,0 +1,160 @@
+"""The one place from which environments outside JAX are called.
+
+Whatever an environment raises is that environment's error. ``SystemExit`` would otherwise end a training with the exit
+code that it carries, 0 among them. Which call each thread is at, and since when, is on record, so that a watchdog
+(``ejax.training.watchdog``) can cut off what does not return.
+"""
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_LONGEST = 500
+"""Characters of an environment's own text that a message holds."""
+
+
+class HostEnvError(RuntimeError):
+    """A host environment failed, more often than allowed; the message names it and the step."""
+
+
+class EnvExit(HostEnvError):
+    """An environment raised what would have ended the process, or unwound it, without a word."""
+
+    def __init__(self, name: str, what: str, error: BaseException) -> None:
+        self.raised = f"{described(error)}, which ends a process and must not leave an environment"
+        super().__init__(f"env '{name}' raised {self.raised}; it was in {what}")
+
+
+class EnvOverdue(HostEnvError):
+    """A call into an environment was cut off: it took too long."""
+
+
+class CutOff(BaseException):
+    """Raised by the watchdog inside the environment, whose ``except Exception`` does not hold it; outside it becomes
+    ``EnvOverdue``."""
+
+
+class EnvAbandoned(BaseException):
+    """Raised by the watchdog inside the environment: the user asked the run to stop, and the call did not return.
+
+    No error, but the end of the run, as ``KeyboardInterrupt`` is.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call under way."""
+
+    name: str
+    """Of the environment."""
+    what: str
+    """make, reset, step, get_state, set_state or close."""
+    since: float
+    """``time.monotonic()``."""
+
+
+_UNDER_WAY: dict[int, Call | tuple[threading.Thread, ...]] = {}
+"""By thread: the call that it is at, or the threads that it waits for."""
+
+
+def call_env(name: str, what: str, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """``function(*args, **kwargs)``, on record as ``what`` of the environment ``name``.
+
+    Raises:
+        Exception: the environment's own.
+        EnvExit: anything else that the environment raised, but for the user's Ctrl-C, which passes.
+        EnvOverdue, EnvAbandoned: cut off by the watchdog.
+    """
+    thread = threading.get_ident()
+    outer = _UNDER_WAY.get(thread)
+    _UNDER_WAY[thread] = Call(name, what, time.monotonic())
+    try:
+        return function(*args, **kwargs)
+    except (Exception, EnvAbandoned):
+        raise
+    except CutOff as cut:
+        raise EnvOverdue(str(cut)) from cut
+    except BaseException as error:
+        if _is_the_users(error):
+            raise
+        raise EnvExit(name, what, error) from error
+    finally:
+        if outer is None:
+            del _UNDER_WAY[thread]
+        else:
+            _UNDER_WAY[thread] = outer
+
+
+@contextmanager
+def waiting_for(threads: Sequence[threading.Thread]) -> Iterator[None]:
+    """What these threads are at counts as what this one is at.
+
+    Raises:
+        EnvOverdue, EnvAbandoned: cut off. The threads go on.
+    """
+    thread = threading.get_ident()
+    _UNDER_WAY[thread] = tuple(threads)
+    try:
+        yield
+    except CutOff as cut:
+        raise EnvOverdue(str(cut)) from cut
+    finally:
+        del _UNDER_WAY[thread]
+
+
+def under_way(thread: int) -> Call | None:
+    """The call that a thread is at; the oldest one, where it waits for others."""
+    entry = _UNDER_WAY.get(thread)
+    if not isinstance(entry, tuple):
+        return entry
+    calls = [_UNDER_WAY.get(each.ident or 0) for each in entry]
+    return min((call for call in calls if isinstance(call, Call)), key=lambda call: call.since, default=None)
+
+
+@contextmanager
+def exits_are_errors(name: str) -> Iterator[None]:
+    """For code of the config's that is not called by ``call_env``: pure environments while they are traced, functors,
+    policies.
+
+    Args:
+        name: of the environment, which is the likeliest.
+
+    Raises:
+        EnvExit: instead of ``SystemExit`` and ``GeneratorExit``.
+    """
+    try:
+        yield
+    except (SystemExit, GeneratorExit) as error:
+        raise EnvExit(name, "code that the config names", error) from error
+
+
+def described(error: BaseException) -> str:
+    """``repr(error)``, short, and even where that fails itself."""
+    if isinstance(error, EnvExit):
+        return error.raised
+    if isinstance(error, EnvOverdue):
+        return str(error)
+    try:
+        text = repr(error)
+    except BaseException:  # of the environment too
+        text = f"{type(error).__name__}(…)"
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}… ({len(text)} characters)"
+
+
+def _is_the_users(error: BaseException) -> bool:
+    """A ``KeyboardInterrupt`` that a signal's handler raised: Python's own, which has no frame, or ejax's."""
+    if not isinstance(error, KeyboardInterrupt) or threading.current_thread() is not threading.main_thread():
+        return False
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        return True
+    frame, traceback = None, error.__traceback__
+    while traceback is not None:
+        frame, traceback = traceback.tb_frame, traceback.tb_next
+    return frame is not None and frame.f_globals.get("__name__") == "ejax.training.interrupt"

@@ -1,0 +1,296 @@
+"""A host environment whose failures cost an episode instead of a training, up to a stated number.
+
+A row that gives a NaN or an infinity is quarantined: its step is no transition (``info["valid"]`` False), its episode
+is over, a new one starts, and what led there is written as a file that ``python -m ejax.replay`` plays again. An
+environment that raises can be made anew, with all of its rows over.
+"""
+
+import json
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import IO, Any
+
+import jax
+import numpy as np
+from numpy.typing import NDArray
+
+from ejax.envs.host.calls import HostEnvError, call_env, described
+from ejax.finite import finite_rows
+from ejax.types import HostEnv, HostTimestep, PyTree, ReportingHostEnv
+
+_MOST_ACTIONS = 10_000
+"""Steps of an episode that a replay file can hold."""
+_RESET_ATTEMPTS = 3
+
+
+class GuardedEnv:
+    """
+    Args:
+        env: is owned, and closed, by this object.
+        make: makes it anew after it raised.
+        recipe: what ``make`` was made from, ``{"id": …, "cfg": …}``: part of a replay file.
+        folder: where replay files go.
+        max_quarantined: rows that may be quarantined. max_restarts: times that ``make`` may be called again.
+
+    Raises:
+        HostEnvError: from ``reset`` and ``step``, once a number is used up.
+    """
+
+    def __init__(
+        self,
+        env: HostEnv,
+        make: Callable[[], HostEnv],
+        *,
+        recipe: Mapping[str, Any],
+        folder: Path,
+        max_quarantined: int = 100,
+        max_restarts: int = 0,
+    ) -> None:
+        self._make, self._recipe, self._folder = make, dict(recipe), folder
+        self._max_quarantined, self._max_restarts = max_quarantined, max_restarts
+        self._env = env
+        self.name = str(recipe["id"])
+        self.num_steps = self.num_quarantined = self.num_restarts = 0
+        self._actions: list[NDArray[Any]] = []
+        self._began = np.zeros(self.num_envs, np.int64)
+        """Index in ``_actions`` where each row's episode began; negative: longer ago than is kept."""
+        self._info: dict[str, Any] = {}
+        """Of the last step."""
+        self._obs: PyTree = None
+        self._reports: deque[str] = deque()
+        """Added to in the thread that steps, taken by another."""
+
+    @property
+    def inner(self) -> HostEnv:
+        return self._env
+
+    @property
+    def num_envs(self) -> int:
+        return self._env.num_envs
+
+    @property
+    def observation_space(self) -> Any:
+        return self._env.observation_space
+
+    @property
+    def action_space(self) -> Any:
+        return self._env.action_space
+
+    @property
+    def max_episode_steps(self) -> int:
+        return self._env.max_episode_steps
+
+    @property
+    def seeds_rows(self) -> bool:
+        return self._env.seeds_rows
+
+    @property
+    def row_seed(self) -> NDArray[np.uint32]:
+        return self._env.row_seed
+
+    def reset(self, seed: NDArray[np.uint32], rows: NDArray[np.bool_] | None = None) -> PyTree:
+        obs = self._reset_inner(seed, rows)
+        chosen = np.ones(self.num_envs, bool) if rows is None else rows
+        self._began = np.where(chosen, len(self._actions), self._began)
+        self._keep(self._finite_start(obs, chosen))
+        return self._obs
+
+    def adopt(self, obs: PyTree) -> None:
+        """Go on with episodes that began elsewhere: after ``set_state`` of the environment inside."""
+        self._began = np.full(self.num_envs, -1)
+        self._keep(obs)
+
+    def step(self, action: NDArray[Any]) -> HostTimestep:
+        self.num_steps += 1
+        before, seed = self._obs, self.row_seed.copy()
+        self._remember(action)
+        try:
+            timestep = call_env(self.name, "step", self._env.step, action)
+        except Exception as error:
+            return self._start_anew(error, before)
+        valid = timestep.info.get("valid", np.ones(self.num_envs, bool))
+        broken = ~finite_rows(timestep.final_obs, timestep.reward, numpy=np) & valid
+        done = timestep.terminated | timestep.truncated
+        obs, final_obs = timestep.obs, timestep.final_obs
+        if broken.any():
+            self._quarantine(broken, seed, timestep)
+            forced = broken & ~(done & finite_rows(obs, numpy=np))
+            if forced.any():
+                obs = self._reset_inner(_new_seeds(seed, self.num_steps), forced)
+            final_obs = _replace_rows(broken, before, final_obs)
+            timestep = replace(
+                timestep,
+                reward=np.where(broken, 0.0, timestep.reward).astype(np.float32),
+                terminated=timestep.terminated & ~broken,
+                truncated=timestep.truncated | broken,
+                info=_zero_where(broken, timestep.info),
+            )
+        started = done | broken | ~valid
+        if started.any():
+            obs = self._finite_start(obs, started)
+            final_obs = _replace_rows(~valid, obs, final_obs)
+        self._began = np.where(started, len(self._actions), self._began)
+        self._info = {**timestep.info, "valid": valid & ~broken, "nonfinite": broken}
+        self._keep(obs)
+        return replace(timestep, obs=self._obs, final_obs=final_obs, info=self._info)
+
+    def reports(self) -> list[str]:
+        """What there is to tell since the last call."""
+        of_env = self._env.reports() if isinstance(self._env, ReportingHostEnv) else []
+        return of_env + [self._reports.popleft() for _ in range(len(self._reports))]
+
+    def close(self) -> None:
+        """
+        Raises:
+            HostEnvError: it raised, or did not return in time.
+        """
+        try:
+            call_env(self.name, "close", self._env.close)
+        except HostEnvError:
+            raise
+        except Exception as error:
+            raise HostEnvError(f"env '{self.name}' failed to close: {described(error)}") from error
+
+    def _keep(self, obs: PyTree) -> None:
+        """A copy: an environment may write the next observation over this one."""
+        self._obs = jax.tree.map(np.array, obs)
+
+    def _reset_inner(self, seed: NDArray[np.uint32], rows: NDArray[np.bool_] | None) -> PyTree:
+        try:
+            return call_env(self.name, "reset", self._env.reset, seed, rows)
+        except Exception as error:
+            raise HostEnvError(
+                f"env '{self.name}' failed to reset after {self.num_steps} steps: {described(error)}"
+            ) from error
+
+    def _remember(self, action: NDArray[Any]) -> None:
+        if len(self._actions) >= 2 * _MOST_ACTIONS:
+            drop = len(self._actions) - _MOST_ACTIONS
+            del self._actions[:drop]
+            self._began -= drop
+        self._actions.append(np.array(action))
+
+    def _quarantine(self, broken: NDArray[np.bool_], seed: NDArray[np.uint32], timestep: HostTimestep) -> None:
+        """Write a replay file for each broken row.
+
+        Raises:
+            HostEnvError: more rows than allowed.
+        """
+        self._folder.mkdir(parents=True, exist_ok=True)
+        for row in np.flatnonzero(broken):
+            self.num_quarantined += 1
+            began = int(self._began[row])
+            facts = {
+                "recipe": self._recipe,
+                "seed": int(seed[row]),
+                "seeded": self.seeds_rows,
+                "complete": began >= 0,
+                "step": self.num_steps,
+                "row": int(row),
+                "reward": float(timestep.reward[row]),
+            }
+            actions = np.stack([each[row] for each in self._actions[max(began, 0) :]])
+            last = {f"obs/{i}": np.asarray(leaf)[row] for i, leaf in enumerate(jax.tree.leaves(self._obs))}
+            broke = {f"final_obs/{i}": leaf[row] for i, leaf in enumerate(jax.tree.leaves(timestep.final_obs))}
+            with _new_file(self._folder, f"step{self.num_steps}_row{row}") as file:
+                np.savez_compressed(file, facts=json.dumps(facts), actions=actions, **last, **broke)
+                path = file.name
+            self._reports.append(
+                f"quarantined row {row} of env '{self.name}' at its step {self.num_steps}: not finite; "
+                + (_why_not_again(facts, path) or f"play it again with python -m ejax.replay {path}")
+            )
+        if self.num_quarantined > self._max_quarantined:
+            raise HostEnvError(
+                f"env '{self.name}' gave values that are not finite in {self.num_quarantined} episodes, allowed are "
+                f"{self._max_quarantined} (trainer.collector.max_quarantined); the last one: {path}"
+            )
+
+    def _start_anew(self, error: Exception, before: PyTree) -> HostTimestep:
+        """After an exception: a new environment, all rows over."""
+        where = f"env '{self.name}' raised at its step {self.num_steps} ({self.num_envs} rows)"
+        if self.num_restarts >= self._max_restarts or not self._info:  # after no step at all it would fail again
+            raise HostEnvError(
+                f"{where}: {described(error)}. It may be made anew {self._max_restarts} times "
+                "(trainer.collector.max_env_restarts)"
+            ) from error
+        self.num_restarts += 1
+        raised = described(error)
+        self._reports.append(f"{where}: {raised}; made anew, {self.num_restarts} of {self._max_restarts} times")
+        with suppress(Exception):  # it is broken: how it closes says nothing new
+            call_env(self.name, "close", self._env.close)
+        try:
+            self._env = call_env(self.name, "make", self._make)
+        except Exception as again:
+            raise HostEnvError(f"{where}: {raised}; making it anew failed: {described(again)}") from again
+        obs = self.reset(_new_seeds(np.arange(self.num_envs, dtype=np.uint32), self.num_steps))
+        nothing = np.zeros(self.num_envs, bool)
+        return HostTimestep(
+            obs=obs,
+            reward=np.zeros(self.num_envs, np.float32),
+            terminated=nothing,
+            truncated=~nothing,
+            info=_zero_where(~nothing, self._info) | {"valid": nothing},
+            final_obs=before,
+        )
+
+    def _finite_start(self, obs: PyTree, rows: NDArray[np.bool_]) -> PyTree:
+        """Reset rows again whose first observation is not finite.
+
+        Raises:
+            HostEnvError: they stay so.
+        """
+        for attempt in range(_RESET_ATTEMPTS + 1):
+            broken = rows & ~finite_rows(obs, numpy=np)
+            if not broken.any():
+                return obs
+            if attempt == _RESET_ATTEMPTS:
+                break
+            obs = self._reset_inner(_new_seeds(self.row_seed, self.num_steps + attempt), broken)
+        raise HostEnvError(
+            f"env '{self.name}' starts with observations that are not finite, {_RESET_ATTEMPTS} times in a row, "
+            f"rows {np.flatnonzero(broken).tolist()}, after {self.num_steps} steps"
+        )
+
+
+def _replace_rows(rows: NDArray[np.bool_], new: PyTree, old: PyTree) -> PyTree:
+    def choose(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
+        return np.where(rows.reshape(-1, *[1] * (np.ndim(b) - 1)), a, b)
+
+    return jax.tree.map(choose, new, old)
+
+
+def _why_not_again(facts: Mapping[str, Any], path: str) -> str | None:
+    """What ``ejax.replay`` could not do with this file, or None."""
+    if not facts["seeded"]:
+        return f"what led there is in {path}, but cannot be played again: the environment does not seed rows one by one"
+    if not facts["complete"]:
+        return f"what led there is in {path}, but cannot be played again: the episode began before what it holds"
+    return None
+
+
+def _new_file(folder: Path, stem: str) -> IO[bytes]:
+    """``<stem>.npz``, or ``<stem>_2.npz`` and so on where other groups or earlier runs were there first."""
+    number, name = 1, f"{stem}.npz"
+    while True:
+        try:
+            return (folder / name).open("xb")
+        except FileExistsError:
+            number += 1
+            name = f"{stem}_{number}.npz"
+
+
+def _zero_where(rows: NDArray[np.bool_], info: dict[str, Any]) -> dict[str, Any]:
+    """``info`` with zeros in these rows."""
+
+    def zero(x: NDArray[Any]) -> NDArray[Any]:
+        return np.where(rows.reshape(-1, *[1] * (np.ndim(x) - 1)), np.zeros((), np.asarray(x).dtype), x)
+
+    return jax.tree.map(zero, info)
+
+
+def _new_seeds(seed: NDArray[np.uint32], count: int) -> NDArray[np.uint32]:
+    """Other seeds, that follow from these and a number."""
+    return np.random.SeedSequence([*seed.tolist(), count]).generate_state(len(seed)).astype(np.uint32)

@@ -1,0 +1,118 @@
+"""Event functors: f(world, key, **params) -> the state after it. One environment at a time: it disturbs no other."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ejax.envs.manager.functors.observations import Entity
+from ejax.envs.manager.world import World, WorldState, initial_pose
+from ejax.envs.mujoco.rotations import make_pose, matrix_from_euler
+from ejax.types import Array, Key
+
+Range = Sequence[Sequence[float]]
+"""[lowest, highest]"""
+
+
+def randomize_rigid_object_pose(
+    world: World,
+    key: Key,
+    entity_cfg: Entity,
+    position_range: Range | None = None,
+    rotation_range: Range | None = None,
+    relative_position: bool = True,
+    relative_rotation: bool = False,
+    physics_update_step: int = -1,
+) -> WorldState:
+    """Put an object at a uniformly drawn pose, at rest.
+
+    Args:
+        position_range: m, added to the initial position, or absolute.
+        rotation_range: Euler angles in degrees; alone, or turned from the initial rotation.
+        physics_update_step: physics steps that follow, of this environment alone. Differs from EmbodiChain, where they
+            move all environments, and where the velocities of all are set to zero.
+
+    Raises:
+        ValueError: no such object.
+    """
+    uid = entity_cfg["uid"]
+    start = initial_pose(world.find_object(uid))
+    pose = _draw(key, start, position_range, rotation_range, relative_position, relative_rotation)
+    state = world.with_object_pose(uid, pose)
+    if physics_update_step > 0:
+        return replace(world, state=state).advance(physics_update_step)
+    return state
+
+
+def randomize_target_pose(
+    world: World,
+    key: Key,
+    position_range: Range,
+    rotation_range: Range | None = None,
+    relative_position: bool = False,
+    relative_rotation: bool = False,
+    reference_entity_cfg: Entity | None = None,
+    store_key: str = "target_pose",
+) -> WorldState:
+    """Store a uniformly drawn pose under ``store_key``: absolute, or relative to an object's pose, or to the origin.
+
+    A pose whose position is relative also has the object's orientation, unless ``rotation_range`` draws one.
+    """
+    reference = jnp.eye(4)
+    if reference_entity_cfg is not None and (relative_position or relative_rotation):
+        reference = world.object_pose(reference_entity_cfg["uid"])
+    pose = _draw(key, reference, position_range, rotation_range, relative_position, relative_rotation)
+    return world.with_pose(store_key, pose)
+
+
+def randomize_robot_qpos(
+    world: World,
+    key: Key,
+    entity_cfg: Entity | None = None,
+    qpos_range: Range | None = None,
+    relative_qpos: bool = True,
+    joint_ids: Sequence[int] | None = None,
+) -> WorldState:
+    """Put joints at uniformly drawn positions, at rest: added to the present ones, or absolute.
+
+    Raises:
+        ValueError: a range that does not have a number for each joint.
+    """
+    if qpos_range is None:
+        return world.state
+    joints = tuple(range(len(world.scene.joints)) if joint_ids is None else joint_ids)
+    low, high = (jnp.array(bound, jnp.float32) for bound in qpos_range)
+    if low.shape != (len(joints),) or high.shape != (len(joints),):
+        raise ValueError(f"qpos_range has {low.size} and {high.size} numbers, but moves {len(joints)} joints")
+    drawn = jax.random.uniform(key, (len(joints),), minval=low, maxval=high)
+    return world.with_qpos(joints, drawn + world.state.physics.qpos[jnp.array(joints)] if relative_qpos else drawn)
+
+
+def _draw(
+    key: Key,
+    reference: Array,
+    position_range: Range | None,
+    rotation_range: Range | None,
+    relative_position: bool,
+    relative_rotation: bool,
+) -> Array:
+    """[4, 4]: the reference pose, with position and rotation drawn where there is a range."""
+    key_position, key_rotation = jax.random.split(key)
+    position, rotation = reference[:3, 3], reference[:3, :3]
+    if position_range:
+        drawn = _uniform(key_position, position_range)
+        position = position + drawn if relative_position else drawn
+    if rotation_range:
+        drawn = matrix_from_euler(jnp.radians(_uniform(key_rotation, rotation_range)))
+        rotation = rotation @ drawn if relative_rotation else drawn
+    return make_pose(position, rotation)
+
+
+def _uniform(key: Key, bounds: Range) -> Array:
+    """[3]"""
+    if np.shape(bounds) != (2, 3):
+        raise ValueError(f"a range is two lists of three numbers, got {bounds}")
+    low, high = (jnp.array(bound, jnp.float32) for bound in bounds)
+    return jax.random.uniform(key, (3,), minval=low, maxval=high)

@@ -1,0 +1,81 @@
+"""Observation functors.
+
+``add``: f(world, obs, **params) -> array, with ``obs`` the nested observation so far. ``modify``: f(world, data,
+**params) -> array, with ``data`` what stands in its place so far.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+
+from ejax.envs.manager.world import World
+from ejax.envs.mujoco.rotations import quaternion_from_matrix
+from ejax.types import Array
+
+Entity = Mapping[str, Any]
+"""``{"uid": name}``"""
+
+
+def normalize_robot_joint_data(
+    world: World,
+    data: Array,
+    joint_ids: Sequence[int] | None = None,
+    limit: str = "qpos_limits",
+    range: Sequence[float] = (0.0, 1.0),
+    control_parts: Sequence[str] | None = None,
+) -> Array:
+    """(x − lo)/(hi − lo)·(r₁ − r₀) + r₀ in the selected columns.
+
+    Columns are those of the observation: the active joints. EmbodiChain's ``joint_ids`` are the same.
+
+    Raises:
+        ValueError: no or two selections, columns that are not there, or limits other than those of positions.
+    """
+    if (joint_ids is None) == (control_parts is None):
+        raise ValueError("give either joint_ids or control_parts")
+    if limit != "qpos_limits":
+        raise ValueError(f"limit '{limit}' is not known; ejax's robots have qpos_limits")
+    if control_parts is not None:
+        selected = {joint for part in control_parts for joint in world.scene.part(part)}
+        joint_ids = [column for column, joint in enumerate(world.active) if joint in selected]
+    if any(type(i) is not int for i in joint_ids or ()):
+        raise ValueError(f"joint_ids must be a list of integers, got {joint_ids!r}")
+    outside = [i for i in joint_ids or () if not 0 <= i < len(world.active)]
+    if outside:
+        raise ValueError(f"joint_ids {outside} are not there: {len(world.active)} joints are observed")
+    ids = jnp.array(tuple(joint_ids or ()), jnp.int32)
+    low, high = world.limits[ids].T
+    scaled = (data[ids] - low) / (high - low) * (range[1] - range[0]) + range[0]
+    return data.at[ids].set(scaled)
+
+
+def get_robot_eef_pose(
+    world: World, obs: Mapping[str, Any], part_name: str | None = None, position_only: bool = False
+) -> Array:
+    """[4, 4] or [3]: the tool centre point, m."""
+    pose = world.eef_pose(part_name)
+    return pose[:3, 3] if position_only else pose
+
+
+def get_rigid_object_pose(world: World, obs: Mapping[str, Any], entity_cfg: Entity, to_matrix: bool = True) -> Array:
+    """[4, 4], or [7]: x y z (m), qw qx qy qz. Zeros for an object that is not there."""
+    if not world.has_object(entity_cfg["uid"]):
+        return jnp.zeros((4, 4) if to_matrix else 7)
+    pose = world.object_pose(entity_cfg["uid"])
+    return pose if to_matrix else jnp.concatenate([pose[:3, 3], quaternion_from_matrix(pose[:3, :3])])
+
+
+def get_object_pose(world: World, obs: Mapping[str, Any], entity_cfg: Entity, to_matrix: bool = True) -> Array:
+    """As ``get_rigid_object_pose``, by its newer name."""
+    return get_rigid_object_pose(world, obs, entity_cfg, to_matrix)
+
+
+def get_rigid_object_velocity(world: World, obs: Mapping[str, Any], entity_cfg: Entity) -> Array:
+    """[6]: linear (m/s) and angular (rad/s) velocity. Zeros for an object that is not there."""
+    return world.object_velocity(entity_cfg["uid"]) if world.has_object(entity_cfg["uid"]) else jnp.zeros(6)
+
+
+def target_position(world: World, obs: Mapping[str, Any], target_pose_key: str = "goal_pose") -> Array:
+    """[3], m: where a virtual target is. Zeros where none is stored."""
+    return world.pose(target_pose_key)[:3, 3] if target_pose_key in world.state.poses else jnp.zeros(3)

@@ -1,0 +1,94 @@
+"""Names of functors: EmbodiChain's, those registered here, and ``package.module:function``."""
+
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar
+
+from ejax.envs.manager.functors import actions, events, observations, rewards
+from ejax.registry import did_you_mean
+from ejax.trust import import_trusted
+
+FunctorKind = Literal["observations", "rewards", "events", "actions"]
+"""The sections of a gym config's ``env``."""
+F = TypeVar("F", bound=Callable[..., Any])
+
+FUNCTORS: dict[FunctorKind, dict[str, Callable[..., Any]]] = {
+    "observations": {
+        "normalize_robot_joint_data": observations.normalize_robot_joint_data,
+        "get_robot_eef_pose": observations.get_robot_eef_pose,
+        "get_rigid_object_pose": observations.get_rigid_object_pose,
+        "get_object_pose": observations.get_object_pose,
+        "get_rigid_object_velocity": observations.get_rigid_object_velocity,
+        "target_position": observations.target_position,
+    },
+    "rewards": {
+        "reaching_behind_object": rewards.reaching_behind_object,
+        "distance_to_target": rewards.distance_to_target,
+        "incremental_distance_to_target": rewards.incremental_distance_to_target,
+        "distance_between_objects": rewards.distance_between_objects,
+        "orientation_alignment": rewards.orientation_alignment,
+        "action_smoothness_penalty": rewards.action_smoothness_penalty,
+        "success_reward": rewards.success_reward,
+        "joint_velocity_penalty": rewards.joint_velocity_penalty,
+        "joint_limit_penalty": rewards.joint_limit_penalty,
+    },
+    "events": {
+        "randomize_rigid_object_pose": events.randomize_rigid_object_pose,
+        "randomize_target_pose": events.randomize_target_pose,
+        "randomize_robot_qpos": events.randomize_robot_qpos,
+    },
+    "actions": {
+        "DeltaQposTerm": actions.delta_qpos,
+        "QposTerm": actions.qpos,
+        "QposDenormalizedTerm": actions.qpos_denormalized,
+        "QposNormalizedTerm": actions.qpos_normalized,
+        "EefPoseTerm": actions.eef_pose,
+        "QvelTerm": actions.qvel,
+        "QfTerm": actions.qf,
+        "RelativeJointPositionAction": actions.relative_joint_position,
+        "JointPositionAction": actions.joint_position,
+        "JointPositionToLimitsAction": actions.joint_position_to_limits,
+        "DefaultJointPositionAction": actions.default_joint_position,
+        "JointVelocityAction": actions.joint_velocity,
+        "JointEffortAction": actions.joint_effort,
+        "EefPoseAction": actions.eef_pose_action,
+    },
+}
+
+
+def register_functor(kind: FunctorKind, name: str, *, override: bool = False) -> Callable[[F], F]:
+    """Put a function of your own beside EmbodiChain's: ``@register_functor("rewards", "lift_height")``.
+
+    Raises:
+        ValueError: the name is taken.
+    """
+
+    def register(function: F) -> F:
+        if name in FUNCTORS[kind] and not override:
+            raise ValueError(f"{kind} functor '{name}' is registered already; pass override=True to replace it")
+        FUNCTORS[kind][name] = function
+        return function
+
+    return register
+
+
+def find_functor(kind: FunctorKind, name: str) -> Callable[..., Any]:
+    """The function of a name.
+
+    Raises:
+        ValueError: no such functor; the message lists the names and the nearest.
+        UntrustedCodeError: ``package.module:function`` that nobody named but a file (``ejax.trust``).
+        ImportError: ``package.module:function`` is not there.
+    """
+    if name in FUNCTORS[kind]:
+        return FUNCTORS[kind][name]
+    module_name, colon, attribute = name.partition(":")
+    if colon:
+        module = import_trusted(name)
+        if attribute not in vars(module):
+            raise ImportError(f"module '{module_name}' has no '{attribute}'{did_you_mean(attribute, vars(module))}")
+        return vars(module)[attribute]
+    elsewhere = next((other for other in FUNCTORS if name in FUNCTORS[other]), None)
+    hint = f"; it belongs under env.{elsewhere}" if elsewhere else did_you_mean(name, FUNCTORS[kind])
+    raise ValueError(
+        f"no {kind} functor '{name}'; there is {', '.join(FUNCTORS[kind])}, or package.module:function{hint}"
+    )

@@ -1,0 +1,175 @@
+"""Reward functors: f(world, obs, action, info, **params) -> float32 scalar, for the step that led to ``world``.
+
+``action``: [A], the policy's, as it gave it. ``info``: ``success`` and ``fail`` of the task, bool. Weights come later.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+
+from ejax.envs.manager.functors.observations import Entity
+from ejax.envs.manager.world import World
+from ejax.types import Array
+
+Info = Mapping[str, Any]
+Obs = Mapping[str, Any]
+
+
+def reaching_behind_object(
+    world: World,
+    obs: Obs,
+    action: Array,
+    info: Info,
+    object_cfg: Entity,
+    target_pose_key: str = "goal_pose",
+    behind_offset: float = 0.015,
+    height_offset: float = 0.015,
+    distance_scale: float = 5.0,
+    part_name: str | None = None,
+) -> Array:
+    """1 − tanh(scale·‖ee − (o − behind·û + (0, 0, height))‖) with û = (g − o)/(‖g − o‖ + 1e-6).
+
+    o, g, ee: the object, its goal and the tool, m.
+    """
+    there = world.object_pose(object_cfg["uid"])[:3, 3]
+    to_goal = world.pose(target_pose_key)[:3, 3] - there
+    direction = to_goal / (jnp.linalg.norm(to_goal) + 1e-6)
+    place = there - behind_offset * direction + jnp.array([0.0, 0.0, height_offset])
+    distance = jnp.linalg.norm(world.eef_pose(part_name)[:3, 3] - place)
+    return 1.0 - jnp.tanh(distance_scale * distance)
+
+
+def distance_to_target(
+    world: World,
+    obs: Obs,
+    action: Array,
+    info: Info,
+    source_entity_cfg: Entity,
+    target_pose_key: str = "target_pose",
+    exponential: bool = False,
+    sigma: float = 1.0,
+    use_xy_only: bool = False,
+) -> Array:
+    """exp(−d²/2σ²) if ``exponential``, else −d, m."""
+    distance = _target_distance(world, source_entity_cfg, target_pose_key, use_xy_only)
+    return _shape(distance, exponential, sigma)
+
+
+def incremental_distance_to_target(
+    world: World,
+    obs: Obs,
+    action: Array,
+    info: Info,
+    source_entity_cfg: Entity,
+    target_pose_key: str = "target_pose",
+    tanh_scale: float = 10.0,
+    positive_weight: float = 1.0,
+    negative_weight: float = 1.0,
+    use_xy_only: bool = False,
+) -> Array:
+    """w·tanh(scale·(d_prev − d)), w the positive weight where that is ≥ 0, else the negative one.
+
+    0 in an episode's first step. Differs from EmbodiChain, which remembers d_prev across episodes.
+    """
+    if world.before is None:
+        raise ValueError("incremental_distance_to_target needs the world before the step")
+    distances = [
+        _target_distance(each, source_entity_cfg, target_pose_key, use_xy_only) for each in (world.before, world)
+    ]
+    progress = jnp.tanh(tanh_scale * (distances[0] - distances[1]))
+    reward = jnp.where(progress >= 0.0, positive_weight, negative_weight) * progress
+    return jnp.where(world.state.episode_step > 1, reward, 0.0)
+
+
+def distance_between_objects(
+    world: World,
+    obs: Obs,
+    action: Array,
+    info: Info,
+    source_entity_cfg: Entity,
+    target_entity_cfg: Entity,
+    exponential: bool = False,
+    sigma: float = 1.0,
+) -> Array:
+    """exp(−d²/2σ²) if ``exponential``, else −d, m."""
+    source, target = (world.object_pose(each["uid"])[:3, 3] for each in (source_entity_cfg, target_entity_cfg))
+    return _shape(jnp.linalg.norm(source - target), exponential, sigma)
+
+
+def orientation_alignment(
+    world: World, obs: Obs, action: Array, info: Info, source_entity_cfg: Entity, target_entity_cfg: Entity
+) -> Array:
+    """(trace(R_source·R_targetᵀ) − 1)/2: the cosine of the angle between two objects' orientations."""
+    source, target = (world.object_pose(each["uid"])[:3, :3] for each in (source_entity_cfg, target_entity_cfg))
+    return (jnp.trace(source @ target.T) - 1.0) / 2.0
+
+
+def action_smoothness_penalty(world: World, obs: Obs, action: Array, info: Info) -> Array:
+    """−‖a − a_prev‖; 0 in an episode's first step.
+
+    Differs from EmbodiChain, which compares the joint target with the former action of the policy, and has 0 in
+    evaluation and at the start of each rollout.
+    """
+    if world.before is None:
+        raise ValueError("action_smoothness_penalty needs the world before the step")
+    change = jnp.linalg.norm(action - world.before.state.action)
+    return jnp.where(world.state.episode_step > 1, -change, 0.0)
+
+
+def success_reward(world: World, obs: Obs, action: Array, info: Info) -> Array:
+    """1 where the task succeeded, else 0; 0 where it says nothing of success."""
+    return jnp.where(jnp.asarray(info.get("success", False)), 1.0, 0.0)
+
+
+def joint_velocity_penalty(
+    world: World,
+    obs: Obs,
+    action: Array,
+    info: Info,
+    robot_uid: str = "robot",
+    joint_ids: Sequence[int] | None = None,
+    part_name: str | None = None,
+) -> Array:
+    """−‖q̇‖ of the joints given by index, by control part, or of all. There is one robot, whatever its uid."""
+    num_joints = len(world.scene.joints)
+    if joint_ids is not None:
+        return -jnp.linalg.norm(world.state.physics.qvel[_joint_ids(joint_ids, num_joints)])
+    if part_name is not None:
+        return -jnp.linalg.norm(world.part_qvel(part_name))
+    return -jnp.linalg.norm(world.state.physics.qvel[:num_joints])
+
+
+def joint_limit_penalty(
+    world: World,
+    obs: Obs,
+    action: Array,
+    info: Info,
+    robot_uid: str = "robot",
+    joint_ids: Sequence[int] | None = None,
+    margin: float = 0.1,
+) -> Array:
+    """−Σ max(0, margin − min(q̂, 1 − q̂)) with q̂ the position as a part of the joint's range."""
+    num_joints = len(world.scene.joints)
+    ids = jnp.arange(num_joints) if joint_ids is None else _joint_ids(joint_ids, num_joints)
+    low, high = jnp.asarray(world.scene.limits)[ids].T
+    part = (world.state.physics.qpos[ids] - low) / (high - low)
+    return -jnp.sum(jnp.maximum(0.0, margin - jnp.minimum(part, 1.0 - part)))
+
+
+def _target_distance(world: World, source: Entity, key: str, use_xy_only: bool) -> Array:
+    """m"""
+    offset = world.object_pose(source["uid"])[:3, 3] - world.pose(key)[:3, 3]
+    return jnp.linalg.norm(offset[:2] if use_xy_only else offset)
+
+
+def _shape(distance: Array, exponential: bool, sigma: float) -> Array:
+    return jnp.exp(-(distance**2) / (2.0 * sigma**2)) if exponential else -distance
+
+
+def _joint_ids(joint_ids: Sequence[int], num_joints: int) -> Array:
+    """Raises ValueError: an index that no joint has (JAX would clamp it)."""
+    outside = [i for i in joint_ids if not -num_joints <= i < num_joints]
+    if outside:
+        raise ValueError(f"joint_ids {outside} are not there: the robot has {num_joints} joints")
+    return jnp.array(tuple(joint_ids), jnp.int32)

@@ -1,0 +1,203 @@
+"""From a gym config to what an environment is made of; every key is used, without effect, or refused."""
+
+import functools
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from flax.core import FrozenDict
+
+from ejax.envs.manager.bodies import check_names, read_objects
+from ejax.envs.manager.extensions import read_extensions
+from ejax.envs.manager.functors.actions import ActionTerm
+from ejax.envs.manager.key_report import GymConfigError, KeyNote, KeyReport, Section, unusable_numbers
+from ejax.envs.manager.robot_config import read_robot
+from ejax.envs.manager.scene import Scene, make_scene
+from ejax.envs.manager.specs import Spec, read_specs
+from ejax.envs.manager.tasks import SCENE_ONLY, TASKS, JudgeFn, Task, missing_task
+from ejax.registry import did_you_mean
+
+_WITHOUT_EFFECT = {
+    "max_episodes": "no effect: training counts env steps",
+    "headless": "no effect: ejax opens no window",
+    "device": "no effect: trainer.device decides",
+    "gpu_id": "no effect: trainer.device decides",
+    "arena_space": "no effect: environments share no space",
+    "renderer": "no effect: there is one renderer",
+    "render_cfg": "no effect: there is one renderer",
+    "enable_rt": "no effect: there is one renderer",
+    "visualization": "no effect: ejax opens no window",
+    "physics": "no effect: env.cfg.physics chooses the engine",
+    "scene_node_capacity": "no effect: scenes are as large as they need be",
+    "light": "no effect: the picture has lights of its own",
+}
+_OF_PHYSX = ("bounce_threshold", "cache_material", "enable_ccd", "length_tolerance", "speed_tolerance")
+INTERVAL_EVENTS = "interval_events"
+"""The path of events that are not in the gym config, in notes."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Of one gym config."""
+
+    scene: Scene
+    active: tuple[int, ...]
+    judge: JudgeFn
+    terms: tuple[ActionTerm, ...]
+    events: tuple[Spec, ...]
+    observations: tuple[Spec, ...]
+    rewards: tuple[Spec, ...]
+    extensions: Mapping[str, Any]
+    max_episode_steps: int
+    ignore_terminations: bool
+    """Episodes end by truncation only."""
+    num_substeps: int
+    timestep: float
+    """s"""
+    notes: tuple[KeyNote, ...]
+
+
+@functools.lru_cache(maxsize=32)
+def make_plan(gym_config: Mapping[str, Any], interval_events: Mapping[str, Any] = FrozenDict()) -> Plan:
+    """Read a gym config.
+
+    Args:
+        interval_events: more events, which come after those of ``env.events``.
+
+    Raises:
+        GymConfigError: the keys that cannot be had, all of them.
+    """
+    report = KeyReport({note.key: note for note in unusable_numbers(gym_config)})
+    report.raise_if_refused()
+    with Section(gym_config, "", report) as root:
+        task = _read_task(root)
+        for key, text in _WITHOUT_EFFECT.items():
+            root.ignore(key, text)
+        root.take("num_envs")
+        root.refuse("sensor", "ejax has no sensors: neither camera images nor contacts as observations")
+        root.refuse("rigid_object_group", "ejax loads no groups of files; list the bodies under rigid_object")
+        root.refuse("articulation", "ejax has no articulations besides the robot")
+        objects = read_objects(root.take("rigid_object", ()), "rigid_object", report)
+        objects += read_objects(root.take("background", ()), "background", report, static=True)
+        with root.open("physics_config") as physics:
+            gravity = physics.numbers("gravity", (0.0, 0.0, -9.81), 3)
+            timestep = physics.number("physics_dt", 0.01, above=0.0)
+            for key in _OF_PHYSX:
+                physics.ignore(key, "no effect: an option of PhysX")
+        with root.open("robot") as section:
+            placed = read_robot(section)
+        robot_uid = placed.uid if placed else str(section.data.get("uid"))
+        with root.open("env") as env:
+            env.take("num_envs")
+            num_substeps = _read_substeps(env, timestep)
+            env.ignore("dataset", "no effect: training records no dataset")
+            control_parts = env.take("control_parts")
+            extensions = read_extensions(root, env, task)
+            events = read_specs(env.open("events"), "events", robot_uid)
+            observations = read_specs(env.open("observations"), "observations", robot_uid)
+            _check_uids(observations, [*(each.uid for each in objects), robot_uid], report)
+            rewards = read_specs(env.open("rewards"), "rewards", robot_uid)
+            action_specs = read_specs(extensions.actions, "actions", robot_uid)
+        events += read_specs(Section(interval_events, INTERVAL_EVENTS, report), "events", robot_uid, ("interval",))
+    if placed is None or task is None:
+        raise GymConfigError(report.notes)
+    check_names(objects, {"floor"} | {str(each.get("name")) for each in placed.robot.body.iter()}, report)
+    report.raise_if_refused()
+    scene = make_scene(
+        placed.robot,
+        placed.drives,
+        objects,
+        position=placed.position,
+        rotation=placed.rotation,
+        home=placed.home,
+        gravity=(gravity[0], gravity[1], gravity[2]),
+        timestep=timestep,
+        markers=tuple(dict.fromkeys(key for spec in events for key in stored_keys(spec))),
+    )
+    active = _active(scene, control_parts, report)
+    terms = tuple(term for spec in action_specs if (term := _make_term(spec, scene, active, report)) is not None)
+    report.raise_if_refused()
+    return Plan(
+        scene=scene,
+        active=active,
+        judge=task.first_judge if extensions.first_success and task.first_judge else task.judge,
+        terms=terms,
+        events=events,
+        observations=observations,
+        rewards=rewards,
+        extensions=extensions.values,
+        max_episode_steps=extensions.max_episode_steps,
+        ignore_terminations=extensions.ignore_terminations,
+        num_substeps=num_substeps,
+        timestep=timestep,
+        notes=report.notes,
+    )
+
+
+def stored_keys(event: Spec) -> tuple[str, ...]:
+    """The poses that an event stores, as far as its parameter ``store_key`` says."""
+    parameter = inspect.signature(event.func).parameters.get("store_key")
+    return () if parameter is None else (event.params.get("store_key", parameter.default),)
+
+
+def _check_uids(observations: tuple[Spec, ...], uids: list[str], report: KeyReport) -> None:
+    """The functors observe zeros of what is not there, which a misspelled name must not become."""
+    for spec in observations:
+        for name, entity in spec.params.items():
+            if name.endswith("_cfg") and isinstance(entity, Mapping) and entity.get("uid") not in uids:
+                uid = str(entity.get("uid"))
+                text = f"no '{uid}' in the scene; there is {', '.join(uids)}{did_you_mean(uid, uids)}"
+                report.refuse(f"{spec.key}.params.{name}", text)
+
+
+def _read_substeps(env: Section, timestep: float) -> int:
+    given = env.integer("sim_steps_per_control", 4, at_least=1)
+    if "target_control_frequency" not in env:
+        env.take("target_control_frequency")
+        return given
+    frequency = env.number("target_control_frequency", 1.0, above=0.0)
+    substeps = 1.0 / (frequency * timestep)
+    if abs(substeps - round(substeps)) > 1e-6 or round(substeps) < 1:
+        text = f"got {frequency:g} Hz; one period must be a whole number of physics steps of {timestep:g} s"
+        env.report.refuse(env.key("target_control_frequency"), text)
+    elif "sim_steps_per_control" in env and round(substeps) != given:
+        text = f"means {round(substeps)} physics steps, but sim_steps_per_control is {given}; keep one"
+        env.report.refuse(env.key("target_control_frequency"), text)
+    return max(1, round(substeps))
+
+
+def _read_task(root: Section) -> Task | None:
+    """Of the ``id``. None: there is none of that name, which the report says."""
+    name = root.take("id")
+    task = TASKS.get(name) if isinstance(name, str) else None
+    if task is None:
+        root.report.refuse("id", f"got {name!r}; must name a task" if not isinstance(name, str) else missing_task(name))
+    elif name == SCENE_ONLY:
+        text = "has no success and no failure: an episode ends by its time limit only, and success is always 0"
+        root.report.add("id", "used", text)
+    return task
+
+
+def _active(scene: Scene, control_parts: Any, report: KeyReport) -> tuple[int, ...]:
+    """Joints of ``env.control_parts``, in the robot's order; all without it."""
+    if control_parts is None:
+        return tuple(range(len(scene.joints)))
+    if not isinstance(control_parts, list | tuple) or not control_parts:
+        report.refuse(
+            "env.control_parts", f"got {control_parts!r}; must be a list of the robot's parts, or null for all"
+        )
+        return tuple(range(len(scene.joints)))
+    try:
+        return tuple(sorted({joint for part in control_parts for joint in scene.part(part)}))
+    except (TypeError, ValueError) as error:
+        report.refuse("env.control_parts", str(error))
+        return tuple(range(len(scene.joints)))
+
+
+def _make_term(spec: Spec, scene: Scene, active: tuple[int, ...], report: KeyReport) -> ActionTerm | None:
+    try:
+        return spec(scene, active)
+    except (TypeError, ValueError, OverflowError) as error:
+        report.refuse(spec.key, str(error))
+        return None

@@ -1,0 +1,150 @@
+"""A MuJoCo model from a robot and rigid objects, and where each thing is in its state.
+
+Contacts are listed pairs only: objects with the floor, with the robot's hull and with each other; the robot's feelers
+with the floor. Their friction is the mean of both bodies' coefficients, PhysX's rule.
+"""
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import mujoco
+import numpy as np
+from numpy.typing import NDArray
+
+from ejax.envs.manager.bodies import DEFAULT_FRICTION, RigidObject, Vector, add_body, to_text
+from ejax.envs.manager.drives import Drives
+from ejax.envs.manager.robots import Robot
+from ejax.envs.mujoco.engine import Physics
+from ejax.registry import did_you_mean
+
+_FRAME = Path(__file__).parents[1] / "assets" / "scene.xml"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scene:
+    """The model as text, and where things are in qpos and qvel: joints first, then 7 and 6 numbers an object."""
+
+    xml: str
+    joints: tuple[str, ...]
+    parts: tuple[tuple[str, tuple[int, ...]], ...]
+    """Control part -> joint indices."""
+    tool_part: str | None
+    """The control part that carries the tool centre point."""
+    drives: Drives
+    home: tuple[float, ...]
+    """Joint positions of a new episode, m or rad."""
+    objects: tuple[RigidObject, ...]
+
+    @property
+    def model(self) -> mujoco.MjModel:
+        return Physics(self.xml).model
+
+    @property
+    def limits(self) -> NDArray[np.float32]:
+        """[J, 2]: lowest and highest position of each joint, m or rad."""
+        return self.model.jnt_range[: len(self.joints)].astype(np.float32)
+
+    def part(self, name: str) -> tuple[int, ...]:
+        """Joint indices of a control part.
+
+        Raises:
+            ValueError: no such part.
+        """
+        parts = dict(self.parts)
+        if name not in parts:
+            there = f"it has {', '.join(parts)}{did_you_mean(str(name), parts)}"
+            raise ValueError(f"the robot has no control part '{name}'; {there}")
+        return parts[name]
+
+    def slot(self, uid: str) -> tuple[int, int]:
+        """Where a dynamic object begins in qpos and in qvel."""
+        before = [each.uid for each in self.objects if each.dynamic].index(uid)
+        return len(self.joints) + 7 * before, len(self.joints) + 6 * before
+
+
+def make_scene(
+    robot: Robot,
+    drives: Drives,
+    objects: tuple[RigidObject, ...],
+    *,
+    position: Vector,
+    rotation: Vector,
+    home: tuple[float, ...],
+    gravity: Vector,
+    timestep: float,
+    markers: tuple[str, ...] = (),
+) -> Scene:
+    """Compose the model.
+
+    Args:
+        position, rotation: of the robot's base, m and rad (intrinsic x y z).
+        home: [J].
+        gravity: m/s².
+        timestep: s.
+        markers: keys of virtual targets, for each of which a disc is drawn.
+    """
+    root = ET.parse(_FRAME).getroot()
+    _child(root, "option").attrib |= {"gravity": to_text(gravity), "timestep": str(timestep)}
+    world = _child(root, "worldbody")
+    robot.body.attrib |= {"pos": to_text(position), "euler": to_text(rotation)}
+    world.append(robot.body)
+    _add_drives(root, robot, drives)
+    pairs = ET.SubElement(root, "contact")
+    for each in objects:
+        feet = add_body(world, each)
+        for geom in feet if each.collides else ():
+            _add_pair(pairs, "floor", geom, each.friction, DEFAULT_FRICTION)
+        for geom in robot.hull if each.collides else ():
+            _add_pair(pairs, geom, each.uid, each.friction, DEFAULT_FRICTION)
+    for one, other in itertools.combinations(objects, 2):
+        if (one.dynamic or other.dynamic) and one.collides and other.collides:
+            _add_pair(pairs, one.uid, other.uid, one.friction, other.friction)
+    for geom in robot.feelers:
+        _add_pair(pairs, "floor", geom, DEFAULT_FRICTION, DEFAULT_FRICTION)
+    for key in markers:
+        disc = ET.SubElement(world, "body", {"name": marker_name(key), "mocap": "true"})
+        visual = {"material": "marker", "contype": "0", "conaffinity": "0"}
+        ET.SubElement(disc, "geom", visual, type="cylinder", size="0.1 0.001", pos="0 0 -0.049")
+    return Scene(
+        xml=ET.tostring(root, encoding="unicode"),
+        joints=robot.joints,
+        parts=_indices(robot.parts, robot.joints),
+        tool_part=robot.tool_part,
+        drives=drives,
+        home=home,
+        objects=objects,
+    )
+
+
+def marker_name(key: str) -> str:
+    """The body that is drawn where the virtual target ``key`` is."""
+    return f"target {key}"
+
+
+def _indices(parts: Mapping[str, tuple[str, ...]], joints: tuple[str, ...]) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    return tuple((name, tuple(joints.index(joint) for joint in members)) for name, members in parts.items())
+
+
+def _add_drives(root: ET.Element, robot: Robot, drives: Drives) -> None:
+    """See ``ejax.envs.manager.robots`` for the law."""
+    actuators = ET.SubElement(root, "actuator")
+    for i, name in enumerate(robot.joints):
+        _child(robot.body, f".//joint[@name='{name}']").set("damping", str(drives.damping[i]))
+        law = {"gainprm": "1", "biastype": "affine", "biasprm": to_text((0.0, -drives.stiffness[i], 0.0))}
+        limit = {"forcelimited": "true", "forcerange": to_text((-drives.max_effort[i], drives.max_effort[i]))}
+        ET.SubElement(actuators, "general", law | limit, name=name, joint=name)
+
+
+def _add_pair(pairs: ET.Element, one: str, other: str, friction: float, other_friction: float) -> None:
+    mean = (friction + other_friction) / 2.0
+    ET.SubElement(pairs, "pair", geom1=one, geom2=other, condim="3", friction=to_text((mean, mean)))
+
+
+def _child(element: ET.Element, path: str) -> ET.Element:
+    child = element.find(path)
+    if child is None:
+        raise ValueError(f"the MJCF of <{element.tag}> has no {path}")
+    return child

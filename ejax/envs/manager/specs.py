@@ -1,0 +1,141 @@
+"""Functor specs of a gym config: names become functions, parameters are checked against their signatures."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ejax.envs.manager.functors.registry import FunctorKind, find_functor
+from ejax.envs.manager.key_report import KeyReport, Section
+from ejax.frozen import freeze
+from ejax.registry import did_you_mean
+
+MODES: dict[FunctorKind, tuple[str, ...]] = {
+    "events": ("startup", "reset", "interval"),
+    "observations": ("add", "modify"),
+    "rewards": ("add", "replace"),
+    "actions": (),
+}
+_GIVEN: dict[FunctorKind, int] = {"events": 2, "observations": 2, "rewards": 4, "actions": 2}
+"""How many arguments come from ejax, before the parameters."""
+
+
+@dataclass(frozen=True)
+class Spec:
+    """One functor with its parameters."""
+
+    name: str
+    key: str
+    """Dotted path in the gym config."""
+    func: Callable[..., Any]
+    params: Mapping[str, Any]
+    mode: str = ""
+    path: tuple[str, ...] = ()
+    """Of an observation: where it stands in the nested observation."""
+    weight: float = 1.0
+    interval_step: int = 1
+
+    def __call__(self, *given: Any) -> Any:
+        return self.func(*given, **self.params)
+
+
+def read_specs(
+    section: Section, kind: FunctorKind, robot_uid: str, modes: tuple[str, ...] | None = None
+) -> tuple[Spec, ...]:
+    """The functors of ``env.events``, ``observations``, ``rewards`` or ``actions``, in the config's order.
+
+    Args:
+        modes: those allowed. None: all of this kind.
+    """
+    specs = [
+        _read_spec(name, data, section.key(str(name)), kind, section.report, robot_uid, modes or MODES[kind])
+        for name, data in section.items()
+    ]
+    return tuple(spec for spec in specs if spec is not None)
+
+
+def _read_spec(
+    name: str,
+    data: Any,
+    key: str,
+    kind: FunctorKind,
+    report: KeyReport,
+    robot_uid: str,
+    modes: tuple[str, ...],
+) -> Spec | None:
+    with Section(data, key, report) as section:
+        if kind == "actions":
+            section.refuse("contract", "contracts are EmbodiChain's snapshots; name the term as func")
+        func_name = section.take("func")
+        params = section.open("params")
+        mode = _read_mode(section, kind, modes)
+        path: tuple[str, ...] = ()
+        weight, interval_step = 1.0, 1
+        if kind == "observations":
+            path = tuple(str(section.take("name", name)).split("/"))
+            section.ignore("extra", "no effect: shapes are read off the functor")
+        if kind == "rewards":
+            weight = section.number("weight", 1.0)
+        if kind == "events":
+            interval_step = section.integer("interval_step", 10, at_least=1)
+            section.ignore("is_global", "no effect: each environment counts its own steps")
+        func = _find(section, kind, func_name)
+        if func is None:
+            params.skip("its functor is not there")
+            return None
+        checked = _read_params(params, func, kind, robot_uid)
+        return Spec(name, key, func, checked, mode, path, weight, interval_step)
+
+
+def _read_mode(section: Section, kind: FunctorKind, modes: tuple[str, ...]) -> str:
+    if not modes:
+        section.ignore("mode", "no effect: an action term acts before physics")
+        return ""
+    default = {"events": "reset", "observations": "modify"}.get(kind, "add")
+    mode = section.take("mode", default if default in modes else modes[0])
+    if mode not in modes:
+        section.report.refuse(
+            section.key("mode"), f"got {mode!r}; allowed: {', '.join(modes)}{did_you_mean(str(mode), modes)}"
+        )
+        return modes[0]
+    return mode
+
+
+def _find(section: Section, kind: FunctorKind, name: Any) -> Callable[..., Any] | None:
+    if not isinstance(name, str):
+        section.report.refuse(section.key("func"), f"got {name!r}; must name a functor")
+        return None
+    try:
+        return find_functor(kind, name)
+    except (ValueError, ImportError) as error:
+        section.report.refuse(section.key("func"), str(error))
+        return None
+
+
+def _read_params(params: Section, func: Callable[..., Any], kind: FunctorKind, robot_uid: str) -> Mapping[str, Any]:
+    """Raises nothing: what does not fit goes into the report."""
+    accepted = list(inspect.signature(func).parameters.values())[_GIVEN[kind] :]
+    given = {name: freeze(params.take(name)) for name in params.data if name in {each.name for each in accepted}}
+    for each in accepted:
+        key = params.key(each.name)
+        if each.name not in given:
+            params.take(each.name)  # so that an unknown key is told what is allowed
+            if each.default is each.empty and each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY):
+                params.report.refuse(key, f"is missing: {func.__name__} needs it")
+        elif each.name.endswith("_cfg"):
+            _check_entity(params, each.name, given[each.name])
+        elif each.name == "robot_uid" and given[each.name] != robot_uid:
+            params.report.refuse(key, f"no robot '{given[each.name]}'; there is {robot_uid}")
+    params.close()
+    return freeze(given)
+
+
+def _check_entity(params: Section, name: str, entity: Any) -> None:
+    """An entity is ``{uid: name}``; who it is, is looked up when the functor is tried."""
+    key = params.key(name)
+    if not isinstance(entity, Mapping) or not isinstance(entity.get("uid"), str):
+        params.report.refuse(key, f"got {entity!r}; must be {{uid: name of a body}}")
+        return
+    for other in entity:
+        if other != "uid":
+            params.report.refuse(f"{key}.{other}", "ejax's functors take an entity as a whole: {uid: name}")

@@ -1,0 +1,151 @@
+"""What EmbodiChain's task classes add to their gym config: success, failure, a base reward, an episode's early end."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TypeAlias
+
+import jax.numpy as jnp
+
+from ejax.envs.manager.world import World
+from ejax.registry import did_you_mean
+from ejax.types import Array
+
+_FELL = -0.1
+_BELOW_TABLE = 1e-3
+_SUCCESS_ANGLE = 0.02
+_SUCCESS_VELOCITY = 0.05
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judgement:
+    """Of one step."""
+
+    success: Array
+    """bool; ends the episode, with no value after it, as does ``fail``."""
+    fail: Array
+    truncated: Array
+    """bool, besides the time limit."""
+    reward: Array
+    """What the reward functors are added to."""
+    metrics: dict[str, Array] = field(default_factory=dict)
+
+
+JudgeFn: TypeAlias = Callable[[World], Judgement]
+
+
+@dataclass(frozen=True)
+class Task:
+    """A judge, and the names in ``env.extensions`` that it reads."""
+
+    judge: JudgeFn
+    extensions: tuple[str, ...] = ()
+    first_judge: JudgeFn | None = None
+    """The judge of configs in the form of 0.1.0 and 0.1.1, where it differed (see ``extensions``). None: ``judge``."""
+
+
+def scene_only(world: World) -> Judgement:
+    """EmbodiChain's base class, without a task: an episode ends by its time limit only."""
+    never = jnp.zeros((), bool)
+    return Judgement(success=never, fail=never, truncated=never, reward=jnp.zeros(()))
+
+
+def push(world: World, uid: str) -> Judgement:
+    """Success: the body is nearer to ``goal_pose`` than ``success_threshold``, horizontally. Cut: it fell to −0.1 m."""
+    position = world.object_pose(uid)[:3, 3]
+    distance = jnp.linalg.norm((position - world.pose("goal_pose")[:3, 3])[:2])
+    never = jnp.zeros((), bool)
+    return Judgement(
+        success=distance < world.extensions.get("success_threshold", 0.1),
+        fail=never,
+        truncated=position[2] < _FELL,
+        reward=jnp.zeros(()),
+        metrics={"distance_to_goal": distance},
+    )
+
+
+def push_t(world: World) -> Judgement:
+    """As ``push``; with ``require_on_table`` success also asks that the body is not below ``table_height``, m."""
+    judgement = push(world, "t")
+    if not world.extensions.get("require_on_table", True):
+        return judgement
+    on_table = world.object_pose("t")[2, 3] >= world.extensions.get("table_height", 0.0) - _BELOW_TABLE
+    return replace(judgement, success=judgement.success & on_table)
+
+
+def cart_pole(world: World) -> Judgement:
+    """r = 1 − |θ|/π. Success, in the last step only: |θ| < 0.02 rad and |θ̇| < 0.05 rad/s. Failure: |θ| > π/2.
+
+    Differs from EmbodiChain, where a fall is a truncation and nothing else, after which its GAE sees no value. Here a
+    value follows a truncation; beyond a fall no data teach it, and it runs away. So a fall is reported as both.
+    """
+    angle = jnp.abs(world.part_qpos("hand")[0])
+    fell = angle > jnp.pi / 2.0
+    last = world.state.episode_step >= world.max_episode_steps
+    return Judgement(
+        success=last & _at_rest(world),
+        fail=fell,
+        truncated=fell,
+        reward=1.0 - angle / jnp.pi,
+        metrics={"distance_to_goal": angle},
+    )
+
+
+def first_cart_pole(world: World) -> Judgement:
+    """As ``cart_pole``, but for success in any step: an episode ends as soon as the pole is at rest upright."""
+    judgement = cart_pole(world)
+    return replace(judgement, success=_at_rest(world))
+
+
+def _at_rest(world: World) -> Array:
+    angle, velocity = jnp.abs(world.part_qpos("hand")[0]), jnp.abs(world.part_qvel("hand")[0])
+    return (angle < _SUCCESS_ANGLE) & (velocity < _SUCCESS_VELOCITY)
+
+
+SCENE_ONLY = "EmbodiedEnv-v1"
+TASKS: dict[str, Task] = {
+    "PushCubeRL": Task(partial(push, uid="cube"), ("success_threshold",)),
+    "PushBallRL": Task(partial(push, uid="soccer_ball"), ("success_threshold",)),
+    "PushTRL": Task(push_t, ("success_threshold", "table_height", "require_on_table")),
+    "CartPoleRL": Task(cart_pole, first_judge=first_cart_pole),
+    SCENE_ONLY: Task(scene_only),
+}
+"""By the ``id`` of a gym config. EmbodiChain released neither PushBallRL nor PushTRL: they stand in its history."""
+
+_OTHERS = frozenset(
+    (
+        *("ANYmalCFlatRL", "MicroDuckFlatRL", "UnitreeG1FlatRL", "UnitreeGo1FlatRL", "UnitreeGo2FlatRL"),
+        *("UnitreeH1_2FlatRL", "HumanoidRun", "FrankaReachApg", "SimpleTask", "StayStillSave", "StayStillSave3Cam"),
+        *("PourWater", "PourWaterAgent", "ScoopIce", "Rearrangement", "RearrangementAgent", "HandOver"),
+        *("BlocksRankingRGB", "BlocksRankingSize", "MatchObjectContainer", "PlaceObjectDrawer", "StackBlocksTwo"),
+        *("StackCups", "TaskProgramOpenDrawer", "TaskProgramRepeatedPickPlace", "TaskProgramRubiksCubePickPlace"),
+        *("ExpansionPourWater", "ExpansionPrimitivePickPlace", "SimpleBCPickPlace"),
+    )
+)
+"""What other ids of EmbodiChain's releases, 0.0.1 to 0.3.2, have before their first hyphen."""
+
+
+def missing_task(name: str) -> str:
+    """Why an ``id`` that is not in ``TASKS`` cannot be had, and what to do."""
+    remedy = (
+        f"give {SCENE_ONLY} for the scene without a task, which never succeeds and ends by its time limit only, or "
+        "register_task (ejax.envs.manager.tasks) what judges its steps"
+    )
+    if name.partition("-")[0] in _OTHERS:
+        return (
+            f"'{name}' is a class of EmbodiChain's, which ejax does not have: when an episode succeeds, fails or ends, "
+            f"and whatever else the class computes, such as its actions, is not known here. ejax has "
+            f"{', '.join(TASKS)}; {remedy}"
+        )
+    return f"no task '{name}'; there is {', '.join(TASKS)}; else {remedy}{did_you_mean(name, TASKS)}"
+
+
+def register_task(name: str, judge: JudgeFn, extensions: tuple[str, ...] = ()) -> None:
+    """Put a task of your own beside EmbodiChain's.
+
+    Raises:
+        ValueError: the name is taken.
+    """
+    if name in TASKS:
+        raise ValueError(f"task '{name}' is registered already")
+    TASKS[name] = Task(judge, extensions)

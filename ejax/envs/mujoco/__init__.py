@@ -1,0 +1,1 @@
+"""MuJoCo: both of its engines, drawing, and the kinematics of its models."""

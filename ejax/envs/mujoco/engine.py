@@ -1,0 +1,298 @@
+"""One MuJoCo model, two engines behind one pure function: the C engine on a CPU, MJX on an accelerator.
+
+    state' = step(state, ctrl): ``num_substeps`` physics steps with ``ctrl`` held
+
+``mujoco`` runs the C engine's threaded batch stepping behind ``jax.pure_callback``, so one jitted loop serves both.
+The callback is honest: what it returns depends on (qpos, qvel, ctrl) and on nothing else. To that end models switch the
+solver's warm start off and have no activations; time is not carried. The bits of a row depend neither on threads nor on
+its place in the batch nor on the size of the batch.
+
+A simulation that breaks is NaN from then on, in both engines. By itself the C engine would put it back to where the
+model starts, at rest, and take a control that is not finite for 0: a pole that flew off stood upright again.
+"""
+
+import atexit
+import copy
+import functools
+import importlib
+import math
+import os
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, cast
+
+import jax
+import mujoco
+import numpy as np
+from flax import struct
+from mujoco.rollout import Rollout
+from numpy.typing import NDArray
+
+from ejax.types import Array, CameraView
+
+Engine: TypeAlias = Literal["auto", "mujoco", "mjx"]
+
+_ASSETS = Path(__file__).parents[1] / "assets"
+_STATE = mujoco.mjtState.mjSTATE_FULLPHYSICS
+"""What the C engine's rollout reads and writes per row. Without activations: time, qpos, qvel."""
+_START = 1.0
+"""s: the time that a row's steps begin at. The engine sets a row that breaks back to 0."""
+
+
+@struct.dataclass(kw_only=True)
+class PhysicsState:
+    """All that a physics step reads besides the control."""
+
+    qpos: Array
+    """[nq], m, rad, unit quaternions (w x y z)"""
+    qvel: Array
+    """[nv], m/s, rad/s"""
+
+
+@dataclass(frozen=True)
+class Physics:
+    """A model and how to step it. Hashable; models are compiled at first use and kept for the process.
+
+    Args:
+        asset: an MJCF file, looked up in ``ejax/envs/assets`` unless it is an absolute path; or MJCF itself, as text.
+        engine: ``mujoco`` (C, on the host), ``mjx`` (XLA), or ``auto``: ``mjx`` if JAX runs on an accelerator.
+        num_substeps: physics steps per control step, ≥ 1.
+    """
+
+    asset: str
+    engine: Engine = "auto"
+    num_substeps: int = 4
+
+    def __post_init__(self) -> None:
+        if self.engine not in ("auto", "mujoco", "mjx"):
+            raise ValueError(f"physics must be 'auto', 'mujoco' or 'mjx', got {self.engine!r}")
+        if self.num_substeps < 1:
+            raise ValueError(f"the number of physics steps per control step must be >= 1, got {self.num_substeps}")
+
+    @property
+    def model(self) -> mujoco.MjModel:
+        """What is simulated: the MJCF without its visual geoms."""
+        return _load_model(self.asset, visual=False)
+
+    def step(self, state: PhysicsState, ctrl: Array) -> PhysicsState:
+        """``num_substeps`` physics steps of one simulation; ``vmap`` it for many.
+
+        The C engine computes in float64 and returns the dtype of ``state``; MJX computes in the dtype of ``state``.
+
+        Args:
+            ctrl: [nu].
+
+        Raises:
+            ImportError: MJX is asked for and not installed.
+        """
+        engine = self.engine
+        if engine == "auto":
+            engine = "mujoco" if jax.default_backend() == "cpu" else "mjx"
+        if engine == "mjx":
+            return _step_mjx(self.asset, self.num_substeps, state, ctrl)
+        host = _host_stepper(self.asset, self.num_substeps)
+        shape = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (state.qpos, state.qvel))
+        qpos, qvel = jax.pure_callback(host, shape, state.qpos, state.qvel, ctrl, vmap_method="broadcast_all")
+        return PhysicsState(qpos=qpos, qvel=qvel)
+
+
+def render(
+    asset: str,
+    qpos: Array | NDArray[Any],
+    *,
+    width: int = 640,
+    height: int = 480,
+    mocap_pos: dict[str, Array | NDArray[Any]] | None = None,
+    camera: CameraView | None = None,
+) -> NDArray[np.uint8]:
+    """Draw one configuration, on a display or without one (EGL; the environment variable MUJOCO_GL can name another).
+
+    Args:
+        qpos: [nq].
+        mocap_pos: body name -> position [3] in m, for bodies that only mark something.
+        camera: None: the model's camera ``main``.
+
+    Returns:
+        [height, width, 3] RGB.
+    """
+    effects = camera is None or camera.effects
+    model, data, renderer = _canvases.get(asset, width, height, effects)
+    data.qpos[:] = np.asarray(qpos)
+    for name, position in (mocap_pos or {}).items():
+        data.mocap_pos[model.body(name).mocapid[0]] = np.asarray(position)
+    mujoco.mj_kinematics(model, data)
+    mujoco.mj_camlight(model, data)
+    if camera is None:
+        renderer.update_scene(data, camera="main")
+    else:
+        model.vis.global_.fovy = camera.fovy  # of a free camera; ``main`` has its own
+        renderer.update_scene(data, camera=_free_camera(camera))
+        for eye in renderer.scene.camera:
+            _aim(eye, camera, width / height)
+    for flag in (mujoco.mjtRndFlag.mjRND_SHADOW, mujoco.mjtRndFlag.mjRND_REFLECTION):
+        renderer.scene.flags[flag] = effects
+    return cast(NDArray[np.uint8], renderer.render())
+
+
+def _free_camera(view: CameraView) -> mujoco.MjvCamera:
+    camera = mujoco.MjvCamera()
+    camera.type = mujoco.mjtCamera.mjCAMERA_FREE
+    forward = np.subtract(view.target, view.eye)
+    camera.lookat[:] = view.target
+    camera.distance = float(np.linalg.norm(forward))
+    camera.azimuth = math.degrees(math.atan2(forward[1], forward[0]))
+    camera.elevation = math.degrees(math.atan2(forward[2], math.hypot(forward[0], forward[1])))
+    return camera
+
+
+def _aim(eye: mujoco.MjvGLCamera, view: CameraView, aspect: float) -> None:
+    """What a free camera of MuJoCo cannot be told: ``up``, ``fovx`` and ``center``."""
+    forward = np.subtract(view.target, view.eye) / np.linalg.norm(np.subtract(view.target, view.eye))
+    up = np.asarray(view.up) - np.dot(view.up, forward) * forward
+    if np.linalg.norm(up) > 1e-6:  # else the free camera's own
+        eye.up[:] = up / np.linalg.norm(up)
+    half_height = eye.frustum_near * math.tan(math.radians(view.fovy) / 2.0)
+    half_width = half_height * aspect
+    if view.fovx is not None:
+        half_width = eye.frustum_near * math.tan(math.radians(view.fovx) / 2.0)
+    x, y = view.center
+    eye.frustum_width, eye.frustum_center = half_width, half_width * (1.0 - 2.0 * x)
+    eye.frustum_top, eye.frustum_bottom = 2.0 * half_height * y, -2.0 * half_height * (1.0 - y)
+
+
+@functools.cache
+def _load_model(asset: str, *, visual: bool) -> mujoco.MjModel:
+    is_text = asset.lstrip().startswith("<")
+    spec = mujoco.MjSpec.from_string(asset) if is_text else mujoco.MjSpec.from_file(str(_ASSETS / asset))
+    spec.compiler.discardvisual = not visual
+    model = spec.compile()
+    if model.na or not model.opt.disableflags & mujoco.mjtDisableBit.mjDSBL_WARMSTART:
+        raise ValueError(
+            f"{'the MJCF text' if is_text else asset}: a step must depend on qpos, qvel and ctrl alone. "
+            f"Use actuators without activation, and <option><flag warmstart='disable'/></option>."
+        )
+    return model
+
+
+class _Canvases(threading.local):
+    """The last four canvases that a thread drew on, made, used and freed by that thread alone.
+
+    A thread that frees the OpenGL context of another one that is still running cannot make it current, and
+    deletes the objects of the same numbers in its own context instead: its later pictures are wrong.
+    """
+
+    def __init__(self) -> None:
+        self.get = functools.lru_cache(maxsize=4)(_make_canvas)
+
+
+def _make_canvas(
+    asset: str, width: int, height: int, effects: bool
+) -> tuple[mujoco.MjModel, mujoco.MjData, mujoco.Renderer]:
+    """What pictures of one scene and size are drawn with."""
+    _choose_opengl()
+    model = copy.copy(_load_model(asset, visual=True))
+    if not effects:
+        model.vis.quality.offsamples = 0
+    return model, mujoco.MjData(model), mujoco.Renderer(model, height=height, width=width)
+
+
+_canvases = _Canvases()
+
+
+@functools.cache
+def _choose_opengl() -> None:
+    """EGL where there is no display. MuJoCo chooses when it is imported, and then takes a display for granted."""
+    if sys.platform != "linux" or "MUJOCO_GL" in os.environ or os.environ.get("DISPLAY"):
+        return
+    os.environ["MUJOCO_GL"] = "egl"
+    chooser = mujoco.Renderer.__init__.__globals__["gl_context"]  # the module, wherever a release keeps it
+    importlib.reload(chooser)
+
+
+class _HostStepper:
+    """The C engine for batches of rows: one thread per core, and buffers that are kept between calls."""
+
+    def __init__(self, model: mujoco.MjModel, num_substeps: int) -> None:
+        num_threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        self._model = model
+        self._num_substeps = num_substeps
+        self._num_threads = num_threads
+        self._data = [mujoco.MjData(model) for _ in range(num_threads)]
+        self._pool = Rollout(nthread=num_threads)
+        self._lock = threading.Lock()
+        self._allocate(1)
+
+    def __call__(self, qpos: Array, qvel: Array, ctrl: Array) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Step every row. qpos [..., nq], qvel [..., nv], ctrl [..., nu] -> (qpos, qvel)."""
+        nq, nv = self._model.nq, self._model.nv
+        positions, velocities = np.asarray(qpos), np.asarray(qvel)
+        num_rows = positions.size // nq
+        with self._lock:  # one pool and one set of buffers for all devices and threads of the process
+            if num_rows != len(self._state):
+                self._allocate(num_rows)
+            self._state[:, 1 : 1 + nq] = positions.reshape(-1, nq)
+            self._state[:, 1 + nq :] = velocities.reshape(-1, nv)
+            self._ctrl[:] = np.asarray(ctrl).reshape(-1, 1, self._model.nu)
+            self._pool.rollout(
+                self._models,
+                self._data,
+                self._state,
+                self._ctrl,
+                skip_checks=True,
+                nstep=self._num_substeps,
+                state=self._trajectory,
+                chunk_size=max(1, -(-num_rows // self._num_threads)),
+            )
+            last = self._trajectory[:, -1]
+            last[self._broken()] = np.nan
+            return (
+                last[:, 1 : 1 + nq].astype(positions.dtype).reshape(positions.shape),
+                last[:, 1 + nq :].astype(velocities.dtype).reshape(velocities.shape),
+            )
+
+    def close(self) -> None:
+        """Join the threads."""
+        self._pool.close()
+
+    def _broken(self) -> NDArray[np.bool_]:
+        """[N]: rows that were set back, and those whose control, which the engine takes for 0, was not finite."""
+        return (self._trajectory[:, -1, 0] < _START) | ~np.isfinite(self._ctrl[:, 0]).all(axis=1)
+
+    def _allocate(self, num_rows: int) -> None:
+        size = mujoco.mj_stateSize(self._model, _STATE)
+        self._models = [self._model] * num_rows
+        self._state = np.zeros((num_rows, size))
+        self._state[:, 0] = _START
+        self._ctrl = np.zeros((num_rows, self._num_substeps, self._model.nu))
+        self._trajectory = np.zeros((num_rows, self._num_substeps, size))
+
+
+@functools.cache
+def _host_stepper(asset: str, num_substeps: int) -> _HostStepper:
+    stepper = _HostStepper(_load_model(asset, visual=False), num_substeps)
+    atexit.register(stepper.close)
+    return stepper
+
+
+def _step_mjx(asset: str, num_substeps: int, state: PhysicsState, ctrl: Array) -> PhysicsState:
+    step, model, data = _mjx(asset)
+    data = data.replace(qpos=state.qpos, qvel=state.qvel, ctrl=ctrl)
+    with jax.numpy_rank_promotion("allow"):  # MJX counts on it
+        data, _ = jax.lax.scan(lambda data, _: (step(model, data), None), data, length=num_substeps)
+    return PhysicsState(qpos=data.qpos, qvel=data.qvel)
+
+
+@functools.cache
+def _mjx(asset: str) -> tuple[Callable[..., Any], Any, Any]:
+    """MJX's step function, the model and blank data on the device."""
+    try:
+        from mujoco import mjx
+    except ImportError as error:
+        raise ImportError('physics "mjx" needs MuJoCo XLA: pip install "ejax[mjx]"') from error
+    host_model = _load_model(asset, visual=False)
+    with jax.ensure_compile_time_eval():  # kept beyond the trace that asks first
+        model = mjx.put_model(host_model, impl="jax")
+        return mjx.step, model, mjx.make_data(model)

@@ -1,0 +1,147 @@
+"""From a config to the parts that it names."""
+
+import inspect
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import optax
+
+from ejax.algorithms.record import Algorithm
+from ejax.algorithms.step import init_run_state, make_rollout_step
+from ejax.config import ConfigError, PolicyConfig, Problem, RunConfig
+from ejax.config.bind import bind
+from ejax.config.spaces import space_problems
+from ejax.distributions import action_spec
+from ejax.registry import resolve
+from ejax.training.cloning import cloning_parts
+from ejax.training.environments import build_env
+from ejax.training.host_parts import host_parts
+from ejax.training.parts import Parts
+from ejax.training.steppers import DeviceStepper
+from ejax.types import Env, HostEnv, Policy
+
+_MAX_UPDATES_PER_DISPATCH = 64
+
+
+def build(config: RunConfig, *, quarantine: Path = Path("quarantine")) -> Parts:
+    """Make environment, policy, optimizer and what steps them.
+
+    Args:
+        config: bound, or as it was read; see ``ejax.config.bind``.
+        quarantine: folder for what broke host environments.
+
+    Raises:
+        ConfigError: arguments that the environment or policy refuses, ``policy.action_dim`` that is not the env's, or
+            an algorithm and a collector that do not go together.
+    """
+    config = bind(config)
+    trainer, algorithm = config.trainer, config.algorithm.record
+    devices = _all_devices(config) if trainer.distributed else None
+    first = build_env(config, num_envs=trainer.num_envs // trainer.collector.num_groups, quarantine=quarantine)
+    if problems := list(algorithm.env_problems(config.algorithm.cfg, first)):
+        raise ConfigError(problems)
+    policy = build_policy(config.policy, first)
+    optimizer = algorithm.make_optimizer(config.algorithm.cfg)
+    key, dropout = jax.random.key(trainer.seed), uses_dropout(config.policy)
+
+    # where the observations come from decides what steps the run: demonstrations, the program itself, a collector
+    if config.data is not None:
+        if devices:
+            raise ConfigError([Problem("trainer.distributed", "got true, but cloning runs on one device; give false")])
+        return cloning_parts(config, config.data, policy, first, optimizer, key, dropout=dropout)
+    if not isinstance(first, HostEnv) and trainer.collector.mode in ("auto", "device"):
+        return _device_parts(config, algorithm, policy, first, optimizer, key, devices, dropout=dropout)
+    if devices:
+        text = f"got true, but {config.env.id} is stepped outside JAX; give trainer.collector.learner_devices instead"
+        raise ConfigError([Problem("trainer.distributed", text)])
+    return host_parts(config, policy, first, optimizer, key, dropout=dropout, quarantine=quarantine)
+
+
+def _device_parts(
+    config: RunConfig,
+    algorithm: Algorithm,
+    policy: Policy,
+    env: Env,
+    optimizer: optax.GradientTransformation,
+    key: jax.Array,
+    devices: list[jax.Device] | None,
+    *,
+    dropout: bool,
+) -> Parts:
+    """Environments and update in one program."""
+    trainer, options = config.trainer, config.algorithm.cfg
+    if algorithm.make_step is not None:
+        step = algorithm.make_step(policy, env, optimizer, options, num_steps=trainer.buffer_size, dropout=dropout)
+    else:
+        step = make_rollout_step(
+            policy,
+            env,
+            optimizer,
+            options,
+            update=algorithm.update,
+            starts=algorithm.starts(options),
+            num_steps=trainer.buffer_size,
+            dropout=dropout,
+        )
+    num_devices = len(devices) if devices else 1
+    state = init_run_state(
+        policy,
+        env,
+        optimizer,
+        key,
+        num_envs=num_devices * trainer.num_envs,
+        reference=algorithm.keeps_reference(options),
+        target=algorithm.keeps_target,
+    )
+    if algorithm.make_own is not None:
+        state = replace(state, own=algorithm.make_own(options, policy, env, num_devices * trainer.num_envs))
+    per_dispatch = trainer.updates_per_dispatch
+    max_updates = _MAX_UPDATES_PER_DISPATCH if per_dispatch == "auto" else per_dispatch
+    return Parts(policy, env, optimizer, DeviceStepper(step, key, max_updates, devices=devices), state, num_devices)
+
+
+def build_policy(config: PolicyConfig, env: Env | HostEnv) -> Policy:
+    """The policy that the config names, for this environment's spaces.
+
+    A policy class of your own is called with ``policy.cfg`` and whichever of ``action_spec``, ``observation_space``,
+    ``action_space``, ``actor``, ``critic`` its constructor takes.
+
+    Raises:
+        ConfigError: the action dimension is not the env's, or the constructor refuses the arguments.
+    """
+    if problems := space_problems(config, env.action_space, env.observation_space):
+        raise ConfigError(problems)
+    spec = action_spec(env.action_space, squash=config.squash_actions)
+    offered = {
+        "action_spec": spec,
+        "observation_space": env.observation_space,
+        "action_space": env.action_space,
+        "actor": config.actor and config.actor.network_cfg,
+        "critic": config.critic and config.critic.network_cfg,
+        "initial_log_std": config.initial_log_std,
+        "log_std_range": config.log_std_range,
+        "actor_obs_groups": config.obs_groups.actor,
+        "critic_obs_groups": config.obs_groups.critic,
+        "actor_obs_normalization": config.actor_obs_normalization,
+        "critic_obs_normalization": config.critic_obs_normalization,
+    }
+    make = resolve("policy", config.name)
+    accepted = inspect.signature(make).parameters
+    try:
+        return make(**{name: value for name, value in offered.items() if name in accepted}, **config.cfg)
+    except (TypeError, ValueError) as error:
+        raise ConfigError([Problem("policy", f"{config.name} refuses it: {error}")]) from error
+
+
+def uses_dropout(config: PolicyConfig) -> bool:
+    return any(block is not None and block.network_cfg.dropout_p > 0.0 for block in (config.actor, config.critic))
+
+
+def _all_devices(config: RunConfig) -> list[jax.Device]:
+    """The devices of the configured kind in this machine."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1 or jax.process_count() > 1:
+        text = "got true in one of several processes; one process drives all devices of a machine: start it by itself"
+        raise ConfigError([Problem("trainer.distributed", text)])
+    return jax.devices(config.trainer.device.partition(":")[0])

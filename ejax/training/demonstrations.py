@@ -1,0 +1,266 @@
+"""What behaviour cloning learns from: batches of a live engine or of kept episodes, drawn ahead of their use.
+
+Batch number k is drawn by a generator made from ``(data.seed, k)``: the run's count of updates is the place in the
+stream, and nothing random is stored.
+"""
+
+import time
+import zlib
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as NotYet
+from typing import Any, Protocol, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ejax.config import ConfigError, Problem
+from ejax.config.data import DataConfig
+from ejax.data import OnlineDataEngine, OnlineDataEngineCfg, OnlineDataWorkerError, SamplingMode
+from ejax.data.samplers import make_rng
+from ejax.data.task import FRAME_FIELDS, flatten
+from ejax.frozen import thaw
+from ejax.registry import place_of_task
+from ejax.training.checkpoint import CheckpointError
+from ejax.types import PyTree
+
+Batch = dict[str, PyTree]
+_LOOK_S = 0.1
+"""How often a wait asks whether the run is stopped."""
+_GRACE_S = 1.0
+"""How long a batch that cannot be drawn waits for the run to be stopped, before it is an error."""
+
+
+class ChunkSource(Protocol):
+    """What chunks are drawn from: ``OnlineDataEngine``, ``RecordedEpisodes``."""
+
+    def sample_batch(
+        self,
+        batch_size: int,
+        chunk_size: int,
+        sampling_mode: SamplingMode = "episode",
+        *,
+        rng: np.random.Generator | None = None,
+    ) -> dict[str, Any]: ...
+
+
+class Demonstrations:
+    """The ``data`` section at work. A context manager: leaving it ends threads and worker.
+
+    Args:
+        num_windows: of ``config.chunk_size`` frames in one batch.
+        obs: zeros in the form of one environment's observation, leaves [1, ...].
+
+    Raises:
+        ConfigError: kept episodes that cannot be read.
+    """
+
+    def __init__(self, config: DataConfig, num_windows: int, obs: PyTree) -> None:
+        self.config = config
+        self._num_windows, self._obs = num_windows, obs
+        self._engine = _make_engine(config) if config.source == "engine" else None
+        self._source: ChunkSource | None = self._engine
+        self._pool = ThreadPoolExecutor(config.num_workers, "ejax-draw")
+        self._ahead: deque[Future[Batch]] = deque()
+        self._state: PyTree = ()
+        self.notes: list[str] = []
+        """What there is to tell of the end."""
+        if self._engine is None:
+            self._source, self._state = _open_folder(config, None)
+
+    def state(self) -> PyTree:
+        """Which episodes are drawn from, for a checkpoint; () of a live engine, whose episodes cannot be kept."""
+        return self._state
+
+    def start(self, first: int, state: PyTree) -> list[str]:
+        """Begin to draw batch ``first`` and those after it.
+
+        Args:
+            state: of ``state``, or of a checkpoint: episodes that were added since are left alone.
+
+        Returns:
+            What there is to tell.
+
+        Raises:
+            CheckpointError: the folder does not begin with the episodes that it had.
+            Exception: what the task raised, or why no episode was made.
+        """
+        told: list[str] = []
+        if self._engine is not None:
+            self._engine.start()
+            if first > 0:
+                told.append(
+                    "not exact: the demonstrations are made anew, so batches differ from an uninterrupted run's"
+                )
+        else:
+            count = int(state["num_episodes"])
+            if count < int(self._state["num_episodes"]):
+                told.append(
+                    f"goes on with the first {count} episodes of {self.config.folder}; later ones are left alone"
+                )
+            self._source, self._state = _open_folder(self.config, count)
+            if int(self._state["digest"]) != int(state["digest"]):
+                raise CheckpointError(
+                    f"{self.config.folder} does not begin with the {count} episodes that the run was started with; "
+                    "give back that folder by data.folder"
+                )
+        self._next = first
+        while len(self._ahead) < self.config.prefetch:
+            self._draw_one_more()
+        return told
+
+    def next(self, interrupted: Callable[[], bool]) -> tuple[Batch, float] | None:
+        """The next batch, on its way to the device, and the seconds that it was waited for. None: interrupted.
+
+        Returns:
+            ``obs`` and ``action``, leaves [R, C, ...].
+
+        Raises:
+            ConfigError: the fields do not fit the environment's spaces.
+            Exception: what the task raised; OnlineDataWorkerError where the worker died or hangs.
+        """
+        started = time.monotonic()
+        while not interrupted():
+            try:
+                batch = self._ahead[0].result(_LOOK_S)
+            except NotYet:
+                if self._ahead[0].done():  # the error is the draw's own
+                    raise
+                continue
+            except OnlineDataWorkerError:
+                # what stops a run may have ended the worker first, by a signal to all processes
+                deadline = time.monotonic() + _GRACE_S
+                while time.monotonic() < deadline:
+                    if interrupted():
+                        return None
+                    time.sleep(_LOOK_S / 10)
+                raise
+            self._ahead.popleft()
+            self._draw_one_more()
+            return batch, time.monotonic() - started
+        return None
+
+    def stats(self) -> dict[str, float]:
+        """``data/…`` of ``OnlineDataEngine.stats``; of kept episodes their number."""
+        if self._engine is not None:
+            return self._engine.stats()
+        return {"data/episodes": float(self._state["num_episodes"])}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        if self._engine is None:
+            return
+        try:
+            self._engine.__exit__(*error)
+        except OnlineDataWorkerError as late:  # all batches were drawn: it is worth a note
+            self.notes.append(f"the demonstrations ended before the run did: {late}")
+
+    def _draw_one_more(self) -> None:
+        self._ahead.append(self._pool.submit(self._draw, self._next))
+        self._next += 1
+
+    def _draw(self, number: int) -> Batch:
+        if self._source is None:
+            raise RuntimeError("start() comes before drawing")
+        config = self.config
+        rng = make_rng(config.seed, number)
+        chunks = self._source.sample_batch(self._num_windows, config.chunk_size, config.sampling_mode, rng=rng)
+        obs = self._observation(chunks)
+        action = _field(chunks, config.action_field, "data.action_field")
+        if isinstance(action, Mapping):
+            text = f"'{config.action_field}' has the fields {', '.join(flatten(action))}; name one of them"
+            raise ConfigError([Problem("data.action_field", text)])
+        return jax.device_put({"obs": obs, "action": _numbers(action)})
+
+    def _observation(self, chunks: Mapping[str, Any]) -> PyTree:
+        config, wanted = self.config, self._obs
+        if not config.obs_parts:
+            return _like(wanted, _field(chunks, config.obs_field, "data.obs_field"), config.obs_field)
+        if not isinstance(wanted, Mapping) or config.obs_parts.keys() - wanted.keys():
+            parts = f"the parts {', '.join(sorted(wanted))}" if isinstance(wanted, Mapping) else "no parts"
+            text = f"names {', '.join(config.obs_parts)}, but the environment's observation has {parts}"
+            raise ConfigError([Problem("data.obs_parts", text)])
+        obs = {}
+        for name, part in wanted.items():
+            path = str(config.obs_parts.get(name, f"{config.obs_field}/{name}"))
+            obs[name] = _like(part, _field(chunks, path, f"data.obs_parts.{name}"), path)
+        return obs
+
+
+def _make_engine(config: DataConfig) -> OnlineDataEngine:
+    return OnlineDataEngine(
+        OnlineDataEngineCfg(
+            task=place_of_task(str(config.task)),
+            task_cfg=thaw(config.task_cfg),
+            buffer_size=config.buffer_size,
+            max_episode_steps=config.max_episode_steps,
+            refill_threshold=config.refill_threshold,
+            max_generation_attempts=config.max_generation_attempts,
+            initialization_timeout=config.initialization_timeout,
+            worker_timeout=config.worker_timeout,
+            seed=config.seed,
+        )
+    )
+
+
+def _open_folder(config: DataConfig, count: int | None) -> tuple[ChunkSource, PyTree]:
+    """The first ``count`` episodes, or all; and what identifies them."""
+    try:
+        from ejax.data.lerobot.recorded import RecordedEpisodes
+
+        episodes = RecordedEpisodes(
+            str(config.folder), episodes=None if count is None else range(count), cache_mb=config.cache_mb
+        )
+    except ImportError as error:
+        raise ConfigError(
+            [Problem("data.source", f"'recorded' needs pyarrow: pip install 'ejax[data]' ({error})")]
+        ) from error
+    except (OSError, ValueError, IndexError) as error:
+        raise ConfigError([Problem("data.folder", str(error))]) from error
+    lengths = episodes.reader.lengths[: len(episodes)]
+    digest = zlib.crc32(b"".join(_fingerprint(episodes.reader.fields(i)) for i in range(len(lengths))))
+    return episodes, {"num_episodes": jnp.int32(len(lengths)), "digest": jnp.uint32(digest)}
+
+
+def _fingerprint(fields: Mapping[str, Any]) -> bytes:
+    """What tells one kept episode from another without reading its frames."""
+    return np.array([fields["length"], fields["seed"]], np.int64).tobytes() + np.float64(fields["written_at"]).tobytes()
+
+
+def _field(chunks: Mapping[str, Any], path: str, key: str) -> Any:
+    node: Any = chunks
+    for name in path.split("/"):
+        if not isinstance(node, Mapping) or name not in node:
+            there = ", ".join(flatten({k: v for k, v in chunks.items() if k not in ("episode", *FRAME_FIELDS)}))
+            raise ConfigError([Problem(key, f"the demonstrations have no field '{path}'; there is {there}")])
+        node = node[name]
+    return node
+
+
+def _like(wanted: PyTree, given: Any, path: str) -> PyTree:
+    """The parts of ``given`` that an observation has, their shapes checked."""
+    if isinstance(wanted, Mapping):
+        if not isinstance(given, Mapping) or wanted.keys() - given.keys():
+            there = ", ".join(given) if isinstance(given, Mapping) else "one array"
+            text = f"'{path}' has {there}; the environment's observation has {', '.join(sorted(wanted))}"
+            raise ConfigError([Problem("data.obs_field", text)])
+        return {name: _like(part, given[name], f"{path}/{name}") for name, part in wanted.items()}
+    if isinstance(given, Mapping):
+        text = (
+            f"'{path}' has the parts {', '.join(given)}; the environment's observation is one array: name one of them"
+        )
+        raise ConfigError([Problem("data.obs_field", text)])
+    if given.shape[2:] != wanted.shape[1:]:
+        text = f"'{path}' is {list(given.shape[2:])}, the environment's observation {list(wanted.shape[1:])}"
+        raise ConfigError([Problem("data.obs_field", text)])
+    return _numbers(given)
+
+
+def _numbers(array: Any) -> Any:
+    """Real numbers as float32, images and choices as they are."""
+    return array.astype(np.float32) if array.dtype.kind == "f" else array

@@ -1,0 +1,92 @@
+"""From a config to the environment that it names: pure, or outside JAX and guarded."""
+
+import inspect
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from ejax.config import ConfigError, Problem, RunConfig
+from ejax.envs.action_chunk import ActionChunk
+from ejax.envs.adapters.gymnasium import vectorize
+from ejax.envs.host.calls import call_env
+from ejax.envs.host.guarded import GuardedEnv
+from ejax.registry import resolve
+from ejax.types import Env, HostEnv, Phase, PyTree
+
+
+def build_env(
+    config: RunConfig, *, phase: Phase = "train", num_envs: int | None = None, quarantine: Path = Path("quarantine")
+) -> Env | HostEnv:
+    """The environment that ``config.env`` names, with the phase's ``trainer.events``.
+
+    Args:
+        num_envs: rows of a host environment. None: ``trainer.num_envs``.
+        quarantine: folder for what broke a host environment.
+
+    Raises:
+        ConfigError: its constructor refuses the arguments.
+    """
+    trainer = config.trainer
+    num_rows = trainer.num_envs if num_envs is None else num_envs
+    options = dict(config.env.cfg)
+    if events := trainer.events.of(phase):
+        options["interval_events"] = events
+    make = partial(make_env, config.env.id, options, num_envs=num_rows)
+    try:
+        env = call_env(config.env.id, "make", make)
+    except (TypeError, ValueError) as error:
+        raise ConfigError([Problem("env.cfg", f"{config.env.id} refuses it: {error}")]) from error
+    if not isinstance(env, HostEnv):
+        return env
+    if env.num_envs != num_rows:
+        env.close()
+        text = f"{config.env.id} has {env.num_envs} environments, asked for were {num_rows}; let it take num_envs"
+        raise ConfigError([Problem("env.id", text)])
+    return GuardedEnv(
+        env,
+        make,
+        recipe=config.env.model_dump(mode="json"),
+        folder=quarantine,
+        max_quarantined=trainer.collector.max_quarantined,
+        max_restarts=trainer.collector.max_env_restarts,
+    )
+
+
+def evaluation_env(config: RunConfig, env: Any) -> Any:
+    """The environment to evaluate in: the training's, ``env``, unless ``trainer.events`` tell them apart."""
+    events = config.trainer.events
+    return env if events.train == events.eval else build_env(config, phase="eval")
+
+
+def make_env(name: str, cfg: Mapping[str, Any], *, num_envs: int) -> Any:
+    """``name(**cfg)``: an ``Env``, or a ``HostEnv`` of ``num_envs`` rows; environments of Gymnasium's kind become one.
+
+    ``action_chunk`` in ``cfg`` wraps a pure environment that does not know the word itself.
+    """
+    make = resolve("env", name)
+    parameters = inspect.signature(make).parameters
+    options, size = dict(cfg), 1
+    if "action_chunk" not in parameters:
+        size = options.pop("action_chunk", 1)
+    make_one = partial(make, **options, **({"num_envs": num_envs} if "num_envs" in parameters else {}))
+    env = vectorize(make_one(), make_one, num_envs)
+    if size == 1:
+        return env
+    if isinstance(env, HostEnv):
+        raise ValueError(f"action_chunk {size} needs a pure environment, or one that takes action_chunk itself")
+    return ActionChunk(env, size)
+
+
+def sample_obs(env: Env | HostEnv, num_rows: int) -> PyTree:
+    """Zeros in the form of ``num_rows`` observations."""
+
+    def zeros(space: Any) -> PyTree:
+        if isinstance(space, gymnasium.spaces.Dict):
+            return {name: zeros(part) for name, part in space.spaces.items()}
+        return np.zeros((num_rows, *space.shape), np.float32)
+
+    return zeros(env.observation_space)

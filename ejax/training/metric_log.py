@@ -1,0 +1,147 @@
+"""``logs/metrics.jsonl``: one line a write, and what a run that goes on keeps of it.
+
+Each line reaches the operating system before ``write`` returns. A checkpoint holds how much of the file there was and
+its digest, so that a resumed run notices what has become of it since.
+"""
+
+import hashlib
+import json
+import math
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, NonNegativeInt
+
+from ejax.training.facts import FactsError, check_facts
+
+_BEGINNING = b'{"step": '
+
+
+class Logged(BaseModel):
+    """How far the file had come when a checkpoint was made."""
+
+    bytes: NonNegativeInt
+    sha256: str
+    """Of these bytes."""
+
+
+class MetricRecord(BaseModel):
+    """One line; its other keys are tags."""
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, float | None]
+    step: NonNegativeInt
+    time: float = 0.0
+
+
+@dataclass
+class Kept:
+    """What a run that goes on finds in the file."""
+
+    records: list[dict[str, Any]] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+
+class MetricLog:
+    """The file, to be written on at its end. A context manager."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("ab")
+        before = path.read_bytes()
+        self._bytes, self._digest = len(before), hashlib.sha256(before)
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Append a line; JSON has neither NaN nor infinity: they are ``null``."""
+        record: dict[str, float | None] = {"step": step, "time": time.time()}
+        record |= {tag: value if math.isfinite(value) else None for tag, value in metrics.items()}
+        line = json.dumps(record, allow_nan=False).encode() + b"\n"
+        self._file.write(line)
+        self._file.flush()
+        self._bytes += len(line)
+        self._digest.update(line)
+
+    def so_far(self) -> dict[str, Any]:
+        """How far the file has come, for a checkpoint: see ``Logged``. What there is of it is on disk then."""
+        os.fsync(self._file.fileno())
+        return {"bytes": self._bytes, "sha256": self._digest.hexdigest()}
+
+    def __enter__(self) -> "MetricLog":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+
+def keep_up_to(
+    path: Path, step: int, *, logged: Mapping[str, Any] | None = None, evaluates_again: bool = False
+) -> Kept:
+    """Drop the lines after ``step`` and one that a kill cut short; whatever else is wrong is set aside and reported.
+
+    Args:
+        logged: what the checkpoint says of the file; None: nothing.
+        evaluates_again: drop the evaluation at ``step`` as well, since it is written a second time.
+    """
+    kept = Kept()
+    if path.exists() and not path.is_file():
+        aside = _aside(path)
+        os.replace(path, aside)
+        kept.problems.append(f"{path} was no file; it is {aside.name} now, and the log begins here")
+        return kept
+    content = path.read_bytes() if path.exists() else b""
+    lines, wrong = [], []
+    for number, line in enumerate(content.splitlines(keepends=True), 1):
+        try:
+            record = check_facts(json.loads(line), MetricRecord)
+        except (FactsError, ValueError, RecursionError):
+            if not _was_cut_short(line):
+                wrong.append(number)
+            continue
+        if record["step"] < step or (record["step"] == step and not (evaluates_again and _is_evaluation(record))):
+            kept.records.append(record)
+            lines.append(line.rstrip(b"\r\n") + b"\n")
+    if wrong:
+        kept.problems.append(f"{path} is damaged: {_places(wrong)} not written by ejax, and left out")
+    elif logged and hashlib.sha256(content[: logged["bytes"]]).hexdigest() != logged["sha256"]:
+        what = "was changed" if len(content) >= logged["bytes"] else "lacks lines that it had" if content else "is gone"
+        kept.problems.append(f"{path} {what} since the checkpoint was made; its numbers may be others")
+    if kept.problems and content:
+        aside = _aside(path)
+        aside.write_bytes(content)
+        kept.problems[-1] += f" (as it was: {aside.name})"
+    if content:
+        _replace(path, b"".join(lines))
+    return kept
+
+
+def _was_cut_short(line: bytes) -> bool:
+    """By a kill: the beginning of a line that ``MetricLog`` writes."""
+    return not line.endswith(b"\n") and line[: len(_BEGINNING)] == _BEGINNING[: len(line)]
+
+
+def _is_evaluation(record: Mapping[str, Any]) -> bool:
+    return any(tag.startswith("eval/") for tag in record)
+
+
+def _places(numbers: list[int]) -> str:
+    first = ", ".join(str(number) for number in numbers[:5])
+    return f"line {first} was" if len(numbers) == 1 else f"lines {first}{', …' if len(numbers) > 5 else ''} were"
+
+
+def _aside(path: Path) -> Path:
+    return path.with_name(f"{path.stem}.damaged-{time.time_ns()}{path.suffix}")
+
+
+def _replace(path: Path, content: bytes) -> None:
+    temporary = path.with_name(path.name + ".tmp")
+    with temporary.open("wb") as new:
+        new.write(content)
+        new.flush()
+        os.fsync(new.fileno())
+    os.replace(temporary, path)

@@ -1,0 +1,29 @@
+"""What a run is made of."""
+
+from dataclasses import dataclass
+
+import optax
+
+from ejax.algorithms.step import RunState
+from ejax.config import RunConfig
+from ejax.training.steppers import Stepper
+from ejax.types import Env, HostEnv, Policy
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a run is made of. Nothing is compiled yet. ``stepper`` owns the environments that need closing."""
+
+    policy: Policy
+    env: Env | HostEnv
+    optimizer: optax.GradientTransformation
+    stepper: Stepper
+    state: RunState
+    """At update 0, without ``policy.init_from``."""
+    num_devices: int = 1
+    """That share the environments, each ``trainer.num_envs`` of them."""
+
+
+def rows_per_update(config: RunConfig, parts: Parts) -> int:
+    """Environment steps (of cloning: samples) of one update, on all devices."""
+    return config.trainer.buffer_size * config.trainer.num_envs * parts.num_devices

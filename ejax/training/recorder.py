@@ -1,0 +1,195 @@
+"""Films of a run, made beside the training: EmbodiChain's event ``record_camera_data_async``.
+
+Episodes are played, drawn and encoded in a thread of their own. A recorder that fails, or is still busy, costs the film
+and nothing else: what happened is told by ``reports``. The thread is not niced: measured on two cores, that does not
+speed up the training, and what a starved thread holds of Python's lock makes single updates late.
+"""
+
+import itertools
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+
+import jax
+import numpy as np
+from numpy.typing import NDArray
+
+from ejax.config.camera import CameraConfig
+from ejax.types import Array, CameraView, Env, Key, Params, Phase, Policy, PyTree, RenderableEnv
+from ejax.video import tile_frames, write_video
+
+_FPS = 20
+_MOST_ENVS = 4
+_CLOSE_TIMEOUT_S = 120.0
+_LAST_TIMEOUT_S = 10.0
+"""For a film that is broken off: one more frame, and ffmpeg's end."""
+_UNLIMITED = 1000
+"""Steps filmed of an environment without a time limit."""
+
+
+class FilmRecorder:
+    """Makes the films of one run, one at a time. A context manager: leaving it waits for the film under way, unless an
+    exception ended the run.
+
+    Args:
+        envs: the environment of each phase.
+        folder: ``videos`` in the run's folder.
+    """
+
+    def __init__(
+        self, policy: Policy, envs: Mapping[Phase, Env], cameras: tuple[CameraConfig, ...], folder: Path
+    ) -> None:
+        self._policy, self._envs, self._cameras, self._folder = policy, envs, cameras, folder
+        self._thread = ThreadPoolExecutor(1, "ejax-recorder") if cameras else None
+        self._film: Future[list[Path]] | None = None
+        self._broken_off = threading.Event()
+        self._reports: list[str] = []
+        self._failure = ""
+        self._skipped = False
+
+    def record(self, params: Params, key: Key, count: int) -> None:
+        """Film the policy of this moment with all cameras, unless the last films are still being made.
+
+        Args:
+            key: start states and samples follow from it.
+            count: number of the film, part of its file's name.
+        """
+        if self._thread is None or self._broken_off.is_set():
+            return
+        self._collect()
+        if self._film is not None:
+            if not self._skipped:
+                self._reports.append("films take longer than they are asked for: some are not made")
+            self._skipped = True
+            return
+        self._film = self._thread.submit(self._make, params, key, count)
+
+    def reports(self) -> list[str]:
+        """What there is to tell since the last call."""
+        self._collect()
+        told, self._reports = self._reports, []
+        return told
+
+    def break_off(self) -> None:
+        """Give up the film under way, and make no more: whoever stops a run does not want to wait."""
+        self._broken_off.set()
+
+    def __enter__(self) -> "FilmRecorder":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._thread is None:
+            return
+        films = [self._film] if self._film is not None else []
+        if kind is None and not self._broken_off.is_set():
+            wait(films, _CLOSE_TIMEOUT_S)
+        self.break_off()
+        wait(films, _LAST_TIMEOUT_S)
+        self._collect()
+        if self._film is not None:
+            self._reports.append("no film: still at work, and left alone")
+        self._thread.shutdown(wait=False)
+
+    def _collect(self) -> None:
+        if self._film is None or not self._film.done():
+            return
+        film, self._film = self._film, None
+        try:
+            self._reports += [f"filmed {path}" for path in film.result()]
+        except Exception as error:  # whatever it was, the training is worth more than the film
+            report = f"no film: {type(error).__name__}: {error}"
+            if report != self._failure:
+                self._reports.append(report)
+            self._failure = report
+
+    def _make(self, params: Params, key: Key, count: int) -> list[Path]:
+        num_envs = min(_MOST_ENVS, *(camera.max_env_num for camera in self._cameras))
+        paths = []
+        for phase in sorted({camera.phase for camera in self._cameras}):
+            env, samples = _drawable(self._envs[phase]), phase == "train"
+            states, done = play(self._policy, env, params, key, num_envs=num_envs, samples=samples)
+            for camera in self._cameras:
+                if camera.phase == phase:
+                    frames = draw(env, states, done, camera.resolution, camera.view, every=camera.interval_step)
+                    path = self._path(camera, f"ep{count}_{camera.name}_allenvs")
+                    paths.append(write_video(path, self._unless_broken_off(frames), _FPS))
+        return paths
+
+    def _path(self, camera: CameraConfig, name: str) -> Path:
+        """In ``save_path``, which several runs may share, a name that is not taken."""
+        if camera.save_path is None:
+            return self._folder / camera.phase / f"{name}.mp4"
+        folder = Path(camera.save_path)
+        names = itertools.chain([name], (f"{name}_{number}" for number in itertools.count(2)))
+        return next(path for each in names if not (path := folder / f"{each}.mp4").exists())
+
+    def _unless_broken_off(self, frames: Iterable[NDArray[np.uint8]]) -> Iterator[NDArray[np.uint8]]:
+        for frame in frames:
+            if self._broken_off.is_set():
+                raise TimeoutError("broken off at the end of the run")
+            yield frame
+
+
+@partial(jax.jit, static_argnames=("policy", "env", "num_envs", "samples"))
+def play(
+    policy: Policy, env: Env, params: Params, key: Key, *, num_envs: int, samples: bool = False
+) -> tuple[PyTree, Array]:
+    """States [T, N, ...] and ends [T, N] of one episode each, played on past its end.
+
+    Args:
+        samples: act with samples of the distribution, as in training, not with its mode.
+    """
+    key_reset, key_steps = jax.random.split(key)
+    state, obs = jax.vmap(env.reset)(jax.random.split(key_reset, num_envs))
+
+    def one_step(carry: tuple[PyTree, PyTree], key: Key) -> tuple[tuple[PyTree, PyTree], tuple[PyTree, Array]]:
+        state, obs = carry
+        distribution, _ = policy.apply(params, obs)
+        if samples:
+            key_action, key = jax.random.split(key)
+            action = distribution.sample(key_action)
+        else:
+            action = distribution.mode()
+        state, timestep = jax.vmap(env.step)(state, action, jax.random.split(key, num_envs))
+        return (state, timestep.obs), (state, timestep.terminated | timestep.truncated)
+
+    keys = jax.random.split(key_steps, env.max_episode_steps or _UNLIMITED)
+    return jax.lax.scan(one_step, (state, obs), keys)[1]
+
+
+def draw(
+    env: Env,
+    states: PyTree,
+    done: Array,
+    resolution: tuple[int, int],
+    view: CameraView | None = None,
+    *,
+    every: int = 1,
+) -> Iterator[NDArray[np.uint8]]:
+    """Frames of episodes side by side, until the last of them has ended; one that ended stands still.
+
+    Raises:
+        ValueError: the environment cannot be drawn.
+    """
+    env = _drawable(env)
+    states, ended = jax.device_get((states, done))
+    last = np.where(ended.any(axis=0), ended.argmax(axis=0), len(ended) - 1)
+    drawn_at = np.full(len(last), -1)
+    pictures: dict[int, NDArray[np.uint8]] = {}
+    for t in range(0, int(last.max()) + 1, every):
+        for i, at in enumerate(np.minimum(t, last)):
+            if at != drawn_at[i]:
+                state = jax.tree.map(lambda x, i=i, at=at: x[at, i], states)
+                pictures[i], drawn_at[i] = env.render(state, *resolution, view), at
+        yield tile_frames(np.stack([pictures[i] for i in range(len(last))]))
+
+
+def _drawable(env: Env) -> RenderableEnv:
+    if not isinstance(env, RenderableEnv):
+        raise ValueError(f"{type(env).__name__} cannot be filmed: it has no render(state, width=…, height=…)")
+    return env

@@ -1,0 +1,415 @@
+"""The folder of a run: where things are in it, and which checkpoint a resumed run starts from.
+
+<output_dir>/<exp_name>_<YYYYmmdd_HHMMSS>/
+    configs/resolved.json       the config in canonical form: the run can be repeated from it alone
+    configs/versions.json       Python, libraries, device; the file of another system that the run started from
+    configs/SHA256              of both, so that a change to what the run is made from is noticed
+    checkpoints/<exp_name>_step_<n>/, <exp_name>_best_step_<n>/     n: environment steps
+    logs/metrics.jsonl, logs/<exp_name>/events.out.tfevents.*
+    videos/
+    quarantine/                 what broke environments, for python -m ejax.replay
+    schedule.json               {"versions": […]}: of the parameters that made each rollout, where they may be older
+"""
+
+import glob
+import json
+import os
+import platform
+import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+from pydantic import BaseModel, NonNegativeInt
+
+from ejax.config import RunConfig, load_config
+from ejax.training.checkpoint import (
+    CheckpointError,
+    CheckpointMeta,
+    library_versions,
+    list_checkpoints,
+    recover_checkpoints,
+    remove,
+    rewrite_meta,
+    save_checkpoint,
+    verify_checkpoint,
+)
+from ejax.training.digests import LISTING, DamagedError, check_digests, render_digests, sha256
+from ejax.training.facts import FactsError, read_facts
+from ejax.training.metric_log import Logged
+from ejax.types import PyTree
+
+_CONFIGS = ("resolved.json", "versions.json")
+
+_MAY_CHANGE = frozenset(
+    {
+        "iterations",
+        "total_timesteps",
+        "enable_eval",
+        "eval_freq",
+        "num_eval_envs",
+        "num_eval_episodes",
+        "eval_episode_choice",
+        "best_eval_metric",
+        "best_eval_mode",
+        "save_freq",
+        "save_frequency_updates",
+        "keep_checkpoints",
+        "output_dir",
+        "cameras",
+        "events.eval",
+        "use_wandb",
+        "wandb_project_name",
+        "log_freq_updates",
+        "updates_per_dispatch",
+        "console",
+        "device",
+        "collector.pause_in_evaluation",
+        "collector.stop_timeout_s",
+        "collector.env_timeout_s",
+        "collector.max_quarantined",
+        "collector.max_env_restarts",
+        "data.num_workers",
+        "data.prefetch",
+        "data.initialization_timeout",
+        "data.worker_timeout",
+        "data.folder",
+        "data.cache_mb",
+    }
+)
+"""Keys of ``trainer``, and of ``data``, that a resumed run may set anew: none of them changes what an update computes,
+and of a folder it is checked that it holds the same episodes. (A learning-rate schedule
+keeps the horizon of the run's start.)"""
+
+
+class RunMeta(CheckpointMeta):
+    """What the checkpoints of a run say besides: all that the host needs to go on."""
+
+    global_step: NonNegativeInt
+    evaluation_due: bool = False
+    """Saved before the evaluation of this very update, which is made by whoever goes on."""
+    last_evaluated: NonNegativeInt | None = None
+    """The update that was evaluated last."""
+    log: Logged | None = None
+    schedule_sha256: str | None = None
+    """Of the versions in schedule.json, up to this update."""
+
+
+class _Trainer(BaseModel):
+    exp_name: str
+
+
+class _Resolved(BaseModel):
+    """Of ``resolved.json``, what tells whose it is; the rest is checked as a config."""
+
+    trainer: _Trainer
+
+
+class _Versions(BaseModel):
+    origin: str | None = None
+
+
+class _Schedule(BaseModel):
+    versions: list[int | None]
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """One run's folder."""
+
+    path: Path
+    exp_name: str
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def config_file(self) -> Path:
+        return self.path / "configs" / "resolved.json"
+
+    def periodic(self) -> list[Path]:
+        """The checkpoints made along the way, newest first."""
+        return list_checkpoints(self.checkpoints, self.exp_name)
+
+    def best(self) -> list[Path]:
+        """The best checkpoint, newest first (two where a run was killed while it changed)."""
+        return list_checkpoints(self.checkpoints, f"{self.exp_name}_best")
+
+    def save(self, state: PyTree, meta: dict[str, Any], *, keep: int) -> Path:
+        """Save a periodic checkpoint; of the older ones ``keep`` − 1 stay."""
+        path = save_checkpoint(self.checkpoints, f"{self.exp_name}_step_{meta['global_step']}", state, meta)
+        for old in self.periodic()[keep:]:
+            remove(old)
+        return path
+
+    def save_best(self, state: PyTree, meta: dict[str, Any]) -> Path:
+        """Save the best checkpoint; the former best goes once the new one is complete."""
+        path = save_checkpoint(self.checkpoints, f"{self.exp_name}_best_step_{meta['global_step']}", state, meta)
+        for old in self.best():
+            if old != path:
+                remove(old)
+        return path
+
+    def rewrite_meta(self, path: Path, meta: dict[str, Any]) -> None:
+        """Of a checkpoint that was saved before all was known that its meta says."""
+        rewrite_meta(path, meta)
+
+    def recover(self) -> list[str]:
+        """Put in place the checkpoints that a kill caught while they were given their names, and report them.
+
+        For the one process that goes on with the run.
+        """
+        recovered = recover_checkpoints(self.checkpoints)
+        return [f"recovered {path}: a kill came while it was put in place" for path in recovered]
+
+    def has_checkpoints(self) -> bool:
+        """Of either kind, damaged ones too."""
+        return bool(self.periodic() or self.best())
+
+    def check_sealed(self, schema_version: int) -> list[str]:
+        """What is wrong, if checkpoints of this version come with digests of the configs, and there are none."""
+        digests = self.config_file.with_name(LISTING)
+        if schema_version < 2 or digests.exists():
+            return []
+        return [f"{digests} is gone: whether {self.config_file} was changed cannot be seen"]
+
+    def origin(self) -> str | None:
+        """The file of another system that the run started from.
+
+        Raises:
+            CheckpointError: that cannot be read.
+        """
+        try:
+            return read_facts(self.config_file.with_name("versions.json"), _Versions).get("origin")
+        except FactsError as error:
+            raise CheckpointError(f"what the run started from is not known: {error}") from None
+
+    def last_word(self) -> str:
+        """What there is of a run that ends at once, and how to go on with it."""
+        if not self.config_file.exists():
+            return f"{self.path} is no run yet: nothing was left"
+        again = f"python -m ejax.train --run {self.path} --resume latest"
+        newest = next(iter([*self.periodic(), *self.best()]), None)
+        if newest is None:
+            return f"run {self.path} has no checkpoint yet; {again} starts it from the beginning"
+        return f"the last checkpoint is {newest}, what came after it is lost; go on with {again}"
+
+    def set_aside_after(self, step: int) -> list[Path]:
+        """Rename the checkpoints of later env steps: a run that goes on from ``step`` makes its own.
+
+        They would else pass for the newest ones, and new ones would be cleared away in their place.
+        """
+        later = [path for path in (*self.periodic(), *self.best()) if int(path.name.rpartition("_")[2]) > step]
+        return [path.rename(path.with_name(f"superseded_{time.time_ns()}_{path.name}")) for path in later]
+
+    def write_schedule(self, first: int, versions: Sequence[int]) -> str:
+        """Versions of rollouts ``first``, ``first`` + 1, …; those of earlier ones stay, later ones are replaced.
+
+        Returns:
+            The digest of all of them. Of earlier ones that are lost the version is null.
+        """
+        file = self.path / "schedule.json"
+        earlier = self._read_schedule()[:first] if first and file.exists() else []
+        all_versions = [*earlier, *[None] * (first - len(earlier)), *versions]
+        partial = file.with_suffix(".partial")
+        partial.write_text(json.dumps({"versions": all_versions}))
+        os.replace(partial, file)
+        return _schedule_digest(all_versions)
+
+    def check_schedule(self, first: int, digest: str | None) -> list[str]:
+        """Before a run goes on: set ``schedule.json`` aside if it does not hold the versions of the rollouts before.
+
+        Args:
+            digest: of those ``first`` versions; None: unknown.
+
+        Returns:
+            What is wrong with it.
+        """
+        file = self.path / "schedule.json"
+        try:
+            versions = self._read_schedule()[:first]
+            if len(versions) == first and digest in (None, _schedule_digest(versions)):
+                return []
+            problem = f"{file} does not hold the versions of the {first} rollouts before this resume"
+        except FactsError as error:
+            problem = str(error)
+        aside = file.with_name(f"schedule.damaged-{time.time_ns()}.json")
+        if os.path.lexists(file):
+            os.replace(file, aside)
+            problem += f" (as it was: {aside.name})"
+        return [f"{problem}; theirs are null from now on, and this run's schedule cannot be played again"]
+
+    def _read_schedule(self) -> list[int | None]:
+        return read_facts(self.path / "schedule.json", _Schedule)["versions"]
+
+    def take_back(self) -> None:
+        """Undo ``create_run_directory`` for a run that could not begin, so that the folder can be given again.
+
+        What others put there stays.
+        """
+        configs = [self.config_file.with_name(name) for name in (*_CONFIGS, LISTING)]
+        for file in (*configs, self.path / "schedule.json"):
+            file.unlink(missing_ok=True)
+        for folder in (self.config_file.parent, self.checkpoints, self.path):
+            if folder.is_dir() and not any(folder.iterdir()):
+                folder.rmdir()
+
+    def find(self, which: str, report: Callable[[str], None]) -> Path:
+        """The newest undamaged checkpoint: ``latest`` or ``best``. Damaged ones are reported and passed over.
+
+        Where none that was made along the way is left, the best one is the latest.
+
+        Raises:
+            CheckpointError: there is none.
+        """
+        candidates = [*self.periodic(), *self.best()] if which == "latest" else self.best()
+        for path in candidates:
+            try:
+                return verify_checkpoint(path, RunMeta).path
+            except CheckpointError as error:
+                report(f"{error}; using the one before it")
+        seen = f"all {len(candidates)} are damaged" if candidates else "there is none yet"
+        raise CheckpointError(f"no {which} checkpoint to resume from in {self.checkpoints}: {seen}")
+
+
+def create_run_directory(config: RunConfig, path: Path | None = None, *, origin: str | None = None) -> RunDirectory:
+    """Make the folder of a new run and write its config and versions.
+
+    Args:
+        path: instead of ``<output_dir>/<exp_name>_<time>``.
+        origin: the file of another system that the run starts from.
+
+    Raises:
+        FileExistsError: ``path`` holds a run already.
+    """
+    name = config.trainer.exp_name
+    if path is None:
+        path = Path(config.trainer.output_dir) / f"{name}_{time.strftime('%Y%m%d_%H%M%S')}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            path.mkdir()
+        except FileExistsError:  # two runs in one second, maybe of two processes
+            path = path.with_name(f"{path.name}_{time.time_ns() % 10**9:09d}")
+    directory = RunDirectory(path, name)
+    if directory.config_file.exists():
+        raise FileExistsError(
+            f"{path} holds a run already; go on with it by python -m ejax.train --run {path} --resume latest, or give "
+            "another folder"
+        )
+    directory.config_file.parent.mkdir(parents=True, exist_ok=True)  # a kill may have come right after it
+    directory.checkpoints.mkdir(exist_ok=True)
+    versions = {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "device": f"{jax.devices()[0].platform}: {jax.devices()[0].device_kind}",
+        **library_versions(),
+        **({} if origin is None else {"origin": os.path.abspath(origin)}),
+    }
+    texts = [json.dumps(facts, indent=2) for facts in (config.to_dict(), versions)]
+    digests = {name: sha256(text.encode()) for name, text in zip(_CONFIGS, texts, strict=True)}
+    configs = directory.config_file.parent
+    (configs / LISTING).write_text(render_digests(digests))
+    (configs / "versions.json").write_text(texts[1])
+    partial = configs / ".partial"
+    partial.write_text(texts[0])
+    os.replace(partial, directory.config_file)  # last and whole: it makes the folder a run
+    return directory
+
+
+def open_run_directory(path: Path) -> tuple[RunDirectory, RunConfig]:
+    """An existing run and the config that it was started with, but for the device, which is the CPU.
+
+    Args:
+        path: the run's folder, or without the time at its end: the newest run of that name.
+
+    Raises:
+        FileNotFoundError: ``path`` is no run.
+        CheckpointError: its config was changed or damaged.
+        ConfigError: it names code that nobody trusted (``ejax.trust``).
+    """
+    file = path / "configs" / "resolved.json"
+    if not path.exists():
+        path = newest_run(path.parent, path.name)
+        file = path / "configs" / "resolved.json"
+    if not file.is_file():
+        raise FileNotFoundError(f"{path} is no run of ejax: it has no configs/resolved.json")
+    try:
+        if (file.parent / LISTING).exists():  # the first runs of ejax have none
+            check_digests(file.parent, _CONFIGS)
+        read_facts(file, _Resolved)
+    except (DamagedError, FactsError) as error:
+        raise CheckpointError(
+            f"the configs of run {path} are damaged: {error}. Put back a copy of that folder; without one, write the "
+            f"value of 'config' in {path}/checkpoints/<name>/meta.json into resolved.json, and remove {LISTING}"
+        ) from None
+    # a file as any other: what it names is not trusted; and where the run was trained does not matter to those who read
+    # it, since they say themselves where they compute
+    config = load_config(file, device="cpu")
+    return RunDirectory(path, config.trainer.exp_name), config
+
+
+def newest_run(output_dir: Path, exp_name: str) -> Path:
+    """The run of exactly that name which was started last.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    files = output_dir.glob(f"{glob.escape(exp_name)}_*/configs/resolved.json")
+    runs = [(file.stat().st_mtime_ns, file.parents[1]) for file in files if _name_of(file, exp_name) == exp_name]
+    if not runs:
+        raise FileNotFoundError(
+            f"no run of '{exp_name}' in {output_dir}; give the run's folder (to python -m ejax.train by --run)"
+        )
+    return max(runs)[1]
+
+
+def _name_of(file: Path, exp_name: str) -> str | None:
+    """The name that a run has recorded, or if that cannot be read, what its folder's name says of ``exp_name``."""
+    try:
+        return read_facts(file, _Resolved)["trainer"]["exp_name"]
+    except FactsError:
+        return exp_name if re.fullmatch(r"_\d{8}_\d{6}(_\d{9})?", file.parents[1].name.removeprefix(exp_name)) else None
+
+
+def never_began(path: Path) -> bool:
+    """Whether a kill came while the folder of a run was made, before there was a run."""
+    return path.is_dir() and {each.name for each in path.iterdir()} <= {"configs", "checkpoints"} and not _is_run(path)
+
+
+def _is_run(path: Path) -> bool:
+    return (path / "configs" / "resolved.json").exists() or any((path / "checkpoints").glob("*"))
+
+
+def _schedule_digest(versions: Sequence[int | None]) -> str:
+    return sha256(json.dumps(list(versions)).encode())
+
+
+def check_same_run(config: RunConfig, saved: RunConfig) -> None:
+    """Refuse to resume under a config that would compute something else.
+
+    Raises:
+        CheckpointError: naming each key that differs and may not.
+    """
+    differ = [
+        f"{key} is {json.dumps(there)} in the run and {json.dumps(here)} now"
+        for key, there, here in differences(saved.to_dict(), config.to_dict(), "")
+        if not _may_change(key.removeprefix("trainer."))
+    ]
+    if differ:
+        raise CheckpointError("this config is not the one that the run was started with: " + "; ".join(differ))
+
+
+def _may_change(key: str) -> bool:
+    return any(key == allowed or key.startswith(f"{allowed}.") for allowed in _MAY_CHANGE)
+
+
+def differences(a: Any, b: Any, path: str) -> list[tuple[str, Any, Any]]:
+    """``(key, in a, in b)`` of the values that differ in two nested mappings; dotted keys that begin with ``path``."""
+    if isinstance(a, dict) and isinstance(b, dict):
+        names = sorted(a.keys() | b.keys())
+        return [d for name in names for d in differences(a.get(name), b.get(name), f"{path}.{name}".lstrip("."))]
+    return [] if a == b else [(path, a, b)]

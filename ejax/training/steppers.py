@@ -1,0 +1,239 @@
+"""What moves a run on: programs that do everything on the device, or a collector and updates, in turn or at once."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Protocol, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from ejax.algorithms.step import Learn, RunState, Step, repeat_step
+from ejax.collectors import AsyncCollector, Collected, CollectionStopped, HostCollector
+from ejax.envs.host.calls import EnvAbandoned
+from ejax.envs.host.guarded import GuardedEnv
+from ejax.episodes import drop_current_episodes
+from ejax.sharding import make_mesh, split, whole
+from ejax.types import Key, Metrics, PyTree
+
+Interrupted = Callable[[], bool]
+S = TypeVar("S", bound="Stepper")
+
+
+class Stepper(Protocol):
+    """Owns what collects; a context manager. Update number k draws from ``fold_in(key, k)``, whichever it is."""
+
+    most: int
+    """Updates that one call can do."""
+
+    def start(self, state: RunState) -> RunState:
+        """Compile, and begin to collect. The state to begin with."""
+        ...
+
+    def advance(self, state: RunState, count: int, interrupted: Interrupted) -> tuple[RunState, Metrics] | None:
+        """``count`` ≤ ``most`` updates. Metrics are [≥ count]. None: interrupted before there was a rollout."""
+        ...
+
+    def paused(self) -> AbstractContextManager[None]:
+        """Nothing is collected inside.
+
+        Raises:
+            EnvAbandoned: the user asked the run to stop, and a step does not return.
+        """
+        ...
+
+    def reports(self) -> list[str]:
+        """What there is to tell since the last call."""
+        ...
+
+    def versions(self) -> list[int] | None:
+        """Of the parameters that made each rollout since ``start``; None where they are always the newest."""
+        ...
+
+    def __enter__(self: S) -> S: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None: ...
+
+
+class DeviceStepper:
+    """Collection and update in one program, several updates in one dispatch.
+
+    Args:
+        devices: that share the environments; they must divide their number. None: where the state lies.
+    """
+
+    def __init__(self, step: Step, key: Key, most: int, *, devices: Sequence[jax.Device] | None = None) -> None:
+        self.step, self._key, self.most = step, key, most
+        self._mesh = make_mesh(devices) if devices else None
+
+    def start(self, state: RunState) -> RunState:
+        if self._mesh is None:
+            self._compiled = repeat_step(self.step, self.most).lower(state, self._key, jnp.int32(1)).compile()
+            return state
+        state = jax.device_put(state, _places(state, self._mesh))
+        self._key = jax.device_put(self._key, whole(self._mesh))
+        with jax.set_mesh(self._mesh):
+            program = repeat_step(self.step, self.most, out_shardings=(_places(state, self._mesh), whole(self._mesh)))
+            self._compiled = program.lower(state, self._key, jnp.int32(1)).compile()
+        return state
+
+    def advance(self, state: RunState, count: int, interrupted: Interrupted) -> tuple[RunState, Metrics]:
+        del interrupted  # between dispatches is soon enough
+        return self._compiled(state, self._key, jnp.int32(count))
+
+    def paused(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def reports(self) -> list[str]:
+        return []
+
+    def versions(self) -> list[int] | None:
+        return None
+
+    def __enter__(self) -> "DeviceStepper":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        del error
+
+
+class HostStepper:
+    """A rollout, then an update, in turn."""
+
+    most = 1
+
+    def __init__(
+        self, collector: HostCollector, learn: Learn, key: Key, *, devices: Sequence[jax.Device] | None = None
+    ) -> None:
+        self.collector, self._key = collector, key
+        self._learn = jax.jit(learn)
+        self._place = Placement(devices) if devices else None
+        self._notes: list[str] = []
+
+    def start(self, state: RunState) -> RunState:
+        self._update = int(state.update)
+        if self._update == 0:
+            return state
+        if state.envs != ():
+            self.collector.restore(state.envs)
+            return state
+        if not self.collector.restart:
+            self._notes.append("not exact: these environments cannot be saved, so new episodes start")
+        return replace(state, episodes=drop_current_episodes(state.episodes))
+
+    def advance(self, state: RunState, count: int, interrupted: Interrupted) -> tuple[RunState, Metrics] | None:
+        del count
+        collected = self._collect(state, interrupted)
+        if collected is None:
+            return None
+        rollout = collected.rollout
+        learner = replace(state, envs=())
+        if self._place is not None:
+            learner, rollout = self._place.state(learner), self._place.rollout(rollout)
+        _, key_update = jax.random.split(jax.random.fold_in(self._key, self._update))
+        learner, metrics = self._learn(learner, rollout, key_update)
+        self._update += 1
+        facts = collected.facts | {"collector/policy_s": collected.policy_s, "collector/env_s": collected.env_s}
+        rows = {name: np.array([value]) for name, value in facts.items()}
+        return replace(learner, envs=collected.envs), {name: x[None] for name, x in metrics.items()} | rows
+
+    def _collect(self, state: RunState, interrupted: Interrupted) -> Collected | None:
+        if interrupted():
+            return None
+        key, _ = jax.random.split(jax.random.fold_in(self._key, self._update))
+        gate = lambda: nullcontext(interrupted())  # noqa: E731
+        try:
+            return self.collector.collect(state.train.params, key, index=self._update, gate=gate)
+        except (CollectionStopped, EnvAbandoned):
+            return None
+
+    def paused(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def reports(self) -> list[str]:
+        guarded = [group for group in self.collector.groups if isinstance(group, GuardedEnv)]
+        notes, self._notes = self._notes, []
+        return notes + [report for group in guarded for report in group.reports()]
+
+    def versions(self) -> list[int] | None:
+        return None
+
+    def __enter__(self) -> "HostStepper":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        del kind, traceback
+        try:
+            self.collector.close()
+        except Exception as problem:
+            if error is None:
+                raise
+            error.add_note(f"while closing the collector: {problem}")
+
+
+class AsyncStepper(HostStepper):
+    """Updates beside a collector that runs by itself."""
+
+    def __init__(self, collector: AsyncCollector, learn: Learn, *, devices: Sequence[jax.Device] | None = None) -> None:
+        super().__init__(collector.collector, learn, collector.key, devices=devices)
+        self.background = collector
+        self._interrupted: Interrupted = lambda: False
+
+    def start(self, state: RunState) -> RunState:
+        state = super().start(state)
+        most = self.background.schedule.max_staleness
+        if self._update > 0 and most > 0:
+            which = "first rollout after a resume is" if most == 1 else f"first {most} rollouts after a resume are"
+            self._notes.append(f"not exact: the {which} made by newer parameters than without it")
+        self.background.start(state.train.params, first=self._update)
+        return state
+
+    def advance(self, state: RunState, count: int, interrupted: Interrupted) -> tuple[RunState, Metrics] | None:
+        self._interrupted = interrupted
+        moved = super().advance(state, count, interrupted)
+        if moved is not None:
+            self.background.publish(moved[0].train.params, self._update)
+        return moved
+
+    def _collect(self, state: RunState, interrupted: Interrupted) -> Collected | None:
+        del state
+        return self.background.collect(interrupted)
+
+    def paused(self) -> AbstractContextManager[None]:
+        return self.background.paused(self._interrupted)
+
+    def versions(self) -> list[int] | None:
+        return self.background.versions
+
+    def __enter__(self) -> "AsyncStepper":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.background.__exit__(kind, error, traceback)
+
+
+class Placement:
+    """The learner's devices: states on all of them, rollouts split by environment."""
+
+    def __init__(self, devices: Sequence[jax.Device]) -> None:
+        self._mesh = make_mesh(devices)
+
+    def state(self, state: PyTree) -> Any:
+        return jax.device_put(state, whole(self._mesh))
+
+    def rollout(self, rollout: PyTree) -> Any:
+        return jax.device_put(rollout, split(self._mesh, axis=1))
+
+
+def _places(state: RunState, mesh: Mesh) -> Any:
+    """Where each array of the state lies: the environments are split, the rest is on every device."""
+    places = jax.tree.map(lambda _: whole(mesh), state)
+    return replace(places, envs=jax.tree.map(lambda _: split(mesh), state.envs))

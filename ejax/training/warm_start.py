@@ -1,0 +1,105 @@
+"""A new run that does not start from nothing: from the policy of another one (``policy.init_from``), or from where a
+training of another system stands (``--resume FILE.pt``)."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, NonNegativeInt
+
+from ejax.algorithms.step import RunState
+from ejax.config import ConfigError, Problem, RunConfig
+from ejax.config.models import find_algorithm
+from ejax.registry import checkpoint_reader, is_foreign_checkpoint
+from ejax.training.checkpoint import CheckpointError, load_params, verify_checkpoint
+from ejax.training.facts import FactsError, read_facts
+from ejax.training.parts import Parts
+from ejax.training.run_dir import differences, open_run_directory
+
+_REPLACED = frozenset({"action_dim", "cfg", "init_from", "initial_log_std"})
+"""Keys of ``policy`` that say nothing about a policy whose parameters are given."""
+
+
+class _Algorithm(BaseModel):
+    name: str
+
+
+class _Config(BaseModel):
+    algorithm: _Algorithm
+    policy: dict[str, Any]
+
+
+class _Origin(BaseModel):
+    """Of a checkpoint's meta, what is compared with this run."""
+
+    global_step: NonNegativeInt
+    config: _Config
+
+
+def start_from_file(
+    file: Path, parts: Parts, config: RunConfig, *, policy_only: bool = False
+) -> tuple[RunState, list[str]]:
+    """The state in which another system's training stands, and what there is to tell of it.
+
+    Args:
+        parts: of ``build(config)``.
+        policy_only: the policy alone, for a training from the start.
+
+    Raises:
+        CheckpointError: no such file, a damaged one, or one of another policy or optimizer; what reads it is missing.
+    """
+    try:
+        read = checkpoint_reader(str(file))
+    except ImportError as error:
+        raise CheckpointError(f"{file} is read by interop: pip install 'ejax[torch]' ({error})") from error
+    try:
+        return read(file, config, parts, policy_only=policy_only)
+    except (FileNotFoundError, TypeError, ValueError) as error:
+        raise CheckpointError(str(error)) from error
+
+
+def start_from_policy(parts: Parts, config: RunConfig) -> tuple[RunState, list[str]]:
+    """The first state of a run with the policy that ``policy.init_from`` names, and what there is to tell of it.
+
+    Taken over are the parameters and the statistics of the normalizers; the optimizer is fresh, the step is 0. A
+    reference, which ``kl_coef`` keeps the policy close to, is that policy as well.
+
+    Args:
+        parts: of ``build(config)``.
+
+    Raises:
+        ConfigError: there is no such checkpoint, it is damaged, or its parameters have other names or shapes.
+    """
+    state, source = parts.state, config.policy.init_from
+    if source is None:
+        return state, []
+    reports: list[str] = []
+    try:
+        if is_foreign_checkpoint(source):
+            state, notes = start_from_file(Path(source), parts, config, policy_only=True)
+            return state, [f"the policy is that of {source}", *notes]
+        path = _checkpoint(Path(source), reports)
+        verify_checkpoint(path)
+        meta = read_facts(path / "meta.json", _Origin)
+        remedy = "The networks and normalizers under policy must be those of the checkpoint."
+        params = load_params(path, state.train.params, remedy=remedy)
+    except (CheckpointError, FactsError, FileNotFoundError) as error:
+        raise ConfigError([Problem("policy.init_from", str(error))]) from error
+    train = replace(state.train, params=params, reference=None if state.train.reference is None else params)
+    cloned = find_algorithm(meta["config"]["algorithm"]["name"]).learns_from == "demonstrations"
+    steps = "samples" if cloned else "env steps"
+    reports.append(f"the policy is that of {path}, after {meta['global_step']} {steps}")
+    there = meta["config"]["policy"]
+    for key, before, now in differences(there, config.to_dict()["policy"], "policy"):
+        if key.split(".")[1] not in _REPLACED and not key.endswith("orthogonal_init"):
+            reports.append(f"{key} was {json.dumps(before)} there and is {json.dumps(now)} here")
+    return replace(state, train=train), reports
+
+
+def _checkpoint(source: Path, reports: list[str]) -> Path:
+    """``source`` itself, or of a run's folder the best checkpoint, or the latest where there is no best."""
+    if not (source / "checkpoints").is_dir():
+        return source
+    directory, _ = open_run_directory(source)
+    return directory.find("best" if directory.best() else "latest", reports.append)

@@ -1,0 +1,126 @@
+"""Bounds what the main thread's calls into environments may take, without a thread in between.
+
+Environments that are stepped in turn with the updates are called in the main thread, since some simulators work in no
+other. A thread beside it looks at what is on record (``ejax.envs.host.calls``), and has the main thread interrupted by
+a signal once a call is overdue: an exception is raised inside the environment. Where no exception arrives, because the
+call is stuck in native code, the last resort is ``rescue``.
+"""
+
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType, TracebackType
+
+from ejax.envs.host.calls import Call, CutOff, EnvAbandoned, under_way
+
+_POLL_S = 0.2
+_NATIVE_S = 2.0
+"""After so many seconds of interruptions a call counts as stuck in native code."""
+_LAST_CLOSE_S = 1.0
+"""For an environment to close, once some call was cut off."""
+_SIGNAL: signal.Signals | None = getattr(signal, "SIGURG", None)
+"""Ignored unless somebody wants it, and hardly anybody does; Go's runtime preempts with it for the same reason. None
+outside POSIX."""
+_ASKING = [getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name)]
+"""Signals that ask the run to end, see ``ejax.training.interrupt``."""
+
+Rescue = Callable[[str, bool], None]
+
+
+class Watchdog:
+    """A context manager. In a thread that is not the main one, and outside POSIX, it does nothing: signals reach the
+    main thread only.
+
+    Args:
+        env_timeout_s: how long a call may take.
+        stop_timeout_s: how long one may take after a signal that asks the run to end, and how long ``close`` may.
+        rescue: called as ``rescue(text, asked)`` in the watchdog's thread where a call cannot be cut off: says ``text``
+            and ends the process. ``asked``: the user asked the run to end. None: nothing more can be done.
+    """
+
+    def __init__(self, *, env_timeout_s: float, stop_timeout_s: float, rescue: Rescue | None = None) -> None:
+        self._env_timeout_s, self._stop_timeout_s, self._rescue = env_timeout_s, stop_timeout_s, rescue
+        self._main = threading.main_thread().ident or 0
+        self._asked_at: float | None = None
+        self._has_cut = False
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="ejax-watchdog", daemon=True)
+
+    def __enter__(self) -> "Watchdog":
+        if threading.get_ident() != self._main or _SIGNAL is None:
+            return self
+        self._read, self._write = os.pipe()
+        os.set_blocking(self._write, False)
+        # the numbers of signals arrive here at once, also while the main thread runs no handler
+        self._former_fd = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+        self._former = signal.signal(_SIGNAL, self._cut_off)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._thread.ident is None or _SIGNAL is None:
+            return
+        self._ending.set()
+        os.write(self._write, b"\0")
+        self._thread.join()
+        signal.set_wakeup_fd(self._former_fd)
+        signal.signal(_SIGNAL, self._former if self._former is not None else signal.SIG_DFL)
+        os.close(self._read)
+        os.close(self._write)
+
+    def _watch(self) -> None:
+        cutting: Call | None = None
+        since, gave_up = 0.0, False
+        while not self._ending.is_set():
+            if select.select([self._read], [], [], _POLL_S)[0]:
+                received = os.read(self._read, 1024)
+                if self._asked_at is None and any(number in _ASKING for number in received):
+                    self._asked_at = time.monotonic()
+            call = under_way(self._main)
+            told = self._overdue(call)
+            if told is None:
+                continue
+            if call != cutting:
+                cutting, since, gave_up = call, time.monotonic(), False
+            if time.monotonic() - since < _NATIVE_S and _SIGNAL is not None:
+                signal.pthread_kill(self._main, _SIGNAL)
+                self._ending.wait(_POLL_S)  # this signal has written to the pipe as well
+            elif self._rescue is not None:
+                self._rescue(*told)
+            elif not gave_up:
+                gave_up = True
+                print(f"ejax: {told[0]}, and cannot be cut off: it is stuck in native code", file=sys.stderr)
+
+    def _cut_off(self, number: int, frame: FrameType | None) -> None:
+        """In the main thread: end the call under way, if it is overdue indeed."""
+        del number, frame
+        call = under_way(self._main)
+        told = self._overdue(call)
+        if call is None or told is None:
+            return
+        self._has_cut = True
+        text, asked = told
+        raise EnvAbandoned(text) if asked else CutOff(text)
+
+    def _overdue(self, call: Call | None) -> tuple[str, bool] | None:
+        """What is wrong with the call, and whether the user asked the run to end. None: nothing yet."""
+        if call is None:
+            return None
+        now = time.monotonic()
+        where = f"env '{call.name}' did not return from {call.what} within"
+        if call.what == "close":
+            limit = min(_LAST_CLOSE_S, self._stop_timeout_s) if self._has_cut else self._stop_timeout_s
+            told = f"{where} {limit:g} s (trainer.collector.stop_timeout_s), and is left open"
+            return (told, False) if now - call.since > limit else None
+        if self._asked_at is not None and now - max(call.since, self._asked_at) > self._stop_timeout_s:
+            limit = self._stop_timeout_s
+            return f"{where} {limit:g} s after the signal to stop (trainer.collector.stop_timeout_s)", True
+        if now - call.since > self._env_timeout_s:
+            return f"{where} {self._env_timeout_s:g} s (trainer.collector.env_timeout_s)", False
+        return None

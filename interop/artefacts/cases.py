@@ -1,0 +1,231 @@
+"""The observations that an export is checked on, and JAX's answers to them.
+
+``environment``: where the policy itself goes. The others are adversarial: ``edges`` (every feature at one of the two
+ends of its range), ``zeros``, ``huge`` (magnitudes from 10² to 10⁶), ``not_a_number`` (one NaN in each row). Images are
+the environment's in the last two, patterns of 0 and 255 in ``edges``; ``noise`` has random bytes for images, and the
+environment's numbers.
+"""
+
+import math
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import gymnasium
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
+
+from ejax.distributions import Categorical, MultiCategorical, Normal, TanhNormal
+from ejax.policies.vision import VisionPolicy
+from ejax.rollout import EnvCarry, reset, step
+from ejax.types import Array, Env, Key, Params, Policy, PyTree
+from interop.artefacts.adversaries import adversarial_observations
+from interop.artefacts.parity import Arrays, Case, allowed_error
+from interop.twin.spec import WHOLE, PolicySpec
+
+Bounds = tuple[tuple[float, ...], tuple[float, ...]]
+_NUM_ENVS, _NUM_STEPS = 16, 128
+_IMAGE_BYTES = 1024 * 64 * 64 * 3
+"""Of the environment's images: as many of 64x64 as the largest batch that is checked, fewer of larger ones."""
+_CHUNK_BYTES = 2**22
+"""Of images that are answered at a time; activations take some thirty times as much."""
+_STEPS_BETWEEN_CHECKS = 4
+"""Of clipping, where there are images: each check draws two of them for every environment."""
+_NUM_DISTURBED = 8
+_EPSILON = 2.0**-22
+
+
+def draw_cases(policy: Policy, params: Params, spec: PolicySpec, seen: Arrays, space: gymnasium.Space) -> list[Case]:
+    """
+    Args:
+        seen: observations of the environment, ``leaves_of`` them: [B, F] each, images [B, height, width, channels].
+        space: of the observation; its finite bounds are edges too.
+    """
+    observations: dict[str, Arrays] = {
+        "environment": seen,
+        **adversarial_observations(seen, feature_ranges(seen, space, spec), spec),
+    }
+    together = {name: np.concatenate([obs[name] for obs in observations.values()]) for name in seen}
+    expected, allowed = _answer(policy, params, spec, together)
+    ends = np.cumsum([len(obs[spec.inputs[0]]) for obs in observations.values()])
+
+    def part(arrays: Arrays, i: int) -> Arrays:
+        return {name: np.split(x, ends)[i] for name, x in arrays.items()}
+
+    mine = {name: x if name in spec.images else x[:, list(spec.read(name))] for name, x in together.items()}
+    mine = {name: mine[name] for name in spec.inputs}
+    return [Case(name, part(mine, i), part(expected, i), part(allowed, i)) for i, name in enumerate(observations)]
+
+
+def observe(policy: Policy, env: Env, params: Params, bounds: Bounds | None) -> tuple[Arrays, bool]:
+    """Act in the environment with sampled actions, so that the observations spread as in training.
+
+    Returns:
+        The observations [B, ...] by path; whether the environment itself clips actions to ``bounds``: wherever it was,
+        actions far beyond them did the same as clipped ones. Where it does not, a clipped policy is another policy.
+    """
+    num_steps = steps_to_observe(policy, env.observation_space)
+    every = _STEPS_BETWEEN_CHECKS if images_of(policy) else 1
+    key = jax.random.key(0)
+    obs, clips = _act(policy, env, params, key, bounds=bounds, num_steps=num_steps, check_every=every)
+    seen = {name: np.asarray(x).reshape(-1, *x.shape[2:]) for name, x in leaves_of(obs).items()}
+    return as_read(policy, seen), bool(clips.all())
+
+
+def steps_to_observe(policy: Policy, space: gymnasium.Space) -> int:
+    """Of 16 environments each; fewer where pictures have to be drawn."""
+    leaves = leaves_of(space)
+    size = sum(math.prod(leaves[name].shape) for name in images_of(policy))
+    return max(1, min(_NUM_STEPS // 2, _IMAGE_BYTES // (size * _NUM_ENVS))) if size else _NUM_STEPS
+
+
+def as_read(policy: Policy, seen: Mapping[str, NDArray[Any]]) -> Arrays:
+    """Observations in the dtypes of an export: images as they are, everything else as float32."""
+    images = images_of(policy)
+    return {name: x if name in images else x.astype(np.float32) for name, x in seen.items()}
+
+
+def images_of(policy: Policy) -> tuple[str, ...]:
+    return policy.images if isinstance(policy, VisionPolicy) else ()
+
+
+def leaves_of(obs: Any) -> dict[str, Any]:
+    """The observation's arrays by dotted path, sorted at each level; ``{"obs": obs}`` if it is one array."""
+    if not isinstance(obs, Mapping | gymnasium.spaces.Dict):
+        return {WHOLE: obs}
+    found: dict[str, Any] = {}
+    for name in sorted(obs):
+        node = obs[name]
+        nested = isinstance(node, Mapping | gymnasium.spaces.Dict)
+        found |= {f"{name}.{path}": x for path, x in leaves_of(node).items()} if nested else {name: node}
+    return found
+
+
+def nest(leaves: Mapping[str, Any]) -> PyTree:
+    """The inverse of ``leaves_of``."""
+    if list(leaves) == [WHOLE]:
+        return leaves[WHOLE]
+    tree: dict[str, Any] = {}
+    for path, x in leaves.items():
+        *branches, name = path.split(".")
+        node = tree
+        for branch in branches:
+            node = node.setdefault(branch, {})
+        node[name] = x
+    return tree
+
+
+def feature_ranges(
+    seen: Arrays, space: gymnasium.Space, spec: PolicySpec
+) -> dict[str, tuple[NDArray[Any], NDArray[Any]]]:
+    """(low, high) [F] of the numbers: the space's bounds where they are finite, what was seen where they are not."""
+    ranges = {}
+    for name, box in leaves_of(space).items():
+        if name in spec.images:
+            continue
+        low, high = seen[name].min(axis=0), seen[name].max(axis=0)
+        if isinstance(box, gymnasium.spaces.Box):
+            low, high = (np.where(np.isfinite(b), b, s) for b, s in ((box.low, low), (box.high, high)))
+        ranges[name] = (low.astype(np.float32), high.astype(np.float32))
+    return ranges
+
+
+@partial(jax.jit, static_argnames=("policy", "bounds"))
+def deployed_answer(policy: Policy, params: Params, obs: PyTree, bounds: Bounds | None) -> tuple[Array, ...]:
+    """What a deployed policy returns: the mode, clipped, and the distribution's parameters."""
+    distribution, _ = policy.apply(params, obs)
+    action = distribution.mode()
+    if isinstance(distribution, Categorical):
+        return action, distribution.logits
+    if isinstance(distribution, MultiCategorical):
+        return action, jnp.concatenate([part.logits for part in distribution.parts], axis=-1)
+    normal = distribution.base if isinstance(distribution, TanhNormal) else distribution
+    if not isinstance(normal, Normal):
+        raise TypeError(f"no export of a {type(distribution).__name__} distribution")
+    return clip(action, bounds), normal.mean, normal.log_std
+
+
+def clip(action: Array, bounds: Bounds | None) -> Array:
+    if bounds is None:
+        return action
+    low, high = (jnp.broadcast_to(jnp.asarray(bound, action.dtype), action.shape) for bound in bounds)
+    return jnp.clip(action, low, high)
+
+
+def _answer(policy: Policy, params: Params, spec: PolicySpec, obs: Arrays) -> tuple[Arrays, Arrays]:
+    """JAX's answers, and the errors that are allowed against them."""
+    rows = len(next(iter(obs.values())))
+    size = max(1, _CHUNK_BYTES // sum(map(math.prod, spec.images.values()))) if spec.images else rows
+    chunks = [{name: x[start : start + size] for name, x in obs.items()} for start in range(0, rows, size)]
+    answers = [_answer_to_chunk(policy, params, spec, chunk) for chunk in chunks]
+    expected, allowed = (
+        {name: np.concatenate([answer[i][name] for answer in answers]) for name in answers[0][i]} for i in (0, 1)
+    )
+    return expected, allowed
+
+
+def _answer_to_chunk(policy: Policy, params: Params, spec: PolicySpec, obs: Arrays) -> tuple[Arrays, Arrays]:
+    with jax.default_matmul_precision("highest"):
+        outputs = deployed_answer(policy, params, nest(obs), spec.clip)
+        with jax.enable_x64(True):
+            exact, *disturbed = _disturbed_answers(policy, params, spec, obs)
+    expected = dict(zip(spec.outputs, map(np.asarray, outputs), strict=True))
+    allowed = {}
+    for i, (name, y) in enumerate(expected.items()):
+        if y.dtype == np.float32:
+            others = np.stack([y, *(answer[i] for answer in disturbed)])
+            allowed[name] = allowed_error(y, np.abs(others - exact[i]).max(axis=0))
+    return expected, allowed
+
+
+def _disturbed_answers(policy: Policy, params: Params, spec: PolicySpec, obs: Arrays) -> list[list[NDArray[Any]]]:
+    """Answers in float64: the exact ones, then those to numbers that are off, see ``interop.artefacts.parity``."""
+    rng = np.random.default_rng(1)
+    weights, leaves = jax.tree.map(lambda x: np.asarray(x, np.float64), (params, obs))
+
+    def disturb(x: NDArray[np.float64]) -> NDArray[np.float64]:
+        return x * (1.0 + rng.choice((-_EPSILON, _EPSILON), x.shape))
+
+    def disturb_image(x: NDArray[np.float64]) -> NDArray[np.float64]:
+        return x + rng.choice((-_EPSILON, _EPSILON), x.shape) * np.maximum(x, np.abs(x - 127.5))
+
+    def disturbed() -> tuple[Params, PyTree]:
+        moved = jax.tree.map(disturb, weights)
+        return moved, nest({name: (disturb_image if name in spec.images else disturb)(x) for name, x in leaves.items()})
+
+    draws = [(weights, nest(leaves)), *(disturbed() for _ in range(_NUM_DISTURBED))]
+    return [[np.asarray(y) for y in deployed_answer(policy, *draw, spec.clip)] for draw in draws]
+
+
+@partial(jax.jit, static_argnames=("policy", "env", "bounds", "num_steps", "check_every"))
+def _act(
+    policy: Policy, env: Env, params: Params, key: Key, *, bounds: Bounds | None, num_steps: int, check_every: int
+) -> tuple[PyTree, Array]:
+    """Observations [T, N, ...], and whether the environment clipped [T], true where that was not checked."""
+    key_reset, key_steps = jax.random.split(key)
+
+    def one_step(carry: EnvCarry, now: tuple[Array, Key]) -> tuple[EnvCarry, tuple[PyTree, Array]]:
+        t, key = now
+        key_action, key_env = jax.random.split(key)
+        action = policy.apply(params, carry.obs)[0].sample(key_action)
+        after, _ = step(env, carry, action, key_env)
+        clips = jnp.bool_(False)
+        if bounds is not None:
+            check = partial(_clips, env, carry, action, key_env, bounds)
+            clips = jax.lax.cond(t % check_every == 0, check, lambda: jnp.bool_(True))
+        return after, (carry.obs, clips)
+
+    start = reset(env, key_reset, _NUM_ENVS)
+    _, (obs, clips) = jax.lax.scan(one_step, start, (jnp.arange(num_steps), jax.random.split(key_steps, num_steps)))
+    return obs, clips
+
+
+def _clips(env: Env, carry: EnvCarry, action: Array, key: Key, bounds: Bounds) -> Array:
+    """Whether actions far beyond the bounds, on the sides that ``action`` leans to, do what clipped ones do."""
+    low, high = (jnp.broadcast_to(jnp.asarray(bound, action.dtype), action.shape) for bound in bounds)
+    beyond = jnp.where(action < (low + high) / 2.0, low - (high - low), high + (high - low))
+    far, near = (step(env, carry, a, key)[1] for a in (beyond, clip(beyond, bounds)))
+    equal = jax.tree.map(lambda a, b: (a == b).all(), (far.final_obs, far.reward), (near.final_obs, near.reward))
+    return jnp.stack(jax.tree.leaves(equal)).all()

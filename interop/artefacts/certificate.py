@@ -1,0 +1,125 @@
+"""``parity.json``, the certificate of an export: its schema, and whether its lists are those of the folder.
+
+It is a file like the others and proves nothing by itself: whoever changes an artefact can change it too. Its own
+SHA-256, which export and verify print, is what to compare with the maker's. Errors in it decide nothing. No torch.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from interop.artefacts.formats import FORMATS
+from interop.artefacts.parity import ParityError
+
+SCHEMA_VERSION = 1
+FILE = "parity.json"
+_ALWAYS = ("policy.json", "contract.json", "observations.npz")
+_AGAIN = "make the export again: python -m interop.export RUN --to DIR"
+
+
+def read_certificate(directory: Path) -> dict[str, Any]:
+    """The content of ``parity.json``, of the schema that this interop writes.
+
+    Raises:
+        FileNotFoundError: ``directory`` has none. ValueError: of another schema; the text names key and value.
+    """
+    file = directory / FILE
+    if not file.is_file():
+        raise FileNotFoundError(
+            f"{directory} is no export: it has no {FILE}; make one by python -m interop.export RUN --to DIR"
+        )
+    try:
+        report = json.loads(file.read_text())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{file} is no JSON ({repr(error)[:200]}); {_AGAIN}") from error
+    for problem in _schema_problems(report):
+        raise ValueError(f"{file}: {problem}; {_AGAIN}")
+    return report
+
+
+def check_files(directory: Path, report: Mapping[str, Any]) -> None:
+    """Compare the folder with the lists of ``parity.json``, and every listed file with its SHA-256.
+
+    Raises:
+        ParityError: naming every file that is missing, changed, or in the folder but not listed.
+    """
+    artefacts = {FORMATS[name].file for name in report["artefacts"]}
+    digests = report["sha256"]
+    needed = sorted({*_ALWAYS, *artefacts, *_present(directory, "episode.json")} - digests.keys())
+    unlisted = sorted({path.name for path in directory.glob("policy.*")} - {*_ALWAYS, *artefacts})
+    changed = [name for name, digest in digests.items() if not _has_digest(directory / name, digest)]
+    problems = [
+        *([f"missing or changed since the export: {', '.join(changed)}"] if changed else []),
+        *([f"{FILE} has no SHA-256 of {', '.join(needed)}"] if needed else []),
+        *([f"{FILE} does not list {', '.join(unlisted)} under artefacts"] if unlisted else []),
+    ]
+    if problems:
+        raise ParityError(
+            f"{'; '.join(problems)}. The folder was changed, or an older ejax made it: remove what is not of the "
+            f"export, or {_AGAIN}"
+        )
+
+
+def sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _has_digest(path: Path, digest: str) -> bool:
+    return path.is_file() and sha256(path) == digest  # of a pipe nothing is read
+
+
+def _present(directory: Path, name: str) -> set[str]:
+    return {name} if (directory / name).exists() else set()
+
+
+def _schema_problems(report: Any) -> list[str]:
+    if not isinstance(report, dict):
+        return [f"must be a mapping, got a {type(report).__name__}"]
+    version = report.get("schema_version")
+    if type(version) is not int or version != SCHEMA_VERSION:
+        return [f"'schema_version' must be {SCHEMA_VERSION}, got {_shown(version)}"]
+    problems = []
+    for key, (wanted, holds) in _KEYS.items():
+        if key not in report:
+            problems.append(f"'{key}' is missing, must be {wanted}")
+        elif not holds(report[key]):
+            problems.append(f"'{key}' must be {wanted}, got {_shown(report[key])}")
+    return problems
+
+
+def _shown(x: Any) -> str:
+    text = json.dumps(x)
+    return text if len(text) <= 120 else f"{text[:117]}..."
+
+
+def _mapping_of(holds: Callable[[str, Any], bool]) -> Callable[[Any], bool]:
+    return lambda x: isinstance(x, dict) and len(x) > 0 and all(holds(name, value) for name, value in x.items())
+
+
+def _is_artefact(name: str, facts: Any) -> bool:
+    return name in FORMATS and isinstance(facts, dict) and facts.get("file") == FORMATS[name].file
+
+
+def _is_digest(name: str, digest: Any) -> bool:
+    """Of a file right in the folder."""
+    plain = Path(name).name == name and name not in ("", ".", "..") and "\0" not in name
+    return plain and isinstance(digest, str) and re.fullmatch("[0-9a-f]{64}", digest) is not None
+
+
+_KEYS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "checkpoint": ("text", lambda x: isinstance(x, str)),
+    "global_step": ("an integer", lambda x: type(x) is int),
+    "clipping": ("text", lambda x: isinstance(x, str)),
+    "rows": ("a mapping of cases to their number of rows", _mapping_of(lambda _, n: type(n) is int and n > 0)),
+    "largest_allowed": ("a mapping of cases", _mapping_of(lambda _, largest: isinstance(largest, dict))),
+    "versions": ("a mapping of libraries", _mapping_of(lambda _, version: isinstance(version, str))),
+    "artefacts": (
+        f"a mapping that is not empty, of {', '.join(FORMATS)}, each with its 'file'",
+        _mapping_of(_is_artefact),
+    ),
+    "sha256": ("a mapping that is not empty, of the folder's files to 64 hexadecimal digits", _mapping_of(_is_digest)),
+}

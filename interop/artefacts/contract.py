@@ -1,0 +1,128 @@
+"""What has to go into an exported policy and what comes out: names, order, shapes, units, ranges, control rate."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from ejax.envs.description import Feature, describe
+from ejax.types import Env, HostEnv
+from interop.artefacts.cases import feature_ranges
+from interop.artefacts.parity import Arrays
+from interop.twin.spec import PolicySpec
+
+
+def make_contract(
+    env_config: dict[str, Any], env: Env | HostEnv, spec: PolicySpec, seen: Arrays, clipping: str
+) -> dict[str, Any]:
+    """
+    Args:
+        env_config: ``id`` and ``cfg`` of the environment.
+        seen: observations of the environment by path, [B, ...] each.
+        clipping: why the action is clipped, or is not.
+    """
+    told = describe(env)
+    period, chunk = told.control_period, told.actions_per_decision
+    ranges = feature_ranges(seen, env.observation_space, spec)
+    observation = [
+        _image(name, spec) if name in spec.images else _numbers(name, spec, told.observation.get(name), ranges[name])
+        for name in spec.inputs
+    ]
+    outputs = [
+        {
+            "name": name,
+            "shape": ["batch", *spec.output_shape(name)],
+            "dtype": "int32" if name == "action" and not spec.continuous else "float32",
+            "meaning": _MEANING[name],
+        }
+        for name in spec.outputs
+    ]
+    return {
+        "schema_version": 1,
+        "call": "every artefact takes the arrays of 'observation' in this order and returns those of 'outputs'; "
+        "all have the batch axis: a single observation is a batch of one",
+        "env": {
+            **env_config,
+            "parameters": told.parameters,
+            "max_episode_steps": env.max_episode_steps,
+        },
+        "control_rate_hz": None if period is None else round(1.0 / period, 6),
+        "observation": observation,
+        "outputs": outputs,
+        "action": {
+            "head": spec.head,
+            "features": _features(told.action),
+            **_chunk(env.action_space, chunk, period),
+            **_action_bounds(env.action_space),
+            "clipped": spec.clip is not None,
+            "clipping": clipping,
+        },
+    }
+
+
+_MEANING = {
+    "action": "the most probable action: send this",
+    "mean": "of the normal distribution, before tanh and clipping",
+    "log_std": "of the normal distribution; log of the standard deviation",
+    "logits": "unnormalized log-probabilities of the choices, dimension after dimension",
+}
+
+
+def _image(name: str, spec: PolicySpec) -> dict[str, Any]:
+    return {
+        "name": name,
+        "shape": ["batch", *spec.images[name]],
+        "dtype": "uint8",
+        "meaning": "an image: rows from the top, columns from the left, red, green, blue; taken as it is, not scaled",
+        "low": 0,
+        "high": 255,
+    }
+
+
+def _numbers(name: str, spec: PolicySpec, known: Sequence[Feature] | None, limits: Any) -> dict[str, Any]:
+    read = spec.read(name)
+    told: dict[str, Any] = {
+        "name": name,
+        "shape": ["batch", len(read)],
+        "dtype": "float32",
+        "features": _features(None if known is None else [known[i] for i in read]),
+        "low": limits[0][list(read)].tolist(),
+        "high": limits[1][list(read)].tolist(),
+        "range": "the observation space's bounds; what the policy met in the environment where there are none",
+    }
+    if name in spec.unread:
+        told["entries"] = list(read)
+        told["entries_of"] = (
+            f"which of the {spec.observation[name]} numbers in training these are; the policy does not read the others"
+        )
+    return told
+
+
+def _chunk(space: gymnasium.Space, chunk: int, period: float | None) -> dict[str, Any]:
+    """Nothing for single actions."""
+    if chunk == 1 or not isinstance(space, gymnasium.spaces.Box):
+        return {}
+    return {
+        "chunk": {
+            "shape": [chunk, space.shape[0] // chunk],
+            "meaning": "one decision is a sequence of actions, the first one first: reshape it to this shape",
+            "action_rate_hz": None if period is None else round(chunk / period, 6),
+        }
+    }
+
+
+def _features(known: Sequence[Feature] | None) -> list[dict[str, str]] | None:
+    return None if known is None else [{"name": name, "unit": unit} for name, unit in known]
+
+
+def _action_bounds(space: gymnasium.Space) -> dict[str, Any]:
+    if isinstance(space, gymnasium.spaces.Box):
+        bounds = {"low": space.low, "high": space.high}
+        return {name: [x if math.isfinite(x) else None for x in b.ravel().tolist()] for name, b in bounds.items()}
+    if isinstance(space, gymnasium.spaces.Discrete):
+        return {"num_choices": [int(space.n)], "start": [int(space.start)]}
+    if isinstance(space, gymnasium.spaces.MultiDiscrete):
+        return {"num_choices": np.ravel(space.nvec).tolist()}
+    raise ValueError(f"no contract for the action space {space}")

@@ -1,0 +1,138 @@
+"""The files of an export, and how each is loaded into a function of plain arrays. No jax, but for StableHLO.
+
+Weights alone (pt, safetensors) and graphs of numeric operators (onnx, stablehlo) cannot run code of their maker; an
+archive of ``torch.export`` (pt2) and TorchScript can.
+"""
+
+import importlib.metadata
+import importlib.util
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from interop.artefacts.parity import ParityError, Run
+from interop.twin.spec import PolicySpec
+
+_LIBRARIES = ("ejax", "jax", "flax", "numpy", "torch", "safetensors", "onnx", "onnxruntime")
+
+
+@dataclass(frozen=True)
+class Format:
+    """One kind of artefact."""
+
+    file: str
+    load: Callable[[Path, PolicySpec], Run]
+    needs: tuple[str, ...]
+    """Packages that it takes to load it; pip knows them by the same names."""
+    written_with: tuple[str, ...] = ()
+    """Further packages that it takes to write it."""
+    runs_code: bool = False
+    """Loading or running the file can do whatever its maker wanted."""
+
+    def missing(self, *, to_write: bool = False) -> list[str]:
+        """The packages that are not installed here."""
+        needs = self.needs + (self.written_with if to_write else ())
+        return [name for name in needs if importlib.util.find_spec(name) is None]
+
+
+def library_versions() -> dict[str, str]:
+    """Of the libraries that are installed here."""
+    found = {}
+    for name in _LIBRARIES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _load_pt(path: Path, spec: PolicySpec) -> Run:
+    from interop.policy import Deployed, load_state_dict, make_policy
+
+    return _run_torch(Deployed(make_policy(spec, load_state_dict(path))))
+
+
+def _load_safetensors(path: Path, spec: PolicySpec) -> Run:
+    from safetensors.torch import load_file
+
+    from interop.policy import Deployed, make_policy
+
+    return _run_torch(Deployed(make_policy(spec, load_file(path))))
+
+
+def _load_pt2(path: Path, spec: PolicySpec) -> Run:
+    """It unpickles weights, constants and example inputs, and evaluates sizes as Python: only of whom one trusts."""
+    import torch
+
+    del spec
+    return _run_torch(torch.export.load(path).module())
+
+
+def _load_torchscript(path: Path, spec: PolicySpec) -> Run:
+    """Its program can write files, already when it is loaded (``__setstate__``): only of whom one trusts."""
+    import warnings
+
+    import torch
+
+    del spec
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # torch deprecates TorchScript; robots still load it
+        return _run_torch(torch.jit.load(path, map_location="cpu"))
+
+
+def _run_torch(module: Callable[..., Any]) -> Run:
+    import torch
+
+    def run(leaves: list[NDArray[Any]]) -> list[NDArray[Any]]:
+        with torch.no_grad():
+            outputs = module(*map(torch.tensor, leaves))
+        return [y.numpy() for y in outputs]
+
+    return run
+
+
+def _load_onnx(path: Path, spec: PolicySpec) -> Run:
+    import onnxruntime
+
+    # of its bytes: weights in other files, which ONNX allows, have no digest
+    session = onnxruntime.InferenceSession(path.read_bytes(), providers=["CPUExecutionProvider"])
+    return lambda leaves: session.run(list(spec.outputs), dict(zip(spec.inputs, leaves, strict=True)))
+
+
+def _load_stablehlo(path: Path, spec: PolicySpec) -> Run:
+    import jax
+    import jax.export
+
+    del spec
+    exported = jax.export.deserialize(bytearray(path.read_bytes()))
+    _refuse_calls_outside(exported.mlir_module())
+    call = jax.jit(exported.call)
+    return lambda leaves: [np.asarray(y) for y in call(*leaves)]
+
+
+def _refuse_calls_outside(module: str) -> None:
+    """StableHLO can call any function that jaxlib or a plugin has registered, some of which take pointers.
+
+    Raises:
+        ParityError: it does, or exchanges data with the outside. An export asserts its batch size, and calls nothing.
+    """
+    calls = len(re.findall("custom_call", module))
+    asserts = len(re.findall(r"\bstablehlo\.custom_call @shape_assertion\(", module))
+    exchanges = re.findall(r"\b(?:stablehlo|mhlo|vhlo)\.(?:infeed|outfeed|send|recv)\w*", module)
+    if calls != asserts or exchanges:
+        raise ParityError("it calls functions outside itself, which no export does; it was not run")
+
+
+FORMATS: dict[str, Format] = {
+    "pt": Format("policy.pt", _load_pt, ("torch",)),
+    "safetensors": Format("policy.safetensors", _load_safetensors, ("safetensors", "torch")),
+    "pt2": Format("policy.pt2", _load_pt2, ("torch",), runs_code=True),
+    "onnx": Format("policy.onnx", _load_onnx, ("onnxruntime",), written_with=("onnx",)),
+    "torchscript": Format("policy.torchscript", _load_torchscript, ("torch",), runs_code=True),
+    "stablehlo": Format("policy.stablehlo", _load_stablehlo, ("jax", "flatbuffers")),
+}

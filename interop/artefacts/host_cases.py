@@ -1,0 +1,61 @@
+"""What ``interop.artefacts.cases.observe`` finds out, for environments outside JAX: they cannot be stepped twice from
+one state, so that they are played again from their seeds."""
+
+from typing import Any
+
+import jax
+import numpy as np
+from numpy.typing import NDArray
+
+from ejax.collectors.host import act
+from ejax.types import HostEnv, Params, Policy, PyTree
+from interop.artefacts.cases import Bounds, as_read, leaves_of, steps_to_observe
+from interop.artefacts.parity import Arrays
+
+
+def observe_host(policy: Policy, env: HostEnv, params: Params, bounds: Bounds | None) -> tuple[Arrays, bool | None]:
+    """Act in the environment with sampled actions, so that the observations spread as in training.
+
+    Returns:
+        The observations [B, ...] by path; whether the environment clips actions to ``bounds`` (what stands between it
+        and the policy included): from the same seeds, actions far beyond them did the same as clipped ones. None: it
+        does not even do the same when it is given the same.
+    """
+    seed = np.random.SeedSequence(0).generate_state(env.num_envs).astype(np.uint32)
+    key = jax.random.key(0)
+    obs = env.reset(seed)
+    seen: list[PyTree] = []
+    actions: list[NDArray[Any]] = []
+    for t in range(steps_to_observe(policy, env.observation_space)):
+        seen.append(jax.tree.map(np.array, leaves_of(obs)))  # a copy: it may write the next one over this one
+        actions.append(np.asarray(act(policy, params, obs, key, np.int32(t), {})))
+        obs = env.step(actions[-1]).obs
+    together = as_read(policy, jax.tree.map(lambda *steps: np.concatenate(steps), *seen))
+    return together, False if bounds is None else _clips(env, seed, np.stack(actions), bounds)
+
+
+def _clips(env: HostEnv, seed: NDArray[np.uint32], actions: NDArray[Any], bounds: Bounds) -> bool | None:
+    """Every other action of each row goes beyond the bounds, on the sides that the policy's leans to."""
+    low, high = (np.broadcast_to(np.asarray(bound, actions.dtype), actions.shape) for bound in bounds)
+    beyond = np.where(actions < (low + high) / 2.0, low - (high - low), high + (high - low))
+    chosen = np.random.default_rng(0).random(actions.shape[:2]) < 0.5
+    far = np.where(chosen[..., None], beyond, np.clip(actions, low, high))
+    near = np.clip(far, low, high)
+    expected = _play(env, seed, near)
+    if not _equal(expected, _play(env, seed, near)):
+        return None
+    return _equal(expected, _play(env, seed, far))
+
+
+def _play(env: HostEnv, seed: NDArray[np.uint32], actions: NDArray[Any]) -> list[NDArray[Any]]:
+    """Everything that the environment answers."""
+    env.reset(seed)
+    told: list[NDArray[Any]] = []
+    for action in actions:
+        step = env.step(action)
+        told += [np.array(leaf) for leaf in jax.tree.leaves((step.obs, step.reward, step.final_obs))]
+    return told
+
+
+def _equal(a: list[NDArray[Any]], b: list[NDArray[Any]]) -> bool:
+    return all(np.array_equal(x, y, equal_nan=True) for x, y in zip(a, b, strict=True))

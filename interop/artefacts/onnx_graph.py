@@ -1,0 +1,157 @@
+"""An ONNX graph straight from a policy spec and a state_dict, node by node: dynamic batch, no torch, no exporter.
+
+Opset 17, which ONNX Runtime reads since 1.12: operators that came later (Gelu) are written out.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import ArrayLike, NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+from interop.twin.spec import NetworkSpec, PolicySpec
+
+OPSET = 17
+_IR_VERSION = 8
+_SIMPLE_ACTIVATIONS = {"relu": "Relu", "elu": "Elu", "tanh": "Tanh", "none": "Identity"}
+
+
+def make_onnx(spec: PolicySpec, state_dict: Mapping[str, NDArray[np.float32]]) -> onnx.ModelProto:
+    """The deployed policy: inputs ``spec.inputs`` [batch, ...], outputs ``spec.outputs``, both by name."""
+    graph = _Graph()
+    seen = [graph.encoder(name, spec, state_dict) for name in spec.images]
+    numbers = [graph.numbers(spec, state_dict)] if spec.actor.inputs else []
+    output = graph.mlp(graph.concat(*seen, *numbers), spec.actor, state_dict)
+    if spec.continuous:
+        graph.continuous_head(output, spec, state_dict)
+    else:
+        graph.discrete_head(output, spec)
+    model = helper.make_model(
+        helper.make_graph(
+            graph.nodes,
+            "policy",
+            [_input_info(name, spec) for name in spec.inputs],
+            [_output_info(name, spec) for name in spec.outputs],
+            graph.constants,
+        ),
+        opset_imports=[helper.make_opsetid("", OPSET)],
+        ir_version=_IR_VERSION,
+        producer_name="ejax",
+    )
+    onnx.checker.check_model(model, full_check=True)
+    return model
+
+
+class _Graph:
+    """Nodes and constants so far. Each method adds some and returns the name of their result."""
+
+    def __init__(self) -> None:
+        self.nodes: list[onnx.NodeProto] = []
+        self.constants: list[onnx.TensorProto] = []
+
+    def node(self, op: str, *inputs: str, output: str | None = None, **attributes: Any) -> str:
+        output = output or f"_{op}_{len(self.nodes)}"
+        self.nodes.append(helper.make_node(op, list(inputs), [output], **attributes))
+        return output
+
+    def constant(self, value: ArrayLike, dtype: type = np.float32) -> str:
+        name = f"_constant_{len(self.constants)}"
+        self.constants.append(numpy_helper.from_array(np.ascontiguousarray(value, dtype), name))
+        return name
+
+    def concat(self, *parts: str) -> str:
+        return parts[0] if len(parts) == 1 else self.node("Concat", *parts, axis=-1)
+
+    def encoder(self, name: str, spec: PolicySpec, weights: Mapping[str, NDArray[np.float32]]) -> str:
+        """Where an image's channels are active: [batch, 2·channels]."""
+        encoder = spec.encoder
+        if encoder is None:
+            raise ValueError(f"the policy spec has the image '{name}', but no encoder")
+        x = self.node("Cast", name, to=TensorProto.FLOAT)
+        x = self.node("Sub", self.node("Div", x, self.constant(127.5)), self.constant(1.0))
+        x = self.node("Transpose", x, perm=[0, 3, 1, 2])
+        for i, (stride, (before, behind)) in enumerate(zip(encoder.strides, encoder.padding, strict=True)):
+            parameters = [self.constant(weights[f"encoder_{name}.{i}.{part}"]) for part in ("weight", "bias")]
+            pads = [before, before, behind, behind]
+            x = self.node("Relu", self.node("Conv", x, *parameters, strides=[stride, stride], pads=pads))
+        rows, columns = encoder.places(*spec.images[name][:2])
+        flat = self.constant((0, 0, rows * columns), np.int64)  # 0: as it is
+        share = self.node("Softmax", self.node("Reshape", x, flat), axis=-1)
+        grid = np.meshgrid(np.linspace(-1.0, 1.0, rows), np.linspace(-1.0, 1.0, columns), indexing="ij")
+        place = self.node("MatMul", share, self.constant(np.stack(grid, axis=-1).reshape(-1, 2)))
+        return self.node("Flatten", self.node("Transpose", place, perm=[0, 2, 1]), axis=1)
+
+    def numbers(self, spec: PolicySpec, weights: Mapping[str, NDArray[np.float32]]) -> str:
+        """What the actor reads of them, normalized if it is."""
+        x = self.concat(*spec.actor.inputs)
+        if not spec.actor.normalized:
+            return x
+        mean, deviation = (
+            weights[f"actor_obs_normalizer.{part}"][:, list(spec.read_of_all)]
+            for part in ("mean", "standard_deviation")
+        )
+        return self.node("Div", self.node("Sub", x, self.constant(mean)), self.constant(deviation + np.float32(1e-2)))
+
+    def mlp(self, x: str, network: NetworkSpec, weights: Mapping[str, NDArray[np.float32]]) -> str:
+        for i in range(len(network.hidden_sizes)):
+            x = self.linear(x, f"actor.{i * network.stride}", weights)
+            if network.use_layernorm:
+                norm = f"actor.{i * network.stride + 1}"
+                scale_and_bias = [self.constant(weights[f"{norm}.{part}"]) for part in ("weight", "bias")]
+                x = self.node("LayerNormalization", x, *scale_and_bias, axis=-1, epsilon=1e-5)
+            x = self.activation(x, network.activation)
+        x = self.linear(x, f"actor.{len(network.hidden_sizes) * network.stride}", weights)
+        return self.activation(x, network.last_activation or "none")
+
+    def linear(self, x: str, name: str, weights: Mapping[str, NDArray[np.float32]]) -> str:
+        parameters = [self.constant(weights[f"{name}.{part}"]) for part in ("weight", "bias")]
+        return self.node("Gemm", x, *parameters, transB=1)
+
+    def activation(self, x: str, name: str) -> str:
+        if name in _SIMPLE_ACTIVATIONS:
+            return self.node(_SIMPLE_ACTIVATIONS[name], x)
+        if name in ("silu", "swish"):
+            return self.node("Mul", x, self.node("Sigmoid", x))
+        if name == "gelu":  # x/2 · (1 + erf(x/√2))
+            erf = self.node("Erf", self.node("Mul", x, self.constant(math.sqrt(0.5))))
+            half = self.node("Mul", x, self.constant(0.5))
+            return self.node("Mul", half, self.node("Add", erf, self.constant(1.0)))
+        raise ValueError(f"no ONNX form of the activation {name!r}")
+
+    def continuous_head(self, mean: str, spec: PolicySpec, weights: Mapping[str, NDArray[np.float32]]) -> None:
+        self.node("Identity", mean, output="mean")
+        log_std = np.clip(weights["log_std"], *spec.log_std_range).reshape(1, -1)
+        self.node("Expand", self.constant(log_std), self.node("Shape", mean), output="log_std")
+        action = mean
+        if spec.head == "tanh_normal":
+            low, high = (np.asarray(bound, np.float32).reshape(1, -1) for bound in (spec.low, spec.high))
+            scaled = self.node("Mul", self.node("Tanh", mean), self.constant((high - low) / 2))
+            action = self.node("Add", scaled, self.constant((low + high) / 2))
+        if spec.clip is not None:
+            clip_low, clip_high = (self.constant(np.asarray(bound).reshape(1, -1)) for bound in spec.clip)
+            action = self.node("Min", self.node("Max", action, clip_low), clip_high)
+        self.node("Identity", action, output="action")
+
+    def discrete_head(self, logits: str, spec: PolicySpec) -> None:
+        self.node("Identity", logits, output="logits")
+        if spec.head == "categorical":
+            choice = self.node("ArgMax", logits, axis=-1, keepdims=0)
+        else:
+            parts = [f"_logits_{i}" for i in range(len(spec.sizes))]
+            sizes = self.constant(spec.sizes, np.int64)
+            self.nodes.append(helper.make_node("Split", [logits, sizes], parts, axis=-1))
+            choice = self.node("Concat", *(self.node("ArgMax", part, axis=-1, keepdims=1) for part in parts), axis=-1)
+        self.node("Cast", choice, output="action", to=TensorProto.INT32)
+
+
+def _input_info(name: str, spec: PolicySpec) -> onnx.ValueInfoProto:
+    kind = helper.np_dtype_to_tensor_dtype(np.dtype(spec.input_dtype(name)))
+    return helper.make_tensor_value_info(name, kind, ["batch", *spec.input_shape(name)])
+
+
+def _output_info(name: str, spec: PolicySpec) -> onnx.ValueInfoProto:
+    kind = TensorProto.INT32 if name == "action" and not spec.continuous else TensorProto.FLOAT
+    return helper.make_tensor_value_info(name, kind, ["batch", *spec.output_shape(name)])

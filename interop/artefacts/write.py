@@ -1,0 +1,146 @@
+"""Writes each format of an export. All but StableHLO come from the spec and the state_dict, that is without jax."""
+
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
+
+from ejax.policies import ActorCritic, ActorOnly
+from ejax.policies.vision import VisionPolicy
+from ejax.types import Array, Params, PyTree
+from interop.artefacts.cases import deployed_answer, nest
+from interop.twin.spec import PolicySpec
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A policy in each form that a writer may need."""
+
+    policy: ActorCritic | ActorOnly | VisionPolicy
+    params: Params
+    spec: PolicySpec
+    state_dict: Mapping[str, NDArray[Any]]
+    """With EmbodiChain's keys, see ``interop.checkpoints.weights``."""
+    global_step: int
+    """Environment steps it was trained for."""
+
+
+def write_pt(path: Path, trained: Trained) -> None:
+    """The layout of EmbodiChain's checkpoints, critic included."""
+    import torch
+
+    tensors = {name: torch.from_numpy(np.array(x)) for name, x in trained.state_dict.items()}
+    torch.save({"global_step": trained.global_step, "policy": tensors}, path)
+
+
+def write_safetensors(path: Path, trained: Trained) -> None:
+    """The state_dict, critic included; the spec is in the file's metadata."""
+    from safetensors.numpy import save
+
+    arrays = {name: np.ascontiguousarray(x) for name, x in trained.state_dict.items()}
+    metadata = {"global_step": str(trained.global_step), "policy": trained.spec.to_json()}
+    path.write_bytes(save(arrays, metadata=metadata))  # ``save_file`` makes a file that its owner alone may read
+
+
+def write_pt2(path: Path, trained: Trained) -> None:
+    """``torch.export`` of the deployed actor."""
+    import torch
+
+    leaves = _example_leaves(trained.spec)
+    batch = torch.export.Dim("batch", min=1)
+    shapes = (tuple({0: batch} for _ in leaves),)  # one entry for the variadic argument
+    torch.export.save(torch.export.export(_deployed_twin(trained), leaves, dynamic_shapes=shapes), path)
+
+
+def write_torchscript(path: Path, trained: Trained) -> None:
+    """A trace of the deployed actor."""
+    import torch
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # torch deprecates TorchScript; robots still load it
+        torch.jit.trace(_deployed_twin(trained), _example_leaves(trained.spec)).save(path)
+
+
+def write_onnx(path: Path, trained: Trained) -> None:
+    """See ``interop.artefacts.onnx_graph``."""
+    from interop.artefacts.onnx_graph import make_onnx
+
+    path.write_bytes(make_onnx(trained.spec, trained.state_dict).SerializeToString())
+
+
+def write_stablehlo(path: Path, trained: Trained) -> None:
+    """``jax.export`` of the deployed actor, for CPU and CUDA. jax promises to read it for six months."""
+    policy, params, spec = _actor_of(trained.policy), trained.params, trained.spec
+    params = {
+        collection: {name: x for name, x in tree.items() if not name.startswith("critic")}
+        for collection, tree in params.items()
+    }
+
+    def deployed(*leaves: Array) -> tuple[Array, ...]:
+        with jax.default_matmul_precision("highest"):  # on an NVIDIA GPU the default rounds to TF32
+            obs = _whole(spec, dict(zip(spec.inputs, leaves, strict=True)))
+            return deployed_answer(policy, params, obs, spec.clip)
+
+    (batch,) = jax.export.symbolic_shape("batch")
+    shapes = [
+        jax.ShapeDtypeStruct((batch, *spec.input_shape(name)), jnp.dtype(spec.input_dtype(name)))
+        for name in spec.inputs
+    ]
+    path.write_bytes(jax.export.export(jax.jit(deployed), platforms=("cpu", "cuda"))(*shapes).serialize())
+
+
+WRITERS: dict[str, Callable[[Path, Trained], None]] = {
+    "pt": write_pt,
+    "safetensors": write_safetensors,
+    "pt2": write_pt2,
+    "onnx": write_onnx,
+    "torchscript": write_torchscript,
+    "stablehlo": write_stablehlo,
+}
+
+
+def _actor_of(policy: ActorCritic | ActorOnly | VisionPolicy) -> ActorOnly | VisionPolicy:
+    """Without the critic, and so without the observations that only the critic sees."""
+    if isinstance(policy, VisionPolicy):
+        return policy.clone(critic=None)
+    return ActorOnly(
+        action_spec=policy.action_spec,
+        actor=policy.actor,
+        log_std_range=policy.log_std_range,
+        actor_obs_groups=policy.actor_obs_groups,
+        actor_obs_normalization=policy.actor_obs_normalization,
+    )
+
+
+def _whole(spec: PolicySpec, inputs: dict[str, Array]) -> PyTree:
+    """An observation of these inputs, with zeros for what the actor does not read."""
+    if not spec.images:
+        return nest(inputs)
+    leaves = {name: inputs[name] for name in spec.images}
+    rows = next(iter(inputs.values())).shape[:1]
+    for name, width in spec.observation.items():
+        leaves[name] = jnp.zeros((*rows, width))
+        if name in inputs:
+            leaves[name] = leaves[name].at[:, np.array(spec.read(name))].set(inputs[name])
+    return nest(leaves)
+
+
+def _deployed_twin(trained: Trained) -> Any:
+    from interop.policy import Deployed, make_policy
+
+    return Deployed(make_policy(trained.spec, trained.state_dict)).eval()
+
+
+def _example_leaves(spec: PolicySpec) -> tuple[Any, ...]:
+    """A batch of 3: a size of 1 would be taken for a constant."""
+    import torch
+
+    dtypes = {"uint8": torch.uint8, "float32": torch.float32}
+    return tuple(torch.zeros(3, *spec.input_shape(name), dtype=dtypes[spec.input_dtype(name)]) for name in spec.inputs)

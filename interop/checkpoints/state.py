@@ -1,0 +1,251 @@
+"""The state of a run as the content of EmbodiChain's checkpoint, and back; see ``interop.embodichain``."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ejax.algorithms.step import RunState
+from ejax.config import RunConfig
+from ejax.optim import (
+    ScheduleConfig,
+    bind_schedule,
+    get_learning_rate,
+    scheduled_learning_rate,
+    set_learning_rate,
+)
+from ejax.policies import ActorCritic, ActorOnly, NetworkConfig
+from ejax.training.parts import Parts, rows_per_update
+from ejax.types import Params, Policy
+from interop.checkpoints.file import PtFile, bound_to, load_content, log_std_range, read_pt, scheduler_state
+from interop.checkpoints.optimizer_state import opt_state_from_torch, torch_optimizer_state
+from interop.checkpoints.weights import StateDict, params_from_state_dict, state_dict_from_params
+
+Layout = Literal["0.3", "head", "seed"]
+_TORCH_CLASS = {
+    "relu": "ReLU",
+    "elu": "ELU",
+    "tanh": "Tanh",
+    "gelu": "GELU",
+    "silu": "SiLU",
+    "swish": "SiLU",
+    "none": "Identity",
+    None: "no module",
+}
+_STD_RANGE_0_3 = (1e-6, 1e6)
+"""The default ``action_std_range`` of EmbodiChain 0.3's ActorCritic."""
+
+
+def pt_payload(
+    config: RunConfig,
+    parts: Parts,
+    state: RunState,
+    meta: dict[str, Any],
+    *,
+    layout: Layout = "0.3",
+    like: Path | None = None,
+) -> dict[str, Any]:
+    """The content of EmbodiChain's checkpoint, with NumPy arrays where the file has tensors. See ``export_pt``.
+
+    Args:
+        meta: the ejax checkpoint's: ``global_step``, ``num_updates``, ``best_eval_value``.
+    """
+    if like is not None and layout != "0.3":
+        raise ValueError(f"like is for layout 0.3, got '{layout}'")
+    algorithm = config.algorithm.record
+    if algorithm.keeps_target and layout != "seed":
+        raise ValueError(
+            f"EmbodiChain has no {config.algorithm.name}: layout '{layout}' has no place for its target critic and "
+            "second optimizer; give layout seed (the policy alone), or use interop.export"
+        )
+    clamp = _clamp_of(parts.policy, layout, like)
+    policy = _exported(parts.policy, state.train.params, layout, clamp)
+    payload: dict[str, Any] = {"global_step": meta["global_step"], "policy": policy}
+    if layout == "seed":
+        return payload
+    options: Any = config.algorithm.cfg
+    schedule = bind_schedule(options.lr_scheduler, config.trainer.num_updates)
+    optimizer = torch_optimizer_state(parts.policy, state.train.opt_state, options.optimizer)
+    if schedule.name is not None:
+        optimizer["param_groups"][0]["initial_lr"] = options.optimizer.learning_rate
+    payload |= {"best_eval_value": meta["best_eval_value"], "optimizer": optimizer}
+    rate = float(get_learning_rate(state.train.opt_state))
+    lr_scheduler = scheduler_state(schedule, options.optimizer.learning_rate, rate, int(state.train.step))
+    if lr_scheduler is not None or layout == "0.3":
+        kwargs = {"name": schedule.name, "kwargs": dict(schedule.kwargs)}
+        payload |= {"lr_scheduler": lr_scheduler, "lr_scheduler_cfg": kwargs}
+    # EmbodiChain trains what needs the environment inside its program by another trainer, with a schema of its own
+    differentiable = algorithm.update is None
+    if differentiable:
+        payload["schema_version"] = 1
+    if layout == "0.3" or differentiable:
+        payload["num_updates"] = meta["num_updates"]
+    if layout == "0.3":
+        payload["restart_schedule"] = False
+        if state.train.reference is not None:
+            payload["ref_policy"] = _exported(parts.policy, state.train.reference, layout, clamp)
+    if like is not None:
+        payload |= bound_to(like, policy, seed=config.trainer.seed + meta["num_updates"])
+    return payload
+
+
+def read_state(file: Path, config: RunConfig, parts: Parts, *, policy_only: bool = False) -> tuple[RunState, list[str]]:
+    """What ``--resume FILE.pt`` and ``policy.init_from: FILE.pt`` start from; see ``restore``."""
+    return restore(read_pt(file), config, parts, policy_only=policy_only)
+
+
+def restore(saved: PtFile, config: RunConfig, parts: Parts, *, policy_only: bool = False) -> tuple[RunState, list[str]]:
+    """The run state that EmbodiChain's checkpoint stands for, and notes on what it lacks.
+
+    Args:
+        parts: of ``build(config)``.
+
+    Raises:
+        ValueError: see ``import_pt``.
+    """
+    if config.algorithm.record.keeps_target and not policy_only:
+        name = config.algorithm.name
+        raise ValueError(f"EmbodiChain has no {name}, so no file goes on with its training; start one: policy_only")
+    options: Any = config.algorithm.cfg
+    params = _imported(parts, saved.policy, saved.log_std_range)
+    _check_activations(saved, parts.policy)
+    train = replace(parts.state.train, params=params)
+    if train.reference is not None:
+        frozen = saved.policy if saved.reference is None or policy_only else saved.reference
+        train = replace(train, reference=_imported(parts, frozen, saved.log_std_range))
+    notes = []
+    if saved.ranks_differ:
+        notes.append(f"the normalizers of the file's {saved.world_size} ranks differ; taken are those of its policy")
+    if policy_only:
+        return replace(parts.state, train=train), notes
+    rows = rows_per_update(config, parts)
+    update, rest = divmod(saved.global_step, rows)
+    if update >= 2**31:
+        raise ValueError(
+            f"'global_step' {saved.global_step} is {update} updates of {rows} env steps; 31 bits count them"
+        )
+    step = next(n for n in (saved.schedule_step, saved.num_updates, update) if n is not None)
+    schedule = bind_schedule(options.lr_scheduler, config.trainer.num_updates)
+    notes += _schedule_notes(saved, schedule) + _option_notes(saved, options)
+    notes += _size_notes(saved, parts.num_devices, rows, update)
+    if rest:
+        notes.append(
+            f"{saved.global_step} env steps are no whole number of updates, of {rows} each; "
+            f"counting goes on from {saved.global_step - rest}"
+        )
+    if saved.optimizer is None:
+        notes.append("the file has no optimizer state: the optimizer's moments start at zero")
+        rate = scheduled_learning_rate(options.optimizer.learning_rate, schedule, jnp.asarray(step))
+        opt_state = set_learning_rate(train.opt_state, rate)
+    else:
+        opt_state = opt_state_from_torch(parts.policy, params, saved.optimizer, options.optimizer)
+    train = replace(train, step=jnp.asarray(step, jnp.int32), opt_state=jax.tree.map(jnp.asarray, opt_state))
+    return replace(parts.state, update=jnp.asarray(update, jnp.int32), train=train), notes
+
+
+def _clamp_of(policy: Policy, layout: Layout, like: Path | None) -> tuple[float, float]:
+    """What the EmbodiChain that reads this layout clamps log_std to."""
+    if like is not None:
+        return log_std_range(load_content(like).get("metadata"))
+    separate = layout == "0.3" and isinstance(policy, ActorCritic)
+    return log_std_range({"policy_attributes": {"action_std_range": _STD_RANGE_0_3}} if separate else None)
+
+
+def _exported(policy: Policy, params: Params, layout: Layout, clamp: tuple[float, float]) -> StateDict:
+    """The state_dict. log_std as the policy uses it: EmbodiChain may clamp it to another range."""
+    normal_policy = _normal_policy(policy)
+    state_dict = state_dict_from_params(policy, params)
+    log_std = np.clip(state_dict["log_std"], *normal_policy.log_std_range)
+    if not np.array_equal(np.clip(log_std, *clamp), log_std):
+        raise ValueError(f"log_std {log_std.tolist()} is outside {clamp}, the range that EmbodiChain clamps it to")
+    normalizes = any("normalizer" in key for key in state_dict)
+    if normalizes and (layout != "0.3" or isinstance(policy, ActorOnly)):
+        raise ValueError(
+            "the policy normalizes observations; of EmbodiChain's only the ActorCritic of 0.3 does (--layout 0.3)"
+        )
+    return {**state_dict, "log_std": log_std}
+
+
+def _imported(parts: Parts, state_dict: StateDict, clamp: tuple[float, float]) -> Params:
+    policy = _normal_policy(parts.policy)
+    params = params_from_state_dict(policy, state_dict)
+    for key, x in state_dict_from_params(policy, parts.state.train.params).items():
+        if state_dict[key].shape != x.shape:
+            shapes = f"{key} is {list(state_dict[key].shape)} in the file and {list(x.shape)} here"
+            raise ValueError(f"the file is of a policy for other observations than the environment's: {shapes}")
+    log_std = params["params"]["log_std"]
+    low, high = policy.log_std_range
+    if not np.array_equal(np.clip(log_std, *clamp), np.clip(log_std, low, high)):
+        raise ValueError(
+            f"log_std {log_std.tolist()} means something else under policy.log_std_range [{low}, {high}]: EmbodiChain "
+            f"clamps it to [{clamp[0]:.6g}, {clamp[1]:.6g}]; set policy.log_std_range to that"
+        )
+    return jax.tree.map(jnp.asarray, params)
+
+
+def _check_activations(saved: PtFile, policy: Policy) -> None:
+    """Weights do not tell them; files of 0.3 do.
+
+    Raises:
+        ValueError: the file's are not the config's.
+    """
+    for name in ("actor", "critic"):
+        network: NetworkConfig | None = getattr(policy, name, None)
+        if network is None or name not in saved.modules:
+            continue
+        activation = 1 + network.use_layernorm  # its place in a hidden layer of ``stride`` modules
+        stride = 1 + activation + (network.dropout_p > 0.0)
+        last = len(network.hidden_sizes) * stride + 1
+        places = dict.fromkeys(range(activation, last - 1, stride), network.activation)
+        for i, wanted in {**places, last: network.last_activation}.items():
+            there, here = saved.modules.get(f"{name}.{i}", "no module"), _TORCH_CLASS[wanted]
+            if there != here:
+                raise ValueError(f"{name}.{i} is {there} in the file and {here} by the config: change policy.{name}")
+
+
+def _normal_policy(policy: Policy) -> Any:
+    """The policy itself, if EmbodiChain has its like."""
+    if not isinstance(policy, ActorCritic | ActorOnly):
+        raise TypeError(f"EmbodiChain's policies are ActorCritic and ActorOnly, got {type(policy).__name__}")
+    if policy.action_spec.kind != "normal":
+        raise ValueError(f"EmbodiChain's policies act by a normal distribution, this one by {policy.action_spec.kind}")
+    return policy
+
+
+def _option_notes(saved: PtFile, options: Any) -> list[str]:
+    """A checkpoint moves state; what is computed with it is the config's matter, and told where it changes."""
+    ours = options.model_dump()
+    return [
+        f"algorithm.cfg.{name} was {there} there and is {ours[name]} here"
+        for name, there in saved.options.items()
+        if name in ours and ours[name] != there
+    ]
+
+
+def _size_notes(saved: PtFile, num_devices: int, rows: int, update: int) -> list[str]:
+    """How much an update is: ``num_envs`` and ``batch_size`` are those of one rank there, of one device here."""
+    notes = []
+    if saved.world_size != num_devices:
+        notes.append(
+            f"world_size was {saved.world_size} there, devices here: {num_devices}. trainer.num_envs and "
+            "algorithm.cfg.batch_size are of each: the file's make other totals here"
+        )
+    if saved.num_updates and saved.num_updates != update:
+        there = saved.global_step / saved.num_updates
+        notes.append(
+            f"the file's {saved.num_updates} updates were of {there:.6g} env steps each on average; "
+            f"here one has {rows}, so counting goes on from update {update}"
+        )
+    return notes
+
+
+def _schedule_notes(saved: PtFile, ours: ScheduleConfig) -> list[str]:
+    here = (ours.name, dict(ours.kwargs))
+    if saved.schedule is None:
+        unscheduled = ours.name is not None and saved.optimizer is not None
+        return [f"the file has no lr_scheduler; the config's, {here}, holds from now on"] if unscheduled else []
+    there = (saved.schedule["name"], dict(saved.schedule["kwargs"]))
+    return [] if here == there else [f"the file's lr_scheduler is {there}; the config's, {here}, holds from now on"]

@@ -1,0 +1,219 @@
+"""What a policy is, apart from its weights: plain data that JSON can hold, read without jax or torch.
+
+Weights come as a ``state_dict`` with EmbodiChain's keys (``interop.checkpoints.weights``); a spec and a state_dict make
+a policy.
+"""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field
+from pathlib import Path
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+SCHEMA_VERSION = 2
+"""1 knew no images; its files are read too."""
+WHOLE = "obs"
+"""The name of an observation that is one array, not a tree: ``ejax.envs.description.WHOLE``, without jax."""
+
+Head = Literal["normal", "tanh_normal", "categorical", "multi_categorical"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkSpec:
+    """An MLP: for each hidden size Linear → [LayerNorm] → activation → [dropout], then Linear [→ last activation]."""
+
+    inputs: tuple[str, ...]
+    """Dotted paths of the observation's numbers that it reads, concatenated in this order, behind what encoders see."""
+    normalized: bool
+    """(x − mean) / (std + 1e-2) before the first Linear, by the statistics in the state_dict."""
+    hidden_sizes: tuple[int, ...]
+    activation: str
+    last_activation: str | None
+    use_layernorm: bool
+    dropout_p: float
+
+    @property
+    def stride(self) -> int:
+        """Modules per hidden layer: Linear i is number i·stride of the ``nn.Sequential``, the output's included."""
+        return 2 + self.use_layernorm + (self.dropout_p > 0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderSpec:
+    """x/127.5 − 1, then for each layer zeros around → convolution → ReLU, then a spatial softmax: where each channel of
+    the last layer is active, Σ softmax·(row, column) in ±1. All rows come before all columns."""
+
+    channels: tuple[int, ...]
+    kernels: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    @property
+    def width(self) -> int:
+        """Numbers that it makes of an image."""
+        return 2 * self.channels[-1]
+
+    @property
+    def padding(self) -> tuple[tuple[int, int], ...]:
+        """Zeros before and behind rows and columns, of each layer: a place is as often seen at one end as the other."""
+        return tuple(((kernel - 1) // 2, kernel - 1 - (kernel - 1) // 2) for kernel in self.kernels)
+
+    def places(self, height: int, width: int) -> tuple[int, int]:
+        """Rows and columns of the last layer."""
+        for stride in self.strides:
+            height, width = -(-height // stride), -(-width // stride)
+        return height, width
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicySpec:
+    """``sizes``: (A,) for the normals, the number of choices of each dimension for the categoricals."""
+
+    observation: Mapping[str, int]
+    """Width of each array of numbers by its dotted path; ``{"obs": O}`` where there is only one."""
+    images: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)
+    """(height, width, channels) of each image by its name, uint8, in the order in which their features come."""
+    encoder: EncoderSpec | None = None
+    """Of each image, with weights of its own. None: there are no images."""
+    actor: NetworkSpec
+    critic: NetworkSpec | None
+    """With images, actor and critic share the encoders and the actor's normalizer, which is of all the numbers."""
+    unread: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Entries of the numbers that the actor does not read, sorted. A deployed policy does not take them."""
+    head: Head
+    sizes: tuple[int, ...]
+    low: tuple[float, ...] = ()
+    high: tuple[float, ...] = ()
+    """Bounds that a tanh_normal squashes into."""
+    log_std_range: tuple[float, float] = (-5.0, 2.0)
+    clip: tuple[tuple[float, ...], tuple[float, ...]] | None = None
+    """(low, high) that a deployed action is clipped to; the distribution itself knows nothing of it."""
+
+    @property
+    def continuous(self) -> bool:
+        return self.head in ("normal", "tanh_normal")
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """What a deployed policy returns, in order."""
+        return ("action", "mean", "log_std") if self.continuous else ("action", "logits")
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """What a deployed policy takes, in order: images, then the numbers that the actor reads."""
+        return (*self.images, *self.actor.inputs)
+
+    def input_shape(self, name: str) -> tuple[int, ...]:
+        """Of one row of that input."""
+        return tuple(self.images[name]) if name in self.images else (len(self.read(name)),)
+
+    def input_dtype(self, name: str) -> str:
+        return "uint8" if name in self.images else "float32"
+
+    def read(self, name: str) -> tuple[int, ...]:
+        """Entries of an array of numbers that the actor reads."""
+        unread = self.unread.get(name, ())
+        return tuple(i for i in range(self.observation[name]) if i not in unread)
+
+    @property
+    def read_of_all(self) -> tuple[int, ...]:
+        """The actor's entries among all its numbers concatenated, which is what its normalizer is over."""
+        read, start = [], 0
+        for name in self.normalizer_inputs:
+            read += [start + i for i in self.read(name)] if name in self.actor.inputs else []
+            start += self.observation[name]
+        return tuple(read)
+
+    @property
+    def normalizer_inputs(self) -> tuple[str, ...]:
+        """The arrays that the actor's normalizer is over."""
+        return tuple(self.observation) if self.images else self.actor.inputs
+
+    @property
+    def features(self) -> int:
+        """Numbers that the encoders make of all images."""
+        return self.encoder.width * len(self.images) if self.encoder else 0
+
+    def output_shape(self, name: str) -> tuple[int, ...]:
+        """Of one row of that output."""
+        if name == "action" and not self.continuous:
+            return () if self.head == "categorical" else (len(self.sizes),)
+        return (sum(self.sizes),)
+
+    def width(self, network: NetworkSpec) -> int:
+        """What the network's first Linear reads."""
+        read = (
+            len(self.read_of_all) if network is self.actor else sum(self.observation[name] for name in network.inputs)
+        )
+        return self.features + read
+
+    def to_json(self) -> str:
+        return json.dumps({"schema_version": SCHEMA_VERSION, **dataclasses.asdict(self)}, indent=2)
+
+    @staticmethod
+    def from_json(text: str) -> "PolicySpec":
+        """
+        Raises:
+            ValueError: of another schema version, or no spec: the text names key and value.
+        """
+        try:
+            raw = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"the policy spec is no JSON: {repr(error)[:200]}") from error
+        found = raw.pop("schema_version", None) if isinstance(raw, dict) else None
+        if type(found) is not int or found not in (1, SCHEMA_VERSION):
+            raise ValueError(f"the policy spec has schema version {found}, this interop reads 1 and {SCHEMA_VERSION}")
+        spec = _made(PolicySpec, {"critic": None, **raw}, "")
+        for network in (spec.actor, spec.critic):
+            unknown = set(network.inputs if network else ()) - spec.observation.keys()
+            if unknown or (spec.images and spec.encoder is None):
+                raise ValueError(f"the policy spec lacks {', '.join(unknown)[:200] or 'an encoder'}, which it reads")
+        return spec
+
+    @staticmethod
+    def load(path: Path) -> "PolicySpec":
+        """
+        Raises:
+            FileNotFoundError: there is none. ValueError: see ``from_json``.
+        """
+        if not path.is_file():
+            raise FileNotFoundError(
+                f"there is no {path}: give the folder that python -m interop.export RUN --to DIR has written"
+            )
+        return PolicySpec.from_json(path.read_text())
+
+
+def _made(kind: Any, raw: Any, key: str) -> Any:
+    """JSON's value as this type: a dataclass, and what its fields are of.
+
+    Raises:
+        ValueError: naming key, type and value.
+    """
+    origin, parts = get_origin(kind) or kind, get_args(kind)
+    if dataclasses.is_dataclass(origin) and isinstance(raw, dict):
+        return _dataclass_made(origin, raw, key)
+    if origin in (Union, UnionType):
+        return None if raw is None else _made(parts[0], raw, key)
+    if origin is tuple and isinstance(raw, list):
+        kinds = parts[:1] * len(raw) if parts[1:] == (...,) else parts
+        if len(kinds) == len(raw):
+            return tuple(_made(each, x, f"{key}.{i}") for i, (each, x) in enumerate(zip(kinds, raw, strict=True)))
+    if origin is Mapping and isinstance(raw, dict):
+        return {name: _made(parts[1], x, f"{key}.{name}") for name, x in raw.items()}
+    if origin is Literal and raw in parts:
+        return raw
+    if type(raw) is kind or (kind is float and type(raw) is int):
+        return raw
+    raise ValueError(f"the policy spec's '{key}' must be {getattr(kind, '__name__', kind)}, got {repr(raw)[:100]}")
+
+
+def _dataclass_made(kind: Any, raw: Mapping[str, Any], key: str) -> Any:
+    hints, fields = get_type_hints(kind), dataclasses.fields(kind)
+    unknown = raw.keys() - hints.keys()
+    required = {x.name for x in fields if x.default is MISSING and x.default_factory is MISSING}
+    if unknown or required - raw.keys():
+        names = ", ".join(sorted(unknown or required - raw.keys()))[:200]
+        where = f" under {key}" if key else ""
+        raise ValueError(f"the policy spec{where} {'has unknown' if unknown else 'lacks'} {names}")
+    return kind(**{name: _made(hints[name], x, f"{key}.{name}".lstrip(".")) for name, x in raw.items()})
