@@ -15,12 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from ejax.finite import finite_rows
+from ejax.finite import NONFINITE_EPISODES, finite_rows
 from ejax.rollout import EnvCarry, reset, step
 from ejax.types import Array, Env, HostEnv, Key, Metrics, Params, Policy, PyTree
 
-NONFINITE_EPISODES = "eval/nonfinite_episodes"
-"""Episodes of an evaluation in which something was not finite; 0 where all is well."""
 _UNLIMITED = 10_000
 """Steps that an episode of an environment without a time limit gets; one that goes on is NaN in the results."""
 

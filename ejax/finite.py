@@ -8,6 +8,9 @@ import jax.numpy as jnp
 
 from ejax.types import Array, PyTree
 
+NONFINITE_EPISODES = "eval/nonfinite_episodes"
+"""Tag of the episodes of an evaluation in which something was not finite; 0 where all is well."""
+
 
 def all_finite(*trees: PyTree) -> Array:
     """Whether every number in every leaf is finite; a bool scalar. Integers, booleans and keys are.

@@ -6,7 +6,6 @@ import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import gymnasium
@@ -24,8 +23,9 @@ from ejax.distributions import Normal
 from ejax.optim import make_optimizer
 from ejax.registry import ENVS
 from ejax.rollout import reset, unroll
-from ejax.run import _Loop, train
+from ejax.run import train
 from ejax.training.build import build_policy
+from ejax.training.cadence import crosses
 from ejax.training.recorder import draw, play
 from ejax.training.run_dir import RunDirectory
 from ejax.types import Array, CameraView, Key, Rollout, Timestep, make_train_state
@@ -173,8 +173,7 @@ def test_grpo_trains_in_the_loop_that_trains_ppo(tmp_path: Path) -> None:
 
 
 def fired(rows: int, freq: int, updates: int) -> list[int]:
-    loop: Any = SimpleNamespace(rows=rows)
-    return [update for update in range(1, updates + 1) if _Loop._fires(loop, update, freq)]
+    return [update for update in range(1, updates + 1) if crosses(update, rows, freq)]
 
 
 def test_a_frequency_fires_at_the_first_update_that_reaches_a_multiple() -> None:

@@ -17,7 +17,7 @@ def test_a_disk_that_refuses_is_one_line_and_exit_2(code, tmp_path, monkeypatch,
     def refuse(*args, **options):
         raise OSError(code, os.strerror(code), str(tmp_path))
 
-    monkeypatch.setattr("ejax.run.create_run_directory", refuse)
+    monkeypatch.setattr("ejax.training.start.create_run_directory", refuse)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.json").write_text(json.dumps(BASE))
     assert train.main(["--config", "a.json", "--device", "cpu"]) == 2

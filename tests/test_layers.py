@@ -12,7 +12,10 @@ LAYERS = [
     [
         *("types", "finite", "distributions", "returns", "losses", "optim"),
         *("sharding", "device", "registry", "trust", "frozen", "problems", "shorten", "video"),
-        *(f"training.{part}" for part in ("interrupt", "leave", "facts", "digests", "console", "metric_log")),
+        *(
+            f"training.{part}"
+            for part in ("interrupt", "leave", "facts", "digests", "console", "metric_log", "best", "cadence")
+        ),
     ],
     ["policies", "envs", "rollout", "episodes", "collectors"],
     ["evaluation", "algorithms", "experts", "data"],

@@ -14,7 +14,8 @@ from rich.console import Console
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.record_writer import masked_crc32c
 
-from ejax.training.console import Best, LiveView, PlainView, make_view, summary
+from ejax.training.best import Best
+from ejax.training.console import LiveView, PlainView, make_view, summary
 from ejax.training.metrics import MetricWriter
 
 TRAIN = {"train/policy_loss": -0.5, "charts/SPS": 1000.0, "charts/episode_reward_avg_100": 2.5}
@@ -120,33 +121,6 @@ def test_a_new_run_in_a_used_directory_is_an_error(tmp_path: Path) -> None:
     _writer(tmp_path).close()
     with pytest.raises(FileExistsError, match="give resume_step"):
         _writer(tmp_path)
-
-
-def test_best_is_the_highest_finite_value_also_of_before_the_resume(tmp_path: Path) -> None:
-    with _writer(tmp_path) as writer:
-        for step, value in ((10, 5.0), (20, math.nan), (30, 9.0)):
-            writer.write(step, {"eval/avg_reward": value})
-        assert writer.best == Best(value=9.0, step=30)
-    with _writer(tmp_path, resume_step=20) as writer:
-        assert writer.best == Best(value=5.0, step=10)
-
-
-def test_an_evaluation_with_an_episode_that_was_not_finite_is_never_the_best(tmp_path: Path) -> None:
-    with _writer(tmp_path) as writer:
-        for step, value, broken in ((10, 5.0, 0.0), (20, 9.0, 1.0), (30, 6.0, 0.0), (40, 7.0, 3.0)):
-            writer.write(step, {"eval/avg_reward": value, "eval/nonfinite_episodes": broken})
-        assert writer.best == Best(value=6.0, step=30)
-    with _writer(tmp_path, resume_step=20) as writer:
-        assert writer.best == Best(value=5.0, step=10)
-
-
-def test_best_is_the_lowest_value_where_less_is_better(tmp_path: Path) -> None:
-    with _writer(tmp_path, best_mode="min") as writer:
-        for step, value in ((10, 5.0), (20, 3.0), (30, 9.0), (40, 2.0)):
-            writer.write(step, {"eval/avg_reward": value})
-        assert writer.best == Best(value=2.0, step=40)
-    with _writer(tmp_path, best_mode="min", resume_step=30) as writer:
-        assert writer.best == Best(value=3.0, step=20)
 
 
 def test_closing_twice_is_harmless(tmp_path: Path) -> None:

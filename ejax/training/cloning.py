@@ -82,7 +82,7 @@ class CloningStepper:
         env: closed at the end, where it has something to close.
     """
 
-    most = 1
+    max_updates = 1
 
     def __init__(
         self,

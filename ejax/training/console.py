@@ -10,7 +10,6 @@ import math
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Protocol, TextIO
 
 from rich.columns import Columns
@@ -20,6 +19,8 @@ from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
+
+from ejax.training.best import Best
 
 _SHORT_NAME = {
     "charts/SPS": "sps",
@@ -32,14 +33,6 @@ _MAX_NAME = 20
 _MIN_VALUE = 10
 _REFRESH_HZ = 4
 _PLAIN_INTERVAL_S = 1.0
-
-
-@dataclass(frozen=True)
-class Best:
-    """The best value that the watched metric has had in this run, and the env step it was measured at."""
-
-    value: float
-    step: int
 
 
 class View(Protocol):
@@ -104,7 +97,7 @@ class PlainView:
         if len(train) < len(metrics):
             self._print_pending()
             fields = {tag.removeprefix("eval/"): v for tag, v in metrics.items() if tag not in train}
-            self._print("eval", step, fields, f" best={_number(best.value)}@{best.step}" if best else "")
+            self._print("eval", step, fields, f" best={_number(best.value)}{_at(best.step, '@{}')}" if best else "")
 
     def note(self, message: str) -> None:
         """Print a line of free text."""
@@ -220,7 +213,7 @@ class LiveView:
             if cells:
                 table.add_row(group, Columns(cells, width=name_width + 1 + value_width, padding=(0, 2)))
         if self._best is not None:
-            table.add_row("best", f"{_number(self._best.value)} at step {self._best.step:,}")
+            table.add_row("best", f"{_number(self._best.value)}{_at(self._best.step, ' at step {:,}')}")
         return table
 
     def _fields(self, group: str) -> dict[str, str]:
@@ -237,6 +230,10 @@ def _cell(name: str, value: str, name_width: int, value_width: int) -> Text:
     if len(name) > name_width:
         name = name[: name_width - 1] + "…"
     return Text.assemble((name.ljust(name_width), "cyan"), f" {value:>{value_width}}", no_wrap=True)
+
+
+def _at(step: int | None, form: str) -> str:
+    return "" if step is None else form.format(step)
 
 
 def _number(value: float) -> str:

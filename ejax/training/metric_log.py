@@ -10,7 +10,6 @@ import math
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -37,14 +36,6 @@ class MetricRecord(BaseModel):
     __pydantic_extra__: dict[str, float | None]
     step: NonNegativeInt
     time: float = 0.0
-
-
-@dataclass
-class Kept:
-    """What a run that goes on finds in the file."""
-
-    records: list[dict[str, Any]] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
 
 
 class MetricLog:
@@ -81,19 +72,19 @@ class MetricLog:
 
 def keep_up_to(
     path: Path, step: int, *, logged: Mapping[str, Any] | None = None, evaluates_again: bool = False
-) -> Kept:
+) -> list[str]:
     """Drop the lines after ``step`` and one that a kill cut short; whatever else is wrong is set aside and reported.
 
     Args:
         logged: what the checkpoint says of the file; None: nothing.
         evaluates_again: drop the evaluation at ``step`` as well, since it is written a second time.
     """
-    kept = Kept()
+    problems: list[str] = []
     if path.exists() and not path.is_file():
         aside = _aside(path)
         os.replace(path, aside)
-        kept.problems.append(f"{path} was no file; it is {aside.name} now, and the log begins here")
-        return kept
+        problems.append(f"{path} was no file; it is {aside.name} now, and the log begins here")
+        return problems
     content = path.read_bytes() if path.exists() else b""
     lines, wrong = [], []
     for number, line in enumerate(content.splitlines(keepends=True), 1):
@@ -104,20 +95,19 @@ def keep_up_to(
                 wrong.append(number)
             continue
         if record["step"] < step or (record["step"] == step and not (evaluates_again and _is_evaluation(record))):
-            kept.records.append(record)
             lines.append(line.rstrip(b"\r\n") + b"\n")
     if wrong:
-        kept.problems.append(f"{path} is damaged: {_places(wrong)} not written by ejax, and left out")
+        problems.append(f"{path} is damaged: {_places(wrong)} not written by ejax, and left out")
     elif logged and hashlib.sha256(content[: logged["bytes"]]).hexdigest() != logged["sha256"]:
         what = "was changed" if len(content) >= logged["bytes"] else "lacks lines that it had" if content else "is gone"
-        kept.problems.append(f"{path} {what} since the checkpoint was made; its numbers may be others")
-    if kept.problems and content:
+        problems.append(f"{path} {what} since the checkpoint was made; its numbers may be others")
+    if problems and content:
         aside = _aside(path)
         aside.write_bytes(content)
-        kept.problems[-1] += f" (as it was: {aside.name})"
+        problems[-1] += f" (as it was: {aside.name})"
     if content:
         _replace(path, b"".join(lines))
-    return kept
+    return problems
 
 
 def _was_cut_short(line: bytes) -> bool:

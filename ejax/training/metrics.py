@@ -22,19 +22,11 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, Literal, Protocol
+from typing import Any, BinaryIO, Protocol
 
-from ejax.evaluation import NONFINITE_EPISODES
-from ejax.training.console import Best, make_view
-from ejax.training.metric_log import Kept, MetricLog, keep_up_to
-
-
-def best_candidate(metrics: Mapping[str, float | None], tag: str) -> float | None:
-    """The value of ``tag`` that may be the best of its run: a finite one, of an evaluation finite throughout."""
-    value = metrics.get(tag)
-    if value is None or not math.isfinite(value) or metrics.get(NONFINITE_EPISODES):
-        return None
-    return value
+from ejax.training.best import Best
+from ejax.training.console import make_view
+from ejax.training.metric_log import MetricLog, keep_up_to
 
 
 class _Sink(Protocol):
@@ -60,16 +52,11 @@ class MetricWriter:
         wandb_project_name: the W&B project.
         console: show the run on standard output.
         start_step: the env step that the progress bar starts from.
-        best_metric: the tag whose best value is kept in ``best``.
-        best_mode: whether that is its highest or its lowest value.
 
     Raises:
         FileExistsError: ``run_dir`` already has metrics and ``resume_step`` is None.
         ModuleNotFoundError: ``use_wandb`` without wandb installed.
     """
-
-    best: Best | None
-    """The best value of ``best_metric`` in the whole run, from before a resume as well; see ``best_candidate``."""
 
     def __init__(
         self,
@@ -85,21 +72,15 @@ class MetricWriter:
         wandb_project_name: str = "ejax",
         console: bool = True,
         start_step: int = 0,
-        best_metric: str = "eval/avg_reward",
-        best_mode: Literal["max", "min"] = "max",
     ) -> None:
         log_dir = Path(run_dir) / "logs"
         wandb = _import_wandb() if use_wandb else None
-        self.best = None
-        self._best_metric, self._best_mode = best_metric, best_mode
-        kept = Kept()
+        problems: list[str] = []
         with ExitStack() as stack:
             jsonl = log_dir / "metrics.jsonl"
             log_dir.mkdir(parents=True, exist_ok=True)
             if resume_step is not None:
-                kept = keep_up_to(jsonl, resume_step, logged=logged, evaluates_again=evaluates_again)
-                for record in kept.records:
-                    self.best = _better(self.best, record["step"], best_candidate(record, best_metric), best_mode)
+                problems = keep_up_to(jsonl, resume_step, logged=logged, evaluates_again=evaluates_again)
             elif jsonl.exists():
                 raise FileExistsError(
                     f"{jsonl} holds the metrics of an earlier run; give resume_step to go on with that run, "
@@ -118,10 +99,10 @@ class MetricWriter:
                 self._view = make_view(exp_name, total_steps=total_steps, start_step=start_step)
                 stack.callback(self._view.close)
             self._stack = stack.pop_all()
-        for problem in kept.problems:
+        for problem in problems:
             self.alarm(problem)
 
-    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+    def write(self, step: int, metrics: Mapping[str, float], best: Best | None = None) -> None:
         """Write host-side scalars under their tags: ``train/…``, ``charts/…``, ``eval/…`` and so on.
 
         NaN is ``null`` in JSONL and left out elsewhere, as EmbodiChain does; JSON has no infinity either.
@@ -129,13 +110,13 @@ class MetricWriter:
         Args:
             step: env steps so far.
             metrics: tag -> number. Not device arrays: reading one would wait for the device.
+            best: the best evaluation so far, for the console.
         """
         metrics = {tag: float(value) for tag, value in metrics.items()}
-        self.best = _better(self.best, step, best_candidate(metrics, self._best_metric), self._best_mode)
         for sink in self._sinks:
             sink.write(step, metrics)
         if self._view is not None:
-            self._view.write(step, metrics, self.best)
+            self._view.write(step, metrics, best)
 
     def note(self, message: str) -> None:
         """Show a line of text on the console, above the progress bar."""
@@ -233,10 +214,3 @@ def _start_wandb(
     run = wandb.init(project=project, name=name, config=config, dir=str(log_dir), id=run_id, resume="allow")
     id_file.write_text(run.id)
     return run
-
-
-def _better(best: Best | None, step: int, value: float | None, mode: str) -> Best | None:
-    if value is None:
-        return best
-    improves = best is None or (value > best.value if mode == "max" else value < best.value)
-    return Best(value=value, step=step) if improves else best

@@ -26,7 +26,7 @@ S = TypeVar("S", bound="Stepper")
 class Stepper(Protocol):
     """Owns what collects; a context manager. Update number k draws from ``fold_in(key, k)``, whichever it is."""
 
-    most: int
+    max_updates: int
     """Updates that one call can do."""
 
     def start(self, state: RunState) -> RunState:
@@ -34,7 +34,7 @@ class Stepper(Protocol):
         ...
 
     def advance(self, state: RunState, count: int, interrupted: Interrupted) -> tuple[RunState, Metrics] | None:
-        """``count`` ≤ ``most`` updates. Metrics are [≥ count]. None: interrupted before there was a rollout."""
+        """``count`` ≤ ``max_updates`` updates. Metrics are [≥ count]. None: interrupted before there was a rollout."""
         ...
 
     def paused(self) -> AbstractContextManager[None]:
@@ -66,18 +66,20 @@ class DeviceStepper:
         devices: that share the environments; they must divide their number. None: where the state lies.
     """
 
-    def __init__(self, step: Step, key: Key, most: int, *, devices: Sequence[jax.Device] | None = None) -> None:
-        self.step, self._key, self.most = step, key, most
+    def __init__(self, step: Step, key: Key, max_updates: int, *, devices: Sequence[jax.Device] | None = None) -> None:
+        self.step, self._key, self.max_updates = step, key, max_updates
         self._mesh = make_mesh(devices) if devices else None
 
     def start(self, state: RunState) -> RunState:
         if self._mesh is None:
-            self._compiled = repeat_step(self.step, self.most).lower(state, self._key, jnp.int32(1)).compile()
+            self._compiled = repeat_step(self.step, self.max_updates).lower(state, self._key, jnp.int32(1)).compile()
             return state
         state = jax.device_put(state, _places(state, self._mesh))
         self._key = jax.device_put(self._key, whole(self._mesh))
         with jax.set_mesh(self._mesh):
-            program = repeat_step(self.step, self.most, out_shardings=(_places(state, self._mesh), whole(self._mesh)))
+            program = repeat_step(
+                self.step, self.max_updates, out_shardings=(_places(state, self._mesh), whole(self._mesh))
+            )
             self._compiled = program.lower(state, self._key, jnp.int32(1)).compile()
         return state
 
@@ -104,7 +106,7 @@ class DeviceStepper:
 class HostStepper:
     """A rollout, then an update, in turn."""
 
-    most = 1
+    max_updates = 1
 
     def __init__(
         self, collector: HostCollector, learn: Learn, key: Key, *, devices: Sequence[jax.Device] | None = None

@@ -1,0 +1,138 @@
+"""Where a run starts: its folder, the checkpoint that it goes on from, its parts and its first state."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ejax.algorithms.step import RunState
+from ejax.config import RunConfig
+from ejax.config.bind import bind
+from ejax.registry import is_foreign_checkpoint
+from ejax.training.build import build
+from ejax.training.checkpoint import load_checkpoint, verify_checkpoint
+from ejax.training.evaluators import check_best_metric
+from ejax.training.metrics import MetricWriter
+from ejax.training.parts import Parts
+from ejax.training.run_dir import (
+    RunDirectory,
+    RunMeta,
+    check_same_run,
+    create_run_directory,
+    never_began,
+    newest_run,
+    open_run_directory,
+)
+from ejax.training.warm_start import start_from_file, start_from_policy
+
+
+@dataclass(frozen=True)
+class Place:
+    """A run's folder, and what is there to go on from."""
+
+    directory: RunDirectory
+    config: RunConfig
+    """Bound: what ``resolved.json`` holds, but for what a resumed run may change."""
+    checkpoint: Path | None = None
+    file: str | None = None
+    """The file of another system, to start from where there is no checkpoint."""
+    is_new: bool = False
+    """The folder was made just now."""
+    alarms: tuple[str, ...] = ()
+    """What a person must see: damaged checkpoints, a run that starts from the beginning."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """All that the loop begins with."""
+
+    parts: Parts
+    state: RunState
+    meta: dict[str, Any] = field(default_factory=dict)
+    """Of the checkpoint; empty for a run from the beginning."""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def update(self) -> int:
+        return int(self.state.update)
+
+
+def locate(config: RunConfig, resume: str | None, run_dir: Path | None) -> Place:
+    """Find or make the run's folder, and the checkpoint to go on from; arguments and errors as ``ejax.run.train``."""
+    if resume is None or is_foreign_checkpoint(resume):
+        config = bind(config)
+        return Place(create_run_directory(config, run_dir, origin=resume), config, file=resume, is_new=True)
+    checkpoint = file = None
+    if resume not in ("latest", "best"):
+        checkpoint = verify_checkpoint(Path(resume), RunMeta).path
+        run_dir = run_dir or checkpoint.absolute().parents[1]
+    elif resume == "latest" and run_dir is not None and never_began(run_dir):
+        alarm = f"a kill came before {run_dir} was a run: it starts from the beginning"
+        config = bind(config)
+        return Place(create_run_directory(config, run_dir), config, is_new=True, alarms=(alarm,))
+    path = run_dir or newest_run(Path(config.trainer.output_dir), config.trainer.exp_name)
+    directory, saved = open_run_directory(path)
+    num_updates = saved.trainer.num_updates  # a schedule keeps the horizon that the run was started with
+    config, saved = bind(config, num_updates), bind(saved, num_updates)
+    check_same_run(config, saved)
+    alarms = directory.recover()
+    if resume == "latest" and not directory.has_checkpoints():
+        file = directory.origin()
+        alarms.append(
+            f"{path} has no checkpoint, a kill came before the first: it starts from {file or 'the beginning'}"
+        )
+    elif resume in ("latest", "best"):
+        checkpoint = directory.find(resume, alarms.append)
+    return Place(directory, config, checkpoint, file, alarms=tuple(alarms))
+
+
+def begin(place: Place) -> Start:
+    """Build the run's parts and the state that it starts from. A new folder is taken back if that fails."""
+    try:
+        start = _build(place)
+        check_best_metric(place.config, start.parts)
+    except BaseException:
+        if place.is_new:
+            place.directory.take_back()
+        raise
+    return start
+
+
+def report(place: Place, start: Start, writer: MetricWriter, rows: int) -> None:
+    """Put the folder in order for a run that goes on from here, and show every message of its start.
+
+    Args:
+        rows: env steps of one update.
+    """
+    directory, step = place.directory, start.update * rows
+    for text in place.alarms:
+        writer.alarm(text)
+    for text in start.notes:
+        writer.note(text)
+    if place.config.trainer.distributed:
+        writer.note(f"{start.parts.num_devices} devices, {place.config.trainer.num_envs} environments on each")
+    if not place.is_new:
+        for aside in directory.set_aside_after(step):
+            writer.note(f"set aside {aside}: the run goes on from before it")
+    if place.checkpoint is None:
+        return
+    for problem in directory.check_sealed(start.meta["schema_version"]):
+        writer.alarm(problem)
+    if start.update and start.parts.stepper.versions() is not None:
+        for problem in directory.check_schedule(start.update, start.meta.get("schedule_sha256")):
+            writer.alarm(problem)
+    writer.note(f"resumed from {place.checkpoint} at {step} {place.config.step_name}")
+
+
+def _build(place: Place) -> Start:
+    directory, config = place.directory, place.config
+    parts = build(config, quarantine=directory.path / "quarantine")
+    if place.checkpoint is not None:
+        state, meta = load_checkpoint(place.checkpoint, parts.state)
+        return Start(parts, state, meta)
+    if place.file is None:
+        state, notes = start_from_policy(parts, config)
+        return Start(parts, state, notes=tuple(notes))
+    state, notes = start_from_file(Path(place.file), parts, config)
+    if parts.stepper.versions() is not None:  # of the rollouts made there, each by the newest parameters
+        directory.write_schedule(0, range(int(state.update)))
+    return Start(parts, state, notes=(f"goes on from {place.file}", *notes))
