@@ -1,7 +1,7 @@
 """``ejax COMMAND …``, or ``python -m ejax COMMAND …``: the command lines under one name."""
 
 import difflib
-import importlib
+import runpy
 import sys
 
 from ejax import __version__
@@ -17,11 +17,11 @@ COMMANDS = {
     "verify": ("interop.verify", "check an export against its proof"),
     "embodichain": ("interop.embodichain", "convert EmbodiChain's checkpoints, both ways"),
 }
-"""Name -> module with ``main(argv) -> exit code``, and what it does."""
+"""Name -> module, and what it does."""
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command. Returns its exit code."""
+    """Run one command, just as ``python -m`` runs its module. Returns the exit code of what ends here."""
     name, *rest = (sys.argv[1:] if argv is None else argv) or ["--help"]
     if name in ("-h", "--help"):
         print(_help())
@@ -35,7 +35,9 @@ def main(argv: list[str] | None = None) -> int:
         print(f"ejax: no command '{name}'; there is {', '.join(COMMANDS)}.{hint}", file=sys.stderr)
         return 2
     module, _ = COMMANDS[name]
-    return importlib.import_module(module).main(rest)
+    sys.argv = [f"ejax {name}", *rest]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    return 0
 
 
 def _help() -> str:

@@ -3,23 +3,17 @@
 from ejax.training.interrupt import leave_at_once, until_signal
 
 if __name__ == "__main__":
-    leave_at_once()  # before the imports below, which take seconds
+    leave_at_once()  # before the imports, which take seconds
 
 import argparse
 import datetime
 import errno
+import importlib
 import sys
 from functools import partial
 from pathlib import Path
 
-from ejax.config import ConfigError, load_config
-from ejax.device import prepare_jax
-from ejax.run import train
-from ejax.training.checkpoint import CheckpointError
-from ejax.training.console import summary
 from ejax.training.leave import leave
-from ejax.training.run_dir import open_run_directory
-from ejax.training.skipped import NonFiniteUpdateError, mostly_skipped_text
 from ejax.trust import UntrustedCodeError, add_trust_option, trust_words
 
 _PATH_ERRORS = (FileExistsError, FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError)
@@ -48,11 +42,22 @@ def run_command(name: str, argv: list[str] | None = None, *, owns_process: bool 
     Args:
         owns_process: as in ``ejax.run.train``.
     """
-    return until_signal(f"ejax.{name}", lambda: _run(name, argv, owns_process))
-
-
-def _run(name: str, argv: list[str] | None, owns_process: bool) -> int:
     args = _parser(name).parse_intermixed_args(argv)
+    importlib.import_module(
+        "ejax.run"
+    )  # takes seconds: after --help, and while a signal still ends the process at once
+    return until_signal(f"ejax.{name}", lambda: _run(name, args, owns_process))
+
+
+def _run(name: str, args: argparse.Namespace, owns_process: bool) -> int:
+    from ejax.config import ConfigError, load_config
+    from ejax.device import prepare_jax
+    from ejax.run import train
+    from ejax.training.checkpoint import CheckpointError
+    from ejax.training.console import summary
+    from ejax.training.run_dir import open_run_directory
+    from ejax.training.skipped import NonFiniteUpdateError, mostly_skipped_text
+
     trust_words([*args.trust, *args.overrides], remember=True)
     try:
         file = args.config

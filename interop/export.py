@@ -30,12 +30,12 @@ import numpy as np
 
 from ejax.config import ConfigError
 from ejax.device import prepare_jax
-from ejax.evaluate import load_policy
 from ejax.policies import ActorCritic, ActorOnly
 from ejax.policies.vision import VisionPolicy
 from ejax.training.checkpoint import CheckpointError, verify_checkpoint
 from ejax.training.environments import build_env
 from ejax.training.run_dir import open_run_directory
+from ejax.training.saved_policy import load_policy
 from ejax.trust import add_trust_option, trust_words
 from ejax.types import Env, HostEnv, Params, Policy
 from interop.artefacts.cases import Bounds, draw_cases, observe

@@ -21,10 +21,10 @@ from ejax.envs.adapters.gymnasium import GymnasiumVector
 from ejax.envs.adapters.worker import Contained, make_in_worker
 from ejax.envs.host.calls import Call, EnvExit, HostEnvError, call_env, described, under_way, waiting_for
 from ejax.envs.host.guarded import GuardedEnv
-from ejax.evaluate import evaluate_run
 from ejax.run import train
 from ejax.training.environments import make_env
 from ejax.training.interrupt import interruptible
+from ejax.training.saved_policy import evaluate_run
 from ejax.trust import trust
 
 SEED = np.array([3, 5], np.uint32)

@@ -29,7 +29,7 @@ def test_a_checkpoint_on_a_full_disk_is_an_error_of_the_disk(tmp_path, monkeypat
     def refuse(*args):
         raise ValueError("RESOURCE_EXHAUSTED: Failed to write 7 bytes: No space left [os_error_code='28']")
 
-    monkeypatch.setattr(checkpoint.ocp, "save", refuse)
+    monkeypatch.setattr("orbax.checkpoint.v1.save", refuse)
     with pytest.raises(OSError, match="No space left") as caught:
         checkpoint.save_checkpoint(tmp_path, "a_step_1", {"x": np.zeros(3)}, {})
     assert caught.value.errno == errno.ENOSPC

@@ -17,12 +17,12 @@ from ejax.envs.manager.embodied import EmbodiedEnv
 from ejax.envs.manager.functors.registry import FUNCTORS
 from ejax.envs.manager.world import World, WorldState
 from ejax.envs.mujoco.engine import Physics
-from ejax.evaluate import evaluate_run
 from ejax.registry import ENVS
 from ejax.run import train
 from ejax.training.build import build
 from ejax.training.checkpoint import CheckpointError, load_checkpoint
 from ejax.training.environments import build_env, evaluation_env
+from ejax.training.saved_policy import evaluate_run
 from ejax.types import Array, Key
 
 KEY = jax.random.key(0)

@@ -23,12 +23,12 @@ from ejax.config import parse_config
 from ejax.distributions import action_spec
 from ejax.envs.host.pure_host import PureHostEnv
 from ejax.envs.point_mass import PointMassRL
-from ejax.evaluate import evaluate_run
 from ejax.policies import ActorCritic, NetworkConfig
 from ejax.policies.mlp import ACTIVATIONS
 from ejax.run import train
 from ejax.training.build import build
 from ejax.training.run_dir import create_run_directory
+from ejax.training.saved_policy import evaluate_run
 from ejax.types import Timestep
 from interop.artefacts.cases import observe
 from interop.artefacts.episode import reference_episode

@@ -648,11 +648,13 @@ _RUNS_CODE = {
 _UNPICKLES = {"pickle.load", "pickle.loads", "pickle.Unpickler", "cloudpickle.loads", "joblib.load"}
 _ALLOWED = {
     ("ejax/__init__.py", "import_module"): "its own table of public names",
-    ("ejax/__main__.py", "import_module"): "its own table of commands",
+    ("ejax/__main__.py", "run_module"): "its own table of commands",
     ("ejax/trust.py", "import_module"): "the gate",
     ("ejax/trust.py", "find_spec"): "the gate: a top-level name, which imports nothing",
     ("ejax/trust.py", "spec_from_file_location"): "the gate, of torch:FILE.py:Name",
     ("ejax/trust.py", "exec_module"): "the gate, of torch:FILE.py:Name",
+    ("ejax/train.py", "import_module"): "ejax.run",
+    ("ejax/evaluate.py", "import_module"): "ejax.training.saved_policy",
     ("ejax/registry.py", "import_module"): "entries of its own tables",
     ("ejax/envs/adapters/library.py", "import_module"): "libraries that the adapters name",
     ("ejax/training/metrics.py", "import_module"): "wandb",

@@ -13,12 +13,12 @@ import pytest
 from ejax import registry
 from ejax.config import ConfigError, parse_config
 from ejax.config.embodichain.check import check
-from ejax.evaluate import evaluate_run
 from ejax.evaluation import evaluate, summarize
 from ejax.run import train
 from ejax.training.build import build
 from ejax.training.checkpoint import CheckpointError, load_checkpoint
 from ejax.training.run_dir import RunDirectory
+from ejax.training.saved_policy import evaluate_run
 from ejax.training.warm_start import start_from_policy
 from interop import embodichain
 

@@ -21,7 +21,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from orbax.checkpoint import v1 as ocp
 from pydantic import BaseModel, NonNegativeInt
 
 from ejax.training.digests import LISTING, DamagedError, check_digests, files_of, write_digests
@@ -70,7 +69,7 @@ def save_checkpoint(directory: Path, name: str, state: PyTree, meta: dict[str, A
     directory.mkdir(parents=True, exist_ok=True)
     _tidy(directory)
     partial = directory / f"{_PARTIAL}{name}"
-    with _silent_orbax():
+    with _silent_orbax() as ocp:
         try:
             ocp.save(str((partial / "state").absolute()), _flatten(state))
         except ValueError as error:
@@ -140,16 +139,18 @@ def load_params(path: Path, like: PyTree, remedy: str = _REMEDY) -> PyTree:
 
 
 @contextmanager
-def _silent_orbax() -> Iterator[None]:
-    """Orbax warns that arrays saved without a mesh are loaded onto one device, which is what is wanted here; and its
-    threads log, with tracebacks, what is raised here anyway."""
+def _silent_orbax() -> Iterator[Any]:
+    """Orbax, which takes most of a second to import, and without its warnings: that arrays saved without a mesh are
+    loaded onto one device is wanted here, and its threads log, with tracebacks, what is raised here anyway."""
     logger = logging.getLogger("absl")
     level = logger.level
     logger.setLevel(logging.CRITICAL)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            yield
+            from orbax.checkpoint import v1
+
+            yield v1
     finally:
         logger.setLevel(level)
 
@@ -173,9 +174,7 @@ def _load(path: Path, like: PyTree, prefix: str, remedy: str = _REMEDY) -> PyTre
     if problems:
         shown = "; ".join(problems[:_MOST]) + (f"; and {len(problems) - _MOST} more" if len(problems) > _MOST else "")
         raise CheckpointError(f"checkpoint {path} does not fit the config: {shown}. {remedy}")
-    abstract = dict.fromkeys(everything, ocp.PLACEHOLDER)  # not read
-    abstract |= {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in wanted.items()}
-    arrays = _read_arrays(path, abstract)
+    arrays = _read_arrays(path, {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in wanted.items()})
     paths, structure = jax.tree_util.tree_flatten_with_path(like)
     leaves = [arrays[prefix + _name(p)] if x.size else jnp.zeros(x.shape, x.dtype) for p, x in paths]
     return jax.tree.unflatten(structure, leaves)
@@ -232,7 +231,7 @@ def _name(path: Any) -> str:
     return jax.tree_util.keystr(path, simple=True, separator=".")
 
 
-def _read_arrays(path: Path, abstract: dict[str, Any] | None) -> dict[str, Any]:
+def _read_arrays(path: Path, wanted: dict[str, Any] | None) -> dict[str, Any]:
     """The arrays that are asked for; None: the shapes of all.
 
     Raises:
@@ -240,8 +239,11 @@ def _read_arrays(path: Path, abstract: dict[str, Any] | None) -> dict[str, Any]:
     """
     state = str((path / "state").absolute())
     try:
-        with _silent_orbax():
-            return dict(ocp.metadata(state).metadata if abstract is None else ocp.load(state, abstract))
+        with _silent_orbax() as ocp:
+            if wanted is None:
+                return dict(ocp.metadata(state).metadata)
+            rest = dict.fromkeys(ocp.metadata(state).metadata, ocp.PLACEHOLDER)  # not read
+            return dict(ocp.load(state, {**rest, **wanted}))
     except Exception as error:  # whatever a reader of foreign bytes raises
         text = str(error).partition("\n")[0][:200]
         raise CheckpointError(f"checkpoint {path} is damaged: state cannot be read: {text}") from error

@@ -1,0 +1,115 @@
+"""The policy of a finished run: loaded, evaluated and filmed."""
+
+import json
+import sys
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import numpy as np
+
+from ejax.config import RunConfig
+from ejax.device import prepare_jax
+from ejax.envs.host.calls import exits_are_errors
+from ejax.evaluation import evaluate, evaluate_host, summarize
+from ejax.training.build import build_policy
+from ejax.training.checkpoint import load_params, verify_checkpoint
+from ejax.training.environments import build_env, sample_obs
+from ejax.training.recorder import draw, play
+from ejax.training.run_dir import RunDirectory, open_run_directory
+from ejax.types import Env, HostEnv, Key, Params, Policy, RenderableEnv
+from ejax.video import write_video
+
+
+def evaluate_run(
+    run: Path,
+    *,
+    checkpoint: str | None = None,
+    num_episodes: int = 100,
+    num_envs: int = 32,
+    choice: Literal["fixed", "first_finished"] = "fixed",
+    seed: int | None = None,
+    device: str = "cpu",
+    video: Path | None = None,
+) -> dict[str, object]:
+    """Evaluate a checkpoint of a run and write ``<run>/evaluations/<checkpoint>.json``.
+
+    Args:
+        checkpoint: ``best``, ``latest`` or a path. None: the best one, or the latest where there is no best.
+        choice: which episodes count, see ``ejax.evaluation.evaluate``.
+        seed: of the start states. None: the run's ``eval_seed``.
+        video: also film four episodes into this file.
+
+    Returns:
+        The metrics under EmbodiChain's tags, the checkpoint and what was written.
+
+    Raises:
+        FileNotFoundError: ``run`` is no run. CheckpointError: no such checkpoint, or a damaged one.
+        ValueError: a count that is not positive, or a video of an environment that cannot be drawn.
+    """
+    directory, config = open_run_directory(run)
+    prepare_jax(device)
+    with exits_are_errors(config.env.id):
+        return _evaluate_run(directory, config, checkpoint, num_episodes, num_envs, choice, seed, video)
+
+
+def _evaluate_run(
+    directory: RunDirectory,
+    config: RunConfig,
+    checkpoint: str | None,
+    num_episodes: int,
+    num_envs: int,
+    choice: Literal["fixed", "first_finished"],
+    seed: int | None,
+    video: Path | None,
+) -> dict[str, object]:
+    if checkpoint is None:
+        checkpoint = "best" if directory.best() else "latest"
+    if checkpoint in ("best", "latest"):
+        path = directory.find(checkpoint, lambda text: print(f"ejax.evaluate: {text}", file=sys.stderr))
+    else:
+        path = verify_checkpoint(Path(checkpoint)).path
+    quarantine = directory.path / "quarantine" / "eval"
+    slots = min(num_envs, num_episodes) if choice == "fixed" else num_envs
+    env = build_env(config, phase="eval", num_envs=slots, quarantine=quarantine)
+    policy, params = load_policy(config, env, path)
+    first_seed = config.trainer.eval_seed if seed is None else seed
+    key = jax.random.key(first_seed)
+    episodes: Mapping[str, Any]
+    if isinstance(env, HostEnv):
+        with closing(env):
+            episodes = evaluate_host(policy, env, params, first_seed, num_episodes=num_episodes, choice=choice)
+    else:
+        episodes = evaluate(policy, env, params, key, num_envs=num_envs, num_episodes=num_episodes, choice=choice)
+    metrics: dict[str, object] = {name: float(x) for name, x in sorted(summarize(episodes).items())}
+    metrics |= {"episodes": num_episodes, "checkpoint": str(path)}
+    report = directory.path / "evaluations" / f"{path.name}.json"
+    report.parent.mkdir(exist_ok=True)
+    per_episode = {name: np.asarray(x).tolist() for name, x in episodes.items()}
+    report.write_text(json.dumps({**metrics, "seed": seed, "per_episode": per_episode}, indent=2))
+    metrics["report"] = report
+    if video is not None:
+        metrics["video"] = film(policy, env, params, key, video)
+    return metrics
+
+
+def load_policy(config: RunConfig, env: Env | HostEnv, checkpoint: Path) -> tuple[Policy, Params]:
+    """The policy of a run and its parameters from a checkpoint."""
+    policy = build_policy(config.policy, env)
+    key = jax.random.key(0)
+    like = jax.eval_shape(lambda: policy.init(key, sample_obs(env, 1)))
+    return policy, load_params(checkpoint, like)
+
+
+def film(policy: Policy, env: Env | HostEnv, params: Params, key: Key, path: Path, *, num_envs: int = 4) -> Path:
+    """Film ``num_envs`` episodes side by side, until the last of them has ended.
+
+    Raises:
+        ValueError: the environment cannot be drawn.
+    """
+    if not isinstance(env, RenderableEnv):
+        raise ValueError(f"{type(env).__name__} cannot be filmed: it has no render(state, width=…, height=…)")
+    states, done = play(policy, env, params, key, num_envs=num_envs)
+    return write_video(path, draw(env, states, done, (480, 360)), fps=1.0 / env.control_period)
