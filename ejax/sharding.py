@@ -1,6 +1,6 @@
-"""Several devices, one program: environments are split over them, all else is whole on each.
+"""Several devices, one program: environments are sharded over them, all else is replicated.
 
-Nothing is averaged by hand. The program is that of one device; told where its arrays lie, XLA computes each part where
+Nothing is averaged by hand. The program is that of one device; from where its arrays lie, XLA computes each part where
 its environments are and adds the parts up. Every device therefore has the same parameters, and several devices compute
 what one computes, apart from the order of sums.
 
@@ -27,12 +27,12 @@ def num_shards() -> int:
     return 1 if mesh.empty else mesh.size
 
 
-def split(mesh: Mesh, axis: int = 0) -> NamedSharding:
-    """Axis number ``axis`` over the devices."""
+def sharded(mesh: Mesh, axis: int = 0) -> NamedSharding:
+    """Axis number ``axis`` sharded over the devices."""
     return NamedSharding(mesh, PartitionSpec(*[None] * axis, _AXIS))
 
 
-def whole(mesh: Mesh) -> NamedSharding:
+def replicated(mesh: Mesh) -> NamedSharding:
     """The same on every device."""
     return NamedSharding(mesh, PartitionSpec())
 

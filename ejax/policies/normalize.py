@@ -45,7 +45,7 @@ class ObsNormalizer(nn.Module):
         return normalized
 
 
-def observe(policy: Policy, params: Params, obs: PyTree, valid: Array | None = None) -> Params:
+def update_normalizer(policy: Policy, params: Params, obs: PyTree, valid: Array | None = None) -> Params:
     """The parameters with ``obs`` added to their statistics; the same ones where the policy keeps none.
 
     Args:

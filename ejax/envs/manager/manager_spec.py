@@ -1,4 +1,4 @@
-"""From a gym config to what an environment is made of; every key is used, without effect, or refused."""
+"""Reads a gym config into what an environment is made of; every key is used, without effect, or refused."""
 
 import functools
 import inspect
@@ -15,7 +15,7 @@ from ejax.envs.manager.key_report import GymConfigError, KeyNote, KeyReport, Sec
 from ejax.envs.manager.robot_config import read_robot
 from ejax.envs.manager.scene import Scene, make_scene
 from ejax.envs.manager.specs import Spec, read_specs
-from ejax.envs.manager.tasks import SCENE_ONLY, TASKS, JudgeFn, Task, missing_task
+from ejax.envs.manager.tasks import SCENE_ONLY, TASK_RULES, JudgeFn, Task, missing_task
 from ejax.registry import did_you_mean
 
 _WITHOUT_EFFECT = {
@@ -38,8 +38,8 @@ INTERVAL_EVENTS = "interval_events"
 
 
 @dataclass(frozen=True)
-class Plan:
-    """Of one gym config."""
+class ManagerSpec:
+    """The parsed contents of one gym config."""
 
     scene: Scene
     active: tuple[int, ...]
@@ -59,7 +59,7 @@ class Plan:
 
 
 @functools.lru_cache(maxsize=32)
-def make_plan(gym_config: Mapping[str, Any], interval_events: Mapping[str, Any] = FrozenDict()) -> Plan:
+def read_manager_spec(gym_config: Mapping[str, Any], interval_events: Mapping[str, Any] = FrozenDict()) -> ManagerSpec:
     """Read a gym config.
 
     Args:
@@ -118,7 +118,7 @@ def make_plan(gym_config: Mapping[str, Any], interval_events: Mapping[str, Any] 
     active = _active(scene, control_parts, report)
     terms = tuple(term for spec in action_specs if (term := _make_term(spec, scene, active, report)) is not None)
     report.raise_if_refused()
-    return Plan(
+    return ManagerSpec(
         scene=scene,
         active=active,
         judge=task.first_judge if extensions.first_success and task.first_judge else task.judge,
@@ -168,9 +168,9 @@ def _read_substeps(env: Section, timestep: float) -> int:
 
 
 def _read_task(root: Section) -> Task | None:
-    """Of the ``id``. None: there is none of that name, which the report says."""
+    """The task that ``id`` names. None: there is no such task, which the report says."""
     name = root.take("id")
-    task = TASKS.get(name) if isinstance(name, str) else None
+    task = TASK_RULES.get(name) if isinstance(name, str) else None
     if task is None:
         root.report.refuse("id", f"got {name!r}; must name a task" if not isinstance(name, str) else missing_task(name))
     elif name == SCENE_ONLY:
