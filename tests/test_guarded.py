@@ -198,8 +198,8 @@ def test_an_environment_that_raised_is_made_anew_as_often_as_allowed(tmp_path: P
     np.testing.assert_array_equal(told.final_obs, before.obs)
     assert (told.obs[:, 1] == 0.0).all()
     assert env.step(CALM).info["valid"].all()
-    assert "made anew, 1 of 1 times" in env.reports()[0]
-    with pytest.raises(HostEnvError, match="may be made anew 1 times"):
+    assert "recreated, 1 of 1 times" in env.reports()[0]
+    with pytest.raises(HostEnvError, match="may be recreated 1 times"):
         env.step(wild(0, 10.0))
     env.close()
 
@@ -225,7 +225,7 @@ def test_one_that_cannot_be_made_again_or_reset_says_so(tmp_path: Path) -> None:
     env = GuardedEnv(Unmakeable(PureHostEnv(Drift(), 3)), make, recipe=RECIPE, folder=tmp_path, max_restarts=1)
     env.reset(SEED)
     env.step(CALM[:, :1])
-    with pytest.raises(HostEnvError, match=r"gone.*making it anew failed.*the simulator is not there"):
+    with pytest.raises(HostEnvError, match=r"gone.*recreating it failed.*the simulator is not there"):
         env.step(CALM[:, :1])
 
 

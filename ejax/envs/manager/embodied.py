@@ -45,7 +45,7 @@ class EmbodiedEnv:
             training and evaluation come to differ.
 
     Raises:
-        GymConfigError: keys that cannot be had, with the reason.
+        GymConfigError: keys that are not supported, with the reason.
     """
 
     gym_config: Mapping[str, Any]
@@ -138,7 +138,7 @@ class EmbodiedEnv:
         )
 
     def _start(self) -> WorldState:
-        """Before any event."""
+        """The state before any event."""
         spec = self.spec
         return replace(
             initial_state(spec.scene),
@@ -158,7 +158,7 @@ class EmbodiedEnv:
 
 
 def _robot(world: World) -> Obs:
-    """What is observed of every robot."""
+    """The observation of every robot."""
     return {"robot": {"qpos": world.qpos, "qvel": world.qvel, "qf": world.qf}}
 
 
@@ -166,7 +166,7 @@ def _put(obs: Obs, functor: Spec, world: World) -> Obs:
     """The observation with one functor's value in it.
 
     Raises:
-        ValueError: ``modify`` of what is not there, or ``add`` of what is.
+        ValueError: ``modify`` of a value that is missing, or ``add`` of one that exists.
     """
     old = _at(obs, functor.path)
     there, name = ", ".join(_paths(obs)), "/".join(functor.path)
@@ -207,10 +207,10 @@ def _as_space(obs: Any) -> Any:
 
 
 def _try_functors(env: EmbodiedEnv) -> None:
-    """Trace each functor once, so that what it refuses is told with its key.
+    """Trace each functor once, so that its refusals are reported with their keys.
 
     Raises:
-        GymConfigError: what they refuse, all of it.
+        GymConfigError: everything that they refuse.
     """
     spec = env.spec
     notes: list[KeyNote] = []

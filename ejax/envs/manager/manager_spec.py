@@ -34,7 +34,7 @@ _WITHOUT_EFFECT = {
 }
 _OF_PHYSX = ("bounce_threshold", "cache_material", "enable_ccd", "length_tolerance", "speed_tolerance")
 INTERVAL_EVENTS = "interval_events"
-"""The path of events that are not in the gym config, in notes."""
+"""The path, in notes, of events that are not in the gym config."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def read_manager_spec(gym_config: Mapping[str, Any], interval_events: Mapping[st
         interval_events: more events, which come after those of ``env.events``.
 
     Raises:
-        GymConfigError: the keys that cannot be had, all of them.
+        GymConfigError: all the keys that are not supported.
     """
     report = KeyReport({note.key: note for note in unusable_numbers(gym_config)})
     report.raise_if_refused()
@@ -77,7 +77,7 @@ def read_manager_spec(gym_config: Mapping[str, Any], interval_events: Mapping[st
         root.take("num_envs")
         root.refuse("sensor", "ejax has no sensors: neither camera images nor contacts as observations")
         root.refuse("rigid_object_group", "ejax loads no groups of files; list the bodies under rigid_object")
-        root.refuse("articulation", "ejax has no articulations besides the robot")
+        root.refuse("articulation", "ejax has no articulations other than the robot")
         objects = read_objects(root.take("rigid_object", ()), "rigid_object", report)
         objects += read_objects(root.take("background", ()), "background", report, static=True)
         with root.open("physics_config") as physics:
@@ -136,13 +136,13 @@ def read_manager_spec(gym_config: Mapping[str, Any], interval_events: Mapping[st
 
 
 def stored_keys(event: Spec) -> tuple[str, ...]:
-    """The poses that an event stores, as far as its parameter ``store_key`` says."""
+    """The poses that an event stores, according to its parameter ``store_key``."""
     parameter = inspect.signature(event.func).parameters.get("store_key")
     return () if parameter is None else (event.params.get("store_key", parameter.default),)
 
 
 def _check_uids(observations: tuple[Spec, ...], uids: list[str], report: KeyReport) -> None:
-    """The functors observe zeros of what is not there, which a misspelled name must not become."""
+    """Refuse unknown uids: functors observe zeros for a missing object, which must not hide a misspelled name."""
     for spec in observations:
         for name, entity in spec.params.items():
             if name.endswith("_cfg") and isinstance(entity, Mapping) and entity.get("uid") not in uids:

@@ -1,4 +1,4 @@
-"""What EmbodiChain's task classes add to their gym config: success, failure, a base reward, an episode's early end."""
+"""The rules of EmbodiChain's task classes on top of the gym config: success, failure, base reward, early end."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -27,7 +27,7 @@ class TaskOutcome:
     truncated: Array
     """bool; the time limit is not included."""
     reward: Array
-    """What the reward functors are added to."""
+    """Base reward, to which the reward functors are added."""
     metrics: dict[str, Array] = field(default_factory=dict)
 
 
@@ -51,7 +51,7 @@ def scene_only(world: World) -> TaskOutcome:
 
 
 def push(world: World, uid: str) -> TaskOutcome:
-    """Success: the body is nearer to ``goal_pose`` than ``success_threshold``, horizontally. Cut: it fell to −0.1 m."""
+    """Success: the body is horizontally within ``success_threshold`` of ``goal_pose``. Truncated: it fell to −0.1 m."""
     position = world.object_pose(uid)[:3, 3]
     distance = jnp.linalg.norm((position - world.pose("goal_pose")[:3, 3])[:2])
     never = jnp.zeros((), bool)
@@ -122,11 +122,11 @@ _OTHERS = frozenset(
         *("ExpansionPourWater", "ExpansionPrimitivePickPlace", "SimpleBCPickPlace"),
     )
 )
-"""What other ids of EmbodiChain's releases, 0.0.1 to 0.3.2, have before their first hyphen."""
+"""The part before the first hyphen of other ids in EmbodiChain's releases, 0.0.1 to 0.3.2."""
 
 
 def missing_task(name: str) -> str:
-    """Why an ``id`` that is not in ``TASK_RULES`` cannot be had, and what to do."""
+    """The message on an ``id`` that is not in ``TASK_RULES``: the reason, and the remedy."""
     remedy = (
         f"give {SCENE_ONLY} for the scene without a task, which never succeeds and ends by its time limit only, or "
         "register_task (ejax.envs.manager.tasks) what judges its steps"
@@ -141,7 +141,7 @@ def missing_task(name: str) -> str:
 
 
 def register_task(name: str, judge: JudgeFn, extensions: tuple[str, ...] = ()) -> None:
-    """Put a task of your own beside EmbodiChain's.
+    """Add a task of your own to EmbodiChain's.
 
     Raises:
         ValueError: the name is taken.
