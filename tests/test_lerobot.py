@@ -413,7 +413,7 @@ def test_chunks_of_a_dataset_of_lerobots_are_drawn():
         ({"codebase_version": "v2.1"}, r"is LeRobot v2\.1; v3\.0 can be read\. .*convert_dataset_v21_to_v30"),
         ({"codebase_version": "v4.0"}, r"is LeRobot v4\.0; v3\.0 can be read"),
         ({"fps": None}, "lacks fps"),
-        ({"total_episodes": 9}, "has 8 episodes in meta/episodes, its info.json tells of 9"),
+        ({"total_episodes": 9}, "has 8 episodes in meta/episodes, its info.json says 9"),
         ({"features": {}}, "which info.json lacks"),
     ],
 )

@@ -1,6 +1,6 @@
-"""What the metadata of a kept dataset must be like before anything that they say is acted on.
+"""Checks of a dataset's metadata, before anything in them is acted on.
 
-``meta/info.json`` is LeRobot's, ``meta/ejax.json`` ours. Entries that nobody here needs are left alone.
+``meta/info.json`` is LeRobot's, ``meta/ejax.json`` ours. Entries that ejax does not need are left alone.
 """
 
 import math
@@ -29,7 +29,7 @@ _PLACES = {"data_path": ("chunk_index", "file_index"), "video_path": ("chunk_ind
 _NUMBER_FORMAT = re.compile(r"(0?[1-9])?d?")
 _DTYPE = re.compile(r"[<>|=]?[A-Za-z]+\d{0,9}(\[\w+\])?")
 _LARGEST = 2**31
-"""Of a count or a side: more is no dataset's."""
+"""Largest count or side: no dataset has more."""
 
 
 def may_have(name: str) -> bool:
@@ -38,7 +38,7 @@ def may_have(name: str) -> bool:
 
 
 def check_info(info: Any, where: Path) -> dict[str, Any]:
-    """``meta/info.json``, if it is what a LeRobot v3.0 dataset has.
+    """``meta/info.json``, if it is that of a LeRobot v3.0 dataset.
 
     Raises:
         ValueError: another version of the format; entries that are missing, or of another kind; paths that leave the
@@ -69,7 +69,7 @@ def check_info(info: Any, where: Path) -> dict[str, Any]:
 
 
 def check_ours(ours: Any, info: Mapping[str, Any], where: Path) -> dict[str, Any]:
-    """``meta/ejax.json``, if it goes with ``info``.
+    """``meta/ejax.json``, if it matches ``info``.
 
     Raises:
         ValueError: another version, fields that no ``EpisodeSpec`` can have, or features that are not in ``info``.
