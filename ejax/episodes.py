@@ -1,4 +1,4 @@
-"""Statistics over finished episodes, kept on the device beside the environments."""
+"""Statistics over finished episodes, kept on the device with the environments."""
 
 from dataclasses import replace
 
@@ -9,7 +9,7 @@ from flax import struct
 from ejax.types import Array, Metrics
 
 WINDOW = 100
-"""Episodes that the moving averages look back on: EmbodiChain's ``charts/*_avg_100``."""
+"""Episodes in the moving averages: EmbodiChain's ``charts/*_avg_100``."""
 
 
 @struct.dataclass(kw_only=True)
@@ -22,7 +22,7 @@ class EpisodeStats:
     lengths: Array
     successes: Array
     num_episodes: Array
-    """Finished since the start of training, int32."""
+    """Episodes finished since the start of training, int32."""
 
 
 def init_episode_stats(num_envs: int) -> EpisodeStats:

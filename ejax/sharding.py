@@ -22,7 +22,7 @@ def make_mesh(devices: Sequence[jax.Device]) -> Mesh:
 
 
 def num_shards() -> int:
-    """Inside a program: the devices that share it."""
+    """Inside a program: the number of devices that share it."""
     mesh = jax.sharding.get_abstract_mesh()
     return 1 if mesh.empty else mesh.size
 
@@ -38,7 +38,7 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 
 def constrain_split(tree: T) -> T:
-    """Inside a program: keep the first axis of every array split over the devices, where they divide it."""
+    """Inside a program: keep the first axis of every array sharded over the devices, where they divide it."""
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:
         return tree

@@ -1,4 +1,4 @@
-"""Running observation normalization: statistics that are carried beside the trained parameters."""
+"""Running observation normalization: statistics that are carried alongside the trained parameters."""
 
 from typing import TypeAlias
 
