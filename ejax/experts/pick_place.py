@@ -23,7 +23,7 @@ WORDINGS = (
 )
 
 _ABOVE = 0.015
-"""Horizontal distance to the cube or goal, m, at which the tool goes down; on the way down it may be twice that."""
+"""Horizontal distance to the cube or goal, m, below which the tool goes down, and lets go."""
 _AT_GRASP = 0.006
 """m between the tool and the cube's centre."""
 _HELD = 0.013

@@ -80,6 +80,6 @@ def check_batch(obs: Any, spec: PolicySpec) -> None:
 
 
 def _paths(obs: Mapping[str, Any]) -> list[str]:
-    """Of all its arrays."""
+    """The paths of all arrays."""
     nested = {str(name): _paths(x) if isinstance(x, Mapping) else [""] for name, x in obs.items()}
     return [f"{name}.{path}".rstrip(".") for name, paths in nested.items() for path in paths]
