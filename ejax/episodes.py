@@ -51,7 +51,7 @@ def track_episodes(
     """Add one rollout. All arguments [T, N]; ``success`` counts where ``done``, if the return is finite.
 
     Args:
-        valid: False where a step was no transition: it has no length, and an episode that it ends is not counted.
+        valid: False where a step was not a transition: it has no length, and an episode that it ends is not counted.
     """
     valid = jnp.ones_like(done) if valid is None else valid
     counted_reward, counted_step = jnp.where(valid, reward, 0.0), valid.astype(jnp.float32)

@@ -70,7 +70,7 @@ class Rollout:
     dropout_seed: Array | None = None
     """uint32. Determines the dropped units of each row, so that the update drops the same. None: no dropout."""
     valid: Array | None = None
-    """bool. False: no transition, such as a reset that took a step, or a step that was not simulated. None: all are."""
+    """bool. False: not a transition, such as a step that only reset, or that was not simulated. None: all are."""
     version: Array | None = None
     """int32. Updates done by the parameters that acted, where a background collector made the rollout."""
     memory: PyTree = None
@@ -198,7 +198,7 @@ class HostTimestep:
     terminated: NDArray[np.bool_]
     truncated: NDArray[np.bool_]
     info: dict[str, Any]
-    """As in ``Timestep``, and ``valid`` bool, see ``Rollout``; ``nonfinite`` bool where it is no transition because
+    """As in ``Timestep``, and ``valid`` bool, see ``Rollout``; ``nonfinite`` bool where it is not a transition because
     something was not finite, which ended the episode. The same keys at every step."""
     final_obs: PyTree
     """The true next observation, before any reset."""

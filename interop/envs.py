@@ -57,7 +57,7 @@ class TorchVectorEnv(Protocol):
 
 class TorchVector:
     """A vector environment of torch that resets rows which ended in the same step, or in the next one, where its
-    ``metadata`` says so in Gymnasium's way: that step is no transition (``info["valid"]`` False).
+    ``metadata`` says so in Gymnasium's way: that step is not a transition (``info["valid"]`` False).
 
     Tensors on the CPU are read as NumPy arrays without a copy. Arrays that are passed on are copied once, since an
     environment may write its next observation over this one.
@@ -87,7 +87,9 @@ class TorchVector:
         clip_actions: bool = True,
     ) -> None:
         if not isinstance(env, TorchVectorEnv):
-            raise ValueError(f"a {type(env).__name__} is no vector environment: it needs num_envs, reset, step, close")
+            raise ValueError(
+                f"a {type(env).__name__} is not a vector environment: it needs num_envs, reset, step, close"
+            )
         mode = (getattr(env, "metadata", None) or {}).get("autoreset_mode", AutoresetMode.SAME_STEP)
         if mode not in (AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP):
             raise ValueError(
@@ -263,7 +265,7 @@ def make(
     """``factory(num_envs=…, device=…, **cfg)`` of ``place``, see ``TorchVector``.
 
     Raises:
-        ValueError: no such place, or what the factory gives is no such environment.
+        ValueError: no such place, or what the factory gives is not such an environment.
     """
     env = _factory(place)(num_envs=num_envs, device=device, **{name: thaw(value) for name, value in cfg.items()})
     return TorchVector(

@@ -86,7 +86,7 @@ def export_run(
         checkpoint: ``best``, ``latest`` or a path. None: the best one, or the latest where there is no best.
 
     Raises:
-        As ``export_policy``. FileNotFoundError: ``run`` is no run. CheckpointError: no such checkpoint, or damaged.
+        As ``export_policy``. FileNotFoundError: ``run`` is not a run. CheckpointError: no such checkpoint, or damaged.
     """
     _check_formats(formats)
     directory, config = open_run_directory(run)

@@ -35,7 +35,7 @@ class TorchPolicy(nn.Module):
     """Actor, and critic where the policy has one. Loads its state_dict with ``strict=True``.
 
     An ``obs`` is one array [..., O], tensor or NumPy, or a nest of them: dicts, a TensorDict, a dict by dotted paths.
-    Its leading axes, the same of all parts, are those of what comes out: [N, O] gives [N, A], and one observation [O]
+    Its leading axes, the same of all parts, are those of the result: [N, O] gives [N, A], and one observation [O]
     gives one action [A]. Parts that the policy does not read are ignored.
 
     A ``td`` is a TensorDict, or a dict, with ``obs``. As in EmbodiChain, ``get_action`` and ``get_value`` write into it
@@ -223,7 +223,7 @@ def load_policy(directory: Path | str) -> TorchPolicy:
     """The twin from an export's ``policy.json`` and ``policy.pt``, in evaluation mode.
 
     Raises:
-        FileNotFoundError: ``directory`` is no export, or one without ``policy.pt``.
+        FileNotFoundError: ``directory`` is not an export, or has no ``policy.pt``.
         ValueError: one of the files is not what an export holds; no code in it is run.
     """
     directory = Path(directory)

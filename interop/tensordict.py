@@ -108,7 +108,7 @@ def rollout_from_tensordict(
             as long as the arrays are in use.
 
     Raises:
-        ValueError: as ``rollout_from_dict``; a field that is no dense tensor, such as NonTensorData; 64-bit integers
+        ValueError: as ``rollout_from_dict``; a field that is not a dense tensor, such as NonTensorData; 64-bit integers
             that 32 bits do not hold, without ``jax_enable_x64``.
     """
     import torch
@@ -259,7 +259,7 @@ def _tensors_for_arrays(obs: Any, path: str = "obs") -> Any:
     """``obs`` with a tensor for each array; one of JAX is copied.
 
     Raises:
-        ValueError: a tensor that is not dense, or an array of something else than numbers.
+        ValueError: a tensor that is not dense, or an array of something other than numbers.
     """
     import torch
     from tensordict import TensorDictBase

@@ -56,7 +56,7 @@ def verify(directory: Path, *, trust: bool = False) -> dict[str, dict[str, Any]]
 
     Raises:
         ParityError: a file was changed, or an artefact does not answer as JAX did; the text names them all.
-        FileNotFoundError: ``directory`` is no export. ValueError: one of another schema.
+        FileNotFoundError: ``directory`` is not an export. ValueError: one of another schema.
     """
     report = read_certificate(directory)
     check_files(directory, report)

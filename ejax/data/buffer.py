@@ -159,7 +159,7 @@ def create_block(layout: Layout) -> SharedMemory:
     block = SharedMemory(block_name(), create=True, size=size)
     try:
         with _opened(block.name) as descriptor:
-            os.posix_fallocate(descriptor, 0, size)  # else the first write beyond what there is would be a bus error
+            os.posix_fallocate(descriptor, 0, size)  # else a later write beyond the free memory would be a bus error
     except OSError as error:
         block.unlink()
         if error.errno != errno.ENOSPC:
@@ -180,7 +180,7 @@ def attach(name: str, layout: Layout) -> TrajectoryBuffer:
     each process that attaches, and that tracker removes the block when its process ends.
 
     Raises:
-        FileNotFoundError: there is no block of that name any more.
+        FileNotFoundError: the block no longer exists.
     """
     with _opened(name) as descriptor:
         return TrajectoryBuffer(mmap.mmap(descriptor, layout.arrays()[1]), layout)

@@ -1,4 +1,4 @@
-"""Which windows of the buffer may be drawn, and drawing them: pure functions of NumPy arrays.
+"""The windows of the buffer that may be drawn, and draws of them: pure functions of NumPy arrays.
 
 A window is C frames of one row, all of them valid. Modes:
 
@@ -67,7 +67,7 @@ def draw_windows(
 
 
 def check_request(batch_size: Any, chunk_size: Any, mode: Any, num_frames: int) -> None:
-    """Raise ValueError for a request that rows of ``num_frames`` cannot serve, TypeError for a size that is no int."""
+    """Raise ValueError where rows of ``num_frames`` cannot serve this, TypeError for a size that is not an int."""
     check_mode(mode)
     for name, value in (("batch_size", batch_size), ("chunk_size", chunk_size)):
         check_count(name, value)

@@ -66,7 +66,7 @@ class ChunkReader:
         return frames, fields
 
     def _draw_singly(self, count: int, chunk_size: int, mode: SamplingMode, rng: np.random.Generator) -> Copies:
-        """Each chunk is looked at as soon as it is copied: of large ones few are torn, and little is copied in vain."""
+        """Each chunk is looked at as soon as it is copied: few large ones are torn, and few copies are wasted."""
         frames, fields = self._buffer.empty(count, chunk_size)
         for i in range(count):
             for tries in itertools.count(1):

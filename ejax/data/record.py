@@ -51,7 +51,7 @@ def record(
     Args:
         task: an open one, where it is a context manager.
         seed: attempt k gets the k-th seed of this one. An attempt of which the writer has episodes already is not made
-            again, but for the last, which may have been cut off between two of its outcomes.
+            again, except the last, which may have been cut off between two of its outcomes.
         instruction: of every episode. None: the episode's field ``instruction``, else the name of the task's class.
         max_attempts: in a row without a success, after which it gives up.
         on_episode: called with each index that is kept.

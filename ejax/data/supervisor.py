@@ -265,7 +265,7 @@ def _spawn(descriptor: int, folder: Path) -> "subprocess.Popen[bytes]":
 
 def _pickle_task(task: str | Callable[..., Any], task_cfg: Mapping[str, Any]) -> bytes:
     if isinstance(task, str) and not all(task.partition(":")):
-        raise ValueError(f"task '{task}' is no place of code; write 'package.module:Name'")
+        raise ValueError(f"task '{task}' does not name code; write 'package.module:Name'")
     if getattr(task, "__module__", None) == "__main__":
         raise ValueError(
             f"task {task!r} is defined in the main script, which the worker does not import; put it into a module of "

@@ -211,7 +211,7 @@ class _Service:
 class _StopSignal:
     """SIGTERM ends the worker: at once, or after the attempt under way, if that ends soon.
 
-    Raised inside an attempt, ``_Stop`` may come out as another error: libraries wrap what their callbacks raise.
+    Raised inside an attempt, ``_Stop`` may surface as another error: libraries wrap what their callbacks raise.
     """
 
     def __init__(self) -> None:

@@ -80,7 +80,7 @@ class PickPlaceRL:
         Φ = w_reaching·(1 − tanh 5‖tool − cube‖) + w_lifting·ℓ + w_placing·[lifted]·(1 − tanh 5‖cube − goal‖)
 
     with ℓ the cube's height as a part of 0.05 m, and 1 once it was lifted; lengths in m. A difference of potentials
-    leaves the best policy as it is (Ng, Harada and Russell 1999): nothing is gained by staying on the way.
+    leaves the best policy as it is (Ng, Harada and Russell 1999): nothing is gained by dawdling.
 
     Observation [24]: see ``OBSERVATION``. Action [4] in ±1: the tool's target is where it is now plus
     action_scale·a[:3] m, pointing down, and the fingers' is 0.02·(1 + a[3]) m: −1 is open, 1 closed. Damped least

@@ -58,7 +58,7 @@ class RenderedEnv:
         if not isinstance(self.drawn, RenderableEnv):
             raise ValueError(f"RenderedEnv: {self.env} cannot be drawn: it has no render(state, width=…, height=…)")
         if not isinstance(self.drawn.observation_space, gymnasium.spaces.Box):
-            raise ValueError(f"RenderedEnv: the observation of {self.env} is no vector")
+            raise ValueError(f"RenderedEnv: the observation of {self.env} is not a vector")
 
     @property
     def observation_space(self) -> gymnasium.spaces.Dict:

@@ -28,7 +28,7 @@ _KEPT = 0.8
 
 
 class Expert(Protocol):
-    """A plan of segments in a fixed order, and a feedback law for each. Pure but for the generator."""
+    """A plan of segments in a fixed order, and a feedback law for each. Pure except for the generator."""
 
     @property
     def segments(self) -> tuple[str, ...]:

@@ -44,7 +44,7 @@ class NetworkConfig(BaseModel):
     @field_validator("activation", "last_activation", mode="before")
     @classmethod
     def _any_case(cls, name: Any, info: ValidationInfo) -> Any:
-        """EmbodiChain's rule: names in any case, and an ``activation`` of null is none."""
+        """EmbodiChain's rule: names in any case, and an ``activation`` of null means none."""
         if name is None and info.field_name == "activation":
             return "none"
         return name.lower() if isinstance(name, str) else name

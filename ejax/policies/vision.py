@@ -26,7 +26,7 @@ _LINEAR = NetworkConfig(hidden_sizes=())
 class VisionPolicy(nn.Module):
     """``obs -> (distribution, value [...])`` for observations ``{name: image or numbers}``.
 
-    Every part of the observation that is no image is numbers [..., F]: joints, a goal, an encoded instruction. They are
+    Every other part of the observation is numbers [..., F]: joints, a goal, an encoded instruction. They are
     concatenated with the encoders' features. The action may be a chunk of several, see ``ejax.envs.action_chunk``.
 
     Raises:

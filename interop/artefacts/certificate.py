@@ -29,12 +29,12 @@ def read_certificate(directory: Path) -> dict[str, Any]:
     file = directory / FILE
     if not file.is_file():
         raise FileNotFoundError(
-            f"{directory} is no export: it has no {FILE}; make one by python -m interop.export RUN --to DIR"
+            f"{directory} is not an export: it has no {FILE}; make one by python -m interop.export RUN --to DIR"
         )
     try:
         report = json.loads(file.read_text())
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{file} is no JSON ({repr(error)[:200]}); {_AGAIN}") from error
+        raise ValueError(f"{file} is not JSON ({repr(error)[:200]}); {_AGAIN}") from error
     for problem in _schema_problems(report):
         raise ValueError(f"{file}: {problem}; {_AGAIN}")
     return report

@@ -14,8 +14,8 @@ every activation and with weights up to ±3, came up to half of what is allowed;
 hundred times beyond it.
 
 Where actions are choices, a row may differ from JAX's only if the logits tie: the chosen one's logit is no further
-below the best one's than two logits may err together. A NaN or infinity has to come out exactly where it
-comes out of JAX.
+below the best one's than two logits may err together. A NaN or infinity has to appear exactly where it does
+in JAX's answer.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -126,7 +126,7 @@ def check_cases(cases: list[Case], spec: PolicySpec, rows: Mapping[str, int]) ->
         ValueError: arrays that are missing or of other shapes than the spec's, or errors of any size allowed.
     """
     if {case.name: len(case.expected.get("action", ())) for case in cases} != rows or "environment" not in rows:
-        raise ValueError(f"observations.npz has not the cases and rows that parity.json lists: {rows}")
+        raise ValueError(f"observations.npz does not have the cases and rows that parity.json lists: {rows}")
     for case in cases:
         batch = (rows[case.name],)
         wanted = {f"observation/{name}": (*batch, *spec.input_shape(name)) for name in spec.inputs}

@@ -99,7 +99,7 @@ def load_content(path: Path) -> dict[str, Any]:
     """
     payload = load_plain(path)
     for problem in problems(payload):
-        raise ValueError(f"{path} is no checkpoint of EmbodiChain: {problem}")
+        raise ValueError(f"{path} is not a checkpoint of EmbodiChain: {problem}")
     return payload
 
 
@@ -112,7 +112,7 @@ def _ranks_differ(normalizers: list[Mapping[str, torch.Tensor]]) -> bool:
 
 
 def write_pt(path: Path, payload: dict[str, Any]) -> Path:
-    """Write arrays as tensors and everything else as it is; the file appears whole or not at all."""
+    """Write arrays as tensors and everything else unchanged; the file appears whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial")
     with partial.open("wb") as file:
@@ -154,7 +154,7 @@ def bound_to(trainer_file: Path, policy: StateDict, seed: int) -> dict[str, Any]
     """
     payload = load_content(trainer_file)
     if payload.get("schema_version") != 2 or "rollout_index" in payload:
-        raise ValueError(f"{trainer_file} is no checkpoint of EmbodiChain 0.3's PPO or GRPO (schema 2)")
+        raise ValueError(f"{trainer_file} is not a checkpoint of EmbodiChain 0.3's PPO or GRPO (schema 2)")
     missing = [key for key in ("metadata", "world_size", "rng_by_rank") if payload.get(key) is None]
     if missing:
         raise ValueError(f"{trainer_file} is of schema 2, but lacks {', '.join(missing)}")

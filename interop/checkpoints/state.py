@@ -133,7 +133,7 @@ def restore(saved: PtFile, config: RunConfig, parts: Parts, *, policy_only: bool
     notes += _size_notes(saved, parts.num_devices, rows, update)
     if rest:
         notes.append(
-            f"{saved.global_step} env steps are no whole number of updates, of {rows} each; "
+            f"{saved.global_step} env steps are not a whole number of updates, of {rows} each; "
             f"counting goes on from {saved.global_step - rest}"
         )
     if saved.optimizer is None:

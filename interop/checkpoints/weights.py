@@ -170,7 +170,7 @@ def _misfits(arrays: StateDict, entries: list[Entry], policy: Policy) -> list[st
     missing = [key for key in wanted if key not in arrays]
     unknown = [key for key in arrays if key not in wanted]
     problems = [f"lacks {key}{did_you_mean(key, unknown)}" for key in missing]
-    problems += [f"has {key}, which the policy has not{did_you_mean(key, missing)}" for key in unknown]
+    problems += [f"has {key}, which the policy lacks{did_you_mean(key, missing)}" for key in unknown]
     for key, entry in wanted.items():
         if key not in arrays:
             continue

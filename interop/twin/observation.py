@@ -15,7 +15,7 @@ def part(obs: Any, path: str, spec: PolicySpec) -> Any:
     """The observation's array at this dotted path, as it is.
 
     Raises:
-        ValueError: there is none; the text names what there is, and what the policy reads.
+        ValueError: it is missing; the text names the present arrays, and those that the policy reads.
     """
     if not isinstance(obs, Mapping):  # a TensorDict is one
         if path != WHOLE:
@@ -37,7 +37,7 @@ def part(obs: Any, path: str, spec: PolicySpec) -> Any:
 
 
 def as_tensor(x: Any, name: str, device: torch.device) -> Tensor:
-    """An array as a dense tensor of real numbers; what is no tensor is copied to ``device``.
+    """An array as a dense tensor of real numbers; other arrays are copied to ``device``.
 
     Raises:
         ValueError: it is something else.

@@ -160,7 +160,7 @@ class PolicySpec:
         try:
             raw = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise ValueError(f"the policy spec is no JSON: {repr(error)[:200]}") from error
+            raise ValueError(f"the policy spec is not JSON: {repr(error)[:200]}") from error
         found = raw.pop("schema_version", None) if isinstance(raw, dict) else None
         if type(found) is not int or found not in (1, SCHEMA_VERSION):
             raise ValueError(f"the policy spec has schema version {found}, this interop reads 1 and {SCHEMA_VERSION}")

@@ -133,11 +133,13 @@ def pending(folder: Path, may_have: Callable[[str], object]) -> list[str]:
     with open_inside(staging, JOURNAL) as file:
         names = parse_json(file.read(), staging / JOURNAL)
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
-        raise ValueError(f"{staging / JOURNAL} is no list of files: {shown(names)}; {_REMEDY}")
+        raise ValueError(f"{staging / JOURNAL} is not a list of files: {shown(names)}; {_REMEDY}")
     for name in names:
         there = [inside(root, name).exists() for root in (staging, folder)]
         if not may_have(name):
-            raise ValueError(f"{staging / JOURNAL} names {shown(name)}, which is no file of such a folder; {_REMEDY}")
+            raise ValueError(
+                f"{staging / JOURNAL} names {shown(name)}, which does not belong in such a folder; {_REMEDY}"
+            )
         if not any(there):
             raise ValueError(f"{staging / JOURNAL} names {shown(name)}, which is not there; {_REMEDY}")
     return names

@@ -90,7 +90,7 @@ def make_columns(spec: EpisodeSpec, names: Mapping[str, str], images: Images) ->
     if images not in get_args(Images):
         raise ValueError(f"images is {images!r}; give one of {', '.join(get_args(Images))}")
     if unknown := sorted(set(names) - set(spec.frames)):
-        raise ValueError(f"names has {unknown}, which are no frame fields; there is {', '.join(spec.frames)}")
+        raise ValueError(f"names has {unknown}, which are not frame fields; there is {', '.join(spec.frames)}")
     columns = [
         _column(path, names.get(path, path.replace("/", ".")), *field, images) for path, field in spec.frames.items()
     ]

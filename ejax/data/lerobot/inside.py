@@ -76,14 +76,14 @@ def open_inside(folder: Path, name: Any) -> IO[bytes]:
         raise FileNotFoundError(error.errno, "a file of the data set is missing; restore it", str(path)) from error
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
-        raise ValueError(f"{path} is no plain file any more; something else writes to {folder}")
+        raise ValueError(f"{path} is no longer a plain file; something else writes to {folder}")
     return file
 
 
 def path_problem(name: Any) -> str | None:
     """The reason that ``name`` is not the path of a file below a folder, by its text alone; None: it is."""
     if not isinstance(name, str) or not name:
-        return "is no path"
+        return "is not a path"
     if len(name) > _LONGEST:
         return f"has {len(name)} characters, more than {_LONGEST}"
     if not name.isprintable():

@@ -135,13 +135,13 @@ def parse_json(data: bytes, where: Path) -> Any:
     """The content of a JSON file.
 
     Raises:
-        ValueError: it is none, with its name; numbers that are not finite are none either.
+        ValueError: it is not JSON, with its name; non-finite numbers are not JSON either.
     """
     try:
         return json.loads(data, parse_constant=_refuse)
-    except (ValueError, RecursionError) as error:  # also bytes that are no text, and integers of too many digits
+    except (ValueError, RecursionError) as error:  # also bytes that are not text, and integers of too many digits
         raise ValueError(
-            f"{where} is damaged or cut off: it is no JSON ({shown(str(error), 120)}). Restore it from a copy"
+            f"{where} is damaged or cut off: it is not JSON ({shown(str(error), 120)}). Restore it from a copy"
         ) from error
 
 
@@ -150,4 +150,4 @@ def _is_entry(digests: Any) -> bool:
 
 
 def _refuse(constant: str) -> Any:
-    raise ValueError(f"{constant} is no number of JSON's")
+    raise ValueError(f"{constant} is not a JSON number")

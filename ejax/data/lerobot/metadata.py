@@ -20,7 +20,7 @@ def load_info(files: KeptFiles) -> dict[str, Any]:
         ValueError: as ``check_info``.
     """
     if not files.has(fmt.INFO):
-        raise FileNotFoundError(f"{files.folder} is no LeRobot dataset: there is no {fmt.INFO}")
+        raise FileNotFoundError(f"{files.folder} is not a LeRobot dataset: there is no {fmt.INFO}")
     where = files.folder / fmt.INFO
     return check_info(parse_json(files.read(fmt.INFO), where), where)
 

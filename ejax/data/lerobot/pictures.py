@@ -43,7 +43,7 @@ def join_videos(parts: Sequence[Path], path: Path) -> None:
 
     Raises:
         OSError: the disk is full.
-        ValueError: a part is no MP4 file.
+        ValueError: a part is not an MP4 file.
         RuntimeError: ffmpeg failed otherwise.
     """
     for part in parts:
@@ -60,7 +60,7 @@ def decode_video(path: Path, start: float, fps: float, shape: tuple[int, int, in
     """``count`` frames [count, H, W, 3] from the one at ``start``, in s, on.
 
     Raises:
-        ValueError: the file is no MP4 file, has fewer frames there, or frames of another size.
+        ValueError: the file is not an MP4 file, has fewer frames there, or frames of another size.
         RuntimeError: ffmpeg failed.
     """
     _check_mp4(path)
@@ -111,7 +111,7 @@ def _check_mp4(path: Path) -> None:
     of other files and URLs."""
     with path.open("rb") as file:
         if file.read(8)[4:] != b"ftyp":
-            raise ValueError(f"{path} is no MP4 file, or damaged; restore it from a copy")
+            raise ValueError(f"{path} is not an MP4 file, or is damaged; restore it from a copy")
 
 
 def _ffmpeg(options: Sequence[str], path: Path) -> bytes:

@@ -90,7 +90,7 @@ def check_format(folder: Path, format: Format) -> None:
     if not inside(folder, ours).exists():
         if not inside(folder, info).exists():
             return  # nothing is there yet
-        raise ValueError(f"{folder} is no recording of ejax's: there is no {fmt.OURS}; record into a new folder")
+        raise ValueError(f"{folder} is not a recording of ejax's: there is no {fmt.OURS}; record into a new folder")
     files, there = KeptFiles(folder), {}
     for name in (info, ours):
         with open_inside(folder, name) if name.startswith(STAGING) else files.open(name) as file:

@@ -42,7 +42,7 @@ def check_info(info: Any, where: Path) -> dict[str, Any]:
 
     Raises:
         ValueError: another version of the format; entries that are missing, or of another kind; paths that leave the
-            folder, or depend on anything but chunk, file and video.
+            folder, or depend on anything other than chunk, file and video.
     """
     if not isinstance(info, dict):
         raise ValueError(f"{where} must be a JSON object, got {shown(info)}")
@@ -96,7 +96,7 @@ def check_ours(ours: Any, info: Mapping[str, Any], where: Path) -> dict[str, Any
             there = shown(feature.get("shape"))
             raise ValueError(f"{where} has shape {shown(entry['shape'])} of field '{path}', info.json {there}")
         if feature["dtype"] in ("image", "video") and (entry["dtype"] != "uint8" or len(entry["shape"]) != 3):
-            raise ValueError(f"{where} has field '{path}' as {entry['dtype']}{entry['shape']}, which is no image")
+            raise ValueError(f"{where} has field '{path}' as {entry['dtype']}{entry['shape']}, which is not an image")
     return ours
 
 
@@ -116,7 +116,9 @@ def _check_features(features: Any, where: Path) -> None:
                 f"{where} has feature {shown(name)} of shape {shown(entry.get('shape'))}; it must be whole numbers"
             )
         if entry["dtype"] == "video" and ("/" in name or path_problem(fmt.VIDEO_FOLDER.format(video_key=name))):
-            raise ValueError(f"{where} has a video {shown(name)}; a feature's name has no slash and is no path")
+            raise ValueError(
+                f"{where} has a video {shown(name)}; a feature's name must have no slash and not be a path"
+            )
 
 
 def _check_fields(fields: Any, where: str) -> dict[str, Any]:
@@ -128,7 +130,7 @@ def _check_fields(fields: Any, where: str) -> dict[str, Any]:
             raise ValueError(f"{where}: field {shown(path)} is {shown(entry)}; it must have a shape and a dtype")
         if not _DTYPE.fullmatch(entry["dtype"]):
             raise ValueError(
-                f"{where}: field {shown(path)} has dtype {shown(entry['dtype'])}, which is none of NumPy's"
+                f"{where}: field {shown(path)} has dtype {shown(entry['dtype'])}, which NumPy does not have"
             )
     return {path: (entry["shape"], entry["dtype"]) for path, entry in fields.items()}
 
@@ -141,7 +143,7 @@ def _check_place(key: str, template: Any, where: Path) -> None:
         try:
             parts = list(string.Formatter().parse(template))
         except ValueError as error:
-            parts, problem = [], f"is no template ({error})"
+            parts, problem = [], f"is not a template ({error})"
         for _, name, spec, conversion in parts:
             if name is not None and not _is_field(name, spec, conversion, _PLACES[key]):
                 problem = f"has the field {shown('{' + name + '}', 40)}"

@@ -26,7 +26,7 @@ class GymnasiumVector:
 
     - ``DISABLED``: rows that ended are reset here, each from a seed of its own: every episode can be played again.
     - ``SAME_STEP``: the true next observation is ``info["final_obs"]``.
-    - ``NEXT_STEP``: the step after an episode's end only resets; it is no transition (``info["valid"]`` False).
+    - ``NEXT_STEP``: the step after an episode's end only resets; it is not a transition (``info["valid"]`` False).
 
     Observations become vectors (see ``as_rows``). ``info["success"]`` is what the environment reports as ``success`` or
     ``is_success``, NaN where it reports neither.
@@ -259,7 +259,7 @@ def rows_space(space: gymnasium.Space[Any]) -> gymnasium.Space[Any]:
         size = int(space.n) if isinstance(space, spaces.Discrete) else gymnasium.spaces.utils.flatdim(space)
         return spaces.Box(0.0, 1.0, (size,), np.float32)
     raise ValueError(
-        f"observations of {space} are no vectors; allowed: Box, Discrete, MultiDiscrete, MultiBinary, Dict, Tuple"
+        f"observations of {space} are not vectors; allowed: Box, Discrete, MultiDiscrete, MultiBinary, Dict, Tuple"
     )
 
 

@@ -1,7 +1,7 @@
 """A host environment whose failures cost an episode instead of a training, up to a stated number.
 
-A row that gives a NaN or an infinity is quarantined: its step is no transition (``info["valid"]`` False), its episode
-is over, a new one starts, and what led there is written as a file that ``python -m ejax.replay`` plays again. An
+A row that gives a NaN or an infinity is quarantined: its step is not a transition (``info["valid"]`` False), its
+episode is over, a new one starts, and what led there is written as a file that ``python -m ejax.replay`` replays. An
 environment that raises can be recreated, which ends the episodes of all its rows.
 """
 

@@ -44,8 +44,8 @@ _SETTINGS_ELSEWHERE = {
 }
 """Settings of EmbodiChain's environment that an extension of the same name replaces -> where ejax reads them."""
 _WITHOUT_EFFECT = {
-    "action_type": "no effect beside env.actions, whose func says how an action acts",
-    "action_scale": "no effect beside env.actions; give the scale in its params",
+    "action_type": "no effect with env.actions, whose func says how an action acts",
+    "action_scale": "no effect with env.actions; give the scale in its params",
     "obs_mode": "no effect: the observation is what env.observations makes of it",
     "seed": "no effect: trainer.seed decides",
     "filter_visual_rand": "no effect: ejax has no visual randomization",
@@ -108,7 +108,7 @@ def _read_limit(root: Section, section: Section, first_form: bool) -> tuple[int,
             report.refuse(section.key("max_episode_steps"), f"is {inner}, but max_episode_steps is {limit}; keep one")
         limit = inner
     if not first_form:
-        section.ignore("episode_length", f"no effect beside env.actions: max_episode_steps decides, {limit} here")
+        section.ignore("episode_length", f"no effect with env.actions: max_episode_steps decides, {limit} here")
         return limit, False
     if "episode_length" not in section:
         if not given:

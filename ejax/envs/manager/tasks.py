@@ -92,7 +92,7 @@ def cart_pole(world: World) -> TaskOutcome:
 
 
 def first_cart_pole(world: World) -> TaskOutcome:
-    """As ``cart_pole``, but for success in any step: an episode ends as soon as the pole is at rest upright."""
+    """As ``cart_pole``, with success in any step: an episode ends as soon as the pole is at rest upright."""
     outcome = cart_pole(world)
     return replace(outcome, success=_at_rest(world))
 
@@ -110,7 +110,7 @@ TASK_RULES: dict[str, Task] = {
     "CartPoleRL": Task(cart_pole, first_judge=first_cart_pole),
     SCENE_ONLY: Task(scene_only),
 }
-"""By the ``id`` of a gym config. EmbodiChain released neither PushBallRL nor PushTRL: they stand in its history."""
+"""By the ``id`` of a gym config. EmbodiChain released neither PushBallRL nor PushTRL: they are in its history."""
 
 _OTHERS = frozenset(
     (
