@@ -1,8 +1,8 @@
 """Several devices, one program: environments are sharded over them, all else is replicated.
 
 Nothing is averaged by hand. The program is that of one device; from where its arrays lie, XLA computes each part where
-its environments are and adds the parts up. Every device therefore has the same parameters, and several devices compute
-what one computes, apart from the order of sums.
+its environments are and adds the parts up. Every device therefore has the same parameters, and the results
+are those of one device, apart from the order of sums.
 
 ``constrain_split`` acts inside ``jax.set_mesh(make_mesh(devices))``; without a mesh it does nothing.
 """

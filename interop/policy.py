@@ -108,7 +108,7 @@ class TorchPolicy(nn.Module):
             A tensor; a NumPy array if ``obs`` holds no tensor.
 
         Raises:
-            ValueError: ``obs`` lacks what the policy reads, or it is of another shape or kind.
+            ValueError: ``obs`` lacks a part that the policy reads, or has one of another shape or kind.
         """
         given = {name: part(obs, name, self.spec) for name in self.spec.inputs}
         parts = {name: as_tensor(x, name, self._read.device) for name, x in given.items()}
@@ -224,7 +224,7 @@ def load_policy(directory: Path | str) -> TorchPolicy:
 
     Raises:
         FileNotFoundError: ``directory`` is not an export, or has no ``policy.pt``.
-        ValueError: one of the files is not what an export holds; no code in it is run.
+        ValueError: one of the files is not an export's; no code in it is run.
     """
     directory = Path(directory)
     spec = PolicySpec.load(directory / "policy.json")

@@ -2,7 +2,7 @@
 
     layout    batch        where                 content
     head      [N, T + 1]   EmbodiChain 0.2, 0.3  ``obs`` and ``value`` fill the last slot, other fields are zero in it
-    pr122     [N, T]       its pull request 122  ``observation``, [N, T, 1] scalars, what follows a step under ``next``
+    pr122     [N, T]       its pull request 122  ``observation``, [N, T, 1] scalars, a step's results under ``next``
     seed      [T, N]       its first versions    ``obs, actions, rewards, dones, values, logprobs``
 
 A layout is a nested dict of NumPy arrays (``*_dict``, which needs no torch) or a ``tensordict.TensorDict``
@@ -186,7 +186,7 @@ def _to_torch(x: Any, device: Any) -> "torch.Tensor":
         if x.dtype.isbuiltin != 1:  # bfloat16 and its like, which NumPy's DLPack does not know
             x = jnp.asarray(x)
     if isinstance(x, jax.Array) and (torch.device(device).type == "cpu" or len(x.devices()) > 1):
-        x = jax.device_put(x, jax.devices("cpu")[0])  # also gathers what is sharded
+        x = jax.device_put(x, jax.devices("cpu")[0])  # also gathers sharded arrays
     return torch.from_dlpack(x).to(device)
 
 

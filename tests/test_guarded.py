@@ -60,7 +60,7 @@ def test_a_nan_costs_its_row_an_episode_and_the_others_nothing(tmp_path: Path) -
         np.testing.assert_array_equal(np.asarray(leaf)[[0, 2]], np.asarray(other)[[0, 2]])
     assert env.num_quarantined == 1
     assert env.reports() == [
-        f"quarantined row 1 of env 'ladder:Ladder' at its step 4: not finite; play it again with "
+        f"quarantined row 1 of env 'ladder:Ladder' at its step 4: not finite; replay it with "
         f"python -m ejax.replay {tmp_path / 'step4_row1.npz'}"
     ]
     assert env.reports() == []
@@ -125,7 +125,7 @@ def test_quarantine_in_modes_that_reset_by_themselves(tmp_path: Path, mode: Auto
     assert not facts["seeded"]
     with pytest.raises(ValueError, match="does not seed its episodes one by one"):
         replay.read(tmp_path / "step2_row1.npz")
-    assert "cannot be played again: the environment does not seed rows one by one" in env.reports()[0]
+    assert "cannot be replayed: the environment does not seed rows one by one" in env.reports()[0]
     env.close()
 
 
@@ -153,7 +153,7 @@ def test_an_episode_that_began_before_what_is_kept_is_not_played_again(tmp_path:
     env.adopt(env.reset(SEED))
     env.step(wild(0, 9.0))
     (report,) = env.reports()
-    assert "cannot be played again: the episode began before what it holds" in report
+    assert "cannot be replayed: the episode began before the first of them" in report
     assert "ejax.replay" not in report
     env.close()
     with pytest.raises(ValueError, match="its episode began before what it holds"):

@@ -1,6 +1,6 @@
 """Rollouts made in a background thread while the learner updates: bounded, lossless, reproducible.
 
-    rollout k is for update k; version v of the parameters is what v updates have made; staleness = k − v
+    rollout k is for update k; version v of the parameters is that after v updates; staleness = k − v
 
 The learner publishes a version after every update; the thread makes rollout k as soon as the schedule allows a version
 for it. Nothing is overwritten: every rollout that was begun is delivered, in order, once. Source of the bound:
@@ -30,7 +30,7 @@ _POLL_S = 0.2
 class Schedule:
     """The assignment of parameter versions to rollouts.
 
-    Without ``free``, rollout k is made by exactly version k − ``max_staleness``: what is computed does not depend on
+    Without ``free``, rollout k is made by exactly version k − ``max_staleness``: the results do not depend on
     timing. With it, by the newest version available when the rollout begins. ``recorded`` versions, rollout by rollout,
     are replayed: a free run is reproduced bit for bit.
     """

@@ -1,7 +1,7 @@
 """The worker process: runs a task, and puts its successful episodes into the buffer.
 
 It is a fresh interpreter, neither forked nor made to import the owner's main module: a task meets no device, thread or
-lock of the training. Two threads: the main one runs the task; the service thread counts what consumers drew, and ends
+lock of the training. Two threads: the main one runs the task; the service thread counts the consumers' draws, and ends
 the process at once when the owner is gone.
 """
 
@@ -219,7 +219,7 @@ class _StopSignal:
 
     def __call__(self, number: int, frame: object) -> None:
         del number, frame
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough: what the task closes may take its time
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough: closing the task may take time
         self._asked = True
         if not self._attempting:
             raise _Stop

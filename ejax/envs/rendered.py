@@ -23,7 +23,7 @@ from ejax.types import Array, CameraView, Env, Key, PyTree, RenderableEnv, Times
 class RenderedEnv:
     """``{"image": uint8 [height, width, 3], "state": observation}`` of a pure environment that can be drawn.
 
-    A picture depends on the state alone, so the callback is honest. All pictures are drawn by one thread, to which the
+    A picture depends on the state alone, so the callback is pure. All pictures are drawn by one thread, to which the
     OpenGL context belongs. With ``action_chunk`` there is one picture for each decision, not for each step.
 
     Args:

@@ -77,7 +77,7 @@ def pt_payload(
     if lr_scheduler is not None or layout == "0.3":
         kwargs = {"name": schedule.name, "kwargs": dict(schedule.kwargs)}
         payload |= {"lr_scheduler": lr_scheduler, "lr_scheduler_cfg": kwargs}
-    # EmbodiChain trains what needs the environment inside its program by another trainer, with a schema of its own
+    # EmbodiChain has another trainer, with a schema of its own, for algorithms with the environment in their program
     differentiable = algorithm.update is None
     if differentiable:
         payload["schema_version"] = 1
@@ -98,7 +98,7 @@ def read_state(file: Path, config: RunConfig, parts: Parts, *, policy_only: bool
 
 
 def restore(saved: PtFile, config: RunConfig, parts: Parts, *, policy_only: bool = False) -> tuple[RunState, list[str]]:
-    """The run state that EmbodiChain's checkpoint stands for, and notes on what it lacks.
+    """The run state that EmbodiChain's checkpoint stands for, and notes on the missing parts.
 
     Args:
         parts: of ``build(config)``.

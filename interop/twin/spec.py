@@ -25,7 +25,7 @@ class NetworkSpec:
     """An MLP: for each hidden size Linear → [LayerNorm] → activation → [dropout], then Linear [→ last activation]."""
 
     inputs: tuple[str, ...]
-    """Dotted paths of the observation's numbers that it reads, concatenated in this order, behind what encoders see."""
+    """Dotted paths of the numbers that it reads, concatenated in this order, behind the encoders' features."""
     normalized: bool
     """(x − mean) / (std + 1e-2) before the first Linear, by the statistics in the state_dict."""
     hidden_sizes: tuple[int, ...]
@@ -185,7 +185,7 @@ class PolicySpec:
 
 
 def _made(kind: Any, raw: Any, key: str) -> Any:
-    """JSON's value as this type: a dataclass, and what its fields are of.
+    """A JSON value as this type: a dataclass, or the type of one of its fields.
 
     Raises:
         ValueError: naming key, type and value.

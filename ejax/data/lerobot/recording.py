@@ -100,7 +100,7 @@ def check_format(folder: Path, format: Format) -> None:
 
 
 def load_recording(folder: Path, format: Format) -> Recording:
-    """The content of ``folder``, whose format ``check_format`` has found to be ``format``.
+    """The content of ``folder``, which ``check_format`` has accepted for ``format``.
 
     Raises:
         ValueError: files that are damaged, or do not match.

@@ -16,7 +16,7 @@ from ejax.types import Array, Key, PyTree, Timestep
 @dataclass(frozen=True)
 class GymnaxEnv:
     """
-    Stepped by ``step_env``, the transition without Gymnax's own reset. ``terminated`` is what that returns,
+    Stepped by ``step_env``, the transition without Gymnax's own reset. ``terminated`` is the flag it returns,
     ``truncated`` is ``is_truncated``: ``time >= max_steps_in_episode``. Both may be true in the same step.
 
     Observations are vectors: grids (MinAtar, [10, 10, C]) are flattened, a Discrete observation is one-hot.

@@ -67,6 +67,6 @@ def vector_space(obs: PyTree) -> gymnasium.Space:
 
 
 def settle_dtypes(tree: PyTree, like: PyTree | None = None) -> PyTree:
-    """The same tree in the dtypes of ``like`` (None: its own), none of them weak: what a loop can carry."""
+    """The same tree in the dtypes of ``like`` (None: its own), none of them weak, as a loop's carry must be."""
     like = tree if like is None else like
     return jax.tree.map(lambda x, model: jnp.asarray(x, jnp.asarray(model).dtype), tree, like)

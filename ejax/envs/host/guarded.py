@@ -1,7 +1,7 @@
 """A host environment whose failures cost an episode instead of a training, up to a stated number.
 
 A row that gives a NaN or an infinity is quarantined: its step is not a transition (``info["valid"]`` False), its
-episode is over, a new one starts, and what led there is written as a file that ``python -m ejax.replay`` replays. An
+episode is over, a new one starts, and its steps are written to a file that ``python -m ejax.replay`` replays. An
 environment that raises can be recreated, which ends the episodes of all its rows.
 """
 
@@ -200,7 +200,7 @@ class GuardedEnv:
                 path = file.name
             self._reports.append(
                 f"quarantined row {row} of env '{self.name}' at its step {self.num_steps}: not finite; "
-                + (_why_not_again(facts, path) or f"play it again with python -m ejax.replay {path}")
+                + (_why_not_again(facts, path) or f"replay it with python -m ejax.replay {path}")
             )
         if self.num_quarantined > self._max_quarantined:
             raise HostEnvError(
@@ -237,7 +237,7 @@ class GuardedEnv:
         )
 
     def _finite_start(self, obs: PyTree, rows: NDArray[np.bool_]) -> PyTree:
-        """Reset rows whose first observation is not finite again.
+        """Reset again the rows whose first observation is not finite.
 
         Raises:
             HostEnvError: they stay non-finite.
@@ -265,9 +265,9 @@ def _replace_rows(rows: NDArray[np.bool_], new: PyTree, old: PyTree) -> PyTree:
 def _why_not_again(facts: Mapping[str, Any], path: str) -> str | None:
     """The reason that ``ejax.replay`` cannot play this file, or None."""
     if not facts["seeded"]:
-        return f"what led there is in {path}, but cannot be played again: the environment does not seed rows one by one"
+        return f"its steps are in {path}, but cannot be replayed: the environment does not seed rows one by one"
     if not facts["complete"]:
-        return f"what led there is in {path}, but cannot be played again: the episode began before what it holds"
+        return f"its steps are in {path}, but cannot be replayed: the episode began before the first of them"
     return None
 
 

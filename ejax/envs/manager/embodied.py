@@ -30,8 +30,8 @@ class EmbodiedEnv:
         r = task's reward + Σ weight·term        (a ``replace`` term: r = weight·term so far)
 
     One step: action terms set the drives' targets → physics → interval events → observation → success, failure, metrics
-    → reward. The observation is nested: ``robot/qpos``, ``robot/qvel``, ``robot/qf``, and what ``observations`` add or
-    modify; its leaves are vectors. ``info["rewards"]`` holds the terms without their weights.
+    → reward. The observation is nested: ``robot/qpos``, ``robot/qvel``, ``robot/qf``, and the values that
+    ``observations`` add or modify; its leaves are vectors. ``info["rewards"]`` holds the terms without their weights.
 
     ``interval_step`` counts the control steps of an episode: one that ended does not shift the events of the next.
 

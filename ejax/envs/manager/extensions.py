@@ -46,7 +46,7 @@ _SETTINGS_ELSEWHERE = {
 _WITHOUT_EFFECT = {
     "action_type": "no effect with env.actions, whose func says how an action acts",
     "action_scale": "no effect with env.actions; give the scale in its params",
-    "obs_mode": "no effect: the observation is what env.observations makes of it",
+    "obs_mode": "no effect: env.observations decides the observation",
     "seed": "no effect: trainer.seed decides",
     "filter_visual_rand": "no effect: ejax has no visual randomization",
     "filter_dataset_saving": "no effect: training records no dataset",

@@ -129,7 +129,7 @@ def missing_task(name: str) -> str:
     """The message on an ``id`` that is not in ``TASK_RULES``: the reason, and the remedy."""
     remedy = (
         f"give {SCENE_ONLY} for the scene without a task, which never succeeds and ends by its time limit only, or "
-        "register_task (ejax.envs.manager.tasks) what judges its steps"
+        "register a judge of its steps with register_task (ejax.envs.manager.tasks)"
     )
     if name.partition("-")[0] in _OTHERS:
         return (

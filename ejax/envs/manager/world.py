@@ -67,8 +67,8 @@ class World:
     def qf(self) -> Array:
         """[active joints]: the efforts that an action commands, N or N·m; zeros under position and velocity drives.
 
-        As PhysX's joint forces, which are those applied from outside: what its drives add is not in them. (Raw forces
-        of up to 500 N·m next to angles drown a network's other inputs.)
+        Like PhysX's joint forces, these are applied from outside: the drives' own are not included. (Raw forces of up
+        to 500 N·m next to angles drown a network's other inputs.)
         """
         return self.state.effort[jnp.array(self.active)]
 

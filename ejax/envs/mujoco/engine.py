@@ -3,7 +3,7 @@
     state' = step(state, ctrl): ``num_substeps`` physics steps with ``ctrl`` held
 
 ``mujoco`` runs the C engine's threaded batch stepping behind ``jax.pure_callback``, so one jitted loop serves both.
-The callback is honest: what it returns depends on (qpos, qvel, ctrl) and on nothing else. To that end models switch the
+The callback is pure: its result depends on (qpos, qvel, ctrl) and on nothing else. To that end models switch the
 solver's warm start off and have no activations; time is not carried. The bits of a row depend neither on threads nor on
 its place in the batch nor on the size of the batch.
 
@@ -258,7 +258,7 @@ class _HostStepper:
         self._pool.close()
 
     def _broken(self) -> NDArray[np.bool_]:
-        """[N]: rows that were set back, and those whose control, which the engine takes for 0, was not finite."""
+        """[N]: rows that were reset, and those with a non-finite control, which the engine takes for 0."""
         return (self._trajectory[:, -1, 0] < _START) | ~np.isfinite(self._ctrl[:, 0]).all(axis=1)
 
     def _allocate(self, num_rows: int) -> None:
