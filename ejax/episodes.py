@@ -1,4 +1,4 @@
-"""Statistics over finished episodes, kept on the device beside the environments."""
+"""Statistics over finished episodes, kept on the device with the environments."""
 
 from dataclasses import replace
 
@@ -9,7 +9,7 @@ from flax import struct
 from ejax.types import Array, Metrics
 
 WINDOW = 100
-"""Episodes that the moving averages look back on: EmbodiChain's ``charts/*_avg_100``."""
+"""Episodes in the moving averages: EmbodiChain's ``charts/*_avg_100``."""
 
 
 @struct.dataclass(kw_only=True)
@@ -22,7 +22,7 @@ class EpisodeStats:
     lengths: Array
     successes: Array
     num_episodes: Array
-    """Finished since the start of training, int32."""
+    """Episodes finished since the start of training, int32."""
 
 
 def init_episode_stats(num_envs: int) -> EpisodeStats:
@@ -51,7 +51,7 @@ def track_episodes(
     """Add one rollout. All arguments [T, N]; ``success`` counts where ``done``, if the return is finite.
 
     Args:
-        valid: False where a step was no transition: it has no length, and an episode that it ends is not counted.
+        valid: False where a step was not a transition: it has no length, and an episode that it ends is not counted.
     """
     valid = jnp.ones_like(done) if valid is None else valid
     counted_reward, counted_step = jnp.where(valid, reward, 0.0), valid.astype(jnp.float32)

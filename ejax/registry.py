@@ -51,7 +51,7 @@ ALGORITHMS: dict[str, Any] = {
     "shac": "ejax.algorithms.shac:ALGORITHM",
     "bc": "ejax.algorithms.bc:ALGORITHM",
 }
-TASKS: dict[str, str] = {
+DEMONSTRATORS: dict[str, str] = {
     "PushCubeExpert": "ejax.experts.push_cube:make_task",
     "PickPlaceExpert": "ejax.experts.pick_place:make_task",
 }
@@ -72,7 +72,7 @@ NOT_BUILT: dict[Kind, tuple[str, ...]] = {
 }
 """Names that EmbodiChain has and ejax does not have yet."""
 
-_TABLES: dict[Kind, dict[str, Any]] = {"env": ENVS, "policy": POLICIES, "algorithm": ALGORITHMS, "task": TASKS}
+_TABLES: dict[Kind, dict[str, Any]] = {"env": ENVS, "policy": POLICIES, "algorithm": ALGORITHMS, "task": DEMONSTRATORS}
 
 
 class UnknownNameError(ValueError):
@@ -139,9 +139,9 @@ def place_of_task(name: str) -> str:
     Raises:
         UntrustedCodeError: one that is not registered, and that nobody named but a file.
     """
-    if name not in TASKS:
+    if name not in DEMONSTRATORS:
         check_trusted(name)
-    return TASKS.get(name, name)
+    return DEMONSTRATORS.get(name, name)
 
 
 def trusted_name(kind: Kind, name: str) -> str:

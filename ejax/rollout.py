@@ -33,7 +33,7 @@ class EnvCarry:
     obs: PyTree
     """The observation to act on next, leaves [N, ...]."""
     memory: PyTree = ()
-    """Of a policy with memory, leaves [N, ...]; see ``with_memory``."""
+    """The memory of a policy with memory, leaves [N, ...]; see ``with_memory``."""
 
 
 @partial(jax.jit, static_argnames=("env", "num_envs", "group_size"))
@@ -45,7 +45,7 @@ def reset(env: Env, key: Key, num_envs: int, group_size: int = 1) -> EnvCarry:
 
 
 def with_memory(carry: EnvCarry, policy: Policy) -> EnvCarry:
-    """The environments at the start of their episodes, with what the policy remembers there: nothing, mostly."""
+    """The environments at the start of their episodes, with the policy's initial memory: usually none."""
     if not isinstance(policy, PolicyWithMemory):
         return carry
     return replace(carry, memory=policy.init_memory(jax.tree.leaves(carry.obs)[0].shape[0]))
@@ -54,7 +54,7 @@ def with_memory(carry: EnvCarry, policy: Policy) -> EnvCarry:
 def step(env: Env, carry: EnvCarry, action: Array, key: Key) -> tuple[EnvCarry, Timestep]:
     """One step of N environments; rows whose episode ended start a new one.
 
-    The reset is under one ``lax.cond`` for the batch, so that nothing is paid while no episode ends. (Under ``vmap``
+    The reset is under one ``lax.cond`` for the batch, so that it costs nothing while no episode ends. (Under ``vmap``
     the cond becomes a select: batch environments inside, not outside.)
 
     Args:
@@ -152,12 +152,12 @@ def make_rollout(
     memory: tuple[PyTree, PyTree] = ((), ()),
     dropout_seed: Array | None = None,
 ) -> Rollout:
-    """A rollout from what was seen, with the policy's log-probabilities and values.
+    """A rollout from recorded steps, with the policy's log-probabilities and values.
 
     Args:
         obs, action, timestep: leaves [T, N, ...]. ``valid`` in the timestep's ``info`` becomes the rollout's.
         distribution: of the policy that acted, if it is known already. None: it is computed here.
-        memory: what a policy with memory remembered before and after each action, leaves [T, N, ...].
+        memory: of a policy with memory, before and after each action, leaves [T, N, ...].
         dropout_seed: [T, N], of the units that were dropped.
     """
     seed = {} if dropout_seed is None else {"dropout_seed": dropout_seed}
@@ -193,7 +193,7 @@ def _ask(
 
 
 def _forget(policy: Policy, memory: PyTree, done: Array) -> PyTree:
-    """The memory of the next step: that of a new episode where one ended."""
+    """The memory for the next step: a new episode's where one ended."""
     if not isinstance(policy, PolicyWithMemory):
         return memory
     first = policy.init_memory(done.shape[0])

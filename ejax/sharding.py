@@ -1,8 +1,8 @@
-"""Several devices, one program: environments are split over them, all else is whole on each.
+"""Several devices, one program: environments are sharded over them, all else is replicated.
 
-Nothing is averaged by hand. The program is that of one device; told where its arrays lie, XLA computes each part where
-its environments are and adds the parts up. Every device therefore has the same parameters, and several devices compute
-what one computes, apart from the order of sums.
+Nothing is averaged by hand. The program is that of one device; from where its arrays lie, XLA computes each part where
+its environments are and adds the parts up. Every device therefore has the same parameters, and the results
+are those of one device, apart from the order of sums.
 
 ``constrain_split`` acts inside ``jax.set_mesh(make_mesh(devices))``; without a mesh it does nothing.
 """
@@ -22,23 +22,23 @@ def make_mesh(devices: Sequence[jax.Device]) -> Mesh:
 
 
 def num_shards() -> int:
-    """Inside a program: the devices that share it."""
+    """Inside a program: the number of devices that share it."""
     mesh = jax.sharding.get_abstract_mesh()
     return 1 if mesh.empty else mesh.size
 
 
-def split(mesh: Mesh, axis: int = 0) -> NamedSharding:
-    """Axis number ``axis`` over the devices."""
+def sharded(mesh: Mesh, axis: int = 0) -> NamedSharding:
+    """Axis number ``axis`` sharded over the devices."""
     return NamedSharding(mesh, PartitionSpec(*[None] * axis, _AXIS))
 
 
-def whole(mesh: Mesh) -> NamedSharding:
+def replicated(mesh: Mesh) -> NamedSharding:
     """The same on every device."""
     return NamedSharding(mesh, PartitionSpec())
 
 
 def constrain_split(tree: T) -> T:
-    """Inside a program: keep the first axis of every array split over the devices, where they divide it."""
+    """Inside a program: keep the first axis of every array sharded over the devices, where they divide it."""
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:
         return tree

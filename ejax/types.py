@@ -1,4 +1,4 @@
-"""What flows through ejax: arrays in frozen dataclasses, and the interfaces between the layers.
+"""The data that flow through ejax: arrays in frozen dataclasses, and the interfaces between the layers.
 
 Letters in shapes: T time steps, N parallel environments, A action dimensions, B a flat batch of T·N rows.
 Batched data is time-major, ``[T, N, ...]``; transposing is left to ``interop``.
@@ -21,13 +21,13 @@ Params: TypeAlias = Any
 """Flax variables: ``{"params": trained arrays, <other collections>: arrays that are carried, not trained}``."""
 Metrics: TypeAlias = dict[str, Array]
 Phase: TypeAlias = Literal["train", "eval"]
-"""What a run does with an environment."""
+"""The use of an environment in a run."""
 PHASES: tuple[Phase, ...] = ("train", "eval")
 
 
 @struct.dataclass(kw_only=True)
 class Timestep:
-    """What an environment answers to one action.
+    """An environment's answer to one action.
 
     A single environment leaves ``final_obs`` at None: it never resets itself. ``ejax.rollout.step`` batches the
     environment, resets the rows that ended, and fills ``final_obs``.
@@ -66,30 +66,30 @@ class Rollout:
     info: dict[str, Any] = struct.field(default_factory=dict)
     """As in ``Timestep``, of every step."""
     distribution: Any = None
-    """The acting policy's, where an update measures the exact KL to it."""
+    """The acting policy's distribution, where an update measures the exact KL to it."""
     dropout_seed: Array | None = None
-    """uint32. Which units were dropped in each row, so that the update drops the same. None: no dropout."""
+    """uint32. Determines the dropped units of each row, so that the update drops the same. None: no dropout."""
     valid: Array | None = None
-    """bool. False: no transition, such as a reset that took a step, or what was not simulated. None: all are."""
+    """bool. False: not a transition, such as a step that only reset, or that was not simulated. None: all are."""
     version: Array | None = None
     """int32. Updates done by the parameters that acted, where a background collector made the rollout."""
     memory: PyTree = None
-    """What a policy with memory remembered when it acted: a sequence can be taken up at any step. None: no memory."""
+    """The memory of the policy when it acted: a sequence can be resumed at any step. None: no memory."""
     extras: dict[str, Any] = struct.field(default_factory=dict)
     """Arrays of your own, for your own algorithm; ejax reads none of them."""
 
     @property
     def done(self) -> Array:
-        """The episode ended in this step, for whichever reason. ``[T, N]`` bool."""
+        """Whether the episode ended in this step, for any reason. ``[T, N]`` bool."""
         return self.terminated | self.truncated
 
 
 @struct.dataclass(kw_only=True)
 class TrainState:
-    """What an update reads and writes. Arrays only: policy, optimizer and config are static arguments."""
+    """The state that an update reads and writes. Arrays only: policy, optimizer and config are static arguments."""
 
     step: Array
-    """Number of updates done (those that were skipped not counted), int32: what a learning-rate schedule goes by."""
+    """Number of updates done (those that were skipped not counted), int32: the clock of a learning-rate schedule."""
     params: Params
     opt_state: PyTree
     reference: Params = None
@@ -116,7 +116,7 @@ def init_train_state(
 
 
 def make_train_state(params: Params, optimizer: Any, *, reference: Params = None, target: Params = None) -> TrainState:
-    """``init_train_state`` from parameters that there are already."""
+    """``init_train_state`` from existing parameters."""
     return TrainState(
         step=jnp.zeros((), jnp.int32),
         params=params,
@@ -163,7 +163,7 @@ class PolicyWithMemory(Policy, Protocol):
     """
 
     def init_memory(self, num_rows: int) -> PyTree:
-        """At the start of an episode, leaves [num_rows, ...]."""
+        """The memory at the start of an episode, leaves [num_rows, ...]."""
         ...
 
 
@@ -190,7 +190,7 @@ class Env(Protocol):
 
 @struct.dataclass(kw_only=True)
 class HostTimestep:
-    """What N environments outside JAX answer to one action each: NumPy arrays [N, ...]."""
+    """The answer of N environments outside JAX to one action each: NumPy arrays [N, ...]."""
 
     obs: PyTree
     """The observation to act on next, of a new episode where one ended."""
@@ -198,7 +198,7 @@ class HostTimestep:
     terminated: NDArray[np.bool_]
     truncated: NDArray[np.bool_]
     info: dict[str, Any]
-    """As in ``Timestep``, and ``valid`` bool, see ``Rollout``; ``nonfinite`` bool where it is no transition because
+    """As in ``Timestep``, and ``valid`` bool, see ``Rollout``; ``nonfinite`` bool where it is not a transition because
     something was not finite, which ended the episode. The same keys at every step."""
     final_obs: PyTree
     """The true next observation, before any reset."""
@@ -215,12 +215,12 @@ class HostEnv(Protocol):
     def num_envs(self) -> int: ...
     @property
     def observation_space(self) -> gymnasium.Space:
-        """Of one environment; every leaf of an observation is a vector."""
+        """The space of one environment; every leaf of an observation is a vector."""
         ...
 
     @property
     def action_space(self) -> gymnasium.Space:
-        """Of one environment."""
+        """The space of one environment."""
         ...
 
     @property
@@ -235,7 +235,7 @@ class HostEnv(Protocol):
 
     @property
     def row_seed(self) -> NDArray[np.uint32]:
-        """[N]: what the episode under way in each row started from, where ``seeds_rows``."""
+        """[N]: the seed of the episode under way in each row, where ``seeds_rows``."""
         ...
 
     def reset(self, seed: NDArray[np.uint32], rows: NDArray[np.bool_] | None = None) -> PyTree:
@@ -256,20 +256,20 @@ class SavableHostEnv(HostEnv, Protocol):
     """A host environment whose running episodes can be saved: a resumed run goes on with them."""
 
     def get_state(self) -> PyTree:
-        """Arrays, whatever the time always of the same shapes."""
+        """The state as arrays, of the same shapes at every step."""
         ...
 
     def set_state(self, state: PyTree) -> PyTree:
-        """The observations to act on next."""
+        """Restore a state. Returns the observations to act on next."""
         ...
 
 
 @runtime_checkable
 class ReportingHostEnv(HostEnv, Protocol):
-    """A host environment that has something to tell, such as what it does without."""
+    """A host environment that has messages for the user, such as on a feature that it lacks."""
 
     def reports(self) -> list[str]:
-        """What there is to tell since the last call."""
+        """Messages since the last call."""
         ...
 
 
@@ -285,11 +285,11 @@ class CameraView(NamedTuple):
     effects: bool = True
     """Shadows, reflections, smooth edges. Software rendering is about ten times faster without them."""
     up: tuple[float, float, float] = (0.0, 0.0, 1.0)
-    """What points up in the picture; no matter where the camera looks along it."""
+    """The direction that points up in the picture; its part along the line of sight has no effect."""
     fovx: float | None = None
     """Horizontal field of view, degrees. None: square pixels."""
     center: tuple[float, float] = (0.5, 0.5)
-    """Where the line of sight meets the picture: parts of its width and height, from the upper left corner."""
+    """The point where the line of sight meets the picture: fractions of width and height, from the upper left."""
 
 
 @runtime_checkable

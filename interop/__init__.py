@@ -1,1 +1,1 @@
-"""Where torch lives: ejax's data, policies and checkpoints in EmbodiChain's form, and back."""
+"""The torch side: ejax's data, policies and checkpoints in EmbodiChain's form, and back."""

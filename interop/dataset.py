@@ -29,7 +29,7 @@ class OnlineDataset(IterableDataset):
     """Chunks [C] (item mode) or [B, C] (batch mode) as TensorDicts, without end; see ``chunks_to_tensordict``.
 
     Args:
-        transform: called last with each TensorDict; what it returns is yielded.
+        transform: called last with each TensorDict; its result is yielded.
         engine, chunk_size, batch_size, sampling_mode, seed: as for ``ejax.data.OnlineDataset``.
 
     Raises:
@@ -70,7 +70,7 @@ class OnlineDataset(IterableDataset):
 
 
 def chunks_to_tensordict(chunks: Mapping[str, Any]) -> TensorDict:
-    """What ``sample_batch`` returns, or one item of it, as a TensorDict that shares its memory.
+    """The result of ``sample_batch``, or one item of it, as a TensorDict that shares its memory.
 
     Every leaf of a TensorDict has its batch axes, so a field of an episode is repeated for each frame (by a stride of
     0, not by copies). Text becomes its UTF-8 bytes, uint8, padded with 0.

@@ -1,4 +1,4 @@
-"""Which tensors are plain ones: dense, of real numbers, with their data. And any value in a few words. No jax."""
+"""Checks for plain tensors: dense, of real numbers, with their data. And any value in a few words. No jax."""
 
 import reprlib
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ def is_dense(x: torch.Tensor) -> bool:
 
 
 def odd_tensor(x: Any) -> str | None:
-    """What keeps ``x``, read from a file, from being a dense tensor of finite numbers that NumPy knows; or None."""
+    """Why ``x``, read from a file, is not a dense tensor of finite numbers that NumPy knows; None if it is."""
     if not isinstance(x, torch.Tensor) or not is_dense(x):
         return describe(x)
     if x.numel() * x.element_size() > x.untyped_storage().nbytes():

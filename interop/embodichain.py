@@ -6,10 +6,10 @@ From ejax to EmbodiChain:
 
     --layout 0.3 (default)  the policy, the optimizer and the schedule, as EmbodiChain 0.3 resumes from:
                             ``embodichain train-rl --config … --resume FILE.pt``. It warns that the file cannot prove
-                            that it is of this very config; with ``--like ITS.pt``, any checkpoint of that config by
+                            that it belongs to this config; with ``--like ITS.pt``, any checkpoint of that config by
                             EmbodiChain itself (such as the one that training came from), it can: schema 2, no warning
     --layout head           what the trainer of 0.2 writes (it cannot resume)
-    --layout seed           global_step and policy only: what every version's policy loads
+    --layout seed           global_step and policy only: which the policy of every version loads
 
 The policy of each version loads each of these with ``load_state_dict(torch.load(FILE)["policy"], strict=True)``.
 
@@ -20,12 +20,12 @@ From EmbodiChain to ejax, from a file of any version:
 
 The first goes on with the training: parameters, normalizers, optimizer moments, learning rate, schedule and step count
 are the file's. Environments start new episodes, as they do when EmbodiChain resumes, and the search for the best
-evaluation starts anew. The second takes the parameters alone and starts a new training from them, at step 0.
+evaluation starts over. The second takes the parameters alone and starts a new training from them, at step 0.
 
     python -m interop.embodichain from-pt FILE.pt --config train.yaml --run DIR
 
 makes a run folder with one checkpoint and trains nothing: ``--run DIR --resume latest`` goes on with it where there is
-no torch, ``ejax.evaluate`` and ``interop.export`` take it as any other. ``--policy-only`` as ``policy.init_from``.
+no torch; ``ejax.evaluate`` and ``interop.export`` take it as any other. ``--policy-only`` as ``policy.init_from``.
 
 A checkpoint moves state; what is computed with it is the config's matter: ``compat: embodichain-0.3`` (or ``-0.2``,
 ``-seed``) at its top makes updates those of that release.
@@ -103,7 +103,7 @@ def export_pt(
         path = directory.find(checkpoint, lambda text: print(text, file=sys.stderr))
     else:
         path = verify_checkpoint(Path(checkpoint)).path
-    # on as many devices as there were: only the training's state is read, and it is whole on each
+    # on as many devices as there were: only the training's state is read, and it is replicated
     trainer = config.trainer.model_copy(update={"distributed": False})
     parts = build(config.model_copy(update={"trainer": trainer}))
     train, meta = load_train_state(path, parts.state.train)
@@ -115,7 +115,7 @@ def import_pt(file: Path, config: RunConfig, run: Path, *, policy_only: bool = F
     """Make the folder ``run`` of an ejax run that goes on from EmbodiChain's ``file``.
 
     Returns:
-        What could not be taken over, or only in part.
+        Notes on what could not be taken over, or only in part.
 
     Raises:
         ValueError: not a checkpoint of the config's policy and optimizer. FileExistsError: ``run`` is a run already.

@@ -65,8 +65,8 @@ def numpy_tree(obs: Any, space: gymnasium.Space[Any], num_envs: int, device: tor
 
 
 def facts_of(info: Mapping[str, Any], num_envs: int) -> tuple[dict[str, NDArray[np.float32]], list[str]]:
-    """``success``, ``metrics/<name>`` and ``rewards/<name>`` of ``info`` as [N, ...] float32, copied; and what of these
-    is something else."""
+    """``success``, ``metrics/<name>`` and ``rewards/<name>`` of ``info`` as [N, ...] float32, copied; and the
+    names of those that cannot be."""
     named = {"success": info["success"]} if "success" in info else {}
     for group in ("metrics", "rewards"):
         part = info.get(group)

@@ -1,7 +1,7 @@
 """Vector environments of torch as a ``HostEnv``: ``torch:package.module:factory``, or ``torch:FILE.py:factory``.
 
 EmbodiChain's ``LearningVecEnv``, ManiSkill, Isaac Lab and their like: tensors on any device, all rows stepped at once,
-rows that ended reset in the same step. Such a name starts code of one's own, so the command line must give it, once
+rows that ended reset in the same step. Such a name runs the user's own code, so the command line must give it, once
 (``ejax.trust``):
 
     python -m ejax.train --config configs/torch/point_mass.yaml \\
@@ -16,7 +16,7 @@ under ``FINAL_OBS_KEYS``, or under ``final_obs_key``:
 
 Where there is none, the observation before the step stands in: a cut-off episode's last step bootstraps from the value
 of the state it was taken in. That is the rule of EmbodiChain 0.3 and RSL-RL, and one step off; to take the value of the
-new episode's first observation instead would be wrong by any amount. It is told once.
+new episode's first observation instead could be wrong by any amount. It is reported once.
 """
 
 from collections import deque
@@ -42,7 +42,7 @@ Rows = NDArray[np.bool_]
 
 @runtime_checkable
 class TorchVectorEnv(Protocol):
-    """What a factory must give. Spaces: ``single_observation_space`` and ``single_action_space`` of one row, or
+    """The result of a factory. Spaces: ``single_observation_space`` and ``single_action_space`` of one row, or
     ``observation_space`` and ``action_space`` of one row or of all."""
 
     num_envs: int
@@ -57,10 +57,10 @@ class TorchVectorEnv(Protocol):
 
 class TorchVector:
     """A vector environment of torch that resets rows which ended in the same step, or in the next one, where its
-    ``metadata`` tells so in Gymnasium's way: that step is no transition (``info["valid"]`` False).
+    ``metadata`` says so in Gymnasium's way: that step is not a transition (``info["valid"]`` False).
 
-    Tensors on the CPU are seen as NumPy arrays without a copy. What is handed on is copied once, since an environment
-    may write its next observation over this one.
+    Tensors on the CPU are read as NumPy arrays without a copy. Arrays that are passed on are copied once, since an
+    environment may write its next observation over this one.
 
     Args:
         env: is owned, and closed, by this object.
@@ -87,7 +87,9 @@ class TorchVector:
         clip_actions: bool = True,
     ) -> None:
         if not isinstance(env, TorchVectorEnv):
-            raise ValueError(f"a {type(env).__name__} is no vector environment: it needs num_envs, reset, step, close")
+            raise ValueError(
+                f"a {type(env).__name__} is not a vector environment: it needs num_envs, reset, step, close"
+            )
         mode = (getattr(env, "metadata", None) or {}).get("autoreset_mode", AutoresetMode.SAME_STEP)
         if mode not in (AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP):
             raise ValueError(
@@ -108,8 +110,8 @@ class TorchVector:
         self._obs: PyTree = None
         self._resets_next = np.zeros(self.num_envs, bool)
         self._facts: dict[str, NDArray[np.float32]] | None = None
-        """What ``info`` told in the first step: the same names at every step."""
-        self._told: set[str] = set()
+        """The entries of ``info`` in the first step: the same names at every step."""
+        self._reported: set[str] = set()
         self._reports: deque[str] = deque()
         """Added to in the thread that steps, taken by another."""
 
@@ -136,13 +138,13 @@ class TorchVector:
         before = self._obs
         given = torch.from_numpy(into_space(self.action_space, action, clip=self.clip_actions)).to(self.device)
         with torch.no_grad():
-            told = self.env.step(given)
-        if len(told) != 5:
+            answer = self.env.step(given)
+        if len(answer) != 5:
             raise ValueError(
-                f"{type(self.env).__name__}.step gave {len(told)} things, must give 5: obs, reward, terminated, "
+                f"{type(self.env).__name__}.step gave {len(answer)} things, must give 5: obs, reward, terminated, "
                 "truncated, info (RSL-RL's wrappers give four: name the environment below them)"
             )
-        raw, raw_reward, raw_terminated, raw_truncated, info = told
+        raw, raw_reward, raw_terminated, raw_truncated, info = answer
         info = {} if info is None else info
         reward = numpy_of(raw_reward, "reward", (self.num_envs,))
         terminated, truncated = (
@@ -166,7 +168,7 @@ class TorchVector:
         )
 
     def reports(self) -> list[str]:
-        """What there is to tell since the last call; each thing is told once."""
+        """Messages since the last call; each is given once."""
         return [self._reports.popleft() for _ in range(len(self._reports))]
 
     def close(self) -> None:
@@ -216,7 +218,7 @@ class TorchVector:
                 given = f"info has {', '.join(map(str, info)) or 'nothing'}"
                 raise ValueError(f"final_obs_key '{self.final_obs_key}' is not in info when an episode ends; {given}")
         if found is None:
-            self._tell(
+            self._report(
                 f"{type(self.env).__name__} gives no terminal observations (looked for {', '.join(FINAL_OBS_KEYS)} in "
                 "info): where an episode is cut off, the value of the observation before its last step stands in"
             )
@@ -224,7 +226,7 @@ class TorchVector:
         return replace_rows(done, self._read(found, f"info.{name}"), self._obs)
 
     def _info(self, info: Mapping[str, Any], done: Rows) -> dict[str, Any]:
-        """``success``, ``metrics`` and ``rewards``; of rows that ended, what ``final_info`` tells wins."""
+        """``success``, ``metrics`` and ``rewards``; of rows that ended, ``final_info`` takes precedence."""
         facts, passed_over = facts_of(info, self.num_envs)
         final = info.get("final_info")
         if isinstance(final, Mapping):
@@ -236,17 +238,17 @@ class TorchVector:
         late = sorted(facts.keys() - self._facts.keys())
         if late or passed_over:
             names = ", ".join([*late, *passed_over])
-            self._tell(f"info of {type(self.env).__name__}: {names} not carried over: no [N, …] tensor at every step")
-        told = {**self._facts, **{name: x for name, x in facts.items() if name in self._facts}}
-        grouped: dict[str, Any] = {"success": told.pop("success")}
-        for name, x in told.items():
+            self._report(f"info of {type(self.env).__name__}: {names} not carried over: no [N, …] tensor at every step")
+        known = {**self._facts, **{name: x for name, x in facts.items() if name in self._facts}}
+        grouped: dict[str, Any] = {"success": known.pop("success")}
+        for name, x in known.items():
             group, _, own = name.partition("/")
             grouped.setdefault(group, {})[own] = x
         return grouped
 
-    def _tell(self, text: str) -> None:
-        if text not in self._told:
-            self._told.add(text)
+    def _report(self, text: str) -> None:
+        if text not in self._reported:
+            self._reported.add(text)
             self._reports.append(text)
 
 
@@ -263,7 +265,7 @@ def make(
     """``factory(num_envs=…, device=…, **cfg)`` of ``place``, see ``TorchVector``.
 
     Raises:
-        ValueError: no such place, or what the factory gives is no such environment.
+        ValueError: no such place, or what the factory gives is not such an environment.
     """
     env = _factory(place)(num_envs=num_envs, device=device, **{name: thaw(value) for name, value in cfg.items()})
     return TorchVector(

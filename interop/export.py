@@ -1,11 +1,10 @@
-"""``python -m interop.export RUN --to DIR``: a trained policy for the world outside, with proof that it is the same.
+"""``python -m interop.export RUN --to DIR``: a trained policy for use outside ejax, with proof that it is the same.
 
 <DIR>/
     policy.{pt,safetensors,pt2,onnx,torchscript,stablehlo}     as asked for by --formats
-    policy.json         what the policy is (``interop.twin.spec``); makes the torch twin with policy.pt
-    contract.json       what goes in and what comes out (``interop.artefacts.contract``)
-    episode.json        an episode to replay: where it starts, what the policy earns (``interop.artefacts.episode``);
-    not where
+    policy.json         the policy's structure (``interop.twin.spec``); makes the torch twin with policy.pt
+    contract.json       inputs and outputs (``interop.artefacts.contract``)
+    episode.json        an episode to replay: its start, its return (``interop.artefacts.episode``); missing where
                         the environment is outside JAX, has no end, or is given clipped actions that it does not clip
     observations.npz    the observations it was checked on, with JAX's answers
     parity.json         the errors of each artefact, what was allowed, SHA-256 of each file, versions
@@ -53,7 +52,7 @@ from interop.verify import check_artefacts, format_table, raise_on_problems
 
 Clipping = Literal["auto", "space", "none"]
 _NUM_ENVS = 16
-"""Of an environment outside JAX."""
+"""Rows of an environment outside JAX."""
 
 
 class MissingPackageError(RuntimeError):
@@ -87,7 +86,7 @@ def export_run(
         checkpoint: ``best``, ``latest`` or a path. None: the best one, or the latest where there is no best.
 
     Raises:
-        As ``export_policy``. FileNotFoundError: ``run`` is no run. CheckpointError: no such checkpoint, or damaged.
+        As ``export_policy``. FileNotFoundError: ``run`` is not a run. CheckpointError: no such checkpoint, or damaged.
     """
     _check_formats(formats)
     directory, config = open_run_directory(run)
@@ -129,7 +128,7 @@ def export_policy(
         seed: of the start of the episode in ``episode.json``. None: there is no such file.
 
     Returns:
-        What ``parity.json`` holds.
+        The content of ``parity.json``.
 
     Raises:
         ParityError: an artefact does not answer as JAX does.
@@ -146,7 +145,7 @@ def export_policy(
         )
     spec = spec_of(policy, env)
     if isinstance(policy, VisionPolicy) and not spec.observation:
-        policy = policy.clone(actor_obs_normalization=False)  # of numbers, and there are none
+        policy = policy.clone(actor_obs_normalization=False)  # it is for numbers, and there are none
         spec = spec_of(policy, env)
     bounds = _finite_bounds(env.action_space) if spec.head == "normal" else None
     env_clips: bool | None
@@ -208,7 +207,7 @@ def _write(
     cases: list[Case],
     facts: dict[str, Any],
 ) -> dict[str, Any]:
-    """Write and check everything beside ``to``, then move it there. Returns the certificate."""
+    """Write and check everything in a folder next to ``to``, then move it there. Returns the certificate."""
     to.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=to.parent, prefix=f".partial-{to.name}-") as scratch:
         made = Path(scratch) / "export"

@@ -123,7 +123,7 @@ def read_pr122(data: Mapping[str, Any], xp: Any) -> tuple[Rollout, PyTree]:
 
 
 def write_seed(rollout: Rollout, last_obs: PyTree, extras: bool, xp: Any) -> dict[str, Any]:
-    """[T, N], as it is."""
+    """[T, N], unchanged."""
     del last_obs, xp
     fields = {
         "obs": rollout.obs,
@@ -219,7 +219,7 @@ def _moments(distribution: Any, names: tuple[str, ...], move: Callable[[Any], An
 
 
 def _beside(rollout: Rollout) -> dict[str, Any]:
-    """What a rollout holds that no layout has a field for, without what is not there."""
+    """The rollout's fields that no layout has, without those that are None."""
     fields = {name: getattr(rollout, name) for name in _BESIDE}
     return {name: field for name, field in fields.items() if field is not None and field != {}} | rollout.extras
 
@@ -227,7 +227,7 @@ def _beside(rollout: Rollout) -> dict[str, Any]:
 def _read_beside(
     steps: Mapping[str, Any], fields: tuple[str, ...], moments: tuple[str, ...], xp: Any
 ) -> dict[str, Any]:
-    """The rollout's fields from all that is no field of the layout, what it does not know itself as its ``extras``.
+    """The rollout's fields from everything outside the layout's own; unknown ones become its ``extras``.
 
     Mean and deviation become the distribution, unless that is there itself.
     """

@@ -35,8 +35,8 @@ class TorchPolicy(nn.Module):
     """Actor, and critic where the policy has one. Loads its state_dict with ``strict=True``.
 
     An ``obs`` is one array [..., O], tensor or NumPy, or a nest of them: dicts, a TensorDict, a dict by dotted paths.
-    Its leading axes, the same of all parts, are those of what comes out: [N, O] gives [N, A], and one observation [O]
-    gives one action [A]. What the policy does not read is passed over.
+    Its leading axes, the same of all parts, are those of the result: [N, O] gives [N, A], and one observation [O]
+    gives one action [A]. Parts that the policy does not read are ignored.
 
     A ``td`` is a TensorDict, or a dict, with ``obs``. As in EmbodiChain, ``get_action`` and ``get_value`` write into it
     and return it; ``evaluate_actions`` returns a new one.
@@ -108,7 +108,7 @@ class TorchPolicy(nn.Module):
             A tensor; a NumPy array if ``obs`` holds no tensor.
 
         Raises:
-            ValueError: ``obs`` lacks what the policy reads, or it is of another shape or kind.
+            ValueError: ``obs`` lacks a part that the policy reads, or has one of another shape or kind.
         """
         given = {name: part(obs, name, self.spec) for name in self.spec.inputs}
         parts = {name: as_tensor(x, name, self._read.device) for name, x in given.items()}
@@ -120,7 +120,7 @@ class TorchPolicy(nn.Module):
         return action if self.spec.clip is None else torch.clamp(action, self._clip_low, self._clip_high)
 
     def see(self, obs: Any) -> list[Tensor]:
-        """What the encoders make of each image: [N, 2·channels]. Actor and critic share it."""
+        """The encoders' features of each image: [N, 2·channels]. Actor and critic share them."""
         return [self.get_submodule(f"encoder_{name}")(self._input(obs, name)) for name in self.spec.images]
 
     def distribution(self, obs: Any, seen: list[Tensor] | None = None) -> Distribution:
@@ -133,7 +133,7 @@ class TorchPolicy(nn.Module):
         return self.head(self.output(self.see(obs) if seen is None else seen, numbers))
 
     def output(self, seen: list[Tensor], numbers: list[Tensor]) -> Tensor:
-        """The actor's, before it is a distribution: [N, sum(sizes)].
+        """The actor's raw output, before it becomes a distribution: [N, sum(sizes)].
 
         Args:
             numbers: ``spec.actor.inputs``, those entries that it reads.
@@ -223,8 +223,8 @@ def load_policy(directory: Path | str) -> TorchPolicy:
     """The twin from an export's ``policy.json`` and ``policy.pt``, in evaluation mode.
 
     Raises:
-        FileNotFoundError: ``directory`` is no export, or one without ``policy.pt``.
-        ValueError: one of the files is not what an export holds; no code in it is run.
+        FileNotFoundError: ``directory`` is not an export, or has no ``policy.pt``.
+        ValueError: one of the files is not an export's; no code in it is run.
     """
     directory = Path(directory)
     spec = PolicySpec.load(directory / "policy.json")
@@ -254,7 +254,7 @@ def make_policy(spec: PolicySpec, state_dict: Mapping[str, Any]) -> TorchPolicy:
     """The twin with these weights (arrays or tensors), in evaluation mode: no dropout.
 
     Raises:
-        RuntimeError: the state_dict is not that of such a policy; torch tells the keys.
+        RuntimeError: the state_dict is not that of such a policy; torch names the keys.
     """
     policy = TorchPolicy(spec)
     policy.load_state_dict({name: torch.as_tensor(x) for name, x in state_dict.items()}, strict=True)

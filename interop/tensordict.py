@@ -1,14 +1,14 @@
 """Rollouts and observations in the TensorDict layouts of EmbodiChain, and back.
 
-    layout    batch        where                 what lies there
+    layout    batch        where                 content
     head      [N, T + 1]   EmbodiChain 0.2, 0.3  ``obs`` and ``value`` fill the last slot, other fields are zero in it
-    pr122     [N, T]       its pull request 122  ``observation``, [N, T, 1] scalars, what follows a step under ``next``
+    pr122     [N, T]       its pull request 122  ``observation``, [N, T, 1] scalars, a step's results under ``next``
     seed      [T, N]       its first versions    ``obs, actions, rewards, dones, values, logprobs``
 
 A layout is a nested dict of NumPy arrays (``*_dict``, which needs no torch) or a ``tensordict.TensorDict``
-(``*_tensordict``). The extras of a rollout stand beside the layout's fields. What a layout has no field for
-(``next_value`` in head and seed, ``terminated`` and ``truncated`` in seed) does too: EmbodiChain passes over it, and
-the way back is exact. Without it (a rollout that EmbodiChain collected) the way back has EmbodiChain's reading:
+(``*_tensordict``). The extras of a rollout are stored next to the layout's fields, and so is data that a
+layout has no field for (``next_value`` in head and seed, ``terminated`` and ``truncated`` in seed): EmbodiChain ignores
+it, and the way back is exact. Without it (a rollout that EmbodiChain collected) the way back has EmbodiChain's reading:
 
     head      next_value[t] = value[t + 1]; after an episode's end that is the value of the *reset* observation, so
               train with ``timeout_bootstrap: embodichain``
@@ -41,7 +41,7 @@ def rollout_to_dict(
 
     Args:
         last_obs: leaves [N, ...], the observation after the last step (``EnvCarry.obs``); head and pr122 store it.
-        extras: also what EmbodiChain has no field for; see above.
+        extras: also data that EmbodiChain has no field for; see above.
 
     Raises:
         ValueError: an unknown layout, no ``last_obs`` where it is stored, an extra named like a field, arrays of
@@ -108,7 +108,7 @@ def rollout_from_tensordict(
             as long as the arrays are in use.
 
     Raises:
-        ValueError: as ``rollout_from_dict``; a field that is no dense tensor, such as NonTensorData; 64-bit integers
+        ValueError: as ``rollout_from_dict``; a field that is not a dense tensor, such as NonTensorData; 64-bit integers
             that 32 bits do not hold, without ``jax_enable_x64``.
     """
     import torch
@@ -148,8 +148,8 @@ def flatten_dict_observation(obs: Any) -> "torch.Tensor":
     """All tensors of an observation, keys sorted at each level, depth first, each flattened behind N: [N, O].
 
     Args:
-        obs: TensorDict or nested mapping of tensors [N, ...], or of arrays; what is neither is passed over, as
-            EmbodiChain does. One of [N], which EmbodiChain cannot flatten, is a column.
+        obs: TensorDict or nested mapping of tensors [N, ...], or of arrays; anything else is ignored, as by
+            EmbodiChain. One of [N], which EmbodiChain cannot flatten, is a column.
 
     Raises:
         ValueError: no tensor in it, tensors of different N, or one that is not dense.
@@ -186,7 +186,7 @@ def _to_torch(x: Any, device: Any) -> "torch.Tensor":
         if x.dtype.isbuiltin != 1:  # bfloat16 and its like, which NumPy's DLPack does not know
             x = jnp.asarray(x)
     if isinstance(x, jax.Array) and (torch.device(device).type == "cpu" or len(x.devices()) > 1):
-        x = jax.device_put(x, jax.devices("cpu")[0])  # also gathers what is sharded
+        x = jax.device_put(x, jax.devices("cpu")[0])  # also gathers sharded arrays
     return torch.from_dlpack(x).to(device)
 
 
@@ -194,7 +194,7 @@ def _to_jax(x: "torch.Tensor", copy: bool) -> jax.Array:
     """Through DLPack. 64-bit tensors become 32-bit arrays unless ``jax_enable_x64``, as everywhere in JAX."""
     import torch
 
-    x = x.detach().resolve_conj().resolve_neg()  # DLPack does not tell of a sign that is kept apart
+    x = x.detach().resolve_conj().resolve_neg()  # DLPack does not carry a sign that is stored separately
     if x.dtype in (torch.int64, torch.uint64) and not jax.config.read("jax_enable_x64"):
         _check_fits_32_bits(x)
     return jax.dlpack.from_dlpack(x.clone(memory_format=torch.contiguous_format) if copy else x.contiguous())
@@ -204,7 +204,7 @@ def _check_fits_32_bits(x: "torch.Tensor") -> None:
     import torch
 
     bounds = torch.iinfo(torch.int32 if x.dtype == torch.int64 else torch.uint32)
-    signed = x.view(torch.int64)  # of uint64 torch finds no smallest; what is beyond int64 is negative here
+    signed = x.view(torch.int64)  # torch has no min() of uint64; numbers beyond int64 are negative here
     if x.numel() and (int(signed.min()) < bounds.min or int(signed.max()) > bounds.max):
         raise ValueError(
             f"a tensor of {x.dtype} holds numbers outside [{bounds.min}, {bounds.max}], which JAX's 32 bits do not "
@@ -259,7 +259,7 @@ def _tensors_for_arrays(obs: Any, path: str = "obs") -> Any:
     """``obs`` with a tensor for each array; one of JAX is copied.
 
     Raises:
-        ValueError: a tensor that is not dense, or an array of something else than numbers.
+        ValueError: a tensor that is not dense, or an array of something other than numbers.
     """
     import torch
     from tensordict import TensorDictBase

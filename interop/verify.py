@@ -1,4 +1,4 @@
-"""``python -m interop.verify DIR``: check an export again, on any machine. Needs numpy; each format what it needs.
+"""``python -m interop.verify DIR``: check an export again, on any machine. Needs numpy; each format its own packages.
 
 The folder is compared with the lists in its ``parity.json``, every file with its SHA-256, and every artefact that can
 be loaded here answers the stored observations and is compared with JAX's stored answers, as when it was exported
@@ -49,14 +49,14 @@ def verify(directory: Path, *, trust: bool = False) -> dict[str, dict[str, Any]]
     """Check the lists and the hashes, then every artefact that can be loaded here.
 
     Args:
-        trust: also run the formats that can run code of whoever made the folder.
+        trust: also run the formats that can run code of the folder's maker.
 
     Returns:
         By format: the errors, or under ``skipped`` why it was not run.
 
     Raises:
         ParityError: a file was changed, or an artefact does not answer as JAX did; the text names them all.
-        FileNotFoundError: ``directory`` is no export. ValueError: one of another schema.
+        FileNotFoundError: ``directory`` is not an export. ValueError: one of another schema.
     """
     report = read_certificate(directory)
     check_files(directory, report)
@@ -125,7 +125,7 @@ def _check_artefact(name: str, directory: Path, spec: PolicySpec, cases: list[Ca
         by_case = {case.name: compare(run, case, spec) for case in cases}
     except ParityError as error:
         return {"file": form.file, "problem": str(error)}
-    except Exception as error:  # what is no such artefact fails in its library anywhere
+    except Exception as error:  # an invalid artefact may fail anywhere in its library
         return {"file": form.file, "problem": f"it cannot be loaded and run: {repr(error)[:500]}"}
     every = [errors for outputs in by_case.values() for errors in outputs.values()]
     facts: dict[str, Any] = {"file": form.file}
@@ -151,7 +151,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--trust",
         action="store_true",
-        help="also run policy.pt2 and policy.torchscript, which can run code of whoever made them",
+        help="also run policy.pt2 and policy.torchscript, which can run code of their maker",
     )
     return parser
 

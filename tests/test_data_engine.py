@@ -558,7 +558,7 @@ def test_what_goes_wrong_in_cleaning_up_a_failed_start_is_a_note(monkeypatch):
     engine = OnlineDataEngine(cfg(initialization_timeout=0.3, task_cfg={"build": "hang"}))
     with pytest.raises(TimeoutError) as caught:
         engine.start()
-    assert "could not be stopped in peace: outlived" in caught.value.__notes__[0]
+    assert "could not be stopped cleanly: outlived" in caught.value.__notes__[0]
     engine.stop()
 
 
@@ -826,7 +826,7 @@ def test_a_consumer_outlives_its_owner_and_says_so(tmp_path):
     copy = pickle.loads(bytes.fromhex(owner.stdout.readline()))
     is_whole(copy.sample_batch(2, 5))
     owner.communicate("x", timeout=BOUND_S)
-    with pytest.raises(OnlineDataWorkerError, match="the worker is gone, and its owner does not say why"):
+    with pytest.raises(OnlineDataWorkerError, match="the worker is gone, and its owner gives no reason"):
         draw_until_it_fails(copy)
     wait_until(lambda: not is_running(worker) and not (SHM / block).exists())
 
@@ -861,7 +861,7 @@ def test_who_waits_for_episodes_hears_that_everybody_else_is_gone(tmp_path):
         os.kill(pid, signal.SIGKILL)
     owner.communicate(timeout=BOUND_S)
     thread.join(BOUND_S)
-    assert raised == ["the worker is gone, and its owner does not say why"]
+    assert raised == ["the worker is gone, and its owner gives no reason"]
     wait_until(lambda: not (SHM / block).exists())
 
 

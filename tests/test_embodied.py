@@ -13,16 +13,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ejax import unroll
 from ejax.config import ConfigError, load_config
 from ejax.config.__main__ import main
 from ejax.config.embodichain.check import check
 from ejax.envs.manager.embodied import EmbodiedEnv
 from ejax.envs.manager.key_report import GymConfigError
-from ejax.envs.manager.tasks import TASKS, register_task, scene_only
+from ejax.envs.manager.tasks import TASK_RULES, register_task, scene_only
 from ejax.envs.mujoco.engine import Physics, PhysicsState
 from ejax.envs.push_cube import PushCubeRL
 from ejax.policies.observations import flatten_observation
+from ejax.rollout import reset, step
 from ejax.types import Array, Timestep
 
 KEY = jax.random.key(0)
@@ -92,7 +92,7 @@ def test_push_cube_has_59_observations_and_8_actions() -> None:
 def test_the_newer_push_cube_drives_the_arm_only_and_is_the_same_scene() -> None:
     env = EmbodiedEnv(newer(PUSH_CUBE), physics="mujoco")
     assert env.action_space.shape == (6,)
-    assert env.plan.scene == ENV.plan.scene
+    assert env.spec.scene == ENV.spec.scene
     state, timestep = jax.jit(env.step)(env.reset(KEY)[0], jnp.ones(6), KEY)
     np.testing.assert_allclose(state.target, [0.1, -1.47, 1.67, -1.47, -1.47, 0.1, 0.04, 0.04], atol=1e-6)
     assert flatten_observation(timestep.obs).shape == (59,)
@@ -142,11 +142,11 @@ def test_smoothness_is_zero_in_the_first_step_only_and_forgets_other_episodes() 
     _, first = STEP(start, jnp.ones(8), KEY)
     assert first.info["rewards"]["smoothness"] == 0.0
     env = EmbodiedEnv(changed(PUSH_CUBE, "max_episode_steps", 2), physics="mujoco")
-    carry = unroll.reset(env, KEY, 2)
-    step = jax.jit(unroll.step, static_argnums=0)
+    carry = reset(env, KEY, 2)
+    jitted_step = jax.jit(step, static_argnums=0)
     values = []
     for i in range(4):
-        carry, timestep = step(env, carry, jnp.full((2, 8), float(i)), KEY)
+        carry, timestep = jitted_step(env, carry, jnp.full((2, 8), float(i)), KEY)
         values.append(float(timestep.info["rewards"]["smoothness"][0]))
     np.testing.assert_allclose(values, [0.0, -np.sqrt(8.0), 0.0, -np.sqrt(8.0)], rtol=1e-6)
 
@@ -213,7 +213,7 @@ def test_interval_events_fire_at_their_steps() -> None:
 
 def test_startup_events_draw_the_same_in_every_environment() -> None:
     env = EmbodiedEnv(changed(PUSH_CUBE, "env.events.randomize_goal.mode", "startup"), physics="mujoco")
-    goals = unroll.reset(env, KEY, 3).obs["object"]["goal_pos"]
+    goals = reset(env, KEY, 3).obs["object"]["goal_pos"]
     np.testing.assert_array_equal(goals[0], goals[1])
     assert np.abs(goals[0, :2]).max() > 0.0
 
@@ -222,7 +222,7 @@ def test_startup_events_draw_the_same_in_every_environment() -> None:
 
 
 def test_resets_fill_the_configured_ranges() -> None:
-    obs = unroll.reset(ENV, KEY, 512).obs["object"]
+    obs = reset(ENV, KEY, 512).obs["object"]
     cube, goal = np.asarray(obs["cube_pos"]).reshape(-1, 4, 4)[:, :3, 3], np.asarray(obs["goal_pos"])
     np.testing.assert_allclose(cube.min(0), [-0.8, -0.6, 0.05], atol=0.01)
     np.testing.assert_allclose(cube.max(0), [-0.4, -0.2, 0.05], atol=0.01)
@@ -233,14 +233,14 @@ def test_resets_fill_the_configured_ranges() -> None:
 
 def test_a_reset_leaves_other_environments_alone() -> None:
     """EmbodiChain stops the objects of all environments, and moves time on in all, when one resets."""
-    carry = unroll.reset(ENV, KEY, 2)
+    carry = reset(ENV, KEY, 2)
     moving = carry.state.physics.qvel.at[:, 8].set(0.5)
     state = replace(
         carry.state,
         physics=carry.state.physics.replace(qvel=moving),
         episode_step=jnp.array([99, 5], jnp.int32),
     )
-    after, timestep = unroll.step(ENV, replace(carry, state=state), jnp.zeros((2, 8)), KEY)
+    after, timestep = step(ENV, replace(carry, state=state), jnp.zeros((2, 8)), KEY)
     assert timestep.truncated.tolist() == [True, False]
     alone, _ = STEP(jax.tree.map(lambda leaf: leaf[1], state), jnp.zeros(8), KEY)
     kept = jax.tree.map(lambda leaf: leaf[1], after.state)
@@ -384,10 +384,10 @@ def test_options_of_physx_and_of_meshes_are_told_and_have_no_effect() -> None:
     config = changed(PUSH_CUBE, "physics_config", {"bounce_threshold": 0.2, "gravity": [0.0, 0.0, -9.81]})
     config = changed(config, "rigid_object.0.max_convex_hull_num", 1)
     config = changed(config, "robot.urdf_cfg.name_case", {"joint": "upper"})
-    plan = EmbodiedEnv(config).plan
-    status = {note.key: note.status for note in plan.notes}
+    spec = EmbodiedEnv(config).spec
+    status = {note.key: note.status for note in spec.notes}
     keys = ("physics_config.bounce_threshold", "rigid_object[0].max_convex_hull_num", "robot.urdf_cfg.name_case")
-    assert {status[key] for key in keys} == {"without effect"} and plan.scene.xml == ENV.plan.scene.xml
+    assert {status[key] for key in keys} == {"without effect"} and spec.scene.xml == ENV.spec.scene.xml
 
 
 def test_a_body_without_collisions_meets_nothing() -> None:
@@ -397,7 +397,7 @@ def test_a_body_without_collisions_meets_nothing() -> None:
     for _ in range(10):
         state, timestep = env.step(state, jnp.zeros(8), KEY)
     assert state.physics.qpos[10] < -0.1 and timestep.truncated  # through the floor
-    assert env.plan.scene.xml.count("<pair") < ENV.plan.scene.xml.count("<pair")
+    assert env.spec.scene.xml.count("<pair") < ENV.spec.scene.xml.count("<pair")
 
 
 def test_all_refusals_are_told_at_once() -> None:
@@ -407,7 +407,7 @@ def test_all_refusals_are_told_at_once() -> None:
 
 def test_a_target_frequency_gives_the_number_of_physics_steps() -> None:
     env = EmbodiedEnv(changed(PUSH_CUBE, "env.target_control_frequency", 50))
-    assert env.plan.num_substeps == 2 and env.control_period == pytest.approx(0.02)
+    assert env.spec.num_substeps == 2 and env.control_period == pytest.approx(0.02)
 
 
 def test_the_first_spelling_of_actions() -> None:
@@ -420,11 +420,11 @@ def test_the_first_spelling_of_actions() -> None:
 
 def test_drives_keep_their_damping_ratio_and_reach_their_velocity() -> None:
     """1e5, 1e3, 500 N·m, 2 rad/s: s = 500/(2·1000) = 1/4."""
-    drives = ENV.plan.scene.drives
+    drives = ENV.spec.scene.drives
     assert drives.stiffness[0] == pytest.approx(1e5 / 16) and drives.damping[0] == pytest.approx(250.0)
     assert drives.damping[0] / np.sqrt(drives.stiffness[0]) == pytest.approx(1e3 / np.sqrt(1e5))
     assert drives.max_effort[0] / drives.damping[0] == pytest.approx(2.0)
-    assert CART.plan.scene.drives.stiffness == (10.0, 0.01) and CART.plan.scene.drives.damping == (1.0, 0.001)
+    assert CART.spec.scene.drives.stiffness == (10.0, 0.01) and CART.spec.scene.drives.damping == (1.0, 0.001)
 
 
 # --- EmbodiChain's releases -------------------------------------------------------------------------------
@@ -450,7 +450,7 @@ def test_episodes_of_0_1_1_are_as_long_as_their_extension_says(config: dict, len
     """v0.1.0, v0.1.1: ``check_truncated`` is ``elapsed >= episode_length``; its configs say 100 and 500."""
     env = EmbodiedEnv(first_form(config, episode_length=length), physics="mujoco")
     assert env.max_episode_steps == length and last_steps(env, length - 1, length) == [False, True]
-    status = {note.key: note.status for note in env.plan.notes}
+    status = {note.key: note.status for note in env.spec.notes}
     assert status["env.extensions.episode_length"] == "used"
 
 
@@ -458,7 +458,7 @@ def test_episodes_without_a_length_have_1000_steps_in_the_first_form_and_300_lat
     """v0.1.1: ``RLEnv.episode_length`` is 1000 by default. v0.1.2 to 0.3.2: ``EnvCfg.max_episode_steps`` is 300."""
     first = EmbodiedEnv(first_form(CART_POLE), physics="mujoco")
     assert first.max_episode_steps == 1000
-    assert "is not given: 1000" in next(note.text for note in first.plan.notes if note.key == "max_episode_steps")
+    assert "is not given: 1000" in next(note.text for note in first.spec.notes if note.key == "max_episode_steps")
     assert EmbodiedEnv(changed(CART_POLE, "max_episode_steps", None), physics="mujoco").max_episode_steps == 300
 
 
@@ -474,7 +474,7 @@ def test_a_length_beside_actions_is_read_by_nobody_as_since_0_1_2() -> None:
         changed(CART_POLE, "env.extensions", {"episode_length": 7, "action_scale": 9.0}), physics="mujoco"
     )
     assert env.max_episode_steps == 500
-    notes = {note.key: note for note in env.plan.notes}
+    notes = {note.key: note for note in env.spec.notes}
     assert notes["env.extensions.episode_length"].status == "without effect"
     assert "max_episode_steps decides, 500 here" in notes["env.extensions.episode_length"].text
     assert "give the scale in its params" in notes["env.extensions.action_scale"].text
@@ -503,7 +503,7 @@ def test_joint_limits_without_a_type_bound_the_steps_of_the_arm() -> None:
     np.testing.assert_allclose(state.target[:3], [0.1, -1.07, 1.07], atol=1e-6)
     typed = EmbodiedEnv(first_form(PUSH_CUBE, joint_limits=0.5), physics="mujoco")
     assert typed.action_space.shape == (8,)
-    assert {note.key: note.status for note in typed.plan.notes}["env.extensions.joint_limits"] == "without effect"
+    assert {note.key: note.status for note in typed.spec.notes}["env.extensions.joint_limits"] == "without effect"
 
 
 def test_a_pose_in_the_first_form_has_six_numbers_as_the_arm_has_joints() -> None:
@@ -553,12 +553,12 @@ def test_an_unknown_id_is_refused_and_its_neighbour_named() -> None:
 
 
 def test_a_task_of_ones_own_has_its_id_and_its_extensions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ejax.envs.manager.tasks.TASKS", tasks := dict(TASKS))
-    monkeypatch.setattr("ejax.envs.manager.plan.TASKS", tasks)
+    monkeypatch.setattr("ejax.envs.manager.tasks.TASK_RULES", tasks := dict(TASK_RULES))
+    monkeypatch.setattr("ejax.envs.manager.manager_spec.TASK_RULES", tasks)
     register_task("PushFar", lambda world: replace(scene_only(world), success=jnp.array(True)), ("reach",))
     env = EmbodiedEnv({**changed(PUSH_CUBE, "env.extensions.reach", 2.0), "id": "PushFar"}, physics="mujoco")
     assert env.step(env.reset(KEY)[0], jnp.zeros(8), KEY)[1].terminated
-    assert {note.key: note.status for note in env.plan.notes}["env.extensions.reach"] == "used"
+    assert {note.key: note.status for note in env.spec.notes}["env.extensions.reach"] == "used"
 
 
 def test_a_class_that_only_embodichain_has_is_named_without_advice_that_would_not_help() -> None:
@@ -706,8 +706,8 @@ def test_the_first_release_with_its_scene_and_event_is_its_task(tmp_path: Path) 
 def test_joints_are_named_in_any_case() -> None:
     upper = changed(PUSH_CUBE, "robot.control_parts", {"arm": ["JOINT[1-6]"]})
     upper = changed(upper, "robot.drive_pros.stiffness", {"JOINT1": 5.0})
-    scene = EmbodiedEnv(upper).plan.scene
-    assert scene.part("arm") == ENV.plan.scene.part("arm")
+    scene = EmbodiedEnv(upper).spec.scene
+    assert scene.part("arm") == ENV.spec.scene.part("arm")
     assert scene.drives.stiffness[0] < scene.drives.stiffness[1]
 
 
@@ -720,8 +720,8 @@ def test_overrides_reach_a_gym_configs_keys(tmp_path: Path) -> None:
     override = "env.cfg.gym_config.env.extensions.success_threshold=0.05"
     config = load_config(train_file(tmp_path, PUSH_CUBE), [override, "env.cfg.physics=mujoco"])
     env = EmbodiedEnv(**config.env.cfg)
-    assert env.plan.extensions["success_threshold"] == 0.05 and env.physics == "mujoco"
-    assert env.plan.rewards == ENV.plan.rewards
+    assert env.spec.extensions["success_threshold"] == 0.05 and env.physics == "mujoco"
+    assert env.spec.rewards == ENV.spec.rewards
 
 
 @pytest.mark.usefixtures("nothing_trusted")

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ejax import unroll
 from ejax.config import ConfigError, RunConfig, load_config, parse_config
 from ejax.config.embodichain.check import check
 from ejax.envs.manager.embodied import EmbodiedEnv
@@ -18,6 +17,7 @@ from ejax.envs.manager.functors.registry import FUNCTORS
 from ejax.envs.manager.world import World, WorldState
 from ejax.envs.mujoco.engine import Physics
 from ejax.registry import ENVS
+from ejax.rollout import reset, step
 from ejax.run import train
 from ejax.training.build import build
 from ejax.training.checkpoint import CheckpointError, load_checkpoint
@@ -100,10 +100,10 @@ def test_an_event_fires_at_the_multiples_of_its_interval(monkeypatch: pytest.Mon
 def test_steps_are_counted_from_the_start_of_the_episode(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Physics, "step", lambda self, state, ctrl: state)
     env = cart_pole(4, counter=COUNT)
-    carry = unroll.reset(env, KEY, 1)
+    carry = reset(env, KEY, 1)
     fired = []
     for _ in range(8):
-        carry, _ = jax.jit(unroll.step, static_argnums=0)(env, carry, jnp.zeros((1, 2)), KEY)
+        carry, _ = jax.jit(step, static_argnums=0)(env, carry, jnp.zeros((1, 2)), KEY)
         fired.append(float(carry.state.poses["fired"][0, 0, 0]))
     assert fired == [0, 0, 1, 0, 0, 0, 1, 0]  # episodes of 4: the third step of each
 

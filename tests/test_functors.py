@@ -25,7 +25,7 @@ CONFIG["rigid_object"].append(
     | {"init_pos": [0.5, 0.5, 0.1], "init_rot": [0.0, 0.0, 90.0]}
 )
 ENV = EmbodiedEnv(CONFIG, physics="mujoco")
-PLAN = ENV.plan
+SPEC = ENV.spec
 CUBE, POST = {"uid": "cube"}, {"uid": "post"}
 HOME = (0.0, -1.57, 1.57, -1.57, -1.57, 0.0, 0.04, 0.04)
 
@@ -51,7 +51,7 @@ def make_world(
         action=jnp.zeros(8) if action is None else action,
         episode_step=jnp.asarray(step, jnp.int32),
     )
-    return World(PLAN.scene, state, active or PLAN.active, PLAN.extensions, 100, "mujoco")
+    return World(SPEC.scene, state, active or SPEC.active, SPEC.extensions, 100, "mujoco")
 
 
 def reward(name: str, world: World, action: Array | None = None, info: dict | None = None, **params: object) -> float:
@@ -357,7 +357,7 @@ def test_relative_positions_of_a_selection() -> None:
 
 def test_velocities_and_efforts_reach_the_drives() -> None:
     world = make_world()
-    stiffness, damping = PLAN.scene.drives.stiffness, PLAN.scene.drives.damping
+    stiffness, damping = SPEC.scene.drives.stiffness, SPEC.scene.drives.damping
     state = actions.qvel(world.scene, world.active, scale=0.5).apply(world, jnp.full(8, 2.0))
     ctrl = replace(world, state=state).ctrl
     np.testing.assert_allclose(ctrl, np.array(stiffness) * HOME + np.array(damping) * 1.0, rtol=1e-6)
@@ -380,7 +380,7 @@ def test_the_tool_goes_to_a_pose(pose_dim: int) -> None:
 
 
 def test_a_pose_is_a_position_and_a_quaternion_unless_told_otherwise() -> None:
-    assert find_functor("actions", "EefPoseTerm")(PLAN.scene, PLAN.active).width == 7
+    assert find_functor("actions", "EefPoseTerm")(SPEC.scene, SPEC.active).width == 7
 
 
 def test_other_widths_of_a_pose_are_refused() -> None:

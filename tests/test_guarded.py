@@ -60,7 +60,7 @@ def test_a_nan_costs_its_row_an_episode_and_the_others_nothing(tmp_path: Path) -
         np.testing.assert_array_equal(np.asarray(leaf)[[0, 2]], np.asarray(other)[[0, 2]])
     assert env.num_quarantined == 1
     assert env.reports() == [
-        f"quarantined row 1 of env 'ladder:Ladder' at its step 4: not finite; play it again with "
+        f"quarantined row 1 of env 'ladder:Ladder' at its step 4: not finite; replay it with "
         f"python -m ejax.replay {tmp_path / 'step4_row1.npz'}"
     ]
     assert env.reports() == []
@@ -125,7 +125,7 @@ def test_quarantine_in_modes_that_reset_by_themselves(tmp_path: Path, mode: Auto
     assert not facts["seeded"]
     with pytest.raises(ValueError, match="does not seed its episodes one by one"):
         replay.read(tmp_path / "step2_row1.npz")
-    assert "cannot be played again: the environment does not seed rows one by one" in env.reports()[0]
+    assert "cannot be replayed: the environment does not seed rows one by one" in env.reports()[0]
     env.close()
 
 
@@ -153,7 +153,7 @@ def test_an_episode_that_began_before_what_is_kept_is_not_played_again(tmp_path:
     env.adopt(env.reset(SEED))
     env.step(wild(0, 9.0))
     (report,) = env.reports()
-    assert "cannot be played again: the episode began before what it holds" in report
+    assert "cannot be replayed: the episode began before the first of them" in report
     assert "ejax.replay" not in report
     env.close()
     with pytest.raises(ValueError, match="its episode began before what it holds"):
@@ -198,8 +198,8 @@ def test_an_environment_that_raised_is_made_anew_as_often_as_allowed(tmp_path: P
     np.testing.assert_array_equal(told.final_obs, before.obs)
     assert (told.obs[:, 1] == 0.0).all()
     assert env.step(CALM).info["valid"].all()
-    assert "made anew, 1 of 1 times" in env.reports()[0]
-    with pytest.raises(HostEnvError, match="may be made anew 1 times"):
+    assert "recreated, 1 of 1 times" in env.reports()[0]
+    with pytest.raises(HostEnvError, match="may be recreated 1 times"):
         env.step(wild(0, 10.0))
     env.close()
 
@@ -225,7 +225,7 @@ def test_one_that_cannot_be_made_again_or_reset_says_so(tmp_path: Path) -> None:
     env = GuardedEnv(Unmakeable(PureHostEnv(Drift(), 3)), make, recipe=RECIPE, folder=tmp_path, max_restarts=1)
     env.reset(SEED)
     env.step(CALM[:, :1])
-    with pytest.raises(HostEnvError, match=r"gone.*making it anew failed.*the simulator is not there"):
+    with pytest.raises(HostEnvError, match=r"gone.*recreating it failed.*the simulator is not there"):
         env.step(CALM[:, :1])
 
 

@@ -151,7 +151,7 @@ def test_observations_of_every_kind_become_vectors(mode: AutoresetMode) -> None:
 
 
 def test_spaces_without_vectors_are_refused() -> None:
-    with pytest.raises(ValueError, match="are no vectors; allowed: Box, Discrete"):
+    with pytest.raises(ValueError, match="are not vectors; allowed: Box, Discrete"):
         rows_space(spaces.Text(5))
 
 

@@ -321,7 +321,7 @@ def test_counters_that_do_not_fit_are_told(golden, parts, config):
     saved = replace(pt_file.read_pt(POINT_MASS), global_step=150)
     state, notes = pt_state.restore(saved, config, parts)
     assert int(state.update) == 2
-    assert notes == ["150 env steps are no whole number of updates, of 64 each; counting goes on from 128"]
+    assert notes == ["150 env steps are not a whole number of updates, of 64 each; counting goes on from 128"]
     raw = options(golden, trainer__iterations=10)
     _, notes = pt_state.restore(pt_file.read_pt(POINT_MASS), parse_config(raw), parts)
     assert len(notes) == 1
@@ -400,7 +400,7 @@ def test_code_in_a_file_is_not_run(tmp_path, capsys):
     with pytest.raises(ValueError, match=r"holds more than tensors and plain data, and is not read: it names print"):
         pt_file.read_pt(file)
     file.write_bytes(pickle.dumps(Trap(), protocol=2))
-    with pytest.raises(ValueError, match=r"holds more than tensors|no torch file"):
+    with pytest.raises(ValueError, match=r"holds more than tensors|not a torch file"):
         pt_file.read_pt(file)
     assert capsys.readouterr().out == ""
 
@@ -413,9 +413,9 @@ def test_damaged_files_are_refused(tmp_path):
     flipped[place + 3] ^= 1
     for damaged in (b"", b"hello", content[:100], content[: len(content) // 2], content[:-10], bytes(flipped)):
         file.write_bytes(damaged)
-        with pytest.raises(ValueError, match="no torch file, or a damaged one"):
+        with pytest.raises(ValueError, match="not a torch file, or is damaged"):
             pt_file.read_pt(file)
-    with pytest.raises(ValueError, match="no torch file, or a damaged one"):
+    with pytest.raises(ValueError, match="not a torch file, or is damaged"):
         pt_file.read_pt(tmp_path)
     with pytest.raises(FileNotFoundError):
         pt_file.read_pt(tmp_path / "none.pt")
@@ -520,7 +520,7 @@ def test_files_and_policies_that_do_not_fit_are_refused(golden, config, parts, t
     meta = {"global_step": 0, "num_updates": 0, "best_eval_value": None}
     with pytest.raises(ValueError, match=r"only the ActorCritic of 0\.3"):
         pt_state.pt_payload(config, parts, parts.state, meta, layout="head")
-    with pytest.raises(ValueError, match=r"no checkpoint of EmbodiChain 0\.3"):
+    with pytest.raises(ValueError, match=r"not a checkpoint of EmbodiChain 0\.3"):
         pt_state.pt_payload(config, parts, parts.state, meta, like=SEED)
     squashed = parse_config(options(golden, policy__squash_actions=True))
     with pytest.raises(ValueError, match="by tanh_normal"):

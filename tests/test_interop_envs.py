@@ -72,7 +72,7 @@ def test_a_factory_is_named_by_its_module_or_by_its_file() -> None:
         ("no_such_module:Env", "cannot be imported"),
         ("no/such/file.py:Env", "there is no file no/such/file.py"),
         (f"{FILE}:Count", "has no 'Count'"),
-        ("types:SimpleNamespace", "a SimpleNamespace is no vector environment"),
+        ("types:SimpleNamespace", "a SimpleNamespace is not a vector environment"),
     ],
 )
 def test_a_place_without_an_environment_is_refused(place: str, message: str) -> None:

@@ -170,7 +170,7 @@ def test_a_broken_artefact_under_a_new_digest_is_a_mismatch(
         (lambda r: r.update(schema_version=True), 2, "'schema_version' must be 1, got true"),
         (lambda r: r.pop("schema_version"), 2, "'schema_version' must be 1, got null"),
         (lambda r: r.pop("rows"), 2, "'rows' is missing, must be a mapping"),
-        (lambda r: r.update(rows={"environment": 1}), 2, "has not the cases and rows that parity.json lists"),
+        (lambda r: r.update(rows={"environment": 1}), 2, "does not have the cases and rows that parity.json lists"),
         (lambda r: r["artefacts"].update(tflite={"file": "policy.tflite"}), 2, "'artefacts' must be"),
         (lambda r: r["artefacts"]["pt"].update(file="../elsewhere.pt"), 2, "'artefacts' must be"),
         (lambda r: r["artefacts"].update(pt=3), 2, "'artefacts' must be"),
@@ -239,11 +239,11 @@ def test_errors_in_the_certificate_decide_nothing(folder: Path) -> None:
         (lambda arrays: arrays.update({"environment/allowed/action": np.float32(np.nan)}), "must be finite, above 0"),
         (lambda arrays: arrays.update({"environment/allowed/mean": np.float32(np.inf)}), "must be finite, above 0"),
         (lambda arrays: arrays.update({"huge/allowed/mean": np.float32(0.0)}), "must be finite, above 0"),
-        (lambda arrays: arrays.pop("zeros/expected/action"), "has not the cases and rows"),
+        (lambda arrays: arrays.pop("zeros/expected/action"), "does not have the cases and rows"),
         (lambda arrays: arrays.pop("zeros/expected/mean"), "in case 'zeros' expected/mean is None"),
         (lambda arrays: arrays.pop("zeros/allowed/mean"), "in case 'zeros' allowed/mean is None"),
         (lambda arrays: arrays.update(odd=np.zeros(3)), "does not hold an export's observations"),
-        (lambda arrays: arrays.clear(), "has not the cases and rows"),
+        (lambda arrays: arrays.clear(), "does not have the cases and rows"),
     ],
 )
 def test_observations_that_let_everything_pass_are_refused(

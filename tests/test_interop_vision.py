@@ -196,7 +196,7 @@ def test_a_weight_is_that_of_torchs_convolution() -> None:
         ("encoder_image.0.weight", None, r"lacks encoder_image\.0\.weight"),
         ("actor.0.weight", np.zeros((16, 17)), r"actor\.0\.weight reads 17 numbers, but the images have 20, and 4 of"),
         ("critic.0.weight", np.zeros((8, 20)), r"mean is for 7 numbers .*20, but critic\.0\.weight for 0"),
-        ("encoder_lamp.0.bias", np.zeros(4), r"has encoder_lamp\.0\.bias, which the policy has not"),
+        ("encoder_lamp.0.bias", np.zeros(4), r"has encoder_lamp\.0\.bias, which the policy lacks"),
     ],
 )
 def test_weights_that_do_not_fit_are_named(key: str, wrong: Any, told: str) -> None:

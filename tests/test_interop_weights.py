@@ -137,10 +137,10 @@ def broken(**changes):
     ("state_dict", "message"),
     [
         (broken(**{"critic.2.bias": None}), "lacks critic.2.bias"),
-        (broken(**{"critic.9.bias": np.zeros(1)}), "has critic.9.bias, which the policy has not"),
+        (broken(**{"critic.9.bias": np.zeros(1)}), "has critic.9.bias, which the policy lacks"),
         (
             {key.replace("log_std", "logstd"): x for key, x in broken().items()},
-            "lacks log_std. Did you mean 'logstd'?; has logstd, which the policy has not. Did you mean 'log_std'?",
+            "lacks log_std. Did you mean 'logstd'?; has logstd, which the policy lacks. Did you mean 'log_std'?",
         ),
         (broken(log_std=np.zeros(3, np.float32)), "log_std is float32[3], the policy needs float32[2]"),
         (broken(log_std=np.zeros(2)), "log_std is float64[2], the policy needs float32[2]"),

@@ -241,7 +241,7 @@ def test_a_wrong_episode_is_refused_and_the_next_one_kept(tmp_path, bad, message
 @pytest.mark.parametrize(
     ("spec", "options", "message"),
     [
-        (SPEC, {"names": {"action": "a"}}, r"names has \['action'\], which are no frame fields"),
+        (SPEC, {"names": {"action": "a"}}, r"names has \['action'\], which are not frame fields"),
         (SPEC, {"names": {"actions": "index"}}, "cannot be feature 'index'"),
         (SPEC, {"names": {"actions": "rewards"}}, "cannot be feature 'rewards'"),
         (SPEC, {"names": {"actions": "a/b"}}, "has a slash"),
@@ -266,7 +266,7 @@ def test_a_folder_is_gone_on_with_only_if_asked_and_alike(kept):
         EpisodeWriter(kept, SPEC, fps=30, append=True)
     with pytest.raises(ValueError, match="has features"):
         EpisodeWriter(kept, CAMERA, fps=20, append=True)
-    with pytest.raises(ValueError, match=r"no recording of ejax's: there is no meta/ejax\.json"):
+    with pytest.raises(ValueError, match=r"not a recording of ejax's: there is no meta/ejax\.json"):
         EpisodeWriter(GOLDEN, SPEC, fps=20, append=True)
 
 
@@ -413,7 +413,7 @@ def test_chunks_of_a_dataset_of_lerobots_are_drawn():
         ({"codebase_version": "v2.1"}, r"is LeRobot v2\.1; v3\.0 can be read\. .*convert_dataset_v21_to_v30"),
         ({"codebase_version": "v4.0"}, r"is LeRobot v4\.0; v3\.0 can be read"),
         ({"fps": None}, "lacks fps"),
-        ({"total_episodes": 9}, "has 8 episodes in meta/episodes, its info.json tells of 9"),
+        ({"total_episodes": 9}, "has 8 episodes in meta/episodes, its info.json says 9"),
         ({"features": {}}, "which info.json lacks"),
     ],
 )
@@ -426,7 +426,7 @@ def test_metadata_that_do_not_fit_are_refused(kept, tmp_path, change, message):
 
 
 def test_missing_files_are_named(kept, tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"is no LeRobot dataset: there is no meta/info\.json"):
+    with pytest.raises(FileNotFoundError, match=r"is not a LeRobot dataset: there is no meta/info\.json"):
         EpisodeReader(tmp_path)
     folder = copied(kept, tmp_path)
     (folder / "data/chunk-000/file-000.parquet").unlink()

@@ -184,7 +184,7 @@ def test_a_journal_that_no_writer_wrote_is_refused_and_nothing_is_changed(kept, 
         (kept / ".staging" / name).write_text("evil")
     (kept / ".staging/commit.json").write_text(json.dumps(journal))
     before = snapshot(kept.parent)
-    with pytest.raises(ValueError, match=r"set.* (names|is no list of files)"):
+    with pytest.raises(ValueError, match=r"set.* (names|is not a list of files)"):
         append(kept)
     assert snapshot(kept.parent) == before
 
@@ -194,7 +194,7 @@ def test_a_damaged_journal_is_named_and_nothing_is_changed(kept, text):
     (kept / ".staging").mkdir()
     (kept / ".staging/commit.json").write_bytes(text)
     before = snapshot(kept.parent)
-    with pytest.raises(ValueError, match=r"\.staging/commit\.json is (damaged|no list)"):
+    with pytest.raises(ValueError, match=r"\.staging/commit\.json is (damaged|not a list)"):
         append(kept)
     assert snapshot(kept.parent) == before
 
@@ -300,12 +300,12 @@ def test_a_recording_that_was_cut_off_before_its_first_file_is_begun_again(tmp_p
         ("data/{chunk_index:0999999999d}", "has the field"),
         ("data/{episode_index:06d}", "has the field '{episode_index}'"),
         ("data/{0}", "has the field"),
-        ("data/{", "is no template"),
+        ("data/{", "is not a template"),
         ("data/\n{file_index}", "cannot be printed"),
         ("x" * 5000, "has 5000 characters"),
-        ("", "is no path|lacks"),
-        (7, "is no path"),
-        (["data"], "is no path"),
+        ("", "is not a path|lacks"),
+        (7, "is not a path"),
+        (["data"], "is not a path"),
     ],
 )
 def test_a_path_of_the_metadata_that_is_none_below_the_folder_is_refused_by_name(tmp_path, key, template, why):
@@ -370,7 +370,7 @@ def test_a_video_that_is_a_list_of_other_files_is_not_followed(tmp_path, listed)
     secret = tmp_path / "secret.mp4"
     shutil.copy(GOLDEN / "videos/observation.images.front/chunk-000/file-000.mp4", secret)
     (tmp_path / "video.mp4").write_text(listed.format(secret))
-    with pytest.raises(ValueError, match=r"video\.mp4 is no MP4 file"):
+    with pytest.raises(ValueError, match=r"video\.mp4 is not an MP4 file"):
         decode_video(tmp_path / "video.mp4", 0.0, 10.0, (64, 96, 3), 1)
 
 
@@ -411,7 +411,7 @@ def test_images_of_other_formats_are_not_tried():
         (OURS, lambda t: t | {"frames": None}, "frames is None"),
         (OURS, lambda t: t | {"episode": {"mark": 3}}, "episode is"),
         (OURS, lambda t: t | {"episode": {"mark": {"shape": [], "dtype": "O"}}}, "fields that no episode can have"),
-        (OURS, lambda t: t | {"episode": {"mark": {"shape": [], "dtype": "f4,(9,9)f4"}}}, "which is none of NumPy's"),
+        (OURS, lambda t: t | {"episode": {"mark": {"shape": [], "dtype": "f4,(9,9)f4"}}}, "which NumPy does not have"),
         (
             OURS,
             lambda t: t | {"frames": t["frames"] | {"x": t["frames"]["actions"] | {"feature": "y"}}},

@@ -22,7 +22,7 @@ from ejax.policies import (
     get_action,
     get_value,
 )
-from ejax.policies.normalize import observe
+from ejax.policies.normalize import update_normalizer
 from ejax.policies.observations import flatten_observation, select_observation
 from ejax.rollout import reset, unroll
 from ejax.types import make_train_state
@@ -322,7 +322,7 @@ def statistics(params):
 def normalizing():
     policy = ActorCritic(TWO, SMALL, SMALL, actor_obs_normalization=True, critic_obs_normalization=True)
     params = policy.init(KEY, OBS)
-    return policy, observe(policy, params, OBS + 1.0)
+    return policy, update_normalizer(policy, params, OBS + 1.0)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
@@ -335,8 +335,8 @@ def test_rows_that_are_not_finite_do_not_enter_the_statistics(normalizing, bad, 
     if masked:
         valid[0] = valid[3, 0] = False  # a row that does not count may hold anything
     sound = rows.reshape(-1, 3)[(valid & np.isfinite(rows).all(axis=-1)).reshape(-1)]
-    broken = observe(policy, params, rows, jnp.asarray(valid) if masked else None)
-    for got, expected in zip(statistics(broken), statistics(observe(policy, params, sound)), strict=True):
+    broken = update_normalizer(policy, params, rows, jnp.asarray(valid) if masked else None)
+    for got, expected in zip(statistics(broken), statistics(update_normalizer(policy, params, sound)), strict=True):
         np.testing.assert_allclose(got, expected, rtol=1e-5)
     assert np.isfinite(get_value(policy, broken, OBS)).all()
 
@@ -345,7 +345,7 @@ def test_rows_that_are_not_finite_do_not_enter_the_statistics(normalizing, bad, 
 def test_rows_that_leave_nothing_finite_change_no_statistics(normalizing, value):
     policy, params = normalizing
     spread = np.full((4, 3), value, np.float32) * np.array([1, -1, 1, -1], np.float32)[:, None]  # (3e38)² overflows
-    after = observe(policy, params, spread)
+    after = update_normalizer(policy, params, spread)
     jax.tree.map(np.testing.assert_array_equal, after["normalizer"], params["normalizer"])
     assert np.isfinite(get_value(policy, after, OBS)).all()
 
@@ -354,7 +354,7 @@ def test_statistics_are_those_of_all_rows_merged(normalizing):
     policy, params = normalizing
     more = np.random.default_rng(2).normal(size=(7, 3)).astype(np.float32)
     rows = np.concatenate([OBS + 1.0, more])
-    count, mean, variance = statistics(observe(policy, params, more))[:3]
+    count, mean, variance = statistics(update_normalizer(policy, params, more))[:3]
     assert count == 12.0
     np.testing.assert_allclose(mean, rows.mean(axis=0), rtol=1e-5)
     np.testing.assert_allclose(variance, rows.var(axis=0), rtol=1e-5)

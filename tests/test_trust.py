@@ -26,7 +26,7 @@ from ejax.config.embodichain.check import check
 from ejax.data import record, worker
 from ejax.data.engine import OnlineDataEngine, OnlineDataEngineCfg
 from ejax.envs.manager.functors.registry import find_functor
-from ejax.envs.manager.plan import make_plan
+from ejax.envs.manager.manager_spec import read_manager_spec
 from ejax.envs.rendered import RenderedEnv
 from ejax.registry import place_of_task, resolve
 from ejax.training.build import build
@@ -77,7 +77,7 @@ def mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def another_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in another process of the same user: nothing is named, nothing imported."""
     monkeypatch.setattr(trust, "_named", {})
-    make_plan.cache_clear()
+    read_manager_spec.cache_clear()
     for name in ("evilmod", "evilpkg", "evilpkg.sub"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.delitem(gymnasium.registry, "Wanders-v0", raising=False)

@@ -35,7 +35,7 @@ from ejax.optim import (
     get_learning_rate,
     step_schedule,
 )
-from ejax.policies.normalize import observe
+from ejax.policies.normalize import update_normalizer
 from ejax.rollout import EnvCarry, reset
 from ejax.types import Array, Env, Key, Metrics, Params, Policy, PyTree, TrainState
 
@@ -128,7 +128,7 @@ def apg_update_with_trajectory(
     has_gradient = jnp.isfinite(norm) & jnp.isfinite(metrics["loss"])
     updated, finite = apply_gradient(state, clipped, optimizer=optimizer, finite=has_gradient, skip=False)
     updated = step_schedule(updated, config.optimizer, config.lr_scheduler)
-    updated = replace(updated, params=observe(policy, updated.params, trajectory.obs))
+    updated = replace(updated, params=update_normalizer(policy, updated.params, trajectory.obs))
     if config.skip_nonfinite_updates or config.max_grad_norm_before_clip > 0.0:
         keep = excessive | ~finite if config.skip_nonfinite_updates else excessive
         updated = jax.tree.map(lambda old, new: jnp.where(keep, old, new), state, updated)

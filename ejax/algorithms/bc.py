@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
 from ejax.algorithms.record import Algorithm
 from ejax.algorithms.sgd import MinibatchConfig, sgd_epochs
 from ejax.optim import OptimizerConfig, ScheduleConfig, get_learning_rate, step_schedule
-from ejax.policies.normalize import observe
+from ejax.policies.normalize import update_normalizer
 from ejax.problems import Problem
 from ejax.types import Array, Env, HostEnv, Key, Metrics, Params, Policy, PyTree, TrainState
 
@@ -72,7 +72,7 @@ def bc_update(
     rows: dict[str, PyTree] = {"obs": batch["obs"], "action": batch["action"]}
     if dropout:
         rows["dropout_seed"] = jax.random.bits(key_dropout, batch["action"].shape[:2], jnp.uint32)
-    state = replace(state, params=observe(policy, state.params, batch["obs"]))
+    state = replace(state, params=update_normalizer(policy, state.params, batch["obs"]))
     state, metrics = sgd_epochs(
         state,
         rows,

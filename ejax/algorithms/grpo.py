@@ -23,7 +23,7 @@ from ejax.algorithms.sgd import MinibatchConfig, sgd_epochs
 from ejax.algorithms.step import EpisodeStarts
 from ejax.losses import clipped_surrogate, kl_k3
 from ejax.optim import OptimizerConfig, ScheduleConfig, get_learning_rate, step_schedule
-from ejax.policies.normalize import observe
+from ejax.policies.normalize import update_normalizer
 from ejax.problems import Problem
 from ejax.returns import discounted_returns, first_episode_mask, group_advantages
 from ejax.sharding import num_shards
@@ -136,7 +136,7 @@ def grpo_update(
     )
     state = step_schedule(state, config.optimizer, config.lr_scheduler)
     if config.update_normalizers:
-        state = replace(state, params=observe(policy, state.params, rollout.obs, valid))
+        state = replace(state, params=update_normalizer(policy, state.params, rollout.obs, valid))
     return state, metrics | {"learning_rate": get_learning_rate(state.opt_state), "mask_fraction": mask.mean()}
 
 

@@ -31,7 +31,7 @@ from ejax.algorithms.record import Algorithm, RunShape
 from ejax.algorithms.sgd import MinibatchConfig, sgd_epochs
 from ejax.losses import clipped_surrogate, clipped_value_loss, kl_k3, value_loss
 from ejax.optim import OptimizerConfig, ScheduleConfig, get_learning_rate, step_schedule
-from ejax.policies.normalize import observe
+from ejax.policies.normalize import update_normalizer
 from ejax.problems import Problem
 from ejax.returns import gae, normalize, vtrace
 from ejax.sharding import num_shards
@@ -176,7 +176,7 @@ def ppo_update(
     )
     state = step_schedule(state, config.optimizer, config.lr_scheduler)
     # after the epochs: in them the policy must see what it saw when it acted
-    state = replace(state, params=observe(policy, state.params, rollout.obs, rollout.valid))
+    state = replace(state, params=update_normalizer(policy, state.params, rollout.obs, rollout.valid))
     metrics["learning_rate"] = get_learning_rate(state.opt_state)
     unexplained = jnp.var(value_target - rollout.value, where=rollout.valid)
     explained = 1.0 - unexplained / jnp.maximum(jnp.var(value_target, where=rollout.valid), 1e-8)

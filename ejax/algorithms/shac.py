@@ -40,7 +40,7 @@ from ejax.optim import (
     make_actor_critic_optimizer,
     step_schedule,
 )
-from ejax.policies.normalize import observe
+from ejax.policies.normalize import update_normalizer
 from ejax.problems import Problem
 from ejax.returns import gae
 from ejax.rollout import EnvCarry
@@ -151,7 +151,7 @@ def shac_update_with_trajectory(
         acted, trajectory.obs, value_target, key_critic, policy=policy, optimizer=optimizer, config=config
     )
     updated = _step_schedules(updated, config)
-    updated = replace(updated, params=observe(policy, updated.params, trajectory.obs))
+    updated = replace(updated, params=update_normalizer(policy, updated.params, trajectory.obs))
     updated = replace(updated, target=_follow(state.target, updated.params, config.target_critic_alpha))
     if config.skip_nonfinite_updates:
         updated = jax.tree.map(lambda old, new: jnp.where(finite, new, old), state, updated)

@@ -1,6 +1,6 @@
 """Rollouts made in a background thread while the learner updates: bounded, lossless, reproducible.
 
-    rollout k is for update k; version v of the parameters is what v updates have made; staleness = k − v
+    rollout k is for update k; version v of the parameters is that after v updates; staleness = k − v
 
 The learner publishes a version after every update; the thread makes rollout k as soon as the schedule allows a version
 for it. Nothing is overwritten: every rollout that was begun is delivered, in order, once. Source of the bound:
@@ -23,16 +23,16 @@ from ejax.envs.host.calls import EnvAbandoned
 from ejax.types import Key, Params
 
 _POLL_S = 0.2
-"""How often a waiting learner looks whether it was interrupted."""
+"""Interval at which a waiting learner checks for an interrupt, in s."""
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """Which version of the parameters makes which rollout.
+    """The assignment of parameter versions to rollouts.
 
-    Without ``free``, rollout k is made by exactly version k − ``max_staleness``: what is computed does not depend on
-    timing. With it, by the newest version there is when the rollout begins. ``recorded`` versions, rollout by rollout,
-    are used again as they are: a free run's bits come back.
+    Without ``free``, rollout k is made by exactly version k − ``max_staleness``: the results do not depend on
+    timing. With it, by the newest version available when the rollout begins. ``recorded`` versions, rollout by rollout,
+    are replayed: a free run is reproduced bit for bit.
     """
 
     max_staleness: int = 1
@@ -70,19 +70,19 @@ class Schedule:
 
 @dataclass(kw_only=True)
 class Account:
-    """Where every rollout that was begun has gone; ``begun`` = ``delivered`` + ``queued`` + ``given_up``."""
+    """The fate of every rollout that was begun: ``begun`` = ``delivered`` + ``queued`` + ``given_up``."""
 
     begun: int = 0
     delivered: int = 0
     queued: int = 0
     given_up: int = 0
-    """Begun and stopped half-way, by ``close`` or an error: at most one."""
+    """Rollouts stopped half-way, by ``close`` or an error: at most one."""
 
 
 class AsyncCollector:
     """Makes rollouts in one thread of its own. A context manager, used once.
 
-    ``publish``, ``collect``, ``paused`` and ``close`` belong to one other thread, the learner's.
+    ``publish``, ``collect``, ``paused`` and ``close`` are for one other thread, the learner's.
 
     Args:
         key: ``fold_in(key, k)``'s first half is rollout k's.
@@ -103,7 +103,7 @@ class AsyncCollector:
         self.first = 0
         self.stop_timeout_s, self.env_timeout_s = stop_timeout_s, env_timeout_s
         self.versions: list[int] = []
-        """The version of every delivered rollout: what ``Schedule.recorded`` takes."""
+        """The version of every delivered rollout, for ``Schedule.recorded``."""
         self.account = Account()
         self._changed = threading.Condition()
         self._published: dict[int, Params] = {}
@@ -129,7 +129,7 @@ class AsyncCollector:
         self._thread.start()
 
     def publish(self, params: Params, version: int) -> None:
-        """Hand over what ``version`` updates have made: a copy, so that the learner may donate its own.
+        """Hand over the parameters after ``version`` updates: a copy, so that the learner may donate its own.
 
         Raises:
             ValueError: not the version after the last one.
@@ -146,7 +146,7 @@ class AsyncCollector:
         """The next rollout, in order; None if ``interrupted`` first. It has its ``version`` [T, N].
 
         Raises:
-            Exception: whatever ended the thread, with its traceback, and a note of what it was at.
+            Exception: whatever ended the thread, with its traceback, and a note of where it was.
             TimeoutError: a step took longer than ``env_timeout_s``; the message names it.
             RuntimeError: not started, or closed.
         """
@@ -236,7 +236,7 @@ class AsyncCollector:
             error.add_note(f"while closing the collector: {problem}")
 
     def _is_past(self, version: int) -> bool:
-        """No rollout that is still to begin can ask for this version."""
+        """Whether no future rollout can ask for this version."""
         if version == max(self._published):
             return False
         begins = self.first + self.account.begun
@@ -303,7 +303,7 @@ class AsyncCollector:
 
     @contextmanager
     def _gate(self) -> Iterator[bool]:
-        """Around each reset and step: waits while paused; true where the rollout is to be given up."""
+        """Entered around each reset and step: waits while paused; true where the rollout is to be given up."""
         with self._changed:
             self._changed.wait_for(lambda: self._stopping or not self._pausing)
             self._moving += 1

@@ -27,11 +27,11 @@ from ejax.types import Array, HostEnv, HostTimestep, Key, Params, Policy, PyTree
 P = ParamSpec("P")
 R = TypeVar("R")
 Gate = Callable[[], AbstractContextManager[bool]]
-"""Entered around everything that moves an environment. True: the rollout is to be given up."""
+"""Entered around every call that advances an environment. True: the rollout is to be given up."""
 
 
 _LAST_STEP_S = 1.0
-"""Closing waits so long for a group's thread that is left in a step."""
+"""Time that closing waits for a group's thread that is still in a step."""
 
 
 class CollectionStopped(Exception):
@@ -40,7 +40,7 @@ class CollectionStopped(Exception):
 
 @dataclass(kw_only=True)
 class Collected:
-    """One rollout, and what it took."""
+    """One rollout, and its cost."""
 
     rollout: Rollout
     envs: PyTree
@@ -86,7 +86,7 @@ class HostCollector:
         self.devices = devices
         self.num_envs = sum(group.num_envs for group in groups)
         self.doing = "nothing yet"
-        """What the collector is at, for whoever waits for it."""
+        """The collector's current activity, for the messages of a waiting thread."""
         self.lost_steps = 0
         """Environment steps taken for rollouts that were given up, of all rows."""
         self._obs: list[PyTree] | None = None
@@ -94,7 +94,7 @@ class HostCollector:
         self._taken = [0] * len(groups)
         """Steps of the rollout under way, group by group."""
         self._threads: dict[int, threading.Thread] = {}
-        """Of the groups, where there are several: those of the last rollout."""
+        """The groups' threads in the last rollout, where there are several groups."""
 
     def collect(self, params: Params, key: Key, *, index: int, gate: Gate = lambda: nullcontext(False)) -> Collected:
         """One rollout with these parameters.
@@ -105,7 +105,7 @@ class HostCollector:
             gate: entered around every reset and step.
 
         Raises:
-            CollectionStopped: ``gate`` said so; the steps taken are given up, the episodes go on.
+            CollectionStopped: ``gate`` was true; the steps taken are given up, the episodes go on.
         """
         self._taken = [0] * len(self.groups)
         try:
@@ -140,7 +140,7 @@ class HostCollector:
         )
 
     def state(self) -> PyTree:
-        """Of the environments, group by group; () where they cannot be saved."""
+        """The state of the environments, group by group; () where they cannot be saved."""
         groups = [_savable(group) for group in self.groups]
         if None in groups:
             return ()
@@ -161,7 +161,7 @@ class HostCollector:
             self._obs.append(obs)
 
     def close(self) -> None:
-        """Close every group, whatever the others raise; but for those whose step never returned.
+        """Close every group, whatever the others raise, except those whose step never returned.
 
         Raises:
             Exception: the first that a group raised, with the others as notes.
@@ -233,7 +233,7 @@ class HostCollector:
         try:
             with waiting_for(list(self._threads.values())):
                 errors = [error for future in futures if (error := future.exception()) is not None]
-        except BaseException:  # cut off: whoever comes back shall not step again
+        except BaseException:  # cut off: a thread that returns must not step again
             failed.set()
             raise
         for error in errors:
@@ -300,7 +300,7 @@ def _savable(group: HostEnv) -> SavableHostEnv | None:
 
 
 def _call(group: HostEnv, what: str, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """``function``, which is ``group``'s. A ``GuardedEnv`` puts its environment's calls on record itself."""
+    """Call ``function`` of ``group``. A ``GuardedEnv`` records its environment's calls itself."""
     if isinstance(group, GuardedEnv):
         return function(*args, **kwargs)
     return call_env(_name(group), what, function, *args, **kwargs)
@@ -330,5 +330,5 @@ def act(policy: Policy, params: Params, obs: PyTree, key: Key, t: Array, rows: d
 def assemble(
     policy: Policy, params: Params, obs: PyTree, action: Array, timestep: HostTimestep, rows: dict[str, Array]
 ) -> Rollout:
-    """A rollout from what was seen, with the policy's log-probabilities and values; leaves [T, N, ...]."""
+    """A rollout from recorded steps, with the policy's log-probabilities and values; leaves [T, N, ...]."""
     return make_rollout(policy, params, obs, action, timestep, dropout_seed=rows.get("dropout_seed"))

@@ -12,7 +12,7 @@ from ejax.config.kwargs import Kwargs
 from ejax.data.chunks import SamplingMode
 from ejax.frozen import thaw
 from ejax.problems import Problem
-from ejax.registry import TASKS, did_you_mean, resolve, trusted_name
+from ejax.registry import DEMONSTRATORS, did_you_mean, resolve, trusted_name
 from ejax.shorten import shown
 
 
@@ -101,7 +101,7 @@ def data_problems(data: DataConfig, action_chunk: int) -> Iterator[Problem]:
     if data.chunk_size < action_chunk:
         text = f"got {data.chunk_size}, but the policy decides on {action_chunk} actions at once; give at least that"
         yield Problem("data.chunk_size", text)
-    if data.task in TASKS:  # of a class of your own, which the worker alone imports, it is the worker that complains
+    if data.task in DEMONSTRATORS:  # a class of your own is imported, and checked, by the worker alone
         yield from _task_problems(data)
 
 

@@ -2,7 +2,7 @@
 
 A row's version is even while the row is whole, odd while it is being written, 0 before it was ever written. Only the
 worker writes. A consumer notes the version, copies, and looks again: a copy whose version changed is thrown away. So
-nobody holds a lock that could outlive its holder; neither a slow consumer nor a killed one ever stops the worker.
+no lock can outlive its holder; neither a slow consumer nor a killed one ever stops the worker.
 Source: sequence locks (Lameter, "Effective synchronization on Linux/NUMA systems", 2005).
 
 R rows, T frames a row, C frames a chunk, B chunks.
@@ -32,7 +32,7 @@ _KEEPS_ORDER = platform.machine() in ("x86_64", "AMD64")
 
 @dataclass(frozen=True)
 class Layout:
-    """Where everything lies in the block; what a process needs besides its name to attach to it."""
+    """The offsets of everything in the block: all that a process needs, with its name, to attach to it."""
 
     num_rows: int
     num_frames: int
@@ -64,7 +64,7 @@ class Layout:
 
 
 class TrajectoryBuffer:
-    """NumPy views of the block. It holds the memory as long as somebody holds it; the name belongs to the creator."""
+    """NumPy views of the block. The memory lives as long as one of them; the name belongs to the creator."""
 
     def __init__(self, memory: mmap.mmap, layout: Layout) -> None:
         placed, _ = layout.arrays()
@@ -79,10 +79,10 @@ class TrajectoryBuffer:
         self._memory = memory
 
     def write(self, row: int, episode: Episode, *, index: int, seed: int, written_at: float) -> None:
-        """Put an episode into a row. Until it is all there, nobody can draw from the row.
+        """Put an episode into a row. Until it is complete, the row cannot be drawn from.
 
         Raises:
-            ValueError: as ``check_episode``; the row is as it was then.
+            ValueError: as ``check_episode``; the row is then unchanged.
         """
         arrays, fields = check_episode(episode, self.layout.spec, self.layout.num_frames)
         length = len(next(iter(arrays.values())))
@@ -101,7 +101,7 @@ class TrajectoryBuffer:
 
     @contextmanager
     def writing(self, row: int) -> Iterator[None]:
-        """Lock a row: its version is odd inside. After an exception it stays so: what lies there is not whole."""
+        """Lock a row: its version is odd inside. It stays odd after an exception: the content is incomplete."""
         self.version[row] |= 1
         fence()
         yield
@@ -111,7 +111,7 @@ class TrajectoryBuffer:
     def gather(
         self, rows: NDArray[np.int64], starts: NDArray[np.int64], chunk_size: int
     ) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
-        """Copies of windows: frame fields [B, C, ...] and episode fields [B, ...], by path. Whole or not: see above."""
+        """Copies of windows: frame fields [B, C, ...] and episode fields [B, ...], by path; maybe torn, see above."""
         frames = {}
         for path, array in self.frames.items():
             num_rows, num_frames, *shape = array.shape
@@ -130,14 +130,14 @@ class TrajectoryBuffer:
         return chunk_size * sum(array[0, 0].nbytes for array in self.frames.values())
 
     def empty(self, count: int, chunk_size: int) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
-        """Room for ``count`` chunks, as ``gather`` returns them."""
+        """Uninitialized arrays for ``count`` chunks, as ``gather`` returns them."""
         frames = {path: np.empty((count, chunk_size, *a.shape[2:]), a.dtype) for path, a in self.frames.items()}
         return frames, {path: np.empty((count, *a.shape[1:]), a.dtype) for path, a in self.episode.items()}
 
     def copy_window(
         self, row: int, start: int, into: tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]], place: int
     ) -> None:
-        """Copy one window to ``place`` in what ``empty`` made."""
+        """Copy one window to ``place`` in the arrays of ``empty``."""
         frames, fields = into
         for path, target in frames.items():
             target[place] = self.frames[path][row, start : start + target.shape[1]]
@@ -146,20 +146,20 @@ class TrajectoryBuffer:
 
 
 def create_block(layout: Layout) -> SharedMemory:
-    """Make the shared memory for ``layout``. Whoever made it calls ``unlink()``, once; the memory itself goes with the
-    last process that is attached.
+    """Make the shared memory for ``layout``. Its creator calls ``unlink()``, once; the memory itself goes with the last
+    process that is attached.
 
     The resource tracker of this process knows of the block: should the process be killed, the tracker removes it.
     Should that be killed too, the next engine does (``ejax.data.leftovers``).
 
     Raises:
-        MemoryError: there is not as much shared memory.
+        MemoryError: there is not enough shared memory.
     """
     _, size = layout.arrays()
     block = SharedMemory(block_name(), create=True, size=size)
     try:
         with _opened(block.name) as descriptor:
-            os.posix_fallocate(descriptor, 0, size)  # else the first write beyond what there is would be a bus error
+            os.posix_fallocate(descriptor, 0, size)  # else a later write beyond the free memory would be a bus error
     except OSError as error:
         block.unlink()
         if error.errno != errno.ENOSPC:
@@ -180,14 +180,14 @@ def attach(name: str, layout: Layout) -> TrajectoryBuffer:
     each process that attaches, and that tracker removes the block when its process ends.
 
     Raises:
-        FileNotFoundError: there is no block of that name any more.
+        FileNotFoundError: the block no longer exists.
     """
     with _opened(name) as descriptor:
         return TrajectoryBuffer(mmap.mmap(descriptor, layout.arrays()[1]), layout)
 
 
 def fence() -> None:
-    """Order what this process reads and writes in shared memory, before and after.
+    """A memory barrier: order this process's reads and writes in shared memory before and after it.
 
     x86-64 keeps the order of stores and of loads by itself, and Python's calls keep the compiler from changing it.
     Elsewhere a system call that goes through Linux' scheduler is a full memory barrier; Python has no other.

@@ -1,4 +1,4 @@
-"""Which windows of the buffer may be drawn, and drawing them: pure functions of NumPy arrays.
+"""The windows of the buffer that may be drawn, and draws of them: pure functions of NumPy arrays.
 
 A window is C frames of one row, all of them valid. Modes:
 
@@ -22,7 +22,7 @@ MODES: tuple[SamplingMode, ...] = get_args(SamplingMode)
 
 
 class Runs(NamedTuple):
-    """Lengths, in frames, of what begins at each frame; [R, T] int64."""
+    """Lengths, in frames, of the runs that begin at each frame; [R, T] int64."""
 
     valid: NDArray[np.int64]
     """Frames that are valid without a gap; 0 at an invalid frame."""
@@ -33,7 +33,7 @@ class Runs(NamedTuple):
 
 
 def find_runs(valid: NDArray[np.bool_], segment_id: NDArray[np.integer]) -> Runs:
-    """How far the frames go on alike, from each frame [R, T] on."""
+    """The lengths of the runs of equal frames from each frame [R, T] on."""
     changes = segment_id[:, 1:] != segment_id[:, :-1]
     last = np.ones((len(valid), 1), bool)
     valid_run = _distance(~valid)
@@ -67,7 +67,7 @@ def draw_windows(
 
 
 def check_request(batch_size: Any, chunk_size: Any, mode: Any, num_frames: int) -> None:
-    """Raise ValueError for what no buffer of rows of ``num_frames`` can serve, TypeError for a size that is no int."""
+    """Raise ValueError where rows of ``num_frames`` cannot serve this, TypeError for a size that is not an int."""
     check_mode(mode)
     for name, value in (("batch_size", batch_size), ("chunk_size", chunk_size)):
         check_count(name, value)

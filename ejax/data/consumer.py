@@ -1,4 +1,4 @@
-"""What one process has of an engine: the buffer, a reader of it, and a line to the worker."""
+"""One process's access to an engine: the buffer, a reader of it, and a line to the worker."""
 
 import os
 import time
@@ -29,7 +29,7 @@ class Consumer:
         self.rng = np.random.default_rng()
 
     def stats(self) -> dict[str, float]:
-        """How the run goes.
+        """The state of the run, as scalars.
 
         ``data/fill`` share of rows that hold an episode; ``data/episodes`` and ``data/failed_attempts`` so far;
         ``data/success_rate`` of the expert; ``data/episodes_per_s`` while it works; ``data/fills`` of the buffer;

@@ -1,4 +1,4 @@
-"""What worker, owner and consumers tell each other in shared memory. Every word has one writer only, so no lock.
+"""Messages between worker, owner and consumers in shared memory. Every word has one writer only, so no lock.
 
 State of an engine, as any process sees it:
 
@@ -37,7 +37,7 @@ RUNNING, STOPPED, CONDEMNED = 0, 1, 2
 
 
 class EngineState(Enum):
-    """Where an engine is in its life; FAILED and STOPPED are ends."""
+    """The state of an engine; FAILED and STOPPED are final."""
 
     CREATED = "created"
     STARTING = "starting"
@@ -61,7 +61,7 @@ class Control:
         return float(self._times[_TIMES.index(name)])
 
     def set_count(self, name: str, value: int) -> None:
-        """Only in the worker's main thread."""
+        """Called only in the worker's main thread."""
         self._counts[_COUNTS.index(name)] = value
 
     def add(self, name: str, value: int = 1) -> None:
@@ -69,7 +69,7 @@ class Control:
         self._counts[_COUNTS.index(name)] += value
 
     def set_time(self, name: str, value: float) -> None:
-        """Only in the worker."""
+        """Called only in the worker."""
         self._times[_TIMES.index(name)] = value
 
     def publish_by_worker(self, failure: bytes) -> None:
@@ -98,7 +98,7 @@ class Control:
         return EngineState.READY if phase == READY else EngineState.STARTING
 
     def raise_failure(self) -> NoReturn:
-        """Raise what was published. The worker's own account comes before the owner's, which only saw it end."""
+        """Raise the published failure: the worker's own if there is one, else the owner's, which only saw it end."""
         owner_size = int(self._owner[_OWNER.index("failure_size")])
         sizes = {"worker_failure": self.count("failure_size"), "owner_failure": owner_size}
         for name, size in sizes.items():

@@ -2,7 +2,7 @@
 
     item mode    ``batch_size=None``: single chunks, leaves [C, ...]; the chunk size is drawn once per iterator, so that
                  items of one iterator can be stacked
-    batch mode   ``batch_size=B``: batches, leaves [B, C, ...]; the chunk size is drawn anew for every batch
+    batch mode   ``batch_size=B``: batches, leaves [B, C, ...]; the chunk size is drawn for every batch
 
 ``interop.dataset`` is the same for torch.
 """
@@ -20,7 +20,7 @@ Transform: TypeAlias = Callable[[Chunks], Any]
 
 
 class ChunkSource(Protocol):
-    """What an ``OnlineDataset`` draws from: an ``OnlineDataEngine``, or ``RecordedEpisodes``."""
+    """The source of an ``OnlineDataset``: an ``OnlineDataEngine``, or ``RecordedEpisodes``."""
 
     def sample_batch(
         self,
@@ -37,11 +37,11 @@ class OnlineDataset:
 
     Args:
         engine: started, or a copy of one that is.
-        chunk_size: frames, or what draws them; see above when.
+        chunk_size: frames, or a sampler of them; see above when it draws.
         batch_size: None: item mode.
-        transform: called last with each item or batch; what it returns is yielded.
+        transform: called last with each item or batch; its result is yielded.
         sampling_mode: "episode", "segment" or "boundary".
-        seed: of the windows drawn. The n-th iterator of shard s draws from the stream (seed, s, n).
+        seed: for the windows drawn. The n-th iterator of shard s draws from the stream (seed, s, n).
 
     Raises:
         ValueError, TypeError: a value outside its range.
@@ -72,7 +72,7 @@ class OnlineDataset:
         return self.iterate()
 
     def iterate(self, shard: int | None = None) -> Iterator[Any]:
-        """As iterating; as consumer ``shard`` ≥ 0 of several, with windows and chunk sizes independent of theirs."""
+        """Iterate as consumer ``shard`` ≥ 0 of several, with windows and chunk sizes independent of the others'."""
         rng = make_rng(self.seed, *(() if shard is None else (shard,)), self._iterators)
         self._iterators += 1
         size = self.chunk_size

@@ -1,7 +1,7 @@
-"""How consumers tell the worker what they drew: a named pipe of numbers, 8 bytes each.
+"""Reports of consumers to the worker on their draws: a named pipe of numbers, 8 bytes each.
 
 A write of 8 bytes is atomic and never waits. A consumer that is killed leaves nothing half done. Where the worker has
-gone, the next write fails at once: the kernel tells every consumer, whatever became of the owner.
+gone, the next write fails at once: the kernel notifies every consumer, whatever became of the owner.
 """
 
 import os
@@ -20,14 +20,14 @@ class DemandReader:
         self._descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
 
     def drain(self) -> int:
-        """The sum of all that was told since the last call."""
+        """The sum of the reports since the last call."""
         total = 0
         while True:
             try:
                 data = os.read(self._descriptor, 4096 * _NUMBER.size)
             except BlockingIOError:
                 return total
-            if not data:  # nobody has it open for writing
+            if not data:  # no consumer has it open for writing
                 return total
             total += sum(number for (number,) in _NUMBER.iter_unpack(data))
 
@@ -38,24 +38,24 @@ class DemandWriter:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._descriptor: int | None = None
-        self._untold = 0
+        self._unsent = 0
         self._lock = threading.Lock()
 
-    def tell(self, count: int) -> None:
-        """Add ``count``. Where the pipe is full (the worker's thread got no turn), it is told with a later call.
+    def add(self, count: int) -> None:
+        """Add ``count``. Where the pipe is full (the worker's thread got no turn), it is sent with a later call.
 
         Raises:
-            ConnectionError: nobody reads: the worker has gone.
+            ConnectionError: the pipe has no reader: the worker has gone.
         """
         with self._lock:
-            self._untold += count
+            self._unsent += count
             try:
                 if self._descriptor is None:
                     self._descriptor = os.open(self._path, os.O_WRONLY | os.O_NONBLOCK)
                     weakref.finalize(self, os.close, self._descriptor)
-                os.write(self._descriptor, _NUMBER.pack(self._untold))
+                os.write(self._descriptor, _NUMBER.pack(self._unsent))
             except BlockingIOError:
                 return
-            except OSError as error:  # ENXIO, ENOENT: it was gone before; EPIPE: it went
-                raise ConnectionError(f"nobody reads from {self._path}") from error
-            self._untold = 0
+            except OSError as error:  # ENXIO, ENOENT: it was gone before; EPIPE: it went meanwhile
+                raise ConnectionError(f"{self._path} has no reader") from error
+            self._unsent = 0

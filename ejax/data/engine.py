@@ -31,11 +31,11 @@ from ejax.data.supervisor import StartCancelledError, Supervisor, Ticket
 from ejax.data.taking import Taken, take_episodes
 
 _GIVE_UP_S = 10.0
-"""How long ``start`` may take to notice that it is cancelled, besides ending its worker."""
+"""Time for ``start`` to notice that it is cancelled, in s, in addition to ending its worker."""
 _POLL_S = 0.005
-"""How often ``episodes`` looks for a new one, in s."""
+"""Polling interval of ``episodes``, in s."""
 _GRACE_S = 1.0
-"""How long a consumer that finds the worker gone waits for the owner to say why."""
+"""Time that a consumer which finds the worker gone waits for the owner's explanation, in s."""
 
 
 class OnlineDataEngine:
@@ -52,11 +52,11 @@ class OnlineDataEngine:
         self._supervisor: Supervisor | None = None
         self._ticket: Ticket | None = None
         self._consumer: Consumer | None = None
-        self._told = False
+        self._reported = False
 
     @property
     def state(self) -> EngineState:
-        """Where the engine is in its life, seen from any process."""
+        """The engine's state, as seen from any process."""
         if self._phase is not None:
             return self._phase
         try:
@@ -105,9 +105,9 @@ class OnlineDataEngine:
                 try:
                     self._supervisor.close(cfg.shutdown_timeout)
                 except OnlineDataWorkerError as late:
-                    error.add_note(f"and the worker could not be stopped in peace: {late}")
+                    error.add_note(f"and the worker could not be stopped cleanly: {late}")
             self._phase = EngineState.STOPPED if isinstance(error, StartCancelledError) else EngineState.FAILED
-            self._told = True
+            self._reported = True
             raise
         else:
             self._ticket = self._supervisor.ticket
@@ -120,8 +120,8 @@ class OnlineDataEngine:
 
         Raises:
             RuntimeError: not the owner.
-            OnlineDataWorkerError: the worker had to be killed; or it died before, and nobody was told yet.
-            Exception: what the task raised, before and nobody was told yet, or when it was closed.
+            OnlineDataWorkerError: the worker had to be killed; or it died before, and that was not yet reported.
+            Exception: what the task raised, earlier and not yet reported, or when it was closed.
         """
         self._require_owner("stop")
         with self._lock:
@@ -138,19 +138,19 @@ class OnlineDataEngine:
                 return
             failed = self.state is EngineState.FAILED
             try:
-                told = _close(supervisor, self.cfg.shutdown_timeout)
+                failure = _close(supervisor, self.cfg.shutdown_timeout)
             except BaseException:
-                self._phase, self._told = EngineState.FAILED, True
+                self._phase, self._reported = EngineState.FAILED, True
                 raise
             self._supervisor = self._ticket = self._consumer = None  # and with them the memory
             self._finalizer.detach()
             atexit.unregister(self._finalizer)
-            self._phase = EngineState.FAILED if failed or told else EngineState.STOPPED
-            unheard, self._told = failed and not self._told, True
-        if unheard and supervisor.control is not None:
+            self._phase = EngineState.FAILED if failed or failure else EngineState.STOPPED
+            unreported, self._reported = failed and not self._reported, True
+        if unreported and supervisor.control is not None:
             supervisor.control.raise_failure()
-        if told is not None and not failed:
-            raise_failure(told)
+        if failure is not None and not failed:
+            raise_failure(failure)
 
     def sample_batch(
         self,
@@ -179,7 +179,7 @@ class OnlineDataEngine:
         consumer = self._consume()
         chunks = consumer.reader.draw(batch_size, chunk_size, sampling_mode, consumer.rng if rng is None else rng)
         try:
-            consumer.demand.tell(batch_size)
+            consumer.demand.add(batch_size)
         except ConnectionError:
             self._explain_the_end(consumer.control)
         return chunks
@@ -187,8 +187,8 @@ class OnlineDataEngine:
     def episodes(self) -> Iterator[Taken]:
         """Whole episodes as they are made, without end: each at most once, in their order.
 
-        Where the buffer has no new one, all rows are made anew. An episode that is overwritten before it is taken is
-        left out; the indices tell.
+        Where the buffer has no new one, all rows are refilled. An episode that is overwritten before it is taken is
+        left out, which shows in the indices.
 
         Raises:
             RuntimeError: the engine is not READY.
@@ -202,8 +202,8 @@ class OnlineDataEngine:
             if taken:
                 asked = False
             else:
-                try:  # also where there is nothing to ask: whoever would tell of the end may be gone too
-                    consumer.demand.tell(0 if asked else self.cfg.refill_threshold * self.cfg.buffer_size)
+                try:  # even with nothing to request: the owner, which would report the end, may be gone too
+                    consumer.demand.add(0 if asked else self.cfg.refill_threshold * self.cfg.buffer_size)
                 except ConnectionError:
                     self._explain_the_end(consumer.control)
                 if asked:
@@ -214,7 +214,7 @@ class OnlineDataEngine:
                 yield each
 
     def stats(self) -> dict[str, float]:
-        """How the run goes, as scalars for a metrics writer; see ``ejax.data.consumer``.
+        """The state of the run, as scalars for a metrics writer; see ``ejax.data.consumer``.
 
         Raises:
             RuntimeError: the engine never started, or was stopped.
@@ -242,7 +242,7 @@ class OnlineDataEngine:
             raise RuntimeError(
                 f"an engine in state {self.state.name} cannot be handed to another process; start() it first"
             )
-        task = self.cfg.task  # by name: what draws never imports what demonstrates
+        task = self.cfg.task  # by name: a consumer never imports the task
         name = task if isinstance(task, str) else f"{task.__module__}:{getattr(task, '__qualname__', repr(task))}"
         return {"cfg": replace(self.cfg, task=name, task_cfg={}), "ticket": self._ticket}
 
@@ -261,7 +261,7 @@ class OnlineDataEngine:
     def _require_ready(self) -> None:
         state = self.state
         if state is EngineState.FAILED and self._phase is None:
-            self._told = True
+            self._reported = True
             self._consume().control.raise_failure()
         if state is not EngineState.READY:
             raise RuntimeError(f"sample_batch requires state READY; current state is {state.name}")
@@ -272,11 +272,11 @@ class OnlineDataEngine:
         while control.state is EngineState.READY and time.monotonic() < deadline:
             time.sleep(0.005)
         self._require_ready()
-        self._told = True
-        raise OnlineDataWorkerError("the worker is gone, and its owner does not say why")
+        self._reported = True
+        raise OnlineDataWorkerError("the worker is gone, and its owner gives no reason")
 
     def _consume(self) -> Consumer:
-        """Made anew after a fork: locks and generator were the parent's."""
+        """This process's consumer, recreated after a fork: locks and generator were the parent's."""
         consumer = self._consumer
         if consumer is None or consumer.pid != os.getpid():
             if self._ticket is None:
@@ -299,7 +299,7 @@ def _close(supervisor: Supervisor, shutdown_timeout: float) -> bytes | None:
 
 
 def _abandon(supervisor: Supervisor, shutdown_timeout: float, owner_pid: int) -> None:
-    """For an engine that was collected, or still runs when the interpreter ends: nobody is left to tell."""
+    """Close an engine that was collected, or still runs when the interpreter ends: failures cannot be reported."""
     if os.getpid() == owner_pid:  # a forked copy owns nothing, and may end as it likes
         with suppress(OnlineDataWorkerError):
             _close(supervisor, shutdown_timeout)

@@ -1,4 +1,4 @@
-"""What an online data engine is made from."""
+"""The config of an online data engine."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -12,7 +12,7 @@ from ejax.data.task import DemonstrationTask
 
 @dataclass(frozen=True)
 class OnlineDataEngineCfg:
-    """The options of an engine, and of what it runs.
+    """The options of an engine and of the task it runs.
 
     Raises:
         ValueError, TypeError: a value outside its range.
@@ -26,16 +26,16 @@ class OnlineDataEngineCfg:
     max_episode_steps: int = 300
     """Frames that a row holds. A longer episode is a failed attempt."""
     refill_threshold: int = 50
-    """All rows are made anew after ``refill_threshold · buffer_size`` chunks were drawn, by all consumers together.
-    What is drawn during a refill counts for the next. At least 1: there is no refilling without end."""
+    """All rows are refilled after ``refill_threshold · buffer_size`` chunks were drawn, by all consumers together.
+    What is drawn during a refill counts for the next. At least 1: endless refilling is not offered."""
     max_generation_attempts: int = 3
-    """Attempts in a row without a success after which the worker gives up."""
+    """Consecutive attempts without a success after which the worker gives up."""
     initialization_timeout: float = 300.0
-    """How long ``start`` may take, in s."""
+    """Time limit of ``start``, in s."""
     worker_timeout: float = 120.0
-    """How long one attempt may take before the worker counts as hanging, in s."""
+    """Time limit of one attempt, in s, after which the worker counts as hanging."""
     shutdown_timeout: float = 5.0
-    """How long the worker may take to end before it is killed, in s."""
+    """Time for the worker to end before it is killed, in s."""
     seed: int = 0
     """Attempt k of the task gets the k-th seed of this one."""
 

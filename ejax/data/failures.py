@@ -6,9 +6,9 @@ import traceback
 from typing import Any, NoReturn
 
 CAPACITY = 64 * 1024
-"""Bytes that a packed failure has at most."""
+"""Largest size of a packed failure, in bytes."""
 _TEXT, _NAME = CAPACITY // 4, CAPACITY // 32
-"""Bytes that message and traceback, and the names and each part of the traceback, may have of them."""
+"""Shares of it, in bytes: message and traceback; the names and each part of the traceback."""
 
 
 class OnlineDataWorkerError(RuntimeError):
@@ -49,12 +49,12 @@ def raise_failure(packed: bytes) -> NoReturn:
 
 
 def _start(text: str, size: int) -> str:
-    """What of the beginning of ``text`` has ``size`` bytes at most: a character may have four."""
+    """The beginning of ``text``, at most ``size`` bytes: a character may have four."""
     return _encoded(text)[:size].decode(errors="ignore")
 
 
 def _end(text: str, size: int) -> str:
-    """As ``_start``, of the end."""
+    """The end of ``text``, likewise."""
     return _encoded(text)[-size:].decode(errors="ignore")
 
 

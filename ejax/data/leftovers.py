@@ -1,11 +1,11 @@
-"""Names that tell whose a run's shared memory and folder are, and clearing what belongs to nobody any more.
+"""Names that identify the owner of a run's shared memory and folder, and the removal of orphaned ones.
 
     ejax-data-<namespace>-<pid>-<start>-<random>
 
-A run removes both when it ends. If its owner, its worker and Python's resource tracker are killed at once, nobody is
-left to do so; the next engine of the same user does. A process is known by its number and the time it was started at,
-in ticks since the system was: numbers are used again, pairs are not. Both are counted per namespace of processes (a
-container has its own), so what comes from another one is left alone.
+A run removes both when it ends. If its owner, its worker and Python's resource tracker are killed at once, none is
+left to do so; the next engine of the same user does. A process is identified by its number and its start time, in ticks
+since the system's: numbers are reused, pairs are not. Both are counted per namespace of processes (a container has its
+own), so files from another one are left alone.
 """
 
 import _posixshmem
@@ -21,7 +21,7 @@ from pathlib import Path
 _SHARED_MEMORY = Path("/dev/shm")
 _NAME = re.compile(r"ejax-data-(\d+)-(\d+)-(\d+)-\w+")
 _DEAD = "ZX"
-"""States of a process that only waits for its parent to take note of its end."""
+"""States of a process that has ended and only waits for its parent to collect it."""
 
 
 def block_name() -> str:
@@ -52,7 +52,7 @@ def clear_leftovers() -> None:
 
 
 def _orphans(folder: Path, kind: int, namespace: int) -> list[str]:
-    """Names of what this user's processes that have ended left in ``folder``."""
+    """Names of the leftovers in ``folder`` of this user's processes that have ended."""
     found = []
     with suppress(OSError):
         for name in os.listdir(folder):
@@ -72,7 +72,7 @@ def _prefix() -> str:
 
 
 def _lives(pid: int, start: int) -> bool:
-    """Whether the process runs that had this number and was started at this time; where that cannot be known, True."""
+    """Whether the process with this number and start time still runs; True where that cannot be known."""
     try:
         return _started(pid) == start
     except OSError:
@@ -80,7 +80,7 @@ def _lives(pid: int, start: int) -> bool:
 
 
 def _started(pid: int) -> int | None:
-    """When a process that runs was started, in ticks since the system was; None: there is none."""
+    """Start time of a running process, in ticks since the system's; None: there is none."""
     try:
         state, *fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
@@ -89,7 +89,7 @@ def _started(pid: int) -> int | None:
 
 
 def _namespace() -> int | None:
-    """That in which this process has its number; None: the system does not tell, or tells of another one."""
+    """The process namespace of this process; None: the system does not say, or names another one."""
     try:
         return os.stat("/proc/self/ns/pid").st_ino if os.readlink("/proc/self") == str(os.getpid()) else None
     except OSError:

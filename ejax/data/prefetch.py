@@ -19,9 +19,9 @@ def prefetch_to_device(
     for are an error: drop them by the dataset's ``transform``. 64-bit numbers become 32-bit unless ``jax_enable_x64``.
 
     Args:
-        batches: of NumPy arrays that nobody writes to later, which holds for what an ``OnlineDataset`` yields.
+        batches: of NumPy arrays that are not written to later, as is true of those of an ``OnlineDataset``.
         size: at least 1; 2 hides the transfer, more only uses memory.
-        device: or how to spread the leading axis, a sharding; None: JAX's default device.
+        device: or a sharding that spreads the leading axis; None: JAX's default device.
 
     Raises:
         ValueError: ``size`` below 1.

@@ -1,7 +1,7 @@
 """Drawing whole chunks from a buffer that is being written to.
 
 The runs of each row are found once per version of the row. A draw takes windows from the rows that are whole, copies
-them, and looks at the versions again; what changed meanwhile is drawn anew. The copy is therefore always of one
+them, and looks at the versions again; what changed meanwhile is drawn again. The copy is therefore always of one
 episode, and the choice is uniform over what was whole at the last look.
 """
 
@@ -21,15 +21,15 @@ Copies: TypeAlias = tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]
 """Frame fields [B, C, ...] and episode fields [B, ...], by path."""
 
 _LARGE = 2**18
-"""Bytes of a chunk from which on it is drawn singly: copying it takes longer than choosing it."""
+"""Chunks of at least so many bytes are drawn singly: copying one takes longer than choosing it."""
 _MOST_TRIES = 1000
 """Copies of a chunk, all torn, after which a draw gives up."""
 _WAIT_S = 1.0
-"""How long a draw waits for a row to become whole, in s; a row is being written for well under a millisecond."""
+"""Time that a draw waits for a complete row, in s; writing a row takes well under a millisecond."""
 
 
 class ChunkReader:
-    """Draws from one buffer; holds what it knows of the rows. Threads of one process may share it."""
+    """Draws from one buffer; caches its knowledge of the rows. Threads of one process may share it."""
 
     def __init__(self, buffer: TrajectoryBuffer) -> None:
         shape = buffer.frames["valid"].shape
@@ -37,7 +37,7 @@ class ChunkReader:
         """Chunks thrown away because their row was written to meanwhile."""
         self._buffer = buffer
         self._version = np.zeros(shape[0], np.int64)
-        """Of the rows when their runs were found; 0: no runs."""
+        """Versions of the rows when their runs were found; 0: no runs."""
         self._runs = Runs(*(np.zeros(shape, np.int64) for _ in Runs._fields))
         self._lock = threading.Lock()
 
@@ -66,7 +66,7 @@ class ChunkReader:
         return frames, fields
 
     def _draw_singly(self, count: int, chunk_size: int, mode: SamplingMode, rng: np.random.Generator) -> Copies:
-        """Each chunk is looked at as soon as it is copied: of large ones few are torn, and little is copied in vain."""
+        """Each chunk is looked at as soon as it is copied: few large ones are torn, and few copies are wasted."""
         frames, fields = self._buffer.empty(count, chunk_size)
         for i in range(count):
             for tries in itertools.count(1):
@@ -108,7 +108,7 @@ class ChunkReader:
             )
 
     def _windows(self, chunk_size: int, mode: SamplingMode) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Versions [R] and where windows start [R, T], of the rows that are whole now."""
+        """Versions [R] and window starts [R, T] of the rows that are whole now."""
         with self._lock:
             self._refresh()
             version, mask = self._version.copy(), window_mask(self._runs, chunk_size, mode)

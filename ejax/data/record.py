@@ -29,7 +29,7 @@ from ejax.trust import add_trust_option, import_trusted, trust_strings, trust_wo
 
 @dataclass(frozen=True)
 class Tally:
-    """What a recording came to."""
+    """The totals of a recording."""
 
     kept: int
     failed: int
@@ -51,10 +51,10 @@ def record(
     Args:
         task: an open one, where it is a context manager.
         seed: attempt k gets the k-th seed of this one. An attempt of which the writer has episodes already is not made
-            again, but for the last, which may have been cut off between two of its outcomes.
-        instruction: of every episode. None: what the episode's field ``instruction`` says, else the task's class.
+            again, except the last, which may have been cut off between two of its outcomes.
+        instruction: of every episode. None: the episode's field ``instruction``, else the name of the task's class.
         max_attempts: in a row without a success, after which it gives up.
-        on_episode: told of each index that is kept.
+        on_episode: called with each index that is kept.
 
     Raises:
         RuntimeError: ``max_attempts`` attempts in a row without a success.
@@ -97,11 +97,11 @@ def record_stream(
     instruction: str | None = None,
     on_episode: Callable[[int], object] = lambda index: None,
 ) -> None:
-    """Keep ``num_episodes`` of what an engine's worker makes, while others draw from it.
+    """Keep ``num_episodes`` episodes of an engine's worker, while others draw from it.
 
     Args:
-        engine: READY. What its worker makes faster than it can be written is left out.
-        instruction: of every episode. None: what the episode's field ``instruction`` says, else the task's name.
+        engine: READY. Episodes made faster than they can be written are left out.
+        instruction: of every episode. None: the episode's field ``instruction``, else the task's name.
 
     Raises:
         ValueError, OSError: as ``record``.
@@ -164,15 +164,15 @@ def _run(args: argparse.Namespace) -> tuple[Tally, int]:
 
 
 def _progress(total: int) -> Callable[[int], None]:
-    def tell(index: int) -> None:
+    def show(index: int) -> None:
         if sys.stderr.isatty():
             print(f"\repisode {index + 1} of {total}", end="\n" if index + 1 == total else "", file=sys.stderr)
 
-    return tell
+    return show
 
 
 def _judged(made: Any) -> tuple[list[Episode], list[str]]:
-    """The episodes of an attempt, and why there are not more."""
+    """The episodes of an attempt, and the reasons that there are no more."""
     episodes, failures = [], []
     for outcome in made if isinstance(made, Sequence) else [made]:
         if isinstance(outcome, Failure):

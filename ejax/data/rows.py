@@ -44,7 +44,7 @@ def check_episode(
 
 
 def frame_numbers(episode: Episode, length: int) -> dict[str, NDArray[Any]]:
-    """What the buffer itself keeps of the frames of an episode, each [length]."""
+    """The buffer's own fields for the frames of an episode, each [length]."""
     segment_id = np.zeros(length, np.int64) if episode.segment_id is None else np.asarray(episode.segment_id)
     step = np.arange(length)
     start = np.ones(length, bool)
@@ -78,5 +78,5 @@ def _checked(kind: str, given: dict[str, Any], spec: Mapping[str, Field], lead: 
 
 
 def _fits(given: np.dtype[Any], wanted: np.dtype[Any]) -> bool:
-    cut = given.kind in "SU" and given.itemsize > wanted.itemsize  # NumPy would cut the text in silence
+    cut = given.kind in "SU" and given.itemsize > wanted.itemsize  # NumPy would silently cut the text
     return np.can_cast(given, wanted, "same_kind") and not cut

@@ -1,6 +1,6 @@
-"""How long a chunk is to be, drawn anew for each: uniform, or a mixture of Gaussians.
+"""Samplers of chunk lengths: uniform, or a mixture of Gaussians.
 
-A sampler has a generator of its own; nothing global is read or moved. ``state_dict`` holds where it is, in plain
+A sampler has a generator of its own; no global one is read or advanced. ``state_dict`` holds its state, in plain
 numbers that JSON can carry.
 """
 
@@ -29,7 +29,7 @@ class ChunkSizeSampler(ABC):
 
 
 class _Seeded(ChunkSizeSampler):
-    """What the built-in samplers share: a generator made from ``(seed, stream)``."""
+    """Base of the built-in samplers: a generator made from ``(seed, stream)``."""
 
     def __init__(self, seed: int) -> None:
         self.seed = check_seed(seed)
@@ -41,7 +41,7 @@ class _Seeded(ChunkSizeSampler):
         return twin
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the generator is. A sampler made with the same arguments goes on from there."""
+        """The generator's state. A sampler made with the same arguments goes on from there."""
         return {"sampler": repr(self), "generator": dict(self._rng.bit_generator.state)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

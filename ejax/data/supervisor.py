@@ -1,7 +1,7 @@
 """The owner's side of the worker: starts it, watches over it, ends it, and removes all that the run has left.
 
 A monitor thread sees the worker end or hang, and publishes it to every consumer. It knows nothing of the engine, so an
-engine that nobody uses any more is collected, and its worker ended.
+engine that is no longer used is collected, and its worker ended.
 """
 
 import multiprocessing
@@ -31,9 +31,9 @@ from ejax.data.worker import DEMAND, ORDER, POLL_S, TRACEBACK, WorkOrder
 
 _KILL_TIMEOUT_S = 3.0
 _TRACEBACK_S = 0.3
-"""How long a hanging worker has to say where it is."""
+"""Time for a hanging worker to write its traceback."""
 _MESSAGE_S = 5.0
-"""How long the rest of a message that has begun may take to come."""
+"""Time limit for the rest of a message that has begun."""
 _BOOTSTRAP = "import sys; sys.path[:] = {path}; from ejax.data.worker import main; main({descriptor}, {folder!r})"
 
 
@@ -43,7 +43,7 @@ class StartCancelledError(RuntimeError):
 
 @dataclass(frozen=True)
 class Ticket:
-    """What any process needs to find a run."""
+    """All that a process needs to find a run."""
 
     block: str
     layout: Layout
@@ -96,7 +96,7 @@ class Supervisor:
         Raises:
             TimeoutError: that takes longer than ``timeout``, in s.
             StartCancelledError: ``cancelled`` was set meanwhile.
-            Exception: whatever the task raised; OnlineDataWorkerError where the worker died without a word.
+            Exception: whatever the task raised; OnlineDataWorkerError where the worker died without an error.
         """
         deadline = time.monotonic() + timeout
         while not self._channel.poll(POLL_S):
@@ -123,11 +123,11 @@ class Supervisor:
     def close(self, shutdown_timeout: float) -> bytes | None:
         """End the worker, and remove the buffer and the run's folder.
 
-        The worker is asked by a signal that interrupts what the task is at and lets it close; after
-        ``shutdown_timeout`` s it is killed.
+        The worker is asked by a signal that interrupts the task and lets it close; after ``shutdown_timeout`` s it is
+        killed.
 
         Returns:
-            The packed failure of a worker that was still running and did not end in peace.
+            The packed failure of a worker that was still running and did not end cleanly.
 
         Raises:
             OnlineDataWorkerError: it had to be killed, or outlived even that; then ``close`` may be called again.
@@ -140,7 +140,7 @@ class Supervisor:
                 self._monitor.join(_KILL_TIMEOUT_S)
             running = self._process.poll() is None
             killed = running and self._end(shutdown_timeout)
-            told = self._last_words()
+            failure = self._last_words()
             self._release()
             self._closed = True
         if killed:
@@ -148,11 +148,11 @@ class Supervisor:
                 f"the worker did not end within {shutdown_timeout} s (shutdown_timeout) and was killed; what its task "
                 f"writes elsewhere may be cut off"
             )
-        return told if running else None
+        return failure if running else None
 
     @property
     def exit_code(self) -> int | None:
-        """Of the worker, negative where a signal ended it; None while it runs."""
+        """The worker's exit code, negative where a signal ended it; None while it runs."""
         return self._process.poll()
 
     def _check(self, deadline: float, timeout: float, cancelled: threading.Event, what: str) -> None:
@@ -232,14 +232,14 @@ class Supervisor:
         return True
 
     def _last_words(self) -> bytes | None:
-        told = None
+        failure = None
         try:
             while self._channel.poll():
                 kind, answer = self._channel.recv()
-                told = answer if kind == "failure" else told
+                failure = answer if kind == "failure" else failure
         except (EOFError, OSError):
             pass
-        return told
+        return failure
 
     def _release(self) -> None:
         self._channel.close()
@@ -249,8 +249,8 @@ class Supervisor:
 
 
 def _bound_reads(channel: Connection, seconds: float) -> None:
-    """Let a read of ``channel`` that gets nothing for so long raise BlockingIOError: the worker may be suspended, or
-    what it forked hold its end open."""
+    """Let a read of ``channel`` raise BlockingIOError after ``seconds`` without data: the worker may be suspended, or a
+    process that it forked may hold its end open."""
     bound = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
     with socket.socket(fileno=os.dup(channel.fileno())) as end:
         end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, bound)
@@ -265,7 +265,7 @@ def _spawn(descriptor: int, folder: Path) -> "subprocess.Popen[bytes]":
 
 def _pickle_task(task: str | Callable[..., Any], task_cfg: Mapping[str, Any]) -> bytes:
     if isinstance(task, str) and not all(task.partition(":")):
-        raise ValueError(f"task '{task}' is no place of code; write 'package.module:Name'")
+        raise ValueError(f"task '{task}' does not name code; write 'package.module:Name'")
     if getattr(task, "__module__", None) == "__main__":
         raise ValueError(
             f"task {task!r} is defined in the main script, which the worker does not import; put it into a module of "

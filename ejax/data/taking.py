@@ -12,12 +12,12 @@ class Taken:
 
     episode: Episode
     index: int
-    """The how-manieth it is."""
+    """Its number, in the order of making."""
     seed: int
 
 
 def take_episodes(buffer: TrajectoryBuffer, after: int) -> list[Taken]:
-    """Those with an index above ``after``, in order. A row that is being written to is left out."""
+    """The episodes with an index above ``after``, in order. A row that is being written to is left out."""
     version, index = buffer.version.copy(), buffer.episode["index"].copy()
     fence()
     (rows,) = ((version > 0) & (version % 2 == 0) & (index > after)).nonzero()

@@ -1,4 +1,4 @@
-"""What makes demonstrations: the interface of a task, the episodes it hands over, and the fields that they have.
+"""The makers of demonstrations: the interface of a task, the episodes it hands over, and their fields.
 
 A field has a path, ``"obs/robot/qpos"``; its parts are the keys of the nested dict that a consumer gets.
 """
@@ -23,14 +23,14 @@ FRAME_FIELDS: dict[str, Field] = {
     "terminated": ((), "bool"),
     "truncated": ((), "bool"),
 }
-"""What the buffer itself keeps of every frame. Beyond an episode's end ``valid`` is false and the numbers are -1."""
+"""The buffer's own fields per frame. Beyond an episode's end ``valid`` is false and the numbers are -1."""
 EPISODE_FIELDS: dict[str, Field] = {
     "length": ((), "int64"),
     "index": ((), "int64"),
     "seed": ((), "int64"),
     "written_at": ((), "float64"),
 }
-"""What it keeps of every episode: frames, the how-manieth it is, what its task was seeded with, Unix time in s."""
+"""Its fields per episode: number of frames, number of the episode, the task's seed, Unix time in s."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Episode:
     frames: Mapping[str, Any]
     """Arrays [length, ...] by path, or nested as the paths are."""
     segment_id: NDArray[np.integer] | None = None
-    """[length], ≥ 0: which part of the plan a frame belongs to. None: all frames are segment 0."""
+    """[length], ≥ 0: the part of the plan that a frame belongs to. None: all frames are segment 0."""
     fields: Mapping[str, Any] = field(default_factory=dict)
     """The values of ``EpisodeSpec.episode``."""
     terminated: bool = True
@@ -74,7 +74,7 @@ class Episode:
 
 @dataclass(frozen=True)
 class Failure:
-    """An attempt that gave no episode, and why: an empty plan, an unreachable goal."""
+    """An attempt that gave no episode, and the reason: an empty plan, an unreachable goal."""
 
     reason: str
 
@@ -83,7 +83,7 @@ Outcome: TypeAlias = Episode | Failure
 
 
 class DemonstrationTask(Protocol):
-    """Lives in the worker process only. One that has something to close is a context manager besides."""
+    """Lives in the worker process only. One that has something to close is also a context manager."""
 
     def spec(self) -> EpisodeSpec: ...
 

@@ -1,7 +1,7 @@
 """The worker process: runs a task, and puts its successful episodes into the buffer.
 
-It is a fresh interpreter, neither forked nor told to import the owner's main module: a task meets no device, thread or
-lock of the training. Two threads: the main one runs the task; the service thread counts what consumers drew, and ends
+It is a fresh interpreter, neither forked nor made to import the owner's main module: a task meets no device, thread or
+lock of the training. Two threads: the main one runs the task; the service thread counts the consumers' draws, and ends
 the process at once when the owner is gone.
 """
 
@@ -30,17 +30,17 @@ from ejax.data.task import DemonstrationTask, Episode, EpisodeSpec, Failure, Out
 from ejax.trust import import_trusted, trust
 
 POLL_S = 0.02
-"""How often the service thread looks, in s."""
+"""Polling interval of the service thread, in s."""
 _ATTEMPT_MAY_END_S = 1.0
-"""How long an attempt may go on, in s, after the owner told the worker to stop."""
+"""Time that an attempt may go on, in s, after the owner asked the worker to stop."""
 ORDER, DEMAND, TRACEBACK = "order", "demand", "traceback"
-"""Files of a run's folder: the pickled WorkOrder; the pipe of ``ejax.data.demand``; where the interpreter writes when
+"""Files of a run's folder: the pickled WorkOrder; the pipe of ``ejax.data.demand``; the interpreter's output when
 it crashes or hangs."""
 
 
 @dataclass(frozen=True)
 class WorkOrder:
-    """All that the worker is told before its task is built."""
+    """Everything the worker is given before its task is built."""
 
     owner_pid: int
     num_rows: int
@@ -49,25 +49,25 @@ class WorkOrder:
     max_generation_attempts: int
     seed: int
     task: bytes
-    """Pickled ``(task, task_cfg)``: unpickled last, so that its module's errors can be told."""
+    """Pickled ``(task, task_cfg)``: unpickled last, so that its module's errors can be reported."""
 
 
 class _Stop(BaseException):
-    """Ends what the task is at: the owner's SIGTERM, raised in the main thread."""
+    """Interrupts the task: the owner's SIGTERM, raised in the main thread."""
 
 
 def main(descriptor: int, folder: str) -> None:
-    """What the owner starts. Leaves with status 0 when it was told to stop, 1 after a failure that it told of."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl-C reaches the whole group; the owner says what becomes of it
+    """The worker's entry point. Exits with status 0 when asked to stop, 1 after a failure that it reported."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl-C reaches the whole group; the owner decides what happens
     signal.signal(signal.SIGTERM, _STOP)
-    os.set_inheritable(descriptor, False)  # what the task starts must not keep the channel open
+    os.set_inheritable(descriptor, False)  # processes that the task starts must not keep the channel open
     channel = Connection(descriptor)
     try:
         _run(Path(folder), channel)
     except (_Stop, EOFError):
         return
-    except BaseException as error:  # SystemExit of a task too: the owner must hear of it
-        with suppress(OSError, _Stop):  # nobody may be left to tell, or it was heard before this knows of it
+    except BaseException as error:  # SystemExit of a task too: it must be reported to the owner
+        with suppress(OSError, _Stop):  # the owner may be gone, or may have read it already
             channel.send(("failure", pack_failure(error)))
         sys.exit(1)
 
@@ -150,7 +150,7 @@ class _Filler:
                 )
 
     def _attempt(self, seed: int) -> list[Outcome]:
-        """What the task makes; a demonstration that is no sample comes back as the Failure that it is."""
+        """The task's outcomes; a demonstration that is not a sample becomes a Failure."""
         self._attempts += 1
         with _STOP.postponed():
             made = self._task.generate(seed)
@@ -183,7 +183,7 @@ class _Filler:
 
 
 class _Service:
-    """The service thread, and what it shares with the main one."""
+    """The service thread, and the data it shares with the main one."""
 
     def __init__(self, order: WorkOrder, folder: Path) -> None:
         self.control: Control | None = None
@@ -211,7 +211,7 @@ class _Service:
 class _StopSignal:
     """SIGTERM ends the worker: at once, or after the attempt under way, if that ends soon.
 
-    Raised inside an attempt, ``_Stop`` may come out as another error: libraries wrap what their callbacks raise.
+    Raised inside an attempt, ``_Stop`` may surface as another error: libraries wrap what their callbacks raise.
     """
 
     def __init__(self) -> None:
@@ -219,7 +219,7 @@ class _StopSignal:
 
     def __call__(self, number: int, frame: object) -> None:
         del number, frame
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough: what the task closes may take its time
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough: closing the task may take time
         self._asked = True
         if not self._attempting:
             raise _Stop
@@ -234,7 +234,7 @@ class _StopSignal:
             yield
         except BaseException:
             if self._asked:
-                raise _Stop from None  # nobody waits for the attempt's own error any more
+                raise _Stop from None  # the attempt's own error is no longer of interest
             raise
         finally:
             self._attempting = False

@@ -20,7 +20,7 @@ class ActionChunk:
     decisions; ``info`` is that of the last step executed, ``max_episode_steps`` are decisions.
 
     Raises:
-        ValueError: an action space that is no one-dimensional Box, or ``size`` < 1.
+        ValueError: an action space that is not a one-dimensional Box, or ``size`` < 1.
     """
 
     env: Env
@@ -48,7 +48,7 @@ class ActionChunk:
 
     @property
     def description(self) -> EnvDescription:
-        """That of the environment; the numbers of a decision are those of its actions, one after the other."""
+        """The environment's; the numbers of a decision are those of its actions, one after the other."""
         inner = describe(self.env)
         named = None
         if inner.action is not None:
@@ -74,9 +74,9 @@ class ActionChunk:
         def one_more(i: Array, carry: tuple[PyTree, Timestep]) -> tuple[PyTree, Timestep]:
             state, timestep = carry
             done = timestep.terminated | timestep.truncated
-            following, told = self.env.step(state, actions[i], jax.random.fold_in(key, i))
-            told = replace(told, reward=timestep.reward + told.reward)
-            return jax.tree.map(lambda old, new: jnp.where(done, old, new), carry, (following, told))
+            following, latest = self.env.step(state, actions[i], jax.random.fold_in(key, i))
+            latest = replace(latest, reward=timestep.reward + latest.reward)
+            return jax.tree.map(lambda old, new: jnp.where(done, old, new), carry, (following, latest))
 
         carry: tuple[PyTree, Timestep] = jax.lax.fori_loop(1, self.size, one_more, (state, timestep))
         return carry

@@ -41,7 +41,7 @@ class CartPoleState:
     physics: PhysicsState
     """qpos [2]: cart (m), pole (rad, 0 is upright); qvel [2]."""
     target: Array
-    """[2]: what the drives hold the joints to."""
+    """[2]: the positions that the drives hold the joints at."""
     episode_step: Array
     """Control steps done, int32."""
 
@@ -52,7 +52,7 @@ class CartPoleRL:
         r = 1 − |θ|/π − velocity_penalty_weight·|θ̇|
 
     Observation [6]: forces of the drives (2: N, N·m), joint positions scaled to 0..1 by their ranges (2), joint
-    velocities (2: m/s, rad/s). Action [2]: action_scale·a (m, rad) is added to the joint positions of now, and the
+    velocities (2: m/s, rad/s). Action [2]: action_scale·a (m, rad) is added to the current joint positions, and the
     drives pull to that target for one control step of 0.04 s. Actions are not clipped.
     Truncated: |θ| > π/2, or the time limit. Success, judged in the last step only, and then terminated:
     |θ| < 0.02 rad and |θ̇| < 0.05 rad/s.
@@ -81,7 +81,7 @@ class CartPoleRL:
 
     @property
     def control_period(self) -> float:
-        """s, of one step."""
+        """Duration of one step, s."""
         return 0.01 * self.sim_steps_per_control
 
     @property

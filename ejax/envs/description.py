@@ -1,4 +1,4 @@
-"""What an environment says of itself: names and units of its numbers, and how often it is decided on."""
+"""An environment's description of itself: names and units of its numbers, and how often a decision is made."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -30,7 +30,7 @@ class EnvDescription:
     """s, between two decisions. None: not known, or the environment has no time."""
     actions_per_decision: int = 1
     parameters: Mapping[str, object] | None = None
-    """What the environment was made with, defaults included."""
+    """The arguments that the environment was made with, defaults included."""
 
 
 @runtime_checkable
@@ -42,7 +42,7 @@ class DescribedEnv(Protocol):
 
 
 def describe(env: Env | HostEnv) -> EnvDescription:
-    """The environment's own description, or what can be seen from outside."""
+    """The environment's own description, or as much as can be seen from outside."""
     if isinstance(env, DescribedEnv):
         return env.description
     return EnvDescription(control_period=env.control_period if isinstance(env, RenderableEnv) else None)

@@ -27,9 +27,9 @@ OBSERVATION = (
     *(f"{point} {axis}" for point in ("tool", "cube", "goal", "cube - tool", "goal - cube") for axis in "xyz"),
     "was lifted",
 )
-"""What each number of the observation is: rad, m, and 0 or 1."""
+"""The name of each number of the observation; rad, m, and 0 or 1."""
 WORKSPACE: tuple[Vector, Vector] = ((-0.95, -0.55, 0.02), (-0.4, 0.25, 0.45))
-"""m: the box that targets of the tool are clipped to."""
+"""The box that targets of the tool are clipped to, m."""
 
 _ARM = tuple(range(6))
 _DOWN = ((0.0, 1.0, 0.0), (1.0, 0.0, 0.0), (0.0, 0.0, -1.0))
@@ -40,11 +40,11 @@ _CUBE_VELOCITY = slice(8, 11)
 _LIFT = 0.05
 """m above the floor at which the cube counts as lifted."""
 _RELEASED = 0.008
-"""m: fingers that have closed by less are off the cube, by 7 mm each at least."""
+"""m: fingers that have closed by less are clear of the cube, by at least 7 mm each."""
 _AT_REST = 0.05
 """m/s"""
 _STANDS = 0.01
-"""m: how far the cube's centre may be from where it stands on the floor."""
+"""Largest distance of the cube's centre from its place on the floor, m."""
 _CUBE_FELL = -0.1
 
 
@@ -66,7 +66,7 @@ class PickPlaceState:
     physics: PhysicsState
     """qpos [15]: 6 joints, 2 fingers, cube position, cube quaternion; qvel [14]."""
     goal: Array
-    """[3], m: where the cube's centre shall be."""
+    """[3], m: where the cube's centre should end up."""
     was_lifted: Array
     """bool: the cube has been 0.05 m above the floor in this episode."""
     episode_step: Array
@@ -80,7 +80,7 @@ class PickPlaceRL:
         Φ = w_reaching·(1 − tanh 5‖tool − cube‖) + w_lifting·ℓ + w_placing·[lifted]·(1 − tanh 5‖cube − goal‖)
 
     with ℓ the cube's height as a part of 0.05 m, and 1 once it was lifted; lengths in m. A difference of potentials
-    leaves the best policy as it is (Ng, Harada and Russell 1999): nothing is gained by staying on the way.
+    leaves the best policy as it is (Ng, Harada and Russell 1999): nothing is gained by dawdling.
 
     Observation [24]: see ``OBSERVATION``. Action [4] in ±1: the tool's target is where it is now plus
     action_scale·a[:3] m, pointing down, and the fingers' is 0.02·(1 + a[3]) m: −1 is open, 1 closed. Damped least
@@ -96,7 +96,7 @@ class PickPlaceRL:
         physics: the engine, see ``ejax.envs.mujoco.engine``.
         success_threshold: m, horizontally.
         cube_position, goal_position: m, (x, y) in the frame of the robot's base.
-        cube_position_range, goal_position_range: ± m of what is added to them at reset, uniform.
+        cube_position_range, goal_position_range: ± m, added to them at reset, uniform.
         cube_turn: ± rad about the vertical at reset, uniform.
     """
 
@@ -136,7 +136,7 @@ class PickPlaceRL:
 
     @property
     def control_period(self) -> float:
-        """s, of one step."""
+        """Duration of one step, s."""
         return 0.01 * self.sim_steps_per_control
 
     @property
@@ -254,7 +254,7 @@ def _tool(qpos: Array) -> Array:
 
 
 def _height(qpos: Array) -> Array:
-    """Of the cube above where it stands, m."""
+    """Height of the cube above its place on the floor, m."""
     return qpos[_CUBE][2] - HALF_EDGE
 
 
@@ -270,7 +270,7 @@ def _place(key: Key, centre: tuple[float, float], bound: tuple[float, float]) ->
 
 
 def _as_pair(name: str, value: Any) -> tuple[float, float]:
-    """A tuple (hashable) of what a config file gives as a list."""
+    """The list of a config file as a (hashable) tuple."""
     if len(value) != 2:
         raise ValueError(f"PickPlaceRL: {name} takes two numbers (x and y, m), got {value!r}")
     x, y = value

@@ -93,7 +93,7 @@ class PlanarReachRL:
         del key  # the dynamics are deterministic
         if action.shape != (2,):
             raise ValueError(f"PlanarReachRL.step takes an action of shape (2,), got {action.shape}")
-        # not jnp.clip, which halves the gradient on the bounds: there actions are that were clipped before
+        # not jnp.clip, which halves the gradient on the bounds, where previously clipped actions lie
         action = jnp.where(jnp.abs(action) > 1.0, jnp.sign(action), action)
         state = PlanarReachState(
             joint_position=jnp.clip(state.joint_position + self.action_scale * action, -jnp.pi, jnp.pi),
@@ -116,7 +116,7 @@ class PlanarReachRL:
         return state, timestep
 
     def end_effector(self, joint_position: Array) -> Array:
-        """Where the tip is, m. [2] -> [2]."""
+        """Position of the tip, m. [2] -> [2]."""
         first, second = self.link_length
         q_1, q_12 = joint_position[0], joint_position[0] + joint_position[1]
         x = first * jnp.sin(q_1) + second * jnp.sin(q_12)

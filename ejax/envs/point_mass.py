@@ -113,7 +113,7 @@ class PointMassRL:
         del key  # the dynamics are deterministic
         if action.shape != (2,):
             raise ValueError(f"PointMassRL.step takes an action of shape (2,), got {action.shape}")
-        # not jnp.clip, which halves the gradient on the bounds: there actions are that were clipped before
+        # not jnp.clip, which halves the gradient on the bounds, where previously clipped actions lie
         action = jnp.where(jnp.abs(action) > 1.0, jnp.sign(action), action)
         velocity = state.velocity * (1.0 - self.linear_damping * self.dt)
         velocity = velocity + action * (self.force_scale / self.mass * self.dt)
@@ -198,5 +198,5 @@ def _uniform(key: Key, shape: tuple[int, ...], half_width: float) -> Array:
 def _safe_norm(x: Array) -> Array:
     """‖x‖ over the last axis with gradient 0 at x = 0, where the plain norm's is NaN."""
     squared = jnp.sum(jnp.square(x), axis=-1)
-    zero = squared == 0.0  # not its opposite, "> 0", which a NaN is not: it would be near to everything
+    zero = squared == 0.0  # not the opposite of "> 0", which is false for NaN: a NaN would then be near everything
     return jnp.where(zero, 0.0, jnp.sqrt(jnp.where(zero, 1.0, squared)))

@@ -57,7 +57,7 @@ class PushCubeRL:
     push = cube − 0.015·û + (0, 0, 0.015), all in m.
 
     Observation [15]: joint angles (6, rad), ee (3), cube (3), goal (3). Action [6]: Δq = clip(action_scale·a,
-    ±joint_limits) rad is added to the joint angles of now, and the drives hold that target for one control step of
+    ±joint_limits) rad is added to the current joint angles, and the drives hold that target for one control step of
     0.04 s.
     Terminated: d < success_threshold. Truncated: after episode_length steps, or when the cube fell below −0.1 m.
 
@@ -70,7 +70,7 @@ class PushCubeRL:
         obs_mode: "state" is the only one.
         physics: the engine, see ``ejax.envs.mujoco.engine``.
         cube_position, goal_position: m, in the frame of the robot's base.
-        cube_position_range, goal_position_range: (low, high) of what is added to them at reset, uniform.
+        cube_position_range, goal_position_range: (low, high) of the offset added to them at reset, uniform.
     """
 
     episode_length: int = 100
@@ -109,7 +109,7 @@ class PushCubeRL:
 
     @property
     def control_period(self) -> float:
-        """s, of one step."""
+        """Duration of one step, s."""
         return 0.01 * self.sim_steps_per_control
 
     @property
@@ -210,7 +210,7 @@ def _uniform(key: Key, bounds: Range) -> Array:
 
 
 def _as_position(name: str, value: Any) -> Position:
-    """A tuple (hashable) of what a config file gives as a list."""
+    """The list of a config file as a (hashable) tuple."""
     if len(value) != 3:
         raise ValueError(f"PushCubeRL: {name} takes positions of three numbers (m), got {value!r}")
     x, y, z = value

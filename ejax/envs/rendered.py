@@ -23,7 +23,7 @@ from ejax.types import Array, CameraView, Env, Key, PyTree, RenderableEnv, Times
 class RenderedEnv:
     """``{"image": uint8 [height, width, 3], "state": observation}`` of a pure environment that can be drawn.
 
-    A picture depends on the state alone, so the callback is honest. All pictures are drawn by one thread, to which the
+    A picture depends on the state alone, so the callback is pure. All pictures are drawn by one thread, to which the
     OpenGL context belongs. With ``action_chunk`` there is one picture for each decision, not for each step.
 
     Args:
@@ -34,7 +34,7 @@ class RenderedEnv:
         effects: shadows and smooth edges, of a camera that is placed; without them drawing is ten times faster.
 
     Raises:
-        ValueError: an environment that cannot be drawn, whose observation is no vector, or that nobody
+        ValueError: an environment that cannot be drawn, whose observation is not a vector, or that was not
             trusted (``ejax.trust``).
     """
 
@@ -58,7 +58,7 @@ class RenderedEnv:
         if not isinstance(self.drawn, RenderableEnv):
             raise ValueError(f"RenderedEnv: {self.env} cannot be drawn: it has no render(state, width=…, height=…)")
         if not isinstance(self.drawn.observation_space, gymnasium.spaces.Box):
-            raise ValueError(f"RenderedEnv: the observation of {self.env} is no vector")
+            raise ValueError(f"RenderedEnv: the observation of {self.env} is not a vector")
 
     @property
     def observation_space(self) -> gymnasium.spaces.Dict:
@@ -75,12 +75,12 @@ class RenderedEnv:
 
     @property
     def control_period(self) -> float:
-        """s, of one decision."""
+        """Duration of one decision, s."""
         return self.drawn.control_period * self.action_chunk
 
     @property
     def description(self) -> EnvDescription:
-        """That of the environment, whose one array is ``state`` here."""
+        """The environment's, whose one array is ``state`` here."""
         inner = describe(self._stepped)
         return replace(
             inner,
@@ -98,7 +98,7 @@ class RenderedEnv:
     def render(
         self, state: PyTree, width: int = 640, height: int = 480, camera: CameraView | None = None
     ) -> NDArray[np.uint8]:
-        """As the environment's own."""
+        """Same as the environment's own."""
         return self.drawn.render(state, width, height, camera)
 
     @functools.cached_property

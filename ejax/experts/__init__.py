@@ -1,1 +1,1 @@
-"""Scripted experts: they make the demonstrations that ``ejax.data`` keeps a buffer full of."""
+"""Scripted experts: they make the demonstrations that fill the buffer of ``ejax.data``."""

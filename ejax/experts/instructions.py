@@ -1,4 +1,4 @@
-"""Words for where a goal is: what a demonstration was told to do."""
+"""Words for the place of a goal: the instruction of a demonstration."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ _NEARLY = 0.02
 
 
 def name_place(offset: Rows) -> str:
-    """Where [x, y] m from the middle lies, for who stands at the robot's base and looks along −x: −y is the left.
+    """The place [x, y] m from the middle, as seen from the robot's base looking along −x: −y is the left.
 
     name_place(np.array([-0.1, -0.1]))  ->  "far left"
     """

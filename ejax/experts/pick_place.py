@@ -13,7 +13,7 @@ from ejax.experts.task import Rows, ScriptedTask, limit_length
 from ejax.types import CameraView
 
 CAMERA = CameraView(eye=(-1.35, -0.75, 0.65), target=(-0.62, -0.12, 0.08), fovy=38.0, effects=False)
-"""Drawn without shadows, which software rendering is slow at."""
+"""Draws without shadows, which are slow in software rendering."""
 SEGMENTS = ("approach", "descend", "grasp", "lift", "carry", "lower", "release")
 WORDINGS = (
     "put the cube into the zone on the {place}",
@@ -23,7 +23,7 @@ WORDINGS = (
 )
 
 _ABOVE = 0.015
-"""m of horizontal distance to the cube or goal at which the tool goes down, and half of what it may have below."""
+"""Horizontal distance to the cube or goal, m, below which the tool goes down, and lets go."""
 _AT_GRASP = 0.006
 """m between the tool and the cube's centre."""
 _HELD = 0.013
@@ -34,7 +34,7 @@ _SET_DOWN = 0.003
 
 @dataclass(frozen=True)
 class PickPlaceExpert:
-    """Above the cube, down, close; up, across, down, open: each until the simulated state says that it is done."""
+    """Above the cube, down, close; up, across, down, open: each until the simulated state shows that it is done."""
 
     env: PickPlaceRL
 
@@ -52,7 +52,7 @@ class PickPlaceExpert:
             "speed": rng.uniform(0.6, 1.0, num_envs),  # of the largest step
             "hover": rng.uniform(0.08, 0.14, num_envs),  # m above the cube
             "carry_height": rng.uniform(0.10, 0.18, num_envs),  # m
-            "place": rng.uniform(-0.012, 0.012, (num_envs, 2)),  # m beside the middle of the goal
+            "place": rng.uniform(-0.012, 0.012, (num_envs, 2)),  # m from the middle of the goal
         }
 
     def act(self, obs: Rows, segment: Rows, variation: Mapping[str, Rows]) -> tuple[Rows, Rows]:
@@ -61,7 +61,7 @@ class PickPlaceExpert:
         hover = cube + np.array([0.0, 0.0, 1.0]) * variation["hover"][:, None]
         lifted, above_goal = tool.copy(), goal.copy()
         lifted[:, 2] = above_goal[:, 2] = variation["carry_height"]
-        held_at = goal + (tool - cube)  # where the tool is when the cube, held as it is, is at the goal
+        held_at = goal + (tool - cube)  # the tool's position that puts the held cube at the goal
         above_goal[:, :2] = held_at[:, :2]
         aside, aside_of_goal = _across(hover - tool), _across(above_goal - tool)
         done = np.stack(
@@ -93,7 +93,7 @@ def make_task(
     image_size: Sequence[int] | None = None,
     camera: CameraView | Mapping[str, Any] = CAMERA,
 ) -> ScriptedTask:
-    """For ``OnlineDataEngineCfg.task``.
+    """The task, for ``OnlineDataEngineCfg.task``.
 
     Args:
         env: fields of PickPlaceRL.

@@ -17,12 +17,12 @@ from ejax.experts.task import Rows, ScriptedTask, limit_length
 from ejax.types import Array, CameraView
 
 CAMERA = CameraView(eye=(-1.9, -1.1, 1.0), target=(-0.68, -0.42, 0.05), fovy=42.0, effects=False)
-"""Drawn without shadows, which software rendering is slow at."""
+"""Draws without shadows, which are slow in software rendering."""
 ENV: Mapping[str, Any] = {
     "cube_position_range": ((-0.05, -0.05, 0.0), (0.05, 0.05, 0.0)),
     "goal_position_range": ((-0.1, -0.1, 0.0), (0.1, 0.1, 0.0)),
 }
-"""Fields of PushCubeRL where ``make_task`` is given none: with a fixed goal there is nothing to tell."""
+"""Fields of PushCubeRL where ``make_task`` is given none: with a fixed goal, instructions would not differ."""
 SEGMENTS = ("approach", "descend", "push")
 WORDINGS = (
     "push the cube to the {place}",
@@ -32,9 +32,9 @@ WORDINGS = (
 )
 
 _THERE = 0.03
-"""m between the tool and a point on the way at which the next segment begins."""
+"""Distance of the tool from a waypoint, m, at which the next segment begins."""
 _OFF_LINE = 0.04
-"""m beside the line from the cube to the goal at which the tool stops pushing, and only comes back to the line."""
+"""Distance from the line between cube and goal, m, at which the tool stops pushing and only returns to the line."""
 _BACK_ON_LINE = 0.015
 """m per step"""
 _PUSH_HEIGHT = 0.04
@@ -94,7 +94,7 @@ def make_task(
     image_size: Sequence[int] | None = None,
     camera: CameraView | Mapping[str, Any] = CAMERA,
 ) -> ScriptedTask:
-    """For ``OnlineDataEngineCfg.task``.
+    """The task, for ``OnlineDataEngineCfg.task``.
 
     Args:
         env: fields of PushCubeRL; None: those of ``ENV``.

@@ -1,10 +1,10 @@
-"""What an expert does in a batch of environments, as episodes for ``ejax.data``.
+"""An expert's actions in a batch of environments, as episodes for ``ejax.data``.
 
     executed = clip(intended + σ·care·n),    n' = 0.8·n + 0.6·ε,  ε ~ N(0, 1)
 
 The noise drives episodes off the expert's way and the expert, which sees the simulated state, brings them back: a
-policy that is cloned from them has seen how to recover. What the expert meant without the noise is recorded beside what
-was executed. Source: Laskey et al. 2017, "DART: noise injection for robust imitation learning".
+policy that is cloned from them has seen how to recover. The expert's intended action, without the noise, is recorded
+alongside the executed one. Source: Laskey et al. 2017, "DART: noise injection for robust imitation learning".
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,24 +24,24 @@ Rows = NDArray[Any]
 
 INSTRUCTION_BYTES = 96
 _KEPT = 0.8
-"""Of the noise, from one step to the next; the variance stays 1."""
+"""Part of the noise that carries over to the next step; the variance stays 1."""
 
 
 class Expert(Protocol):
-    """A plan of segments in a fixed order, and a feedback law for each. Pure but for the generator."""
+    """A plan of segments in a fixed order, and a feedback law for each. Pure except for the generator."""
 
     @property
     def segments(self) -> tuple[str, ...]:
-        """Their names; ``segment_id`` is the place here."""
+        """The segments' names; ``segment_id`` is the index here."""
         ...
 
     @property
     def care(self) -> Rows:
-        """[segments, A], ≤ 1: what part of the noise each segment bears."""
+        """[segments, A], ≤ 1: the fraction of the noise that each segment tolerates."""
         ...
 
     def vary(self, rng: np.random.Generator, num_envs: int) -> Mapping[str, Rows]:
-        """What differs between episodes: speeds, heights, offsets."""
+        """Random variation between episodes: speeds, heights, offsets."""
         ...
 
     def act(self, obs: Rows, segment: Rows, variation: Mapping[str, Rows]) -> tuple[Rows, Rows]:
@@ -54,7 +54,7 @@ class Expert(Protocol):
         ...
 
     def instruct(self, rng: np.random.Generator, obs: Rows) -> list[str]:
-        """What each episode is to achieve, in words; ``obs`` are the first ones."""
+        """The goal of each episode in words; ``obs`` are the first observations."""
         ...
 
 
@@ -64,9 +64,9 @@ class Attempts:
 
     obs: Rows
     action: Rows
-    """What was executed."""
+    """The executed actions."""
     intended: Rows
-    """What the expert meant, without the noise."""
+    """The expert's intended actions, without the noise."""
     reward: Rows
     segment: Rows
     state: list[PyTree]
@@ -85,9 +85,9 @@ class ScriptedTask:
 
     Args:
         num_envs: episodes per call of ``generate``, stepped together on all cores.
-        noise: σ, as a part of half the action's range.
+        noise: σ, as a fraction of half the action's range.
         image_size: (height, width) of the pictures; None: none are drawn.
-        camera: or its fields, as from a file; None: the environment's own.
+        camera: a view or its fields, as from a file; None: the environment's own.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class ScriptedTask:
         return EpisodeSpec(frames, {"instruction": ((), f"S{INSTRUCTION_BYTES}"), "row": ((), "int64")})
 
     def generate(self, seed: int) -> list[Episode | Failure]:
-        """An outcome for each environment; an attempt that fails is a Failure and says how far it came."""
+        """An outcome for each environment; a failed attempt is a Failure that says how far it got."""
         attempts = self.attempt(seed)
         return [
             self._episode(attempts, row) if attempts.success[row] else self._failure(attempts, row)

@@ -13,7 +13,7 @@ from ejax.types import Array, PyTree
 
 
 class ActorCritic(nn.Module):
-    """``obs -> (distribution, value [...])``. Fields are those of ``ActorOnly``, and the critic's."""
+    """``obs -> (distribution, value [...])``. The fields of ``ActorOnly``, and the critic's."""
 
     action_spec: ActionSpec
     actor: NetworkConfig
@@ -22,7 +22,7 @@ class ActorCritic(nn.Module):
     log_std_range: tuple[float, float] = (-5.0, 2.0)
     actor_obs_groups: tuple[str, ...] = ()
     critic_obs_groups: tuple[str, ...] = ()
-    """What the critic sees, by dotted path: it may see more than the actor (simulator state)."""
+    """The critic's part of the observation, by dotted path: it may see more than the actor (simulator state)."""
     actor_obs_normalization: bool = False
     critic_obs_normalization: bool = False
 

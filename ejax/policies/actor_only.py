@@ -42,7 +42,7 @@ def actor_head(module: Any, obs: PyTree, *, dropout_seed: Array | None, observe:
 
 
 def action_head(module: Any, x: Array, *, dropout_seed: Array | None) -> Any:
-    """``actor_head`` for features [..., F] that are made already."""
+    """``actor_head`` for features [..., F] that are computed already."""
     output = MLP(module.actor, module.action_spec.num_outputs, name="actor")(x, dropout_seed=dropout_seed)
     if not module.action_spec.continuous:
         return module.action_spec.distribution(output, None)

@@ -44,7 +44,7 @@ class NetworkConfig(BaseModel):
     @field_validator("activation", "last_activation", mode="before")
     @classmethod
     def _any_case(cls, name: Any, info: ValidationInfo) -> Any:
-        """As in EmbodiChain: names in any case, and an ``activation`` of null is none."""
+        """EmbodiChain's rule: names in any case, and an ``activation`` of null means none."""
         if name is None and info.field_name == "activation":
             return "none"
         return name.lower() if isinstance(name, str) else name
@@ -95,7 +95,7 @@ class MLP(nn.Module):
 
 
 def torch_linear_init(key: Key, shape: tuple[int, ...], dtype: jnp.dtype = jnp.float32) -> Array:
-    """U(±1/√fan_in), what ``torch.nn.Linear`` starts with (kaiming_uniform with a = √5)."""
+    """U(±1/√fan_in), the initialization of ``torch.nn.Linear`` (kaiming_uniform with a = √5)."""
     bound = 1.0 / math.sqrt(shape[-2])
     return jax.random.uniform(key, shape, dtype, -bound, bound)
 
@@ -110,7 +110,7 @@ def _torch_bias_init(fan_in: int) -> Callable[..., Array]:
 
 
 def _dense_product(x: Array, w: Array, *args: Any, **kwargs: Any) -> Array:
-    """What ``nn.Dense`` asks of ``lax.dot_general``, always x·w."""
+    """``nn.Dense``'s call of ``lax.dot_general``, always x·w."""
     del args, kwargs
     return _product(x, w)
 

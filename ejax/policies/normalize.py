@@ -1,4 +1,4 @@
-"""Running observation normalization: statistics that are carried beside the trained parameters."""
+"""Running observation normalization: statistics that are carried alongside the trained parameters."""
 
 from typing import TypeAlias
 
@@ -45,7 +45,7 @@ class ObsNormalizer(nn.Module):
         return normalized
 
 
-def observe(policy: Policy, params: Params, obs: PyTree, valid: Array | None = None) -> Params:
+def update_normalizer(policy: Policy, params: Params, obs: PyTree, valid: Array | None = None) -> Params:
     """The parameters with ``obs`` added to their statistics; the same ones where the policy keeps none.
 
     Args:

@@ -1,4 +1,4 @@
-"""Which part of an observation a network reads: nested observations become one vector per row.
+"""The part of an observation that a network reads: nested observations become one vector per row.
 
 Every leaf of an observation that an MLP reads is ``[..., F]``: one feature axis behind the batch axes.
 """

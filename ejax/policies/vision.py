@@ -1,7 +1,7 @@
-"""A policy that sees images beside numbers: a small convolutional encoder with a spatial softmax, then MLPs.
+"""A policy that sees images and numbers: a small convolutional encoder with a spatial softmax, then MLPs.
 
 Each channel of the last convolution becomes the place where it is active, E_softmax[(x, y)] in ±1: two numbers a
-channel, which say where things are. Source: Levine et al. 2016, End-to-End Training of Deep Visuomotor Policies.
+channel, the positions of things. Source: Levine et al. 2016, End-to-End Training of Deep Visuomotor Policies.
 """
 
 from collections.abc import Mapping
@@ -26,8 +26,8 @@ _LINEAR = NetworkConfig(hidden_sizes=())
 class VisionPolicy(nn.Module):
     """``obs -> (distribution, value [...])`` for observations ``{name: image or numbers}``.
 
-    Every part of the observation that is no image is numbers [..., F]: joints, a goal, an encoded instruction. They are
-    concatenated with what the encoders see. The action may be a chunk of several, see ``ejax.envs.action_chunk``.
+    Every other part of the observation is numbers [..., F]: joints, a goal, an encoded instruction. They are
+    concatenated with the encoders' features. The action may be a chunk of several, see ``ejax.envs.action_chunk``.
 
     Raises:
         ValueError: an observation without one of ``images``.
@@ -41,11 +41,11 @@ class VisionPolicy(nn.Module):
     """Parts of the observation, uint8 [..., H, W, 3]; each has an encoder of its own."""
     channels: tuple[int, int, int] = (16, 32, 32)
     hidden_entries: tuple[int, ...] = ()
-    """Entries of the concatenated numbers that the actor does not get: what the image must show. The critic does."""
+    """Entries of the concatenated numbers hidden from the actor, which must find them in the image. The critic does."""
     initial_log_std: float = 0.0
     log_std_range: tuple[float, float] = (-5.0, 2.0)
     actor_obs_normalization: bool = False
-    """Of the numbers."""
+    """Normalize the numbers (images are not)."""
 
     @nn.compact
     def __call__(
@@ -83,7 +83,7 @@ class _Encoder(nn.Module):
 
 
 def _patches(x: Array, kernel: int, stride: int) -> Array:
-    """What a convolution sees at each place: [..., H, W, C] -> [..., H/stride, W/stride, kernel²·C], zeros outside.
+    """The patches that a convolution sees: [..., H, W, C] -> [..., H/stride, W/stride, kernel²·C], zeros outside.
 
     A convolution is then a matrix product. XLA's gradient of a convolution takes a CPU 26 times as long.
     """

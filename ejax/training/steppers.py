@@ -16,7 +16,7 @@ from ejax.collectors import AsyncCollector, Collected, CollectionStopped, HostCo
 from ejax.envs.host.calls import EnvAbandoned
 from ejax.envs.host.guarded import GuardedEnv
 from ejax.episodes import drop_current_episodes
-from ejax.sharding import make_mesh, split, whole
+from ejax.sharding import make_mesh, replicated, sharded
 from ejax.types import Key, Metrics, PyTree
 
 Interrupted = Callable[[], bool]
@@ -75,10 +75,10 @@ class DeviceStepper:
             self._compiled = repeat_step(self.step, self.max_updates).lower(state, self._key, jnp.int32(1)).compile()
             return state
         state = jax.device_put(state, _places(state, self._mesh))
-        self._key = jax.device_put(self._key, whole(self._mesh))
+        self._key = jax.device_put(self._key, replicated(self._mesh))
         with jax.set_mesh(self._mesh):
             program = repeat_step(
-                self.step, self.max_updates, out_shardings=(_places(state, self._mesh), whole(self._mesh))
+                self.step, self.max_updates, out_shardings=(_places(state, self._mesh), replicated(self._mesh))
             )
             self._compiled = program.lower(state, self._key, jnp.int32(1)).compile()
         return state
@@ -229,13 +229,13 @@ class Placement:
         self._mesh = make_mesh(devices)
 
     def state(self, state: PyTree) -> Any:
-        return jax.device_put(state, whole(self._mesh))
+        return jax.device_put(state, replicated(self._mesh))
 
     def rollout(self, rollout: PyTree) -> Any:
-        return jax.device_put(rollout, split(self._mesh, axis=1))
+        return jax.device_put(rollout, sharded(self._mesh, axis=1))
 
 
 def _places(state: RunState, mesh: Mesh) -> Any:
     """Where each array of the state lies: the environments are split, the rest is on every device."""
-    places = jax.tree.map(lambda _: whole(mesh), state)
-    return replace(places, envs=jax.tree.map(lambda _: split(mesh), state.envs))
+    places = jax.tree.map(lambda _: replicated(mesh), state)
+    return replace(places, envs=jax.tree.map(lambda _: sharded(mesh), state.envs))

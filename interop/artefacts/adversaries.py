@@ -1,4 +1,4 @@
-"""Observations that are hard to answer alike: at the ends of their ranges, huge, not a number, noise."""
+"""Observations that are hard to answer identically: at the ends of their ranges, huge, not a number, noise."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +28,7 @@ def adversarial_observations(
         "zeros": {name: np.zeros_like(x[:1]) for name, x in numbers.items()},
         "huge": {name: _huge(rng, rows, x.shape[-1]) for name, x in numbers.items()},
     }
-    if spec.continuous and spec.actor.inputs:  # which choice is the best among NaNs is no question with an answer
+    if spec.continuous and spec.actor.inputs:  # the best choice among NaNs is undefined
         kinds["not_a_number"] = _with_one_nan(rng, rows, numbers, spec)
     if not spec.images:
         return kinds

@@ -28,11 +28,11 @@ from interop.twin.spec import WHOLE, PolicySpec
 Bounds = tuple[tuple[float, ...], tuple[float, ...]]
 _NUM_ENVS, _NUM_STEPS = 16, 128
 _IMAGE_BYTES = 1024 * 64 * 64 * 3
-"""Of the environment's images: as many of 64x64 as the largest batch that is checked, fewer of larger ones."""
+"""Size of the environment's images: as many of 64x64 as the largest batch that is checked, fewer of larger ones."""
 _CHUNK_BYTES = 2**22
-"""Of images that are answered at a time; activations take some thirty times as much."""
+"""Size of images that are answered at a time; activations take some thirty times as much."""
 _STEPS_BETWEEN_CHECKS = 4
-"""Of clipping, where there are images: each check draws two of them for every environment."""
+"""Steps between checks of clipping where there are images: each check draws two of them for every environment."""
 _NUM_DISTURBED = 8
 _EPSILON = 2.0**-22
 
@@ -75,7 +75,7 @@ def observe(policy: Policy, env: Env, params: Params, bounds: Bounds | None) -> 
 
 
 def steps_to_observe(policy: Policy, space: gymnasium.Space) -> int:
-    """Of 16 environments each; fewer where pictures have to be drawn."""
+    """Number of steps of 16 environments; fewer where pictures have to be drawn."""
     leaves = leaves_of(space)
     size = sum(math.prod(leaves[name].shape) for name in images_of(policy))
     return max(1, min(_NUM_STEPS // 2, _IMAGE_BYTES // (size * _NUM_ENVS))) if size else _NUM_STEPS
@@ -120,7 +120,7 @@ def nest(leaves: Mapping[str, Any]) -> PyTree:
 def feature_ranges(
     seen: Arrays, space: gymnasium.Space, spec: PolicySpec
 ) -> dict[str, tuple[NDArray[Any], NDArray[Any]]]:
-    """(low, high) [F] of the numbers: the space's bounds where they are finite, what was seen where they are not."""
+    """(low, high) [F] of the numbers: the space's bounds where they are finite, the range seen where they are not."""
     ranges = {}
     for name, box in leaves_of(space).items():
         if name in spec.images:
@@ -134,7 +134,7 @@ def feature_ranges(
 
 @partial(jax.jit, static_argnames=("policy", "bounds"))
 def deployed_answer(policy: Policy, params: Params, obs: PyTree, bounds: Bounds | None) -> tuple[Array, ...]:
-    """What a deployed policy returns: the mode, clipped, and the distribution's parameters."""
+    """The answer of a deployed policy: the mode, clipped, and the distribution's parameters."""
     distribution, _ = policy.apply(params, obs)
     action = distribution.mode()
     if isinstance(distribution, Categorical):

@@ -1,7 +1,7 @@
 """``parity.json``, the certificate of an export: its schema, and whether its lists are those of the folder.
 
-It is a file like the others and proves nothing by itself: whoever changes an artefact can change it too. Its own
-SHA-256, which export and verify print, is what to compare with the maker's. Errors in it decide nothing. No torch.
+It is a file like the others and proves nothing by itself: anyone who changes an artefact can change it too. Its own
+SHA-256, which export and verify print, is to be compared with the maker's. The errors in it decide nothing. No torch.
 """
 
 import hashlib
@@ -29,12 +29,12 @@ def read_certificate(directory: Path) -> dict[str, Any]:
     file = directory / FILE
     if not file.is_file():
         raise FileNotFoundError(
-            f"{directory} is no export: it has no {FILE}; make one by python -m interop.export RUN --to DIR"
+            f"{directory} is not an export: it has no {FILE}; make one by python -m interop.export RUN --to DIR"
         )
     try:
         report = json.loads(file.read_text())
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{file} is no JSON ({repr(error)[:200]}); {_AGAIN}") from error
+        raise ValueError(f"{file} is not JSON ({repr(error)[:200]}); {_AGAIN}") from error
     for problem in _schema_problems(report):
         raise ValueError(f"{file}: {problem}; {_AGAIN}")
     return report
@@ -69,7 +69,7 @@ def sha256(path: Path) -> str:
 
 
 def _has_digest(path: Path, digest: str) -> bool:
-    return path.is_file() and sha256(path) == digest  # of a pipe nothing is read
+    return path.is_file() and sha256(path) == digest  # a pipe is not read
 
 
 def _present(directory: Path, name: str) -> set[str]:
@@ -105,7 +105,7 @@ def _is_artefact(name: str, facts: Any) -> bool:
 
 
 def _is_digest(name: str, digest: Any) -> bool:
-    """Of a file right in the folder."""
+    """Whether this is the digest of a file directly in the folder."""
     plain = Path(name).name == name and name not in ("", ".", "..") and "\0" not in name
     return plain and isinstance(digest, str) and re.fullmatch("[0-9a-f]{64}", digest) is not None
 

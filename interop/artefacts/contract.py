@@ -1,4 +1,4 @@
-"""What has to go into an exported policy and what comes out: names, order, shapes, units, ranges, control rate."""
+"""The inputs and outputs of an exported policy: names, order, shapes, units, ranges, control rate."""
 
 import math
 from collections.abc import Sequence
@@ -21,13 +21,15 @@ def make_contract(
     Args:
         env_config: ``id`` and ``cfg`` of the environment.
         seen: observations of the environment by path, [B, ...] each.
-        clipping: why the action is clipped, or is not.
+        clipping: the reason that the action is clipped, or is not.
     """
-    told = describe(env)
-    period, chunk = told.control_period, told.actions_per_decision
+    description = describe(env)
+    period, chunk = description.control_period, description.actions_per_decision
     ranges = feature_ranges(seen, env.observation_space, spec)
     observation = [
-        _image(name, spec) if name in spec.images else _numbers(name, spec, told.observation.get(name), ranges[name])
+        _image(name, spec)
+        if name in spec.images
+        else _numbers(name, spec, description.observation.get(name), ranges[name])
         for name in spec.inputs
     ]
     outputs = [
@@ -45,7 +47,7 @@ def make_contract(
         "all have the batch axis: a single observation is a batch of one",
         "env": {
             **env_config,
-            "parameters": told.parameters,
+            "parameters": description.parameters,
             "max_episode_steps": env.max_episode_steps,
         },
         "control_rate_hz": None if period is None else round(1.0 / period, 6),
@@ -53,7 +55,7 @@ def make_contract(
         "outputs": outputs,
         "action": {
             "head": spec.head,
-            "features": _features(told.action),
+            "features": _features(description.action),
             **_chunk(env.action_space, chunk, period),
             **_action_bounds(env.action_space),
             "clipped": spec.clip is not None,
@@ -83,7 +85,7 @@ def _image(name: str, spec: PolicySpec) -> dict[str, Any]:
 
 def _numbers(name: str, spec: PolicySpec, known: Sequence[Feature] | None, limits: Any) -> dict[str, Any]:
     read = spec.read(name)
-    told: dict[str, Any] = {
+    entry: dict[str, Any] = {
         "name": name,
         "shape": ["batch", len(read)],
         "dtype": "float32",
@@ -93,15 +95,15 @@ def _numbers(name: str, spec: PolicySpec, known: Sequence[Feature] | None, limit
         "range": "the observation space's bounds; what the policy met in the environment where there are none",
     }
     if name in spec.unread:
-        told["entries"] = list(read)
-        told["entries_of"] = (
+        entry["entries"] = list(read)
+        entry["entries_of"] = (
             f"which of the {spec.observation[name]} numbers in training these are; the policy does not read the others"
         )
-    return told
+    return entry
 
 
 def _chunk(space: gymnasium.Space, chunk: int, period: float | None) -> dict[str, Any]:
-    """Nothing for single actions."""
+    """The entry on chunks of actions; empty for single actions."""
     if chunk == 1 or not isinstance(space, gymnasium.spaces.Box):
         return {}
     return {

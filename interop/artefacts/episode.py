@@ -1,4 +1,4 @@
-"""One episode of a policy by JAX: where it starts, how it ends. Whoever drives the task without JAX can replay it."""
+"""One episode of a policy by JAX: its start and its end, so that the task can be replayed without JAX."""
 
 import math
 from typing import Any
@@ -16,7 +16,7 @@ def reference_episode(policy: Policy, env: Env, params: Params, seed: int) -> di
 
     Returns:
         ``start``: the environment's state by dotted path, as lists, random streams as their bits. ``result``: the
-        episode's return, length and what else the environment tells at its end, null where that is not a number.
+        episode's return, length and the environment's other results at its end, null where that is not a number.
         None: the episode does not end within the environment's time limit, or there is none.
     """
     if env.max_episode_steps is None:

@@ -1,4 +1,4 @@
-"""The files of an export, and how each is loaded into a function of plain arrays. No jax, but for StableHLO.
+"""The files of an export, and their loaders as functions of plain arrays. No jax, except for StableHLO.
 
 Weights alone (pt, safetensors) and graphs of numeric operators (onnx, stablehlo) cannot run code of their maker; an
 archive of ``torch.export`` (pt2) and TorchScript can.
@@ -28,11 +28,11 @@ class Format:
     file: str
     load: Callable[[Path, PolicySpec], Run]
     needs: tuple[str, ...]
-    """Packages that it takes to load it; pip knows them by the same names."""
+    """Packages needed to load it, under pip's names."""
     written_with: tuple[str, ...] = ()
-    """Further packages that it takes to write it."""
+    """Further packages needed to write it."""
     runs_code: bool = False
-    """Loading or running the file can do whatever its maker wanted."""
+    """Loading or running the file can execute its maker's code."""
 
     def missing(self, *, to_write: bool = False) -> list[str]:
         """The packages that are not installed here."""
@@ -41,7 +41,7 @@ class Format:
 
 
 def library_versions() -> dict[str, str]:
-    """Of the libraries that are installed here."""
+    """The versions of the libraries that are installed here."""
     found = {}
     for name in _LIBRARIES:
         try:
@@ -66,7 +66,7 @@ def _load_safetensors(path: Path, spec: PolicySpec) -> Run:
 
 
 def _load_pt2(path: Path, spec: PolicySpec) -> Run:
-    """It unpickles weights, constants and example inputs, and evaluates sizes as Python: only of whom one trusts."""
+    """Unpickles weights, constants and example inputs, and evaluates sizes as Python: only for trusted files."""
     import torch
 
     del spec
@@ -74,7 +74,7 @@ def _load_pt2(path: Path, spec: PolicySpec) -> Run:
 
 
 def _load_torchscript(path: Path, spec: PolicySpec) -> Run:
-    """Its program can write files, already when it is loaded (``__setstate__``): only of whom one trusts."""
+    """The program can write files as soon as it is loaded (``__setstate__``): only for trusted files."""
     import warnings
 
     import torch
@@ -99,7 +99,7 @@ def _run_torch(module: Callable[..., Any]) -> Run:
 def _load_onnx(path: Path, spec: PolicySpec) -> Run:
     import onnxruntime
 
-    # of its bytes: weights in other files, which ONNX allows, have no digest
+    # from its bytes: weights in other files, which ONNX allows, have no digest
     session = onnxruntime.InferenceSession(path.read_bytes(), providers=["CPUExecutionProvider"])
     return lambda leaves: session.run(list(spec.outputs), dict(zip(spec.inputs, leaves, strict=True)))
 

@@ -1,5 +1,5 @@
-"""What ``interop.artefacts.cases.observe`` finds out, for environments outside JAX: they cannot be stepped twice from
-one state, so that they are played again from their seeds."""
+"""``interop.artefacts.cases.observe`` for environments outside JAX: they cannot be stepped twice from one state, so
+they are played again from their seeds."""
 
 from typing import Any
 
@@ -17,9 +17,9 @@ def observe_host(policy: Policy, env: HostEnv, params: Params, bounds: Bounds | 
     """Act in the environment with sampled actions, so that the observations spread as in training.
 
     Returns:
-        The observations [B, ...] by path; whether the environment clips actions to ``bounds`` (what stands between it
-        and the policy included): from the same seeds, actions far beyond them did the same as clipped ones. None: it
-        does not even do the same when it is given the same.
+        The observations [B, ...] by path; whether the environment clips actions to ``bounds`` (wrappers between it and
+        the policy included): from the same seeds, actions far beyond them did the same as clipped ones. None: it is
+        not even reproducible under the same actions.
     """
     seed = np.random.SeedSequence(0).generate_state(env.num_envs).astype(np.uint32)
     key = jax.random.key(0)
@@ -48,13 +48,13 @@ def _clips(env: HostEnv, seed: NDArray[np.uint32], actions: NDArray[Any], bounds
 
 
 def _play(env: HostEnv, seed: NDArray[np.uint32], actions: NDArray[Any]) -> list[NDArray[Any]]:
-    """Everything that the environment answers."""
+    """All answers of the environment."""
     env.reset(seed)
-    told: list[NDArray[Any]] = []
+    answers: list[NDArray[Any]] = []
     for action in actions:
         step = env.step(action)
-        told += [np.array(leaf) for leaf in jax.tree.leaves((step.obs, step.reward, step.final_obs))]
-    return told
+        answers += [np.array(leaf) for leaf in jax.tree.leaves((step.obs, step.reward, step.final_obs))]
+    return answers
 
 
 def _equal(a: list[NDArray[Any]], b: list[NDArray[Any]]) -> bool:

@@ -66,7 +66,7 @@ class _Graph:
         return parts[0] if len(parts) == 1 else self.node("Concat", *parts, axis=-1)
 
     def encoder(self, name: str, spec: PolicySpec, weights: Mapping[str, NDArray[np.float32]]) -> str:
-        """Where an image's channels are active: [batch, 2·channels]."""
+        """The places where an image's channels are active: [batch, 2·channels]."""
         encoder = spec.encoder
         if encoder is None:
             raise ValueError(f"the policy spec has the image '{name}', but no encoder")
@@ -85,7 +85,7 @@ class _Graph:
         return self.node("Flatten", self.node("Transpose", place, perm=[0, 2, 1]), axis=1)
 
     def numbers(self, spec: PolicySpec, weights: Mapping[str, NDArray[np.float32]]) -> str:
-        """What the actor reads of them, normalized if it is."""
+        """The numbers that the actor reads, normalized where the policy does so."""
         x = self.concat(*spec.actor.inputs)
         if not spec.actor.normalized:
             return x

@@ -1,4 +1,4 @@
-"""How far an artefact's answers are from JAX's, and how far they may be.
+"""The distance of an artefact's answers from JAX's, and its limit.
 
 For each row r of a case and each output y
 
@@ -14,8 +14,8 @@ every activation and with weights up to ±3, came up to half of what is allowed;
 hundred times beyond it.
 
 Where actions are choices, a row may differ from JAX's only if the logits tie: the chosen one's logit is no further
-below the best one's than two logits may err together. A NaN or infinity has to come out exactly where it
-comes out of JAX.
+below the best one's than two logits may err together. A NaN or infinity has to appear exactly where it does
+in JAX's answer.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -43,7 +43,7 @@ class ParityError(RuntimeError):
 
 @dataclass(frozen=True)
 class Case:
-    """Observations of one kind, and what JAX answers to them."""
+    """Observations of one kind, and JAX's answers to them."""
 
     name: str
     observation: Arrays
@@ -51,7 +51,7 @@ class Case:
     expected: Arrays
     """``spec.outputs``: [B, ...]"""
     allowed: Arrays
-    """Of each floating-point output: [B, 1], the largest absolute error that passes."""
+    """For each floating-point output: [B, 1], the largest absolute error that passes."""
 
 
 def allowed_error(expected: FloatArray, sensitivity: NDArray[np.float64]) -> FloatArray:
@@ -112,7 +112,7 @@ def load_cases(path: Path) -> list[Case]:
                 case, kind, name = key.split("/")
                 parts.setdefault(case, {}).setdefault(kind, {})[name] = file[key]
         return [Case(name, **arrays) for name, arrays in parts.items()]
-    except Exception as error:  # what is no such archive fails in zipfile, NumPy or here
+    except Exception as error:  # an invalid archive may fail in zipfile, NumPy or here
         raise ValueError(f"{path} does not hold an export's observations: {repr(error)[:200]}") from error
 
 
@@ -126,7 +126,7 @@ def check_cases(cases: list[Case], spec: PolicySpec, rows: Mapping[str, int]) ->
         ValueError: arrays that are missing or of other shapes than the spec's, or errors of any size allowed.
     """
     if {case.name: len(case.expected.get("action", ())) for case in cases} != rows or "environment" not in rows:
-        raise ValueError(f"observations.npz has not the cases and rows that parity.json lists: {rows}")
+        raise ValueError(f"observations.npz does not have the cases and rows that parity.json lists: {rows}")
     for case in cases:
         batch = (rows[case.name],)
         wanted = {f"observation/{name}": (*batch, *spec.input_shape(name)) for name in spec.inputs}

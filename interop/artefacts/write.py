@@ -27,7 +27,7 @@ class Trained:
     params: Params
     spec: PolicySpec
     state_dict: Mapping[str, NDArray[Any]]
-    """With EmbodiChain's keys, see ``interop.checkpoints.weights``."""
+    """The state_dict with EmbodiChain's keys, see ``interop.checkpoints.weights``."""
     global_step: int
     """Environment steps it was trained for."""
 
@@ -107,7 +107,7 @@ WRITERS: dict[str, Callable[[Path, Trained], None]] = {
 
 
 def _actor_of(policy: ActorCritic | ActorOnly | VisionPolicy) -> ActorOnly | VisionPolicy:
-    """Without the critic, and so without the observations that only the critic sees."""
+    """The policy without its critic, and so without the observations that only the critic sees."""
     if isinstance(policy, VisionPolicy):
         return policy.clone(critic=None)
     return ActorOnly(
@@ -120,7 +120,7 @@ def _actor_of(policy: ActorCritic | ActorOnly | VisionPolicy) -> ActorOnly | Vis
 
 
 def _whole(spec: PolicySpec, inputs: dict[str, Array]) -> PyTree:
-    """An observation of these inputs, with zeros for what the actor does not read."""
+    """An observation of these inputs, with zeros for the parts that the actor does not read."""
     if not spec.images:
         return nest(inputs)
     leaves = {name: inputs[name] for name in spec.images}
@@ -139,7 +139,7 @@ def _deployed_twin(trained: Trained) -> Any:
 
 
 def _example_leaves(spec: PolicySpec) -> tuple[Any, ...]:
-    """A batch of 3: a size of 1 would be taken for a constant."""
+    """An example batch of 3: a size of 1 would be taken for a constant."""
     import torch
 
     dtypes = {"uint8": torch.uint8, "float32": torch.float32}

@@ -1,7 +1,7 @@
-"""What a checkpoint file of EmbodiChain holds, key by key. Files come from anywhere: all is checked before it is used.
+"""The content of EmbodiChain's checkpoint files, key by key. Files come from anywhere: all is checked before its use.
 
-``problems(payload)`` names each key whose value no version of EmbodiChain writes there: key, what is wanted, what was
-given. What ejax does not read may be anything, but no container may hold itself or unfold to an enormous one.
+``problems(payload)`` names each key whose value no version of EmbodiChain writes there: key, expected value, given
+value. Keys that ejax does not read may hold anything, except containers that hold themselves or unfold enormously.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -12,14 +12,14 @@ import torch
 from interop.dense import describe, odd_tensor
 
 Check: TypeAlias = Callable[[Any, str], Iterator[str]]
-"""``check(value, key)``: what is wrong with the value."""
+"""``check(value, key)``: the problems of the value."""
 
 _MOST_VALUES = 10_000_000
 _DEEPEST = 32
 
 
 def problems(payload: Mapping[str, Any]) -> Iterator[str]:
-    """What of the content is not as any version writes it."""
+    """The parts of the content that no version writes."""
     version = payload.get("schema_version")
     if _extent(payload) is None:
         yield f"its values contain themselves, lie deeper than {_DEEPEST} levels, or unfold to over {_MOST_VALUES:,}"
@@ -42,7 +42,7 @@ def _none_or(check: Check) -> Check:
 
 
 def _record(required: Mapping[str, Check], optional: Mapping[str, Check]) -> Check:
-    """A mapping with these keys; what others it has is passed over."""
+    """A mapping with these keys; others are ignored."""
 
     def check(x: Any, key: str) -> Iterator[str]:
         if not isinstance(x, dict):
@@ -99,7 +99,7 @@ def _is_step(x: Any) -> bool:
 
 
 def _is_plain(x: Any) -> bool:
-    """What a config can hold: no tensors."""
+    """Whether a config can hold it: no tensors."""
     if isinstance(x, Mapping):
         return all(isinstance(name, str) and _is_plain(value) for name, value in x.items())
     if isinstance(x, list | tuple):

@@ -1,4 +1,4 @@
-"""EmbodiChain's checkpoint files: what of them concerns ejax, read from every version, and written.
+"""EmbodiChain's checkpoint files: the parts that concern ejax, read from every version, and written.
 
     version       keys
     seed, 122     global_step, policy
@@ -51,11 +51,11 @@ class PtFile:
     reference: StateDict | None
     """GRPO's frozen policy, where the file has it."""
     log_std_range: tuple[float, float]
-    """What the version that wrote the file clamps log_std to."""
+    """Range that the version that wrote the file clamps log_std to."""
     modules: Mapping[str, str]
-    """Names of the policy's modules and their torch classes. Empty: the version does not tell them."""
+    """Names of the policy's modules and their torch classes. Empty: the version does not record them."""
     options: Mapping[str, Any]
-    """``algorithm.cfg`` but for optimizer and schedule. Empty: the version does not tell it."""
+    """``algorithm.cfg`` except optimizer and schedule. Empty: the version does not record it."""
     world_size: int
     """Processes that trained together, each with ``num_envs`` environments and minibatches of ``batch_size``."""
     ranks_differ: bool
@@ -99,7 +99,7 @@ def load_content(path: Path) -> dict[str, Any]:
     """
     payload = load_plain(path)
     for problem in problems(payload):
-        raise ValueError(f"{path} is no checkpoint of EmbodiChain: {problem}")
+        raise ValueError(f"{path} is not a checkpoint of EmbodiChain: {problem}")
     return payload
 
 
@@ -112,7 +112,7 @@ def _ranks_differ(normalizers: list[Mapping[str, torch.Tensor]]) -> bool:
 
 
 def write_pt(path: Path, payload: dict[str, Any]) -> Path:
-    """Write arrays as tensors and everything else as it is; the file appears whole or not at all."""
+    """Write arrays as tensors and everything else unchanged; the file appears whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial")
     with partial.open("wb") as file:
@@ -124,7 +124,7 @@ def write_pt(path: Path, payload: dict[str, Any]) -> Path:
 
 
 def log_std_range(metadata: Mapping[str, Any] | None) -> tuple[float, float]:
-    """What EmbodiChain clamps log_std to: (−5, 2) in ActorOnly and up to 0.2; in 0.3 what the policy was made with."""
+    """EmbodiChain's clamp of log_std: (−5, 2) in ActorOnly and up to 0.2; in 0.3 the policy's own setting."""
     std_range = (metadata or {}).get("policy_attributes", {}).get("action_std_range")
     return (-5.0, 2.0) if std_range is None else (math.log(std_range[0]), math.log(std_range[1]))
 
@@ -147,14 +147,14 @@ def scheduler_state(schedule: ScheduleConfig, base_rate: float, rate: float, ste
 def bound_to(trainer_file: Path, policy: StateDict, seed: int) -> dict[str, Any]:
     """The keys of schema 2 that tie a checkpoint to one trainer, taken from another checkpoint of that trainer.
 
-    Random streams start anew from ``seed``: ejax has none that torch could go on with.
+    Random streams start from ``seed``: ejax has none that torch could go on with.
 
     Raises:
         ValueError: ``trainer_file`` is not of schema 2, or of another policy.
     """
     payload = load_content(trainer_file)
     if payload.get("schema_version") != 2 or "rollout_index" in payload:
-        raise ValueError(f"{trainer_file} is no checkpoint of EmbodiChain 0.3's PPO or GRPO (schema 2)")
+        raise ValueError(f"{trainer_file} is not a checkpoint of EmbodiChain 0.3's PPO or GRPO (schema 2)")
     missing = [key for key in ("metadata", "world_size", "rng_by_rank") if payload.get(key) is None]
     if missing:
         raise ValueError(f"{trainer_file} is of schema 2, but lacks {', '.join(missing)}")
@@ -189,7 +189,7 @@ def _random_streams(seed: int) -> dict[str, Any]:
 
 
 def _adam_state(optimizer: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Of the state_dict of one of torch.optim, what Adam keeps: other state is passed over."""
+    """Adam's part of the state_dict of a torch optimizer: other state is ignored."""
     if optimizer is None:
         return None
     state = {

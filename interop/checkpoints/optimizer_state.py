@@ -17,7 +17,7 @@ from interop.checkpoints.weights import Entry, get, put, tensors
 
 
 def torch_optimizer_state(policy: Policy, opt_state: PyTree, config: OptimizerConfig) -> dict[str, Any]:
-    """What ``torch.optim.Adam`` or ``AdamW`` over ``policy.parameters()`` loads, as NumPy arrays and numbers.
+    """The state that ``torch.optim.Adam`` or ``AdamW`` over ``policy.parameters()`` loads, in NumPy arrays and numbers.
 
     Args:
         opt_state: of ``make_optimizer(config)``.
@@ -95,7 +95,7 @@ def opt_state_from_torch(policy: Policy, params: Params, state: Mapping[str, Any
 
 
 def _check_states(states: Mapping[Entry, Mapping[str, Any] | None]) -> None:
-    """Refuse parameters without Adam's state, but for a critic that has none at all."""
+    """Refuse parameters without Adam's state, except a critic that has none at all."""
     stateless = [entry.key for entry, of_entry in states.items() if of_entry is None]
     if stateless and stateless != [entry.key for entry in states if entry.key.startswith("critic.")]:
         raise ValueError(

@@ -1,6 +1,6 @@
 """Torch files of tensors and plain data, read without running what else they may hold. No jax.
 
-``torch.load(weights_only=True)`` refuses to import or call anything but what tensors and plain containers are made of.
+``torch.load(weights_only=True)`` refuses to import or call anything that tensors and plain containers do not need.
 """
 
 import pickle
@@ -36,8 +36,8 @@ def load_plain(path: Path) -> dict[str, Any]:
         named = re.search(r"GLOBAL (\S+)", str(error))
         what = f": it names {named[1][:_LONGEST]}" if named else ""
         raise ValueError(f"{path} holds more than tensors and plain data, and is not read{what}") from error
-    except Exception as error:  # what is no file of torch fails in it anywhere
-        raise ValueError(f"{path} is no torch file, or a damaged one: {repr(error)[:_LONGEST]}") from error
+    except Exception as error:  # an invalid file may fail anywhere in torch
+        raise ValueError(f"{path} is not a torch file, or is damaged: {repr(error)[:_LONGEST]}") from error
     if not isinstance(payload, dict):
         raise ValueError(f"{path} holds a {type(payload).__name__}, a checkpoint is a mapping")
     return payload

@@ -77,7 +77,7 @@ def pt_payload(
     if lr_scheduler is not None or layout == "0.3":
         kwargs = {"name": schedule.name, "kwargs": dict(schedule.kwargs)}
         payload |= {"lr_scheduler": lr_scheduler, "lr_scheduler_cfg": kwargs}
-    # EmbodiChain trains what needs the environment inside its program by another trainer, with a schema of its own
+    # EmbodiChain has another trainer, with a schema of its own, for algorithms with the environment in their program
     differentiable = algorithm.update is None
     if differentiable:
         payload["schema_version"] = 1
@@ -93,12 +93,12 @@ def pt_payload(
 
 
 def read_state(file: Path, config: RunConfig, parts: Parts, *, policy_only: bool = False) -> tuple[RunState, list[str]]:
-    """What ``--resume FILE.pt`` and ``policy.init_from: FILE.pt`` start from; see ``restore``."""
+    """The state that ``--resume FILE.pt`` and ``policy.init_from: FILE.pt`` start from; see ``restore``."""
     return restore(read_pt(file), config, parts, policy_only=policy_only)
 
 
 def restore(saved: PtFile, config: RunConfig, parts: Parts, *, policy_only: bool = False) -> tuple[RunState, list[str]]:
-    """The run state that EmbodiChain's checkpoint stands for, and notes on what it lacks.
+    """The run state that EmbodiChain's checkpoint stands for, and notes on the missing parts.
 
     Args:
         parts: of ``build(config)``.
@@ -133,7 +133,7 @@ def restore(saved: PtFile, config: RunConfig, parts: Parts, *, policy_only: bool
     notes += _size_notes(saved, parts.num_devices, rows, update)
     if rest:
         notes.append(
-            f"{saved.global_step} env steps are no whole number of updates, of {rows} each; "
+            f"{saved.global_step} env steps are not a whole number of updates, of {rows} each; "
             f"counting goes on from {saved.global_step - rest}"
         )
     if saved.optimizer is None:
@@ -147,7 +147,7 @@ def restore(saved: PtFile, config: RunConfig, parts: Parts, *, policy_only: bool
 
 
 def _clamp_of(policy: Policy, layout: Layout, like: Path | None) -> tuple[float, float]:
-    """What the EmbodiChain that reads this layout clamps log_std to."""
+    """The clamp of log_std in the EmbodiChain that reads this layout."""
     if like is not None:
         return log_std_range(load_content(like).get("metadata"))
     separate = layout == "0.3" and isinstance(policy, ActorCritic)
@@ -187,7 +187,7 @@ def _imported(parts: Parts, state_dict: StateDict, clamp: tuple[float, float]) -
 
 
 def _check_activations(saved: PtFile, policy: Policy) -> None:
-    """Weights do not tell them; files of 0.3 do.
+    """Check the activations: weights do not show them; files of 0.3 name them.
 
     Raises:
         ValueError: the file's are not the config's.
@@ -207,7 +207,7 @@ def _check_activations(saved: PtFile, policy: Policy) -> None:
 
 
 def _normal_policy(policy: Policy) -> Any:
-    """The policy itself, if EmbodiChain has its like."""
+    """The policy itself, if EmbodiChain has its counterpart."""
     if not isinstance(policy, ActorCritic | ActorOnly):
         raise TypeError(f"EmbodiChain's policies are ActorCritic and ActorOnly, got {type(policy).__name__}")
     if policy.action_spec.kind != "normal":
@@ -216,7 +216,7 @@ def _normal_policy(policy: Policy) -> Any:
 
 
 def _option_notes(saved: PtFile, options: Any) -> list[str]:
-    """A checkpoint moves state; what is computed with it is the config's matter, and told where it changes."""
+    """A checkpoint moves state; the config decides what is computed with it. Notes on where that changes."""
     ours = options.model_dump()
     return [
         f"algorithm.cfg.{name} was {there} there and is {ours[name]} here"
@@ -226,7 +226,7 @@ def _option_notes(saved: PtFile, options: Any) -> list[str]:
 
 
 def _size_notes(saved: PtFile, num_devices: int, rows: int, update: int) -> list[str]:
-    """How much an update is: ``num_envs`` and ``batch_size`` are those of one rank there, of one device here."""
+    """Notes on the size of an update: ``num_envs`` and ``batch_size`` are per rank there, per device here."""
     notes = []
     if saved.world_size != num_devices:
         notes.append(

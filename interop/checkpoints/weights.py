@@ -49,7 +49,7 @@ def params_from_state_dict(policy: Policy, state_dict: Mapping[str, Any]) -> Par
     """The inverse of ``state_dict_from_params``: Flax variables of NumPy arrays.
 
     Args:
-        state_dict: arrays, or whatever ``np.asarray`` makes arrays of, such as torch tensors on the CPU.
+        state_dict: arrays, or anything that ``np.asarray`` takes, such as torch tensors on the CPU.
 
     Raises:
         TypeError: as ``state_dict_from_params``.
@@ -170,7 +170,7 @@ def _misfits(arrays: StateDict, entries: list[Entry], policy: Policy) -> list[st
     missing = [key for key in wanted if key not in arrays]
     unknown = [key for key in arrays if key not in wanted]
     problems = [f"lacks {key}{did_you_mean(key, unknown)}" for key in missing]
-    problems += [f"has {key}, which the policy has not{did_you_mean(key, missing)}" for key in unknown]
+    problems += [f"has {key}, which the policy lacks{did_you_mean(key, missing)}" for key in unknown]
     for key, entry in wanted.items():
         if key not in arrays:
             continue
@@ -208,7 +208,7 @@ def _unlike_widths(arrays: StateDict, policy: Policy) -> list[str]:
 
 
 def _unlike_numbers(arrays: StateDict, policy: VisionPolicy) -> list[str]:
-    """``_unlike_widths`` where networks also read what encoders see, and the actor not all of the numbers."""
+    """``_unlike_widths`` where networks also read encoders' features, and the actor not all of the numbers."""
     features = 2 * policy.channels[-1] * len(policy.images)
     counts = {key: x.shape[1] for key, x in arrays.items() if key.startswith("actor_obs_normalizer.") and x.ndim}
     if "critic.0.weight" in arrays:

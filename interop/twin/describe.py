@@ -1,4 +1,4 @@
-"""The spec of an ejax policy: what its twin needs to know of it, without its weights."""
+"""The spec of an ejax policy: everything that its twin needs except the weights."""
 
 from collections.abc import Mapping
 from itertools import pairwise
@@ -67,7 +67,7 @@ def _vision_fields(policy: VisionPolicy, leaves: Mapping[str, Any]) -> dict[str,
 
 
 def _observed(env: Env | HostEnv) -> Any:
-    """Something with the shapes of one observation."""
+    """A pytree with the shapes of one observation."""
     if isinstance(env, HostEnv):
         return env.observation_space
     return jax.eval_shape(lambda: env.reset(jax.random.key(0))[1])

@@ -62,7 +62,7 @@ class TanhNormal:
         return self.base.log_prob(u) - self._log_slope(u)
 
     def entropy(self) -> Tensor:
-        """Of the base plus E[log |slope|] taken at the mean."""
+        """Entropy of the base plus E[log |slope|] taken at the mean."""
         return self.base.entropy() + self._log_slope(self.base.mean)
 
     @property

@@ -54,5 +54,5 @@ def _checked(image: Tensor, shape: list[int]) -> Tensor:
 
 @functools.cache
 def _scripted() -> Any:
-    """``_checked`` as a trace keeps it: of Python it keeps nothing."""
+    """``_checked`` in TorchScript: a trace would drop plain Python."""
     return torch.jit.script(_checked)

@@ -15,7 +15,7 @@ def part(obs: Any, path: str, spec: PolicySpec) -> Any:
     """The observation's array at this dotted path, as it is.
 
     Raises:
-        ValueError: there is none; the text names what there is, and what the policy reads.
+        ValueError: it is missing; the text names the present arrays, and those that the policy reads.
     """
     if not isinstance(obs, Mapping):  # a TensorDict is one
         if path != WHOLE:
@@ -37,7 +37,7 @@ def part(obs: Any, path: str, spec: PolicySpec) -> Any:
 
 
 def as_tensor(x: Any, name: str, device: torch.device) -> Tensor:
-    """An array as a dense tensor of real numbers; what is no tensor is copied to ``device``.
+    """An array as a dense tensor of real numbers; other arrays are copied to ``device``.
 
     Raises:
         ValueError: it is something else.
@@ -80,6 +80,6 @@ def check_batch(obs: Any, spec: PolicySpec) -> None:
 
 
 def _paths(obs: Mapping[str, Any]) -> list[str]:
-    """Of all its arrays."""
+    """The paths of all arrays."""
     nested = {str(name): _paths(x) if isinstance(x, Mapping) else [""] for name, x in obs.items()}
     return [f"{name}.{path}".rstrip(".") for name, paths in nested.items() for path in paths]

@@ -1,4 +1,4 @@
-"""What a policy is, apart from its weights: plain data that JSON can hold, read without jax or torch.
+"""A policy without its weights: plain data that JSON can hold, read without jax or torch.
 
 Weights come as a ``state_dict`` with EmbodiChain's keys (``interop.checkpoints.weights``); a spec and a state_dict make
 a policy.
@@ -13,7 +13,7 @@ from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 SCHEMA_VERSION = 2
-"""1 knew no images; its files are read too."""
+"""Version 1 had no images; its files are read too."""
 WHOLE = "obs"
 """The name of an observation that is one array, not a tree: ``ejax.envs.description.WHOLE``, without jax."""
 
@@ -25,7 +25,7 @@ class NetworkSpec:
     """An MLP: for each hidden size Linear → [LayerNorm] → activation → [dropout], then Linear [→ last activation]."""
 
     inputs: tuple[str, ...]
-    """Dotted paths of the observation's numbers that it reads, concatenated in this order, behind what encoders see."""
+    """Dotted paths of the numbers that it reads, concatenated in this order, behind the encoders' features."""
     normalized: bool
     """(x − mean) / (std + 1e-2) before the first Linear, by the statistics in the state_dict."""
     hidden_sizes: tuple[int, ...]
@@ -51,7 +51,7 @@ class EncoderSpec:
 
     @property
     def width(self) -> int:
-        """Numbers that it makes of an image."""
+        """Number of features of an image."""
         return 2 * self.channels[-1]
 
     @property
@@ -75,7 +75,7 @@ class PolicySpec:
     images: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)
     """(height, width, channels) of each image by its name, uint8, in the order in which their features come."""
     encoder: EncoderSpec | None = None
-    """Of each image, with weights of its own. None: there are no images."""
+    """The encoder of each image, with weights of its own. None: there are no images."""
     actor: NetworkSpec
     critic: NetworkSpec | None
     """With images, actor and critic share the encoders and the actor's normalizer, which is of all the numbers."""
@@ -96,16 +96,16 @@ class PolicySpec:
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """What a deployed policy returns, in order."""
+        """The outputs of a deployed policy, in order."""
         return ("action", "mean", "log_std") if self.continuous else ("action", "logits")
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """What a deployed policy takes, in order: images, then the numbers that the actor reads."""
+        """The inputs of a deployed policy, in order: images, then the numbers that the actor reads."""
         return (*self.images, *self.actor.inputs)
 
     def input_shape(self, name: str) -> tuple[int, ...]:
-        """Of one row of that input."""
+        """Shape of one row of that input."""
         return tuple(self.images[name]) if name in self.images else (len(self.read(name)),)
 
     def input_dtype(self, name: str) -> str:
@@ -132,17 +132,17 @@ class PolicySpec:
 
     @property
     def features(self) -> int:
-        """Numbers that the encoders make of all images."""
+        """Number of the encoders' features of all images."""
         return self.encoder.width * len(self.images) if self.encoder else 0
 
     def output_shape(self, name: str) -> tuple[int, ...]:
-        """Of one row of that output."""
+        """Shape of one row of that output."""
         if name == "action" and not self.continuous:
             return () if self.head == "categorical" else (len(self.sizes),)
         return (sum(self.sizes),)
 
     def width(self, network: NetworkSpec) -> int:
-        """What the network's first Linear reads."""
+        """Input width of the network's first Linear."""
         read = (
             len(self.read_of_all) if network is self.actor else sum(self.observation[name] for name in network.inputs)
         )
@@ -160,7 +160,7 @@ class PolicySpec:
         try:
             raw = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise ValueError(f"the policy spec is no JSON: {repr(error)[:200]}") from error
+            raise ValueError(f"the policy spec is not JSON: {repr(error)[:200]}") from error
         found = raw.pop("schema_version", None) if isinstance(raw, dict) else None
         if type(found) is not int or found not in (1, SCHEMA_VERSION):
             raise ValueError(f"the policy spec has schema version {found}, this interop reads 1 and {SCHEMA_VERSION}")
@@ -185,7 +185,7 @@ class PolicySpec:
 
 
 def _made(kind: Any, raw: Any, key: str) -> Any:
-    """JSON's value as this type: a dataclass, and what its fields are of.
+    """A JSON value as this type: a dataclass, or the type of one of its fields.
 
     Raises:
         ValueError: naming key, type and value.

@@ -19,7 +19,7 @@ from ejax.config.models import EnvConfig, EventsConfig, RunConfig
 from ejax.config.spaces import space_problems
 from ejax.envs.manager.functors.registry import FUNCTORS, FunctorKind
 from ejax.envs.manager.key_report import EMPTY, GymConfigError, KeyNote
-from ejax.envs.manager.plan import INTERVAL_EVENTS, make_plan
+from ejax.envs.manager.manager_spec import INTERVAL_EVENTS, read_manager_spec
 from ejax.frozen import freeze, thaw
 from ejax.problems import Problem
 from ejax.registry import ENVS, UnknownNameError, did_you_mean, did_you_mean_family, resolve
@@ -121,7 +121,7 @@ def is_manager_form(data: Mapping[str, Any]) -> bool:
 def manager_notes(gym_config: Mapping[str, Any]) -> tuple[KeyNote, ...]:
     """What becomes of each key of a gym config in manager form, whether it can be built or not."""
     try:
-        return make_plan(freeze(gym_config)).notes
+        return read_manager_spec(freeze(gym_config)).notes
     except GymConfigError as error:
         return error.notes
 

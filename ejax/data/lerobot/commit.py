@@ -3,8 +3,8 @@
 New versions are written under ``.staging`` and brought to the disk; then ``.staging/commit.json`` appears, by one
 rename: from here on the change counts. Then each file is renamed into its place, in the order given. ``recover``
 finishes what was cut off after that point, and sets aside what was cut off before. A journal is a file like any other,
-and may come with a folder of somebody else's: it is acted on only if all that it names lies inside the folder and is
-what the folder may have. Source: redo logging (Gray, Reuter, "Transaction Processing", 1992, chapter 10).
+and may come with a stranger's folder: it is acted on only if everything it names lies inside the folder and is allowed
+there. Source: redo logging (Gray, Reuter, "Transaction Processing", 1992, chapter 10).
 """
 
 import json
@@ -27,7 +27,7 @@ class Staged:
     """One change of several files of ``folder``. A context manager: leaving it commits, or drops all after an error.
 
     Raises:
-        OSError: on leaving. ``committed`` tells whether the change counts all the same; ``recover`` finishes it then.
+        OSError: on leaving. ``committed`` says whether the change counts all the same; ``recover`` finishes it then.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -52,12 +52,12 @@ class Staged:
         return made
 
     def path(self, name: str) -> Path:
-        """Where another program writes the new version of ``name`` to."""
+        """The path to which another program writes the new version of ``name``."""
         self._names.append(name)
         return self.scratch(name)
 
     def scratch(self, name: str) -> Path:
-        """A place for what is needed only until the commit."""
+        """A path for a file that is needed only until the commit."""
         path = self.folder / STAGING / name
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
@@ -73,7 +73,7 @@ class Staged:
             if error is None:
                 self._commit()
         finally:
-            if not self.committed:  # whoever wrote is told by the exception
+            if not self.committed:  # the exception informs the writer
                 with suppress(OSError):
                     shutil.rmtree(self.folder / STAGING)
 
@@ -98,10 +98,10 @@ def recover(folder: Path, may_have: Callable[[str], object]) -> Path | None:
         may_have: whether a file of this name may be put into the folder.
 
     Returns:
-        Where the files of an unfinished change lie now; None: there was none.
+        The folder that the files of an unfinished change were moved to; None: there was none.
 
     Raises:
-        ValueError: what lies there is no change of a ``Staged``; nothing was changed.
+        ValueError: the staging folder is not a ``Staged``'s; nothing was changed.
     """
     staging = folder / STAGING
     if not _is_folder(staging):
@@ -124,8 +124,8 @@ def pending(folder: Path, may_have: Callable[[str], object]) -> list[str]:
     """The files of a change that counts and was cut off, as its journal names them; none if there is no such change.
 
     Raises:
-        ValueError: a journal of no ``Staged``: damaged, or it names what leads out of the folder, what ``may_have``
-            does not allow, or what is neither staged nor in place.
+        ValueError: a journal that is not a ``Staged``'s: damaged, or it names a file that leads out of the folder, that
+            ``may_have`` does not allow, or that is neither staged nor in place.
     """
     staging = folder / STAGING
     if not _is_folder(staging) or not os.path.lexists(staging / JOURNAL):
@@ -133,11 +133,13 @@ def pending(folder: Path, may_have: Callable[[str], object]) -> list[str]:
     with open_inside(staging, JOURNAL) as file:
         names = parse_json(file.read(), staging / JOURNAL)
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
-        raise ValueError(f"{staging / JOURNAL} is no list of files: {shown(names)}; {_REMEDY}")
+        raise ValueError(f"{staging / JOURNAL} is not a list of files: {shown(names)}; {_REMEDY}")
     for name in names:
         there = [inside(root, name).exists() for root in (staging, folder)]
         if not may_have(name):
-            raise ValueError(f"{staging / JOURNAL} names {shown(name)}, which is no file of such a folder; {_REMEDY}")
+            raise ValueError(
+                f"{staging / JOURNAL} names {shown(name)}, which does not belong in such a folder; {_REMEDY}"
+            )
         if not any(there):
             raise ValueError(f"{staging / JOURNAL} names {shown(name)}, which is not there; {_REMEDY}")
     return names
@@ -152,7 +154,7 @@ def is_unfinished(folder: Path) -> bool:
 
 
 def _is_folder(path: Path) -> bool:
-    """A folder is there; False: nothing is. A link to one, or anything else, raises ValueError."""
+    """True: a folder exists; False: nothing does. A link to one, or anything else, raises ValueError."""
     try:
         mode = path.lstat().st_mode
     except FileNotFoundError:
@@ -163,7 +165,7 @@ def _is_folder(path: Path) -> bool:
 
 
 def _redo(folder: Path, names: Sequence[str]) -> None:
-    """Rename what is not renamed yet; may be cut off and done again. The journal goes last: without one, what lies in
+    """Do the renames that are left; may be cut off and repeated. The journal goes last: without one, the content of
     the staging folder does not count."""
     staging = folder / STAGING
     for name in names:

@@ -1,4 +1,4 @@
-"""pyarrow and Pillow, or what to install to have them."""
+"""pyarrow and Pillow, or a message on how to install them."""
 
 try:
     import pyarrow as pa

@@ -7,7 +7,7 @@ Two parts together (Chan, Golub, LeVeque, "Updating formulae and a pairwise algo
     μ  = μ₁ + δ·n₂/n
     σ² = (n₁σ₁² + n₂σ₂²)/n + δ²·n₁n₂/n²
 
-Images: per channel, of values in [0, 1], shape [3, 1, 1]; a scalar feature has shape [1]. So LeRobot keeps them.
+Images: per channel, of values in [0, 1], shape [3, 1, 1]; a scalar feature has shape [1]. This is LeRobot's form.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ STATS = ("min", "max", "mean", "std", "count")
 
 
 def feature_stats(values: NDArray[Any], *, image: bool = False) -> Stats:
-    """Of the frames [T, ...] of one episode, T ≥ 1; images are uint8 [T, H, W, 3].
+    """Statistics of the frames [T, ...] of one episode, T ≥ 1; images are uint8 [T, H, W, 3].
 
     >>> {name: value.tolist() for name, value in feature_stats(np.array([1.0, 3.0])).items()}
     {'min': [1.0], 'max': [3.0], 'mean': [2.0], 'std': [1.0], 'count': [2]}
@@ -36,7 +36,7 @@ def feature_stats(values: NDArray[Any], *, image: bool = False) -> Stats:
 
 
 def combine_stats(first: Mapping[str, Any], second: Mapping[str, Any]) -> Stats:
-    """Of all frames of two parts together."""
+    """Statistics of all frames of two parts together."""
     (n1,), (n2,) = first["count"], second["count"]
     delta, share = second["mean"] - first["mean"], n2 / (n1 + n2)
     variance = (1 - share) * first["std"] ** 2 + share * second["std"] ** 2 + delta**2 * share * (1 - share)

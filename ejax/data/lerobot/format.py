@@ -1,4 +1,4 @@
-"""LeRobot's dataset format v3.0: which files there are, and how fields of episodes become columns of them.
+"""LeRobot's dataset format v3.0: its files, and the mapping of episode fields to their columns.
 
     meta/info.json                              features, counts, frames per second, templates of the paths below
     meta/stats.json                             statistics per feature
@@ -33,13 +33,13 @@ VIDEO = VIDEO_FOLDER + "/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
 FILES_PER_CHUNK = 1000
 
 Images = Literal["video", "png"]
-"""How fields of RGB images are kept: as H.264, which loses a little, or each as PNG, which loses nothing."""
+"""The format of RGB image fields: H.264, which loses a little, or PNG, which loses nothing."""
 
 DEFAULT_FEATURES = {
     "timestamp": "float32",
     **dict.fromkeys(("frame_index", "episode_index", "index", "task_index"), "int64"),
 }
-"""Columns that LeRobot has of every frame. Ours are these and ``segment_id``."""
+"""LeRobot's own columns per frame. Ours are these and ``segment_id``."""
 NUMBERS = (
     "bool",
     *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
@@ -47,27 +47,27 @@ NUMBERS = (
     "float32",
     "float64",
 )
-"""Dtypes of features that are numbers."""
+"""Dtypes of numeric features."""
 PNG_TYPE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
-"""An image as Hugging Face's datasets keeps it."""
+"""An image as Hugging Face's datasets stores it."""
 _OWN = {**DEFAULT_FEATURES, "segment_id": "int64"}
 _LARGEST_STATS = 4096
-"""Entries of a feature from which on no statistics are kept: they would outweigh the frames."""
+"""Features with more entries get no statistics, which would outweigh the frames."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """A field and the feature that it is kept as."""
+    """A field and the feature that it is stored as."""
 
     path: str
     feature: str
     shape: tuple[int, ...]
-    """As a consumer gets it, per frame."""
+    """Shape per frame, as a consumer gets it."""
     dtype: str
-    """As NumPy and LeRobot name it, ``"float32"``; of text as NumPy has it, ``"|S8"``."""
+    """NumPy's and LeRobot's name, ``"float32"``; NumPy's for text, ``"|S8"``."""
     kind: Literal["number", "text", "png", "video"]
     channels_first: bool = False
-    """``info.json`` gives an image's shape as [3, H, W]. What is stored is an image all the same."""
+    """``info.json`` gives an image's shape as [3, H, W]. The file stores images all the same."""
 
     @property
     def is_image(self) -> bool:
@@ -82,7 +82,7 @@ def make_columns(spec: EpisodeSpec, names: Mapping[str, str], images: Images) ->
     """The columns of a task's frame fields.
 
     Args:
-        names: features by path where they are not to be the path with dots, e.g. ``{"actions": "action"}``.
+        names: features by path where they differ from the path with dots, e.g. ``{"actions": "action"}``.
 
     Raises:
         ValueError: a name that is unknown, given twice or LeRobot's own; a field that the format cannot hold.
@@ -90,7 +90,7 @@ def make_columns(spec: EpisodeSpec, names: Mapping[str, str], images: Images) ->
     if images not in get_args(Images):
         raise ValueError(f"images is {images!r}; give one of {', '.join(get_args(Images))}")
     if unknown := sorted(set(names) - set(spec.frames)):
-        raise ValueError(f"names has {unknown}, which are no frame fields; there is {', '.join(spec.frames)}")
+        raise ValueError(f"names has {unknown}, which are not frame fields; there is {', '.join(spec.frames)}")
     columns = [
         _column(path, names.get(path, path.replace("/", ".")), *field, images) for path, field in spec.frames.items()
     ]
@@ -124,13 +124,13 @@ def feature_entries(columns: Iterable[Column], axes: Mapping[str, Sequence[str]]
 
 
 def data_schema(columns: Iterable[Column]) -> pa.Schema:
-    """Of the files of frames."""
+    """The schema of the files of frames."""
     fields = [(column.feature, _arrow_type(column)) for column in columns if column.kind != "video"]
     return pa.schema(fields + [(name, pa.type_for_alias(dtype)) for name, dtype in _OWN.items()])
 
 
 def episodes_schema(columns: Sequence[Column], spec: EpisodeSpec) -> pa.Schema:
-    """Of the files of episodes. What is not LeRobot's begins with ``ejax/``."""
+    """The schema of the files of episodes. Columns that are not LeRobot's begin with ``ejax/``."""
     whole, real, text = pa.int64(), pa.float64(), pa.string()
     names = ("data/chunk_index", "data/file_index", "dataset_from_index", "dataset_to_index")
     fields = [
@@ -156,7 +156,7 @@ def episodes_schema(columns: Sequence[Column], spec: EpisodeSpec) -> pa.Schema:
 
 
 def stats_ranks(columns: Iterable[Column]) -> dict[str, int]:
-    """The features of which statistics are kept, and the rank of these."""
+    """The features that have statistics, and the rank of the latter."""
     ranks = {column.feature: len(column.shape) or 1 for column in columns if column.has_stats}
     return ranks | dict.fromkeys(_OWN, 1)
 
@@ -175,7 +175,7 @@ def to_arrow(values: NDArray[Any], column: Column) -> pa.Array:
 
 
 def from_arrow(array: pa.Array, column: Column) -> NDArray[Any]:
-    """The inverse of ``to_arrow``, for whatever lists the file has.
+    """The inverse of ``to_arrow``, for any type of list in the file.
 
     Raises:
         ValueError: entries that are missing, or not as many as the shape has.

@@ -1,7 +1,7 @@
-"""Files that a folder's own files name: only inside that folder, and only plain ones.
+"""Files named by a folder's own files: only inside that folder, and only plain ones.
 
-What a data set of somebody else's says of itself is a claim. A path with ``..``, an absolute one or a link would lead
-out of the folder; to open a named pipe waits for ever; a URL is something that a decoder would go and fetch.
+What a stranger's data set says of itself is a claim. A path with ``..``, an absolute one or a link would lead out of
+the folder; opening a named pipe blocks for ever; a URL would be fetched by a decoder.
 """
 
 import errno
@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
 _LONGEST = 1000
-"""Characters of a path below the folder."""
+"""Longest path below the folder, in characters."""
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 _KINDS = {
     stat.S_IFDIR: "a folder",
@@ -26,10 +26,10 @@ _NO_PATH = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR)
 
 
 def inside(folder: Path, name: Any) -> Path:
-    """Return where file ``name`` of ``folder`` lies, or would lie: it need not be there.
+    """Return the path of file ``name`` of ``folder``, which need not exist.
 
     Args:
-        folder: as its user named it; may be a link itself.
+        folder: as the user named it; may be a link itself.
         name: as a file of the folder gives it: relative, with slashes.
 
     Raises:
@@ -63,7 +63,7 @@ def inside(folder: Path, name: Any) -> Path:
 
 
 def open_inside(folder: Path, name: Any) -> IO[bytes]:
-    """Open file ``name`` of ``folder`` for reading; never waits for whoever writes to a pipe.
+    """Open file ``name`` of ``folder`` for reading; never waits for a pipe's writer.
 
     Raises:
         FileNotFoundError: it is not there.
@@ -76,14 +76,14 @@ def open_inside(folder: Path, name: Any) -> IO[bytes]:
         raise FileNotFoundError(error.errno, "a file of the data set is missing; restore it", str(path)) from error
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
-        raise ValueError(f"{path} is no plain file any more; something else writes to {folder}")
+        raise ValueError(f"{path} is no longer a plain file; something else writes to {folder}")
     return file
 
 
 def path_problem(name: Any) -> str | None:
-    """What keeps ``name`` from being the path of a file below a folder, judged by the text alone."""
+    """The reason that ``name`` is not the path of a file below a folder, by its text alone; None: it is."""
     if not isinstance(name, str) or not name:
-        return "is no path"
+        return "is not a path"
     if len(name) > _LONGEST:
         return f"has {len(name)} characters, more than {_LONGEST}"
     if not name.isprintable():
@@ -97,7 +97,7 @@ def path_problem(name: Any) -> str | None:
 
 
 def kind_of(mode: int) -> str:
-    """What a file of ``mode``, from ``stat``, is, in words."""
+    """The kind of a file of ``mode``, from ``stat``, in words."""
     return _KINDS.get(stat.S_IFMT(mode), "a file")
 
 

@@ -1,11 +1,11 @@
-"""The files of a folder of kept episodes, as they may be read: inside the folder, and the very bytes that were written.
+"""The files of a folder of kept episodes, safe to read: inside the folder, and exactly the bytes that were written.
 
     meta/ejax_digests.json    {"version": 1, "sha256": {"meta/info.json": [digest, the one before], ...}}
 
 Of each file that an append replaces, the list has the digest of the new version and of the one before. It is the first
-file that an append puts in place: whatever a reader finds in the middle of one, or after a crash, is in the list. A
-file is compared with it once, when a reader first opens it. A digest finds damage; it does not keep out whoever can
-write to the folder, who can write the list too.
+file that an append puts in place: any file that a reader finds during an append, or after a crash, is in the list. A
+file is compared with it once, when a reader first opens it. A digest finds damage, not forgery: anyone who can write to
+the folder can write the list too.
 """
 
 import hashlib
@@ -20,10 +20,10 @@ from ejax.data.lerobot.inside import inside, open_inside, shown
 DIGESTS = "meta/ejax_digests.json"
 _VERSION = 1
 _TRIES = 5
-"""Looks at a file and the list, each of which an append may replace meanwhile."""
+"""Attempts at reading a file and the list, each of which an append may replace meanwhile."""
 
 Digests: TypeAlias = Mapping[str, tuple[str, ...]]
-"""SHA-256 in hex by name: of the file's present version, and of the one before."""
+"""SHA-256 in hex by name: of the file's current version, and of the one before."""
 
 
 class KeptFiles:
@@ -38,14 +38,14 @@ class KeptFiles:
         self.digests = load_digests(folder)
         """None: the folder has none, so damage cannot be noticed."""
         self._seen: dict[str, tuple[int, ...]] = {}
-        """What the system says of a file that was compared with its digest."""
+        """``stat`` of each file that was compared with its digest."""
 
     def has(self, name: str) -> bool:
-        """The folder has the file, or must have it."""
+        """Whether the folder has the file, or must have it."""
         return name in (self.digests or {}) or inside(self.folder, name).exists()
 
     def open(self, name: str) -> IO[bytes]:
-        """Open a file for reading, once its content is known to be what was written.
+        """Open a file for reading, after checking that its content is what was written.
 
         Raises:
             FileNotFoundError: it is not there.
@@ -73,12 +73,12 @@ class KeptFiles:
         )
 
     def read(self, name: str) -> bytes:
-        """All of a file, as ``open``."""
+        """The whole content of a file, checked as by ``open``."""
         with self.open(name) as file:
             return file.read()
 
     def check(self, name: str) -> Path:
-        """Where a file lies whose content is known to be what was written: for a program that opens it itself."""
+        """The path of a file, checked as by ``open``: for a program that opens it itself."""
         self.open(name).close()
         return self.folder / name
 
@@ -122,26 +122,26 @@ def next_digests(before: Digests, changed: Mapping[str, str]) -> Digests:
 
 
 def digests_file(digests: Digests) -> bytes:
-    """The list as it is kept."""
+    """The list as stored."""
     return json.dumps({"version": _VERSION, "sha256": dict(sorted(digests.items()))}, indent=1).encode()
 
 
 def sha256(file: IO[bytes]) -> str:
-    """Of an open file's content."""
+    """The digest of an open file's content."""
     return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]  # any file of bytes will do
 
 
 def parse_json(data: bytes, where: Path) -> Any:
-    """What a JSON file says.
+    """The content of a JSON file.
 
     Raises:
-        ValueError: it is none, with its name; numbers that are not finite are none either.
+        ValueError: it is not JSON, with its name; non-finite numbers are not JSON either.
     """
     try:
         return json.loads(data, parse_constant=_refuse)
-    except (ValueError, RecursionError) as error:  # also bytes that are no text, and integers of too many digits
+    except (ValueError, RecursionError) as error:  # also bytes that are not text, and integers of too many digits
         raise ValueError(
-            f"{where} is damaged or cut off: it is no JSON ({shown(str(error), 120)}). Restore it from a copy"
+            f"{where} is damaged or cut off: it is not JSON ({shown(str(error), 120)}). Restore it from a copy"
         ) from error
 
 
@@ -150,4 +150,4 @@ def _is_entry(digests: Any) -> bool:
 
 
 def _refuse(constant: str) -> Any:
-    raise ValueError(f"{constant} is no number of JSON's")
+    raise ValueError(f"{constant} is not a JSON number")

@@ -1,4 +1,4 @@
-"""What the metadata of a LeRobot v3.0 dataset say: strict about what is needed, tolerant of anything more."""
+"""The metadata of a LeRobot v3.0 dataset: strict about what is needed, tolerant of anything more."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,7 +20,7 @@ def load_info(files: KeptFiles) -> dict[str, Any]:
         ValueError: as ``check_info``.
     """
     if not files.has(fmt.INFO):
-        raise FileNotFoundError(f"{files.folder} is no LeRobot dataset: there is no {fmt.INFO}")
+        raise FileNotFoundError(f"{files.folder} is not a LeRobot dataset: there is no {fmt.INFO}")
     where = files.folder / fmt.INFO
     return check_info(parse_json(files.read(fmt.INFO), where), where)
 
@@ -38,7 +38,7 @@ def load_ours(files: KeptFiles, info: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def load_columns(folder: Path, info: Mapping[str, Any], ours: Mapping[str, Any]) -> tuple[list[Column], dict[str, str]]:
-    """The columns that can be read; of the others, feature and why not.
+    """The columns that can be read; the features of the others, with the reason.
 
     Args:
         ours: ``frames`` of ``meta/ejax.json``.

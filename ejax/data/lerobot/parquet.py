@@ -24,7 +24,7 @@ def read_parquet(files: KeptFiles, name: str, columns: Sequence[str] | None = No
 
 @contextmanager
 def open_parquet(files: KeptFiles, name: str) -> Iterator[pq.ParquetFile]:
-    """As ``KeptFiles.open``; what is done with the file is up to the caller, who names it too.
+    """``KeptFiles.open`` as a ParquetFile; errors of later reads are the caller's to name.
 
     Raises:
         FileNotFoundError: it is not there.
@@ -45,7 +45,7 @@ def check_columns(path: Path, schema: pa.Schema, needed: Sequence[str]) -> None:
 
 @contextmanager
 def named(path: Path) -> Iterator[None]:
-    """Around what reads a file that may be damaged: what pyarrow and NumPy raise becomes a ValueError with its name."""
+    """Turn what pyarrow and NumPy raise on a damaged file into a ValueError with its name."""
     try:
         yield
     except (pa.ArrowException, ValueError, TypeError, OSError, MemoryError, OverflowError) as error:

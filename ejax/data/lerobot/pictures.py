@@ -15,13 +15,13 @@ from ejax.data.lerobot.extra import Image
 from ejax.video import write_video
 
 KEYFRAME_EVERY = 2
-"""Frames. LeRobot's choice: whoever draws single frames decodes two at most; the file is about twice as large."""
+"""Frames. LeRobot's choice: a single frame takes decoding two at most; the file is about twice as large."""
 _FULL = "No space left on device"
 _FILES_ONLY = ("-protocol_whitelist", "file")
 _SAID = 400
-"""Characters of what ffmpeg says that an error has."""
+"""Most characters of ffmpeg's output in an error."""
 _TIMEOUT_S = 600.0
-"""How long ffmpeg may take over one file; seconds are usual."""
+"""Time limit of ffmpeg for one file; seconds are usual."""
 
 
 def encode_video(path: Path, frames: NDArray[np.uint8], fps: int) -> None:
@@ -43,7 +43,7 @@ def join_videos(parts: Sequence[Path], path: Path) -> None:
 
     Raises:
         OSError: the disk is full.
-        ValueError: a part is no MP4 file.
+        ValueError: a part is not an MP4 file.
         RuntimeError: ffmpeg failed otherwise.
     """
     for part in parts:
@@ -60,7 +60,7 @@ def decode_video(path: Path, start: float, fps: float, shape: tuple[int, int, in
     """``count`` frames [count, H, W, 3] from the one at ``start``, in s, on.
 
     Raises:
-        ValueError: the file is no MP4 file, has fewer frames there, or frames of another size.
+        ValueError: the file is not an MP4 file, has fewer frames there, or frames of another size.
         RuntimeError: ffmpeg failed.
     """
     _check_mp4(path)
@@ -91,7 +91,7 @@ def decode_image(data: bytes, shape: tuple[int, int, int], where: str = "an imag
     Pillow knows other formats, some of which it hands to other programs: they are not tried.
 
     Args:
-        where: the image is, for messages.
+        where: the place of the image, for messages.
 
     Raises:
         ValueError: it has another size, is damaged, or of another format.
@@ -107,11 +107,11 @@ def decode_image(data: bytes, shape: tuple[int, int, int], where: str = "an imag
 
 
 def _check_mp4(path: Path) -> None:
-    """Raise ValueError for a file that does not begin as MP4 does: ffmpeg would take it for whatever it looks like,
-    also for a list of other files and URLs."""
+    """Raise ValueError for a file that does not begin as MP4 does: ffmpeg would guess its format, which may be a list
+    of other files and URLs."""
     with path.open("rb") as file:
         if file.read(8)[4:] != b"ftyp":
-            raise ValueError(f"{path} is no MP4 file, or damaged; restore it from a copy")
+            raise ValueError(f"{path} is not an MP4 file, or is damaged; restore it from a copy")
 
 
 def _ffmpeg(options: Sequence[str], path: Path) -> bytes:

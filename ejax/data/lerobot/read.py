@@ -1,7 +1,7 @@
 """Reading a LeRobot v3.0 dataset: its episodes, whole or windows of them, in any order.
 
-Folders of an ``EpisodeWriter`` give back the fields that were put in. In others feature ``observation.state`` becomes
-field ``observation/state``; what is no number and no image (text, language, depth videos) is left out, and named by
+Folders of an ``EpisodeWriter`` return the fields that were put in. In others feature ``observation.state`` becomes
+field ``observation/state``; other data than numbers and images (text, language, depth videos) is left out, and named by
 ``EpisodeReader.skipped``. Files are read when a frame of them is asked for; what was decoded stays within a bound.
 """
 
@@ -34,10 +34,10 @@ class EpisodeReader:
     """The episodes of a folder as they were when it was opened. May be pickled; threads may share it.
 
     Args:
-        cache_mb: what stays decoded, in MiB. An episode that is larger is read by windows.
+        cache_mb: size of the cache of decoded episodes, in MiB. An episode that is larger is read by windows.
 
     Raises:
-        FileNotFoundError: the folder, or a file that its metadata tells of, is not there.
+        FileNotFoundError: the folder, or a file that its metadata names, does not exist.
         ValueError: another version of the format, metadata that do not agree, a file that is damaged. A file of frames
             is looked at when one of its episodes is first asked for.
     """
@@ -77,7 +77,7 @@ class EpisodeReader:
         return np.array([row["length"] for row in self._rows], np.int64)
 
     def instruction(self, index: int) -> str:
-        """What the episode demonstrates; its first "task"."""
+        """The instruction that the episode demonstrates; its first "task"."""
         tasks = self._rows[index]["tasks"]
         return tasks[0] if tasks else ""
 
@@ -89,9 +89,9 @@ class EpisodeReader:
         return np.array(row["ejax/segment_ids"], np.int64), np.array(row["ejax/segment_lengths"], np.int64)
 
     def fields(self, index: int) -> dict[str, Any]:
-        """Of an episode, by path: ``length``, ``index``, ``seed``, ``written_at`` (Unix time in s), ``instruction``.
+        """An episode's ``length``, ``index``, ``seed``, ``written_at`` (Unix time in s) and ``instruction``, by path.
 
-        And the task's own, which come first where names are alike. Unknown: -1 for a seed, NaN for a time.
+        And the task's own fields, which take precedence where names are equal. Unknown: -1 for a seed, NaN for a time.
         """
         row = self._rows[index]
         made: dict[str, Any] = {
@@ -121,7 +121,7 @@ class EpisodeReader:
     def window(self, index: int, start: int, count: int) -> dict[str, NDArray[Any]]:
         """Frames [start, start + count) of an episode by path, with the frame fields of the engine's buffer.
 
-        What comes back may be shared with other callers: do not write to it.
+        The arrays may be shared with other callers: do not write to them.
         """
         ids, lengths = self.segments(index)
         whole = Episode({}, segment_id=np.repeat(ids, lengths), terminated=self._terminated(index))
@@ -149,7 +149,7 @@ class EpisodeReader:
         return made
 
     def _read(self, index: int) -> dict[str, Any]:
-        """All of an episode that is in its data file: arrays [length, ...] by path; of images the encoded ones."""
+        """The content of an episode's data file: arrays [length, ...] by path; images still encoded."""
         row = self._rows[index]
         place = {"chunk_index": row["data/chunk_index"], "file_index": row["data/file_index"]}
         name = self.info["data_path"].format(**place)
@@ -184,7 +184,7 @@ class EpisodeReader:
 
 
 class _Cache:
-    """What was decoded last, up to ``capacity`` bytes."""
+    """The episodes decoded last, up to ``capacity`` bytes."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity, self.size = capacity, 0
@@ -226,7 +226,7 @@ def _field(value: Any, entry: Mapping[str, Any]) -> NDArray[Any]:
 
 
 def _read_episode(files: KeptFiles, name: str, index: int, length: int, names: list[str]) -> pa.Table:
-    """The rows of one episode, from those row groups that may have some."""
+    """The rows of one episode, from the row groups that may have some."""
     path, columns = files.folder / name, [*names, "episode_index"]
     with open_parquet(files, name) as file:
         check_columns(path, file.schema_arrow, columns)
@@ -234,7 +234,7 @@ def _read_episode(files: KeptFiles, name: str, index: int, length: int, names: l
             table = file.read_row_groups(_groups_of(file.metadata, index), columns=columns, use_threads=False)
             table = table.filter(pc.equal(table["episode_index"], index))
     if len(table) != length:
-        raise ValueError(f"{path} has {len(table)} frames of episode {index}; meta/episodes tells of {length}")
+        raise ValueError(f"{path} has {len(table)} frames of episode {index}; meta/episodes says {length}")
     return table
 
 

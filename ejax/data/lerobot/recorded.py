@@ -26,8 +26,8 @@ class RecordedEpisodes:
     Args:
         folder: a LeRobot v3.0 dataset.
         episodes: which of them to draw from, e.g. the training part; None: all.
-        seed: of the draws that are given no ``rng``.
-        cache_mb: what stays decoded, in MiB.
+        seed: for draws without an ``rng``.
+        cache_mb: size of the cache of decoded episodes, in MiB.
 
     Raises:
         IndexError, ValueError: an episode that is not there, given twice, or none at all.
@@ -49,7 +49,7 @@ class RecordedEpisodes:
         self._start = ends - self._run
 
     def __len__(self) -> int:
-        """Episodes that are drawn from."""
+        """Number of episodes drawn from."""
         return len(self._episodes)
 
     def sample_batch(
@@ -63,7 +63,7 @@ class RecordedEpisodes:
         """As ``OnlineDataEngine.sample_batch``.
 
         Args:
-            rng: draws the windows. None: a generator made from ``seed``, whose place ``state_dict`` tells.
+            rng: draws the windows. None: a generator made from ``seed``, saved by ``state_dict``.
 
         Raises:
             RuntimeError: no episode has such a window.
@@ -77,7 +77,7 @@ class RecordedEpisodes:
         return nest(_stacked(windows)) | {"episode": nest(_stacked(fields))}
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the draws without an ``rng`` are, as JSON can carry it."""
+        """The state of the draws without an ``rng``, in a form that JSON can carry."""
         return {"seed": self.seed, "episodes": len(self), "generator": dict(self._rng.bit_generator.state)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -94,7 +94,7 @@ class RecordedEpisodes:
     def _choose(
         self, count: int, chunk_size: int, mode: SamplingMode, rng: np.random.Generator
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Rows and first frames of windows, each [count]; the very ones that ``draw_windows`` takes."""
+        """Rows and first frames of windows, each [count]; exactly those that ``draw_windows`` takes."""
         first, windows = self._windows(chunk_size, mode)
         counts = np.zeros(len(self), np.int64)
         np.add.at(counts, self._row, windows)

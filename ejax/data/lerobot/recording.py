@@ -1,4 +1,4 @@
-"""What an ``EpisodeWriter`` knows of its folder: how episodes are kept there, and what is there."""
+"""An ``EpisodeWriter``'s knowledge of its folder: the format of the episodes, and the present content."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ from ejax.data.task import EpisodeSpec
 
 @dataclass(frozen=True)
 class Format:
-    """How episodes are kept; the same for all of a recording."""
+    """The format of the episodes; the same for all of a recording."""
 
     spec: EpisodeSpec
     columns: tuple[Column, ...]
@@ -40,7 +40,7 @@ class Format:
 
 @dataclass(frozen=True)
 class Recording:
-    """What is on the disk."""
+    """The content of the folder."""
 
     info: Mapping[str, Any]
     tasks: Mapping[str, int]
@@ -48,15 +48,15 @@ class Recording:
     stats: Mapping[str, Stats]
     """By feature."""
     rows: tuple[Mapping[str, Any], ...]
-    """Of the last file of ``meta/episodes``."""
+    """The rows of the last file of ``meta/episodes``."""
     seeds: tuple[int, ...]
-    """Of all episodes."""
+    """The seeds of all episodes."""
     digests: Digests
-    """Of all files."""
+    """The digests of all files."""
 
 
 def new_recording(format: Format) -> Recording:
-    """One without episodes."""
+    """A recording without episodes."""
     info = {
         "codebase_version": fmt.VERSION,
         "robot_type": format.robot_type,
@@ -78,11 +78,11 @@ def new_recording(format: Format) -> Recording:
 def check_format(folder: Path, format: Format) -> None:
     """Raise unless episodes can be appended to ``folder``, also once a change that was cut off is finished.
 
-    Nothing is written, and nothing but what the folder says of its format is read.
+    Nothing is written, and only the folder's description of its format is read.
 
     Raises:
-        ValueError: it is kept in another way than ``format`` says, is no recording of an ``EpisodeWriter``, or has a
-            file that leads out of it.
+        ValueError: its format is not ``format``, it is not a recording of an ``EpisodeWriter``, or it has a file that
+            leads out of it.
     """
     staged = pending(folder, may_have)
     names = {name: f"{STAGING}/{name}" if inside(folder, f"{STAGING}/{name}").exists() else name for name in staged}
@@ -90,7 +90,7 @@ def check_format(folder: Path, format: Format) -> None:
     if not inside(folder, ours).exists():
         if not inside(folder, info).exists():
             return  # nothing is there yet
-        raise ValueError(f"{folder} is no recording of ejax's: there is no {fmt.OURS}; record into a new folder")
+        raise ValueError(f"{folder} is not a recording of ejax's: there is no {fmt.OURS}; record into a new folder")
     files, there = KeptFiles(folder), {}
     for name in (info, ours):
         with open_inside(folder, name) if name.startswith(STAGING) else files.open(name) as file:
@@ -100,10 +100,10 @@ def check_format(folder: Path, format: Format) -> None:
 
 
 def load_recording(folder: Path, format: Format) -> Recording:
-    """What is in ``folder``, which ``check_format`` has found to be kept as ``format`` says.
+    """The content of ``folder``, which ``check_format`` has accepted for ``format``.
 
     Raises:
-        ValueError: files that are damaged, or do not go together.
+        ValueError: files that are damaged, or do not match.
     """
     files = KeptFiles(folder)
     files.check(fmt.OURS)
@@ -134,7 +134,7 @@ def _check_alike(folder: Path, info: Mapping[str, Any], ours: Mapping[str, Any],
 
 
 def _first_difference(where: str, there: Any, wanted: Any) -> tuple[str, str, str]:
-    """Where two trees that differ first do, and what each has there, shortened."""
+    """The place of the first difference between two trees, and each one's value there, shortened."""
     if isinstance(there, dict) and isinstance(wanted, dict):
         if there.keys() != wanted.keys():
             return where, shown(list(there), 200), shown(list(wanted), 200)
@@ -154,7 +154,7 @@ def _load_tasks(files: KeptFiles) -> dict[str, int]:
 
 
 def _load_stats(files: KeptFiles, format: Format) -> dict[str, Stats]:
-    """Of all features that have statistics."""
+    """The statistics of all features that have some."""
     where = files.folder / fmt.STATS_FILE
     read = parse_json(files.read(fmt.STATS_FILE), where)
     stats = {}
@@ -181,7 +181,7 @@ def _load_last_rows(files: KeptFiles, format: Format) -> tuple[Mapping[str, Any]
 
 
 def _digests_of(folder: Path) -> Digests:
-    """Of a recording that has none yet: from here on, damage is noticed."""
+    """Digests for a recording that has none yet: from here on, damage is noticed."""
     made = {}
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
@@ -192,5 +192,5 @@ def _digests_of(folder: Path) -> Digests:
 
 
 def to_json(tree: Any) -> bytes:
-    """As it is kept in files; numbers are finite."""
+    """JSON as stored in files; numbers are finite."""
     return json.dumps(tree, indent=2, allow_nan=False).encode()

@@ -1,4 +1,4 @@
-"""The rows of ``meta/episodes``: where the frames of each episode lie, and what else is known of it.
+"""The rows of ``meta/episodes``: the place of each episode's frames, and its other metadata.
 
 Their numbers become parts of paths and bounds of loops, so their columns are checked before any of them is used.
 """
@@ -23,11 +23,11 @@ def load_rows(files: KeptFiles, count: int, columns: Sequence[Column], fields: S
     """Rows of ``meta/episodes`` without statistics, in order.
 
     Args:
-        count: of episodes, as ``info.json`` has it. What lies beyond is being written.
+        count: of episodes, from ``info.json``. Later ones are being written.
         fields: paths of the episode's own fields.
 
     Raises:
-        ValueError: columns or episodes are missing, or hold what cannot be.
+        ValueError: columns or episodes are missing, or hold impossible values.
     """
     videos = [f"videos/{column.feature}" for column in columns if column.kind == "video"]
     whole = [*_WHOLE, *(f"{video}/{name}" for video in videos for name in ("chunk_index", "file_index"))]
@@ -49,7 +49,7 @@ def load_rows(files: KeptFiles, count: int, columns: Sequence[Column], fields: S
     rows = sorted(rows, key=lambda row: row["episode_index"])[:count]
     if [row["episode_index"] for row in rows] != list(range(count)):
         raise ValueError(
-            f"{files.folder} has {len(rows)} episodes in {FOLDER}, its info.json tells of {count}; they must be 0 to "
+            f"{files.folder} has {len(rows)} episodes in {FOLDER}, its info.json says {count}; they must be 0 to "
             f"{count - 1}, each once. Part of the files is missing"
         )
     return rows

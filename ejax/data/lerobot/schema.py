@@ -1,6 +1,6 @@
-"""What the metadata of a kept dataset must be like before anything that they say is acted on.
+"""Checks of a dataset's metadata, before anything in them is acted on.
 
-``meta/info.json`` is LeRobot's, ``meta/ejax.json`` ours. Entries that nobody here needs are left alone.
+``meta/info.json`` is LeRobot's, ``meta/ejax.json`` ours. Entries that ejax does not need are left alone.
 """
 
 import math
@@ -29,7 +29,7 @@ _PLACES = {"data_path": ("chunk_index", "file_index"), "video_path": ("chunk_ind
 _NUMBER_FORMAT = re.compile(r"(0?[1-9])?d?")
 _DTYPE = re.compile(r"[<>|=]?[A-Za-z]+\d{0,9}(\[\w+\])?")
 _LARGEST = 2**31
-"""Of a count or a side: more is no dataset's."""
+"""Largest count or side: no dataset has more."""
 
 
 def may_have(name: str) -> bool:
@@ -38,11 +38,11 @@ def may_have(name: str) -> bool:
 
 
 def check_info(info: Any, where: Path) -> dict[str, Any]:
-    """``meta/info.json``, if it is what a LeRobot v3.0 dataset has.
+    """``meta/info.json``, if it is that of a LeRobot v3.0 dataset.
 
     Raises:
         ValueError: another version of the format; entries that are missing, or of another kind; paths that leave the
-            folder, or depend on anything but chunk, file and video.
+            folder, or depend on anything other than chunk, file and video.
     """
     if not isinstance(info, dict):
         raise ValueError(f"{where} must be a JSON object, got {shown(info)}")
@@ -69,7 +69,7 @@ def check_info(info: Any, where: Path) -> dict[str, Any]:
 
 
 def check_ours(ours: Any, info: Mapping[str, Any], where: Path) -> dict[str, Any]:
-    """``meta/ejax.json``, if it goes with ``info``.
+    """``meta/ejax.json``, if it matches ``info``.
 
     Raises:
         ValueError: another version, fields that no ``EpisodeSpec`` can have, or features that are not in ``info``.
@@ -96,7 +96,7 @@ def check_ours(ours: Any, info: Mapping[str, Any], where: Path) -> dict[str, Any
             there = shown(feature.get("shape"))
             raise ValueError(f"{where} has shape {shown(entry['shape'])} of field '{path}', info.json {there}")
         if feature["dtype"] in ("image", "video") and (entry["dtype"] != "uint8" or len(entry["shape"]) != 3):
-            raise ValueError(f"{where} has field '{path}' as {entry['dtype']}{entry['shape']}, which is no image")
+            raise ValueError(f"{where} has field '{path}' as {entry['dtype']}{entry['shape']}, which is not an image")
     return ours
 
 
@@ -116,7 +116,9 @@ def _check_features(features: Any, where: Path) -> None:
                 f"{where} has feature {shown(name)} of shape {shown(entry.get('shape'))}; it must be whole numbers"
             )
         if entry["dtype"] == "video" and ("/" in name or path_problem(fmt.VIDEO_FOLDER.format(video_key=name))):
-            raise ValueError(f"{where} has a video {shown(name)}; a feature's name has no slash and is no path")
+            raise ValueError(
+                f"{where} has a video {shown(name)}; a feature's name must have no slash and not be a path"
+            )
 
 
 def _check_fields(fields: Any, where: str) -> dict[str, Any]:
@@ -128,7 +130,7 @@ def _check_fields(fields: Any, where: str) -> dict[str, Any]:
             raise ValueError(f"{where}: field {shown(path)} is {shown(entry)}; it must have a shape and a dtype")
         if not _DTYPE.fullmatch(entry["dtype"]):
             raise ValueError(
-                f"{where}: field {shown(path)} has dtype {shown(entry['dtype'])}, which is none of NumPy's"
+                f"{where}: field {shown(path)} has dtype {shown(entry['dtype'])}, which NumPy does not have"
             )
     return {path: (entry["shape"], entry["dtype"]) for path, entry in fields.items()}
 
@@ -141,7 +143,7 @@ def _check_place(key: str, template: Any, where: Path) -> None:
         try:
             parts = list(string.Formatter().parse(template))
         except ValueError as error:
-            parts, problem = [], f"is no template ({error})"
+            parts, problem = [], f"is not a template ({error})"
         for _, name, spec, conversion in parts:
             if name is not None and not _is_field(name, spec, conversion, _PLACES[key]):
                 problem = f"has the field {shown('{' + name + '}', 40)}"

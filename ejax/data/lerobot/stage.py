@@ -1,6 +1,6 @@
-"""What one episode changes in a recording: the new versions of its files, staged in the order in which they count.
+"""The changes of a recording by one episode: new versions of its files, staged in the order in which they count.
 
-``info.json`` comes last: a reader that takes it first finds all that it tells of, even in the middle of a change.
+``info.json`` comes last: a reader that takes it first finds everything it names, even in the middle of a change.
 """
 
 import io
@@ -24,7 +24,7 @@ from ejax.data.lerobot.pictures import encode_png, encode_video, join_videos
 from ejax.data.lerobot.recording import Format, Recording, new_recording, to_json
 
 _EPISODES_PER_FILE = 500
-"""Rows of a file of ``meta/episodes``, which is written anew with every episode."""
+"""Rows of a file of ``meta/episodes``, which is rewritten with every episode."""
 
 
 def stage_start(staged: Staged, format: Format) -> Digests:
@@ -89,7 +89,7 @@ def stage_episode(
 
 
 def _stage_digests(staged: Staged, before: Digests) -> Digests:
-    """The list of digests once all that is staged is in place; the list itself comes before all that."""
+    """The list of digests once all staged files are in place; the list itself is put in place before them."""
     digests = next_digests(before, staged.digests())
     staged.write_first(DIGESTS, digests_file(digests))
     return digests
@@ -194,7 +194,7 @@ def _plain(value: NDArray[Any]) -> Any:
 
 
 def _tasks_file(tasks: Mapping[str, int]) -> bytes:
-    """With the note by which pandas makes the instruction the index of its frame, as LeRobot expects."""
+    """The file of instructions, with the metadata that makes them pandas' index, as LeRobot expects."""
     table = pa.table({"task_index": pa.array(tasks.values(), pa.int64()), "task": pa.array(tasks, pa.string())})
     kinds = {"task_index": "int64", "task": "object"}
     columns = [

@@ -1,8 +1,8 @@
-"""Keeping episodes as a LeRobot v3.0 dataset, which grows by whole episodes and is readable after each.
+"""Writes episodes to a LeRobot v3.0 dataset, which grows by whole episodes and is readable after each.
 
 Every episode is one change of all files that it touches (``ejax.data.lerobot.commit``): when ``append`` returns, the
 episode is on the disk; until then the folder is as it was. Parquet and MP4 files cannot grow in place, so the last file
-of each kind is written anew with the episode at its end. That is why files are smaller here than LeRobot's: an episode
+of each kind is rewritten with the episode at its end. That is why files are smaller here than LeRobot's: an episode
 costs the writing of half of ``file_size_mb`` on average.
 """
 
@@ -29,7 +29,7 @@ from ejax.data.rows import check_episode, frame_numbers
 from ejax.data.task import Episode, EpisodeSpec
 
 _LONGEST = 2**31 - 1
-"""Frames of an episode: what a 32-bit offset can count."""
+"""Most frames of an episode: those that a 32-bit offset can count."""
 
 
 class EpisodeWriter:
@@ -44,14 +44,14 @@ class EpisodeWriter:
             ``observation.state``, ``observation.images.<camera>`` and ``action``.
         axes: names of the entries of a field by path, for ``info.json``.
         images: ``"video"`` or ``"png"``.
-        file_size_mb: from which size on, in MiB, the next file is begun.
-        append: go on with what is there. What a crash left is finished, or set aside under ``incomplete/`` with a
-            warning.
+        file_size_mb: size, in MiB, from which the next file is begun.
+        append: go on with an existing recording. Leftovers of a crash are finished, or set aside under
+            ``incomplete/`` with a warning.
 
     Raises:
         FileExistsError: the folder has something in it and ``append`` is not given.
         BlockingIOError: another writer has it.
-        ValueError: fields, rates or names that the format or what is in the folder does not allow; a folder with files
+        ValueError: fields, rates or names that the format or the folder's content does not allow; a folder with files
             that are damaged, or lead out of it. Nothing was written then.
     """
 
@@ -74,7 +74,7 @@ class EpisodeWriter:
             raise ValueError(f"file_size_mb must be finite and above 0, got {file_size_mb}")
         self.folder = Path(folder)
         self.set_aside: Path | None = None
-        """Where the files of an episode lie that a crash cut off."""
+        """The folder with the files of an episode that a crash cut off."""
         columns = tuple(make_columns(spec, names or {}, images))
         self._format = Format(spec, columns, fps, robot_type, axes or {}, file_size_mb)
         self._broken = False
@@ -92,22 +92,22 @@ class EpisodeWriter:
 
     @property
     def seeds(self) -> tuple[int, ...]:
-        """Of all episodes, in their order; -1 where it is unknown."""
+        """The seeds of all episodes, in order; -1 where unknown."""
         return self._recording.seeds
 
     def append(self, episode: Episode, instruction: str, *, seed: int = -1) -> int:
         """Keep an episode. When this returns, it is on the disk.
 
         Args:
-            instruction: what it demonstrates, in words: LeRobot's "task".
-            seed: what it was made from; -1: unknown.
+            instruction: the demonstrated task in words, LeRobot's "task".
+            seed: the seed it was made from; -1: unknown.
 
         Returns:
             Its index.
 
         Raises:
             ValueError: an episode that is not complete or no success, does not fit the spec, or has a number that is
-                not finite. Nothing was written; the writer may be used on.
+                not finite. Nothing was written; the writer remains usable.
             OSError: it could not be written, e.g. because the disk is full. The message names the folder; the episodes
                 before are as they were.
             RuntimeError: the writer is closed; or an earlier error came so late that the folder must be opened again.
@@ -133,7 +133,7 @@ class EpisodeWriter:
         return self.num_episodes - 1
 
     def close(self) -> None:
-        """Let others have the folder. Everything is on the disk already."""
+        """Release the folder. Everything is on the disk already."""
         if self._lock is not None:
             self._lock.close()
             self._lock = None
@@ -194,9 +194,9 @@ _LOCK = ".lock"
 
 
 def _lock(folder: Path) -> IO[bytes]:
-    """The system takes the lock back when the process ends, however it ends."""
+    """The locked file; the system releases the lock when the process ends, however it ends."""
     inside(folder, _LOCK)
-    file = (folder / _LOCK).open("ab")  # and never "wb": what somebody else named so is not ours to empty
+    file = (folder / _LOCK).open("ab")  # never "wb": a stranger's file of that name must not be emptied
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:

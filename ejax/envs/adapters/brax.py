@@ -40,7 +40,7 @@ class BraxEnv:
     max_episode_steps: int
     action_repeat: int
     options: Mapping[str, Any] = field(hash=False)
-    """What ``make`` was given: with the name, what makes two environments equal."""
+    """The options of ``make``: environments of equal name and options are equal."""
     env: Any = field(repr=False, compare=False)
     observation_space: gymnasium.Space = field(repr=False, compare=False)
     action_space: gymnasium.Space = field(repr=False, compare=False)
@@ -104,10 +104,10 @@ def make(
 def adapt(
     name: str, env: Any, *, max_episode_steps: int, action_repeat: int = 1, options: Mapping[str, Any]
 ) -> BraxEnv:
-    """An environment object with Brax's interface as one of ejax's.
+    """An environment object with Brax's interface, as an ejax environment.
 
     Args:
-        name: with ``options``, what it is told apart by: equal ones share compiled programs.
+        name: its identity, together with ``options``: equal ones share compiled programs.
     """
     if max_episode_steps <= 0 or action_repeat <= 0:
         raise ValueError(f"max_episode_steps and action_repeat must be > 0, got {max_episode_steps}, {action_repeat}")

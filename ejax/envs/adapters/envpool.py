@@ -17,7 +17,7 @@ from ejax.types import HostTimestep, PyTree
 class EnvPoolVector:
     """An EnvPool of N environments, all stepped at once.
 
-    EnvPool takes seeds only when it is made, so a reset of all rows makes it anew; later episodes of a row follow from
+    EnvPool takes seeds only when it is made, so a reset of all rows recreates it; later episodes of a row follow from
     its first seed. ``info["valid"]`` is False in the step that only resets.
 
     Args:
@@ -46,7 +46,7 @@ class EnvPoolVector:
         self._resets_next = np.zeros(num_envs, bool)
 
     def reset(self, seed: NDArray[np.uint32], rows: NDArray[np.bool_] | None = None) -> PyTree:
-        """Rows that are chosen one by one start from where their random numbers are, not from ``seed``."""
+        """Rows chosen individually continue their own random numbers, not ``seed``."""
         if self._pool is None or rows is None or rows.all():
             self.close()
             self.row_seed = np.asarray(seed, np.uint32)

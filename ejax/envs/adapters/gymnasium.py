@@ -26,17 +26,17 @@ class GymnasiumVector:
 
     - ``DISABLED``: rows that ended are reset here, each from a seed of its own: every episode can be played again.
     - ``SAME_STEP``: the true next observation is ``info["final_obs"]``.
-    - ``NEXT_STEP``: the step after an episode's end only resets; it is no transition (``info["valid"]`` False).
+    - ``NEXT_STEP``: the step after an episode's end only resets; it is not a transition (``info["valid"]`` False).
 
-    Observations become vectors (see ``as_rows``). ``info["success"]`` is what the environment tells under ``success``
-    or ``is_success``, NaN where it tells nothing.
+    Observations become vectors (see ``as_rows``). ``info["success"]`` is what the environment reports as ``success`` or
+    ``is_success``, NaN where it reports neither.
 
     Args:
         env: is owned, and closed, by this object.
         clip_actions: Box actions are clipped to the bounds of their space before they reach the environment.
 
     Raises:
-        ValueError: a vector environment that does not tell its autoreset mode.
+        ValueError: a vector environment that does not state its autoreset mode.
     """
 
     def __init__(self, env: VectorEnv, *, clip_actions: bool = True, max_episode_steps: int = 0) -> None:
@@ -76,9 +76,9 @@ class GymnasiumVector:
             final_obs = self._final_obs(obs, info)
         success = np.full(self.num_envs, np.nan, np.float32)
         for name in ("success", "is_success"):
-            for told in (info, info.get("final_info", {})):
-                if name in told:
-                    success = np.where(told.get(f"_{name}", True), told[name], success).astype(np.float32)
+            for source in (info, info.get("final_info", {})):
+                if name in source:
+                    success = np.where(source.get(f"_{name}", True), source[name], success).astype(np.float32)
         return HostTimestep(
             obs=obs,
             reward=np.asarray(reward, np.float32),
@@ -89,7 +89,7 @@ class GymnasiumVector:
         )
 
     def close(self) -> None:
-        """Worker processes that do not end by themselves, or are at a call that nobody waits for, are killed."""
+        """Worker processes that do not end by themselves, or are in an abandoned call, are killed."""
         if not isinstance(self.env, AsyncVectorEnv):
             self.env.close()
             return
@@ -111,7 +111,7 @@ class GymnasiumVector:
         return as_rows(self.env.single_observation_space, raw)
 
     def _seeds(self) -> Any:
-        """One per row: what Gymnasium's vector environments take beyond their type."""
+        """One seed per row: Gymnasium's vector environments accept this despite their type annotation."""
         return [int(each) for each in self.row_seed]
 
     def _final_obs(self, obs: PyTree, info: Mapping[str, Any]) -> PyTree:
@@ -119,11 +119,11 @@ class GymnasiumVector:
         if "final_obs" not in info:
             raise ValueError(f"{type(self.env).__name__} resets in the same step, but gave no info['final_obs']")
         space = self.env.single_observation_space
-        told = info["_final_obs"]
+        given = info["_final_obs"]
         if isinstance(info["final_obs"], Mapping):  # one array of all rows for each name
             final = as_rows(space, info["final_obs"])
-            return _map(lambda new, old: np.where(told[:, None], new, old), final, obs)
-        for i in np.flatnonzero(told):
+            return _map(lambda new, old: np.where(given[:, None], new, old), final, obs)
+        for i in np.flatnonzero(given):
             obs = _map(partial(_put_row, int(i)), as_rows(space, _batch_of_one(info["final_obs"][i])), obs)
         return obs
 
@@ -148,7 +148,7 @@ def make(
 
     Raises:
         ValueError: no such environment (the message gives the nearest names), or a wrong option.
-        UntrustedCodeError: a ``package.module:Name-v0`` that nobody named but a file.
+        UntrustedCodeError: a ``package.module:Name-v0`` that only a file names.
     """
     if vectorization not in ("sync", "async"):
         raise ValueError(f"vectorization must be 'sync' or 'async', got '{vectorization}'")
@@ -175,7 +175,7 @@ class ActionChunk(gymnasium.Wrapper[Any, Any, Any, Any]):
     The reward of a decision is the sum of its steps' rewards; ``gamma`` then counts decisions.
 
     Raises:
-        ValueError: an action space that is no one-dimensional Box, or ``size`` < 1.
+        ValueError: an action space that is not a one-dimensional Box, or ``size`` < 1.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any], size: int) -> None:
@@ -202,7 +202,7 @@ def vectorize(made: Any, make_one: Callable[[], Any], num_envs: int) -> Any:
     """``made`` as a ``HostEnv`` if it is an environment of Gymnasium's kind, otherwise as it is.
 
     Args:
-        made: what ``make_one()`` gave. A single environment is made ``num_envs`` times, and stepped in one process.
+        made: the result of ``make_one()``. A single environment is made ``num_envs`` times, and stepped in one process.
     """
     if isinstance(made, gymnasium.Env):
         made.close()
@@ -259,7 +259,7 @@ def rows_space(space: gymnasium.Space[Any]) -> gymnasium.Space[Any]:
         size = int(space.n) if isinstance(space, spaces.Discrete) else gymnasium.spaces.utils.flatdim(space)
         return spaces.Box(0.0, 1.0, (size,), np.float32)
     raise ValueError(
-        f"observations of {space} are no vectors; allowed: Box, Discrete, MultiDiscrete, MultiBinary, Dict, Tuple"
+        f"observations of {space} are not vectors; allowed: Box, Discrete, MultiDiscrete, MultiBinary, Dict, Tuple"
     )
 
 

@@ -1,4 +1,4 @@
-"""Gymnax environments: ``gymnax:CartPole-v1``. Needs gymnax >= 1.0, which tells termination from the time limit."""
+"""Gymnax environments: ``gymnax:CartPole-v1``. Needs gymnax >= 1.0, which separates termination from time limits."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -16,7 +16,7 @@ from ejax.types import Array, Key, PyTree, Timestep
 @dataclass(frozen=True)
 class GymnaxEnv:
     """
-    Stepped by ``step_env``, the transition without Gymnax's own reset. ``terminated`` is what that returns,
+    Stepped by ``step_env``, the transition without Gymnax's own reset. ``terminated`` is the flag it returns,
     ``truncated`` is ``is_truncated``: ``time >= max_steps_in_episode``. Both may be true in the same step.
 
     Observations are vectors: grids (MinAtar, [10, 10, C]) are flattened, a Discrete observation is one-hot.
@@ -26,7 +26,7 @@ class GymnaxEnv:
     name: str
     max_episode_steps: int
     options: Mapping[str, Any] = field(hash=False)
-    """What ``make`` was given: with the name, what makes two environments equal."""
+    """The options of ``make``: environments of equal name and options are equal."""
     env: Any = field(repr=False, compare=False)
     params: Any = field(repr=False, compare=False)
     observation_space: gymnasium.Space = field(repr=False, compare=False)
@@ -110,7 +110,7 @@ def make(
 
 
 def _is_metric(name: str, x: Any) -> bool:
-    return name != "discount" and jnp.ndim(x) == 0  # Gymnax's discount says ``terminated`` once more
+    return name != "discount" and jnp.ndim(x) == 0  # Gymnax's discount repeats ``terminated``
 
 
 def _observation_space(space: Any, obs: PyTree) -> gymnasium.Space:

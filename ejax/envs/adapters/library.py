@@ -1,4 +1,4 @@
-"""What the adapters share: libraries that are imported on demand, and observations as vectors.
+"""Shared by the adapters: libraries that are imported on demand, and observations as vectors.
 
 No library that an adapter speaks to is a dependency of ejax: each is an extra.
 """
@@ -20,7 +20,7 @@ def import_library(module: str, extra: str) -> Any:
     """The module, imported now.
 
     Raises:
-        ModuleNotFoundError: it, or something that it needs, is not installed; the message tells what to install.
+        ModuleNotFoundError: it, or something that it needs, is not installed; the message says what to install.
     """
     try:
         return importlib.import_module(module)
@@ -51,7 +51,7 @@ def as_vectors(obs: PyTree) -> PyTree:
 
 
 def vector_space(obs: PyTree) -> gymnasium.Space:
-    """The unbounded space of what ``as_vectors`` makes: a Box, or a Dict of spaces.
+    """The unbounded space of the result of ``as_vectors``: a Box, or a Dict of spaces.
 
     Args:
         obs: arrays, or their shapes.
@@ -67,6 +67,6 @@ def vector_space(obs: PyTree) -> gymnasium.Space:
 
 
 def settle_dtypes(tree: PyTree, like: PyTree | None = None) -> PyTree:
-    """The same tree in the dtypes of ``like`` (None: its own), none of them weak: what a loop can carry."""
+    """The same tree in the dtypes of ``like`` (None: its own), none of them weak, as a loop's carry must be."""
     like = tree if like is None else like
     return jax.tree.map(lambda x, model: jnp.asarray(x, jnp.asarray(model).dtype), tree, like)

@@ -1,8 +1,8 @@
 """The one place from which environments outside JAX are called.
 
-Whatever an environment raises is that environment's error. ``SystemExit`` would otherwise end a training with the exit
-code that it carries, 0 among them. Which call each thread is at, and since when, is on record, so that a watchdog
-(``ejax.training.watchdog``) can cut off what does not return.
+Whatever an environment raises is that environment's error. ``SystemExit`` would otherwise end a training with its own
+exit code, which may be 0. The call that each thread is in, and its start time, are recorded, so that a watchdog
+(``ejax.training.watchdog``) can cut off a call that does not return.
 """
 
 import signal
@@ -17,7 +17,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _LONGEST = 500
-"""Characters of an environment's own text that a message holds."""
+"""Most characters of an environment's own text in a message."""
 
 
 class HostEnvError(RuntimeError):
@@ -25,7 +25,7 @@ class HostEnvError(RuntimeError):
 
 
 class EnvExit(HostEnvError):
-    """An environment raised what would have ended the process, or unwound it, without a word."""
+    """An environment raised something that would have silently ended or unwound the process."""
 
     def __init__(self, name: str, what: str, error: BaseException) -> None:
         self.raised = f"{described(error)}, which ends a process and must not leave an environment"
@@ -53,7 +53,7 @@ class Call:
     """A call under way."""
 
     name: str
-    """Of the environment."""
+    """The environment's name."""
     what: str
     """make, reset, step, get_state, set_state or close."""
     since: float
@@ -61,15 +61,15 @@ class Call:
 
 
 _UNDER_WAY: dict[int, Call | tuple[threading.Thread, ...]] = {}
-"""By thread: the call that it is at, or the threads that it waits for."""
+"""By thread: the call that it is in, or the threads that it waits for."""
 
 
 def call_env(name: str, what: str, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """``function(*args, **kwargs)``, on record as ``what`` of the environment ``name``.
+    """``function(*args, **kwargs)``, recorded as ``what`` of the environment ``name``.
 
     Raises:
         Exception: the environment's own.
-        EnvExit: anything else that the environment raised, but for the user's Ctrl-C, which passes.
+        EnvExit: anything else that the environment raised, except the user's Ctrl-C, which passes through.
         EnvOverdue, EnvAbandoned: cut off by the watchdog.
     """
     thread = threading.get_ident()
@@ -94,7 +94,7 @@ def call_env(name: str, what: str, function: Callable[P, R], *args: P.args, **kw
 
 @contextmanager
 def waiting_for(threads: Sequence[threading.Thread]) -> Iterator[None]:
-    """What these threads are at counts as what this one is at.
+    """Count the calls of these threads as this thread's own.
 
     Raises:
         EnvOverdue, EnvAbandoned: cut off. The threads go on.
@@ -110,7 +110,7 @@ def waiting_for(threads: Sequence[threading.Thread]) -> Iterator[None]:
 
 
 def under_way(thread: int) -> Call | None:
-    """The call that a thread is at; the oldest one, where it waits for others."""
+    """The call that a thread is in; the oldest one, where it waits for others."""
     entry = _UNDER_WAY.get(thread)
     if not isinstance(entry, tuple):
         return entry
@@ -120,11 +120,10 @@ def under_way(thread: int) -> Call | None:
 
 @contextmanager
 def exits_are_errors(name: str) -> Iterator[None]:
-    """For code of the config's that is not called by ``call_env``: pure environments while they are traced, functors,
-    policies.
+    """For code named by the config that ``call_env`` does not call: pure environments being traced, functors, policies.
 
     Args:
-        name: of the environment, which is the likeliest.
+        name: of the environment, the likeliest culprit.
 
     Raises:
         EnvExit: instead of ``SystemExit`` and ``GeneratorExit``.

@@ -1,8 +1,8 @@
 """A host environment whose failures cost an episode instead of a training, up to a stated number.
 
-A row that gives a NaN or an infinity is quarantined: its step is no transition (``info["valid"]`` False), its episode
-is over, a new one starts, and what led there is written as a file that ``python -m ejax.replay`` plays again. An
-environment that raises can be made anew, with all of its rows over.
+A row that gives a NaN or an infinity is quarantined: its step is not a transition (``info["valid"]`` False), its
+episode is over, a new one starts, and its steps are written to a file that ``python -m ejax.replay`` replays. An
+environment that raises can be recreated, which ends the episodes of all its rows.
 """
 
 import json
@@ -30,7 +30,7 @@ class GuardedEnv:
     """
     Args:
         env: is owned, and closed, by this object.
-        make: makes it anew after it raised.
+        make: recreates it after it raised.
         recipe: what ``make`` was made from, ``{"id": …, "cfg": …}``: part of a replay file.
         folder: where replay files go.
         max_quarantined: rows that may be quarantined. max_restarts: times that ``make`` may be called again.
@@ -58,7 +58,7 @@ class GuardedEnv:
         self._began = np.zeros(self.num_envs, np.int64)
         """Index in ``_actions`` where each row's episode began; negative: longer ago than is kept."""
         self._info: dict[str, Any] = {}
-        """Of the last step."""
+        """``info`` of the last step."""
         self._obs: PyTree = None
         self._reports: deque[str] = deque()
         """Added to in the thread that steps, taken by another."""
@@ -110,7 +110,7 @@ class GuardedEnv:
         try:
             timestep = call_env(self.name, "step", self._env.step, action)
         except Exception as error:
-            return self._start_anew(error, before)
+            return self._restart(error, before)
         valid = timestep.info.get("valid", np.ones(self.num_envs, bool))
         broken = ~finite_rows(timestep.final_obs, timestep.reward, numpy=np) & valid
         done = timestep.terminated | timestep.truncated
@@ -138,7 +138,7 @@ class GuardedEnv:
         return replace(timestep, obs=self._obs, final_obs=final_obs, info=self._info)
 
     def reports(self) -> list[str]:
-        """What there is to tell since the last call."""
+        """Messages since the last call."""
         of_env = self._env.reports() if isinstance(self._env, ReportingHostEnv) else []
         return of_env + [self._reports.popleft() for _ in range(len(self._reports))]
 
@@ -200,7 +200,7 @@ class GuardedEnv:
                 path = file.name
             self._reports.append(
                 f"quarantined row {row} of env '{self.name}' at its step {self.num_steps}: not finite; "
-                + (_why_not_again(facts, path) or f"play it again with python -m ejax.replay {path}")
+                + (_why_not_again(facts, path) or f"replay it with python -m ejax.replay {path}")
             )
         if self.num_quarantined > self._max_quarantined:
             raise HostEnvError(
@@ -208,23 +208,23 @@ class GuardedEnv:
                 f"{self._max_quarantined} (trainer.collector.max_quarantined); the last one: {path}"
             )
 
-    def _start_anew(self, error: Exception, before: PyTree) -> HostTimestep:
-        """After an exception: a new environment, all rows over."""
+    def _restart(self, error: Exception, before: PyTree) -> HostTimestep:
+        """Recreate the environment after an exception; the episodes of all rows are over."""
         where = f"env '{self.name}' raised at its step {self.num_steps} ({self.num_envs} rows)"
-        if self.num_restarts >= self._max_restarts or not self._info:  # after no step at all it would fail again
+        if self.num_restarts >= self._max_restarts or not self._info:  # with no step taken it would only fail again
             raise HostEnvError(
-                f"{where}: {described(error)}. It may be made anew {self._max_restarts} times "
+                f"{where}: {described(error)}. It may be recreated {self._max_restarts} times "
                 "(trainer.collector.max_env_restarts)"
             ) from error
         self.num_restarts += 1
         raised = described(error)
-        self._reports.append(f"{where}: {raised}; made anew, {self.num_restarts} of {self._max_restarts} times")
-        with suppress(Exception):  # it is broken: how it closes says nothing new
+        self._reports.append(f"{where}: {raised}; recreated, {self.num_restarts} of {self._max_restarts} times")
+        with suppress(Exception):  # it is broken: an error on closing adds nothing
             call_env(self.name, "close", self._env.close)
         try:
             self._env = call_env(self.name, "make", self._make)
         except Exception as again:
-            raise HostEnvError(f"{where}: {raised}; making it anew failed: {described(again)}") from again
+            raise HostEnvError(f"{where}: {raised}; recreating it failed: {described(again)}") from again
         obs = self.reset(_new_seeds(np.arange(self.num_envs, dtype=np.uint32), self.num_steps))
         nothing = np.zeros(self.num_envs, bool)
         return HostTimestep(
@@ -237,10 +237,10 @@ class GuardedEnv:
         )
 
     def _finite_start(self, obs: PyTree, rows: NDArray[np.bool_]) -> PyTree:
-        """Reset rows again whose first observation is not finite.
+        """Reset again the rows whose first observation is not finite.
 
         Raises:
-            HostEnvError: they stay so.
+            HostEnvError: they stay non-finite.
         """
         for attempt in range(_RESET_ATTEMPTS + 1):
             broken = rows & ~finite_rows(obs, numpy=np)
@@ -263,16 +263,16 @@ def _replace_rows(rows: NDArray[np.bool_], new: PyTree, old: PyTree) -> PyTree:
 
 
 def _why_not_again(facts: Mapping[str, Any], path: str) -> str | None:
-    """What ``ejax.replay`` could not do with this file, or None."""
+    """The reason that ``ejax.replay`` cannot play this file, or None."""
     if not facts["seeded"]:
-        return f"what led there is in {path}, but cannot be played again: the environment does not seed rows one by one"
+        return f"its steps are in {path}, but cannot be replayed: the environment does not seed rows one by one"
     if not facts["complete"]:
-        return f"what led there is in {path}, but cannot be played again: the episode began before what it holds"
+        return f"its steps are in {path}, but cannot be replayed: the episode began before the first of them"
     return None
 
 
 def _new_file(folder: Path, stem: str) -> IO[bytes]:
-    """``<stem>.npz``, or ``<stem>_2.npz`` and so on where other groups or earlier runs were there first."""
+    """``<stem>.npz``, or ``<stem>_2.npz`` and so on where other groups or earlier runs took the name."""
     number, name = 1, f"{stem}.npz"
     while True:
         try:
@@ -292,5 +292,5 @@ def _zero_where(rows: NDArray[np.bool_], info: dict[str, Any]) -> dict[str, Any]
 
 
 def _new_seeds(seed: NDArray[np.uint32], count: int) -> NDArray[np.uint32]:
-    """Other seeds, that follow from these and a number."""
+    """Other seeds, determined by these and a number."""
     return np.random.SeedSequence([*seed.tolist(), count]).generate_state(len(seed)).astype(np.uint32)

@@ -16,14 +16,14 @@ from ejax.types import Array, Env, HostTimestep, Key, PyTree, Timestep
 
 @struct.dataclass(kw_only=True)
 class _Rows:
-    """N environments between two steps, with what their random numbers come from."""
+    """N environments between two steps, with the source of their random numbers."""
 
     state: PyTree
     obs: PyTree
     seed: Array
-    """[N] uint32: of the episode under way."""
+    """[N] uint32: seeds of the episodes under way."""
     num_steps: Array
-    """[N] int32: steps of the episode under way."""
+    """[N] int32: steps of the episodes under way."""
 
 
 class PureHostEnv:
@@ -51,14 +51,14 @@ class PureHostEnv:
 
     def step(self, action: NDArray[Any]) -> HostTimestep:
         self._rows, timestep = _step(self.env, self._rows, action)
-        told = jax.device_get(timestep)
+        answer = jax.device_get(timestep)
         return HostTimestep(
-            obs=told.obs,
-            reward=told.reward,
-            terminated=told.terminated,
-            truncated=told.truncated,
-            info=told.info | {"valid": np.ones(self.num_envs, bool)},
-            final_obs=told.final_obs,
+            obs=answer.obs,
+            reward=answer.reward,
+            terminated=answer.terminated,
+            truncated=answer.truncated,
+            info=answer.info | {"valid": np.ones(self.num_envs, bool)},
+            final_obs=answer.final_obs,
         )
 
     def get_state(self) -> PyTree:

@@ -17,7 +17,7 @@ from ejax.envs.manager.key_report import KeyReport, Section
 Vector: TypeAlias = tuple[float, float, float]
 
 DEFAULT_FRICTION = 0.5
-"""Of the robot, the floor, and objects that give none."""
+"""Friction of the robot, the floor, and objects that give none."""
 _CORNER = 0.1
 """Radius of the balls a box stands on, as a part of its shortest half edge. Against a plane, MJX keeps only those
 vertices of a box that lie within 1 mm of the deepest one: a tilting box would move differently in the two engines."""
@@ -49,7 +49,7 @@ class RigidObject:
     uid: str
     shape: Literal["box", "sphere", "cylinder", "capsule"]
     size: tuple[float, ...]
-    """As MuJoCo has them: half edges, or radius and half height, m."""
+    """MuJoCo's sizes: half edges, or radius and half height, m."""
     dynamic: bool
     position: Vector
     rotation: Vector
@@ -60,7 +60,7 @@ class RigidObject:
     angular_damping: float
     """1/s"""
     collides: bool = True
-    """False: it meets nothing."""
+    """False: it passes through everything."""
 
 
 def read_objects(data: Any, path: str, report: KeyReport, *, static: bool = False) -> tuple[RigidObject, ...]:
@@ -73,7 +73,7 @@ def read_objects(data: Any, path: str, report: KeyReport, *, static: bool = Fals
 
 
 def check_names(objects: tuple[RigidObject, ...], taken: Iterable[str], report: KeyReport) -> None:
-    """Each body has a name of its own.
+    """Refuse bodies that share a name.
 
     Args:
         taken: names of the robot's bodies.
@@ -86,7 +86,7 @@ def check_names(objects: tuple[RigidObject, ...], taken: Iterable[str], report: 
 
 
 def add_body(world: ET.Element, each: RigidObject) -> list[str]:
-    """Put an object into MJCF. Returns the geoms that it stands on the floor with."""
+    """Add an object to MJCF. Returns the geoms that rest on the floor."""
     geom = {"name": each.uid, "type": each.shape, "size": to_text(each.size), "material": "object"}
     body = ET.SubElement(world, "body", {"name": each.uid})
     if each.dynamic:  # the body is at the origin, so that its part of qpos is its pose in the world

@@ -2,7 +2,7 @@
 
     s = min(1, F / (v·c)),    damping s·c,    stiffness s²·k
 
-EmbodiChain limits the whole force of a drive; ours limits the spring, and the damping acts beside it, see ``robots``.
+EmbodiChain limits the whole force of a drive; ours limits the spring, and the damping acts in addition, see ``robots``.
 Scaled like this a joint turns at v at its force limit, and its damping ratio c/(2·√(k·I)) stays as configured. v is at
 most the robot's own greatest velocity. PushCube's 1e5, 1e3, 500, 2 become 6250 and 250.
 """

@@ -12,7 +12,7 @@ from flax.core import FrozenDict
 from numpy.typing import NDArray
 
 from ejax.envs.manager.key_report import GymConfigError, KeyNote
-from ejax.envs.manager.plan import Plan, make_plan, stored_keys
+from ejax.envs.manager.manager_spec import ManagerSpec, read_manager_spec, stored_keys
 from ejax.envs.manager.scene import marker_name
 from ejax.envs.manager.specs import Spec
 from ejax.envs.manager.world import World, WorldState, initial_state
@@ -30,8 +30,8 @@ class EmbodiedEnv:
         r = task's reward + Σ weight·term        (a ``replace`` term: r = weight·term so far)
 
     One step: action terms set the drives' targets → physics → interval events → observation → success, failure, metrics
-    → reward. The observation is nested: ``robot/qpos``, ``robot/qvel``, ``robot/qf``, and what ``observations`` add or
-    modify; its leaves are vectors. ``info["rewards"]`` holds the terms without their weights.
+    → reward. The observation is nested: ``robot/qpos``, ``robot/qvel``, ``robot/qf``, and the values that
+    ``observations`` add or modify; its leaves are vectors. ``info["rewards"]`` holds the terms without their weights.
 
     ``interval_step`` counts the control steps of an episode: one that ended does not shift the events of the next.
 
@@ -45,7 +45,7 @@ class EmbodiedEnv:
             training and evaluation come to differ.
 
     Raises:
-        GymConfigError: keys that cannot be had, with the reason.
+        GymConfigError: keys that are not supported, with the reason.
     """
 
     gym_config: Mapping[str, Any]
@@ -59,17 +59,17 @@ class EmbodiedEnv:
         _try_functors(self)
 
     @property
-    def plan(self) -> Plan:
-        return make_plan(self.gym_config, self.interval_events)
+    def spec(self) -> ManagerSpec:
+        return read_manager_spec(self.gym_config, self.interval_events)
 
     @property
     def max_episode_steps(self) -> int:
         """0: no limit."""
-        return max(0, self.plan.max_episode_steps)
+        return max(0, self.spec.max_episode_steps)
 
     @property
     def control_period(self) -> float:
-        return self.plan.timestep * self.plan.num_substeps
+        return self.spec.timestep * self.spec.num_substeps
 
     @property
     def observation_space(self) -> gymnasium.spaces.Dict:
@@ -77,32 +77,32 @@ class EmbodiedEnv:
 
     @property
     def action_space(self) -> gymnasium.spaces.Box:
-        low = np.concatenate([term.low for term in self.plan.terms]).astype(np.float32)
-        high = np.concatenate([term.high for term in self.plan.terms]).astype(np.float32)
+        low = np.concatenate([term.low for term in self.spec.terms]).astype(np.float32)
+        high = np.concatenate([term.high for term in self.spec.terms]).astype(np.float32)
         return gymnasium.spaces.Box(low, high, low.shape, np.float32)
 
     def reset(self, key: Key) -> tuple[WorldState, Obs]:
-        plan = self.plan
+        spec = self.spec
         state = self._start()
         for mode, key_mode in (("startup", jax.random.key(0)), ("reset", key)):
-            for i, event in enumerate(plan.events):
+            for i, event in enumerate(spec.events):
                 if event.mode == mode:
                     state = event(self._world(state), jax.random.fold_in(key_mode, i))
         return state, self._observe(self._world(state))
 
     def step(self, state: WorldState, action: Array, key: Key) -> tuple[WorldState, Timestep]:
-        plan = self.plan
+        spec = self.spec
         before = self._world(state)
         width = len(state.action)
         if action.shape != (width,):
             raise ValueError(f"EmbodiedEnv.step takes an action of shape ({width},), got {action.shape}")
         start = 0
-        for term in plan.terms:
+        for term in spec.terms:
             state = term.apply(self._world(state), action[start : start + term.width])
             start += term.width
-        state = self._world(state).advance(plan.num_substeps)
+        state = self._world(state).advance(spec.num_substeps)
         state = replace(state, action=action, episode_step=state.episode_step + 1)
-        for i, event in enumerate(plan.events):
+        for i, event in enumerate(spec.events):
             if event.mode == "interval":
                 fired = event(self._world(state), jax.random.fold_in(key, i))
                 due = state.episode_step % event.interval_step == 0
@@ -110,22 +110,22 @@ class EmbodiedEnv:
 
         world = replace(self._world(state), before=before)
         obs = self._observe(world)
-        judgement = plan.judge(world)
+        outcome = spec.judge(world)
         finite = all_finite(state)
-        success = judgement.success & finite
-        info: dict[str, Any] = {"success": success, "fail": judgement.fail}
-        terms = {reward.name: reward(world, obs, action, info).astype(jnp.float32) for reward in plan.rewards}
-        total = judgement.reward
-        for reward in plan.rewards:
+        success = outcome.success & finite
+        info: dict[str, Any] = {"success": success, "fail": outcome.fail}
+        terms = {reward.name: reward(world, obs, action, info).astype(jnp.float32) for reward in spec.rewards}
+        total = outcome.reward
+        for reward in spec.rewards:
             weighted = reward.weight * terms[reward.name]
             total = weighted if reward.mode == "replace" else total + weighted
-        out_of_time = (plan.max_episode_steps > 0) & (state.episode_step >= plan.max_episode_steps)
+        out_of_time = (spec.max_episode_steps > 0) & (state.episode_step >= spec.max_episode_steps)
         return state, Timestep(
             obs=obs,
             reward=total,
-            terminated=jnp.zeros((), bool) if plan.ignore_terminations else success | judgement.fail,
-            truncated=judgement.truncated | out_of_time | ~finite,
-            info={**info, "elapsed_steps": state.episode_step, "metrics": judgement.metrics, "rewards": terms},
+            terminated=jnp.zeros((), bool) if spec.ignore_terminations else success | outcome.fail,
+            truncated=outcome.truncated | out_of_time | ~finite,
+            info={**info, "elapsed_steps": state.episode_step, "metrics": outcome.metrics, "rewards": terms},
         )
 
     def render(
@@ -134,31 +134,31 @@ class EmbodiedEnv:
         """Draw one environment: [height, width, 3] RGB. See ``ejax.envs.mujoco.engine.render``."""
         targets: dict[str, Array | NDArray[Any]] = {marker_name(key): pose[:3, 3] for key, pose in state.poses.items()}
         return render(
-            self.plan.scene.xml, state.physics.qpos, width=width, height=height, mocap_pos=targets, camera=camera
+            self.spec.scene.xml, state.physics.qpos, width=width, height=height, mocap_pos=targets, camera=camera
         )
 
     def _start(self) -> WorldState:
-        """Before any event."""
-        plan = self.plan
+        """The state before any event."""
+        spec = self.spec
         return replace(
-            initial_state(plan.scene),
-            action=jnp.zeros(sum(term.width for term in plan.terms)),
-            poses={name: jnp.zeros((4, 4)) for event in plan.events for name in stored_keys(event)},
+            initial_state(spec.scene),
+            action=jnp.zeros(sum(term.width for term in spec.terms)),
+            poses={name: jnp.zeros((4, 4)) for event in spec.events for name in stored_keys(event)},
         )
 
     def _world(self, state: WorldState) -> World:
-        plan = self.plan
-        return World(plan.scene, state, plan.active, plan.extensions, plan.max_episode_steps, self.physics)
+        spec = self.spec
+        return World(spec.scene, state, spec.active, spec.extensions, spec.max_episode_steps, self.physics)
 
     def _observe(self, world: World) -> Obs:
         obs = _robot(world)
-        for each in self.plan.observations:
+        for each in self.spec.observations:
             obs = _put(obs, each, world)
         return jax.tree.map(lambda leaf: leaf.reshape(-1).astype(jnp.float32), obs)
 
 
 def _robot(world: World) -> Obs:
-    """What is observed of every robot."""
+    """The observation of every robot."""
     return {"robot": {"qpos": world.qpos, "qvel": world.qvel, "qf": world.qf}}
 
 
@@ -166,7 +166,7 @@ def _put(obs: Obs, functor: Spec, world: World) -> Obs:
     """The observation with one functor's value in it.
 
     Raises:
-        ValueError: ``modify`` of what is not there, or ``add`` of what is.
+        ValueError: ``modify`` of a value that is missing, or ``add`` of one that exists.
     """
     old = _at(obs, functor.path)
     there, name = ", ".join(_paths(obs)), "/".join(functor.path)
@@ -207,12 +207,12 @@ def _as_space(obs: Any) -> Any:
 
 
 def _try_functors(env: EmbodiedEnv) -> None:
-    """Trace each functor once, so that what it refuses is told with its key.
+    """Trace each functor once, so that its refusals are reported with their keys.
 
     Raises:
-        GymConfigError: what they refuse, all of it.
+        GymConfigError: everything that they refuse.
     """
-    plan = env.plan
+    spec = env.spec
     notes: list[KeyNote] = []
 
     def attempt(key: str, call: Callable[..., Any], *shapes: Any) -> Any:
@@ -226,19 +226,19 @@ def _try_functors(env: EmbodiedEnv) -> None:
         return replace(env._world(state), engine="mujoco", before=env._world(state))
 
     state, key = jax.eval_shape(lambda: (env._start(), jax.random.key(0)))
-    for event in plan.events:
+    for event in spec.events:
         attempt(event.key, lambda state, key, event=event: event(world(state), key), state, key)
     obs: Obs = jax.eval_shape(lambda state: _robot(world(state)), state)
-    for each in plan.observations:
+    for each in spec.observations:
         shapes = attempt(each.key, lambda obs, state, each=each: _put(obs, each, world(state)), obs, state)
         obs = obs if shapes is None else shapes
-    outcome = attempt("id", lambda state: vars(plan.judge(world(state))), state)
+    outcome = attempt("id", lambda state: vars(spec.judge(world(state))), state)
     info = {name: outcome[name] for name in ("success", "fail")} if outcome else {}
-    for reward in plan.rewards:
+    for reward in spec.rewards:
 
         def value(obs: Obs, state: WorldState, info: Any, reward: Spec = reward) -> Array:
             return reward(world(state), obs, state.action, info)
 
         attempt(reward.key, value, obs, state, info)
     if notes:
-        raise GymConfigError((*plan.notes, *notes))
+        raise GymConfigError((*spec.notes, *notes))

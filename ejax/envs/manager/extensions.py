@@ -1,11 +1,11 @@
-"""``env.extensions`` of a gym config: what EmbodiChain makes attributes of its environment and of its config.
+"""``env.extensions`` of a gym config: entries that EmbodiChain makes attributes of its environment and config.
 
 The first releases, up to 0.1.1, say there how an action acts, and how long an episode is:
 
     action_type (delta_qpos), action_scale (1.0), episode_length (1000)
 
-From 0.1.2 on this is ``env.actions`` and the top level's ``max_episode_steps`` (300), and nobody reads those keys. So a
-config without ``env.actions`` that has one of them is in the first form.
+From 0.1.2 on this is ``env.actions`` and the top level's ``max_episode_steps`` (300), and those keys are not read. So
+a config without ``env.actions`` that has one of them is in the first form.
 
 Source: ``RLEnv`` and the task classes of the tags v0.1.0 and v0.1.1; ``EmbodiedEnv`` and ``EnvCfg`` of the later ones.
 """
@@ -20,7 +20,7 @@ from ejax.envs.manager.tasks import Task
 from ejax.frozen import freeze
 
 FIRST_LIMIT, LIMIT = 1000, 300
-"""Steps of an episode where a config does not say: in the first form, and later."""
+"""Default steps of an episode: in the first form, and later."""
 _FIRST_FORM = ("action_type", "action_scale", "episode_length")
 _ACTION_TYPES = {
     "delta_qpos": "DeltaQposTerm",
@@ -44,9 +44,9 @@ _SETTINGS_ELSEWHERE = {
 }
 """Settings of EmbodiChain's environment that an extension of the same name replaces -> where ejax reads them."""
 _WITHOUT_EFFECT = {
-    "action_type": "no effect beside env.actions, whose func says how an action acts",
-    "action_scale": "no effect beside env.actions; give the scale in its params",
-    "obs_mode": "no effect: the observation is what env.observations makes of it",
+    "action_type": "no effect with env.actions, whose func says how an action acts",
+    "action_scale": "no effect with env.actions; give the scale in its params",
+    "obs_mode": "no effect: env.observations decides the observation",
     "seed": "no effect: trainer.seed decides",
     "filter_visual_rand": "no effect: ejax has no visual randomization",
     "filter_dataset_saving": "no effect: training records no dataset",
@@ -61,12 +61,12 @@ _OF_NOBODY = "no effect, unless a functor of yours reads it from world.extension
 
 @dataclass(frozen=True)
 class Extensions:
-    """What a gym config says there."""
+    """The parsed ``env.extensions``."""
 
     values: Mapping[str, Any]
-    """All but those that said how an action acts."""
+    """All except those that say how an action acts."""
     actions: Section
-    """``env.actions``, or what the first form has instead."""
+    """``env.actions``, or its equivalent in the first form."""
     max_episode_steps: int
     first_success: bool
     """True: success is judged as in 0.1.0 and 0.1.1."""
@@ -77,7 +77,7 @@ def read_extensions(root: Section, env: Section, task: Task | None) -> Extension
     """Read ``env.extensions``, ``env.actions`` and ``max_episode_steps``, which decide together.
 
     Args:
-        task: None if it is not there, which is reported elsewhere.
+        task: None if there is no such task, which is reported elsewhere.
     """
     actions = env.open("actions")
     with env.open("extensions") as section:
@@ -98,17 +98,17 @@ def read_extensions(root: Section, env: Section, task: Task | None) -> Extension
 
 
 def _read_limit(root: Section, section: Section, first_form: bool) -> tuple[int, bool]:
-    """Steps of an episode, and whether they are said as in 0.1.0 and 0.1.1."""
+    """Steps of an episode, and whether they are given as in 0.1.0 and 0.1.1."""
     report, key = root.report, section.key("episode_length")
     given = "max_episode_steps" in root or "max_episode_steps" in section
     limit = root.integer("max_episode_steps", FIRST_LIMIT if first_form else LIMIT)
-    if "max_episode_steps" in section:  # there it replaces the other
+    if "max_episode_steps" in section:  # it replaces the other one there
         inner = section.integer("max_episode_steps", limit)
         if "max_episode_steps" in root and inner != limit:
             report.refuse(section.key("max_episode_steps"), f"is {inner}, but max_episode_steps is {limit}; keep one")
         limit = inner
     if not first_form:
-        section.ignore("episode_length", f"no effect beside env.actions: max_episode_steps decides, {limit} here")
+        section.ignore("episode_length", f"no effect with env.actions: max_episode_steps decides, {limit} here")
         return limit, False
     if "episode_length" not in section:
         if not given:
@@ -148,7 +148,7 @@ def _first_actions(section: Section, path: str) -> Section:
 
 
 def _note_others(section: Section, task: Task | None) -> None:
-    """Say of every key that nothing has read whether the task reads it, and what becomes of it else."""
+    """Report for every key not read so far whether the task reads it, and its effect otherwise."""
     for name in section.data:
         key = section.key(str(name))
         if name in _SETTINGS_ELSEWHERE:

@@ -1,4 +1,4 @@
-"""The model of PickPlaceRL: a UR10 with the two-finger gripper and a small cube, and what lets a grasp hold."""
+"""The model of PickPlaceRL: a UR10 with the two-finger gripper and a small cube, tuned so that a grasp holds."""
 
 import functools
 from xml.etree import ElementTree as ET
@@ -9,11 +9,11 @@ from ejax.envs.manager.robots import make_ur
 from ejax.envs.manager.scene import make_scene, marker_name
 
 HALF_EDGE = 0.025
-"""m, of the cube. It is grasped with the tool centre point at its centre."""
+"""Half edge of the cube, m. It is grasped with the tool centre point at its centre."""
 HOME = (-0.0215027, -1.5389777, 2.0042863, -2.036105, -1.5707964, -0.0215027, 0.0, 0.0)
 """The tool at (−0.65, −0.15, 0.25) m."""
 _TOOL = ((1.0, 0.0, 0.0, 0.0), (0.0, 1.0, 0.0, 0.0), (0.0, 0.0, 1.0, 0.14), (0.0, 0.0, 0.0, 1.0))
-"""In the frame of the flange: amid what the fingers touch with."""
+"""The tool in the frame of the flange: amid the fingers' contact points."""
 DRIVES = Drives(
     stiffness=(1e4, 1e4, 1e4, 5e3, 5e3, 5e3, 600.0, 600.0),
     damping=(300.0, 300.0, 200.0, 100.0, 100.0, 100.0, 40.0, 40.0),

@@ -61,7 +61,7 @@ class PlacedRobot:
 
 
 def read_robot(section: Section) -> PlacedRobot | None:
-    """None: the report says why there is none."""
+    """Read the robot. None: the report says why there is none."""
     report = section.report
     uid = str(section.take("uid", "robot"))
     kind = str(section.take("robot_type", ""))
@@ -100,7 +100,7 @@ def read_robot(section: Section) -> PlacedRobot | None:
 
 
 def _refuse_robot(section: Section, kind: str) -> None:
-    """Say what is missing, or which robot there is no model of."""
+    """Report what is missing, or which robot has no model."""
     where = "fpath" if "fpath" in section else "robot_type"
     given = section.take(where, kind)
     if given:
@@ -160,7 +160,7 @@ def _read_tcp(section: Section) -> Matrix:
 
 
 def _as_pose(given: Any) -> Matrix | None:
-    """4 rows of 4 numbers, the first three of which turn and do not scale; None: it is something else."""
+    """4 rows of 4 numbers, a rotation without scaling in the first three; None: it is something else."""
     rows = given if isinstance(given, list | tuple) else ()
     if [len(row) for row in rows if isinstance(row, list | tuple)] != [4, 4, 4, 4] or len(rows) != 4:
         return None

@@ -32,9 +32,9 @@ class DhTable:
     """a₂, a₃; the others are 0."""
     masses: tuple[float, float, float, float, float, float]
     offset: float
-    """How far the upper arm lies beside the shoulder's axis: where its mass is."""
+    """Offset of the upper arm, and its mass, from the shoulder's axis."""
     radius: float
-    """Of the links, as cylinders: gives moments of inertia, and what is drawn."""
+    """Radius of the links as cylinders: determines moments of inertia and drawing."""
     max_effort: float
     """Drive limit where a config gives none, N·m; EmbodiChain's."""
 
@@ -101,9 +101,9 @@ class Robot:
     tool_part: str | None
     """The part that carries the tool centre point, site ``tcp``."""
     hull: tuple[str, ...]
-    """Geoms that meet objects."""
+    """Geoms that collide with objects."""
     feelers: tuple[str, ...]
-    """Geoms that meet the floor."""
+    """Geoms that collide with the floor."""
     stiffness: float
     damping: float
     max_effort: dict[str, float]
@@ -239,7 +239,7 @@ def _gripper(flange: ET.Element) -> tuple[str, str]:
 
 
 def _cylinder_inertia(dh: DhTable, link: int) -> tuple[float, float, float]:
-    """Of a solid cylinder along x (upper arm, forearm) or z, kg·m²."""
+    """Inertia of a solid cylinder along x (upper arm, forearm) or z, kg·m²."""
     mass = dh.masses[link]
     length = abs((0.178, *dh.a, 0.12, 0.12, 0.03)[link])
     along = 0.5 * mass * dh.radius**2
@@ -258,7 +258,7 @@ def _inertial(body: ET.Element, pos: tuple[float, ...], mass: float, inertia: tu
 def _geom(
     body: ET.Element, name: str, shape: str, *, material: str = "", mass: float = 0.0, **numbers: Iterable[float]
 ) -> None:
-    """A geom that meets nothing but what a contact pair says; not drawn without a material."""
+    """A geom that collides only as contact pairs say; not drawn without a material."""
     look = {"material": material} if material else {"group": "3"}
     geom = look | {key: _text(value) for key, value in numbers.items()}
     ET.SubElement(body, "geom", geom, name=name, type=shape, mass=str(mass), contype="0", conaffinity="0")

@@ -1,4 +1,4 @@
-"""A MuJoCo model from a robot and rigid objects, and where each thing is in its state.
+"""A MuJoCo model from a robot and rigid objects, and the place of each in its state.
 
 Contacts are listed pairs only: objects with the floor, with the robot's hull and with each other; the robot's feelers
 with the floor. Their friction is the mean of both bodies' coefficients, PhysX's rule.
@@ -60,7 +60,7 @@ class Scene:
         return parts[name]
 
     def slot(self, uid: str) -> tuple[int, int]:
-        """Where a dynamic object begins in qpos and in qvel."""
+        """Start of a dynamic object in qpos and in qvel."""
         before = [each.uid for each in self.objects if each.dynamic].index(uid)
         return len(self.joints) + 7 * before, len(self.joints) + 6 * before
 

@@ -17,7 +17,7 @@ MODES: dict[FunctorKind, tuple[str, ...]] = {
     "actions": (),
 }
 _GIVEN: dict[FunctorKind, int] = {"events": 2, "observations": 2, "rewards": 4, "actions": 2}
-"""How many arguments come from ejax, before the parameters."""
+"""Number of arguments that ejax passes before the parameters."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Spec:
     params: Mapping[str, Any]
     mode: str = ""
     path: tuple[str, ...] = ()
-    """Of an observation: where it stands in the nested observation."""
+    """Path of an observation functor's value in the nested observation."""
     weight: float = 1.0
     interval_step: int = 1
 
@@ -113,13 +113,13 @@ def _find(section: Section, kind: FunctorKind, name: Any) -> Callable[..., Any] 
 
 
 def _read_params(params: Section, func: Callable[..., Any], kind: FunctorKind, robot_uid: str) -> Mapping[str, Any]:
-    """Raises nothing: what does not fit goes into the report."""
+    """The functor's parameters. Raises nothing: misfits go into the report."""
     accepted = list(inspect.signature(func).parameters.values())[_GIVEN[kind] :]
     given = {name: freeze(params.take(name)) for name in params.data if name in {each.name for each in accepted}}
     for each in accepted:
         key = params.key(each.name)
         if each.name not in given:
-            params.take(each.name)  # so that an unknown key is told what is allowed
+            params.take(each.name)  # so that the message on an unknown key lists it as allowed
             if each.default is each.empty and each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY):
                 params.report.refuse(key, f"is missing: {func.__name__} needs it")
         elif each.name.endswith("_cfg"):
@@ -131,7 +131,7 @@ def _read_params(params: Section, func: Callable[..., Any], kind: FunctorKind, r
 
 
 def _check_entity(params: Section, name: str, entity: Any) -> None:
-    """An entity is ``{uid: name}``; who it is, is looked up when the functor is tried."""
+    """An entity is ``{uid: name}``; the name is looked up when the functor is tried."""
     key = params.key(name)
     if not isinstance(entity, Mapping) or not isinstance(entity.get("uid"), str):
         params.report.refuse(key, f"got {entity!r}; must be {{uid: name of a body}}")

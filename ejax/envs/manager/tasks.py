@@ -1,4 +1,4 @@
-"""What EmbodiChain's task classes add to their gym config: success, failure, a base reward, an episode's early end."""
+"""The rules of EmbodiChain's task classes on top of the gym config: success, failure, base reward, early end."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -18,20 +18,20 @@ _SUCCESS_VELOCITY = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
-class Judgement:
-    """Of one step."""
+class TaskOutcome:
+    """The outcome of one step."""
 
     success: Array
     """bool; ends the episode, with no value after it, as does ``fail``."""
     fail: Array
     truncated: Array
-    """bool, besides the time limit."""
+    """bool; the time limit is not included."""
     reward: Array
-    """What the reward functors are added to."""
+    """Base reward, to which the reward functors are added."""
     metrics: dict[str, Array] = field(default_factory=dict)
 
 
-JudgeFn: TypeAlias = Callable[[World], Judgement]
+JudgeFn: TypeAlias = Callable[[World], TaskOutcome]
 
 
 @dataclass(frozen=True)
@@ -44,18 +44,18 @@ class Task:
     """The judge of configs in the form of 0.1.0 and 0.1.1, where it differed (see ``extensions``). None: ``judge``."""
 
 
-def scene_only(world: World) -> Judgement:
+def scene_only(world: World) -> TaskOutcome:
     """EmbodiChain's base class, without a task: an episode ends by its time limit only."""
     never = jnp.zeros((), bool)
-    return Judgement(success=never, fail=never, truncated=never, reward=jnp.zeros(()))
+    return TaskOutcome(success=never, fail=never, truncated=never, reward=jnp.zeros(()))
 
 
-def push(world: World, uid: str) -> Judgement:
-    """Success: the body is nearer to ``goal_pose`` than ``success_threshold``, horizontally. Cut: it fell to −0.1 m."""
+def push(world: World, uid: str) -> TaskOutcome:
+    """Success: the body is horizontally within ``success_threshold`` of ``goal_pose``. Truncated: it fell to −0.1 m."""
     position = world.object_pose(uid)[:3, 3]
     distance = jnp.linalg.norm((position - world.pose("goal_pose")[:3, 3])[:2])
     never = jnp.zeros((), bool)
-    return Judgement(
+    return TaskOutcome(
         success=distance < world.extensions.get("success_threshold", 0.1),
         fail=never,
         truncated=position[2] < _FELL,
@@ -64,16 +64,16 @@ def push(world: World, uid: str) -> Judgement:
     )
 
 
-def push_t(world: World) -> Judgement:
+def push_t(world: World) -> TaskOutcome:
     """As ``push``; with ``require_on_table`` success also asks that the body is not below ``table_height``, m."""
-    judgement = push(world, "t")
+    outcome = push(world, "t")
     if not world.extensions.get("require_on_table", True):
-        return judgement
+        return outcome
     on_table = world.object_pose("t")[2, 3] >= world.extensions.get("table_height", 0.0) - _BELOW_TABLE
-    return replace(judgement, success=judgement.success & on_table)
+    return replace(outcome, success=outcome.success & on_table)
 
 
-def cart_pole(world: World) -> Judgement:
+def cart_pole(world: World) -> TaskOutcome:
     """r = 1 − |θ|/π. Success, in the last step only: |θ| < 0.02 rad and |θ̇| < 0.05 rad/s. Failure: |θ| > π/2.
 
     Differs from EmbodiChain, where a fall is a truncation and nothing else, after which its GAE sees no value. Here a
@@ -82,7 +82,7 @@ def cart_pole(world: World) -> Judgement:
     angle = jnp.abs(world.part_qpos("hand")[0])
     fell = angle > jnp.pi / 2.0
     last = world.state.episode_step >= world.max_episode_steps
-    return Judgement(
+    return TaskOutcome(
         success=last & _at_rest(world),
         fail=fell,
         truncated=fell,
@@ -91,10 +91,10 @@ def cart_pole(world: World) -> Judgement:
     )
 
 
-def first_cart_pole(world: World) -> Judgement:
-    """As ``cart_pole``, but for success in any step: an episode ends as soon as the pole is at rest upright."""
-    judgement = cart_pole(world)
-    return replace(judgement, success=_at_rest(world))
+def first_cart_pole(world: World) -> TaskOutcome:
+    """As ``cart_pole``, with success in any step: an episode ends as soon as the pole is at rest upright."""
+    outcome = cart_pole(world)
+    return replace(outcome, success=_at_rest(world))
 
 
 def _at_rest(world: World) -> Array:
@@ -103,14 +103,14 @@ def _at_rest(world: World) -> Array:
 
 
 SCENE_ONLY = "EmbodiedEnv-v1"
-TASKS: dict[str, Task] = {
+TASK_RULES: dict[str, Task] = {
     "PushCubeRL": Task(partial(push, uid="cube"), ("success_threshold",)),
     "PushBallRL": Task(partial(push, uid="soccer_ball"), ("success_threshold",)),
     "PushTRL": Task(push_t, ("success_threshold", "table_height", "require_on_table")),
     "CartPoleRL": Task(cart_pole, first_judge=first_cart_pole),
     SCENE_ONLY: Task(scene_only),
 }
-"""By the ``id`` of a gym config. EmbodiChain released neither PushBallRL nor PushTRL: they stand in its history."""
+"""By the ``id`` of a gym config. EmbodiChain released neither PushBallRL nor PushTRL: they are in its history."""
 
 _OTHERS = frozenset(
     (
@@ -122,30 +122,30 @@ _OTHERS = frozenset(
         *("ExpansionPourWater", "ExpansionPrimitivePickPlace", "SimpleBCPickPlace"),
     )
 )
-"""What other ids of EmbodiChain's releases, 0.0.1 to 0.3.2, have before their first hyphen."""
+"""The part before the first hyphen of other ids in EmbodiChain's releases, 0.0.1 to 0.3.2."""
 
 
 def missing_task(name: str) -> str:
-    """Why an ``id`` that is not in ``TASKS`` cannot be had, and what to do."""
+    """The message on an ``id`` that is not in ``TASK_RULES``: the reason, and the remedy."""
     remedy = (
         f"give {SCENE_ONLY} for the scene without a task, which never succeeds and ends by its time limit only, or "
-        "register_task (ejax.envs.manager.tasks) what judges its steps"
+        "register a judge of its steps with register_task (ejax.envs.manager.tasks)"
     )
     if name.partition("-")[0] in _OTHERS:
         return (
             f"'{name}' is a class of EmbodiChain's, which ejax does not have: when an episode succeeds, fails or ends, "
             f"and whatever else the class computes, such as its actions, is not known here. ejax has "
-            f"{', '.join(TASKS)}; {remedy}"
+            f"{', '.join(TASK_RULES)}; {remedy}"
         )
-    return f"no task '{name}'; there is {', '.join(TASKS)}; else {remedy}{did_you_mean(name, TASKS)}"
+    return f"no task '{name}'; there is {', '.join(TASK_RULES)}; else {remedy}{did_you_mean(name, TASK_RULES)}"
 
 
 def register_task(name: str, judge: JudgeFn, extensions: tuple[str, ...] = ()) -> None:
-    """Put a task of your own beside EmbodiChain's.
+    """Add a task of your own to EmbodiChain's.
 
     Raises:
         ValueError: the name is taken.
     """
-    if name in TASKS:
+    if name in TASK_RULES:
         raise ValueError(f"task '{name}' is registered already")
-    TASKS[name] = Task(judge, extensions)
+    TASK_RULES[name] = Task(judge, extensions)

@@ -1,4 +1,4 @@
-"""What functors see: one environment between two steps, as a scene and its state; all of it a pure function of them.
+"""The world that functors see: one environment between two steps, a pure function of a scene and its state.
 
 Frames: the arena's, whose origin EmbodiChain puts the robot's base at. Poses are [4, 4], m.
 """
@@ -25,11 +25,11 @@ class WorldState:
     physics: PhysicsState
     """qpos: joints, then position and quaternion (w x y z) of each dynamic object; qvel likewise, 6 an object."""
     target: Array
-    """[J]: where the drives pull the joints to, m or rad."""
+    """[J]: target positions of the drives, m or rad."""
     velocity_target: Array
     """[J], m/s or rad/s"""
     effort: Array
-    """[J]: what is added to the drives' forces, N or N·m."""
+    """[J]: efforts added to the drives' forces, N or N·m."""
     poses: dict[str, Array]
     """Virtual targets by their key, [4, 4]."""
     action: Array
@@ -67,8 +67,8 @@ class World:
     def qf(self) -> Array:
         """[active joints]: the efforts that an action commands, N or N·m; zeros under position and velocity drives.
 
-        As PhysX's joint forces, which are those applied from outside: what its drives add is not in them. (Raw forces
-        of up to 500 N·m beside angles drown what else a network reads.)
+        Like PhysX's joint forces, these are applied from outside: the drives' own are not included. (Raw forces of up
+        to 500 N·m next to angles drown a network's other inputs.)
         """
         return self.state.effort[jnp.array(self.active)]
 
@@ -120,7 +120,7 @@ class World:
         return any(each.uid == uid for each in self.scene.objects)
 
     def object_pose(self, uid: str) -> Array:
-        """[4, 4] of a rigid object.
+        """The pose [4, 4] of a rigid object.
 
         Raises:
             ValueError: no such object.
@@ -133,7 +133,7 @@ class World:
         return make_pose(pose[:3], matrix_from_quaternion(pose[3:]))
 
     def object_velocity(self, uid: str) -> Array:
-        """[6] of a rigid object: linear (m/s) and angular (rad/s), both in the arena's frame.
+        """The velocity [6] of a rigid object: linear (m/s) and angular (rad/s), both in the arena's frame.
 
         Raises:
             ValueError: no such object.
@@ -190,7 +190,7 @@ class World:
         return replace(self.state, poses={**self.state.poses, key: pose})
 
     def advance(self, num_substeps: int) -> WorldState:
-        """The state after physics steps under the present targets."""
+        """The state after physics steps under the current targets."""
         return replace(
             self.state, physics=Physics(self.scene.xml, self.engine, num_substeps).step(self.state.physics, self.ctrl)
         )
@@ -216,5 +216,5 @@ def initial_state(scene: Scene) -> WorldState:
 
 
 def initial_pose(each: RigidObject) -> Array:
-    """[4, 4]: where the config puts an object."""
+    """[4, 4]: the initial pose of an object, from the config."""
     return make_pose(jnp.array(each.position, jnp.float32), matrix_from_euler(jnp.array(each.rotation, jnp.float32)))

@@ -3,12 +3,12 @@
     state' = step(state, ctrl): ``num_substeps`` physics steps with ``ctrl`` held
 
 ``mujoco`` runs the C engine's threaded batch stepping behind ``jax.pure_callback``, so one jitted loop serves both.
-The callback is honest: what it returns depends on (qpos, qvel, ctrl) and on nothing else. To that end models switch the
+The callback is pure: its result depends on (qpos, qvel, ctrl) and on nothing else. To that end models switch the
 solver's warm start off and have no activations; time is not carried. The bits of a row depend neither on threads nor on
 its place in the batch nor on the size of the batch.
 
-A simulation that breaks is NaN from then on, in both engines. By itself the C engine would put it back to where the
-model starts, at rest, and take a control that is not finite for 0: a pole that flew off stood upright again.
+A simulation that breaks is NaN from then on, in both engines. By itself the C engine would reset it to the model's
+start, at rest, and treat a non-finite control as 0: a pole that flew off would stand upright again.
 """
 
 import atexit
@@ -37,14 +37,14 @@ Engine: TypeAlias = Literal["auto", "mujoco", "mjx"]
 
 _ASSETS = Path(__file__).parents[1] / "assets"
 _STATE = mujoco.mjtState.mjSTATE_FULLPHYSICS
-"""What the C engine's rollout reads and writes per row. Without activations: time, qpos, qvel."""
+"""The state that the C engine's rollout reads and writes per row. Without activations: time, qpos, qvel."""
 _START = 1.0
 """s: the time that a row's steps begin at. The engine sets a row that breaks back to 0."""
 
 
 @struct.dataclass(kw_only=True)
 class PhysicsState:
-    """All that a physics step reads besides the control."""
+    """Everything a physics step reads apart from the control."""
 
     qpos: Array
     """[nq], m, rad, unit quaternions (w x y z)"""
@@ -74,7 +74,7 @@ class Physics:
 
     @property
     def model(self) -> mujoco.MjModel:
-        """What is simulated: the MJCF without its visual geoms."""
+        """The simulated model: the MJCF without its visual geoms."""
         return _load_model(self.asset, visual=False)
 
     def step(self, state: PhysicsState, ctrl: Array) -> PhysicsState:
@@ -149,7 +149,7 @@ def _free_camera(view: CameraView) -> mujoco.MjvCamera:
 
 
 def _aim(eye: mujoco.MjvGLCamera, view: CameraView, aspect: float) -> None:
-    """What a free camera of MuJoCo cannot be told: ``up``, ``fovx`` and ``center``."""
+    """Set what MuJoCo's free camera has no fields for: ``up``, ``fovx`` and ``center``."""
     forward = np.subtract(view.target, view.eye) / np.linalg.norm(np.subtract(view.target, view.eye))
     up = np.asarray(view.up) - np.dot(view.up, forward) * forward
     if np.linalg.norm(up) > 1e-6:  # else the free camera's own
@@ -191,7 +191,7 @@ class _Canvases(threading.local):
 def _make_canvas(
     asset: str, width: int, height: int, effects: bool
 ) -> tuple[mujoco.MjModel, mujoco.MjData, mujoco.Renderer]:
-    """What pictures of one scene and size are drawn with."""
+    """The model, data and renderer for pictures of one scene and size."""
     _choose_opengl()
     model = copy.copy(_load_model(asset, visual=True))
     if not effects:
@@ -258,7 +258,7 @@ class _HostStepper:
         self._pool.close()
 
     def _broken(self) -> NDArray[np.bool_]:
-        """[N]: rows that were set back, and those whose control, which the engine takes for 0, was not finite."""
+        """[N]: rows that were reset, and those with a non-finite control, which the engine takes for 0."""
         return (self._trajectory[:, -1, 0] < _START) | ~np.isfinite(self._ctrl[:, 0]).all(axis=1)
 
     def _allocate(self, num_rows: int) -> None:

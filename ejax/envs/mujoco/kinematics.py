@@ -1,4 +1,4 @@
-"""Forward kinematics of a MuJoCo model in jax.numpy: where a site is, from qpos alone.
+"""Forward kinematics of a MuJoCo model in jax.numpy: the pose of a site, from qpos alone.
 
 MuJoCo's own frame sensors lag one physics step behind qpos after a step; to have them in step costs a further physics
 step, a fifth of the C engine's time. This costs a hundredth, needs no engine at reset, and is differentiable.
@@ -17,7 +17,7 @@ def site_pose(model: mujoco.MjModel, site: str, qpos: Array) -> Array:
 
         J = I + sin q·K + (1 − cos q)·K²  (hinge, Rodrigues)        J = I + q·K  (slide)
 
-    Multiplied from the site inwards, as constant matrices times what there is so far: one small matrix product per
+    Multiplied from the site inwards, as constant matrices times the product so far: one small matrix product per
     body for the whole batch. From the base outwards these are batched 4×4 products, 15 times slower on XLA's CPU.
 
     Args:
@@ -61,7 +61,7 @@ def _move(model: mujoco.MjModel, joint: int, qpos: Array, pose: Array) -> Array:
 
 
 def _transform(position: NDArray[np.float64], quaternion: NDArray[np.float64]) -> NDArray[np.float64]:
-    """[4, 4] of a constant pose; quaternion (w x y z)."""
+    """A constant pose as [4, 4]; quaternion (w x y z)."""
     rotation = np.zeros(9)
     mujoco.mju_quat2Mat(rotation, quaternion)
     transform = np.eye(4)

@@ -6,7 +6,7 @@ from ejax.types import Array
 
 
 def matrix_from_quaternion(quaternion: Array) -> Array:
-    """[3, 3] of a unit quaternion (w x y z)."""
+    """The rotation matrix [3, 3] of a unit quaternion (w x y z)."""
     w, x, y, z = quaternion
     return jnp.array(
         [
@@ -18,7 +18,7 @@ def matrix_from_quaternion(quaternion: Array) -> Array:
 
 
 def quaternion_from_matrix(matrix: Array) -> Array:
-    """(w x y z) with w ≥ 0 of a rotation matrix.
+    """The unit quaternion (w x y z), w ≥ 0, of a rotation matrix.
 
     4·q qᵀ = [[1 + m00 + m11 + m22, m21 − m12, …], …]: each row is a multiple of q; the one of the largest diagonal
     entry is the best conditioned.
@@ -57,5 +57,5 @@ def rotation_vector(matrix: Array) -> Array:
 
 
 def make_pose(position: Array, rotation: Array) -> Array:
-    """[4, 4] of a position [3] in m and a rotation [3, 3]."""
+    """The pose [4, 4] with a position [3] in m and a rotation [3, 3]."""
     return jnp.eye(4, dtype=rotation.dtype).at[:3, :3].set(rotation).at[:3, 3].set(position)

@@ -1,4 +1,4 @@
-"""Action functors: f(scene, active, **params) -> ActionTerm: how many numbers it takes, and what it does with them.
+"""Action functors: f(scene, active, **params) -> ActionTerm: its number of inputs, and their effect on the targets.
 
 ``active``: the indices of the observed joints. A target holds for one control step; joints that no term drives keep
 theirs. EmbodiChain 0.2's terms (``…Term``) drive all active joints, 0.3's (``…Action``) a selection.
@@ -110,12 +110,12 @@ def eef_pose(
 
 
 def qvel(scene: Scene, active: Joints, scale: Scale = 1.0) -> ActionTerm:
-    """q̇* = scale·a; the position target is where the joint is, so that the drive only follows the velocity."""
+    """q̇* = scale·a; the position target is the joint's position, so that the drive only follows the velocity."""
     return _velocity_term(active, scale)
 
 
 def qf(scene: Scene, active: Joints, scale: Scale = 1.0) -> ActionTerm:
-    """τ = scale·a, beside the drive's damping; the position target is where the joint is."""
+    """τ = scale·a, in addition to the drive's damping; the position target is the joint's position."""
     return _effort_term(scene, active, scale)
 
 

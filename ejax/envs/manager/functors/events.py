@@ -1,4 +1,4 @@
-"""Event functors: f(world, key, **params) -> the state after it. One environment at a time: it disturbs no other."""
+"""Event functors: f(world, key, **params) -> the state after it. One environment at a time: no other is disturbed."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,7 @@
 """Observation functors.
 
 ``add``: f(world, obs, **params) -> array, with ``obs`` the nested observation so far. ``modify``: f(world, data,
-**params) -> array, with ``data`` what stands in its place so far.
+**params) -> array, with ``data`` the value there so far.
 """
 
 from collections.abc import Mapping, Sequence
@@ -77,5 +77,5 @@ def get_rigid_object_velocity(world: World, obs: Mapping[str, Any], entity_cfg: 
 
 
 def target_position(world: World, obs: Mapping[str, Any], target_pose_key: str = "goal_pose") -> Array:
-    """[3], m: where a virtual target is. Zeros where none is stored."""
+    """[3], m: the position of a virtual target. Zeros where none is stored."""
     return world.pose(target_pose_key)[:3, 3] if target_pose_key in world.state.poses else jnp.zeros(3)

@@ -56,7 +56,7 @@ FUNCTORS: dict[FunctorKind, dict[str, Callable[..., Any]]] = {
 
 
 def register_functor(kind: FunctorKind, name: str, *, override: bool = False) -> Callable[[F], F]:
-    """Put a function of your own beside EmbodiChain's: ``@register_functor("rewards", "lift_height")``.
+    """Add a function of your own to EmbodiChain's: ``@register_functor("rewards", "lift_height")``.
 
     Raises:
         ValueError: the name is taken.
@@ -76,8 +76,8 @@ def find_functor(kind: FunctorKind, name: str) -> Callable[..., Any]:
 
     Raises:
         ValueError: no such functor; the message lists the names and the nearest.
-        UntrustedCodeError: ``package.module:function`` that nobody named but a file (``ejax.trust``).
-        ImportError: ``package.module:function`` is not there.
+        UntrustedCodeError: ``package.module:function`` that only a file names (``ejax.trust``).
+        ImportError: ``package.module:function`` does not exist.
     """
     if name in FUNCTORS[kind]:
         return FUNCTORS[kind][name]

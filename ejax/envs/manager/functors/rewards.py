@@ -118,7 +118,7 @@ def action_smoothness_penalty(world: World, obs: Obs, action: Array, info: Info)
 
 
 def success_reward(world: World, obs: Obs, action: Array, info: Info) -> Array:
-    """1 where the task succeeded, else 0; 0 where it says nothing of success."""
+    """1 where the task succeeded, else 0; 0 where the task has no notion of success."""
     return jnp.where(jnp.asarray(info.get("success", False)), 1.0, 0.0)
 
 

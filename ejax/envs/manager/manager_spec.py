@@ -1,4 +1,4 @@
-"""From a gym config to what an environment is made of; every key is used, without effect, or refused."""
+"""Reads a gym config into what an environment is made of; every key is used, without effect, or refused."""
 
 import functools
 import inspect
@@ -15,7 +15,7 @@ from ejax.envs.manager.key_report import GymConfigError, KeyNote, KeyReport, Sec
 from ejax.envs.manager.robot_config import read_robot
 from ejax.envs.manager.scene import Scene, make_scene
 from ejax.envs.manager.specs import Spec, read_specs
-from ejax.envs.manager.tasks import SCENE_ONLY, TASKS, JudgeFn, Task, missing_task
+from ejax.envs.manager.tasks import SCENE_ONLY, TASK_RULES, JudgeFn, Task, missing_task
 from ejax.registry import did_you_mean
 
 _WITHOUT_EFFECT = {
@@ -34,12 +34,12 @@ _WITHOUT_EFFECT = {
 }
 _OF_PHYSX = ("bounce_threshold", "cache_material", "enable_ccd", "length_tolerance", "speed_tolerance")
 INTERVAL_EVENTS = "interval_events"
-"""The path of events that are not in the gym config, in notes."""
+"""The path, in notes, of events that are not in the gym config."""
 
 
 @dataclass(frozen=True)
-class Plan:
-    """Of one gym config."""
+class ManagerSpec:
+    """The parsed contents of one gym config."""
 
     scene: Scene
     active: tuple[int, ...]
@@ -59,14 +59,14 @@ class Plan:
 
 
 @functools.lru_cache(maxsize=32)
-def make_plan(gym_config: Mapping[str, Any], interval_events: Mapping[str, Any] = FrozenDict()) -> Plan:
+def read_manager_spec(gym_config: Mapping[str, Any], interval_events: Mapping[str, Any] = FrozenDict()) -> ManagerSpec:
     """Read a gym config.
 
     Args:
         interval_events: more events, which come after those of ``env.events``.
 
     Raises:
-        GymConfigError: the keys that cannot be had, all of them.
+        GymConfigError: all the keys that are not supported.
     """
     report = KeyReport({note.key: note for note in unusable_numbers(gym_config)})
     report.raise_if_refused()
@@ -77,7 +77,7 @@ def make_plan(gym_config: Mapping[str, Any], interval_events: Mapping[str, Any] 
         root.take("num_envs")
         root.refuse("sensor", "ejax has no sensors: neither camera images nor contacts as observations")
         root.refuse("rigid_object_group", "ejax loads no groups of files; list the bodies under rigid_object")
-        root.refuse("articulation", "ejax has no articulations besides the robot")
+        root.refuse("articulation", "ejax has no articulations other than the robot")
         objects = read_objects(root.take("rigid_object", ()), "rigid_object", report)
         objects += read_objects(root.take("background", ()), "background", report, static=True)
         with root.open("physics_config") as physics:
@@ -118,7 +118,7 @@ def make_plan(gym_config: Mapping[str, Any], interval_events: Mapping[str, Any] 
     active = _active(scene, control_parts, report)
     terms = tuple(term for spec in action_specs if (term := _make_term(spec, scene, active, report)) is not None)
     report.raise_if_refused()
-    return Plan(
+    return ManagerSpec(
         scene=scene,
         active=active,
         judge=task.first_judge if extensions.first_success and task.first_judge else task.judge,
@@ -136,13 +136,13 @@ def make_plan(gym_config: Mapping[str, Any], interval_events: Mapping[str, Any] 
 
 
 def stored_keys(event: Spec) -> tuple[str, ...]:
-    """The poses that an event stores, as far as its parameter ``store_key`` says."""
+    """The poses that an event stores, according to its parameter ``store_key``."""
     parameter = inspect.signature(event.func).parameters.get("store_key")
     return () if parameter is None else (event.params.get("store_key", parameter.default),)
 
 
 def _check_uids(observations: tuple[Spec, ...], uids: list[str], report: KeyReport) -> None:
-    """The functors observe zeros of what is not there, which a misspelled name must not become."""
+    """Refuse unknown uids: functors observe zeros for a missing object, which must not hide a misspelled name."""
     for spec in observations:
         for name, entity in spec.params.items():
             if name.endswith("_cfg") and isinstance(entity, Mapping) and entity.get("uid") not in uids:
@@ -168,9 +168,9 @@ def _read_substeps(env: Section, timestep: float) -> int:
 
 
 def _read_task(root: Section) -> Task | None:
-    """Of the ``id``. None: there is none of that name, which the report says."""
+    """The task that ``id`` names. None: there is no such task, which the report says."""
     name = root.take("id")
-    task = TASKS.get(name) if isinstance(name, str) else None
+    task = TASK_RULES.get(name) if isinstance(name, str) else None
     if task is None:
         root.report.refuse("id", f"got {name!r}; must name a task" if not isinstance(name, str) else missing_task(name))
     elif name == SCENE_ONLY:
