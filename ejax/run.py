@@ -26,7 +26,7 @@ from ejax.training.progress import Progress
 from ejax.training.recorder import FilmRecorder
 from ejax.training.saver import Saver
 from ejax.training.skipped import refuse_nonfinite, skip_notes, skipped_fraction
-from ejax.training.start import Place, Start, begin, locate, report
+from ejax.training.start import Place, Start, begin, find_place, report
 from ejax.training.watchdog import Watchdog
 from ejax.types import Metrics, Params, Phase, Policy
 
@@ -83,7 +83,7 @@ def train(
         KeyboardInterrupt: a second Ctrl-C; its note says what is left of the run.
     """
     started = time.monotonic()
-    place = locate(config, resume, run_dir)
+    place = find_place(config, resume, run_dir)
     try:
         with exits_are_errors(config.env.id):
             return _train(place, started, owns_process)

@@ -56,7 +56,7 @@ class Start:
         return int(self.state.update)
 
 
-def locate(config: RunConfig, resume: str | None, run_dir: Path | None) -> Place:
+def find_place(config: RunConfig, resume: str | None, run_dir: Path | None) -> Place:
     """Find or make the run's folder, and the checkpoint to go on from; arguments and errors as ``ejax.run.train``."""
     if resume is None or is_foreign_checkpoint(resume):
         config = bind(config)
