@@ -293,7 +293,7 @@ def test_a_nonfinite_update_is_skipped_and_counted() -> None:
 
 @pytest.mark.parametrize("which", ["optimizer", "critic_optimizer"])
 def test_a_step_that_is_not_finite_is_skipped_though_its_gradient_was(which: str) -> None:
-    overflows = OptimizerConfig(name="sgd", learning_rate=1e38, kwargs=(("weight_decay", 1e38),))
+    overflows = OptimizerConfig(name="sgd", learning_rate=1e38, kwargs={"weight_decay": 1e38})
     before, after, metrics = update(SHACConfig(**(BASE | {which: overflows})))
     networks = before.params["params"], after.params["params"]
     jax.tree.map(np.testing.assert_array_equal, *(each["critic"] for each in networks))
@@ -397,7 +397,7 @@ def test_it_learns_to_reach_and_compiles_once() -> None:
     )
     critic = NetworkConfig(hidden_sizes=(64, 64), activation="relu")
     policy = ActorCritic(action_spec(env.action_space), actor=actor, critic=critic, initial_log_std=-2.0)
-    adam = OptimizerConfig(learning_rate=1e-2, kwargs=(("betas", (0.7, 0.95)),))
+    adam = OptimizerConfig(learning_rate=1e-2, kwargs={"betas": (0.7, 0.95)})
     config = SHACConfig(
         segment_length=16,
         optimizer=adam,

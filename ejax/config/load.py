@@ -34,10 +34,10 @@ from ejax.config.explain import explain
 from ejax.config.files import UnreadableError, is_file, read_file, read_yaml
 from ejax.config.models import EnvConfig, EventsConfig, RunConfig
 from ejax.config.schema import allowed_keys
-from ejax.config.values import MAX_CHARACTERS, MAX_DEPTH, number_problems, plain, writing_problems
 from ejax.problems import ConfigError, Problem, with_sections
 from ejax.shorten import shorten, shown
 from ejax.trust import trust_strings, trust_words
+from ejax.values import MAX_CHARACTERS, MAX_DEPTH, number_problems, plain, writing_problems
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = (), device: str | None = None) -> RunConfig:

@@ -7,12 +7,10 @@ from typing import Any, Literal, NamedTuple
 
 from ejax.registry import did_you_mean
 from ejax.shorten import shorten, shown
+from ejax.values import INT32_MAX
 
 Status = Literal["used", "renamed", "without effect", "unsupported"]
 
-
-_LARGEST_FLOAT = (2.0 - 2.0**-23) * 2.0**127
-_LARGEST_INTEGER = 2**31 - 1
 
 EMPTY = "empty"
 """The text of a key without effect that asks for nothing."""
@@ -59,19 +57,6 @@ class KeyReport:
         """Raises GymConfigError: a key is unsupported."""
         if any(note.status == "unsupported" for note in self.notes):
             raise GymConfigError(self.notes)
-
-
-def unusable_numbers(value: Any, key: str = "") -> Iterator[KeyNote]:
-    """What no 32-bit float can hold, wherever it stands: NaN, infinity, and what becomes infinity."""
-    if isinstance(value, Mapping):
-        for name, below in value.items():
-            yield from unusable_numbers(below, f"{key}.{name}" if key else str(name))
-    elif isinstance(value, list | tuple):
-        for i, below in enumerate(value):
-            yield from unusable_numbers(below, f"{key}[{i}]")
-    elif isinstance(value, int | float) and not abs(value) <= _LARGEST_FLOAT:
-        given = value if isinstance(value, float) else "an integer of more than 128 bits"
-        yield KeyNote(key, "unsupported", f"got {given}; must be finite, and at most {_LARGEST_FLOAT:.3g}")
 
 
 class Section:
@@ -124,11 +109,11 @@ class Section:
         value = self.take(name, default)
         if isinstance(value, float) and value.is_integer():
             value = int(value)
-        least = -_LARGEST_INTEGER if at_least is None else at_least
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _LARGEST_INTEGER:
+        least = -INT32_MAX if at_least is None else at_least
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= INT32_MAX:
             bound = "" if at_least is None else f" >= {at_least}"
-            if isinstance(value, int) and abs(value) > _LARGEST_INTEGER:
-                bound = f" within ±{_LARGEST_INTEGER}"
+            if isinstance(value, int) and abs(value) > INT32_MAX:
+                bound = f" within ±{INT32_MAX}"
             self.report.refuse(self.key(name), f"got {shown(value)}; must be an integer{bound}")
             return default
         return value

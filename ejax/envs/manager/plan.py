@@ -11,12 +11,13 @@ from flax.core import FrozenDict
 from ejax.envs.manager.bodies import check_names, read_objects
 from ejax.envs.manager.extensions import read_extensions
 from ejax.envs.manager.functors.actions import ActionTerm
-from ejax.envs.manager.key_report import GymConfigError, KeyNote, KeyReport, Section, unusable_numbers
+from ejax.envs.manager.key_report import GymConfigError, KeyNote, KeyReport, Section
 from ejax.envs.manager.robot_config import read_robot
 from ejax.envs.manager.scene import Scene, make_scene
 from ejax.envs.manager.specs import Spec, read_specs
 from ejax.envs.manager.tasks import SCENE_ONLY, TASKS, JudgeFn, Task, missing_task
 from ejax.registry import did_you_mean
+from ejax.values import number_problems
 
 _WITHOUT_EFFECT = {
     "max_episodes": "no effect: training counts env steps",
@@ -68,7 +69,9 @@ def make_plan(gym_config: Mapping[str, Any], interval_events: Mapping[str, Any] 
     Raises:
         GymConfigError: the keys that cannot be had, all of them.
     """
-    report = KeyReport({note.key: note for note in unusable_numbers(gym_config)})
+    report = KeyReport()
+    for key, text in number_problems(gym_config, element="[{}]"):
+        report.refuse(key, text)
     report.raise_if_refused()
     with Section(gym_config, "", report) as root:
         task = _read_task(root)
