@@ -24,7 +24,7 @@ def thaw(value: Any) -> Any:
 
 def _frozen_kwargs(value: Any) -> FrozenDict:
     if not isinstance(value, dict | FrozenDict | None):
-        raise ValueError(f"must be a mapping of names to values, got {shown(value)}")
+        raise ValueError(f"got {shown(value)}; must be a mapping of names to values")
     return freeze(value or {})
 
 

@@ -9,6 +9,7 @@ from ejax.config.schema import allowed_keys
 from ejax.optim import OPTIMIZER_KWARGS, SCHEDULE_KWARGS
 from ejax.problems import ConfigError, Problem
 from ejax.registry import did_you_mean
+from ejax.sections import unknown_key
 from ejax.shorten import shown
 
 _MOST_EXPLAINED = 300
@@ -30,17 +31,6 @@ def explain(error: ValidationError, tree: Any) -> list[Problem]:
         else:
             texts.setdefault(key, []).append(_text(each, key, tree))
     return [Problem(key, " or ".join(dict.fromkeys(each))) for key, each in texts.items()]
-
-
-def unknown_key(name: str, allowed: list[str], hidden: list[str] | None = None) -> str:
-    """The text of an unknown key.
-
-    Args:
-        allowed: the keys to list.
-        hidden: keys that are accepted too, but only named where they are the nearest.
-    """
-    suggestion = did_you_mean(name, [*allowed, *(hidden or [])])
-    return f"unknown key; allowed: {', '.join(sorted(allowed)) or 'none'}{suggestion}"
 
 
 def _dotted(location: tuple[int | str, ...], tree: Any) -> str:

@@ -13,16 +13,17 @@ from typing import Any
 import gymnasium
 
 from ejax.config.annotations import mismatch
-from ejax.config.embodichain.spellings import RECORDERS, Draft, read_numbers
-from ejax.config.explain import unknown_key
+from ejax.config.embodichain.draft import Draft
+from ejax.config.embodichain.spellings import RECORDERS, read_numbers
 from ejax.config.models import EnvConfig, EventsConfig, RunConfig
 from ejax.config.spaces import space_problems
 from ejax.envs.manager.functors.registry import FUNCTORS, FunctorKind
-from ejax.envs.manager.key_report import EMPTY, GymConfigError, KeyNote
+from ejax.envs.manager.ignored import IGNORED
 from ejax.envs.manager.plan import INTERVAL_EVENTS, make_plan
 from ejax.frozen import freeze, thaw
-from ejax.problems import Problem
+from ejax.problems import ConfigError, KeyNote, KeyReport, Problem
 from ejax.registry import ENVS, UnknownNameError, did_you_mean, did_you_mean_family, resolve
+from ejax.sections import Section, unknown_key
 from ejax.shorten import shown
 from ejax.trust import UntrustedCodeError
 from ejax.types import PHASES
@@ -39,19 +40,6 @@ SCENE_KEYS = (
     "rigid_object_group",
     "articulation",
     "physics_config",
-)
-WITHOUT_EFFECT_KEYS = (
-    "max_episodes",
-    "headless",
-    "device",
-    "gpu_id",
-    "arena_space",
-    "renderer",
-    "render_cfg",
-    "enable_rt",
-    "visualization",
-    "physics",
-    "scene_node_capacity",
 )
 FIRST_RELEASE_NAMES = {
     "reaching_reward_weight": "reaching_weight",
@@ -82,29 +70,27 @@ def read_gym_config(draft: Draft, data: Mapping[str, Any], source: str) -> dict[
     if is_manager_form(data):
         draft.spelled["env.cfg.gym_config"] = f"{source}:"
         return {"id": MANAGER_ENV, "cfg": {"gym_config": read_numbers(dict(data))}}
-
     draft.spelled["env.cfg"] = f"{source}:env.extensions"
-    for prefix, section, unused in (
-        (f"{source}:", data, SCENE_KEYS),
-        (f"{source}:env.", env, ("dataset", "control_parts")),
-    ):
-        for key in unused:
-            if section.get(key):
-                places = ", but for init_pos" if key in ("rigid_object", "background") else ""
-                draft.notice(
-                    f"{prefix}{key}", f"no effect: the task class {name} has its own{places}", "without effect"
-                )
-    for key in WITHOUT_EFFECT_KEYS:
-        if data.get(key):
-            draft.notice(f"{source}:{key}", "no effect in ejax", "without effect")
-    if env.get("target_control_frequency") is not None:
-        text = f"the task class {name} takes sim_steps_per_control instead"
-        draft.problem(f"{source}:env.target_control_frequency", text)
-    allowed = ["id", "env", "max_episode_steps", "num_envs", *SCENE_KEYS, *WITHOUT_EFFECT_KEYS]
-    draft.problems += _unknown(f"{source}:", data, allowed)
-    others = ("num_envs", "sim_steps_per_control", "target_control_frequency", "extensions", "dataset", "control_parts")
-    draft.problems += _unknown(f"{source}:env.", env, [*others, *MANAGER_KEYS])
-    return {"id": name, "cfg": _read_cfg(draft, data, env, source)}
+    with Section(data, f"{source}:", draft.report) as root:
+        return {"id": name, "cfg": _read_first_form(draft, root, source)}
+
+
+def _read_first_form(draft: Draft, root: Section, source: str) -> dict[str, Any]:
+    """The arguments of the task class that a first release's gym config names."""
+    name = root.take("id")
+    for key in SCENE_KEYS:
+        places = ", but for init_pos" if key in ("rigid_object", "background") else ""
+        root.ignore(key, f"no effect: the task class {name} has its own{places}")
+    root.ignore_all(IGNORED[""])
+    for key in ("num_envs", "max_episode_steps"):
+        root.take(key)
+    with root.open("env") as env:
+        for key in ("dataset", "control_parts"):
+            env.ignore(key, f"no effect: the task class {name} has its own")
+        for key in ("num_envs", "sim_steps_per_control", "extensions", *MANAGER_KEYS):
+            env.take(key)
+        env.refuse("target_control_frequency", f"the task class {name} takes sim_steps_per_control instead")
+        return _read_cfg(draft, root.data, env.data, source)
 
 
 def is_manager_form(data: Mapping[str, Any]) -> bool:
@@ -122,17 +108,16 @@ def manager_notes(gym_config: Mapping[str, Any]) -> tuple[KeyNote, ...]:
     """What becomes of each key of a gym config in manager form, whether it can be built or not."""
     try:
         return make_plan(freeze(gym_config)).notes
-    except GymConfigError as error:
+    except ConfigError as error:
         return error.notes
 
 
 def tell_of_manager_form(draft: Draft) -> None:
     """Notices of a gym config that was read from a file. This imports the functors that may run."""
     if draft.get("env.id") == MANAGER_ENV and "env.cfg.gym_config" in draft.spelled:
-        for note in manager_notes(draft.get("env.cfg.gym_config")):
-            if note.status != "unsupported" and note.text not in ("", EMPTY):
-                status = "remark" if note.status == "used" else note.status
-                draft.notice(draft.written(f"env.cfg.gym_config.{note.key}"), note.text, status)
+        report = KeyReport({note.key: note for note in manager_notes(draft.get("env.cfg.gym_config"))})
+        for note in report.notices:
+            draft.note(f"env.cfg.gym_config.{note.key}", note.text, note.status)
 
 
 def env_problems(env: EnvConfig) -> list[Problem]:
@@ -157,9 +142,9 @@ def env_problems(env: EnvConfig) -> list[Problem]:
     if not problems and dataclasses.is_dataclass(make):  # checks its own values, and costs little
         try:
             make(**{name: env.cfg[name] for name in cfg})  # type: ignore[operator]  # a class, here
-        except GymConfigError as error:
+        except ConfigError as error:
             inside = "gym_config" if "gym_config" in parameters else "env_cfg.gym_config"  # of RenderedEnv
-            return [Problem(f"env.cfg.{inside}.{note.key}", note.text) for note in error.refused]
+            return [Problem(f"env.cfg.{inside}.{key}", text) for key, text in error.problems]
         except (TypeError, ValueError, ArithmeticError) as error:
             problems.append(Problem("env.cfg", str(error)))
     return problems
@@ -201,9 +186,9 @@ def event_problems(env: EnvConfig, events: EventsConfig) -> list[Problem]:
         elif dataclasses.is_dataclass(make):
             try:
                 make(**{**env.cfg, "interval_events": specs})  # type: ignore[operator]  # a class, here
-            except GymConfigError as error:
-                for note in error.refused:
-                    problems.append(Problem(f"{section}{note.key.removeprefix(INTERVAL_EVENTS)}", note.text))
+            except ConfigError as error:
+                for key, text in error.problems:
+                    problems.append(Problem(f"{section}{key.removeprefix(INTERVAL_EVENTS)}", text))
             except (TypeError, ValueError, ArithmeticError) as error:
                 problems.append(Problem(section, str(error)))
     return problems
@@ -221,7 +206,7 @@ def _read_num_envs(draft: Draft, data: Mapping[str, Any], env: Mapping[str, Any]
         if num_envs == draft.get("trainer.num_envs"):
             return
         text = f"no effect: trainer.num_envs is {shown(draft.get('trainer.num_envs'))}"
-        draft.notice(f"{source}:{key}", text, "without effect")
+        draft.note(f"{source}:{key}", text, "without effect")
     else:
         draft.put("trainer.num_envs", num_envs)
         draft.spelled["trainer.num_envs"] = f"{source}:{key}"
@@ -236,7 +221,7 @@ def _read_cfg(draft: Draft, data: Mapping[str, Any], env: Mapping[str, Any], sou
             draft.problem(f"{source}:env.extensions.{key}", text)
         elif value is not None:
             text = f"no effect: the task class {data['id']} has its own"
-            draft.notice(f"{source}:env.extensions.{key}", text, "without effect")
+            draft.note(f"{source}:env.extensions.{key}", text, "without effect")
     if env.get("sim_steps_per_control") is not None:
         cfg["sim_steps_per_control"] = env["sim_steps_per_control"]
         draft.spelled["env.cfg.sim_steps_per_control"] = f"{source}:env.sim_steps_per_control"
@@ -244,7 +229,7 @@ def _read_cfg(draft: Draft, data: Mapping[str, Any], env: Mapping[str, Any], sou
         if old in cfg and new not in cfg:
             cfg[new] = cfg.pop(old)
             draft.spelled[f"env.cfg.{new}"] = f"{source}:env.extensions.{old}"
-            draft.notice(f"{source}:env.extensions.{old}", new, "renamed")
+            draft.note(f"{source}:env.extensions.{old}", new, "renamed")
     cfg = {**_read_places(data), **_read_events(draft, data, env, source), **cfg}
     limit = data.get("max_episode_steps")
     if limit is not None:
@@ -309,7 +294,7 @@ def _read_events(draft: Draft, data: Mapping[str, Any], env: Mapping[str, Any], 
             continue
         ranges[argument] = params.get("position_range")
         draft.spelled[f"env.cfg.{argument}"] = f"{key}.params.position_range"
-        draft.notice(key, f"env.cfg.{argument}", "renamed")
+        draft.note(key, f"env.cfg.{argument}", "renamed")
     return ranges
 
 

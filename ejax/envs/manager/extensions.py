@@ -15,9 +15,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ejax.envs.manager.key_report import KeyReport, Section
+from ejax.envs.manager.ignored import IGNORED
 from ejax.envs.manager.tasks import Task
 from ejax.frozen import freeze
+from ejax.problems import KeyReport
+from ejax.sections import Section
 
 FIRST_LIMIT, LIMIT = 1000, 300
 """Steps of an episode where a config does not say: in the first form, and later."""
@@ -43,19 +45,6 @@ _SETTINGS_ELSEWHERE = {
     "extensions": "env.extensions",
 }
 """Settings of EmbodiChain's environment that an extension of the same name replaces -> where ejax reads them."""
-_WITHOUT_EFFECT = {
-    "action_type": "no effect beside env.actions, whose func says how an action acts",
-    "action_scale": "no effect beside env.actions; give the scale in its params",
-    "obs_mode": "no effect: the observation is what env.observations makes of it",
-    "seed": "no effect: trainer.seed decides",
-    "filter_visual_rand": "no effect: ejax has no visual randomization",
-    "filter_dataset_saving": "no effect: training records no dataset",
-    "init_rollout_buffer": "no effect: ejax's rollouts are its own",
-    "record_trajectory": "no effect: training records no trajectories",
-    "trajectory_uids": "no effect: training records no trajectories",
-    "trajectory_save_dir": "no effect: training records no trajectories",
-    "trajectory_auto_save": "no effect: training records no trajectories",
-}
 _OF_NOBODY = "no effect, unless a functor of yours reads it from world.extensions"
 
 
@@ -161,7 +150,7 @@ def _note_others(section: Section, task: Task | None) -> None:
             if name == "success_threshold" and not _is_positive(section.data[name]):
                 section.report.refuse(key, f"got {section.data[name]!r}; must be a number > 0, in m")
         elif key not in section.report.by_key:
-            section.report.add(key, "without effect", _WITHOUT_EFFECT.get(str(name), _OF_NOBODY))
+            section.report.add(key, "without effect", IGNORED["env.extensions"].get(str(name), _OF_NOBODY))
 
 
 def _is_positive(value: Any) -> bool:

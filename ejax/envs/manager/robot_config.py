@@ -9,37 +9,17 @@ import numpy as np
 
 from ejax.envs.manager.bodies import Vector
 from ejax.envs.manager.drives import Drives, matching_joints, read_drives
-from ejax.envs.manager.key_report import Section
+from ejax.envs.manager.ignored import IGNORED
 from ejax.envs.manager.robots import UR_FAMILY, Matrix, Robot, make_cart_pole, make_ur
+from ejax.sections import Section
 from ejax.shorten import shown
 
-_ROBOT_WITHOUT_EFFECT = {
-    "attrs": "no effect: links have the masses and frictions of ejax's model",
-    "link_attrs": "no effect: links have the masses and frictions of ejax's model",
-    "root_props": "no effect: the base is fixed",
-    "fix_base": "no effect: the base is fixed",
-    "build_pk_chain": "no effect: kinematics come with the model",
-    "asset_physics_mode": "no effect: there is no asset file",
-    "disable_self_collision": "no effect: the robot does not collide with itself",
-    "min_position_iters": "no effect: an option of PhysX",
-    "min_velocity_iters": "no effect: an option of PhysX",
-    "enable_sensor": "no effect: the robot has no sensors",
-    "sleep_threshold": "no effect: nothing sleeps",
-    "compute_uv": "no effect: there is no asset file",
-    "use_usd_properties": "no effect: there is no asset file",
-    "workspace_cfg": "no effect: ejax samples no workspaces",
-}
 _ROBOT_REFUSED = {
     "qpos_limits": "joints have the limits of ejax's model",
     "body_scale": "ejax scales no robots",
     "init_local_pose": "give init_pos and init_rot instead",
     "fpath": "ejax reads no robot files; leave it out for ejax's model of this robot",
 }
-_URDF_WITHOUT_EFFECT = ("name_prefix", "name_case", "component_prefix", "base_link_name", "use_signature_check")
-_SOLVER_WITHOUT_EFFECT = (
-    *("class_type", "ur_type", "urdf_path", "end_link_name", "root_link_name", "joint_names"),
-    *("num_samples", "ik_nearest_weight", "user_qpos_limits"),
-)
 _ROBOTS = f"URRobot ({', '.join(UR_FAMILY)}), with or without DH_PGI_140_80; CartPole"
 _FAR = 1e6
 """m: no tool is that far from its flange."""
@@ -85,8 +65,7 @@ def read_robot(section: Section) -> PlacedRobot | None:
     position = section.numbers("init_pos", (0.0, 0.0, 0.0), 3)
     rotation = section.numbers("init_rot", (0.0, 0.0, 0.0), 3)
     home = section.numbers("init_qpos", (0.0,) * len(robot.joints), len(robot.joints))
-    for name, text in _ROBOT_WITHOUT_EFFECT.items():
-        section.ignore(name, text)
+    section.ignore_all(IGNORED["robot"])
     for name, text in _ROBOT_REFUSED.items():
         section.refuse(name, text)
     return PlacedRobot(
@@ -137,8 +116,7 @@ def _read_components(section: Section) -> tuple[str | None, bool]:
                 else:
                     text = f"ejax has no model of {kind} '{path}'; its robots: {_ROBOTS}"
                     section.report.refuse(component.key("urdf_path"), text)
-        for name in _URDF_WITHOUT_EFFECT:
-            urdf.ignore(name, "no effect: joints have EmbodiChain's names")
+        urdf.ignore_all(IGNORED["robot.urdf_cfg"])
     return arm, hand
 
 
@@ -149,8 +127,7 @@ def _read_tcp(section: Section) -> Matrix:
         for part, data in solvers.items():
             with Section(data, solvers.key(str(part)), section.report) as solver:
                 given = solver.take("tcp", _IDENTITY)
-                for name in _SOLVER_WITHOUT_EFFECT:
-                    solver.ignore(name, "no effect: ejax solves inverse kinematics in its own way")
+                solver.ignore_all(IGNORED["robot.solver_cfg.<part>"])
                 pose = _as_pose(given)
                 if pose is None:
                     section.report.refuse(solver.key("tcp"), f"got {shown(given)}; must be a pose, 4 rows of 4 numbers")

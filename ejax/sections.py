@@ -1,69 +1,31 @@
-"""What becomes of each key of a gym config: used, renamed, without effect, or unsupported."""
+"""Read a section of a config key by key, so that nothing in it goes unread."""
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
+from ejax.problems import EMPTY, KeyReport, Status
 from ejax.registry import did_you_mean
-from ejax.shorten import shorten, shown
+from ejax.shorten import shown
 from ejax.values import INT32_MAX
 
-Status = Literal["used", "renamed", "without effect", "unsupported"]
 
+def unknown_key(name: str, allowed: Iterable[str], hidden: Iterable[str] = ()) -> str:
+    """The text of an unknown key.
 
-EMPTY = "empty"
-"""The text of a key without effect that asks for nothing."""
-
-
-class KeyNote(NamedTuple):
-    """One key."""
-
-    key: str
-    """Dotted path in the gym config."""
-    status: Status
-    text: str = ""
-    """Why, where it is not simply used."""
-
-
-class GymConfigError(ValueError):
-    """A gym config that no environment can be built from. ``notes``: all keys that were read."""
-
-    def __init__(self, notes: tuple[KeyNote, ...]) -> None:
-        self.notes = notes
-        self.refused = tuple(note for note in notes if note.status == "unsupported")
-        super().__init__("\n".join(f"{note.key}: {note.text}" for note in self.refused))
-
-
-@dataclass
-class KeyReport:
-    """Notes under way, one a key."""
-
-    by_key: dict[str, KeyNote] = field(default_factory=dict)
-
-    @property
-    def notes(self) -> tuple[KeyNote, ...]:
-        return tuple(self.by_key.values())
-
-    def add(self, key: str, status: Status, text: str = "") -> None:
-        """The first reason to refuse a key stays; a mere use gives way."""
-        if key not in self.by_key or self.by_key[key].status == "used":
-            self.by_key[key] = KeyNote(key, status, shorten(text))
-
-    def refuse(self, key: str, text: str) -> None:
-        self.add(key, "unsupported", text)
-
-    def raise_if_refused(self) -> None:
-        """Raises GymConfigError: a key is unsupported."""
-        if any(note.status == "unsupported" for note in self.notes):
-            raise GymConfigError(self.notes)
+    Args:
+        allowed: the keys to list.
+        hidden: keys that are accepted too, but only named where they are the nearest.
+    """
+    listed = sorted(allowed)
+    return f"unknown key; allowed: {', '.join(listed) or 'none'}{did_you_mean(name, [*listed, *hidden])}"
 
 
 class Section:
     """A mapping that is read key by key; what nobody reads is refused by ``close``. Used as a context manager.
 
     Args:
-        path: the section's dotted path; "" for the root.
+        path: the section's dotted path; "" for the root, and ``<file>:`` for a file's.
     """
 
     def __init__(self, data: Any, path: str, report: KeyReport) -> None:
@@ -86,7 +48,16 @@ class Section:
         return self.data.get(name) is not None
 
     def key(self, name: str) -> str:
-        return f"{self.path}.{name}" if self.path else name
+        """The dotted path of a key in it, as the user spells it."""
+        return f"{self.path}{'' if self.path.endswith(':') else '.'}{name}" if self.path else name
+
+    def problem(self, name: str, text: str) -> None:
+        """What keeps the run from starting, at a key."""
+        self.report.refuse(self.key(name), text)
+
+    def note(self, name: str, text: str, status: Status = "used") -> None:
+        """What becomes of a key, where it is worth knowing."""
+        self.report.add(self.key(name), status, text)
 
     def take(self, name: str, default: Any = None) -> Any:
         """A value that is used."""
@@ -101,7 +72,7 @@ class Section:
         wrong = isinstance(value, bool) or not isinstance(value, int | float)
         if wrong or not (value > above and value >= at_least):
             bound = f" > {above:g}" if above > -math.inf else f" >= {at_least:g}" if at_least > -math.inf else ""
-            self.report.refuse(self.key(name), f"got {shown(value)}; must be a number{bound}")
+            self.problem(name, f"got {shown(value)}; must be a number{bound}")
             return default
         return float(value)
 
@@ -114,7 +85,7 @@ class Section:
             bound = "" if at_least is None else f" >= {at_least}"
             if isinstance(value, int) and abs(value) > INT32_MAX:
                 bound = f" within ±{INT32_MAX}"
-            self.report.refuse(self.key(name), f"got {shown(value)}; must be an integer{bound}")
+            self.problem(name, f"got {shown(value)}; must be an integer{bound}")
             return default
         return value
 
@@ -126,7 +97,7 @@ class Section:
         )
         if not fits or (count is not None and len(value) != count):
             wanted = "numbers" if count is None else f"{count} numbers"
-            self.report.refuse(self.key(name), f"got {shown(value)}; must be a list of {wanted}")
+            self.problem(name, f"got {shown(value)}; must be a list of {wanted}")
             return default
         return tuple(float(x) for x in value)
 
@@ -144,30 +115,34 @@ class Section:
         """A key without effect."""
         self._read.add(name)
         if name in self.data:
-            self.report.add(self.key(name), "without effect", EMPTY if self._is_empty(name) else text)
+            self.note(name, EMPTY if is_empty(self.data[name]) else text, "without effect")
+
+    def ignore_all(self, reasons: Mapping[str, str]) -> None:
+        """Several keys without effect: key -> reason."""
+        for name, text in reasons.items():
+            self.ignore(name, text)
 
     def refuse(self, name: str, text: str) -> None:
         """A key that must be empty."""
-        if name not in self.data or name in self._read:
-            self._read.add(name)
-        elif self._is_empty(name):
+        if name in self._read:
+            return
+        if is_empty(self.data.get(name)):
             self.ignore(name, text)
         else:
             self._read.add(name)
-            self.report.refuse(self.key(name), text)
+            self.problem(name, text)
 
     def skip(self, text: str) -> None:
         """All that is left is unsupported, because what it belongs to is."""
         for name in [name for name in self.data if name not in self._read]:
             self.refuse(str(name), text)
 
-    def _is_empty(self, name: str) -> bool:
-        value = self.data[name]
-        return value is None or (isinstance(value, Mapping | list | tuple) and not value)
-
     def close(self) -> None:
         for name in self.data:
             if name not in self._read:
-                allowed = sorted(self._read)
-                text = f"unknown key; allowed: {', '.join(allowed)}{did_you_mean(str(name), allowed)}"
-                self.report.refuse(self.key(name), text)
+                self.problem(name, unknown_key(str(name), self._read))
+
+
+def is_empty(value: Any) -> bool:
+    """True for a value that asks for nothing: null, or an empty section or list."""
+    return value is None or (isinstance(value, Mapping | list | tuple) and not value)
