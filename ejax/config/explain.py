@@ -6,6 +6,7 @@ from pydantic import ValidationError
 
 from ejax.config.embodichain.spellings import SCIENTIFIC
 from ejax.config.schema import allowed_keys
+from ejax.frozen import thaw
 from ejax.optim import OPTIMIZER_KWARGS, SCHEDULE_KWARGS
 from ejax.problems import ConfigError, Problem
 from ejax.registry import did_you_mean
@@ -49,7 +50,7 @@ def _dotted(location: tuple[int | str, ...], tree: Any) -> str:
 
 
 def _text(error: Any, key: str, tree: Any) -> str:
-    given, kind = error["input"], error["type"]
+    given, kind = thaw(error["input"]), error["type"]
     section, _, name = key.rpartition(".")
     if kind == "missing":
         return "is missing"

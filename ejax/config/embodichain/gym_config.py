@@ -72,25 +72,33 @@ def read_gym_config(draft: Draft, data: Mapping[str, Any], source: str) -> dict[
         return {"id": MANAGER_ENV, "cfg": {"gym_config": read_numbers(dict(data))}}
     draft.spelled["env.cfg"] = f"{source}:env.extensions"
     with Section(data, f"{source}:", draft.report) as root:
-        return {"id": name, "cfg": _read_first_form(draft, root, source)}
+        return {"id": name, "cfg": _read_first_form(draft, root)}
 
 
-def _read_first_form(draft: Draft, root: Section, source: str) -> dict[str, Any]:
+def _read_first_form(draft: Draft, root: Section) -> dict[str, Any]:
     """The arguments of the task class that a first release's gym config names."""
-    name = root.take("id")
+    task = root.take("id")
+    its_own = f"no effect: the task class {task} has its own"
     for key in SCENE_KEYS:
-        places = ", but for init_pos" if key in ("rigid_object", "background") else ""
-        root.ignore(key, f"no effect: the task class {name} has its own{places}")
+        root.ignore(key, its_own + (", but for init_pos" if key in ("rigid_object", "background") else ""))
     root.ignore_all(IGNORED[""])
-    for key in ("num_envs", "max_episode_steps"):
-        root.take(key)
+    root.take("num_envs")
     with root.open("env") as env:
-        for key in ("dataset", "control_parts"):
-            env.ignore(key, f"no effect: the task class {name} has its own")
-        for key in ("num_envs", "sim_steps_per_control", "extensions", *MANAGER_KEYS):
+        env.ignore_all(dict.fromkeys(("dataset", "control_parts"), its_own))
+        for key in ("num_envs", "extensions", *MANAGER_KEYS):
             env.take(key)
-        env.refuse("target_control_frequency", f"the task class {name} takes sim_steps_per_control instead")
-        return _read_cfg(draft, root.data, env.data, source)
+        env.refuse("target_control_frequency", f"the task class {task} takes sim_steps_per_control instead")
+        cfg = _read_extensions(draft, env.open("extensions"), task)
+        if (substeps := env.take("sim_steps_per_control")) is not None:
+            cfg["sim_steps_per_control"] = substeps
+            draft.spelled["env.cfg.sim_steps_per_control"] = env.key("sim_steps_per_control")
+        cfg = {**_read_places(root.data), **_read_events(draft, env.open("events"), task), **cfg}
+    if (limit := root.take("max_episode_steps")) is not None:
+        key = "episode_length" if "episode_length" in _arguments(task) else "max_episode_steps"
+        if cfg.setdefault(key, limit) != limit:
+            root.problem("max_episode_steps", f"is {limit}, but env.extensions.{key} is {cfg[key]}; keep one")
+        draft.spelled[f"env.cfg.{key}"] = root.key("max_episode_steps")
+    return cfg
 
 
 def is_manager_form(data: Mapping[str, Any]) -> bool:
@@ -133,7 +141,8 @@ def env_problems(env: EnvConfig) -> list[Problem]:
     cfg = thaw(env.cfg)
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     chunk = cfg.pop("action_chunk", 1) if "action_chunk" not in parameters else 1
-    problems = [] if takes_any else _unknown("env.cfg.", cfg, list(parameters))
+    unknown = [] if takes_any else [key for key in cfg if key not in parameters]
+    problems = [Problem(f"env.cfg.{key}", unknown_key(key, parameters)) for key in unknown]
     if type(chunk) is not int or chunk < 1:
         problems.append(Problem("env.cfg.action_chunk", f"got {shown(chunk)}; must be an integer of at least 1"))
     for key, value in cfg.items():
@@ -212,38 +221,21 @@ def _read_num_envs(draft: Draft, data: Mapping[str, Any], env: Mapping[str, Any]
         draft.spelled["trainer.num_envs"] = f"{source}:{key}"
 
 
-def _read_cfg(draft: Draft, data: Mapping[str, Any], env: Mapping[str, Any], source: str) -> dict[str, Any]:
-    cfg = dict(env.get("extensions") or {})
+def _read_extensions(draft: Draft, extensions: Section, task: str) -> dict[str, Any]:
+    cfg = dict(extensions.data)
     for key in EXTENSIONS_OF_STEPS:
-        value = cfg.pop(key, None) if key not in _arguments(data["id"]) else None
+        value = cfg.pop(key, None) if key not in _arguments(task) else None
         if key == "action_type" and value not in (None, "delta_qpos"):
-            text = f"got {value!r}; the task class {data['id']} acts by joint steps only: delta_qpos"
-            draft.problem(f"{source}:env.extensions.{key}", text)
+            text = f"got {value!r}; the task class {task} acts by joint steps only: delta_qpos"
+            extensions.problem(key, text)
         elif value is not None:
-            text = f"no effect: the task class {data['id']} has its own"
-            draft.note(f"{source}:env.extensions.{key}", text, "without effect")
-    if env.get("sim_steps_per_control") is not None:
-        cfg["sim_steps_per_control"] = env["sim_steps_per_control"]
-        draft.spelled["env.cfg.sim_steps_per_control"] = f"{source}:env.sim_steps_per_control"
+            extensions.note(key, f"no effect: the task class {task} has its own", "without effect")
     for old, new in FIRST_RELEASE_NAMES.items():
         if old in cfg and new not in cfg:
             cfg[new] = cfg.pop(old)
-            draft.spelled[f"env.cfg.{new}"] = f"{source}:env.extensions.{old}"
-            draft.note(f"{source}:env.extensions.{old}", new, "renamed")
-    cfg = {**_read_places(data), **_read_events(draft, data, env, source), **cfg}
-    limit = data.get("max_episode_steps")
-    if limit is not None:
-        key = _time_limit_key(data["id"])
-        if cfg.setdefault(key, limit) != limit:
-            text = f"is {limit}, but env.extensions.{key} is {cfg[key]}; keep one"
-            draft.problem(f"{source}:max_episode_steps", text)
-        draft.spelled[f"env.cfg.{key}"] = f"{source}:max_episode_steps"
+            draft.spelled[f"env.cfg.{new}"] = extensions.key(old)
+            extensions.note(old, new, "renamed")
     return cfg
-
-
-def _time_limit_key(name: str) -> str:
-    """What the environment calls its time limit: ``episode_length`` in EmbodiChain's first tasks."""
-    return "episode_length" if "episode_length" in _arguments(name) else "max_episode_steps"
 
 
 def _arguments(name: str) -> Collection[str]:
@@ -265,38 +257,34 @@ def _read_places(data: Mapping[str, Any]) -> dict[str, Any]:
     return {name: place for name, place in places.items() if name in _arguments(data["id"])}
 
 
-def _section(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
-
-
-def _read_events(draft: Draft, data: Mapping[str, Any], env: Mapping[str, Any], source: str) -> dict[str, Any]:
+def _read_events(draft: Draft, events: Section, task: str) -> dict[str, Any]:
     """The first release's events: positions of bodies, relative to where they start, drawn at reset."""
     ranges: dict[str, Any] = {}
-    events = env.get("events") or {}
-    for name, spec in events.items() if isinstance(events, Mapping) else ():
-        key = f"{source}:env.events.{name}"
-        spec = _section(spec)
-        params = _section(spec.get("params"))
-        body = params.get("entity_cfg")
-        argument = f"{body.get('uid')}_position_range" if isinstance(body, Mapping) else ""
-        if (
-            argument not in _arguments(data["id"])
-            or (spec.get("func"), spec.get("mode")) != ("randomize_rigid_object_pose", "reset")
-            or params.keys() - {"entity_cfg", "position_range", "relative_position"}
-            or params.get("relative_position", True) is not True
-        ):
+    for name, spec in events.data.items():
+        argument = _ranged(spec)
+        if argument not in _arguments(task):
             text = (
-                f"the task class {data['id']} takes no such event, only randomize_rigid_object_pose of its cube at "
+                f"the task class {task} takes no such event, only randomize_rigid_object_pose of its cube at "
                 "reset, with a relative position_range; or write the task in manager form, with env.observations, "
                 "rewards and actions"
             )
-            draft.problem(key, text)
+            events.problem(name, text)
             continue
-        ranges[argument] = params.get("position_range")
-        draft.spelled[f"env.cfg.{argument}"] = f"{key}.params.position_range"
-        draft.note(key, f"env.cfg.{argument}", "renamed")
+        ranges[argument] = spec["params"].get("position_range")
+        draft.spelled[f"env.cfg.{argument}"] = f"{events.key(name)}.params.position_range"
+        events.note(name, f"env.cfg.{argument}", "renamed")
     return ranges
 
 
-def _unknown(prefix: str, section: Mapping[str, Any], allowed: list[str]) -> list[Problem]:
-    return [Problem(f"{prefix}{key}", unknown_key(str(key), allowed)) for key in section if key not in allowed]
+def _ranged(spec: Any) -> str:
+    """The argument of a task class that an event draws; "" if there is none for it."""
+    params = spec.get("params") if isinstance(spec, Mapping) else None
+    if not isinstance(params, Mapping) or not isinstance(body := params.get("entity_cfg"), Mapping):
+        return ""
+    if (
+        (spec.get("func"), spec.get("mode")) != ("randomize_rigid_object_pose", "reset")
+        or params.keys() - {"entity_cfg", "position_range", "relative_position"}
+        or params.get("relative_position", True) is not True
+    ):
+        return ""
+    return f"{body.get('uid')}_position_range"

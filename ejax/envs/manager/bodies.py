@@ -117,13 +117,13 @@ def _read_object(data: Any, path: str, report: KeyReport, static: bool) -> Rigid
     with Section(data, path, report) as section:
         uid = section.take("uid")
         if not isinstance(uid, str):
-            report.refuse(section.key("uid"), f"got {uid!r}; must be a name")
+            section.problem("uid", f"got {uid!r}; must be a name")
         with section.open("shape") as shape:
             kind, size = _read_shape(shape)
         body_type = section.take("body_type", "static" if static else "dynamic")
         if body_type not in ("dynamic", "static"):
             text = f"got {body_type!r}; ejax has dynamic and static bodies: its state holds no poses of other ones"
-            report.refuse(section.key("body_type"), text)
+            section.problem("body_type", text)
         position = section.numbers("init_pos", (0.0, 0.0, 0.0), 3)
         rotation = section.numbers("init_rot", (0.0, 0.0, 0.0), 3)
         if tuple(section.data.get("body_scale") or (1.0,)) == (1.0,) * len(section.data.get("body_scale") or (1.0,)):
@@ -157,14 +157,14 @@ def _read_shape(shape: Section) -> tuple[Any, tuple[float, ...]]:
     if kind in ("Cube", "Box"):
         size = shape.numbers("size", (1.0, 1.0, 1.0), 3)
         if min(size) <= 0.0:
-            shape.report.refuse(shape.key("size"), f"got {size}; edges must be > 0")
+            shape.problem("size", f"got {size}; edges must be > 0")
         return "box", tuple(edge / 2.0 for edge in size)
     if kind == "Sphere":
         return "sphere", (shape.number("radius", 1.0, above=0.0),)
     if kind in ("Cylinder", "Capsule"):
         return kind.lower(), (shape.number("radius", 0.5, above=0.0), shape.number("height", 1.0, above=0.0) / 2.0)
     text = "meshes are EmbodiChain's files, which ejax does not have; " if kind == "Mesh" else ""
-    shape.report.refuse(shape.key("shape_type"), f"got {kind!r}; {text}allowed: Cube, Sphere, Cylinder, Capsule")
+    shape.problem("shape_type", f"got {kind!r}; {text}allowed: Cube, Sphere, Cylinder, Capsule")
     shape.skip("its shape is not there")
     return None, ()
 

@@ -34,7 +34,7 @@ def read_drives(section: Section, robot: Robot) -> Drives:
     velocity = _per_joint(section, robot, "max_velocity", dict.fromkeys(robot.joints, math.inf))
     if section.take("drive_type", "force") != "force":
         text = f"got {section.data['drive_type']!r}; ejax drives by force"
-        section.report.refuse(section.key("drive_type"), text)
+        section.problem("drive_type", text)
     section.ignore_all(IGNORED["robot.drive_pros"])
     scale = [_scale(robot, f, v, c) for f, v, c in zip(effort, velocity, damping, strict=True)]
     return Drives(

@@ -150,10 +150,10 @@ def _read_substeps(env: Section, timestep: float) -> int:
     substeps = 1.0 / (frequency * timestep)
     if abs(substeps - round(substeps)) > 1e-6 or round(substeps) < 1:
         text = f"got {frequency:g} Hz; one period must be a whole number of physics steps of {timestep:g} s"
-        env.report.refuse(env.key("target_control_frequency"), text)
+        env.problem("target_control_frequency", text)
     elif "sim_steps_per_control" in env and round(substeps) != given:
         text = f"means {round(substeps)} physics steps, but sim_steps_per_control is {given}; keep one"
-        env.report.refuse(env.key("target_control_frequency"), text)
+        env.problem("target_control_frequency", text)
     return max(1, round(substeps))
 
 

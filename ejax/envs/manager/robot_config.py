@@ -42,7 +42,6 @@ class PlacedRobot:
 
 def read_robot(section: Section) -> PlacedRobot | None:
     """None: the report says why there is none."""
-    report = section.report
     uid = str(section.take("uid", "robot"))
     kind = str(section.take("robot_type", ""))
     arm, hand = _read_components(section)
@@ -59,7 +58,7 @@ def read_robot(section: Section) -> PlacedRobot | None:
     robot = replace(robot, parts=_read_parts(section, robot))
     names = [name for name in ("drive_pros", "joint_drive_props") if name in section]
     if len(names) == 2:
-        report.refuse(section.key(names[0]), f"means the same as {names[1]}, which is given too; keep one")
+        section.problem(names[0], f"means the same as {names[1]}, which is given too; keep one")
     with section.open(names[-1] if names else "drive_pros") as drives_section:
         drives = read_drives(drives_section, robot)
     position = section.numbers("init_pos", (0.0, 0.0, 0.0), 3)
@@ -83,11 +82,11 @@ def _refuse_robot(section: Section, kind: str) -> None:
     where = "fpath" if "fpath" in section else "robot_type"
     given = section.take(where, kind)
     if given:
-        section.report.refuse(section.key(where), f"ejax has no model of {given!r}; its robots: {_ROBOTS}")
+        section.problem(where, f"ejax has no model of {given!r}; its robots: {_ROBOTS}")
     elif "urdf_cfg" in section:
-        section.report.refuse(section.key("urdf_cfg"), f"names no arm of ejax's robots: {_ROBOTS}")
+        section.problem("urdf_cfg", f"names no arm of ejax's robots: {_ROBOTS}")
     elif section.data:
-        section.report.refuse(section.key(where), f"is missing; ejax's robots: {_ROBOTS}")
+        section.problem(where, f"is missing; ejax's robots: {_ROBOTS}")
     else:
         section.report.refuse(section.path, f"is missing; give {{robot_type: …}}; ejax's robots: {_ROBOTS}")
 
@@ -98,7 +97,7 @@ def _read_components(section: Section) -> tuple[str | None, bool]:
     with section.open("urdf_cfg") as urdf:
         components = urdf.take("components", ())
         if not isinstance(components, list | tuple):
-            section.report.refuse(urdf.key("components"), f"got {shown(components)}; must be a list")
+            urdf.problem("components", f"got {shown(components)}; must be a list")
             components = ()
         for i, data in enumerate(components):
             with Section(data, urdf.key(f"components[{i}]"), section.report) as component:
@@ -115,7 +114,7 @@ def _read_components(section: Section) -> tuple[str | None, bool]:
                     hand = True
                 else:
                     text = f"ejax has no model of {kind} '{path}'; its robots: {_ROBOTS}"
-                    section.report.refuse(component.key("urdf_path"), text)
+                    component.problem("urdf_path", text)
         urdf.ignore_all(IGNORED["robot.urdf_cfg"])
     return arm, hand
 
@@ -130,7 +129,7 @@ def _read_tcp(section: Section) -> Matrix:
                 solver.ignore_all(IGNORED["robot.solver_cfg.<part>"])
                 pose = _as_pose(given)
                 if pose is None:
-                    section.report.refuse(solver.key("tcp"), f"got {shown(given)}; must be a pose, 4 rows of 4 numbers")
+                    solver.problem("tcp", f"got {shown(given)}; must be a pose, 4 rows of 4 numbers")
                 elif part == "arm":
                     tcp = pose
     return tcp

@@ -96,21 +96,19 @@ def _read_mode(section: Section, kind: FunctorKind, modes: tuple[str, ...]) -> s
     default = {"events": "reset", "observations": "modify"}.get(kind, "add")
     mode = section.take("mode", default if default in modes else modes[0])
     if mode not in modes:
-        section.report.refuse(
-            section.key("mode"), f"got {mode!r}; allowed: {', '.join(modes)}{did_you_mean(str(mode), modes)}"
-        )
+        section.problem("mode", f"got {mode!r}; allowed: {', '.join(modes)}{did_you_mean(str(mode), modes)}")
         return modes[0]
     return mode
 
 
 def _find(section: Section, kind: FunctorKind, name: Any) -> Callable[..., Any] | None:
     if not isinstance(name, str):
-        section.report.refuse(section.key("func"), f"got {name!r}; must name a functor")
+        section.problem("func", f"got {name!r}; must name a functor")
         return None
     try:
         return find_functor(kind, name)
     except (ValueError, ImportError) as error:
-        section.report.refuse(section.key("func"), str(error))
+        section.problem("func", str(error))
         return None
 
 
