@@ -12,7 +12,7 @@ from ejax.problems import ConfigError, Problem
 from ejax.shorten import shown
 
 MAX_DIGITS = 100
-"""Of an integer: more take long to read, and are no number that a config means."""
+"""Digits of an integer: more take long to read, and are no number that a config means."""
 FLOAT32_MAX = 3.4028234663852886e38
 INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
@@ -101,7 +101,7 @@ def _of_number(key: str, value: float) -> str:
 
 
 def _of_text(key: str, value: Any) -> str:
-    """Of a text, or of the last part of a section's key."""
+    """What is wrong with a text, or with the last part of a section's key."""
     for text, what in ((value, "text"), (key, "a key")):
         if isinstance(text, str) and ("\0" in text or not _encodable(text)):
             return f"got {shown(text)}; {what} holds no null characters and no halves of surrogate pairs"

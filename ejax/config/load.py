@@ -14,8 +14,8 @@ from ejax.config.embodichain.gym_config import (
     action_problems,
     env_problems,
     event_problems,
+    note_manager_form,
     read_gym_config,
-    tell_of_manager_form,
 )
 from ejax.config.embodichain.spellings import (
     GYM_DEFAULTS,
@@ -108,7 +108,7 @@ def read_draft(draft: Draft, overrides: Sequence[str], device: str | None) -> Ru
     settle_evaluation(draft, seed_spelling=seed_spelling)
     settle_sizes(draft)
     _fill_env(draft)
-    tell_of_manager_form(draft)
+    note_manager_form(draft)
     settle_model_type(draft)
     take_out(draft)
     settle_compat(draft)
@@ -129,7 +129,7 @@ def read_draft(draft: Draft, overrides: Sequence[str], device: str | None) -> Ru
 
 
 def _require_sections(draft: Draft) -> list[str]:
-    """Tell of a number or a list where a section belongs, and go on with an empty one. Returns their keys."""
+    """Refuse a number or a list where a section belongs, and go on with an empty one. Returns their keys."""
     wrong = [
         key for key in ("trainer", "policy", "algorithm") if draft.has(key) and not isinstance(draft.get(key), dict)
     ]

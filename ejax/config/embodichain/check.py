@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from ejax.config.embodichain.draft import OVERRIDE, Draft
 from ejax.config.embodichain.gym_config import MANAGER_ENV, manager_notes
@@ -63,8 +63,7 @@ def table(notes: Sequence[KeyNote]) -> str:
 
 
 def count_by_status(notes: Sequence[KeyNote]) -> dict[Status, int]:
-    order: tuple[Status, ...] = ("used", "renamed", "without effect", "unsupported")
-    return {status: sum(note.status == status for note in notes) for status in order}
+    return {status: sum(note.status == status for note in notes) for status in get_args(Status)}
 
 
 def _judge(key: str, known: Mapping[str, KeyNote], canonical: str) -> KeyNote:

@@ -120,7 +120,7 @@ def manager_notes(gym_config: Mapping[str, Any]) -> tuple[KeyNote, ...]:
         return error.notes
 
 
-def tell_of_manager_form(draft: Draft) -> None:
+def note_manager_form(draft: Draft) -> None:
     """Notices of a gym config that was read from a file. This imports the functors that may run."""
     if draft.get("env.id") == MANAGER_ENV and "env.cfg.gym_config" in draft.spelled:
         report = KeyReport({note.key: note for note in manager_notes(draft.get("env.cfg.gym_config"))})

@@ -235,7 +235,7 @@ def take_out(draft: Draft) -> None:
             draft.pop(key)
             draft.problem(key, "belongs to EmbodiChain's policy 'vla', which ejax does not have")
     draft.ignore_all(WITHOUT_EFFECT)
-    _tell_of_none(draft)
+    _judge_none(draft)
     algorithm, name = _algorithm(draft), draft.get("algorithm.name")
     for key in algorithm.ignored_options if algorithm else ():
         draft.ignore(f"algorithm.cfg.{key}", f"no effect on {name}")
@@ -250,7 +250,7 @@ def take_out(draft: Draft) -> None:
     _respell_events(draft)
 
 
-def _tell_of_none(draft: Draft) -> None:
+def _judge_none(draft: Draft) -> None:
     """``none`` as text is no activation here, and like every name that it does not know ReLU in EmbodiChain."""
     for key in (f"policy.{net}.network_cfg.{name}" for net in ("actor", "critic") for name in _ACTIVATIONS):
         value = draft.get(key)
