@@ -299,3 +299,12 @@ def test_a_section_of_another_kind_is_refused(key, value):
     data = {**copy.deepcopy(BASE), key: value}
     for compat in ({}, {"compat": "embodichain-0.3"}):
         refused(parse_config, {**compat, **data})
+
+
+def test_options_without_effect_leave_the_sizes_to_the_algorithm():
+    sections = {
+        "algorithm": {"name": "bc", "cfg": {"device": None}},
+        "data": {"source": "engine", "task": "PushCubeExpert"},
+    }
+    config = make(trainer={}, env="PushCubeRL", **sections)
+    assert parse_config(config.to_dict()) == config

@@ -1,7 +1,7 @@
 """Every spelling of an EmbodiChain train config, from its first release on, turned into the canonical one.
 
-``respell`` only moves keys; ``take_out`` turns what has no effect into notices; ``fill_defaults`` gives the
-defaults that depend on other keys. Values are judged later, by the models.
+``respell`` only moves keys; ``ignore_options`` and ``take_out`` turn what has no effect into notices;
+``fill_defaults`` gives the defaults that depend on other keys. Values are judged later, by the models.
 """
 
 import math
@@ -122,6 +122,14 @@ def respell(draft: Draft) -> None:
             draft.pop(key)
 
 
+def ignore_options(draft: Draft) -> None:
+    """Take out the keys without effect, before options are looked into."""
+    draft.ignore_all(WITHOUT_EFFECT)
+    if algorithm := _algorithm(draft):
+        text = f"no effect on {draft.get('algorithm.name')}"
+        draft.ignore_all({f"algorithm.cfg.{key}": text for key in algorithm.ignored_options})
+
+
 def settle_compat(draft: Draft) -> None:
     """``compat`` becomes the keys that it stands for, where they are not given."""
     if not draft.has("compat"):
@@ -144,8 +152,6 @@ def settle_sizes(draft: Draft) -> None:
     if algorithm is None or not isinstance(draft.get("trainer"), dict):
         return
     chunk_size = draft.get("data.chunk_size") or 1
-    if isinstance(options, dict):
-        options = {name: value for name, value in options.items() if name not in algorithm.ignored_options}
     try:
         chosen = algorithm.Config.model_validate(read_numbers({} if options is None else options))
     except ValidationError:
@@ -234,11 +240,8 @@ def take_out(draft: Draft) -> None:
         if draft.has(key):
             draft.pop(key)
             draft.problem(key, "belongs to EmbodiChain's policy 'vla', which ejax does not have")
-    draft.ignore_all(WITHOUT_EFFECT)
     _judge_none(draft)
-    algorithm, name = _algorithm(draft), draft.get("algorithm.name")
-    for key in algorithm.ignored_options if algorithm else ():
-        draft.ignore(f"algorithm.cfg.{key}", f"no effect on {name}")
+    algorithm = _algorithm(draft)
     for key in OF_THE_CRITIC if _name("policy", draft.get("policy.name")) == "actor_only" else ():
         if draft.has(key) and draft.pop(key):
             draft.note(key, "no effect: actor_only has no critic", "without effect")
