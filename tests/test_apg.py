@@ -128,7 +128,7 @@ def test_returns_restart_their_discount_after_done() -> None:
 
 
 def test_a_nonfinite_update_is_skipped_and_counted() -> None:
-    schedule = {"name": "step", "kwargs": (("step_size", 1),)}
+    schedule = {"name": "step", "kwargs": {"step_size": 1}}
     before, after, metrics = update(Integrator(poison=True), APGConfig(lr_scheduler=schedule, **BASE))
     jax.tree.map(np.testing.assert_array_equal, before, after)  # the schedule has not moved either
     assert metrics["skipped_update"] == 1.0

@@ -276,7 +276,7 @@ def test_each_optimizer_counts_its_own_steps() -> None:
 
 
 def test_a_schedule_moves_both_learning_rates_from_their_own_start() -> None:
-    schedule = {"name": "step", "kwargs": (("step_size", 1), ("gamma", 0.5))}
+    schedule = {"name": "step", "kwargs": {"step_size": 1, "gamma": 0.5}}
     slow = OptimizerConfig(name="sgd", learning_rate=0.1)
     _, _, metrics = update(SHACConfig(**{**BASE, "critic_optimizer": slow, "lr_scheduler": schedule}))
     np.testing.assert_allclose(metrics["learning_rate"], 0.5)
@@ -284,7 +284,7 @@ def test_a_schedule_moves_both_learning_rates_from_their_own_start() -> None:
 
 
 def test_a_nonfinite_update_is_skipped_and_counted() -> None:
-    schedule = {"name": "step", "kwargs": (("step_size", 1),)}
+    schedule = {"name": "step", "kwargs": {"step_size": 1}}
     before, after, metrics = update(SHACConfig(**BASE, lr_scheduler=schedule), env=Lanes(poison=True))
     jax.tree.map(np.testing.assert_array_equal, before, after)  # target critic and schedule have not moved either
     assert metrics["skipped_update"] == 1.0
@@ -402,7 +402,7 @@ def test_it_learns_to_reach_and_compiles_once() -> None:
         segment_length=16,
         optimizer=adam,
         critic_optimizer=adam,
-        lr_scheduler={"name": "linear", "kwargs": (("total_iters", 200),)},
+        lr_scheduler={"name": "linear", "kwargs": {"total_iters": 200}},
     )
     optimizer = make_actor_critic_optimizer(adam, adam)
     carry = reset(env, jax.random.key(0), 32)
