@@ -5,28 +5,27 @@ learning rate is a number in the optimizer's *state*, so that schedules and KL-a
 compilation. Source: torch.optim's documented algorithms, torch.optim.lr_scheduler's closed forms.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
+from flax.core import FrozenDict
 from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
     NonNegativeFloat,
-    PlainSerializer,
     PositiveFloat,
     PositiveInt,
     ValidationInfo,
-    WithJsonSchema,
     field_validator,
 )
 
 from ejax.finite import all_finite
+from ejax.frozen import Kwargs
 from ejax.types import Array, PyTree, TrainState, split_critic
 
 _STRICT = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -34,23 +33,6 @@ _STRICT = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 def _any_case(name: Any) -> Any:
     return name.lower() if isinstance(name, str) else name
-
-
-def _pairs(kwargs: Any) -> Any:
-    if kwargs is None:
-        return ()
-    if not isinstance(kwargs, Mapping):
-        return kwargs
-    return tuple((name, tuple(value) if isinstance(value, list) else value) for name, value in kwargs.items())
-
-
-Kwargs = Annotated[
-    tuple[tuple[str, Any], ...],
-    BeforeValidator(_pairs),
-    PlainSerializer(dict),
-    WithJsonSchema({"type": "object"}),
-]
-"""Keyword arguments, given as a mapping and kept as pairs, so that the config can be hashed."""
 
 
 class _Adam(BaseModel):
@@ -93,7 +75,7 @@ class OptimizerConfig(BaseModel):
     model_config = _STRICT
     name: Annotated[Literal["adam", "adamw", "sgd", "rmsprop"], BeforeValidator(_any_case)] = "adam"
     learning_rate: NonNegativeFloat = 3e-4
-    kwargs: Kwargs = ()
+    kwargs: Kwargs = Field(default_factory=FrozenDict)
 
     @field_validator("kwargs")
     @classmethod
@@ -143,7 +125,7 @@ class ScheduleConfig(BaseModel):
 
     model_config = _STRICT
     name: Annotated[Literal["linear", "cosine", "step", "exponential"] | None, BeforeValidator(_any_case)] = None
-    kwargs: Annotated[Kwargs, Field(validate_default=True)] = ()
+    kwargs: Kwargs = Field(default_factory=FrozenDict, validate_default=True)
 
     @field_validator("kwargs")
     @classmethod
@@ -241,8 +223,7 @@ def bind_schedule(config: ScheduleConfig, total_updates: int) -> ScheduleConfig:
     horizon = {"linear": "total_iters", "cosine": "T_max"}.get(config.name or "")
     if horizon is None or dict(config.kwargs).get(horizon) is not None:
         return config
-    kwargs = tuple((name, value) for name, value in config.kwargs if name != horizon)
-    return ScheduleConfig(name=config.name, kwargs=(*kwargs, (horizon, total_updates)))
+    return ScheduleConfig(name=config.name, kwargs=FrozenDict({**config.kwargs, horizon: total_updates}))
 
 
 def scheduled_learning_rate(learning_rate: float, schedule: ScheduleConfig, num_updates: Array) -> Array:

@@ -1,14 +1,19 @@
-"""What a config can be told: problems, all in one error, and notices."""
+"""The vocabulary of every config: problems, all in one error, and what becomes of each key."""
 
 import itertools
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from ejax.shorten import MOST_OF_VALUE, shorten
 
+Status = Literal["used", "renamed", "without effect", "unsupported"]
+
 MOST_OF_MESSAGE = 16_000
 """Characters of a ``ConfigError``'s problems; those that come after them are counted."""
+EMPTY = "empty"
+"""The text of a key without effect that asks for nothing."""
 
 
 class Problem(NamedTuple):
@@ -20,27 +25,71 @@ class Problem(NamedTuple):
     """What was given, what is allowed, what to do."""
 
 
-class Notice(NamedTuple):
-    """A key that the run goes without, or reads in a way worth telling."""
+class KeyNote(NamedTuple):
+    """What becomes of one key."""
 
     key: str
-    text: str
-    status: Literal["remark", "renamed", "without effect", "unsupported"] = "remark"
+    """As a problem's."""
+    status: Status
+    text: str = ""
+    """Why, where it is not simply used."""
 
 
 class ConfigError(ValueError):
     """A config that cannot be run. ``problems`` holds all that was found, not only the first.
 
     Keys and texts are short and printable, whatever was in the file.
+
+    Args:
+        source: where the problems are, for the first line.
+        notes: what becomes of each key, as far as they were read.
     """
 
-    def __init__(self, problems: Iterable[Problem], source: str = "config") -> None:
+    def __init__(self, problems: Iterable[Problem], source: str = "config", notes: tuple[KeyNote, ...] = ()) -> None:
         self.problems = tuple(Problem(shorten(key, MOST_OF_VALUE), shorten(text)) for key, text in problems)
+        self.notes = notes
         count = {0: "", 1: ": 1 problem"}.get(len(self.problems), f": {len(self.problems)} problems")
         lines = [f"  {key}: {text}" if key else f"  {text}" for key, text in self.problems]
         told = sum(length <= MOST_OF_MESSAGE for length in itertools.accumulate(len(line) for line in lines))
         more = [f"  … and {len(lines) - told} more"] if told < len(lines) else []
         super().__init__("\n".join([f"{shorten(source)}{count}", *lines[:told], *more]))
+
+
+@dataclass
+class KeyReport:
+    """What becomes of the keys of a config that is being read: one note a key."""
+
+    by_key: dict[str, KeyNote] = field(default_factory=dict)
+
+    @property
+    def notes(self) -> tuple[KeyNote, ...]:
+        return tuple(self.by_key.values())
+
+    @property
+    def notices(self) -> tuple[KeyNote, ...]:
+        """What to announce: keys that the run goes without, or reads in a way worth knowing."""
+        return tuple(note for note in self.notes if note.text not in ("", EMPTY) and note.status != "unsupported")
+
+    @property
+    def problems(self) -> list[Problem]:
+        return [Problem(note.key, note.text) for note in self.notes if note.status == "unsupported"]
+
+    def add(self, key: str, status: Status, text: str = "") -> None:
+        """A mere use gives way to any other note, and any other note to a refusal; else the first one stays."""
+        known = self.by_key[key].status if key in self.by_key else "used"
+        if known == "used" or (status == "unsupported" and known != status):
+            self.by_key[key] = KeyNote(key, status, shorten(text))
+
+    def refuse(self, key: str, text: str) -> None:
+        self.add(key, "unsupported", text)
+
+    def refuses(self, key: str) -> bool:
+        return key in self.by_key and self.by_key[key].status == "unsupported"
+
+    def raise_if_refused(self, source: str) -> None:
+        """Raises ConfigError: a key is unsupported."""
+        if problems := self.problems:
+            raise ConfigError(problems, source, self.notes)
 
 
 def with_sections(key: str) -> list[str]:

@@ -128,7 +128,7 @@ def test_returns_restart_their_discount_after_done() -> None:
 
 
 def test_a_nonfinite_update_is_skipped_and_counted() -> None:
-    schedule = {"name": "step", "kwargs": (("step_size", 1),)}
+    schedule = {"name": "step", "kwargs": {"step_size": 1}}
     before, after, metrics = update(Integrator(poison=True), APGConfig(lr_scheduler=schedule, **BASE))
     jax.tree.map(np.testing.assert_array_equal, before, after)  # the schedule has not moved either
     assert metrics["skipped_update"] == 1.0
@@ -136,7 +136,7 @@ def test_a_nonfinite_update_is_skipped_and_counted() -> None:
 
 
 def test_a_step_that_is_not_finite_is_skipped_though_its_gradient_was() -> None:
-    overflows = OptimizerConfig(name="sgd", learning_rate=1e38, kwargs=(("weight_decay", 1e38),))
+    overflows = OptimizerConfig(name="sgd", learning_rate=1e38, kwargs={"weight_decay": 1e38})
     before, after, metrics = update(Integrator(), APGConfig(**(BASE | {"optimizer": overflows})))
     jax.tree.map(np.testing.assert_array_equal, before, after)
     assert metrics["skipped_update"] == 1.0 and metrics["skipped_excessive_gradient"] == 0.0

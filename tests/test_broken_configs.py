@@ -280,7 +280,7 @@ def test_a_gym_config_replaces_a_learning_env_on_the_command_line():
 def test_what_cloning_does_not_use_must_be_a_number_all_the_same(key, value):
     sections = {"algorithm": {"name": "bc", "cfg": {}}, "data": {"source": "engine", "task": "PushCubeExpert"}}
     config = make("trainer.num_envs=7", trainer={}, env="PushCubeRL", **sections)
-    assert "trainer.num_envs" in [notice.key for notice in config.notices]
+    assert "trainer.num_envs (override)" in [notice.key for notice in config.notices]
     assert f"trainer.{key}" in str(refused(make, f"trainer.{key}={value}", trainer={}, env="PushCubeRL", **sections))
 
 
@@ -299,3 +299,12 @@ def test_a_section_of_another_kind_is_refused(key, value):
     data = {**copy.deepcopy(BASE), key: value}
     for compat in ({}, {"compat": "embodichain-0.3"}):
         refused(parse_config, {**compat, **data})
+
+
+def test_options_without_effect_leave_the_sizes_to_the_algorithm():
+    sections = {
+        "algorithm": {"name": "bc", "cfg": {"device": None}},
+        "data": {"source": "engine", "task": "PushCubeExpert"},
+    }
+    config = make(trainer={}, env="PushCubeRL", **sections)
+    assert parse_config(config.to_dict()) == config

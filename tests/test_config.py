@@ -304,7 +304,7 @@ def test_a_critic_without_groups_reads_those_of_the_actor(critic):
 def test_later_spellings_do_not_evaluate_unasked_and_say_so():
     config = make("trainer.eval_freq=2")
     assert not config.trainer.enable_eval
-    assert keys_of(config.notices) == ["trainer.eval_freq"]
+    assert keys_of(config.notices) == ["trainer.eval_freq (override)"]
 
 
 # --- gym configs ------------------------------------------------------------------------------------------
@@ -571,7 +571,7 @@ BAD_OVERRIDES = {
     "algorithm.cfg.lr_scheduler.kwargs.gamma=1": "given without a name; name one of linear, cosine",
     "seed=3": r"seed \(override\): unknown key; allowed: algorithm, compat, data, env, policy, trainer",
     "trainer.num_envs.x=3": "override 'trainer.num_envs.x=3': trainer.num_envs is 8, not a section",
-    "trainer.seed": "override 'trainer.seed' must read section.key=value",
+    "trainer.seed": "override 'trainer.seed': must read section.key=value",
     "trainer.seed=[": r"override 'trainer.seed=\[': ",
 }
 

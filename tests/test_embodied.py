@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -17,7 +18,6 @@ from ejax.config import ConfigError, load_config
 from ejax.config.__main__ import main
 from ejax.config.embodichain.check import check
 from ejax.envs.manager.embodied import EmbodiedEnv
-from ejax.envs.manager.key_report import GymConfigError
 from ejax.envs.manager.tasks import TASK_RULES, register_task, scene_only
 from ejax.envs.mujoco.engine import Physics, PhysicsState
 from ejax.envs.push_cube import PushCubeRL
@@ -65,9 +65,9 @@ def newer(config: dict) -> dict:
 
 
 def refusal(config: dict) -> str:
-    with pytest.raises(GymConfigError) as caught:
+    with pytest.raises(ConfigError) as caught:
         EmbodiedEnv(config)
-    return str(caught.value)
+    return "\n".join(f"{key}: {text}" for key, text in caught.value.problems)
 
 
 # --- dimensions and order ---------------------------------------------------------------------------------
@@ -376,8 +376,7 @@ def test_mjx_follows_the_c_engine_in_cart_pole() -> None:
     ],
 )
 def test_what_cannot_be_had_is_refused_by_name(key: str, value: object, message: str) -> None:
-    with pytest.raises(GymConfigError, match=message):
-        EmbodiedEnv(changed(PUSH_CUBE, key, value))
+    assert re.search(message, refusal(changed(PUSH_CUBE, key, value)))
 
 
 def test_options_of_physx_and_of_meshes_are_told_and_have_no_effect() -> None:
@@ -571,7 +570,7 @@ def test_a_class_that_only_embodichain_has_is_named_without_advice_that_would_no
 def test_the_scene_without_a_task_never_succeeds_and_says_so(tmp_path: Path) -> None:
     config = load_config(train_file(tmp_path, changed(PUSH_CUBE, "id", "EmbodiedEnv-v1")))
     (notice,) = (each for each in config.notices if each.key.endswith("gym_config.json:id"))
-    assert notice.status == "remark" and "success is always 0" in notice.text
+    assert notice.status == "used" and "success is always 0" in notice.text
     env = EmbodiedEnv(config.env.cfg["gym_config"], physics="mujoco")
     assert not env.step(env.reset(KEY)[0], jnp.zeros(8), KEY)[1].info["success"]
 
@@ -598,7 +597,7 @@ def test_terminations_can_be_ignored_as_an_extension_says() -> None:
 def test_extensions_that_embodichain_takes_for_settings_are_not_passed_over(
     name: str, value: object, message: str
 ) -> None:
-    with pytest.raises(GymConfigError, match=rf"env.extensions.{name}: .*{message}"):
+    with pytest.raises(ConfigError, match=rf"env.extensions.{name}: .*{message}"):
         EmbodiedEnv(changed(PUSH_CUBE, f"env.extensions.{name}", value))
 
 
@@ -614,8 +613,7 @@ def test_extensions_that_embodichain_takes_for_settings_are_not_passed_over(
     ],
 )
 def test_numbers_beyond_32_bits_are_refused_where_they_stand(key: str, value: object, place: str) -> None:
-    with pytest.raises(GymConfigError, match=f"^{place}: got .{{1,80}}$"):
-        EmbodiedEnv(changed(PUSH_CUBE, key, value))
+    assert re.fullmatch(f"{place}: got .{{1,120}}", refusal(changed(PUSH_CUBE, key, value)))
 
 
 # --- configs ----------------------------------------------------------------------------------------------

@@ -138,7 +138,7 @@ def test_apg_passes_embodichains_bar() -> None:
     config = APGConfig(
         segment_length=16,
         optimizer=OptimizerConfig(learning_rate=3e-3),
-        lr_scheduler={"name": "linear", "kwargs": (("total_iters", 300),)},
+        lr_scheduler={"name": "linear", "kwargs": {"total_iters": 300}},
         max_grad_norm=1.0,
     )
     optimizer = make_optimizer(config.optimizer)

@@ -276,7 +276,7 @@ def test_each_optimizer_counts_its_own_steps() -> None:
 
 
 def test_a_schedule_moves_both_learning_rates_from_their_own_start() -> None:
-    schedule = {"name": "step", "kwargs": (("step_size", 1), ("gamma", 0.5))}
+    schedule = {"name": "step", "kwargs": {"step_size": 1, "gamma": 0.5}}
     slow = OptimizerConfig(name="sgd", learning_rate=0.1)
     _, _, metrics = update(SHACConfig(**{**BASE, "critic_optimizer": slow, "lr_scheduler": schedule}))
     np.testing.assert_allclose(metrics["learning_rate"], 0.5)
@@ -284,7 +284,7 @@ def test_a_schedule_moves_both_learning_rates_from_their_own_start() -> None:
 
 
 def test_a_nonfinite_update_is_skipped_and_counted() -> None:
-    schedule = {"name": "step", "kwargs": (("step_size", 1),)}
+    schedule = {"name": "step", "kwargs": {"step_size": 1}}
     before, after, metrics = update(SHACConfig(**BASE, lr_scheduler=schedule), env=Lanes(poison=True))
     jax.tree.map(np.testing.assert_array_equal, before, after)  # target critic and schedule have not moved either
     assert metrics["skipped_update"] == 1.0
@@ -293,7 +293,7 @@ def test_a_nonfinite_update_is_skipped_and_counted() -> None:
 
 @pytest.mark.parametrize("which", ["optimizer", "critic_optimizer"])
 def test_a_step_that_is_not_finite_is_skipped_though_its_gradient_was(which: str) -> None:
-    overflows = OptimizerConfig(name="sgd", learning_rate=1e38, kwargs=(("weight_decay", 1e38),))
+    overflows = OptimizerConfig(name="sgd", learning_rate=1e38, kwargs={"weight_decay": 1e38})
     before, after, metrics = update(SHACConfig(**(BASE | {which: overflows})))
     networks = before.params["params"], after.params["params"]
     jax.tree.map(np.testing.assert_array_equal, *(each["critic"] for each in networks))
@@ -397,12 +397,12 @@ def test_it_learns_to_reach_and_compiles_once() -> None:
     )
     critic = NetworkConfig(hidden_sizes=(64, 64), activation="relu")
     policy = ActorCritic(action_spec(env.action_space), actor=actor, critic=critic, initial_log_std=-2.0)
-    adam = OptimizerConfig(learning_rate=1e-2, kwargs=(("betas", (0.7, 0.95)),))
+    adam = OptimizerConfig(learning_rate=1e-2, kwargs={"betas": (0.7, 0.95)})
     config = SHACConfig(
         segment_length=16,
         optimizer=adam,
         critic_optimizer=adam,
-        lr_scheduler={"name": "linear", "kwargs": (("total_iters", 200),)},
+        lr_scheduler={"name": "linear", "kwargs": {"total_iters": 200}},
     )
     optimizer = make_actor_critic_optimizer(adam, adam)
     carry = reset(env, jax.random.key(0), 32)

@@ -97,7 +97,7 @@ def test_num_envs_of_a_gym_config_does_not_go_unheard(tmp_path):
     data = {"id": "CartPoleRL", "env": {"num_envs": 4}}
     assert not gym(tmp_path, data, num_envs=4).notices
     (notice,) = gym(tmp_path, data, num_envs=8).notices
-    assert notice[:3] == ("gym.json:env.num_envs", "no effect: trainer.num_envs is 8", "without effect")
+    assert notice[:3] == ("gym.json:env.num_envs", "without effect", "no effect: trainer.num_envs is 8")
 
 
 @pytest.mark.parametrize(

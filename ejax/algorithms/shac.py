@@ -17,6 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+from flax.core import FrozenDict
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from ejax.algorithms.differentiable import (
@@ -46,7 +47,7 @@ from ejax.returns import gae
 from ejax.rollout import EnvCarry
 from ejax.types import Array, Env, Key, Metrics, Params, Policy, PyTree, TrainState, split_critic
 
-_PAPERS_ADAM = OptimizerConfig(name="adam", learning_rate=2e-3, kwargs=(("betas", (0.7, 0.95)),))
+_PAPERS_ADAM = OptimizerConfig(name="adam", learning_rate=2e-3, kwargs=FrozenDict(betas=(0.7, 0.95)))
 
 
 class SHACConfig(BaseModel):

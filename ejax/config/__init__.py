@@ -10,14 +10,14 @@ from ejax.config.models import (
     RunConfig,
     TrainerConfig,
 )
-from ejax.problems import ConfigError, Notice, Problem
+from ejax.problems import ConfigError, KeyNote, Problem
 
 __all__ = [
     "AlgorithmConfig",
     "ConfigError",
     "EnvConfig",
+    "KeyNote",
     "NetworkBlock",
-    "Notice",
     "ObsGroups",
     "PolicyConfig",
     "Problem",

@@ -8,9 +8,8 @@ from flax.core import FrozenDict
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
 
 from ejax.config.annotations import mismatch
-from ejax.config.kwargs import Kwargs
 from ejax.data.chunks import SamplingMode
-from ejax.frozen import thaw
+from ejax.frozen import Kwargs, thaw
 from ejax.problems import Problem
 from ejax.registry import DEMONSTRATORS, did_you_mean, resolve, trusted_name
 from ejax.shorten import shown

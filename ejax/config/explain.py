@@ -6,9 +6,11 @@ from pydantic import ValidationError
 
 from ejax.config.embodichain.spellings import SCIENTIFIC
 from ejax.config.schema import allowed_keys
+from ejax.frozen import thaw
 from ejax.optim import OPTIMIZER_KWARGS, SCHEDULE_KWARGS
 from ejax.problems import ConfigError, Problem
 from ejax.registry import did_you_mean
+from ejax.sections import unknown_key
 from ejax.shorten import shown
 
 _MOST_EXPLAINED = 300
@@ -32,17 +34,6 @@ def explain(error: ValidationError, tree: Any) -> list[Problem]:
     return [Problem(key, " or ".join(dict.fromkeys(each))) for key, each in texts.items()]
 
 
-def unknown_key(name: str, allowed: list[str], hidden: list[str] | None = None) -> str:
-    """The text of an unknown key.
-
-    Args:
-        allowed: the keys to list.
-        hidden: keys that are accepted too, but only named where they are the nearest.
-    """
-    suggestion = did_you_mean(name, [*allowed, *(hidden or [])])
-    return f"unknown key; allowed: {', '.join(sorted(allowed)) or 'none'}{suggestion}"
-
-
 def _dotted(location: tuple[int | str, ...], tree: Any) -> str:
     """pydantic's location without the names of union members, which are no keys."""
     names: list[str] = []
@@ -59,7 +50,7 @@ def _dotted(location: tuple[int | str, ...], tree: Any) -> str:
 
 
 def _text(error: Any, key: str, tree: Any) -> str:
-    given, kind = error["input"], error["type"]
+    given, kind = thaw(error["input"]), error["type"]
     section, _, name = key.rpartition(".")
     if kind == "missing":
         return "is missing"

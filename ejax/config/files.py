@@ -15,6 +15,7 @@ import yaml
 
 from ejax.problems import ConfigError, Problem
 from ejax.shorten import MOST_OF_VALUE, shorten, shown
+from ejax.values import MAX_DIGITS
 
 SUFFIXES = (".json", ".yaml", ".yml")
 MAX_BYTES = {".json": 4 << 20, ".yaml": 1 << 20, ".yml": 1 << 20}
@@ -25,8 +26,6 @@ MAX_CHARACTERS = 1 << 20
 """Of all texts in it, likewise."""
 MAX_DEPTH = 60
 """Sections and lists inside each other."""
-MAX_DIGITS = 100
-"""Characters of an integer: more take long to read, and are no number that a config means."""
 
 _TAG = "tag:yaml.org,2002:"
 _TEXT = (f"{_TAG}str", f"{_TAG}value")  # the second is a lone =

@@ -9,17 +9,18 @@ from typing import Any
 import jax
 from pydantic import ValidationError
 
+from ejax.config.embodichain.draft import OVERRIDE, Draft
 from ejax.config.embodichain.gym_config import (
     action_problems,
     env_problems,
     event_problems,
+    note_manager_form,
     read_gym_config,
-    tell_of_manager_form,
 )
 from ejax.config.embodichain.spellings import (
     GYM_DEFAULTS,
-    Draft,
     fill_defaults,
+    ignore_options,
     is_seed_spelling,
     read_numbers,
     respell,
@@ -34,10 +35,10 @@ from ejax.config.explain import explain
 from ejax.config.files import UnreadableError, is_file, read_file, read_yaml
 from ejax.config.models import EnvConfig, EventsConfig, RunConfig
 from ejax.config.schema import allowed_keys
-from ejax.config.values import MAX_CHARACTERS, MAX_DEPTH, number_problems, plain, writing_problems
 from ejax.problems import ConfigError, Problem, with_sections
-from ejax.shorten import shorten, shown
+from ejax.shorten import MOST_OF_VALUE, shorten, shown
 from ejax.trust import trust_strings, trust_words
+from ejax.values import MAX_CHARACTERS, MAX_DEPTH, number_problems, plain, writing_problems
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = (), device: str | None = None) -> RunConfig:
@@ -85,12 +86,13 @@ def _parse(
 ) -> RunConfig:
     draft = Draft(data, folder=None if folder is None else Path(folder))
     config = read_draft(draft, overrides, device)
-    problems = list(draft.problems)
-    if not {problem.key for problem in problems} & {"trainer", "trainer.device"}:
-        problems += device_problems(draft.get("trainer.device") or "cpu")
-    if problems or config is None:
-        raise ConfigError([Problem(draft.written(key), text) for key, text in problems], source)
-    notices = tuple(each._replace(key=shorten(each.key), text=shorten(each.text)) for each in draft.notices)
+    report = draft.report
+    if not any(report.refuses(draft.key(key)) for key in ("trainer", "trainer.device")):
+        for key, text in device_problems(draft.get("trainer.device") or "cpu"):
+            draft.problem(key, text)
+    if config is None or report.problems:
+        raise ConfigError(report.problems, source, report.notes)
+    notices = tuple(note._replace(key=shorten(note.key)) for note in report.notices)
     return config.model_copy(update={"notices": notices})
 
 
@@ -105,9 +107,10 @@ def read_draft(draft: Draft, overrides: Sequence[str], device: str | None) -> Ru
     respell(draft)
     no_sections = _require_sections(draft)
     settle_evaluation(draft, seed_spelling=seed_spelling)
+    ignore_options(draft)
     settle_sizes(draft)
     _fill_env(draft)
-    tell_of_manager_form(draft)
+    note_manager_form(draft)
     settle_model_type(draft)
     take_out(draft)
     settle_compat(draft)
@@ -118,17 +121,17 @@ def read_draft(draft: Draft, overrides: Sequence[str], device: str | None) -> Ru
             draft.put(section, read_numbers(draft.get(section)))
 
     config, problems = _validate(draft.tree)
-    reported = {problem.key for problem in draft.problems}
-    draft.problems += [
-        problem
-        for problem in problems
-        if problem.key not in reported and not problem.key.startswith(tuple(f"{key}." for key in no_sections))
-    ]
-    return None if draft.problems else config
+    texts: dict[str, list[str]] = {}
+    for key, text in problems:
+        if not key.startswith(tuple(f"{section}." for section in no_sections)):
+            texts.setdefault(key, []).append(text)
+    for key, each in texts.items():
+        draft.problem(key, "; ".join(each))
+    return None if draft.report.problems else config
 
 
 def _require_sections(draft: Draft) -> list[str]:
-    """Tell of a number or a list where a section belongs, and go on with an empty one. Returns their keys."""
+    """Refuse a number or a list where a section belongs, and go on with an empty one. Returns their keys."""
     wrong = [
         key for key in ("trainer", "policy", "algorithm") if draft.has(key) and not isinstance(draft.get(key), dict)
     ]
@@ -178,10 +181,11 @@ def device_problems(device: str) -> list[Problem]:
 
 def _override(draft: Draft, text: str) -> None:
     written, equals, value = text.partition("=")
+    said = shorten(f"override {text!r}", MOST_OF_VALUE)
     written = written.strip()
     names = written.split(".")
     if not equals or not all(names) or len(names) > MAX_DEPTH or len(text) > MAX_CHARACTERS:
-        draft.problem("", f"override {shown(text)} must read section.key=value, such as trainer.seed=3")
+        draft.problem(said, "must read section.key=value, such as trainer.seed=3")
         return
     trust_words([text])
     key = respell_key(written)
@@ -193,17 +197,16 @@ def _override(draft: Draft, text: str) -> None:
     try:
         draft.put(key, read_yaml(value))
     except (UnreadableError, TypeError) as error:
-        draft.problem("", f"override {shown(text)}: {error}")
-    draft.spelled[key] = f"{written} (override)"
+        draft.problem(said, str(error))
+    draft.spelled[key] = written + OVERRIDE
 
 
 def _fill_env(draft: Draft) -> None:
     """``env`` from ``trainer.gym_config``, under what ``env`` says itself; ``num_envs`` to its place."""
     if not isinstance(draft.get("trainer"), dict):
         return
-    if draft.has("trainer.gym_config") and draft.written("env").startswith("trainer.learning_env"):
-        draft.pop("trainer.gym_config")
-        draft.notice("trainer.gym_config", "no effect: trainer.learning_env is given", "without effect")
+    if draft.has("trainer.gym_config") and draft.key("env").startswith("trainer.learning_env"):
+        draft.ignore("trainer.gym_config", "no effect: trainer.learning_env is given")
     if draft.has("trainer.gym_config"):
         name = draft.pop("trainer.gym_config")
         if not _may_stand_beside(draft):
@@ -222,7 +225,7 @@ def _fill_env(draft: Draft) -> None:
     if draft.has("env.cfg.num_envs"):
         num_envs = draft.pop("env.cfg.num_envs")
         if draft.has("trainer.num_envs"):
-            draft.notice("env.cfg.num_envs", f"not used: trainer.num_envs is {draft.get('trainer.num_envs')}")
+            draft.note("env.cfg.num_envs", f"not used: trainer.num_envs is {draft.get('trainer.num_envs')}")
         else:
             draft.put("trainer.num_envs", num_envs)
 
@@ -240,7 +243,7 @@ def _may_stand_beside(draft: Draft) -> bool:
 
 def _find(draft: Draft, name: Any) -> Path | None:
     """The gym config's file; on the command line, a path from the working directory. A choice is told."""
-    typed = draft.written("trainer.gym_config").endswith(" (override)")
+    typed = draft.key("trainer.gym_config").endswith(OVERRIDE)
     draft.spelled["env"] = "trainer.gym_config"
     if not isinstance(name, str):
         draft.problem("env", f"got {shown(name)}; must be the path of a gym config")
@@ -255,9 +258,9 @@ def _find(draft: Draft, name: Any) -> Path | None:
     draft.gym_config = name, path
     others = [other for other in others if other.read_bytes() != path.read_bytes()]
     if path != expected[0] and others:
-        draft.notice("trainer.gym_config", f"read {path}, not {others[0]}, which differs")
+        draft.note("trainer.gym_config", f"read {path}, not {others[0]}, which differs")
     elif not any(map(is_file, expected)):
-        draft.notice("trainer.gym_config", f"there is no '{name}'; read {path} instead")
+        draft.note("trainer.gym_config", f"there is no '{name}'; read {path} instead")
     return path
 
 
@@ -301,4 +304,4 @@ def _do_without_wandb(draft: Draft) -> None:
     if draft.get("trainer.use_wandb") is True and importlib.util.find_spec("wandb") is None:
         draft.put("trainer.use_wandb", False)
         text = "the package wandb is not installed: the run goes on without it (pip install 'ejax[wandb]')"
-        draft.notice("trainer.use_wandb", text, "without effect")
+        draft.note("trainer.use_wandb", text, "without effect")

@@ -29,14 +29,13 @@ from ejax.algorithms.record import Algorithm, RunShape
 from ejax.collectors.config import CollectorConfig
 from ejax.config.camera import CameraConfig
 from ejax.config.data import DataConfig, data_problems
-from ejax.config.kwargs import Kwargs
-from ejax.config.values import INT32_MAX, INT64_MAX, number_problems
-from ejax.frozen import freeze
+from ejax.frozen import Kwargs, freeze
 from ejax.policies.mlp import NetworkConfig
-from ejax.problems import ConfigError, Notice, Problem
+from ejax.problems import ConfigError, KeyNote, Problem
 from ejax.registry import did_you_mean, resolve, trusted_name
 from ejax.shorten import shown
 from ejax.types import Phase
+from ejax.values import INT32_MAX, INT64_MAX, number_problems
 
 MOST_OF_NAME = 180
 """Bytes of ``exp_name``: most file systems take 255 for a name, and a checkpoint's has the step in it too."""
@@ -309,7 +308,7 @@ class RunConfig(BaseModel):
     algorithm: AlgorithmConfig
     data: DataConfig | None = None
     """ejax: what ``bc`` learns from."""
-    notices: tuple[Notice, ...] = Field(default=(), exclude=True, repr=False)
+    notices: tuple[KeyNote, ...] = Field(default=(), exclude=True, repr=False)
     """What the run goes without, for the command line to announce."""
 
     def to_dict(self) -> dict[str, Any]:

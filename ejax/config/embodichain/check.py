@@ -3,14 +3,14 @@
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
+from ejax.config.embodichain.draft import OVERRIDE, Draft
 from ejax.config.embodichain.gym_config import MANAGER_ENV, manager_notes
-from ejax.config.embodichain.spellings import Draft, respell_key
+from ejax.config.embodichain.spellings import respell_key
 from ejax.config.files import read_file
 from ejax.config.load import device_problems, read_draft
-from ejax.envs.manager.key_report import KeyNote, Status
-from ejax.problems import Notice, with_sections
+from ejax.problems import KeyNote, Status, with_sections
 from ejax.shorten import MOST_OF_VALUE, shorten
 
 _RESPELLED = {
@@ -37,15 +37,16 @@ def check(path: str | Path, overrides: Sequence[str] = ()) -> list[KeyNote]:
     data = read_file(path)
     draft = Draft(read_file(path), folder=path.parent)
     config = read_draft(draft, overrides, device=None)
-    problems = {draft.written(key): text for key, text in draft.problems}
-    remarks = {} if config is None else dict(device_problems(config.trainer.device))
-    notes = [
-        _judge(key, problems, draft.notices, remarks, respell_key(key) if key not in _RESPELLED else _RESPELLED[key])
-        for key in _leaves(data)
-    ]
-    notes += _gym_notes(draft, problems)
+    for key, text in device_problems(config.trainer.device) if config is not None else ():
+        draft.note(key, text)
+    known = {  # what is said of an override is said of the file's key too, but for what is wrong with it
+        note.key if note.status == "unsupported" else note.key.removesuffix(OVERRIDE): note
+        for note in draft.report.notes
+    }
+    notes = [_judge(key, known, _RESPELLED[key] if key in _RESPELLED else respell_key(key)) for key in _leaves(data)]
+    notes += _gym_notes(draft)
     told = {key for note in notes for key in with_sections(note.key)}
-    notes += [KeyNote(key, "unsupported", text) for key, text in problems.items() if key not in told]
+    notes += [note for note in draft.report.notes if note.status == "unsupported" and note.key not in told]
     return [note._replace(key=shorten(note.key, MOST_OF_VALUE), text=shorten(note.text)) for note in notes]
 
 
@@ -62,38 +63,33 @@ def table(notes: Sequence[KeyNote]) -> str:
 
 
 def count_by_status(notes: Sequence[KeyNote]) -> dict[Status, int]:
-    order: tuple[Status, ...] = ("used", "renamed", "without effect", "unsupported")
-    return {status: sum(note.status == status for note in notes) for status in order}
+    return {status: sum(note.status == status for note in notes) for status in get_args(Status)}
 
 
-def _judge(
-    key: str, problems: Mapping[str, str], notices: Sequence[Notice], remarks: Mapping[str, str], canonical: str
-) -> KeyNote:
-    sections = with_sections(key)
-    for section in sections:
-        if section in problems:
-            return KeyNote(key, "unsupported", problems[section])
-    remark = remarks.get(key, "")
-    for notice in notices:
-        if notice.key in sections:
-            if notice.status != "remark":
-                return KeyNote(key, notice.status, notice.text)
-            remark = notice.text
-    return KeyNote(key, "renamed", canonical) if canonical != key else KeyNote(key, "used", remark)
+def _judge(key: str, known: Mapping[str, KeyNote], canonical: str) -> KeyNote:
+    """The note of a key, from those of the key and of the sections that it is in."""
+    found = [known[section] for section in with_sections(key) if section in known]
+    for statuses in (("unsupported",), ("renamed", "without effect")):
+        for note in found:
+            if note.status in statuses:
+                return note._replace(key=key)
+    if canonical != key:
+        return KeyNote(key, "renamed", canonical)
+    return KeyNote(key, "used", next((note.text for note in reversed(found) if note.text), ""))
 
 
-def _gym_notes(draft: Draft, problems: Mapping[str, str]) -> Iterator[KeyNote]:
+def _gym_notes(draft: Draft) -> Iterator[KeyNote]:
     """Of the gym config that the train config names."""
     if draft.gym_config is None:
         return
-    name, path = draft.gym_config
+    (name, path), report = draft.gym_config, draft.report
     if draft.get("env.id") == MANAGER_ENV:
         for note in manager_notes(draft.get("env.cfg.gym_config")):
-            text = problems.get(f"{name}:{note.key}")
-            yield KeyNote(f"{name}:{note.key}", "unsupported" if text else note.status, text or note.text)
+            key = f"{name}:{note.key}"
+            yield report.by_key[key] if report.refuses(key) else note._replace(key=key)
         return
     for key in _leaves(read_file(path)):
-        yield _judge(f"{name}:{key}", problems, draft.notices, {}, f"{name}:{key}")
+        yield _judge(f"{name}:{key}", report.by_key, f"{name}:{key}")
 
 
 def _leaves(data: Any, above: str = "") -> list[str]:

@@ -13,16 +13,17 @@ from typing import Any
 import gymnasium
 
 from ejax.config.annotations import mismatch
-from ejax.config.embodichain.spellings import RECORDERS, Draft, read_numbers
-from ejax.config.explain import unknown_key
+from ejax.config.embodichain.draft import Draft
+from ejax.config.embodichain.spellings import RECORDERS, read_numbers
 from ejax.config.models import EnvConfig, EventsConfig, RunConfig
 from ejax.config.spaces import space_problems
 from ejax.envs.manager.functors.registry import FUNCTORS, FunctorKind
-from ejax.envs.manager.key_report import EMPTY, GymConfigError, KeyNote
+from ejax.envs.manager.ignored import IGNORED
 from ejax.envs.manager.manager_spec import INTERVAL_EVENTS, read_manager_spec
 from ejax.frozen import freeze, thaw
-from ejax.problems import Problem
+from ejax.problems import ConfigError, KeyNote, KeyReport, Problem
 from ejax.registry import ENVS, UnknownNameError, did_you_mean, did_you_mean_family, resolve
+from ejax.sections import Section, unknown_key
 from ejax.shorten import shown
 from ejax.trust import UntrustedCodeError
 from ejax.types import PHASES
@@ -39,19 +40,6 @@ SCENE_KEYS = (
     "rigid_object_group",
     "articulation",
     "physics_config",
-)
-WITHOUT_EFFECT_KEYS = (
-    "max_episodes",
-    "headless",
-    "device",
-    "gpu_id",
-    "arena_space",
-    "renderer",
-    "render_cfg",
-    "enable_rt",
-    "visualization",
-    "physics",
-    "scene_node_capacity",
 )
 FIRST_RELEASE_NAMES = {
     "reaching_reward_weight": "reaching_weight",
@@ -82,29 +70,35 @@ def read_gym_config(draft: Draft, data: Mapping[str, Any], source: str) -> dict[
     if is_manager_form(data):
         draft.spelled["env.cfg.gym_config"] = f"{source}:"
         return {"id": MANAGER_ENV, "cfg": {"gym_config": read_numbers(dict(data))}}
-
     draft.spelled["env.cfg"] = f"{source}:env.extensions"
-    for prefix, section, unused in (
-        (f"{source}:", data, SCENE_KEYS),
-        (f"{source}:env.", env, ("dataset", "control_parts")),
-    ):
-        for key in unused:
-            if section.get(key):
-                places = ", but for init_pos" if key in ("rigid_object", "background") else ""
-                draft.notice(
-                    f"{prefix}{key}", f"no effect: the task class {name} has its own{places}", "without effect"
-                )
-    for key in WITHOUT_EFFECT_KEYS:
-        if data.get(key):
-            draft.notice(f"{source}:{key}", "no effect in ejax", "without effect")
-    if env.get("target_control_frequency") is not None:
-        text = f"the task class {name} takes sim_steps_per_control instead"
-        draft.problem(f"{source}:env.target_control_frequency", text)
-    allowed = ["id", "env", "max_episode_steps", "num_envs", *SCENE_KEYS, *WITHOUT_EFFECT_KEYS]
-    draft.problems += _unknown(f"{source}:", data, allowed)
-    others = ("num_envs", "sim_steps_per_control", "target_control_frequency", "extensions", "dataset", "control_parts")
-    draft.problems += _unknown(f"{source}:env.", env, [*others, *MANAGER_KEYS])
-    return {"id": name, "cfg": _read_cfg(draft, data, env, source)}
+    with Section(data, f"{source}:", draft.report) as root:
+        return {"id": name, "cfg": _read_first_form(draft, root)}
+
+
+def _read_first_form(draft: Draft, root: Section) -> dict[str, Any]:
+    """The arguments of the task class that a first release's gym config names."""
+    task = root.take("id")
+    its_own = f"no effect: the task class {task} has its own"
+    for key in SCENE_KEYS:
+        root.ignore(key, its_own + (", but for init_pos" if key in ("rigid_object", "background") else ""))
+    root.ignore_all(IGNORED[""])
+    root.take("num_envs")
+    with root.open("env") as env:
+        env.ignore_all(dict.fromkeys(("dataset", "control_parts"), its_own))
+        for key in ("num_envs", "extensions", *MANAGER_KEYS):
+            env.take(key)
+        env.refuse("target_control_frequency", f"the task class {task} takes sim_steps_per_control instead")
+        cfg = _read_extensions(draft, env.open("extensions"), task)
+        if (substeps := env.take("sim_steps_per_control")) is not None:
+            cfg["sim_steps_per_control"] = substeps
+            draft.spelled["env.cfg.sim_steps_per_control"] = env.key("sim_steps_per_control")
+        cfg = {**_read_places(root.data), **_read_events(draft, env.open("events"), task), **cfg}
+    if (limit := root.take("max_episode_steps")) is not None:
+        key = "episode_length" if "episode_length" in _arguments(task) else "max_episode_steps"
+        if cfg.setdefault(key, limit) != limit:
+            root.problem("max_episode_steps", f"is {limit}, but env.extensions.{key} is {cfg[key]}; keep one")
+        draft.spelled[f"env.cfg.{key}"] = root.key("max_episode_steps")
+    return cfg
 
 
 def is_manager_form(data: Mapping[str, Any]) -> bool:
@@ -122,17 +116,16 @@ def manager_notes(gym_config: Mapping[str, Any]) -> tuple[KeyNote, ...]:
     """What becomes of each key of a gym config in manager form, whether it can be built or not."""
     try:
         return read_manager_spec(freeze(gym_config)).notes
-    except GymConfigError as error:
+    except ConfigError as error:
         return error.notes
 
 
-def tell_of_manager_form(draft: Draft) -> None:
+def note_manager_form(draft: Draft) -> None:
     """Notices of a gym config that was read from a file. This imports the functors that may run."""
     if draft.get("env.id") == MANAGER_ENV and "env.cfg.gym_config" in draft.spelled:
-        for note in manager_notes(draft.get("env.cfg.gym_config")):
-            if note.status != "unsupported" and note.text not in ("", EMPTY):
-                status = "remark" if note.status == "used" else note.status
-                draft.notice(draft.written(f"env.cfg.gym_config.{note.key}"), note.text, status)
+        report = KeyReport({note.key: note for note in manager_notes(draft.get("env.cfg.gym_config"))})
+        for note in report.notices:
+            draft.note(f"env.cfg.gym_config.{note.key}", note.text, note.status)
 
 
 def env_problems(env: EnvConfig) -> list[Problem]:
@@ -148,7 +141,8 @@ def env_problems(env: EnvConfig) -> list[Problem]:
     cfg = thaw(env.cfg)
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     chunk = cfg.pop("action_chunk", 1) if "action_chunk" not in parameters else 1
-    problems = [] if takes_any else _unknown("env.cfg.", cfg, list(parameters))
+    unknown = [] if takes_any else [key for key in cfg if key not in parameters]
+    problems = [Problem(f"env.cfg.{key}", unknown_key(key, parameters)) for key in unknown]
     if type(chunk) is not int or chunk < 1:
         problems.append(Problem("env.cfg.action_chunk", f"got {shown(chunk)}; must be an integer of at least 1"))
     for key, value in cfg.items():
@@ -157,9 +151,9 @@ def env_problems(env: EnvConfig) -> list[Problem]:
     if not problems and dataclasses.is_dataclass(make):  # checks its own values, and costs little
         try:
             make(**{name: env.cfg[name] for name in cfg})  # type: ignore[operator]  # a class, here
-        except GymConfigError as error:
+        except ConfigError as error:
             inside = "gym_config" if "gym_config" in parameters else "env_cfg.gym_config"  # of RenderedEnv
-            return [Problem(f"env.cfg.{inside}.{note.key}", note.text) for note in error.refused]
+            return [Problem(f"env.cfg.{inside}.{key}", text) for key, text in error.problems]
         except (TypeError, ValueError, ArithmeticError) as error:
             problems.append(Problem("env.cfg", str(error)))
     return problems
@@ -201,9 +195,9 @@ def event_problems(env: EnvConfig, events: EventsConfig) -> list[Problem]:
         elif dataclasses.is_dataclass(make):
             try:
                 make(**{**env.cfg, "interval_events": specs})  # type: ignore[operator]  # a class, here
-            except GymConfigError as error:
-                for note in error.refused:
-                    problems.append(Problem(f"{section}{note.key.removeprefix(INTERVAL_EVENTS)}", note.text))
+            except ConfigError as error:
+                for key, text in error.problems:
+                    problems.append(Problem(f"{section}{key.removeprefix(INTERVAL_EVENTS)}", text))
             except (TypeError, ValueError, ArithmeticError) as error:
                 problems.append(Problem(section, str(error)))
     return problems
@@ -221,44 +215,27 @@ def _read_num_envs(draft: Draft, data: Mapping[str, Any], env: Mapping[str, Any]
         if num_envs == draft.get("trainer.num_envs"):
             return
         text = f"no effect: trainer.num_envs is {shown(draft.get('trainer.num_envs'))}"
-        draft.notice(f"{source}:{key}", text, "without effect")
+        draft.note(f"{source}:{key}", text, "without effect")
     else:
         draft.put("trainer.num_envs", num_envs)
         draft.spelled["trainer.num_envs"] = f"{source}:{key}"
 
 
-def _read_cfg(draft: Draft, data: Mapping[str, Any], env: Mapping[str, Any], source: str) -> dict[str, Any]:
-    cfg = dict(env.get("extensions") or {})
+def _read_extensions(draft: Draft, extensions: Section, task: str) -> dict[str, Any]:
+    cfg = dict(extensions.data)
     for key in EXTENSIONS_OF_STEPS:
-        value = cfg.pop(key, None) if key not in _arguments(data["id"]) else None
+        value = cfg.pop(key, None) if key not in _arguments(task) else None
         if key == "action_type" and value not in (None, "delta_qpos"):
-            text = f"got {value!r}; the task class {data['id']} acts by joint steps only: delta_qpos"
-            draft.problem(f"{source}:env.extensions.{key}", text)
+            text = f"got {value!r}; the task class {task} acts by joint steps only: delta_qpos"
+            extensions.problem(key, text)
         elif value is not None:
-            text = f"no effect: the task class {data['id']} has its own"
-            draft.notice(f"{source}:env.extensions.{key}", text, "without effect")
-    if env.get("sim_steps_per_control") is not None:
-        cfg["sim_steps_per_control"] = env["sim_steps_per_control"]
-        draft.spelled["env.cfg.sim_steps_per_control"] = f"{source}:env.sim_steps_per_control"
+            extensions.note(key, f"no effect: the task class {task} has its own", "without effect")
     for old, new in FIRST_RELEASE_NAMES.items():
         if old in cfg and new not in cfg:
             cfg[new] = cfg.pop(old)
-            draft.spelled[f"env.cfg.{new}"] = f"{source}:env.extensions.{old}"
-            draft.notice(f"{source}:env.extensions.{old}", new, "renamed")
-    cfg = {**_read_places(data), **_read_events(draft, data, env, source), **cfg}
-    limit = data.get("max_episode_steps")
-    if limit is not None:
-        key = _time_limit_key(data["id"])
-        if cfg.setdefault(key, limit) != limit:
-            text = f"is {limit}, but env.extensions.{key} is {cfg[key]}; keep one"
-            draft.problem(f"{source}:max_episode_steps", text)
-        draft.spelled[f"env.cfg.{key}"] = f"{source}:max_episode_steps"
+            draft.spelled[f"env.cfg.{new}"] = extensions.key(old)
+            extensions.note(old, new, "renamed")
     return cfg
-
-
-def _time_limit_key(name: str) -> str:
-    """What the environment calls its time limit: ``episode_length`` in EmbodiChain's first tasks."""
-    return "episode_length" if "episode_length" in _arguments(name) else "max_episode_steps"
 
 
 def _arguments(name: str) -> Collection[str]:
@@ -280,38 +257,34 @@ def _read_places(data: Mapping[str, Any]) -> dict[str, Any]:
     return {name: place for name, place in places.items() if name in _arguments(data["id"])}
 
 
-def _section(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
-
-
-def _read_events(draft: Draft, data: Mapping[str, Any], env: Mapping[str, Any], source: str) -> dict[str, Any]:
+def _read_events(draft: Draft, events: Section, task: str) -> dict[str, Any]:
     """The first release's events: positions of bodies, relative to where they start, drawn at reset."""
     ranges: dict[str, Any] = {}
-    events = env.get("events") or {}
-    for name, spec in events.items() if isinstance(events, Mapping) else ():
-        key = f"{source}:env.events.{name}"
-        spec = _section(spec)
-        params = _section(spec.get("params"))
-        body = params.get("entity_cfg")
-        argument = f"{body.get('uid')}_position_range" if isinstance(body, Mapping) else ""
-        if (
-            argument not in _arguments(data["id"])
-            or (spec.get("func"), spec.get("mode")) != ("randomize_rigid_object_pose", "reset")
-            or params.keys() - {"entity_cfg", "position_range", "relative_position"}
-            or params.get("relative_position", True) is not True
-        ):
+    for name, spec in events.data.items():
+        argument = _ranged(spec)
+        if argument not in _arguments(task):
             text = (
-                f"the task class {data['id']} takes no such event, only randomize_rigid_object_pose of its cube at "
+                f"the task class {task} takes no such event, only randomize_rigid_object_pose of its cube at "
                 "reset, with a relative position_range; or write the task in manager form, with env.observations, "
                 "rewards and actions"
             )
-            draft.problem(key, text)
+            events.problem(name, text)
             continue
-        ranges[argument] = params.get("position_range")
-        draft.spelled[f"env.cfg.{argument}"] = f"{key}.params.position_range"
-        draft.notice(key, f"env.cfg.{argument}", "renamed")
+        ranges[argument] = spec["params"].get("position_range")
+        draft.spelled[f"env.cfg.{argument}"] = f"{events.key(name)}.params.position_range"
+        events.note(name, f"env.cfg.{argument}", "renamed")
     return ranges
 
 
-def _unknown(prefix: str, section: Mapping[str, Any], allowed: list[str]) -> list[Problem]:
-    return [Problem(f"{prefix}{key}", unknown_key(str(key), allowed)) for key in section if key not in allowed]
+def _ranged(spec: Any) -> str:
+    """The argument of a task class that an event draws; "" if there is none for it."""
+    params = spec.get("params") if isinstance(spec, Mapping) else None
+    if not isinstance(params, Mapping) or not isinstance(body := params.get("entity_cfg"), Mapping):
+        return ""
+    if (
+        (spec.get("func"), spec.get("mode")) != ("randomize_rigid_object_pose", "reset")
+        or params.keys() - {"entity_cfg", "position_range", "relative_position"}
+        or params.get("relative_position", True) is not True
+    ):
+        return ""
+    return f"{body.get('uid')}_position_range"

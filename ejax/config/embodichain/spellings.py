@@ -1,30 +1,24 @@
 """Every spelling of an EmbodiChain train config, from its first release on, turned into the canonical one.
 
-``respell`` only moves keys; ``take_out`` turns what has no effect into notices; ``fill_defaults`` gives the
-defaults that depend on other keys. Values are judged later, by the models.
+``respell`` only moves keys; ``ignore_options`` and ``take_out`` turn what has no effect into notices;
+``fill_defaults`` gives the defaults that depend on other keys. Values are judged later, by the models.
 """
 
-import contextlib
 import math
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import ValidationError
 
 from ejax.algorithms.record import Algorithm
 from ejax.config.embodichain.compat import COMPAT, compat_defaults
+from ejax.config.embodichain.draft import Draft
 from ejax.config.models import MOST_OF_NAME, find_algorithm
+from ejax.envs.manager.ignored import IGNORED
 from ejax.policies.mlp import NetworkConfig
-from ejax.problems import Notice, Problem
 from ejax.registry import Kind, UnknownNameError, did_you_mean, registered_name
 from ejax.shorten import shown
 from ejax.types import PHASES, Phase
-
-Keys = tuple[str, ...]
-Status = Literal["remark", "renamed", "without effect", "unsupported"]
 
 APG_TRAINER_KEYS = (
     "segment_length",
@@ -55,12 +49,9 @@ MOVED: dict[str, str] = {
 """Old place -> canonical place."""
 
 WITHOUT_EFFECT: dict[str, str] = {
-    "trainer.headless": "no effect: ejax opens no window",
-    "trainer.enable_rt": "no effect: ejax renders without ray tracing",
-    "trainer.renderer": "no effect: there is one renderer",
-    "trainer.gpu_id": "no effect: trainer.device names the GPU",
+    **{f"trainer.{key}": IGNORED[""][key] for key in ("headless", "enable_rt", "renderer", "gpu_id")},
     "trainer.torch_deterministic": "no effect: the same seed gives the same bits anyway",
-    "trainer.filter_dataset_saving": "no effect: training records no dataset",
+    "trainer.filter_dataset_saving": IGNORED["env.extensions"]["filter_dataset_saving"],
     "trainer.buffer_type": "no effect: the algorithm decides",
     "trainer.import_modules": "not imported: name your own code as package.module:Name on the command line",
     "algorithm.cfg.device": "no effect: trainer.device decides",
@@ -108,78 +99,6 @@ SCIENTIFIC = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+")
 """Numbers that PyYAML reads as text."""
 
 
-@dataclass
-class Draft:
-    """A config on its way to the canonical form."""
-
-    tree: dict[str, Any]
-    folder: Path | None = None
-    """Folder of the train file: where a relative ``gym_config`` is looked up first."""
-    problems: list[Problem] = field(default_factory=list)
-    notices: list[Notice] = field(default_factory=list)
-    spelled: dict[str, str] = field(default_factory=dict)
-    """Canonical key -> the key that the user wrote."""
-    gym_config: tuple[str, Path] | None = None
-    """As it is named, and the file that it was read from."""
-
-    def get(self, key: str) -> Any:
-        """The value at a dotted key, or None."""
-        node: Any = self.tree
-        for name in key.split("."):
-            if not isinstance(node, Mapping) or name not in node:
-                return None
-            node = node[name]
-        return node
-
-    def has(self, key: str) -> bool:
-        section, _, name = key.rpartition(".")
-        node = self.get(section) if section else self.tree
-        return isinstance(node, Mapping) and name in node
-
-    def pop(self, key: str) -> Any:
-        section, _, name = key.rpartition(".")
-        return (self.get(section) if section else self.tree).pop(name)
-
-    def put(self, key: str, value: Any) -> None:
-        """Set a value, making the sections above it.
-
-        Raises:
-            TypeError: a section on the way holds a value already.
-        """
-        *sections, name = key.split(".")
-        node = self.tree
-        for depth, section in enumerate(sections, 1):
-            if node.get(section) is None:
-                node[section] = {}
-            node = node[section]
-            if not isinstance(node, dict):
-                raise TypeError(f"{'.'.join(sections[:depth])} is {shown(node)}, not a section")
-        node[name] = value
-
-    def put_default(self, key: str, value: Any) -> None:
-        """Set a value that is not given; not below a value where a section belongs, which is reported by itself."""
-        if not self.has(key):
-            with contextlib.suppress(TypeError):
-                self.put(key, value)
-
-    def written(self, key: str) -> str:
-        """A canonical key as the user spelled it."""
-        above = [known for known in self.spelled if key == known or key.startswith(f"{known}.")]
-        if not above:
-            return key
-        nearest = max(above, key=len)
-        below, spelled = key[len(nearest) :], self.spelled[nearest]
-        if spelled.endswith(":"):  # a file as a whole
-            return spelled + below.removeprefix(".")
-        return spelled.removesuffix(" (override)" if below else "") + below
-
-    def problem(self, key: str, text: str) -> None:
-        self.problems.append(Problem(key, text))
-
-    def notice(self, key: str, text: str, status: Status = "remark") -> None:
-        self.notices.append(Notice(key, text, status))
-
-
 def respell_key(key: str) -> str:
     """The canonical place of a dotted key."""
     for old, new in MOVED.items():
@@ -194,13 +113,21 @@ def respell(draft: Draft) -> None:
         if draft.has(old):
             _move(draft, old, new)
     if isinstance(draft.get("env"), str):
-        draft.spelled["env.id"] = draft.written("env")
+        draft.spelled["env.id"] = draft.key("env")
         draft.put("env", {"id": draft.get("env")})
     _respell_device(draft)
     _respell_std(draft)
     for key in NULL_IS_DEFAULT:
         if draft.has(key) and draft.get(key) is None:
             draft.pop(key)
+
+
+def ignore_options(draft: Draft) -> None:
+    """Take out the keys without effect, before options are looked into."""
+    draft.ignore_all(WITHOUT_EFFECT)
+    if algorithm := _algorithm(draft):
+        text = f"no effect on {draft.get('algorithm.name')}"
+        draft.ignore_all({f"algorithm.cfg.{key}": text for key in algorithm.ignored_options})
 
 
 def settle_compat(draft: Draft) -> None:
@@ -215,7 +142,7 @@ def settle_compat(draft: Draft) -> None:
     defaults = compat_defaults(mode, _algorithm(draft), _name("policy", draft.get("policy.name")))
     for key, value in defaults.items():
         draft.put_default(key, value)
-    draft.notice("compat", "sets " + ", ".join(f"{key} {draft.get(key)}" for key in defaults))
+    draft.note("compat", "sets " + ", ".join(f"{key} {draft.get(key)}" for key in defaults))
 
 
 def settle_sizes(draft: Draft) -> None:
@@ -225,8 +152,6 @@ def settle_sizes(draft: Draft) -> None:
     if algorithm is None or not isinstance(draft.get("trainer"), dict):
         return
     chunk_size = draft.get("data.chunk_size") or 1
-    if isinstance(options, dict):
-        options = {name: value for name, value in options.items() if name not in algorithm.ignored_options}
     try:
         chosen = algorithm.Config.model_validate(read_numbers({} if options is None else options))
     except ValidationError:
@@ -240,7 +165,7 @@ def settle_sizes(draft: Draft) -> None:
             continue  # what is no number is reported, even where a number would have no effect
         if draft.get(key) not in (None, count):
             text = f"no effect: the options of {draft.get('algorithm.name')} make it {count}"
-            draft.notice(draft.written(key), text, "without effect")
+            draft.note(key, text, "without effect")
         draft.put(key, count)
 
 
@@ -254,14 +179,14 @@ def _algorithm(draft: Draft) -> Algorithm | None:
 
 def _move(draft: Draft, old: str, new: str) -> None:
     """Move a key. A value given in both places is a problem, but where EmbodiChain reads the new one."""
-    value, written = draft.pop(old), draft.written(old)
+    value, written = draft.pop(old), draft.key(old)
     if draft.has(new):
         if old == "trainer.rollout_steps":
             if value != draft.get(new):
-                text = f"no effect: {draft.written(new)}, which is given too, is {draft.get(new)}"
-                draft.notice(written, text, "without effect")
+                text = f"no effect: {draft.key(new)}, which is given too, is {draft.get(new)}"
+                draft.note(written, text, "without effect")
             return
-        draft.problem(written, f"means the same as {draft.written(new)}, which is given too; keep one")
+        draft.problem(written, f"means the same as {draft.key(new)}, which is given too; keep one")
         return
     try:
         draft.put(new, value)
@@ -284,7 +209,7 @@ def settle_evaluation(draft: Draft, *, seed_spelling: bool) -> None:
         text = "evaluates, as the releases of rollout_steps did; trainer.enable_eval: false switches it off"
     else:
         text = "does not evaluate: trainer.enable_eval is not set (default: false)"
-    draft.notice("trainer.eval_freq", text)
+    draft.note("trainer.eval_freq", text)
 
 
 def settle_model_type(draft: Draft) -> None:
@@ -298,13 +223,13 @@ def settle_model_type(draft: Draft) -> None:
         return
     if not draft.has("trainer.collector.mode"):
         draft.put("trainer.collector.mode", "async")
-        draft.notice("trainer.model_type", "vla: trainer.collector.mode is async", "renamed")
+        draft.note("trainer.model_type", "vla: trainer.collector.mode is async", "renamed")
     size, num_envs = trainer.get("buffer_size"), trainer.get("num_envs", 64)
     if type(size) is int and type(num_envs) is int and num_envs > 0:
         if size % num_envs:
             draft.problem("trainer.buffer_size", f"got {size}; with model_type vla a multiple of num_envs {num_envs}")
         trainer["buffer_size"] = size // num_envs
-        draft.notice(
+        draft.note(
             "trainer.buffer_size", f"{size} transitions of all envs, as model_type vla counts: {size // num_envs} steps"
         )
 
@@ -315,29 +240,20 @@ def take_out(draft: Draft) -> None:
         if draft.has(key):
             draft.pop(key)
             draft.problem(key, "belongs to EmbodiChain's policy 'vla', which ejax does not have")
-    for key, text in WITHOUT_EFFECT.items():
-        if draft.has(key) and draft.pop(key) not in (None, [], {}):
-            draft.notice(key, text, "without effect")
-    _tell_of_none(draft)
-    algorithm, name = _algorithm(draft), draft.get("algorithm.name")
-    for key in algorithm.ignored_options if algorithm else ():
-        if draft.has(f"algorithm.cfg.{key}"):
-            draft.pop(f"algorithm.cfg.{key}")
-            draft.notice(f"algorithm.cfg.{key}", f"no effect on {name}", "without effect")
+    _judge_none(draft)
+    algorithm = _algorithm(draft)
     for key in OF_THE_CRITIC if _name("policy", draft.get("policy.name")) == "actor_only" else ():
         if draft.has(key) and draft.pop(key):
-            draft.notice(draft.written(key), "no effect: actor_only has no critic", "without effect")
+            draft.note(key, "no effect: actor_only has no critic", "without effect")
     for key in APG_TRAINER_KEYS:
         if algorithm is None or key in algorithm.Config.model_fields:
             continue
-        written = draft.written(f"algorithm.cfg.{key}")
-        if draft.has(f"algorithm.cfg.{key}") and written.startswith("trainer."):
-            draft.pop(f"algorithm.cfg.{key}")
-            draft.notice(written, "no effect: an option of the apg algorithm", "without effect")
+        if draft.key(f"algorithm.cfg.{key}").startswith("trainer."):
+            draft.ignore(f"algorithm.cfg.{key}", "no effect: an option of the apg algorithm")
     _respell_events(draft)
 
 
-def _tell_of_none(draft: Draft) -> None:
+def _judge_none(draft: Draft) -> None:
     """``none`` as text is no activation here, and like every name that it does not know ReLU in EmbodiChain."""
     for key in (f"policy.{net}.network_cfg.{name}" for net in ("actor", "critic") for name in _ACTIVATIONS):
         value = draft.get(key)
@@ -347,7 +263,7 @@ def _tell_of_none(draft: Draft) -> None:
             text = f"got '{value}', which is ReLU in EmbodiChain, where null is no activation; give relu or null"
             draft.problem(key, text)
         else:
-            draft.notice(draft.written(key), f"'{value}' is no activation; it is ReLU in EmbodiChain, unlike null")
+            draft.note(key, f"'{value}' is no activation; it is ReLU in EmbodiChain, unlike null")
 
 
 def _respell_events(draft: Draft) -> None:
@@ -371,7 +287,7 @@ def _drop_is_global(draft: Draft, phase: Phase, name: str, spec: Any) -> Any:
     key = f"trainer.events.{phase}.{name}.is_global"
     if not isinstance(spec["is_global"], bool):
         draft.problem(key, f"got {shown(spec['is_global'])}; must be true or false")
-    draft.notice(key, "no effect: each environment counts its own steps", "without effect")
+    draft.note(key, IGNORED["env.events"]["is_global"], "without effect")
     return {key: value for key, value in spec.items() if key != "is_global"}
 
 
@@ -388,7 +304,7 @@ def _respell_film(draft: Draft, phase: Phase, key: str, spec: dict[str, Any]) ->
         camera = {**params, "phase": phase, "interval_step": spec.get("interval_step", 1)}
         draft.put("trainer.cameras", [*cameras, camera])
         if phase == "eval" and not draft.get("trainer.enable_eval"):
-            draft.notice(key, "films nothing: trainer.enable_eval is not true", "without effect")
+            draft.note(key, "films nothing: trainer.enable_eval is not true", "without effect")
 
 
 def fill_defaults(draft: Draft) -> None:
@@ -407,7 +323,7 @@ def fill_defaults(draft: Draft) -> None:
         name = re.sub(r"[^\w.-]+", "_", "_".join(names))
         trainer["exp_name"] = name.encode()[:MOST_OF_NAME].decode(errors="ignore")
     if trainer.get("enable_eval") is True and not trainer.get("eval_freq"):
-        draft.notice("trainer.enable_eval", "trainer.eval_freq is 0: no evaluation during training")
+        draft.note("trainer.enable_eval", "trainer.eval_freq is 0: no evaluation during training")
 
 
 def read_numbers(node: Any) -> Any:

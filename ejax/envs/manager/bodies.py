@@ -12,7 +12,9 @@ from xml.etree import ElementTree as ET
 
 import numpy as np
 
-from ejax.envs.manager.key_report import KeyReport, Section
+from ejax.envs.manager.ignored import IGNORED
+from ejax.problems import KeyReport
+from ejax.sections import Section
 
 Vector: TypeAlias = tuple[float, float, float]
 
@@ -21,24 +23,6 @@ DEFAULT_FRICTION = 0.5
 _CORNER = 0.1
 """Radius of the balls a box stands on, as a part of its shortest half edge. Against a plane, MJX keeps only those
 vertices of a box that lie within 1 mm of the deepest one: a tilting box would move differently in the two engines."""
-_NO_COUNTERPART = {
-    "static_friction": "no effect: MuJoCo has one coefficient, dynamic_friction gives it",
-    "restitution": "no effect: contacts are critically damped",
-    "contact_offset": "no effect: MuJoCo has no contact shell",
-    "rest_offset": "no effect: MuJoCo has no contact shell",
-    "max_depenetration_velocity": "no effect: MuJoCo's contacts are springs",
-    "max_linear_velocity": "no effect: MuJoCo limits no velocity",
-    "max_angular_velocity": "no effect: MuJoCo limits no velocity",
-    "density": "no effect: mass gives it",
-    "inertia": "no effect: the shape gives it",
-    "recompute_inertia": "no effect: the shape gives it",
-    "enable_ccd": "no effect: an option of PhysX",
-    "min_position_iters": "no effect: an option of PhysX",
-    "min_velocity_iters": "no effect: an option of PhysX",
-    "sleep_threshold": "no effect: nothing sleeps",
-    "retain_acceleration": "no effect: an option of PhysX",
-}
-_OF_MESHES = ("max_convex_hull_num", "acd_method", "sdf_resolution", "use_usd_properties")
 _ATTRIBUTE_GROUPS = ("mass_props", "rigid_props", "collision_props", "material_props")
 
 
@@ -133,21 +117,20 @@ def _read_object(data: Any, path: str, report: KeyReport, static: bool) -> Rigid
     with Section(data, path, report) as section:
         uid = section.take("uid")
         if not isinstance(uid, str):
-            report.refuse(section.key("uid"), f"got {uid!r}; must be a name")
+            section.problem("uid", f"got {uid!r}; must be a name")
         with section.open("shape") as shape:
             kind, size = _read_shape(shape)
         body_type = section.take("body_type", "static" if static else "dynamic")
         if body_type not in ("dynamic", "static"):
             text = f"got {body_type!r}; ejax has dynamic and static bodies: its state holds no poses of other ones"
-            report.refuse(section.key("body_type"), text)
+            section.problem("body_type", text)
         position = section.numbers("init_pos", (0.0, 0.0, 0.0), 3)
         rotation = section.numbers("init_rot", (0.0, 0.0, 0.0), 3)
         if tuple(section.data.get("body_scale") or (1.0,)) == (1.0,) * len(section.data.get("body_scale") or (1.0,)):
             section.take("body_scale")
         section.refuse("body_scale", "ejax scales no bodies: give the size in shape")
         section.refuse("init_local_pose", "give init_pos and init_rot instead")
-        for name in _OF_MESHES:
-            section.ignore(name, "no effect: shapes are primitives")
+        section.ignore_all(IGNORED["rigid_object"])
         with section.open("attrs") as attrs:
             numbers = _read_attributes(attrs)
         if kind is None:
@@ -170,19 +153,18 @@ def _vector(numbers: Any) -> Vector:
 
 def _read_shape(shape: Section) -> tuple[Any, tuple[float, ...]]:
     kind = shape.take("shape_type")
-    shape.ignore("resolution", "no effect: shapes are exact")
-    shape.ignore("visual_material", "no effect: ejax has its own colours")
+    shape.ignore_all(IGNORED["rigid_object.shape"])
     if kind in ("Cube", "Box"):
         size = shape.numbers("size", (1.0, 1.0, 1.0), 3)
         if min(size) <= 0.0:
-            shape.report.refuse(shape.key("size"), f"got {size}; edges must be > 0")
+            shape.problem("size", f"got {size}; edges must be > 0")
         return "box", tuple(edge / 2.0 for edge in size)
     if kind == "Sphere":
         return "sphere", (shape.number("radius", 1.0, above=0.0),)
     if kind in ("Cylinder", "Capsule"):
         return kind.lower(), (shape.number("radius", 0.5, above=0.0), shape.number("height", 1.0, above=0.0) / 2.0)
     text = "meshes are EmbodiChain's files, which ejax does not have; " if kind == "Mesh" else ""
-    shape.report.refuse(shape.key("shape_type"), f"got {kind!r}; {text}allowed: Cube, Sphere, Cylinder, Capsule")
+    shape.problem("shape_type", f"got {kind!r}; {text}allowed: Cube, Sphere, Cylinder, Capsule")
     shape.skip("its shape is not there")
     return None, ()
 
@@ -208,10 +190,9 @@ def _read_attributes(attrs: Section) -> dict[str, Any]:
         "linear_damping": holder("linear_damping").number("linear_damping", 0.0, at_least=0.0),
         "angular_damping": holder("angular_damping").number("angular_damping", 0.0, at_least=0.0),
     }
+    ignored = {name: text for name, text in IGNORED["rigid_object.attrs"].items() if name != friction}
     for section in (*groups, attrs):
-        for name, text in _NO_COUNTERPART.items():
-            if name != friction:
-                section.ignore(name, text)
+        section.ignore_all(ignored)
     for section in groups:
         section.close()
     return numbers

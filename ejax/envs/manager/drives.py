@@ -12,8 +12,9 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from ejax.envs.manager.key_report import Section
+from ejax.envs.manager.ignored import IGNORED
 from ejax.envs.manager.robots import Robot
+from ejax.sections import Section
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,9 +34,8 @@ def read_drives(section: Section, robot: Robot) -> Drives:
     velocity = _per_joint(section, robot, "max_velocity", dict.fromkeys(robot.joints, math.inf))
     if section.take("drive_type", "force") != "force":
         text = f"got {section.data['drive_type']!r}; ejax drives by force"
-        section.report.refuse(section.key("drive_type"), text)
-    section.ignore("friction", "no effect: ejax's joints have no dry friction")
-    section.ignore("armature", "no effect: ejax's robots have their own")
+        section.problem("drive_type", text)
+    section.ignore_all(IGNORED["robot.drive_pros"])
     scale = [_scale(robot, f, v, c) for f, v, c in zip(effort, velocity, damping, strict=True)]
     return Drives(
         stiffness=tuple(s * s * k for s, k in zip(scale, stiffness, strict=True)),

@@ -11,14 +11,14 @@ import numpy as np
 from flax.core import FrozenDict
 from numpy.typing import NDArray
 
-from ejax.envs.manager.key_report import GymConfigError, KeyNote
-from ejax.envs.manager.manager_spec import ManagerSpec, read_manager_spec, stored_keys
+from ejax.envs.manager.manager_spec import SOURCE, ManagerSpec, read_manager_spec, stored_keys
 from ejax.envs.manager.scene import marker_name
 from ejax.envs.manager.specs import Spec
 from ejax.envs.manager.world import World, WorldState, initial_state
 from ejax.envs.mujoco.engine import Engine, Physics, render
 from ejax.finite import all_finite
 from ejax.frozen import freeze
+from ejax.problems import KeyReport
 from ejax.types import Array, CameraView, Key, Timestep
 
 Obs = dict[str, Any]
@@ -45,7 +45,7 @@ class EmbodiedEnv:
             training and evaluation come to differ.
 
     Raises:
-        GymConfigError: keys that are not supported, with the reason.
+        ConfigError: keys that are not supported, with the reason.
     """
 
     gym_config: Mapping[str, Any]
@@ -210,16 +210,16 @@ def _try_functors(env: EmbodiedEnv) -> None:
     """Trace each functor once, so that its refusals are reported with their keys.
 
     Raises:
-        GymConfigError: everything that they refuse.
+        ConfigError: everything that they refuse.
     """
     spec = env.spec
-    notes: list[KeyNote] = []
+    report = KeyReport({note.key: note for note in spec.notes})
 
     def attempt(key: str, call: Callable[..., Any], *shapes: Any) -> Any:
         try:
             return jax.eval_shape(call, *shapes)
         except (TypeError, ValueError, KeyError, IndexError, ArithmeticError) as error:
-            notes.append(KeyNote(key, "unsupported", str(error).splitlines()[0]))
+            report.refuse(key, str(error).splitlines()[0])
             return None
 
     def world(state: WorldState) -> World:
@@ -240,5 +240,4 @@ def _try_functors(env: EmbodiedEnv) -> None:
             return reward(world(state), obs, state.action, info)
 
         attempt(reward.key, value, obs, state, info)
-    if notes:
-        raise GymConfigError((*spec.notes, *notes))
+    report.raise_if_refused(SOURCE)

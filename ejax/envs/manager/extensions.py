@@ -15,9 +15,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ejax.envs.manager.key_report import KeyReport, Section
+from ejax.envs.manager.ignored import IGNORED
 from ejax.envs.manager.tasks import Task
 from ejax.frozen import freeze
+from ejax.problems import KeyReport
+from ejax.sections import Section
 
 FIRST_LIMIT, LIMIT = 1000, 300
 """Default steps of an episode: in the first form, and later."""
@@ -43,19 +45,6 @@ _SETTINGS_ELSEWHERE = {
     "extensions": "env.extensions",
 }
 """Settings of EmbodiChain's environment that an extension of the same name replaces -> where ejax reads them."""
-_WITHOUT_EFFECT = {
-    "action_type": "no effect with env.actions, whose func says how an action acts",
-    "action_scale": "no effect with env.actions; give the scale in its params",
-    "obs_mode": "no effect: env.observations decides the observation",
-    "seed": "no effect: trainer.seed decides",
-    "filter_visual_rand": "no effect: ejax has no visual randomization",
-    "filter_dataset_saving": "no effect: training records no dataset",
-    "init_rollout_buffer": "no effect: ejax's rollouts are its own",
-    "record_trajectory": "no effect: training records no trajectories",
-    "trajectory_uids": "no effect: training records no trajectories",
-    "trajectory_save_dir": "no effect: training records no trajectories",
-    "trajectory_auto_save": "no effect: training records no trajectories",
-}
 _OF_NOBODY = "no effect, unless a functor of yours reads it from world.extensions"
 
 
@@ -84,7 +73,7 @@ def read_extensions(root: Section, env: Section, task: Task | None) -> Extension
         first_form = not actions.data and any(name in section for name in _FIRST_FORM)
         ignore = section.take("ignore_terminations", False)
         if not isinstance(ignore, bool):
-            env.report.refuse(section.key("ignore_terminations"), f"got {ignore!r}; must be true or false")
+            section.problem("ignore_terminations", f"got {ignore!r}; must be true or false")
         limit, first_success = _read_limit(root, section, first_form)
         if first_form:
             actions = _first_actions(section, actions.path)
@@ -105,7 +94,7 @@ def _read_limit(root: Section, section: Section, first_form: bool) -> tuple[int,
     if "max_episode_steps" in section:  # it replaces the other one there
         inner = section.integer("max_episode_steps", limit)
         if "max_episode_steps" in root and inner != limit:
-            report.refuse(section.key("max_episode_steps"), f"is {inner}, but max_episode_steps is {limit}; keep one")
+            section.problem("max_episode_steps", f"is {inner}, but max_episode_steps is {limit}; keep one")
         limit = inner
     if not first_form:
         section.ignore("episode_length", f"no effect with env.actions: max_episode_steps decides, {limit} here")
@@ -113,7 +102,7 @@ def _read_limit(root: Section, section: Section, first_form: bool) -> tuple[int,
     if "episode_length" not in section:
         if not given:
             text = f"is not given: {FIRST_LIMIT}, as in EmbodiChain 0.1.1 without env.extensions.episode_length"
-            report.add(root.key("max_episode_steps"), "renamed", text)
+            root.note("max_episode_steps", text, "renamed")
         return limit, not given
     length = section.integer("episode_length", limit, at_least=1)
     if given and length != limit:
@@ -127,11 +116,11 @@ def _read_limit(root: Section, section: Section, first_form: bool) -> tuple[int,
 
 def _first_actions(section: Section, path: str) -> Section:
     """The action term that ``action_type``, ``action_scale`` and ``joint_limits`` stand for."""
-    report, kind = section.report, section.take("action_type", "delta_qpos")
+    kind = section.take("action_type", "delta_qpos")
     scale = section.number("action_scale", 1.0)
     params: dict[str, Any] = {"scale": scale}
     if not isinstance(kind, str) or kind not in _ACTION_TYPES:
-        report.refuse(section.key("action_type"), f"got {kind!r}; allowed: {', '.join(_ACTION_TYPES)}")
+        section.problem("action_type", f"got {kind!r}; allowed: {', '.join(_ACTION_TYPES)}")
         return Section({}, path, KeyReport())
     func = _ACTION_TYPES[kind]
     if kind == "eef_pose":
@@ -143,7 +132,7 @@ def _first_actions(section: Section, path: str) -> Section:
     said = f"env.actions: {kind}" + ("" if "action_type" in section else ", which is meant without action_type")
     for name in ("action_type", "action_scale"):
         if name in section:
-            report.add(section.key(name), "renamed", said)
+            section.note(name, said, "renamed")
     return Section({kind: {"func": func, "params": params}}, path, KeyReport())
 
 
@@ -161,7 +150,7 @@ def _note_others(section: Section, task: Task | None) -> None:
             if name == "success_threshold" and not _is_positive(section.data[name]):
                 section.report.refuse(key, f"got {section.data[name]!r}; must be a number > 0, in m")
         elif key not in section.report.by_key:
-            section.report.add(key, "without effect", _WITHOUT_EFFECT.get(str(name), _OF_NOBODY))
+            section.report.add(key, "without effect", IGNORED["env.extensions"].get(str(name), _OF_NOBODY))
 
 
 def _is_positive(value: Any) -> bool:

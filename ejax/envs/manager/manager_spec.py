@@ -11,28 +11,18 @@ from flax.core import FrozenDict
 from ejax.envs.manager.bodies import check_names, read_objects
 from ejax.envs.manager.extensions import read_extensions
 from ejax.envs.manager.functors.actions import ActionTerm
-from ejax.envs.manager.key_report import GymConfigError, KeyNote, KeyReport, Section, unusable_numbers
+from ejax.envs.manager.ignored import IGNORED
 from ejax.envs.manager.robot_config import read_robot
 from ejax.envs.manager.scene import Scene, make_scene
 from ejax.envs.manager.specs import Spec, read_specs
 from ejax.envs.manager.tasks import SCENE_ONLY, TASK_RULES, JudgeFn, Task, missing_task
+from ejax.problems import ConfigError, KeyNote, KeyReport
 from ejax.registry import did_you_mean
+from ejax.sections import Section
+from ejax.values import number_problems
 
-_WITHOUT_EFFECT = {
-    "max_episodes": "no effect: training counts env steps",
-    "headless": "no effect: ejax opens no window",
-    "device": "no effect: trainer.device decides",
-    "gpu_id": "no effect: trainer.device decides",
-    "arena_space": "no effect: environments share no space",
-    "renderer": "no effect: there is one renderer",
-    "render_cfg": "no effect: there is one renderer",
-    "enable_rt": "no effect: there is one renderer",
-    "visualization": "no effect: ejax opens no window",
-    "physics": "no effect: env.cfg.physics chooses the engine",
-    "scene_node_capacity": "no effect: scenes are as large as they need be",
-    "light": "no effect: the picture has lights of its own",
-}
-_OF_PHYSX = ("bounce_threshold", "cache_material", "enable_ccd", "length_tolerance", "speed_tolerance")
+SOURCE = "gym config"
+"""Where a problem's key is, in errors."""
 INTERVAL_EVENTS = "interval_events"
 """The path, in notes, of events that are not in the gym config."""
 
@@ -66,14 +56,15 @@ def read_manager_spec(gym_config: Mapping[str, Any], interval_events: Mapping[st
         interval_events: more events, which come after those of ``env.events``.
 
     Raises:
-        GymConfigError: all the keys that are not supported.
+        ConfigError: all the keys that are not supported.
     """
-    report = KeyReport({note.key: note for note in unusable_numbers(gym_config)})
-    report.raise_if_refused()
+    report = KeyReport()
+    for key, text in number_problems(gym_config, element="[{}]"):
+        report.refuse(key, text)
+    report.raise_if_refused(SOURCE)
     with Section(gym_config, "", report) as root:
         task = _read_task(root)
-        for key, text in _WITHOUT_EFFECT.items():
-            root.ignore(key, text)
+        root.ignore_all(IGNORED[""])
         root.take("num_envs")
         root.refuse("sensor", "ejax has no sensors: neither camera images nor contacts as observations")
         root.refuse("rigid_object_group", "ejax loads no groups of files; list the bodies under rigid_object")
@@ -83,15 +74,14 @@ def read_manager_spec(gym_config: Mapping[str, Any], interval_events: Mapping[st
         with root.open("physics_config") as physics:
             gravity = physics.numbers("gravity", (0.0, 0.0, -9.81), 3)
             timestep = physics.number("physics_dt", 0.01, above=0.0)
-            for key in _OF_PHYSX:
-                physics.ignore(key, "no effect: an option of PhysX")
+            physics.ignore_all(IGNORED["physics_config"])
         with root.open("robot") as section:
             placed = read_robot(section)
         robot_uid = placed.uid if placed else str(section.data.get("uid"))
         with root.open("env") as env:
             env.take("num_envs")
             num_substeps = _read_substeps(env, timestep)
-            env.ignore("dataset", "no effect: training records no dataset")
+            env.ignore_all(IGNORED["env"])
             control_parts = env.take("control_parts")
             extensions = read_extensions(root, env, task)
             events = read_specs(env.open("events"), "events", robot_uid)
@@ -101,9 +91,9 @@ def read_manager_spec(gym_config: Mapping[str, Any], interval_events: Mapping[st
             action_specs = read_specs(extensions.actions, "actions", robot_uid)
         events += read_specs(Section(interval_events, INTERVAL_EVENTS, report), "events", robot_uid, ("interval",))
     if placed is None or task is None:
-        raise GymConfigError(report.notes)
+        raise ConfigError(report.problems, SOURCE, report.notes)
     check_names(objects, {"floor"} | {str(each.get("name")) for each in placed.robot.body.iter()}, report)
-    report.raise_if_refused()
+    report.raise_if_refused(SOURCE)
     scene = make_scene(
         placed.robot,
         placed.drives,
@@ -117,7 +107,7 @@ def read_manager_spec(gym_config: Mapping[str, Any], interval_events: Mapping[st
     )
     active = _active(scene, control_parts, report)
     terms = tuple(term for spec in action_specs if (term := _make_term(spec, scene, active, report)) is not None)
-    report.raise_if_refused()
+    report.raise_if_refused(SOURCE)
     return ManagerSpec(
         scene=scene,
         active=active,
@@ -160,10 +150,10 @@ def _read_substeps(env: Section, timestep: float) -> int:
     substeps = 1.0 / (frequency * timestep)
     if abs(substeps - round(substeps)) > 1e-6 or round(substeps) < 1:
         text = f"got {frequency:g} Hz; one period must be a whole number of physics steps of {timestep:g} s"
-        env.report.refuse(env.key("target_control_frequency"), text)
+        env.problem("target_control_frequency", text)
     elif "sim_steps_per_control" in env and round(substeps) != given:
         text = f"means {round(substeps)} physics steps, but sim_steps_per_control is {given}; keep one"
-        env.report.refuse(env.key("target_control_frequency"), text)
+        env.problem("target_control_frequency", text)
     return max(1, round(substeps))
 
 

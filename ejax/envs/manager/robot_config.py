@@ -9,37 +9,17 @@ import numpy as np
 
 from ejax.envs.manager.bodies import Vector
 from ejax.envs.manager.drives import Drives, matching_joints, read_drives
-from ejax.envs.manager.key_report import Section
+from ejax.envs.manager.ignored import IGNORED
 from ejax.envs.manager.robots import UR_FAMILY, Matrix, Robot, make_cart_pole, make_ur
+from ejax.sections import Section
 from ejax.shorten import shown
 
-_ROBOT_WITHOUT_EFFECT = {
-    "attrs": "no effect: links have the masses and frictions of ejax's model",
-    "link_attrs": "no effect: links have the masses and frictions of ejax's model",
-    "root_props": "no effect: the base is fixed",
-    "fix_base": "no effect: the base is fixed",
-    "build_pk_chain": "no effect: kinematics come with the model",
-    "asset_physics_mode": "no effect: there is no asset file",
-    "disable_self_collision": "no effect: the robot does not collide with itself",
-    "min_position_iters": "no effect: an option of PhysX",
-    "min_velocity_iters": "no effect: an option of PhysX",
-    "enable_sensor": "no effect: the robot has no sensors",
-    "sleep_threshold": "no effect: nothing sleeps",
-    "compute_uv": "no effect: there is no asset file",
-    "use_usd_properties": "no effect: there is no asset file",
-    "workspace_cfg": "no effect: ejax samples no workspaces",
-}
 _ROBOT_REFUSED = {
     "qpos_limits": "joints have the limits of ejax's model",
     "body_scale": "ejax scales no robots",
     "init_local_pose": "give init_pos and init_rot instead",
     "fpath": "ejax reads no robot files; leave it out for ejax's model of this robot",
 }
-_URDF_WITHOUT_EFFECT = ("name_prefix", "name_case", "component_prefix", "base_link_name", "use_signature_check")
-_SOLVER_WITHOUT_EFFECT = (
-    *("class_type", "ur_type", "urdf_path", "end_link_name", "root_link_name", "joint_names"),
-    *("num_samples", "ik_nearest_weight", "user_qpos_limits"),
-)
 _ROBOTS = f"URRobot ({', '.join(UR_FAMILY)}), with or without DH_PGI_140_80; CartPole"
 _FAR = 1e6
 """m: no tool is that far from its flange."""
@@ -62,7 +42,6 @@ class PlacedRobot:
 
 def read_robot(section: Section) -> PlacedRobot | None:
     """Read the robot. None: the report says why there is none."""
-    report = section.report
     uid = str(section.take("uid", "robot"))
     kind = str(section.take("robot_type", ""))
     arm, hand = _read_components(section)
@@ -79,14 +58,13 @@ def read_robot(section: Section) -> PlacedRobot | None:
     robot = replace(robot, parts=_read_parts(section, robot))
     names = [name for name in ("drive_pros", "joint_drive_props") if name in section]
     if len(names) == 2:
-        report.refuse(section.key(names[0]), f"means the same as {names[1]}, which is given too; keep one")
+        section.problem(names[0], f"means the same as {names[1]}, which is given too; keep one")
     with section.open(names[-1] if names else "drive_pros") as drives_section:
         drives = read_drives(drives_section, robot)
     position = section.numbers("init_pos", (0.0, 0.0, 0.0), 3)
     rotation = section.numbers("init_rot", (0.0, 0.0, 0.0), 3)
     home = section.numbers("init_qpos", (0.0,) * len(robot.joints), len(robot.joints))
-    for name, text in _ROBOT_WITHOUT_EFFECT.items():
-        section.ignore(name, text)
+    section.ignore_all(IGNORED["robot"])
     for name, text in _ROBOT_REFUSED.items():
         section.refuse(name, text)
     return PlacedRobot(
@@ -104,11 +82,11 @@ def _refuse_robot(section: Section, kind: str) -> None:
     where = "fpath" if "fpath" in section else "robot_type"
     given = section.take(where, kind)
     if given:
-        section.report.refuse(section.key(where), f"ejax has no model of {given!r}; its robots: {_ROBOTS}")
+        section.problem(where, f"ejax has no model of {given!r}; its robots: {_ROBOTS}")
     elif "urdf_cfg" in section:
-        section.report.refuse(section.key("urdf_cfg"), f"names no arm of ejax's robots: {_ROBOTS}")
+        section.problem("urdf_cfg", f"names no arm of ejax's robots: {_ROBOTS}")
     elif section.data:
-        section.report.refuse(section.key(where), f"is missing; ejax's robots: {_ROBOTS}")
+        section.problem(where, f"is missing; ejax's robots: {_ROBOTS}")
     else:
         section.report.refuse(section.path, f"is missing; give {{robot_type: …}}; ejax's robots: {_ROBOTS}")
 
@@ -119,7 +97,7 @@ def _read_components(section: Section) -> tuple[str | None, bool]:
     with section.open("urdf_cfg") as urdf:
         components = urdf.take("components", ())
         if not isinstance(components, list | tuple):
-            section.report.refuse(urdf.key("components"), f"got {shown(components)}; must be a list")
+            urdf.problem("components", f"got {shown(components)}; must be a list")
             components = ()
         for i, data in enumerate(components):
             with Section(data, urdf.key(f"components[{i}]"), section.report) as component:
@@ -136,9 +114,8 @@ def _read_components(section: Section) -> tuple[str | None, bool]:
                     hand = True
                 else:
                     text = f"ejax has no model of {kind} '{path}'; its robots: {_ROBOTS}"
-                    section.report.refuse(component.key("urdf_path"), text)
-        for name in _URDF_WITHOUT_EFFECT:
-            urdf.ignore(name, "no effect: joints have EmbodiChain's names")
+                    component.problem("urdf_path", text)
+        urdf.ignore_all(IGNORED["robot.urdf_cfg"])
     return arm, hand
 
 
@@ -149,11 +126,10 @@ def _read_tcp(section: Section) -> Matrix:
         for part, data in solvers.items():
             with Section(data, solvers.key(str(part)), section.report) as solver:
                 given = solver.take("tcp", _IDENTITY)
-                for name in _SOLVER_WITHOUT_EFFECT:
-                    solver.ignore(name, "no effect: ejax solves inverse kinematics in its own way")
+                solver.ignore_all(IGNORED["robot.solver_cfg.<part>"])
                 pose = _as_pose(given)
                 if pose is None:
-                    section.report.refuse(solver.key("tcp"), f"got {shown(given)}; must be a pose, 4 rows of 4 numbers")
+                    solver.problem("tcp", f"got {shown(given)}; must be a pose, 4 rows of 4 numbers")
                 elif part == "arm":
                     tcp = pose
     return tcp

@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from ejax.envs.manager.functors.registry import FunctorKind, find_functor
-from ejax.envs.manager.key_report import KeyReport, Section
+from ejax.envs.manager.ignored import IGNORED
 from ejax.frozen import freeze
+from ejax.problems import KeyReport
 from ejax.registry import did_you_mean
+from ejax.sections import Section
 
 MODES: dict[FunctorKind, tuple[str, ...]] = {
     "events": ("startup", "reset", "interval"),
@@ -73,12 +75,12 @@ def _read_spec(
         weight, interval_step = 1.0, 1
         if kind == "observations":
             path = tuple(str(section.take("name", name)).split("/"))
-            section.ignore("extra", "no effect: shapes are read off the functor")
+            section.ignore_all(IGNORED["env.observations"])
         if kind == "rewards":
             weight = section.number("weight", 1.0)
         if kind == "events":
             interval_step = section.integer("interval_step", 10, at_least=1)
-            section.ignore("is_global", "no effect: each environment counts its own steps")
+            section.ignore_all(IGNORED["env.events"])
         func = _find(section, kind, func_name)
         if func is None:
             params.skip("its functor is not there")
@@ -94,21 +96,19 @@ def _read_mode(section: Section, kind: FunctorKind, modes: tuple[str, ...]) -> s
     default = {"events": "reset", "observations": "modify"}.get(kind, "add")
     mode = section.take("mode", default if default in modes else modes[0])
     if mode not in modes:
-        section.report.refuse(
-            section.key("mode"), f"got {mode!r}; allowed: {', '.join(modes)}{did_you_mean(str(mode), modes)}"
-        )
+        section.problem("mode", f"got {mode!r}; allowed: {', '.join(modes)}{did_you_mean(str(mode), modes)}")
         return modes[0]
     return mode
 
 
 def _find(section: Section, kind: FunctorKind, name: Any) -> Callable[..., Any] | None:
     if not isinstance(name, str):
-        section.report.refuse(section.key("func"), f"got {name!r}; must name a functor")
+        section.problem("func", f"got {name!r}; must name a functor")
         return None
     try:
         return find_functor(kind, name)
     except (ValueError, ImportError) as error:
-        section.report.refuse(section.key("func"), str(error))
+        section.problem("func", str(error))
         return None
 
 

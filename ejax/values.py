@@ -8,10 +8,11 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ejax.config.files import MAX_DIGITS
 from ejax.problems import ConfigError, Problem
 from ejax.shorten import shown
 
+MAX_DIGITS = 100
+"""Digits of an integer: more take long to read, and are no number that a config means."""
 FLOAT32_MAX = 3.4028234663852886e38
 INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
@@ -24,6 +25,7 @@ MAX_VALUES = 8_000
 MAX_CHARACTERS = 1 << 17
 """Of all text in it. Both so that the resolved form can be read again, see ``ejax.config.files``."""
 MAX_DEPTH = 50
+_TOO_LONG = f"got an integer of more than {MAX_DIGITS} digits"
 
 
 def plain(data: Any, key: str = "", depth: int = 0) -> Any:
@@ -32,8 +34,8 @@ def plain(data: Any, key: str = "", depth: int = 0) -> Any:
     Raises:
         ConfigError: nested too deep (or into itself), or an integer of more than ``MAX_DIGITS`` digits.
     """
-    if isinstance(data, int) and abs(data) >= 10**MAX_DIGITS:
-        raise ConfigError([Problem(key, f"is an integer of more than {MAX_DIGITS} digits")])
+    if isinstance(data, int) and abs(data) >= 10**MAX_DIGITS:  # no message could show it
+        raise ConfigError([Problem(key, _TOO_LONG)])
     if depth > MAX_DEPTH:
         raise ConfigError([Problem(key, f"sections and lists are nested deeper than {MAX_DEPTH}")])
     if isinstance(data, Mapping):
@@ -43,13 +45,13 @@ def plain(data: Any, key: str = "", depth: int = 0) -> Any:
     return data if data is None or isinstance(data, str | int | float) else str(data)
 
 
-def number_problems(tree: Any, above: str = "") -> list[Problem]:
+def number_problems(tree: Any, element: str = ".{}") -> list[Problem]:
     """Numbers of a config that are wrong whatever they are for, by its canonical keys.
 
     Args:
-        above: the dotted key of ``tree``; "" for the whole config.
+        element: how a key names an element of a list; ``[{}]`` in a gym config by itself.
     """
-    numbers = ((key, value) for key, _, value in _walk(tree, above, 0) if isinstance(value, int | float))
+    numbers = ((key, value) for key, _, value in _walk(tree, "", 0, element) if isinstance(value, int | float))
     return [Problem(key, text) for key, value in numbers if (text := _of_number(key, value))]
 
 
@@ -70,12 +72,15 @@ def writing_problems(tree: Any) -> list[Problem]:
     return problems
 
 
-def _walk(node: Any, key: str, depth: int) -> Iterator[tuple[str, int, Any]]:
+def _walk(node: Any, key: str, depth: int, element: str = ".{}") -> Iterator[tuple[str, int, Any]]:
     """Every value and section: dotted key, depth, value."""
     yield key, depth, node
-    pairs = node.items() if isinstance(node, Mapping) else enumerate(node) if isinstance(node, list | tuple) else ()
-    for name, value in pairs:
-        yield from _walk(value, f"{key}.{name}".lstrip("."), depth + 1)
+    if isinstance(node, Mapping):
+        for name, value in node.items():
+            yield from _walk(value, f"{key}.{name}".lstrip("."), depth + 1, element)
+    elif isinstance(node, list | tuple):
+        for i, value in enumerate(node):
+            yield from _walk(value, f"{key}{element.format(i)}".lstrip("."), depth + 1, element)
 
 
 def _of_number(key: str, value: float) -> str:
@@ -85,6 +90,8 @@ def _of_number(key: str, value: float) -> str:
         most = INT64_MAX if key in COUNTED_ON_THE_HOST or key.rpartition(".")[2] == "seed" else INT32_MAX
         if abs(value) <= most:
             return ""
+        if abs(value) >= 10**MAX_DIGITS:
+            return _TOO_LONG
         return f"got {shown(value)}; integers are within ±{most}. Where a number may have a fraction, give {value:.1e}"
     if value == math.inf and key in MAY_BE_INFINITE:
         return ""
@@ -94,7 +101,7 @@ def _of_number(key: str, value: float) -> str:
 
 
 def _of_text(key: str, value: Any) -> str:
-    """Of a text, or of the last part of a section's key."""
+    """What is wrong with a text, or with the last part of a section's key."""
     for text, what in ((value, "text"), (key, "a key")):
         if isinstance(text, str) and ("\0" in text or not _encodable(text)):
             return f"got {shown(text)}; {what} holds no null characters and no halves of surrogate pairs"

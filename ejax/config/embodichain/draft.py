@@ -1,0 +1,86 @@
+"""A train config on its way to the canonical form."""
+
+import contextlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ejax.problems import EMPTY, KeyReport
+from ejax.sections import Section, is_empty
+from ejax.shorten import shown
+
+OVERRIDE = " (override)"
+"""Ends the spelling of a key that an override gives."""
+
+
+class Draft(Section):
+    """The root section of a train config, edited in place. Its keys are dotted, and canonical once they are moved.
+
+    Args:
+        folder: of the train file, where a relative ``gym_config`` is looked up first.
+    """
+
+    def __init__(self, tree: dict[str, Any], folder: Path | None = None) -> None:
+        super().__init__(tree, "", KeyReport())
+        self.tree, self.folder = tree, folder
+        self.spelled: dict[str, str] = {}
+        """Canonical key -> the key that the user wrote."""
+        self.gym_config: tuple[str, Path] | None = None
+        """As it is named, and the file that it was read from."""
+
+    def get(self, key: str) -> Any:
+        """The value at a key, or None."""
+        node: Any = self.tree
+        for name in key.split("."):
+            if not isinstance(node, Mapping) or name not in node:
+                return None
+            node = node[name]
+        return node
+
+    def has(self, key: str) -> bool:
+        section, _, name = key.rpartition(".")
+        node = self.get(section) if section else self.tree
+        return isinstance(node, Mapping) and name in node
+
+    def pop(self, key: str) -> Any:
+        section, _, name = key.rpartition(".")
+        return (self.get(section) if section else self.tree).pop(name)
+
+    def put(self, key: str, value: Any) -> None:
+        """Set a value, making the sections above it.
+
+        Raises:
+            TypeError: a section on the way holds a value already.
+        """
+        *sections, name = key.split(".")
+        node = self.tree
+        for depth, section in enumerate(sections, 1):
+            if node.get(section) is None:
+                node[section] = {}
+            node = node[section]
+            if not isinstance(node, dict):
+                raise TypeError(f"{'.'.join(sections[:depth])} is {shown(node)}, not a section")
+        node[name] = value
+
+    def put_default(self, key: str, value: Any) -> None:
+        """Set a value that is not given; not below a value where a section belongs, which is reported by itself."""
+        if not self.has(key):
+            with contextlib.suppress(TypeError):
+                self.put(key, value)
+
+    def key(self, name: str) -> str:
+        """A canonical key as the user spells it."""
+        above = [known for known in self.spelled if name == known or name.startswith(f"{known}.")]
+        if not above:
+            return name
+        nearest = max(above, key=len)
+        below, spelled = name[len(nearest) :], self.spelled[nearest]
+        if spelled.endswith(":"):  # a file as a whole
+            return spelled + below.removeprefix(".")
+        return spelled.removesuffix(OVERRIDE if below else "") + below
+
+    def ignore(self, name: str, text: str) -> None:
+        """A key without effect, which is taken out."""
+        if self.has(name):
+            self.note(name, EMPTY if is_empty(self.get(name)) else text, "without effect")
+            self.pop(name)

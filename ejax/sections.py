@@ -1,0 +1,148 @@
+"""Read a section of a config key by key, so that nothing in it goes unread."""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from ejax.problems import EMPTY, KeyReport, Status
+from ejax.registry import did_you_mean
+from ejax.shorten import shown
+from ejax.values import INT32_MAX
+
+
+def unknown_key(name: str, allowed: Iterable[str], hidden: Iterable[str] = ()) -> str:
+    """The text of an unknown key.
+
+    Args:
+        allowed: the keys to list.
+        hidden: keys that are accepted too, but only named where they are the nearest.
+    """
+    listed = sorted(allowed)
+    return f"unknown key; allowed: {', '.join(listed) or 'none'}{did_you_mean(name, [*listed, *hidden])}"
+
+
+class Section:
+    """A mapping that is read key by key; what nobody reads is refused by ``close``. Used as a context manager.
+
+    Args:
+        path: the section's dotted path; "" for the root, and ``<file>:`` for a file's.
+    """
+
+    def __init__(self, data: Any, path: str, report: KeyReport) -> None:
+        self.path, self.report = path, report
+        self.data: Mapping[str, Any] = {}
+        if isinstance(data, Mapping):
+            self.data = data
+        elif data is not None:
+            report.refuse(path, f"got {shown(data)}; must be a mapping")
+        self._read: set[str] = set()
+
+    def __enter__(self) -> "Section":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if error[0] is None:
+            self.close()
+
+    def __contains__(self, name: str) -> bool:
+        return self.data.get(name) is not None
+
+    def key(self, name: str) -> str:
+        """The dotted path of a key in it, as the user spells it."""
+        return f"{self.path}{'' if self.path.endswith(':') else '.'}{name}" if self.path else name
+
+    def problem(self, name: str, text: str) -> None:
+        """What keeps the run from starting, at a key."""
+        self.report.refuse(self.key(name), text)
+
+    def note(self, name: str, text: str, status: Status = "used") -> None:
+        """What becomes of a key, where it is worth knowing."""
+        self.report.add(self.key(name), status, text)
+
+    def take(self, name: str, default: Any = None) -> Any:
+        """A value that is used."""
+        self._read.add(name)
+        if name in self.data:
+            self.report.add(self.key(name), "used")
+        value = self.data.get(name)
+        return default if value is None else value
+
+    def number(self, name: str, default: float, *, above: float = -math.inf, at_least: float = -math.inf) -> float:
+        value = self.take(name, default)
+        wrong = isinstance(value, bool) or not isinstance(value, int | float)
+        if wrong or not (value > above and value >= at_least):
+            bound = f" > {above:g}" if above > -math.inf else f" >= {at_least:g}" if at_least > -math.inf else ""
+            self.problem(name, f"got {shown(value)}; must be a number{bound}")
+            return default
+        return float(value)
+
+    def integer(self, name: str, default: int, *, at_least: int | None = None) -> int:
+        value = self.take(name, default)
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        least = -INT32_MAX if at_least is None else at_least
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= INT32_MAX:
+            bound = "" if at_least is None else f" >= {at_least}"
+            if isinstance(value, int) and abs(value) > INT32_MAX:
+                bound = f" within ±{INT32_MAX}"
+            self.problem(name, f"got {shown(value)}; must be an integer{bound}")
+            return default
+        return value
+
+    def numbers(self, name: str, default: tuple[float, ...], count: int | None = None) -> tuple[float, ...]:
+        """A list of ``count`` numbers; any count if None."""
+        value = self.take(name, default)
+        fits = isinstance(value, list | tuple) and all(
+            isinstance(x, int | float) and not isinstance(x, bool) for x in value
+        )
+        if not fits or (count is not None and len(value) != count):
+            wanted = "numbers" if count is None else f"{count} numbers"
+            self.problem(name, f"got {shown(value)}; must be a list of {wanted}")
+            return default
+        return tuple(float(x) for x in value)
+
+    def open(self, name: str) -> "Section":
+        """A section below. It must be closed too."""
+        self._read.add(name)
+        return Section(self.data.get(name), self.key(name), self.report)
+
+    def items(self) -> Iterator[tuple[str, Any]]:
+        """Every entry, all taken as read: for sections whose keys are names."""
+        self._read |= set(self.data)
+        yield from self.data.items()
+
+    def ignore(self, name: str, text: str) -> None:
+        """A key without effect."""
+        self._read.add(name)
+        if name in self.data:
+            self.note(name, EMPTY if is_empty(self.data[name]) else text, "without effect")
+
+    def ignore_all(self, reasons: Mapping[str, str]) -> None:
+        """Several keys without effect: key -> reason."""
+        for name, text in reasons.items():
+            self.ignore(name, text)
+
+    def refuse(self, name: str, text: str) -> None:
+        """A key that must be empty."""
+        if name in self._read:
+            return
+        if is_empty(self.data.get(name)):
+            self.ignore(name, text)
+        else:
+            self._read.add(name)
+            self.problem(name, text)
+
+    def skip(self, text: str) -> None:
+        """All that is left is unsupported, because what it belongs to is."""
+        for name in [name for name in self.data if name not in self._read]:
+            self.refuse(str(name), text)
+
+    def close(self) -> None:
+        for name in self.data:
+            if name not in self._read:
+                self.problem(name, unknown_key(str(name), self._read))
+
+
+def is_empty(value: Any) -> bool:
+    """True for a value that asks for nothing: null, or an empty section or list."""
+    return value is None or (isinstance(value, Mapping | list | tuple) and not value)
