@@ -34,6 +34,16 @@ def _forget_compiled_programs() -> Iterator[None]:
     jax.clear_caches()
 
 
+@pytest.fixture(scope="module")
+def strict_dtypes() -> Iterator[None]:
+    """For the numeric core: a bool among floats, or an int, must be cast.
+
+    Not for all: optax's Adam raises a Python float to the power of an int32 count, and so do trainings.
+    """
+    with jax.numpy_dtype_promotion("strict"):
+        yield
+
+
 @pytest.fixture
 def nothing_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No code but ejax's own may run, whatever tests before this one named."""

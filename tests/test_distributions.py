@@ -11,6 +11,8 @@ from gymnasium import spaces
 
 from ejax.distributions import ActionSpec, Categorical, MultiCategorical, Normal, TanhNormal, action_spec
 
+pytestmark = pytest.mark.usefixtures("strict_dtypes")
+
 MEAN, LOG_STD = np.array([[0.3, -1.2], [0.0, 2.0]]), np.array([[-0.5, 0.4], [0.1, -1.0]])
 MEAN_2, LOG_STD_2 = np.array([[0.1, -1.0], [1.0, 1.5]]), np.array([[-0.2, 0.0], [0.3, -0.8]])
 LOW, HIGH = np.array([-2.0, 0.0]), np.array([1.0, 5.0])

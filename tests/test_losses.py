@@ -6,6 +6,8 @@ import pytest
 
 from ejax.losses import clipped_surrogate, clipped_value_loss, kl_k3, value_loss
 
+pytestmark = pytest.mark.usefixtures("strict_dtypes")
+
 
 def rows(seed: int, count: int = 3) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=(count, 64)).astype(np.float32)

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from ejax.returns import gae, normalize, vtrace
 
+pytestmark = pytest.mark.usefixtures("strict_dtypes")
+
 
 def arrays(rng: np.random.Generator, T: int, N: int) -> tuple[Any, Any, Any, Any, Any]:
     """reward, value, next_value, terminated, truncated; within an episode a next value is the following step's."""
@@ -23,11 +25,11 @@ def arrays(rng: np.random.Generator, T: int, N: int) -> tuple[Any, Any, Any, Any
 
 
 def gae_by_definition(
-    reward: jax.Array,
-    value: jax.Array,
-    next_value: jax.Array,
-    terminated: Any,
-    truncated: Any,
+    reward: np.ndarray,
+    value: np.ndarray,
+    next_value: np.ndarray,
+    terminated: np.ndarray,
+    truncated: np.ndarray,
     gamma: float,
     gae_lambda: float,
 ) -> np.ndarray:
@@ -46,7 +48,7 @@ def gae_by_definition(
 
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), shape=st.sampled_from([(1, 1), (7, 3)]))
-def test_gae_is_the_discounted_sum_of_td_errors(seed: int, shape: Any) -> None:
+def test_gae_is_the_discounted_sum_of_td_errors(seed: int, shape: tuple[int, int]) -> None:
     given = arrays(np.random.default_rng(seed), *shape)
     advantage, target = gae(*given, gamma=0.97, gae_lambda=0.9)
     expected = gae_by_definition(*given, 0.97, 0.9)
@@ -136,7 +138,7 @@ def vtrace_by_definition(
 
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), shape=st.sampled_from([(1, 1), (7, 3)]))
-def test_vtrace_is_its_sum(seed: int, shape: Any) -> None:
+def test_vtrace_is_its_sum(seed: int, shape: tuple[int, int]) -> None:
     rng = np.random.default_rng(seed)
     given, log_ratio = arrays(rng, *shape), rng.normal(size=shape).astype(np.float32)
     clips = {"rho_clip": 1.3, "c_clip": 0.9}
