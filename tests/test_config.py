@@ -1,6 +1,7 @@
 import copy
 import json
 import math
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -479,6 +480,7 @@ def test_imports_named_by_a_config_do_not_run(tmp_path: Path, monkeypatch: pytes
     (tmp_path / "boom.py").write_text("raise SystemExit")
     monkeypatch.syspath_prepend(tmp_path)
     make(trainer=trainer(import_modules=["boom"]))
+    assert "boom" not in sys.modules
 
 
 # --- overrides --------------------------------------------------------------------------------------------

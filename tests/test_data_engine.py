@@ -417,7 +417,8 @@ def test_a_stopped_process_counts_as_hanging(left_behind: list[subprocess.Popen[
 def test_an_idle_worker_does_not_count_as_hanging() -> None:
     with OnlineDataEngine(cfg(worker_timeout=0.5)) as engine:
         time.sleep(1.2)
-        engine.sample_batch(1, 5)
+        is_whole(engine.sample_batch(1, 5))
+        assert engine.state is EngineState.READY
 
 
 @pytest.mark.parametrize("seed", range(4))
