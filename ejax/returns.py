@@ -43,8 +43,8 @@ def gae(
     # δ and the target are formed inside the scan: each array then passes through memory once
     def backward(advantage: Array, step: tuple[Array, ...]) -> tuple[Array, tuple[Array, Array]]:
         reward_t, value_t, next_value_t, terminated_t, truncated_t = step
-        delta = reward_t + gamma * next_value_t * (1.0 - terminated_t) - value_t
-        advantage = delta + gamma * gae_lambda * (1.0 - (terminated_t | truncated_t)) * advantage
+        delta = reward_t + gamma * next_value_t * _unless(terminated_t, reward) - value_t
+        advantage = delta + gamma * gae_lambda * _unless(terminated_t | truncated_t, reward) * advantage
         return advantage, (advantage, advantage + value_t)
 
     steps = (reward, value, next_value, terminated, truncated)
@@ -102,8 +102,8 @@ def vtrace(
 
     def backward(excess: Array, step: tuple[Array, ...]) -> tuple[Array, tuple[Array, Array]]:
         reward_t, value_t, next_value_t, terminated_t, truncated_t, ratio_t = step
-        goes_on = (1.0 - terminated_t) * (1.0 - truncated_t)
-        error = reward_t + gamma * next_value_t * (1.0 - terminated_t) - value_t
+        goes_on = _unless(terminated_t, reward) * _unless(truncated_t, reward)
+        error = reward_t + gamma * next_value_t * _unless(terminated_t, reward) - value_t
         following = gamma * gae_lambda * goes_on * excess
         advantage = error + following
         excess = jnp.minimum(ratio_t, rho_clip) * error + jnp.minimum(ratio_t, c_clip) * following
@@ -120,7 +120,7 @@ def discounted_returns(reward: Array, done: Array, *, gamma: float) -> Array:
 
     def backward(following: Array, step: tuple[Array, Array]) -> tuple[Array, Array]:
         reward_t, done_t = step
-        following = reward_t + gamma * following * (1.0 - done_t)
+        following = reward_t + gamma * following * _unless(done_t, reward)
         return following, following
 
     return jax.lax.scan(backward, jnp.zeros_like(reward[0]), (reward, done), reverse=True)[1]
@@ -129,7 +129,7 @@ def discounted_returns(reward: Array, done: Array, *, gamma: float) -> Array:
 @jax.jit
 def first_episode_mask(done: Array) -> Array:
     """1 until and including an environment's first done, 0 after it. [T, N] bool -> [T, N] float32."""
-    ended_before = jnp.cumsum(done, axis=0) - done
+    ended_before = jnp.cumsum(done, axis=0) - done.astype(jnp.int32)
     return (ended_before == 0).astype(jnp.float32)
 
 
@@ -172,6 +172,11 @@ def normalize(x: Array, weight: Array | None = None, *, offset: float = 0.0) -> 
     centered = (x - mean) * weight
     std = jnp.sqrt(jnp.square(centered).sum() / jnp.maximum(count - 1.0, 1.0))
     return centered / jnp.maximum(std + offset, 1e-8)
+
+
+def _unless(ended: Array, like: Array) -> Array:
+    """1 − ended, in the dtype of ``like``."""
+    return 1 - ended.astype(like.dtype)
 
 
 def _check_time_major(**arrays: Array) -> None:

@@ -4,6 +4,7 @@ import atexit
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 os.environ["JAX_PLATFORMS"] = "cpu"
@@ -27,10 +28,20 @@ jax.config.update("jax_numpy_rank_promotion", "raise")  # [N] + [N, A] is a bug 
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _forget_compiled_programs():
+def _forget_compiled_programs() -> Iterator[None]:
     """A file's programs are of no use to the next one: kept, they grow to several GB."""
     yield
     jax.clear_caches()
+
+
+@pytest.fixture(scope="module")
+def strict_dtypes() -> Iterator[None]:
+    """For the numeric core: a bool among floats, or an int, must be cast.
+
+    Not for all: optax's Adam raises a Python float to the power of an int32 count, and so do trainings.
+    """
+    with jax.numpy_dtype_promotion("strict"):
+        yield
 
 
 @pytest.fixture

@@ -4,6 +4,9 @@ import copy
 import json
 import os
 import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 from test_config import BASE, ROOT, make, trainer
@@ -22,7 +25,7 @@ MERGE_BOMB = "[&a {k: 1}, " + ", ".join(
 )
 
 
-def refused(call, *args, **kwargs):
+def refused(call: Callable[..., Any], *args: Any, **kwargs: Any) -> ConfigError:
     """The one error that a call raises, whose texts are short."""
     with pytest.raises(ConfigError) as caught:
         call(*args, **kwargs)
@@ -30,7 +33,7 @@ def refused(call, *args, **kwargs):
     return caught.value
 
 
-def keys_of(error):
+def keys_of(error: ConfigError) -> list[Any]:
     return [key for key, _ in error.problems]
 
 
@@ -64,7 +67,7 @@ def keys_of(error):
         ("a\x07b", r"the character '\\x07' is not allowed"),
     ],
 )
-def test_yaml_that_means_nothing_is_refused_with_its_line(tmp_path, value, message):
+def test_yaml_that_means_nothing_is_refused_with_its_line(tmp_path: Path, value: str, message: str) -> None:
     file = tmp_path / "train.yaml"
     file.write_text(f"trainer:\n  num_envs: 8\n  seed: {value}\n")
     started = time.monotonic()
@@ -84,7 +87,7 @@ def test_yaml_that_means_nothing_is_refused_with_its_line(tmp_path, value, messa
         ('"a', "Invalid control character"),
     ],
 )
-def test_json_that_means_nothing_is_refused_with_its_line(tmp_path, value, message):
+def test_json_that_means_nothing_is_refused_with_its_line(tmp_path: Path, value: str, message: str) -> None:
     file = tmp_path / "train.json"
     file.write_text(f'{{"trainer": {{\n"num_envs": 8,\n"seed": {value}\n}}}}')
     with pytest.raises(ConfigError, match=rf"train.json:3: 1 problem\n  .*{message}"):
@@ -92,14 +95,14 @@ def test_json_that_means_nothing_is_refused_with_its_line(tmp_path, value, messa
 
 
 @pytest.mark.parametrize(("name", "size"), [("a.yaml", 10_000_000), ("a.json", 10_000_000)])
-def test_a_file_of_10_mb_is_not_parsed(tmp_path, name, size):
+def test_a_file_of_10_mb_is_not_parsed(tmp_path: Path, name: str, size: int) -> None:
     (tmp_path / name).write_text('{"trainer": "' + "x" * size + '"}')
     started = time.monotonic()
     assert "a config has kilobytes" in str(refused(load_config, tmp_path / name))
     assert time.monotonic() - started < 2.0
 
 
-def test_what_is_no_file_is_refused(tmp_path):
+def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.yaml")
     assert "no regular file" in str(refused(load_config, tmp_path / "pipe.yaml"))
     assert "File name too long" in str(refused(load_config, tmp_path / f"{'x' * 300}.yaml"))
@@ -109,11 +112,11 @@ def test_what_is_no_file_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["a\x00b", "x" * 300, "/".join(["x" * 100] * 60)])
-def test_a_gym_config_under_a_name_that_no_file_has_is_not_there(name):
+def test_a_gym_config_under_a_name_that_no_file_has_is_not_there(name: str) -> None:
     assert "there is no" in str(refused(make, trainer={"gym_config": name}))
 
 
-def test_yaml_gives_what_json_can_hold():
+def test_yaml_gives_what_json_can_hold() -> None:
     text = "{a: 2024-01-01, 1: x, on: y, b: &b [1, 2], c: *b, d: {<<: {e: 1, f: 2}, e: 3}, g: =, h: 0x10, i: 1_000}"
     read = read_yaml(text)
     assert json.loads(json.dumps(read)) == read
@@ -124,11 +127,11 @@ def test_yaml_gives_what_json_can_hold():
     assert read["b"] is not read["c"]  # changing one section changes no other
 
 
-def test_of_several_merged_mappings_the_first_wins():
+def test_of_several_merged_mappings_the_first_wins() -> None:
     assert read_yaml("{<<: [{a: 1}, {a: 2, b: 2}], c: 3}") == {"a": 1, "b": 2, "c": 3}
 
 
-def test_nesting_is_counted_through_aliases():
+def test_nesting_is_counted_through_aliases() -> None:
     step = "[" * 20, "]" * 20
     text = f"[&a {step[0]}1{step[1]}, &b {step[0]}*a{step[1]}, &c {step[0]}*b{step[1]}]"
     with pytest.raises(ValueError, match="nested deeper"):
@@ -158,19 +161,19 @@ def test_nesting_is_counted_through_aliases():
         "trainer.a\x00=1",
     ],
 )
-def test_an_override_that_means_nothing_is_refused_in_short(override):
+def test_an_override_that_means_nothing_is_refused_in_short(override: str) -> None:
     error = refused(make, override)
     assert all(len(text) < 2500 for _, text in error.problems)
 
 
-def test_a_config_in_memory_that_holds_itself_is_refused():
+def test_a_config_in_memory_that_holds_itself_is_refused() -> None:
     data = copy.deepcopy(BASE)
     data["trainer"]["events"] = data
     assert "nested deeper" in str(refused(parse_config, data))
     assert "integer of more than" in str(refused(make, trainer=trainer(seed=10**5000)))
 
 
-def test_long_and_odd_texts_are_cut_and_escaped():
+def test_long_and_odd_texts_are_cut_and_escaped() -> None:
     assert len(shown("x" * 10**6)) <= MOST_OF_VALUE
     assert shorten("a" * 500 + "end", 100).startswith("aaa")
     assert shorten("a" * 500 + "end", 100).endswith("end")
@@ -208,13 +211,13 @@ def test_long_and_odd_texts_are_cut_and_escaped():
         "trainer.collector.env_timeout_s=1.0e+30",
     ],
 )
-def test_numbers_that_no_array_holds_are_refused_by_their_key(override):
+def test_numbers_that_no_array_holds_are_refused_by_their_key(override: str) -> None:
     key = override.partition("=")[0]
     assert all(each.startswith(key) for each in keys_of(refused(make, override)))
     assert all(each.startswith(key) for each in keys_of(refused(make, override, "trainer.seed=3")))
 
 
-def test_counts_that_do_not_fit_together_are_refused():
+def test_counts_that_do_not_fit_together_are_refused() -> None:
     assert "at most 2147483647 are counted" in str(refused(make, "trainer.total_timesteps=1000000000000000"))
     assert "at most 2147483647 are counted" in str(
         refused(make, "trainer.buffer_size=2000000000", "trainer.num_envs=2")
@@ -223,13 +226,13 @@ def test_counts_that_do_not_fit_together_are_refused():
     assert keys_of(refused(make, kwargs)) == ["algorithm.cfg.lr_scheduler.kwargs.total_iters"]
 
 
-def test_what_is_counted_on_the_host_may_be_large():
+def test_what_is_counted_on_the_host_may_be_large() -> None:
     config = make("trainer.total_timesteps=10000000000", "trainer.save_freq=10000000000", "trainer.seed=4294967295")
     assert config.trainer.total_timesteps == 10**10
     assert parse_config(config.to_dict()) == config
 
 
-def test_a_wrong_number_does_not_hide_other_problems():
+def test_a_wrong_number_does_not_hide_other_problems() -> None:
     error = refused(make, "env.cfg.dt=.nan", "trainer.sed=1", "env.cfg.mas=1")  # the environment is not asked by then
     assert keys_of(error) == ["env.cfg.dt (override)", "trainer.sed (override)"]
 
@@ -250,7 +253,7 @@ def test_a_wrong_number_does_not_hide_other_problems():
         ("ppo", ["trainer.output_dir=é🤖", "trainer.total_timesteps=1.0e+15", "trainer.num_envs=100000"]),
     ],
 )
-def test_what_is_accepted_reads_back_as_the_same(algorithm, overrides):
+def test_what_is_accepted_reads_back_as_the_same(algorithm: str, overrides: list[str]) -> None:
     sections = {"algorithm": {"name": algorithm, "cfg": {}}} if algorithm != "ppo" else {}
     config = make("trainer.num_envs=8", *overrides, **sections)
     again = parse_config(json.loads(json.dumps(config.to_dict())))
@@ -258,7 +261,7 @@ def test_what_is_accepted_reads_back_as_the_same(algorithm, overrides):
     assert hash(again) == hash(config)
 
 
-def test_a_learning_rate_range_upside_down_is_refused_at_once():
+def test_a_learning_rate_range_upside_down_is_refused_at_once() -> None:
     assert "below minimum_learning_rate" in str(refused(make, "algorithm.cfg.minimum_learning_rate=1.0"))
 
 
@@ -266,25 +269,25 @@ def test_a_learning_rate_range_upside_down_is_refused_at_once():
 
 
 @pytest.mark.parametrize("given", [1, [], {"cfg": 1}, {"cfg": {"gym_config": 3}}])
-def test_what_stands_beside_a_gym_config_must_be_a_section(given):
+def test_what_stands_beside_a_gym_config_must_be_a_section(given: dict[str, Any] | int | list[Any]) -> None:
     error = refused(make, trainer={"gym_config": str(CART_POLE)}, env=given)
     assert all(key.startswith("env") for key in keys_of(error))
 
 
-def test_a_gym_config_replaces_a_learning_env_on_the_command_line():
+def test_a_gym_config_replaces_a_learning_env_on_the_command_line() -> None:
     assert make(f"trainer.gym_config={CART_POLE}").env.id == "EmbodiedEnv"
 
 
 @pytest.mark.parametrize("key", ["num_envs", "buffer_size"])
 @pytest.mark.parametrize("value", ["'1'", "true", "x", "[1]"])
-def test_what_cloning_does_not_use_must_be_a_number_all_the_same(key, value):
+def test_what_cloning_does_not_use_must_be_a_number_all_the_same(key: str, value: str) -> None:
     sections = {"algorithm": {"name": "bc", "cfg": {}}, "data": {"source": "engine", "task": "PushCubeExpert"}}
     config = make("trainer.num_envs=7", trainer={}, env="PushCubeRL", **sections)
     assert "trainer.num_envs (override)" in [notice.key for notice in config.notices]
     assert f"trainer.{key}" in str(refused(make, f"trainer.{key}={value}", trainer={}, env="PushCubeRL", **sections))
 
 
-def test_a_misspelled_family_is_told_from_a_module(tmp_path):
+def test_a_misspelled_family_is_told_from_a_module(tmp_path: Path) -> None:
     text = "Did you mean 'playground:CartpoleBalance'?"
     assert text in str(refused(make, "env=playgound:CartpoleBalance"))
     (tmp_path / "a.json").write_text(json.dumps({**BASE, "trainer": trainer(learning_env="playgound:CartpoleBalance")}))
@@ -295,7 +298,7 @@ def test_a_misspelled_family_is_told_from_a_module(tmp_path):
     ("key", "value"),
     [("trainer", 5), ("trainer", None), ("policy", "x"), ("algorithm", []), ("runtime", "x"), ("compat", ["x"])],
 )
-def test_a_section_of_another_kind_is_refused(key, value):
+def test_a_section_of_another_kind_is_refused(key: str, value: int | list[str] | str | None) -> None:
     data = {**copy.deepcopy(BASE), key: value}
     for compat in ({}, {"compat": "embodichain-0.3"}):
         refused(parse_config, {**compat, **data})

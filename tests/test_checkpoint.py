@@ -3,6 +3,9 @@
 import json
 import os
 import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +29,7 @@ from ejax.training.run_dir import RunDirectory
 from ejax.types import TrainState
 
 
-def make_state(seed=0):
+def make_state(seed: int = 0) -> dict[str, Any]:
     rng = np.random.default_rng(seed)
     params = {"params": {"w": jnp.asarray(rng.normal(size=(3, 2)), jnp.float32), "b": jnp.array([jnp.nan, -0.0])}}
     opt_state = make_optimizer(OptimizerConfig()).init(params["params"])
@@ -37,23 +40,23 @@ def make_state(seed=0):
 
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory):
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint that nobody changes."""
     return save_checkpoint(tmp_path_factory.mktemp("saved"), "a_step_64", make_state(), {"global_step": 64})
 
 
 @pytest.fixture
-def own(tmp_path):
+def own(tmp_path: Path) -> Path:
     """A checkpoint to damage."""
     return save_checkpoint(tmp_path, "a_step_64", make_state(), {"global_step": 64})
 
 
-def data_file(path):
+def data_file(path: Path) -> Path:
     """The largest file of the checkpoint's arrays."""
     return max((file for file in (path / "state").rglob("*") if file.is_file()), key=lambda file: file.stat().st_size)
 
 
-def test_a_state_comes_back_bit_by_bit(saved):
+def test_a_state_comes_back_bit_by_bit(saved: Path) -> None:
     state, meta = load_checkpoint(saved, make_state(seed=1))
     expected = make_state()
     assert jax.tree.structure(state) == jax.tree.structure(expected)
@@ -62,19 +65,19 @@ def test_a_state_comes_back_bit_by_bit(saved):
     assert meta["global_step"] == 64
 
 
-def test_a_checkpoint_tells_its_schema_and_libraries(saved):
+def test_a_checkpoint_tells_its_schema_and_libraries(saved: Path) -> None:
     meta = verify_checkpoint(saved).meta
     assert meta["schema_version"] == 2
     assert {"ejax", "jax", "flax", "optax"} <= set(meta["versions"])
 
 
-def test_parameters_alone_can_be_loaded(saved):
+def test_parameters_alone_can_be_loaded(saved: Path) -> None:
     params = make_state()["train"].params
     loaded = load_params(saved, jax.eval_shape(lambda: params))
     jax.tree.map(np.testing.assert_array_equal, loaded, params)
 
 
-def test_saving_again_replaces(own):
+def test_saving_again_replaces(own: Path) -> None:
     save_checkpoint(own.parent, own.name, make_state(seed=2), {"global_step": 64})
     state, _ = load_checkpoint(own, make_state())
     np.testing.assert_array_equal(
@@ -82,13 +85,13 @@ def test_saving_again_replaces(own):
     )
 
 
-def truncate(path):
+def truncate(path: Path) -> Path:
     file = data_file(path)
     file.write_bytes(file.read_bytes()[:-1])
     return file
 
 
-def flip(path):
+def flip(path: Path) -> Path:
     file = data_file(path)
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
@@ -96,20 +99,20 @@ def flip(path):
     return file
 
 
-def remove(path):
+def remove(path: Path) -> Path:
     file = data_file(path)
     file.unlink()
     return file
 
 
-def edit_meta(path):
+def edit_meta(path: Path) -> Path:
     file = path / "meta.json"
     file.write_text(file.read_text().replace("64", "65"))
     return file
 
 
 @pytest.mark.parametrize("change", [truncate, flip, remove, edit_meta])
-def test_a_damaged_file_is_named(own, change):
+def test_a_damaged_file_is_named(own: Path, change: Callable[..., Any]) -> None:
     name = str(change(own).relative_to(own))
     with pytest.raises(CheckpointError, match="is damaged") as error:
         load_checkpoint(own, make_state())
@@ -117,7 +120,7 @@ def test_a_damaged_file_is_named(own, change):
 
 
 @pytest.mark.parametrize("how", DAMAGES)
-def test_damage_to_each_file_is_noticed(how, saved, tmp_path):
+def test_damage_to_each_file_is_noticed(how: str, saved: Path, tmp_path: Path) -> None:
     """The list of digests included."""
     for number, file in enumerate(file for file in saved.rglob("*") if file.is_file()):
         copy = tmp_path / str(number)
@@ -138,14 +141,14 @@ def test_damage_to_each_file_is_noticed(how, saved, tmp_path):
     ],
     ids=["empty", "deep", "list", "lacks", "text"],
 )
-def test_a_meta_of_another_form_is_refused_though_its_digest_agrees(content, text, own):
+def test_a_meta_of_another_form_is_refused_though_its_digest_agrees(content: str, text: str, own: Path) -> None:
     (own / "meta.json").write_text(content)
     write_digests(own)
     with pytest.raises(CheckpointError, match=text):
         verify_checkpoint(own)
 
 
-def test_an_emptied_state_is_refused_though_the_digests_agree(own):
+def test_an_emptied_state_is_refused_though_the_digests_agree(own: Path) -> None:
     for file in (own / "state").iterdir():
         shutil.rmtree(file) if file.is_dir() else file.unlink()
     write_digests(own)
@@ -156,14 +159,14 @@ def test_an_emptied_state_is_refused_though_the_digests_agree(own):
         load_checkpoint(own, make_state())
 
 
-def test_arrays_that_cannot_be_read_are_refused_though_the_digests_agree(own):
+def test_arrays_that_cannot_be_read_are_refused_though_the_digests_agree(own: Path) -> None:
     truncate(own)
     write_digests(own)
     with pytest.raises(CheckpointError, match="is damaged: state cannot be read"):
         load_checkpoint(own, make_state())
 
 
-def test_checkpoints_of_version_1_are_read(own):
+def test_checkpoints_of_version_1_are_read(own: Path) -> None:
     """Their list has no digest of its own; one of version 2 that lacks it was cut short."""
     listing = own / "SHA256"
     listing.write_text("".join(listing.read_text().splitlines(keepends=True)[:-1]))
@@ -176,24 +179,24 @@ def test_checkpoints_of_version_1_are_read(own):
     load_checkpoint(own, make_state())
 
 
-def test_a_checkpoint_that_was_not_finished_is_refused(own):
+def test_a_checkpoint_that_was_not_finished_is_refused(own: Path) -> None:
     (own / "SHA256").unlink()
     with pytest.raises(CheckpointError, match="incomplete"):
         verify_checkpoint(own)
 
 
-def test_a_checkpoint_that_is_not_there_is_refused(tmp_path):
+def test_a_checkpoint_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="does not exist"):
         verify_checkpoint(tmp_path / "nothing")
 
 
-def test_another_schema_is_refused(tmp_path):
+def test_another_schema_is_refused(tmp_path: Path) -> None:
     path = save_checkpoint(tmp_path, "a_step_1", make_state(), {"schema_version": 99})
     with pytest.raises(CheckpointError, match=r"schema version 99.*reads 1"):
         load_checkpoint(path, make_state())
 
 
-def other(change):
+def other(change: Callable[..., Any]) -> Any:
     state = make_state()
     change(state["train"].params["params"])
     return state
@@ -211,20 +214,20 @@ def other(change):
         (lambda p: p.pop("w"), r"has train\.params\.params\.w, which this run does not"),
     ],
 )
-def test_a_leaf_that_does_not_fit_is_named(saved, change, text):
+def test_a_leaf_that_does_not_fit_is_named(saved: Path, change: Callable[..., Any], text: str) -> None:
     with pytest.raises(CheckpointError, match=text):
         load_checkpoint(saved, other(change))
 
 
-def test_an_interrupted_save_leaves_nothing_to_find_and_the_next_save_clears_it(tmp_path):
+def test_an_interrupted_save_leaves_nothing_to_find_and_the_next_save_clears_it(tmp_path: Path) -> None:
     (tmp_path / ".partial-a_step_9").mkdir()
     assert list_checkpoints(tmp_path, "a") == []
     save_checkpoint(tmp_path, "a_step_10", make_state(), {})
     assert [path.name for path in tmp_path.iterdir()] == ["a_step_10"]
 
 
-def test_a_save_that_fails_keeps_the_checkpoint_before_it(own, monkeypatch):
-    def no_space(*_):
+def test_a_save_that_fails_keeps_the_checkpoint_before_it(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_space(*_: Any) -> None:
         raise OSError("no space left")
 
     monkeypatch.setattr("ejax.training.checkpoint._sync", no_space)
@@ -239,11 +242,11 @@ class Killed(BaseException):
     """In place of a SIGKILL: nothing that handles errors handles it."""
 
 
-def killed_at(monkeypatch, module, name, count):
+def killed_at(monkeypatch: pytest.MonkeyPatch, module: Any, name: str, count: int) -> None:
     """Let the ``count``-th call of a function be the last thing before the end, which comes before the call."""
     real, calls = getattr(module, name), []
 
-    def call(*args, **kwargs):
+    def call(*args: Any, **kwargs: Any) -> Any:
         calls.append(args)
         if len(calls) == count:
             raise Killed
@@ -253,7 +256,9 @@ def killed_at(monkeypatch, module, name, count):
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_a_kill_while_a_checkpoint_is_replaced_leaves_one(count, own, monkeypatch):
+def test_a_kill_while_a_checkpoint_is_replaced_leaves_one(
+    count: int, own: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It comes before the old one is set aside, or before the new one is put in its place."""
     killed_at(monkeypatch, os, "replace", count)
     with pytest.raises(Killed):
@@ -266,7 +271,7 @@ def test_a_kill_while_a_checkpoint_is_replaced_leaves_one(count, own, monkeypatc
     assert [path.name for path in own.parent.iterdir()] == [own.name]
 
 
-def test_a_kill_before_the_old_one_is_removed_keeps_the_new_one(own, monkeypatch):
+def test_a_kill_before_the_old_one_is_removed_keeps_the_new_one(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     killed_at(monkeypatch, shutil, "rmtree", 1)
     with pytest.raises(Killed):
         save_checkpoint(own.parent, own.name, make_state(seed=1), {"global_step": 64})
@@ -279,14 +284,14 @@ def test_a_kill_before_the_old_one_is_removed_keeps_the_new_one(own, monkeypatch
     assert [path.name for path in own.parent.iterdir()] == [own.name]
 
 
-def test_one_that_was_set_aside_and_has_no_successor_gets_its_name_back(own):
+def test_one_that_was_set_aside_and_has_no_successor_gets_its_name_back(own: Path) -> None:
     own.rename(own.with_name(f".replaced-{own.name}"))
     (own.parent / f".partial-{own.name}").mkdir()
     assert recover_checkpoints(own.parent) == [own]
     verify_checkpoint(own)
 
 
-def test_a_complete_checkpoint_that_has_no_name_yet_is_recovered(own):
+def test_a_complete_checkpoint_that_has_no_name_yet_is_recovered(own: Path) -> None:
     partial = own.with_name(f".partial-{own.name}")
     own.rename(partial)
     shutil.copytree(partial, own.with_name(".partial-a_step_128"))
@@ -296,7 +301,7 @@ def test_a_complete_checkpoint_that_has_no_name_yet_is_recovered(own):
     assert [path.name for path in own.parent.iterdir()] == [own.name]
 
 
-def test_a_leftover_that_is_a_file_blocks_nothing(own):
+def test_a_leftover_that_is_a_file_blocks_nothing(own: Path) -> None:
     for name in (".partial-a_step_9", ".partial-", ".replaced-a_step_64", ".replaced-"):
         (own.parent / name).touch()
     save_checkpoint(own.parent, "a_step_128", make_state(), {})
@@ -304,7 +309,7 @@ def test_a_leftover_that_is_a_file_blocks_nothing(own):
     assert [path.name for path in list_checkpoints(own.parent, "a")] == ["a_step_128", "a_step_64"]
 
 
-def test_the_meta_alone_can_be_replaced(own):
+def test_the_meta_alone_can_be_replaced(own: Path) -> None:
     before = (own / "meta.json").read_text()
     rewrite_meta(own, {"global_step": 64, "best_eval_value": 0.5})
     state, meta = load_checkpoint(own, make_state(seed=1))
@@ -312,7 +317,7 @@ def test_the_meta_alone_can_be_replaced(own):
     np.testing.assert_array_equal(state["train"].params["params"]["w"], make_state()["train"].params["params"]["w"])
 
 
-def test_checkpoints_are_listed_by_number_and_name(tmp_path):
+def test_checkpoints_are_listed_by_number_and_name(tmp_path: Path) -> None:
     for name in ("a_step_9", "a_step_100", "a_best_step_50", "ab_step_1", "a_step_x", ".partial-a_step_500"):
         (tmp_path / name).mkdir()
     assert [path.name for path in list_checkpoints(tmp_path, "a")] == ["a_step_100", "a_step_9"]
@@ -320,7 +325,7 @@ def test_checkpoints_are_listed_by_number_and_name(tmp_path):
 
 
 @pytest.fixture
-def run(tmp_path):
+def run(tmp_path: Path) -> RunDirectory:
     """A run with checkpoints at 10 and 20."""
     run = RunDirectory(tmp_path, "a")
     for step in (10, 20):
@@ -328,18 +333,18 @@ def run(tmp_path):
     return run
 
 
-def test_the_newest_checkpoint_is_found(run):
+def test_the_newest_checkpoint_is_found(run: RunDirectory) -> None:
     assert run.find("latest", pytest.fail).name == "a_step_20"
 
 
-def test_a_damaged_newest_one_is_reported_and_the_one_before_it_found(run):
+def test_a_damaged_newest_one_is_reported_and_the_one_before_it_found(run: RunDirectory) -> None:
     name = flip(run.checkpoints / "a_step_20").name
     reports = []
     assert run.find("latest", reports.append).name == "a_step_10"
     assert len(reports) == 1 and "a_step_20 is damaged" in reports[0] and name in reports[0]
 
 
-def test_a_run_without_a_good_checkpoint_says_so(run):
+def test_a_run_without_a_good_checkpoint_says_so(run: RunDirectory) -> None:
     for step in (10, 20):
         truncate(run.checkpoints / f"a_step_{step}")
     with pytest.raises(CheckpointError, match="all 2 are damaged"):
@@ -348,17 +353,17 @@ def test_a_run_without_a_good_checkpoint_says_so(run):
         run.find("best", lambda _: None)
 
 
-def test_only_the_newest_checkpoints_are_kept(run):
+def test_only_the_newest_checkpoints_are_kept(run: RunDirectory) -> None:
     run.save(make_state(), {"global_step": 30}, keep=2)
     assert [path.name for path in run.periodic()] == ["a_step_30", "a_step_20"]
 
 
-def test_there_is_one_best_checkpoint(run):
+def test_there_is_one_best_checkpoint(run: RunDirectory) -> None:
     for step in (10, 20):
         run.save_best(make_state(), {"global_step": step})
     assert [path.name for path in run.best()] == ["a_best_step_20"]
     assert run.find("best", pytest.fail).name == "a_best_step_20"
 
 
-def test_meta_is_plain_json(saved):
+def test_meta_is_plain_json(saved: Path) -> None:
     assert json.loads((saved / "meta.json").read_text())["global_step"] == 64

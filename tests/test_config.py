@@ -1,8 +1,10 @@
 import copy
 import json
 import math
+import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -10,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ejax import registry
-from ejax.config import ConfigError, load_config, parse_config
+from ejax.config import ConfigError, RunConfig, load_config, parse_config
 from ejax.config.embodichain.check import check
 from ejax.config.schema import make_schema, schema_text
 from ejax.train import main
@@ -40,24 +42,24 @@ class Task:
 
 
 @pytest.fixture
-def task(monkeypatch):
+def task(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(registry.ENVS, "TaskRL", Task)
 
 
-def make(*overrides, **sections):
+def make(*overrides: str, **sections: Any) -> RunConfig:
     """BASE with sections replaced, then overrides."""
     return parse_config({**copy.deepcopy(BASE), **sections}, overrides)
 
 
-def trainer(**keys):
+def trainer(**keys: Any) -> dict[str, Any]:
     return {**BASE["trainer"], **keys}
 
 
-def without(section, key):
+def without(section: str, key: str) -> dict[str, int]:
     return {name: value for name, value in BASE[section].items() if name != key}
 
 
-def gym(tmp_path, data, **keys):
+def gym(tmp_path: Path, data: dict[str, Any], **keys: int) -> RunConfig:
     """The config of a train file whose gym config holds ``data``."""
     (tmp_path / "gym.json").write_text(json.dumps(data))
     section = {"gym_config": "gym.json", **keys}
@@ -66,7 +68,7 @@ def gym(tmp_path, data, **keys):
     return load_config(tmp_path / "train.json")
 
 
-def keys_of(notices):
+def keys_of(notices: tuple[Any, ...]) -> list[str]:
     return [notice.key for notice in notices]
 
 
@@ -74,14 +76,14 @@ def keys_of(notices):
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: str(path.relative_to(ROOT / "configs")))
-def test_every_shipped_config_loads_and_round_trips(path, monkeypatch):
+def test_every_shipped_config_loads_and_round_trips(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     config = load_config(path, device="cpu")
     assert parse_config(config.to_dict()) == config
     assert parse_config(json.loads(json.dumps(config.to_dict()))) == config
 
 
-def test_json_and_yaml_give_the_same_config(tmp_path):
+def test_json_and_yaml_give_the_same_config(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(json.dumps(BASE))
     (tmp_path / "a.yaml").write_text(yaml.safe_dump(BASE))
     (tmp_path / "a.YML").write_text(yaml.safe_dump(BASE))
@@ -100,13 +102,13 @@ def test_json_and_yaml_give_the_same_config(tmp_path):
         ("a.yaml", "- 1", "holds a list; must be a mapping"),
     ],
 )
-def test_an_unreadable_file_is_located(tmp_path, name, text, message):
+def test_an_unreadable_file_is_located(tmp_path: Path, name: str, text: str, message: str) -> None:
     (tmp_path / name).write_text(text)
     with pytest.raises(ConfigError, match=f"(?s){message}"):
         load_config(tmp_path / name)
 
 
-def test_a_missing_file_is_an_error():
+def test_a_missing_file_is_an_error() -> None:
     with pytest.raises(ConfigError, match="there is no such file"):
         load_config("nowhere.yaml")
 
@@ -114,7 +116,7 @@ def test_a_missing_file_is_an_error():
 # --- spellings --------------------------------------------------------------------------------------------
 
 
-def test_first_and_latest_spelling_are_the_same_run():
+def test_first_and_latest_spelling_are_the_same_run() -> None:
     first = make(
         trainer={"env": {"id": "PointMassRL", "cfg": {"num_envs": 8}}, "rollout_steps": 16},
         policy={
@@ -134,11 +136,11 @@ def test_first_and_latest_spelling_are_the_same_run():
     assert hash(first) == hash(latest)
 
 
-def test_env_may_stand_at_the_top():
+def test_env_may_stand_at_the_top() -> None:
     assert make(trainer=without("trainer", "learning_env"), env="PointMassRL") == make()
 
 
-def test_standard_deviations_become_logarithms():
+def test_standard_deviations_become_logarithms() -> None:
     policy = {**BASE["policy"], "initial_action_std": 0.5, "action_std_range": [0.1, 2.0]}
     config = make(policy=policy).policy
     assert config.initial_log_std == math.log(0.5)
@@ -146,12 +148,12 @@ def test_standard_deviations_become_logarithms():
 
 
 @pytest.mark.parametrize(("given_device", "device"), [("gpu", "cuda"), ("gpu:1", "cuda:1")])
-def test_gpu_means_cuda(given_device, device):
+def test_gpu_means_cuda(given_device: str, device: str) -> None:
     with pytest.raises(ConfigError, match=f"got '{device}', but the devices of jax here are cpu"):
         make(trainer=trainer(device=given_device))
 
 
-def test_null_is_not_given_where_embodichain_reads_it_so():
+def test_null_is_not_given_where_embodichain_reads_it_so() -> None:
     assert make(trainer=trainer(num_envs=None, events={"train": None, "eval": None})).trainer.num_envs == 64
     assert make(trainer=trainer(events=None)) == make()
     assert make(trainer=trainer(enable_eval=None, use_wandb=None, distributed=None)) == make()
@@ -162,7 +164,7 @@ def test_null_is_not_given_where_embodichain_reads_it_so():
     assert make(policy={**BASE["policy"], "actor": actor}).policy.actor.network_cfg.activation == "none"
 
 
-def test_the_text_none_is_told_and_refused_beside_compat_where_it_is_relu():
+def test_the_text_none_is_told_and_refused_beside_compat_where_it_is_relu() -> None:
     actor = {"hidden_sizes": [8], "activation": "None", "last_activation": None}
     policy = {**BASE["policy"], "actor": actor}
     config = make(policy=policy)
@@ -177,7 +179,7 @@ def test_the_text_none_is_told_and_refused_beside_compat_where_it_is_relu():
         make("policy.critic.network_cfg.last_activation=none", compat="embodichain-seed")
 
 
-def test_names_may_have_any_case():
+def test_names_may_have_any_case() -> None:
     network = {"type": "MLP", "network_cfg": {"hidden_sizes": [8, 8], "activation": "ReLU"}}
     cfg = {"batch_size": 32, "optimizer": {"name": "AdamW"}, "lr_scheduler": {"name": "Linear"}}
     config = make(policy={**BASE["policy"], "actor": network}, algorithm={"name": "PPO", "cfg": cfg})
@@ -187,34 +189,34 @@ def test_names_may_have_any_case():
         make(algorithm={"name": "ppo", "cfg": {**cfg, "optimizer": {"name": "AdamW", "kwargs": {"bettas": 1}}}})
 
 
-def test_counts_may_be_written_as_whole_floats():
+def test_counts_may_be_written_as_whole_floats() -> None:
     assert make(trainer=trainer(iterations=1e3)).trainer.iterations == 1000
 
 
-def test_a_learning_env_wins_over_a_gym_config_and_says_so():
+def test_a_learning_env_wins_over_a_gym_config_and_says_so() -> None:
     config = make(trainer=trainer(gym_config="nowhere.json"))
     assert config == make() and keys_of(config.notices) == ["trainer.gym_config"]
 
 
-def test_a_global_event_is_an_event_and_says_so():
+def test_a_global_event_is_an_event_and_says_so() -> None:
     film = {"func": "record_camera_data_async", "is_global": True}
     config = make(trainer=trainer(events={"train": {"film": film}}))
     assert len(config.trainer.cameras) == 1
     assert keys_of(config.notices) == ["trainer.events.train.film.is_global"]
 
 
-def test_null_blocks_are_defaults():
+def test_null_blocks_are_defaults() -> None:
     cfg = {"batch_size": 32, "optimizer": None, "lr_scheduler": None}
     assert make(algorithm={"name": "ppo", "cfg": cfg}) == make()
 
 
-def test_scientific_notation_is_a_number_in_yaml(tmp_path):
+def test_scientific_notation_is_a_number_in_yaml(tmp_path: Path) -> None:
     text = yaml.safe_dump(BASE).replace("batch_size: 32", "batch_size: 32\n    optimizer:\n      learning_rate: 1e-4")
     (tmp_path / "a.yaml").write_text(text)
     assert load_config(tmp_path / "a.yaml").algorithm.cfg.optimizer.learning_rate == 1e-4
 
 
-def test_defaults_of_the_learning_env_path():
+def test_defaults_of_the_learning_env_path() -> None:
     config = make(trainer={"learning_env": "PointMassRL"})
     assert (
         config.trainer.model_dump()
@@ -236,7 +238,7 @@ def test_defaults_of_the_learning_env_path():
     )
 
 
-def test_defaults_of_the_gym_config_path(tmp_path, task):
+def test_defaults_of_the_gym_config_path(tmp_path: Path, task: None) -> None:
     config = gym(tmp_path, {"id": "TaskRL"})
     assert (
         config.trainer.model_dump()
@@ -258,21 +260,21 @@ def test_defaults_of_the_gym_config_path(tmp_path, task):
     )
 
 
-def test_eval_seed_follows_the_seed():
+def test_eval_seed_follows_the_seed() -> None:
     assert make("trainer.seed=7").trainer.eval_seed == 10007
 
 
-def test_total_timesteps_counts_whole_updates():
+def test_total_timesteps_counts_whole_updates() -> None:
     assert make("trainer.total_timesteps=129").trainer.num_updates == 2
 
 
-def test_the_seed_spelling_evaluates_and_says_so():
+def test_the_seed_spelling_evaluates_and_says_so() -> None:
     config = make(trainer={"learning_env": "PointMassRL", "rollout_steps": 256, "eval_freq": 2})
     assert config.trainer.enable_eval
     assert "rollout_steps did" in config.notices[0].text
 
 
-def test_buffer_size_wins_over_rollout_steps_and_says_so():
+def test_buffer_size_wins_over_rollout_steps_and_says_so() -> None:
     config = make(trainer=trainer(rollout_steps=99, eval_freq=2))
     assert config == make("trainer.eval_freq=2") and not config.trainer.enable_eval
     assert keys_of(config.notices) == ["trainer.rollout_steps", "trainer.eval_freq"]
@@ -280,7 +282,7 @@ def test_buffer_size_wins_over_rollout_steps_and_says_so():
     assert make(trainer=trainer(rollout_steps=16)).notices == ()
 
 
-def test_actor_only_goes_without_a_critic_block_and_says_so():
+def test_actor_only_goes_without_a_critic_block_and_says_so() -> None:
     config = make("policy.name=actor_only", "policy.obs_groups.critic=[obs]", "policy.critic_obs_normalization=true")
     assert config == make(policy={"name": "actor_only", "actor": BASE["policy"]["actor"]})
     told = [notice.key for notice in config.notices if notice.status == "without effect"]
@@ -292,7 +294,7 @@ def test_actor_only_goes_without_a_critic_block_and_says_so():
 
 
 @pytest.mark.parametrize("critic", [{}, {"critic": None}])
-def test_a_critic_without_groups_reads_those_of_the_actor(critic):
+def test_a_critic_without_groups_reads_those_of_the_actor(critic: dict[str, None]) -> None:
     env = "env=gymnax:CartPole-v1"  # what it observes is known when it is built
     groups = make(env, policy={**BASE["policy"], "obs_groups": {"actor": ["a", "b.c"], **critic}}).policy.obs_groups
     assert groups.critic == groups.actor == ("a", "b.c")
@@ -301,7 +303,7 @@ def test_a_critic_without_groups_reads_those_of_the_actor(critic):
     assert config.policy.obs_groups.critic == () and parse_config(config.to_dict()).notices == ()
 
 
-def test_later_spellings_do_not_evaluate_unasked_and_say_so():
+def test_later_spellings_do_not_evaluate_unasked_and_say_so() -> None:
     config = make("trainer.eval_freq=2")
     assert not config.trainer.enable_eval
     assert keys_of(config.notices) == ["trainer.eval_freq (override)"]
@@ -310,7 +312,7 @@ def test_later_spellings_do_not_evaluate_unasked_and_say_so():
 # --- gym configs ------------------------------------------------------------------------------------------
 
 
-def test_a_first_release_gym_config_fills_the_task(tmp_path, task):
+def test_a_first_release_gym_config_fills_the_task(tmp_path: Path, task: None) -> None:
     env = {"num_envs": 8, "extensions": {"episode_length": 20, "action_scale": 0.1, "joint_limits": 0.5}}
     config = gym(tmp_path, {"id": "TaskRL", "env": env})
     assert config.trainer.num_envs == 8
@@ -318,21 +320,23 @@ def test_a_first_release_gym_config_fills_the_task(tmp_path, task):
     assert keys_of(config.notices) == ["gym.json:env.extensions.joint_limits"]
 
 
-def test_max_episode_steps_is_the_time_limit(tmp_path, task):
+def test_max_episode_steps_is_the_time_limit(tmp_path: Path, task: None) -> None:
     data = {"id": "TaskRL", "max_episode_steps": 30, "num_envs": 2, "env": {"sim_steps_per_control": 2}}
     assert dict(gym(tmp_path, data).env.cfg) == {"episode_length": 30, "sim_steps_per_control": 2}
 
 
-def test_the_trainer_overrides_the_number_of_environments(tmp_path, task):
+def test_the_trainer_overrides_the_number_of_environments(tmp_path: Path, task: None) -> None:
     assert gym(tmp_path, {"id": "TaskRL", "num_envs": 2}, num_envs=4).trainer.num_envs == 4
 
 
-def test_the_scene_of_a_first_release_task_is_announced(tmp_path, task):
+def test_the_scene_of_a_first_release_task_is_announced(tmp_path: Path, task: None) -> None:
     data = {"id": "TaskRL", "max_episodes": 5, "env": {"extensions": {}}, "robot": {"uid": "r"}, "sensor": []}
     assert set(keys_of(gym(tmp_path, data).notices)) == {"gym.json:max_episodes", "gym.json:robot"}
 
 
-def test_a_gym_config_is_found_beside_the_train_file_first(tmp_path, monkeypatch, task):
+def test_a_gym_config_is_found_beside_the_train_file_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: None
+) -> None:
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path)
     (tmp_path / "gym.json").write_text(json.dumps({"id": "TaskRL", "num_envs": 3}))
@@ -343,7 +347,9 @@ def test_a_gym_config_is_found_beside_the_train_file_first(tmp_path, monkeypatch
     assert load_config("here/train.json").trainer.num_envs == 5
 
 
-def test_a_gym_config_named_from_its_repository_is_not_one_of_the_working_directory(tmp_path, monkeypatch, task):
+def test_a_gym_config_named_from_its_repository_is_not_one_of_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: None
+) -> None:
     """EmbodiChain reads the working directory's; a file of the same name in another checkout is another task."""
     for place, num_envs in (("theirs", 3), ("mine", 5)):
         (tmp_path / place / "configs").mkdir(parents=True)
@@ -359,7 +365,9 @@ def test_a_gym_config_named_from_its_repository_is_not_one_of_the_working_direct
     assert [notice.text for notice in config.notices] == [f"read {theirs}, not {mine}, which differs"]
 
 
-def test_a_gym_config_typed_on_the_command_line_is_one_of_the_working_directory_first(tmp_path, monkeypatch, task):
+def test_a_gym_config_typed_on_the_command_line_is_one_of_the_working_directory_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: None
+) -> None:
     (tmp_path / "here").mkdir()
     gym(tmp_path, {"id": "TaskRL", "num_envs": 3})
     (tmp_path / "here" / "gym.json").write_text(json.dumps({"id": "TaskRL", "num_envs": 5, "sensor": [1]}))
@@ -371,7 +379,9 @@ def test_a_gym_config_typed_on_the_command_line_is_one_of_the_working_directory_
     assert "gym.json:sensor" not in [note.key for note in check(train)]
 
 
-def test_a_gym_config_of_the_working_directory_beside_a_copy_that_differs_is_told(tmp_path, monkeypatch, task):
+def test_a_gym_config_of_the_working_directory_beside_a_copy_that_differs_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: None
+) -> None:
     for place, num_envs in (("copies", 3), ("root/configs", 5)):
         (tmp_path / place).mkdir(parents=True)
         (tmp_path / place / "gym.json").write_text(json.dumps({"id": "TaskRL", "num_envs": num_envs}))
@@ -398,7 +408,7 @@ def test_a_gym_config_of_the_working_directory_beside_a_copy_that_differs_is_tol
         ),
     ],
 )
-def test_a_bad_gym_config_is_located(tmp_path, task, data, message):
+def test_a_bad_gym_config_is_located(tmp_path: Path, task: None, data: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         gym(tmp_path, data)
 
@@ -406,7 +416,7 @@ def test_a_bad_gym_config_is_located(tmp_path, task, data, message):
 # --- notices ----------------------------------------------------------------------------------------------
 
 
-def test_a_film_of_evaluations_that_do_not_happen_is_told_of():
+def test_a_film_of_evaluations_that_do_not_happen_is_told_of() -> None:
     film = {"film": {"func": "record_camera_data_async"}}
     notices = make(trainer=trainer(events={"train": film, "eval": film}, enable_eval=False)).notices
     assert keys_of(notices) == ["trainer.events.eval.film"]
@@ -424,11 +434,11 @@ def test_a_film_of_evaluations_that_do_not_happen_is_told_of():
         ("filter_dataset_saving", True),
     ],
 )
-def test_a_key_without_effect_is_announced(key, value):
+def test_a_key_without_effect_is_announced(key: str, value: Any) -> None:
     assert keys_of(make(trainer=trainer(**{key: value})).notices) == [f"trainer.{key}"]
 
 
-def test_vla_collects_in_the_background_and_counts_its_buffer_over_all_environments():
+def test_vla_collects_in_the_background_and_counts_its_buffer_over_all_environments() -> None:
     config = make(trainer=trainer(model_type="vla", num_envs=8, buffer_size=512))
     assert (config.trainer.collector.mode, config.trainer.buffer_size) == ("async", 64)
     notices = {notice.key: notice.text for notice in config.notices}
@@ -439,7 +449,7 @@ def test_vla_collects_in_the_background_and_counts_its_buffer_over_all_environme
     assert in_turn.trainer.collector.mode == "host"
 
 
-def test_the_standard_model_type_changes_nothing():
+def test_the_standard_model_type_changes_nothing() -> None:
     config = make(trainer=trainer(model_type="standard", num_envs=8, buffer_size=512))
     assert (config.trainer.collector.mode, config.trainer.buffer_size) == ("auto", 512)
     assert "trainer.model_type" not in keys_of(config.notices)
@@ -461,21 +471,22 @@ def test_the_standard_model_type_changes_nothing():
         ({"collector": {"env_timeout_s": 0}}, r"collector\.env_timeout_s: got 0; must be greater than 0"),
     ],
 )
-def test_a_wrong_collector_is_told_with_its_key(keys, message):
+def test_a_wrong_collector_is_told_with_its_key(keys: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make(trainer=trainer(**keys))
 
 
-def test_imports_named_by_a_config_do_not_run(tmp_path, monkeypatch):
+def test_imports_named_by_a_config_do_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "boom.py").write_text("raise SystemExit")
     monkeypatch.syspath_prepend(tmp_path)
     make(trainer=trainer(import_modules=["boom"]))
+    assert "boom" not in sys.modules
 
 
 # --- overrides --------------------------------------------------------------------------------------------
 
 
-def test_overrides_win_in_either_spelling():
+def test_overrides_win_in_either_spelling() -> None:
     config = make("trainer.rollout_steps=32", "algorithm.cfg.learning_rate=1e-3", "policy.actor.hidden_sizes=[4]")
     assert config == make(
         "trainer.buffer_size=32",
@@ -484,24 +495,24 @@ def test_overrides_win_in_either_spelling():
     )
 
 
-def test_an_override_of_a_section_replaces_it():
+def test_an_override_of_a_section_replaces_it() -> None:
     assert make("trainer.learning_env={name: PointMassRL, cfg: {success_bonus: 1.0}}").env.cfg["success_bonus"] == 1.0
     assert dict(make("env.cfg.success_bonus=1.0", "trainer.learning_env=PointMassRL").env.cfg) == {}
 
 
-def test_overrides_reach_into_a_gym_config(tmp_path, task):
+def test_overrides_reach_into_a_gym_config(tmp_path: Path, task: None) -> None:
     gym(tmp_path, {"id": "TaskRL", "env": {"extensions": {"episode_length": 20}}})
     config = load_config(tmp_path / "train.json", ["env.cfg.action_scale=0.5"])
     assert dict(config.env.cfg) == {"episode_length": 20, "action_scale": 0.5}
 
 
-def test_an_environment_override_replaces_the_gym_config(tmp_path, task):
+def test_an_environment_override_replaces_the_gym_config(tmp_path: Path, task: None) -> None:
     gym(tmp_path, {"id": "TaskRL"})
     assert load_config(tmp_path / "train.json", ["trainer.learning_env=PointMassRL"]).env.id == "PointMassRL"
 
 
 @pytest.mark.usefixtures("nothing_trusted")
-def test_a_file_alone_does_not_start_foreign_code(tmp_path):
+def test_a_file_alone_does_not_start_foreign_code(tmp_path: Path) -> None:
     place = "ejax.envs.point_mass:PointMassRL"
     (tmp_path / "a.json").write_text(json.dumps({**BASE, "trainer": trainer(learning_env=place)}))
     with pytest.raises(ConfigError, match=f"learning_env: .*; if you know it, add --trust {place} to the command line"):
@@ -577,13 +588,15 @@ BAD_OVERRIDES = {
 
 
 @pytest.mark.parametrize("override", BAD_OVERRIDES)
-def test_a_bad_value_is_told_with_its_key_and_the_remedy(override):
+def test_a_bad_value_is_told_with_its_key_and_the_remedy(override: str) -> None:
     with pytest.raises(ConfigError, match=f"(?s){BAD_OVERRIDES[override]}") as caught:
         make(override)
     assert len(caught.value.problems) == 1
 
 
-def test_an_output_folder_that_cannot_be_made_is_told_without_a_traceback(tmp_path, capsys, monkeypatch):
+def test_an_output_folder_that_cannot_be_made_is_told_without_a_traceback(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("ejax.device.prepare_jax", lambda device: None)  # it sets up the process for good
     (tmp_path / "file").write_text("")
     config = Path(__file__).parents[1] / "configs/point_mass/ppo.yaml"
@@ -591,19 +604,19 @@ def test_an_output_folder_that_cannot_be_made_is_told_without_a_traceback(tmp_pa
     assert f"Not a directory: '{tmp_path / 'file' / 'outputs'}" in capsys.readouterr().err
 
 
-def test_a_command_without_a_config_says_what_to_give(capsys):
+def test_a_command_without_a_config_says_what_to_give(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
     assert capsys.readouterr().err == "ejax.train: give --config FILE, or --run DIR with --resume to go on with a run\n"
 
 
-def test_every_problem_is_told_at_once():
+def test_every_problem_is_told_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
         make("trainer.sead=3", "trainer.num_envs=0", "trainer.device=cuda", "env.cfg.mas=2")
     assert len(caught.value.problems) == 4
     assert str(caught.value).startswith("config: 4 problems\n")
 
 
-def test_a_key_is_told_in_the_users_spelling():
+def test_a_key_is_told_in_the_users_spelling() -> None:
     with pytest.raises(ConfigError, match=r"\n  algorithm.cfg.learning_rate: got -1"):
         make(algorithm={"name": "ppo", "cfg": {"learning_rate": -1, "batch_size": 32}})
     with pytest.raises(ConfigError, match=r"\n  trainer.learning_env: no env 'X'"):
@@ -612,40 +625,40 @@ def test_a_key_is_told_in_the_users_spelling():
         make(trainer=trainer(learning_env={"name": "X"}))
 
 
-def test_two_spellings_of_one_value_are_refused():
+def test_two_spellings_of_one_value_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"trainer.learning_env: means the same as env, which is given too"):
         make(env="CartPoleRL")
 
 
-def test_an_adaptive_schedule_excludes_a_scheduler():
+def test_an_adaptive_schedule_excludes_a_scheduler() -> None:
     cfg = {"batch_size": 32, "schedule": "adaptive", "desired_kl": 0.01, "lr_scheduler": {"name": "linear"}}
     with pytest.raises(ConfigError, match="got 'adaptive' beside lr_scheduler 'linear'; keep one"):
         make(algorithm={"name": "ppo", "cfg": cfg})
 
 
-def test_evaluation_needs_episodes():
+def test_evaluation_needs_episodes() -> None:
     with pytest.raises(ConfigError, match=r"trainer.num_eval_episodes.*got 0 with enable_eval"):
         make("trainer.enable_eval=true", "trainer.num_eval_episodes=0")
 
 
 @pytest.mark.parametrize("section", ["trainer", "policy", "algorithm"])
-def test_a_missing_section_is_told(section):
+def test_a_missing_section_is_told(section: str) -> None:
     with pytest.raises(ConfigError, match=f"{section}: is missing"):
         parse_config({name: value for name, value in BASE.items() if name != section})
 
 
 @pytest.mark.parametrize("section", ["trainer", "policy", "algorithm"])
-def test_a_section_that_is_none_is_told(section):
+def test_a_section_that_is_none_is_told(section: str) -> None:
     with pytest.raises(ConfigError, match=rf"{section}: got \[\]; must be a section with the keys"):
         parse_config({**BASE, section: []})
 
 
-def test_a_missing_environment_names_the_ways_to_give_one():
+def test_a_missing_environment_names_the_ways_to_give_one() -> None:
     with pytest.raises(ConfigError, match=r"env: is missing; give trainer.gym_config, trainer.learning_env"):
         make(trainer=without("trainer", "learning_env"))
 
 
-def test_a_missing_gym_config_names_both_places(tmp_path):
+def test_a_missing_gym_config_names_both_places(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(json.dumps({**BASE, "trainer": {"gym_config": "no.json"}}))
     with pytest.raises(ConfigError) as caught:
         load_config(tmp_path / "a.json")
@@ -662,7 +675,7 @@ def test_a_missing_gym_config_names_both_places(tmp_path):
         lambda x: st.lists(x) | st.dictionaries(st.text(), x),
     ),
 )
-def test_whatever_a_config_holds_it_loads_or_raises_config_error(section, key, value):
+def test_whatever_a_config_holds_it_loads_or_raises_config_error(section: str, key: str, value: Any) -> None:
     data = copy.deepcopy(BASE)
     *above, last = section.split(".")
     node = data
@@ -678,12 +691,12 @@ def test_whatever_a_config_holds_it_loads_or_raises_config_error(section, key, v
 # --- schema -----------------------------------------------------------------------------------------------
 
 
-def test_the_schema_file_is_what_the_generator_makes():
+def test_the_schema_file_is_what_the_generator_makes() -> None:
     text = (ROOT / "ejax" / "config.schema.json").read_text(encoding="utf-8")
     assert text == schema_text(), "run: python -m ejax.config schema > ejax/config.schema.json"
 
 
-def test_the_schema_knows_every_spelling():
+def test_the_schema_knows_every_spelling() -> None:
     properties = {name: set(each.get("properties", ())) for name, each in make_schema()["$defs"].items()}
     assert {"rollout_steps", "buffer_size", "gym_config", "learning_env", "events"} <= properties["TrainerConfig"]
     assert {"learning_rate", "optimizer", "lr_scheduler"} <= properties["PPOConfig"]

@@ -1,5 +1,8 @@
 """Windows against loops; the modes; the rows' shares."""
 
+from collections.abc import Iterator
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -14,7 +17,7 @@ SPEC = EpisodeSpec({"obs/x": ((2,), "float32"), "t": ((), "int64")}, {"name": ((
 
 
 @pytest.fixture
-def buffer():
+def buffer() -> Iterator[Any]:
     layout = Layout(8, 50, SPEC)
     block = create_block(layout)
     try:
@@ -23,21 +26,21 @@ def buffer():
         block.unlink()
 
 
-def episode(length, value=0.0, segment_id=None):
+def episode(length: int, value: float = 0.0, segment_id: Any | None = None) -> Episode:
     frames = {"obs": {"x": np.full((length, 2), value)}, "t": np.arange(length)}
     return Episode(frames, segment_id=segment_id, fields={"name": b"push"})
 
 
-def write(buffer: TrajectoryBuffer, row, *args, **kwargs):
+def write(buffer: TrajectoryBuffer, row: int, *args: Any, **kwargs: Any) -> None:
     buffer.write(row, episode(*args, **kwargs), index=row, seed=row, written_at=1.5)
 
 
-def fill(buffer, length=50):
+def fill(buffer: Any, length: int = 50) -> None:
     for row in range(8):
         write(buffer, row, length, value=float(row))
 
 
-def allowed(valid, segment_id, start, size, mode):
+def allowed(valid: Any, segment_id: Any, start: int, size: int, mode: str) -> Any:
     """The rule of the modes, by the letter."""
     window, ids = valid[start : start + size], segment_id[start : start + size]
     if len(window) < size or not window.all():
@@ -47,7 +50,7 @@ def allowed(valid, segment_id, start, size, mode):
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 12), st.integers(1, 14), st.sampled_from(MODES))
-def test_windows_are_those_of_the_rule(seed, num_frames, size, mode):
+def test_windows_are_those_of_the_rule(seed: int, num_frames: int, size: int, mode: str) -> None:
     rng = np.random.default_rng(seed)
     valid = rng.random((3, num_frames)) < 0.8
     segment_id = np.repeat(rng.integers(-1, 3, (3, num_frames)), 2, axis=1)[:, :num_frames]
@@ -57,7 +60,7 @@ def test_windows_are_those_of_the_rule(seed, num_frames, size, mode):
             assert mask[row, start] == allowed(valid[row], segment_id[row], start, size, mode)
 
 
-def test_rows_are_drawn_alike_and_then_the_windows_of_a_row():
+def test_rows_are_drawn_alike_and_then_the_windows_of_a_row() -> None:
     mask = np.zeros((3, 50), bool)
     mask[0, :40] = True
     mask[2, 7:9] = True
@@ -70,14 +73,14 @@ def test_rows_are_drawn_alike_and_then_the_windows_of_a_row():
     np.testing.assert_allclose((starts[rows == 2] == 7).mean(), 0.5, atol=0.03)
 
 
-def test_episodes_are_drawn_alike_whatever_their_length(buffer):
+def test_episodes_are_drawn_alike_whatever_their_length(buffer: Any) -> None:
     write(buffer, 0, 50, value=0.0)
     write(buffer, 1, 12, value=1.0)
     chunks = ChunkReader(buffer).draw(2000, 10, "episode", np.random.default_rng(0))
     assert 0.4 <= chunks["obs"]["x"][:, 0, 0].mean() <= 0.6
 
 
-def test_a_chunk_is_consecutive_frames_of_one_episode_with_its_fields(buffer):
+def test_a_chunk_is_consecutive_frames_of_one_episode_with_its_fields(buffer: Any) -> None:
     fill(buffer)
     chunks = ChunkReader(buffer).draw(64, 10, "episode", np.random.default_rng(0))
     assert chunks["obs"]["x"].shape == (64, 10, 2) and chunks["t"].shape == (64, 10)
@@ -90,7 +93,7 @@ def test_a_chunk_is_consecutive_frames_of_one_episode_with_its_fields(buffer):
     assert all(array.flags.c_contiguous and array.flags.owndata for array in flatten(chunks).values())
 
 
-def test_rows_that_are_locked_are_never_drawn(buffer):
+def test_rows_that_are_locked_are_never_drawn(buffer: Any) -> None:
     fill(buffer)
     for row in (2, 3, 4):
         buffer.writing(row).__enter__()
@@ -98,7 +101,7 @@ def test_rows_that_are_locked_are_never_drawn(buffer):
     assert set(drawn) == {0, 1, 5, 6, 7}
 
 
-def test_a_row_locked_since_it_was_known_is_not_drawn_either(buffer):
+def test_a_row_locked_since_it_was_known_is_not_drawn_either(buffer: Any) -> None:
     fill(buffer)
     reader, rng = ChunkReader(buffer), np.random.default_rng(0)
     reader.draw(1, 10, "episode", rng)
@@ -106,7 +109,7 @@ def test_a_row_locked_since_it_was_known_is_not_drawn_either(buffer):
     assert 2 not in reader.draw(256, 10, "episode", rng)["episode"]["index"]
 
 
-def test_what_is_behind_an_episodes_end_is_never_read(buffer):
+def test_what_is_behind_an_episodes_end_is_never_read(buffer: Any) -> None:
     fill(buffer)  # full rows first: what they leave behind shorter ones is stale
     buffer.frames["obs/x"][:] = 999.0
     for row in range(8):
@@ -116,7 +119,7 @@ def test_what_is_behind_an_episodes_end_is_never_read(buffer):
     assert (chunks["obs"]["x"] == 1.0).all() and chunks["valid"].all()
 
 
-def test_a_segment_chunk_never_crosses_and_a_boundary_chunk_always_does(buffer):
+def test_a_segment_chunk_never_crosses_and_a_boundary_chunk_always_does(buffer: Any) -> None:
     for row in range(8):
         write(buffer, row, 40, segment_id=np.arange(40) // 10)
     reader, rng = ChunkReader(buffer), np.random.default_rng(0)
@@ -128,7 +131,7 @@ def test_a_segment_chunk_never_crosses_and_a_boundary_chunk_always_does(buffer):
     assert 0 < (both == both[:, :1]).all(axis=1).sum() < 300
 
 
-def test_frames_are_numbered_by_episode_and_segment(buffer):
+def test_frames_are_numbered_by_episode_and_segment(buffer: Any) -> None:
     write(buffer, 0, 5, segment_id=np.array([0, 0, 2, 2, 2]))
     row = {name: buffer.frames[name][0, :6].tolist() for name in buffer.frames}
     assert row["valid"] == [True] * 5 + [False]
@@ -141,7 +144,7 @@ def test_frames_are_numbered_by_episode_and_segment(buffer):
     assert row["truncated"] == [False] * 6
 
 
-def test_without_a_window_the_message_tells_the_longest_episode(buffer):
+def test_without_a_window_the_message_tells_the_longest_episode(buffer: Any) -> None:
     reader, rng = ChunkReader(buffer), np.random.default_rng(0)
     with pytest.raises(RuntimeError, match="No unlocked valid chunk of 10 frames in mode 'episode'"):
         reader.draw(1, 10, "episode", rng)  # nothing was written yet
@@ -150,7 +153,7 @@ def test_without_a_window_the_message_tells_the_longest_episode(buffer):
         reader.draw(1, 10, "boundary", rng)
 
 
-def test_a_row_that_stays_locked_is_waited_for_within_a_bound(buffer, monkeypatch):
+def test_a_row_that_stays_locked_is_waited_for_within_a_bound(buffer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ejax.data.reader._WAIT_S", 0.05)
     write(buffer, 0, 20)
     buffer.writing(0).__enter__()
@@ -159,12 +162,14 @@ def test_a_row_that_stays_locked_is_waited_for_within_a_bound(buffer, monkeypatc
 
 
 @pytest.mark.parametrize(("large", "copy"), [(10**9, "gather"), (0, "copy_window")], ids=["together", "singly"])
-def test_a_copy_torn_by_a_write_is_drawn_again(buffer, monkeypatch, large, copy):
+def test_a_copy_torn_by_a_write_is_drawn_again(
+    buffer: Any, monkeypatch: pytest.MonkeyPatch, large: int, copy: str
+) -> None:
     """All rows are rewritten between the choice and the second look: once, at the first copy."""
     fill(buffer)
     original, torn = getattr(buffer, copy), []
 
-    def interrupted(*args):
+    def interrupted(*args: Any) -> Any:
         result = original(*args)
         if not torn:
             torn.append(args)
@@ -181,11 +186,13 @@ def test_a_copy_torn_by_a_write_is_drawn_again(buffer, monkeypatch, large, copy)
 
 
 @pytest.mark.parametrize(("large", "copy"), [(10**9, "gather"), (0, "copy_window")], ids=["together", "singly"])
-def test_rows_that_are_always_rewritten_meanwhile_end_in_an_error(buffer, monkeypatch, large, copy):
+def test_rows_that_are_always_rewritten_meanwhile_end_in_an_error(
+    buffer: Any, monkeypatch: pytest.MonkeyPatch, large: int, copy: str
+) -> None:
     write(buffer, 0, 50)
     original = getattr(buffer, copy)
 
-    def interrupted(*args):
+    def interrupted(*args: Any) -> Any:
         buffer.version[0] += 2
         return original(*args)
 
@@ -195,7 +202,7 @@ def test_rows_that_are_always_rewritten_meanwhile_end_in_an_error(buffer, monkey
         ChunkReader(buffer).draw(5, 10, "episode", np.random.default_rng(0))
 
 
-def test_chunks_drawn_singly_are_like_those_drawn_together(buffer, monkeypatch):
+def test_chunks_drawn_singly_are_like_those_drawn_together(buffer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(buffer)
     made = []
     for large in (10**9, 0):
@@ -221,7 +228,9 @@ def test_chunks_drawn_singly_are_like_those_drawn_together(buffer, monkeypatch):
         ((True, 10, "episode"), TypeError, "batch_size must be an int, got bool"),
     ],
 )
-def test_requests_that_no_buffer_serves_are_refused(request_, error, message):
+def test_requests_that_no_buffer_serves_are_refused(
+    request_: tuple[Any, ...], error: type[Exception], message: str
+) -> None:
     with pytest.raises(error, match=message):
         check_request(*request_, num_frames=50)
 
@@ -244,7 +253,9 @@ def test_requests_that_no_buffer_serves_are_refused(request_, error, message):
         ({"fields": {}}, r"missing \['name'\]"),
     ],
 )
-def test_an_episode_that_is_not_the_specs_is_refused_and_the_row_stays(buffer, changed, message):
+def test_an_episode_that_is_not_the_specs_is_refused_and_the_row_stays(
+    buffer: Any, changed: dict[str, Any], message: str
+) -> None:
     write(buffer, 0, 3)
     before = {path: array.copy() for path, array in buffer.frames.items()}
     given = {"frames": {"obs/x": np.zeros((3, 2)), "t": np.arange(3)}, "fields": {"name": b"push"}} | changed
@@ -267,12 +278,12 @@ def test_an_episode_that_is_not_the_specs_is_refused_and_the_row_stays(buffer, c
         ({"a": ((), "S")}, "no fixed size"),
     ],
 )
-def test_fields_that_cannot_be_stored_are_refused(frames, message):
+def test_fields_that_cannot_be_stored_are_refused(frames: dict[str, tuple[tuple[Any, ...], str]], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         EpisodeSpec(frames)
 
 
-def test_a_nested_dict_and_back():
+def test_a_nested_dict_and_back() -> None:
     tree = {"a": {"b": 1, "c": {"d": 2}}, "e": 3}
     assert flatten(tree) == {"a/b": 1, "a/c/d": 2, "e": 3}
     assert nest(flatten(tree)) == tree

@@ -16,7 +16,9 @@ import sys
 import threading
 import time
 import weakref
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import data_tasks
 import numpy as np
@@ -43,17 +45,17 @@ BOUND_S = 10.0
 
 
 @pytest.fixture(autouse=True)
-def left_behind(monkeypatch, tmp_path):
+def left_behind(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
     """After each test: no block, no folder, no worker."""
     blocks, workers, folder = [], [], tmp_path / "runs"
     folder.mkdir()
     create, spawn = supervisor_module.create_block, supervisor_module._spawn
 
-    def create_noted(layout):
+    def create_noted(layout: Any) -> Any:
         blocks.append(create(layout))
         return blocks[-1]
 
-    def spawn_noted(*args):
+    def spawn_noted(*args: Any) -> subprocess.Popen[bytes]:
         workers.append(spawn(*args))
         return workers[-1]
 
@@ -66,20 +68,20 @@ def left_behind(monkeypatch, tmp_path):
     assert [worker.pid for worker in workers if worker.poll() is None] == []
 
 
-def cfg(task="data_tasks:Toy", **kwargs):
+def cfg(task: str = "data_tasks:Toy", **kwargs: Any) -> OnlineDataEngineCfg:
     task_cfg = kwargs.pop("task_cfg", {})
     defaults = {"buffer_size": 8, "max_episode_steps": 50, "initialization_timeout": 60.0}
     return OnlineDataEngineCfg(task, task_cfg, **(defaults | kwargs))
 
 
-def wait_until(condition, bound=BOUND_S):
+def wait_until(condition: Callable[[], Any], bound: float = BOUND_S) -> None:
     deadline = time.monotonic() + bound
     while not condition():
         assert time.monotonic() < deadline, "it did not come about"
         time.sleep(0.005)
 
 
-def draw_until_it_fails(engine, size=1):
+def draw_until_it_fails(engine: OnlineDataEngine, size: int = 1) -> None:
     """Draw until the engine raises; nothing else ends this but the bound."""
     deadline = time.monotonic() + BOUND_S
     while time.monotonic() < deadline:
@@ -87,7 +89,7 @@ def draw_until_it_fails(engine, size=1):
     pytest.fail("the engine did not fail")
 
 
-def consumer(script, engine, tmp_path, **popen):
+def consumer(script: str, engine: OnlineDataEngine, tmp_path: Path, **popen: Any) -> subprocess.Popen[str]:
     """A process that has ``engine`` as a pickled copy, and neither test nor task modules on its path."""
     path = tmp_path / f"engine{time.monotonic_ns()}.pickle"
     path.write_bytes(pickle.dumps(engine))
@@ -106,7 +108,7 @@ print(sorted({"jax", "flax", "data_tasks"} & set(sys.modules)), flush=True)
 """
 
 
-def is_running(pid):
+def is_running(pid: int | str) -> bool:
     """A process that is dead and not yet reaped does not run."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
@@ -114,7 +116,7 @@ def is_running(pid):
         return False
 
 
-def is_whole(chunks):
+def is_whole(chunks: dict[str, Any]) -> None:
     """All numbers of a chunk belong to one episode, and go on without a gap."""
     mark = chunks["episode"]["mark"]
     assert (chunks["obs"]["robot"]["qpos"] == mark[:, None, None]).all()
@@ -127,7 +129,7 @@ def is_whole(chunks):
 # one engine, healthy
 
 
-def test_a_buffer_is_filled_before_anyone_draws_and_chunks_have_their_shape():
+def test_a_buffer_is_filled_before_anyone_draws_and_chunks_have_their_shape() -> None:
     engine = OnlineDataEngine(cfg())
     assert engine.state is EngineState.CREATED and not engine.is_init
     with engine:
@@ -142,7 +144,7 @@ def test_a_buffer_is_filled_before_anyone_draws_and_chunks_have_their_shape():
     assert engine.state is EngineState.STOPPED and not engine.is_init
 
 
-def test_a_stopped_engine_gives_its_memory_back():
+def test_a_stopped_engine_gives_its_memory_back() -> None:
     engine = OnlineDataEngine(cfg())
     with engine:
         engine.sample_batch(1, 5)
@@ -152,7 +154,7 @@ def test_a_stopped_engine_gives_its_memory_back():
     assert block not in Path("/proc/self/maps").read_text()
 
 
-def test_rules_of_the_life_of_an_engine():
+def test_rules_of_the_life_of_an_engine() -> None:
     engine = OnlineDataEngine(cfg())
     with pytest.raises(RuntimeError, match="sample_batch requires state READY; current state is CREATED"):
         engine.sample_batch(1, 5)
@@ -173,7 +175,7 @@ def test_rules_of_the_life_of_an_engine():
         engine.stats()
 
 
-def test_an_engine_never_started_stops():
+def test_an_engine_never_started_stops() -> None:
     engine = OnlineDataEngine(cfg())
     engine.stop()
     assert engine.state is EngineState.STOPPED
@@ -191,12 +193,12 @@ def test_an_engine_never_started_stops():
         ({"seed": -1}, "seed must be an int of at least 0"),
     ],
 )
-def test_wrong_options_are_refused(wrong, message):
+def test_wrong_options_are_refused(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         cfg(**wrong)
 
 
-def test_the_same_seed_makes_the_same_episodes():
+def test_the_same_seed_makes_the_same_episodes() -> None:
     made = []
     for seed in (3, 3, 4):
         with OnlineDataEngine(cfg(seed=seed)) as engine:
@@ -206,7 +208,7 @@ def test_the_same_seed_makes_the_same_episodes():
     assert not set(made[0].values()) & set(made[2].values())
 
 
-def test_a_refill_comes_once_at_the_threshold():
+def test_a_refill_comes_once_at_the_threshold() -> None:
     with OnlineDataEngine(cfg(refill_threshold=1)) as engine:
         engine.sample_batch(7, 5)
         time.sleep(0.2)  # ten looks of the worker
@@ -219,7 +221,7 @@ def test_a_refill_comes_once_at_the_threshold():
         assert set(engine.sample_batch(200, 5)["episode"]["index"]) == set(range(8, 16))
 
 
-def test_draws_of_all_consumers_count_together(tmp_path):
+def test_draws_of_all_consumers_count_together(tmp_path: Path) -> None:
     with OnlineDataEngine(cfg(refill_threshold=2)) as engine:
         draws = [consumer("engine.sample_batch(5, 5)", engine, tmp_path) for _ in range(3)]
         assert [process.wait(BOUND_S) for process in draws] == [0, 0, 0]
@@ -232,7 +234,7 @@ def test_draws_of_all_consumers_count_together(tmp_path):
             process.stdout.close()
 
 
-def test_chunks_are_whole_while_every_row_is_rewritten_all_the_time():
+def test_chunks_are_whole_while_every_row_is_rewritten_all_the_time() -> None:
     """Wide frames make the copies long: with plain reads some hundred of these chunks are torn."""
     task_cfg = {"wide": 4000, "lengths": [50, 30, 44]}
     with OnlineDataEngine(cfg(refill_threshold=1, buffer_size=2, task_cfg=task_cfg)) as engine:
@@ -242,13 +244,13 @@ def test_chunks_are_whole_while_every_row_is_rewritten_all_the_time():
         wait_until(lambda: engine.stats()["data/samples"] == 1200.0)
 
 
-def test_several_outcomes_of_one_attempt_each_get_a_row():
+def test_several_outcomes_of_one_attempt_each_get_a_row() -> None:
     with OnlineDataEngine(cfg(task_cfg={"several": 3})) as engine:
         assert engine.stats()["data/episodes"] == 9.0  # three attempts fill eight rows
         is_whole(engine.sample_batch(50, 10))
 
 
-def test_failed_attempts_are_counted_and_never_drawn():
+def test_failed_attempts_are_counted_and_never_drawn() -> None:
     at = dict(enumerate(("fail", "incomplete", "unsuccessful", "long", "empty")))
     with OnlineDataEngine(cfg(max_generation_attempts=6, task_cfg={"at": at})) as engine:
         stats = engine.stats()
@@ -257,7 +259,7 @@ def test_failed_attempts_are_counted_and_never_drawn():
         is_whole(engine.sample_batch(100, 20))
 
 
-def test_stats_tell_rates_and_the_age_of_the_data():
+def test_stats_tell_rates_and_the_age_of_the_data() -> None:
     with OnlineDataEngine(cfg(task_cfg={"delay": 0.02})) as engine:
         engine.sample_batch(10, 5)
         wait_until(lambda: engine.stats()["data/samples"] == 10.0)
@@ -268,7 +270,7 @@ def test_stats_tell_rates_and_the_age_of_the_data():
         assert 0.0 < stats["data/samples_per_s"] < 50.0
 
 
-def test_the_worker_imports_neither_jax_nor_the_main_module(tmp_path):
+def test_the_worker_imports_neither_jax_nor_the_main_module(tmp_path: Path) -> None:
     """It is given a task by name, in a process of its own."""
     assert "jax" in sys.modules
     with OnlineDataEngine(cfg("data_tasks:Importing", task_cfg={"folder": str(tmp_path)})):
@@ -277,13 +279,13 @@ def test_the_worker_imports_neither_jax_nor_the_main_module(tmp_path):
     assert not modules & {"jax", "flax", "pydantic", "torch", "pytest", "test_data_engine"}
 
 
-def test_a_task_that_is_a_context_manager_is_opened_and_closed(tmp_path):
+def test_a_task_that_is_a_context_manager_is_opened_and_closed(tmp_path: Path) -> None:
     with OnlineDataEngine(cfg(data_tasks.Closing, task_cfg={"folder": str(tmp_path)})):
         assert (tmp_path / "opened").exists() and not (tmp_path / "closed").exists()
     assert (tmp_path / "closed").exists()
 
 
-def test_stop_interrupts_the_attempt_under_way(tmp_path):
+def test_stop_interrupts_the_attempt_under_way(tmp_path: Path) -> None:
     task_cfg = {"folder": str(tmp_path), "at": {"8": "hang"}}
     engine = OnlineDataEngine(cfg("data_tasks:Closing", refill_threshold=1, task_cfg=task_cfg))
     engine.start()
@@ -299,7 +301,7 @@ def test_stop_interrupts_the_attempt_under_way(tmp_path):
 
 
 @pytest.mark.parametrize("task_cfg", [{"build": "raise"}, {"at": {0: "raise"}}], ids=["when built", "when run"])
-def test_start_raises_what_the_task_raised(task_cfg):
+def test_start_raises_what_the_task_raised(task_cfg: dict[str, Any]) -> None:
     engine = OnlineDataEngine(cfg(task_cfg=task_cfg))
     with pytest.raises(data_tasks.SimulationError, match=r"no simulator|the arm left the table") as caught:
         engine.start()
@@ -326,14 +328,14 @@ def test_start_raises_what_the_task_raised(task_cfg):
         ("data_tasks", {}, ValueError, "write 'package.module:Name'"),
     ],
 )
-def test_start_tells_why_it_failed(task, task_cfg, error, message):
+def test_start_tells_why_it_failed(task: str, task_cfg: dict[str, Any], error: type[Exception], message: str) -> None:
     engine = OnlineDataEngine(cfg(task, task_cfg=task_cfg))
     with pytest.raises(error, match=message):
         engine.start()
     assert engine.state is EngineState.FAILED
 
 
-def test_attempts_that_all_fail_end_with_their_reason():
+def test_attempts_that_all_fail_end_with_their_reason() -> None:
     engine = OnlineDataEngine(cfg(task_cfg={"at": dict.fromkeys(range(3), "fail")}))
     with pytest.raises(RuntimeError, match=r"no successful demonstration in 3 attempts in a row .*no way to the goal"):
         engine.start()
@@ -343,7 +345,7 @@ def test_attempts_that_all_fail_end_with_their_reason():
     ("task_cfg", "timeout", "what"),
     [({"build": "hang"}, 0.8, "to build its task"), ({"at": {0: "hang"}}, 3.0, "to fill the buffer")],
 )
-def test_a_start_that_takes_too_long_is_a_timeout(task_cfg, timeout, what):
+def test_a_start_that_takes_too_long_is_a_timeout(task_cfg: dict[str, Any], timeout: float, what: str) -> None:
     engine = OnlineDataEngine(cfg(initialization_timeout=timeout, task_cfg=task_cfg))
     with pytest.raises(TimeoutError, match=rf"took longer than {timeout} s \(initialization_timeout\) {what}"):
         engine.start()
@@ -358,7 +360,7 @@ def test_a_start_that_takes_too_long_is_a_timeout(task_cfg, timeout, what):
         ("exit", OnlineDataWorkerError, r"the worker ended \(exit code 17\) before stop\(\)"),
     ],
 )
-def test_every_consumer_hears_of_a_failure(how, error, message, tmp_path):
+def test_every_consumer_hears_of_a_failure(how: str, error: type[Any], message: str, tmp_path: Path) -> None:
     engine = OnlineDataEngine(cfg(refill_threshold=4, task_cfg={"at": {9: how}}))
     with pytest.raises(error, match=message), engine:  # stop() adds nothing of its own: it was told
         others = [consumer(DRAW, engine, tmp_path) for _ in range(2)]
@@ -376,7 +378,7 @@ def test_every_consumer_hears_of_a_failure(how, error, message, tmp_path):
         assert expected.get(how, "with a lock inside") in text
 
 
-def test_a_failure_that_nobody_heard_of_is_raised_by_stop():
+def test_a_failure_that_nobody_heard_of_is_raised_by_stop() -> None:
     engine = OnlineDataEngine(cfg(refill_threshold=1, task_cfg={"at": {8: "exit"}}))
     engine.start()
     engine.sample_batch(8, 5)
@@ -387,7 +389,7 @@ def test_a_failure_that_nobody_heard_of_is_raised_by_stop():
     assert engine.state is EngineState.FAILED
 
 
-def test_a_hanging_worker_is_found_and_says_where_it_is():
+def test_a_hanging_worker_is_found_and_says_where_it_is() -> None:
     engine = OnlineDataEngine(cfg(refill_threshold=1, worker_timeout=0.5, task_cfg={"at": {8: "hang"}}))
     with (
         pytest.raises(OnlineDataWorkerError, match=r"hangs: no attempt .* for 0.5 s \(worker_timeout\)") as caught,
@@ -398,28 +400,31 @@ def test_a_hanging_worker_is_found_and_says_where_it_is():
     assert "in misbehave" in str(caught.value)
 
 
-def test_a_worker_that_crashes_says_where_it_was():
+def test_a_worker_that_crashes_says_where_it_was() -> None:
     engine = OnlineDataEngine(cfg(task_cfg={"at": {0: "crash"}}))
     with pytest.raises(OnlineDataWorkerError, match=r"exit code -11, SIGSEGV\)\nFatal Python error") as caught:
         engine.start()
     assert "in misbehave" in str(caught.value)
 
 
-def test_a_stopped_process_counts_as_hanging(left_behind):
+def test_a_stopped_process_counts_as_hanging(left_behind: list[subprocess.Popen[bytes]]) -> None:
     engine = OnlineDataEngine(cfg(worker_timeout=0.5))
     with pytest.raises(OnlineDataWorkerError, match="hangs"), engine:
         os.kill(left_behind[0].pid, signal.SIGSTOP)
         draw_until_it_fails(engine)
 
 
-def test_an_idle_worker_does_not_count_as_hanging():
+def test_an_idle_worker_does_not_count_as_hanging() -> None:
     with OnlineDataEngine(cfg(worker_timeout=0.5)) as engine:
         time.sleep(1.2)
-        engine.sample_batch(1, 5)
+        is_whole(engine.sample_batch(1, 5))
+        assert engine.state is EngineState.READY
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_worker_killed_at_any_moment_is_reported_and_leaves_nothing(seed, left_behind):
+def test_a_worker_killed_at_any_moment_is_reported_and_leaves_nothing(
+    seed: int, left_behind: list[subprocess.Popen[bytes]]
+) -> None:
     """Rows are rewritten all the time; what is drawn until the end is whole."""
     engine = OnlineDataEngine(cfg(refill_threshold=1, buffer_size=2, task_cfg={"wide": 2000}))
     with (
@@ -433,7 +438,7 @@ def test_a_worker_killed_at_any_moment_is_reported_and_leaves_nothing(seed, left
     assert engine.state is EngineState.FAILED
 
 
-def test_a_consumer_killed_while_it_draws_stops_nobody(tmp_path):
+def test_a_consumer_killed_while_it_draws_stops_nobody(tmp_path: Path) -> None:
     """No lock of a consumer's outlives it, because it has none."""
     rng = random.Random(0)
     with OnlineDataEngine(cfg(refill_threshold=1, buffer_size=2, task_cfg={"wide": 2000})) as engine:
@@ -447,7 +452,7 @@ def test_a_consumer_killed_while_it_draws_stops_nobody(tmp_path):
         wait_until(lambda: is_whole(engine.sample_batch(2, 20)) or engine.stats()["data/fills"] >= fills + 3)
 
 
-def test_a_consumer_that_is_suspended_does_not_hold_up_the_worker(tmp_path):
+def test_a_consumer_that_is_suspended_does_not_hold_up_the_worker(tmp_path: Path) -> None:
     with OnlineDataEngine(cfg(refill_threshold=1, buffer_size=2)) as engine:
         other = consumer(DRAW, engine, tmp_path)
         assert other.stdout.readline() == "drawn\n"
@@ -458,7 +463,7 @@ def test_a_consumer_that_is_suspended_does_not_hold_up_the_worker(tmp_path):
         other.communicate()
 
 
-def test_a_worker_that_will_not_end_is_killed_and_said_so(tmp_path):
+def test_a_worker_that_will_not_end_is_killed_and_said_so(tmp_path: Path) -> None:
     task_cfg = {"folder": str(tmp_path), "at": {"8": "deaf"}}
     engine = OnlineDataEngine(cfg(refill_threshold=1, shutdown_timeout=0.3, task_cfg=task_cfg))
     engine.start()
@@ -479,7 +484,9 @@ def test_a_worker_that_will_not_end_is_killed_and_said_so(tmp_path):
     [("data_tasks:Toy", {"build": "deaf"}), ("data_tasks:Closing", {"hang": "opened"})],
     ids=["when built", "when opened"],
 )
-def test_a_worker_that_goes_deaf_before_it_works_ends_within_its_bounds(task, task_cfg, tmp_path, left_behind):
+def test_a_worker_that_goes_deaf_before_it_works_ends_within_its_bounds(
+    task: str, task_cfg: dict[str, str], tmp_path: Path, left_behind: list[subprocess.Popen[bytes]]
+) -> None:
     """initialization_timeout, then shutdown_timeout."""
     if task != "data_tasks:Toy":
         task_cfg |= {"folder": str(tmp_path)}
@@ -493,7 +500,9 @@ def test_a_worker_that_goes_deaf_before_it_works_ends_within_its_bounds(task, ta
 
 
 @pytest.mark.parametrize("where", ["closed", "thread", "exit"])
-def test_a_worker_that_hangs_when_it_closes_is_killed_within_its_bound(where, tmp_path, left_behind):
+def test_a_worker_that_hangs_when_it_closes_is_killed_within_its_bound(
+    where: str, tmp_path: Path, left_behind: list[subprocess.Popen[bytes]]
+) -> None:
     task_cfg = {"folder": str(tmp_path), "hang": where}
     engine = OnlineDataEngine(cfg("data_tasks:Closing", shutdown_timeout=0.5, task_cfg=task_cfg))
     engine.start()
@@ -504,7 +513,7 @@ def test_a_worker_that_hangs_when_it_closes_is_killed_within_its_bound(where, tm
     assert (tmp_path / "closed").exists() and left_behind[0].poll() == -signal.SIGKILL
 
 
-def test_a_worker_that_stops_in_the_middle_of_a_message_is_not_waited_for(monkeypatch):
+def test_a_worker_that_stops_in_the_middle_of_a_message_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor_module, "_MESSAGE_S", 0.5)
     engine = OnlineDataEngine(cfg(shutdown_timeout=0.3, task_cfg={"build": "halfway"}))
     start = time.monotonic()
@@ -513,12 +522,12 @@ def test_a_worker_that_stops_in_the_middle_of_a_message_is_not_waited_for(monkey
     assert time.monotonic() - start < BOUND_S
 
 
-def test_a_worker_that_outlives_being_killed_can_be_stopped_again(monkeypatch):
+def test_a_worker_that_outlives_being_killed_can_be_stopped_again(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = OnlineDataEngine(cfg())
     engine.start()
     end = supervisor_module.Supervisor._end
 
-    def outlived(self, timeout):
+    def outlived(self: supervisor_module.Supervisor, timeout: float) -> None:
         raise OnlineDataWorkerError("the worker outlived SIGKILL")
 
     monkeypatch.setattr(supervisor_module.Supervisor, "_end", outlived)
@@ -530,7 +539,7 @@ def test_a_worker_that_outlives_being_killed_can_be_stopped_again(monkeypatch):
     assert engine.state is EngineState.FAILED
 
 
-def test_a_task_that_fails_to_close_is_told(tmp_path):
+def test_a_task_that_fails_to_close_is_told(tmp_path: Path) -> None:
     engine = OnlineDataEngine(cfg("data_tasks:Closing", task_cfg={"folder": str(tmp_path), "fail": True}))
     engine.start()
     with pytest.raises(data_tasks.SimulationError, match="could not close"):
@@ -538,7 +547,7 @@ def test_a_task_that_fails_to_close_is_told(tmp_path):
     assert engine.state is EngineState.FAILED
 
 
-def test_the_error_of_the_body_stays_the_first():
+def test_the_error_of_the_body_stays_the_first() -> None:
     engine = OnlineDataEngine(cfg(refill_threshold=1, task_cfg={"at": {8: "exit"}}))
     with pytest.raises(KeyError, match="mine") as caught, engine:
         engine.sample_batch(8, 5)
@@ -548,8 +557,8 @@ def test_the_error_of_the_body_stays_the_first():
     assert "exit code 17" in caught.value.__notes__[0]
 
 
-def test_what_goes_wrong_in_cleaning_up_a_failed_start_is_a_note(monkeypatch):
-    def outlived(self, timeout):
+def test_what_goes_wrong_in_cleaning_up_a_failed_start_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    def outlived(self: supervisor_module.Supervisor, timeout: float) -> None:
         self._process.kill()
         self._process.wait()
         raise OnlineDataWorkerError("outlived")
@@ -562,11 +571,11 @@ def test_what_goes_wrong_in_cleaning_up_a_failed_start_is_a_note(monkeypatch):
     engine.stop()
 
 
-def test_stop_cancels_a_start_under_way():
+def test_stop_cancels_a_start_under_way() -> None:
     engine = OnlineDataEngine(cfg(task_cfg={"delay": 5.0}))
     raised = []
 
-    def start():
+    def start() -> None:
         try:
             engine.start()
         except RuntimeError as error:
@@ -583,8 +592,8 @@ def test_stop_cancels_a_start_under_way():
     assert str(raised[0]) == "start() was cancelled by stop()"
 
 
-def test_too_little_shared_memory_is_told_before_it_is_a_bus_error(monkeypatch):
-    def refuse(descriptor, offset, size):
+def test_too_little_shared_memory_is_told_before_it_is_a_bus_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(descriptor: int, offset: int, size: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "posix_fallocate", refuse)
@@ -595,7 +604,7 @@ def test_too_little_shared_memory_is_told_before_it_is_a_bus_error(monkeypatch):
 # who may do what, and where
 
 
-def test_a_copy_draws_and_neither_starts_nor_stops():
+def test_a_copy_draws_and_neither_starts_nor_stops() -> None:
     with OnlineDataEngine(cfg()) as engine:
         copy = pickle.loads(pickle.dumps(engine))
         is_whole(copy.sample_batch(3, 10))
@@ -608,7 +617,7 @@ def test_a_copy_draws_and_neither_starts_nor_stops():
         copy.sample_batch(1, 5)
 
 
-def test_a_copy_that_comes_too_late_finds_the_engine_stopped():
+def test_a_copy_that_comes_too_late_finds_the_engine_stopped() -> None:
     with OnlineDataEngine(cfg()) as engine:
         pickled = pickle.dumps(engine)
     late = pickle.loads(pickled)
@@ -616,7 +625,7 @@ def test_a_copy_that_comes_too_late_finds_the_engine_stopped():
         late.sample_batch(1, 5)
 
 
-def test_a_process_that_draws_imports_numpy_only(tmp_path):
+def test_a_process_that_draws_imports_numpy_only(tmp_path: Path) -> None:
     script = "print(engine.sample_batch(1, 1)['actions'].shape, sorted({'jax', 'data_tasks'} & set(sys.modules)))"
     with OnlineDataEngine(cfg(data_tasks.Toy)) as engine:
         process = consumer(script, engine, tmp_path, stderr=subprocess.PIPE)
@@ -625,7 +634,7 @@ def test_a_process_that_draws_imports_numpy_only(tmp_path):
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 @pytest.mark.filterwarnings("ignore:.*fork:RuntimeWarning", "ignore:.*fork:DeprecationWarning")
-def test_children_draw_each_its_own_chunks_and_cannot_stop(method):
+def test_children_draw_each_its_own_chunks_and_cannot_stop(method: str) -> None:
     context = multiprocessing.get_context(method)
     with OnlineDataEngine(cfg()) as engine:
         engine.sample_batch(1, 5)
@@ -646,10 +655,10 @@ def test_children_draw_each_its_own_chunks_and_cannot_stop(method):
         is_whole(engine.sample_batch(1, 5))
 
 
-def test_threads_share_an_engine():
+def test_threads_share_an_engine() -> None:
     failures = []
 
-    def draw(seed):
+    def draw(seed: int) -> None:
         try:
             for _ in range(30):
                 is_whole(engine.sample_batch(4, 20, rng=np.random.default_rng(seed)))
@@ -665,7 +674,7 @@ def test_threads_share_an_engine():
     assert failures == []
 
 
-def test_an_engine_that_nobody_holds_ends_its_worker(left_behind):
+def test_an_engine_that_nobody_holds_ends_its_worker(left_behind: list[subprocess.Popen[bytes]]) -> None:
     """The monitor thread does not hold it."""
     engine = OnlineDataEngine(cfg())
     engine.start()
@@ -696,7 +705,9 @@ print(engine._supervisor._process.pid, engine._ticket.block, engine._ticket.fold
     ],
     ids=["returns", "exits", "is killed"],
 )
-def test_a_worker_does_not_outlive_an_owner_that_did_not_stop_it(end, code, quiet, tmp_path):
+def test_a_worker_does_not_outlive_an_owner_that_did_not_stop_it(
+    end: str, code: int, quiet: bool, tmp_path: Path
+) -> None:
     script = OWNER.format(tasks=TASKS, end=end)
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     owner = subprocess.Popen(
@@ -712,7 +723,7 @@ def test_a_worker_does_not_outlive_an_owner_that_did_not_stop_it(end, code, quie
         assert err == ""
 
 
-def kill_all_of_an_owner(folder):
+def kill_all_of_an_owner(folder: Path) -> tuple[subprocess.Popen[str], Any, Path]:
     """Start an engine in a process, then kill that, its worker and its resource tracker. What they leave behind."""
     end = "from multiprocessing import resource_tracker; print(resource_tracker._resource_tracker._pid, flush=True)"
     owner = subprocess.Popen(
@@ -731,7 +742,7 @@ def kill_all_of_an_owner(folder):
     return owner, SHM / block, Path(run)
 
 
-def test_the_next_engine_clears_what_belongs_to_no_living_process(tmp_path):
+def test_the_next_engine_clears_what_belongs_to_no_living_process(tmp_path: Path) -> None:
     owner, block, folder = kill_all_of_an_owner(tmp_path / "runs")
     assert folder.exists()  # and the block, unless an engine of other tests has cleared it just now
     with OnlineDataEngine(cfg()) as engine:  # the owner is a zombie yet
@@ -740,7 +751,7 @@ def test_the_next_engine_clears_what_belongs_to_no_living_process(tmp_path):
     owner.wait()
 
 
-def test_what_belongs_to_a_living_process_is_left_alone():
+def test_what_belongs_to_a_living_process_is_left_alone() -> None:
     with OnlineDataEngine(cfg()) as engine:
         other = OnlineDataEngine(cfg())
         with other:
@@ -751,7 +762,7 @@ def test_what_belongs_to_a_living_process_is_left_alone():
                 assert stat.S_IMODE(each._ticket.folder.stat().st_mode) == 0o700
 
 
-def mine(**changes):
+def mine(**changes: Any) -> str:
     """The name of a block of this process, but for what is changed."""
     parts = {"namespace": leftovers._namespace(), "pid": os.getpid(), "start": leftovers._started(os.getpid())}
     return "ejax-data-{namespace}-{pid}-{start}-test".format(**(parts | changes))
@@ -770,7 +781,9 @@ def mine(**changes):
         ("psm_ejax-data-1-2-3-test", False),
     ],
 )
-def test_only_what_names_a_process_that_has_ended_is_cleared(tmp_path, name, cleared):
+def test_only_what_names_a_process_that_has_ended_is_cleared(
+    tmp_path: Path, name: dict[str, int] | str, cleared: bool
+) -> None:
     name = name if isinstance(name, str) else mine(**name)
     block, folder = SHM / name, tmp_path / "runs" / name
     try:
@@ -785,7 +798,7 @@ def test_only_what_names_a_process_that_has_ended_is_cleared(tmp_path, name, cle
             shutil.rmtree(folder)
 
 
-def test_what_another_user_left_and_links_are_not_touched(tmp_path, monkeypatch):
+def test_what_another_user_left_and_links_are_not_touched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gone, link = tmp_path / "runs" / mine(start=1), tmp_path / "runs" / f"{mine(start=1)}2"
     (tmp_path / "mine").mkdir()
     gone.mkdir()
@@ -800,7 +813,7 @@ def test_what_another_user_left_and_links_are_not_touched(tmp_path, monkeypatch)
     link.unlink()
 
 
-def test_engines_that_start_at_once_clear_up_side_by_side(tmp_path):
+def test_engines_that_start_at_once_clear_up_side_by_side(tmp_path: Path) -> None:
     blocks = [SHM / f"{mine(start=1)}{number}" for number in range(200)]
     for block in blocks:
         block.touch()
@@ -812,7 +825,7 @@ def test_engines_that_start_at_once_clear_up_side_by_side(tmp_path):
     assert not any(block.exists() for block in blocks)
 
 
-def test_a_consumer_outlives_its_owner_and_says_so(tmp_path):
+def test_a_consumer_outlives_its_owner_and_says_so(tmp_path: Path) -> None:
     end = "import pickle; print(pickle.dumps(engine).hex(), flush=True); sys.stdin.read(1); os.kill(os.getpid(), 9)"
     owner = subprocess.Popen(
         [sys.executable, "-c", OWNER.format(tasks=TASKS, end=end)],
@@ -831,7 +844,7 @@ def test_a_consumer_outlives_its_owner_and_says_so(tmp_path):
     wait_until(lambda: not is_running(worker) and not (SHM / block).exists())
 
 
-def test_who_waits_for_episodes_hears_that_everybody_else_is_gone(tmp_path):
+def test_who_waits_for_episodes_hears_that_everybody_else_is_gone(tmp_path: Path) -> None:
     """The worker hangs in its third attempt, which was asked for; it and the owner are killed, so nobody tells."""
     end = "import pickle; print(pickle.dumps(engine).hex(), flush=True); time.sleep(60)"
     hanging = OWNER.replace('"data_tasks:Toy",', '"data_tasks:Toy", {{"at": {{2: "hang"}}}},')
@@ -846,7 +859,7 @@ def test_who_waits_for_episodes_hears_that_everybody_else_is_gone(tmp_path):
     copy = pickle.loads(bytes.fromhex(owner.stdout.readline()))
     taken, raised = [], []
 
-    def listen():
+    def listen() -> None:
         try:
             for each in copy.episodes():
                 taken.append(each)
@@ -875,7 +888,7 @@ engine.stop()
 """
 
 
-def test_a_forked_child_that_ends_leaves_the_engine_alone(tmp_path):
+def test_a_forked_child_that_ends_leaves_the_engine_alone(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", OWNER.format(tasks=TASKS, end=FORKED)], capture_output=True, text=True, timeout=30.0
     )
@@ -883,7 +896,7 @@ def test_a_forked_child_that_ends_leaves_the_engine_alone(tmp_path):
     assert done.stdout.splitlines()[1:] == ["(1, 5) READY"]
 
 
-def test_a_task_of_the_main_script_is_refused_with_the_remedy(monkeypatch):
+def test_a_task_of_the_main_script_is_refused_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data_tasks.Toy, "__module__", "__main__")
     engine = OnlineDataEngine(cfg(data_tasks.Toy))
     with pytest.raises(ValueError, match=r"defined in the main script, .*put it into a module of its own"):
@@ -893,7 +906,7 @@ def test_a_task_of_the_main_script_is_refused_with_the_remedy(monkeypatch):
 # failures as bytes
 
 
-def test_a_failure_keeps_within_its_bytes():
+def test_a_failure_keeps_within_its_bytes() -> None:
     packed = pack_failure(ValueError("x" * 10**6))
     assert len(packed) <= CAPACITY
     with pytest.raises(OnlineDataWorkerError, match=r"builtins\.ValueError: x+"):
@@ -901,7 +914,7 @@ def test_a_failure_keeps_within_its_bytes():
 
 
 class BrokenTextError(Exception):
-    def __str__(self):
+    def __str__(self) -> None:
         raise RuntimeError("no text")
 
 
@@ -917,7 +930,7 @@ class BrokenTextError(Exception):
     ],
     ids=["emoji", "many", "accents", "surrogates", "long name", "long names"],
 )
-def test_a_failure_of_any_text_keeps_within_its_bytes(error):
+def test_a_failure_of_any_text_keeps_within_its_bytes(error: Any) -> None:
     """Bytes are what there is room for; no character is cut in two."""
     packed = pack_failure(error)
     assert len(packed) <= CAPACITY
@@ -928,26 +941,26 @@ def test_a_failure_of_any_text_keeps_within_its_bytes(error):
         raise_failure(packed)
 
 
-def test_a_failure_without_a_text_is_told_all_the_same():
+def test_a_failure_without_a_text_is_told_all_the_same() -> None:
     said = pickle.loads(pack_failure(BrokenTextError()))
     assert said["message"] == "<its text cannot be made: str() of a BrokenTextError fails>"
     assert "BrokenTextError" in said["traceback"]
 
 
 @pytest.mark.parametrize("task_cfg", [{"build": "emoji"}, {"at": {0: "emoji"}}], ids=["when built", "when run"])
-def test_a_worker_that_fails_with_a_long_text_of_wide_characters_says_it(task_cfg):
+def test_a_worker_that_fails_with_a_long_text_of_wide_characters_says_it(task_cfg: dict[str, Any]) -> None:
     engine = OnlineDataEngine(cfg(task_cfg=task_cfg))
     with pytest.raises(data_tasks.SimulationError, match=r"^😀{9000}$") as caught:
         engine.start()
     assert "in generate" in str(caught.value.__cause__) or "in __init__" in str(caught.value.__cause__)
 
 
-def test_an_exit_of_the_worker_does_not_exit_a_consumer():
+def test_an_exit_of_the_worker_does_not_exit_a_consumer() -> None:
     with pytest.raises(OnlineDataWorkerError, match=r"builtins\.SystemExit: 3"):
         raise_failure(pack_failure(SystemExit(3)))
 
 
-def test_the_example_of_the_documents_runs_as_written(tmp_path):
+def test_the_example_of_the_documents_runs_as_written(tmp_path: Path) -> None:
     text = (Path(__file__).parents[1] / "docs" / "data.md").read_text()
     (tmp_path / "reach.py").write_text(re.search(r"```python\n(.*?)```", text, re.S)[1])
     done = subprocess.run(
@@ -963,20 +976,20 @@ def test_the_example_of_the_documents_runs_as_written(tmp_path):
 class Fixed(ChunkSizeSampler):
     """3, 4, 5, ..."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.next = 2
 
-    def __call__(self):
+    def __call__(self) -> int:
         self.next += 1
         return self.next
 
 
-def take(iterable, count):
+def take(iterable: Iterable[Any], count: int) -> list[Any]:
     return list(itertools.islice(iterable, count))
 
 
 @pytest.fixture(scope="module")
-def ready():
+def ready() -> Iterator[OnlineDataEngine]:
     """One engine for the tests that only draw."""
     path = [entry for entry in sys.path if entry]
     assert TASKS in path
@@ -984,28 +997,28 @@ def ready():
         yield engine
 
 
-def test_items_and_batches_have_their_shapes(ready):
+def test_items_and_batches_have_their_shapes(ready: OnlineDataEngine) -> None:
     (item,) = take(OnlineDataset(ready, 8), 1)
     assert item["actions"].shape == (8, 4) and item["episode"]["mark"].shape == ()
     (batch,) = take(OnlineDataset(ready, 8, batch_size=4), 1)
     assert batch["actions"].shape == (4, 8, 4) and batch["episode"]["mark"].shape == (4,)
 
 
-def test_a_transform_comes_last_and_its_result_is_what_is_yielded(ready):
+def test_a_transform_comes_last_and_its_result_is_what_is_yielded(ready: OnlineDataEngine) -> None:
     seen = []
     dataset = OnlineDataset(ready, 8, transform=lambda chunks: seen.append(chunks["rewards"].shape) or "mine")
     assert take(dataset, 2) == ["mine", "mine"]
     assert seen == [(8,), (8,)]
 
 
-def test_the_mode_is_passed_on(ready):
+def test_the_mode_is_passed_on(ready: OnlineDataEngine) -> None:
     ids = take(OnlineDataset(ready, 6, 100, sampling_mode="boundary"), 1)[0]["segment_id"]
     assert (ids.min(axis=1) < ids.max(axis=1)).all()
     ids = take(OnlineDataset(ready, 6, 100, sampling_mode="segment"), 1)[0]["segment_id"]
     assert (ids == ids[:, :1]).all()
 
 
-def test_a_batch_draws_its_chunk_size_an_iterator_of_items_once(ready):
+def test_a_batch_draws_its_chunk_size_an_iterator_of_items_once(ready: OnlineDataEngine) -> None:
     sizes = [batch["rewards"].shape for batch in take(OnlineDataset(ready, Fixed(), batch_size=2), 3)]
     assert sizes == [(2, 3), (2, 4), (2, 5)]
     dataset = OnlineDataset(ready, Fixed())
@@ -1013,14 +1026,14 @@ def test_a_batch_draws_its_chunk_size_an_iterator_of_items_once(ready):
     assert [item["rewards"].shape for item in take(dataset, 3)] == [(4,)] * 3
 
 
-def test_sizes_of_a_sampler_vary_and_stay_in_its_range(ready):
+def test_sizes_of_a_sampler_vary_and_stay_in_its_range(ready: OnlineDataEngine) -> None:
     dataset = OnlineDataset(ready, UniformChunkSampler(2, 9), batch_size=1)
     sizes = {batch["rewards"].shape[1] for batch in take(dataset, 200)}
     assert sizes == set(range(2, 10))
 
 
-def test_the_same_seed_draws_the_same_chunks_and_iterators_and_shards_differ(ready):
-    def steps(iterator):
+def test_the_same_seed_draws_the_same_chunks_and_iterators_and_shards_differ(ready: OnlineDataEngine) -> None:
+    def steps(iterator: Iterable[Any]) -> list[Any]:
         return [item["episode_step"][0] for item in take(iterator, 30)]
 
     dataset, again = (OnlineDataset(ready, 5, seed=1) for _ in range(2))
@@ -1041,12 +1054,12 @@ def test_the_same_seed_draws_the_same_chunks_and_iterators_and_shards_differ(rea
         ({"chunk_size": 2, "sampling_mode": "row"}, ValueError, "no sampling_mode 'row'"),
     ],
 )
-def test_wrong_datasets_are_refused(arguments, error, message):
+def test_wrong_datasets_are_refused(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         OnlineDataset(None, **arguments)
 
 
-def test_batches_are_on_the_device_ahead_of_their_use(ready):
+def test_batches_are_on_the_device_ahead_of_their_use(ready: OnlineDataEngine) -> None:
     import jax
 
     drawn = []

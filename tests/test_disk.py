@@ -3,6 +3,8 @@
 import errno
 import json
 import os
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,8 +15,10 @@ from ejax.training import checkpoint
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS, errno.ENAMETOOLONG])
-def test_a_disk_that_refuses_is_one_line_and_exit_2(code, tmp_path, monkeypatch, capsys):
-    def refuse(*args, **options):
+def test_a_disk_that_refuses_is_one_line_and_exit_2(
+    code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*args: Any, **options: Any) -> None:
         raise OSError(code, os.strerror(code), str(tmp_path))
 
     monkeypatch.setattr("ejax.training.start.create_run_directory", refuse)
@@ -25,8 +29,8 @@ def test_a_disk_that_refuses_is_one_line_and_exit_2(code, tmp_path, monkeypatch,
     assert told.startswith("ejax.train: ") and os.strerror(code) in told and "\n" not in told
 
 
-def test_a_checkpoint_on_a_full_disk_is_an_error_of_the_disk(tmp_path, monkeypatch):
-    def refuse(*args):
+def test_a_checkpoint_on_a_full_disk_is_an_error_of_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: Any) -> None:
         raise ValueError("RESOURCE_EXHAUSTED: Failed to write 7 bytes: No space left [os_error_code='28']")
 
     monkeypatch.setattr("orbax.checkpoint.v1.save", refuse)

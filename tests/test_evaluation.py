@@ -1,6 +1,8 @@
 """Evaluation counts each slot's own episodes: short ones are not favoured."""
 
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import gymnasium
 import jax
@@ -13,7 +15,7 @@ from ejax.distributions import Normal
 from ejax.envs.host.guarded import GuardedEnv
 from ejax.envs.host.pure_host import PureHostEnv
 from ejax.evaluation import evaluate, evaluate_host, summarize
-from ejax.types import Timestep
+from ejax.types import Env, Params, Timestep
 
 KEY = jax.random.key(0)
 
@@ -32,22 +34,22 @@ class Lengths:
     informs: bool = True
 
     @property
-    def observation_space(self):
+    def observation_space(self) -> gymnasium.Space:
         return gymnasium.spaces.Box(-np.inf, np.inf, (1,))
 
     @property
-    def action_space(self):
+    def action_space(self) -> gymnasium.Space:
         return gymnasium.spaces.Box(-np.inf, np.inf, (1,))
 
     @property
-    def max_episode_steps(self):
+    def max_episode_steps(self) -> int:
         return self.long
 
-    def reset(self, key):
+    def reset(self, key: jax.Array) -> tuple[Episode, jax.Array]:
         horizon = jnp.where(jax.random.bernoulli(key), self.long, 1)
         return Episode(horizon, jnp.zeros((), jnp.int32)), jnp.zeros(1)
 
-    def step(self, state, action, key):
+    def step(self, state: Any, action: jax.Array, key: jax.Array) -> tuple[Any, Timestep]:
         del key
         state = replace(state, steps=state.steps + 1)
         ended = state.steps >= state.horizon
@@ -69,33 +71,33 @@ class Lengths:
 class Positive:
     """Its mean is positive, its samples are mostly not."""
 
-    def init(self, key, obs):
+    def init(self, key: jax.Array, obs: jax.Array) -> dict[str, Any]:
         del key, obs
         return {"params": {}}
 
-    def apply(self, params, obs):
+    def apply(self, params: Params, obs: jax.Array) -> tuple[Normal, Any]:
         del params
         mean = jnp.full_like(obs, 1e-3)
         return Normal(mean, jnp.full_like(mean, 3.0)), obs[..., 0]
 
 
-def play(env=Lengths(), *, key=KEY, num_envs=8, num_episodes=400):
+def play(env: Env = Lengths(), *, key: jax.Array = KEY, num_envs: int = 8, num_episodes: int = 400) -> Any:
     return evaluate(Positive(), env, {"params": {}}, key, num_envs=num_envs, num_episodes=num_episodes)
 
 
 @pytest.fixture(scope="module")
-def episodes():
+def episodes() -> Any:
     return jax.tree.map(np.asarray, play())
 
 
-def test_every_episode_asked_for_is_there_and_complete(episodes):
+def test_every_episode_asked_for_is_there_and_complete(episodes: Any) -> None:
     assert {name: x.shape for name, x in episodes.items()} == dict.fromkeys(
         ("return", "length", "nonfinite", "success", "metrics/steps"), (400,)
     )
     assert set(np.unique(episodes["length"])) == {1.0, 9.0}
 
 
-def test_short_episodes_are_not_favoured():
+def test_short_episodes_are_not_favoured() -> None:
     # fair coins: half of all episodes are long, but of those of 400 slots that finish first hardly any
     assert (play(num_envs=400)["length"] == 9.0).mean() == pytest.approx(0.5, abs=4 * 0.5 / 20)
     params = {"params": {}}
@@ -103,41 +105,41 @@ def test_short_episodes_are_not_favoured():
     assert (first["length"] == 9.0).mean() < 0.1
 
 
-def test_each_slot_plays_its_own_share():
+def test_each_slot_plays_its_own_share() -> None:
     # rows are ordered by slot: with 3 slots for 8 episodes, three, three and two
     shares = np.asarray(play(num_envs=3, num_episodes=8)["length"])
     assert len(shares) == 8 and np.isfinite(shares).all()
 
 
-def test_actions_are_the_distributions_mode(episodes):
+def test_actions_are_the_distributions_mode(episodes: Any) -> None:
     np.testing.assert_array_equal(episodes["return"], episodes["length"])  # reward 1 at every step
 
 
-def test_success_and_metrics_are_those_of_the_last_step(episodes):
+def test_success_and_metrics_are_those_of_the_last_step(episodes: Any) -> None:
     np.testing.assert_array_equal(episodes["success"], episodes["length"] == 9.0)
     np.testing.assert_array_equal(episodes["metrics/steps"], episodes["length"])
 
 
-def test_the_same_key_plays_the_same_episodes():
+def test_the_same_key_plays_the_same_episodes() -> None:
     first, second = play(), play()
     jax.tree.map(np.testing.assert_array_equal, first, second)
     assert (first["length"] != play(key=jax.random.key(1))["length"]).any()
 
 
 @pytest.fixture(scope="module")
-def uninformed():
+def uninformed() -> Any:
     return play(Lengths(informs=False), num_envs=8, num_episodes=2)
 
 
-def test_an_env_that_informs_of_nothing_still_has_return_and_length(uninformed):
+def test_an_env_that_informs_of_nothing_still_has_return_and_length(uninformed: Any) -> None:
     assert set(uninformed) == {"return", "length", "nonfinite"}
 
 
-def test_fewer_episodes_than_slots_use_as_many_slots(uninformed):
+def test_fewer_episodes_than_slots_use_as_many_slots(uninformed: Any) -> None:
     assert uninformed["length"].shape == (2,)
 
 
-def test_summaries_carry_embodichains_tags(episodes):
+def test_summaries_carry_embodichains_tags(episodes: Any) -> None:
     summary = summarize(episodes)
     tags = {"avg_reward", "avg_length", "success_rate", "metrics/steps", "nonfinite_episodes"}
     assert set(summary) == {f"eval/{tag}" for tag in tags}
@@ -147,7 +149,7 @@ def test_summaries_carry_embodichains_tags(episodes):
 
 
 @pytest.mark.parametrize("counts", [(0, 4), (4, 0), (-1, 4)])
-def test_counts_that_are_not_positive_are_refused(counts):
+def test_counts_that_are_not_positive_are_refused(counts: tuple[int, int]) -> None:
     with pytest.raises(ValueError, match=f"got {counts[0]} and {counts[1]}"):
         play(num_envs=counts[0], num_episodes=counts[1])
 
@@ -161,15 +163,15 @@ class Liar(Lengths):
     value: float = float("nan")
 
     @property
-    def max_episode_steps(self):
+    def max_episode_steps(self) -> int:
         return 4
 
-    def reset(self, key):
+    def reset(self, key: jax.Array) -> tuple[Episode, Any]:
         broken = jax.random.bernoulli(key)
         first = jnp.where(broken & (self.what == "obs") & (self.at == 0), self.value, broken)
         return Episode(broken, jnp.zeros((), jnp.int32)), first.astype(jnp.float32)[None]
 
-    def step(self, state, action, key):
+    def step(self, state: Any, action: jax.Array, key: jax.Array) -> tuple[Any, Timestep]:
         del action, key
         state = replace(state, steps=state.steps + 1)
         poison = jnp.where(state.horizon & (state.steps == self.at), self.value, 0.0)
@@ -186,7 +188,7 @@ class Liar(Lengths):
 class Poisoned(Positive):
     """Its action is NaN where the observation is 1."""
 
-    def apply(self, params, obs):
+    def apply(self, params: Params, obs: jax.Array) -> tuple[Any, Any]:
         distribution, value = super().apply(params, obs)
         return replace(distribution, mean=jnp.where(obs == 1.0, jnp.nan, distribution.mean)), value
 
@@ -197,7 +199,9 @@ BREAKS = [("obs", 0), ("obs", 2), ("obs", 4), ("reward", 1), ("reward", 4), ("ac
 @pytest.mark.parametrize("choice", ["fixed", "first_finished"])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize(("what", "at"), BREAKS)
-def test_an_episode_that_was_not_finite_throughout_is_no_success_whatever_the_env_says(what, at, value, choice):
+def test_an_episode_that_was_not_finite_throughout_is_no_success_whatever_the_env_says(
+    what: str, at: int, value: float, choice: str
+) -> None:
     policy, env = (Poisoned() if what == "action" else Positive()), Liar(what=what, at=at, value=value)
     played = evaluate(policy, env, {"params": {}}, KEY, num_envs=4, num_episodes=24, choice=choice)
     broken = np.asarray(played["metrics/broken"])
@@ -212,16 +216,16 @@ def test_an_episode_that_was_not_finite_throughout_is_no_success_whatever_the_en
     np.testing.assert_array_equal(host["nonfinite"], host["metrics/broken"])
 
 
-def test_an_episode_that_never_ends_counts_too(monkeypatch):
+def test_an_episode_that_never_ends_counts_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ejax.evaluation._UNLIMITED", 8)
 
     @dataclass(frozen=True)
     class Endless(Liar):
         @property
-        def max_episode_steps(self):
+        def max_episode_steps(self) -> int:
             return 0
 
-        def step(self, state, action, key):
+        def step(self, state: Any, action: jax.Array, key: jax.Array) -> tuple[Any, Any]:
             state, timestep = super().step(state, action, key)
             return state, replace(timestep, terminated=jnp.zeros((), bool))
 
@@ -230,7 +234,7 @@ def test_an_episode_that_never_ends_counts_too(monkeypatch):
     assert 0 < summarize(played)["eval/nonfinite_episodes"] < 12
 
 
-def test_a_quarantined_episode_counts_as_a_failure(tmp_path):
+def test_a_quarantined_episode_counts_as_a_failure(tmp_path: Path) -> None:
     """Left out it would be a way to success: to break where it gets difficult."""
     make = lambda: PureHostEnv(Liar(what="obs", at=4), 4)  # noqa: E731
     env = GuardedEnv(make(), make, recipe={"id": "liar"}, folder=tmp_path)

@@ -1,5 +1,8 @@
 """A fixed slice of ``benchmarks/fuzz_configs.py``."""
 
+from pathlib import Path
+from typing import Any
+
 import config_mutants
 import config_verdicts
 import pytest
@@ -9,12 +12,12 @@ MUTANTS = 50
 
 
 @pytest.fixture(scope="module")
-def found():
+def found() -> Any:
     return config_mutants.bases()
 
 
 @pytest.mark.parametrize("part", range(SLICES))
-def test_a_broken_config_is_refused_in_short_or_trains_as_it_reads(part, found, tmp_path):
+def test_a_broken_config_is_refused_in_short_or_trains_as_it_reads(part: int, found: Any, tmp_path: Path) -> None:
     wrong = []
     for number in range(part * MUTANTS, (part + 1) * MUTANTS):
         mutant = config_mutants.mutant(found, 0, number)
@@ -24,6 +27,6 @@ def test_a_broken_config_is_refused_in_short_or_trains_as_it_reads(part, found, 
     assert not wrong, "\n".join(wrong)
 
 
-def test_a_mutant_is_a_function_of_seed_and_number(found):
+def test_a_mutant_is_a_function_of_seed_and_number(found: Any) -> None:
     assert config_mutants.mutant(found, 3, 17) == config_mutants.mutant(config_mutants.bases(), 3, 17)
     assert config_mutants.mutant(found, 3, 17) != config_mutants.mutant(found, 4, 17)

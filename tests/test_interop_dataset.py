@@ -1,7 +1,9 @@
 """The data engine behind torch's DataLoader."""
 
 import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +19,7 @@ assert str(Path(__file__).parent / "helpers") in sys.path  # where the worker fi
 
 
 @pytest.fixture(scope="module")
-def engine():
+def engine() -> Iterator[OnlineDataEngine]:
     cfg = OnlineDataEngineCfg(
         "data_tasks:Toy", {"lengths": [40], "segments": 4}, buffer_size=8, max_episode_steps=50, refill_threshold=10**6
     )
@@ -25,12 +27,12 @@ def engine():
         yield engine
 
 
-def take(iterable, count):
+def take(iterable: Iterable[Any], count: int) -> list[Any]:
     iterator = iter(iterable)
     return [next(iterator) for _ in range(count)]
 
 
-def test_items_are_stacked_by_a_loader(engine):
+def test_items_are_stacked_by_a_loader(engine: OnlineDataEngine) -> None:
     loader = DataLoader(OnlineDataset(engine, 8), batch_size=4, collate_fn=OnlineDataset.collate_fn)
     for batch in take(loader, 2):
         assert isinstance(batch, tensordict.TensorDict) and batch.batch_size == (4, 8)
@@ -38,14 +40,14 @@ def test_items_are_stacked_by_a_loader(engine):
         assert batch["actions"].dtype == torch.float32
 
 
-def test_batches_pass_through_a_loader(engine):
+def test_batches_pass_through_a_loader(engine: OnlineDataEngine) -> None:
     dataset = OnlineDataset(engine, 8, batch_size=4)
     loader = DataLoader(dataset, batch_size=None, collate_fn=OnlineDataset.passthrough_collate_fn)
     (batch,) = take(loader, 1)
     assert batch.batch_size == (4, 8) and batch["rewards"].shape == (4, 8)
 
 
-def test_a_tensordict_holds_what_was_drawn(engine):
+def test_a_tensordict_holds_what_was_drawn(engine: OnlineDataEngine) -> None:
     chunks = engine.sample_batch(3, 5)
     batch = dataset_module.chunks_to_tensordict(chunks)
     assert batch["actions"].data_ptr() == chunks["actions"].ctypes.data  # no second copy
@@ -56,26 +58,26 @@ def test_a_tensordict_holds_what_was_drawn(engine):
     assert bytes(batch["episode", "instruction"][2, 4].tolist()).rstrip(b"\0") == b"push the cube"
 
 
-def test_text_becomes_its_utf8_bytes():
+def test_text_becomes_its_utf8_bytes() -> None:
     chunks = {"valid": np.ones((2, 3), bool), "episode": {"text": np.array(["grün", "rot"])}}
     text = dataset_module.chunks_to_tensordict(chunks)["episode", "text"]
     assert text.dtype == torch.uint8 and text.shape == (2, 3, 5)
     assert bytes(text[0, 1].tolist()).decode() == "grün" and bytes(text[1, 2].tolist()) == b"rot\0\0"
 
 
-def test_a_transform_comes_last(engine):
+def test_a_transform_comes_last(engine: OnlineDataEngine) -> None:
     dataset = OnlineDataset(engine, 8, batch_size=2, transform=lambda td: td["actions"] * 0 + 7)
     (batch,) = take(DataLoader(dataset, batch_size=None, collate_fn=OnlineDataset.passthrough_collate_fn), 1)
     assert torch.equal(batch, torch.full((2, 8, 4), 7.0))
 
 
-def test_the_mode_is_passed_on(engine):
+def test_the_mode_is_passed_on(engine: OnlineDataEngine) -> None:
     (batch,) = take(OnlineDataset(engine, 6, 50, sampling_mode="boundary"), 1)
     ids = batch["segment_id"]
     assert (ids.amin(dim=1) < ids.amax(dim=1)).all()
 
 
-def test_chunk_sizes_vary_by_batch_and_not_within_an_iterator_of_items(engine):
+def test_chunk_sizes_vary_by_batch_and_not_within_an_iterator_of_items(engine: OnlineDataEngine) -> None:
     sampler = UniformChunkSampler(2, 9)
     sizes = {batch.batch_size[1] for batch in take(OnlineDataset(engine, sampler, batch_size=2), 100)}
     assert sizes == set(range(2, 10))
@@ -88,11 +90,11 @@ def test_chunk_sizes_vary_by_batch_and_not_within_an_iterator_of_items(engine):
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 @pytest.mark.filterwarnings("ignore:.*fork:RuntimeWarning", "ignore:.*fork:DeprecationWarning")
-def test_workers_of_a_loader_draw_from_streams_of_their_own(engine, method):
+def test_workers_of_a_loader_draw_from_streams_of_their_own(engine: OnlineDataEngine, method: Any) -> None:
     sampler = UniformChunkSampler(2, 40)
     dataset = OnlineDataset(engine, sampler, batch_size=16, seed=5)
 
-    def steps(count):
+    def steps(count: int) -> list[Any]:
         loader = DataLoader(
             dataset,
             batch_size=None,

@@ -3,8 +3,10 @@
 import json
 import pickle
 import runpy
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +14,7 @@ import numpy as np
 import pytest
 
 from ejax.algorithms.ppo import ppo_update
-from ejax.config import ConfigError, parse_config
+from ejax.config import ConfigError, RunConfig, parse_config
 from ejax.distributions import ActionSpec
 from ejax.optim import bind_schedule
 from ejax.policies import ActorCritic, NetworkConfig, get_action
@@ -20,7 +22,7 @@ from ejax.run import train
 from ejax.train import main
 from ejax.training.build import build
 from ejax.training.checkpoint import load_checkpoint
-from ejax.training.parts import rows_per_update
+from ejax.training.parts import Parts, rows_per_update
 from ejax.training.run_dir import RunDirectory, create_run_directory, open_run_directory
 from interop.checkpoints.weights import params_from_state_dict, state_dict_from_params
 from interop.tensordict import rollout_from_dict
@@ -37,12 +39,12 @@ KEY = jax.random.key(0)
 
 
 @pytest.fixture(scope="module")
-def golden():
+def golden() -> dict[str, Any]:
     with np.load(POINT_MASS.with_suffix(".npz")) as file:
         return dict(file)
 
 
-def options(golden, **changes):
+def options(golden: dict[str, Any], **changes: Any) -> dict[str, Any]:
     """The golden training's config, as EmbodiChain 0.3 computes."""
     raw = json.loads(str(golden["config"]))
     raw |= {"compat": "embodichain-0.3", "trainer": {**raw["trainer"], "console": False}}
@@ -53,16 +55,16 @@ def options(golden, **changes):
 
 
 @pytest.fixture(scope="module")
-def config(golden):
+def config(golden: dict[str, Any]) -> RunConfig:
     return parse_config(options(golden))
 
 
 @pytest.fixture(scope="module")
-def parts(config):
+def parts(config: RunConfig) -> Parts:
     return build(config)
 
 
-def assert_same(a, b):
+def assert_same(a: Any, b: Any) -> None:
     """Bit for bit; a standard deviation only to rounding: torch's √ is not NumPy's."""
     a, b = ({jax.tree_util.keystr(path): x for path, x in jax.tree_util.tree_leaves_with_path(tree)} for tree in (a, b))
     assert a.keys() == b.keys()
@@ -75,14 +77,14 @@ def assert_same(a, b):
             np.testing.assert_allclose(x, b[name], rtol=rtol, atol=0, err_msg=name)
 
 
-def next_update(parts, config, state, golden):
+def next_update(parts: Parts, config: RunConfig, state: Any, golden: dict[str, Any]) -> Any:
     rollout, _ = rollout_from_dict({name[8:]: x for name, x in golden.items() if name[:8] == "rollout/"}, "head")
     cfg = config.algorithm.cfg
     cfg = cfg.model_copy(update={"lr_scheduler": bind_schedule(cfg.lr_scheduler, config.trainer.num_updates)})
     return ppo_update(state.train, rollout, KEY, policy=parts.policy, optimizer=parts.optimizer, config=cfg)
 
 
-def test_a_file_of_the_seed_version_acts_as_in_torch():
+def test_a_file_of_the_seed_version_acts_as_in_torch() -> None:
     """The weights do not tell the activation: any will do for the comparison."""
     saved = pt_file.read_pt(SEED)
     assert saved.global_step == 1234
@@ -109,7 +111,7 @@ def test_a_file_of_the_seed_version_acts_as_in_torch():
     np.testing.assert_allclose(value, value_there, rtol=0, atol=1e-6)
 
 
-def test_the_policy_of_0_3_acts_as_in_embodichain(golden, config, parts):
+def test_the_policy_of_0_3_acts_as_in_embodichain(golden: dict[str, Any], config: RunConfig, parts: Parts) -> None:
     state, notes = pt_state.restore(pt_file.read_pt(POINT_MASS), config, parts)
     assert notes == []
     action, _, value = get_action(parts.policy, state.train.params, golden["rollout/obs"], KEY, deterministic=True)
@@ -117,7 +119,7 @@ def test_the_policy_of_0_3_acts_as_in_embodichain(golden, config, parts):
     np.testing.assert_allclose(value[:, :-1], golden["rollout/value"][:, :-1], rtol=0, atol=2e-6)
 
 
-def test_the_next_update_is_embodichains(golden, config, parts):
+def test_the_next_update_is_embodichains(golden: dict[str, Any], config: RunConfig, parts: Parts) -> None:
     """From its checkpoint (schema 2: normalizers, Adam, schedule) on the same minibatches."""
     state, _ = pt_state.restore(pt_file.read_pt(POINT_MASS), config, parts)
     assert (int(state.update), int(state.train.step)) == (2, 2)
@@ -128,7 +130,7 @@ def test_the_next_update_is_embodichains(golden, config, parts):
         np.testing.assert_allclose(x, golden[f"final/{key}"], rtol=1e-4, atol=1e-5, err_msg=key)
 
 
-def test_embodichains_file_is_written_as_it_was_read(config, parts, tmp_path):
+def test_embodichains_file_is_written_as_it_was_read(config: RunConfig, parts: Parts, tmp_path: Path) -> None:
     state, _ = pt_state.restore(pt_file.read_pt(POINT_MASS), config, parts)
     meta = {"global_step": 128, "num_updates": 2, "best_eval_value": None}
     written = torch.load(
@@ -143,7 +145,7 @@ def test_embodichains_file_is_written_as_it_was_read(config, parts, tmp_path):
 
 
 @pytest.mark.parametrize("layout", ["0.3", "head", "seed"])
-def test_what_is_written_is_read_back(layout, golden, config, tmp_path):
+def test_what_is_written_is_read_back(layout: Any, golden: dict[str, Any], config: RunConfig, tmp_path: Path) -> None:
     raw = options(golden)
     if layout != "0.3":
         raw["policy"] |= {"actor_obs_normalization": False, "critic_obs_normalization": False}
@@ -171,7 +173,9 @@ def test_what_is_written_is_read_back(layout, golden, config, tmp_path):
     assert int(back.update) == 3
 
 
-def test_torchs_optimizer_and_scheduler_go_on_from_the_file(config, parts, golden, tmp_path):
+def test_torchs_optimizer_and_scheduler_go_on_from_the_file(
+    config: RunConfig, parts: Parts, golden: dict[str, Any], tmp_path: Path
+) -> None:
     """Linear from 0.01 to a quarter over 4 updates: 0.01 · (1 − 0.75 · 2/4) after two, 0.01 · (1 − 0.75 · 3/4) next."""
     state, _ = pt_state.restore(pt_file.read_pt(POINT_MASS), config, parts)
     meta = {"global_step": 128, "num_updates": 2, "best_eval_value": None}
@@ -189,7 +193,9 @@ def test_torchs_optimizer_and_scheduler_go_on_from_the_file(config, parts, golde
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.01 * (1 - 0.75 * 3 / 4))
 
 
-def test_a_run_goes_on_from_embodichains_file_and_back_into_one(golden, tmp_path, capsys):
+def test_a_run_goes_on_from_embodichains_file_and_back_into_one(
+    golden: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The whole way by the command lines: 2 updates in EmbodiChain, 2 in ejax, and a file for EmbodiChain."""
     file = tmp_path / "train.json"
     file.write_text(json.dumps(options(golden)))
@@ -214,7 +220,9 @@ def test_a_run_goes_on_from_embodichains_file_and_back_into_one(golden, tmp_path
     assert "holds a run already" in capsys.readouterr().err
 
 
-def test_resume_takes_embodichains_file(golden, tmp_path, capsys):
+def test_resume_takes_embodichains_file(
+    golden: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """In one step what a folder made of the file and ``--resume latest`` do in two; bit for bit."""
     file = tmp_path / "train.json"
     file.write_text(json.dumps(options(golden)))
@@ -237,7 +245,7 @@ def test_resume_takes_embodichains_file(golden, tmp_path, capsys):
         assert not (tmp_path / "next").exists()
 
 
-def test_an_asynchronous_run_goes_on_from_embodichains_file(golden, tmp_path):
+def test_an_asynchronous_run_goes_on_from_embodichains_file(golden: dict[str, Any], tmp_path: Path) -> None:
     """Its schedule of versions begins with the file's updates, each of which used the newest parameters."""
     raw = options(golden)
     del raw["trainer"]["learning_env"]
@@ -255,8 +263,8 @@ def test_an_asynchronous_run_goes_on_from_embodichains_file(golden, tmp_path):
 
 
 def test_a_run_that_was_killed_before_its_first_checkpoint_starts_from_the_file_again(
-    golden, tmp_path, monkeypatch, capsys
-):
+    golden: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     config = parse_config(options(golden))
     whole = train(config, run_dir=tmp_path / "whole", resume=str(POINT_MASS))
     monkeypatch.setattr(RunDirectory, "save", None)
@@ -270,7 +278,7 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_starts_from_the_file_
 
 
 @pytest.mark.parametrize("steps", [1, 2])
-def test_a_config_starts_from_embodichains_policy(steps, golden, tmp_path):
+def test_a_config_starts_from_embodichains_policy(steps: int, golden: dict[str, Any], tmp_path: Path) -> None:
     """``policy.init_from`` names its file, or a run made of it: here with another optimizer and batch size."""
     file, source = tmp_path / "train.json", POINT_MASS
     if steps == 2:
@@ -291,7 +299,7 @@ def test_a_config_starts_from_embodichains_policy(steps, golden, tmp_path):
             np.testing.assert_allclose(ours[name], x, atol=1e-6, err_msg=name)
 
 
-def test_the_policy_alone_starts_a_new_training(config, parts):
+def test_the_policy_alone_starts_a_new_training(config: RunConfig, parts: Parts) -> None:
     state, notes = pt_state.restore(pt_file.read_pt(POINT_MASS), config, parts, policy_only=True)
     assert notes == []
     assert (int(state.update), int(state.train.step)) == (0, 0)
@@ -299,7 +307,7 @@ def test_the_policy_alone_starts_a_new_training(config, parts):
     assert_same(state_dict_from_params(parts.policy, state.train.params), pt_file.read_pt(POINT_MASS).policy)
 
 
-def test_shac_takes_and_gives_the_policy_alone(golden):
+def test_shac_takes_and_gives_the_policy_alone(golden: dict[str, Any]) -> None:
     raw = options(golden) | {"algorithm": {"name": "shac", "cfg": {"segment_length": 4}}}
     del raw["trainer"]["buffer_size"]
     config = parse_config(raw)
@@ -317,7 +325,7 @@ def test_shac_takes_and_gives_the_policy_alone(golden):
         pt_state.restore(saved, config, parts)
 
 
-def test_counters_that_do_not_fit_are_told(golden, parts, config):
+def test_counters_that_do_not_fit_are_told(golden: dict[str, Any], parts: Parts, config: RunConfig) -> None:
     saved = replace(pt_file.read_pt(POINT_MASS), global_step=150)
     state, notes = pt_state.restore(saved, config, parts)
     assert int(state.update) == 2
@@ -329,7 +337,7 @@ def test_counters_that_do_not_fit_are_told(golden, parts, config):
     assert "'total_iters': 10" in notes[0]
 
 
-def test_devices_and_ranks_count_in_an_update(golden):
+def test_devices_and_ranks_count_in_an_update(golden: dict[str, Any]) -> None:
     """128 env steps of 8 x 8 an update are two updates: of one rank, and of four devices with 2 x 8 each."""
     saved = pt_file.read_pt(POINT_MASS)
     cfg = {**options(golden)["algorithm"]["cfg"], "batch_size": 16}
@@ -352,7 +360,9 @@ def test_devices_and_ranks_count_in_an_update(golden):
 
 
 @pytest.mark.parametrize("moved", [0.0, 0.5])
-def test_ranks_with_normalizers_of_their_own_are_told(moved, config, parts, tmp_path):
+def test_ranks_with_normalizers_of_their_own_are_told(
+    moved: Any, config: RunConfig, parts: Parts, tmp_path: Path
+) -> None:
     payload = torch.load(POINT_MASS, weights_only=True)
     first = payload["normalizer_by_rank"][0]
     payload |= {"world_size": 2, "normalizer_by_rank": [first, {key: x + moved for key, x in first.items()}]}
@@ -363,7 +373,9 @@ def test_ranks_with_normalizers_of_their_own_are_told(moved, config, parts, tmp_
     assert notes == ["the normalizers of the file's 2 ranks differ; taken are those of its policy"] * (moved > 0.0)
 
 
-def test_a_run_on_several_devices_is_written_and_its_folder_is_not_made_from_a_file(golden, tmp_path):
+def test_a_run_on_several_devices_is_written_and_its_folder_is_not_made_from_a_file(
+    golden: dict[str, Any], tmp_path: Path
+) -> None:
     cfg = {**options(golden)["algorithm"]["cfg"], "batch_size": 16}
     config = parse_config(options(golden, trainer__num_envs=2, trainer__distributed=True, algorithm__cfg=cfg))
     parts = build(config)
@@ -375,7 +387,7 @@ def test_a_run_on_several_devices_is_written_and_its_folder_is_not_made_from_a_f
         embodichain.import_pt(file, config, tmp_path / "b")
 
 
-def test_grpos_reference_is_kept(golden, tmp_path):
+def test_grpos_reference_is_kept(golden: dict[str, Any], tmp_path: Path) -> None:
     raw = options(golden)
     raw["policy"] = {"name": "actor_only", "actor": raw["policy"]["actor"]}
     raw["algorithm"] = {"name": "grpo", "cfg": {"kl_coef": 0.1, "batch_size": 64}}
@@ -390,11 +402,11 @@ def test_grpos_reference_is_kept(golden, tmp_path):
 
 
 class Trap:
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
         return print, ("a file ran code",)
 
 
-def test_code_in_a_file_is_not_run(tmp_path, capsys):
+def test_code_in_a_file_is_not_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "trap.pt"
     torch.save({"global_step": 1, "policy": {}, "trap": Trap()}, file)
     with pytest.raises(ValueError, match=r"holds more than tensors and plain data, and is not read: it names print"):
@@ -405,7 +417,7 @@ def test_code_in_a_file_is_not_run(tmp_path, capsys):
     assert capsys.readouterr().out == ""
 
 
-def test_damaged_files_are_refused(tmp_path):
+def test_damaged_files_are_refused(tmp_path: Path) -> None:
     file, content = tmp_path / "a.pt", POINT_MASS.read_bytes()
     weight = torch.load(POINT_MASS, weights_only=True)["policy"]["actor.0.weight"].numpy().tobytes()
     place = content.index(weight)
@@ -450,7 +462,7 @@ def test_damaged_files_are_refused(tmp_path):
         ),
     ],
 )
-def test_content_that_no_version_writes_is_named(change, message, tmp_path):
+def test_content_that_no_version_writes_is_named(change: Callable[..., Any], message: str, tmp_path: Path) -> None:
     payload = torch.load(POINT_MASS, weights_only=True)
     torch.save({**payload, **change}, tmp_path / "a.pt")
     with pytest.raises(ValueError, match=message):
@@ -458,7 +470,7 @@ def test_content_that_no_version_writes_is_named(change, message, tmp_path):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_weights_of_16_bits_are_widened(dtype, tmp_path):
+def test_weights_of_16_bits_are_widened(dtype: str, tmp_path: Path) -> None:
     policy = torch.load(POINT_MASS, weights_only=True)["policy"]
     policy = {key: x.to(dtype) if x.is_floating_point() else x for key, x in policy.items()}
     torch.save({"global_step": 0, "policy": policy}, tmp_path / "a.pt")
@@ -474,14 +486,16 @@ def test_weights_of_16_bits_are_widened(dtype, tmp_path):
         ({"last_activation": "tanh"}, r"actor\.7 is no module in the file and Tanh by the config"),
     ],
 )
-def test_an_activation_that_is_not_the_files_is_refused(change, message, golden):
+def test_an_activation_that_is_not_the_files_is_refused(
+    change: Callable[..., Any], message: str, golden: dict[str, Any]
+) -> None:
     network = {**options(golden)["policy"]["actor"]["network_cfg"], **change}
     config = parse_config(options(golden, policy__actor={"type": "mlp", "network_cfg": network}))
     with pytest.raises(ValueError, match=message):
         pt_state.restore(pt_file.read_pt(POINT_MASS), config, build(config), policy_only=True)
 
 
-def test_options_that_are_not_the_files_are_told(golden):
+def test_options_that_are_not_the_files_are_told(golden: dict[str, Any]) -> None:
     cfg = {**options(golden)["algorithm"]["cfg"], "gamma": 0.9, "batch_size": 32}
     config = parse_config(options(golden, algorithm__cfg=cfg))
     saved = pt_file.read_pt(POINT_MASS)
@@ -493,14 +507,16 @@ def test_options_that_are_not_the_files_are_told(golden):
     assert pt_state.restore(saved, config, build(config), policy_only=True)[1] == []
 
 
-def test_a_config_with_a_schedule_that_the_file_lacks_is_told_of(config, parts):
+def test_a_config_with_a_schedule_that_the_file_lacks_is_told_of(config: RunConfig, parts: Parts) -> None:
     saved = replace(pt_file.read_pt(POINT_MASS), schedule_step=None, schedule=None)
     _, notes = pt_state.restore(saved, config, parts)
     assert len(notes) == 1
     assert "the file has no lr_scheduler; the config's, ('linear'," in notes[0]
 
 
-def test_files_and_policies_that_do_not_fit_are_refused(golden, config, parts, tmp_path):
+def test_files_and_policies_that_do_not_fit_are_refused(
+    golden: dict[str, Any], config: RunConfig, parts: Parts, tmp_path: Path
+) -> None:
     file = tmp_path / "a.pt"
     torch.save({"model_state_dict": {}}, file)
     with pytest.raises(ValueError, match=r"'global_step' is missing; it has model_state_dict"):
@@ -529,7 +545,9 @@ def test_files_and_policies_that_do_not_fit_are_refused(golden, config, parts, t
 
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("like", [None, POINT_MASS])
-def test_embodichain_itself_goes_on_from_our_file(like, golden, config, parts, tmp_path):
+def test_embodichain_itself_goes_on_from_our_file(
+    like: Any, golden: dict[str, Any], config: RunConfig, parts: Parts, tmp_path: Path
+) -> None:
     """Its 0.3.2: load_state_dict strict, its Trainer's resume, the same actions, the same next update."""
     pytest.importorskip("embodichain.learning.rl.runtime", reason="needs EmbodiChain", exc_type=ImportError)
     state, _ = pt_state.restore(pt_file.read_pt(POINT_MASS), config, parts)

@@ -1,5 +1,8 @@
 """Rollouts in EmbodiChain's layouts: there and back without a changed bit; its observation helpers."""
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -29,11 +32,11 @@ OBS_SHAPES = (
 KINDS = ("none", "normal", "tanh_normal", "categorical", "multi_categorical")
 
 
-def array(rng, shape, dtype="float32"):
+def array(rng: np.random.Generator, shape: Any, dtype: str = "float32") -> jax.Array:
     return jnp.asarray(rng.normal(scale=50.0, size=shape).astype(dtype))
 
 
-def distribution(kind, array):
+def distribution(kind: str, array: Any) -> Any:
     mean, log_std = array((2,)), array((2,)) / 50.0
     return {
         "normal": Normal(mean, log_std),
@@ -43,11 +46,18 @@ def distribution(kind, array):
     }[kind]
 
 
-def make_rollout(num_steps=3, num_envs=2, shapes=OBS_SHAPES[1], dtype="float32", kind="none", seed=0):
+def make_rollout(
+    num_steps: int = 3,
+    num_envs: int = 2,
+    shapes: Any = OBS_SHAPES[1],
+    dtype: str = "float32",
+    kind: str = "none",
+    seed: int = 0,
+) -> tuple[Rollout, Any]:
     rng = np.random.default_rng(seed)
     batch = (num_steps, num_envs)
 
-    def obs(lead):
+    def obs(lead: Any) -> Any:
         return jax.tree.map(lambda s: array(rng, (*lead, *s), dtype), shapes, is_leaf=lambda s: isinstance(s, tuple))
 
     dropout_seed = jnp.asarray(rng.integers(0, 2**32, batch, np.uint32))
@@ -79,7 +89,7 @@ rollouts = st.builds(
 )
 
 
-def assert_same(a, b):
+def assert_same(a: Any, b: Any) -> None:
     assert jax.tree.structure(a) == jax.tree.structure(b)
     for (path, x), y in zip(jax.tree_util.tree_leaves_with_path(a), jax.tree.leaves(b), strict=True):
         where = jax.tree_util.keystr(path)
@@ -89,7 +99,7 @@ def assert_same(a, b):
 
 @settings(deadline=None, max_examples=30)
 @given(rollouts, st.sampled_from(LAYOUTS))
-def test_a_dict_and_back_changes_no_bit(made, layout):
+def test_a_dict_and_back_changes_no_bit(made: Any, layout: Any) -> None:
     rollout, last_obs = made
     back, last = rollout_from_dict(rollout_to_dict(rollout, layout, last_obs=last_obs), layout)
     assert_same(back, rollout)
@@ -99,7 +109,7 @@ def test_a_dict_and_back_changes_no_bit(made, layout):
 
 @settings(deadline=None, max_examples=30)
 @given(rollouts, st.sampled_from(LAYOUTS), st.booleans())
-def test_a_tensordict_and_back_changes_no_bit(made, layout, copy):
+def test_a_tensordict_and_back_changes_no_bit(made: Any, layout: Any, copy: Any) -> None:
     pytest.importorskip("torch", reason="TensorDict is torch's")
     rollout, last_obs = made
     td = rollout_to_tensordict(rollout, layout, last_obs=last_obs, copy=copy)
@@ -113,7 +123,7 @@ def test_a_tensordict_and_back_changes_no_bit(made, layout, copy):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_dict_and_a_tensordict_hold_the_same(layout):
+def test_a_dict_and_a_tensordict_hold_the_same(layout: str) -> None:
     pytest.importorskip("torch", reason="TensorDict is torch's")
     rollout, last_obs = make_rollout(kind="normal")
     data = rollout_to_dict(rollout, layout, last_obs=last_obs)
@@ -126,7 +136,7 @@ def test_a_dict_and_a_tensordict_hold_the_same(layout):
         np.testing.assert_allclose(td[name], data[name], rtol=1e-6)
 
 
-def test_head_pads_all_but_observation_and_value():
+def test_head_pads_all_but_observation_and_value() -> None:
     rollout, last_obs = make_rollout(shapes=(3,), kind="normal")
     data = rollout_to_dict(rollout, "head", last_obs=last_obs)
     assert {name: x.shape for name, x in data.items() if name not in ("distribution", "dropout_seed")} == {
@@ -145,7 +155,7 @@ def test_head_pads_all_but_observation_and_value():
     np.testing.assert_array_equal(data["done"][:, :-1], rollout.done.T)
 
 
-def test_pr122_keeps_what_follows_a_step_under_next():
+def test_pr122_keeps_what_follows_a_step_under_next() -> None:
     rollout, last_obs = make_rollout(kind="normal")
     data = rollout_to_dict(rollout, "pr122", last_obs=last_obs)
     assert data["next"].keys() == {"observation", "reward", "done", "terminated", "truncated", "value"}
@@ -157,7 +167,7 @@ def test_pr122_keeps_what_follows_a_step_under_next():
     np.testing.assert_allclose(data["scale"], np.exp(np.swapaxes(rollout.distribution.log_std, 0, 1)), 1e-6)
 
 
-def test_without_extras_only_embodichains_fields_remain():
+def test_without_extras_only_embodichains_fields_remain() -> None:
     rollout, last_obs = make_rollout()
     head = rollout_to_dict(rollout, "head", last_obs=last_obs, extras=False)
     seed = rollout_to_dict(rollout, "seed", extras=False)
@@ -165,7 +175,7 @@ def test_without_extras_only_embodichains_fields_remain():
     assert seed.keys() == {"obs", "actions", "rewards", "dones", "values", "logprobs"}
 
 
-def test_what_embodichain_did_not_store_is_read_as_embodichain_reads_it():
+def test_what_embodichain_did_not_store_is_read_as_embodichain_reads_it() -> None:
     rollout, last_obs = make_rollout()
     head, _ = rollout_from_dict(rollout_to_dict(rollout, "head", last_obs=last_obs, extras=False), "head")
     np.testing.assert_array_equal(head.next_value[:-1], rollout.value[1:])  # also of reset observations
@@ -177,7 +187,7 @@ def test_what_embodichain_did_not_store_is_read_as_embodichain_reads_it():
     assert not seed.truncated.any()
 
 
-def test_action_moments_of_embodichain_become_the_distribution():
+def test_action_moments_of_embodichain_become_the_distribution() -> None:
     rollout, last_obs = make_rollout(kind="normal")
     data = rollout_to_dict(rollout, "head", last_obs=last_obs)
     del data["distribution"]
@@ -187,7 +197,7 @@ def test_action_moments_of_embodichain_become_the_distribution():
     np.testing.assert_allclose(back.distribution.log_std, rollout.distribution.log_std, rtol=1e-5, atol=1e-6)
 
 
-def test_a_critics_own_observation_stands_beside_the_actors():
+def test_a_critics_own_observation_stands_beside_the_actors() -> None:
     rollout, last_obs = make_rollout(shapes=OBS_SHAPES[2])
     data = rollout_to_dict(rollout, "head", last_obs=last_obs)
     assert data["obs"].shape == (2, 4, 3)
@@ -195,7 +205,7 @@ def test_a_critics_own_observation_stands_beside_the_actors():
     np.testing.assert_array_equal(data["critic_obs"][:, -1], last_obs["critic_obs"])
 
 
-def test_copies_leave_the_jax_arrays_alone():
+def test_copies_leave_the_jax_arrays_alone() -> None:
     pytest.importorskip("torch", reason="TensorDict is torch's")
     for layout in LAYOUTS:
         rollout, last_obs = make_rollout(kind="normal")
@@ -211,7 +221,7 @@ def test_copies_leave_the_jax_arrays_alone():
         assert_same(arrays, before)
 
 
-def test_without_copy_memory_is_shared():
+def test_without_copy_memory_is_shared() -> None:
     pytest.importorskip("torch", reason="TensorDict is torch's")
     rollout, last_obs = make_rollout(num_steps=16, num_envs=16, shapes=(32,))
     seed = rollout_to_tensordict(rollout, "seed", copy=False)
@@ -223,7 +233,7 @@ def test_without_copy_memory_is_shared():
     assert back.obs.unsafe_buffer_pointer() == place
 
 
-def test_arrays_on_several_devices_are_gathered():
+def test_arrays_on_several_devices_are_gathered() -> None:
     pytest.importorskip("torch", reason="TensorDict is torch's")
     rollout, _ = make_rollout(num_envs=4)
     mesh = jax.make_mesh((4,), ("envs",), axis_types=(jax.sharding.AxisType.Auto,))
@@ -232,7 +242,7 @@ def test_arrays_on_several_devices_are_gathered():
     assert_same(rollout_from_tensordict(rollout_to_tensordict(sharded, "seed"), "seed")[0], rollout)
 
 
-def test_mistakes_are_named():
+def test_mistakes_are_named() -> None:
     rollout, last_obs = make_rollout()
     with pytest.raises(ValueError, match="no layout 'ned'; there is head, pr122, seed"):
         rollout_to_dict(rollout, "ned")
@@ -257,7 +267,9 @@ def test_mistakes_are_named():
         ("pr122", "value", lambda x: x[..., 0], r"value has shape \[3\] .*, but reward has \[3, 2\]"),
     ],
 )
-def test_fields_of_different_batches_are_refused(layout, field, change, message):
+def test_fields_of_different_batches_are_refused(
+    layout: str, field: str, change: Callable[..., Any], message: str
+) -> None:
     torch = pytest.importorskip("torch", reason="TensorDict is torch's")
     rollout, last_obs = make_rollout()
     data = rollout_to_dict(rollout, layout, last_obs=last_obs)
@@ -269,7 +281,7 @@ def test_fields_of_different_batches_are_refused(layout, field, change, message)
         rollout_from_tensordict(tensors, layout)
 
 
-def test_what_is_not_of_the_rollouts_batch_is_not_written():
+def test_what_is_not_of_the_rollouts_batch_is_not_written() -> None:
     rollout, last_obs = make_rollout()
     with pytest.raises(ValueError, match=r"extras\['step'\] has shape \[\] in \[T, N, ...\], but reward has \[3, 2\]"):
         rollout_to_dict(rollout.replace(extras={"step": jnp.float32(3.0)}), "head", last_obs=last_obs)
@@ -284,7 +296,7 @@ def test_what_is_not_of_the_rollouts_batch_is_not_written():
 
 
 @pytest.mark.parametrize("copy", [True, False])
-def test_tensors_of_any_strides_and_with_gradients_come_over_as_they_are(copy):
+def test_tensors_of_any_strides_and_with_gradients_come_over_as_they_are(copy: bool) -> None:
     torch = pytest.importorskip("torch", reason="TensorDict is torch's")
     rollout, last_obs = make_rollout()
     td = rollout_to_tensordict(rollout, "seed", last_obs=last_obs)
@@ -299,7 +311,7 @@ def test_tensors_of_any_strides_and_with_gradients_come_over_as_they_are(copy):
         np.testing.assert_array_equal(back.action, numbers.resolve_neg().numpy())
 
 
-def test_integers_of_64_bits_are_not_cut_silently():
+def test_integers_of_64_bits_are_not_cut_silently() -> None:
     torch = pytest.importorskip("torch", reason="TensorDict is torch's")
     rollout, last_obs = make_rollout()
     td = rollout_to_tensordict(rollout, "seed", last_obs=last_obs)
@@ -314,14 +326,14 @@ def test_integers_of_64_bits_are_not_cut_silently():
             assert int(rollout_from_tensordict(td, "seed")[0].action[0, 0]) == number
 
 
-def test_numpy_arrays_of_bfloat16_become_tensors():
+def test_numpy_arrays_of_bfloat16_become_tensors() -> None:
     torch = pytest.importorskip("torch", reason="TensorDict is torch's")
     rollout, last_obs = jax.tree.map(np.asarray, make_rollout(dtype="bfloat16"))
     td = rollout_to_tensordict(rollout, "head", last_obs=last_obs)
     assert td["obs", "goal"].dtype == torch.bfloat16
 
 
-def test_arrays_in_an_observation_count_as_tensors():
+def test_arrays_in_an_observation_count_as_tensors() -> None:
     torch = pytest.importorskip("torch", reason="TensorDict is torch's")
     array = jnp.arange(4.0)
     tree = {"b": array, "a": {"numpy": np.full((4, 2), 2.0, np.float32)}, "name": "no array"}
@@ -335,7 +347,7 @@ def test_arrays_in_an_observation_count_as_tensors():
         flatten_dict_observation({"a": torch.zeros(4, 1), "b": torch.zeros(3, 2)})
 
 
-def test_an_observation_is_flattened_with_sorted_keys():
+def test_an_observation_is_flattened_with_sorted_keys() -> None:
     torch = pytest.importorskip("torch", reason="TensorDict is torch's")
     tree = {"b": torch.ones(2, 1), "a": {"z": torch.full((2, 2, 2), 2.0), "y": torch.full((2, 1), 3.0)}}
     expected = torch.tensor([[3.0, 2.0, 2.0, 2.0, 2.0, 1.0]] * 2)
@@ -345,7 +357,7 @@ def test_an_observation_is_flattened_with_sorted_keys():
         flatten_dict_observation(dict_to_tensordict({}, "cpu"))
 
 
-def test_observations_become_tensordicts_as_in_embodichain():
+def test_observations_become_tensordicts_as_in_embodichain() -> None:
     torch = pytest.importorskip("torch", reason="TensorDict is torch's")
     td = dict_to_tensordict({"robot": {"qpos": torch.zeros(4, 3)}}, "cpu")
     assert td["robot", "qpos"].shape == (4, 3)
@@ -358,7 +370,7 @@ def test_observations_become_tensordicts_as_in_embodichain():
         dict_to_tensordict([1.0], "cpu")
 
 
-def odd_fields():
+def odd_fields() -> dict[str, Any]:
     """By kind: what no field of a rollout, and no array of an observation, can be."""
     torch = pytest.importorskip("torch", reason="needs torch: pip install 'ejax[torch]'")
     tensordict = pytest.importorskip("tensordict")
@@ -379,7 +391,7 @@ def odd_fields():
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("layout", ["head", "pr122", "seed"])
-def test_fields_that_are_no_dense_numbers_are_named(layout):
+def test_fields_that_are_no_dense_numbers_are_named(layout: str) -> None:
     rollout, last_obs = make_rollout()
     data = rollout_to_dict(rollout, layout, last_obs=last_obs)
     for kind, odd in odd_fields().items():
@@ -390,7 +402,7 @@ def test_fields_that_are_no_dense_numbers_are_named(layout):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_arrays_of_an_observation_that_are_no_dense_numbers_are_refused():
+def test_arrays_of_an_observation_that_are_no_dense_numbers_are_refused() -> None:
     torch = pytest.importorskip("torch", reason="needs torch: pip install 'ejax[torch]'")
     from tensordict import TensorDict
 

@@ -2,7 +2,9 @@
 
 import itertools
 import re
+from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,11 +13,12 @@ import optax
 import pytest
 
 from ejax.algorithms.ppo import PPOConfig, ppo_update
+from ejax.config import RunConfig
 from ejax.distributions import ActionSpec
 from ejax.optim import OptimizerConfig, ScheduleConfig, get_learning_rate, make_optimizer
 from ejax.policies import MLP, ActorCritic, ActorOnly, NetworkConfig
 from ejax.policies.mlp import ACTIVATIONS
-from ejax.types import Rollout, make_train_state
+from ejax.types import Params, Policy, Rollout, make_train_state
 from interop.checkpoints.optimizer_state import opt_state_from_torch, torch_optimizer_state
 from interop.checkpoints.weights import params_from_state_dict, state_dict_from_params
 
@@ -26,15 +29,15 @@ VARIANTS = [{"use_layernorm": layernorm, "dropout_p": dropout} for layernorm in 
 NO_TORCH = "compares with torch"
 
 
-def network(**options):
+def network(**options: Any) -> NetworkConfig:
     return NetworkConfig(hidden_sizes=(8, 6), activation="tanh", **options)
 
 
-def policy_with(**options):
+def policy_with(**options: Any) -> ActorCritic:
     return ActorCritic(SPEC, network(), NetworkConfig(hidden_sizes=(4,)), **options)
 
 
-def init(policy):
+def init(policy: Policy) -> Any:
     """Parameters without a zero or a one that an exchange could hide behind."""
     params = policy.init(KEY, jnp.zeros((1, OBS)))
     leaves, structure = jax.tree.flatten(params)
@@ -42,15 +45,15 @@ def init(policy):
     return jax.tree.unflatten(structure, [jnp.asarray(rng.uniform(1, 9, x.shape), x.dtype).round(2) for x in leaves])
 
 
-def assert_same(a, b):
+def assert_same(a: Any, b: Any) -> None:
     jax.tree.map(partial(np.testing.assert_array_equal, strict=True), a, b)
 
 
-def shapes(state_dict):
+def shapes(state_dict: Mapping[str, Any]) -> list[Any]:
     return [(key, x.shape) for key, x in state_dict.items()]
 
 
-def test_keys_shapes_and_order_are_embodichains():
+def test_keys_shapes_and_order_are_embodichains() -> None:
     policy = ActorCritic(SPEC, network(), network())
     assert shapes(state_dict_from_params(policy, init(policy))) == [
         ("log_std", (A,)),
@@ -78,13 +81,13 @@ def test_keys_shapes_and_order_are_embodichains():
         (VARIANTS[3], [0, 1, 4, 5, 8]),
     ],
 )
-def test_modules_count_as_in_an_nn_sequential(variant, modules):
+def test_modules_count_as_in_an_nn_sequential(variant: dict[str, Any], modules: list[int]) -> None:
     policy = ActorOnly(SPEC, network(**variant))
     keys = list(state_dict_from_params(policy, init(policy)))
     assert keys == ["log_std", *(f"actor.{i}.{name}" for i in modules for name in ("weight", "bias"))]
 
 
-def test_normalizers_follow_the_networks():
+def test_normalizers_follow_the_networks() -> None:
     policy = policy_with(actor_obs_normalization=True, critic_obs_normalization=True)
     params = init(policy)
     params["normalizer"]["actor_obs_normalizer"]["count"] = jnp.float32(4096.0)
@@ -109,13 +112,13 @@ def test_normalizers_follow_the_networks():
         policy_with(actor_obs_normalization=True),
     ],
 )
-def test_parameters_come_back_as_they_were(policy):
+def test_parameters_come_back_as_they_were(policy: ActorCritic | ActorOnly) -> None:
     obs = {"state": jnp.zeros((1, OBS)), "task": jnp.zeros((1, 3))}
     params = policy.init(KEY, obs)
     assert_same(params_from_state_dict(policy, state_dict_from_params(policy, params)), params)
 
 
-def test_arrays_are_copies():
+def test_arrays_are_copies() -> None:
     policy = policy_with()
     params = init(policy)
     before = jax.tree.map(np.array, params)
@@ -127,7 +130,7 @@ def test_arrays_are_copies():
     assert_same(back, before)
 
 
-def broken(**changes):
+def broken(**changes: Any) -> dict[str, Any]:
     policy = policy_with()
     state_dict = state_dict_from_params(policy, init(policy)) | changes
     return {key: x for key, x in state_dict.items() if x is not None}
@@ -148,12 +151,12 @@ def broken(**changes):
         (broken(**{"critic.0.weight": np.zeros((4, 7), np.float32)}), "actor and critic read 5 and 7 numbers"),
     ],
 )
-def test_what_does_not_fit_is_named(state_dict, message):
+def test_what_does_not_fit_is_named(state_dict: dict[str, np.ndarray], message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         params_from_state_dict(policy_with(), state_dict)
 
 
-def test_a_normalizer_of_another_width_does_not_fit():
+def test_a_normalizer_of_another_width_does_not_fit() -> None:
     policy = policy_with(actor_obs_normalization=True)
     state_dict = state_dict_from_params(policy, init(policy))
     for name in ("mean", "variance", "standard_deviation"):
@@ -162,7 +165,7 @@ def test_a_normalizer_of_another_width_does_not_fit():
         params_from_state_dict(policy, state_dict)
 
 
-def test_a_policy_without_counterpart_is_refused():
+def test_a_policy_without_counterpart_is_refused() -> None:
     with pytest.raises(TypeError, match="MLP has no counterpart"):
         state_dict_from_params(MLP(network(), 2), {})
 
@@ -174,7 +177,7 @@ OPTIMIZERS = [
 ]
 
 
-def trained_opt_state(config, params, steps=2):
+def trained_opt_state(config: RunConfig, params: Params, steps: int = 2) -> Any:
     optimizer = make_optimizer(config)
     state = optimizer.init(params["params"])
     for i in range(steps):
@@ -185,7 +188,7 @@ def trained_opt_state(config, params, steps=2):
 
 @pytest.mark.parametrize("config", OPTIMIZERS)
 @pytest.mark.parametrize("steps", [0, 2])
-def test_the_optimizers_state_comes_back_as_it_was(config, steps):
+def test_the_optimizers_state_comes_back_as_it_was(config: OptimizerConfig, steps: int) -> None:
     policy = policy_with()
     params = init(policy)
     opt_state = trained_opt_state(config, params, steps)
@@ -210,7 +213,7 @@ def test_the_optimizers_state_comes_back_as_it_was(config, steps):
         (lambda s: s["state"][1].update(exp_avg=np.zeros((OBS, 8))), r"exp_avg of actor.0.weight is \[5, 8\]"),
     ],
 )
-def test_an_optimizers_state_that_does_not_fit_is_refused(change, message):
+def test_an_optimizers_state_that_does_not_fit_is_refused(change: Callable[..., Any], message: str) -> None:
     policy, config = policy_with(), OPTIMIZERS[0]
     params = init(policy)
     state = torch_optimizer_state(policy, trained_opt_state(config, params), config)
@@ -219,7 +222,7 @@ def test_an_optimizers_state_that_does_not_fit_is_refused(change, message):
         opt_state_from_torch(policy, params, state, config)
 
 
-def test_a_critic_that_was_never_trained_has_moments_of_zero():
+def test_a_critic_that_was_never_trained_has_moments_of_zero() -> None:
     """As under GRPO and APG, whose losses it is not in."""
     policy, config = policy_with(), OPTIMIZERS[0]
     params = init(policy)
@@ -235,13 +238,13 @@ def test_a_critic_that_was_never_trained_has_moments_of_zero():
     assert int(optax.tree_utils.tree_get(back, "count")) == 2
 
 
-def test_only_adams_state_can_be_moved():
+def test_only_adams_state_can_be_moved() -> None:
     policy, config = policy_with(), OptimizerConfig(name="sgd", kwargs={"momentum": 0.9})
     with pytest.raises(ValueError, match="'sgd' cannot be moved"):
         torch_optimizer_state(policy, trained_opt_state(config, init(policy), 1), config)
 
 
-def torch_mlp(torch, sizes, config):
+def torch_mlp(torch: Any, sizes: tuple[int, ...], config: RunConfig) -> Any:
     """What EmbodiChain builds for this config."""
     activations = {
         "relu": torch.nn.ReLU,
@@ -263,7 +266,7 @@ def torch_mlp(torch, sizes, config):
     return torch.nn.Sequential(*layers)
 
 
-def torch_policy(torch, policy):
+def torch_policy(torch: Any, policy: Policy) -> Any:
     module = torch.nn.Module()
     module.log_std = torch.nn.Parameter(torch.zeros(A))
     module.actor = torch_mlp(torch, (OBS, *policy.actor.hidden_sizes, A), policy.actor)
@@ -271,7 +274,7 @@ def torch_policy(torch, policy):
     return module
 
 
-def load(torch, module, policy, params):
+def load(torch: Any, module: Any, policy: Policy, params: Params) -> None:
     state_dict = state_dict_from_params(policy, params)
     assert list(module.state_dict()) == list(state_dict)
     module.load_state_dict({key: torch.from_numpy(x) for key, x in state_dict.items()}, strict=True)
@@ -279,7 +282,7 @@ def load(torch, module, policy, params):
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_torch_computes_the_same_actions_and_values(activation, variant):
+def test_torch_computes_the_same_actions_and_values(activation: str, variant: dict[str, Any]) -> None:
     torch = pytest.importorskip("torch", reason=NO_TORCH)
     config = NetworkConfig(hidden_sizes=(8, 6), activation=activation, last_activation=activation, **variant)
     policy = ActorCritic(SPEC, config, config)
@@ -305,7 +308,7 @@ CONFIG = PPOConfig(
 )
 
 
-def make_rollout(policy, params, seed):
+def make_rollout(policy: Policy, params: Params, seed: int) -> Rollout:
     rng = np.random.default_rng(seed)
     batch = (6, 4)
     obs = rng.normal(size=(*batch, OBS)).astype(np.float32)
@@ -324,7 +327,9 @@ def make_rollout(policy, params, seed):
     )
 
 
-def torch_ppo_update(torch, module, optimizer, scheduler, rollout):
+def torch_ppo_update(
+    torch: Any, module: Any, optimizer: optax.GradientTransformation, scheduler: Any, rollout: Rollout
+) -> None:
     """EmbodiChain 0.2's update with one minibatch per epoch, from its formulas."""
     r = {name: torch.from_numpy(np.array(getattr(rollout, name))) for name in ("obs", "action", "log_prob", "value")}
     reward, next_value = (torch.from_numpy(np.array(x)) for x in (rollout.reward, rollout.next_value))
@@ -349,7 +354,7 @@ def torch_ppo_update(torch, module, optimizer, scheduler, rollout):
     scheduler.step()
 
 
-def test_training_goes_on_in_torch_and_comes_back():
+def test_training_goes_on_in_torch_and_comes_back() -> None:
     """One update in ejax; the second in both; torch's result taken back."""
     torch = pytest.importorskip("torch", reason=NO_TORCH)
     policy = policy_with()

@@ -10,7 +10,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import kept_episodes
 import numpy as np
@@ -50,7 +52,7 @@ LOSS = 8
 
 
 @pytest.fixture(autouse=True, scope="module")
-def plugged_in():
+def plugged_in() -> Iterator[None]:
     """No test cuts the power, so nothing need wait for the disk."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(os, "fsync", lambda descriptor: None)
@@ -58,19 +60,19 @@ def plugged_in():
 
 
 @pytest.fixture(scope="module")
-def kept(tmp_path_factory):
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Eight episodes of SPEC."""
     folder = tmp_path_factory.mktemp("kept") / "set"
     keep(folder, range(8))
     return folder
 
 
-def rows(folder):
+def rows(folder: Path) -> list[dict[str, Any]]:
     files = sorted((folder / "meta/episodes").glob("*/*.parquet"))
     return [row for file in files for row in pq.read_table(file).to_pylist()]
 
 
-def assert_same_tree(first, second):
+def assert_same_tree(first: dict[str, Any], second: dict[str, Any]) -> None:
     first, second = flatten(first), flatten(second)
     assert first.keys() == second.keys()
     for path, array in first.items():
@@ -80,7 +82,7 @@ def assert_same_tree(first, second):
 # What is written
 
 
-def test_episodes_come_back_with_every_field_and_dtype(kept):
+def test_episodes_come_back_with_every_field_and_dtype(kept: Path) -> None:
     reader = EpisodeReader(kept)
     assert len(reader) == 8 and reader.skipped == {}
     for number, back in enumerate(reader):
@@ -96,7 +98,7 @@ def test_episodes_come_back_with_every_field_and_dtype(kept):
         reader[8]
 
 
-def test_info_tells_what_lerobot_asks(kept):
+def test_info_tells_what_lerobot_asks(kept: Path) -> None:
     info = json.loads((kept / "meta/info.json").read_text())
     total = sum(map(length, range(8)))
     expected = {"codebase_version": "v3.0", "total_episodes": 8, "total_frames": total, "total_tasks": 3, "fps": 20}
@@ -109,7 +111,7 @@ def test_info_tells_what_lerobot_asks(kept):
     assert names <= info["features"].keys()
 
 
-def test_frames_are_numbered_through_all_episodes(kept):
+def test_frames_are_numbered_through_all_episodes(kept: Path) -> None:
     table = pq.read_table(kept / "data/chunk-000/file-000.parquet")
     lengths = [length(number) for number in range(8)]
     step = np.concatenate([np.arange(n) for n in lengths])
@@ -124,13 +126,13 @@ def test_frames_are_numbered_through_all_episodes(kept):
     assert [row["dataset_from_index"] for row in rows(kept)] == (ends - lengths).tolist()
 
 
-def test_tasks_have_the_instruction_as_pandas_index(kept):
+def test_tasks_have_the_instruction_as_pandas_index(kept: Path) -> None:
     table = pq.read_table(kept / "meta/tasks.parquet")
     assert table.to_pylist() == [{"task_index": i, "task": instruction(i)} for i in range(3)]
     assert json.loads(table.schema.metadata[b"pandas"])["index_columns"] == ["task"]
 
 
-def test_statistics_are_those_of_all_frames(kept):
+def test_statistics_are_those_of_all_frames(kept: Path) -> None:
     stats = json.loads((kept / "meta/stats.json").read_text())
     every = [flatten(episode(number).frames) for number in range(8)]
     for path, feature in (("actions", "actions"), ("obs/map", "obs.map"), ("rewards", "rewards")):
@@ -144,14 +146,14 @@ def test_statistics_are_those_of_all_frames(kept):
     assert rows(kept)[2]["stats/rewards/max"] == [length(2) - 1.0]
 
 
-def test_combined_statistics_are_those_of_the_whole():
+def test_combined_statistics_are_those_of_the_whole() -> None:
     values = np.random.default_rng(0).normal(3.0, 2.0, (50, 4))
     together = combine_stats(feature_stats(values[:7]), feature_stats(values[7:]))
     for name, expected in feature_stats(values).items():
         np.testing.assert_allclose(together[name], expected, rtol=1e-12)
 
 
-def test_images_have_statistics_per_channel():
+def test_images_have_statistics_per_channel() -> None:
     frames = np.random.default_rng(0).integers(0, 256, (5, 4, 6, 3)).astype(np.uint8)
     stats = feature_stats(frames, image=True)
     assert stats["mean"].shape == (3, 1, 1)
@@ -159,7 +161,9 @@ def test_images_have_statistics_per_channel():
     np.testing.assert_allclose(stats["std"].ravel(), frames.reshape(-1, 3).std(0) / 255)
 
 
-def test_files_end_at_their_size_and_folders_at_their_number_of_files(tmp_path, monkeypatch):
+def test_files_end_at_their_size_and_folders_at_their_number_of_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(fmt, "FILES_PER_CHUNK", 2)
     monkeypatch.setattr(ejax.data.lerobot.stage, "_EPISODES_PER_FILE", 3)
     keep(tmp_path / "set", range(5), file_size_mb=0.02)
@@ -174,7 +178,7 @@ def test_files_end_at_their_size_and_folders_at_their_number_of_files(tmp_path, 
 
 
 @pytest.mark.parametrize(("images", "loss"), [("video", LOSS), ("png", 0)])
-def test_pictures_come_back_in_their_place(tmp_path, images, loss):
+def test_pictures_come_back_in_their_place(tmp_path: Path, images: str, loss: int) -> None:
     names = {"obs/camera": "observation.images.front", "actions": "action"}
     with EpisodeWriter(tmp_path, CAMERA, fps=30, images=images, names=names, file_size_mb=0.004) as writer:
         for number in range(7):
@@ -199,7 +203,7 @@ def test_pictures_come_back_in_their_place(tmp_path, images, loss):
         assert entry["info"]["video.codec"] == "h264"
 
 
-def test_windows_of_pictures_are_those_of_the_whole_episode(tmp_path):
+def test_windows_of_pictures_are_those_of_the_whole_episode(tmp_path: Path) -> None:
     with EpisodeWriter(tmp_path, CAMERA, fps=30) as writer:
         for number in range(3):
             writer.append(camera_episode(number), "look")
@@ -213,7 +217,7 @@ def test_windows_of_pictures_are_those_of_the_whole_episode(tmp_path):
 # What is refused
 
 
-def spoiled(**changes):
+def spoiled(**changes: Callable[..., Any]) -> Episode:
     made = episode(0)
     frames = {**made.frames, **{name: change(made.frames[name]) for name, change in changes.items()}}
     return Episode(frames, segment_id=made.segment_id, fields=made.fields)
@@ -230,7 +234,9 @@ def spoiled(**changes):
         (lambda: Episode(episode(0).frames), "missing .*'goal'"),
     ],
 )
-def test_a_wrong_episode_is_refused_and_the_next_one_kept(tmp_path, bad, message):
+def test_a_wrong_episode_is_refused_and_the_next_one_kept(
+    tmp_path: Path, bad: Callable[..., Any], message: str
+) -> None:
     with EpisodeWriter(tmp_path, SPEC, fps=20) as writer:
         with pytest.raises(ValueError, match=message):
             writer.append(bad(), "x")
@@ -253,13 +259,15 @@ def test_a_wrong_episode_is_refused_and_the_next_one_kept(tmp_path, bad, message
         (EpisodeSpec({"c": ((2,), "complex64")}), {}, "cannot be kept"),
     ],
 )
-def test_what_the_format_cannot_hold_is_refused(tmp_path, spec, options, message):
+def test_what_the_format_cannot_hold_is_refused(
+    tmp_path: Path, spec: EpisodeSpec, options: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         EpisodeWriter(tmp_path / "set", spec, **{"fps": 20, **options})
     assert not (tmp_path / "set").exists()
 
 
-def test_a_folder_is_gone_on_with_only_if_asked_and_alike(kept):
+def test_a_folder_is_gone_on_with_only_if_asked_and_alike(kept: Path) -> None:
     with pytest.raises(FileExistsError, match="give append=True"):
         EpisodeWriter(kept, SPEC, fps=20)
     with pytest.raises(ValueError, match="has fps 20, the writer 30"):
@@ -270,7 +278,7 @@ def test_a_folder_is_gone_on_with_only_if_asked_and_alike(kept):
         EpisodeWriter(GOLDEN, SPEC, fps=20, append=True)
 
 
-def test_one_writer_at_a_time(tmp_path):
+def test_one_writer_at_a_time(tmp_path: Path) -> None:
     with (
         EpisodeWriter(tmp_path, SPEC, fps=20) as writer,
         pytest.raises(BlockingIOError, match="is being written to by another EpisodeWriter"),
@@ -284,8 +292,10 @@ def test_one_writer_at_a_time(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:.*(set aside|clears up)")  # the patched unlink and rmdir let nothing be cleared up
-def test_a_full_disk_at_any_write_loses_nothing_that_was_complete(tmp_path, monkeypatch):
-    def full():
+def test_a_full_disk_at_any_write_loses_nothing_that_was_complete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full() -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     folder, failures = tmp_path / "set", 0
@@ -309,8 +319,8 @@ def test_a_full_disk_at_any_write_loses_nothing_that_was_complete(tmp_path, monk
     assert check_numbers(folder) > 1
 
 
-def test_the_same_writer_goes_on_once_there_is_room(tmp_path, monkeypatch):
-    def full():
+def test_the_same_writer_goes_on_once_there_is_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full() -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with EpisodeWriter(tmp_path, SPEC, fps=20) as writer:
@@ -323,8 +333,8 @@ def test_the_same_writer_goes_on_once_there_is_room(tmp_path, monkeypatch):
     assert check_numbers(tmp_path) == 2
 
 
-def test_ffmpeg_on_a_full_disk_is_a_full_disk(tmp_path, monkeypatch):
-    def full(*args, **kwargs):
+def test_ffmpeg_on_a_full_disk_is_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*args: Any, **kwargs: Any) -> None:
         raise RuntimeError(
             "ffmpeg could not write x (exit status 228): av_interleaved_write_frame(): No space left on device"
         )
@@ -336,12 +346,12 @@ def test_ffmpeg_on_a_full_disk_is_a_full_disk(tmp_path, monkeypatch):
     assert raised.value.errno == errno.ENOSPC and str(tmp_path) in str(raised.value)
 
 
-def run_helper(*arguments, **options):
+def run_helper(*arguments: Path | str, **options: Any) -> subprocess.Popen:
     command = [sys.executable, kept_episodes.__file__, *map(str, arguments)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **options)
 
 
-def test_a_crash_at_any_step_loses_the_episode_in_flight_at_most_and_says_so(tmp_path):
+def test_a_crash_at_any_step_loses_the_episode_in_flight_at_most_and_says_so(tmp_path: Path) -> None:
     process = run_helper("crash", tmp_path / "set")
     said, _ = process.communicate(timeout=60)
     assert process.returncode == 0
@@ -351,7 +361,7 @@ def test_a_crash_at_any_step_loses_the_episode_in_flight_at_most_and_says_so(tmp
 
 
 @pytest.mark.filterwarnings("ignore:.*set aside.*")
-def test_what_append_returned_survives_kill_9(tmp_path):
+def test_what_append_returned_survives_kill_9(tmp_path: Path) -> None:
     chance, folder, promised = random.Random(0), tmp_path / "set", 0
     for _ in range(5):
         process = run_helper("keep", folder)
@@ -364,7 +374,7 @@ def test_what_append_returned_survives_kill_9(tmp_path):
         assert check_numbers(folder) in (promised, promised + 1)
 
 
-def test_an_unfinished_episode_is_told_of_to_who_reads(tmp_path):
+def test_an_unfinished_episode_is_told_of_to_who_reads(tmp_path: Path) -> None:
     keep(tmp_path, [0])
     (tmp_path / ".staging").mkdir()
     (tmp_path / ".staging/left").write_bytes(b"half")
@@ -380,7 +390,7 @@ def test_an_unfinished_episode_is_told_of_to_who_reads(tmp_path):
 # What is read
 
 
-def test_a_dataset_of_lerobots_is_read():
+def test_a_dataset_of_lerobots_is_read() -> None:
     with pytest.warns(UserWarning, match="has no digests of its files"):
         reader = EpisodeReader(GOLDEN)
     assert len(reader) == 3 and reader.skipped == {"remark": "dtype string"} and reader.fps == 10.0
@@ -398,7 +408,7 @@ def test_a_dataset_of_lerobots_is_read():
 
 
 @pytest.mark.filterwarnings("ignore:.*has no digests")
-def test_chunks_of_a_dataset_of_lerobots_are_drawn():
+def test_chunks_of_a_dataset_of_lerobots_are_drawn() -> None:
     chunks = RecordedEpisodes(GOLDEN, episodes=[0, 2]).sample_batch(8, 4)
     assert chunks["observation"]["images"]["front"].shape == (8, 4, 64, 96, 3)
     assert set(chunks["episode"]["index"].tolist()) == {0, 2}
@@ -417,7 +427,7 @@ def test_chunks_of_a_dataset_of_lerobots_are_drawn():
         ({"features": {}}, "which info.json lacks"),
     ],
 )
-def test_metadata_that_do_not_fit_are_refused(kept, tmp_path, change, message):
+def test_metadata_that_do_not_fit_are_refused(kept: Path, tmp_path: Path, change: dict[str, Any], message: str) -> None:
     folder = without_digests(copied(kept, tmp_path))
     info = json.loads((folder / "meta/info.json").read_text())
     (folder / "meta/info.json").write_text(json.dumps(info | change))
@@ -425,7 +435,7 @@ def test_metadata_that_do_not_fit_are_refused(kept, tmp_path, change, message):
         EpisodeReader(folder)
 
 
-def test_missing_files_are_named(kept, tmp_path):
+def test_missing_files_are_named(kept: Path, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"is not a LeRobot dataset: there is no meta/info\.json"):
         EpisodeReader(tmp_path)
     folder = copied(kept, tmp_path)
@@ -435,7 +445,7 @@ def test_missing_files_are_named(kept, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:.*has no digests")
-def test_a_cut_off_video_is_an_error_that_names_it(tmp_path):
+def test_a_cut_off_video_is_an_error_that_names_it(tmp_path: Path) -> None:
     with EpisodeWriter(tmp_path, CAMERA, fps=30) as writer:
         writer.append(camera_episode(3), "look")
         writer.append(camera_episode(0), "look")
@@ -448,7 +458,7 @@ def test_a_cut_off_video_is_an_error_that_names_it(tmp_path):
         EpisodeReader(tmp_path)[1]
 
 
-def test_what_stays_decoded_is_bounded(kept):
+def test_what_stays_decoded_is_bounded(kept: Path) -> None:
     reader = EpisodeReader(kept, cache_mb=0.005)
     for number in [*range(8), *range(8)]:
         assert_same_tree(reader[number].frames, episode(number).frames)
@@ -460,7 +470,7 @@ def test_what_stays_decoded_is_bounded(kept):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_draws_are_those_of_the_engines_masks(tmp_path, mode):
+def test_draws_are_those_of_the_engines_masks(tmp_path: Path, mode: str) -> None:
     rng = np.random.default_rng(3)
     spec = EpisodeSpec({"x": ((), "int64")})
     ids = [np.repeat(np.arange(4), rng.integers(1, 6, 4)) for _ in range(6)]
@@ -484,7 +494,7 @@ def test_draws_are_those_of_the_engines_masks(tmp_path, mode):
         np.testing.assert_array_equal(chunks["x"], expected[1][:, None] + np.arange(size))
 
 
-def test_chunks_have_the_form_of_the_engines(tmp_path):
+def test_chunks_have_the_form_of_the_engines(tmp_path: Path) -> None:
     cfg = OnlineDataEngineCfg(task=Toy, task_cfg={"segments": 3}, buffer_size=4, max_episode_steps=20)
     with OnlineDataEngine(cfg) as engine, EpisodeWriter(tmp_path, Toy().spec(), fps=20) as writer:
         record(Toy(segments=3), writer, 4)
@@ -496,7 +506,7 @@ def test_chunks_have_the_form_of_the_engines(tmp_path):
 
 
 @pytest.mark.parametrize(("batch_size", "lead"), [(None, (4,)), (16, (16, 4))])
-def test_an_online_dataset_draws_from_kept_episodes(kept, batch_size, lead):
+def test_an_online_dataset_draws_from_kept_episodes(kept: Path, batch_size: int | None, lead: tuple[int, ...]) -> None:
     source = RecordedEpisodes(kept)
     first, again = (OnlineDataset(source, 4, batch_size, sampling_mode="segment", seed=5) for _ in range(2))
     for chunks, same in zip(itertools.islice(first, 5), again, strict=False):
@@ -505,7 +515,7 @@ def test_an_online_dataset_draws_from_kept_episodes(kept, batch_size, lead):
         assert (chunks["segment_id"] == chunks["segment_id"][..., :1]).all()
 
 
-def test_draws_are_seeded_and_go_on_where_their_state_was_taken(kept):
+def test_draws_are_seeded_and_go_on_where_their_state_was_taken(kept: Path) -> None:
     source, other = RecordedEpisodes(kept, seed=3), RecordedEpisodes(kept, seed=3)
     source.sample_batch(10, 3)
     state = json.loads(json.dumps(source.state_dict()))
@@ -517,7 +527,7 @@ def test_draws_are_seeded_and_go_on_where_their_state_was_taken(kept):
         RecordedEpisodes(kept, seed=4).load_state_dict(state)
 
 
-def test_a_pickled_source_draws_the_same(kept):
+def test_a_pickled_source_draws_the_same(kept: Path) -> None:
     source = RecordedEpisodes(kept)
     source.sample_batch(4, 3)
     twin = pickle.loads(pickle.dumps(source))
@@ -534,7 +544,9 @@ def test_a_pickled_source_draws_the_same(kept):
         ((1.0, 3), TypeError, "batch_size must be an int"),
     ],
 )
-def test_impossible_draws_are_refused(kept, arguments, error, message):
+def test_impossible_draws_are_refused(
+    kept: Path, arguments: tuple[Any, ...], error: type[Exception], message: str
+) -> None:
     with pytest.raises(error, match=message):
         RecordedEpisodes(kept).sample_batch(*arguments)
 
@@ -543,7 +555,9 @@ def test_impossible_draws_are_refused(kept, arguments, error, message):
     ("episodes", "error", "message"),
     [([], ValueError, "no episode"), ([8], IndexError, "0 to 7"), ([1, 1], ValueError, "twice")],
 )
-def test_a_wrong_choice_of_episodes_is_refused(kept, episodes, error, message):
+def test_a_wrong_choice_of_episodes_is_refused(
+    kept: Path, episodes: list[int], error: type[Exception], message: str
+) -> None:
     with pytest.raises(error, match=message):
         RecordedEpisodes(kept, episodes=episodes)
 
@@ -551,7 +565,7 @@ def test_a_wrong_choice_of_episodes_is_refused(kept, episodes, error, message):
 # What is recorded
 
 
-def test_a_recording_has_the_episodes_of_an_engine_with_its_seed(tmp_path):
+def test_a_recording_has_the_episodes_of_an_engine_with_its_seed(tmp_path: Path) -> None:
     task_cfg = {"lengths": (5, 9), "at": {1: "fail"}}
     with EpisodeWriter(tmp_path, Toy().spec(), fps=20) as writer:
         tally = record(Toy(**task_cfg), writer, 4, seed=7)
@@ -566,7 +580,7 @@ def test_a_recording_has_the_episodes_of_an_engine_with_its_seed(tmp_path):
 
 
 @pytest.mark.parametrize("several", [0, 3])
-def test_a_stopped_recording_goes_on_as_if_it_had_not_been(tmp_path, several):
+def test_a_stopped_recording_goes_on_as_if_it_had_not_been(tmp_path: Path, several: int) -> None:
     task_cfg = {"several": several, "at": {2: "unsuccessful"}}
     for folder, parts in (("whole", [8]), ("parts", [4, 1, 3])):
         for part in parts:
@@ -581,12 +595,12 @@ def test_a_stopped_recording_goes_on_as_if_it_had_not_been(tmp_path, several):
 class Seeded(Toy):
     """Misbehaves by the seed, not by the number of the attempt: a task that depends on nothing else."""
 
-    def generate(self, seed):
+    def generate(self, seed: int) -> Any:
         self.attempts = 2 if seed % 5 == 0 else 100
         return super().generate(seed)
 
 
-def test_a_stream_of_an_engine_is_recorded_in_order(tmp_path):
+def test_a_stream_of_an_engine_is_recorded_in_order(tmp_path: Path) -> None:
     cfg = OnlineDataEngineCfg(task=Toy, buffer_size=4, max_episode_steps=20)
     with OnlineDataEngine(cfg) as engine, EpisodeWriter(tmp_path, Toy().spec(), fps=20) as writer:
         record_stream(engine, writer, 11)
@@ -598,7 +612,7 @@ def test_a_stream_of_an_engine_is_recorded_in_order(tmp_path):
         assert reader.instruction(number) == "push the cube"
 
 
-def test_a_task_without_success_is_given_up(tmp_path):
+def test_a_task_without_success_is_given_up(tmp_path: Path) -> None:
     with (
         EpisodeWriter(tmp_path, Toy().spec(), fps=20) as writer,
         pytest.raises(RuntimeError, match=r"in 3 attempts in a row \(max_attempts\).*: no way to the goal"),
@@ -606,7 +620,7 @@ def test_a_task_without_success_is_given_up(tmp_path):
         record(Toy(at=dict.fromkeys(range(9), "fail")), writer, 1, max_attempts=3)
 
 
-def test_the_command_line_records_and_goes_on(tmp_path, capsys):
+def test_the_command_line_records_and_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["--task", "data_tasks:Toy", "--task-cfg", '{"lengths": [7]}', "--to", str(tmp_path), "--fps", "20"]
     assert main([*command, "--episodes", "2"]) == 0
     assert main([*command, "--episodes", "2"]) == 1
@@ -618,7 +632,7 @@ def test_the_command_line_records_and_goes_on(tmp_path, capsys):
     assert "write it as package.module:Name" in capsys.readouterr().err
 
 
-def test_without_pyarrow_the_extra_is_named_and_the_engine_works():
+def test_without_pyarrow_the_extra_is_named_and_the_engine_works() -> None:
     code = "import sys; sys.modules['pyarrow'] = None; import ejax.data; import ejax.data.lerobot.recorded"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 1 and "pip install 'ejax[data]'" in done.stderr

@@ -10,7 +10,9 @@ import socket
 import subprocess
 import sys
 import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import kept_episodes
 import numpy as np
@@ -51,10 +53,10 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*has no digests of its files")
 
 
 @pytest.fixture(autouse=True)
-def bounded(monkeypatch):
+def bounded(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A test that hangs fails, and nothing need wait for the disk."""
 
-    def hang(number, frame):
+    def hang(number: int, frame: int) -> None:
         raise AssertionError(f"no end within {BOUND_S} s")
 
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
@@ -66,7 +68,7 @@ def bounded(monkeypatch):
 
 
 @pytest.fixture(scope="module", params=["png", "video"])
-def filmed(request, tmp_path_factory):
+def filmed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Five episodes of ALL, in each of the two ways to keep images."""
     folder = tmp_path_factory.mktemp("filmed") / request.param
     with EpisodeWriter(folder, ALL, fps=20, images=request.param) as writer:
@@ -76,19 +78,19 @@ def filmed(request, tmp_path_factory):
 
 
 @pytest.fixture
-def kept(tmp_path):
+def kept(tmp_path: Path) -> Path:
     """Three episodes of SPEC, to be spoiled."""
     keep(tmp_path / "set", range(3))
     return tmp_path / "set"
 
 
-def filmed_episode(number):
+def filmed_episode(number: int) -> Episode:
     made = episode(number)
     frames = {**flatten(made.frames), "obs/camera": pictures(number, length(number))}
     return Episode(frames, segment_id=made.segment_id, fields=made.fields, terminated=made.terminated)
 
 
-def content(folder):
+def content(folder: Path) -> list[dict[str, Any]]:
     """All that is read of a folder."""
     reader = EpisodeReader(folder)
     return [
@@ -102,19 +104,19 @@ def content(folder):
     ]
 
 
-def is_same(first, second):
+def is_same(first: list[dict[str, Any]], second: list[dict[str, Any]]) -> bool:
     return len(first) == len(second) and all(
         one.keys() == other.keys() and all(is_equal(one[path], other[path]) for path in one)
         for one, other in zip(first, second, strict=True)
     )
 
 
-def is_equal(first, second):
+def is_equal(first: Any, second: Any) -> bool:
     first, second = np.asarray(first), np.asarray(second)
     return np.array_equal(first, second, equal_nan=first.dtype.kind == "f" and second.dtype.kind == "f")
 
 
-def snapshot(folder):
+def snapshot(folder: Path) -> dict[str, Any]:
     """All below a folder but the lock, with what links lead to."""
     found = {}
     for path in sorted(folder.rglob("*")):
@@ -123,23 +125,23 @@ def snapshot(folder):
     return found
 
 
-def append(folder, number=3, **options):
+def append(folder: Path, number: int = 3, **options: Any) -> None:
     with EpisodeWriter(folder, SPEC, fps=20, append=True, **options) as writer:
         writer.append(episode(number), instruction(number))
 
 
-def change_json(folder, name, change):
+def change_json(folder: Path, name: str, change: Callable[..., Any]) -> None:
     tree = json.loads((folder / name).read_text())
     (folder / name).write_text(json.dumps(change(tree)))
 
 
-def replace(folder, name, put):
+def replace(folder: Path, name: str, put: Callable[..., Any]) -> None:
     """Put something else in the place of a file."""
     (folder / name).unlink()
     put(folder / name)
 
 
-def bind_socket(path):
+def bind_socket(path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as made:
         here = os.open(".", os.O_RDONLY)
         os.chdir(path.parent)  # a socket's name has a hundred characters at most
@@ -176,7 +178,9 @@ def bind_socket(path):
     ],
     ids=lambda journal: json.dumps(journal)[:40],
 )
-def test_a_journal_that_no_writer_wrote_is_refused_and_nothing_is_changed(kept, journal):
+def test_a_journal_that_no_writer_wrote_is_refused_and_nothing_is_changed(
+    kept: Path, journal: dict[str, Any] | list[Any] | str | None
+) -> None:
     (kept / "payload").write_text("evil")  # where ".staging/../payload" leads
     (kept / "README.md").write_text("mine")
     (kept / ".staging").mkdir()
@@ -190,7 +194,7 @@ def test_a_journal_that_no_writer_wrote_is_refused_and_nothing_is_changed(kept, 
 
 
 @pytest.mark.parametrize("text", [b"", b"[", b"\xff\xfe", b"[" * 10**5, b"[1e999]"])
-def test_a_damaged_journal_is_named_and_nothing_is_changed(kept, text):
+def test_a_damaged_journal_is_named_and_nothing_is_changed(kept: Path, text: bytes) -> None:
     (kept / ".staging").mkdir()
     (kept / ".staging/commit.json").write_bytes(text)
     before = snapshot(kept.parent)
@@ -200,7 +204,7 @@ def test_a_damaged_journal_is_named_and_nothing_is_changed(kept, text):
 
 
 @pytest.mark.parametrize("place", ["data", "data/chunk-000", "meta", "meta/episodes", ".staging", "incomplete"])
-def test_a_folder_that_is_a_link_is_not_written_through(kept, place):
+def test_a_folder_that_is_a_link_is_not_written_through(kept: Path, place: str) -> None:
     outside = kept.parent / "outside"
     if (kept / place).exists():
         shutil.move(kept / place, outside)
@@ -218,7 +222,7 @@ def test_a_folder_that_is_a_link_is_not_written_through(kept, place):
 
 
 @pytest.mark.parametrize("name", [DATA, INFO, OURS, ROWS, STATS, TASKS, DIGESTS, ".lock", ".staging/commit.json"])
-def test_a_file_that_is_a_link_to_another_elsewhere_is_neither_read_nor_written(kept, name):
+def test_a_file_that_is_a_link_to_another_elsewhere_is_neither_read_nor_written(kept: Path, name: str) -> None:
     outside = kept.parent / "outside"
     (kept / name).parent.mkdir(exist_ok=True)
     outside.write_bytes((kept / name).read_bytes() if (kept / name).exists() else b'["meta/info.json"]')
@@ -230,7 +234,7 @@ def test_a_file_that_is_a_link_to_another_elsewhere_is_neither_read_nor_written(
     assert snapshot(kept.parent) == before
 
 
-def test_a_staged_file_that_is_a_link_is_not_taken_from_elsewhere(kept):
+def test_a_staged_file_that_is_a_link_is_not_taken_from_elsewhere(kept: Path) -> None:
     """It would be moved away from where it belongs to."""
     outside = kept.parent / "outside"
     (outside / "meta").mkdir(parents=True)
@@ -244,13 +248,13 @@ def test_a_staged_file_that_is_a_link_is_not_taken_from_elsewhere(kept):
     assert snapshot(kept.parent) == before
 
 
-def test_the_lock_of_a_folder_empties_no_file(kept):
+def test_the_lock_of_a_folder_empties_no_file(kept: Path) -> None:
     (kept / ".lock").write_text("mine")
     append(kept)
     assert (kept / ".lock").read_text() == "mine"
 
 
-def test_what_the_journal_would_put_in_place_is_judged_before_it_is(kept):
+def test_what_the_journal_would_put_in_place_is_judged_before_it_is(kept: Path) -> None:
     """A format that does not fit must not replace one that does."""
     staged = kept / ".staging/meta/info.json"
     staged.parent.mkdir(parents=True)
@@ -263,7 +267,7 @@ def test_what_the_journal_would_put_in_place_is_judged_before_it_is(kept):
     assert snapshot(kept.parent) == before
 
 
-def test_a_commit_that_was_cut_off_is_finished(kept, monkeypatch):
+def test_a_commit_that_was_cut_off_is_finished(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ejax.data.lerobot.commit._redo", lambda folder, names: None)
     append(kept)
     assert (kept / ".staging/commit.json").exists() and json.loads((kept / INFO).read_text())["total_episodes"] == 3
@@ -275,7 +279,7 @@ def test_a_commit_that_was_cut_off_is_finished(kept, monkeypatch):
         assert check_numbers(kept) == 5
 
 
-def test_a_recording_that_was_cut_off_before_its_first_file_is_begun_again(tmp_path):
+def test_a_recording_that_was_cut_off_before_its_first_file_is_begun_again(tmp_path: Path) -> None:
     """Folders are made before the journal is."""
     (tmp_path / "set/meta").mkdir(parents=True)
     (tmp_path / "set/.staging/meta").mkdir(parents=True)
@@ -308,7 +312,9 @@ def test_a_recording_that_was_cut_off_before_its_first_file_is_begun_again(tmp_p
         (["data"], "is not a path"),
     ],
 )
-def test_a_path_of_the_metadata_that_is_none_below_the_folder_is_refused_by_name(tmp_path, key, template, why):
+def test_a_path_of_the_metadata_that_is_none_below_the_folder_is_refused_by_name(
+    tmp_path: Path, key: str, template: int | list[str] | str, why: str
+) -> None:
     folder = copied(GOLDEN, tmp_path)
     change_json(folder, INFO, lambda info: info | {key: template})
     with pytest.raises(ValueError, match=why) as raised:
@@ -316,7 +322,7 @@ def test_a_path_of_the_metadata_that_is_none_below_the_folder_is_refused_by_name
     assert "info.json" in str(raised.value) and key in str(raised.value) and len(str(raised.value)) < 800
 
 
-def test_the_number_of_a_file_may_not_lead_out_of_the_folder(tmp_path):
+def test_the_number_of_a_file_may_not_lead_out_of_the_folder(tmp_path: Path) -> None:
     folder = copied(GOLDEN, tmp_path)
     path = folder / ROWS
     table = pq.read_table(path)
@@ -339,7 +345,9 @@ def test_the_number_of_a_file_may_not_lead_out_of_the_folder(tmp_path):
     ],
     ids=["pipe", "socket", "folder", "device", "link", "circle"],
 )
-def test_what_is_no_plain_file_is_refused_and_never_waited_for(tmp_path, name, put, kind):
+def test_what_is_no_plain_file_is_refused_and_never_waited_for(
+    tmp_path: Path, name: str, put: Callable[..., Any], kind: str
+) -> None:
     folder = copied(GOLDEN, tmp_path)
     replace(folder, name, put)
     with pytest.raises(ValueError, match=kind) as raised:
@@ -347,7 +355,7 @@ def test_what_is_no_plain_file_is_refused_and_never_waited_for(tmp_path, name, p
     assert Path(name).name in str(raised.value)
 
 
-def test_a_link_inside_the_folder_is_followed(tmp_path):
+def test_a_link_inside_the_folder_is_followed(tmp_path: Path) -> None:
     folder = copied(GOLDEN, tmp_path)
     (folder / DATA).rename(folder / "frames")
     (folder / DATA).symlink_to("../../frames")
@@ -355,7 +363,7 @@ def test_a_link_inside_the_folder_is_followed(tmp_path):
     assert is_same(content(tmp_path / "link"), content(GOLDEN))
 
 
-def test_a_file_elsewhere_in_the_system_is_not_inside(tmp_path):
+def test_a_file_elsewhere_in_the_system_is_not_inside(tmp_path: Path) -> None:
     (tmp_path / "set").mkdir()
     (tmp_path / "set-2").mkdir()
     (tmp_path / "set-2/x").write_text("")
@@ -366,7 +374,7 @@ def test_a_file_elsewhere_in_the_system_is_not_inside(tmp_path):
 
 
 @pytest.mark.parametrize("listed", ["#EXTM3U\n#EXTINF:1,\n{}\n", "ffconcat version 1.0\nfile '{}'\n"])
-def test_a_video_that_is_a_list_of_other_files_is_not_followed(tmp_path, listed):
+def test_a_video_that_is_a_list_of_other_files_is_not_followed(tmp_path: Path, listed: str) -> None:
     secret = tmp_path / "secret.mp4"
     shutil.copy(GOLDEN / "videos/observation.images.front/chunk-000/file-000.mp4", secret)
     (tmp_path / "video.mp4").write_text(listed.format(secret))
@@ -374,7 +382,7 @@ def test_a_video_that_is_a_list_of_other_files_is_not_followed(tmp_path, listed)
         decode_video(tmp_path / "video.mp4", 0.0, 10.0, (64, 96, 3), 1)
 
 
-def test_images_of_other_formats_are_not_tried():
+def test_images_of_other_formats_are_not_tried() -> None:
     for name in ("BMP", "GIF", "EPS"):
         file = io.BytesIO()
         Image.new("RGB", (4, 4)).save(file, name)
@@ -424,7 +432,9 @@ def test_images_of_other_formats_are_not_tried():
         ),
     ],
 )
-def test_metadata_of_another_kind_are_refused_with_what_is_wrong(kept, name, change, message):
+def test_metadata_of_another_kind_are_refused_with_what_is_wrong(
+    kept: Path, name: str, change: Callable[..., Any], message: str
+) -> None:
     without_digests(kept)
     change_json(kept, name, change)
     before = snapshot(kept)
@@ -435,7 +445,7 @@ def test_metadata_of_another_kind_are_refused_with_what_is_wrong(kept, name, cha
     assert snapshot(kept) == before
 
 
-def test_a_writer_names_the_entry_in_which_a_folder_differs(kept):
+def test_a_writer_names_the_entry_in_which_a_folder_differs(kept: Path) -> None:
     spec = EpisodeSpec({**SPEC.frames, "actions": ((5,), "float32")}, SPEC.episode)
     with pytest.raises(ValueError, match=r"set has features\.actions\.shape \[4\], the writer \[5\]; make the"):
         EpisodeWriter(kept, spec, fps=20, append=True)
@@ -445,7 +455,7 @@ def test_a_writer_names_the_entry_in_which_a_folder_differs(kept):
 
 
 @pytest.mark.parametrize("listed", [True, False], ids=["with digests", "without"])
-def test_a_file_that_is_cut_off_is_named_with_the_remedy(filmed, tmp_path, listed):
+def test_a_file_that_is_cut_off_is_named_with_the_remedy(filmed: Path, tmp_path: Path, listed: bool) -> None:
     folder = copied(filmed, tmp_path)
     if not listed:
         without_digests(folder)
@@ -464,7 +474,7 @@ def test_a_file_that_is_cut_off_is_named_with_the_remedy(filmed, tmp_path, liste
         (folder / name).write_bytes(whole)
 
 
-def test_every_flipped_bit_is_found_or_changes_nothing_that_is_read(filmed, tmp_path):
+def test_every_flipped_bit_is_found_or_changes_nothing_that_is_read(filmed: Path, tmp_path: Path) -> None:
     folder, chance = copied(filmed, tmp_path), random.Random(0)
     whole, found, same = content(folder), 0, 0
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path.stat().st_size)
@@ -488,7 +498,7 @@ def test_every_flipped_bit_is_found_or_changes_nothing_that_is_read(filmed, tmp_
 
 
 @pytest.mark.parametrize("name", [INFO, OURS, ROWS, DATA, STATS, TASKS])
-def test_damage_is_not_taken_over_into_what_is_appended(kept, name):
+def test_damage_is_not_taken_over_into_what_is_appended(kept: Path, name: str) -> None:
     """The last file of each kind is written again with the new episode, and would get a new digest."""
     data = bytearray((kept / name).read_bytes())
     data[len(data) // 3] ^= 1
@@ -499,7 +509,7 @@ def test_damage_is_not_taken_over_into_what_is_appended(kept, name):
     assert snapshot(kept) == before
 
 
-def test_a_damaged_video_is_not_joined_to(tmp_path):
+def test_a_damaged_video_is_not_joined_to(tmp_path: Path) -> None:
     with EpisodeWriter(tmp_path, CAMERA, fps=30) as writer:
         writer.append(camera_episode(0), "look")
         data = bytearray((tmp_path / VIDEO).read_bytes())
@@ -509,7 +519,7 @@ def test_a_damaged_video_is_not_joined_to(tmp_path):
             writer.append(camera_episode(1), "look")
 
 
-def test_without_digests_damage_raises_nothing_but_errors_that_name_the_file(filmed, tmp_path):
+def test_without_digests_damage_raises_nothing_but_errors_that_name_the_file(filmed: Path, tmp_path: Path) -> None:
     """Which of it goes unnoticed, nobody can say; what is noticed is told."""
     folder, chance = without_digests(copied(filmed, tmp_path)), random.Random(1)
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path.stat().st_size)
@@ -532,7 +542,7 @@ def test_without_digests_damage_raises_nothing_but_errors_that_name_the_file(fil
 # Digests while a folder grows
 
 
-def test_a_folder_without_digests_is_read_with_one_notice_and_gets_them_by_an_append(kept):
+def test_a_folder_without_digests_is_read_with_one_notice_and_gets_them_by_an_append(kept: Path) -> None:
     without_digests(kept)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
@@ -547,7 +557,7 @@ def test_a_folder_without_digests_is_read_with_one_notice_and_gets_them_by_an_ap
         assert check_numbers(kept) == 4
 
 
-def test_a_reader_reads_on_while_its_files_are_replaced(kept):
+def test_a_reader_reads_on_while_its_files_are_replaced(kept: Path) -> None:
     reader = EpisodeReader(kept, cache_mb=0)
     for number in range(3, 8):
         append(kept, number)
@@ -556,7 +566,7 @@ def test_a_reader_reads_on_while_its_files_are_replaced(kept):
             np.testing.assert_array_equal(reader[index].frames["actions"], episode(index).frames["actions"])
 
 
-def test_readers_meet_no_damage_in_the_middle_of_appends(tmp_path):
+def test_readers_meet_no_damage_in_the_middle_of_appends(tmp_path: Path) -> None:
     keep(tmp_path / "set", [0])
     helper = [
         sys.executable,
@@ -576,7 +586,7 @@ def test_readers_meet_no_damage_in_the_middle_of_appends(tmp_path):
     assert seen == sorted(seen) and seen[-1] > seen[0]
 
 
-def test_a_file_is_compared_with_its_digest_once(kept, monkeypatch):
+def test_a_file_is_compared_with_its_digest_once(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     digests = []
     real = sys.modules["ejax.data.lerobot.kept_files"].sha256
     monkeypatch.setattr("ejax.data.lerobot.kept_files.sha256", lambda file: digests.append(1) or real(file))
@@ -590,14 +600,14 @@ def test_a_file_is_compared_with_its_digest_once(kept, monkeypatch):
 @pytest.mark.parametrize(
     "text", ["", "[]", "{", '{"version": 2, "sha256": {}}', '{"version": 1}', '{"version": 1, "sha256": {"a": "b"}}']
 )
-def test_a_damaged_list_of_digests_is_an_error_and_not_a_folder_without_one(kept, text):
+def test_a_damaged_list_of_digests_is_an_error_and_not_a_folder_without_one(kept: Path, text: str) -> None:
     (kept / DIGESTS).write_text(text)
     for use in (EpisodeReader, append):
         with pytest.raises(ValueError, match=r"ejax_digests\.json is damaged"):
             use(kept)
 
 
-def test_a_file_that_the_list_lacks_is_refused(kept):
+def test_a_file_that_the_list_lacks_is_refused(kept: Path) -> None:
     shutil.copy(kept / ROWS, kept / "meta/episodes/chunk-000/file-001.parquet")
     with pytest.raises(
         ValueError, match=r"file-001\.parquet is not among the files that meta/ejax_digests\.json lists"

@@ -6,12 +6,14 @@ import pytest
 
 from ejax.losses import clipped_surrogate, clipped_value_loss, kl_k3, value_loss
 
+pytestmark = pytest.mark.usefixtures("strict_dtypes")
 
-def rows(seed, count=3):
+
+def rows(seed: int, count: int = 3) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=(count, 64)).astype(np.float32)
 
 
-def test_clipped_surrogate_is_the_smaller_objective_negated():
+def test_clipped_surrogate_is_the_smaller_objective_negated() -> None:
     log_ratio, advantage, _ = rows(0)
     expected = []
     for r, a in zip(np.exp(log_ratio), advantage, strict=True):
@@ -23,17 +25,19 @@ def test_clipped_surrogate_is_the_smaller_objective_negated():
     ("log_ratio", "advantage", "flows"),
     [(1.0, 1.0, False), (1.0, -1.0, True), (-1.0, 1.0, True), (-1.0, -1.0, False), (0.05, 1.0, True)],
 )
-def test_the_surrogates_gradient_stops_where_the_step_already_helped_enough(log_ratio, advantage, flows):
+def test_the_surrogates_gradient_stops_where_the_step_already_helped_enough(
+    log_ratio: float, advantage: float, flows: bool
+) -> None:
     gradient = jax.grad(clipped_surrogate)(log_ratio, advantage, 0.2)
     assert gradient == pytest.approx(-advantage * np.exp(log_ratio) if flows else 0.0)
 
 
-def test_value_loss_is_the_squared_error_without_a_half():
+def test_value_loss_is_the_squared_error_without_a_half() -> None:
     value, target, _ = rows(1)
     np.testing.assert_allclose(jax.jit(value_loss)(value, target), (value - target) ** 2, rtol=1e-6)
 
 
-def test_clipped_value_loss_is_the_larger_of_both_errors():
+def test_clipped_value_loss_is_the_larger_of_both_errors() -> None:
     value, old, target = rows(2)
     expected = []
     for v, o, t in zip(value, old, target, strict=True):
@@ -42,7 +46,7 @@ def test_clipped_value_loss_is_the_larger_of_both_errors():
     np.testing.assert_allclose(jax.jit(clipped_value_loss)(value, old, target, 0.2), expected, rtol=1e-4, atol=1e-6)
 
 
-def test_k3_is_never_negative_and_zero_only_for_equal_policies():
+def test_k3_is_never_negative_and_zero_only_for_equal_policies() -> None:
     log_ratio, *_ = rows(3)
     estimate = jax.jit(kl_k3)(log_ratio)
     np.testing.assert_allclose(estimate, np.exp(log_ratio) - 1.0 - log_ratio, rtol=1e-4, atol=1e-6)
@@ -50,7 +54,7 @@ def test_k3_is_never_negative_and_zero_only_for_equal_policies():
     assert kl_k3(0.0) == 0.0
 
 
-def test_the_mean_of_k3_over_samples_of_old_is_the_kl():
+def test_the_mean_of_k3_over_samples_of_old_is_the_kl() -> None:
     # old = N(0, 1), new = N(½, 1): KL(old ‖ new) = ½·½² = 1/8
     x = np.random.default_rng(4).normal(size=200_000)
     log_ratio = -0.5 * (x - 0.5) ** 2 + 0.5 * x**2

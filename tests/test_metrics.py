@@ -125,7 +125,11 @@ def test_a_new_run_in_a_used_directory_is_an_error(tmp_path: Path) -> None:
 
 def test_closing_twice_is_harmless(tmp_path: Path) -> None:
     with _writer(tmp_path) as writer:
+        writer.write(10, TRAIN)
         writer.close()
+        written = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == written
+    assert [record["step"] for record in _records(tmp_path)] == [10]
 
 
 class _FakeRun:

@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,28 +28,28 @@ INITIAL = {name: GOLDEN[f"initial/{name}"] for name in NAMES}
 GRADIENT = {name: GOLDEN[f"gradient/{name}"] for name in NAMES}
 
 
-def test_clipping_divides_by_the_norm_and_a_millionth():
+def test_clipping_divides_by_the_norm_and_a_millionth() -> None:
     clipped, norm = clip_by_global_norm({"a": jnp.array([3e-6, 4e-6])}, 1e-6)
     assert norm == pytest.approx(5e-6)
     np.testing.assert_allclose(clipped["a"], np.array([3e-6, 4e-6]) * 1e-6 / (5e-6 + 1e-6), rtol=1e-5)
 
 
-def test_infinity_switches_clipping_off():
+def test_infinity_switches_clipping_off() -> None:
     clipped, _ = clip_by_global_norm({"a": jnp.array([3.0, 4.0])}, math.inf)
     assert clipped["a"].tolist() == [3.0, 4.0]
 
 
-def test_no_schedule_keeps_the_rate():
+def test_no_schedule_keeps_the_rate() -> None:
     assert scheduled_learning_rate(0.02, ScheduleConfig(), jnp.asarray(7)) == pytest.approx(0.02)
 
 
-def test_linear_falls_to_zero_by_default_as_embodichains_does():
+def test_linear_falls_to_zero_by_default_as_embodichains_does() -> None:
     config = bind_schedule(ScheduleConfig(name="linear"), 4)
     rates = [float(scheduled_learning_rate(1.0, config, jnp.asarray(k))) for k in range(6)]
     assert rates == pytest.approx([1.0, 0.75, 0.5, 0.25, 0.0, 0.0])
 
 
-def test_binding_fills_only_an_open_horizon():
+def test_binding_fills_only_an_open_horizon() -> None:
     assert dict(bind_schedule(ScheduleConfig(name="cosine"), 7).kwargs) == {"T_max": 7}
     given = ScheduleConfig(name="linear", kwargs={"total_iters": 3})
     assert bind_schedule(given, 7) == given
@@ -56,17 +57,17 @@ def test_binding_fills_only_an_open_horizon():
     assert bind_schedule(step, 7) == step
 
 
-def test_a_schedule_without_its_horizon_is_refused():
+def test_a_schedule_without_its_horizon_is_refused() -> None:
     with pytest.raises(ValueError, match="bind_schedule"):
         scheduled_learning_rate(1.0, ScheduleConfig(name="linear"), jnp.asarray(0))
 
 
-def test_binding_to_no_updates_is_refused():
+def test_binding_to_no_updates_is_refused() -> None:
     with pytest.raises(ValueError, match="got 0"):
         bind_schedule(ScheduleConfig(name="linear"), 0)
 
 
-def test_the_learning_rate_in_the_state_is_the_one_used():
+def test_the_learning_rate_in_the_state_is_the_one_used() -> None:
     optimizer = make_optimizer(OptimizerConfig(name="sgd", learning_rate=0.1))
     state = optimizer.init(INITIAL)
     assert get_learning_rate(state) == pytest.approx(0.1)
@@ -76,14 +77,14 @@ def test_the_learning_rate_in_the_state_is_the_one_used():
     np.testing.assert_allclose(updates["bias"], -0.5 * GRADIENT["bias"][0], rtol=1e-6)
 
 
-def test_a_foreign_optimizer_has_no_learning_rate_to_read_or_set():
+def test_a_foreign_optimizer_has_no_learning_rate_to_read_or_set() -> None:
     state = optax.sgd(0.1).init(INITIAL)
     assert jnp.isnan(get_learning_rate(state))
     with pytest.raises(KeyError):
         set_learning_rate(state, jnp.asarray(0.5))
 
 
-def test_the_critic_is_stepped_apart_from_the_rest():
+def test_the_critic_is_stepped_apart_from_the_rest() -> None:
     params = {"actor": jnp.ones(2), "log_std": jnp.zeros(1), "critic": jnp.full(3, 2.0)}
     grads = jax.tree.map(lambda x: x + 1.0, params)
     of_actor = OptimizerConfig(name="adamw", learning_rate=0.1)  # its weight decay needs the parameters
@@ -113,7 +114,7 @@ def test_the_critic_is_stepped_apart_from_the_rest():
         ({"learning_rate": -1.0}, "learning_rate"),
     ],
 )
-def test_a_wrong_optimizer_is_refused(given, text):
+def test_a_wrong_optimizer_is_refused(given: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         OptimizerConfig(**given)
 
@@ -127,6 +128,6 @@ def test_a_wrong_optimizer_is_refused(given, text):
         ({"kwargs": {"gamma": 0.9}}, "without a name"),
     ],
 )
-def test_a_wrong_schedule_is_refused(given, text):
+def test_a_wrong_schedule_is_refused(given: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         ScheduleConfig(**given)

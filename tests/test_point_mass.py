@@ -1,6 +1,8 @@
 """PointMassRL: its resets, observations and gradients. EmbodiChain's own steps are in test_goldens.py."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,18 +16,18 @@ KEY = jax.random.key(0)
 
 
 @pytest.fixture(scope="module")
-def step():
+def step() -> Callable[..., Any]:
     return jax.jit(jax.vmap(lambda state, action: ENV.step(state, action, KEY)))
 
 
 @pytest.fixture(scope="module")
-def fresh():
+def fresh() -> tuple[Any, np.ndarray]:
     """2000 new episodes."""
     state, obs = jax.jit(jax.vmap(ENV.reset))(jax.random.split(KEY, 2000))
     return jax.tree.map(np.asarray, state), np.asarray(obs)
 
 
-def test_resets_cover_their_ranges_and_stay_in_them(fresh):
+def test_resets_cover_their_ranges_and_stay_in_them(fresh: tuple[Any, np.ndarray]) -> None:
     state, _ = fresh
     for values, bound in ((state.goal_position, 0.7), (state.position, 0.6)):
         assert np.abs(values).max() <= bound
@@ -36,24 +38,24 @@ def test_resets_cover_their_ranges_and_stay_in_them(fresh):
     assert np.ptp(state.obstacle_radius) > 0.069
 
 
-def test_a_new_episode_starts_at_rest_with_its_counters_at_zero(fresh):
+def test_a_new_episode_starts_at_rest_with_its_counters_at_zero(fresh: tuple[Any, np.ndarray]) -> None:
     state, _ = fresh
     for name in ("velocity", "last_action", "episode_step", "path_length", "collision_count"):
         assert not getattr(state, name).any(), name
 
 
-def test_obstacles_keep_their_distance_from_the_goal(fresh):
+def test_obstacles_keep_their_distance_from_the_goal(fresh: tuple[Any, np.ndarray]) -> None:
     state, _ = fresh
     distance = np.linalg.norm(state.obstacle_position - state.goal_position[:, None], axis=-1)
     assert distance.min() > 0.25
 
 
-def test_an_obstacle_that_finds_no_place_goes_opposite_the_goal():
+def test_an_obstacle_that_finds_no_place_goes_opposite_the_goal() -> None:
     state, _ = PointMassRL(obstacle_min_goal_distance=9.0).reset(KEY)
     np.testing.assert_allclose(state.obstacle_position, np.tile(-0.5 * np.asarray(state.goal_position), (2, 1)))
 
 
-def test_observations_list_the_state_in_embodichains_order(fresh):
+def test_observations_list_the_state_in_embodichains_order(fresh: tuple[Any, np.ndarray]) -> None:
     state, obs = fresh
     expected = np.concatenate(
         [
@@ -70,7 +72,7 @@ def test_observations_list_the_state_in_embodichains_order(fresh):
     assert ENV.observation_space.shape == (14,)
 
 
-def test_actions_are_clipped_to_one(step, fresh):
+def test_actions_are_clipped_to_one(step: Callable[..., Any], fresh: tuple[Any, np.ndarray]) -> None:
     state = jax.tree.map(lambda x: jnp.asarray(x[:64]), fresh[0])
     _, far = step(state, jnp.full((64, 2), 50.0))
     _, bound = step(state, jnp.ones((64, 2)))
@@ -78,18 +80,18 @@ def test_actions_are_clipped_to_one(step, fresh):
 
 
 @pytest.fixture
-def one(fresh):
+def one(fresh: tuple[Any, np.ndarray]) -> Any:
     """A single new episode."""
     return jax.tree.map(lambda x: jnp.asarray(x[0]), fresh[0])
 
 
 @pytest.fixture(scope="module")
-def objective(fresh):
+def objective(fresh: tuple[Any, np.ndarray]) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """Return of eight environments over five steps, as a function of the actions [5, 8, 2]."""
     state = jax.tree.map(lambda x: jnp.asarray(x[:8]), fresh[0])
 
-    def total(actions):
-        def one(state, action):
+    def total(actions: Any) -> Any:
+        def one(state: Any, action: jax.Array) -> tuple[Any, Any]:
             state, timestep = jax.vmap(ENV.step, in_axes=(0, 0, None))(state, action, KEY)
             return state, timestep.reward
 
@@ -98,14 +100,16 @@ def objective(fresh):
     return jax.jit(total), jax.jit(jax.grad(total))
 
 
-def test_gradients_reach_the_first_action_through_later_steps(objective):
+def test_gradients_reach_the_first_action_through_later_steps(
+    objective: tuple[Callable[..., Any], Callable[..., Any]],
+) -> None:
     _, gradient = objective
     slope = gradient(jnp.full((5, 8, 2), 0.1))
     assert jnp.isfinite(slope).all()
     assert (jnp.abs(slope).max(axis=-1) > 1e-5).all()
 
 
-def test_gradients_are_finite_differences(objective):
+def test_gradients_are_finite_differences(objective: tuple[Callable[..., Any], Callable[..., Any]]) -> None:
     # of the last action only: earlier ones also enter the next step's smoothness term, where the gradient is cut
     total, gradient = objective
     actions = jnp.full((5, 8, 2), 0.1)
@@ -115,14 +119,14 @@ def test_gradients_are_finite_differences(objective):
     assert float(jnp.sum(gradient(actions) * direction)) == pytest.approx(float(difference), rel=0.02)
 
 
-def test_gradients_at_the_goal_and_at_rest_are_finite(one):
+def test_gradients_at_the_goal_and_at_rest_are_finite(one: Any) -> None:
     goal = one.goal_position
     state = replace(one, position=goal, obstacle_position=jnp.tile(goal, (2, 1)))
     slope = jax.jit(jax.grad(lambda a: ENV.step(state, a, KEY)[1].reward))(jnp.zeros(2))
     assert jnp.isfinite(slope).all()
 
 
-def test_the_gradient_passes_on_the_bounds_and_ends_beyond_them(one):
+def test_the_gradient_passes_on_the_bounds_and_ends_beyond_them(one: Any) -> None:
     slope = jax.jit(jax.grad(lambda a: ENV.step(one, a, KEY)[1].reward))
     np.testing.assert_allclose(slope(jnp.array([1.0, -1.0])), slope(jnp.array([0.9999, -0.9999])), rtol=1e-2)
     assert slope(jnp.array([1.0, -1.0])).all()
@@ -140,11 +144,11 @@ def test_the_gradient_passes_on_the_bounds_and_ends_beyond_them(one):
         ({"dt": 0.0}, "dt"),
     ],
 )
-def test_wrong_settings_are_refused_by_name(given, text):
+def test_wrong_settings_are_refused_by_name(given: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         PointMassRL(**given)
 
 
-def test_an_action_of_another_shape_is_refused(one):
+def test_an_action_of_another_shape_is_refused(one: Any) -> None:
     with pytest.raises(ValueError, match=r"\(2,\), got \(3,\)"):
         ENV.step(one, jnp.zeros(3), KEY)

@@ -1,6 +1,8 @@
 """Networks start as torch's do and compute what torch's compute; policies work with the functions around them."""
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -10,6 +12,7 @@ import pytest
 from gymnasium import spaces
 
 from ejax.algorithms.ppo import PPOConfig, ppo_update
+from ejax.config import RunConfig
 from ejax.distributions import ActionSpec, Normal, action_spec
 from ejax.envs.point_mass import PointMassRL
 from ejax.optim import make_optimizer
@@ -25,7 +28,7 @@ from ejax.policies import (
 from ejax.policies.normalize import update_normalizer
 from ejax.policies.observations import flatten_observation, select_observation
 from ejax.rollout import reset, unroll
-from ejax.types import make_train_state
+from ejax.types import Params, make_train_state
 
 SMALL = NetworkConfig(hidden_sizes=(8, 6), activation="tanh")
 TWO = ActionSpec("normal", (2,))
@@ -34,11 +37,11 @@ OBS = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
 SEEDS = jnp.arange(5, dtype=jnp.uint32)
 
 
-def mlp_params(config, size=3, output_dim=2):
+def mlp_params(config: RunConfig, size: int = 3, output_dim: int = 2) -> Any:
     return MLP(config, output_dim).init(KEY, jnp.zeros((1, size)))["params"]
 
 
-def numpy_mlp(params, x, activation, *, layernorm=False):
+def numpy_mlp(params: Params, x: Any, activation: str, *, layernorm: bool = False) -> np.ndarray:
     for i in range(3):
         x = x @ np.asarray(params[f"linear_{i}"]["kernel"]) + np.asarray(params[f"linear_{i}"]["bias"])
         if i == 2:
@@ -49,7 +52,7 @@ def numpy_mlp(params, x, activation, *, layernorm=False):
     return x
 
 
-def test_linear_layers_start_as_torchs_do():
+def test_linear_layers_start_as_torchs_do() -> None:
     # U(±1/√fan_in) for weights and biases
     params = mlp_params(NetworkConfig(hidden_sizes=(400,)), size=100)
     for layer, fan_in in (("linear_0", 100), ("linear_1", 400)):
@@ -62,7 +65,7 @@ def test_linear_layers_start_as_torchs_do():
     assert float(jnp.abs(params["linear_0"]["bias"]).max()) > 0.09
 
 
-def test_orthogonal_init_takes_a_gain_for_each_layer():
+def test_orthogonal_init_takes_a_gain_for_each_layer() -> None:
     params = mlp_params(NetworkConfig(hidden_sizes=(8, 6), orthogonal_init=(1.4, 0.5, 0.01)))
     for i, gain in enumerate((1.4, 0.5, 0.01)):
         kernel = np.asarray(params[f"linear_{i}"]["kernel"])
@@ -70,20 +73,20 @@ def test_orthogonal_init_takes_a_gain_for_each_layer():
         assert not np.asarray(params[f"linear_{i}"]["bias"]).any()
 
 
-def test_orthogonal_init_needs_as_many_gains_as_layers():
+def test_orthogonal_init_needs_as_many_gains_as_layers() -> None:
     with pytest.raises(ValueError, match=r"3 Linear layers.*got 2"):
         NetworkConfig(hidden_sizes=(8, 6), orthogonal_init=(1.0, 0.1))
 
 
 @pytest.mark.parametrize("layernorm", [False, True])
-def test_mlp_is_linear_then_layernorm_then_activation(layernorm):
+def test_mlp_is_linear_then_layernorm_then_activation(layernorm: bool) -> None:
     config = NetworkConfig(hidden_sizes=(8, 6), activation="tanh", use_layernorm=layernorm)
     params = mlp_params(config)
     expected = numpy_mlp(params, OBS, np.tanh, layernorm=layernorm)
     np.testing.assert_allclose(MLP(config, 2).apply({"params": params}, OBS), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_layernorm_has_torchs_epsilon():
+def test_layernorm_has_torchs_epsilon() -> None:
     # inputs so alike that the epsilon is what they are divided by
     config = NetworkConfig(hidden_sizes=(2,), activation="none", use_layernorm=True)
     params = mlp_params(config, size=2)
@@ -105,7 +108,7 @@ def test_layernorm_has_torchs_epsilon():
         ("none", lambda x: x),
     ],
 )
-def test_activations_are_torchs(name, formula):
+def test_activations_are_torchs(name: str, formula: Callable[..., Any]) -> None:
     config = NetworkConfig(hidden_sizes=(), last_activation=name)
     x = np.linspace(-3.0, 3.0, 13, dtype=np.float32)[:, None]
     params = {"linear_0": {"kernel": jnp.eye(1), "bias": jnp.zeros(1)}}
@@ -113,13 +116,13 @@ def test_activations_are_torchs(name, formula):
     np.testing.assert_allclose(output[:, 0], [formula(v) for v in x[:, 0].tolist()], rtol=1e-5, atol=1e-6)
 
 
-def test_an_unknown_activation_is_refused():
+def test_an_unknown_activation_is_refused() -> None:
     with pytest.raises(ValueError, match="relu"):
         NetworkConfig(hidden_sizes=(8,), activation="reLU6")
 
 
 @pytest.fixture(scope="module")
-def dropout():
+def dropout() -> Callable[..., Any]:
     config = NetworkConfig(hidden_sizes=(200,), activation="none", dropout_p=0.25)
     params = {
         "linear_0": {"kernel": jnp.zeros((3, 200)), "bias": jnp.ones(200)},
@@ -128,33 +131,33 @@ def dropout():
     return jax.jit(lambda obs, seed: MLP(config, 200).apply({"params": params}, obs, seed))
 
 
-def test_dropout_scales_what_it_keeps(dropout):
+def test_dropout_scales_what_it_keeps(dropout: Callable[..., Any]) -> None:
     units = np.asarray(dropout(OBS, SEEDS))
     assert set(np.unique(units)) == {np.float32(0.0), np.float32(1.0) / np.float32(0.75)}
     assert (units == 0.0).mean() == pytest.approx(0.25, abs=0.04)
 
 
-def test_a_row_drops_the_same_units_wherever_it_is_in_the_batch(dropout):
+def test_a_row_drops_the_same_units_wherever_it_is_in_the_batch(dropout: Callable[..., Any]) -> None:
     shuffled = np.array([3, 1, 4, 0, 2])
     np.testing.assert_array_equal(dropout(OBS, SEEDS)[shuffled], dropout(OBS[shuffled], SEEDS[shuffled]))
 
 
-def test_rows_with_other_seeds_drop_other_units(dropout):
+def test_rows_with_other_seeds_drop_other_units(dropout: Callable[..., Any]) -> None:
     units = np.asarray(dropout(OBS, SEEDS))
     assert len(np.unique(units, axis=0)) == len(units)
 
 
-def test_dropout_is_off_without_a_seed(dropout):
+def test_dropout_is_off_without_a_seed(dropout: Callable[..., Any]) -> None:
     np.testing.assert_array_equal(dropout(OBS, None), np.ones((5, 200)))
 
 
 @pytest.fixture(scope="module")
-def actor_critic():
+def actor_critic() -> tuple[ActorCritic, Any]:
     policy = ActorCritic(TWO, SMALL, SMALL, initial_log_std=-0.5)
     return policy, policy.init(KEY, OBS)
 
 
-def test_actor_critic_is_two_mlps_and_a_log_std(actor_critic):
+def test_actor_critic_is_two_mlps_and_a_log_std(actor_critic: tuple[ActorCritic, Any]) -> None:
     policy, params = actor_critic
     distribution, value = policy.apply(params, OBS)
     trained = params["params"]
@@ -163,13 +166,13 @@ def test_actor_critic_is_two_mlps_and_a_log_std(actor_critic):
     np.testing.assert_array_equal(distribution.log_std, np.full((5, 2), -0.5))
 
 
-def test_get_action_gives_one_row_of_each_for_every_observation(actor_critic):
+def test_get_action_gives_one_row_of_each_for_every_observation(actor_critic: tuple[ActorCritic, Any]) -> None:
     policy, params = actor_critic
     action, log_prob, value = get_action(policy, params, OBS, KEY)
     assert (action.shape, log_prob.shape, value.shape) == ((5, 2), (5,), (5,))
 
 
-def test_evaluating_an_action_gives_the_log_prob_it_was_taken_with(actor_critic):
+def test_evaluating_an_action_gives_the_log_prob_it_was_taken_with(actor_critic: tuple[ActorCritic, Any]) -> None:
     policy, params = actor_critic
     action, log_prob, value = get_action(policy, params, OBS, KEY)
     again, entropy, value_again = evaluate_actions(policy, params, OBS, action)
@@ -179,13 +182,13 @@ def test_evaluating_an_action_gives_the_log_prob_it_was_taken_with(actor_critic)
     np.testing.assert_allclose(entropy, 2 * (0.5 + 0.5 * math.log(2 * math.pi) - 0.5), rtol=1e-5)
 
 
-def test_a_deterministic_action_is_the_mean(actor_critic):
+def test_a_deterministic_action_is_the_mean(actor_critic: tuple[ActorCritic, Any]) -> None:
     policy, params = actor_critic
     action, *_ = get_action(policy, params, OBS, KEY, deterministic=True)
     np.testing.assert_allclose(action, policy.apply(params, OBS)[0].mean, rtol=1e-5, atol=1e-6)
 
 
-def test_actor_only_has_no_critic_and_value_zero():
+def test_actor_only_has_no_critic_and_value_zero() -> None:
     policy = ActorOnly(TWO, SMALL)
     params = policy.init(KEY, OBS)
     assert set(params["params"]) == {"actor", "log_std"}
@@ -196,10 +199,12 @@ def test_actor_only_has_no_critic_and_value_zero():
     ("log_std", "used", "slope"),
     [(-6.0, -5.0, 0.0), (-5.0, -5.0, 1.0), (0.3, 0.3, 1.0), (2.0, 2.0, 1.0), (3.0, 2.0, 0.0)],
 )
-def test_log_std_is_clamped_as_torch_clamps(actor_critic, log_std, used, slope):
+def test_log_std_is_clamped_as_torch_clamps(
+    actor_critic: tuple[ActorCritic, Any], log_std: float, used: float, slope: float
+) -> None:
     policy, params = actor_critic
 
-    def first(x):
+    def first(x: Any) -> Any:
         moved = {"params": {**params["params"], "log_std": jnp.full(2, x)}}
         return policy.apply(moved, OBS)[0].log_std[0, 0]
 
@@ -211,23 +216,23 @@ def test_log_std_is_clamped_as_torch_clamps(actor_critic, log_std, used, slope):
 NESTED = {"b": {"y": jnp.ones((4, 1)), "x": jnp.full((4, 2), 2.0)}, "a": jnp.full((4, 3), 3.0)}
 
 
-def test_observations_flatten_depth_first_in_the_order_of_sorted_names():
+def test_observations_flatten_depth_first_in_the_order_of_sorted_names() -> None:
     assert flatten_observation(NESTED)[0].tolist() == [3.0, 3.0, 3.0, 2.0, 2.0, 1.0]
 
 
-def test_obs_groups_select_by_path_in_the_order_given():
+def test_obs_groups_select_by_path_in_the_order_given() -> None:
     assert select_observation(NESTED, ("b.y", "a"))[0].tolist() == [1.0, 3.0, 3.0, 3.0]
     assert select_observation(NESTED, ("b",))[0].tolist() == [2.0, 2.0, 1.0]
 
 
-def test_an_obs_group_that_is_not_there_is_named():
+def test_an_obs_group_that_is_not_there_is_named() -> None:
     with pytest.raises(ValueError, match=r"b\.z.*\['x', 'y'\]"):
         select_observation(NESTED, ("b.z",))
     with pytest.raises(ValueError, match="no array"):
         flatten_observation({})
 
 
-def test_actor_and_critic_may_see_different_parts():
+def test_actor_and_critic_may_see_different_parts() -> None:
     policy = ActorCritic(TWO, SMALL, SMALL, actor_obs_groups=("a",), critic_obs_groups=("a", "b"))
     params = policy.init(KEY, NESTED)["params"]
     assert params["actor"]["linear_0"]["kernel"].shape == (3, 8)
@@ -235,7 +240,7 @@ def test_actor_and_critic_may_see_different_parts():
 
 
 @pytest.fixture(scope="module")
-def observed():
+def observed() -> tuple[ActorCritic, Any, np.ndarray]:
     """A normalizing policy after three batches of observations, and these."""
     policy = ActorCritic(TWO, SMALL, SMALL, actor_obs_normalization=True, critic_obs_normalization=True)
     rng = np.random.default_rng(3)
@@ -247,7 +252,7 @@ def observed():
     return policy, params, np.concatenate([batch.reshape(-1, 3) for batch in batches])
 
 
-def test_normalizer_statistics_are_those_of_all_rows_seen(observed):
+def test_normalizer_statistics_are_those_of_all_rows_seen(observed: tuple[ActorCritic, Any, np.ndarray]) -> None:
     _, params, rows = observed
     for name in ("actor_obs_normalizer", "critic_obs_normalizer"):
         statistics = params["normalizer"][name]
@@ -256,20 +261,20 @@ def test_normalizer_statistics_are_those_of_all_rows_seen(observed):
         np.testing.assert_allclose(statistics["variance"], rows.var(0), rtol=1e-4)
 
 
-def test_networks_see_observations_normalized_by_the_statistics(observed):
+def test_networks_see_observations_normalized_by_the_statistics(observed: tuple[ActorCritic, Any, np.ndarray]) -> None:
     policy, params, rows = observed
     normalized = (OBS - rows.mean(0)) / (rows.std(0) + 1e-2)
     expected = numpy_mlp(params["params"]["actor"], normalized, np.tanh)
     np.testing.assert_allclose(policy.apply(params, OBS)[0].mean, expected, rtol=1e-3, atol=1e-4)
 
 
-def test_statistics_stay_unless_told_to_observe(observed):
+def test_statistics_stay_unless_told_to_observe(observed: tuple[ActorCritic, Any, np.ndarray]) -> None:
     policy, params, _ = observed
     _, after = policy.apply(params, OBS, mutable=["normalizer"])
     jax.tree.map(np.testing.assert_array_equal, after["normalizer"], params["normalizer"])
 
 
-def test_discrete_policies_have_logits_and_no_log_std():
+def test_discrete_policies_have_logits_and_no_log_std() -> None:
     policy = ActorCritic(action_spec(spaces.Discrete(4)), SMALL, SMALL)
     params = policy.init(KEY, OBS)
     assert "log_std" not in params["params"]
@@ -278,7 +283,7 @@ def test_discrete_policies_have_logits_and_no_log_std():
     assert action.shape == (5,) and action.dtype == jnp.int32 and (log_prob < 0.0).all()
 
 
-def test_multi_discrete_policies_choose_once_for_each_dimension():
+def test_multi_discrete_policies_choose_once_for_each_dimension() -> None:
     policy = ActorCritic(action_spec(spaces.MultiDiscrete([4, 3])), SMALL, SMALL)
     params = policy.init(KEY, OBS)
     action, log_prob, _ = get_action(policy, params, OBS, KEY)
@@ -292,13 +297,13 @@ class Plain(nn.Module):
     """A user's module: no keyword arguments, nothing of ejax but a distribution."""
 
     @nn.compact
-    def __call__(self, obs):
+    def __call__(self, obs: Any) -> tuple[Normal, Any]:
         log_std = self.param("log_std", nn.initializers.zeros, (2,))
         mean = nn.Dense(2)(obs)
         return Normal(mean, jnp.broadcast_to(log_std, mean.shape)), nn.Dense(1)(obs)[..., 0]
 
 
-def test_a_plain_linen_module_acts_unrolls_and_learns():
+def test_a_plain_linen_module_acts_unrolls_and_learns() -> None:
     policy, env, config = Plain(), PointMassRL(), PPOConfig(n_epochs=1, batch_size=8)
     optimizer = make_optimizer(config.optimizer)
     carry = reset(env, KEY, 4)
@@ -314,12 +319,12 @@ def test_a_plain_linen_module_acts_unrolls_and_learns():
 # Normalizers
 
 
-def statistics(params):
+def statistics(params: Params) -> list[np.ndarray]:
     return [np.asarray(x) for x in jax.tree.leaves(params["normalizer"])]
 
 
 @pytest.fixture(scope="module")
-def normalizing():
+def normalizing() -> tuple[ActorCritic, Any]:
     policy = ActorCritic(TWO, SMALL, SMALL, actor_obs_normalization=True, critic_obs_normalization=True)
     params = policy.init(KEY, OBS)
     return policy, update_normalizer(policy, params, OBS + 1.0)
@@ -327,7 +332,9 @@ def normalizing():
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("masked", [False, True])
-def test_rows_that_are_not_finite_do_not_enter_the_statistics(normalizing, bad, masked):
+def test_rows_that_are_not_finite_do_not_enter_the_statistics(
+    normalizing: tuple[ActorCritic, Any], bad: float, masked: bool
+) -> None:
     policy, params = normalizing
     rows = np.random.default_rng(1).normal(size=(4, 3, 3)).astype(np.float32)
     rows[1, 2, 0] = rows[3, 0, 2] = bad
@@ -342,7 +349,9 @@ def test_rows_that_are_not_finite_do_not_enter_the_statistics(normalizing, bad, 
 
 
 @pytest.mark.parametrize("value", [np.nan, 3e38])
-def test_rows_that_leave_nothing_finite_change_no_statistics(normalizing, value):
+def test_rows_that_leave_nothing_finite_change_no_statistics(
+    normalizing: tuple[ActorCritic, Any], value: float
+) -> None:
     policy, params = normalizing
     spread = np.full((4, 3), value, np.float32) * np.array([1, -1, 1, -1], np.float32)[:, None]  # (3e38)² overflows
     after = update_normalizer(policy, params, spread)
@@ -350,7 +359,7 @@ def test_rows_that_leave_nothing_finite_change_no_statistics(normalizing, value)
     assert np.isfinite(get_value(policy, after, OBS)).all()
 
 
-def test_statistics_are_those_of_all_rows_merged(normalizing):
+def test_statistics_are_those_of_all_rows_merged(normalizing: tuple[ActorCritic, Any]) -> None:
     policy, params = normalizing
     more = np.random.default_rng(2).normal(size=(7, 3)).astype(np.float32)
     rows = np.concatenate([OBS + 1.0, more])
@@ -360,7 +369,7 @@ def test_statistics_are_those_of_all_rows_merged(normalizing):
     np.testing.assert_allclose(variance, rows.var(axis=0), rtol=1e-5)
 
 
-def test_one_nan_in_a_rollout_does_not_end_a_training():
+def test_one_nan_in_a_rollout_does_not_end_a_training() -> None:
     """With normalization a single NaN observation made every action and value NaN from then on."""
     env = PointMassRL(max_episode_steps=5)
     policy = ActorCritic(action_spec(env.action_space), SMALL, SMALL, actor_obs_normalization=True)

@@ -3,11 +3,13 @@
 import math
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import struct
 
@@ -16,13 +18,13 @@ from ejax.distributions import Normal, action_spec
 from ejax.optim import OptimizerConfig, ScheduleConfig, get_learning_rate, make_optimizer
 from ejax.policies import ActorCritic, NetworkConfig
 from ejax.rollout import reset, unroll
-from ejax.types import Rollout, Timestep, make_train_state
+from ejax.types import Params, Rollout, Timestep, TrainState, make_train_state
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 KEY = jax.random.key(0)
 
 
-def fresh(params, optimizer):
+def fresh(params: Params, optimizer: optax.GradientTransformation) -> TrainState:
     return make_train_state(params, optimizer)
 
 
@@ -32,11 +34,11 @@ def fresh(params, optimizer):
 class Bandit:
     """No observation: the mean, its log std and the value are the parameters themselves."""
 
-    def init(self, key, obs):
+    def init(self, key: jax.Array, obs: Any) -> dict[str, Any]:
         del key, obs
         return {"params": {"mean": jnp.zeros(1), "log_std": jnp.zeros(1), "value": jnp.zeros(())}}
 
-    def apply(self, params, obs):
+    def apply(self, params: Params, obs: Any) -> tuple[Normal, jax.Array]:
         p, rows = params["params"], obs.shape[:-1]
         mean, log_std = (jnp.broadcast_to(p[name], (*rows, 1)) for name in ("mean", "log_std"))
         return Normal(mean, log_std), jnp.broadcast_to(p["value"], rows)
@@ -47,7 +49,7 @@ SGD = OptimizerConfig(name="sgd", learning_rate=1.0)
 SGD_STEP = make_optimizer(SGD)
 
 
-def two_pulls(reward=(1.0, 0.0)):
+def two_pulls(reward: tuple[float, ...] = (1.0, 0.0)) -> Rollout:
     """One step of two environments: actions 1 and −1 of a standard normal, then both end."""
     action = jnp.array([[[1.0], [-1.0]]])
     zeros = jnp.zeros((1, 2))
@@ -63,7 +65,7 @@ def two_pulls(reward=(1.0, 0.0)):
     )
 
 
-def pull(rollout=None, state=None, **options):
+def pull(rollout: Rollout | None = None, state: Any = None, **options: Any) -> Any:
     config = PPOConfig(**{"optimizer": SGD, "n_epochs": 1, "max_grad_norm": math.inf, **options})
     state = fresh(BANDIT.init(None, None), SGD_STEP) if state is None else state
     rollout = two_pulls() if rollout is None else rollout
@@ -71,11 +73,11 @@ def pull(rollout=None, state=None, **options):
 
 
 @pytest.fixture(scope="module")
-def by_hand():
+def by_hand() -> Any:
     return pull()
 
 
-def test_one_update_by_hand(by_hand):
+def test_one_update_by_hand(by_hand: Any) -> None:
     # advantages (1, 0) normalize to ±1/√2; the ratio is 1; d log π/d mean = action, d log π/d log_std = action² − 1 = 0
     #   mean:    −E[A·action] = −1/√2         value:   ½·2·E[V − R] = −½          log_std: −ent_coef·1
     params = by_hand[0].params["params"]
@@ -84,7 +86,7 @@ def test_one_update_by_hand(by_hand):
     assert params["log_std"] == pytest.approx(0.01)
 
 
-def test_the_metrics_of_one_update_by_hand(by_hand):
+def test_the_metrics_of_one_update_by_hand(by_hand: Any) -> None:
     metrics = by_hand[1]
     assert metrics["actor_loss"] == pytest.approx(0.0, abs=1e-6)
     assert metrics["value_loss"] == pytest.approx(0.5)
@@ -96,26 +98,26 @@ def test_the_metrics_of_one_update_by_hand(by_hand):
     assert metrics["skipped_minibatches"] == 0.0
 
 
-def test_repeated_updates_compile_once(by_hand):
+def test_repeated_updates_compile_once(by_hand: Any) -> None:
     compiled = ppo_update._cache_size()
     pull(two_pulls((0.0, 2.0)), by_hand[0])
     assert ppo_update._cache_size() == compiled
 
 
-def test_a_rollout_of_one_transition_trains_without_nan():
+def test_a_rollout_of_one_transition_trains_without_nan() -> None:
     rollout = jax.tree.map(lambda x: x[:, :1], two_pulls())
     state, _ = pull(rollout)
     assert state.params["params"]["mean"] == 0.0  # a single advantage normalizes to 0
     assert state.params["params"]["value"] == pytest.approx(1.0)
 
 
-def test_a_reward_that_is_not_finite_changes_nothing_and_is_counted():
+def test_a_reward_that_is_not_finite_changes_nothing_and_is_counted() -> None:
     state, metrics = pull(two_pulls((math.nan, 0.0)))
     assert all(not leaf.any() for leaf in jax.tree.leaves(state.params))
     assert metrics["skipped_minibatches"] == 1.0
 
 
-def test_the_schedule_steps_once_for_each_update():
+def test_the_schedule_steps_once_for_each_update() -> None:
     options = {"lr_scheduler": ScheduleConfig(name="linear", kwargs={"total_iters": 4}), "n_epochs": 2}
     state, metrics = pull(**options)
     assert metrics["learning_rate"] == pytest.approx(0.75)
@@ -124,7 +126,7 @@ def test_the_schedule_steps_once_for_each_update():
     assert get_learning_rate(state.opt_state) == pytest.approx(0.5)
 
 
-def test_target_kl_stops_the_remaining_minibatches():
+def test_target_kl_stops_the_remaining_minibatches() -> None:
     # the first step moves the mean by 1/√2, which the second sees
     stopped, metrics = pull(target_kl=1e-3, n_epochs=5)
     assert metrics["stopped_early"] == 1.0
@@ -134,7 +136,7 @@ def test_target_kl_stops_the_remaining_minibatches():
 # the advantage under each rule for cut-off episodes
 
 
-def advantage_by_loop(rollout, mode, gamma, gae_lambda, reward_scale):
+def advantage_by_loop(rollout: Rollout, mode: str, gamma: float, gae_lambda: float, reward_scale: float) -> np.ndarray:
     r = {f: np.asarray(getattr(rollout, f)) for f in ("reward", "value", "next_value", "terminated", "truncated")}
     T, N = r["reward"].shape
     advantage = np.zeros((T, N))
@@ -155,7 +157,7 @@ def advantage_by_loop(rollout, mode, gamma, gae_lambda, reward_scale):
 
 
 @pytest.fixture(scope="module")
-def mixed_rollout():
+def mixed_rollout() -> Rollout:
     rng = np.random.default_rng(5)
     reward, value, next_value = jnp.asarray(rng.normal(size=(3, 9, 7)), jnp.float32)
     terminated, truncated = jnp.asarray(rng.random((2, 9, 7)) < 0.3)
@@ -173,7 +175,7 @@ def mixed_rollout():
 
 
 @pytest.mark.parametrize("mode", ["exact", "embodichain", "embodichain-0.2", "embodichain-0.3"])
-def test_every_timeout_rule_is_its_loop(mixed_rollout, mode):
+def test_every_timeout_rule_is_its_loop(mixed_rollout: Rollout, mode: str) -> None:
     config = PPOConfig(timeout_bootstrap=mode, normalize_advantage=False, gamma=0.9, gae_lambda=0.8, reward_scale=0.5)
     advantage, target = jax.jit(partial(ppo_advantage, config=config))(mixed_rollout)
     expected = advantage_by_loop(mixed_rollout, mode, 0.9, 0.8, 0.5)
@@ -181,7 +183,7 @@ def test_every_timeout_rule_is_its_loop(mixed_rollout, mode):
     np.testing.assert_allclose(target, expected + mixed_rollout.value, rtol=1e-4, atol=1e-5)
 
 
-def test_advantages_are_normalized_over_the_rollout_unless_left_to_the_minibatches(mixed_rollout):
+def test_advantages_are_normalized_over_the_rollout_unless_left_to_the_minibatches(mixed_rollout: Rollout) -> None:
     raw = ppo_advantage(mixed_rollout, config=PPOConfig(normalize_advantage=False))[0]
     whole = ppo_advantage(mixed_rollout, config=PPOConfig())[0]
     later = ppo_advantage(mixed_rollout, config=PPOConfig(normalize_advantage_per_mini_batch=True))[0]
@@ -189,7 +191,7 @@ def test_advantages_are_normalized_over_the_rollout_unless_left_to_the_minibatch
     np.testing.assert_array_equal(later, raw)
 
 
-def test_arrays_that_are_not_time_by_envs_are_refused():
+def test_arrays_that_are_not_time_by_envs_are_refused() -> None:
     rollout = jax.tree.map(lambda x: x[0], two_pulls())
     with pytest.raises(ValueError, match=r"\[T, N\].*\(2,\)"):
         ppo_advantage(rollout, config=PPOConfig())
@@ -198,7 +200,7 @@ def test_arrays_that_are_not_time_by_envs_are_refused():
 # the loss
 
 
-def loss_batch():
+def loss_batch() -> dict[str, Any]:
     rng = np.random.default_rng(6)
     batch = {name: rng.normal(size=8) for name in ("value", "advantage", "value_target")}
     batch |= {"obs": np.zeros((8, 1)), "action": rng.normal(size=(8, 1)), "log_prob": rng.normal(-1.0, 0.3, size=8)}
@@ -209,7 +211,7 @@ LOSS_OPTIONS = {"use_clipped_value_loss": True, "action_bound_coef": 0.7, "ent_c
 LOSS_PARAMS = {"params": {"mean": np.array([1.5]), "log_std": np.array([-0.4]), "value": np.array(0.2)}}
 
 
-def loss_by_numpy(params, batch):
+def loss_by_numpy(params: Params, batch: dict[str, Any]) -> Any:
     mean, log_std, value = (params["params"][name] for name in ("mean", "log_std", "value"))
     w = batch["weight"]
     log_prob = (-0.5 * ((batch["action"] - mean) / np.exp(log_std)) ** 2 - log_std - 0.5 * np.log(2 * np.pi))[:, 0]
@@ -221,13 +223,13 @@ def loss_by_numpy(params, batch):
     return (w * (actor + 0.3 * squared)).sum() - 0.1 * entropy + 0.7 * (mean[0] - 1.0) ** 2
 
 
-def test_the_loss_is_its_equation_under_weights():
+def test_the_loss_is_its_equation_under_weights() -> None:
     loss = jax.jit(partial(ppo_loss, policy=BANDIT, config=PPOConfig(**LOSS_OPTIONS)))
     value, _ = loss(LOSS_PARAMS, loss_batch())
     assert value == pytest.approx(loss_by_numpy(LOSS_PARAMS, loss_batch()), rel=1e-4)
 
 
-def test_the_gradient_of_the_loss_is_its_finite_difference():
+def test_the_gradient_of_the_loss_is_its_finite_difference() -> None:
     with jax.enable_x64(True):
         loss = partial(ppo_loss, policy=BANDIT, config=PPOConfig(**LOSS_OPTIONS))
         gradient = jax.device_get(jax.jit(jax.grad(loss, has_aux=True))(LOSS_PARAMS, loss_batch())[0])
@@ -239,7 +241,7 @@ def test_the_gradient_of_the_loss_is_its_finite_difference():
         assert gradient["params"][name].sum() == pytest.approx((above - below) / 2e-5, rel=1e-6)
 
 
-def test_a_minibatch_is_what_torchs_chunk_cuts():
+def test_a_minibatch_is_what_torchs_chunk_cuts() -> None:
     # torch.arange(10).chunk(n): ceil(10 / n) each
     assert [minibatch_size(PPOConfig(num_mini_batches=n), 10) for n in (1, 2, 3, 4, 10)] == [10, 5, 4, 3, 1]
     assert minibatch_size(PPOConfig(batch_size=7), 10) == 7
@@ -256,7 +258,7 @@ def test_a_minibatch_is_what_torchs_chunk_cuts():
         ({"clip_coeff": 0.2}, "clip_coeff"),
     ],
 )
-def test_wrong_options_are_refused_by_name(given, text):
+def test_wrong_options_are_refused_by_name(given: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         PPOConfig(**given)
 
@@ -286,13 +288,13 @@ class Probes:
     action_space = gymnasium.spaces.Discrete(2)
     max_episode_steps = 2
 
-    def reset(self, key):
+    def reset(self, key: jax.Array) -> tuple[ProbeState, Any]:
         key_kind, key_bit = jax.random.split(key)
         kind = jax.random.randint(key_kind, (), 0, len(KINDS))
         state = ProbeState(kind, jax.random.bernoulli(key_bit).astype(jnp.float32), jnp.zeros(()))
         return state, self.observe(state)
 
-    def step(self, state, action, key):
+    def step(self, state: Any, action: jax.Array, key: jax.Array) -> tuple[Any, Timestep]:
         del key
         reward = jnp.stack([1.0, 2 * state.bit - 1, state.second, action * 1.0, (action == state.bit) * 1.0])[
             state.kind
@@ -302,12 +304,12 @@ class Probes:
         never = jnp.zeros((), bool)
         return state, Timestep(obs=self.observe(state), reward=reward, terminated=ended, truncated=never, info={})
 
-    def observe(self, state):
+    def observe(self, state: Any) -> jax.Array:
         return jnp.concatenate([jax.nn.one_hot(state.kind, len(KINDS)), jnp.stack([state.bit, state.second])])
 
 
 @pytest.fixture(scope="module")
-def trained():
+def trained() -> Any:
     """``(value, probability of action 1)`` by kind, bit and second, after training on all probes at once."""
     env, network = Probes(), NetworkConfig(hidden_sizes=(32,), activation="tanh")
     policy = ActorCritic(action_spec(env.action_space), network, network)
@@ -318,8 +320,8 @@ def trained():
     state = fresh(policy.init(KEY, carry.obs), optimizer)
 
     @jax.jit
-    def train(state, carry):
-        def one(i, both):
+    def train(state: Any, carry: Any) -> Any:
+        def one(i: Any, both: Any) -> tuple[Any, Any]:
             state, carry = both
             key_collect, key_update = jax.random.split(jax.random.fold_in(KEY, i))
             rollout, carry = unroll(policy, env, state.params, carry, key_collect, num_steps=8)
@@ -330,7 +332,7 @@ def trained():
 
     state, _ = train(state, carry)
 
-    def ask(kind, bit=0.0, second=0.0):
+    def ask(kind: str, bit: float = 0.0, second: float = 0.0) -> tuple[float, float]:
         obs = env.observe(ProbeState(jnp.asarray(KINDS.index(kind)), jnp.asarray(bit), jnp.asarray(second)))
         distribution, value = policy.apply(state.params, obs)
         return float(value), float(jnp.exp(distribution.log_prob(jnp.asarray(1))))
@@ -338,30 +340,30 @@ def trained():
     return ask
 
 
-def test_probe_a_constant_reward_is_the_value(trained):
+def test_probe_a_constant_reward_is_the_value(trained: Any) -> None:
     assert trained("constant")[0] == pytest.approx(1.0, abs=0.1)
 
 
-def test_probe_a_reward_that_the_observation_tells_is_the_value(trained):
+def test_probe_a_reward_that_the_observation_tells_is_the_value(trained: Any) -> None:
     assert trained("observed", bit=1.0)[0] == pytest.approx(1.0, abs=0.1)
     assert trained("observed", bit=0.0)[0] == pytest.approx(-1.0, abs=0.1)
 
 
-def test_probe_a_later_reward_is_discounted(trained):
+def test_probe_a_later_reward_is_discounted(trained: Any) -> None:
     assert trained("delayed", second=1.0)[0] == pytest.approx(1.0, abs=0.1)
     assert trained("delayed", second=0.0)[0] == pytest.approx(GAMMA, abs=0.1)
 
 
-def test_probe_the_rewarded_action_is_chosen(trained):
+def test_probe_the_rewarded_action_is_chosen(trained: Any) -> None:
     assert trained("chosen")[1] > 0.95
 
 
-def test_probe_the_action_that_the_observation_asks_for_is_chosen(trained):
+def test_probe_the_action_that_the_observation_asks_for_is_chosen(trained: Any) -> None:
     assert trained("matched", bit=1.0)[1] > 0.95
     assert trained("matched", bit=0.0)[1] < 0.05
 
 
-def test_dropout_leaves_the_ratio_at_one_before_the_first_step():
+def test_dropout_leaves_the_ratio_at_one_before_the_first_step() -> None:
     env, network = Probes(), NetworkConfig(hidden_sizes=(32,), dropout_p=0.5)
     policy = ActorCritic(action_spec(env.action_space), network, network)
     carry = reset(env, KEY, 16)

@@ -1,26 +1,28 @@
 """PPO on rollouts made outside the program: steps that are no transitions, and older parameters."""
 
 from dataclasses import replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from ejax.algorithms.ppo import PPOConfig, ppo_advantage, ppo_update
 from ejax.distributions import ActionSpec
 from ejax.optim import make_optimizer
 from ejax.policies import ActorCritic, NetworkConfig
-from ejax.types import Rollout, make_train_state
+from ejax.types import Params, Policy, Rollout, TrainState, make_train_state
 
 KEY = jax.random.key(0)
 
 
-def fresh(params, optimizer):
+def fresh(params: Params, optimizer: optax.GradientTransformation) -> TrainState:
     return make_train_state(params, optimizer)
 
 
-def random_rollout(policy, params, num_envs=4, num_steps=6):
+def random_rollout(policy: Policy, params: Params, num_envs: int = 4, num_steps: int = 6) -> Rollout:
     rng = np.random.default_rng(8)
     normal = lambda *shape: jnp.asarray(rng.normal(size=(num_steps, num_envs, *shape)), jnp.float32)  # noqa: E731
     obs, final_obs = normal(3), normal(3)
@@ -41,7 +43,7 @@ def random_rollout(policy, params, num_envs=4, num_steps=6):
 
 
 @pytest.fixture(scope="module")
-def small():
+def small() -> tuple[ActorCritic, Any, Any]:
     """A policy with normalizers, its parameters, and a rollout of it."""
     network = NetworkConfig(hidden_sizes=(8,), activation="tanh")
     normalized = {"actor_obs_normalization": True, "critic_obs_normalization": True}
@@ -50,13 +52,13 @@ def small():
     return policy, params, random_rollout(policy, params)
 
 
-def one_update(policy, params, rollout, **options):
+def one_update(policy: Policy, params: Params, rollout: Rollout, **options: Any) -> Any:
     config = PPOConfig(**{"batch_size": 1000, "n_epochs": 2} | options)  # every minibatch is the whole batch
     optimizer = make_optimizer(config.optimizer)
     return ppo_update(fresh(params, optimizer), rollout, KEY, policy=policy, optimizer=optimizer, config=config)
 
 
-def assert_same_update(one, other, rtol=1e-4):
+def assert_same_update(one: Any, other: Any, rtol: float = 1e-4) -> None:
     for a, b in zip(one, other, strict=True):
         jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=rtol, atol=1e-5), a, b)
 
@@ -70,11 +72,13 @@ def assert_same_update(one, other, rtol=1e-4):
     ],
     ids=["default", "per minibatch", "vtrace"],
 )
-def test_an_update_with_masked_garbage_is_the_update_without_it(small, options):
+def test_an_update_with_masked_garbage_is_the_update_without_it(
+    small: tuple[ActorCritic, Any, Any], options: dict[str, Any]
+) -> None:
     policy, params, rollout = small
     clean = replace(rollout, valid=jnp.ones_like(rollout.done))
 
-    def with_garbage(x):
+    def with_garbage(x: Any) -> Any:
         return (
             jnp.concatenate([x, jnp.full_like(x[:, :2], 7)], axis=1)
             if x.dtype != bool
@@ -86,7 +90,7 @@ def test_an_update_with_masked_garbage_is_the_update_without_it(small, options):
     assert_same_update(one_update(policy, params, clean, **options), one_update(policy, params, dirty, **options))
 
 
-def test_advantages_are_normalized_over_transitions_whatever_the_rule(small):
+def test_advantages_are_normalized_over_transitions_whatever_the_rule(small: tuple[ActorCritic, Any, Any]) -> None:
     *_, rollout = small
     valid = jnp.ones_like(rollout.done).at[:, -1].set(False)
     for rule in ("embodichain-0.2", "embodichain-0.3", "embodichain-seed"):
@@ -96,7 +100,9 @@ def test_advantages_are_normalized_over_transitions_whatever_the_rule(small):
         np.testing.assert_allclose(some[:, :-1], expected, rtol=1e-4, atol=1e-5)
 
 
-def test_a_step_that_is_no_transition_cuts_what_is_before_it_from_what_is_after_it(small):
+def test_a_step_that_is_no_transition_cuts_what_is_before_it_from_what_is_after_it(
+    small: tuple[ActorCritic, Any, Any],
+) -> None:
     *_, rollout = small
     valid = jnp.ones_like(rollout.done).at[3].set(False)
     running = jnp.zeros_like(rollout.done)
@@ -111,7 +117,7 @@ def test_a_step_that_is_no_transition_cuts_what_is_before_it_from_what_is_after_
 
 
 @pytest.mark.parametrize("correction", ["decoupled", "vtrace"])
-def test_without_staleness_a_correction_changes_nothing(small, correction):
+def test_without_staleness_a_correction_changes_nothing(small: tuple[ActorCritic, Any, Any], correction: str) -> None:
     policy, params, rollout = small
     plain, corrected = (
         one_update(policy, params, rollout),
@@ -122,7 +128,9 @@ def test_without_staleness_a_correction_changes_nothing(small, correction):
     assert_same_update(plain, corrected)
 
 
-def test_with_staleness_the_surrogate_is_clipped_around_the_start_of_the_update(small):
+def test_with_staleness_the_surrogate_is_clipped_around_the_start_of_the_update(
+    small: tuple[ActorCritic, Any, Any],
+) -> None:
     policy, params, rollout = small
     newer = {**params, "params": jax.tree.map(lambda x: x + 0.05, params["params"])}
     config = PPOConfig(staleness_correction="decoupled", batch_size=1000, n_epochs=1, behave_weight_threshold=1.5)

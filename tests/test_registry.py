@@ -1,5 +1,7 @@
 import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -13,7 +15,7 @@ from ejax.trust import trust
 
 
 @pytest.fixture(autouse=True)
-def restored_tables(monkeypatch):
+def restored_tables(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     tables = {kind: dict(table) for kind, table in registry._TABLES.items()}
     yield
     for kind, table in tables.items():
@@ -21,16 +23,16 @@ def restored_tables(monkeypatch):
         registry._TABLES[kind].update(table)
 
 
-def test_names_are_case_insensitive():
+def test_names_are_case_insensitive() -> None:
     assert resolve("env", "pointmassrl") is PointMassRL
 
 
-def test_a_place_is_imported_as_it_stands():
+def test_a_place_is_imported_as_it_stands() -> None:
     trust("ejax.envs.point_mass:PointMassRL")
     assert resolve("env", "ejax.envs.point_mass:PointMassRL") is PointMassRL
 
 
-def test_an_algorithm_is_its_record():
+def test_an_algorithm_is_its_record() -> None:
     assert resolve("algorithm", "PPO") is ppo.ALGORITHM
     assert {type(resolve("algorithm", name)) for name in ALGORITHMS} == {Algorithm}
     with pytest.raises(ValueError, match=r"'ejax\.returns:gae' is a .*, no ejax\.algorithms\.record\.Algorithm: name"):
@@ -38,14 +40,14 @@ def test_an_algorithm_is_its_record():
         find_algorithm("ejax.returns:gae")
 
 
-def test_a_family_passes_on_the_name(tmp_path, monkeypatch):
+def test_a_family_passes_on_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "zoo.py").write_text("def make(name, **cfg):\n    return name, cfg\n")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setitem(registry.ENV_FAMILIES, "gymnax", "zoo:make")
     assert resolve("env", "gymnax:CartPole-v1")(max_steps=3) == ("CartPole-v1", {"max_steps": 3})
 
 
-def test_register_as_a_call_and_as_a_decorator():
+def test_register_as_a_call_and_as_a_decorator() -> None:
     assert register_env("A", PointMassRL) is PointMassRL
 
     @register_policy("mine")
@@ -56,42 +58,42 @@ def test_register_as_a_call_and_as_a_decorator():
     assert resolve("policy", "MINE") is Mine
 
 
-def test_a_registered_place_is_imported_when_resolved():
+def test_a_registered_place_is_imported_when_resolved() -> None:
     register_env("Late", "ejax.envs.point_mass:PointMassRL")
     assert resolve("env", "late") is PointMassRL
 
 
-def test_a_taken_name_is_refused_whatever_its_case():
+def test_a_taken_name_is_refused_whatever_its_case() -> None:
     with pytest.raises(ValueError, match=r"'PointMassRL' is registered already; pass override=True"):
         register_env("pointmassrl", PointMassRL)
 
 
-def test_override_replaces():
+def test_override_replaces() -> None:
     register_env("pointmassrl", int, override=True)
     assert resolve("env", "PointMassRL") is int
 
 
-def test_an_unknown_name_lists_the_names_and_the_nearest():
+def test_an_unknown_name_lists_the_names_and_the_nearest() -> None:
     names = r"CartPoleRL, EmbodiedEnv, PickPlaceRL, PlanarReachRL, PointMassRL.*Did you mean 'PushCubeRL'\?"
     with pytest.raises(UnknownNameError, match=names):
         resolve("env", "PushCube")
 
 
-def test_a_name_that_embodichain_has_is_told_apart():
+def test_a_name_that_embodichain_has_is_told_apart() -> None:
     with pytest.raises(UnknownNameError, match="policy 'vla' of EmbodiChain is not built in ejax yet"):
         resolve("policy", "vla")
 
 
-def test_a_module_without_the_name_suggests_the_nearest():
+def test_a_module_without_the_name_suggests_the_nearest() -> None:
     trust("ejax.envs.point_mass:PointMas")
     with pytest.raises(ImportError, match=r"has no 'PointMas'. Did you mean 'PointMassRL'\?"):
         resolve("env", "ejax.envs.point_mass:PointMas")
 
 
-def test_nothing_near_suggests_nothing():
+def test_nothing_near_suggests_nothing() -> None:
     assert did_you_mean("zzz", ["adam"]) == ""
 
 
-def test_importing_the_registry_imports_no_entry():
+def test_importing_the_registry_imports_no_entry() -> None:
     code = "import sys, ejax.registry; print([m for m in sys.modules if m.startswith('ejax.envs')])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"

@@ -1,5 +1,8 @@
 """Advantages against NumPy loops, their limits, and what happens at the end of an episode."""
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,8 +12,10 @@ from hypothesis import strategies as st
 
 from ejax.returns import gae, normalize, vtrace
 
+pytestmark = pytest.mark.usefixtures("strict_dtypes")
 
-def arrays(rng, T, N):
+
+def arrays(rng: np.random.Generator, T: int, N: int) -> tuple[Any, Any, Any, Any, Any]:
     """reward, value, next_value, terminated, truncated; within an episode a next value is the following step's."""
     reward, value, next_value = rng.normal(size=(3, T, N)).astype(np.float32)
     terminated, truncated = rng.random((2, T, N)) < 0.25
@@ -19,7 +24,15 @@ def arrays(rng, T, N):
     return reward, value, next_value, terminated, truncated
 
 
-def gae_by_definition(reward, value, next_value, terminated, truncated, gamma, gae_lambda):
+def gae_by_definition(
+    reward: np.ndarray,
+    value: np.ndarray,
+    next_value: np.ndarray,
+    terminated: np.ndarray,
+    truncated: np.ndarray,
+    gamma: float,
+    gae_lambda: float,
+) -> np.ndarray:
     """Σₗ (γλ)ˡ δₜ₊ₗ up to the end of the episode: O(T²), and no recursion."""
     T, N = reward.shape
     delta = reward + gamma * next_value * ~terminated - value
@@ -35,7 +48,7 @@ def gae_by_definition(reward, value, next_value, terminated, truncated, gamma, g
 
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), shape=st.sampled_from([(1, 1), (7, 3)]))
-def test_gae_is_the_discounted_sum_of_td_errors(seed, shape):
+def test_gae_is_the_discounted_sum_of_td_errors(seed: int, shape: tuple[int, int]) -> None:
     given = arrays(np.random.default_rng(seed), *shape)
     advantage, target = gae(*given, gamma=0.97, gae_lambda=0.9)
     expected = gae_by_definition(*given, 0.97, 0.9)
@@ -43,13 +56,13 @@ def test_gae_is_the_discounted_sum_of_td_errors(seed, shape):
     np.testing.assert_allclose(target, expected + given[1], rtol=1e-4, atol=1e-5)
 
 
-def test_lambda_0_gives_the_td_error():
+def test_lambda_0_gives_the_td_error() -> None:
     reward, value, next_value, terminated, truncated = arrays(np.random.default_rng(0), 6, 4)
     advantage, _ = gae(reward, value, next_value, terminated, truncated, gamma=0.9, gae_lambda=0.0)
     np.testing.assert_allclose(advantage, reward + 0.9 * next_value * ~terminated - value, atol=1e-6)
 
 
-def test_lambda_1_makes_the_target_the_bootstrapped_return():
+def test_lambda_1_makes_the_target_the_bootstrapped_return() -> None:
     reward, value, next_value, terminated, truncated = arrays(np.random.default_rng(1), 6, 4)
     _, target = gae(reward, value, next_value, terminated, truncated, gamma=0.9, gae_lambda=1.0)
     done, expected = terminated | truncated, np.zeros((6, 4))
@@ -70,24 +83,24 @@ def test_lambda_1_makes_the_target_the_bootstrapped_return():
         (False, False, 1.0 + 0.5 * 10.0 - 2.0 + 0.5 * 0.5 * (3.0 + 0.5 * 8.0 - 4.0)),
     ],
 )
-def test_an_end_cuts_the_value_or_only_the_trace(terminated, truncated, expected):
+def test_an_end_cuts_the_value_or_only_the_trace(terminated: bool, truncated: bool, expected: float) -> None:
     column = lambda *x: np.array(x, np.float32)[:, None]  # noqa: E731
     flags = (np.array([[terminated], [False]]), np.array([[truncated], [False]]))
     advantage, _ = gae(column(1, 3), column(2, 4), column(10, 8), *flags, gamma=0.5, gae_lambda=0.5)
     assert advantage[0, 0] == pytest.approx(expected)
 
 
-def test_the_gradient_of_the_advantage_is_the_discounted_one_of_the_rewards():
+def test_the_gradient_of_the_advantage_is_the_discounted_one_of_the_rewards() -> None:
     _, value, next_value, *_ = arrays(np.random.default_rng(2), 4, 1)
     running = np.zeros((4, 1), bool)
 
-    def first(reward):
+    def first(reward: jax.Array) -> Any:
         return gae(reward, value, next_value, running, running, gamma=0.9, gae_lambda=0.8)[0][0, 0]
 
     np.testing.assert_allclose(jax.grad(first)(jnp.zeros((4, 1)))[:, 0], 0.72 ** np.arange(4), rtol=1e-6)
 
 
-def test_arrays_that_are_not_time_by_envs_are_refused_by_shape():
+def test_arrays_that_are_not_time_by_envs_are_refused_by_shape() -> None:
     good, flat = jnp.zeros((4, 2)), jnp.zeros(4)
     no = jnp.zeros((4, 2), bool)
     with pytest.raises(ValueError, match=r"\[T, N\].*value \(4,\)"):
@@ -98,7 +111,9 @@ def test_arrays_that_are_not_time_by_envs_are_refused_by_shape():
         gae(good, good, good[:3], no, no, gamma=0.9, gae_lambda=0.9)
 
 
-def vtrace_by_definition(given, log_ratio, gamma, gae_lambda, rho_clip, c_clip):
+def vtrace_by_definition(
+    given: Any, log_ratio: Any, gamma: float, gae_lambda: float, rho_clip: float, c_clip: float
+) -> tuple[Any, Any]:
     """vₜ = V(sₜ) + Σₖ γᵏ⁻ᵗ (Πᵢ cᵢ) δₖ up to the end of the episode, i from t to k − 1: no recursion."""
     reward, value, next_value, terminated, truncated = given
     T, N = reward.shape
@@ -123,7 +138,7 @@ def vtrace_by_definition(given, log_ratio, gamma, gae_lambda, rho_clip, c_clip):
 
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), shape=st.sampled_from([(1, 1), (7, 3)]))
-def test_vtrace_is_its_sum(seed, shape):
+def test_vtrace_is_its_sum(seed: int, shape: tuple[int, int]) -> None:
     rng = np.random.default_rng(seed)
     given, log_ratio = arrays(rng, *shape), rng.normal(size=shape).astype(np.float32)
     clips = {"rho_clip": 1.3, "c_clip": 0.9}
@@ -134,20 +149,20 @@ def test_vtrace_is_its_sum(seed, shape):
 
 
 @pytest.mark.parametrize("gae_lambda", [0.0, 0.6, 1.0])
-def test_vtrace_on_policy_is_gae(gae_lambda):
+def test_vtrace_on_policy_is_gae(gae_lambda: float) -> None:
     given = arrays(np.random.default_rng(3), 9, 4)
     rates = {"gamma": 0.95, "gae_lambda": gae_lambda}
     for got, wanted in zip(vtrace(*given, np.zeros((9, 4), np.float32), **rates), gae(*given, **rates), strict=True):
         np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
 
 
-def test_vtrace_of_actions_that_the_policy_never_takes_learns_no_value_from_them():
+def test_vtrace_of_actions_that_the_policy_never_takes_learns_no_value_from_them() -> None:
     given = arrays(np.random.default_rng(4), 6, 2)
     _, target = vtrace(*given, np.full((6, 2), -np.inf, np.float32), gamma=0.9, gae_lambda=0.9)
     np.testing.assert_array_equal(target, given[1])
 
 
-def test_vtrace_clips_what_the_policy_takes_more_often():
+def test_vtrace_clips_what_the_policy_takes_more_often() -> None:
     given = arrays(np.random.default_rng(5), 6, 2)
     rates = {"gamma": 0.9, "gae_lambda": 0.9}
     for got, wanted in zip(
@@ -157,24 +172,24 @@ def test_vtrace_clips_what_the_policy_takes_more_often():
 
 
 @pytest.fixture(scope="module")
-def jitted_normalize():
+def jitted_normalize() -> Callable[..., Any]:
     return jax.jit(normalize)
 
 
-def test_normalize_uses_the_unbiased_std(jitted_normalize):
+def test_normalize_uses_the_unbiased_std(jitted_normalize: Callable[..., Any]) -> None:
     x = np.random.default_rng(0).normal(3.0, 2.0, (5, 4)).astype(np.float32)
     np.testing.assert_allclose(jitted_normalize(x), (x - x.mean()) / x.std(ddof=1), rtol=1e-4, atol=1e-5)
 
 
-def test_normalize_turns_a_single_element_into_zero(jitted_normalize):
+def test_normalize_turns_a_single_element_into_zero(jitted_normalize: Callable[..., Any]) -> None:
     assert jitted_normalize(jnp.full((1, 1), 7.0)).tolist() == [[0.0]]
 
 
-def test_normalize_turns_equal_elements_into_zero(jitted_normalize):
+def test_normalize_turns_equal_elements_into_zero(jitted_normalize: Callable[..., Any]) -> None:
     assert jitted_normalize(jnp.full(4, 7.0)).tolist() == [0.0] * 4
 
 
-def test_normalize_leaves_padding_out(jitted_normalize):
+def test_normalize_leaves_padding_out(jitted_normalize: Callable[..., Any]) -> None:
     x = np.array([1.0, 2.0, 6.0, 1e6], np.float32)
     counted = x[:3]
     expected = [*((counted - counted.mean()) / counted.std(ddof=1)), 0.0]

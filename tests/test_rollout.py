@@ -1,6 +1,8 @@
 """Stepping with automatic resets, and rollouts: a counter environment tells exactly what happened."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import gymnasium
 import jax
@@ -11,7 +13,7 @@ from flax import struct
 
 from ejax.distributions import Normal
 from ejax.rollout import EnvCarry, reset, step, unroll
-from ejax.types import Timestep
+from ejax.types import Params, Rollout, Timestep
 
 KEY = jax.random.key(0)
 
@@ -23,22 +25,22 @@ class Counter:
     limit: int = 3
 
     @property
-    def observation_space(self):
+    def observation_space(self) -> gymnasium.Space:
         return gymnasium.spaces.Box(-np.inf, np.inf, (2,))
 
     @property
-    def action_space(self):
+    def action_space(self) -> gymnasium.Space:
         return gymnasium.spaces.Box(-np.inf, np.inf, (1,))
 
     @property
-    def max_episode_steps(self):
+    def max_episode_steps(self) -> int:
         return self.limit
 
-    def reset(self, key):
+    def reset(self, key: jax.Array) -> tuple[jax.Array, jax.Array]:
         obs = jnp.array([1.0, 0.0]) * jax.random.uniform(key, minval=1.0, maxval=2.0)
         return obs, obs
 
-    def step(self, state, action, key):
+    def step(self, state: Any, action: jax.Array, key: jax.Array) -> tuple[jax.Array, Timestep]:
         del key
         state = state + jnp.array([0.0, 1.0])
         return state, Timestep(
@@ -56,11 +58,11 @@ class Scripted:
 
     log_std: float = struct.field(pytree_node=False, default=-20.0)
 
-    def init(self, key, obs):
+    def init(self, key: jax.Array, obs: jax.Array) -> dict[str, Any]:
         del key, obs
         return {"params": {"gain": jnp.asarray(10.0)}}
 
-    def apply(self, params, obs):
+    def apply(self, params: Params, obs: jax.Array) -> tuple[Normal, Any]:
         mean = jnp.zeros_like(obs[..., :1])
         value = params["params"]["gain"] * obs[..., 0] + obs[..., 1]
         return Normal(mean, jnp.full_like(mean, self.log_std)), value
@@ -71,16 +73,16 @@ PARAMS = POLICY.init(KEY, None)
 
 
 @pytest.fixture(scope="module")
-def jitted_step():
+def jitted_step() -> Callable[..., Any]:
     return jax.jit(lambda carry, action, key: step(ENV, carry, action, key))
 
 
-def at(tags, steps):
+def at(tags: Any, steps: int) -> EnvCarry:
     obs = jnp.stack([jnp.asarray(tags, jnp.float32), jnp.asarray(steps, jnp.float32)], axis=-1)
     return EnvCarry(state=obs, obs=obs)
 
 
-def test_rows_that_ended_start_anew_and_the_others_go_on(jitted_step):
+def test_rows_that_ended_start_anew_and_the_others_go_on(jitted_step: Callable[..., Any]) -> None:
     carry, timestep = jitted_step(at([5, 6, 7], [0, 1, 2]), jnp.array([[1.0], [0.0], [0.0]]), KEY)
     assert timestep.terminated.tolist() == [True, False, False]
     assert timestep.truncated.tolist() == [False, False, True]
@@ -92,35 +94,35 @@ def test_rows_that_ended_start_anew_and_the_others_go_on(jitted_step):
     np.testing.assert_array_equal(carry.state, timestep.obs)
 
 
-def test_rewards_and_info_are_those_of_the_ended_episode(jitted_step):
+def test_rewards_and_info_are_those_of_the_ended_episode(jitted_step: Callable[..., Any]) -> None:
     _, timestep = jitted_step(at([5, 6], [2, 0]), jnp.array([[1.0], [0.0]]), KEY)
     assert timestep.reward.tolist() == [3.0, 1.0]
     assert timestep.info["success"].tolist() == [True, False]
 
 
-def test_nothing_is_reset_while_no_episode_ends(jitted_step):
+def test_nothing_is_reset_while_no_episode_ends(jitted_step: Callable[..., Any]) -> None:
     carry, timestep = jitted_step(at([5, 6], [0, 1]), jnp.zeros((2, 1)), KEY)
     assert carry.obs.tolist() == [[5.0, 1.0], [6.0, 2.0]]
     np.testing.assert_array_equal(timestep.final_obs, timestep.obs)
 
 
-def test_resets_are_behind_one_condition_for_the_batch():
+def test_resets_are_behind_one_condition_for_the_batch() -> None:
     text = str(jax.make_jaxpr(lambda *x: step(ENV, *x))(at([5], [0]), jnp.zeros((1, 1)), KEY))
     assert text.count("cond[") == 1
 
 
-def test_environments_reset_independently():
+def test_environments_reset_independently() -> None:
     carry = reset(ENV, KEY, 50)
     assert len(np.unique(carry.obs[:, 0])) == 50
 
 
 @pytest.fixture(scope="module")
-def rollout():
+def rollout() -> Any:
     """Eight steps of two environments that are cut off after every third step, the second one step ahead."""
     return unroll(POLICY, ENV, PARAMS, at([5, 6], [0, 1]), KEY, num_steps=8)[0]
 
 
-def test_a_rollout_follows_its_episodes(rollout):
+def test_a_rollout_follows_its_episodes(rollout: Rollout) -> None:
     assert rollout.obs[:, 0, 1].tolist() == [0, 1, 2, 0, 1, 2, 0, 1]
     assert rollout.obs[:, 1, 1].tolist() == [1, 2, 0, 1, 2, 0, 1, 2]
     assert rollout.truncated[:, 0].tolist() == [False, False, True, False, False, True, False, False]
@@ -128,26 +130,26 @@ def test_a_rollout_follows_its_episodes(rollout):
     np.testing.assert_array_equal(rollout.done, rollout.truncated)
 
 
-def test_the_next_value_of_a_cut_off_step_is_that_of_the_final_observation(rollout):
+def test_the_next_value_of_a_cut_off_step_is_that_of_the_final_observation(rollout: Rollout) -> None:
     tags, steps = rollout.obs[..., 0], rollout.obs[..., 1]
     # the tag is still the old episode's: V(the reset observation) would be 10·new tag
     np.testing.assert_allclose(rollout.next_value, 10.0 * tags + steps + 1.0, rtol=1e-6)
     np.testing.assert_allclose(rollout.value, 10.0 * tags + steps, rtol=1e-6)
 
 
-def test_the_next_value_within_an_episode_is_the_next_steps_value(rollout):
+def test_the_next_value_within_an_episode_is_the_next_steps_value(rollout: Rollout) -> None:
     within = ~np.asarray(rollout.done)[:-1]
     np.testing.assert_allclose(rollout.next_value[:-1][within], rollout.value[1:][within])
 
 
-def test_a_rollout_goes_on_where_the_last_one_stopped(rollout):
+def test_a_rollout_goes_on_where_the_last_one_stopped(rollout: Rollout) -> None:
     first, carry = unroll(POLICY, ENV, PARAMS, at([5, 6], [0, 1]), KEY, num_steps=4)
     second, _ = unroll(POLICY, ENV, PARAMS, carry, KEY, num_steps=4)
     both = np.concatenate([first.obs[..., 1], second.obs[..., 1]])
     np.testing.assert_array_equal(both, rollout.obs[..., 1])
 
 
-def test_a_rollout_of_first_episodes_stops_when_all_have_ended(rollout):
+def test_a_rollout_of_first_episodes_stops_when_all_have_ended(rollout: Rollout) -> None:
     first, carry = unroll(POLICY, ENV, PARAMS, at([5, 6], [0, 1]), KEY, num_steps=8, first_episodes=True)
     assert first.valid.tolist() == [[True, True]] * 3 + [[False, False]] * 5  # they end at 3 and at 2
     for name in ("obs", "action", "log_prob", "reward", "terminated", "truncated", "value", "next_value"):
@@ -157,24 +159,24 @@ def test_a_rollout_of_first_episodes_stops_when_all_have_ended(rollout):
 
 
 @pytest.fixture(scope="module")
-def noisy():
+def noisy() -> Callable[..., Any]:
     """The rollout that a policy with noise makes with a key."""
     return lambda key: unroll(Scripted(-2.0), ENV, PARAMS, at([5, 6], [0, 1]), key, num_steps=4)[0]
 
 
-def test_the_same_key_gives_the_same_rollout_bit_by_bit(noisy):
+def test_the_same_key_gives_the_same_rollout_bit_by_bit(noisy: Callable[..., Any]) -> None:
     jax.tree.map(np.testing.assert_array_equal, noisy(KEY), noisy(KEY))
 
 
-def test_another_key_gives_another_rollout(noisy):
+def test_another_key_gives_another_rollout(noisy: Callable[..., Any]) -> None:
     assert (noisy(KEY).action != noisy(jax.random.key(1)).action).all()
 
 
-def test_no_two_actions_share_their_noise(noisy):
+def test_no_two_actions_share_their_noise(noisy: Callable[..., Any]) -> None:
     assert len(np.unique(noisy(KEY).action)) == 8
 
 
-def test_log_prob_and_extras_are_the_acting_distributions(noisy):
+def test_log_prob_and_extras_are_the_acting_distributions(noisy: Callable[..., Any]) -> None:
     rollout = noisy(KEY)
     z = np.asarray(rollout.action)[..., 0] / np.exp(-2.0)
     np.testing.assert_allclose(rollout.log_prob, -0.5 * z**2 + 2.0 - 0.5 * np.log(2 * np.pi), rtol=1e-5)

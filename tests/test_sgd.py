@@ -1,6 +1,8 @@
 """Minibatch epochs: every row once, the right weights, and what happens when a minibatch goes wrong."""
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,32 +12,32 @@ import pytest
 
 from ejax.algorithms.sgd import MinibatchConfig, permute, sgd_epochs
 from ejax.optim import OptimizerConfig, get_learning_rate, make_optimizer, scale_by_learning_rate
-from ejax.types import make_train_state
+from ejax.types import Params, TrainState, make_train_state
 
 SGD = make_optimizer(OptimizerConfig(name="sgd", learning_rate=0.1))
 KEY = jax.random.key(0)
 
 
 @pytest.fixture(scope="module")
-def permutation():
+def permutation() -> Callable[..., Any]:
     return jax.jit(lambda key, size: permute(jnp.arange(size, dtype=jnp.uint32), key, size), static_argnums=1)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 8, 17, 31, 64, 100, 1000])
-def test_permute_is_a_bijection(permutation, size):
+def test_permute_is_a_bijection(permutation: Callable[..., Any], size: int) -> None:
     for seed in range(5):
         assert sorted(permutation(jax.random.key(seed), size).tolist()) == list(range(size))
 
 
 @pytest.fixture(scope="module", params=[16, 33])
-def permutations(request):
+def permutations(request: pytest.FixtureRequest) -> Any:
     """[20000, size], one row for each key."""
     index = jnp.arange(request.param, dtype=jnp.uint32)
     keys = jax.random.split(KEY, 20_000)
     return np.asarray(jax.jit(jax.vmap(lambda key: permute(index, key, index.size)))(keys)).astype(int)
 
 
-def test_permute_sends_every_index_everywhere_equally_often(permutations):
+def test_permute_sends_every_index_everywhere_equally_often(permutations: int) -> None:
     draws, size = permutations.shape
     counts = np.array([np.bincount(permutations[:, i], minlength=size) for i in range(size)])
     chi_squared = ((counts - draws / size) ** 2 / (draws / size)).sum()
@@ -43,14 +45,14 @@ def test_permute_sends_every_index_everywhere_equally_often(permutations):
     assert abs(chi_squared - freedom) < 4 * np.sqrt(2 * freedom)
 
 
-def test_permute_scatters_neighbours_evenly(permutations):
+def test_permute_scatters_neighbours_evenly(permutations: int) -> None:
     size = permutations.shape[1]
     apart = (permutations[:, 1:] - permutations[:, :-1]) % size
     share = np.bincount(apart.ravel(), minlength=size)[1:] / apart.size
     np.testing.assert_allclose(share, 1.0 / (size - 1), rtol=0.08)
 
 
-def test_padding_does_not_enter_the_permutation():
+def test_padding_does_not_enter_the_permutation() -> None:
     # sent through it, an index outside may never come back inside: the update hung
     update = jax.jit(partial(sgd_epochs, loss=linear_loss, optimizer=SGD, minibatches=minibatches(batch_size=6)))
     for seed in range(20):
@@ -60,34 +62,41 @@ def test_padding_does_not_enter_the_permutation():
         )
 
 
-def linear_loss(params, batch):
+def linear_loss(params: Params, batch: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """Gradient of w: −Σ weight·x. Rows leave their trace in the parameters."""
     total = jnp.sum(batch["weight"] * (batch["x"] @ params["params"]["w"]))
     return -total, {"x": jnp.sum(batch["weight"] * batch["x"][:, 0])}
 
 
-def state_of(size, optimizer=SGD):
+def state_of(size: Any, optimizer: optax.GradientTransformation = SGD) -> TrainState:
     params = {"params": {"w": jnp.zeros(size)}}
     return make_train_state(params, optimizer)
 
 
-def minibatches(**options):
+def minibatches(**options: Any) -> MinibatchConfig:
     return MinibatchConfig(**{"n_epochs": 1, "batch_size": 4, "max_grad_norm": float("inf"), **options})
 
 
-def run(batch, *, key=KEY, loss=linear_loss, optimizer=SGD, **options):
+def run(
+    batch: dict[str, Any],
+    *,
+    key: jax.Array = KEY,
+    loss: Any = linear_loss,
+    optimizer: optax.GradientTransformation = SGD,
+    **options: Any,
+) -> Any:
     hooks = {name: options.pop(name) for name in ("prepare", "adapt_rate", "stop") if name in options}
     update = jax.jit(partial(sgd_epochs, loss=loss, optimizer=optimizer, minibatches=minibatches(**options), **hooks))
     return update(state_of(batch["x"].shape[1], optimizer), batch, key)
 
 
-def test_every_row_is_used_once_in_every_epoch():
+def test_every_row_is_used_once_in_every_epoch() -> None:
     # row i alone moves w[i]: by 0.1 over the size of its minibatch
     state, _ = run({"x": jnp.eye(12)}, n_epochs=3)
     np.testing.assert_allclose(state.params["params"]["w"], np.full(12, 3 * 0.1 / 4), rtol=1e-5)
 
 
-def test_the_rows_of_the_smaller_last_minibatch_weigh_as_much_as_its_size_says():
+def test_the_rows_of_the_smaller_last_minibatch_weigh_as_much_as_its_size_says() -> None:
     state, metrics = run({"x": jnp.eye(10)}, n_epochs=2)
     moved = np.asarray(state.params["params"]["w"]) / 0.1
     # in each epoch eight rows are in minibatches of four, two in one of two
@@ -97,8 +106,8 @@ def test_the_rows_of_the_smaller_last_minibatch_weigh_as_much_as_its_size_says()
     assert metrics["x"] == pytest.approx(1 / 10)  # the mean over rows, not over minibatches
 
 
-def test_epochs_and_keys_have_orders_of_their_own():
-    def order(key):
+def test_epochs_and_keys_have_orders_of_their_own() -> None:
+    def order(key: jax.Array) -> Any:
         # 1/size weights, halved at every minibatch: the sum tells in which minibatch a row was
         return run({"x": jnp.eye(8)}, key=key, batch_size=2, adapt_rate=lambda rate, _: rate / 2)[0].params["params"][
             "w"
@@ -108,17 +117,17 @@ def test_epochs_and_keys_have_orders_of_their_own():
     assert len(seen) == 4
 
 
-def test_a_batch_smaller_than_the_minibatch_is_one_minibatch():
+def test_a_batch_smaller_than_the_minibatch_is_one_minibatch() -> None:
     state, _ = run({"x": jnp.eye(3)}, batch_size=64)
     np.testing.assert_allclose(state.params["params"]["w"], np.full(3, 0.1 / 3), rtol=1e-6)
 
 
-def squared_loss(params, batch):
+def squared_loss(params: Params, batch: dict[str, Any]) -> tuple[jax.Array, dict[str, Any]]:
     error = batch["x"] @ params["params"]["w"] - batch["y"]
     return jnp.sum(batch["weight"] * jnp.square(error)), {"error": jnp.sum(batch["weight"] * error)}
 
 
-def test_accumulated_chunks_give_the_gradient_of_the_whole_minibatch():
+def test_accumulated_chunks_give_the_gradient_of_the_whole_minibatch() -> None:
     rng = np.random.default_rng(0)
     batch = {
         "x": jnp.asarray(rng.normal(size=(24, 3)), jnp.float32),
@@ -132,7 +141,7 @@ def test_accumulated_chunks_give_the_gradient_of_the_whole_minibatch():
 
 
 @pytest.mark.parametrize("counting", [0, 5, 12])
-def test_rows_that_do_not_count_change_nothing_and_chunks_without_others_are_skipped(counting):
+def test_rows_that_do_not_count_change_nothing_and_chunks_without_others_are_skipped(counting: int) -> None:
     rng = np.random.default_rng(0)
     mask = rng.permutation(np.arange(24) < counting).astype(np.float32)
     x = rng.normal(size=(24, 3)).astype(np.float32)
@@ -142,7 +151,7 @@ def test_rows_that_do_not_count_change_nothing_and_chunks_without_others_are_ski
     parts, _ = run(batch, chunk_rows=4, **arguments)
     np.testing.assert_allclose(parts.params["params"]["w"], whole.params["params"]["w"], rtol=1e-5)
 
-    def loss_of_chunk(params, chunk):
+    def loss_of_chunk(params: Params, chunk: Any) -> Any:
         jax.debug.callback(lambda weight: chunks.append(weight), chunk["weight"])
         return squared_loss(params, chunk)
 
@@ -153,18 +162,18 @@ def test_rows_that_do_not_count_change_nothing_and_chunks_without_others_are_ski
     assert np.concatenate([*chunks, []]).astype(bool).sum() == 2 * counting
 
 
-def test_the_gradient_is_clipped_and_its_norm_reported_before():
+def test_the_gradient_is_clipped_and_its_norm_reported_before() -> None:
     state, metrics = run({"x": jnp.full((4, 1), 5.0)}, max_grad_norm=2.0)
     assert state.params["params"]["w"] == pytest.approx(0.1 * 2.0)
     assert metrics["grad_norm"] == pytest.approx(5.0)
 
 
-def two_networks_loss(params, batch):
+def two_networks_loss(params: Params, batch: dict[str, Any]) -> tuple[jax.Array, dict[str, Any]]:
     p = params["params"]
     return jnp.sum(batch["weight"] * batch["x"][:, 0]) * (3.0 * p["actor"] + 4.0 * p["critic"]), {}
 
 
-def test_networks_can_be_clipped_apart():
+def test_networks_can_be_clipped_apart() -> None:
     params = {"params": {"actor": jnp.zeros(()), "critic": jnp.zeros(())}}
     state = make_train_state(params, SGD)
     moved = {}
@@ -179,7 +188,7 @@ def test_networks_can_be_clipped_apart():
     assert moved[True] == pytest.approx([1.0, 1.0], rel=1e-5)
 
 
-def test_a_minibatch_that_is_not_finite_leaves_everything_as_it_was_and_is_counted():
+def test_a_minibatch_that_is_not_finite_leaves_everything_as_it_was_and_is_counted() -> None:
     momentum = make_optimizer(OptimizerConfig(name="sgd", learning_rate=0.1, kwargs={"momentum": 0.9}))
     batch = {"x": jnp.full((4, 2), jnp.nan)}
     state, metrics = run(batch, optimizer=momentum)
@@ -188,7 +197,7 @@ def test_a_minibatch_that_is_not_finite_leaves_everything_as_it_was_and_is_count
     assert jnp.isnan(metrics["x"])
 
 
-def test_only_the_bad_minibatch_is_skipped_and_its_metrics_do_not_hide_the_others():
+def test_only_the_bad_minibatch_is_skipped_and_its_metrics_do_not_hide_the_others() -> None:
     x = jnp.ones((8, 1)).at[3].set(jnp.inf)
     state, metrics = run({"x": x}, n_epochs=2)
     assert state.params["params"]["w"] == pytest.approx(2 * 0.1)  # one good minibatch in each epoch
@@ -196,7 +205,7 @@ def test_only_the_bad_minibatch_is_skipped_and_its_metrics_do_not_hide_the_other
     assert metrics["x"] == pytest.approx(1.0)
 
 
-def test_skipping_can_be_switched_off():
+def test_skipping_can_be_switched_off() -> None:
     state, metrics = run({"x": jnp.full((4, 1), jnp.nan)}, skip_nonfinite=False)
     assert jnp.isnan(state.params["params"]["w"]).all()
     assert metrics["skipped_minibatches"] == 1.0
@@ -219,7 +228,9 @@ MOMENT_OVERFLOWS = optax.GradientTransformation(
     ids=["bias correction", "step", "moments"],
 )
 @pytest.mark.parametrize("skips", [True, False])
-def test_a_step_that_is_not_finite_is_not_taken_though_its_gradient_was(optimizer, skips):
+def test_a_step_that_is_not_finite_is_not_taken_though_its_gradient_was(
+    optimizer: optax.GradientTransformation | optax.GradientTransformationExtraArgs, skips: bool
+) -> None:
     batch = {"x": jnp.full((4, 2), 5.0)}
     before = state_of(2, optimizer)
     state, metrics = run(batch, optimizer=optimizer, skip_nonfinite=skips, n_epochs=3)
@@ -231,7 +242,7 @@ def test_a_step_that_is_not_finite_is_not_taken_though_its_gradient_was(optimize
         assert not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((state.params, state.opt_state)))
 
 
-def test_a_later_step_trains_where_one_in_between_was_skipped():
+def test_a_later_step_trains_where_one_in_between_was_skipped() -> None:
     adam = make_optimizer(OptimizerConfig(name="adam", learning_rate=0.1))
     x = jnp.ones((12, 1)).at[5].set(jnp.nan)
     skipping, metrics = run({"x": x}, optimizer=adam)
@@ -240,15 +251,15 @@ def test_a_later_step_trains_where_one_in_between_was_skipped():
     jax.tree.map(np.testing.assert_array_equal, skipping, sound)
 
 
-def test_a_training_that_does_not_skip_is_shown_what_was_not_finite():
+def test_a_training_that_does_not_skip_is_shown_what_was_not_finite() -> None:
     x = jnp.ones((8, 1)).at[3].set(jnp.inf)
     _, metrics = run({"x": x}, skip_nonfinite=False)
     assert not np.isfinite(metrics["loss"]) and not np.isfinite(metrics["grad_norm"])
 
 
-def test_once_stopped_no_later_minibatch_trains():
+def test_once_stopped_no_later_minibatch_trains() -> None:
     # the minibatch mean of x is 1; w grows by 0.1 with each step, and is looked at before the step
-    def loss(params, batch):
+    def loss(params: Params, batch: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         value, _ = linear_loss(params, batch)
         return value, {"w": params["params"]["w"][0]}
 
@@ -258,20 +269,20 @@ def test_once_stopped_no_later_minibatch_trains():
     assert metrics["w"] == pytest.approx(np.mean([0.0, 0.1, 0.2, 0.3]))  # of those that were looked at
 
 
-def test_without_a_stop_every_minibatch_trains():
+def test_without_a_stop_every_minibatch_trains() -> None:
     state, metrics = run({"x": jnp.ones((8, 1))}, n_epochs=5, stop=lambda m: m["x"] > 2.0)
     assert state.params["params"]["w"] == pytest.approx(1.0)
     assert metrics["stopped_early"] == 0.0
 
 
-def test_an_adapted_rate_is_used_in_the_very_step_and_kept():
+def test_an_adapted_rate_is_used_in_the_very_step_and_kept() -> None:
     state, _ = run({"x": jnp.ones((8, 1))}, adapt_rate=lambda rate, metrics: rate / (1.0 + metrics["x"]))
     assert get_learning_rate(state.opt_state) == pytest.approx(0.1 / 4)
     assert state.params["params"]["w"] == pytest.approx(0.1 / 2 + 0.1 / 4)
 
 
-def test_prepare_sees_whole_minibatches_with_their_weights():
-    def centered(minibatch):
+def test_prepare_sees_whole_minibatches_with_their_weights() -> None:
+    def centered(minibatch: Any) -> dict[str, Any]:
         mean = jnp.sum(minibatch["x"] * minibatch["weight"][:, None], axis=0, keepdims=True)
         return {**minibatch, "x": minibatch["x"] - mean}
 
@@ -280,7 +291,7 @@ def test_prepare_sees_whole_minibatches_with_their_weights():
     assert metrics["x"] == pytest.approx(0.0, abs=1e-6)
 
 
-def test_only_the_trained_collection_gets_a_gradient():
+def test_only_the_trained_collection_gets_a_gradient() -> None:
     params = {"params": {"w": jnp.zeros(1)}, "normalizer": {"mean": jnp.ones(1)}}
     state = make_train_state(params, SGD)
     after, _ = sgd_epochs(
@@ -290,7 +301,7 @@ def test_only_the_trained_collection_gets_a_gradient():
     assert after.params["params"]["w"] == pytest.approx(0.1)
 
 
-def test_arrays_of_different_lengths_are_refused():
+def test_arrays_of_different_lengths_are_refused() -> None:
     batch = {"x": jnp.zeros((8, 1)), "y": jnp.zeros(5)}
     with pytest.raises(ValueError, match=r"same number of rows, got .*8.*5"):
         sgd_epochs(None, batch, jax.random.key(0), loss=None, optimizer=None, minibatches=None)

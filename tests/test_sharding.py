@@ -1,5 +1,9 @@
 """Several devices: the same parameters on each, the numbers of one device, and runs that can go on."""
 
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
 import jax
 import numpy as np
 import pytest
@@ -33,7 +37,7 @@ ADAPTIVE = ["algorithm.cfg.schedule=adaptive", "algorithm.cfg.desired_kl=0.01"]
 LINEAR = ["algorithm.cfg.lr_scheduler.name=linear", "algorithm.cfg.lr_scheduler.kwargs.end_factor=0.1"]
 
 
-def updates(raw, overrides, count=3):
+def updates(raw: dict[str, Any], overrides: Iterable[str], count: int = 3) -> Any:
     """The state and the metrics after ``count`` updates."""
     parts = build(parse_config(raw, overrides))
     with parts.stepper as stepper:
@@ -41,7 +45,7 @@ def updates(raw, overrides, count=3):
         return stepper.advance(state, count, lambda: False)
 
 
-def together(raw):
+def together(raw: dict[str, Any]) -> list[Any]:
     """The settings of one device that has the environments and the minibatches of all."""
     several = [f"trainer.num_envs={NUM_DEVICES * raw['trainer']['num_envs']}"]
     if "batch_size" in raw["algorithm"]["cfg"]:
@@ -54,7 +58,7 @@ def together(raw):
     [(PPO, []), (PPO, ADAPTIVE), (PPO, LINEAR), (PPO, ["algorithm.cfg.num_mini_batches=3"]), (GRPO, []), (APG, [])],
     ids=["ppo", "adaptive", "linear", "uneven", "grpo", "apg"],
 )
-def test_several_devices_compute_what_one_does(raw, options):
+def test_several_devices_compute_what_one_does(raw: dict[str, dict[str, Any]], options: list[str]) -> None:
     state, metrics = updates(raw, ["trainer.distributed=true", *options])
     expected, expected_metrics = updates(raw, [*together(raw), *options])
     for leaf, other in zip(jax.tree.leaves(state.train), jax.tree.leaves(expected.train), strict=True):
@@ -64,7 +68,7 @@ def test_several_devices_compute_what_one_does(raw, options):
     assert int(state.episodes.num_episodes) == int(expected.episodes.num_episodes)
 
 
-def test_environments_are_split_and_parameters_are_the_same_on_each_device():
+def test_environments_are_split_and_parameters_are_the_same_on_each_device() -> None:
     state, _ = updates(PPO, ["trainer.distributed=true"])
     for leaf in jax.tree.leaves(state.envs):
         assert [shard.data.shape[0] for shard in leaf.addressable_shards] == [4] * NUM_DEVICES
@@ -77,7 +81,7 @@ def test_environments_are_split_and_parameters_are_the_same_on_each_device():
 
 
 @pytest.mark.parametrize("raw", [PPO, GRPO], ids=["ppo", "grpo"])
-def test_the_program_splits_the_work(raw):
+def test_the_program_splits_the_work(raw: dict[str, dict[str, Any]]) -> None:
     width = ["policy.actor.network_cfg.hidden_sizes=[19]", "algorithm.cfg.batch_size=6"]
     parts = build(parse_config(raw, ["trainer.distributed=true", *width]))
     parts.stepper.start(parts.state)
@@ -86,7 +90,7 @@ def test_the_program_splits_the_work(raw):
     assert not any(f"[{all_rows},19]" in text for all_rows in (16, 24, 128))
 
 
-def test_a_distributed_run_counts_all_steps_and_goes_on(tmp_path):
+def test_a_distributed_run_counts_all_steps_and_goes_on(tmp_path: Path) -> None:
     overrides = ["trainer.distributed=true", f"trainer.output_dir={tmp_path}", "trainer.console=false"]
     config = parse_config(PPO, [*overrides, "trainer.exp_name=all"])
     whole = train(config)
@@ -98,7 +102,7 @@ def test_a_distributed_run_counts_all_steps_and_goes_on(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, result.params, whole.params)
 
 
-def test_what_cannot_be_distributed_is_refused(monkeypatch):
+def test_what_cannot_be_distributed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match=r"trainer\.distributed: got true, but .* is stepped outside JAX"):
         build(parse_config(PPO, ["trainer.distributed=true", "trainer.collector.mode=host"]))
     monkeypatch.setenv("WORLD_SIZE", "2")

@@ -97,11 +97,17 @@ def test_closing_has_a_bound_of_its_own_and_a_shorter_one_once_something_hung() 
 
 
 def test_what_is_no_call_is_left_alone_and_so_are_other_threads() -> None:
+    def slow() -> str:
+        time.sleep(3 * SOON)
+        return "done"
+
+    returned: list[str] = []
     with watchdog(env_timeout_s=SOON):
-        thread = threading.Thread(target=call_env, args=("x", "step", time.sleep, 3 * SOON))
+        thread = threading.Thread(target=lambda: returned.append(call_env("x", "step", slow)))
         thread.start()
         time.sleep(3 * SOON)
         thread.join()
+    assert returned == ["done"]
 
 
 def test_in_another_thread_it_does_nothing() -> None:

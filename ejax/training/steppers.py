@@ -59,6 +59,15 @@ class Stepper(Protocol):
     ) -> None: ...
 
 
+def _committed(state: RunState) -> RunState:
+    """Every array bound to the device it lies on, as what is read from a checkpoint is.
+
+    Arrays that are bound and arrays that are not make two programs of one step: a run that goes on would compile again
+    what the compilation cache has.
+    """
+    return jax.tree.map(lambda x: jax.device_put(x, x.sharding) if isinstance(x, jax.Array) else x, state)
+
+
 class DeviceStepper:
     """Collection and update in one program, several updates in one dispatch.
 
@@ -72,6 +81,7 @@ class DeviceStepper:
 
     def start(self, state: RunState) -> RunState:
         if self._mesh is None:
+            state = _committed(state)
             self._compiled = repeat_step(self.step, self.max_updates).lower(state, self._key, jnp.int32(1)).compile()
             return state
         state = jax.device_put(state, _places(state, self._mesh))
@@ -118,6 +128,7 @@ class HostStepper:
 
     def start(self, state: RunState) -> RunState:
         self._update = int(state.update)
+        state = replace(_committed(replace(state, envs=())), envs=state.envs)
         if self._update == 0:
             return state
         if state.envs != ():

@@ -15,6 +15,7 @@ import json
 import runpy
 import sys
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import embodichain
@@ -99,7 +100,7 @@ def run(trainer: dict, start: dict[str, torch.Tensor], noise: torch.Tensor) -> d
     return out | {f"final/{name}": x.numpy() for name, x in policy.state_dict().items()}
 
 
-def make_env(start: dict[str, torch.Tensor] | None):
+def make_env(start: dict[str, torch.Tensor] | None) -> Any:
     """PointMassEnv whose new episodes are all the same; ``row`` [N]: whose noise each environment's actions have."""
     from embodichain_tasks.classic_control.point_mass import PointMassEnv
 
@@ -145,7 +146,7 @@ def make_start(rng: np.random.Generator) -> dict[str, torch.Tensor]:
     return state | {name: torch.tensor(x) for name, x in counts.items()}
 
 
-def make_policy():
+def make_policy() -> Any:
     from embodichain.learning.models import build_mlp_from_cfg
     from embodichain.learning.rl.policies.actor_only import ActorOnly
 

@@ -15,6 +15,7 @@ import shutil
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -72,7 +73,7 @@ def main(stub: str) -> None:
     np.savez_compressed(out.with_suffix(".npz"), **arrays)
 
 
-def make_trainer(folder: str, config: dict = CONFIG):
+def make_trainer(folder: str, config: dict = CONFIG) -> Any:
     """EmbodiChain's trainer of a PPO or GRPO config on PointMassRL; it saves under ``folder``."""
     load_point_mass()
     from embodichain.learning.rl.algo import build_algo

@@ -24,7 +24,7 @@ FEATURES = {
 }
 
 
-def picture(height, width, left, right):
+def picture(height: int, width: int, left: int, right: int) -> np.ndarray:
     made = np.full((height, width, 3), left, np.uint8)
     made[:, width // 2 :] = right
     return made

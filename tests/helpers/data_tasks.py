@@ -7,12 +7,14 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any, Self
 
 import numpy as np
 
-from ejax.data import Episode, EpisodeSpec, Failure
+from ejax.data import Episode, EpisodeSpec, Failure, OnlineDataEngine
 
 
 class SimulationError(Exception):
@@ -20,7 +22,7 @@ class SimulationError(Exception):
 
 
 class UnpicklableError(Exception):
-    def __init__(self, message):
+    def __init__(self, message: str) -> None:
         super().__init__(message)
         self.lock = threading.Lock()
 
@@ -38,7 +40,17 @@ class Toy:
         several: outcomes per attempt.
     """
 
-    def __init__(self, lengths=(20,), segments=1, at=None, delay=0.0, wide=10, several=0, build="", folder=None):
+    def __init__(
+        self,
+        lengths: Sequence[int] = (20,),
+        segments: int = 1,
+        at: Mapping[Any, str] | None = None,
+        delay: float = 0.0,
+        wide: int = 10,
+        several: int = 0,
+        build: str = "",
+        folder: Path | None = None,
+    ) -> None:
         if build == "raise":
             raise SimulationError("no simulator")
         if build == "emoji":
@@ -56,7 +68,7 @@ class Toy:
         self.folder, self.build = folder, build
         self.attempts = 0
 
-    def spec(self):
+    def spec(self) -> EpisodeSpec:
         if self.build == "no spec":
             return None
         return EpisodeSpec(
@@ -64,7 +76,7 @@ class Toy:
             {"instruction": ((), "S16"), "mark": ((), "int64")},
         )
 
-    def generate(self, seed):
+    def generate(self, seed: int) -> Any:
         number, self.attempts = self.attempts, self.attempts + 1
         time.sleep(self.delay)
         if self.folder:
@@ -75,7 +87,7 @@ class Toy:
             return [self.episode(seed) for _ in range(self.several)]
         return self.episode(seed)
 
-    def episode(self, seed, length=None, **kwargs):
+    def episode(self, seed: int, length: int | None = None, **kwargs: Any) -> Episode:
         length = length or self.lengths[self.attempts % len(self.lengths)]
         frames = {
             "obs": {"robot": {"qpos": np.full((length, self.wide), seed % 2**20, np.float32)}},
@@ -86,7 +98,7 @@ class Toy:
         fields = {"instruction": b"push the cube", "mark": seed % 2**20}
         return Episode(frames, segment_id=segment_id, fields=fields, **kwargs)
 
-    def misbehave(self, how, seed):
+    def misbehave(self, how: str, seed: int) -> Any:
         if how == "raise":
             raise SimulationError("the arm left the table")
         if how == "emoji":
@@ -112,13 +124,13 @@ class Toy:
         }[how]()
 
 
-def be_deaf():
+def be_deaf() -> None:
     """Hang, and hear no signal but SIGKILL."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     time.sleep(60.0)
 
 
-def send_half(self, data):
+def send_half(self: Connection, data: bytes) -> None:
     """In place of ``Connection._send``: stop in the middle of what is sent."""
     os.write(self._handle, data[: len(data) // 2])
     os.kill(os.getpid(), signal.SIGSTOP)
@@ -132,7 +144,7 @@ class Closing(Toy):
         hang: where it goes deaf: "opened" or "closed"; or what keeps its process from ending: "thread" or "exit".
     """
 
-    def __init__(self, fail=False, hang="", **kwargs):
+    def __init__(self, fail: bool = False, hang: str = "", **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.fail, self.hang = fail, hang
         if hang == "thread":
@@ -140,13 +152,13 @@ class Closing(Toy):
         if hang == "exit":
             atexit.register(be_deaf)
 
-    def __enter__(self):
+    def __enter__(self) -> Self:
         Path(self.folder, "opened").touch()
         if self.hang == "opened":
             be_deaf()
         return self
 
-    def __exit__(self, *raised):
+    def __exit__(self, *raised: Any) -> None:
         Path(self.folder, "closed").touch()
         if self.hang == "closed":
             be_deaf()
@@ -157,12 +169,12 @@ class Closing(Toy):
 class Importing(Toy):
     """Tells which modules its process has."""
 
-    def generate(self, seed):
+    def generate(self, seed: int) -> Any:
         Path(self.folder, "modules").write_text("\n".join(sorted(sys.modules)))
         return super().generate(seed)
 
 
-def draw_in_a_child(engine, queue):
+def draw_in_a_child(engine: OnlineDataEngine, queue: Any) -> None:
     """What a forked or spawned consumer does."""
     queue.put((engine.sample_batch(20, 5)["episode_step"][:, 0].tolist(), engine.state.name))
     try:

@@ -5,9 +5,12 @@ import os
 import shutil
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 
 import ejax.data.lerobot.commit
 from ejax.data import Episode, EpisodeSpec
@@ -30,15 +33,15 @@ SPEC = EpisodeSpec(
 CAMERA = EpisodeSpec({"obs/camera": ((16, 24, 3), "uint8"), "actions": ((2,), "float32")})
 
 
-def length(number):
+def length(number: int) -> int:
     return 6 + number % 5
 
 
-def instruction(number):
+def instruction(number: int) -> str:
     return f"push the {('cube', 'ball', 'ünïcode')[number % 3]}"
 
 
-def episode(number):
+def episode(number: int) -> Episode:
     """Of SPEC: no two frames of any episodes are alike."""
     num_frames = length(number)
     step = np.arange(num_frames)
@@ -63,7 +66,7 @@ def episode(number):
     return Episode(frames, segment_id=step * 2 // num_frames, fields=fields, terminated=number % 2 == 0)
 
 
-def pictures(number, num_frames):
+def pictures(number: int, num_frames: int) -> np.ndarray:
     """[T, 16, 24, 3]: left the episode's grey, right the frame's, 8 apart: what a video loses is less."""
     made = np.zeros((num_frames, 16, 24, 3), np.uint8)
     made[:, :, :12] = 8 * number % 240
@@ -71,7 +74,7 @@ def pictures(number, num_frames):
     return made
 
 
-def camera_episode(number):
+def camera_episode(number: int) -> Episode:
     """Of CAMERA."""
     num_frames = length(number)
     return Episode(
@@ -79,13 +82,13 @@ def camera_episode(number):
     )
 
 
-def keep(folder, numbers, **options):
+def keep(folder: Path, numbers: list[int] | range, **options: Any) -> None:
     with EpisodeWriter(folder, SPEC, fps=20, **options) as writer:
         for number in numbers:
             writer.append(episode(number), instruction(number), seed=number)
 
 
-def check_numbers(folder):
+def check_numbers(folder: Path) -> int:
     """All that is kept is whole: episode i is episode i. Returns how many there are."""
     reader = EpisodeReader(folder)
     for number, kept in enumerate(reader):
@@ -94,13 +97,13 @@ def check_numbers(folder):
     return len(reader)
 
 
-def copied(folder, tmp_path):
+def copied(folder: Path, tmp_path: Path) -> Path:
     """A copy below ``tmp_path``, for a test to damage."""
     shutil.copytree(folder, tmp_path / "copy", symlinks=True)
     return tmp_path / "copy"
 
 
-def without_digests(folder):
+def without_digests(folder: Path) -> Path:
     """``folder``, as an EpisodeWriter left it before there were digests."""
     (folder / "meta/ejax_digests.json").unlink()
     return folder
@@ -109,19 +112,19 @@ def without_digests(folder):
 class Countdown:
     """Does something at the n-th step that writing an episode takes on the disk; ``os`` and ``Path`` are patched."""
 
-    def __init__(self, steps, act):
+    def __init__(self, steps: int, act: Any) -> None:
         self.left, self.act = steps, act
 
-    def step(self):
+    def step(self) -> None:
         self.left -= 1
         if self.left < 0:
             self.act()
 
-    def patch(self, patch):
+    def patch(self, patch: pytest.MonkeyPatch) -> None:
         """``patch(object, name, function)`` replaces an attribute."""
         write = ejax.data.lerobot.commit._write
 
-        def write_half(path, data):
+        def write_half(path: Path, data: bytes) -> None:
             try:
                 self.step()
             except OSError:
@@ -133,15 +136,15 @@ class Countdown:
         for module, name in ((os, "replace"), (os, "fsync"), (Path, "mkdir"), (Path, "unlink"), (Path, "rmdir")):
             patch(module, name, self._stepping(getattr(module, name)))
 
-    def _stepping(self, function):
-        def stepped(*args, **kwargs):
+    def _stepping(self, function: Callable[..., Any]) -> Any:
+        def stepped(*args: Any, **kwargs: Any) -> Any:
             self.step()
             return function(*args, **kwargs)
 
         return stepped
 
 
-def crash_at_every_step(folder):
+def crash_at_every_step(folder: Path) -> None:
     """End the writing process at the first, second, ... step of an append, and go on each time. Prints how often."""
     os.fsync = lambda descriptor: None  # a process that ends loses nothing that the system has; only the disk would
     keep(folder, [0])
@@ -169,7 +172,7 @@ def crash_at_every_step(folder):
     print(steps, aside, check_numbers(folder))
 
 
-def keep_on(folder):
+def keep_on(folder: Path) -> None:
     """Append for ever; tells what is kept."""
     with EpisodeWriter(folder, SPEC, fps=20, append=True) as writer:
         while True:

@@ -14,14 +14,16 @@ class Reach:
         broken_at, ended_at: the attempt that raises, or ends the worker.
     """
 
-    def __init__(self, broken_at=None, num_steps=40, misshapen=False, ended_at=None):
+    def __init__(
+        self, broken_at: int | None = None, num_steps: int = 40, misshapen: bool = False, ended_at: int | None = None
+    ) -> None:
         self.ended_at = ended_at
         self.broken_at, self.num_steps, self.misshapen, self.attempts = broken_at, num_steps, misshapen, 0
 
-    def spec(self):
+    def spec(self) -> EpisodeSpec:
         return EpisodeSpec({"obs": ((13 if self.misshapen else 14,), "float32"), "actions": ((2,), "float32")})
 
-    def generate(self, seed):
+    def generate(self, seed: int) -> Episode:
         number, self.attempts = self.attempts, self.attempts + 1
         if number == self.broken_at:
             raise ArithmeticError("the point left the plane")

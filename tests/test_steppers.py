@@ -1,0 +1,44 @@
+"""What a stepper compiles."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import pytest
+
+from ejax.config import parse_config
+from ejax.training import steppers
+from ejax.training.build import build
+
+NETWORK = {"network_cfg": {"hidden_sizes": [4]}}
+RAW = {
+    "trainer": {"num_envs": 2, "buffer_size": 4, "iterations": 1, "console": False},
+    "env": {"id": "PointMassRL"},
+    "policy": {"name": "actor_critic", "actor": NETWORK, "critic": NETWORK},
+    "algorithm": {"name": "ppo", "cfg": {"batch_size": 4, "n_epochs": 1}},
+}
+
+
+def test_a_run_that_goes_on_is_stepped_by_the_program_that_began_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is read from a checkpoint is bound to its device. Lowered otherwise, it would be compiled once more."""
+    texts = []
+    repeat_step = steppers.repeat_step
+
+    def uncompiled(*args: Any, **options: Any) -> SimpleNamespace:
+        program: Callable[..., Any] = repeat_step(*args, **options).lower
+
+        def lower(*given: Any) -> SimpleNamespace:
+            texts.append(program(*given).as_text())
+            return SimpleNamespace(compile=lambda: None)
+
+        return SimpleNamespace(lower=lower)
+
+    monkeypatch.setattr(steppers, "repeat_step", uncompiled)
+    parts = build(parse_config(RAW))
+    read = jax.device_put(parts.state, jax.devices()[0])
+    half = replace(parts.state, train=read.train)  # as after policy.init_from
+    for state in (parts.state, read, half):
+        parts.stepper.start(state)
+    assert texts[0] == texts[1] == texts[2]
