@@ -8,6 +8,7 @@ the id, the number of environments, the time limit, the control rate and the ext
 import dataclasses
 import inspect
 from collections.abc import Collection, Mapping
+from types import ModuleType
 from typing import Any
 
 import gymnasium
@@ -17,9 +18,7 @@ from ejax.config.embodichain.draft import Draft
 from ejax.config.embodichain.spellings import RECORDERS, read_numbers
 from ejax.config.models import EnvConfig, EventsConfig, RunConfig
 from ejax.config.spaces import space_problems
-from ejax.envs.manager.functors.registry import FUNCTORS, FunctorKind
 from ejax.envs.manager.ignored import IGNORED
-from ejax.envs.manager.manager_spec import INTERVAL_EVENTS, read_manager_spec
 from ejax.frozen import freeze, thaw
 from ejax.problems import ConfigError, KeyNote, KeyReport, Problem
 from ejax.registry import ENVS, UnknownNameError, did_you_mean, did_you_mean_family, resolve
@@ -30,7 +29,7 @@ from ejax.types import PHASES
 
 MANAGER_ENV = "EmbodiedEnv"
 """The registered name of the environment that is built from a gym config."""
-MANAGER_KEYS: tuple[FunctorKind, ...] = ("events", "observations", "rewards", "actions")
+MANAGER_KEYS = ("events", "observations", "rewards", "actions")
 SCENE_KEYS = (
     "robot",
     "sensor",
@@ -115,7 +114,7 @@ def is_manager_form(data: Mapping[str, Any]) -> bool:
 def manager_notes(gym_config: Mapping[str, Any]) -> tuple[KeyNote, ...]:
     """What becomes of each key of a gym config in manager form, whether it can be built or not."""
     try:
-        return read_manager_spec(freeze(gym_config)).notes
+        return _manager_spec().read_manager_spec(freeze(gym_config)).notes
     except ConfigError as error:
         return error.notes
 
@@ -179,7 +178,7 @@ def event_problems(env: EnvConfig, events: EventsConfig) -> list[Problem]:
     for phase in PHASES:
         specs, section = events.of(phase), f"trainer.events.{phase}"
         unknown = [name for name, spec in specs.items() if not _is_event(spec["func"])]
-        allowed = [*FUNCTORS["events"], *RECORDERS[:1]]
+        allowed = [*_event_functors(), *RECORDERS[:1]]
         for name in unknown:
             func = specs[name]["func"]
             text = f"no events functor '{func}'; there is {', '.join(allowed)}, or package.module:function"
@@ -197,14 +196,14 @@ def event_problems(env: EnvConfig, events: EventsConfig) -> list[Problem]:
                 make(**{**env.cfg, "interval_events": specs})  # type: ignore[operator]  # a class, here
             except ConfigError as error:
                 for key, text in error.problems:
-                    problems.append(Problem(f"{section}{key.removeprefix(INTERVAL_EVENTS)}", text))
+                    problems.append(Problem(f"{section}{key.removeprefix(_manager_spec().INTERVAL_EVENTS)}", text))
             except (TypeError, ValueError, ArithmeticError) as error:
                 problems.append(Problem(section, str(error)))
     return problems
 
 
 def _is_event(func: str) -> bool:
-    return func in FUNCTORS["events"] or ":" in func
+    return func in _event_functors() or ":" in func
 
 
 def _read_num_envs(draft: Draft, data: Mapping[str, Any], env: Mapping[str, Any], source: str) -> None:
@@ -288,3 +287,16 @@ def _ranged(spec: Any) -> str:
     ):
         return ""
     return f"{body.get('uid')}_position_range"
+
+
+def _manager_spec() -> ModuleType:
+    # here, not above: MuJoCo would be imported at the start of every command
+    from ejax.envs.manager import manager_spec
+
+    return manager_spec
+
+
+def _event_functors() -> Collection[str]:
+    from ejax.envs.manager.functors.registry import FUNCTORS
+
+    return FUNCTORS["events"]
