@@ -122,9 +122,13 @@ def apg_update_with_trajectory(
     gradient = partial(_segmented if config.rollout_mode == "segmented" else _complete, policy=policy, env=env)
     grads, carry, metrics, trajectory = gradient(state.params, carry, key, config=config)
     clipped, norm = clip_by_global_norm(grads, config.max_grad_norm)
+
+    # a gradient that is finite but exploded says nothing about the direction: clipping would only shorten it
     excessive = jnp.asarray(False)
     if config.max_grad_norm_before_clip > 0.0:
         excessive = norm > config.max_grad_norm_before_clip
+
+    # whether the step is finite is known once the optimizer has made it; all that follows is undone at once where not
     has_gradient = jnp.isfinite(norm) & jnp.isfinite(metrics["loss"])
     updated, finite = apply_gradient(state, clipped, optimizer=optimizer, finite=has_gradient, skip=False)
     updated = step_schedule(updated, config.optimizer, config.lr_scheduler)
@@ -132,6 +136,7 @@ def apg_update_with_trajectory(
     if config.skip_nonfinite_updates or config.max_grad_norm_before_clip > 0.0:
         keep = excessive | ~finite if config.skip_nonfinite_updates else excessive
         updated = jax.tree.map(lambda old, new: jnp.where(keep, old, new), state, updated)
+
     metrics |= {
         "grad_norm": jnp.where(has_gradient, norm, jnp.nan),
         "skipped_update": (excessive | ~finite).astype(jnp.float32),
@@ -161,6 +166,7 @@ def _segmented(
     def loss(trained: PyTree, taps: Array, carry: EnvCarry, discount: Array, key: Key) -> tuple[Array, Any]:
         variables = {**params, "params": trained}
         carry, trajectory, entropy = play(variables, taps, carry, key, policy=policy, env=env, options=config)
+        # the discount goes on over the border of a segment, as the episode does; the gradient does not
         objective, next_discount = discounted_sum(trajectory.reward, trajectory.done, discount, gamma=config.gamma)
         entropy_sum, _ = discounted_sum(entropy, trajectory.done, discount, gamma=config.gamma)
         sums = {"objective": objective.mean(), "entropy": entropy_sum.mean()}
@@ -169,6 +175,7 @@ def _segmented(
 
     def one_segment(running: tuple[PyTree, EnvCarry, Array], key: Key) -> tuple[Any, Any]:
         grads, carry, discount = running
+        # the probe is zero and added to each action: its gradient is the action's adjoint, which metrics report
         (_, aux), (grad, tapped) = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(
             params["params"], adjoint_probe(config.segment_length), carry, discount, key
         )
@@ -198,6 +205,7 @@ def _complete(
     def loss(trained: PyTree, taps: Array, carry: EnvCarry, key: Key) -> tuple[Array, Any]:
         variables = {**params, "params": trained}
         carry, trajectory, entropy = play(variables, taps, carry, key, policy=policy, env=env, options=config)
+        # steps after the first end belong to another start, which no other rollout would share
         alive = (jnp.cumsum(trajectory.done, axis=0) - trajectory.done) == 0
         sums = {
             "objective": (discount * alive * trajectory.reward).sum(axis=0).mean(),
@@ -214,12 +222,14 @@ def _complete(
         )
         return jax.tree.map(jnp.add, grads, grad), (*aux, tapped)
 
+    # a scan, not a vmap: one rollout's activations are kept at a time, which is what accumulation is for
     num_rollouts = config.gradient_accumulation_steps
     zeros = jax.tree.map(jnp.zeros_like, params["params"])
     grads, (carries, sums, trajectory, tapped) = jax.lax.scan(one_rollout, zeros, jax.random.split(key, num_rollouts))
     metrics = {name: x.mean() for name, x in sums.items()} | adjoint_metrics(
         tapped, num_envs, config.action_adjoint_max_norm
     )
+    # the last rollout stands for all in the statistics of episodes and of the normalizer
     last = jax.tree.map(lambda x: x[-1], (carries, trajectory))
     return jax.tree.map(lambda g: g / num_rollouts, grads), last[0], metrics, jax.lax.stop_gradient(last[1])
 

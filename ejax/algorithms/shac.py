@@ -130,6 +130,8 @@ def shac_update_with_trajectory(
     grads, carry, metrics, trajectory, next_value = _actor_gradient(
         state, carry, key_play, policy=policy, env=env, config=config
     )
+
+    # the actor steps first, and alone: its optimizer has no moments of the critic
     clipped, norm = clip_by_global_norm(grads, config.max_grad_norm)
     has_gradient = jnp.isfinite(norm) & jnp.isfinite(metrics["loss"])
     actor, _ = split_critic(state.params["params"])
@@ -138,6 +140,7 @@ def shac_update_with_trajectory(
     )
     acted = replace(stepped, params=_with(state.params, stepped.params["params"]))
 
+    # TD(λ) targets by the target critic, which the actor's objective was bootstrapped from as well
     value = policy.apply(state.target, trajectory.obs)[1]
     _, value_target = gae(
         trajectory.reward,
@@ -151,9 +154,13 @@ def shac_update_with_trajectory(
     updated, critic_metrics = _fit_critic(
         acted, trajectory.obs, value_target, key_critic, policy=policy, optimizer=optimizer, config=config
     )
+
+    # once per update: schedules, statistics of what was seen, and the target a part of the way after the critic
     updated = _step_schedules(updated, config)
     updated = replace(updated, params=update_normalizer(policy, updated.params, trajectory.obs))
     updated = replace(updated, target=_follow(state.target, updated.params, config.target_critic_alpha))
+
+    # an actor's step that is not finite takes the critic's and the target's back with it
     if config.skip_nonfinite_updates:
         updated = jax.tree.map(lambda old, new: jnp.where(finite, new, old), state, updated)
     metrics |= critic_metrics | {
@@ -178,6 +185,7 @@ def short_horizon_return(
         [N].
     """
     num_steps = reward.shape[0]
+    # a value stands for the rest of an episode where the segment or a time limit cuts it, not where it terminates
     last = jnp.arange(num_steps)[:, None] == num_steps - 1
     ends_open = (last | truncated) & ~terminated
     done = terminated | truncated
@@ -196,6 +204,7 @@ def _actor_gradient(
         after, trajectory, entropy = play(
             _with(state.params, actor), taps, carry, key, policy=policy, env=env, options=config
         )
+        # the gradient goes through V' into the last observation and so into the actions; V' itself is held
         next_value = policy.apply(state.target, trajectory.final_obs)[1]
         ends = (trajectory.terminated, trajectory.truncated)
         start = jnp.ones_like(trajectory.reward[0])
@@ -203,6 +212,7 @@ def _actor_gradient(
             "objective": short_horizon_return(trajectory.reward, next_value, *ends, gamma=config.gamma).mean(),
             "entropy": discounted_sum(entropy, trajectory.done, start, gamma=config.gamma)[0].mean(),
         }
+        # per step, so that one learning rate fits segments of any length
         means = {name: mean / config.segment_length for name, mean in means.items()}
         value = -means["objective"] - config.ent_coef * means["entropy"]
         return value, (after, means | {"loss": value}, trajectory, next_value)

@@ -39,6 +39,8 @@ def build(config: RunConfig, *, quarantine: Path = Path("quarantine")) -> Parts:
     config = bind(config)
     trainer, algorithm = config.trainer, config.algorithm.record
     devices = _all_devices(config) if trainer.distributed else None
+
+    # the environment comes first: it decides the policy's shapes, and an algorithm may refuse it
     first = build_env(config, num_envs=trainer.num_envs // trainer.collector.num_groups, quarantine=quarantine)
     if problems := list(algorithm.env_problems(config.algorithm.cfg, first)):
         raise ConfigError(problems)
@@ -85,6 +87,8 @@ def _device_parts(
             num_steps=trainer.buffer_size,
             dropout=dropout,
         )
+
+    # the whole first state in one program; environments of all devices are made here and spread by the stepper
     num_devices = len(devices) if devices else 1
     state = init_run_state(
         policy,
@@ -97,6 +101,8 @@ def _device_parts(
     )
     if algorithm.make_own is not None:
         state = replace(state, own=algorithm.make_own(options, policy, env, num_devices * trainer.num_envs))
+
+    # a bound only: how many updates go into a dispatch is a traced number, so that one program serves all
     per_dispatch = trainer.updates_per_dispatch
     max_updates = _MAX_UPDATES_PER_DISPATCH if per_dispatch == "auto" else per_dispatch
     return Parts(policy, env, optimizer, DeviceStepper(step, key, max_updates, devices=devices), state, num_devices)
