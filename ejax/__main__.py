@@ -9,7 +9,7 @@ from ejax import __version__
 COMMANDS = {
     "train": ("ejax.train", "train a policy from a config file, or go on with a run"),
     "pretrain": ("ejax.pretrain", "clone the behaviour of demonstrations"),
-    "evaluate": ("ejax.evaluate", "play a trained policy, print its metrics, film it"),
+    "evaluate": ("ejax.evaluate", "play a trained policy, print its metrics, record a video"),
     "replay": ("ejax.replay", "play a quarantined episode again"),
     "config": ("ejax.config.__main__", "check a config file, or print the schema"),
     "record": ("ejax.data.record", "keep demonstrations as a LeRobot data set"),

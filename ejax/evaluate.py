@@ -1,4 +1,4 @@
-"""``python -m ejax.evaluate RUN``: play a trained policy, print and write its metrics, film it."""
+"""``python -m ejax.evaluate RUN``: play a trained policy, print and write its metrics, record a video."""
 
 from ejax.training.interrupt import leave_at_once, until_signal
 
@@ -62,7 +62,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--seed", type=int, help="of the start states (default: the run's eval_seed)")
     parser.add_argument("--device", default="cpu", metavar="cpu|cuda|cuda:N")
-    parser.add_argument("--video", type=Path, metavar="FILE", help="film four episodes, e.g. push.mp4")
+    parser.add_argument("--video", type=Path, metavar="FILE", help="record four episodes, e.g. push.mp4")
     add_trust_option(parser)
     return parser
 

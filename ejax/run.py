@@ -23,7 +23,7 @@ from ejax.training.interrupt import interruptible
 from ejax.training.metrics import MetricWriter
 from ejax.training.parts import rows_per_update
 from ejax.training.progress import Progress
-from ejax.training.recorder import FilmRecorder
+from ejax.training.recorder import VideoRecorder
 from ejax.training.saver import Saver
 from ejax.training.skipped import refuse_nonfinite, skip_notes, skipped_fraction
 from ejax.training.start import Place, Start, begin, find_place, report
@@ -151,7 +151,7 @@ class _Loop:
         )
         envs: dict[Phase, Any] = {"train": parts.env, "eval": evaluation_env(config, parts.env)}
         cameras = tuple(camera for camera in trainer.cameras if trainer.enable_eval or camera.phase == "train")
-        self.recorder = FilmRecorder(parts.policy, envs, cameras, folder / "videos")
+        self.recorder = VideoRecorder(parts.policy, envs, cameras, folder / "videos")
         self.evaluator = make_evaluator(config, parts, folder / "quarantine" / "eval")
         self.compiler = ThreadPoolExecutor(1, "ejax-compiler")
         self.watchdog = Watchdog(
@@ -194,7 +194,7 @@ class _Loop:
             if pending is not None:
                 self._finish(pending)
             result = self._end(state, update)
-        self._show_messages()  # the last film is finished now
+        self._show_messages()  # the last video is finished now
         return result
 
     def _compile(self, state: RunState) -> RunState:
@@ -239,7 +239,7 @@ class _Loop:
             self.train_history.append({"global_step": update * self.rows, **shown})
 
     def _begin_evaluation(self, state: RunState, update: int) -> Callable[[], Metrics]:
-        params = self._film(state, self.cadence.film_number(update))
+        params = self._video(state, self.cadence.video_number(update))
         return self.evaluator.begin(params)
 
     def _evaluate_now(self, state: RunState, update: int) -> None:
@@ -278,12 +278,12 @@ class _Loop:
             return None
 
     def _save(self, state: RunState, update: int, *, evaluation_due: bool = False) -> None:
-        if not self.trainer.enable_eval and not self.saver.has(update):  # else each evaluation is filmed
-            self._film(state, update)
+        if not self.trainer.enable_eval and not self.saver.has(update):  # else each evaluation is recorded
+            self._video(state, update)
         self.saver.save(state, update, evaluation_due=evaluation_due)
 
-    def _film(self, state: RunState, number: int) -> Params:
-        """Have the policy of this moment filmed. Its parameters, where evaluation is compiled for: learners may have
+    def _video(self, state: RunState, number: int) -> Params:
+        """Have the policy of this moment recorded. Its parameters, where evaluation is compiled for: learners may have
         them on several devices."""
         params = jax.device_put(state.train.params, self.device)
         self.recorder.record(params, jax.random.key(self.trainer.eval_seed), number)

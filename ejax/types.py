@@ -294,7 +294,7 @@ class CameraView(NamedTuple):
 
 @runtime_checkable
 class RenderableEnv(Env, Protocol):
-    """An environment that can be filmed."""
+    """An environment that can be recorded."""
 
     @property
     def control_period(self) -> float:

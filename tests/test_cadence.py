@@ -39,10 +39,10 @@ def test_the_last_update_is_logged_whatever_the_frequency() -> None:
     assert [n for n in range(1, 21) if cadence(log_freq_updates=6).logs(n)] == [6, 12, 18, 20]
 
 
-def test_films_are_numbered_by_the_multiples_passed_and_the_last_has_the_next_number() -> None:
+def test_videos_are_numbered_by_the_multiples_passed_and_the_last_has_the_next_number() -> None:
     events = cadence(eval_freq=300)
-    assert [events.film_number(update) for update in (3, 6, 7)] == [1, 2, 3]
-    assert cadence().film_number(20) == 2000
+    assert [events.video_number(update) for update in (3, 6, 7)] == [1, 2, 3]
+    assert cadence().video_number(20) == 2000
 
 
 def test_a_throttle_grows_slowly_to_half_a_second_and_stops_at_its_limit() -> None:

@@ -199,10 +199,10 @@ def test_a_learning_env_wins_over_a_gym_config_and_says_so() -> None:
 
 
 def test_a_global_event_is_an_event_and_says_so() -> None:
-    film = {"func": "record_camera_data_async", "is_global": True}
-    config = make(trainer=trainer(events={"train": {"film": film}}))
+    video = {"func": "record_camera_data_async", "is_global": True}
+    config = make(trainer=trainer(events={"train": {"video": video}}))
     assert len(config.trainer.cameras) == 1
-    assert keys_of(config.notices) == ["trainer.events.train.film.is_global"]
+    assert keys_of(config.notices) == ["trainer.events.train.video.is_global"]
 
 
 def test_null_blocks_are_defaults() -> None:
@@ -416,10 +416,10 @@ def test_a_bad_gym_config_is_located(tmp_path: Path, task: None, data: dict[str,
 # --- notices ----------------------------------------------------------------------------------------------
 
 
-def test_a_film_of_evaluations_that_do_not_happen_is_told_of() -> None:
-    film = {"film": {"func": "record_camera_data_async"}}
-    notices = make(trainer=trainer(events={"train": film, "eval": film}, enable_eval=False)).notices
-    assert keys_of(notices) == ["trainer.events.eval.film"]
+def test_a_video_of_evaluations_that_do_not_happen_is_told_of() -> None:
+    video = {"video": {"func": "record_camera_data_async"}}
+    notices = make(trainer=trainer(events={"train": video, "eval": video}, enable_eval=False)).notices
+    assert keys_of(notices) == ["trainer.events.eval.video"]
 
 
 @pytest.mark.parametrize(

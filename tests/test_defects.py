@@ -240,8 +240,8 @@ def test_a_field_that_is_not_aligned_with_the_rollout_is_an_error() -> None:
         ppo_update(state, short, KEY, policy=policy, optimizer=optimizer, config=config)
 
 
-def test_a_film_ends_with_the_longest_episode_filmed() -> None:
-    """H14: the steps played are the environment's limit at most, and nothing is kept of a film once it is written."""
+def test_a_video_ends_with_the_longest_episode_recorded() -> None:
+    """H14: the steps played are the environment's limit at most, and nothing is kept of a video once it is written."""
     policy, env = Traced(14), Counting(length=6)
     states, done = play(policy, env, policy.init(KEY, None), KEY, num_envs=2)
     assert done.shape == (6, 2)

@@ -250,7 +250,7 @@ def test_a_gym_config_with_code_of_its_own_is_not_imported_by_reading_it(
 
 def test_the_canonical_form_gives_the_events_back_and_check_lists_their_keys(tmp_path: Path) -> None:
     camera = {"func": "record_camera_data_async", "params": {"name": "main", "resolution": [64, 48]}}
-    data = raw(tmp_path, {"train": {"tilt": TILT, "film": camera}, "eval": {"film": camera}})
+    data = raw(tmp_path, {"train": {"tilt": TILT, "video": camera}, "eval": {"video": camera}})
     config = parse_config(data)
     assert parse_config(config.to_dict()) == config and hash(config) == hash(parse_config(data))
     assert [camera.phase for camera in config.trainer.cameras] == ["train", "eval"]

@@ -68,12 +68,12 @@ def bounded(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module", params=["png", "video"])
-def filmed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def recorded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Five episodes of ALL, in each of the two ways to keep images."""
-    folder = tmp_path_factory.mktemp("filmed") / request.param
+    folder = tmp_path_factory.mktemp("recorded") / request.param
     with EpisodeWriter(folder, ALL, fps=20, images=request.param) as writer:
         for number in range(5):
-            writer.append(filmed_episode(number), instruction(number), seed=number)
+            writer.append(recorded_episode(number), instruction(number), seed=number)
     return folder
 
 
@@ -84,7 +84,7 @@ def kept(tmp_path: Path) -> Path:
     return tmp_path / "set"
 
 
-def filmed_episode(number: int) -> Episode:
+def recorded_episode(number: int) -> Episode:
     made = episode(number)
     frames = {**flatten(made.frames), "obs/camera": pictures(number, length(number))}
     return Episode(frames, segment_id=made.segment_id, fields=made.fields, terminated=made.terminated)
@@ -455,8 +455,8 @@ def test_a_writer_names_the_entry_in_which_a_folder_differs(kept: Path) -> None:
 
 
 @pytest.mark.parametrize("listed", [True, False], ids=["with digests", "without"])
-def test_a_file_that_is_cut_off_is_named_with_the_remedy(filmed: Path, tmp_path: Path, listed: bool) -> None:
-    folder = copied(filmed, tmp_path)
+def test_a_file_that_is_cut_off_is_named_with_the_remedy(recorded: Path, tmp_path: Path, listed: bool) -> None:
+    folder = copied(recorded, tmp_path)
     if not listed:
         without_digests(folder)
     for name in (INFO, OURS, ROWS, DATA, *([VIDEO] if (folder / VIDEO).exists() else [])):
@@ -474,8 +474,8 @@ def test_a_file_that_is_cut_off_is_named_with_the_remedy(filmed: Path, tmp_path:
         (folder / name).write_bytes(whole)
 
 
-def test_every_flipped_bit_is_found_or_changes_nothing_that_is_read(filmed: Path, tmp_path: Path) -> None:
-    folder, chance = copied(filmed, tmp_path), random.Random(0)
+def test_every_flipped_bit_is_found_or_changes_nothing_that_is_read(recorded: Path, tmp_path: Path) -> None:
+    folder, chance = copied(recorded, tmp_path), random.Random(0)
     whole, found, same = content(folder), 0, 0
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path.stat().st_size)
     assert len(files) >= 7
@@ -519,9 +519,9 @@ def test_a_damaged_video_is_not_joined_to(tmp_path: Path) -> None:
             writer.append(camera_episode(1), "look")
 
 
-def test_without_digests_damage_raises_nothing_but_errors_that_name_the_file(filmed: Path, tmp_path: Path) -> None:
+def test_without_digests_damage_raises_nothing_but_errors_that_name_the_file(recorded: Path, tmp_path: Path) -> None:
     """Which of it goes unnoticed, nobody can say; what is noticed is told."""
-    folder, chance = without_digests(copied(filmed, tmp_path)), random.Random(1)
+    folder, chance = without_digests(copied(recorded, tmp_path)), random.Random(1)
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path.stat().st_size)
     told = 0
     for number in range(60):

@@ -1,4 +1,4 @@
-"""Films: made beside the training, and never its end."""
+"""Videos: made beside the training, and never its end."""
 
 import errno
 import math
@@ -24,7 +24,7 @@ from ejax.envs.mujoco.engine import render
 from ejax.envs.push_cube import PushCubeRL
 from ejax.run import train
 from ejax.training import recorder as module
-from ejax.training.recorder import FilmRecorder, draw, play
+from ejax.training.recorder import VideoRecorder, draw, play
 from ejax.types import Array, CameraView, Env, Key, Phase, Timestep
 
 EVENT = {
@@ -100,16 +100,16 @@ def forget() -> None:
     DRAWN.clear()
 
 
-def make_recorder(folder: Path, env: Any = None, **camera: Any) -> FilmRecorder:
+def make_recorder(folder: Path, env: Any = None, **camera: Any) -> VideoRecorder:
     envs: dict[Phase, Env] = {"train": env or Lamp(), "eval": env or Lamp()}
-    return FilmRecorder(Steady(), envs, (CameraConfig(resolution=(8, 8), **camera),), folder)
+    return VideoRecorder(Steady(), envs, (CameraConfig(resolution=(8, 8), **camera),), folder)
 
 
-def record(recorder: FilmRecorder, count: int = 1) -> list[str]:
-    """Film, and wait for it."""
+def record(recorder: VideoRecorder, count: int = 1) -> list[str]:
+    """Record, and wait for it."""
     recorder.record({}, jax.random.key(0), count)
-    assert recorder._film is not None
-    recorder._film.exception(60.0)
+    assert recorder._video is not None
+    recorder._video.exception(60.0)
     return recorder.reports()
 
 
@@ -117,7 +117,7 @@ def raw(tmp_path: Path, event: dict) -> dict:
     network = {"type": "mlp", "hidden_sizes": [8]}
     return {
         "trainer": {
-            "exp_name": "film",
+            "exp_name": "video",
             "learning_env": {"name": "CartPoleRL", "cfg": {"max_episode_steps": 6}},
             "num_envs": 2,
             "buffer_size": 4,
@@ -133,31 +133,31 @@ def raw(tmp_path: Path, event: dict) -> dict:
     }
 
 
-def test_an_evaluation_is_filmed_from_the_events_camera(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_evaluation_is_recorded_from_the_events_camera(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     result = train(parse_config(raw(tmp_path, EVENT)))
-    film = result.run_dir / "videos" / "eval" / "ep1_main_cam_allenvs.mp4"
-    assert film.stat().st_size > 0
-    assert f"filmed {film}" in capfd.readouterr().out
+    video = result.run_dir / "videos" / "eval" / "ep1_main_cam_allenvs.mp4"
+    assert video.stat().st_size > 0
+    assert f"recorded {video}" in capfd.readouterr().out
 
 
-def test_a_training_is_filmed_where_it_saves_if_nothing_is_evaluated(
+def test_a_training_is_recorded_where_it_saves_if_nothing_is_evaluated(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     data = raw(tmp_path, EVENT)
     events = {"train": {"cam": EVENT}, "eval": {"cam": EVENT}}
     data["trainer"] |= {"enable_eval": False, "save_freq": 8, "events": events}
     result = train(parse_config(data))
-    film = result.run_dir / "videos" / "train" / "ep1_main_cam_allenvs.mp4"
-    assert film.stat().st_size > 0
+    video = result.run_dir / "videos" / "train" / "ep1_main_cam_allenvs.mp4"
+    assert video.stat().st_size > 0
     assert not (result.run_dir / "videos" / "eval").exists()
-    assert f"filmed {film}" in capfd.readouterr().out
+    assert f"recorded {video}" in capfd.readouterr().out
 
 
-def test_in_a_folder_that_runs_share_no_film_replaces_another(tmp_path: Path) -> None:
+def test_in_a_folder_that_runs_share_no_video_replaces_another(tmp_path: Path) -> None:
     shared, names = tmp_path / "shared", ["ep1_cam_allenvs.mp4", "ep1_cam_allenvs_2.mp4", "ep1_cam_allenvs_3.mp4"]
     for run, name in enumerate(names):
         with make_recorder(tmp_path / f"run{run}" / "videos", save_path=str(shared)) as recorder:
-            assert record(recorder) == [f"filmed {shared / name}"]
+            assert record(recorder) == [f"recorded {shared / name}"]
     assert sorted(path.name for path in shared.iterdir()) == sorted(names)
 
 
@@ -171,7 +171,7 @@ def test_a_recorder_that_fails_is_told_of_and_the_run_goes_on(
     monkeypatch.setattr(CartPoleRL, "render", fail)
     result = train(parse_config(raw(tmp_path, EVENT)))
     assert result.finished and result.latest_checkpoint_path is not None
-    assert "no film: " in capfd.readouterr().out
+    assert "no video: " in capfd.readouterr().out
 
 
 @pytest.mark.parametrize("failure", ["a file in the way", "the picture", "the disk"])
@@ -186,7 +186,7 @@ def test_what_went_wrong_is_told(failure: str, tmp_path: Path, monkeypatch: pyte
         monkeypatch.setattr(os, "replace", lambda *paths: fail() if str(paths[-1]).endswith(".mp4") else RENAME(*paths))
     with make_recorder(folder) as recorder:
         (report,) = record(recorder)
-    assert report.startswith("no film: ") and told in report
+    assert report.startswith("no video: ") and told in report
 
 
 RENAME = os.replace
@@ -196,20 +196,20 @@ def test_an_encoder_that_fails_is_told_of_with_what_it_says(tmp_path: Path, monk
     monkeypatch.setattr(video.imageio_ffmpeg, "get_ffmpeg_exe", lambda: "/bin/false")
     with make_recorder(tmp_path) as recorder:
         (report,) = record(recorder)
-        assert report.startswith("no film: RuntimeError: ffmpeg could not write")
+        assert report.startswith("no video: RuntimeError: ffmpeg could not write")
         assert record(recorder) == []  # the same again is not worth telling
         monkeypatch.undo()
-        assert record(recorder) == [f"filmed {tmp_path / 'eval' / 'ep1_cam_allenvs.mp4'}"]
+        assert record(recorder) == [f"recorded {tmp_path / 'eval' / 'ep1_cam_allenvs.mp4'}"]
 
 
 def test_an_environment_that_cannot_be_drawn_is_told_of(tmp_path: Path) -> None:
     with make_recorder(tmp_path, object()) as recorder:
         assert record(recorder) == [
-            "no film: ValueError: object cannot be filmed: it has no render(state, width=…, height=…)"
+            "no video: ValueError: object cannot be recorded: it has no render(state, width=…, height=…)"
         ]
 
 
-def test_a_film_that_takes_too_long_after_the_end_is_broken_off(
+def test_a_video_that_takes_too_long_after_the_end_is_broken_off(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_CLOSE_TIMEOUT_S", 0.2)
@@ -217,11 +217,11 @@ def test_a_film_that_takes_too_long_after_the_end_is_broken_off(
         recorder.record({}, jax.random.key(0), 1)
         while not DRAWN:
             time.sleep(0.01)
-    assert recorder.reports() == ["no film: TimeoutError: broken off at the end of the run"]
+    assert recorder.reports() == ["no video: TimeoutError: broken off at the end of the run"]
     assert not list((tmp_path / "eval").iterdir())
 
 
-def test_a_stopped_run_does_not_wait_for_a_film(tmp_path: Path) -> None:
+def test_a_stopped_run_does_not_wait_for_a_video(tmp_path: Path) -> None:
     with make_recorder(tmp_path, Lamp(length=1000, pause=0.1)) as recorder:
         recorder.record({}, jax.random.key(0), 1)
         while not DRAWN:
@@ -229,25 +229,25 @@ def test_a_stopped_run_does_not_wait_for_a_film(tmp_path: Path) -> None:
         stopped = time.monotonic()
         recorder.break_off()
         recorder.record({}, jax.random.key(0), 2)
-    assert time.monotonic() - stopped < 20.0  # the film takes 100 s
-    assert recorder.reports() == ["no film: TimeoutError: broken off at the end of the run"]
+    assert time.monotonic() - stopped < 20.0  # the video takes 100 s
+    assert recorder.reports() == ["no video: TimeoutError: broken off at the end of the run"]
 
 
-def test_while_a_film_is_made_no_other_one_is(tmp_path: Path) -> None:
+def test_while_a_video_is_made_no_other_one_is(tmp_path: Path) -> None:
     with make_recorder(tmp_path, Lamp(length=6, pause=0.05)) as recorder:
         for count in (1, 2, 3):
             recorder.record({}, jax.random.key(0), count)
-        assert recorder.reports() == ["films take longer than they are asked for: some are not made"]
-    assert recorder.reports() == [f"filmed {tmp_path / 'eval' / 'ep1_cam_allenvs.mp4'}"]
+        assert recorder.reports() == ["videos take longer than they are asked for: some are not made"]
+    assert recorder.reports() == [f"recorded {tmp_path / 'eval' / 'ep1_cam_allenvs.mp4'}"]
 
 
-def test_films_have_no_effects(tmp_path: Path) -> None:
+def test_videos_have_no_effects(tmp_path: Path) -> None:
     with make_recorder(tmp_path) as recorder:
         record(recorder)
     assert {camera.effects for _, camera in DRAWN if camera} == {False}
 
 
-def test_training_is_filmed_with_samples_and_evaluation_with_the_mode() -> None:
+def test_training_is_recorded_with_samples_and_evaluation_with_the_mode() -> None:
     shapes = {"num_envs": 2}
     states, _ = play(Steady(), Lamp(), {}, jax.random.key(0), **shapes)
     np.testing.assert_array_equal(states[..., 1], 3.0)
@@ -328,7 +328,7 @@ def test_a_camera_sees_from_where_it_stands() -> None:
 
 
 def test_without_cameras_nothing_is_made(tmp_path: Path) -> None:
-    with FilmRecorder(Steady(), {}, (), tmp_path) as recorder:
+    with VideoRecorder(Steady(), {}, (), tmp_path) as recorder:
         recorder.record({}, jax.random.key(0), 0)
         assert recorder.reports() == []
     assert not list(tmp_path.iterdir())

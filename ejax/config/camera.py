@@ -1,4 +1,4 @@
-"""``record_camera_data_async``: which camera films the run, and from where."""
+"""``record_camera_data_async``: which camera records the run, and from where."""
 
 import math
 
@@ -14,7 +14,7 @@ class CameraConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
     phase: Phase = "eval"
-    """What is filmed: ``eval`` the distribution's mode in the evaluation's environment, ``train`` its samples in the
+    """What is recorded: ``eval`` the distribution's mode in the evaluation's environment, ``train`` its samples in the
     training's; the section of ``events`` that the event is in."""
     name: str = "cam"
     resolution: tuple[PositiveInt, PositiveInt] = (640, 480)
@@ -27,7 +27,7 @@ class CameraConfig(BaseModel):
     """(fx, fy, cx, cy) in pixels, from the upper left corner. None: (600, 600, w/2, h/2)."""
     max_env_num: PositiveInt = 16
     save_path: str | None = None
-    """Folder, in which no film replaces another. None: ``videos/<phase>`` in the run's folder."""
+    """Folder, in which no video replaces another. None: ``videos/<phase>`` in the run's folder."""
     interval_step: PositiveInt = 1
     """Every how many steps a frame is taken; the event's key of this name."""
 

@@ -142,7 +142,7 @@ class TrainerConfig(BaseModel):
     collector: CollectorConfig = CollectorConfig()
     events: EventsConfig = EventsConfig()
     cameras: tuple[CameraConfig, ...] = ()
-    """ejax: films; written as ``events.<phase>.<name>`` with func ``record_camera_data_async``."""
+    """ejax: videos; written as ``events.<phase>.<name>`` with func ``record_camera_data_async``."""
     use_wandb: bool = False
     wandb_project_name: str = "embodichain-generic"
     log_freq_updates: PositiveInt = 1

@@ -48,7 +48,7 @@ class Cadence:
         events = (n for n in range(1, limit) if self.evaluates(update + n) or self.saves(update + n))
         return next(events, limit)
 
-    def film_number(self, update: int) -> int:
+    def video_number(self, update: int) -> int:
         """Multiples of ``eval_freq`` passed; an evaluation at the end, between two of them, has the next number."""
         number = update * self.rows // max(1, self.eval_freq)
         return number if self.eval_freq == 0 or self.evaluates(update) else number + 1

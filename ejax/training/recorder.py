@@ -1,8 +1,8 @@
-"""Films of a run, made beside the training: EmbodiChain's event ``record_camera_data_async``.
+"""Videos of a run, made beside the training: EmbodiChain's event ``record_camera_data_async``.
 
-Episodes are played, drawn and encoded in a thread of their own. A recorder that fails, or is still busy, costs the film
-and nothing else: what happened is told by ``reports``. The thread is not niced: measured on two cores, that does not
-speed up the training, and what a starved thread holds of Python's lock makes single updates late.
+Episodes are played, drawn and encoded in a thread of their own. A recorder that fails, or is still busy, costs the
+video and nothing else: what happened is told by ``reports``. The thread is not niced: measured on two cores, that does
+not speed up the training, and what a starved thread holds of Python's lock makes single updates late.
 """
 
 import itertools
@@ -25,14 +25,14 @@ _FPS = 20
 _MOST_ENVS = 4
 _CLOSE_TIMEOUT_S = 120.0
 _LAST_TIMEOUT_S = 10.0
-"""For a film that is broken off: one more frame, and ffmpeg's end."""
+"""For a video that is broken off: one more frame, and ffmpeg's end."""
 _UNLIMITED = 1000
-"""Steps filmed of an environment without a time limit."""
+"""Steps recorded of an environment without a time limit."""
 
 
-class FilmRecorder:
-    """Makes the films of one run, one at a time. A context manager: leaving it waits for the film under way, unless an
-    exception ended the run.
+class VideoRecorder:
+    """Makes the videos of one run, one at a time. A context manager: leaving it waits for the video under way, unless
+    an exception ended the run.
 
     Args:
         envs: the environment of each phase.
@@ -44,28 +44,28 @@ class FilmRecorder:
     ) -> None:
         self._policy, self._envs, self._cameras, self._folder = policy, envs, cameras, folder
         self._thread = ThreadPoolExecutor(1, "ejax-recorder") if cameras else None
-        self._film: Future[list[Path]] | None = None
+        self._video: Future[list[Path]] | None = None
         self._broken_off = threading.Event()
         self._reports: list[str] = []
         self._failure = ""
         self._skipped = False
 
     def record(self, params: Params, key: Key, count: int) -> None:
-        """Film the policy of this moment with all cameras, unless the last films are still being made.
+        """Record the policy of this moment with all cameras, unless the last videos are still being made.
 
         Args:
             key: start states and samples follow from it.
-            count: number of the film, part of its file's name.
+            count: number of the video, part of its file's name.
         """
         if self._thread is None or self._broken_off.is_set():
             return
         self._collect()
-        if self._film is not None:
+        if self._video is not None:
             if not self._skipped:
-                self._reports.append("films take longer than they are asked for: some are not made")
+                self._reports.append("videos take longer than they are asked for: some are not made")
             self._skipped = True
             return
-        self._film = self._thread.submit(self._make, params, key, count)
+        self._video = self._thread.submit(self._make, params, key, count)
 
     def reports(self) -> list[str]:
         """What there is to tell since the last call."""
@@ -74,10 +74,10 @@ class FilmRecorder:
         return told
 
     def break_off(self) -> None:
-        """Give up the film under way, and make no more: whoever stops a run does not want to wait."""
+        """Give up the video under way, and make no more: whoever stops a run does not want to wait."""
         self._broken_off.set()
 
-    def __enter__(self) -> "FilmRecorder":
+    def __enter__(self) -> "VideoRecorder":
         return self
 
     def __exit__(
@@ -85,24 +85,24 @@ class FilmRecorder:
     ) -> None:
         if self._thread is None:
             return
-        films = [self._film] if self._film is not None else []
+        videos = [self._video] if self._video is not None else []
         if kind is None and not self._broken_off.is_set():
-            wait(films, _CLOSE_TIMEOUT_S)
+            wait(videos, _CLOSE_TIMEOUT_S)
         self.break_off()
-        wait(films, _LAST_TIMEOUT_S)
+        wait(videos, _LAST_TIMEOUT_S)
         self._collect()
-        if self._film is not None:
-            self._reports.append("no film: still at work, and left alone")
+        if self._video is not None:
+            self._reports.append("no video: still at work, and left alone")
         self._thread.shutdown(wait=False)
 
     def _collect(self) -> None:
-        if self._film is None or not self._film.done():
+        if self._video is None or not self._video.done():
             return
-        film, self._film = self._film, None
+        video, self._video = self._video, None
         try:
-            self._reports += [f"filmed {path}" for path in film.result()]
-        except Exception as error:  # whatever it was, the training is worth more than the film
-            report = f"no film: {type(error).__name__}: {error}"
+            self._reports += [f"recorded {path}" for path in video.result()]
+        except Exception as error:  # whatever it was, the training is worth more than the video
+            report = f"no video: {type(error).__name__}: {error}"
             if report != self._failure:
                 self._reports.append(report)
             self._failure = report
@@ -191,5 +191,5 @@ def draw(
 
 def _drawable(env: Env) -> RenderableEnv:
     if not isinstance(env, RenderableEnv):
-        raise ValueError(f"{type(env).__name__} cannot be filmed: it has no render(state, width=…, height=…)")
+        raise ValueError(f"{type(env).__name__} cannot be recorded: it has no render(state, width=…, height=…)")
     return env

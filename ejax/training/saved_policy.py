@@ -1,4 +1,4 @@
-"""The policy of a finished run: loaded, evaluated and filmed."""
+"""The policy of a finished run: loaded, evaluated and recorded."""
 
 import json
 import sys
@@ -40,7 +40,7 @@ def evaluate_run(
         checkpoint: ``best``, ``latest`` or a path. None: the best one, or the latest where there is no best.
         choice: which episodes count, see ``ejax.evaluation.evaluate``.
         seed: of the start states. None: the run's ``eval_seed``.
-        video: also film four episodes into this file.
+        video: also record four episodes into this file.
 
     Returns:
         The metrics under EmbodiChain's tags, the checkpoint and what was written.
@@ -91,7 +91,7 @@ def _evaluate_run(
     report.write_text(json.dumps({**metrics, "seed": seed, "per_episode": per_episode}, indent=2))
     metrics["report"] = report
     if video is not None:
-        metrics["video"] = film(policy, env, params, key, video)
+        metrics["video"] = record_video(policy, env, params, key, video)
     return metrics
 
 
@@ -103,13 +103,15 @@ def load_policy(config: RunConfig, env: Env | HostEnv, checkpoint: Path) -> tupl
     return policy, load_params(checkpoint, like)
 
 
-def film(policy: Policy, env: Env | HostEnv, params: Params, key: Key, path: Path, *, num_envs: int = 4) -> Path:
-    """Film ``num_envs`` episodes side by side, until the last of them has ended.
+def record_video(
+    policy: Policy, env: Env | HostEnv, params: Params, key: Key, path: Path, *, num_envs: int = 4
+) -> Path:
+    """Record ``num_envs`` episodes side by side, until the last of them has ended.
 
     Raises:
         ValueError: the environment cannot be drawn.
     """
     if not isinstance(env, RenderableEnv):
-        raise ValueError(f"{type(env).__name__} cannot be filmed: it has no render(state, width=…, height=…)")
+        raise ValueError(f"{type(env).__name__} cannot be recorded: it has no render(state, width=…, height=…)")
     states, done = play(policy, env, params, key, num_envs=num_envs)
     return write_video(path, draw(env, states, done, (480, 360)), fps=1.0 / env.control_period)

@@ -93,7 +93,7 @@ NULL_IS_DEFAULT = (
 _ACTIVATIONS = ("activation", "last_activation")
 
 RECORDERS = ("record_camera_data_async", "record_camera_data")
-"""Functors of trainer events that film."""
+"""Functors of trainer events that record videos."""
 
 SCIENTIFIC = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+")
 """Numbers that PyYAML reads as text."""
@@ -273,11 +273,13 @@ def _respell_events(draft: Draft) -> None:
         if not isinstance(named, dict):
             continue
         named = {name: _drop_is_global(draft, phase, name, spec) for name, spec in named.items()}
-        films = {name: spec for name, spec in named.items() if isinstance(spec, dict) and spec.get("func") in RECORDERS}
+        videos = {
+            name: spec for name, spec in named.items() if isinstance(spec, dict) and spec.get("func") in RECORDERS
+        }
         # not in place: a YAML alias can be both sections
-        draft.put(f"trainer.events.{phase}", {name: spec for name, spec in named.items() if name not in films})
-        for name, spec in films.items():
-            _respell_film(draft, phase, f"trainer.events.{phase}.{name}", spec)
+        draft.put(f"trainer.events.{phase}", {name: spec for name, spec in named.items() if name not in videos})
+        for name, spec in videos.items():
+            _respell_video(draft, phase, f"trainer.events.{phase}.{name}", spec)
 
 
 def _drop_is_global(draft: Draft, phase: Phase, name: str, spec: Any) -> Any:
@@ -291,7 +293,7 @@ def _drop_is_global(draft: Draft, phase: Phase, name: str, spec: Any) -> Any:
     return {key: value for key, value in spec.items() if key != "is_global"}
 
 
-def _respell_film(draft: Draft, phase: Phase, key: str, spec: dict[str, Any]) -> None:
+def _respell_video(draft: Draft, phase: Phase, key: str, spec: dict[str, Any]) -> None:
     params = spec.get("params") or {}
     if spec.keys() - {"func", "mode", "params", "interval_step"} or not isinstance(params, dict):
         draft.problem(key, f"got {shown(spec)}; must be {{func, mode: interval, interval_step, params}}")
@@ -304,7 +306,7 @@ def _respell_film(draft: Draft, phase: Phase, key: str, spec: dict[str, Any]) ->
         camera = {**params, "phase": phase, "interval_step": spec.get("interval_step", 1)}
         draft.put("trainer.cameras", [*cameras, camera])
         if phase == "eval" and not draft.get("trainer.enable_eval"):
-            draft.note(key, "films nothing: trainer.enable_eval is not true", "without effect")
+            draft.note(key, "records nothing: trainer.enable_eval is not true", "without effect")
 
 
 def fill_defaults(draft: Draft) -> None:
