@@ -219,9 +219,9 @@ def _moments(distribution: Any, names: tuple[str, ...], move: Callable[[Any], An
 
 
 def _beside(rollout: Rollout) -> dict[str, Any]:
-    """The rollout's fields that no layout has, without those that are None."""
+    """The rollout's fields that no layout has, without those that hold no arrays."""
     fields = {name: getattr(rollout, name) for name in _BESIDE}
-    return {name: field for name, field in fields.items() if field is not None and field != {}} | rollout.extras
+    return {name: field for name, field in fields.items() if jax.tree.leaves(field)} | rollout.extras
 
 
 def _read_beside(
