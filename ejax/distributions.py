@@ -67,7 +67,7 @@ class TanhNormal:
         return self.base.log_prob(u) - jnp.sum(_log_tanh_slope(u) + jnp.log(self.half_width), axis=-1)
 
     def entropy(self) -> Array:
-        """Of the base plus E[log |slope|] taken at the mean: there is no closed form."""
+        """That of the base plus E[log |slope|] taken at the mean: there is no closed form."""
         return self.base.entropy() + jnp.sum(_log_tanh_slope(self.base.mean) + jnp.log(self.half_width), axis=-1)
 
     def kl(self, other: "TanhNormal") -> Array:

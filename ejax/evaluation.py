@@ -42,8 +42,8 @@ def evaluate(
         choice: which episodes count: each slot's share (``fixed``), or EmbodiChain's biased ``first_finished``.
 
     Returns:
-        ``return``, ``length``, ``nonfinite`` (1 where something in the episode was not finite) and, where the env tells
-        them, ``success`` and ``metrics/<name>`` (scalars only, at the episode's last step): each [num_episodes].
+        ``return``, ``length``, ``nonfinite`` (1 where something in the episode was not finite) and, where the env
+        reports them, ``success`` and ``metrics/<name>`` (scalars only, at the episode's last step): each [num_episodes].
 
     Raises:
         ValueError: a count that is not positive.

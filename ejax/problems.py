@@ -50,9 +50,9 @@ class ConfigError(ValueError):
         self.notes = notes
         count = {0: "", 1: ": 1 problem"}.get(len(self.problems), f": {len(self.problems)} problems")
         lines = [f"  {key}: {text}" if key else f"  {text}" for key, text in self.problems]
-        told = sum(length <= MOST_OF_MESSAGE for length in itertools.accumulate(len(line) for line in lines))
-        more = [f"  … and {len(lines) - told} more"] if told < len(lines) else []
-        super().__init__("\n".join([f"{shorten(source)}{count}", *lines[:told], *more]))
+        shown = sum(length <= MOST_OF_MESSAGE for length in itertools.accumulate(len(line) for line in lines))
+        more = [f"  … and {len(lines) - shown} more"] if shown < len(lines) else []
+        super().__init__("\n".join([f"{shorten(source)}{count}", *lines[:shown], *more]))
 
 
 @dataclass

@@ -41,13 +41,13 @@ class RunResult:
     global_step: int
     num_updates: int
     elapsed_time_sec: float
-    """Of this call, compilation included."""
+    """Duration of this call, compilation included."""
     training_fps: float
     """Environment steps per second of this call, after compilation; evaluation and logging included."""
     finished: bool
     """False after SIGTERM or Ctrl-C: the run can be resumed."""
     skipped_updates: float = 0.0
-    """Of the whole run: updates that were not applied, and the parts of others that were not."""
+    """In the whole run: updates that were not applied, and the parts of others that were not."""
     best_eval_value: float | None = None
     latest_checkpoint_path: Path | None = None
     best_checkpoint_path: Path | None = None

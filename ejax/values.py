@@ -23,7 +23,7 @@ COUNTED_ON_THE_HOST = ("trainer.total_timesteps", "trainer.eval_freq", "trainer.
 MAX_VALUES = 8_000
 """Keys and values of a whole config, its gym config included, but for the defaults."""
 MAX_CHARACTERS = 1 << 17
-"""Of all text in it. Both so that the resolved form can be read again, see ``ejax.config.files``."""
+"""Characters of all text in it. Both so that the resolved form can be read again, see ``ejax.config.files``."""
 MAX_DEPTH = 50
 _TOO_LONG = f"got an integer of more than {MAX_DIGITS} digits"
 

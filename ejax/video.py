@@ -117,7 +117,7 @@ def _encoder(path: Path, size: tuple[int, ...], fps: float, keyframe_every: int 
             with cast(IO[bytes], process.stdin) as sink:
                 yield sink
         except BrokenPipeError:
-            pass  # ffmpeg ended early; its exit status tells why
+            pass  # ffmpeg ended early; its exit status says why
         except BaseException:
             process.kill()
             raise

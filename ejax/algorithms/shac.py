@@ -65,15 +65,15 @@ class SHACConfig(BaseModel):
     """The actor's."""
     critic_optimizer: OptimizerConfig = _PAPERS_ADAM
     lr_scheduler: ScheduleConfig = ScheduleConfig()
-    """Of both optimizers, each from its own learning rate."""
+    """Schedule of both optimizers, each from its own learning rate."""
     gamma: float = Field(default=0.99, ge=0.0, le=1.0)
     ent_coef: NonNegativeFloat = 0.0
     max_grad_norm: PositiveFloat = Field(default=1.0, allow_inf_nan=True)
-    """Of the actor's gradient and of the critic's, each by itself. Infinity: no clipping."""
+    """Limit of the actor's gradient and of the critic's, each by itself. Infinity: no clipping."""
     td_lambda: float = Field(default=0.95, ge=0.0, le=1.0)
     critic_epochs: PositiveInt = 16
     num_mini_batches: PositiveInt = 4
-    """Of the critic: minibatches of an epoch, of equal size (the last may be smaller)."""
+    """For the critic: minibatches of an epoch, of equal size (the last may be smaller)."""
     target_critic_alpha: float = Field(default=0.2, ge=0.0, lt=1.0)
     """α in V' ← α·V' + (1 − α)·V, once an update: the share of the OLD target that stays. 0: V' is the critic."""
     skip_nonfinite_updates: bool = True

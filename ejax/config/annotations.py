@@ -7,7 +7,7 @@ from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
 
 
 def mismatch(annotation: Any, value: Any) -> str | None:
-    """Why a value from a file is not of the annotated type; None where it is, or where nobody can tell."""
+    """Why a value from a file is not of the annotated type; None where it is, or where that cannot be known."""
     if annotation is inspect.Parameter.empty:
         return None
     try:

@@ -26,7 +26,7 @@ class DataConfig(BaseModel):
     """Successive frames of one episode that are drawn together; at least ``env.cfg.action_chunk``."""
     sampling_mode: SamplingMode = "episode"
     seed: NonNegativeInt = 0
-    """Of the windows drawn, and of the engine's attempts."""
+    """Seed of the windows drawn, and of the engine's attempts."""
     obs_field: str = "obs"
     """Path of what the policy sees: one field where the environment's observation is one array, else the field above
     those of its parts."""
@@ -47,7 +47,7 @@ class DataConfig(BaseModel):
     max_episode_steps: PositiveInt = 300
     """engine: the most frames of an episode."""
     refill_threshold: PositiveInt = 50
-    """engine: all episodes are made anew after ``refill_threshold · buffer_size`` windows were drawn."""
+    """engine: all episodes are replaced after ``refill_threshold · buffer_size`` windows were drawn."""
     max_generation_attempts: PositiveInt = 16
     """engine: failures in a row after which it gives up."""
     initialization_timeout: Annotated[PositiveFloat, Field(le=1e9)] = 300.0

@@ -19,11 +19,11 @@ from ejax.values import MAX_DIGITS
 
 SUFFIXES = (".json", ".yaml", ".yml")
 MAX_BYTES = {".json": 4 << 20, ".yaml": 1 << 20, ".yml": 1 << 20}
-"""Of a file. A train config has kilobytes; YAML is parsed in Python, at about 1 MiB/s."""
+"""Bytes of a file. A train config has kilobytes; YAML is parsed in Python, at about 1 MiB/s."""
 MAX_VALUES = 10_000
 """Keys and values of a file, each alias counted as what it stands for."""
 MAX_CHARACTERS = 1 << 20
-"""Of all texts in it, likewise."""
+"""Characters of all texts in it, likewise."""
 MAX_DEPTH = 60
 """Sections and lists inside each other."""
 

@@ -242,7 +242,7 @@ def _may_stand_beside(draft: Draft) -> bool:
 
 
 def _find(draft: Draft, name: Any) -> Path | None:
-    """The gym config's file; on the command line, a path from the working directory. A choice is told."""
+    """The gym config's file; on the command line, a path from the working directory. A choice is reported."""
     typed = draft.key("trainer.gym_config").endswith(OVERRIDE)
     draft.spelled["env"] = "trainer.gym_config"
     if not isinstance(name, str):

@@ -238,7 +238,7 @@ class PolicyConfig(BaseModel):
     obs_groups: ObsGroups = ObsGroups()
     init_from: str | None = None
     """ejax: the policy to start from: a checkpoint's folder, a run's (its best checkpoint), or EmbodiChain's file
-    ``….pt``. Optimizer and step count start anew."""
+    ``….pt``. Optimizer and step count start from zero."""
 
     @field_validator("name")
     @classmethod

@@ -13,7 +13,7 @@ from ejax.registry import did_you_mean
 def space_problems(
     policy: PolicyConfig, action_space: gymnasium.Space, observation_space: gymnasium.Space, *, action_chunk: int = 1
 ) -> list[Problem]:
-    """Of ``action_dim``, ``squash_actions`` and ``obs_groups``.
+    """Problems of ``action_dim``, ``squash_actions`` and ``obs_groups``.
 
     Args:
         action_chunk: actions of ``action_space`` that are decided on at once.

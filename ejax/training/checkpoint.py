@@ -90,7 +90,7 @@ def rewrite_meta(path: Path, meta: dict[str, Any]) -> None:
 def recover_checkpoints(directory: Path) -> list[Path]:
     """Put in place what a kill left under another name: complete checkpoints that were about to get theirs.
 
-    Only for whoever goes on with the run: a process that is saving has such names as well.
+    Only for a process that goes on with the run: a process that is saving has such names as well.
 
     Returns:
         The checkpoints that were put in place.

@@ -66,7 +66,7 @@ class Demonstrations:
         self._ahead: deque[Future[Batch]] = deque()
         self._state: PyTree = ()
         self.notes: list[str] = []
-        """What there is to tell of the end."""
+        """Messages about the end."""
         if self._engine is None:
             self._source, self._state = _open_folder(config, None)
 
@@ -81,23 +81,23 @@ class Demonstrations:
             state: of ``state``, or of a checkpoint: episodes that were added since are left alone.
 
         Returns:
-            What there is to tell.
+            Messages.
 
         Raises:
             CheckpointError: the folder does not begin with the episodes that it had.
             Exception: what the task raised, or why no episode was made.
         """
-        told: list[str] = []
+        messages: list[str] = []
         if self._engine is not None:
             self._engine.start()
             if first > 0:
-                told.append(
-                    "not exact: the demonstrations are made anew, so batches differ from an uninterrupted run's"
+                messages.append(
+                    "not exact: the demonstrations are made again, so batches differ from an uninterrupted run's"
                 )
         else:
             count = int(state["num_episodes"])
             if count < int(self._state["num_episodes"]):
-                told.append(
+                messages.append(
                     f"goes on with the first {count} episodes of {self.config.folder}; later ones are left alone"
                 )
             self._source, self._state = _open_folder(self.config, count)
@@ -109,7 +109,7 @@ class Demonstrations:
         self._next = first
         while len(self._ahead) < self.config.prefetch:
             self._draw_one_more()
-        return told
+        return messages
 
     def next(self, interrupted: Callable[[], bool]) -> tuple[Batch, float] | None:
         """The next batch, on its way to the device, and the seconds that it was waited for. None: interrupted.
@@ -228,7 +228,7 @@ def _open_folder(config: DataConfig, count: int | None) -> tuple[ChunkSource, Py
 
 
 def _fingerprint(fields: Mapping[str, Any]) -> bytes:
-    """What tells one kept episode from another without reading its frames."""
+    """What distinguishes kept episodes without reading their frames."""
     return np.array([fields["length"], fields["seed"]], np.int64).tobytes() + np.float64(fields["written_at"]).tobytes()
 
 

@@ -57,7 +57,7 @@ def build_env(
 
 
 def evaluation_env(config: RunConfig, env: Any) -> Any:
-    """The environment to evaluate in: the training's, ``env``, unless ``trainer.events`` tell them apart."""
+    """The environment to evaluate in: the training's, ``env``, unless ``trainer.events`` differ between them."""
     events = config.trainer.events
     return env if events.train == events.eval else build_env(config, phase="eval")
 

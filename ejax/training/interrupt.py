@@ -131,7 +131,7 @@ def _reaches_this_thread() -> bool:
 
 
 def _heeded() -> list[int]:
-    """All but what whoever started the process has it ignore: SIGHUP under nohup."""
+    """All but those that the process was started with ignored: SIGHUP under nohup."""
     return [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
 
 

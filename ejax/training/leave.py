@@ -40,10 +40,10 @@ def _outlast(code: int) -> None:
     time.sleep(_GRACE_S)
     threads = _left_behind()
     if threads:
-        told = ", ".join(f"'{thread.name}' ({_place(thread)})" for thread in threads[:_MOST_NAMED])
+        names = ", ".join(f"'{thread.name}' ({_place(thread)})" for thread in threads[:_MOST_NAMED])
         if len(threads) > _MOST_NAMED:
-            told += f" and {len(threads) - _MOST_NAMED} more"
-        print(f"ejax: leaving without threads that do not end: {told}", file=sys.stderr)
+            names += f" and {len(threads) - _MOST_NAMED} more"
+        print(f"ejax: leaving without threads that do not end: {names}", file=sys.stderr)
         leave_now(code)
 
 

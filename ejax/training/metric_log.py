@@ -26,7 +26,7 @@ class Logged(BaseModel):
 
     bytes: NonNegativeInt
     sha256: str
-    """Of these bytes."""
+    """Digest of these bytes."""
 
 
 class MetricRecord(BaseModel):

@@ -1,7 +1,7 @@
 """Videos of a run, made beside the training: EmbodiChain's event ``record_camera_data_async``.
 
 Episodes are played, drawn and encoded in a thread of their own. A recorder that fails, or is still busy, costs the
-video and nothing else: what happened is told by ``reports``. The thread is not niced: measured on two cores, that does
+video and nothing else: ``reports`` says what happened. The thread is not niced: measured on two cores, that does
 not speed up the training, and what a starved thread holds of Python's lock makes single updates late.
 """
 
@@ -68,13 +68,13 @@ class VideoRecorder:
         self._video = self._thread.submit(self._make, params, key, count)
 
     def reports(self) -> list[str]:
-        """What there is to tell since the last call."""
+        """Messages since the last call."""
         self._collect()
-        told, self._reports = self._reports, []
-        return told
+        messages, self._reports = self._reports, []
+        return messages
 
     def break_off(self) -> None:
-        """Give up the video under way, and make no more: whoever stops a run does not want to wait."""
+        """Give up the video under way, and make no more: a user who stops a run does not want to wait."""
         self._broken_off.set()
 
     def __enter__(self) -> "VideoRecorder":

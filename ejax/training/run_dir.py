@@ -80,7 +80,7 @@ _MAY_CHANGE = frozenset(
         "data.cache_mb",
     }
 )
-"""Keys of ``trainer``, and of ``data``, that a resumed run may set anew: none of them changes what an update computes,
+"""Keys of ``trainer``, and of ``data``, that a resumed run may change: none of them changes what an update computes,
 and of a folder it is checked that it holds the same episodes. (A learning-rate schedule
 keeps the horizon of the run's start.)"""
 
@@ -90,12 +90,12 @@ class RunMeta(CheckpointMeta):
 
     global_step: NonNegativeInt
     evaluation_due: bool = False
-    """Saved before the evaluation of this very update, which is made by whoever goes on."""
+    """Saved before the evaluation of this very update, which a resumed run makes."""
     last_evaluated: NonNegativeInt | None = None
     """The update that was evaluated last."""
     log: Logged | None = None
     schedule_sha256: str | None = None
-    """Of the versions in schedule.json, up to this update."""
+    """Digest of the versions in schedule.json, up to this update."""
 
 
 class _Trainer(BaseModel):
@@ -103,7 +103,7 @@ class _Trainer(BaseModel):
 
 
 class _Resolved(BaseModel):
-    """Of ``resolved.json``, what tells whose it is; the rest is checked as a config."""
+    """The part of ``resolved.json`` that names the run; the rest is checked as a config."""
 
     trainer: _Trainer
 
@@ -155,7 +155,7 @@ class RunDirectory:
         return path
 
     def rewrite_meta(self, path: Path, meta: dict[str, Any]) -> None:
-        """Of a checkpoint that was saved before all was known that its meta says."""
+        """Replace the meta of a checkpoint that was saved before all of it was known."""
         rewrite_meta(path, meta)
 
     def recover(self) -> list[str]:
@@ -167,7 +167,7 @@ class RunDirectory:
         return [f"recovered {path}: a kill came while it was put in place" for path in recovered]
 
     def has_checkpoints(self) -> bool:
-        """Of either kind, damaged ones too."""
+        """Whether there are any, of either kind, damaged ones included."""
         return bool(self.periodic() or self.best())
 
     def check_sealed(self, schema_version: int) -> list[str]:
@@ -189,7 +189,7 @@ class RunDirectory:
             raise CheckpointError(f"what the run started from is not known: {error}") from None
 
     def last_word(self) -> str:
-        """What there is of a run that ends at once, and how to go on with it."""
+        """What is left of a run that ends at once, and how to go on with it."""
         if not self.config_file.exists():
             return f"{self.path} is no run yet: nothing was left"
         again = f"python -m ejax.train --run {self.path} --resume latest"

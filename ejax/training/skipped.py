@@ -6,7 +6,7 @@ from pathlib import Path
 
 _NAMES = {"loss": "loss", "grad_norm": "gradient"}
 _CRITICS = {"value_loss": "critic's loss", "value_grad_norm": "critic's gradient"}
-"""Of a critic that is trained apart; elsewhere its loss is a part of the other."""
+"""Names for a critic that is trained apart; elsewhere its loss is a part of the other."""
 _REMEDY = "lower algorithm.cfg.optimizer.learning_rate, look for rewards and observations that are not finite"
 
 

@@ -48,7 +48,7 @@ class Start:
     parts: Parts
     state: RunState
     meta: dict[str, Any] = field(default_factory=dict)
-    """Of the checkpoint; empty for a run from the beginning."""
+    """The checkpoint's meta; empty for a run from the beginning."""
     notes: tuple[str, ...] = ()
 
     @property

@@ -46,11 +46,11 @@ class Stepper(Protocol):
         ...
 
     def reports(self) -> list[str]:
-        """What there is to tell since the last call."""
+        """Messages since the last call."""
         ...
 
     def versions(self) -> list[int] | None:
-        """Of the parameters that made each rollout since ``start``; None where they are always the newest."""
+        """Versions of the parameters that made each rollout since ``start``; None where they are always the newest."""
         ...
 
     def __enter__(self: S) -> S: ...

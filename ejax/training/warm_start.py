@@ -31,7 +31,7 @@ class _Config(BaseModel):
 
 
 class _Origin(BaseModel):
-    """Of a checkpoint's meta, what is compared with this run."""
+    """The part of a checkpoint's meta that is compared with this run."""
 
     global_step: NonNegativeInt
     config: _Config
@@ -40,7 +40,7 @@ class _Origin(BaseModel):
 def start_from_file(
     file: Path, parts: Parts, config: RunConfig, *, policy_only: bool = False
 ) -> tuple[RunState, list[str]]:
-    """The state in which another system's training stands, and what there is to tell of it.
+    """The state in which another system's training stands, and messages about it.
 
     Args:
         parts: of ``build(config)``.
@@ -60,7 +60,7 @@ def start_from_file(
 
 
 def start_from_policy(parts: Parts, config: RunConfig) -> tuple[RunState, list[str]]:
-    """The first state of a run with the policy that ``policy.init_from`` names, and what there is to tell of it.
+    """The first state of a run with the policy that ``policy.init_from`` names, and messages about it.
 
     Taken over are the parameters and the statistics of the normalizers; the optimizer is fresh, the step is 0. A
     reference, which ``kl_coef`` keeps the policy close to, is that policy as well.

@@ -83,8 +83,8 @@ class Watchdog:
                 if self._asked_at is None and any(number in _ASKING for number in received):
                     self._asked_at = time.monotonic()
             call = under_way(self._main)
-            told = self._overdue(call)
-            if told is None:
+            overdue = self._overdue(call)
+            if overdue is None:
                 continue
             if call != cutting:
                 cutting, since, gave_up = call, time.monotonic(), False
@@ -92,20 +92,20 @@ class Watchdog:
                 signal.pthread_kill(self._main, _SIGNAL)
                 self._ending.wait(_POLL_S)  # this signal has written to the pipe as well
             elif self._rescue is not None:
-                self._rescue(*told)
+                self._rescue(*overdue)
             elif not gave_up:
                 gave_up = True
-                print(f"ejax: {told[0]}, and cannot be cut off: it is stuck in native code", file=sys.stderr)
+                print(f"ejax: {overdue[0]}, and cannot be cut off: it is stuck in native code", file=sys.stderr)
 
     def _cut_off(self, number: int, frame: FrameType | None) -> None:
         """In the main thread: end the call under way, if it is overdue indeed."""
         del number, frame
         call = under_way(self._main)
-        told = self._overdue(call)
-        if call is None or told is None:
+        overdue = self._overdue(call)
+        if call is None or overdue is None:
             return
         self._has_cut = True
-        text, asked = told
+        text, asked = overdue
         raise EnvAbandoned(text) if asked else CutOff(text)
 
     def _overdue(self, call: Call | None) -> tuple[str, bool] | None:
@@ -116,8 +116,8 @@ class Watchdog:
         where = f"env '{call.name}' did not return from {call.what} within"
         if call.what == "close":
             limit = min(_LAST_CLOSE_S, self._stop_timeout_s) if self._has_cut else self._stop_timeout_s
-            told = f"{where} {limit:g} s (trainer.collector.stop_timeout_s), and is left open"
-            return (told, False) if now - call.since > limit else None
+            text = f"{where} {limit:g} s (trainer.collector.stop_timeout_s), and is left open"
+            return (text, False) if now - call.since > limit else None
         if self._asked_at is not None and now - max(call.since, self._asked_at) > self._stop_timeout_s:
             limit = self._stop_timeout_s
             return f"{where} {limit:g} s after the signal to stop (trainer.collector.stop_timeout_s)", True

@@ -24,7 +24,7 @@ _RESPELLED = {
 def check(path: str | Path, overrides: Sequence[str] = ()) -> list[KeyNote]:
     """One note for each key. Unsupported: what keeps the run from starting, and what it silently would not do.
 
-    A device that this machine lacks is told, but not unsupported: ``--device`` replaces it.
+    A device that this machine lacks is reported, but not unsupported: ``--device`` replaces it.
 
     Args:
         path: JSON or YAML, as for ``load_config``.
@@ -45,8 +45,8 @@ def check(path: str | Path, overrides: Sequence[str] = ()) -> list[KeyNote]:
     }
     notes = [_judge(key, known, _RESPELLED[key] if key in _RESPELLED else respell_key(key)) for key in _leaves(data)]
     notes += _gym_notes(draft)
-    told = {key for note in notes for key in with_sections(note.key)}
-    notes += [note for note in draft.report.notes if note.status == "unsupported" and note.key not in told]
+    reported = {key for note in notes for key in with_sections(note.key)}
+    notes += [note for note in draft.report.notes if note.status == "unsupported" and note.key not in reported]
     return [note._replace(key=shorten(note.key, MOST_OF_VALUE), text=shorten(note.text)) for note in notes]
 
 
@@ -79,7 +79,7 @@ def _judge(key: str, known: Mapping[str, KeyNote], canonical: str) -> KeyNote:
 
 
 def _gym_notes(draft: Draft) -> Iterator[KeyNote]:
-    """Of the gym config that the train config names."""
+    """Notes on the gym config that the train config names."""
     if draft.gym_config is None:
         return
     (name, path), report = draft.gym_config, draft.report

@@ -47,7 +47,7 @@ FIRST_RELEASE_NAMES = {
 }
 """``env.extensions`` of the first release -> what ejax's task classes call it."""
 EXTENSIONS_OF_STEPS = ("joint_limits", "action_type")
-"""Of the first releases: how a task acts. A task class need not take them; PushCubeRL takes ``joint_limits``."""
+"""How a task acts, in the first releases. A task class need not take them; PushCubeRL takes ``joint_limits``."""
 FIRST_RELEASE_BODIES = {"cube": "cube_position", "goal_sphere": "goal_position"}
 """Bodies of the first release -> the argument that says where they start."""
 
@@ -238,7 +238,7 @@ def _read_extensions(draft: Draft, extensions: Section, task: str) -> dict[str, 
 
 
 def _arguments(name: str) -> Collection[str]:
-    """Of an environment's constructor; none if there is none, or it may not run, which is reported with env.id."""
+    """Parameters of an environment's constructor; none where there is none or it may not run, as env.id reports."""
     try:
         return inspect.signature(resolve("env", name)).parameters.keys()
     except (UnknownNameError, UntrustedCodeError, ImportError):
