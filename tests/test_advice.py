@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tiny import tiny
 
 from ejax.config import parse_config
 from ejax.train import main
@@ -132,15 +133,7 @@ def test_commands_are_found_with_their_options() -> None:
 def test_a_run_of_another_device_is_read_anywhere_and_trained_on_only_there(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    network = {"type": "mlp", "network_cfg": {"hidden_sizes": [8], "activation": "tanh"}}
-    config = parse_config(
-        {
-            "env": {"id": "PointMassRL"},
-            "trainer": {"exp_name": "there", "num_envs": 4, "buffer_size": 8, "iterations": 1, "console": False},
-            "policy": {"name": "actor_critic", "actor": network, "critic": network},
-            "algorithm": {"name": "ppo", "cfg": {"batch_size": 32, "n_epochs": 1}},
-        }
-    )
+    config = parse_config(tiny(exp_name="there", iterations=1))
     file = create_run_directory(config, tmp_path / "run").config_file
     raw = json.loads(file.read_text())
     raw["trainer"]["device"] = "cuda"

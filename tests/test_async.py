@@ -16,6 +16,7 @@ import jax
 import numpy as np
 import pytest
 from host_tasks import Drift, Linear, Sleepy, Wrapped, nap
+from tiny import EVALUATED, STEPS, tiny
 
 from ejax.algorithms.ppo import PPOConfig, ppo_update
 from ejax.collectors import AsyncCollector, HostCollector, Schedule
@@ -361,23 +362,8 @@ def test_random_timings_end_with_everything_accounted_for(seed: int) -> None:
 
 
 def config(folder: Path, mode: str, updates: int = 8, **collector: Any) -> dict:
-    network = {"type": "mlp", "network_cfg": {"hidden_sizes": [8]}}
-    return {
-        "trainer": {
-            "exp_name": "tiny",
-            "learning_env": {"name": "PointMassRL", "cfg": {"max_episode_steps": 11}},
-            "num_envs": 4,
-            "buffer_size": 8,
-            "iterations": updates,
-            "save_frequency_updates": 4,
-            "keep_checkpoints": 100,
-            "output_dir": str(folder),
-            "console": False,
-            "collector": {"mode": mode, **collector},
-        },
-        "policy": {"name": "actor_critic", "actor": network, "critic": network, "actor_obs_normalization": True},
-        "algorithm": {"name": "ppo", "cfg": {"batch_size": 16, "n_epochs": 2}},
-    }
+    saved = {"save_frequency_updates": 4, "keep_checkpoints": 100}
+    return tiny(folder, **saved, iterations=updates, collector={"mode": mode, **collector})
 
 
 def final_state(result: RunResult, run_config: RunConfig) -> Any:
@@ -415,8 +401,8 @@ def test_an_async_run_repeats_itself_and_tells_its_versions(tmp_path: Path) -> N
     second = train(parse_config(raw), run_dir=tmp_path / "second")
     assert_same_bits(*(final_state(each, parse_config(raw)) for each in (first, second)))
     assert versions(first.run_dir) == [0, 0, 1, 2, 3, 4, 5, 6]
-    assert first.global_step == 8 * 8 * 4
-    assert [entry["global_step"] for entry in first.train_history] == list(range(32, 257, 32))
+    assert first.global_step == 8 * STEPS
+    assert [entry["global_step"] for entry in first.train_history] == list(range(STEPS, 8 * STEPS + 1, STEPS))
     staleness = [entry["collector/staleness"] for entry in first.train_history]
     assert staleness == [0.0] + [1.0] * 7
 
@@ -429,7 +415,7 @@ def test_a_resumed_async_run_says_what_is_not_exact_and_its_schedule_repeats_it(
     train(parse_config(raw), run_dir=tmp_path / "run")
     capsys.readouterr()
     raw["trainer"]["iterations"] = 8
-    resumed = train(parse_config(raw), resume=str(tmp_path / "run/checkpoints/tiny_step_128"))  # after 4 updates
+    resumed = train(parse_config(raw), resume=str(tmp_path / f"run/checkpoints/tiny_step_{4 * STEPS}"))
     assert "not exact: the first 2 rollouts after a resume are made by newer parameters" in capsys.readouterr().out
     assert versions(tmp_path / "run") == [0, 0, 0, 1, 4, 4, 4, 5]  # fixed to 2: the fifth would have had version 2
     raw["trainer"]["collector"]["replay_schedule"] = str(tmp_path / "run" / "schedule.json")
@@ -442,10 +428,8 @@ def test_environments_that_cannot_be_saved_start_anew_and_are_told_of(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     raw = config(tmp_path, "host", updates=2)
-    raw["trainer"] |= {
-        "console": True,
-        "learning_env": {"name": "gymnasium:Pendulum-v1", "cfg": {"max_episode_steps": 24}},
-    }
+    raw["trainer"]["console"] = True
+    raw["env"] = {"id": "gymnasium:Pendulum-v1", "cfg": {"max_episode_steps": 24}}
     train(parse_config(raw), run_dir=tmp_path / "run")
     raw["trainer"]["iterations"] = 5
     capsys.readouterr()
@@ -457,7 +441,7 @@ def test_environments_that_cannot_be_saved_start_anew_and_are_told_of(
 
 def test_several_learner_devices_agree_with_one(tmp_path: Path) -> None:
     raw = config(tmp_path, "async", updates=4)
-    raw["trainer"] |= {"enable_eval": True, "num_eval_episodes": 2, "num_eval_envs": 2, "eval_freq": 64}
+    raw["trainer"] |= EVALUATED | {"eval_freq": 2 * STEPS}
     one = final_state(train(parse_config(raw), run_dir=tmp_path / "one"), parse_config(raw))
     raw["trainer"]["collector"] |= {"learner_devices": ["cpu:0", "cpu:1"], "actor_devices": ["cpu:3"]}
     two = final_state(train(parse_config(raw), run_dir=tmp_path / "two"), parse_config(raw))

@@ -14,6 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from test_skipped import Failing
+from tiny import GRPO, NUM_ENVS, NUM_STEPS, STEPS, tiny
 
 from ejax.algorithms.ppo import PPOConfig, ppo_update
 from ejax.algorithms.step import make_rollout_step
@@ -37,10 +39,9 @@ RESETS: list[int] = []
 
 @dataclass(frozen=True)
 class Counting:
-    """Counts its steps. Cut off after ``length`` steps (0: never); the reward is NaN after ``sound`` steps."""
+    """Counts its steps. Cut off after ``length`` steps; 0: never."""
 
     length: int = 0
-    sound: int = 1000
 
     @property
     def observation_space(self) -> gymnasium.spaces.Box:
@@ -67,7 +68,7 @@ class Counting:
         state = state + 1.0
         timestep = Timestep(
             obs=state,
-            reward=jnp.where(state[0] > self.sound, jnp.nan, action[0]),
+            reward=action[0],
             terminated=jnp.zeros((), bool),
             truncated=state[0] == self.length,
             info={},
@@ -103,26 +104,11 @@ SHAPES: list[tuple[int, ...]] = []
 @pytest.fixture(autouse=True)
 def counting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(ENVS, "Counting", Counting)
+    monkeypatch.setitem(ENVS, "Failing", Failing)
 
 
-def raw(output_dir: Path, algorithm: str = "ppo", **cfg: object) -> dict:
-    """Six updates of four environments by four steps."""
-    network = {"type": "mlp", "hidden_sizes": [4]}
-    critic = {"critic": network} if algorithm == "ppo" else {}
-    return {
-        "trainer": {
-            "exp_name": "tiny",
-            "learning_env": "Counting",
-            "num_envs": 4,
-            "buffer_size": 4,
-            "iterations": 6,
-            "updates_per_dispatch": 4,
-            "output_dir": str(output_dir),
-            "console": False,
-        },
-        "policy": {"name": "actor_critic" if critic else "actor_only", "actor": network, **critic},
-        "algorithm": {"name": algorithm, "cfg": {"batch_size": 8, "n_epochs": 1, **cfg}},
-    }
+def raw(output_dir: Path) -> dict:
+    return tiny(output_dir, "Counting", iterations=6)
 
 
 def test_one_evaluation_of_the_policy_chooses_an_action() -> None:
@@ -152,8 +138,8 @@ def test_each_update_is_logged_once_at_its_own_step_and_environments_are_reset_o
     result = train(parse_config(raw(tmp_path)))
     jax.effects_barrier()
     lines = (result.run_dir / "logs" / "metrics.jsonl").read_text().splitlines()
-    assert [json.loads(line)["step"] for line in lines] == [16, 32, 48, 64, 80, 96]
-    assert len(RESETS) == 4
+    assert [json.loads(line)["step"] for line in lines] == [STEPS * update for update in range(1, 7)]
+    assert len(RESETS) == NUM_ENVS
 
 
 def test_an_action_dim_that_is_not_the_environments_is_refused(tmp_path: Path) -> None:
@@ -168,8 +154,8 @@ def test_an_action_dim_that_is_not_the_environments_is_refused(tmp_path: Path) -
 
 def test_grpo_trains_in_the_loop_that_trains_ppo(tmp_path: Path) -> None:
     """D25"""
-    result = train(parse_config(raw(tmp_path, "grpo", group_size=2)))
-    assert result.finished and result.global_step == 96
+    result = train(parse_config(tiny(tmp_path, iterations=6) | {"algorithm": GRPO}))
+    assert result.finished and result.global_step == 6 * STEPS
 
 
 def fired(rows: int, freq: int, updates: int) -> list[int]:
@@ -253,8 +239,8 @@ def test_a_video_ends_with_the_longest_episode_recorded() -> None:
 
 def test_a_training_that_failed_leaves_no_checkpoint_of_the_failure(tmp_path: Path) -> None:
     """H21: the second update meets a reward that is not a number."""
-    given = raw(tmp_path, skip_nonfinite_updates=False)
-    given["trainer"] |= {"save_frequency_updates": 1, "learning_env": {"name": "Counting", "cfg": {"sound": 4}}}
+    env_cfg, ppo = {"sound": NUM_STEPS + 1}, {"skip_nonfinite_updates": False}
+    given = tiny(tmp_path, "Failing", env_cfg=env_cfg, ppo=ppo, iterations=6, save_frequency_updates=1)
     with pytest.raises(FloatingPointError, match="update 2 gave a non-finite loss"):
         train(parse_config(given), run_dir=tmp_path / "run")
-    assert [path.name for path in RunDirectory(tmp_path / "run", "tiny").periodic()] == ["tiny_step_16"]
+    assert [path.name for path in RunDirectory(tmp_path / "run", "tiny").periodic()] == [f"tiny_step_{STEPS}"]

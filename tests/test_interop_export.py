@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tiny import tiny
 
 from ejax.config import parse_config
 from ejax.distributions import action_spec
@@ -430,13 +431,7 @@ def test_an_environment_that_does_not_repeat_itself_is_no_reason_to_clip(
 def test_a_policy_trained_outside_jax_is_exported(tmp_path: Path) -> None:
     if not HERE:
         pytest.skip("no format can be written here")
-    network = {"type": "mlp", "network_cfg": {"hidden_sizes": [16], "activation": "tanh"}}
-    config = {
-        "env": {"id": "gymnasium:Pendulum-v1"},
-        "trainer": {"exp_name": "outside", "num_envs": 4, "buffer_size": 8, "iterations": 1, "console": False},
-        "policy": {"name": "actor_critic", "actor": network, "critic": network},
-        "algorithm": {"name": "ppo", "cfg": {"batch_size": 32, "n_epochs": 1}},
-    }
+    config = tiny(env="gymnasium:Pendulum-v1", env_cfg={}, exp_name="outside", iterations=1)
     run = train(parse_config(config), run_dir=tmp_path / "run").run_dir
     report = export_run(run, tmp_path / "out", HERE[:1])
     assert report["rows"]["environment"] == 16 * 128

@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny import STEPS, tiny
 
 from ejax.train import main
 from ejax.training.interrupt import SIGNALS, Interrupted, interruptible, until_signal
 from ejax.training.run_dir import RunDirectory
-
-NETWORK = {"type": "mlp", "network_cfg": {"hidden_sizes": [8]}}
 
 
 def send(number: int) -> None:
@@ -25,23 +24,9 @@ def send(number: int) -> None:
     time.sleep(0.01)  # the handler runs between two bytecodes
 
 
-def write_config(folder: Path, **trainer: Any) -> Path:
-    raw = {
-        "trainer": {
-            "exp_name": "tiny",
-            "learning_env": "PointMassRL",
-            "num_envs": 4,
-            "buffer_size": 8,
-            "iterations": 100_000,
-            "save_frequency_updates": 20,
-            "updates_per_dispatch": 4,
-            **trainer,
-        },
-        "policy": {"name": "actor_critic", "actor": NETWORK, "critic": NETWORK},
-        "algorithm": {"name": "ppo", "cfg": {"batch_size": 16, "n_epochs": 1}},
-    }
+def write_config(folder: Path) -> Path:
     file = folder / "config.json"
-    file.write_text(json.dumps(raw))
+    file.write_text(json.dumps(tiny(iterations=100_000, save_frequency_updates=20, console=True)))
     return file
 
 
@@ -151,7 +136,7 @@ def test_two_quick_ctrl_c_say_where_the_last_checkpoint_is(
     file = write_config(tmp_path)
     assert main(["--config", str(file), "--run", str(tmp_path / "run")]) == 130
     said = capfd.readouterr().err
-    kept = tmp_path / "run" / "checkpoints" / f"tiny_step_{40 * 4 * 8}"
+    kept = tmp_path / "run" / "checkpoints" / f"tiny_step_{40 * STEPS}"
     assert f"ended at once by SIGINT: the last checkpoint is {kept}, what came after it is lost" in said
     assert f"--run {tmp_path / 'run'} --resume latest" in said and "Traceback" not in said
     assert RunDirectory(tmp_path / "run", "tiny").find("latest", pytest.fail) == kept

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny import EVALUATED, tiny
 
 from ejax.config import parse_config
 from ejax.config.models import TrainerConfig
@@ -51,24 +52,7 @@ def test_what_a_checkpoint_keeps_is_what_the_next_run_begins_with() -> None:
 def test_a_run_that_watches_another_metric_from_now_on_does_not_compare_it_with_the_former(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    raw: dict[str, Any] = {
-        "trainer": {
-            "enable_eval": True,
-            "exp_name": "tiny",
-            "output_dir": str(tmp_path),
-            "device": "cpu",
-            "iterations": 2,
-            "num_envs": 4,
-        }
-        | {"buffer_size": 8, "num_eval_envs": 2, "num_eval_episodes": 2, "eval_freq": 32, "save_frequency_updates": 2},
-        "env": {"id": "PointMassRL", "cfg": {"max_episode_steps": 8}},
-        "policy": {
-            "name": "actor_critic",
-            "actor": {"type": "mlp", "network_cfg": {"hidden_sizes": [8]}},
-            "critic": {"type": "mlp", "network_cfg": {"hidden_sizes": [8]}},
-        },
-        "algorithm": {"name": "ppo", "cfg": {"batch_size": 32, "n_epochs": 1}},
-    }
+    raw = tiny(tmp_path, **EVALUATED, save_frequency_updates=2, console=True)
     first = train(parse_config(raw), run_dir=tmp_path / "run")
     raw["trainer"] |= {"iterations": 3, "best_eval_metric": "eval/avg_length", "best_eval_mode": "min"}
     second = train(parse_config(raw), resume="latest", run_dir=tmp_path / "run")

@@ -14,14 +14,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from tiny import EPISODE, EVALUATED, STEPS, tiny
 
 from ejax import video
 from ejax.config import ConfigError, parse_config
 from ejax.config.camera import CameraConfig
 from ejax.distributions import Normal
-from ejax.envs.cart_pole import CartPoleRL
 from ejax.envs.mujoco.engine import render
+from ejax.envs.point_mass import PointMassRL, PointMassState
 from ejax.envs.push_cube import PushCubeRL
+from ejax.registry import ENVS
 from ejax.run import train
 from ejax.training import recorder as module
 from ejax.training.recorder import VideoRecorder, draw, play
@@ -113,28 +115,33 @@ def record(recorder: VideoRecorder, count: int = 1) -> list[str]:
     return recorder.reports()
 
 
-def raw(tmp_path: Path, event: dict) -> dict:
-    network = {"type": "mlp", "hidden_sizes": [8]}
-    return {
-        "trainer": {
-            "exp_name": "video",
-            "learning_env": {"name": "CartPoleRL", "cfg": {"max_episode_steps": 6}},
-            "num_envs": 2,
-            "buffer_size": 4,
-            "iterations": 1,
-            "enable_eval": True,
-            "eval_freq": 8,
-            "num_eval_episodes": 1,
-            "output_dir": str(tmp_path),
-            "events": {"eval": {"cam": event}},
-        },
-        "policy": {"name": "actor_critic", "actor": network, "critic": network},
-        "algorithm": {"name": "ppo", "cfg": {"batch_size": 8, "n_epochs": 1}},
-    }
+@dataclass(frozen=True)
+class Shown(PointMassRL):
+    """Trained by the programs of the env it is made from; CartPole's are compiled each time, as they call out."""
+
+    @property
+    def control_period(self) -> float:
+        return 0.1
+
+    def render(
+        self, state: PointMassState, width: int = 640, height: int = 480, camera: CameraView | None = None
+    ) -> NDArray[np.uint8]:
+        del state, camera
+        return np.zeros((height, width, 3), np.uint8)
+
+
+@pytest.fixture(autouse=True)
+def shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ENVS, "Shown", Shown)
+
+
+def raw(tmp_path: Path, event: dict, env: str = "Shown") -> dict:
+    trainer = EVALUATED | {"iterations": 1, "console": True, "events": {"eval": {"cam": event}}}
+    return tiny(tmp_path, env, env_cfg={"max_episode_steps": EPISODE}, **trainer)
 
 
 def test_an_evaluation_is_recorded_from_the_events_camera(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    result = train(parse_config(raw(tmp_path, EVENT)))
+    result = train(parse_config(raw(tmp_path, EVENT, "CartPoleRL")))
     video = result.run_dir / "videos" / "eval" / "ep1_main_cam_allenvs.mp4"
     assert video.stat().st_size > 0
     assert f"recorded {video}" in capfd.readouterr().out
@@ -145,7 +152,7 @@ def test_a_training_is_recorded_where_it_saves_if_nothing_is_evaluated(
 ) -> None:
     data = raw(tmp_path, EVENT)
     events = {"train": {"cam": EVENT}, "eval": {"cam": EVENT}}
-    data["trainer"] |= {"enable_eval": False, "save_freq": 8, "events": events}
+    data["trainer"] |= {"enable_eval": False, "save_freq": STEPS, "events": events}
     result = train(parse_config(data))
     video = result.run_dir / "videos" / "train" / "ep1_main_cam_allenvs.mp4"
     assert video.stat().st_size > 0
@@ -168,7 +175,7 @@ def fail(*args: object, **kwargs: object) -> None:
 def test_a_recorder_that_fails_is_told_of_and_the_run_goes_on(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(CartPoleRL, "render", fail)
+    monkeypatch.setattr(Shown, "render", fail)
     result = train(parse_config(raw(tmp_path, EVENT)))
     assert result.finished and result.latest_checkpoint_path is not None
     assert "no video: " in capfd.readouterr().out

@@ -9,11 +9,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
 import pytest
 from damages import asynchronous_run, damage, outcome, same, what_is_left
+from tiny import EVALUATED, STEPS, tiny
 
 from ejax.config import ConfigError, RunConfig, parse_config
 from ejax.run import RunResult, _Loop, train
@@ -25,33 +27,10 @@ from ejax.training.metrics import MetricWriter
 from ejax.training.run_dir import RunDirectory, create_run_directory
 from ejax.training.steppers import DeviceStepper
 
-NETWORK = {"type": "mlp", "network_cfg": {"hidden_sizes": [16], "activation": "tanh"}}
 
-
-def config(output_dir: Path, env: str = "PointMassRL", updates: int = 12, **trainer: object) -> dict:
-    return {
-        "trainer": {
-            "exp_name": "tiny",
-            "learning_env": env,
-            "num_envs": 4,
-            "buffer_size": 8,
-            "iterations": updates,
-            "enable_eval": True,
-            "eval_freq": 4 * 8 * 4,
-            "num_eval_envs": 2,
-            "num_eval_episodes": 2,
-            "save_frequency_updates": 3,
-            "updates_per_dispatch": 4,
-            "output_dir": str(output_dir),
-            "console": False,
-            **trainer,
-        },
-        "policy": {"name": "actor_critic", "actor": NETWORK, "critic": NETWORK, "actor_obs_normalization": True},
-        "algorithm": {
-            "name": "ppo",
-            "cfg": {"batch_size": 16, "n_epochs": 2, "lr_scheduler": {"name": "linear"}, "optimizer": {"name": "adam"}},
-        },
-    }
+def config(output_dir: Path, env: str = "PointMassRL", updates: int = 12, **trainer: Any) -> dict[str, Any]:
+    evaluated = EVALUATED | {"eval_freq": 4 * STEPS}
+    return tiny(output_dir, env, **evaluated | {"iterations": updates, "save_frequency_updates": 3} | trainer)
 
 
 def final_state(result: RunResult, run_config: RunConfig) -> dict[str, np.ndarray]:
@@ -238,7 +217,7 @@ def test_a_best_metric_that_a_host_environment_does_not_measure_is_refused_once_
     (saved,) = RunDirectory(tmp_path / "run", "tiny").periodic()
     raw["trainer"] |= {"best_eval_metric": "eval/avg_reward", "iterations": 5}
     resumed = train(parse_config(raw), resume=str(saved))
-    assert [entry["global_step"] for entry in resumed.eval_history] == [4 * 32, 5 * 32]
+    assert [entry["global_step"] for entry in resumed.eval_history] == [4 * STEPS, 5 * STEPS]
 
 
 @pytest.fixture(scope="module")
@@ -256,8 +235,8 @@ def to_damage(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict, Path, dic
     [
         ("configs/resolved.json", "one bit", "refused"),
         ("configs/SHA256", "removed", "told"),
-        ("checkpoints/tiny_step_96/SHA256", "cut to nothing", "told"),
-        ("checkpoints/tiny_step_96/meta.json", "a folder", "told"),
+        (f"checkpoints/tiny_step_{6 * STEPS}/SHA256", "cut to nothing", "told"),
+        (f"checkpoints/tiny_step_{6 * STEPS}/meta.json", "a folder", "told"),
         ("logs/metrics.jsonl", "middle byte", "told"),
         ("schedule.json", "cut in half", "told"),
     ],
@@ -321,6 +300,7 @@ def test_resume_refuses_another_config(tmp_path: Path) -> None:
 
 def test_a_finished_run_can_be_extended_and_keeps_its_schedule(tmp_path: Path) -> None:
     raw = config(tmp_path, updates=6)
+    raw["algorithm"]["cfg"]["lr_scheduler"] = {"name": "linear"}
     train(parse_config(raw), run_dir=tmp_path / "run")
     raw["trainer"]["iterations"] = 9
     result = train(parse_config(raw), resume="latest", run_dir=tmp_path / "run")
@@ -354,7 +334,7 @@ def test_a_run_that_goes_on_from_an_older_checkpoint_keeps_what_it_saves(tmp_pat
     newest, older = directory.periodic()
     result = train(parse_config({**raw, "trainer": {**raw["trainer"], "iterations": 10}}), resume=str(older))
     assert result.latest_checkpoint_path == directory.periodic()[0]  # not cleared away, and the one to go on from
-    assert result.latest_checkpoint_path.name == f"tiny_step_{10 * 8 * 4}"
+    assert result.latest_checkpoint_path.name == f"tiny_step_{10 * STEPS}"
     assert list(directory.checkpoints.glob(f"superseded_*_{newest.name}"))  # nothing is lost
 
 

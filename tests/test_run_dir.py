@@ -4,12 +4,12 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import jax.numpy as jnp
 import pytest
+from tiny import tiny
 
-from ejax.config import parse_config
+from ejax.config import RunConfig, parse_config
 from ejax.training.checkpoint import CheckpointError
 from ejax.training.run_dir import (
     RunDirectory,
@@ -19,17 +19,9 @@ from ejax.training.run_dir import (
     open_run_directory,
 )
 
-NETWORK = {"type": "mlp", "network_cfg": {"hidden_sizes": [4]}}
 
-
-def config(exp_name: str) -> Any:
-    return parse_config(
-        {
-            "trainer": {"exp_name": exp_name, "learning_env": "PointMassRL", "iterations": 1, "num_envs": 4},
-            "policy": {"name": "actor_critic", "actor": NETWORK, "critic": NETWORK},
-            "algorithm": {"name": "ppo", "cfg": {"batch_size": 16}},
-        }
-    )
+def config(exp_name: str) -> RunConfig:
+    return parse_config(tiny(exp_name=exp_name, iterations=1))
 
 
 def make(folder: Path, exp_name: str, number: int) -> Path:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from pydantic import BaseModel, ConfigDict
+from tiny import tiny
 
 from ejax.algorithms.ppo import PPOConfig, ppo_update
 from ejax.algorithms.record import Algorithm
@@ -93,13 +94,7 @@ REMEMBERING = Algorithm(Config=RememberingConfig, make_step=make_remembering_ste
 
 def test_what_an_algorithm_keeps_is_part_of_the_run_and_of_its_checkpoints(tmp_path: Path) -> None:
     register_algorithm("remembering", REMEMBERING, override=True)
-    network = {"type": "mlp", "network_cfg": {"hidden_sizes": [4]}}
-    raw = {
-        "trainer": {"output_dir": str(tmp_path), "num_envs": 2, "buffer_size": 4, "iterations": 3, "console": False},
-        "env": {"id": "PointMassRL"},
-        "policy": {"name": "actor_critic", "actor": network, "critic": network},
-        "algorithm": {"name": "remembering"},
-    }
+    raw = tiny(tmp_path, iterations=3) | {"algorithm": {"name": "remembering"}}
     result = train(parse_config(raw), run_dir=tmp_path / "run")
     assert result.last_train_metrics["train/kept"] == 3.0
     more = train(parse_config(raw, ["trainer.iterations=5"]), resume="latest", run_dir=tmp_path / "run")

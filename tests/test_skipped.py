@@ -7,6 +7,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import pytest
+from tiny import EVALUATED, NUM_STEPS, STEPS, tiny
 
 from ejax.config import parse_config
 from ejax.envs.point_mass import PointMassRL, PointMassState
@@ -16,18 +17,17 @@ from ejax.train import main
 from ejax.training.skipped import NonFiniteUpdateError, refuse_nonfinite, skip_notes, skipped_fraction
 from ejax.types import Array, Key, Timestep
 
-NETWORK = {"type": "mlp", "hidden_sizes": [4]}
-STEPS = 16
-"""Of one update."""
-
 
 @dataclass(frozen=True)
 class Failing(PointMassRL):
-    """Every episode is a success; its reward is NaN from step ``sound`` on, its observation infinite from ``seen``."""
+    """Every episode is a success; its reward is NaN from step ``sound`` on, its observation infinite from ``seen``.
+
+    Two rollouts make an episode.
+    """
 
     sound: int = 1000
     seen: int = 1000
-    max_episode_steps: int = 8
+    max_episode_steps: int = 2 * NUM_STEPS
 
     def step(self, state: PointMassState, action: Array, key: Key) -> tuple[PointMassState, Timestep]:
         state, timestep = super().step(state, action, key)
@@ -47,21 +47,8 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def raw(folder: Path, *, updates: int = 4, env: dict | None = None, trainer: dict | None = None, **cfg: object) -> dict:
-    return {
-        "trainer": {
-            "exp_name": "tiny",
-            "learning_env": {"name": "Failing", "cfg": env or {}},
-            "num_envs": 4,
-            "buffer_size": 4,
-            "iterations": updates,
-            "output_dir": str(folder),
-            "console": False,
-            "save_frequency_updates": 1,
-            **(trainer or {}),
-        },
-        "policy": {"name": "actor_critic", "actor": NETWORK, "critic": NETWORK, "actor_obs_normalization": True},
-        "algorithm": {"name": "ppo", "cfg": {"batch_size": 8, "n_epochs": 1, **cfg}},
-    }
+    trainer = {"iterations": updates, "save_frequency_updates": 1, **(trainer or {})}
+    return tiny(folder, "Failing", env_cfg=env or {}, ppo=cfg, **trainer)
 
 
 def command(folder: Path, config: dict, *more: str) -> int:
@@ -122,7 +109,7 @@ def test_a_run_that_hardly_learned_says_so_and_does_not_end_as_if_all_were_well(
     # of these eight updates half are sound, as every second rollout is; the count goes on where a run is resumed
     folder = tmp_path / "half"
     folder.mkdir()
-    half = raw(folder, updates=2, env={"sound": 5})
+    half = raw(folder, updates=2, env={"sound": NUM_STEPS + 1})
     assert command(folder, half) == 0
     half["trainer"]["iterations"] = 8
     assert command(folder, half, "--resume", "latest") == 0
@@ -136,7 +123,7 @@ def test_a_sound_run_says_nothing_of_it(tmp_path: Path, capsys: pytest.CaptureFi
 
 def test_a_training_that_does_not_skip_ends_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The first update is sound; with several minibatches a mean over the sound ones hid the others."""
-    assert command(tmp_path, raw(tmp_path, env={"sound": 5}, skip_nonfinite_updates=False)) == 3
+    assert command(tmp_path, raw(tmp_path, env={"sound": NUM_STEPS + 1}, skip_nonfinite_updates=False)) == 3
     told = capsys.readouterr().err
     last = tmp_path / "run" / "checkpoints" / f"tiny_step_{STEPS}"
     assert told.startswith("ejax.train: update 2 gave a non-finite loss and gradient (")
@@ -146,9 +133,8 @@ def test_a_training_that_does_not_skip_ends_in_one_line(tmp_path: Path, capsys: 
 
 def test_no_evaluation_with_a_broken_episode_is_the_best(tmp_path: Path) -> None:
     """The environment says success 1 and a finite return; what it shows is infinite at the end."""
-    evaluating = {"enable_eval": True, "eval_freq": STEPS, "num_eval_envs": 2, "num_eval_episodes": 2}
-    for seen, best in ((1000, 1.0), (8, None)):
-        trainer = evaluating | {"best_eval_metric": "eval/success_rate"}
+    for seen, best in ((1000, 1.0), (2 * NUM_STEPS, None)):
+        trainer = EVALUATED | {"best_eval_metric": "eval/success_rate"}
         result = train(parse_config(raw(tmp_path, env={"seen": seen}, trainer=trainer)), run_dir=tmp_path / str(seen))
         broken = 0.0 if best else 2.0
         assert [entry["eval/nonfinite_episodes"] for entry in result.eval_history] == [broken] * 4

@@ -7,18 +7,11 @@ from typing import Any
 
 import jax
 import pytest
+from tiny import tiny
 
 from ejax.config import parse_config
 from ejax.training import steppers
 from ejax.training.build import build
-
-NETWORK = {"network_cfg": {"hidden_sizes": [4]}}
-RAW = {
-    "trainer": {"num_envs": 2, "buffer_size": 4, "iterations": 1, "console": False},
-    "env": {"id": "PointMassRL"},
-    "policy": {"name": "actor_critic", "actor": NETWORK, "critic": NETWORK},
-    "algorithm": {"name": "ppo", "cfg": {"batch_size": 4, "n_epochs": 1}},
-}
 
 
 def test_a_run_that_goes_on_is_stepped_by_the_program_that_began_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,7 +29,7 @@ def test_a_run_that_goes_on_is_stepped_by_the_program_that_began_it(monkeypatch:
         return SimpleNamespace(lower=lower)
 
     monkeypatch.setattr(steppers, "repeat_step", uncompiled)
-    parts = build(parse_config(RAW))
+    parts = build(parse_config(tiny()))
     read = jax.device_put(parts.state, jax.devices()[0])
     half = replace(parts.state, train=read.train)  # as after policy.init_from
     for state in (parts.state, read, half):

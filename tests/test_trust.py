@@ -18,6 +18,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from tiny import tiny
 
 from ejax import evaluate, replay, train, trust
 from ejax.config import ConfigError, load_config, parse_config
@@ -37,7 +38,6 @@ from ejax.types import HostEnv
 
 ROOT = Path(__file__).parents[1]
 pytestmark = pytest.mark.usefixtures("nothing_trusted")
-NETWORK = {"network_cfg": {"hidden_sizes": [4]}}
 PACKAGE = """
 import pathlib
 pathlib.Path({mark!r}).touch()
@@ -84,14 +84,7 @@ def another_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def tree(**sections: Any) -> dict[str, Any]:
-    trainer = {"exp_name": "tiny", "num_envs": 2, "buffer_size": 4, "iterations": 1, "console": False}
-    return {
-        "trainer": {**trainer, **sections.pop("trainer", {})},
-        "env": {"id": "PointMassRL"},
-        "policy": {"name": "actor_critic", "actor": NETWORK, "critic": NETWORK},
-        "algorithm": {"name": "ppo", "cfg": {"batch_size": 4, "n_epochs": 1}},
-        **sections,
-    }
+    return {**tiny(**{"iterations": 1, **sections.pop("trainer", {})}), **sections}
 
 
 def write(path: Path, data: dict[str, Any]) -> Path:
@@ -283,19 +276,17 @@ def test_trust_opens_it(mark: Path) -> None:
 
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
 def test_gymnasiums_module_is_imported_once_it_is_named(vectorization: str, mark: Path, tmp_path: Path) -> None:
-    file = write(
-        tmp_path / "train.json",
-        tree(env={"id": "gymnasium:evilmod:Wanders-v0", "cfg": {"vectorization": vectorization}}),
-    )
+    env = {"id": "gymnasium:evilmod:Wanders-v0", "cfg": {"vectorization": vectorization}}
+    file = write(tmp_path / "train.json", tree(env=env, trainer={"num_envs": 2}))
     trust.trust_words(["evilmod:Wanders-v0"])
     config = load_config(file)
     assert not mark.exists()
-    env = build_env(config, quarantine=tmp_path)
-    assert isinstance(env, HostEnv) and mark.exists()
-    assert (env.num_envs, env.max_episode_steps) == (2, 7)
-    env.reset(np.arange(2, dtype=np.uint32))
-    np.testing.assert_array_equal(env.step(np.zeros((2, 1), np.float32)).reward, [1.0, 1.0])
-    env.close()
+    made = build_env(config, quarantine=tmp_path)
+    assert isinstance(made, HostEnv) and mark.exists()
+    assert (made.num_envs, made.max_episode_steps) == (2, 7)
+    made.reset(np.arange(2, dtype=np.uint32))
+    np.testing.assert_array_equal(made.step(np.zeros((2, 1), np.float32)).reward, [1.0, 1.0])
+    made.close()
 
 
 def test_an_override_may_name_gymnasiums_module(mark: Path, tmp_path: Path) -> None:

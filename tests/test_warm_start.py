@@ -9,9 +9,10 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from tiny import GRPO, STEPS, tiny
 
 from ejax import registry
-from ejax.config import ConfigError, parse_config
+from ejax.config import ConfigError, RunConfig, parse_config
 from ejax.config.embodichain.check import check
 from ejax.evaluation import evaluate, summarize
 from ejax.run import train
@@ -22,33 +23,17 @@ from ejax.training.saved_policy import evaluate_run
 from ejax.training.warm_start import start_from_policy
 from interop import embodichain
 
-NETWORK = {"type": "mlp", "network_cfg": {"hidden_sizes": [8], "activation": "tanh"}}
-PPO = {"name": "ppo", "cfg": {"batch_size": 16, "n_epochs": 1}}
-GRPO = {"name": "grpo", "cfg": {"batch_size": 32, "n_epochs": 1, "group_size": 2, "kl_coef": 0.5}}
 
-
-def config_with(algorithm: dict[str, Any] = PPO, network: dict[str, Any] = NETWORK, **policy: Any) -> Any:
-    return parse_config(
-        {
-            "trainer": {
-                "exp_name": "tiny",
-                "learning_env": "PointMassRL",
-                "num_envs": 4,
-                "buffer_size": 8,
-                "iterations": 3,
-                "console": False,
-                "seed": 5,
-            },
-            "policy": {
-                "name": "actor_critic",
-                "actor": network,
-                "critic": network,
-                "actor_obs_normalization": True,
-                **policy,
-            },
-            "algorithm": algorithm,
-        }
-    )
+def config_with(
+    algorithm: dict[str, Any] | None = None, network: dict[str, Any] | None = None, **policy: Any
+) -> RunConfig:
+    raw = tiny(iterations=3, seed=5)
+    if algorithm:
+        raw["algorithm"] = algorithm
+    if network:
+        raw["policy"] |= {"actor": network, "critic": network}
+    raw["policy"] |= policy
+    return parse_config(raw)
 
 
 @pytest.fixture(scope="module")
@@ -77,22 +62,22 @@ def test_parameters_and_statistics_are_taken_over_and_nothing_else(trained: Path
     state, reports = start_from_policy(parts, config)
     source = train_state(trained)
     assert_same(state.train.params, source.params)
-    assert float(source.params["normalizer"]["actor_obs_normalizer"]["count"]) == 96.0
+    assert float(source.params["normalizer"]["actor_obs_normalizer"]["count"]) == 3 * STEPS
     assert_same(state.train.opt_state, fresh.train.opt_state)
     assert (int(state.update), int(state.train.step), state.train.reference) == (0, 0, None)
-    assert reports == [f"the policy is that of {newest(trained)}, after 96 env steps"]
+    assert reports == [f"the policy is that of {newest(trained)}, after {3 * STEPS} env steps"]
     with pytest.raises(AssertionError):
         assert_same(fresh.train.params, source.params)  # else this test would show nothing
 
 
 def test_at_update_0_the_policy_evaluates_as_the_checkpoint_does(trained: Path) -> None:
-    theirs = evaluate_run(trained, checkpoint="latest", num_episodes=8, num_envs=4, seed=3)
+    theirs = evaluate_run(trained, checkpoint="latest", num_episodes=2, num_envs=2, seed=3)
     config = config_with(init_from=str(trained))
     parts = build(config)
     state, _ = start_from_policy(parts, config)
 
     def mean_return(params: Any) -> float:
-        episodes = evaluate(parts.policy, parts.env, params, jax.random.key(3), num_envs=4, num_episodes=8)
+        episodes = evaluate(parts.policy, parts.env, params, jax.random.key(3), num_envs=2, num_episodes=2)
         return float(summarize(episodes)["eval/avg_reward"])
 
     assert mean_return(state.train.params) == theirs["eval/avg_reward"] != mean_return(parts.state.train.params)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from orbax.checkpoint import v1 as ocp
+from tiny import EVALUATED, STEPS, tiny
 
 from ejax.config import ConfigError, RunConfig
 from ejax.run import train
@@ -52,26 +53,8 @@ DAMAGES: dict[str, Callable[[Path], Any]] = {
 
 def asynchronous_run(folder: Path) -> dict[str, Any]:
     """The config of eight updates that leave every kind of file, and can be resumed exactly."""
-    network = {"type": "mlp", "network_cfg": {"hidden_sizes": [8]}}
-    return {
-        "trainer": {
-            "exp_name": "tiny",
-            "learning_env": {"name": "PointMassRL", "cfg": {"max_episode_steps": 11}},
-            "num_envs": 2,
-            "buffer_size": 8,
-            "iterations": 8,
-            "enable_eval": True,
-            "eval_freq": 32,
-            "num_eval_envs": 2,
-            "num_eval_episodes": 2,
-            "save_frequency_updates": 2,
-            "output_dir": str(folder),
-            "console": False,
-            "collector": {"mode": "async", "max_staleness": 0},
-        },
-        "policy": {"name": "actor_critic", "actor": network, "critic": network, "actor_obs_normalization": True},
-        "algorithm": {"name": "ppo", "cfg": {"batch_size": 16, "n_epochs": 1}},
-    }
+    saved_and_evaluated = EVALUATED | {"eval_freq": 2 * STEPS, "save_frequency_updates": 2}
+    return tiny(folder, **saved_and_evaluated, iterations=8, collector={"mode": "async", "max_staleness": 0})
 
 
 def damage(file: Path, how: str) -> bool:
