@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ejax.training.metric_log import Kept, MetricLog, keep_up_to
+from ejax.training.metric_log import MetricLog, keep_up_to
 
 
 @pytest.fixture
@@ -34,14 +34,14 @@ def asides(path: Path) -> list[Path]:
 def test_what_comes_after_the_checkpoint_is_dropped(log: tuple[Path, dict[str, Any]]) -> None:
     path, logged = log
     before = path.read_bytes()
-    kept = keep_up_to(path, 20, logged=logged)
-    assert kept.problems == [] and [record["step"] for record in kept.records] == [10, 20, 20] == steps(path)
+    problems = keep_up_to(path, 20, logged=logged)
+    assert problems == [] and steps(path) == [10, 20, 20]
     assert before.startswith(path.read_bytes()) and asides(path) == []
 
 
 def test_an_evaluation_that_is_made_again_is_dropped(log: tuple[Path, dict[str, Any]]) -> None:
     path, logged = log
-    assert keep_up_to(path, 20, logged=logged, evaluates_again=True).problems == []
+    assert keep_up_to(path, 20, logged=logged, evaluates_again=True) == []
     assert steps(path) == [10, 20] and path.stat().st_size == logged["bytes"]
 
 
@@ -51,9 +51,9 @@ def test_the_digest_goes_on_after_a_resume(log: tuple[Path, dict[str, Any]]) -> 
     with MetricLog(path) as again:
         again.write(30, {"train/loss": 0.2})
         logged = again.so_far()
-    assert keep_up_to(path, 30, logged=logged).problems == []
+    assert keep_up_to(path, 30, logged=logged) == []
     path.write_bytes(path.read_bytes().replace(b"0.2", b"0.3"))
-    assert len(keep_up_to(path, 30, logged=logged).problems) == 1
+    assert len(keep_up_to(path, 30, logged=logged)) == 1
 
 
 @pytest.mark.parametrize("line", ["[1]", "{}", '{"step": "20"}', '{"step": 2, "a": [1]}', '{"ste', "[" * 10_000, "\0"])
@@ -62,11 +62,11 @@ def test_a_line_that_is_no_record_is_left_out_and_said(line: str, log: tuple[Pat
     lines = path.read_text().splitlines()
     path.write_text("\n".join([lines[0], line, *lines[1:]]) + "\n")
     before = path.read_bytes()
-    kept = keep_up_to(path, 20, logged=logged)
+    problems = keep_up_to(path, 20, logged=logged)
     assert steps(path) == [10, 20, 20]
     (aside,) = asides(path)
-    assert len(kept.problems) == 1 and "is damaged: line 2 was not written by ejax" in kept.problems[0]
-    assert aside.name in kept.problems[0] and aside.read_bytes() == before
+    assert len(problems) == 1 and "is damaged: line 2 was not written by ejax" in problems[0]
+    assert aside.name in problems[0] and aside.read_bytes() == before
 
 
 @pytest.mark.parametrize(("end", "said"), [(b"{", 0), (b'{"step": 40, "ti', 0), (b"0", 1), (b'{"step": 40, "ti\n', 1)])
@@ -75,7 +75,7 @@ def test_a_line_that_a_kill_cut_short_is_nothing_to_speak_of(
 ) -> None:
     path, logged = log
     path.write_bytes(path.read_bytes() + end)
-    assert len(keep_up_to(path, 30, logged=logged).problems) == said
+    assert len(keep_up_to(path, 30, logged=logged)) == said
     assert steps(path) == [10, 20, 20, 30]
 
 
@@ -95,11 +95,11 @@ def test_a_log_that_is_another_than_at_the_checkpoint_is_said(
 ) -> None:
     path, logged = log
     damage(path)
-    (problem,) = keep_up_to(path, 20, logged=logged).problems
+    (problem,) = keep_up_to(path, 20, logged=logged)
     assert text in problem and str(path) in problem
     with MetricLog(path) as again:
         again.write(30, {})
 
 
 def test_a_run_without_a_log_has_nothing_to_keep(tmp_path: Path) -> None:
-    assert keep_up_to(tmp_path / "metrics.jsonl", 0) == Kept()
+    assert keep_up_to(tmp_path / "metrics.jsonl", 0) == []

@@ -226,7 +226,7 @@ def test_environments_can_be_drawn_without_a_display() -> None:
 @pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
 def test_a_thread_that_draws_many_sizes_leaves_the_canvas_of_another_alone() -> None:
     """More sizes than a thread keeps, while another thread holds one: each is drawn as if it were alone."""
-    sizes = [(64, 48), (80, 60), (96, 72), (112, 84), (128, 96), (48, 36)]
+    sizes = [(32, 24), (40, 30), (48, 36), (56, 42), (64, 48), (72, 54)]
 
     def draw(size: tuple[int, int]) -> NDArray[np.int_]:
         return render("push_cube.xml", np.zeros(physics.nq), width=size[0], height=size[1]).astype(int)

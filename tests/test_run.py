@@ -18,6 +18,7 @@ from damages import asynchronous_run, damage, outcome, same, what_is_left
 from tiny import EVALUATED, STEPS, tiny
 
 from ejax.config import ConfigError, RunConfig, parse_config
+from ejax.config.bind import bind
 from ejax.run import RunResult, _Loop, train
 from ejax.training import checkpoint
 from ejax.training.build import build
@@ -313,7 +314,7 @@ def test_a_run_leaves_what_is_needed_to_repeat_it(tmp_path: Path) -> None:
     assert result.run_dir.parent == tmp_path
     assert result.run_dir.name.startswith("tiny_")
     saved = json.loads((result.run_dir / "configs/resolved.json").read_text())
-    assert parse_config(saved) == parse_config(raw)
+    assert parse_config(saved) == bind(parse_config(raw))
     versions = json.loads((result.run_dir / "configs/versions.json").read_text())
     assert {"python", "jax", "ejax", "device"} <= versions.keys()
     assert list((result.run_dir / "logs" / "tiny").glob("events.out.tfevents.*"))
