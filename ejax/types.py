@@ -4,6 +4,7 @@ Letters in shapes: T time steps, N parallel environments, A action dimensions, B
 Batched data is time-major, ``[T, N, ...]``; transposing is left to ``interop``.
 """
 
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import gymnasium
@@ -123,6 +124,17 @@ def make_train_state(params: Params, optimizer: Any, *, reference: Params = None
         opt_state=optimizer.init(params["params"]),
         reference=reference,
         target=target,
+    )
+
+
+def start_from(state: TrainState, params: Params) -> TrainState:
+    """The first state of a training that begins with ``params``: its reference and its target, where it has them, are
+    those as well; optimizer and step are left alone."""
+    return replace(
+        state,
+        params=params,
+        reference=None if state.reference is None else params,
+        target=None if state.target is None else params,
     )
 
 

@@ -94,6 +94,16 @@ def test_a_run_starts_from_it_and_the_reference_is_that_policy(trained: Path, tm
     assert 0.0 < max(jax.tree.leaves(moved)) < 0.1  # three small steps away from it, not from a random policy
 
 
+def test_the_target_critic_of_shac_is_that_policys_too(trained: Path) -> None:
+    shac = {"name": "shac", "cfg": {"segment_length": 4, "critic_epochs": 1, "num_mini_batches": 1}}
+    config = config_with(shac, init_from=str(trained))
+    state, _ = start_from_policy(build(config), config)
+    source = train_state(trained)
+    assert_same(state.train.params, source.params)
+    assert_same(state.train.target, source.params)
+    assert state.train.reference is None
+
+
 def test_a_resumed_run_does_not_need_it_any_more(trained: Path, tmp_path: Path) -> None:
     source = tmp_path / "source"
     shutil.copytree(trained, source)

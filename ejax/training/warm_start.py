@@ -16,6 +16,7 @@ from ejax.training.checkpoint import CheckpointError, load_params, verify_checkp
 from ejax.training.facts import FactsError, read_facts
 from ejax.training.parts import Parts
 from ejax.training.run_dir import differences, open_run_directory
+from ejax.types import start_from
 
 _REPLACED = frozenset({"action_dim", "cfg", "init_from", "initial_log_std"})
 """Keys of ``policy`` that say nothing about a policy whose parameters are given."""
@@ -86,7 +87,7 @@ def start_from_policy(parts: Parts, config: RunConfig) -> tuple[RunState, list[s
         params = load_params(path, state.train.params, remedy=remedy)
     except (CheckpointError, FactsError, FileNotFoundError) as error:
         raise ConfigError([Problem("policy.init_from", str(error))]) from error
-    train = replace(state.train, params=params, reference=None if state.train.reference is None else params)
+    train = start_from(state.train, params)
     cloned = find_algorithm(meta["config"]["algorithm"]["name"]).learns_from == "demonstrations"
     steps = "samples" if cloned else "env steps"
     reports.append(f"the policy is that of {path}, after {meta['global_step']} {steps}")

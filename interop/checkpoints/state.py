@@ -19,7 +19,7 @@ from ejax.optim import (
 )
 from ejax.policies import ActorCritic, ActorOnly, NetworkConfig
 from ejax.training.parts import Parts, rows_per_update
-from ejax.types import Params, Policy
+from ejax.types import Params, Policy, start_from
 from interop.checkpoints.file import PtFile, bound_to, load_content, log_std_range, read_pt, scheduler_state
 from interop.checkpoints.optimizer_state import opt_state_from_torch, torch_optimizer_state
 from interop.checkpoints.weights import StateDict, params_from_state_dict, state_dict_from_params
@@ -112,10 +112,9 @@ def restore(saved: PtFile, config: RunConfig, parts: Parts, *, policy_only: bool
     options: Any = config.algorithm.cfg
     params = _imported(parts, saved.policy, saved.log_std_range)
     _check_activations(saved, parts.policy)
-    train = replace(parts.state.train, params=params)
-    if train.reference is not None:
-        frozen = saved.policy if saved.reference is None or policy_only else saved.reference
-        train = replace(train, reference=_imported(parts, frozen, saved.log_std_range))
+    train = start_from(parts.state.train, params)
+    if train.reference is not None and saved.reference is not None and not policy_only:
+        train = replace(train, reference=_imported(parts, saved.reference, saved.log_std_range))
     notes = []
     if saved.ranks_differ:
         notes.append(f"the normalizers of the file's {saved.world_size} ranks differ; taken are those of its policy")
