@@ -91,6 +91,8 @@ class RunMeta(CheckpointMeta):
     global_step: NonNegativeInt
     evaluation_due: bool = False
     """Saved before the evaluation of this very update, which a resumed run makes."""
+    best_eval_step: NonNegativeInt | None = None
+    """The env step at which ``best_eval_value`` was measured; None in checkpoints that did not keep it."""
     last_evaluated: NonNegativeInt | None = None
     """The update that was evaluated last."""
     log: Logged | None = None

@@ -1,0 +1,49 @@
+"""``ejax COMMAND``: one name for the command lines, and what their start must not import."""
+
+import subprocess
+import sys
+
+import pytest
+
+from ejax import __version__
+from ejax.__main__ import COMMANDS, main
+
+
+def python(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.parametrize("name", sorted(set(COMMANDS) - {"embodichain", "export", "verify"}))
+def test_each_command_is_the_module_that_python_runs(name: str) -> None:
+    program = "import sys; from ejax.__main__ import main; main(sys.argv[1:])"
+    result = python(program, name, "--help")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("usage: ")
+
+
+def test_an_unknown_command_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["trian"]) == 2
+    assert "no command 'trian'" in (text := capsys.readouterr().err) and "Did you mean 'train'?" in text
+
+
+def test_without_a_command_all_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    listed = capsys.readouterr().out
+    assert all(f"  {name} " in listed for name in COMMANDS)
+    assert main(["--version"]) == 0 and capsys.readouterr().out == f"ejax {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("module", "heavy"),
+    [
+        ("ejax", {"jax", "numpy"}),
+        ("ejax.train", {"jax", "pydantic", "rich"}),
+        ("ejax.evaluate", {"jax", "pydantic", "rich"}),
+        ("ejax.config", {"mujoco", "orbax"}),
+        ("ejax.run", {"mujoco", "orbax", "pyarrow", "torch"}),
+    ],
+)
+def test_what_takes_long_to_import_is_imported_where_it_is_used(module: str, heavy: set[str]) -> None:
+    result = python(f"import sys, {module}; print(*sys.modules)")
+    assert result.returncode == 0, result.stderr
+    assert not heavy & set(result.stdout.split())
