@@ -3,7 +3,6 @@
 python examples/own_algorithm.py
 """
 
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -15,7 +14,7 @@ from pydantic import BaseModel, ConfigDict
 from ejax.algorithms.record import Algorithm
 from ejax.config import parse_config
 from ejax.losses import value_loss
-from ejax.optim import OptimizerConfig, ScheduleConfig, clip_by_global_norm, step_schedule
+from ejax.optim import OptimizerConfig, ScheduleConfig, apply_gradient, clip_by_global_norm, step_schedule
 from ejax.returns import gae, normalize
 from ejax.run import train
 from ejax.types import Array, Key, Metrics, Policy, Rollout, TrainState
@@ -55,13 +54,12 @@ def a2c_update(
         total = actor + config.vf_coef * critic
         return total, {"loss": total, "actor_loss": actor, "value_loss": critic}
 
-    trained = state.params["params"]
-    grads, metrics = jax.grad(loss, has_aux=True)(trained)
+    grads, metrics = jax.grad(loss, has_aux=True)(state.params["params"])
     grads, norm = clip_by_global_norm(grads, config.max_grad_norm)
-    updates, opt_state = optimizer.update(grads, state.opt_state, trained)
-    params = {**state.params, "params": optax.apply_updates(trained, updates)}
-    state = replace(state, params=params, opt_state=opt_state)
-    return step_schedule(state, config.optimizer, config.lr_scheduler), metrics | {"grad_norm": jnp.asarray(norm)}
+    # a step that is not finite is not taken; the run counts and reports it
+    state, finite = apply_gradient(state, grads, optimizer=optimizer, finite=jnp.isfinite(norm), skip=True)
+    metrics |= {"grad_norm": norm, "skipped_update": 1.0 - finite}
+    return step_schedule(state, config.optimizer, config.lr_scheduler), metrics
 
 
 ALGORITHM = Algorithm(Config=A2CConfig, update=a2c_update)
