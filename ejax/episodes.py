@@ -2,10 +2,11 @@
 
 from dataclasses import replace
 
-import jax
 import jax.numpy as jnp
 from flax import struct
 
+from ejax.scan import short_steps
+from ejax.sharding import num_shards
 from ejax.types import Array, Metrics
 
 WINDOW = 100
@@ -66,17 +67,18 @@ def track_episodes(
         return running, (episode_return, length)
 
     start = (stats.current_return, stats.current_length)
-    running, (returns, lengths) = jax.lax.scan(one_step, start, (counted_reward, counted_step, done))
+    running, (returns, lengths) = short_steps(one_step, start, (counted_reward, counted_step, done))
 
-    # finished episodes in time order; only the last WINDOW of them are kept, others go to a slot that is dropped
-    ended = (done & valid).reshape(-1)
-    order = jnp.cumsum(ended) - 1
-    total = ended.sum()
+    # finished episodes in time order; only the last WINDOW of them are kept
+    ended = done & valid
+    order, total = _order(ended), ended.sum()
     kept = ended & (order >= total - WINDOW)
     slot = jnp.where(kept, (stats.num_episodes + order) % WINDOW, WINDOW)
+    taken = (jnp.arange(WINDOW) - stats.num_episodes) % WINDOW < total
 
     def put(ring: Array, values: Array) -> Array:
-        return ring.at[slot].set(values.reshape(-1).astype(ring.dtype), mode="drop")
+        # added up, not set: a sum of what each device has needs no copy of the rollout on all of them
+        return jnp.where(taken, jnp.zeros_like(ring).at[slot].add(values.astype(ring.dtype), mode="drop"), ring)
 
     return EpisodeStats(
         current_return=running[0],
@@ -86,6 +88,16 @@ def track_episodes(
         successes=put(stats.successes, jnp.where(jnp.isfinite(returns), success, jnp.minimum(success, 0.0))),
         num_episodes=stats.num_episodes + total,
     )
+
+
+def _order(flag: Array) -> Array:
+    """How many are set before each place, in time order and, within a step, in that of the environments. [T, N]."""
+    num_steps, num_envs = flag.shape
+    # within what each device has, and then over the few numbers that are left of it
+    parts = flag.astype(jnp.int32).reshape(num_steps, num_shards(), -1)
+    counts = parts.sum(axis=2).reshape(-1)
+    before = (jnp.cumsum(counts) - counts).reshape(num_steps, -1, 1)
+    return (before + jnp.cumsum(parts, axis=2) - parts).reshape(num_steps, num_envs)
 
 
 def episode_metrics(stats: EpisodeStats) -> Metrics:

@@ -16,10 +16,14 @@ def all_finite(*trees: PyTree) -> Array:
     """Whether every number in every leaf is finite; a bool scalar. Integers, booleans and keys are.
 
     Σ 0·x is 0 where all are, else NaN. On a CPU the sum takes a third of the time of ``isfinite(x).all()``, which a
-    look at all parameters after each gradient step would feel.
+    look at all parameters after each gradient step would feel. Leaves of one shape share a sum.
     """
-    inexact = [x for x in map(jnp.asarray, jax.tree.leaves(trees)) if jnp.issubdtype(x.dtype, jnp.inexact)]
-    return functools.reduce(jnp.logical_and, [jnp.isfinite(jnp.sum(0 * x)) for x in inexact], jnp.asarray(True))
+    zeros: dict[Any, Array] = {}
+    for x in map(jnp.asarray, jax.tree.leaves(trees)):
+        if jnp.issubdtype(x.dtype, jnp.inexact):
+            kind = (x.shape, x.dtype)
+            zeros[kind] = zeros[kind] + 0 * x if kind in zeros else 0 * x
+    return functools.reduce(jnp.logical_and, [jnp.isfinite(x.sum()) for x in zeros.values()], jnp.asarray(True))
 
 
 def finite_rows(*trees: PyTree, numpy: Any = jnp) -> Any:

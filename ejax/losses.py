@@ -1,5 +1,8 @@
-"""Terms of policy-gradient losses, per row: the caller weights and sums them."""
+"""Terms of policy-gradient losses, per row, and their weighted sums."""
 
+import functools
+
+import jax
 import jax.numpy as jnp
 
 from ejax.types import Array
@@ -31,3 +34,24 @@ def clipped_value_loss(value: Array, old_value: Array, target: Array, clip_coef:
 def kl_k3(log_ratio: Array) -> Array:
     """ρ − 1 − log ρ ≥ 0, an unbiased estimate of KL(old ‖ new) for rows drawn from old. [B]. Source: Schulman 2020."""
     return jnp.exp(log_ratio) - 1.0 - log_ratio
+
+
+def weighted_sums(
+    terms: dict[str, Array], weight: Array, coefficients: dict[str, float]
+) -> tuple[Array, dict[str, Array]]:
+    """Σ weight·term for every term, and the loss that some of them add up to.
+
+    One sum over all terms at once, since on a GPU each is a kernel.
+
+    Args:
+        terms: [B] each.
+        weight: [B].
+        coefficients: of the terms that have a part in the loss; from the others no gradient comes.
+
+    Returns:
+        ``(loss, sums)``, scalars; no gradient comes from ``sums``.
+    """
+    rows = jnp.stack([term if name in coefficients else jax.lax.stop_gradient(term) for name, term in terms.items()])
+    sums = dict(zip(terms, jnp.sum(weight[None] * rows, axis=1), strict=True))
+    loss = functools.reduce(jnp.add, [factor * sums[name] for name, factor in coefficients.items()])
+    return loss, jax.lax.stop_gradient(sums)

@@ -138,13 +138,17 @@ class ScheduleConfig(BaseModel):
         return kwargs
 
 
+class Elementwise(optax.GradientTransformation):
+    """An optimizer that treats each number by itself: it may be given all of them in one vector."""
+
+
 class LearningRate(NamedTuple):
     """State of the last link of every ejax optimizer."""
 
     learning_rate: Array
 
 
-def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
+def make_optimizer(config: OptimizerConfig) -> Elementwise:
     """The optimizer that the config names. Build it once per run: each new one is a new compilation.
 
     Gradient clipping is not part of it (see ``clip_by_global_norm``), because the norm is also a metric.
@@ -153,7 +157,7 @@ def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
     links = [_DIRECTIONS[config.name](kwargs)]
     if kwargs.maximize:  # type: ignore[attr-defined]  # every kwargs class has it
         links.insert(0, optax.scale(-1.0))
-    return optax.chain(*links, scale_by_learning_rate(config.learning_rate))
+    return Elementwise(*optax.chain(*links, scale_by_learning_rate(config.learning_rate)))
 
 
 def make_actor_critic_optimizer(actor: OptimizerConfig, critic: OptimizerConfig) -> optax.GradientTransformation:
@@ -286,14 +290,20 @@ def apply_gradient(
     updates, opt_state = optimizer.update(grads, opt_state, state.params["params"])
     params = optax.apply_updates(state.params["params"], updates)
     after = replace(state, params={**state.params, "params": params}, opt_state=opt_state)
+    # behind a barrier: the compiler would merge this with the step, and round that otherwise
+    finite &= all_finite(jax.lax.optimization_barrier((after.params["params"], after.opt_state)))
     if skip:
-        after = jax.tree.map(lambda new, old: jnp.where(finite, new, old), after, state)
-    # behind a barrier, and not one condition with the gradient's: the compiler would merge this with the step, and
-    # round that otherwise
-    sound = all_finite(jax.lax.optimization_barrier((after.params["params"], after.opt_state)))
-    if skip:
-        after = jax.lax.cond(sound, lambda: after, lambda: state)
-    return after, finite & sound
+        # a CPU copies nothing where it takes a branch; a GPU would wait for the host to read the condition
+        after = jax.lax.platform_dependent(finite, after, state, cpu=_branch, default=_select)
+    return after, finite
+
+
+def _branch(condition: Array, yes: PyTree, no: PyTree) -> PyTree:
+    return jax.lax.cond(condition, lambda: yes, lambda: no)
+
+
+def _select(condition: Array, yes: PyTree, no: PyTree) -> PyTree:
+    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), yes, no)
 
 
 def clip_by_global_norm(grads: PyTree, max_norm: float) -> tuple[PyTree, Array]:

@@ -5,6 +5,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
+from ejax.scan import short_steps
 from ejax.types import Array
 
 
@@ -48,7 +49,7 @@ def gae(
         return advantage, (advantage, advantage + value_t)
 
     steps = (reward, value, next_value, terminated, truncated)
-    return jax.lax.scan(backward, jnp.zeros_like(reward[0]), steps, reverse=True)[1]
+    return short_steps(backward, jnp.zeros_like(reward[0]), steps, reverse=True)[1]
 
 
 @partial(jax.jit, static_argnames=("gamma", "gae_lambda", "rho_clip", "c_clip"))
@@ -110,7 +111,7 @@ def vtrace(
         return excess, (advantage, excess + value_t)
 
     steps = (reward, value, next_value, terminated, truncated, ratio)
-    return jax.lax.scan(backward, jnp.zeros_like(reward[0]), steps, reverse=True)[1]
+    return short_steps(backward, jnp.zeros_like(reward[0]), steps, reverse=True)[1]
 
 
 @partial(jax.jit, static_argnames="gamma")
@@ -123,7 +124,7 @@ def discounted_returns(reward: Array, done: Array, *, gamma: float) -> Array:
         following = reward_t + gamma * following * _unless(done_t, reward)
         return following, following
 
-    return jax.lax.scan(backward, jnp.zeros_like(reward[0]), (reward, done), reverse=True)[1]
+    return short_steps(backward, jnp.zeros_like(reward[0]), (reward, done), reverse=True)[1]
 
 
 @jax.jit

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from ejax.packed import Packed
 from ejax.returns import first_episode_mask
 from ejax.types import (
     Array,
@@ -36,6 +37,13 @@ class EnvCarry:
     """The memory of a policy with memory, leaves [N, ...]; see ``with_memory``."""
 
 
+_Carry: TypeAlias = tuple[EnvCarry, Array]
+"""The environments, and which of them have ended an episode, [N] bool."""
+_LARGE_OBS = 4096
+"""Bytes of one environment's observation."""
+_STEPS_OF_LARGE_OBS = 16
+
+
 @partial(jax.jit, static_argnames=("env", "num_envs", "group_size"))
 def reset(env: Env, key: Key, num_envs: int, group_size: int = 1) -> EnvCarry:
     """N new episodes; each ``group_size`` consecutive ones start from the same state."""
@@ -51,27 +59,48 @@ def with_memory(carry: EnvCarry, policy: Policy) -> EnvCarry:
     return replace(carry, memory=policy.init_memory(jax.tree.leaves(carry.obs)[0].shape[0]))
 
 
-def step(env: Env, carry: EnvCarry, action: Array, key: Key) -> tuple[EnvCarry, Timestep]:
+def step(
+    env: Env, carry: EnvCarry, action: Array, key: Key, start: EnvCarry | None = None
+) -> tuple[EnvCarry, Timestep]:
     """One step of N environments; rows whose episode ended start a new one.
 
-    The reset is under one ``lax.cond`` for the batch, so that it costs nothing while no episode ends. (Under ``vmap``
-    the cond becomes a select: batch environments inside, not outside.)
+    On a CPU the reset is under one ``lax.cond`` for the batch, so that it costs nothing while no episode ends. (Under
+    ``vmap`` the cond becomes a select: batch environments inside, not outside.) A GPU would have to wait for the host
+    to read the condition, and several to ask each other: it resets all rows and takes those that it needs.
 
     Args:
         action: [N, ...].
+        start: new episodes for rows that end, drawn beforehand from ``start_key(key)``. None: drawn here.
     """
     num_envs = jax.tree.leaves(carry.obs)[0].shape[0]
     key_step, key_reset = jax.random.split(key)
     state, timestep = jax.vmap(env.step)(carry.state, action, jax.random.split(key_step, num_envs))
     done = timestep.terminated | timestep.truncated
 
-    def reset_done(ended: EnvCarry) -> EnvCarry:
-        fresh = replace(reset(env, key_reset, num_envs), memory=ended.memory)
-        return jax.tree.map(lambda new, old: jnp.where(done.reshape(-1, *[1] * (old.ndim - 1)), new, old), fresh, ended)
+    def restart(ended: EnvCarry, start: EnvCarry | None) -> EnvCarry:
+        start = reset(env, key_reset, num_envs) if start is None else start
+        start = replace(start, memory=ended.memory)
+        return jax.tree.map(lambda new, old: jnp.where(_rows(done, old), new, old), start, ended)
+
+    def restart_if_any(ended: EnvCarry) -> EnvCarry:
+        return jax.lax.cond(done.any(), lambda: restart(ended, None), lambda: ended)
 
     ended = EnvCarry(state=state, obs=timestep.obs, memory=carry.memory)
-    carry = jax.lax.cond(done.any(), reset_done, lambda same: same, ended)
+    if start is not None:
+        carry = restart(ended, start)
+    else:
+        carry = jax.lax.platform_dependent(ended, cpu=restart_if_any, default=lambda ended: restart(ended, None))
     return carry, replace(timestep, obs=carry.obs, final_obs=timestep.obs)
+
+
+def start_key(key: Key) -> Key:
+    """The key from which ``step(…, key)`` draws the new episodes."""
+    return jax.random.split(key)[1]
+
+
+def _rows(flag: Array, like: Array) -> Array:
+    """[N] as [N, 1, ...], to go with ``like`` [N, ...]."""
+    return flag.reshape(-1, *[1] * (like.ndim - 1))
 
 
 @partial(jax.jit, static_argnames=("policy", "env", "num_steps", "dropout", "first_episodes"))
@@ -105,40 +134,105 @@ def unroll(
     rows: dict[str, Array] = {}
     if dropout:
         rows["dropout_seed"] = jax.random.bits(key_dropout, (num_steps, num_envs), jnp.uint32)
+    collect = partial(_collect, policy, env, first_episodes=first_episodes)
 
-    def one_step(carry: tuple[EnvCarry, Array], xs: Xs) -> tuple[tuple[EnvCarry, Array], Any]:
-        envs, ended = carry
-        key, row = xs
-        key_action, key_env = jax.random.split(key)
-        distribution, _, remembered = _ask(policy, params, envs.obs, envs.memory, row)
-        action = distribution.sample(key_action)
-        after, timestep = step(env, envs, action, key_env)
-        done = timestep.terminated | timestep.truncated
-        after = replace(after, memory=_forget(policy, remembered, done))
-        return (after, ended | done), (envs.obs, action, distribution, timestep, (envs.memory, remembered))
-
-    def step_or_skip(carry: tuple[EnvCarry, Array], xs: Xs) -> tuple[tuple[EnvCarry, Array], Any]:
-        skipped = jax.tree.map(jnp.zeros_like, jax.eval_shape(one_step, carry, xs)[1])
-        return jax.lax.cond(carry[1].all(), lambda carry, xs: (carry, skipped), one_step, carry, xs)
+    def some_steps(carry: _Carry, xs: Xs) -> tuple[_Carry, Rollout]:
+        # decided where the program is lowered, which may be for another machine than this
+        carry, (obs, action, distribution, timestep, memory) = jax.lax.platform_dependent(
+            params, carry, xs, cpu=collect, default=partial(collect, few_kernels=True)
+        )
+        return carry, make_rollout(
+            policy,
+            params,
+            obs,
+            action,
+            timestep,
+            distribution=distribution,
+            memory=memory,
+            dropout_seed=xs[1].get("dropout_seed"),
+        )
 
     xs = (jax.random.split(key_steps, num_steps), rows)
-    nobody = jnp.zeros(num_envs, bool)
-    (carry, _), made = jax.lax.scan(step_or_skip if first_episodes else one_step, (carry, nobody), xs)
-    obs, action, distribution, timestep, memory = made
-    rollout = make_rollout(
-        policy,
-        params,
-        obs,
-        action,
-        timestep,
-        distribution=distribution,
-        memory=memory,
-        dropout_seed=rows.get("dropout_seed"),
-    )
+    start, size = (carry, jnp.zeros(num_envs, bool)), _steps_at_once(num_steps, carry.obs)
+    if size == num_steps:
+        (carry, _), rollout = some_steps(start, xs)
+    else:
+        parts = jax.tree.map(lambda x: x.reshape(num_steps // size, size, *x.shape[1:]), xs)
+        (carry, _), rollouts = jax.lax.scan(some_steps, start, parts)
+        rollout = jax.tree.map(lambda x: x.reshape(num_steps, *x.shape[2:]), rollouts)
     if first_episodes:
         simulated = first_episode_mask(rollout.done).any(axis=1, keepdims=True)
         rollout = replace(rollout, valid=jnp.broadcast_to(simulated, rollout.done.shape))
     return rollout, carry
+
+
+def _steps_at_once(num_steps: int, obs: PyTree) -> int:
+    """How many steps to take before their values are computed.
+
+    Small observations: all of them. The true next observations of images would fill as much memory as the images do,
+    so those of a few steps at a time are kept, and their values only.
+    """
+    bytes_of_row = sum(x.nbytes // x.shape[0] for x in jax.tree.leaves(obs))
+    if bytes_of_row < _LARGE_OBS:
+        return num_steps
+    return max(size for size in range(1, _STEPS_OF_LARGE_OBS + 1) if num_steps % size == 0)
+
+
+def _collect(
+    policy: Policy,
+    env: Env,
+    params: Params,
+    carry: _Carry,
+    xs: Xs,
+    *,
+    first_episodes: bool,
+    few_kernels: bool = False,
+) -> tuple[_Carry, Any]:
+    """T steps: the environments after them, and ``(obs, action, distribution, timestep, memory)``, leaves [T, N, ...].
+
+    Args:
+        few_kernels: the form for a GPU, where each array that a step makes costs a launch, and each condition a round
+            trip to the host. The same bits: new episodes are drawn for all steps beforehand, a step stores one table,
+            and nothing is skipped, but the steps that are not to count are zeros afterwards.
+    """
+    num_envs = carry[1].shape[0]
+
+    def one_step(envs: EnvCarry, key: Key, row: dict[str, Array], start: EnvCarry | None) -> tuple[EnvCarry, Any]:
+        key_action, key_env = jax.random.split(key)
+        distribution, _, remembered = _ask(policy, params, envs.obs, envs.memory, row)
+        action = distribution.sample(key_action)
+        after, timestep = step(env, envs, action, key_env, start)
+        after = replace(after, memory=_forget(policy, remembered, _done(timestep)))
+        return after, (envs.obs, action, distribution, replace(timestep, obs=()), (envs.memory, remembered))
+
+    def plain(carry: _Carry, xs: Xs) -> tuple[_Carry, Any]:
+        after, made = one_step(carry[0], *xs, None)
+        return (after, carry[1] | _done(made[3])), made
+
+    def plain_or_skipped(carry: _Carry, xs: Xs) -> tuple[_Carry, Any]:
+        skipped = jax.tree.map(jnp.zeros_like, jax.eval_shape(plain, carry, xs)[1])
+        return jax.lax.cond(carry[1].all(), lambda carry, xs: (carry, skipped), plain, carry, xs)
+
+    def packed(envs: Packed, xs: tuple[Key, dict[str, Array], Packed]) -> tuple[Packed, Packed]:
+        key, row, start = xs
+        after, made = one_step(envs.tree(), key, row, start.tree())
+        return Packed.of(after), Packed.of(made)
+
+    if not few_kernels:
+        return jax.lax.scan(plain_or_skipped if first_episodes else plain, carry, xs)
+    (envs, ended), (keys, rows) = carry, xs
+    starts = jax.vmap(lambda key: Packed.of(reset(env, start_key(jax.random.split(key)[1]), num_envs)))(keys)
+    after, log = jax.lax.scan(packed, Packed.of(envs), (keys, rows, starts))
+    made = log.tree()
+    done = _done(made[3])
+    if first_episodes:
+        simulated = ((first_episode_mask(done) > 0.0) & ~ended[None]).any(axis=1)
+        made = jax.tree.map(lambda x: jnp.where(_rows(simulated, x), x, jnp.zeros_like(x)), made)
+    return (after.tree(), ended | done.any(axis=0)), made
+
+
+def _done(timestep: Timestep) -> Array:
+    return timestep.terminated | timestep.truncated
 
 
 def make_rollout(
@@ -197,4 +291,4 @@ def _forget(policy: Policy, memory: PyTree, done: Array) -> PyTree:
     if not isinstance(policy, PolicyWithMemory):
         return memory
     first = policy.init_memory(done.shape[0])
-    return jax.tree.map(lambda new, old: jnp.where(done.reshape(-1, *[1] * (old.ndim - 1)), new, old), first, memory)
+    return jax.tree.map(lambda new, old: jnp.where(_rows(done, old), new, old), first, memory)

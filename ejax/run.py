@@ -14,6 +14,7 @@ import numpy as np
 
 from ejax.algorithms.step import RunState
 from ejax.config import RunConfig
+from ejax.device import matmul_precision
 from ejax.envs.host.calls import EnvAbandoned, exits_are_errors
 from ejax.training.best import Best, improves
 from ejax.training.cadence import Cadence, Throttle
@@ -85,7 +86,8 @@ def train(
     started = time.monotonic()
     place = find_place(config, resume, run_dir)
     try:
-        with exits_are_errors(config.env.id):
+        trainer = place.config.trainer
+        with exits_are_errors(config.env.id), matmul_precision(trainer.matmul_precision, trainer.device):
             return _train(place, started, owns_process)
     except KeyboardInterrupt as error:
         error.add_note(place.directory.last_word())

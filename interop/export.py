@@ -102,7 +102,12 @@ def export_run(
         env = build_env(config, num_envs=_NUM_ENVS, quarantine=Path(scratch))
         with closing(env) if isinstance(env, HostEnv) else nullcontext():
             policy, params = load_policy(config, env, path)
-            origin = {"checkpoint": path.name, "global_step": meta["global_step"], "env": config.to_dict()["env"]}
+            origin = {
+                "checkpoint": path.name,
+                "global_step": meta["global_step"],
+                "env": config.to_dict()["env"],
+                "matmul_precision": config.trainer.matmul_precision,
+            }
             seed = config.trainer.eval_seed
             return export_policy(policy, params, env, to, formats, origin=origin, clipping=clipping, seed=seed)
 
@@ -122,7 +127,8 @@ def export_policy(
 
     Args:
         env: where the policy was trained; the observations that it is checked on come from there.
-        origin: ``checkpoint`` (a name), ``global_step``, ``env`` {``id``, ``cfg``}: written down as they are.
+        origin: ``checkpoint`` (a name), ``global_step``, ``env`` {``id``, ``cfg``} and, if it is known, the
+            ``matmul_precision`` of the training: written down as they are. The proof itself is for float32.
         clipping: of a normal's actions to the env's action space. ``auto``: only if the env itself clips to it, so that
             the exported policy does what was trained.
         seed: of the start of the episode in ``episode.json``. None: there is no such file.
@@ -162,7 +168,12 @@ def export_policy(
     if seed is not None and as_trained and not isinstance(env, HostEnv):
         episode = reference_episode(policy, env, params, seed)
         documents |= {} if episode is None else {"episode.json": episode}
-    facts = {"checkpoint": origin["checkpoint"], "global_step": origin["global_step"], "clipping": reason}
+    facts = {
+        "checkpoint": origin["checkpoint"],
+        "global_step": origin["global_step"],
+        "clipping": reason,
+        "matmul_precision": {"training": origin.get("matmul_precision"), "proof": "float32"},
+    }
     return _write(to, formats, trained, documents, cases, facts)
 
 

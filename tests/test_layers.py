@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 LAYERS = [
     [
-        *("types", "finite", "distributions", "returns", "losses", "optim"),
+        *("types", "finite", "flat", "packed", "scan", "distributions", "returns", "losses", "optim"),
         *("sharding", "device", "registry", "trust", "frozen", "problems", "sections", "shorten", "values", "video"),
         *(
             f"training.{part}"

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from ejax.losses import clipped_surrogate, clipped_value_loss, kl_k3, value_loss
+from ejax.losses import clipped_surrogate, clipped_value_loss, kl_k3, value_loss, weighted_sums
 
 pytestmark = pytest.mark.usefixtures("strict_dtypes")
 
@@ -59,3 +59,19 @@ def test_the_mean_of_k3_over_samples_of_old_is_the_kl() -> None:
     x = np.random.default_rng(4).normal(size=200_000)
     log_ratio = -0.5 * (x - 0.5) ** 2 + 0.5 * x**2
     assert float(kl_k3(log_ratio).mean()) == pytest.approx(0.125, abs=0.003)
+
+
+def test_weighted_sums_are_those_of_each_term_and_the_loss_is_made_of_some() -> None:
+    a, b, c = rows(5)
+    weight = np.linspace(0.0, 1.0, 64, dtype=np.float32)
+    loss, sums = jax.jit(weighted_sums)({"a": a, "b": b, "c": c}, weight, {"c": -0.5, "a": 2.0})
+    expected = {name: np.dot(weight, x) for name, x in (("a", a), ("b", b), ("c", c))}
+    assert {name: float(x) for name, x in sums.items()} == pytest.approx(expected, rel=1e-4)
+    assert float(loss) == pytest.approx(2.0 * expected["a"] - 0.5 * expected["c"], rel=1e-4)
+
+
+def test_a_term_that_is_not_of_the_loss_has_no_gradient_even_where_it_overflows() -> None:
+    def loss(x: jax.Array) -> jax.Array:
+        return weighted_sums({"of_loss": x, "beside": jax.numpy.exp(x)}, jax.numpy.ones(2), {"of_loss": 3.0})[0]
+
+    assert jax.grad(loss)(jax.numpy.array([1.0, 1e3])).tolist() == [3.0, 3.0]

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -12,7 +13,7 @@ import pytest
 from flax import struct
 
 from ejax.distributions import Normal
-from ejax.rollout import EnvCarry, reset, step, unroll
+from ejax.rollout import EnvCarry, _collect, _steps_at_once, reset, start_key, step, unroll
 from ejax.types import Params, Rollout, Timestep
 
 KEY = jax.random.key(0)
@@ -106,9 +107,20 @@ def test_nothing_is_reset_while_no_episode_ends(jitted_step: Callable[..., Any])
     np.testing.assert_array_equal(timestep.final_obs, timestep.obs)
 
 
-def test_resets_are_behind_one_condition_for_the_batch() -> None:
-    text = str(jax.make_jaxpr(lambda *x: step(ENV, *x))(at([5], [0]), jnp.zeros((1, 1)), KEY))
-    assert text.count("cond[") == 1
+@pytest.mark.parametrize(("platform", "conditions"), [("cpu", 1), ("cuda", 0)])
+def test_resets_are_behind_one_condition_for_the_batch_on_a_cpu_and_behind_none_on_a_gpu(
+    platform: str, conditions: int
+) -> None:
+    traced = jax.jit(partial(step, ENV)).trace(at([5], [0]), jnp.zeros((1, 1)), KEY)
+    text = traced.lower(lowering_platforms=(platform,)).as_text()
+    assert text.count("stablehlo.case") == 2 + conditions  # the choice of the platform is two, of constants
+
+
+def test_starts_that_were_drawn_beforehand_are_those_that_a_step_draws(jitted_step: Callable[..., Any]) -> None:
+    before, action = at([5, 6], [2, 0]), jnp.zeros((2, 1))
+    drawn, _ = jitted_step(before, action, KEY)
+    given, _ = jax.jit(partial(step, ENV))(before, action, KEY, reset(ENV, start_key(KEY), 2))
+    jax.tree.map(np.testing.assert_array_equal, given, drawn)
 
 
 def test_environments_reset_independently() -> None:
@@ -156,6 +168,39 @@ def test_a_rollout_of_first_episodes_stops_when_all_have_ended(rollout: Rollout)
         np.testing.assert_array_equal(getattr(first, name)[:3], getattr(rollout, name)[:3])
     assert not first.obs[3:].any() and not first.reward[3:].any() and not first.done[3:].any()
     np.testing.assert_array_equal(carry.obs, rollout.obs[3])  # nothing was simulated after it
+
+
+@pytest.mark.parametrize("first_episodes", [False, True])
+def test_the_form_for_gpus_makes_the_same_bits(first_episodes: bool) -> None:
+    xs = (jax.random.split(KEY, 8), {})
+    forms = [
+        jax.jit(partial(_collect, Scripted(-2.0), ENV, first_episodes=first_episodes, few_kernels=few_kernels))
+        for few_kernels in (False, True)
+    ]
+    start = (at([5, 6], [0, 1]), jnp.zeros(2, bool))
+    (envs, ended), made = forms[0](PARAMS, start, xs)
+    (gpu_envs, gpu_ended), gpu_made = forms[1](PARAMS, start, xs)
+    jax.tree.map(np.testing.assert_array_equal, (gpu_ended, gpu_made), (ended, made))
+    if not first_episodes:  # else the other form has simulated on, to no avail
+        jax.tree.map(np.testing.assert_array_equal, gpu_envs, envs)
+
+
+@pytest.mark.parametrize("first_episodes", [False, True])
+def test_large_observations_are_valued_a_few_steps_at_a_time_with_the_same_results(
+    monkeypatch: pytest.MonkeyPatch, first_episodes: bool
+) -> None:
+    start = at([5, 6], [0, 1])
+    whole, end = unroll(POLICY, ENV, PARAMS, start, KEY, num_steps=6, first_episodes=first_episodes)
+    monkeypatch.setattr("ejax.rollout._LARGE_OBS", 8)
+    monkeypatch.setattr("ejax.rollout._STEPS_OF_LARGE_OBS", 4)
+    in_parts = unroll.__wrapped__(POLICY, ENV, PARAMS, start, KEY, num_steps=6, first_episodes=first_episodes)
+    jax.tree.map(np.testing.assert_array_equal, in_parts, (whole, end))
+
+
+def test_the_steps_between_values_of_large_observations_divide_the_rollout() -> None:
+    image = jnp.zeros((2, 64, 64, 3), jnp.uint8)
+    assert [_steps_at_once(steps, image) for steps in (128, 24, 17, 1)] == [16, 12, 1, 1]
+    assert _steps_at_once(128, {"state": image[:, 0, 0]}) == 128
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
 """Minibatch epochs: every row once, the right weights, and what happens when a minibatch goes wrong."""
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -10,46 +9,12 @@ import numpy as np
 import optax
 import pytest
 
-from ejax.algorithms.sgd import MinibatchConfig, permute, sgd_epochs
+from ejax.algorithms.sgd import MinibatchConfig, sgd_epochs
 from ejax.optim import OptimizerConfig, get_learning_rate, make_optimizer, scale_by_learning_rate
 from ejax.types import Params, TrainState, make_train_state
 
 SGD = make_optimizer(OptimizerConfig(name="sgd", learning_rate=0.1))
 KEY = jax.random.key(0)
-
-
-@pytest.fixture(scope="module")
-def permutation() -> Callable[..., Any]:
-    return jax.jit(lambda key, size: permute(jnp.arange(size, dtype=jnp.uint32), key, size), static_argnums=1)
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 5, 8, 17, 31, 64, 100, 1000])
-def test_permute_is_a_bijection(permutation: Callable[..., Any], size: int) -> None:
-    for seed in range(5):
-        assert sorted(permutation(jax.random.key(seed), size).tolist()) == list(range(size))
-
-
-@pytest.fixture(scope="module", params=[16, 33])
-def permutations(request: pytest.FixtureRequest) -> Any:
-    """[20000, size], one row for each key."""
-    index = jnp.arange(request.param, dtype=jnp.uint32)
-    keys = jax.random.split(KEY, 20_000)
-    return np.asarray(jax.jit(jax.vmap(lambda key: permute(index, key, index.size)))(keys)).astype(int)
-
-
-def test_permute_sends_every_index_everywhere_equally_often(permutations: int) -> None:
-    draws, size = permutations.shape
-    counts = np.array([np.bincount(permutations[:, i], minlength=size) for i in range(size)])
-    chi_squared = ((counts - draws / size) ** 2 / (draws / size)).sum()
-    freedom = (size - 1) ** 2
-    assert abs(chi_squared - freedom) < 4 * np.sqrt(2 * freedom)
-
-
-def test_permute_scatters_neighbours_evenly(permutations: int) -> None:
-    size = permutations.shape[1]
-    apart = (permutations[:, 1:] - permutations[:, :-1]) % size
-    share = np.bincount(apart.ravel(), minlength=size)[1:] / apart.size
-    np.testing.assert_allclose(share, 1.0 / (size - 1), rtol=0.08)
 
 
 def test_padding_does_not_enter_the_permutation() -> None:
@@ -305,3 +270,48 @@ def test_arrays_of_different_lengths_are_refused() -> None:
     batch = {"x": jnp.zeros((8, 1)), "y": jnp.zeros(5)}
     with pytest.raises(ValueError, match=r"same number of rows, got .*8.*5"):
         sgd_epochs(None, batch, jax.random.key(0), loss=None, optimizer=None, minibatches=None)
+
+
+def critic_loss(params: Params, batch: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    networks = params["params"]
+    error = batch["x"] @ networks["actor"]["w"] + networks["actor"]["b"] - jnp.tanh(batch["x"] @ networks["critic"])
+    return jnp.sum(batch["weight"] * jnp.square(error - 1.0)), {}
+
+
+@pytest.mark.parametrize("clip_per_network", [False, True])
+def test_parameters_in_one_vector_learn_what_separate_ones_do(clip_per_network: bool) -> None:
+    adam = make_optimizer(OptimizerConfig(learning_rate=0.1))
+    params = {"params": {"actor": {"w": jnp.zeros(3), "b": jnp.zeros(())}, "critic": 0.1 * jnp.ones(3)}}
+    batch = {"x": jnp.sin(jnp.arange(36.0)).reshape(12, 3)}
+    options = minibatches(n_epochs=3, max_grad_norm=0.1, clip_per_network=clip_per_network)
+    results = []
+    for optimizer in (
+        adam,
+        optax.GradientTransformation(*adam),
+    ):  # of the latter it is not known that it is elementwise
+        update = partial(sgd_epochs, loss=critic_loss, optimizer=optimizer, minibatches=options)
+        results.append(jax.jit(update)(make_train_state(params, optimizer), batch, KEY))
+    (state, metrics), (other, other_metrics) = results
+    assert jax.tree.structure(state) == jax.tree.structure(other)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), state, other)
+    assert float(metrics["grad_norm"]) == pytest.approx(float(other_metrics["grad_norm"]), rel=1e-5)
+
+
+def test_every_minibatch_has_equally_many_rows_of_each_stratum() -> None:
+    stratum = jnp.repeat(jnp.eye(4), 6, axis=0)  # 24 rows, six of each of four strata
+    state, _ = run({"x": stratum}, batch_size=8, num_strata=4, n_epochs=1)
+    np.testing.assert_allclose(state.params["params"]["w"], np.full(4, 3 * 0.1 / 4), rtol=1e-5)
+    seen: list[Any] = []
+
+    def looking(params: Params, batch: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        jax.debug.callback(lambda x: seen.append(x.sum(axis=0).tolist()), batch["x"])
+        return linear_loss(params, batch)
+
+    run({"x": stratum}, loss=looking, batch_size=8, num_strata=4)
+    jax.effects_barrier()
+    assert seen == [[2.0] * 4] * 3
+
+
+def test_strata_that_do_not_divide_the_rows_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"10 rows in minibatches of 4 cannot be drawn equally from 4 strata"):
+        run({"x": jnp.eye(10)}, num_strata=4)

@@ -46,10 +46,11 @@ def updates(raw: dict[str, Any], overrides: Iterable[str], count: int = 3) -> An
 
 
 def together(raw: dict[str, Any]) -> list[Any]:
-    """The settings of one device that has the environments and the minibatches of all."""
+    """The settings of one device that has the environments, the minibatches and the strata of all."""
     several = [f"trainer.num_envs={NUM_DEVICES * raw['trainer']['num_envs']}"]
     if "batch_size" in raw["algorithm"]["cfg"]:
         several.append(f"algorithm.cfg.batch_size={NUM_DEVICES * raw['algorithm']['cfg']['batch_size']}")
+        several.append(f"algorithm.cfg.minibatch_strata={NUM_DEVICES}")
     return several
 
 

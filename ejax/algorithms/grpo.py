@@ -17,11 +17,11 @@ import jax.numpy as jnp
 import optax
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
-from ejax.algorithms.batch import flatten, reference_log_prob
+from ejax.algorithms.batch import flatten, reference_log_prob, strata_problems
 from ejax.algorithms.record import Algorithm, RunShape
 from ejax.algorithms.sgd import MinibatchConfig, sgd_epochs
 from ejax.algorithms.step import EpisodeStarts
-from ejax.losses import clipped_surrogate, kl_k3
+from ejax.losses import clipped_surrogate, kl_k3, weighted_sums
 from ejax.optim import OptimizerConfig, ScheduleConfig, get_learning_rate, step_schedule
 from ejax.policies.normalize import update_normalizer
 from ejax.problems import Problem
@@ -61,6 +61,8 @@ class GRPOConfig(BaseModel):
     length_normalization: bool = False
     """ejax: each environment's episode has the same weight, however long it is, as in the original GRPO."""
     skip_nonfinite_updates: bool = True
+    """As in PPO."""
+    minibatch_strata: PositiveInt | None = None
     """As in PPO."""
     update_normalizers: bool = True
     """ejax: observation normalizers take in each rollout after its update, as PPO's do. EmbodiChain's GRPO leaves them
@@ -115,8 +117,10 @@ def grpo_update(
     # lengths relative to the rollout's, so that the weights of a minibatch do not get small
     length = mask.mean(axis=0, keepdims=True)
     weight = mask / jnp.maximum(length, 1.0 / mask.shape[0]) if config.length_normalization else mask
+    num_strata = config.minibatch_strata or num_shards()
     batch = flatten(
         rollout,
+        num_strata,
         advantage=group_advantages(step_return, mask, group_size=config.group_size, eps=config.eps),
         mask=weight,
         reference_log_prob=reference_log_prob(state, rollout, policy=policy, kl_coef=config.kl_coef),
@@ -132,6 +136,7 @@ def grpo_update(
             batch_size=num_shards() * config.batch_size,
             max_grad_norm=config.max_grad_norm,
             skip_nonfinite=config.skip_nonfinite_updates,
+            num_strata=num_strata,
         ),
     )
     state = step_schedule(state, config.optimizer, config.lr_scheduler)
@@ -152,22 +157,19 @@ def grpo_loss(params: Params, batch: dict[str, PyTree], *, policy: Policy, confi
     log_prob = distribution.log_prob(batch["action"])
     log_ratio = log_prob - batch["log_prob"]
 
-    def mean(x: Array) -> Array:
-        return jnp.sum(batch["weight"] * x)
-
     surrogate = clipped_surrogate(log_ratio, batch["advantage"], config.clip_coef, config.clip_coef_high)
-    metrics = {
-        "actor_loss": mean(surrogate),
-        "entropy": mean(distribution.entropy()),
-        "approx_kl": mean(kl_k3(log_ratio)),
-        "clip_fraction": mean(jnp.abs(jnp.exp(log_ratio) - 1.0) > config.clip_coef),
-        "approx_ref_kl": jnp.zeros(()),
+    terms = {
+        "actor_loss": surrogate,
+        "entropy": distribution.entropy(),
+        "approx_kl": kl_k3(log_ratio),
+        "clip_fraction": (jnp.abs(jnp.exp(log_ratio) - 1.0) > config.clip_coef).astype(surrogate.dtype),
+        "approx_ref_kl": jnp.zeros_like(surrogate),
     }
-    loss = metrics["actor_loss"] - config.ent_coef * metrics["entropy"]
+    coefficients = {"actor_loss": 1.0, "entropy": -config.ent_coef}
     if config.kl_coef > 0.0:
-        metrics["approx_ref_kl"] = mean(kl_k3(batch["reference_log_prob"] - log_prob))
-        loss = loss + config.kl_coef * metrics["approx_ref_kl"]
-    return loss, jax.lax.stop_gradient(metrics)
+        terms["approx_ref_kl"] = kl_k3(batch["reference_log_prob"] - log_prob)
+        coefficients["approx_ref_kl"] = config.kl_coef
+    return weighted_sums(terms, batch["weight"], coefficients)
 
 
 def _starts(options: GRPOConfig) -> EpisodeStarts:
@@ -184,6 +186,7 @@ def _problems(options: GRPOConfig, run: RunShape) -> Iterator[Problem]:
         yield Problem("trainer.num_envs", f"{text}; give {max(options.group_size, run.num_envs - rest)}")
     if options.batch_size > run.rows:
         yield run.too_many("batch_size", options.batch_size)
+    yield from strata_problems(options.minibatch_strata, options.batch_size, run)
 
 
 _EMBODICHAIN = {"shared_start": False, "skip_nonfinite_updates": False}

@@ -26,10 +26,10 @@ from pydantic import (
     field_validator,
 )
 
-from ejax.algorithms.batch import flatten, reference_log_prob
+from ejax.algorithms.batch import flatten, reference_log_prob, strata_problems
 from ejax.algorithms.record import Algorithm, RunShape
 from ejax.algorithms.sgd import MinibatchConfig, sgd_epochs
-from ejax.losses import clipped_surrogate, clipped_value_loss, kl_k3, value_loss
+from ejax.losses import clipped_surrogate, clipped_value_loss, kl_k3, value_loss, weighted_sums
 from ejax.optim import OptimizerConfig, ScheduleConfig, get_learning_rate, step_schedule
 from ejax.policies.normalize import update_normalizer
 from ejax.problems import Problem
@@ -52,6 +52,9 @@ class PPOConfig(BaseModel):
     """Rows of one minibatch on each device; the last one of an epoch may be smaller."""
     num_mini_batches: PositiveInt | None = None
     """Instead of ``batch_size``: this many minibatches of equal size (the last may be smaller)."""
+    minibatch_strata: PositiveInt | None = None
+    """ejax: minibatches take equally many rows from each of this many groups of neighbouring environments. None: from
+    each device, which then needs none of the others' rows; D devices compute what one does with D strata."""
     clip_coef: PositiveFloat = 0.2
     ent_coef: NonNegativeFloat = 0.01
     vf_coef: NonNegativeFloat = 0.5
@@ -147,8 +150,10 @@ def ppo_update(
         rollout, lag_metrics = _seen_by(state.params, rollout, policy=policy, config=config)
     advantage, value_target = ppo_advantage(rollout, behaviour, config=config)
     # one flat batch; what the options do not ask for is not gathered in every minibatch
+    num_strata = config.minibatch_strata or num_shards()
     batch = flatten(
         rollout,
+        num_strata,
         value=rollout.value,
         advantage=advantage,
         value_target=value_target,
@@ -165,10 +170,11 @@ def ppo_update(
         optimizer=optimizer,
         minibatches=MinibatchConfig(
             n_epochs=config.n_epochs,
-            batch_size=minibatch_size(config, rollout.reward.size),
+            batch_size=minibatch_size(config, rollout.reward.size, num_strata),
             max_grad_norm=config.max_grad_norm,
             clip_per_network=config.clip_grad_per_network,
             skip_nonfinite=config.skip_nonfinite_updates,
+            num_strata=num_strata,
         ),
         prepare=_prepare(config),
         adapt_rate=partial(_adapt_rate, config=config) if config.schedule == "adaptive" else None,
@@ -257,41 +263,37 @@ def ppo_loss(params: Params, batch: dict[str, PyTree], *, policy: Policy, config
     log_ratio = log_prob - batch["log_prob"]
     weight = batch.get("weight", jnp.full_like(value, 1.0 / value.shape[0]))
 
-    def mean(x: Array) -> Array:
-        return jnp.sum(weight * x)
-
     if config.use_clipped_value_loss:
         squared_error = clipped_value_loss(value, batch["value"], batch["value_target"], config.clip_coef)
     else:
         squared_error = value_loss(value, batch["value_target"])
-    metrics = {
-        "actor_loss": mean(
-            batch.get("behave_weight", 1.0) * clipped_surrogate(log_ratio, batch["advantage"], config.clip_coef)
-        ),
-        "value_loss": mean(squared_error),
-        "entropy": mean(distribution.entropy()),
-        "approx_kl": mean(kl_k3(log_ratio)),
-        "clip_fraction": mean(jnp.abs(jnp.exp(log_ratio) - 1.0) > config.clip_coef),
+    surrogate = clipped_surrogate(log_ratio, batch["advantage"], config.clip_coef)
+    terms = {
+        "actor_loss": batch.get("behave_weight", 1.0) * surrogate,
+        "value_loss": squared_error,
+        "entropy": distribution.entropy(),
+        "approx_kl": kl_k3(log_ratio),
+        "clip_fraction": (jnp.abs(jnp.exp(log_ratio) - 1.0) > config.clip_coef).astype(value.dtype),
     }
-    loss = metrics["actor_loss"] + config.vf_coef * metrics["value_loss"] - config.ent_coef * metrics["entropy"]
+    coefficients = {"actor_loss": 1.0, "value_loss": config.vf_coef, "entropy": -config.ent_coef}
     if config.action_bound_coef > 0.0:
         overshoot = jnp.maximum(jnp.abs(distribution.mode()) - 1.0, 0.0)
-        metrics["action_bound_loss"] = mean(jnp.square(overshoot).mean(axis=-1))
-        loss = loss + config.action_bound_coef * metrics["action_bound_loss"]
+        terms["action_bound_loss"] = jnp.square(overshoot).mean(axis=-1)
+        coefficients["action_bound_loss"] = config.action_bound_coef
     if config.kl_coef > 0.0:
-        metrics["approx_ref_kl"] = mean(kl_k3(batch["reference_log_prob"] - log_prob))
-        loss = loss + config.kl_coef * metrics["approx_ref_kl"]
+        terms["approx_ref_kl"] = kl_k3(batch["reference_log_prob"] - log_prob)
+        coefficients["approx_ref_kl"] = config.kl_coef
     if "distribution" in batch:
-        metrics["kl"] = mean(batch["distribution"].kl(distribution))
-    return loss, jax.lax.stop_gradient(metrics)
+        terms["kl"] = batch["distribution"].kl(distribution)
+    return weighted_sums(terms, weight, coefficients)
 
 
-def minibatch_size(config: PPOConfig, num_rows: int) -> int:
+def minibatch_size(config: PPOConfig, num_rows: int, num_strata: int = 1) -> int:
     """Rows of a minibatch on all devices: ``batch_size`` on each, or those of ``num_mini_batches`` equal parts,
-    as ``torch.chunk`` cuts."""
+    as ``torch.chunk`` cuts each stratum."""
     if config.num_mini_batches is None:
         return num_shards() * config.batch_size
-    return -(-num_rows // config.num_mini_batches)
+    return num_strata * -(-num_rows // (num_strata * config.num_mini_batches))
 
 
 def _prepare(config: PPOConfig) -> Callable[[dict[str, PyTree]], dict[str, PyTree]] | None:
@@ -334,6 +336,8 @@ def _problems(options: PPOConfig, run: RunShape) -> Iterator[Problem]:
         yield run.too_many("batch_size", options.batch_size)
     if options.num_mini_batches is not None and options.num_mini_batches > run.rows:
         yield run.too_many("num_mini_batches", options.num_mini_batches)
+    batch_size = None if options.num_mini_batches else options.batch_size
+    yield from strata_problems(options.minibatch_strata, batch_size, run)
 
 
 ALGORITHM = Algorithm(

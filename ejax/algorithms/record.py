@@ -27,6 +27,8 @@ class RunShape:
     """Steps per environment and update, T."""
     policy: str
     """The policy's registered name."""
+    distributed: bool = False
+    """Several devices have ``num_envs`` each."""
 
     @property
     def rows(self) -> int:

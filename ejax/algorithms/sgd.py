@@ -1,15 +1,19 @@
 """Epochs of minibatch gradient steps over a flat batch, in one scan: what PPO's and GRPO's updates have in common."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import struct
 
-from ejax.optim import apply_gradient, clip_by_global_norm, get_learning_rate
+from ejax.algorithms.shuffle import minibatch_rows
+from ejax.flat import Vectors, vectors_of
+from ejax.optim import Elementwise, apply_gradient, clip_by_global_norm, get_learning_rate
 from ejax.sharding import constrain_split
 from ejax.types import Array, Key, Metrics, Params, PyTree, TrainState, split_critic
 
@@ -29,6 +33,8 @@ class MinibatchConfig:
     max_grad_norm: float = struct.field(pytree_node=False)
     clip_per_network: bool = struct.field(pytree_node=False, default=False)
     skip_nonfinite: bool = struct.field(pytree_node=False, default=True)
+    num_strata: int = struct.field(pytree_node=False, default=1)
+    """Equal parts of the batch, each of successive rows, that give every minibatch equally many: the devices'."""
     chunk_rows: int | None = struct.field(pytree_node=False, default=None)
     """Accumulate the gradient in chunks of this many rows. None: as many as a CPU's cache holds; all on a GPU."""
 
@@ -69,36 +75,47 @@ def sgd_epochs(
     """
     num_rows = _count_rows(batch)
     size = min(minibatches.batch_size, num_rows)
-    num_minibatches = -(-num_rows // size)
-    grad_fn = _accumulated_grad(loss, size, minibatches.chunk_rows, skip_weightless="mask" in batch)
+    if num_rows % minibatches.num_strata or size % minibatches.num_strata:
+        text = f"{num_rows} rows in minibatches of {size} cannot be drawn equally from {minibatches.num_strata} strata"
+        raise ValueError(f"{text}; let num_strata divide both")
+    # inside the loops, small parameters are one vector
+    vectors = None
+    if isinstance(optimizer, Elementwise):
+        vectors = vectors_of(state.params["params"], critic_apart=minibatches.clip_per_network)
+    inner = state if vectors is None else _packed(state, vectors)
+    grad_fn = _accumulated_grad(loss, size, minibatches.chunk_rows, vectors, skip_weightless="mask" in batch)
     gradient_step = partial(
         _gradient_step, grad_fn=grad_fn, optimizer=optimizer, minibatches=minibatches, adapt_rate=adapt_rate
     )
 
-    def learn(state: TrainState, rows: Array) -> tuple[TrainState, Metrics]:
-        minibatch, count = _take(batch, rows, num_rows)
+    def learn(state: TrainState, rows: Array, count: Array) -> tuple[TrainState, Metrics]:
+        minibatch, count = _take(batch, rows, count, num_rows)
         trained, metrics = gradient_step(state, minibatch if prepare is None else prepare(minibatch))
         return trained, metrics | {"rows": count}
 
-    def one_minibatch(carry: tuple[TrainState, Array], rows: Array) -> tuple[Any, Metrics]:
-        state, stopped = carry
+    def one_minibatch(carry: tuple[TrainState, Array], xs: tuple[Array, Array]) -> tuple[Any, _Log]:
+        (state, stopped), (rows, count) = carry, xs
         # rows that count come first, so that the chunks behind them, with none that does, cost nothing
         if "mask" in batch:
-            rows = rows[jnp.argsort(batch["mask"][rows % num_rows] <= 0.0, stable=True)]
+            rows = _counting_first(rows, batch["mask"])
         if stop is None:
-            state, metrics = learn(state, rows)
-            return (state, stopped), metrics
-        return _learn_unless(stopped, learn, stop, state, rows)
+            state, metrics = learn(state, rows, count)
+        else:
+            (state, stopped), metrics = _learn_unless(stopped, partial(learn, rows=rows, count=count), stop, state)
+        return (state, stopped), _Log.of(metrics)
 
-    def one_epoch(carry: tuple[TrainState, Array], key: Key) -> tuple[Any, Metrics]:
-        rows = jnp.arange(num_minibatches * size, dtype=jnp.uint32)
-        # padding stays where it is: sent through the permutation, it might never come back inside
-        permuted = jnp.concatenate([permute(rows[:num_rows], key, num_rows), rows[num_rows:]])
-        return jax.lax.scan(one_minibatch, carry, permuted.reshape(num_minibatches, size).astype(jnp.int32))
+    # rows of each minibatch of an epoch: the last one's may be fewer
+    counts = np.minimum(size, num_rows - np.arange(0, num_rows, size)).astype(np.float32)
+
+    def one_epoch(carry: tuple[TrainState, Array], key: Key) -> tuple[Any, _Log]:
+        rows = minibatch_rows(key, num_rows, size, minibatches.num_strata)
+        return jax.lax.scan(one_minibatch, carry, (rows, jnp.asarray(counts)))
 
     # epochs within one scan and minibatches within another: one body is compiled, whatever their number
-    carry = (state, jnp.asarray(False))
-    (state, stopped), metrics = jax.lax.scan(one_epoch, carry, jax.random.split(key, minibatches.n_epochs))
+    carry = (inner, jnp.asarray(False))
+    (inner, stopped), log = jax.lax.scan(one_epoch, carry, jax.random.split(key, minibatches.n_epochs))
+    state = inner if vectors is None else _unpacked(inner, vectors, like=state)
+    metrics = log.metrics()
     rows = metrics.pop("rows")
     skipped = metrics.pop("skipped_minibatches").sum()
     # a skipped minibatch's metrics are not finite: they must not hide the others'. Where training stops for one they
@@ -112,6 +129,32 @@ def sgd_epochs(
     }
 
 
+@struct.dataclass
+class _Log:
+    """Metrics as one vector: each array that a loop stores is a kernel of its own."""
+
+    names: tuple[str, ...] = struct.field(pytree_node=False)
+    values: Array
+
+    @classmethod
+    def of(cls, metrics: Metrics) -> "_Log":
+        names = tuple(sorted(metrics))
+        return cls(names, jnp.stack([metrics[name].astype(jnp.float32) for name in names]))
+
+    def metrics(self) -> Metrics:
+        return {name: self.values[..., i] for i, name in enumerate(self.names)}
+
+
+def _packed(state: TrainState, vectors: Vectors) -> TrainState:
+    params = {**state.params, "params": vectors.pack(state.params["params"])}
+    return replace(state, params=params, opt_state=vectors.pack_within(state.opt_state))
+
+
+def _unpacked(state: TrainState, vectors: Vectors, like: TrainState) -> TrainState:
+    params = {**state.params, "params": vectors.unpack(state.params["params"])}
+    return replace(state, params=params, opt_state=vectors.unpack_within(state.opt_state, like.opt_state))
+
+
 def _count_rows(batch: dict[str, PyTree]) -> int:
     rows_of = {name: {leaf.shape[0] for leaf in jax.tree.leaves(part)} for name, part in batch.items()}
     if len(set().union(*rows_of.values())) != 1:
@@ -119,31 +162,53 @@ def _count_rows(batch: dict[str, PyTree]) -> int:
     return jax.tree.leaves(batch)[0].shape[0]
 
 
-def _take(batch: dict[str, PyTree], rows: Array, num_rows: int) -> tuple[dict[str, PyTree], Array]:
-    """The minibatch of these rows with its ``weight``, and how many of its rows count.
+def _counting_first(rows: Array, mask: Array) -> Array:
+    """[D, M]: each stratum's rows of a minibatch, those with a weight first."""
+    mask = mask.reshape(rows.shape[0], -1)
+    weightless = jnp.take_along_axis(mask, rows % mask.shape[1], axis=1) <= 0.0
+    return jnp.take_along_axis(rows, jnp.argsort(weightless, axis=1, stable=True), axis=1)
+
+
+def _take(batch: dict[str, PyTree], rows: Array, count: Array, num_rows: int) -> tuple[dict[str, PyTree], Array]:
+    """The minibatch of these rows with its ``weight``, and the weight of them all before it is made one.
 
     Args:
-        rows: [M] int32. ``num_rows`` and above: padding, filled with whichever row, of weight 0.
+        rows: [D, M / D] int32, within each of D strata. Past a stratum's end: padding, filled with whichever row, of
+            weight 0.
+        count: of the rows that are no padding.
     """
-    minibatch = {name: jax.tree.map(lambda x: x[rows % num_rows], leaf) for name, leaf in batch.items()}
-    minibatch = constrain_split(minibatch)
-    mask = (rows < num_rows) * minibatch.pop("mask", 1.0)
-    count = jnp.maximum(mask.sum(), 1.0)
-    minibatch["weight"] = mask / count
+    num_strata = rows.shape[0]
+    stratum = num_rows // num_strata
+
+    def of_one(part: Array, rows: Array) -> Array:
+        return part.at[rows % stratum].get(mode="promise_in_bounds")
+
+    def take(x: Array) -> Array:
+        if num_strata == 1:
+            return of_one(x, rows[0])
+        # stratum by stratum, so that each device finds its part in its own memory
+        parts = constrain_split(x.reshape(num_strata, stratum, *x.shape[1:]))
+        return jax.vmap(of_one)(parts, rows).reshape(-1, *x.shape[1:])
+
+    minibatch = constrain_split({name: jax.tree.map(take, leaf) for name, leaf in batch.items()})
+    weight = (rows < stratum).reshape(-1).astype(jnp.float32)
+    if "mask" in minibatch:
+        weight = weight * minibatch.pop("mask")
+        count = jnp.maximum(weight.sum(), 1.0)
+    minibatch["weight"] = weight / count
     return minibatch, count
 
 
 def _learn_unless(
     stopped: Array,
-    learn: Callable[[TrainState, Array], tuple[TrainState, Metrics]],
+    learn: Callable[[TrainState], tuple[TrainState, Metrics]],
     stop: Callable[[Metrics], Array],
     state: TrainState,
-    rows: Array,
 ) -> tuple[tuple[TrainState, Array], Metrics]:
     """One minibatch, unless an earlier one has stopped the update; the one that stops it is measured, not learned."""
 
     def look(state: TrainState) -> tuple[TrainState, Array, Metrics]:
-        trained, metrics = learn(state, rows)
+        trained, metrics = learn(state)
         stops = stop(metrics)
         return _select(stops, state, trained), stops, metrics
 
@@ -152,42 +217,6 @@ def _learn_unless(
 
     state, stopped, metrics = jax.lax.cond(stopped, skip, look, state)
     return (state, stopped), metrics
-
-
-def permute(index: Array, key: Key, size: int) -> Array:
-    """A keyed permutation of 0..size-1, evaluated at ``index``. No sort: 100 times faster than a shuffle on a CPU.
-
-    A six-round Feistel network over the next power of two; indices that land outside are sent through it again
-    (cycle walking), which keeps it a bijection.
-
-    Args:
-        index: [M] uint32 < size.
-    """
-    bits = max(2, (size - 1).bit_length())
-    left_bits, right_bits = bits // 2, bits - bits // 2
-    round_keys = jax.random.bits(key, (6,), jnp.uint32)
-
-    def feistel(x: Array) -> Array:
-        widths = (left_bits, right_bits)
-        left, right = x >> right_bits, x & ((1 << right_bits) - 1)
-        for i in range(6):
-            mixed = _mix(right ^ round_keys[i]) & ((1 << widths[0]) - 1)
-            left, right = right, left ^ mixed
-            widths = (widths[1], widths[0])
-        return (left << right_bits) | right
-
-    outside = lambda x: x >= size  # noqa: E731
-    first = feistel(index)
-    if size == 1 << bits:
-        return first
-    return jax.lax.while_loop(lambda x: outside(x).any(), lambda x: jnp.where(outside(x), feistel(x), x), first)
-
-
-def _mix(x: Array) -> Array:
-    """A 32-bit finalizer: every input bit reaches every output bit. Constants: murmur3's."""
-    x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
-    x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
-    return x ^ (x >> 16)
 
 
 def _gradient_step(
@@ -215,21 +244,22 @@ def _gradient_step(
 
 
 def _accumulated_grad(
-    loss: Loss, size: int, chunk_rows: int | None, *, skip_weightless: bool
+    loss: Loss, size: int, chunk_rows: int | None, vectors: Vectors | None, *, skip_weightless: bool
 ) -> Callable[..., tuple[PyTree, Metrics]]:
-    """``(params, minibatch) -> (gradient with respect to params["params"], metrics)``."""
+    """``(params, minibatch) -> (gradient with respect to params["params"], metrics)``; both packed, if ``vectors``."""
 
     def grad(params: Params, batch: PyTree) -> tuple[PyTree, Metrics]:
         def of_trained(trained: PyTree) -> tuple[Array, Metrics]:
             value, metrics = loss({**params, "params": trained}, batch)
             return value, metrics | {"loss": value}
 
-        return jax.grad(of_trained, has_aux=True)(params["params"])
+        if vectors is None:
+            return jax.grad(of_trained, has_aux=True)(params["params"])
+        # packed afterwards: the gradient of unpacking would be a sum of padded vectors
+        grads, metrics = jax.grad(of_trained, has_aux=True)(vectors.unpack(params["params"]))
+        return vectors.pack(grads), metrics
 
-    def accumulated(params: Params, batch: PyTree) -> tuple[PyTree, Metrics]:
-        rows = _rows_in_cache(params, size) if chunk_rows is None else chunk_rows
-        if size % rows or size == rows:
-            return grad(params, batch)
+    def in_chunks(params: Params, batch: PyTree, *, rows: int) -> tuple[PyTree, Metrics]:
         chunks = jax.tree.map(lambda x: x.reshape(size // rows, rows, *x.shape[1:]), batch)
 
         def add(total: PyTree, chunk: PyTree) -> PyTree:
@@ -244,14 +274,23 @@ def _accumulated_grad(
         total, _ = jax.lax.scan(add_or_skip, _zeros_like(jax.eval_shape(grad, params, first)), chunks)
         return total
 
+    def accumulated(params: Params, batch: PyTree) -> tuple[PyTree, Metrics]:
+        if chunk_rows is not None and (chunk_rows == size or size % chunk_rows):
+            return grad(params, batch)
+        if chunk_rows is not None:
+            return in_chunks(params, batch, rows=chunk_rows)
+        trained = params["params"] if vectors is None else vectors.shapes
+        if (rows := _rows_in_cache(trained, size)) == size:
+            return grad(params, batch)
+        # decided where the program is lowered, which may be for another machine than this
+        return jax.lax.platform_dependent(params, batch, cpu=partial(in_chunks, rows=rows), default=grad)
+
     return accumulated
 
 
-def _rows_in_cache(params: Params, size: int) -> int:
-    """Rows of the fewest equal chunks that fit a CPU's cache; all where few chunks cannot be equal, and on a GPU."""
-    if jax.default_backend() != "cpu":
-        return size
-    widest = max((leaf.shape[-1] for leaf in jax.tree.leaves(params["params"]) if leaf.ndim), default=1)
+def _rows_in_cache(params: PyTree, size: int) -> int:
+    """Rows of the fewest equal chunks that fit a CPU's cache; all where few chunks cannot be equal."""
+    widest = max((leaf.shape[-1] for leaf in jax.tree.leaves(params) if leaf.ndim), default=1)
     fewest = -(-size * widest // _CACHED_ELEMENTS)
     return size // next((n for n in range(fewest, 2 * fewest) if size % n == 0), 1)
 

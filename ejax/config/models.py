@@ -29,6 +29,7 @@ from ejax.algorithms.record import Algorithm, RunShape
 from ejax.collectors.config import CollectorConfig
 from ejax.config.camera import CameraConfig
 from ejax.config.data import DataConfig, data_problems
+from ejax.device import MatmulPrecision
 from ejax.frozen import Kwargs, freeze
 from ejax.policies.mlp import NetworkConfig
 from ejax.problems import ConfigError, KeyNote, Problem
@@ -107,6 +108,10 @@ class TrainerConfig(BaseModel):
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 1
     device: str = "cpu"
     """``cpu``, ``cuda``, ``cuda:<index>``, ``tpu``."""
+    matmul_precision: MatmulPrecision = "float32"
+    """``float32``, ``tf32``, ``bf16``: how a GPU multiplies float32 matrices. The latter two round their entries, to 10
+    and 7 bits of mantissa, and add up in float32. Parameters and statistics are float32 in any case, and a CPU computes
+    in float32 only."""
     distributed: bool = False
     """Train on all devices of ``device``'s kind in this machine. As in EmbodiChain, ``num_envs`` and ``batch_size`` are
     then those of one device, and the run has as many environment steps more as there are devices more."""
@@ -344,7 +349,12 @@ def _sizes(config: RunConfig) -> Iterator[Problem]:
     if trainer.num_updates > INT32_MAX:
         text = f"means {trainer.num_updates} updates; at most {INT32_MAX} are counted"
         yield Problem("trainer.iterations" if trainer.total_timesteps is None else "trainer.total_timesteps", text)
-    shape = RunShape(num_envs=trainer.num_envs, buffer_size=trainer.buffer_size, policy=config.policy.name)
+    shape = RunShape(
+        num_envs=trainer.num_envs,
+        buffer_size=trainer.buffer_size,
+        policy=config.policy.name,
+        distributed=trainer.distributed,
+    )
     if shape.rows > INT32_MAX and max(trainer.buffer_size, trainer.num_envs) <= INT32_MAX:
         text = f"{shape.rows_text}; at most {INT32_MAX} are counted"
         yield Problem("trainer.buffer_size", text)

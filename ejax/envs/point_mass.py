@@ -1,6 +1,8 @@
 """A point mass that reaches a goal past two soft obstacles. Differentiable. Source: EmbodiChain's PointMassRL."""
 
+import math
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 
 import gymnasium
 import jax
@@ -13,6 +15,8 @@ from ejax.finite import all_finite
 from ejax.types import Array, Key, Timestep
 
 _MAX_DRAWS = 50
+_NEVER = 1e-12
+"""The probability of a failure that need not be provided for."""
 
 
 _OBSERVATION = (
@@ -164,18 +168,32 @@ class PointMassRL:
         def too_close(obstacle: Array) -> Array:
             return jnp.linalg.norm(obstacle - goal[None], axis=-1) <= self.obstacle_min_goal_distance
 
-        def draw(carry: tuple[Array, Array]) -> tuple[Array, Array]:
-            obstacle, i = carry
+        def draw(i: Array | int, obstacle: Array) -> Array:
             fresh = _uniform(jax.random.fold_in(key, i), (2, 2), 0.8 * self.workspace_half)
-            return jnp.where(too_close(obstacle)[:, None], fresh, obstacle), i + 1
+            return jnp.where(too_close(obstacle)[:, None], fresh, obstacle)
 
-        def unfinished(carry: tuple[Array, Array]) -> Array:
-            obstacle, i = carry
-            return too_close(obstacle).any() & (i < _MAX_DRAWS)
+        def while_too_close(start: Array) -> Array:
+            def unfinished(carry: tuple[Array, Array]) -> Array:
+                return too_close(carry[0]).any() & (carry[1] < self._num_draws)
 
-        start = (jnp.broadcast_to(goal, (2, 2)), jnp.zeros((), jnp.int32))
-        obstacle, _ = jax.lax.while_loop(unfinished, draw, start)
+            def one_more(carry: tuple[Array, Array]) -> tuple[Array, Array]:
+                return draw(carry[1], carry[0]), carry[1] + 1
+
+            return jax.lax.while_loop(unfinished, one_more, (start, jnp.zeros((), jnp.int32)))[0]
+
+        # a GPU would ask the host after each draw whether to go on; what is far enough away stays as it is
+        start = jnp.broadcast_to(goal, (2, 2))
+        all_draws = partial(jax.lax.fori_loop, 0, self._num_draws, draw)
+        obstacle = jax.lax.platform_dependent(start, cpu=while_too_close, default=all_draws)
         return jnp.where(too_close(obstacle)[:, None], -0.5 * goal[None], obstacle)
+
+    @property
+    def _num_draws(self) -> int:
+        """50, or fewer where it is as good as impossible that so many fail."""
+        fails = math.pi * self.obstacle_min_goal_distance**2 / (1.6 * self.workspace_half) ** 2
+        if not 0.0 < fails < 1.0:
+            return _MAX_DRAWS
+        return min(_MAX_DRAWS, math.ceil(math.log(_NEVER) / math.log(fails)))
 
 
 def _observe(state: PointMassState) -> Array:

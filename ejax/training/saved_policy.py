@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from ejax.config import RunConfig
-from ejax.device import prepare_jax
+from ejax.device import matmul_precision, prepare_jax
 from ejax.envs.host.calls import exits_are_errors
 from ejax.evaluation import evaluate, evaluate_host, summarize
 from ejax.training.build import build_policy
@@ -51,7 +51,7 @@ def evaluate_run(
     """
     directory, config = open_run_directory(run)
     prepare_jax(device)
-    with exits_are_errors(config.env.id):
+    with exits_are_errors(config.env.id), matmul_precision(config.trainer.matmul_precision, device):
         return _evaluate_run(directory, config, checkpoint, num_episodes, num_envs, choice, seed, video)
 
 
