@@ -74,7 +74,7 @@ def step(
     """
     num_envs = jax.tree.leaves(carry.obs)[0].shape[0]
     key_step, key_reset = jax.random.split(key)
-    state, timestep = jax.vmap(env.step)(carry.state, action, jax.random.split(key_step, num_envs))
+    state, timestep = _step_all(env, carry.state, action, key_step)
     done = timestep.terminated | timestep.truncated
 
     def restart(ended: EnvCarry, start: EnvCarry | None) -> EnvCarry:
@@ -91,6 +91,21 @@ def step(
     else:
         carry = jax.lax.platform_dependent(ended, cpu=restart_if_any, default=lambda ended: restart(ended, None))
     return carry, replace(timestep, obs=carry.obs, final_obs=timestep.obs)
+
+
+# Jitted, so that they are traced once for both forms of a rollout.
+
+
+@partial(jax.jit, static_argnames="env")
+def _step_all(env: Env, state: PyTree, action: Array, key: Key) -> tuple[PyTree, Timestep]:
+    return jax.vmap(env.step)(state, action, jax.random.split(key, action.shape[0]))
+
+
+@partial(jax.jit, static_argnames="policy")
+def _act(policy: Policy, params: Params, envs: EnvCarry, row: dict[str, Array], key: Key) -> tuple[Array, Any, PyTree]:
+    """``(action, distribution, memory after it)``."""
+    distribution, _, remembered = _ask(policy, params, envs.obs, envs.memory, row)
+    return distribution.sample(key), distribution, remembered
 
 
 def start_key(key: Key) -> Key:
@@ -199,8 +214,7 @@ def _collect(
 
     def one_step(envs: EnvCarry, key: Key, row: dict[str, Array], start: EnvCarry | None) -> tuple[EnvCarry, Any]:
         key_action, key_env = jax.random.split(key)
-        distribution, _, remembered = _ask(policy, params, envs.obs, envs.memory, row)
-        action = distribution.sample(key_action)
+        action, distribution, remembered = _act(policy, params, envs, row, key_action)
         after, timestep = step(env, envs, action, key_env, start)
         after = replace(after, memory=_forget(policy, remembered, _done(timestep)))
         return after, (envs.obs, action, distribution, replace(timestep, obs=()), (envs.memory, remembered))
