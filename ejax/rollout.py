@@ -123,7 +123,8 @@ def unroll(
 
     xs = (jax.random.split(key_steps, num_steps), rows)
     nobody = jnp.zeros(num_envs, bool)
-    (carry, _), made = jax.lax.scan(step_or_skip if first_episodes else one_step, (carry, nobody), xs)
+    with jax.named_scope("env_steps"):
+        (carry, _), made = jax.lax.scan(step_or_skip if first_episodes else one_step, (carry, nobody), xs)
     obs, action, distribution, timestep, memory = made
     rollout = make_rollout(
         policy,

@@ -1,0 +1,74 @@
+"""Counts that a change must not make worse: a committed file of configs, and what each of them costs.
+
+The counts are those of a compiler, so they hold for one release of jax only, which the file names.
+"""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from ejax.preflight.run import preflight
+
+_COUNTED = ("kernels", "host_trips", "callbacks", "collectives", "collective_bytes")
+_UNITS = ("update", "env step", "physics step", "minibatch")
+
+
+def budget_of(found: dict[str, Any]) -> dict[str, int]:
+    """The counts that are guarded: flat, ``train/env step/kernels`` and the like. Zeros are left out.
+
+    Args:
+        found: what ``preflight`` returns.
+    """
+    counts: dict[str, int] = {}
+    for name, program in found["programs"].items():
+        for unit, each in program["units"].items():
+            if unit in _UNITS:
+                counts |= {f"{name}/{unit}/{what}": each[what] for what in _COUNTED if each[what]}
+        unknown = sum(loop["trips"] is None for loop in program["loops"])
+        counts[f"{name}/loops of unknown length"] = unknown
+        if program["stored_bytes_per_env_step"]:
+            counts[f"{name}/stored bytes per env step"] = round(program["stored_bytes_per_env_step"])
+    return counts
+
+
+def worse(counts: dict[str, int], budget: dict[str, int]) -> list[str]:
+    """What got worse, with both numbers; what the budget does not have counts as 0."""
+    return [
+        f"{name}: {count:,}, the budget is {budget.get(name, 0):,}"
+        for name, count in counts.items()
+        if count > budget.get(name, 0)
+    ]
+
+
+def read_budgets(path: Path) -> dict[str, Any]:
+    """``{"jax": release, "entries": [{config, overrides, target, gpus, hosts, slow, counts}]}``."""
+    return json.loads(path.read_text())
+
+
+def measure(entry: dict[str, Any]) -> dict[str, int]:
+    """The counts of an entry as they are now."""
+    found = preflight(
+        entry["config"], entry["overrides"], target=entry["target"], gpus=entry["gpus"], hosts=entry["hosts"]
+    )
+    return budget_of(found)
+
+
+def check(entries: Iterable[dict[str, Any]]) -> list[str]:
+    """What is worse than its budget, entry by entry."""
+    return [f"{title(each)}: {text}" for each in entries for text in worse(measure(each), each["counts"])]
+
+
+def rewrite(path: Path) -> None:
+    """Measure every entry of the file again, and write what was found."""
+    budgets = read_budgets(path)
+    for entry in budgets["entries"]:
+        entry["counts"] = measure(entry)
+    budgets["jax"] = jax.__version__
+    path.write_text(json.dumps(budgets, indent=1) + "\n")
+
+
+def title(entry: dict[str, Any]) -> str:
+    return " ".join([entry["config"], *entry["overrides"], f"on {entry['hosts']} x {entry['gpus']} {entry['target']}"])

@@ -1,0 +1,68 @@
+"""One preflight: a config, a card, how many of them; everything that was found."""
+
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import jax
+
+from ejax.config import ConfigError, Problem, RunConfig, load_config
+from ejax.preflight.fit import Fit, estimate, search
+from ejax.preflight.plugin import absent_devices
+from ejax.preflight.programs import Compiled, compile_programs, compile_training, fixed_bytes
+from ejax.preflight.report import Settings, describe
+from ejax.preflight.targets import find_card
+
+
+def preflight(
+    config: str,
+    overrides: Sequence[str] = (),
+    *,
+    target: str = "h100",
+    gpus: int = 1,
+    hosts: int = 1,
+    fit: bool = False,
+) -> dict[str, Any]:
+    """Compile what a config runs for GPUs that are not here, and count it.
+
+    Args:
+        config: the file. overrides: as on the command line of training.
+        target: a card's short name, or a file; see ``ejax.preflight.targets``.
+        gpus: on each of ``hosts`` machines.
+        fit: compile at several sizes for the largest ``num_envs``, instead of an estimate.
+
+    Returns:
+        What ``ejax.preflight.report.describe`` says, ready for JSON.
+
+    Raises:
+        ConfigError: the config, the card, or the compiler that is missing.
+    """
+    began = time.monotonic()
+    if gpus < 1 or hosts < 1:
+        raise ConfigError(
+            [Problem("--gpus", f"got {gpus} on {hosts} hosts; both must be at least 1")], "ejax.preflight"
+        )
+    card = find_card(target)
+    devices = absent_devices(card, gpus=gpus, hosts=hosts)
+    read = load_config(config, overrides, device="cpu")
+    trainer = read.trainer
+    settings = Settings(
+        config, tuple(overrides), target, gpus, hosts, num_envs=trainer.num_envs, num_steps=trainer.buffer_size
+    )
+    programs = compile_programs(read, devices)
+    training = programs[0]
+    largest: Fit | None = None
+    if training.name == "train":
+        fixed = fixed_bytes(read, devices)
+        if fit:
+            largest = search(partial(_at, read, devices), training.memory, trainer.num_envs, card.memory)
+        else:
+            largest = estimate(training.memory, fixed, trainer.num_envs, card.memory)
+    return describe(settings, card, programs, largest, time.monotonic() - began)
+
+
+def _at(config: RunConfig, devices: Sequence[jax.Device], num_envs: int) -> Compiled:
+    return compile_training(
+        config.model_copy(update={"trainer": config.trainer.model_copy(update={"num_envs": num_envs})}), devices
+    )
