@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ejax.preflight.programs import Compiled, Memory
+from ejax.preflight.programs import Memory
 
 USABLE = 0.75
 """Of a card's memory: what JAX takes by default (``XLA_PYTHON_CLIENT_MEM_FRACTION``)."""
@@ -20,12 +20,13 @@ class Fit:
     """Bytes that were there for it."""
 
 
-def estimate(memory: Memory, fixed: int, num_envs: int, card_memory: int) -> Fit:
-    """From one compilation: all memory but the ``fixed`` bytes is taken to grow with the environments.
+def estimate(memory: Memory, num_envs: int, card_memory: int) -> Fit:
+    """From one compilation: all memory but the fixed part is taken to grow with the environments.
 
     Minibatches of a size of their own do not grow with them, so that the answer is rather too small.
     """
     usable = int(USABLE * card_memory)
+    fixed = 2 * memory.fixed  # what an update reads, and what it writes
     per_env = max(memory.peak - fixed, 1) / num_envs
     most = max(int((usable - fixed) / per_env), 0)
     method = (
@@ -35,18 +36,18 @@ def estimate(memory: Memory, fixed: int, num_envs: int, card_memory: int) -> Fit
     return Fit(most, method, usable)
 
 
-def search(compile_at: Callable[[int], Compiled], first: Memory, num_envs: int, card_memory: int) -> Fit:
+def search(memory_at: Callable[[int], Memory], first: Memory, num_envs: int, card_memory: int) -> Fit:
     """From compilations: a line through two sizes, then the size where it meets the memory, compiled as well.
 
     Args:
-        compile_at: the training's program at that many environments on each GPU.
+        memory_at: of the training's program at that many environments on each GPU.
         first: at ``num_envs``.
     """
     usable = int(USABLE * card_memory)
     points = [(num_envs, first.peak)]
     size = 8 * num_envs
     for _ in range(4):
-        points.append((size, compile_at(size).memory.peak))
+        points.append((size, memory_at(size).peak))
         crossing = _crossing(points[-2:], usable, num_envs)
         if points[-1][1] <= usable and crossing <= points[-1][0]:
             break

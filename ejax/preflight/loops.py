@@ -9,11 +9,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from ejax.preflight.cost import Cost, instruction_cost
-from ejax.preflight.hlo import Computation, Instruction, Module
+from ejax.preflight.hlo import Computation, Instruction, Module, Shape
 
 UPDATE, ENV_STEP, PHYSICS_STEP = "update", "env step", "physics step"
 EPOCH, MINIBATCH = "epoch", "minibatch"
 _NOISE = re.compile(r"^(while|body|closed_call|cond|branch_\d+_fun|vmap\(\)|jvp\(\)|transpose\(jvp\(\)\)|checkpoint)$")
+_SCANNED = "/body/closed_call/while"
+"""Where a scan stands that is the step of a scan."""
 
 
 @dataclass
@@ -28,7 +30,7 @@ class Loop:
     op_name: str = ""
     trip: Cost = field(default_factory=Cost)
     """One trip, the loops inside it included; a loop of unknown length counts with one trip."""
-    shapes: tuple = ()
+    shapes: tuple[Shape, ...] = ()
     """What it carries."""
     inner: "list[Loop]" = field(default_factory=list)
 
@@ -73,10 +75,9 @@ def _fill(module: Module, computation: Computation, around: Loop, cost: Cost) ->
 def _add_loop(module: Module, instruction: Instruction, around: Loop, cost: Cost) -> None:
     loop = Loop("", instruction.trip_count, op_name=instruction.op_name, shapes=instruction.shapes)
     body = module.computations[instruction.called("body")[0]]
-    loop.name = _name(loop, around, _is_physics(module, body))
+    loop.name = _name(loop, around, body)
     loop.path = f"{around.path} / {loop.name}" if around.path else loop.name
     _fill(module, body, loop, loop.trip)
-    _name_gradient_steps(loop)
     around.inner.append(loop)
     cost.add(loop.trip, loop.trips or 1)
     if loop.trips is None:
@@ -87,7 +88,7 @@ def _add_loop(module: Module, instruction: Instruction, around: Loop, cost: Cost
         loop.trip.add(asked)
 
 
-def _name(loop: Loop, around: Loop, is_physics: bool) -> str:
+def _name(loop: Loop, around: Loop, body: Computation) -> str:
     own = loop.op_name.removeprefix(around.op_name.removesuffix("/while"))
     scopes = [part for part in own.split("/") if part and not _NOISE.match(part)]
     last = scopes[-1] if scopes else ""
@@ -96,25 +97,26 @@ def _name(loop: Loop, around: Loop, is_physics: bool) -> str:
         return UPDATE
     if "env_steps" in last and not inside_steps:
         return f"{ENV_STEP}, backward" if "transpose" in last else ENV_STEP
-    if inside_steps and is_physics and loop.trips is not None and PHYSICS_STEP not in around.path:
+    if inside_steps and loop.trips is not None and PHYSICS_STEP not in around.path and _is_physics(body):
         return PHYSICS_STEP
     if last == "solve":
         return "solver iteration"
     if around.name == "solver iteration":
         return "line search"
+    # a scan of scans outside the environments' steps: ejax.algorithms.sgd
+    if around.name == EPOCH and loop.op_name == around.op_name + _SCANNED:
+        return MINIBATCH
+    if not inside_steps and loop.trips is not None and _scans(body, loop.op_name + _SCANNED):
+        return EPOCH
     return re.sub(r"\w+\(([\w.]*)\)", r"\1", last).strip("()") or "loop"
 
 
-def _is_physics(module: Module, body: Computation) -> bool:
+def _is_physics(body: Computation) -> bool:
     """It is made of MJX's steps."""
     return any("/step/forward/" in each.op_name for each in body.instructions)
 
 
-def _name_gradient_steps(outer: Loop) -> None:
-    """A scan of scans outside the environment's steps: epochs of minibatches, ``ejax.algorithms.sgd``."""
-    if outer.trips is None or ENV_STEP in outer.path:
-        return
-    scan = outer.op_name + "/body/closed_call/while"
-    for inner in outer.inner:
-        if inner.op_name == scan and inner.trips is not None:
-            outer.name, inner.name = EPOCH, MINIBATCH
+def _scans(body: Computation, op_name: str) -> bool:
+    return any(
+        each.opcode == "while" and each.op_name == op_name and each.trip_count is not None for each in body.instructions
+    )

@@ -32,6 +32,8 @@ class Memory:
     outputs: int
     temporaries: int
     peak: int
+    fixed: int
+    """Parameters, optimizer and what else of a training's state does not grow with the environments."""
 
 
 @dataclass(frozen=True)
@@ -62,40 +64,28 @@ def on_accelerator(config: RunConfig) -> RunConfig:
     return config.model_copy(update={"env": env})
 
 
-def compile_programs(config: RunConfig, devices: Sequence[jax.Device]) -> list[Compiled]:
-    """What training compiles for these devices, and what its evaluation does.
+def compile_programs(config: RunConfig, devices: Sequence[jax.Device], *, evaluation: bool = True) -> list[Compiled]:
+    """What training compiles for these devices first, and then what its evaluation does.
+
+    Args:
+        evaluation: False: the training's program alone.
 
     Raises:
         ConfigError: what runs outside JAX cannot be compiled.
     """
     config = on_accelerator(config)
-    with tracing_for_gpu():
-        began = time.monotonic()
-        lowered = {"train": _training(config, parts := _parts(config, devices), devices)}
-        if not isinstance(parts.stepper, DeviceStepper):
-            lowered = {"learn": lowered["train"]}
-        if config.trainer.enable_eval:
-            lowered["evaluate"] = _evaluation(config, parts, devices)
-        traced_s = (time.monotonic() - began) / len(lowered)
-        # side by side: the compiler is one thread for the most part
-        with ThreadPoolExecutor(len(lowered)) as pool:
-            running = {name: pool.submit(_compile, name, program) for name, program in lowered.items()}
-            done = [each.result() for each in running.values()]
-    return [Compiled(each.name, each.hlo, each.memory, each.seconds + traced_s) for each in done]
-
-
-def compile_training(config: RunConfig, devices: Sequence[jax.Device]) -> Compiled:
-    """The training's program alone."""
-    config = on_accelerator(config)
+    began = time.monotonic()
     with tracing_for_gpu():
         parts = _parts(config, devices)
-        return _compile("train", _training(config, parts, devices))
-
-
-def fixed_bytes(config: RunConfig, devices: Sequence[jax.Device]) -> int:
-    """Of the training's state on each GPU, what does not grow with the environments: in, and out again."""
-    parts = _parts(on_accelerator(config), devices)
-    return 2 * sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(parts.state.train))
+        lowered = {"train" if isinstance(parts.stepper, DeviceStepper) else "learn": _training(config, parts, devices)}
+        if evaluation and config.trainer.enable_eval:
+            lowered["evaluate"] = _evaluation(config, parts, devices)
+    traced_s = (time.monotonic() - began) / len(lowered)
+    fixed = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(parts.state.train))
+    # side by side: the compiler is one thread for the most part
+    with ThreadPoolExecutor(len(lowered)) as pool:
+        running = [pool.submit(_compile, *each, fixed, traced_s) for each in lowered.items()]
+        return [each.result() for each in running]
 
 
 def _parts(config: RunConfig, devices: Sequence[jax.Device]) -> Parts:
@@ -152,12 +142,16 @@ def _evaluation(config: RunConfig, parts: Parts, devices: Sequence[jax.Device]) 
     return evaluator.lower(shapes_on(place, parts.state.train.params))
 
 
-def _compile(name: str, lowered: jax.stages.Lowered) -> Compiled:
+def _compile(name: str, lowered: jax.stages.Lowered, fixed: int, traced_s: float) -> Compiled:
     began = time.monotonic()
     compiled = lowered.compile()
     plan: Any = compiled.memory_analysis()
-    arguments, outputs = plan.argument_size_in_bytes, plan.output_size_in_bytes
-    aliased, temporaries = plan.alias_size_in_bytes, plan.temp_size_in_bytes
-    peak = max(plan.peak_memory_in_bytes, arguments + outputs - aliased)
-    memory = Memory(arguments, outputs - aliased, temporaries, peak)
-    return Compiled(name, compiled.as_text() or "", memory, time.monotonic() - began)
+    arguments, outputs = plan.argument_size_in_bytes, plan.output_size_in_bytes - plan.alias_size_in_bytes
+    memory = Memory(
+        arguments=arguments,
+        outputs=outputs,
+        temporaries=plan.temp_size_in_bytes,
+        peak=max(plan.peak_memory_in_bytes, arguments + outputs),
+        fixed=fixed,
+    )
+    return Compiled(name, compiled.as_text() or "", memory, traced_s + time.monotonic() - began)

@@ -66,12 +66,12 @@ def _program(compiled: Compiled, settings: Settings, card: Card) -> dict[str, An
     program = count(parse(compiled.hlo))
     units = {name: _unit(loop, card, settings) for name in UNITS if (loop := program.find(name)) is not None}
     whole = program.find(UPDATE) or program
-    rows = settings.num_envs * settings.num_steps
+    if compiled.name == "learn":  # one update a call: there is no loop over updates
+        units = {UPDATE: _unit(whole, card, settings), **units}
+    rows = None if compiled.name == "evaluate" else settings.num_envs * settings.num_devices * settings.num_steps
     return {
         "memory": asdict(compiled.memory) | {"fraction_of_card": compiled.memory.peak / card.memory},
-        "units": units
-        if UPDATE in units or compiled.name != "learn"
-        else {UPDATE: _unit(whole, card, settings)} | units,
+        "units": units,
         "loops": [_loop(each) for each in program.walk() if each is not program],
         "collectives": [
             {"kind": each.kind, "bytes": each.num_bytes, "devices": each.group_size, "in": each.where, "times": times}
@@ -79,7 +79,7 @@ def _program(compiled: Compiled, settings: Settings, card: Card) -> dict[str, An
         ],
         "library_calls": dict(sorted(whole.trip.library_calls.items())),
         "stored_bytes_per_env_step": _stored(program, settings) if compiled.name == "train" else None,
-        "env_steps_per_update": rows if compiled.name != "evaluate" else None,
+        "env_steps_per_update": rows,
         "seconds": round(compiled.seconds, 1),
     }
 

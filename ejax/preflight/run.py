@@ -10,7 +10,7 @@ import jax
 from ejax.config import ConfigError, Problem, RunConfig, load_config
 from ejax.preflight.fit import Fit, estimate, search
 from ejax.preflight.plugin import absent_devices
-from ejax.preflight.programs import Compiled, compile_programs, compile_training, fixed_bytes
+from ejax.preflight.programs import Memory, compile_programs
 from ejax.preflight.report import Settings, describe
 from ejax.preflight.targets import find_card
 
@@ -53,16 +53,14 @@ def preflight(
     programs = compile_programs(read, devices)
     training = programs[0]
     largest: Fit | None = None
-    if training.name == "train":
-        fixed = fixed_bytes(read, devices)
-        if fit:
-            largest = search(partial(_at, read, devices), training.memory, trainer.num_envs, card.memory)
-        else:
-            largest = estimate(training.memory, fixed, trainer.num_envs, card.memory)
+    if training.name == "train" and fit:
+        largest = search(partial(_memory_at, read, devices), training.memory, trainer.num_envs, card.memory)
+    elif training.name == "train":
+        largest = estimate(training.memory, trainer.num_envs, card.memory)
     return describe(settings, card, programs, largest, time.monotonic() - began)
 
 
-def _at(config: RunConfig, devices: Sequence[jax.Device], num_envs: int) -> Compiled:
-    return compile_training(
-        config.model_copy(update={"trainer": config.trainer.model_copy(update={"num_envs": num_envs})}), devices
-    )
+def _memory_at(config: RunConfig, devices: Sequence[jax.Device], num_envs: int) -> Memory:
+    trainer = config.trainer.model_copy(update={"num_envs": num_envs})
+    resized = config.model_copy(update={"trainer": trainer})
+    return compile_programs(resized, devices, evaluation=False)[0].memory
