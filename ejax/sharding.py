@@ -37,13 +37,15 @@ def replicated(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec())
 
 
-def shapes_on(places: Sharding | Any, tree: T) -> T:
+def shapes_on(places: Sharding | Any | None, tree: T) -> T:
     """The shapes of arrays, and where they lie: what a program can be lowered for without making them.
 
     Args:
         tree: of arrays, or of their shapes.
-        places: one for all, or a tree of them.
+        places: one for all, or a tree of them. None: wherever the program's other arrays lie.
     """
+    if places is None:
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)
     if isinstance(places, Sharding):
         places = jax.tree.map(lambda _: places, tree)
     return jax.tree.map(lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), tree, places)

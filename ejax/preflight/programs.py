@@ -45,7 +45,7 @@ class Compiled:
     hlo: str
     memory: Memory
     seconds: float
-    """To lower and to compile it."""
+    """To compile it, beside the other."""
 
 
 def on_accelerator(config: RunConfig) -> RunConfig:
@@ -74,17 +74,14 @@ def compile_programs(config: RunConfig, devices: Sequence[jax.Device], *, evalua
         ConfigError: what runs outside JAX cannot be compiled.
     """
     config = on_accelerator(config)
-    began = time.monotonic()
-    with tracing_for_gpu():
+    # side by side: the compiler is one thread for the most part, and one program is traced while the other is compiled
+    with ThreadPoolExecutor(2) as pool, tracing_for_gpu():
         parts = _parts(config, devices)
-        lowered = {"train" if isinstance(parts.stepper, DeviceStepper) else "learn": _training(config, parts, devices)}
+        fixed = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(parts.state.train))
+        name = "train" if isinstance(parts.stepper, DeviceStepper) else "learn"
+        running = [pool.submit(_compile, name, _training(config, parts, devices), fixed)]
         if evaluation and config.trainer.enable_eval:
-            lowered["evaluate"] = _evaluation(config, parts, devices)
-    traced_s = (time.monotonic() - began) / len(lowered)
-    fixed = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(parts.state.train))
-    # side by side: the compiler is one thread for the most part
-    with ThreadPoolExecutor(len(lowered)) as pool:
-        running = [pool.submit(_compile, *each, fixed, traced_s) for each in lowered.items()]
+            running.append(pool.submit(_compile, "evaluate", _evaluation(config, parts, devices), fixed))
         return [each.result() for each in running]
 
 
@@ -142,7 +139,7 @@ def _evaluation(config: RunConfig, parts: Parts, devices: Sequence[jax.Device]) 
     return evaluator.lower(shapes_on(place, parts.state.train.params))
 
 
-def _compile(name: str, lowered: jax.stages.Lowered, fixed: int, traced_s: float) -> Compiled:
+def _compile(name: str, lowered: jax.stages.Lowered, fixed: int) -> Compiled:
     began = time.monotonic()
     compiled = lowered.compile()
     plan: Any = compiled.memory_analysis()
@@ -154,4 +151,4 @@ def _compile(name: str, lowered: jax.stages.Lowered, fixed: int, traced_s: float
         peak=max(plan.peak_memory_in_bytes, arguments + outputs),
         fixed=fixed,
     )
-    return Compiled(name, compiled.as_text() or "", memory, traced_s + time.monotonic() - began)
+    return Compiled(name, compiled.as_text() or "", memory, time.monotonic() - began)

@@ -104,8 +104,8 @@ class DeviceStepper:
     def shapes(self, state: RunState, device: jax.Device) -> tuple[RunState, Key]:
         """The shapes of state and key, and where they lie: on the devices that share the run, or on ``device``."""
         if self._mesh is None:
-            alone = SingleDeviceSharding(device)
-            return shapes_on(alone, state), shapes_on(alone, self._key)
+            # the key is not bound to its device, as when a run starts: it goes where the state is
+            return shapes_on(SingleDeviceSharding(device), state), shapes_on(None, self._key)
         return shapes_on(_places(state, self._mesh), state), shapes_on(replicated(self._mesh), self._key)
 
     def advance(self, state: RunState, count: int, interrupted: Interrupted) -> tuple[RunState, Metrics]:
