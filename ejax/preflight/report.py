@@ -47,7 +47,9 @@ class Settings:
         return self.gpus * self.hosts
 
 
-def describe(settings: Settings, card: Card, programs: Sequence[Compiled], fit: Fit | None, seconds: float) -> Any:
+def describe(
+    settings: Settings, card: Card, programs: Sequence[Compiled], fit: Fit | None, seconds: dict[str, float]
+) -> Any:
     """Everything, as JSON can hold it."""
     return {
         "schema_version": SCHEMA_VERSION,
@@ -58,7 +60,7 @@ def describe(settings: Settings, card: Card, programs: Sequence[Compiled], fit: 
         "largest_num_envs": None if fit is None else asdict(fit),
         "assumptions": assumptions(card, hosts=settings.hosts),
         "not_known": list(NOT_KNOWN),
-        "seconds": round(seconds, 1),
+        "seconds": {name: round(number, 1) for name, number in seconds.items()},
     }
 
 
@@ -131,7 +133,7 @@ def show(found: dict[str, Any], console: Console) -> None:
     where = f"{found['hosts']} x {found['gpus']}" if found["hosts"] > 1 else str(found["gpus"])
     console.print(
         f"{found['config']}: {where} x {found['card']['name']}, {found['num_envs']} environments on each, "
-        f"compiled in {found['seconds']:.0f} s"
+        f"compiled in {found['seconds']['wall']:.0f} s ({found['seconds']['cpu']:.0f} s of CPU time)"
     )
     for name, program in found["programs"].items():
         _show_program(name, program, console)

@@ -38,7 +38,7 @@ def preflight(
     Raises:
         ConfigError: the config, the card, or the compiler that is missing.
     """
-    began = time.monotonic()
+    began, worked = time.monotonic(), time.process_time()
     if gpus < 1 or hosts < 1:
         raise ConfigError(
             [Problem("--gpus", f"got {gpus} on {hosts} hosts; both must be at least 1")], "ejax.preflight"
@@ -57,7 +57,8 @@ def preflight(
         largest = search(partial(_memory_at, read, devices), training.memory, trainer.num_envs, card.memory)
     elif training.name == "train":
         largest = estimate(training.memory, trainer.num_envs, card.memory)
-    return describe(settings, card, programs, largest, time.monotonic() - began)
+    seconds = {"wall": time.monotonic() - began, "cpu": time.process_time() - worked}
+    return describe(settings, card, programs, largest, seconds)
 
 
 def _memory_at(config: RunConfig, devices: Sequence[jax.Device], num_envs: int) -> Memory:
