@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,9 @@ from ejax.config import ConfigError, load_config, parse_config
 from ejax.preflight import plugin
 from ejax.preflight.__main__ import main
 from ejax.preflight.bounds import HOST_TRIP_S, LAUNCH_S, bounds
-from ejax.preflight.cost import Collective, Cost
+from ejax.preflight.cost import Collective, Cost, instruction_cost
 from ejax.preflight.fit import USABLE, estimate, search
+from ejax.preflight.hlo import parse
 from ejax.preflight.plugin import compiler_problem, tracing_for_gpu
 from ejax.preflight.programs import Compiled, Memory, compile_programs, on_accelerator
 from ejax.preflight.report import Settings, describe, show
@@ -244,16 +246,42 @@ def test_the_command_needs_a_config(capsys: pytest.CaptureFixture[str]) -> None:
     assert "give --config FILE" in capsys.readouterr().err
 
 
-@needs_compiler
-def test_a_config_is_compiled_for_two_cards_that_are_not_here(tmp_path: Path) -> None:
-    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(tiny(**EVALUATED)))
+@pytest.fixture(scope="module")
+def for_two_cards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what preflight found of a tiny run on two cards, and with XLA's own account of its compilation.
+
+    In a process of its own: the options that the tests give XLA may change what it compiles.
+    """
+    folder = tmp_path_factory.mktemp("two_cards")
+    (folder / "tiny.yaml").write_text(yaml.safe_dump(tiny()))
     command = ["-m", "ejax.preflight", "--config", "tiny.yaml", "--gpus", "2", "--json", "found.json"]
-    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    environment = os.environ | {"XLA_FLAGS": "--xla_dump_to=dump --xla_dump_hlo_as_text"}
     result = subprocess.run(
-        [sys.executable, *command], capture_output=True, text=True, timeout=300, cwd=tmp_path, env=environment
+        [sys.executable, *command], capture_output=True, text=True, timeout=300, cwd=folder, env=environment
     )
     assert result.returncode == 0, result.stderr
-    assert "2 x NVIDIA H100" in result.stdout
-    training = json.loads((tmp_path / "found.json").read_text())["programs"]["train"]
+    return folder
+
+
+@needs_compiler
+def test_a_config_is_compiled_for_two_cards_that_are_not_here(for_two_cards: Path) -> None:
+    training = json.loads((for_two_cards / "found.json").read_text())["programs"]["train"]
     assert training["units"]["minibatch"]["collectives"] >= 1
     assert {each["devices"] for each in training["collectives"]} == {2}
+
+
+@needs_compiler
+def test_as_many_kernels_are_counted_as_xla_says_that_it_launches(for_two_cards: Path) -> None:
+    (hlo,) = (for_two_cards / "dump").glob("*jit_repeated*after_optimizations.txt")
+    (launches,) = (for_two_cards / "dump").glob("*jit_repeated.thunk_sequence.txt")
+    module = parse(hlo.read_text())
+    instructions = [each for computation in module.computations.values() for each in computation.instructions]
+    inside = {name for each in instructions for name in each.called("calls", "to_apply")}
+    counted = sum(
+        instruction_cost(module, computation, each, "").kernels
+        for computation in module.computations.values()
+        for each in computation.instructions
+        if computation.name not in inside
+    )
+    kinds = Counter(re.findall(r"^ *\d+: k(\w+)", launches.read_text(), re.MULTILINE))
+    assert counted == sum(kinds[kind] for kind in ("CustomKernel", "Copy", "AllReduce", "AllGather"))

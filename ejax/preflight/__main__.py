@@ -29,22 +29,21 @@ def _run(args: argparse.Namespace) -> int:
     from rich.console import Console
 
     from ejax.config import ConfigError
-    from ejax.preflight.budgets import check, read_budgets, rewrite
+    from ejax.preflight.budgets import check, rewrite
     from ejax.preflight.report import show
     from ejax.preflight.run import preflight
 
+    config = None if args.config is None else str(args.config)
     if args.rewrite_budgets is not None:
-        rewrite(args.rewrite_budgets)
+        rewrite(args.rewrite_budgets, config)
         return 0
     if args.budgets is not None:
-        exceeded = check(read_budgets(args.budgets)["entries"])
+        exceeded = check(args.budgets, config)
         print("\n".join(exceeded) or f"{args.budgets}: all within their budgets")
         return 1 if exceeded else 0
-    if args.config is None:
+    if config is None:
         raise ConfigError([], "give --config FILE, or --budgets FILE to check budgets")
-    found = preflight(
-        str(args.config), args.overrides, target=args.target, gpus=args.gpus, hosts=args.hosts, fit=args.fit
-    )
+    found = preflight(config, args.overrides, target=args.target, gpus=args.gpus, hosts=args.hosts, fit=args.fit)
     console = Console(width=None if sys.stdout.isatty() else 160, soft_wrap=not sys.stdout.isatty(), highlight=False)
     show(found, console)
     if args.json is not None:
@@ -73,7 +72,9 @@ def _parser() -> argparse.ArgumentParser:
         "--fit", action="store_true", help="compile at several sizes for the largest num_envs that fits"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything there, too")
-    parser.add_argument("--budgets", type=Path, metavar="FILE", help="instead: check the counts of its configs")
+    parser.add_argument(
+        "--budgets", type=Path, metavar="FILE", help="instead: check the counts of its configs, or of --config alone"
+    )
     parser.add_argument("--rewrite-budgets", type=Path, metavar="FILE", help="instead: write its counts anew")
     add_trust_option(parser)
     return parser

@@ -1,16 +1,18 @@
 """Counts that a change must not make worse: a committed file of configs, and what each of them costs.
 
-The counts are those of a compiler, so they hold for one release of jax only, which the file names.
+The counts are those of a compiler, so they hold for one release of jax only, which the file names:
+
+    {"jax": release, "entries": [{config, overrides, target, gpus, hosts, counts}]}
 """
 
 import json
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import jax
 
 from ejax.preflight.run import preflight
+from ejax.problems import ConfigError, Problem
 
 _COUNTED = ("kernels", "host_trips", "callbacks", "collectives", "collective_bytes")
 _UNITS = ("update", "env step", "physics step", "minibatch")
@@ -43,11 +45,6 @@ def worse(counts: dict[str, int], budget: dict[str, int]) -> list[str]:
     ]
 
 
-def read_budgets(path: Path) -> dict[str, Any]:
-    """``{"jax": release, "entries": [{config, overrides, target, gpus, hosts, slow, counts}]}``."""
-    return json.loads(path.read_text())
-
-
 def measure(entry: dict[str, Any]) -> dict[str, int]:
     """The counts of an entry as they are now."""
     found = preflight(
@@ -56,19 +53,39 @@ def measure(entry: dict[str, Any]) -> dict[str, int]:
     return budget_of(found)
 
 
-def check(entries: Iterable[dict[str, Any]]) -> list[str]:
-    """What is worse than its budget, entry by entry."""
-    return [f"{title(each)}: {text}" for each in entries for text in worse(measure(each), each["counts"])]
+def check(path: Path, config: str | None = None) -> list[str]:
+    """What is worse than its budget.
+
+    Args:
+        config: only the entries of this one.
+
+    Raises:
+        ConfigError: counts of another release of jax, or none for this config.
+    """
+    budgets = json.loads(path.read_text())
+    if budgets["jax"] != jax.__version__:
+        text = f"counts for jax {budgets['jax']}, but here is {jax.__version__}; --rewrite-budgets {path} counts anew"
+        raise ConfigError([Problem("jax", text)], str(path))
+    entries = _entries(budgets, config, path)
+    return [f"{_title(each)}: {text}" for each in entries for text in worse(measure(each), each["counts"])]
 
 
-def rewrite(path: Path) -> None:
-    """Measure every entry of the file again, and write what was found."""
-    budgets = read_budgets(path)
-    for entry in budgets["entries"]:
+def rewrite(path: Path, config: str | None = None) -> None:
+    """Measure the entries again, and write what was found; arguments and errors as ``check``."""
+    budgets = json.loads(path.read_text())
+    for entry in _entries(budgets, config, path):
         entry["counts"] = measure(entry)
     budgets["jax"] = jax.__version__
     path.write_text(json.dumps(budgets, indent=1) + "\n")
 
 
-def title(entry: dict[str, Any]) -> str:
+def _entries(budgets: dict[str, Any], config: str | None, path: Path) -> list[dict[str, Any]]:
+    found = [entry for entry in budgets["entries"] if config in (None, entry["config"])]
+    if not found:
+        known = ", ".join(sorted({entry["config"] for entry in budgets["entries"]}))
+        raise ConfigError([Problem("--config", f"got '{config}'; there are budgets for {known}")], str(path))
+    return found
+
+
+def _title(entry: dict[str, Any]) -> str:
     return " ".join([entry["config"], *entry["overrides"], f"on {entry['hosts']} x {entry['gpus']} {entry['target']}"])

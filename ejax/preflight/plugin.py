@@ -44,6 +44,17 @@ def absent_devices(card: Card, *, gpus: int, hosts: int) -> Sequence[jax.Device]
 
 
 @contextmanager
+def without_compilation_cache() -> Iterator[None]:
+    """JAX writes what it compiles for absent devices into its cache, and cannot read it again."""
+    kept: bool = jax.config.jax_enable_compilation_cache  # type: ignore[attr-defined]  # jax defines it at run time
+    jax.config.update("jax_enable_compilation_cache", False)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_enable_compilation_cache", kept)
+
+
+@contextmanager
 def tracing_for_gpu() -> Iterator[None]:
     """Code that asks for the default backend while it is traced hears what it would hear on the target."""
     here = jax.default_backend

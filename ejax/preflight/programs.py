@@ -32,6 +32,7 @@ class Memory:
     outputs: int
     temporaries: int
     peak: int
+    """All of them: XLA allocates the temporaries of a program at once, for as long as it runs."""
     fixed: int
     """Parameters, optimizer and what else of a training's state does not grow with the environments."""
 
@@ -148,7 +149,7 @@ def _compile(name: str, lowered: jax.stages.Lowered, fixed: int) -> Compiled:
         arguments=arguments,
         outputs=outputs,
         temporaries=plan.temp_size_in_bytes,
-        peak=max(plan.peak_memory_in_bytes, arguments + outputs),
+        peak=arguments + outputs + plan.temp_size_in_bytes,
         fixed=fixed,
     )
     return Compiled(name, compiled.as_text() or "", memory, time.monotonic() - began)

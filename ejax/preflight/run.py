@@ -9,7 +9,7 @@ import jax
 
 from ejax.config import ConfigError, Problem, RunConfig, load_config
 from ejax.preflight.fit import Fit, estimate, search
-from ejax.preflight.plugin import absent_devices
+from ejax.preflight.plugin import absent_devices, without_compilation_cache
 from ejax.preflight.programs import Memory, compile_programs
 from ejax.preflight.report import Settings, describe
 from ejax.preflight.targets import find_card
@@ -50,13 +50,14 @@ def preflight(
     settings = Settings(
         config, tuple(overrides), target, gpus, hosts, num_envs=trainer.num_envs, num_steps=trainer.buffer_size
     )
-    programs = compile_programs(read, devices)
-    training = programs[0]
     largest: Fit | None = None
-    if training.name == "train" and fit:
-        largest = search(partial(_memory_at, read, devices), training.memory, trainer.num_envs, card.memory)
-    elif training.name == "train":
-        largest = estimate(training.memory, trainer.num_envs, card.memory)
+    with without_compilation_cache():
+        programs = compile_programs(read, devices)
+        training = programs[0]
+        if training.name == "train" and fit:
+            largest = search(partial(_memory_at, read, devices), training.memory, trainer.num_envs, card.memory)
+        elif training.name == "train":
+            largest = estimate(training.memory, trainer.num_envs, card.memory)
     seconds = {"wall": time.monotonic() - began, "cpu": time.process_time() - worked}
     return describe(settings, card, programs, largest, seconds)
 
