@@ -11,6 +11,7 @@ COMMANDS = {
     "pretrain": ("ejax.pretrain", "clone the behaviour of demonstrations"),
     "evaluate": ("ejax.evaluate", "play a trained policy, print its metrics, record a video"),
     "replay": ("ejax.replay", "play a quarantined episode again"),
+    "preflight": ("ejax.preflight.__main__", "compile a config for GPUs that are not here, and count what it would do"),
     "config": ("ejax.config.__main__", "check a config file, or print the schema"),
     "record": ("ejax.data.record", "keep demonstrations as a LeRobot data set"),
     "export": ("interop.export", "export a policy for torch, ONNX or StableHLO, with proof"),

@@ -98,7 +98,8 @@ def evaluate(
         running = (jnp.where(done, 0.0, facts["return"]), jnp.where(done, 0.0, facts["length"]), healthy | done)
         return envs, *running, count + done, record, t + 1
 
-    *_, healthy, count, record, _ = jax.lax.while_loop(unfinished, one_step, carry)
+    with jax.named_scope("env_steps"):
+        *_, healthy, count, record, _ = jax.lax.while_loop(unfinished, one_step, carry)
     # of an episode that never ended there is no more to be said
     row = rows_of(~healthy & (count < quota) if choice == "fixed" else ~healthy, count)
     return record | {"nonfinite": record["nonfinite"].at[row].set(1.0, mode="drop")}

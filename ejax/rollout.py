@@ -233,10 +233,12 @@ def _collect(
         return Packed.of(after), Packed.of(made)
 
     if not few_kernels:
-        return jax.lax.scan(plain_or_skipped if first_episodes else plain, carry, xs)
+        with jax.named_scope("env_steps"):
+            return jax.lax.scan(plain_or_skipped if first_episodes else plain, carry, xs)
     (envs, ended), (keys, rows) = carry, xs
     starts = jax.vmap(lambda key: Packed.of(reset(env, start_key(jax.random.split(key)[1]), num_envs)))(keys)
-    after, log = jax.lax.scan(packed, Packed.of(envs), (keys, rows, starts))
+    with jax.named_scope("env_steps"):
+        after, log = jax.lax.scan(packed, Packed.of(envs), (keys, rows, starts))
     made = log.tree()
     done = _done(made[3])
     if first_episodes:

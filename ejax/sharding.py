@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import jax
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 
 T = TypeVar("T")
 _AXIS = "env"
@@ -35,6 +35,20 @@ def sharded(mesh: Mesh, axis: int = 0) -> NamedSharding:
 def replicated(mesh: Mesh) -> NamedSharding:
     """The same on every device."""
     return NamedSharding(mesh, PartitionSpec())
+
+
+def shapes_on(places: Sharding | Any | None, tree: T) -> T:
+    """The shapes of arrays, and where they lie: what a program can be lowered for without making them.
+
+    Args:
+        tree: of arrays, or of their shapes.
+        places: one for all, or a tree of them. None: wherever the program's other arrays lie.
+    """
+    if places is None:
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)
+    if isinstance(places, Sharding):
+        places = jax.tree.map(lambda _: places, tree)
+    return jax.tree.map(lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), tree, places)
 
 
 def constrain_split(tree: T) -> T:

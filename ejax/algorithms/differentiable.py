@@ -112,7 +112,8 @@ def play(
         return after, (seen, distribution.entropy())
 
     keys = jax.random.split(key, taps.shape[0])
-    carry, (trajectory, entropy) = jax.lax.scan(one_step, carry, (keys, taps))
+    with jax.named_scope("env_steps"):
+        carry, (trajectory, entropy) = jax.lax.scan(one_step, carry, (keys, taps))
     return carry, trajectory, entropy
 
 

@@ -247,6 +247,7 @@ def repeat_step(step: Step, max_repeats: int, *, out_shardings: Any = None) -> A
 
         shapes = jax.eval_shape(step, state, key)[1]
         log = {name: jnp.full((max_repeats, *x.shape), jnp.nan, x.dtype) for name, x in shapes.items()}
-        return jax.lax.fori_loop(0, num_repeats, body, (state, log))
+        with jax.named_scope("updates"):
+            return jax.lax.fori_loop(0, num_repeats, body, (state, log))
 
     return jax.jit(repeated, out_shardings=out_shardings)

@@ -2,14 +2,16 @@
 
 import inspect
 import os
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import jax
 import optax
 
 from ejax.algorithms.record import Algorithm
-from ejax.algorithms.step import init_run_state, make_rollout_step
+from ejax.algorithms.step import RunState, init_run_state, make_rollout_step
 from ejax.config import ConfigError, PolicyConfig, Problem, RunConfig
 from ejax.config.bind import bind
 from ejax.config.spaces import space_problems
@@ -25,12 +27,16 @@ from ejax.types import Env, HostEnv, Policy
 _MAX_UPDATES_PER_DISPATCH = 64
 
 
-def build(config: RunConfig, *, quarantine: Path = Path("quarantine")) -> Parts:
+def build(
+    config: RunConfig, *, quarantine: Path = Path("quarantine"), absent: Sequence[jax.Device] | None = None
+) -> Parts:
     """Make environment, policy, optimizer and what steps them.
 
     Args:
         config: bound, or as it was read; see ``ejax.config.bind``.
         quarantine: folder for what broke host environments.
+        absent: devices that are not here, to compile for. Several of them share the environments, whatever
+            ``trainer.distributed`` says, and of a state on devices there are only the shapes.
 
     Raises:
         ConfigError: arguments that the environment or policy refuses, ``policy.action_dim`` that is not the env's, or
@@ -38,7 +44,7 @@ def build(config: RunConfig, *, quarantine: Path = Path("quarantine")) -> Parts:
     """
     config = bind(config)
     trainer, algorithm = config.trainer, config.algorithm.record
-    devices = _all_devices(config) if trainer.distributed else None
+    devices = _all_devices(config) if trainer.distributed and absent is None else None
 
     # the environment comes first: it decides the policy's shapes, and an algorithm may refuse it
     first = build_env(config, num_envs=trainer.num_envs // trainer.collector.num_groups, quarantine=quarantine)
@@ -54,7 +60,10 @@ def build(config: RunConfig, *, quarantine: Path = Path("quarantine")) -> Parts:
             raise ConfigError([Problem("trainer.distributed", "got true, but cloning runs on one device; give false")])
         return cloning_parts(config, config.data, policy, first, optimizer, key, dropout=dropout)
     if not isinstance(first, HostEnv) and trainer.collector.mode in ("auto", "device"):
-        return _device_parts(config, algorithm, policy, first, optimizer, key, devices, dropout=dropout)
+        if absent is not None:
+            devices = list(absent) if len(absent) > 1 else None
+        make = partial(_device_parts, config, algorithm, policy, first, optimizer, key, devices, dropout=dropout)
+        return make(shapes_only=absent is not None)
     if devices:
         text = f"got true, but {config.env.id} is stepped outside JAX; give trainer.collector.learner_devices instead"
         raise ConfigError([Problem("trainer.distributed", text)])
@@ -71,6 +80,7 @@ def _device_parts(
     devices: list[jax.Device] | None,
     *,
     dropout: bool,
+    shapes_only: bool,
 ) -> Parts:
     """Environments and update in one program."""
     trainer, options = config.trainer, config.algorithm.cfg
@@ -90,17 +100,23 @@ def _device_parts(
 
     # the whole first state in one program; environments of all devices are made here and spread by the stepper
     num_devices = len(devices) if devices else 1
-    state = init_run_state(
-        policy,
-        env,
-        optimizer,
-        key,
-        num_envs=num_devices * trainer.num_envs,
-        reference=algorithm.keeps_reference(options),
-        target=algorithm.keeps_target,
-    )
-    if algorithm.make_own is not None:
-        state = replace(state, own=algorithm.make_own(options, policy, env, num_devices * trainer.num_envs))
+
+    def first_state() -> RunState:
+        num_envs = num_devices * trainer.num_envs
+        state = init_run_state(
+            policy,
+            env,
+            optimizer,
+            key,
+            num_envs=num_envs,
+            reference=algorithm.keeps_reference(options),
+            target=algorithm.keeps_target,
+        )
+        if algorithm.make_own is None:
+            return state
+        return replace(state, own=algorithm.make_own(options, policy, env, num_envs))
+
+    state = jax.eval_shape(first_state) if shapes_only else first_state()
 
     # a bound only: how many updates go into a dispatch is a traced number, so that one program serves all
     per_dispatch = trainer.updates_per_dispatch

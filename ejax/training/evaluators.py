@@ -91,13 +91,15 @@ class DeviceEvaluator:
         self._compiled: Future[Any] = Future()
 
     def compile(self, params: Params) -> None:
-        trainer = self._trainer
         try:
-            key = jax.random.key(trainer.eval_seed)
-            program = evaluate.lower(self._policy, self._env, params, key, **_options(trainer))
-            self._compiled.set_result(program.compile())
+            self._compiled.set_result(self.lower(params).compile())
         except BaseException as error:
             self._compiled.set_exception(error)
+
+    def lower(self, params: Params) -> jax.stages.Lowered:
+        """The program of an evaluation, not compiled yet. Of the parameters, shapes will do."""
+        key = jax.random.key(self._trainer.eval_seed)
+        return evaluate.lower(self._policy, self._env, params, key, **_options(self._trainer))
 
     def begin(self, params: Params) -> Callable[[], Metrics]:
         outcome: Future[Metrics] = Future()

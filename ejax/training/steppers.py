@@ -9,14 +9,14 @@ from typing import Any, Protocol, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import Mesh, SingleDeviceSharding
 
 from ejax.algorithms.step import Learn, RunState, Step, repeat_step
 from ejax.collectors import AsyncCollector, Collected, CollectionStopped, HostCollector
 from ejax.envs.host.calls import EnvAbandoned
 from ejax.envs.host.guarded import GuardedEnv
 from ejax.episodes import drop_current_episodes
-from ejax.sharding import make_mesh, replicated, sharded
+from ejax.sharding import make_mesh, replicated, shapes_on, sharded
 from ejax.types import Key, Metrics, PyTree
 
 Interrupted = Callable[[], bool]
@@ -82,16 +82,31 @@ class DeviceStepper:
     def start(self, state: RunState) -> RunState:
         if self._mesh is None:
             state = _committed(state)
-            self._compiled = repeat_step(self.step, self.max_updates).lower(state, self._key, jnp.int32(1)).compile()
-            return state
-        state = jax.device_put(state, _places(state, self._mesh))
-        self._key = jax.device_put(self._key, replicated(self._mesh))
-        with jax.set_mesh(self._mesh):
-            program = repeat_step(
-                self.step, self.max_updates, out_shardings=(_places(state, self._mesh), replicated(self._mesh))
-            )
-            self._compiled = program.lower(state, self._key, jnp.int32(1)).compile()
+        else:
+            state = jax.device_put(state, _places(state, self._mesh))
+            self._key = jax.device_put(self._key, replicated(self._mesh))
+        self._compiled = self.lower(state, self._key).compile()
         return state
+
+    def lower(self, state: RunState, key: Key) -> jax.stages.Lowered:
+        """The program of ``advance``, not compiled yet.
+
+        Args:
+            state, key: as they lie on the devices. Their shapes will do, for devices that are not here; see ``shapes``.
+        """
+        count = jax.ShapeDtypeStruct((), jnp.int32)
+        if self._mesh is None:
+            return repeat_step(self.step, self.max_updates).lower(state, key, count)
+        places = (_places(state, self._mesh), replicated(self._mesh))
+        with jax.set_mesh(self._mesh):
+            return repeat_step(self.step, self.max_updates, out_shardings=places).lower(state, key, count)
+
+    def shapes(self, state: RunState, device: jax.Device) -> tuple[RunState, Key]:
+        """The shapes of state and key, and where they lie: on the devices that share the run, or on ``device``."""
+        if self._mesh is None:
+            # the key is not bound to its device, as when a run starts: it goes where the state is
+            return shapes_on(SingleDeviceSharding(device), state), shapes_on(None, self._key)
+        return shapes_on(_places(state, self._mesh), state), shapes_on(replicated(self._mesh), self._key)
 
     def advance(self, state: RunState, count: int, interrupted: Interrupted) -> tuple[RunState, Metrics]:
         del interrupted  # between dispatches is soon enough
@@ -122,7 +137,7 @@ class HostStepper:
         self, collector: HostCollector, learn: Learn, key: Key, *, devices: Sequence[jax.Device] | None = None
     ) -> None:
         self.collector, self._key = collector, key
-        self._learn = jax.jit(learn)
+        self.learn = jax.jit(learn)
         self._place = Placement(devices) if devices else None
         self._notes: list[str] = []
 
@@ -148,7 +163,7 @@ class HostStepper:
         if self._place is not None:
             learner, rollout = self._place.state(learner), self._place.rollout(rollout)
         _, key_update = jax.random.split(jax.random.fold_in(self._key, self._update))
-        learner, metrics = self._learn(learner, rollout, key_update)
+        learner, metrics = self.learn(learner, rollout, key_update)
         self._update += 1
         facts = collected.facts | {"collector/policy_s": collected.policy_s, "collector/env_s": collected.env_s}
         rows = {name: np.array([value]) for name, value in facts.items()}

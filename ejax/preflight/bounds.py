@@ -1,0 +1,75 @@
+"""The least time that an update can take on a card, by each of four resources, from counts and data sheets.
+
+    memory: bytes / bandwidth      arithmetic: Σ products / matrix rate + operations / FP32 rate
+    launches: kernels · launch + host trips · round trip      links: bytes that leave a card / link rate
+
+The largest of them is the bound; a real update takes longer than any, and less than their sum only if they overlap.
+"""
+
+from dataclasses import dataclass
+
+from ejax.preflight.cost import Collective, Cost
+from ejax.preflight.targets import Card
+
+LAUNCH_S = 2.5e-6
+"""Assumed: from the start of one small kernel to that of the next."""
+HOST_TRIP_S = 10e-6
+"""Assumed: the device stops, the host reads a predicate and launches what follows."""
+NETWORK = 50e9
+"""Assumed, bytes/s of each card between hosts: 400 Gbit/s."""
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Seconds."""
+
+    memory: float
+    arithmetic: float
+    launches: float
+    links: float
+
+    @property
+    def limiting(self) -> str:
+        return max(("memory", "arithmetic", "launches", "links"), key=lambda name: getattr(self, name))
+
+    @property
+    def seconds(self) -> float:
+        return max(self.memory, self.arithmetic, self.launches, self.links)
+
+
+def bounds(cost: Cost, card: Card, *, hosts: int = 1) -> Bounds:
+    """Of what was counted."""
+    products = sum(flops / card.matrix.get(name, card.fp32) for name, flops in cost.dot_flops.items())
+    link = NETWORK if hosts > 1 else card.link
+    sent = sum(count * _sent(each) for each, count in cost.collectives.items())
+    return Bounds(
+        memory=cost.num_bytes / card.bandwidth,
+        arithmetic=products + cost.element_ops / card.fp32,
+        launches=cost.kernels * LAUNCH_S + cost.host_trips * HOST_TRIP_S,
+        links=sent / link if link else 0.0,
+    )
+
+
+def assumptions(card: Card, *, hosts: int = 1) -> list[str]:
+    """What the bounds take for granted, in words."""
+    rates = ", ".join(f"{name} {rate / 1e12:.4g}" for name, rate in card.matrix.items()) or "none known"
+    link = f"{NETWORK / 1e9:.3g} GB/s between hosts" if hosts > 1 else ""
+    if not link:
+        link = f"links {card.link / 1e9:.4g} GB/s" if card.link else "no rate of links known"
+    return [
+        f"{card.name}: {card.memory / 2**30:.4g} GiB, {card.bandwidth / 1e12:.4g} TB/s, FP32 {card.fp32 / 1e12:.4g} "
+        f"TFLOP/s, matrix products {rates} TFLOP/s (f32 is TF32, JAX's default there), {link}",
+        f"{LAUNCH_S * 1e6:g} µs per kernel and {HOST_TRIP_S * 1e6:g} µs per host round trip, without CUDA graphs",
+        "a loop of unknown length takes one trip; of a conditional's branches the one with more kernels runs",
+        "every kernel reads its operands from memory and writes its results to it, nothing stays in the L2 cache",
+    ]
+
+
+def _sent(each: Collective) -> float:
+    """Bytes that leave one card in a ring."""
+    size = each.group_size or 1
+    if each.kind == "all-reduce":
+        return 2.0 * each.num_bytes * (size - 1) / size
+    if each.kind == "reduce-scatter":
+        return float(each.num_bytes * (size - 1))
+    return each.num_bytes * (size - 1) / size

@@ -1,0 +1,91 @@
+"""Counts that a change must not make worse: a committed file of configs, and what each of them costs.
+
+The counts are those of a compiler, so they hold for one release of jax only, which the file names:
+
+    {"jax": release, "entries": [{config, overrides, target, gpus, hosts, counts}]}
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from ejax.preflight.run import preflight
+from ejax.problems import ConfigError, Problem
+
+_COUNTED = ("kernels", "host_trips", "callbacks", "collectives", "collective_bytes")
+_UNITS = ("update", "env step", "physics step", "minibatch")
+
+
+def budget_of(found: dict[str, Any]) -> dict[str, int]:
+    """The counts that are guarded: flat, ``train/env step/kernels`` and the like. Zeros are left out.
+
+    Args:
+        found: what ``preflight`` returns.
+    """
+    counts: dict[str, int] = {}
+    for name, program in found["programs"].items():
+        for unit, each in program["units"].items():
+            if unit in _UNITS:
+                counts |= {f"{name}/{unit}/{what}": each[what] for what in _COUNTED if each[what]}
+        unknown = sum(loop["trips"] is None for loop in program["loops"])
+        counts[f"{name}/loops of unknown length"] = unknown
+        if program["stored_bytes_per_env_step"]:
+            counts[f"{name}/stored bytes per env step"] = round(program["stored_bytes_per_env_step"])
+    return counts
+
+
+def worse(counts: dict[str, int], budget: dict[str, int]) -> list[str]:
+    """What got worse, with both numbers; what the budget does not have counts as 0."""
+    return [
+        f"{name}: {count:,}, the budget is {budget.get(name, 0):,}"
+        for name, count in counts.items()
+        if count > budget.get(name, 0)
+    ]
+
+
+def measure(entry: dict[str, Any]) -> dict[str, int]:
+    """The counts of an entry as they are now."""
+    found = preflight(
+        entry["config"], entry["overrides"], target=entry["target"], gpus=entry["gpus"], hosts=entry["hosts"]
+    )
+    return budget_of(found)
+
+
+def check(path: Path, config: str | None = None) -> list[str]:
+    """What is worse than its budget.
+
+    Args:
+        config: only the entries of this one.
+
+    Raises:
+        ConfigError: counts of another release of jax, or none for this config.
+    """
+    budgets = json.loads(path.read_text())
+    if budgets["jax"] != jax.__version__:
+        text = f"counts for jax {budgets['jax']}, but here is {jax.__version__}; --rewrite-budgets {path} counts anew"
+        raise ConfigError([Problem("jax", text)], str(path))
+    entries = _entries(budgets, config, path)
+    return [f"{_title(each)}: {text}" for each in entries for text in worse(measure(each), each["counts"])]
+
+
+def rewrite(path: Path, config: str | None = None) -> None:
+    """Measure the entries again, and write what was found; arguments and errors as ``check``."""
+    budgets = json.loads(path.read_text())
+    for entry in _entries(budgets, config, path):
+        entry["counts"] = measure(entry)
+    budgets["jax"] = jax.__version__
+    path.write_text(json.dumps(budgets, indent=1) + "\n")
+
+
+def _entries(budgets: dict[str, Any], config: str | None, path: Path) -> list[dict[str, Any]]:
+    found = [entry for entry in budgets["entries"] if config in (None, entry["config"])]
+    if not found:
+        known = ", ".join(sorted({entry["config"] for entry in budgets["entries"]}))
+        raise ConfigError([Problem("--config", f"got '{config}'; there are budgets for {known}")], str(path))
+    return found
+
+
+def _title(entry: dict[str, Any]) -> str:
+    return " ".join([entry["config"], *entry["overrides"], f"on {entry['hosts']} x {entry['gpus']} {entry['target']}"])

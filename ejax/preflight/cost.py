@@ -1,0 +1,224 @@
+"""What one instruction of optimized HLO costs on a GPU: kernels, bytes through memory, floating-point operations.
+
+    dot: 2·|out|·K       convolution: 2·|out|·window·C_in       any other operation: 1 per element of its result
+
+A kernel reads its operands and writes its result, each once; of an array that a fusion only slices, gathers from or
+updates in place, only the part. XLA's own cost analysis counts so too, but is not there for absent devices.
+"""
+
+import math
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+
+from ejax.preflight.hlo import Computation, Instruction, Module, Shape
+
+_FREE = {
+    *("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "add-dependency", "opt-barrier"),
+    *("partition-id", "replica-id", "domain", "while", "conditional", "call", "async-start"),
+}
+"""What starts no kernel by itself. All else that is not fused does, except what ends in -done."""
+_MOVES = {
+    *("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "broadcast", "iota", "reshape", "transpose"),
+    *("copy", "slice", "dynamic-slice", "dynamic-update-slice", "concatenate", "pad", "gather", "reverse", "convert"),
+    *("bitcast-convert", "fusion", "dot", "convolution", "custom-call", "while", "conditional", "call"),
+}
+"""What is no arithmetic on elements, or is counted otherwise."""
+_COLLECTIVE = re.compile(
+    r"(all-reduce|all-gather|all-to-all|reduce-scatter|collective-\w+|ragged-all-to-all)(-start)?$"
+)
+_CALLBACK = re.compile(r"python|callback", re.IGNORECASE)
+_SLICES = ("dynamic-slice", "slice", "gather")
+
+
+@dataclass(frozen=True)
+class Collective:
+    """Devices that wait for one another."""
+
+    kind: str
+    num_bytes: int
+    """Of the result on one device."""
+    group_size: int | None
+    where: str
+    """The loops that it stands in, outermost first."""
+
+
+@dataclass
+class Cost:
+    """Sums over instructions. All counts are floats: they are multiplied with trip counts."""
+
+    kernels: float = 0.0
+    num_bytes: float = 0.0
+    dot_flops: Counter[str] = field(default_factory=Counter)
+    """By precision: ``f32``, ``f32 exact`` (asked for), ``bf16``, …"""
+    element_ops: float = 0.0
+    """Elementwise and reducing operations, integer ones too."""
+    host_trips: float = 0.0
+    """Predicates of loops without a known length and of conditionals: the host may read each of them back."""
+    callbacks: float = 0.0
+    library_calls: Counter[str] = field(default_factory=Counter)
+    """Kernels whose inside is not seen: each counts as one."""
+    collectives: Counter[Collective] = field(default_factory=Counter)
+
+    def add(self, other: "Cost", times: float = 1.0) -> None:
+        self.kernels += times * other.kernels
+        self.num_bytes += times * other.num_bytes
+        self.element_ops += times * other.element_ops
+        self.host_trips += times * other.host_trips
+        self.callbacks += times * other.callbacks
+        for mine, theirs in (
+            (self.dot_flops, other.dot_flops),
+            (self.library_calls, other.library_calls),
+            (self.collectives, other.collectives),
+        ):
+            for name, count in theirs.items():
+                mine[name] += times * count  # type: ignore[index, assignment]  # counters of different keys, and floats
+
+    @property
+    def num_collectives(self) -> float:
+        return sum(self.collectives.values())
+
+
+def instruction_cost(module: Module, within: Computation, instruction: Instruction, where: str) -> Cost:
+    """One instruction of a computation that is not fused; what loops and branches call is not part of it.
+
+    Args:
+        where: the loops around it.
+    """
+    cost, opcode = Cost(), instruction.opcode
+    if opcode in _FREE or opcode.endswith("-done"):
+        return cost
+    cost.kernels = 1.0
+    if collective := _COLLECTIVE.match(opcode):
+        num_bytes = _result_bytes(instruction)
+        cost.collectives[Collective(collective.group(1), num_bytes, instruction.group_size, where)] = 1
+        cost.num_bytes = 2.0 * num_bytes
+        return cost
+    for name in (*instruction.called("calls"), *instruction.called("called_computations")):
+        _add_arithmetic(module, module.computations[name], cost)
+    _add_operation(within, instruction, cost)
+    cost.num_bytes = _traffic(module, within, instruction)
+    if opcode == "custom-call":
+        cost.library_calls[instruction.target] += 1
+        cost.callbacks = float(bool(_CALLBACK.search(instruction.target)))
+    return cost
+
+
+def _add_arithmetic(module: Module, fused: Computation, cost: Cost) -> None:
+    for each in fused.instructions:
+        _add_operation(fused, each, cost)
+        if each.opcode == "custom-call":
+            cost.library_calls[each.target] += 1
+        for name in each.called("calls"):
+            _add_arithmetic(module, module.computations[name], cost)
+
+
+def _add_operation(within: Computation, instruction: Instruction, cost: Cost) -> None:
+    opcode, shapes = instruction.opcode, within.shapes_of(instruction)
+    if opcode == "dot":
+        lhs = shapes[0][0]
+        depth = math.prod(lhs.dims[i] for i in instruction.numbers("lhs_contracting_dims"))
+        cost.dot_flops[_precision(lhs, instruction)] += 2 * instruction.shapes[0].size * depth
+    elif opcode == "convolution":
+        cost.dot_flops[_precision(shapes[0][0], instruction)] += _convolution_flops(instruction, shapes[1][0])
+    elif opcode == "custom-call":
+        if flops := _library_flops(instruction, shapes):
+            cost.dot_flops[_precision(shapes[0][0], instruction)] += flops
+    elif opcode in ("reduce", "reduce-window", "scatter", "sort"):
+        operands = [shape for operand in shapes for shape in operand]
+        cost.element_ops += max((shape.size for shape in operands), default=0)
+    elif opcode not in _MOVES and opcode not in _FREE:
+        cost.element_ops += instruction.shapes[0].size if instruction.shapes else 0
+
+
+def _precision(shape: Shape, instruction: Instruction) -> str:
+    """The type of a product's numbers; ``f32 exact`` where the program asks for more than a tensor core's TF32."""
+    exact = re.search(r"operand_precision=\{[^}]*highest|algorithm=dot_f32_f32_f32", instruction.attributes)
+    return f"{shape.dtype} exact" if exact else shape.dtype
+
+
+def _convolution_flops(instruction: Instruction, kernel: Shape) -> int:
+    """The kernel's ``io`` dimensions say how many of its numbers make one output."""
+    labels = re.search(r"dim_labels=\w+_(\w+)->", instruction.attributes)
+    outputs = kernel.dims[labels.group(1).index("o")] if labels else 1
+    return 2 * instruction.shapes[0].size * (kernel.size // max(outputs, 1))
+
+
+def _library_flops(instruction: Instruction, shapes: list[tuple[Shape, ...]]) -> int:
+    """Of the library calls whose operands tell it; 0 for the others."""
+    target = instruction.target
+    if "gemm" in target or "cublas$lt$matmul" in target:
+        found = re.search(r'"lhs_contracting_dimensions":\[([^\]]*)\]', instruction.attributes)
+        lhs = shapes[0][0]
+        axes = [int(x.strip('" ')) for x in found.group(1).split(",") if x] if found else [len(lhs.dims) - 1]
+        return 2 * instruction.shapes[0].size * math.prod(lhs.dims[axis] for axis in axes)
+    if target.startswith("__cudnn$conv"):
+        return _convolution_flops(instruction, shapes[1][0])
+    if "potrf" in target:  # n³/3 of each matrix
+        return shapes[0][0].size * shapes[0][0].dims[-1] // 3
+    if "triangularSolve" in target or "trsm" in target:  # n² of each right-hand side
+        return shapes[1][0].size * shapes[0][0].dims[-1]
+    return 0
+
+
+def _result_bytes(instruction: Instruction) -> int:
+    """Of a collective; one that only starts has its operands in the result too, in front."""
+    if not instruction.opcode.endswith("-start") or instruction.opcode == "all-reduce-start":
+        return instruction.num_bytes
+    shapes = instruction.shapes[: 2 * len(instruction.operands)]
+    return sum(shape.num_bytes for shape in shapes[len(instruction.operands) :])
+
+
+def _traffic(module: Module, within: Computation, instruction: Instruction) -> float:
+    """Bytes that a kernel reads and writes."""
+    operands = [sum(shape.num_bytes for shape in shapes) for shapes in within.shapes_of(instruction)]
+    written = instruction.num_bytes
+    if instruction.opcode in _SLICES:
+        return 2.0 * written
+    if instruction.opcode == "dynamic-update-slice":
+        return 2.0 * operands[1]
+    called = instruction.called("calls") if instruction.opcode == "fusion" else ()
+    if not called:
+        return float(sum(operands) + written)
+    fused = module.computations[called[0]]
+    read = sum(_read(fused, each) for each in fused.instructions if each.opcode == "parameter")
+    return float(read + _written(fused, fused.root))
+
+
+def _read(fused: Computation, parameter: Instruction) -> int:
+    """Bytes of a fusion's parameter that are read."""
+    total = 0
+    for user in _users(fused, parameter):
+        if user.opcode in _SLICES and _is_operand(fused, user, 0, parameter):
+            total += user.num_bytes
+        elif user.opcode == "dynamic-update-slice" and _is_operand(fused, user, 0, parameter):
+            continue  # in place
+        else:
+            return parameter.num_bytes
+    return min(total, parameter.num_bytes)
+
+
+def _written(fused: Computation, root: Instruction) -> int:
+    if root.opcode == "tuple":
+        return sum(_written(fused, fused.by_name[name]) for name in root.operands)
+    source = root
+    while source.opcode == "bitcast":
+        source = fused.by_name[source.operands[0]]
+    if source.opcode == "dynamic-update-slice":
+        return fused.by_name[source.operands[1]].num_bytes
+    return root.num_bytes
+
+
+def _users(fused: Computation, instruction: Instruction) -> list[Instruction]:
+    """Through bitcasts, which only rename."""
+    found = []
+    for user in fused.users.get(instruction.name, []):
+        found += _users(fused, user) if user.opcode == "bitcast" else [user]
+    return found
+
+
+def _is_operand(fused: Computation, user: Instruction, index: int, instruction: Instruction) -> bool:
+    source = fused.by_name[user.operands[index]]
+    while source.opcode == "bitcast":
+        source = fused.by_name[source.operands[0]]
+    return source is instruction

@@ -1,0 +1,122 @@
+"""The loops of a program, by the names that a user knows, and what one trip of each costs.
+
+Names come from where the traced program made a loop: ``jax.named_scope`` in ejax (``updates``, ``env_steps``), MJX's
+own scopes (``solve``), and of the gradient steps their form, a scan inside a scan.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from ejax.preflight.cost import Cost, instruction_cost
+from ejax.preflight.hlo import Computation, Instruction, Module, Shape
+
+UPDATE, ENV_STEP, PHYSICS_STEP = "update", "env step", "physics step"
+EPOCH, MINIBATCH = "epoch", "minibatch"
+_NOISE = re.compile(r"^(while|body|closed_call|cond|branch_\d+_fun|vmap\(\)|jvp\(\)|transpose\(jvp\(\)\)|checkpoint)$")
+_SCANNED = "/body/closed_call/while"
+"""Where a scan stands that is the step of a scan."""
+
+
+@dataclass
+class Loop:
+    """A while loop, or the whole program."""
+
+    name: str
+    trips: int | None
+    """None: only known while it runs."""
+    path: str = ""
+    """Names of the loops around it and its own."""
+    op_name: str = ""
+    trip: Cost = field(default_factory=Cost)
+    """One trip, the loops inside it included; a loop of unknown length counts with one trip."""
+    shapes: tuple[Shape, ...] = ()
+    """What it carries."""
+    inner: "list[Loop]" = field(default_factory=list)
+
+    def walk(self) -> "Iterator[Loop]":
+        """This loop and all inside it, outermost first."""
+        yield self
+        for each in self.inner:
+            yield from each.walk()
+
+    def find(self, name: str) -> "Loop | None":
+        """The costliest loop of that name."""
+        found = [each for each in self.walk() if each.name == name]
+        return max(found, key=lambda each: each.trip.kernels * (each.trips or 1), default=None)
+
+
+def count(module: Module) -> Loop:
+    """The loops of a program. Of a conditional's branches the one with more kernels counts."""
+    program = Loop("program", 1)
+    _fill(module, module.entry, program, program.trip)
+    return program
+
+
+def _fill(module: Module, computation: Computation, around: Loop, cost: Cost) -> None:
+    """Add what a computation costs to ``cost``, and the loops in it to ``around``."""
+    for each in computation.instructions:
+        cost.add(instruction_cost(module, computation, each, around.path))
+        if each.opcode == "while":
+            _add_loop(module, each, around, cost)
+        elif each.opcode == "conditional":
+            names = each.called("branch_computations") or each.called("true_computation", "false_computation")
+            branches = []
+            for name in names:
+                branches.append(Cost())
+                _fill(module, module.computations[name], around, branches[-1])
+            cost.add(max(branches, key=lambda branch: branch.kernels))
+            cost.host_trips += 1.0
+        elif each.opcode in ("call", "async-start"):
+            for name in each.called("to_apply", "calls"):
+                _fill(module, module.computations[name], around, cost)
+
+
+def _add_loop(module: Module, instruction: Instruction, around: Loop, cost: Cost) -> None:
+    loop = Loop("", instruction.trip_count, op_name=instruction.op_name, shapes=instruction.shapes)
+    body = module.computations[instruction.called("body")[0]]
+    loop.name = _name(loop, around, body)
+    loop.path = f"{around.path} / {loop.name}" if around.path else loop.name
+    _fill(module, body, loop, loop.trip)
+    around.inner.append(loop)
+    cost.add(loop.trip, loop.trips or 1)
+    if loop.trips is None:
+        condition = module.computations[instruction.called("condition")[0]]
+        asked = Cost(host_trips=1.0)
+        _fill(module, condition, loop, asked)
+        cost.add(asked, 2)  # before the one trip and after it
+        loop.trip.add(asked)
+
+
+def _name(loop: Loop, around: Loop, body: Computation) -> str:
+    own = loop.op_name.removeprefix(around.op_name.removesuffix("/while"))
+    scopes = [part for part in own.split("/") if part and not _NOISE.match(part)]
+    last = scopes[-1] if scopes else ""
+    inside_steps = ENV_STEP in around.path
+    if last == "updates":
+        return UPDATE
+    if "env_steps" in last and not inside_steps:
+        return f"{ENV_STEP}, backward" if "transpose" in last else ENV_STEP
+    if inside_steps and loop.trips is not None and PHYSICS_STEP not in around.path and _is_physics(body):
+        return PHYSICS_STEP
+    if last == "solve":
+        return "solver iteration"
+    if around.name == "solver iteration":
+        return "line search"
+    # a scan of scans outside the environments' steps: ejax.algorithms.sgd
+    if around.name == EPOCH and loop.op_name == around.op_name + _SCANNED:
+        return MINIBATCH
+    if not inside_steps and loop.trips is not None and _scans(body, loop.op_name + _SCANNED):
+        return EPOCH
+    return re.sub(r"\w+\(([\w.]*)\)", r"\1", last).strip("()") or "loop"
+
+
+def _is_physics(body: Computation) -> bool:
+    """It is made of MJX's steps."""
+    return any("/step/forward/" in each.op_name for each in body.instructions)
+
+
+def _scans(body: Computation, op_name: str) -> bool:
+    return any(
+        each.opcode == "while" and each.op_name == op_name and each.trip_count is not None for each in body.instructions
+    )

@@ -1,0 +1,79 @@
+"""XLA's GPU compiler without a GPU: is it here, does it fit, and the devices to compile for."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+
+import jax
+from jax.experimental import topologies
+
+from ejax.preflight.targets import Card
+from ejax.problems import ConfigError, Problem
+
+_PACKAGES = (("jax-cuda12-plugin", "jax-cuda12-pjrt"), ("jax-cuda13-plugin", "jax-cuda13-pjrt"))
+
+
+def compiler_problem() -> str | None:
+    """Why nothing can be compiled for a GPU here, and what to do; None: it can."""
+    wanted = jax.__version__
+    for packages in _PACKAGES:
+        found = {name: _version(name) for name in packages}
+        if not all(found.values()):
+            continue
+        if set(found.values()) == {wanted}:
+            return None
+        have = ", ".join(f"{name} {number}" for name, number in found.items())
+        return f"{have} do not fit jax {wanted}; {_remedy(wanted)}"
+    return f"compiling for a GPU needs XLA's GPU compiler, which is not installed; {_remedy(wanted)}"
+
+
+def absent_devices(card: Card, *, gpus: int, hosts: int) -> Sequence[jax.Device]:
+    """Devices that are not here: ``gpus`` cards in each of ``hosts`` machines.
+
+    Raises:
+        ConfigError: there is no compiler for them, or it refuses the card's description.
+    """
+    if problem := compiler_problem():
+        raise ConfigError([Problem("", problem)], "ejax.preflight")
+    jax.devices()  # loads the plugin
+    try:
+        topology = topologies.get_topology_desc(platform="cuda", topology=f"1x{hosts}x{gpus}", target_config=card.text)
+    except (RuntimeError, ValueError, NotImplementedError) as error:
+        raise ConfigError([Problem("--target", f"XLA refuses {card.name}: {error}")], "ejax.preflight") from error
+    return topology.devices
+
+
+@contextmanager
+def without_compilation_cache() -> Iterator[None]:
+    """JAX writes what it compiles for absent devices into its cache, and cannot read it again."""
+    kept: bool = jax.config.jax_enable_compilation_cache  # type: ignore[attr-defined]  # jax defines it at run time
+    jax.config.update("jax_enable_compilation_cache", False)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_enable_compilation_cache", kept)
+
+
+@contextmanager
+def tracing_for_gpu() -> Iterator[None]:
+    """Code that asks for the default backend while it is traced hears what it would hear on the target."""
+    here = jax.default_backend
+    jax.default_backend = lambda: "gpu"
+    try:
+        yield
+    finally:
+        jax.default_backend = here
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _remedy(wanted: str) -> str:
+    return (
+        "pip install 'ejax[preflight]', which also brings the jax that it fits, or "
+        f"pip install jax-cuda12-plugin=={wanted} jax-cuda12-pjrt=={wanted}"
+    )

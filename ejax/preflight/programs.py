@@ -1,0 +1,155 @@
+"""The programs that a config would run on GPUs: the very ones of training and evaluation, lowered from shapes."""
+
+import inspect
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+from jax.sharding import SingleDeviceSharding
+
+from ejax.config import ConfigError, Problem, RunConfig
+from ejax.frozen import freeze
+from ejax.preflight.plugin import tracing_for_gpu
+from ejax.registry import resolve
+from ejax.rollout import reset, unroll
+from ejax.sharding import make_mesh, replicated, shapes_on
+from ejax.training.build import build, uses_dropout
+from ejax.training.environments import evaluation_env
+from ejax.training.evaluators import DeviceEvaluator
+from ejax.training.parts import Parts
+from ejax.training.steppers import DeviceStepper, HostStepper
+from ejax.types import HostEnv, Key, Params, Rollout
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes on each device, from XLA's plan."""
+
+    arguments: int
+    outputs: int
+    temporaries: int
+    peak: int
+    """All of them: XLA allocates the temporaries of a program at once, for as long as it runs."""
+    fixed: int
+    """Parameters, optimizer and what else of a training's state does not grow with the environments."""
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A program, compiled for devices that are not here."""
+
+    name: str
+    """``train``, ``learn`` or ``evaluate``."""
+    hlo: str
+    memory: Memory
+    seconds: float
+    """To compile it, beside the other."""
+
+
+def on_accelerator(config: RunConfig) -> RunConfig:
+    """The config with its engine decided as a GPU decides it: ``physics: auto`` is ``mjx``.
+
+    Raises:
+        ConfigError: it asks for the C engine, which steps on the host.
+    """
+    if "physics" not in inspect.signature(resolve("env", config.env.id)).parameters:
+        return config
+    physics = config.env.cfg.get("physics", "auto")
+    if physics == "mujoco":
+        text = "got 'mujoco': the C engine steps on the host, not on a GPU; give env.cfg.physics=mjx"
+        raise ConfigError([Problem("env.cfg.physics", text)])
+    env = config.env.model_copy(update={"cfg": freeze({**config.env.cfg, "physics": "mjx"})})
+    return config.model_copy(update={"env": env})
+
+
+def compile_programs(config: RunConfig, devices: Sequence[jax.Device], *, evaluation: bool = True) -> list[Compiled]:
+    """What training compiles for these devices first, and then what its evaluation does.
+
+    Args:
+        evaluation: False: the training's program alone.
+
+    Raises:
+        ConfigError: what runs outside JAX cannot be compiled.
+    """
+    config = on_accelerator(config)
+    # side by side: the compiler is one thread for the most part, and one program is traced while the other is compiled
+    with ThreadPoolExecutor(2) as pool, tracing_for_gpu():
+        parts = _parts(config, devices)
+        fixed = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(parts.state.train))
+        name = "train" if isinstance(parts.stepper, DeviceStepper) else "learn"
+        running = [pool.submit(_compile, name, _training(config, parts, devices), fixed)]
+        if evaluation and config.trainer.enable_eval:
+            running.append(pool.submit(_compile, "evaluate", _evaluation(config, parts, devices), fixed))
+        return [each.result() for each in running]
+
+
+def _parts(config: RunConfig, devices: Sequence[jax.Device]) -> Parts:
+    """The run's parts, of whose state there are only the shapes."""
+    if config.data is not None:
+        text = (
+            f"{config.algorithm.name} learns from demonstrations, whose shapes are known once they are made; "
+            "preflight needs an algorithm that learns from its environments, such as ppo"
+        )
+        raise ConfigError([Problem("algorithm.name", text)])
+    try:
+        parts = build(config, absent=devices)
+    except ImportError as error:
+        raise ConfigError([Problem("env.id", f"{config.env.id} cannot be made here: {error}")]) from error
+    if isinstance(parts.env, HostEnv):
+        parts.env.close()
+        text = (
+            f"{config.env.id} lives outside JAX: a GPU would only run the policy and the updates, as fast as its host "
+            "delivers rollouts; give an environment in JAX"
+        )
+        raise ConfigError([Problem("env.id", text)])
+    return parts
+
+
+def _training(config: RunConfig, parts: Parts, devices: Sequence[jax.Device]) -> jax.stages.Lowered:
+    if isinstance(parts.stepper, DeviceStepper):
+        return parts.stepper.lower(*parts.stepper.shapes(parts.state, devices[0]))
+    if not isinstance(parts.stepper, HostStepper) or len(devices) > 1:
+        text = f"got '{config.trainer.collector.mode}': its updates are compiled for one GPU; give --gpus 1"
+        raise ConfigError([Problem("trainer.collector.mode", text)])
+    return _learning(config, parts, parts.stepper, devices[0])
+
+
+def _learning(config: RunConfig, parts: Parts, stepper: HostStepper, device: jax.Device) -> jax.stages.Lowered:
+    """The update from rollouts that a collector makes on the host, of an environment in JAX."""
+    trainer, dropout = config.trainer, uses_dropout(config.policy)
+
+    def collect(params: Params, key: Key) -> Rollout:
+        envs = reset(parts.env, key, trainer.num_envs)
+        steps = trainer.buffer_size
+        return unroll(parts.policy, parts.env, params, envs, key, num_steps=steps, dropout=dropout)[0]
+
+    key = jax.random.key(trainer.seed)
+    rollout = jax.eval_shape(collect, parts.state.train.params, key)
+    rollout = replace(rollout, valid=jax.ShapeDtypeStruct(rollout.reward.shape, bool))
+    state = replace(parts.state, envs=())
+    return stepper.learn.lower(*(shapes_on(SingleDeviceSharding(device), each) for each in (state, rollout, key)))
+
+
+def _evaluation(config: RunConfig, parts: Parts, devices: Sequence[jax.Device]) -> jax.stages.Lowered:
+    """As after training on these devices: each of them has the parameters, and plays all episodes."""
+    place = SingleDeviceSharding(devices[0]) if len(devices) == 1 else replicated(make_mesh(devices))
+    evaluator = DeviceEvaluator(parts.policy, evaluation_env(config, parts.env), config.trainer)
+    return evaluator.lower(shapes_on(place, parts.state.train.params))
+
+
+def _compile(name: str, lowered: jax.stages.Lowered, fixed: int) -> Compiled:
+    began = time.monotonic()
+    compiled = lowered.compile()
+    plan: Any = compiled.memory_analysis()
+    arguments, outputs = plan.argument_size_in_bytes, plan.output_size_in_bytes - plan.alias_size_in_bytes
+    memory = Memory(
+        arguments=arguments,
+        outputs=outputs,
+        temporaries=plan.temp_size_in_bytes,
+        peak=arguments + outputs + plan.temp_size_in_bytes,
+        fixed=fixed,
+    )
+    return Compiled(name, compiled.as_text() or "", memory, time.monotonic() - began)

@@ -1,0 +1,216 @@
+"""What preflight found, as data with a schema version, and as tables."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from ejax.preflight.bounds import assumptions, bounds
+from ejax.preflight.cost import Cost
+from ejax.preflight.fit import Fit
+from ejax.preflight.hlo import parse
+from ejax.preflight.loops import ENV_STEP, EPOCH, MINIBATCH, PHYSICS_STEP, UPDATE, Loop, count
+from ejax.preflight.programs import Compiled
+from ejax.preflight.targets import Card
+
+SCHEMA_VERSION = 1
+UNITS = (UPDATE, ENV_STEP, f"{ENV_STEP}, backward", PHYSICS_STEP, EPOCH, MINIBATCH)
+"""Loops that a user knows, in the order in which they are shown."""
+NOT_KNOWN = (
+    "seconds: the bounds are not forecasts",
+    "trips of loops of unknown length (MJX's solver, resets that draw again, the shuffle, evaluations)",
+    "kernels inside library calls (cuSOLVER, cuBLAS, cuDNN, Warp): each counts as one",
+    "CUDA graphs, which launch several kernels at once, and whether the host really waits for a predicate",
+    "what autotuning on the card would choose instead: other tiles, library calls for products, other fusions",
+    "memory that the allocator loses between buffers, and what CUDA, NCCL and libraries take for themselves",
+)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What was compiled, for what."""
+
+    config: str
+    overrides: tuple[str, ...]
+    target: str
+    gpus: int
+    hosts: int
+    num_envs: int
+    """On each GPU."""
+    num_steps: int
+
+    @property
+    def num_devices(self) -> int:
+        return self.gpus * self.hosts
+
+
+def describe(
+    settings: Settings, card: Card, programs: Sequence[Compiled], fit: Fit | None, seconds: dict[str, float]
+) -> Any:
+    """Everything, as JSON can hold it."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        **asdict(settings),
+        "card": {"name": card.name, "memory": card.memory, "bandwidth": card.bandwidth, "fp32": card.fp32}
+        | {"matrix": card.matrix, "link": card.link},
+        "programs": {each.name: _program(each, settings, card) for each in programs},
+        "largest_num_envs": None if fit is None else asdict(fit),
+        "assumptions": assumptions(card, hosts=settings.hosts),
+        "not_known": list(NOT_KNOWN),
+        "seconds": {name: round(number, 1) for name, number in seconds.items()},
+    }
+
+
+def _program(compiled: Compiled, settings: Settings, card: Card) -> dict[str, Any]:
+    program = count(parse(compiled.hlo))
+    units = {name: _unit(loop, card, settings) for name in UNITS if (loop := program.find(name)) is not None}
+    whole = program.find(UPDATE) or program
+    if compiled.name == "learn":  # one update a call: there is no loop over updates
+        units = {UPDATE: _unit(whole, card, settings), **units}
+    rows = None if compiled.name == "evaluate" else settings.num_envs * settings.num_devices * settings.num_steps
+    return {
+        "memory": asdict(compiled.memory) | {"fraction_of_card": compiled.memory.peak / card.memory},
+        "units": units,
+        "loops": [_loop(each) for each in program.walk() if each is not program],
+        "collectives": [
+            {"kind": each.kind, "bytes": each.num_bytes, "devices": each.group_size, "in": each.where, "times": times}
+            for each, times in sorted(whole.trip.collectives.items(), key=lambda item: (item[0].where, item[0].kind))
+        ],
+        "library_calls": dict(sorted(whole.trip.library_calls.items())),
+        "stored_bytes_per_env_step": _stored(program, settings) if compiled.name == "train" else None,
+        "env_steps_per_update": rows,
+        "seconds": round(compiled.seconds, 1),
+    }
+
+
+def _unit(loop: Loop, card: Card, settings: Settings) -> dict[str, Any]:
+    """One trip of a loop."""
+    limits = bounds(loop.trip, card, hosts=settings.hosts)
+    return {
+        "trips": loop.trips,
+        **_counts(loop.trip),
+        "bounds_s": {**asdict(limits), "limiting": limits.limiting},
+    }
+
+
+def _counts(cost: Cost) -> dict[str, Any]:
+    return {
+        "kernels": _whole(cost.kernels),
+        "host_trips": _whole(cost.host_trips),
+        "callbacks": _whole(cost.callbacks),
+        "collectives": _whole(cost.num_collectives),
+        "collective_bytes": _whole(sum(each.num_bytes * times for each, times in cost.collectives.items())),
+        "bytes": _whole(cost.num_bytes),
+        "dot_flops": {name: _whole(flops) for name, flops in sorted(cost.dot_flops.items())},
+        "element_ops": _whole(cost.element_ops),
+    }
+
+
+def _loop(loop: Loop) -> dict[str, Any]:
+    return {"path": loop.path, "trips": loop.trips} | {
+        name: value for name, value in _counts(loop.trip).items() if name in ("kernels", "host_trips", "collectives")
+    }
+
+
+def _stored(program: Loop, settings: Settings) -> float | None:
+    """Bytes that the loop over env steps keeps of each: of what it carries, the arrays with a row for each step."""
+    steps = program.find(ENV_STEP)
+    if steps is None or steps.trips is None:
+        return None
+    kept = sum(shape.num_bytes for shape in steps.shapes if shape.dims[:1] == (steps.trips,))
+    return kept / (steps.trips * settings.num_envs)
+
+
+def _whole(number: float) -> int:
+    return math.ceil(number)
+
+
+def show(found: dict[str, Any], console: Console) -> None:
+    """Tables for people."""
+    where = f"{found['hosts']} x {found['gpus']}" if found["hosts"] > 1 else str(found["gpus"])
+    console.print(
+        f"{found['config']}: {where} x {found['card']['name']}, {found['num_envs']} environments on each, "
+        f"compiled in {found['seconds']['wall']:.0f} s ({found['seconds']['cpu']:.0f} s of CPU time)"
+    )
+    for name, program in found["programs"].items():
+        _show_program(name, program, console)
+    if fit := found["largest_num_envs"]:
+        console.print(f"\nLargest num_envs on each GPU: {fit['num_envs']:,} ({fit['method']})")
+    for title, key in (("Assumed", "assumptions"), ("Not known", "not_known")):
+        console.print(f"\n{title}:")
+        for text in found[key]:
+            console.print(f"- {text}")
+
+
+def _show_program(name: str, program: dict[str, Any], console: Console) -> None:
+    memory = program["memory"]
+    parts = ", ".join(f"{part} {_size(memory[part])}" for part in ("arguments", "outputs", "temporaries", "peak"))
+    console.print(f"\n{name}: memory of each GPU: {parts} ({memory['fraction_of_card']:.2%} of the card)")
+    if program["stored_bytes_per_env_step"]:
+        console.print(f"the rollout keeps {program['stored_bytes_per_env_step']:,.0f} bytes of each env step")
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    columns = (
+        "per",
+        "trips",
+        "kernels",
+        "host trips",
+        "callbacks",
+        "collectives",
+        "bytes",
+        "product FLOPs",
+        "other ops",
+    )
+    for column in (*columns, "at least", "by"):
+        table.add_column(column, justify="left" if column in ("per", "by") else "right", no_wrap=True)
+    for unit, each in program["units"].items():
+        limits = each["bounds_s"]
+        table.add_row(
+            *(unit, _trips(each["trips"])),
+            *(f"{each[key]:,}" for key in ("kernels", "host_trips", "callbacks", "collectives")),
+            *(_size(each["bytes"]), _scaled(sum(each["dot_flops"].values())), _scaled(each["element_ops"])),
+            *(_time(max(limits[key] for key in limits if key != "limiting")), limits["limiting"]),
+        )
+    console.print(table)
+    if unknown := [each for each in program["loops"] if each["trips"] is None and not each["path"].endswith(UPDATE)]:
+        console.print(
+            "loops of unknown length: " + "; ".join(f"{x['path']} ({x['kernels']} kernels a trip)" for x in unknown)
+        )
+    for each in program["collectives"]:
+        place = each["in"] or "outside of loops"
+        console.print(f"{each['times']:g} x {each['kind']} of {_size(each['bytes'])} an update, in: {place}")
+    if program["library_calls"]:
+        calls = ", ".join(f"{count:g} x {target}" for target, count in program["library_calls"].items())
+        console.print(f"library calls, each counted as one kernel: {calls}")
+
+
+def _trips(trips: int | None) -> str:
+    return "unknown" if trips is None else f"{trips:,}"
+
+
+def _size(num_bytes: float) -> str:
+    for unit in ("B", "kiB", "MiB"):
+        if num_bytes < 1024:
+            return f"{num_bytes:.4g} {unit}"
+        num_bytes /= 1024
+    return f"{num_bytes:.4g} GiB"
+
+
+def _scaled(number: float) -> str:
+    for unit in ("", " k", " M", " G"):
+        if number < 1000:
+            return f"{number:.3g}{unit}"
+        number /= 1000
+    return f"{number:.3g} T"
+
+
+def _time(seconds: float) -> str:
+    return (
+        f"{seconds * 1e6:.3g} µs"
+        if seconds < 1e-3
+        else f"{seconds * 1e3:.3g} ms"
+        if seconds < 1
+        else f"{seconds:.3g} s"
+    )
