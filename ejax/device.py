@@ -42,7 +42,7 @@ def prepare_jax(device: str) -> None:
     if platform == "cpu":
         jax.config.update("jax_platforms", "cpu")
     else:
-        jax.config.update("jax_default_device", jax.devices(platform)[int(index or 0)])
+        jax.config.update("jax_default_device", jax.local_devices(backend=platform)[int(index or 0)])
     if jax.config.jax_compilation_cache_dir is None:  # type: ignore[attr-defined]  # jax defines it at run time
         home = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
         jax.config.update("jax_compilation_cache_dir", str(home / "ejax" / "compiled"))

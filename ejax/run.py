@@ -16,6 +16,7 @@ from ejax.algorithms.step import RunState
 from ejax.config import RunConfig
 from ejax.device import matmul_precision
 from ejax.envs.host.calls import EnvAbandoned, exits_are_errors
+from ejax.processes import Channel, leads, own_copy
 from ejax.training.best import Best, improves
 from ejax.training.cadence import Cadence, Throttle
 from ejax.training.environments import evaluation_env
@@ -28,6 +29,7 @@ from ejax.training.recorder import VideoRecorder
 from ejax.training.saver import Saver
 from ejax.training.skipped import refuse_nonfinite, skip_notes, skipped_fraction
 from ejax.training.start import Place, Start, begin, find_place, report
+from ejax.training.together import follow, gather, lead, leading
 from ejax.training.watchdog import Watchdog
 from ejax.types import Metrics, Params, Phase, Policy
 
@@ -80,22 +82,48 @@ def train(
         ConfigError: the environment or the policy cannot be built from the config.
         CheckpointError: nothing to resume from, or a checkpoint of another config.
         NonFiniteUpdateError: a non-finite update, where ``skip_nonfinite_updates`` is off.
+        ProcessesError: another of several processes failed.
         HostEnvError: an environment failed, or tried to end the process.
         KeyboardInterrupt: a second Ctrl-C; its note says what is left of the run.
     """
     started = time.monotonic()
-    place = find_place(config, resume, run_dir)
-    try:
-        trainer = place.config.trainer
-        with exits_are_errors(config.env.id), matmul_precision(trainer.matmul_precision, trainer.device):
-            return _train(place, started, owns_process)
-    except KeyboardInterrupt as error:
-        error.add_note(place.directory.last_word())
-        raise
+    precision = matmul_precision(config.trainer.matmul_precision, config.trainer.device)
+    if not leads():
+        with exits_are_errors(config.env.id), precision:
+            return _followed(config, started)
+    with leading(config) as others:
+        place = find_place(config, resume, run_dir)
+        if others is not None:
+            place = gather(others, place)
+        try:
+            with exits_are_errors(config.env.id), precision:
+                return _train(place, started, owns_process, others)
+        except KeyboardInterrupt as error:
+            error.add_note(place.directory.last_word())
+            raise
 
 
-def _train(place: Place, started: float, owns_process: bool) -> RunResult:
+def _followed(config: RunConfig, started: float) -> RunResult:
+    """The result of a process that followed another, which keeps the metrics."""
+    start, state, folder = follow(config)
+    seconds, update = time.monotonic() - started, int(state.update)
+    rows = rows_per_update(config, start.parts)
+    return RunResult(
+        policy=start.parts.policy,
+        params=state.train.params,
+        run_dir=folder,
+        global_step=update * rows,
+        num_updates=update,
+        elapsed_time_sec=seconds,
+        training_fps=(update - start.update) * rows / seconds,
+        finished=update >= config.trainer.num_updates,
+    )
+
+
+def _train(place: Place, started: float, owns_process: bool, others: Channel | None) -> RunResult:
     start = begin(place)
+    if others is not None:
+        lead(others, start.parts)
     trainer, rows = place.config.trainer, rows_per_update(place.config, start.parts)
     evaluates_first = trainer.enable_eval and start.meta.get("evaluation_due", False)
     with MetricWriter(
@@ -287,7 +315,7 @@ class _Loop:
     def _video(self, state: RunState, number: int) -> Params:
         """Have the policy of this moment recorded. Its parameters, where evaluation is compiled for: learners may have
         them on several devices."""
-        params = jax.device_put(state.train.params, self.device)
+        params = own_copy(state.train.params, self.device)
         self.recorder.record(params, jax.random.key(self.trainer.eval_seed), number)
         return params
 

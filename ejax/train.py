@@ -52,6 +52,7 @@ def run_command(name: str, argv: list[str] | None = None, *, owns_process: bool 
 def _run(name: str, args: argparse.Namespace, owns_process: bool) -> int:
     from ejax.config import ConfigError, load_config
     from ejax.device import prepare_jax
+    from ejax.processes import Address, ProcessesError, join, leads
     from ejax.run import train
     from ejax.training.checkpoint import CheckpointError
     from ejax.training.console import summary
@@ -68,6 +69,8 @@ def _run(name: str, args: argparse.Namespace, owns_process: bool) -> int:
         if args.distributed is not None:
             args.overrides.append(f"trainer.distributed={str(args.distributed).lower()}")
         config = load_config(file, args.overrides, device=args.device)
+        if config.trainer.distributed:  # before JAX looks for devices
+            join(Address(args.coordinator, args.num_processes, args.process_id))
         prepare_jax(config.trainer.device)
         for notice in config.notices:
             print(f"[config] {notice.key}: {notice.text}", flush=True)
@@ -83,6 +86,11 @@ def _run(name: str, args: argparse.Namespace, owns_process: bool) -> int:
     except NonFiniteUpdateError as error:
         print(f"ejax.{name}: {error}", file=sys.stderr)
         return 3
+    except ProcessesError as error:
+        print(f"ejax.{name}: {error}", file=sys.stderr)
+        return 1
+    if not leads():
+        return 0
     skipped = f"{result.skipped_updates:.4g} of {result.num_updates}, not finite"
     summary(
         {
@@ -119,8 +127,11 @@ def _parser(name: str) -> argparse.ArgumentParser:
         "--distributed",
         action=argparse.BooleanOptionalAction,
         default=None,
-        help="train on all devices of this machine, instead of trainer.distributed",
+        help="train on all devices of this machine, or of all processes, instead of trainer.distributed",
     )
+    parser.add_argument("--coordinator", metavar="HOST:PORT", help="of process 0, where no scheduler tells it")
+    parser.add_argument("--num-processes", type=int, metavar="N", help="that train together")
+    parser.add_argument("--process-id", type=int, metavar="I", help="of this one, from 0")
     parser.add_argument(
         "--resume",
         metavar="latest|best|PATH",

@@ -11,7 +11,19 @@ ROOT = Path(__file__).parent.parent
 LAYERS = [
     [
         *("types", "finite", "flat", "packed", "scan", "distributions", "returns", "losses", "optim"),
-        *("sharding", "device", "registry", "trust", "frozen", "problems", "sections", "shorten", "values", "video"),
+        *(
+            "sharding",
+            "processes",
+            "device",
+            "registry",
+            "trust",
+            "frozen",
+            "problems",
+            "sections",
+            "shorten",
+            "values",
+            "video",
+        ),
         *(
             f"training.{part}"
             for part in ("interrupt", "leave", "facts", "digests", "console", "metric_log", "best", "cadence")

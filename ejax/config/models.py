@@ -18,6 +18,7 @@ from pydantic import (
     Field,
     NonNegativeInt,
     PlainSerializer,
+    PositiveFloat,
     PositiveInt,
     SerializeAsAny,
     ValidationInfo,
@@ -113,8 +114,11 @@ class TrainerConfig(BaseModel):
     and 7 bits of mantissa, and add up in float32. Parameters and statistics are float32 in any case, and a CPU computes
     in float32 only."""
     distributed: bool = False
-    """Train on all devices of ``device``'s kind in this machine. As in EmbodiChain, ``num_envs`` and ``batch_size`` are
-    then those of one device, and the run has as many environment steps more as there are devices more."""
+    """Train on all devices of ``device``'s kind: of this machine, or of all processes that were started together
+    (``--coordinator``, SLURM, OpenMPI, Kubernetes). As in EmbodiChain, ``num_envs`` and ``batch_size`` are then those
+    of one device, and the run has as many environment steps more as there are devices more."""
+    process_timeout_s: PositiveFloat = 300.0
+    """Of several processes that train together, one that has not followed the others for this long hangs: they end."""
     num_envs: PositiveInt = 64
     buffer_size: PositiveInt = 256
     """Steps per environment and update, T."""

@@ -1,7 +1,6 @@
 """From a config to the parts that it names."""
 
 import inspect
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -16,6 +15,7 @@ from ejax.config import ConfigError, PolicyConfig, Problem, RunConfig
 from ejax.config.bind import bind
 from ejax.config.spaces import space_problems
 from ejax.distributions import action_spec
+from ejax.processes import JOIN, unjoined
 from ejax.registry import resolve
 from ejax.training.cloning import cloning_parts
 from ejax.training.environments import build_env
@@ -162,8 +162,8 @@ def uses_dropout(config: PolicyConfig) -> bool:
 
 
 def _all_devices(config: RunConfig) -> list[jax.Device]:
-    """The devices of the configured kind in this machine."""
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1 or jax.process_count() > 1:
-        text = "got true in one of several processes; one process drives all devices of a machine: start it by itself"
+    """The devices of the configured kind, in this machine or in those of all processes that train together."""
+    if scheduler := unjoined():
+        text = f"got true in one of several processes of {scheduler} that do not know each other; {JOIN}"
         raise ConfigError([Problem("trainer.distributed", text)])
     return jax.devices(config.trainer.device.partition(":")[0])

@@ -12,7 +12,7 @@ import os
 import re
 import shutil
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -61,7 +61,24 @@ class Checkpoint:
     meta: dict[str, Any]
 
 
-def save_checkpoint(directory: Path, name: str, state: PyTree, meta: dict[str, Any]) -> Path:
+def save_arrays(folder: Path, state: PyTree) -> None:
+    """Write the arrays of a state; each of several processes calls it, and writes those of its own devices."""
+    with _silent_orbax() as ocp:
+        try:
+            ocp.save(str(folder.absolute()), _flatten(state))
+        except ValueError as error:
+            if (refused := _of_the_disk(error)) is None:
+                raise
+            raise refused from error
+
+
+def save_checkpoint(
+    directory: Path,
+    name: str,
+    state: PyTree,
+    meta: dict[str, Any],
+    save_arrays: Callable[[Path, PyTree], None] = save_arrays,
+) -> Path:
     """Write ``directory/name`` and return it once it is complete on disk; one of that name stays until then.
 
     An interrupted save leaves only directories that ``recover_checkpoints`` or the next save takes care of.
@@ -69,13 +86,7 @@ def save_checkpoint(directory: Path, name: str, state: PyTree, meta: dict[str, A
     directory.mkdir(parents=True, exist_ok=True)
     _tidy(directory)
     partial = directory / f"{_PARTIAL}{name}"
-    with _silent_orbax() as ocp:
-        try:
-            ocp.save(str((partial / "state").absolute()), _flatten(state))
-        except ValueError as error:
-            if (refused := _of_the_disk(error)) is None:
-                raise
-            raise refused from error
+    save_arrays(partial / "state", state)
     return _complete(partial, directory / name, meta)
 
 

@@ -34,6 +34,7 @@ from ejax.training.checkpoint import (
     recover_checkpoints,
     remove,
     rewrite_meta,
+    save_arrays,
     save_checkpoint,
     verify_checkpoint,
 )
@@ -67,6 +68,7 @@ _MAY_CHANGE = frozenset(
         "updates_per_dispatch",
         "console",
         "device",
+        "process_timeout_s",
         "collector.pause_in_evaluation",
         "collector.stop_timeout_s",
         "collector.env_timeout_s",
@@ -124,6 +126,8 @@ class RunDirectory:
 
     path: Path
     exp_name: str
+    save_arrays: Callable[[Path, PyTree], None] = save_arrays
+    """How the arrays of a checkpoint are written."""
 
     @property
     def checkpoints(self) -> Path:
@@ -143,14 +147,16 @@ class RunDirectory:
 
     def save(self, state: PyTree, meta: dict[str, Any], *, keep: int) -> Path:
         """Save a periodic checkpoint; of the older ones ``keep`` − 1 stay."""
-        path = save_checkpoint(self.checkpoints, f"{self.exp_name}_step_{meta['global_step']}", state, meta)
+        name = f"{self.exp_name}_step_{meta['global_step']}"
+        path = save_checkpoint(self.checkpoints, name, state, meta, self.save_arrays)
         for old in self.periodic()[keep:]:
             remove(old)
         return path
 
     def save_best(self, state: PyTree, meta: dict[str, Any]) -> Path:
         """Save the best checkpoint; the former best goes once the new one is complete."""
-        path = save_checkpoint(self.checkpoints, f"{self.exp_name}_best_step_{meta['global_step']}", state, meta)
+        name = f"{self.exp_name}_best_step_{meta['global_step']}"
+        path = save_checkpoint(self.checkpoints, name, state, meta, self.save_arrays)
         for old in self.best():
             if old != path:
                 remove(old)

@@ -16,6 +16,7 @@ from ejax.collectors import AsyncCollector, Collected, CollectionStopped, HostCo
 from ejax.envs.host.calls import EnvAbandoned
 from ejax.envs.host.guarded import GuardedEnv
 from ejax.episodes import drop_current_episodes
+from ejax.processes import spread
 from ejax.sharding import make_mesh, replicated, shapes_on, sharded
 from ejax.types import Key, Metrics, PyTree
 
@@ -78,13 +79,15 @@ class DeviceStepper:
     def __init__(self, step: Step, key: Key, max_updates: int, *, devices: Sequence[jax.Device] | None = None) -> None:
         self.step, self._key, self.max_updates = step, key, max_updates
         self._mesh = make_mesh(devices) if devices else None
+        self.announce: Callable[[int], None] = lambda count: None
+        """Called before each dispatch with its number of updates."""
 
     def start(self, state: RunState) -> RunState:
         if self._mesh is None:
             state = _committed(state)
         else:
-            state = jax.device_put(state, _places(state, self._mesh))
-            self._key = jax.device_put(self._key, replicated(self._mesh))
+            state = spread(state, _places(state, self._mesh))
+            self._key = spread(self._key, replicated(self._mesh))
         self._compiled = self.lower(state, self._key).compile()
         return state
 
@@ -110,7 +113,9 @@ class DeviceStepper:
 
     def advance(self, state: RunState, count: int, interrupted: Interrupted) -> tuple[RunState, Metrics]:
         del interrupted  # between dispatches is soon enough
-        return self._compiled(state, self._key, jnp.int32(count))
+        self.announce(count)
+        number = jnp.int32(count)
+        return self._compiled(state, self._key, spread(number, replicated(self._mesh)) if self._mesh else number)
 
     def paused(self) -> AbstractContextManager[None]:
         return nullcontext()
