@@ -21,6 +21,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import SingleDeviceSharding
 from pydantic import BaseModel, NonNegativeInt
 
 from ejax.training.digests import LISTING, DamagedError, check_digests, files_of, write_digests
@@ -185,7 +186,7 @@ def _load(path: Path, like: PyTree, prefix: str, remedy: str = _REMEDY) -> PyTre
     if problems:
         shown = "; ".join(problems[:_MOST]) + (f"; and {len(problems) - _MOST} more" if len(problems) > _MOST else "")
         raise CheckpointError(f"checkpoint {path} does not fit the config: {shown}. {remedy}")
-    arrays = _read_arrays(path, {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in wanted.items()})
+    arrays = _read_arrays(path, wanted)
     paths, structure = jax.tree_util.tree_flatten_with_path(like)
     leaves = [arrays[prefix + _name(p)] if x.size else jnp.zeros(x.shape, x.dtype) for p, x in paths]
     return jax.tree.unflatten(structure, leaves)
@@ -243,7 +244,8 @@ def _name(path: Any) -> str:
 
 
 def _read_arrays(path: Path, wanted: dict[str, Any] | None) -> dict[str, Any]:
-    """The arrays that are asked for; None: the shapes of all.
+    """The arrays that are asked for by their shapes, on one device of this process, whatever devices they were saved
+    from; None: the shapes of all.
 
     Raises:
         CheckpointError: orbax cannot read them, although the digests agree.
@@ -254,7 +256,9 @@ def _read_arrays(path: Path, wanted: dict[str, Any] | None) -> dict[str, Any]:
             if wanted is None:
                 return dict(ocp.metadata(state).metadata)
             rest = dict.fromkeys(ocp.metadata(state).metadata, ocp.PLACEHOLDER)  # not read
-            return dict(ocp.load(state, {**rest, **wanted}))
+            here = SingleDeviceSharding(jax.config.jax_default_device or jax.local_devices()[0])  # type: ignore[attr-defined]
+            forms = {name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here) for name, x in wanted.items()}
+            return dict(ocp.load(state, {**rest, **forms}))
     except Exception as error:  # whatever a reader of foreign bytes raises
         text = str(error).partition("\n")[0][:200]
         raise CheckpointError(f"checkpoint {path} is damaged: state cannot be read: {text}") from error

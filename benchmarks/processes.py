@@ -1,0 +1,144 @@
+"""Several processes that train together: equal numbers, and what happens when one dies or hangs.
+
+    python benchmarks/processes.py [--processes 1 2 4] [--faults kill stop]
+
+Trains a small PPO with four CPU devices in one process, in two and in four, over loopback, and compares every array of
+the last checkpoint with one process's. Then it kills, or suspends, one of two processes in the middle of a run,
+measures how long the other takes to end, and resumes.
+"""
+
+import argparse
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+from ejax.training.checkpoint import _read_arrays
+
+ROOT = Path(__file__).parents[1]
+NUM_DEVICES = 4
+SETTINGS = [
+    "trainer.exp_name=run",
+    "trainer.num_envs=4",
+    "trainer.buffer_size=32",
+    "algorithm.cfg.batch_size=32",
+    "trainer.num_eval_episodes=8",
+    "trainer.eval_freq=4096",
+    "trainer.save_freq=2048",
+    "trainer.process_timeout_s=60",
+]
+
+
+class Job:
+    """``num_processes`` of one training."""
+
+    def __init__(self, num_processes: int, output: Path, *arguments: str) -> None:
+        with socket.socket() as free:
+            free.bind(("localhost", 0))
+            coordinator = f"localhost:{free.getsockname()[1]}"
+        flags = f"--xla_force_host_platform_device_count={NUM_DEVICES // num_processes}"
+        environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags, "PYTHONPATH": str(ROOT)}
+        command = [sys.executable, "-m", "ejax.train", "--distributed"]
+        command += [*arguments, *SETTINGS, f"trainer.output_dir={output}"]
+        self.logs = [output / f"{num_processes}_{time.monotonic_ns()}_{i}.log" for i in range(num_processes)]
+        self.processes = []
+        for i, log in enumerate(self.logs):
+            among = ["--coordinator", coordinator, "--num-processes", str(num_processes), "--process-id", str(i)]
+            with log.open("w") as out:
+                joined = command + (among if num_processes > 1 else [])
+                self.processes.append(subprocess.Popen(joined, env=environment, stdout=out, stderr=out))
+
+    def wait(self, timeout: float = 600.0) -> list[int]:
+        deadline = time.monotonic() + timeout
+        return [process.wait(max(deadline - time.monotonic(), 1.0)) for process in self.processes]
+
+    def await_text(self, text: str, process: int = 0, timeout: float = 600.0) -> None:
+        deadline = time.monotonic() + timeout
+        while text not in self.logs[process].read_text():
+            if time.monotonic() > deadline or self.processes[process].poll() is not None:
+                raise RuntimeError(f"'{text}' did not come:\n{self.logs[process].read_text()[-3000:]}")
+            time.sleep(0.1)
+
+
+def arrays_of(run: Path) -> dict[str, np.ndarray]:
+    """The arrays of a run's newest checkpoint."""
+    newest = max(run.glob("checkpoints/run_step_*"), key=lambda path: int(path.name.rsplit("_", 1)[1]))
+    return {name: np.asarray(x) for name, x in _read_arrays(newest, _read_arrays(newest, None)).items()}
+
+
+def only_run(output: Path) -> Path:
+    (run,) = output.glob("run_*")
+    return run
+
+
+def check(codes: list[int], job: Job, wanted: int = 0) -> None:
+    if any(code != wanted for code in codes):
+        raise RuntimeError(f"exit codes {codes}:\n" + "\n".join(log.read_text()[-2000:] for log in job.logs))
+
+
+def compare(config: Path, counts: list[int], folder: Path) -> None:
+    reference = None
+    for count in counts:
+        output = folder / f"equal_{count}"
+        output.mkdir()
+        began = time.monotonic()
+        job = Job(count, output, "--config", str(config), "trainer.iterations=12")
+        check(job.wait(), job)
+        arrays = arrays_of(only_run(output))
+        reference = arrays if reference is None else reference
+        floats = [name for name, x in arrays.items() if x.dtype.kind == "f"]
+        far = max(float(np.max(np.abs(arrays[name] - reference[name]), initial=0.0)) for name in floats)
+        same = sum(arrays[name].tobytes() == x.tobytes() for name, x in reference.items())
+        seconds = time.monotonic() - began
+        print(
+            f"{count} processes: {same} of {len(reference)} arrays have the same bits as those of {counts[0]}, ", end=""
+        )
+        print(f"largest difference {far:.2g}; {seconds:.0f} s", flush=True)
+
+
+def fail(config: Path, kind: str, folder: Path) -> None:
+    """Kill or suspend process 1 of two, see process 0 end, and resume."""
+    output = folder / f"fault_{kind}"
+    output.mkdir()
+    job = Job(2, output, "--config", str(config), "trainer.iterations=4000")
+    job.await_text("saved ")
+    began = time.monotonic()
+    job.processes[1].send_signal({"kill": signal.SIGKILL, "stop": signal.SIGSTOP}[kind])
+    code = job.processes[0].wait(300)
+    seconds = time.monotonic() - began
+    job.processes[1].kill()
+    text = job.logs[0].read_text()
+    named = re.findall(r"ejax: .*process 1.*|.*task.*1.*", text)
+    print(
+        f"{kind}: process 0 ended with code {code} after {seconds:.1f} s: {named[-1][:200] if named else text[-500:]}"
+    )
+    if code == 0 or not named:
+        raise RuntimeError("the error does not name process 1")
+    resumed = Job(2, output, "--run", str(only_run(output)), "--resume", "latest", "trainer.iterations=60")
+    check(resumed.wait(), resumed)
+    came = re.findall(r"resumed from \S+ at \d+.*", resumed.logs[0].read_text())
+    print(f"{kind}: {came[0] if came else 'it started from the beginning'}, and finished", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--processes", type=int, nargs="*", default=[1, 2, 4])
+    parser.add_argument("--faults", nargs="*", default=["kill", "stop"], choices=["kill", "stop"])
+    args = parser.parse_args()
+    config = ROOT / "configs/point_mass/ppo.yaml"
+    with tempfile.TemporaryDirectory() as scratch:
+        if args.processes:
+            compare(config, args.processes, Path(scratch))
+        for kind in args.faults:
+            fail(config, kind, Path(scratch))
+
+
+if __name__ == "__main__":
+    main()
