@@ -14,6 +14,7 @@ import pytest
 from damages import DAMAGES, damage
 
 from ejax.optim import OptimizerConfig, make_optimizer
+from ejax.sharding import make_mesh, sharded
 from ejax.training.checkpoint import (
     CheckpointError,
     list_checkpoints,
@@ -75,6 +76,16 @@ def test_parameters_alone_can_be_loaded(saved: Path) -> None:
     params = make_state()["train"].params
     loaded = load_params(saved, jax.eval_shape(lambda: params))
     jax.tree.map(np.testing.assert_array_equal, loaded, params)
+
+
+def test_what_several_devices_saved_comes_back_on_one(tmp_path: Path) -> None:
+    # asked for without a place, orbax wants the very devices that an array was saved from
+    split = sharded(make_mesh(jax.devices()))
+    state = {"envs": jax.device_put(jnp.arange(8.0), split), "step": jnp.int32(3)}
+    path = save_checkpoint(tmp_path, "a_step_1", state, {"global_step": 1})
+    loaded, _ = load_checkpoint(path, jax.eval_shape(lambda: jax.tree.map(jnp.zeros_like, state)))
+    assert {len(x.devices()) for x in jax.tree.leaves(loaded)} == {1}
+    np.testing.assert_array_equal(loaded["envs"], np.arange(8.0))
 
 
 def test_saving_again_replaces(own: Path) -> None:
