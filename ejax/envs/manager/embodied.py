@@ -40,7 +40,7 @@ class EmbodiedEnv:
 
     Args:
         gym_config: as ``json.load`` gives it.
-        physics: the engine, see ``ejax.envs.mujoco.engine``.
+        physics: the engine, see ``ejax.envs.mujoco.choice``.
         interval_events: more events of mode interval, in the form of ``env.events`` and after them: how a run's
             training and evaluation come to differ.
 
@@ -55,7 +55,8 @@ class EmbodiedEnv:
     def __post_init__(self) -> None:
         for name in ("gym_config", "interval_events"):
             object.__setattr__(self, name, freeze(dict(getattr(self, name))))
-        Physics("", self.physics)  # rejects a wrong engine here, not in a later trace
+        # settles auto and rejects a wrong engine here, not in a later trace
+        object.__setattr__(self, "physics", Physics("", self.physics).engine)
         _try_functors(self)
 
     @property
