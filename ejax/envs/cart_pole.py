@@ -10,7 +10,7 @@ from flax import struct
 from numpy.typing import NDArray
 
 from ejax.envs.description import WHOLE, EnvDescription, Feature
-from ejax.envs.mujoco.engine import Engine, Physics, PhysicsState, load_model, render
+from ejax.envs.mujoco.engine import Engine, Physics, PhysicsState, check_physics, load_model, render
 from ejax.finite import all_finite
 from ejax.types import Array, CameraView, Key, Timestep
 
@@ -77,9 +77,7 @@ class CartPoleRL:
                 raise ValueError(f"CartPoleRL: {name} must be > 0, got {getattr(self, name)}")
         if not self.reset_range >= 0.0:
             raise ValueError(f"CartPoleRL: reset_range must be >= 0, got {self.reset_range}")
-        # settles auto and rejects wrong values here, not in a later trace
-        physics = Physics(_ASSET, self.physics, self.sim_steps_per_control)
-        object.__setattr__(self, "physics", physics.engine)
+        check_physics(self.physics, self.sim_steps_per_control)
 
     @property
     def control_period(self) -> float:

@@ -14,7 +14,7 @@ from ejax.envs.description import WHOLE, EnvDescription, Feature
 from ejax.envs.manager.bodies import Vector
 from ejax.envs.manager.grasp_scene import DRIVES, GOAL_MARKER, HALF_EDGE, HOME, make_model
 from ejax.envs.manager.robots import FINGER_TRAVEL
-from ejax.envs.mujoco.engine import Engine, Physics, PhysicsState, load_model, render
+from ejax.envs.mujoco.engine import Engine, Physics, PhysicsState, check_physics, load_model, render
 from ejax.envs.mujoco.inverse_kinematics import solve_site_pose
 from ejax.envs.mujoco.kinematics import site_pose
 from ejax.envs.mujoco.rotations import make_pose
@@ -128,8 +128,7 @@ class PickPlaceRL:
             )
         for name in ("cube", "goal"):
             _check_reachable(name, getattr(self, f"{name}_position"), getattr(self, f"{name}_position_range"))
-        # settles auto and rejects wrong values here, not in a later trace
-        object.__setattr__(self, "physics", self._physics.engine)
+        check_physics(self.physics, self.sim_steps_per_control)
 
     @property
     def max_episode_steps(self) -> int:
@@ -220,7 +219,7 @@ class PickPlaceRL:
         low, high = jnp.asarray(WORKSPACE)
         position = jnp.clip(_tool(qpos) + self.action_scale * action[:3], low, high)
         pose = make_pose(position, jnp.asarray(_DOWN))
-        model = self._physics.model
+        model = load_model(make_model())
         angles, _ = solve_site_pose(model, "tcp", pose, qpos, _ARM, num_iterations=_IK_ITERATIONS)
         travel = jnp.full(2, 0.5 * FINGER_TRAVEL) * (1.0 + action[3])
         return jnp.asarray(DRIVES.stiffness) * jnp.concatenate([angles, travel])

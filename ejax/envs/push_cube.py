@@ -11,7 +11,7 @@ from flax import struct
 from numpy.typing import NDArray
 
 from ejax.envs.description import WHOLE, EnvDescription, Feature, features
-from ejax.envs.mujoco.engine import Engine, Physics, PhysicsState, load_model, render
+from ejax.envs.mujoco.engine import Engine, Physics, PhysicsState, check_physics, load_model, render
 from ejax.envs.mujoco.kinematics import site_pose
 from ejax.finite import all_finite
 from ejax.types import Array, CameraView, Key, Timestep
@@ -101,9 +101,7 @@ class PushCubeRL:
         for name in ("cube_position_range", "goal_position_range"):
             low, high = getattr(self, name)
             object.__setattr__(self, name, (_as_position(name, low), _as_position(name, high)))
-        # settles auto and rejects wrong values here, not in a later trace
-        physics = Physics(_ASSET, self.physics, self.sim_steps_per_control)
-        object.__setattr__(self, "physics", physics.engine)
+        check_physics(self.physics, self.sim_steps_per_control)
 
     @property
     def max_episode_steps(self) -> int:

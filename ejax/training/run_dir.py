@@ -112,6 +112,7 @@ class _Resolved(BaseModel):
 
 class _Versions(BaseModel):
     origin: str | None = None
+    device: str | None = None
 
 
 class _Schedule(BaseModel):
@@ -185,10 +186,15 @@ class RunDirectory:
         Raises:
             CheckpointError: that cannot be read.
         """
-        try:
-            return read_facts(self.config_file.with_name("versions.json"), _Versions).get("origin")
-        except FactsError as error:
-            raise CheckpointError(f"what the run started from is not known: {error}") from None
+        return self._versions().get("origin")
+
+    def device(self) -> str | None:
+        """``<platform>: <kind>`` of where the run was started; None: not known.
+
+        Raises:
+            CheckpointError: that cannot be read.
+        """
+        return self._versions().get("device")
 
     def last_word(self) -> str:
         """What is left of a run that ends at once, and how to go on with it."""
@@ -244,6 +250,12 @@ class RunDirectory:
             os.replace(file, aside)
             problem += f" (as it was: {aside.name})"
         return [f"{problem}; theirs are null from now on, and this run's schedule cannot be played again"]
+
+    def _versions(self) -> dict[str, Any]:
+        try:
+            return read_facts(self.config_file.with_name("versions.json"), _Versions)
+        except FactsError as error:
+            raise CheckpointError(f"what the run started from is not known: {error}") from None
 
     def _read_schedule(self) -> list[int | None]:
         return read_facts(self.path / "schedule.json", _Schedule)["versions"]

@@ -15,7 +15,7 @@ from ejax.envs.manager.manager_spec import SOURCE, ManagerSpec, read_manager_spe
 from ejax.envs.manager.scene import marker_name
 from ejax.envs.manager.specs import Spec
 from ejax.envs.manager.world import World, WorldState, initial_state
-from ejax.envs.mujoco.engine import Engine, Physics, render
+from ejax.envs.mujoco.engine import Engine, check_physics, render
 from ejax.finite import all_finite
 from ejax.frozen import freeze
 from ejax.problems import KeyReport
@@ -55,8 +55,7 @@ class EmbodiedEnv:
     def __post_init__(self) -> None:
         for name in ("gym_config", "interval_events"):
             object.__setattr__(self, name, freeze(dict(getattr(self, name))))
-        # settles auto and rejects a wrong engine here, not in a later trace
-        object.__setattr__(self, "physics", Physics("", self.physics).engine)
+        check_physics(self.physics, num_substeps=1)
         _try_functors(self)
 
     @property

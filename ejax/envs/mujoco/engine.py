@@ -10,8 +10,7 @@ its place in the batch nor on the size of the batch.
 A simulation that breaks is NaN from then on, in all engines. By itself the C engine would reset it to the model's
 start, at rest, and treat a non-finite control as 0: a pole that flew off would stand upright again.
 
-Which engine ``auto`` means is decided where a ``Physics`` or an environment is made (``ejax.envs.mujoco.choice``), and
-nothing asks for it while a program is traced.
+Which engine ``auto`` means is settled once, where a run is built or a ``Physics`` is made: ``ejax.envs.mujoco.choice``.
 """
 
 import atexit
@@ -25,7 +24,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import jax
 import mujoco
@@ -70,9 +69,8 @@ class Physics:
     num_substeps: int = 4
 
     def __post_init__(self) -> None:
+        check_physics(self.engine, self.num_substeps)
         object.__setattr__(self, "engine", choose_engine(self.engine).engine)
-        if self.num_substeps < 1:
-            raise ValueError(f"the number of physics steps per control step must be >= 1, got {self.num_substeps}")
 
     @property
     def model(self) -> mujoco.MjModel:
@@ -98,6 +96,18 @@ class Physics:
         shape = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (state.qpos, state.qvel))
         qpos, qvel = jax.pure_callback(host, shape, state.qpos, state.qvel, ctrl, vmap_method="broadcast_all")
         return PhysicsState(qpos=qpos, qvel=qvel)
+
+
+def check_physics(engine: Engine, num_substeps: int) -> None:
+    """Reject wrong values where an environment is made, not in a later trace. Unlike ``Physics``, it does not start JAX.
+
+    Raises:
+        ValueError: no such engine, or no physics step.
+    """
+    if engine not in get_args(Engine):
+        raise ValueError(f"physics must be 'auto', 'mujoco', 'mjx' or 'warp', got {engine!r}")
+    if num_substeps < 1:
+        raise ValueError(f"the number of physics steps per control step must be >= 1, got {num_substeps}")
 
 
 def load_model(asset: str) -> mujoco.MjModel:
