@@ -2,7 +2,8 @@
 
 <output_dir>/<exp_name>_<YYYYmmdd_HHMMSS>/
     configs/resolved.json       the config in canonical form: the run can be repeated from it alone
-    configs/versions.json       Python, libraries, device; the file of another system that the run started from
+    configs/versions.json       Python, libraries, device, the physics engine that this chose; the file of another system
+                                that the run started from
     configs/SHA256              of both, so that a change to what the run is made from is noticed
     checkpoints/<exp_name>_step_<n>/, <exp_name>_best_step_<n>/     n: environment steps
     logs/metrics.jsonl, logs/<exp_name>/events.out.tfevents.*
@@ -290,12 +291,15 @@ class RunDirectory:
         raise CheckpointError(f"no {which} checkpoint to resume from in {self.checkpoints}: {seen}")
 
 
-def create_run_directory(config: RunConfig, path: Path | None = None, *, origin: str | None = None) -> RunDirectory:
+def create_run_directory(
+    config: RunConfig, path: Path | None = None, *, origin: str | None = None, notes: Sequence[str] = ()
+) -> RunDirectory:
     """Make the folder of a new run and write its config and versions.
 
     Args:
         path: instead of ``<output_dir>/<exp_name>_<time>``.
         origin: the file of another system that the run starts from.
+        notes: on what the config left open and this machine decided.
 
     Raises:
         FileExistsError: ``path`` holds a run already.
@@ -322,6 +326,7 @@ def create_run_directory(config: RunConfig, path: Path | None = None, *, origin:
         "device": f"{jax.devices()[0].platform}: {jax.devices()[0].device_kind}",
         **library_versions(),
         **({} if origin is None else {"origin": os.path.abspath(origin)}),
+        **({"notes": list(notes)} if notes else {}),
     }
     texts = [json.dumps(facts, indent=2) for facts in (config.to_dict(), versions)]
     digests = {name: sha256(text.encode()) for name, text in zip(_CONFIGS, texts, strict=True)}

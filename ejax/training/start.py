@@ -64,7 +64,7 @@ def find_place(config: RunConfig, resume: str | None, run_dir: Path | None) -> P
     if resume is None or is_foreign_checkpoint(resume):
         config = bind(config)
         settled, notes = settle_physics(config)
-        directory = create_run_directory(config, run_dir, origin=resume)
+        directory = create_run_directory(config, run_dir, origin=resume, notes=notes)
         return Place(directory, settled, file=resume, is_new=True, notes=notes)
     checkpoint = file = None
     if resume not in ("latest", "best"):
@@ -74,7 +74,8 @@ def find_place(config: RunConfig, resume: str | None, run_dir: Path | None) -> P
         alarm = f"a kill came before {run_dir} was a run: it starts from the beginning"
         config = bind(config)
         settled, notes = settle_physics(config)
-        return Place(create_run_directory(config, run_dir), settled, is_new=True, alarms=(alarm,), notes=notes)
+        directory = create_run_directory(config, run_dir, notes=notes)
+        return Place(directory, settled, is_new=True, alarms=(alarm,), notes=notes)
     path = run_dir or newest_run(Path(config.trainer.output_dir), config.trainer.exp_name)
     directory, saved = open_run_directory(path)
     num_updates = saved.trainer.num_updates  # a schedule keeps the horizon that the run was started with

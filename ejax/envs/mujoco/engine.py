@@ -99,7 +99,7 @@ class Physics:
 
 
 def check_physics(engine: Engine, num_substeps: int) -> None:
-    """Reject wrong values where an environment is made, not in a later trace. Unlike ``Physics``, it does not start JAX.
+    """Reject wrong values where an environment is made, not in a later trace. Starts no JAX, unlike ``Physics``.
 
     Raises:
         ValueError: no such engine, or no physics step.

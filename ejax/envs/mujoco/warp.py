@@ -51,7 +51,7 @@ def make_step(
         ModuleNotFoundError: MuJoCo XLA or Warp is not installed.
     """
     simulate = _make_simulation(model, num_substeps, max_contacts, max_constraints)
-    start = [jnp.asarray(x, jnp.float32) for x in (model.qpos0, np.zeros(model.nv), np.zeros(model.nu))]
+    start = [x.astype(np.float32)[None] for x in (model.qpos0, np.zeros(model.nv), np.zeros(model.nu))]
 
     @custom_vmap
     def step_rows(qpos: Array, qvel: Array, ctrl: Array) -> tuple[Array, Array]:
