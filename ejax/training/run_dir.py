@@ -2,8 +2,8 @@
 
 <output_dir>/<exp_name>_<YYYYmmdd_HHMMSS>/
     configs/resolved.json       the config in canonical form: the run can be repeated from it alone
-    configs/versions.json       Python, libraries, device, the physics engine that this chose; the file of another system
-                                that the run started from
+    configs/versions.json       Python, libraries, device and what it decided; the file of another system that the run
+                                started from
     configs/SHA256              of both, so that a change to what the run is made from is noticed
     checkpoints/<exp_name>_step_<n>/, <exp_name>_best_step_<n>/     n: environment steps
     logs/metrics.jsonl, logs/<exp_name>/events.out.tfevents.*
