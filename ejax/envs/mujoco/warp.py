@@ -104,13 +104,33 @@ def max_num_constraints(model: mujoco.MjModel, num_contacts: int) -> int:
     return int(num_contacts * per_contact + limits + losses + 6 * model.neq)
 
 
+def import_warp() -> None:
+    """Import Warp, and keep its listing of devices and of each loaded kernel off the console.
+
+    Raises:
+        ModuleNotFoundError: it is not installed.
+    """
+    try:
+        import warp
+        from mujoco import mjx  # noqa: F401
+    except ImportError as error:
+        raise ModuleNotFoundError('physics "warp" needs MuJoCo Warp: pip install "ejax[warp]"') from error
+    warp.config.log_level = max(warp.config.log_level, warp.LOG_WARNING)
+
+
+def lost_flags() -> int:
+    """The flags in ``Data.overflow`` of a row that may have lost a force."""
+    from mujoco.mjx.third_party.mujoco_warp import OverflowType
+
+    return sum(flag for flag in OverflowType if flag.name not in _HARMLESS)
+
+
 def _make_simulation(
     model: mujoco.MjModel, num_substeps: int, max_contacts: int | None, max_constraints: int | None
 ) -> Callable[[Array, Array, Array], tuple[Array, Array, Array]]:
     """Steps of N rows, float32: (qpos, qvel, flags of what was left out [N])."""
-    _import_warp()
+    import_warp()
     from mujoco import mjx
-    from mujoco.mjx.third_party.mujoco_warp import OverflowType
 
     with jax.ensure_compile_time_eval():  # kept beyond the trace that asks first
         warp_model = mjx.put_model(model, impl="warp")
@@ -119,7 +139,7 @@ def _make_simulation(
         blank = mjx.make_data(model, impl="warp", naconmax=contacts, njmax=constraints)
     options = warp_model.opt
     warp_model = warp_model.replace(opt=options.replace(_impl=options._impl.replace(warn_overflow=0)))
-    losses = sum(flag for flag in OverflowType if flag.name not in _HARMLESS)
+    losses = lost_flags()
 
     def simulate_row(data: Any, qpos: Array, qvel: Array, ctrl: Array) -> tuple[Array, Array, Array]:
         data = data.replace(qpos=qpos, qvel=qvel, ctrl=ctrl)
@@ -157,17 +177,3 @@ def _with_places(blank: Any, num_rows: int) -> Any:
 def _sound(*parts: Array) -> Array:
     """[N, 1]: rows without NaN and without numbers beyond all bounds."""
     return jnp.stack([(jnp.abs(x) <= _LARGEST).all(axis=-1, keepdims=True) for x in parts]).all(axis=0)
-
-
-def _import_warp() -> None:
-    """Import Warp, and keep its listing of devices and of each loaded kernel off the console.
-
-    Raises:
-        ModuleNotFoundError: it is not installed.
-    """
-    try:
-        import warp
-        from mujoco import mjx  # noqa: F401
-    except ImportError as error:
-        raise ModuleNotFoundError('physics "warp" needs MuJoCo Warp: pip install "ejax[warp]"') from error
-    warp.config.log_level = max(warp.config.log_level, warp.LOG_WARNING)
