@@ -156,7 +156,7 @@ def test_auto_is_the_c_engine_on_a_cpu() -> None:
 
 
 def test_wrong_arguments_are_named() -> None:
-    with pytest.raises(ValueError, match="'auto', 'mujoco' or 'mjx', got 'bullet'"):
+    with pytest.raises(ValueError, match="'auto', 'mujoco', 'mjx' or 'warp', got 'bullet'"):
         Physics("push_cube.xml", engine="bullet")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="must be >= 1, got 0"):
         Physics("push_cube.xml", num_substeps=0)

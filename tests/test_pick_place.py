@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from ejax.envs.manager.grasp_scene import HALF_EDGE
+from ejax.envs.mujoco.choice import Engine, how_to_install
 from ejax.envs.mujoco.engine import PhysicsState
 from ejax.envs.pick_place import OBSERVATION, WORKSPACE, PickPlaceRL, PickPlaceState
 from ejax.registry import resolve
@@ -244,7 +245,7 @@ def test_wrong_fields_are_named() -> None:
         PickPlaceRL(cube_position=(-0.9, 0.0))
     with pytest.raises(ValueError, match=r"cube_turn must be in \[0, 0.3\] rad, got 1"):
         PickPlaceRL(cube_turn=1)
-    with pytest.raises(ValueError, match="must be 'auto', 'mujoco' or 'mjx', got 'bullet'"):
+    with pytest.raises(ValueError, match="must be 'auto', 'mujoco', 'mjx' or 'warp', got 'bullet'"):
         PickPlaceRL(physics="bullet")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"action of shape \(4,\), got \(6,\)"):
         ENV.step(RESET(KEY)[0], jnp.zeros(6), KEY)
@@ -255,9 +256,11 @@ def test_it_is_registered_and_hashable() -> None:
     assert hash(env) == hash(PickPlaceRL(goal_position_range=(0.0, 0.0))) and env.goal_position_range == (0.0, 0.0)
 
 
-def test_mjx_follows_the_c_engine_through_a_grasp() -> None:
-    """Held together step by step, as in ``test_mujoco.py``: closing, lifting and holding. MJX computes in float32."""
-    pytest.importorskip("mujoco.mjx")
+@pytest.mark.parametrize("engine", ["mjx", "warp"])
+def test_the_engines_follow_the_c_engine_through_a_grasp(engine: Engine) -> None:
+    """Held together step by step, as in ``test_mujoco.py``: closing, lifting and holding. Both compute in float32."""
+    if how := how_to_install(engine):
+        pytest.skip(f"{engine} is not installed: {how}")
     state, _ = grasp()
     states, controls = [], []
     for _ in range(8):
@@ -267,7 +270,7 @@ def test_mjx_follows_the_c_engine_through_a_grasp() -> None:
         state, _ = STEP(state, action, KEY)
     before, ctrl = jax.tree.map(lambda *x: jnp.stack(x), *states), jnp.stack(controls)
     expected = jax.vmap(ENV._physics.step)(before, ctrl)
-    after = jax.jit(jax.vmap(replace(ENV._physics, engine="mjx").step))(before, ctrl)
+    after = jax.jit(jax.vmap(replace(ENV._physics, engine=engine).step))(before, ctrl)
     assert np.ptp(expected.qpos[:, 10]) > 0.05  # it rises
     np.testing.assert_allclose(after.qpos, expected.qpos, atol=1e-3)
     np.testing.assert_allclose(after.qvel, expected.qvel, atol=4e-2)

@@ -10,7 +10,7 @@ from flax import struct
 from numpy.typing import NDArray
 
 from ejax.envs.description import WHOLE, EnvDescription, Feature
-from ejax.envs.mujoco.engine import Engine, Physics, PhysicsState, render
+from ejax.envs.mujoco.engine import Engine, Physics, PhysicsState, check_physics, load_model, render
 from ejax.finite import all_finite
 from ejax.types import Array, CameraView, Key, Timestep
 
@@ -61,7 +61,7 @@ class CartPoleRL:
 
     Args:
         reset_range: the start is (−0.2 m, 0.07 rad) ± this, uniform. EmbodiChain always starts at the same place.
-        physics: the engine, see ``ejax.envs.mujoco.engine``.
+        physics: the engine, see ``ejax.envs.mujoco.choice``.
     """
 
     max_episode_steps: int = 500
@@ -77,7 +77,7 @@ class CartPoleRL:
                 raise ValueError(f"CartPoleRL: {name} must be > 0, got {getattr(self, name)}")
         if not self.reset_range >= 0.0:
             raise ValueError(f"CartPoleRL: reset_range must be >= 0, got {self.reset_range}")
-        Physics(_ASSET, self.physics, self.sim_steps_per_control)  # rejects wrong values here, not in a later trace
+        check_physics(self.physics, self.sim_steps_per_control)
 
     @property
     def control_period(self) -> float:
@@ -100,7 +100,7 @@ class CartPoleRL:
     @property
     def action_space(self) -> gymnasium.spaces.Box:
         """The joints' ranges, as for a robot of EmbodiChain."""
-        low, high = Physics(_ASSET).model.jnt_range.T.astype(np.float32)
+        low, high = load_model(_ASSET).jnt_range.T.astype(np.float32)
         return gymnasium.spaces.Box(low, high, (2,), np.float32)
 
     def reset(self, key: Key) -> tuple[CartPoleState, Array]:
@@ -149,7 +149,7 @@ class CartPoleRL:
 
 def _observe(state: CartPoleState) -> Array:
     """[6]: the drives' forces, qpos scaled to 0..1, qvel."""
-    model = Physics(_ASSET).model
+    model = load_model(_ASSET)
     qpos, qvel = state.physics.qpos, state.physics.qvel
     kp, kv = model.actuator_gainprm[:, 0], -model.actuator_biasprm[:, 2]
     force = jnp.asarray(kp, qpos.dtype) * (state.target - qpos) - jnp.asarray(kv, qpos.dtype) * qvel

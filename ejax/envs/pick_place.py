@@ -14,7 +14,7 @@ from ejax.envs.description import WHOLE, EnvDescription, Feature
 from ejax.envs.manager.bodies import Vector
 from ejax.envs.manager.grasp_scene import DRIVES, GOAL_MARKER, HALF_EDGE, HOME, make_model
 from ejax.envs.manager.robots import FINGER_TRAVEL
-from ejax.envs.mujoco.engine import Engine, Physics, PhysicsState, render
+from ejax.envs.mujoco.engine import Engine, Physics, PhysicsState, check_physics, load_model, render
 from ejax.envs.mujoco.inverse_kinematics import solve_site_pose
 from ejax.envs.mujoco.kinematics import site_pose
 from ejax.envs.mujoco.rotations import make_pose
@@ -93,7 +93,7 @@ class PickPlaceRL:
 
     Args:
         episode_length: time limit, control steps.
-        physics: the engine, see ``ejax.envs.mujoco.engine``.
+        physics: the engine, see ``ejax.envs.mujoco.choice``.
         success_threshold: m, horizontally.
         cube_position, goal_position: m, (x, y) in the frame of the robot's base.
         cube_position_range, goal_position_range: ± m, added to them at reset, uniform.
@@ -128,7 +128,7 @@ class PickPlaceRL:
             )
         for name in ("cube", "goal"):
             _check_reachable(name, getattr(self, f"{name}_position"), getattr(self, f"{name}_position_range"))
-        _ = self._physics  # rejects wrong values here, not in a later trace
+        check_physics(self.physics, self.sim_steps_per_control)
 
     @property
     def max_episode_steps(self) -> int:
@@ -219,7 +219,7 @@ class PickPlaceRL:
         low, high = jnp.asarray(WORKSPACE)
         position = jnp.clip(_tool(qpos) + self.action_scale * action[:3], low, high)
         pose = make_pose(position, jnp.asarray(_DOWN))
-        model = self._physics.model
+        model = load_model(make_model())
         angles, _ = solve_site_pose(model, "tcp", pose, qpos, _ARM, num_iterations=_IK_ITERATIONS)
         travel = jnp.full(2, 0.5 * FINGER_TRAVEL) * (1.0 + action[3])
         return jnp.asarray(DRIVES.stiffness) * jnp.concatenate([angles, travel])
@@ -250,7 +250,7 @@ class PickPlaceRL:
 
 def _tool(qpos: Array) -> Array:
     """[3], m: the tool centre point."""
-    return site_pose(Physics(make_model()).model, "tcp", qpos)[:3, 3]
+    return site_pose(load_model(make_model()), "tcp", qpos)[:3, 3]
 
 
 def _height(qpos: Array) -> Array:

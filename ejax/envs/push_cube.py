@@ -11,7 +11,7 @@ from flax import struct
 from numpy.typing import NDArray
 
 from ejax.envs.description import WHOLE, EnvDescription, Feature, features
-from ejax.envs.mujoco.engine import Engine, Physics, PhysicsState, render
+from ejax.envs.mujoco.engine import Engine, Physics, PhysicsState, check_physics, load_model, render
 from ejax.envs.mujoco.kinematics import site_pose
 from ejax.finite import all_finite
 from ejax.types import Array, CameraView, Key, Timestep
@@ -68,7 +68,7 @@ class PushCubeRL:
         episode_length: time limit, control steps.
         joint_limits: rad, the largest Δq of a step; also the bounds of the action space.
         obs_mode: "state" is the only one.
-        physics: the engine, see ``ejax.envs.mujoco.engine``.
+        physics: the engine, see ``ejax.envs.mujoco.choice``.
         cube_position, goal_position: m, in the frame of the robot's base.
         cube_position_range, goal_position_range: (low, high) of the offset added to them at reset, uniform.
     """
@@ -101,7 +101,7 @@ class PushCubeRL:
         for name in ("cube_position_range", "goal_position_range"):
             low, high = getattr(self, name)
             object.__setattr__(self, name, (_as_position(name, low), _as_position(name, high)))
-        Physics(_ASSET, self.physics, self.sim_steps_per_control)  # rejects wrong values here, not in a later trace
+        check_physics(self.physics, self.sim_steps_per_control)
 
     @property
     def max_episode_steps(self) -> int:
@@ -177,7 +177,7 @@ class PushCubeRL:
 
     def _observe(self, state: PushCubeState) -> Array:
         qpos = state.physics.qpos
-        tool = site_pose(Physics(_ASSET).model, "tcp", qpos)[:3, 3]
+        tool = site_pose(load_model(_ASSET), "tcp", qpos)[:3, 3]
         return jnp.concatenate([qpos[:6], tool, _cube(state), state.goal])
 
     def _rewards(self, obs: Array, progress: Array, delta: Array, success: Array) -> dict[str, Array]:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ejax.envs.mujoco.engine import Physics
+from ejax.envs.mujoco.engine import load_model
 from ejax.envs.mujoco.kinematics import site_pose
 from ejax.envs.push_cube import PushCubeRL
 from ejax.experts.instructions import phrase
@@ -120,7 +120,7 @@ def _joint_step(angles: Array, way: Array) -> Array:
     """
 
     def tool(angles: Array) -> Array:
-        pose = site_pose(Physics("push_cube.xml").model, "tcp", jnp.concatenate([angles, jnp.zeros(7)]))
+        pose = site_pose(load_model("push_cube.xml"), "tcp", jnp.concatenate([angles, jnp.zeros(7)]))
         return jnp.concatenate([pose[:3, 3], pose[:3, 2]])
 
     axis, jacobian = tool(angles)[3:], jax.jacfwd(tool)(angles)

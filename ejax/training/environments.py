@@ -15,6 +15,7 @@ from ejax.envs.adapters.gymnasium import vectorize
 from ejax.envs.host.calls import call_env
 from ejax.envs.host.guarded import GuardedEnv
 from ejax.registry import resolve
+from ejax.training.physics import settle_physics
 from ejax.types import Env, HostEnv, Phase, PyTree
 
 
@@ -28,8 +29,9 @@ def build_env(
         quarantine: folder for what broke a host environment.
 
     Raises:
-        ConfigError: its constructor refuses the arguments.
+        ConfigError: its constructor refuses the arguments, or its physics engine is not installed.
     """
+    config, _ = settle_physics(config)
     trainer = config.trainer
     num_rows = trainer.num_envs if num_envs is None else num_envs
     options = dict(config.env.cfg)

@@ -2,7 +2,8 @@
 
 <output_dir>/<exp_name>_<YYYYmmdd_HHMMSS>/
     configs/resolved.json       the config in canonical form: the run can be repeated from it alone
-    configs/versions.json       Python, libraries, device; the file of another system that the run started from
+    configs/versions.json       Python, libraries, device and what it decided; the file of another system that the run
+                                started from
     configs/SHA256              of both, so that a change to what the run is made from is noticed
     checkpoints/<exp_name>_step_<n>/, <exp_name>_best_step_<n>/     n: environment steps
     logs/metrics.jsonl, logs/<exp_name>/events.out.tfevents.*
@@ -114,6 +115,7 @@ class _Resolved(BaseModel):
 
 class _Versions(BaseModel):
     origin: str | None = None
+    device: str | None = None
 
 
 class _Schedule(BaseModel):
@@ -191,10 +193,15 @@ class RunDirectory:
         Raises:
             CheckpointError: that cannot be read.
         """
-        try:
-            return read_facts(self.config_file.with_name("versions.json"), _Versions).get("origin")
-        except FactsError as error:
-            raise CheckpointError(f"what the run started from is not known: {error}") from None
+        return self._versions().get("origin")
+
+    def device(self) -> str | None:
+        """``<platform>: <kind>`` of where the run was started; None: not known.
+
+        Raises:
+            CheckpointError: that cannot be read.
+        """
+        return self._versions().get("device")
 
     def last_word(self) -> str:
         """What is left of a run that ends at once, and how to go on with it."""
@@ -251,6 +258,12 @@ class RunDirectory:
             problem += f" (as it was: {aside.name})"
         return [f"{problem}; theirs are null from now on, and this run's schedule cannot be played again"]
 
+    def _versions(self) -> dict[str, Any]:
+        try:
+            return read_facts(self.config_file.with_name("versions.json"), _Versions)
+        except FactsError as error:
+            raise CheckpointError(f"what the run started from is not known: {error}") from None
+
     def _read_schedule(self) -> list[int | None]:
         return read_facts(self.path / "schedule.json", _Schedule)["versions"]
 
@@ -284,12 +297,15 @@ class RunDirectory:
         raise CheckpointError(f"no {which} checkpoint to resume from in {self.checkpoints}: {seen}")
 
 
-def create_run_directory(config: RunConfig, path: Path | None = None, *, origin: str | None = None) -> RunDirectory:
+def create_run_directory(
+    config: RunConfig, path: Path | None = None, *, origin: str | None = None, notes: Sequence[str] = ()
+) -> RunDirectory:
     """Make the folder of a new run and write its config and versions.
 
     Args:
         path: instead of ``<output_dir>/<exp_name>_<time>``.
         origin: the file of another system that the run starts from.
+        notes: on what the config left open and this machine decided.
 
     Raises:
         FileExistsError: ``path`` holds a run already.
@@ -316,6 +332,7 @@ def create_run_directory(config: RunConfig, path: Path | None = None, *, origin:
         "device": f"{jax.devices()[0].platform}: {jax.devices()[0].device_kind}",
         **library_versions(),
         **({} if origin is None else {"origin": os.path.abspath(origin)}),
+        **({"notes": list(notes)} if notes else {}),
     }
     texts = [json.dumps(facts, indent=2) for facts in (config.to_dict(), versions)]
     digests = {name: sha256(text.encode()) for name, text in zip(_CONFIGS, texts, strict=True)}

@@ -13,6 +13,7 @@ from ejax.training.checkpoint import load_checkpoint, verify_checkpoint
 from ejax.training.evaluators import check_best_metric
 from ejax.training.metrics import MetricWriter
 from ejax.training.parts import Parts
+from ejax.training.physics import engine_of, settle_physics
 from ejax.training.run_dir import (
     RunDirectory,
     RunMeta,
@@ -31,7 +32,8 @@ class Place:
 
     directory: RunDirectory
     config: RunConfig
-    """Bound: what ``resolved.json`` holds, but for what a resumed run may change."""
+    """Bound, and with a named physics engine: what ``resolved.json`` holds, but for that and for what a resumed run may
+    change."""
     checkpoint: Path | None = None
     file: str | None = None
     """The file of another system, to start from where there is no checkpoint."""
@@ -39,6 +41,7 @@ class Place:
     """The folder was made just now."""
     alarms: tuple[str, ...] = ()
     """What a person must see: damaged checkpoints, a run that starts from the beginning."""
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,9 @@ def find_place(config: RunConfig, resume: str | None, run_dir: Path | None) -> P
     """Find or make the run's folder, and the checkpoint to go on from; arguments and errors as ``ejax.run.train``."""
     if resume is None or is_foreign_checkpoint(resume):
         config = bind(config)
-        return Place(create_run_directory(config, run_dir, origin=resume), config, file=resume, is_new=True)
+        settled, notes = settle_physics(config)
+        directory = create_run_directory(config, run_dir, origin=resume, notes=notes)
+        return Place(directory, settled, file=resume, is_new=True, notes=notes)
     checkpoint = file = None
     if resume not in ("latest", "best"):
         checkpoint = verify_checkpoint(Path(resume), RunMeta).path
@@ -68,7 +73,9 @@ def find_place(config: RunConfig, resume: str | None, run_dir: Path | None) -> P
     elif resume == "latest" and run_dir is not None and never_began(run_dir):
         alarm = f"a kill came before {run_dir} was a run: it starts from the beginning"
         config = bind(config)
-        return Place(create_run_directory(config, run_dir), config, is_new=True, alarms=(alarm,))
+        settled, notes = settle_physics(config)
+        directory = create_run_directory(config, run_dir, notes=notes)
+        return Place(directory, settled, is_new=True, alarms=(alarm,), notes=notes)
     path = run_dir or newest_run(Path(config.trainer.output_dir), config.trainer.exp_name)
     directory, saved = open_run_directory(path)
     num_updates = saved.trainer.num_updates  # a schedule keeps the horizon that the run was started with
@@ -82,7 +89,8 @@ def find_place(config: RunConfig, resume: str | None, run_dir: Path | None) -> P
         )
     elif resume in ("latest", "best"):
         checkpoint = directory.find(resume, alarms.append)
-    return Place(directory, config, checkpoint, file, alarms=tuple(alarms))
+    config, notes = settle_physics(config, None if checkpoint is None else engine_of(checkpoint, directory))
+    return Place(directory, config, checkpoint, file, alarms=tuple(alarms), notes=notes)
 
 
 def begin(place: Place) -> Start:
@@ -106,7 +114,7 @@ def report(place: Place, start: Start, writer: MetricWriter, rows: int) -> None:
     directory, step = place.directory, start.update * rows
     for text in place.alarms:
         writer.alarm(text)
-    for text in start.notes:
+    for text in (*place.notes, *start.notes):
         writer.note(text)
     if place.config.trainer.distributed:
         writer.note(f"{start.parts.num_devices} devices, {place.config.trainer.num_envs} environments on each")

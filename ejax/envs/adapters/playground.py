@@ -2,12 +2,15 @@
 
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from ejax.envs.adapters.brax import BraxEnv, adapt
 from ejax.envs.adapters.library import check_name, import_library
+from ejax.envs.mujoco.warp import import_warp, lost_flags
 
 
 def make(name: str, *, max_episode_steps: int | None = None, impl: str = "jax", **overrides: Any) -> BraxEnv:
@@ -15,17 +18,20 @@ def make(name: str, *, max_episode_steps: int | None = None, impl: str = "jax", 
 
     Args:
         max_episode_steps: time limit. None: the environment's ``episode_length``, in steps of its ``action_repeat``.
-        impl: MJX implementation. ``jax`` runs on every device and is differentiable. Playground's default, ``warp``, is
-            refused: its contact arrays belong to the whole batch, so that rows cannot be reset alone.
+        impl: ``jax`` (MJX), which runs on every device, or ``warp``, Playground's own default, which runs on CUDA and,
+            for tests, on a CPU. Warp's contacts lie in one buffer for all rows, whose size is the config's
+            ``naconmax``; rows that may have lost some there, or of their ``njmax`` constraints, are NaN.
         overrides: entries of the environment's config, nested or dotted: ``{"ctrl_dt": 0.02}``.
 
     Raises:
         ModuleNotFoundError: Playground is not installed.
         FileNotFoundError: the environment needs robot models that are not on this machine.
-        ValueError: an unknown name, an entry that the config does not have or in another type, ``impl`` of ``warp``.
+        ValueError: an unknown name, an entry that the config does not have or in another type, another ``impl``.
     """
+    if impl not in ("jax", "warp"):
+        raise ValueError(f"impl must be 'jax' or 'warp', got {impl!r}")
     if impl == "warp":
-        raise ValueError("impl 'warp' does not let single environments of a batch be reset; use 'jax'")
+        import_warp()
     library = import_library("mujoco_playground", "playground")
     registry = library.registry
     check_name("playground", name, registry.ALL_ENVS)
@@ -39,6 +45,8 @@ def make(name: str, *, max_episode_steps: int | None = None, impl: str = "jax", 
     config.update_from_flattened_dict(options)
     with jax.ensure_compile_time_eval():  # constants, even if called while a program is traced
         env = registry.load(name, config=config)
+        if impl == "warp":
+            env = _WarpEnv(env)
     repeat = config.get("action_repeat", 1)
     if max_episode_steps is None:
         max_episode_steps = math.ceil(config.episode_length / repeat)
@@ -49,6 +57,51 @@ def make(name: str, *, max_episode_steps: int | None = None, impl: str = "jax", 
         action_repeat=repeat,
         options=options,
     )
+
+
+@dataclass(frozen=True)
+class _WarpEnv:
+    """An environment on Warp whose states are rows: without the arrays that belong to the whole batch.
+
+    Those are its contacts, which each step finds anew. With them rows could not be reset alone.
+    """
+
+    env: Any
+
+    @property
+    def action_size(self) -> int:
+        return int(self.env.action_size)
+
+    def reset(self, key: Any) -> Any:
+        return self._rows(self.env.reset(key))
+
+    def step(self, state: Any, action: Any) -> Any:
+        blank = jax.eval_shape(self.env.reset, jax.random.PRNGKey(0)).data
+        leaves, structure = jax.tree_util.tree_flatten_with_path(blank)
+        rows = iter(state.data)
+        full = [jnp.zeros(x.shape, x.dtype) if _is_shared(path) else next(rows) for path, x in leaves]
+        data = jax.tree.unflatten(structure, full)
+        after = self.env.step(state.replace(data=data), action)
+        lost = (after.data._impl.overflow & lost_flags()) != 0
+
+        def broken(x: Any) -> Any:
+            return jnp.where(lost, jnp.nan, x) if jnp.issubdtype(x.dtype, jnp.floating) else x
+
+        after = self._rows(after)
+        obs, data = jax.tree.map(broken, (after.obs, after.data))
+        return after.replace(obs=obs, data=data, reward=broken(after.reward))
+
+    def _rows(self, state: Any) -> Any:
+        leaves = jax.tree_util.tree_flatten_with_path(state.data)[0]
+        return state.replace(data=tuple(x for path, x in leaves if not _is_shared(path)))
+
+
+def _is_shared(path: Any) -> bool:
+    """Whether a leaf of Warp's ``Data`` is one for all rows."""
+    from mujoco.mjx.warp.types import _BATCH_DIM
+
+    names = [part.name for part in path if part.name != "_impl"]
+    return not _BATCH_DIM["Data"].get("__".join(names), True)
 
 
 def _check_models(name: str) -> None:

@@ -15,7 +15,7 @@ from ejax.envs.manager.manager_spec import SOURCE, ManagerSpec, read_manager_spe
 from ejax.envs.manager.scene import marker_name
 from ejax.envs.manager.specs import Spec
 from ejax.envs.manager.world import World, WorldState, initial_state
-from ejax.envs.mujoco.engine import Engine, Physics, render
+from ejax.envs.mujoco.engine import Engine, check_physics, render
 from ejax.finite import all_finite
 from ejax.frozen import freeze
 from ejax.problems import KeyReport
@@ -40,7 +40,7 @@ class EmbodiedEnv:
 
     Args:
         gym_config: as ``json.load`` gives it.
-        physics: the engine, see ``ejax.envs.mujoco.engine``.
+        physics: the engine, see ``ejax.envs.mujoco.choice``.
         interval_events: more events of mode interval, in the form of ``env.events`` and after them: how a run's
             training and evaluation come to differ.
 
@@ -55,7 +55,7 @@ class EmbodiedEnv:
     def __post_init__(self) -> None:
         for name in ("gym_config", "interval_events"):
             object.__setattr__(self, name, freeze(dict(getattr(self, name))))
-        Physics("", self.physics)  # rejects a wrong engine here, not in a later trace
+        check_physics(self.physics, num_substeps=1)
         _try_functors(self)
 
     @property

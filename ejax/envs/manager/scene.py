@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ejax.envs.manager.bodies import DEFAULT_FRICTION, RigidObject, Vector, add_body, to_text
 from ejax.envs.manager.drives import Drives
 from ejax.envs.manager.robots import Robot
-from ejax.envs.mujoco.engine import Physics
+from ejax.envs.mujoco.engine import load_model
 from ejax.registry import did_you_mean
 
 _FRAME = Path(__file__).parents[1] / "assets" / "scene.xml"
@@ -40,7 +40,7 @@ class Scene:
 
     @property
     def model(self) -> mujoco.MjModel:
-        return Physics(self.xml).model
+        return load_model(self.xml)
 
     @property
     def limits(self) -> NDArray[np.float32]:

@@ -1,4 +1,4 @@
-"""One MuJoCo model, two engines behind one pure function: the C engine on a CPU, MJX on an accelerator.
+"""One MuJoCo model, three engines behind one pure function: the C engine on a CPU, MJX or Warp on an accelerator.
 
     state' = step(state, ctrl): ``num_substeps`` physics steps with ``ctrl`` held
 
@@ -7,8 +7,10 @@ The callback is pure: its result depends on (qpos, qvel, ctrl) and on nothing el
 solver's warm start off and have no activations; time is not carried. The bits of a row depend neither on threads nor on
 its place in the batch nor on the size of the batch.
 
-A simulation that breaks is NaN from then on, in both engines. By itself the C engine would reset it to the model's
+A simulation that breaks is NaN from then on, in all engines. By itself the C engine would reset it to the model's
 start, at rest, and treat a non-finite control as 0: a pole that flew off would stand upright again.
+
+Which engine ``auto`` means is settled once, where a run is built or a ``Physics`` is made: ``ejax.envs.mujoco.choice``.
 """
 
 import atexit
@@ -22,7 +24,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, cast, get_args
 
 import jax
 import mujoco
@@ -31,9 +33,8 @@ from flax import struct
 from mujoco.rollout import Rollout
 from numpy.typing import NDArray
 
+from ejax.envs.mujoco.choice import Engine, choose_engine
 from ejax.types import Array, CameraView
-
-Engine: TypeAlias = Literal["auto", "mujoco", "mjx"]
 
 _ASSETS = Path(__file__).parents[1] / "assets"
 _STATE = mujoco.mjtState.mjSTATE_FULLPHYSICS
@@ -58,7 +59,8 @@ class Physics:
 
     Args:
         asset: an MJCF file, looked up in ``ejax/envs/assets`` unless it is an absolute path; or MJCF itself, as text.
-        engine: ``mujoco`` (C, on the host), ``mjx`` (XLA), or ``auto``: ``mjx`` if JAX runs on an accelerator.
+        engine: ``mujoco`` (C, on the host), ``mjx`` (XLA), ``warp`` (CUDA kernels), or ``auto``, which is replaced by
+            what it means where JAX computes now.
         num_substeps: physics steps per control step, ≥ 1.
     """
 
@@ -67,36 +69,50 @@ class Physics:
     num_substeps: int = 4
 
     def __post_init__(self) -> None:
-        if self.engine not in ("auto", "mujoco", "mjx"):
-            raise ValueError(f"physics must be 'auto', 'mujoco' or 'mjx', got {self.engine!r}")
-        if self.num_substeps < 1:
-            raise ValueError(f"the number of physics steps per control step must be >= 1, got {self.num_substeps}")
+        check_physics(self.engine, self.num_substeps)
+        object.__setattr__(self, "engine", choose_engine(self.engine).engine)
 
     @property
     def model(self) -> mujoco.MjModel:
-        """The simulated model: the MJCF without its visual geoms."""
-        return _load_model(self.asset, visual=False)
+        return load_model(self.asset)
 
     def step(self, state: PhysicsState, ctrl: Array) -> PhysicsState:
         """``num_substeps`` physics steps of one simulation; ``vmap`` it for many.
 
-        The C engine computes in float64 and returns the dtype of ``state``; MJX computes in the dtype of ``state``.
+        The C engine computes in float64 and Warp in float32, both return the dtype of ``state``; MJX computes in it.
 
         Args:
             ctrl: [nu].
 
         Raises:
-            ImportError: MJX is asked for and not installed.
+            ModuleNotFoundError: the engine is not installed.
         """
-        engine = self.engine
-        if engine == "auto":
-            engine = "mujoco" if jax.default_backend() == "cpu" else "mjx"
-        if engine == "mjx":
+        if self.engine == "mjx":
             return _step_mjx(self.asset, self.num_substeps, state, ctrl)
+        if self.engine == "warp":
+            qpos, qvel = _warp_step(self.asset, self.num_substeps)(state.qpos, state.qvel, ctrl)
+            return PhysicsState(qpos=qpos, qvel=qvel)
         host = _host_stepper(self.asset, self.num_substeps)
         shape = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (state.qpos, state.qvel))
         qpos, qvel = jax.pure_callback(host, shape, state.qpos, state.qvel, ctrl, vmap_method="broadcast_all")
         return PhysicsState(qpos=qpos, qvel=qvel)
+
+
+def check_physics(engine: Engine, num_substeps: int) -> None:
+    """Reject wrong values where an environment is made, not in a later trace. Starts no JAX, unlike ``Physics``.
+
+    Raises:
+        ValueError: no such engine, or no physics step.
+    """
+    if engine not in get_args(Engine):
+        raise ValueError(f"physics must be 'auto', 'mujoco', 'mjx' or 'warp', got {engine!r}")
+    if num_substeps < 1:
+        raise ValueError(f"the number of physics steps per control step must be >= 1, got {num_substeps}")
+
+
+def load_model(asset: str) -> mujoco.MjModel:
+    """The simulated model: the MJCF without its visual geoms. ``asset`` as in ``Physics``."""
+    return _load_model(asset, visual=False)
 
 
 def render(
@@ -272,7 +288,7 @@ class _HostStepper:
 
 @functools.cache
 def _host_stepper(asset: str, num_substeps: int) -> _HostStepper:
-    stepper = _HostStepper(_load_model(asset, visual=False), num_substeps)
+    stepper = _HostStepper(load_model(asset), num_substeps)
     atexit.register(stepper.close)
     return stepper
 
@@ -291,8 +307,15 @@ def _mjx(asset: str) -> tuple[Callable[..., Any], Any, Any]:
     try:
         from mujoco import mjx
     except ImportError as error:
-        raise ImportError('physics "mjx" needs MuJoCo XLA: pip install "ejax[mjx]"') from error
-    host_model = _load_model(asset, visual=False)
+        raise ModuleNotFoundError('physics "mjx" needs MuJoCo XLA: pip install "ejax[mjx]"') from error
+    host_model = load_model(asset)
     with jax.ensure_compile_time_eval():  # kept beyond the trace that asks first
         model = mjx.put_model(host_model, impl="jax")
         return mjx.step, model, mjx.make_data(model)
+
+
+@functools.cache
+def _warp_step(asset: str, num_substeps: int) -> Callable[[Array, Array, Array], tuple[Array, Array]]:
+    from ejax.envs.mujoco.warp import make_step  # imports Warp, which is an extra
+
+    return make_step(load_model(asset), num_substeps)

@@ -1,0 +1,179 @@
+"""MuJoCo Warp: the physics of a whole batch in one call of NVIDIA's kernels, on a GPU; on a CPU to test it.
+
+Warp keeps the contacts of all rows in one buffer, and leaves out, with no more than a printed line, what finds no room.
+Here a row has as many places as its geoms can make contacts at once, up to ``_MOST_CONTACTS``. Where that is not enough
+after all, the rows that may have lost something are NaN: one row for its constraints, all rows for shared contacts.
+
+A row that is not finite is stepped from the model's start instead, and NaN behind it: whatever it does, it takes no
+places from the others.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import mujoco
+import numpy as np
+from jax.custom_batching import custom_vmap
+
+from ejax.types import Array
+
+Step: TypeAlias = Callable[[Array, Array, Array], tuple[Array, Array]]
+"""``(qpos [nq], qvel [nv], ctrl [nu]) -> (qpos, qvel)``."""
+
+_MOST_CONTACTS = 128
+"""Of one row. About 1 kB each for a robot arm; more at once have not been seen in ejax's tasks, which need 4 to 30."""
+_GEOM = mujoco.mjtGeom
+_CONTACTS = {
+    (_GEOM.mjGEOM_PLANE, _GEOM.mjGEOM_ELLIPSOID): 1,
+    (_GEOM.mjGEOM_PLANE, _GEOM.mjGEOM_CAPSULE): 2,
+    (_GEOM.mjGEOM_PLANE, _GEOM.mjGEOM_CYLINDER): 4,
+    (_GEOM.mjGEOM_CAPSULE, _GEOM.mjGEOM_CAPSULE): 2,
+    (_GEOM.mjGEOM_CAPSULE, _GEOM.mjGEOM_BOX): 2,
+}
+"""What Warp's collision functions of two geoms return at most; a sphere makes one contact, other solids eight."""
+_HARMLESS = ("CONTACT_MATCH", "ITERATIONS", "LS_ITERATIONS", "TACTILE")
+"""Flags of ``Data.overflow`` that lose no force: sensors, and a solver at its limit, where the C engine stops too."""
+_LARGEST = mujoco.mjMAXVAL
+"""A state beyond it is broken: the C engine's bound."""
+
+
+def make_step(
+    model: mujoco.MjModel, num_substeps: int, *, max_contacts: int | None = None, max_constraints: int | None = None
+) -> Step:
+    """A pure step of one simulation; under ``vmap`` the batch is one call. It cannot be differentiated.
+
+    Args:
+        max_contacts, max_constraints: of one row. None: from the model.
+
+    Raises:
+        ModuleNotFoundError: MuJoCo XLA or Warp is not installed.
+    """
+    simulate = _make_simulation(model, num_substeps, max_contacts, max_constraints)
+    start = [x.astype(np.float32)[None] for x in (model.qpos0, np.zeros(model.nv), np.zeros(model.nu))]
+
+    @custom_vmap
+    def step_rows(qpos: Array, qvel: Array, ctrl: Array) -> tuple[Array, Array]:
+        """[N, nq], [N, nv], [N, nu] -> (qpos, qvel)."""
+        sound = _sound(qpos, qvel, ctrl)
+        rows = (qpos, qvel, ctrl)
+        finite = [jnp.where(sound, x.astype(jnp.float32), y) for x, y in zip(rows, start, strict=True)]
+        new_qpos, new_qvel, overflow = simulate(*finite)
+        sound &= _sound(new_qpos, new_qvel) & (overflow == 0)[:, None]
+        return (
+            jnp.where(sound, new_qpos, jnp.nan).astype(qpos.dtype),
+            jnp.where(sound, new_qvel, jnp.nan).astype(qvel.dtype),
+        )
+
+    @step_rows.def_vmap
+    def _(size: int, has_axis: Sequence[bool], *rows: Array) -> tuple[tuple[Array, Array], tuple[bool, bool]]:
+        """A batch of batches is one batch: all contacts are in one buffer."""
+        full = [
+            x if batched else jnp.broadcast_to(x, (size, *x.shape)) for x, batched in zip(rows, has_axis, strict=True)
+        ]
+        qpos, qvel = step_rows(*(x.reshape(-1, x.shape[-1]) for x in full))
+        return (qpos.reshape(full[0].shape), qvel.reshape(full[1].shape)), (True, True)
+
+    @jax.custom_jvp
+    def step(qpos: Array, qvel: Array, ctrl: Array) -> tuple[Array, Array]:
+        qpos, qvel = step_rows(qpos[None], qvel[None], ctrl[None])
+        return qpos[0], qvel[0]
+
+    @step.defjvp
+    def _(primals: Any, tangents: Any) -> Any:
+        del primals, tangents
+        raise ValueError('physics "warp" has no derivatives')
+
+    return step
+
+
+def max_num_contacts(model: mujoco.MjModel, pairs: Any) -> int:
+    """Places for the contacts of one row: the most that these pairs of geoms can make at once, within 1 and 128."""
+    types = np.sort(model.geom_type[np.asarray(pairs, int)].reshape(-1, 2), axis=1)
+    return min(_MOST_CONTACTS, max(1, sum(_most_between(*pair) for pair in types)))
+
+
+def max_num_constraints(model: mujoco.MjModel, num_contacts: int) -> int:
+    """Rows of the constraint solver for that many contacts, all joint limits, friction losses and equalities."""
+    dims = max([1, *model.geom_condim, *model.pair_dim])
+    pyramidal = model.opt.cone == mujoco.mjtCone.mjCONE_PYRAMIDAL
+    per_contact = 2 * (dims - 1) if pyramidal and dims > 1 else dims
+    limits = model.jnt_limited.sum() + model.tendon_limited.sum()
+    losses = (model.dof_frictionloss > 0).sum() + (model.tendon_frictionloss > 0).sum()
+    return int(num_contacts * per_contact + limits + losses + 6 * model.neq)
+
+
+def import_warp() -> None:
+    """Import Warp, and keep its listing of devices and of each loaded kernel off the console.
+
+    Raises:
+        ModuleNotFoundError: it is not installed.
+    """
+    try:
+        import warp
+        from mujoco import mjx  # noqa: F401
+    except ImportError as error:
+        raise ModuleNotFoundError('physics "warp" needs MuJoCo Warp: pip install "ejax[warp]"') from error
+    warp.config.log_level = max(warp.config.log_level, warp.LOG_WARNING)
+
+
+def lost_flags() -> int:
+    """The flags in ``Data.overflow`` of a row that may have lost a force."""
+    from mujoco.mjx.third_party.mujoco_warp import OverflowType
+
+    return sum(flag for flag in OverflowType if flag.name not in _HARMLESS)
+
+
+def _make_simulation(
+    model: mujoco.MjModel, num_substeps: int, max_contacts: int | None, max_constraints: int | None
+) -> Callable[[Array, Array, Array], tuple[Array, Array, Array]]:
+    """Steps of N rows, float32: (qpos, qvel, flags of what was left out [N])."""
+    import_warp()
+    from mujoco import mjx
+
+    with jax.ensure_compile_time_eval():  # kept beyond the trace that asks first
+        warp_model = mjx.put_model(model, impl="warp")
+        contacts = max_contacts or max_num_contacts(model, warp_model._impl.nxn_geom_pair_filtered)
+        constraints = max_constraints or max_num_constraints(model, contacts)
+        blank = mjx.make_data(model, impl="warp", naconmax=contacts, njmax=constraints)
+    options = warp_model.opt
+    warp_model = warp_model.replace(opt=options.replace(_impl=options._impl.replace(warn_overflow=0)))
+    losses = lost_flags()
+
+    def simulate_row(data: Any, qpos: Array, qvel: Array, ctrl: Array) -> tuple[Array, Array, Array]:
+        data = data.replace(qpos=qpos, qvel=qvel, ctrl=ctrl)
+        data, _ = jax.lax.scan(lambda data, _: (mjx.step(warp_model, data), None), data, length=num_substeps)
+        return data.qpos, data.qvel, data._impl.overflow & losses
+
+    def simulate(qpos: Array, qvel: Array, ctrl: Array) -> tuple[Array, Array, Array]:
+        data = _with_places(blank, len(qpos))
+        with jax.numpy_rank_promotion("allow"):  # MJX counts on it
+            return jax.vmap(simulate_row, in_axes=(None, 0, 0, 0))(data, qpos, qvel, ctrl)
+
+    return simulate
+
+
+def _most_between(first: int, second: int) -> int:
+    if _GEOM.mjGEOM_HFIELD in (first, second) or _GEOM.mjGEOM_SDF in (first, second):
+        return mujoco.mjMAXCONPAIR
+    if _GEOM.mjGEOM_SPHERE in (first, second):
+        return 1
+    return _CONTACTS.get((_GEOM(first), _GEOM(second)), 8)
+
+
+def _with_places(blank: Any, num_rows: int) -> Any:
+    """Blank data whose contact buffer holds all rows. Repeated inside the program, where it is no constant."""
+    impl = blank._impl
+    contacts = {
+        name: jnp.tile(x, (num_rows, *[1] * (x.ndim - 1)))
+        for name, x in vars(impl).items()
+        if name.startswith("contact__") and x.shape[0] == impl.naconmax
+    }
+    sizes = {name: num_rows * getattr(impl, name) for name in ("naconmax", "naccdmax")}
+    return blank.replace(_impl=impl.replace(**contacts, **sizes))
+
+
+def _sound(*parts: Array) -> Array:
+    """[N, 1]: rows without NaN and without numbers beyond all bounds."""
+    return jnp.stack([(jnp.abs(x) <= _LARGEST).all(axis=-1, keepdims=True) for x in parts]).all(axis=0)

@@ -1,0 +1,107 @@
+"""What ``physics: auto`` means, that a run says it, and that a run that goes on keeps it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+from tiny import tiny
+
+from ejax.config import ConfigError, RunConfig, parse_config
+from ejax.envs.mujoco import choice
+from ejax.envs.mujoco.choice import choose_engine
+from ejax.envs.mujoco.engine import Physics
+from ejax.run import train
+from ejax.training.physics import settle_physics
+from ejax.training.start import find_place
+
+
+def pretend(monkeypatch: pytest.MonkeyPatch, platform: str, *packages: str) -> None:
+    """As if JAX computed there, with these packages installed."""
+    monkeypatch.setattr(choice, "_platform", lambda: platform)
+    monkeypatch.setattr(choice, "_installed", lambda package: "1.0" if package in packages else None)
+
+
+def config(**env_cfg: Any) -> RunConfig:
+    return parse_config(tiny(env="CartPoleRL", env_cfg={"max_episode_steps": 5, **env_cfg}))
+
+
+@pytest.mark.parametrize(
+    ("platform", "packages", "engine", "why"),
+    [
+        ("cpu", ("mujoco-mjx", "warp-lang"), "mujoco", "JAX computes on the CPU"),
+        ("cuda", ("mujoco-mjx", "warp-lang"), "warp", "JAX computes on CUDA, and warp-lang 1.0 is installed"),
+        ("cuda", ("mujoco-mjx",), "mjx", 'Warp is not installed: pip install "ejax[warp]"'),
+        ("cuda", (), "mjx", 'Warp is not installed: pip install "ejax[warp]"'),
+        ("tpu", ("mujoco-mjx", "warp-lang"), "mjx", "JAX computes on tpu, where Warp does not run"),
+        ("rocm", ("mujoco-mjx", "warp-lang"), "mjx", "JAX computes on rocm, where Warp does not run"),
+    ],
+)
+def test_auto_goes_by_the_device_and_by_what_is_installed(
+    monkeypatch: pytest.MonkeyPatch, platform: str, packages: tuple[str, ...], engine: str, why: str
+) -> None:
+    pretend(monkeypatch, platform, *packages)
+    assert choose_engine("auto").engine == engine and why in choose_engine("auto").why
+    assert choose_engine("mujoco").engine == "mujoco"
+
+
+def test_here_auto_is_the_c_engine_also_where_another_device_is_the_default() -> None:
+    assert Physics("cart_pole.xml").engine == "mujoco"
+    with jax.default_device(jax.devices()[1]):
+        assert choice._platform() == "cpu"
+
+
+def test_the_config_of_a_run_names_the_engine_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, "cuda", "mujoco-mjx", "warp-lang")
+    settled, notes = settle_physics(config())
+    assert settled.env.cfg["physics"] == "warp" and settled.env.cfg["max_episode_steps"] == 5
+    assert notes == ("physics: warp, since JAX computes on CUDA, and warp-lang 1.0 is installed",)
+    assert settle_physics(settled) == (settled, ())
+    assert settle_physics(parse_config(tiny()))[1] == ()  # PointMassRL has no engine
+
+
+def test_the_engine_of_a_drawn_environment_is_settled_inside_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, "cuda", "mujoco-mjx")
+    drawn = {"env": "CartPoleRL", "env_cfg": {"reset_range": 0.1}, "width": 8}
+    settled, _ = settle_physics(parse_config(tiny(env="RenderedEnv", env_cfg=drawn)))
+    assert settled.to_dict()["env"]["cfg"] == {**drawn, "env_cfg": {"reset_range": 0.1, "physics": "mjx"}}
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"physics": "warp"}, r"env.cfg.physics: got 'warp', which is not installed: pip install \"ejax\[warp\]\""),
+        ({"physics": "mjx"}, r"env.cfg.physics: got 'mjx', which is not installed: pip install \"ejax\[mjx\]\""),
+        ({}, r"env.cfg.physics: 'auto' is mjx here, which is not installed: pip install \"ejax\[mjx\]\""),
+    ],
+)
+def test_an_engine_that_is_not_installed_is_refused_before_there_is_a_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, given: dict[str, str], text: str
+) -> None:
+    pretend(monkeypatch, "cuda")
+    with pytest.raises(ConfigError, match=text):
+        find_place(config(**given), None, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_keeps_the_engine_it_was_begun_with_and_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Begun on a CPU, gone on where auto means another engine; and as a run of the first ejax, which kept ``auto``."""
+    run = train(config(), run_dir=tmp_path / "run").run_dir
+    versions, resolved = (
+        json.loads((run / "configs" / name).read_text()) for name in ("versions.json", "resolved.json")
+    )
+    assert versions["notes"] == ["physics: mujoco, since JAX computes on the CPU"]
+    assert "physics" not in resolved["env"]["cfg"]
+
+    pretend(monkeypatch, "cuda", "mujoco-mjx", "warp-lang")
+    note = "physics: mujoco, as the run was begun; auto means warp here, since JAX computes on CUDA, and"
+    place = find_place(config(), "latest", run)
+    assert place.config.env.cfg["physics"] == "mujoco" and place.notes[0].startswith(note)
+
+    assert place.checkpoint is not None
+    meta = json.loads((place.checkpoint / "meta.json").read_text())
+    assert meta["config"]["env"]["cfg"].pop("physics") == "mujoco"
+    monkeypatch.setattr("ejax.training.physics.read_facts", lambda file, schema: meta)
+    old = find_place(config(), "latest", run)
+    assert old.config.env.cfg["physics"] == "mujoco" and old.notes == place.notes
