@@ -1,9 +1,10 @@
-"""The least time that an update can take on a card, by each of four resources, from counts and data sheets.
+"""The time that a trip of a loop takes of each of four resources of a card, from counts and data sheets.
 
     memory: bytes / bandwidth      arithmetic: Σ products / matrix rate + operations / FP32 rate
     launches: kernels · launch + host trips · round trip      links: bytes that leave a card / link rate
 
-The largest of them is the bound; a real update takes longer than any, and less than their sum only if they overlap.
+The largest of them names what limits it. Memory, arithmetic and links are bounds; launches are an estimate from above
+where XLA joins kernels into CUDA graphs, which are launched at once.
 """
 
 from dataclasses import dataclass
