@@ -59,7 +59,7 @@ def assumptions(card: Card, *, hosts: int = 1) -> list[str]:
         link = f"links {card.link / 1e9:.4g} GB/s" if card.link else "no rate of links known"
     return [
         f"{card.name}: {card.memory / 2**30:.4g} GiB, {card.bandwidth / 1e12:.4g} TB/s, FP32 {card.fp32 / 1e12:.4g} "
-        f"TFLOP/s, matrix products {rates} TFLOP/s (f32 is TF32, JAX's default there), {link}",
+        f"TFLOP/s, matrix products {rates} TFLOP/s (f32 is TF32; float32 as it is takes the FP32 rate), {link}",
         f"{LAUNCH_S * 1e6:g} µs per kernel and {HOST_TRIP_S * 1e6:g} µs per host round trip, without CUDA graphs",
         "a loop of unknown length takes one trip; of a conditional's branches the one with more kernels runs",
         "every kernel reads its operands from memory and writes its results to it, nothing stays in the L2 cache",
