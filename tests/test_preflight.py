@@ -24,7 +24,7 @@ from ejax.preflight.bounds import HOST_TRIP_S, LAUNCH_S, bounds
 from ejax.preflight.cost import Collective, Cost, instruction_cost
 from ejax.preflight.fit import USABLE, estimate, search
 from ejax.preflight.hlo import parse
-from ejax.preflight.plugin import compiler_problem, tracing_for_gpu
+from ejax.preflight.plugin import compiler_problem
 from ejax.preflight.programs import Compiled, Memory, compile_programs, on_accelerator
 from ejax.preflight.report import Settings, describe, show
 from ejax.preflight.targets import CARDS, find_card
@@ -183,14 +183,19 @@ def test_a_description_without_what_the_bounds_need_is_refused(tmp_path: Path) -
         find_card(str(path))
 
 
-def test_physics_auto_is_mjx_on_a_gpu() -> None:
-    config = on_accelerator(parse_config(tiny(env="CartPoleRL")))
-    assert config.env.cfg["physics"] == "mjx"
+@pytest.mark.parametrize("installed", ["mjx", "warp"])
+def test_physics_auto_is_settled_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch, installed: str) -> None:
+    lacks = {"warp": None if installed == "warp" else 'pip install "ejax[warp]"'}
+    monkeypatch.setattr("ejax.envs.mujoco.choice.how_to_install", lacks.get)
+    monkeypatch.setattr("ejax.training.physics.how_to_install", lacks.get)
+    config, (note,) = on_accelerator(parse_config(tiny(env="CartPoleRL")))
+    assert config.env.cfg["physics"] == installed
+    assert note.startswith(f"physics: {installed}, since JAX computes on CUDA")
 
 
 def test_an_environment_without_a_choice_of_physics_stays_as_it_is() -> None:
     config = parse_config(tiny())
-    assert on_accelerator(config) is config
+    assert on_accelerator(config) == (config, ())
 
 
 def test_the_c_engine_is_refused_with_the_remedy() -> None:
@@ -207,12 +212,6 @@ def test_an_environment_outside_jax_is_refused() -> None:
 def test_cloning_is_refused() -> None:
     with pytest.raises(ConfigError, match="bc learns from demonstrations"):
         compile_programs(load_config(ROOT / "configs/push_cube/bc.yaml"), jax.devices()[:1])
-
-
-def test_code_that_asks_while_it_is_traced_hears_of_a_gpu() -> None:
-    with tracing_for_gpu():
-        assert jax.default_backend() == "gpu"
-    assert jax.default_backend() == "cpu"
 
 
 @pytest.mark.parametrize(

@@ -54,17 +54,6 @@ def without_compilation_cache() -> Iterator[None]:
         jax.config.update("jax_enable_compilation_cache", kept)
 
 
-@contextmanager
-def tracing_for_gpu() -> Iterator[None]:
-    """Code that asks for the default backend while it is traced hears what it would hear on the target."""
-    here = jax.default_backend
-    jax.default_backend = lambda: "gpu"
-    try:
-        yield
-    finally:
-        jax.default_backend = here
-
-
 def _version(name: str) -> str | None:
     try:
         return version(name)

@@ -1,6 +1,5 @@
 """The programs that a config would run on GPUs: the very ones of training and evaluation, lowered from shapes."""
 
-import inspect
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,15 +12,13 @@ from jax.sharding import SingleDeviceSharding
 
 from ejax.config import ConfigError, Problem, RunConfig
 from ejax.evaluation import evaluate
-from ejax.frozen import freeze
-from ejax.preflight.plugin import tracing_for_gpu
-from ejax.registry import resolve
 from ejax.rollout import reset, unroll
 from ejax.sharding import make_mesh, replicated, shapes_on
 from ejax.training.build import build, uses_dropout
 from ejax.training.environments import evaluation_env
 from ejax.training.evaluators import DeviceEvaluator
 from ejax.training.parts import Parts
+from ejax.training.physics import settle_physics
 from ejax.training.steppers import DeviceStepper, HostStepper
 from ejax.types import HostEnv, Key, Params, Rollout
 
@@ -51,34 +48,31 @@ class Compiled:
     """To compile it, beside the other."""
 
 
-def on_accelerator(config: RunConfig) -> RunConfig:
-    """The config with its engine decided as a GPU decides it: ``physics: auto`` is ``mjx``.
+def on_accelerator(config: RunConfig) -> tuple[RunConfig, tuple[str, ...]]:
+    """The config with its physics engine settled as on an NVIDIA GPU, and a note of which and why.
 
     Raises:
-        ConfigError: it asks for the C engine, which steps on the host.
+        ConfigError: it asks for the C engine, which steps on the host, or for one that is not installed.
     """
-    if "physics" not in inspect.signature(resolve("env", config.env.id)).parameters:
-        return config
-    physics = config.env.cfg.get("physics", "auto")
-    if physics == "mujoco":
-        text = "got 'mujoco': the C engine steps on the host, not on a GPU; give env.cfg.physics=mjx"
+    settled, notes = settle_physics(config, platform="cuda")
+    if settled.env.cfg.get("physics") == "mujoco":
+        text = "got 'mujoco': the C engine steps on the host, not on a GPU; give env.cfg.physics=mjx or warp"
         raise ConfigError([Problem("env.cfg.physics", text)])
-    env = config.env.model_copy(update={"cfg": freeze({**config.env.cfg, "physics": "mjx"})})
-    return config.model_copy(update={"env": env})
+    return settled, notes
 
 
 def compile_programs(config: RunConfig, devices: Sequence[jax.Device], *, evaluation: bool = True) -> list[Compiled]:
     """What training compiles for these devices first, and then what its evaluation does.
 
     Args:
+        config: with a named physics engine; see ``on_accelerator``.
         evaluation: False: the training's program alone.
 
     Raises:
         ConfigError: what runs outside JAX cannot be compiled.
     """
-    config = on_accelerator(config)
     # side by side: the compiler is one thread for the most part, and one program is traced while the other is compiled
-    with ThreadPoolExecutor(2) as pool, tracing_for_gpu():
+    with ThreadPoolExecutor(2) as pool:
         parts = _parts(config, devices)
         fixed = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(parts.state.train))
         name = "train" if isinstance(parts.stepper, DeviceStepper) else "learn"

@@ -21,7 +21,7 @@ UNITS = (UPDATE, ENV_STEP, f"{ENV_STEP}, backward", PHYSICS_STEP, EPOCH, MINIBAT
 """Loops that a user knows, in the order in which they are shown."""
 NOT_KNOWN = (
     "seconds: the estimates are no forecasts",
-    "trips of loops of unknown length (MJX's solver, resets that draw again, the shuffle, evaluations)",
+    "trips of loops of unknown length (updates of a dispatch, MJX's solver, evaluations)",
     "kernels inside library calls (cuSOLVER, cuBLAS, cuDNN, Warp): each counts as one",
     "what CUDA graphs save, into which XLA joins kernels, and whether the host really waits for a predicate",
     "what autotuning on the card would choose instead: other tiles, library calls for products, other fusions",
@@ -41,6 +41,8 @@ class Settings:
     num_envs: int
     """On each GPU."""
     num_steps: int
+    notes: tuple[str, ...] = ()
+    """What the config leaves open and the target decides."""
 
     @property
     def num_devices(self) -> int:
@@ -135,6 +137,8 @@ def show(found: dict[str, Any], console: Console) -> None:
         f"{found['config']}: {where} x {found['card']['name']}, {found['num_envs']} environments on each, "
         f"compiled in {found['seconds']['wall']:.0f} s ({found['seconds']['cpu']:.0f} s of CPU time)"
     )
+    for text in found["notes"]:
+        console.print(text)
     for name, program in found["programs"].items():
         _show_program(name, program, console)
     if fit := found["largest_num_envs"]:

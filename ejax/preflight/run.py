@@ -11,7 +11,7 @@ from ejax.config import ConfigError, Problem, RunConfig, load_config
 from ejax.device import matmul_precision
 from ejax.preflight.fit import Fit, estimate, search
 from ejax.preflight.plugin import absent_devices, without_compilation_cache
-from ejax.preflight.programs import Memory, compile_programs
+from ejax.preflight.programs import Memory, compile_programs, on_accelerator
 from ejax.preflight.report import Settings, describe
 from ejax.preflight.targets import find_card
 
@@ -46,10 +46,10 @@ def preflight(
         )
     card = find_card(target)
     devices = absent_devices(card, gpus=gpus, hosts=hosts)
-    read = load_config(config, overrides, device="cpu")
+    read, notes = on_accelerator(load_config(config, overrides, device="cpu"))
     trainer = read.trainer
     settings = Settings(
-        config, tuple(overrides), target, gpus, hosts, num_envs=trainer.num_envs, num_steps=trainer.buffer_size
+        config, tuple(overrides), target, gpus, hosts, trainer.num_envs, trainer.buffer_size, notes=notes
     )
     largest: Fit | None = None
     with without_compilation_cache(), matmul_precision(trainer.matmul_precision, "cuda"):

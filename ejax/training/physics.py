@@ -20,11 +20,14 @@ from ejax.training.facts import read_facts
 from ejax.training.run_dir import RunDirectory
 
 
-def settle_physics(config: RunConfig, begun_with: Engine | None = None) -> tuple[RunConfig, tuple[str, ...]]:
+def settle_physics(
+    config: RunConfig, begun_with: Engine | None = None, *, platform: str | None = None
+) -> tuple[RunConfig, tuple[str, ...]]:
     """The config with a named engine for ``physics: auto``, and a note of which and why. Idempotent.
 
     Args:
         begun_with: the engine of the checkpoint that a run goes on from.
+        platform: to decide for; see ``choose_engine``.
 
     Raises:
         ConfigError: the engine is not installed.
@@ -33,7 +36,7 @@ def settle_physics(config: RunConfig, begun_with: Engine | None = None) -> tuple
     path, given = _find_engine(env.id, env.cfg)
     if given is None:
         return config, ()
-    engine, why = choose_engine(given)
+    engine, why = choose_engine(given, platform)
     notes = (f"physics: {engine}, since {why}",) if given == "auto" else ()
     if given == "auto" and begun_with not in (None, engine):
         notes = (f"physics: {begun_with}, as the run was begun; auto means {engine} here, since {why}",)

@@ -24,11 +24,15 @@ class Choice(NamedTuple):
     why: str
 
 
-def choose_engine(engine: Engine) -> Choice:
-    """What ``auto`` means where JAX computes now, which it may start; any other engine is the answer itself."""
+def choose_engine(engine: Engine, platform: str | None = None) -> Choice:
+    """What ``auto`` means; any other engine is the answer itself.
+
+    Args:
+        platform: ``cpu``, ``cuda``, ``rocm`` or ``tpu``. None: where JAX computes now, which this may start.
+    """
     if engine != "auto":
         return Choice(engine, "as the config says")
-    platform = _platform()
+    platform = platform or _platform()
     if platform == "cpu":
         return Choice("mujoco", "JAX computes on the CPU")
     if platform != "cuda":
