@@ -177,7 +177,14 @@ class _Loop:
         for text in messages:
             writer.alarm(text)
         self.saver = Saver(
-            config, place.directory, writer, parts.stepper, self.progress, (start.state, start.update), self.rows
+            config,
+            place.directory,
+            writer,
+            parts.stepper,
+            self.progress,
+            (start.state, start.update),
+            self.rows,
+            parts.num_devices,
         )
         envs: dict[Phase, Any] = {"train": parts.env, "eval": evaluation_env(config, parts.env)}
         cameras = tuple(camera for camera in trainer.cameras if trainer.enable_eval or camera.phase == "train")

@@ -1,5 +1,6 @@
 """Several devices: the same parameters on each, the numbers of one device, and runs that can go on."""
 
+import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from ejax.config import ConfigError, parse_config
 from ejax.run import train
 from ejax.training.build import build
+from ejax.training.rescale import share_out
 
 NUM_DEVICES = 4  # the CPU is four devices in these tests
 PPO = {
@@ -114,6 +116,38 @@ def test_a_distributed_run_counts_all_steps_and_goes_on(tmp_path: Path) -> None:
     after_two = sorted((first.run_dir / "checkpoints").glob("*_step_256"))
     result = train(cut, resume=str(after_two[0]), run_dir=first.run_dir)
     jax.tree.map(np.testing.assert_array_equal, result.params, whole.params)
+
+
+@pytest.mark.parametrize("raw", [PPO, GRPO], ids=["ppo", "grpo"])
+def test_a_run_goes_on_with_another_number_of_devices(tmp_path: Path, raw: dict[str, Any]) -> None:
+    overrides = ["trainer.distributed=true", f"trainer.output_dir={tmp_path}", "trainer.enable_eval=false"]
+    config = parse_config(raw, [*overrides, "trainer.exp_name=shared", "trainer.save_frequency_updates=1"])
+    four = train(config)
+    (first,) = (four.run_dir / "checkpoints").glob("*_step_128")
+    alone = train(parse_config(config.to_dict(), ["trainer.distributed=false"]), resume=str(first))
+    assert (alone.global_step, alone.run_dir) == (four.global_step, four.run_dir)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5), alone.params, four.params)
+    # and back: what the checkpoint says counts, not what the run was begun with
+    again = train(config, resume=str(alone.latest_checkpoint_path))
+    assert (again.num_updates, again.global_step) == (four.num_updates, four.global_step)
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "text"),
+    [
+        (1, 3, r"1 x 4 environments, of which 3 devices would leave 1"),
+        (1, 4, r"1 x 2 rows, which 4 devices cannot share"),
+    ],
+)
+def test_devices_that_cannot_share_a_run_are_refused(tmp_path: Path, was: int, now: int, text: str) -> None:
+    config = parse_config(PPO, ["algorithm.cfg.batch_size=2"])
+    (tmp_path / "meta.json").write_text(
+        json.dumps(
+            {"schema_version": 2, "versions": {}, "global_step": 0, "num_devices": was, "config": config.to_dict()}
+        )
+    )
+    with pytest.raises(ConfigError, match=text):
+        share_out(config, tmp_path, now)
 
 
 def test_what_cannot_be_distributed_is_refused() -> None:

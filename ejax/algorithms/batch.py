@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import jax
 
 from ejax.algorithms.record import RunShape
-from ejax.problems import Problem
+from ejax.problems import ConfigError, Problem
 from ejax.types import Array, Policy, PyTree, Rollout, TrainState
 
 
@@ -54,6 +54,18 @@ def reference_log_prob(state: TrainState, rollout: Rollout, *, policy: Policy, k
         )
     distribution, _ = policy.apply(state.reference, rollout.obs)
     return distribution.log_prob(rollout.action)
+
+
+def share_out(batch_size: int, num_strata: int | None, was: int, now: int) -> dict[str, int]:
+    """The options of minibatches for another number of devices, with the same minibatches.
+
+    Raises:
+        ConfigError: their rows cannot be shared by so many.
+    """
+    if (was * batch_size) % now:
+        text = f"minibatches have {was} x {batch_size} rows, which {now} devices cannot share; give a divisor"
+        raise ConfigError([Problem("algorithm.cfg.batch_size", text)])
+    return {"batch_size": was * batch_size // now, "minibatch_strata": num_strata or was}
 
 
 def strata_problems(num_strata: int | None, batch_size: int | None, run: RunShape) -> Iterator[Problem]:

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import optax
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
-from ejax.algorithms.batch import flatten, reference_log_prob, strata_problems
+from ejax.algorithms.batch import flatten, reference_log_prob, share_out, strata_problems
 from ejax.algorithms.record import Algorithm, RunShape
 from ejax.algorithms.sgd import MinibatchConfig, sgd_epochs
 from ejax.algorithms.step import EpisodeStarts
@@ -189,6 +189,10 @@ def _problems(options: GRPOConfig, run: RunShape) -> Iterator[Problem]:
     yield from strata_problems(options.minibatch_strata, options.batch_size, run)
 
 
+def _share_out(options: GRPOConfig, was: int, now: int) -> GRPOConfig:
+    return options.model_copy(update=share_out(options.batch_size, options.minibatch_strata, was, now))
+
+
 _EMBODICHAIN = {"shared_start": False, "skip_nonfinite_updates": False}
 
 ALGORITHM = Algorithm(
@@ -197,6 +201,7 @@ ALGORITHM = Algorithm(
     starts=_starts,
     keeps_reference=lambda options: options.kl_coef > 0.0,
     stops_at_nonfinite=lambda options: not options.skip_nonfinite_updates,
+    share_out=_share_out,
     problems=_problems,
     ignored_options=("gae_lambda",),
     compat={

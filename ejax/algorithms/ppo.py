@@ -26,7 +26,7 @@ from pydantic import (
     field_validator,
 )
 
-from ejax.algorithms.batch import flatten, reference_log_prob, strata_problems
+from ejax.algorithms.batch import flatten, reference_log_prob, share_out, strata_problems
 from ejax.algorithms.record import Algorithm, RunShape
 from ejax.algorithms.sgd import MinibatchConfig, sgd_epochs
 from ejax.losses import clipped_surrogate, clipped_value_loss, kl_k3, value_loss, weighted_sums
@@ -340,11 +340,20 @@ def _problems(options: PPOConfig, run: RunShape) -> Iterator[Problem]:
     yield from strata_problems(options.minibatch_strata, batch_size, run)
 
 
+def _share_out(options: PPOConfig, was: int, now: int) -> PPOConfig:
+    batch_size = now if options.num_mini_batches else options.batch_size  # then it has no effect
+    shared = share_out(batch_size, options.minibatch_strata, was, now)
+    if options.num_mini_batches:
+        del shared["batch_size"]
+    return options.model_copy(update=shared)
+
+
 ALGORITHM = Algorithm(
     Config=PPOConfig,
     update=ppo_update,
     keeps_reference=lambda options: options.kl_coef > 0.0,
     stops_at_nonfinite=lambda options: not options.skip_nonfinite_updates,
+    share_out=_share_out,
     problems=_problems,
     compat={
         "embodichain-0.2": {"timeout_bootstrap": "embodichain-0.2", "skip_nonfinite_updates": False},

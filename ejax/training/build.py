@@ -103,10 +103,10 @@ def _device_parts(
         )
 
     # the whole first state in one program; environments of all devices are made here and spread by the stepper
-    num_devices = len(devices) if devices else 1
+    among = len(devices) if devices else 1
 
     def first_state() -> RunState:
-        num_envs = num_devices * trainer.num_envs
+        num_envs = among * trainer.num_envs
         state = init_run_state(
             policy,
             env,
@@ -126,7 +126,7 @@ def _device_parts(
     per_dispatch = trainer.updates_per_dispatch
     max_updates = _MAX_UPDATES_PER_DISPATCH if per_dispatch == "auto" else per_dispatch
     stepper = DeviceStepper(step, key, max_updates, devices=devices, shard_parameters=trainer.shard_parameters)
-    return Parts(policy, env, optimizer, stepper, state, num_devices)
+    return Parts(policy, env, optimizer, stepper, state, among)
 
 
 def build_policy(config: PolicyConfig, env: Env | HostEnv) -> Policy:
@@ -164,6 +164,11 @@ def build_policy(config: PolicyConfig, env: Env | HostEnv) -> Policy:
 
 def uses_dropout(config: PolicyConfig) -> bool:
     return any(block is not None and block.network_cfg.dropout_p > 0.0 for block in (config.actor, config.critic))
+
+
+def num_devices(config: RunConfig) -> int:
+    """Devices that would share the environments."""
+    return len(_all_devices(config)) if config.trainer.distributed else 1
 
 
 def _all_devices(config: RunConfig) -> list[jax.Device]:

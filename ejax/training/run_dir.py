@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from pydantic import BaseModel, NonNegativeInt
+from pydantic import BaseModel, NonNegativeInt, PositiveInt
 
 from ejax.config import RunConfig, load_config
 from ejax.training.checkpoint import (
@@ -69,6 +69,8 @@ _MAY_CHANGE = frozenset(
         "updates_per_dispatch",
         "console",
         "device",
+        "distributed",
+        "shard_parameters",
         "process_timeout_s",
         "collector.pause_in_evaluation",
         "collector.stop_timeout_s",
@@ -98,6 +100,8 @@ class RunMeta(CheckpointMeta):
     """The env step at which ``best_eval_value`` was measured; None in checkpoints that did not keep it."""
     last_evaluated: NonNegativeInt | None = None
     """The update that was evaluated last."""
+    num_devices: PositiveInt | None = None
+    """That shared the environments, ``trainer.num_envs`` on each; None in checkpoints that did not keep it."""
     log: Logged | None = None
     schedule_sha256: str | None = None
     """Digest of the versions in schedule.json, up to this update."""

@@ -39,9 +39,11 @@ class Saver:
         progress: Progress,
         first: tuple[RunState, int],
         rows: int,
+        num_devices: int,
     ) -> None:
         self._config, self._directory, self._writer = config, directory, writer
         self._stepper, self._progress, self._rows = stepper, progress, rows
+        self._num_devices = num_devices
         self.complete, self._first_update = first, first[1]
         self.best = next(iter(directory.best()), None)
         self._last_saved: int | None = None
@@ -115,5 +117,6 @@ class Saver:
             "evaluation_due": False,
             "log": self._writer.logged(),
             "schedule_sha256": self._schedule_sha256,
+            "num_devices": self._num_devices,
             "config": self._config.to_dict(),
         }

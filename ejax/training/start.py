@@ -8,12 +8,13 @@ from ejax.algorithms.step import RunState
 from ejax.config import RunConfig
 from ejax.config.bind import bind
 from ejax.registry import is_foreign_checkpoint
-from ejax.training.build import build
+from ejax.training.build import build, num_devices
 from ejax.training.checkpoint import load_checkpoint, verify_checkpoint
 from ejax.training.evaluators import check_best_metric
 from ejax.training.metrics import MetricWriter
 from ejax.training.parts import Parts
 from ejax.training.physics import engine_of, settle_physics
+from ejax.training.rescale import share_out
 from ejax.training.run_dir import (
     RunDirectory,
     RunMeta,
@@ -90,6 +91,9 @@ def find_place(config: RunConfig, resume: str | None, run_dir: Path | None) -> P
     elif resume in ("latest", "best"):
         checkpoint = directory.find(resume, alarms.append)
     config, notes = settle_physics(config, None if checkpoint is None else engine_of(checkpoint, directory))
+    if checkpoint is not None:
+        config, shared = share_out(config, checkpoint, num_devices(config))
+        notes += shared
     return Place(directory, config, checkpoint, file, alarms=tuple(alarms), notes=notes)
 
 
