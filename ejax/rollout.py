@@ -70,7 +70,7 @@ def step(
 
     Args:
         action: [N, ...].
-        start: new episodes for rows that end, drawn beforehand from ``start_key(key)``. None: drawn here.
+        start: new episodes for rows that end, drawn beforehand by ``starts_of``. None: drawn here.
     """
     num_envs = jax.tree.leaves(carry.obs)[0].shape[0]
     key_step, key_reset = jax.random.split(key)
@@ -108,9 +108,9 @@ def _act(policy: Policy, params: Params, envs: EnvCarry, row: dict[str, Array], 
     return distribution.sample(key), distribution, remembered
 
 
-def start_key(key: Key) -> Key:
-    """The key from which ``step(…, key)`` draws the new episodes."""
-    return jax.random.split(key)[1]
+def starts_of(env: Env, keys: Key, num_envs: int) -> EnvCarry:
+    """The new episodes that ``step(…, key)`` draws with each of the ``keys`` [T]. Leaves [T, N, ...]."""
+    return jax.vmap(lambda key: reset(env, jax.random.split(key)[1], num_envs))(keys)
 
 
 def _rows(flag: Array, like: Array) -> Array:
@@ -236,7 +236,7 @@ def _collect(
         with jax.named_scope("env_steps"):
             return jax.lax.scan(plain_or_skipped if first_episodes else plain, carry, xs)
     (envs, ended), (keys, rows) = carry, xs
-    starts = jax.vmap(lambda key: Packed.of(reset(env, start_key(jax.random.split(key)[1]), num_envs)))(keys)
+    starts = jax.vmap(Packed.of)(starts_of(env, jax.vmap(lambda key: jax.random.split(key)[1])(keys), num_envs))
     with jax.named_scope("env_steps"):
         after, log = jax.lax.scan(packed, Packed.of(envs), (keys, rows, starts))
     made = log.tree()

@@ -13,7 +13,7 @@ import pytest
 from flax import struct
 
 from ejax.distributions import Normal
-from ejax.rollout import EnvCarry, _collect, _steps_at_once, reset, start_key, step, unroll
+from ejax.rollout import EnvCarry, _collect, _steps_at_once, reset, starts_of, step, unroll
 from ejax.types import Params, Rollout, Timestep
 
 KEY = jax.random.key(0)
@@ -119,7 +119,8 @@ def test_resets_are_behind_one_condition_for_the_batch_on_a_cpu_and_behind_none_
 def test_starts_that_were_drawn_beforehand_are_those_that_a_step_draws(jitted_step: Callable[..., Any]) -> None:
     before, action = at([5, 6], [2, 0]), jnp.zeros((2, 1))
     drawn, _ = jitted_step(before, action, KEY)
-    given, _ = jax.jit(partial(step, ENV))(before, action, KEY, reset(ENV, start_key(KEY), 2))
+    start = jax.tree.map(lambda x: x[0], starts_of(ENV, KEY[None], 2))
+    given, _ = jax.jit(partial(step, ENV))(before, action, KEY, start)
     jax.tree.map(np.testing.assert_array_equal, given, drawn)
 
 

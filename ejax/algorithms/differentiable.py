@@ -10,7 +10,8 @@ import numpy as np
 from flax import struct
 
 from ejax.problems import Problem
-from ejax.rollout import EnvCarry, step
+from ejax.rollout import EnvCarry, starts_of, step
+from ejax.scan import short_steps
 from ejax.types import Array, Env, HostEnv, Key, Metrics, Params, Policy, PyTree
 
 
@@ -90,8 +91,8 @@ def play(
         The environments after it, the trajectory, and the entropy of each action's distribution, [T, N].
     """
 
-    def one_step(carry: EnvCarry, xs: tuple[Key, Array]) -> tuple[EnvCarry, tuple[Trajectory, Array]]:
-        key, tap = xs
+    def one_step(carry: EnvCarry, xs: tuple[Key, Array, EnvCarry | None]) -> tuple[EnvCarry, tuple[Trajectory, Array]]:
+        key, tap, start = xs
         key_action, key_env = jax.random.split(key)
         distribution, _ = policy.apply(params, carry.obs)
         action = distribution.mode() if options.deterministic_actions else distribution.sample(key_action)
@@ -100,7 +101,7 @@ def play(
             action = jnp.clip(action, np.asarray(space.low)[None], np.asarray(space.high)[None])
         if options.action_adjoint_max_norm > 0.0:
             action = clip_adjoint(action, tap, options.action_adjoint_max_norm)
-        after, timestep = step(env, carry, action, key_env)
+        after, timestep = step(env, carry, action, key_env, start)
         seen = Trajectory(
             obs=carry.obs,
             final_obs=timestep.final_obs,
@@ -111,9 +112,22 @@ def play(
         )
         return after, (seen, distribution.entropy())
 
-    keys = jax.random.split(key, taps.shape[0])
-    with jax.named_scope("env_steps"):
-        carry, (trajectory, entropy) = jax.lax.scan(one_step, carry, (keys, taps))
+    def all_steps(carry: EnvCarry, keys: Key, taps: Array, *, ahead: bool) -> Any:
+        starts = None
+        if ahead:
+            num_envs = jax.tree.leaves(carry.obs)[0].shape[0]
+            starts = starts_of(env, jax.vmap(lambda key: jax.random.split(key)[1])(keys), num_envs)
+        with jax.named_scope("env_steps"):
+            return jax.lax.scan(one_step, carry, (keys, taps, starts))
+
+    # on a GPU new episodes are drawn for all steps beforehand, as in ejax.rollout
+    carry, (trajectory, entropy) = jax.lax.platform_dependent(
+        carry,
+        jax.random.split(key, taps.shape[0]),
+        taps,
+        cpu=partial(all_steps, ahead=False),
+        default=partial(all_steps, ahead=True),
+    )
     return carry, trajectory, entropy
 
 
@@ -132,7 +146,7 @@ def discounted_sum(x: Array, done: Array, discount: Array, *, gamma: float) -> t
         x_t, done_t = step
         return (total + discount * x_t, jnp.where(done_t, 1.0, gamma * discount)), None
 
-    return jax.lax.scan(add, (jnp.zeros_like(discount), discount), (x, done))[0]
+    return short_steps(add, (jnp.zeros_like(discount), discount), (x, done))[0]
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
