@@ -1,9 +1,10 @@
 """Several processes that train together: equal numbers, and what happens when one dies or hangs.
 
-    python benchmarks/processes.py [--processes 1 2 4] [--faults kill stop]
+    python benchmarks/processes.py [--devices 1 2 4 8] [--processes 1 2 4] [--faults kill stop]
 
-Trains a small PPO with four CPU devices in one process, in two and in four, over loopback, and compares every array of
-the last checkpoint with one process's. Then it kills, or suspends, one of two processes in the middle of a run,
+Trains a small PPO on one CPU device, on two, four and eight, with the same environments, minibatches and strata, and
+compares every array of the last checkpoint with one device's. Does the same with four devices in one process, in two
+and in four, over loopback. Then it kills, or suspends, one of two processes in the middle of a run,
 measures how long the other takes to end, and resumes.
 """
 
@@ -39,14 +40,14 @@ SETTINGS = [
 class Job:
     """``num_processes`` of one training."""
 
-    def __init__(self, num_processes: int, output: Path, *arguments: str) -> None:
+    def __init__(self, num_processes: int, output: Path, *arguments: str, num_devices: int = NUM_DEVICES) -> None:
         with socket.socket() as free:
             free.bind(("localhost", 0))
             coordinator = f"localhost:{free.getsockname()[1]}"
-        flags = f"--xla_force_host_platform_device_count={NUM_DEVICES // num_processes}"
+        flags = f"--xla_force_host_platform_device_count={num_devices // num_processes}"
         environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags, "PYTHONPATH": str(ROOT)}
         command = [sys.executable, "-m", "ejax.train", "--distributed"]
-        command += [*arguments, *SETTINGS, f"trainer.output_dir={output}"]
+        command += [*SETTINGS, f"trainer.output_dir={output}", *arguments]
         self.logs = [output / f"{num_processes}_{time.monotonic_ns()}_{i}.log" for i in range(num_processes)]
         self.processes = []
         for i, log in enumerate(self.logs):
@@ -83,24 +84,38 @@ def check(codes: list[int], job: Job, wanted: int = 0) -> None:
         raise RuntimeError(f"exit codes {codes}:\n" + "\n".join(log.read_text()[-2000:] for log in job.logs))
 
 
-def compare(config: Path, counts: list[int], folder: Path) -> None:
-    reference = None
-    for count in counts:
-        output = folder / f"equal_{count}"
-        output.mkdir()
-        began = time.monotonic()
-        job = Job(count, output, "--config", str(config), "trainer.iterations=12")
+def compare(folder: Path, kind: str, jobs: dict[int, Job]) -> None:
+    """Wait for trainings that should come to the same numbers, and say how far they are apart."""
+    reference: dict[str, np.ndarray] = {}
+    for count, job in jobs.items():
         check(job.wait(), job)
-        arrays = arrays_of(only_run(output))
-        reference = arrays if reference is None else reference
+        arrays = arrays_of(only_run(folder / f"{kind}_{count}"))
+        reference = reference or arrays
         floats = [name for name, x in arrays.items() if x.dtype.kind == "f"]
         far = max(float(np.max(np.abs(arrays[name] - reference[name]), initial=0.0)) for name in floats)
         same = sum(arrays[name].tobytes() == x.tobytes() for name, x in reference.items())
-        seconds = time.monotonic() - began
-        print(
-            f"{count} processes: {same} of {len(reference)} arrays have the same bits as those of {counts[0]}, ", end=""
-        )
-        print(f"largest difference {far:.2g}; {seconds:.0f} s", flush=True)
+        print(f"{count} {kind}: {same} of {len(reference)} arrays have the bits of the first, ", end="")
+        print(f"largest difference {far:.2g}", flush=True)
+
+
+def devices(config: Path, counts: list[int], folder: Path) -> None:
+    jobs = {}
+    for count in counts:
+        (output := folder / f"devices_{count}").mkdir()
+        shares = [f"trainer.num_envs={64 // count}", f"algorithm.cfg.batch_size={512 // count}"]
+        same = ["algorithm.cfg.minibatch_strata=8", "trainer.iterations=12"]
+        jobs[count] = Job(1, output, "--config", str(config), *shares, *same, num_devices=count)
+        jobs[count].wait()
+    compare(folder, "devices", jobs)
+
+
+def processes(config: Path, counts: list[int], folder: Path) -> None:
+    jobs = {}
+    for count in counts:
+        (output := folder / f"processes_{count}").mkdir()
+        jobs[count] = Job(count, output, "--config", str(config), "trainer.iterations=12")
+        jobs[count].wait()
+    compare(folder, "processes", jobs)
 
 
 def fail(config: Path, kind: str, folder: Path) -> None:
@@ -129,13 +144,16 @@ def fail(config: Path, kind: str, folder: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--devices", type=int, nargs="*", default=[1, 2, 4, 8])
     parser.add_argument("--processes", type=int, nargs="*", default=[1, 2, 4])
     parser.add_argument("--faults", nargs="*", default=["kill", "stop"], choices=["kill", "stop"])
     args = parser.parse_args()
     config = ROOT / "configs/point_mass/ppo.yaml"
     with tempfile.TemporaryDirectory() as scratch:
+        if args.devices:
+            devices(config, args.devices, Path(scratch))
         if args.processes:
-            compare(config, args.processes, Path(scratch))
+            processes(config, args.processes, Path(scratch))
         for kind in args.faults:
             fail(config, kind, Path(scratch))
 
