@@ -10,6 +10,7 @@ from flax import struct
 
 from ejax.packed import Packed
 from ejax.returns import first_episode_mask
+from ejax.sharding import by_device
 from ejax.types import (
     Array,
     Env,
@@ -48,7 +49,7 @@ _STEPS_OF_LARGE_OBS = 16
 def reset(env: Env, key: Key, num_envs: int, group_size: int = 1) -> EnvCarry:
     """N new episodes; each ``group_size`` consecutive ones start from the same state."""
     keys = jnp.repeat(jax.random.split(key, num_envs // group_size), group_size)
-    state, obs = jax.vmap(env.reset)(keys)
+    state, obs = by_device(jax.vmap(env.reset), num_envs)(keys)
     return EnvCarry(state=state, obs=obs)
 
 
@@ -98,7 +99,8 @@ def step(
 
 @partial(jax.jit, static_argnames="env")
 def _step_all(env: Env, state: PyTree, action: Array, key: Key) -> tuple[PyTree, Timestep]:
-    return jax.vmap(env.step)(state, action, jax.random.split(key, action.shape[0]))
+    num_envs = action.shape[0]
+    return by_device(jax.vmap(env.step), num_envs)(state, action, jax.random.split(key, num_envs))
 
 
 @partial(jax.jit, static_argnames="policy")

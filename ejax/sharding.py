@@ -8,13 +8,14 @@ are those of one device, apart from the order of sums.
 """
 
 import math
-from collections.abc import Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, cast
 
 import jax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
 _AXIS = "env"
 _WORTH_SHARDING = 2**14
 """Elements of an array that is worth a message of its own."""
@@ -73,3 +74,15 @@ def constrain_split(tree: T) -> T:
         return jax.lax.with_sharding_constraint(x, PartitionSpec(_AXIS)) if divisible else x
 
     return jax.tree.map(place, tree)
+
+
+def by_device(function: F, num_rows: int) -> F:
+    """Inside a program: a function of arrays [N, ...], each device on its rows by itself, where the devices divide N.
+
+    What is asked about all rows inside, such as whether a solver's loop may end, is then asked of one device's rows.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or num_rows % mesh.size:
+        return function
+    rows = PartitionSpec(_AXIS)
+    return cast(F, jax.shard_map(function, in_specs=rows, out_specs=rows, check_vma=False))
