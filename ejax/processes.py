@@ -28,7 +28,7 @@ _KEPT = 1000
 """Messages that stay with the service: far more than one process can be behind another."""
 _SIZES = {"SLURM_NTASKS": "SLURM", "OMPI_COMM_WORLD_SIZE": "OpenMPI", "WORLD_SIZE": "torchrun or the like"}
 
-JOIN = "give --coordinator HOST:PORT --num-processes N --process-id I to each of them"
+JOIN = "start each with python -m ejax.train … --coordinator HOST:PORT --num-processes N --process-id I"
 """The remedy for processes that do not find each other."""
 
 
@@ -207,7 +207,7 @@ class Channel:
         return None
 
     def _end(self, reason: str) -> None:
-        self._say(f"ejax: {reason}; this process ends. Start all of them again with --resume latest")
+        self._say(f"ejax: {reason}; this process ends. Start all of them again: python -m ejax.train … --resume latest")
         self._leave(1)
 
 

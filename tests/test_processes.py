@@ -49,14 +49,16 @@ def test_processes_that_do_not_know_each_other_do_not_each_train_alone(
 ) -> None:
     monkeypatch.setenv(variable, "2")
     with pytest.raises(
-        ConfigError, match=rf"processes of {scheduler}.*that do not know each other; give --coordinator"
+        ConfigError,
+        match=rf"processes of {scheduler}.*that do not know each other; start each with python -m ejax.train … --coordinator",
     ):
         build(parse_config(TINY, ["trainer.distributed=true"]))
 
 
 def test_an_address_that_is_not_complete_is_refused() -> None:
     with pytest.raises(
-        ProcessesError, match=r"cannot join .*localhost:1.*; give --coordinator HOST:PORT --num-processes N"
+        ProcessesError,
+        match=r"cannot join .*localhost:1.*; start each with .* --coordinator HOST:PORT --num-processes N",
     ):
         join(Address(coordinator="localhost:1"))
 

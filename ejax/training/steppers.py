@@ -111,6 +111,9 @@ class DeviceStepper:
         if self._mesh is None:
             return repeat_step(self.step, self.max_updates).lower(state, key, count)
         places = (_places(state, self._mesh, self._shard_parameters), replicated(self._mesh))
+        # an environment that makes arrays when it is first asked, as MJX does its model, makes them on one device: that
+        # must be before the mesh of several is set
+        jax.eval_shape(self.step, state, key)
         with jax.set_mesh(self._mesh):
             return repeat_step(self.step, self.max_updates, out_shardings=places).lower(state, key, count)
 
