@@ -1,4 +1,4 @@
-"""Several devices, one program: environments are sharded over them, all else is replicated.
+"""Several devices, one program: environments are sharded over them, and parameters if asked for; the rest is on each.
 
 Nothing is averaged by hand. The program is that of one device; from where its arrays lie, XLA computes each part where
 its environments are and adds the parts up. Every device therefore has the same parameters, and the results
@@ -7,6 +7,7 @@ are those of one device, apart from the order of sums.
 ``constrain_split`` acts inside ``jax.set_mesh(make_mesh(devices))``; without a mesh it does nothing.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
@@ -15,6 +16,8 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 
 T = TypeVar("T")
 _AXIS = "env"
+_WORTH_SHARDING = 2**14
+"""Elements of an array that is worth a message of its own."""
 
 
 def make_mesh(devices: Sequence[jax.Device]) -> Mesh:
@@ -49,6 +52,14 @@ def shapes_on(places: Sharding | Any | None, tree: T) -> T:
     if isinstance(places, Sharding):
         places = jax.tree.map(lambda _: places, tree)
     return jax.tree.map(lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), tree, places)
+
+
+def sharded_somewhere(mesh: Mesh, shape: tuple[int, ...]) -> NamedSharding:
+    """The longest axis that the devices divide is sharded over them; small arrays, and others, are whole on each."""
+    divisible = [axis for axis, length in enumerate(shape) if length % mesh.size == 0]
+    if not divisible or math.prod(shape) < _WORTH_SHARDING:
+        return replicated(mesh)
+    return sharded(mesh, max(divisible, key=lambda axis: shape[axis]))
 
 
 def constrain_split(tree: T) -> T:

@@ -7,6 +7,6 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 python=${PYTHON:-python3.11}
 command -v "$python" >/dev/null || python=python3
 [ -x .venv-torch/bin/python ] || "$python" -m venv .venv-torch
-.venv-torch/bin/python -m pip install --quiet --disable-pip-version-check "torch==${TORCH:-2.13.0}"
-.venv-torch/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,export]'
+.venv-torch/bin/python -m pip install --quiet --disable-pip-version-check --no-compile "torch==${TORCH:-2.13.0}"
+.venv-torch/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --editable '.[dev,export]'
 .venv-torch/bin/python -m pytest --numprocesses auto --dist loadfile tests/test_interop_*.py "$@"

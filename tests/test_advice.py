@@ -48,6 +48,7 @@ def used_by(module: str) -> frozenset[str]:
     return frozenset(seen)
 
 
+@functools.cache
 def is_command(module: str) -> bool:
     return 'if __name__ == "__main__"' in FILES[module].read_text() and bool(options_of(module))
 
@@ -89,8 +90,9 @@ def texts(module: str) -> Iterator[tuple[int, str]]:
 def wrong_advice(module: str) -> list[str]:
     """Options in the module's texts that a command which can print them lacks."""
     problems = []
+    printing = [module] if is_command(module) else [x for x in FILES if is_command(x) and module in used_by(x)]
     for line, text in texts(module):
-        commands = [module] if is_command(module) else [x for x in FILES if is_command(x) and module in used_by(x)]
+        commands = printing
         for found in OPTION.finditer(text):
             if found["foreign"] or found["command"]:
                 commands = [x for x in (found["command"], f"{found['command']}.__main__") if x in FILES]

@@ -154,33 +154,55 @@ def test_counts_that_are_not_positive_are_refused(counts: tuple[int, int]) -> No
         play(num_envs=counts[0], num_episodes=counts[1])
 
 
+NAN, INF = float("nan"), float("inf")
+BREAKS = [
+    *[("obs", at, value) for at in (0, 2, 4) for value in (NAN, INF)],
+    *[("reward", at, value) for at in (1, 4) for value in (NAN, INF)],
+    ("action", 0, NAN),
+]
+"""What of an episode is not finite, at which step, and what it is instead. An action is the policy's: always."""
+
+
+@struct.dataclass
+class Story:
+    kind: jax.Array  # int32: which of ``breaks`` happens; none from their number on
+    steps: jax.Array
+
+
 @dataclass(frozen=True)
 class Liar(Lengths):
-    """Four steps, and always a success; in every other episode ``what`` is NaN or infinite at step ``at``."""
+    """Four steps, and always a success; half of the episodes break in one of the ways of ``breaks``."""
 
-    what: str = "obs"
-    at: int = 2
-    value: float = float("nan")
+    breaks: tuple[tuple[str, int, float], ...] = (("obs", 2, NAN),)
 
     @property
     def max_episode_steps(self) -> int:
         return 4
 
-    def reset(self, key: jax.Array) -> tuple[Episode, Any]:
-        broken = jax.random.bernoulli(key)
-        first = jnp.where(broken & (self.what == "obs") & (self.at == 0), self.value, broken)
-        return Episode(broken, jnp.zeros((), jnp.int32)), first.astype(jnp.float32)[None]
+    def poison(self, state: Story, where: str) -> jax.Array:
+        amounts = [value if what == where else 0.0 for what, _, value in self.breaks]
+        steps = [at for _, at, _ in self.breaks]
+        now = state.steps == jnp.array([*steps, -1])[jnp.minimum(state.kind, len(steps))]
+        return jnp.where(now, jnp.array([*amounts, 0.0])[jnp.minimum(state.kind, len(steps))], 0.0)
+
+    def observe(self, state: Story) -> jax.Array:
+        """1 where the policy is to fail."""
+        fails = jnp.array([*[what == "action" for what, _, _ in self.breaks], False])
+        return (fails[jnp.minimum(state.kind, len(self.breaks))] + self.poison(state, "obs"))[None]
+
+    def reset(self, key: jax.Array) -> tuple[Story, Any]:
+        state = Story(jax.random.randint(key, (), 0, 2 * len(self.breaks)), jnp.zeros((), jnp.int32))
+        return state, self.observe(state)
 
     def step(self, state: Any, action: jax.Array, key: jax.Array) -> tuple[Any, Timestep]:
         del action, key
         state = replace(state, steps=state.steps + 1)
-        poison = jnp.where(state.horizon & (state.steps == self.at), self.value, 0.0)
         timestep = Timestep(
-            obs=state.horizon + (poison if self.what == "obs" else jnp.zeros(()))[None],
-            reward=1.0 + (poison if self.what == "reward" else 0.0),
+            obs=self.observe(state),
+            reward=1.0 + self.poison(state, "reward"),
             terminated=state.steps >= 4,
             truncated=jnp.zeros((), bool),
-            info={"success": jnp.ones((), bool), "metrics": {"broken": state.horizon}},
+            info={"success": jnp.ones((), bool), "metrics": {"kind": jnp.minimum(state.kind, len(self.breaks))}},
         )
         return state, timestep
 
@@ -193,27 +215,17 @@ class Poisoned(Positive):
         return replace(distribution, mean=jnp.where(obs == 1.0, jnp.nan, distribution.mean)), value
 
 
-BREAKS = [("obs", 0), ("obs", 2), ("obs", 4), ("reward", 1), ("reward", 4), ("action", 1)]
-
-
 @pytest.mark.parametrize("choice", ["fixed", "first_finished"])
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-@pytest.mark.parametrize(("what", "at"), BREAKS)
-def test_an_episode_that_was_not_finite_throughout_is_no_success_whatever_the_env_says(
-    what: str, at: int, value: float, choice: str
-) -> None:
-    policy, env = (Poisoned() if what == "action" else Positive()), Liar(what=what, at=at, value=value)
-    played = evaluate(policy, env, {"params": {}}, KEY, num_envs=4, num_episodes=24, choice=choice)
-    broken = np.asarray(played["metrics/broken"])
-    assert 0 < broken.sum() < 24
-    np.testing.assert_array_equal(played["success"], 1.0 - broken)
-    np.testing.assert_array_equal(played["nonfinite"], broken)
-    assert summarize(played)["eval/nonfinite_episodes"] == broken.sum()
-
-    host = evaluate_host(policy, PureHostEnv(env, 4), {"params": {}}, 0, num_episodes=24, choice=choice)
-    assert 0 < host["metrics/broken"].sum() < 24
-    np.testing.assert_array_equal(host["success"], 1.0 - host["metrics/broken"])
-    np.testing.assert_array_equal(host["nonfinite"], host["metrics/broken"])
+def test_an_episode_that_was_not_finite_throughout_is_no_success_whatever_the_env_says(choice: str) -> None:
+    env, count = Liar(breaks=tuple(BREAKS)), 200
+    played = evaluate(Poisoned(), env, {"params": {}}, KEY, num_envs=4, num_episodes=count, choice=choice)
+    host = evaluate_host(Poisoned(), PureHostEnv(env, 4), {"params": {}}, 0, num_episodes=count, choice=choice)
+    for each in (played, host):
+        kind = np.asarray(each["metrics/kind"])
+        assert set(kind) == set(range(len(BREAKS) + 1))  # each has happened, and none
+        np.testing.assert_array_equal(each["success"], kind == len(BREAKS))
+        np.testing.assert_array_equal(each["nonfinite"], kind < len(BREAKS))
+    assert summarize(played)["eval/nonfinite_episodes"] == (np.asarray(played["metrics/kind"]) < len(BREAKS)).sum()
 
 
 def test_an_episode_that_never_ends_counts_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,7 +248,7 @@ def test_an_episode_that_never_ends_counts_too(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_quarantined_episode_counts_as_a_failure(tmp_path: Path) -> None:
     """Left out it would be a way to success: to break where it gets difficult."""
-    make = lambda: PureHostEnv(Liar(what="obs", at=4), 4)  # noqa: E731
+    make = lambda: PureHostEnv(Liar(breaks=(("obs", 4, NAN),)), 4)  # noqa: E731
     env = GuardedEnv(make(), make, recipe={"id": "liar"}, folder=tmp_path)
     played = evaluate_host(Positive(), env, {"params": {}}, 0, num_episodes=24)
     assert 0 < played["nonfinite"].sum() == env.num_quarantined < 24

@@ -81,6 +81,19 @@ def test_environments_are_split_and_parameters_are_the_same_on_each_device() -> 
             np.testing.assert_array_equal(first, other)
 
 
+def test_devices_that_share_the_parameters_compute_what_those_that_have_them_all_do() -> None:
+    wide = ["trainer.distributed=true", "policy.actor.network_cfg.hidden_sizes=[128,128]"]
+    shared, metrics = updates(PPO, [*wide, "trainer.shard_parameters=true"])
+    whole, expected = updates(PPO, wide)
+    kernel = shared.train.params["params"]["actor"]["linear_1"]["kernel"]
+    assert [shard.data.size for shard in kernel.addressable_shards] == [128 * 128 // NUM_DEVICES] * NUM_DEVICES
+    moment = next(x for x in jax.tree.leaves(shared.train.opt_state) if x.shape == (128, 128))
+    assert moment.addressable_shards[0].data.size == 128 * 128 // NUM_DEVICES
+    for leaf, other in zip(jax.tree.leaves(shared.train), jax.tree.leaves(whole.train), strict=True):
+        np.testing.assert_allclose(leaf, other, rtol=2e-4, atol=2e-5)
+    np.testing.assert_allclose(metrics["train/loss"][:3], expected["train/loss"][:3], rtol=2e-3)
+
+
 @pytest.mark.parametrize("raw", [PPO, GRPO], ids=["ppo", "grpo"])
 def test_the_program_splits_the_work(raw: dict[str, dict[str, Any]]) -> None:
     width = ["policy.actor.network_cfg.hidden_sizes=[19]", "algorithm.cfg.batch_size=6"]
@@ -106,3 +119,7 @@ def test_a_distributed_run_counts_all_steps_and_goes_on(tmp_path: Path) -> None:
 def test_what_cannot_be_distributed_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"trainer\.distributed: got true, but .* is stepped outside JAX"):
         build(parse_config(PPO, ["trainer.distributed=true", "trainer.collector.mode=host"]))
+    with pytest.raises(
+        ConfigError, match=r"trainer\.shard_parameters: got true, which needs trainer\.distributed: true"
+    ):
+        build(parse_config(PPO, ["trainer.shard_parameters=true"]))

@@ -117,6 +117,9 @@ class TrainerConfig(BaseModel):
     """Train on all devices of ``device``'s kind: of this machine, or of all processes that were started together
     (``--coordinator``, SLURM, OpenMPI, Kubernetes). As in EmbodiChain, ``num_envs`` and ``batch_size`` are then those
     of one device, and the run has as many environment steps more as there are devices more."""
+    shard_parameters: bool = False
+    """With ``distributed``: each device keeps a part of the parameters and of the optimizer's moments (FSDP), for
+    policies that do not fit on one. What a layer needs is gathered when it is its turn."""
     process_timeout_s: PositiveFloat = 300.0
     """Of several processes that train together, one that has not followed the others for this long hangs: they end."""
     num_envs: PositiveInt = 64

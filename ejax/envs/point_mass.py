@@ -214,7 +214,7 @@ def _uniform(key: Key, shape: tuple[int, ...], half_width: float) -> Array:
 
 
 def _safe_norm(x: Array) -> Array:
-    """‖x‖ over the last axis with gradient 0 at x = 0, where the plain norm's is NaN."""
-    squared = jnp.sum(jnp.square(x), axis=-1)
+    """‖x‖ over the last axis, of two, with gradient 0 at x = 0, where the plain norm's is NaN."""
+    squared = jnp.square(x[..., 0]) + jnp.square(x[..., 1])  # on a GPU a sum over an axis is a kernel, and this is none
     zero = squared == 0.0  # not the opposite of "> 0", which is false for NaN: a NaN would then be near everything
     return jnp.where(zero, 0.0, jnp.sqrt(jnp.where(zero, 1.0, squared)))

@@ -1,9 +1,10 @@
-"""The least time that an update can take on a card, by each of four resources, from counts and data sheets.
+"""The time that a trip of a loop takes of each of four resources of a card, from counts and data sheets.
 
     memory: bytes / bandwidth      arithmetic: Σ products / matrix rate + operations / FP32 rate
     launches: kernels · launch + host trips · round trip      links: bytes that leave a card / link rate
 
-The largest of them is the bound; a real update takes longer than any, and less than their sum only if they overlap.
+The largest of them names what limits it. Memory, arithmetic and links are bounds; launches are an estimate from above
+where XLA joins kernels into CUDA graphs, which are launched at once.
 """
 
 from dataclasses import dataclass
@@ -58,7 +59,7 @@ def assumptions(card: Card, *, hosts: int = 1) -> list[str]:
         link = f"links {card.link / 1e9:.4g} GB/s" if card.link else "no rate of links known"
     return [
         f"{card.name}: {card.memory / 2**30:.4g} GiB, {card.bandwidth / 1e12:.4g} TB/s, FP32 {card.fp32 / 1e12:.4g} "
-        f"TFLOP/s, matrix products {rates} TFLOP/s (f32 is TF32, JAX's default there), {link}",
+        f"TFLOP/s, matrix products {rates} TFLOP/s (f32 is TF32; float32 as it is takes the FP32 rate), {link}",
         f"{LAUNCH_S * 1e6:g} µs per kernel and {HOST_TRIP_S * 1e6:g} µs per host round trip, without CUDA graphs",
         "a loop of unknown length takes one trip; of a conditional's branches the one with more kernels runs",
         "every kernel reads its operands from memory and writes its results to it, nothing stays in the L2 cache",

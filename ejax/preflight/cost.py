@@ -132,7 +132,9 @@ def _add_operation(within: Computation, instruction: Instruction, cost: Cost) ->
 
 
 def _precision(shape: Shape, instruction: Instruction) -> str:
-    """The type of a product's numbers; ``f32 exact`` where the program asks for more than a tensor core's TF32."""
+    """The type of a product's numbers, rounded as the program asks; ``f32 exact`` where it wants more than TF32."""
+    if "algorithm=dot_bf16_bf16_f32" in instruction.attributes:
+        return "bf16"
     exact = re.search(r"operand_precision=\{[^}]*highest|algorithm=dot_f32_f32_f32", instruction.attributes)
     return f"{shape.dtype} exact" if exact else shape.dtype
 

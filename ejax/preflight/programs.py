@@ -5,12 +5,14 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import jax
 from jax.sharding import SingleDeviceSharding
 
 from ejax.config import ConfigError, Problem, RunConfig
+from ejax.evaluation import evaluate
 from ejax.frozen import freeze
 from ejax.preflight.plugin import tracing_for_gpu
 from ejax.registry import resolve
@@ -105,6 +107,11 @@ def _parts(config: RunConfig, devices: Sequence[jax.Device]) -> Parts:
             "delivers rollouts; give an environment in JAX"
         )
         raise ConfigError([Problem("env.id", text)])
+    if len(devices) > 1:
+        # an environment that makes arrays when it is first asked, as MJX does its model, makes them on a device that is
+        # here: not while the mesh of those that are not is set
+        play = partial(evaluate, parts.policy, parts.env, num_envs=1, num_episodes=1)
+        jax.eval_shape(play, parts.state.train.params, jax.random.key(0))
     return parts
 
 

@@ -20,10 +20,10 @@ SCHEMA_VERSION = 1
 UNITS = (UPDATE, ENV_STEP, f"{ENV_STEP}, backward", PHYSICS_STEP, EPOCH, MINIBATCH)
 """Loops that a user knows, in the order in which they are shown."""
 NOT_KNOWN = (
-    "seconds: the bounds are not forecasts",
+    "seconds: the estimates are no forecasts",
     "trips of loops of unknown length (MJX's solver, resets that draw again, the shuffle, evaluations)",
     "kernels inside library calls (cuSOLVER, cuBLAS, cuDNN, Warp): each counts as one",
-    "CUDA graphs, which launch several kernels at once, and whether the host really waits for a predicate",
+    "what CUDA graphs save, into which XLA joins kernels, and whether the host really waits for a predicate",
     "what autotuning on the card would choose instead: other tiles, library calls for products, other fusions",
     "memory that the allocator loses between buffers, and what CUDA, NCCL and libraries take for themselves",
 )
@@ -163,8 +163,8 @@ def _show_program(name: str, program: dict[str, Any], console: Console) -> None:
         "product FLOPs",
         "other ops",
     )
-    for column in (*columns, "at least", "by"):
-        table.add_column(column, justify="left" if column in ("per", "by") else "right", no_wrap=True)
+    for column in (*columns, "estimate", "limited by"):
+        table.add_column(column, justify="left" if column in ("per", "limited by") else "right", no_wrap=True)
     for unit, each in program["units"].items():
         limits = each["bounds_s"]
         table.add_row(

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 
 from ejax.config import ConfigError, Problem, RunConfig, load_config
+from ejax.device import matmul_precision
 from ejax.preflight.fit import Fit, estimate, search
 from ejax.preflight.plugin import absent_devices, without_compilation_cache
 from ejax.preflight.programs import Memory, compile_programs
@@ -51,7 +52,7 @@ def preflight(
         config, tuple(overrides), target, gpus, hosts, num_envs=trainer.num_envs, num_steps=trainer.buffer_size
     )
     largest: Fit | None = None
-    with without_compilation_cache():
+    with without_compilation_cache(), matmul_precision(trainer.matmul_precision, "cuda"):
         programs = compile_programs(read, devices)
         training = programs[0]
         if training.name == "train" and fit:

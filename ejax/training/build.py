@@ -15,7 +15,7 @@ from ejax.config import ConfigError, PolicyConfig, Problem, RunConfig
 from ejax.config.bind import bind
 from ejax.config.spaces import space_problems
 from ejax.distributions import action_spec
-from ejax.processes import JOIN, unjoined
+from ejax.processes import JOIN, count, unjoined
 from ejax.registry import resolve
 from ejax.training.cloning import cloning_parts
 from ejax.training.environments import build_env
@@ -45,6 +45,10 @@ def build(
     config = bind(config)
     trainer, algorithm = config.trainer, config.algorithm.record
     devices = _all_devices(config) if trainer.distributed and absent is None else None
+
+    if trainer.shard_parameters and absent is None and (not trainer.distributed or count() > 1):
+        text = "got true, which needs trainer.distributed: true, in one process"
+        raise ConfigError([Problem("trainer.shard_parameters", f"{text}; with several, parameters are whole on each")])
 
     # the environment comes first: it decides the policy's shapes, and an algorithm may refuse it
     first = build_env(config, num_envs=trainer.num_envs // trainer.collector.num_groups, quarantine=quarantine)
@@ -121,7 +125,8 @@ def _device_parts(
     # a bound only: how many updates go into a dispatch is a traced number, so that one program serves all
     per_dispatch = trainer.updates_per_dispatch
     max_updates = _MAX_UPDATES_PER_DISPATCH if per_dispatch == "auto" else per_dispatch
-    return Parts(policy, env, optimizer, DeviceStepper(step, key, max_updates, devices=devices), state, num_devices)
+    stepper = DeviceStepper(step, key, max_updates, devices=devices, shard_parameters=trainer.shard_parameters)
+    return Parts(policy, env, optimizer, stepper, state, num_devices)
 
 
 def build_policy(config: PolicyConfig, env: Env | HostEnv) -> Policy:

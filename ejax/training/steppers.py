@@ -17,7 +17,7 @@ from ejax.envs.host.calls import EnvAbandoned
 from ejax.envs.host.guarded import GuardedEnv
 from ejax.episodes import drop_current_episodes
 from ejax.processes import spread
-from ejax.sharding import make_mesh, replicated, shapes_on, sharded
+from ejax.sharding import make_mesh, replicated, shapes_on, sharded, sharded_somewhere
 from ejax.types import Key, Metrics, PyTree
 
 Interrupted = Callable[[], bool]
@@ -74,10 +74,20 @@ class DeviceStepper:
 
     Args:
         devices: that share the environments; they must divide their number. None: where the state lies.
+        shard_parameters: they share the parameters too, and gather what they need when they need it.
     """
 
-    def __init__(self, step: Step, key: Key, max_updates: int, *, devices: Sequence[jax.Device] | None = None) -> None:
+    def __init__(
+        self,
+        step: Step,
+        key: Key,
+        max_updates: int,
+        *,
+        devices: Sequence[jax.Device] | None = None,
+        shard_parameters: bool = False,
+    ) -> None:
         self.step, self._key, self.max_updates = step, key, max_updates
+        self._shard_parameters = shard_parameters
         self._mesh = make_mesh(devices) if devices else None
         self.announce: Callable[[int], None] = lambda count: None
         """Called before each dispatch with its number of updates."""
@@ -86,7 +96,7 @@ class DeviceStepper:
         if self._mesh is None:
             state = _committed(state)
         else:
-            state = spread(state, _places(state, self._mesh))
+            state = spread(state, _places(state, self._mesh, self._shard_parameters))
             self._key = spread(self._key, replicated(self._mesh))
         self._compiled = self.lower(state, self._key).compile()
         return state
@@ -100,7 +110,7 @@ class DeviceStepper:
         count = jax.ShapeDtypeStruct((), jnp.int32)
         if self._mesh is None:
             return repeat_step(self.step, self.max_updates).lower(state, key, count)
-        places = (_places(state, self._mesh), replicated(self._mesh))
+        places = (_places(state, self._mesh, self._shard_parameters), replicated(self._mesh))
         with jax.set_mesh(self._mesh):
             return repeat_step(self.step, self.max_updates, out_shardings=places).lower(state, key, count)
 
@@ -109,7 +119,9 @@ class DeviceStepper:
         if self._mesh is None:
             # the key is not bound to its device, as when a run starts: it goes where the state is
             return shapes_on(SingleDeviceSharding(device), state), shapes_on(None, self._key)
-        return shapes_on(_places(state, self._mesh), state), shapes_on(replicated(self._mesh), self._key)
+        return shapes_on(_places(state, self._mesh, self._shard_parameters), state), shapes_on(
+            replicated(self._mesh), self._key
+        )
 
     def advance(self, state: RunState, count: int, interrupted: Interrupted) -> tuple[RunState, Metrics]:
         del interrupted  # between dispatches is soon enough
@@ -266,7 +278,10 @@ class Placement:
         return jax.device_put(rollout, sharded(self._mesh, axis=1))
 
 
-def _places(state: RunState, mesh: Mesh) -> Any:
-    """Where each array of the state lies: the environments are split, the rest is on every device."""
+def _places(state: RunState, mesh: Mesh, shard_parameters: bool) -> Any:
+    """Where each array of the state lies: the environments are split, the parameters and what the optimizer keeps of
+    them too if that is asked for, the rest is on every device."""
     places = jax.tree.map(lambda _: replicated(mesh), state)
+    if shard_parameters:
+        places = replace(places, train=jax.tree.map(lambda x: sharded_somewhere(mesh, x.shape), state.train))
     return replace(places, envs=jax.tree.map(lambda _: sharded(mesh), state.envs))

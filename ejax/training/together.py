@@ -13,6 +13,7 @@ from ejax.algorithms.step import RunState
 from ejax.config import RunConfig, parse_config
 from ejax.processes import Channel, ProcessesError, count
 from ejax.training.checkpoint import save_arrays
+from ejax.training.interrupt import interruptible
 from ejax.training.leave import leave_now
 from ejax.training.parts import Parts
 from ejax.training.run_dir import RunDirectory
@@ -75,7 +76,8 @@ def follow(config: RunConfig) -> tuple[Start, RunState, Path]:
         ProcessesError: process 0 ended with an error.
     """
     channel = Channel(timeout_s=config.trainer.process_timeout_s, leave=leave_now)
-    with channel.watching():
+    # a scheduler signals all of them: process 0 decides when to stop, and tells
+    with channel.watching(), interruptible():
         told = channel.hear()
         _check_end(told)
         directory = RunDirectory(Path(told["run_dir"]), told["config"]["trainer"]["exp_name"])
