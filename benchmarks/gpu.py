@@ -2,7 +2,7 @@
 
 numerics    the same training and the same gradient on CPU and GPU, in every matmul precision: how far they part
 throughput  env steps per second of training, collection and update, over num_envs; seconds to compile, peak memory
-update      one PPO update alone, beside the least time that preflight's counts allow
+update      one PPO update alone, beside the bound from preflight's counts and its estimate of launches
 preflight   the memory and the kernels that preflight foretells, beside what happened
 peers       Brax's own PPO, with Brax's and with Playground's environments, beside training here of the same size
 
@@ -38,7 +38,7 @@ PACKAGES = (
     *("jax", "jaxlib", "jax-cuda12-plugin", "jax-cuda13-plugin", "flax", "optax", "mujoco", "mujoco-mjx", "warp-lang"),
     *("brax", "playground"),
 )
-NO_GRAPHS = {"XLA_FLAGS": "--xla_gpu_enable_command_buffer="}
+NO_GRAPHS = "--xla_gpu_enable_command_buffer="
 """A CUDA graph is one launch of many kernels: preflight counts without them, so what is traced runs without them."""
 
 
@@ -149,12 +149,13 @@ def _plan_update(size: Size, device: str, target: str | None) -> Iterator[Measur
 
 
 def _plan_preflight(size: Size, device: str, target: str | None) -> Iterator[Measurement]:
+    without_graphs = {"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {NO_GRAPHS}"}
     for name, config, engine in (_ENVS[0], _ENVS[3]):
         more = [] if engine is None else [f"env.cfg.physics={engine}"]
         label = f"{name}, {size.large:,} envs"
         yield _foretell("preflight", f"{label}, foretold", config, size.overrides("cpu", size.large, *more), target)
         arguments = {"config": config, "overrides": size.overrides(device, size.large, *more)}
-        yield Measurement("preflight", f"{label}, happened", "traced", arguments, NO_GRAPHS, _lacking(engine))
+        yield Measurement("preflight", f"{label}, happened", "traced", arguments, without_graphs, _lacking(engine))
 
 
 def _plan_peers(size: Size, device: str, target: str | None) -> Iterator[Measurement]:
@@ -208,6 +209,8 @@ _PEER_NETWORKS = {
     "Playground": [  # Brax's default: 4 layers of 32 for the policy, 5 of 256 for the value
         "policy.actor.network_cfg={hidden_sizes: [32, 32, 32, 32], activation: tanh}",
         "policy.critic.network_cfg={hidden_sizes: [256, 256, 256, 256, 256], activation: tanh}",
+        "policy.actor_obs_normalization=true",
+        "policy.critic_obs_normalization=true",
     ],
 }
 
@@ -260,7 +263,7 @@ def measure_throughput(config: str, overrides: list[str]) -> dict[str, Any]:
         "steps_per_s": steps / median(seconds[1:]),
         "seconds": seconds,
         "compile_s": training.compile_s,
-        "peak_bytes": training.peak_bytes(),
+        "peak_bytes": _peak_bytes(),
         "finite": finite,
     }
 
@@ -298,23 +301,21 @@ def measure_update(config: str, overrides: list[str]) -> dict[str, Any]:
 
 def measure_foretold(config: str, overrides: list[str], target: str) -> dict[str, Any]:
     """What preflight says of a config's first program, for a card that need not be here."""
-    from ejax.config import load_config
-    from ejax.device import matmul_precision
     from ejax.preflight.run import preflight
 
-    path = str(CONFIGS / config)
-    with matmul_precision(load_config(path, overrides).trainer.matmul_precision, "cuda"):
-        found = preflight(path, overrides, target=target)
+    found = preflight(str(CONFIGS / config), overrides, target=target)
     name, program = next(iter(found["programs"].items()))
     update = program["units"]["update"]
+    seconds = update["bounds_s"]
     return {
         "program": name,
         "card": found["card"]["name"],
         "peak_bytes": program["memory"]["peak"],
         "kernels": update["kernels"],
         "loops_of_unknown_length": [each["path"] for each in program["loops"] if each["trips"] is None],
-        "bound_s": max(value for value in update["bounds_s"].values() if not isinstance(value, str)),
-        "bounds_s": update["bounds_s"],
+        "bound_s": max(seconds["memory"], seconds["arithmetic"], seconds["links"]),
+        "launches_s": seconds["launches"],  # an assumption for each kernel, and without CUDA graphs: no bound
+        "estimates_s": seconds,
     }
 
 
@@ -332,7 +333,7 @@ def measure_traced(config: str, overrides: list[str]) -> dict[str, Any]:
         [path] = Path(folder).rglob("*.trace.json.gz")
         counts = count_kernels(json.loads(gzip.decompress(path.read_bytes())))
     unseen = None if counts else "no stream of a GPU in the trace"
-    return {"peak_bytes": training.peak_bytes(), "kernels": sum(counts.values()) or unseen, "of_these": counts}
+    return {"peak_bytes": _peak_bytes(), "kernels": sum(counts.values()) or unseen, "of_these": counts}
 
 
 def count_kernels(trace: Mapping[str, Any]) -> Counter[str]:
@@ -370,6 +371,7 @@ def measure_peer(library: str, tiny: bool) -> dict[str, Any]:
         "num_minibatches": minibatches,
         "batch_size": per_update // (minibatches * unroll_length),
         "num_updates_per_batch": size.n_epochs,
+        "max_devices_per_host": 1,
     }
     rates: list[float] = []
 
@@ -448,9 +450,6 @@ class _Training:
 
         after: Any = self.stepper.advance(self.state, count or self.num_updates, lambda: False)
         self.state = jax.block_until_ready(after[0])
-
-    def peak_bytes(self) -> int | None:
-        return _peak_bytes()
 
 
 def _minibatch(config: Any, device: Any) -> dict[str, Any]:
@@ -565,7 +564,7 @@ def _figure(name: str, value: Any) -> str:
         return ""
     if name == "peak_bytes":
         return f"peak {value / 2**20:,.1f} MiB"
-    if name in ("update_s", "bound_s"):
+    if name in ("update_s", "bound_s", "launches_s"):
         return f"{name.removesuffix('_s')} {1e3 * value:.3g} ms"
     return f"{name} {value:,.1f}" if isinstance(value, float) else f"{name} {value}"
 
