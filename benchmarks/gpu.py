@@ -86,9 +86,12 @@ class Measurement:
 
 
 def main() -> int:
-    args = _parser().parse_args()
+    parser = _parser()
+    args = parser.parse_args()
     if args.one:
         return _measure_here(json.loads(args.one))
+    if args.dry_run and args.num_envs:
+        parser.error(f"--dry-run has sizes of its own, {TINY.num_envs}; leave out --num-envs")
     size = TINY if args.dry_run else replace(FULL, num_envs=tuple(args.num_envs or FULL.num_envs))
     device = "cpu" if args.dry_run else "cuda"
     machine = _run(Measurement("machine", "", "machine", {"device": device}), device, args.limit)
@@ -357,9 +360,12 @@ def count_kernels(trace: Mapping[str, Any]) -> Counter[str]:
 
 def measure_peer(library: str, tiny: bool) -> dict[str, Any]:
     """Env steps per second of Brax's PPO, without the stretch in which it compiles."""
+    import jax
     from brax.training.agents.ppo import networks
     from brax.training.agents.ppo import train as ppo
 
+    if not hasattr(jax, "device_put_replicated"):  # Brax 0.14.2 calls it, jax 0.10 has it no longer
+        jax.device_put_replicated = _put_replicated  # type: ignore[assignment]  # of the two arguments that Brax gives
     size = _PEER_TINY if tiny else _PEER_SIZE[library]
     environment, options = _peer_options(library)
     minibatches = int(size.minibatches.rpartition("=")[2])
@@ -397,6 +403,14 @@ def measure_peer(library: str, tiny: bool) -> dict[str, Any]:
         "total_s": time.perf_counter() - began,
         "peak_bytes": _peak_bytes(),
     }
+
+
+def _put_replicated(tree: Any, devices: Any) -> Any:
+    """What jax's function of that name did: one more axis, with a copy for each device."""
+    import jax
+    import jax.numpy as jnp
+
+    return jax.tree.map(lambda x: jnp.stack([x] * len(devices)), tree)
 
 
 def _peer_options(library: str) -> tuple[Any, dict[str, Any]]:
