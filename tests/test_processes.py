@@ -50,7 +50,7 @@ def test_processes_that_do_not_know_each_other_do_not_each_train_alone(
     monkeypatch.setenv(variable, "2")
     with pytest.raises(
         ConfigError,
-        match=rf"processes of {scheduler}.*that do not know each other; start each with python -m ejax.train … --coordinator",
+        match=rf"processes of {scheduler}.*that do not know each other; start each with .* --coordinator HOST:PORT",
     ):
         build(parse_config(TINY, ["trainer.distributed=true"]))
 
