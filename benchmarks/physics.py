@@ -111,7 +111,8 @@ def compare(engines: list[Engine], num_rows: int, num_steps: int, *, quick: bool
 
 def from_solution(engines: list[Engine], num_rows: int, num_steps: int) -> dict[str, float]:
     """By how much each engine's 5 iterations leave a position off the solution, m or rad, at worst."""
-    before, ctrl = _along(ASSET, *sweep(num_rows, num_steps))
+    state, ctrl = sweep(num_rows, num_steps)
+    before = _along(ASSET, state, ctrl)
     solution = _step(Physics(_converging(), engine="mujoco"), before, ctrl)
     made = {name: _step(Physics(ASSET, engine=name), before, ctrl) for name in engines}
     return {name: float(np.abs(each.qpos - solution.qpos).max()) for name, each in made.items()}
@@ -153,21 +154,21 @@ def _converging() -> str:
 
 def _steps_apart(asset: str, engines: list[Engine], state: PhysicsState, ctrl: Array) -> dict[str, Any]:
     """One control step from each state that the C engine comes through."""
-    before, flat_ctrl = _along(asset, state, ctrl)
-    reference = _step(Physics(asset, engine="mujoco"), before, flat_ctrl)
-    return {name: _apart(_step(Physics(asset, engine=name), before, flat_ctrl), reference) for name in engines}
+    before = _along(asset, state, ctrl)
+    reference = _step(Physics(asset, engine="mujoco"), before, ctrl)
+    return {name: _apart(_step(Physics(asset, engine=name), before, ctrl), reference) for name in engines}
 
 
-def _along(asset: str, state: PhysicsState, ctrl: Array) -> tuple[PhysicsState, Array]:
-    """The states before every step of the C engine's trajectory and their controls, leaves [T·N, ...]."""
+def _along(asset: str, state: PhysicsState, ctrl: Array) -> PhysicsState:
+    """The states before every step of the C engine's trajectory, leaves [T, N, ...]."""
     after = trajectory(Physics(asset, engine="mujoco"), state, ctrl)
-    before = jax.tree.map(lambda first, rest: jnp.concatenate([first[None], rest[:-1]]), state, after)
-    return jax.tree.map(lambda x: x.reshape(-1, x.shape[-1]), (before, ctrl))
+    return jax.tree.map(lambda first, rest: jnp.concatenate([first[None], rest[:-1]]), state, after)
 
 
 @partial(jax.jit, static_argnames="physics")
 def _step(physics: Physics, state: PhysicsState, ctrl: Array) -> PhysicsState:
-    return jax.vmap(physics.step)(state, ctrl)
+    """One control step of each of [T, N] states, N at a time: with all at once MJX has hung on two cores."""
+    return jax.lax.map(lambda rows: jax.vmap(physics.step)(*rows), (state, ctrl))
 
 
 def _apart(made: PhysicsState, reference: PhysicsState) -> dict[str, Any]:
