@@ -78,10 +78,11 @@ def sgd_epochs(
     if num_rows % minibatches.num_strata or size % minibatches.num_strata:
         text = f"{num_rows} rows in minibatches of {size} cannot be drawn equally from {minibatches.num_strata} strata"
         raise ValueError(f"{text}; let num_strata divide both")
+    grad_fn = _accumulated_grad(loss, size, minibatches.chunk_rows, skip_weightless="mask" in batch)
     epochs = partial(
         _epochs,
         size=size,
-        loss=loss,
+        grad_fn=jax.jit(grad_fn),  # traced once for both forms
         optimizer=optimizer,
         minibatches=minibatches,
         prepare=prepare,
@@ -118,7 +119,7 @@ def _epochs(
     key: Key,
     *,
     size: int,
-    loss: Loss,
+    grad_fn: Callable[..., tuple[PyTree, Metrics]],
     optimizer: optax.GradientTransformation,
     minibatches: MinibatchConfig,
     prepare: Callable[[dict[str, PyTree]], dict[str, PyTree]] | None,
@@ -133,9 +134,13 @@ def _epochs(
         vectors: the form of the parameters inside the loops.
     """
     num_rows = _count_rows(batch)
-    grad_fn = _accumulated_grad(loss, size, minibatches.chunk_rows, vectors, skip_weightless="mask" in batch)
     gradient_step = partial(
-        _gradient_step, grad_fn=grad_fn, optimizer=optimizer, minibatches=minibatches, adapt_rate=adapt_rate
+        _gradient_step,
+        grad_fn=grad_fn,
+        optimizer=optimizer,
+        minibatches=minibatches,
+        adapt_rate=adapt_rate,
+        vectors=vectors,
     )
 
     def learn(state: TrainState, rows: Array, count: Array) -> tuple[TrainState, Metrics]:
@@ -265,8 +270,14 @@ def _gradient_step(
     optimizer: optax.GradientTransformation,
     minibatches: MinibatchConfig,
     adapt_rate: Callable[[Array, Metrics], Array] | None,
+    vectors: Vectors | None,
 ) -> tuple[TrainState, Metrics]:
-    grads, metrics = grad_fn(state.params, minibatch)
+    if vectors is None:
+        grads, metrics = grad_fn(state.params, minibatch)
+    else:  # packed afterwards: the gradient of unpacking would be a sum of padded vectors
+        params = {**state.params, "params": vectors.unpack(state.params["params"])}
+        grads, metrics = grad_fn(params, minibatch)
+        grads = vectors.pack(grads)
     grads, norm = _clip(grads, minibatches)
     # adapted by this very minibatch, for this very step
     rate = None if adapt_rate is None else adapt_rate(get_learning_rate(state.opt_state), metrics)
@@ -282,20 +293,16 @@ def _gradient_step(
 
 
 def _accumulated_grad(
-    loss: Loss, size: int, chunk_rows: int | None, vectors: Vectors | None, *, skip_weightless: bool
+    loss: Loss, size: int, chunk_rows: int | None, *, skip_weightless: bool
 ) -> Callable[..., tuple[PyTree, Metrics]]:
-    """``(params, minibatch) -> (gradient with respect to params["params"], metrics)``; both packed, if ``vectors``."""
+    """``(params, minibatch) -> (gradient with respect to params["params"], metrics)``."""
 
     def grad(params: Params, batch: PyTree) -> tuple[PyTree, Metrics]:
         def of_trained(trained: PyTree) -> tuple[Array, Metrics]:
             value, metrics = loss({**params, "params": trained}, batch)
             return value, metrics | {"loss": value}
 
-        if vectors is None:
-            return jax.grad(of_trained, has_aux=True)(params["params"])
-        # packed afterwards: the gradient of unpacking would be a sum of padded vectors
-        grads, metrics = jax.grad(of_trained, has_aux=True)(vectors.unpack(params["params"]))
-        return vectors.pack(grads), metrics
+        return jax.grad(of_trained, has_aux=True)(params["params"])
 
     def in_chunks(params: Params, batch: PyTree, *, rows: int) -> tuple[PyTree, Metrics]:
         chunks = jax.tree.map(lambda x: x.reshape(size // rows, rows, *x.shape[1:]), batch)
@@ -317,8 +324,7 @@ def _accumulated_grad(
             return grad(params, batch)
         if chunk_rows is not None:
             return in_chunks(params, batch, rows=chunk_rows)
-        trained = params["params"] if vectors is None else vectors.shapes
-        if (rows := _rows_in_cache(trained, size)) == size:
+        if (rows := _rows_in_cache(params["params"], size)) == size:
             return grad(params, batch)
         # decided where the program is lowered, which may be for another machine than this
         return jax.lax.platform_dependent(params, batch, cpu=partial(in_chunks, rows=rows), default=grad)
