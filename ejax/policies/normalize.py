@@ -1,12 +1,13 @@
 """Running observation normalization: statistics that are carried alongside the trained parameters."""
 
+import math
 from typing import TypeAlias
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from ejax.finite import all_finite, finite_rows
+from ejax.finite import all_finite
 from ejax.types import Array, Params, Policy, PyTree
 
 Moments: TypeAlias = tuple[Array, Array, Array]
@@ -39,9 +40,7 @@ class ObsNormalizer(nn.Module):
         if observe is False:
             return normalized
         old = (count.value, mean.value, variance.value)
-        count.value, mean.value, variance.value = _add(
-            old, x.reshape(-1, *size), None if observe is True else observe.reshape(-1)
-        )
+        count.value, mean.value, variance.value = _add(old, x, None if observe is True else observe)
         return normalized
 
 
@@ -61,13 +60,13 @@ def _add(old: Moments, rows: Array, counts: Array | None) -> Moments:
     """The moments with those of the rows that count, without rows that are not finite.
 
     Args:
-        rows: [B, O].
-        counts: [B] bool. None: all.
+        rows: [..., O]; as they are, since rows in one axis would first have to be gathered from several devices.
+        counts: [...] bool. None: all.
     """
 
     def without_broken_rows() -> Moments:
-        finite = finite_rows(rows)
-        safe = jnp.where(finite[:, None], rows, 0.0)
+        finite = jnp.isfinite(rows).all(axis=-1)
+        safe = jnp.where(finite[..., None], rows, 0.0)
         new = _merge(old, _moments(safe, finite if counts is None else finite & counts))
         kept = all_finite(new)  # squares of finite numbers may not be
         return jax.tree.map(lambda x, y: jnp.where(kept, x, y), new, old)
@@ -77,12 +76,14 @@ def _add(old: Moments, rows: Array, counts: Array | None) -> Moments:
 
 
 def _moments(rows: Array, counts: Array | None) -> Moments:
+    axes = tuple(range(rows.ndim - 1))
     if counts is None:
-        return jnp.float32(rows.shape[0]), rows.mean(axis=0), rows.var(axis=0)
-    weight = counts.reshape(-1, 1).astype(rows.dtype)
+        return jnp.float32(math.prod(rows.shape[:-1])), rows.mean(axis=axes), rows.var(axis=axes)
+    weight = counts[..., None].astype(rows.dtype)
     added = weight.sum()
-    mean = jnp.sum(weight * rows, axis=0) / jnp.maximum(added, 1.0)
-    return added, mean, jnp.sum(weight * jnp.square(rows - mean[None]), axis=0) / jnp.maximum(added, 1.0)
+    mean = jnp.sum(weight * rows, axis=axes) / jnp.maximum(added, 1.0)
+    deviation = rows - mean.reshape((1,) * len(axes) + mean.shape)
+    return added, mean, jnp.sum(weight * jnp.square(deviation), axis=axes) / jnp.maximum(added, 1.0)
 
 
 def _merge(old: Moments, added: Moments) -> Moments:
