@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,17 +11,12 @@ import numpy as np
 import optax
 from flax import struct
 
+from ejax.algorithms.gradient import Loss, accumulated_grad
 from ejax.algorithms.shuffle import minibatch_rows
 from ejax.flat import Vectors, vectors_of
 from ejax.optim import Elementwise, apply_gradient, clip_by_global_norm, get_learning_rate
 from ejax.sharding import constrain_split
-from ejax.types import Array, Key, Metrics, Params, PyTree, TrainState, split_critic
-
-
-class Loss(Protocol):
-    """A weighted sum over the rows of ``batch``, whose ``weight`` [B] adds up to one over a minibatch."""
-
-    def __call__(self, params: Params, batch: PyTree) -> tuple[Array, Metrics]: ...
+from ejax.types import Array, Key, Metrics, PyTree, TrainState, split_critic
 
 
 @struct.dataclass
@@ -37,10 +32,6 @@ class MinibatchConfig:
     """Equal parts of the batch, each of successive rows, that give every minibatch equally many: the devices'."""
     chunk_rows: int | None = struct.field(pytree_node=False, default=None)
     """Accumulate the gradient in chunks of this many rows. None: as many as a CPU's cache holds; all on a GPU."""
-
-
-_CACHED_ELEMENTS = 2**18
-"""Rows of a chunk x widest layer: 1 MiB of float32. Smaller chunks cost more in dispatch than they gain in cache."""
 
 
 def sgd_epochs(
@@ -78,7 +69,7 @@ def sgd_epochs(
     if num_rows % minibatches.num_strata or size % minibatches.num_strata:
         text = f"{num_rows} rows in minibatches of {size} cannot be drawn equally from {minibatches.num_strata} strata"
         raise ValueError(f"{text}; let num_strata divide both")
-    grad_fn = _accumulated_grad(loss, size, minibatches.chunk_rows, skip_weightless="mask" in batch)
+    grad_fn = accumulated_grad(loss, size, minibatches.chunk_rows, skip_weightless="mask" in batch)
     epochs = partial(
         _epochs,
         size=size,
@@ -290,53 +281,6 @@ def _gradient_step(
         learning_rate=rate,
     )
     return new, metrics | {"grad_norm": norm, "skipped_minibatches": 1.0 - finite}
-
-
-def _accumulated_grad(
-    loss: Loss, size: int, chunk_rows: int | None, *, skip_weightless: bool
-) -> Callable[..., tuple[PyTree, Metrics]]:
-    """``(params, minibatch) -> (gradient with respect to params["params"], metrics)``."""
-
-    def grad(params: Params, batch: PyTree) -> tuple[PyTree, Metrics]:
-        def of_trained(trained: PyTree) -> tuple[Array, Metrics]:
-            value, metrics = loss({**params, "params": trained}, batch)
-            return value, metrics | {"loss": value}
-
-        return jax.grad(of_trained, has_aux=True)(params["params"])
-
-    def in_chunks(params: Params, batch: PyTree, *, rows: int) -> tuple[PyTree, Metrics]:
-        chunks = jax.tree.map(lambda x: x.reshape(size // rows, rows, *x.shape[1:]), batch)
-
-        def add(total: PyTree, chunk: PyTree) -> PyTree:
-            return jax.tree.map(jnp.add, total, grad(params, chunk))
-
-        def add_or_skip(total: PyTree, chunk: PyTree) -> tuple[PyTree, None]:
-            if not skip_weightless:
-                return add(total, chunk), None
-            return jax.lax.cond(chunk["weight"].any(), add, lambda total, chunk: total, total, chunk), None
-
-        first = jax.tree.map(lambda x: x[0], chunks)
-        total, _ = jax.lax.scan(add_or_skip, _zeros_like(jax.eval_shape(grad, params, first)), chunks)
-        return total
-
-    def accumulated(params: Params, batch: PyTree) -> tuple[PyTree, Metrics]:
-        if chunk_rows is not None and (chunk_rows == size or size % chunk_rows):
-            return grad(params, batch)
-        if chunk_rows is not None:
-            return in_chunks(params, batch, rows=chunk_rows)
-        if (rows := _rows_in_cache(params["params"], size)) == size:
-            return grad(params, batch)
-        # decided where the program is lowered, which may be for another machine than this
-        return jax.lax.platform_dependent(params, batch, cpu=partial(in_chunks, rows=rows), default=grad)
-
-    return accumulated
-
-
-def _rows_in_cache(params: PyTree, size: int) -> int:
-    """Rows of the fewest equal chunks that fit a CPU's cache; all where few chunks cannot be equal."""
-    widest = max((leaf.shape[-1] for leaf in jax.tree.leaves(params) if leaf.ndim), default=1)
-    fewest = -(-size * widest // _CACHED_ELEMENTS)
-    return size // next((n for n in range(fewest, 2 * fewest) if size % n == 0), 1)
 
 
 def _clip(grads: PyTree, minibatches: MinibatchConfig) -> tuple[PyTree, Array]:
