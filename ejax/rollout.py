@@ -140,8 +140,8 @@ def unroll(
     Args:
         dropout: give the policy a ``dropout_seed`` for each row, and keep it in the rollout, so that the update drops
             the same units: the probability ratio is 1 before the first gradient step.
-        first_episodes: stop when every environment has ended an episode. The steps that are left are not simulated:
-            zeros, and False in ``valid``. The others are the same bits as without it.
+        first_episodes: stop when every environment has ended an episode. The steps that are left are zeros, and False
+            in ``valid``; a CPU does not simulate them. The others are the same bits as without it.
 
     Returns:
         The rollout, with the acting policy's ``distribution``, and the environments after it.
