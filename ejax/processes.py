@@ -26,7 +26,9 @@ _GONE_S = 15.0
 _PATIENCE_MS = 1000
 _KEPT = 1000
 """Messages that stay with the service: far more than one process can be behind another."""
-_SIZES = {"SLURM_NTASKS": "SLURM", "OMPI_COMM_WORLD_SIZE": "OpenMPI", "WORLD_SIZE": "torchrun or the like"}
+_FOUND_BY_JAX = {"SLURM_NTASKS": "SLURM", "OMPI_COMM_WORLD_SIZE": "OpenMPI"}
+_SIZES = {**_FOUND_BY_JAX, "WORLD_SIZE": "torchrun or the like"}
+"""Variables that say how many processes a scheduler started."""
 
 JOIN = "start each with python -m ejax.train … --coordinator HOST:PORT --num-processes N --process-id I"
 """The remedy for processes that do not find each other."""
@@ -79,15 +81,18 @@ def join(address: Address, *, timeout_s: int = 300) -> None:
 
 def _scheduled() -> bool:
     """Whether a scheduler started several processes that JAX can find."""
-    several = [name for name in ("SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE") if int(os.environ.get(name, "1") or 1) > 1]
-    return bool(several) or "JAX_COORDINATOR_ADDRESS" in os.environ
+    indexed_job = {"KUBERNETES_SERVICE_HOST", "JOB_COMPLETION_INDEX"} <= os.environ.keys()
+    return _is_one_of_several(_FOUND_BY_JAX) is not None or indexed_job or "JAX_COORDINATOR_ADDRESS" in os.environ
 
 
 def unjoined() -> str | None:
     """The scheduler that started several processes, of which this one knows nothing yet."""
-    if count() > 1:
-        return None
-    return next((who for name, who in _SIZES.items() if int(os.environ.get(name, "1") or 1) > 1), None)
+    return None if count() > 1 else _is_one_of_several(_SIZES)
+
+
+def _is_one_of_several(sizes: dict[str, str]) -> str | None:
+    """The scheduler whose variable says that it started several processes."""
+    return next((who for name, who in sizes.items() if int(os.environ.get(name) or 1) > 1), None)
 
 
 def count() -> int:

@@ -105,18 +105,18 @@ def train(
 
 def _followed(config: RunConfig, started: float) -> RunResult:
     """The result of a process that followed another, which keeps the metrics."""
-    start, state, folder = follow(config)
+    place, start, state = follow(config)
     seconds, update = time.monotonic() - started, int(state.update)
-    rows = rows_per_update(config, start.parts)
+    rows = rows_per_update(place.config, start.parts)
     return RunResult(
         policy=start.parts.policy,
         params=state.train.params,
-        run_dir=folder,
+        run_dir=place.directory.path,
         global_step=update * rows,
         num_updates=update,
         elapsed_time_sec=seconds,
         training_fps=(update - start.update) * rows / seconds,
-        finished=update >= config.trainer.num_updates,
+        finished=update >= place.config.trainer.num_updates,
     )
 
 

@@ -50,7 +50,7 @@ def run_command(name: str, argv: list[str] | None = None, *, owns_process: bool 
 
 
 def _run(name: str, args: argparse.Namespace, owns_process: bool) -> int:
-    from ejax.config import ConfigError, load_config
+    from ejax.config import ConfigError, Problem, load_config
     from ejax.device import prepare_jax
     from ejax.processes import Address, ProcessesError, join, leads
     from ejax.run import train
@@ -69,8 +69,12 @@ def _run(name: str, args: argparse.Namespace, owns_process: bool) -> int:
         if args.distributed is not None:
             args.overrides.append(f"trainer.distributed={str(args.distributed).lower()}")
         config = load_config(file, args.overrides, device=args.device)
-        if config.trainer.distributed:  # before JAX looks for devices
-            join(Address(args.coordinator, args.num_processes, args.process_id))
+        address = Address(args.coordinator, args.num_processes, args.process_id)
+        if config.trainer.distributed:
+            join(address)  # before JAX looks for devices
+        elif address.given:
+            text = "got false beside the address of other processes, with which it would not train; add --distributed"
+            raise ConfigError([Problem("trainer.distributed", text)])
         prepare_jax(config.trainer.device)
         for notice in config.notices:
             print(f"[config] {notice.key}: {notice.text}", flush=True)

@@ -15,6 +15,7 @@ import pytest
 from ejax import processes
 from ejax.config import ConfigError, parse_config
 from ejax.processes import Address, Channel, ProcessesError, count, join, leads, unjoined
+from ejax.train import main
 from ejax.training.build import build
 
 TINY = {
@@ -61,6 +62,37 @@ def test_an_address_that_is_not_complete_is_refused() -> None:
         match=r"cannot join .*localhost:1.*; start each with .* --coordinator HOST:PORT --num-processes N",
     ):
         join(Address(coordinator="localhost:1"))
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"SLURM_NTASKS": "2"},
+        {"OMPI_COMM_WORLD_SIZE": "2"},
+        {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "JOB_COMPLETION_INDEX": "0"},
+        {"JAX_COORDINATOR_ADDRESS": "host:1"},
+    ],
+    ids=lambda variables: next(iter(variables)),
+)
+def test_jax_is_asked_for_processes_that_a_scheduler_started(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]
+) -> None:
+    asked: list[tuple[Any, ...]] = []
+    monkeypatch.setattr("jax.distributed.initialize", lambda *address, **options: asked.append(address))
+    join(Address())
+    assert not asked
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    join(Address())
+    assert asked == [(None, None, None)]
+
+
+def test_an_address_without_distributed_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (config := tmp_path / "tiny.json").write_text(json.dumps(TINY))
+    assert main(["--config", str(config), "--coordinator", "localhost:1"]) == 2
+    assert re.search(
+        r"trainer\.distributed: got false beside the address .* add --distributed", capsys.readouterr().err
+    )
 
 
 class Service:

@@ -341,11 +341,9 @@ def _problems(options: PPOConfig, run: RunShape) -> Iterator[Problem]:
 
 
 def _share_out(options: PPOConfig, was: int, now: int) -> PPOConfig:
-    batch_size = now if options.num_mini_batches else options.batch_size  # then it has no effect
-    shared = share_out(batch_size, options.minibatch_strata, was, now)
-    if options.num_mini_batches:
-        del shared["batch_size"]
-    return options.model_copy(update=shared)
+    if options.num_mini_batches is not None:  # parts of all rows, whoever has them
+        return options.model_copy(update={"minibatch_strata": options.minibatch_strata or was})
+    return options.model_copy(update=share_out(options.batch_size, options.minibatch_strata, was, now))
 
 
 ALGORITHM = Algorithm(

@@ -20,18 +20,16 @@ def share_out(config: RunConfig, checkpoint: Path, num_devices: int) -> tuple[Ru
     was = meta.get("num_devices")
     if was is None:  # an older checkpoint
         return config, ()
-    saved = parse_config(meta["config"])
-    before, record = saved.trainer.num_envs, config.algorithm.record
+    before = meta["config"]["trainer"]["num_envs"]
     if (was, before) == (num_devices, config.trainer.num_envs):
         return config, ()
     if rest := (was * before) % num_devices:
         text = f"the run has {was} x {before} environments, of which {num_devices} devices would leave {rest}"
         raise ConfigError([Problem("trainer.num_envs", f"{text}; give a number of devices that divides them")])
     num_envs = was * before // num_devices
-    options = record.share_out(saved.algorithm.cfg, was, num_devices)
+    saved = parse_config(meta["config"]).algorithm.cfg
+    options = config.algorithm.record.share_out(saved, was, num_devices)
     trainer = config.trainer.model_copy(update={"num_envs": num_envs})
     algorithm = config.algorithm.model_copy(update={"cfg": options})
-    note = (
-        f"{num_devices} devices, {num_envs} environments on each, where the checkpoint was made on {was} with {before}"
-    )
-    return config.model_copy(update={"trainer": trainer, "algorithm": algorithm}), (note,)
+    note = f"{num_devices} devices, {num_envs} environments on each; the checkpoint was made on {was} with {before}"
+    return config.model_copy(update={"trainer": trainer, "algorithm": algorithm}), (note,) if was != num_devices else ()

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ejax.algorithms.step import RunState
-from ejax.config import RunConfig, parse_config
+from ejax.config import ConfigError, Problem, RunConfig, parse_config
 from ejax.processes import Channel, ProcessesError, count
 from ejax.training.checkpoint import save_arrays
 from ejax.training.interrupt import interruptible
@@ -34,6 +34,9 @@ def leading(config: RunConfig) -> Iterator[Channel | None]:
     channel = Channel(timeout_s=config.trainer.process_timeout_s, leave=leave_now)
     with channel.watching():
         try:
+            if not config.trainer.distributed:
+                text = "got false in one of several processes that were joined, which would all train the same"
+                raise ConfigError([Problem("trainer.distributed", f"{text}; give true")])
             yield channel
         except BaseException as error:
             channel.tell("end", error=f"{type(error).__name__}: {error}")
@@ -63,14 +66,14 @@ def lead(channel: Channel, parts: Parts) -> None:
     _device_stepper(parts).announce = lambda count: channel.tell("advance", count=count)
 
 
-def follow(config: RunConfig) -> tuple[Start, RunState, Path]:
+def follow(config: RunConfig) -> tuple[Place, Start, RunState]:
     """Every process but the first: do what process 0 tells, until the end.
 
     Args:
         config: for how long to wait; the run's own comes from process 0.
 
     Returns:
-        The run's parts, its last state and its folder.
+        Where the run is and what it computes, as process 0 says; its parts, and its last state.
 
     Raises:
         ProcessesError: process 0 ended with an error.
@@ -82,7 +85,8 @@ def follow(config: RunConfig) -> tuple[Start, RunState, Path]:
         _check_end(told)
         directory = RunDirectory(Path(told["run_dir"]), told["config"]["trainer"]["exp_name"])
         checkpoint = Path(told["checkpoint"]) if told["checkpoint"] else None
-        start = begin(Place(directory, parse_config(told["config"]), checkpoint, told["file"]))
+        place = Place(directory, parse_config(told["config"]), checkpoint, told["file"])
+        start = begin(place)
         update = start.update
         with _device_stepper(start.parts) as stepper:
             state = stepper.start(start.state)
@@ -95,7 +99,7 @@ def follow(config: RunConfig) -> tuple[Start, RunState, Path]:
                 update += told["count"]
                 states = {**dict([*states.items()][1 - _STATES :]), update: state}
         _check_end(told)
-    return start, state, directory.path
+    return place, start, state
 
 
 def _check_end(told: dict[str, object]) -> None:
