@@ -45,6 +45,12 @@ def strict_dtypes() -> Iterator[None]:
 
 
 @pytest.fixture
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is traced from here on takes the form that is lowered for a GPU, and computes it on the CPU."""
+    monkeypatch.setattr("jax.lax.platform_dependent", lambda *args, default, **others: default(*args))
+
+
+@pytest.fixture
 def nothing_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No code but ejax's own may run, whatever tests before this one named."""
     monkeypatch.setattr("ejax.trust._named", {})

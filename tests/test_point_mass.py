@@ -152,3 +152,10 @@ def test_wrong_settings_are_refused_by_name(given: dict[str, Any], text: str) ->
 def test_an_action_of_another_shape_is_refused(one: Any) -> None:
     with pytest.raises(ValueError, match=r"\(2,\), got \(3,\)"):
         ENV.step(one, jnp.zeros(3), KEY)
+
+
+def test_obstacles_are_drawn_alike_on_a_gpu(request: pytest.FixtureRequest) -> None:
+    env, keys = PointMassRL(obstacle_min_goal_distance=0.6), jax.random.split(jax.random.key(5), 200)  # many draws fail
+    expected = jax.jit(lambda keys: jax.vmap(env.reset)(keys))(keys)
+    request.getfixturevalue("as_on_a_gpu")
+    jax.tree.map(np.testing.assert_array_equal, jax.jit(lambda keys: jax.vmap(env.reset)(keys))(keys), expected)

@@ -15,8 +15,11 @@ def decay(carry: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
     return carry, carry
 
 
+@pytest.mark.parametrize("form", [None, "as_on_a_gpu"])
 @pytest.mark.parametrize("reverse", [False, True])
-def test_it_is_a_scan(reverse: bool) -> None:
+def test_it_is_a_scan(request: pytest.FixtureRequest, reverse: bool, form: str | None) -> None:
+    if form is not None:
+        request.getfixturevalue(form)
     expected = jax.lax.scan(decay, jnp.zeros(2), XS, reverse=reverse)
     jax.tree.map(np.testing.assert_array_equal, short_steps(decay, jnp.zeros(2), XS, reverse=reverse), expected)
 
@@ -27,6 +30,7 @@ def test_a_gpu_takes_several_steps_in_each_trip(platform: str, trips: int) -> No
     assert f"dense<{trips}> : tensor<i32>" in traced.lower(lowering_platforms=(platform,)).as_text()
 
 
+@pytest.mark.usefixtures("as_on_a_gpu")
 def test_it_has_a_scans_gradient() -> None:
     through = [jax.grad(lambda xs: f(decay, jnp.zeros(2), xs)[1].sum())(XS) for f in (short_steps, jax.lax.scan)]  # noqa: B023
     np.testing.assert_array_equal(*through)

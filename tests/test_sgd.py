@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 
-from ejax.algorithms.sgd import MinibatchConfig, sgd_epochs
+from ejax.algorithms.sgd import MinibatchConfig, _packed, sgd_epochs
 from ejax.optim import OptimizerConfig, get_learning_rate, make_optimizer, scale_by_learning_rate
 from ejax.types import Params, TrainState, make_train_state
 
@@ -278,19 +278,24 @@ def critic_loss(params: Params, batch: dict[str, Any]) -> tuple[Any, dict[str, A
     return jnp.sum(batch["weight"] * jnp.square(error - 1.0)), {}
 
 
+@pytest.mark.usefixtures("as_on_a_gpu")
 @pytest.mark.parametrize("clip_per_network", [False, True])
-def test_parameters_in_one_vector_learn_what_separate_ones_do(clip_per_network: bool) -> None:
+def test_parameters_in_one_vector_learn_what_separate_ones_do(
+    monkeypatch: pytest.MonkeyPatch, clip_per_network: bool
+) -> None:
     adam = make_optimizer(OptimizerConfig(learning_rate=0.1))
     params = {"params": {"actor": {"w": jnp.zeros(3), "b": jnp.zeros(())}, "critic": 0.1 * jnp.ones(3)}}
     batch = {"x": jnp.sin(jnp.arange(36.0)).reshape(12, 3)}
     options = minibatches(n_epochs=3, max_grad_norm=0.1, clip_per_network=clip_per_network)
-    results = []
+    results, packed = [], []
+    monkeypatch.setattr("ejax.algorithms.sgd._packed", lambda *args: packed.append(args) or _packed(*args))
     for optimizer in (
         adam,
         optax.GradientTransformation(*adam),
     ):  # of the latter it is not known that it is elementwise
         update = partial(sgd_epochs, loss=critic_loss, optimizer=optimizer, minibatches=options)
         results.append(jax.jit(update)(make_train_state(params, optimizer), batch, KEY))
+    assert len(packed) == 1  # the first, and not the second
     (state, metrics), (other, other_metrics) = results
     assert jax.tree.structure(state) == jax.tree.structure(other)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), state, other)
