@@ -73,6 +73,15 @@ def update(env: Integrator, config: APGConfig, num_envs: int = 3) -> tuple[Train
     return state, after, metrics
 
 
+def test_the_form_for_gpus_learns_the_same_through_new_episodes(request: pytest.FixtureRequest) -> None:
+    env, config = Integrator(length=3), APGConfig(segment_length=8, **BASE)
+    _, expected, _ = update(env, config)
+    request.getfixturevalue("as_on_a_gpu")
+    before, after, _ = update(env, config)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7), after.params, expected.params)
+    assert any((a != b).any() for a, b in zip(*map(jax.tree.leaves, (before.params, after.params)), strict=True))
+
+
 def objective(params: Any, policy: ActorOnly, x: Array, gamma: float, num_steps: int) -> Array:
     """The return by a plain Python loop."""
     total, discount = jnp.zeros(x.shape[0]), 1.0
