@@ -130,6 +130,37 @@ class MultiCategorical:
 
 
 @struct.dataclass
+class Drawn:
+    """What a rollout keeps of distributions that are too large to be kept."""
+
+    of_drawn: Array
+    """[...]: the log-probability of what was drawn."""
+
+    def log_prob(self, action: Array) -> Array:
+        """Of that very action."""
+        del action
+        return self.of_drawn
+
+    def kl(self, other: Any) -> Array:
+        """
+        Raises:
+            ValueError: there is nothing to compare.
+        """
+        del other
+        raise ValueError("this policy's distribution has no exact divergence: leave out schedule: adaptive")
+
+
+def executed(distribution: Any, action: Array) -> Array:
+    """The part of a sampled action that the environment is given: all of it, but where the distribution says else."""
+    return distribution.executed(action) if hasattr(distribution, "executed") else action
+
+
+def kept(distribution: Any, action: Array) -> Any:
+    """What a rollout keeps of the distribution that ``action`` was drawn from: itself, if it does not say else."""
+    return distribution.kept(action) if hasattr(distribution, "kept") else distribution
+
+
+@struct.dataclass
 class ActionSpec:
     """An action space for a policy: hashable, so that it can be a static field of a Flax module."""
 

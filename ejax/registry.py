@@ -43,6 +43,7 @@ POLICIES: dict[str, Any] = {
     "actor_critic": "ejax.policies.actor_critic:ActorCritic",
     "actor_only": "ejax.policies.actor_only:ActorOnly",
     "vision": "ejax.policies.vision:VisionPolicy",
+    "vla": "ejax.policies.vla.policy:make",
 }
 ALGORITHMS: dict[str, Any] = {
     "ppo": "ejax.algorithms.ppo:ALGORITHM",
@@ -63,14 +64,6 @@ CHECKPOINT_READERS: dict[str, str] = {".pt": "interop.checkpoints.state:read_sta
 
 _LONGEST_NAME = 100
 """Names beyond it are near to none, and take long to compare."""
-
-NOT_BUILT: dict[Kind, tuple[str, ...]] = {
-    "env": (),
-    "policy": ("vla",),
-    "algorithm": (),
-    "task": (),
-}
-"""Names that EmbodiChain has and ejax does not have yet."""
 
 _TABLES: dict[Kind, dict[str, Any]] = {"env": ENVS, "policy": POLICIES, "algorithm": ALGORITHMS, "task": DEMONSTRATORS}
 
@@ -172,10 +165,6 @@ def registered_name(kind: Kind, name: str) -> str:
     if is_import_path(kind, name) or _family(kind, name):
         return name
     known_names = names(kind)
-    if name.casefold() in NOT_BUILT[kind]:
-        raise UnknownNameError(
-            f"{kind} '{name}' of EmbodiChain is not built in ejax yet; there is {', '.join(known_names)}"
-        )
     raise UnknownNameError(
         f"no {kind} '{name}'; there is {', '.join(known_names)}, or 'package.module:Name'"
         + did_you_mean(name, known_names)

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from ejax.distributions import executed, kept
 from ejax.packed import Packed
 from ejax.returns import first_episode_mask
 from ejax.sharding import by_device
@@ -104,10 +105,13 @@ def _step_all(env: Env, state: PyTree, action: Array, key: Key) -> tuple[PyTree,
 
 
 @partial(jax.jit, static_argnames="policy")
-def _act(policy: Policy, params: Params, envs: EnvCarry, row: dict[str, Array], key: Key) -> tuple[Array, Any, PyTree]:
-    """``(action, distribution, memory after it)``."""
+def _act(
+    policy: Policy, params: Params, envs: EnvCarry, row: dict[str, Array], key: Key
+) -> tuple[Array, Array, Any, PyTree]:
+    """``(action, its executed part, what is kept of the distribution, memory after it)``."""
     distribution, _, remembered = _ask(policy, params, envs.obs, envs.memory, row)
-    return distribution.sample(key), distribution, remembered
+    action = distribution.sample(key)
+    return action, executed(distribution, action), kept(distribution, action), remembered
 
 
 def starts_of(env: Env, keys: Key, num_envs: int) -> EnvCarry:
@@ -216,8 +220,8 @@ def _collect(
 
     def one_step(envs: EnvCarry, key: Key, row: dict[str, Array], start: EnvCarry | None) -> tuple[EnvCarry, Any]:
         key_action, key_env = jax.random.split(key)
-        action, distribution, remembered = _act(policy, params, envs, row, key_action)
-        after, timestep = step(env, envs, action, key_env, start)
+        action, given, distribution, remembered = _act(policy, params, envs, row, key_action)
+        after, timestep = step(env, envs, given, key_env, start)
         after = replace(after, memory=_forget(policy, remembered, _done(timestep)))
         return after, (envs.obs, action, distribution, replace(timestep, obs=()), (envs.memory, remembered))
 
@@ -275,7 +279,7 @@ def make_rollout(
     seed = {} if dropout_seed is None else {"dropout_seed": dropout_seed}
     before, after = memory
     computed, value, _ = _ask(policy, params, obs, before, seed)
-    distribution = computed if distribution is None else distribution
+    distribution = kept(computed, action) if distribution is None else distribution
     info = dict(timestep.info)
     valid = info.pop("valid", None)
     return Rollout(

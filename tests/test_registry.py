@@ -79,11 +79,6 @@ def test_an_unknown_name_lists_the_names_and_the_nearest() -> None:
         resolve("env", "PushCube")
 
 
-def test_a_name_that_embodichain_has_is_told_apart() -> None:
-    with pytest.raises(UnknownNameError, match="policy 'vla' of EmbodiChain is not built in ejax yet"):
-        resolve("policy", "vla")
-
-
 def test_a_module_without_the_name_suggests_the_nearest() -> None:
     trust("ejax.envs.point_mass:PointMas")
     with pytest.raises(ImportError, match=r"has no 'PointMas'. Did you mean 'PointMassRL'\?"):

@@ -2,6 +2,7 @@
 
     nll   L = −E[log π(a | o)]
     mse   L = E[‖mode π(· | o) − a‖² / A]
+    flow  L = E[‖v(τ·a + (1 − τ)·ε, τ, o) − (a − ε)‖² / A], for a policy that is a flow (ejax.policies.vla.flow)
 
 A policy of action chunks, [K·A] at one observation, is taught at frame t the actions of frames t … t + K − 1. The
 expectation is over single actions: where a window ends before a chunk does, what lies beyond has no part in the loss.
@@ -16,6 +17,7 @@ from typing import Any, Literal
 import gymnasium
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
 
@@ -34,12 +36,15 @@ class BCConfig(BaseModel):
 
     optimizer: OptimizerConfig = OptimizerConfig()
     lr_scheduler: ScheduleConfig = ScheduleConfig()
-    loss: Literal["nll", "mse"] = "nll"
-    """``mse`` leaves the standard deviation as it is."""
+    loss: Literal["nll", "mse", "flow"] = "nll"
+    """``mse`` leaves the standard deviation as it is; ``flow`` is that of a ``vla`` policy with a flow head."""
     batch_size: PositiveInt = 256
     """Windows of ``data.chunk_size`` frames in one gradient step."""
     updates_per_step: PositiveInt = 16
     """Gradient steps between two looks at the metrics, each with windows of its own: one update of the run."""
+    frames_per_window: PositiveInt | None = None
+    """Frames of each window at which the policy is asked, drawn at random: neighbouring pictures tell little more than
+    one. None: all."""
     max_grad_norm: PositiveFloat = Field(default=1.0, allow_inf_nan=True)
     """Infinity: no clipping."""
     skip_nonfinite_updates: bool = True
@@ -70,9 +75,14 @@ def bc_update(
     """
     key_dropout, key_order = jax.random.split(key)
     rows: dict[str, PyTree] = {"obs": batch["obs"], "action": batch["action"]}
+    num_windows, num_frames = batch["action"].shape[:2]
+    if config.frames_per_window is not None and config.frames_per_window < num_frames:
+        rows |= _choose_frames(rows, jax.random.fold_in(key, 2), config.frames_per_window)
     if dropout:
         rows["dropout_seed"] = jax.random.bits(key_dropout, batch["action"].shape[:2], jnp.uint32)
-    state = replace(state, params=update_normalizer(policy, state.params, batch["obs"]))
+    if config.loss == "flow":
+        rows["noise_seed"] = jax.random.bits(jax.random.fold_in(key, 3), (num_windows,), jnp.uint32)
+    state = replace(state, params=update_normalizer(policy, state.params, rows["obs"]))
     state, metrics = sgd_epochs(
         state,
         rows,
@@ -90,65 +100,128 @@ def bc_update(
     return state, metrics | {"learning_rate": get_learning_rate(state.opt_state)}
 
 
+def _choose_frames(rows: dict[str, PyTree], key: Key, count: int) -> dict[str, PyTree]:
+    """Observations of ``count`` frames of each window in order, and which they are: leaves [R, count, ...]."""
+    num_windows, num_frames = rows["action"].shape[:2]
+    order = jnp.argsort(jax.random.uniform(key, (num_windows, num_frames)), axis=1)
+    frame = jnp.sort(order[:, :count], axis=1)
+    return {"obs": jax.tree.map(lambda x: _frames(x, frame), rows["obs"]), "frame": frame}
+
+
+def _frames(x: Array, frame: Array) -> Array:
+    """[B, C, ...] -> [B, F, ...]: those frames of each window."""
+    return x[jnp.arange(len(x))[:, None], frame]
+
+
 def bc_loss(params: Params, batch: dict[str, PyTree], *, policy: Policy, config: BCConfig) -> tuple[Array, Metrics]:
     """The loss of one minibatch (or of a part of it).
 
     Args:
-        batch: ``obs``, ``action`` with leaves [B, C, ...]; optional ``weight`` [B], which adds up to one over a
-            minibatch (default 1/B), and ``dropout_seed`` [B, C].
+        batch: ``obs``, ``action`` with leaves [B, C, ...]; optional ``frame`` [B, F], the frames of the window that
+            ``obs`` [B, F, ...] are of; optional ``weight`` [B], which adds up to one over a minibatch (default 1/B),
+            and ``dropout_seed`` [B, C]; ``noise_seed`` [B] for the loss ``flow``.
 
     Returns:
         ``(loss, metrics)``; metrics are weighted means over single actions.
 
     Raises:
-        ValueError: ``mse`` for actions that are choices; a policy whose actions are no whole number of these.
+        ValueError: a loss that is not for these actions or this policy; a policy whose actions are no whole number of
+            these.
     """
-    seed = {"dropout_seed": batch["dropout_seed"]} if "dropout_seed" in batch else {}
+    frame = batch.get("frame")
+    seed = {}
+    if "dropout_seed" in batch:
+        seed["dropout_seed"] = batch["dropout_seed"] if frame is None else _frames(batch["dropout_seed"], frame)
     distribution, _ = policy.apply(params, batch["obs"], **seed)
     action = batch["action"]
     continuous = jnp.issubdtype(action.dtype, jnp.floating)
-    known = jnp.ones((*action.shape[:2], 1))
-    if continuous:
-        distribution, action, known = _by_action(distribution, action)
+    is_flow = hasattr(distribution, "matching_loss")
     if config.loss == "mse" and not continuous:
         raise ValueError(f"loss 'mse' needs continuous actions, got {action.dtype}; give algorithm.cfg.loss: nll")
+    if is_flow != (config.loss == "flow"):
+        fitting = "flow" if is_flow else "nll or mse"
+        raise ValueError(
+            f"loss '{config.loss}' is not for this policy's distribution; give algorithm.cfg.loss: {fitting}"
+        )
+    if is_flow:
+        loss, known = _flow_matching(distribution, batch, frame)
+    elif continuous:
+        distribution, action, known = _by_action(distribution, action, frame)
+    else:
+        action = action if frame is None else _frames(action, frame)
+        known = jnp.ones((*action.shape[:2], 1))
     num_rows = action.shape[0]
     weight = batch.get("weight", jnp.full(num_rows, 1.0 / num_rows))
-    share = weight[:, None, None] * known / known[0].sum()
+    share = weight[:, None, None] * known / _num_known(known, frame, batch["action"].shape[1])
 
     def mean(x: Array) -> Array:
         return jnp.sum(share * x.reshape(known.shape))
 
-    metrics = {"nll": mean(-distribution.log_prob(action)), "entropy": mean(distribution.entropy())}
-    if continuous:
-        metrics["mse"] = mean(jnp.square(distribution.mode() - action).mean(axis=-1))
+    if is_flow:
+        metrics = {"flow": mean(loss)}
+    else:
+        metrics = {"nll": mean(-distribution.log_prob(action)), "entropy": mean(distribution.entropy())}
+        if continuous:
+            metrics["mse"] = mean(jnp.square(distribution.mode() - action).mean(axis=-1))
     return metrics[config.loss], jax.lax.stop_gradient(metrics)
 
 
-def chunk_targets(action: Array, size: int) -> tuple[Array, Array]:
+def _num_known(known: Array, frame: Array | None, num_frames: int) -> Array | float:
+    """Single actions that a window teaches, on average over the frames that may be drawn.
+
+    Args:
+        known: [B, F, K].
+        num_frames: C, of a window.
+    """
+    if frame is None:
+        return known[0].sum()
+    left = np.minimum(known.shape[2], num_frames - np.arange(num_frames))
+    return float(known.shape[1] * left.mean())
+
+
+def _flow_matching(distribution: Any, batch: dict[str, PyTree], frame: Array | None) -> tuple[Array, Array]:
+    """The loss of each action [B, F, K] of a flow's chunks, and which are known."""
+    action = batch["action"]
+    size = distribution.spec.size
+    if size % action.shape[-1]:
+        raise ValueError(_no_multiple(size, action.shape[-1]))
+    target, known = chunk_targets(action, size // action.shape[-1], frame)
+    # a minibatch's noise is that of its first row: rows are drawn in a new order each time
+    key = jax.random.key(batch["noise_seed"][0])
+    return distribution.matching_loss(target, key).mean(axis=-1), known
+
+
+def _no_multiple(width: int, each: int) -> str:
+    return f"the policy has actions of {width} numbers, which is no multiple of the demonstrations' {each}"
+
+
+def chunk_targets(action: Array, size: int, frame: Array | None = None) -> tuple[Array, Array]:
     """What a policy of chunks is to predict at each frame of a window, and which of it the window holds.
 
     Args:
         action: [B, C, A], of successive frames.
         size: K, actions of a chunk.
+        frame: [B, F], the frames that chunks begin at. None: all.
 
     Returns:
         Targets [B, C, K, A], those beyond the window repeat its last action; known [B, C, K] float32, 1 inside it.
     """
     num_frames = action.shape[1]
-    frame = jnp.arange(num_frames)[:, None] + jnp.arange(size)[None]
-    known = jnp.broadcast_to(frame < num_frames, (action.shape[0], *frame.shape)).astype(jnp.float32)
-    return action[:, jnp.minimum(frame, num_frames - 1)], known
+    if frame is None:
+        at = jnp.arange(num_frames)[:, None] + jnp.arange(size)[None]
+        known = jnp.broadcast_to(at < num_frames, (action.shape[0], *at.shape)).astype(jnp.float32)
+        return action[:, jnp.minimum(at, num_frames - 1)], known
+    each = frame[..., None] + jnp.arange(size)[None, None]
+    rows = jnp.arange(len(action))[:, None, None]
+    return action[rows, jnp.minimum(each, num_frames - 1)], (each < num_frames).astype(jnp.float32)
 
 
-def _by_action(distribution: Any, action: Array) -> tuple[Any, Array, Array]:
-    """A distribution over chunks [B, C, K·A] as one over single actions [B, C, K, A], its targets, and which count."""
+def _by_action(distribution: Any, action: Array, frame: Array | None) -> tuple[Any, Array, Array]:
+    """A distribution over chunks [B, F, K·A] as one over single actions [B, F, K, A], its targets, and which count."""
     width, each = distribution.mode().shape[-1], action.shape[-1]
     if width % each:
-        raise ValueError(
-            f"the policy has actions of {width} numbers, which is no multiple of the demonstrations' {each}"
-        )
-    target, known = chunk_targets(action, width // each)
+        raise ValueError(_no_multiple(width, each))
+    target, known = chunk_targets(action, width // each, frame)
     split = jax.tree.map(lambda x: x.reshape(*x.shape[:-1], width // each, each), distribution)
     return split, target, known
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
+from ejax.distributions import executed
 from ejax.problems import Problem
 from ejax.rollout import EnvCarry, starts_of, step
 from ejax.scan import short_steps
@@ -95,7 +96,8 @@ def play(
         key, tap, start = xs
         key_action, key_env = jax.random.split(key)
         distribution, _ = policy.apply(params, carry.obs)
-        action = distribution.mode() if options.deterministic_actions else distribution.sample(key_action)
+        deterministic = options.deterministic_actions
+        action = distribution.mode() if deterministic else executed(distribution, distribution.sample(key_action))
         if options.clip_actions_to_space:
             space: Any = env.action_space
             action = jnp.clip(action, np.asarray(space.low)[None], np.asarray(space.high)[None])

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
+from ejax.distributions import executed
 from ejax.envs.host.calls import call_env, waiting_for
 from ejax.envs.host.guarded import GuardedEnv
 from ejax.envs.host.pure_host import PureHostEnv
@@ -255,7 +256,9 @@ class HostCollector:
             with self._asked():
                 began = time.perf_counter()
                 row = {name: each[t, mine] for name, each in rows.items()}
-                action = np.asarray(act(self.policy, params, obs, key, np.int32(t), row))
+                drawn, part = act(self.policy, params, obs, key, np.int32(t), row)
+                action = np.asarray(drawn)
+                given = action if part is None else np.asarray(part)
                 policy_s += time.perf_counter() - began
             before.write(t, (obs, action))  # now: an environment may write the next observation over this one
             with gate() as stop:
@@ -263,7 +266,7 @@ class HostCollector:
                     raise CollectionStopped
                 self.doing = f"rollout {index}, step {t + 1} of {self.num_steps}, group {number}: {_name(group)}"
                 began = time.perf_counter()
-                timestep = _call(group, "step", group.step, action)
+                timestep = _call(group, "step", group.step, given)
                 env_s += time.perf_counter() - began
             after.write(t, timestep)
             current[number] = timestep.obs
@@ -321,9 +324,14 @@ class _Played:
 
 
 @partial(jax.jit, static_argnames="policy")
-def act(policy: Policy, params: Params, obs: PyTree, key: Key, t: Array, rows: dict[str, Array]) -> Array:
-    """The actions of step t: [N, ...]."""
-    return policy.apply(params, obs, **rows)[0].sample(jax.random.fold_in(key, t))
+def act(
+    policy: Policy, params: Params, obs: PyTree, key: Key, t: Array, rows: dict[str, Array]
+) -> tuple[Array, Array | None]:
+    """The actions of step t, [N, ...], and what the environments are given of them. None: all."""
+    distribution, _ = policy.apply(params, obs, **rows)
+    action = distribution.sample(jax.random.fold_in(key, t))
+    given = executed(distribution, action)
+    return action, None if given is action else given
 
 
 @partial(jax.jit, static_argnames="policy")

@@ -33,6 +33,7 @@ from ejax.config.data import DataConfig, data_problems
 from ejax.device import MatmulPrecision
 from ejax.frozen import Kwargs, freeze
 from ejax.policies.mlp import NetworkConfig
+from ejax.policies.vla.config import VLAConfig
 from ejax.problems import ConfigError, KeyNote, Problem
 from ejax.registry import did_you_mean, resolve, trusted_name
 from ejax.shorten import shown
@@ -248,6 +249,8 @@ class PolicyConfig(BaseModel):
     actor_obs_normalization: bool = False
     critic_obs_normalization: bool = False
     obs_groups: ObsGroups = ObsGroups()
+    vla_config: VLAConfig | None = None
+    """Of the policy ``vla``."""
     init_from: str | None = None
     """ejax: the policy to start from: a checkpoint's folder, a run's (its best checkpoint), or EmbodiChain's file
     ``….pt``. Optimizer and step count start from zero."""
@@ -383,6 +386,13 @@ def _networks(policy: PolicyConfig) -> Iterator[Problem]:
             "policy.initial_log_std",
             f"got {policy.initial_log_std}, outside log_std_range [{low}, {high}]: it would never learn",
         )
+    if (policy.name == "vla") != (policy.vla_config is not None):
+        text = (
+            "is missing: vla needs {model_config: {…}, inference_horizon: K}"
+            if policy.name == "vla"
+            else (f"belongs to the policy vla, not to {policy.name}; leave it out")
+        )
+        yield Problem("policy.vla_config", text)
     if policy.name not in ("actor_critic", "actor_only"):
         return
     blocks = [("actor", policy.actor), ("critic", policy.critic)]

@@ -47,10 +47,10 @@ def action_head(module: Any, x: Array, *, dropout_seed: Array | None) -> Any:
     if not module.action_spec.continuous:
         return module.action_spec.distribution(output, None)
     log_std = module.param("log_std", nn.initializers.constant(module.initial_log_std), module.action_spec.sizes)
-    return module.action_spec.distribution(output, _clip_like_torch(log_std, *module.log_std_range))
+    return module.action_spec.distribution(output, clip_like_torch(log_std, *module.log_std_range))
 
 
-def _clip_like_torch(x: Array, low: float, high: float) -> Array:
+def clip_like_torch(x: Array, low: float, high: float) -> Array:
     """torch.clamp: the gradient is 1 on the bounds too, where ``jnp.clip`` halves it."""
     outside = (x < low) | (x > high)
     return jnp.where(outside, jax.lax.stop_gradient(jnp.clip(x, low, high)), x)

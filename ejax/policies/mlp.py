@@ -81,7 +81,7 @@ class MLP(nn.Module):
                 size,
                 kernel_init=torch_linear_init if gain is None else jax.nn.initializers.orthogonal(gain),
                 bias_init=_torch_bias_init(x.shape[-1]) if gain is None else jax.nn.initializers.zeros,
-                dot_general=_dense_product,
+                dot_general=dense_product,
                 name=f"linear_{i}",
             )(x)
             if i == len(c.hidden_sizes):
@@ -109,7 +109,7 @@ def _torch_bias_init(fan_in: int) -> Callable[..., Array]:
     return init
 
 
-def _dense_product(x: Array, w: Array, *args: Any, **kwargs: Any) -> Array:
+def dense_product(x: Array, w: Array, *args: Any, **kwargs: Any) -> Array:
     """``nn.Dense``'s call of ``lax.dot_general``, always x·w."""
     del args, kwargs
     return _product(x, w)

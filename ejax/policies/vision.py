@@ -55,7 +55,7 @@ class VisionPolicy(nn.Module):
         if missing:
             there = sorted(obs) if isinstance(obs, Mapping) else "one array without names"
             raise ValueError(f"policy.cfg.images names {', '.join(missing)}, but the observation has {there}")
-        seen = [_Encoder(self.channels, name=f"encoder_{name}")(obs[name]) for name in self.images]
+        seen = [ImageEncoder(self.channels, name=f"encoder_{name}")(obs[name]) for name in self.images]
         others = {name: part for name, part in obs.items() if name not in self.images}
         numbers = flatten_observation(others) if others else jnp.zeros((*seen[0].shape[:-1], 0))
         if self.actor_obs_normalization and others:
@@ -69,7 +69,7 @@ class VisionPolicy(nn.Module):
         return distribution, MLP(self.critic, 1, name="critic")(known, dropout_seed=dropout_seed)[..., 0]
 
 
-class _Encoder(nn.Module):
+class ImageEncoder(nn.Module):
     """uint8 [..., H, W, 3] -> [..., 2·channels], float32."""
 
     channels: tuple[int, int, int]

@@ -153,6 +153,8 @@ def build_policy(config: PolicyConfig, env: Env | HostEnv) -> Policy:
         "critic_obs_groups": config.obs_groups.critic,
         "actor_obs_normalization": config.actor_obs_normalization,
         "critic_obs_normalization": config.critic_obs_normalization,
+        "vla_config": config.vla_config,
+        "instructions": getattr(env, "instructions", ()),
     }
     make = resolve("policy", config.name)
     accepted = inspect.signature(make).parameters

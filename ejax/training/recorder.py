@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ejax.config.camera import CameraConfig
+from ejax.distributions import executed
 from ejax.types import Array, CameraView, Env, Key, Params, Phase, Policy, PyTree, RenderableEnv
 from ejax.video import tile_frames, write_video
 
@@ -152,7 +153,7 @@ def play(
         distribution, _ = policy.apply(params, obs)
         if samples:
             key_action, key = jax.random.split(key)
-            action = distribution.sample(key_action)
+            action = executed(distribution, distribution.sample(key_action))
         else:
             action = distribution.mode()
         state, timestep = jax.vmap(env.step)(state, action, jax.random.split(key, num_envs))

@@ -236,10 +236,9 @@ def settle_model_type(draft: Draft) -> None:
 
 def take_out(draft: Draft) -> None:
     """Turn what has no effect, or is not built, into notices."""
-    for key in ("policy.vla_config", "policy.vla"):
-        if draft.has(key):
-            draft.pop(key)
-            draft.problem(key, "belongs to EmbodiChain's policy 'vla', which ejax does not have")
+    if draft.has("policy.vla"):
+        draft.pop("policy.vla")
+        draft.problem("policy.vla", "a key of an unreleased EmbodiChain; give policy.vla_config")
     _judge_none(draft)
     algorithm = _algorithm(draft)
     for key in OF_THE_CRITIC if _name("policy", draft.get("policy.name")) == "actor_only" else ():

