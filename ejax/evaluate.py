@@ -33,6 +33,7 @@ def _run(args: argparse.Namespace) -> int:
     try:
         metrics = evaluate_run(
             args.run,
+            args.overrides,
             checkpoint=args.checkpoint,
             num_episodes=args.episodes,
             num_envs=args.num_envs,
@@ -51,6 +52,9 @@ def _run(args: argparse.Namespace) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("python -m ejax.evaluate", description="Evaluate a trained policy.")
     parser.add_argument("run", type=Path, metavar="RUN", help="the run's folder; without its time: the newest run")
+    parser.add_argument(
+        "overrides", nargs="*", metavar="env.KEY=VALUE", help="evaluate elsewhere, e.g. env.cfg.episode_length=50"
+    )
     parser.add_argument("--checkpoint", metavar="best|latest|PATH", help="default: best, or latest if there is none")
     parser.add_argument("--episodes", type=int, default=100, metavar="N")
     parser.add_argument("--num-envs", type=int, default=32, metavar="N", help="episodes played at a time")

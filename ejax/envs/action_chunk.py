@@ -43,6 +43,11 @@ class ActionChunk:
         return gymnasium.spaces.Box(np.tile(space.low, self.size), np.tile(space.high, self.size), dtype=space.dtype)
 
     @property
+    def instructions(self) -> tuple[str, ...]:
+        """Texts that an observation may hold; none of most environments."""
+        return getattr(self.env, "instructions", ())
+
+    @property
     def max_episode_steps(self) -> int:
         return -(-self.env.max_episode_steps // self.size)
 

@@ -1,8 +1,9 @@
 """The policy of a finished run: loaded, evaluated and recorded."""
 
 import json
+import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Literal
@@ -10,7 +11,7 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from ejax.config import RunConfig
+from ejax.config import ConfigError, Problem, RunConfig, parse_config
 from ejax.device import matmul_precision, prepare_jax
 from ejax.envs.host.calls import exits_are_errors
 from ejax.evaluation import evaluate, evaluate_host, summarize
@@ -25,6 +26,7 @@ from ejax.video import write_video
 
 def evaluate_run(
     run: Path,
+    overrides: Sequence[str] = (),
     *,
     checkpoint: str | None = None,
     num_episodes: int = 100,
@@ -37,6 +39,8 @@ def evaluate_run(
     """Evaluate a checkpoint of a run and write ``<run>/evaluations/<checkpoint>.json``.
 
     Args:
+        overrides: ``env.key=value``: another environment than that of the training. They become part of the file's
+            name.
         checkpoint: ``best``, ``latest`` or a path. None: the best one, or the latest where there is no best.
         choice: which episodes count, see ``ejax.evaluation.evaluate``.
         seed: of the start states. None: the run's ``eval_seed``.
@@ -48,16 +52,32 @@ def evaluate_run(
     Raises:
         FileNotFoundError: ``run`` is no run. CheckpointError: no such checkpoint, or a damaged one.
         ValueError: a count that is not positive, or a video of an environment that cannot be drawn.
+        ConfigError: an override that is not of the environment, or that it refuses.
     """
     directory, config = open_run_directory(run)
     prepare_jax(device)
+    config = _elsewhere(config, overrides)
     with exits_are_errors(config.env.id), matmul_precision(config.trainer.matmul_precision, device):
-        return _evaluate_run(directory, config, checkpoint, num_episodes, num_envs, choice, seed, video)
+        return _evaluate_run(directory, config, overrides, checkpoint, num_episodes, num_envs, choice, seed, video)
+
+
+def _elsewhere(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
+    for text in overrides:
+        if not text.startswith("env."):
+            raise ConfigError([Problem(text, "evaluation can change env.… only, such as env.cfg.episode_length=50")])
+    return parse_config(config.to_dict(), overrides) if overrides else config
+
+
+def _slug(override: str) -> str:
+    """The part of a file's name: the last key and the value."""
+    key, _, value = override.partition("=")
+    return re.sub(r"[^\w.+-]+", "-", f"{key.rpartition('.')[2]}={value}".replace("=", "-"))[:60]
 
 
 def _evaluate_run(
     directory: RunDirectory,
     config: RunConfig,
+    overrides: Sequence[str],
     checkpoint: str | None,
     num_episodes: int,
     num_envs: int,
@@ -85,10 +105,11 @@ def _evaluate_run(
         episodes = evaluate(policy, env, params, key, num_envs=num_envs, num_episodes=num_episodes, choice=choice)
     metrics: dict[str, object] = {name: float(x) for name, x in sorted(summarize(episodes).items())}
     metrics |= {"episodes": num_episodes, "checkpoint": str(path)}
-    report = directory.path / "evaluations" / f"{path.name}.json"
+    report = directory.path / "evaluations" / f"{'_'.join([path.name, *map(_slug, overrides)])}.json"
     report.parent.mkdir(exist_ok=True)
     per_episode = {name: np.asarray(x).tolist() for name, x in episodes.items()}
-    report.write_text(json.dumps({**metrics, "seed": seed, "per_episode": per_episode}, indent=2))
+    facts = {**metrics, "seed": seed, "overrides": list(overrides), "per_episode": per_episode}
+    report.write_text(json.dumps(facts, indent=2))
     metrics["report"] = report
     if video is not None:
         metrics["video"] = record_video(policy, env, params, key, video)
