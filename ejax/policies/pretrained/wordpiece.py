@@ -1,0 +1,169 @@
+"""BERT's tokenizer: text to ids of a vocabulary, equal to those of the package ``tokenizers``, without it.
+
+Text is cleaned, lowered and stripped of accents, split at spaces and around punctuation and CJK characters; each word
+is then cut into the longest pieces of the vocabulary from its left, those after the first written ``##piece``.
+Source: Devlin et al. 2019, BERT, and its tokenization.py. Classes of characters are those of Python's Unicode; 503
+characters of rare scripts have another one in the older tables of ``tokenizers``.
+"""
+
+import json
+import re
+import unicodedata
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ejax.shorten import shown
+
+_SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+_SPLIT = re.compile("(" + "|".join(map(re.escape, _SPECIAL)) + ")")
+_LONGEST_WORD = 100
+"""Characters; a longer word is unknown."""
+_CJK = (
+    *((0x4E00, 0x9FFF), (0x3400, 0x4DBF), (0x20000, 0x2A6DF), (0x2A700, 0x2B73F), (0x2B740, 0x2B81F)),
+    *((0x2B920, 0x2CEAF), (0xF900, 0xFAFF), (0x2F800, 0x2FA1F)),
+)
+_FORM = {
+    ("model", "type"): "WordPiece",
+    ("model", "unk_token"): "[UNK]",
+    ("model", "continuing_subword_prefix"): "##",
+    ("model", "max_input_chars_per_word"): _LONGEST_WORD,
+    ("normalizer", "type"): "BertNormalizer",
+    ("normalizer", "clean_text"): True,
+    ("normalizer", "handle_chinese_chars"): True,
+    ("pre_tokenizer", "type"): "BertPreTokenizer",
+}
+"""What ``tokenizer.json`` has to say; it can describe tokenizers of many other kinds."""
+
+
+@dataclass(frozen=True)
+class WordPiece:
+    """A vocabulary, and how text is cut into it.
+
+    Raises:
+        ValueError: the vocabulary lacks one of BERT's special tokens.
+    """
+
+    vocabulary: Mapping[str, int]
+    lowercase: bool = True
+    strip_accents: bool = True
+    max_length: int = 256
+    """The longest sentence in tokens, [CLS] and [SEP] counted; the default is that of all-MiniLM-L6-v2."""
+
+    def __post_init__(self) -> None:
+        missing = [token for token in _SPECIAL if token not in self.vocabulary]
+        if missing:
+            raise ValueError(f"the vocabulary of {len(self.vocabulary)} tokens lacks {', '.join(missing)}")
+
+    def ids(self, text: str) -> list[int]:
+        """``[CLS] … [SEP]``, without padding; special tokens that are spelled out in the text are those tokens."""
+        pieces = (
+            piece
+            for part in _SPLIT.split(text)
+            for piece in ((part,) if part in _SPECIAL else self._pieces_of_text(part))
+        )
+        return [self.vocabulary[piece] for piece in ("[CLS]", *pieces, "[SEP]")]
+
+    def batch(self, texts: Sequence[str], length: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """``(token int32 [N, L], valid bool [N, L])``, padded at the end with [PAD].
+
+        sentence-transformers cuts what is too long; here it is an error, since an instruction cut short says another
+        thing.
+
+        Args:
+            length: L; None: that of the longest text.
+
+        Raises:
+            ValueError: a text has more than ``length`` or ``max_length`` tokens.
+        """
+        rows = [self.ids(text) for text in texts]
+        most = self.max_length if length is None else min(length, self.max_length)
+        for text, row in zip(texts, rows, strict=True):
+            if len(row) > most:
+                raise ValueError(f"a text has at most {most} tokens, got {len(row)}: {shown(text)}")
+        width = max(map(len, rows), default=0) if length is None else length
+        token = np.full((len(rows), width), self.vocabulary["[PAD]"], np.int32)
+        valid = np.zeros((len(rows), width), bool)
+        for i, row in enumerate(rows):
+            token[i, : len(row)], valid[i, : len(row)] = row, True
+        return token, valid
+
+    def _pieces_of_text(self, text: str) -> Iterator[str]:
+        for word in "".join(map(_spaced, _normalized(text, self.lowercase, self.strip_accents))).split():
+            yield from self._pieces_of_word(word)
+
+    def _pieces_of_word(self, word: str) -> list[str]:
+        if len(word) > _LONGEST_WORD:
+            return ["[UNK]"]
+        pieces, start = [], 0
+        while start < len(word):
+            before = "##" if start else ""
+            ends = range(len(word), start, -1)
+            end = next((end for end in ends if before + word[start:end] in self.vocabulary), None)
+            if end is None:
+                return ["[UNK]"]  # the word as a whole
+            pieces.append(before + word[start:end])
+            start = end
+        return pieces
+
+
+def read_wordpiece(folder: Path) -> WordPiece:
+    """The tokenizer in a model's folder: ``tokenizer.json``, or else ``vocab.txt`` with one token a line (uncased).
+
+    Raises:
+        ValueError: there is neither, or it is another kind of tokenizer.
+    """
+    file = folder / "tokenizer.json"
+    if not file.is_file():
+        file = folder / "vocab.txt"
+        if not file.is_file():
+            raise ValueError(f"{folder} has neither tokenizer.json nor vocab.txt, one of which belongs to the weights")
+        tokens = file.read_text(encoding="utf-8").splitlines()
+        return WordPiece({token: i for i, token in enumerate(tokens)})
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        vocabulary, form = _vocabulary(content), content["normalizer"]
+        lowercase, strip = form["lowercase"], form["strip_accents"]
+    except (KeyError, TypeError, AttributeError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{file} is not the file of a BERT tokenizer: {error!r}") from error
+    except ValueError as error:
+        raise ValueError(f"{file} {error}") from error
+    return WordPiece(vocabulary, lowercase, lowercase if strip is None else strip)
+
+
+def _vocabulary(content: Any) -> dict[str, int]:
+    for (part, key), wanted in _FORM.items():
+        if content[part][key] != wanted:
+            raise ValueError(f"has {part}.{key} {shown(content[part][key])}; a BERT tokenizer's is {wanted!r}")
+    added = {token["content"] for token in content.get("added_tokens", ())} - {*_SPECIAL}
+    if added:
+        raise ValueError(f"adds tokens to BERT's, which is not supported: {shown(sorted(added))}")
+    return {str(token): int(i) for token, i in content["model"]["vocab"].items()}
+
+
+def _normalized(text: str, lowercase: bool, strip_accents: bool) -> str:
+    text = "".join(" " if c.isspace() else c for c in text if not _is_dropped(c))
+    text = "".join(f" {c} " if _is_cjk(c) else c for c in text)
+    if strip_accents:
+        text = "".join(c for c in unicodedata.normalize("NFD", text) if unicodedata.category(c) != "Mn")
+    return "".join(c.lower() for c in text) if lowercase else text  # one by one: no final sigma
+
+
+def _spaced(c: str) -> str:
+    return f" {c} " if _is_punctuation(c) else c
+
+
+def _is_dropped(c: str) -> bool:
+    return c in "\0\ufffd" or (c not in "\t\n\r" and unicodedata.category(c) in ("Cc", "Cf", "Co", "Cs"))
+
+
+def _is_cjk(c: str) -> bool:
+    return any(first <= ord(c) <= last for first, last in _CJK)
+
+
+def _is_punctuation(c: str) -> bool:
+    ascii_symbol = ord(c) < 128 and c.isprintable() and not c.isalnum() and c != " "
+    return ascii_symbol or unicodedata.category(c)[0] == "P"

