@@ -22,7 +22,7 @@ from ejax.envs.rendered import RenderedEnv
 from ejax.optim import OptimizerConfig, make_optimizer
 from ejax.policies.actor_only import ActorOnly
 from ejax.policies.mlp import NetworkConfig
-from ejax.policies.vision import VisionPolicy, _patches
+from ejax.policies.vision import VisionPolicy, patches
 from ejax.pretrain import run_command
 from ejax.rollout import reset, step
 from ejax.run import train
@@ -325,7 +325,7 @@ def test_patches_times_a_matrix_are_a_convolution(kernel: int, stride: int) -> N
     axes = ("NHWC", "HWIO", "NHWC")
     wanted = jax.lax.conv_general_dilated(x, w, (stride, stride), padding, dimension_numbers=axes)
     wanted = wanted[:, : 8 // stride, : 8 // stride]
-    given = _patches(jnp.asarray(x), kernel, stride) @ w.reshape(-1, 5)
+    given = patches(jnp.asarray(x), kernel, stride) @ w.reshape(-1, 5)
     np.testing.assert_allclose(given, wanted, rtol=1e-4, atol=1e-4)
 
 

@@ -393,6 +393,8 @@ def _networks(policy: PolicyConfig) -> Iterator[Problem]:
             else (f"belongs to the policy vla, not to {policy.name}; leave it out")
         )
         yield Problem("policy.vla_config", text)
+    if policy.init_from is not None and policy.vla_config is not None and policy.vla_config.model_path is not None:
+        yield Problem("policy.init_from", "got both it and vla_config.model_path; keep one")
     if policy.name not in ("actor_critic", "actor_only"):
         return
     blocks = [("actor", policy.actor), ("critic", policy.critic)]

@@ -78,11 +78,11 @@ class ImageEncoder(nn.Module):
     def __call__(self, image: Array) -> Array:
         x = image.astype(jnp.float32) / 127.5 - 1.0
         for i, (size, kernel, stride) in enumerate(zip(self.channels, KERNELS, STRIDES, strict=True)):
-            x = nn.relu(MLP(_LINEAR, size, name=f"conv_{i}")(_patches(x, kernel, stride)))
-        return _spatial_softmax(x)
+            x = nn.relu(MLP(_LINEAR, size, name=f"conv_{i}")(patches(x, kernel, stride)))
+        return spatial_softmax(x)
 
 
-def _patches(x: Array, kernel: int, stride: int) -> Array:
+def patches(x: Array, kernel: int, stride: int) -> Array:
     """The patches that a convolution sees: [..., H, W, C] -> [..., H/stride, W/stride, kernel²·C], zeros outside.
 
     A convolution is then a matrix product. XLA's gradient of a convolution takes a CPU 26 times as long.
@@ -94,7 +94,7 @@ def _patches(x: Array, kernel: int, stride: int) -> Array:
     return jnp.concatenate([x[..., i : i + height : stride, j : j + width : stride, :] for i, j in shifts], axis=-1)
 
 
-def _spatial_softmax(x: Array) -> Array:
+def spatial_softmax(x: Array) -> Array:
     """[..., H, W, C] -> [..., 2·C]: expected row and column of each channel, in ±1."""
     *batch, height, width, channels = x.shape
     share = jax.nn.softmax(x.reshape(*batch, height * width, channels), axis=-2).reshape(x.shape)

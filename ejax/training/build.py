@@ -155,6 +155,7 @@ def build_policy(config: PolicyConfig, env: Env | HostEnv) -> Policy:
         "critic_obs_normalization": config.critic_obs_normalization,
         "vla_config": config.vla_config,
         "instructions": getattr(env, "instructions", ()),
+        "held_out_instructions": getattr(env, "held_out_instructions", ()),
     }
     make = resolve("policy", config.name)
     accepted = inspect.signature(make).parameters

@@ -6,17 +6,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jax
 from pydantic import BaseModel, NonNegativeInt
 
 from ejax.algorithms.step import RunState
 from ejax.config import ConfigError, Problem, RunConfig
 from ejax.config.models import find_algorithm
+from ejax.policies.vla.loading import load_parts
+from ejax.policies.vla.policy import VLAPolicy
 from ejax.registry import checkpoint_reader, is_foreign_checkpoint
 from ejax.training.checkpoint import CheckpointError, load_params, verify_checkpoint
 from ejax.training.facts import FactsError, read_facts
 from ejax.training.parts import Parts
 from ejax.training.run_dir import differences, open_run_directory
-from ejax.types import start_from
+from ejax.types import Params, start_from
+from ejax.weights import WeightsError
 
 _REPLACED = frozenset({"action_dim", "cfg", "init_from", "initial_log_std"})
 """Keys of ``policy`` that say nothing about a policy whose parameters are given."""
@@ -74,7 +78,7 @@ def start_from_policy(parts: Parts, config: RunConfig) -> tuple[RunState, list[s
     """
     state, source = parts.state, config.policy.init_from
     if source is None:
-        return state, []
+        return _start_from_weights(parts, config)
     reports: list[str] = []
     try:
         if is_foreign_checkpoint(source):
@@ -84,7 +88,7 @@ def start_from_policy(parts: Parts, config: RunConfig) -> tuple[RunState, list[s
         verify_checkpoint(path)
         meta = read_facts(path / "meta.json", _Origin)
         remedy = "The networks and normalizers under policy must be those of the checkpoint."
-        params = load_params(path, state.train.params, remedy=remedy)
+        params = _params_of(path, meta["config"]["policy"], parts, remedy)
     except (CheckpointError, FactsError, FileNotFoundError) as error:
         raise ConfigError([Problem("policy.init_from", str(error))]) from error
     train = start_from(state.train, params)
@@ -96,6 +100,38 @@ def start_from_policy(parts: Parts, config: RunConfig) -> tuple[RunState, list[s
         if key.split(".")[1] not in _REPLACED and not key.endswith("orthogonal_init"):
             reports.append(f"{key} was {json.dumps(before)} there and is {json.dumps(now)} here")
     return replace(state, train=train), reports
+
+
+def _params_of(path: Path, there: dict[str, Any], parts: Parts, remedy: str) -> Params:
+    """The parameters of a checkpoint, as this policy has them: one with adapters takes over the policy that has none.
+
+    Args:
+        there: ``policy`` of the checkpoint's config.
+    """
+    own, policy = parts.state.train.params, parts.policy
+    if isinstance(policy, VLAPolicy) and policy.model.lora is not None and not _has_adapters(there):
+        like = jax.eval_shape(policy.merge, own)
+        return policy.adopt(load_params(path, like, remedy=remedy), own)
+    return load_params(path, own, remedy=remedy)
+
+
+def _has_adapters(policy: dict[str, Any]) -> bool:
+    """Whether ``policy`` of a config is a ``vla`` with ``lora``."""
+    model = (policy.get("vla_config") or {}).get("model_config") or {}
+    return model.get("lora") is not None
+
+
+def _start_from_weights(parts: Parts, config: RunConfig) -> tuple[RunState, list[str]]:
+    """The first state of a run, with the weights that ``policy.vla_config`` names, and messages about them."""
+    if config.policy.vla_config is None:
+        return parts.state, []
+    try:
+        params, notes = load_parts(parts.policy, parts.state.train.params, config.policy.vla_config)
+    except WeightsError as error:
+        raise ConfigError([Problem("policy.vla_config", str(error))]) from error
+    if not notes:
+        return parts.state, []
+    return replace(parts.state, train=start_from(parts.state.train, params)), notes
 
 
 def _checkpoint(source: Path, reports: list[str]) -> Path:

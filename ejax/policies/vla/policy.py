@@ -1,5 +1,6 @@
 """``policy.name: vla``: the built-in model as a policy, or one of the user's own by name."""
 
+import inspect
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -11,12 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 from flax import traverse_util
 
-from ejax.distributions import Normal
+from ejax.distributions import Normal, action_spec
 from ejax.policies.actor_only import clip_like_torch
 from ejax.policies.vla.config import ModelConfig, VLAConfig
 from ejax.policies.vla.flow import FlowChunk, FlowSpec
 from ejax.policies.vla.network import Context, VLANetwork
 from ejax.policies.vla.words import Words, as_bytes, vocabulary_of
+from ejax.registry import resolve
 from ejax.types import Array, Key, Params, PyTree
 
 _LORA = ("lora_a", "lora_b")
@@ -31,19 +33,21 @@ class VLAPolicy:
         model: its parts.
         horizon: K, actions of a chunk.
         action_dim: A, numbers of one action.
-        words: the tokenizer. None: the observation has no text, and there is no instruction.
+        words: the tokenizer.
         instruction: for observations that have no text; uint8 bytes, as a tuple.
         action_std_init: of a Gaussian head.
         normalize: normalize the numbers by running statistics.
+        sentences: the instructions that a sentence encoder is asked for, each once.
     """
 
     model: ModelConfig
     horizon: int
     action_dim: int
-    words: Words | None = None
+    words: Words
     instruction: tuple[int, ...] | None = None
     action_std_init: float = 0.1
     normalize: bool = False
+    sentences: tuple[str, ...] = ()
 
     def init(self, key: Key, obs: PyTree) -> Params:
         """Fresh variables; with ``lora`` the trunk's are in the collection ``frozen``."""
@@ -67,7 +71,8 @@ class VLAPolicy:
     @cached_property
     def network(self) -> Any:  # a VLANetwork: flax types what ``apply`` returns by all that it may return
         initial_log_std = math.log(self.action_std_init)
-        return VLANetwork(self.model, self.horizon, self.action_dim, self.words, self.normalize, initial_log_std)
+        sizes = (self.model, self.horizon, self.action_dim)
+        return VLANetwork(*sizes, self.words, self.normalize, initial_log_std, self.sentences)
 
     def without_lora(self) -> "VLAPolicy":
         """The policy that the merged weights are for."""
@@ -97,13 +102,13 @@ class VLAPolicy:
         flat = traverse_util.flatten_dict(params)
         merged: dict[tuple[str, ...], Any] = {}
         for path, x in flat.items():
+            trained = ("params", *path[1:-1])
             if path[-1] in _LORA:
                 continue
-            if path[0] == "frozen":
-                path = ("params", *path[1:])
-                down, up = flat.get((*path[:-1], "lora_a")), flat.get((*path[:-1], "lora_b"))
-                if path[-1] == "kernel" and down is not None:
-                    x = x + scale * jnp.matmul(down, up, precision="highest")
+            if path[0] == "frozen" and (*trained, "lora_a") in flat:
+                path = (*trained, path[-1])
+                if path[-1] == "kernel":
+                    x = x + scale * jnp.matmul(flat[*trained, "lora_a"], flat[*trained, "lora_b"], precision="highest")
             merged[path] = x
         return dict(traverse_util.unflatten_dict(merged))
 
@@ -122,14 +127,14 @@ class VLAPolicy:
             ValueError: a part that is not there.
         """
         c = self.model
-        wanted = (*c.images, *c.numbers, *((c.text,) if self.words is not None and self.instruction is None else ()))
+        wanted = (*c.images, *c.numbers, *((c.text,) if self.instruction is None else ()))
         missing = [name for name in wanted if not isinstance(obs, Mapping) or name not in obs]
         if missing:
             there = sorted(obs) if isinstance(obs, Mapping) else "one array without names"
             raise ValueError(f"the vla policy reads {', '.join(missing)}, but the observation has {there}")
         batch = obs[c.numbers[0]].shape[:-1] if c.numbers else obs[c.images[0]].shape[:-3]
         rows = {name: jnp.asarray(obs[name]).reshape(-1, *obs[name].shape[len(batch) :]) for name in wanted}
-        if self.words is not None and self.instruction is not None:
+        if self.instruction is not None:
             text = jnp.asarray(np.array(self.instruction, np.uint8))
             rows[c.text] = jnp.broadcast_to(text, (len(next(iter(rows.values()))), len(self.instruction)))
         return rows, batch
@@ -158,16 +163,20 @@ def make(
     action_space: gymnasium.Space,
     observation_space: gymnasium.Space,
     instructions: tuple[str, ...] = (),
+    held_out_instructions: tuple[str, ...] = (),
     actor_obs_normalization: bool = False,
 ) -> Any:
     """The policy that ``policy.vla_config`` describes, for these spaces.
 
     Args:
-        instructions: texts that the environment can give: the vocabulary, where none is given.
+        instructions: texts of the environment for training: their words are the vocabulary, where none is given.
+        held_out_instructions: those for testing.
 
     Raises:
         ValueError: a horizon that the actions are no multiple of, parts that the observation lacks, no words.
     """
+    if vla_config.model_class is not None:
+        return _make_own(vla_config, action_space, observation_space)
     if not isinstance(action_space, gymnasium.spaces.Box):
         raise ValueError(f"the vla policy acts in a Box, got {action_space}")
     model = vla_config.model
@@ -187,7 +196,9 @@ def make(
         raise ValueError(
             f"the observation has no text '{model.text}' (model_config.text), and vla_config.instruction is not given"
         )
-    words = model.text_encoder.vocabulary or vocabulary_of([fixed] if fixed is not None else instructions)
+    said = [fixed] if fixed is not None else [*instructions, *held_out_instructions]
+    whole_sentences = model.text_encoder.type == "minilm"
+    words = model.text_encoder.vocabulary or vocabulary_of(said if whole_sentences or fixed else instructions)
     if not words:
         raise ValueError("there are no words: give model_config.text_encoder.vocabulary, or vla_config.instruction")
     return VLAPolicy(
@@ -198,4 +209,19 @@ def make(
         None if fixed is None else tuple(as_bytes(fixed, len(fixed.encode())).tolist()),
         vla_config.action_std_init,
         actor_obs_normalization,
+        tuple(sorted(set(said))) if whole_sentences else (),
     )
+
+
+def _make_own(config: VLAConfig, action_space: gymnasium.Space, observation_space: gymnasium.Space) -> Any:
+    """``model_class(**model_config)``, which is also given the spaces and the horizon where it takes them."""
+    kind = resolve("policy", str(config.model_class))
+    offered = {
+        "action_space": action_space,
+        "observation_space": observation_space,
+        "action_spec": action_spec(action_space),
+        "inference_horizon": config.inference_horizon,
+        "instruction": config.instruction,
+    }
+    accepted = inspect.signature(kind).parameters
+    return kind(**{name: value for name, value in offered.items() if name in accepted}, **dict(config.model))

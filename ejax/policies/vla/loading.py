@@ -1,0 +1,54 @@
+"""Weights that a ``vla`` policy begins with: of its frozen encoders, and of the whole model."""
+
+from typing import Any
+
+import jax.numpy as jnp
+from flax import traverse_util
+
+from ejax.policies.pretrained.efficientnet import load_efficientnet
+from ejax.policies.pretrained.minilm import embed_sentences
+from ejax.policies.vla.config import VLAConfig
+from ejax.policies.vla.policy import VLAPolicy
+from ejax.types import Params
+from ejax.weights import fit_weights, load_weights
+
+_FEATURES, _SENTENCES = "features", "sentences"
+
+
+def load_parts(policy: Any, params: Params, config: VLAConfig) -> tuple[Params, list[str]]:
+    """Fresh variables with what ``config`` names in their place, and messages about it.
+
+    ``model_path`` holds all trained parameters of the model, by their dotted names; a policy with ``lora`` takes those
+    of the trunk as its frozen ones.
+
+    Raises:
+        WeightsError: they cannot be found or read, or do not fit; the text lists the names.
+    """
+    notes: list[str] = []
+    if isinstance(policy, VLAPolicy):
+        params, notes = _load_encoders(policy, params)
+    if config.model_path is None:
+        return params, notes
+    whole = policy.without_lora() if isinstance(policy, VLAPolicy) else policy
+    given = {name.removeprefix("params."): x for name, x in load_weights(config.model_path).items()}
+    like = policy.merge(params) if isinstance(policy, VLAPolicy) else params
+    loaded = {**like, "params": fit_weights(like["params"], given, source=config.model_path)}
+    if whole != policy:
+        loaded = policy.adopt(loaded, params)
+    return loaded, [*notes, f"the weights are those of {config.model_path}"]
+
+
+def _load_encoders(policy: VLAPolicy, params: Params) -> tuple[Params, list[str]]:
+    image, text = policy.model.image_encoder, policy.model.text_encoder
+    flat, notes = traverse_util.flatten_dict(params), []
+    if image.type == "efficientnet" and image.weights is not None:
+        features = load_efficientnet(image.weights, stride=image.stride)[1]["params"]
+        for path in {path[: path.index(_FEATURES) + 1] for path in flat if path[0] == "frozen" and _FEATURES in path}:
+            for name, x in traverse_util.flatten_dict(features).items():
+                flat[(*path, *name)] = x
+        notes.append(f"the image encoder is that of {image.weights}")
+    if text.type == "minilm" and text.weights is not None:
+        embeddings = jnp.asarray(embed_sentences(policy.sentences, text.weights))
+        flat |= {path: embeddings for path in flat if path[0] == "frozen" and path[-1] == _SENTENCES}
+        notes.append(f"{len(policy.sentences)} instructions are encoded by {text.weights}")
+    return dict(traverse_util.unflatten_dict(flat)), notes
