@@ -22,6 +22,7 @@ ENVS: dict[str, Any] = {
     "CartPoleRL": "ejax.envs.cart_pole:CartPoleRL",
     "PushCubeRL": "ejax.envs.push_cube:PushCubeRL",
     "PickPlaceRL": "ejax.envs.pick_place:PickPlaceRL",
+    "InstructedPlaceRL": "ejax.envs.instructed_place:InstructedPlaceRL",
     "PlanarReachRL": "ejax.envs.planar_reach:PlanarReachRL",
     "EmbodiedEnv": "ejax.envs.manager.embodied:EmbodiedEnv",
     "RenderedEnv": "ejax.envs.rendered:RenderedEnv",
