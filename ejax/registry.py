@@ -55,6 +55,7 @@ ALGORITHMS: dict[str, Any] = {
 DEMONSTRATORS: dict[str, str] = {
     "PushCubeExpert": "ejax.experts.push_cube:make_task",
     "PickPlaceExpert": "ejax.experts.pick_place:make_task",
+    "InstructedPlaceExpert": "ejax.experts.instructed_place:make_task",
 }
 """What demonstrates: classes by their place, which a worker process imports. See ``ejax.data.task``."""
 
