@@ -163,6 +163,7 @@ class InstructedPlaceRL:
     def description(self) -> EnvDescription:
         return EnvDescription(
             observation={"scene": describe_numbers(SCENE), "state": describe_numbers(ROBOT)},
+            text=("instruction",),
             action=ACTION,
             control_period=self.control_period,
             parameters=asdict(self),
@@ -220,7 +221,7 @@ class InstructedPlaceRL:
         metrics = {
             "distance_to_goal": distance[state.target_cube, state.target_zone],
             "wrong_cube_lifted": state.was_lifted[1 - state.target_cube].astype(jnp.float32),
-            "wrong_zone": (is_placed & ~meant).any().astype(jnp.float32),
+            "wrong_zone": (is_placed & ~meant[None]).any().astype(jnp.float32),
         }
         rewards = {name: after - potential_before[name] for name, after in self._potential(state).items()} | {
             "action_penalty": -self.action_penalty_weight * jnp.linalg.norm(self.action_scale * action[:3]),
