@@ -12,7 +12,7 @@ from ejax.experts.pick_place import CARE, SEGMENTS, follow_plan, vary_plan
 from ejax.experts.task import Rows, ScriptedTask
 from ejax.types import CameraView
 
-CAMERA = CameraView(eye=(-1.35, -0.15, 0.72), target=(-0.66, -0.15, 0.02), fovy=45.0, effects=False)
+CAMERA = CameraView(eye=(-1.3, -0.15, 0.9), target=(-0.645, -0.15, 0.04), fovy=42.0, effects=False)
 """Across from the robot, so that the arm hides neither cubes nor zones; the left zone is on the right. Draws without
 shadows, which are slow in software rendering."""
 
