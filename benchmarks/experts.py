@@ -1,7 +1,7 @@
 """How fast the scripted experts demonstrate, and how often they succeed: each figure in a process of its own.
 
 Compilation is told apart from the rest. Pictures are drawn of episodes that succeeded only. ``--frames`` draws each
-segment's last step of one episode of either task.
+segment's last step of one episode of the first two tasks, ``--sentences`` what three instructions make of one scene.
 """
 
 import argparse
@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-TASKS = ("push_cube", "pick_place")
+TASKS = ("push_cube", "pick_place", "instructed_place")
 IMAGE = (64, 64)
 
 
@@ -21,14 +21,18 @@ def main() -> None:
     args = _parse()
     if args.frames:
         _draw_segments(args.frames)
+    if args.sentences:
+        _draw_sentences(args.sentences)
+    if args.frames or args.sentences:
         return
     rows = []
     cores = sorted(os.sched_getaffinity(0))
-    print("task        cores  image   success  episodes/s  steps/s  mean length  compile s")
-    for task in TASKS:
+    print("task              cores  image   success  episodes/s  steps/s  mean length  compile s")
+    for task in args.tasks:
         for used in [cores[:1], cores] if len(cores) > 1 else [cores]:
-            for image in (None, IMAGE):
+            for image in (None, IMAGE) if args.images else (None,):
                 request = {"task": task, "image": image, "num_envs": args.num_envs, "noise": args.noise}
+                request["env"] = args.env
                 episodes = args.episodes // (8 if image else 1)  # drawing in software is what takes long
                 rows.append(_in_process({**request, "episodes": episodes, "cores": used}))
                 _print(rows[-1])
@@ -41,8 +45,12 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--episodes", type=int, default=512, help="attempts per figure; an eighth with pictures")
     parser.add_argument("--num-envs", type=int, default=64, help="environments side by side")
     parser.add_argument("--noise", type=float, default=0.15, help="of the actions, as a part of half their range")
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=TASKS)
+    parser.add_argument("--env", type=json.loads, metavar="JSON", help="fields of the environment")
+    parser.add_argument("--images", action=argparse.BooleanOptionalAction, default=True, help="figures with pictures")
     parser.add_argument("--json", type=Path, help="write the figures there")
     parser.add_argument("--frames", type=Path, help="draw the segments there instead")
+    parser.add_argument("--sentences", type=Path, help="draw there what three instructions make of one scene, instead")
     return parser.parse_args()
 
 
@@ -57,7 +65,8 @@ def _measure(request: dict[str, Any]) -> dict[str, Any]:
     from ejax.data import Episode
 
     module = importlib.import_module(f"ejax.experts.{request['task']}")
-    task = module.make_task(num_envs=request["num_envs"], noise=request["noise"], image_size=request["image"])
+    options = {"num_envs": request["num_envs"], "noise": request["noise"], "image_size": request["image"]}
+    task = module.make_task(env=request["env"], **options)
     start = time.perf_counter()
     task.attempt(0)
     first = time.perf_counter() - start
@@ -85,7 +94,7 @@ def _measure(request: dict[str, Any]) -> dict[str, Any]:
 def _print(row: dict[str, Any]) -> None:
     image = "x".join(map(str, row["image"])) if row["image"] else "-"
     print(
-        f"{row['task']:11} {row['cores']:5}  {image:6} {row['success_rate']:8.3f} {row['episodes_per_s']:11.1f} "
+        f"{row['task']:17} {row['cores']:5}  {image:6} {row['success_rate']:8.3f} {row['episodes_per_s']:11.1f} "
         f"{row['steps_per_s']:8.0f} {row['mean_length']:12.1f} {row['compile_s']:10.1f}",
         flush=True,
     )
@@ -97,7 +106,7 @@ def _draw_segments(path: Path) -> None:
     import numpy as np
 
     pictures = []
-    for name in TASKS:
+    for name in TASKS[:2]:
         module = importlib.import_module(f"ejax.experts.{name}")
         task = module.make_task(num_envs=8)
         attempts = task.attempt(3)
@@ -112,6 +121,47 @@ def _draw_segments(path: Path) -> None:
     for axis, (title, picture) in zip(axes.flat, pictures, strict=True):
         axis.imshow(picture)
         axis.set_title(title, fontsize=9)
+        axis.axis("off")
+    figure.tight_layout(pad=0.3)
+    figure.savefig(path, dpi=100)
+
+
+def _draw_sentences(path: Path) -> None:
+    import jax
+    import jax.numpy as jnp
+    import matplotlib.pyplot as plt
+    import numpy as np
+
+    from ejax.envs.place_instructions import COLOURS, MEANING, ZONES, encode
+    from ejax.experts.instructed_place import CAMERA, InstructedPlaceExpert, make_task
+
+    env = make_task().env
+    one = env.reset(jax.random.key(1))[0]
+    colours = [list(COLOURS)[colour] for colour in one.colours]
+    wanted = [(colours[0], "left"), (colours[1], "middle"), (colours[1], "right")]
+    texts = [next(text for text, pair in MEANING.items() if pair == each) for each in wanted]
+    state = jax.tree.map(lambda x: jnp.stack([x] * len(texts)), one).replace(
+        target_cube=jnp.array([colours.index(colour) for colour, _ in wanted]),
+        target_zone=jnp.array([ZONES.index(zone) for _, zone in wanted]),
+        instruction=jnp.stack([jnp.asarray(encode(text)) for text in texts]),
+    )
+    camera = CAMERA._replace(effects=True)
+    pictures = [("before", env.render(one, 320, 240, camera))]
+    expert, step = InstructedPlaceExpert(env), jax.jit(jax.vmap(env.step))
+    variation, segment = expert.vary(np.random.default_rng(0), len(texts)), np.zeros(len(texts), int)
+    obs, keys = jax.vmap(env._observe)(state), jax.random.split(jax.random.key(0), len(texts))
+    for t in range(100):
+        action, segment = expert.act(jax.tree.map(np.asarray, obs), segment, variation)
+        if t >= 80:  # out of the picture: up, and back to the robot
+            action = np.array([[0.0, 0.0, 1.0, -1.0] if t < 85 else [1.0, 0.0, 0.3, -1.0]] * len(texts))
+        state, timestep = step(state, jnp.asarray(action, jnp.float32), keys)
+        obs = timestep.obs
+    ends = [jax.tree.map(lambda x, row=row: x[row], state) for row in range(len(texts))]
+    pictures += [(text, env.render(end, 320, 240, camera)) for text, end in zip(texts, ends, strict=True)]
+    figure, axes = plt.subplots(1, len(pictures), figsize=(12.5, 2.7))
+    for axis, (title, picture) in zip(axes.flat, pictures, strict=True):
+        axis.imshow(picture)
+        axis.set_title(title, fontsize=8)
         axis.axis("off")
     figure.tight_layout(pad=0.3)
     figure.savefig(path, dpi=100)

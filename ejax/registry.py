@@ -22,6 +22,7 @@ ENVS: dict[str, Any] = {
     "CartPoleRL": "ejax.envs.cart_pole:CartPoleRL",
     "PushCubeRL": "ejax.envs.push_cube:PushCubeRL",
     "PickPlaceRL": "ejax.envs.pick_place:PickPlaceRL",
+    "InstructedPlaceRL": "ejax.envs.instructed_place:InstructedPlaceRL",
     "PlanarReachRL": "ejax.envs.planar_reach:PlanarReachRL",
     "EmbodiedEnv": "ejax.envs.manager.embodied:EmbodiedEnv",
     "RenderedEnv": "ejax.envs.rendered:RenderedEnv",
@@ -55,6 +56,7 @@ ALGORITHMS: dict[str, Any] = {
 DEMONSTRATORS: dict[str, str] = {
     "PushCubeExpert": "ejax.experts.push_cube:make_task",
     "PickPlaceExpert": "ejax.experts.pick_place:make_task",
+    "InstructedPlaceExpert": "ejax.experts.instructed_place:make_task",
 }
 """What demonstrates: classes by their place, which a worker process imports. See ``ejax.data.task``."""
 

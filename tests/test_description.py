@@ -1,6 +1,7 @@
 """Environments describe themselves: every number has a name and a unit, through chunks and pictures too."""
 
 from dataclasses import asdict
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from ejax.envs.action_chunk import ActionChunk
 from ejax.envs.cart_pole import CartPoleRL
 from ejax.envs.description import WHOLE, EnvDescription, Feature, describe
+from ejax.envs.instructed_place import InstructedPlaceRL
 from ejax.envs.pick_place import PickPlaceRL
 from ejax.envs.planar_reach import PlanarReachRL
 from ejax.envs.point_mass import PointMassRL
@@ -15,19 +17,26 @@ from ejax.envs.push_cube import PushCubeRL
 from ejax.envs.rendered import RenderedEnv
 from ejax.registry import ENVS, resolve
 
-KINDS = (PointMassRL, PlanarReachRL, CartPoleRL, PushCubeRL, PickPlaceRL)
+KINDS = (PointMassRL, PlanarReachRL, CartPoleRL, PushCubeRL, PickPlaceRL, InstructedPlaceRL)
 
 
 @pytest.mark.parametrize("env", [kind() for kind in KINDS], ids=lambda env: type(env).__name__)
 def test_every_number_has_a_name_and_a_unit(env: Any) -> None:
     told = describe(env)
     assert told.action is not None
-    assert len(told.observation[WHOLE]) == env.observation_space.shape[0]
+    parts = getattr(env.observation_space, "spaces", {WHOLE: env.observation_space})
+    widths = {path: part.shape[0] for path, part in parts.items() if path not in told.text}
+    assert {path: len(part) for path, part in told.observation.items()} == widths
     assert len(told.action) == env.action_space.shape[0]
-    named = [feature.name for feature in (*told.observation[WHOLE], *told.action)]
+    named = [feature.name for feature in (*chain.from_iterable(told.observation.values()), *told.action)]
     assert len(set(named)) == len(named)
-    assert all(feature.unit for feature in (*told.observation[WHOLE], *told.action))
+    assert all(feature.unit for feature in (*chain.from_iterable(told.observation.values()), *told.action))
     assert told.parameters == asdict(env)
+
+
+def test_text_is_told_apart_from_numbers_through_chunks_too() -> None:
+    told = describe(ActionChunk(InstructedPlaceRL(), 2))
+    assert told.text == ("instruction",) and sorted(told.observation) == ["scene", "state"]
 
 
 def test_every_registered_task_describes_itself() -> None:

@@ -14,6 +14,7 @@ from flax import struct
 
 from ejax.envs.adapters.brax import adapt
 from ejax.envs.cart_pole import CartPoleRL
+from ejax.envs.instructed_place import InstructedPlaceRL
 from ejax.envs.manager.embodied import EmbodiedEnv
 from ejax.envs.pick_place import PickPlaceRL
 from ejax.envs.planar_reach import PlanarReachRL
@@ -73,6 +74,15 @@ def _set_down(env: PickPlaceRL) -> Any:
     )
 
 
+def _set_down_as_told(env: InstructedPlaceRL) -> Any:
+    state = _at_rest(env)
+    place = state.zones[state.target_zone]
+    qpos = state.physics.qpos
+    for cube, start in enumerate((8, 15)):
+        qpos = qpos.at[start : start + 3].set(jnp.where(cube == state.target_cube, place, qpos[start : start + 3]))
+    return replace(state, physics=replace(state.physics, qpos=qpos), was_lifted=jnp.ones(2, bool))
+
+
 def _gym_config(name: str, **extensions: float) -> dict[str, Any]:
     config = json.loads((FOLDER / f"{name}.json").read_text())
     config["env"].setdefault("extensions", {}).update(extensions)
@@ -86,9 +96,11 @@ SUCCESSES: dict[str, tuple[Any, Any]] = {
     "CartPoleRL": (CartPoleRL(max_episode_steps=1, physics="mujoco"), _upright),
     "PushCubeRL": (PushCubeRL(success_threshold=10.0, physics="mujoco"), _at_rest),
     "PickPlaceRL": (PickPlaceRL(physics="mujoco"), _set_down),
+    "InstructedPlaceRL": (InstructedPlaceRL(physics="mujoco"), _set_down_as_told),
     "EmbodiedEnv": (EmbodiedEnv(_gym_config("push_cube", success_threshold=10.0), physics="mujoco"), _at_rest),
     "EmbodiedEnv, a pole": (EmbodiedEnv(_gym_config("cart_pole"), physics="mujoco"), _upright_world),
 }
+GRIPPERS = {"PickPlaceRL", "InstructedPlaceRL"}
 WRAPS = {"RenderedEnv"}
 """Takes success over from the environment inside."""
 
@@ -103,7 +115,7 @@ def test_no_state_that_is_not_finite_is_a_success(name: str, tmp_path: Path, mon
     monkeypatch.chdir(tmp_path)  # MuJoCo writes a log where it is
     env, prepare = SUCCESSES[name]
     action = jnp.zeros(env.action_space.shape)
-    healthy = (prepare(env), action.at[-1].set(-1.0) if name == "PickPlaceRL" else action)  # its gripper stays open
+    healthy = (prepare(env), action.at[-1].set(-1.0) if name in GRIPPERS else action)  # which stay open
     step = jax.jit(jax.vmap(lambda state, action: env.step(state, action, KEY)))
     expected, told = step(*jax.tree.map(lambda x: x[None], healthy))
     assert told.info["success"].all() and told.terminated.all()

@@ -23,6 +23,8 @@ from tiny import tiny
 from ejax.config import parse_config
 from ejax.distributions import action_spec
 from ejax.envs.host.pure_host import PureHostEnv
+from ejax.envs.instructed_place import InstructedPlaceRL
+from ejax.envs.manager.grasp_task import ROBOT
 from ejax.envs.point_mass import PointMassRL
 from ejax.policies import ActorCritic, NetworkConfig
 from ejax.policies.mlp import ACTIVATIONS
@@ -32,6 +34,7 @@ from ejax.training.run_dir import create_run_directory
 from ejax.training.saved_policy import evaluate_run
 from ejax.types import Timestep
 from interop.artefacts.cases import observe
+from interop.artefacts.contract import make_contract
 from interop.artefacts.episode import reference_episode
 from interop.artefacts.formats import FORMATS
 from interop.artefacts.host_cases import observe_host
@@ -345,6 +348,27 @@ def test_an_approximated_gelu_is_a_mismatch(tmp_path: Path, monkeypatch: pytest.
     policy, params = policy_for(env, activation="gelu")
     with pytest.raises(ParityError, match=r"pt: .*'environment' is off by .*, \d\d+ times what is allowed"):
         export_policy(policy, params, env, tmp_path / "out", ["pt"], origin=ORIGIN)
+
+
+def test_the_contract_says_which_input_is_text() -> None:
+    env = InstructedPlaceRL(physics="mujoco")
+    network = NetworkSpec(
+        inputs=("state", "instruction"),
+        normalized=False,
+        hidden_sizes=(8,),
+        activation="relu",
+        last_activation=None,
+        use_layernorm=False,
+        dropout_p=0.0,
+    )
+    widths = {"instruction": 64, "scene": 21, "state": 11}
+    spec = PolicySpec(observation=widths, actor=network, critic=None, head="normal", sizes=(4,))
+    seen = {name: np.zeros((1, width), np.float32) for name, width in widths.items()}
+    contract = make_contract({"id": "InstructedPlaceRL", "cfg": {}}, env, spec, seen, "none")
+    state, instruction = contract["observation"]
+    assert [feature["name"] for feature in state["features"]] == list(ROBOT) and "text" not in state
+    assert instruction["text"] == {"encoding": "utf-8", "length": 64} and instruction["features"] is None
+    assert "then zeros" in instruction["meaning"] and instruction["shape"] == ["batch", 64]
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from ejax.envs.manager.grasp_scene import HALF_EDGE
+from ejax.envs.manager.grasp_task import WORKSPACE
 from ejax.envs.mujoco.choice import Engine, how_to_install
 from ejax.envs.mujoco.engine import PhysicsState
-from ejax.envs.pick_place import OBSERVATION, WORKSPACE, PickPlaceRL, PickPlaceState
+from ejax.envs.pick_place import OBSERVATION, PickPlaceRL, PickPlaceState
 from ejax.registry import resolve
 from ejax.types import Array, Timestep
 

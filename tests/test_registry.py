@@ -74,7 +74,7 @@ def test_override_replaces() -> None:
 
 
 def test_an_unknown_name_lists_the_names_and_the_nearest() -> None:
-    names = r"CartPoleRL, EmbodiedEnv, PickPlaceRL, PlanarReachRL, PointMassRL.*Did you mean 'PushCubeRL'\?"
+    names = r"CartPoleRL, EmbodiedEnv, InstructedPlaceRL, PickPlaceRL.*Did you mean 'PushCubeRL'\?"
     with pytest.raises(UnknownNameError, match=names):
         resolve("env", "PushCube")
 

@@ -193,7 +193,7 @@ SMALL = {"width": 8, "depth": 2, "num_heads": 2, "image_encoder": {"channels": [
 
 def small(normalize: bool = False, **model: Any) -> VLAPolicy:
     config = VLAConfig(model_config={**SMALL, **model}, inference_horizon=K)
-    policy = make(config, gymnasium.spaces.Box(-1.0, 1.0, (K * A,)), SPACE, TEXTS, normalize)
+    policy = make(config, gymnasium.spaces.Box(-1.0, 1.0, (K * A,)), SPACE, TEXTS, actor_obs_normalization=normalize)
     assert isinstance(policy, VLAPolicy)
     return policy
 

@@ -24,6 +24,8 @@ class EnvDescription:
 
     observation: Mapping[str, tuple[Feature, ...]] = field(default_factory=dict)
     """Dotted path of each array -> its numbers; ``WHOLE`` where the observation is one array. Empty: not known."""
+    text: tuple[str, ...] = ()
+    """Paths of the arrays that are text: its UTF-8 bytes, and zeros after it."""
     action: tuple[Feature, ...] | None = None
     """The numbers of one decision. None: not known."""
     control_period: float | None = None

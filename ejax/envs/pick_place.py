@@ -1,7 +1,6 @@
 """A UR10 with a two-finger gripper picks up a cube and sets it down in a goal zone. A task of ejax's own."""
 
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 
 import gymnasium
 import jax
@@ -10,53 +9,39 @@ import numpy as np
 from flax import struct
 from numpy.typing import NDArray
 
-from ejax.envs.description import WHOLE, EnvDescription, Feature
-from ejax.envs.manager.bodies import Vector
-from ejax.envs.manager.grasp_scene import DRIVES, GOAL_MARKER, HALF_EDGE, HOME, make_model
-from ejax.envs.manager.robots import FINGER_TRAVEL
-from ejax.envs.mujoco.engine import Engine, Physics, PhysicsState, check_physics, load_model, render
-from ejax.envs.mujoco.inverse_kinematics import solve_site_pose
-from ejax.envs.mujoco.kinematics import site_pose
-from ejax.envs.mujoco.rotations import make_pose
+from ejax.envs.description import WHOLE, EnvDescription
+from ejax.envs.manager.grasp_scene import GOAL_MARKER, HOME, make_model
+from ejax.envs.manager.grasp_task import (
+    ACTION,
+    CUBE_FELL,
+    LIFT,
+    ROBOT,
+    as_pair,
+    check_reachable,
+    check_turn,
+    describe_numbers,
+    draw_place,
+    draw_turn,
+    height_of,
+    horizontal_distance,
+    is_set_down,
+    potentials,
+    tool_control,
+    tool_position,
+)
+from ejax.envs.mujoco.engine import Engine, Physics, PhysicsState, check_physics, render
 from ejax.finite import all_finite
 from ejax.types import Array, CameraView, Key, Timestep
 
 OBSERVATION = (
-    *(f"{joint} angle" for joint in ("shoulder_pan", "shoulder_lift", "elbow", "wrist_1", "wrist_2", "wrist_3")),
-    *(f"finger {side} travel" for side in (1, 2)),
-    *(f"{point} {axis}" for point in ("tool", "cube", "goal", "cube - tool", "goal - cube") for axis in "xyz"),
+    *ROBOT,
+    *(f"{point} {axis}" for point in ("cube", "goal", "cube - tool", "goal - cube") for axis in "xyz"),
     "was lifted",
 )
 """The name of each number of the observation; rad, m, and 0 or 1."""
-WORKSPACE: tuple[Vector, Vector] = ((-0.95, -0.55, 0.02), (-0.4, 0.25, 0.45))
-"""The box that targets of the tool are clipped to, m."""
 
-_ARM = tuple(range(6))
-_DOWN = ((0.0, 1.0, 0.0), (1.0, 0.0, 0.0), (0.0, 0.0, -1.0))
-"""The tool's rotation; the fingers close along x."""
-_IK_ITERATIONS = 3
 _CUBE = slice(8, 11)
 _CUBE_VELOCITY = slice(8, 11)
-_LIFT = 0.05
-"""m above the floor at which the cube counts as lifted."""
-_RELEASED = 0.008
-"""m: fingers that have closed by less are clear of the cube, by at least 7 mm each."""
-_AT_REST = 0.05
-"""m/s"""
-_STANDS = 0.01
-"""Largest distance of the cube's centre from its place on the floor, m."""
-_CUBE_FELL = -0.1
-
-
-_ACTION = (
-    *(Feature(f"tool centre point {axis} change / action_scale", "m") for axis in "xyz"),
-    Feature("grip, -1 open and 1 closed", "1"),
-)
-
-
-def _features() -> tuple[Feature, ...]:
-    units = {"angle": "rad", "lifted": "1"}
-    return tuple(Feature(name, units.get(name.rpartition(" ")[2], "m")) for name in OBSERVATION)
 
 
 @struct.dataclass(kw_only=True)
@@ -121,13 +106,12 @@ class PickPlaceRL:
             if not getattr(self, name) > 0:
                 raise ValueError(f"PickPlaceRL: {name} must be > 0, got {getattr(self, name)}")
         for name in ("cube_position", "goal_position", "cube_position_range", "goal_position_range"):
-            object.__setattr__(self, name, _as_pair(name, getattr(self, name)))
-        if not 0.0 <= self.cube_turn <= 0.3:
-            raise ValueError(
-                f"PickPlaceRL: cube_turn must be in [0, 0.3] rad, got {self.cube_turn}: the gripper does not turn"
-            )
+            object.__setattr__(self, name, as_pair("PickPlaceRL", name, getattr(self, name)))
+        check_turn("PickPlaceRL", self.cube_turn)
         for name in ("cube", "goal"):
-            _check_reachable(name, getattr(self, f"{name}_position"), getattr(self, f"{name}_position_range"))
+            check_reachable(
+                "PickPlaceRL", name, getattr(self, f"{name}_position"), getattr(self, f"{name}_position_range")
+            )
         check_physics(self.physics, self.sim_steps_per_control)
 
     @property
@@ -142,8 +126,8 @@ class PickPlaceRL:
     @property
     def description(self) -> EnvDescription:
         return EnvDescription(
-            observation={WHOLE: _features()},
-            action=_ACTION,
+            observation={WHOLE: describe_numbers(OBSERVATION)},
+            action=ACTION,
             control_period=self.control_period,
             parameters=asdict(self),
         )
@@ -158,12 +142,11 @@ class PickPlaceRL:
 
     def reset(self, key: Key) -> tuple[PickPlaceState, Array]:
         key_cube, key_turn, key_goal = jax.random.split(key, 3)
-        cube = _place(key_cube, self.cube_position, self.cube_position_range)
-        half_turn = 0.5 * jax.random.uniform(key_turn, minval=-self.cube_turn, maxval=self.cube_turn)
-        quaternion = jnp.stack([jnp.cos(half_turn), jnp.zeros(()), jnp.zeros(()), jnp.sin(half_turn)])
+        cube = draw_place(key_cube, self.cube_position, self.cube_position_range)
+        quaternion = draw_turn(key_turn, self.cube_turn)
         state = PickPlaceState(
             physics=PhysicsState(qpos=jnp.concatenate([jnp.asarray(HOME), cube, quaternion]), qvel=jnp.zeros(14)),
-            goal=_place(key_goal, self.goal_position, self.goal_position_range),
+            goal=draw_place(key_goal, self.goal_position, self.goal_position_range),
             was_lifted=jnp.zeros((), bool),
             episode_step=jnp.zeros((), jnp.int32),
         )
@@ -179,12 +162,12 @@ class PickPlaceRL:
         state = replace(
             state,
             physics=physics,
-            was_lifted=state.was_lifted | (_height(physics.qpos) > _LIFT),
+            was_lifted=state.was_lifted | (height_of(physics.qpos[_CUBE]) > LIFT),
             episode_step=state.episode_step + 1,
         )
         finite = all_finite(state)
         success = self._success(state) & finite
-        fell = state.physics.qpos[_CUBE][2] < _CUBE_FELL
+        fell = state.physics.qpos[_CUBE][2] < CUBE_FELL
         rewards = {name: after - potential_before[name] for name, after in self._potential(state).items()} | {
             "action_penalty": -self.action_penalty_weight * jnp.linalg.norm(self.action_scale * action[:3]),
             "success": self.success_weight * success,
@@ -215,74 +198,27 @@ class PickPlaceRL:
         return Physics(make_model(), self.physics, self.sim_steps_per_control)
 
     def _control(self, qpos: Array, action: Array) -> Array:
-        """[8]: the signal of the drives that hold the action's targets, see ``ejax.envs.manager.robots``."""
-        low, high = jnp.asarray(WORKSPACE)
-        position = jnp.clip(_tool(qpos) + self.action_scale * action[:3], low, high)
-        pose = make_pose(position, jnp.asarray(_DOWN))
-        model = load_model(make_model())
-        angles, _ = solve_site_pose(model, "tcp", pose, qpos, _ARM, num_iterations=_IK_ITERATIONS)
-        travel = jnp.full(2, 0.5 * FINGER_TRAVEL) * (1.0 + action[3])
-        return jnp.asarray(DRIVES.stiffness) * jnp.concatenate([angles, travel])
+        """[8]: the signal of the drives, see ``tool_control``."""
+        return tool_control(make_model(), qpos, action, self.action_scale)
 
     def _observe(self, state: PickPlaceState) -> Array:
         qpos = state.physics.qpos
-        tool, cube, goal = _tool(qpos), qpos[_CUBE], state.goal
+        tool, cube, goal = tool_position(make_model(), qpos), qpos[_CUBE], state.goal
         lifted = state.was_lifted.astype(qpos.dtype)[None]
         return jnp.concatenate([qpos[:8], tool, cube, goal, cube - tool, goal - cube, lifted])
 
     def _potential(self, state: PickPlaceState) -> dict[str, Array]:
         """Φ's terms, weighted."""
-        qpos = state.physics.qpos
-        reached = 1.0 - jnp.tanh(5.0 * jnp.linalg.norm(_tool(qpos) - qpos[_CUBE]))
-        height = jnp.where(state.was_lifted, 1.0, jnp.clip(_height(qpos) / _LIFT, 0.0, 1.0))
-        placed = 1.0 - jnp.tanh(5.0 * jnp.linalg.norm(qpos[_CUBE] - state.goal))
-        return {
-            "reaching": self.reaching_weight * reached,
-            "lifting": self.lifting_weight * height,
-            "placing": self.placing_weight * state.was_lifted * placed,
-        }
+        qpos, weights = state.physics.qpos, (self.reaching_weight, self.lifting_weight, self.placing_weight)
+        return potentials(tool_position(make_model(), qpos), qpos[_CUBE], state.goal, state.was_lifted, weights)
 
     def _success(self, state: PickPlaceState) -> Array:
-        qpos, speed = state.physics.qpos, jnp.linalg.norm(state.physics.qvel[_CUBE_VELOCITY])
-        there = (_distance_to_goal(state) < self.success_threshold) & (jnp.abs(_height(qpos)) < _STANDS)
-        return state.was_lifted & there & (speed < _AT_REST) & (jnp.max(qpos[6:8]) < _RELEASED)
-
-
-def _tool(qpos: Array) -> Array:
-    """[3], m: the tool centre point."""
-    return site_pose(load_model(make_model()), "tcp", qpos)[:3, 3]
-
-
-def _height(qpos: Array) -> Array:
-    """Height of the cube above its place on the floor, m."""
-    return qpos[_CUBE][2] - HALF_EDGE
+        qpos = state.physics.qpos
+        there = _distance_to_goal(state) < self.success_threshold
+        set_down = is_set_down(qpos[_CUBE], state.physics.qvel[_CUBE_VELOCITY], qpos[6:8])
+        return state.was_lifted & there & set_down
 
 
 def _distance_to_goal(state: PickPlaceState) -> Array:
     """Horizontal, m."""
-    return jnp.linalg.norm((state.physics.qpos[_CUBE] - state.goal)[:2])
-
-
-def _place(key: Key, centre: tuple[float, float], bound: tuple[float, float]) -> Array:
-    """[3], m: a place of the cube on the floor."""
-    offset = jax.random.uniform(key, (2,), minval=-1.0, maxval=1.0) * jnp.asarray(bound)
-    return jnp.append(jnp.asarray(centre) + offset, HALF_EDGE)
-
-
-def _as_pair(name: str, value: Any) -> tuple[float, float]:
-    """The list of a config file as a (hashable) tuple."""
-    if len(value) != 2:
-        raise ValueError(f"PickPlaceRL: {name} takes two numbers (x and y, m), got {value!r}")
-    x, y = value
-    return float(x), float(y)
-
-
-def _check_reachable(name: str, centre: tuple[float, float], bound: tuple[float, float]) -> None:
-    low, high = np.subtract(centre, bound), np.add(centre, bound)
-    if (np.array(bound) < 0.0).any():
-        raise ValueError(f"PickPlaceRL: {name}_position_range must be >= 0, got {bound}")
-    if (low < WORKSPACE[0][:2]).any() or (high > WORKSPACE[1][:2]).any():
-        raise ValueError(
-            f"PickPlaceRL: {name}_position {centre} ± {bound} m leaves the tool's workspace, which goes from "
-            f"{WORKSPACE[0][:2]} to {WORKSPACE[1][:2]} m"
-        )
+    return horizontal_distance(state.physics.qpos[_CUBE], state.goal)

@@ -22,6 +22,9 @@ WORDINGS = (
     "bring the cube to the {place} goal",
 )
 
+CARE = np.array([1.0, 0.4, 0.1, 0.5, 1.0, 0.4, 0.1])[:, None] * np.array([1.0, 1.0, 1.0, 0.0])
+"""[segments, 4]; a noisy grip would drop the cube."""
+
 _ABOVE = 0.015
 """Horizontal distance to the cube or goal, m, below which the tool goes down, and lets go."""
 _AT_GRASP = 0.006
@@ -34,7 +37,7 @@ _SET_DOWN = 0.003
 
 @dataclass(frozen=True)
 class PickPlaceExpert:
-    """Above the cube, down, close; up, across, down, open: each until the simulated state shows that it is done."""
+    """See ``follow_plan``."""
 
     env: PickPlaceRL
 
@@ -44,46 +47,71 @@ class PickPlaceExpert:
 
     @property
     def care(self) -> Rows:
-        part = np.array([1.0, 0.4, 0.1, 0.5, 1.0, 0.4, 0.1])
-        return part[:, None] * np.array([1.0, 1.0, 1.0, 0.0])  # a noisy grip would drop the cube
+        return CARE
 
     def vary(self, rng: np.random.Generator, num_envs: int) -> Mapping[str, Rows]:
-        return {
-            "speed": rng.uniform(0.6, 1.0, num_envs),  # of the largest step
-            "hover": rng.uniform(0.08, 0.14, num_envs),  # m above the cube
-            "carry_height": rng.uniform(0.10, 0.18, num_envs),  # m
-            "place": rng.uniform(-0.012, 0.012, (num_envs, 2)),  # m from the middle of the goal
-        }
+        return vary_plan(rng, num_envs)
 
     def act(self, obs: Rows, segment: Rows, variation: Mapping[str, Rows]) -> tuple[Rows, Rows]:
-        fingers, tool, cube, goal = obs[:, 6:8], obs[:, 8:11], obs[:, 11:14], obs[:, 14:17].copy()
-        goal[:, :2] += variation["place"]
-        hover = cube + np.array([0.0, 0.0, 1.0]) * variation["hover"][:, None]
-        lifted, above_goal = tool.copy(), goal.copy()
-        lifted[:, 2] = above_goal[:, 2] = variation["carry_height"]
-        held_at = goal + (tool - cube)  # the tool's position that puts the held cube at the goal
-        above_goal[:, :2] = held_at[:, :2]
-        aside, aside_of_goal = _across(hover - tool), _across(above_goal - tool)
-        done = np.stack(
-            [
-                (aside < _ABOVE) & (tool[:, 2] > cube[:, 2] + HALF_EDGE),
-                np.linalg.norm(cube - tool, axis=1) < _AT_GRASP,
-                fingers.min(axis=1) > _HELD,
-                tool[:, 2] > 0.8 * variation["carry_height"],
-                aside_of_goal < _ABOVE,
-                (cube[:, 2] < HALF_EDGE + _SET_DOWN) & (aside_of_goal < _ABOVE),
-                np.zeros(len(obs), bool),
-            ]
-        )
-        segment = segment + done[segment, np.arange(len(obs))]
-        targets = np.stack([hover, cube, cube, lifted, above_goal, held_at, tool])
-        way = targets[segment, np.arange(len(obs))] - tool
-        move = limit_length(way, variation["speed"] * self.env.action_scale) / self.env.action_scale
-        grip = np.where((segment >= 2) & (segment <= 5), 1.0, -1.0)
-        return np.concatenate([move, grip[:, None]], axis=1), segment
+        robot, cube, goal = obs[:, :11], obs[:, 11:14], obs[:, 14:17]
+        return follow_plan(robot, cube, goal, segment, variation, self.env.action_scale)
 
     def instruct(self, rng: np.random.Generator, obs: Rows) -> list[str]:
         return phrase(rng, WORDINGS, obs[:, 14:16] - np.array(self.env.goal_position))
+
+
+def vary_plan(rng: np.random.Generator, num_envs: int, lowest: float = 0.10) -> dict[str, Rows]:
+    """Variation for ``follow_plan``.
+
+    Args:
+        lowest: m, of the heights that the cube is carried at.
+    """
+    return {
+        "speed": rng.uniform(0.6, 1.0, num_envs),  # of the largest step
+        "hover": rng.uniform(0.08, 0.14, num_envs),  # m above the cube
+        "carry_height": rng.uniform(lowest, 0.18, num_envs),  # m
+        "place": rng.uniform(-0.012, 0.012, (num_envs, 2)),  # m from the middle of the goal
+    }
+
+
+def follow_plan(
+    robot: Rows, cube: Rows, goal: Rows, segment: Rows, variation: Mapping[str, Rows], action_scale: float
+) -> tuple[Rows, Rows]:
+    """Above the cube, down, close; up, across, down, open: each until the simulated state shows that it is done.
+
+    Args:
+        robot: [N, 11], ``ejax.envs.manager.grasp_task.ROBOT``.
+        cube, goal: [N, 3], m.
+        segment: [N], of the step before.
+
+    Returns:
+        Actions [N, 4] and segments [N], see ``Expert.act``.
+    """
+    fingers, tool, goal = robot[:, 6:8], robot[:, 8:11], goal.copy()
+    goal[:, :2] += variation["place"]
+    hover = cube + np.array([0.0, 0.0, 1.0]) * variation["hover"][:, None]
+    lifted, above_goal = tool.copy(), goal.copy()
+    lifted[:, 2] = above_goal[:, 2] = variation["carry_height"]
+    held_at = goal + (tool - cube)  # the tool's position that puts the held cube at the goal
+    above_goal[:, :2] = held_at[:, :2]
+    aside, aside_of_goal = _across(hover - tool), _across(above_goal - tool)
+    done = np.stack(
+        [
+            (aside < _ABOVE) & (tool[:, 2] > cube[:, 2] + HALF_EDGE),
+            np.linalg.norm(cube - tool, axis=1) < _AT_GRASP,
+            fingers.min(axis=1) > _HELD,
+            tool[:, 2] > 0.8 * variation["carry_height"],
+            aside_of_goal < _ABOVE,
+            (cube[:, 2] < HALF_EDGE + _SET_DOWN) & (aside_of_goal < _ABOVE),
+            np.zeros(len(robot), bool),
+        ]
+    )
+    segment = segment + done[segment, np.arange(len(robot))]
+    targets = np.stack([hover, cube, cube, lifted, above_goal, held_at, tool])
+    way = targets[segment, np.arange(len(robot))] - tool
+    move = limit_length(way, variation["speed"] * action_scale) / action_scale
+    grip = np.where((segment >= 2) & (segment <= 5), 1.0, -1.0)
+    return np.concatenate([move, grip[:, None]], axis=1), segment
 
 
 def make_task(

@@ -44,16 +44,16 @@ class Expert(Protocol):
         """Random variation between episodes: speeds, heights, offsets."""
         ...
 
-    def act(self, obs: Rows, segment: Rows, variation: Mapping[str, Rows]) -> tuple[Rows, Rows]:
+    def act(self, obs: PyTree, segment: Rows, variation: Mapping[str, Rows]) -> tuple[Rows, Rows]:
         """Actions [N, A], and the segments [N] that they belong to: the same as before or the next.
 
         Args:
-            obs: [N, F], of the environment.
+            obs: [N, F], of the environment; by name, where its observation has parts.
             segment: [N], of the step before.
         """
         ...
 
-    def instruct(self, rng: np.random.Generator, obs: Rows) -> list[str]:
+    def instruct(self, rng: np.random.Generator, obs: PyTree) -> list[str]:
         """The goal of each episode in words; ``obs`` are the first observations."""
         ...
 
@@ -62,7 +62,7 @@ class Expert(Protocol):
 class Attempts:
     """N attempts side by side: [T, N, ...]; of row n the first ``length[n]`` steps count."""
 
-    obs: Rows
+    obs: PyTree
     action: Rows
     """The executed actions."""
     intended: Rows
@@ -79,9 +79,10 @@ class Attempts:
 class ScriptedTask:
     """An expert in ``num_envs`` environments at once: a ``DemonstrationTask``.
 
-    Frame fields: ``obs/state`` [F] (the environment's observation), ``actions``, ``expert_actions`` [A], ``rewards``,
-    and ``obs/image`` [H, W, 3] uint8 where there is an ``image_size``. Episode fields: ``instruction``, and ``row``,
-    the environment in the batch: ``start(seed)`` at that row is where the episode began.
+    Frame fields: ``obs/state`` [F] (the environment's observation; one that has parts is ``obs/<part>``), ``actions``,
+    ``expert_actions`` [A], ``rewards``, and ``obs/image`` [H, W, 3] uint8 where there is an ``image_size``. Episode
+    fields: ``instruction``, and ``row``, the environment in the batch: ``start(seed)`` at that row is where the episode
+    began.
 
     Args:
         num_envs: episodes per call of ``generate``, stepped together on all cores.
@@ -118,7 +119,7 @@ class ScriptedTask:
     def spec(self) -> EpisodeSpec:
         width, size = _width(self._space), self._image_size
         frames: dict[str, Field] = {
-            "obs/state": ((_width(self.env.observation_space),), "float32"),
+            **{path: (space.shape, str(space.dtype)) for path, space in _parts(self.env.observation_space).items()},
             "actions": ((width,), "float32"),
             "expert_actions": ((width,), "float32"),
             "rewards": ((), "float32"),
@@ -144,14 +145,14 @@ class ScriptedTask:
         rng = np.random.default_rng(seed)
         space, keys = self._space, jax.random.split(jax.random.key(seed), self._num_envs)
         state, first = self.start(seed)
-        obs = np.asarray(first)
+        obs = jax.tree.map(np.asarray, first)
         instruction, variation = self._expert.instruct(rng, obs), self._expert.vary(rng, self._num_envs)
         segment = np.zeros(self._num_envs, np.int64)
         noise = rng.standard_normal((self._num_envs, _width(space)))
         scale = self._noise * 0.5 * (space.high - space.low)
         going = np.ones(self._num_envs, bool)
         length, success = np.zeros(self._num_envs, np.int64), np.zeros(self._num_envs, bool)
-        frames: dict[str, list[Rows]] = {name: [] for name in ("obs", "action", "intended", "reward", "segment")}
+        frames: dict[str, list[PyTree]] = {name: [] for name in ("obs", "action", "intended", "reward", "segment")}
         states = []
         while going.any():
             intended, segment = self._expert.act(obs, segment, variation)
@@ -164,17 +165,17 @@ class ScriptedTask:
             now = (obs, action, intended, np.asarray(timestep.reward), segment)
             for name, value in zip(frames, now, strict=True):
                 frames[name].append(value)
-            obs = np.asarray(timestep.obs)
+            obs = jax.tree.map(np.asarray, timestep.obs)
             length += going
             success |= going & np.asarray(timestep.info["success"])
             going &= ~np.asarray(timestep.terminated | timestep.truncated)
-        arrays = {name: np.stack(values) for name, values in frames.items()}
+        arrays = {name: jax.tree.map(lambda *x: np.stack(x), *values) for name, values in frames.items()}
         return Attempts(**arrays, state=states, length=length, success=success, instruction=instruction)
 
     def _episode(self, attempts: Attempts, row: int) -> Episode:
         length = attempts.length[row]
         frames = {
-            "obs/state": attempts.obs[:length, row],
+            **{path: values[:length, row] for path, values in _parts(attempts.obs).items()},
             "actions": attempts.action[:length, row],
             "expert_actions": attempts.intended[:length, row],
             "rewards": attempts.reward[:length, row],
@@ -198,6 +199,11 @@ def limit_length(vector: Rows, bound: Rows) -> Rows:
     """Shorten vectors [N, D] that are longer than ``bound`` [N]."""
     length = np.linalg.norm(vector, axis=-1)
     return vector * np.minimum(1.0, bound / np.maximum(length, 1e-9))[:, None]
+
+
+def _parts(obs: Any) -> dict[str, Any]:
+    """An observation's parts by the paths of their frame fields; the only one of a vector is its ``state``."""
+    return {f"obs/{name}": part for name, part in obs.items()} if isinstance(obs, Mapping) else {"obs/state": obs}
 
 
 def _width(space: Any) -> int:

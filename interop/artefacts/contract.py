@@ -30,6 +30,7 @@ def make_contract(
         _image(name, spec)
         if name in spec.images
         else _numbers(name, spec, description.observation.get(name), ranges[name])
+        | (_text(spec.observation[name]) if name in description.text else {})
         for name in spec.inputs
     ]
     outputs = [
@@ -100,6 +101,13 @@ def _numbers(name: str, spec: PolicySpec, known: Sequence[Feature] | None, limit
             f"which of the {spec.observation[name]} numbers in training these are; the policy does not read the others"
         )
     return entry
+
+
+def _text(length: int) -> dict[str, Any]:
+    return {
+        "meaning": "a text: its bytes one after the other as numbers, then zeros up to the length",
+        "text": {"encoding": "utf-8", "length": length},
+    }
 
 
 def _chunk(space: gymnasium.Space, chunk: int, period: float | None) -> dict[str, Any]:

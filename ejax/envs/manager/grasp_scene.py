@@ -1,6 +1,8 @@
-"""The model of PickPlaceRL: a UR10 with the two-finger gripper and a small cube, tuned so that a grasp holds."""
+"""The model of PickPlaceRL and InstructedPlaceRL: a UR10 with the two-finger gripper and small cubes, tuned so that a
+grasp holds."""
 
 import functools
+import itertools
 from xml.etree import ElementTree as ET
 
 from ejax.envs.manager.bodies import RigidObject
@@ -26,45 +28,69 @@ GOAL_MARKER = marker_name("goal")
 
 
 @functools.cache
-def make_model() -> str:
-    """The model, as MJCF.
+def make_model(
+    cubes: tuple[str, ...] = ("cube",), zones: tuple[str, ...] = ("goal",), zone_rgba: str | None = None
+) -> str:
+    """The model, as MJCF: cubes that can be grasped, and a disc for each zone (``marker_name``).
 
     What a grasp needs: an elliptic friction cone with friction ten times as stiff as the normal force, else the cube
     creeps down between the fingers by 5 mm/s; and joint damping that is integrated explicitly, which the armatures keep
     stable. With Euler's implicit damping the contact solver foresees accelerations of the arm that it then does not
     have, and a cube that is shaken slides by more than a centimetre. ``tests/test_pick_place.py`` holds and carries it.
     """
-    cube = RigidObject(
-        uid="cube",
-        shape="box",
-        size=(HALF_EDGE, HALF_EDGE, HALF_EDGE),
-        dynamic=True,
-        position=(0.0, 0.0, 0.0),
-        rotation=(0.0, 0.0, 0.0),
-        mass=0.1,
-        friction=1.0,
-        linear_damping=0.0,
-        angular_damping=0.0,
+    objects = tuple(
+        RigidObject(
+            uid=name,
+            shape="box",
+            size=(HALF_EDGE, HALF_EDGE, HALF_EDGE),
+            dynamic=True,
+            position=(0.0, 0.0, 0.0),
+            rotation=(0.0, 0.0, 0.0),
+            mass=0.1,
+            friction=1.0,
+            linear_damping=0.0,
+            angular_damping=0.0,
+        )
+        for name in cubes
     )
     scene = make_scene(
         make_ur("ur10", _TOOL, gripper=True),
         DRIVES,
-        (cube,),
+        objects,
         position=(0.0, 0.0, 0.0),
         rotation=(0.0, 0.0, 0.0),
         home=HOME,
         gravity=(0.0, 0.0, -9.81),
         timestep=0.01,
-        markers=("goal",),
+        markers=zones,
     )
     root = ET.fromstring(scene.xml)
     for name, armature in zip(scene.joints, _ARMATURE, strict=True):
         _find(root, f".//joint[@name='{name}']").set("armature", str(armature))
     _find(root, "option").attrib |= {"cone": "elliptic", "impratio": "10", "iterations": "10", "ls_iterations": "20"}
     _find(root, "option/flag").set("eulerdamp", "disable")
-    disc = _find(root, f".//body[@name='{GOAL_MARKER}']/geom")
-    disc.attrib |= {"size": "0.055 0.001", "pos": f"0 0 {0.001 - HALF_EDGE}"}
+    for one, other in itertools.combinations(cubes, 2):
+        _let_corners_touch(_find(root, "contact"), one, other)
+    for zone in zones:
+        disc = _find(root, f".//body[@name='{marker_name(zone)}']/geom")
+        disc.attrib |= {"size": "0.055 0.001", "pos": f"0 0 {0.001 - HALF_EDGE}"}
+        if zone_rgba is not None:
+            disc.set("rgba", zone_rgba)
     return ET.tostring(root, encoding="unicode")
+
+
+def _let_corners_touch(pairs: ET.Element, one: str, other: str) -> None:
+    """Two boxes as the corner balls of each against the other: upright cubes meet at corners.
+
+    Engines agree on balls against boxes. Of boxes against boxes MJX finds other contacts than the C engine, and takes
+    40 s to compile.
+    """
+    pair = _find(pairs, f"pair[@geom1='{one}'][@geom2='{other}']")
+    pairs.remove(pair)
+    for box, cube in ((one, other), (other, one)):
+        for corner in range(8):
+            names = {"geom1": f"{cube}_corner_{corner}", "geom2": box}
+            ET.SubElement(pairs, "pair", {**pair.attrib, **names})
 
 
 def _find(root: ET.Element, path: str) -> ET.Element:

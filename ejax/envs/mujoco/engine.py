@@ -21,7 +21,7 @@ import math
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast, get_args
@@ -121,7 +121,8 @@ def render(
     *,
     width: int = 640,
     height: int = 480,
-    mocap_pos: dict[str, Array | NDArray[Any]] | None = None,
+    mocap_pos: Mapping[str, Array | NDArray[Any]] | None = None,
+    rgba: Mapping[str, Array | NDArray[Any]] | None = None,
     camera: CameraView | None = None,
 ) -> NDArray[np.uint8]:
     """Draw one configuration, on a display or without one (EGL; the environment variable MUJOCO_GL can name another).
@@ -129,6 +130,7 @@ def render(
     Args:
         qpos: [nq].
         mocap_pos: body name -> position [3] in m, for bodies that only mark something.
+        rgba: geom name -> colour [4] in 0 … 1, of this picture alone.
         camera: None: the model's camera ``main``.
 
     Returns:
@@ -139,6 +141,9 @@ def render(
     data.qpos[:] = np.asarray(qpos)
     for name, position in (mocap_pos or {}).items():
         data.mocap_pos[model.body(name).mocapid[0]] = np.asarray(position)
+    model.geom_rgba[:] = _load_model(asset, visual=True).geom_rgba
+    for name, colour in (rgba or {}).items():
+        model.geom(name).rgba[:] = np.asarray(colour)
     mujoco.mj_kinematics(model, data)
     mujoco.mj_camlight(model, data)
     if camera is None:

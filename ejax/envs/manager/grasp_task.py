@@ -1,0 +1,153 @@
+"""What the tasks of ``grasp_scene`` share: actions that move the tool, where things may lie, and when a cube is placed.
+
+A task gives its model as MJCF; qpos begins with 6 joints and 2 fingers.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ejax.envs.description import Feature
+from ejax.envs.manager.bodies import Vector
+from ejax.envs.manager.grasp_scene import DRIVES, HALF_EDGE
+from ejax.envs.manager.robots import FINGER_TRAVEL
+from ejax.envs.mujoco.engine import load_model
+from ejax.envs.mujoco.inverse_kinematics import solve_site_pose
+from ejax.envs.mujoco.kinematics import site_pose
+from ejax.envs.mujoco.rotations import make_pose
+from ejax.types import Array, Key
+
+WORKSPACE: tuple[Vector, Vector] = ((-0.95, -0.55, 0.02), (-0.4, 0.25, 0.45))
+"""The box that targets of the tool are clipped to, m."""
+ACTION = (
+    *(Feature(f"tool centre point {axis} change / action_scale", "m") for axis in "xyz"),
+    Feature("grip, -1 open and 1 closed", "1"),
+)
+ROBOT = (
+    *(f"{joint} angle" for joint in ("shoulder_pan", "shoulder_lift", "elbow", "wrist_1", "wrist_2", "wrist_3")),
+    *(f"finger {side} travel" for side in (1, 2)),
+    *(f"tool {axis}" for axis in "xyz"),
+)
+"""The numbers of an observation that the robot itself measures; rad and m."""
+LIFT = 0.05
+"""m above the floor at which a cube counts as lifted."""
+CUBE_FELL = -0.1
+"""Height of a cube that fell off the scene, m."""
+
+_ARM = tuple(range(6))
+_DOWN = ((0.0, 1.0, 0.0), (1.0, 0.0, 0.0), (0.0, 0.0, -1.0))
+"""The tool's rotation; the fingers close along x."""
+_IK_ITERATIONS = 3
+_RELEASED = 0.008
+"""m: fingers that have closed by less are clear of the cube, by at least 7 mm each."""
+_AT_REST = 0.05
+"""m/s"""
+_STANDS = 0.01
+"""Largest distance of a cube's centre from its place on the floor, m."""
+
+
+def describe_numbers(names: tuple[str, ...]) -> tuple[Feature, ...]:
+    """Names with their units: angles are in rad, what was lifted and which one it is have none, the rest is in m."""
+    units = {"angle": "rad", "lifted": "1", "index": "1"}
+    return tuple(Feature(name, units.get(name.rpartition(" ")[2], "m")) for name in names)
+
+
+def tool_position(asset: str, qpos: Array) -> Array:
+    """[3], m: the tool centre point."""
+    return site_pose(load_model(asset), "tcp", qpos)[:3, 3]
+
+
+def tool_control(asset: str, qpos: Array, action: Array, action_scale: float) -> Array:
+    """[8]: the signal of the drives that hold the action's targets, see ``ejax.envs.manager.robots``.
+
+    The tool's target is where it is plus ``action_scale`` · action[:3] m, pointing down; damped least squares turn it
+    into joint angles. The fingers' is 0.02·(1 + action[3]) m.
+
+    Args:
+        action: [4] in ±1.
+    """
+    low, high = jnp.asarray(WORKSPACE)
+    position = jnp.clip(tool_position(asset, qpos) + action_scale * action[:3], low, high)
+    pose = make_pose(position, jnp.asarray(_DOWN))
+    angles, _ = solve_site_pose(load_model(asset), "tcp", pose, qpos, _ARM, num_iterations=_IK_ITERATIONS)
+    travel = jnp.full(2, 0.5 * FINGER_TRAVEL) * (1.0 + action[3])
+    return jnp.asarray(DRIVES.stiffness) * jnp.concatenate([angles, travel])
+
+
+def potentials(
+    tool: Array, cube: Array, goal: Array, was_lifted: Array, weights: tuple[float, float, float]
+) -> dict[str, Array]:
+    """How far along the cube is: near to the tool; lifted by ``LIFT``, or once; lifted and near to the goal.
+
+    Args:
+        tool, cube, goal: [3], m.
+        was_lifted: bool.
+        weights: the largest value of each.
+    """
+    reaching, lifting, placing = weights
+    reached = 1.0 - jnp.tanh(5.0 * jnp.linalg.norm(tool - cube))
+    height = jnp.where(was_lifted, 1.0, jnp.clip(height_of(cube) / LIFT, 0.0, 1.0))
+    placed = 1.0 - jnp.tanh(5.0 * jnp.linalg.norm(cube - goal))
+    return {"reaching": reaching * reached, "lifting": lifting * height, "placing": placing * was_lifted * placed}
+
+
+def is_set_down(cube: Array, velocity: Array, fingers: Array) -> Array:
+    """bool: the cube stands on the floor, at rest and released.
+
+    Args:
+        cube: [3], m.
+        velocity: [3], m/s.
+        fingers: [2], their travel, m.
+    """
+    stands, rests = jnp.abs(height_of(cube)) < _STANDS, jnp.linalg.norm(velocity) < _AT_REST
+    return stands & rests & (jnp.max(fingers) < _RELEASED)
+
+
+def height_of(cube: Array) -> Array:
+    """Height of a cube above its place on the floor, m."""
+    return cube[..., 2] - HALF_EDGE
+
+
+def horizontal_distance(one: Array, other: Array) -> Array:
+    """m"""
+    return jnp.linalg.norm((one - other)[..., :2], axis=-1)
+
+
+def draw_place(key: Key, centre: tuple[float, float], bound: tuple[float, float]) -> Array:
+    """[3], m: a place of a cube on the floor, uniform in the rectangle ``centre`` ± ``bound``."""
+    offset = jax.random.uniform(key, (2,), minval=-1.0, maxval=1.0) * jnp.asarray(bound)
+    return jnp.append(jnp.asarray(centre) + offset, HALF_EDGE)
+
+
+def draw_turn(key: Key, bound: float) -> Array:
+    """[4]: the quaternion of a turn about the vertical, uniform in ± ``bound`` rad."""
+    half_turn = 0.5 * jax.random.uniform(key, minval=-bound, maxval=bound)
+    return jnp.stack([jnp.cos(half_turn), jnp.zeros(()), jnp.zeros(()), jnp.sin(half_turn)])
+
+
+def check_turn(task: str, bound: float) -> None:
+    """Raise ValueError for a ``cube_turn`` with which the fingers would meet edges."""
+    if not 0.0 <= bound <= 0.3:
+        raise ValueError(f"{task}: cube_turn must be in [0, 0.3] rad, got {bound}: the gripper does not turn")
+
+
+def as_pair(task: str, name: str, value: Any) -> tuple[float, float]:
+    """The list of a config file as a (hashable) tuple."""
+    if len(value) != 2:
+        raise ValueError(f"{task}: {name} takes two numbers (x and y, m), got {value!r}")
+    x, y = value
+    return float(x), float(y)
+
+
+def check_reachable(task: str, name: str, centre: tuple[float, float], bound: tuple[float, float]) -> None:
+    """Raise ValueError where ``centre`` ± ``bound`` m leaves the workspace."""
+    low, high = np.subtract(centre, bound), np.add(centre, bound)
+    if (np.array(bound) < 0.0).any():
+        raise ValueError(f"{task}: {name}_position_range must be >= 0, got {bound}")
+    if (low < WORKSPACE[0][:2]).any() or (high > WORKSPACE[1][:2]).any():
+        raise ValueError(
+            f"{task}: {name}_position {centre} ± {bound} m leaves the tool's workspace, which goes from "
+            f"{WORKSPACE[0][:2]} to {WORKSPACE[1][:2]} m"
+        )

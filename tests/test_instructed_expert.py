@@ -1,0 +1,121 @@
+"""The expert of InstructedPlaceRL: it does what is said, and its demonstrations carry the sentence and its bytes."""
+
+import os
+from pathlib import Path
+
+import jax
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from ejax.data import Episode, Failure
+from ejax.data.lerobot.read import EpisodeReader
+from ejax.data.lerobot.write import EpisodeWriter
+from ejax.data.record import record
+from ejax.data.rows import check_episode
+from ejax.data.task import flatten
+from ejax.envs.instructed_place import SCENE
+from ejax.envs.place_instructions import COLOURS, MEANING, ZONES, decode
+from ejax.experts.instructed_place import make_task
+from ejax.experts.task import Attempts, ScriptedTask
+from ejax.registry import place_of_task
+
+SEED = 7
+NUM_ENVS = 64
+TARGET_CUBE, TARGET_ZONE = SCENE.index("target cube index"), SCENE.index("target zone index")
+
+
+@pytest.fixture(scope="module")
+def task() -> ScriptedTask:
+    return make_task(num_envs=NUM_ENVS)
+
+
+@pytest.fixture(scope="module")
+def attempts(task: ScriptedTask) -> Attempts:
+    return task.attempt(SEED)
+
+
+@pytest.fixture(scope="module")
+def outcomes(task: ScriptedTask) -> list[Episode | Failure]:
+    return task.generate(SEED)
+
+
+def test_the_expert_succeeds_with_and_without_noise(
+    task: ScriptedTask, attempts: Attempts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rates = [attempts.success.mean(), *(task.attempt(seed).success.mean() for seed in (11, 12))]
+    assert np.mean(rates) >= 0.97
+    monkeypatch.setattr(task, "_noise", 0.0)
+    quiet = task.attempt(SEED)
+    assert quiet.success.mean() >= 0.99 and quiet.length.max() < 80
+    np.testing.assert_array_equal(quiet.action, quiet.intended)
+
+
+def test_the_cube_and_the_zone_that_are_named_come_together(attempts: Attempts) -> None:
+    """The last step before the success; the other cube has hardly moved."""
+    for row in np.flatnonzero(attempts.success):
+        first, last = (attempts.obs["scene"][t, row] for t in (0, attempts.length[row] - 1))
+        colour, zone = MEANING[attempts.instruction[row]]
+        cube = list(first[15:17]).index(list(COLOURS).index(colour))
+        there = last[6 + 3 * ZONES.index(zone) :][:2]
+        assert np.linalg.norm(last[3 * cube :][:2] - there) < 0.03
+        other = 3 * (1 - cube)
+        assert np.linalg.norm(last[other:][:3] - first[other:][:3]) < 0.01
+
+
+def test_the_expert_goes_by_the_scene_and_not_by_the_words(task: ScriptedTask, attempts: Attempts) -> None:
+    expert, obs = task._expert, jax.tree.map(lambda x: x[0], attempts.obs)
+    variation, start = expert.vary(np.random.default_rng(0), NUM_ENVS), np.zeros(NUM_ENVS, np.int64)
+    action, _ = expert.act(obs, start, variation)
+    other_words = {**obs, "instruction": np.roll(obs["instruction"], 1, axis=0)}
+    np.testing.assert_array_equal(expert.act(other_words, start, variation)[0], action)
+    scene = obs["scene"].copy()
+    scene[:, TARGET_CUBE] = 1 - scene[:, TARGET_CUBE]
+    assert np.all(np.any(expert.act({**obs, "scene": scene}, start, variation)[0] != action, axis=1))
+
+
+def test_a_frame_has_every_part_of_the_observation_under_its_name(
+    task: ScriptedTask, attempts: Attempts, outcomes: list[Episode | Failure]
+) -> None:
+    spec, space = task.spec(), task.env.observation_space
+    parts = {path: entry for path, entry in spec.frames.items() if path.startswith("obs/")}
+    assert {path: (shape, np.dtype(dtype)) for path, (shape, dtype) in parts.items()} == {
+        f"obs/{name}": (part.shape, part.dtype)
+        for name, part in space.spaces.items()  # type: ignore[attr-defined]
+    }
+    for row, outcome in enumerate(outcomes):
+        assert isinstance(outcome, Episode) == bool(attempts.success[row])
+        if isinstance(outcome, Episode):
+            check_episode(outcome, spec, 80)
+            for name, part in attempts.obs.items():
+                np.testing.assert_array_equal(outcome.frames[f"obs/{name}"], part[: attempts.length[row], row])
+
+
+def test_replaying_the_actions_gives_what_was_recorded(task: ScriptedTask, attempts: Attempts) -> None:
+    state, obs = task.start(SEED)
+    keys = jax.random.split(jax.random.key(0), NUM_ENVS)
+    for t, action in enumerate(attempts.action[:20]):
+        jax.tree.map(np.testing.assert_array_equal, obs, jax.tree.map(lambda x, t=t: x[t], attempts.obs))
+        state, timestep = task._step(state, action, keys)
+        obs = timestep.obs
+
+
+def test_kept_episodes_have_the_sentence_as_task_and_its_bytes_in_every_frame(
+    task: ScriptedTask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    with EpisodeWriter(tmp_path / "kept", task.spec(), fps=25) as writer:
+        record(task, writer, 5)
+    reader = EpisodeReader(tmp_path / "kept")
+    tasks = pq.read_table(tmp_path / "kept/meta/tasks.parquet")["task"].to_pylist()
+    assert len(reader) == 5 and len(tasks) > 2 and set(tasks) <= set(MEANING)
+    for index in range(len(reader)):
+        episode, text = reader[index], reader.instruction(index)
+        told = flatten(episode.frames)["obs/instruction"]
+        assert told.dtype == np.uint8 and {decode(frame) for frame in told} == {text}
+        assert episode.fields["instruction"] == text.encode()
+    assert {reader.instruction(index) for index in range(len(reader))} == set(tasks)
+
+
+def test_it_is_registered() -> None:
+    assert place_of_task("InstructedPlaceExpert") == "ejax.experts.instructed_place:make_task"
