@@ -30,6 +30,8 @@ Context: TypeAlias = tuple[tuple[tuple[Array, Array], ...], Array]
 SENTENCE_FEATURES = 384
 """Of MiniLM's embeddings."""
 _FREQUENCIES = 16
+_SHARPNESS = 10.0
+"""Of a place's softmax over the pixels."""
 _CRITIC = NetworkConfig(hidden_sizes=(128,), activation="silu")
 
 
@@ -148,9 +150,11 @@ class VLANetwork(nn.Module):
             numbers = self.normalizer(numbers, observe=observe)
         text, said = self._text(obs)
         summary = jnp.sum(text * said[..., None], axis=1)
-        tokens = [*(self.encoders[name](obs[name], summary) for name in c.images), text]
+        seen = [self.encoders[name](obs[name], summary) for name in c.images]
+        tokens = [*(token for token, _ in seen), text]
         present = [*(jnp.ones(each.shape[:2], bool) for each in tokens[:-1]), said]
-        tokens.append(self.number_token(numbers)[:, None])
+        # places, like joint angles, are numbers: they come with them too, so that a difference is one product
+        tokens.append(self.number_token(jnp.concatenate([numbers, *(places for _, places in seen)], axis=-1))[:, None])
         present.append(jnp.ones(tokens[-1].shape[:2], bool))
         x, there = jnp.concatenate(tokens, axis=1), jnp.concatenate(present, axis=1)
         caches = []
@@ -202,33 +206,35 @@ def _image_tokens(config: ModelConfig) -> nn.Module:
 
 
 class KeypointTokens(nn.Module):
-    """uint8 [B, H, W, 3] -> [B, channels, width]: a token for the place where each channel is active.
+    """uint8 [B, H, W, 3] -> [B, channels, width], places [B, 2·channels]: a token for where each channel is active.
 
     The later convolutions are told what to look for: their channels are scaled and shifted by a function of the sum of
-    the instruction's words. Sources: ``ejax.policies.vision``; Perez et al. 2018, FiLM.
+    the instruction's words. The places are E_softmax[(x, y)] of each channel in ±1. The softmax is sharp at the start:
+    under a flat one a small thing hardly moves a place, and nothing is learned for long. Sources:
+    ``ejax.policies.vision``; Perez et al. 2018, FiLM.
     """
 
     channels: tuple[int, int, int]
     width: int
 
     @nn.compact
-    def __call__(self, image: Array, text: Array) -> Array:
+    def __call__(self, image: Array, text: Array) -> tuple[Array, Array]:
         """
         Args:
             text: [B, F].
         """
         x = image.astype(jnp.float32) / 127.5 - 1.0
         for i, (size, kernel, stride) in enumerate(zip(self.channels, KERNELS, STRIDES, strict=True)):
-            x = Linear(size, name=f"conv_{i}")(patches(x, kernel, stride))
+            x = Linear(size, name=f"conv_{i}")(patches(nn.relu(x) if i > 0 else x, kernel, stride))
             if i > 0:
                 scale, shift = jnp.split(nn.Dense(2 * size, name=f"film_{i}")(text), 2, axis=-1)
                 x = x * (1.0 + scale)[:, None, None] + shift[:, None, None]
-            x = nn.relu(x)
         count = self.channels[-1]
-        places = spatial_softmax(x)  # all rows, then all columns
+        places = spatial_softmax(_SHARPNESS * x)  # all rows, then all columns
         place = jnp.stack([places[..., :count], places[..., count:]], axis=-1)
         matrix = self.param("kernel", nn.initializers.normal(1.0), (count, 2, self.width))
-        return jnp.einsum("bcp,cpw->bcw", place, matrix) + self.param("bias", _normal, (count, self.width))[None]
+        tokens = jnp.einsum("bcp,cpw->bcw", place, matrix) + self.param("bias", _normal, (count, self.width))[None]
+        return tokens, places
 
 
 class PatchTokens(nn.Module):
@@ -242,7 +248,7 @@ class PatchTokens(nn.Module):
     width: int
 
     @nn.compact
-    def __call__(self, image: Array, text: Array) -> Array:
+    def __call__(self, image: Array, text: Array) -> tuple[Array, Array]:
         del text
         *_, height, width, depth = image.shape
         size = self.patch_size
@@ -251,7 +257,8 @@ class PatchTokens(nn.Module):
         x = image.astype(jnp.float32) / 127.5 - 1.0
         x = x.reshape(len(x), height // size, size, width // size, size, depth).swapaxes(2, 3)
         x = x.reshape(len(x), -1, size * size * depth)
-        return Linear(self.width, name="patch")(x) + self.param("place", _normal, (x.shape[1], self.width))[None]
+        tokens = Linear(self.width, name="patch")(x) + self.param("place", _normal, (x.shape[1], self.width))[None]
+        return tokens, jnp.zeros((len(x), 0))
 
 
 class EfficientNetTokens(nn.Module):
@@ -261,7 +268,7 @@ class EfficientNetTokens(nn.Module):
     width: int
 
     @nn.compact
-    def __call__(self, image: Array, text: Array) -> Array:
+    def __call__(self, image: Array, text: Array) -> tuple[Array, Array]:
         del text
         encoder = EfficientNetLite0(self.stride)
         weights = self.variable(
@@ -269,7 +276,8 @@ class EfficientNetTokens(nn.Module):
         )
         x: Any = encoder.apply({"params": jax.lax.stop_gradient(weights.value)}, image)
         x = x.reshape(len(image), -1, x.shape[-1])
-        return Linear(self.width, name="project")(x) + self.param("place", _normal, (x.shape[1], self.width))[None]
+        tokens = Linear(self.width, name="project")(x) + self.param("place", _normal, (x.shape[1], self.width))[None]
+        return tokens, jnp.zeros((len(x), 0))
 
 
 class SentenceTokens(nn.Module):
