@@ -14,6 +14,9 @@ import imageio_ffmpeg
 import numpy as np
 from numpy.typing import NDArray
 
+_SMALLEST_TEXT = 8
+"""Pixels."""
+
 
 def write_video(
     path: Path, frames: Iterable[NDArray[np.uint8]], fps: float, *, keyframe_every: int | None = None
@@ -54,6 +57,21 @@ def write_video(
     finally:
         partial.unlink(missing_ok=True)
     return path
+
+
+def with_caption(frame: NDArray[np.uint8], text: str) -> NDArray[np.uint8]:
+    """The frame [H, W, 3] with a line of text at its foot, which is as small as it must be to fit."""
+    from PIL import Image, ImageDraw, ImageFont  # few runs have a caption
+
+    picture = Image.fromarray(frame)
+    pen, (width, height) = ImageDraw.Draw(picture), picture.size
+    size = max(height // 16, _SMALLEST_TEXT)
+    while size > _SMALLEST_TEXT and pen.textlength(text, font=ImageFont.load_default(size)) > 0.96 * width:
+        size -= 1
+    font = ImageFont.load_default(size)
+    pen.rectangle((0, height - 1.6 * size, width, height), fill=(20, 22, 26))
+    pen.text((width / 2, height - 0.8 * size), text, font=font, fill=(240, 240, 240), anchor="mm")
+    return np.asarray(picture)
 
 
 def tile_frames(frame: NDArray[np.uint8]) -> NDArray[np.uint8]:

@@ -246,6 +246,10 @@ class InstructedPlaceRL:
             rgba={name: colours[i] for i, name in enumerate(CUBES)},
         )
 
+    def caption(self, state: InstructedPlaceState) -> str:
+        """The instruction, for videos."""
+        return decode(state.instruction)
+
     def render(
         self, state: InstructedPlaceState, width: int = 640, height: int = 480, camera: CameraView | None = None
     ) -> NDArray[np.uint8]:

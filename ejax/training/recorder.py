@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from ejax.config.camera import CameraConfig
 from ejax.distributions import executed
 from ejax.types import Array, CameraView, Env, Key, Params, Phase, Policy, PyTree, RenderableEnv
-from ejax.video import tile_frames, write_video
+from ejax.video import tile_frames, with_caption, write_video
 
 _FPS = 20
 _MOST_ENVS = 4
@@ -174,10 +174,13 @@ def draw(
 ) -> Iterator[NDArray[np.uint8]]:
     """Frames of episodes side by side, until the last of them has ended; one that ended stands still.
 
+    An environment with ``caption(state)``, such as its instruction, has that text drawn in.
+
     Raises:
         ValueError: the environment cannot be drawn.
     """
     env = _drawable(env)
+    caption = getattr(env, "caption", None)
     states, ended = jax.device_get((states, done))
     last = np.where(ended.any(axis=0), ended.argmax(axis=0), len(ended) - 1)
     drawn_at = np.full(len(last), -1)
@@ -187,6 +190,8 @@ def draw(
             if at != drawn_at[i]:
                 state = jax.tree.map(lambda x, i=i, at=at: x[at, i], states)
                 pictures[i], drawn_at[i] = env.render(state, *resolution, view), at
+                if caption is not None:
+                    pictures[i] = with_caption(pictures[i], caption(state))
         yield tile_frames(np.stack([pictures[i] for i in range(len(last))]))
 
 

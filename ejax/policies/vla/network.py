@@ -32,6 +32,8 @@ SENTENCE_FEATURES = 384
 _FREQUENCIES = 16
 _SHARPNESS = 10.0
 """Of a place's softmax over the pixels."""
+_COLOUR = 3.0
+"""Gain of the colours' differences from grey."""
 _CRITIC = NetworkConfig(hidden_sizes=(128,), activation="silu")
 
 
@@ -224,6 +226,8 @@ class KeypointTokens(nn.Module):
             text: [B, F].
         """
         x = image.astype(jnp.float32) / 127.5 - 1.0
+        # colour apart from brightness, which is nearly all of a picture's variance: colours are named
+        x = jnp.concatenate([x, _COLOUR * (x - x.mean(axis=-1, keepdims=True))], axis=-1)
         for i, (size, kernel, stride) in enumerate(zip(self.channels, KERNELS, STRIDES, strict=True)):
             x = Linear(size, name=f"conv_{i}")(patches(nn.relu(x) if i > 0 else x, kernel, stride))
             if i > 0:
