@@ -253,8 +253,22 @@ def _table(solids: Sequence[Solid], turns: Array, centres: Array, colours: Array
 
 
 def _gather(number: Array, table: Mapping[str, Array]) -> dict[str, list[Array]]:
-    """The rows [P] of a table, by column: one gather of whole rows, then a transposition."""
-    columns = iter(jnp.concatenate(list(table.values()), axis=1)[number].T)
+    """The rows [P] of a table, by column.
+
+    In a loop on a CPU, so that XLA cannot fuse the gathering into whatever reads it and do it again there.
+    """
+    rows = jnp.concatenate(list(table.values()), axis=1)
+    if len(rows) == 1:
+        columns = iter(rows[0])
+    else:
+        columns = iter(
+            jax.lax.platform_dependent(
+                number,
+                rows,
+                cpu=lambda number, rows: jax.lax.map(lambda column: column[number], rows.T),
+                default=lambda number, rows: rows[number].T,
+            )
+        )
     return {name: [next(columns) for _ in range(values.shape[1])] for name, values in table.items()}
 
 
