@@ -14,6 +14,7 @@ from ejax.envs.description import WHOLE, EnvDescription, Feature
 from ejax.envs.manager.bodies import Vector
 from ejax.envs.manager.grasp_scene import DRIVES, GOAL_MARKER, HALF_EDGE, HOME, make_model
 from ejax.envs.manager.robots import FINGER_TRAVEL
+from ejax.envs.mujoco.appearance import Appearance
 from ejax.envs.mujoco.engine import Engine, Physics, PhysicsState, check_physics, load_model, render
 from ejax.envs.mujoco.inverse_kinematics import solve_site_pose
 from ejax.envs.mujoco.kinematics import site_pose
@@ -209,6 +210,10 @@ class PickPlaceRL:
             mocap_pos={GOAL_MARKER: state.goal},
             camera=camera,
         )
+
+    def appearance(self, state: PickPlaceState) -> Appearance:
+        """For ``ejax.envs.mujoco.raycast``."""
+        return Appearance(asset=make_model(), qpos=state.physics.qpos, mocap_pos={GOAL_MARKER: state.goal})
 
     @property
     def _physics(self) -> Physics:

@@ -49,11 +49,11 @@ def site_pose(model: mujoco.MjModel, site: str, qpos: Array) -> Array:
 def body_poses(
     model: mujoco.MjModel, qpos: Array, mocap_pos: Mapping[str, Array] | None = None
 ) -> list[Array | NDArray[np.float64]]:
-    """Poses [4, 4] of all bodies in the world, as ``mujoco.mj_kinematics`` finds them; of those that never move as NumPy
+    """Poses [4, 4] of all bodies in the world, as ``mujoco.mj_kinematics`` finds them; those that never move as NumPy
     arrays, so that what is computed from them is a constant.
 
-    From the base outwards, each product so far times constants: T·J = T + sin q·(T·K) + (1 − cos q)·(T·K²), so that here
-    too no product of two batches is left but for ball joints.
+    From the base outwards, each product so far times constants: T·J = T + sin q·(T·K) + (1 − cos q)·(T·K²), so that
+    here too no product of two batches is left but for ball joints.
 
     Args:
         qpos: [nq], m, rad, quaternions (w x y z), which are normalized.

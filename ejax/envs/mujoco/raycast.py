@@ -3,21 +3,20 @@
     p(t) = o + t·d,   o = Rᵀ(eye − c),   d = Rᵀ·frame·(x, y, 1)        in the frame (R, c) of each solid
 
 so that d is linear in the pixel's place and t is the depth. Nearest hits are the minimum of one integer per pixel: the
-bits of t, which order like t, with the solid's number in the lowest ones. So the pass over the solids carries one array;
-the normal and the colour are computed once per pixel afterwards. The pass is a loop: unrolled, XLA's CPU compiler fuses it
-into one kernel that computes what is shared again for each of its uses, a thousand times slower (measured).
+bits of t, which order like t, with the solid's number in the lowest ones. So the pass over the solids carries one
+array; the normal and the colour are computed once per pixel afterwards. The pass is a loop: unrolled, XLA's CPU
+compiler fuses it into kernels that compute what is shared again for each of its uses, a hundred times slower.
 
 What nothing moves is drawn when the program is traced and is a constant in it: sky, floor, the base of a robot; not so
 where camera or lights are arrays of their own.
 
-As MuJoCo draws without effects: ambient light, Lambert's and Blinn's from directional lights with the eye infinitely far
-away, as OpenGL's fixed pipeline has it; no shadows, no reflections. Solids with an alpha below 1 are drawn last; only the
-nearest of them is seen, blended with what is behind.
+As MuJoCo draws without effects: ambient light, Lambert's and Blinn's from directional lights with the eye infinitely
+far away, as OpenGL's fixed pipeline has it; no shadows, no reflections, no haze at the horizon. Solids with an alpha
+below 1 are drawn last; only the nearest of them is seen, blended with what is behind.
 """
 
 import functools
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import replace
 from typing import NamedTuple, TypeAlias
 
 import jax
@@ -34,7 +33,7 @@ _FAR = 1e6
 """m: the depth of a miss."""
 _TINY = 1e-12
 
-Vec: TypeAlias = tuple[Array, Array, Array]
+Vec: TypeAlias = tuple[Array, ...]
 """Three numbers, or three per pixel."""
 Placed: TypeAlias = Array | NDArray[np.float64]
 
@@ -65,6 +64,21 @@ def draw(
     Raises:
         ValueError: a model with something that is no primitive, see ``scenery``; a colour for a geom that it lacks.
     """
+    if isinstance(camera, Camera):
+        return _draw(appearance, camera, lights, None, width, height)
+    return _draw(appearance, None, lights, camera, width, height)
+
+
+@functools.partial(jax.jit, static_argnames=("view", "width", "height"))
+def _draw(
+    appearance: Appearance,
+    camera: Camera | None,
+    lights: Lights | None,
+    view: CameraView | None,
+    width: int,
+    height: int,
+) -> Array:
+    """``draw``, traced once for all its uses in a program."""
     scene = scenery(appearance.asset)
     names = [solid.name for solid in scene.solids if solid.geom is not None]
     if unknown := set(appearance.rgba) - set(names):
@@ -78,22 +92,20 @@ def draw(
             still.append(solid)
         else:
             moving.append(solid)
-    fixed = lights is None and not isinstance(camera, Camera)
-    eye = camera if isinstance(camera, Camera) else _fixed_camera(appearance.asset, camera, width, height)
     light = _fixed_lights(appearance.asset) if lights is None else lights
-    view = _Rays(eye, width, height)
-    if fixed:
-        behind = _fixed_backdrop(appearance.asset, camera, width, height, tuple(solid.name for solid in still))
+    rays = _Rays(_fixed_camera(appearance.asset, view, width, height) if camera is None else camera, width, height)
+    if camera is None and lights is None:
+        behind = _fixed_backdrop(appearance.asset, view, width, height, tuple(solid.name for solid in still))
     else:
-        behind = _backdrop(scene, still, poses, view, light)
+        behind = _backdrop(scene, still, poses, rays, light)
     rgb, depth = behind.rgb, behind.depth
     if moving:
-        front = _cast(moving, poses, appearance.rgba, view, light)
+        front = _cast(moving, poses, appearance.rgba, rays, light)
         nearer = front.depth < depth
         rgb = _select(nearer, front.rgb, rgb)
         depth = jnp.where(nearer, front.depth, depth)
     if clear:
-        film = _cast(clear, poses, appearance.rgba, view, light)
+        film = _cast(clear, poses, appearance.rgba, rays, light)
         through = 1.0 - film.alpha
         alpha = jnp.where(film.depth < depth, 1.0 - through * through, 0.0)  # MuJoCo draws both of its sides
         rgb = tuple(old + alpha * (new - old) for old, new in zip(rgb, film.rgb, strict=True))
@@ -192,9 +204,7 @@ def _cast(
     return _Layer(depth, rgb, mine["colour"][3])
 
 
-def _nearest(
-    solids: Sequence[Solid], turns: Array, centres: Array, shown: Array, rays: _Rays, mask: int
-) -> Array:
+def _nearest(solids: Sequence[Solid], turns: Array, centres: Array, shown: Array, rays: _Rays, mask: int) -> Array:
     """[P] int32: the bits of the nearest hit's depth, with the solid's number in the lowest.
 
     One loop for each kind of solid: a program of the same size for any number of them.
@@ -238,6 +248,7 @@ def _colour(solid: Solid, tints: Mapping[str, Array]) -> Array:
     if solid.geom is None or solid.name not in tints:
         return jnp.asarray(solid.rgba, jnp.float32)
     return tints[solid.name].astype(jnp.float32)
+
 
 def _table(solids: Sequence[Solid], turns: Array, centres: Array, colours: Array) -> dict[str, Array]:
     """What the shading of a hit needs to know of the solid: [G, …] each."""

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import mujoco
@@ -147,7 +147,11 @@ def half_angles(fovy: float, fovx: float | None, aspect: float) -> tuple[float, 
 
 
 def look_at(
-    eye: Array, target: Array, up: Array, half_size: tuple[float | Array, float | Array], center: tuple[float | Array, ...]
+    eye: Array,
+    target: Array,
+    up: Array,
+    half_size: tuple[float | Array, float | Array],
+    center: tuple[float | Array, ...],
 ) -> Camera:
     """A camera at ``eye`` [3] that looks at ``target`` [3]; ``half_size`` and ``center`` as ``half_angles`` and
     ``CameraView`` have them."""
@@ -205,7 +209,7 @@ def _as_size(size: NDArray[np.float64]) -> tuple[float, float, float]:
     return float(x), float(y), float(z)
 
 
-def _material(model: mujoco.MjModel, material: int, rgba: NDArray[np.float32], kind: str, name: str) -> dict[str, object]:
+def _material(model: mujoco.MjModel, material: int, rgba: NDArray[np.float32], kind: str, name: str) -> dict[str, Any]:
     """Fields of ``Solid``."""
     if material < 0:
         look = {"emission": 0.0, "specular": 0.5, "shininess": 0.5, "texture": None}
