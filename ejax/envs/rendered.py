@@ -168,8 +168,7 @@ class RenderedEnv:
         return Randomizers(self.randomizers, self._view, self.width, self.height)
 
     def _check_renderer(self) -> None:
-        if self.renderer not in get_args(Renderer):
-            raise ValueError(f"RenderedEnv: renderer must be 'mujoco' or 'raycast', got {self.renderer!r}")
+        check_renderer(self.drawn, self.renderer)
         if self.renderer == "mujoco":
             if self.randomizers:
                 raise ValueError(
@@ -177,11 +176,6 @@ class RenderedEnv:
                     "mujoco draws all environments alike"
                 )
             return
-        if not isinstance(self.drawn, AppearingEnv):
-            raise ValueError(
-                f"RenderedEnv: {self.env} cannot be drawn with renderer: raycast: it has no appearance(state). "
-                "Use renderer: mujoco"
-            )
         if self.effects:
             raise ValueError("RenderedEnv: renderer: raycast draws no effects; use effects: false or renderer: mujoco")
         if self.randomizers:
@@ -201,10 +195,9 @@ class RenderedEnv:
         return jax.pure_callback(draw_all, shape, state, vmap_method="broadcast_all")
 
     def _cast(self, state: PyTree) -> Array:
-        seen = self.drawn.appearance(_inner(state))
         if not isinstance(state, RenderedState):
-            return draw(seen, width=self.width, height=self.height, camera=self._view)
-        look = state.look
+            return draw_state(self.drawn, state, self.width, self.height, self._view)
+        seen, look = self.drawn.appearance(state.env), state.look
         return draw(
             replace(seen, rgba={**seen.rgba, **look.rgba}),
             width=self.width,
@@ -227,6 +220,24 @@ class RenderedEnv:
             return pictures
 
         return _in_drawing_thread(draw_all)
+
+
+def check_renderer(env: Any, renderer: Renderer) -> Renderer:
+    """
+    Raises:
+        ValueError: no such renderer, or the environment cannot be drawn by it.
+    """
+    if renderer not in get_args(Renderer):
+        raise ValueError(f"renderer must be 'mujoco' or 'raycast', got {renderer!r}")
+    if renderer == "raycast" and not isinstance(env, AppearingEnv):
+        raise ValueError(f"renderer: raycast: {type(env).__name__} has no appearance(state). Use renderer: mujoco")
+    return renderer
+
+
+@functools.partial(jax.jit, static_argnums=(0, 2, 3, 4))
+def draw_state(env: Any, state: PyTree, width: int, height: int, camera: CameraView | None) -> Array:
+    """One environment's state as ``renderer: raycast`` draws it: [height, width, 3] uint8."""
+    return draw(env.appearance(state), width=width, height=height, camera=camera)
 
 
 def _parts(obs: Any) -> dict[str, Any]:
