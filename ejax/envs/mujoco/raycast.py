@@ -209,7 +209,7 @@ def _nearest(solids: Sequence[Solid], turns: Array, centres: Array, shown: Array
 
     One loop for each kind of solid: a program of the same size for any number of them.
     """
-    starts = jnp.einsum("gij,gi->gj", turns, rays.camera.eye - centres, precision="highest")
+    starts = jnp.einsum("gij,gi->gj", turns, rays.camera.eye[None] - centres, precision="highest")
     ways = jnp.einsum("gij,ik->gjk", turns, rays.camera.frame, precision="highest")
     sizes = jnp.asarray([solid.size for solid in solids], jnp.float32)
     numbers = jnp.arange(len(solids), dtype=jnp.int32)
