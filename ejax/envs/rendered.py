@@ -110,6 +110,10 @@ class RenderedEnv:
         return self._stepped.action_space
 
     @property
+    def actions_per_decision(self) -> int:
+        return self.action_chunk
+
+    @property
     def instructions(self) -> tuple[str, ...]:
         """Texts that an observation may hold; none of most environments."""
         return getattr(self.drawn, "instructions", ())
@@ -146,6 +150,23 @@ class RenderedEnv:
         else:
             state, timestep = self._stepped.step(state, action, key)
         return state, replace(timestep, obs=self._observe(state, timestep.obs))
+
+    def trajectory(self, state: PyTree, action: Array, key: Key) -> PyTree:
+        """The states after each action of a decision [action_chunk, ...], for videos."""
+        inner = _inner(state)
+        if isinstance(self._stepped, ActionChunk):
+            states = self._stepped.trajectory(inner, action, key)
+        else:
+            states = jax.tree.map(lambda x: x[None], self._stepped.step(inner, action, key)[0])
+        if not isinstance(state, RenderedState):
+            return states
+        look = jax.tree.map(lambda x: jnp.broadcast_to(x[None], (self.action_chunk, *x.shape)), state.look)
+        return RenderedState(env=states, look=look)
+
+    def caption(self, state: PyTree) -> str:
+        """What a video says of the episode, such as its instruction; nothing for most environments."""
+        caption = getattr(self.drawn, "caption", None)
+        return "" if caption is None else caption(_inner(state))
 
     def render(
         self, state: PyTree, width: int = 640, height: int = 480, camera: CameraView | None = None

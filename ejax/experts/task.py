@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from ejax.data.task import Episode, EpisodeSpec, Failure, Field
 from ejax.envs.rendered import Renderer, check_renderer, draw_state
+from ejax.frozen import freeze
 from ejax.types import CameraView, PyTree, RenderableEnv
 
 Rows = NDArray[Any]
@@ -116,7 +117,7 @@ class ScriptedTask:
         self._space = space
         self.env, self._expert, self._num_envs, self._noise = env, expert, num_envs, noise
         self._image_size = image_size
-        self._camera = CameraView(**camera) if isinstance(camera, Mapping) else camera
+        self._camera = CameraView(**freeze(camera)) if isinstance(camera, Mapping) else camera
         self._renderer = check_renderer(env, renderer)
         self._reset, self._step = jax.jit(jax.vmap(env.reset)), jax.jit(jax.vmap(env.step))
 
