@@ -136,6 +136,9 @@ def _stepper(
     if learners and trainer.num_envs % len(learners):
         text = f"got {len(learners)} devices for num_envs {trainer.num_envs}, which they must divide"
         raise ConfigError([Problem("trainer.collector.learner_devices", text)])
+    if trainer.shard_parameters:
+        text = "got true, but the policy acts outside the program, where a device needs all of it; give false"
+        raise ConfigError([Problem("trainer.shard_parameters", text)])
     if learners and devices:
         text = "are given beside trainer.distributed: true, with which all devices learn; leave them out"
         raise ConfigError([Problem("trainer.collector.learner_devices", text)])
