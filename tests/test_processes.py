@@ -13,12 +13,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from ejax import processes
 from ejax.config import ConfigError, parse_config
-from ejax.processes import Address, Channel, ProcessesError, count, join, leads, unjoined
+from ejax.processes import Address, Channel, ProcessesError, count, exchange, join, leads, unjoined
 from ejax.run import train
 from ejax.train import main
 from ejax.training import together
@@ -227,6 +228,20 @@ def test_a_process_that_fails_says_why_before_it_ends(
     assert re.search(r"process 1 on \S+ failed: HostEnvError: a cable came loose; this process ends", texts[0])
 
 
+def test_what_processes_exchange_keeps_its_bits() -> None:
+    """Alone: what it gives itself."""
+    given = {
+        "time": np.array([[1.0 + 1e-12]]),
+        "rng": np.array([2**63 + 5], np.uint64),
+        "ended": np.array([True, False, True]),
+        "obs": jnp.arange(3.0),
+    }
+    (got,) = exchange({**given, "key": jax.random.key(7)})
+    assert jax.random.key_data(got.pop("key")).tolist() == jax.random.key_data(jax.random.key(7)).tolist()
+    for name, x in given.items():
+        assert (got[name].dtype, got[name].shape, got[name].tobytes()) == (x.dtype, x.shape, np.asarray(x).tobytes())
+
+
 # Trainings
 
 
@@ -304,6 +319,12 @@ def test_groups_that_processes_cannot_share_are_refused(monkeypatch: pytest.Monk
         ConfigError, match=r"num_groups: got 1, but each of 2 processes .* a multiple of 2: \S+num_groups=2"
     ):
         build(parse_config(TINY, ["trainer.distributed=true", "trainer.collector.mode=host"]))
+
+
+def test_processes_of_unequal_numbers_of_devices_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ejax.training.build._all_devices", lambda config: [device(0), device(1), device(1)])
+    with pytest.raises(ConfigError, match=r"distributed: got true for processes of \[1, 2\] devices"):
+        build(parse_config(hosted("host", 1), ["trainer.distributed=true"]))
 
 
 def test_a_free_schedule_of_several_processes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """The parts of a run whose environments live outside its program: groups of them, a collector, updates."""
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -37,14 +38,18 @@ def group_size(config: RunConfig, num_devices: int) -> int:
 
 def _own_groups(config: RunConfig, devices: Sequence[jax.Device]) -> range:
     """The numbers of the groups that this process steps: as many as each other one, in the order of the devices."""
-    num_groups, processes = config.trainer.collector.num_groups, [device.process_index for device in devices]
-    num_processes = len(set(processes))
+    num_groups = config.trainer.collector.num_groups
+    num_devices = Counter(device.process_index for device in devices)
+    num_processes = len(num_devices)
+    if len(set(num_devices.values())) > 1:
+        text = f"got true for processes of {list(num_devices.values())} devices, which would step unequal numbers of"
+        raise ConfigError([Problem("trainer.distributed", f"{text} environments; give each as many devices")])
     if num_groups % num_processes:
         text = f"got {num_groups}, but each of {num_processes} processes steps as many groups as the others; give"
         text = f"{text} a multiple of {num_processes}: trainer.collector.num_groups={num_processes}"
         raise ConfigError([Problem("trainer.collector.num_groups", text)])
     share = num_groups // num_processes
-    return range(num_groups)[share * sorted(set(processes)).index(jax.process_index()) :][:share]
+    return range(num_groups)[share * sorted(num_devices).index(jax.process_index()) :][:share]
 
 
 def host_parts(
@@ -92,14 +97,14 @@ def host_parts(
     return Parts(policy, first, optimizer, stepper, replace(state, envs=envs), num_devices)
 
 
-def _groups(config: RunConfig, first: Env | HostEnv, count: int, size: int, quarantine: Path) -> list[HostEnv]:
-    """So many groups of environments, the first of which there is."""
+def _groups(config: RunConfig, first: Env | HostEnv, num_groups: int, size: int, quarantine: Path) -> list[HostEnv]:
+    """So many groups of ``size`` environments, the first of which there is."""
     if not isinstance(first, HostEnv):
-        return [PureHostEnv(first, size) for _ in range(count)]
+        return [PureHostEnv(first, size) for _ in range(num_groups)]
     if config.trainer.collector.mode == "device":
         text = f"got 'device', but {config.env.id} lives outside JAX; allowed: auto, host, async"
         raise ConfigError([Problem("trainer.collector.mode", text)])
-    others = [build_env(config, num_envs=size, quarantine=quarantine) for _ in range(count - 1)]
+    others = [build_env(config, num_envs=size, quarantine=quarantine) for _ in range(num_groups - 1)]
     return [first, *(env for env in others if isinstance(env, HostEnv))]
 
 
@@ -142,7 +147,7 @@ def _stepper(
     if learners and devices:
         text = "are given beside trainer.distributed: true, with which all devices learn; leave them out"
         raise ConfigError([Problem("trainer.collector.learner_devices", text)])
-    if devices and actors == []:
+    if devices and not actors:
         actors = [device for device in devices if device.process_index == jax.process_index()]
     collector = HostCollector(
         policy,
