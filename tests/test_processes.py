@@ -228,6 +228,48 @@ def test_a_process_that_fails_says_why_before_it_ends(
     assert re.search(r"process 1 on \S+ failed: HostEnvError: a cable came loose; this process ends", texts[0])
 
 
+class Reporting(SimpleNamespace):
+    """As much of a stepper as answers need."""
+
+    def reports(self) -> list[str]:
+        return ["quarantined row 0"]
+
+
+def never() -> bool:
+    return False
+
+
+def test_all_learn_once_each_has_its_part_of_the_rollout(two: tuple[Channel, Channel]) -> None:
+    first, second = two
+    first.tell("advance", count=1)
+    second.hear()
+    first.tell("learn")  # as process 0 will, so that this one process can play both
+    assert together._answer(second, Reporting(), {"collector/env_s": 1.0}, never) == {"collector/env_s": 1.0}
+    first.unhear()
+    notes: list[str] = []
+    agreed = together._wait_for_all(first, notes, {"collector/env_s": 2.0}, never)
+    assert (agreed, notes) == ({"collector/env_s": 3.0}, ["process 1: quarantined row 0"])
+
+
+def test_a_rollout_that_one_process_gives_up_is_given_up_by_all(two: tuple[Channel, Channel]) -> None:
+    first, second = two
+    first.tell("advance", count=1)
+    second.hear()
+    notes: list[str] = []
+    assert together._answer(second, Reporting(), None, never) is None
+    assert together._wait_for_all(first, notes, {"collector/env_s": 2.0}, never) is None
+    assert notes == ["process 1 was asked to stop, and gave up its rollout"]
+
+
+def test_what_process_0_tells_instead_of_learning_is_done_next(two: tuple[Channel, Channel]) -> None:
+    first, second = two
+    first.tell("advance", count=1)
+    second.hear()
+    first.tell("end", error=None)
+    assert together._answer(second, Reporting(), {"collector/env_s": 1.0}, never) is None
+    assert second.hear()["kind"] == "end"
+
+
 def test_what_processes_exchange_keeps_its_bits() -> None:
     """Alone: what it gives itself."""
     given = {
