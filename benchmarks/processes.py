@@ -12,7 +12,6 @@ updates or beside them; the environments themselves are then also continued in f
 """
 
 import argparse
-import itertools
 import os
 import re
 import signal
@@ -135,7 +134,7 @@ def processes(config: Path, counts: list[int], folder: Path, collector: str) -> 
 def go_on(config: Path, counts: list[int], folder: Path) -> None:
     """Stop half-way, go on in another number of processes, and compare with a run of one that was not stopped."""
     jobs = {}
-    for first, then in [(counts[0], counts[0]), *itertools.permutations(counts, 2)]:
+    for first, then in [(counts[0], counts[0]), *zip(counts, [*counts[1:], counts[0]], strict=True)]:
         name = f"{first}_then_{then}"
         (output := folder / f"go_on_{name}").mkdir()
         settings = ["--config", str(config), *COLLECTORS["host"]]

@@ -194,8 +194,12 @@ class HostStepper:
         return replace(learner, envs=envs)
 
     def advance(self, state: RunState, count: int, interrupted: Interrupted) -> tuple[RunState, Metrics] | None:
+        if self._together is not None:  # an update that failed must be seen before the others are waited for
+            jax.block_until_ready(state.update)
         self.announce(count)
         collected = self._collect(state, interrupted)
+        if self._together is not None and collected is not None:
+            self._together.compile(replace(state, envs=()), collected.rollout)
         facts = self.agree(None if collected is None else _facts(collected), interrupted)
         if collected is None or facts is None:
             return None
@@ -304,14 +308,21 @@ class _Together:
             return learn(state, rollout, key_update)
 
         self._program = jax.jit(learn_next, out_shardings=replicated(mesh))
+        self._compiled: Any = None
 
     def place(self, state: RunState) -> RunState:
         return spread(state, jax.tree.map(lambda _: replicated(self._mesh), state))
 
+    def compile(self, state: RunState, rollout: Rollout) -> None:
+        """The first time: before the processes agree on an update, since one that runs it waits for the others for a
+        limited time only."""
+        if self._compiled is None:
+            with jax.set_mesh(self._mesh):
+                self._compiled = self._program.lower(state, rollout, self._key).compile()
+
     def learn(self, state: RunState, rollout: Rollout) -> tuple[RunState, Metrics]:
         """The metrics are this process's own."""
-        with jax.set_mesh(self._mesh):
-            state, metrics = self._program(state, rollout, self._key)
+        state, metrics = self._compiled(state, rollout, self._key)
         return state, own_copy(metrics, self._here)
 
 
