@@ -38,7 +38,6 @@ SETTINGS = [
     "trainer.num_eval_episodes=8",
     "trainer.eval_freq=4096",
     "trainer.save_freq=2048",
-    "trainer.process_timeout_s=60",
 ]
 
 
