@@ -1,11 +1,14 @@
 """Several processes that train together: equal numbers, and what happens when one dies or hangs.
 
-    python benchmarks/processes.py [--devices 1 2 4 8] [--processes 1 2 4] [--faults kill stop]
+    python benchmarks/processes.py [--devices 1 2 4 8] [--processes 1 2 4] [--faults kill stop] [--collectors device]
 
 Trains a small PPO on one CPU device, on two, four and eight, with the same environments, minibatches and strata, and
 compares every array of the last checkpoint with one device's. Does the same with four devices in one process, in two
 and in four, over loopback. Then it kills, or suspends, one of two processes in the middle of a run,
 measures how long the other takes to end, and resumes.
+
+With --collectors host async the processes step four groups of environments outside the program, in turn with the
+updates or beside them; the environments themselves are then also continued in fewer and in more processes.
 """
 
 import argparse
@@ -17,7 +20,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -33,8 +38,14 @@ SETTINGS = [
     "trainer.num_eval_episodes=8",
     "trainer.eval_freq=4096",
     "trainer.save_freq=2048",
-    "trainer.process_timeout_s=60",
 ]
+
+
+COLLECTORS = {
+    "device": ["trainer.collector.mode=device"],
+    "host": ["trainer.collector.mode=host", "trainer.collector.num_groups=4"],
+    "async": ["trainer.collector.mode=async", "trainer.collector.num_groups=4"],
+}
 
 
 class Job:
@@ -84,7 +95,7 @@ def check(codes: list[int], job: Job, wanted: int = 0) -> None:
         raise RuntimeError(f"exit codes {codes}:\n" + "\n".join(log.read_text()[-2000:] for log in job.logs))
 
 
-def compare(folder: Path, kind: str, jobs: dict[int, Job]) -> None:
+def compare(folder: Path, kind: str, jobs: Mapping[Any, Job]) -> None:
     """Wait for trainings that should come to the same numbers, and say how far they are apart."""
     reference: dict[str, np.ndarray] = {}
     for count, job in jobs.items():
@@ -109,20 +120,37 @@ def devices(config: Path, counts: list[int], folder: Path) -> None:
     compare(folder, "devices", jobs)
 
 
-def processes(config: Path, counts: list[int], folder: Path) -> None:
+def processes(config: Path, counts: list[int], folder: Path, collector: str) -> None:
+    kind = f"processes_{collector}"
     jobs = {}
     for count in counts:
-        (output := folder / f"processes_{count}").mkdir()
-        jobs[count] = Job(count, output, "--config", str(config), "trainer.iterations=12")
+        (output := folder / f"{kind}_{count}").mkdir()
+        jobs[count] = Job(count, output, "--config", str(config), "trainer.iterations=12", *COLLECTORS[collector])
         jobs[count].wait()
-    compare(folder, "processes", jobs)
+    compare(folder, kind, jobs)
 
 
-def fail(config: Path, kind: str, folder: Path) -> None:
+def go_on(config: Path, counts: list[int], folder: Path) -> None:
+    """Stop half-way, go on in another number of processes, and compare with a run of one that was not stopped."""
+    jobs = {}
+    for first, then in [(counts[0], counts[0]), *zip(counts, [*counts[1:], counts[0]], strict=True)]:
+        name = f"{first}_then_{then}"
+        (output := folder / f"go_on_{name}").mkdir()
+        settings = ["--config", str(config), *COLLECTORS["host"]]
+        begun = Job(first, output, *settings, f"trainer.iterations={12 if first == then else 8}")
+        check(begun.wait(), begun)
+        if first != then:
+            continued = ["--run", str(only_run(output)), "--resume", "latest", "trainer.iterations=12"]
+            begun = Job(then, output, *settings, *continued)
+        jobs[name] = begun
+    compare(folder, "go_on", jobs)
+
+
+def fail(config: Path, kind: str, folder: Path, collector: str) -> None:
     """Kill or suspend process 1 of two, see process 0 end, and resume."""
-    output = folder / f"fault_{kind}"
+    output = folder / f"fault_{kind}_{collector}"
     output.mkdir()
-    job = Job(2, output, "--config", str(config), "trainer.iterations=4000")
+    job = Job(2, output, "--config", str(config), "trainer.iterations=4000", *COLLECTORS[collector])
     job.await_text("saved ")
     began = time.monotonic()
     job.processes[1].send_signal({"kill": signal.SIGKILL, "stop": signal.SIGSTOP}[kind])
@@ -131,9 +159,8 @@ def fail(config: Path, kind: str, folder: Path) -> None:
     job.processes[1].kill()
     text = job.logs[0].read_text()
     named = re.findall(r"ejax: .*process 1.*|.*task.*1.*", text)
-    print(
-        f"{kind}: process 0 ended with code {code} after {seconds:.1f} s: {named[-1][:200] if named else text[-500:]}"
-    )
+    said = named[-1][:200] if named else text[-500:]
+    print(f"{kind}, {collector}: process 0 ended with code {code} after {seconds:.1f} s: {said}")
     if code == 0 or not named:
         raise RuntimeError("the error does not name process 1")
     resumed = Job(2, output, "--run", str(only_run(output)), "--resume", "latest", "trainer.iterations=60")
@@ -147,15 +174,19 @@ def main() -> None:
     parser.add_argument("--devices", type=int, nargs="*", default=[1, 2, 4, 8])
     parser.add_argument("--processes", type=int, nargs="*", default=[1, 2, 4])
     parser.add_argument("--faults", nargs="*", default=["kill", "stop"], choices=["kill", "stop"])
+    parser.add_argument("--collectors", nargs="*", default=["device"], choices=list(COLLECTORS))
     args = parser.parse_args()
     config = ROOT / "configs/point_mass/ppo.yaml"
     with tempfile.TemporaryDirectory() as scratch:
         if args.devices:
             devices(config, args.devices, Path(scratch))
-        if args.processes:
-            processes(config, args.processes, Path(scratch))
-        for kind in args.faults:
-            fail(config, kind, Path(scratch))
+        for collector in args.collectors:
+            if args.processes:
+                processes(config, args.processes, Path(scratch), collector)
+            for kind in args.faults:
+                fail(config, kind, Path(scratch), collector)
+        if "host" in args.collectors and args.processes:
+            go_on(config, args.processes, Path(scratch))
 
 
 if __name__ == "__main__":

@@ -16,14 +16,19 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import Sharding
+from numpy.typing import NDArray
 
+from ejax.sharding import make_mesh, replicated
 from ejax.types import PyTree
 
 _BEAT_S = 1.0
 _GONE_S = 15.0
 """Without a sign of life: dead, or suspended."""
 _PATIENCE_MS = 1000
+_POLL_MS = 200
+"""Between two looks at whether to wait any longer."""
 _KEPT = 1000
 """Messages that stay with the service: far more than one process can be behind another."""
 _FOUND_BY_JAX = {"SLURM_NTASKS": "SLURM", "OMPI_COMM_WORLD_SIZE": "OpenMPI"}
@@ -101,7 +106,11 @@ def count() -> int:
 
 def leads() -> bool:
     """Whether this process decides, writes and speaks: it is the only one, or the first."""
-    return count() == 1 or jax._src.distributed.global_state.process_id == 0
+    return count() == 1 or _own_number() == 0
+
+
+def _own_number() -> int:
+    return jax._src.distributed.global_state.process_id
 
 
 def spread(tree: PyTree, places: PyTree) -> PyTree:
@@ -112,7 +121,7 @@ def spread(tree: PyTree, places: PyTree) -> PyTree:
     """
 
     def place(x: Any, sharding: Sharding) -> Any:
-        if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
+        if _is_key(x):
             data = np.asarray(jax.random.key_data(x))
             return jax.random.wrap_key_data(_make(data, sharding), impl=jax.random.key_impl(x))
         return _make(np.asarray(x), sharding)
@@ -126,8 +135,55 @@ def _make(x: Any, sharding: Sharding) -> jax.Array:
 
 def own_copy(tree: PyTree, device: jax.Device) -> PyTree:
     """Arrays that are the same on every device, on this process's ``device`` alone."""
-    mine = jax.tree.map(lambda x: x if x.is_fully_addressable else x.addressable_data(0), tree)
-    return jax.device_put(mine, device)
+
+    def own(x: jax.Array) -> jax.Array:
+        if x.is_fully_replicated:
+            for shard in x.addressable_shards:
+                if shard.device == device:
+                    return shard.data
+        return x if x.is_fully_addressable else x.addressable_data(0)
+
+    return jax.device_put(jax.tree.map(own, tree), device)
+
+
+def at_hand(tree: PyTree) -> PyTree:
+    """Arrays that are the same on every device, on those of this process alone: it may compute with them by itself."""
+
+    if count() == 1:
+        return tree
+    here = replicated(make_mesh([shard.device for shard in jax.tree.leaves(tree)[0].addressable_shards]))
+
+    def own(x: jax.Array) -> jax.Array:
+        return jax.make_array_from_single_device_arrays(x.shape, here, [shard.data for shard in x.addressable_shards])
+
+    return jax.tree.map(own, tree)
+
+
+def exchange(tree: PyTree) -> list[PyTree]:
+    """What each process gives, in their order, as NumPy's arrays; the same shapes in each. All of them call it.
+
+    As bytes, since JAX has no numbers of 64 bits. Keys come as arrays of all devices.
+    """
+    leaves, structure = jax.tree.flatten(tree)
+    mine = [np.asarray(jax.random.key_data(x) if _is_key(x) else x) for x in leaves]
+    packed = np.frombuffer(b"".join(x.tobytes() for x in mine), np.uint8)
+    everywhere = replicated(make_mesh(jax.devices()))
+
+    def unpack(packed: NDArray[np.uint8]) -> PyTree:
+        parts = np.split(packed, np.cumsum([x.nbytes for x in mine])[:-1])
+        arrays = [part.view(x.dtype).reshape(x.shape) for part, x in zip(parts, mine, strict=True)]
+        return jax.tree.unflatten(structure, [as_given(x, array) for x, array in zip(leaves, arrays, strict=True)])
+
+    def as_given(x: Any, array: NDArray[Any]) -> Any:
+        if not _is_key(x):
+            return array
+        return jax.random.wrap_key_data(_make(array, everywhere), impl=jax.random.key_impl(x))
+
+    return [unpack(each) for each in multihost_utils.process_allgather(packed)]
+
+
+def _is_key(x: Any) -> bool:
+    return jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
 class Channel:
@@ -140,8 +196,9 @@ class Channel:
             leave: ends this process at once.
         """
         self._timeout_s, self._leave, self._say = timeout_s, leave, say
-        self._number = 0
+        self._number = self._ahead = self._serial = 0
         self._begun = time.monotonic()
+        self._failure: str | None = None
 
     def tell(self, kind: str, **facts: Any) -> None:
         """Process 0: what comes next."""
@@ -162,6 +219,37 @@ class Channel:
         self._begun = time.monotonic()
         return dict(json.loads(told))
 
+    def unhear(self) -> None:
+        """The others: what was heard last is yet to be done, so ``hear`` gives it again."""
+        self._number -= 1
+
+    def overtaken(self) -> bool:
+        """The others: process 0 has told something new, and does not wait for what it told before. A second late."""
+        return self._ahead > self._number
+
+    def answer(self, said: Any) -> None:
+        """The others: to what was heard last."""
+        _client().key_value_set(f"ejax/answer/{self._number}/{_own_number()}", json.dumps(said))
+
+    def answers(self, interrupted: Callable[[], bool]) -> dict[int, Any] | None:
+        """Process 0: wait for the answer of each of the others to what was told last. None: interrupted before."""
+        said: dict[int, Any] = {}
+        for process in range(1, count()):
+            while process not in said:
+                if interrupted():
+                    return None
+                with suppress(jax.errors.JaxRuntimeError):
+                    answer = _client().blocking_key_value_get(f"ejax/answer/{self._number}/{process}", _POLL_MS)
+                    said[process] = json.loads(answer)
+        _client().key_value_delete(f"ejax/answer/{self._number}")
+        return said
+
+    def fail(self, reason: str) -> None:
+        """This process is about to end for this reason: the others say so, and end too."""
+        self._failure = reason
+        with suppress(jax.errors.JaxRuntimeError):
+            self._beat()
+
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Inside, this process ends, with a message that names whom it missed, where another is dead or hangs.
@@ -178,14 +266,13 @@ class Channel:
             thread.join()
 
     def _watch(self, stop: threading.Event) -> None:
-        me, host = jax.process_index(), socket.gethostname()
+        me = _own_number()
         beats: dict[int, tuple[str, float]] = {}
-        serial = 0
         while not stop.wait(_BEAT_S):
-            serial += 1
-            mine = json.dumps({"serial": serial, "number": self._number, "host": host})
             try:
-                _client().key_value_set(f"ejax/beat/{me}", mine, allow_overwrite=True)
+                self._beat()
+                if not leads():
+                    self._look_ahead()
                 seen = {int(key.rsplit("/", 1)[1]): beat for key, beat in _client().key_value_dir_get("ejax/beat/")}
             except jax.errors.JaxRuntimeError:
                 if not stop.is_set():
@@ -199,9 +286,23 @@ class Channel:
                 self._end(missing)
                 return
 
+    def _beat(self) -> None:
+        self._serial += 1
+        facts = {"serial": self._serial, "number": self._number, "host": socket.gethostname()}
+        mine = json.dumps(facts | ({"failure": self._failure} if self._failure else {}))
+        _client().key_value_set(f"ejax/beat/{_own_number()}", mine, allow_overwrite=True)
+
+    def _look_ahead(self) -> None:
+        following = self._number + 1
+        with suppress(jax.errors.JaxRuntimeError):  # there is none
+            _client().key_value_try_get(f"ejax/told/{following}")
+            self._ahead = following
+
     def _missing(self, beats: dict[int, tuple[str, float]], now: float, me: int) -> str | None:
         facts = {process: json.loads(beat) for process, (beat, _) in beats.items()}
         for process, (_, seen) in beats.items():
+            if process != me and (failure := facts[process].get("failure")):
+                return f"process {process} on {facts[process]['host']} failed: {failure}"
             if process != me and now - seen > _GONE_S:
                 return f"process {process} on {facts[process]['host']} has given no sign of life for {_GONE_S:.0f} s"
         if now - self._begun > self._timeout_s:

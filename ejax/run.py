@@ -90,11 +90,11 @@ def train(
     precision = matmul_precision(config.trainer.matmul_precision, config.trainer.device)
     if not leads():
         with exits_are_errors(config.env.id), precision:
-            return _followed(config, started)
+            return _followed(config, started, owns_process)
     with leading(config) as others:
         place = find_place(config, resume, run_dir)
         if others is not None:
-            place = gather(others, place)
+            gather(others, place)
         try:
             with exits_are_errors(config.env.id), precision:
                 return _train(place, started, owns_process, others)
@@ -103,9 +103,9 @@ def train(
             raise
 
 
-def _followed(config: RunConfig, started: float) -> RunResult:
+def _followed(config: RunConfig, started: float, owns_process: bool) -> RunResult:
     """The result of a process that followed another, which keeps the metrics."""
-    place, start, state = follow(config)
+    place, start, state = follow(config, owns_process=owns_process)
     seconds, update = time.monotonic() - started, int(state.update)
     rows = rows_per_update(place.config, start.parts)
     return RunResult(
@@ -123,7 +123,7 @@ def _followed(config: RunConfig, started: float) -> RunResult:
 def _train(place: Place, started: float, owns_process: bool, others: Channel | None) -> RunResult:
     start = begin(place)
     if others is not None:
-        lead(others, start.parts)
+        place = lead(others, place, start.parts)
     trainer, rows = place.config.trainer, rows_per_update(place.config, start.parts)
     evaluates_first = trainer.enable_eval and start.meta.get("evaluation_due", False)
     with MetricWriter(

@@ -55,6 +55,21 @@ def shapes_on(places: Sharding | Any | None, tree: T) -> T:
     return jax.tree.map(lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), tree, places)
 
 
+def join(parts: Sequence[T], place: NamedSharding, axis: int) -> T:
+    """Trees that each lie on one of this process's devices, in their order, as the parts of arrays of all devices.
+
+    Args:
+        axis: along which the parts are joined; ``place`` shards it.
+    """
+
+    def one(*shards: jax.Array) -> jax.Array:
+        shape = list(shards[0].shape)
+        shape[axis] *= place.mesh.size
+        return jax.make_array_from_single_device_arrays(tuple(shape), place, list(shards))
+
+    return cast(T, jax.tree.map(one, *parts))
+
+
 def sharded_somewhere(mesh: Mesh, shape: tuple[int, ...]) -> NamedSharding:
     """The longest axis that the devices divide is sharded over them; small arrays, and others, are whole on each."""
     divisible = [axis for axis, length in enumerate(shape) if length % mesh.size == 0]

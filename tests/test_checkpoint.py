@@ -88,6 +88,15 @@ def test_what_several_devices_saved_comes_back_on_one(tmp_path: Path) -> None:
     np.testing.assert_array_equal(loaded["envs"], np.arange(8.0))
 
 
+def test_numbers_of_64_bits_come_back_whole(tmp_path: Path) -> None:
+    """The state of an environment outside JAX, which has none of them."""
+    state = {"time": np.array([1.0 + 1e-12]), "rng": np.array([2**63 + 5], np.uint64)}
+    save_checkpoint(tmp_path, "a", state, {})
+    loaded, _ = load_checkpoint(tmp_path / "a", state)
+    for name, x in state.items():
+        assert (loaded[name].dtype, loaded[name].tobytes()) == (x.dtype, x.tobytes())
+
+
 def test_saving_again_replaces(own: Path) -> None:
     save_checkpoint(own.parent, own.name, make_state(seed=2), {"global_step": 64})
     state, _ = load_checkpoint(own, make_state())

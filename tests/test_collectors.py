@@ -16,6 +16,7 @@ from ladder import Ladder
 from ejax.collectors import CollectionStopped, HostCollector
 from ejax.envs.adapters.gymnasium import vectorize
 from ejax.envs.host.pure_host import PureHostEnv
+from ejax.sharding import make_mesh
 from ejax.types import HostTimestep, Rollout
 
 KEY = jax.random.key(5)
@@ -192,6 +193,26 @@ def test_the_policy_acts_where_it_is_told_to() -> None:
     here = collector(drift(2), drift(2)).collect(PARAMS, KEY, index=0).rollout
     assert there.value.devices() == {device}
     assert_same_bits(there, here)
+
+
+def test_shares_of_the_groups_collect_their_parts_of_the_rollout() -> None:
+    """As in several processes that have some groups each."""
+    options: dict[str, Any] = {"restart": True, "group_size": 2}
+    whole = collector(*[drift(2) for _ in range(4)], **options).collect(PARAMS, KEY, index=3).rollout
+    for first in (0, 2):
+        share = collector(drift(2), drift(2), first_group=first, num_groups=4, **options)
+        part, rows = share.collect(PARAMS, KEY, index=3).rollout, slice(2 * first, 2 * first + 4)
+        assert_same_bits((part.obs, part.action), (whole.obs[:, rows], whole.action[:, rows]))
+
+
+def test_several_devices_have_their_rows_of_a_rollout() -> None:
+    mesh = make_mesh(jax.devices()[1:3])
+    split = collector(drift(2), drift(2), mesh=mesh).collect(PARAMS, KEY, index=0).rollout
+    one = collector(drift(2), drift(2)).collect(PARAMS, KEY, index=0).rollout
+    assert_same_bits((split.action, split.reward), (one.action, one.reward))
+    np.testing.assert_allclose(split.value, one.value, rtol=1e-6)
+    for leaf in jax.tree.leaves(split):
+        assert [(shard.device.id, shard.data.shape[1]) for shard in leaf.addressable_shards] == [(1, 2), (2, 2)]
 
 
 # State

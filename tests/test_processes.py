@@ -3,22 +3,30 @@
 import json
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from ejax import processes
 from ejax.config import ConfigError, parse_config
-from ejax.processes import Address, Channel, ProcessesError, count, join, leads, unjoined
+from ejax.processes import Address, Channel, ProcessesError, count, exchange, join, leads, unjoined
+from ejax.run import train
 from ejax.train import main
+from ejax.training import together
 from ejax.training.build import build
+from ejax.training.checkpoint import _read_arrays
 
-TINY = {
+TINY: dict[str, Any] = {
     "trainer": {
         "learning_env": "PointMassRL",
         "num_envs": 2,
@@ -137,21 +145,240 @@ def test_a_process_that_is_gone_or_hangs_is_named(
     assert not texts if said is None else re.search(said, texts[0])
 
 
-def test_two_processes_train_save_and_end_together(tmp_path: Path) -> None:
-    config = tmp_path / "tiny.json"
-    config.write_text(json.dumps(TINY))
+class Board:
+    """The coordination service's keys and values, for one process that plays several."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, str] = {}
+
+    def key_value_set(self, key: str, value: str, allow_overwrite: bool = False) -> None:
+        self.values[key] = value
+
+    def blocking_key_value_get(self, key: str, timeout_ms: int) -> str:
+        del timeout_ms
+        return self.key_value_try_get(key)
+
+    def key_value_try_get(self, key: str) -> str:
+        if key not in self.values:
+            raise jax.errors.JaxRuntimeError("NOT_FOUND")
+        return self.values[key]
+
+    def key_value_delete(self, key: str) -> None:
+        self.values = {name: value for name, value in self.values.items() if not name.startswith(f"{key}/")}
+
+    def key_value_dir_get(self, prefix: str) -> list[tuple[str, str]]:
+        return [(name, value) for name, value in self.values.items() if name.startswith(prefix)]
+
+
+@pytest.fixture
+def two(monkeypatch: pytest.MonkeyPatch) -> tuple[Channel, Channel]:
+    """The channels of process 0 and of process 1, as the latter sees them."""
+    board = Board()
+    monkeypatch.setattr(processes, "_client", lambda: board)
+    monkeypatch.setattr(processes, "_own_number", lambda: 1)
+    monkeypatch.setattr(processes, "count", lambda: 2)
+    monkeypatch.setattr(processes, "_BEAT_S", 0.01)
+    return Channel(timeout_s=60.0, leave=lambda code: None), Channel(timeout_s=60.0, leave=lambda code: None)
+
+
+def test_process_0_waits_for_the_answers_to_what_it_told(two: tuple[Channel, Channel]) -> None:
+    first, second = two
+    first.tell("advance", count=1)
+    assert first.answers(lambda: True) is None  # interrupted before there are any
+    assert second.hear() == {"kind": "advance", "count": 1}
+    second.answer({"facts": {"collector/env_s": 2.0}})
+    assert first.answers(lambda: False) == {1: {"facts": {"collector/env_s": 2.0}}}
+
+
+def test_what_was_heard_too_early_is_heard_again(two: tuple[Channel, Channel]) -> None:
+    first, second = two
+    first.tell("advance", count=1)
+    first.tell("save", update=0)
+    second.hear()
+    assert second.hear() == {"kind": "save", "update": 0}
+    second.unhear()
+    assert second.hear() == {"kind": "save", "update": 0}
+
+
+def test_a_process_sees_that_process_0_does_not_wait_for_it_any_more(two: tuple[Channel, Channel]) -> None:
+    first, second = two
+    first.tell("advance", count=1)
+    second.hear()
+    with second.watching():
+        time.sleep(0.1)
+        assert not second.overtaken()
+        first.tell("end", error=None)
+        deadline = time.monotonic() + 10
+        while not second.overtaken() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert second.overtaken()
+        second.hear()
+        assert not second.overtaken()
+
+
+def test_a_process_that_fails_says_why_before_it_ends(
+    two: tuple[Channel, Channel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two[1].fail("HostEnvError: a cable came loose")
+    monkeypatch.setattr(processes, "_own_number", lambda: 0)
+    texts: list[str] = []
+    watcher = Channel(timeout_s=60.0, leave=lambda code: None, say=texts.append)
+    with watcher.watching():
+        time.sleep(0.3)
+    assert re.search(r"process 1 on \S+ failed: HostEnvError: a cable came loose; this process ends", texts[0])
+
+
+class Reporting(SimpleNamespace):
+    """As much of a stepper as answers need."""
+
+    def reports(self) -> list[str]:
+        return ["quarantined row 0"]
+
+
+def never() -> bool:
+    return False
+
+
+def test_all_learn_once_each_has_its_part_of_the_rollout(two: tuple[Channel, Channel]) -> None:
+    first, second = two
+    first.tell("advance", count=1)
+    second.hear()
+    first.tell("learn")  # as process 0 will, so that this one process can play both
+    assert together._answer(second, Reporting(), {"collector/env_s": 1.0}, never) == {"collector/env_s": 1.0}
+    first.unhear()
+    notes: list[str] = []
+    agreed = together._wait_for_all(first, notes, {"collector/env_s": 2.0}, never)
+    assert (agreed, notes) == ({"collector/env_s": 3.0}, ["process 1: quarantined row 0"])
+
+
+def test_a_rollout_that_one_process_gives_up_is_given_up_by_all(two: tuple[Channel, Channel]) -> None:
+    first, second = two
+    first.tell("advance", count=1)
+    second.hear()
+    notes: list[str] = []
+    assert together._answer(second, Reporting(), None, never) is None
+    assert together._wait_for_all(first, notes, {"collector/env_s": 2.0}, never) is None
+    assert notes == ["process 1 was asked to stop, and gave up its rollout"]
+
+
+def test_what_process_0_tells_instead_of_learning_is_done_next(two: tuple[Channel, Channel]) -> None:
+    first, second = two
+    first.tell("advance", count=1)
+    second.hear()
+    first.tell("end", error=None)
+    assert together._answer(second, Reporting(), {"collector/env_s": 1.0}, never) is None
+    assert second.hear()["kind"] == "end"
+
+
+def test_what_processes_exchange_keeps_its_bits() -> None:
+    """Alone: what it gives itself."""
+    given = {
+        "time": np.array([[1.0 + 1e-12]]),
+        "rng": np.array([2**63 + 5], np.uint64),
+        "ended": np.array([True, False, True]),
+        "obs": jnp.arange(3.0),
+    }
+    (got,) = exchange({**given, "key": jax.random.key(7)})
+    assert jax.random.key_data(got.pop("key")).tolist() == jax.random.key_data(jax.random.key(7)).tolist()
+    for name, x in given.items():
+        assert (got[name].dtype, got[name].shape, got[name].tobytes()) == (x.dtype, x.shape, np.asarray(x).tobytes())
+
+
+# Trainings
+
+
+def two_processes(tmp_path: Path, config: dict[str, Any], *arguments: str) -> list[str]:
+    """What two processes of one device each print, of a training that ends well."""
+    (file := tmp_path / "tiny.json").write_text(json.dumps(config))
     with socket.socket() as free:
         free.bind(("localhost", 0))
         address = f"localhost:{free.getsockname()[1]}"
-    command = [sys.executable, "-m", "ejax.train", "--config", str(config), "--distributed", "--num-processes", "2"]
-    command += ["--coordinator", address, "--process-id"]
+    command = [sys.executable, "-m", "ejax.train", "--config", str(file), "--distributed", *arguments]
+    command += ["--num-processes", "2", "--coordinator", address, "--process-id"]
     one_device = {**os.environ, "XLA_FLAGS": os.environ["XLA_FLAGS"].replace("device_count=4", "device_count=1")}
     options: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "env": one_device}
-    both = [
-        subprocess.Popen([*command, str(i), f"trainer.output_dir={tmp_path / 'runs'}"], **options) for i in range(2)
-    ]
+    both = [subprocess.Popen([*command, str(i)], **options) for i in range(2)]
     texts = [process.communicate(timeout=300)[0] for process in both]
     assert [process.returncode for process in both] == [0, 0], "\n".join(texts)
+    return texts
+
+
+def test_two_processes_train_save_and_end_together(tmp_path: Path) -> None:
+    texts = two_processes(tmp_path, TINY, f"trainer.output_dir={tmp_path / 'runs'}")
     assert "2 devices, 2 environments on each" in texts[0] and "[train]" not in texts[1]
     (run,) = (tmp_path / "runs").iterdir()  # one folder, of process 0
     assert [path.name.rsplit("_", 1)[1] for path in run.glob("checkpoints/*_step_32")]  # 2 updates · 4 steps · 4 envs
+
+
+def hosted(mode: str, iterations: int) -> dict[str, Any]:
+    """Environments outside the program, in two groups, one for each process or both for one."""
+    collector = {"mode": mode, "num_groups": 2}
+    trainer = {"exp_name": "hosted", "iterations": iterations, "save_frequency_updates": 1, "collector": collector}
+    return {**TINY, "trainer": {**TINY["trainer"], **trainer}}
+
+
+def arrays(run: Path, step: int) -> dict[str, Any]:
+    (path,) = run.glob(f"checkpoints/hosted_step_{step}")
+    return {name: np.asarray(x).tobytes() for name, x in _read_arrays(path, _read_arrays(path, None)).items()}
+
+
+@pytest.fixture
+def two_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ejax.training.build._all_devices", lambda config: jax.devices()[:2])
+
+
+@pytest.mark.usefixtures("two_devices")
+def test_two_processes_collect_and_go_on_as_one_with_their_devices_does(tmp_path: Path) -> None:
+    one = parse_config(hosted("host", 2), ["trainer.distributed=true"])
+    whole, both = train(one, run_dir=tmp_path / "whole").run_dir, tmp_path / "both"
+    two_processes(tmp_path, hosted("host", 1), "--run", str(both))
+    assert arrays(both, 16) == arrays(whole, 16)
+    train(one, resume="latest", run_dir=both)
+    assert arrays(both, 32) == arrays(whole, 32)
+    # and back
+    shutil.rmtree(next(whole.glob("checkpoints/hosted_step_32")))
+    texts = two_processes(tmp_path, hosted("host", 2), "--run", str(whole), "--resume", "latest")
+    assert arrays(both, 32) == arrays(whole, 32)
+    assert "not exact" not in texts[0]
+
+
+@pytest.mark.usefixtures("two_devices")
+def test_two_processes_collect_beside_the_updates_what_one_does(tmp_path: Path) -> None:
+    two_processes(tmp_path, hosted("async", 3), "--run", str(tmp_path / "both"))
+    train(parse_config(hosted("async", 3), ["trainer.distributed=true"]), run_dir=tmp_path / "whole")
+    assert arrays(tmp_path / "both", 48) == arrays(tmp_path / "whole", 48)
+    rows = [json.loads(line) for line in (tmp_path / "both/logs/metrics.jsonl").read_text().splitlines()]
+    assert [row["collector/staleness"] for row in rows if "collector/staleness" in row] == [0.0, 1.0, 1.0]
+
+
+def device(process: int) -> SimpleNamespace:
+    return SimpleNamespace(process_index=process)
+
+
+def test_groups_that_processes_cannot_share_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ejax.training.build._all_devices", lambda config: [device(0), device(1)])
+    with pytest.raises(
+        ConfigError, match=r"num_groups: got 1, but each of 2 processes .* a multiple of 2: \S+num_groups=2"
+    ):
+        build(parse_config(TINY, ["trainer.distributed=true", "trainer.collector.mode=host"]))
+
+
+def test_processes_of_unequal_numbers_of_devices_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ejax.training.build._all_devices", lambda config: [device(0), device(1), device(1)])
+    with pytest.raises(ConfigError, match=r"distributed: got true for processes of \[1, 2\] devices"):
+        build(parse_config(hosted("host", 1), ["trainer.distributed=true"]))
+
+
+def test_a_free_schedule_of_several_processes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ejax.training.host_parts.count", lambda: 2)
+    with pytest.raises(ConfigError, match=r"collector\.schedule: got 'free' in several processes"):
+        build(parse_config(hosted("async", 1), ["trainer.collector.schedule=free"]))
+
+
+def test_metrics_of_several_collections_add_up_and_the_longest_wait_counts() -> None:
+    facts = [
+        {"collector/env_s": 1.0, "collector/quarantined": 2.0, "collector/learner_wait_s": 0.5},
+        {"collector/env_s": 3.0, "collector/quarantined": 0.0, "collector/learner_wait_s": 0.1},
+    ]
+    expected = {"collector/env_s": 4.0, "collector/quarantined": 2.0, "collector/learner_wait_s": 0.5}
+    assert together._of_all(facts) == expected

@@ -151,8 +151,13 @@ def test_devices_that_cannot_share_a_run_are_refused(tmp_path: Path, was: int, n
 
 
 def test_what_cannot_be_distributed_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"trainer\.distributed: got true, but .* is stepped outside JAX"):
-        build(parse_config(PPO, ["trainer.distributed=true", "trainer.collector.mode=host"]))
+    hosted = ["trainer.distributed=true", "trainer.collector.mode=host"]
+    with pytest.raises(ConfigError, match=r"learner_devices: are given beside trainer\.distributed: true"):
+        build(parse_config(PPO, [*hosted, "trainer.collector.learner_devices=[cpu:0]"]))
+    with pytest.raises(ConfigError, match=r"shard_parameters: got true, but the policy acts outside the program"):
+        build(parse_config(PPO, [*hosted, "trainer.shard_parameters=true"]))
+    with pytest.raises(ConfigError, match=r"num_groups: got 3, which does not divide the 16 environments of 4 devices"):
+        build(parse_config(PPO, [*hosted, "trainer.collector.num_groups=3"]))
     with pytest.raises(
         ConfigError, match=r"trainer\.shard_parameters: got true, which needs trainer\.distributed: true"
     ):

@@ -35,3 +35,14 @@ def test_a_run_that_goes_on_is_stepped_by_the_program_that_began_it(monkeypatch:
     for state in (parts.state, read, half):
         parts.stepper.start(state)
     assert texts[0] == texts[1] == texts[2]
+
+
+def test_without_the_others_parts_there_is_no_update_and_the_state_stays() -> None:
+    parts = build(parse_config(tiny(collector={"mode": "host"})))
+    assert isinstance(parts.stepper, steppers.HostStepper)
+    announced: list[int] = []
+    with parts.stepper as stepper:
+        stepper.announce, stepper.agree = announced.append, lambda facts, interrupted: None
+        state = stepper.start(parts.state)
+        assert stepper.advance(state, 1, lambda: False) is None
+        assert announced == [1] and int(state.update) == 0

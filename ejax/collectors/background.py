@@ -174,7 +174,7 @@ class AsyncCollector:
             for old in [v for v in self._published if self._is_past(v)]:
                 del self._published[old]
         rollout = collected.rollout
-        tag = jnp.full(rollout.reward.shape, version, jnp.int32)
+        tag = jnp.full_like(rollout.reward, version, dtype=jnp.int32)  # where the rollout is
         collected.rollout = replace(rollout, version=tag)
         collected.facts |= {
             "collector/staleness": float(index - version),

@@ -15,7 +15,8 @@ class CollectorConfig(BaseModel):
     turn with the updates. ``async``: the same, in a background thread during updates. ``auto``: device for pure
     environments, host for those that live outside JAX."""
     num_groups: PositiveInt = 1
-    """Groups of environments that are stepped in threads of their own; divides ``num_envs``."""
+    """Groups of environments that are stepped in threads of their own; divides ``num_envs``, with ``distributed`` those
+    of all devices. Of several processes each steps as many."""
     max_staleness: NonNegativeInt = 1
     """async: number of updates that a rollout's parameters may lag behind when it is used."""
     schedule: Literal["fixed", "free"] = "fixed"
@@ -26,9 +27,11 @@ class CollectorConfig(BaseModel):
     pause_in_evaluation: bool = True
     """async: environments stand still while the policy is evaluated."""
     actor_devices: tuple[str, ...] = ()
-    """Devices on which the policy acts, such as ``[cuda:1]``; groups take turns. Empty: ``trainer.device``."""
+    """Devices of this process on which the policy acts, such as ``[cuda:1]``; groups take turns. Empty:
+    ``trainer.device``, with ``distributed`` all of the process."""
     learner_devices: tuple[str, ...] = ()
-    """Devices on which updates run; several split each batch by environment. Empty: ``trainer.device``."""
+    """Devices on which updates run; several split each batch by environment. Empty: ``trainer.device``, with
+    ``distributed`` all devices."""
     stop_timeout_s: Annotated[PositiveFloat, Field(le=1e9)] = 10.0
     """Time that the end of training waits for a running call into an environment, and for its ``close``."""
     env_timeout_s: Annotated[PositiveFloat, Field(le=1e9)] = 300.0

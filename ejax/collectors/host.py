@@ -16,13 +16,16 @@ from typing import Any, ParamSpec, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 from numpy.typing import NDArray
 
 from ejax.distributions import executed
 from ejax.envs.host.calls import call_env, waiting_for
 from ejax.envs.host.guarded import GuardedEnv
 from ejax.envs.host.pure_host import PureHostEnv
+from ejax.processes import own_copy
 from ejax.rollout import make_rollout
+from ejax.sharding import join, sharded
 from ejax.types import Array, HostEnv, HostTimestep, Key, Params, Policy, PyTree, Rollout, SavableHostEnv
 
 P = ParamSpec("P")
@@ -65,6 +68,11 @@ class HostCollector:
         restart: start new episodes with every rollout; each ``group_size`` consecutive rows from the same seed.
         devices: where the policy acts, group by group in turn; the rollout lies on the first. None: where the
             parameters are.
+        mesh: devices that the rollout is split over instead, by environment; each computes the values of its rows. Of
+            several processes each has the rows of its own devices.
+        first_group: number of the first of these groups in the run.
+        num_groups: of the run, where several processes have some each. None: these. A group acts, starts and drops
+            units as it would if one process had them all.
     """
 
     def __init__(
@@ -78,14 +86,20 @@ class HostCollector:
         restart: bool = False,
         group_size: int = 1,
         devices: Sequence[jax.Device] | None = None,
+        mesh: Mesh | None = None,
+        first_group: int = 0,
+        num_groups: int | None = None,
     ) -> None:
         sizes = {group.num_envs for group in groups}
         if len(sizes) != 1:
             raise ValueError(f"groups need equal numbers of environments, got {[g.num_envs for g in groups]}")
         self.policy, self.groups, self.num_steps, self.seed = policy, list(groups), num_steps, seed
         self.dropout, self.restart, self.group_size = dropout, restart, group_size
-        self.devices = devices
+        self.devices, self.mesh = devices, mesh
+        self.first_group = first_group
+        self._num_groups = len(groups) if num_groups is None else num_groups
         self.num_envs = sum(group.num_envs for group in groups)
+        self._num_envs_of_all = groups[0].num_envs * self._num_groups
         self.doing = "nothing yet"
         """The collector's current activity, for the messages of a waiting thread."""
         self.lost_steps = 0
@@ -124,16 +138,18 @@ class HostCollector:
         key_rows, key_actions = jax.random.split(key)
         rows: dict[str, NDArray[Any]] = {}
         if self.dropout:
-            shape = (self.num_steps, self.num_envs)
-            rows["dropout_seed"] = np.asarray(jax.random.bits(key_rows, shape, jnp.uint32))
+            shape = (self.num_steps, self._num_envs_of_all)
+            before = self.first_group * self.groups[0].num_envs
+            drawn = np.asarray(jax.random.bits(key_rows, shape, jnp.uint32))
+            rows["dropout_seed"] = drawn[:, before : before + self.num_envs]
         places = self.devices or (None,)
-        settled = [params if place is None else jax.device_put(params, place) for place in places]
+        settled = [params if place is None else own_copy(params, place) for place in places]
         play = partial(self._play, key=key_actions, rows=rows, index=index)
         played = self._play_all(lambda i, gate: play(i, settled[i % len(settled)], gate=gate), gate)
         steps = jax.tree.map(lambda *parts: np.concatenate(parts, axis=1), *(each.steps for each in played))
         self.doing = f"rollout {index}: values"
         return Collected(
-            rollout=assemble(self.policy, settled[0], *steps, rows),
+            rollout=self._assemble(params if self.mesh else settled[0], steps, rows),
             envs=self.state(),
             policy_s=sum(each.policy_s for each in played),
             env_s=sum(each.env_s for each in played),
@@ -146,6 +162,10 @@ class HostCollector:
         if None in groups:
             return ()
         return tuple(call_env(_name(group), "get_state", group.get_state) for group in groups if group is not None)
+
+    def own(self, envs: PyTree) -> PyTree:
+        """Of the state of all the run's groups what ``state`` gives of these."""
+        return envs[self.first_group :][: len(self.groups)]
 
     def restore(self, envs: PyTree) -> None:
         """Go on with saved environments: ``Collected.envs``."""
@@ -191,11 +211,23 @@ class HostCollector:
     def __exit__(self, *error: object) -> None:
         self.close()
 
+    def _assemble(self, params: Params, steps: tuple[Any, Any, HostTimestep], rows: dict[str, NDArray[Any]]) -> Rollout:
+        if self.mesh is None:
+            return assemble(self.policy, params, *steps, rows)
+        devices = self.mesh.local_devices
+        size = self.num_envs // len(devices)
+        parts = []
+        for i, device in enumerate(devices):
+            mine = slice(i * size, (i + 1) * size)
+            own_steps, own_rows = jax.tree.map(lambda x: x[:, mine], (steps, rows))  # noqa: B023  (used at once)
+            parts.append(assemble(self.policy, own_copy(params, device), *own_steps, own_rows))
+        return join(parts, sharded(self.mesh, axis=1), axis=1)
+
     def _start(self, index: int) -> None:
         self.doing = f"rollout {index}: reset"
         draw = np.random.SeedSequence([self.seed, index])
-        seed = np.repeat(draw.generate_state(self.num_envs // self.group_size), self.group_size)
-        parts = np.split(seed.astype(np.uint32), len(self.groups))
+        seed = np.repeat(draw.generate_state(self._num_envs_of_all // self.group_size), self.group_size)
+        parts = np.split(seed.astype(np.uint32), self._num_groups)[self.first_group :][: len(self.groups)]
         self._obs = [_call(group, "reset", group.reset, part) for group, part in zip(self.groups, parts, strict=True)]
 
     def _failures(self) -> dict[str, float]:
@@ -247,7 +279,8 @@ class HostCollector:
     ) -> "_Played":
         """T steps of one group."""
         group, current = self.groups[number], self._current()
-        key = jax.random.fold_in(key, number)
+        which = self.first_group + number
+        key = jax.random.fold_in(key, which)
         mine = slice(number * group.num_envs, (number + 1) * group.num_envs)
         before, after = _Pages(self.num_steps), _Pages(self.num_steps)
         policy_s = env_s = 0.0
@@ -264,7 +297,7 @@ class HostCollector:
             with gate() as stop:
                 if stop:
                     raise CollectionStopped
-                self.doing = f"rollout {index}, step {t + 1} of {self.num_steps}, group {number}: {_name(group)}"
+                self.doing = f"rollout {index}, step {t + 1} of {self.num_steps}, group {which}: {_name(group)}"
                 began = time.perf_counter()
                 timestep = _call(group, "step", group.step, given)
                 env_s += time.perf_counter() - began

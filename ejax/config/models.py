@@ -369,7 +369,8 @@ def _sizes(config: RunConfig) -> Iterator[Problem]:
         text = f"{shape.rows_text}; at most {INT32_MAX} are counted"
         yield Problem("trainer.buffer_size", text)
     yield from config.algorithm.record.problems(config.algorithm.cfg, shape)
-    if trainer.num_envs % trainer.collector.num_groups:
+    # with distributed they divide those of all devices, whose number is known when the run is built
+    if trainer.num_envs % trainer.collector.num_groups and not trainer.distributed:
         text = f"got {trainer.collector.num_groups}, which does not divide num_envs {trainer.num_envs}"
         yield Problem("trainer.collector.num_groups", text)
     if trainer.enable_eval and trainer.num_eval_episodes < 1:

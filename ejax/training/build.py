@@ -19,7 +19,7 @@ from ejax.processes import JOIN, count, unjoined
 from ejax.registry import resolve
 from ejax.training.cloning import cloning_parts
 from ejax.training.environments import build_env
-from ejax.training.host_parts import host_parts
+from ejax.training.host_parts import group_size, host_parts
 from ejax.training.parts import Parts
 from ejax.training.steppers import DeviceStepper
 from ejax.types import Env, HostEnv, Policy
@@ -51,7 +51,7 @@ def build(
         raise ConfigError([Problem("trainer.shard_parameters", f"{text}; with several, parameters are whole on each")])
 
     # the environment comes first: it decides the policy's shapes, and an algorithm may refuse it
-    first = build_env(config, num_envs=trainer.num_envs // trainer.collector.num_groups, quarantine=quarantine)
+    first = build_env(config, num_envs=group_size(config, len(devices or [None])), quarantine=quarantine)
     if problems := list(algorithm.env_problems(config.algorithm.cfg, first)):
         raise ConfigError(problems)
     policy = build_policy(config.policy, first)
@@ -68,10 +68,8 @@ def build(
             devices = list(absent) if len(absent) > 1 else None
         make = partial(_device_parts, config, algorithm, policy, first, optimizer, key, devices, dropout=dropout)
         return make(shapes_only=absent is not None)
-    if devices:
-        text = f"got true, but {config.env.id} is stepped outside JAX; give trainer.collector.learner_devices instead"
-        raise ConfigError([Problem("trainer.distributed", text)])
-    return host_parts(config, policy, first, optimizer, key, dropout=dropout, quarantine=quarantine)
+    make_host = partial(host_parts, config, policy, first, optimizer, key)
+    return make_host(devices=devices, dropout=dropout, quarantine=quarantine)
 
 
 def _device_parts(

@@ -261,7 +261,7 @@ def _name(path: Any) -> str:
 
 def _read_arrays(path: Path, wanted: dict[str, Any] | None) -> dict[str, Any]:
     """The arrays that are asked for by their shapes, on one device of this process, whatever devices they were saved
-    from; None: the shapes of all.
+    from; on the host those whose type JAX has not. None: the shapes of all.
 
     Raises:
         CheckpointError: orbax cannot read them, although the digests agree.
@@ -273,7 +273,12 @@ def _read_arrays(path: Path, wanted: dict[str, Any] | None) -> dict[str, Any]:
                 return dict(ocp.metadata(state).metadata)
             rest = dict.fromkeys(ocp.metadata(state).metadata, ocp.PLACEHOLDER)  # not read
             here = SingleDeviceSharding(jax.config.jax_default_device or jax.local_devices()[0])  # type: ignore[attr-defined]
-            forms = {name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here) for name, x in wanted.items()}
+            forms: dict[str, Any] = {
+                name: np.empty(x.shape, x.dtype)  # of 64 bits, as environments outside JAX may have: not cut to 32
+                if jax.dtypes.canonicalize_dtype(x.dtype, allow_extended_dtype=True) != x.dtype
+                else jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here)
+                for name, x in wanted.items()
+            }
             return dict(ocp.load(state, {**rest, **forms}))
     except Exception as error:  # whatever a reader of foreign bytes raises
         text = str(error).partition("\n")[0][:200]

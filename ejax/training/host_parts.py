@@ -1,6 +1,7 @@
 """The parts of a run whose environments live outside its program: groups of them, a collector, updates."""
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,10 +15,41 @@ from ejax.collectors import AsyncCollector, HostCollector, Schedule
 from ejax.collectors.config import CollectorConfig
 from ejax.config import ConfigError, Problem, RunConfig
 from ejax.envs.host.pure_host import PureHostEnv
+from ejax.processes import count
+from ejax.sharding import make_mesh
 from ejax.training.environments import build_env, sample_obs
 from ejax.training.parts import Parts
 from ejax.training.steppers import AsyncStepper, HostStepper
 from ejax.types import Env, HostEnv, Policy
+
+
+def group_size(config: RunConfig, num_devices: int) -> int:
+    """Environments of one group, of ``trainer.num_envs`` on each device.
+
+    Raises:
+        ConfigError: the groups do not divide them.
+    """
+    num_groups, num_envs = config.trainer.collector.num_groups, num_devices * config.trainer.num_envs
+    if num_envs % num_groups:
+        text = f"got {num_groups}, which does not divide the {num_envs} environments of {num_devices} devices"
+        raise ConfigError([Problem("trainer.collector.num_groups", text)])
+    return num_envs // num_groups
+
+
+def _own_groups(config: RunConfig, devices: Sequence[jax.Device]) -> range:
+    """The numbers of the groups that this process steps: as many as each other one, in the order of the devices."""
+    num_groups = config.trainer.collector.num_groups
+    num_devices = Counter(device.process_index for device in devices)
+    num_processes = len(num_devices)
+    if len(set(num_devices.values())) > 1:
+        text = f"got true for processes of {list(num_devices.values())} devices, which would step unequal numbers of"
+        raise ConfigError([Problem("trainer.distributed", f"{text} environments; give each as many devices")])
+    if num_groups % num_processes:
+        text = f"got {num_groups}, but each of {num_processes} processes steps as many groups as the others; give"
+        text = f"{text} a multiple of {num_processes}: trainer.collector.num_groups={num_processes}"
+        raise ConfigError([Problem("trainer.collector.num_groups", text)])
+    share = num_groups // num_processes
+    return range(num_groups)[share * sorted(num_devices).index(jax.process_index()) :][:share]
 
 
 def host_parts(
@@ -27,10 +59,14 @@ def host_parts(
     optimizer: optax.GradientTransformation,
     key: jax.Array,
     *,
+    devices: Sequence[jax.Device] | None,
     dropout: bool,
     quarantine: Path,
 ) -> Parts:
     """A collector of groups of environments, the first of which there is, and a stepper in turn with it or beside it.
+
+    Args:
+        devices: that have ``trainer.num_envs`` each, of all processes. None: see ``trainer.collector.learner_devices``.
 
     Raises:
         ConfigError: an algorithm that needs its environment inside the program; groups or devices that do not divide
@@ -40,28 +76,32 @@ def host_parts(
     if algorithm.update is None:
         text = f"{config.algorithm.name} needs an environment inside its program; with host environments: ppo, grpo"
         raise ConfigError([Problem("algorithm.name", text)])
-    groups = _groups(config, first, quarantine)
+    num_groups = trainer.collector.num_groups
+    own = _own_groups(config, devices) if devices else range(num_groups)
+    size = group_size(config, len(devices) if devices else 1)
+    groups = _groups(config, first, len(own), size, quarantine)
     starts = algorithm.starts(config.algorithm.cfg)
     _check_starts(config, starts, groups)
-    stepper = _stepper(config, algorithm, starts, policy, optimizer, groups, key, dropout=dropout)
+    stepper = _stepper(config, algorithm, starts, policy, optimizer, groups, own, key, devices, dropout=dropout)
     state = init_host_run_state(
         policy,
         optimizer,
         key,
-        sample_obs(groups[0], trainer.num_envs),
+        sample_obs(groups[0], num_groups * groups[0].num_envs),
         reference=algorithm.keeps_reference(config.algorithm.cfg),
         target=algorithm.keeps_target,
     )
-    return Parts(policy, first, optimizer, stepper, replace(state, envs=stepper.collector.state()))
+    # of all the run's groups: a checkpoint has them, and theirs are alike
+    envs = stepper.collector.state() * (num_groups // len(groups))
+    num_devices = 1 if devices is None else len(devices)
+    return Parts(policy, first, optimizer, stepper, replace(state, envs=envs), num_devices)
 
 
-def _groups(config: RunConfig, first: Env | HostEnv, quarantine: Path) -> list[HostEnv]:
-    """The groups of environments, the first of which there is."""
-    trainer = config.trainer
-    num_groups, size = trainer.collector.num_groups, trainer.num_envs // trainer.collector.num_groups
+def _groups(config: RunConfig, first: Env | HostEnv, num_groups: int, size: int, quarantine: Path) -> list[HostEnv]:
+    """So many groups of ``size`` environments, the first of which there is."""
     if not isinstance(first, HostEnv):
         return [PureHostEnv(first, size) for _ in range(num_groups)]
-    if trainer.collector.mode == "device":
+    if config.trainer.collector.mode == "device":
         text = f"got 'device', but {config.env.id} lives outside JAX; allowed: auto, host, async"
         raise ConfigError([Problem("trainer.collector.mode", text)])
     others = [build_env(config, num_envs=size, quarantine=quarantine) for _ in range(num_groups - 1)]
@@ -88,17 +128,27 @@ def _stepper(
     policy: Policy,
     optimizer: optax.GradientTransformation,
     groups: Sequence[HostEnv],
+    own: range,
     key: jax.Array,
+    devices: Sequence[jax.Device] | None,
     *,
     dropout: bool,
 ) -> HostStepper:
-    """A collector of these groups, and updates from what it collects."""
+    """A collector of these groups, whose numbers are ``own``, and updates from what it collects."""
     trainer, wanted = config.trainer, config.trainer.collector
     actors = [find_device(each, "trainer.collector.actor_devices") for each in wanted.actor_devices]
     learners = [find_device(each, "trainer.collector.learner_devices") for each in wanted.learner_devices]
     if learners and trainer.num_envs % len(learners):
         text = f"got {len(learners)} devices for num_envs {trainer.num_envs}, which they must divide"
         raise ConfigError([Problem("trainer.collector.learner_devices", text)])
+    if trainer.shard_parameters:
+        text = "got true, but the policy acts outside the program, where a device needs all of it; give false"
+        raise ConfigError([Problem("trainer.shard_parameters", text)])
+    if learners and devices:
+        text = "are given beside trainer.distributed: true, with which all devices learn; leave them out"
+        raise ConfigError([Problem("trainer.collector.learner_devices", text)])
+    if devices and not actors:
+        actors = [device for device in devices if device.process_index == jax.process_index()]
     collector = HostCollector(
         policy,
         groups,
@@ -108,6 +158,9 @@ def _stepper(
         restart=starts.restart,
         group_size=starts.group_size,
         devices=actors or ([find_device(trainer.device, "trainer.device")] if learners else None),
+        mesh=make_mesh(devices) if devices else None,
+        first_group=own.start,
+        num_groups=wanted.num_groups,
     )
     learn = make_learn(policy, optimizer, config.algorithm.cfg, update=algorithm.update, starts=starts)
     if wanted.mode != "async":
@@ -124,6 +177,11 @@ def _stepper(
 
 def _schedule(wanted: CollectorConfig) -> Schedule:
     recorded, path = None, wanted.replay_schedule
+    if wanted.schedule == "free" and path is None and count() > 1:
+        text = "got 'free' in several processes, where each would take the newest parameters at a time of its own: no "
+        raise ConfigError(
+            [Problem("trainer.collector.schedule", f"{text}list of versions could repeat it; give fixed")]
+        )
     try:
         if path is not None:
             recorded = tuple(int(version) for version in json.loads(Path(path).read_text())["versions"])
@@ -134,11 +192,11 @@ def _schedule(wanted: CollectorConfig) -> Schedule:
 
 
 def find_device(name: str, key: str) -> jax.Device:
-    """``cuda:1`` and the like."""
+    """``cuda:1`` and the like, of this process."""
     platform, _, index = name.partition(":")
     try:
-        devices = jax.devices(platform)
+        devices = jax.local_devices(backend=platform)
         return devices[int(index or 0)]
     except (RuntimeError, ValueError, IndexError) as error:
-        here = ", ".join(f"{each.platform}:{each.id}" for each in jax.devices())
+        here = ", ".join(f"{each.platform}:{i}" for i, each in enumerate(jax.local_devices()))
         raise ConfigError([Problem(key, f"got '{name}'; the devices of jax here are {here}")]) from error

@@ -16,11 +16,15 @@ from ejax.collectors import AsyncCollector, Collected, CollectionStopped, HostCo
 from ejax.envs.host.calls import EnvAbandoned
 from ejax.envs.host.guarded import GuardedEnv
 from ejax.episodes import drop_current_episodes
-from ejax.processes import spread
+from ejax.processes import at_hand, own_copy, spread
 from ejax.sharding import make_mesh, replicated, shapes_on, sharded, sharded_somewhere
-from ejax.types import Key, Metrics, PyTree
+from ejax.types import Key, Metrics, PyTree, Rollout
 
 Interrupted = Callable[[], bool]
+Facts = dict[str, float]
+Agree = Callable[[Facts | None, Interrupted], Facts | None]
+"""Several processes that each have a part of a rollout. Given the metrics of the own one, or None where there is none;
+gives those of all, once each process has its part. None: one of them has none, and there is no update."""
 S = TypeVar("S", bound="Stepper")
 
 
@@ -149,7 +153,12 @@ class DeviceStepper:
 
 
 class HostStepper:
-    """A rollout, then an update, in turn."""
+    """A rollout, then an update, in turn.
+
+    Args:
+        devices: that each have a part of the rollout, of an update with the numbers of one device. For several that
+            have the environments and minibatches of one device each, ``collector.mesh``.
+    """
 
     max_updates = 1
 
@@ -159,35 +168,53 @@ class HostStepper:
         self.collector, self._key = collector, key
         self.learn = jax.jit(learn)
         self._place = Placement(devices) if devices else None
-        self._notes: list[str] = []
+        self._together = None if collector.mesh is None else _Together(learn, key, collector.mesh)
+        self.notes: list[str] = []
+        """Messages for ``reports`` besides those of the environments."""
+        self.announce: Callable[[int], None] = lambda count: None
+        """Called before each rollout with its number of updates, which is 1."""
+        self.agree: Agree = lambda facts, interrupted: facts
 
     def start(self, state: RunState) -> RunState:
+        """
+        Args:
+            state: with the environments of all groups, whichever process has them.
+        """
         self._update = int(state.update)
-        state = replace(_committed(replace(state, envs=())), envs=state.envs)
+        learner, envs = replace(state, envs=()), self.collector.own(state.envs)
         if self._update == 0:
-            return state
-        if state.envs != ():
-            self.collector.restore(state.envs)
-            return state
-        if not self.collector.restart:
-            self._notes.append("not exact: these environments cannot be saved, so new episodes start")
-        return replace(state, episodes=drop_current_episodes(state.episodes))
+            envs = self.collector.state()
+        elif envs != ():
+            self.collector.restore(envs)
+        else:
+            if not self.collector.restart:
+                self.notes.append("not exact: these environments cannot be saved, so new episodes start")
+            learner = replace(learner, episodes=drop_current_episodes(learner.episodes))
+        learner = _committed(learner) if self._together is None else self._together.place(learner)
+        return replace(learner, envs=envs)
 
     def advance(self, state: RunState, count: int, interrupted: Interrupted) -> tuple[RunState, Metrics] | None:
-        del count
+        if self._together is not None:  # an update that failed must be seen before the others are waited for
+            jax.block_until_ready(state.update)
+        self.announce(count)
         collected = self._collect(state, interrupted)
-        if collected is None:
+        if self._together is not None and collected is not None:
+            self._together.compile(replace(state, envs=()), collected.rollout)
+        facts = self.agree(None if collected is None else _facts(collected), interrupted)
+        if collected is None or facts is None:
             return None
-        rollout = collected.rollout
-        learner = replace(state, envs=())
+        learner, metrics = self._learn(replace(state, envs=()), collected.rollout)
+        self._update += 1
+        rows: dict[str, Any] = {name: np.array([value]) for name, value in facts.items()}
+        return replace(learner, envs=collected.envs), {name: x[None] for name, x in metrics.items()} | rows
+
+    def _learn(self, learner: RunState, rollout: Rollout) -> tuple[RunState, Metrics]:
+        if self._together is not None:
+            return self._together.learn(learner, rollout)
         if self._place is not None:
             learner, rollout = self._place.state(learner), self._place.rollout(rollout)
         _, key_update = jax.random.split(jax.random.fold_in(self._key, self._update))
-        learner, metrics = self.learn(learner, rollout, key_update)
-        self._update += 1
-        facts = collected.facts | {"collector/policy_s": collected.policy_s, "collector/env_s": collected.env_s}
-        rows = {name: np.array([value]) for name, value in facts.items()}
-        return replace(learner, envs=collected.envs), {name: x[None] for name, x in metrics.items()} | rows
+        return self.learn(learner, rollout, key_update)
 
     def _collect(self, state: RunState, interrupted: Interrupted) -> Collected | None:
         if interrupted():
@@ -204,7 +231,7 @@ class HostStepper:
 
     def reports(self) -> list[str]:
         guarded = [group for group in self.collector.groups if isinstance(group, GuardedEnv)]
-        notes, self._notes = self._notes, []
+        notes = [self.notes.pop(0) for _ in range(len(self.notes))]
         return notes + [report for group in guarded for report in group.reports()]
 
     def versions(self) -> list[int] | None:
@@ -238,15 +265,15 @@ class AsyncStepper(HostStepper):
         most = self.background.schedule.max_staleness
         if self._update > 0 and most > 0:
             which = "first rollout after a resume is" if most == 1 else f"first {most} rollouts after a resume are"
-            self._notes.append(f"not exact: the {which} made by newer parameters than without it")
-        self.background.start(state.train.params, first=self._update)
+            self.notes.append(f"not exact: the {which} made by newer parameters than without it")
+        self.background.start(at_hand(state.train.params), first=self._update)
         return state
 
     def advance(self, state: RunState, count: int, interrupted: Interrupted) -> tuple[RunState, Metrics] | None:
         self._interrupted = interrupted
         moved = super().advance(state, count, interrupted)
         if moved is not None:
-            self.background.publish(moved[0].train.params, self._update)
+            self.background.publish(at_hand(moved[0].train.params), self._update)
         return moved
 
     def _collect(self, state: RunState, interrupted: Interrupted) -> Collected | None:
@@ -268,6 +295,37 @@ class AsyncStepper(HostStepper):
         self.background.__exit__(kind, error, traceback)
 
 
+class _Together:
+    """An update that all devices of a mesh make, of one process or of several: each has the numbers of one device of
+    environments and minibatches."""
+
+    def __init__(self, learn: Learn, key: Key, mesh: Mesh) -> None:
+        self._mesh, self._here = mesh, mesh.local_devices[0]
+        self._key = spread(key, replicated(mesh))
+
+        def learn_next(state: RunState, rollout: Rollout, key: Key) -> tuple[RunState, Metrics]:
+            _, key_update = jax.random.split(jax.random.fold_in(key, state.update))
+            return learn(state, rollout, key_update)
+
+        self._program = jax.jit(learn_next, out_shardings=replicated(mesh))
+        self._compiled: Any = None
+
+    def place(self, state: RunState) -> RunState:
+        return spread(state, jax.tree.map(lambda _: replicated(self._mesh), state))
+
+    def compile(self, state: RunState, rollout: Rollout) -> None:
+        """The first time: before the processes agree on an update, since one that runs it waits for the others for a
+        limited time only."""
+        if self._compiled is None:
+            with jax.set_mesh(self._mesh):
+                self._compiled = self._program.lower(state, rollout, self._key).compile()
+
+    def learn(self, state: RunState, rollout: Rollout) -> tuple[RunState, Metrics]:
+        """The metrics are this process's own."""
+        state, metrics = self._compiled(state, rollout, self._key)
+        return state, own_copy(metrics, self._here)
+
+
 class Placement:
     """The learner's devices: states on all of them, rollouts split by environment."""
 
@@ -279,6 +337,10 @@ class Placement:
 
     def rollout(self, rollout: PyTree) -> Any:
         return jax.device_put(rollout, sharded(self._mesh, axis=1))
+
+
+def _facts(collected: Collected) -> Facts:
+    return collected.facts | {"collector/policy_s": collected.policy_s, "collector/env_s": collected.env_s}
 
 
 def _places(state: RunState, mesh: Mesh, shard_parameters: bool) -> Any:
