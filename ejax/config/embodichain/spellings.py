@@ -98,6 +98,9 @@ RECORDERS = ("record_camera_data_async", "record_camera_data")
 SCIENTIFIC = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+")
 """Numbers that PyYAML reads as text."""
 
+OF_THE_PRIVATE_MODEL = ("robot_type", "gripper_open_value", "gripper_closed_value", "action_key_order")
+"""Keys of ``policy.vla_config`` that only EmbodiChain's own vision-language-action model reads."""
+
 
 def respell_key(key: str) -> str:
     """The canonical place of a dotted key."""
@@ -236,6 +239,12 @@ def settle_model_type(draft: Draft) -> None:
 
 def take_out(draft: Draft) -> None:
     """Turn what has no effect, or is not built, into notices."""
+    for name in OF_THE_PRIVATE_MODEL:
+        if draft.has(f"policy.vla_config.{name}"):
+            draft.pop(f"policy.vla_config.{name}")
+            draft.problem(
+                f"policy.vla_config.{name}", "belongs to EmbodiChain's model, which is not public; leave it out"
+            )
     if draft.has("policy.vla"):
         draft.pop("policy.vla")
         draft.problem("policy.vla", "a key of an unreleased EmbodiChain; give policy.vla_config")
