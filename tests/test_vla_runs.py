@@ -46,7 +46,7 @@ def config(folder: Path, algorithm: dict[str, Any], model: dict[str, Any] | None
 
 
 def metrics(run: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [json.loads(line) for line in (run / "logs" / "metrics.jsonl").read_text().splitlines()]
 
 
 def trained(folder: Path, run_config: Any) -> Any:
