@@ -117,8 +117,9 @@ class RenderedEnv:
         space = self.drawn.observation_space
         if not isinstance(space, (gymnasium.spaces.Box, gymnasium.spaces.Dict)):
             raise ValueError(f"RenderedEnv: the observation of {self.env} is neither a vector nor a dict")
-        if isinstance(space, gymnasium.spaces.Dict) and "image" in space.spaces:
-            raise ValueError(f"RenderedEnv: the observation of {self.env} has an 'image' of its own already")
+        for name in ("image", *(() if self.wrist is None else ("wrist",))):
+            if isinstance(space, gymnasium.spaces.Dict) and name in space.spaces:
+                raise ValueError(f"RenderedEnv: the observation of {self.env} has an '{name}' of its own already")
         self._check_renderer()
 
     @property
