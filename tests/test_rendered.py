@@ -2,6 +2,7 @@
 
 import json
 import operator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -63,13 +64,24 @@ def test_demonstrations_and_training_see_the_same_picture() -> None:
         camera_fovy=camera.fovy,
     )
     trained = jax.jit(jax.vmap(lambda state: env._observe(state, jnp.zeros(15))["image"]))(state)
-    for row in range(2):
-        shown, one = task._draw(state, row), jax.tree.map(operator.itemgetter(row), state)
-        np.testing.assert_array_equal(shown, draw_state(task.env, one, 24, 16, camera))
-        apart = np.abs(np.asarray(trained[row]).astype(int) - shown.astype(int))
-        assert apart.max() <= 1  # another program may round otherwise
+    shown = np.asarray(task._drawn["obs/image"](state)).astype(int)
+    alone = draw_state(task.env, jax.tree.map(operator.itemgetter(1), state), 24, 16, camera)
+    for other in (np.asarray(trained) - shown, np.asarray(alone) - shown[1]):
+        assert np.abs(other).max() <= 1  # another program may round otherwise
     with pytest.raises(ValueError, match="renderer must be 'mujoco' or 'raycast', got 'warp'"):
         make_task(num_envs=1, renderer="warp")  # type: ignore[arg-type]
+
+
+def test_a_camera_at_the_tool_sees_what_is_below_it_wherever_it_is() -> None:
+    options = {"renderer": "raycast", "wrist": {"width": 12, "height": 12}}
+    env = RenderedEnv("InstructedPlaceRL", {"physics": "mujoco"}, **SIZE, **PLACED, **options)
+    state, obs = env.reset(jax.random.key(0))
+    assert obs["wrist"].shape == env.observation_space["wrist"].shape == (12, 12, 3)
+    turned = replace(state, physics=replace(state.physics, qpos=state.physics.qpos.at[0].add(0.5)))
+    moved = env._observe(turned, {})["wrist"]
+    dark = [np.asarray(x).max(axis=-1) < 40 for x in (obs["wrist"], moved)]  # the fingers, and nothing else
+    assert dark[0].any() and (dark[0] == dark[1]).mean() > 0.8
+    assert (np.asarray(obs["wrist"]) != np.asarray(moved)).mean() > 0.1
 
 
 def test_the_parts_of_a_dict_stay_beside_the_picture() -> None:
@@ -143,6 +155,8 @@ def test_randomizers_that_mean_nothing_here_are_refused_by_name(randomizer: dict
     [
         ({"renderer": "raycast", "effects": True}, "draws no effects"),
         ({"renderer": "madrona"}, "renderer must be 'mujoco' or 'raycast', got 'madrona'"),
+        ({"wrist": {}}, "drawn by renderer: raycast only"),
+        ({"renderer": "raycast", "wrist": {}}, "CartPoleRL has no tool_position"),
         ({"randomizers": LOOKS}, r"randomizers \(camera, .*\) need renderer: raycast"),
     ],
 )

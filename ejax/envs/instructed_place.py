@@ -246,6 +246,10 @@ class InstructedPlaceRL:
             rgba={name: colours[i] for i, name in enumerate(CUBES)},
         )
 
+    def tool_position(self, state: InstructedPlaceState) -> Array:
+        """[3], m: the tool centre point."""
+        return tool_position(_model(), state.physics.qpos)
+
     def caption(self, state: InstructedPlaceState) -> str:
         """The instruction, for videos."""
         return decode(state.instruction)

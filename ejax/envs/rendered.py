@@ -4,6 +4,7 @@ By MuJoCo on the host, behind a callback, or by ``ejax.envs.mujoco.raycast`` whe
 """
 
 import functools
+import math
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -21,6 +22,7 @@ from ejax.envs.action_chunk import ActionChunk
 from ejax.envs.description import WHOLE, EnvDescription, describe
 from ejax.envs.mujoco.appearance import AppearingEnv
 from ejax.envs.mujoco.raycast import draw
+from ejax.envs.mujoco.scenery import half_angles, look_at
 from ejax.envs.visual_randomizers import Look, Randomizers
 from ejax.frozen import freeze, thaw
 from ejax.registry import resolve
@@ -31,6 +33,22 @@ _LOOK = 0x100C
 """Folded into an episode's key: its look is drawn apart, so that the episode is the same without one."""
 BLANK = 127
 """Every level of a picture that shows nothing."""
+
+
+@dataclass(frozen=True)
+class WristCamera:
+    """A camera that goes with the tool and keeps its direction; of ``renderer: raycast``.
+
+    Needs an environment with ``tool_position(state)`` [3], m.
+    """
+
+    offset: tuple[float, float, float] = (-0.14, 0.0, 0.12)
+    """Its place from the tool's, in the world's axes, m."""
+    target: tuple[float, float, float] = (0.0, 0.0, -0.04)
+    """The point that it looks at, likewise."""
+    fovy: float = 75.0
+    width: int = 48
+    height: int = 48
 
 
 @struct.dataclass(kw_only=True)
@@ -62,7 +80,8 @@ class RenderedEnv:
         camera_eye, camera_target: m. None: the environment's own camera.
         camera_fovy: degrees, of a camera that is placed.
         effects: shadows and smooth edges, of a camera that is placed; without them drawing is ten times faster.
-        blank: nothing is drawn, all of the picture is grey: what a policy does that cannot look.
+        wrist: fields of ``WristCamera``: a second picture, ``wrist``. None: there is none.
+        blank: nothing is drawn, all of each picture is grey: what a policy does that cannot look.
         randomizers: what differs from episode to episode, see ``ejax.envs.visual_randomizers``; of ``raycast`` only.
 
     Raises:
@@ -81,11 +100,13 @@ class RenderedEnv:
     effects: bool = False
     renderer: Renderer = "mujoco"
     blank: bool = False
+    wrist: Any = None
     randomizers: Any = field(default_factory=FrozenDict)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "env_cfg", freeze(self.env_cfg))
         object.__setattr__(self, "randomizers", freeze(self.randomizers))
+        object.__setattr__(self, "wrist", None if self.wrist is None else freeze(self.wrist))
         for name in ("camera_eye", "camera_target"):
             place = getattr(self, name)
             object.__setattr__(self, name, None if place is None else tuple(place))
@@ -96,14 +117,17 @@ class RenderedEnv:
         space = self.drawn.observation_space
         if not isinstance(space, (gymnasium.spaces.Box, gymnasium.spaces.Dict)):
             raise ValueError(f"RenderedEnv: the observation of {self.env} is neither a vector nor a dict")
-        if isinstance(space, gymnasium.spaces.Dict) and "image" in space.spaces:
-            raise ValueError(f"RenderedEnv: the observation of {self.env} has an 'image' of its own already")
+        for name in ("image", *(() if self.wrist is None else ("wrist",))):
+            if isinstance(space, gymnasium.spaces.Dict) and name in space.spaces:
+                raise ValueError(f"RenderedEnv: the observation of {self.env} has an '{name}' of its own already")
         self._check_renderer()
 
     @property
     def observation_space(self) -> gymnasium.spaces.Dict:
-        image = gymnasium.spaces.Box(0, 255, (self.height, self.width, 3), np.uint8)
-        return gymnasium.spaces.Dict({"image": image, **_parts(self.drawn.observation_space)})
+        pictures = {"image": gymnasium.spaces.Box(0, 255, (self.height, self.width, 3), np.uint8)}
+        if self._wrist is not None:
+            pictures["wrist"] = gymnasium.spaces.Box(0, 255, (self._wrist.height, self._wrist.width, 3), np.uint8)
+        return gymnasium.spaces.Dict({**pictures, **_parts(self.drawn.observation_space)})
 
     @property
     def action_space(self) -> gymnasium.Space[Any]:
@@ -190,11 +214,16 @@ class RenderedEnv:
         return CameraView(self.camera_eye, self.camera_target, self.camera_fovy, self.effects)
 
     @functools.cached_property
+    def _wrist(self) -> WristCamera | None:
+        return None if self.wrist is None else WristCamera(**self.wrist)
+
+    @functools.cached_property
     def _randomizers(self) -> Randomizers:
         return Randomizers(self.randomizers, self._view, self.width, self.height)
 
     def _check_renderer(self) -> None:
         check_renderer(self.drawn, self.renderer)
+        check_wrist(self.drawn, self.renderer, self._wrist)
         if self.renderer == "mujoco":
             if self.randomizers:
                 raise ValueError(
@@ -208,7 +237,17 @@ class RenderedEnv:
             Randomizers(self.randomizers, self._view, self.width, self.height)
 
     def _observe(self, state: PyTree, obs: PyTree) -> dict[str, Array]:
-        return {"image": self._picture(state), **_parts(obs)}
+        pictures = {"image": self._picture(state)}
+        if self._wrist is not None:
+            pictures["wrist"] = self._wrist_picture(self._wrist, state)
+        return {**pictures, **_parts(obs)}
+
+    def _wrist_picture(self, wrist: WristCamera, state: PyTree) -> Array:
+        if self.blank:
+            return jnp.full((wrist.height, wrist.width, 3), BLANK, jnp.uint8)
+        if not isinstance(state, RenderedState):
+            return draw_wrist(self.drawn, state, wrist)
+        return draw_wrist(self.drawn, state.env, wrist, state.look)
 
     def _picture(self, state: PyTree) -> Array:
         if self.blank:
@@ -260,10 +299,39 @@ def check_renderer(env: Any, renderer: Renderer) -> Renderer:
     return renderer
 
 
+def check_wrist(env: Any, renderer: Renderer, wrist: WristCamera | None) -> WristCamera | None:
+    """
+    Raises:
+        ValueError: a camera at a tool that is not there, or that is not drawn by the ray caster.
+    """
+    if wrist is None:
+        return None
+    if renderer != "raycast":
+        raise ValueError("wrist: a camera at the tool is drawn by renderer: raycast only")
+    if not hasattr(env, "tool_position"):
+        raise ValueError(f"wrist: {type(env).__name__} has no tool_position(state)")
+    if wrist.width < 1 or wrist.height < 1:
+        raise ValueError(f"wrist: width and height must be >= 1, got {wrist.width} and {wrist.height}")
+    return wrist
+
+
 @functools.partial(jax.jit, static_argnums=(0, 2, 3, 4))
 def draw_state(env: Any, state: PyTree, width: int, height: int, camera: CameraView | None) -> Array:
     """One environment's state as ``renderer: raycast`` draws it: [height, width, 3] uint8."""
     return draw(env.appearance(state), width=width, height=height, camera=camera)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 2))
+def draw_wrist(env: Any, state: PyTree, wrist: WristCamera, look: Look | None = None) -> Array:
+    """What a camera at the tool sees: [height, width, 3] uint8."""
+    tool, seen = env.tool_position(state), env.appearance(state)
+    angles = half_angles(math.radians(wrist.fovy), None, wrist.width / wrist.height)
+    eye, target = tool + jnp.asarray(wrist.offset), tool + jnp.asarray(wrist.target)
+    camera = look_at(eye, target, jnp.array([0.0, 0.0, 1.0]), angles, (0.5, 0.5))
+    if look is not None:
+        seen = replace(seen, rgba={**seen.rgba, **look.rgba})
+    lights = None if look is None else look.lights
+    return draw(seen, width=wrist.width, height=wrist.height, camera=camera, lights=lights)
 
 
 def _parts(obs: Any) -> dict[str, Any]:

@@ -61,12 +61,13 @@ def make_task(
     image_size: Sequence[int] | None = None,
     camera: CameraView | Mapping[str, Any] = CAMERA,
     renderer: Renderer = "mujoco",
+    wrist: Mapping[str, Any] | None = None,
 ) -> ScriptedTask:
     """The task, for ``OnlineDataEngineCfg.task``.
 
     Args:
         env: fields of InstructedPlaceRL.
-        num_envs, noise, image_size, camera, renderer: see ``ScriptedTask``.
+        num_envs, noise, image_size, camera, renderer, wrist: see ``ScriptedTask``.
     """
     task = InstructedPlaceRL(**{"physics": "mujoco", **(env or {})})
     return ScriptedTask(
@@ -77,4 +78,5 @@ def make_task(
         image_size=image_size,
         camera=camera,
         renderer=renderer,
+        wrist=wrist,
     )

@@ -7,8 +7,9 @@ policy that is cloned from them has seen how to recover. The expert's intended a
 alongside the executed one. Source: Laskey et al. 2017, "DART: noise injection for robust imitation learning".
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any, Protocol
 
 import gymnasium
@@ -17,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ejax.data.task import Episode, EpisodeSpec, Failure, Field
-from ejax.envs.rendered import Renderer, check_renderer, draw_state
+from ejax.envs.rendered import Renderer, WristCamera, check_renderer, check_wrist, draw_state, draw_wrist
 from ejax.frozen import freeze
 from ejax.types import CameraView, PyTree, RenderableEnv
 
@@ -25,6 +26,7 @@ Rows = NDArray[Any]
 """One entry per environment of a batch."""
 
 INSTRUCTION_BYTES = 96
+_DRAWN_AT_ONCE = 64
 _KEPT = 0.8
 """Part of the noise that carries over to the next step; the variance stays 1."""
 
@@ -92,6 +94,7 @@ class ScriptedTask:
         image_size: (height, width) of the pictures; None: none are drawn.
         camera: a view or its fields, as from a file; None: the environment's own.
         renderer: what draws the pictures, as in ``RenderedEnv``: a policy should be trained with the same.
+        wrist: fields of ``WristCamera``: ``obs/wrist`` beside ``obs/image``.
     """
 
     def __init__(
@@ -104,6 +107,7 @@ class ScriptedTask:
         image_size: Sequence[int] | None,
         camera: CameraView | Mapping[str, Any] | None,
         renderer: Renderer = "mujoco",
+        wrist: Mapping[str, Any] | None = None,
     ) -> None:
         if num_envs < 1:
             raise ValueError(f"num_envs must be >= 1, got {num_envs}")
@@ -119,6 +123,7 @@ class ScriptedTask:
         self._image_size = image_size
         self._camera = CameraView(**freeze(camera)) if isinstance(camera, Mapping) else camera
         self._renderer = check_renderer(env, renderer)
+        self._wrist = check_wrist(env, renderer, None if wrist is None else WristCamera(**freeze(wrist)))
         self._reset, self._step = jax.jit(jax.vmap(env.reset)), jax.jit(jax.vmap(env.step))
 
     def spec(self) -> EpisodeSpec:
@@ -131,15 +136,20 @@ class ScriptedTask:
         }
         if size is not None:
             frames["obs/image"] = ((size[0], size[1], 3), "uint8")
+        if self._wrist is not None:
+            frames["obs/wrist"] = ((self._wrist.height, self._wrist.width, 3), "uint8")
         return EpisodeSpec(frames, {"instruction": ((), f"S{INSTRUCTION_BYTES}"), "row": ((), "int64")})
 
     def generate(self, seed: int) -> list[Episode | Failure]:
         """An outcome for each environment; a failed attempt is a Failure that says how far it got."""
         attempts = self.attempt(seed)
-        return [
-            self._episode(attempts, row) if attempts.success[row] else self._failure(attempts, row)
-            for row in range(self._num_envs)
-        ]
+        kept = np.flatnonzero(attempts.success).tolist()
+        pictures = {path: self._draw(attempts, kept, draw) for path, draw in self._drawn.items()}
+        episodes = {
+            row: self._episode(attempts, row, {path: each[i] for path, each in pictures.items()})
+            for i, row in enumerate(kept)
+        }
+        return [episodes[row] if row in episodes else self._failure(attempts, row) for row in range(self._num_envs)]
 
     def start(self, seed: int) -> tuple[PyTree, Rows]:
         """States and first observations of the episodes that ``seed`` stands for, leaves [N, ...]."""
@@ -177,16 +187,15 @@ class ScriptedTask:
         arrays = {name: jax.tree.map(lambda *x: np.stack(x), *values) for name, values in frames.items()}
         return Attempts(**arrays, state=states, length=length, success=success, instruction=instruction)
 
-    def _episode(self, attempts: Attempts, row: int) -> Episode:
+    def _episode(self, attempts: Attempts, row: int, pictures: Mapping[str, Rows]) -> Episode:
         length = attempts.length[row]
         frames = {
             **{path: values[:length, row] for path, values in _parts(attempts.obs).items()},
             "actions": attempts.action[:length, row],
             "expert_actions": attempts.intended[:length, row],
             "rewards": attempts.reward[:length, row],
+            **pictures,
         }
-        if self._image_size is not None:
-            frames["obs/image"] = np.stack([self._draw(state, row) for state in attempts.state[:length]])
         fields = {"instruction": attempts.instruction[row].encode(), "row": row}
         return Episode(frames, segment_id=attempts.segment[:length, row], fields=fields)
 
@@ -195,12 +204,37 @@ class ScriptedTask:
         name = self._expert.segments[attempts.segment[length - 1, row]]
         return Failure(f"environment {row}: no success in {length} steps; the last segment was '{name}'")
 
-    def _draw(self, state: PyTree, row: int) -> NDArray[np.uint8]:
-        height, width = self._image_size or (0, 0)
-        one = jax.tree.map(lambda x: x[row], state)
+    @cached_property
+    def _drawn(self) -> dict[str, Callable[[PyTree], Any]]:
+        """What draws each picture: of one environment's state, or with the ray caster of many."""
+        drawn: dict[str, Callable[[PyTree], Any]] = {}
+        if self._image_size is not None:
+            height, width = self._image_size
+            draw = self.env.render if self._renderer == "mujoco" else partial(draw_state, self.env)
+            drawn["obs/image"] = lambda state: draw(state, width, height, self._camera)
+        if (wrist := self._wrist) is not None:
+            drawn["obs/wrist"] = lambda state: draw_wrist(self.env, state, wrist)
+        return drawn if self._renderer == "mujoco" else {path: jax.jit(jax.vmap(each)) for path, each in drawn.items()}
+
+    def _draw(self, attempts: Attempts, rows: list[int], draw: Callable[[PyTree], Any]) -> list[Rows]:
+        """Pictures [T, H, W, 3] of each of these rows' episodes."""
+        lengths = attempts.length[rows]
+        which = [(t, row) for row, length in zip(rows, lengths, strict=True) for t in range(length)]
         if self._renderer == "mujoco":
-            return self.env.render(one, width, height, self._camera)
-        return np.asarray(draw_state(self.env, one, width, height, self._camera))
+            pictures = [draw(jax.tree.map(lambda x: x[row], attempts.state[t])) for t, row in which]  # noqa: B023
+        else:  # many at once, in one program
+            states = jax.tree.map(lambda *x: np.stack(x), *attempts.state)
+            pictures = []
+            for start in range(0, len(which), _DRAWN_AT_ONCE):
+                part = which[start : start + _DRAWN_AT_ONCE]
+                t, row = np.array(part + part[-1:] * (_DRAWN_AT_ONCE - len(part))).T
+                pictures += list(np.asarray(draw(jax.tree.map(lambda x: x[t, row], states)))[: len(part)])  # noqa: B023
+        return [np.stack(each) for each in _split(pictures, lengths)]
+
+
+def _split(items: list[Any], lengths: Rows) -> list[list[Any]]:
+    ends = np.cumsum(lengths)
+    return [items[end - length : end] for end, length in zip(ends, lengths, strict=True)]
 
 
 def limit_length(vector: Rows, bound: Rows) -> Rows:
