@@ -305,6 +305,17 @@ class CameraView(NamedTuple):
 
 
 @runtime_checkable
+class ChunkedEnv(Env, Protocol):
+    """An environment whose action is a decision on several actions, and that can say what each of them led to."""
+
+    @property
+    def actions_per_decision(self) -> int: ...
+    def trajectory(self, state: PyTree, action: Array, key: Key) -> PyTree:
+        """The states after each action of a decision, leaves [actions_per_decision, ...]."""
+        ...
+
+
+@runtime_checkable
 class RenderableEnv(Env, Protocol):
     """An environment that can be recorded."""
 

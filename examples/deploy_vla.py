@@ -43,7 +43,7 @@ def serve(directory: Path, runtime: str, requests: BinaryIO, answers: BinaryIO) 
     policy = load_policy(directory)
     while (obs := _receive(requests)) is not None:
         _send(answers, {"action": policy.act(obs)})
-        if there := [name for name in _UNWANTED[runtime] if name in sys.modules]:
+        if there := [name for name in _UNWANTED[runtime] if sys.modules.get(name) is not None]:
             raise RuntimeError(f"the controller has imported {', '.join(there)}")
 
 

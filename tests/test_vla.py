@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ejax.algorithms.bc import BCConfig, bc_loss, chunk_targets
+from ejax.algorithms.bc import BCConfig, _choose_frames, bc_loss, chunk_targets
 from ejax.distributions import Normal, executed, kept
 from ejax.policies.vla.config import HeadConfig, VLAConfig
 from ejax.policies.vla.flow import FlowChunk, FlowSpec
@@ -304,9 +304,8 @@ def test_an_instruction_of_the_config_stands_in_for_one_of_the_observation() -> 
     obs = observations()
     obs["instruction"] = np.stack([as_bytes(TEXTS[0], 48)] * ROWS)
     params = variables_of(given)
-    assert np.allclose(
-        mode_of(fixed, {name: obs[name] for name in ("image", "state")}, params), mode_of(given, obs, params)
-    )
+    seen = {name: obs[name] for name in ("image", "state")}
+    assert np.allclose(mode_of(fixed, seen, params), mode_of(given, obs, params), atol=1e-4)
     with pytest.raises(ValueError, match=r"vla_config\.instruction is not given"):
         make(VLAConfig(**config), box, space)
 
@@ -361,6 +360,17 @@ def test_a_loss_of_another_head_is_refused(head: str, wrong: Any) -> None:
     batch = {"obs": obs, "action": jnp.zeros((2, 2, A)), "noise_seed": jnp.zeros(2, jnp.uint32)}
     with pytest.raises(ValueError, match=f"loss '{wrong}' is not for this policy"):
         bc_loss(variables_of(policy), batch, policy=policy, config=BCConfig(loss=wrong))
+
+
+def test_the_first_frame_of_a_window_is_always_asked() -> None:
+    action = jnp.zeros((64, 8, 1))
+    chosen = _choose_frames(
+        {"obs": {"t": jnp.tile(jnp.arange(8)[None], (64, 1))}, "action": action}, jax.random.key(0), 3
+    )
+    assert (chosen["frame"][:, 0] == 0).all()
+    assert np.array_equal(chosen["obs"]["t"], chosen["frame"])
+    assert all(len(set(row)) == 3 for row in chosen["frame"].tolist())
+    assert set(chosen["frame"].ravel().tolist()) == set(range(8))
 
 
 def test_chunks_may_begin_at_some_frames_only() -> None:

@@ -2,7 +2,7 @@
 
     nll   L = −E[log π(a | o)]
     mse   L = E[‖mode π(· | o) − a‖² / A]
-    flow  L = E[‖v(τ·a + (1 − τ)·ε, τ, o) − (a − ε)‖² / A], for a policy that is a flow (ejax.policies.vla.flow)
+    flow  that of ``ejax.policies.vla.flow``, for a policy that is one
 
 A policy of action chunks, [K·A] at one observation, is taught at frame t the actions of frames t … t + K − 1. The
 expectation is over single actions: where a window ends before a chunk does, what lies beyond has no part in the loss.
@@ -43,8 +43,8 @@ class BCConfig(BaseModel):
     updates_per_step: PositiveInt = 16
     """Gradient steps between two looks at the metrics, each with windows of its own: one update of the run."""
     frames_per_window: PositiveInt | None = None
-    """Frames of each window at which the policy is asked, drawn at random: neighbouring pictures tell little more than
-    one. None: all."""
+    """Frames of each window at which the policy is asked, since neighbouring pictures tell little more than one: the
+    first, and others drawn at random. (Of random ones alone few would be from where an episode begins.) None: all."""
     max_grad_norm: PositiveFloat = Field(default=1.0, allow_inf_nan=True)
     """Infinity: no clipping."""
     skip_nonfinite_updates: bool = True
@@ -101,10 +101,10 @@ def bc_update(
 
 
 def _choose_frames(rows: dict[str, PyTree], key: Key, count: int) -> dict[str, PyTree]:
-    """Observations of ``count`` frames of each window in order, and which they are: leaves [R, count, ...]."""
+    """Observations of ``count`` frames of each window, the first among them, and which they are: [R, count, ...]."""
     num_windows, num_frames = rows["action"].shape[:2]
-    order = jnp.argsort(jax.random.uniform(key, (num_windows, num_frames)), axis=1)
-    frame = jnp.sort(order[:, :count], axis=1)
+    others = 1 + jnp.argsort(jax.random.uniform(key, (num_windows, num_frames - 1)), axis=1)
+    frame = jnp.concatenate([jnp.zeros((num_windows, 1), others.dtype), others[:, : count - 1]], axis=1)
     return {"obs": jax.tree.map(lambda x: _frames(x, frame), rows["obs"]), "frame": frame}
 
 
@@ -167,7 +167,7 @@ def bc_loss(params: Params, batch: dict[str, PyTree], *, policy: Policy, config:
 
 
 def _num_known(known: Array, frame: Array | None, num_frames: int) -> Array | float:
-    """Single actions that a window teaches, on average over the frames that may be drawn.
+    """Single actions that a window teaches, on average over the frames that may be drawn besides the first.
 
     Args:
         known: [B, F, K].
@@ -176,7 +176,7 @@ def _num_known(known: Array, frame: Array | None, num_frames: int) -> Array | fl
     if frame is None:
         return known[0].sum()
     left = np.minimum(known.shape[2], num_frames - np.arange(num_frames))
-    return float(known.shape[1] * left.mean())
+    return float(left[0] + (known.shape[1] - 1) * left[1:].mean())
 
 
 def _flow_matching(distribution: Any, batch: dict[str, PyTree], frame: Array | None) -> tuple[Array, Array]:

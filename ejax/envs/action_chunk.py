@@ -43,6 +43,10 @@ class ActionChunk:
         return gymnasium.spaces.Box(np.tile(space.low, self.size), np.tile(space.high, self.size), dtype=space.dtype)
 
     @property
+    def actions_per_decision(self) -> int:
+        return self.size
+
+    @property
     def instructions(self) -> tuple[str, ...]:
         """Texts that an observation may hold; none of most environments."""
         return getattr(self.env, "instructions", ())
@@ -85,3 +89,18 @@ class ActionChunk:
 
         carry: tuple[PyTree, Timestep] = jax.lax.fori_loop(1, self.size, one_more, (state, timestep))
         return carry
+
+    def trajectory(self, state: PyTree, action: Array, key: Key) -> PyTree:
+        """The states after each action of a decision [size, ...], for videos: those past an episode's end repeat it."""
+        state, timestep = self.env.step(state, action.reshape(self.size, -1)[0], jax.random.fold_in(key, 0))
+
+        def one_more(carry: tuple[PyTree, Array], i: Array) -> tuple[tuple[PyTree, Array], PyTree]:
+            state, done = carry
+            each = action.reshape(self.size, -1)[i]
+            following, latest = self.env.step(state, each, jax.random.fold_in(key, i))
+            state = jax.tree.map(lambda old, new: jnp.where(done, old, new), state, following)
+            return (state, done | latest.terminated | latest.truncated), state
+
+        done = timestep.terminated | timestep.truncated
+        _, later = jax.lax.scan(one_more, (state, done), jnp.arange(1, self.size))
+        return jax.tree.map(lambda first, rest: jnp.concatenate([first[None], rest]), state, later)

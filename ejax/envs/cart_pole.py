@@ -10,6 +10,7 @@ from flax import struct
 from numpy.typing import NDArray
 
 from ejax.envs.description import WHOLE, EnvDescription, Feature
+from ejax.envs.mujoco.appearance import Appearance
 from ejax.envs.mujoco.engine import Engine, Physics, PhysicsState, check_physics, load_model, render
 from ejax.finite import all_finite
 from ejax.types import Array, CameraView, Key, Timestep
@@ -145,6 +146,10 @@ class CartPoleRL:
     ) -> NDArray[np.uint8]:
         """Draw one environment: [height, width, 3] RGB. See ``ejax.envs.mujoco.engine.render``."""
         return render(_ASSET, state.physics.qpos, width=width, height=height, camera=camera)
+
+    def appearance(self, state: CartPoleState) -> Appearance:
+        """For ``ejax.envs.mujoco.raycast``."""
+        return Appearance(asset=_ASSET, qpos=state.physics.qpos)
 
 
 def _observe(state: CartPoleState) -> Array:

@@ -29,6 +29,7 @@ from ejax.envs.manager.grasp_task import (
     tool_control,
     tool_position,
 )
+from ejax.envs.mujoco.appearance import Appearance
 from ejax.envs.mujoco.engine import Engine, Physics, PhysicsState, check_physics, render
 from ejax.finite import all_finite
 from ejax.types import Array, CameraView, Key, Timestep
@@ -192,6 +193,10 @@ class PickPlaceRL:
             mocap_pos={GOAL_MARKER: state.goal},
             camera=camera,
         )
+
+    def appearance(self, state: PickPlaceState) -> Appearance:
+        """For ``ejax.envs.mujoco.raycast``."""
+        return Appearance(asset=make_model(), qpos=state.physics.qpos, mocap_pos={GOAL_MARKER: state.goal})
 
     @property
     def _physics(self) -> Physics:

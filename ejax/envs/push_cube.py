@@ -11,6 +11,7 @@ from flax import struct
 from numpy.typing import NDArray
 
 from ejax.envs.description import WHOLE, EnvDescription, Feature, features
+from ejax.envs.mujoco.appearance import Appearance
 from ejax.envs.mujoco.engine import Engine, Physics, PhysicsState, check_physics, load_model, render
 from ejax.envs.mujoco.kinematics import site_pose
 from ejax.finite import all_finite
@@ -174,6 +175,10 @@ class PushCubeRL:
         return render(
             _ASSET, state.physics.qpos, width=width, height=height, mocap_pos={"goal": state.goal}, camera=camera
         )
+
+    def appearance(self, state: PushCubeState) -> Appearance:
+        """For ``ejax.envs.mujoco.raycast``."""
+        return Appearance(asset=_ASSET, qpos=state.physics.qpos, mocap_pos={"goal": state.goal})
 
     def _observe(self, state: PushCubeState) -> Array:
         qpos = state.physics.qpos

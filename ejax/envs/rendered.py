@@ -1,41 +1,73 @@
-"""An environment whose observation has a picture of itself, drawn on the host inside the jitted program."""
+"""An environment whose observation has a picture of itself, drawn inside the jitted program.
+
+By MuJoCo on the host, behind a callback, or by ``ejax.envs.mujoco.raycast`` where the program runs.
+"""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal, TypeAlias, get_args
 
 import gymnasium
 import jax
+import jax.numpy as jnp
 import numpy as np
+from flax import struct
 from flax.core import FrozenDict
 from numpy.typing import NDArray
 
 from ejax.envs.action_chunk import ActionChunk
 from ejax.envs.description import WHOLE, EnvDescription, describe
+from ejax.envs.mujoco.appearance import AppearingEnv
+from ejax.envs.mujoco.raycast import draw
+from ejax.envs.visual_randomizers import Look, Randomizers
 from ejax.frozen import freeze, thaw
 from ejax.registry import resolve
 from ejax.types import Array, CameraView, Env, Key, PyTree, RenderableEnv, Timestep
+
+Renderer: TypeAlias = Literal["mujoco", "raycast"]
+_LOOK = 0x100C
+"""Folded into an episode's key: its look is drawn apart, so that the episode is the same without one."""
+BLANK = 127
+"""Every level of a picture that shows nothing."""
+
+
+@struct.dataclass(kw_only=True)
+class RenderedState:
+    """One episode with a look of its own."""
+
+    env: PyTree
+    look: Look
 
 
 @dataclass(frozen=True)
 class RenderedEnv:
     """``{"image": uint8 [height, width, 3], "state": observation}`` of a pure environment that can be drawn.
 
-    A picture depends on the state alone, so the callback is pure. All pictures are drawn by one thread, to which the
-    OpenGL context belongs. With ``action_chunk`` there is one picture for each decision, not for each step.
+    The parts of an observation that is a dict stay beside ``image`` under their own names.
+
+    What is drawn when: one picture per row at a reset and at a step, which with ``action_chunk`` is a decision of
+    several; ``obs`` and ``final_obs`` of ``ejax.rollout.step`` are that picture. A row that starts anew is drawn once
+    more: on a CPU the first pictures of all rows are, in those steps only in which an episode ended; on a GPU in every
+    step, as all of a reset is.
+
+    ``mujoco`` draws all pictures in one thread, to which the OpenGL context belongs; a picture depends on the state
+    alone, so the callback is pure. ``raycast`` calls back to nobody.
 
     Args:
         env: its name.
         env_cfg: its arguments.
+        renderer: ``raycast`` needs an environment with ``appearance(state)``, whose model is made of primitives.
         camera_eye, camera_target: m. None: the environment's own camera.
         camera_fovy: degrees, of a camera that is placed.
         effects: shadows and smooth edges, of a camera that is placed; without them drawing is ten times faster.
+        blank: nothing is drawn, all of the picture is grey: what a policy does that cannot look.
+        randomizers: what differs from episode to episode, see ``ejax.envs.visual_randomizers``; of ``raycast`` only.
 
     Raises:
-        ValueError: an environment that cannot be drawn, whose observation is not a vector, or that was not
-            trusted (``ejax.trust``).
+        ValueError: an environment that cannot be drawn, or so; whose observation is neither a vector nor a dict, or has
+            an ``image``; or that was not trusted (``ejax.trust``).
     """
 
     env: str
@@ -47,9 +79,13 @@ class RenderedEnv:
     camera_target: tuple[float, float, float] = (0.0, 0.0, 0.0)
     camera_fovy: float = 45.0
     effects: bool = False
+    renderer: Renderer = "mujoco"
+    blank: bool = False
+    randomizers: Any = field(default_factory=FrozenDict)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "env_cfg", freeze(self.env_cfg))
+        object.__setattr__(self, "randomizers", freeze(self.randomizers))
         for name in ("camera_eye", "camera_target"):
             place = getattr(self, name)
             object.__setattr__(self, name, None if place is None else tuple(place))
@@ -57,17 +93,30 @@ class RenderedEnv:
             raise ValueError(f"RenderedEnv: width and height must be >= 1, got {self.width} and {self.height}")
         if not isinstance(self.drawn, RenderableEnv):
             raise ValueError(f"RenderedEnv: {self.env} cannot be drawn: it has no render(state, width=…, height=…)")
-        if not isinstance(self.drawn.observation_space, gymnasium.spaces.Box):
-            raise ValueError(f"RenderedEnv: the observation of {self.env} is not a vector")
+        space = self.drawn.observation_space
+        if not isinstance(space, (gymnasium.spaces.Box, gymnasium.spaces.Dict)):
+            raise ValueError(f"RenderedEnv: the observation of {self.env} is neither a vector nor a dict")
+        if isinstance(space, gymnasium.spaces.Dict) and "image" in space.spaces:
+            raise ValueError(f"RenderedEnv: the observation of {self.env} has an 'image' of its own already")
+        self._check_renderer()
 
     @property
     def observation_space(self) -> gymnasium.spaces.Dict:
         image = gymnasium.spaces.Box(0, 255, (self.height, self.width, 3), np.uint8)
-        return gymnasium.spaces.Dict({"image": image, "state": self.drawn.observation_space})
+        return gymnasium.spaces.Dict({"image": image, **_parts(self.drawn.observation_space)})
 
     @property
     def action_space(self) -> gymnasium.Space[Any]:
         return self._stepped.action_space
+
+    @property
+    def actions_per_decision(self) -> int:
+        return self.action_chunk
+
+    @property
+    def instructions(self) -> tuple[str, ...]:
+        """Texts that an observation may hold; none of most environments."""
+        return getattr(self.drawn, "instructions", ())
 
     @property
     def max_episode_steps(self) -> int:
@@ -89,17 +138,41 @@ class RenderedEnv:
 
     def reset(self, key: Key) -> tuple[PyTree, PyTree]:
         state, obs = self._stepped.reset(key)
+        if self.randomizers:
+            look = self._randomizers.draw(jax.random.fold_in(key, _LOOK), self.drawn.appearance(state).asset)
+            state = RenderedState(env=state, look=look)
         return state, self._observe(state, obs)
 
     def step(self, state: PyTree, action: Array, key: Key) -> tuple[PyTree, Timestep]:
-        state, timestep = self._stepped.step(state, action, key)
+        if isinstance(state, RenderedState):
+            after, timestep = self._stepped.step(state.env, action, key)
+            state = replace(state, env=after)
+        else:
+            state, timestep = self._stepped.step(state, action, key)
         return state, replace(timestep, obs=self._observe(state, timestep.obs))
+
+    def trajectory(self, state: PyTree, action: Array, key: Key) -> PyTree:
+        """The states after each action of a decision [action_chunk, ...], for videos."""
+        inner = _inner(state)
+        if isinstance(self._stepped, ActionChunk):
+            states = self._stepped.trajectory(inner, action, key)
+        else:
+            states = jax.tree.map(lambda x: x[None], self._stepped.step(inner, action, key)[0])
+        if not isinstance(state, RenderedState):
+            return states
+        look = jax.tree.map(lambda x: jnp.broadcast_to(x[None], (self.action_chunk, *x.shape)), state.look)
+        return RenderedState(env=states, look=look)
+
+    def caption(self, state: PyTree) -> str:
+        """What a video says of the episode, such as its instruction; nothing for most environments."""
+        caption = getattr(self.drawn, "caption", None)
+        return "" if caption is None else caption(_inner(state))
 
     def render(
         self, state: PyTree, width: int = 640, height: int = 480, camera: CameraView | None = None
     ) -> NDArray[np.uint8]:
         """Same as the environment's own."""
-        return self.drawn.render(state, width, height, camera)
+        return self.drawn.render(_inner(state), width, height, camera)
 
     @functools.cached_property
     def drawn(self) -> Any:
@@ -110,29 +183,99 @@ class RenderedEnv:
     def _stepped(self) -> Env:
         return self.drawn if self.action_chunk == 1 else ActionChunk(self.drawn, self.action_chunk)
 
-    def _observe(self, state: PyTree, obs: Array) -> dict[str, Array]:
+    @functools.cached_property
+    def _view(self) -> CameraView | None:
+        if self.camera_eye is None:
+            return None
+        return CameraView(self.camera_eye, self.camera_target, self.camera_fovy, self.effects)
+
+    @functools.cached_property
+    def _randomizers(self) -> Randomizers:
+        return Randomizers(self.randomizers, self._view, self.width, self.height)
+
+    def _check_renderer(self) -> None:
+        check_renderer(self.drawn, self.renderer)
+        if self.renderer == "mujoco":
+            if self.randomizers:
+                raise ValueError(
+                    f"RenderedEnv: randomizers ({', '.join(self.randomizers)}) need renderer: raycast; "
+                    "mujoco draws all environments alike"
+                )
+            return
+        if self.effects:
+            raise ValueError("RenderedEnv: renderer: raycast draws no effects; use effects: false or renderer: mujoco")
+        if self.randomizers:
+            Randomizers(self.randomizers, self._view, self.width, self.height)
+
+    def _observe(self, state: PyTree, obs: PyTree) -> dict[str, Array]:
+        return {"image": self._picture(state), **_parts(obs)}
+
+    def _picture(self, state: PyTree) -> Array:
+        if self.blank:
+            return jnp.full((self.height, self.width, 3), BLANK, jnp.uint8)
+        if self.renderer == "raycast":
+            return self._cast(state)
         rank = jax.tree.leaves(state)[0].ndim  # of one environment: vmap is not seen here
-        draw = functools.partial(self._draw, rank=rank)
+        draw_all = functools.partial(self._draw, rank=rank)
         shape = jax.ShapeDtypeStruct((self.height, self.width, 3), np.uint8)
-        return {"image": jax.pure_callback(draw, shape, state, vmap_method="broadcast_all"), "state": obs}
+        return jax.pure_callback(draw_all, shape, state, vmap_method="broadcast_all")
+
+    def _cast(self, state: PyTree) -> Array:
+        if not isinstance(state, RenderedState):
+            return draw_state(self.drawn, state, self.width, self.height, self._view)
+        seen, look = self.drawn.appearance(state.env), state.look
+        return draw(
+            replace(seen, rgba={**seen.rgba, **look.rgba}),
+            width=self.width,
+            height=self.height,
+            camera=self._view if look.camera is None else look.camera,
+            lights=look.lights,
+        )
 
     def _draw(self, state: PyTree, *, rank: int) -> NDArray[np.uint8]:
         """Pictures of states with any number of batch axes."""
         state = jax.tree.map(np.asarray, state)
         first = jax.tree.leaves(state)[0]
         batch = first.shape[: first.ndim - rank]
-        camera = None
-        if self.camera_eye is not None:
-            camera = CameraView(self.camera_eye, self.camera_target, self.camera_fovy, self.effects)
 
         def draw_all() -> NDArray[np.uint8]:
             pictures = np.empty((*batch, self.height, self.width, 3), np.uint8)
             for index in np.ndindex(*batch):
                 one = jax.tree.map(lambda x, index=index: x[index], state)
-                pictures[index] = self.drawn.render(one, self.width, self.height, camera)
+                pictures[index] = self.drawn.render(one, self.width, self.height, self._view)
             return pictures
 
         return _in_drawing_thread(draw_all)
+
+
+def check_renderer(env: Any, renderer: Renderer) -> Renderer:
+    """
+    Raises:
+        ValueError: no such renderer, or the environment cannot be drawn by it.
+    """
+    if renderer not in get_args(Renderer):
+        raise ValueError(f"renderer must be 'mujoco' or 'raycast', got {renderer!r}")
+    if renderer == "raycast" and not isinstance(env, AppearingEnv):
+        raise ValueError(f"renderer: raycast: {type(env).__name__} has no appearance(state). Use renderer: mujoco")
+    return renderer
+
+
+@functools.partial(jax.jit, static_argnums=(0, 2, 3, 4))
+def draw_state(env: Any, state: PyTree, width: int, height: int, camera: CameraView | None) -> Array:
+    """One environment's state as ``renderer: raycast`` draws it: [height, width, 3] uint8."""
+    return draw(env.appearance(state), width=width, height=height, camera=camera)
+
+
+def _parts(obs: Any) -> dict[str, Any]:
+    """An observation, or its space, by name."""
+    if isinstance(obs, gymnasium.spaces.Dict):
+        return dict(obs.spaces)
+    return dict(obs) if isinstance(obs, Mapping) else {"state": obs}
+
+
+def _inner(state: PyTree) -> PyTree:
+    """The state of the environment inside."""
+    return state.env if isinstance(state, RenderedState) else state
 
 
 def _in_drawing_thread(draw: Callable[[], NDArray[np.uint8]]) -> NDArray[np.uint8]:

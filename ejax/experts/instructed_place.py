@@ -8,6 +8,7 @@ import numpy as np
 
 from ejax.envs.instructed_place import SCENE, InstructedPlaceRL
 from ejax.envs.place_instructions import ZONES, decode
+from ejax.envs.rendered import Renderer
 from ejax.experts.pick_place import CARE, SEGMENTS, follow_plan, vary_plan
 from ejax.experts.task import Rows, ScriptedTask
 from ejax.types import CameraView
@@ -59,14 +60,21 @@ def make_task(
     noise: float = 0.15,
     image_size: Sequence[int] | None = None,
     camera: CameraView | Mapping[str, Any] = CAMERA,
+    renderer: Renderer = "mujoco",
 ) -> ScriptedTask:
     """The task, for ``OnlineDataEngineCfg.task``.
 
     Args:
         env: fields of InstructedPlaceRL.
-        num_envs, noise, image_size, camera: see ``ScriptedTask``.
+        num_envs, noise, image_size, camera, renderer: see ``ScriptedTask``.
     """
     task = InstructedPlaceRL(**{"physics": "mujoco", **(env or {})})
     return ScriptedTask(
-        task, InstructedPlaceExpert(task), num_envs=num_envs, noise=noise, image_size=image_size, camera=camera
+        task,
+        InstructedPlaceExpert(task),
+        num_envs=num_envs,
+        noise=noise,
+        image_size=image_size,
+        camera=camera,
+        renderer=renderer,
     )

@@ -8,6 +8,7 @@ import numpy as np
 
 from ejax.envs.manager.grasp_scene import HALF_EDGE
 from ejax.envs.pick_place import PickPlaceRL
+from ejax.envs.rendered import Renderer
 from ejax.experts.instructions import phrase
 from ejax.experts.task import Rows, ScriptedTask, limit_length
 from ejax.types import CameraView
@@ -120,16 +121,23 @@ def make_task(
     noise: float = 0.15,
     image_size: Sequence[int] | None = None,
     camera: CameraView | Mapping[str, Any] = CAMERA,
+    renderer: Renderer = "mujoco",
 ) -> ScriptedTask:
     """The task, for ``OnlineDataEngineCfg.task``.
 
     Args:
         env: fields of PickPlaceRL.
-        num_envs, noise, image_size, camera: see ``ScriptedTask``.
+        num_envs, noise, image_size, camera, renderer: see ``ScriptedTask``.
     """
     task = PickPlaceRL(**{"physics": "mujoco", **(env or {})})
     return ScriptedTask(
-        task, PickPlaceExpert(task), num_envs=num_envs, noise=noise, image_size=image_size, camera=camera
+        task,
+        PickPlaceExpert(task),
+        num_envs=num_envs,
+        noise=noise,
+        image_size=image_size,
+        camera=camera,
+        renderer=renderer,
     )
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from ejax.envs.mujoco.engine import load_model
 from ejax.envs.mujoco.kinematics import site_pose
 from ejax.envs.push_cube import PushCubeRL
+from ejax.envs.rendered import Renderer
 from ejax.experts.instructions import phrase
 from ejax.experts.task import Rows, ScriptedTask, limit_length
 from ejax.types import Array, CameraView
@@ -93,16 +94,23 @@ def make_task(
     noise: float = 0.15,
     image_size: Sequence[int] | None = None,
     camera: CameraView | Mapping[str, Any] = CAMERA,
+    renderer: Renderer = "mujoco",
 ) -> ScriptedTask:
     """The task, for ``OnlineDataEngineCfg.task``.
 
     Args:
         env: fields of PushCubeRL; None: those of ``ENV``.
-        num_envs, noise, image_size, camera: see ``ScriptedTask``.
+        num_envs, noise, image_size, camera, renderer: see ``ScriptedTask``.
     """
     task = PushCubeRL(**{"physics": "mujoco", **(ENV if env is None else env)})
     return ScriptedTask(
-        task, PushCubeExpert(task), num_envs=num_envs, noise=noise, image_size=image_size, camera=camera
+        task,
+        PushCubeExpert(task),
+        num_envs=num_envs,
+        noise=noise,
+        image_size=image_size,
+        camera=camera,
+        renderer=renderer,
     )
 
 

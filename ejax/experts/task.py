@@ -17,6 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ejax.data.task import Episode, EpisodeSpec, Failure, Field
+from ejax.envs.rendered import Renderer, check_renderer, draw_state
+from ejax.frozen import freeze
 from ejax.types import CameraView, PyTree, RenderableEnv
 
 Rows = NDArray[Any]
@@ -89,6 +91,7 @@ class ScriptedTask:
         noise: σ, as a fraction of half the action's range.
         image_size: (height, width) of the pictures; None: none are drawn.
         camera: a view or its fields, as from a file; None: the environment's own.
+        renderer: what draws the pictures, as in ``RenderedEnv``: a policy should be trained with the same.
     """
 
     def __init__(
@@ -100,6 +103,7 @@ class ScriptedTask:
         noise: float,
         image_size: Sequence[int] | None,
         camera: CameraView | Mapping[str, Any] | None,
+        renderer: Renderer = "mujoco",
     ) -> None:
         if num_envs < 1:
             raise ValueError(f"num_envs must be >= 1, got {num_envs}")
@@ -113,7 +117,8 @@ class ScriptedTask:
         self._space = space
         self.env, self._expert, self._num_envs, self._noise = env, expert, num_envs, noise
         self._image_size = image_size
-        self._camera = CameraView(**camera) if isinstance(camera, Mapping) else camera
+        self._camera = CameraView(**freeze(camera)) if isinstance(camera, Mapping) else camera
+        self._renderer = check_renderer(env, renderer)
         self._reset, self._step = jax.jit(jax.vmap(env.reset)), jax.jit(jax.vmap(env.step))
 
     def spec(self) -> EpisodeSpec:
@@ -192,7 +197,10 @@ class ScriptedTask:
 
     def _draw(self, state: PyTree, row: int) -> NDArray[np.uint8]:
         height, width = self._image_size or (0, 0)
-        return self.env.render(jax.tree.map(lambda x: x[row], state), width, height, self._camera)
+        one = jax.tree.map(lambda x: x[row], state)
+        if self._renderer == "mujoco":
+            return self.env.render(one, width, height, self._camera)
+        return np.asarray(draw_state(self.env, one, width, height, self._camera))
 
 
 def limit_length(vector: Rows, bound: Rows) -> Rows:

@@ -14,12 +14,13 @@ from pathlib import Path
 from types import TracebackType
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
 from ejax.config.camera import CameraConfig
 from ejax.distributions import executed
-from ejax.types import Array, CameraView, Env, Key, Params, Phase, Policy, PyTree, RenderableEnv
+from ejax.types import Array, CameraView, ChunkedEnv, Env, Key, Params, Phase, Policy, PyTree, RenderableEnv
 from ejax.video import tile_frames, with_caption, write_video
 
 _FPS = 20
@@ -142,6 +143,8 @@ def play(
 ) -> tuple[PyTree, Array]:
     """States [T, N, ...] and ends [T, N] of one episode each, played on past its end.
 
+    Where a decision is a chunk of actions, and the environment is a ``ChunkedEnv``, there is a state for each action.
+
     Args:
         samples: act with samples of the distribution, as in training, not with its mode.
     """
@@ -156,11 +159,18 @@ def play(
             action = executed(distribution, distribution.sample(key_action))
         else:
             action = distribution.mode()
-        state, timestep = jax.vmap(env.step)(state, action, jax.random.split(key, num_envs))
-        return (state, timestep.obs), (state, timestep.terminated | timestep.truncated)
+        keys = jax.random.split(key, num_envs)
+        after, timestep = jax.vmap(env.step)(state, action, keys)
+        done = timestep.terminated | timestep.truncated
+        if not isinstance(env, ChunkedEnv):
+            return (after, timestep.obs), (jax.tree.map(lambda x: x[None], after), done[None])
+        states = jax.vmap(env.trajectory, out_axes=1)(state, action, keys)
+        ended = jnp.zeros((env.actions_per_decision, num_envs), bool).at[-1].set(done)
+        return (after, timestep.obs), (states, ended)
 
     keys = jax.random.split(key_steps, env.max_episode_steps or _UNLIMITED)
-    return jax.lax.scan(one_step, (state, obs), keys)[1]
+    made = jax.lax.scan(one_step, (state, obs), keys)[1]
+    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), made)
 
 
 def draw(
@@ -190,8 +200,8 @@ def draw(
             if at != drawn_at[i]:
                 state = jax.tree.map(lambda x, i=i, at=at: x[at, i], states)
                 pictures[i], drawn_at[i] = env.render(state, *resolution, view), at
-                if caption is not None:
-                    pictures[i] = with_caption(pictures[i], caption(state))
+                if caption is not None and (text := caption(state)):
+                    pictures[i] = with_caption(pictures[i], text)
         yield tile_frames(np.stack([pictures[i] for i in range(len(last))]))
 
 

@@ -20,7 +20,7 @@ from ejax.training.checkpoint import load_params, verify_checkpoint
 from ejax.training.environments import build_env, sample_obs
 from ejax.training.recorder import draw, play
 from ejax.training.run_dir import RunDirectory, open_run_directory
-from ejax.types import Env, HostEnv, Key, Params, Policy, RenderableEnv
+from ejax.types import ChunkedEnv, Env, HostEnv, Key, Params, Policy, RenderableEnv
 from ejax.video import write_video
 
 
@@ -135,4 +135,6 @@ def record_video(
     if not isinstance(env, RenderableEnv):
         raise ValueError(f"{type(env).__name__} cannot be recorded: it has no render(state, width=…, height=…)")
     states, done = play(policy, env, params, key, num_envs=num_envs)
-    return write_video(path, draw(env, states, done, (480, 360)), fps=1.0 / env.control_period)
+    per_decision = env.actions_per_decision if isinstance(env, ChunkedEnv) else 1
+    fps = per_decision / env.control_period
+    return write_video(path, draw(env, states, done, (480, 360)), fps=fps)

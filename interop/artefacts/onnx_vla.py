@@ -16,8 +16,9 @@ from interop.artefacts.onnx_graph import Graph, finish
 from interop.twin.vla_spec import NOISE, PADDING, TOKENS, BlockSpec, VLASpec, same_padding
 
 Weights: TypeAlias = Mapping[str, NDArray[np.float32]]
-Context: TypeAlias = tuple[list[tuple[str, str]], str]
-"""Keys and values [batch, H, P, d] of each block, and which tokens there are, [batch, P] bool."""
+Context: TypeAlias = tuple[list[tuple[str, str]], str, str]
+"""Keys and values [batch, H, P, d] of each block, which tokens there are, [batch, P] bool, and the token of the numbers
+[batch, 1, W]."""
 
 
 def make_vla_onnx(spec: VLASpec, weights: Weights) -> onnx.ModelProto:
@@ -60,14 +61,15 @@ class _Network:
             tokens.append(token)
             numbers += [places] if places is not None else []
             count += spec.image_encoder.count(shape)
-        number = node("Unsqueeze", self.linear(self.graph.concat(*numbers), "number_token"), self._shape(1))
+        number = self._silu(self.linear(self.graph.concat(*numbers), "number_in"))
+        number = node("Unsqueeze", self.linear(number, "number_out"), self._shape(1))
         x = node("Concat", *tokens, text, number, axis=1)
         there = node("Concat", *([self._all(count)] if count else []), said, self._all(1), axis=1)
         caches = []
         for i in range(spec.depth):
             x, cache = self._block(x, there, None, f"blocks_{i}")
             caches.append(cache)
-        return caches, there
+        return caches, there, number
 
     def flow(self, context: Context) -> str:
         """[batch, K, A]: where the flow leads from the noise."""
@@ -75,17 +77,20 @@ class _Network:
         x = node("Reshape", NOISE, self._shape(-1, spec.horizon, spec.action_dim))
         x = self.every_row(x, 2)
         time = self.linear(self.graph.constant(spec.time_features), "time_in")
-        time = self.linear(node("Mul", time, node("Sigmoid", time)), "time_out")
+        time = self.linear(self._silu(time), "time_out")
         step = self.graph.constant(np.float32(1.0 / spec.num_steps))
         for number in range(spec.num_steps):
             mine = node("Gather", time, self.graph.constant(number, np.int64), axis=0)
             tokens = node("Add", self.linear(x, "action_in"), self.one_row("action_place"))
-            x = node("Add", x, node("Mul", step, self.suffix(context, node("Add", tokens, mine))))
+            away = node("Sub", self.suffix(context, node("Add", tokens, mine)), x)
+            velocity = node("Div", away, self.graph.constant(spec.time_left[number]))
+            x = node("Add", x, node("Mul", step, velocity))
         return x
 
     def suffix(self, context: Context, x: str) -> str:
         """[batch, K, A]"""
-        caches, there = context
+        caches, there, number = context
+        x = self.node("Add", x, number)
         both = self.node("Concat", there, self._all(self.spec.horizon), axis=1)
         for i, cache in enumerate(caches):
             x, _ = self._block(x, both, cache, f"blocks_{i}")
@@ -217,6 +222,9 @@ class _Network:
         x = node("Add", x, self.linear(node("Reshape", mixed, self._shape(0, 0, spec.width)), f"{name}.out"))
         hidden = self._gelu(self.linear(self._norm(x, f"{name}.norm_mlp"), f"{name}.mlp_in"))
         return node("Add", x, self.linear(hidden, f"{name}.mlp_out")), (key, value)
+
+    def _silu(self, x: str) -> str:
+        return self.node("Mul", x, self.node("Sigmoid", x))
 
     def _gelu(self, x: str) -> str:
         """x/2 · (1 + tanh(√(2/π)·(x + 0.044715·x³)))"""

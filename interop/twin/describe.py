@@ -10,7 +10,7 @@ import numpy as np
 from ejax.policies import ActorCritic, ActorOnly, NetworkConfig
 from ejax.policies.pretrained.efficientnet import BLOCKS, blocks_to
 from ejax.policies.vision import KERNELS, STRIDES, VisionPolicy
-from ejax.policies.vla.network import COLOUR, CRITIC, FREQUENCIES, SENTENCE_FEATURES, SHARPNESS
+from ejax.policies.vla.network import COLOUR, CRITIC, FREQUENCIES, NEAREST, SENTENCE_FEATURES, SHARPNESS
 from ejax.policies.vla.policy import LOG_STD_RANGE, VLAPolicy
 from ejax.types import Env, HostEnv
 from interop.artefacts.cases import leaves_of
@@ -76,6 +76,7 @@ def vla_spec_of(policy: VLAPolicy, env: Env | HostEnv) -> VLASpec:
         head="flow" if flow else "normal",
         num_steps=model.head.num_steps if flow else 0,
         frequencies=FREQUENCIES if flow else (),
+        nearest=NEAREST,
         log_std_range=LOG_STD_RANGE,
         critic_sizes=CRITIC.hidden_sizes if model.critic else (),
     )

@@ -94,8 +94,8 @@ class Tokenizer:
             rows, shape = array.reshape(-1).tolist(), array.shape
         if rows is None or shape != batch or not all(isinstance(row, str | bytes) for row in rows):
             raise ValueError(
-                f"the text must be one str, strs in the shape {list(batch)} of the other parts, or their bytes (uint8), "
-                f"got {array.dtype}{list(array.shape)}"
+                f"the text must be one str, strs in the shape {list(batch)} of the other parts, or their bytes, uint8 "
+                f"{[*batch, 'L']}; got {array.dtype}{list(array.shape)}"
             )
         found = [self.encode(row) for row in rows]
         return np.array(found, np.int32).reshape(*batch, self.max_words)

@@ -18,8 +18,9 @@ from interop.twin.spec import EncoderSpec
 from interop.twin.text import Tokenizer
 from interop.twin.vla_spec import PADDING, BlockSpec, ImageTokensSpec, VLASpec, same_padding
 
-Context: TypeAlias = tuple[list[tuple[Tensor, Tensor]], Tensor]
-"""Keys and values [B, H, P, d] of each block, and which of the P tokens there are, [B, P] bool."""
+Context: TypeAlias = tuple[list[tuple[Tensor, Tensor]], Tensor, Tensor]
+"""Keys and values [B, H, P, d] of each block, which of the P tokens there are, [B, P] bool, and the token of the
+numbers [B, W]."""
 _EPSILON = 1e-2
 """Of the normalizer."""
 
@@ -34,6 +35,7 @@ class TorchVLA(nn.Module):
     _clip_low: Tensor
     _clip_high: Tensor
     _time: Tensor
+    _left: Tensor
 
     def __init__(self, spec: VLASpec, tokenizer: Tokenizer | None = None) -> None:
         super().__init__()
@@ -49,7 +51,8 @@ class TorchVLA(nn.Module):
         numbers = sum(spec.observation.values())
         if spec.normalized:
             self.normalizer = Normalizer(numbers)
-        self.number_token = nn.Linear(numbers + len(spec.images) * spec.image_encoder.places, width)
+        numbers += len(spec.images) * spec.image_encoder.places
+        self.number_in, self.number_out = nn.Linear(numbers, 2 * width), nn.Linear(2 * width, width)
         for i in range(spec.depth):
             self.add_module(f"blocks_{i}", Block(spec))
         self.action_place = nn.Parameter(torch.zeros(spec.horizon, width))
@@ -59,6 +62,7 @@ class TorchVLA(nn.Module):
             self.action_in = nn.Linear(spec.action_dim, width)
             self.time_in, self.time_out = nn.Linear(2 * len(spec.frequencies), width), nn.Linear(width, width)
             self.register_buffer("_time", torch.from_numpy(spec.time_features), persistent=False)
+            self.register_buffer("_left", torch.from_numpy(spec.time_left), persistent=False)
         else:
             self.log_std = nn.Parameter(torch.zeros(size))
         if spec.critic_sizes:
@@ -112,7 +116,7 @@ class TorchVLA(nn.Module):
     @torch.no_grad()
     def value(self, *leaves: Tensor) -> Tensor:
         """[B], of ``spec.inputs`` but the noise; zeros where there is no critic."""
-        (_, there), x = self.encode(dict(zip(self.spec.inputs, leaves, strict=False)))
+        (_, there, _), x = self.encode(dict(zip(self.spec.inputs, leaves, strict=False)))
         if not self.spec.critic_sizes:
             return torch.zeros(len(x), device=x.device)
         weight = there[..., None].to(x.dtype)
@@ -129,8 +133,9 @@ class TorchVLA(nn.Module):
         text, said = self._text(given["tokens"])
         summary = (text * said[..., None]).sum(1)
         seen = [self.get_submodule(f"encoders_{name}")(given[name], summary) for name in self.spec.images]
-        number = self.number_token(torch.cat([numbers, *(places for _, places in seen)], dim=-1))[:, None]
-        tokens = [*(token for token, _ in seen), text, number]
+        numbers = torch.cat([numbers, *(places for _, places in seen)], dim=-1)
+        number = self.number_out(functional.silu(self.number_in(numbers)))
+        tokens = [*(token for token, _ in seen), text, number[:, None]]
         present = [torch.ones_like(token[..., 0], dtype=torch.bool) for token in tokens]
         present[-2] = said
         x, there = torch.cat(tokens, dim=1), torch.cat(present, dim=1)
@@ -138,7 +143,7 @@ class TorchVLA(nn.Module):
         for block in self._blocks:
             x, cache = block(x, there, None)
             caches.append(cache)
-        return (caches, there), x
+        return (caches, there, number), x
 
     def from_noise(self, context: Context, noise: Tensor) -> Tensor:
         """[B, K·A]: where the flow leads from ``noise`` [B, K·A], without noise on the way."""
@@ -146,7 +151,8 @@ class TorchVLA(nn.Module):
         time = self.time_out(functional.silu(self.time_in(self._time)))
         for number in range(self.spec.num_steps):
             tokens = self.action_in(x) + self.action_place[None] + time[number][None, None]
-            x = x + (1.0 / self.spec.num_steps) * self._suffix(context, tokens)
+            velocity = (self._suffix(context, tokens) - x) / self._left[number]
+            x = x + (1.0 / self.spec.num_steps) * velocity
         return x.flatten(1)
 
     def _text(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
@@ -156,8 +162,8 @@ class TorchVLA(nn.Module):
         return self.word_embedding(tokens) + self.word_place[None], tokens != PADDING
 
     def _suffix(self, context: Context, x: Tensor) -> Tensor:
-        caches, there = context
-        here = torch.ones_like(x[..., 0], dtype=torch.bool)
+        caches, there, number = context
+        x, here = x + number[:, None], torch.ones_like(x[..., 0], dtype=torch.bool)
         for block, (keys, values) in zip(self._blocks, caches, strict=True):
             x, _ = block(x, here, (keys, values, there))
         return self.action_out(self.norm(x))

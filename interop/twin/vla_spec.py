@@ -106,6 +106,8 @@ class VLASpec:
     """flow: from noise to action."""
     frequencies: tuple[float, ...] = ()
     """flow: of the time's features, rad."""
+    nearest: float = 0.0
+    """flow: least 1 − τ that is divided by."""
     log_std_range: tuple[float, float] = (-5.0, 2.0)
     """normal"""
     critic_sizes: tuple[int, ...] = ()
@@ -171,11 +173,19 @@ class VLASpec:
         return self.image_encoder.kind != "efficientnet"
 
     @property
+    def time(self) -> NDArray[np.float32]:
+        """[S]: each step's time τ. As in JAX, this and what follows from it is rounded to float32."""
+        return np.arange(self.num_steps, dtype=np.float32) * np.float32(1.0 / self.num_steps)
+
+    @property
+    def time_left(self) -> NDArray[np.float32]:
+        """[S]: 1 − τ."""
+        return np.maximum(np.float32(1.0) - self.time, np.float32(self.nearest))
+
+    @property
     def time_features(self) -> NDArray[np.float32]:
-        """[S, 2·frequencies]: sines, then cosines, of each step's time τ. As JAX has them, products are of float32."""
-        frequency = np.asarray(self.frequencies, np.float32)
-        tau = np.arange(self.num_steps, dtype=np.float32) * np.float32(1.0 / self.num_steps)
-        angle = (tau[:, None] * frequency).astype(np.float64)
+        """[S, 2·frequencies]: sines, then cosines, of τ."""
+        angle = (self.time[:, None] * np.asarray(self.frequencies, np.float32)).astype(np.float64)
         return np.concatenate([np.sin(angle), np.cos(angle)], axis=-1).astype(np.float32)
 
     def to_json(self) -> str:

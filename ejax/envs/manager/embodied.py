@@ -15,6 +15,7 @@ from ejax.envs.manager.manager_spec import SOURCE, ManagerSpec, read_manager_spe
 from ejax.envs.manager.scene import marker_name
 from ejax.envs.manager.specs import Spec
 from ejax.envs.manager.world import World, WorldState, initial_state
+from ejax.envs.mujoco.appearance import Appearance
 from ejax.envs.mujoco.engine import Engine, check_physics, render
 from ejax.finite import all_finite
 from ejax.frozen import freeze
@@ -136,6 +137,11 @@ class EmbodiedEnv:
         return render(
             self.spec.scene.xml, state.physics.qpos, width=width, height=height, mocap_pos=targets, camera=camera
         )
+
+    def appearance(self, state: WorldState) -> Appearance:
+        """For ``ejax.envs.mujoco.raycast``."""
+        targets = {marker_name(key): pose[:3, 3] for key, pose in state.poses.items()}
+        return Appearance(asset=self.spec.scene.xml, qpos=state.physics.qpos, mocap_pos=targets)
 
     def _start(self) -> WorldState:
         """The state before any event."""

@@ -115,6 +115,11 @@ def load_model(asset: str) -> mujoco.MjModel:
     return _load_model(asset, visual=False)
 
 
+def load_drawn_model(asset: str) -> mujoco.MjModel:
+    """The model with everything that can be seen; not to be changed."""
+    return _load_model(asset, visual=True)
+
+
 def render(
     asset: str,
     qpos: Array | NDArray[Any],

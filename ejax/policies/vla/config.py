@@ -1,5 +1,6 @@
 """``policy.vla_config``: EmbodiChain's keys, and under ``model_config`` the parts of the built-in model."""
 
+import json
 from typing import Any, Literal
 
 from pydantic import (
@@ -138,7 +139,11 @@ class VLAConfig(BaseModel):
     @field_validator("model", mode="wrap")
     @classmethod
     def _built_in(cls, value: Any, handler: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
-        return freeze(value) if info.data.get("model_class") is not None else handler(value)
+        if info.data.get("model_class") is not None:
+            return freeze(value)
+        if isinstance(value, ModelConfig):
+            return handler(value)
+        return ModelConfig.model_validate_json(json.dumps(thaw(value)), strict=True)
 
     @field_serializer("model")
     def _dumped(self, model: Any) -> Any:

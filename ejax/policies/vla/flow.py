@@ -2,16 +2,17 @@
 
 A velocity field v carries noise at τ = 0 to actions at τ = 1 in S steps of Δ = 1/S (flow matching, Lipman et al. 2023):
 
-    cloning     x_τ = τ·a + (1 − τ)·ε,   L = E ‖v(x_τ, τ, o) − (a − ε)‖²,   ε ~ N(0, 1), τ ~ U(0, 1)
+    cloning     x_τ = τ·a + (1 − τ)·ε,   L = E (1 − τ)²·‖v(x_τ, τ, o) − (a − ε)‖²,   ε ~ N(0, 1), p(τ) = 2(1 − τ)
     mode        x ← x + Δ·v(x, τ, o) from x = 0
     sample      the same from x = ε, but a stochastic step is
                 x' = μ + σ·√Δ·n,   μ = x + Δ·(v − σ²/(2(1 − τ))·(x − τ·v)),   σ = a·√(1 − τ),   n ~ N(0, 1)
 
-The drift's second term makes up for the noise: in the limit of small steps the actions are distributed as without it
-(Song et al. 2021). A stochastic step has the density N(x'; μ, σ²Δ), in closed form and with a gradient. With
-``stochastic_steps: all`` a sample's log-probability is that of its whole path, given its first noise. With ``one`` it
-is that of one step, drawn uniformly for each sample, with what comes before and after taken for the environment's part:
-one evaluation of v in an update, not S. Sources: Flow-GRPO (Liu et al. 2025); RLinf-VLA's Flow-SDE (2025).
+(1 − τ)·(v − (a − ε)) is the error of the action that v points to, x_τ + (1 − τ)·v. The drift's second term makes up
+for the noise: in the limit of small steps the actions are distributed as without it (Song et al. 2021). A stochastic
+step has the density N(x'; μ, σ²Δ), in closed form and with a gradient. With ``stochastic_steps: all`` a sample's
+log-probability is that of its whole path, given its first noise. With ``one`` it is that of one step, drawn uniformly
+for each sample, with what comes before and after taken for the environment's part: one evaluation of v in an update,
+not S. Sources: Flow-GRPO (Liu et al. 2025); RLinf-VLA's Flow-SDE (2025).
 
 What is sampled is a *decision* [D], of which the environment is given ``executed``: the chunk, and behind it what the
 log-probability is computed from.
@@ -164,10 +165,11 @@ class FlowChunk:
         def at_one_time(key: Key) -> Array:
             key_noise, key_time = jax.random.split(key)
             noise = jax.random.normal(key_noise, action.shape)
-            tau = jax.random.uniform(key_time, action.shape[:1])
+            # more often near the noise, where the observation alone tells the action
+            tau = 1.0 - jnp.sqrt(jax.random.uniform(key_time, action.shape[:1]))
             share = tau[:, None, None]
             velocity = self._velocity(share * action + (1.0 - share) * noise, tau)
-            return jnp.square(velocity - (action - noise))
+            return jnp.square((1.0 - share) * (velocity - (action - noise)))
 
         keys = jax.random.split(key, self.spec.head.samples_per_row)
         return jax.vmap(at_one_time)(keys).mean(axis=0).reshape(target.shape)

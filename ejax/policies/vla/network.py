@@ -1,7 +1,8 @@
 """The built-in model: tokens of pictures, words and joint angles, a transformer over them, and a chunk's tokens behind.
 
     prefix   picture tokens, word tokens, one token of the numbers: attend to each other, once for each observation
-    suffix   K tokens, one for each action: attend to the prefix and to each other, once for each step of the flow
+    suffix   K tokens, one for each action, to which the token of the numbers is added: attend to the prefix and to each
+             other, once for each step of the flow
 
 Both go through the same blocks. What the suffix needs of the prefix, its keys and values in each block, is the context
 that ``encode`` returns. Source: the attention pattern of π0 (Black et al. 2024), with one set of weights.
@@ -16,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ejax.policies.mlp import MLP, NetworkConfig, dense_product, torch_linear_init
+from ejax.policies.mlp import MLP, NetworkConfig, dense_product
 from ejax.policies.normalize import ObsNormalizer
 from ejax.policies.observations import flatten_observation
 from ejax.policies.pretrained.efficientnet import EfficientNetLite0
@@ -25,8 +26,9 @@ from ejax.policies.vla.config import LoraConfig, ModelConfig
 from ejax.policies.vla.words import PADDING, Words
 from ejax.types import Array, PyTree
 
-Context: TypeAlias = tuple[tuple[tuple[Array, Array], ...], Array]
-"""Keys and values [B, P, H, d] of each block, and which of the P tokens there are, [B, P] bool."""
+Context: TypeAlias = tuple[tuple[tuple[Array, Array], ...], Array, Array]
+"""Keys and values [B, P, H, d] of each block, which of the P tokens there are, [B, P] bool, and the token of the
+numbers [B, W]."""
 SENTENCE_FEATURES = 384
 """Of MiniLM's embeddings."""
 FREQUENCIES = tuple(2.0**i * math.pi / 16 for i in range(16))
@@ -35,6 +37,8 @@ SHARPNESS = 10.0
 """Of a place's softmax over the pixels."""
 COLOUR = 3.0
 """Gain of the colours' differences from grey."""
+NEAREST = 0.05
+"""Of 1 − τ: the last step of a flow begins farther from its end, but for more than 20 steps."""
 CRITIC = NetworkConfig(hidden_sizes=(128,), activation="silu")
 
 
@@ -48,12 +52,12 @@ class Linear(nn.Module):
     @nn.compact
     def __call__(self, x: Array) -> Array:
         shape = (x.shape[-1], self.features)
-        kernel, bias = self._base("kernel", torch_linear_init, shape), self._base("bias", _zeros, shape[1:])
+        kernel, bias = self._base("kernel", _scaled, shape), self._base("bias", _zeros, shape[1:])
         dtype = jnp.result_type(x, kernel) if self.dtype is None else self.dtype
         x = x.astype(dtype)
         y = dense_product(x, kernel.astype(dtype)) + _wide(bias.astype(dtype), x)
         if self.lora is not None:
-            down = self.param("lora_a", torch_linear_init, (shape[0], self.lora.rank))
+            down = self.param("lora_a", _scaled, (shape[0], self.lora.rank))
             up = self.param("lora_b", _zeros, (self.lora.rank, self.features))
             scale = self.lora.alpha / self.lora.rank
             y = y + scale * dense_product(dense_product(x, down.astype(dtype)), up.astype(dtype))
@@ -128,7 +132,7 @@ class VLANetwork(nn.Module):
             self.word_place = self.param("word_place", _normal, (self.words.max_words, c.width))
         if self.normalize:
             self.normalizer = ObsNormalizer()
-        self.number_token = Linear(c.width)
+        self.number_in, self.number_out = Linear(2 * c.width), Linear(c.width)
         block = nn.remat(Block) if c.remat else Block
         self.blocks = [block(c) for _ in range(c.depth)]
         self.action_place = self.param("action_place", _normal, (self.horizon, c.width))
@@ -158,7 +162,9 @@ class VLANetwork(nn.Module):
         tokens = [*(token for token, _ in seen), text]
         present = [*(jnp.ones(each.shape[:2], bool) for each in tokens[:-1]), said]
         # places, like joint angles, are numbers: they come with them too, so that a difference is one product
-        tokens.append(self.number_token(jnp.concatenate([numbers, *(places for _, places in seen)], axis=-1))[:, None])
+        numbers = jnp.concatenate([numbers, *(places for _, places in seen)], axis=-1)
+        number = self.number_out(jax.nn.silu(self.number_in(numbers)))
+        tokens.append(number[:, None])
         present.append(jnp.ones(tokens[-1].shape[:2], bool))
         x, there = jnp.concatenate(tokens, axis=1), jnp.concatenate(present, axis=1)
         caches = []
@@ -169,7 +175,7 @@ class VLANetwork(nn.Module):
         if c.critic:
             weight = there[..., None].astype(x.dtype)
             value = self.critic(jnp.sum(self.norm(x) * weight, axis=1) / jnp.sum(weight, axis=1))[..., 0]
-        return (tuple(caches), there), value
+        return (tuple(caches), there, number), value
 
     def _text(self, obs: PyTree) -> tuple[Array, Array]:
         """Tokens of the instruction [B, T, W], and which there are, [B, T] bool."""
@@ -184,7 +190,9 @@ class VLANetwork(nn.Module):
         angle = tau[:, None] * jnp.asarray(FREQUENCIES, jnp.float32)[None]
         time = self.time_in(jnp.concatenate([jnp.sin(angle), jnp.cos(angle)], axis=-1))
         time = self.time_out(jax.nn.silu(time))
-        return self._suffix(context, self.action_in(x) + self.action_place[None] + time[:, None])
+        clean = self._suffix(context, self.action_in(x) + self.action_place[None] + time[:, None])
+        # it says where the flow ends, which is what the observation tells, and not how far that is from the noise
+        return (clean - x) / jnp.maximum(1.0 - tau, NEAREST)[:, None, None]
 
     def gaussian(self, context: Context) -> tuple[Array, Array]:
         """Mean [B, K, A] and log_std [K·A] of a Gaussian."""
@@ -193,8 +201,8 @@ class VLANetwork(nn.Module):
         return mean, self.log_std
 
     def _suffix(self, context: Context, x: Array) -> Array:
-        caches, there = context
-        here = jnp.ones(x.shape[:2], bool)
+        caches, there, number = context
+        x, here = x + number[:, None], jnp.ones(x.shape[:2], bool)  # attention finds it among all others late only
         for block, (keys, values) in zip(self.blocks, caches, strict=True):
             x, _ = block(x, here, (keys, values, there))
         return self.action_out(self.norm(x))
@@ -231,7 +239,8 @@ class KeypointTokens(nn.Module):
         # colour apart from brightness, which is nearly all of a picture's variance: colours are named
         x = jnp.concatenate([x, COLOUR * (x - x.mean(axis=-1, keepdims=True))], axis=-1)
         for i, (size, kernel, stride) in enumerate(zip(self.channels, KERNELS, STRIDES, strict=True)):
-            x = Linear(size, name=f"conv_{i}")(patches(nn.relu(x) if i > 0 else x, kernel, stride))
+            x = patches(nn.relu(x) if i > 0 else x, kernel, stride)
+            x = nn.Dense(size, dot_general=dense_product, name=f"conv_{i}")(x)
             if i > 0:
                 scale, shift = jnp.split(nn.Dense(2 * size, name=f"film_{i}")(text), 2, axis=-1)
                 x = x * (1.0 + scale)[:, None, None] + shift[:, None, None]
@@ -310,6 +319,7 @@ class SentenceTokens(nn.Module):
 
 
 _normal = nn.initializers.normal(0.02)
+_scaled = nn.initializers.lecun_normal()
 
 
 def _zeros(key: Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Array:

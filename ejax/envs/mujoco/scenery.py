@@ -1,0 +1,292 @@
+"""What can be seen of a MuJoCo model: its primitive solids, lights, sky and camera, as constants for a ray caster."""
+
+import functools
+import math
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import mujoco
+import numpy as np
+from flax import struct
+from numpy.typing import NDArray
+
+from ejax.envs.mujoco.engine import load_drawn_model
+from ejax.envs.mujoco.kinematics import transform
+from ejax.types import Array, CameraView
+
+KINDS = ("plane", "box", "ellipsoid", "sphere", "capsule", "cylinder")
+_KIND_OF = {
+    int(mujoco.mjtGeom.mjGEOM_PLANE): "plane",
+    int(mujoco.mjtGeom.mjGEOM_BOX): "box",
+    int(mujoco.mjtGeom.mjGEOM_ELLIPSOID): "ellipsoid",
+    int(mujoco.mjtGeom.mjGEOM_SPHERE): "sphere",
+    int(mujoco.mjtGeom.mjGEOM_CAPSULE): "capsule",
+    int(mujoco.mjtGeom.mjGEOM_CYLINDER): "cylinder",
+}
+_SHOWN_GROUPS = 3
+"""MuJoCo draws groups 0, 1 and 2 unless it is told otherwise."""
+_GREY = (0.5, 0.5, 0.5, 1.0)
+"""MuJoCo's default colour of a geom: with it, the material's counts."""
+_SKY_LEVELS = 33
+
+
+class Texture(NamedTuple):
+    """A picture that repeats over a plane."""
+
+    texel: NDArray[np.float32]
+    """[H, W, 3] in 0 … 1"""
+    repeat: tuple[float, float]
+    """Texture coordinates per m."""
+
+
+class Solid(NamedTuple):
+    """A geom, or a site, which MuJoCo draws as well."""
+
+    name: str
+    kind: str
+    geom: int | None
+    """None: a site."""
+    body: int
+    size: tuple[float, float, float]
+    local: NDArray[np.float64]
+    """[4, 4]: its pose on the body."""
+    rgba: tuple[float, float, float, float]
+    emission: float
+    specular: float
+    shininess: float
+    texture: Texture | None
+
+
+@struct.dataclass(kw_only=True)
+class Lights:
+    """Directional lights; the first shines along the line of sight, MuJoCo's headlight."""
+
+    direction: Array
+    """[L, 3], of the light's rays; the headlight's follows from the camera, its row counts for nothing."""
+    diffuse: Array
+    """[L, 3]"""
+    specular: Array
+    """[L, 3]"""
+    ambient: Array
+    """[3], all lights together."""
+
+
+@struct.dataclass(kw_only=True)
+class Camera:
+    """A pinhole: what the picture shows at (x, y) in ±1, to the right and up, lies on eye + t·frame·(x, y, 1)."""
+
+    eye: Array
+    """[3], m"""
+    frame: Array
+    """[3, 3]: columns right, up and forward, the first two as long as half the picture at unit distance; an off-centre
+    line of sight is in the third."""
+
+
+class Scenery(NamedTuple):
+    """Constants of a model."""
+
+    model: mujoco.MjModel
+    solids: tuple[Solid, ...]
+    sky: NDArray[np.float32]
+    """[levels, 3]: the sky's colour from the nadir to the zenith, at equal steps of the direction's height in ±1."""
+    light_names: tuple[str, ...]
+    """Of the rows of ``lights``; the first is the headlight."""
+    lights: tuple[NDArray[np.float32], ...]
+    """The fields of ``Lights``."""
+
+
+@functools.cache
+def scenery(asset: str) -> Scenery:
+    """Read a model.
+
+    Raises:
+        ValueError: a mesh or another solid that is no primitive, a texture on something else than a plane, or a light
+            that is not directional.
+    """
+    model = load_drawn_model(asset)
+    solids = [_geom(model, i) for i in range(model.ngeom) if model.geom_group[i] < _SHOWN_GROUPS]
+    solids += [_site(model, i) for i in range(model.nsite) if model.site_group[i] < _SHOWN_GROUPS]
+    names, lights = _lights(model)
+    return Scenery(model, tuple(solid for solid in solids if solid.rgba[3] > 0.0), _sky(model), names, lights)
+
+
+def model_lights(asset: str) -> Lights:
+    direction, diffuse, specular, ambient = map(jnp.asarray, scenery(asset).lights)
+    return Lights(direction=direction, diffuse=diffuse, specular=specular, ambient=ambient)
+
+
+def place_camera(asset: str, view: CameraView | None, aspect: float) -> Camera:
+    """The camera of a view, or the model's camera ``main``.
+
+    Args:
+        aspect: the picture's width as a part of its height.
+    """
+    if view is not None:
+        fovx = None if view.fovx is None else math.radians(view.fovx)
+        return look_at(
+            jnp.asarray(view.eye, jnp.float32),
+            jnp.asarray(view.target, jnp.float32),
+            jnp.asarray(view.up, jnp.float32),
+            half_angles(math.radians(view.fovy), fovx, aspect),
+            view.center,
+        )
+    model = scenery(asset).model
+    camera = model.camera("main").id
+    if model.cam_mode[camera] != mujoco.mjtCamLight.mjCAMLIGHT_FIXED or model.cam_bodyid[camera] != 0:
+        raise ValueError("the ray caster looks through cameras that are fixed in the world; give a camera's place")
+    pose = transform(model.cam_pos[camera], model.cam_quat[camera])
+    tan_x, tan_y = half_angles(math.radians(model.cam_fovy[camera]), None, aspect)
+    frame = pose[:3, :3] * np.array([tan_x, tan_y, -1.0])
+    return Camera(eye=jnp.asarray(pose[:3, 3], jnp.float32), frame=jnp.asarray(frame, jnp.float32))
+
+
+def half_angles(fovy: float, fovx: float | None, aspect: float) -> tuple[float, float]:
+    """Half the picture's width and height at unit distance; angles in rad, ``fovx`` None: square pixels."""
+    tan_y = math.tan(fovy / 2.0)
+    return tan_y * aspect if fovx is None else math.tan(fovx / 2.0), tan_y
+
+
+def look_at(
+    eye: Array,
+    target: Array,
+    up: Array,
+    half_size: tuple[float | Array, float | Array],
+    center: tuple[float | Array, ...],
+) -> Camera:
+    """A camera at ``eye`` [3] that looks at ``target`` [3]; ``half_size`` and ``center`` as ``half_angles`` and
+    ``CameraView`` have them."""
+    forward = (target - eye) / jnp.linalg.norm(target - eye)
+    upward = up - jnp.dot(up, forward) * forward
+    length = jnp.linalg.norm(upward)
+    # straight along ``up`` MuJoCo's free camera has the world's x upwards
+    upward = jnp.where(length > 1e-6, upward / jnp.maximum(length, 1e-6), jnp.array([1.0, 0.0, 0.0]))
+    right = jnp.cross(forward, upward)
+    x, y = center
+    across, high = right * half_size[0], upward * half_size[1]
+    aim = forward + across * (1.0 - 2.0 * x) + high * (2.0 * y - 1.0)
+    return Camera(eye=eye, frame=jnp.stack([across, high, aim], axis=1))
+
+
+def _geom(model: mujoco.MjModel, index: int) -> Solid:
+    name = model.geom(index).name or f"geom {index} of body {model.body(model.geom_bodyid[index]).name!r}"
+    kind = _kind(model.geom_type[index], name)
+    return Solid(
+        name=name,
+        kind=kind,
+        geom=index,
+        body=int(model.geom_bodyid[index]),
+        size=_as_size(model.geom_size[index]),
+        local=transform(model.geom_pos[index], model.geom_quat[index]),
+        **_material(model, int(model.geom_matid[index]), model.geom_rgba[index], kind, name),
+    )
+
+
+def _site(model: mujoco.MjModel, index: int) -> Solid:
+    name = f"site {model.site(index).name!r}"
+    kind = _kind(model.site_type[index], name)
+    return Solid(
+        name=name,
+        kind=kind,
+        geom=None,
+        body=int(model.site_bodyid[index]),
+        size=_as_size(model.site_size[index]),
+        local=transform(model.site_pos[index], model.site_quat[index]),
+        **_material(model, int(model.site_matid[index]), model.site_rgba[index], kind, name),
+    )
+
+
+def _kind(geom_type: int, name: str) -> str:
+    if int(geom_type) not in _KIND_OF:
+        kind = mujoco.mjtGeom(int(geom_type)).name.removeprefix("mjGEOM_").lower()
+        raise ValueError(
+            f"the ray caster draws {', '.join(KINDS)}; {name} is a {kind}. Draw this model with renderer: mujoco"
+        )
+    return _KIND_OF[int(geom_type)]
+
+
+def _as_size(size: NDArray[np.float64]) -> tuple[float, float, float]:
+    x, y, z = size
+    return float(x), float(y), float(z)
+
+
+def _material(model: mujoco.MjModel, material: int, rgba: NDArray[np.float32], kind: str, name: str) -> dict[str, Any]:
+    """Fields of ``Solid``."""
+    if material < 0:
+        look = {"emission": 0.0, "specular": 0.5, "shininess": 0.5, "texture": None}
+        return {"rgba": tuple(map(float, rgba)), **look}
+    own = tuple(rgba.tolist()) != _GREY
+    return {
+        "rgba": tuple(map(float, rgba if own else model.mat_rgba[material])),
+        "emission": float(model.mat_emission[material]),
+        "specular": float(model.mat_specular[material]),
+        "shininess": float(model.mat_shininess[material]),
+        "texture": _texture(model, material, kind, name),
+    }
+
+
+def _texture(model: mujoco.MjModel, material: int, kind: str, name: str) -> Texture | None:
+    roles = model.mat_texid[material]
+    index = int(roles[mujoco.mjtTextureRole.mjTEXROLE_RGB])
+    if (roles >= 0).sum() > (index >= 0):
+        raise ValueError(f"the ray caster knows textures of colour only; {name} has another. Use renderer: mujoco")
+    if index < 0:
+        return None
+    if kind != "plane" or model.tex_type[index] != mujoco.mjtTexture.mjTEXTURE_2D or not model.mat_texuniform[material]:
+        raise ValueError(
+            f"the ray caster draws textures on planes, of type 2d with texuniform; {name} has another one. "
+            "Use renderer: mujoco"
+        )
+    x, y = 0.5 * model.mat_texrepeat[material]
+    return Texture(_texels(model, index), (float(x), float(y)))
+
+
+def _texels(model: mujoco.MjModel, index: int) -> NDArray[np.float32]:
+    height, width, channels = model.tex_height[index], model.tex_width[index], model.tex_nchannel[index]
+    start = model.tex_adr[index]
+    texels = model.tex_data[start : start + height * width * channels].reshape(height, width, channels)
+    return texels[..., :3].astype(np.float32) / 255.0
+
+
+def _sky(model: mujoco.MjModel) -> NDArray[np.float32]:
+    """The mean colour of the skybox at each height; black without one."""
+    boxes = np.flatnonzero(model.tex_type == mujoco.mjtTexture.mjTEXTURE_SKYBOX)
+    if not len(boxes):
+        return np.zeros((_SKY_LEVELS, 3), np.float32)
+    texels = _texels(model, int(boxes[0]))
+    edge = texels.shape[1]
+    # faces: right, left, up, down, front, back; up is a face, not an axis of the world
+    right, up, down = (texels[i * edge : (i + 1) * edge] for i in (0, 2, 3))
+    centre = (np.arange(edge) + 0.5) / edge * 2.0 - 1.0
+    heights: list[NDArray[np.float64]] = []
+    colours: list[NDArray[np.float32]] = []
+    for face, sign in ((right, 0.0), (up, 1.0), (down, -1.0)):
+        across, along = np.meshgrid(centre, centre)
+        height = -along if sign == 0.0 else np.full_like(along, sign)
+        heights.append((height / np.sqrt(1.0 + across**2 + along**2)).ravel())
+        colours.append(face.reshape(-1, 3))
+    height, colour = np.concatenate(heights), np.concatenate(colours)
+    level = np.rint((height + 1.0) / 2.0 * (_SKY_LEVELS - 1)).astype(int)
+    total = np.stack([np.bincount(level, colour[:, i], _SKY_LEVELS) for i in range(3)], axis=1)
+    return (total / np.bincount(level, minlength=_SKY_LEVELS)[:, None]).astype(np.float32)
+
+
+def _lights(model: mujoco.MjModel) -> tuple[tuple[str, ...], tuple[NDArray[np.float32], ...]]:
+    head = model.vis.headlight
+    active = bool(head.active)
+    names, direction = ["headlight"], [np.zeros(3)]
+    diffuse, specular, ambient = [head.diffuse * active], [head.specular * active], [head.ambient * active]
+    for i in np.flatnonzero(model.light_active):
+        name = model.light(i).name
+        if model.light_type[i] != mujoco.mjtLightType.mjLIGHT_DIRECTIONAL or model.light_bodyid[i] != 0:
+            raise ValueError(
+                f"the ray caster knows directional lights that are fixed in the world; light {name!r} is another. "
+                "Use renderer: mujoco"
+            )
+        names.append(name)
+        direction.append(model.light_dir[i])
+        diffuse.append(model.light_diffuse[i])
+        specular.append(model.light_specular[i])
+        ambient.append(model.light_ambient[i])
+    arrays = (direction, diffuse, specular, [np.sum(ambient, axis=0)])
+    direction_, diffuse_, specular_, ambient_ = (np.asarray(each, np.float32) for each in arrays)
+    return tuple(names), (direction_, diffuse_, specular_, ambient_[0])
