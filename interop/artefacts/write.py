@@ -47,7 +47,7 @@ def write_safetensors(path: Path, trained: Trained) -> None:
     """The state_dict, critic included; the spec is in the file's metadata."""
     from safetensors.numpy import save
 
-    arrays = {name: np.ascontiguousarray(x) for name, x in trained.state_dict.items()}
+    arrays = {name: np.array(x, order="C") for name, x in trained.state_dict.items()}  # also of no axes
     metadata = {"global_step": str(trained.global_step), "policy": trained.spec.to_json()}
     path.write_bytes(save(arrays, metadata=metadata))  # ``save_file`` makes a file that its owner alone may read
 
