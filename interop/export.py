@@ -7,6 +7,8 @@
     episode.json        an episode to replay: its start, its return (``interop.artefacts.episode``); missing where
                         the environment is outside JAX, has no end, or is given clipped actions that it does not clip
     observations.npz    the observations it was checked on, with JAX's answers
+    tokenizer.json      words to tokens, of a policy that reads text (``interop.twin.text``)
+    texts.json          texts that it was checked on, with JAX's tokens
     parity.json         the errors of each artefact, what was allowed, SHA-256 of each file, versions
 
 ``python -m interop.verify DIR`` repeats the check, without jax if need be.
@@ -31,6 +33,7 @@ from ejax.config import ConfigError
 from ejax.device import prepare_jax
 from ejax.policies import ActorCritic, ActorOnly
 from ejax.policies.vision import VisionPolicy
+from ejax.policies.vla.policy import VLAPolicy
 from ejax.training.checkpoint import CheckpointError, verify_checkpoint
 from ejax.training.environments import build_env
 from ejax.training.run_dir import open_run_directory
@@ -44,10 +47,13 @@ from interop.artefacts.episode import reference_episode
 from interop.artefacts.formats import FORMATS, library_versions
 from interop.artefacts.host_cases import observe_host
 from interop.artefacts.parity import Case, ParityError, save_cases
+from interop.artefacts.texts import check_texts
+from interop.artefacts.vla_cases import draw_vla_cases, in_float32, text_documents
 from interop.artefacts.write import WRITERS, Trained
 from interop.checkpoints.weights import state_dict_from_params
-from interop.twin.describe import spec_of
-from interop.twin.spec import PolicySpec
+from interop.twin.describe import spec_of, vla_spec_of
+from interop.twin.kinds import Spec
+from interop.twin.vla_spec import VLASpec
 from interop.verify import check_artefacts, format_table, raise_on_problems
 
 Clipping = Literal["auto", "space", "none"]
@@ -145,36 +151,56 @@ def export_policy(
     _check_formats(formats)
     if to.exists() and any(to.iterdir()):
         raise FileExistsError(f"{to} holds files already; give a new folder")
-    if not isinstance(policy, ActorCritic | ActorOnly | VisionPolicy):
-        raise ValueError(
-            f"policies of the class {type(policy).__name__} have no torch twin: ActorCritic, ActorOnly, VisionPolicy do"
-        )
-    spec = spec_of(policy, env)
-    if isinstance(policy, VisionPolicy) and not spec.observation:
-        policy = policy.clone(actor_obs_normalization=False)  # it is for numbers, and there are none
-        spec = spec_of(policy, env)
-    bounds = _finite_bounds(env.action_space) if spec.head == "normal" else None
+    trunk = policy.model.torch_dtype if isinstance(policy, VLAPolicy) else None
+    exported, spec = _described(policy, env)
+    bounds = _finite_bounds(env.action_space) if spec.head in ("normal", "flow") else None
     env_clips: bool | None
     if isinstance(env, HostEnv):
-        seen, env_clips = observe_host(policy, env, params, bounds)
+        seen, env_clips = observe_host(exported, env, params, bounds)
     else:
-        seen, env_clips = observe(policy, env, params, bounds)
+        seen, env_clips = observe(exported, env, params, bounds)
     clips, reason = _decide_clipping(clipping, bounds, env_clips, spec)
     spec = replace(spec, clip=bounds if clips else None)
-    cases = draw_cases(policy, params, spec, seen, env.observation_space)
-    trained = Trained(policy, params, spec, state_dict_from_params(policy, params), origin["global_step"])
-    documents = {"contract.json": make_contract(origin["env"], env, spec, seen, reason)}
+    documents: dict[str, Any] = {}
+    if isinstance(spec, VLASpec):
+        cases = draw_vla_cases(exported, params, spec, seen, env.observation_space)
+        documents = text_documents(exported, seen)
+    else:
+        cases = draw_cases(exported, params, spec, seen, env.observation_space)
+    trained = Trained(exported, params, spec, state_dict_from_params(exported, params), origin["global_step"])
+    documents["contract.json"] = make_contract(origin["env"], env, spec, seen, reason)
     as_trained = not clips or bool(env_clips)
     if seed is not None and as_trained and not isinstance(env, HostEnv):
-        episode = reference_episode(policy, env, params, seed)
+        episode = reference_episode(exported, env, params, seed)
         documents |= {} if episode is None else {"episode.json": episode}
     facts = {
         "checkpoint": origin["checkpoint"],
         "global_step": origin["global_step"],
         "clipping": reason,
         "matmul_precision": {"training": origin.get("matmul_precision"), "proof": "float32"},
+        **({} if trunk is None else {"torch_dtype": {"training": trunk, "proof": "float32"}}),
     }
     return _write(to, formats, trained, documents, cases, facts)
+
+
+def _described(policy: Any, env: Env | HostEnv) -> tuple[Any, Spec]:
+    """The policy as it is exported, and its spec.
+
+    Raises:
+        ValueError: it has no torch twin.
+    """
+    if isinstance(policy, VLAPolicy):
+        return in_float32(policy), vla_spec_of(policy, env)
+    if not isinstance(policy, ActorCritic | ActorOnly | VisionPolicy):
+        raise ValueError(
+            f"policies of the class {type(policy).__name__} have no torch twin: ActorCritic, ActorOnly, VisionPolicy, "
+            "VLAPolicy do"
+        )
+    spec = spec_of(policy, env)
+    if isinstance(policy, VisionPolicy) and not spec.observation:
+        policy = policy.clone(actor_obs_normalization=False)  # it is for numbers, and there are none
+        spec = spec_of(policy, env)
+    return policy, spec
 
 
 def _finite_bounds(space: gymnasium.Space) -> Bounds | None:
@@ -185,15 +211,13 @@ def _finite_bounds(space: gymnasium.Space) -> Bounds | None:
     return tuple(space.low.ravel().tolist()), tuple(space.high.ravel().tolist())
 
 
-def _decide_clipping(
-    clipping: Clipping, bounds: Bounds | None, env_clips: bool | None, spec: PolicySpec
-) -> tuple[bool, str]:
+def _decide_clipping(clipping: Clipping, bounds: Bounds | None, env_clips: bool | None, spec: Spec) -> tuple[bool, str]:
     """Whether to clip, and why, for the contract.
 
     Args:
         env_clips: None: not known.
     """
-    if spec.head != "normal":
+    if spec.head not in ("normal", "flow"):
         return False, f"none: {spec.head} actions are inside their space"
     if bounds is None:
         return False, "none: the action space has no finite bounds"
@@ -225,8 +249,11 @@ def _write(
         made.mkdir()
         (made / "policy.json").write_text(trained.spec.to_json())
         for name, document in documents.items():
-            (made / name).write_text(json.dumps(document, indent=2, allow_nan=False))
+            text = document if isinstance(document, str) else json.dumps(document, indent=2, allow_nan=False)
+            (made / name).write_text(text)
         save_cases(made / "observations.npz", cases)
+        if isinstance(trained.spec, VLASpec):
+            check_texts(made, trained.spec)
         for name in formats:
             WRITERS[name](made / FORMATS[name].file, trained)
         artefacts = check_artefacts(made, trained.spec, cases, formats, trust=True)

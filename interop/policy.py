@@ -3,6 +3,8 @@
 policy = load_policy(Path("exported"))
 action = policy.act(obs)                                  # tensors or NumPy arrays, deterministic, clipped
 td = policy.get_action(TensorDict({"obs": obs}, [N]))     # EmbodiChain's way
+
+A vision-language-action policy is a ``TorchVLA`` (``interop.twin.vla``), which has ``act`` alone.
 """
 
 from collections.abc import Mapping
@@ -16,8 +18,13 @@ from interop.checkpoints.plain_pt import load_plain
 from interop.dense import describe, odd_tensor
 from interop.twin.distributions import Categorical, Distribution, MultiCategorical, Normal, TanhNormal
 from interop.twin.image_encoder import ImageEncoder
-from interop.twin.observation import as_tensor, check_batch, narrow, part
+from interop.twin.kinds import Spec, load_spec
+from interop.twin.observation import as_tensor, narrow
+from interop.twin.parts import check_batch, part, vla_tokenizer
 from interop.twin.spec import NetworkSpec, PolicySpec
+from interop.twin.text import Tokenizer
+from interop.twin.vla import TorchVLA
+from interop.twin.vla_spec import VLASpec
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "relu": nn.ReLU,
@@ -195,6 +202,12 @@ class Deployed(nn.Module):
         return action, output, policy.log_std.clamp(*policy.spec.log_std_range).expand_as(output)
 
 
+def deployed(spec: Spec, state_dict: Mapping[str, Any]) -> nn.Module:
+    """The twin as a function of plain tensors: ``spec.inputs`` in, ``spec.outputs`` out, all by position."""
+    policy = make_policy(spec, state_dict)
+    return policy if isinstance(policy, TorchVLA) else Deployed(policy)
+
+
 class ObsNormalizer(nn.Module):
     """(x − mean) / (std + 1e-2) with EmbodiChain's buffers. The statistics stay as they were loaded."""
 
@@ -219,16 +232,20 @@ class ObsNormalizer(nn.Module):
         return (x - mean) / (deviation + _NORMALIZER_EPSILON)
 
 
-def load_policy(directory: Path | str) -> TorchPolicy:
-    """The twin from an export's ``policy.json`` and ``policy.pt``, in evaluation mode.
+def load_policy(directory: Path | str) -> Any:
+    """The twin from an export's ``policy.json``, ``policy.pt`` and, of a ``TorchVLA``, ``tokenizer.json``.
+
+    Returns:
+        A ``TorchPolicy`` or ``TorchVLA``, in evaluation mode.
 
     Raises:
         FileNotFoundError: ``directory`` is not an export, or has no ``policy.pt``.
         ValueError: one of the files is not an export's; no code in it is run.
     """
     directory = Path(directory)
-    spec = PolicySpec.load(directory / "policy.json")
-    return make_policy(spec, load_state_dict(directory / "policy.pt"))
+    spec = load_spec(directory / "policy.json")
+    tokenizer = vla_tokenizer(directory, spec) if isinstance(spec, VLASpec) else None
+    return make_policy(spec, load_state_dict(directory / "policy.pt"), tokenizer)
 
 
 def load_state_dict(path: Path) -> dict[str, Tensor]:
@@ -250,13 +267,19 @@ def load_state_dict(path: Path) -> dict[str, Tensor]:
     return state_dict
 
 
-def make_policy(spec: PolicySpec, state_dict: Mapping[str, Any]) -> TorchPolicy:
+def make_policy(spec: Spec, state_dict: Mapping[str, Any], tokenizer: Tokenizer | None = None) -> Any:
     """The twin with these weights (arrays or tensors), in evaluation mode: no dropout.
+
+    Args:
+        tokenizer: of a ``TorchVLA``, for texts.
+
+    Returns:
+        A ``TorchPolicy`` or ``TorchVLA``.
 
     Raises:
         RuntimeError: the state_dict is not that of such a policy; torch names the keys.
     """
-    policy = TorchPolicy(spec)
+    policy = TorchVLA(spec, tokenizer) if isinstance(spec, VLASpec) else TorchPolicy(spec)
     policy.load_state_dict({name: torch.as_tensor(x) for name, x in state_dict.items()}, strict=True)
     return policy.eval()
 

@@ -2,7 +2,8 @@
 
 The folder is compared with the lists in its ``parity.json``, every file with its SHA-256, and every artefact that can
 be loaded here answers the stored observations and is compared with JAX's stored answers, as when it was exported
-(``interop.artefacts.parity``). JAX itself is not needed.
+(``interop.artefacts.parity``). So does the tokenizer of a policy that reads text, and every artefact must give the same
+bits twice. JAX itself is not needed.
 
 Nothing in the folder runs code unless ``--trust`` is given: pt2 and torchscript can, so without it they are compared by
 their SHA-256 alone and listed as not verified.
@@ -16,8 +17,10 @@ from typing import Any
 
 from interop.artefacts.certificate import FILE, check_files, read_certificate, sha256
 from interop.artefacts.formats import FORMATS
-from interop.artefacts.parity import Case, ParityError, check_cases, compare, load_cases
-from interop.twin.spec import PolicySpec
+from interop.artefacts.parity import Case, ParityError, check_cases, check_repeats, compare, load_cases
+from interop.artefacts.texts import check_texts
+from interop.twin.kinds import Spec, load_spec
+from interop.twin.vla_spec import VLASpec
 
 _NOT_TRUSTED = "not verified: can run code; add --trust if you know who made it"
 
@@ -60,16 +63,18 @@ def verify(directory: Path, *, trust: bool = False) -> dict[str, dict[str, Any]]
     """
     report = read_certificate(directory)
     check_files(directory, report)
-    spec = PolicySpec.load(directory / "policy.json")
+    spec = load_spec(directory / "policy.json")
     cases = load_cases(directory / "observations.npz")
     check_cases(cases, spec, report["rows"])
+    if isinstance(spec, VLASpec):
+        check_texts(directory, spec)
     artefacts = check_artefacts(directory, spec, cases, report["artefacts"], trust=trust)
     raise_on_problems(artefacts)
     return artefacts
 
 
 def check_artefacts(
-    directory: Path, spec: PolicySpec, cases: list[Case], formats: Iterable[str], *, trust: bool
+    directory: Path, spec: Spec, cases: list[Case], formats: Iterable[str], *, trust: bool
 ) -> dict[str, dict[str, Any]]:
     """Run artefacts on the cases.
 
@@ -114,7 +119,7 @@ def format_table(artefacts: Mapping[str, Mapping[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def _check_artefact(name: str, directory: Path, spec: PolicySpec, cases: list[Case], trust: bool) -> dict[str, Any]:
+def _check_artefact(name: str, directory: Path, spec: Spec, cases: list[Case], trust: bool) -> dict[str, Any]:
     form = FORMATS[name]
     if form.runs_code and not trust:
         return {"file": form.file, "skipped": _NOT_TRUSTED}
@@ -123,6 +128,7 @@ def _check_artefact(name: str, directory: Path, spec: PolicySpec, cases: list[Ca
     try:
         run = form.load(directory / form.file, spec)
         by_case = {case.name: compare(run, case, spec) for case in cases}
+        check_repeats(run, cases[0], spec)
     except ParityError as error:
         return {"file": form.file, "problem": str(error)}
     except Exception as error:  # an invalid artefact may fail anywhere in its library

@@ -24,7 +24,7 @@ TEXTS = ("put the red cube in the left zone", "Move the blue-block to the right,
 K, A, ROWS = 2, 3, 4
 
 
-@pytest.mark.parametrize("text", [*TEXTS, "an unknown RED word", "a b c d e f g h i"])
+@pytest.mark.parametrize("text", [*TEXTS, "an unknown RED word", "a b c d e f g h i", "red\u3000cube\xa0in"])
 def test_bytes_become_the_same_tokens_inside_a_program(text: str) -> None:
     words = Words(vocabulary_of(TEXTS), max_words=8)
     assert np.array_equal(words.tokens_of(jnp.asarray(as_bytes(text, 48))), words.encode(text))

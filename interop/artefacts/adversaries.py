@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from interop.artefacts.parity import Arrays
-from interop.twin.spec import PolicySpec
+from interop.twin.kinds import Spec
 
 _NUM_ROWS = 256
 _NUM_ROWS_WITH_IMAGES = 64
@@ -12,7 +12,7 @@ _NUM_ROWS_WITH_IMAGES = 64
 
 
 def adversarial_observations(
-    seen: Arrays, ranges: dict[str, tuple[NDArray[np.float32], NDArray[np.float32]]], spec: PolicySpec
+    seen: Arrays, ranges: dict[str, tuple[NDArray[np.float32], NDArray[np.float32]]], spec: Spec
 ) -> dict[str, Arrays]:
     """By the names that ``interop.artefacts.cases`` explains.
 
@@ -28,7 +28,7 @@ def adversarial_observations(
         "zeros": {name: np.zeros_like(x[:1]) for name, x in numbers.items()},
         "huge": {name: _huge(rng, rows, x.shape[-1]) for name, x in numbers.items()},
     }
-    if spec.continuous and spec.actor.inputs:  # the best choice among NaNs is undefined
+    if spec.continuous and spec.numbers:  # the best choice among NaNs is undefined
         kinds["not_a_number"] = _with_one_nan(rng, rows, numbers, spec)
     if not spec.images:
         return kinds
@@ -61,10 +61,10 @@ def _huge(rng: np.random.Generator, rows: int, width: int) -> NDArray[np.float32
     return (rng.choice((-1.0, 1.0), exponent.shape) * 10.0**exponent).astype(np.float32)
 
 
-def _with_one_nan(rng: np.random.Generator, rows: int, numbers: Arrays, spec: PolicySpec) -> Arrays:
+def _with_one_nan(rng: np.random.Generator, rows: int, numbers: Arrays, spec: Spec) -> Arrays:
     rows = min(rows, len(next(iter(numbers.values()))))
     spoilt = {name: x[:rows].copy() for name, x in numbers.items()}
-    features = [(name, i) for name in spec.actor.inputs for i in spec.read(name)]
+    features = [(name, i) for name in spec.numbers for i in spec.read(name)]
     for row, pick in enumerate(rng.integers(len(features), size=rows)):
         name, i = features[pick]
         spoilt[name][row, i] = np.nan

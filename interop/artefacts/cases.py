@@ -17,13 +17,17 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from ejax.distributions import Categorical, MultiCategorical, Normal, TanhNormal
+from ejax.distributions import Categorical, MultiCategorical, Normal, TanhNormal, executed
 from ejax.policies.vision import VisionPolicy
+from ejax.policies.vla.flow import FlowChunk
+from ejax.policies.vla.policy import VLAPolicy
 from ejax.rollout import EnvCarry, reset, step
 from ejax.types import Array, Env, Key, Params, Policy, PyTree
 from interop.artefacts.adversaries import adversarial_observations
 from interop.artefacts.parity import Arrays, Case, allowed_error
+from interop.twin.kinds import Spec
 from interop.twin.spec import WHOLE, PolicySpec
+from interop.twin.vla_spec import NOISE, VLASpec
 
 Bounds = tuple[tuple[float, ...], tuple[float, ...]]
 _NUM_ENVS, _NUM_STEPS = 16, 128
@@ -48,7 +52,7 @@ def draw_cases(policy: Policy, params: Params, spec: PolicySpec, seen: Arrays, s
         **adversarial_observations(seen, feature_ranges(seen, space, spec), spec),
     }
     together = {name: np.concatenate([obs[name] for obs in observations.values()]) for name in seen}
-    expected, allowed = _answer(policy, params, spec, together)
+    expected, allowed = answer(policy, params, spec, together)
     ends = np.cumsum([len(obs[spec.inputs[0]]) for obs in observations.values()])
 
     def part(arrays: Arrays, i: int) -> Arrays:
@@ -82,12 +86,14 @@ def steps_to_observe(policy: Policy, space: gymnasium.Space) -> int:
 
 
 def as_read(policy: Policy, seen: Mapping[str, NDArray[Any]]) -> Arrays:
-    """Observations in the dtypes of an export: images as they are, everything else as float32."""
-    images = images_of(policy)
-    return {name: x if name in images else x.astype(np.float32) for name, x in seen.items()}
+    """Observations in the dtypes of an export: images and text as they are, everything else as float32."""
+    kept = {*images_of(policy), *((policy.model.text,) if isinstance(policy, VLAPolicy) else ())}
+    return {name: x if name in kept else x.astype(np.float32) for name, x in seen.items()}
 
 
 def images_of(policy: Policy) -> tuple[str, ...]:
+    if isinstance(policy, VLAPolicy):
+        return policy.model.images
     return policy.images if isinstance(policy, VisionPolicy) else ()
 
 
@@ -117,13 +123,11 @@ def nest(leaves: Mapping[str, Any]) -> PyTree:
     return tree
 
 
-def feature_ranges(
-    seen: Arrays, space: gymnasium.Space, spec: PolicySpec
-) -> dict[str, tuple[NDArray[Any], NDArray[Any]]]:
+def feature_ranges(seen: Arrays, space: gymnasium.Space, spec: Spec) -> dict[str, tuple[NDArray[Any], NDArray[Any]]]:
     """(low, high) [F] of the numbers: the space's bounds where they are finite, the range seen where they are not."""
     ranges = {}
     for name, box in leaves_of(space).items():
-        if name in spec.images:
+        if name in spec.images or name not in spec.observation:
             continue
         low, high = seen[name].min(axis=0), seen[name].max(axis=0)
         if isinstance(box, gymnasium.spaces.Box):
@@ -134,8 +138,14 @@ def feature_ranges(
 
 @partial(jax.jit, static_argnames=("policy", "bounds"))
 def deployed_answer(policy: Policy, params: Params, obs: PyTree, bounds: Bounds | None) -> tuple[Array, ...]:
-    """The answer of a deployed policy: the mode, clipped, and the distribution's parameters."""
+    """The answer of a deployed policy: the mode, clipped, and the distribution's parameters.
+
+    Of a flow: where it leads from ``obs["noise"]``, clipped, and the same as it is. Zeros lead to the mode.
+    """
     distribution, _ = policy.apply(params, obs)
+    if isinstance(distribution, FlowChunk):
+        end = distribution.from_noise(obs[NOISE])
+        return clip(end, bounds), end
     action = distribution.mode()
     if isinstance(distribution, Categorical):
         return action, distribution.logits
@@ -154,8 +164,12 @@ def clip(action: Array, bounds: Bounds | None) -> Array:
     return jnp.clip(action, low, high)
 
 
-def _answer(policy: Policy, params: Params, spec: PolicySpec, obs: Arrays) -> tuple[Arrays, Arrays]:
-    """JAX's answers, and the errors that are allowed against them."""
+def answer(policy: Policy, params: Params, spec: Spec, obs: Arrays) -> tuple[Arrays, Arrays]:
+    """JAX's answers, and the errors that are allowed against them.
+
+    Args:
+        obs: what the policy itself takes, by path: numbers, images, text.
+    """
     rows = len(next(iter(obs.values())))
     size = max(1, _CHUNK_BYTES // sum(map(math.prod, spec.images.values()))) if spec.images else rows
     chunks = [{name: x[start : start + size] for name, x in obs.items()} for start in range(0, rows, size)]
@@ -166,7 +180,7 @@ def _answer(policy: Policy, params: Params, spec: PolicySpec, obs: Arrays) -> tu
     return expected, allowed
 
 
-def _answer_to_chunk(policy: Policy, params: Params, spec: PolicySpec, obs: Arrays) -> tuple[Arrays, Arrays]:
+def _answer_to_chunk(policy: Policy, params: Params, spec: Spec, obs: Arrays) -> tuple[Arrays, Arrays]:
     with jax.default_matmul_precision("highest"):
         outputs = deployed_answer(policy, params, nest(obs), spec.clip)
         with jax.enable_x64(True):
@@ -180,10 +194,17 @@ def _answer_to_chunk(policy: Policy, params: Params, spec: PolicySpec, obs: Arra
     return expected, allowed
 
 
-def _disturbed_answers(policy: Policy, params: Params, spec: PolicySpec, obs: Arrays) -> list[list[NDArray[Any]]]:
-    """Answers in float64: the exact ones, then those to numbers that are off, see ``interop.artefacts.parity``."""
+def _disturbed_answers(policy: Policy, params: Params, spec: Spec, obs: Arrays) -> list[list[NDArray[Any]]]:
+    """Answers in float64: the exact ones, then those to numbers that are off, see ``interop.artefacts.parity``.
+
+    Bytes of a text are what they are, and so are pixels that the policy takes without rounding.
+    """
     rng = np.random.default_rng(1)
-    weights, leaves = jax.tree.map(lambda x: np.asarray(x, np.float64), (params, obs))
+    whole = {name for name, x in obs.items() if x.dtype == np.uint8 and name not in spec.images}
+    if isinstance(spec, VLASpec) and not spec.pixels_round:
+        whole |= spec.images.keys()
+    weights = jax.tree.map(lambda x: np.asarray(x, np.float64), params)
+    leaves = {name: x if name in whole else np.asarray(x, np.float64) for name, x in obs.items()}
 
     def disturb(x: NDArray[np.float64]) -> NDArray[np.float64]:
         return x * (1.0 + rng.choice((-_EPSILON, _EPSILON), x.shape))
@@ -191,9 +212,14 @@ def _disturbed_answers(policy: Policy, params: Params, spec: PolicySpec, obs: Ar
     def disturb_image(x: NDArray[np.float64]) -> NDArray[np.float64]:
         return x + rng.choice((-_EPSILON, _EPSILON), x.shape) * np.maximum(x, np.abs(x - 127.5))
 
+    def disturb_part(name: str, x: NDArray[Any]) -> NDArray[Any]:
+        if name in whole:
+            return x
+        return disturb_image(x) if name in spec.images else disturb(x)
+
     def disturbed() -> tuple[Params, PyTree]:
         moved = jax.tree.map(disturb, weights)
-        return moved, nest({name: (disturb_image if name in spec.images else disturb)(x) for name, x in leaves.items()})
+        return moved, nest({name: disturb_part(name, x) for name, x in leaves.items()})
 
     draws = [(weights, nest(leaves)), *(disturbed() for _ in range(_NUM_DISTURBED))]
     return [[np.asarray(y) for y in deployed_answer(policy, *draw, spec.clip)] for draw in draws]
@@ -209,7 +235,8 @@ def _act(
     def one_step(carry: EnvCarry, now: tuple[Array, Key]) -> tuple[EnvCarry, tuple[PyTree, Array]]:
         t, key = now
         key_action, key_env = jax.random.split(key)
-        action = policy.apply(params, carry.obs)[0].sample(key_action)
+        distribution = policy.apply(params, carry.obs)[0]
+        action = executed(distribution, distribution.sample(key_action))
         after, _ = step(env, carry, action, key_env)
         clips = jnp.bool_(False)
         if bounds is not None:

@@ -13,10 +13,12 @@ from typing import Any
 
 from interop.artefacts.formats import FORMATS
 from interop.artefacts.parity import ParityError
+from interop.twin.vla_spec import TEXTS, TOKENIZER
 
 SCHEMA_VERSION = 1
 FILE = "parity.json"
 _ALWAYS = ("policy.json", "contract.json", "observations.npz")
+_SOMETIMES = ("episode.json", TOKENIZER, TEXTS)
 _AGAIN = "make the export again: python -m interop.export RUN --to DIR"
 
 
@@ -48,7 +50,7 @@ def check_files(directory: Path, report: Mapping[str, Any]) -> None:
     """
     artefacts = {FORMATS[name].file for name in report["artefacts"]}
     digests = report["sha256"]
-    needed = sorted({*_ALWAYS, *artefacts, *_present(directory, "episode.json")} - digests.keys())
+    needed = sorted({*_ALWAYS, *artefacts, *_present(directory)} - digests.keys())
     unlisted = sorted({path.name for path in directory.glob("policy.*")} - {*_ALWAYS, *artefacts})
     changed = [name for name, digest in digests.items() if not _has_digest(directory / name, digest)]
     problems = [
@@ -72,8 +74,8 @@ def _has_digest(path: Path, digest: str) -> bool:
     return path.is_file() and sha256(path) == digest  # a pipe is not read
 
 
-def _present(directory: Path, name: str) -> set[str]:
-    return {name} if (directory / name).exists() else set()
+def _present(directory: Path) -> set[str]:
+    return {name for name in _SOMETIMES if (directory / name).exists()}
 
 
 def _schema_problems(report: Any) -> list[str]:

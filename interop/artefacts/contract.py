@@ -11,11 +11,12 @@ from ejax.envs.description import Feature, describe
 from ejax.types import Env, HostEnv
 from interop.artefacts.cases import feature_ranges
 from interop.artefacts.parity import Arrays
-from interop.twin.spec import PolicySpec
+from interop.twin.kinds import Spec
+from interop.twin.vla_spec import NOISE, TEXTS, TOKENIZER, TOKENS, VLASpec
 
 
 def make_contract(
-    env_config: dict[str, Any], env: Env | HostEnv, spec: PolicySpec, seen: Arrays, clipping: str
+    env_config: dict[str, Any], env: Env | HostEnv, spec: Spec, seen: Arrays, clipping: str
 ) -> dict[str, Any]:
     """
     Args:
@@ -27,12 +28,16 @@ def make_contract(
     period, chunk = description.control_period, description.actions_per_decision
     ranges = feature_ranges(seen, env.observation_space, spec)
     observation = [
-        _image(name, spec)
-        if name in spec.images
-        else _numbers(name, spec, description.observation.get(name), ranges[name])
-        | (_text(spec.observation[name]) if name in description.text else {})
-        for name in spec.inputs
+        *(_image(name, spec) for name in spec.images),
+        *(
+            _numbers(name, spec, description.observation.get(name), ranges[name])
+            | (_text(spec.observation[name]) if name in description.text else {})
+            for name in spec.numbers
+        ),
     ]
+    if isinstance(spec, VLASpec):
+        observation += _vla_inputs(spec, seen)
+        chunk = spec.horizon
     outputs = [
         {
             "name": name,
@@ -70,10 +75,11 @@ _MEANING = {
     "mean": "of the normal distribution, before tanh and clipping",
     "log_std": "of the normal distribution; log of the standard deviation",
     "logits": "unnormalized log-probabilities of the choices, dimension after dimension",
+    "unclipped": "the action where the flow ends, before clipping",
 }
 
 
-def _image(name: str, spec: PolicySpec) -> dict[str, Any]:
+def _image(name: str, spec: Spec) -> dict[str, Any]:
     return {
         "name": name,
         "shape": ["batch", *spec.images[name]],
@@ -84,7 +90,7 @@ def _image(name: str, spec: PolicySpec) -> dict[str, Any]:
     }
 
 
-def _numbers(name: str, spec: PolicySpec, known: Sequence[Feature] | None, limits: Any) -> dict[str, Any]:
+def _numbers(name: str, spec: Spec, known: Sequence[Feature] | None, limits: Any) -> dict[str, Any]:
     read = spec.read(name)
     entry: dict[str, Any] = {
         "name": name,
@@ -108,6 +114,45 @@ def _text(length: int) -> dict[str, Any]:
         "meaning": "a text: its bytes one after the other as numbers, then zeros up to the length",
         "text": {"encoding": "utf-8", "length": length},
     }
+
+
+def _vla_inputs(spec: VLASpec, seen: Arrays) -> list[dict[str, Any]]:
+    """The entries on the instruction and on the noise."""
+    text: dict[str, Any] = {
+        "part": spec.text,
+        "encoding": "utf-8",
+        "tokenizer": TOKENIZER,
+        "checked_on": TEXTS,
+        "length": int(seen[spec.text].shape[-1]) if spec.text in seen else None,
+        "instruction": spec.instruction,
+    }
+    if spec.sentences:
+        text["sentences"] = list(spec.sentences)
+    entries = [
+        {
+            "name": TOKENS,
+            "shape": ["batch", spec.max_words],
+            "dtype": "int32",
+            "meaning": "the instruction: a number for each of its words by the tokenizer, 1 for an unknown one, then "
+            "zeros; interop.twin.text makes them without jax and torch. length: most bytes of a text in training; "
+            "instruction: the one of a policy that was always given the same; sentences: all that it knows",
+            "low": 0,
+            "high": spec.num_tokens - 1,
+            "text": text,
+        }
+    ]
+    if NOISE in spec.inputs:
+        entries.append(
+            {
+                "name": NOISE,
+                "shape": ["batch", *spec.input_shape(NOISE)],
+                "dtype": "float32",
+                "meaning": "what the flow starts from: zeros for the action that evaluation plays, N(0, 1) for a "
+                "sample. Equal noise gives equal bits in one format and batch; policy.onnx takes zeros by default",
+                "default": 0.0,
+            }
+        )
+    return entries
 
 
 def _chunk(space: gymnasium.Space, chunk: int, period: float | None) -> dict[str, Any]:

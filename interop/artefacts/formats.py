@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from interop.artefacts.parity import ParityError, Run
-from interop.twin.spec import PolicySpec
+from interop.twin.kinds import Spec
 
 _LIBRARIES = ("ejax", "jax", "flax", "numpy", "torch", "safetensors", "onnx", "onnxruntime")
 
@@ -26,7 +26,7 @@ class Format:
     """One kind of artefact."""
 
     file: str
-    load: Callable[[Path, PolicySpec], Run]
+    load: Callable[[Path, Spec], Run]
     needs: tuple[str, ...]
     """Packages needed to load it, under pip's names."""
     written_with: tuple[str, ...] = ()
@@ -51,21 +51,21 @@ def library_versions() -> dict[str, str]:
     return found
 
 
-def _load_pt(path: Path, spec: PolicySpec) -> Run:
-    from interop.policy import Deployed, load_state_dict, make_policy
+def _load_pt(path: Path, spec: Spec) -> Run:
+    from interop.policy import deployed, load_state_dict
 
-    return _run_torch(Deployed(make_policy(spec, load_state_dict(path))))
+    return _run_torch(deployed(spec, load_state_dict(path)))
 
 
-def _load_safetensors(path: Path, spec: PolicySpec) -> Run:
+def _load_safetensors(path: Path, spec: Spec) -> Run:
     from safetensors.torch import load_file
 
-    from interop.policy import Deployed, make_policy
+    from interop.policy import deployed
 
-    return _run_torch(Deployed(make_policy(spec, load_file(path))))
+    return _run_torch(deployed(spec, load_file(path)))
 
 
-def _load_pt2(path: Path, spec: PolicySpec) -> Run:
+def _load_pt2(path: Path, spec: Spec) -> Run:
     """Unpickles weights, constants and example inputs, and evaluates sizes as Python: only for trusted files."""
     import torch
 
@@ -73,7 +73,7 @@ def _load_pt2(path: Path, spec: PolicySpec) -> Run:
     return _run_torch(torch.export.load(path).module())
 
 
-def _load_torchscript(path: Path, spec: PolicySpec) -> Run:
+def _load_torchscript(path: Path, spec: Spec) -> Run:
     """The program can write files as soon as it is loaded (``__setstate__``): only for trusted files."""
     import warnings
 
@@ -96,15 +96,17 @@ def _run_torch(module: Callable[..., Any]) -> Run:
     return run
 
 
-def _load_onnx(path: Path, spec: PolicySpec) -> Run:
+def _load_onnx(path: Path, spec: Spec) -> Run:
     import onnxruntime
 
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3  # errors: it warns of an input that may be left out
     # from its bytes: weights in other files, which ONNX allows, have no digest
-    session = onnxruntime.InferenceSession(path.read_bytes(), providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(path.read_bytes(), options, providers=["CPUExecutionProvider"])
     return lambda leaves: session.run(list(spec.outputs), dict(zip(spec.inputs, leaves, strict=True)))
 
 
-def _load_stablehlo(path: Path, spec: PolicySpec) -> Run:
+def _load_stablehlo(path: Path, spec: Spec) -> Run:
     import jax
     import jax.export
 

@@ -12,6 +12,7 @@ import onnx
 from numpy.typing import ArrayLike, NDArray
 from onnx import TensorProto, helper, numpy_helper
 
+from interop.twin.kinds import Spec
 from interop.twin.spec import NetworkSpec, PolicySpec
 
 OPSET = 17
@@ -21,7 +22,7 @@ _SIMPLE_ACTIVATIONS = {"relu": "Relu", "elu": "Elu", "tanh": "Tanh", "none": "Id
 
 def make_onnx(spec: PolicySpec, state_dict: Mapping[str, NDArray[np.float32]]) -> onnx.ModelProto:
     """The deployed policy: inputs ``spec.inputs`` [batch, ...], outputs ``spec.outputs``, both by name."""
-    graph = _Graph()
+    graph = Graph()
     seen = [graph.encoder(name, spec, state_dict) for name in spec.images]
     numbers = [graph.numbers(spec, state_dict)] if spec.actor.inputs else []
     output = graph.mlp(graph.concat(*seen, *numbers), spec.actor, state_dict)
@@ -29,23 +30,10 @@ def make_onnx(spec: PolicySpec, state_dict: Mapping[str, NDArray[np.float32]]) -
         graph.continuous_head(output, spec, state_dict)
     else:
         graph.discrete_head(output, spec)
-    model = helper.make_model(
-        helper.make_graph(
-            graph.nodes,
-            "policy",
-            [_input_info(name, spec) for name in spec.inputs],
-            [_output_info(name, spec) for name in spec.outputs],
-            graph.constants,
-        ),
-        opset_imports=[helper.make_opsetid("", OPSET)],
-        ir_version=_IR_VERSION,
-        producer_name="ejax",
-    )
-    onnx.checker.check_model(model, full_check=True)
-    return model
+    return finish(graph, spec)
 
 
-class _Graph:
+class Graph:
     """Nodes and constants so far. Each method adds some and returns the name of their result."""
 
     def __init__(self) -> None:
@@ -65,24 +53,36 @@ class _Graph:
     def concat(self, *parts: str) -> str:
         return parts[0] if len(parts) == 1 else self.node("Concat", *parts, axis=-1)
 
+    def split(self, x: str, parts: int, axis: int) -> list[str]:
+        """Equal parts."""
+        names = [f"_Split_{len(self.nodes)}_{i}" for i in range(parts)]
+        self.nodes.append(helper.make_node("Split", [x], names, axis=axis))
+        return names
+
     def encoder(self, name: str, spec: PolicySpec, weights: Mapping[str, NDArray[np.float32]]) -> str:
         """The places where an image's channels are active: [batch, 2·channels]."""
         encoder = spec.encoder
         if encoder is None:
             raise ValueError(f"the policy spec has the image '{name}', but no encoder")
-        x = self.node("Cast", name, to=TensorProto.FLOAT)
-        x = self.node("Sub", self.node("Div", x, self.constant(127.5)), self.constant(1.0))
-        x = self.node("Transpose", x, perm=[0, 3, 1, 2])
+        x = self.node("Transpose", self.pixels(name), perm=[0, 3, 1, 2])
         for i, (stride, (before, behind)) in enumerate(zip(encoder.strides, encoder.padding, strict=True)):
             parameters = [self.constant(weights[f"encoder_{name}.{i}.{part}"]) for part in ("weight", "bias")]
             pads = [before, before, behind, behind]
             x = self.node("Relu", self.node("Conv", x, *parameters, strides=[stride, stride], pads=pads))
-        rows, columns = encoder.places(*spec.images[name][:2])
-        flat = self.constant((0, 0, rows * columns), np.int64)  # 0: as it is
-        share = self.node("Softmax", self.node("Reshape", x, flat), axis=-1)
-        grid = np.meshgrid(np.linspace(-1.0, 1.0, rows), np.linspace(-1.0, 1.0, columns), indexing="ij")
-        place = self.node("MatMul", share, self.constant(np.stack(grid, axis=-1).reshape(-1, 2)))
+        place = self.places(x, *encoder.places(*spec.images[name][:2]))
         return self.node("Flatten", self.node("Transpose", place, perm=[0, 2, 1]), axis=1)
+
+    def pixels(self, name: str) -> str:
+        """x/127.5 − 1"""
+        x = self.node("Cast", name, to=TensorProto.FLOAT)
+        return self.node("Sub", self.node("Div", x, self.constant(127.5)), self.constant(1.0))
+
+    def places(self, x: str, rows: int, columns: int) -> str:
+        """Where each channel of [batch, channels, rows, columns] is active: [batch, channels, 2]."""
+        flat = self.node("Reshape", x, self.constant((0, 0, rows * columns), np.int64))  # 0: as it is
+        share = self.node("Softmax", flat, axis=-1)
+        grid = np.meshgrid(np.linspace(-1.0, 1.0, rows), np.linspace(-1.0, 1.0, columns), indexing="ij")
+        return self.node("MatMul", share, self.constant(np.stack(grid, axis=-1).reshape(-1, 2)))
 
     def numbers(self, spec: PolicySpec, weights: Mapping[str, NDArray[np.float32]]) -> str:
         """The numbers that the actor reads, normalized where the policy does so."""
@@ -122,14 +122,20 @@ class _Graph:
         raise ValueError(f"no ONNX form of the activation {name!r}")
 
     def continuous_head(self, mean: str, spec: PolicySpec, weights: Mapping[str, NDArray[np.float32]]) -> None:
-        self.node("Identity", mean, output="mean")
-        log_std = np.clip(weights["log_std"], *spec.log_std_range).reshape(1, -1)
-        self.node("Expand", self.constant(log_std), self.node("Shape", mean), output="log_std")
+        self.mean_and_log_std(mean, spec, weights)
         action = mean
         if spec.head == "tanh_normal":
             low, high = (np.asarray(bound, np.float32).reshape(1, -1) for bound in (spec.low, spec.high))
             scaled = self.node("Mul", self.node("Tanh", mean), self.constant((high - low) / 2))
             action = self.node("Add", scaled, self.constant((low + high) / 2))
+        self.clipped_action(action, spec)
+
+    def mean_and_log_std(self, mean: str, spec: Spec, weights: Mapping[str, NDArray[np.float32]]) -> None:
+        self.node("Identity", mean, output="mean")
+        log_std = np.clip(weights["log_std"], *spec.log_std_range).reshape(1, -1)
+        self.node("Expand", self.constant(log_std), self.node("Shape", mean), output="log_std")
+
+    def clipped_action(self, action: str, spec: Spec) -> None:
         if spec.clip is not None:
             clip_low, clip_high = (self.constant(np.asarray(bound).reshape(1, -1)) for bound in spec.clip)
             action = self.node("Min", self.node("Max", action, clip_low), clip_high)
@@ -147,11 +153,34 @@ class _Graph:
         self.node("Cast", choice, output="action", to=TensorProto.INT32)
 
 
-def _input_info(name: str, spec: PolicySpec) -> onnx.ValueInfoProto:
+def finish(graph: Graph, spec: Spec, defaults: Mapping[str, NDArray[np.float32]] | None = None) -> onnx.ModelProto:
+    """The model of a graph whose nodes are complete.
+
+    Args:
+        defaults: of inputs that may be left out: one row [1, ...] each.
+    """
+    optional = defaults or {}
+    model = helper.make_model(
+        helper.make_graph(
+            graph.nodes,
+            "policy",
+            [_input_info(name, spec, f"{name}_rows" if name in optional else "batch") for name in spec.inputs],
+            [_output_info(name, spec) for name in spec.outputs],
+            [*graph.constants, *(numpy_helper.from_array(x, name) for name, x in optional.items())],
+        ),
+        opset_imports=[helper.make_opsetid("", OPSET)],
+        ir_version=_IR_VERSION,
+        producer_name="ejax",
+    )
+    onnx.checker.check_model(model, full_check=True)
+    return model
+
+
+def _input_info(name: str, spec: Spec, rows: str) -> onnx.ValueInfoProto:
     kind = helper.np_dtype_to_tensor_dtype(np.dtype(spec.input_dtype(name)))
-    return helper.make_tensor_value_info(name, kind, ["batch", *spec.input_shape(name)])
+    return helper.make_tensor_value_info(name, kind, [rows, *spec.input_shape(name)])
 
 
-def _output_info(name: str, spec: PolicySpec) -> onnx.ValueInfoProto:
+def _output_info(name: str, spec: Spec) -> onnx.ValueInfoProto:
     kind = TensorProto.INT32 if name == "action" and not spec.continuous else TensorProto.FLOAT
     return helper.make_tensor_value_info(name, kind, ["batch", *spec.output_shape(name)])

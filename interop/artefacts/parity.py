@@ -26,7 +26,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from interop.twin.spec import PolicySpec
+from interop.twin.kinds import Spec
 
 FloatArray: TypeAlias = NDArray[np.float32]
 Arrays: TypeAlias = dict[str, NDArray[Any]]
@@ -65,7 +65,7 @@ def allowed_error(expected: FloatArray, sensitivity: NDArray[np.float64]) -> Flo
     return np.maximum(4.0 * largest, _FLOOR * _scale(expected)).astype(np.float32)
 
 
-def compare(run: Run, case: Case, spec: PolicySpec) -> dict[str, dict[str, float]]:
+def compare(run: Run, case: Case, spec: Spec) -> dict[str, dict[str, float]]:
     """The largest errors of each output over all rows, in one batch and in batches of ``BATCH_SIZES``.
 
     Returns:
@@ -86,6 +86,17 @@ def compare(run: Run, case: Case, spec: PolicySpec) -> dict[str, dict[str, float
             before = worst.setdefault(name, errors)
             worst[name] = {key: max(value, before[key]) for key, value in errors.items()}
     return worst
+
+
+def check_repeats(run: Run, case: Case, spec: Spec) -> None:
+    """
+    Raises:
+        ParityError: the same observations, noise included, gave other bits the second time.
+    """
+    leaves = [case.observation[name] for name in spec.inputs]
+    first, second = ([np.asarray(y).tobytes() for y in run(leaves)] for _ in range(2))
+    if first != second:
+        raise ParityError(f"the same rows of '{case.name}' gave other bits the second time")
 
 
 def save_cases(path: Path, cases: list[Case]) -> None:
@@ -116,7 +127,7 @@ def load_cases(path: Path) -> list[Case]:
         raise ValueError(f"{path} does not hold an export's observations: {repr(error)[:200]}") from error
 
 
-def check_cases(cases: list[Case], spec: PolicySpec, rows: Mapping[str, int]) -> None:
+def check_cases(cases: list[Case], spec: Spec, rows: Mapping[str, int]) -> None:
     """Refuse cases that an artefact could not fail.
 
     Args:
@@ -153,7 +164,7 @@ def _batches(case: Case) -> Iterator[int]:
     yield from (size for size in BATCH_SIZES if size < rows)
 
 
-def _errors(name: str, answer: NDArray[Any], case: Case, rows: int, spec: PolicySpec) -> dict[str, float]:
+def _errors(name: str, answer: NDArray[Any], case: Case, rows: int, spec: Spec) -> dict[str, float]:
     expected = case.expected[name][:rows]
     if (answer.shape, answer.dtype) != (expected.shape, expected.dtype):
         raise ParityError(
@@ -179,9 +190,7 @@ def _errors(name: str, answer: NDArray[Any], case: Case, rows: int, spec: Policy
     }
 
 
-def _choice_errors(
-    answer: NDArray[Any], expected: NDArray[Any], case: Case, rows: int, spec: PolicySpec
-) -> dict[str, float]:
+def _choice_errors(answer: NDArray[Any], expected: NDArray[Any], case: Case, rows: int, spec: Spec) -> dict[str, float]:
     """Errors of choices: by how much the chosen logit is below the best one."""
     logits = case.expected["logits"][:rows]
     scale = _scale(logits)[..., 0]

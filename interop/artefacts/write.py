@@ -14,18 +14,21 @@ from numpy.typing import NDArray
 
 from ejax.policies import ActorCritic, ActorOnly
 from ejax.policies.vision import VisionPolicy
-from ejax.types import Array, Params, PyTree
+from ejax.policies.vla.policy import VLAPolicy
+from ejax.types import Array, Params, Policy, PyTree
 from interop.artefacts.cases import deployed_answer, nest
-from interop.twin.spec import PolicySpec
+from interop.artefacts.vla_cases import of_tokens
+from interop.twin.kinds import Spec
+from interop.twin.vla_spec import TOKENS, VLASpec
 
 
 @dataclass(frozen=True)
 class Trained:
     """A policy in each form that a writer may need."""
 
-    policy: ActorCritic | ActorOnly | VisionPolicy
+    policy: ActorCritic | ActorOnly | VisionPolicy | VLAPolicy
     params: Params
-    spec: PolicySpec
+    spec: Spec
     state_dict: Mapping[str, NDArray[Any]]
     """The state_dict with EmbodiChain's keys, see ``interop.checkpoints.weights``."""
     global_step: int
@@ -44,7 +47,7 @@ def write_safetensors(path: Path, trained: Trained) -> None:
     """The state_dict, critic included; the spec is in the file's metadata."""
     from safetensors.numpy import save
 
-    arrays = {name: np.ascontiguousarray(x) for name, x in trained.state_dict.items()}
+    arrays = {name: np.array(x, order="C") for name, x in trained.state_dict.items()}  # also of no axes
     metadata = {"global_step": str(trained.global_step), "policy": trained.spec.to_json()}
     path.write_bytes(save(arrays, metadata=metadata))  # ``save_file`` makes a file that its owner alone may read
 
@@ -69,19 +72,19 @@ def write_torchscript(path: Path, trained: Trained) -> None:
 
 
 def write_onnx(path: Path, trained: Trained) -> None:
-    """See ``interop.artefacts.onnx_graph``."""
+    """See ``interop.artefacts.onnx_graph`` and ``onnx_vla``."""
     from interop.artefacts.onnx_graph import make_onnx
+    from interop.artefacts.onnx_vla import make_vla_onnx
 
-    path.write_bytes(make_onnx(trained.spec, trained.state_dict).SerializeToString())
+    spec, state_dict = trained.spec, trained.state_dict
+    model = make_vla_onnx(spec, state_dict) if isinstance(spec, VLASpec) else make_onnx(spec, state_dict)
+    path.write_bytes(model.SerializeToString())
 
 
 def write_stablehlo(path: Path, trained: Trained) -> None:
     """``jax.export`` of the deployed actor, for CPU and CUDA. jax promises to read it for six months."""
-    policy, params, spec = _actor_of(trained.policy), trained.params, trained.spec
-    params = {
-        collection: {name: x for name, x in tree.items() if not name.startswith("critic")}
-        for collection, tree in params.items()
-    }
+    spec = trained.spec
+    policy, params = _actor_of(trained)
 
     def deployed(*leaves: Array) -> tuple[Array, ...]:
         with jax.default_matmul_precision("highest"):  # on an NVIDIA GPU the default rounds to TF32
@@ -106,21 +109,37 @@ WRITERS: dict[str, Callable[[Path, Trained], None]] = {
 }
 
 
-def _actor_of(policy: ActorCritic | ActorOnly | VisionPolicy) -> ActorOnly | VisionPolicy:
-    """The policy without its critic, and so without the observations that only the critic sees."""
-    if isinstance(policy, VisionPolicy):
-        return policy.clone(critic=None)
-    return ActorOnly(
-        action_spec=policy.action_spec,
-        actor=policy.actor,
-        log_std_range=policy.log_std_range,
-        actor_obs_groups=policy.actor_obs_groups,
-        actor_obs_normalization=policy.actor_obs_normalization,
-    )
+def _actor_of(trained: Trained) -> tuple[Policy, Params]:
+    """The policy without its critic, and so without the observations that only the critic sees, and its parameters.
+
+    One with adapters becomes the policy with merged weights, and one that reads text takes tokens.
+    """
+    policy: Any = trained.policy
+    params = trained.params
+    if isinstance(policy, VLAPolicy):
+        params = policy.merge(params)
+        policy = of_tokens(policy)
+    elif isinstance(policy, VisionPolicy):
+        policy = policy.clone(critic=None)
+    else:
+        policy = ActorOnly(
+            action_spec=policy.action_spec,
+            actor=policy.actor,
+            log_std_range=policy.log_std_range,
+            actor_obs_groups=policy.actor_obs_groups,
+            actor_obs_normalization=policy.actor_obs_normalization,
+        )
+    kept = {
+        collection: {name: x for name, x in tree.items() if not name.startswith("critic")}
+        for collection, tree in params.items()
+    }
+    return policy, kept
 
 
-def _whole(spec: PolicySpec, inputs: dict[str, Array]) -> PyTree:
+def _whole(spec: Spec, inputs: dict[str, Array]) -> PyTree:
     """An observation of these inputs, with zeros for the parts that the actor does not read."""
+    if isinstance(spec, VLASpec):
+        return {spec.text if name == TOKENS else name: x for name, x in inputs.items()}
     if not spec.images:
         return nest(inputs)
     leaves = {name: inputs[name] for name in spec.images}
@@ -133,14 +152,15 @@ def _whole(spec: PolicySpec, inputs: dict[str, Array]) -> PyTree:
 
 
 def _deployed_twin(trained: Trained) -> Any:
-    from interop.policy import Deployed, make_policy
+    from interop.policy import deployed
 
-    return Deployed(make_policy(trained.spec, trained.state_dict)).eval()
+    return deployed(trained.spec, trained.state_dict).eval()
 
 
-def _example_leaves(spec: PolicySpec) -> tuple[Any, ...]:
+def _example_leaves(spec: Spec) -> tuple[Any, ...]:
     """An example batch of 3: a size of 1 would be taken for a constant."""
     import torch
 
-    dtypes = {"uint8": torch.uint8, "float32": torch.float32}
-    return tuple(torch.zeros(3, *spec.input_shape(name), dtype=dtypes[spec.input_dtype(name)]) for name in spec.inputs)
+    return tuple(
+        torch.zeros(3, *spec.input_shape(name), dtype=getattr(torch, spec.input_dtype(name))) for name in spec.inputs
+    )

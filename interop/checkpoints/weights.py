@@ -27,8 +27,10 @@ from ejax.policies.actor_critic import ActorCritic
 from ejax.policies.actor_only import ActorOnly
 from ejax.policies.mlp import NetworkConfig
 from ejax.policies.vision import KERNELS, VisionPolicy
+from ejax.policies.vla.policy import VLAPolicy
 from ejax.registry import did_you_mean
 from ejax.types import Params, Policy
+from interop.checkpoints.vla_weights import vla_state_dict
 
 StateDict: TypeAlias = dict[str, NDArray[Any]]
 
@@ -37,11 +39,14 @@ def state_dict_from_params(policy: Policy, params: Params) -> StateDict:
     """The ``state_dict`` of EmbodiChain's policy with these parameters, all arrays copies.
 
     Args:
-        policy: ``ActorCritic``, ``ActorOnly`` or ``VisionPolicy``.
+        policy: ``ActorCritic``, ``ActorOnly`` or ``VisionPolicy``; a ``VLAPolicy``'s names are those of
+            ``interop.checkpoints.vla_weights``.
 
     Raises:
         TypeError: another policy: it has no counterpart in torch.
     """
+    if isinstance(policy, VLAPolicy):
+        return vla_state_dict(policy, params)
     return {entry.key: entry.to_torch(get(params, entry.path)) for entry in tensors(policy)}
 
 

@@ -8,10 +8,14 @@ import jax
 import numpy as np
 
 from ejax.policies import ActorCritic, ActorOnly, NetworkConfig
+from ejax.policies.pretrained.efficientnet import BLOCKS, blocks_to
 from ejax.policies.vision import KERNELS, STRIDES, VisionPolicy
+from ejax.policies.vla.network import COLOUR, CRITIC, FREQUENCIES, NEAREST, SENTENCE_FEATURES, SHARPNESS
+from ejax.policies.vla.policy import LOG_STD_RANGE, VLAPolicy
 from ejax.types import Env, HostEnv
 from interop.artefacts.cases import leaves_of
 from interop.twin.spec import EncoderSpec, NetworkSpec, PolicySpec
+from interop.twin.vla_spec import NOISE, TOKENS, BlockSpec, ImageTokensSpec, VLASpec
 
 
 def spec_of(policy: ActorCritic | ActorOnly | VisionPolicy, env: Env | HostEnv) -> PolicySpec:
@@ -40,14 +44,69 @@ def spec_of(policy: ActorCritic | ActorOnly | VisionPolicy, env: Env | HostEnv) 
     return PolicySpec(observation=observation, actor=actor, critic=critic, **about_actions)
 
 
-def _vision_fields(policy: VisionPolicy, leaves: Mapping[str, Any]) -> dict[str, Any]:
+def vla_spec_of(policy: VLAPolicy, env: Env | HostEnv) -> VLASpec:
+    """
+    Raises:
+        ValueError: an image that is not uint8 [height, width, channels], an observation without a part, or a part of a
+            name that an export has for something else.
+    """
+    leaves, model = leaves_of(_observed(env)), policy.model
+    if taken := {TOKENS, NOISE} & {*model.images, *model.numbers}:
+        raise ValueError(f"an export has inputs of its own called {', '.join(sorted(taken))}; rename the observation's")
+    said = bytes(policy.instruction).decode() if policy.instruction is not None else None
+    flow = model.head.type == "flow"
+    return VLASpec(
+        images=_image_shapes(model.images, leaves),
+        observation={name: int(leaves[name].shape[-1]) for name in sorted(model.numbers)},
+        text=model.text,
+        instruction=said,
+        max_words=policy.words.max_words,
+        num_tokens=policy.words.num_tokens,
+        sentences=policy.sentences,
+        sentence_tokens=tuple(tuple(policy.words.encode(sentence).tolist()) for sentence in policy.sentences),
+        sentence_width=SENTENCE_FEATURES if policy.sentences else 0,
+        image_encoder=_image_tokens_spec(policy),
+        normalized=policy.normalize,
+        width=model.width,
+        depth=model.depth,
+        num_heads=model.num_heads,
+        mlp_ratio=model.mlp_ratio,
+        horizon=policy.horizon,
+        action_dim=policy.action_dim,
+        head="flow" if flow else "normal",
+        num_steps=model.head.num_steps if flow else 0,
+        frequencies=FREQUENCIES if flow else (),
+        nearest=NEAREST,
+        log_std_range=LOG_STD_RANGE,
+        critic_sizes=CRITIC.hidden_sizes if model.critic else (),
+    )
+
+
+def _image_tokens_spec(policy: VLAPolicy) -> ImageTokensSpec:
+    config = policy.model.image_encoder
+    if config.type == "patches":
+        return ImageTokensSpec(kind="patches", patch_size=config.patch_size)
+    if config.type == "efficientnet":
+        blocks = tuple(BlockSpec(**block._asdict()) for block in BLOCKS[: blocks_to(config.stride)])
+        return ImageTokensSpec(kind="efficientnet", blocks=blocks)
+    convolutions = EncoderSpec(channels=config.channels, kernels=KERNELS, strides=STRIDES)
+    return ImageTokensSpec(kind="keypoints", convolutions=convolutions, colour=COLOUR, sharpness=SHARPNESS)
+
+
+def _image_shapes(names: tuple[str, ...], leaves: Mapping[str, Any]) -> dict[str, tuple[int, int, int]]:
     images = {}
-    for name in policy.images:
+    for name in names:
         image = leaves.get(name)
         if image is None or image.dtype != np.uint8 or len(image.shape) != 3:
             what = "is not there" if image is None else f"is {image.dtype}{list(image.shape)}"
             raise ValueError(f"the image '{name}' {what}; an export takes uint8[height, width, channels]")
-        images[name] = tuple(map(int, image.shape))
+        height, width, channels = map(int, image.shape)
+        images[name] = (height, width, channels)
+    return images
+
+
+def _vision_fields(policy: VisionPolicy, leaves: Mapping[str, Any]) -> dict[str, Any]:
+    images = _image_shapes(policy.images, leaves)
     numbers = {name: int(x.shape[-1]) for name, x in leaves.items() if name not in images}
     starts = np.cumsum([0, *numbers.values()]).tolist()
     unread = {

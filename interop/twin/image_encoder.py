@@ -20,7 +20,7 @@ class ImageEncoder(nn.Module):
 
     def __init__(self, spec: EncoderSpec, shape: tuple[int, int, int]) -> None:
         super().__init__()
-        self.shape = tuple(shape)
+        self.shape = shape
         height, width, inputs = shape
         for i, (outputs, kernel, stride) in enumerate(zip(spec.channels, spec.kernels, spec.strides, strict=True)):
             self.add_module(str(i), nn.Conv2d(inputs, outputs, kernel, stride))
@@ -32,8 +32,7 @@ class ImageEncoder(nn.Module):
         self.register_buffer("_places", torch.stack(grid, dim=-1).reshape(-1, 2), persistent=False)
 
     def forward(self, image: Tensor) -> Tensor:
-        checked = _scripted() if torch.jit.is_tracing() else _checked
-        image = checked(image, list(self.shape))
+        image = checked_image(image, self.shape)
         x = image.reshape(-1, *image.shape[-3:]).permute(0, 3, 1, 2)
         x = x.to(torch.float32) / 127.5 - 1.0
         for convolution, padding in zip(self.children(), self.padding, strict=True):
@@ -41,6 +40,16 @@ class ImageEncoder(nn.Module):
         share = torch.softmax(x.flatten(2), dim=-1)
         row_and_column = share @ self._places  # [B, channels, 2]
         return row_and_column.transpose(1, 2).reshape(*image.shape[:-3], -1)
+
+
+def checked_image(image: Tensor, shape: tuple[int, int, int]) -> Tensor:
+    """The image [..., H, W, C].
+
+    Raises:
+        ValueError: it is of another shape or dtype; a trace checks it too.
+    """
+    checked = _scripted() if torch.jit.is_tracing() else _checked
+    return checked(image, list(shape))
 
 
 def _checked(image: Tensor, shape: list[int]) -> Tensor:

@@ -1,6 +1,5 @@
-"""An observation as the torch twin of a policy reads it: its arrays by dotted path, checked, as tensors. No jax."""
+"""An observation's parts as the torch twin of a policy reads them: checked tensors. No jax."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -8,32 +7,7 @@ import torch
 from torch import Tensor
 
 from interop.dense import describe, is_dense
-from interop.twin.spec import WHOLE, PolicySpec
-
-
-def part(obs: Any, path: str, spec: PolicySpec) -> Any:
-    """The observation's array at this dotted path, as it is.
-
-    Raises:
-        ValueError: it is missing; the text names the present arrays, and those that the policy reads.
-    """
-    if not isinstance(obs, Mapping):  # a TensorDict is one
-        if path != WHOLE:
-            raise ValueError(
-                f"the policy reads {', '.join(spec.inputs)}, but got one {type(obs).__name__}; give a nest of them"
-            )
-        return obs
-    if path in obs.keys():  # noqa: SIM118  # TensorDict.__contains__ raises
-        return obs[path]
-    found: Any = obs
-    for name in path.split("."):
-        if not isinstance(found, Mapping) or name not in found.keys():  # noqa: SIM118
-            raise ValueError(
-                f"the observation lacks '{path}': it has {', '.join(_paths(obs)) or 'nothing'}; the policy reads "
-                f"{', '.join(spec.inputs)}"
-            )
-        found = found[name]
-    return found
+from interop.twin.spec import PolicySpec
 
 
 def as_tensor(x: Any, name: str, device: torch.device) -> Tensor:
@@ -64,22 +38,3 @@ def narrow(x: Tensor, name: str, spec: PolicySpec) -> Tensor:
         raise ValueError(f"'{name}' has {numbers}, the policy was made for {width}{either}")
     x = x.float()
     return x[..., list(read)] if x.shape[-1] > len(read) else x
-
-
-def check_batch(obs: Any, spec: PolicySpec) -> None:
-    """Refuse parts of different leading axes.
-
-    Raises:
-        ValueError: naming each part's shape.
-    """
-    shapes = {name: list(np.shape(part(obs, name, spec))) for name in spec.inputs}
-    leading = [shape[: -len(spec.input_shape(name))] for name, shape in shapes.items()]
-    if any(axes != leading[0] for axes in leading):
-        shown = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
-        raise ValueError(f"the observation's parts must be of one batch, got {shown}")
-
-
-def _paths(obs: Mapping[str, Any]) -> list[str]:
-    """The paths of all arrays."""
-    nested = {str(name): _paths(x) if isinstance(x, Mapping) else [""] for name, x in obs.items()}
-    return [f"{name}.{path}".rstrip(".") for name, paths in nested.items() for path in paths]

@@ -1,7 +1,7 @@
 """A policy without its weights: plain data that JSON can hold, read without jax or torch.
 
 Weights come as a ``state_dict`` with EmbodiChain's keys (``interop.checkpoints.weights``); a spec and a state_dict make
-a policy.
+a policy. The spec of a vision-language-action policy is ``interop.twin.vla_spec``; ``interop.twin.kinds`` reads both.
 """
 
 import dataclasses
@@ -14,6 +14,8 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 SCHEMA_VERSION = 2
 """Version 1 had no images; its files are read too."""
+KIND = "network"
+"""Under ``kind`` in policy.json; files without it are of this kind."""
 WHOLE = "obs"
 """The name of an observation that is one array, not a tree: ``ejax.envs.description.WHOLE``, without jax."""
 
@@ -104,6 +106,16 @@ class PolicySpec:
         """The inputs of a deployed policy, in order: images, then the numbers that the actor reads."""
         return (*self.images, *self.actor.inputs)
 
+    @property
+    def numbers(self) -> tuple[str, ...]:
+        """The arrays of numbers among the inputs."""
+        return self.actor.inputs
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The parts of an observation that the inputs are made of."""
+        return self.inputs
+
     def input_shape(self, name: str) -> tuple[int, ...]:
         """Shape of one row of that input."""
         return tuple(self.images[name]) if name in self.images else (len(self.read(name)),)
@@ -149,22 +161,16 @@ class PolicySpec:
         return self.features + read
 
     def to_json(self) -> str:
-        return json.dumps({"schema_version": SCHEMA_VERSION, **dataclasses.asdict(self)}, indent=2)
+        return json.dumps({"schema_version": SCHEMA_VERSION, "kind": KIND, **dataclasses.asdict(self)}, indent=2)
 
     @staticmethod
     def from_json(text: str) -> "PolicySpec":
         """
         Raises:
-            ValueError: of another schema version, or no spec: the text names key and value.
+            ValueError: of another schema version or kind, or no spec: the text names key and value.
         """
-        try:
-            raw = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"the policy spec is not JSON: {repr(error)[:200]}") from error
-        found = raw.pop("schema_version", None) if isinstance(raw, dict) else None
-        if type(found) is not int or found not in (1, SCHEMA_VERSION):
-            raise ValueError(f"the policy spec has schema version {found}, this interop reads 1 and {SCHEMA_VERSION}")
-        spec = _made(PolicySpec, {"critic": None, **raw}, "")
+        raw = read_spec(text, KIND, (1, SCHEMA_VERSION))
+        spec: PolicySpec = made(PolicySpec, {"critic": None, **raw}, "")
         for network in (spec.actor, spec.critic):
             unknown = set(network.inputs if network else ()) - spec.observation.keys()
             if unknown or (spec.images and spec.encoder is None):
@@ -177,14 +183,44 @@ class PolicySpec:
         Raises:
             FileNotFoundError: there is none. ValueError: see ``from_json``.
         """
-        if not path.is_file():
-            raise FileNotFoundError(
-                f"there is no {path}: give the folder that python -m interop.export RUN --to DIR has written"
-            )
-        return PolicySpec.from_json(path.read_text())
+        return PolicySpec.from_json(spec_text(path))
 
 
-def _made(kind: Any, raw: Any, key: str) -> Any:
+def spec_text(path: Path) -> str:
+    """The content of a policy.json.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"there is no {path}: give the folder that python -m interop.export RUN --to DIR has written"
+        )
+    return path.read_text()
+
+
+def read_spec(text: str, kind: str, versions: tuple[int, ...]) -> dict[str, Any]:
+    """The fields of a spec of that kind.
+
+    Raises:
+        ValueError: of another schema version or kind, or no JSON object.
+    """
+    try:
+        raw = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"the policy spec is not JSON: {repr(error)[:200]}") from error
+    found = raw.pop("schema_version", None) if isinstance(raw, dict) else None
+    if type(found) is not int or found not in versions:
+        raise ValueError(
+            f"the policy spec has schema version {found}, this interop reads {' and '.join(map(str, versions))}"
+        )
+    its_kind = raw.pop("kind", KIND)
+    if its_kind != kind:
+        raise ValueError(f"the policy spec is of the kind {repr(its_kind)[:100]}, not '{kind}'")
+    return raw
+
+
+def made(kind: Any, raw: Any, key: str) -> Any:
     """A JSON value as this type: a dataclass, or the type of one of its fields.
 
     Raises:
@@ -194,13 +230,13 @@ def _made(kind: Any, raw: Any, key: str) -> Any:
     if dataclasses.is_dataclass(origin) and isinstance(raw, dict):
         return _dataclass_made(origin, raw, key)
     if origin in (Union, UnionType):
-        return None if raw is None else _made(parts[0], raw, key)
+        return None if raw is None else made(parts[0], raw, key)
     if origin is tuple and isinstance(raw, list):
         kinds = parts[:1] * len(raw) if parts[1:] == (...,) else parts
         if len(kinds) == len(raw):
-            return tuple(_made(each, x, f"{key}.{i}") for i, (each, x) in enumerate(zip(kinds, raw, strict=True)))
+            return tuple(made(each, x, f"{key}.{i}") for i, (each, x) in enumerate(zip(kinds, raw, strict=True)))
     if origin is Mapping and isinstance(raw, dict):
-        return {name: _made(parts[1], x, f"{key}.{name}") for name, x in raw.items()}
+        return {name: made(parts[1], x, f"{key}.{name}") for name, x in raw.items()}
     if origin is Literal and raw in parts:
         return raw
     if type(raw) is kind or (kind is float and type(raw) is int):
@@ -216,4 +252,4 @@ def _dataclass_made(kind: Any, raw: Mapping[str, Any], key: str) -> Any:
         names = ", ".join(sorted(unknown or required - raw.keys()))[:200]
         where = f" under {key}" if key else ""
         raise ValueError(f"the policy spec{where} {'has unknown' if unknown else 'lacks'} {names}")
-    return kind(**{name: _made(hints[name], x, f"{key}.{name}".lstrip(".")) for name, x in raw.items()})
+    return kind(**{name: made(hints[name], x, f"{key}.{name}".lstrip(".")) for name, x in raw.items()})

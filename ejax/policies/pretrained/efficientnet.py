@@ -36,7 +36,7 @@ _BATCH_NORM = {
 }
 
 
-class _Block(NamedTuple):
+class Block(NamedTuple):
     kernel: int
     stride: int
     expand: int
@@ -45,16 +45,16 @@ class _Block(NamedTuple):
 
 
 _STAGES = (
-    (1, _Block(3, 1, 1, 16)),
-    (2, _Block(3, 2, 6, 24)),
-    (2, _Block(5, 2, 6, 40)),
-    (3, _Block(3, 2, 6, 80)),
-    (3, _Block(5, 1, 6, 112)),
-    (4, _Block(5, 2, 6, 192)),
-    (1, _Block(3, 1, 6, 320)),
+    (1, Block(3, 1, 1, 16)),
+    (2, Block(3, 2, 6, 24)),
+    (2, Block(5, 2, 6, 40)),
+    (3, Block(3, 2, 6, 80)),
+    (3, Block(5, 1, 6, 112)),
+    (4, Block(5, 2, 6, 192)),
+    (1, Block(3, 1, 6, 320)),
 )
 """How often, and which block; the repetitions have stride 1."""
-_BLOCKS = tuple(
+BLOCKS = tuple(
     block._replace(stride=1 if again else block.stride) for times, block in _STAGES for again in range(times)
 )
 
@@ -129,13 +129,13 @@ def _fit(module: nn.Module, model_path: str | Path) -> Any:
     flat = fold_batch_norms(load_weights(model_path))
     later: tuple[str, ...] = ()
     if isinstance(module, EfficientNetLite0):
-        later = ("_conv_head.", "_fc.", *(f"_blocks.{i}." for i in range(_blocks_to(module.stride), len(_BLOCKS))))
+        later = ("_conv_head.", "_fc.", *(f"_blocks.{i}." for i in range(blocks_to(module.stride), len(BLOCKS))))
     return {"params": fit_weights(shapes["params"], flat, _RENAME, may_be_left=later, source=model_path)}
 
 
-def _blocks_to(stride: int) -> int:
+def blocks_to(stride: int) -> int:
     """How many blocks there are down to a resolution."""
-    strides = np.cumprod([2, *(block.stride for block in _BLOCKS)])[1:]
+    strides = np.cumprod([2, *(block.stride for block in BLOCKS)])[1:]
     return int((strides <= stride).sum())
 
 
@@ -147,7 +147,7 @@ def _features(image: Array, stride: int) -> Array:
         raise ValueError(f"a picture is uint8 [..., H, W, 3], got {image.dtype}{list(image.shape)}")
     x = (image.astype(jnp.float32) - 127.0) / 128.0
     x = jax.nn.relu6(_Stem(name="stem")(x))
-    for i, block in enumerate(_BLOCKS[: _blocks_to(stride)]):
+    for i, block in enumerate(BLOCKS[: blocks_to(stride)]):
         x = _InvertedBottleneck(block, name=f"block_{i}")(x)
     return x
 
@@ -166,7 +166,7 @@ class _Stem(nn.Module):
 class _InvertedBottleneck(nn.Module):
     """[..., H, W, C] -> [..., H/stride, W/stride, channels]."""
 
-    block: _Block
+    block: Block
 
     @nn.compact
     def __call__(self, x: Array) -> Array:

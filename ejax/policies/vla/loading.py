@@ -3,6 +3,7 @@
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from flax import traverse_util
 
 from ejax.policies.pretrained.efficientnet import load_efficientnet
@@ -19,7 +20,8 @@ def load_parts(policy: Any, params: Params, config: VLAConfig) -> tuple[Params, 
     """Fresh variables with what ``config`` names in their place, and messages about it.
 
     ``model_path`` holds all trained parameters of the model, by their dotted names; a policy with ``lora`` takes those
-    of the trunk as its frozen ones.
+    of the trunk as its frozen ones. Statistics of the normalizer and frozen encoders are taken where it has them, as
+    checkpoints and exports (``policy.safetensors``) do.
 
     Raises:
         WeightsError: they cannot be found or read, or do not fit; the text lists the names.
@@ -30,12 +32,22 @@ def load_parts(policy: Any, params: Params, config: VLAConfig) -> tuple[Params, 
     if config.model_path is None:
         return params, notes
     whole = policy.without_lora() if isinstance(policy, VLAPolicy) else policy
-    given = {name.removeprefix("params."): x for name, x in load_weights(config.model_path).items()}
     like = policy.merge(params) if isinstance(policy, VLAPolicy) else params
-    loaded = {**like, "params": fit_weights(like["params"], given, source=config.model_path)}
+    loaded = _fitted(like, load_weights(config.model_path), config.model_path)
     if whole != policy:
         loaded = policy.adopt(loaded, params)
     return loaded, [*notes, f"the weights are those of {config.model_path}"]
+
+
+def _fitted(like: Params, given: dict[str, np.ndarray], source: str) -> Params:
+    """``like`` with the arrays of a file, whose names have the collection in front of them (a checkpoint) or not."""
+    if any(name.startswith("params.") for name in given):
+        given = {name.partition(".")[2]: x for name, x in given.items()}
+    flat = traverse_util.flatten_dict(like)
+    held = {"params", *(path[0] for path in flat if ".".join(path[1:]) in given)}
+    tree = traverse_util.unflatten_dict({path[1:]: x for path, x in flat.items() if path[0] in held})
+    fitted = traverse_util.flatten_dict(fit_weights(tree, given, source=source))
+    return dict(traverse_util.unflatten_dict({path: fitted.get(path[1:], x) for path, x in flat.items()}))
 
 
 def _load_encoders(policy: VLAPolicy, params: Params) -> tuple[Params, list[str]]:

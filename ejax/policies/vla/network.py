@@ -31,34 +31,36 @@ Context: TypeAlias = tuple[tuple[tuple[Array, Array], ...], Array, Array]
 numbers [B, W]."""
 SENTENCE_FEATURES = 384
 """Of MiniLM's embeddings."""
-_FREQUENCIES = 16
-_SHARPNESS = 10.0
+FREQUENCIES = tuple(2.0**i * math.pi / 16 for i in range(16))
+"""Of the time τ; float32 also where weights are not, since the highest ones enlarge its rounding."""
+SHARPNESS = 10.0
 """Of a place's softmax over the pixels."""
-_COLOUR = 3.0
+COLOUR = 3.0
 """Gain of the colours' differences from grey."""
-_NEAREST = 0.05
+NEAREST = 0.05
 """Of 1 − τ: the last step of a flow begins farther from its end, but for more than 20 steps."""
-_CRITIC = NetworkConfig(hidden_sizes=(128,), activation="silu")
+CRITIC = NetworkConfig(hidden_sizes=(128,), activation="silu")
 
 
 class Linear(nn.Module):
-    """x·W + b, in ``dtype``; with ``lora`` W and b are frozen and A·B is learned beside them."""
+    """x·W + b, in ``dtype`` (None: in theirs); with ``lora`` W and b are frozen and A·B is learned beside them."""
 
     features: int
-    dtype: Any = jnp.float32
+    dtype: Any = None
     lora: LoraConfig | None = None
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
         shape = (x.shape[-1], self.features)
         kernel, bias = self._base("kernel", _scaled, shape), self._base("bias", _zeros, shape[1:])
-        x = x.astype(self.dtype)
-        y = dense_product(x, kernel.astype(self.dtype)) + _wide(bias.astype(self.dtype), x)
+        dtype = jnp.result_type(x, kernel) if self.dtype is None else self.dtype
+        x = x.astype(dtype)
+        y = dense_product(x, kernel.astype(dtype)) + _wide(bias.astype(dtype), x)
         if self.lora is not None:
             down = self.param("lora_a", _scaled, (shape[0], self.lora.rank))
             up = self.param("lora_b", _zeros, (self.lora.rank, self.features))
             scale = self.lora.alpha / self.lora.rank
-            y = y + scale * dense_product(dense_product(x, down.astype(self.dtype)), up.astype(self.dtype))
+            y = y + scale * dense_product(dense_product(x, down.astype(dtype)), up.astype(dtype))
         return y
 
     def _base(self, name: str, init: Any, shape: tuple[int, ...]) -> Array:
@@ -86,7 +88,7 @@ class Block(nn.Module):
             Tokens [B, T, W], and their keys and values.
         """
         c = self.config
-        linear = partial(Linear, dtype=jnp.dtype(c.torch_dtype), lora=c.lora)
+        linear = partial(Linear, dtype=None if c.torch_dtype == "float32" else jnp.dtype(c.torch_dtype), lora=c.lora)
         heads = (*x.shape[:2], c.num_heads, c.width // c.num_heads)
         normed = nn.LayerNorm(epsilon=1e-5, name="norm_attention")(x)
         query, key, value = jnp.split(linear(3 * c.width, name="qkv")(normed), 3, axis=-1)
@@ -96,7 +98,7 @@ class Block(nn.Module):
             keys = jnp.concatenate([past[0], key], axis=1)
             values = jnp.concatenate([past[1], value], axis=1)
             there = jnp.concatenate([past[2], present], axis=1)
-        score = jnp.einsum("bthd,bshd->bhts", query, keys).astype(jnp.float32) / math.sqrt(heads[-1])
+        score = jnp.einsum("bthd,bshd->bhts", query, keys).astype(x.dtype) / math.sqrt(heads[-1])
         score = jnp.where(there[:, None, None], score, -1e30)
         share = jax.nn.softmax(score, axis=-1).astype(values.dtype)
         mixed = jnp.einsum("bhts,bshd->bthd", share, values).reshape(*x.shape[:2], c.width)
@@ -142,7 +144,7 @@ class VLANetwork(nn.Module):
             initial = nn.initializers.constant(self.initial_log_std)
             self.log_std = self.param("log_std", initial, (self.horizon * self.action_dim,))
         if c.critic:
-            self.critic = MLP(_CRITIC, 1)
+            self.critic = MLP(CRITIC, 1)
 
     def encode(self, obs: PyTree, observe: bool | Array = False) -> tuple[Context, Array]:
         """The context of the suffix, and the values [B] (0 without a critic).
@@ -169,7 +171,7 @@ class VLANetwork(nn.Module):
         for block in self.blocks:
             x, cache = block(x, there, None)
             caches.append(cache)
-        value = jnp.zeros(len(x))
+        value = jnp.zeros(x.shape[0])
         if c.critic:
             weight = there[..., None].astype(x.dtype)
             value = self.critic(jnp.sum(self.norm(x) * weight, axis=1) / jnp.sum(weight, axis=1))[..., 0]
@@ -185,12 +187,12 @@ class VLANetwork(nn.Module):
 
     def velocity(self, context: Context, x: Array, tau: Array) -> Array:
         """v(x, τ) of a flow: x [B, K, A], tau [B] -> [B, K, A]."""
-        angle = tau[:, None] * jnp.asarray([2.0**i * math.pi / 16 for i in range(_FREQUENCIES)])[None]
+        angle = tau[:, None] * jnp.asarray(FREQUENCIES, jnp.float32)[None]
         time = self.time_in(jnp.concatenate([jnp.sin(angle), jnp.cos(angle)], axis=-1))
         time = self.time_out(jax.nn.silu(time))
         clean = self._suffix(context, self.action_in(x) + self.action_place[None] + time[:, None])
         # it says where the flow ends, which is what the observation tells, and not how far that is from the noise
-        return (clean - x) / jnp.maximum(1.0 - tau, _NEAREST)[:, None, None]
+        return (clean - x) / jnp.maximum(1.0 - tau, NEAREST)[:, None, None]
 
     def gaussian(self, context: Context) -> tuple[Array, Array]:
         """Mean [B, K, A] and log_std [K·A] of a Gaussian."""
@@ -235,7 +237,7 @@ class KeypointTokens(nn.Module):
         """
         x = image.astype(jnp.float32) / 127.5 - 1.0
         # colour apart from brightness, which is nearly all of a picture's variance: colours are named
-        x = jnp.concatenate([x, _COLOUR * (x - x.mean(axis=-1, keepdims=True))], axis=-1)
+        x = jnp.concatenate([x, COLOUR * (x - x.mean(axis=-1, keepdims=True))], axis=-1)
         for i, (size, kernel, stride) in enumerate(zip(self.channels, KERNELS, STRIDES, strict=True)):
             x = patches(nn.relu(x) if i > 0 else x, kernel, stride)
             x = nn.Dense(size, dot_general=dense_product, name=f"conv_{i}")(x)
@@ -243,7 +245,7 @@ class KeypointTokens(nn.Module):
                 scale, shift = jnp.split(nn.Dense(2 * size, name=f"film_{i}")(text), 2, axis=-1)
                 x = x * (1.0 + scale)[:, None, None] + shift[:, None, None]
         count = self.channels[-1]
-        places = spatial_softmax(_SHARPNESS * x)  # all rows, then all columns
+        places = spatial_softmax(SHARPNESS * x)  # all rows, then all columns
         place = jnp.stack([places[..., :count], places[..., count:]], axis=-1)
         matrix = self.param("kernel", nn.initializers.normal(1.0), (count, 2, self.width))
         tokens = jnp.einsum("bcp,cpw->bcw", place, matrix) + self.param("bias", _normal, (count, self.width))[None]
@@ -268,10 +270,10 @@ class PatchTokens(nn.Module):
         if height % size or width % size:
             raise ValueError(f"image_encoder.patch_size {size} must divide the picture's {height}x{width} pixels")
         x = image.astype(jnp.float32) / 127.5 - 1.0
-        x = x.reshape(len(x), height // size, size, width // size, size, depth).swapaxes(2, 3)
-        x = x.reshape(len(x), -1, size * size * depth)
+        x = x.reshape(x.shape[0], height // size, size, width // size, size, depth).swapaxes(2, 3)
+        x = x.reshape(x.shape[0], -1, size * size * depth)
         tokens = Linear(self.width, name="patch")(x) + self.param("place", _normal, (x.shape[1], self.width))[None]
-        return tokens, jnp.zeros((len(x), 0))
+        return tokens, jnp.zeros((x.shape[0], 0))
 
 
 class EfficientNetTokens(nn.Module):
@@ -288,9 +290,9 @@ class EfficientNetTokens(nn.Module):
             "frozen", "features", lambda: encoder.init(self.make_rng("params"), image[:1])["params"]
         )
         x: Any = encoder.apply({"params": jax.lax.stop_gradient(weights.value)}, image)
-        x = x.reshape(len(image), -1, x.shape[-1])
+        x = x.reshape(image.shape[0], -1, x.shape[-1])
         tokens = Linear(self.width, name="project")(x) + self.param("place", _normal, (x.shape[1], self.width))[None]
-        return tokens, jnp.zeros((len(x), 0))
+        return tokens, jnp.zeros((x.shape[0], 0))
 
 
 class SentenceTokens(nn.Module):

@@ -22,7 +22,7 @@ from ejax.registry import resolve
 from ejax.types import Array, Key, Params, PyTree
 
 _LORA = ("lora_a", "lora_b")
-_LOG_STD_RANGE = (-5.0, 2.0)
+LOG_STD_RANGE = (-5.0, 2.0)
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class VLAPolicy:
             return FlowChunk(params, context, spec, batch)
         mean, log_std = self.network.apply(params, context, method="gaussian")
         mean = mean.reshape(*batch, -1)
-        return Normal(mean, jnp.broadcast_to(clip_like_torch(log_std, *_LOG_STD_RANGE), mean.shape))
+        return Normal(mean, jnp.broadcast_to(clip_like_torch(log_std, *LOG_STD_RANGE), mean.shape))
 
     def _flat(self, obs: PyTree) -> tuple[dict[str, Array], tuple[int, ...]]:
         """The parts that are read, leaves [B, ...], and their leading axes.

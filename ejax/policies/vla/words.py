@@ -93,7 +93,7 @@ def split(text: str) -> list[str]:
     split("Put the RED cube!")  ->  ["put", "the", "red", "cube"]
     """
     kept = [byte if _inside(byte) else 32 for byte in text.encode().translate(_LOWER)]
-    return bytes(kept).decode().split()
+    return [word.decode() for word in bytes(kept).split()]  # of text, split() would also part at spaces beyond ASCII
 
 
 def vocabulary_of(texts: Iterable[str]) -> tuple[str, ...]:

@@ -1,0 +1,87 @@
+"""``texts.json``: texts and JAX's tokens of them, which the tokenizer of an export must give without JAX. No jax.
+
+    {"schema_version": 1, "about": …, "texts": [{"utf8": "70757420…", "shown": "put …", "tokens": [5, 3, …]}, …]}
+
+``utf8`` is the text's bytes in hexadecimal; some are no valid UTF-8, which a robot may also be sent.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from interop.artefacts.parity import ParityError
+from interop.twin.parts import vla_tokenizer
+from interop.twin.text import Tokenizer
+from interop.twin.vla_spec import TEXTS, VLASpec
+
+_SCHEMA_VERSION = 1
+
+
+def adversarial_texts(vocabulary: Sequence[str], max_words: int) -> list[bytes]:
+    """Texts that two tokenizers may take apart differently; the first is empty."""
+    known = vocabulary[0]
+    several = " ".join(vocabulary[i % len(vocabulary)] for i in range(max_words))
+    texts = [
+        *("", " \t\r\n", ".,;!?-_'\"", "xyzzy qqqq", f"{several} {known}", " ".join(["xyzzy"] * (max_words + 3))),
+        *(several.upper(), f"  {known}\t{known.title()}\n", f"{known}-{known}.{known},{known}", f"({known})!"),
+        *(f"{known}x", f"x{known}", f"{known}1 2{known}", f"{known}_{known}", known * 40, "@[`{/:"),
+        *(
+            "é É ß ﬁ İ",
+            f"{known}\u00a0{known}",
+            f"{known}\u3000{known}\u2003{known}\u0085",
+            "红色 赤い куб",
+            f"🟥{known}",
+        ),
+        *(f"{known}\u0301", f"\u200b{known}\ufeff", f"{known}\0{known}", f"\0{known}"),
+    ]
+    broken = [b"\xff\xfe " + known.encode(), known.encode() + b"\x80", bytes(range(1, 256)), b"\xc3 \xa9"]
+    return [*(text.encode() for text in texts), *broken]
+
+
+def texts_document(texts: Sequence[bytes], tokens: NDArray[Any]) -> dict[str, Any]:
+    """
+    Args:
+        tokens: [len(texts), max_words], JAX's.
+    """
+    return {
+        "schema_version": _SCHEMA_VERSION,
+        "about": "texts, as their bytes in hexadecimal, and the tokens that JAX makes of them",
+        "texts": [
+            {"utf8": text.hex(), "shown": text.decode(errors="replace"), "tokens": row}
+            for text, row in zip(texts, tokens.tolist(), strict=True)
+        ],
+    }
+
+
+def check_texts(directory: Path, spec: VLASpec) -> None:
+    """Compare the export's tokenizer with JAX's stored tokens.
+
+    Raises:
+        ParityError: other tokens; the text names the first. FileNotFoundError, ValueError: a file is missing or not an
+            export's.
+    """
+    tokenizer = vla_tokenizer(directory, spec)
+    file = directory / TEXTS
+    if not file.is_file():
+        raise FileNotFoundError(f"there is no {file}, by which the tokenizer is checked; make the export again")
+    try:
+        entries = [(bytes.fromhex(entry["utf8"]), entry["tokens"]) for entry in json.loads(file.read_text())["texts"]]
+    except (ValueError, RecursionError, TypeError, KeyError) as error:
+        raise ValueError(f"{file} does not hold texts with their tokens: {repr(error)[:200]}") from error
+    if not entries:
+        raise ValueError(f"{file} holds no text, so that no tokenizer could fail it")
+    compare_tokens(tokenizer, entries)
+
+
+def compare_tokens(tokenizer: Tokenizer, entries: Sequence[tuple[bytes, list[int]]]) -> None:
+    """
+    Raises:
+        ParityError: other tokens than these.
+    """
+    for text, tokens in entries:
+        found = tokenizer.encode(text).tolist()
+        if found != tokens:
+            raise ParityError(f"the tokenizer makes {found} of {text[:80]!r}, JAX {tokens}")

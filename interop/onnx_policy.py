@@ -1,0 +1,60 @@
+"""A vision-language-action policy in ONNX Runtime, driven by text. Needs onnxruntime and numpy; no jax, no torch.
+
+policy = load_policy(Path("exported"))
+action = policy.act({"image": image, "state": state, "instruction": "put the red cube in the left zone"})
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from interop.twin.kinds import load_spec
+from interop.twin.parts import vla_inputs, vla_tokenizer
+from interop.twin.text import Tokenizer
+from interop.twin.vla_spec import VLASpec
+
+
+class OnnxVLA:
+    """``act`` as that of ``interop.twin.vla.TorchVLA``, of NumPy arrays."""
+
+    def __init__(self, spec: VLASpec, tokenizer: Tokenizer, session: Any) -> None:
+        self.spec, self.tokenizer, self._session = spec, tokenizer, session
+
+    def act(self, obs: Any, noise: Any = None) -> NDArray[np.float32]:
+        """See ``TorchVLA.act``.
+
+        Raises:
+            ValueError: a part is missing, or of another shape or kind.
+        """
+        leaves, batch = vla_inputs(self.spec, self.tokenizer, obs, noise, lambda x, name: np.asarray(x))
+        arrays = {
+            name: np.asarray(x, self.spec.input_dtype(name)) for name, x in zip(self.spec.inputs, leaves, strict=True)
+        }
+        return self._session.run(["action"], arrays)[0].reshape(*batch, -1)
+
+
+def load_policy(directory: Path | str) -> OnnxVLA:
+    """The policy of an export with the format onnx, from its policy.json, policy.onnx and tokenizer.json.
+
+    Raises:
+        FileNotFoundError: one of them is missing. ValueError: one is not an export's, or of a policy without text.
+    """
+    import onnxruntime
+
+    directory = Path(directory)
+    spec = load_spec(directory / "policy.json")
+    if not isinstance(spec, VLASpec):
+        raise ValueError(
+            f"{directory} holds a policy without text: give its policy.onnx the arrays that contract.json lists, as "
+            "examples/deploy_onnx.py does"
+        )
+    file = directory / "policy.onnx"
+    if not file.is_file():
+        raise FileNotFoundError(f"there is no {file}: export with --formats onnx")
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3  # errors: it warns of an input that may be left out
+    # from its bytes: weights in other files, which ONNX allows, have no digest
+    session = onnxruntime.InferenceSession(file.read_bytes(), options, providers=["CPUExecutionProvider"])
+    return OnnxVLA(spec, vla_tokenizer(directory, spec), session)

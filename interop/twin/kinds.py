@@ -1,0 +1,24 @@
+"""``policy.json`` of any kind. No jax, no torch."""
+
+import json
+from pathlib import Path
+from typing import TypeAlias
+
+from interop.twin import vla_spec
+from interop.twin.spec import PolicySpec, spec_text
+from interop.twin.vla_spec import VLASpec
+
+Spec: TypeAlias = PolicySpec | VLASpec
+
+
+def load_spec(path: Path) -> Spec:
+    """
+    Raises:
+        FileNotFoundError: there is none. ValueError: it is no spec.
+    """
+    text = spec_text(path)
+    try:
+        kind = json.loads(text).get("kind")
+    except (ValueError, RecursionError, AttributeError):
+        kind = None  # what is wrong with it, the reader of the oldest kind tells
+    return VLASpec.from_json(text) if kind == vla_spec.KIND else PolicySpec.from_json(text)

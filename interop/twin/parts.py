@@ -1,0 +1,128 @@
+"""An observation's arrays by dotted path, checked against a spec: the inputs of a deployed policy. No jax, no torch."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from interop.twin.kinds import Spec
+from interop.twin.spec import WHOLE, PolicySpec
+from interop.twin.text import Tokenizer
+from interop.twin.vla_spec import NOISE, TOKENIZER, TOKENS, VLASpec
+
+
+def part(obs: Any, path: str, spec: Spec) -> Any:
+    """The observation's array at this dotted path, as it is.
+
+    Raises:
+        ValueError: it is missing; the text names the present arrays, and those that the policy reads.
+    """
+    if not isinstance(obs, Mapping):  # a TensorDict is one
+        if path != WHOLE:
+            raise ValueError(
+                f"the policy reads {', '.join(spec.reads)}, but got one {type(obs).__name__}; give a nest of them"
+            )
+        return obs
+    if path in obs.keys():  # noqa: SIM118  # TensorDict.__contains__ raises
+        return obs[path]
+    found: Any = obs
+    for name in path.split("."):
+        if not isinstance(found, Mapping) or name not in found.keys():  # noqa: SIM118
+            raise ValueError(
+                f"the observation lacks '{path}': it has {', '.join(_paths(obs)) or 'nothing'}; the policy reads "
+                f"{', '.join(spec.reads)}"
+            )
+        found = found[name]
+    return found
+
+
+def check_batch(obs: Any, spec: PolicySpec) -> None:
+    """Refuse parts of different leading axes.
+
+    Raises:
+        ValueError: naming each part's shape.
+    """
+    _batch({name: list(np.shape(part(obs, name, spec))) for name in spec.inputs}, spec)
+
+
+def vla_inputs(
+    spec: VLASpec, tokenizer: Tokenizer, obs: Any, noise: Any, as_array: Callable[[Any, str], Any]
+) -> tuple[list[Any], tuple[int, ...]]:
+    """``spec.inputs`` [B, ...] of an observation, and its leading axes.
+
+    Args:
+        noise: [..., K·A]; None: zeros.
+        as_array: makes an array or tensor of a part, given its name.
+
+    Raises:
+        ValueError: a part that is missing, or of another shape or kind.
+    """
+    leaves = {name: as_array(part(obs, name, spec), name) for name in (*spec.images, *spec.observation)}
+    for name, shape in spec.images.items():
+        x = leaves[name]
+        if str(x.dtype).removeprefix("torch.") != "uint8" or tuple(x.shape[-3:]) != tuple(shape):
+            raise ValueError(
+                f"'{name}' is {x.dtype} {list(x.shape)}, but the policy was made for uint8 with rows, columns and "
+                f"channels {list(shape)}, bytes from 0 to 255; resize it, and do not scale it"
+            )
+    for name, width in spec.observation.items():
+        if len(leaves[name].shape) == 0 or leaves[name].shape[-1] != width:
+            raise ValueError(f"'{name}' is {list(leaves[name].shape)}, the policy was made for {width} numbers")
+    batch = _batch({name: list(x.shape) for name, x in leaves.items()}, spec)
+    leaves[TOKENS] = _tokens(spec, tokenizer, obs, batch)
+    if spec.head == "flow":
+        size = spec.sizes[0]
+        leaves[NOISE] = np.zeros((*batch, size), np.float32) if noise is None else as_array(noise, NOISE)
+        if tuple(leaves[NOISE].shape) != (*batch, size):
+            raise ValueError(f"noise is {list(leaves[NOISE].shape)}, must be {[*batch, size]}")
+    elif noise is not None:
+        raise ValueError("noise was given, but the policy has a Gaussian head, which takes none")
+    return [leaves[name].reshape(-1, *spec.input_shape(name)) for name in spec.inputs], batch
+
+
+def vla_tokenizer(directory: Path, spec: VLASpec) -> Tokenizer:
+    """The tokenizer of an export.
+
+    Raises:
+        FileNotFoundError: there is none. ValueError: it is no tokenizer, or of another policy.
+    """
+    tokenizer = Tokenizer.load(directory / TOKENIZER)
+    if (tokenizer.num_tokens, tokenizer.max_words) != (spec.num_tokens, spec.max_words):
+        raise ValueError(
+            f"{directory / TOKENIZER} has {tokenizer.num_tokens} tokens and {tokenizer.max_words} words, but "
+            f"policy.json is for {spec.num_tokens} and {spec.max_words}: they are of two policies"
+        )
+    return tokenizer
+
+
+def _tokens(spec: VLASpec, tokenizer: Tokenizer, obs: Any, batch: tuple[int, ...]) -> Any:
+    given = isinstance(obs, Mapping) and spec.text in obs.keys()  # noqa: SIM118
+    texts = part(obs, spec.text, spec) if given or spec.instruction is None else spec.instruction
+    if hasattr(texts, "numpy"):  # a tensor of bytes
+        texts = texts.numpy(force=True)
+    tokens = tokenizer.tokens(texts, batch)
+    if spec.sentences:
+        known = np.array(spec.sentence_tokens, np.int32)
+        found = (tokens[..., None, :] == known).all(axis=-1).any(axis=-1)
+        if not found.all():
+            raise ValueError(
+                f"the sentence encoder was asked for {len(spec.sentences)} instructions, and '{spec.text}' has another "
+                f"one; known are {'; '.join(spec.sentences[:3])}{' …' if len(spec.sentences) > 3 else ''}"
+            )
+    return tokens
+
+
+def _batch(shapes: Mapping[str, list[int]], spec: Spec) -> tuple[int, ...]:
+    """The leading axes of parts of these shapes."""
+    leading = [shape[: len(shape) - len(spec.input_shape(name))] for name, shape in shapes.items()]
+    if any(axes != leading[0] for axes in leading):
+        shown = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
+        raise ValueError(f"the observation's parts must be of one batch, got {shown}")
+    return tuple(leading[0])
+
+
+def _paths(obs: Mapping[str, Any]) -> list[str]:
+    """The paths of all arrays."""
+    nested = {str(name): _paths(x) if isinstance(x, Mapping) else [""] for name, x in obs.items()}
+    return [f"{name}.{path}".rstrip(".") for name, paths in nested.items() for path in paths]

@@ -1,0 +1,123 @@
+"""Texts to tokens as ``ejax.policies.vla.words`` does inside a program: by the hash of each word. NumPy only.
+
+    tokenizer = Tokenizer.load(Path("exported/tokenizer.json"))
+    tokenizer.encode("put the red cube in the left zone")  # int32 [max_words]
+
+A word is a run of letters a-z, digits, and bytes beyond ASCII; upper case counts as lower case. Token 0 is padding, 1 a
+word that is not in the vocabulary; words beyond ``max_words`` are cut off.
+"""
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+_PADDING, _UNKNOWN, _FIRST = 0, 1, 2
+_PRIME = 16777619
+_LOWER = bytes(byte + 32 if 65 <= byte <= 90 else byte for byte in range(256))
+_OUTSIDE = bytes(b for b in range(128) if not (97 <= b <= 122 or 48 <= b <= 57))
+_APART = bytes.maketrans(_OUTSIDE, b" " * len(_OUTSIDE))
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """``vocabulary[i]`` is token i + 2."""
+
+    vocabulary: tuple[str, ...]
+    max_words: int
+
+    @staticmethod
+    def from_json(text: str) -> "Tokenizer":
+        """
+        Raises:
+            ValueError: it is no tokenizer, or of another type.
+        """
+        try:
+            raw = json.loads(text)
+            kind, vocabulary, max_words = raw["type"], raw["vocabulary"], raw["max_words"]
+        except (ValueError, RecursionError, TypeError, KeyError) as error:
+            raise ValueError(f"the tokenizer needs type, vocabulary and max_words: {repr(error)[:200]}") from error
+        if kind != "words":
+            raise ValueError(f"the tokenizer is of the type {repr(kind)[:100]}; this interop has 'words'")
+        words = isinstance(vocabulary, list) and all(isinstance(word, str) for word in vocabulary)
+        if not words or type(max_words) is not int or max_words < 1:
+            raise ValueError(
+                f"the tokenizer needs a list of words and max_words >= 1, got {repr(vocabulary)[:100]} and "
+                f"{repr(max_words)[:100]}"
+            )
+        tokenizer = Tokenizer(tuple(vocabulary), max_words)
+        odd = [word for word in vocabulary if words_of(word) != [word.encode()]]
+        if odd or len(tokenizer._number) != len(vocabulary):
+            raise ValueError(f"the tokenizer's words must be single ones in lower case, no two alike, got {odd[:3]}")
+        return tokenizer
+
+    @staticmethod
+    def load(path: Path) -> "Tokenizer":
+        """
+        Raises:
+            FileNotFoundError: there is none. ValueError: see ``from_json``.
+        """
+        if not path.is_file():
+            raise FileNotFoundError(f"there is no {path}, which turns words into tokens; make the export again")
+        return Tokenizer.from_json(path.read_text())
+
+    @property
+    def num_tokens(self) -> int:
+        return _FIRST + len(self.vocabulary)
+
+    def encode(self, text: str | bytes) -> NDArray[np.int32]:
+        """[max_words]: the tokens of a text."""
+        tokens = [self._number.get(_hash(word), _UNKNOWN) for word in words_of(text)[: self.max_words]]
+        return np.array(tokens + [_PADDING] * (self.max_words - len(tokens)), np.int32)
+
+    def tokens(self, texts: Any, batch: tuple[int, ...]) -> NDArray[np.int32]:
+        """[*batch, max_words]
+
+        Args:
+            texts: one text for all rows (str or bytes), or texts in the shape of ``batch``: a nest of lists, an array
+                of str; or an array of bytes, uint8 [*batch, L], as an observation has it.
+
+        Raises:
+            ValueError: something else, or texts of another shape.
+        """
+        if isinstance(texts, str | bytes):
+            return np.broadcast_to(self.encode(texts), (*batch, self.max_words)).copy()
+        array = np.asarray(texts)
+        if array.dtype == np.uint8:
+            rows = [row.tobytes() for row in array.reshape(-1, array.shape[-1])] if array.ndim else None
+            shape = array.shape[:-1]
+        else:
+            rows, shape = array.reshape(-1).tolist(), array.shape
+        if rows is None or shape != batch or not all(isinstance(row, str | bytes) for row in rows):
+            raise ValueError(
+                f"the text must be one str, strs in the shape {list(batch)} of the other parts, or their bytes, uint8 "
+                f"{[*batch, 'L']}; got {array.dtype}{list(array.shape)}"
+            )
+        found = [self.encode(row) for row in rows]
+        return np.array(found, np.int32).reshape(*batch, self.max_words)
+
+    @cached_property
+    def _number(self) -> dict[int, int]:
+        return {_hash(word.encode()): i + _FIRST for i, word in enumerate(self.vocabulary)}
+
+
+def words_of(text: str | bytes) -> list[bytes]:
+    """The words of a text.
+
+    Raises:
+        ValueError: half of a surrogate pair, which UTF-8 does not have.
+    """
+    data = text.encode() if isinstance(text, str) else text
+    return data.translate(_LOWER).translate(_APART).split()
+
+
+def _hash(word: bytes) -> int:
+    """Σ_i b_i·P^i  (mod 2^32)"""
+    total = 0
+    for byte in reversed(word):
+        total = (total * _PRIME + byte) % 2**32
+    return total

@@ -1,0 +1,225 @@
+"""A vision-language-action policy without its weights: what ``ejax.policies.vla.network`` is, as plain data.
+
+Weights come as a ``state_dict`` by the network's own names (``interop.checkpoints.vla_weights``), words as tokens
+(``interop.twin.text``). Adapters are merged into the weights: a spec knows none. No jax, no torch.
+"""
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from interop.twin.spec import EncoderSpec, made, read_spec, spec_text
+
+SCHEMA_VERSION = 1
+KIND = "vla"
+TOKENS = "tokens"
+NOISE = "noise"
+TOKENIZER = "tokenizer.json"
+TEXTS = "texts.json"
+"""Texts with JAX's tokens, to check a tokenizer by."""
+PADDING = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockSpec:
+    """An inverted bottleneck of EfficientNet: 1×1 to ``expand`` times as many channels, depthwise, 1×1."""
+
+    kernel: int
+    stride: int
+    expand: int
+    channels: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageTokensSpec:
+    """What turns a picture into tokens; see the three modules of this name in ``ejax.policies.vla.network``."""
+
+    kind: Literal["keypoints", "patches", "efficientnet"]
+    convolutions: EncoderSpec | None = None
+    """keypoints"""
+    colour: float = 0.0
+    """keypoints: gain of the differences from grey."""
+    sharpness: float = 1.0
+    """keypoints: of the softmax over the pixels."""
+    patch_size: int = 1
+    """patches: pixels."""
+    blocks: tuple[BlockSpec, ...] = ()
+    """efficientnet: behind the stem, a convolution of stride 2."""
+
+    def count(self, shape: tuple[int, int, int]) -> int:
+        """Tokens of a picture [height, width, channels]."""
+        if self.convolutions is not None:
+            return self.convolutions.channels[-1]
+        strides = [2, *(block.stride for block in self.blocks)] if self.blocks else [self.patch_size]
+        height, width = shape[:2]
+        for stride in strides:
+            height, width = -(-height // stride), -(-width // stride)
+        return height * width
+
+    @property
+    def places(self) -> int:
+        """Numbers that stand beside the joint angles."""
+        return 0 if self.convolutions is None else self.convolutions.width
+
+
+@dataclass(frozen=True, kw_only=True)
+class VLASpec:
+    """As ``PolicySpec``, which has the same names for the same things."""
+
+    images: Mapping[str, tuple[int, int, int]]
+    """(height, width, channels) of each image, uint8, in the order of their tokens."""
+    observation: Mapping[str, int]
+    """Width of each array of numbers, in the order in which they are concatenated."""
+    text: str
+    """The part of an observation that is text."""
+    instruction: str | None = None
+    """Of an observation without text."""
+    max_words: int
+    num_tokens: int
+    """Padding, the unknown word, and the vocabulary."""
+    sentences: tuple[str, ...] = ()
+    """Those that a sentence encoder knows, which then stands in for the words; empty: words."""
+    sentence_tokens: tuple[tuple[int, ...], ...] = ()
+    """[S, max_words]: theirs."""
+    sentence_width: int = 0
+    """Numbers of a sentence's embedding."""
+    image_encoder: ImageTokensSpec
+    normalized: bool
+    """(x − mean) / (std + 1e-2) of the numbers, by the statistics in the state_dict."""
+    width: int
+    depth: int
+    num_heads: int
+    mlp_ratio: int
+    horizon: int
+    """K, actions of a decision."""
+    action_dim: int
+    """A, numbers of an action."""
+    head: Literal["flow", "normal"]
+    num_steps: int = 0
+    """flow: from noise to action."""
+    frequencies: tuple[float, ...] = ()
+    """flow: of the time's features, rad."""
+    nearest: float = 0.0
+    """flow: least 1 − τ that is divided by."""
+    log_std_range: tuple[float, float] = (-5.0, 2.0)
+    """normal"""
+    critic_sizes: tuple[int, ...] = ()
+    """Hidden sizes of the value head; empty: there is none. A deployed policy has none."""
+    clip: tuple[tuple[float, ...], tuple[float, ...]] | None = None
+    """(low, high) [K·A] that a deployed action is clipped to."""
+
+    @property
+    def continuous(self) -> bool:
+        return True
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return (self.horizon * self.action_dim,)
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The inputs of a deployed policy, in order."""
+        return (*self.images, *self.observation, TOKENS, *((NOISE,) if self.head == "flow" else ()))
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The outputs of a deployed policy, in order."""
+        return ("action", "unclipped") if self.head == "flow" else ("action", "mean", "log_std")
+
+    @property
+    def numbers(self) -> tuple[str, ...]:
+        return tuple(self.observation)
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The parts of an observation that the inputs are made of."""
+        return (*self.images, *self.observation, *((self.text,) if self.instruction is None else ()))
+
+    @property
+    def unread(self) -> Mapping[str, tuple[int, ...]]:
+        return {}
+
+    def read(self, name: str) -> tuple[int, ...]:
+        """Entries of an array of numbers that the policy reads: all."""
+        return tuple(range(self.observation[name]))
+
+    def input_shape(self, name: str) -> tuple[int, ...]:
+        """Shape of one row of that input."""
+        if name in self.images:
+            return tuple(self.images[name])
+        widths = {TOKENS: self.max_words, NOISE: self.sizes[0]}
+        return (widths[name] if name in widths else self.observation[name],)
+
+    def input_dtype(self, name: str) -> str:
+        if name in self.images:
+            return "uint8"
+        return "int32" if name == TOKENS else "float32"
+
+    def output_shape(self, name: str) -> tuple[int, ...]:
+        """Shape of one row of that output."""
+        del name
+        return self.sizes
+
+    @property
+    def pixels_round(self) -> bool:
+        """Whether what a pixel becomes is rounded: x/127.5 − 1 is, (x − 127)/128 is not."""
+        return self.image_encoder.kind != "efficientnet"
+
+    @property
+    def time(self) -> NDArray[np.float32]:
+        """[S]: each step's time τ. As in JAX, this and what follows from it is rounded to float32."""
+        return np.arange(self.num_steps, dtype=np.float32) * np.float32(1.0 / self.num_steps)
+
+    @property
+    def time_left(self) -> NDArray[np.float32]:
+        """[S]: 1 − τ."""
+        return np.maximum(np.float32(1.0) - self.time, np.float32(self.nearest))
+
+    @property
+    def time_features(self) -> NDArray[np.float32]:
+        """[S, 2·frequencies]: sines, then cosines, of τ."""
+        angle = (self.time[:, None] * np.asarray(self.frequencies, np.float32)).astype(np.float64)
+        return np.concatenate([np.sin(angle), np.cos(angle)], axis=-1).astype(np.float32)
+
+    def to_json(self) -> str:
+        return json.dumps({"schema_version": SCHEMA_VERSION, "kind": KIND, **dataclasses.asdict(self)}, indent=2)
+
+    @staticmethod
+    def from_json(text: str) -> "VLASpec":
+        """
+        Raises:
+            ValueError: of another schema version or kind, or no spec: the text names key and value.
+        """
+        spec: VLASpec = made(VLASpec, read_spec(text, KIND, (SCHEMA_VERSION,)), "")
+        encoder, flow = spec.image_encoder, spec.head == "flow"
+        lacking = [
+            *(["image_encoder.convolutions"] if encoder.kind == "keypoints" and encoder.convolutions is None else []),
+            *(["image_encoder.blocks"] if encoder.kind == "efficientnet" and not encoder.blocks else []),
+            *(["num_steps"] if flow and spec.num_steps < 1 else []),
+            *(["sentence_tokens"] if len(spec.sentences) != len(spec.sentence_tokens) else []),
+            *(["observation"] if not spec.observation else []),
+        ]
+        if lacking:
+            raise ValueError(f"the policy spec lacks {', '.join(lacking)}, which it needs")
+        return spec
+
+    @staticmethod
+    def load(path: Path) -> "VLASpec":
+        """
+        Raises:
+            FileNotFoundError: there is none. ValueError: see ``from_json``.
+        """
+        return VLASpec.from_json(spec_text(path))
+
+
+def same_padding(length: int, kernel: int, stride: int) -> tuple[int, int]:
+    """Zeros before and behind, as TensorFlow's "SAME"."""
+    missing = max((math.ceil(length / stride) - 1) * stride + kernel - length, 0)
+    return missing // 2, missing - missing // 2
