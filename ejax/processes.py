@@ -250,6 +250,12 @@ class Channel:
         with suppress(jax.errors.JaxRuntimeError):
             self._beat()
 
+    def look_for_missing(self, error: BaseException) -> None:
+        """Inside ``watching``, after an error that another process's end may have caused: give the time in which it
+        would be missed, and this process ended with its name."""
+        self._say(f"ejax: {str(error).partition(chr(10))[0]}; looking whether another process is gone")
+        time.sleep(_GONE_S + 3 * _BEAT_S)
+
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Inside, this process ends, with a message that names whom it missed, where another is dead or hangs.

@@ -145,6 +145,18 @@ def test_a_process_that_is_gone_or_hangs_is_named(
     assert not texts if said is None else re.search(said, texts[0])
 
 
+def test_a_process_whose_end_broke_the_devices_messages_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "_client", lambda: Service(alive=False, begun=1))
+    monkeypatch.setattr(processes, "_BEAT_S", 0.01)
+    monkeypatch.setattr(processes, "_GONE_S", 0.2)
+    texts: list[str] = []
+    channel = Channel(timeout_s=60.0, leave=lambda code: None, say=texts.append)
+    with channel.watching():
+        time.sleep(0.05)
+        channel.look_for_missing(RuntimeError("connection reset"))
+    assert "connection reset" in texts[0] and "process 1 on node7 has given no sign of life" in texts[1]
+
+
 class Board:
     """The coordination service's keys and values, for one process that plays several."""
 

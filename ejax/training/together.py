@@ -55,6 +55,8 @@ def leading(config: RunConfig) -> Iterator[Channel | None]:
                 raise ConfigError([Problem("trainer.distributed", f"{text}; give true")])
             yield channel
         except BaseException as error:
+            if isinstance(error, jax.errors.JaxRuntimeError):
+                channel.look_for_missing(error)
             channel.tell("end", error=f"{type(error).__name__}: {error}")
             raise
         channel.tell("end", error=None)
@@ -118,9 +120,11 @@ def follow(config: RunConfig, *, owns_process: bool = False) -> tuple[Place, Sta
     with channel.watching(), interruptible():
         try:
             return _follow(channel, owns_process)
-        except (ProcessesError, jax.errors.JaxRuntimeError):  # of another process's end, which is named by its silence
+        except ProcessesError:
             raise
         except BaseException as error:
+            if isinstance(error, jax.errors.JaxRuntimeError):
+                channel.look_for_missing(error)
             channel.fail(f"{type(error).__name__}: {error}")
             raise
 
