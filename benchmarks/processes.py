@@ -136,7 +136,8 @@ def go_on(config: Path, counts: list[int], folder: Path) -> None:
     for first, then in [(counts[0], counts[0]), *zip(counts, [*counts[1:], counts[0]], strict=True)]:
         name = f"{first}_then_{then}"
         (output := folder / f"go_on_{name}").mkdir()
-        settings = ["--config", str(config), *COLLECTORS["host"]]
+        # a schedule's horizon is the updates that a run is begun with, unless it is given
+        settings = ["--config", str(config), *COLLECTORS["host"], "algorithm.cfg.lr_scheduler.kwargs.total_iters=12"]
         begun = Job(first, output, *settings, f"trainer.iterations={12 if first == then else 8}")
         check(begun.wait(), begun)
         if first != then:
