@@ -132,8 +132,9 @@ def _draw_sentences(path: Path) -> None:
     import matplotlib.pyplot as plt
     import numpy as np
 
-    from ejax.envs.place_instructions import COLOURS, MEANING, ZONES, encode
+    from ejax.envs.place_instructions import COLOURS, LENGTH, MEANING, ZONES
     from ejax.experts.instructed_place import CAMERA, InstructedPlaceExpert, make_task
+    from ejax.text import as_bytes
 
     env = make_task().env
     one = env.reset(jax.random.key(1))[0]
@@ -143,7 +144,7 @@ def _draw_sentences(path: Path) -> None:
     state = jax.tree.map(lambda x: jnp.stack([x] * len(texts)), one).replace(
         target_cube=jnp.array([colours.index(colour) for colour, _ in wanted]),
         target_zone=jnp.array([ZONES.index(zone) for _, zone in wanted]),
-        instruction=jnp.stack([jnp.asarray(encode(text)) for text in texts]),
+        instruction=jnp.stack([jnp.asarray(as_bytes(text, LENGTH)) for text in texts]),
     )
     camera = CAMERA._replace(effects=True)
     pictures = [("before", env.render(one, 320, 240, camera))]

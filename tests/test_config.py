@@ -553,6 +553,7 @@ BAD_OVERRIDES = {
     "policy.vla_config.model_path=a.pth": "vla_config.*belongs to the policy vla, not to actor_critic",
     "policy.name=vla": "policy.vla_config.*is missing: vla needs",
     "policy={name: vla, vla_config: {model_config: {widht: 8}}}": "vla_config.model_config.widht.*Did you mean 'width'",
+    "policy={name: vla, vla_config: {}, squash_actions: true}": "policy.squash_actions: vla does not have it",
     "policy={name: vla, vla_config: {robot_type: CobotMagic}}": "vla_config.robot_type.*belongs to EmbodiChain's model",
     "policy={name: actor_only, critic: {hidden_sizes: [8]}}": "policy.actor: is missing: actor_only needs",
     "policy.action_dim=3": r"policy.action_dim .*got 3, but the env's actions have 2; give 2, or leave it out",

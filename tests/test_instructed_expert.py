@@ -15,10 +15,11 @@ from ejax.data.record import record
 from ejax.data.rows import check_episode
 from ejax.data.task import flatten
 from ejax.envs.instructed_place import SCENE
-from ejax.envs.place_instructions import COLOURS, MEANING, ZONES, decode
+from ejax.envs.place_instructions import COLOURS, MEANING, ZONES
 from ejax.experts.instructed_place import make_task
 from ejax.experts.task import Attempts, ScriptedTask
 from ejax.registry import place_of_task
+from ejax.text import as_text
 
 SEED = 7
 NUM_ENVS = 64
@@ -112,7 +113,7 @@ def test_kept_episodes_have_the_sentence_as_task_and_its_bytes_in_every_frame(
     for index in range(len(reader)):
         episode, text = reader[index], reader.instruction(index)
         told = flatten(episode.frames)["obs/instruction"]
-        assert told.dtype == np.uint8 and {decode(frame) for frame in told} == {text}
+        assert told.dtype == np.uint8 and {as_text(frame) for frame in told} == {text}
         assert episode.fields["instruction"] == text.encode()
     assert {reader.instruction(index) for index in range(len(reader))} == set(tasks)
 

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from ejax.envs.action_chunk import ActionChunk
 from ejax.envs.description import describe
 from ejax.envs.instructed_place import (
     CUBE_DISTANCE,
@@ -28,12 +29,12 @@ from ejax.envs.place_instructions import (
     MEANING,
     WORDINGS,
     ZONES,
-    decode,
-    encode,
     pairs,
     wordings,
 )
+from ejax.envs.rendered import RenderedEnv
 from ejax.registry import resolve
+from ejax.text import as_text
 from ejax.types import CameraView
 
 KEY = jax.random.key(0)
@@ -63,23 +64,15 @@ def meant(state: InstructedPlaceState) -> list[tuple[str, str]]:
 
 
 def said(obs: dict[str, np.ndarray]) -> list[tuple[str, str]]:
-    return [MEANING[decode(data)] for data in obs["instruction"]]
+    return [MEANING[as_text(data)] for data in obs["instruction"]]
 
 
 def test_every_text_is_unique_and_fits() -> None:
     assert len(MEANING) == len(WORDINGS) * len(COLOURS) * len(ZONES) and BYTES.shape[-1] == LENGTH == 64
     assert all(len(text.encode()) <= 63 and text == text.lower() and text.isascii() for text in MEANING)
-    assert {decode(data) for data in BYTES.reshape(-1, LENGTH)} == set(MEANING)
+    assert {as_text(data) for data in BYTES.reshape(-1, LENGTH)} == set(MEANING)
     for text, pair in MEANING.items():
         assert [word for word in text.split() if word in {*COLOURS, *ZONES}] in (list(pair), list(pair)[::-1])
-
-
-def test_bytes_are_the_text_and_its_text_is_what_was_encoded() -> None:
-    assert encode("put it").tobytes() == b"put it" + 58 * b"\0" and decode(encode("grün")) == "grün"
-    with pytest.raises(ValueError, match="at most 63 bytes"):
-        encode("x" * 64)
-    with pytest.raises(ValueError, match="none of them 0"):
-        encode("a\0b")
 
 
 def test_what_is_kept_for_testing_is_not_asked_for_in_training() -> None:
@@ -102,9 +95,17 @@ def test_a_wording_for_testing_has_one_or_two_words_that_training_lacks_at_most(
 
 def test_the_instructions_are_those_of_training_whatever_is_drawn(drawn: Any) -> None:
     _, obs = drawn
-    assert list(ENV.instructions) == sorted({decode(data) for data in obs["instruction"]})
+    assert list(ENV.instructions) == sorted({as_text(data) for data in obs["instruction"]})
     others = ({"wordings": "held_out"}, {"pairs": "all"}, {"instruction": "shuffled"})
     assert {InstructedPlaceRL(**each).instructions for each in others} == {ENV.instructions}  # type: ignore[arg-type]
+
+
+def test_the_texts_for_testing_are_all_others_and_wrappers_pass_them_on() -> None:
+    assert set(ENV.held_out_instructions) | set(ENV.instructions) == set(MEANING)
+    assert not set(ENV.held_out_instructions) & set(ENV.instructions)
+    rendered = RenderedEnv("InstructedPlaceRL", action_chunk=2, renderer="raycast")
+    assert rendered.held_out_instructions == ENV.held_out_instructions
+    assert ActionChunk(ENV, 2).held_out_instructions == ENV.held_out_instructions
 
 
 def test_an_episode_starts_with_two_cubes_apart_and_three_zones_that_are_free(drawn: Any) -> None:
@@ -161,8 +162,8 @@ def test_the_splits_are_drawn_as_named(split: Any) -> None:
     asked = {(NAMES[colour], ZONES[zone]) for colour, zone in pairs(split)}
     assert set(meant(state)) == asked and said(obs) == meant(state)
     texts = {WORDINGS[i].format(colour=c, zone=z) for i in wordings(split) for c, z in asked}
-    assert {decode(data) for data in obs["instruction"]} <= texts
-    assert len({decode(data) for data in obs["instruction"]}) == len(texts)
+    assert {as_text(data) for data in obs["instruction"]} <= texts
+    assert len({as_text(data) for data in obs["instruction"]}) == len(texts)
 
 
 def test_a_shuffled_instruction_is_right_in_one_of_six_episodes(drawn: Any) -> None:

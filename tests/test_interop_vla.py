@@ -19,7 +19,8 @@ from ejax.evaluation import evaluate
 from ejax.policies.vla.config import VLAConfig
 from ejax.policies.vla.loading import load_parts
 from ejax.policies.vla.policy import VLAPolicy, make
-from ejax.policies.vla.words import Words, as_bytes
+from ejax.policies.vla.words import Words
+from ejax.text import as_bytes
 from ejax.types import Params, Timestep
 from ejax.weights import WeightsError
 from interop.artefacts.formats import FORMATS

@@ -21,6 +21,7 @@ LAYERS = [
             "problems",
             "sections",
             "shorten",
+            "text",
             "values",
             "weights",
             "video",

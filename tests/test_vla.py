@@ -16,8 +16,9 @@ from ejax.distributions import Normal, executed, kept
 from ejax.policies.vla.config import HeadConfig, VLAConfig
 from ejax.policies.vla.flow import FlowChunk, FlowSpec
 from ejax.policies.vla.policy import VLAPolicy, make
-from ejax.policies.vla.words import Words, as_bytes, as_text, split, vocabulary_of
+from ejax.policies.vla.words import Words, split, vocabulary_of
 from ejax.rollout import make_rollout
+from ejax.text import as_bytes
 from ejax.types import Array, Params, PyTree, Timestep
 
 TEXTS = ("put the red cube in the left zone", "Move the blue-block to the right, please!", "é 12cube", " .", "")
@@ -34,18 +35,12 @@ def test_words_of_a_text() -> None:
     assert split("Put the RED-cube, é12!") == ["put", "the", "red", "cube", "é12"]
     words = Words(("cube", "red"), max_words=4)
     assert words.encode("a red cube").tolist() == [1, 3, 2, 0]
-    assert as_text(as_bytes("déjà", 8)) == "déjà"
 
 
 @pytest.mark.parametrize(("words", "complaint"), [(("Red",), "no single words"), (("a", "a"), "twice")])
 def test_a_vocabulary_of_other_than_words_is_refused(words: tuple[str, ...], complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         Words(words)
-
-
-def test_a_text_that_does_not_fit_is_refused() -> None:
-    with pytest.raises(ValueError, match="at most 3 bytes"):
-        as_bytes("long", 3)
 
 
 @dataclass(frozen=True)
@@ -317,6 +312,8 @@ def test_an_instruction_of_the_config_stands_in_for_one_of_the_observation() -> 
         ({}, 4, "inference_horizon 4 does not divide"),
         ({"width": 10, "num_heads": 4}, K, "multiple of 2 x num_heads"),
         ({"image_encoder": {"typ": "patches"}}, K, "typ"),
+        ({"images": ["state"]}, K, r"'state' must be uint8 \[H, W, 3\]"),
+        ({"text_encoder": {"max_words": 7}}, K, "max_words is 7, but an instruction has 8 words: 'put the red"),
     ],
 )
 def test_a_config_that_does_not_fit_is_refused(model: dict[str, Any], horizon: int, complaint: str) -> None:

@@ -201,18 +201,16 @@ def chunk_targets(action: Array, size: int, frame: Array | None = None) -> tuple
     Args:
         action: [B, C, A], of successive frames.
         size: K, actions of a chunk.
-        frame: [B, F], the frames that chunks begin at. None: all.
+        frame: [B, F], the frames that chunks begin at. None: all, F = C.
 
     Returns:
-        Targets [B, C, K, A], those beyond the window repeat its last action; known [B, C, K] float32, 1 inside it.
+        Targets [B, F, K, A], those beyond the window repeat its last action; known [B, F, K] float32, 1 inside it.
     """
-    num_frames = action.shape[1]
+    num_rows, num_frames = action.shape[:2]
     if frame is None:
-        at = jnp.arange(num_frames)[:, None] + jnp.arange(size)[None]
-        known = jnp.broadcast_to(at < num_frames, (action.shape[0], *at.shape)).astype(jnp.float32)
-        return action[:, jnp.minimum(at, num_frames - 1)], known
+        frame = jnp.broadcast_to(jnp.arange(num_frames), (num_rows, num_frames))
     each = frame[..., None] + jnp.arange(size)[None, None]
-    rows = jnp.arange(len(action))[:, None, None]
+    rows = jnp.arange(num_rows)[:, None, None]
     return action[rows, jnp.minimum(each, num_frames - 1)], (each < num_frames).astype(jnp.float32)
 
 

@@ -377,6 +377,12 @@ def _sizes(config: RunConfig) -> Iterator[Problem]:
         yield Problem("trainer.num_eval_episodes", "got 0 with enable_eval; give 1 or more, or enable_eval: false")
 
 
+_NOT_OF_VLA = (
+    *("actor", "critic", "initial_log_std", "log_std_range"),
+    *("squash_actions", "critic_obs_normalization", "obs_groups"),
+)
+
+
 def _networks(policy: PolicyConfig) -> Iterator[Problem]:
     """Networks that the policy lacks, and log_std."""
     low, high = policy.log_std_range
@@ -394,6 +400,12 @@ def _networks(policy: PolicyConfig) -> Iterator[Problem]:
             else (f"belongs to the policy vla, not to {policy.name}; leave it out")
         )
         yield Problem("policy.vla_config", text)
+    elif policy.name == "vla":
+        for name in _NOT_OF_VLA:
+            if getattr(policy, name) != PolicyConfig.model_fields[name].default:
+                yield Problem(
+                    f"policy.{name}", "vla does not have it: its parts are in policy.vla_config; leave it out"
+                )
     if policy.init_from is not None and policy.vla_config is not None and policy.vla_config.model_path is not None:
         yield Problem("policy.init_from", "got both it and vla_config.model_path; keep one")
     if policy.name not in ("actor_critic", "actor_only"):

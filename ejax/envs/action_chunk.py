@@ -52,6 +52,11 @@ class ActionChunk:
         return getattr(self.env, "instructions", ())
 
     @property
+    def held_out_instructions(self) -> tuple[str, ...]:
+        """Texts for testing alone."""
+        return getattr(self.env, "held_out_instructions", ())
+
+    @property
     def max_episode_steps(self) -> int:
         return -(-self.env.max_episode_steps // self.size)
 

@@ -34,14 +34,15 @@ from ejax.envs.place_instructions import (
     BYTES,
     COLOURS,
     LENGTH,
+    MEANING,
     ZONES,
     Split,
     check_split,
-    decode,
     pairs,
     wordings,
 )
 from ejax.finite import all_finite
+from ejax.text import as_text
 from ejax.types import Array, CameraView, Key, Timestep
 
 CUBES = ("cube_1", "cube_2")
@@ -157,7 +158,12 @@ class InstructedPlaceRL:
     def instructions(self) -> tuple[str, ...]:
         """Every text of training, sorted, whatever is drawn here: the words that a policy knows."""
         said = (BYTES[wording, colour, zone] for wording in wordings("train") for colour, zone in pairs("train"))
-        return tuple(sorted(decode(data) for data in said))
+        return tuple(sorted(as_text(data) for data in said))
+
+    @property
+    def held_out_instructions(self) -> tuple[str, ...]:
+        """Every text that training does not have, sorted: for encoders that are asked once for each text."""
+        return tuple(sorted(set(MEANING) - set(self.instructions)))
 
     @property
     def description(self) -> EnvDescription:
@@ -252,7 +258,7 @@ class InstructedPlaceRL:
 
     def caption(self, state: InstructedPlaceState) -> str:
         """The instruction, for videos."""
-        return decode(state.instruction)
+        return as_text(state.instruction)
 
     def render(
         self, state: InstructedPlaceState, width: int = 640, height: int = 480, camera: CameraView | None = None

@@ -4,12 +4,12 @@ Some wordings, and some pairs of colour and zone, are kept for testing. Each wor
 training asks for, and a wording for testing is made of known words but for one or two.
 """
 
-from collections.abc import Iterable
 from types import MappingProxyType
 from typing import Literal, get_args
 
 import numpy as np
-from numpy.typing import NDArray
+
+from ejax.text import as_bytes
 
 Split = Literal["train", "held_out", "all"]
 
@@ -44,24 +44,7 @@ _HELD_OUT_WORDINGS = (
 )
 WORDINGS = (*_TRAIN_WORDINGS, *_HELD_OUT_WORDINGS)
 LENGTH = 64
-"""Bytes of an instruction in an observation: UTF-8, and at least one zero after it."""
-
-
-def encode(text: str) -> NDArray[np.uint8]:
-    """[64]: the text's bytes, zeros after it.
-
-    Raises:
-        ValueError: it is too long, or has a zero in it.
-    """
-    data = text.encode()
-    if len(data) >= LENGTH or b"\0" in data:
-        raise ValueError(f"an instruction has at most {LENGTH - 1} bytes, none of them 0; got {data!r}")
-    return np.frombuffer(data.ljust(LENGTH, b"\0"), np.uint8)
-
-
-def decode(data: Iterable[int]) -> str:
-    """The text of bytes [64]."""
-    return bytes(np.asarray(data, np.uint8)).rstrip(b"\0").decode()
+"""Bytes of an instruction in an observation."""
 
 
 def wordings(split: Split) -> tuple[int, ...]:
@@ -86,7 +69,9 @@ def _belongs(held_out: bool, split: Split) -> bool:
     return split == "all" or held_out == (split == "held_out")
 
 
-BYTES = np.array([[[encode(wording.format(colour=c, zone=z)) for z in ZONES] for c in COLOURS] for wording in WORDINGS])
+BYTES = np.array(
+    [[[as_bytes(said.format(colour=c, zone=z), LENGTH) for z in ZONES] for c in COLOURS] for said in WORDINGS]
+)
 """[wordings, colours, zones, 64] uint8: every instruction."""
 MEANING = MappingProxyType({w.format(colour=c, zone=z): (c, z) for w in WORDINGS for c, z in _PAIRS})
 """Text -> the colour and the zone that it names."""

@@ -143,6 +143,11 @@ class RenderedEnv:
         return getattr(self.drawn, "instructions", ())
 
     @property
+    def held_out_instructions(self) -> tuple[str, ...]:
+        """Texts for testing alone."""
+        return getattr(self.drawn, "held_out_instructions", ())
+
+    @property
     def max_episode_steps(self) -> int:
         return self._stepped.max_episode_steps
 

@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 
 from ejax.envs.instructed_place import SCENE, InstructedPlaceRL
-from ejax.envs.place_instructions import ZONES, decode
+from ejax.envs.place_instructions import ZONES
 from ejax.envs.rendered import Renderer
 from ejax.experts.pick_place import CARE, SEGMENTS, follow_plan, vary_plan
 from ejax.experts.task import Rows, ScriptedTask
+from ejax.text import as_text
 from ejax.types import CameraView
 
 CAMERA = CameraView(eye=(-1.3, -0.15, 0.9), target=(-0.645, -0.15, 0.04), fovy=42.0, effects=False)
@@ -51,7 +52,7 @@ class InstructedPlaceExpert:
 
     def instruct(self, rng: np.random.Generator, obs: Mapping[str, Rows]) -> list[str]:
         del rng  # the environment has chosen the words
-        return [decode(each) for each in obs["instruction"]]
+        return [as_text(each) for each in obs["instruction"]]
 
 
 def make_task(

@@ -1,4 +1,4 @@
-"""A task that is over at once to compile: a picture, an instruction and numbers in, chunks of two actions out."""
+"""A task that compiles quickly: a picture, an instruction and numbers in, chunks of two actions out."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from ejax.envs.place_instructions import encode
+from ejax.text import as_bytes
 from ejax.types import Array, Key, PyTree, Timestep
 
 TEXTS = ("go left", "go right")
@@ -29,8 +29,6 @@ class PictureTask:
     """A point [2] that actions move; success is to be on the side that the text says, after three decisions."""
 
     action_chunk: int = CHUNK
-    nan_beyond: float = 1e9
-    """A place farther away is not finite."""
 
     @property
     def observation_space(self) -> gymnasium.spaces.Dict:
@@ -64,7 +62,6 @@ class PictureTask:
         if action.shape != self.action_space.shape:
             raise ValueError(f"an action has shape {self.action_space.shape}, got {action.shape}")
         place = state.place + 0.1 * action.reshape(-1, 2).sum(axis=0)
-        place = jnp.where(jnp.abs(place) > self.nan_beyond, jnp.nan, place)
         state = replace(state, place=place, count=state.count + 1)
         side = jnp.where(state.told == 0, -place[0], place[0])
         done = state.count >= self.max_episode_steps
@@ -75,5 +72,5 @@ class PictureTask:
 
     def _observe(self, state: State) -> PyTree:
         image = jnp.broadcast_to(jnp.uint8(state.count * 10), (8, 8, 3))
-        texts = jnp.asarray(np.stack([encode(text) for text in TEXTS]))
+        texts = jnp.asarray(np.stack([as_bytes(text, 64) for text in TEXTS]))
         return {"image": image, "instruction": texts[state.told], "state": state.place}

@@ -45,8 +45,9 @@ class TextEncoderConfig(BaseModel):
     model_config = _STRICT
     type: Literal["words", "minilm"] = "words"
     """``words``: an embedding for each word. ``minilm``: a frozen sentence encoder, asked once for each instruction
-    that the environment can give; others are refused."""
+    that the environment can give, in training and in testing; any other one is zeros to the policy."""
     max_words: PositiveInt = 16
+    """Tokens of an instruction. An environment's instructions must fit; of others, words beyond are not read."""
     vocabulary: tuple[str, ...] | None = None
     """words: those that have an embedding; all others share one. None: of the environment's instructions."""
     weights: str | None = None

@@ -17,8 +17,9 @@ from ejax.policies.actor_only import clip_like_torch
 from ejax.policies.vla.config import ModelConfig, VLAConfig
 from ejax.policies.vla.flow import FlowChunk, FlowSpec
 from ejax.policies.vla.network import Context, VLANetwork
-from ejax.policies.vla.words import Words, as_bytes, vocabulary_of
+from ejax.policies.vla.words import Words, split, vocabulary_of
 from ejax.registry import resolve
+from ejax.text import as_bytes
 from ejax.types import Array, Key, Params, PyTree
 
 _LORA = ("lora_a", "lora_b")
@@ -173,7 +174,8 @@ def make(
         held_out_instructions: those for testing.
 
     Raises:
-        ValueError: a horizon that the actions are no multiple of, parts that the observation lacks, no words.
+        ValueError: a horizon that the actions are no multiple of, parts that the observation lacks, pictures of another
+            type, no words, an instruction of too many.
     """
     if vla_config.model_class is not None:
         return _make_own(vla_config, action_space, observation_space)
@@ -191,6 +193,10 @@ def make(
     if missing:
         there = f"there is {', '.join(parts)}" if parts else "it is one array without names"
         raise ValueError(f"model_config names {', '.join(missing)}, but the observation has none: {there}")
+    for name in model.images:
+        shape = parts[name].shape or ()
+        if parts[name].dtype != np.uint8 or len(shape) != 3 or shape[-1] != 3:
+            raise ValueError(f"model_config.images: '{name}' must be uint8 [H, W, 3], got {parts[name]}")
     fixed = vla_config.instruction
     if fixed is None and model.text not in parts:
         raise ValueError(
@@ -201,6 +207,12 @@ def make(
     words = model.text_encoder.vocabulary or vocabulary_of(said if whole_sentences or fixed else instructions)
     if not words:
         raise ValueError("there are no words: give model_config.text_encoder.vocabulary, or vla_config.instruction")
+    longest = max(said, key=lambda text: len(split(text)), default="")
+    if len(split(longest)) > model.text_encoder.max_words:
+        raise ValueError(
+            f"model_config.text_encoder.max_words is {model.text_encoder.max_words}, but an instruction has "
+            f"{len(split(longest))} words: {longest!r}; give at least as many"
+        )
     return VLAPolicy(
         model,
         horizon,

@@ -101,23 +101,6 @@ def vocabulary_of(texts: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted({word for text in texts for word in split(text)}))
 
 
-def as_bytes(text: str, length: int) -> NDArray[np.uint8]:
-    """A text as an observation has it: uint8 [length].
-
-    Raises:
-        ValueError: it is longer, or holds a zero.
-    """
-    data = text.encode()
-    if len(data) > length or 0 in data:
-        raise ValueError(f"an instruction must have at most {length} bytes and no zero, got {len(data)}: {text[:80]!r}")
-    return np.frombuffer(data.ljust(length, b"\0"), np.uint8).copy()
-
-
-def as_text(data: NDArray[np.uint8]) -> str:
-    """The inverse of ``as_bytes``."""
-    return bytes(data).rstrip(b"\0").decode(errors="replace")
-
-
 _LOWER = bytes(byte + 32 if 65 <= byte <= 90 else byte for byte in range(256))
 
 
