@@ -28,9 +28,17 @@ class InstructedPlaceExpert:
     """The plan of ``PickPlaceExpert`` for the cube and the zone that are meant, which it reads from ``scene``.
 
     So it does the right thing whatever the instruction says.
+
+    Args:
+        variety: see ``vary_plan``; 0 is one style, in which nothing depends on what cannot be seen.
     """
 
     env: InstructedPlaceRL
+    variety: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.variety <= 1.0:
+            raise ValueError(f"variety must be in [0, 1], got {self.variety}")
 
     @property
     def segments(self) -> tuple[str, ...]:
@@ -41,7 +49,7 @@ class InstructedPlaceExpert:
         return CARE
 
     def vary(self, rng: np.random.Generator, num_envs: int) -> Mapping[str, Rows]:
-        return vary_plan(rng, num_envs, lowest=_CARRY_HEIGHT)
+        return vary_plan(rng, num_envs, lowest=_CARRY_HEIGHT, variety=self.variety)
 
     def act(self, obs: Mapping[str, Rows], segment: Rows, variation: Mapping[str, Rows]) -> tuple[Rows, Rows]:
         scene, row = obs["scene"], np.arange(len(segment))
@@ -59,6 +67,7 @@ def make_task(
     env: Mapping[str, Any] | None = None,
     num_envs: int = 16,
     noise: float = 0.15,
+    variety: float = 1.0,
     image_size: Sequence[int] | None = None,
     camera: CameraView | Mapping[str, Any] = CAMERA,
     renderer: Renderer = "mujoco",
@@ -68,12 +77,13 @@ def make_task(
 
     Args:
         env: fields of InstructedPlaceRL.
+        variety: see ``InstructedPlaceExpert``.
         num_envs, noise, image_size, camera, renderer, wrist: see ``ScriptedTask``.
     """
     task = InstructedPlaceRL(**{"physics": "mujoco", **(env or {})})
     return ScriptedTask(
         task,
-        InstructedPlaceExpert(task),
+        InstructedPlaceExpert(task, variety),
         num_envs=num_envs,
         noise=noise,
         image_size=image_size,

@@ -61,17 +61,25 @@ class PickPlaceExpert:
         return phrase(rng, WORDINGS, obs[:, 14:16] - np.array(self.env.goal_position))
 
 
-def vary_plan(rng: np.random.Generator, num_envs: int, lowest: float = 0.10) -> dict[str, Rows]:
+def vary_plan(
+    rng: np.random.Generator, num_envs: int, lowest: float = 0.10, variety: float = 1.0
+) -> dict[str, Rows]:
     """Variation for ``follow_plan``.
 
     Args:
         lowest: m, of the heights that the cube is carried at.
+        variety: of each range, the part about its middle that is drawn from, in [0, 1].
     """
+
+    def draw(low: float, high: float, *size: int) -> Rows:
+        x, middle = rng.uniform(low, high, (num_envs, *size)), 0.5 * (low + high)
+        return x if variety == 1.0 else middle + variety * (x - middle)
+
     return {
-        "speed": rng.uniform(0.6, 1.0, num_envs),  # of the largest step
-        "hover": rng.uniform(0.08, 0.14, num_envs),  # m above the cube
-        "carry_height": rng.uniform(lowest, 0.18, num_envs),  # m
-        "place": rng.uniform(-0.012, 0.012, (num_envs, 2)),  # m from the middle of the goal
+        "speed": draw(0.6, 1.0),  # of the largest step
+        "hover": draw(0.08, 0.14),  # m above the cube
+        "carry_height": draw(lowest, 0.18),  # m
+        "place": draw(-0.012, 0.012, 2),  # m from the middle of the goal
     }
 
 
