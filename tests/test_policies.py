@@ -25,6 +25,7 @@ from ejax.policies import (
     get_action,
     get_value,
 )
+from ejax.policies.mlp import dense_product
 from ejax.policies.normalize import update_normalizer
 from ejax.policies.observations import flatten_observation, select_observation
 from ejax.rollout import reset, unroll
@@ -114,6 +115,18 @@ def test_activations_are_torchs(name: str, formula: Callable[..., Any]) -> None:
     params = {"linear_0": {"kernel": jnp.eye(1), "bias": jnp.zeros(1)}}
     output = MLP(config, 1).apply({"params": params}, x)
     np.testing.assert_allclose(output[:, 0], [formula(v) for v in x[:, 0].tolist()], rtol=1e-5, atol=1e-6)
+
+
+def test_the_precision_of_float32_products_does_not_widen_those_of_bfloat16() -> None:
+    def total(x: jax.Array, w: jax.Array) -> jax.Array:
+        return dense_product(x, w).sum().astype(jnp.float32)
+
+    shape = jax.ShapeDtypeStruct((4, 4), jnp.bfloat16)
+    with jax.default_matmul_precision("TF32_TF32_F32"):
+        traced = jax.jit(jax.grad(total, argnums=(0, 1))).trace(shape, shape)
+        text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    products = [line for line in text.splitlines() if "dot_general" in line]
+    assert len(products) == 2 and all("tensor<4x4xf32>" not in line for line in products)
 
 
 def test_an_unknown_activation_is_refused() -> None:

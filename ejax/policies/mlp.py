@@ -115,28 +115,37 @@ def dense_product(x: Array, w: Array, *args: Any, **kwargs: Any) -> Array:
     return _product(x, w)
 
 
+def own_precision(x: Array) -> jax.lax.Precision | None:
+    """How to multiply x: a run's ``matmul_precision`` is for float32, and would widen bfloat16."""
+    return jax.lax.Precision.DEFAULT if x.dtype == jnp.bfloat16 else None
+
+
 @jax.custom_vjp
 def _product(x: Array, w: Array) -> Array:
     """x·w, whose xᵀ·dy transposes x in memory on a CPU: XLA has no fast kernel for a product over both first axes."""
-    return x @ w
+    return jnp.matmul(x, w, precision=own_precision(x))
 
 
 def _product_forward(x: Array, w: Array) -> tuple[Array, tuple[Array, Array]]:
-    return x @ w, (x, w)
+    return jnp.matmul(x, w, precision=own_precision(x)), (x, w)
 
 
 def _product_backward(residuals: tuple[Array, Array], dy: Array) -> tuple[Array, Array]:
     x, w = residuals
+    precision = own_precision(x)
     rows, dy_rows = x.reshape(-1, x.shape[-1]), dy.reshape(-1, dy.shape[-1])
 
     def plain(x: Array, dy: Array) -> Array:
-        return x.T @ dy
+        return jnp.matmul(x.T, dy, precision=precision)
 
     def transposed(x: Array, dy: Array) -> Array:
-        return jax.lax.optimization_barrier(x.T) @ dy  # without the barrier XLA folds the transpose into the product
+        # without the barrier XLA folds the transpose into the product
+        return jnp.matmul(jax.lax.optimization_barrier(x.T), dy, precision=precision)
 
     on_cpu = transposed if w.shape[-1] > 1 else plain  # for one column the product is a matrix times a vector: fast
-    return dy @ w.T, jax.lax.platform_dependent(rows, dy_rows, cpu=on_cpu, default=plain)
+    return jnp.matmul(dy, w.T, precision=precision), jax.lax.platform_dependent(
+        rows, dy_rows, cpu=on_cpu, default=plain
+    )
 
 
 _product.defvjp(_product_forward, _product_backward)

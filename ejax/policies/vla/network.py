@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ejax.policies.mlp import MLP, NetworkConfig, dense_product
+from ejax.policies.mlp import MLP, NetworkConfig, dense_product, own_precision
 from ejax.policies.normalize import ObsNormalizer
 from ejax.policies.observations import flatten_observation
 from ejax.policies.pretrained.efficientnet import EfficientNetLite0
@@ -98,10 +98,11 @@ class Block(nn.Module):
             keys = jnp.concatenate([past[0], key], axis=1)
             values = jnp.concatenate([past[1], value], axis=1)
             there = jnp.concatenate([past[2], present], axis=1)
-        score = jnp.einsum("bthd,bshd->bhts", query, keys).astype(x.dtype) / math.sqrt(heads[-1])
+        einsum = partial(jnp.einsum, precision=own_precision(query))
+        score = einsum("bthd,bshd->bhts", query, keys).astype(x.dtype) / math.sqrt(heads[-1])
         score = jnp.where(there[:, None, None], score, -1e30)
         share = jax.nn.softmax(score, axis=-1).astype(values.dtype)
-        mixed = jnp.einsum("bhts,bshd->bthd", share, values).reshape(*x.shape[:2], c.width)
+        mixed = einsum("bhts,bshd->bthd", share, values).reshape(*x.shape[:2], c.width)
         x = x + linear(c.width, name="out")(mixed).astype(x.dtype)
         normed = nn.LayerNorm(epsilon=1e-5, name="norm_mlp")(x)
         hidden = jax.nn.gelu(linear(c.mlp_ratio * c.width, name="mlp_in")(normed), approximate=True)
