@@ -25,7 +25,7 @@ from ejax.preflight.cost import Collective, Cost, instruction_cost
 from ejax.preflight.fit import USABLE, estimate, search
 from ejax.preflight.hlo import parse
 from ejax.preflight.plugin import compiler_problem
-from ejax.preflight.programs import Compiled, Memory, compile_programs, on_accelerator
+from ejax.preflight.programs import Compiled, Memory, _compile_products, compile_programs, on_accelerator
 from ejax.preflight.report import Settings, describe, show
 from ejax.preflight.targets import CARDS, find_card
 from ejax.training.build import build
@@ -71,6 +71,29 @@ def test_the_program_is_the_one_that_training_starts() -> None:
     lowered = shapes.stepper.lower(*shapes.stepper.shapes(shapes.state, device))  # type: ignore[attr-defined]
     started = real.stepper.lower(jax.device_put(real.state, device), real.stepper._key)  # type: ignore[attr-defined]
     assert lowered.as_text() == started.as_text()
+
+
+class Untiled:
+    """A lowered program that XLA gives up with ``message``, unless products are library calls."""
+
+    def __init__(self, message: str) -> None:
+        self.message = message
+
+    def compile(self, options: dict[str, bool] | None = None) -> str:
+        if options != {"xla_gpu_enable_triton_gemm": False}:
+            raise jax.errors.JaxRuntimeError(self.message)
+        return "compiled"
+
+
+def test_products_that_have_no_tiles_without_a_card_are_library_calls() -> None:
+    lowered: Any = Untiled("INTERNAL: Couldn't find output tile sizes that satisfy hlo: %dot.1")
+    assert _compile_products(lowered) == ("compiled", True)
+
+
+def test_what_else_xla_gives_up_is_an_error() -> None:
+    lowered: Any = Untiled("INTERNAL: out of memory")
+    with pytest.raises(jax.errors.JaxRuntimeError, match="out of memory"):
+        _compile_products(lowered)
 
 
 def test_a_state_for_absent_devices_is_not_made() -> None:

@@ -20,6 +20,9 @@ from ejax.training.physics import settle_physics
 from ejax.training.steppers import DeviceStepper, HostStepper
 from ejax.types import HostEnv, Key, Params, Rollout
 
+_NO_TILES = "Couldn't find output tile sizes"
+"""Of XLA's message."""
+
 
 @dataclass(frozen=True)
 class Memory:
@@ -44,6 +47,8 @@ class Compiled:
     memory: Memory
     seconds: float
     """To compile it, beside the other."""
+    library_products: bool = False
+    """Matrix products are cuBLAS's, none XLA's own: see ``_compile_products``."""
 
 
 def on_accelerator(config: RunConfig) -> tuple[RunConfig, tuple[str, ...]]:
@@ -136,7 +141,7 @@ def _evaluation(config: RunConfig, parts: Parts, devices: Sequence[jax.Device]) 
 
 def _compile(name: str, lowered: jax.stages.Lowered, fixed: int) -> Compiled:
     began = time.monotonic()
-    compiled = lowered.compile()
+    compiled, library_products = _compile_products(lowered)
     plan: Any = compiled.memory_analysis()
     arguments, outputs = plan.argument_size_in_bytes, plan.output_size_in_bytes - plan.alias_size_in_bytes
     memory = Memory(
@@ -146,4 +151,18 @@ def _compile(name: str, lowered: jax.stages.Lowered, fixed: int) -> Compiled:
         peak=arguments + outputs + plan.temp_size_in_bytes,
         fixed=fixed,
     )
-    return Compiled(name, compiled.as_text() or "", memory, time.monotonic() - began)
+    return Compiled(name, compiled.as_text() or "", memory, time.monotonic() - began, library_products)
+
+
+def _compile_products(lowered: jax.stages.Lowered) -> tuple[jax.stages.Compiled, bool]:
+    """The program, and whether all of its products are library calls.
+
+    On a card XLA tries tiles for each product, and cuBLAS. Without one it takes the tiles that it begins with, and
+    gives up where they do not fit what is fused into the product, such as a transposition of an odd number of rows.
+    """
+    try:
+        return lowered.compile(), False
+    except jax.errors.JaxRuntimeError as error:
+        if _NO_TILES not in str(error):
+            raise
+    return lowered.compile({"xla_gpu_enable_triton_gemm": False}), True

@@ -84,6 +84,7 @@ def _program(compiled: Compiled, settings: Settings, card: Card) -> dict[str, An
         "library_calls": dict(sorted(whole.trip.library_calls.items())),
         "stored_bytes_per_env_step": _stored(program, settings) if compiled.name == "train" else None,
         "env_steps_per_update": rows,
+        "library_products": compiled.library_products,
         "seconds": round(compiled.seconds, 1),
     }
 
@@ -185,6 +186,10 @@ def _show_program(name: str, program: dict[str, Any], console: Console) -> None:
     for each in program["collectives"]:
         place = each["in"] or "outside of loops"
         console.print(f"{each['times']:g} x {each['kind']} of {_size(each['bytes'])} an update, in: {place}")
+    if program["library_products"]:
+        console.print(
+            "XLA's first tiles do not fit some product: all products are cuBLAS's here, as one may be on a card"
+        )
     if program["library_calls"]:
         calls = ", ".join(f"{count:g} x {target}" for target, count in program["library_calls"].items())
         console.print(f"library calls, each counted as one kernel: {calls}")
