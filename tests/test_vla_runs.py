@@ -17,6 +17,7 @@ from ejax.trust import trust
 from tests.helpers.picture_task import CHUNK, MODEL
 
 TASK = "tests.helpers.picture_task:PictureTask"
+BRITTLE = "tests.helpers.picture_task:BrittlePictures"
 PPO = {"name": "ppo", "cfg": {"batch_size": 8, "n_epochs": 1, "kl_coef": 0.1}}
 GRPO = {"name": "grpo", "cfg": {"batch_size": 8, "n_epochs": 1, "group_size": 2, "kl_coef": 0.1}}
 
@@ -83,6 +84,14 @@ def test_a_host_run_goes_on_with_the_same_bits(tmp_path: Path) -> None:
     assert resumed.finished
     again = load_checkpoint(resumed.latest_checkpoint_path, build(run_config).state)[0]
     assert jax.tree.all(jax.tree.map(np.array_equal, whole.train.params, again.train.params))
+
+
+def test_a_run_goes_on_through_values_that_are_not_finite(tmp_path: Path) -> None:
+    trust(BRITTLE)
+    raw = config(tmp_path, GRPO, collector={"mode": "host"}, iterations=3).to_dict()
+    trained(tmp_path / "run", parse_config({**raw, "env": {"id": BRITTLE}}))
+    assert metrics(tmp_path / "run")[-1]["collector/quarantined"] == 2.0
+    assert len(list((tmp_path / "run" / "quarantine").glob("*.npz"))) == 2
 
 
 def test_adapters_start_from_a_policy_without_them(tmp_path: Path) -> None:

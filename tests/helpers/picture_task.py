@@ -8,9 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
+from numpy.typing import NDArray
 
+from ejax.envs.host.pure_host import PureHostEnv
 from ejax.text import as_bytes
-from ejax.types import Array, Key, PyTree, Timestep
+from ejax.types import Array, HostTimestep, Key, PyTree, Timestep
 
 TEXTS = ("go left", "go right")
 CHUNK = 2
@@ -74,3 +76,21 @@ class PictureTask:
         image = jnp.broadcast_to(jnp.uint8(state.count * 10), (8, 8, 3))
         texts = jnp.asarray(np.stack([as_bytes(text, 64) for text in TEXTS]))
         return {"image": image, "instruction": texts[state.told], "state": state.place}
+
+
+class BrittlePictures(PureHostEnv):
+    """The task outside of the program: the first row's place is NaN in every fifth step."""
+
+    instructions = TEXTS
+
+    def __init__(self, num_envs: int) -> None:
+        super().__init__(PictureTask(), num_envs)
+        self._count = 0
+
+    def step(self, action: NDArray[Any]) -> HostTimestep:
+        answer, self._count = super().step(action), self._count + 1
+        if self._count % 5:
+            return answer
+        final_obs = {**answer.final_obs, "state": answer.final_obs["state"].copy()}
+        final_obs["state"][0] = np.nan
+        return replace(answer, final_obs=final_obs)

@@ -84,6 +84,16 @@ class GuardedEnv:
         return self._env.max_episode_steps
 
     @property
+    def instructions(self) -> tuple[str, ...]:
+        """Texts that an observation may hold; none of most environments."""
+        return getattr(self._env, "instructions", ())
+
+    @property
+    def held_out_instructions(self) -> tuple[str, ...]:
+        """Texts for testing alone."""
+        return getattr(self._env, "held_out_instructions", ())
+
+    @property
     def seeds_rows(self) -> bool:
         return self._env.seeds_rows
 
