@@ -179,6 +179,19 @@ class PolicyWithMemory(Policy, Protocol):
         ...
 
 
+@runtime_checkable
+class PredictingPolicy(Policy, Protocol):
+    """A policy that cloning may also teach what is in the observation, and what it does not read.
+
+    ``apply(params, obs, predict=True)`` gives ``(distribution, value, {part: prediction [..., F]})``.
+    """
+
+    @property
+    def predicts(self) -> tuple[str, ...]:
+        """Parts of the observation; may be none."""
+        ...
+
+
 class Env(Protocol):
     """One environment, pure. The framework batches it with ``vmap``. Hashable: it is a static argument.
 

@@ -19,14 +19,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from ejax.algorithms.record import Algorithm
 from ejax.algorithms.sgd import MinibatchConfig, sgd_epochs
 from ejax.optim import OptimizerConfig, ScheduleConfig, get_learning_rate, step_schedule
 from ejax.policies.normalize import update_normalizer
 from ejax.problems import Problem
-from ejax.types import Array, Env, HostEnv, Key, Metrics, Params, Policy, PyTree, TrainState
+from ejax.types import Array, Env, HostEnv, Key, Metrics, Params, Policy, PredictingPolicy, PyTree, TrainState
 
 
 class BCConfig(BaseModel):
@@ -45,6 +45,9 @@ class BCConfig(BaseModel):
     frames_per_window: PositiveInt | None = None
     """Frames of each window at which the policy is asked, since neighbouring pictures tell little more than one: the
     first, and others drawn at random. (Of random ones alone few would be from where an episode begins.) None: all."""
+    prediction_coef: NonNegativeFloat = 1.0
+    """Of the mean squared error of what a policy predicts besides (``vla_config.model_config.predicts``), in the units
+    of those parts squared."""
     max_grad_norm: PositiveFloat = Field(default=1.0, allow_inf_nan=True)
     """Infinity: no clipping."""
     skip_nonfinite_updates: bool = True
@@ -122,17 +125,21 @@ def bc_loss(params: Params, batch: dict[str, PyTree], *, policy: Policy, config:
             and ``dropout_seed`` [B, C]; ``noise_seed`` [B] for the loss ``flow``.
 
     Returns:
-        ``(loss, metrics)``; metrics are weighted means over single actions.
+        ``(loss, metrics)``; metrics are weighted means over single actions. ``prediction`` is the squared error of what
+        the policy predicts besides.
 
     Raises:
         ValueError: a loss that is not for these actions or this policy; a policy whose actions are no whole number of
             these.
     """
     frame = batch.get("frame")
-    seed = {}
+    seed: dict[str, Any] = {}
     if "dropout_seed" in batch:
         seed["dropout_seed"] = batch["dropout_seed"] if frame is None else _frames(batch["dropout_seed"], frame)
-    distribution, _ = policy.apply(params, batch["obs"], **seed)
+    wanted = policy.predicts if isinstance(policy, PredictingPolicy) else ()
+    if wanted:
+        seed["predict"] = True
+    distribution, _, *predicted = policy.apply(params, batch["obs"], **seed)
     action = batch["action"]
     continuous = jnp.issubdtype(action.dtype, jnp.floating)
     is_flow = hasattr(distribution, "matching_loss")
@@ -163,7 +170,17 @@ def bc_loss(params: Params, batch: dict[str, PyTree], *, policy: Policy, config:
         metrics = {"nll": mean(-distribution.log_prob(action)), "entropy": mean(distribution.entropy())}
         if continuous:
             metrics["mse"] = mean(jnp.square(distribution.mode() - action).mean(axis=-1))
-    return metrics[config.loss], jax.lax.stop_gradient(metrics)
+    loss = metrics[config.loss]
+    if wanted:
+        metrics["prediction"] = _prediction_error(predicted[0], batch["obs"], weight)
+        loss = loss + config.prediction_coef * metrics["prediction"]
+    return loss, jax.lax.stop_gradient(metrics)
+
+
+def _prediction_error(predicted: dict[str, Array], obs: PyTree, weight: Array) -> Array:
+    """The weighted mean over windows of the squared error, added up over parts."""
+    errors = [jnp.square(each - obs[name]).mean(axis=tuple(range(1, each.ndim))) for name, each in predicted.items()]
+    return jnp.sum(weight * sum(errors[1:], errors[0]))
 
 
 def _num_known(known: Array, frame: Array | None, num_frames: int) -> Array | float:

@@ -53,6 +53,8 @@ SCENE = (
     *(f"{name} was lifted" for name in CUBES),
 )
 """The name of each number of the privileged part of the observation."""
+GOAL = tuple(f"target {name} {axis}" for name in ("cube", "zone") for axis in "xyz")
+"""The same of the part that pictures and instruction tell together."""
 CUBE_AREA: tuple[tuple[float, float], tuple[float, float]] = ((-0.57, -0.15), (0.11, 0.25))
 """Centre and ± bound of the cubes' places at reset, m."""
 CUBE_DISTANCE = 0.12
@@ -98,6 +100,7 @@ class InstructedPlaceRL:
         state        [11] float32   the robot's own: joint angles, travel of the fingers, tool; rad, m
         instruction  [64] uint8     UTF-8, zeros after it: "put the red cube in the middle zone"
         scene        [21] float32   see ``SCENE``: for the expert and for a critic; a policy does not get it
+        goal         [6] float32    see ``GOAL``: for a policy to predict where it is cloned (``model_config.predicts``)
 
     Action [4] in ±1, as in ``PickPlaceRL``. Terminated: success, which is the cube that is meant, lifted once, standing
     within success_threshold of the zone that is meant, at rest and released. Truncated: after episode_length steps, or
@@ -168,7 +171,11 @@ class InstructedPlaceRL:
     @property
     def description(self) -> EnvDescription:
         return EnvDescription(
-            observation={"scene": describe_numbers(SCENE), "state": describe_numbers(ROBOT)},
+            observation={
+                "goal": describe_numbers(GOAL),
+                "scene": describe_numbers(SCENE),
+                "state": describe_numbers(ROBOT),
+            },
             text=("instruction",),
             action=ACTION,
             control_period=self.control_period,
@@ -179,6 +186,7 @@ class InstructedPlaceRL:
     def observation_space(self) -> gymnasium.spaces.Dict:
         return gymnasium.spaces.Dict(
             {
+                "goal": gymnasium.spaces.Box(-np.inf, np.inf, (len(GOAL),), np.float32),
                 "instruction": gymnasium.spaces.Box(0, 255, (LENGTH,), np.uint8),
                 "scene": gymnasium.spaces.Box(-np.inf, np.inf, (len(SCENE),), np.float32),
                 "state": gymnasium.spaces.Box(-np.inf, np.inf, (len(ROBOT),), np.float32),
@@ -301,8 +309,10 @@ class InstructedPlaceRL:
     def _observe(self, state: InstructedPlaceState) -> dict[str, Array]:
         qpos = state.physics.qpos
         ids = jnp.stack([*state.colours, state.target_cube, state.target_zone, *state.was_lifted])
-        places = (_cubes(state.physics).ravel(), state.zones.ravel())
+        cubes = _cubes(state.physics)
+        places = (cubes.ravel(), state.zones.ravel())
         return {
+            "goal": jnp.concatenate([cubes[state.target_cube], state.zones[state.target_zone]]),
             "instruction": state.instruction,
             "scene": jnp.concatenate([*places, ids.astype(qpos.dtype)]),
             "state": jnp.concatenate([qpos[:8], tool_position(_model(), qpos)]),

@@ -9,7 +9,7 @@ A tensor's name is its dotted path among the Flax variables, the collection left
     normalizer.mean, word_place, …          anything else as it is
 
 so that ``ejax.weights.fit_weights`` places them again, and ``policy.vla_config.model_path`` takes such a file. Adapters
-are merged: they leave no trace.
+are merged and what it predicts besides is left out: they leave no trace.
 """
 
 from typing import Any
@@ -27,6 +27,8 @@ def vla_state_dict(policy: VLAPolicy, params: Params) -> dict[str, NDArray[Any]]
     state_dict: dict[str, NDArray[Any]] = {}
     for path, x in traverse_util.flatten_dict(policy.merge(params)).items():
         *modules, last = path[1:]
+        if modules[:1] == ["prediction"]:
+            continue
         array = np.asarray(x)
         if last == "kernel" and array.ndim in (2, 4):
             last, array = "weight", np.moveaxis(array, (-1, -2), (0, 1))

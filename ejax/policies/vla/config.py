@@ -86,6 +86,9 @@ class ModelConfig(BaseModel):
     """Parts of the observation that are pictures, uint8 [H, W, 3]; each has an encoder of its own."""
     numbers: tuple[str, ...] = ("state",)
     """Parts that are numbers: proprioception. Others, such as a simulator's state, are not looked at."""
+    predicts: tuple[str, ...] = ()
+    """Parts that cloning teaches the policy to say, in their own units, beside what to do: what demonstrations know and
+    pictures only show, such as where the thing is that the instruction names. A policy that acts does not read them."""
     text: str = "instruction"
     """The part that is text: bytes in UTF-8, padded with zeros, uint8 [L]."""
     image_encoder: ImageEncoderConfig = ImageEncoderConfig()

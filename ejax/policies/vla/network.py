@@ -122,6 +122,8 @@ class VLANetwork(nn.Module):
     """Of a Gaussian."""
     sentences: tuple[str, ...] = ()
     """Those that a sentence encoder has been asked for."""
+    predicted_sizes: tuple[int, ...] = ()
+    """Numbers of each part that it predicts."""
 
     def setup(self) -> None:
         c = self.config
@@ -146,6 +148,8 @@ class VLANetwork(nn.Module):
             self.log_std = self.param("log_std", initial, (self.horizon * self.action_dim,))
         if c.critic:
             self.critic = MLP(CRITIC, 1)
+        if c.predicts:
+            self.prediction = nn.Dense(sum(self.predicted_sizes))
 
     def encode(self, obs: PyTree, observe: bool | Array = False) -> tuple[Context, Array]:
         """The context of the suffix, and the values [B] (0 without a critic).
@@ -177,6 +181,14 @@ class VLANetwork(nn.Module):
             weight = there[..., None].astype(x.dtype)
             value = self.critic(jnp.sum(self.norm(x) * weight, axis=1) / jnp.sum(weight, axis=1))[..., 0]
         return (tuple(caches), there, number), value
+
+    def predict(self, context: Context) -> dict[str, Array]:
+        """What it takes the parts ``config.predicts`` for, [B, F] each.
+
+        From the token of the numbers, which goes with every action: what that one tells, no attention has to find.
+        """
+        parts = jnp.split(self.prediction(context[2]), np.cumsum(self.predicted_sizes)[:-1].tolist(), axis=-1)
+        return dict(zip(self.config.predicts, parts, strict=True))
 
     def _text(self, obs: PyTree) -> tuple[Array, Array]:
         """Tokens of the instruction [B, T, W], and which there are, [B, T] bool."""

@@ -39,6 +39,7 @@ class VLAPolicy:
         action_std_init: of a Gaussian head.
         normalize: normalize the numbers by running statistics.
         sentences: the instructions that a sentence encoder is asked for, each once.
+        predicted_sizes: numbers of each part in ``model.predicts``.
     """
 
     model: ModelConfig
@@ -49,17 +50,31 @@ class VLAPolicy:
     action_std_init: float = 0.1
     normalize: bool = False
     sentences: tuple[str, ...] = ()
+    predicted_sizes: tuple[int, ...] = ()
+
+    @property
+    def predicts(self) -> tuple[str, ...]:
+        return self.model.predicts
 
     def init(self, key: Key, obs: PyTree) -> Params:
         """Fresh variables; with ``lora`` the trunk's are in the collection ``frozen``."""
         variables = self.network.init(key, self._flat(obs)[0], method=_touch_all)
         return {"params": variables.pop("params"), **variables}
 
-    def apply(self, params: Params, obs: PyTree, *, observe: bool | Array = False, mutable: Any = False) -> Any:
+    def apply(
+        self,
+        params: Params,
+        obs: PyTree,
+        *,
+        observe: bool | Array = False,
+        mutable: Any = False,
+        predict: bool = False,
+    ) -> Any:
         """
         Args:
             obs: leaves [..., F]; pictures uint8 [..., H, W, 3], the text uint8 [..., L].
             observe, mutable: as in ``ejax.policies.normalize``.
+            predict: give the predicted parts {name: [..., F]} as a third result.
         """
         rows, batch = self._flat(obs)
         if not isinstance(observe, bool):
@@ -67,13 +82,16 @@ class VLAPolicy:
         answer = self.network.apply(params, rows, observe, method="encode", mutable=mutable)
         context, value = answer[0] if mutable else answer
         seen = self._distribution(params, context, batch), value.reshape(batch)
+        if predict:
+            said = self.network.apply(params, context, method="predict")
+            return *seen, {name: x.reshape(*batch, -1) for name, x in said.items()}
         return (seen, answer[1]) if mutable else seen
 
     @cached_property
     def network(self) -> Any:  # a VLANetwork: flax types what ``apply`` returns by all that it may return
         initial_log_std = math.log(self.action_std_init)
         sizes = (self.model, self.horizon, self.action_dim)
-        return VLANetwork(*sizes, self.words, self.normalize, initial_log_std, self.sentences)
+        return VLANetwork(*sizes, self.words, self.normalize, initial_log_std, self.sentences, self.predicted_sizes)
 
     def without_lora(self) -> "VLAPolicy":
         """The policy that the merged weights are for."""
@@ -157,6 +175,8 @@ def _touch_all(network: VLANetwork, obs: PyTree) -> None:
         network.velocity(context, jnp.zeros((rows, network.horizon, network.action_dim)), jnp.zeros(rows))
     else:
         network.gaussian(context)
+    if network.config.predicts:
+        network.predict(context)
 
 
 def make(
@@ -189,7 +209,7 @@ def make(
             "environment's action_chunk"
         )
     parts = observation_space.spaces if isinstance(observation_space, gymnasium.spaces.Dict) else {}
-    missing = [name for name in (*model.images, *model.numbers) if name not in parts]
+    missing = [name for name in (*model.images, *model.numbers, *model.predicts) if name not in parts]
     if missing:
         there = f"there is {', '.join(parts)}" if parts else "it is one array without names"
         raise ValueError(f"model_config names {', '.join(missing)}, but the observation has none: {there}")
@@ -222,6 +242,7 @@ def make(
         vla_config.action_std_init,
         actor_obs_normalization,
         tuple(sorted(set(said))) if whole_sentences else (),
+        tuple(math.prod(parts[name].shape or ()) for name in model.predicts),
     )
 
 
