@@ -36,7 +36,7 @@ def test_every_number_has_a_name_and_a_unit(env: Any) -> None:
 
 def test_text_is_told_apart_from_numbers_through_chunks_too() -> None:
     told = describe(ActionChunk(InstructedPlaceRL(), 2))
-    assert told.text == ("instruction",) and sorted(told.observation) == ["scene", "state"]
+    assert told.text == ("instruction",) and sorted(told.observation) == ["goal", "scene", "state"]
 
 
 def test_every_registered_task_describes_itself() -> None:

@@ -13,6 +13,7 @@ from ejax.envs.description import describe
 from ejax.envs.instructed_place import (
     CUBE_DISTANCE,
     CUBES,
+    GOAL,
     SCENE,
     ZONE_CENTRES,
     InstructedPlaceRL,
@@ -110,7 +111,7 @@ def test_the_texts_for_testing_are_all_others_and_wrappers_pass_them_on() -> Non
 
 def test_an_episode_starts_with_two_cubes_apart_and_three_zones_that_are_free(drawn: Any) -> None:
     state, obs = drawn
-    for space, part in ((ENV.observation_space[name], obs[name]) for name in ("instruction", "scene", "state")):
+    for space, part in ((ENV.observation_space[name], obs[name]) for name in ("goal", "instruction", "scene", "state")):
         assert part.dtype == space.dtype and part.shape == (NUM_ROWS, *space.shape)
     np.testing.assert_allclose(obs["state"][:, 8:], [[-0.65, -0.15, 0.25]] * NUM_ROWS, atol=1e-4)
     cubes = np.stack([state.physics.qpos[:, place] for place in CUBE], 1)
@@ -133,6 +134,9 @@ def test_the_scene_tells_where_things_are_and_what_is_meant(drawn: Any) -> None:
     scene = dict(zip(SCENE, obs["scene"].T, strict=True))
     np.testing.assert_array_equal(scene["cube_2 y"], state.physics.qpos[:, 16])
     np.testing.assert_array_equal(scene["zone right x"], state.zones[:, 2, 0])
+    goal, rows = dict(zip(GOAL, obs["goal"].T, strict=True)), np.arange(NUM_ROWS)
+    np.testing.assert_array_equal(goal["target cube y"], obs["scene"][rows, 3 * state.target_cube + 1])
+    np.testing.assert_array_equal(goal["target zone x"], state.zones[rows, state.target_zone, 0])
     np.testing.assert_array_equal(scene["cube_1 colour index"], state.colours[:, 0])
     np.testing.assert_array_equal(scene["target cube index"], state.target_cube)
     np.testing.assert_array_equal(scene["target zone index"], state.target_zone)

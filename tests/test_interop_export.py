@@ -361,7 +361,7 @@ def test_the_contract_says_which_input_is_text() -> None:
         use_layernorm=False,
         dropout_p=0.0,
     )
-    widths = {"instruction": 64, "scene": 21, "state": 11}
+    widths = {"goal": 6, "instruction": 64, "scene": 21, "state": 11}
     spec = PolicySpec(observation=widths, actor=network, critic=None, head="normal", sizes=(4,))
     seen = {name: np.zeros((1, width), np.float32) for name, width in widths.items()}
     contract = make_contract({"id": "InstructedPlaceRL", "cfg": {}}, env, spec, seen, "none")

@@ -100,7 +100,7 @@ class Talk:
 TINY = {"width": 8, "depth": 1, "num_heads": 2, "mlp_ratio": 2, "image_encoder": {"channels": [2, 3, 4]}}
 FLOW = {"num_steps": 3}
 POLICIES: dict[str, dict[str, Any]] = {
-    "keypoints": {"head": FLOW, "lora": {"rank": 2}},
+    "keypoints": {"head": FLOW, "lora": {"rank": 2}, "predicts": ["scene"]},
     "gaussian": {
         "image_encoder": {"type": "patches", "patch_size": 4},
         "head": {"type": "gaussian"},

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import gymnasium
@@ -313,6 +313,7 @@ def test_an_instruction_of_the_config_stands_in_for_one_of_the_observation() -> 
         ({"width": 10, "num_heads": 4}, K, "multiple of 2 x num_heads"),
         ({"image_encoder": {"typ": "patches"}}, K, "typ"),
         ({"images": ["state"]}, K, r"'state' must be uint8 \[H, W, 3\]"),
+        ({"predicts": ["goal"]}, K, "model_config names goal"),
         ({"text_encoder": {"max_words": 7}}, K, "max_words is 7, but an instruction has 8 words: 'put the red"),
     ],
 )
@@ -357,6 +358,27 @@ def test_a_loss_of_another_head_is_refused(head: str, wrong: Any) -> None:
     batch = {"obs": obs, "action": jnp.zeros((2, 2, A)), "noise_seed": jnp.zeros(2, jnp.uint32)}
     with pytest.raises(ValueError, match=f"loss '{wrong}' is not for this policy"):
         bc_loss(variables_of(policy), batch, policy=policy, config=BCConfig(loss=wrong))
+
+
+def test_the_error_of_what_a_policy_predicts_besides_is_added_to_the_loss() -> None:
+    policy, obs = small(predicts=["state"]), observations(batch=(2, 2))
+    batch = {"obs": obs, "action": jnp.zeros((2, 2, A)), "noise_seed": jnp.zeros(2, jnp.uint32)}
+    params = variables_of(policy)
+    loss = partial(bc_loss, params, batch, policy=policy)
+    with_it, metrics = loss(config=BCConfig(loss="flow", prediction_coef=2.0))
+    _, _, predicted = policy.apply(params, obs, predict=True)
+    error = np.square(predicted["state"] - obs["state"]).mean()
+    np.testing.assert_allclose(metrics["prediction"], error, rtol=1e-5)
+    np.testing.assert_allclose(with_it - metrics["flow"], 2.0 * error, rtol=1e-5)
+
+
+def test_what_a_policy_predicts_is_told_by_picture_and_instruction() -> None:
+    policy, obs = small(predicts=["state"]), observations()
+    predicted = partial(policy.apply, variables_of(policy), predict=True)
+    other = {**obs, "image": obs["image"][::-1]}
+    assert not np.allclose(predicted(obs)[2]["state"], predicted(other)[2]["state"])
+    other = {**obs, "instruction": obs["instruction"][::-1]}
+    assert not np.allclose(predicted(obs)[2]["state"], predicted(other)[2]["state"])
 
 
 def test_the_first_frame_of_a_window_is_always_asked() -> None:
