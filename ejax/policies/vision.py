@@ -30,7 +30,7 @@ class VisionPolicy(nn.Module):
     concatenated with the encoders' features. The action may be a chunk of several, see ``ejax.envs.action_chunk``.
 
     Raises:
-        ValueError: an observation without one of ``images``.
+        ValueError: an observation without one of ``images``; not one number in ``channels`` for each convolution.
     """
 
     action_spec: ActionSpec
@@ -55,6 +55,8 @@ class VisionPolicy(nn.Module):
         if missing:
             there = sorted(obs) if isinstance(obs, Mapping) else "one array without names"
             raise ValueError(f"policy.cfg.images names {', '.join(missing)}, but the observation has {there}")
+        if len(self.channels) != len(KERNELS):
+            raise ValueError(f"policy.cfg.channels needs {len(KERNELS)} numbers, one a convolution; got {self.channels}")
         seen = [ImageEncoder(self.channels, name=f"encoder_{name}")(obs[name]) for name in self.images]
         others = {name: part for name, part in obs.items() if name not in self.images}
         numbers = flatten_observation(others) if others else jnp.zeros((*seen[0].shape[:-1], 0))
