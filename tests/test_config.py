@@ -268,6 +268,11 @@ def test_total_timesteps_counts_whole_updates() -> None:
     assert make("trainer.total_timesteps=129").trainer.num_updates == 2
 
 
+def test_iterations_of_the_command_line_win_over_the_timesteps_of_the_file() -> None:
+    config = make("trainer.iterations=5", trainer=trainer(total_timesteps=1280))
+    assert (config.trainer.num_updates, config.trainer.total_timesteps) == (5, None)
+
+
 def test_the_seed_spelling_evaluates_and_says_so() -> None:
     config = make(trainer={"learning_env": "PointMassRL", "rollout_steps": 256, "eval_freq": 2})
     assert config.trainer.enable_eval

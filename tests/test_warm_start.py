@@ -140,6 +140,12 @@ def test_what_changes_the_meaning_of_equal_shapes_is_told(trained: Path) -> None
     ]
 
 
+def test_a_run_may_be_named_without_its_time(trained: Path, tmp_path: Path) -> None:
+    shutil.copytree(trained, tmp_path / "tiny_20260101_120000")
+    config = config_with(init_from=str(tmp_path / "tiny"))
+    assert_same(start_from_policy(build(config), config)[0].train.params, train_state(trained).params)
+
+
 @pytest.mark.parametrize("damage", [True, False])
 def test_a_missing_or_damaged_checkpoint_is_refused(trained: Path, tmp_path: Path, damage: bool) -> None:
     source = tmp_path / "checkpoint"
@@ -147,7 +153,7 @@ def test_a_missing_or_damaged_checkpoint_is_refused(trained: Path, tmp_path: Pat
         shutil.copytree(newest(trained), source)
         (source / "meta.json").write_text("{}")
     config = config_with(init_from=str(source))
-    with pytest.raises(ConfigError, match=r"policy\.init_from.*(is damaged|does not exist)"):
+    with pytest.raises(ConfigError, match=r"policy\.init_from.*(is damaged|no run)"):
         start_from_policy(build(config), config)
 
 

@@ -194,6 +194,8 @@ def _override(draft: Draft, text: str) -> None:
         draft.spelled = {known: text for known, text in draft.spelled.items() if "env" not in with_sections(known)}
     if key == "env" and draft.has("trainer.gym_config"):
         draft.pop("trainer.gym_config")
+    if key == "trainer.iterations" and draft.has("trainer.total_timesteps"):  # which would decide
+        draft.pop("trainer.total_timesteps")
     try:
         draft.put(key, read_yaml(value))
     except (UnreadableError, TypeError) as error:

@@ -135,8 +135,12 @@ def _start_from_weights(parts: Parts, config: RunConfig) -> tuple[RunState, list
 
 
 def _checkpoint(source: Path, reports: list[str]) -> Path:
-    """``source`` itself, or of a run's folder the best checkpoint, or the latest where there is no best."""
-    if not (source / "checkpoints").is_dir():
+    """``source`` itself, or of a run the best checkpoint, or the latest where there is no best.
+
+    Args:
+        source: a checkpoint's folder; a run's, or without the time at its end the newest run of that name.
+    """
+    if source.exists() and not (source / "checkpoints").is_dir():
         return source
     directory, _ = open_run_directory(source)
     return directory.find("best" if directory.best() else "latest", reports.append)
