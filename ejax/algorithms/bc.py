@@ -6,6 +6,7 @@
 
 A policy of action chunks, [K·A] at one observation, is taught at frame t the actions of frames t … t + K − 1. The
 expectation is over single actions: where a window ends before a chunk does, what lies beyond has no part in the loss.
+A policy with memory reads a window frame by frame, and begins each with the memory of an episode's start.
 Source: Pomerleau 1988 (ALVINN); Zhao et al. 2023 (ACT) for chunks.
 """
 
@@ -26,7 +27,7 @@ from ejax.algorithms.sgd import MinibatchConfig, sgd_epochs
 from ejax.optim import OptimizerConfig, ScheduleConfig, get_learning_rate, step_schedule
 from ejax.policies.normalize import update_normalizer
 from ejax.problems import Problem
-from ejax.types import Array, Env, HostEnv, Key, Metrics, Params, Policy, PyTree, TrainState
+from ejax.types import Array, Env, HostEnv, Key, Metrics, Params, Policy, PolicyWithMemory, PyTree, TrainState
 
 
 class BCConfig(BaseModel):
@@ -132,7 +133,7 @@ def bc_loss(params: Params, batch: dict[str, PyTree], *, policy: Policy, config:
     seed = {}
     if "dropout_seed" in batch:
         seed["dropout_seed"] = batch["dropout_seed"] if frame is None else _frames(batch["dropout_seed"], frame)
-    distribution, _ = policy.apply(params, batch["obs"], **seed)
+    distribution = _in_windows(policy, params, batch["obs"], seed)
     action = batch["action"]
     continuous = jnp.issubdtype(action.dtype, jnp.floating)
     is_flow = hasattr(distribution, "matching_loss")
@@ -164,6 +165,18 @@ def bc_loss(params: Params, batch: dict[str, PyTree], *, policy: Policy, config:
         if continuous:
             metrics["mse"] = mean(jnp.square(distribution.mode() - action).mean(axis=-1))
     return metrics[config.loss], jax.lax.stop_gradient(metrics)
+
+
+def _in_windows(policy: Policy, params: Params, obs: PyTree, seed: dict[str, Array]) -> Any:
+    """The distribution at each frame of windows, leaves [B, C, ...]."""
+    if not isinstance(policy, PolicyWithMemory):
+        return policy.apply(params, obs, **seed)[0]
+    steps = jax.tree.map(lambda x: x.swapaxes(0, 1), {"obs": obs, **seed})
+    num_frames, num_windows = jax.tree.leaves(steps)[0].shape[:2]
+    first = jnp.zeros((num_frames, num_windows), bool)  # a window is of one episode
+    memory = policy.init_memory(num_windows)
+    distribution = policy.apply(params, steps.pop("obs"), memory=memory, first=first, **steps)[0]
+    return jax.tree.map(lambda x: x.swapaxes(0, 1), distribution)
 
 
 def _num_known(known: Array, frame: Array | None, num_frames: int) -> Array | float:
@@ -232,6 +245,12 @@ def _env_problems(options: BCConfig, env: Env | HostEnv) -> Iterator[Problem]:
         yield Problem("algorithm.cfg.loss", text)
 
 
+def _policy_problems(options: BCConfig, policy: Policy) -> Iterator[Problem]:
+    if options.frames_per_window is not None and isinstance(policy, PolicyWithMemory):
+        text = f"got {options.frames_per_window}, but a policy with memory reads every frame; leave it out"
+        yield Problem("algorithm.cfg.frames_per_window", text)
+
+
 def _sizes(options: BCConfig, chunk_size: int) -> dict[str, int]:
     """The run's steps are the frames that it learns: those of one update, from one stream."""
     return {"num_envs": 1, "buffer_size": options.batch_size * options.updates_per_step * chunk_size}
@@ -244,4 +263,5 @@ ALGORITHM = Algorithm(
     stops_at_nonfinite=lambda options: not options.skip_nonfinite_updates,
     sizes=_sizes,
     env_problems=_env_problems,
+    policy_problems=_policy_problems,
 )

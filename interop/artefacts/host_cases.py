@@ -28,7 +28,7 @@ def observe_host(policy: Policy, env: HostEnv, params: Params, bounds: Bounds | 
     actions: list[NDArray[Any]] = []
     for t in range(steps_to_observe(policy, env.observation_space)):
         seen.append(jax.tree.map(np.array, leaves_of(obs)))  # a copy: it may write the next one over this one
-        drawn, given = act(policy, params, obs, key, np.int32(t), {})
+        drawn, given, _ = act(policy, params, obs, (), key, np.int32(t), {})
         actions.append(np.asarray(drawn if given is None else given))
         obs = env.step(actions[-1]).obs
     together = as_read(policy, jax.tree.map(lambda *steps: np.concatenate(steps), *seen))
