@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -9,20 +10,29 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from pytest import MonkeyPatch
+from tiny import NETWORK as NETWORK_BLOCK
+from tiny import STEPS, tiny
 
 from ejax.algorithms.batch import flatten, look, reference_log_prob, seen_by, sequence_length
+from ejax.algorithms.bc import ALGORITHM as BC
+from ejax.algorithms.bc import BCConfig, bc_loss
 from ejax.algorithms.gradient import accumulated_grad
 from ejax.algorithms.ppo import PPOConfig, ppo_loss, ppo_update
-from ejax.config import parse_config
+from ejax.config import ConfigError, parse_config
 from ejax.distributions import ActionSpec
-from ejax.evaluation import evaluate
+from ejax.envs.host.pure_host import PureHostEnv
+from ejax.evaluation import evaluate, evaluate_host
 from ejax.optim import make_optimizer
 from ejax.policies.mlp import NetworkConfig
 from ejax.policies.recurrence import MemoryConfig, Recurrence, history_step
 from ejax.policies.with_memory import ActorCriticWithMemory
 from ejax.registry import register_env
 from ejax.rollout import reset, unroll, with_memory
+from ejax.run import train
 from ejax.training.build import build
+from ejax.training.checkpoint import load_checkpoint
+from ejax.training.recorder import play
 from ejax.types import Key, PolicyWithMemory, Timestep, make_train_state
 
 KEY = jax.random.key(0)
@@ -370,3 +380,138 @@ def test_recalling_a_cue_takes_a_memory(memory: dict[str, Any] | None) -> None:
     params = moved[0].train.params
     score = float(evaluate(parts.policy, ENV, params, KEY, num_envs=64, num_episodes=64)["return"].mean())
     assert score > 0.9 if memory else score < 0.1  # without one the best is 0, in the middle
+
+
+def remembering(folder: Path, memory: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
+    raw = tiny(folder, **changes)
+    raw["policy"]["actor"] = {**NETWORK_BLOCK, "memory": memory or {"type": "lstm", "hidden_size": 4}}
+    return raw
+
+
+COLLECTORS = {
+    "device": {},
+    "host": {"mode": "host", "num_groups": 2},
+    "async": {"mode": "async", "max_staleness": 0},
+}
+
+
+@pytest.mark.parametrize("where", COLLECTORS)
+def test_a_run_resumes_to_the_same_bits_with_what_it_remembered(where: str, tmp_path: Path) -> None:
+    raw = remembering(tmp_path, collector=COLLECTORS[where], save_frequency_updates=1)
+    whole = train(parse_config(raw, ["trainer.iterations=3"]), run_dir=tmp_path / "whole")
+    train(parse_config(raw, ["trainer.iterations=1"]), run_dir=tmp_path / "cut")  # in the middle of episodes
+    cut = train(parse_config(raw, ["trainer.iterations=3"]), resume="latest", run_dir=tmp_path / "cut")
+    assert whole.latest_checkpoint_path is not None and cut.latest_checkpoint_path is not None
+    states = [load_checkpoint(run.latest_checkpoint_path, build(parse_config(raw)).state)[0] for run in (whole, cut)]
+    jax.tree.map(np.testing.assert_array_equal, *states)
+    memories = [x for path, x in jax.tree_util.tree_leaves_with_path(states[0].envs) if "memory" in str(path)]
+    assert memories and all(np.any(x) for x in memories)
+
+
+@pytest.mark.parametrize("where", ["device", "host"])
+def test_all_collectors_see_what_the_policy_saw_when_it_acted(where: str, tmp_path: Path) -> None:
+    raw = remembering(tmp_path, collector=COLLECTORS[where], ppo={"n_epochs": 1, "batch_size": STEPS})
+    metrics = train(parse_config(raw), run_dir=tmp_path / "run").last_train_metrics
+    assert metrics["train/approx_kl"] < 1e-9 and metrics["train/clip_fraction"] == 0.0
+
+
+def test_evaluation_remembers_within_episodes_on_the_device_and_outside() -> None:
+    policy = policy_of("lstm")
+    obs = jnp.zeros((1, NUM_OBSERVED))
+    params = jax.tree.map(lambda x: x + 0.1, init(policy, obs))
+
+    def played(env: Any, num_episodes: int) -> Any:
+        """Returns, by stepping one environment without the batched code."""
+        returns = []
+        for key in jax.random.split(KEY, num_episodes):
+            state, obs = env.reset(key)
+            memory, total, done = policy.init_memory(1), 0.0, False
+            while not done:
+                distribution, _, memory = jax.jit(policy.apply)(params, obs[None], memory=memory)
+                state, timestep = env.step(state, distribution.mode()[0], key)
+                obs, total, done = timestep.obs, total + float(timestep.reward), bool(timestep.terminated)
+            returns.append(total)
+        return returns
+
+    # two cues: what an episode returns depends on its cue alone
+    expected = {round(x, 4) for x in played(ENV, 8)}
+    assert len(expected) == 2
+    device = evaluate(policy, ENV, params, KEY, num_envs=2, num_episodes=8)["return"]
+    outside = evaluate_host(policy, PureHostEnv(ENV, 2), params, 0, num_episodes=8)["return"]
+    for found in (device, outside):
+        for x in np.asarray(found):
+            assert min(abs(float(x) - y) for y in expected) < 1e-4
+    states, done = play(policy, ENV, params, KEY, num_envs=2)
+    assert states["t"].shape == done.shape == (4, 2)
+
+
+@pytest.mark.parametrize("name", ["apg", "shac"])
+def test_algorithms_of_single_steps_refuse_a_memory(name: str, tmp_path: Path) -> None:
+    raw = remembering(tmp_path) | {"algorithm": {"name": name}}
+    with pytest.raises(
+        ConfigError, match="learns from single steps, but the policy has a memory; give ppo, grpo or bc"
+    ):
+        build(parse_config(raw))
+
+
+def test_options_that_do_not_go_together_are_refused_before_anything_is_built(tmp_path: Path) -> None:
+    for key, value, text in (
+        ("algorithm.cfg.sequence_length", 3, r"got 3, which does not divide trainer.buffer_size 8"),
+        ("policy.actor.memory", "actor", "got 'actor', which is for a critic"),
+        (
+            "policy.actor.memory",
+            {"type": "history", "hidden_size": 4, "length": 2},
+            "hidden_size belongs to gru and lstm",
+        ),
+        ("policy.actor.memory", {"type": "history"}, "length must be at least 2"),
+        ("policy.actor.memory", {"type": "gru", "length": 4}, "length belongs to a history"),
+        ("policy.critic_obs_normalization", True, "but the critic reads what the actor's memory gives"),
+        ("policy.name", "vision", "vision has no memory"),
+    ):
+        raw = remembering(tmp_path)
+        raw["policy"]["critic"] = {**NETWORK_BLOCK, "memory": "actor"}
+        *sections, last = key.split(".")
+        section = raw
+        for each in sections:
+            section = section[each]
+        section[last] = value
+        with pytest.raises(ConfigError, match=text):
+            parse_config(raw)
+    with pytest.raises(ConfigError, match="got 4, but the policy has no memory"):
+        build(parse_config(tiny(tmp_path, ppo={"sequence_length": 4})))
+    raw = tiny(tmp_path)
+    raw["policy"]["critic"] = {**NETWORK_BLOCK, "memory": {"type": "gru"}}
+    with pytest.raises(ConfigError, match="is given, but the actor has none"):
+        parse_config(raw)
+
+
+@pytest.mark.parametrize("loss", ["nll", "mse"])
+def test_cloning_reads_windows_frame_by_frame_from_an_episodes_start(loss: Any) -> None:
+    policy = policy_of("gru", critic=None)
+    obs, action = jax.random.normal(KEY, (4, 6, NUM_OBSERVED)), jax.random.normal(KEY, (4, 6, 2))
+    params = init(policy, obs[:, 0])
+    memory, terms = policy.init_memory(4), []
+    for t in range(6):
+        distribution, _, memory = jax.jit(policy.apply)(params, obs[:, t], memory=memory)
+        squared = jnp.square(distribution.mode() - action[:, t]).mean(axis=-1)
+        terms.append(squared if loss == "mse" else -distribution.log_prob(action[:, t]))
+    config = BCConfig(loss=loss)
+    made, _ = jax.jit(partial(bc_loss, policy=policy, config=config))(params, {"obs": obs, "action": action})
+    np.testing.assert_allclose(made, np.mean(terms), rtol=1e-5)
+    with pytest.raises(ValueError, match="a policy with memory reads every frame"):
+        raise ConfigError(list(BC.policy_problems(config.model_copy(update={"frames_per_window": 2}), policy)))
+
+
+def test_devices_compute_what_one_does_with_as_many_strata(tmp_path: Path) -> None:
+    one = remembering(tmp_path, ppo={"batch_size": 32, "minibatch_strata": 2, "sequence_length": 4}, num_envs=8)
+    two = remembering(tmp_path, ppo={"batch_size": 16, "sequence_length": 4}, num_envs=4, distributed=True)
+    states = []
+    for raw, devices in ((one, None), (two, jax.devices()[:2])):
+        with MonkeyPatch.context() as patch:
+            if devices:
+                patch.setattr("ejax.training.build._all_devices", lambda config: devices)  # noqa: B023
+            parts = build(parse_config(raw))
+            moved = parts.stepper.advance(parts.stepper.start(parts.state), 2, lambda: False)
+        assert moved is not None
+        states.append(jax.device_get(moved[0].train.params))
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), *states)
