@@ -44,6 +44,8 @@ MEMORIES = {
     "history": MemoryConfig(type="history", length=3),
 }
 
+OF_ACTOR, NONE = MemoryConfig(type="actor"), MemoryConfig(type="none")
+
 
 def sigmoid(x: Any) -> Any:
     return 1.0 / (1.0 + np.exp(-x))
@@ -152,7 +154,7 @@ def sequence() -> tuple[Any, Any]:
     ("kind", "fields"),
     [
         *((kind, {}) for kind in MEMORIES),
-        *(("gru", fields) for fields in ({"critic_memory": "actor"}, {"critic_memory": "none"}, {"critic": None})),
+        *(("gru", fields) for fields in ({"critic_memory": OF_ACTOR}, {"critic_memory": NONE}, {"critic": None})),
     ],
     ids=str,
 )
@@ -457,19 +459,19 @@ def test_algorithms_of_single_steps_refuse_a_memory(name: str, tmp_path: Path) -
 def test_options_that_do_not_go_together_are_refused_before_anything_is_built(tmp_path: Path) -> None:
     for key, value, text in (
         ("algorithm.cfg.sequence_length", 3, r"got 3, which does not divide trainer.buffer_size 8"),
-        ("policy.actor.memory", "actor", "got 'actor', which is for a critic"),
+        ("policy.actor.memory", {"type": "actor"}, "got 'actor', which is for a critic"),
         (
             "policy.actor.memory",
             {"type": "history", "hidden_size": 4, "length": 2},
             "hidden_size belongs to gru and lstm",
         ),
         ("policy.actor.memory", {"type": "history"}, "length must be at least 2"),
-        ("policy.actor.memory", {"type": "gru", "length": 4}, "length belongs to a history"),
+        ("policy.actor.memory", {"type": "gru", "length": 4}, "length belongs to history"),
         ("policy.critic_obs_normalization", True, "but the critic reads what the actor's memory gives"),
         ("policy.name", "vision", "vision has no memory"),
     ):
         raw = remembering(tmp_path)
-        raw["policy"]["critic"] = {**NETWORK_BLOCK, "memory": "actor"}
+        raw["policy"]["critic"] = {**NETWORK_BLOCK, "memory": {"type": "actor"}}
         *sections, last = key.split(".")
         section = raw
         for each in sections:

@@ -214,9 +214,9 @@ class NetworkBlock(BaseModel):
     model_config = _STRICT
     type: Literal["mlp"] = "mlp"
     network_cfg: NetworkConfig
-    memory: MemoryConfig | Literal["actor", "none"] | None = None
-    """ejax: a memory before the network. The actor's default is none; the critic's is one of its own like the actor's.
-    Of a critic only: ``actor``, what the actor's memory gives, and ``none``."""
+    memory: MemoryConfig | None = None
+    """ejax: a memory before the network. The actor's default is none; the critic's is one of its own like the
+    actor's."""
 
     @field_validator("type", mode="before")
     @classmethod
@@ -265,9 +265,9 @@ class PolicyConfig(BaseModel):
         return trusted_name("policy", name)
 
     @property
-    def memories(self) -> dict[str, MemoryConfig | Literal["actor", "none"]]:
+    def memories(self) -> dict[str, MemoryConfig]:
         """The arguments ``actor_memory`` and ``critic_memory`` of a policy class; empty where nothing remembers."""
-        if self.actor is None or not isinstance(self.actor.memory, MemoryConfig):
+        if self.actor is None or self.actor.memory is None:
             return {}
         if self.critic is None or self.name == "actor_only":
             return {"actor_memory": self.actor.memory}
@@ -425,22 +425,22 @@ def _networks(policy: PolicyConfig) -> Iterator[Problem]:
 
 def _memories(policy: PolicyConfig) -> Iterator[Problem]:
     """Memories where there can be none, and a critic's that contradicts the rest."""
-    given = {name: block.memory for name, block in (("actor", policy.actor), ("critic", policy.critic)) if block}
-    if policy.name == "vision" and any(given.values()):
+    actor, critic = (block.memory if block else None for block in (policy.actor, policy.critic))
+    if policy.name == "vision" and (actor or critic):
         yield Problem("policy.actor.memory", "vision has no memory; actor_critic and actor_only do; leave it out")
-        return
-    if isinstance(given.get("actor"), str):
-        yield Problem("policy.actor.memory", f"got '{given['actor']}', which is for a critic; give {{type: gru}}")
-    elif given.get("critic") and not given.get("actor"):
+    elif actor and not actor.remembers:
+        yield Problem(
+            "policy.actor.memory.type", f"got '{actor.type}', which is for a critic; give gru, lstm or history"
+        )
+    elif critic and not actor:
         text = "is given, but the actor has none; give policy.actor.memory too, such as {type: gru}"
         yield Problem("policy.critic.memory", text)
-    if given.get("critic") == "actor":
+    elif critic and critic.type == "actor":
+        text = "but the critic reads what the actor's memory gives (policy.critic.memory.type: actor)"
         if policy.obs_groups.critic not in ((), policy.obs_groups.actor):
-            text = "is given, but the critic reads what the actor's memory gives (policy.critic.memory: actor)"
-            yield Problem("policy.obs_groups.critic", f"{text}; leave it out")
+            yield Problem("policy.obs_groups.critic", f"is given, {text}; leave it out")
         if policy.critic_obs_normalization:
-            text = "got true, but the critic reads what the actor's memory gives (policy.critic.memory: actor)"
-            yield Problem("policy.critic_obs_normalization", f"{text}; give false")
+            yield Problem("policy.critic_obs_normalization", f"got true, {text}; give false")
 
 
 def _data(config: RunConfig) -> Iterator[Problem]:

@@ -29,7 +29,9 @@ class MemoryConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    type: Literal["gru", "lstm", "history"]
+    type: Literal["gru", "lstm", "history", "actor", "none"]
+    """Of a critic only: ``actor``, it reads what the actor's memory gives, and has no part in learning it; ``none``, it
+    reads the observation."""
     hidden_size: PositiveInt | None = None
     """gru, lstm: numbers of each layer. Default: 256."""
     num_layers: PositiveInt | None = None
@@ -44,16 +46,20 @@ class MemoryConfig(BaseModel):
 
     @model_validator(mode="after")
     def _options_of_its_type(self) -> "MemoryConfig":
-        if self.type == "history":
-            strange = {"hidden_size", "num_layers", "encoder", "orthogonal_init"} & self.model_fields_set
-            given = sorted(name for name in strange if getattr(self, name) not in (None, False))
-            if given:
-                raise ValueError(f"{given[0]} belongs to gru and lstm; a history has a length alone")
-            if self.length is None or self.length < 2:
-                raise ValueError(f"length must be at least 2 for a history, got {self.length}")
-        elif self.length is not None:
-            raise ValueError(f"length belongs to a history; a {self.type} remembers from the episode's start")
+        of_recurrence = ("hidden_size", "num_layers", "encoder", "orthogonal_init")
+        given = [name for name in of_recurrence if getattr(self, name) not in (None, False)]
+        if given and self.type not in _GATES:
+            raise ValueError(f"{given[0]} belongs to gru and lstm, not to {self.type}; leave it out")
+        if self.length is not None and self.type != "history":
+            raise ValueError(f"length belongs to history, not to {self.type}; leave it out")
+        if self.type == "history" and (self.length is None or self.length < 2):
+            raise ValueError(f"length must be at least 2 for a history, got {self.length}")
         return self
+
+    @property
+    def remembers(self) -> bool:
+        """Whether it is a memory of its own."""
+        return self.type not in ("actor", "none")
 
     @property
     def width(self) -> int:

@@ -1,6 +1,6 @@
 """``ActorCritic`` and ``ActorOnly`` with a memory between the observation and their networks."""
 
-from typing import Any, Literal
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -27,9 +27,7 @@ class ActorCriticWithMemory(nn.Module):
     actor_memory: MemoryConfig
     critic: NetworkConfig | None = None
     """None: the value is 0."""
-    critic_memory: MemoryConfig | Literal["actor", "none"] = "none"
-    """``actor``: the critic reads what the actor's memory gives, and has no part in learning it; ``none``: the
-    observation."""
+    critic_memory: MemoryConfig = MemoryConfig(type="none")
     initial_log_std: float = 0.0
     log_std_range: tuple[float, float] = (-5.0, 2.0)
     actor_obs_groups: tuple[str, ...] = ()
@@ -48,7 +46,7 @@ class ActorCriticWithMemory(nn.Module):
     def memory_sizes(self) -> dict[str, int]:
         """M of each network that has a memory of its own."""
         sizes = {"actor": self.actor_memory.size(self.actor_width)}
-        if self.critic is not None and isinstance(self.critic_memory, MemoryConfig):
+        if self.critic is not None and self.critic_memory.remembers:
             sizes["critic"] = self.critic_memory.size(self.critic_width)
         return sizes
 
@@ -90,12 +88,12 @@ class ActorCriticWithMemory(nn.Module):
         distribution = action_head(self, known, dropout_seed=dropout_seed)
         if self.critic is None:
             return distribution, jnp.zeros(rows), after
-        if self.critic_memory == "actor":
+        if self.critic_memory.type == "actor":
             known = jax.lax.stop_gradient(known)
         else:
             known = select_observation(obs, self.critic_obs_groups)
             normalizer = self._normalizer("critic")
-            if isinstance(self.critic_memory, MemoryConfig):
+            if self.critic_memory.remembers:
                 known = features_of("critic", self.critic_memory, known, normalizer)
             elif normalizer is not None:
                 known = normalizer(known, observe=observe)

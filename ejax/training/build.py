@@ -17,7 +17,6 @@ from ejax.config.spaces import space_problems
 from ejax.distributions import action_spec
 from ejax.policies import ActorCritic, ActorOnly
 from ejax.policies.observations import select_observation
-from ejax.policies.recurrence import MemoryConfig
 from ejax.policies.with_memory import ActorCriticWithMemory
 from ejax.processes import JOIN, count, unjoined
 from ejax.registry import resolve
@@ -185,7 +184,7 @@ def _width(env: Env | HostEnv, groups: tuple[str, ...]) -> int:
 
 def uses_dropout(config: PolicyConfig) -> bool:
     networks = [block.network_cfg for block in (config.actor, config.critic) if block is not None]
-    networks += [m.encoder for m in config.memories.values() if isinstance(m, MemoryConfig) and m.encoder is not None]
+    networks += [memory.encoder for memory in config.memories.values() if memory.encoder is not None]
     return any(network.dropout_p > 0.0 for network in networks)
 
 
