@@ -151,7 +151,7 @@ def lstm_step(given: Array, state: Array, weight: Array, bias: Array) -> tuple[A
 def history_step(x: Array, memory: Array, *, length: int) -> tuple[Array, Array]:
     """``(the last K observations [..., K, F], the oldest first; memory after it)``. ``x``: [..., F]."""
     past = memory[..., :-1].reshape(*memory.shape[:-1], length - 1, x.shape[-1])
-    count = memory[..., -1:]
+    count = jnp.round(memory[..., -1:])
     together = jnp.concatenate([past, x[..., None, :]], axis=-2)
     # before an episode's start there is its first observation: the oldest one that there is
     oldest = jnp.take_along_axis(together, (length - 1 - count)[..., None].astype(jnp.int32), axis=-2)
