@@ -7,6 +7,7 @@ An episode in which an observation, an action or a reward was not finite is no s
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
@@ -16,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ejax.finite import NONFINITE_EPISODES, finite_rows
-from ejax.rollout import EnvCarry, reset, step
+from ejax.memory import ask, first_memory, forget, forget_outside
+from ejax.rollout import EnvCarry, reset, step, with_memory
 from ejax.types import Array, Env, HostEnv, Key, Metrics, Params, Policy, PyTree
 
 _UNLIMITED = 10_000
@@ -57,12 +59,13 @@ def evaluate(
     longest = env.max_episode_steps or _UNLIMITED
     most_steps = longest * (int(quota.max()) if choice == "fixed" else num_episodes)
     key_reset, key_steps = jax.random.split(key)
-    envs = reset(env, key_reset, num_envs)
+    envs = with_memory(reset(env, key_reset, num_envs), policy)
 
     def facts_of(envs: EnvCarry, key: Key) -> tuple[EnvCarry, Array, Array, Array, dict[str, Array]]:
-        action = policy.apply(params, envs.obs)[0].mode()
-        obs = envs.obs
+        distribution, _, remembered = ask(policy, params, envs.obs, envs.memory)
+        action, obs = distribution.mode(), envs.obs
         envs, timestep = step(env, envs, action, key)
+        envs = replace(envs, memory=forget(policy, remembered, timestep.terminated | timestep.truncated))
         finite = finite_rows(obs, action, timestep.reward, timestep.final_obs)
         facts = {f"metrics/{name}": x for name, x in timestep.info.get("metrics", {}).items() if x.ndim == 1}
         if "success" in timestep.info:
@@ -130,6 +133,7 @@ def evaluate_host(
     # one more for each episode: a reset may take a step of its own
     most_steps = (longest + 1) * (int(quota.max()) if choice == "fixed" else num_episodes)
     obs = env.reset(np.random.SeedSequence(seed).generate_state(num_envs).astype(np.uint32))
+    memory = first_memory(policy, num_envs)
     total, length, count = np.zeros(num_envs), np.zeros(num_envs), np.zeros(num_envs, int)
     healthy = np.ones(num_envs, bool)
     record: dict[str, list[float]] = {}
@@ -137,13 +141,15 @@ def evaluate_host(
         wanting = count < quota if choice == "fixed" else np.full(num_envs, count.sum() < num_episodes)
         if not wanting.any():
             break
-        action = np.asarray(_mode(policy, params, obs))
+        mode, memory = _mode(policy, params, obs, memory)
+        action = np.asarray(mode)
         timestep = env.step(action)
         valid = timestep.info.get("valid", np.ones(num_envs, bool))
         broken = timestep.info.get("nonfinite", np.zeros(num_envs, bool))
         healthy &= finite_rows(obs, action, timestep.reward, timestep.final_obs, numpy=np) & ~broken
         total, length = total + timestep.reward * valid, length + valid
         done = timestep.terminated | timestep.truncated
+        memory = forget_outside(policy, memory, done | ~valid)
         facts = {f"metrics/{name}": x for name, x in timestep.info.get("metrics", {}).items() if x.ndim == 1}
         if "success" in timestep.info:
             success = timestep.info["success"]
@@ -161,8 +167,9 @@ def evaluate_host(
 
 
 @partial(jax.jit, static_argnames="policy")
-def _mode(policy: Policy, params: Params, obs: PyTree) -> Array:
-    return policy.apply(params, obs)[0].mode()
+def _mode(policy: Policy, params: Params, obs: PyTree, memory: PyTree) -> tuple[Array, PyTree]:
+    distribution, _, remembered = ask(policy, params, obs, memory)
+    return distribution.mode(), remembered
 
 
 def _shares(num_envs: int, num_episodes: int) -> NDArray[np.int64]:

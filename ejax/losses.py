@@ -44,14 +44,14 @@ def weighted_sums(
     One sum over all terms at once, since on a GPU each is a kernel.
 
     Args:
-        terms: [B] each.
-        weight: [B].
+        terms: [B] each, or of any other shape.
+        weight: in the shape of a term.
         coefficients: of the terms that have a part in the loss; from the others no gradient comes.
 
     Returns:
         ``(loss, sums)``, scalars; no gradient comes from ``sums``.
     """
     rows = jnp.stack([term if name in coefficients else jax.lax.stop_gradient(term) for name, term in terms.items()])
-    sums = dict(zip(terms, jnp.sum(weight[None] * rows, axis=1), strict=True))
+    sums = dict(zip(terms, jnp.sum(weight[None] * rows, axis=tuple(range(1, rows.ndim))), strict=True))
     loss = functools.reduce(jnp.add, [factor * sums[name] for name, factor in coefficients.items()])
     return loss, jax.lax.stop_gradient(sums)

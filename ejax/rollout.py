@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from ejax.distributions import executed, kept
+from ejax.memory import ask, first_memory, forget, rows_like
 from ejax.packed import Packed
 from ejax.returns import first_episode_mask
 from ejax.sharding import by_device
@@ -19,7 +20,6 @@ from ejax.types import (
     Key,
     Params,
     Policy,
-    PolicyWithMemory,
     PyTree,
     Rollout,
     Timestep,
@@ -56,9 +56,7 @@ def reset(env: Env, key: Key, num_envs: int, group_size: int = 1) -> EnvCarry:
 
 def with_memory(carry: EnvCarry, policy: Policy) -> EnvCarry:
     """The environments at the start of their episodes, with the policy's initial memory: usually none."""
-    if not isinstance(policy, PolicyWithMemory):
-        return carry
-    return replace(carry, memory=policy.init_memory(jax.tree.leaves(carry.obs)[0].shape[0]))
+    return replace(carry, memory=first_memory(policy, jax.tree.leaves(carry.obs)[0].shape[0]))
 
 
 def step(
@@ -82,7 +80,7 @@ def step(
     def restart(ended: EnvCarry, start: EnvCarry | None) -> EnvCarry:
         start = reset(env, key_reset, num_envs) if start is None else start
         start = replace(start, memory=ended.memory)
-        return jax.tree.map(lambda new, old: jnp.where(_rows(done, old), new, old), start, ended)
+        return jax.tree.map(lambda new, old: jnp.where(rows_like(done, old), new, old), start, ended)
 
     def restart_if_any(ended: EnvCarry) -> EnvCarry:
         return jax.lax.cond(done.any(), lambda: restart(ended, None), lambda: ended)
@@ -109,7 +107,7 @@ def _act(
     policy: Policy, params: Params, envs: EnvCarry, row: dict[str, Array], key: Key
 ) -> tuple[Array, Array, Any, PyTree]:
     """``(action, its executed part, what is kept of the distribution, memory after it)``."""
-    distribution, _, remembered = _ask(policy, params, envs.obs, envs.memory, row)
+    distribution, _, remembered = ask(policy, params, envs.obs, envs.memory, **row)
     action = distribution.sample(key)
     return action, executed(distribution, action), kept(distribution, action), remembered
 
@@ -117,11 +115,6 @@ def _act(
 def starts_of(env: Env, keys: Key, num_envs: int) -> EnvCarry:
     """The new episodes that ``step(…, key)`` draws with each of the ``keys`` [T]. Leaves [T, N, ...]."""
     return jax.vmap(lambda key: reset(env, jax.random.split(key)[1], num_envs))(keys)
-
-
-def _rows(flag: Array, like: Array) -> Array:
-    """[N] as [N, 1, ...], to go with ``like`` [N, ...]."""
-    return flag.reshape(-1, *[1] * (like.ndim - 1))
 
 
 @partial(jax.jit, static_argnames=("policy", "env", "num_steps", "dropout", "first_episodes"))
@@ -222,7 +215,7 @@ def _collect(
         key_action, key_env = jax.random.split(key)
         action, given, distribution, remembered = _act(policy, params, envs, row, key_action)
         after, timestep = step(env, envs, given, key_env, start)
-        after = replace(after, memory=_forget(policy, remembered, _done(timestep)))
+        after = replace(after, memory=forget(policy, remembered, _done(timestep)))
         return after, (envs.obs, action, distribution, replace(timestep, obs=()), (envs.memory, remembered))
 
     def plain(carry: _Carry, xs: Xs) -> tuple[_Carry, Any]:
@@ -249,7 +242,7 @@ def _collect(
     done = _done(made[3])
     if first_episodes:
         simulated = ((first_episode_mask(done) > 0.0) & ~ended[None]).any(axis=1)
-        made = jax.tree.map(lambda x: jnp.where(_rows(simulated, x), x, jnp.zeros_like(x)), made)
+        made = jax.tree.map(lambda x: jnp.where(rows_like(simulated, x), x, jnp.zeros_like(x)), made)
     return (after.tree(), ended | done.any(axis=0)), made
 
 
@@ -278,7 +271,7 @@ def make_rollout(
     """
     seed = {} if dropout_seed is None else {"dropout_seed": dropout_seed}
     before, after = memory
-    computed, value, _ = _ask(policy, params, obs, before, seed)
+    computed, value, _ = ask(policy, params, obs, before, **seed)
     distribution = kept(computed, action) if distribution is None else distribution
     info = dict(timestep.info)
     valid = info.pop("valid", None)
@@ -287,7 +280,7 @@ def make_rollout(
         action=action,
         log_prob=distribution.log_prob(action),
         value=value,
-        next_value=_ask(policy, params, timestep.final_obs, after, seed)[1],
+        next_value=ask(policy, params, timestep.final_obs, after, **seed)[1],
         reward=jnp.asarray(timestep.reward),
         terminated=jnp.asarray(timestep.terminated),
         truncated=jnp.asarray(timestep.truncated),
@@ -297,20 +290,3 @@ def make_rollout(
         valid=valid,
         memory=None if before == () else before,
     )
-
-
-def _ask(
-    policy: Policy, params: Params, obs: PyTree, memory: PyTree, row: dict[str, Array]
-) -> tuple[Any, Array, PyTree]:
-    """``(distribution, value, memory after it)``."""
-    if isinstance(policy, PolicyWithMemory):
-        return policy.apply(params, obs, memory=memory, **row)
-    return *policy.apply(params, obs, **row), ()
-
-
-def _forget(policy: Policy, memory: PyTree, done: Array) -> PyTree:
-    """The memory for the next step: a new episode's where one ended."""
-    if not isinstance(policy, PolicyWithMemory):
-        return memory
-    first = policy.init_memory(done.shape[0])
-    return jax.tree.map(lambda new, old: jnp.where(_rows(done, old), new, old), first, memory)

@@ -139,8 +139,8 @@ def start_from(state: TrainState, params: Params) -> TrainState:
 
 
 def split_critic(networks: PyTree) -> tuple[PyTree, PyTree]:
-    """``(all but the critic, the critic)`` of trained parameters or their gradients, each by network's name."""
-    critic = {name: network for name, network in networks.items() if name == "critic"}
+    """``(all but the critic, the critic and its memory)`` of parameters or their gradients, each by network's name."""
+    critic = {name: network for name, network in networks.items() if name in ("critic", "critic_memory")}
     return {name: network for name, network in networks.items() if name not in critic}, critic
 
 
@@ -172,6 +172,11 @@ class PolicyWithMemory(Policy, Protocol):
     """A policy that remembers: ``apply(params, obs, memory=…)`` gives ``(distribution, value, memory after it)``.
 
     Memory is a pytree with leaves [..., M]; it goes with the environments' carry, and starts again with each episode.
+    Without ``memory`` an episode starts at the step asked about.
+
+    Updates ask about sequences: ``apply(params, obs, memory=…, first=…)``, observations with leaves [L, B, F], memory
+    [B, M] from before the first step, and ``first`` [L, B] bool, the steps that an episode starts at, before which
+    nothing is remembered. Distribution and value are [L, B, ...], as of L steps one after the other.
     """
 
     def init_memory(self, num_rows: int) -> PyTree:

@@ -9,6 +9,7 @@ they were there. Both returns are printed.
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -20,10 +21,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Drive the PushCube task with an exported policy in ONNX Runtime.")
     parser.add_argument("directory", type=Path, metavar="DIR", help="what interop.export wrote")
     directory = parser.parse_args().directory
-    session = onnxruntime.InferenceSession(directory / "policy.onnx", providers=["CPUExecutionProvider"])
+    session: Any = onnxruntime.InferenceSession(directory / "policy.onnx", providers=["CPUExecutionProvider"])
+
+    # of a policy with memory: zeros at an episode's start, then what the step before gave
+    memory = {x.name: np.zeros((1, x.shape[1]), np.float32) for x in session.get_inputs() if x.name == "memory"}
 
     def act(obs: NDArray[np.float32]) -> NDArray[np.float32]:
-        return session.run(["action"], {"obs": obs})[0]
+        action, *after = session.run(["action", *(f"next_{name}" for name in memory)], {"obs": obs, **memory})
+        memory.update(zip(memory, after, strict=True))
+        return action
 
     play(directory, act)
 

@@ -8,6 +8,7 @@ they were there. Both returns are printed.
 """
 
 import argparse
+import json
 from pathlib import Path
 
 import numpy as np
@@ -26,9 +27,14 @@ def main() -> None:
     else:
         policy = torch.export.load(args.directory / "policy.pt2").module()
 
+    # of a policy with memory: zeros at an episode's start, then what the step before gave
+    inputs = json.loads((args.directory / "contract.json").read_text())["observation"]
+    memory = [torch.zeros(1, x["shape"][1]) for x in inputs if x["name"] == "memory"]
+
     @torch.no_grad()
     def act(obs: NDArray[np.float32]) -> NDArray[np.float32]:
-        action, _mean, _log_std = policy(torch.from_numpy(obs))
+        action, _mean, _log_std, *after = policy(torch.from_numpy(obs), *memory)
+        memory[:] = after
         return action.numpy()
 
     play(args.directory, act)

@@ -34,6 +34,7 @@ from ejax.device import prepare_jax
 from ejax.policies import ActorCritic, ActorOnly
 from ejax.policies.vision import VisionPolicy
 from ejax.policies.vla.policy import VLAPolicy
+from ejax.policies.with_memory import ActorCriticWithMemory
 from ejax.training.checkpoint import CheckpointError, verify_checkpoint
 from ejax.training.environments import build_env
 from ejax.training.run_dir import open_run_directory
@@ -191,10 +192,10 @@ def _described(policy: Any, env: Env | HostEnv) -> tuple[Any, Spec]:
     """
     if isinstance(policy, VLAPolicy):
         return in_float32(policy), vla_spec_of(policy, env)
-    if not isinstance(policy, ActorCritic | ActorOnly | VisionPolicy):
+    if not isinstance(policy, ActorCritic | ActorOnly | ActorCriticWithMemory | VisionPolicy):
         raise ValueError(
-            f"policies of the class {type(policy).__name__} have no torch twin: ActorCritic, ActorOnly, VisionPolicy, "
-            "VLAPolicy do"
+            f"policies of the class {type(policy).__name__} have no torch twin: ActorCritic, ActorOnly, "
+            "ActorCriticWithMemory, VisionPolicy, VLAPolicy do"
         )
     spec = spec_of(policy, env)
     if isinstance(policy, VisionPolicy) and not spec.observation:

@@ -19,9 +19,10 @@ from interop.dense import describe, odd_tensor
 from interop.twin.distributions import Categorical, Distribution, MultiCategorical, Normal, TanhNormal
 from interop.twin.image_encoder import ImageEncoder
 from interop.twin.kinds import Spec, load_spec
+from interop.twin.memory import history_step, make_recurrence, recurrent_step
 from interop.twin.observation import as_tensor, narrow
 from interop.twin.parts import check_batch, part, vla_tokenizer
-from interop.twin.spec import NetworkSpec, PolicySpec
+from interop.twin.spec import MemorySpec, NetworkSpec, PolicySpec
 from interop.twin.text import Tokenizer
 from interop.twin.vla import TorchVLA
 from interop.twin.vla_spec import VLASpec
@@ -50,6 +51,9 @@ class TorchPolicy(nn.Module):
 
     Images are uint8 [N, height, width, channels]. Where the actor does not read all entries of an array, it takes the
     array as the environment gives it, or without those (as ``contract.json`` lists it); the critic takes all.
+
+    A policy with memory has ``act`` and ``reset``: it remembers the rows of one batch, from the first ``act`` on. What
+    takes a ``td`` has no place for a memory, and refuses it.
     """
 
     _low: Tensor
@@ -66,16 +70,29 @@ class TorchPolicy(nn.Module):
         if spec.encoder is not None:
             for name, shape in spec.images.items():
                 self.add_module(f"encoder_{name}", ImageEncoder(spec.encoder, shape))
+        self.memory: Tensor | None = None
+        """[..., M], of the rows that ``act`` was asked about last. None: an episode starts."""
+        self._add_memory("actor", spec.memory, len(spec.read_of_all))
         self.actor = _make_mlp(spec.actor, spec.width(spec.actor), sum(spec.sizes))
         self.actor_obs_normalizer = _make_normalizer(spec, spec.actor.normalized, spec.normalizer_inputs)
         if spec.critic is not None:
+            self._add_memory("critic", spec.critic_memory, sum(spec.observation[name] for name in spec.critic.inputs))
             self.critic = _make_mlp(spec.critic, spec.width(spec.critic), 1)
-            self.critic_obs_normalizer = _make_normalizer(spec, spec.critic.normalized, spec.critic.inputs)
+            own = spec.critic.normalized and (spec.critic_memory is None or spec.critic_memory.type != "actor")
+            self.critic_obs_normalizer = _make_normalizer(spec, own, spec.critic.inputs)
         low, high = spec.clip or ((), ())
         # constants of the spec, not weights: they move with .to(device) but stay out of the state_dict
         for name, bound in {"low": spec.low, "high": spec.high, "clip_low": low, "clip_high": high}.items():
             self.register_buffer(f"_{name}", torch.tensor(bound), persistent=False)
         self.register_buffer("_read", torch.tensor(spec.read_of_all, dtype=torch.int64), persistent=False)
+
+    def _add_memory(self, name: str, memory: MemorySpec | None, num_inputs: int) -> None:
+        if memory is None or memory.type not in ("gru", "lstm"):
+            return
+        if memory.encoder is not None:
+            self.add_module(f"{name}_encoder", _make_mlp(memory.encoder, num_inputs, memory.width))
+            num_inputs = memory.width
+        self.add_module(f"{name}_memory", make_recurrence(memory, num_inputs))
 
     def forward(self, td: Any, deterministic: bool = False) -> Any:
         """Write ``action``, ``sample_log_prob`` [N] and ``value`` [N] into ``td``. The action is not clipped."""
@@ -111,17 +128,53 @@ class TorchPolicy(nn.Module):
     def act(self, obs: Any) -> Any:
         """The deterministic action, clipped as the spec says: [..., A] float32, or int32 choices.
 
+        A policy with memory remembers the observation; where an episode ended, ``reset`` comes before the next one's.
+
         Returns:
             A tensor; a NumPy array if ``obs`` holds no tensor.
 
         Raises:
-            ValueError: ``obs`` lacks a part that the policy reads, or has one of another shape or kind.
+            ValueError: ``obs`` lacks a part that the policy reads, or has one of another shape or kind; or its leading
+                axes are not those of what the policy remembers.
         """
-        given = {name: part(obs, name, self.spec) for name in self.spec.inputs}
+        given = {name: part(obs, name, self.spec) for name in self.spec.reads}
         parts = {name: as_tensor(x, name, self._read.device) for name, x in given.items()}
-        action = self.clip(self.distribution(parts).mode())
+        if self.spec.memory is None:
+            distribution = self.distribution(parts)
+        else:
+            numbers = self._numbers(parts)
+            output, self.memory = self.output([], numbers, self._remembered(self.spec.memory, numbers[0]))
+            distribution = self.head(output)
+        action = self.clip(distribution.mode())
         arrays = not any(isinstance(x, Tensor) for x in given.values())
         return action.numpy(force=True) if arrays else action
+
+    def reset(self, rows: Any = None) -> None:
+        """Forget: new episodes start, in all rows or in those where ``rows`` [...] is true. The next ``act`` may be of
+        another batch, if it is all."""
+        if rows is None:
+            self.memory = None
+        elif self.memory is not None:
+            ended = torch.as_tensor(rows, dtype=torch.bool, device=self.memory.device)
+            self.memory = torch.where(ended[..., None], 0.0, self.memory)
+
+    def _remembered(self, memory: MemorySpec, x: Tensor) -> Tensor:
+        """The memory of a batch with the leading axes of ``x`` [..., F]."""
+        wanted = (*x.shape[:-1], memory.size)
+        if self.memory is None:
+            return torch.zeros(wanted, device=x.device)
+        if tuple(self.memory.shape) != wanted:
+            raise ValueError(
+                f"the policy remembers a batch of {list(self.memory.shape[:-1])}, but got {list(x.shape[:-1])}; call "
+                "reset() where other episodes begin"
+            )
+        return self.memory
+
+    def _numbers(self, obs: Any) -> list[Tensor]:
+        """``spec.actor.inputs``, those entries that the actor reads."""
+        numbers = [narrow(self._input(obs, name), name, self.spec) for name in self.spec.actor.inputs]
+        check_batch(obs, self.spec)
+        return numbers
 
     def clip(self, action: Tensor) -> Tensor:
         return action if self.spec.clip is None else torch.clamp(action, self._clip_low, self._clip_high)
@@ -135,22 +188,38 @@ class TorchPolicy(nn.Module):
         Args:
             seen: ``see(obs)``, where it is known already.
         """
-        numbers = [narrow(self._input(obs, name), name, self.spec) for name in self.spec.actor.inputs]
-        check_batch(obs, self.spec)
-        return self.head(self.output(self.see(obs) if seen is None else seen, numbers))
+        if self.spec.memory is not None:
+            raise ValueError("a policy with memory is asked by act(obs), step by step, and reset() between episodes")
+        numbers = self._numbers(obs)
+        return self.head(self.output(self.see(obs) if seen is None else seen, numbers)[0])
 
-    def output(self, seen: list[Tensor], numbers: list[Tensor]) -> Tensor:
-        """The actor's raw output, before it becomes a distribution: [N, sum(sizes)].
+    def output(
+        self, seen: list[Tensor], numbers: list[Tensor], memory: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """The actor's raw output, before it becomes a distribution, [N, sum(sizes)], and its memory after it [N, M].
 
         Args:
             numbers: ``spec.actor.inputs``, those entries that it reads.
+            memory: [N, M], of a policy with memory.
         """
         if numbers:
             together: Any = torch.cat(numbers, dim=-1)
-            if self.spec.actor.normalized:
+            if self.spec.memory is not None and memory is not None:
+                together, memory = self._remember(self.spec.memory, together, memory)
+            elif self.spec.actor.normalized:
                 together = self.actor_obs_normalizer(together, self._read if self.spec.unread else None)
             seen = [*seen, together]
-        return self.actor(torch.cat(seen, dim=-1))
+        return self.actor(torch.cat(seen, dim=-1)), memory
+
+    def _remember(self, spec: MemorySpec, x: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
+        """What the actor reads, and the memory after it."""
+        if spec.type == "history":
+            window, memory = history_step(spec, x, memory)
+            return self.actor_obs_normalizer(window).flatten(-2), memory
+        x = self.actor_obs_normalizer(x)
+        if spec.encoder is not None:
+            x = self.get_submodule("actor_encoder")(x)
+        return recurrent_step(spec, self.get_submodule("actor_memory"), x, memory)
 
     def value(self, obs: Any, seen: list[Tensor] | None = None) -> Tensor:
         """[N]. ``seen`` as in ``distribution``."""
@@ -189,17 +258,19 @@ class Deployed(nn.Module):
     def forward(self, *leaves: Tensor) -> tuple[Tensor, ...]:
         """
         Args:
-            leaves: in the order of ``spec.inputs``: images, then [N, F] float32 each.
+            leaves: in the order of ``spec.inputs``: images, then [N, F] float32 each, and the memory [N, M].
         """
         policy = self.policy
-        images, numbers = leaves[: len(policy.spec.images)], leaves[len(policy.spec.images) :]
+        *leaves_of_obs, memory = leaves if policy.spec.memory is not None else (*leaves, None)
+        images, numbers = leaves_of_obs[: len(policy.spec.images)], leaves_of_obs[len(policy.spec.images) :]
         obs = dict(zip(policy.spec.images, images, strict=True))
-        output = policy.output(policy.see(obs), list(numbers))
+        output, after = policy.output(policy.see(obs), list(numbers), memory)
         distribution = policy.head(output)
         action = policy.clip(distribution.mode())
-        if not policy.spec.continuous:
-            return action, output
-        return action, output, policy.log_std.clamp(*policy.spec.log_std_range).expand_as(output)
+        parameters: tuple[Tensor, ...] = (output,)
+        if policy.spec.continuous:
+            parameters = (output, policy.log_std.clamp(*policy.spec.log_std_range).expand_as(output))
+        return (action, *parameters) if after is None else (action, *parameters, after)
 
 
 def deployed(spec: Spec, state_dict: Mapping[str, Any]) -> nn.Module:

@@ -530,7 +530,7 @@ def test_a_file_alone_does_not_start_foreign_code(tmp_path: Path) -> None:
 BAD_OVERRIDES = {
     "trainer.sead=3": r"trainer.sead \(override\): unknown key; allowed: .*Did you mean 'seed'\?",
     "trainer.rollout_step=3": r"Did you mean 'rollout_steps'\?",
-    "policy.actor.hiden_sizes=[1]": r"policy.actor.hiden_sizes .*allowed: network_cfg, type. Did you mean 'hidden_s",
+    "policy.actor.hiden_sizes=[1]": r"policy.actor.hiden_sizes .*allowed: memory, network_cfg, type. Did you mean 'hid",
     "trainer.num_envs=0": "trainer.num_envs .*got 0; must be greater than 0",
     "trainer.num_envs=true": "trainer.num_envs .*got True; must be a valid integer",
     "trainer.num_envs='64'": "trainer.num_envs .*got '64'; must be a valid integer",

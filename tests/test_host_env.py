@@ -382,3 +382,18 @@ def test_envpool_is_asked_for_where_it_is_missing(monkeypatch: pytest.MonkeyPatc
 
     with pytest.raises(ModuleNotFoundError, match=r'pip install "ejax\[envpool\]"'):
         envpool.make("CartPole-v1", num_envs=1)
+
+
+def test_a_policy_is_shown_the_numbers_that_are_asked_for() -> None:
+    whole = adapter.make("CartPole-v1", num_envs=2)
+    part = adapter.make("CartPole-v1", num_envs=2, observation_indices=(2, 0))
+    seed = np.array([1, 2], np.uint32)
+    np.testing.assert_array_equal(part.reset(seed), whole.reset(seed)[:, [2, 0]])
+    action = np.array([0, 1])
+    np.testing.assert_array_equal(part.step(action).final_obs, whole.step(action).final_obs[:, [2, 0]])
+    assert part.observation_space.shape == (2,)
+    for wrong in ((4,), (-1,), (), (0.5,)):
+        with pytest.raises(ValueError, match="observation_indices must be of 0 to 3, at least one; got"):
+            adapter.make("CartPole-v1", num_envs=1, observation_indices=wrong)  # type: ignore[arg-type]  # what a config may hold
+    with pytest.raises(ValueError, match="needs observations that are one vector"):
+        adapter.make("Blackjack-v1", num_envs=1, observation_indices=(0,))

@@ -207,9 +207,9 @@ def test_a_spec_of_another_schema_is_refused() -> None:
     text = (
         spec_of(policy_with(), Observed(observations()[0]))
         .to_json()
-        .replace('"schema_version": 2', '"schema_version": 9')
+        .replace('"schema_version": 3', '"schema_version": 9')
     )
-    with pytest.raises(ValueError, match="schema version 9, this interop reads 1 and 2"):
+    with pytest.raises(ValueError, match="schema version 9, this interop reads 1, 2, 3"):
         PolicySpec.from_json(text)
 
 

@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 LAYERS = [
     [
-        *("types", "finite", "flat", "packed", "scan", "distributions", "returns", "losses", "optim"),
+        *("types", "finite", "flat", "memory", "packed", "scan", "distributions", "returns", "losses", "optim"),
         *(
             "sharding",
             "processes",

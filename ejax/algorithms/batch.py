@@ -1,24 +1,63 @@
-"""From a rollout to the flat batch that epochs of minibatches go over: what PPO's and GRPO's updates share."""
+"""From a rollout to the flat batch that epochs of minibatches go over: what PPO's and GRPO's updates share.
 
+A row is a step, of a policy without memory. Of one with memory it is a sequence: L successive steps of an environment,
+which stay together in every minibatch, with what the policy remembered before the first of them when it acted, and the
+steps that episodes start at. ``look`` asks the policy about either.
+"""
+
+import math
 from collections.abc import Iterator
+from functools import partial
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from ejax.algorithms.record import RunShape
 from ejax.problems import ConfigError, Problem
-from ejax.types import Array, Policy, PyTree, Rollout, TrainState
+from ejax.types import Array, Params, Policy, PolicyWithMemory, PyTree, Rollout, TrainState
+
+_LONGEST = 128
+"""Steps of a sequence whose length is not given."""
 
 
-def flatten(rollout: Rollout, num_strata: int = 1, /, **columns: PyTree | None) -> dict[str, PyTree]:
-    """``obs``, ``action``, ``log_prob`` and ``dropout_seed`` of all T·N rows, and ``columns`` beside them.
+def sequence_length(
+    policy: Policy, rollout: Rollout, wanted: int | None, batch_size: int | None, num_strata: int
+) -> int | None:
+    """L, steps of a sequence. None: the policy has no memory.
+
+    Args:
+        wanted: the option. None: the longest up to 128 that cuts rollout and minibatches into whole sequences.
+        batch_size: steps of a minibatch on all devices. None: of no matter.
+
+    Raises:
+        ValueError: a length that does not divide the rollout's steps.
+    """
+    if not isinstance(policy, PolicyWithMemory):
+        return None
+    num_steps = rollout.reward.shape[0]
+    if wanted is None:
+        common = math.gcd(num_steps, num_steps if batch_size is None else max(1, batch_size // num_strata))
+        return max(length for length in range(1, min(common, _LONGEST) + 1) if common % length == 0)
+    if num_steps % wanted:
+        raise ValueError(f"{num_steps} steps are no whole number of sequences of {wanted}; let sequence_length divide")
+    return wanted
+
+
+def flatten(
+    rollout: Rollout, num_strata: int = 1, length: int | None = None, /, **columns: PyTree | None
+) -> dict[str, PyTree]:
+    """``obs``, ``action``, ``log_prob`` and ``dropout_seed`` of all T·N steps, and ``columns`` beside them.
 
     Args:
         num_strata: groups of neighbouring environments; the rows of one follow on those of the one before, and within
             it on time.
+        length: L, of sequences; see ``sequence_length``.
         columns: leaves [T, N, ...]; those that are None are left out.
 
     Returns:
-        Leaves [T·N, ...].
+        Leaves [T·N, ...]. Of sequences [T·N/L, L, ...], with the ``memory`` [T·N/L, ...] before them, ``first``, and
+        ``share``, of each step in the ``mask`` of its sequence.
     """
     rows = {
         "obs": rollout.obs,
@@ -28,19 +67,89 @@ def flatten(rollout: Rollout, num_strata: int = 1, /, **columns: PyTree | None) 
         **columns,
     }
     present = {name: column for name, column in rows.items() if column is not None}
-    num_steps, num_envs = rollout.reward.shape
+    num_envs = rollout.reward.shape[1]
     if num_envs % num_strata:
         raise ValueError(f"{num_envs} environments do not make {num_strata} equal strata; let minibatch_strata divide")
 
     def rows_of(x: Array) -> Array:
-        strata = x.reshape(num_steps, num_strata, num_envs // num_strata, *x.shape[2:]).swapaxes(0, 1)
-        return strata.reshape(num_steps * num_envs, *x.shape[2:])
+        steps = x.shape[0]
+        strata = x.reshape(steps, num_strata, num_envs // num_strata, *x.shape[2:]).swapaxes(0, 1)
+        return strata.reshape(steps * num_envs, *x.shape[2:])
 
-    return jax.tree.map(rows_of, present)
+    if length is None:
+        return jax.tree.map(rows_of, present)
+    mask = present.pop("mask", jnp.ones_like(rollout.reward))
+    sequences = partial(jax.tree.map, lambda x: rows_of(_cut(x, length)))
+    rows = sequences({**present, "first": _first(rollout), "share": mask})
+    rows["memory"] = jax.tree.map(lambda x: rows_of(x[::length]), rollout.memory)
+    rows["mask"] = rows["share"].sum(axis=1)
+    rows["share"] = rows["share"] / jnp.where(rows["mask"] > 0.0, rows["mask"], 1.0)[:, None]
+    return rows
+
+
+def look(policy: Policy, params: Params, batch: dict[str, PyTree]) -> tuple[Any, Array, dict[str, PyTree]]:
+    """What the policy makes of a minibatch: ``(distribution, value, the minibatch in their shape)``.
+
+    Args:
+        batch: rows of ``flatten``, with their ``weight`` [B].
+
+    Returns:
+        Leaves [B, ...]; of sequences [L, B, ...], weights included.
+    """
+    seed = {"dropout_seed": batch["dropout_seed"]} if "dropout_seed" in batch else {}
+    if "memory" not in batch:
+        return *policy.apply(params, batch["obs"], **seed), batch
+    weight = step_weight(batch)
+    steps = {name: x for name, x in batch.items() if name not in ("memory", "weight", "share")}
+    steps = jax.tree.map(lambda x: x.swapaxes(0, 1), steps | {"weight": weight})
+    seed = {name: steps[name] for name in seed}
+    distribution, value, _ = policy.apply(
+        params, steps["obs"], memory=batch["memory"], first=steps.pop("first"), **seed
+    )
+    return distribution, value, steps
+
+
+def step_weight(batch: dict[str, PyTree]) -> Array:
+    """The weight of each step of a minibatch: [B], of sequences [B, L]."""
+    return batch["weight"][:, None] * batch["share"] if "share" in batch else batch["weight"]
+
+
+def seen_by(params: Params, rollout: Rollout, length: int | None, *, policy: Policy) -> tuple[Array, Array]:
+    """``(log_prob, value)``, [T, N], of other parameters for those that acted. Sequences begin with the memory of the
+    policy that acted, as they do in minibatches."""
+    seed = {} if rollout.dropout_seed is None else {"dropout_seed": rollout.dropout_seed}
+    if length is None:
+        distribution, value = policy.apply(params, rollout.obs, **seed)
+        return distribution.log_prob(rollout.action), value
+    rows = {"obs": rollout.obs, "action": rollout.action, "first": _first(rollout), **seed}
+    steps = jax.tree.map(lambda x: _cut(x, length).reshape(-1, length, *x.shape[2:]).swapaxes(0, 1), rows)
+    memory = jax.tree.map(lambda x: x[::length].reshape(-1, *x.shape[2:]), rollout.memory)
+    action = steps.pop("action")
+    distribution, value, _ = policy.apply(params, steps.pop("obs"), memory=memory, **steps)
+    num_envs = rollout.reward.shape[1]
+
+    def whole(x: Array) -> Array:
+        return x.reshape(length, -1, num_envs).swapaxes(0, 1).reshape(-1, num_envs)
+
+    return whole(distribution.log_prob(action)), whole(value)
+
+
+def _cut(x: Array, length: int) -> Array:
+    """[T, N, ...] as sequences: [T/L, N, L, ...]."""
+    return x.reshape(-1, length, *x.shape[1:]).swapaxes(1, 2)
+
+
+def _first(rollout: Rollout) -> Array:
+    """[T, N] bool: the steps that an episode starts at. Before the rollout's first step memory is as it has to be."""
+    ended = rollout.done if rollout.valid is None else rollout.done | ~rollout.valid
+    return jnp.concatenate([jnp.zeros_like(ended[:1]), ended[:-1]])
 
 
 def reference_log_prob(state: TrainState, rollout: Rollout, *, policy: Policy, kl_coef: float) -> Array | None:
     """log π_ref(action | obs), [T, N]; None where ``kl_coef`` is 0 and nothing reads it.
+
+    A reference with memory has one of its own: from an episode's start, or from the rollout's where the episode began
+    before it.
 
     Raises:
         ValueError: no reference to measure the divergence to.
@@ -52,7 +161,11 @@ def reference_log_prob(state: TrainState, rollout: Rollout, *, policy: Policy, k
             "kl_coef > 0 needs state.reference, the parameters to stay close to; it is None: start with "
             "init_train_state(…, reference=True)"
         )
-    distribution, _ = policy.apply(state.reference, rollout.obs)
+    if isinstance(policy, PolicyWithMemory):
+        memory = policy.init_memory(rollout.reward.shape[1])
+        distribution, _, _ = policy.apply(state.reference, rollout.obs, memory=memory, first=_first(rollout))
+    else:
+        distribution, _ = policy.apply(state.reference, rollout.obs)
     return distribution.log_prob(rollout.action)
 
 
@@ -76,3 +189,21 @@ def strata_problems(num_strata: int | None, batch_size: int | None, run: RunShap
         if count is not None and count % num_strata:
             text = f"got {num_strata}, which does not divide {name} {count}; give a divisor of both"
             yield Problem("algorithm.cfg.minibatch_strata", text)
+
+
+def sequence_problems(options: Any, run: RunShape, batch_size: int | None) -> Iterator[Problem]:
+    """A ``sequence_length`` that does not cut rollouts and minibatches into whole sequences."""
+    length = options.sequence_length
+    if length is None:
+        return
+    for name, count in (("trainer.buffer_size", run.buffer_size), ("algorithm.cfg.batch_size", batch_size)):
+        if count is not None and count % length:
+            text = f"got {length}, which does not divide {name} {count}; give a divisor of both"
+            yield Problem("algorithm.cfg.sequence_length", text)
+
+
+def memory_problems(options: Any, policy: Policy) -> Iterator[Problem]:
+    """A ``sequence_length`` for a policy without memory."""
+    if options.sequence_length is not None and not isinstance(policy, PolicyWithMemory):
+        text = f"got {options.sequence_length}, but the policy has no memory; leave it out, or give policy.actor.memory"
+        yield Problem("algorithm.cfg.sequence_length", text)

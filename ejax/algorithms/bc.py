@@ -6,6 +6,7 @@
 
 A policy of action chunks, [K·A] at one observation, is taught at frame t the actions of frames t … t + K − 1. The
 expectation is over single actions: where a window ends before a chunk does, what lies beyond has no part in the loss.
+A policy with memory reads a window frame by frame, and begins each with the memory of an episode's start.
 Source: Pomerleau 1988 (ALVINN); Zhao et al. 2023 (ACT) for chunks.
 """
 
@@ -26,7 +27,19 @@ from ejax.algorithms.sgd import MinibatchConfig, sgd_epochs
 from ejax.optim import OptimizerConfig, ScheduleConfig, get_learning_rate, step_schedule
 from ejax.policies.normalize import update_normalizer
 from ejax.problems import Problem
-from ejax.types import Array, Env, HostEnv, Key, Metrics, Params, Policy, PredictingPolicy, PyTree, TrainState
+from ejax.types import (
+    Array,
+    Env,
+    HostEnv,
+    Key,
+    Metrics,
+    Params,
+    Policy,
+    PolicyWithMemory,
+    PredictingPolicy,
+    PyTree,
+    TrainState,
+)
 
 
 class BCConfig(BaseModel):
@@ -133,13 +146,10 @@ def bc_loss(params: Params, batch: dict[str, PyTree], *, policy: Policy, config:
             these.
     """
     frame = batch.get("frame")
-    seed: dict[str, Any] = {}
+    seed: dict[str, Array] = {}
     if "dropout_seed" in batch:
         seed["dropout_seed"] = batch["dropout_seed"] if frame is None else _frames(batch["dropout_seed"], frame)
-    wanted = policy.predicts if isinstance(policy, PredictingPolicy) else ()
-    if wanted:
-        seed["predict"] = True
-    distribution, _, *predicted = policy.apply(params, batch["obs"], **seed)
+    distribution, predicted = _in_windows(policy, params, batch["obs"], seed)
     action = batch["action"]
     continuous = jnp.issubdtype(action.dtype, jnp.floating)
     is_flow = hasattr(distribution, "matching_loss")
@@ -171,8 +181,8 @@ def bc_loss(params: Params, batch: dict[str, PyTree], *, policy: Policy, config:
         if continuous:
             metrics["mse"] = mean(jnp.square(distribution.mode() - action).mean(axis=-1))
     loss = metrics[config.loss]
-    if wanted:
-        metrics["prediction"] = _prediction_error(predicted[0], batch["obs"], weight)
+    if predicted:
+        metrics["prediction"] = _prediction_error(predicted, batch["obs"], weight)
         loss = loss + config.prediction_coef * metrics["prediction"]
     return loss, jax.lax.stop_gradient(metrics)
 
@@ -181,6 +191,21 @@ def _prediction_error(predicted: dict[str, Array], obs: PyTree, weight: Array) -
     """The weighted mean over windows of the squared error, added up over parts."""
     errors = [jnp.square(each - obs[name]).mean(axis=tuple(range(1, each.ndim))) for name, each in predicted.items()]
     return jnp.sum(weight * sum(errors[1:], errors[0]))
+
+
+def _in_windows(policy: Policy, params: Params, obs: PyTree, seed: dict[str, Array]) -> tuple[Any, dict[str, Array]]:
+    """The distribution at each frame of windows, leaves [B, C, ...], and what the policy predicts besides."""
+    if isinstance(policy, PredictingPolicy) and policy.predicts:
+        distribution, _, predicted = policy.apply(params, obs, predict=True, **seed)
+        return distribution, predicted
+    if not isinstance(policy, PolicyWithMemory):
+        return policy.apply(params, obs, **seed)[0], {}
+    steps = jax.tree.map(lambda x: x.swapaxes(0, 1), {"obs": obs, **seed})
+    num_frames, num_windows = jax.tree.leaves(steps)[0].shape[:2]
+    first = jnp.zeros((num_frames, num_windows), bool)  # a window is of one episode
+    memory = policy.init_memory(num_windows)
+    distribution = policy.apply(params, steps.pop("obs"), memory=memory, first=first, **steps)[0]
+    return jax.tree.map(lambda x: x.swapaxes(0, 1), distribution), {}
 
 
 def _num_known(known: Array, frame: Array | None, num_frames: int) -> Array | float:
@@ -247,6 +272,12 @@ def _env_problems(options: BCConfig, env: Env | HostEnv) -> Iterator[Problem]:
         yield Problem("algorithm.cfg.loss", text)
 
 
+def _policy_problems(options: BCConfig, policy: Policy) -> Iterator[Problem]:
+    if options.frames_per_window is not None and isinstance(policy, PolicyWithMemory):
+        text = f"got {options.frames_per_window}, but a policy with memory reads every frame; leave it out"
+        yield Problem("algorithm.cfg.frames_per_window", text)
+
+
 def _sizes(options: BCConfig, chunk_size: int) -> dict[str, int]:
     """The run's steps are the frames that it learns: those of one update, from one stream."""
     return {"num_envs": 1, "buffer_size": options.batch_size * options.updates_per_step * chunk_size}
@@ -259,4 +290,5 @@ ALGORITHM = Algorithm(
     stops_at_nonfinite=lambda options: not options.skip_nonfinite_updates,
     sizes=_sizes,
     env_problems=_env_problems,
+    policy_problems=_policy_problems,
 )

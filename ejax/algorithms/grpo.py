@@ -17,7 +17,16 @@ import jax.numpy as jnp
 import optax
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
-from ejax.algorithms.batch import flatten, reference_log_prob, share_out, strata_problems
+from ejax.algorithms.batch import (
+    flatten,
+    look,
+    memory_problems,
+    reference_log_prob,
+    sequence_length,
+    sequence_problems,
+    share_out,
+    strata_problems,
+)
 from ejax.algorithms.record import Algorithm, RunShape
 from ejax.algorithms.sgd import MinibatchConfig, sgd_epochs
 from ejax.algorithms.step import EpisodeStarts
@@ -63,6 +72,8 @@ class GRPOConfig(BaseModel):
     skip_nonfinite_updates: bool = True
     """As in PPO."""
     minibatch_strata: PositiveInt | None = None
+    """As in PPO."""
+    sequence_length: PositiveInt | None = None
     """As in PPO."""
     update_normalizers: bool = True
     """ejax: observation normalizers take in each rollout after its update, as PPO's do. EmbodiChain's GRPO leaves them
@@ -117,10 +128,12 @@ def grpo_update(
     # lengths relative to the rollout's, so that the weights of a minibatch do not get small
     length = mask.mean(axis=0, keepdims=True)
     weight = mask / jnp.maximum(length, 1.0 / mask.shape[0]) if config.length_normalization else mask
-    num_strata = config.minibatch_strata or num_shards()
+    num_strata, batch_size = config.minibatch_strata or num_shards(), num_shards() * config.batch_size
+    length = sequence_length(policy, rollout, config.sequence_length, batch_size, num_strata)
     batch = flatten(
         rollout,
         num_strata,
+        length,
         advantage=group_advantages(step_return, mask, group_size=config.group_size, eps=config.eps),
         mask=weight,
         reference_log_prob=reference_log_prob(state, rollout, policy=policy, kl_coef=config.kl_coef),
@@ -133,7 +146,7 @@ def grpo_update(
         optimizer=optimizer,
         minibatches=MinibatchConfig(
             n_epochs=config.n_epochs,
-            batch_size=num_shards() * config.batch_size,
+            batch_size=batch_size // (length or 1),
             max_grad_norm=config.max_grad_norm,
             skip_nonfinite=config.skip_nonfinite_updates,
             num_strata=num_strata,
@@ -150,10 +163,10 @@ def grpo_loss(params: Params, batch: dict[str, PyTree], *, policy: Policy, confi
 
     Args:
         batch: ``obs``, ``action``, ``log_prob``, ``advantage`` with leaves [B, ...]; ``weight`` [B], which adds up to
-            one over a minibatch; ``reference_log_prob`` [B] where ``kl_coef`` > 0; optional ``dropout_seed`` [B].
+            one over a minibatch; ``reference_log_prob`` [B] where ``kl_coef`` > 0; optional ``dropout_seed`` [B]. Of a
+            policy with memory: see ``flatten``.
     """
-    seed = {"dropout_seed": batch["dropout_seed"]} if "dropout_seed" in batch else {}
-    distribution, _ = policy.apply(params, batch["obs"], **seed)
+    distribution, _, batch = look(policy, params, batch)
     log_prob = distribution.log_prob(batch["action"])
     log_ratio = log_prob - batch["log_prob"]
 
@@ -186,7 +199,8 @@ def _problems(options: GRPOConfig, run: RunShape) -> Iterator[Problem]:
         yield Problem("trainer.num_envs", f"{text}; give {max(options.group_size, run.num_envs - rest)}")
     if options.batch_size > run.rows:
         yield run.too_many("batch_size", options.batch_size)
-    yield from strata_problems(options.minibatch_strata, options.batch_size, run)
+    yield from sequence_problems(options, run, options.batch_size)
+    yield from strata_problems(options.minibatch_strata, options.batch_size // (options.sequence_length or 1), run)
 
 
 def _share_out(options: GRPOConfig, was: int, now: int) -> GRPOConfig:
@@ -203,6 +217,7 @@ ALGORITHM = Algorithm(
     stops_at_nonfinite=lambda options: not options.skip_nonfinite_updates,
     share_out=_share_out,
     problems=_problems,
+    policy_problems=memory_problems,
     ignored_options=("gae_lambda",),
     compat={
         "embodichain-0.2": _EMBODICHAIN,

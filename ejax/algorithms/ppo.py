@@ -26,7 +26,18 @@ from pydantic import (
     field_validator,
 )
 
-from ejax.algorithms.batch import flatten, reference_log_prob, share_out, strata_problems
+from ejax.algorithms.batch import (
+    flatten,
+    look,
+    memory_problems,
+    reference_log_prob,
+    seen_by,
+    sequence_length,
+    sequence_problems,
+    share_out,
+    step_weight,
+    strata_problems,
+)
 from ejax.algorithms.record import Algorithm, RunShape
 from ejax.algorithms.sgd import MinibatchConfig, sgd_epochs
 from ejax.losses import clipped_surrogate, clipped_value_loss, kl_k3, value_loss, weighted_sums
@@ -55,6 +66,9 @@ class PPOConfig(BaseModel):
     minibatch_strata: PositiveInt | None = None
     """ejax: minibatches take equally many rows from each of this many groups of neighbouring environments. None: from
     each device, which then needs none of the others' rows; D devices compute what one does with D strata."""
+    sequence_length: PositiveInt | None = None
+    """ejax: of a policy with memory, successive steps that stay together in a minibatch, and that gradients go back
+    over; divides ``buffer_size`` and ``batch_size``. None: the longest that does, up to 128."""
     clip_coef: PositiveFloat = 0.2
     ent_coef: NonNegativeFloat = 0.01
     vf_coef: NonNegativeFloat = 0.5
@@ -145,15 +159,18 @@ def ppo_update(
     """
     # older parameters made the rollout: clip around those that the update starts with, and weight by how far they are
     behaviour, correction = rollout.log_prob, config.staleness_correction != "none"
+    num_strata = config.minibatch_strata or num_shards()
+    batch_size = None if config.num_mini_batches else num_shards() * config.batch_size
+    length = sequence_length(policy, rollout, config.sequence_length, batch_size, num_strata)
     lag_metrics: Metrics = {}
     if correction:
-        rollout, lag_metrics = _seen_by(state.params, rollout, policy=policy, config=config)
+        rollout, lag_metrics = _seen_by(state.params, rollout, length, policy=policy, config=config)
     advantage, value_target = ppo_advantage(rollout, behaviour, config=config)
     # one flat batch; what the options do not ask for is not gathered in every minibatch
-    num_strata = config.minibatch_strata or num_shards()
     batch = flatten(
         rollout,
         num_strata,
+        length,
         value=rollout.value,
         advantage=advantage,
         value_target=value_target,
@@ -170,7 +187,7 @@ def ppo_update(
         optimizer=optimizer,
         minibatches=MinibatchConfig(
             n_epochs=config.n_epochs,
-            batch_size=minibatch_size(config, rollout.reward.size, num_strata),
+            batch_size=minibatch_size(config, rollout.reward.size, num_strata, length or 1),
             max_grad_norm=config.max_grad_norm,
             clip_per_network=config.clip_grad_per_network,
             skip_nonfinite=config.skip_nonfinite_updates,
@@ -223,11 +240,11 @@ def ppo_advantage(
     return advantage, value_target
 
 
-def _seen_by(params: Params, rollout: Rollout, *, policy: Policy, config: PPOConfig) -> tuple[Rollout, Metrics]:
+def _seen_by(
+    params: Params, rollout: Rollout, length: int | None, *, policy: Policy, config: PPOConfig
+) -> tuple[Rollout, Metrics]:
     """The rollout with log-probabilities and values of ``params`` for those that acted, and how far apart they are."""
-    seed = {} if rollout.dropout_seed is None else {"dropout_seed": rollout.dropout_seed}
-    distribution, value = policy.apply(params, rollout.obs, **seed)
-    log_prob = distribution.log_prob(rollout.action)
+    log_prob, value = seen_by(params, rollout, length, policy=policy)
     # V of the true next observation is V of the next row, but where an episode ended; there the old one must do
     following = jnp.concatenate([value[1:], rollout.next_value[-1:]])
     goes_on = ~rollout.done & (jnp.arange(len(value)) < len(value) - 1)[:, None]
@@ -252,13 +269,12 @@ def ppo_loss(params: Params, batch: dict[str, PyTree], *, policy: Policy, config
         batch: ``obs``, ``action``, ``log_prob``, ``value``, ``advantage``, ``value_target`` with leaves [B, ...];
             optional ``weight`` [B], which adds up to one over a minibatch (default 1/B); optional ``distribution``
             (the acting policy's, for the exact KL), ``dropout_seed`` [B] and ``behave_weight`` [B], which multiplies
-            the surrogate; ``reference_log_prob`` [B] where ``kl_coef`` > 0.
+            the surrogate; ``reference_log_prob`` [B] where ``kl_coef`` > 0. Of a policy with memory: see ``flatten``.
 
     Returns:
         ``(loss, metrics)``; metrics are weighted means.
     """
-    seed = {"dropout_seed": batch["dropout_seed"]} if "dropout_seed" in batch else {}
-    distribution, value = policy.apply(params, batch["obs"], **seed)
+    distribution, value, batch = look(policy, params, batch)
     log_prob = distribution.log_prob(batch["action"])
     log_ratio = log_prob - batch["log_prob"]
     weight = batch.get("weight", jnp.full_like(value, 1.0 / value.shape[0]))
@@ -288,12 +304,12 @@ def ppo_loss(params: Params, batch: dict[str, PyTree], *, policy: Policy, config
     return weighted_sums(terms, weight, coefficients)
 
 
-def minibatch_size(config: PPOConfig, num_rows: int, num_strata: int = 1) -> int:
-    """Rows of a minibatch on all devices: ``batch_size`` on each, or those of ``num_mini_batches`` equal parts,
-    as ``torch.chunk`` cuts each stratum."""
+def minibatch_size(config: PPOConfig, num_steps: int, num_strata: int = 1, length: int = 1) -> int:
+    """Rows of ``length`` steps in a minibatch on all devices: ``batch_size`` steps on each, or those of
+    ``num_mini_batches`` equal parts, as ``torch.chunk`` cuts each stratum."""
     if config.num_mini_batches is None:
-        return num_shards() * config.batch_size
-    return num_strata * -(-num_rows // (num_strata * config.num_mini_batches))
+        return num_shards() * config.batch_size // length
+    return num_strata * -(-num_steps // (length * num_strata * config.num_mini_batches))
 
 
 def _prepare(config: PPOConfig) -> Callable[[dict[str, PyTree]], dict[str, PyTree]] | None:
@@ -301,7 +317,7 @@ def _prepare(config: PPOConfig) -> Callable[[dict[str, PyTree]], dict[str, PyTre
 
 
 def _normalize_minibatch(minibatch: dict[str, Any], *, config: PPOConfig) -> dict[str, Any]:
-    valid = (minibatch["weight"] > 0).astype(jnp.float32)
+    valid = (step_weight(minibatch) > 0).astype(jnp.float32)
     return {**minibatch, "advantage": _normalize(minibatch["advantage"], valid, config)}
 
 
@@ -337,7 +353,9 @@ def _problems(options: PPOConfig, run: RunShape) -> Iterator[Problem]:
     if options.num_mini_batches is not None and options.num_mini_batches > run.rows:
         yield run.too_many("num_mini_batches", options.num_mini_batches)
     batch_size = None if options.num_mini_batches else options.batch_size
-    yield from strata_problems(options.minibatch_strata, batch_size, run)
+    yield from sequence_problems(options, run, batch_size)
+    whole = None if batch_size is None else batch_size // (options.sequence_length or 1)
+    yield from strata_problems(options.minibatch_strata, whole, run)
 
 
 def _share_out(options: PPOConfig, was: int, now: int) -> PPOConfig:
@@ -353,6 +371,7 @@ ALGORITHM = Algorithm(
     stops_at_nonfinite=lambda options: not options.skip_nonfinite_updates,
     share_out=_share_out,
     problems=_problems,
+    policy_problems=memory_problems,
     compat={
         "embodichain-0.2": {"timeout_bootstrap": "embodichain-0.2", "skip_nonfinite_updates": False},
         "embodichain-0.3": {

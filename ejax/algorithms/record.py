@@ -5,7 +5,7 @@ The registry names it: ``"ppo": "ejax.algorithms.ppo:ALGORITHM"``. A config name
 ``examples/own_algorithm.py`` is one.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from ejax.algorithms.step import EpisodeStarts, Step
 from ejax.optim import bind_schedule, make_optimizer
 from ejax.problems import Problem
-from ejax.types import Env, HostEnv, Policy, PyTree
+from ejax.types import Env, HostEnv, Policy, PolicyWithMemory, PyTree
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +68,14 @@ def _bind_schedule(options: Any, num_updates: int) -> Any:
     return options.model_copy(update={"lr_scheduler": bind_schedule(options.lr_scheduler, num_updates)})
 
 
+def refuse_memory(options: Any, policy: Policy) -> Iterator[Problem]:
+    """A policy with memory, of an algorithm that looks at single steps."""
+    del options
+    if isinstance(policy, PolicyWithMemory):
+        text = "got an algorithm that learns from single steps, but the policy has a memory; give ppo, grpo or bc, or"
+        yield Problem("algorithm.name", f"{text} leave out policy.actor.memory")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Algorithm:
     """An algorithm's options, its update, and what the run must know to serve it. ``options``: a ``Config``."""
@@ -103,6 +111,8 @@ class Algorithm:
     """Options that contradict the rest of the run."""
     env_problems: Callable[[Any, Env | HostEnv], Iterable[Problem]] = lambda options, env: ()
     """Environments that it cannot learn in."""
+    policy_problems: Callable[[Any, Policy], Iterable[Problem]] = refuse_memory
+    """Policies that it cannot train, or options that are not for this one: those with memory, where none is given."""
     ignored_options: tuple[str, ...] = ()
     """Options that every algorithm of EmbodiChain accepts, and that have no effect on this one."""
     compat: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)

@@ -23,10 +23,22 @@ from ejax.distributions import executed
 from ejax.envs.host.calls import call_env, waiting_for
 from ejax.envs.host.guarded import GuardedEnv
 from ejax.envs.host.pure_host import PureHostEnv
+from ejax.memory import ask, first_memory, forget_outside
 from ejax.processes import own_copy
 from ejax.rollout import make_rollout
 from ejax.sharding import join, sharded
-from ejax.types import Array, HostEnv, HostTimestep, Key, Params, Policy, PyTree, Rollout, SavableHostEnv
+from ejax.types import (
+    Array,
+    HostEnv,
+    HostTimestep,
+    Key,
+    Params,
+    Policy,
+    PolicyWithMemory,
+    PyTree,
+    Rollout,
+    SavableHostEnv,
+)
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -105,6 +117,8 @@ class HostCollector:
         self.lost_steps = 0
         """Environment steps taken for rollouts that were given up, of all rows."""
         self._obs: list[PyTree] | None = None
+        self._memory = self._first_memory()
+        """What the policy remembers of the episodes under way, group by group."""
         self._asking = threading.Lock()
         self._taken = [0] * len(groups)
         """Steps of the rollout under way, group by group."""
@@ -157,11 +171,16 @@ class HostCollector:
         )
 
     def state(self) -> PyTree:
-        """The state of the environments, group by group; () where they cannot be saved."""
+        """The state of the environments, group by group, with the policy's memory of their episodes where it has one;
+        () where they cannot be saved."""
         groups = [_savable(group) for group in self.groups]
         if None in groups:
             return ()
-        return tuple(call_env(_name(group), "get_state", group.get_state) for group in groups if group is not None)
+        states = tuple(call_env(_name(group), "get_state", group.get_state) for group in groups if group is not None)
+        if not isinstance(self.policy, PolicyWithMemory):
+            return states
+        memories = jax.tree.map(np.asarray, self._memory)
+        return tuple({"env": env, "memory": memory} for env, memory in zip(states, memories, strict=True))
 
     def own(self, envs: PyTree) -> PyTree:
         """Of the state of all the run's groups what ``state`` gives of these."""
@@ -170,6 +189,9 @@ class HostCollector:
     def restore(self, envs: PyTree) -> None:
         """Go on with saved environments: ``Collected.envs``."""
         self._obs = []
+        if isinstance(self.policy, PolicyWithMemory):
+            self._memory = [jax.tree.map(jnp.asarray, state["memory"]) for state in envs]
+            envs = [state["env"] for state in envs]
         for group, state in zip(self.groups, envs, strict=True):
             savable = _savable(group)
             if savable is None:
@@ -211,7 +233,9 @@ class HostCollector:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _assemble(self, params: Params, steps: tuple[Any, Any, HostTimestep], rows: dict[str, NDArray[Any]]) -> Rollout:
+    def _assemble(
+        self, params: Params, steps: tuple[Any, Any, Any, HostTimestep], rows: dict[str, NDArray[Any]]
+    ) -> Rollout:
         if self.mesh is None:
             return assemble(self.policy, params, *steps, rows)
         devices = self.mesh.local_devices
@@ -229,6 +253,10 @@ class HostCollector:
         seed = np.repeat(draw.generate_state(self._num_envs_of_all // self.group_size), self.group_size)
         parts = np.split(seed.astype(np.uint32), self._num_groups)[self.first_group :][: len(self.groups)]
         self._obs = [_call(group, "reset", group.reset, part) for group, part in zip(self.groups, parts, strict=True)]
+        self._memory = self._first_memory()
+
+    def _first_memory(self) -> list[PyTree]:
+        return [first_memory(self.policy, group.num_envs) for group in self.groups]
 
     def _failures(self) -> dict[str, float]:
         guarded = [group for group in self.groups if isinstance(group, GuardedEnv)]
@@ -289,11 +317,13 @@ class HostCollector:
             with self._asked():
                 began = time.perf_counter()
                 row = {name: each[t, mine] for name, each in rows.items()}
-                drawn, part = act(self.policy, params, obs, key, np.int32(t), row)
+                memory = self._memory[number]
+                drawn, part, remembered = act(self.policy, params, obs, memory, key, np.int32(t), row)
                 action = np.asarray(drawn)
                 given = action if part is None else np.asarray(part)
                 policy_s += time.perf_counter() - began
-            before.write(t, (obs, action))  # now: an environment may write the next observation over this one
+            # now: an environment may write the next observation over this one
+            before.write(t, (obs, action, (memory, remembered)))
             with gate() as stop:
                 if stop:
                     raise CollectionStopped
@@ -303,6 +333,9 @@ class HostCollector:
                 env_s += time.perf_counter() - began
             after.write(t, timestep)
             current[number] = timestep.obs
+            # a step that only reset is none of an episode
+            ended = timestep.terminated | timestep.truncated | ~np.asarray(timestep.info.get("valid", True))
+            self._memory[number] = forget_outside(self.policy, remembered, ended)
             self._taken[number] = t + 1
         return _Played((*before.pages, after.pages), policy_s, env_s)
 
@@ -350,26 +383,33 @@ def _name(group: HostEnv) -> str:
 
 @dataclass
 class _Played:
-    steps: tuple[PyTree, NDArray[Any], HostTimestep]
-    """Observations, actions, timesteps; leaves [T, n, ...]."""
+    steps: tuple[PyTree, NDArray[Any], tuple[PyTree, PyTree], HostTimestep]
+    """Observations, actions, memories before and after them, timesteps; leaves [T, n, ...]."""
     policy_s: float
     env_s: float
 
 
 @partial(jax.jit, static_argnames="policy")
 def act(
-    policy: Policy, params: Params, obs: PyTree, key: Key, t: Array, rows: dict[str, Array]
-) -> tuple[Array, Array | None]:
-    """The actions of step t, [N, ...], and what the environments are given of them. None: all."""
-    distribution, _ = policy.apply(params, obs, **rows)
+    policy: Policy, params: Params, obs: PyTree, memory: PyTree, key: Key, t: Array, rows: dict[str, Array]
+) -> tuple[Array, Array | None, PyTree]:
+    """The actions of step t, [N, ...], what the environments are given of them (None: all), and the memory after it."""
+    distribution, _, remembered = ask(policy, params, obs, memory, **rows)
     action = distribution.sample(jax.random.fold_in(key, t))
     given = executed(distribution, action)
-    return action, None if given is action else given
+    return action, None if given is action else given, remembered
 
 
 @partial(jax.jit, static_argnames="policy")
 def assemble(
-    policy: Policy, params: Params, obs: PyTree, action: Array, timestep: HostTimestep, rows: dict[str, Array]
+    policy: Policy,
+    params: Params,
+    obs: PyTree,
+    action: Array,
+    memory: tuple[PyTree, PyTree],
+    timestep: HostTimestep,
+    rows: dict[str, Array],
 ) -> Rollout:
     """A rollout from recorded steps, with the policy's log-probabilities and values; leaves [T, N, ...]."""
-    return make_rollout(policy, params, obs, action, timestep, dropout_seed=rows.get("dropout_seed"))
+    seed = rows.get("dropout_seed")
+    return make_rollout(policy, params, obs, action, timestep, memory=memory, dropout_seed=seed)

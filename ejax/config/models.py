@@ -33,6 +33,7 @@ from ejax.config.data import DataConfig, data_problems
 from ejax.device import MatmulPrecision
 from ejax.frozen import Kwargs, freeze
 from ejax.policies.mlp import NetworkConfig
+from ejax.policies.recurrence import MemoryConfig
 from ejax.policies.vla.config import VLAConfig
 from ejax.problems import ConfigError, KeyNote, Problem
 from ejax.registry import did_you_mean, resolve, trusted_name
@@ -213,6 +214,9 @@ class NetworkBlock(BaseModel):
     model_config = _STRICT
     type: Literal["mlp"] = "mlp"
     network_cfg: NetworkConfig
+    memory: MemoryConfig | None = None
+    """ejax: a memory before the network. The actor's default is none; the critic's is one of its own like the
+    actor's."""
 
     @field_validator("type", mode="before")
     @classmethod
@@ -259,6 +263,15 @@ class PolicyConfig(BaseModel):
     @classmethod
     def _known(cls, name: str) -> str:
         return trusted_name("policy", name)
+
+    @property
+    def memories(self) -> dict[str, MemoryConfig]:
+        """The arguments ``actor_memory`` and ``critic_memory`` of a policy class; empty where nothing remembers."""
+        if self.actor is None or self.actor.memory is None:
+            return {}
+        if self.critic is None or self.name == "actor_only":
+            return {"actor_memory": self.actor.memory}
+        return {"actor_memory": self.actor.memory, "critic_memory": self.critic.memory or self.actor.memory}
 
     def action_dim_problems(self, num_actions: int) -> list[Problem]:
         """None, or one: ``action_dim`` is given, and is not the environment's ``num_actions``."""
@@ -408,6 +421,7 @@ def _networks(policy: PolicyConfig) -> Iterator[Problem]:
                 )
     if policy.init_from is not None and policy.vla_config is not None and policy.vla_config.model_path is not None:
         yield Problem("policy.init_from", "got both it and vla_config.model_path; keep one")
+    yield from _memories(policy)
     if policy.name not in ("actor_critic", "actor_only"):
         return
     blocks = [("actor", policy.actor), ("critic", policy.critic)]
@@ -419,6 +433,26 @@ def _networks(policy: PolicyConfig) -> Iterator[Problem]:
             )
     if policy.cfg:
         yield Problem("policy.cfg", f"{policy.name} takes no cfg; its keys are directly under policy")
+
+
+def _memories(policy: PolicyConfig) -> Iterator[Problem]:
+    """Memories where there can be none, and a critic's that contradicts the rest."""
+    actor, critic = (block.memory if block else None for block in (policy.actor, policy.critic))
+    if policy.name == "vision" and (actor or critic):
+        yield Problem("policy.actor.memory", "vision has no memory; actor_critic and actor_only do; leave it out")
+    elif actor and not actor.remembers:
+        yield Problem(
+            "policy.actor.memory.type", f"got '{actor.type}', which is for a critic; give gru, lstm or history"
+        )
+    elif critic and not actor:
+        text = "is given, but the actor has none; give policy.actor.memory too, such as {type: gru}"
+        yield Problem("policy.critic.memory", text)
+    elif critic and critic.type == "actor":
+        text = "but the critic reads what the actor's memory gives (policy.critic.memory.type: actor)"
+        if policy.obs_groups.critic not in ((), policy.obs_groups.actor):
+            yield Problem("policy.obs_groups.critic", f"is given, {text}; leave it out")
+        if policy.critic_obs_normalization:
+            yield Problem("policy.critic_obs_normalization", f"got true, {text}; give false")
 
 
 def _data(config: RunConfig) -> Iterator[Problem]:

@@ -10,7 +10,7 @@ import jax
 from jax.sharding import SingleDeviceSharding
 
 from ejax.config import ConfigError, Problem, RunConfig
-from ejax.rollout import reset, unroll
+from ejax.rollout import reset, unroll, with_memory
 from ejax.sharding import make_mesh, replicated, shapes_on
 from ejax.training.build import build, uses_dropout
 from ejax.training.environments import evaluation_env
@@ -121,7 +121,7 @@ def _learning(config: RunConfig, parts: Parts, stepper: HostStepper, device: jax
     trainer, dropout = config.trainer, uses_dropout(config.policy)
 
     def collect(params: Params, key: Key) -> Rollout:
-        envs = reset(parts.env, key, trainer.num_envs)
+        envs = with_memory(reset(parts.env, key, trainer.num_envs), parts.policy)
         steps = trainer.buffer_size
         return unroll(parts.policy, parts.env, params, envs, key, num_steps=steps, dropout=dropout)[0]
 

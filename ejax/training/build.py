@@ -15,10 +15,13 @@ from ejax.config import ConfigError, PolicyConfig, Problem, RunConfig
 from ejax.config.bind import bind
 from ejax.config.spaces import space_problems
 from ejax.distributions import action_spec
+from ejax.policies import ActorCritic, ActorOnly
+from ejax.policies.observations import select_observation
+from ejax.policies.with_memory import ActorCriticWithMemory
 from ejax.processes import JOIN, count, unjoined
 from ejax.registry import resolve
 from ejax.training.cloning import cloning_parts
-from ejax.training.environments import build_env
+from ejax.training.environments import build_env, sample_obs
 from ejax.training.host_parts import group_size, host_parts
 from ejax.training.parts import Parts
 from ejax.training.steppers import DeviceStepper
@@ -55,6 +58,8 @@ def build(
     if problems := list(algorithm.env_problems(config.algorithm.cfg, first)):
         raise ConfigError(problems)
     policy = build_policy(config.policy, first)
+    if problems := list(algorithm.policy_problems(config.algorithm.cfg, policy)):
+        raise ConfigError(problems)
     optimizer = algorithm.make_optimizer(config.algorithm.cfg)
     key, dropout = jax.random.key(trainer.seed), uses_dropout(config.policy)
 
@@ -152,19 +157,35 @@ def build_policy(config: PolicyConfig, env: Env | HostEnv) -> Policy:
         "actor_obs_normalization": config.actor_obs_normalization,
         "critic_obs_normalization": config.critic_obs_normalization,
         "vla_config": config.vla_config,
+        **config.memories,
         "instructions": getattr(env, "instructions", ()),
         "held_out_instructions": getattr(env, "held_out_instructions", ()),
     }
     make = resolve("policy", config.name)
+    if config.memories and make in (ActorCritic, ActorOnly):
+        make = ActorCriticWithMemory
+        offered |= {"actor_width": _width(env, config.obs_groups.actor)}
+        offered |= {"critic_width": _width(env, config.obs_groups.critic)}
+        offered["critic"] = None if config.name == "actor_only" else offered["critic"]
     accepted = inspect.signature(make).parameters
+    if ignored := config.memories.keys() - accepted.keys():
+        text = f"{config.name} takes no {', '.join(sorted(ignored))}; leave it out, or give actor_critic or actor_only"
+        raise ConfigError([Problem("policy.actor.memory", text)])
     try:
         return make(**{name: value for name, value in offered.items() if name in accepted}, **config.cfg)
     except (TypeError, ValueError) as error:
         raise ConfigError([Problem("policy", f"{config.name} refuses it: {error}")]) from error
 
 
+def _width(env: Env | HostEnv, groups: tuple[str, ...]) -> int:
+    """Numbers of an observation that a network reads."""
+    return int(jax.eval_shape(lambda: select_observation(sample_obs(env, 1), groups)).shape[-1])
+
+
 def uses_dropout(config: PolicyConfig) -> bool:
-    return any(block is not None and block.network_cfg.dropout_p > 0.0 for block in (config.actor, config.critic))
+    networks = [block.network_cfg for block in (config.actor, config.critic) if block is not None]
+    networks += [memory.encoder for memory in config.memories.values() if memory.encoder is not None]
+    return any(network.dropout_p > 0.0 for network in networks)
 
 
 def num_devices(config: RunConfig) -> int:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from ejax.config.camera import CameraConfig
 from ejax.distributions import executed
+from ejax.memory import ask, first_memory
 from ejax.types import Array, CameraView, ChunkedEnv, Env, Key, Params, Phase, Policy, PyTree, RenderableEnv
 from ejax.video import tile_frames, with_caption, write_video
 
@@ -151,9 +152,9 @@ def play(
     key_reset, key_steps = jax.random.split(key)
     state, obs = jax.vmap(env.reset)(jax.random.split(key_reset, num_envs))
 
-    def one_step(carry: tuple[PyTree, PyTree], key: Key) -> tuple[tuple[PyTree, PyTree], tuple[PyTree, Array]]:
-        state, obs = carry
-        distribution, _ = policy.apply(params, obs)
+    def one_step(carry: tuple[PyTree, ...], key: Key) -> tuple[tuple[PyTree, ...], tuple[PyTree, Array]]:
+        state, obs, memory = carry
+        distribution, _, memory = ask(policy, params, obs, memory)
         if samples:
             key_action, key = jax.random.split(key)
             action = executed(distribution, distribution.sample(key_action))
@@ -163,13 +164,13 @@ def play(
         after, timestep = jax.vmap(env.step)(state, action, keys)
         done = timestep.terminated | timestep.truncated
         if not isinstance(env, ChunkedEnv):
-            return (after, timestep.obs), (jax.tree.map(lambda x: x[None], after), done[None])
+            return (after, timestep.obs, memory), (jax.tree.map(lambda x: x[None], after), done[None])
         states = jax.vmap(env.trajectory, out_axes=1)(state, action, keys)
         ended = jnp.zeros((env.actions_per_decision, num_envs), bool).at[-1].set(done)
-        return (after, timestep.obs), (states, ended)
+        return (after, timestep.obs, memory), (states, ended)
 
     keys = jax.random.split(key_steps, env.max_episode_steps or _UNLIMITED)
-    made = jax.lax.scan(one_step, (state, obs), keys)[1]
+    made = jax.lax.scan(one_step, (state, obs, first_memory(policy, num_envs)), keys)[1]
     return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), made)
 
 

@@ -1,13 +1,16 @@
 """The observations that an export is checked on, and JAX's answers to them.
 
-``environment``: where the policy itself goes. The others are adversarial: ``edges`` (every feature at one of the two
+``environment``: where the policy itself goes; of one with memory, with what it remembered there, as in all others.
+``consecutive``, of a policy with memory: 1,000 steps of one environment, episode after episode, each answered with the
+memory that the answer before gave. The others are adversarial: ``edges`` (every feature at one of the two
 ends of its range), ``zeros``, ``huge`` (magnitudes from 10² to 10⁶), ``not_a_number`` (one NaN in each row). Images are
 the environment's in the last two, patterns of 0 and 255 in ``edges``; ``noise`` has random bytes for images, and the
 environment's numbers.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -18,19 +21,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ejax.distributions import Categorical, MultiCategorical, Normal, TanhNormal, executed
+from ejax.memory import ask, forget
 from ejax.policies.vision import VisionPolicy
 from ejax.policies.vla.flow import FlowChunk
 from ejax.policies.vla.policy import VLAPolicy
-from ejax.rollout import EnvCarry, reset, step
+from ejax.policies.with_memory import ActorCriticWithMemory
+from ejax.rollout import EnvCarry, reset, step, with_memory
 from ejax.types import Array, Env, Key, Params, Policy, PyTree
 from interop.artefacts.adversaries import adversarial_observations
-from interop.artefacts.parity import Arrays, Case, allowed_error
+from interop.artefacts.parity import CONSECUTIVE, Arrays, Case, allowed_error
 from interop.twin.kinds import Spec
-from interop.twin.spec import WHOLE, PolicySpec
+from interop.twin.spec import MEMORY, WHOLE, PolicySpec
 from interop.twin.vla_spec import NOISE, VLASpec
 
 Bounds = tuple[tuple[float, ...], tuple[float, ...]]
 _NUM_ENVS, _NUM_STEPS = 16, 128
+_NUM_CONSECUTIVE = 1000
 _IMAGE_BYTES = 1024 * 64 * 64 * 3
 """Size of the environment's images: as many of 64x64 as the largest batch that is checked, fewer of larger ones."""
 _CHUNK_BYTES = 2**22
@@ -47,10 +53,14 @@ def draw_cases(policy: Policy, params: Params, spec: PolicySpec, seen: Arrays, s
         seen: observations of the environment, ``leaves_of`` them: [B, F] each, images [B, height, width, channels].
         space: of the observation; its finite bounds are edges too.
     """
-    observations: dict[str, Arrays] = {
-        "environment": seen,
-        **adversarial_observations(seen, feature_ranges(seen, space, spec), spec),
-    }
+    policy = of_actor(policy)
+    seen, played = (seen, None) if spec.memory is None else _apart(seen)
+    observed = {name: x for name, x in seen.items() if name != MEMORY}
+    adversarial = adversarial_observations(observed, feature_ranges(seen, space, spec), spec)
+    if spec.memory is not None:
+        for obs in adversarial.values():
+            obs[MEMORY] = np.take(seen[MEMORY], np.arange(len(obs[spec.inputs[0]])), axis=0, mode="wrap")
+    observations: dict[str, Arrays] = {"environment": seen, **adversarial}
     together = {name: np.concatenate([obs[name] for obs in observations.values()]) for name in seen}
     expected, allowed = answer(policy, params, spec, together)
     ends = np.cumsum([len(obs[spec.inputs[0]]) for obs in observations.values()])
@@ -58,28 +68,49 @@ def draw_cases(policy: Policy, params: Params, spec: PolicySpec, seen: Arrays, s
     def part(arrays: Arrays, i: int) -> Arrays:
         return {name: np.split(x, ends)[i] for name, x in arrays.items()}
 
-    mine = {name: x if name in spec.images else x[:, list(spec.read(name))] for name, x in together.items()}
+    whole = {*spec.images, MEMORY} if spec.memory else spec.images.keys()
+    mine = {name: x if name in whole else x[:, list(spec.read(name))] for name, x in together.items()}
     mine = {name: mine[name] for name in spec.inputs}
-    return [Case(name, part(mine, i), part(expected, i), part(allowed, i)) for i, name in enumerate(observations)]
+    cases = [Case(name, part(mine, i), part(expected, i), part(allowed, i)) for i, name in enumerate(observations)]
+    return cases if played is None else [*cases, _consecutive(policy, params, spec, played)]
+
+
+def _apart(seen: Arrays) -> tuple[Arrays, Arrays]:
+    """The first rows that all environments saw, and all that the first of them saw, step by step."""
+    steps = {name: x.reshape(_NUM_CONSECUTIVE, -1, *x.shape[1:]) for name, x in seen.items()}
+    first = {name: x[:_NUM_STEPS].reshape(-1, *x.shape[2:]) for name, x in steps.items()}
+    return first, {name: x[:, 0] for name, x in steps.items()}
+
+
+def _consecutive(policy: Policy, params: Params, spec: PolicySpec, played: Arrays) -> Case:
+    expected, allowed = _answer_to_chunk(policy, params, spec, played, answer=_loop_answer)
+    starts = ~played[MEMORY].any(axis=1, keepdims=True)
+    before = np.concatenate([np.zeros_like(played[MEMORY][:1]), expected["next_memory"][:-1]])
+    observation = {**played, MEMORY: np.where(starts, np.float32(0.0), before)}
+    return Case(CONSECUTIVE, {name: observation[name] for name in spec.inputs}, expected, allowed)
 
 
 def observe(policy: Policy, env: Env, params: Params, bounds: Bounds | None) -> tuple[Arrays, bool]:
     """Act in the environment with sampled actions, so that the observations spread as in training.
 
     Returns:
-        The observations [B, ...] by path; whether the environment itself clips actions to ``bounds``: wherever it was,
-        actions far beyond them did the same as clipped ones. Where it does not, a clipped policy is another policy.
+        The observations [B, ...] by path, with the actor's ``memory`` where it has one; whether the environment itself
+        clips actions to ``bounds``: wherever it was, actions far beyond them did the same as clipped ones. Where it
+        does not, a clipped policy is another policy.
     """
     num_steps = steps_to_observe(policy, env.observation_space)
     every = _STEPS_BETWEEN_CHECKS if images_of(policy) else 1
     key = jax.random.key(0)
-    obs, clips = _act(policy, env, params, key, bounds=bounds, num_steps=num_steps, check_every=every)
-    seen = {name: np.asarray(x).reshape(-1, *x.shape[2:]) for name, x in leaves_of(obs).items()}
+    (obs, memory), clips = _act(policy, env, params, key, bounds=bounds, num_steps=num_steps, check_every=every)
+    leaves = leaves_of(obs) | ({} if memory == () else {MEMORY: memory["actor"]})
+    seen = {name: np.asarray(x).reshape(-1, *x.shape[2:]) for name, x in leaves.items()}
     return as_read(policy, seen), bool(clips.all())
 
 
 def steps_to_observe(policy: Policy, space: gymnasium.Space) -> int:
     """Number of steps of 16 environments; fewer where pictures have to be drawn."""
+    if isinstance(policy, ActorCriticWithMemory):
+        return _NUM_CONSECUTIVE
     leaves = leaves_of(space)
     size = sum(math.prod(leaves[name].shape) for name in images_of(policy))
     return max(1, min(_NUM_STEPS // 2, _IMAGE_BYTES // (size * _NUM_ENVS))) if size else _NUM_STEPS
@@ -137,12 +168,19 @@ def feature_ranges(seen: Arrays, space: gymnasium.Space, spec: Spec) -> dict[str
 
 
 @partial(jax.jit, static_argnames=("policy", "bounds"))
-def deployed_answer(policy: Policy, params: Params, obs: PyTree, bounds: Bounds | None) -> tuple[Array, ...]:
-    """The answer of a deployed policy: the mode, clipped, and the distribution's parameters.
+def deployed_answer(
+    policy: Policy, params: Params, obs: PyTree, bounds: Bounds | None, memory: Array | None = None
+) -> tuple[Array, ...]:
+    """The answer of a deployed policy: the mode, clipped, the distribution's parameters, and the memory after it.
 
     Of a flow: where it leads from ``obs["noise"]``, clipped, and the same as it is. Zeros lead to the mode.
     """
-    distribution, _ = policy.apply(params, obs)
+    distribution, _, after = ask(policy, params, obs, {"actor": memory})
+    outputs = _outputs(distribution, obs, bounds)
+    return outputs if memory is None else (*outputs, after["actor"])
+
+
+def _outputs(distribution: Any, obs: PyTree, bounds: Bounds | None) -> tuple[Array, ...]:
     if isinstance(distribution, FlowChunk):
         end = distribution.from_noise(obs[NOISE])
         return clip(end, bounds), end
@@ -155,6 +193,29 @@ def deployed_answer(policy: Policy, params: Params, obs: PyTree, bounds: Bounds 
     if not isinstance(normal, Normal):
         raise TypeError(f"no export of a {type(distribution).__name__} distribution")
     return clip(action, bounds), normal.mean, normal.log_std
+
+
+def of_actor(policy: Any) -> Any:
+    """The policy without a critic that has a memory: a deployed one has none."""
+    return policy.clone(critic=None) if isinstance(policy, ActorCriticWithMemory) else policy
+
+
+def _step_answer(policy: Policy, params: Params, leaves: Mapping[str, Any], bounds: Bounds | None) -> Any:
+    obs = {name: x for name, x in leaves.items() if name != MEMORY or not isinstance(policy, ActorCriticWithMemory)}
+    return deployed_answer(policy, params, nest(obs), bounds, leaves[MEMORY] if len(obs) < len(leaves) else None)
+
+
+@partial(jax.jit, static_argnames=("policy", "bounds"))
+def _loop_answer(policy: Policy, params: Params, leaves: Mapping[str, Any], bounds: Bounds | None) -> Any:
+    """``_step_answer`` step by step, each with the memory that the one before gave; an episode starts at zeros."""
+
+    def one_step(memory: Array, leaves: dict[str, Array]) -> tuple[Array, Any]:
+        memory = jnp.where(leaves[MEMORY].any(), memory, 0.0)
+        row = {name: x[None] for name, x in {**leaves, MEMORY: memory}.items()}
+        outputs = [y[0] for y in _step_answer(policy, params, row, bounds)]
+        return outputs[-1], outputs
+
+    return jax.lax.scan(one_step, jnp.zeros_like(leaves[MEMORY][0]), dict(leaves))[1]
 
 
 def clip(action: Array, bounds: Bounds | None) -> Array:
@@ -180,11 +241,13 @@ def answer(policy: Policy, params: Params, spec: Spec, obs: Arrays) -> tuple[Arr
     return expected, allowed
 
 
-def _answer_to_chunk(policy: Policy, params: Params, spec: Spec, obs: Arrays) -> tuple[Arrays, Arrays]:
+def _answer_to_chunk(
+    policy: Policy, params: Params, spec: Spec, obs: Arrays, answer: Callable[..., Any] = _step_answer
+) -> tuple[Arrays, Arrays]:
     with jax.default_matmul_precision("highest"):
-        outputs = deployed_answer(policy, params, nest(obs), spec.clip)
+        outputs = answer(policy, params, obs, spec.clip)
         with jax.enable_x64(True):
-            exact, *disturbed = _disturbed_answers(policy, params, spec, obs)
+            exact, *disturbed = _disturbed_answers(policy, params, spec, obs, answer)
     expected = dict(zip(spec.outputs, map(np.asarray, outputs), strict=True))
     allowed = {}
     for i, (name, y) in enumerate(expected.items()):
@@ -194,7 +257,9 @@ def _answer_to_chunk(policy: Policy, params: Params, spec: Spec, obs: Arrays) ->
     return expected, allowed
 
 
-def _disturbed_answers(policy: Policy, params: Params, spec: Spec, obs: Arrays) -> list[list[NDArray[Any]]]:
+def _disturbed_answers(
+    policy: Policy, params: Params, spec: Spec, obs: Arrays, answer: Callable[..., Any]
+) -> list[list[NDArray[Any]]]:
     """Answers in float64: the exact ones, then those to numbers that are off, see ``interop.artefacts.parity``.
 
     Bytes of a text are what they are, and so are pixels that the policy takes without rounding.
@@ -219,10 +284,10 @@ def _disturbed_answers(policy: Policy, params: Params, spec: Spec, obs: Arrays) 
 
     def disturbed() -> tuple[Params, PyTree]:
         moved = jax.tree.map(disturb, weights)
-        return moved, nest({name: disturb_part(name, x) for name, x in leaves.items()})
+        return moved, {name: disturb_part(name, x) for name, x in leaves.items()}
 
-    draws = [(weights, nest(leaves)), *(disturbed() for _ in range(_NUM_DISTURBED))]
-    return [[np.asarray(y) for y in deployed_answer(policy, *draw, spec.clip)] for draw in draws]
+    draws = [(weights, leaves), *(disturbed() for _ in range(_NUM_DISTURBED))]
+    return [[np.asarray(y) for y in answer(policy, *draw, spec.clip)] for draw in draws]
 
 
 @partial(jax.jit, static_argnames=("policy", "env", "bounds", "num_steps", "check_every"))
@@ -235,16 +300,17 @@ def _act(
     def one_step(carry: EnvCarry, now: tuple[Array, Key]) -> tuple[EnvCarry, tuple[PyTree, Array]]:
         t, key = now
         key_action, key_env = jax.random.split(key)
-        distribution = policy.apply(params, carry.obs)[0]
+        distribution, _, remembered = ask(policy, params, carry.obs, carry.memory)
         action = executed(distribution, distribution.sample(key_action))
-        after, _ = step(env, carry, action, key_env)
+        after, timestep = step(env, carry, action, key_env)
+        after = replace(after, memory=forget(policy, remembered, timestep.terminated | timestep.truncated))
         clips = jnp.bool_(False)
         if bounds is not None:
             check = partial(_clips, env, carry, action, key_env, bounds)
             clips = jax.lax.cond(t % check_every == 0, check, lambda: jnp.bool_(True))
-        return after, (carry.obs, clips)
+        return after, ((carry.obs, carry.memory), clips)
 
-    start = reset(env, key_reset, _NUM_ENVS)
+    start = with_memory(reset(env, key_reset, _NUM_ENVS), policy)
     _, (obs, clips) = jax.lax.scan(one_step, start, (jnp.arange(num_steps), jax.random.split(key_steps, num_steps)))
     return obs, clips
 

@@ -12,6 +12,7 @@ from ejax.types import Env, HostEnv
 from interop.artefacts.cases import feature_ranges
 from interop.artefacts.parity import Arrays
 from interop.twin.kinds import Spec
+from interop.twin.spec import MEMORY, NEXT_MEMORY, MemorySpec
 from interop.twin.vla_spec import NOISE, TEXTS, TOKENIZER, TOKENS, VLASpec
 
 
@@ -38,6 +39,8 @@ def make_contract(
     if isinstance(spec, VLASpec):
         observation += _vla_inputs(spec, seen)
         chunk = spec.horizon
+    elif spec.memory is not None:
+        observation.append(_memory(spec.memory))
     outputs = [
         {
             "name": name,
@@ -75,6 +78,7 @@ _MEANING = {
     "mean": "of the normal distribution, before tanh and clipping",
     "log_std": "of the normal distribution; log of the standard deviation",
     "logits": "unnormalized log-probabilities of the choices, dimension after dimension",
+    NEXT_MEMORY: "the memory for the next step of the same episode",
     "unclipped": "the action where the flow ends, before clipping",
 }
 
@@ -113,6 +117,23 @@ def _text(length: int) -> dict[str, Any]:
     return {
         "meaning": "a text: its bytes one after the other as numbers, then zeros up to the length",
         "text": {"encoding": "utf-8", "length": length},
+    }
+
+
+def _memory(spec: MemorySpec) -> dict[str, Any]:
+    if spec.type == "history":
+        layout = f"the last {spec.length - 1} observations, the last one in the end, and how many there have been"
+    else:
+        state = "h" if spec.type == "gru" else "h, c"
+        layout = f"{state} of each of {spec.depth} layers of {spec.width}, the first layer first"
+    return {
+        "name": MEMORY,
+        "shape": ["batch", spec.size],
+        "dtype": "float32",
+        "meaning": f"what the policy remembers of the episode: {layout}. Zeros at an episode's first step, that is the "
+        f"reset; then the output {NEXT_MEMORY} of the step before",
+        "reset": 0.0,
+        "next": NEXT_MEMORY,
     }
 
 

@@ -8,9 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ejax.collectors.host import act
+from ejax.memory import first_memory, forget_outside
 from ejax.types import HostEnv, Params, Policy, PyTree
 from interop.artefacts.cases import Bounds, as_read, leaves_of, steps_to_observe
 from interop.artefacts.parity import Arrays
+from interop.twin.spec import MEMORY
 
 
 def observe_host(policy: Policy, env: HostEnv, params: Params, bounds: Bounds | None) -> tuple[Arrays, bool | None]:
@@ -24,13 +26,18 @@ def observe_host(policy: Policy, env: HostEnv, params: Params, bounds: Bounds | 
     seed = np.random.SeedSequence(0).generate_state(env.num_envs).astype(np.uint32)
     key = jax.random.key(0)
     obs = env.reset(seed)
+    memory = first_memory(policy, env.num_envs)
     seen: list[PyTree] = []
     actions: list[NDArray[Any]] = []
     for t in range(steps_to_observe(policy, env.observation_space)):
-        seen.append(jax.tree.map(np.array, leaves_of(obs)))  # a copy: it may write the next one over this one
-        drawn, given = act(policy, params, obs, key, np.int32(t), {})
+        leaves = leaves_of(obs) | ({} if memory == () else {MEMORY: memory["actor"]})
+        seen.append(jax.tree.map(np.array, leaves))  # a copy: it may write the next one over this one
+        drawn, given, memory = act(policy, params, obs, memory, key, np.int32(t), {})
         actions.append(np.asarray(drawn if given is None else given))
-        obs = env.step(actions[-1]).obs
+        timestep = env.step(actions[-1])
+        obs = timestep.obs
+        ended = timestep.terminated | timestep.truncated | ~np.asarray(timestep.info.get("valid", True))
+        memory = forget_outside(policy, memory, ended)
     together = as_read(policy, jax.tree.map(lambda *steps: np.concatenate(steps), *seen))
     return together, False if bounds is None else _clips(env, seed, np.stack(actions), bounds)
 

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from interop.twin.kinds import Spec
-from interop.twin.spec import NetworkSpec, PolicySpec
+from interop.twin.spec import MEMORY, NEXT_MEMORY, MemorySpec, NetworkSpec, PolicySpec
 
 OPSET = 17
 _IR_VERSION = 8
@@ -24,7 +24,10 @@ def make_onnx(spec: PolicySpec, state_dict: Mapping[str, NDArray[np.float32]]) -
     """The deployed policy: inputs ``spec.inputs`` [batch, ...], outputs ``spec.outputs``, both by name."""
     graph = Graph()
     seen = [graph.encoder(name, spec, state_dict) for name in spec.images]
-    numbers = [graph.numbers(spec, state_dict)] if spec.actor.inputs else []
+    if spec.memory is not None:
+        numbers = [graph.remember(spec, spec.memory, state_dict)]
+    else:
+        numbers = [graph.numbers(spec, state_dict)] if spec.actor.inputs else []
     output = graph.mlp(graph.concat(*seen, *numbers), spec.actor, state_dict)
     if spec.continuous:
         graph.continuous_head(output, spec, state_dict)
@@ -86,7 +89,9 @@ class Graph:
 
     def numbers(self, spec: PolicySpec, weights: Mapping[str, NDArray[np.float32]]) -> str:
         """The numbers that the actor reads, normalized where the policy does so."""
-        x = self.concat(*spec.actor.inputs)
+        return self.normalized(self.concat(*spec.actor.inputs), spec, weights)
+
+    def normalized(self, x: str, spec: PolicySpec, weights: Mapping[str, NDArray[np.float32]]) -> str:
         if not spec.actor.normalized:
             return x
         mean, deviation = (
@@ -95,15 +100,78 @@ class Graph:
         )
         return self.node("Div", self.node("Sub", x, self.constant(mean)), self.constant(deviation + np.float32(1e-2)))
 
-    def mlp(self, x: str, network: NetworkSpec, weights: Mapping[str, NDArray[np.float32]]) -> str:
+    def remember(self, spec: PolicySpec, memory: MemorySpec, weights: Mapping[str, NDArray[np.float32]]) -> str:
+        """What the memory gives the actor; the output ``next_memory``."""
+        if memory.type == "history":
+            return self.history(spec, memory, weights)
+        x = self.numbers(spec, weights)
+        if memory.encoder is not None:
+            x = self.mlp(x, memory.encoder, weights, name="actor_encoder")
+        states = self.split(MEMORY, memory.depth, axis=-1) if memory.depth > 1 else [MEMORY]
+        step = self.gru_step if memory.type == "gru" else self.lstm_step
+        after = []
+        for layer, state in enumerate(states):
+            x, state = step(x, state, layer, weights)
+            after.append(state)
+        self.node("Identity", self.concat(*after), output=NEXT_MEMORY)
+        return x
+
+    def gates(self, x: str, kind: str, layer: int, weights: Mapping[str, NDArray[np.float32]]) -> str:
+        parameters = [self.constant(weights[f"actor_memory.{part}_{kind}_l{layer}"]) for part in ("weight", "bias")]
+        return self.node("Gemm", x, *parameters, transB=1)
+
+    def gru_step(self, x: str, state: str, layer: int, weights: Mapping[str, NDArray[np.float32]]) -> tuple[str, str]:
+        reset, update, new = self.split(self.gates(x, "ih", layer, weights), 3, axis=-1)
+        own_reset, own_update, own_new = self.split(self.gates(state, "hh", layer, weights), 3, axis=-1)
+        update = self.node("Sigmoid", self.node("Add", update, own_update))
+        reset = self.node("Sigmoid", self.node("Add", reset, own_reset))
+        new = self.node("Tanh", self.node("Add", new, self.node("Mul", reset, own_new)))
+        rest = self.node("Sub", self.constant(1.0), update)
+        state = self.node("Add", self.node("Mul", rest, new), self.node("Mul", update, state))
+        return state, state
+
+    def lstm_step(self, x: str, state: str, layer: int, weights: Mapping[str, NDArray[np.float32]]) -> tuple[str, str]:
+        hidden, cell = self.split(state, 2, axis=-1)
+        given = self.node("Add", self.gates(x, "ih", layer, weights), self.gates(hidden, "hh", layer, weights))
+        add, keep, new, show = self.split(given, 4, axis=-1)
+        kept = self.node("Mul", self.node("Sigmoid", keep), cell)
+        cell = self.node("Add", kept, self.node("Mul", self.node("Sigmoid", add), self.node("Tanh", new)))
+        hidden = self.node("Mul", self.node("Sigmoid", show), self.node("Tanh", cell))
+        return hidden, self.concat(hidden, cell)
+
+    def history(self, spec: PolicySpec, memory: MemorySpec, weights: Mapping[str, NDArray[np.float32]]) -> str:
+        length, width = memory.length, sum(spec.observation[name] for name in spec.actor.inputs)
+        x = self.node("Unsqueeze", self.concat(*spec.actor.inputs), self.constant([1], np.int64))
+        sizes = self.constant([memory.size - 1, 1], np.int64)
+        past, count = f"_past_{len(self.nodes)}", f"_count_{len(self.nodes)}"
+        self.nodes.append(helper.make_node("Split", [MEMORY, sizes], [past, count], axis=-1))
+        past = self.node("Reshape", past, self.constant((0, length - 1, width), np.int64))
+        together = self.node("Concat", past, x, axis=1)
+        count = self.node("Round", count)
+        gap = self.node("Unsqueeze", self.node("Sub", self.constant(length - 1.0), count), self.constant([2], np.int64))
+        ones = self.constant(np.ones((1, 1, width)), np.int64)
+        index = self.node("Mul", self.node("Cast", gap, to=TensorProto.INT64), ones)
+        oldest = self.node("GatherElements", together, index, axis=1)
+        place = self.constant(np.arange(length).reshape(1, length, 1))
+        window = self.node("Where", self.node("Less", place, gap), oldest, together)
+        one, end = self.constant([1], np.int64), self.constant([length], np.int64)
+        kept = self.node("Flatten", self.node("Slice", together, one, end, one), axis=1)
+        count = self.node("Min", self.node("Add", count, self.constant(1.0)), self.constant(length - 1.0))
+        self.node("Concat", kept, count, output=NEXT_MEMORY, axis=-1)
+        window = self.node("Reshape", window, self.constant((-1, width), np.int64))
+        return self.node(
+            "Reshape", self.normalized(window, spec, weights), self.constant((-1, length * width), np.int64)
+        )
+
+    def mlp(self, x: str, network: NetworkSpec, weights: Mapping[str, NDArray[np.float32]], name: str = "actor") -> str:
         for i in range(len(network.hidden_sizes)):
-            x = self.linear(x, f"actor.{i * network.stride}", weights)
+            x = self.linear(x, f"{name}.{i * network.stride}", weights)
             if network.use_layernorm:
-                norm = f"actor.{i * network.stride + 1}"
+                norm = f"{name}.{i * network.stride + 1}"
                 scale_and_bias = [self.constant(weights[f"{norm}.{part}"]) for part in ("weight", "bias")]
                 x = self.node("LayerNormalization", x, *scale_and_bias, axis=-1, epsilon=1e-5)
             x = self.activation(x, network.activation)
-        x = self.linear(x, f"actor.{len(network.hidden_sizes) * network.stride}", weights)
+        x = self.linear(x, f"{name}.{len(network.hidden_sizes) * network.stride}", weights)
         return self.activation(x, network.last_activation or "none")
 
     def linear(self, x: str, name: str, weights: Mapping[str, NDArray[np.float32]]) -> str:

@@ -13,6 +13,9 @@ them. The floor is 16 steps of float32, for rows that are insensitive by luck. R
 every activation and with weights up to ±3, came up to half of what is allowed; GELU by its tanh approximation is a
 hundred times beyond it.
 
+The case ``consecutive`` of a policy with memory is answered step by step, each with the memory that the artefact itself
+gave at the step before: κ is then of the whole way from the episode's start.
+
 Where actions are choices, a row may differ from JAX's only if the logits tie: the chosen one's logit is no further
 below the best one's than two logits may err together. A NaN or infinity has to appear exactly where it does
 in JAX's answer.
@@ -27,6 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from interop.twin.kinds import Spec
+from interop.twin.spec import MEMORY, NEXT_MEMORY
 
 FloatArray: TypeAlias = NDArray[np.float32]
 Arrays: TypeAlias = dict[str, NDArray[Any]]
@@ -34,6 +38,7 @@ Run: TypeAlias = Callable[[list[NDArray[Any]]], list[NDArray[Any]]]
 """An artefact: the arrays ``spec.inputs`` [B, ...] in, the arrays ``spec.outputs`` [B, ...] out."""
 
 BATCH_SIZES = (1, 2, 7, 1024)
+CONSECUTIVE = "consecutive"
 _FLOOR = 2.0**-19
 
 
@@ -77,8 +82,10 @@ def compare(run: Run, case: Case, spec: Spec) -> dict[str, dict[str, float]]:
         ParityError: outputs of other shapes, dtypes or with other NaNs than JAX's.
     """
     worst: dict[str, dict[str, float]] = {}
-    for rows in _batches(case):
-        answers = run([case.observation[name][:rows] for name in spec.inputs])
+    loop = case.name == CONSECUTIVE
+    for rows in [len(case.expected["action"])] if loop else _batches(case):
+        ask = _answer_consecutively if loop else _answer
+        answers = ask(run, case, rows, spec)
         if len(answers) != len(spec.outputs):
             raise ParityError(f"{len(answers)} outputs where {spec.outputs} were expected")
         for name, answer in zip(spec.outputs, answers, strict=True):
@@ -86,6 +93,21 @@ def compare(run: Run, case: Case, spec: Spec) -> dict[str, dict[str, float]]:
             before = worst.setdefault(name, errors)
             worst[name] = {key: max(value, before[key]) for key, value in errors.items()}
     return worst
+
+
+def _answer(run: Run, case: Case, rows: int, spec: Spec) -> list[NDArray[Any]]:
+    return run([case.observation[name][:rows] for name in spec.inputs])
+
+
+def _answer_consecutively(run: Run, case: Case, rows: int, spec: Spec) -> list[NDArray[Any]]:
+    memory, answers = case.observation[MEMORY][:1], []
+    for t in range(rows):
+        if not case.observation[MEMORY][t].any():  # an episode starts
+            memory = np.zeros_like(memory)
+        row = {name: case.observation[name][t : t + 1] for name in spec.inputs} | {MEMORY: memory}
+        answers.append([np.asarray(y) for y in run([row[name] for name in spec.inputs])])
+        memory = answers[-1][spec.outputs.index(NEXT_MEMORY)]
+    return [np.concatenate(each) for each in zip(*answers, strict=True)]
 
 
 def check_repeats(run: Run, case: Case, spec: Spec) -> None:

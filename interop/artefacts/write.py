@@ -15,10 +15,12 @@ from numpy.typing import NDArray
 from ejax.policies import ActorCritic, ActorOnly
 from ejax.policies.vision import VisionPolicy
 from ejax.policies.vla.policy import VLAPolicy
+from ejax.policies.with_memory import ActorCriticWithMemory
 from ejax.types import Array, Params, Policy, PyTree
-from interop.artefacts.cases import deployed_answer, nest
+from interop.artefacts.cases import deployed_answer, nest, of_actor
 from interop.artefacts.vla_cases import of_tokens
 from interop.twin.kinds import Spec
+from interop.twin.spec import MEMORY
 from interop.twin.vla_spec import TOKENS, VLASpec
 
 
@@ -26,7 +28,7 @@ from interop.twin.vla_spec import TOKENS, VLASpec
 class Trained:
     """A policy in each form that a writer may need."""
 
-    policy: ActorCritic | ActorOnly | VisionPolicy | VLAPolicy
+    policy: ActorCritic | ActorOnly | ActorCriticWithMemory | VisionPolicy | VLAPolicy
     params: Params
     spec: Spec
     state_dict: Mapping[str, NDArray[Any]]
@@ -88,8 +90,9 @@ def write_stablehlo(path: Path, trained: Trained) -> None:
 
     def deployed(*leaves: Array) -> tuple[Array, ...]:
         with jax.default_matmul_precision("highest"):  # on an NVIDIA GPU the default rounds to TF32
-            obs = _whole(spec, dict(zip(spec.inputs, leaves, strict=True)))
-            return deployed_answer(policy, params, obs, spec.clip)
+            inputs = dict(zip(spec.inputs, leaves, strict=True))
+            memory = inputs.pop(MEMORY) if isinstance(policy, ActorCriticWithMemory) else None
+            return deployed_answer(policy, params, _whole(spec, inputs), spec.clip, memory)
 
     (batch,) = jax.export.symbolic_shape("batch")
     shapes = [
@@ -121,6 +124,8 @@ def _actor_of(trained: Trained) -> tuple[Policy, Params]:
         policy = of_tokens(policy)
     elif isinstance(policy, VisionPolicy):
         policy = policy.clone(critic=None)
+    elif isinstance(policy, ActorCriticWithMemory):
+        policy = of_actor(policy)
     else:
         policy = ActorOnly(
             action_spec=policy.action_spec,

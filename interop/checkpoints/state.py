@@ -18,6 +18,7 @@ from ejax.optim import (
     set_learning_rate,
 )
 from ejax.policies import ActorCritic, ActorOnly, NetworkConfig
+from ejax.policies.with_memory import ActorCriticWithMemory
 from ejax.training.parts import Parts, rows_per_update
 from ejax.types import Params, Policy, start_from
 from interop.checkpoints.file import PtFile, bound_to, load_content, log_std_range, read_pt, scheduler_state
@@ -207,6 +208,10 @@ def _check_activations(saved: PtFile, policy: Policy) -> None:
 
 def _normal_policy(policy: Policy) -> Any:
     """The policy itself, if EmbodiChain has its counterpart."""
+    if isinstance(policy, ActorCriticWithMemory):
+        raise TypeError(
+            "EmbodiChain's policies have no memory, and its files no place for one; interop.export takes this policy"
+        )
     if not isinstance(policy, ActorCritic | ActorOnly):
         raise TypeError(f"EmbodiChain's policies are ActorCritic and ActorOnly, got {type(policy).__name__}")
     if policy.action_spec.kind != "normal":

@@ -14,6 +14,12 @@ behind log_std, for each image
 
     encoder_<image>.<i>.weight, .bias                     convolution i, [out, in, rows, columns]
 
+and a policy with memory, before actor and before critic, torch's names of a GRU or an LSTM
+
+    actor_encoder.<i·s>.weight, .bias, ...                the MLP before it, if any
+    actor_memory.{weight_ih, weight_hh, bias_ih, bias_hh}_l<layer>
+    critic_encoder. ..., critic_memory. ...               the same, where the critic has a memory of its own
+
 Source: EmbodiChain's MLP, ActorCritic and ActorOnly; it has no encoders of its own.
 """
 
@@ -26,8 +32,10 @@ from numpy.typing import NDArray
 from ejax.policies.actor_critic import ActorCritic
 from ejax.policies.actor_only import ActorOnly
 from ejax.policies.mlp import NetworkConfig
+from ejax.policies.recurrence import MemoryConfig
 from ejax.policies.vision import KERNELS, VisionPolicy
 from ejax.policies.vla.policy import VLAPolicy
+from ejax.policies.with_memory import ActorCriticWithMemory
 from ejax.registry import did_you_mean
 from ejax.types import Params, Policy
 from interop.checkpoints.vla_weights import vla_state_dict
@@ -39,8 +47,8 @@ def state_dict_from_params(policy: Policy, params: Params) -> StateDict:
     """The ``state_dict`` of EmbodiChain's policy with these parameters, all arrays copies.
 
     Args:
-        policy: ``ActorCritic``, ``ActorOnly`` or ``VisionPolicy``; a ``VLAPolicy``'s names are those of
-            ``interop.checkpoints.vla_weights``.
+        policy: ``ActorCritic``, ``ActorOnly``, either with memory, or ``VisionPolicy``; a ``VLAPolicy``'s names are
+            those of ``interop.checkpoints.vla_weights``.
 
     Raises:
         TypeError: another policy: it has no counterpart in torch.
@@ -119,7 +127,7 @@ class Entry(NamedTuple):
 
 def tensors(policy: Policy) -> Iterator[Entry]:
     """Every tensor of the policy's state_dict, in torch's order."""
-    if not isinstance(policy, ActorCritic | ActorOnly | VisionPolicy):
+    if not isinstance(policy, ActorCritic | ActorOnly | ActorCriticWithMemory | VisionPolicy):
         raise TypeError(
             f"{type(policy).__name__} has no counterpart in torch; ActorCritic, ActorOnly and VisionPolicy have"
         )
@@ -129,13 +137,18 @@ def tensors(policy: Policy) -> Iterator[Entry]:
     if isinstance(policy, VisionPolicy):
         for name in policy.images:
             yield from _encoder_entries(f"encoder_{name}", policy.channels)
+    if isinstance(policy, ActorCriticWithMemory):
+        yield from _memory_entries("actor", policy.actor_memory)
     yield from _mlp_entries("actor", policy.actor, spec.num_outputs)
     critic = None if isinstance(policy, ActorOnly) else policy.critic
     if critic is not None:
+        if isinstance(policy, ActorCriticWithMemory):
+            yield from _memory_entries("critic", policy.critic_memory)
         yield from _mlp_entries("critic", critic, 1)
     if policy.actor_obs_normalization:
         yield from _normalizer_entries("actor_obs_normalizer")
-    if isinstance(policy, ActorCritic) and policy.critic_obs_normalization:
+    own = isinstance(policy, ActorCriticWithMemory) and critic is not None and policy.critic_memory.type != "actor"
+    if (isinstance(policy, ActorCritic) or own) and policy.critic_obs_normalization:
         yield from _normalizer_entries("critic_obs_normalizer")
 
 
@@ -148,15 +161,34 @@ def _encoder_entries(name: str, channels: tuple[int, ...]) -> Iterator[Entry]:
         inputs = outputs
 
 
-def _mlp_entries(name: str, config: NetworkConfig, num_outputs: int) -> Iterator[Entry]:
+def _memory_entries(name: str, config: MemoryConfig) -> Iterator[Entry]:
+    if config.type not in ("gru", "lstm"):
+        return
+    module = ("params", f"{name}_memory")
+    if config.encoder is not None:
+        yield from _mlp_entries(f"{name}_encoder", config.encoder, config.width, (*module, "encoder"))
+    gates = (3 if config.type == "gru" else 4) * config.width
+    for layer in range(config.depth):
+        width = config.width if layer > 0 or config.encoder is not None else None
+        for kind, inputs in (("ih", width), ("hh", config.width)):
+            key = f"weight_{kind}_l{layer}"
+            yield Entry(f"{name}_memory.{key}", (*module, key), "kernel", (gates, inputs))
+        for key in (f"bias_ih_l{layer}", f"bias_hh_l{layer}"):
+            yield Entry(f"{name}_memory.{key}", (*module, key), "vector", (gates,))
+
+
+def _mlp_entries(
+    name: str, config: NetworkConfig, num_outputs: int, path: tuple[str, ...] | None = None
+) -> Iterator[Entry]:
+    path = path or ("params", name)
     stride = 2 + config.use_layernorm + (config.dropout_p > 0.0)
     width: int | None = None
     for i, size in enumerate((*config.hidden_sizes, num_outputs)):
-        linear, module = f"{name}.{i * stride}", ("params", name, f"linear_{i}")
+        linear, module = f"{name}.{i * stride}", (*path, f"linear_{i}")
         yield Entry(f"{linear}.weight", (*module, "kernel"), "kernel", (size, width))
         yield Entry(f"{linear}.bias", (*module, "bias"), "vector", (size,))
         if config.use_layernorm and i < len(config.hidden_sizes):
-            layernorm, module = f"{name}.{i * stride + 1}", ("params", name, f"layernorm_{i}")
+            layernorm, module = f"{name}.{i * stride + 1}", (*path, f"layernorm_{i}")
             yield Entry(f"{layernorm}.weight", (*module, "scale"), "vector", (size,))
             yield Entry(f"{layernorm}.bias", (*module, "bias"), "vector", (size,))
         width = size
@@ -195,6 +227,8 @@ def _unlike_widths(arrays: StateDict, policy: Policy) -> list[str]:
     """Networks and normalizers that read the same observation, yet expect different widths."""
     if isinstance(policy, VisionPolicy):
         return _unlike_numbers(arrays, policy)
+    if isinstance(policy, ActorCriticWithMemory):  # the first layers read a memory
+        return []
     widths = {}
     for name in ("actor", "critic"):
         if f"{name}.0.weight" in arrays:

@@ -2,26 +2,29 @@
 
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
 
 from ejax.policies import ActorCritic, ActorOnly, NetworkConfig
 from ejax.policies.pretrained.efficientnet import BLOCKS, blocks_to
+from ejax.policies.recurrence import MemoryConfig
 from ejax.policies.vision import KERNELS, STRIDES, VisionPolicy
 from ejax.policies.vla.network import COLOUR, CRITIC, FREQUENCIES, NEAREST, SENTENCE_FEATURES, SHARPNESS
 from ejax.policies.vla.policy import LOG_STD_RANGE, VLAPolicy
+from ejax.policies.with_memory import ActorCriticWithMemory
 from ejax.types import Env, HostEnv
 from interop.artefacts.cases import leaves_of
-from interop.twin.spec import EncoderSpec, NetworkSpec, PolicySpec
+from interop.twin.spec import MEMORY, NEXT_MEMORY, EncoderSpec, MemorySpec, NetworkSpec, PolicySpec
 from interop.twin.vla_spec import NOISE, TOKENS, BlockSpec, ImageTokensSpec, VLASpec
 
 
-def spec_of(policy: ActorCritic | ActorOnly | VisionPolicy, env: Env | HostEnv) -> PolicySpec:
+def spec_of(policy: ActorCritic | ActorOnly | ActorCriticWithMemory | VisionPolicy, env: Env | HostEnv) -> PolicySpec:
     """
     Raises:
-        ValueError: an image that is not uint8 [height, width, channels], or an observation without it.
+        ValueError: an image that is not uint8 [height, width, channels], or an observation without it; with a memory,
+            a part of a name that an export has for something else.
     """
     leaves = leaves_of(_observed(env))
     action = policy.action_spec
@@ -35,13 +38,22 @@ def spec_of(policy: ActorCritic | ActorOnly | VisionPolicy, env: Env | HostEnv) 
     if isinstance(policy, VisionPolicy):
         return PolicySpec(**_vision_fields(policy, leaves), **about_actions)
     observation = {name: int(x.shape[-1]) for name, x in leaves.items()}
-    critic = None
-    if isinstance(policy, ActorCritic):
+    critic = memory = critic_memory = None
+    if isinstance(policy, ActorCriticWithMemory):
+        if taken := {MEMORY, NEXT_MEMORY} & observation.keys():
+            raise ValueError(
+                f"an export has inputs of its own called {', '.join(sorted(taken))}; rename the observation's"
+            )
+        memory = _memory_spec(policy.actor_memory, policy.actor_width)
+        if policy.critic is not None and policy.critic_memory.type != "none":
+            critic_memory = _memory_spec(policy.critic_memory, policy.critic_width)
+    if isinstance(policy, ActorCritic | ActorCriticWithMemory) and policy.critic is not None:
         inputs = _inside(policy.critic_obs_groups, observation)
         critic = _network_spec(policy.critic, inputs, policy.critic_obs_normalization)
     inputs = _inside(policy.actor_obs_groups, observation)
     actor = _network_spec(policy.actor, inputs, policy.actor_obs_normalization)
-    return PolicySpec(observation=observation, actor=actor, critic=critic, **about_actions)
+    memories: dict[str, Any] = {"memory": memory, "critic_memory": critic_memory}
+    return PolicySpec(observation=observation, actor=actor, critic=critic, **memories, **about_actions)
 
 
 def vla_spec_of(policy: VLAPolicy, env: Env | HostEnv) -> VLASpec:
@@ -123,6 +135,18 @@ def _vision_fields(policy: VisionPolicy, leaves: Mapping[str, Any]) -> dict[str,
         "critic": critic,
         "unread": {name: entries for name, entries in unread.items() if entries},
     }
+
+
+def _memory_spec(config: MemoryConfig, num_observed: int) -> MemorySpec:
+    if not config.remembers:
+        return MemorySpec(type="actor")
+    if config.type == "history":
+        return MemorySpec(type="history", size=config.size(num_observed), length=config.length or 0)
+    encoder = None if config.encoder is None else _network_spec(config.encoder, (), False)
+    kind: Literal["gru", "lstm"] = "gru" if config.type == "gru" else "lstm"
+    return MemorySpec(
+        type=kind, size=config.size(num_observed), width=config.width, depth=config.depth, encoder=encoder
+    )
 
 
 def _observed(env: Env | HostEnv) -> Any:

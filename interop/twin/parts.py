@@ -43,7 +43,7 @@ def check_batch(obs: Any, spec: PolicySpec) -> None:
     Raises:
         ValueError: naming each part's shape.
     """
-    _batch({name: list(np.shape(part(obs, name, spec))) for name in spec.inputs}, spec)
+    _batch({name: list(np.shape(part(obs, name, spec))) for name in spec.reads}, spec)
 
 
 def vla_inputs(

@@ -12,12 +12,15 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-SCHEMA_VERSION = 2
-"""Version 1 had no images; its files are read too."""
+SCHEMA_VERSION = 3
+"""Version 1 had no images, version 2 no memory; their files are read too."""
 KIND = "network"
 """Under ``kind`` in policy.json; files without it are of this kind."""
 WHOLE = "obs"
 """The name of an observation that is one array, not a tree: ``ejax.envs.description.WHOLE``, without jax."""
+
+MEMORY, NEXT_MEMORY = "memory", "next_memory"
+"""Input and output of a policy with memory."""
 
 Head = Literal["normal", "tanh_normal", "categorical", "multi_categorical"]
 
@@ -40,6 +43,28 @@ class NetworkSpec:
     def stride(self) -> int:
         """Modules per hidden layer: Linear i is number i·stride of the ``nn.Sequential``, the output's included."""
         return 2 + self.use_layernorm + (self.dropout_p > 0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemorySpec:
+    """What stands between the numbers and a network; see ``ejax.policies.recurrence``."""
+
+    type: Literal["gru", "lstm", "history", "actor"]
+    """actor: the critic reads what the actor's memory gives."""
+    size: int = 0
+    """M, numbers of the memory: zeros where an episode starts."""
+    width: int = 0
+    """gru, lstm: H, numbers of a layer."""
+    depth: int = 0
+    """gru, lstm: layers."""
+    encoder: NetworkSpec | None = None
+    """gru, lstm: an MLP before them, with ``width`` outputs."""
+    length: int = 0
+    """history: K, observations that are read together."""
+
+    def features(self, num_observed: int) -> int:
+        """Numbers that the network reads."""
+        return self.length * num_observed if self.type == "history" else self.width
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +106,9 @@ class PolicySpec:
     actor: NetworkSpec
     critic: NetworkSpec | None
     """With images, actor and critic share the encoders and the actor's normalizer, which is of all the numbers."""
+    memory: MemorySpec | None = None
+    """The actor's. A deployed policy takes it as the input ``memory``, and gives the next one."""
+    critic_memory: MemorySpec | None = None
     unread: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Entries of the numbers that the actor does not read, sorted. A deployed policy does not take them."""
     head: Head
@@ -99,12 +127,13 @@ class PolicySpec:
     @property
     def outputs(self) -> tuple[str, ...]:
         """The outputs of a deployed policy, in order."""
-        return ("action", "mean", "log_std") if self.continuous else ("action", "logits")
+        outputs = ("action", "mean", "log_std") if self.continuous else ("action", "logits")
+        return outputs if self.memory is None else (*outputs, NEXT_MEMORY)
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """The inputs of a deployed policy, in order: images, then the numbers that the actor reads."""
-        return (*self.images, *self.actor.inputs)
+        """The inputs of a deployed policy, in order: images, the numbers that the actor reads, its memory."""
+        return self.reads if self.memory is None else (*self.reads, MEMORY)
 
     @property
     def numbers(self) -> tuple[str, ...]:
@@ -114,10 +143,12 @@ class PolicySpec:
     @property
     def reads(self) -> tuple[str, ...]:
         """The parts of an observation that the inputs are made of."""
-        return self.inputs
+        return (*self.images, *self.actor.inputs)
 
     def input_shape(self, name: str) -> tuple[int, ...]:
         """Shape of one row of that input."""
+        if self.memory is not None and name == MEMORY:
+            return (self.memory.size,)
         return tuple(self.images[name]) if name in self.images else (len(self.read(name)),)
 
     def input_dtype(self, name: str) -> str:
@@ -149,6 +180,8 @@ class PolicySpec:
 
     def output_shape(self, name: str) -> tuple[int, ...]:
         """Shape of one row of that output."""
+        if self.memory is not None and name == NEXT_MEMORY:
+            return (self.memory.size,)
         if name == "action" and not self.continuous:
             return () if self.head == "categorical" else (len(self.sizes),)
         return (sum(self.sizes),)
@@ -158,7 +191,10 @@ class PolicySpec:
         read = (
             len(self.read_of_all) if network is self.actor else sum(self.observation[name] for name in network.inputs)
         )
-        return self.features + read
+        memory = self.memory if network is self.actor else self.critic_memory
+        if memory is not None and self.memory is not None and memory.type == "actor":
+            return self.memory.features(len(self.read_of_all))
+        return self.features + (read if memory is None else memory.features(read))
 
     def to_json(self) -> str:
         return json.dumps({"schema_version": SCHEMA_VERSION, "kind": KIND, **dataclasses.asdict(self)}, indent=2)
@@ -169,7 +205,7 @@ class PolicySpec:
         Raises:
             ValueError: of another schema version or kind, or no spec: the text names key and value.
         """
-        raw = read_spec(text, KIND, (1, SCHEMA_VERSION))
+        raw = read_spec(text, KIND, (1, 2, SCHEMA_VERSION))
         spec: PolicySpec = made(PolicySpec, {"critic": None, **raw}, "")
         for network in (spec.actor, spec.critic):
             unknown = set(network.inputs if network else ()) - spec.observation.keys()
@@ -212,7 +248,7 @@ def read_spec(text: str, kind: str, versions: tuple[int, ...]) -> dict[str, Any]
     found = raw.pop("schema_version", None) if isinstance(raw, dict) else None
     if type(found) is not int or found not in versions:
         raise ValueError(
-            f"the policy spec has schema version {found}, this interop reads {' and '.join(map(str, versions))}"
+            f"the policy spec has schema version {found}, this interop reads {', '.join(map(str, versions))}"
         )
     its_kind = raw.pop("kind", KIND)
     if its_kind != kind:

@@ -1,7 +1,7 @@
 """Gymnasium environments as a ``HostEnv``: ``gymnasium:HalfCheetah-v5``, or any vector environment that exists."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -135,6 +135,7 @@ def make(
     vectorization: Literal["sync", "async"] = "sync",
     clip_actions: bool = True,
     action_chunk: int = 1,
+    observation_indices: Sequence[int] | None = None,
     **env_kwargs: Any,
 ) -> GymnasiumVector:
     """``gymnasium.make`` of ``name``, ``num_envs`` times.
@@ -145,6 +146,7 @@ def make(
         vectorization: ``sync`` steps all in one process; ``async`` gives each a process of its own, which pays where
             one step takes longer than about 0.2 ms.
         action_chunk: the policy decides every so many steps; see ``ActionChunk``.
+        observation_indices: numbers of the observation that the policy is shown; see ``ObservationPart``. None: all.
 
     Raises:
         ValueError: no such environment (the message gives the nearest names), or a wrong option.
@@ -157,7 +159,7 @@ def make(
     spec = gymnasium.spec(registered)
     if spec.id in _OF_OLD_GYM and ":" in str(wrapped := env_kwargs.get("env_id")):
         check_trusted(str(wrapped))  # gym imports such a module as Gymnasium does
-    make_one = partial(_make_one, name, action_chunk, dict(env_kwargs))
+    make_one = partial(_make_one, name, action_chunk, observation_indices, dict(env_kwargs))
     if vectorization == "async":
         in_worker = partial(make_in_worker, make_one, os.getpid())
         vector: VectorEnv = AsyncVectorEnv(
@@ -196,6 +198,31 @@ class ActionChunk(gymnasium.Wrapper[Any, Any, Any, Any]):
             if terminated or truncated:
                 break
         return obs, total, terminated, truncated, info
+
+
+class ObservationPart(gymnasium.ObservationWrapper[Any, Any, Any]):
+    """Some numbers of an observation that is one vector, in the order given: positions without velocities.
+
+    Raises:
+        ValueError: an observation space that is not a one-dimensional Box, or indices that it does not have.
+    """
+
+    def __init__(self, env: gymnasium.Env[Any, Any], indices: Sequence[int]) -> None:
+        super().__init__(env)
+        space = env.observation_space
+        if not isinstance(space, gymnasium.spaces.Box) or len(space.shape) != 1:
+            raise ValueError(f"observation_indices needs observations that are one vector, got {space}; leave it out")
+        self.indices = np.array(indices, int)
+        whole = np.array_equal(self.indices, np.array(indices)) and self.indices.ndim == 1 and self.indices.size > 0
+        if not whole or not ((self.indices >= 0) & (self.indices < space.shape[0])).all():
+            raise ValueError(
+                f"observation_indices must be of 0 to {space.shape[0] - 1}, at least one; got {list(indices)}"
+            )
+        dtype: Any = space.dtype  # Gymnasium's releases differ in what they call its type
+        self.observation_space = gymnasium.spaces.Box(space.low[self.indices], space.high[self.indices], dtype=dtype)
+
+    def observation(self, observation: NDArray[Any]) -> NDArray[Any]:
+        return observation[self.indices]
 
 
 def vectorize(made: Any, make_one: Callable[[], Any], num_envs: int) -> Any:
@@ -281,8 +308,9 @@ def _import_its_module(name: str) -> str:
     return name.partition(":")[2]
 
 
-def _make_one(name: str, action_chunk: int, kwargs: dict[str, Any]) -> Any:
+def _make_one(name: str, action_chunk: int, indices: Sequence[int] | None, kwargs: dict[str, Any]) -> Any:
     env = gymnasium.make(name, **kwargs)
+    env = env if indices is None else ObservationPart(env, indices)
     return env if action_chunk == 1 else ActionChunk(env, action_chunk)
 
 

@@ -1,0 +1,43 @@
+"""How everything asks a policy, with memory or without: one without has the memory ``()``."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
+
+from ejax.types import Array, Params, Policy, PolicyWithMemory, PyTree
+
+
+def first_memory(policy: Policy, num_rows: int) -> PyTree:
+    """The memory at the start of an episode, leaves [num_rows, ...]."""
+    return policy.init_memory(num_rows) if isinstance(policy, PolicyWithMemory) else ()
+
+
+def ask(policy: Policy, params: Params, obs: PyTree, memory: PyTree, **keywords: Any) -> tuple[Any, Array, PyTree]:
+    """``(distribution, value, memory after it)`` of single steps, leaves [..., F]."""
+    if isinstance(policy, PolicyWithMemory):
+        return policy.apply(params, obs, memory=memory, **keywords)
+    return *policy.apply(params, obs, **keywords), ()
+
+
+def forget(policy: Policy, memory: PyTree, ended: Array) -> PyTree:
+    """The memory for the next step: a new episode's in the rows [N] where one ended."""
+    if not isinstance(policy, PolicyWithMemory):
+        return memory
+    first = policy.init_memory(ended.shape[0])
+    return jax.tree.map(lambda new, old: jnp.where(rows_like(ended, old), new, old), first, memory)
+
+
+def forget_outside(policy: Policy, memory: PyTree, ended: NDArray[np.bool_]) -> PyTree:
+    """``forget`` after a step of environments outside JAX."""
+    return _forget(policy, memory, ended) if isinstance(policy, PolicyWithMemory) and ended.any() else memory
+
+
+_forget = jax.jit(forget, static_argnames="policy")
+
+
+def rows_like(flag: Array, like: Array) -> Array:
+    """[N] as [N, 1, ...], to go with ``like`` [N, ...]."""
+    return flag.reshape(-1, *[1] * (like.ndim - 1))

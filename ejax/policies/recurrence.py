@@ -1,0 +1,196 @@
+"""What a policy can remember by: GRU and LSTM with torch's arithmetic and layout, and a window of past observations.
+
+    GRU    r, z = σ(Wx + b + Uh + c)            n = tanh(Wx + b + r·(Uh + c))     h' = (1 − z)·n + z·h
+    LSTM   i, f, o = σ(Wx + b + Uh + c)         g = tanh(Wx + b + Uh + c)         c' = f·c + i·g,  h' = o·tanh(c')
+
+A memory is one vector [..., M], of zeros where an episode starts: a GRU's h of each layer, an LSTM's h and c of each
+layer, a window's K − 1 past observations, the last one in the end, and behind them how many there have been. Source:
+``torch.nn.GRU``, ``torch.nn.LSTM``.
+"""
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from pydantic import BaseModel, ConfigDict, PositiveInt, model_validator
+
+from ejax.policies.mlp import MLP, NetworkConfig, dense_product
+from ejax.types import Array, Key
+
+_GATES = {"gru": 3, "lstm": 4}
+
+
+class MemoryConfig(BaseModel):
+    """``policy.actor.memory`` and ``policy.critic.memory``: what stands before the network of ``network_cfg``."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    type: Literal["gru", "lstm", "history", "actor", "none"]
+    """Of a critic only: ``actor``, it reads what the actor's memory gives, and has no part in learning it; ``none``, it
+    reads the observation."""
+    hidden_size: PositiveInt | None = None
+    """gru, lstm: numbers of each layer. Default: 256."""
+    num_layers: PositiveInt | None = None
+    """gru, lstm. Default: 1."""
+    encoder: NetworkConfig | None = None
+    """gru, lstm: an MLP before the first layer, whose output has ``hidden_size`` numbers. None: the observation."""
+    orthogonal_init: bool = False
+    """gru, lstm: orthogonal weights, gate by gate, and zero biases. False: torch's default."""
+    length: int | None = None
+    """history: K ≥ 2, the observations that are read together, the present one included. Those from before the
+    episode are its first."""
+
+    @model_validator(mode="after")
+    def _options_of_its_type(self) -> "MemoryConfig":
+        of_recurrence = ("hidden_size", "num_layers", "encoder", "orthogonal_init")
+        given = [name for name in of_recurrence if getattr(self, name) not in (None, False)]
+        if given and self.type not in _GATES:
+            raise ValueError(f"{given[0]} belongs to gru and lstm, not to {self.type}; leave it out")
+        if self.length is not None and self.type != "history":
+            raise ValueError(f"length belongs to history, not to {self.type}; leave it out")
+        if self.type == "history" and (self.length is None or self.length < 2):
+            raise ValueError(f"length must be at least 2 for a history, got {self.length}")
+        return self
+
+    @property
+    def remembers(self) -> bool:
+        """Whether it is a memory of its own."""
+        return self.type not in ("actor", "none")
+
+    @property
+    def width(self) -> int:
+        """Numbers of a layer of a GRU or an LSTM."""
+        return self.hidden_size or 256
+
+    @property
+    def depth(self) -> int:
+        """Layers of a GRU or an LSTM."""
+        return self.num_layers or 1
+
+    def size(self, num_observed: int) -> int:
+        """M, numbers of the memory.
+
+        Args:
+            num_observed: numbers of an observation.
+        """
+        if self.type == "history":
+            return ((self.length or 0) - 1) * num_observed + 1
+        return self.depth * self.width * (2 if self.type == "lstm" else 1)
+
+
+class Recurrence(nn.Module):
+    """``(x [..., I], memory [..., M]) -> (features [..., H], memory after it)``: a step of a GRU or an LSTM.
+
+    With ``first`` a sequence: x [L, B, I], memory [B, M] before its first step. Parameters, for layer l:
+    ``weight_ih_l<l>`` [I, G·H], ``weight_hh_l<l>`` [H, G·H], transposed to torch's, ``bias_ih_l<l>`` and
+    ``bias_hh_l<l>`` [G·H]; gates in torch's order, r z n and i f g o.
+    """
+
+    config: MemoryConfig
+
+    @nn.compact
+    def __call__(
+        self, x: Array, memory: Array, first: Array | None = None, dropout_seed: Array | None = None
+    ) -> tuple[Array, Array]:
+        """
+        Args:
+            first: [L, B] bool, the steps that an episode starts at: nothing before them is remembered.
+            dropout_seed: of the encoder, as in ``MLP``.
+        """
+        c = self.config
+        if c.encoder is not None:
+            x = MLP(c.encoder, c.width, name="encoder")(x, dropout_seed=dropout_seed)
+        after = []
+        for layer, state in enumerate(jnp.split(memory, c.depth, axis=-1)):
+            # of all steps of a sequence at once: only the product with the memory has to wait for the step before
+            given = dense_product(x, self._weight(f"weight_ih_l{layer}", x.shape[-1]))
+            given = _add(given, self._bias(f"bias_ih_l{layer}"))
+            step = partial(
+                gru_step if c.type == "gru" else lstm_step,
+                weight=self._weight(f"weight_hh_l{layer}", c.width),
+                bias=self._bias(f"bias_hh_l{layer}"),
+            )
+            x, state = step(given, state) if first is None else in_sequence(step, given, state, first)
+            after.append(state)
+        return x, jnp.concatenate(after, axis=-1)
+
+    def _weight(self, name: str, num_inputs: int) -> Array:
+        c = self.config
+        init = partial(_orthogonal_gates, num_gates=_GATES[c.type]) if c.orthogonal_init else _uniform(c.width)
+        return self.param(name, init, (num_inputs, _GATES[c.type] * c.width))
+
+    def _bias(self, name: str) -> Array:
+        c = self.config
+        init = jax.nn.initializers.zeros if c.orthogonal_init else _uniform(c.width)
+        return self.param(name, init, (_GATES[c.type] * c.width,))
+
+
+def gru_step(given: Array, state: Array, weight: Array, bias: Array) -> tuple[Array, Array]:
+    """``(h', h')``. ``given``: Wx + b, [..., 3H]; ``state``: h."""
+    reset, update, new = jnp.split(given, 3, axis=-1)
+    own_reset, own_update, own_new = jnp.split(_add(state @ weight, bias), 3, axis=-1)
+    update = jax.nn.sigmoid(update + own_update)
+    new = jnp.tanh(new + jax.nn.sigmoid(reset + own_reset) * own_new)
+    state = (1.0 - update) * new + update * state
+    return state, state
+
+
+def lstm_step(given: Array, state: Array, weight: Array, bias: Array) -> tuple[Array, Array]:
+    """``(h', (h', c') in one vector)``. ``given``: Wx + b, [..., 4H]; ``state``: h and c."""
+    hidden, cell = jnp.split(state, 2, axis=-1)
+    add, keep, new, show = jnp.split(given + _add(hidden @ weight, bias), 4, axis=-1)
+    cell = jax.nn.sigmoid(keep) * cell + jax.nn.sigmoid(add) * jnp.tanh(new)
+    hidden = jax.nn.sigmoid(show) * jnp.tanh(cell)
+    return hidden, jnp.concatenate([hidden, cell], axis=-1)
+
+
+def history_step(x: Array, memory: Array, *, length: int) -> tuple[Array, Array]:
+    """``(the last K observations [..., K, F], the oldest first; memory after it)``. ``x``: [..., F]."""
+    past = memory[..., :-1].reshape(*memory.shape[:-1], length - 1, x.shape[-1])
+    count = jnp.round(memory[..., -1:])
+    together = jnp.concatenate([past, x[..., None, :]], axis=-2)
+    # before an episode's start there is its first observation: the oldest one that there is
+    oldest = jnp.take_along_axis(together, (length - 1 - count)[..., None].astype(jnp.int32), axis=-2)
+    place = jnp.arange(length, dtype=x.dtype).reshape((1,) * count[..., 0].ndim + (-1,))
+    missing = place < length - 1 - count
+    window = jnp.where(missing[..., None], oldest, together)
+    kept = together[..., 1:, :].reshape(*memory.shape[:-1], -1)
+    return window, jnp.concatenate([kept, jnp.minimum(count + 1.0, length - 1.0)], axis=-1)
+
+
+def in_sequence(
+    step: Callable[[Array, Array], tuple[Any, Array]], xs: Array, memory: Array, first: Array
+) -> tuple[Any, Array]:
+    """``step`` after step: its results [L, B, ...] and the memory after the last; from zeros where ``first`` [L, B]."""
+
+    def one_step(memory: Array, now: tuple[Array, Array]) -> tuple[Array, Any]:
+        x, starts = now
+        y, memory = step(x, jnp.where(starts[:, None], 0.0, memory))
+        return memory, y
+
+    memory, ys = jax.lax.scan(one_step, memory, (xs, first))
+    return ys, memory
+
+
+def _add(x: Array, bias: Array) -> Array:
+    return x + bias.reshape((1,) * (x.ndim - 1) + bias.shape)
+
+
+def _uniform(size: int) -> Callable[..., Array]:
+    """U(±1/√H), torch's for all parameters of a GRU and an LSTM."""
+    bound = 1.0 / math.sqrt(size)
+
+    def init(key: Key, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Array:
+        return jax.random.uniform(key, shape, dtype, -bound, bound)
+
+    return init
+
+
+def _orthogonal_gates(key: Key, shape: tuple[int, int], dtype: Any = jnp.float32, *, num_gates: int) -> Array:
+    make = jax.nn.initializers.orthogonal()
+    each = (shape[0], shape[1] // num_gates)
+    return jnp.concatenate([make(part, each, dtype) for part in jax.random.split(key, num_gates)], axis=-1)

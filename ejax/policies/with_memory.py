@@ -1,0 +1,126 @@
+"""``ActorCritic`` and ``ActorOnly`` with a memory between the observation and their networks."""
+
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from ejax.distributions import ActionSpec
+from ejax.policies.actor_only import action_head
+from ejax.policies.mlp import MLP, NetworkConfig
+from ejax.policies.normalize import ObsNormalizer
+from ejax.policies.observations import select_observation
+from ejax.policies.recurrence import MemoryConfig, Recurrence, history_step, in_sequence
+from ejax.types import Array, PyTree
+
+
+class ActorCriticWithMemory(nn.Module):
+    """``(obs, memory) -> (distribution, value, memory after it)``; see ``ejax.types.PolicyWithMemory``.
+
+    The parameters are those of ``ActorCritic``, and ``actor_memory`` and ``critic_memory`` of a GRU or an LSTM.
+    Statistics of normalizers are over single observations, and a history remembers observations as they were.
+    """
+
+    action_spec: ActionSpec
+    actor: NetworkConfig
+    actor_memory: MemoryConfig
+    critic: NetworkConfig | None = None
+    """None: the value is 0."""
+    critic_memory: MemoryConfig = MemoryConfig(type="none")
+    initial_log_std: float = 0.0
+    log_std_range: tuple[float, float] = (-5.0, 2.0)
+    actor_obs_groups: tuple[str, ...] = ()
+    critic_obs_groups: tuple[str, ...] = ()
+    actor_obs_normalization: bool = False
+    critic_obs_normalization: bool = False
+    actor_width: int = 0
+    """Numbers of an observation that the actor reads, where it has a history."""
+    critic_width: int = 0
+
+    def init_memory(self, num_rows: int) -> dict[str, Array]:
+        """Zeros [num_rows, M] for each network that has a memory of its own."""
+        return {name: jnp.zeros((num_rows, size)) for name, size in self.memory_sizes.items()}
+
+    @property
+    def memory_sizes(self) -> dict[str, int]:
+        """M of each network that has a memory of its own."""
+        sizes = {"actor": self.actor_memory.size(self.actor_width)}
+        if self.critic is not None and self.critic_memory.remembers:
+            sizes["critic"] = self.critic_memory.size(self.critic_width)
+        return sizes
+
+    @nn.compact
+    def __call__(
+        self,
+        obs: PyTree,
+        *,
+        memory: PyTree = None,
+        first: Array | None = None,
+        dropout_seed: Array | None = None,
+        observe: bool | Array = False,
+    ) -> tuple[Any, Array, dict[str, Array]]:
+        """
+        Args:
+            obs: leaves [..., F]; with ``first`` of a sequence, [L, B, F].
+            memory: leaves [..., M], of a sequence [B, M]. None: an episode starts here.
+            first: [L, B] bool, the steps of a sequence that an episode starts at.
+            dropout_seed, observe: as in ``ActorCritic``.
+        """
+        rows = jax.tree.leaves(obs)[0].shape[:-1]
+        if memory is None:
+            batch = rows if first is None else rows[1:]
+            memory = {name: jnp.zeros((*batch, size)) for name, size in self.memory_sizes.items()}
+        after = {}
+
+        def features_of(name: str, config: MemoryConfig, x: Array, normalizer: ObsNormalizer | None) -> Array:
+            if config.type == "history":
+                features, after[name] = _window(config, x, memory[name], first, normalizer, observe=observe)
+            else:
+                x = x if normalizer is None else normalizer(x, observe=observe)
+                recurrence = Recurrence(config, name=f"{name}_memory")
+                features, after[name] = recurrence(x, memory[name], first, dropout_seed)
+            return features
+
+        known = features_of(
+            "actor", self.actor_memory, select_observation(obs, self.actor_obs_groups), self._normalizer("actor")
+        )
+        distribution = action_head(self, known, dropout_seed=dropout_seed)
+        if self.critic is None:
+            return distribution, jnp.zeros(rows), after
+        if self.critic_memory.type == "actor":
+            known = jax.lax.stop_gradient(known)
+        else:
+            known = select_observation(obs, self.critic_obs_groups)
+            normalizer = self._normalizer("critic")
+            if self.critic_memory.remembers:
+                known = features_of("critic", self.critic_memory, known, normalizer)
+            elif normalizer is not None:
+                known = normalizer(known, observe=observe)
+        return distribution, MLP(self.critic, 1, name="critic")(known, dropout_seed=dropout_seed)[..., 0], after
+
+    def _normalizer(self, name: str) -> ObsNormalizer | None:
+        wanted = self.actor_obs_normalization if name == "actor" else self.critic_obs_normalization
+        return ObsNormalizer(name=f"{name}_obs_normalizer") if wanted else None
+
+
+def _window(
+    config: MemoryConfig,
+    x: Array,
+    memory: Array,
+    first: Array | None,
+    normalizer: ObsNormalizer | None,
+    *,
+    observe: bool | Array,
+) -> tuple[Array, Array]:
+    """``(the last K observations, normalized, in one vector [..., K·F]; memory after them)``."""
+
+    def step(x: Array, memory: Array) -> tuple[Array, Array]:
+        return history_step(x, memory, length=config.length or 0)
+
+    window, memory = step(x, memory) if first is None else in_sequence(step, x, memory, first)
+    if normalizer is not None:
+        window = normalizer(window)
+        if observe is not False:
+            normalizer(x, observe=observe)
+    return window.reshape(*window.shape[:-2], -1), memory

@@ -1,0 +1,153 @@
+"""Exports of policies with memory: what they remember goes in and out, over a thousand steps."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from tiny import NETWORK, tiny
+
+from ejax.config import parse_config
+from ejax.training.build import build
+from ejax.training.run_dir import create_run_directory
+from interop.artefacts.cases import CONSECUTIVE
+from interop.artefacts.formats import FORMATS
+from interop.artefacts.parity import compare, load_cases
+from interop.checkpoints.weights import params_from_state_dict, state_dict_from_params
+from interop.embodichain import export_pt
+from interop.export import export_run
+from interop.policy import deployed, load_policy, load_state_dict, make_policy
+from interop.twin.kinds import load_spec
+from interop.verify import verify
+
+HERE = [name for name, form in FORMATS.items() if not form.missing(to_write=True)]
+ENCODER = {"hidden_sizes": [6], "activation": "tanh", "use_layernorm": True}
+MEMORIES = {
+    "gru": ({"type": "gru", "hidden_size": 5, "num_layers": 2, "encoder": ENCODER}, None),
+    "lstm": ({"type": "lstm", "hidden_size": 5}, {"type": "actor"}),
+    "history": ({"type": "history", "length": 4}, None),
+}
+
+
+def make_run(folder: Path, kind: str) -> Path:
+    """As if after one update, with weights and statistics that are not those of a start."""
+    raw = tiny(folder)
+    memory, of_critic = MEMORIES[kind]
+    raw["policy"]["actor"] = {**NETWORK, "memory": memory}
+    raw["policy"]["critic"] = {**NETWORK, "memory": of_critic}
+    config = parse_config(raw)
+    directory = create_run_directory(config, folder / "run")
+    meta = {"global_step": 32, "num_updates": 1, "best_eval_value": None, "config": config.to_dict()}
+    state = build(config).state
+    rng = np.random.default_rng(0)
+    params = jax.tree.map(lambda x: jnp.asarray(rng.uniform(-0.7, 0.7, x.shape), x.dtype), state.train.params)
+    params["normalizer"]["actor_obs_normalizer"]["variance"] += 0.8
+    directory.save(replace(state, train=replace(state.train, params=params)), meta, keep=1)
+    return directory.path
+
+
+@pytest.fixture(scope="module", params=MEMORIES)
+def exported(request: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path, Path]:
+    """``(kind, run, export)``: of one kind in all formats that can be written here, of the others in those that are
+    spelt out for each kind."""
+    folder = tmp_path_factory.mktemp(request.param)
+    run = make_run(folder, request.param)
+    export_run(run, folder / "exported", HERE if request.param == "lstm" else [x for x in HERE if x in ("pt", "onnx")])
+    return request.param, run, folder / "exported"
+
+
+def test_every_format_remembers_as_jax_does_over_a_thousand_steps(exported: Any) -> None:
+    _, _, directory = exported
+    report = json.loads((directory / "parity.json").read_text())
+    assert report["rows"][CONSECUTIVE] == 1000
+    for facts in report["artefacts"].values():
+        errors = facts["cases"][CONSECUTIVE]
+        assert set(errors) == {"action", "mean", "log_std", "next_memory"}
+        assert max(each["of_allowed"] for each in errors.values()) <= 1.0
+    cases = {case.name: case for case in load_cases(directory / "observations.npz")}
+    starts = ~cases[CONSECUTIVE].observation["memory"].any(axis=1)
+    assert 50 < starts.sum() < 200  # episodes of eleven steps
+
+
+def test_what_was_exported_verifies_again(exported: Any) -> None:
+    _, _, directory = exported
+    assert all("problem" not in facts for facts in verify(directory).values())
+
+
+def test_a_policy_that_forgets_or_never_forgets_is_a_mismatch(exported: Any) -> None:
+    _, _, directory = exported
+    spec = load_spec(directory / "policy.json")
+    case = next(case for case in load_cases(directory / "observations.npz") if case.name == CONSECUTIVE)
+    twin = deployed(spec, load_state_dict(directory / "policy.pt"))
+
+    def run(leaves: list[Any], spoil: float = 1.0) -> list[Any]:
+        with torch.no_grad():
+            *outputs, memory = (y.numpy() for y in twin(*map(torch.tensor, leaves)))
+        return [*outputs, (memory * np.float32(spoil)).astype(np.float32)]
+
+    assert max(errors["of_allowed"] for errors in compare(run, case, spec).values()) <= 1.0
+    for spoil in (0.0, 0.999):
+        worse = compare(lambda leaves, spoil=spoil: run(leaves, spoil), case, spec)
+        assert worse["next_memory"]["of_allowed"] > 10.0
+
+
+def test_the_contract_says_what_to_feed_back_and_how_to_reset(exported: Any) -> None:
+    kind, _, directory = exported
+    contract = json.loads((directory / "contract.json").read_text())
+    size = {"gru": 10, "lstm": 10, "history": 3 * contract["observation"][0]["shape"][1] + 1}[kind]
+    memory = contract["observation"][-1]
+    assert (memory["name"], memory["shape"], memory["reset"], memory["next"]) == (
+        *("memory", ["batch", size], 0.0, "next_memory"),
+    )
+    assert contract["outputs"][-1]["shape"] == ["batch", size]
+
+
+def test_the_twin_remembers_by_itself_until_it_is_reset(exported: Any) -> None:
+    _, _, directory = exported
+    case = next(case for case in load_cases(directory / "observations.npz") if case.name == CONSECUTIVE)
+    policy = load_policy(directory)
+    steps = case.observation["obs"][:30]
+    starts = ~case.observation["memory"].any(axis=1)
+    for t, obs in enumerate(steps):
+        if starts[t]:
+            policy.reset()
+        np.testing.assert_allclose(policy.act(obs), case.expected["action"][t], atol=1e-4)
+    policy.reset()
+    policy.act(np.stack([steps[1], steps[1]]))
+    policy.reset(np.array([False, True]))
+    together = np.stack([steps[0], steps[0]])
+    first, second = policy.act(together)
+    np.testing.assert_allclose(second, case.expected["action"][0], atol=1e-4)
+    assert np.abs(first - second).max() > 1e-3  # the other row remembers
+    with pytest.raises(ValueError, match=r"remembers a batch of \[2\], but got \[3\]; call reset\(\)"):
+        policy.act(np.stack([steps[0]] * 3))
+    with pytest.raises(ValueError, match="is asked by act"):
+        policy.get_action({"obs": together})
+
+
+def test_weights_come_back_and_are_torchs_own(exported: Any) -> None:
+    kind, run, directory = exported
+    config = parse_config(json.loads((run / "configs" / "resolved.json").read_text()))
+    parts = build(config)
+    state_dict = state_dict_from_params(parts.policy, parts.state.train.params)
+    back = params_from_state_dict(parts.policy, state_dict)
+    jax.tree.map(np.testing.assert_array_equal, back, parts.state.train.params)
+    spec = load_spec(directory / "policy.json")
+    twin = make_policy(spec, state_dict)
+    assert [name for name, _ in twin.named_parameters()] == [name for name in state_dict if "normalizer" not in name]
+    if kind != "history":
+        assert isinstance(twin.actor_memory, torch.nn.GRU if kind == "gru" else torch.nn.LSTM)
+
+
+def test_embodichain_has_no_place_for_a_memory(exported: Any, tmp_path: Path) -> None:
+    _, run, _ = exported
+    with pytest.raises(TypeError, match="EmbodiChain's policies have no memory, and its files no place for one"):
+        export_pt(run, tmp_path / "policy.pt")
