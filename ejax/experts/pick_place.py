@@ -61,9 +61,7 @@ class PickPlaceExpert:
         return phrase(rng, WORDINGS, obs[:, 14:16] - np.array(self.env.goal_position))
 
 
-def vary_plan(
-    rng: np.random.Generator, num_envs: int, lowest: float = 0.10, variety: float = 1.0
-) -> dict[str, Rows]:
+def vary_plan(rng: np.random.Generator, num_envs: int, lowest: float = 0.10, variety: float = 1.0) -> dict[str, Rows]:
     """Variation for ``follow_plan``.
 
     Args:
