@@ -9,7 +9,6 @@ places from the others.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import jax
@@ -82,16 +81,19 @@ def make_step(
         return (qpos.reshape(full[0].shape), qvel.reshape(full[1].shape)), (True, True)
 
     @jax.custom_jvp
-    def step(
-        qpos: Array, qvel: Array, ctrl: Array, parameters: Mapping[str, Array] = MappingProxyType({})
-    ) -> tuple[Array, Array]:
-        qpos, qvel = step_rows(*jax.tree.map(lambda x: x[None], (qpos, qvel, ctrl, dict(parameters))))
+    def step_row(qpos: Array, qvel: Array, ctrl: Array, parameters: dict[str, Array]) -> tuple[Array, Array]:
+        qpos, qvel = step_rows(*jax.tree.map(lambda x: x[None], (qpos, qvel, ctrl, parameters)))
         return qpos[0], qvel[0]
 
-    @step.defjvp
+    @step_row.defjvp
     def _(primals: Any, tangents: Any) -> Any:
         del primals, tangents
         raise ValueError('physics "warp" has no derivatives')
+
+    def step(
+        qpos: Array, qvel: Array, ctrl: Array, parameters: Mapping[str, Array] | None = None
+    ) -> tuple[Array, Array]:
+        return step_row(qpos, qvel, ctrl, dict(parameters or {}))
 
     return step
 
