@@ -194,7 +194,8 @@ def test_starts_that_are_drawn_beforehand_are_carried_over_alike() -> None:
     carry, _ = play(env, reset(env, KEY, 2), 2)
     action, key = jnp.zeros((2, 6)), jax.random.key(5)
     start = jax.tree.map(lambda x: x[0], starts_of(env, key[None], 2))
-    here, there = step(env, carry, action, key), step(env, carry, action, key, start)
+    jitted = jax.jit(step, static_argnums=0)
+    here, there = jitted(env, carry, action, key), jitted(env, carry, action, key, start)
     assert here[1].truncated.all()
     assert_same(here, there)
 
@@ -421,13 +422,17 @@ def test_training_and_evaluation_have_events_of_their_own() -> None:
 
 def test_a_resumed_run_with_everything_random_ends_with_the_same_bits(tmp_path: Path) -> None:
     events = {
-        "mass": {**MASS, "mode": "startup"},
-        "friction": FRICTION,
+        "mass": of(
+            "randomize_articulation_mass", "startup", entity_cfg=ROBOT, mass_range=[0.5, 2.0], operation="scale"
+        ),
+        "gravity": GRAVITY,
         "noise": NOISE,
         "late": of("delay_action", steps_range=[0, 1.5]),
         "harder": of("curriculum", by="steps", num_steps=30),
     }
-    config = parse_config({**(data := raw(tmp_path, train=events)), "trainer": {**data["trainer"], "iterations": 4}})
+    config = parse_config(
+        {**(data := raw(tmp_path, "CartPoleRL", train=events)), "trainer": {**data["trainer"], "iterations": 4}}
+    )
     train(config, run_dir=tmp_path / "whole")
     train(parse_config({**data, "trainer": {**data["trainer"], "iterations": 1}}), run_dir=tmp_path / "halves")
     train(config, resume="latest", run_dir=tmp_path / "halves")
