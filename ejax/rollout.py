@@ -18,6 +18,7 @@ from ejax.types import (
     Env,
     HostTimestep,
     Key,
+    LastingEnv,
     Params,
     Policy,
     PyTree,
@@ -54,6 +55,15 @@ def reset(env: Env, key: Key, num_envs: int, group_size: int = 1) -> EnvCarry:
     return EnvCarry(state=state, obs=obs)
 
 
+def restart(env: Env, ended: EnvCarry, start: EnvCarry) -> EnvCarry:
+    """New episodes after others in the same rows, with what outlasts them (``ejax.types.LastingEnv``)."""
+    if not isinstance(env, LastingEnv):
+        return start
+    num_envs = jax.tree.leaves(start.obs)[0].shape[0]
+    state, obs = by_device(jax.vmap(env.carry_over), num_envs)(ended.state, start.state, start.obs)
+    return replace(start, state=state, obs=obs)
+
+
 def with_memory(carry: EnvCarry, policy: Policy) -> EnvCarry:
     """The environments at the start of their episodes, with the policy's initial memory: usually none."""
     return replace(carry, memory=first_memory(policy, jax.tree.leaves(carry.obs)[0].shape[0]))
@@ -77,19 +87,19 @@ def step(
     state, timestep = _step_all(env, carry.state, action, key_step)
     done = timestep.terminated | timestep.truncated
 
-    def restart(ended: EnvCarry, start: EnvCarry | None) -> EnvCarry:
-        start = reset(env, key_reset, num_envs) if start is None else start
+    def restart_done(ended: EnvCarry, start: EnvCarry | None) -> EnvCarry:
+        start = restart(env, ended, reset(env, key_reset, num_envs) if start is None else start)
         start = replace(start, memory=ended.memory)
         return jax.tree.map(lambda new, old: jnp.where(rows_like(done, old), new, old), start, ended)
 
     def restart_if_any(ended: EnvCarry) -> EnvCarry:
-        return jax.lax.cond(done.any(), lambda: restart(ended, None), lambda: ended)
+        return jax.lax.cond(done.any(), lambda: restart_done(ended, None), lambda: ended)
 
     ended = EnvCarry(state=state, obs=timestep.obs, memory=carry.memory)
     if start is not None:
-        carry = restart(ended, start)
+        carry = restart_done(ended, start)
     else:
-        carry = jax.lax.platform_dependent(ended, cpu=restart_if_any, default=lambda ended: restart(ended, None))
+        carry = jax.lax.platform_dependent(ended, cpu=restart_if_any, default=lambda ended: restart_done(ended, None))
     return carry, replace(timestep, obs=carry.obs, final_obs=timestep.obs)
 
 

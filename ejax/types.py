@@ -218,6 +218,28 @@ class Env(Protocol):
         ...
 
 
+@runtime_checkable
+class LastingEnv(Env, Protocol):
+    """An environment of which something outlasts an episode: what was drawn once, how far a curriculum has come.
+
+    ``reset`` knows nothing of what was before. Whoever starts an environment's next episode therefore hands over.
+    """
+
+    def carry_over(self, ended: PyTree, started: PyTree, obs: PyTree) -> tuple[PyTree, PyTree]:
+        """``(state, obs)`` of a new episode after another.
+
+        Args:
+            ended: the last state of the episode before.
+            started, obs: as ``reset`` gave them.
+        """
+        ...
+
+
+def carry_over(env: Env, ended: PyTree, started: PyTree, obs: PyTree) -> tuple[PyTree, PyTree]:
+    """``(state, obs)`` of a new episode after another, of an environment of any kind."""
+    return env.carry_over(ended, started, obs) if isinstance(env, LastingEnv) else (started, obs)
+
+
 @struct.dataclass(kw_only=True)
 class HostTimestep:
     """The answer of N environments outside JAX to one action each: NumPy arrays [N, ...]."""

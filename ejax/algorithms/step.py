@@ -21,7 +21,7 @@ from ejax.episodes import (
     init_episode_stats,
     track_episodes,
 )
-from ejax.rollout import EnvCarry, reset, unroll, with_memory
+from ejax.rollout import EnvCarry, reset, restart, unroll, with_memory
 from ejax.types import Array, Env, Key, Metrics, Policy, PyTree, Rollout, TrainState, init_train_state
 
 
@@ -157,7 +157,8 @@ def make_rollout_step(
         key_collect, key_update, key_reset = jax.random.split(key, 3)
         envs, episodes = state.envs, state.episodes
         if starts.restart:
-            envs = with_memory(reset(env, key_reset, episodes.current_return.shape[0], starts.group_size), policy)
+            start = reset(env, key_reset, episodes.current_return.shape[0], starts.group_size)
+            envs = with_memory(restart(env, envs, start), policy)
             episodes = drop_current_episodes(episodes)
         rollout, envs = unroll(
             policy,

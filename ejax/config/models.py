@@ -31,6 +31,8 @@ from ejax.collectors.config import CollectorConfig
 from ejax.config.camera import CameraConfig
 from ejax.config.data import DataConfig, data_problems
 from ejax.device import MatmulPrecision
+from ejax.envs.randomization.draws import check_choice
+from ejax.envs.randomization.events import FUNCS, modes_of
 from ejax.frozen import Kwargs, freeze
 from ejax.policies.mlp import NetworkConfig
 from ejax.policies.recurrence import MemoryConfig
@@ -63,20 +65,35 @@ class EnvConfig(BaseModel):
 
 
 class EventConfig(BaseModel):
-    """``trainer.events.<phase>.<name>``: a functor that changes the world every ``interval_step`` control steps."""
+    """``trainer.events.<phase>.<name>``: what differs between environments, or changes the world, and when.
+
+    Of ``ejax.envs.randomization.events.FUNCS`` (docs/randomization.md), or an event functor of the manager form, which
+    acts every ``interval_step`` control steps.
+    """
 
     model_config = _STRICT
     func: str
     """An event functor's name, or ``package.module:function``."""
-    mode: Literal["interval"] = "interval"
+    mode: Literal["startup", "reset", "interval"] = Field(default="interval", validate_default=True)
+    """Which of them a function takes, and its default, says ``modes_of``."""
     interval_step: PositiveInt = 1
     """Counted from the start of an episode."""
     params: Kwargs = Field(default_factory=FrozenDict)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _default_mode(cls, data: Any) -> Any:
+        if isinstance(data, dict) and data.get("func") in FUNCS and data.get("mode") is None:
+            return {**data, "mode": modes_of(data["func"])[0]}
+        return data
+
     @field_validator("mode", mode="before")
     @classmethod
-    def _interval(cls, mode: Any) -> Any:
-        if mode != "interval":
+    def _allowed(cls, mode: Any, info: ValidationInfo) -> Any:
+        func = info.data.get("func")
+        if func in FUNCS:
+            check_choice(f"mode of {func}", mode, modes_of(func))
+        elif mode != "interval":
             raise ValueError(
                 f"got {shown(mode)}; a trainer event has mode interval, others belong in the gym config's env.events"
             )

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ejax.envs.description import EnvDescription, Feature, describe
-from ejax.types import Array, Env, Key, PyTree, Timestep
+from ejax.types import Array, Env, Key, PyTree, Timestep, carry_over
 
 
 @dataclass(frozen=True)
@@ -80,6 +80,9 @@ class ActionChunk:
 
     def reset(self, key: Key) -> tuple[PyTree, PyTree]:
         return self.env.reset(key)
+
+    def carry_over(self, ended: PyTree, started: PyTree, obs: PyTree) -> tuple[PyTree, PyTree]:
+        return carry_over(self.env, ended, started, obs)
 
     def step(self, state: PyTree, action: Array, key: Key) -> tuple[PyTree, Timestep]:
         actions = action.reshape(self.size, -1)

@@ -156,7 +156,10 @@ def _observe(state: CartPoleState) -> Array:
     """[6]: the drives' forces, qpos scaled to 0..1, qvel."""
     model = load_model(_ASSET)
     qpos, qvel = state.physics.qpos, state.physics.qvel
-    kp, kv = model.actuator_gainprm[:, 0], -model.actuator_biasprm[:, 2]
+    gain, bias = (
+        state.physics.parameters.get(name, getattr(model, name)) for name in ("actuator_gainprm", "actuator_biasprm")
+    )
+    kp, kv = gain[:, 0], -bias[:, 2]
     force = jnp.asarray(kp, qpos.dtype) * (state.target - qpos) - jnp.asarray(kv, qpos.dtype) * qvel
     low, high = jnp.asarray(model.jnt_range.T, qpos.dtype)
     force_low, force_high = jnp.asarray(model.actuator_forcerange.T, qpos.dtype)

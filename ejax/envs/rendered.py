@@ -23,10 +23,11 @@ from ejax.envs.description import WHOLE, EnvDescription, describe
 from ejax.envs.mujoco.appearance import AppearingEnv
 from ejax.envs.mujoco.raycast import draw
 from ejax.envs.mujoco.scenery import half_angles, look_at
+from ejax.envs.randomized import RandomizedEnv
 from ejax.envs.visual_randomizers import Look, Randomizers
 from ejax.frozen import freeze, thaw
 from ejax.registry import resolve
-from ejax.types import Array, CameraView, Env, Key, PyTree, RenderableEnv, Timestep
+from ejax.types import Array, CameraView, Env, Key, PyTree, RenderableEnv, Timestep, carry_over
 
 Renderer: TypeAlias = Literal["mujoco", "raycast"]
 _LOOK = 0x100C
@@ -83,6 +84,7 @@ class RenderedEnv:
         wrist: fields of ``WristCamera``: a second picture, ``wrist``. None: there is none.
         blank: nothing is drawn, all of each picture is grey: what a policy does that cannot look.
         randomizers: what differs from episode to episode, see ``ejax.envs.visual_randomizers``; of ``raycast`` only.
+        events: of physics, sensors and delays, see ``ejax.envs.randomized``.
 
     Raises:
         ValueError: an environment that cannot be drawn, or so; whose observation is neither a vector nor a dict, or has
@@ -102,10 +104,12 @@ class RenderedEnv:
     blank: bool = False
     wrist: Any = None
     randomizers: Any = field(default_factory=FrozenDict)
+    events: Any = field(default_factory=FrozenDict)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "env_cfg", freeze(self.env_cfg))
         object.__setattr__(self, "randomizers", freeze(self.randomizers))
+        object.__setattr__(self, "events", freeze(self.events))
         object.__setattr__(self, "wrist", None if self.wrist is None else freeze(self.wrist))
         for name in ("camera_eye", "camera_target"):
             place = getattr(self, name)
@@ -172,6 +176,16 @@ class RenderedEnv:
             state = RenderedState(env=state, look=look)
         return state, self._observe(state, obs)
 
+    def carry_over(self, ended: PyTree, started: PyTree, obs: PyTree) -> tuple[PyTree, PyTree]:
+        """The pictures stay: nothing that is carried over can be seen."""
+        dict_inside = isinstance(self.drawn.observation_space, gymnasium.spaces.Dict)
+        parts = {name: obs[name] for name in _parts(self.drawn.observation_space)}
+        inner = parts if dict_inside else parts["state"]
+        state, inner = carry_over(self._stepped, _inner(ended), _inner(started), inner)
+        if isinstance(started, RenderedState):
+            state = replace(started, env=state)
+        return state, {**obs, **_parts(inner)}
+
     def step(self, state: PyTree, action: Array, key: Key) -> tuple[PyTree, Timestep]:
         if isinstance(state, RenderedState):
             after, timestep = self._stepped.step(state.env, action, key)
@@ -206,7 +220,15 @@ class RenderedEnv:
     @functools.cached_property
     def drawn(self) -> Any:
         """The environment inside."""
-        return resolve("env", self.env)(**thaw(self.env_cfg))
+        env = resolve("env", self.env)(**thaw(self.env_cfg))
+        if not self.events:
+            return env
+        env = RandomizedEnv(env, self.events)
+        if "geom_size" in env.read.parameters:
+            raise ValueError(
+                "RenderedEnv: pictures show the sizes of the MJCF; randomize_rigid_object_scale needs another"
+            )
+        return env
 
     @functools.cached_property
     def _stepped(self) -> Env:

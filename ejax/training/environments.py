@@ -8,12 +8,15 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+from flax.core import FrozenDict
 
 from ejax.config import ConfigError, Problem, RunConfig
 from ejax.envs.action_chunk import ActionChunk
 from ejax.envs.adapters.gymnasium import vectorize
 from ejax.envs.host.calls import call_env
 from ejax.envs.host.guarded import GuardedEnv
+from ejax.envs.randomization.events import split_events
+from ejax.envs.randomized import randomized
 from ejax.registry import resolve
 from ejax.training.physics import settle_physics
 from ejax.types import Env, HostEnv, Phase, PyTree
@@ -35,9 +38,10 @@ def build_env(
     trainer = config.trainer
     num_rows = trainer.num_envs if num_envs is None else num_envs
     options = dict(config.env.cfg)
-    if events := trainer.events.of(phase):
-        options["interval_events"] = events
-    make = partial(make_env, config.env.id, options, num_envs=num_rows)
+    randomizers, others = split_events(trainer.events.of(phase))
+    if others:
+        options["interval_events"] = others
+    make = partial(make_env, config.env.id, options, num_envs=num_rows, events=randomizers)
     try:
         env = call_env(config.env.id, "make", make)
     except (TypeError, ValueError) as error:
@@ -64,17 +68,21 @@ def evaluation_env(config: RunConfig, env: Any) -> Any:
     return env if events.train == events.eval else build_env(config, phase="eval")
 
 
-def make_env(name: str, cfg: Mapping[str, Any], *, num_envs: int) -> Any:
+def make_env(name: str, cfg: Mapping[str, Any], *, num_envs: int, events: Mapping[str, Any] = FrozenDict()) -> Any:
     """``name(**cfg)``: an ``Env``, or a ``HostEnv`` of ``num_envs`` rows; environments of Gymnasium's kind become one.
 
     ``action_chunk`` in ``cfg`` wraps a pure environment that does not know the word itself.
+
+    Args:
+        events: of ``ejax.envs.randomized``.
     """
     make = resolve("env", name)
     parameters = inspect.signature(make).parameters
     options, size = dict(cfg), 1
     if "action_chunk" not in parameters:
         size = options.pop("action_chunk", 1)
-    make_one = partial(make, **options, **({"num_envs": num_envs} if "num_envs" in parameters else {}))
+    options |= {"num_envs": num_envs} if "num_envs" in parameters else {}
+    make_one = partial(randomized, make, options, events) if events else partial(make, **options)
     env = vectorize(make_one(), make_one, num_envs)
     if size == 1:
         return env

@@ -19,6 +19,8 @@ from ejax.config.embodichain.spellings import RECORDERS, read_numbers
 from ejax.config.models import EnvConfig, EventsConfig, RunConfig
 from ejax.config.spaces import space_problems
 from ejax.envs.manager.ignored import IGNORED
+from ejax.envs.randomization.events import FUNCS, split_events
+from ejax.envs.randomized import randomized
 from ejax.frozen import freeze, thaw
 from ejax.problems import ConfigError, KeyNote, KeyReport, Problem
 from ejax.registry import ENVS, UnknownNameError, did_you_mean, did_you_mean_family, resolve
@@ -176,9 +178,11 @@ def event_problems(env: EnvConfig, events: EventsConfig) -> list[Problem]:
     problems: list[Problem] = []
     make = resolve("env", env.id)
     for phase in PHASES:
-        specs, section = events.of(phase), f"trainer.events.{phase}"
+        section = f"trainer.events.{phase}"
+        randomizers, specs = split_events(events.of(phase))
+        problems += _randomizer_problems(env, make, randomizers, section)
         unknown = [name for name, spec in specs.items() if not _is_event(spec["func"])]
-        allowed = [*_event_functors(), *RECORDERS[:1]]
+        allowed = [*dict.fromkeys([*_event_functors(), *FUNCS]), *RECORDERS[:1]]
         for name in unknown:
             func = specs[name]["func"]
             text = f"no events functor '{func}'; there is {', '.join(allowed)}, or package.module:function"
@@ -200,6 +204,20 @@ def event_problems(env: EnvConfig, events: EventsConfig) -> list[Problem]:
             except (TypeError, ValueError, ArithmeticError) as error:
                 problems.append(Problem(section, str(error)))
     return problems
+
+
+def _randomizer_problems(env: EnvConfig, make: Any, randomizers: Mapping[str, Any], section: str) -> list[Problem]:
+    """What is wrong with the events of ``ejax.envs.randomized`` for this environment, if it can be made here."""
+    if not randomizers or not dataclasses.is_dataclass(make) or not callable(make):
+        return []  # whoever builds it says what is wrong
+    cfg = {name: value for name, value in env.cfg.items() if name in inspect.signature(make).parameters}
+    try:
+        randomized(make, cfg, randomizers)
+    except ConfigError as error:
+        return [Problem(f"{section}.{key}", text) for key, text in error.problems]
+    except (TypeError, ValueError, ArithmeticError) as error:
+        return [Problem(section, str(error))]
+    return []
 
 
 def _is_event(func: str) -> bool:

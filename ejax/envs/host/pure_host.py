@@ -11,7 +11,7 @@ import numpy as np
 from flax import struct
 from numpy.typing import NDArray
 
-from ejax.types import Array, Env, HostTimestep, Key, PyTree, Timestep
+from ejax.types import Array, Env, HostTimestep, Key, PyTree, Timestep, carry_over
 
 
 @struct.dataclass(kw_only=True)
@@ -27,7 +27,7 @@ class _Rows:
 
 
 class PureHostEnv:
-    """N copies of a pure environment. Each row's course follows from its seed alone."""
+    """N copies of a pure environment. Each row's course follows from its seed, and from what outlasts its episodes."""
 
     seeds_rows = True
 
@@ -90,7 +90,9 @@ def _step(env: Env, rows: _Rows, action: Array) -> tuple[_Rows, Timestep]:
     done = timestep.terminated | timestep.truncated
 
     def reset_done(ended: _Rows) -> _Rows:
-        return _choose(done, _fresh(env, jax.vmap(_next_seed)(ended.seed, ended.num_steps)), ended)
+        fresh = _fresh(env, jax.vmap(_next_seed)(ended.seed, ended.num_steps))
+        state, obs = jax.vmap(partial(carry_over, env))(ended.state, fresh.state, fresh.obs)
+        return _choose(done, replace(fresh, state=state, obs=obs), ended)
 
     following = jax.lax.cond(done.any(), reset_done, lambda same: same, ended)
     return following, replace(timestep, obs=following.obs, final_obs=timestep.obs)

@@ -11,12 +11,14 @@ import numpy as np
 from flax.core import FrozenDict
 from numpy.typing import NDArray
 
+from ejax.envs.manager.functors.events import PhysicsEvent
 from ejax.envs.manager.manager_spec import SOURCE, ManagerSpec, read_manager_spec, stored_keys
 from ejax.envs.manager.scene import marker_name
 from ejax.envs.manager.specs import Spec
 from ejax.envs.manager.world import World, WorldState, initial_state
 from ejax.envs.mujoco.appearance import Appearance
 from ejax.envs.mujoco.engine import Engine, check_physics, render
+from ejax.envs.randomization.physics import Change, base, keep_written, refuse_overlaps
 from ejax.finite import all_finite
 from ejax.frozen import freeze
 from ejax.problems import KeyReport
@@ -37,7 +39,8 @@ class EmbodiedEnv:
     ``interval_step`` counts the control steps of an episode: one that ended does not shift the events of the next.
 
     Differs from EmbodiChain: nothing resets itself here, and no event of one environment reaches another. ``startup``
-    events draw the same for all environments, before those of ``reset``.
+    events draw the same for all environments, before those of ``reset``; but physics, which each draws for itself when
+    it first starts and keeps (``carry_over``).
 
     Args:
         gym_config: as ``json.load`` gives it.
@@ -88,8 +91,16 @@ class EmbodiedEnv:
         for mode, key_mode in (("startup", jax.random.key(0)), ("reset", key)):
             for i, event in enumerate(spec.events):
                 if event.mode == mode:
-                    state = event(self._world(state), jax.random.fold_in(key_mode, i))
+                    key_own = key if isinstance(event.func, PhysicsEvent) else key_mode
+                    state = event(self._world(state), jax.random.fold_in(key_own, i))
         return state, self._observe(self._world(state))
+
+    def carry_over(self, ended: WorldState, started: WorldState, obs: Obs) -> tuple[WorldState, Obs]:
+        """The new episode with the parameters that were drawn at startup."""
+        for event, change in _changes(self.spec):
+            if event.mode == "startup":
+                started = replace(started, physics=keep_written(change, ended.physics, started.physics))
+        return started, obs
 
     def step(self, state: WorldState, action: Array, key: Key) -> tuple[WorldState, Timestep]:
         spec = self.spec
@@ -146,8 +157,11 @@ class EmbodiedEnv:
     def _start(self) -> WorldState:
         """The state before any event."""
         spec = self.spec
+        start = initial_state(spec.scene)
+        parameters = base(spec.scene.model, [change for _, change in _changes(spec)])
         return replace(
-            initial_state(spec.scene),
+            start,
+            physics=replace(start.physics, parameters={name: jnp.asarray(x) for name, x in parameters.items()}),
             action=jnp.zeros(sum(term.width for term in spec.terms)),
             poses={name: jnp.zeros((4, 4)) for event in spec.events for name in stored_keys(event)},
         )
@@ -161,6 +175,18 @@ class EmbodiedEnv:
         for each in self.spec.observations:
             obs = _put(obs, each, world)
         return jax.tree.map(lambda leaf: leaf.reshape(-1).astype(jnp.float32), obs)
+
+
+def _changes(spec: ManagerSpec) -> list[tuple[Spec, Change]]:
+    """The events that change parameters or push, with what they do.
+
+    Raises:
+        ValueError: what one of them refuses.
+    """
+    model = spec.scene.model
+    return [
+        (each, each.func.change(model, **each.params)) for each in spec.events if isinstance(each.func, PhysicsEvent)
+    ]
 
 
 def _robot(world: World) -> Obs:
@@ -228,9 +254,19 @@ def _try_functors(env: EmbodiedEnv) -> None:
             report.refuse(key, str(error).splitlines()[0])
             return None
 
+    def attempt_change(event: Spec) -> Change | None:
+        try:
+            return event.func.change(spec.scene.model, **event.params)  # type: ignore[attr-defined]
+        except (TypeError, ValueError) as error:
+            report.refuse(f"{event.key}.params", str(error))
+            return None
+
     def world(state: WorldState) -> World:
         return replace(env._world(state), engine="mujoco", before=env._world(state))
 
+    made = [(event.key, attempt_change(event)) for event in spec.events if isinstance(event.func, PhysicsEvent)]
+    refuse_overlaps(((key, change) for key, change in made if change is not None), report)
+    report.raise_if_refused(SOURCE)
     state, key = jax.eval_shape(lambda: (env._start(), jax.random.key(0)))
     for event in spec.events:
         attempt(event.key, lambda state, key, event=event: event(world(state), key), state, key)

@@ -5,8 +5,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ejax.envs.manager.functors.events import PhysicsEvent
 from ejax.envs.manager.functors.registry import FunctorKind, find_functor
 from ejax.envs.manager.ignored import IGNORED
+from ejax.envs.randomization.physics import ROBOT
 from ejax.frozen import freeze
 from ejax.problems import KeyReport
 from ejax.registry import did_you_mean
@@ -124,6 +126,8 @@ def _read_params(params: Section, func: Callable[..., Any], kind: FunctorKind, r
                 params.report.refuse(key, f"is missing: {func.__name__} needs it")
         elif each.name.endswith("_cfg"):
             _check_entity(params, each.name, given[each.name])
+            if isinstance(func, PhysicsEvent) and given[each.name] == freeze({"uid": robot_uid}):
+                given[each.name] = freeze({"uid": ROBOT})
         elif each.name == "robot_uid" and given[each.name] != robot_uid:
             params.report.refuse(key, f"no robot '{given[each.name]}'; there is {robot_uid}")
     params.close()

@@ -170,7 +170,8 @@ class World:
         placed = jnp.concatenate([pose[:3, 3], quaternion_from_matrix(pose[:3, :3])])
         return replace(
             self.state,
-            physics=PhysicsState(
+            physics=replace(
+                physics,
                 qpos=physics.qpos.at[position : position + 7].set(placed),
                 qvel=physics.qvel.at[velocity : velocity + 6].set(0.0),
             ),
@@ -181,7 +182,7 @@ class World:
         ids, physics = jnp.array(joints), self.state.physics
         return replace(
             self.state,
-            physics=PhysicsState(qpos=physics.qpos.at[ids].set(qpos), qvel=physics.qvel.at[ids].set(0.0)),
+            physics=replace(physics, qpos=physics.qpos.at[ids].set(qpos), qvel=physics.qvel.at[ids].set(0.0)),
             target=self.state.target.at[ids].set(qpos),
         )
 

@@ -3,9 +3,9 @@
     state' = step(state, ctrl): ``num_substeps`` physics steps with ``ctrl`` held
 
 ``mujoco`` runs the C engine's threaded batch stepping behind ``jax.pure_callback``, so one jitted loop serves both.
-The callback is pure: its result depends on (qpos, qvel, ctrl) and on nothing else. To that end models switch the
-solver's warm start off and have no activations; time is not carried. The bits of a row depend neither on threads nor on
-its place in the batch nor on the size of the batch.
+The callback is pure: its result depends on (qpos, qvel, parameters, ctrl) and on nothing else. To that end models
+switch the solver's warm start off and have no activations; time is not carried. The bits of a row depend neither on
+threads nor on its place in the batch nor on the size of the batch.
 
 A simulation that breaks is NaN from then on, in all engines. By itself the C engine would reset it to the model's
 start, at rest, and treat a non-finite control as 0: a pole that flew off would stand upright again.
@@ -22,7 +22,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast, get_args
 
@@ -34,6 +34,7 @@ from mujoco.rollout import Rollout
 from numpy.typing import NDArray
 
 from ejax.envs.mujoco.choice import Engine, choose_engine
+from ejax.envs.mujoco.parameters import ModelRows, check_parameters, displace, with_parameters
 from ejax.types import Array, CameraView
 
 _ASSETS = Path(__file__).parents[1] / "assets"
@@ -51,6 +52,8 @@ class PhysicsState:
     """[nq], m, rad, unit quaternions (w x y z)"""
     qvel: Array
     """[nv], m/s, rad/s"""
+    parameters: dict[str, Array] = struct.field(default_factory=dict)
+    """Fields of the model that are not the MJCF's, whole and by name: ``ejax.envs.mujoco.parameters``."""
 
 
 @dataclass(frozen=True)
@@ -86,16 +89,22 @@ class Physics:
 
         Raises:
             ModuleNotFoundError: the engine is not installed.
+            ValueError: ``state.parameters`` that no row may have.
         """
+        check_parameters(self.model, state.parameters)
+        names = tuple(sorted(state.parameters))
         if self.engine == "mjx":
             return _step_mjx(self.asset, self.num_substeps, state, ctrl)
         if self.engine == "warp":
-            qpos, qvel = _warp_step(self.asset, self.num_substeps)(state.qpos, state.qvel, ctrl)
-            return PhysicsState(qpos=qpos, qvel=qvel)
-        host = _host_stepper(self.asset, self.num_substeps)
+            qpos, qvel = _warp_step(self.asset, self.num_substeps, names)(
+                state.qpos, state.qvel, ctrl, state.parameters
+            )
+            return replace(state, qpos=qpos, qvel=qvel)
+        host = _host_stepper(self.asset, self.num_substeps, names)
         shape = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (state.qpos, state.qvel))
-        qpos, qvel = jax.pure_callback(host, shape, state.qpos, state.qvel, ctrl, vmap_method="broadcast_all")
-        return PhysicsState(qpos=qpos, qvel=qvel)
+        values = [state.parameters[name] for name in names]
+        qpos, qvel = jax.pure_callback(host, shape, state.qpos, state.qvel, ctrl, *values, vmap_method="broadcast_all")
+        return replace(state, qpos=qpos, qvel=qvel)
 
 
 def check_physics(engine: Engine, num_substeps: int) -> None:
@@ -113,6 +122,21 @@ def check_physics(engine: Engine, num_substeps: int) -> None:
 def load_model(asset: str) -> mujoco.MjModel:
     """The simulated model: the MJCF without its visual geoms. ``asset`` as in ``Physics``."""
     return _load_model(asset, visual=False)
+
+
+def load_parametric_model(asset: str, names: tuple[str, ...]) -> mujoco.MjModel:
+    """The simulated model, ready for the parameters of these names to be changed."""
+    return _load_model(asset, visual=False, displaced=True) if "body_ipos" in names else load_model(asset)
+
+
+def load_accelerated_model(asset: str, names: tuple[str, ...]) -> mujoco.MjModel:
+    """``load_parametric_model`` for MJX and Warp, which ask the model once which joints have dry friction at all."""
+    model = load_parametric_model(asset, names)
+    if "dof_frictionloss" not in names:
+        return model
+    model = copy.copy(model)
+    model.dof_frictionloss[:] = 1.0
+    return model
 
 
 def load_drawn_model(asset: str) -> mujoco.MjModel:
@@ -190,7 +214,7 @@ def _aim(eye: mujoco.MjvGLCamera, view: CameraView, aspect: float) -> None:
 
 
 @functools.cache
-def _load_model(asset: str, *, visual: bool) -> mujoco.MjModel:
+def _load_model(asset: str, *, visual: bool, displaced: bool = False) -> mujoco.MjModel:
     is_text = asset.lstrip().startswith("<")
     spec = mujoco.MjSpec.from_string(asset) if is_text else mujoco.MjSpec.from_file(str(_ASSETS / asset))
     spec.compiler.discardvisual = not visual
@@ -200,7 +224,7 @@ def _load_model(asset: str, *, visual: bool) -> mujoco.MjModel:
             f"{'the MJCF text' if is_text else asset}: a step must depend on qpos, qvel and ctrl alone. "
             f"Use actuators without activation, and <option><flag warmstart='disable'/></option>."
         )
-    return model
+    return displace(spec, model) if displaced else model
 
 
 class _Canvases(threading.local):
@@ -241,7 +265,7 @@ def _choose_opengl() -> None:
 class _HostStepper:
     """The C engine for batches of rows: one thread per core, and buffers that are kept between calls."""
 
-    def __init__(self, model: mujoco.MjModel, num_substeps: int) -> None:
+    def __init__(self, model: mujoco.MjModel, num_substeps: int, names: tuple[str, ...] = ()) -> None:
         num_threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         self._model = model
         self._num_substeps = num_substeps
@@ -249,10 +273,11 @@ class _HostStepper:
         self._data = [mujoco.MjData(model) for _ in range(num_threads)]
         self._pool = Rollout(nthread=num_threads)
         self._lock = threading.Lock()
+        self._models = ModelRows(model, names)
         self._allocate(1)
 
-    def __call__(self, qpos: Array, qvel: Array, ctrl: Array) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Step every row. qpos [..., nq], qvel [..., nv], ctrl [..., nu] -> (qpos, qvel)."""
+    def __call__(self, qpos: Array, qvel: Array, ctrl: Array, *parameters: Array) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Step every row. qpos [..., nq], qvel [..., nv], ctrl [..., nu], parameters [..., *shape] -> (qpos, qvel)."""
         nq, nv = self._model.nq, self._model.nv
         positions, velocities = np.asarray(qpos), np.asarray(qvel)
         num_rows = positions.size // nq
@@ -262,8 +287,9 @@ class _HostStepper:
             self._state[:, 1 : 1 + nq] = positions.reshape(-1, nq)
             self._state[:, 1 + nq :] = velocities.reshape(-1, nv)
             self._ctrl[:] = np.asarray(ctrl).reshape(-1, 1, self._model.nu)
+            models, sound = self._models.of([np.asarray(each) for each in parameters], num_rows)
             self._pool.rollout(
-                self._models,
+                models,
                 self._data,
                 self._state,
                 self._ctrl,
@@ -273,7 +299,7 @@ class _HostStepper:
                 chunk_size=max(1, -(-num_rows // self._num_threads)),
             )
             last = self._trajectory[:, -1]
-            last[self._broken()] = np.nan
+            last[self._broken() | ~sound] = np.nan
             return (
                 last[:, 1 : 1 + nq].astype(positions.dtype).reshape(positions.shape),
                 last[:, 1 + nq :].astype(velocities.dtype).reshape(velocities.shape),
@@ -289,7 +315,6 @@ class _HostStepper:
 
     def _allocate(self, num_rows: int) -> None:
         size = mujoco.mj_stateSize(self._model, _STATE)
-        self._models = [self._model] * num_rows
         self._state = np.zeros((num_rows, size))
         self._state[:, 0] = _START
         self._ctrl = np.zeros((num_rows, self._num_substeps, self._model.nu))
@@ -297,35 +322,37 @@ class _HostStepper:
 
 
 @functools.cache
-def _host_stepper(asset: str, num_substeps: int) -> _HostStepper:
-    stepper = _HostStepper(load_model(asset), num_substeps)
+def _host_stepper(asset: str, num_substeps: int, names: tuple[str, ...]) -> _HostStepper:
+    stepper = _HostStepper(load_parametric_model(asset, names), num_substeps, names)
     atexit.register(stepper.close)
     return stepper
 
 
 def _step_mjx(asset: str, num_substeps: int, state: PhysicsState, ctrl: Array) -> PhysicsState:
-    step, model, data = _mjx(asset)
+    step, model, data = _mjx(asset, tuple(sorted(state.parameters)))
+    with jax.numpy_rank_promotion("allow"):
+        model = with_parameters(model, state.parameters, (model, data))
     data = data.replace(qpos=state.qpos, qvel=state.qvel, ctrl=ctrl)
     with jax.numpy_rank_promotion("allow"):  # MJX counts on it
         data, _ = jax.lax.scan(lambda data, _: (step(model, data), None), data, length=num_substeps)
-    return PhysicsState(qpos=data.qpos, qvel=data.qvel)
+    return replace(state, qpos=data.qpos, qvel=data.qvel)
 
 
 @functools.cache
-def _mjx(asset: str) -> tuple[Callable[..., Any], Any, Any]:
+def _mjx(asset: str, names: tuple[str, ...]) -> tuple[Callable[..., Any], Any, Any]:
     """MJX's step function, the model and blank data on the device."""
     try:
         from mujoco import mjx
     except ImportError as error:
         raise ModuleNotFoundError('physics "mjx" needs MuJoCo XLA: pip install "ejax[mjx]"') from error
-    host_model = load_model(asset)
+    host_model = load_accelerated_model(asset, names)
     with jax.ensure_compile_time_eval():  # kept beyond the trace that asks first
         model = mjx.put_model(host_model, impl="jax")
         return mjx.step, model, mjx.make_data(model)
 
 
 @functools.cache
-def _warp_step(asset: str, num_substeps: int) -> Callable[[Array, Array, Array], tuple[Array, Array]]:
+def _warp_step(asset: str, num_substeps: int, names: tuple[str, ...]) -> Callable[..., tuple[Array, Array]]:
     from ejax.envs.mujoco.warp import make_step  # imports Warp, which is an extra
 
-    return make_step(load_model(asset), num_substeps)
+    return make_step(load_accelerated_model(asset, names), num_substeps)

@@ -8,7 +8,7 @@ A row that is not finite is stepped from the model's start instead, and NaN behi
 places from the others.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -17,10 +17,11 @@ import mujoco
 import numpy as np
 from jax.custom_batching import custom_vmap
 
+from ejax.envs.mujoco.parameters import parameter, with_parameters
 from ejax.types import Array
 
-Step: TypeAlias = Callable[[Array, Array, Array], tuple[Array, Array]]
-"""``(qpos [nq], qvel [nv], ctrl [nu]) -> (qpos, qvel)``."""
+Step: TypeAlias = Callable[..., tuple[Array, Array]]
+"""``(qpos [nq], qvel [nv], ctrl [nu], parameters) -> (qpos, qvel)``; without parameters the MJCF's."""
 
 _MOST_CONTACTS = 128
 """Of one row. About 1 kB each for a robot arm; more at once have not been seen in ejax's tasks, which need 4 to 30."""
@@ -54,12 +55,16 @@ def make_step(
     start = [x.astype(np.float32)[None] for x in (model.qpos0, np.zeros(model.nv), np.zeros(model.nu))]
 
     @custom_vmap
-    def step_rows(qpos: Array, qvel: Array, ctrl: Array) -> tuple[Array, Array]:
-        """[N, nq], [N, nv], [N, nu] -> (qpos, qvel)."""
-        sound = _sound(qpos, qvel, ctrl)
+    def step_rows(qpos: Array, qvel: Array, ctrl: Array, parameters: dict[str, Array]) -> tuple[Array, Array]:
+        """[N, nq], [N, nv], [N, nu], [N, *shape] -> (qpos, qvel)."""
+        sound = _sound(qpos, qvel, ctrl, *(x.reshape(len(x), -1) for x in parameters.values()))
         rows = (qpos, qvel, ctrl)
         finite = [jnp.where(sound, x.astype(jnp.float32), y) for x, y in zip(rows, start, strict=True)]
-        new_qpos, new_qvel, overflow = simulate(*finite)
+        usable = {
+            name: jnp.where(sound.reshape(-1, *[1] * (x.ndim - 1)), x, parameter(model, name)).astype(jnp.float32)
+            for name, x in parameters.items()
+        }
+        new_qpos, new_qvel, overflow = simulate(finite[0], finite[1], finite[2], usable)
         sound &= _sound(new_qpos, new_qvel) & (overflow == 0)[:, None]
         return (
             jnp.where(sound, new_qpos, jnp.nan).astype(qpos.dtype),
@@ -67,23 +72,28 @@ def make_step(
         )
 
     @step_rows.def_vmap
-    def _(size: int, has_axis: Sequence[bool], *rows: Array) -> tuple[tuple[Array, Array], tuple[bool, bool]]:
+    def _(size: int, has_axis: Sequence[Any], *rows: Any) -> tuple[tuple[Array, Array], tuple[bool, bool]]:
         """A batch of batches is one batch: all contacts are in one buffer."""
-        full = [
-            x if batched else jnp.broadcast_to(x, (size, *x.shape)) for x, batched in zip(rows, has_axis, strict=True)
-        ]
-        qpos, qvel = step_rows(*(x.reshape(-1, x.shape[-1]) for x in full))
+        full = jax.tree.map(
+            lambda x, batched: x if batched else jnp.broadcast_to(x, (size, *x.shape)), rows, tuple(has_axis)
+        )
+        qpos, qvel = step_rows(*jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), full))
         return (qpos.reshape(full[0].shape), qvel.reshape(full[1].shape)), (True, True)
 
     @jax.custom_jvp
-    def step(qpos: Array, qvel: Array, ctrl: Array) -> tuple[Array, Array]:
-        qpos, qvel = step_rows(qpos[None], qvel[None], ctrl[None])
+    def step_row(qpos: Array, qvel: Array, ctrl: Array, parameters: dict[str, Array]) -> tuple[Array, Array]:
+        qpos, qvel = step_rows(*jax.tree.map(lambda x: x[None], (qpos, qvel, ctrl, parameters)))
         return qpos[0], qvel[0]
 
-    @step.defjvp
+    @step_row.defjvp
     def _(primals: Any, tangents: Any) -> Any:
         del primals, tangents
         raise ValueError('physics "warp" has no derivatives')
+
+    def step(
+        qpos: Array, qvel: Array, ctrl: Array, parameters: Mapping[str, Array] | None = None
+    ) -> tuple[Array, Array]:
+        return step_row(qpos, qvel, ctrl, dict(parameters or {}))
 
     return step
 
@@ -127,7 +137,7 @@ def lost_flags() -> int:
 
 def _make_simulation(
     model: mujoco.MjModel, num_substeps: int, max_contacts: int | None, max_constraints: int | None
-) -> Callable[[Array, Array, Array], tuple[Array, Array, Array]]:
+) -> Callable[[Array, Array, Array, dict[str, Array]], tuple[Array, Array, Array]]:
     """Steps of N rows, float32: (qpos, qvel, flags of what was left out [N])."""
     import_warp()
     from mujoco import mjx
@@ -137,19 +147,24 @@ def _make_simulation(
         contacts = max_contacts or max_num_contacts(model, warp_model._impl.nxn_geom_pair_filtered)
         constraints = max_constraints or max_num_constraints(model, contacts)
         blank = mjx.make_data(model, impl="warp", naconmax=contacts, njmax=constraints)
+        own = mjx.put_model(model, impl="jax")
+        derive = (own, mjx.make_data(own))
     options = warp_model.opt
     warp_model = warp_model.replace(opt=options.replace(_impl=options._impl.replace(warn_overflow=0)))
     losses = lost_flags()
 
-    def simulate_row(data: Any, qpos: Array, qvel: Array, ctrl: Array) -> tuple[Array, Array, Array]:
+    def simulate_row(
+        data: Any, qpos: Array, qvel: Array, ctrl: Array, parameters: dict[str, Array]
+    ) -> tuple[Array, Array, Array]:
+        row_model = with_parameters(warp_model, parameters, derive)
         data = data.replace(qpos=qpos, qvel=qvel, ctrl=ctrl)
-        data, _ = jax.lax.scan(lambda data, _: (mjx.step(warp_model, data), None), data, length=num_substeps)
+        data, _ = jax.lax.scan(lambda data, _: (mjx.step(row_model, data), None), data, length=num_substeps)
         return data.qpos, data.qvel, data._impl.overflow & losses
 
-    def simulate(qpos: Array, qvel: Array, ctrl: Array) -> tuple[Array, Array, Array]:
+    def simulate(qpos: Array, qvel: Array, ctrl: Array, parameters: dict[str, Array]) -> tuple[Array, Array, Array]:
         data = _with_places(blank, len(qpos))
         with jax.numpy_rank_promotion("allow"):  # MJX counts on it
-            return jax.vmap(simulate_row, in_axes=(None, 0, 0, 0))(data, qpos, qvel, ctrl)
+            return jax.vmap(simulate_row, in_axes=(None, 0, 0, 0, 0))(data, qpos, qvel, ctrl, parameters)
 
     return simulate
 

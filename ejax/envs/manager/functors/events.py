@@ -1,7 +1,9 @@
 """Event functors: f(world, key, **params) -> the state after it. One environment at a time: no other is disturbed."""
 
-from collections.abc import Sequence
-from dataclasses import replace
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,10 +12,32 @@ import numpy as np
 from ejax.envs.manager.functors.observations import Entity
 from ejax.envs.manager.world import World, WorldState, initial_pose
 from ejax.envs.mujoco.rotations import make_pose, matrix_from_euler
+from ejax.envs.randomization.physics import Change
 from ejax.types import Array, Key
 
 Range = Sequence[Sequence[float]]
 """[lowest, highest]"""
+
+
+@dataclass(frozen=True)
+class PhysicsEvent:
+    """An event of ``ejax.envs.randomization.physics`` as a functor of a gym config."""
+
+    change: Callable[..., Change]
+    """``change(model, **params)``"""
+
+    @property
+    def __name__(self) -> str:
+        return self.change.__name__
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        given = list(inspect.signature(PhysicsEvent.__call__).parameters.values())[1:3]
+        return inspect.Signature([*given, *list(inspect.signature(self.change).parameters.values())[1:]])
+
+    def __call__(self, world: World, key: Key, **params: Any) -> WorldState:
+        change = self.change(world.scene.model, **params)
+        return replace(world.state, physics=change.apply(world.state.physics, key, None))
 
 
 def randomize_rigid_object_pose(

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any, Literal, TypeVar
 
 from ejax.envs.manager.functors import actions, events, observations, rewards
+from ejax.envs.randomization.physics import PHYSICS, REFUSED
 from ejax.registry import did_you_mean
 from ejax.trust import import_trusted
 
@@ -35,6 +36,7 @@ FUNCTORS: dict[FunctorKind, dict[str, Callable[..., Any]]] = {
         "randomize_rigid_object_pose": events.randomize_rigid_object_pose,
         "randomize_target_pose": events.randomize_target_pose,
         "randomize_robot_qpos": events.randomize_robot_qpos,
+        **{name: events.PhysicsEvent(change) for name, change in PHYSICS.items()},
     },
     "actions": {
         "DeltaQposTerm": actions.delta_qpos,
@@ -87,6 +89,8 @@ def find_functor(kind: FunctorKind, name: str) -> Callable[..., Any]:
         if attribute not in vars(module):
             raise ImportError(f"module '{module_name}' has no '{attribute}'{did_you_mean(attribute, vars(module))}")
         return vars(module)[attribute]
+    if kind == "events" and name in REFUSED:
+        raise ValueError(f"no events functor '{name}': {REFUSED[name]}")
     elsewhere = next((other for other in FUNCTORS if name in FUNCTORS[other]), None)
     hint = f"; it belongs under env.{elsewhere}" if elsewhere else did_you_mean(name, FUNCTORS[kind])
     raise ValueError(

@@ -1,0 +1,214 @@
+"""The numbers of a model that may differ from row to row: masses, friction, gains, sizes, gravity.
+
+A row's parameters are ``{field: array}``: whole fields of ``MjModel`` under their names, and ``gravity`` of its
+options. What is not among them is as in the MJCF. So is an entry that equals the MJCF's after rounding to the row's
+dtype: a mass that nobody changed has the bits that it has without parameters.
+
+What MuJoCo derives from masses when it compiles a model (``mj_setConst``: weights of constraints, subtree masses)
+follows them: the C engine derives it once for each set of parameters (``ModelRows``), MJX and Warp in each step
+(``with_parameters``).
+"""
+
+from collections.abc import Mapping, Sequence
+from copy import copy
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import mujoco
+import numpy as np
+from numpy.typing import NDArray
+
+from ejax.registry import did_you_mean
+from ejax.types import Array
+
+FIELDS = (
+    *("body_mass", "body_inertia", "body_ipos", "gravity"),
+    *("dof_damping", "dof_armature", "dof_frictionloss", "actuator_gainprm", "actuator_biasprm"),
+    *("geom_friction", "pair_friction", "geom_size", "geom_pos", "geom_rbound", "geom_aabb"),
+)
+"""What may differ. ``body_pos`` may not: tasks compute where a tool is from the MJCF's."""
+_INERTIAL = ("body_mass", "body_inertia", "body_ipos", "dof_armature")
+"""Fields that what MuJoCo derives depends on."""
+_POSITIVE = ("body_mass", "body_inertia")
+_DISPLACED = 0.01
+"""m"""
+
+
+def parameter(model: mujoco.MjModel, name: str) -> NDArray[np.float64]:
+    """A field as the model has it, not to be changed."""
+    return model.opt.gravity if name == "gravity" else getattr(model, name)
+
+
+def check_parameters(model: mujoco.MjModel, parameters: Mapping[str, Any]) -> None:
+    """
+    Raises:
+        ValueError: no such field, or another shape than the model's.
+    """
+    for name, value in parameters.items():
+        if name not in FIELDS:
+            raise ValueError(
+                f"no parameter '{name}'; rows may differ in {', '.join(FIELDS)}{did_you_mean(name, FIELDS)}"
+            )
+        if value.shape != parameter(model, name).shape:
+            raise ValueError(f"parameter {name} has the shape {parameter(model, name).shape}, got {value.shape}")
+
+
+def displace(spec: mujoco.MjSpec, model: mujoco.MjModel) -> mujoco.MjModel:
+    """The model, ready for centres of mass that move.
+
+    MuJoCo compiles short cuts for a body whose centre of mass is at its origin (``body_simple``, ``body_sameframe``,
+    the sparsity of the mass matrix), which no later change of ``body_ipos`` undoes. So it is compiled with all centres
+    elsewhere, and then told where they are.
+    """
+    for body in spec.bodies:
+        if model.body_mass[body.id] > 0.0:
+            body.explicitinertial = True
+            body.mass, body.inertia = model.body_mass[body.id], model.body_inertia[body.id]
+            body.ipos, body.iquat = model.body_ipos[body.id] + _DISPLACED, model.body_iquat[body.id]
+    displaced = spec.compile()
+    for name in _POSITIVE:
+        getattr(displaced, name)[:] = getattr(model, name)
+    displaced.body_ipos[:], displaced.body_iquat[:] = model.body_ipos, model.body_iquat
+    mujoco.mj_setConst(displaced, mujoco.MjData(displaced))
+    return displaced
+
+
+class ModelRows:
+    """Models of the C engine by their parameters: one for each set that was lately stepped.
+
+    A model depends on its parameters alone, whatever row they are of and whatever came before. Not for several threads
+    at once.
+
+    Args:
+        model: what is not a parameter.
+        names: of the parameters, in the order in which ``of`` takes them.
+    """
+
+    def __init__(self, model: mujoco.MjModel, names: Sequence[str]) -> None:
+        self._model, self._names = model, names
+        self._data = mujoco.MjData(model)
+        self._base = np.concatenate([parameter(model, name).ravel() for name in names]) if names else np.zeros(0)
+        self._must_be_positive = np.concatenate(
+            [(parameter(model, name) > 0.0).ravel() & (name in _POSITIVE) for name in names] or [np.zeros(0, bool)]
+        )
+        self._known: dict[bytes, mujoco.MjModel] = {}
+        self._rows = np.zeros((0, 0))
+        self._keys: list[bytes] = []
+        self._sound = np.zeros(0, bool)
+        self._most = 0
+
+    def of(self, values: Sequence[NDArray[Any]], num_rows: int) -> tuple[list[mujoco.MjModel], NDArray[np.bool_]]:
+        """A model for each row, and which rows have parameters that can be simulated; the others get the MJCF's.
+
+        Args:
+            values: of each parameter, [..., *shape].
+        """
+        if not self._names:
+            return [self._model] * num_rows, np.ones(num_rows, bool)
+        rows = np.concatenate([value.reshape(num_rows, -1) for value in values], axis=1)
+        if rows.shape != self._rows.shape or rows.dtype != self._rows.dtype:
+            changed = np.arange(num_rows)
+            self._keys, self._sound = [b""] * num_rows, np.zeros(num_rows, bool)
+            self._most = max(self._most, num_rows)
+        else:
+            changed = np.flatnonzero((rows != self._rows).any(axis=1))
+        if len(changed):
+            self._rows = rows
+            self._learn(changed)
+        models = [self._known[key] if key else self._model for key in self._keys]
+        return models, self._sound
+
+    def _learn(self, changed: NDArray[np.int_]) -> None:
+        """Have the models of rows that changed."""
+        rows = self._rows[changed]
+        exact = np.where(rows == self._base.astype(rows.dtype), self._base, rows)
+        sound = np.isfinite(exact).all(axis=1) & (exact[:, self._must_be_positive] > 0.0).all(axis=1)
+        self._sound = self._sound.copy()
+        self._sound[changed] = sound
+        for i, row, is_sound in zip(changed, exact, np.atleast_1d(sound), strict=True):
+            self._keys[i] = row.tobytes() if is_sound else b""
+        for key in self._keys:  # to the end: what is at the front was not needed for the longest time
+            if key in self._known:
+                self._known[key] = self._known.pop(key)
+        for key in self._keys:
+            if key and key not in self._known:
+                self._known[key] = self._make(np.frombuffer(key))
+
+    def _make(self, row: NDArray[np.float64]) -> mujoco.MjModel:
+        model = copy(self._model) if len(self._known) < 2 * self._most else self._known.pop(next(iter(self._known)))
+        start = 0
+        for name in self._names:
+            field = parameter(model, name)
+            field[:] = row[start : start + field.size].reshape(field.shape)
+            start += field.size
+        if any(name in _INERTIAL for name in self._names):
+            mujoco.mj_setConst(model, self._data)
+        return model
+
+
+def with_parameters(model: Any, parameters: Mapping[str, Array], derive: Any = None) -> Any:
+    """A model of MJX, or of Warp in MJX's form, with a row's parameters.
+
+    Args:
+        derive: MJX's own form of the same model, and blank data of it, that what MuJoCo derives is computed with. None:
+            ``model`` is that form.
+    """
+    fields = {name: value for name, value in parameters.items() if name != "gravity"}
+    changed = model.replace(**fields)
+    if any(name in _INERTIAL for name in fields):
+        own, data = derive
+        changed = changed.replace(**constants(own.replace(**fields), data))
+    if "gravity" in parameters:
+        changed = changed.replace(opt=changed.opt.replace(gravity=parameters["gravity"]))
+    return changed
+
+
+def constants(model: Any, data: Any) -> dict[str, Array]:
+    """What ``mj_setConst`` derives from masses and steps read, at qpos0, with M the mass matrix:
+
+        dof_invweight0 = diag M⁻¹       body_invweight0 = mean diag of J M⁻¹ Jᵀ, J of its centre of mass
+
+    apart for translation and rotation, and as a mean over the axes of a free or ball joint.
+
+    Args:
+        model: of MJX; data: blank.
+    """
+    from mujoco import mjx
+    from mujoco.mjx._src.support import jac
+
+    data = mjx.com_pos(model, mjx.kinematics(model, data.replace(qpos=model.qpos0)))
+    data = mjx.crb(model, data)
+    mass = mjx.full_m(model, data)
+    inverse = jnp.linalg.inv(mass)
+
+    def weights(body: Array) -> Array:
+        """[2]: of translation and of rotation."""
+        there, about = jac(model, data, data.xipos[body], body)  # [nv, 3] each
+        return jnp.stack([jnp.einsum("ia,ij,ja->", x, inverse, x, precision="highest") for x in (there, about)]) / 3.0
+
+    moves = jnp.asarray(model.body_weldid != 0)[:, None]
+    return {
+        "dof_M0": jnp.diagonal(mass),
+        "dof_invweight0": _axis_means(model, jnp.diagonal(inverse)),
+        "body_invweight0": jnp.where(moves, jax.vmap(weights)(jnp.arange(model.nbody)), 0.0),
+        "body_subtreemass": jnp.asarray(_is_below(model), model.body_mass.dtype) @ model.body_mass,
+    }
+
+
+def _axis_means(model: Any, weight: Array) -> Array:
+    """[nv]: the mean over the three axes of a ball joint, and of a free joint's translation and rotation."""
+    mean = np.eye(model.nv)
+    for kind, start in zip(model.jnt_type, model.jnt_dofadr, strict=True):
+        free, ball = kind == mujoco.mjtJoint.mjJNT_FREE, kind == mujoco.mjtJoint.mjJNT_BALL
+        for first in [start, start + 3] if free else [start] if ball else []:
+            mean[first : first + 3, first : first + 3] = 1.0 / 3.0
+    return jnp.matmul(jnp.asarray(mean, weight.dtype), weight, precision="highest")
+
+
+def _is_below(model: Any) -> NDArray[np.bool_]:
+    """[nbody, nbody]: whether body j is in the subtree of body i."""
+    below = np.eye(model.nbody, dtype=bool)
+    for body in range(model.nbody - 1, 0, -1):
+        below[model.body_parentid[body]] |= below[body]
+    return below

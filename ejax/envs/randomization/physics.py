@@ -1,0 +1,516 @@
+"""Events that change a row's physics: each makes, for a model, the ``Change`` that its parameters ask for.
+
+Names and parameters are EmbodiChain's where it has such (masses, centres of mass, scales); the others are named alike.
+Values are always made from the MJCF's, never from what an earlier event left: nothing compounds.
+
+Differs from EmbodiChain: ``operation`` and ``distribution`` say how a range is drawn and used; a scaled object keeps
+its density; and what cannot be, such as a mass that is not positive, is refused.
+"""
+
+import itertools
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import mujoco
+import numpy as np
+from numpy.typing import NDArray
+
+from ejax.envs.mujoco.engine import PhysicsState
+from ejax.envs.mujoco.parameters import parameter
+from ejax.envs.mujoco.rotations import matrix_from_quaternion
+from ejax.envs.randomization.draws import Draw, read_draw
+from ejax.problems import KeyReport
+from ejax.registry import did_you_mean
+from ejax.types import Array, Key
+
+ROBOT = "robot"
+"""The ``uid`` of everything that drives move; a gym config's robot has a uid of its own beside it."""
+Entity = Mapping[str, str]
+Values = Callable[[Key, Array | None], dict[str, Array]]
+
+
+@dataclass(frozen=True)
+class Change:
+    """What one event does to the physics of a row.
+
+    ``apply(physics, key, level)``: ``level`` of a curriculum, None without one.
+    """
+
+    apply: Callable[[PhysicsState, Key, Array | None], PhysicsState]
+    writes: Mapping[str, NDArray[np.bool_]] = field(default_factory=dict)
+    """Parameter -> its entries that are written. None of a push, which changes velocities."""
+
+
+def randomize_rigid_object_mass(
+    model: mujoco.MjModel,
+    entity_cfg: Entity,
+    mass_range: Any,
+    relative: bool = False,
+    recompute_inertia: bool = True,
+    min_mass: float = 1e-6,
+    operation: str | None = None,
+    distribution: str = "uniform",
+) -> Change:
+    """The mass of an object, kg; its inertia in proportion, so that its shape stays possible.
+
+    Args:
+        relative: the range is added to the MJCF's mass. ``operation`` says it in other words: abs, add or scale.
+        recompute_inertia: False leaves the inertia as it is.
+        min_mass: lighter ones are made as heavy.
+    """
+    draw = read_draw("mass_range", mass_range, operation or ("add" if relative else "abs"), distribution)
+    return _masses(model, [_object(model, entity_cfg)], [draw], recompute_inertia, min_mass)
+
+
+def randomize_articulation_mass(
+    model: mujoco.MjModel,
+    entity_cfg: Entity,
+    mass_range: Any,
+    link_names: str | Sequence[str] | None = None,
+    relative: bool = False,
+    recompute_inertia: bool = True,
+    min_mass: float = 1e-6,
+    operation: str | None = None,
+    distribution: str = "uniform",
+) -> Change:
+    """The masses of a robot's links, kg, each drawn by itself.
+
+    Args:
+        mass_range: of all links, or by link: ``{name: range}``.
+        link_names: regular expressions. None: all links that have a mass.
+        relative, recompute_inertia, min_mass, operation, distribution: as of ``randomize_rigid_object_mass``.
+    """
+    operation = operation or ("add" if relative else "abs")
+    names = {model.body(body).name: body for body in _links(model, entity_cfg)}
+    ranges = (
+        mass_range
+        if isinstance(mass_range, Mapping)
+        else dict.fromkeys(_matching("link", link_names, names), mass_range)
+    )
+    if missing := [name for name in ranges if name not in names]:
+        raise ValueError(
+            f"mass_range: no link '{missing[0]}'; there is {', '.join(names)}{did_you_mean(missing[0], names)}"
+        )
+    draws = [read_draw("mass_range", each, operation, distribution) for each in ranges.values()]
+    return _masses(model, [names[name] for name in ranges], draws, recompute_inertia, min_mass)
+
+
+def randomize_rigid_object_center_of_mass(
+    model: mujoco.MjModel, entity_cfg: Entity, com_pos_offset_range: Any, distribution: str = "uniform"
+) -> Change:
+    """An object's centre of mass, moved by what is drawn: [3], m, in its own frame."""
+    body = _object(model, entity_cfg)
+    draw = read_draw("com_pos_offset_range", com_pos_offset_range, "add", distribution, (3,))
+    nominal = model.body_ipos[body].copy()
+
+    def values(key: Key, level: Array | None) -> dict[str, Array]:
+        return {"body_ipos": draw.value(nominal, draw.sample(key, (3,)), level)}
+
+    return _change(model, values, body_ipos=body)
+
+
+def randomize_rigid_object_inertia(
+    model: mujoco.MjModel,
+    entity_cfg: Entity,
+    inertia_range: Any,
+    operation: str = "scale",
+    distribution: str = "uniform",
+) -> Change:
+    """An object's principal moments of inertia, [3], kg·m², each drawn by itself.
+
+    Raises:
+        ValueError: a moment may come out not positive, or greater than the sum of the two others: no body has such.
+    """
+    body = _object(model, entity_cfg)
+    draw = read_draw("inertia_range", inertia_range, operation, distribution, (3,))
+    nominal = model.body_inertia[body].copy()
+    low, high = draw.ends(nominal)
+    if (low <= 0.0).any() or _breaks_triangle(low, high):
+        text = "a body's moments are positive, and none is greater than the sum of the others"
+        raise ValueError(f"inertia_range: allows moments from {low} to {high} kg·m²; {text}")
+
+    def values(key: Key, level: Array | None) -> dict[str, Array]:
+        return {"body_inertia": draw.value(nominal, draw.sample(key, (3,)), level)}
+
+    return _change(model, values, body_inertia=body)
+
+
+def randomize_rigid_object_scale(
+    model: mujoco.MjModel,
+    entity_cfg: Entity,
+    scale_factor_range: Any,
+    same_scale_all_axes: bool = True,
+    distribution: str = "uniform",
+) -> Change:
+    """An object's size, times s: mass times s³, inertia times s⁵. It starts where the task puts its centre.
+
+    Args:
+        scale_factor_range: ((low,), (high,)), as in EmbodiChain, or (low, high).
+    """
+    if not same_scale_all_axes:
+        raise ValueError("same_scale_all_axes: got false; solids keep their shape here, give true")
+    body = _object(model, entity_cfg)
+    ends = np.asarray(scale_factor_range, np.float64)
+    draw = read_draw("scale_factor_range", ends[:, 0] if ends.ndim == 2 else ends, "abs", distribution, above=0.0)
+    _check_positive("scale_factor_range", draw, np.ones(()))
+    geoms = _geoms(model, body)
+    if (model.geom_contype[geoms] | model.geom_conaffinity[geoms]).any():
+        raise ValueError(
+            f"{entity_cfg['uid']} collides by contype, whose trees of boxes are fixed; list its contacts as pairs"
+        )
+    if model.geom_dataid[geoms].max() >= 0:
+        raise ValueError(f"{entity_cfg['uid']} has a mesh; only primitives can be scaled")
+    powers = {"geom_size": 1, "geom_rbound": 1, "geom_aabb": 1, "geom_pos": 1}
+    rows: dict[str, Any] = {name: geoms for name in powers if parameter(model, name)[geoms].any()}
+    rows |= {"body_mass": body, "body_inertia": body} | ({"body_ipos": body} if model.body_ipos[body].any() else {})
+    powers |= {"body_mass": 3, "body_inertia": 5, "body_ipos": 1}
+    nominal = {name: jnp.asarray(parameter(model, name)[row], jnp.float32) for name, row in rows.items()}
+
+    def values(key: Key, level: Array | None) -> dict[str, Array]:
+        scale = draw.value(np.ones(()), draw.sample(key), level)
+        return {name: nominal[name] * scale ** powers[name] for name in rows}
+
+    return _change(model, values, **rows)
+
+
+def randomize_rigid_object_friction(
+    model: mujoco.MjModel,
+    entity_cfg: Entity,
+    friction_range: Any,
+    operation: str = "abs",
+    distribution: str = "uniform",
+) -> Change:
+    """The coefficient of sliding friction of all contacts of an object; one draw for them."""
+    body = _object(model, entity_cfg)
+    draw = read_draw("friction_range", friction_range, operation, distribution)
+    geoms = _geoms(model, body)
+    pairs = np.flatnonzero(np.isin(model.pair_geom1, geoms) | np.isin(model.pair_geom2, geoms))
+    if not len(pairs) and not (model.geom_contype[geoms] | model.geom_conaffinity[geoms]).any():
+        raise ValueError(f"{entity_cfg['uid']} touches nothing in this model: it has no friction")
+    rows: dict[str, Any] = {"geom_friction": (geoms, 0)}
+    if len(pairs):
+        rows["pair_friction"] = (pairs[:, None], np.arange(2))
+    nominal = {name: parameter(model, name)[row].copy() for name, row in rows.items()}
+    for each in nominal.values():
+        _check_positive("friction_range", draw, each)
+
+    def values(key: Key, level: Array | None) -> dict[str, Array]:
+        x = draw.sample(key)
+        return {name: draw.value(each, x, level) for name, each in nominal.items()}
+
+    return _change(model, values, **rows)
+
+
+def randomize_joint_parameters(
+    model: mujoco.MjModel,
+    entity_cfg: Entity,
+    joint_names: str | Sequence[str] | None = None,
+    damping_range: Any = None,
+    armature_range: Any = None,
+    friction_range: Any = None,
+    operation: str = "scale",
+    distribution: str = "uniform",
+) -> Change:
+    """Damping (N·s/m, N·m·s/rad), armature (kg, kg·m²) and dry friction (N, N·m) of joints, each drawn by itself.
+
+    Args:
+        entity_cfg: the robot, or an object, for the joints that it moves on.
+        joint_names: regular expressions. None: all.
+    """
+    dofs = _dofs(model, entity_cfg, joint_names)
+    given = {"dof_damping": damping_range, "dof_armature": armature_range, "dof_frictionloss": friction_range}
+    keys = {"dof_damping": "damping_range", "dof_armature": "armature_range", "dof_frictionloss": "friction_range"}
+    draws = {
+        name: read_draw(keys[name], each, operation, distribution) for name, each in given.items() if each is not None
+    }
+    if not draws:
+        raise ValueError(f"gives no range; there is {', '.join(keys.values())}")
+    nominal = {name: parameter(model, name)[dofs].copy() for name in draws}
+    for name, draw in draws.items():
+        _check_positive(keys[name], draw, nominal[name], or_zero=True)
+        if operation == "scale" and not nominal[name].any():
+            raise ValueError(f"{keys[name]}: it is 0 in the MJCF, and 0 times anything is 0; use operation abs or add")
+
+    def values(key: Key, level: Array | None) -> dict[str, Array]:
+        keys = jax.random.split(key, len(draws))
+        return {
+            name: draw.value(nominal[name], draw.sample(each, (len(dofs),)), level)
+            for each, (name, draw) in zip(keys, draws.items(), strict=True)
+        }
+
+    return _change(model, values, **dict.fromkeys(draws, dofs))
+
+
+def randomize_drive_gains(
+    model: mujoco.MjModel,
+    entity_cfg: Entity,
+    joint_names: str | Sequence[str] | None = None,
+    stiffness_range: Any = None,
+    damping_range: Any = None,
+    operation: str = "scale",
+    distribution: str = "uniform",
+) -> Change:
+    """Stiffness (N/m, N·m/rad) and damping of a robot's drives, each joint drawn by itself.
+
+    The damping of a drive is a joint's where the model has it there, as all robots of gym configs have.
+    """
+    dofs = _dofs(model, entity_cfg, joint_names)
+    drives = np.array([i for i in range(model.nu) if model.jnt_dofadr[model.actuator_trnid[i, 0]] in dofs], int)
+    if not len(drives):
+        raise ValueError(f"no drive moves the joints of {entity_cfg['uid']}")
+    driven = model.jnt_dofadr[model.actuator_trnid[drives, 0]]
+    stiffness = -model.actuator_biasprm[drives, 1]
+    in_drive = model.actuator_biasprm[drives, 2].any()
+    damping = -model.actuator_biasprm[drives, 2] if in_drive else model.dof_damping[driven].copy()
+    draws = {
+        name: (read_draw(f"{name}_range", each, operation, distribution), nominal)
+        for name, each, nominal in (("stiffness", stiffness_range, stiffness), ("damping", damping_range, damping))
+        if each is not None
+    }
+    if not draws:
+        raise ValueError("gives no range; there is stiffness_range, damping_range")
+    for name, (draw, nominal) in draws.items():
+        _check_positive(f"{name}_range", draw, nominal, or_zero=name == "damping")
+        if (nominal <= 0.0).any():
+            raise ValueError(f"{name}_range: a drive of {entity_cfg['uid']} has no {name} in the MJCF")
+    rows: dict[str, Any] = {}
+    if "stiffness" in draws:
+        rows["actuator_gainprm"] = (drives, 0)
+    if "stiffness" in draws or in_drive:
+        rows["actuator_biasprm"] = (drives[:, None], np.arange(3))
+    if "damping" in draws and not in_drive:
+        rows["dof_damping"] = driven
+    gain, bias = model.actuator_gainprm[drives, 0].copy(), model.actuator_biasprm[drives, :3].copy()
+
+    def values(key: Key, level: Array | None) -> dict[str, Array]:
+        keys = dict(zip(("stiffness", "damping"), jax.random.split(key), strict=True))
+        ratio = {
+            name: draw.value(nominal, draw.sample(keys[name], nominal.shape), level) / jnp.asarray(nominal, jnp.float32)
+            for name, (draw, nominal) in draws.items()
+        }
+        one = jnp.ones(len(drives))
+        stiff, damp = ratio.get("stiffness", one), ratio.get("damping", one)
+        made = {
+            "actuator_gainprm": jnp.asarray(gain, jnp.float32) * stiff,
+            "actuator_biasprm": jnp.asarray(bias, jnp.float32) * jnp.stack([stiff, stiff, damp], axis=1),
+            "dof_damping": jnp.asarray(damping, jnp.float32) * damp,
+        }
+        return {name: made[name] for name in rows}
+
+    return _change(model, values, **rows)
+
+
+def randomize_gravity(
+    model: mujoco.MjModel, gravity_range: Any, operation: str = "add", distribution: str = "uniform"
+) -> Change:
+    """Gravity, [3], m/s²."""
+    draw = read_draw("gravity_range", gravity_range, operation, distribution, (3,))
+    nominal = model.opt.gravity.copy()
+
+    def values(key: Key, level: Array | None) -> dict[str, Array]:
+        return {"gravity": draw.value(nominal, draw.sample(key, (3,)), level)}
+
+    return _change(model, values, gravity=slice(None))
+
+
+def push_rigid_object_by_setting_velocity(
+    model: mujoco.MjModel, entity_cfg: Entity, velocity_range: Mapping[str, Any]
+) -> Change:
+    """A blow: a velocity is added to an object's.
+
+    Args:
+        velocity_range: (low, high) of any of x, y, z (m/s), roll, pitch, yaw (rad/s), in the world's frame.
+    """
+    axes = ("x", "y", "z", "roll", "pitch", "yaw")
+    if not isinstance(velocity_range, Mapping) or not velocity_range or set(velocity_range) - set(axes):
+        raise ValueError(f"velocity_range: got {velocity_range!r}; must give (low, high) of any of {', '.join(axes)}")
+    body = _object(model, entity_cfg)
+    start, turn = int(model.body_dofadr[body]), _quaternion(model, body)
+    ends = np.array([velocity_range.get(axis, (0.0, 0.0)) for axis in axes], np.float64).T
+    draw = read_draw("velocity_range", ends, "abs", "uniform", (6,))
+
+    def apply(physics: PhysicsState, key: Key, level: Array | None) -> PhysicsState:
+        velocity = draw.value(np.zeros(6), draw.sample(key, (6,)), level).astype(physics.qvel.dtype)
+        about = matrix_from_quaternion(physics.qpos[turn : turn + 4]).T @ velocity[3:]  # in the body's own frame
+        return replace(physics, qvel=physics.qvel.at[start : start + 6].add(jnp.concatenate([velocity[:3], about])))
+
+    return Change(apply)
+
+
+def push_joints_by_setting_velocity(
+    model: mujoco.MjModel, entity_cfg: Entity, velocity_range: Any, joint_names: str | Sequence[str] | None = None
+) -> Change:
+    """A blow at a robot: velocities (m/s, rad/s) are added to its joints', each drawn by itself."""
+    dofs = _dofs(model, entity_cfg, joint_names)
+    draw = read_draw("velocity_range", velocity_range)
+
+    def apply(physics: PhysicsState, key: Key, level: Array | None) -> PhysicsState:
+        velocity = draw.value(np.zeros(len(dofs)), draw.sample(key, (len(dofs),)), level)
+        return replace(physics, qvel=physics.qvel.at[dofs].add(velocity.astype(physics.qvel.dtype)))
+
+    return Change(apply)
+
+
+PHYSICS: dict[str, Callable[..., Change]] = {
+    each.__name__: each
+    for each in (
+        randomize_rigid_object_mass,
+        randomize_rigid_object_center_of_mass,
+        randomize_rigid_object_inertia,
+        randomize_rigid_object_scale,
+        randomize_rigid_object_friction,
+        randomize_articulation_mass,
+        randomize_joint_parameters,
+        randomize_drive_gains,
+        randomize_gravity,
+        push_rigid_object_by_setting_velocity,
+        push_joints_by_setting_velocity,
+    )
+}
+REFUSED: dict[str, str] = {
+    "push_articulation_by_setting_velocity": (
+        "robots have fixed bases here; use push_joints_by_setting_velocity or push_rigid_object_by_setting_velocity"
+    ),
+    "randomize_rigid_object_body_scale": "EmbodiChain gave it up; use randomize_rigid_object_scale",
+    "randomize_rigid_objects_scale": "use one randomize_rigid_object_scale for each object",
+    "randomize_articulation_root_pose": "robots have fixed bases here",
+}
+"""EmbodiChain's functors of this kind that ejax does not have, with the reason."""
+
+
+def refuse_overlaps(changes: Iterable[tuple[str, Change]], report: KeyReport) -> None:
+    """Refuse two events that write the same: each starts from the MJCF's value, so the later would undo the other."""
+    for (key, one), (other_key, other) in itertools.combinations(changes, 2):
+        for name in sorted(one.writes.keys() & other.writes.keys()):
+            if (one.writes[name] & other.writes[name]).any():
+                report.refuse(other_key, f"writes the same {name} as {key}; keep one of them")
+
+
+def base(model: mujoco.MjModel, changes: Sequence[Change]) -> dict[str, NDArray[np.float32]]:
+    """The MJCF's value of every parameter that one of the changes writes."""
+    names = sorted({name for change in changes for name in change.writes})
+    return {name: parameter(model, name).astype(np.float32) for name in names}
+
+
+def keep_written(change: Change, ended: PhysicsState, started: PhysicsState) -> PhysicsState:
+    """A new episode's state with what the change wrote in an earlier one."""
+    kept = {
+        name: jnp.where(mask, ended.parameters[name], started.parameters[name]) for name, mask in change.writes.items()
+    }
+    return replace(started, parameters={**started.parameters, **kept})
+
+
+def _change(model: mujoco.MjModel, values: Values, **rows: Any) -> Change:
+    """A change of parameters.
+
+    Args:
+        rows: parameter -> the index of its entries that ``values`` gives.
+    """
+    masks = {name: np.zeros(parameter(model, name).shape, bool) for name in rows}
+    for name, row in rows.items():
+        masks[name][row] = True
+
+    def apply(physics: PhysicsState, key: Key, level: Array | None) -> PhysicsState:
+        drawn = values(key, level)
+        written = {name: physics.parameters[name].at[rows[name]].set(drawn[name]) for name in rows}
+        return replace(physics, parameters={**physics.parameters, **written})
+
+    return Change(apply, masks)
+
+
+def _masses(
+    model: mujoco.MjModel, bodies: list[int], draws: list[Draw], recompute_inertia: bool, min_mass: float
+) -> Change:
+    if not min_mass > 0.0:
+        raise ValueError(f"min_mass: got {min_mass}; must be > 0")
+    nominal, inertia = model.body_mass[bodies].copy(), model.body_inertia[bodies].copy()
+    for body, draw in zip(bodies, draws, strict=True):
+        _check_positive("mass_range", draw, model.body_mass[[body]])
+
+    def values(key: Key, level: Array | None) -> dict[str, Array]:
+        keys = jax.random.split(key, len(bodies))
+        mass = [
+            draw.value(nominal[i], draw.sample(each), level)
+            for i, (each, draw) in enumerate(zip(keys, draws, strict=True))
+        ]
+        heavy = jnp.maximum(jnp.stack(mass), min_mass)
+        if not recompute_inertia:
+            return {"body_mass": heavy}
+        ratio = heavy / jnp.asarray(nominal, jnp.float32)
+        return {"body_mass": heavy, "body_inertia": jnp.asarray(inertia, jnp.float32) * ratio[:, None]}
+
+    rows = np.array(bodies)
+    return _change(model, values, body_mass=rows, **({"body_inertia": rows} if recompute_inertia else {}))
+
+
+def _breaks_triangle(low: NDArray[np.float64], high: NDArray[np.float64]) -> bool:
+    return any(high[i] > low[i - 1] + low[i - 2] for i in range(3))
+
+
+def _check_positive(name: str, draw: Draw, nominal: NDArray[np.float64], *, or_zero: bool = False) -> None:
+    low, _ = draw.ends(nominal)
+    if (low < 0.0 if or_zero else low <= 0.0).any():
+        raise ValueError(f"{name}: allows {low.min():g}; must stay {'>= 0' if or_zero else '> 0'}")
+
+
+def _uid(entity: Any) -> str:
+    if not isinstance(entity, Mapping) or set(entity) != {"uid"} or not isinstance(entity["uid"], str):
+        raise ValueError(f"entity_cfg: got {entity!r}; must be {{uid: name}}")
+    return entity["uid"]
+
+
+def _object(model: mujoco.MjModel, entity: Any) -> int:
+    """The body of an object that moves freely."""
+    uid = _uid(entity)
+    free = {model.body(i).name: i for i in range(1, model.nbody) if model.body_dofnum[i] == 6}
+    if uid not in free:
+        raise ValueError(
+            f"entity_cfg: no object '{uid}' that moves; there is {', '.join(free) or 'none'}{did_you_mean(uid, free)}"
+        )
+    return free[uid]
+
+
+def _links(model: mujoco.MjModel, entity: Any) -> list[int]:
+    """The bodies of the robot that have a mass."""
+    uid = _uid(entity)
+    roots = {int(model.body_rootid[model.jnt_bodyid[joint]]) for joint in model.actuator_trnid[:, 0]}
+    names = [ROBOT, *(model.body(root).name for root in sorted(roots))]
+    if uid not in names:
+        raise ValueError(f"entity_cfg: no robot '{uid}'; there is {', '.join(names)}{did_you_mean(uid, names)}")
+    return [i for i in range(1, model.nbody) if model.body_rootid[i] in roots and model.body_mass[i] > 0.0]
+
+
+def _dofs(model: mujoco.MjModel, entity: Any, joint_names: Any) -> NDArray[np.int_]:
+    """The degrees of freedom of a robot's joints, or of an object's."""
+    free = [model.body(i).name for i in range(1, model.nbody) if model.body_dofnum[i] == 6]
+    bodies = [_object(model, entity)] if _uid(entity) in free else _links(model, entity)
+    joints = {model.joint(j).name: j for j in range(model.njnt) if model.jnt_bodyid[j] in bodies}
+    chosen = {joints[name] for name in _matching("joint", joint_names, joints)}
+    return np.array([dof for dof in range(model.nv) if model.dof_jntid[dof] in chosen], int)
+
+
+def _matching(what: str, patterns: Any, names: Mapping[str, int]) -> list[str]:
+    """The names that a regular expression matches as a whole, in the model's order. None: all."""
+    if patterns is None:
+        return list(names)
+    given = [patterns] if isinstance(patterns, str) else list(patterns)
+    for pattern in given:
+        if not any(re.fullmatch(pattern, name) for name in names):
+            there = f"there is {', '.join(names)}{did_you_mean(pattern, names)}"
+            raise ValueError(f"{what}_names: no {what} '{pattern}'; {there}")
+    return [name for name in names if any(re.fullmatch(pattern, name) for pattern in given)]
+
+
+def _geoms(model: mujoco.MjModel, body: int) -> NDArray[np.int_]:
+    return np.flatnonzero(model.geom_bodyid == body)
+
+
+def _quaternion(model: mujoco.MjModel, body: int) -> int:
+    """Where a free body's quaternion is in qpos."""
+    last = int(model.body_jntadr[body] + model.body_jntnum[body] - 1)
+    free = model.jnt_type[last] == mujoco.mjtJoint.mjJNT_FREE
+    return int(model.jnt_qposadr[last]) + (3 if free else 0)

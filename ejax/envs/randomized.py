@@ -1,0 +1,273 @@
+"""A task whose physics, sensors and delays differ from row to row and from episode to episode."""
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import gymnasium
+import jax
+import jax.numpy as jnp
+import mujoco
+import numpy as np
+from flax import struct
+from numpy.typing import NDArray
+
+from ejax.envs.description import EnvDescription, describe
+from ejax.envs.mujoco.appearance import Appearance, AppearingEnv
+from ejax.envs.mujoco.engine import PhysicsState, load_model
+from ejax.envs.randomization.events import Event, Events, read_events
+from ejax.envs.randomization.physics import keep_written
+from ejax.envs.randomization.sensing import Sensing, Side, first, late, push
+from ejax.frozen import freeze
+from ejax.types import Array, CameraView, HostEnv, Key, PyTree, Timestep, carry_over
+
+LEVEL = "curriculum_level"
+"""The metric of a curriculum."""
+_DRAWS = 0x5EED
+"""Folded into an episode's key: what is drawn here is drawn apart from the task's own."""
+
+
+@struct.dataclass(kw_only=True)
+class RandomizedState:
+    """One episode."""
+
+    env: PyTree
+    """The task's state; the row's parameters are in its ``physics``."""
+    drawn: dict[str, PyTree]
+    """Event -> its bias or latency."""
+    actions: PyTree
+    """The policy's last actions [·, A], newest first; () without an event that looks at them."""
+    observations: PyTree
+    """The task's last observations, leaves [·, ...], newest first; () without one."""
+    seed: Array
+    """[2] uint32: the key of this episode's draws."""
+    level: PyTree
+    """Of the curriculum, float32; () without one."""
+    num_steps: Array
+    """Control steps of the row, whatever its episodes, int32."""
+    episode_step: Array
+    """Control steps of the episode, int32."""
+
+
+@dataclass(frozen=True)
+class RandomizedEnv:
+    """``events`` happen to a task: docs/randomization.md.
+
+    When: ``startup`` once for each row, and what was drawn outlasts its episodes; ``reset`` at the start of each
+    episode; ``interval`` before every control step that follows ``interval_step`` more. A row's draws depend on its own
+    keys alone.
+
+    Args:
+        env: the task. Events that change physics need its state to have ``physics``, and ``appearance(state)``.
+        events: name -> {func, mode, interval_step, params}.
+
+    Raises:
+        ConfigError: events that the task cannot have.
+    """
+
+    env: Any
+    events: Any
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "events", freeze(self.events))
+        _ = self.read
+
+    @property
+    def observation_space(self) -> gymnasium.Space[Any]:
+        return self.env.observation_space
+
+    @property
+    def action_space(self) -> gymnasium.Space[Any]:
+        return self.env.action_space
+
+    @property
+    def max_episode_steps(self) -> int:
+        return self.env.max_episode_steps
+
+    @property
+    def control_period(self) -> float:
+        """Duration of one step, s."""
+        return self.env.control_period
+
+    @property
+    def description(self) -> EnvDescription:
+        return describe(self.env)
+
+    @property
+    def instructions(self) -> tuple[str, ...]:
+        """Texts that an observation may hold; none of most environments."""
+        return getattr(self.env, "instructions", ())
+
+    @property
+    def held_out_instructions(self) -> tuple[str, ...]:
+        """Texts for testing alone."""
+        return getattr(self.env, "held_out_instructions", ())
+
+    @functools.cached_property
+    def read(self) -> Events:
+        spaces: Mapping[Side, gymnasium.Space[Any]] = {
+            "observation": self.env.observation_space,
+            "action": self.env.action_space,
+        }
+        return read_events(self.events, self._model, spaces, f"{type(self.env).__name__} has no MuJoCo physics")
+
+    def reset(self, key: Key) -> tuple[RandomizedState, PyTree]:
+        inner, obs = self.env.reset(key)
+        curriculum = self.read.curriculum
+        level = () if curriculum is None else jnp.asarray(curriculum.start, jnp.float32)
+        seed = jax.random.key_data(jax.random.fold_in(key, _DRAWS))
+        inner, drawn = self._draw(inner, seed, level)
+        longest = self._longest
+        no_action = jnp.zeros(self.action_space.shape or ()) if "action" in longest else None
+        state = RandomizedState(
+            env=inner,
+            drawn=drawn,
+            actions=() if no_action is None else first(no_action, longest["action"]),
+            observations=first(obs, longest["observation"]) if "observation" in longest else (),
+            seed=seed,
+            level=level,
+            num_steps=jnp.zeros((), jnp.int32),
+            episode_step=jnp.zeros((), jnp.int32),
+        )
+        return state, self._seen(state, obs, jax.random.wrap_key_data(seed))
+
+    def carry_over(self, ended: RandomizedState, started: RandomizedState, obs: PyTree) -> tuple[PyTree, PyTree]:
+        """The new episode with the level, the steps, and what was drawn at startup of the row."""
+        looks_back = "observation" in self._longest
+        true_obs = jax.tree.map(lambda x: x[0], started.observations) if looks_back else obs
+        inner, true_obs = carry_over(self.env, ended.env, started.env, true_obs)
+        state = replace(started, env=inner, level=ended.level, num_steps=ended.num_steps)
+        if self.read.curriculum is not None:
+            inner, drawn = self._draw(inner, started.seed, ended.level)
+            state = replace(state, env=inner, drawn=drawn)
+        for event in self.read.physics:
+            if event.mode == "startup":
+                physics = keep_written(event.does, ended.env.physics, state.env.physics)
+                state = replace(state, env=replace(state.env, physics=physics))
+        kept = {event.name: ended.drawn[event.name] for event in self.read.sensing if event.mode == "startup"}
+        state = replace(state, drawn={**state.drawn, **kept})
+        if not looks_back:
+            return state, true_obs
+        state = replace(state, observations=first(true_obs, self._longest["observation"]))
+        return state, self._seen(state, true_obs, jax.random.wrap_key_data(started.seed))
+
+    def step(self, state: RandomizedState, action: Array, key: Key) -> tuple[RandomizedState, Timestep]:
+        key_events, key_seen = jax.random.split(jax.random.fold_in(key, _DRAWS))
+        state, action = self._done(state, action, key_events)
+        inner, timestep = self.env.step(self._pushed(state, key_events), action, key)
+        num_steps = state.num_steps + 1
+        state = replace(state, env=inner, num_steps=num_steps, episode_step=state.episode_step + 1)
+        if "observation" in self._longest:
+            state = replace(state, observations=push(state.observations, timestep.obs))
+        timestep = replace(timestep, obs=self._seen(state, timestep.obs, key_seen))
+        curriculum = self.read.curriculum
+        if curriculum is None:
+            return state, timestep
+        ended, success = timestep.terminated | timestep.truncated, timestep.info.get("success", jnp.zeros((), bool))
+        state = replace(state, level=curriculum.after(state.level, num_steps, ended, success))
+        info = {**timestep.info, "metrics": {**timestep.info.get("metrics", {}), LEVEL: state.level}}
+        return state, replace(timestep, info=info)
+
+    def render(
+        self, state: RandomizedState, width: int = 640, height: int = 480, camera: CameraView | None = None
+    ) -> NDArray[np.uint8]:
+        """Same as the task's own."""
+        return self.env.render(state.env, width, height, camera)
+
+    def appearance(self, state: RandomizedState) -> Appearance:
+        """Same as the task's own."""
+        return self.env.appearance(state.env)
+
+    def tool_position(self, state: RandomizedState) -> Array:
+        """Same as the task's own."""
+        return self.env.tool_position(state.env)
+
+    def caption(self, state: RandomizedState) -> str:
+        """Same as the task's own."""
+        caption = getattr(self.env, "caption", None)
+        return "" if caption is None else caption(state.env)
+
+    @functools.cached_property
+    def _model(self) -> mujoco.MjModel | None:
+        """The model whose numbers may differ; None: there is none."""
+        state = jax.eval_shape(self.env.reset, jax.random.key(0))[0]
+        if not isinstance(self.env, AppearingEnv) or not isinstance(getattr(state, "physics", None), PhysicsState):
+            return None
+        return load_model(jax.eval_shape(self.env.appearance, state).asset)
+
+    @functools.cached_property
+    def _longest(self) -> dict[Side, int]:
+        """How far back events look at observations and at actions, in steps; neither where there are none."""
+        sides = {event.does.side for event in self.read.sensing}
+        return {side: max(event.does.longest for event in self._sensing(side)) for side in sides}
+
+    def _sensing(self, side: Side) -> list[Event[Sensing]]:
+        return [event for event in self.read.sensing if event.does.side == side]
+
+    def _draw(self, inner: PyTree, seed: Array, level: Any) -> tuple[PyTree, dict[str, PyTree]]:
+        """The task's state with this episode's parameters, and what its sensing events drew."""
+        key, level = jax.random.wrap_key_data(seed), self._level(level)
+        drawn = {event.name: event.does.draw(event.key_of(key), level) for event in self.read.sensing}
+        if not self.read.physics:
+            return inner, drawn
+        parameters = {name: jnp.asarray(value) for name, value in self.read.parameters.items()}
+        physics = replace(inner.physics, parameters={**parameters, **inner.physics.parameters})
+        for event in self.read.physics:
+            if event.mode != "interval":
+                physics = event.does.apply(physics, event.key_of(key), level)
+        return replace(inner, physics=physics), drawn
+
+    def _pushed(self, state: RandomizedState, key: Key) -> PyTree:
+        """The task's state after the events that are due."""
+        for event in self.read.physics:
+            if event.mode == "interval":
+                old = state.env.physics
+                new = event.does.apply(old, event.key_of(key), self._level(state.level))
+                due = (state.episode_step > 0) & (state.episode_step % event.interval_step == 0)
+                physics = jax.tree.map(lambda new, old, due=due: jnp.where(due, new, old), new, old)
+                state = replace(state, env=replace(state.env, physics=physics))
+        return state.env
+
+    def _done(self, state: RandomizedState, action: Array, key: Key) -> tuple[RandomizedState, Array]:
+        """What is done of an action."""
+        if "action" not in self._longest:
+            return state, action
+        state = replace(state, actions=push(state.actions, action))
+        return state, self._late_and_noisy("action", state, state.actions, key)
+
+    def _seen(self, state: RandomizedState, obs: PyTree, key: Key) -> PyTree:
+        """What is seen of an observation."""
+        if "observation" not in self._longest:
+            return obs
+        return self._late_and_noisy("observation", state, state.observations, key)
+
+    def _late_and_noisy(self, side: Side, state: RandomizedState, past: PyTree, key: Key) -> PyTree:
+        events = self._sensing(side)
+        latency = [state.drawn[event.name] for event in events if event.does.add is None]
+        x = late(past, latency[0] if latency else None)
+        for event in events:
+            if event.does.add is not None:
+                x = event.does.add(x, state.drawn[event.name], event.key_of(key), self._level(state.level))
+        return x
+
+    def _level(self, level: PyTree) -> Array | None:
+        return None if self.read.curriculum is None else level
+
+
+def randomized(make: Callable[..., Any], cfg: Mapping[str, Any], events: Mapping[str, Any]) -> Any:
+    """``make(**cfg)`` with events: inside it, where it takes ``events`` for the environment that it wraps.
+
+    Raises:
+        ConfigError: events that it cannot have.
+        ValueError: an environment outside JAX.
+    """
+    if not events:
+        return make(**cfg)
+    if "events" in inspect.signature(make).parameters:
+        return make(**cfg, events=events)
+    env = make(**cfg)
+    if isinstance(env, HostEnv) or not callable(getattr(env, "reset", None)) or isinstance(env, gymnasium.Env):
+        raise ValueError(f"{type(env).__name__} is stepped outside JAX: it takes no events ({', '.join(events)})")
+    return RandomizedEnv(env, events)
