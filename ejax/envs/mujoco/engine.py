@@ -1,6 +1,7 @@
 """One MuJoCo model, three engines behind one pure function: the C engine on a CPU, MJX or Warp on an accelerator.
 
     state' = step(state, ctrl): ``num_substeps`` physics steps with ``ctrl`` held
+    state', readings = step_sensing(state, ctrl): the same, and the model's sensors in each of them
 
 ``mujoco`` runs the C engine's threaded batch stepping behind ``jax.pure_callback``, so one jitted loop serves both.
 The callback is pure: its result depends on (qpos, qvel, ctrl) and on nothing else. To that end models switch the
@@ -22,7 +23,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast, get_args
 
@@ -87,15 +88,26 @@ class Physics:
         Raises:
             ModuleNotFoundError: the engine is not installed.
         """
+        return self.step_sensing(state, ctrl)[0]
+
+    def step_sensing(self, state: PhysicsState, ctrl: Array) -> tuple[PhysicsState, Array]:
+        """``step``, and the model's sensors: ``sensordata`` [num_substeps, nsensordata].
+
+        A physics step reads its sensors before it moves anything: the first row belongs to ``state``, the last to the
+        state before the last physics step.
+        """
         if self.engine == "mjx":
             return _step_mjx(self.asset, self.num_substeps, state, ctrl)
         if self.engine == "warp":
-            qpos, qvel = _warp_step(self.asset, self.num_substeps)(state.qpos, state.qvel, ctrl)
-            return PhysicsState(qpos=qpos, qvel=qvel)
+            qpos, qvel, readings = _warp_step(self.asset, self.num_substeps)(state.qpos, state.qvel, ctrl)
+            return replace(state, qpos=qpos, qvel=qvel), readings
         host = _host_stepper(self.asset, self.num_substeps)
+        sensed = jax.ShapeDtypeStruct((self.num_substeps, self.model.nsensordata), state.qpos.dtype)
         shape = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (state.qpos, state.qvel))
-        qpos, qvel = jax.pure_callback(host, shape, state.qpos, state.qvel, ctrl, vmap_method="broadcast_all")
-        return PhysicsState(qpos=qpos, qvel=qvel)
+        qpos, qvel, readings = jax.pure_callback(
+            host, (*shape, sensed), state.qpos, state.qvel, ctrl, vmap_method="broadcast_all"
+        )
+        return replace(state, qpos=qpos, qvel=qvel), readings
 
 
 def check_physics(engine: Engine, num_substeps: int) -> None:
@@ -251,8 +263,8 @@ class _HostStepper:
         self._lock = threading.Lock()
         self._allocate(1)
 
-    def __call__(self, qpos: Array, qvel: Array, ctrl: Array) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Step every row. qpos [..., nq], qvel [..., nv], ctrl [..., nu] -> (qpos, qvel)."""
+    def __call__(self, qpos: Array, qvel: Array, ctrl: Array) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+        """Step every row. qpos [..., nq], qvel [..., nv], ctrl [..., nu] -> (qpos, qvel, readings)."""
         nq, nv = self._model.nq, self._model.nv
         positions, velocities = np.asarray(qpos), np.asarray(qvel)
         num_rows = positions.size // nq
@@ -270,13 +282,16 @@ class _HostStepper:
                 skip_checks=True,
                 nstep=self._num_substeps,
                 state=self._trajectory,
+                sensordata=self._readings,
                 chunk_size=max(1, -(-num_rows // self._num_threads)),
             )
             last = self._trajectory[:, -1]
             last[self._broken()] = np.nan
+            self._readings[np.isnan(last[:, 1])] = np.nan
             return (
                 last[:, 1 : 1 + nq].astype(positions.dtype).reshape(positions.shape),
                 last[:, 1 + nq :].astype(velocities.dtype).reshape(velocities.shape),
+                self._readings.astype(positions.dtype).reshape(*positions.shape[:-1], *self._readings.shape[1:]),
             )
 
     def close(self) -> None:
@@ -294,6 +309,7 @@ class _HostStepper:
         self._state[:, 0] = _START
         self._ctrl = np.zeros((num_rows, self._num_substeps, self._model.nu))
         self._trajectory = np.zeros((num_rows, self._num_substeps, size))
+        self._readings = np.zeros((num_rows, self._num_substeps, self._model.nsensordata))
 
 
 @functools.cache
@@ -303,12 +319,16 @@ def _host_stepper(asset: str, num_substeps: int) -> _HostStepper:
     return stepper
 
 
-def _step_mjx(asset: str, num_substeps: int, state: PhysicsState, ctrl: Array) -> PhysicsState:
+def _step_mjx(asset: str, num_substeps: int, state: PhysicsState, ctrl: Array) -> tuple[PhysicsState, Array]:
     step, model, data = _mjx(asset)
     data = data.replace(qpos=state.qpos, qvel=state.qvel, ctrl=ctrl)
     with jax.numpy_rank_promotion("allow"):  # MJX counts on it
-        data, _ = jax.lax.scan(lambda data, _: (step(model, data), None), data, length=num_substeps)
-    return PhysicsState(qpos=data.qpos, qvel=data.qvel)
+        data, readings = jax.lax.scan(lambda data, _: _with_readings(step(model, data)), data, length=num_substeps)
+    return replace(state, qpos=data.qpos, qvel=data.qvel), readings
+
+
+def _with_readings(data: Any) -> tuple[Any, Array]:
+    return data, data.sensordata
 
 
 @functools.cache
@@ -325,7 +345,7 @@ def _mjx(asset: str) -> tuple[Callable[..., Any], Any, Any]:
 
 
 @functools.cache
-def _warp_step(asset: str, num_substeps: int) -> Callable[[Array, Array, Array], tuple[Array, Array]]:
+def _warp_step(asset: str, num_substeps: int) -> Callable[[Array, Array, Array], tuple[Array, Array, Array]]:
     from ejax.envs.mujoco.warp import make_step  # imports Warp, which is an extra
 
     return make_step(load_model(asset), num_substeps)

@@ -19,8 +19,8 @@ from jax.custom_batching import custom_vmap
 
 from ejax.types import Array
 
-Step: TypeAlias = Callable[[Array, Array, Array], tuple[Array, Array]]
-"""``(qpos [nq], qvel [nv], ctrl [nu]) -> (qpos, qvel)``."""
+Step: TypeAlias = Callable[[Array, Array, Array], tuple[Array, Array, Array]]
+"""``(qpos [nq], qvel [nv], ctrl [nu]) -> (qpos, qvel, sensordata [num_substeps, nsensordata])``."""
 
 _MOST_CONTACTS = 128
 """Of one row. About 1 kB each for a robot arm; more at once have not been seen in ejax's tasks, which need 4 to 30."""
@@ -54,31 +54,32 @@ def make_step(
     start = [x.astype(np.float32)[None] for x in (model.qpos0, np.zeros(model.nv), np.zeros(model.nu))]
 
     @custom_vmap
-    def step_rows(qpos: Array, qvel: Array, ctrl: Array) -> tuple[Array, Array]:
-        """[N, nq], [N, nv], [N, nu] -> (qpos, qvel)."""
+    def step_rows(qpos: Array, qvel: Array, ctrl: Array) -> tuple[Array, Array, Array]:
+        """[N, nq], [N, nv], [N, nu] -> (qpos, qvel, readings)."""
         sound = _sound(qpos, qvel, ctrl)
         rows = (qpos, qvel, ctrl)
         finite = [jnp.where(sound, x.astype(jnp.float32), y) for x, y in zip(rows, start, strict=True)]
-        new_qpos, new_qvel, overflow = simulate(*finite)
+        new_qpos, new_qvel, readings, overflow = simulate(*finite)
         sound &= _sound(new_qpos, new_qvel) & (overflow == 0)[:, None]
         return (
             jnp.where(sound, new_qpos, jnp.nan).astype(qpos.dtype),
             jnp.where(sound, new_qvel, jnp.nan).astype(qvel.dtype),
+            jnp.where(sound[..., None], readings, jnp.nan).astype(qpos.dtype),
         )
 
     @step_rows.def_vmap
-    def _(size: int, has_axis: Sequence[bool], *rows: Array) -> tuple[tuple[Array, Array], tuple[bool, bool]]:
+    def _(size: int, has_axis: Sequence[bool], *rows: Array) -> tuple[tuple[Array, ...], tuple[bool, ...]]:
         """A batch of batches is one batch: all contacts are in one buffer."""
         full = [
             x if batched else jnp.broadcast_to(x, (size, *x.shape)) for x, batched in zip(rows, has_axis, strict=True)
         ]
-        qpos, qvel = step_rows(*(x.reshape(-1, x.shape[-1]) for x in full))
-        return (qpos.reshape(full[0].shape), qvel.reshape(full[1].shape)), (True, True)
+        results = step_rows(*(x.reshape(-1, x.shape[-1]) for x in full))
+        return tuple(x.reshape(*full[0].shape[:-1], *x.shape[1:]) for x in results), (True,) * len(results)
 
     @jax.custom_jvp
-    def step(qpos: Array, qvel: Array, ctrl: Array) -> tuple[Array, Array]:
-        qpos, qvel = step_rows(qpos[None], qvel[None], ctrl[None])
-        return qpos[0], qvel[0]
+    def step(qpos: Array, qvel: Array, ctrl: Array) -> tuple[Array, Array, Array]:
+        qpos, qvel, readings = step_rows(qpos[None], qvel[None], ctrl[None])
+        return qpos[0], qvel[0], readings[0]
 
     @step.defjvp
     def _(primals: Any, tangents: Any) -> Any:
@@ -127,8 +128,8 @@ def lost_flags() -> int:
 
 def _make_simulation(
     model: mujoco.MjModel, num_substeps: int, max_contacts: int | None, max_constraints: int | None
-) -> Callable[[Array, Array, Array], tuple[Array, Array, Array]]:
-    """Steps of N rows, float32: (qpos, qvel, flags of what was left out [N])."""
+) -> Callable[[Array, Array, Array], tuple[Array, Array, Array, Array]]:
+    """Steps of N rows, float32: (qpos, qvel, readings, flags of what was left out [N])."""
     import_warp()
     from mujoco import mjx
 
@@ -141,12 +142,16 @@ def _make_simulation(
     warp_model = warp_model.replace(opt=options.replace(_impl=options._impl.replace(warn_overflow=0)))
     losses = lost_flags()
 
-    def simulate_row(data: Any, qpos: Array, qvel: Array, ctrl: Array) -> tuple[Array, Array, Array]:
-        data = data.replace(qpos=qpos, qvel=qvel, ctrl=ctrl)
-        data, _ = jax.lax.scan(lambda data, _: (mjx.step(warp_model, data), None), data, length=num_substeps)
-        return data.qpos, data.qvel, data._impl.overflow & losses
+    def one_step(data: Any, _: None) -> tuple[Any, Array]:
+        data = mjx.step(warp_model, data)
+        return data, data.sensordata
 
-    def simulate(qpos: Array, qvel: Array, ctrl: Array) -> tuple[Array, Array, Array]:
+    def simulate_row(data: Any, qpos: Array, qvel: Array, ctrl: Array) -> tuple[Array, Array, Array, Array]:
+        data = data.replace(qpos=qpos, qvel=qvel, ctrl=ctrl)
+        data, readings = jax.lax.scan(one_step, data, length=num_substeps)
+        return data.qpos, data.qvel, readings, data._impl.overflow & losses
+
+    def simulate(qpos: Array, qvel: Array, ctrl: Array) -> tuple[Array, Array, Array, Array]:
         data = _with_places(blank, len(qpos))
         with jax.numpy_rank_promotion("allow"):  # MJX counts on it
             return jax.vmap(simulate_row, in_axes=(None, 0, 0, 0))(data, qpos, qvel, ctrl)
