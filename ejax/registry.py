@@ -24,6 +24,7 @@ ENVS: dict[str, Any] = {
     "PickPlaceRL": "ejax.envs.pick_place:PickPlaceRL",
     "InstructedPlaceRL": "ejax.envs.instructed_place:InstructedPlaceRL",
     "PlanarReachRL": "ejax.envs.planar_reach:PlanarReachRL",
+    "VelocityRL": "ejax.envs.locomotion.velocity:VelocityRL",
     "EmbodiedEnv": "ejax.envs.manager.embodied:EmbodiedEnv",
     "RenderedEnv": "ejax.envs.rendered:RenderedEnv",
 }

@@ -56,7 +56,9 @@ class VisionPolicy(nn.Module):
             there = sorted(obs) if isinstance(obs, Mapping) else "one array without names"
             raise ValueError(f"policy.cfg.images names {', '.join(missing)}, but the observation has {there}")
         if len(self.channels) != len(KERNELS):
-            raise ValueError(f"policy.cfg.channels needs {len(KERNELS)} numbers, one a convolution; got {self.channels}")
+            raise ValueError(
+                f"policy.cfg.channels needs {len(KERNELS)} numbers, one a convolution; got {self.channels}"
+            )
         seen = [ImageEncoder(self.channels, name=f"encoder_{name}")(obs[name]) for name in self.images]
         others = {name: part for name, part in obs.items() if name not in self.images}
         numbers = flatten_observation(others) if others else jnp.zeros((*seen[0].shape[:-1], 0))

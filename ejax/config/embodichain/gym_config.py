@@ -1,8 +1,9 @@
 """An EmbodiChain gym config: which of ejax's environments it stands for.
 
 The manager form (events, observations, rewards, actions) is built as it is, by ``ejax.envs.manager.embodied``, which
-says what becomes of each key. Of the first releases, whose tasks are classes with all numbers in ``env.extensions``,
-the id, the number of environments, the time limit, the control rate and the extensions are taken over.
+says what becomes of each key. Velocity tasks are read by ``ejax.config.embodichain.velocity_tasks``. Of the first
+releases, whose tasks are classes with all numbers in ``env.extensions``, the id, the number of environments, the time
+limit, the control rate and the extensions are taken over.
 """
 
 import dataclasses
@@ -16,6 +17,7 @@ import gymnasium
 from ejax.config.annotations import mismatch
 from ejax.config.embodichain.draft import Draft
 from ejax.config.embodichain.spellings import RECORDERS, read_numbers
+from ejax.config.embodichain.velocity_tasks import VELOCITY_ENV, read_velocity_task, velocity_robot
 from ejax.config.models import EnvConfig, EventsConfig, RunConfig
 from ejax.config.spaces import space_problems
 from ejax.envs.manager.ignored import IGNORED
@@ -68,6 +70,10 @@ def read_gym_config(draft: Draft, data: Mapping[str, Any], source: str) -> dict[
         return {}
     draft.spelled["env.id"] = f"{source}:id"
     _read_num_envs(draft, data, env, source)
+    if robot := velocity_robot(name):
+        draft.spelled["env.cfg"] = f"{source}:env"
+        with Section(read_numbers(dict(data)), f"{source}:", draft.report) as root:
+            return {"id": VELOCITY_ENV, "cfg": read_velocity_task(root, robot)}
     if is_manager_form(data):
         draft.spelled["env.cfg.gym_config"] = f"{source}:"
         return {"id": MANAGER_ENV, "cfg": {"gym_config": read_numbers(dict(data))}}

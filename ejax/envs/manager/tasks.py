@@ -114,7 +114,7 @@ TASK_RULES: dict[str, Task] = {
 
 _OTHERS = frozenset(
     (
-        *("ANYmalCFlatRL", "MicroDuckFlatRL", "UnitreeG1FlatRL", "UnitreeGo1FlatRL", "UnitreeGo2FlatRL"),
+        *("ANYmalCFlatRL", "MicroDuckFlatRL", "UnitreeGo2FlatRL"),
         *("UnitreeH1_2FlatRL", "HumanoidRun", "FrankaReachApg", "SimpleTask", "StayStillSave", "StayStillSave3Cam"),
         *("PourWater", "PourWaterAgent", "ScoopIce", "Rearrangement", "RearrangementAgent", "HandOver"),
         *("BlocksRankingRGB", "BlocksRankingSize", "MatchObjectContainer", "PlaceObjectDrawer", "StackBlocksTwo"),
@@ -123,6 +123,8 @@ _OTHERS = frozenset(
     )
 )
 """The part before the first hyphen of other ids in EmbodiChain's releases, 0.0.1 to 0.3.2."""
+_ELSEWHERE = {"UnitreeG1FlatRL": "VelocityRL, robot g1", "UnitreeGo1FlatRL": "VelocityRL, robot go1"}
+"""Those that ejax has as classes."""
 
 
 def missing_task(name: str) -> str:
@@ -131,6 +133,8 @@ def missing_task(name: str) -> str:
         f"give {SCENE_ONLY} for the scene without a task, which never succeeds and ends by its time limit only, or "
         "register a judge of its steps with register_task (ejax.envs.manager.tasks)"
     )
+    if own := _ELSEWHERE.get(name.partition("-")[0]):
+        return f"'{name}' is no task of EmbodiedEnv, but of a class: {own}. trainer.gym_config finds it"
     if name.partition("-")[0] in _OTHERS:
         return (
             f"'{name}' is a class of EmbodiChain's, which ejax does not have: when an episode succeeds, fails or ends, "

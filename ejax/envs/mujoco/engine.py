@@ -1,6 +1,7 @@
 """One MuJoCo model, three engines behind one pure function: the C engine on a CPU, MJX or Warp on an accelerator.
 
     state' = step(state, ctrl): ``num_substeps`` physics steps with ``ctrl`` held
+    state', readings = step_sensing(state, ctrl): the same, and the model's sensors in each of them
 
 ``mujoco`` runs the C engine's threaded batch stepping behind ``jax.pure_callback``, so one jitted loop serves both.
 The callback is pure: its result depends on (qpos, qvel, parameters, ctrl) and on nothing else. To that end models
@@ -91,20 +92,31 @@ class Physics:
             ModuleNotFoundError: the engine is not installed.
             ValueError: ``state.parameters`` that no row may have.
         """
+        return self.step_sensing(state, ctrl)[0]
+
+    def step_sensing(self, state: PhysicsState, ctrl: Array) -> tuple[PhysicsState, Array]:
+        """``step``, and the model's sensors: ``sensordata`` [num_substeps, nsensordata].
+
+        A physics step reads its sensors before it moves anything: the first row belongs to ``state``, the last to the
+        state before the last physics step.
+        """
         check_parameters(self.model, state.parameters)
         names = tuple(sorted(state.parameters))
         if self.engine == "mjx":
             return _step_mjx(self.asset, self.num_substeps, state, ctrl)
         if self.engine == "warp":
-            qpos, qvel = _warp_step(self.asset, self.num_substeps, names)(
+            qpos, qvel, readings = _warp_step(self.asset, self.num_substeps, names)(
                 state.qpos, state.qvel, ctrl, state.parameters
             )
-            return replace(state, qpos=qpos, qvel=qvel)
+            return replace(state, qpos=qpos, qvel=qvel), readings
         host = _host_stepper(self.asset, self.num_substeps, names)
+        sensed = jax.ShapeDtypeStruct((self.num_substeps, self.model.nsensordata), state.qpos.dtype)
         shape = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (state.qpos, state.qvel))
         values = [state.parameters[name] for name in names]
-        qpos, qvel = jax.pure_callback(host, shape, state.qpos, state.qvel, ctrl, *values, vmap_method="broadcast_all")
-        return replace(state, qpos=qpos, qvel=qvel)
+        qpos, qvel, readings = jax.pure_callback(
+            host, (*shape, sensed), state.qpos, state.qvel, ctrl, *values, vmap_method="broadcast_all"
+        )
+        return replace(state, qpos=qpos, qvel=qvel), readings
 
 
 def check_physics(engine: Engine, num_substeps: int) -> None:
@@ -276,8 +288,18 @@ class _HostStepper:
         self._models = ModelRows(model, names)
         self._allocate(1)
 
-    def __call__(self, qpos: Array, qvel: Array, ctrl: Array, *parameters: Array) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Step every row. qpos [..., nq], qvel [..., nv], ctrl [..., nu], parameters [..., *shape] -> (qpos, qvel)."""
+    def __call__(
+        self, qpos: Array, qvel: Array, ctrl: Array, *parameters: Array
+    ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+        """Step every row.
+
+        Args:
+            qpos, qvel, ctrl: [..., nq], [..., nv], [..., nu].
+            parameters: [..., *shape].
+
+        Returns:
+            ``(qpos, qvel, readings)``.
+        """
         nq, nv = self._model.nq, self._model.nv
         positions, velocities = np.asarray(qpos), np.asarray(qvel)
         num_rows = positions.size // nq
@@ -296,13 +318,16 @@ class _HostStepper:
                 skip_checks=True,
                 nstep=self._num_substeps,
                 state=self._trajectory,
+                sensordata=self._readings,
                 chunk_size=max(1, -(-num_rows // self._num_threads)),
             )
             last = self._trajectory[:, -1]
             last[self._broken() | ~sound] = np.nan
+            self._readings[np.isnan(last[:, 1])] = np.nan
             return (
                 last[:, 1 : 1 + nq].astype(positions.dtype).reshape(positions.shape),
                 last[:, 1 + nq :].astype(velocities.dtype).reshape(velocities.shape),
+                self._readings.astype(positions.dtype).reshape(*positions.shape[:-1], *self._readings.shape[1:]),
             )
 
     def close(self) -> None:
@@ -319,6 +344,7 @@ class _HostStepper:
         self._state[:, 0] = _START
         self._ctrl = np.zeros((num_rows, self._num_substeps, self._model.nu))
         self._trajectory = np.zeros((num_rows, self._num_substeps, size))
+        self._readings = np.zeros((num_rows, self._num_substeps, self._model.nsensordata))
 
 
 @functools.cache
@@ -328,14 +354,17 @@ def _host_stepper(asset: str, num_substeps: int, names: tuple[str, ...]) -> _Hos
     return stepper
 
 
-def _step_mjx(asset: str, num_substeps: int, state: PhysicsState, ctrl: Array) -> PhysicsState:
+def _step_mjx(asset: str, num_substeps: int, state: PhysicsState, ctrl: Array) -> tuple[PhysicsState, Array]:
     step, model, data = _mjx(asset, tuple(sorted(state.parameters)))
-    with jax.numpy_rank_promotion("allow"):
-        model = with_parameters(model, state.parameters, (model, data))
-    data = data.replace(qpos=state.qpos, qvel=state.qvel, ctrl=ctrl)
     with jax.numpy_rank_promotion("allow"):  # MJX counts on it
-        data, _ = jax.lax.scan(lambda data, _: (step(model, data), None), data, length=num_substeps)
-    return replace(state, qpos=data.qpos, qvel=data.qvel)
+        model = with_parameters(model, state.parameters, (model, data))
+        data = data.replace(qpos=state.qpos, qvel=state.qvel, ctrl=ctrl)
+        data, readings = jax.lax.scan(lambda data, _: _with_readings(step(model, data)), data, length=num_substeps)
+    return replace(state, qpos=data.qpos, qvel=data.qvel), readings
+
+
+def _with_readings(data: Any) -> tuple[Any, Array]:
+    return data, data.sensordata
 
 
 @functools.cache
@@ -352,7 +381,7 @@ def _mjx(asset: str, names: tuple[str, ...]) -> tuple[Callable[..., Any], Any, A
 
 
 @functools.cache
-def _warp_step(asset: str, num_substeps: int, names: tuple[str, ...]) -> Callable[..., tuple[Array, Array]]:
+def _warp_step(asset: str, num_substeps: int, names: tuple[str, ...]) -> Callable[..., tuple[Array, Array, Array]]:
     from ejax.envs.mujoco.warp import make_step  # imports Warp, which is an extra
 
     return make_step(load_accelerated_model(asset, names), num_substeps)

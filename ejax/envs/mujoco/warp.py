@@ -20,8 +20,9 @@ from jax.custom_batching import custom_vmap
 from ejax.envs.mujoco.parameters import parameter, with_parameters
 from ejax.types import Array
 
-Step: TypeAlias = Callable[..., tuple[Array, Array]]
-"""``(qpos [nq], qvel [nv], ctrl [nu], parameters) -> (qpos, qvel)``; without parameters the MJCF's."""
+Step: TypeAlias = Callable[..., tuple[Array, Array, Array]]
+"""``(qpos [nq], qvel [nv], ctrl [nu], parameters) -> (qpos, qvel, sensordata [num_substeps, nsensordata])``; without
+parameters the MJCF's."""
 
 _MOST_CONTACTS = 128
 """Of one row. About 1 kB each for a robot arm; more at once have not been seen in ejax's tasks, which need 4 to 30."""
@@ -55,8 +56,8 @@ def make_step(
     start = [x.astype(np.float32)[None] for x in (model.qpos0, np.zeros(model.nv), np.zeros(model.nu))]
 
     @custom_vmap
-    def step_rows(qpos: Array, qvel: Array, ctrl: Array, parameters: dict[str, Array]) -> tuple[Array, Array]:
-        """[N, nq], [N, nv], [N, nu], [N, *shape] -> (qpos, qvel)."""
+    def step_rows(qpos: Array, qvel: Array, ctrl: Array, parameters: dict[str, Array]) -> tuple[Array, Array, Array]:
+        """[N, nq], [N, nv], [N, nu], [N, *shape] -> (qpos, qvel, readings)."""
         sound = _sound(qpos, qvel, ctrl, *(x.reshape(len(x), -1) for x in parameters.values()))
         rows = (qpos, qvel, ctrl)
         finite = [jnp.where(sound, x.astype(jnp.float32), y) for x, y in zip(rows, start, strict=True)]
@@ -64,26 +65,27 @@ def make_step(
             name: jnp.where(sound.reshape(-1, *[1] * (x.ndim - 1)), x, parameter(model, name)).astype(jnp.float32)
             for name, x in parameters.items()
         }
-        new_qpos, new_qvel, overflow = simulate(finite[0], finite[1], finite[2], usable)
+        new_qpos, new_qvel, readings, overflow = simulate(finite[0], finite[1], finite[2], usable)
         sound &= _sound(new_qpos, new_qvel) & (overflow == 0)[:, None]
         return (
             jnp.where(sound, new_qpos, jnp.nan).astype(qpos.dtype),
             jnp.where(sound, new_qvel, jnp.nan).astype(qvel.dtype),
+            jnp.where(sound[..., None], readings, jnp.nan).astype(qpos.dtype),
         )
 
     @step_rows.def_vmap
-    def _(size: int, has_axis: Sequence[Any], *rows: Any) -> tuple[tuple[Array, Array], tuple[bool, bool]]:
+    def _(size: int, has_axis: Sequence[Any], *rows: Any) -> tuple[tuple[Array, ...], tuple[bool, ...]]:
         """A batch of batches is one batch: all contacts are in one buffer."""
         full = jax.tree.map(
             lambda x, batched: x if batched else jnp.broadcast_to(x, (size, *x.shape)), rows, tuple(has_axis)
         )
-        qpos, qvel = step_rows(*jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), full))
-        return (qpos.reshape(full[0].shape), qvel.reshape(full[1].shape)), (True, True)
+        results = step_rows(*jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), full))
+        return tuple(x.reshape(*full[0].shape[:-1], *x.shape[1:]) for x in results), (True,) * len(results)
 
     @jax.custom_jvp
-    def step_row(qpos: Array, qvel: Array, ctrl: Array, parameters: dict[str, Array]) -> tuple[Array, Array]:
-        qpos, qvel = step_rows(*jax.tree.map(lambda x: x[None], (qpos, qvel, ctrl, parameters)))
-        return qpos[0], qvel[0]
+    def step_row(qpos: Array, qvel: Array, ctrl: Array, parameters: dict[str, Array]) -> tuple[Array, Array, Array]:
+        qpos, qvel, readings = step_rows(*jax.tree.map(lambda x: x[None], (qpos, qvel, ctrl, parameters)))
+        return qpos[0], qvel[0], readings[0]
 
     @step_row.defjvp
     def _(primals: Any, tangents: Any) -> Any:
@@ -92,7 +94,7 @@ def make_step(
 
     def step(
         qpos: Array, qvel: Array, ctrl: Array, parameters: Mapping[str, Array] | None = None
-    ) -> tuple[Array, Array]:
+    ) -> tuple[Array, Array, Array]:
         return step_row(qpos, qvel, ctrl, dict(parameters or {}))
 
     return step
@@ -137,8 +139,8 @@ def lost_flags() -> int:
 
 def _make_simulation(
     model: mujoco.MjModel, num_substeps: int, max_contacts: int | None, max_constraints: int | None
-) -> Callable[[Array, Array, Array, dict[str, Array]], tuple[Array, Array, Array]]:
-    """Steps of N rows, float32: (qpos, qvel, flags of what was left out [N])."""
+) -> Callable[[Array, Array, Array, dict[str, Array]], tuple[Array, Array, Array, Array]]:
+    """Steps of N rows, float32: (qpos, qvel, readings, flags of what was left out [N])."""
     import_warp()
     from mujoco import mjx
 
@@ -155,13 +157,20 @@ def _make_simulation(
 
     def simulate_row(
         data: Any, qpos: Array, qvel: Array, ctrl: Array, parameters: dict[str, Array]
-    ) -> tuple[Array, Array, Array]:
+    ) -> tuple[Array, Array, Array, Array]:
         row_model = with_parameters(warp_model, parameters, derive)
         data = data.replace(qpos=qpos, qvel=qvel, ctrl=ctrl)
-        data, _ = jax.lax.scan(lambda data, _: (mjx.step(row_model, data), None), data, length=num_substeps)
-        return data.qpos, data.qvel, data._impl.overflow & losses
 
-    def simulate(qpos: Array, qvel: Array, ctrl: Array, parameters: dict[str, Array]) -> tuple[Array, Array, Array]:
+        def one_step(data: Any, _: None) -> tuple[Any, Array]:
+            data = mjx.step(row_model, data)
+            return data, data.sensordata
+
+        data, readings = jax.lax.scan(one_step, data, length=num_substeps)
+        return data.qpos, data.qvel, readings, data._impl.overflow & losses
+
+    def simulate(
+        qpos: Array, qvel: Array, ctrl: Array, parameters: dict[str, Array]
+    ) -> tuple[Array, Array, Array, Array]:
         data = _with_places(blank, len(qpos))
         with jax.numpy_rank_promotion("allow"):  # MJX counts on it
             return jax.vmap(simulate_row, in_axes=(None, 0, 0, 0, 0))(data, qpos, qvel, ctrl, parameters)

@@ -1,0 +1,101 @@
+"""Velocity commands: drawn anew every few seconds, some standing, some straight on, some turned towards a heading.
+
+    v_x, v_y, ω_z ~ uniform;   heading rows: ω_z = clip(k·wrap(ψ* − ψ), range of ω_z);   standing rows: 0
+    forward rows: v_x = max(|v_x|, 0.3), v_y = ω_z = 0 (a heading still turns them)
+
+Source: mjlab's ``UniformVelocityCommand`` as in EmbodiChain 0.3.2. Differs: its curriculum widens the ranges by the
+steps of the whole run, which an environment does not know; give the ranges of a later stage instead.
+"""
+
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from ejax.types import Array, Key
+
+Range: TypeAlias = tuple[float, float]
+
+_SLOWEST_FORWARD = 0.3
+"""m/s"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommandRanges:
+    """What is commanded: m/s, rad/s, s, and the parts of commands that stand, follow a heading, go straight on."""
+
+    lin_vel_x: Range = (-1.0, 1.0)
+    lin_vel_y: Range = (-1.0, 1.0)
+    ang_vel_z: Range = (-0.5, 0.5)
+    resampling_time: Range = (3.0, 8.0)
+    standing: float = 0.1
+    heading: float = 0.3
+    forward: float = 0.2
+    heading_stiffness: float = 0.5
+    """1/s"""
+
+    def __post_init__(self) -> None:
+        for name in ("lin_vel_x", "lin_vel_y", "ang_vel_z", "resampling_time"):
+            low, high = getattr(self, name)
+            if low > high:
+                raise ValueError(f"command.{name} must be [lowest, highest], got {[low, high]}")
+        if self.resampling_time[0] <= 0.0:
+            raise ValueError(f"command.resampling_time must be > 0, got {list(self.resampling_time)}")
+        for name in ("standing", "heading", "forward"):
+            if not 0.0 <= getattr(self, name) <= 1.0:
+                raise ValueError(f"command.{name} must be a part, from 0 to 1, got {getattr(self, name)}")
+
+
+@struct.dataclass(kw_only=True)
+class Command:
+    """What one robot is to do now."""
+
+    velocity: Array
+    """[3]: v_x, v_y (m/s), ω_z (rad/s), in the base's frame."""
+    heading: Array
+    """rad"""
+    follows_heading: Array
+    stands: Array
+    """bool"""
+    steps_left: Array
+    """Control steps until the next, int32."""
+
+
+def draw_command(ranges: CommandRanges, key: Key, control_period: float) -> Command:
+    """A new command; ``steer`` turns it towards its heading, or stops it."""
+    keys = dict(
+        zip(("velocity", "time", "heading", "follows", "stands", "forward"), jax.random.split(key, 6), strict=True)
+    )
+    low, high = jnp.array([ranges.lin_vel_x, ranges.lin_vel_y, ranges.ang_vel_z]).T
+    velocity = jax.random.uniform(keys["velocity"], (3,), minval=low, maxval=high)
+    straight = jnp.zeros(3).at[0].set(jnp.maximum(jnp.abs(velocity[0]), _SLOWEST_FORWARD))
+    seconds = jax.random.uniform(keys["time"], (), minval=ranges.resampling_time[0], maxval=ranges.resampling_time[1])
+    return Command(
+        velocity=jnp.where(jax.random.bernoulli(keys["forward"], ranges.forward), straight, velocity),
+        heading=jax.random.uniform(keys["heading"], (), minval=-jnp.pi, maxval=jnp.pi),
+        follows_heading=jax.random.bernoulli(keys["follows"], ranges.heading),
+        stands=jax.random.bernoulli(keys["stands"], ranges.standing),
+        steps_left=jnp.ceil(seconds / control_period).astype(jnp.int32),
+    )
+
+
+def next_command(command: Command, ranges: CommandRanges, key: Key, control_period: float) -> Command:
+    """The command one control step later: the same, or a new one if its time is up."""
+    waiting = replace(command, steps_left=command.steps_left - 1)
+    new = draw_command(ranges, key, control_period)
+    return jax.tree.map(lambda new, old: jnp.where(waiting.steps_left <= 0, new, old), new, waiting)
+
+
+def steer(command: Command, ranges: CommandRanges, heading: Array) -> Command:
+    """The command with its yaw rate towards its heading, or stopped.
+
+    Args:
+        heading: rad, the robot's.
+    """
+    error = command.heading - heading
+    error = jnp.arctan2(jnp.sin(error), jnp.cos(error))
+    rate = jnp.clip(ranges.heading_stiffness * error, *ranges.ang_vel_z)
+    velocity = jnp.where(command.follows_heading, command.velocity.at[2].set(rate), command.velocity)
+    return replace(command, velocity=jnp.where(command.stands, 0.0, velocity))

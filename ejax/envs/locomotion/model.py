@@ -1,0 +1,168 @@
+"""The MuJoCo model of a legged robot on a floor: its links, its drives, and a sensor for each contact that counts.
+
+Contacts are the floor with every collision geom of the robot, and the robot's listed pairs with each other. Only the
+feet have friction. Each geom of a foot, each guarded geom and each listed pair has a contact sensor, which the C
+engine, MJX and Warp all have, and which ``Physics.step_sensing`` reads in every physics step:
+
+    (number of contacts, force in the contact's frame [3], normal [3], tangent [3]) for each place, largest force first
+
+Geom against geom, without a net force, is what MJX knows of them. Positions and velocities are not sensed: sensors lag
+one physics step behind the state, ``ejax.envs.locomotion.motion`` does not.
+"""
+
+import functools
+import re
+from dataclasses import dataclass
+from xml.etree import ElementTree as ET
+
+import mujoco
+
+from ejax.envs.locomotion.robots import LeggedRobot, robot_file
+from ejax.envs.locomotion.terrain import Terrain, add_terrain
+from ejax.envs.mujoco.engine import load_model
+
+_COLLISION = re.compile(r".*_collision\d*")
+_CONTACT_DATA = ("found", "force", "normal", "tangent")
+PLACE = 10
+"""Numbers of a contact sensor for each of its places."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeggedModel:
+    """The model as text, and where the robot's numbers are in it."""
+
+    xml: str
+    joint_qpos: tuple[int, ...]
+    joint_qvel: tuple[int, ...]
+    """Of the policy's joints, in its order, which is the actuators' order too."""
+    upright: int
+    feet: tuple[int, ...]
+    """Bodies."""
+    foot_sensors: tuple[tuple[int, ...], ...]
+    """Of each foot, where the places of its sensors begin in ``sensordata``."""
+    guarded_sensors: tuple[int, ...]
+    self_sensors: tuple[int, ...]
+
+    @property
+    def model(self) -> mujoco.MjModel:
+        return load_model(self.xml)
+
+
+@functools.lru_cache(maxsize=16)
+def make_model(robot: LeggedRobot, terrain: Terrain, timestep: float) -> LeggedModel:
+    """Compose the model.
+
+    Args:
+        timestep: s, of a physics step.
+
+    Raises:
+        ModuleNotFoundError: the package that has the robot's links is not installed.
+    """
+    root = ET.parse(robot_file("scene.xml")).getroot()
+    source = ET.parse(robot_file(robot.source)).getroot()
+    option = _child(root, "option")
+    option.attrib |= {
+        "timestep": str(timestep),
+        "integrator": "implicitfast",
+        "iterations": "10",
+        "ls_iterations": "20",
+    }
+    world = _child(root, "worldbody")
+    add_terrain(root, terrain)
+    _child(root, "compiler").attrib |= {"autolimits": "true"}
+    root.extend(source.findall("default"))
+    base = _child(source, f"worldbody/body[@name='{robot.base}']")
+    base.set("pos", f"0 0 {robot.height}")
+    geoms = _prepare_links(base, robot)
+    camera = {"name": "main", "mode": "trackcom", "pos": "-1.6 -1.6 0.7", "xyaxes": "0.707 -0.707 0 0.22 0.22 0.95"}
+    world.remove(_child(world, "camera[@name='main']"))
+    ET.SubElement(base, "camera", camera)
+    world.append(base)
+    _add_drives(root, base, robot)
+    sensors = _add_sensors(root, robot, geoms)
+    xml = ET.tostring(root, encoding="unicode")
+    model = load_model(xml)
+    joints = [model.joint(name) for name in robot.joints]
+    return LeggedModel(
+        xml=xml,
+        joint_qpos=tuple(int(joint.qposadr[0]) for joint in joints),
+        joint_qvel=tuple(int(joint.dofadr[0]) for joint in joints),
+        upright=model.body(robot.upright).id,
+        feet=tuple(model.body(foot.body).id for foot in robot.feet),
+        foot_sensors=tuple(_places(model, names) for names in sensors["feet"]),
+        guarded_sensors=_places(model, sensors["guarded"][0]),
+        self_sensors=_places(model, sensors["self"][0]),
+    )
+
+
+def _prepare_links(base: ET.Element, robot: LeggedRobot) -> list[str]:
+    """Drop meshes, and say what collides with what. The names of the collision geoms."""
+    bare = not any(_is_drawn(geom) for geom in base.iter("geom"))
+    for parent in list(base.iter("body")):
+        for tag in ("light", "camera"):
+            for each in parent.findall(tag):
+                parent.remove(each)
+        for geom in parent.findall("geom"):
+            if geom.get("mesh") or geom.get("class") == "visual":
+                parent.remove(geom)
+    names = []
+    for geom in base.iter("geom"):
+        name = geom.get("name", "")
+        if not _COLLISION.fullmatch(name):
+            continue
+        names.append(name)
+        is_foot = any(re.fullmatch(foot.geoms, name) for foot in robot.feet)
+        geom.attrib |= {"contype": "0", "conaffinity": "1", "condim": "3" if is_foot else "1", "solref": "0.01 1"}
+        if is_foot:
+            geom.attrib |= {"friction": f"{robot.friction} 0.005 0.0001", "priority": "1"}
+        if bare:
+            geom.attrib |= {"group": "1", "material": "rubber" if is_foot else "shell"}
+    return names
+
+
+def _is_drawn(geom: ET.Element) -> bool:
+    """Whether it is a shape of ours that is only looked at."""
+    return not (geom.get("mesh") or geom.get("class") == "visual" or _COLLISION.fullmatch(geom.get("name", "")))
+
+
+def _add_drives(root: ET.Element, base: ET.Element, robot: LeggedRobot) -> None:
+    """See ``ejax.envs.locomotion.robots`` for the law."""
+    drives = robot.drives
+    actuators = ET.SubElement(root, "actuator")
+    for i, name in enumerate(robot.joints):
+        _child(base, f".//joint[@name='{name}']").set("armature", repr(drives.armature[i]))
+        limit = drives.max_effort[i]
+        drive = {"kp": repr(drives.stiffness[i]), "kv": repr(drives.damping[i]), "forcerange": f"{-limit} {limit}"}
+        ET.SubElement(actuators, "position", drive, name=name, joint=name)
+
+
+def _add_sensors(root: ET.Element, robot: LeggedRobot, geoms: list[str]) -> dict[str, list[list[str]]]:
+    """Contact sensors and the pairs that need one; their names, for each foot, and for all the others together."""
+    sensors, pairs = ET.SubElement(root, "sensor"), ET.SubElement(root, "contact")
+
+    def add(one: str, other: str, contacts: int) -> str:
+        spec = {"num": str(contacts), "data": " ".join(_CONTACT_DATA), "reduce": "maxforce"}
+        name = f"{one} on {other}"
+        ET.SubElement(sensors, "contact", spec, name=name, geom1=other, geom2=one)
+        return name
+
+    feet = [
+        [add(name, "floor", foot.contacts) for name in geoms if re.fullmatch(foot.geoms, name)] for foot in robot.feet
+    ]
+    guarded = [add(name, "floor", 1) for name in geoms if re.fullmatch(robot.guarded, name)]
+    for one, other in robot.self_contacts:
+        ET.SubElement(pairs, "pair", geom1=one, geom2=other, condim="1")
+    touching = [add(one, other, 1) for one, other in robot.self_contacts]
+    return {"feet": feet, "guarded": [guarded], "self": [touching]}
+
+
+def _places(model: mujoco.MjModel, names: list[str]) -> tuple[int, ...]:
+    starts = [(int(model.sensor(name).adr[0]), int(model.sensor(name).dim[0])) for name in names]
+    return tuple(place for start, size in starts for place in range(start, start + size, PLACE))
+
+
+def _child(element: ET.Element, path: str) -> ET.Element:
+    child = element.find(path)
+    if child is None:
+        raise ValueError(f"the MJCF of <{element.tag}> has no {path}")
+    return child

@@ -1,0 +1,232 @@
+"""Rewards and observations of velocity tasks: functions of a ``View`` of one robot after a control step.
+
+Source of all formulas: mjlab 1.6 (``mjlab/tasks/velocity/mdp/rewards.py``, Apache-2.0) and Unitree's tasks on it, with
+the numbers of EmbodiChain 0.3.2. Symbols: c command (v_x, v_y, ω_z), v and ω the base's velocities in its own frame,
+g the unit vector down in it, q and q⁰ joint positions and their home, a the action, p and ṗ a foot's point,
+|c| = ‖c_xy‖ + |c_z|. Terms with a ``command_threshold`` count only where |c| is above it.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+
+from ejax.envs.locomotion.contacts import Contacts
+from ejax.envs.locomotion.motion import Motion
+from ejax.envs.locomotion.robots import LeggedRobot, per_joint
+from ejax.types import Array
+
+
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """One robot after a control step."""
+
+    robot: LeggedRobot
+    motion: Motion
+    contacts: Contacts
+    command: Array
+    """[3]: that of the observation that was acted on, for rewards; the next one, for observations."""
+    action: Array
+    last_action: Array
+    """[A]"""
+    joint_acc: Array
+    """[A], rad/s²"""
+    foot_height: Array
+    """[F], m above the ground."""
+    swing_peak: Array
+    """[F], m: the greatest height of a flight, up to and including its landing."""
+    air_time: Array
+    """[F], s"""
+    encoder_bias: Array
+    """[A], rad: measured minus true joint positions."""
+    terminated: Array
+    """bool"""
+    time: Array
+    """s since the episode's start."""
+    soft_limits: Array
+    """[A, 2], rad"""
+    link_masses: Array
+    """[L], kg"""
+
+    @property
+    def offset(self) -> Array:
+        """[A]: q − q⁰."""
+        return self.motion.joint_pos - jnp.asarray(self.robot.home)
+
+
+def track_linear_velocity(view: View, std: float, vertical: float = 1.0) -> Array:
+    """exp(−(‖c_xy − v_xy‖² + vertical·v_z²) / std²)"""
+    velocity = view.motion.lin_vel_b
+    error = jnp.sum((view.command[:2] - velocity[:2]) ** 2) + vertical * velocity[2] ** 2
+    return jnp.exp(-error / std**2)
+
+
+def track_angular_velocity(view: View, std: float, tilting: float = 1.0) -> Array:
+    """exp(−((c_z − ω_z)² + tilting·‖ω_xy‖²) / std²)"""
+    velocity = view.motion.ang_vel_b
+    error = (view.command[2] - velocity[2]) ** 2 + tilting * jnp.sum(velocity[:2] ** 2)
+    return jnp.exp(-error / std**2)
+
+
+def upright(view: View, std: float) -> Array:
+    """exp(−‖g_xy‖² / std²)"""
+    return jnp.exp(-jnp.sum(view.motion.gravity_b[:2] ** 2) / std**2)
+
+
+def body_orientation_l2(view: View) -> Array:
+    """‖g_xy‖² in the frame of the body that shall stay upright."""
+    return jnp.sum(view.motion.upright_gravity[:2] ** 2)
+
+
+def body_ang_vel(view: View) -> Array:
+    """‖ω_xy‖² of the body that shall stay upright, in the world's frame."""
+    return jnp.sum(view.motion.upright_ang_vel[:2] ** 2)
+
+
+def angular_momentum(view: View) -> Array:
+    """‖Σ m_i·(x_i − x̄) × (ẋ_i − x̄̇)‖² over the origins of all links, their masses' mean x̄."""
+    weight = (view.link_masses / view.link_masses.sum())[:, None]
+    position = view.motion.link_pos - jnp.sum(weight * view.motion.link_pos, axis=0)[None]
+    velocity = view.motion.link_vel - jnp.sum(weight * view.motion.link_vel, axis=0)[None]
+    return jnp.sum(jnp.sum(jnp.cross(position, view.link_masses[:, None] * velocity), axis=0) ** 2)
+
+
+def pose(
+    view: View,
+    std_standing: Mapping[str, float],
+    std_walking: Mapping[str, float],
+    std_running: Mapping[str, float],
+    walking_threshold: float,
+    running_threshold: float,
+) -> Array:
+    """exp(−mean((q − q⁰)² / std²)), std of each joint by |c|: standing below the first threshold, running from the
+    second on."""
+    speed = _speed(view.command)
+    standing, walking, running = (
+        jnp.asarray(per_joint(view.robot.joints, std)) for std in (std_standing, std_walking, std_running)
+    )
+    std = jnp.where(speed < walking_threshold, standing, jnp.where(speed >= running_threshold, running, walking))
+    return jnp.exp(-jnp.mean((view.offset / std) ** 2))
+
+
+def joint_pos_limits(view: View) -> Array:
+    """Σ how far joints are beyond their soft limits, rad."""
+    low, high = view.soft_limits.T
+    position = view.motion.joint_pos
+    return jnp.sum(jnp.maximum(low - position, 0.0) + jnp.maximum(position - high, 0.0))
+
+
+def joint_acc_l2(view: View) -> Array:
+    """‖q̈‖², from the joint velocities of two control steps."""
+    return jnp.sum(view.joint_acc**2)
+
+
+def action_rate_l2(view: View) -> Array:
+    """‖a − a_before‖²"""
+    return jnp.sum((view.action - view.last_action) ** 2)
+
+
+def is_terminated(view: View) -> Array:
+    """1 in the step that ends in a failure."""
+    return view.terminated.astype(jnp.float32)
+
+
+def feet_air_time(
+    view: View, threshold_min: float = 0.05, threshold_max: float = 0.5, command_threshold: float = 0.5
+) -> Array:
+    """How many feet have been in the air for more than the one time and less than the other, s."""
+    in_range = (view.air_time > threshold_min) & (view.air_time < threshold_max)
+    return jnp.sum(in_range) * _moves(view, command_threshold)
+
+
+def foot_gait(
+    view: View, period: float, offset: tuple[float, ...], threshold: float, command_threshold: float
+) -> Array:
+    """The part of feet that touch the ground just when their phase, t/period + offset modulo 1, is below threshold."""
+    expected = (view.time / period + jnp.asarray(offset)) % 1.0 < threshold
+    return jnp.mean(view.contacts.found == expected) * _moves(view, command_threshold)
+
+
+def foot_clearance(view: View, target_height: float, command_threshold: float) -> Array:
+    """Σ |p_z − target|·‖ṗ_xy‖"""
+    speed = jnp.linalg.norm(view.motion.foot_vel[:, :2], axis=-1)
+    return jnp.sum(jnp.abs(view.foot_height - target_height) * speed) * _moves(view, command_threshold)
+
+
+def foot_swing_height(view: View, target_height: float, command_threshold: float) -> Array:
+    """Σ (peak/target − 1)² over feet that land, peak the greatest height of the flight."""
+    cost = jnp.where(view.contacts.landed, (view.swing_peak / target_height - 1.0) ** 2, 0.0)
+    return jnp.sum(cost) * _moves(view, command_threshold)
+
+
+def foot_slip(view: View, command_threshold: float) -> Array:
+    """Σ ‖ṗ_xy‖² over feet that touch the ground."""
+    return jnp.sum(jnp.sum(view.motion.foot_vel[:, :2] ** 2, axis=-1) * view.contacts.found) * _moves(
+        view, command_threshold
+    )
+
+
+def soft_landing(view: View, command_threshold: float) -> Array:
+    """Σ ‖force‖ over feet that land, N."""
+    return jnp.sum(jnp.linalg.norm(view.contacts.force, axis=-1) * view.contacts.landed) * _moves(
+        view, command_threshold
+    )
+
+
+def stand_still(view: View, command_threshold: float) -> Array:
+    """‖q − q⁰‖² where |c| is not above the threshold."""
+    return jnp.sum(view.offset**2) * (1.0 - _moves(view, command_threshold))
+
+
+def self_collisions(view: View) -> Array:
+    """Physics steps in which the robot pushes against itself with more than 10 N."""
+    return view.contacts.self_contacts
+
+
+def gait_phase(view: View, period: float = 0.6) -> Array:
+    """(sin, cos) of 2π·t/period; zeros where ‖c‖ < 0.1."""
+    angle = 2.0 * jnp.pi * (view.time / period % 1.0)
+    signal = jnp.stack([jnp.sin(angle), jnp.cos(angle)])
+    return jnp.where(jnp.linalg.norm(view.command) < 0.1, 0.0, signal)
+
+
+REWARDS: dict[str, Callable[..., Array]] = {
+    each.__name__: each
+    for each in (
+        *(track_linear_velocity, track_angular_velocity, upright, body_orientation_l2, body_ang_vel, angular_momentum),
+        *(pose, joint_pos_limits, joint_acc_l2, action_rate_l2, is_terminated, feet_air_time, foot_gait),
+        *(foot_clearance, foot_swing_height, foot_slip, soft_landing, stand_still, self_collisions),
+    )
+}
+"""``View, **params -> []``"""
+
+OBSERVATIONS: dict[str, Callable[[View], Array]] = {
+    "base_lin_vel": lambda view: view.motion.lin_vel_b,
+    "base_ang_vel": lambda view: view.motion.ang_vel_b,
+    "projected_gravity": lambda view: view.motion.gravity_b,
+    "joint_pos": lambda view: view.offset,
+    "measured_joint_pos": lambda view: view.offset + view.encoder_bias,
+    "joint_vel": lambda view: view.motion.joint_vel,
+    "action": lambda view: view.action,
+    "command": lambda view: view.command,
+    "phase": gait_phase,
+    "foot_height": lambda view: view.foot_height,
+    "foot_air_time": lambda view: view.air_time,
+    "foot_contact": lambda view: view.contacts.found,
+    "foot_force": lambda view: jnp.sign(view.contacts.force) * jnp.log1p(jnp.abs(view.contacts.force)),
+}
+"""``View -> values``: q − q⁰ as it is and as the encoders have it; forces as sign·ln(1 + |f|), foot by foot."""
+
+
+def observe(view: View, terms: tuple[str, ...]) -> Array:
+    """The terms, one after the other, float32."""
+    return jnp.concatenate([OBSERVATIONS[name](view).reshape(-1).astype(jnp.float32) for name in terms])
+
+
+def _speed(command: Array) -> Array:
+    return jnp.linalg.norm(command[:2]) + jnp.abs(command[2])
+
+
+def _moves(view: View, threshold: float) -> Array:
+    """1.0 where the command is above the threshold, else 0.0."""
+    return (_speed(view.command) > threshold).astype(jnp.float32)

@@ -1,0 +1,355 @@
+"""A legged robot follows velocity commands on flat or rough ground. Source: EmbodiChain 0.3.2's velocity tasks."""
+
+import functools
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import gymnasium
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+from flax.core import FrozenDict
+from numpy.typing import NDArray
+
+from ejax.envs.description import EnvDescription, Feature, features
+from ejax.envs.locomotion.commands import Command, draw_command, next_command, steer
+from ejax.envs.locomotion.contacts import Contacts, FootTimers, follow_contacts, start_timers
+from ejax.envs.locomotion.model import LeggedModel, make_model
+from ejax.envs.locomotion.motion import Motion, heading, link_masses, observe_motion
+from ejax.envs.locomotion.robots import robot_file
+from ejax.envs.locomotion.tasks import TASKS, Push, VelocityTask, change_task
+from ejax.envs.locomotion.terms import REWARDS, View, observe
+from ejax.envs.locomotion.terrain import Terrain, height_below
+from ejax.envs.mujoco.appearance import Appearance
+from ejax.envs.mujoco.engine import Engine, Physics, PhysicsState, check_physics, render
+from ejax.envs.mujoco.rotations import matrix_from_quaternion
+from ejax.finite import all_finite
+from ejax.frozen import freeze
+from ejax.types import Array, CameraView, Key, Timestep
+
+_PHYSICS_STEP = 0.005
+"""s"""
+
+
+@struct.dataclass(kw_only=True)
+class VelocityState:
+    """One episode."""
+
+    physics: PhysicsState
+    """qpos: base position and quaternion (w x y z), then the joints; qvel: base linear (world) and angular (base)."""
+    command: Command
+    action: Array
+    """[A]: the last, within ±1."""
+    joint_vel: Array
+    """[A], rad/s: after the step before."""
+    encoder_bias: Array
+    """[A], rad"""
+    feet: FootTimers
+    swing_peak: Array
+    """[F], m: the greatest height since the last landing."""
+    push_in: Array
+    """Control steps until the next push, int32."""
+    episode_step: Array
+    """Control steps done, int32."""
+
+
+@dataclass(frozen=True)
+class VelocityRL:
+    """
+        r = Δt·Σ weight·term        q* = q⁰ + scale·clip(a, ±1) − encoder bias
+
+    A step: the drives pull to q* for one control step → a push, if one is due → contacts → the next command →
+    observation, fall, reward. ``info["rewards"]`` are weighted and sum up to the reward. The observation has two parts,
+    ``policy`` with noise and ``critic`` without, with contacts beside; ``policy.obs_groups`` says who sees which.
+    Terminated: a fall, ``VelocityTask.max_tilt`` or ``max_guarded_force``. Truncated: the time limit, or the edge of a
+    rough field. There is no success.
+
+    Differs from EmbodiChain: rewards are for the command that was acted on, for Go1 as for G1; the encoders' bias is
+    drawn for each episode, not once for each environment; sensors of contact lag one physics step; commands stay at the
+    curriculum's first stage, see ``ejax.envs.locomotion.commands``.
+
+    Args:
+        robot: ``quadruped`` (ours), ``go1`` or ``g1`` (links from the package mjlab, see docs/locomotion.md).
+        command: changes of ``CommandRanges``.
+        rewards: changes of the task's rewards: term -> {weight, parameter: …}; weight 0 takes a term out.
+        noise: changes of the noise on observations: term -> half its width.
+        encoder_bias: rad; None: the task's.
+        push: changes of ``Push``; ``{}``: the task's pushes; None: none.
+        terrain: arguments of ``Terrain``.
+        physics: the engine, see ``ejax.envs.mujoco.choice``.
+        sim_steps_per_control: physics steps of 0.005 s.
+    """
+
+    robot: str = "quadruped"
+    max_episode_steps: int = 1000
+    command: Mapping[str, Any] = FrozenDict()
+    rewards: Mapping[str, Any] = FrozenDict()
+    noise: Mapping[str, Any] = FrozenDict()
+    encoder_bias: float | None = None
+    push: Mapping[str, Any] | None = FrozenDict()
+    terrain: Mapping[str, Any] = FrozenDict()
+    physics: Engine = "auto"
+    sim_steps_per_control: int = 4
+
+    def __post_init__(self) -> None:
+        if self.robot not in TASKS:
+            raise ValueError(f"VelocityRL: robot must be one of {', '.join(TASKS)}, got {self.robot!r}")
+        if self.max_episode_steps < 1:
+            raise ValueError(f"VelocityRL: max_episode_steps must be >= 1, got {self.max_episode_steps}")
+        for name in ("command", "rewards", "noise", "push", "terrain"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, freeze(dict(getattr(self, name))))
+        check_physics(self.physics, self.sim_steps_per_control)
+        try:
+            _ = self.task, self.ground, robot_file(TASKS[self.robot].robot.source)
+        except (ModuleNotFoundError, TypeError, ValueError) as error:
+            raise ValueError(f"VelocityRL: {error}") from error
+
+    @property
+    def task(self) -> VelocityTask:
+        return _changed_task(self)
+
+    @property
+    def ground(self) -> Terrain:
+        return Terrain(**self.terrain)
+
+    @property
+    def legged(self) -> LeggedModel:
+        return make_model(self.task.robot, self.ground, _PHYSICS_STEP)
+
+    @property
+    def control_period(self) -> float:
+        """Duration of one step, s."""
+        return _PHYSICS_STEP * self.sim_steps_per_control
+
+    @property
+    def description(self) -> EnvDescription:
+        task = self.task
+        return EnvDescription(
+            observation={"policy": _describe(task, task.actor), "critic": _describe(task, task.critic)},
+            action=tuple(Feature(f"{joint} position change / action scale", "rad") for joint in task.robot.joints),
+            control_period=self.control_period,
+            parameters=asdict(self),
+        )
+
+    @property
+    def observation_space(self) -> gymnasium.spaces.Dict:
+        task = self.task
+        return gymnasium.spaces.Dict(
+            {
+                name: gymnasium.spaces.Box(-np.inf, np.inf, (len(_describe(task, terms)),), np.float32)
+                for name, terms in (("policy", task.actor), ("critic", task.critic))
+            }
+        )
+
+    @property
+    def action_space(self) -> gymnasium.spaces.Box:
+        return gymnasium.spaces.Box(-1.0, 1.0, (len(self.task.robot.joints),), np.float32)
+
+    def reset(self, key: Key) -> tuple[VelocityState, dict[str, Array]]:
+        task, robot = self.task, self.task.robot
+        key_place, key_command, key_push, key_bias, key_noise = jax.random.split(key, 5)
+        physics = self._start(key_place)
+        bias = task.encoder_bias
+        state = VelocityState(
+            physics=physics,
+            command=draw_command(task.command, key_command, self.control_period),
+            action=jnp.zeros(len(robot.joints)),
+            joint_vel=jnp.zeros(len(robot.joints)),
+            encoder_bias=jax.random.uniform(key_bias, (len(robot.joints),), minval=-bias, maxval=bias),
+            feet=start_timers(len(robot.feet)),
+            swing_peak=jnp.zeros(len(robot.feet)),
+            push_in=self._draw_push_time(key_push),
+            episode_step=jnp.zeros((), jnp.int32),
+        )
+        motion = observe_motion(robot, self.legged, physics)
+        state = replace(state, command=steer(state.command, task.command, heading(motion)))
+        view = self._view(state, state, motion, _no_contacts(len(robot.feet)))
+        return state, self._observe(view, key_noise)
+
+    def step(self, state: VelocityState, action: Array, key: Key) -> tuple[VelocityState, Timestep]:
+        task, robot, before = self.task, self.task.robot, state
+        if action.shape != (len(robot.joints),):
+            raise ValueError(f"VelocityRL.step takes an action of shape ({len(robot.joints)},), got {action.shape}")
+        key_push, key_command, key_noise = jax.random.split(key, 3)
+        action = jnp.clip(action, -1.0, 1.0)
+        target = jnp.asarray(robot.home) + jnp.asarray(robot.drives.action_scale) * action - state.encoder_bias
+        engine = Physics(self.legged.xml, self.physics, self.sim_steps_per_control)
+        physics, readings = engine.step_sensing(state.physics, target)
+        state = replace(state, physics=physics, action=action, episode_step=state.episode_step + 1)
+        state = self._push(state, key_push)
+        feet, contacts = follow_contacts(state.feet, self.legged, readings, _PHYSICS_STEP)
+        motion = observe_motion(robot, self.legged, state.physics)
+        height = motion.foot_pos[:, 2] - height_below(self.ground, motion.foot_pos)
+        peak = jnp.where(contacts.found, state.swing_peak, jnp.maximum(state.swing_peak, height))
+        state = replace(state, feet=feet, swing_peak=peak)
+        view = self._view(state, before, motion, contacts)
+        rewards = {
+            name: self.control_period * spec["weight"] * REWARDS[name](view, **_params(spec))
+            for name, spec in task.rewards.items()
+        }
+        command = next_command(state.command, task.command, key_command, self.control_period)
+        state = replace(
+            state,
+            command=steer(command, task.command, heading(motion)),
+            joint_vel=motion.joint_vel,
+            swing_peak=jnp.where(contacts.landed, 0.0, peak),
+        )
+        obs = self._observe(replace(view, command=state.command.velocity), key_noise)
+        out_of_field = (self.ground.kind == "rough") & (jnp.abs(motion.position[:2]).max() > self.ground.half_size)
+        return state, Timestep(
+            obs=obs,
+            reward=sum(rewards.values(), jnp.zeros(())),
+            terminated=view.terminated,
+            truncated=(state.episode_step >= self.max_episode_steps) | out_of_field | ~all_finite(state),
+            info={"metrics": _metrics(view), "rewards": rewards},
+        )
+
+    def render(
+        self, state: VelocityState, width: int = 640, height: int = 480, camera: CameraView | None = None
+    ) -> NDArray[np.uint8]:
+        """Draw one environment: [height, width, 3] RGB. See ``ejax.envs.mujoco.engine.render``."""
+        return render(self.legged.xml, state.physics.qpos, width=width, height=height, camera=camera)
+
+    def appearance(self, state: VelocityState) -> Appearance:
+        """For ``ejax.envs.mujoco.raycast``."""
+        return Appearance(asset=self.legged.xml, qpos=state.physics.qpos)
+
+    def _start(self, key: Key) -> PhysicsState:
+        """At rest, joints at home, somewhere, looking anywhere."""
+        task, robot, ground = self.task, self.task.robot, self.ground
+        key_xy, key_z, key_yaw = jax.random.split(key, 3)
+        rough = ground.kind == "rough"
+        spread = ground.half_size / 2.0 if rough else task.spread
+        xy = jax.random.uniform(key_xy, (2,), minval=-spread, maxval=spread)
+        drop = jax.random.uniform(key_z, (), minval=task.drop[0], maxval=task.drop[1])
+        yaw = jax.random.uniform(key_yaw, (), minval=-jnp.pi, maxval=jnp.pi)
+        z = robot.height + drop + (ground.height if rough else 0.0)  # clear of the highest corner
+        joints = (
+            jnp.zeros(self.legged.model.nq - 7).at[jnp.array(self.legged.joint_qpos) - 7].set(jnp.array(robot.home))
+        )
+        turn = jnp.stack([jnp.cos(yaw / 2.0), jnp.zeros(()), jnp.zeros(()), jnp.sin(yaw / 2.0)])
+        return PhysicsState(qpos=jnp.concatenate([xy, z[None], turn, joints]), qvel=jnp.zeros(self.legged.model.nv))
+
+    def _draw_push_time(self, key: Key) -> Array:
+        push = self.task.push or Push()
+        seconds = jax.random.uniform(key, (), minval=push.interval[0], maxval=push.interval[1])
+        return jnp.ceil(seconds / self.control_period).astype(jnp.int32)
+
+    def _push(self, state: VelocityState, key: Key) -> VelocityState:
+        """The state one control step nearer to the next push, or pushed."""
+        if self.task.push is None:
+            return state
+        key_velocity, key_time = jax.random.split(key)
+        low, high = jnp.array(self.task.push.ranges).T
+        change = jax.random.uniform(key_velocity, (6,), minval=low, maxval=high)
+        state = replace(state, push_in=state.push_in - 1)
+        pushed = replace(
+            state, physics=_with_velocity_change(state.physics, change), push_in=self._draw_push_time(key_time)
+        )
+        return jax.tree.map(lambda new, old: jnp.where(state.push_in <= 0, new, old), pushed, state)
+
+    def _view(self, state: VelocityState, before: VelocityState, motion: Motion, contacts: Contacts) -> View:
+        task = self.task
+        fell = -motion.gravity_b[2] < jnp.cos(task.max_tilt)
+        if task.max_guarded_force is not None:
+            fell |= contacts.guarded_force > task.max_guarded_force
+        return View(
+            robot=task.robot,
+            motion=motion,
+            contacts=contacts,
+            command=before.command.velocity,
+            action=state.action,
+            last_action=before.action,
+            joint_acc=(motion.joint_vel - before.joint_vel) / self.control_period,
+            foot_height=motion.foot_pos[:, 2] - height_below(self.ground, motion.foot_pos),
+            swing_peak=state.swing_peak,
+            air_time=state.feet.air_time,
+            encoder_bias=state.encoder_bias,
+            terminated=fell,
+            time=state.episode_step * self.control_period,
+            soft_limits=jnp.asarray(_soft_limits(task, self.legged)),
+            link_masses=jnp.asarray(link_masses(self.legged)),
+        )
+
+    def _observe(self, view: View, key: Key) -> dict[str, Array]:
+        task = self.task
+        actor = observe(view, task.actor)
+        half_width = jnp.concatenate(
+            [jnp.full(len(_describe(task, (name,))), task.noise.get(name, 0.0)) for name in task.actor]
+        )
+        noise = half_width * jax.random.uniform(key, actor.shape, minval=-1.0, maxval=1.0)
+        return {"policy": actor + noise, "critic": observe(view, task.critic)}
+
+
+@functools.lru_cache(maxsize=32)
+def _changed_task(env: VelocityRL) -> VelocityTask:
+    task = change_task(TASKS[env.robot], command=env.command, rewards=env.rewards, noise=env.noise, push=env.push)
+    if env.push is not None and not env.push:
+        task = replace(task, push=TASKS[env.robot].push)
+    return task if env.encoder_bias is None else replace(task, encoder_bias=env.encoder_bias)
+
+
+def _params(spec: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in spec.items() if name != "weight"}
+
+
+def _no_contacts(num_feet: int) -> Contacts:
+    """Before the first step."""
+    none, zero = jnp.zeros(num_feet, bool), jnp.zeros(())
+    return Contacts(found=none, landed=none, force=jnp.zeros((num_feet, 3)), guarded_force=zero, self_contacts=zero)
+
+
+def _with_velocity_change(physics: PhysicsState, change: Array) -> PhysicsState:
+    """``change``: [6], of the base, linear and angular, both in the world's frame."""
+    rotation = matrix_from_quaternion(physics.qpos[3:7] / jnp.linalg.norm(physics.qpos[3:7]))
+    linear, angular = change[:3], change[3:] @ rotation
+    return replace(physics, qvel=physics.qvel.at[:6].add(jnp.concatenate([linear, angular])))
+
+
+def _soft_limits(task: VelocityTask, legged: LeggedModel) -> NDArray[np.float32]:
+    """[A, 2], rad"""
+    limits = np.array([legged.model.joint(name).range for name in task.robot.joints])
+    middle, half = limits.mean(axis=1), (limits[:, 1] - limits[:, 0]) / 2.0 * task.robot.soft_limit_factor
+    return np.stack([middle - half, middle + half], axis=1).astype(np.float32)
+
+
+def _metrics(view: View) -> dict[str, Array]:
+    error = view.command - jnp.append(view.motion.lin_vel_b[:2], view.motion.ang_vel_b[2])
+    return {
+        "linear_velocity_error": jnp.linalg.norm(error[:2]),
+        "yaw_rate_error": jnp.abs(error[2]),
+        "base_height": view.motion.position[2],
+    }
+
+
+def _describe(task: VelocityTask, terms: tuple[str, ...]) -> tuple[Feature, ...]:
+    """The numbers of an observation."""
+    feet = [f"foot {i}" for i in range(len(task.robot.feet))]
+    of_joints = {
+        "joint_pos": ("position − home", "rad"),
+        "measured_joint_pos": ("measured position − home", "rad"),
+        "joint_vel": ("velocity", "rad/s"),
+        "action": ("last action", "1"),
+    }
+    of_feet = {
+        "foot_height": ("height", "m"),
+        "foot_air_time": ("time in the air", "s"),
+        "foot_contact": ("contact", "1"),
+    }
+    known = {
+        "base_lin_vel": features(("base velocity", "xyz", "m/s")),
+        "base_ang_vel": features(("base angular velocity", "xyz", "rad/s")),
+        "projected_gravity": features(("unit vector down", "xyz", "1")),
+        "command": (*features(("commanded velocity", "xy", "m/s")), Feature("commanded yaw rate", "rad/s")),
+        "phase": (Feature("sine of the gait's phase", "1"), Feature("cosine of the gait's phase", "1")),
+        "foot_force": features(*((f"{foot} sign·ln(1 + |force/N|)", "xyz", "1") for foot in feet)),
+        **{
+            term: tuple(Feature(f"{joint} {what}", unit) for joint in task.robot.joints)
+            for term, (what, unit) in of_joints.items()
+        },
+        **{term: tuple(Feature(f"{foot} {what}", unit) for foot in feet) for term, (what, unit) in of_feet.items()},
+    }
+    return tuple(feature for term in terms for feature in known[term])

@@ -1,0 +1,207 @@
+"""VelocityRL: a robot that follows velocity commands."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ejax.envs.locomotion.robots import QUADRUPED
+from ejax.envs.locomotion.tasks import TASKS
+from ejax.envs.locomotion.velocity import VelocityRL, VelocityState
+from ejax.types import Timestep
+
+ENV = VelocityRL(physics="mujoco", push={"interval": [0.05, 0.05], "x": [0.4, 0.4], "yaw": [0.7, 0.7]})
+RESET, STEP = jax.jit(ENV.reset), jax.jit(ENV.step)
+KEY = jax.random.key(0)
+
+
+def start() -> VelocityState:
+    return RESET(KEY)[0]
+
+
+def act(state: VelocityState, action: Any = None) -> tuple[VelocityState, Timestep]:
+    return STEP(state, jnp.zeros(12) if action is None else jnp.asarray(action, jnp.float32), KEY)
+
+
+def with_base(state: VelocityState, **changes: Any) -> VelocityState:
+    """qpos or qvel of the base changed."""
+    physics = state.physics
+    for name, value in changes.items():
+        old = getattr(physics, name)
+        physics = replace(physics, **{name: old.at[: len(value)].set(jnp.array(value, old.dtype))})
+    return replace(state, physics=physics)
+
+
+def test_an_episode_starts_at_home_at_rest_above_the_ground() -> None:
+    state, obs = RESET(KEY)
+    legged, task = ENV.legged, ENV.task
+    np.testing.assert_allclose(state.physics.qpos[jnp.array(legged.joint_qpos)], QUADRUPED.home)
+    np.testing.assert_array_equal(state.physics.qvel, 0.0)
+    assert (abs(state.physics.qpos[:2]) <= task.spread).all()
+    assert 0.01 <= state.physics.qpos[2] - QUADRUPED.height <= 0.05
+    np.testing.assert_allclose(jnp.linalg.norm(state.physics.qpos[3:7]), 1.0, rtol=1e-6)
+    assert {name: each.shape for name, each in obs.items()} == {"policy": (48,), "critic": (72,)}
+    assert all(ENV.observation_space[name].shape == each.shape for name, each in obs.items())
+
+
+def test_the_sum_of_the_rewards_is_the_reward() -> None:
+    _, timestep = act(start(), np.linspace(-1.0, 1.0, 12))
+    np.testing.assert_allclose(sum(timestep.info["rewards"].values()), timestep.reward, rtol=1e-6)
+    assert set(timestep.info["rewards"]) == set(ENV.task.rewards)
+    # 12 actions away from zeros, weight −0.01 per second, 0.02 s
+    changed = np.sum(np.linspace(-1.0, 1.0, 12) ** 2)
+    np.testing.assert_allclose(timestep.info["rewards"]["action_rate_l2"], -0.01 * 0.02 * changed, rtol=1e-5)
+
+
+def test_actions_are_clipped_to_their_space() -> None:
+    far, near = (act(start(), np.full(12, size))[0] for size in (7.0, 1.0))
+    np.testing.assert_array_equal(far.physics.qpos, near.physics.qpos)
+    np.testing.assert_array_equal(far.action, 1.0)
+
+
+def test_the_encoders_bias_shifts_the_joints_and_what_is_measured() -> None:
+    """The drives bring the measured position to the target, so the true one is off by the bias; held in the air."""
+    states = [with_base(replace(start(), encoder_bias=jnp.full(12, bias)), qpos=[0.0, 0.0, 5.0]) for bias in (0.0, 0.2)]
+    free, biased = (act(state) for state in states)
+    legged = ENV.legged
+    moved = (biased[0].physics.qpos - free[0].physics.qpos)[jnp.array(legged.joint_qpos)]
+    assert (moved < -0.01).all()
+    measured = slice(9, 21)
+    shown = biased[1].obs["policy"][measured] - free[1].obs["policy"][measured]  # the noise is the same
+    np.testing.assert_allclose(shown, moved + 0.2, atol=1e-5)
+    np.testing.assert_allclose(biased[1].obs["critic"][measured] - free[1].obs["critic"][measured], moved, atol=1e-5)
+
+
+def test_noise_is_within_its_bounds_and_on_the_actor_alone() -> None:
+    clean = VelocityRL(physics="mujoco", noise=dict.fromkeys(ENV.task.noise, 0.0), encoder_bias=0.0, push=ENV.push)
+    _, obs = jax.vmap(ENV.reset)(jax.random.split(KEY, 64))
+    _, quiet = jax.vmap(clean.reset)(jax.random.split(KEY, 64))
+    off = np.abs(obs["policy"] - quiet["policy"]).max(axis=0)
+    bound = np.repeat([0.5, 0.2, 0.05, 0.01 + 0.015, 1.5, 0.0, 0.0], [3, 3, 3, 12, 12, 12, 3])
+    assert (off <= bound + 1e-6).all()
+    assert (off > 0.5 * bound - 1e-6).all()
+    np.testing.assert_array_equal(obs["critic"], quiet["critic"])
+
+
+def test_a_push_is_due_after_its_interval_and_in_the_worlds_frame() -> None:
+    """0.05 s are 3 steps; turned by a quarter, the world's x is the base's −y."""
+    quarter = [0.0, 0.0, 5.0, np.sqrt(0.5), 0.0, 0.0, np.sqrt(0.5)]
+    state = with_base(start(), qpos=quarter)
+    assert state.push_in == 3
+    speeds = []
+    for _ in range(3):
+        state, timestep = act(state)
+        speeds.append(float(state.physics.qvel[0]))
+    assert speeds[0] < 0.05 > speeds[1]
+    np.testing.assert_allclose(speeds[2], 0.4, atol=0.05)
+    np.testing.assert_allclose(timestep.obs["critic"][1], -0.4, atol=0.05)
+    np.testing.assert_allclose(state.physics.qvel[5], 0.7, atol=0.1)
+    assert state.push_in == 3
+
+
+@pytest.mark.parametrize(("angle", "fell"), [(69.0, False), (71.0, True)])
+def test_a_tilt_beyond_seventy_degrees_ends_the_episode(angle: float, fell: bool) -> None:
+    half = np.radians(angle) / 2.0
+    state = with_base(start(), qpos=[0.0, 0.0, 5.0, np.cos(half), np.sin(half), 0.0, 0.0])
+    _, timestep = act(replace(state, push_in=jnp.array(100)))
+    assert bool(timestep.terminated) is fell
+    assert not timestep.truncated
+
+
+def test_a_trunk_on_the_ground_ends_the_episode() -> None:
+    legs_up = [0.0, 3.1, -0.9] * 4
+    _, timestep = act(with_base(start(), qpos=[0.0, 0.0, 0.054, 1.0, 0.0, 0.0, 0.0, *legs_up]))
+    assert timestep.terminated
+    assert not act(start())[1].terminated
+
+
+def test_the_time_limit_truncates() -> None:
+    state = replace(start(), episode_step=jnp.array(999, jnp.int32))
+    _, timestep = act(state)
+    assert timestep.truncated
+    assert not timestep.terminated
+
+
+def test_a_broken_robot_is_truncated() -> None:
+    _, timestep = act(with_base(start(), qvel=[np.nan]))
+    assert timestep.truncated
+
+
+def test_rewards_are_for_the_command_that_was_acted_on_and_observations_for_the_next() -> None:
+    state = start()
+    last = replace(state.command, velocity=jnp.array([9.0, 0.0, 0.0]), steps_left=jnp.array(1, jnp.int32))
+    after, timestep = act(replace(state, command=last))
+    assert timestep.info["metrics"]["linear_velocity_error"] > 8.0
+    np.testing.assert_array_equal(timestep.obs["policy"][-3:], after.command.velocity)
+    assert abs(after.command.velocity[0]) <= 1.0
+
+
+def test_the_greatest_height_of_a_flight_is_kept_until_it_lands() -> None:
+    state = replace(with_base(start(), qpos=[0.0, 0.0, 0.40]), push_in=jnp.array(1000, jnp.int32))
+    peaks, landings = [], []
+    for _ in range(25):
+        state, timestep = act(state)
+        peaks.append(state.swing_peak)
+        landings.append(timestep.info["rewards"]["foot_swing_height"])
+    assert (peaks[0] > 0.1).all()
+    assert (peaks[-1] < 0.1).all()
+    assert min(landings) < 0.0 or float(jnp.linalg.norm(state.command.velocity)) == 0.0
+
+
+def test_a_robot_on_rough_ground_starts_above_it_and_ends_at_its_edge() -> None:
+    env = VelocityRL(physics="mujoco", terrain={"kind": "rough", "half_size": 2.0}, push=None)
+    state, _ = env.reset(KEY)
+    assert state.physics.qpos[2] >= QUADRUPED.height + env.ground.height
+    step = jax.jit(env.step)
+    inside, outside = (step(with_base(state, qpos=[x, 0.0, 1.0]), jnp.zeros(12), KEY)[1] for x in (1.9, 2.1))
+    assert not inside.truncated
+    assert outside.truncated
+
+
+def test_weights_of_zero_take_terms_out_and_others_stay() -> None:
+    env = VelocityRL(rewards={"upright": {"weight": 0.0}, "pose": {"weight": 3.0}, "is_terminated": {"weight": -5.0}})
+    own = TASKS["quadruped"].rewards
+    assert set(env.task.rewards) == {*own, "is_terminated"} - {"upright"}
+    assert env.task.rewards["pose"] == {**own["pose"], "weight": 3.0}
+
+
+@pytest.mark.parametrize(
+    ("cfg", "text"),
+    [
+        ({"robot": "cat"}, "robot must be one of quadruped, go1, g1, got 'cat'"),
+        ({"command": {"lin_vel": [0, 1]}}, "command has no 'lin_vel'; there is lin_vel_x"),
+        ({"command": {"lin_vel_x": 1.0}}, "command.lin_vel_x must be two numbers"),
+        ({"command": {"standing": [0, 1]}}, "command.standing must be a number"),
+        ({"rewards": {"walk": {"weight": 1.0}}}, "rewards has no 'walk'"),
+        ({"rewards": {"upright": 1.0}}, "rewards.upright must be {weight: …"),
+        ({"rewards": {"upright": {"sdt": 1.0}}}, "rewards.upright has no 'sdt'; there is weight, std"),
+        ({"rewards": {"foot_gait": {"weight": 1.0}}}, "rewards.foot_gait needs period, offset, threshold"),
+        ({"rewards": {"pose": {"std_walking": {".*_hip_joint": 0.1}}}}, "std_walking must give a number > 0 for each"),
+        ({"noise": {"height": 0.1}}, "noise has no 'height'"),
+        ({"push": {"up": [0, 1]}}, "push has no 'up'; there is interval, x, y"),
+        ({"terrain": {"kind": "steep"}}, "terrain.kind must be 'flat' or 'rough'"),
+        ({"terrain": {"hight": 0.1}}, "hight"),
+        ({"max_episode_steps": 0}, "max_episode_steps must be >= 1"),
+        ({"physics": "bullet"}, "physics must be"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_is_refused_when_the_environment_is_made(cfg: Mapping[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        VelocityRL(**cfg)
+
+
+def test_it_describes_every_number() -> None:
+    described = ENV.description
+    assert {path: len(each) for path, each in described.observation.items()} == {"policy": 48, "critic": 72}
+    assert described.action is not None and len(described.action) == 12
+    assert described.control_period == 0.02
+
+
+def test_an_action_of_another_size_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"action of shape \(12,\), got \(3,\)"):
+        ENV.step(start(), jnp.zeros(3), KEY)
