@@ -120,6 +120,7 @@ class Score:
     def __init__(self, tell: Callable[[str], None]) -> None:
         self._tell = tell
         self._episodes: list[dict[str, float]] = []
+        self._finite, self._over = True, False
         self._begin()
 
     @property
