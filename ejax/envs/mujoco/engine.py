@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, cast, get_args
 
 import jax
+import jax.numpy as jnp
 import mujoco
 import numpy as np
 from flax import struct
@@ -102,8 +103,10 @@ class Physics:
             return replace(state, qpos=qpos, qvel=qvel)
         host = _host_stepper(self.asset, self.num_substeps, names)
         shape = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (state.qpos, state.qvel))
-        values = [state.parameters[name] for name in names]
-        qpos, qvel = jax.pure_callback(host, shape, state.qpos, state.qvel, ctrl, *values, vmap_method="broadcast_all")
+        given = [state.qpos, state.qvel, ctrl]
+        if names:  # one array: each argument of a callback costs the host more than a row's physics
+            given.append(jnp.concatenate([state.parameters[name].ravel() for name in names]))
+        qpos, qvel = jax.pure_callback(host, shape, *given, vmap_method="broadcast_all")
         return replace(state, qpos=qpos, qvel=qvel)
 
 
@@ -276,8 +279,14 @@ class _HostStepper:
         self._models = ModelRows(model, names)
         self._allocate(1)
 
-    def __call__(self, qpos: Array, qvel: Array, ctrl: Array, *parameters: Array) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Step every row. qpos [..., nq], qvel [..., nv], ctrl [..., nu], parameters [..., *shape] -> (qpos, qvel)."""
+    def __call__(
+        self, qpos: Array, qvel: Array, ctrl: Array, parameters: Array | None = None
+    ) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Step every row. qpos [..., nq], qvel [..., nv], ctrl [..., nu] -> (qpos, qvel).
+
+        Args:
+            parameters: [..., K], one after the other in the order of their names.
+        """
         nq, nv = self._model.nq, self._model.nv
         positions, velocities = np.asarray(qpos), np.asarray(qvel)
         num_rows = positions.size // nq
@@ -287,7 +296,8 @@ class _HostStepper:
             self._state[:, 1 : 1 + nq] = positions.reshape(-1, nq)
             self._state[:, 1 + nq :] = velocities.reshape(-1, nv)
             self._ctrl[:] = np.asarray(ctrl).reshape(-1, 1, self._model.nu)
-            models, sound = self._models.of([np.asarray(each) for each in parameters], num_rows)
+            rows = np.zeros((num_rows, 0)) if parameters is None else np.asarray(parameters).reshape(num_rows, -1)
+            models, sound = self._models.of(rows)
             self._pool.rollout(
                 models,
                 self._data,
