@@ -195,6 +195,12 @@ def test_what_cannot_be_is_refused_when_the_environment_is_made(cfg: Mapping[str
         VelocityRL(**cfg)
 
 
+def test_whole_numbers_of_a_config_are_numbers() -> None:
+    command = VelocityRL(command={"standing": 0, "lin_vel_x": [1, 1]}).task.command
+    assert (command.standing, command.lin_vel_x) == (0.0, (1.0, 1.0))
+    assert isinstance(command.standing, float)
+
+
 def test_it_describes_every_number() -> None:
     described = ENV.description
     assert {path: len(each) for path, each in described.observation.items()} == {"policy": 48, "critic": 72}
