@@ -75,6 +75,8 @@ WEIGHT_READERS: dict[str, str] = {
 _LONGEST_NAME = 100
 """Names beyond it are near to none, and take long to compare."""
 
+_OFF_POLICY = ("sac", "td3", "ddpg", "dqn")
+"""Looked for, and not there: the nearest name, shac for sac, would mislead."""
 _TABLES: dict[Kind, dict[str, Any]] = {"env": ENVS, "policy": POLICIES, "algorithm": ALGORITHMS, "task": DEMONSTRATORS}
 
 
@@ -184,6 +186,11 @@ def registered_name(kind: Kind, name: str) -> str:
     if is_import_path(kind, name) or _family(kind, name):
         return name
     known_names = names(kind)
+    if kind == "algorithm" and name.casefold() in _OFF_POLICY:
+        raise UnknownNameError(
+            f"no algorithm '{name}': ejax has no off-policy algorithms ({', '.join(_OFF_POLICY)}); there is "
+            f"{', '.join(known_names)}, or 'package.module:Name'"
+        )
     raise UnknownNameError(
         f"no {kind} '{name}'; there is {', '.join(known_names)}, or 'package.module:Name'"
         + did_you_mean(name, known_names)

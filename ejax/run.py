@@ -17,7 +17,7 @@ from ejax.config import RunConfig
 from ejax.device import matmul_precision
 from ejax.envs.host.calls import EnvAbandoned, exits_are_errors
 from ejax.processes import Channel, leads, own_copy
-from ejax.training.best import Best, improves
+from ejax.training.best import REWARD, Best, improves
 from ejax.training.cadence import Cadence, Throttle
 from ejax.training.environments import evaluation_env
 from ejax.training.evaluators import make_evaluator, require_measured
@@ -296,7 +296,7 @@ class _Loop:
         tag, mode = trainer.best_eval_metric, trainer.best_eval_mode
         is_best = improves(metrics, progress.best, tag=tag, mode=mode)
         if is_best:
-            progress.best = Best(metrics[tag], step)
+            progress.best = Best(metrics[tag], step, metrics.get(REWARD))
         progress.last_evaluated, progress.last_eval_metrics = update, metrics
         self.writer.write(step, metrics, progress.best)
         self.eval_history.append({"global_step": step, **metrics})
@@ -342,7 +342,7 @@ class _Loop:
         if not finished:
             self.writer.note(
                 f"stopped at {update * self.rows} {self.config.step_name}; "
-                f"go on with --run {self.directory.path} --resume latest"
+                f"go on with python -m ejax.train --run {self.directory.path} --resume latest"
             )
         best = self.progress.best
         return RunResult(

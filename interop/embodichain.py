@@ -74,7 +74,7 @@ def main(argv: list[str] | None = None) -> int:
         if error.name != "torch":
             raise
         print(
-            "interop.embodichain: the files are torch's, which is not installed: pip install 'ejax[torch]'",
+            "interop.embodichain: the files are torch's: pip install -e '.[torch]' in ejax's folder",
             file=sys.stderr,
         )
         return 2

@@ -27,7 +27,7 @@ def needs(module: str, extra: str) -> list[Any]:
     """Skipped without the library; JAX's and Python's strictness is for our code, not for the library's."""
     missing = importlib.util.find_spec(module) is None
     return [
-        pytest.mark.skipif(missing, reason=f'{extra} is not installed: pip install "ejax[{extra}]"'),
+        pytest.mark.skipif(missing, reason=f"{extra} is not installed: pip install -e '.[{extra}]'"),
         pytest.mark.filterwarnings("ignore"),
         pytest.mark.usefixtures("lenient_rank_promotion"),
     ]
@@ -63,7 +63,7 @@ def test_a_missing_library_says_what_to_install(family: str, monkeypatch: pytest
 
     monkeypatch.setattr(library.importlib, "import_module", not_there)
     make = {"gymnax": gymnax.make, "brax": brax.make, "playground": playground.make}[family]
-    with pytest.raises(ModuleNotFoundError, match=rf'pip install "ejax\[{family}\]"'):
+    with pytest.raises(ModuleNotFoundError, match=rf"pip install -e '\.\[{family}\]'"):
         make("CartPole-v1")
 
 
@@ -99,7 +99,7 @@ def test_playground_refuses_another_impl_or_a_missing_one_before_it_is_loaded(mo
     monkeypatch.setitem(sys.modules, "warp", None)
     with pytest.raises(ValueError, match="impl must be 'jax' or 'warp', got 'cpp'"):
         playground.make("CartpoleBalance", impl="cpp")
-    with pytest.raises(ModuleNotFoundError, match=r"pip install \"ejax\[warp\]\""):
+    with pytest.raises(ModuleNotFoundError, match=r"pip install -e '\.\[warp\]'"):
         playground.make("CartpoleBalance", impl="warp")
 
 

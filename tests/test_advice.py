@@ -4,6 +4,7 @@ import ast
 import functools
 import json
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -105,6 +106,16 @@ def wrong_advice(module: str) -> list[str]:
 @pytest.mark.parametrize("module", sorted(FILES))
 def test_an_option_that_is_advised_exists(module: str) -> None:
     assert wrong_advice(module) == []
+
+
+@pytest.mark.parametrize("module", sorted(FILES))
+def test_what_is_advised_to_be_installed_can_be(module: str) -> None:
+    """ejax is on no index: its extras are installed from its folder."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for line, text in texts(module):
+        assert not re.search(r"pip install \S*ejax", text), f"{module}:{line}"
+        for found in re.finditer(r"pip install -e '\.\[([\w,]*)\]'(?P<where> in ejax's folder)?", text):
+            assert set(filter(None, found[1].split(","))) <= set(extras) and found["where"], f"{module}:{line}"
 
 
 def test_wrong_advice_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -317,7 +317,7 @@ def test_a_pure_environment_goes_on_from_its_saved_state() -> None:
 
 # EnvPool
 
-with_envpool = pytest.mark.skipif(importlib.util.find_spec("envpool") is None, reason='pip install "ejax[envpool]"')
+with_envpool = pytest.mark.skipif(importlib.util.find_spec("envpool") is None, reason="pip install -e '.[envpool]'")
 
 
 @with_envpool
@@ -380,7 +380,7 @@ def test_envpool_is_asked_for_where_it_is_missing(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(library.importlib, "import_module", not_there)
     from ejax.envs.adapters import envpool
 
-    with pytest.raises(ModuleNotFoundError, match=r'pip install "ejax\[envpool\]"'):
+    with pytest.raises(ModuleNotFoundError, match=r"pip install -e '\.\[envpool\]'"):
         envpool.make("CartPole-v1", num_envs=1)
 
 

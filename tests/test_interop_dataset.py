@@ -10,7 +10,7 @@ import pytest
 
 from ejax.data import OnlineDataEngine, OnlineDataEngineCfg, UniformChunkSampler
 
-torch = pytest.importorskip("torch", reason="needs torch: pip install 'ejax[torch]'")
+torch = pytest.importorskip("torch", reason="needs torch: pip install -e '.[torch]'")
 tensordict = pytest.importorskip("tensordict")
 dataset_module = pytest.importorskip("interop.dataset")
 DataLoader, OnlineDataset = torch.utils.data.DataLoader, dataset_module.OnlineDataset

@@ -23,7 +23,7 @@ from ejax.trust import trust, trust_strings
 from ejax.types import HostEnv
 
 export_run = pytest.importorskip("interop.export").export_run
-torch = pytest.importorskip("torch", reason="needs torch: pip install 'ejax[torch]'")
+torch = pytest.importorskip("torch", reason="needs torch: pip install -e '.[torch]'")
 interop_envs = pytest.importorskip("interop.envs")
 torch_tasks = pytest.importorskip("torch_tasks")
 

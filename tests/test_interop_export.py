@@ -57,11 +57,11 @@ def writable(*formats: str) -> list[str]:
 
 
 HERE = writable(*FORMATS)
-needs_torch = pytest.mark.skipif("pt" not in HERE, reason="needs torch: pip install 'ejax[torch]'")
+needs_torch = pytest.mark.skipif("pt" not in HERE, reason="needs torch: pip install -e '.[torch]'")
 needs_safetensors = pytest.mark.skipif(
-    "safetensors" not in HERE, reason="needs safetensors and torch: pip install 'ejax[export]'"
+    "safetensors" not in HERE, reason="needs safetensors and torch: pip install -e '.[export]'"
 )
-needs_onnx = pytest.mark.skipif("onnx" not in HERE, reason="needs onnx and onnxruntime: pip install 'ejax[onnx]'")
+needs_onnx = pytest.mark.skipif("onnx" not in HERE, reason="needs onnx and onnxruntime: pip install -e '.[onnx]'")
 needs_stablehlo = pytest.mark.skipif("stablehlo" not in HERE, reason="needs flatbuffers: pip install flatbuffers")
 
 
@@ -159,7 +159,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def exported(run: Path) -> Path:
     """All formats that can be written here."""
     if not HERE:
-        pytest.skip("no format can be written here: pip install 'ejax[torch,onnx]'")
+        pytest.skip("no format can be written here: pip install -e '.[torch,onnx]'")
     directory = run.parent / "exported"
     export_run(run, directory, HERE)
     return directory
@@ -387,7 +387,7 @@ def test_each_head_with_a_nested_observation(
     env = Toy(space)
     policy, params = policy_for(env, squash=space is BOX)
     if not writable(*formats):
-        pytest.skip(f"none of the formats {', '.join(formats)} can be written here: pip install 'ejax[torch,onnx]'")
+        pytest.skip(f"none of the formats {', '.join(formats)} can be written here: pip install -e '.[torch,onnx]'")
     report = export_policy(policy, params, env, tmp_path / "out", writable(*formats), origin=ORIGIN)
     assert report["clipping"].startswith("none")
     contract = json.loads((tmp_path / "out/contract.json").read_text())

@@ -19,7 +19,7 @@ from interop.checkpoints.weights import state_dict_from_params
 from interop.twin.describe import spec_of
 from interop.twin.spec import PolicySpec
 
-torch = pytest.importorskip("torch", reason="needs torch: pip install 'ejax[torch]'")
+torch = pytest.importorskip("torch", reason="needs torch: pip install -e '.[torch]'")
 interop_policy = pytest.importorskip("interop.policy")
 
 WIDTH = 5
@@ -150,7 +150,7 @@ def test_one_tensor_for_a_nested_observation_is_refused() -> None:
 
 
 def test_tensordicts_as_embodichain_uses_them() -> None:
-    tensordict = pytest.importorskip("tensordict", reason="needs tensordict: pip install 'ejax[torch]'")
+    tensordict = pytest.importorskip("tensordict", reason="needs tensordict: pip install -e '.[torch]'")
     policy = policy_with()
     obs = observations()
     params = random_params(policy, obs)

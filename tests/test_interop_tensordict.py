@@ -372,7 +372,7 @@ def test_observations_become_tensordicts_as_in_embodichain() -> None:
 
 def odd_fields() -> dict[str, Any]:
     """By kind: what no field of a rollout, and no array of an observation, can be."""
-    torch = pytest.importorskip("torch", reason="needs torch: pip install 'ejax[torch]'")
+    torch = pytest.importorskip("torch", reason="needs torch: pip install -e '.[torch]'")
     tensordict = pytest.importorskip("tensordict")
     sparse = torch.eye(2).to_sparse()
     return {
@@ -403,7 +403,7 @@ def test_fields_that_are_no_dense_numbers_are_named(layout: str) -> None:
 
 @pytest.mark.filterwarnings("ignore")
 def test_arrays_of_an_observation_that_are_no_dense_numbers_are_refused() -> None:
-    torch = pytest.importorskip("torch", reason="needs torch: pip install 'ejax[torch]'")
+    torch = pytest.importorskip("torch", reason="needs torch: pip install -e '.[torch]'")
     from tensordict import TensorDict
 
     good = torch.zeros(2, 3)

@@ -19,7 +19,7 @@ from interop.export import export_policy
 from interop.twin.spec import PolicySpec
 from interop.verify import main
 
-pytest.importorskip("torch", reason="needs torch: pip install 'ejax[torch]'")
+pytest.importorskip("torch", reason="needs torch: pip install -e '.[torch]'")
 hostile_files = pytest.importorskip("hostile_files")
 
 HERE = [name for name, form in FORMATS.items() if not form.missing(to_write=True)]

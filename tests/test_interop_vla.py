@@ -155,7 +155,7 @@ def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 def export(name: str, folder: Path) -> Path:
     formats = FORMATS_OF.get(name, HERE)
     if not formats:
-        pytest.skip("no format can be written here: pip install 'ejax[torch,onnx]'")
+        pytest.skip("no format can be written here: pip install -e '.[torch,onnx]'")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("interop.artefacts.parity.BATCH_SIZES", (1,))  # StableHLO is compiled for each size
         patch.setattr("interop.artefacts.cases._IMAGE_BYTES", 32 * 9 * 8 * 3)

@@ -635,6 +635,6 @@ def test_the_command_line_records_and_goes_on(tmp_path: Path, capsys: pytest.Cap
 def test_without_pyarrow_the_extra_is_named_and_the_engine_works() -> None:
     code = "import sys; sys.modules['pyarrow'] = None; import ejax.data; import ejax.data.lerobot.recorded"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 1 and "pip install 'ejax[data]'" in done.stderr
+    assert done.returncode == 1 and "pip install -e '.[data]'" in done.stderr
     code = "import sys, ejax.data; sys.exit('pyarrow' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -182,7 +182,7 @@ def test_wandb_marks_a_run_that_raised_as_failed(tmp_path: Path, wandb_runs: lis
 
 def test_a_missing_wandb_is_an_error_that_tells_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)  # what import takes for "not installed"
-    with pytest.raises(ModuleNotFoundError, match=r"pip install 'ejax\[wandb\]'"):
+    with pytest.raises(ModuleNotFoundError, match=r"pip install -e '\.\[wandb\]'"):
         _writer(tmp_path, use_wandb=True)
     assert not list(tmp_path.iterdir())
 

@@ -145,7 +145,7 @@ def test_asking_for_mjx_without_it_says_what_to_install(monkeypatch: pytest.Monk
     _mjx.cache_clear()  # another test may have used MJX already
     state, ctrl = sweep(1)
     physics = Physics("cart_pole.xml", engine="mjx")
-    with pytest.raises(ImportError, match=r"pip install \"ejax\[mjx\]\""):
+    with pytest.raises(ImportError, match=r"pip install -e '\.\[mjx\]'"):
         physics.step(jax.tree.map(lambda x: x[0], state), ctrl[0, 0])
 
 

@@ -32,8 +32,8 @@ def config(**env_cfg: Any) -> RunConfig:
     [
         ("cpu", ("mujoco-mjx", "warp-lang"), "mujoco", "JAX computes on the CPU"),
         ("cuda", ("mujoco-mjx", "warp-lang"), "warp", "JAX computes on CUDA, and warp-lang 1.0 is installed"),
-        ("cuda", ("mujoco-mjx",), "mjx", 'Warp is not installed: pip install "ejax[warp]"'),
-        ("cuda", (), "mjx", 'Warp is not installed: pip install "ejax[warp]"'),
+        ("cuda", ("mujoco-mjx",), "mjx", "Warp is not installed: pip install -e '.[warp]' in ejax's folder"),
+        ("cuda", (), "mjx", "Warp is not installed: pip install -e '.[warp]' in ejax's folder"),
         ("tpu", ("mujoco-mjx", "warp-lang"), "mjx", "JAX computes on tpu, where Warp does not run"),
         ("rocm", ("mujoco-mjx", "warp-lang"), "mjx", "JAX computes on rocm, where Warp does not run"),
     ],
@@ -71,9 +71,9 @@ def test_the_engine_of_a_drawn_environment_is_settled_inside_it(monkeypatch: pyt
 @pytest.mark.parametrize(
     ("given", "text"),
     [
-        ({"physics": "warp"}, r"env.cfg.physics: got 'warp', which is not installed: pip install \"ejax\[warp\]\""),
-        ({"physics": "mjx"}, r"env.cfg.physics: got 'mjx', which is not installed: pip install \"ejax\[mjx\]\""),
-        ({}, r"env.cfg.physics: 'auto' is mjx here, which is not installed: pip install \"ejax\[mjx\]\""),
+        ({"physics": "warp"}, r"env.cfg.physics: got 'warp', which is not installed: pip install -e '\.\[warp\]'"),
+        ({"physics": "mjx"}, r"env.cfg.physics: got 'mjx', which is not installed: pip install -e '\.\[mjx\]'"),
+        ({}, r"env.cfg.physics: 'auto' is mjx here, which is not installed: pip install -e '\.\[mjx\]'"),
     ],
 )
 def test_an_engine_that_is_not_installed_is_refused_before_there_is_a_run(

@@ -208,7 +208,7 @@ def test_a_description_without_what_the_bounds_need_is_refused(tmp_path: Path) -
 
 @pytest.mark.parametrize("installed", ["mjx", "warp"])
 def test_physics_auto_is_settled_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch, installed: str) -> None:
-    lacks = {"warp": None if installed == "warp" else 'pip install "ejax[warp]"'}
+    lacks = {"warp": None if installed == "warp" else "pip install -e '.[warp]' in ejax's folder"}
     monkeypatch.setattr("ejax.envs.mujoco.choice.how_to_install", lacks.get)
     monkeypatch.setattr("ejax.training.physics.how_to_install", lacks.get)
     config, (note,) = on_accelerator(parse_config(tiny(env="CartPoleRL")))
@@ -240,7 +240,7 @@ def test_cloning_is_refused() -> None:
 @pytest.mark.parametrize(
     ("installed", "text"),
     [
-        ({}, "compiling for a GPU needs XLA's GPU compiler, which is not installed; pip install 'ejax\\[preflight\\]'"),
+        ({}, "compiling for a GPU needs XLA's GPU compiler, which is not installed; pip install -e '.\\[preflight\\]'"),
         ({"jax-cuda12-plugin": "0.1.0", "jax-cuda12-pjrt": "0.1.0"}, "jax-cuda12-plugin 0.1.0, .* do not fit jax"),
         ({"jax-cuda12-plugin": jax.__version__}, "which is not installed"),
     ],

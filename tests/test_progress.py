@@ -39,13 +39,24 @@ def test_the_best_is_the_first_extreme_of_the_evaluations_that_are_finite_throug
     assert best_of(mode, values, broken) == expected
 
 
+def test_of_equal_values_the_one_with_the_higher_reward_is_best() -> None:
+    tag, first = "eval/success_rate", Best(1.0, 10, 5.0)
+
+    def better(success: float, reward: float, best: Best = first) -> bool:
+        return improves({tag: success, TAG: reward}, best, tag=tag, mode="max")
+
+    assert better(1.0, 5.5) and not better(1.0, 5.0) and not better(1.0, 4.5)
+    assert not better(0.5, 9.0) and not better(1.0, math.nan)
+    assert not better(1.0, 9.0, Best(1.0, 10))  # of a checkpoint that did not keep the reward
+
+
 def test_what_a_checkpoint_keeps_is_what_the_next_run_begins_with() -> None:
     trainer = TrainerConfig(exp_name="tiny", eval_seed=0)
-    meta = Progress(Best(4.5, 30), {TAG: 4.0}, last_evaluated=7, skipped_updates=1.5).meta()
+    meta = Progress(Best(4.5, 30, 2.0), {TAG: 4.0}, last_evaluated=7, skipped_updates=1.5).meta()
     meta["config"] = {"trainer": trainer.model_dump()}
-    assert Progress.of(meta, trainer) == (Progress(Best(4.5, 30), {TAG: 4.0}, 7, 1.5), [])
+    assert Progress.of(meta, trainer) == (Progress(Best(4.5, 30, 2.0), {TAG: 4.0}, 7, 1.5), [])
     assert Progress.of({}, trainer) == (Progress(), [])
-    del meta["best_eval_step"]  # as checkpoints up to 0.5 were
+    del meta["best_eval_step"], meta["best_eval_reward"]  # as earlier checkpoints were
     assert Progress.of(meta, trainer)[0].best == Best(4.5, None)
 
 

@@ -79,6 +79,14 @@ def test_an_unknown_name_lists_the_names_and_the_nearest() -> None:
         resolve("env", "PushCube")
 
 
+@pytest.mark.parametrize("name", ["sac", "TD3"])
+def test_an_off_policy_algorithm_is_said_to_be_missing_and_not_taken_for_another(name: str) -> None:
+    text = rf"no algorithm '{name}': ejax has no off-policy algorithms \(sac, td3, ddpg, dqn\); there is .*ppo, shac"
+    with pytest.raises(UnknownNameError, match=text) as caught:
+        resolve("algorithm", name)
+    assert "Did you mean" not in str(caught.value)
+
+
 def test_a_module_without_the_name_suggests_the_nearest() -> None:
     trust("ejax.envs.point_mass:PointMas")
     with pytest.raises(ImportError, match=r"has no 'PointMas'. Did you mean 'PointMassRL'\?"):

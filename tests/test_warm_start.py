@@ -161,7 +161,7 @@ def test_embodichains_file_without_what_reads_it_names_the_remedy(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setitem(registry.CHECKPOINT_READERS, ".pt", "no_such_module:read")
-    remedy = r"best\.pt is read by interop: pip install 'ejax\[torch\]' .*no_such_module"
+    remedy = r"best\.pt is read by interop: pip install -e '\.\[torch\]' .*no_such_module"
     with pytest.raises(ConfigError, match=rf"policy\.init_from.*{remedy}"):
         train(config_with(init_from="best.pt"), run_dir=tmp_path / "a")
     (tmp_path / "b").mkdir()
@@ -188,7 +188,7 @@ def test_converting_without_torch_names_the_remedy(
     for name in ("interop.checkpoints.file", "interop.checkpoints.state"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     assert embodichain.main([places.get(word, word) for word in command]) == 2
-    assert capsys.readouterr().err.endswith("torch's, which is not installed: pip install 'ejax[torch]'\n")
+    assert capsys.readouterr().err.endswith("torch's: pip install -e '.[torch]' in ejax's folder\n")
     assert not (tmp_path / "b").exists()
 
 

@@ -155,5 +155,5 @@ def test_a_height_field_may_touch_in_fifty_places() -> None:
 
 def test_asking_for_warp_without_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "warp", None)
-    with pytest.raises(ModuleNotFoundError, match=r"pip install \"ejax\[warp\]\""):
+    with pytest.raises(ModuleNotFoundError, match=r"pip install -e '\.\[warp\]'"):
         make_step(load_model("cart_pole.xml"), 1)

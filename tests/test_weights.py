@@ -157,14 +157,14 @@ def test_a_damaged_file_is_named(tmp_path: Path, keep: int) -> None:
 def test_a_missing_safetensors_is_told_with_its_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_file(FLAT, tmp_path / "w.safetensors")
     monkeypatch.setitem(sys.modules, "safetensors", None)
-    with pytest.raises(WeightsError, match=r"pip install 'ejax\[pretrained\]'"):
+    with pytest.raises(WeightsError, match="pip install safetensors"):
         load_weights(tmp_path / "w.safetensors")
 
 
 def test_a_missing_torch_is_told_with_its_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(WEIGHT_READERS, ".pth", "no_such_module:read")
     (tmp_path / "w.pth").touch()
-    with pytest.raises(WeightsError, match=r"w\.pth is a torch file.*pip install 'ejax\[torch\]'"):
+    with pytest.raises(WeightsError, match=r"w\.pth is a torch file.*pip install -e '\.\[torch\]'"):
         load_weights(tmp_path / "w.pth")
 
 
@@ -238,7 +238,7 @@ def test_a_module_without_a_folder_carries_no_weights(name: str, monkeypatch: py
 
 
 def test_a_package_that_is_not_installed_is_told_with_its_remedy() -> None:
-    with pytest.raises(WeightsError, match=r"pip install 'ejax\[pretrained\]'.*pip install no-such-weights$"):
+    with pytest.raises(WeightsError, match=r"pip install -e '\.\[pretrained\]'.*pip install no-such-weights$"):
         find_weights("package:no_such_weights")
 
 

@@ -305,5 +305,5 @@ def _do_without_wandb(draft: Draft) -> None:
     """A config that asks for Weights & Biases trains without it where the package is missing."""
     if draft.get("trainer.use_wandb") is True and importlib.util.find_spec("wandb") is None:
         draft.put("trainer.use_wandb", False)
-        text = "the package wandb is not installed: the run goes on without it (pip install 'ejax[wandb]')"
+        text = "wandb is not installed: the run goes on without it (pip install -e '.[wandb]' in ejax's folder)"
         draft.note("trainer.use_wandb", text, "without effect")

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
+from ejax.envs.mujoco.engine import default_view
 from ejax.envs.mujoco.scenery import Camera, Lights, half_angles, look_at, model_lights, place_camera, scenery
 from ejax.registry import did_you_mean
 from ejax.types import Array, CameraView, Key
@@ -124,13 +125,14 @@ class Randomizers:
     def _camera(self, moved: Mapping[str, Array], asset: str) -> Camera:
         """The camera with the ranges' values added: m, and pixels."""
         aspect = self.width / self.height
-        if self.view is None:
+        view = self.view or default_view(asset)
+        if view is None:
             model = scenery(asset).model
             tan_x, tan_y = half_angles(math.radians(model.cam_fovy[model.camera("main").id]), None, aspect)
             centre = (0.5, 0.5)
         else:
-            tan_x, tan_y = half_angles(math.radians(self.view.fovy), None, aspect)
-            centre = self.view.center
+            tan_x, tan_y = half_angles(math.radians(view.fovy), None, aspect)
+            centre = view.center
         focal_x = 0.5 * self.width / tan_x + moved.get("focal_x_range", 0.0)
         focal_y = 0.5 * self.height / tan_y + moved.get("focal_y_range", 0.0)
         tans = 0.5 * self.width / focal_x, 0.5 * self.height / focal_y

@@ -63,6 +63,6 @@ def _version(name: str) -> str | None:
 
 def _remedy(wanted: str) -> str:
     return (
-        "pip install 'ejax[preflight]', which also brings the jax that it fits, or "
+        "pip install -e '.[preflight]' in ejax's folder, which also brings the jax that it fits, or "
         f"pip install jax-cuda12-plugin=={wanted} jax-cuda12-pjrt=={wanted}"
     )

@@ -8,6 +8,7 @@ from typing import Literal
 from ejax.finite import NONFINITE_EPISODES
 
 Mode = Literal["max", "min"]
+REWARD = "eval/avg_reward"
 
 
 @dataclass(frozen=True)
@@ -17,10 +18,15 @@ class Best:
     value: float
     step: int | None = None
     """The env step that it was measured at; None: the checkpoint that it comes from did not keep it."""
+    reward: float | None = None
+    """``eval/avg_reward`` beside it, which decides between equal values; None: not known."""
 
 
 def improves(metrics: Mapping[str, float], best: Best | None, *, tag: str, mode: Mode) -> bool:
     """Whether an evaluation is the best so far: better than ``best``, and finite throughout.
+
+    Of equal values the one with the higher reward is better: a success rate of 1 is soon reached, and the policy goes
+    on learning. Where that is equal too, or not known, the first stays.
 
     Args:
         metrics: the evaluation's results, ``tag`` among them.
@@ -31,4 +37,7 @@ def improves(metrics: Mapping[str, float], best: Best | None, *, tag: str, mode:
         return False
     if best is None:
         return True
+    if value == best.value:
+        reward = metrics.get(REWARD)
+        return reward is not None and best.reward is not None and reward > best.reward
     return value > best.value if mode == "max" else value < best.value

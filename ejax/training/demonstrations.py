@@ -218,7 +218,7 @@ def _open_folder(config: DataConfig, count: int | None) -> tuple[ChunkSource, Py
         )
     except ImportError as error:
         raise ConfigError(
-            [Problem("data.source", f"'recorded' needs pyarrow: pip install 'ejax[data]' ({error})")]
+            [Problem("data.source", f"'recorded' needs pyarrow: pip install -e '.[data]' in ejax's folder ({error})")]
         ) from error
     except (OSError, ValueError, IndexError) as error:
         raise ConfigError([Problem("data.folder", str(error))]) from error

@@ -73,7 +73,8 @@ class MetricLog:
 def keep_up_to(
     path: Path, step: int, *, logged: Mapping[str, Any] | None = None, evaluates_again: bool = False
 ) -> list[str]:
-    """Drop the lines after ``step`` and one that a kill cut short; whatever else is wrong is set aside and reported.
+    """Set the lines after ``step`` aside, in a file that is reported, and drop one that a kill cut short; if anything
+    else is wrong, the file as it was is set aside and reported.
 
     Args:
         logged: what the checkpoint says of the file; None: nothing.
@@ -86,7 +87,7 @@ def keep_up_to(
         problems.append(f"{path} was no file; it is {aside.name} now, and the log begins here")
         return problems
     content = path.read_bytes() if path.exists() else b""
-    lines, wrong = [], []
+    lines, later, wrong = [], [], []
     for number, line in enumerate(content.splitlines(keepends=True), 1):
         try:
             record = check_facts(json.loads(line), MetricRecord)
@@ -96,6 +97,8 @@ def keep_up_to(
             continue
         if record["step"] < step or (record["step"] == step and not (evaluates_again and _is_evaluation(record))):
             lines.append(line.rstrip(b"\r\n") + b"\n")
+        elif record["step"] > step:
+            later.append(line)
     if wrong:
         problems.append(f"{path} is damaged: {_places(wrong)} not written by ejax, and left out")
     elif logged and hashlib.sha256(content[: logged["bytes"]]).hexdigest() != logged["sha256"]:
@@ -105,6 +108,10 @@ def keep_up_to(
         aside = _aside(path)
         aside.write_bytes(content)
         problems[-1] += f" (as it was: {aside.name})"
+    elif later:
+        aside = _aside(path, "superseded")
+        aside.write_bytes(b"".join(later))
+        problems.append(f"{path}: the run goes on from step {step}; what it had of later ones is in {aside.name} now")
     if content:
         _replace(path, b"".join(lines))
     return problems
@@ -124,8 +131,8 @@ def _places(numbers: list[int]) -> str:
     return f"line {first} was" if len(numbers) == 1 else f"lines {first}{', …' if len(numbers) > 5 else ''} were"
 
 
-def _aside(path: Path) -> Path:
-    return path.with_name(f"{path.stem}.damaged-{time.time_ns()}{path.suffix}")
+def _aside(path: Path, why: str = "damaged") -> Path:
+    return path.with_name(f"{path.stem}.{why}-{time.time_ns()}{path.suffix}")
 
 
 def _replace(path: Path, content: bytes) -> None:

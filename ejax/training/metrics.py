@@ -199,7 +199,8 @@ def _import_wandb() -> Any:
         return importlib.import_module("wandb")
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            "use_wandb is true, but the package wandb is not installed; run `pip install 'ejax[wandb]'`, "
+            "use_wandb is true, but the package wandb is not installed; run pip install -e '.[wandb]' in "
+            "ejax's folder, "
             "or set use_wandb to false."
         ) from error
 

@@ -41,7 +41,7 @@ class Progress:
         if before != now:
             was, now_is = (f"the {mode} of {tag}" for tag, mode in (before, now))
             return progress, [f"the best so far, {was}, is not compared: from here on it is {now_is}"]
-        progress.best = Best(value, meta.get("best_eval_step"))
+        progress.best = Best(value, meta.get("best_eval_step"), meta.get("best_eval_reward"))
         return progress, []
 
     def meta(self) -> dict[str, Any]:
@@ -49,6 +49,7 @@ class Progress:
         return {
             "best_eval_value": self.best.value if self.best else None,
             "best_eval_step": self.best.step if self.best else None,
+            "best_eval_reward": self.best.reward if self.best else None,
             "last_eval_metrics": self.last_eval_metrics,
             "last_evaluated": self.last_evaluated,
             "skipped_updates": self.skipped_updates,

@@ -98,6 +98,8 @@ class RunMeta(CheckpointMeta):
     """Saved before the evaluation of this very update, which a resumed run makes."""
     best_eval_step: NonNegativeInt | None = None
     """The env step at which ``best_eval_value`` was measured; None in checkpoints that did not keep it."""
+    best_eval_reward: float | None = None
+    """The reward beside ``best_eval_value``; None in checkpoints that did not keep it."""
     last_evaluated: NonNegativeInt | None = None
     """The update that was evaluated last."""
     num_devices: PositiveInt | None = None
@@ -365,7 +367,8 @@ def open_run_directory(path: Path) -> tuple[RunDirectory, RunConfig]:
         path = newest_run(path.parent, path.name)
         file = path / "configs" / "resolved.json"
     if not file.is_file():
-        raise FileNotFoundError(f"{path} is no run of ejax: it has no configs/resolved.json")
+        export = "; it is an export: name the run that it was made from" if (path / "parity.json").is_file() else ""
+        raise FileNotFoundError(f"{path} is no run of ejax: it has no configs/resolved.json{export}")
     try:
         if (file.parent / LISTING).exists():  # the first runs of ejax have none
             check_digests(file.parent, _CONFIGS)
@@ -390,9 +393,7 @@ def newest_run(output_dir: Path, exp_name: str) -> Path:
     files = output_dir.glob(f"{glob.escape(exp_name)}_*/configs/resolved.json")
     runs = [(file.stat().st_mtime_ns, file.parents[1]) for file in files if _name_of(file, exp_name) == exp_name]
     if not runs:
-        raise FileNotFoundError(
-            f"no run of '{exp_name}' in {output_dir}; give the run's folder (to python -m ejax.train by --run)"
-        )
+        raise FileNotFoundError(f"no run of '{exp_name}' in {output_dir}; name the folder of a run")
     return max(runs)[1]
 
 

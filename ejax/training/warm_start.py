@@ -57,7 +57,9 @@ def start_from_file(
     try:
         read = checkpoint_reader(str(file))
     except ImportError as error:
-        raise CheckpointError(f"{file} is read by interop: pip install 'ejax[torch]' ({error})") from error
+        raise CheckpointError(
+            f"{file} is read by interop: pip install -e '.[torch]' in ejax's folder ({error})"
+        ) from error
     try:
         return read(file, config, parts, policy_only=policy_only)
     except (FileNotFoundError, TypeError, ValueError) as error:

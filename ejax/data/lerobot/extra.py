@@ -7,7 +7,8 @@ try:
     from PIL import Image
 except ImportError as error:
     raise ImportError(
-        f"kept episodes are Parquet files and images, which need pyarrow and Pillow: pip install 'ejax[data]' ({error})"
+        f"kept episodes are Parquet files and images, which need pyarrow and Pillow: pip install -e '.[data]' in "
+        f"ejax's folder ({error})"
     ) from error
 
 __all__ = ["Image", "pa", "pc", "pq"]

@@ -27,7 +27,7 @@ def import_library(module: str, extra: str) -> Any:
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
             f"environments '{extra}:<name>' need {extra}, and '{error.name}' is not installed: "
-            f'pip install "ejax[{extra}]"',
+            f"pip install -e '.[{extra}]' in ejax's folder",
             name=error.name,
         ) from error
 

@@ -45,7 +45,7 @@ def choose_engine(engine: Engine, platform: str | None = None) -> Choice:
 def how_to_install(engine: Engine) -> str | None:
     """The command that brings what an engine lacks here; None: nothing."""
     lacking = [extra for package, extra in _NEEDS.get(engine, {}).items() if _installed(package) is None]
-    return f'pip install "ejax[{lacking[0]}]"' if lacking else None
+    return f"pip install -e '.[{lacking[0]}]' in ejax's folder" if lacking else None
 
 
 def _installed(package: str) -> str | None:

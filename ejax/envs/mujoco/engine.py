@@ -176,11 +176,12 @@ def render(
         qpos: [nq].
         mocap_pos: body name -> position [3] in m, for bodies that only mark something.
         rgba: geom name -> colour [4] in 0 … 1, of this picture alone.
-        camera: None: the model's camera ``main``.
+        camera: None: the model's camera ``main``, or where it has none, ``default_view``.
 
     Returns:
         [height, width, 3] RGB.
     """
+    camera = camera or default_view(asset)
     effects = camera is None or camera.effects
     model, data, renderer = _canvases.get(asset, width, height, effects)
     data.qpos[:] = np.asarray(qpos)
@@ -201,6 +202,24 @@ def render(
     for flag in (mujoco.mjtRndFlag.mjRND_SHADOW, mujoco.mjtRndFlag.mjRND_REFLECTION):
         renderer.scene.flags[flag] = effects
     return cast(NDArray[np.uint8], renderer.render())
+
+
+def default_view(asset: str) -> CameraView | None:
+    """A view of the whole model, as MuJoCo's viewer starts with. None: the model has a camera ``main``."""
+    model = load_drawn_model(asset)
+    if mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_CAMERA, "main") >= 0:
+        return None
+    camera = mujoco.MjvCamera()
+    mujoco.mjv_defaultFreeCamera(model, camera)
+    azimuth, elevation = math.radians(camera.azimuth), math.radians(camera.elevation)
+    forward = (
+        math.cos(elevation) * math.cos(azimuth),
+        math.cos(elevation) * math.sin(azimuth),
+        math.sin(elevation),
+    )
+    x, y, z = (float(at - camera.distance * along) for at, along in zip(camera.lookat, forward, strict=True))
+    target_x, target_y, target_z = map(float, camera.lookat)
+    return CameraView((x, y, z), (target_x, target_y, target_z), float(model.vis.global_.fovy))
 
 
 def _free_camera(view: CameraView) -> mujoco.MjvCamera:
@@ -258,7 +277,7 @@ def _make_canvas(
     asset: str, width: int, height: int, effects: bool
 ) -> tuple[mujoco.MjModel, mujoco.MjData, mujoco.Renderer]:
     """The model, data and renderer for pictures of one scene and size."""
-    _choose_opengl()
+    choose_opengl()
     model = copy.copy(_load_model(asset, visual=True))
     if not effects:
         model.vis.quality.offsamples = 0
@@ -269,7 +288,7 @@ _canvases = _Canvases()
 
 
 @functools.cache
-def _choose_opengl() -> None:
+def choose_opengl() -> None:
     """EGL where there is no display. MuJoCo chooses when it is imported, and then takes a display for granted."""
     if sys.platform != "linux" or "MUJOCO_GL" in os.environ or os.environ.get("DISPLAY"):
         return
@@ -381,7 +400,7 @@ def _mjx(asset: str, names: tuple[str, ...]) -> tuple[Callable[..., Any], Any, A
     try:
         from mujoco import mjx
     except ImportError as error:
-        raise ModuleNotFoundError('physics "mjx" needs MuJoCo XLA: pip install "ejax[mjx]"') from error
+        raise ModuleNotFoundError("physics 'mjx' needs MuJoCo XLA: pip install -e '.[mjx]' in ejax's folder") from error
     host_model = load_accelerated_model(asset, names)
     with jax.ensure_compile_time_eval():  # kept beyond the trace that asks first
         model = mjx.put_model(host_model, impl="jax")

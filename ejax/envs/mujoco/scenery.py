@@ -10,7 +10,7 @@ import numpy as np
 from flax import struct
 from numpy.typing import NDArray
 
-from ejax.envs.mujoco.engine import load_drawn_model
+from ejax.envs.mujoco.engine import default_view, load_drawn_model
 from ejax.envs.mujoco.kinematics import transform
 from ejax.types import Array, CameraView
 
@@ -116,11 +116,12 @@ def model_lights(asset: str) -> Lights:
 
 
 def place_camera(asset: str, view: CameraView | None, aspect: float) -> Camera:
-    """The camera of a view, or the model's camera ``main``.
+    """The camera of a view, or the model's camera ``main``, or where it has none, ``default_view``.
 
     Args:
         aspect: the picture's width as a part of its height.
     """
+    view = view or default_view(asset)
     if view is not None:
         fovx = None if view.fovx is None else math.radians(view.fovx)
         return look_at(

@@ -126,7 +126,9 @@ def import_warp() -> None:
         import warp
         from mujoco import mjx  # noqa: F401
     except ImportError as error:
-        raise ModuleNotFoundError('physics "warp" needs MuJoCo Warp: pip install "ejax[warp]"') from error
+        raise ModuleNotFoundError(
+            "physics 'warp' needs MuJoCo Warp: pip install -e '.[warp]' in ejax's folder"
+        ) from error
     warp.config.log_level = max(warp.config.log_level, warp.LOG_WARNING)
 
 
