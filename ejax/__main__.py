@@ -10,6 +10,7 @@ COMMANDS = {
     "train": ("ejax.train", "train a policy from a config file, or go on with a run"),
     "pretrain": ("ejax.pretrain", "clone the behaviour of demonstrations"),
     "evaluate": ("ejax.evaluate", "play a trained policy, print its metrics, record a video"),
+    "play": ("ejax.play", "watch a trained policy, in MuJoCo's viewer or a video; push it, command it"),
     "replay": ("ejax.replay", "play a quarantined episode again"),
     "preflight": ("ejax.preflight.__main__", "compile a config for GPUs that are not here, and count what it would do"),
     "config": ("ejax.config.__main__", "check a config file, or print the schema"),

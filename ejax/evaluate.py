@@ -15,7 +15,7 @@ from ejax.trust import add_trust_option, trust_words
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command line. Returns the exit code."""
+    """Run the command line. Returns the exit code: 1 where all is there but the video that was asked for."""
     args = _parser().parse_args(argv)
     importlib.import_module(
         "ejax.training.saved_policy"
@@ -46,7 +46,7 @@ def _run(args: argparse.Namespace) -> int:
         print(f"ejax.evaluate: {error}", file=sys.stderr)
         return 2
     summary(metrics)
-    return 0
+    return 1 if "no video" in metrics else 0
 
 
 def _parser() -> argparse.ArgumentParser:

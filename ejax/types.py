@@ -317,6 +317,20 @@ class SavableHostEnv(HostEnv, Protocol):
 
 
 @runtime_checkable
+class RenderableHostEnv(HostEnv, Protocol):
+    """A host environment that can be recorded."""
+
+    @property
+    def frames_per_second(self) -> float:
+        """Steps in a second, as they are to be seen."""
+        ...
+
+    def pictures(self) -> NDArray[np.uint8]:
+        """[N, height, width, 3] RGB: every row as it is now; after an episode's end that is the start of the next."""
+        ...
+
+
+@runtime_checkable
 class ReportingHostEnv(HostEnv, Protocol):
     """A host environment that has messages for the user, such as on a feature that it lacks."""
 

@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ejax.envs.mujoco.engine import Physics, PhysicsState, _mjx, render
+from ejax.envs.mujoco.engine import Physics, PhysicsState, _mjx, default_view, render
 from ejax.envs.mujoco.kinematics import site_pose
+from ejax.envs.mujoco.scenery import place_camera
 from ejax.types import Array
 
 C_ENGINE = Physics("push_cube.xml", engine="mujoco")
@@ -239,3 +240,16 @@ def test_a_thread_that_draws_many_sizes_leaves_the_canvas_of_another_alone() -> 
             np.testing.assert_allclose(draw(size), alone[size], atol=3)  # software rendering rounds by the thread
         np.testing.assert_allclose(idle.submit(draw, sizes[0]).result(), alone[sizes[0]], atol=3)
     gc.collect()
+
+
+def test_a_model_without_a_camera_main_is_seen_whole() -> None:
+    xml = """<mujoco><option><flag warmstart="disable"/></option><worldbody><light pos="5 0 3"/>
+        <body pos="5 0 0"><freejoint/><geom type="box" size="0.1 0.1 0.1" rgba="1 0 0 1"/></body>
+        </worldbody></mujoco>"""
+    picture = render(xml, np.array([5.0, 0, 0, 1, 0, 0, 0]), width=64, height=48)
+    red = np.argwhere(picture[..., 0] > picture[..., 1] + 40)
+    np.testing.assert_allclose(red.mean(axis=0), (23.5, 31.5), atol=3.0)  # in the middle
+    view = default_view(xml)
+    assert view is not None and view.target == pytest.approx((5.0, 0.0, 0.0), abs=1e-6)
+    assert place_camera(xml, None, 4 / 3).eye == pytest.approx(np.array(view.eye))
+    assert default_view("push_cube.xml") is None

@@ -646,6 +646,7 @@ _ALLOWED = {
     ("ejax/trust.py", "exec_module"): "the gate, of torch:FILE.py:Name",
     ("ejax/train.py", "import_module"): "ejax.run",
     ("ejax/evaluate.py", "import_module"): "ejax.training.saved_policy",
+    ("ejax/play.py", "import_module"): "ejax.training.show",
     ("ejax/registry.py", "import_module"): "entries of its own tables",
     ("ejax/envs/adapters/library.py", "import_module"): "libraries that the adapters name",
     ("ejax/training/metrics.py", "import_module"): "wandb",

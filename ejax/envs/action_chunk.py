@@ -7,9 +7,11 @@ import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import NDArray
 
 from ejax.envs.description import EnvDescription, Feature, describe
-from ejax.types import Array, Env, Key, PyTree, Timestep, carry_over
+from ejax.envs.mujoco.appearance import Appearance
+from ejax.types import Array, CameraView, Env, Key, PyTree, Timestep, carry_over
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,29 @@ class ActionChunk:
 
         carry: tuple[PyTree, Timestep] = jax.lax.fori_loop(1, self.size, one_more, (state, timestep))
         return carry
+
+    @property
+    def control_period(self) -> float:
+        """Duration of one decision, s; of an environment that can be drawn."""
+        env: Any = self.env
+        return env.control_period * self.size
+
+    def render(
+        self, state: PyTree, width: int = 640, height: int = 480, camera: CameraView | None = None
+    ) -> NDArray[np.uint8]:
+        """Same as the environment's own."""
+        env: Any = self.env
+        return env.render(state, width, height, camera)
+
+    def appearance(self, state: PyTree) -> Appearance:
+        """Same as the environment's own."""
+        env: Any = self.env
+        return env.appearance(state)
+
+    def caption(self, state: PyTree) -> str:
+        """Same as the environment's own; nothing where it has none."""
+        caption = getattr(self.env, "caption", None)
+        return "" if caption is None else caption(state)
 
     def trajectory(self, state: PyTree, action: Array, key: Key) -> PyTree:
         """The states after each action of a decision [size, ...], for videos: those past an episode's end repeat it."""

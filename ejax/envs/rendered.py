@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from ejax.envs.action_chunk import ActionChunk
 from ejax.envs.description import WHOLE, EnvDescription, describe
-from ejax.envs.mujoco.appearance import AppearingEnv
+from ejax.envs.mujoco.appearance import Appearance, AppearingEnv
 from ejax.envs.mujoco.raycast import draw
 from ejax.envs.mujoco.scenery import half_angles, look_at
 from ejax.envs.randomized import RandomizedEnv
@@ -216,6 +216,10 @@ class RenderedEnv:
     ) -> NDArray[np.uint8]:
         """Same as the environment's own."""
         return self.drawn.render(_inner(state), width, height, camera)
+
+    def appearance(self, state: PyTree) -> Appearance:
+        """Same as the environment's own."""
+        return self.drawn.appearance(_inner(state))
 
     @functools.cached_property
     def drawn(self) -> Any:

@@ -1,5 +1,6 @@
 """The policy of a finished run: loaded, evaluated and recorded."""
 
+import inspect
 import json
 import re
 import sys
@@ -14,14 +15,20 @@ import numpy as np
 from ejax.config import ConfigError, Problem, RunConfig, parse_config
 from ejax.device import matmul_precision, prepare_jax
 from ejax.envs.host.calls import exits_are_errors
+from ejax.envs.mujoco.engine import choose_opengl
 from ejax.evaluation import evaluate, evaluate_host, summarize
+from ejax.registry import is_import_path, resolve
 from ejax.training.build import build_policy
 from ejax.training.checkpoint import load_params, verify_checkpoint
 from ejax.training.environments import build_env, sample_obs
+from ejax.training.player import film_host
 from ejax.training.recorder import draw, play
 from ejax.training.run_dir import RunDirectory, open_run_directory
 from ejax.types import ChunkedEnv, Env, HostEnv, Key, Params, Policy, RenderableEnv
 from ejax.video import write_video
+
+_FILMED = 4
+"""Episodes of a video, side by side."""
 
 
 def evaluate_run(
@@ -47,24 +54,29 @@ def evaluate_run(
         video: also record four episodes into this file.
 
     Returns:
-        The metrics under EmbodiChain's tags, the checkpoint and what was written.
+        The metrics under EmbodiChain's tags, the checkpoint and what was written; ``no video`` says why there is none.
 
     Raises:
         FileNotFoundError: ``run`` is no run. CheckpointError: no such checkpoint, or a damaged one.
-        ValueError: a count that is not positive, or a video of an environment that cannot be drawn.
+        ValueError: a count that is not positive.
         ConfigError: an override that is not of the environment, or that it refuses.
     """
     directory, config = open_run_directory(run)
     prepare_jax(device)
-    config = _elsewhere(config, overrides)
+    config = elsewhere(config, overrides)
     with exits_are_errors(config.env.id), matmul_precision(config.trainer.matmul_precision, device):
         return _evaluate_run(directory, config, overrides, checkpoint, num_episodes, num_envs, choice, seed, video)
 
 
-def _elsewhere(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
+def elsewhere(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
+    """The config with these overrides, all of ``env``.
+
+    Raises:
+        ConfigError: one that is not.
+    """
     for text in overrides:
         if not text.startswith("env."):
-            raise ConfigError([Problem(text, "evaluation can change env.… only, such as env.cfg.episode_length=50")])
+            raise ConfigError([Problem(text, "can change env.… only, such as env.cfg.episode_length=50")])
     return parse_config(config.to_dict(), overrides) if overrides else config
 
 
@@ -85,12 +97,7 @@ def _evaluate_run(
     seed: int | None,
     video: Path | None,
 ) -> dict[str, object]:
-    if checkpoint is None:
-        checkpoint = "best" if directory.best() else "latest"
-    if checkpoint in ("best", "latest"):
-        path = directory.find(checkpoint, lambda text: print(f"ejax.evaluate: {text}", file=sys.stderr))
-    else:
-        path = verify_checkpoint(Path(checkpoint)).path
+    path = find_checkpoint(directory, checkpoint, "ejax.evaluate")
     quarantine = directory.path / "quarantine" / "eval"
     slots = min(num_envs, num_episodes) if choice == "fixed" else num_envs
     env = build_env(config, phase="eval", num_envs=slots, quarantine=quarantine)
@@ -112,8 +119,57 @@ def _evaluate_run(
     report.write_text(json.dumps(facts, indent=2))
     metrics["report"] = report
     if video is not None:
-        metrics["video"] = record_video(policy, env, params, key, video)
+        metrics |= _try_to_record(config, policy, env, params, first_seed, video, quarantine)
     return metrics
+
+
+def _try_to_record(
+    config: RunConfig,
+    policy: Policy,
+    env: Env | HostEnv,
+    params: Params,
+    seed: int,
+    video: Path,
+    quarantine: Path,
+) -> dict[str, object]:
+    """What the metrics say of the video: where it is, or why there is none."""
+    try:
+        if not isinstance(env, HostEnv):
+            return {"video": record_video(policy, env, params, jax.random.key(seed), video)}
+        drawn: Any = build_env(filmed(config), phase="eval", num_envs=_FILMED, quarantine=quarantine)
+        with closing(drawn):
+            frames = film_host(policy, drawn, params, seed)
+            return {"video": write_video(video, frames, drawn.frames_per_second)}
+    except Exception as error:  # whatever it was, the metrics are there
+        return {"no video": f"{type(error).__name__}: {error}"}
+
+
+def find_checkpoint(directory: RunDirectory, which: str | None, command: str) -> Path:
+    """
+    Args:
+        which: ``best``, ``latest`` or a path. None: the best one, or the latest where there is no best.
+        command: says of damaged ones that they are passed over.
+
+    Raises:
+        CheckpointError: there is none, or it is damaged.
+    """
+    which = which or ("best" if directory.best() else "latest")
+    if which in ("best", "latest"):
+        return directory.find(which, lambda text: print(f"{command}: {text}", file=sys.stderr))
+    return verify_checkpoint(Path(which)).path
+
+
+def filmed(config: RunConfig) -> RunConfig:
+    """The config whose environment can be drawn, where Gymnasium has to be told so when it is made."""
+    if "render_mode" in config.env.cfg:
+        return config
+    told = config.env.id.startswith("gymnasium:")
+    if not told and is_import_path("env", config.env.id):
+        told = "render_mode" in inspect.signature(resolve("env", config.env.id)).parameters
+    if not told:
+        return config
+    choose_opengl()
+    return elsewhere(config, ["env.cfg.render_mode=rgb_array"])
 
 
 def load_policy(config: RunConfig, env: Env | HostEnv, checkpoint: Path) -> tuple[Policy, Params]:
@@ -124,9 +180,7 @@ def load_policy(config: RunConfig, env: Env | HostEnv, checkpoint: Path) -> tupl
     return policy, load_params(checkpoint, like)
 
 
-def record_video(
-    policy: Policy, env: Env | HostEnv, params: Params, key: Key, path: Path, *, num_envs: int = 4
-) -> Path:
+def record_video(policy: Policy, env: Env, params: Params, key: Key, path: Path, *, num_envs: int = _FILMED) -> Path:
     """Record ``num_envs`` episodes side by side, until the last of them has ended.
 
     Raises:

@@ -17,6 +17,8 @@ from ejax.trust import check_trusted, import_trusted
 from ejax.types import HostTimestep, PyTree
 
 Rows = NDArray[np.bool_]
+_FPS = 30
+"""Of an environment that does not say."""
 _OF_OLD_GYM = ("GymV21Environment-v0", "GymV26Environment-v0")
 """Gymnasium's ids for environments of gym, which name theirs as ``env_id``."""
 
@@ -87,6 +89,20 @@ class GymnasiumVector:
             info={"success": success, "valid": valid},
             final_obs=final_obs,
         )
+
+    @property
+    def frames_per_second(self) -> float:
+        return float(self.env.metadata.get("render_fps") or _FPS)
+
+    def pictures(self) -> NDArray[np.uint8]:
+        """
+        Raises:
+            ValueError: the environment draws nothing, such as one that was made without ``render_mode: rgb_array``.
+        """
+        drawn: Any = self.env.render()
+        if not drawn or any(np.ndim(each) != 3 for each in drawn):
+            raise ValueError(f"{type(self.env).__name__} draws nothing: it needs env.cfg.render_mode rgb_array")
+        return np.stack([np.asarray(each, np.uint8) for each in drawn])
 
     def close(self) -> None:
         """Worker processes that do not end by themselves, or are in an abandoned call, are killed."""

@@ -55,7 +55,7 @@ class Call:
     name: str
     """The environment's name."""
     what: str
-    """make, reset, step, get_state, set_state or close."""
+    """make, reset, step, pictures, get_state, set_state or close."""
     since: float
     """``time.monotonic()``."""
 

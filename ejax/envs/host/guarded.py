@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from ejax.envs.host.calls import HostEnvError, call_env, described
 from ejax.finite import finite_rows
-from ejax.types import HostEnv, HostTimestep, PyTree, ReportingHostEnv
+from ejax.types import HostEnv, HostTimestep, PyTree, RenderableHostEnv, ReportingHostEnv
 
 _MOST_ACTIONS = 10_000
 """Steps of an episode that a replay file can hold."""
@@ -147,6 +147,17 @@ class GuardedEnv:
         self._keep(obs)
         return replace(timestep, obs=self._obs, final_obs=final_obs, info=self._info)
 
+    @property
+    def frames_per_second(self) -> float:
+        return self._drawn.frames_per_second
+
+    def pictures(self) -> NDArray[np.uint8]:
+        """
+        Raises:
+            ValueError: the environment cannot be drawn.
+        """
+        return call_env(self.name, "pictures", self._drawn.pictures)
+
     def reports(self) -> list[str]:
         """Messages since the last call."""
         of_env = self._env.reports() if isinstance(self._env, ReportingHostEnv) else []
@@ -163,6 +174,12 @@ class GuardedEnv:
             raise
         except Exception as error:
             raise HostEnvError(f"env '{self.name}' failed to close: {described(error)}") from error
+
+    @property
+    def _drawn(self) -> RenderableHostEnv:
+        if not isinstance(self._env, RenderableHostEnv):
+            raise ValueError(f"{self.name} cannot be shown: nothing draws it (docs/play.md)")
+        return self._env
 
     def _keep(self, obs: PyTree) -> None:
         """A copy: an environment may write the next observation over this one."""

@@ -88,6 +88,14 @@ def next_command(command: Command, ranges: CommandRanges, key: Key, control_peri
     return jax.tree.map(lambda new, old: jnp.where(waiting.steps_left <= 0, new, old), new, waiting)
 
 
+def hold(command: Command, velocity: Array) -> Command:
+    """The command replaced by ``velocity`` [..., 3], for as long as an episode may last."""
+    no = jnp.zeros_like(command.stands)
+    longest = jnp.full_like(command.steps_left, jnp.iinfo(command.steps_left.dtype).max)
+    velocity = jnp.broadcast_to(jnp.asarray(velocity, command.velocity.dtype), command.velocity.shape)
+    return replace(command, velocity=velocity, follows_heading=no, stands=no, steps_left=longest)
+
+
 def steer(command: Command, ranges: CommandRanges, heading: Array) -> Command:
     """The command with its yaw rate towards its heading, or stopped.
 

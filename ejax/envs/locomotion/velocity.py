@@ -217,6 +217,11 @@ class VelocityRL:
         """For ``ejax.envs.mujoco.raycast``."""
         return Appearance(asset=self.legged.xml, qpos=state.physics.qpos)
 
+    def caption(self, state: VelocityState) -> str:
+        """The command, for videos."""
+        forward, left, turn = (float(x) for x in state.command.velocity)
+        return f"command: {forward:+.1f} m/s forward, {left:+.1f} m/s left, {turn:+.1f} rad/s"
+
     def _start(self, key: Key) -> PhysicsState:
         """At rest, joints at home, somewhere, looking anywhere."""
         task, robot, ground = self.task, self.task.robot, self.ground

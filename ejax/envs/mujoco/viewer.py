@@ -1,0 +1,135 @@
+"""MuJoCo's viewer for states that are simulated elsewhere: it shows them, and tells what the mouse and the keys do.
+
+What is shown are copies: positions, velocities, markers and colours. A force of the mouse reaches the physics as the
+change of velocity that it makes in one decision, Δq̇ = M(q)⁻¹ Jᵀ f · Δt, which works with every engine.
+"""
+
+import copy
+import os
+import sys
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+import mujoco
+import numpy as np
+from numpy.typing import NDArray
+
+from ejax.envs.mujoco.appearance import Appearance
+from ejax.envs.mujoco.engine import load_drawn_model
+
+SPACE = 32
+_LATE = 0.1
+"""s: what is later than that is not caught up with."""
+_PAUSED = 0.02
+"""s between looks at the keys."""
+
+
+class Window:
+    """The viewer's window. A context manager: leaving it closes the window.
+
+    Args:
+        asset: the model, as in ``ejax.envs.mujoco.engine.Physics``.
+        period: s of simulated time from one ``show`` to the next.
+        speed: simulated seconds in a second.
+        on_key: called with GLFW's number of a key, in the viewer's thread. The space bar pauses.
+
+    Raises:
+        RuntimeError: there is no display, or the viewer does not start there.
+    """
+
+    def __init__(self, asset: str, period: float, *, speed: float = 1.0, on_key: Callable[[int], None]) -> None:
+        self._asset, self._period, self._speed, self._on_key = asset, period, speed, on_key
+        self._model = copy.copy(load_drawn_model(asset))
+        self._data = mujoco.MjData(self._model)
+        self._paused = False
+        self._handle = _launch(self._model, self._data, self._key)
+        self._follow()
+        self._due = time.monotonic()
+
+    @property
+    def is_open(self) -> bool:
+        return bool(self._handle.is_running())
+
+    def show(self, seen: Appearance, qvel: NDArray[Any] | None, text: str) -> None:
+        """Show a state at its time; waits until then, and as long as the viewer is paused.
+
+        Args:
+            seen: leaves are NumPy's, of one environment.
+            qvel: [nv]; None: not known.
+        """
+        model, data = self._model, self._data
+        with self._handle.lock():
+            data.qpos[:], data.qvel[:] = seen.qpos, 0.0 if qvel is None else qvel
+            for name, position in seen.mocap_pos.items():
+                data.mocap_pos[model.body(name).mocapid[0]] = position
+            for name, colour in seen.rgba.items():
+                model.geom(name).rgba[:] = colour
+            data.time += self._period
+            mujoco.mj_forward(model, data)
+        self._handle.set_texts((None, None, text, ""))
+        self._handle.sync()
+        self._wait()
+
+    def velocity_change(self, duration: float) -> NDArray[np.float64]:
+        """[nv]: what the mouse's force does to the shown state in so many s; zeros while nothing is pulled."""
+        model, data = self._model, self._data
+        change = np.zeros((1, model.nv))
+        with self._handle.lock():
+            data.xfrc_applied[:] = 0.0
+            mujoco.mjv_applyPerturbForce(model, data, self._handle.perturb)
+            if data.xfrc_applied.any():
+                force = np.zeros(model.nv)
+                for body in np.flatnonzero(data.xfrc_applied.any(axis=1)):
+                    push, turn = data.xfrc_applied[body, :3], data.xfrc_applied[body, 3:]
+                    mujoco.mj_applyFT(model, data, push, turn, data.xipos[body], int(body), force)
+                mujoco.mj_solveM(model, data, change, force[None])
+        return change[0] * duration
+
+    def __enter__(self) -> "Window":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._handle.close()
+
+    def _key(self, key: int) -> None:
+        if key == SPACE:
+            self._paused = not self._paused
+        else:
+            self._on_key(key)
+
+    def _wait(self) -> None:
+        self._due += self._period / self._speed
+        late = time.monotonic() - self._due
+        if late < 0.0:
+            time.sleep(-late)
+        elif late > _LATE:
+            self._due = time.monotonic()
+        while self._paused and self.is_open:
+            self._handle.sync()
+            time.sleep(_PAUSED)
+            self._due = time.monotonic()
+
+    def _follow(self) -> None:
+        """Go with the body that the model's camera ``main`` goes with, if there is one."""
+        camera = mujoco.mj_name2id(self._model, mujoco.mjtObj.mjOBJ_CAMERA, "main")
+        if camera < 0 or self._model.cam_mode[camera] != mujoco.mjtCamLight.mjCAMLIGHT_TRACKCOM:
+            return
+        self._handle.cam.type = mujoco.mjtCamera.mjCAMERA_TRACKING
+        self._handle.cam.trackbodyid = self._model.cam_bodyid[camera]
+
+
+def _launch(model: mujoco.MjModel, data: mujoco.MjData, on_key: Callable[[int], None]) -> Any:
+    """The viewer's handle. Without a display its thread would end the process, so that is looked for first."""
+    remedy = "give --video FILE for a video instead"
+    if sys.platform == "linux" and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+        raise RuntimeError(f"there is no display for the viewer (neither DISPLAY nor WAYLAND_DISPLAY); {remedy}")
+    import mujoco.viewer  # starts GLFW
+
+    try:
+        return mujoco.viewer.launch_passive(model, data, key_callback=on_key, show_left_ui=False, show_right_ui=False)
+    except RuntimeError as error:  # macOS without mjpython
+        raise RuntimeError(f"MuJoCo's viewer does not start: {error}; {remedy}") from error

@@ -1,0 +1,75 @@
+"""``python -m ejax.play RUN``: watch a trained policy, in MuJoCo's viewer or in a video, and see what it stands."""
+
+from ejax.training.interrupt import leave_at_once, until_signal
+
+if __name__ == "__main__":
+    leave_at_once()  # before the imports, which take seconds
+
+import argparse
+import importlib
+import sys
+from pathlib import Path
+
+from ejax.training.leave import leave
+from ejax.trust import add_trust_option, trust_words
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command line. Returns the exit code."""
+    args = _parser().parse_intermixed_args(argv)
+    importlib.import_module("ejax.training.show")  # takes seconds: while a signal still ends the process at once
+    return until_signal("ejax.play", lambda: _run(args))
+
+
+def _run(args: argparse.Namespace) -> int:
+    from ejax.config import ConfigError
+    from ejax.envs.host.calls import HostEnvError
+    from ejax.training.checkpoint import CheckpointError
+    from ejax.training.console import summary
+    from ejax.training.show import Show, play_run
+
+    trust_words([*args.trust, *args.overrides], remember=True)
+    options = {name: value for name, value in vars(args).items() if name not in ("run", "overrides", "trust")}
+    try:
+        facts = play_run(args.run, args.overrides, Show(**options), lambda text: print(text, flush=True))
+    except (ConfigError, CheckpointError, HostEnvError, FileNotFoundError, RuntimeError, ValueError) as error:
+        print(f"ejax.play: {error}", file=sys.stderr)
+        return 2
+    summary(facts)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("python -m ejax.play", description="Watch a trained policy: docs/play.md.")
+    parser.add_argument("run", type=Path, metavar="RUN", help="the run's folder; without its time: the newest run")
+    parser.add_argument("overrides", nargs="*", metavar="env.KEY=VALUE", help="play elsewhere, as in ejax.evaluate")
+    parser.add_argument("--video", type=Path, metavar="FILE", help="without a display: write a video, e.g. walk.mp4")
+    parser.add_argument("--checkpoint", metavar="best|latest|PATH", help="default: best, or latest if there is none")
+    parser.add_argument("--device", default="cpu", metavar="cpu|cuda|cuda:N")
+    parser.add_argument("--seed", type=int, help="of start states and what happens (default: the run's eval_seed)")
+    parser.add_argument("--episodes", type=int, metavar="N", help="then end (default: 1 in a video)")
+    parser.add_argument("--seconds", type=float, metavar="S", help="of simulated time, then end")
+    parser.add_argument("--speed", type=float, default=1.0, metavar="X", help="simulated seconds in a second")
+    parser.add_argument(
+        "--sample", dest="samples", action="store_true", help="samples of the policy's distribution, not its mode"
+    )
+    parser.add_argument("--randomize", action="store_true", help="with trainer.events.train, the events of training")
+    parser.add_argument(
+        "--command", type=_velocity, metavar="X,Y,YAW", help="m/s, m/s, rad/s, e.g. 1.0,0,0.5; --command=-1,0,0"
+    )
+    parser.add_argument("--push", type=float, metavar="M/S", help="blows of that size at what moves freely")
+    parser.add_argument("--push-every", type=float, default=3.0, metavar="S", help="from one blow to the next")
+    add_trust_option(parser)
+    return parser
+
+
+def _velocity(text: str) -> tuple[float, float, float]:
+    try:
+        forward, left, turn = map(float, text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"got '{text}'; give forward, left and turning, such as 1.0,0,0.5") from None
+    return forward, left, turn
+
+
+if __name__ == "__main__":
+    leave(main)

@@ -1,0 +1,245 @@
+"""One environment played step by step, to be looked at: in MuJoCo's viewer, or in a video.
+
+A pure environment is stepped by the functions that training and evaluation use, one row of them, and with the random
+numbers of an evaluation in one slot: the episodes are those of ``ejax.evaluate --num-envs 1`` of the same seed. Between
+two steps a hand may change the state: a command from the keys, a blow, the mouse (``ejax.training.touches``).
+"""
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
+
+from ejax.distributions import executed
+from ejax.evaluation import summarize
+from ejax.finite import finite_rows
+from ejax.memory import ask, first_memory, forget, forget_outside
+from ejax.rollout import EnvCarry, reset, restart, with_memory
+from ejax.types import Array, ChunkedEnv, Env, HostEnv, Key, Params, Policy, PyTree, RenderableHostEnv, Timestep
+from ejax.video import tile_frames
+
+_UNLIMITED = 1000
+"""Steps filmed of an environment without a time limit."""
+_SAMPLES = 0x5A
+"""Folded into a step's key: samples are drawn apart from what happens to the environment."""
+
+
+class Moment(NamedTuple):
+    """What there is to see after a decision, or at the start of an episode."""
+
+    sights: tuple[PyTree, ...]
+    """States of one environment after each of the decision's actions; outside JAX its picture. NumPy."""
+    reward: float = 0.0
+    starts: bool = False
+    """An episode begins: nothing was decided."""
+    ended: bool = False
+    finite: bool = True
+    facts: Mapping[str, float] = {}
+    """``success`` and ``metrics/<name>``, where the environment reports them."""
+
+
+def play_pure(
+    policy: Policy,
+    env: Env,
+    params: Params,
+    key: Key,
+    *,
+    samples: bool = False,
+    touch: Callable[[PyTree], PyTree] = lambda state: state,
+) -> Iterator[Moment]:
+    """One episode after the other, without an end.
+
+    Args:
+        samples: act with samples of the distribution, not with its mode.
+        touch: applied to the state, leaves [1, ...], before each decision.
+    """
+    key_reset, key_steps = jax.random.split(key)
+    envs = with_memory(reset(env, key_reset, 1), policy)
+    yield Moment((_row(envs.state),), starts=True)
+    for t in itertools.count():
+        key = jax.random.fold_in(key_steps, t)
+        obs, envs = envs.obs, replace(envs, state=touch(envs.state))
+        action, states, envs, timestep = _decide(policy, env, params, envs, key, samples=samples)
+        states, timestep = jax.device_get((states, timestep))
+        ended = bool((timestep.terminated | timestep.truncated)[0])
+        finite = bool(finite_rows(obs, action, timestep.reward, timestep.obs)[0])
+        sights = tuple(jax.tree.map(lambda x, i=i: x[i], states) for i in range(len(jax.tree.leaves(states)[0])))
+        yield Moment(sights, float(timestep.reward[0]), ended=ended, finite=finite, facts=_facts(timestep.info))
+        if ended:
+            envs = _next_episode(env, envs, jax.random.split(key)[1])
+            yield Moment((_row(envs.state),), starts=True)
+
+
+def play_host(
+    policy: Policy, env: RenderableHostEnv, params: Params, seed: int, *, samples: bool = False
+) -> Iterator[Moment]:
+    """``play_pure`` for one row outside JAX, which starts again by itself."""
+    key = jax.random.key(seed)
+    obs, memory = _start_host(policy, env, seed)
+    yield Moment((env.pictures()[0],), starts=True)
+    for t in itertools.count():
+        action, memory = _act(policy, params, obs, memory, jax.random.fold_in(key, t), samples=samples)
+        timestep = env.step(np.asarray(action))
+        valid = bool(timestep.info.get("valid", np.ones(1, bool))[0])
+        broken = bool(timestep.info.get("nonfinite", np.zeros(1, bool))[0])
+        done = timestep.terminated | timestep.truncated
+        memory, obs = forget_outside(policy, memory, done | ~np.array([valid])), timestep.obs
+        picture = (env.pictures()[0],)
+        if not valid and not broken:  # it only reset
+            yield Moment(picture, starts=True)
+            continue
+        reward, ended = float(timestep.reward[0]), bool(done[0])
+        yield Moment(picture, reward, ended=ended, finite=not broken, facts=_facts(timestep.info))
+
+
+def film_host(policy: Policy, env: RenderableHostEnv, params: Params, seed: int) -> Iterator[NDArray[np.uint8]]:
+    """Frames of one episode in each row, side by side, until the last has ended; one that ended stands still."""
+    obs, memory = _start_host(policy, env, seed)
+    key, pictures, ended = jax.random.key(seed), env.pictures(), np.zeros(env.num_envs, bool)
+    yield tile_frames(pictures)
+    for _ in range(env.max_episode_steps or _UNLIMITED):
+        action, memory = _act(policy, params, obs, memory, key, samples=False)
+        timestep = env.step(np.asarray(action))
+        done, obs = timestep.terminated | timestep.truncated, timestep.obs
+        memory, ended = forget_outside(policy, memory, done), ended | done
+        if ended.all():
+            return
+        pictures = np.where(ended[:, None, None, None], pictures, env.pictures())
+        yield tile_frames(pictures)
+
+
+class Score:
+    """What the episodes came to, counted as they are played."""
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        self._tell = tell
+        self._episodes: list[dict[str, float]] = []
+        self._begin()
+
+    @property
+    def num_episodes(self) -> int:
+        return len(self._episodes)
+
+    @property
+    def text(self) -> str:
+        """Of the episode under way, for a picture."""
+        return f"step {self._length}, reward {self._reward:.3g}, return {self._return:.3g}"
+
+    def add(self, moment: Moment) -> None:
+        """Count a moment; at an episode's end, tell its line."""
+        if moment.starts:
+            self._begin()
+            return
+        self._length += 1
+        self._reward = moment.reward
+        self._return += moment.reward
+        self._finite &= moment.finite
+        for name in _TRACKED:
+            if name in moment.facts:
+                self._tracking.setdefault(name, []).append(moment.facts[name])
+        if moment.ended:
+            self._end(moment.facts)
+
+    def summary(self) -> dict[str, object]:
+        """As ``ejax.evaluate`` has it, of the episodes that ended."""
+        if not self._episodes:
+            return {"episodes": 0}
+        columns = {name: np.array([each[name] for each in self._episodes], np.float32) for name in self._episodes[0]}
+        means = {name: float(x) for name, x in sorted(summarize(columns).items())}
+        return {**means, "episodes": self.num_episodes}
+
+    def _begin(self) -> None:
+        self._length = 0
+        self._reward = self._return = 0.0
+        self._finite = True
+        self._tracking: dict[str, list[float]] = {}
+
+    def _end(self, facts: Mapping[str, float]) -> None:
+        episode = {"return": self._return, "length": self._length, "nonfinite": not self._finite, **facts}
+        if "success" in facts and not self._finite:
+            episode["success"] = min(facts["success"], 0.0)
+        tracked = {f"metrics/{_TRACKED[name]}": float(np.mean(values)) for name, values in self._tracking.items()}
+        self._episodes.append(episode | tracked)
+        shown = {name.removeprefix("metrics/"): value for name, value in {**episode, **tracked}.items()}
+        if self._finite:
+            del shown["nonfinite"]
+        text = " ".join(f"{name}={float(value):.4g}" for name, value in shown.items())
+        self._tell(f"[episode {self.num_episodes}] {text}")
+
+
+_TRACKED = {
+    "metrics/linear_velocity_error": "mean_linear_velocity_error",
+    "metrics/yaw_rate_error": "mean_yaw_rate_error",
+}
+"""How well a command is followed: at the last step, as every metric is, and besides over the whole episode."""
+
+
+def count(
+    moments: Iterator[Moment], score: Score, *, num_episodes: int | None = None, num_actions: int | None = None
+) -> Iterator[PyTree]:
+    """The sights one by one, counted, until so many episodes have ended, or so many actions were taken."""
+    left = num_actions
+    for moment in moments:
+        score.add(moment)
+        for sight in moment.sights:
+            yield sight
+            left = left if left is None or moment.starts else left - 1
+            if left == 0:
+                return
+        if num_episodes is not None and score.num_episodes >= num_episodes:
+            return
+
+
+@partial(jax.jit, static_argnames=("policy", "env", "samples"))
+def _decide(
+    policy: Policy, env: Env, params: Params, envs: EnvCarry, key: Key, *, samples: bool
+) -> tuple[Array, PyTree, EnvCarry, Timestep]:
+    """``(action, states after each action [A, ...], environment, timestep)``, before any reset."""
+    action, remembered = _act(policy, params, envs.obs, envs.memory, key, samples=samples)
+    keys = jax.random.split(jax.random.split(key)[0], 1)  # as ``ejax.rollout.step`` splits it
+    state, timestep = jax.vmap(env.step)(envs.state, action, keys)
+    states = state
+    if isinstance(env, ChunkedEnv) and env.actions_per_decision > 1:
+        states = jax.tree.map(lambda x: x[0], jax.vmap(env.trajectory)(envs.state, action, keys))
+    done = timestep.terminated | timestep.truncated
+    after = EnvCarry(state=state, obs=timestep.obs, memory=forget(policy, remembered, done))
+    return action, states, after, timestep
+
+
+@partial(jax.jit, static_argnames="env")
+def _next_episode(env: Env, ended: EnvCarry, key: Key) -> EnvCarry:
+    return replace(restart(env, ended, reset(env, key, 1)), memory=ended.memory)
+
+
+@partial(jax.jit, static_argnames=("policy", "samples"))
+def _act(
+    policy: Policy, params: Params, obs: PyTree, memory: PyTree, key: Key, *, samples: bool
+) -> tuple[Array, PyTree]:
+    """``(what the environment is given, memory after it)``."""
+    distribution, _, remembered = ask(policy, params, obs, memory)
+    if not samples:
+        return distribution.mode(), remembered
+    return executed(distribution, distribution.sample(jax.random.fold_in(key, _SAMPLES))), remembered
+
+
+def _start_host(policy: Policy, env: HostEnv, seed: int) -> tuple[PyTree, PyTree]:
+    """``(observation, memory)``: as ``ejax.evaluation.evaluate_host`` begins."""
+    obs = env.reset(np.random.SeedSequence(seed).generate_state(env.num_envs).astype(np.uint32))
+    return obs, first_memory(policy, env.num_envs)
+
+
+def _facts(info: Mapping[str, Any]) -> dict[str, float]:
+    facts = {f"metrics/{name}": x for name, x in info.get("metrics", {}).items() if jnp.ndim(x) == 1}
+    if "success" in info and not np.isnan(info["success"]).any():
+        facts["success"] = info["success"]
+    return {name: float(x[0]) for name, x in facts.items()}
+
+
+def _row(state: PyTree) -> PyTree:
+    return jax.tree.map(lambda x: x[0], jax.device_get(state))

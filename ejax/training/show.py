@@ -1,0 +1,196 @@
+"""A saved policy shown: in MuJoCo's viewer in real time, or in a video. ``python -m ejax.play``."""
+
+import functools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import jax
+
+from ejax.config import ConfigError, Problem, RunConfig
+from ejax.device import matmul_precision, prepare_jax
+from ejax.envs.host.calls import exits_are_errors
+from ejax.envs.host.guarded import GuardedEnv
+from ejax.envs.locomotion.commands import Command
+from ejax.envs.mujoco.engine import PhysicsState, load_model
+from ejax.envs.mujoco.viewer import Window
+from ejax.training.environments import build_env
+from ejax.training.player import Moment, Score, count, play_host, play_pure
+from ejax.training.run_dir import RunDirectory, open_run_directory
+from ejax.training.saved_policy import elsewhere, filmed, find_checkpoint, load_policy
+from ejax.training.touches import HeldCommand, Touch, add_velocity, make_blows, parts_of
+from ejax.types import ChunkedEnv, Env, Params, Policy, PyTree, RenderableEnv
+from ejax.video import with_caption, write_video
+
+_SIZE = (640, 480)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Show:
+    """What is shown, and what happens in it."""
+
+    video: Path | None = None
+    """None: the viewer."""
+    checkpoint: str | None = None
+    """As in ``evaluate_run``."""
+    device: str = "cpu"
+    seed: int | None = None
+    """Of start states and of all that happens; None: the run's ``eval_seed``."""
+    episodes: int | None = None
+    """None: until ``seconds`` are over; without those too one in a video, in the viewer until it is closed."""
+    seconds: float | None = None
+    """Of simulated time."""
+    speed: float = 1.0
+    """Simulated seconds in a second."""
+    samples: bool = False
+    """Act with samples of the distribution, not with its mode."""
+    randomize: bool = False
+    """With the events of training, ``trainer.events.train``."""
+    command: tuple[float, float, float] | None = None
+    """Of a legged robot: forward, left (m/s), turning left (rad/s)."""
+    push: float | None = None
+    """m/s of a blow."""
+    push_every: float = 3.0
+    """s from one to the next."""
+
+    def __post_init__(self) -> None:
+        for name in ("episodes", "seconds", "speed", "push", "push_every"):
+            if (value := getattr(self, name)) is not None and not value > 0:
+                raise ValueError(f"--{name.replace('_', '-')} must be > 0, got {value}")
+
+
+def play_run(
+    run: Path, overrides: Sequence[str] = (), show: Show = Show(), tell: Callable[[str], None] = print
+) -> dict[str, object]:
+    """Play a checkpoint of a run to somebody who looks.
+
+    Args:
+        overrides: ``env.key=value``: another environment than that of the training.
+        tell: gets a line for each episode.
+
+    Returns:
+        The metrics of the episodes that ended, as ``evaluate_run`` has them, the checkpoint and what was written.
+
+    Raises:
+        FileNotFoundError, CheckpointError, ConfigError: as ``evaluate_run``.
+        ValueError: an environment that cannot be drawn so, or something to happen that it does not have.
+        RuntimeError: there is no display.
+    """
+    directory, config = open_run_directory(run)
+    prepare_jax(show.device)
+    config = elsewhere(config, overrides)
+    if show.randomize and not config.trainer.events.train:
+        raise ConfigError([Problem("trainer.events.train", "is empty: there is nothing for --randomize to switch on")])
+    path = find_checkpoint(directory, show.checkpoint, "ejax.play")
+    score = Score(tell)
+    with exits_are_errors(config.env.id), matmul_precision(config.trainer.matmul_precision, show.device):
+        facts = _play(directory, config, path, show, score)
+    return {**score.summary(), "checkpoint": str(path), **facts}
+
+
+def _play(directory: RunDirectory, config: RunConfig, path: Path, show: Show, score: Score) -> dict[str, object]:
+    quarantine = directory.path / "quarantine" / "play"
+    env = build_env(filmed(config), phase="train" if show.randomize else "eval", num_envs=1, quarantine=quarantine)
+    if isinstance(env, GuardedEnv):
+        with closing(env):
+            return _play_outside(config, env, *load_policy(config, env, path), show, score)
+    return _play_pure(config, cast(Env, env), *load_policy(config, env, path), show, score)
+
+
+def _play_outside(
+    config: RunConfig, env: GuardedEnv, policy: Policy, params: Params, show: Show, score: Score
+) -> dict[str, object]:
+    name = config.env.id
+    for option in ("command", "push"):
+        if getattr(show, option) is not None:
+            raise ValueError(f"--{option}: {name} is stepped outside JAX, where nothing reaches into its state")
+    if show.video is None:
+        raise ValueError(f"{name} is stepped outside JAX and draws itself; give --video FILE")
+    moments = play_host(policy, env, params, _seed(config, show), samples=show.samples)
+    fps = env.frames_per_second
+    frames = (with_caption(sight, score.text) for sight in _until(moments, score, show, 1.0 / fps))
+    return {"video": write_video(show.video, frames, fps * show.speed)}
+
+
+def _play_pure(
+    config: RunConfig, env: Env, policy: Policy, params: Params, show: Show, score: Score
+) -> dict[str, object]:
+    asset = _asset(env)
+    if not isinstance(env, RenderableEnv) or (asset is None and show.video is None):
+        raise ValueError(f"{config.env.id} cannot be shown: it has no MuJoCo model; ejax.evaluate gives its numbers")
+    command, touches = HeldCommand(show.command), _touches(config, env, asset, show)
+    touches.append(command)
+
+    def touch(state: PyTree) -> PyTree:
+        return functools.reduce(lambda state, each: each(state), touches, state)
+
+    key, period = jax.random.key(_seed(config, show)), env.control_period
+    moments = play_pure(policy, env, params, key, samples=show.samples, touch=touch)
+    period_of_action = period / (env.actions_per_decision if isinstance(env, ChunkedEnv) else 1)
+    sights = _until(moments, score, show, period_of_action)
+    if asset is None or show.video is not None:
+        frames = (with_caption(env.render(sight, *_SIZE), _text(env, sight, score)) for sight in sights)
+        return {"video": write_video(cast(Path, show.video), frames, show.speed / period_of_action)}
+    with Window(asset, period_of_action, speed=show.speed, on_key=command.press) as window:
+        touches.append(lambda state: add_velocity(state, window.velocity_change(period)))
+        return _show(window, env, sights, score, period_of_action)
+
+
+def _touches(config: RunConfig, env: RenderableEnv, asset: str | None, show: Show) -> list[Touch]:
+    """The blows that were asked for.
+
+    Raises:
+        ValueError: blows, or a command, for an environment that has no place for them.
+    """
+    state = jax.eval_shape(env.reset, jax.random.key(0))[0]
+    if show.command is not None and not parts_of(state, Command):
+        raise ValueError(f"--command: {config.env.id} has no commands; VelocityRL has (docs/locomotion.md)")
+    if show.push is None:
+        return []
+    if asset is None or not parts_of(state, PhysicsState):
+        raise ValueError(f"--push: {config.env.id} has no MuJoCo physics")
+    every = max(1, round(show.push_every / env.control_period))
+    return [make_blows(load_model(asset), show.push, every, _seed(config, show))]
+
+
+def _seed(config: RunConfig, show: Show) -> int:
+    return config.trainer.eval_seed if show.seed is None else show.seed
+
+
+def _show(
+    window: Window, env: RenderableEnv, sights: Iterator[PyTree], score: Score, period: float
+) -> dict[str, object]:
+    began, num_sights = time.monotonic(), 0
+    appearing: Any = env
+    for sight in sights:
+        physics = parts_of(sight, PhysicsState)
+        seen = jax.device_get(appearing.appearance(sight))
+        window.show(seen, physics[0].qvel if physics else None, _text(env, sight, score))
+        num_sights += 1
+        if not window.is_open:
+            break
+    return {"simulated seconds in a second": num_sights * period / (time.monotonic() - began)}
+
+
+def _until(moments: Iterator[Moment], score: Score, show: Show, period: float) -> Iterator[PyTree]:
+    num_actions = None if show.seconds is None else max(1, round(show.seconds / period))
+    endless = show.video is None or num_actions is not None
+    num_episodes = show.episodes or (None if endless else 1)
+    return count(moments, score, num_episodes=num_episodes, num_actions=num_actions)
+
+
+def _text(env: RenderableEnv, sight: PyTree, score: Score) -> str:
+    caption = getattr(env, "caption", None)
+    said = "" if caption is None else caption(sight)
+    return f"{said}   {score.text}" if said else score.text
+
+
+def _asset(env: Any) -> str | None:
+    """The MuJoCo model that shows the environment; None: there is none."""
+    try:
+        return jax.eval_shape(lambda key: env.appearance(env.reset(key)[0]), jax.random.key(0)).asset
+    except AttributeError:
+        return None

@@ -1,0 +1,115 @@
+"""What a hand does to an environment between two steps: commands, blows, and the viewer's mouse.
+
+A touch is a function from state to state, leaves [1, ...]. It looks for the parts that it changes, wherever wrappers
+keep them.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import mujoco
+import numpy as np
+from numpy.typing import NDArray
+
+from ejax.envs.locomotion.commands import Command, hold
+from ejax.envs.mujoco.engine import PhysicsState
+from ejax.types import PyTree
+
+Touch: TypeAlias = Callable[[PyTree], PyTree]
+
+_STEP = 0.1
+"""m/s or rad/s of one press of a key."""
+_AXES = {
+    265: (0, 1.0),
+    264: (0, -1.0),
+    263: (2, 1.0),
+    262: (2, -1.0),  # arrows: up, down, left, right
+    ord("W"): (0, 1.0),
+    ord("S"): (0, -1.0),
+    ord("A"): (1, 1.0),
+    ord("D"): (1, -1.0),
+}
+"""Key -> the velocity's part and its sign, in the robot's frame: forward, left, turning left."""
+_STOP = ord("X")
+
+
+class HeldCommand:
+    """A velocity command that holds until a key changes it; the drawn ones do until there is one.
+
+    Args:
+        velocity: forward, left (m/s), turning left (rad/s).
+    """
+
+    def __init__(self, velocity: tuple[float, float, float] | None = None) -> None:
+        self._velocity = velocity
+
+    def press(self, key: int) -> None:
+        """A key of the viewer, by GLFW's number; others than the arrows, WASD and X have no effect."""
+        velocity = list(self._velocity or (0.0, 0.0, 0.0))
+        if key in _AXES:
+            axis, sign = _AXES[key]
+            velocity[axis] = round(velocity[axis] + sign * _STEP, 6)
+        elif key == _STOP:
+            velocity = [0.0, 0.0, 0.0]
+        else:
+            return
+        self._velocity = (velocity[0], velocity[1], velocity[2])
+
+    def __call__(self, state: PyTree) -> PyTree:
+        velocity = self._velocity
+        if velocity is None:
+            return state
+        return replace_parts(state, Command, lambda command: hold(command, jnp.asarray(velocity)))
+
+
+def make_blows(model: mujoco.MjModel, size: float, every: int, seed: int) -> Touch:
+    """Every so many decisions the first body that moves freely gets ``size`` m/s more, in a random direction, level.
+
+    Raises:
+        ValueError: nothing moves freely.
+    """
+    free = np.flatnonzero(model.jnt_type == mujoco.mjtJoint.mjJNT_FREE)
+    if not len(free):
+        raise ValueError(
+            "--push: nothing in this model moves freely; push_joints_by_setting_velocity, of the run's "
+            "trainer.events (--randomize), pushes joints"
+        )
+    start, random, waiting = int(model.jnt_dofadr[free[0]]), np.random.default_rng(seed), every
+
+    def touch(state: PyTree) -> PyTree:
+        nonlocal waiting
+        waiting -= 1
+        if waiting > 0:
+            return state
+        waiting, angle = every, random.uniform(-math.pi, math.pi)
+        change = np.zeros(model.nv)
+        change[start : start + 2] = size * math.cos(angle), size * math.sin(angle)
+        return add_velocity(state, change)
+
+    return touch
+
+
+def add_velocity(state: PyTree, change: NDArray[np.float64]) -> PyTree:
+    """``change`` [nv] is added to the velocities of the simulation."""
+    if not change.any():
+        return state
+    return replace_parts(
+        state,
+        PhysicsState,
+        lambda physics: replace(physics, qvel=physics.qvel + change.astype(physics.qvel.dtype)[None]),
+    )
+
+
+def parts_of(state: PyTree, kind: type) -> list[Any]:
+    """Those parts of a state that are of a kind."""
+    leaves = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, kind))
+    return [each for each in leaves if isinstance(each, kind)]
+
+
+def replace_parts(state: PyTree, kind: type, change: Callable[[Any], Any]) -> PyTree:
+    """The state with these parts of it changed."""
+    return jax.tree.map(lambda x: change(x) if isinstance(x, kind) else x, state, is_leaf=lambda x: isinstance(x, kind))
