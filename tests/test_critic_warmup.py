@@ -1,5 +1,6 @@
 """``critic_warmup_updates``: the critic learns alone, and then all do."""
 
+from itertools import pairwise
 from typing import Any
 
 import jax
@@ -46,10 +47,7 @@ def test_the_policy_stays_bit_for_bit_while_the_critic_learns(states: list[Any])
     assert of_policy(states[0]) == of_policy(states[1]) == of_policy(states[2])
     critics = [of_policy(state, critic=True) for state in states]
     assert all(
-        before[name] != after[name]
-        for before, after in zip(critics, critics[1:], strict=False)
-        for name in before
-        if "kernel" in name
+        before[name] != after[name] for before, after in pairwise(critics) for name in before if "kernel" in name
     )
 
 
