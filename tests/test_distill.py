@@ -25,7 +25,8 @@ from ejax.policies import ActorOnly, NetworkConfig
 from ejax.run import train
 from ejax.training.build import build
 from ejax.training.checkpoint import CheckpointError, load_checkpoint
-from ejax.training.run_dir import RunDirectory
+from ejax.training.run_dir import RunDirectory, create_run_directory
+from ejax.training.steppers import DeviceStepper
 from ejax.training.warm_start import start_from_policy
 from ejax.types import Array, Key, Metrics, Params
 
@@ -173,9 +174,18 @@ def assert_same(a: Any, b: Any) -> None:
     jax.tree.map(np.testing.assert_array_equal, a, b)
 
 
+def make_run(folder: Path, raw: dict[str, Any]) -> Path:
+    """As if after one update, but with the parameters of a start."""
+    config = parse_config(raw)
+    directory = create_run_directory(config, folder)
+    meta = {"global_step": STEPS, "num_updates": 1, "best_eval_value": None, "config": config.to_dict()}
+    directory.save(build(config).state, meta, keep=1)
+    return folder
+
+
 @pytest.fixture(scope="module")
 def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return train(parse_config(tiny(iterations=1)), run_dir=tmp_path_factory.mktemp("teacher") / "run").run_dir
+    return make_run(tmp_path_factory.mktemp("teacher") / "run", tiny(seed=7))
 
 
 @pytest.fixture(scope="module")
@@ -202,15 +212,29 @@ def test_a_resumed_run_ends_with_the_same_bits(taught: Any, teacher: Path, tmp_p
     assert_same(*(jax.tree.leaves(state_of(run, whole)) for run in (taught.run_dir, tmp_path / "run")))
 
 
-def test_a_teacher_that_changed_is_noticed(teacher: Path, tmp_path: Path) -> None:
-    moved = tmp_path / "teacher"
-    shutil.copytree(teacher, moved)
-    run = train(parse_config(config_of(moved, iterations=1)), run_dir=tmp_path / "run").run_dir
-    again = train(parse_config(tiny(iterations=1, seed=2)), run_dir=tmp_path / "other").run_dir
-    shutil.rmtree(moved)
-    shutil.copytree(again, moved)
-    with pytest.raises(CheckpointError, match="not the one that this run was started with"):
-        train(parse_config(config_of(moved, iterations=2)), resume="latest", run_dir=run)
+def test_a_teacher_that_changed_is_noticed(taught: Any, teacher: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(taught.run_dir, run)
+    aside = teacher.rename(tmp_path / "teacher")
+    try:
+        make_run(teacher, tiny(seed=8))
+        with pytest.raises(CheckpointError, match="not the one that this run was started with"):
+            train(parse_config(config_of(teacher, iterations=4, actor=GRU)), resume="latest", run_dir=run)
+    finally:
+        shutil.rmtree(teacher)
+        aside.rename(teacher)
+
+
+def test_a_student_may_see_pictures_where_its_teacher_reads_numbers(tmp_path: Path) -> None:
+    teacher = make_run(tmp_path / "teacher", tiny(env="CartPoleRL"))
+    raw = config_of(teacher, teacher_obs="state")
+    pictures = {"env": "CartPoleRL", "env_cfg": {"max_episode_steps": EPISODE}, "width": 8, "height": 8}
+    raw["env"] = {"id": "RenderedEnv", "cfg": {**pictures, "blank": True}}
+    raw["policy"] = {"name": "vision", "actor": NETWORK, "cfg": {"channels": [2, 2, 2]}}
+    parts = build(parse_config(raw))
+    assert isinstance(parts.stepper, DeviceStepper)
+    _, metrics = jax.eval_shape(parts.stepper.step, parts.state, KEY)  # traced, not compiled
+    assert "train/kl" in metrics
 
 
 def test_ppo_goes_on_from_the_student(taught: Any) -> None:
