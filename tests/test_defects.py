@@ -26,8 +26,8 @@ from ejax.optim import make_optimizer
 from ejax.registry import ENVS
 from ejax.rollout import reset, unroll
 from ejax.run import train
-from ejax.training.build import build_policy
 from ejax.training.cadence import crosses
+from ejax.training.policies import build_policy
 from ejax.training.recorder import draw, play
 from ejax.training.run_dir import RunDirectory
 from ejax.types import Array, CameraView, Key, Rollout, Timestep, make_train_state
