@@ -3,6 +3,7 @@
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -20,7 +21,7 @@ NUM_ROWS = 3
 def first_two(env: Any) -> list[Any]:
     """The observations of a reset and of a step."""
     carry = reset(env, KEY, NUM_ROWS)
-    action = np.full((NUM_ROWS, 2), 0.3, np.float32)
+    action = jnp.full((NUM_ROWS, 2), 0.3)
     return [carry.obs, step(env, carry, action, KEY)[1].obs]
 
 

@@ -28,11 +28,15 @@ from ejax.training.checkpoint import CheckpointError, load_checkpoint
 from ejax.training.run_dir import RunDirectory, create_run_directory
 from ejax.training.steppers import DeviceStepper
 from ejax.training.warm_start import start_from_policy
-from ejax.types import Array, Key, Metrics, Params
+from ejax.types import Array, Key, Params
 
 KEY = jax.random.key(0)
 GRU = {**NETWORK, "memory": {"type": "gru", "hidden_size": 5}}
-PART = {"env": "PointMassRL", "env_cfg": {"max_episode_steps": EPISODE}, "observation_indices": [0, 1, 4, 5]}
+PART: dict[str, Any] = {
+    "env": "PointMassRL",
+    "env_cfg": {"max_episode_steps": EPISODE},
+    "observation_indices": [0, 1, 4, 5],
+}
 ENV = AsymmetricEnv(**PART)
 
 
@@ -61,12 +65,12 @@ class Counts(GoesToTheGoal):
         return replace(distribution, mean=distribution.mean * 0.0 + memory), value, memory + 1.0
 
 
-def student(**fields: Any) -> ActorOnly:
+def student(**fields: Any) -> Any:
     network = NetworkConfig(hidden_sizes=(8,), activation="tanh")
     return ActorOnly(action_spec(ENV.action_space), actor=network, actor_obs_groups=("policy",), **fields)
 
 
-def play(teacher: Any, monkeypatch: MonkeyPatch, *, num_updates: int = 1, **options: Any) -> list[Metrics]:
+def play(teacher: Any, monkeypatch: MonkeyPatch, *, num_updates: int = 1, **options: Any) -> list[dict[str, Any]]:
     """What an update is given, of each: observations, actions, labels, ends."""
 
     def spy(state: Any, rollout: Any, label: Any, key: Key, **_: Any) -> Any:

@@ -11,7 +11,7 @@ from ejax.policies import ActorOnly, NetworkConfig
 from ejax.policies.recurrence import MemoryConfig
 from ejax.policies.vision import VisionPolicy
 from ejax.policies.with_memory import ActorCriticWithMemory
-from ejax.types import Env, HostEnv, Params, Policy
+from ejax.types import Env, HostEnv, Params
 from ejax.weights import load_weights
 from interop.artefacts.cases import leaves_of
 from interop.artefacts.certificate import check_files, read_certificate
@@ -25,7 +25,7 @@ _WEIGHTS = ("safetensors", "pt")
 """Formats of weights alone."""
 
 
-def read_export(folder: Path, env: Env | HostEnv) -> tuple[Policy, Params]:
+def read_export(folder: Path, env: Env | HostEnv) -> tuple[Any, Params]:
     """``(policy, parameters)`` of an export, without its critic.
 
     Args:
@@ -53,7 +53,7 @@ def read_export(folder: Path, env: Env | HostEnv) -> tuple[Policy, Params]:
     return policy, jax.tree.map(jnp.asarray, params_from_state_dict(policy, actors))
 
 
-def policy_of(spec: PolicySpec) -> Policy:
+def policy_of(spec: PolicySpec) -> ActorOnly | ActorCriticWithMemory | VisionPolicy:
     """The actor that a spec describes; the inverse of ``interop.twin.describe.spec_of``."""
     groups = () if list(spec.observation) == [WHOLE] else spec.actor.inputs
     fields: dict[str, Any] = {
@@ -64,8 +64,10 @@ def policy_of(spec: PolicySpec) -> Policy:
     }
     if spec.encoder is not None:
         unread = set(range(sum(spec.observation.values()))) - set(spec.read_of_all)
-        images, channels = tuple(spec.images), spec.encoder.channels
-        return VisionPolicy(**fields, images=images, channels=channels, hidden_entries=tuple(sorted(unread)))
+        channels: Any = spec.encoder.channels
+        return VisionPolicy(
+            **fields, images=tuple(spec.images), channels=channels, hidden_entries=tuple(sorted(unread))
+        )
     if spec.memory is None:
         return ActorOnly(**fields, actor_obs_groups=groups)
     width = len(spec.read_of_all)
@@ -93,7 +95,7 @@ def _check_spaces(spec: PolicySpec, env: Env | HostEnv) -> None:
         ValueError: a part that the policy reads is missing or of another shape, or actions of another number.
     """
     there = {name: tuple(space.shape) for name, space in leaves_of(env.observation_space).items()}
-    wanted = {name: (spec.observation[name],) for name in spec.actor.inputs}
+    wanted: dict[str, tuple[int, ...]] = {name: (spec.observation[name],) for name in spec.actor.inputs}
     wanted |= {name: tuple(shape) for name, shape in spec.images.items()}
     if spec.encoder is not None:  # which reads all numbers there are
         wanted |= {name: (width,) for name, width in spec.observation.items()}

@@ -184,8 +184,8 @@ def _exported(policy: Policy, params: Params, layout: Layout, clamp: tuple[float
     return {**state_dict, "log_std": log_std}
 
 
-def _imported(policy: Policy, like: Params, state_dict: StateDict, clamp: tuple[float, float]) -> Params:
-    policy = _normal_policy(policy)
+def _imported(given: Policy, like: Params, state_dict: StateDict, clamp: tuple[float, float]) -> Params:
+    policy = _normal_policy(given)
     params = params_from_state_dict(policy, state_dict)
     for key, x in state_dict_from_params(policy, like).items():
         if state_dict[key].shape != x.shape:
