@@ -10,6 +10,7 @@ from ejax.envs.action_chunk import ActionChunk
 from ejax.envs.cart_pole import CartPoleRL
 from ejax.envs.description import WHOLE, EnvDescription, Feature, describe
 from ejax.envs.instructed_place import InstructedPlaceRL
+from ejax.envs.locomotion.velocity import VelocityRL
 from ejax.envs.pick_place import PickPlaceRL
 from ejax.envs.planar_reach import PlanarReachRL
 from ejax.envs.point_mass import PointMassRL
@@ -17,7 +18,7 @@ from ejax.envs.push_cube import PushCubeRL
 from ejax.envs.rendered import RenderedEnv
 from ejax.registry import ENVS, resolve
 
-KINDS = (PointMassRL, PlanarReachRL, CartPoleRL, PushCubeRL, PickPlaceRL, InstructedPlaceRL)
+KINDS = (PointMassRL, PlanarReachRL, CartPoleRL, PushCubeRL, PickPlaceRL, InstructedPlaceRL, VelocityRL)
 
 
 @pytest.mark.parametrize("env", [kind() for kind in KINDS], ids=lambda env: type(env).__name__)

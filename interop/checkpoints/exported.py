@@ -1,7 +1,7 @@
 """The policy of an export as ejax's own again: the actor, with its weights."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ from ejax.policies import ActorOnly, NetworkConfig
 from ejax.policies.recurrence import MemoryConfig
 from ejax.policies.vision import VisionPolicy
 from ejax.policies.with_memory import ActorCriticWithMemory
-from ejax.types import Env, HostEnv, Params
+from ejax.types import Env, HostEnv, Params, Policy
 from ejax.weights import load_weights
 from interop.artefacts.cases import leaves_of
 from interop.artefacts.certificate import check_files, read_certificate
@@ -50,7 +50,7 @@ def read_export(folder: Path, env: Env | HostEnv) -> tuple[Any, Params]:
     policy = policy_of(spec)
     weights = load_weights(folder / FORMATS[form].file)
     actors = {name: x for name, x in weights.items() if not name.startswith("critic")}
-    return policy, jax.tree.map(jnp.asarray, params_from_state_dict(policy, actors))
+    return policy, jax.tree.map(jnp.asarray, params_from_state_dict(cast(Policy, policy), actors))
 
 
 def policy_of(spec: PolicySpec) -> ActorOnly | ActorCriticWithMemory | VisionPolicy:
