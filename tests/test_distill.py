@@ -169,7 +169,14 @@ def config_of(teacher: Any, *, iterations: int = 2, actor: Any = NETWORK, **cfg:
     """A student that does not see velocities, of a teacher that was trained on the task's own observation."""
     raw = tiny(env="AsymmetricEnv", env_cfg=PART, iterations=iterations)
     raw["policy"] |= {"actor": actor, "obs_groups": {"actor": ["policy"], "critic": ["critic"]}}
-    options = {"n_epochs": 2, "batch_size": 16, "teacher_obs": "critic", "beta": 0.5, "beta_updates": 2}
+    options = {
+        "optimizer": {"learning_rate": 1e-2},
+        "n_epochs": 2,
+        "batch_size": 16,
+        "teacher_obs": "critic",
+        "beta": 0.5,
+        "beta_updates": 2,
+    }
     raw["algorithm"] = {"name": "distill", "cfg": {"teacher": str(teacher), **options, **cfg}}
     return raw
 
@@ -189,7 +196,10 @@ def make_run(folder: Path, raw: dict[str, Any]) -> Path:
 
 @pytest.fixture(scope="module")
 def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_run(tmp_path_factory.mktemp("teacher") / "run", tiny(seed=7))
+    """Less random than a student, which can learn that from whatever it sees."""
+    raw = tiny(seed=7)
+    raw["policy"]["initial_log_std"] = -1.0
+    return make_run(tmp_path_factory.mktemp("teacher") / "run", raw)
 
 
 @pytest.fixture(scope="module")
@@ -204,8 +214,8 @@ def state_of(run: Path, config: Any) -> RunState:
 
 
 def test_a_student_with_memory_learns_what_the_teacher_does(taught: Any) -> None:
-    first, *_, last = (row["train/kl"] for row in taught.train_history)
-    assert last < first
+    first, second, third = (row["train/kl"] for row in taught.train_history)
+    assert first > second > third
     assert {"train/nll", "train/mse", "train/beta"} <= taught.train_history[0].keys()
 
 

@@ -47,7 +47,7 @@ def read_export(folder: Path, env: Env | HostEnv) -> tuple[Any, Params]:
     if form is None:
         raise ValueError(f"{folder} holds no weights by themselves; export with --formats {','.join(_WEIGHTS)}")
     _check_spaces(spec, env)
-    policy = policy_of(spec)
+    policy: Any = policy_of(spec)
     weights = load_weights(folder / FORMATS[form].file)
     actors = {name: x for name, x in weights.items() if not name.startswith("critic")}
     return policy, jax.tree.map(jnp.asarray, params_from_state_dict(cast(Policy, policy), actors))
