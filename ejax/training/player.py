@@ -133,8 +133,9 @@ class Score:
 
     def add(self, moment: Moment) -> None:
         """Count a moment; at an episode's end, tell its line."""
-        if moment.starts:
+        if moment.starts or self._over:  # what is outside JAX starts again in the step that ends
             self._begin()
+        if moment.starts:
             return
         self._length += 1
         self._reward = moment.reward
@@ -143,6 +144,7 @@ class Score:
         for name in _TRACKED:
             if name in moment.facts:
                 self._tracking.setdefault(name, []).append(moment.facts[name])
+        self._over = moment.ended
         if moment.ended:
             self._end(moment.facts)
 
@@ -158,6 +160,7 @@ class Score:
         self._length = 0
         self._reward = self._return = 0.0
         self._finite = True
+        self._over = False
         self._tracking: dict[str, list[float]] = {}
 
     def _end(self, facts: Mapping[str, float]) -> None:
