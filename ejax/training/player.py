@@ -159,8 +159,8 @@ class Score:
     def _begin(self) -> None:
         self._length = 0
         self._reward = self._return = 0.0
-        self._finite = True
-        self._over = False
+        self._finite: bool = True
+        self._over: bool = False
         self._tracking: dict[str, list[float]] = {}
 
     def _end(self, facts: Mapping[str, float]) -> None:
