@@ -120,6 +120,7 @@ class Score:
     def __init__(self, tell: Callable[[str], None]) -> None:
         self._tell = tell
         self._episodes: list[dict[str, float]] = []
+        self._finite, self._over = True, False
         self._begin()
 
     @property
@@ -159,8 +160,8 @@ class Score:
     def _begin(self) -> None:
         self._length = 0
         self._reward = self._return = 0.0
-        self._finite: bool = True
-        self._over: bool = False
+        self._finite = True
+        self._over = False
         self._tracking: dict[str, list[float]] = {}
 
     def _end(self, facts: Mapping[str, float]) -> None:
