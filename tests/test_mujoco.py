@@ -253,3 +253,12 @@ def test_a_model_without_a_camera_main_is_seen_whole() -> None:
     assert view is not None and view.target == pytest.approx((5.0, 0.0, 0.0), abs=1e-6)
     assert place_camera(xml, None, 4 / 3).eye == pytest.approx(np.array(view.eye))
     assert default_view("push_cube.xml") is None
+
+
+def test_a_camera_that_tracks_a_body_goes_with_it() -> None:
+    xml = """<mujoco><option><flag warmstart="disable"/></option><worldbody>
+        <body name="box"><freejoint/><geom type="box" size="0.1 0.1 0.1" rgba="1 0 0 1"/>
+        <camera name="main" mode="trackcom" pos="-1 0 0" xyaxes="0 -1 0 0 0 1"/></body></worldbody></mujoco>"""
+    near, far = (render(xml, np.array([x, 0, 0, 1, 0, 0, 0]), width=32, height=24) for x in (0.0, 5.0))
+    assert near[12, 16, 0] > near[12, 16, 1] + 40
+    np.testing.assert_array_equal(far[12, 16], near[12, 16])

@@ -191,6 +191,7 @@ def render(
     for name, colour in (rgba or {}).items():
         model.geom(name).rgba[:] = np.asarray(colour)
     mujoco.mj_kinematics(model, data)
+    mujoco.mj_comPos(model, data)  # of cameras that go with a body
     mujoco.mj_camlight(model, data)
     if camera is None:
         renderer.update_scene(data, camera="main")
