@@ -81,7 +81,7 @@ def load_teacher(config: RunConfig, env: Env | HostEnv) -> tuple[Teacher, tuple[
         text = "; ".join(f"{problem.key}: {problem.text}" for problem in error.problems)
         raise ConfigError([Problem(_TEACHER, f"the policy of {source} is not for this environment: {text}")]) from error
     except ImportError as error:
-        text = f"{source} is read by interop: pip install 'ejax[torch]' ({error})"
+        text = f"{source} is read by interop: pip install -e '.[torch]' in ejax's folder ({error})"
         raise ConfigError([Problem(_TEACHER, text)]) from error
     except (CheckpointError, FactsError, OSError, TypeError, ValueError) as error:
         raise ConfigError([Problem(_TEACHER, str(error))]) from error
