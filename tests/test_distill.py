@@ -3,6 +3,7 @@
 import re
 import shutil
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -249,6 +250,16 @@ def test_a_student_may_see_pictures_where_its_teacher_reads_numbers(tmp_path: Pa
     assert isinstance(parts.stepper, DeviceStepper)
     _, metrics = jax.eval_shape(parts.stepper.step, parts.state, KEY)  # traced, not compiled
     assert "train/kl" in metrics
+
+
+def test_devices_compute_what_one_does_with_as_many_strata(teacher: Path, tmp_path: Path) -> None:
+    num_devices, results = jax.device_count(), []
+    for distributed, among in ((False, num_devices), (True, 1)):
+        cfg = {"batch_size": 16 * among, **({} if distributed else {"minibatch_strata": among})}
+        raw = config_of(teacher, iterations=1, actor=GRU, **cfg)
+        raw["trainer"] |= {"num_envs": NUM_ENVS * among, "distributed": distributed}
+        results.append(train(parse_config(raw), run_dir=tmp_path / str(distributed)).params)
+    jax.tree.map(partial(np.testing.assert_allclose, atol=1e-5), *results)
 
 
 def test_ppo_goes_on_from_the_student(taught: Any) -> None:
