@@ -9,6 +9,7 @@ from ejax import __version__
 COMMANDS = {
     "train": ("ejax.train", "train a policy from a config file, or go on with a run"),
     "pretrain": ("ejax.pretrain", "clone the behaviour of demonstrations"),
+    "distill": ("ejax.distill", "teach a policy what another one does"),
     "evaluate": ("ejax.evaluate", "play a trained policy, print its metrics, record a video"),
     "play": ("ejax.play", "watch a trained policy, in MuJoCo's viewer or a video; push it, command it"),
     "replay": ("ejax.replay", "play a quarantined episode again"),

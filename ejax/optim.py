@@ -26,7 +26,7 @@ from pydantic import (
 
 from ejax.finite import all_finite
 from ejax.frozen import Kwargs
-from ejax.types import Array, PyTree, TrainState, split_critic
+from ejax.types import Array, PyTree, TrainState, split_critic, with_critic
 
 _STRICT = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -260,6 +260,38 @@ def step_schedule(state: TrainState, optimizer: OptimizerConfig, schedule: Sched
         return replace(state, step=step)
     rate = scheduled_learning_rate(optimizer.learning_rate, schedule, step)
     return replace(state, step=step, opt_state=set_learning_rate(state.opt_state, rate))
+
+
+def restart(optimizer: optax.GradientTransformation, state: TrainState) -> TrainState:
+    """The optimizer as at the start of a training, but for the learning rate, which stays."""
+    opt_state = optimizer.init(state.params["params"])
+    rate = optax.tree_utils.tree_get(state.opt_state, "learning_rate", default=None)
+    return replace(state, opt_state=opt_state if rate is None else set_learning_rate(opt_state, rate))
+
+
+def of_critic(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
+    """The optimizer for the critic alone: of all other parameters nothing changes, nor do their moments.
+
+    Its state has the same form, with what it counts in common.
+    """
+
+    def update(updates: PyTree, state: PyTree, params: PyTree = None) -> tuple[PyTree, PyTree]:
+        directions, after = optimizer.update(updates, state, params)
+        nothing = jax.tree.map(lambda x: jnp.full_like(x, -0.0), directions)  # −0 + 0 would lose its sign
+        form = updates if params is None else params
+        return with_critic(nothing, directions), _with_moments(state, after, form)
+
+    return optax.GradientTransformation(optimizer.init, update)
+
+
+def _with_moments(state: PyTree, after: PyTree, params: PyTree) -> PyTree:
+    """``after``, where what has the form of the parameters is as in ``state`` but for the critic."""
+    form = jax.tree.structure(params)
+
+    def fits(tree: PyTree) -> bool:
+        return bool(jax.tree.structure(tree) == form)  # type: ignore[operator]  # no stubs
+
+    return jax.tree.map(lambda old, new: with_critic(old, new) if fits(old) else new, state, after, is_leaf=fits)
 
 
 def apply_gradient(

@@ -27,6 +27,7 @@ ENVS: dict[str, Any] = {
     "VelocityRL": "ejax.envs.locomotion.velocity:VelocityRL",
     "EmbodiedEnv": "ejax.envs.manager.embodied:EmbodiedEnv",
     "RenderedEnv": "ejax.envs.rendered:RenderedEnv",
+    "AsymmetricEnv": "ejax.envs.asymmetric:AsymmetricEnv",
 }
 """Called as ``Name(**cfg)``."""
 
@@ -53,6 +54,7 @@ ALGORITHMS: dict[str, Any] = {
     "apg": "ejax.algorithms.apg:ALGORITHM",
     "shac": "ejax.algorithms.shac:ALGORITHM",
     "bc": "ejax.algorithms.bc:ALGORITHM",
+    "distill": "ejax.algorithms.distill:ALGORITHM",
 }
 DEMONSTRATORS: dict[str, str] = {
     "PushCubeExpert": "ejax.experts.push_cube:make_task",
@@ -64,6 +66,17 @@ DEMONSTRATORS: dict[str, str] = {
 CHECKPOINT_READERS: dict[str, str] = {".pt": "interop.checkpoints.state:read_state"}
 """Checkpoints of other systems, by the ending of their files. Called as
 ``reader(file, config, parts, policy_only=…) -> (RunState, notes)``; raises ValueError or TypeError."""
+
+EXPORT = "policy.json"
+"""The file by which an export's folder is known."""
+
+POLICY_READERS: dict[str, str] = {
+    ".pt": "interop.checkpoints.state:read_policy",
+    EXPORT: "interop.checkpoints.exported:read_export",
+}
+"""Policies of other forms. The first is called as ``reader(file, policy, params)``, with parameters of this form, and
+gives the file's; the other as ``reader(folder, env)``, and gives ``(policy, params)``. Both raise ValueError, TypeError
+or OSError."""
 
 WEIGHT_READERS: dict[str, str] = {
     **dict.fromkeys((".pt", ".pth", ".bin"), "interop.checkpoints.plain_pt:load_tensors"),
@@ -136,6 +149,15 @@ def checkpoint_reader(file: str) -> Any:
         ImportError: what the reader needs is not installed.
     """
     return _import(next(place for ending, place in CHECKPOINT_READERS.items() if file.endswith(ending)))
+
+
+def policy_reader(form: str) -> Any:
+    """What reads policies of this form, imported.
+
+    Raises:
+        ImportError: what the reader needs is not installed.
+    """
+    return _import(POLICY_READERS[form])
 
 
 def weight_reader(ending: str) -> Any:

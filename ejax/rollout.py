@@ -190,14 +190,18 @@ def unroll(
     return rollout, carry
 
 
+def has_large_rows(obs: PyTree) -> bool:
+    """Whether one environment's observation, of leaves [N, ...], is large, as pictures are."""
+    return sum(x.nbytes // x.shape[0] for x in jax.tree.leaves(obs)) >= _LARGE_OBS
+
+
 def _steps_at_once(num_steps: int, obs: PyTree) -> int:
     """How many steps to take before their values are computed.
 
     Small observations: all of them. The true next observations of images would fill as much memory as the images do,
     so those of a few steps at a time are kept, and their values only.
     """
-    bytes_of_row = sum(x.nbytes // x.shape[0] for x in jax.tree.leaves(obs))
-    if bytes_of_row < _LARGE_OBS:
+    if not has_large_rows(obs):
         return num_steps
     return max(size for size in range(1, _STEPS_OF_LARGE_OBS + 1) if num_steps % size == 0)
 

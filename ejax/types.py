@@ -138,6 +138,11 @@ def start_from(state: TrainState, params: Params) -> TrainState:
     )
 
 
+def with_critic(networks: PyTree, others: PyTree) -> PyTree:
+    """``networks``, each by its name, but the critic of ``others``: its network, its memory, its normalizer."""
+    return {name: others[name] if name.startswith("critic") else network for name, network in networks.items()}
+
+
 def split_critic(networks: PyTree) -> tuple[PyTree, PyTree]:
     """``(all but the critic, the critic and its memory)`` of parameters or their gradients, each by network's name."""
     critic = {name: network for name, network in networks.items() if name in ("critic", "critic_memory")}

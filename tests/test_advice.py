@@ -66,7 +66,7 @@ def options_of(module: str) -> frozenset[str]:
     }
     if "add_trust_option(" in FILES[module].read_text() and module != "ejax.trust":
         made.add("--trust")
-    if not made and module == "ejax.pretrain":
+    if not made and module in ("ejax.pretrain", "ejax.distill"):
         return options_of("ejax.train")
     return frozenset(made)
 
@@ -137,7 +137,14 @@ def test_wrong_advice_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_commands_are_found_with_their_options() -> None:
     commands = {name for name in FILES if is_command(name)}
-    assert {"ejax.train", "ejax.pretrain", "ejax.evaluate", "ejax.replay", "ejax.data.record"} < commands
+    assert {
+        "ejax.train",
+        "ejax.pretrain",
+        "ejax.distill",
+        "ejax.evaluate",
+        "ejax.replay",
+        "ejax.data.record",
+    } < commands
     assert {"interop.export", "interop.verify", "interop.embodichain"} < commands
     assert "--trust" in options_of("interop.verify")
     assert "ejax.training.run_dir" in used_by("interop.export")

@@ -194,7 +194,7 @@ def test_a_wrong_event_is_refused_by_name(change: dict, message: str, tmp_path: 
         parse_config(raw(tmp_path, {"eval": {"tilt": {**TILT, **change}}}))
 
 
-@pytest.mark.parametrize("name", [name for name in ENVS if name not in ("EmbodiedEnv", "RenderedEnv")])
+@pytest.mark.parametrize("name", [name for name in ENVS if name not in ("EmbodiedEnv", "RenderedEnv", "AsymmetricEnv")])
 def test_an_environment_with_tasks_of_its_own_takes_no_events(name: str, tmp_path: Path) -> None:
     data = raw(tmp_path, {"train": {"tilt": TILT}}) | {"env": {"id": name}}
     with pytest.raises(ConfigError, match=rf"events\.train\.tilt: {name} takes no events from outside. .*manager form"):

@@ -27,7 +27,7 @@ from ejax.optim import make_optimizer
 from ejax.policies.mlp import NetworkConfig
 from ejax.policies.recurrence import MemoryConfig, Recurrence, history_step
 from ejax.policies.with_memory import ActorCriticWithMemory
-from ejax.registry import register_env
+from ejax.registry import ENVS
 from ejax.rollout import reset, unroll, with_memory
 from ejax.run import train
 from ejax.training.build import build
@@ -359,7 +359,7 @@ def test_gradients_in_chunks_add_up(collected: Any) -> None:
 @pytest.mark.parametrize(
     "memory", [None, {"type": "gru", "hidden_size": 16}, {"type": "history", "length": 4}], ids=str
 )
-def test_recalling_a_cue_takes_a_memory(memory: dict[str, Any] | None) -> None:
+def test_recalling_a_cue_takes_a_memory(memory: dict[str, Any] | None, monkeypatch: pytest.MonkeyPatch) -> None:
     actor = {"network_cfg": {"hidden_sizes": [16], "activation": "tanh"}, "memory": memory}
     trainer = {"num_envs": 64, "buffer_size": 8, "iterations": 60, "console": False, "seed": 3}
     optimizer = {"name": "adam", "learning_rate": 0.003}
@@ -374,7 +374,7 @@ def test_recalling_a_cue_takes_a_memory(memory: dict[str, Any] | None) -> None:
         },
         "algorithm": {"name": "ppo", "cfg": {**OPTIONS, "batch_size": 128, "n_epochs": 4, "optimizer": optimizer}},
     }
-    register_env("recall", Recall, override=True)
+    monkeypatch.setitem(ENVS, "recall", Recall)
     parts = build(parse_config(raw))
     state = parts.stepper.start(parts.state)
     moved = parts.stepper.advance(state, 60, lambda: False)

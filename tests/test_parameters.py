@@ -100,14 +100,14 @@ def test_a_row_has_the_same_bits_in_any_order_and_batch_whatever_was_stepped_bef
 def test_models_are_kept_for_what_was_lately_stepped_and_no_longer() -> None:
     names = ("body_mass",)
     models = ModelRows(load_model(SCENE), names)
-    first, _ = models.of([np.asarray(drawn(SCENE, names, 4, seed=1)["body_mass"])], 4)
-    again, _ = models.of([np.asarray(drawn(SCENE, names, 4, seed=2)["body_mass"])], 4)
+    first, _ = models.of(np.asarray(drawn(SCENE, names, 4, seed=1)["body_mass"]))
+    again, _ = models.of(np.asarray(drawn(SCENE, names, 4, seed=2)["body_mass"]))
     assert not {id(each) for each in first} & {id(each) for each in again}
-    back, _ = models.of([np.asarray(drawn(SCENE, names, 4, seed=1)["body_mass"])], 4)
+    back, _ = models.of(np.asarray(drawn(SCENE, names, 4, seed=1)["body_mass"]))
     assert [id(each) for each in back] == [id(each) for each in first]
     for seed in range(3, 9):
         masses = np.asarray(drawn(SCENE, names, 4, seed=seed)["body_mass"])
-        made, _ = models.of([masses], 4)
+        made, _ = models.of(masses)
         for model, mass in zip(made, masses, strict=True):
             np.testing.assert_array_equal(model.body_mass.astype(np.float32), mass)
     assert len(models._known) == 8
@@ -167,9 +167,8 @@ def test_friction_slows_a_sliding_ball_by_mu_g_until_it_rolls() -> None:
 def test_mjx_derives_what_mj_set_const_does(asset: str) -> None:
     mjx = pytest.importorskip("mujoco.mjx")
     values = {name: value[0] for name, value in drawn(asset, INERTIAL, 1).items()}
-    rows, _ = ModelRows(load_parametric_model(asset, INERTIAL), INERTIAL).of(
-        [np.asarray(values[name])[None] for name in INERTIAL], 1
-    )
+    flat = np.concatenate([np.asarray(values[name]).ravel() for name in INERTIAL])
+    rows, _ = ModelRows(load_parametric_model(asset, INERTIAL), INERTIAL).of(flat[None])
     own = mjx.put_model(load_accelerated_model(asset, INERTIAL), impl="jax")
     with jax.numpy_rank_promotion("allow"):
         derived = jax.jit(lambda x: constants(own.replace(**x), mjx.make_data(own)))(values)

@@ -195,6 +195,20 @@ def test_what_cannot_be_is_refused_when_the_environment_is_made(cfg: Mapping[str
         VelocityRL(**cfg)
 
 
+def test_the_camera_follows_the_robot() -> None:
+    """The picture of a robot far away is that of one in the middle, but for the floor's pattern; it is in both."""
+    pictures = [ENV.render(with_base(start(), qpos=[x, 0.0, 0.3, 1.0, 0.0, 0.0, 0.0]), 64, 48) for x in (0.0, 40.0)]
+    for picture in pictures:
+        blue = (picture[..., 2].astype(int) - picture[..., 0] > 60)[12:36, 16:48]
+        assert blue.any(), "the joints' covers, in the middle"
+
+
+def test_whole_numbers_of_a_config_are_numbers() -> None:
+    command = VelocityRL(command={"standing": 0, "lin_vel_x": [1, 1]}).task.command
+    assert (command.standing, command.lin_vel_x) == (0.0, (1.0, 1.0))
+    assert isinstance(command.standing, float)
+
+
 def test_it_describes_every_number() -> None:
     described = ENV.description
     assert {path: len(each) for path, each in described.observation.items()} == {"policy": 48, "critic": 72}

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from ejax.algorithms.record import RunShape
 from ejax.problems import ConfigError, Problem
+from ejax.rollout import has_large_rows
 from ejax.types import Array, Params, Policy, PolicyWithMemory, PyTree, Rollout, TrainState
 
 _LONGEST = 128
@@ -148,8 +149,9 @@ def _first(rollout: Rollout) -> Array:
 def reference_log_prob(state: TrainState, rollout: Rollout, *, policy: Policy, kl_coef: float) -> Array | None:
     """log π_ref(action | obs), [T, N]; None where ``kl_coef`` is 0 and nothing reads it.
 
-    A reference with memory has one of its own: from an episode's start, or from the rollout's where the episode began
-    before it.
+    Pictures are looked at one step of all environments at a time: what a large policy makes of T·N of them at once
+    would take more memory than its training does. A reference with memory has one of its own: from an episode's start,
+    or from the rollout's where the episode began before it.
 
     Raises:
         ValueError: no reference to measure the divergence to.
@@ -164,9 +166,14 @@ def reference_log_prob(state: TrainState, rollout: Rollout, *, policy: Policy, k
     if isinstance(policy, PolicyWithMemory):
         memory = policy.init_memory(rollout.reward.shape[1])
         distribution, _, _ = policy.apply(state.reference, rollout.obs, memory=memory, first=_first(rollout))
-    else:
-        distribution, _ = policy.apply(state.reference, rollout.obs)
-    return distribution.log_prob(rollout.action)
+        return distribution.log_prob(rollout.action)
+
+    def of_rows(rows: tuple[PyTree, Array]) -> Array:
+        return policy.apply(state.reference, rows[0])[0].log_prob(rows[1])
+
+    rows = (rollout.obs, rollout.action)
+    large = has_large_rows(jax.tree.map(lambda x: x[0], rollout.obs))
+    return jax.lax.map(of_rows, rows) if large else of_rows(rows)
 
 
 def share_out(batch_size: int, num_strata: int | None, was: int, now: int) -> dict[str, int]:

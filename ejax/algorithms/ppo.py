@@ -20,6 +20,7 @@ from pydantic import (
     ConfigDict,
     Field,
     NonNegativeFloat,
+    NonNegativeInt,
     PositiveFloat,
     PositiveInt,
     ValidationInfo,
@@ -41,12 +42,12 @@ from ejax.algorithms.batch import (
 from ejax.algorithms.record import Algorithm, RunShape
 from ejax.algorithms.sgd import MinibatchConfig, sgd_epochs
 from ejax.losses import clipped_surrogate, clipped_value_loss, kl_k3, value_loss, weighted_sums
-from ejax.optim import OptimizerConfig, ScheduleConfig, get_learning_rate, step_schedule
+from ejax.optim import OptimizerConfig, ScheduleConfig, get_learning_rate, of_critic, restart, step_schedule
 from ejax.policies.normalize import update_normalizer
 from ejax.problems import Problem
 from ejax.returns import gae, normalize, vtrace
 from ejax.sharding import num_shards
-from ejax.types import Array, Key, Metrics, Params, Policy, PyTree, Rollout, TrainState
+from ejax.types import Array, Key, Metrics, Params, Policy, PyTree, Rollout, TrainState, with_critic
 
 
 class PPOConfig(BaseModel):
@@ -100,6 +101,10 @@ class PPOConfig(BaseModel):
     advantage_rule: Literal["embodichain-0.2", "embodichain-0.3", "embodichain-seed"] = "embodichain-0.2"
     """How advantages are normalized: (A − mean)/max(std, 1e-8); 0.3 divides by std + 1e-8; the seed version normalizes
     A with the mean and std of the already normalized A, which leaves it nearly as it is."""
+    critic_warmup_updates: NonNegativeInt = 0
+    """ejax: in so many first updates only the critic learns; parameters of the policy, its normalizer and its moments
+    stay as they are. For ``policy.init_from`` of a policy without a critic that knows it: cloned, or distilled. The
+    optimizer then starts anew, so that it corrects the bias of both alike."""
     staleness_correction: Literal["none", "decoupled", "vtrace"] = "none"
     """For rollouts that older parameters made. Both of the others clip around the policy that the update starts with,
     not around the one that acted, and take their values from it; the difference between the two is a weight.
@@ -179,12 +184,14 @@ def ppo_update(
         behave_weight=_behave_weight(rollout.log_prob - behaviour, config) if correction else None,
         reference_log_prob=reference_log_prob(state, rollout, policy=policy, kl_coef=config.kl_coef),
     )
-    state, metrics = sgd_epochs(
+    was = state
+    state, metrics = _learn(
         state,
         batch,
         key,
-        loss=partial(ppo_loss, policy=policy, config=config),
+        policy=policy,
         optimizer=optimizer,
+        config=config,
         minibatches=MinibatchConfig(
             n_epochs=config.n_epochs,
             batch_size=minibatch_size(config, rollout.reward.size, num_strata, length or 1),
@@ -193,13 +200,15 @@ def ppo_update(
             skip_nonfinite=config.skip_nonfinite_updates,
             num_strata=num_strata,
         ),
-        prepare=_prepare(config),
-        adapt_rate=partial(_adapt_rate, config=config) if config.schedule == "adaptive" else None,
-        stop=_stop_beyond(config.target_kl),
     )
     state = step_schedule(state, config.optimizer, config.lr_scheduler)
     # after the epochs: in them the policy must see what it saw when it acted
-    state = replace(state, params=update_normalizer(policy, state.params, rollout.obs, rollout.valid))
+    params = update_normalizer(policy, state.params, rollout.obs, rollout.valid)
+    if config.critic_warmup_updates > 0:
+        held = {name: with_critic(was.params[name], part) for name, part in params.items()}
+        warming_up = was.step < config.critic_warmup_updates
+        params = jax.tree.map(lambda held, new: jnp.where(warming_up, held, new), held, params)
+    state = replace(state, params=params)
     metrics["learning_rate"] = get_learning_rate(state.opt_state)
     unexplained = jnp.var(value_target - rollout.value, where=rollout.valid)
     explained = 1.0 - unexplained / jnp.maximum(jnp.var(value_target, where=rollout.valid), 1e-8)
@@ -304,6 +313,47 @@ def ppo_loss(params: Params, batch: dict[str, PyTree], *, policy: Policy, config
     return weighted_sums(terms, weight, coefficients)
 
 
+def _learn(
+    state: TrainState,
+    batch: dict[str, PyTree],
+    key: Key,
+    *,
+    policy: Policy,
+    optimizer: optax.GradientTransformation,
+    config: PPOConfig,
+    minibatches: MinibatchConfig,
+) -> tuple[TrainState, Metrics]:
+    """The epochs of an update: of all networks, or in the first ``critic_warmup_updates`` of the critic alone."""
+    learn = partial(sgd_epochs, minibatches=minibatches, prepare=_prepare(config))
+    learn_all = partial(
+        learn,
+        loss=partial(ppo_loss, policy=policy, config=config),
+        optimizer=optimizer,
+        adapt_rate=partial(_adapt_rate, config=config) if config.schedule == "adaptive" else None,
+        stop=_stop_beyond(config.target_kl),
+    )
+    num_warmup = config.critic_warmup_updates
+    if num_warmup == 0:
+        return learn_all(state, batch, key)
+    # what the critic's steps have counted would be taken for the policy's, whose moments are still those of a start
+    begin = partial(restart, optimizer)
+    state = jax.lax.cond(state.step == num_warmup, begin, lambda state: state, state)
+    of_it_alone = partial(_critic_loss, policy=policy, config=config)
+    learn_critic = partial(learn, loss=of_it_alone, optimizer=of_critic(optimizer))
+    return jax.lax.cond(state.step < num_warmup, learn_critic, learn_all, state, batch, key)
+
+
+def _critic_loss(
+    params: Params, batch: dict[str, PyTree], *, policy: Policy, config: PPOConfig
+) -> tuple[Array, Metrics]:
+    """``ppo_loss``, whose gradient goes to the critic alone."""
+    networks = params["params"]
+    if "critic" not in networks:
+        raise ValueError(f"critic_warmup_updates needs a network 'critic', got a policy with {', '.join(networks)}")
+    held = with_critic(jax.lax.stop_gradient(networks), networks)
+    return ppo_loss({**params, "params": held}, batch, policy=policy, config=config)
+
+
 def minibatch_size(config: PPOConfig, num_steps: int, num_strata: int = 1, length: int = 1) -> int:
     """Rows of ``length`` steps in a minibatch on all devices: ``batch_size`` steps on each, or those of
     ``num_mini_batches`` equal parts, as ``torch.chunk`` cuts each stratum."""
@@ -352,6 +402,9 @@ def _problems(options: PPOConfig, run: RunShape) -> Iterator[Problem]:
         yield run.too_many("batch_size", options.batch_size)
     if options.num_mini_batches is not None and options.num_mini_batches > run.rows:
         yield run.too_many("num_mini_batches", options.num_mini_batches)
+    if options.critic_warmup_updates > 0 and run.policy == "actor_only":
+        text = f"got {options.critic_warmup_updates}, but actor_only has no critic to warm up; leave it out"
+        yield Problem("algorithm.cfg.critic_warmup_updates", text)
     batch_size = None if options.num_mini_batches else options.batch_size
     yield from sequence_problems(options, run, batch_size)
     whole = None if batch_size is None else batch_size // (options.sequence_length or 1)

@@ -7,7 +7,7 @@ The registry names it: ``"ppo": "ejax.algorithms.ppo:ALGORITHM"``. A config name
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import optax
 from pydantic import BaseModel
@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from ejax.algorithms.step import EpisodeStarts, Step
 from ejax.optim import bind_schedule, make_optimizer
 from ejax.problems import Problem
-from ejax.types import Env, HostEnv, Policy, PolicyWithMemory, PyTree
+from ejax.types import Env, HostEnv, Params, Policy, PolicyWithMemory, PyTree
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +43,15 @@ class RunShape:
         """``count`` of an option is more than there are rows."""
         text = f"got {count}, but {self.rows_text}; give at most {self.rows}: algorithm.cfg.{option}={self.rows}"
         return Problem(f"algorithm.cfg.{option}", text)
+
+
+class Teacher(NamedTuple):
+    """A trained policy that another one learns from."""
+
+    policy: Policy
+    params: Params
+    obs: str | None = None
+    """The part of the observation, by dotted path, that it sees as the whole. None: all of it."""
 
 
 class MakeStep(Protocol):
@@ -89,6 +98,9 @@ class Algorithm:
     needs the environment inside its program, and has ``make_step``."""
     make_step: MakeStep | None = None
     """None: collect a rollout, then ``update``."""
+    taught_by: Callable[[Teacher], "Algorithm"] | None = None
+    """Of an algorithm that learns from another policy: the record with this one. ``Config`` then has ``teacher``,
+    ``teacher_obs`` and ``teacher_policy``, by which ``ejax.training.teacher`` finds it."""
     learns_from: Literal["environments", "demonstrations"] = "environments"
     make_optimizer: Callable[[Any], optax.GradientTransformation] = _one_optimizer
     bind: Callable[[Any, int], Any] = _bind_schedule
@@ -119,7 +131,7 @@ class Algorithm:
     """``compat`` mode -> options that give this EmbodiChain release's numbers."""
 
     def __post_init__(self) -> None:
-        if self.update is None and self.make_step is None:
+        if self.update is None and self.make_step is None and self.taught_by is None:
             raise ValueError("an Algorithm needs update, make_step, or both; got neither")
         if self.make_own is not None and self.make_step is None:
             raise ValueError("an Algorithm with make_own needs make_step, which reads and writes RunState.own")

@@ -32,7 +32,7 @@ from ejax.config.camera import CameraConfig
 from ejax.config.data import DataConfig, data_problems
 from ejax.device import MatmulPrecision
 from ejax.envs.randomization.draws import check_choice
-from ejax.envs.randomization.events import FUNCS, modes_of
+from ejax.envs.randomization.names import KINDS, modes_of
 from ejax.frozen import Kwargs, freeze
 from ejax.policies.mlp import NetworkConfig
 from ejax.policies.recurrence import MemoryConfig
@@ -67,7 +67,7 @@ class EnvConfig(BaseModel):
 class EventConfig(BaseModel):
     """``trainer.events.<phase>.<name>``: what differs between environments, or changes the world, and when.
 
-    Of ``ejax.envs.randomization.events.FUNCS`` (docs/randomization.md), or an event functor of the manager form, which
+    Of ``ejax.envs.randomization.names.KINDS`` (docs/randomization.md), or an event functor of the manager form, which
     acts every ``interval_step`` control steps.
     """
 
@@ -83,7 +83,7 @@ class EventConfig(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _default_mode(cls, data: Any) -> Any:
-        if isinstance(data, dict) and data.get("func") in FUNCS and data.get("mode") is None:
+        if isinstance(data, dict) and data.get("func") in KINDS and data.get("mode") is None:
             return {**data, "mode": modes_of(data["func"])[0]}
         return data
 
@@ -91,7 +91,7 @@ class EventConfig(BaseModel):
     @classmethod
     def _allowed(cls, mode: Any, info: ValidationInfo) -> Any:
         func = info.data.get("func")
-        if func in FUNCS:
+        if func in KINDS:
             check_choice(f"mode of {func}", mode, modes_of(func))
         elif mode != "interval":
             raise ValueError(

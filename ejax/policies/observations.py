@@ -33,10 +33,15 @@ def select_observation(obs: PyTree, groups: tuple[str, ...]) -> Array:
     """
     if not groups:
         return flatten_observation(obs)
-    return jnp.concatenate([flatten_observation(_descend(obs, path)) for path in groups], axis=-1)
+    return jnp.concatenate([flatten_observation(part_of(obs, path)) for path in groups], axis=-1)
 
 
-def _descend(obs: PyTree, path: str) -> PyTree:
+def part_of(obs: PyTree, path: str) -> PyTree:
+    """The part of a nested observation at a dotted path.
+
+    Raises:
+        ValueError: the observation lacks it.
+    """
     node = obs
     for name in path.split("."):
         if not isinstance(node, Mapping) or name not in node:

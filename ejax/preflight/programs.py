@@ -12,11 +12,12 @@ from jax.sharding import SingleDeviceSharding
 from ejax.config import ConfigError, Problem, RunConfig
 from ejax.rollout import reset, unroll, with_memory
 from ejax.sharding import make_mesh, replicated, shapes_on
-from ejax.training.build import build, uses_dropout
+from ejax.training.build import build
 from ejax.training.environments import evaluation_env
 from ejax.training.evaluators import DeviceEvaluator
 from ejax.training.parts import Parts
 from ejax.training.physics import settle_physics
+from ejax.training.policies import uses_dropout
 from ejax.training.steppers import DeviceStepper, HostStepper
 from ejax.types import HostEnv, Key, Params, Rollout
 

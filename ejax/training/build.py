@@ -1,6 +1,5 @@
 """From a config to the parts that it names."""
 
-import inspect
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -11,20 +10,16 @@ import optax
 
 from ejax.algorithms.record import Algorithm
 from ejax.algorithms.step import RunState, init_run_state, make_rollout_step
-from ejax.config import ConfigError, PolicyConfig, Problem, RunConfig
+from ejax.config import ConfigError, Problem, RunConfig
 from ejax.config.bind import bind
-from ejax.config.spaces import space_problems
-from ejax.distributions import action_spec
-from ejax.policies import ActorCritic, ActorOnly
-from ejax.policies.observations import select_observation
-from ejax.policies.with_memory import ActorCriticWithMemory
 from ejax.processes import JOIN, count, unjoined
-from ejax.registry import resolve
 from ejax.training.cloning import cloning_parts
-from ejax.training.environments import build_env, sample_obs
+from ejax.training.environments import build_env
 from ejax.training.host_parts import group_size, host_parts
 from ejax.training.parts import Parts
+from ejax.training.policies import build_policy, uses_dropout
 from ejax.training.steppers import DeviceStepper
+from ejax.training.teacher import load_teacher
 from ejax.types import Env, HostEnv, Policy
 
 _MAX_UPDATES_PER_DISPATCH = 64
@@ -60,6 +55,10 @@ def build(
     policy = build_policy(config.policy, first)
     if problems := list(algorithm.policy_problems(config.algorithm.cfg, policy)):
         raise ConfigError(problems)
+    notes: tuple[str, ...] = ()
+    if algorithm.taught_by is not None:
+        teacher, notes = load_teacher(config, first)
+        algorithm = algorithm.taught_by(teacher)
     optimizer = algorithm.make_optimizer(config.algorithm.cfg)
     key, dropout = jax.random.key(trainer.seed), uses_dropout(config.policy)
 
@@ -72,7 +71,7 @@ def build(
         if absent is not None:
             devices = list(absent) if len(absent) > 1 else None
         make = partial(_device_parts, config, algorithm, policy, first, optimizer, key, devices, dropout=dropout)
-        return make(shapes_only=absent is not None)
+        return replace(make(shapes_only=absent is not None), notes=notes)
     make_host = partial(host_parts, config, policy, first, optimizer, key)
     return make_host(devices=devices, dropout=dropout, quarantine=quarantine)
 
@@ -130,62 +129,6 @@ def _device_parts(
     max_updates = _MAX_UPDATES_PER_DISPATCH if per_dispatch == "auto" else per_dispatch
     stepper = DeviceStepper(step, key, max_updates, devices=devices, shard_parameters=trainer.shard_parameters)
     return Parts(policy, env, optimizer, stepper, state, among)
-
-
-def build_policy(config: PolicyConfig, env: Env | HostEnv) -> Policy:
-    """The policy that the config names, for this environment's spaces.
-
-    A policy class of your own is called with ``policy.cfg`` and whichever of ``action_spec``, ``observation_space``,
-    ``action_space``, ``actor``, ``critic`` its constructor takes.
-
-    Raises:
-        ConfigError: the action dimension is not the env's, or the constructor refuses the arguments.
-    """
-    if problems := space_problems(config, env.action_space, env.observation_space):
-        raise ConfigError(problems)
-    spec = action_spec(env.action_space, squash=config.squash_actions)
-    offered = {
-        "action_spec": spec,
-        "observation_space": env.observation_space,
-        "action_space": env.action_space,
-        "actor": config.actor and config.actor.network_cfg,
-        "critic": config.critic and config.critic.network_cfg,
-        "initial_log_std": config.initial_log_std,
-        "log_std_range": config.log_std_range,
-        "actor_obs_groups": config.obs_groups.actor,
-        "critic_obs_groups": config.obs_groups.critic,
-        "actor_obs_normalization": config.actor_obs_normalization,
-        "critic_obs_normalization": config.critic_obs_normalization,
-        "vla_config": config.vla_config,
-        **config.memories,
-        "instructions": getattr(env, "instructions", ()),
-        "held_out_instructions": getattr(env, "held_out_instructions", ()),
-    }
-    make = resolve("policy", config.name)
-    if config.memories and make in (ActorCritic, ActorOnly):
-        make = ActorCriticWithMemory
-        offered |= {"actor_width": _width(env, config.obs_groups.actor)}
-        offered |= {"critic_width": _width(env, config.obs_groups.critic)}
-        offered["critic"] = None if config.name == "actor_only" else offered["critic"]
-    accepted = inspect.signature(make).parameters
-    if ignored := config.memories.keys() - accepted.keys():
-        text = f"{config.name} takes no {', '.join(sorted(ignored))}; leave it out, or give actor_critic or actor_only"
-        raise ConfigError([Problem("policy.actor.memory", text)])
-    try:
-        return make(**{name: value for name, value in offered.items() if name in accepted}, **config.cfg)
-    except (TypeError, ValueError) as error:
-        raise ConfigError([Problem("policy", f"{config.name} refuses it: {error}")]) from error
-
-
-def _width(env: Env | HostEnv, groups: tuple[str, ...]) -> int:
-    """Numbers of an observation that a network reads."""
-    return int(jax.eval_shape(lambda: select_observation(sample_obs(env, 1), groups)).shape[-1])
-
-
-def uses_dropout(config: PolicyConfig) -> bool:
-    networks = [block.network_cfg for block in (config.actor, config.critic) if block is not None]
-    networks += [memory.encoder for memory in config.memories.values() if memory.encoder is not None]
-    return any(network.dropout_p > 0.0 for network in networks)
 
 
 def num_devices(config: RunConfig) -> int:

@@ -15,8 +15,7 @@ from ejax.envs.action_chunk import ActionChunk
 from ejax.envs.adapters.gymnasium import vectorize
 from ejax.envs.host.calls import call_env
 from ejax.envs.host.guarded import GuardedEnv
-from ejax.envs.randomization.events import split_events
-from ejax.envs.randomized import randomized
+from ejax.envs.randomization.names import split_events
 from ejax.registry import resolve
 from ejax.training.physics import settle_physics
 from ejax.types import Env, HostEnv, Phase, PyTree
@@ -82,7 +81,12 @@ def make_env(name: str, cfg: Mapping[str, Any], *, num_envs: int, events: Mappin
     if "action_chunk" not in parameters:
         size = options.pop("action_chunk", 1)
     options |= {"num_envs": num_envs} if "num_envs" in parameters else {}
-    make_one = partial(randomized, make, options, events) if events else partial(make, **options)
+    if events:
+        from ejax.envs.randomized import randomized  # imports MuJoCo
+
+        make_one = partial(randomized, make, options, events)
+    else:
+        make_one = partial(make, **options)
     env = vectorize(make_one(), make_one, num_envs)
     if size == 1:
         return env

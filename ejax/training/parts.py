@@ -22,6 +22,8 @@ class Parts:
     """At update 0, without ``policy.init_from``."""
     num_devices: int = 1
     """That share the environments, each ``trainer.num_envs`` of them."""
+    notes: tuple[str, ...] = ()
+    """Messages on what they are made of."""
 
 
 def rows_per_update(config: RunConfig, parts: Parts) -> int:

@@ -18,10 +18,10 @@ from ejax.envs.host.calls import exits_are_errors
 from ejax.envs.mujoco.engine import choose_opengl
 from ejax.evaluation import evaluate, evaluate_host, summarize
 from ejax.registry import is_import_path, resolve
-from ejax.training.build import build_policy
 from ejax.training.checkpoint import load_params, verify_checkpoint
 from ejax.training.environments import build_env, sample_obs
 from ejax.training.player import film_host
+from ejax.training.policies import build_policy
 from ejax.training.recorder import draw, play
 from ejax.training.run_dir import RunDirectory, open_run_directory
 from ejax.types import ChunkedEnv, Env, HostEnv, Key, Params, Policy, RenderableEnv

@@ -24,6 +24,7 @@ from ejax.training.run_dir import (
     newest_run,
     open_run_directory,
 )
+from ejax.training.teacher import check_teacher
 from ejax.training.warm_start import start_from_file, start_from_policy
 
 
@@ -140,10 +141,11 @@ def _build(place: Place) -> Start:
     parts = build(config, quarantine=directory.path / "quarantine")
     if place.checkpoint is not None:
         state, meta = load_checkpoint(place.checkpoint, parts.state)
-        return Start(parts, state, meta)
+        check_teacher(config, parts.state, state)
+        return Start(parts, state, meta, notes=parts.notes)
     if place.file is None:
         state, notes = start_from_policy(parts, config)
-        return Start(parts, state, notes=tuple(notes))
+        return Start(parts, state, notes=(*parts.notes, *notes))
     state, notes = start_from_file(Path(place.file), parts, config)
     if parts.stepper.versions() is not None:  # of the rollouts made there, each by the newest parameters
         directory.write_schedule(0, range(int(state.update)))

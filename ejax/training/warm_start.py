@@ -86,7 +86,7 @@ def start_from_policy(parts: Parts, config: RunConfig) -> tuple[RunState, list[s
         if is_foreign_checkpoint(source):
             state, notes = start_from_file(Path(source), parts, config, policy_only=True)
             return state, [f"the policy is that of {source}", *notes]
-        path = _checkpoint(Path(source), reports)
+        path = find_checkpoint(Path(source), reports)
         verify_checkpoint(path)
         meta = read_facts(path / "meta.json", _Origin)
         remedy = "The networks and normalizers under policy must be those of the checkpoint."
@@ -102,6 +102,22 @@ def start_from_policy(parts: Parts, config: RunConfig) -> tuple[RunState, list[s
         if key.split(".")[1] not in _REPLACED and not key.endswith("orthogonal_init"):
             reports.append(f"{key} was {json.dumps(before)} there and is {json.dumps(now)} here")
     return replace(state, train=train), reports
+
+
+def find_checkpoint(source: Path, reports: list[str]) -> Path:
+    """``source`` itself, or of a run the best checkpoint, or the latest where there is no best.
+
+    Args:
+        source: a checkpoint's folder; a run's, or without the time at its end the newest run of that name.
+        reports: is given messages about damaged ones.
+
+    Raises:
+        FileNotFoundError, CheckpointError: there is none.
+    """
+    if source.exists() and not (source / "checkpoints").is_dir():
+        return source
+    directory, _ = open_run_directory(source)
+    return directory.find("best" if directory.best() else "latest", reports.append)
 
 
 def _params_of(path: Path, there: dict[str, Any], parts: Parts, remedy: str) -> Params:
@@ -134,15 +150,3 @@ def _start_from_weights(parts: Parts, config: RunConfig) -> tuple[RunState, list
     if not notes:
         return parts.state, []
     return replace(parts.state, train=start_from(parts.state.train, params)), notes
-
-
-def _checkpoint(source: Path, reports: list[str]) -> Path:
-    """``source`` itself, or of a run the best checkpoint, or the latest where there is no best.
-
-    Args:
-        source: a checkpoint's folder; a run's, or without the time at its end the newest run of that name.
-    """
-    if source.exists() and not (source / "checkpoints").is_dir():
-        return source
-    directory, _ = open_run_directory(source)
-    return directory.find("best" if directory.best() else "latest", reports.append)

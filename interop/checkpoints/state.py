@@ -79,7 +79,7 @@ def pt_payload(
         kwargs = {"name": schedule.name, "kwargs": dict(schedule.kwargs)}
         payload |= {"lr_scheduler": lr_scheduler, "lr_scheduler_cfg": kwargs}
     # EmbodiChain has another trainer, with a schema of its own, for algorithms with the environment in their program
-    differentiable = algorithm.update is None
+    differentiable = algorithm.update is None and algorithm.taught_by is None
     if differentiable:
         payload["schema_version"] = 1
     if layout == "0.3" or differentiable:
@@ -98,6 +98,20 @@ def read_state(file: Path, config: RunConfig, parts: Parts, *, policy_only: bool
     return restore(read_pt(file), config, parts, policy_only=policy_only)
 
 
+def read_policy(file: Path, policy: Policy, params: Params) -> Params:
+    """The parameters of the policy in EmbodiChain's file, as this policy has them.
+
+    Args:
+        params: of the policy, in whose shapes they have to be.
+
+    Raises:
+        ValueError: the file is of another policy.
+    """
+    saved = read_pt(file)
+    _check_activations(saved, policy)
+    return _imported(policy, params, saved.policy, saved.log_std_range)
+
+
 def restore(saved: PtFile, config: RunConfig, parts: Parts, *, policy_only: bool = False) -> tuple[RunState, list[str]]:
     """The run state that EmbodiChain's checkpoint stands for, and notes on the missing parts.
 
@@ -111,11 +125,12 @@ def restore(saved: PtFile, config: RunConfig, parts: Parts, *, policy_only: bool
         name = config.algorithm.name
         raise ValueError(f"EmbodiChain has no {name}, so no file goes on with its training; start one: policy_only")
     options: Any = config.algorithm.cfg
-    params = _imported(parts, saved.policy, saved.log_std_range)
+    params = _imported(parts.policy, parts.state.train.params, saved.policy, saved.log_std_range)
     _check_activations(saved, parts.policy)
     train = start_from(parts.state.train, params)
     if train.reference is not None and saved.reference is not None and not policy_only:
-        train = replace(train, reference=_imported(parts, saved.reference, saved.log_std_range))
+        reference = _imported(parts.policy, params, saved.reference, saved.log_std_range)
+        train = replace(train, reference=reference)
     notes = []
     if saved.ranks_differ:
         notes.append(f"the normalizers of the file's {saved.world_size} ranks differ; taken are those of its policy")
@@ -169,10 +184,10 @@ def _exported(policy: Policy, params: Params, layout: Layout, clamp: tuple[float
     return {**state_dict, "log_std": log_std}
 
 
-def _imported(parts: Parts, state_dict: StateDict, clamp: tuple[float, float]) -> Params:
-    policy = _normal_policy(parts.policy)
+def _imported(given: Policy, like: Params, state_dict: StateDict, clamp: tuple[float, float]) -> Params:
+    policy = _normal_policy(given)
     params = params_from_state_dict(policy, state_dict)
-    for key, x in state_dict_from_params(policy, parts.state.train.params).items():
+    for key, x in state_dict_from_params(policy, like).items():
         if state_dict[key].shape != x.shape:
             shapes = f"{key} is {list(state_dict[key].shape)} in the file and {list(x.shape)} here"
             raise ValueError(f"the file is of a policy for other observations than the environment's: {shapes}")

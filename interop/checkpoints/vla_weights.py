@@ -18,6 +18,7 @@ import numpy as np
 from flax import traverse_util
 from numpy.typing import NDArray
 
+from ejax.policies.vla.network import PREDICTION
 from ejax.policies.vla.policy import VLAPolicy
 from ejax.types import Params
 
@@ -27,7 +28,7 @@ def vla_state_dict(policy: VLAPolicy, params: Params) -> dict[str, NDArray[Any]]
     state_dict: dict[str, NDArray[Any]] = {}
     for path, x in traverse_util.flatten_dict(policy.merge(params)).items():
         *modules, last = path[1:]
-        if modules[:1] == ["prediction"]:
+        if modules[:1] == [PREDICTION]:
             continue
         array = np.asarray(x)
         if last == "kernel" and array.ndim in (2, 4):

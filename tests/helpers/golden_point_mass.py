@@ -19,7 +19,7 @@ from ejax.envs.point_mass import PointMassRL, PointMassState
 from ejax.envs.point_mass import _observe as observe
 from ejax.optim import make_optimizer
 from ejax.rollout import EnvCarry
-from ejax.training.build import build_policy
+from ejax.training.policies import build_policy
 from ejax.types import Array, Key, Params, Policy, PyTree, Timestep
 
 APG = "embodichain_0_3_apg.npz"

@@ -16,7 +16,7 @@ from ejax.envs.point_mass import PointMassRL
 from ejax.optim import bind_schedule
 from ejax.policies import ActorCritic, ActorOnly, NetworkConfig
 from ejax.returns import gae
-from ejax.training.build import build_policy
+from ejax.training.policies import build_policy
 from ejax.types import Rollout
 
 

@@ -21,8 +21,7 @@ from ejax.config.embodichain.velocity_tasks import VELOCITY_ENV, read_velocity_t
 from ejax.config.models import EnvConfig, EventsConfig, RunConfig
 from ejax.config.spaces import space_problems
 from ejax.envs.manager.ignored import IGNORED
-from ejax.envs.randomization.events import FUNCS, split_events
-from ejax.envs.randomized import randomized
+from ejax.envs.randomization.names import KINDS, split_events
 from ejax.frozen import freeze, thaw
 from ejax.problems import ConfigError, KeyNote, KeyReport, Problem
 from ejax.registry import ENVS, UnknownNameError, did_you_mean, did_you_mean_family, resolve
@@ -188,7 +187,7 @@ def event_problems(env: EnvConfig, events: EventsConfig) -> list[Problem]:
         randomizers, specs = split_events(events.of(phase))
         problems += _randomizer_problems(env, make, randomizers, section)
         unknown = [name for name, spec in specs.items() if not _is_event(spec["func"])]
-        allowed = [*dict.fromkeys([*_event_functors(), *FUNCS]), *RECORDERS[:1]]
+        allowed = [*dict.fromkeys([*_event_functors(), *KINDS]), *RECORDERS[:1]]
         for name in unknown:
             func = specs[name]["func"]
             text = f"no events functor '{func}'; there is {', '.join(allowed)}, or package.module:function"
@@ -216,6 +215,8 @@ def _randomizer_problems(env: EnvConfig, make: Any, randomizers: Mapping[str, An
     """What is wrong with the events of ``ejax.envs.randomized`` for this environment, if it can be made here."""
     if not randomizers or not dataclasses.is_dataclass(make) or not callable(make):
         return []  # whoever builds it says what is wrong
+    from ejax.envs.randomized import randomized  # imports MuJoCo
+
     cfg = {name: value for name, value in env.cfg.items() if name in inspect.signature(make).parameters}
     try:
         randomized(make, cfg, randomizers)

@@ -6,13 +6,14 @@ the class expects anyway, and is refused where it says something else.
 """
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ejax.envs.locomotion.robots import LeggedRobot
-from ejax.envs.locomotion.tasks import TASKS
 from ejax.envs.manager.ignored import IGNORED
 from ejax.sections import Section
 from ejax.shorten import shown
+
+if TYPE_CHECKING:
+    from ejax.envs.locomotion.robots import LeggedRobot
 
 VELOCITY_ENV = "VelocityRL"
 """The registered name of the environment."""
@@ -32,6 +33,8 @@ def velocity_robot(task: str) -> str | None:
 
 def read_velocity_task(root: Section, robot: str) -> dict[str, Any]:
     """``env.cfg`` for the gym config; what cannot be done goes into the section's report."""
+    from ejax.envs.locomotion.tasks import TASKS  # imports MuJoCo
+
     task = TASKS[robot]
     root.take("id")
     root.ignore_all(IGNORED[""])
@@ -73,7 +76,7 @@ def _read_physics(root: Section) -> None:
         physics.ignore("sync_to_renderer", "no effect: nothing is drawn while training")
 
 
-def _read_robot(root: Section, robot: LeggedRobot) -> None:
+def _read_robot(root: Section, robot: "LeggedRobot") -> None:
     with root.open("robot") as section:
         section.take("uid")
         section.ignore("fpath", f"no effect: links and collision shapes are {robot.source.replace(':', '/')}")

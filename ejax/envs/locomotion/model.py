@@ -74,7 +74,7 @@ def make_model(robot: LeggedRobot, terrain: Terrain, timestep: float) -> LeggedM
     base = _child(source, f"worldbody/body[@name='{robot.base}']")
     base.set("pos", f"0 0 {robot.height}")
     geoms = _prepare_links(base, robot)
-    camera = {"name": "main", "mode": "trackcom", "pos": "-1.6 -1.6 0.7", "xyaxes": "0.707 -0.707 0 0.22 0.22 0.95"}
+    camera = {"name": "main", "mode": "track", "pos": "-0.9 -0.9 0.4", "xyaxes": "0.707 -0.707 0 0.22 0.22 0.95"}
     world.remove(_child(world, "camera[@name='main']"))
     ET.SubElement(base, "camera", camera)
     world.append(base)

@@ -131,7 +131,7 @@ def _as_mapping(name: str, change: Any) -> Mapping[str, Any]:
 
 
 def _as_ranges(where: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Lists of a config file as (hashable) tuples."""
+    """The numbers of a config file as floats, its lists as (hashable) tuples."""
     for name, value in given.items():
         numbers = value if isinstance(value, list | tuple) else [value]
         pair = isinstance(value, list | tuple) and len(value) == 2
@@ -139,7 +139,10 @@ def _as_ranges(where: str, given: Mapping[str, Any]) -> dict[str, Any]:
         if pair == single or not all(isinstance(x, int | float) and not isinstance(x, bool) for x in numbers):
             wanted = "a number" if single else "two numbers, [lowest, highest]"
             raise ValueError(f"{where}.{name} must be {wanted}, got {value!r}")
-    return {name: tuple(value) if isinstance(value, list | tuple) else value for name, value in given.items()}
+    return {
+        name: tuple(float(each) for each in value) if isinstance(value, list | tuple) else float(value)
+        for name, value in given.items()
+    }
 
 
 _ACTIVE = {"command_threshold": 0.05}

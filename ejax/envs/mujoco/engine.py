@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any, cast, get_args
 
 import jax
+import jax.numpy as jnp
 import mujoco
 import numpy as np
 from flax import struct
@@ -112,11 +113,14 @@ class Physics:
         host = _host_stepper(self.asset, self.num_substeps, names)
         sensed = jax.ShapeDtypeStruct((self.num_substeps, self.model.nsensordata), state.qpos.dtype)
         shape = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (state.qpos, state.qvel))
-        values = [state.parameters[name] for name in names]
-        qpos, qvel, readings = jax.pure_callback(
-            host, (*shape, sensed), state.qpos, state.qvel, ctrl, *values, vmap_method="broadcast_all"
-        )
-        return replace(state, qpos=qpos, qvel=qvel), readings
+        # one array: each argument and each result of a callback costs the host more than a row's physics
+        given = [state.qpos, state.qvel, ctrl]
+        if names:
+            given.append(jnp.concatenate([state.parameters[name].ravel() for name in names]))
+        if sensed.size:
+            shape = (*shape, sensed)
+        qpos, qvel, *readings = jax.pure_callback(host, shape, *given, vmap_method="broadcast_all")
+        return replace(state, qpos=qpos, qvel=qvel), readings[0] if readings else jnp.zeros(sensed.shape, sensed.dtype)
 
 
 def check_physics(engine: Engine, num_substeps: int) -> None:
@@ -309,16 +313,16 @@ class _HostStepper:
         self._allocate(1)
 
     def __call__(
-        self, qpos: Array, qvel: Array, ctrl: Array, *parameters: Array
-    ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+        self, qpos: Array, qvel: Array, ctrl: Array, parameters: Array | None = None
+    ) -> tuple[NDArray[Any], ...]:
         """Step every row.
 
         Args:
             qpos, qvel, ctrl: [..., nq], [..., nv], [..., nu].
-            parameters: [..., *shape].
+            parameters: [..., K], one after the other in the order of their names.
 
         Returns:
-            ``(qpos, qvel, readings)``.
+            ``(qpos, qvel)``, and ``readings`` of a model that has sensors.
         """
         nq, nv = self._model.nq, self._model.nv
         positions, velocities = np.asarray(qpos), np.asarray(qvel)
@@ -329,7 +333,8 @@ class _HostStepper:
             self._state[:, 1 : 1 + nq] = positions.reshape(-1, nq)
             self._state[:, 1 + nq :] = velocities.reshape(-1, nv)
             self._ctrl[:] = np.asarray(ctrl).reshape(-1, 1, self._model.nu)
-            models, sound = self._models.of([np.asarray(each) for each in parameters], num_rows)
+            rows = np.zeros((num_rows, 0)) if parameters is None else np.asarray(parameters).reshape(num_rows, -1)
+            models, sound = self._models.of(rows)
             self._pool.rollout(
                 models,
                 self._data,
@@ -338,17 +343,20 @@ class _HostStepper:
                 skip_checks=True,
                 nstep=self._num_substeps,
                 state=self._trajectory,
-                sensordata=self._readings,
+                sensordata=self._readings if self._readings.size else None,
                 chunk_size=max(1, -(-num_rows // self._num_threads)),
             )
             last = self._trajectory[:, -1]
             last[self._broken() | ~sound] = np.nan
             self._readings[np.isnan(last[:, 1])] = np.nan
-            return (
+            after = (
                 last[:, 1 : 1 + nq].astype(positions.dtype).reshape(positions.shape),
                 last[:, 1 + nq :].astype(velocities.dtype).reshape(velocities.shape),
-                self._readings.astype(positions.dtype).reshape(*positions.shape[:-1], *self._readings.shape[1:]),
             )
+            if not self._readings.size:
+                return after
+            readings = self._readings.astype(positions.dtype)
+            return *after, readings.reshape(*positions.shape[:-1], *self._readings.shape[1:])
 
     def close(self) -> None:
         """Join the threads."""

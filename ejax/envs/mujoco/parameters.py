@@ -82,7 +82,7 @@ class ModelRows:
 
     Args:
         model: what is not a parameter.
-        names: of the parameters, in the order in which ``of`` takes them.
+        names: of the parameters, in the order in which rows have them.
     """
 
     def __init__(self, model: mujoco.MjModel, names: Sequence[str]) -> None:
@@ -98,15 +98,15 @@ class ModelRows:
         self._sound = np.zeros(0, bool)
         self._most = 0
 
-    def of(self, values: Sequence[NDArray[Any]], num_rows: int) -> tuple[list[mujoco.MjModel], NDArray[np.bool_]]:
+    def of(self, rows: NDArray[Any]) -> tuple[list[mujoco.MjModel], NDArray[np.bool_]]:
         """A model for each row, and which rows have parameters that can be simulated; the others get the MJCF's.
 
         Args:
-            values: of each parameter, [..., *shape].
+            rows: [N, K], the parameters one after the other.
         """
+        num_rows = len(rows)
         if not self._names:
             return [self._model] * num_rows, np.ones(num_rows, bool)
-        rows = np.concatenate([value.reshape(num_rows, -1) for value in values], axis=1)
         if rows.shape != self._rows.shape or rows.dtype != self._rows.dtype:
             changed = np.arange(num_rows)
             self._keys, self._sound = [b""] * num_rows, np.zeros(num_rows, bool)
@@ -114,7 +114,7 @@ class ModelRows:
         else:
             changed = np.flatnonzero((rows != self._rows).any(axis=1))
         if len(changed):
-            self._rows = rows
+            self._rows = rows.copy()
             self._learn(changed)
         models = [self._known[key] if key else self._model for key in self._keys]
         return models, self._sound

@@ -11,11 +11,11 @@ import gymnasium
 import jax
 import mujoco
 import numpy as np
-from flax.core import FrozenDict
 from numpy.typing import NDArray
 
 from ejax.envs.randomization.curriculum import Curriculum
-from ejax.envs.randomization.physics import PHYSICS, REFUSED, Change, base, refuse_overlaps
+from ejax.envs.randomization.names import CURRICULUM, REFUSED, modes_of
+from ejax.envs.randomization.physics import PHYSICS, Change, base, refuse_overlaps
 from ejax.envs.randomization.sensing import SENSING, Sensing, Side
 from ejax.frozen import thaw
 from ejax.problems import KeyReport
@@ -24,7 +24,6 @@ from ejax.sections import Section
 from ejax.types import Key
 
 D = TypeVar("D")
-CURRICULUM = "curriculum"
 FUNCS: dict[str, Callable[..., Any]] = {**PHYSICS, **SENSING, CURRICULUM: Curriculum}
 """Everything that a ``RandomizedEnv`` can do, by name."""
 MODES = ("startup", "reset", "interval")
@@ -54,21 +53,6 @@ class Events:
     curriculum: Curriculum | None
     parameters: Mapping[str, NDArray[np.float32]]
     """The MJCF's value of each parameter that is written."""
-
-
-def modes_of(func: str) -> tuple[str, ...]:
-    """What ``mode`` may say, the default first."""
-    if func in SENSING:
-        return ("reset", "startup")
-    if func == CURRICULUM:
-        return ("reset",)
-    return ("interval",) if func.startswith("push_") else ("reset", "startup", "interval")
-
-
-def split_events(entries: Mapping[str, Any]) -> tuple[dict[str, Any], FrozenDict]:
-    """Those that are read here, and the others."""
-    own = {name: entry for name, entry in entries.items() if entry["func"] in FUNCS or entry["func"] in REFUSED}
-    return own, FrozenDict({name: entry for name, entry in entries.items() if name not in own})
 
 
 def read_events(

@@ -371,15 +371,6 @@ PHYSICS: dict[str, Callable[..., Change]] = {
         push_joints_by_setting_velocity,
     )
 }
-REFUSED: dict[str, str] = {
-    "push_articulation_by_setting_velocity": (
-        "robots have fixed bases here; use push_joints_by_setting_velocity or push_rigid_object_by_setting_velocity"
-    ),
-    "randomize_rigid_object_body_scale": "EmbodiChain gave it up; use randomize_rigid_object_scale",
-    "randomize_rigid_objects_scale": "use one randomize_rigid_object_scale for each object",
-    "randomize_articulation_root_pose": "robots have fixed bases here",
-}
-"""EmbodiChain's functors of this kind that ejax does not have, with the reason."""
 
 
 def refuse_overlaps(changes: Iterable[tuple[str, Change]], report: KeyReport) -> None:

@@ -9,6 +9,7 @@ from flax import traverse_util
 from ejax.policies.pretrained.efficientnet import load_efficientnet
 from ejax.policies.pretrained.minilm import embed_sentences
 from ejax.policies.vla.config import VLAConfig
+from ejax.policies.vla.network import PREDICTION
 from ejax.policies.vla.policy import VLAPolicy
 from ejax.types import Params
 from ejax.weights import fit_weights, load_weights
@@ -21,7 +22,8 @@ def load_parts(policy: Any, params: Params, config: VLAConfig) -> tuple[Params, 
 
     ``model_path`` holds all trained parameters of the model, by their dotted names; a policy with ``lora`` takes those
     of the trunk as its frozen ones. Statistics of the normalizer and frozen encoders are taken where it has them, as
-    checkpoints and exports (``policy.safetensors``) do.
+    checkpoints and exports (``policy.safetensors``) do. What predicts parts of the observation is for cloning alone: a
+    file may have it or not.
 
     Raises:
         WeightsError: they cannot be found or read, or do not fit; the text lists the names.
@@ -45,8 +47,10 @@ def _fitted(like: Params, given: dict[str, np.ndarray], source: str) -> Params:
         given = {name.partition(".")[2]: x for name, x in given.items()}
     flat = traverse_util.flatten_dict(like)
     held = {"params", *(path[0] for path in flat if ".".join(path[1:]) in given)}
-    tree = traverse_util.unflatten_dict({path[1:]: x for path, x in flat.items() if path[0] in held})
-    fitted = traverse_util.flatten_dict(fit_weights(tree, given, source=source))
+    predicts = any(name.startswith(PREDICTION) for name in given)
+    wanted = {path[1:]: x for path, x in flat.items() if path[0] in held and (predicts or path[1] != PREDICTION)}
+    tree = traverse_util.unflatten_dict(wanted)
+    fitted = traverse_util.flatten_dict(fit_weights(tree, given, may_be_left=(PREDICTION,), source=source))
     return dict(traverse_util.unflatten_dict({path: fitted.get(path[1:], x) for path, x in flat.items()}))
 
 

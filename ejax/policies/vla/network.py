@@ -39,6 +39,8 @@ COLOUR = 3.0
 """Gain of the colours' differences from grey."""
 NEAREST = 0.05
 """Of 1 − τ: the last step of a flow begins farther from its end, but for more than 20 steps."""
+PREDICTION = "prediction"
+"""The layer that says what cloning asks for besides actions."""
 CRITIC = NetworkConfig(hidden_sizes=(128,), activation="silu")
 
 

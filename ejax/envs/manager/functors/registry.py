@@ -4,7 +4,8 @@ from collections.abc import Callable
 from typing import Any, Literal, TypeVar
 
 from ejax.envs.manager.functors import actions, events, observations, rewards
-from ejax.envs.randomization.physics import PHYSICS, REFUSED
+from ejax.envs.randomization.names import REFUSED
+from ejax.envs.randomization.physics import PHYSICS
 from ejax.registry import did_you_mean
 from ejax.trust import import_trusted
 

@@ -1,0 +1,354 @@
+"""Distillation: a student acts, a teacher says what it would have done, the student learns to do that.
+
+    kl    L = E[KL(π_teacher(· | o) ‖ π_student(· | o'))]
+    nll   L = −E[log π_student(a* | o')]
+    mse   L = E[‖mode π_student(· | o') − a*‖² / A]
+
+with a* = mode π_teacher(· | o) and the expectation over what the student meets. The two may read different parts of one
+observation: o what only a simulator knows, o' what a robot has. With the probability β of the update a row is given a*
+in place of the student's sample.
+
+Source: Ross et al. 2011 (DAgger). Differs from it, as RSL-RL's distillation does: an update learns from its own
+rollout; no data are kept from one to the next.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Literal
+
+import gymnasium
+import jax
+import jax.numpy as jnp
+import optax
+from flax import struct
+from flax.core import FrozenDict
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
+
+from ejax.algorithms.batch import (
+    flatten,
+    look,
+    memory_problems,
+    sequence_length,
+    sequence_problems,
+    share_out,
+    strata_problems,
+)
+from ejax.algorithms.record import Algorithm, RunShape, Teacher
+from ejax.algorithms.sgd import MinibatchConfig, sgd_epochs
+from ejax.algorithms.step import RunState, Step, finish
+from ejax.distributions import executed
+from ejax.frozen import Kwargs
+from ejax.losses import weighted_sums
+from ejax.memory import ask, first_memory, rows_like
+from ejax.optim import OptimizerConfig, ScheduleConfig, bind_schedule, get_learning_rate, step_schedule
+from ejax.policies.normalize import update_normalizer
+from ejax.policies.observations import part_of
+from ejax.problems import ConfigError, Problem
+from ejax.rollout import reset, unroll
+from ejax.sharding import num_shards
+from ejax.types import Array, Env, HostEnv, Key, Metrics, Params, Policy, PyTree, Rollout, TrainState
+
+
+class DistillConfig(BaseModel):
+    """``algorithm.cfg`` of ``distill``. EmbodiChain has no such algorithm."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    optimizer: OptimizerConfig = OptimizerConfig()
+    lr_scheduler: ScheduleConfig = ScheduleConfig()
+    teacher: str | None = None
+    """A run's folder (its best checkpoint), a checkpoint's, that of an export, or EmbodiChain's file ``….pt``."""
+    teacher_obs: str | None = None
+    """The part of the observation, by dotted path, that the teacher sees as its whole one. None: all of it."""
+    teacher_policy: Kwargs = Field(default_factory=FrozenDict)
+    """The section ``policy`` of the teacher, where it is a ``.pt``: the file does not say what its networks are. Empty:
+    the student's."""
+    loss: Literal["kl", "nll", "mse"] = "kl"
+    """``kl`` hands on how much the teacher explores; ``mse`` leaves the standard deviation as it is."""
+    beta: float = Field(default=0.0, ge=0.0, le=1.0)
+    """The probability, at the first update, that the teacher's action is done in place of the student's."""
+    beta_updates: PositiveInt | None = None
+    """Updates in which it falls to 0, linearly. None: those of the run."""
+    n_epochs: PositiveInt = 4
+    batch_size: PositiveInt = 256
+    """Rows of one minibatch on each device."""
+    minibatch_strata: PositiveInt | None = None
+    """As in PPO."""
+    sequence_length: PositiveInt | None = None
+    """As in PPO."""
+    max_grad_norm: PositiveFloat = Field(default=1.0, allow_inf_nan=True)
+    """Infinity: no clipping."""
+    skip_nonfinite_updates: bool = True
+    """As in PPO."""
+
+
+@struct.dataclass(kw_only=True)
+class Taught:
+    """``RunState.own``."""
+
+    params: Params
+    """The teacher's."""
+    memory: PyTree
+    """What it remembers of the episodes under way, leaves [N, ...]; () of a teacher without memory."""
+
+
+@partial(jax.jit, static_argnames=("policy", "optimizer", "config"))
+def distill_update(
+    state: TrainState,
+    rollout: Rollout,
+    label: Any,
+    key: Key,
+    *,
+    policy: Policy,
+    optimizer: optax.GradientTransformation,
+    config: DistillConfig,
+) -> tuple[TrainState, Metrics]:
+    """``n_epochs`` of minibatch steps towards the teacher, one step of the learning-rate schedule.
+
+    Statistics of normalizers see the observations first, as in ``bc_update``.
+
+    Args:
+        rollout: leaves [T, N, ...]; of whichever actions.
+        label: the teacher's distributions at its observations, leaves [T, N, ...].
+
+    Returns:
+        The new state (``step`` + 1) and scalar metrics.
+    """
+    num_strata, batch_size = config.minibatch_strata or num_shards(), num_shards() * config.batch_size
+    length = sequence_length(policy, rollout, config.sequence_length, batch_size, num_strata)
+    state = replace(state, params=update_normalizer(policy, state.params, rollout.obs))
+    state, metrics = sgd_epochs(
+        state,
+        flatten(rollout, num_strata, length, label=label),
+        key,
+        loss=partial(distill_loss, policy=policy, config=config),
+        optimizer=optimizer,
+        minibatches=MinibatchConfig(
+            n_epochs=config.n_epochs,
+            batch_size=batch_size // (length or 1),
+            max_grad_norm=config.max_grad_norm,
+            skip_nonfinite=config.skip_nonfinite_updates,
+            num_strata=num_strata,
+        ),
+    )
+    state = step_schedule(state, config.optimizer, config.lr_scheduler)
+    return state, metrics | {"learning_rate": get_learning_rate(state.opt_state)}
+
+
+def distill_loss(
+    params: Params, batch: dict[str, PyTree], *, policy: Policy, config: DistillConfig
+) -> tuple[Array, Metrics]:
+    """The loss of one minibatch (or of a part of it).
+
+    Args:
+        batch: ``obs``, ``label`` with leaves [B, ...]; ``weight`` [B], which adds up to one over a minibatch; optional
+            ``dropout_seed`` [B]. Of a policy with memory: see ``flatten``.
+
+    Returns:
+        ``(loss, metrics)``; metrics are weighted means, ``kl`` where the two distributions are of one kind,
+        ``agreement`` of choices, which are the same ones.
+    """
+    distribution, _, batch = look(policy, params, batch)
+    label = batch["label"]
+    action, own = executed(label, label.mode()), distribution.mode()
+    terms = {"nll": -distribution.log_prob(action), "entropy": distribution.entropy()}
+    if type(label) is type(distribution):
+        terms["kl"] = label.kl(distribution)
+    if jnp.issubdtype(action.dtype, jnp.floating):
+        terms["mse"] = jnp.square(own - action).mean(axis=-1)
+    else:
+        rows = terms["nll"].shape
+        terms["agreement"] = (own == action).reshape(*rows, -1).mean(axis=-1)
+    return weighted_sums(terms, batch["weight"], {config.loss: 1.0})
+
+
+def make_distill_step(
+    policy: Policy,
+    env: Env,
+    optimizer: optax.GradientTransformation,
+    config: DistillConfig,
+    *,
+    num_steps: int,
+    dropout: bool,
+    teacher: Teacher,
+) -> Step:
+    """Collect T steps under the student, ask the teacher about all of them, update.
+
+    Raises:
+        ConfigError: a loss that these two policies do not have.
+    """
+    if problems := list(_loss_problems(policy, env, teacher, config)):
+        raise ConfigError(problems)
+    actor = _Pair(policy, teacher.policy, teacher.obs, mixes=config.beta > 0.0)
+
+    def step(state: RunState, key: Key) -> tuple[RunState, Metrics]:
+        key_collect, key_update = jax.random.split(key)
+        own: Taught = state.own
+        beta = beta_at(state.update, config) if actor.mixes else jnp.zeros(())
+        rollout, envs = unroll(
+            actor,
+            env,
+            {"student": state.train.params, "teacher": own.params, "beta": beta},
+            replace(state.envs, memory={"student": state.envs.memory, "teacher": own.memory}),
+            key_collect,
+            num_steps=num_steps,
+            dropout=dropout,
+        )
+        label, _, _ = ask(teacher.policy, own.params, _seen(rollout.obs, teacher.obs), rollout.memory["teacher"])
+        train, losses = distill_update(
+            state.train,
+            replace(rollout, memory=rollout.memory["student"]),
+            label,
+            key_update,
+            policy=policy,
+            optimizer=optimizer,
+            config=config,
+        )
+        memory = envs.memory
+        state = replace(state, own=replace(own, memory=memory["teacher"]))
+        losses |= {"beta": beta} if actor.mixes else {}
+        envs = replace(envs, memory=memory["student"])
+        return finish(state, train, rollout, losses, envs=envs, episodes=state.episodes)
+
+    return step
+
+
+def beta_at(update: Array, config: DistillConfig) -> Array:
+    """β of update number ``update``, float32.
+
+    Raises:
+        ValueError: ``beta_updates`` is open; ``bind`` gives it the run's updates.
+    """
+    if config.beta_updates is None:
+        raise ValueError("beta_updates is open; ejax.config.bind gives it the updates of the run")
+    return config.beta * jnp.maximum(0.0, 1.0 - update / config.beta_updates)
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """The policy that acts, ``ejax.types.PolicyWithMemory``: the student, and beside it the teacher, who has to see
+    every step where it acts too, or remembers.
+
+    Its parameters are ``student``, ``teacher`` and the scalar ``beta``.
+    """
+
+    student: Policy
+    teacher: Policy
+    teacher_obs: str | None
+    mixes: bool
+
+    def init(self, key: Key, obs: PyTree) -> Params:
+        teacher = self.teacher.init(key, _seen(obs, self.teacher_obs))
+        return {"student": self.student.init(key, obs), "teacher": teacher, "beta": jnp.zeros(())}
+
+    def init_memory(self, num_rows: int) -> PyTree:
+        return {"student": first_memory(self.student, num_rows), "teacher": first_memory(self.teacher, num_rows)}
+
+    def apply(self, params: Params, obs: PyTree, *, memory: PyTree, **keywords: Any) -> tuple[Any, Array, PyTree]:
+        distribution, value, after = ask(self.student, params["student"], obs, memory["student"], **keywords)
+        # not computed where nothing comes of it
+        theirs, _, known = ask(self.teacher, params["teacher"], _seen(obs, self.teacher_obs), memory["teacher"])
+        if self.mixes:
+            distribution = _Mixture(distribution, theirs, jnp.broadcast_to(params["beta"], value.shape))
+        return distribution, value, {"student": after, "teacher": known}
+
+
+@struct.dataclass
+class _Mixture:
+    """The student's distribution, but with the probability ``beta`` [...] the teacher's mode."""
+
+    student: Any
+    teacher: Any
+    beta: Array
+
+    def sample(self, key: Key) -> Array:
+        key_whose, key_action = jax.random.split(key)
+        own = self.student.sample(key_action)
+        theirs = executed(self.teacher, self.teacher.mode())
+        taught = jax.random.bernoulli(key_whose, self.beta)
+        return jnp.where(rows_like(taught, own), theirs, own)
+
+    def kept(self, action: Array) -> Any:
+        del action
+        return self.student
+
+
+def _seen(obs: PyTree, path: str | None) -> PyTree:
+    return obs if path is None else part_of(obs, path)
+
+
+def _loss_problems(policy: Policy, env: Env, teacher: Teacher, config: DistillConfig) -> Iterator[Problem]:
+    """A loss that the student's and the teacher's distributions do not have."""
+    key = jax.random.key(0)
+    obs = jax.eval_shape(lambda: reset(env, key, 1).obs)
+    params = jax.eval_shape(policy.init, key, obs)
+
+    def form(policy: Policy, params: Params, obs: PyTree) -> Any:
+        return jax.eval_shape(lambda params, obs: ask(policy, params, obs, first_memory(policy, 1))[0], params, obs)
+
+    own, theirs = form(policy, params, obs), form(teacher.policy, teacher.params, _seen(obs, teacher.obs))
+    if hasattr(own, "matching_loss"):
+        text = "got a policy with a flow head, which none of distill's losses is for; give another head"
+        yield Problem("policy.vla_config", text)
+    elif config.loss == "kl" and type(own) is not type(theirs):
+        kinds = f"the student's is {type(own).__name__}, the teacher's {type(theirs).__name__}"
+        text = f"got 'kl', but the distributions are of two kinds: {kinds}; give nll, or another policy.squash_actions"
+        yield Problem("algorithm.cfg.loss", text)
+
+
+def _make_own(options: DistillConfig, policy: Policy, env: Env, num_envs: int, *, teacher: Teacher) -> Taught:
+    del options, policy, env
+    return Taught(params=teacher.params, memory=first_memory(teacher.policy, num_envs))
+
+
+def _taught_by(teacher: Teacher) -> Algorithm:
+    return replace(
+        ALGORITHM,
+        make_step=partial(make_distill_step, teacher=teacher),
+        make_own=partial(_make_own, teacher=teacher),
+    )
+
+
+def _bind(options: DistillConfig, num_updates: int) -> DistillConfig:
+    bound: dict[str, Any] = {"lr_scheduler": bind_schedule(options.lr_scheduler, num_updates)}
+    if options.beta > 0.0 and options.beta_updates is None:
+        bound["beta_updates"] = num_updates
+    return options.model_copy(update=bound)
+
+
+def _problems(options: DistillConfig, run: RunShape) -> Iterator[Problem]:
+    if options.teacher is None:
+        yield Problem("algorithm.cfg.teacher", "is missing: distill needs a teacher: algorithm.cfg.teacher=RUN")
+    if options.beta == 0.0 and options.beta_updates is not None:
+        text = f"got {options.beta_updates}, but beta is 0: the teacher never acts; leave it out, or give beta"
+        yield Problem("algorithm.cfg.beta_updates", text)
+    if options.batch_size > run.rows:
+        yield run.too_many("batch_size", options.batch_size)
+    yield from sequence_problems(options, run, options.batch_size)
+    yield from strata_problems(options.minibatch_strata, options.batch_size // (options.sequence_length or 1), run)
+
+
+def _env_problems(options: DistillConfig, env: Env | HostEnv) -> Iterator[Problem]:
+    if isinstance(env, HostEnv):
+        text = "got distill with an environment outside JAX; it collects inside its program: give one in JAX"
+        yield Problem("algorithm.name", text)
+    if options.loss == "mse" and not isinstance(env.action_space, gymnasium.spaces.Box):
+        text = f"got 'mse', but the environment's actions are choices: {env.action_space}; give kl or nll"
+        yield Problem("algorithm.cfg.loss", text)
+
+
+def _share_out(options: DistillConfig, was: int, now: int) -> DistillConfig:
+    return options.model_copy(update=share_out(options.batch_size, options.minibatch_strata, was, now))
+
+
+ALGORITHM = Algorithm(
+    Config=DistillConfig,
+    taught_by=_taught_by,
+    bind=_bind,
+    stops_at_nonfinite=lambda options: not options.skip_nonfinite_updates,
+    share_out=_share_out,
+    problems=_problems,
+    env_problems=_env_problems,
+    policy_problems=memory_problems,
+)

@@ -1,0 +1,28 @@
+"""``python -m ejax.distill --config FILE teacher=RUN``: teach a policy what another one does, or go on with such a run.
+
+The loop is that of ``python -m ejax.train``, and so are all options; ``teacher`` stands for ``algorithm.cfg.teacher``.
+"""
+
+from ejax.training.interrupt import leave_at_once
+
+if __name__ == "__main__":
+    leave_at_once()  # before the imports below, which take seconds
+
+import sys
+from functools import partial
+
+from ejax.train import run_command
+from ejax.training.leave import leave
+
+_TEACHER = "teacher="
+
+
+def main(argv: list[str] | None = None, *, owns_process: bool = False) -> int:
+    """Run the command line. Returns the exit code, as ``ejax.train``'s does."""
+    words = sys.argv[1:] if argv is None else argv
+    spelt = [f"algorithm.cfg.{word}" if word.startswith(_TEACHER) else word for word in words]
+    return run_command("distill", spelt, owns_process=owns_process)
+
+
+if __name__ == "__main__":
+    leave(partial(main, owns_process=True))

@@ -1,0 +1,112 @@
+"""An environment whose observation has two parts: what a deployed policy sees of it, and all of it."""
+
+import functools
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import gymnasium
+import jax.numpy as jnp
+import numpy as np
+from flax.core import FrozenDict
+from numpy.typing import NDArray
+
+from ejax.envs.description import WHOLE, EnvDescription, describe
+from ejax.envs.mujoco.appearance import Appearance
+from ejax.frozen import freeze, thaw
+from ejax.registry import resolve
+from ejax.types import Array, CameraView, HostEnv, Key, PyTree, Timestep, carry_over
+
+
+@dataclass(frozen=True)
+class AsymmetricEnv:
+    """``{"policy": some numbers of an observation, "critic": all of them}`` of a pure environment; VelocityRL's names.
+
+    ``trainer.events`` whose ``part`` is ``policy`` make noise and delay that the other part does not show.
+
+    Args:
+        env: its name.
+        env_cfg: its arguments.
+        observation_indices: numbers of its observation that ``policy`` has, in this order. None: all.
+
+    Raises:
+        ValueError: an environment outside JAX, one whose observation is no vector, or an index that is not in it.
+    """
+
+    env: str
+    env_cfg: Any = field(default_factory=FrozenDict)
+    observation_indices: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "env_cfg", freeze(self.env_cfg))
+        if isinstance(self.inner, HostEnv | gymnasium.Env):
+            raise ValueError(f"AsymmetricEnv: {self.env} is stepped outside JAX; give an environment in JAX")
+        space = self.inner.observation_space
+        if not isinstance(space, gymnasium.spaces.Box) or len(space.shape) != 1:
+            raise ValueError(f"AsymmetricEnv: the observation of {self.env} is no vector, but {space}")
+        width = space.shape[0]
+        indices = tuple(range(width) if self.observation_indices is None else self.observation_indices)
+        if not indices or not all(type(i) is int and 0 <= i < width for i in indices):
+            text = f"must be some of 0 to {width - 1}, got {list(indices)}"
+            raise ValueError(f"AsymmetricEnv: observation_indices {text}")
+        object.__setattr__(self, "observation_indices", indices)
+
+    @functools.cached_property
+    def inner(self) -> Any:
+        """The environment inside."""
+        return resolve("env", self.env)(**thaw(self.env_cfg))
+
+    @property
+    def observation_space(self) -> gymnasium.spaces.Dict:
+        whole, seen = self.inner.observation_space, list(self._indices)
+        policy = gymnasium.spaces.Box(whole.low[seen], whole.high[seen], dtype=whole.dtype)
+        return gymnasium.spaces.Dict({"policy": policy, "critic": whole})
+
+    @property
+    def action_space(self) -> gymnasium.Space[Any]:
+        return self.inner.action_space
+
+    @property
+    def max_episode_steps(self) -> int:
+        return self.inner.max_episode_steps
+
+    @property
+    def control_period(self) -> float:
+        """Duration of one step, s."""
+        return self.inner.control_period
+
+    @property
+    def description(self) -> EnvDescription:
+        inner = describe(self.inner)
+        named = inner.observation.get(WHOLE)
+        if named is None:
+            return inner
+        return replace(inner, observation={"policy": tuple(named[i] for i in self._indices), "critic": named})
+
+    def reset(self, key: Key) -> tuple[PyTree, PyTree]:
+        state, obs = self.inner.reset(key)
+        return state, self._parts(obs)
+
+    def carry_over(self, ended: PyTree, started: PyTree, obs: PyTree) -> tuple[PyTree, PyTree]:
+        state, inner = carry_over(self.inner, ended, started, obs["critic"])
+        return state, self._parts(inner)
+
+    def step(self, state: PyTree, action: Array, key: Key) -> tuple[PyTree, Timestep]:
+        state, timestep = self.inner.step(state, action, key)
+        return state, replace(timestep, obs=self._parts(timestep.obs))
+
+    def render(
+        self, state: PyTree, width: int = 640, height: int = 480, camera: CameraView | None = None
+    ) -> NDArray[np.uint8]:
+        """Same as the environment's own."""
+        return self.inner.render(state, width, height, camera)
+
+    def appearance(self, state: PyTree) -> Appearance:
+        """Same as the environment's own."""
+        return self.inner.appearance(state)
+
+    @property
+    def _indices(self) -> tuple[int, ...]:
+        return self.observation_indices or ()
+
+    def _parts(self, obs: Array) -> dict[str, Array]:
+        return {"policy": obs[jnp.array(self._indices)], "critic": obs}

@@ -1,0 +1,71 @@
+"""From the section ``policy`` of a config to the policy that it names."""
+
+import inspect
+
+import jax
+
+from ejax.config import ConfigError, PolicyConfig, Problem
+from ejax.config.spaces import space_problems
+from ejax.distributions import action_spec
+from ejax.policies import ActorCritic, ActorOnly
+from ejax.policies.observations import select_observation
+from ejax.policies.with_memory import ActorCriticWithMemory
+from ejax.registry import resolve
+from ejax.training.environments import sample_obs
+from ejax.types import Env, HostEnv, Policy
+
+
+def build_policy(config: PolicyConfig, env: Env | HostEnv) -> Policy:
+    """The policy that the config names, for this environment's spaces.
+
+    A policy class of your own is called with ``policy.cfg`` and whichever of ``action_spec``, ``observation_space``,
+    ``action_space``, ``actor``, ``critic`` its constructor takes.
+
+    Raises:
+        ConfigError: the action dimension is not the env's, or the constructor refuses the arguments.
+    """
+    if problems := space_problems(config, env.action_space, env.observation_space):
+        raise ConfigError(problems)
+    spec = action_spec(env.action_space, squash=config.squash_actions)
+    offered = {
+        "action_spec": spec,
+        "observation_space": env.observation_space,
+        "action_space": env.action_space,
+        "actor": config.actor and config.actor.network_cfg,
+        "critic": config.critic and config.critic.network_cfg,
+        "initial_log_std": config.initial_log_std,
+        "log_std_range": config.log_std_range,
+        "actor_obs_groups": config.obs_groups.actor,
+        "critic_obs_groups": config.obs_groups.critic,
+        "actor_obs_normalization": config.actor_obs_normalization,
+        "critic_obs_normalization": config.critic_obs_normalization,
+        "vla_config": config.vla_config,
+        **config.memories,
+        "instructions": getattr(env, "instructions", ()),
+        "held_out_instructions": getattr(env, "held_out_instructions", ()),
+    }
+    make = resolve("policy", config.name)
+    if config.memories and make in (ActorCritic, ActorOnly):
+        make = ActorCriticWithMemory
+        offered |= {"actor_width": _width(env, config.obs_groups.actor)}
+        offered |= {"critic_width": _width(env, config.obs_groups.critic)}
+        offered["critic"] = None if config.name == "actor_only" else offered["critic"]
+    accepted = inspect.signature(make).parameters
+    if ignored := config.memories.keys() - accepted.keys():
+        text = f"{config.name} takes no {', '.join(sorted(ignored))}; leave it out, or give actor_critic or actor_only"
+        raise ConfigError([Problem("policy.actor.memory", text)])
+    try:
+        return make(**{name: value for name, value in offered.items() if name in accepted}, **config.cfg)
+    except (TypeError, ValueError) as error:
+        raise ConfigError([Problem("policy", f"{config.name} refuses it: {error}")]) from error
+
+
+def uses_dropout(config: PolicyConfig) -> bool:
+    networks = [block.network_cfg for block in (config.actor, config.critic) if block is not None]
+    networks += [memory.encoder for memory in config.memories.values() if memory.encoder is not None]
+    return any(network.dropout_p > 0.0 for network in networks)
+
+
+def _width(env: Env | HostEnv, groups: tuple[str, ...]) -> int:
+    """Numbers of an observation that a network reads."""
+    return int(jax.eval_shape(lambda: select_observation(sample_obs(env, 1), groups)).shape[-1])

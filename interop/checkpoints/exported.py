@@ -1,0 +1,111 @@
+"""The policy of an export as ejax's own again: the actor, with its weights."""
+
+from pathlib import Path
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+
+from ejax.distributions import ActionSpec
+from ejax.policies import ActorOnly, NetworkConfig
+from ejax.policies.recurrence import MemoryConfig
+from ejax.policies.vision import VisionPolicy
+from ejax.policies.with_memory import ActorCriticWithMemory
+from ejax.types import Env, HostEnv, Params, Policy
+from ejax.weights import load_weights
+from interop.artefacts.cases import leaves_of
+from interop.artefacts.certificate import check_files, read_certificate
+from interop.artefacts.formats import FORMATS
+from interop.artefacts.parity import ParityError
+from interop.checkpoints.weights import params_from_state_dict
+from interop.twin.kinds import load_spec
+from interop.twin.spec import WHOLE, MemorySpec, NetworkSpec, PolicySpec
+
+_WEIGHTS = ("safetensors", "pt")
+"""Formats of weights alone."""
+
+
+def read_export(folder: Path, env: Env | HostEnv) -> tuple[Any, Params]:
+    """``(policy, parameters)`` of an export, without its critic.
+
+    Args:
+        env: whose observations it is to read, and whose actions it is to take.
+
+    Raises:
+        ValueError: a file that was changed, an export without weights, a policy that reads text, or one that reads or
+            does what the environment has not.
+    """
+    report = read_certificate(folder)
+    try:
+        check_files(folder, report)
+    except ParityError as error:
+        raise ValueError(str(error)) from error
+    spec = load_spec(folder / "policy.json")
+    if not isinstance(spec, PolicySpec):
+        raise ValueError(f"{folder} holds a policy that reads text; give its run, or a checkpoint of it")
+    form = next((form for form in _WEIGHTS if form in report["artefacts"]), None)
+    if form is None:
+        raise ValueError(f"{folder} holds no weights by themselves; export with --formats {','.join(_WEIGHTS)}")
+    _check_spaces(spec, env)
+    policy: Any = policy_of(spec)
+    weights = load_weights(folder / FORMATS[form].file)
+    actors = {name: x for name, x in weights.items() if not name.startswith("critic")}
+    return policy, jax.tree.map(jnp.asarray, params_from_state_dict(cast(Policy, policy), actors))
+
+
+def policy_of(spec: PolicySpec) -> ActorOnly | ActorCriticWithMemory | VisionPolicy:
+    """The actor that a spec describes; the inverse of ``interop.twin.describe.spec_of``."""
+    groups = () if list(spec.observation) == [WHOLE] else spec.actor.inputs
+    fields: dict[str, Any] = {
+        "action_spec": ActionSpec(spec.head, spec.sizes, spec.low, spec.high),
+        "actor": _network(spec.actor),
+        "log_std_range": spec.log_std_range,
+        "actor_obs_normalization": spec.actor.normalized,
+    }
+    if spec.encoder is not None:
+        unread = set(range(sum(spec.observation.values()))) - set(spec.read_of_all)
+        channels: Any = spec.encoder.channels
+        return VisionPolicy(
+            **fields, images=tuple(spec.images), channels=channels, hidden_entries=tuple(sorted(unread))
+        )
+    if spec.memory is None:
+        return ActorOnly(**fields, actor_obs_groups=groups)
+    width = len(spec.read_of_all)
+    return ActorCriticWithMemory(
+        **fields, actor_obs_groups=groups, actor_memory=_memory(spec.memory), actor_width=width
+    )
+
+
+def _network(spec: NetworkSpec) -> NetworkConfig:
+    return NetworkConfig.model_validate(
+        {name: getattr(spec, name) for name in NetworkConfig.model_fields if hasattr(spec, name)}
+    )
+
+
+def _memory(spec: MemorySpec) -> MemoryConfig:
+    if spec.type == "history":
+        return MemoryConfig(type="history", length=spec.length)
+    encoder = None if spec.encoder is None else _network(spec.encoder)
+    return MemoryConfig(type=spec.type, hidden_size=spec.width, num_layers=spec.depth, encoder=encoder)
+
+
+def _check_spaces(spec: PolicySpec, env: Env | HostEnv) -> None:
+    """
+    Raises:
+        ValueError: a part that the policy reads is missing or of another shape, or actions of another number.
+    """
+    there = {name: tuple(space.shape) for name, space in leaves_of(env.observation_space).items()}
+    wanted: dict[str, tuple[int, ...]] = {name: (spec.observation[name],) for name in spec.actor.inputs}
+    wanted |= {name: tuple(shape) for name, shape in spec.images.items()}
+    if spec.encoder is not None:  # which reads all numbers there are
+        wanted |= {name: (width,) for name, width in spec.observation.items()}
+    for name, shape in wanted.items():
+        if there.get(name) != shape:
+            has = ", ".join(f"{name} {list(shape)}" for name, shape in there.items())
+            raise ValueError(f"the exported policy reads '{name}' {list(shape)}; the observation has {has}")
+    space: Any = env.action_space
+    actions = {"categorical": getattr(space, "n", None), "multi_categorical": tuple(getattr(space, "nvec", ()))}
+    of_env = actions.get(spec.head, space.shape and space.shape[0])
+    of_policy = spec.sizes if spec.head == "multi_categorical" else spec.sizes[0]
+    if of_env != of_policy:
+        raise ValueError(f"the exported policy acts by {spec.head} {list(spec.sizes)}, the environment takes {space}")

@@ -1,0 +1,87 @@
+"""Exports and EmbodiChain's files as teachers: they act as the policies that they were made of."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+from test_interop_memory import make_run
+from tiny import NETWORK, tiny
+
+from ejax.config import ConfigError, parse_config
+from ejax.memory import ask, first_memory
+from ejax.training.build import build
+from ejax.training.environments import build_env, sample_obs
+from ejax.training.run_dir import create_run_directory, open_run_directory
+from ejax.training.saved_policy import load_policy
+from interop.checkpoints.exported import read_export
+from interop.embodichain import export_pt
+from interop.export import export_run
+
+
+@pytest.fixture(scope="module", params=["gru", "history"])
+def exported(request: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """``(run, export)`` of a policy with a memory."""
+    folder = tmp_path_factory.mktemp(request.param)
+    run = make_run(folder, request.param)
+    export_run(run, folder / "exported", ["safetensors"])
+    return run, folder / "exported"
+
+
+def test_an_export_remembers_and_acts_as_its_run_does(exported: tuple[Path, Path]) -> None:
+    directory, config = open_run_directory(exported[0])
+    env = build_env(config)
+    policy, params = load_policy(config, env, directory.find("latest", print))
+    theirs, weights = read_export(exported[1], env)
+    obs, answers = jax.random.normal(jax.random.key(1), sample_obs(env, 5).shape), []
+    for each, its_params in ((policy, params), (theirs, weights)):
+        memory = first_memory(each, 5)
+        for number in range(3):
+            distribution, _, memory = ask(each, its_params, obs + number, memory)
+        answers.append(distribution)
+    jax.tree.map(np.testing.assert_array_equal, *answers)
+
+
+def student(teacher: Path, **cfg: Any) -> Any:
+    raw = tiny()
+    raw["algorithm"] = {"name": "distill", "cfg": {"teacher": str(teacher), "batch_size": 16, **cfg}}
+    return raw
+
+
+def test_an_export_for_other_observations_or_a_changed_one_is_refused(exported: tuple[Path, Path]) -> None:
+    export = exported[1]
+    build(parse_config(student(export)))
+    raw = student(export)
+    raw["env"] = {"id": "PlanarReachRL"}
+    with pytest.raises(ConfigError, match=r"reads 'obs' \[14\]; the observation has obs"):
+        build(parse_config(raw))
+    spec = export / "policy.json"
+    text = spec.read_text()
+    spec.write_text(json.dumps({**json.loads(text), "log_std_range": [-9.0, 9.0]}))
+    with pytest.raises(ConfigError, match=r"changed since the export: policy\.json"):
+        build(parse_config(student(export)))
+    spec.write_text(text)
+
+
+def test_embodichains_file_is_a_teacher_of_the_networks_that_it_is_said_to_have(tmp_path: Path) -> None:
+    raw = tiny(tmp_path)
+    raw["policy"] |= {"actor_obs_normalization": False, "log_std_range": [-13.8, 13.8]}
+    config = parse_config(raw)
+    directory = create_run_directory(config, tmp_path / "run")
+    state = build(config).state
+    meta = {"global_step": 32, "num_updates": 1, "best_eval_value": None, "config": config.to_dict()}
+    directory.save(state, meta, keep=1)
+    file = export_pt(tmp_path / "run", tmp_path / "teacher.pt")
+    small = {"type": "mlp", "network_cfg": {"hidden_sizes": [4]}}
+    other = student(file, teacher_policy=raw["policy"])
+    other["policy"] |= {"actor": small, "critic": small}
+    own = build(parse_config(other)).state.own
+    jax.tree.map(np.testing.assert_array_equal, own.params, state.train.params)
+    other["algorithm"]["cfg"]["teacher_policy"] = {"actor": small, "critic": NETWORK}
+    with pytest.raises(ConfigError, match=r"algorithm\.cfg\.teacher: .*the policy needs"):
+        build(parse_config(other))
