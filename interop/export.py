@@ -38,7 +38,7 @@ from ejax.policies.with_memory import ActorCriticWithMemory
 from ejax.training.checkpoint import CheckpointError, verify_checkpoint
 from ejax.training.environments import build_env
 from ejax.training.run_dir import open_run_directory
-from ejax.training.saved_policy import load_policy
+from ejax.training.saved_policy import chosen_checkpoint, load_policy
 from ejax.trust import add_trust_option, trust_words
 from ejax.types import Env, HostEnv, Params, Policy
 from interop.artefacts.cases import Bounds, draw_cases, observe
@@ -98,12 +98,7 @@ def export_run(
     _check_formats(formats)
     directory, config = open_run_directory(run)
     prepare_jax("cpu")
-    if checkpoint is None:
-        checkpoint = "best" if directory.best() else "latest"
-    if checkpoint in ("best", "latest"):
-        path = directory.find(checkpoint, lambda text: print(f"interop.export: {text}", file=sys.stderr))
-    else:
-        path = Path(checkpoint)
+    path = chosen_checkpoint(directory, checkpoint, "interop.export")
     meta = verify_checkpoint(path).meta
     with tempfile.TemporaryDirectory() as scratch:
         env = build_env(config, num_envs=_NUM_ENVS, quarantine=Path(scratch))

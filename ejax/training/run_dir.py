@@ -285,14 +285,18 @@ class RunDirectory:
             if folder.is_dir() and not any(folder.iterdir()):
                 folder.rmdir()
 
-    def find(self, which: str, report: Callable[[str], None]) -> Path:
+    def find(self, which: str | None, report: Callable[[str], None]) -> Path:
         """The newest undamaged checkpoint: ``latest`` or ``best``. Damaged ones are reported and passed over.
 
         Where none that was made along the way is left, the best one is the latest.
 
+        Args:
+            which: None: the best one, or the latest where there is no best.
+
         Raises:
             CheckpointError: there is none.
         """
+        which = which or ("best" if self.best() else "latest")
         candidates = [*self.periodic(), *self.best()] if which == "latest" else self.best()
         for path in candidates:
             try:

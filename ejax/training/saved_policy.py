@@ -97,7 +97,7 @@ def _evaluate_run(
     seed: int | None,
     video: Path | None,
 ) -> dict[str, object]:
-    path = find_checkpoint(directory, checkpoint, "ejax.evaluate")
+    path = chosen_checkpoint(directory, checkpoint, "ejax.evaluate")
     quarantine = directory.path / "quarantine" / "eval"
     slots = min(num_envs, num_episodes) if choice == "fixed" else num_envs
     env = build_env(config, phase="eval", num_envs=slots, quarantine=quarantine)
@@ -144,17 +144,17 @@ def _try_to_record(
         return {"no video": f"{type(error).__name__}: {error}"}
 
 
-def find_checkpoint(directory: RunDirectory, which: str | None, command: str) -> Path:
-    """
+def chosen_checkpoint(directory: RunDirectory, which: str | None, command: str) -> Path:
+    """What ``--checkpoint`` of a command names.
+
     Args:
-        which: ``best``, ``latest`` or a path. None: the best one, or the latest where there is no best.
+        which: as of ``RunDirectory.find``, or a path.
         command: says of damaged ones that they are passed over.
 
     Raises:
         CheckpointError: there is none, or it is damaged.
     """
-    which = which or ("best" if directory.best() else "latest")
-    if which in ("best", "latest"):
+    if which in (None, "best", "latest"):
         return directory.find(which, lambda text: print(f"{command}: {text}", file=sys.stderr))
     return verify_checkpoint(Path(which)).path
 

@@ -20,7 +20,7 @@ from ejax.envs.mujoco.viewer import Window
 from ejax.training.environments import build_env
 from ejax.training.player import Moment, Score, count, play_host, play_pure
 from ejax.training.run_dir import RunDirectory, open_run_directory
-from ejax.training.saved_policy import elsewhere, filmed, find_checkpoint, load_policy
+from ejax.training.saved_policy import chosen_checkpoint, elsewhere, filmed, load_policy
 from ejax.training.touches import HeldCommand, Touch, add_velocity, make_blows, parts_of
 from ejax.types import ChunkedEnv, Env, Params, Policy, PyTree, RenderableEnv
 from ejax.video import with_caption, write_video
@@ -84,7 +84,7 @@ def play_run(
     config = elsewhere(config, overrides)
     if show.randomize and not config.trainer.events.train:
         raise ConfigError([Problem("trainer.events.train", "is empty: there is nothing for --randomize to switch on")])
-    path = find_checkpoint(directory, show.checkpoint, "ejax.play")
+    path = chosen_checkpoint(directory, show.checkpoint, "ejax.play")
     score = Score(tell)
     with exits_are_errors(config.env.id), matmul_precision(config.trainer.matmul_precision, show.device):
         facts = _play(directory, config, path, show, score)

@@ -117,7 +117,7 @@ def find_checkpoint(source: Path, reports: list[str]) -> Path:
     if source.exists() and not (source / "checkpoints").is_dir():
         return source
     directory, _ = open_run_directory(source)
-    return directory.find("best" if directory.best() else "latest", reports.append)
+    return directory.find(None, reports.append)
 
 
 def _params_of(path: Path, there: dict[str, Any], parts: Parts, remedy: str) -> Params:
