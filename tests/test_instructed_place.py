@@ -33,6 +33,7 @@ from ejax.envs.place_instructions import (
     pairs,
     wordings,
 )
+from ejax.envs.randomized import RandomizedEnv
 from ejax.envs.rendered import RenderedEnv
 from ejax.registry import resolve
 from ejax.text import as_text
@@ -102,11 +103,18 @@ def test_the_instructions_are_those_of_training_whatever_is_drawn(drawn: Any) ->
 
 
 def test_the_texts_for_testing_are_all_others_and_wrappers_pass_them_on() -> None:
-    assert set(ENV.held_out_instructions) | set(ENV.instructions) == set(MEANING)
-    assert not set(ENV.held_out_instructions) & set(ENV.instructions)
-    rendered = RenderedEnv("InstructedPlaceRL", action_chunk=2, renderer="raycast")
-    assert rendered.held_out_instructions == ENV.held_out_instructions
-    assert ActionChunk(ENV, 2).held_out_instructions == ENV.held_out_instructions
+    told = describe(ENV)
+    assert {*told.instructions, *told.held_out_instructions} == set(MEANING)
+    assert told.instructions == ENV.instructions and not {*told.instructions} & {*told.held_out_instructions}
+    noise = {"a": {"func": "add_action_noise", "mode": "reset", "params": {"noise": 0.1}}}
+    wrapped = (
+        RenderedEnv("InstructedPlaceRL", action_chunk=2, renderer="raycast"),
+        ActionChunk(ENV, 2),
+        RandomizedEnv(ENV, noise),
+    )
+    for env in wrapped:
+        assert describe(env).instructions == told.instructions
+        assert describe(env).held_out_instructions == told.held_out_instructions
 
 
 def test_an_episode_starts_with_two_cubes_apart_and_three_zones_that_are_free(drawn: Any) -> None:

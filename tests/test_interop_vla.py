@@ -62,7 +62,6 @@ class Talk:
     text: bool = True
     max_episode_steps: int = 4
     action_space = gymnasium.spaces.Box(-1.0, 1.0, (K * A,))
-    instructions = TEXTS
 
     @property
     def observation_space(self) -> gymnasium.spaces.Dict:

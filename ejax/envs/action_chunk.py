@@ -49,16 +49,6 @@ class ActionChunk:
         return self.size
 
     @property
-    def instructions(self) -> tuple[str, ...]:
-        """Texts that an observation may hold; none of most environments."""
-        return getattr(self.env, "instructions", ())
-
-    @property
-    def held_out_instructions(self) -> tuple[str, ...]:
-        """Texts for testing alone."""
-        return getattr(self.env, "held_out_instructions", ())
-
-    @property
     def max_episode_steps(self) -> int:
         return -(-self.env.max_episode_steps // self.size)
 

@@ -164,11 +164,6 @@ class InstructedPlaceRL:
         return tuple(sorted(as_text(data) for data in said))
 
     @property
-    def held_out_instructions(self) -> tuple[str, ...]:
-        """Every text that training does not have, sorted: for encoders that are asked once for each text."""
-        return tuple(sorted(set(MEANING) - set(self.instructions)))
-
-    @property
     def description(self) -> EnvDescription:
         return EnvDescription(
             observation={
@@ -177,6 +172,8 @@ class InstructedPlaceRL:
                 "state": describe_numbers(ROBOT),
             },
             text=("instruction",),
+            instructions=self.instructions,
+            held_out_instructions=tuple(sorted(set(MEANING) - set(self.instructions))),
             action=ACTION,
             control_period=self.control_period,
             parameters=asdict(self),

@@ -95,16 +95,6 @@ class RandomizedEnv:
     def description(self) -> EnvDescription:
         return describe(self.env)
 
-    @property
-    def instructions(self) -> tuple[str, ...]:
-        """Texts that an observation may hold; none of most environments."""
-        return getattr(self.env, "instructions", ())
-
-    @property
-    def held_out_instructions(self) -> tuple[str, ...]:
-        """Texts for testing alone."""
-        return getattr(self.env, "held_out_instructions", ())
-
     @functools.cached_property
     def read(self) -> Events:
         spaces: Mapping[Side, gymnasium.Space[Any]] = {

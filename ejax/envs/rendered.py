@@ -142,16 +142,6 @@ class RenderedEnv:
         return self.action_chunk
 
     @property
-    def instructions(self) -> tuple[str, ...]:
-        """Texts that an observation may hold; none of most environments."""
-        return getattr(self.drawn, "instructions", ())
-
-    @property
-    def held_out_instructions(self) -> tuple[str, ...]:
-        """Texts for testing alone."""
-        return getattr(self.drawn, "held_out_instructions", ())
-
-    @property
     def max_episode_steps(self) -> int:
         return self._stepped.max_episode_steps
 

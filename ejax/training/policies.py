@@ -7,6 +7,7 @@ import jax
 from ejax.config import ConfigError, PolicyConfig, Problem
 from ejax.config.spaces import space_problems
 from ejax.distributions import action_spec
+from ejax.envs.description import describe
 from ejax.policies import ActorCritic, ActorOnly
 from ejax.policies.observations import select_observation
 from ejax.policies.with_memory import ActorCriticWithMemory
@@ -26,7 +27,7 @@ def build_policy(config: PolicyConfig, env: Env | HostEnv) -> Policy:
     """
     if problems := space_problems(config, env.action_space, env.observation_space):
         raise ConfigError(problems)
-    spec = action_spec(env.action_space, squash=config.squash_actions)
+    spec, told = action_spec(env.action_space, squash=config.squash_actions), describe(env)
     offered = {
         "action_spec": spec,
         "observation_space": env.observation_space,
@@ -41,8 +42,8 @@ def build_policy(config: PolicyConfig, env: Env | HostEnv) -> Policy:
         "critic_obs_normalization": config.critic_obs_normalization,
         "vla_config": config.vla_config,
         **config.memories,
-        "instructions": getattr(env, "instructions", ()),
-        "held_out_instructions": getattr(env, "held_out_instructions", ()),
+        "instructions": told.instructions,
+        "held_out_instructions": told.held_out_instructions,
     }
     make = resolve("policy", config.name)
     if config.memories and make in (ActorCritic, ActorOnly):

@@ -15,6 +15,7 @@ from ejax.algorithms.step import RunState
 from ejax.config import ConfigError, PolicyConfig, Problem, RunConfig
 from ejax.config.explain import explain
 from ejax.config.spaces import paths
+from ejax.envs.description import EnvDescription, describe
 from ejax.frozen import thaw
 from ejax.registry import EXPORT, did_you_mean, is_foreign_checkpoint, policy_reader
 from ejax.training.checkpoint import CheckpointError, load_params, verify_checkpoint
@@ -50,8 +51,7 @@ class _Seen:
 
     observation_space: gymnasium.Space[Any]
     action_space: gymnasium.Space[Any]
-    instructions: tuple[str, ...]
-    held_out_instructions: tuple[str, ...]
+    description: EnvDescription
 
 
 def load_teacher(config: RunConfig, env: Env | HostEnv) -> tuple[Teacher, tuple[str, ...]]:
@@ -155,5 +155,4 @@ def _seen(env: Env | HostEnv, path: str | None) -> Any:
         raise ConfigError([Problem("algorithm.cfg.teacher_obs", text)])
     for name in path.split(".") if path else ():
         space = space[name]  # type: ignore[index]  # a Dict, as ``paths`` has seen
-    texts = (getattr(env, name, ()) for name in ("instructions", "held_out_instructions"))
-    return _Seen(space, env.action_space, *texts)
+    return _Seen(space, env.action_space, describe(env))

@@ -10,6 +10,7 @@ import numpy as np
 from flax import struct
 from numpy.typing import NDArray
 
+from ejax.envs.description import EnvDescription
 from ejax.envs.host.pure_host import PureHostEnv
 from ejax.text import as_bytes
 from ejax.types import Array, HostTimestep, Key, PyTree, Timestep
@@ -47,8 +48,8 @@ class PictureTask:
         return gymnasium.spaces.Box(-1.0, 1.0, (2 * self.action_chunk,), np.float32)
 
     @property
-    def instructions(self) -> tuple[str, ...]:
-        return TEXTS
+    def description(self) -> EnvDescription:
+        return EnvDescription(text=("instruction",), instructions=TEXTS)
 
     @property
     def max_episode_steps(self) -> int:
@@ -81,7 +82,7 @@ class PictureTask:
 class BrittlePictures(PureHostEnv):
     """The task outside of the program: the first row's place is NaN in every fifth step."""
 
-    instructions = TEXTS
+    description = EnvDescription(text=("instruction",), instructions=TEXTS)
 
     def __init__(self, num_envs: int) -> None:
         super().__init__(PictureTask(), num_envs)

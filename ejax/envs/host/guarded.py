@@ -17,6 +17,7 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
+from ejax.envs.description import EnvDescription, describe
 from ejax.envs.host.calls import HostEnvError, call_env, described
 from ejax.finite import finite_rows
 from ejax.types import HostEnv, HostTimestep, PyTree, RenderableHostEnv, ReportingHostEnv
@@ -84,14 +85,8 @@ class GuardedEnv:
         return self._env.max_episode_steps
 
     @property
-    def instructions(self) -> tuple[str, ...]:
-        """Texts that an observation may hold; none of most environments."""
-        return getattr(self._env, "instructions", ())
-
-    @property
-    def held_out_instructions(self) -> tuple[str, ...]:
-        """Texts for testing alone."""
-        return getattr(self._env, "held_out_instructions", ())
+    def description(self) -> EnvDescription:
+        return describe(self._env)
 
     @property
     def seeds_rows(self) -> bool:
