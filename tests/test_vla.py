@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from ejax.algorithms.batch import seen_by
 from ejax.algorithms.bc import BCConfig, _choose_frames, bc_loss, chunk_targets
 from ejax.distributions import Normal, executed, kept
 from ejax.policies.vla.config import HeadConfig, VLAConfig
@@ -343,6 +344,28 @@ def test_a_rollout_keeps_the_log_probability_of_a_flow() -> None:
     rollout = make_rollout(policy, params, obs, decision, timestep)
     assert sum(x.size for x in jax.tree.leaves(rollout.distribution)) == 4
     assert np.allclose(rollout.log_prob, policy.apply(params, obs)[0].log_prob(decision), atol=1e-6)
+
+
+def test_large_pictures_are_looked_at_step_by_step_with_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy, obs = small(), observations(batch=(2, 2))
+    params = variables_of(policy)
+    action = policy.apply(params, obs)[0].sample(jax.random.key(0))
+    flags = jnp.zeros((2, 2), bool)
+    timestep = Timestep(obs=obs, reward=jnp.zeros((2, 2)), terminated=flags, truncated=flags, info={}, final_obs=obs)
+    rollout = make_rollout(policy, params, obs, action, timestep)
+    together = seen_by(params, rollout, None, policy=policy)
+    rows: list[int] = []
+    monkeypatch.setattr("ejax.rollout._LARGE_OBS", 1)
+    apply = VLAPolicy.apply
+
+    def counted(self: VLAPolicy, params: Params, obs: PyTree) -> Any:
+        rows.append(obs["image"].ndim)
+        return apply(self, params, obs)
+
+    monkeypatch.setattr(VLAPolicy, "apply", counted)
+    one_by_one = seen_by(params, rollout, None, policy=policy)
+    assert rows == [4]  # traced once, for [N, H, W, 3]
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), together, one_by_one)
 
 
 def test_cloning_a_flow_makes_its_velocity_the_difference_of_action_and_noise() -> None:

@@ -7,6 +7,7 @@ steps that episodes start at. ``look`` asks the policy about either.
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -116,12 +117,18 @@ def step_weight(batch: dict[str, PyTree]) -> Array:
 
 
 def seen_by(params: Params, rollout: Rollout, length: int | None, *, policy: Policy) -> tuple[Array, Array]:
-    """``(log_prob, value)``, [T, N], of other parameters for those that acted. Sequences begin with the memory of the
-    policy that acted, as they do in minibatches."""
+    """``(log_prob, value)``, [T, N], of other parameters for those that acted.
+
+    Pictures are looked at one step of all environments at a time: what a large policy makes of T·N of them at once
+    would take more memory than its training does. Sequences begin with the memory of the policy that acted, as they do
+    in minibatches.
+    """
     seed = {} if rollout.dropout_seed is None else {"dropout_seed": rollout.dropout_seed}
     if length is None:
-        distribution, value = policy.apply(params, rollout.obs, **seed)
-        return distribution.log_prob(rollout.action), value
+        large = has_large_rows(jax.tree.map(lambda x: x[0], rollout.obs))
+        asked = (rollout.obs, rollout.action, seed)
+        seen = partial(_seen_rows, policy, params)
+        return jax.lax.map(seen, asked) if large else seen(asked)
     rows = {"obs": rollout.obs, "action": rollout.action, "first": _first(rollout), **seed}
     steps = jax.tree.map(lambda x: _cut(x, length).reshape(-1, length, *x.shape[2:]).swapaxes(0, 1), rows)
     memory = jax.tree.map(lambda x: x[::length].reshape(-1, *x.shape[2:]), rollout.memory)
@@ -133,6 +140,12 @@ def seen_by(params: Params, rollout: Rollout, length: int | None, *, policy: Pol
         return x.reshape(length, -1, num_envs).swapaxes(0, 1).reshape(-1, num_envs)
 
     return whole(distribution.log_prob(action)), whole(value)
+
+
+def _seen_rows(policy: Policy, params: Params, rows: tuple[PyTree, Array, dict[str, Array]]) -> tuple[Array, Array]:
+    obs, action, seed = rows
+    distribution, value = policy.apply(params, obs, **seed)
+    return distribution.log_prob(action), value
 
 
 def _cut(x: Array, length: int) -> Array:
@@ -149,9 +162,8 @@ def _first(rollout: Rollout) -> Array:
 def reference_log_prob(state: TrainState, rollout: Rollout, *, policy: Policy, kl_coef: float) -> Array | None:
     """log π_ref(action | obs), [T, N]; None where ``kl_coef`` is 0 and nothing reads it.
 
-    Pictures are looked at one step of all environments at a time: what a large policy makes of T·N of them at once
-    would take more memory than its training does. A reference with memory has one of its own: from an episode's start,
-    or from the rollout's where the episode began before it.
+    A reference drops no units. One with memory has a memory of its own: from an episode's start, or from the rollout's
+    where the episode began before it.
 
     Raises:
         ValueError: no reference to measure the divergence to.
@@ -167,13 +179,7 @@ def reference_log_prob(state: TrainState, rollout: Rollout, *, policy: Policy, k
         memory = policy.init_memory(rollout.reward.shape[1])
         distribution, _, _ = policy.apply(state.reference, rollout.obs, memory=memory, first=_first(rollout))
         return distribution.log_prob(rollout.action)
-
-    def of_rows(rows: tuple[PyTree, Array]) -> Array:
-        return policy.apply(state.reference, rows[0])[0].log_prob(rows[1])
-
-    rows = (rollout.obs, rollout.action)
-    large = has_large_rows(jax.tree.map(lambda x: x[0], rollout.obs))
-    return jax.lax.map(of_rows, rows) if large else of_rows(rows)
+    return seen_by(state.reference, replace(rollout, dropout_seed=None), None, policy=policy)[0]
 
 
 def share_out(batch_size: int, num_strata: int | None, was: int, now: int) -> dict[str, int]:
