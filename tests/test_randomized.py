@@ -267,6 +267,16 @@ def test_noise_and_bias_have_the_size_that_is_asked_for() -> None:
     np.testing.assert_allclose((seen - true).std(axis=0), 0.1, rtol=0.1)
 
 
+def test_the_first_noise_is_not_made_of_the_numbers_that_made_the_bias() -> None:
+    both = {"noise": 1.0, "bias_range": [-1.0, 1.0], "distribution": "uniform"}
+    env, plain = point_mass(noise=of("add_observation_noise", **both)), PointMassRL()
+    keys = jax.random.split(KEY, 256)
+    state, seen = jax.vmap(env.reset)(keys)
+    bias = np.asarray(state.drawn["noise"])
+    noise = np.asarray(seen) - np.asarray(jax.vmap(plain.reset)(keys)[1]) - bias
+    assert abs(np.corrcoef(bias[:, 0], noise[:, 0])[0, 1]) < 0.2 and np.abs(noise).max() <= 1.0 + 1e-6
+
+
 def test_an_action_comes_as_late_as_was_drawn_and_a_broken_step_mixes_two() -> None:
     done = []
 

@@ -654,7 +654,7 @@ _ALLOWED = {
     (
         "ejax/weights.py",
         "find_spec",
-    ): "a package that carries weights or robots: a top-level name, which imports nothing",
+    ): "a package that carries files: a top-level name, which imports nothing",
     ("interop/artefacts/formats.py", "find_spec"): "packages that the formats need",
     ("ejax/envs/adapters/worker.py", "pickle.loads"): "what the worker has pickled itself, to see whether that can be",
     ("ejax/data/worker.py", "pickle.loads"): "the order, in a folder of mode 700 that its owner made",

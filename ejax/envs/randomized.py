@@ -27,6 +27,8 @@ LEVEL = "curriculum_level"
 """The metric of a curriculum."""
 _DRAWS = 0x5EED
 """Folded into an episode's key: what is drawn here is drawn apart from the task's own."""
+_SEEN = 0x5EE
+"""Folded into the key of an episode's draws: the noise of its first observation."""
 
 
 @struct.dataclass(kw_only=True)
@@ -121,7 +123,7 @@ class RandomizedEnv:
             num_steps=jnp.zeros((), jnp.int32),
             episode_step=jnp.zeros((), jnp.int32),
         )
-        return state, self._seen(state, obs, jax.random.wrap_key_data(seed))
+        return state, self._first_seen(state, obs)
 
     def carry_over(self, ended: RandomizedState, started: RandomizedState, obs: PyTree) -> tuple[PyTree, PyTree]:
         """The new episode with the level, the steps, and what was drawn at startup of the row."""
@@ -141,7 +143,7 @@ class RandomizedEnv:
         if not looks_back:
             return state, true_obs
         state = replace(state, observations=first(true_obs, self._longest["observation"]))
-        return state, self._seen(state, true_obs, jax.random.wrap_key_data(started.seed))
+        return state, self._first_seen(state, true_obs)
 
     def step(self, state: RandomizedState, action: Array, key: Key) -> tuple[RandomizedState, Timestep]:
         key_events, key_seen = jax.random.split(jax.random.fold_in(key, _DRAWS))
@@ -232,6 +234,10 @@ class RandomizedEnv:
         if "observation" not in self._longest:
             return obs
         return self._late_and_noisy("observation", state, state.observations, key)
+
+    def _first_seen(self, state: RandomizedState, obs: PyTree) -> PyTree:
+        key = jax.random.wrap_key_data(state.seed)
+        return self._seen(state, obs, jax.random.fold_in(key, _SEEN))  # apart from what was drawn for the episode
 
     def _late_and_noisy(self, side: Side, state: RandomizedState, past: PyTree, key: Key) -> PyTree:
         events = self._sensing(side)
