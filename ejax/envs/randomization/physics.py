@@ -105,12 +105,7 @@ def randomize_rigid_object_center_of_mass(
     """An object's centre of mass, moved by what is drawn: [3], m, in its own frame."""
     body = _object(model, entity_cfg)
     draw = read_draw("com_pos_offset_range", com_pos_offset_range, "add", distribution, (3,))
-    nominal = model.body_ipos[body].copy()
-
-    def values(key: Key, level: Array | None) -> dict[str, Array]:
-        return {"body_ipos": draw.value(nominal, draw.sample(key, (3,)), level)}
-
-    return _change(model, values, body_ipos=body)
+    return _vector(model, "body_ipos", body, draw)
 
 
 def randomize_rigid_object_inertia(
@@ -127,16 +122,11 @@ def randomize_rigid_object_inertia(
     """
     body = _object(model, entity_cfg)
     draw = read_draw("inertia_range", inertia_range, operation, distribution, (3,))
-    nominal = model.body_inertia[body].copy()
-    low, high = draw.ends(nominal)
+    low, high = draw.ends(model.body_inertia[body])
     if (low <= 0.0).any() or _breaks_triangle(low, high):
         text = "a body's moments are positive, and none is greater than the sum of the others"
         raise ValueError(f"inertia_range: allows moments from {low} to {high} kg·m²; {text}")
-
-    def values(key: Key, level: Array | None) -> dict[str, Array]:
-        return {"body_inertia": draw.value(nominal, draw.sample(key, (3,)), level)}
-
-    return _change(model, values, body_inertia=body)
+    return _vector(model, "body_inertia", body, draw)
 
 
 def randomize_rigid_object_scale(
@@ -309,12 +299,7 @@ def randomize_gravity(
 ) -> Change:
     """Gravity, [3], m/s²."""
     draw = read_draw("gravity_range", gravity_range, operation, distribution, (3,))
-    nominal = model.opt.gravity.copy()
-
-    def values(key: Key, level: Array | None) -> dict[str, Array]:
-        return {"gravity": draw.value(nominal, draw.sample(key, (3,)), level)}
-
-    return _change(model, values, gravity=slice(None))
+    return _vector(model, "gravity", slice(None), draw)
 
 
 def push_rigid_object_by_setting_velocity(
@@ -411,6 +396,16 @@ def _change(model: mujoco.MjModel, values: Values, **rows: Any) -> Change:
         return replace(physics, parameters={**physics.parameters, **written})
 
     return Change(apply, masks)
+
+
+def _vector(model: mujoco.MjModel, name: str, row: Any, draw: Draw) -> Change:
+    """A change of three numbers of one parameter, each drawn by itself."""
+    nominal = parameter(model, name)[row].copy()
+
+    def values(key: Key, level: Array | None) -> dict[str, Array]:
+        return {name: draw.value(nominal, draw.sample(key, (3,)), level)}
+
+    return _change(model, values, **{name: row})
 
 
 def _masses(
