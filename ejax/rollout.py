@@ -55,10 +55,16 @@ def reset(env: Env, key: Key, num_envs: int, group_size: int = 1) -> EnvCarry:
     return EnvCarry(state=state, obs=obs)
 
 
-def restart(env: Env, ended: EnvCarry, start: EnvCarry) -> EnvCarry:
-    """New episodes after others in the same rows, with what outlasts them (``ejax.types.LastingEnv``)."""
+def restart(env: Env, ended: EnvCarry, start: EnvCarry, group_size: int = 1) -> EnvCarry:
+    """New episodes after others in the same rows, with what outlasts them (``ejax.types.LastingEnv``).
+
+    Args:
+        group_size: as of ``reset``; what outlasts the episode of a group's first row is the whole group's.
+    """
     if not isinstance(env, LastingEnv):
         return start
+    if group_size > 1:
+        ended = jax.tree.map(lambda x: jnp.repeat(x[::group_size], group_size, axis=0), ended)
     num_envs = jax.tree.leaves(start.obs)[0].shape[0]
     state, obs = by_device(jax.vmap(env.carry_over), num_envs)(ended.state, start.state, start.obs)
     return replace(start, state=state, obs=obs)

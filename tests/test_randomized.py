@@ -25,7 +25,7 @@ from ejax.envs.push_cube import PushCubeRL
 from ejax.envs.randomization.draws import read_draw
 from ejax.envs.randomized import LEVEL, RandomizedEnv
 from ejax.envs.rendered import RenderedEnv
-from ejax.rollout import EnvCarry, reset, starts_of, step
+from ejax.rollout import EnvCarry, reset, restart, starts_of, step
 from ejax.run import train
 from ejax.training.environments import build_env
 from ejax.types import Timestep
@@ -339,6 +339,15 @@ def test_a_curriculum_by_steps_widens_what_is_drawn_and_outlives_episodes() -> N
         levels.append(float(steps[-1].info["metrics"][LEVEL][0]))
     np.testing.assert_allclose(masses, [2.0, 2.5, 3.0, 3.5, 4.0], rtol=1e-6)
     assert levels == [0.25, 0.5, 0.75, 1.0, 1.0]
+
+
+def test_a_group_that_shares_its_start_shares_what_outlasts_episodes() -> None:
+    env = point_mass(harder=of("curriculum", by="success"))
+    start = reset(env, KEY, 4, 2)
+    level = jnp.array([0.1, 0.9, 0.3, 0.5])
+    ended = replace(start, state=replace(start.state, level=level))
+    np.testing.assert_array_equal(restart(env, ended, start).state.level, level)
+    np.testing.assert_array_equal(restart(env, ended, start, 2).state.level, level[jnp.array([0, 0, 2, 2])])
 
 
 def test_a_curriculum_by_success_follows_the_rows_own_episodes() -> None:

@@ -158,7 +158,7 @@ def make_rollout_step(
         envs, episodes = state.envs, state.episodes
         if starts.restart:
             start = reset(env, key_reset, episodes.current_return.shape[0], starts.group_size)
-            envs = with_memory(restart(env, envs, start), policy)
+            envs = with_memory(restart(env, envs, start, starts.group_size), policy)
             episodes = drop_current_episodes(episodes)
         rollout, envs = unroll(
             policy,
