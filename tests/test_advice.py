@@ -118,6 +118,17 @@ def test_what_is_advised_to_be_installed_can_be(module: str) -> None:
             assert set(filter(None, found[1].split(","))) <= set(extras) and found["where"], f"{module}:{line}"
 
 
+@pytest.mark.parametrize("folder", ["configs", "docs", "examples", "benchmarks"])
+def test_what_is_written_to_be_installed_can_be(folder: str) -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    files = [path for path in (ROOT / folder).rglob("*") if path.suffix in (".yaml", ".json", ".md", ".py")]
+    for path in (*files, ROOT / "README.md"):
+        text = path.read_text()
+        assert not re.search(r"pip install \S*ejax", text), path
+        for found in re.finditer(r"pip install -e [\"']\.\[([\w,]*)\]", text):
+            assert set(found[1].split(",")) <= set(extras), path
+
+
 def test_wrong_advice_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "device.py"
     monkeypatch.setitem(FILES, "ejax.device", file)  # train, export and others use it
