@@ -1,9 +1,12 @@
 """All that only a GPU can tell, in one call. ``--dry-run`` tries the same on the CPU, with tiny sizes.
 
 numerics    the same training and the same gradient on CPU and GPU, in every matmul precision: how far they part
+physics     one control step of PushCube on MJX and on Warp beside the C engine's, also with randomized parameters
 throughput  env steps per second of training, collection and update, over num_envs; seconds to compile, peak memory
 update      one PPO update alone, beside the bound from preflight's counts and its estimate of launches
 preflight   the memory and the kernels that preflight foretells, beside what happened
+pictures    the ray caster's pictures per second
+vla         the vision-language-action policy that one card is to carry: decisions per second, memory beside the plan
 peers       Brax's own PPO, with Brax's and with Playground's environments, beside training here of the same size
 
 Each measurement is a process of its own, since a peak of memory is one of a process and a GPU that has failed stays so.
@@ -26,12 +29,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 from statistics import median
 from typing import Any, get_args
 
 CONFIGS = Path(__file__).parents[1] / "configs"
+ASSETS = Path(__file__).parents[1] / "ejax" / "envs" / "assets"
 REPEATS = 3
 """Timings of each measurement, of which the median is reported."""
 PACKAGES = (
@@ -102,6 +106,8 @@ def main() -> int:
     target = args.target or _target(machine["device"])
     found: dict[str, Any] = {"dry_run": args.dry_run, "machine": machine, "measurements": []}
     for each in plan(args.parts, size, device, target):
+        if not any(text in each.label for text in args.only):
+            continue
         result = {"skipped": each.skipped} if each.skipped else _run(each, device, args.limit)
         found["measurements"].append({"part": each.part, "label": each.label, **each.arguments, "result": result})
         print(f"{each.part}: {each.label}: {_line(result)}", flush=True)
@@ -124,6 +130,15 @@ def _plan_numerics(size: Size, device: str, target: str | None) -> Iterator[Meas
     yield Measurement("numerics", f"PointMass, {size.num_envs[0]} envs", "numerics", arguments)
     if device == "cpu":
         yield Measurement("numerics", "CPU against GPU", "numerics", {}, skipped="needs a GPU; the CPU stood in for it")
+
+
+def _plan_physics(size: Size, device: str, target: str | None) -> Iterator[Measurement]:
+    del target
+    for engine in ("mjx", "warp"):
+        for randomized in (False, True):
+            arguments = {"engine": engine, "randomized": randomized, "num_rows": size.large, "device": device}
+            label = f"{engine}{', randomized' if randomized else ''}, {size.large:,} rows"
+            yield Measurement("physics", label, "physics", arguments, skipped=_lacking(engine))
 
 
 def _plan_throughput(size: Size, device: str, target: str | None) -> Iterator[Measurement]:
@@ -161,6 +176,21 @@ def _plan_preflight(size: Size, device: str, target: str | None) -> Iterator[Mea
         yield Measurement("preflight", f"{label}, happened", "traced", arguments, without_graphs, _lacking(engine))
 
 
+def _plan_pictures(size: Size, device: str, target: str | None) -> Iterator[Measurement]:
+    del target
+    for pixels in (64, 128):
+        arguments = {"num_rows": size.large, "pixels": pixels, "device": device}
+        yield Measurement("pictures", f"{size.large:,} of {pixels} x {pixels}", "pictures", arguments)
+
+
+def _plan_vla(size: Size, device: str, target: str | None) -> Iterator[Measurement]:
+    config = "instructed_place/grpo_h100.yaml"
+    more = ["trainer.enable_eval=false", "trainer.updates_per_dispatch=1", *(_VLA_TINY if size is TINY else [])]
+    yield _foretell("vla", "302 M, foretold", config, ["trainer.device=cpu", *more], target)
+    arguments = {"config": config, "overrides": [f"trainer.device={device}", *more], "repeats": 2}
+    yield Measurement("vla", "302 M, happened", "throughput", arguments)
+
+
 def _plan_peers(size: Size, device: str, target: str | None) -> Iterator[Measurement]:
     del target
     # ``float32`` is TF32 to JAX on a GPU, and so to the peers
@@ -192,12 +222,18 @@ _ENVS: tuple[tuple[str, str, str | None], ...] = (
     ("CartPole on warp", "cart_pole/ppo.yaml", "warp"),
     ("PushCube on mjx", "push_cube/ppo.yaml", "mjx"),
     ("PushCube on warp", "push_cube/ppo.yaml", "warp"),
+    ("PushCube randomized on mjx", "push_cube/ppo_randomized.yaml", "mjx"),
+    ("PushCube randomized on warp", "push_cube/ppo_randomized.yaml", "warp"),
+    ("Quadruped on warp", "locomotion/quadruped.yaml", "warp"),
 )
 PLANS: dict[str, Callable[[Size, str, str | None], Iterator[Measurement]]] = {
     "numerics": _plan_numerics,
+    "physics": _plan_physics,
     "throughput": _plan_throughput,
     "update": _plan_update,
     "preflight": _plan_preflight,
+    "pictures": _plan_pictures,
+    "vla": _plan_vla,
     "peers": _plan_peers,
 }
 # The peers' sizes: Brax's environment at FULL's, Playground's with its own parameters for it. Both as Brax names them:
@@ -206,6 +242,11 @@ _PEER_SIZE = {
     "Brax": replace(FULL, num_envs=(2048,), large=2048),
     "Playground": Size((2048,), 2048, 480, 16, "algorithm.cfg.num_mini_batches=32", 1),
 }
+_VLA_TINY = [
+    *("trainer.num_envs=8", "trainer.buffer_size=2", "algorithm.cfg.batch_size=8", "env.cfg.width=32"),
+    *("env.cfg.height=32", "env.cfg.wrist={width: 32, height: 32}", "policy.vla_config.model_config.width=32"),
+    *("policy.vla_config.model_config.depth=1", "policy.vla_config.model_config.num_heads=2"),
+]
 _PEER_TINY = replace(TINY, minibatches="algorithm.cfg.num_mini_batches=2")
 _PEER_NETWORKS = {
     "Brax": [f"policy.{each}.network_cfg.hidden_sizes=[64,64]" for each in ("actor", "critic")],
@@ -249,14 +290,84 @@ def measure_numerics(config: str, overrides: list[str]) -> dict[str, Any]:
     return result
 
 
-def measure_throughput(config: str, overrides: list[str]) -> dict[str, Any]:
-    """Env steps per second of training, after one dispatch to warm up."""
+def measure_physics(engine: Any, randomized: bool, num_rows: int, device: str) -> dict[str, Any]:
+    """Each row's largest difference from the C engine after one control step, in eight steps to random targets.
+
+    The solver may iterate until it is done: the task's own 5 iterations are too few at times, and each engine stops
+    elsewhere.
+    """
+    import jax
+    import jax.numpy as jnp
+    import mujoco
+    import numpy as np
+
+    from ejax.envs.mujoco.engine import Physics, load_model
+    from ejax.envs.push_cube import PushCubeRL
+    from ejax.rollout import reset
+
+    cpu, other = jax.devices("cpu")[0], jax.devices(device)[0]
+    names = ("body_mass", "body_inertia", "geom_friction", "dof_damping", "dof_armature") if randomized else ()
+    with jax.default_device(cpu):
+        env = PushCubeRL(physics="mujoco")
+        spec = mujoco.MjSpec.from_file(str(ASSETS / "push_cube.xml"))
+        spec.option.iterations = spec.option.ls_iterations = 20
+        spec.compile()
+        physics = Physics(str(spec.to_xml()), "mujoco", env.sim_steps_per_control)
+        start = reset(env, jax.random.key(0), num_rows).state.physics
+        key = jax.random.key(1)
+        factors = {}
+        for name in names:
+            key, drawn = jax.random.split(key)
+            base = jnp.asarray(getattr(load_model(physics.asset), name), jnp.float32)
+            factors[name] = base * jax.random.uniform(drawn, (num_rows, *[1] * base.ndim), minval=0.7, maxval=1.4)
+        start = start.replace(parameters=factors)
+        ranges = load_model(physics.asset).actuator_ctrlrange
+        ctrl = jax.random.uniform(jax.random.key(2), (num_rows, len(ranges)), minval=-0.5, maxval=0.5)
+        ctrl = jnp.clip(ctrl + start.qpos[:, : len(ranges)], *ranges.T)
+        states = [start]
+        for _ in range(8):
+            states.append(jax.jit(jax.vmap(physics.step))(states[-1], ctrl))
+    step = jax.jit(jax.vmap(replace(physics, engine=engine).step))
+    apart: dict[str, list[Any]] = {"qpos": [], "qvel": []}
+    for before, after in pairwise(states):
+        found = step(*jax.device_put((before, ctrl), other))
+        for name, differences in apart.items():
+            differences.append(np.abs(np.asarray(getattr(found, name)) - np.asarray(getattr(after, name))).max(axis=1))
+    return {
+        f"{name}_{which}": float(take(np.concatenate(found)))
+        for name, found in apart.items()
+        for which, take in (("median", np.median), ("p99", lambda x: np.quantile(x, 0.99)), ("worst", np.max))
+    }
+
+
+def measure_pictures(num_rows: int, pixels: int, device: str) -> dict[str, Any]:
+    """Pictures per second of PickPlaceRL, each state drawn at once."""
+    import jax
+
+    from ejax.envs.pick_place import PickPlaceRL
+    from ejax.envs.rendered import draw_state
+    from ejax.experts.pick_place import CAMERA
+
+    with jax.default_device(jax.devices(device)[0]):
+        env = PickPlaceRL(physics="mjx")
+        state, _ = jax.jit(jax.vmap(env.reset))(jax.random.split(jax.random.key(0), num_rows))
+        draw = jax.jit(jax.vmap(lambda state: draw_state(env, state, pixels, pixels, CAMERA)))
+        seconds = []
+        for _ in range(2 + 3 * REPEATS):
+            began = time.perf_counter()
+            jax.block_until_ready(draw(state))
+            seconds.append(time.perf_counter() - began)
+    return {"pictures_per_s": num_rows / median(seconds[2:]), "seconds": seconds, "peak_bytes": _peak_bytes()}
+
+
+def measure_throughput(config: str, overrides: list[str], repeats: int = REPEATS) -> dict[str, Any]:
+    """Env steps (with chunks: decisions) per second of training, after one dispatch to warm up."""
     import jax
     import numpy as np
 
     training = _Training(config, overrides)
     seconds = []
-    for _ in range(1 + REPEATS):
+    for _ in range(1 + repeats):
         began = time.perf_counter()
         training.advance()
         seconds.append(time.perf_counter() - began)
@@ -580,6 +691,8 @@ def _figure(name: str, value: Any) -> str:
         return f"peak {value / 2**20:,.1f} MiB"
     if name in ("update_s", "bound_s", "launches_s"):
         return f"{name.removesuffix('_s')} {1e3 * value:.3g} ms"
+    if name.startswith(("qpos_", "qvel_")):
+        return f"{name} {value:.1e}"
     return f"{name} {value:,.1f}" if isinstance(value, float) else f"{name} {value}"
 
 
@@ -617,6 +730,9 @@ def _version(package: str) -> str | None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", nargs="+", choices=list(PLANS), default=list(PLANS), help="default: all, in order")
+    parser.add_argument(
+        "--only", nargs="+", default=[""], metavar="TEXT", help="only those with one of them in their label"
+    )
     parser.add_argument("--num-envs", nargs="+", type=int, metavar="N", help=f"default: {FULL.num_envs}")
     parser.add_argument("--target", metavar="CARD", help="as in ejax.preflight (default: the card that is here)")
     parser.add_argument("--limit", type=float, default=600.0, metavar="S", help="of one measurement (default: 600)")

@@ -1,4 +1,7 @@
-"""Tests run on the CPU, as if it were four devices, and strictly: what JAX or Python only warns about is an error."""
+"""Tests run on the CPU, as if it were four devices, and strictly: what JAX or Python only warns about is an error.
+
+``EJAX_TEST_PLATFORMS=cuda,cpu`` runs those that need no more than one device on a GPU, the engines' among them.
+"""
 
 import atexit
 import os
@@ -7,7 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["JAX_PLATFORMS"] = os.environ.get("EJAX_TEST_PLATFORMS", "cpu")
 os.environ["XLA_FLAGS"] = (
     f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=4"
     # most of the time goes into compilation, of which these take two fifths

@@ -61,4 +61,4 @@ def test_every_config_that_it_would_train_is_valid(gpu: Any, size: str) -> None:
     for each in planned:
         if "config" in each.arguments:
             config = load_config(gpu.CONFIGS / each.arguments["config"], each.arguments["overrides"])
-            assert config.algorithm.name == "ppo"
+            assert config.algorithm.name == ("grpo" if each.part == "vla" else "ppo")

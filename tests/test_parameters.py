@@ -13,6 +13,7 @@ from test_mujoco import C_ENGINE, assert_same_bits, sweep, trajectory
 
 from ejax.envs.manager.embodied import EmbodiedEnv
 from ejax.envs.manager.grasp_scene import make_model
+from ejax.envs.mujoco.choice import Engine, how_to_install
 from ejax.envs.mujoco.engine import Physics, PhysicsState, load_accelerated_model, load_model, load_parametric_model
 from ejax.envs.mujoco.parameters import FIELDS, ModelRows, constants, parameter
 from ejax.types import Array
@@ -177,12 +178,14 @@ def test_mjx_derives_what_mj_set_const_does(asset: str) -> None:
         np.testing.assert_allclose(value, expected, rtol=2e-4, atol=1e-5 * np.abs(expected).max(), err_msg=name)
 
 
-def test_mjx_follows_the_c_engine_with_every_parameter() -> None:
-    pytest.importorskip("mujoco.mjx")
+@pytest.mark.parametrize("engine", ["mjx", "warp"])
+def test_an_accelerated_engine_follows_the_c_engine_with_every_parameter(engine: Engine) -> None:
+    if how := how_to_install(engine):
+        pytest.skip(f"{engine} is not installed: {how}")
     names = tuple(name for name in FIELDS if name not in ("geom_size", "geom_rbound", "geom_aabb", "geom_pos"))
     state, ctrl = rolling(4, names)
     expected = jax.vmap(BALL.step)(state, ctrl)
-    found = jax.jit(jax.vmap(replace(BALL, engine="mjx").step))(state, ctrl)
+    found = jax.jit(jax.vmap(replace(BALL, engine=engine).step))(state, ctrl)
     np.testing.assert_allclose(found.qpos, expected.qpos, atol=2e-6)
     np.testing.assert_allclose(found.qvel, expected.qvel, atol=2e-4)
     assert found.parameters.keys() == expected.parameters.keys() == set(names)
