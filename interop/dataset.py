@@ -18,7 +18,7 @@ import torch
 from tensordict import TensorDict
 from torch.utils.data import IterableDataset, get_worker_info
 
-from ejax.data import ChunkSizeSampler, SamplingMode
+from ejax.data import ChunkSizeSampler, SamplingMode, SequenceSpecCfg
 from ejax.data import OnlineDataset as NumpyDataset
 from ejax.data.dataset import ChunkSource
 
@@ -30,7 +30,7 @@ class OnlineDataset(IterableDataset):
 
     Args:
         transform: called last with each TensorDict; its result is yielded.
-        engine, chunk_size, batch_size, sampling_mode, seed: as for ``ejax.data.OnlineDataset``.
+        engine, chunk_size, batch_size, sampling_mode, sequence, seed: as for ``ejax.data.OnlineDataset``.
 
     Raises:
         ValueError, TypeError: a value outside its range.
@@ -39,15 +39,18 @@ class OnlineDataset(IterableDataset):
     def __init__(
         self,
         engine: ChunkSource,
-        chunk_size: int | ChunkSizeSampler,
+        chunk_size: int | ChunkSizeSampler | None = None,
         batch_size: int | None = None,
         transform: Transform | None = None,
         sampling_mode: SamplingMode = "episode",
         *,
+        sequence: SequenceSpecCfg | None = None,
         seed: int = 0,
     ) -> None:
         self.transform = transform
-        self._chunks = NumpyDataset(engine, chunk_size, batch_size, sampling_mode=sampling_mode, seed=seed)
+        self._chunks = NumpyDataset(
+            engine, chunk_size, batch_size, sampling_mode=sampling_mode, sequence=sequence, seed=seed
+        )
 
     def __iter__(self) -> Iterator[TensorDict]:
         worker = get_worker_info()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ejax.data.buffer import Layout, TrajectoryBuffer, attach, create_block
 from ejax.data.chunks import MODES, check_request, draw_windows, find_runs, window_mask
 from ejax.data.reader import ChunkReader
-from ejax.data.task import Episode, EpisodeSpec, flatten, nest
+from ejax.data.task import Episode, EpisodeSpec, Origin, flatten, nest
 
 SPEC = EpisodeSpec({"obs/x": ((2,), "float32"), "t": ((), "int64")}, {"name": ((), "S8")})
 
@@ -32,7 +32,7 @@ def episode(length: int, value: float = 0.0, segment_id: Any | None = None) -> E
 
 
 def write(buffer: TrajectoryBuffer, row: int, *args: Any, **kwargs: Any) -> None:
-    buffer.write(row, episode(*args, **kwargs), index=row, seed=row, written_at=1.5)
+    buffer.write(row, episode(*args, **kwargs), Origin(row, row, 1, 7), index=row, written_at=1.5)
 
 
 def fill(buffer: Any, length: int = 50) -> None:
@@ -260,7 +260,7 @@ def test_an_episode_that_is_not_the_specs_is_refused_and_the_row_stays(
     before = {path: array.copy() for path, array in buffer.frames.items()}
     given = {"frames": {"obs/x": np.zeros((3, 2)), "t": np.arange(3)}, "fields": {"name": b"push"}} | changed
     with pytest.raises(ValueError, match=message):
-        buffer.write(0, Episode(**given), index=1, seed=1, written_at=0.0)
+        buffer.write(0, Episode(**given), Origin(1), index=1, written_at=0.0)
     assert buffer.version[0] == 2
     for path, array in buffer.frames.items():
         np.testing.assert_array_equal(array, before[path])

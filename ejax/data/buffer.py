@@ -22,9 +22,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ejax.data.chunks import Windows
+from ejax.data.context import padding
 from ejax.data.leftovers import block_name
 from ejax.data.rows import check_episode, frame_numbers
-from ejax.data.task import EPISODE_FIELDS, FRAME_FIELDS, Episode, EpisodeSpec, Field
+from ejax.data.task import EPISODE_FIELDS, FRAME_FIELDS, Episode, EpisodeSpec, Field, Origin
 
 _ALIGNMENT = 64
 _KEEPS_ORDER = platform.machine() in ("x86_64", "AMD64")
@@ -78,7 +80,7 @@ class TrajectoryBuffer:
         self.control: dict[str, NDArray[Any]] = _below("control:", views)
         self._memory = memory
 
-    def write(self, row: int, episode: Episode, *, index: int, seed: int, written_at: float) -> None:
+    def write(self, row: int, episode: Episode, origin: Origin, *, index: int, written_at: float) -> None:
         """Put an episode into a row. Until it is complete, the row cannot be drawn from.
 
         Raises:
@@ -87,7 +89,7 @@ class TrajectoryBuffer:
         arrays, fields = check_episode(episode, self.layout.spec, self.layout.num_frames)
         length = len(next(iter(arrays.values())))
         arrays |= frame_numbers(episode, length)
-        numbers: dict[str, Any] = {"length": length, "index": index, "seed": seed, "written_at": written_at}
+        numbers: dict[str, Any] = {"length": length, "index": index, "written_at": written_at, **origin._asdict()}
         with self.writing(row):
             self.frames["valid"][row] = False
             for path, values in arrays.items():
@@ -134,13 +136,32 @@ class TrajectoryBuffer:
         frames = {path: np.empty((count, chunk_size, *a.shape[2:]), a.dtype) for path, a in self.frames.items()}
         return frames, {path: np.empty((count, *a.shape[1:]), a.dtype) for path, a in self.episode.items()}
 
+    def gather_around(self, windows: Windows, size: int) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
+        """As ``gather``, of windows of ``size`` frames that may reach beyond what is to be drawn of their rows."""
+        step = windows.start[:, None] + np.arange(size)
+        outside = (step < windows.begin[:, None]) | (step >= windows.end[:, None])
+        step = np.clip(step, 0, self.layout.num_frames - 1)
+        frames = {}
+        for path, array in self.frames.items():
+            frames[path] = array[windows.row[:, None], step]
+            frames[path][outside] = padding(path, array.dtype)
+        return frames, {path: array[windows.row] for path, array in self.episode.items()}
+
     def copy_window(
-        self, row: int, start: int, into: tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]], place: int
+        self,
+        windows: Windows,
+        which: int,
+        into: tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]],
+        place: int,
     ) -> None:
-        """Copy one window to ``place`` in the arrays of ``empty``."""
+        """Copy window number ``which`` to ``place`` in the arrays of ``empty``."""
         frames, fields = into
+        row, start, begin, end = (int(each[which]) for each in windows)
         for path, target in frames.items():
-            target[place] = self.frames[path][row, start : start + target.shape[1]]
+            size, source = target.shape[1], self.frames[path]
+            first, behind = np.clip([begin - start, end - start], 0, size)
+            target[place, :first] = target[place, behind:] = padding(path, source.dtype)
+            target[place, first:behind] = source[row, start + first : start + behind]
         for path, target in fields.items():
             target[place] = self.episode[path][row]
 

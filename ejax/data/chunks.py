@@ -7,7 +7,8 @@ A window is C frames of one row, all of them valid. Modes:
     boundary   ``segment_id`` changes at least once inside
 
 A draw takes a row uniformly among the rows that have a window, then a window of that row uniformly: long episodes are
-not favoured over short ones. Source: the rule of EmbodiChain 0.2.4.
+not favoured over short ones. Source: the rule of EmbodiChain 0.2.4. Windows that may reach beyond an episode are those
+of ``ejax.data.context``.
 
 R rows, T frames a row, C frames a chunk, B draws.
 """
@@ -21,6 +22,14 @@ SamplingMode = Literal["episode", "segment", "boundary"]
 MODES: tuple[SamplingMode, ...] = get_args(SamplingMode)
 
 
+class DataUnavailableError(RuntimeError):
+    """No window of the kind that was asked for, in the episodes that are there now."""
+
+
+class DataBudgetExhaustedError(RuntimeError):
+    """The episodes that are there may not be drawn from often enough for a whole batch; see ``ejax.data.quota``."""
+
+
 class Runs(NamedTuple):
     """Lengths, in frames, of the runs that begin at each frame; [R, T] int64."""
 
@@ -30,6 +39,15 @@ class Runs(NamedTuple):
     """Those of them that share this frame's ``segment_id``."""
     segment: NDArray[np.int64]
     """As ``same``, and 0 where the id is negative."""
+
+
+class Windows(NamedTuple):
+    """Frames [start, start + C) of rows, of which those of [begin, end) are drawn, and the others padded; each [B]."""
+
+    row: NDArray[np.int64]
+    start: NDArray[np.int64]
+    begin: NDArray[np.int64]
+    end: NDArray[np.int64]
 
 
 def find_runs(valid: NDArray[np.bool_], segment_id: NDArray[np.integer]) -> Runs:
@@ -57,13 +75,17 @@ def draw_windows(
     Args:
         mask: [R, T] from ``window_mask``, with at least one True.
     """
-    counts = mask.sum(axis=1)
-    (rows,) = counts.nonzero()
+    rows = np.flatnonzero(mask.any(axis=1))
     chosen = rows[rng.integers(len(rows), size=count)]
-    nth = rng.integers(counts[chosen])
+    return chosen, draw_starts(mask, chosen, rng)
+
+
+def draw_starts(mask: NDArray[np.bool_], rows: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
+    """The first frame [B] of a window of each of ``rows`` [B], each of which has one."""
+    counts = mask.sum(axis=1)
+    nth = rng.integers(counts[rows])
     before = np.cumsum(counts) - counts
-    starts = np.flatnonzero(mask)[before[chosen] + nth] % mask.shape[1]
-    return chosen, starts
+    return np.flatnonzero(mask)[before[rows] + nth] % mask.shape[1]
 
 
 def check_request(batch_size: Any, chunk_size: Any, mode: Any, num_frames: int) -> None:

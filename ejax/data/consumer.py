@@ -8,6 +8,7 @@ import numpy as np
 from ejax.data.buffer import attach
 from ejax.data.control import Control
 from ejax.data.demand import DemandWriter
+from ejax.data.quota import QUOTA, Quota
 from ejax.data.reader import ChunkReader
 from ejax.data.supervisor import Ticket
 from ejax.data.worker import DEMAND
@@ -24,7 +25,10 @@ class Consumer:
         self.pid = os.getpid()
         self.buffer = attach(ticket.block, ticket.layout)
         self.control = Control(self.buffer)
-        self.reader = ChunkReader(self.buffer)
+        budget, quota = ticket.episode_sample_budget, None
+        if budget is not None:
+            quota = Quota(self.buffer.control["charged"], ticket.folder / QUOTA, budget)
+        self.reader = ChunkReader(self.buffer, quota)
         self.demand = DemandWriter(ticket.folder / DEMAND)
         self.rng = np.random.default_rng()
 
@@ -34,14 +38,16 @@ class Consumer:
         ``data/fill`` share of rows that hold an episode; ``data/episodes`` and ``data/failed_attempts`` so far;
         ``data/success_rate`` of the expert; ``data/episodes_per_s`` while it works; ``data/fills`` of the buffer;
         ``data/samples`` chunks drawn by all; ``data/samples_per_s`` since the engine was ready; ``data/age_s`` mean
-        time since the rows were written; ``data/redrawn`` chunks that this process drew again.
+        time since the rows were written; ``data/redrawn`` chunks that this process drew again; with an
+        ``episode_sample_budget``, ``data/chunks_left`` that the present episodes may still be drawn for.
         """
         count, time_of = self.control.count, self.control.time
         full = self.buffer.version > 1
         now, ready_at, busy = time.time(), time_of("ready_at"), time_of("generating_s")
         episodes, failures, samples = count("episodes"), count("failures"), count("samples")
         written_at = self.buffer.episode["written_at"][full]
-        return {
+        left = {} if self.reader.quota is None else {"data/chunks_left": float(self.reader.chunks_left())}
+        return left | {
             "data/fill": float(full.mean()),
             "data/episodes": float(episodes),
             "data/failed_attempts": float(failures),

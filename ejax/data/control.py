@@ -21,7 +21,7 @@ from ejax.data.task import Field
 
 _COUNTS = ("phase", "pid", "beat", "episodes", "failures", "fills", "samples", "failure_size")
 _TIMES = ("ready_at", "generating_s")
-_OWNER = ("verdict", "failure_size")
+_OWNER = ("verdict", "failure_size", "requested")
 
 CONTROL: tuple[tuple[str, Field], ...] = (
     ("counts", ((len(_COUNTS),), "int64")),
@@ -83,6 +83,15 @@ class Control:
         self._owner[_OWNER.index("failure_size")] = len(failure)
         fence()
         self._owner[_OWNER.index("verdict")] = CONDEMNED
+
+    @property
+    def requested(self) -> int:
+        """The filling of the buffer that the owner has asked for; 0: none."""
+        return int(self._owner[_OWNER.index("requested")])
+
+    def request(self, generation: int) -> None:
+        """Called only in the owner."""
+        self._owner[_OWNER.index("requested")] = generation
 
     def publish_stop(self) -> None:
         self._owner[_OWNER.index("verdict")] = STOPPED

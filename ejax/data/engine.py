@@ -10,22 +10,26 @@ another process draws. Names and rules are EmbodiChain's.
 """
 
 import atexit
+import math
 import os
+import secrets
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, NoReturn, Self
+from typing import Any, Literal, NoReturn, Self
 
 import numpy as np
 
-from ejax.data.chunks import SamplingMode, check_request
+from ejax.data.chunks import SamplingMode, check_count, check_request
 from ejax.data.consumer import Consumer
+from ejax.data.context import SequenceSpecCfg
 from ejax.data.control import Control, EngineState
 from ejax.data.engine_config import OnlineDataEngineCfg
+from ejax.data.events import LifecycleEvent
 from ejax.data.failures import OnlineDataWorkerError, pack_failure, raise_failure
 from ejax.data.supervisor import StartCancelledError, Supervisor, Ticket
 from ejax.data.taking import Taken, take_episodes
@@ -33,7 +37,7 @@ from ejax.data.taking import Taken, take_episodes
 _GIVE_UP_S = 10.0
 """Time for ``start`` to notice that it is cancelled, in s, in addition to ending its worker."""
 _POLL_S = 0.005
-"""Polling interval of ``episodes``, in s."""
+"""Polling interval of ``episodes`` and ``wait_for_generation``, in s."""
 _GRACE_S = 1.0
 """Time that a consumer which finds the worker gone waits for the owner's explanation, in s."""
 
@@ -43,15 +47,18 @@ class OnlineDataEngine:
 
     def __init__(self, cfg: OnlineDataEngineCfg) -> None:
         self.cfg = cfg
+        self.run_id = secrets.randbits(63)
+        """Tells the episodes of this engine from those of others, in ``episode/run_id``."""
         self._owner_pid: int | None = os.getpid()
         """None: a copy that was pickled."""
         self._phase: EngineState | None = EngineState.CREATED
         """None: ask the shared memory."""
-        self._lock = threading.Lock()
+        self._lock, self._requesting = threading.Lock(), threading.Lock()
         self._cancelled, self._settled = threading.Event(), threading.Event()
         self._supervisor: Supervisor | None = None
         self._ticket: Ticket | None = None
         self._consumer: Consumer | None = None
+        self._events: list[LifecycleEvent] = []
         self._reported = False
 
     @property
@@ -91,10 +98,13 @@ class OnlineDataEngine:
                 cfg.task_cfg,
                 num_rows=cfg.buffer_size,
                 num_frames=cfg.max_episode_steps,
-                refill_threshold=cfg.refill_threshold,
+                refill_threshold=cfg.refill_threshold if cfg.refill_policy == "sample_threshold" else None,
                 max_generation_attempts=cfg.max_generation_attempts,
                 seed=cfg.seed,
+                run_id=self.run_id,
                 worker_timeout=cfg.worker_timeout,
+                episode_sample_budget=cfg.episode_sample_budget,
+                lifecycle_event_capacity=cfg.lifecycle_event_capacity,
             )
             self._finalizer = weakref.finalize(self, _abandon, self._supervisor, cfg.shutdown_timeout, os.getpid())
             self._finalizer.atexit = False  # its own hook may come after multiprocessing's; this one does not:
@@ -142,6 +152,7 @@ class OnlineDataEngine:
             except BaseException:
                 self._phase, self._reported = EngineState.FAILED, True
                 raise
+            self._events += supervisor.pop_events()
             self._supervisor = self._ticket = self._consumer = None  # and with them the memory
             self._finalizer.detach()
             atexit.unregister(self._finalizer)
@@ -170,7 +181,8 @@ class OnlineDataEngine:
             episode fields [B, ...].
 
         Raises:
-            RuntimeError: the engine is not READY, or no row has such a window.
+            RuntimeError: the engine is not READY. DataUnavailableError: no row has such a window.
+                DataBudgetExhaustedError: there is not enough left of ``episode_sample_budget``; nothing is charged.
             ValueError, TypeError: sizes or mode that no buffer of this shape can serve.
             Exception: what the task raised; OnlineDataWorkerError where the worker died or hangs.
         """
@@ -178,17 +190,105 @@ class OnlineDataEngine:
         check_request(batch_size, chunk_size, sampling_mode, self.cfg.max_episode_steps)
         consumer = self._consume()
         chunks = consumer.reader.draw(batch_size, chunk_size, sampling_mode, consumer.rng if rng is None else rng)
-        try:
-            consumer.demand.add(batch_size)
-        except ConnectionError:
-            self._explain_the_end(consumer.control)
+        self._report(consumer, batch_size)
         return chunks
+
+    def sample_batch_with_context(
+        self,
+        batch_size: int,
+        history_length: int,
+        prediction_horizon: int,
+        sampling_mode: Literal["episode", "segment"] = "episode",
+        *,
+        generations: Sequence[int] | None = None,
+        rng: np.random.Generator | None = None,
+    ) -> dict[str, Any]:
+        """Draw ``batch_size`` windows around a frame; see ``ejax.data.context``.
+
+        Args:
+            generations: draw from the episodes of these fillings of the buffer only.
+            rng: as in ``sample_batch``.
+
+        Returns:
+            As ``sample_batch``, C = ``history_length`` + ``prediction_horizon`` − 1, and ``loss_mask`` [B, C].
+
+        Raises:
+            RuntimeError, ValueError, TypeError, Exception: as ``sample_batch``.
+        """
+        self._require_ready()
+        spec = SequenceSpecCfg(history_length, prediction_horizon, sampling_mode, generations)
+        check_count("batch_size", batch_size)
+        consumer = self._consume()
+        chunks = consumer.reader.draw_around(batch_size, spec, consumer.rng if rng is None else rng)
+        self._report(consumer, batch_size)
+        return chunks
+
+    def request_refill(self) -> int:
+        """Have all rows refilled, one by one. While a request is open, another one joins it.
+
+        Returns:
+            The generation that the new episodes have; see ``wait_for_generation``.
+
+        Raises:
+            RuntimeError: not the owner; the engine is not READY.
+            Exception: as ``sample_batch``.
+        """
+        self._require_owner("request_refill")
+        self._require_ready("request_refill")
+        with self._requesting:
+            control = self._consume().control
+            generation = max(control.requested, control.count("fills") + 1)
+            control.request(generation)
+        return generation
+
+    def wait_for_generation(self, generation: int, timeout: float = 300.0) -> None:
+        """Wait until filling number ``generation`` of the buffer is complete; the first is that of ``start``.
+
+        Args:
+            timeout: s.
+
+        Raises:
+            ValueError, TypeError: a generation that is neither made nor asked for; a time that is not finite.
+            TimeoutError: it takes longer.
+            RuntimeError: the engine is not READY.
+            Exception: as ``sample_batch``.
+        """
+        check_count("generation", generation)
+        if not (math.isfinite(timeout) and timeout > 0):
+            raise ValueError(f"timeout must be finite and above 0 s, got {timeout}")
+        deadline = time.monotonic() + timeout
+        while True:
+            self._require_ready("wait_for_generation")
+            control = self._consume().control
+            made = control.count("fills")
+            if made >= generation:
+                return
+            if self.cfg.refill_policy == "manual" and generation > control.requested:
+                raise ValueError(
+                    f"nobody asked for generation {generation}, {made} are made; request_refill() tells which"
+                )
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"generation {generation} was not complete after {timeout} s; {made} are")
+            time.sleep(_POLL_S)
+
+    def drain_lifecycle_events(self) -> list[LifecycleEvent]:
+        """The events since the last call, in order, also after the end; none without ``lifecycle_event_capacity``.
+
+        Raises:
+            RuntimeError: not the owner.
+        """
+        self._require_owner("drain_lifecycle_events")
+        if self._supervisor is not None:
+            self._events += self._supervisor.pop_events()
+        drained, self._events = self._events, []
+        return drained
 
     def episodes(self) -> Iterator[Taken]:
         """Whole episodes as they are made, without end: each at most once, in their order.
 
-        Where the buffer has no new one, all rows are refilled. An episode that is overwritten before it is taken is
-        left out, which shows in the indices.
+        Where the buffer has no new one, all rows are refilled; under ``refill_policy`` manual a copy of the engine
+        waits until its owner has that done. An episode that is overwritten before it is taken is left out, which shows
+        in the indices.
 
         Raises:
             RuntimeError: the engine is not READY.
@@ -202,10 +302,11 @@ class OnlineDataEngine:
             if taken:
                 asked = False
             else:
-                try:  # even with nothing to request: the owner, which would report the end, may be gone too
-                    consumer.demand.add(0 if asked else self.cfg.refill_threshold * self.cfg.buffer_size)
-                except ConnectionError:
-                    self._explain_the_end(consumer.control)
+                manual = self.cfg.refill_policy == "manual"
+                if manual and not asked and os.getpid() == self._owner_pid:
+                    self.request_refill()
+                # even with nothing to request: the owner, which would report the end, may be gone too
+                self._report(consumer, 0 if asked or manual else self.cfg.refill_threshold * self.cfg.buffer_size)
                 if asked:
                     time.sleep(_POLL_S)
                 asked = True
@@ -244,10 +345,11 @@ class OnlineDataEngine:
             )
         task = self.cfg.task  # by name: a consumer never imports the task
         name = task if isinstance(task, str) else f"{task.__module__}:{getattr(task, '__qualname__', repr(task))}"
-        return {"cfg": replace(self.cfg, task=name, task_cfg={}), "ticket": self._ticket}
+        return {"cfg": replace(self.cfg, task=name, task_cfg={}), "ticket": self._ticket, "run_id": self.run_id}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         copy = OnlineDataEngine(state["cfg"])
+        copy.run_id = state["run_id"]
         copy._owner_pid, copy._phase, copy._ticket = None, None, state["ticket"]
         self.__dict__.update(copy.__dict__)
 
@@ -258,13 +360,20 @@ class OnlineDataEngine:
                 f"which may only draw"
             )
 
-    def _require_ready(self) -> None:
+    def _require_ready(self, verb: str = "sample_batch") -> None:
         state = self.state
         if state is EngineState.FAILED and self._phase is None:
             self._reported = True
             self._consume().control.raise_failure()
         if state is not EngineState.READY:
-            raise RuntimeError(f"sample_batch requires state READY; current state is {state.name}")
+            raise RuntimeError(f"{verb} requires state READY; current state is {state.name}")
+
+    def _report(self, consumer: Consumer, drawn: int) -> None:
+        """Tell the worker of a draw."""
+        try:
+            consumer.demand.add(drawn)
+        except ConnectionError:
+            self._explain_the_end(consumer.control)
 
     def _explain_the_end(self, control: Control) -> NoReturn:
         """Raise for a worker that is gone; the owner's monitor has most likely seen it too."""

@@ -3,11 +3,13 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, get_args
 
 from ejax.data.chunks import check_count
 from ejax.data.samplers import check_seed
 from ejax.data.task import DemonstrationTask
+
+RefillPolicy = Literal["sample_threshold", "manual"]
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,16 @@ class OnlineDataEngineCfg:
     refill_threshold: int = 50
     """All rows are refilled after ``refill_threshold · buffer_size`` chunks were drawn, by all consumers together.
     What is drawn during a refill counts for the next. At least 1: endless refilling is not offered."""
+    refill_policy: RefillPolicy = "sample_threshold"
+    """``manual``: rows are refilled where the owner calls ``request_refill``, and never else."""
+    episode_sample_budget: int | None = None
+    """Chunks that may be drawn of one episode, by all consumers together. None: without end. Where the episodes have
+    none left, a draw raises DataBudgetExhaustedError; it asks for no refill."""
+    episode_sample_hard_limit: int | None = None
+    """The most that ``episode_sample_budget`` may be."""
+    lifecycle_event_capacity: int = 0
+    """Events that ``drain_lifecycle_events`` has not taken yet, after which the worker waits. 0: none are kept. Else at
+    least 2 · ``buffer_size``."""
     max_generation_attempts: int = 3
     """Consecutive attempts without a success after which the worker gives up."""
     initialization_timeout: float = 300.0
@@ -46,3 +58,23 @@ class OnlineDataEngineCfg:
             if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
                 raise ValueError(f"{name} must be finite and above 0 s, got {getattr(self, name)}")
         check_seed(self.seed)
+        if self.refill_policy not in get_args(RefillPolicy):
+            raise ValueError(f"no refill_policy {self.refill_policy!r}; there is {', '.join(get_args(RefillPolicy))}")
+        check_budget(self.episode_sample_budget, self.episode_sample_hard_limit)
+        if self.lifecycle_event_capacity != 0:
+            check_count("lifecycle_event_capacity", self.lifecycle_event_capacity)
+            if self.lifecycle_event_capacity < 2 * self.buffer_size:
+                raise ValueError(
+                    f"lifecycle_event_capacity must be 0 or at least 2 · buffer_size, {2 * self.buffer_size}: each "
+                    f"episode may go and come at once; got {self.lifecycle_event_capacity}"
+                )
+
+
+def check_budget(budget: int | None, hard_limit: int | None) -> None:
+    """Raise unless these may be ``episode_sample_budget`` and ``episode_sample_hard_limit``."""
+    for name, value in (("episode_sample_budget", budget), ("episode_sample_hard_limit", hard_limit)):
+        if value is not None:
+            check_count(name, value)
+    if hard_limit is not None and (budget is None or budget > hard_limit):
+        given = "without episode_sample_budget" if budget is None else f"below episode_sample_budget, {budget}"
+        raise ValueError(f"episode_sample_hard_limit is {hard_limit}, {given}; give both, the budget at most the limit")

@@ -1,4 +1,4 @@
-"""Drawing whole chunks from a buffer that is being written to.
+"""Drawing whole chunks from a buffer that is being written to, and windows around a frame.
 
 The runs of each row are found once per version of the row. A draw takes windows from the rows that are whole, copies
 them, and looks at the versions again; what changed meanwhile is drawn again. The copy is therefore always of one
@@ -8,13 +8,27 @@ episode, and the choice is uniform over what was whole at the last look.
 import itertools
 import threading
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ejax.data.buffer import TrajectoryBuffer, fence
-from ejax.data.chunks import Runs, SamplingMode, draw_windows, find_runs, window_mask
+from ejax.data.chunks import (
+    DataBudgetExhaustedError,
+    DataUnavailableError,
+    Runs,
+    SamplingMode,
+    Windows,
+    draw_starts,
+    draw_windows,
+    find_runs,
+    window_mask,
+)
+from ejax.data.context import SequenceSpecCfg, loss_mask, run_bounds, windows_around
+from ejax.data.quota import Quota
 from ejax.data.task import nest
 
 Copies: TypeAlias = tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]
@@ -28,16 +42,38 @@ _WAIT_S = 1.0
 """Time that a draw waits for a complete row, in s; writing a row takes well under a millisecond."""
 
 
-class ChunkReader:
-    """Draws from one buffer; caches its knowledge of the rows. Threads of one process may share it."""
+@dataclass(frozen=True)
+class _Draw:
+    """What one draw is of, and what it has charged so far."""
 
-    def __init__(self, buffer: TrajectoryBuffer) -> None:
+    mode: SamplingMode
+    size: int
+    """C, frames of a window."""
+    needed: int
+    """Frames that must be there from the one on that is drawn."""
+    history_length: int | None = None
+    """Of a window around the frame that is drawn. None: the frame is the first."""
+    generations: Sequence[int] | None = None
+    charged: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = field(default_factory=list)
+    """Rows, and the indices of the episodes that all rows had then."""
+
+
+class ChunkReader:
+    """Draws from one buffer; caches its knowledge of the rows. Threads of one process may share it.
+
+    Args:
+        quota: of the episodes. None: they may be drawn from without end.
+    """
+
+    def __init__(self, buffer: TrajectoryBuffer, quota: Quota | None = None) -> None:
         shape = buffer.frames["valid"].shape
         self.redrawn = 0
         """Chunks thrown away because their row was written to meanwhile."""
-        self._buffer = buffer
+        self._buffer, self.quota = buffer, quota
         self._version = np.zeros(shape[0], np.int64)
         """Versions of the rows when their runs were found; 0: no runs."""
+        self._index, self._generation = np.zeros((2, shape[0]), np.int64)
+        """Of their episodes."""
         self._runs = Runs(*(np.zeros(shape, np.int64) for _ in Runs._fields))
         self._lock = threading.Lock()
 
@@ -45,59 +81,100 @@ class ChunkReader:
         """A nested dict: frame fields [B, C, ...], and under ``episode`` the episode fields [B, ...]; all copies.
 
         Raises:
-            RuntimeError: no row that is whole has such a window.
+            DataUnavailableError: no row that is whole has such a window.
+            DataBudgetExhaustedError: those that have one may not be drawn from so often. Nothing is charged.
         """
-        copy = self._draw_singly if self._buffer.chunk_bytes(chunk_size) >= _LARGE else self._draw_together
-        frames, fields = copy(batch_size, chunk_size, mode, rng)
+        frames, fields = self._copies(batch_size, _Draw(mode, chunk_size, needed=chunk_size), rng)
         return nest(frames) | {"episode": nest(fields)}
 
-    def _draw_together(self, count: int, chunk_size: int, mode: SamplingMode, rng: np.random.Generator) -> Copies:
+    def draw_around(self, batch_size: int, spec: SequenceSpecCfg, rng: np.random.Generator) -> dict[str, Any]:
+        """As ``draw``, windows around a frame, with their ``loss_mask`` [B, C]."""
+        draw = _Draw(spec.sampling_mode, spec.length, 1, spec.history_length, spec.generations)
+        frames, fields = self._copies(batch_size, draw, rng)
+        return nest(frames) | loss_mask(frames["valid"], spec.history_length) | {"episode": nest(fields)}
+
+    def chunks_left(self) -> int:
+        """Chunks that the episodes which are whole may still be drawn for. Only with a quota."""
+        with self._lock:
+            self._refresh()
+            whole = (self._version > 0) & (self._buffer.version == self._version)
+            return 0 if self.quota is None else int(self.quota.left(self._index)[whole].sum())
+
+    def _copies(self, count: int, draw: _Draw, rng: np.random.Generator) -> Copies:
+        copy = self._draw_singly if self._buffer.chunk_bytes(draw.size) >= _LARGE else self._draw_together
+        try:
+            return copy(count, draw, rng)
+        except BaseException:
+            if self.quota is not None:
+                self.quota.refund(draw.charged)
+            raise
+
+    def _draw_together(self, count: int, draw: _Draw, rng: np.random.Generator) -> Copies:
         """One gather for all: the fewest calls. Torn chunks are drawn again, together."""
-        frames, fields, torn = self._gather(count, chunk_size, mode, rng)
+        frames, fields, torn = self._gather(count, draw, rng)
         for tries in itertools.count(1):
             if not torn.size:
                 break
             self._count(torn.size, tries)
-            again = self._gather(torn.size, chunk_size, mode, rng)
+            again = self._gather(torn.size, draw, rng)
             for kept, copies in zip((frames, fields), again[:2], strict=True):
                 for path, array in copies.items():
                     kept[path][torn] = array
             torn = torn[again[2]]
         return frames, fields
 
-    def _draw_singly(self, count: int, chunk_size: int, mode: SamplingMode, rng: np.random.Generator) -> Copies:
+    def _draw_singly(self, count: int, draw: _Draw, rng: np.random.Generator) -> Copies:
         """Each chunk is looked at as soon as it is copied: few large ones are torn, and few copies are wasted."""
-        frames, fields = self._buffer.empty(count, chunk_size)
+        frames, fields = self._buffer.empty(count, draw.size)
         for i in range(count):
             for tries in itertools.count(1):
-                rows, starts, version = self._choose(1, chunk_size, mode, rng)
-                row, start = int(rows[0]), int(starts[0])
-                self._buffer.copy_window(row, start, (frames, fields), i)
+                windows, version = self._choose(1, draw, rng)
+                self._buffer.copy_window(windows, 0, (frames, fields), i)
                 fence()
+                row = int(windows.row[0])
                 if self._buffer.version[row] == version[row]:
                     break
                 self._count(1, tries)
         return frames, fields
 
     def _gather(
-        self, count: int, chunk_size: int, mode: SamplingMode, rng: np.random.Generator
+        self, count: int, draw: _Draw, rng: np.random.Generator
     ) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]], NDArray[np.intp]]:
         """Copies, and which of them are torn."""
-        rows, starts, version = self._choose(count, chunk_size, mode, rng)
-        copies = self._buffer.gather(rows, starts, chunk_size)
+        windows, version = self._choose(count, draw, rng)
+        if draw.history_length is None:
+            copies = self._buffer.gather(windows.row, windows.start, draw.size)
+        else:
+            copies = self._buffer.gather_around(windows, draw.size)
         fence()
-        return *copies, (self._buffer.version[rows] != version[rows]).nonzero()[0]
+        return *copies, (self._buffer.version[windows.row] != version[windows.row]).nonzero()[0]
 
-    def _choose(
-        self, count: int, chunk_size: int, mode: SamplingMode, rng: np.random.Generator
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """Rows and first frames of windows [count], and the versions [R] that they are windows of."""
+    def _choose(self, count: int, draw: _Draw, rng: np.random.Generator) -> tuple[Windows, NDArray[np.int64]]:
+        """``count`` windows, and the versions [R] of the rows that they are windows of."""
         deadline = time.monotonic() + _WAIT_S
         while True:
-            version, mask = self._windows(chunk_size, mode)
-            if mask.any():
-                return *draw_windows(mask, count, rng), version
-            self._wait_or_raise(deadline, chunk_size, mode)
+            version, index, mask = self._masked(draw)
+            if not mask.any():
+                self._wait_or_raise(deadline, draw)
+                continue
+            if self.quota is None:
+                rows, frames = draw_windows(mask, count, rng)
+            else:
+                reserved = self.quota.reserve(np.asarray(mask.any(axis=1)), index, count, rng)
+                if reserved is None:
+                    self._await_new_or_raise(deadline, version, count)
+                    continue
+                draw.charged.append((reserved, index))
+                rows, frames = reserved, draw_starts(mask, reserved, rng)
+            return self._windows(rows, frames, draw), version
+
+    def _windows(self, rows: NDArray[np.int64], frames: NDArray[np.int64], draw: _Draw) -> Windows:
+        """The windows of ``frames`` of ``rows``; of a row that was written to since, nonsense that shows as torn."""
+        if draw.history_length is None:
+            return Windows(rows, frames, frames, frames + draw.size)
+        with self._lock:
+            begin, end = run_bounds(self._runs, draw.mode)
+        return windows_around(rows, frames, begin[rows, frames], end[rows, frames], draw.history_length)
 
     def _count(self, torn: int, tries: int) -> None:
         self.redrawn += torn
@@ -107,13 +184,16 @@ class ChunkReader:
                 f"are copied; give a smaller chunk_size, or a larger buffer_size or refill_threshold"
             )
 
-    def _windows(self, chunk_size: int, mode: SamplingMode) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Versions [R] and window starts [R, T] of the rows that are whole now."""
+    def _masked(self, draw: _Draw) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
+        """Versions [R], indices of episodes [R], and the frames [R, T] to draw of the rows that are whole now."""
         with self._lock:
             self._refresh()
-            version, mask = self._version.copy(), window_mask(self._runs, chunk_size, mode)
+            version, index = self._version.copy(), self._index.copy()
+            mask = window_mask(self._runs, draw.needed, draw.mode)
+            if draw.generations is not None:
+                mask[~np.isin(self._generation, draw.generations)] = False
         mask[self._buffer.version != version] = False
-        return version, mask
+        return version, index, mask
 
     def _refresh(self) -> None:
         """Find the runs of rows that were written since, where they are whole before and after."""
@@ -123,19 +203,31 @@ class ChunkReader:
             return
         fence()
         runs = find_runs(self._buffer.frames["valid"][changed], self._buffer.frames["segment_id"][changed])
+        index, generation = (self._buffer.episode[name][changed] for name in ("index", "generation"))
         fence()
         whole = self._buffer.version[changed] == version[changed]
-        for known, found in zip(self._runs, runs, strict=True):
-            known[changed[whole]] = found[whole]
+        found = (*runs, index, generation)
+        for known, new in zip((*self._runs, self._index, self._generation), found, strict=True):
+            known[changed[whole]] = new[whole]
         self._version[changed[whole]] = version[changed[whole]]
 
-    def _wait_or_raise(self, deadline: float, chunk_size: int, mode: SamplingMode) -> None:
+    def _wait_or_raise(self, deadline: float, draw: _Draw) -> None:
         unsettled = (self._buffer.version != self._version) | (self._buffer.version % 2 == 1)
         if time.monotonic() > deadline or not unsettled.any():
             longest = int(self._runs.valid.max(initial=0))
-            raise RuntimeError(
-                f"No unlocked valid chunk of {chunk_size} frames in mode '{mode}': of {len(self._version)} rows "
-                f"{int((self._buffer.version % 2 == 1).sum())} are being written, and the longest episode has "
+            of = "" if draw.generations is None else f" in generations {', '.join(map(str, draw.generations))}"
+            raise DataUnavailableError(
+                f"No unlocked valid chunk of {draw.needed} frames in mode '{draw.mode}'{of}: of {len(self._version)} "
+                f"rows {int((self._buffer.version % 2 == 1).sum())} are being written, and the longest episode has "
                 f"{longest} frames; give a smaller chunk_size or another sampling_mode"
             )
         time.sleep(1e-4)
+
+    def _await_new_or_raise(self, deadline: float, version: NDArray[np.int64], count: int) -> None:
+        """Return where other episodes have come since ``version``."""
+        now = self._buffer.version
+        if time.monotonic() > deadline or not ((now != version) & (now % 2 == 0)).any():
+            raise DataBudgetExhaustedError(
+                f"the episodes in the buffer may be drawn for {self.chunks_left()} more chunks "
+                f"(episode_sample_budget), and {count} were asked for; ask for fewer, or have the buffer refilled"
+            )

@@ -23,7 +23,7 @@ from ejax.data.engine import OnlineDataEngine
 from ejax.data.lerobot.format import Images
 from ejax.data.lerobot.write import EpisodeWriter
 from ejax.data.samplers import check_seed, make_rng
-from ejax.data.task import DemonstrationTask, Episode, Failure, flatten
+from ejax.data.task import DemonstrationTask, Episode, Failure, Origin, flatten
 from ejax.trust import add_trust_option, import_trusted, trust_strings, trust_words
 
 
@@ -75,7 +75,7 @@ def record(
         episodes, failures = _judged(task.generate(number))
         for episode in episodes[there[number] :][: num_episodes - kept]:
             text = _instruction(episode, type(task).__name__) if instruction is None else instruction
-            on_episode(writer.append(episode, text, seed=number))
+            on_episode(writer.append(episode, text, origin=Origin(number, attempt)))
             kept += 1
         failed += len(failures)
         in_a_row = 0 if episodes else in_a_row + 1
@@ -112,7 +112,7 @@ def record_stream(
     name = task.partition(":")[2] if isinstance(task, str) else getattr(task, "__name__", "")
     for taken in itertools.islice(engine.episodes(), num_episodes):
         text = _instruction(taken.episode, name) if instruction is None else instruction
-        on_episode(writer.append(taken.episode, text, seed=taken.seed))
+        on_episode(writer.append(taken.episode, text, origin=taken.origin))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -25,8 +25,10 @@ from typing import Any
 
 from ejax.data.buffer import Layout, TrajectoryBuffer, attach, create_block
 from ejax.data.control import CONTROL, Control, EngineState
+from ejax.data.events import EventLog, LifecycleEvent, event_words
 from ejax.data.failures import OnlineDataWorkerError, pack_failure, raise_failure
 from ejax.data.leftovers import clear_leftovers, make_folder
+from ejax.data.quota import QUOTA
 from ejax.data.worker import DEMAND, ORDER, POLL_S, TRACEBACK, WorkOrder
 
 _KILL_TIMEOUT_S = 3.0
@@ -48,6 +50,7 @@ class Ticket:
     block: str
     layout: Layout
     folder: Path
+    episode_sample_budget: int | None
 
 
 class Supervisor:
@@ -60,27 +63,38 @@ class Supervisor:
         *,
         num_rows: int,
         num_frames: int,
-        refill_threshold: int,
+        refill_threshold: int | None,
         max_generation_attempts: int,
         seed: int,
+        run_id: int,
         worker_timeout: float,
+        episode_sample_budget: int | None = None,
+        lifecycle_event_capacity: int = 0,
     ) -> None:
         self.ticket: Ticket
         self.buffer: TrajectoryBuffer
         self.control: Control | None = None
+        self._events: list[LifecycleEvent] = []
+        """Taken from the log, and not popped yet."""
+        self._log: EventLog | None = None
+        self._taking = threading.Lock()
         self._worker_timeout = worker_timeout
+        self._budget, self._capacity = episode_sample_budget, lifecycle_event_capacity
         self._block: SharedMemory | None = None
         self._ending = threading.Event()
         self._monitor: threading.Thread | None = None
         self._lock = threading.Lock()
         self._closed = False
         pickled = _pickle_task(task, task_cfg)
-        order = WorkOrder(os.getpid(), num_rows, num_frames, refill_threshold, max_generation_attempts, seed, pickled)
+        order = WorkOrder(
+            os.getpid(), num_rows, num_frames, refill_threshold, max_generation_attempts, seed, run_id, pickled
+        )
         self._num_rows, self._num_frames = num_rows, num_frames
         clear_leftovers()
         self._folder = make_folder()
         try:
             os.mkfifo(self._folder / DEMAND)
+            (self._folder / QUOTA).touch()
             (self._folder / ORDER).write_bytes(pickle.dumps(order))
             self._channel, theirs = multiprocessing.Pipe()
             _bound_reads(self._channel, _MESSAGE_S)
@@ -104,11 +118,15 @@ class Supervisor:
         kind, answer = self._receive()
         if kind == "failure":
             raise_failure(answer)
-        layout = Layout(self._num_rows, self._num_frames, answer, CONTROL)
+        words = CONTROL + event_words(self._capacity)
+        if self._budget is not None:
+            words += (("charged", ((self._num_rows, 2), "int64")),)
+        layout = Layout(self._num_rows, self._num_frames, answer, words)
         self._block = create_block(layout)
-        self.ticket = Ticket(self._block.name, layout, self._folder)
+        self.ticket = Ticket(self._block.name, layout, self._folder, self._budget)
         self.buffer = attach(self._block.name, layout)
         self.control = Control(self.buffer)
+        self._log = EventLog(self.buffer.control) if self._capacity else None
         self._send((self._block.name, layout))
         self._monitor = threading.Thread(
             target=self._watch, args=(self.control,), name="ejax-data-monitor", daemon=True
@@ -116,9 +134,17 @@ class Supervisor:
         self._monitor.start()
         while self.control.state is EngineState.STARTING:
             cancelled.wait(POLL_S)
+            self._take_events()  # else a log that the first episodes fill would hold the worker up
             self._check(deadline, timeout, cancelled, "to fill the buffer")
         if self.control.state is EngineState.FAILED:
             self.control.raise_failure()
+
+    def pop_events(self) -> list[LifecycleEvent]:
+        """The events of the log since the last call, also once the worker has ended."""
+        self._take_events()
+        with self._taking:
+            events, self._events = self._events, []
+        return events
 
     def close(self, shutdown_timeout: float) -> bytes | None:
         """End the worker, and remove the buffer and the run's folder.
@@ -141,6 +167,7 @@ class Supervisor:
             running = self._process.poll() is None
             killed = running and self._end(shutdown_timeout)
             failure = self._last_words()
+            self._take_events()
             self._release()
             self._closed = True
         if killed:
@@ -149,6 +176,11 @@ class Supervisor:
                 f"writes elsewhere may be cut off"
             )
         return failure if running else None
+
+    def _take_events(self) -> None:
+        if self._log is not None:
+            with self._taking:
+                self._events += self._log.take()
 
     @property
     def exit_code(self) -> int | None:

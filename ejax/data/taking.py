@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from ejax.data.buffer import TrajectoryBuffer, fence
-from ejax.data.task import Episode, nest
+from ejax.data.task import Episode, Origin, nest
 
 
 @dataclass(frozen=True)
@@ -13,7 +13,11 @@ class Taken:
     episode: Episode
     index: int
     """Its number, in the order of making."""
-    seed: int
+    origin: Origin
+
+    @property
+    def seed(self) -> int:
+        return self.origin.seed
 
 
 def take_episodes(buffer: TrajectoryBuffer, after: int) -> list[Taken]:
@@ -23,7 +27,8 @@ def take_episodes(buffer: TrajectoryBuffer, after: int) -> list[Taken]:
     (rows,) = ((version > 0) & (version % 2 == 0) & (index > after)).nonzero()
     taken = []
     for row in rows[index[rows].argsort()]:
-        length, seed = int(buffer.episode["length"][row]), int(buffer.episode["seed"][row])
+        length = int(buffer.episode["length"][row])
+        origin = Origin(*(int(buffer.episode[name][row]) for name in Origin._fields))
         frames = {path: buffer.frames[path][row, :length].copy() for path in buffer.layout.spec.frames}
         fields = {path: buffer.episode[path][row].copy() for path in buffer.layout.spec.episode}
         segment_id = buffer.frames["segment_id"][row, :length].copy()
@@ -31,5 +36,5 @@ def take_episodes(buffer: TrajectoryBuffer, after: int) -> list[Taken]:
         fence()
         if buffer.version[row] == version[row]:
             episode = Episode(nest(frames), segment_id=segment_id, fields=nest(fields), terminated=terminated)
-            taken.append(Taken(episode, int(index[row]), seed))
+            taken.append(Taken(episode, int(index[row]), origin))
     return taken

@@ -5,7 +5,7 @@ A field has a path, ``"obs/robot/qpos"``; its parts are the keys of the nested d
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,8 +29,27 @@ EPISODE_FIELDS: dict[str, Field] = {
     "index": ((), "int64"),
     "seed": ((), "int64"),
     "written_at": ((), "float64"),
+    "attempt": ((), "int64"),
+    "generation": ((), "int64"),
+    "run_id": ((), "int64"),
 }
-"""Its fields per episode: number of frames, number of the episode, the task's seed, Unix time in s."""
+"""Its fields per episode: number of frames, number of the episode, the task's seed, Unix time in s; and those of
+``Origin``."""
+LOSS_MASK = "loss_mask"
+"""What a draw of ``ejax.data.context`` adds per frame."""
+
+
+class Origin(NamedTuple):
+    """Where an episode comes from; -1: unknown."""
+
+    seed: int = -1
+    """What the task made it from."""
+    attempt: int = -1
+    """Number of the attempt of its worker or recorder, from 0."""
+    generation: int = -1
+    """Number of the filling of the buffer, from 1."""
+    run_id: int = -1
+    """Number of the engine, drawn at random, and so of its worker."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +68,7 @@ class EpisodeSpec:
     def __post_init__(self) -> None:
         if not self.frames:
             raise ValueError("an EpisodeSpec needs at least one frame field, got none")
-        check_paths(["episode", *FRAME_FIELDS, *self.frames])
+        check_paths(["episode", LOSS_MASK, *FRAME_FIELDS, *self.frames])
         check_paths([*EPISODE_FIELDS, *self.episode])
         for name in ("frames", "episode"):
             fields = {path: _checked(path, *entry) for path, entry in getattr(self, name).items()}

@@ -6,6 +6,7 @@ the process at once when the owner is gone.
 """
 
 import faulthandler
+import math
 import os
 import pickle
 import shutil
@@ -15,7 +16,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -23,10 +24,11 @@ from typing import Any
 from ejax.data.buffer import TrajectoryBuffer, attach
 from ejax.data.control import READY, Control
 from ejax.data.demand import DemandReader
+from ejax.data.events import EventLog, LifecycleEvent
 from ejax.data.failures import pack_failure
 from ejax.data.rows import EpisodeTooLongError, check_episode
 from ejax.data.samplers import make_rng
-from ejax.data.task import DemonstrationTask, Episode, EpisodeSpec, Failure, Outcome
+from ejax.data.task import DemonstrationTask, Episode, EpisodeSpec, Failure, Origin, Outcome
 from ejax.trust import import_trusted, trust
 
 POLL_S = 0.02
@@ -45,9 +47,11 @@ class WorkOrder:
     owner_pid: int
     num_rows: int
     num_frames: int
-    refill_threshold: int
+    refill_threshold: int | None
+    """None: only what the owner asks for counts."""
     max_generation_attempts: int
     seed: int
+    run_id: int
     task: bytes
     """Pickled ``(task, task_cfg)``: unpickled last, so that its module's errors can be reported."""
 
@@ -113,6 +117,9 @@ class _Filler:
         self._first_seed = int(make_rng(order.seed).integers(2**31))
         self._attempts = 0
         self._last_failure = ""
+        self._log = EventLog(buffer.control) if "events" in buffer.control else None
+        self._inside: dict[int, LifecycleEvent] = {}
+        """The event by which the episode of each row came, where there is a log."""
 
     def run(self) -> None:
         """Never returns: ``_Stop`` ends it."""
@@ -122,7 +129,7 @@ class _Filler:
             if self._control.count("phase") != READY:
                 self._control.set_time("ready_at", time.time())
                 self._control.set_count("phase", READY)
-            while not self._refill.wait(POLL_S):
+            while not self._refill.wait(POLL_S) and self._control.requested <= self._control.count("fills"):
                 self._control.add("beat")
             self._refill.clear()
 
@@ -131,14 +138,12 @@ class _Filler:
         written = failed = 0
         while written < self._order.num_rows:
             start = time.perf_counter()
-            seed = (self._first_seed + self._attempts) % 2**31
+            attempt = self._attempts
+            seed = (self._first_seed + attempt) % 2**31
+            origin = Origin(seed, attempt, self._control.count("fills") + 1, self._order.run_id)
             episodes = [outcome for outcome in self._attempt(seed) if isinstance(outcome, Episode)]
             for episode in episodes:
-                index = self._control.count("episodes")
-                self._buffer.write(
-                    index % self._order.num_rows, episode, index=index, seed=seed, written_at=time.time()
-                )
-                self._control.add("episodes")
+                self._put(episode, origin)
             self._control.set_time("generating_s", self._control.time("generating_s") + time.perf_counter() - start)
             self._control.add("beat")
             written += len(episodes)
@@ -148,6 +153,26 @@ class _Filler:
                     f"no successful demonstration in {failed} attempts in a row (max_generation_attempts); the last "
                     f"one, with seed {seed}: {self._last_failure}"
                 )
+
+    def _put(self, episode: Episode, origin: Origin) -> None:
+        """Write an episode into the next row."""
+        index = self._control.count("episodes")
+        row = index % self._order.num_rows
+        if self._log is not None:
+            self._log.wait_for_space(2, self._wait)
+            if row in self._inside:
+                self._log.write(replace(self._inside.pop(row), kind="evicted"))
+        self._buffer.write(row, episode, origin, index=index, written_at=time.time())
+        if self._log is not None:
+            length = int(self._buffer.episode["length"][row])
+            came = LifecycleEvent("published", origin.run_id, index, origin.generation, row, length)
+            self._log.write(came)
+            self._inside[row] = came
+        self._control.add("episodes")
+
+    def _wait(self) -> None:
+        time.sleep(POLL_S)
+        self._control.add("beat")
 
     def _attempt(self, seed: int) -> list[Outcome]:
         """The task's outcomes; a demonstration that is not a sample becomes a Failure."""
@@ -193,7 +218,9 @@ class _Service:
         threading.Thread(target=self._serve, name="ejax-data-service", daemon=True).start()
 
     def _serve(self) -> None:
-        drawn, threshold = 0, self._order.refill_threshold * self._order.num_rows
+        drawn, threshold = 0, math.inf
+        if self._order.refill_threshold is not None:
+            threshold = self._order.refill_threshold * self._order.num_rows
         while True:
             time.sleep(POLL_S)
             if os.getppid() != self._order.owner_pid:  # the owner is dead

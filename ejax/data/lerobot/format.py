@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from ejax.data.lerobot.extra import pa
 from ejax.data.lerobot.feature_stats import STATS
 from ejax.data.lerobot.inside import path_problem
-from ejax.data.task import EpisodeSpec
+from ejax.data.task import EpisodeSpec, Origin
 
 VERSION = "v3.0"
 INFO, STATS_FILE, TASKS, OURS = "meta/info.json", "meta/stats.json", "meta/tasks.parquet", "meta/ejax.json"
@@ -129,8 +129,12 @@ def data_schema(columns: Iterable[Column]) -> pa.Schema:
     return pa.schema(fields + [(name, pa.type_for_alias(dtype)) for name, dtype in _OWN.items()])
 
 
-def episodes_schema(columns: Sequence[Column], spec: EpisodeSpec) -> pa.Schema:
-    """The schema of the files of episodes. Columns that are not LeRobot's begin with ``ejax/``."""
+def episodes_schema(columns: Sequence[Column], spec: EpisodeSpec, *, origins: bool = True) -> pa.Schema:
+    """The schema of the files of episodes. Columns that are not LeRobot's begin with ``ejax/``.
+
+    Args:
+        origins: False: of a recording that was begun when only the seed of an ``Origin`` was kept.
+    """
     whole, real, text = pa.int64(), pa.float64(), pa.string()
     names = ("data/chunk_index", "data/file_index", "dataset_from_index", "dataset_to_index")
     fields = [
@@ -148,6 +152,7 @@ def episodes_schema(columns: Sequence[Column], spec: EpisodeSpec) -> pa.Schema:
         fields += [(f"stats/{feature}/count", pa.list_(whole))]
     fields += [("meta/episodes/chunk_index", whole), ("meta/episodes/file_index", whole)]
     fields += [("ejax/seed", whole), ("ejax/written_at", real), ("ejax/terminated", pa.bool_())]
+    fields += [(f"ejax/{name}", whole) for name in Origin._fields[1:] if origins]
     fields += [(f"ejax/segment_{name}", pa.list_(whole)) for name in ("ids", "lengths")]
     for path, (shape, dtype) in spec.episode.items():
         value = text if np.dtype(dtype).kind in "SU" else pa.from_numpy_dtype(dtype)

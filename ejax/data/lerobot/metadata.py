@@ -9,7 +9,7 @@ from ejax.data.lerobot.format import Column
 from ejax.data.lerobot.inside import shown
 from ejax.data.lerobot.kept_files import KeptFiles, parse_json
 from ejax.data.lerobot.schema import check_info, check_ours
-from ejax.data.task import FRAME_FIELDS, check_paths
+from ejax.data.task import FRAME_FIELDS, LOSS_MASK, check_paths
 
 
 def load_info(files: KeptFiles) -> dict[str, Any]:
@@ -74,7 +74,7 @@ def _own_column(path: str, ours: Mapping[str, Any], entry: Mapping[str, Any]) ->
 
 def _foreign_column(feature: str, entry: Mapping[str, Any]) -> Column | str:
     path = feature.replace(".", "/")
-    if path.split("/")[0] in {"episode", *FRAME_FIELDS}:
+    if path.split("/")[0] in {"episode", LOSS_MASK, *FRAME_FIELDS}:
         path = f"feature/{path}"  # a consumer finds the engine's own fields under the other name
     dtype = entry["dtype"]
     if dtype not in (*fmt.NUMBERS, "image", "video"):

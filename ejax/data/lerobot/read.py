@@ -27,7 +27,7 @@ from ejax.data.lerobot.pictures import decode_image, decode_video
 from ejax.data.lerobot.rows import FOLDER as ROWS
 from ejax.data.lerobot.rows import load_rows
 from ejax.data.rows import frame_numbers
-from ejax.data.task import Episode, nest
+from ejax.data.task import Episode, Origin, nest
 
 
 class EpisodeReader:
@@ -89,17 +89,17 @@ class EpisodeReader:
         return np.array(row["ejax/segment_ids"], np.int64), np.array(row["ejax/segment_lengths"], np.int64)
 
     def fields(self, index: int) -> dict[str, Any]:
-        """An episode's ``length``, ``index``, ``seed``, ``written_at`` (Unix time in s) and ``instruction``, by path.
+        """An episode's ``length``, ``index``, ``written_at`` (Unix time in s), ``Origin`` and ``instruction``, by path.
 
-        And the task's own fields, which take precedence where names are equal. Unknown: -1 for a seed, NaN for a time.
+        And the task's own fields, which take precedence where names are equal. Unknown: NaN for a time, -1 for others.
         """
         row = self._rows[index]
         made: dict[str, Any] = {
             "length": np.int64(row["length"]),
             "index": np.int64(index),
-            "seed": np.int64(row.get("ejax/seed", -1)),
             "written_at": np.float64(row.get("ejax/written_at", np.nan)),
         }
+        made |= {name: np.int64(row.get(f"ejax/{name}", -1)) for name in Origin._fields}
         if not any(path.startswith("instruction/") for path in self._fields):
             made["instruction"] = np.str_(self.instruction(index))
         with named(self.folder / ROWS):

@@ -1,4 +1,4 @@
-"""Chunks of kept episodes, drawn as the online data engine draws them from its buffer.
+"""Chunks of kept episodes, and windows around a frame, drawn as the online data engine draws them from its buffer.
 
 Windows, modes and the choice among them are those of ``ejax.data.chunks``. Its masks have an entry per row and frame
 of the longest episode; here the runs of one ``segment_id`` are counted instead, because a folder has more episodes
@@ -7,12 +7,13 @@ than a buffer has rows.
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ejax.data.chunks import SamplingMode, check_request
+from ejax.data.chunks import DataUnavailableError, SamplingMode, Windows, check_count, check_request
+from ejax.data.context import SequenceSpecCfg, loss_mask, padded, windows_around
 from ejax.data.lerobot.read import EpisodeReader
 from ejax.data.samplers import check_seed, make_rng
 from ejax.data.task import nest
@@ -66,15 +67,47 @@ class RecordedEpisodes:
             rng: draws the windows. None: a generator made from ``seed``, saved by ``state_dict``.
 
         Raises:
-            RuntimeError: no episode has such a window.
+            DataUnavailableError: no episode has such a window.
             ValueError, TypeError: sizes or mode that no episode of these lengths can serve.
         """
         check_request(batch_size, chunk_size, sampling_mode, int(self._lengths.max()))
-        rows, starts = self._choose(batch_size, chunk_size, sampling_mode, self._rng if rng is None else rng)
-        chosen = [int(index) for index in self._episodes[rows]]
-        windows = [self.reader.window(i, int(start), chunk_size) for i, start in zip(chosen, starts, strict=True)]
-        fields = [self.reader.fields(index) for index in chosen]
-        return nest(_stacked(windows)) | {"episode": nest(_stacked(fields))}
+        rng = self._rng if rng is None else rng
+        rows, starts, _ = self._choose(batch_size, chunk_size, sampling_mode, self._lengths > 0, rng)
+        frames, fields = self._read(Windows(rows, starts, starts, starts + chunk_size), chunk_size)
+        return nest(frames) | {"episode": nest(fields)}
+
+    def sample_batch_with_context(
+        self,
+        batch_size: int,
+        history_length: int,
+        prediction_horizon: int,
+        sampling_mode: Literal["episode", "segment"] = "episode",
+        *,
+        generations: Sequence[int] | None = None,
+        rng: np.random.Generator | None = None,
+    ) -> dict[str, Any]:
+        """As ``OnlineDataEngine.sample_batch_with_context``.
+
+        Args:
+            rng: as in ``sample_batch``.
+
+        Raises:
+            DataUnavailableError: no episode is of these generations.
+            ValueError, TypeError: lengths or mode that there are not.
+        """
+        spec = SequenceSpecCfg(history_length, prediction_horizon, sampling_mode, generations)
+        check_count("batch_size", batch_size)
+        wanted = self._lengths > 0
+        if spec.generations is not None:
+            made = [self.reader.fields(int(index))["generation"] for index in self._episodes]
+            wanted = np.isin(made, spec.generations)
+        rng = self._rng if rng is None else rng
+        rows, frames, run = self._choose(batch_size, 1, sampling_mode, wanted, rng)
+        begin, end = np.zeros_like(rows), self._lengths[rows]
+        if sampling_mode == "segment":
+            begin, end = self._start[run], self._start[run] + self._run[run]
+        drawn, fields = self._read(windows_around(rows, frames, begin, end, history_length), spec.length)
+        return nest(drawn) | loss_mask(drawn["valid"], history_length) | {"episode": nest(fields)}
 
     def state_dict(self) -> dict[str, Any]:
         """The state of the draws without an ``rng``, in a form that JSON can carry."""
@@ -91,24 +124,39 @@ class RecordedEpisodes:
                 raise ValueError(f"the state was taken with {name} {state[name]}, here it is {here}")
         self._rng.bit_generator.state = state["generator"]
 
+    def _read(self, windows: Windows, size: int) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
+        """Frame fields [B, C, ...] and episode fields [B, ...] of windows of ``size`` frames, by path."""
+        chosen = [int(index) for index in self._episodes[windows.row]]
+        frames = []
+        for index, start, begin, end in zip(chosen, *(each.tolist() for each in windows[1:]), strict=True):
+            first, behind = max(start, begin), min(start + size, end)
+            there = self.reader.window(index, first, behind - first)
+            frames.append(padded(there, first - start, start + size - behind) if behind - first < size else there)
+        return _stacked(frames), _stacked([self.reader.fields(index) for index in chosen])
+
     def _choose(
-        self, count: int, chunk_size: int, mode: SamplingMode, rng: np.random.Generator
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Rows and first frames of windows, each [count]; exactly those that ``draw_windows`` takes."""
+        self, count: int, chunk_size: int, mode: SamplingMode, wanted: NDArray[np.bool_], rng: np.random.Generator
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """Rows, first frames and runs of windows, each [count]; exactly those that ``draw_windows`` takes.
+
+        Args:
+            wanted: [R], the episodes to draw from.
+        """
         first, windows = self._windows(chunk_size, mode)
+        windows = np.where(wanted[self._row], windows, 0)
         counts = np.zeros(len(self), np.int64)
         np.add.at(counts, self._row, windows)
         (rows,) = counts.nonzero()
         if not rows.size:
-            raise RuntimeError(
-                f"No valid chunk of {chunk_size} frames in mode '{mode}' in {len(self)} episodes of up to "
+            raise DataUnavailableError(
+                f"No valid chunk of {chunk_size} frames in mode '{mode}' in {wanted.sum()} episodes of up to "
                 f"{self._lengths.max()} frames; give a smaller chunk_size or another sampling_mode"
             )
         chosen = rows[rng.integers(len(rows), size=count)]
         nth = rng.integers(counts[chosen]) + (np.cumsum(counts) - counts)[chosen]
         ends = np.cumsum(windows)
         run = np.searchsorted(ends, nth, side="right")
-        return chosen, first[run] + nth - (ends - windows)[run]
+        return chosen, first[run] + nth - (ends - windows)[run], run
 
     def _windows(self, chunk_size: int, mode: SamplingMode) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Per run: the first frame that a window may start at, and how many frames in a row may."""

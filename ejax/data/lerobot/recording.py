@@ -53,6 +53,8 @@ class Recording:
     """The seeds of all episodes."""
     digests: Digests
     """The digests of all files."""
+    origins: bool = True
+    """As in ``episodes_schema``: a recording goes on with the columns that it has."""
 
 
 def new_recording(format: Format) -> Recording:
@@ -114,12 +116,12 @@ def load_recording(folder: Path, format: Format) -> Recording:
     if not info["total_episodes"]:
         return Recording(info, {}, {}, (), (), digests)
     rows = load_rows(files, info["total_episodes"], format.columns, list(format.spec.episode))
-    last = _load_last_rows(files, format)
+    last, origins = _load_last_rows(files, format)
     counts = (info.get("total_frames"), last[-1]["episode_index"] + 1)
     if counts != (sum(row["length"] for row in rows), len(rows)):
         raise ValueError(f"{folder} has other counts in {fmt.INFO} than in meta/episodes; restore it from a copy")
     seeds = tuple(row.get("ejax/seed", -1) for row in rows)
-    return Recording(info, _load_tasks(files), _load_stats(files, format), last, seeds, digests)
+    return Recording(info, _load_tasks(files), _load_stats(files, format), last, seeds, digests, origins)
 
 
 def _check_alike(folder: Path, info: Mapping[str, Any], ours: Mapping[str, Any], format: Format) -> None:
@@ -171,13 +173,14 @@ def _load_stats(files: KeptFiles, format: Format) -> dict[str, Stats]:
     return stats
 
 
-def _load_last_rows(files: KeptFiles, format: Format) -> tuple[Mapping[str, Any], ...]:
+def _load_last_rows(files: KeptFiles, format: Format) -> tuple[tuple[Mapping[str, Any], ...], bool]:
+    """The rows, and whether they have whole origins."""
     name = row_files(files)[-1]
     table = read_parquet(files, name)
-    wanted = fmt.episodes_schema(format.columns, format.spec)
-    if not table.schema.equals(wanted):
-        raise ValueError(f"{files.folder / name} has other columns than the writer's; record into a new folder")
-    return tuple(table.to_pylist())
+    for origins in (True, False):
+        if table.schema.equals(fmt.episodes_schema(format.columns, format.spec, origins=origins)):
+            return tuple(table.to_pylist()), origins
+    raise ValueError(f"{files.folder / name} has other columns than the writer's; record into a new folder")
 
 
 def _digests_of(folder: Path) -> Digests:

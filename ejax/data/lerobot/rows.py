@@ -11,11 +11,12 @@ from ejax.data.lerobot.format import Column
 from ejax.data.lerobot.inside import shown
 from ejax.data.lerobot.kept_files import KeptFiles
 from ejax.data.lerobot.parquet import check_columns, named, open_parquet
+from ejax.data.task import Origin
 
 FOLDER = "meta/episodes"
 _WHOLE = ("episode_index", "length", "data/chunk_index", "data/file_index")
 _SEGMENTS = ("ejax/segment_ids", "ejax/segment_lengths")
-_OURS = ("ejax/seed", "ejax/written_at")
+_OURS = ("ejax/written_at", *(f"ejax/{name}" for name in Origin._fields))
 _LARGEST = 2**31
 
 

@@ -22,6 +22,7 @@ from ejax.data.lerobot.kept_files import DIGESTS, Digests, KeptFiles, digests_fi
 from ejax.data.lerobot.parquet import named, open_parquet
 from ejax.data.lerobot.pictures import encode_png, encode_video, join_videos
 from ejax.data.lerobot.recording import Format, Recording, new_recording, to_json
+from ejax.data.task import Origin
 
 _EPISODES_PER_FILE = 500
 """Rows of a file of ``meta/episodes``, which is rewritten with every episode."""
@@ -41,7 +42,7 @@ def stage_episode(
     frames: Mapping[str, NDArray[Any]],
     fields: Mapping[str, NDArray[Any]],
     instruction: str,
-    seed: int,
+    origin: Origin,
     terminated: bool,
 ) -> Recording:
     """Stage all files that an episode changes.
@@ -75,17 +76,19 @@ def stage_episode(
         if column.kind == "video":
             row |= _stage_video(staged, files, last, format, column, frames[column.path])
     row |= {f"stats/{feature}/{name}": value.tolist() for feature, of in stats.items() for name, value in of.items()}
-    row |= {"ejax/seed": seed, "ejax/written_at": time.time(), "ejax/terminated": terminated}
+    row |= {"ejax/written_at": time.time(), "ejax/terminated": terminated}
+    row |= {f"ejax/{name}": value for name, value in origin._asdict().items()}
     row |= _segments(numbers["segment_id"]) | {f"ejax/episode/{path}": _plain(value) for path, value in fields.items()}
     if len(tasks) > len(recording.tasks):
         staged.write(fmt.TASKS, _tasks_file(tasks))
-    rows = _stage_rows(staged, recording.rows, format, row)
+    rows = _stage_rows(staged, recording, format, row)
     together = {name: combine_stats(recording.stats[name], of) if index else of for name, of in stats.items()}
     staged.write(fmt.STATS_FILE, to_json({f: {n: v.tolist() for n, v in of.items()} for f, of in together.items()}))
     counts = {"total_episodes": index + 1, "total_frames": first + length, "total_tasks": len(tasks)}
     info = {**info, **counts, "splits": {"train": f"0:{index + 1}"}}
     staged.write(fmt.INFO, to_json(info))
-    return Recording(info, tasks, together, rows, (*recording.seeds, seed), _stage_digests(staged, recording.digests))
+    digests = _stage_digests(staged, recording.digests)
+    return Recording(info, tasks, together, rows, (*recording.seeds, origin.seed), digests, recording.origins)
 
 
 def _stage_digests(staged: Staged, before: Digests) -> Digests:
@@ -144,14 +147,14 @@ def _stage_video(
 
 
 def _stage_rows(
-    staged: Staged, rows: tuple[Mapping[str, Any], ...], format: Format, row: dict[str, Any]
+    staged: Staged, recording: Recording, format: Format, row: dict[str, Any]
 ) -> tuple[Mapping[str, Any], ...]:
-    key = "meta/episodes"
+    key, rows = "meta/episodes", recording.rows
     place = _where(rows[-1], key) if rows else (0, 0)
     if len(rows) == _EPISODES_PER_FILE:
         rows, place = (), _next(place)
     rows = (*rows, {**row, f"{key}/chunk_index": place[0], f"{key}/file_index": place[1]})
-    schema = fmt.episodes_schema(format.columns, format.spec)
+    schema = fmt.episodes_schema(format.columns, format.spec, origins=recording.origins)
     table = pa.Table.from_pylist(list(rows), schema)
     staged.write(fmt.EPISODES.format(chunk_index=place[0], file_index=place[1]), _parquet(schema, [table]))
     return rows

@@ -26,7 +26,7 @@ from ejax.data.lerobot.recording import Format, Recording, check_format, load_re
 from ejax.data.lerobot.schema import may_have
 from ejax.data.lerobot.stage import stage_episode, stage_start
 from ejax.data.rows import check_episode, frame_numbers
-from ejax.data.task import Episode, EpisodeSpec
+from ejax.data.task import Episode, EpisodeSpec, Origin
 
 _LONGEST = 2**31 - 1
 """Most frames of an episode: those that a 32-bit offset can count."""
@@ -95,12 +95,14 @@ class EpisodeWriter:
         """The seeds of all episodes, in order; -1 where unknown."""
         return self._recording.seeds
 
-    def append(self, episode: Episode, instruction: str, *, seed: int = -1) -> int:
+    def append(self, episode: Episode, instruction: str, *, seed: int = -1, origin: Origin | None = None) -> int:
         """Keep an episode. When this returns, it is on the disk.
 
         Args:
             instruction: the demonstrated task in words, LeRobot's "task".
             seed: the seed it was made from; -1: unknown.
+            origin: all that is known of where it comes from; its seed in place of ``seed``. A recording that was begun
+                without whole origins keeps the seed alone.
 
         Returns:
             Its index.
@@ -118,11 +120,12 @@ class EpisodeWriter:
                 f"one with append=True"
             )
         frames, fields = self._check(episode)
+        origin = Origin(seed) if origin is None else origin
         staged = Staged(self.folder)
         try:
             with staged:
                 recording = stage_episode(
-                    staged, self._recording, self._format, frames, fields, instruction, seed, episode.terminated
+                    staged, self._recording, self._format, frames, fields, instruction, origin, episode.terminated
                 )
         except BaseException as error:
             self._broken = is_unfinished(self.folder)
