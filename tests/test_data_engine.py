@@ -26,6 +26,7 @@ import pytest
 
 from ejax.data import (
     ChunkSizeSampler,
+    DataBudgetExhaustedError,
     EngineState,
     OnlineDataEngine,
     OnlineDataEngineCfg,
@@ -35,6 +36,7 @@ from ejax.data import (
     leftovers,
 )
 from ejax.data import supervisor as supervisor_module
+from ejax.data.engine_config import embodichain_field
 from ejax.data.failures import CAPACITY, pack_failure, raise_failure
 from ejax.data.prefetch import prefetch_to_device
 
@@ -191,6 +193,12 @@ def test_an_engine_never_started_stops() -> None:
         ({"refill_threshold": 0}, "refill_threshold must be at least 1, got 0"),
         ({"buffer_size": 0}, "buffer_size must be at least 1"),
         ({"seed": -1}, "seed must be an int of at least 0"),
+        ({"refill_policy": "never"}, "no refill_policy 'never'; there is sample_threshold, manual"),
+        ({"episode_sample_budget": 0}, "episode_sample_budget must be at least 1, got 0"),
+        ({"episode_sample_budget": 3, "episode_sample_hard_limit": 2}, "is 2, below episode_sample_budget, 3"),
+        ({"episode_sample_hard_limit": 2}, "is 2, without episode_sample_budget; give both"),
+        ({"lifecycle_event_capacity": 15}, "must be 0 or at least 2 · buffer_size, 16: .*; got 15"),
+        ({"lifecycle_event_capacity": -1}, "lifecycle_event_capacity must be at least 1, got -1"),
     ],
 )
 def test_wrong_options_are_refused(wrong: dict[str, Any], message: str) -> None:
@@ -219,6 +227,180 @@ def test_a_refill_comes_once_at_the_threshold() -> None:
         stats = engine.stats()
         assert stats["data/fills"] == 2.0 and stats["data/episodes"] == 16.0 and stats["data/samples"] == 8.0
         assert set(engine.sample_batch(200, 5)["episode"]["index"]) == set(range(8, 16))
+
+
+def test_a_manual_refill_comes_when_the_owner_asks_and_else_never(tmp_path: Path) -> None:
+    with OnlineDataEngine(cfg(refill_policy="manual", refill_threshold=1, task_cfg={"delay": 0.05})) as engine:
+        for _ in range(4):
+            engine.sample_batch(8, 5)
+        time.sleep(0.2)  # ten looks of the worker
+        assert engine.stats()["data/fills"] == 1.0
+        engine.wait_for_generation(1)
+        with pytest.raises(ValueError, match=r"nobody asked for generation 2, 1 are made"):
+            engine.wait_for_generation(2)
+        assert [engine.request_refill() for _ in range(3)] == [2, 2, 2]  # while it is made
+        with pytest.raises(TimeoutError, match=r"generation 2 was not complete after 0\.01 s; 1 are"):
+            engine.wait_for_generation(2, 0.01)
+        engine.wait_for_generation(2, BOUND_S)
+        time.sleep(0.2)
+        stats = engine.stats()
+        assert stats["data/fills"] == 2.0 and stats["data/episodes"] == 16.0
+        script = """
+for ask in (engine.request_refill, lambda: print(engine.wait_for_generation(2))):
+    try:
+        ask()
+    except RuntimeError as error:
+        print(error)
+"""
+        said, _ = consumer(script, engine, tmp_path).communicate(timeout=BOUND_S)
+        assert "request_refill() is for the process that made the engine" in said and "None" in said
+        for generation, timeout, error in ((0, 1.0, ValueError), (1.5, 1.0, TypeError), (1, 0.0, ValueError)):
+            with pytest.raises(error, match=r"generation must be|timeout must be finite and above 0 s"):
+                engine.wait_for_generation(generation, timeout)
+    with pytest.raises(RuntimeError, match="request_refill requires state READY; current state is STOPPED"):
+        engine.request_refill()
+
+
+def test_a_failure_ends_the_wait_for_a_generation() -> None:
+    engine = OnlineDataEngine(cfg(refill_policy="manual", task_cfg={"at": {12: "raise"}}))
+    with pytest.raises(data_tasks.SimulationError, match="the arm left the table"), engine:
+        engine.wait_for_generation(engine.request_refill(), BOUND_S)
+
+
+def test_an_owner_that_takes_whole_episodes_has_them_made_under_a_manual_refill_too() -> None:
+    with OnlineDataEngine(cfg(refill_policy="manual")) as engine:
+        taken = list(itertools.islice(engine.episodes(), 20))
+    assert [each.index for each in taken] == list(range(20))
+    assert [each.origin.generation for each in taken] == [1] * 8 + [2] * 8 + [3] * 4
+
+
+def test_an_episode_tells_where_it_comes_from() -> None:
+    """Attempts 0 and 3 fail; the others have three outcomes each."""
+    task_cfg = {"several": 3, "at": {0: "fail", 3: "fail"}}
+    with OnlineDataEngine(cfg(refill_policy="manual", seed=5, task_cfg=task_cfg)) as engine:
+        first = engine.sample_batch(200, 5)["episode"]
+        engine.wait_for_generation(engine.request_refill(), BOUND_S)
+        second = engine.sample_batch(200, 5)["episode"]
+        run_id = engine.run_id
+    with OnlineDataEngine(cfg(seed=5)) as other:
+        again = other.sample_batch(200, 5)["episode"]
+    assert run_id != other.run_id and set(first["run_id"]) == set(second["run_id"]) == {run_id}
+    assert set(again["run_id"]) == {other.run_id}
+    assert set(first["generation"]) == {1} and set(second["generation"]) == {2}
+    attempt_of = dict(zip(first["index"].tolist(), first["attempt"].tolist(), strict=True))
+    assert attempt_of == {1: 1, 2: 1, 3: 2, 4: 2, 5: 2, 6: 4, 7: 4, 8: 4}  # 0 was overwritten in the same filling
+    assert set(second["attempt"]) == {5, 6, 7}
+    seed_of = {int(a): int(s) for a, s in zip(again["attempt"], again["seed"], strict=True)}
+    assert all(seed_of[a] == s for a, s in zip(first["attempt"].tolist(), first["seed"].tolist(), strict=True))
+
+
+def test_a_budget_is_shared_by_all_consumers_and_renewed_with_the_episodes(tmp_path: Path) -> None:
+    with OnlineDataEngine(cfg(refill_policy="manual", episode_sample_budget=5)) as engine:
+        assert engine.stats()["data/chunks_left"] == 40.0
+        draws = [consumer("for _ in range(5): engine.sample_batch(2, 5)", engine, tmp_path) for _ in range(3)]
+        assert [process.wait(BOUND_S) for process in draws] == [0, 0, 0]
+        counts = np.bincount(engine.sample_batch_with_context(10, 2, 3)["episode"]["index"], minlength=8)
+        assert counts.max() <= 5 and engine.stats()["data/chunks_left"] == 0.0
+        with pytest.raises(DataBudgetExhaustedError, match="0 more chunks"):
+            engine.sample_batch(1, 5)
+        time.sleep(0.1)
+        assert engine.stats()["data/fills"] == 1.0  # to run out asks for nothing
+        engine.wait_for_generation(engine.request_refill(), BOUND_S)
+        assert np.bincount(engine.sample_batch(40, 5)["episode"]["index"])[8:].tolist() == [5] * 8
+        for process in draws:
+            process.stdout.close()
+
+
+def test_windows_around_a_frame_are_whole_while_every_row_is_rewritten() -> None:
+    task_cfg = {"wide": 4000, "lengths": [50, 30, 44]}
+    with OnlineDataEngine(cfg(refill_threshold=1, buffer_size=2, task_cfg=task_cfg)) as engine:
+        for _ in range(100):
+            chunks = engine.sample_batch_with_context(4, 10, 15)
+            mark = np.where(chunks["valid"], chunks["episode"]["mark"][:, None], 0)
+            assert (chunks["obs"]["robot"]["qpos"] == mark[..., None]).all()
+            assert (chunks["rewards"] == np.where(chunks["valid"], chunks["episode_step"], 0)).all()
+        assert engine.stats()["data/fills"] > 3
+        with pytest.raises(ValueError, match="history_length must be at least 1"):
+            engine.sample_batch_with_context(4, 0, 15)
+        with pytest.raises(ValueError, match="batch_size must be at least 1"):
+            engine.sample_batch_with_context(0, 1, 15)
+
+
+def test_every_episode_that_comes_and_goes_is_an_event() -> None:
+    """The start alone has more of them than the log holds: 20 come, and 12 of them go."""
+    engine = OnlineDataEngine(cfg(refill_policy="manual", lifecycle_event_capacity=16, task_cfg={"several": 20}))
+    with engine:
+        first = engine.drain_lifecycle_events()
+        assert [each.index for each in first if each.kind == "published"] == list(range(20))
+        assert [each.index for each in first if each.kind == "evicted"] == list(range(12))
+        assert {each.num_frames for each in first} == {20} and {each.run_id for each in first} == {engine.run_id}
+        assert [each.row for each in first if each.kind == "published"] == [index % 8 for index in range(20)]
+        generation = engine.request_refill()
+        with pytest.raises(TimeoutError):  # nobody takes the events, and none is lost for that
+            engine.wait_for_generation(generation, 0.3)
+        second = engine.drain_lifecycle_events()
+        assert len(second) == 16
+        while engine.stats()["data/fills"] < 2:
+            second += engine.drain_lifecycle_events()
+    second += engine.drain_lifecycle_events()  # also after the end
+    assert engine.drain_lifecycle_events() == []
+    assert [each.sequence for each in first + second] == list(range(len(first) + len(second)))
+    came = [each.index for each in second if each.kind == "published"]
+    assert came == list(range(20, 40)) and {each.generation for each in second if each.kind == "published"} == {2}
+    for each in second:
+        if each.kind == "evicted":  # its row is free when the next one comes
+            later = [other for other in second if other.sequence == each.sequence + 1]
+            assert later == [] or (later[0].kind, later[0].row) == ("published", each.row)
+
+
+def test_without_a_log_there_are_no_events() -> None:
+    with OnlineDataEngine(cfg()) as engine:
+        assert engine.drain_lifecycle_events() == []
+
+
+OF_EMBODICHAIN = {
+    "buffer_size": 8,
+    "max_episode_steps": 50,
+    "refill_threshold": 7,
+    "max_generation_attempts": 4,
+    "initialization_timeout": 60.0,
+    "refill_policy": "manual",
+    "episode_sample_budget": 3,
+    "episode_sample_hard_limit": 9,
+    "lifecycle_event_capacity": 16,
+    "shutdown_timeout": 30.0,
+    "include_provenance": False,
+    "language_buffer_bytes": 1024,
+    "buffer_device": "cpu",
+}
+"""Fields of EmbodiChain 0.3.2's class. The others are refused."""
+
+
+def test_fields_of_embodichain_mean_here_what_they_mean_there() -> None:
+    made = OnlineDataEngineCfg.from_embodichain(OF_EMBODICHAIN, "data_tasks:Toy", seed=3)
+    kept = [name for name in OF_EMBODICHAIN if embodichain_field(name, OF_EMBODICHAIN[name])[0] == "used"]
+    assert kept == list(OF_EMBODICHAIN)[:10] and made.seed == 3
+    assert {name: getattr(made, name) for name in kept} == {name: OF_EMBODICHAIN[name] for name in kept}
+
+
+@pytest.mark.parametrize(
+    ("field", "reason"),
+    [
+        ({"state_dim": 9}, r"state_dim: the task's spec\(\) says how wide"),
+        ({"action_dim": 7}, r"action_dim: the task's spec\(\) says how wide"),
+        ({"gym_config": {}}, "gym_config: .* give task, and its arguments as task_cfg"),
+        ({"action_config": {}}, "action_config: .* give task"),
+        ({"buffer_device": "cuda:0"}, "buffer_device: the buffer is in memory that processes share"),
+        ({"action_semantics": "policy_request"}, "action_semantics: .* names its fields of actions"),
+        ({"action_contracts": ("eef_pose.relative@1",)}, "action_contracts: .* names its fields of actions"),
+        ({"bufer_size": 3}, "bufer_size: EmbodiChain's OnlineDataEngineCfg has no such field"),
+    ],
+)
+def test_fields_of_embodichain_that_cannot_be_honoured_are_refused_with_a_reason(
+    field: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(ValueError, match=reason):
+        OnlineDataEngineCfg.from_embodichain({**OF_EMBODICHAIN, **field}, "data_tasks:Toy")
 
 
 def test_draws_of_all_consumers_count_together(tmp_path: Path) -> None:

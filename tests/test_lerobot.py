@@ -37,7 +37,7 @@ from kept_episodes import (
 
 import ejax.data.lerobot.format as fmt
 import ejax.data.lerobot.stage
-from ejax.data import Episode, EpisodeSpec, OnlineDataEngine, OnlineDataEngineCfg, OnlineDataset
+from ejax.data import Episode, EpisodeSpec, OnlineDataEngine, OnlineDataEngineCfg, OnlineDataset, Origin
 from ejax.data.chunks import MODES, draw_windows, find_runs, window_mask
 from ejax.data.lerobot.feature_stats import combine_stats, feature_stats
 from ejax.data.lerobot.read import EpisodeReader
@@ -577,6 +577,41 @@ def test_a_recording_has_the_episodes_of_an_engine_with_its_seed(tmp_path: Path)
         assert_same_tree(kept.frames, taken.episode.frames)
         assert_same_tree(kept.fields, taken.episode.fields)
     assert [taken.seed for taken in live] == list(writer.seeds)
+
+
+def test_origins_are_kept(tmp_path: Path) -> None:
+    """Of a stream all of them; of a task that runs by itself seed and attempt; unknown is -1."""
+    cfg = OnlineDataEngineCfg(task=Toy, task_cfg={"at": {1: "fail"}}, buffer_size=3, max_episode_steps=20, seed=2)
+    with OnlineDataEngine(cfg) as engine, EpisodeWriter(tmp_path, Toy().spec(), fps=20) as writer:
+        record_stream(engine, writer, 4)
+        live = next(engine.episodes()).origin
+        record(Toy(at={0: "fail"}), writer, 1, seed=9)
+        writer.append(Toy().episode(3), "by hand", seed=3)
+    reader = EpisodeReader(tmp_path)
+    kept = [Origin(*(int(reader.fields(i)[name]) for name in Origin._fields)) for i in range(6)]
+    assert [each.attempt for each in kept] == [0, 2, 3, 4, 1, -1]
+    assert [each.generation for each in kept] == [1, 1, 1, 2, -1, -1]
+    assert [each.run_id for each in kept] == [engine.run_id] * 4 + [-1, -1] and live.run_id == engine.run_id
+    assert [each.seed for each in kept] == list(writer.seeds) and kept[5].seed == 3
+
+
+def test_a_recording_from_before_there_were_origins_is_read_and_goes_on_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        schema = fmt.episodes_schema
+        patch.setattr(fmt, "episodes_schema", lambda columns, spec, origins=False: schema(columns, spec, origins=False))
+        keep(tmp_path, range(2))
+    names = pq.read_schema(tmp_path / fmt.EPISODES.format(chunk_index=0, file_index=0)).names
+    assert "ejax/seed" in names and "ejax/attempt" not in names
+    keep(tmp_path, range(2, 4), append=True)
+    assert pq.read_schema(tmp_path / fmt.EPISODES.format(chunk_index=0, file_index=0)).names == names
+    assert check_numbers(tmp_path) == 4
+    drawn = RecordedEpisodes(tmp_path).sample_batch(50, 3)["episode"]
+    assert set(drawn["seed"]) == {0, 1, 2, 3}
+    assert {name: set(drawn[name]) for name in ("attempt", "generation", "run_id")} == {
+        name: {-1} for name in ("attempt", "generation", "run_id")
+    }
 
 
 @pytest.mark.parametrize("several", [0, 3])

@@ -6,7 +6,9 @@
 
 A policy of action chunks, [K·A] at one observation, is taught at frame t the actions of frames t … t + K − 1. The
 expectation is over single actions: where a window ends before a chunk does, what lies beyond has no part in the loss.
-A policy with memory reads a window frame by frame, and begins each with the memory of an episode's start.
+A policy with memory reads a window frame by frame, and begins each with the memory of an episode's start. Of windows
+around a frame (``ejax.data.context``) it reads what was before and is taught nothing there, and what lies beyond an
+episode's start and end has no part in memory, loss or statistics.
 Source: Pomerleau 1988 (ALVINN); Zhao et al. 2023 (ACT) for chunks.
 """
 
@@ -67,6 +69,9 @@ class BCConfig(BaseModel):
     """As in PPO."""
 
 
+_MASKS = ("valid", "loss_mask")
+
+
 @partial(jax.jit, static_argnames=("policy", "optimizer", "config", "dropout"))
 def bc_update(
     state: TrainState,
@@ -84,13 +89,14 @@ def bc_update(
 
     Args:
         batch: ``obs`` and ``action``, leaves [R, C, ...]: C successive frames of one episode each, with
-            R = ``updates_per_step`` · ``batch_size``. Every row is used once.
+            R = ``updates_per_step`` · ``batch_size``. Every row is used once. Of windows around a frame also ``valid``
+            and ``loss_mask`` [R, C] bool: the frames that there are, and those of them that are taught.
 
     Returns:
         The new state (``step`` + 1) and scalar metrics.
     """
     key_dropout, key_order = jax.random.split(key)
-    rows: dict[str, PyTree] = {"obs": batch["obs"], "action": batch["action"]}
+    rows: dict[str, PyTree] = {name: batch[name] for name in ("obs", "action", *_MASKS) if name in batch}
     num_windows, num_frames = batch["action"].shape[:2]
     if config.frames_per_window is not None and config.frames_per_window < num_frames:
         rows |= _choose_frames(rows, jax.random.fold_in(key, 2), config.frames_per_window)
@@ -98,7 +104,9 @@ def bc_update(
         rows["dropout_seed"] = jax.random.bits(key_dropout, batch["action"].shape[:2], jnp.uint32)
     if config.loss == "flow":
         rows["noise_seed"] = jax.random.bits(jax.random.fold_in(key, 3), (num_windows,), jnp.uint32)
-    state = replace(state, params=update_normalizer(policy, state.params, rows["obs"]))
+    if "loss_mask" in rows:
+        rows["mask"] = _num_taught(policy, state.params, rows)
+    state = replace(state, params=update_normalizer(policy, state.params, rows["obs"], _asked(rows)))
     state, metrics = sgd_epochs(
         state,
         rows,
@@ -134,8 +142,9 @@ def bc_loss(params: Params, batch: dict[str, PyTree], *, policy: Policy, config:
 
     Args:
         batch: ``obs``, ``action`` with leaves [B, C, ...]; optional ``frame`` [B, F], the frames of the window that
-            ``obs`` [B, F, ...] are of; optional ``weight`` [B], which adds up to one over a minibatch (default 1/B),
-            and ``dropout_seed`` [B, C]; ``noise_seed`` [B] for the loss ``flow``.
+            ``obs`` [B, F, ...] are of; optional ``weight`` [B], which adds up to one over a minibatch (default: each
+            row's share in the actions that are taught), and ``dropout_seed`` [B, C]; ``noise_seed`` [B] for the loss
+            ``flow``; ``valid`` and ``loss_mask`` [B, C], see ``bc_update``.
 
     Returns:
         ``(loss, metrics)``; metrics are weighted means over single actions. ``prediction`` is the squared error of what
@@ -149,8 +158,8 @@ def bc_loss(params: Params, batch: dict[str, PyTree], *, policy: Policy, config:
     seed: dict[str, Array] = {}
     if "dropout_seed" in batch:
         seed["dropout_seed"] = batch["dropout_seed"] if frame is None else _frames(batch["dropout_seed"], frame)
-    distribution, predicted = _in_windows(policy, params, batch["obs"], seed)
-    action = batch["action"]
+    distribution, predicted = _in_windows(policy, params, batch["obs"], seed, batch.get("valid"))
+    action, loss_mask, asked = batch["action"], batch.get("loss_mask"), _asked(batch)
     continuous = jnp.issubdtype(action.dtype, jnp.floating)
     is_flow = hasattr(distribution, "matching_loss")
     if config.loss == "mse" and not continuous:
@@ -163,13 +172,19 @@ def bc_loss(params: Params, batch: dict[str, PyTree], *, policy: Policy, config:
     if is_flow:
         loss, known = _flow_matching(distribution, batch, frame)
     elif continuous:
-        distribution, action, known = _by_action(distribution, action, frame)
+        distribution, action, known = _by_action(distribution, action, frame, loss_mask)
     else:
         action = action if frame is None else _frames(action, frame)
         known = jnp.ones((*action.shape[:2], 1))
+        known = known if asked is None else known * asked[..., None]
     num_rows = action.shape[0]
-    weight = batch.get("weight", jnp.full(num_rows, 1.0 / num_rows))
-    share = weight[:, None, None] * known / _num_known(known, frame, batch["action"].shape[1])
+    if loss_mask is None:
+        weight = batch.get("weight", jnp.full(num_rows, 1.0 / num_rows))
+        share = weight[:, None, None] * known / _num_known(known, frame, batch["action"].shape[1])
+    else:
+        taught = known.sum(axis=(1, 2))
+        weight = batch.get("weight", taught / jnp.maximum(taught.sum(), 1.0))
+        share = weight[:, None, None] * known / jnp.maximum(taught, 1.0)[:, None, None]
 
     def mean(x: Array) -> Array:
         return jnp.sum(share * x.reshape(known.shape))
@@ -182,19 +197,55 @@ def bc_loss(params: Params, batch: dict[str, PyTree], *, policy: Policy, config:
             metrics["mse"] = mean(jnp.square(distribution.mode() - action).mean(axis=-1))
     loss = metrics[config.loss]
     if predicted:
-        metrics["prediction"] = _prediction_error(predicted, batch["obs"], weight)
+        metrics["prediction"] = _prediction_error(predicted, batch["obs"], weight, asked)
         loss = loss + config.prediction_coef * metrics["prediction"]
     return loss, jax.lax.stop_gradient(metrics)
 
 
-def _prediction_error(predicted: dict[str, Array], obs: PyTree, weight: Array) -> Array:
+def _asked(rows: dict[str, PyTree]) -> Array | None:
+    """[B, F] bool: the frames of ``obs`` that are taught. None: all."""
+    mask, frame = rows.get("loss_mask"), rows.get("frame")
+    return mask if mask is None or frame is None else _frames(mask, frame)
+
+
+def _num_taught(policy: Policy, params: Params, rows: dict[str, PyTree]) -> Array:
+    """[R]: single actions that each window teaches."""
+    action, frame, mask = rows["action"], rows.get("frame"), rows["loss_mask"]
+    if not jnp.issubdtype(action.dtype, jnp.floating):
+        return (mask if frame is None else _frames(mask, frame)).sum(axis=1).astype(jnp.float32)
+
+    def decision(params: Params, obs: PyTree) -> Array:
+        distribution, _ = _in_windows(policy, params, obs, {})
+        return jnp.zeros(distribution.spec.size) if hasattr(distribution, "matching_loss") else distribution.mode()
+
+    one = jax.tree.map(lambda x: x[:1], rows["obs"])
+    size = jax.eval_shape(decision, params, one).shape[-1] // action.shape[-1]
+    return chunk_targets(action, size, frame, mask)[1].sum(axis=(1, 2))
+
+
+def _prediction_error(predicted: dict[str, Array], obs: PyTree, weight: Array, asked: Array | None) -> Array:
     """The weighted mean over windows of the squared error, added up over parts."""
-    errors = [jnp.square(each - obs[name]).mean(axis=tuple(range(1, each.ndim))) for name, each in predicted.items()]
+    if asked is None:
+        errors = [
+            jnp.square(each - obs[name]).mean(axis=tuple(range(1, each.ndim))) for name, each in predicted.items()
+        ]
+    else:
+        share = asked / jnp.maximum(asked.sum(axis=1, keepdims=True), 1)
+        errors = [
+            jnp.sum(share * jnp.square(each - obs[name]).mean(axis=tuple(range(2, each.ndim))), axis=1)
+            for name, each in predicted.items()
+        ]
     return jnp.sum(weight * sum(errors[1:], errors[0]))
 
 
-def _in_windows(policy: Policy, params: Params, obs: PyTree, seed: dict[str, Array]) -> tuple[Any, dict[str, Array]]:
-    """The distribution at each frame of windows, leaves [B, C, ...], and what the policy predicts besides."""
+def _in_windows(
+    policy: Policy, params: Params, obs: PyTree, seed: dict[str, Array], valid: Array | None = None
+) -> tuple[Any, dict[str, Array]]:
+    """The distribution at each frame of windows, leaves [B, C, ...], and what the policy predicts besides.
+
+    Args:
+        valid: [B, C], the frames that there are. None: all.
+    """
     if isinstance(policy, PredictingPolicy) and policy.predicts:
         distribution, _, predicted = policy.apply(params, obs, predict=True, **seed)
         return distribution, predicted
@@ -203,6 +254,8 @@ def _in_windows(policy: Policy, params: Params, obs: PyTree, seed: dict[str, Arr
     steps = jax.tree.map(lambda x: x.swapaxes(0, 1), {"obs": obs, **seed})
     num_frames, num_windows = jax.tree.leaves(steps)[0].shape[:2]
     first = jnp.zeros((num_frames, num_windows), bool)  # a window is of one episode
+    if valid is not None:  # which begins behind the padding
+        first = first.at[1:].set(valid.T[1:] & ~valid.T[:-1])
     memory = policy.init_memory(num_windows)
     distribution = policy.apply(params, steps.pop("obs"), memory=memory, first=first, **steps)[0]
     return jax.tree.map(lambda x: x.swapaxes(0, 1), distribution), {}
@@ -227,7 +280,7 @@ def _flow_matching(distribution: Any, batch: dict[str, PyTree], frame: Array | N
     size = distribution.spec.size
     if size % action.shape[-1]:
         raise ValueError(_no_multiple(size, action.shape[-1]))
-    target, known = chunk_targets(action, size // action.shape[-1], frame)
+    target, known = chunk_targets(action, size // action.shape[-1], frame, batch.get("loss_mask"))
     # a minibatch's noise is that of its first row: rows are drawn in a new order each time
     key = jax.random.key(batch["noise_seed"][0])
     return distribution.matching_loss(target, key).mean(axis=-1), known
@@ -237,31 +290,40 @@ def _no_multiple(width: int, each: int) -> str:
     return f"the policy has actions of {width} numbers, which is no multiple of the demonstrations' {each}"
 
 
-def chunk_targets(action: Array, size: int, frame: Array | None = None) -> tuple[Array, Array]:
+def chunk_targets(
+    action: Array, size: int, frame: Array | None = None, loss_mask: Array | None = None
+) -> tuple[Array, Array]:
     """What a policy of chunks is to predict at each frame of a window, and which of it the window holds.
 
     Args:
         action: [B, C, A], of successive frames.
         size: K, actions of a chunk.
         frame: [B, F], the frames that chunks begin at. None: all, F = C.
+        loss_mask: [B, C] bool, the frames that are taught. None: all.
 
     Returns:
-        Targets [B, F, K, A], those beyond the window repeat its last action; known [B, F, K] float32, 1 inside it.
+        Targets [B, F, K, A], those beyond the window repeat its last action; known [B, F, K] float32, 1 inside it
+        where both the chunk's first frame and the action's own are taught.
     """
     num_rows, num_frames = action.shape[:2]
     if frame is None:
         frame = jnp.broadcast_to(jnp.arange(num_frames), (num_rows, num_frames))
     each = frame[..., None] + jnp.arange(size)[None, None]
-    rows = jnp.arange(num_rows)[:, None, None]
-    return action[rows, jnp.minimum(each, num_frames - 1)], (each < num_frames).astype(jnp.float32)
+    rows, at = jnp.arange(num_rows)[:, None, None], jnp.minimum(each, num_frames - 1)
+    known = (each < num_frames).astype(jnp.float32)
+    if loss_mask is not None:
+        known = known * (loss_mask[rows, at] & _frames(loss_mask, frame)[..., None])
+    return action[rows, at], known
 
 
-def _by_action(distribution: Any, action: Array, frame: Array | None) -> tuple[Any, Array, Array]:
+def _by_action(
+    distribution: Any, action: Array, frame: Array | None, loss_mask: Array | None
+) -> tuple[Any, Array, Array]:
     """A distribution over chunks [B, F, K·A] as one over single actions [B, F, K, A], its targets, and which count."""
     width, each = distribution.mode().shape[-1], action.shape[-1]
     if width % each:
         raise ValueError(_no_multiple(width, each))
-    target, known = chunk_targets(action, width // each, frame)
+    target, known = chunk_targets(action, width // each, frame, loss_mask)
     split = jax.tree.map(lambda x: x.reshape(*x.shape[:-1], width // each, each), distribution)
     return split, target, known
 

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat
 
 from ejax.config.annotations import mismatch
 from ejax.data.chunks import SamplingMode
+from ejax.data.engine_config import RefillPolicy, check_budget
 from ejax.frozen import Kwargs, thaw
 from ejax.problems import Problem
 from ejax.registry import DEMONSTRATORS, did_you_mean, resolve, trusted_name
@@ -24,6 +25,10 @@ class DataConfig(BaseModel):
     """``engine``: a worker process demonstrates while training goes on. ``recorded``: kept episodes."""
     chunk_size: PositiveInt = 1
     """Successive frames of one episode that are drawn together; at least ``env.cfg.action_chunk``."""
+    history_length: PositiveInt | None = None
+    """Draw windows around a frame: as many frames up to it, for a policy to remember, and ``chunk_size`` from it on, to
+    be taught. What lies beyond an episode's start or end is padded, and has no part in the loss. None: draw frames that
+    are all there."""
     sampling_mode: SamplingMode = "episode"
     seed: NonNegativeInt = 0
     """Seed of the windows drawn, and of the engine's attempts."""
@@ -48,12 +53,20 @@ class DataConfig(BaseModel):
     """engine: the most frames of an episode."""
     refill_threshold: PositiveInt = 50
     """engine: all episodes are replaced after ``refill_threshold · buffer_size`` windows were drawn."""
+    refill_policy: RefillPolicy = "sample_threshold"
+    """engine: ``manual``, episodes are replaced only where ``episode_sample_budget`` is used up."""
+    episode_sample_budget: PositiveInt | None = None
+    """engine: windows that may be drawn of one episode. Where too few are left for a batch, it waits for new ones."""
+    episode_sample_hard_limit: PositiveInt | None = None
+    """engine: the most that ``episode_sample_budget`` may be."""
     max_generation_attempts: PositiveInt = 16
     """engine: failures in a row after which it gives up."""
     initialization_timeout: Annotated[PositiveFloat, Field(le=1e9)] = 300.0
     """engine: s, how long the buffer may take to fill."""
     worker_timeout: Annotated[PositiveFloat, Field(le=1e9)] = 120.0
     """engine: s, how long one attempt may take."""
+    shutdown_timeout: Annotated[PositiveFloat, Field(le=1e9)] = 5.0
+    """engine: s, how long its worker may take to end before it is killed."""
 
     folder: str | None = None
     """recorded: a LeRobot v3.0 dataset."""
@@ -73,9 +86,13 @@ _OF_SOURCE: dict[str, tuple[str, ...]] = {
         "buffer_size",
         "max_episode_steps",
         "refill_threshold",
+        "refill_policy",
+        "episode_sample_budget",
+        "episode_sample_hard_limit",
         "max_generation_attempts",
         "initialization_timeout",
         "worker_timeout",
+        "shutdown_timeout",
     ),
     "recorded": ("folder", "cache_mb"),
 }
@@ -93,15 +110,28 @@ def data_problems(data: DataConfig, action_chunk: int) -> Iterator[Problem]:
         yield Problem(f"data.{needed}", f"is missing: source '{data.source}' needs it")
     for source, keys in _OF_SOURCE.items():
         for key in keys:
-            given = getattr(data, key) != DataConfig.model_fields[key].get_default(call_default_factory=True)
-            if source != data.source and given:
+            if source != data.source and _is_given(data, key):
                 text = f"got {shown(getattr(data, key))}, but source '{data.source}' does not read it; leave it out"
                 yield Problem(f"data.{key}", text)
     if data.chunk_size < action_chunk:
         text = f"got {data.chunk_size}, but the policy decides on {action_chunk} actions at once; give at least that"
         yield Problem("data.chunk_size", text)
+    if data.history_length is not None and data.sampling_mode == "boundary":
+        text = "got 'boundary', but windows around a frame (data.history_length) have the modes episode and segment"
+        yield Problem("data.sampling_mode", text)
+    if data.refill_policy == "manual" and _is_given(data, "refill_threshold"):
+        text = f"got {data.refill_threshold}, but refill_policy 'manual' does not read it; leave it out"
+        yield Problem("data.refill_threshold", text)
+    try:
+        check_budget(data.episode_sample_budget, data.episode_sample_hard_limit)
+    except ValueError as error:
+        yield Problem("data.episode_sample_hard_limit", str(error))
     if data.task in DEMONSTRATORS:  # a class of your own is imported, and checked, by the worker alone
         yield from _task_problems(data)
+
+
+def _is_given(data: DataConfig, key: str) -> bool:
+    return bool(getattr(data, key) != DataConfig.model_fields[key].get_default(call_default_factory=True))
 
 
 def _task_problems(data: DataConfig) -> Iterator[Problem]:

@@ -20,6 +20,7 @@ from ejax.config.embodichain.gym_config import (
 from ejax.config.embodichain.spellings import (
     GYM_DEFAULTS,
     fill_defaults,
+    ignore_engine_fields,
     ignore_options,
     is_seed_spelling,
     read_numbers,
@@ -108,6 +109,7 @@ def read_draft(draft: Draft, overrides: Sequence[str], device: str | None) -> Ru
     no_sections = _require_sections(draft)
     settle_evaluation(draft, seed_spelling=seed_spelling)
     ignore_options(draft)
+    ignore_engine_fields(draft)
     settle_sizes(draft)
     _fill_env(draft)
     note_manager_form(draft)

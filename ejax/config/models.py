@@ -407,6 +407,7 @@ def _sizes(config: RunConfig) -> Iterator[Problem]:
         yield Problem("trainer.num_eval_episodes", "got 0 with enable_eval; give 1 or more, or enable_eval: false")
 
 
+_BUILT_IN = ("actor_critic", "actor_only", "vision", "vla")
 _NOT_OF_VLA = (
     *("actor", "critic", "initial_log_std", "log_std_range"),
     *("squash_actions", "critic_obs_normalization", "obs_groups"),
@@ -487,3 +488,14 @@ def _data(config: RunConfig) -> Iterator[Problem]:
         return
     chunk = config.env.cfg.get("action_chunk", 1)
     yield from data_problems(data, chunk if type(chunk) is int else 1)  # another is reported with its own key
+    memory, number = config.policy.actor and config.policy.actor.memory, data.history_length
+    if number is not None and number > 1 and not memory and config.policy.name in _BUILT_IN:
+        text = f"got {number}, but the policy remembers nothing; give 1, or policy.actor.memory"
+        yield Problem("data.history_length", text)
+    windows, budget = config.trainer.buffer_size // data.chunk_size, data.episode_sample_budget
+    if budget is not None and windows > budget * data.buffer_size:
+        text = (
+            f"got {budget}, which with data.buffer_size {data.buffer_size} allows {budget * data.buffer_size} windows "
+            f"before new episodes come, and one update takes {windows}"
+        )
+        yield Problem("data.episode_sample_budget", text)

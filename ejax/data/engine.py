@@ -16,7 +16,7 @@ import secrets
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from types import TracebackType
@@ -31,6 +31,7 @@ from ejax.data.control import Control, EngineState
 from ejax.data.engine_config import OnlineDataEngineCfg
 from ejax.data.events import LifecycleEvent
 from ejax.data.failures import OnlineDataWorkerError, pack_failure, raise_failure
+from ejax.data.reader import ChunkReader
 from ejax.data.supervisor import StartCancelledError, Supervisor, Ticket
 from ejax.data.taking import Taken, take_episodes
 
@@ -188,10 +189,7 @@ class OnlineDataEngine:
         """
         self._require_ready()
         check_request(batch_size, chunk_size, sampling_mode, self.cfg.max_episode_steps)
-        consumer = self._consume()
-        chunks = consumer.reader.draw(batch_size, chunk_size, sampling_mode, consumer.rng if rng is None else rng)
-        self._report(consumer, batch_size)
-        return chunks
+        return self._drawn(batch_size, rng, lambda reader, rng: reader.draw(batch_size, chunk_size, sampling_mode, rng))
 
     def sample_batch_with_context(
         self,
@@ -218,10 +216,7 @@ class OnlineDataEngine:
         self._require_ready()
         spec = SequenceSpecCfg(history_length, prediction_horizon, sampling_mode, generations)
         check_count("batch_size", batch_size)
-        consumer = self._consume()
-        chunks = consumer.reader.draw_around(batch_size, spec, consumer.rng if rng is None else rng)
-        self._report(consumer, batch_size)
-        return chunks
+        return self._drawn(batch_size, rng, lambda reader, rng: reader.draw_around(batch_size, spec, rng))
 
     def request_refill(self) -> int:
         """Have all rows refilled, one by one. While a request is open, another one joins it.
@@ -305,8 +300,10 @@ class OnlineDataEngine:
                 manual = self.cfg.refill_policy == "manual"
                 if manual and not asked and os.getpid() == self._owner_pid:
                     self.request_refill()
-                # even with nothing to request: the owner, which would report the end, may be gone too
-                self._report(consumer, 0 if asked or manual else self.cfg.refill_threshold * self.cfg.buffer_size)
+                try:  # even with nothing to request: the owner, which would report the end, may be gone too
+                    consumer.demand.add(0 if asked or manual else self.cfg.refill_threshold * self.cfg.buffer_size)
+                except ConnectionError:
+                    self._explain_the_end(consumer.control)
                 if asked:
                     time.sleep(_POLL_S)
                 asked = True
@@ -368,12 +365,20 @@ class OnlineDataEngine:
         if state is not EngineState.READY:
             raise RuntimeError(f"{verb} requires state READY; current state is {state.name}")
 
-    def _report(self, consumer: Consumer, drawn: int) -> None:
-        """Tell the worker of a draw."""
+    def _drawn(
+        self,
+        count: int,
+        rng: np.random.Generator | None,
+        draw: Callable[[ChunkReader, np.random.Generator], dict[str, Any]],
+    ) -> dict[str, Any]:
+        """The result of ``draw``, of which the worker is told."""
+        consumer = self._consume()
         try:
-            consumer.demand.add(drawn)
+            chunks = draw(consumer.reader, consumer.rng if rng is None else rng)
+            consumer.demand.add(count)
         except ConnectionError:
             self._explain_the_end(consumer.control)
+        return chunks
 
     def _explain_the_end(self, control: Control) -> NoReturn:
         """Raise for a worker that is gone; the owner's monitor has most likely seen it too."""

@@ -8,9 +8,6 @@ R rows, B draws.
 """
 
 import fcntl
-import os
-import threading
-import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,10 +28,7 @@ class Quota:
     """
 
     def __init__(self, charged: NDArray[np.int64], path: Path, budget: int) -> None:
-        self._charged, self._budget = charged, budget
-        self._descriptor = os.open(path, os.O_RDWR)
-        weakref.finalize(self, os.close, self._descriptor)
-        self._lock = threading.Lock()  # the kernel's is the process's
+        self._charged, self._budget, self._path = charged, budget, path
 
     def left(self, index: NDArray[np.int64]) -> NDArray[np.int64]:
         """Chunks that may still be drawn of the episodes with ``index`` [R], one in each row; 0 of those replaced."""
@@ -44,7 +38,11 @@ class Quota:
     def reserve(
         self, able: NDArray[np.bool_], index: NDArray[np.int64], count: int, rng: np.random.Generator
     ) -> NDArray[np.int64] | None:
-        """Draw ``count`` rows [B] of ``able`` [R], and charge their episodes; None: they have not enough left."""
+        """Draw ``count`` rows [B] of ``able`` [R], and charge their episodes; None: they have not enough left.
+
+        Raises:
+            ConnectionError: the run has ended.
+        """
         with self._held():
             left = np.where(able, self.left(index), 0)
             if left.sum() < count:
@@ -70,12 +68,13 @@ class Quota:
 
     @contextmanager
     def _held(self) -> Iterator[None]:
-        with self._lock:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX)
-            try:
-                yield
-            finally:
-                fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+        try:
+            file = self._path.open("rb")  # each time: threads must exclude each other, and a fork would share the lock
+        except FileNotFoundError as error:
+            raise ConnectionError(f"{self._path} is gone, and the run with it") from error
+        with file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
 
 
 def draw_rows(left: NDArray[np.int64], count: int, rng: np.random.Generator) -> NDArray[np.int64]:
@@ -86,7 +85,7 @@ def draw_rows(left: NDArray[np.int64], count: int, rng: np.random.Generator) -> 
     """
     left, chosen = left.copy(), np.zeros(0, np.int64)
     while len(chosen) < count:
-        (active,) = (left > 0).nonzero()
+        active = np.flatnonzero(left)
         rows = active[rng.integers(len(active), size=count - len(chosen))]
         kept = rows[_nth_of_its_kind(rows) < left[rows]]
         np.subtract.at(left, kept, 1)

@@ -105,7 +105,7 @@ class ChunkReader:
         try:
             return copy(count, draw, rng)
         except BaseException:
-            if self.quota is not None:
+            if self.quota is not None and draw.charged:
                 self.quota.refund(draw.charged)
             raise
 

@@ -4,13 +4,14 @@ Batch number k is drawn by a generator made from ``(data.seed, k)``: the run's c
 stream, and nothing random is stored.
 """
 
+import threading
 import time
 import zlib
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYet
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -18,9 +19,10 @@ import numpy as np
 
 from ejax.config import ConfigError, Problem
 from ejax.config.data import DataConfig
-from ejax.data import OnlineDataEngine, OnlineDataEngineCfg, OnlineDataWorkerError, SamplingMode
+from ejax.data import DataBudgetExhaustedError, OnlineDataEngine, OnlineDataEngineCfg, OnlineDataWorkerError
+from ejax.data.dataset import Chunks, ChunkSource
 from ejax.data.samplers import make_rng
-from ejax.data.task import FRAME_FIELDS, flatten
+from ejax.data.task import FRAME_FIELDS, LOSS_MASK, flatten
 from ejax.frozen import thaw
 from ejax.registry import place_of_task
 from ejax.training.checkpoint import CheckpointError
@@ -33,24 +35,11 @@ _GRACE_S = 1.0
 """How long a batch that cannot be drawn waits for the run to be stopped, before it is an error."""
 
 
-class ChunkSource(Protocol):
-    """What chunks are drawn from: ``OnlineDataEngine``, ``RecordedEpisodes``."""
-
-    def sample_batch(
-        self,
-        batch_size: int,
-        chunk_size: int,
-        sampling_mode: SamplingMode = "episode",
-        *,
-        rng: np.random.Generator | None = None,
-    ) -> dict[str, Any]: ...
-
-
 class Demonstrations:
     """The ``data`` section at work. A context manager: leaving it ends threads and worker.
 
     Args:
-        num_windows: of ``config.chunk_size`` frames in one batch.
+        num_windows: in one batch, each of ``config.chunk_size`` frames, and those before by ``config.history_length``.
         obs: zeros in the form of one environment's observation, leaves [1, ...].
 
     Raises:
@@ -64,6 +53,7 @@ class Demonstrations:
         self._source: ChunkSource | None = self._engine
         self._pool = ThreadPoolExecutor(config.num_workers, "ejax-draw")
         self._ahead: deque[Future[Batch]] = deque()
+        self._drawing, self._closing = threading.Lock(), threading.Event()
         self._state: PyTree = ()
         self.notes: list[str] = []
         """Messages about the end."""
@@ -115,7 +105,7 @@ class Demonstrations:
         """The next batch, on its way to the device, and the seconds that it was waited for. None: interrupted.
 
         Returns:
-            ``obs`` and ``action``, leaves [R, C, ...].
+            ``obs`` and ``action``, leaves [R, C, ...]; of windows around a frame also ``valid`` and ``loss_mask``.
 
         Raises:
             ConfigError: the fields do not fit the environment's spaces.
@@ -152,6 +142,7 @@ class Demonstrations:
         return self
 
     def __exit__(self, *error: Any) -> None:
+        self._closing.set()
         self._pool.shutdown(wait=True, cancel_futures=True)
         if self._engine is None:
             return
@@ -165,17 +156,44 @@ class Demonstrations:
         self._next += 1
 
     def _draw(self, number: int) -> Batch:
-        if self._source is None:
-            raise RuntimeError("start() comes before drawing")
         config = self.config
         rng = make_rng(config.seed, number)
-        chunks = self._source.sample_batch(self._num_windows, config.chunk_size, config.sampling_mode, rng=rng)
+        if config.episode_sample_budget is None or self._engine is None:
+            chunks = self._sample(rng)
+        else:
+            with self._drawing:  # one at a time: new episodes are then enough for whoever waited for them
+                chunks = self._sample_of_new(self._engine, rng)
         obs = self._observation(chunks)
         action = _field(chunks, config.action_field, "data.action_field")
         if isinstance(action, Mapping):
             text = f"'{config.action_field}' has the fields {', '.join(flatten(action))}; name one of them"
             raise ConfigError([Problem("data.action_field", text)])
-        return jax.device_put({"obs": obs, "action": _numbers(action)})
+        masks = {name: chunks[name] for name in ("valid", LOSS_MASK) if config.history_length is not None}
+        return jax.device_put({"obs": obs, "action": _numbers(action), **masks})
+
+    def _sample(self, rng: np.random.Generator) -> Chunks:
+        if self._source is None:
+            raise RuntimeError("start() comes before drawing")
+        count, config, mode = self._num_windows, self.config, self.config.sampling_mode
+        if config.history_length is None:
+            return self._source.sample_batch(count, config.chunk_size, mode, rng=rng)
+        around: Any = mode  # data_problems refuses the mode that there is not
+        return self._source.sample_batch_with_context(count, config.history_length, config.chunk_size, around, rng=rng)
+
+    def _sample_of_new(self, engine: OnlineDataEngine, rng: np.random.Generator) -> Chunks:
+        """A batch, for which new episodes are made where those that there are may not be drawn from so often."""
+        for _ in range(2):  # a request may join a refill under way, some of whose episodes were drawn from already
+            try:
+                return self._sample(rng)
+            except DataBudgetExhaustedError:
+                generation = engine.request_refill()
+            while not self._closing.is_set():
+                try:
+                    engine.wait_for_generation(generation, _LOOK_S)
+                    break
+                except TimeoutError:
+                    continue
+        return self._sample(rng)
 
     def _observation(self, chunks: Mapping[str, Any]) -> PyTree:
         config, wanted = self.config, self._obs
@@ -200,9 +218,13 @@ def _make_engine(config: DataConfig) -> OnlineDataEngine:
             buffer_size=config.buffer_size,
             max_episode_steps=config.max_episode_steps,
             refill_threshold=config.refill_threshold,
+            refill_policy=config.refill_policy,
+            episode_sample_budget=config.episode_sample_budget,
+            episode_sample_hard_limit=config.episode_sample_hard_limit,
             max_generation_attempts=config.max_generation_attempts,
             initialization_timeout=config.initialization_timeout,
             worker_timeout=config.worker_timeout,
+            shutdown_timeout=config.shutdown_timeout,
             seed=config.seed,
         )
     )
@@ -236,7 +258,9 @@ def _field(chunks: Mapping[str, Any], path: str, key: str) -> Any:
     node: Any = chunks
     for name in path.split("/"):
         if not isinstance(node, Mapping) or name not in node:
-            there = ", ".join(flatten({k: v for k, v in chunks.items() if k not in ("episode", *FRAME_FIELDS)}))
+            there = ", ".join(
+                flatten({k: v for k, v in chunks.items() if k not in ("episode", LOSS_MASK, *FRAME_FIELDS)})
+            )
             raise ConfigError([Problem(key, f"the demonstrations have no field '{path}'; there is {there}")])
         node = node[name]
     return node

@@ -14,6 +14,7 @@ from ejax.algorithms.record import Algorithm
 from ejax.config.embodichain.compat import COMPAT, compat_defaults
 from ejax.config.embodichain.draft import Draft
 from ejax.config.models import MOST_OF_NAME, find_algorithm
+from ejax.data.engine_config import OF_EMBODICHAIN_ONLY, embodichain_field
 from ejax.envs.manager.ignored import IGNORED
 from ejax.policies.mlp import NetworkConfig
 from ejax.registry import Kind, UnknownNameError, did_you_mean, registered_name
@@ -131,6 +132,22 @@ def ignore_options(draft: Draft) -> None:
     if algorithm := _algorithm(draft):
         text = f"no effect on {draft.get('algorithm.name')}"
         draft.ignore_all({f"algorithm.cfg.{key}": text for key in algorithm.ignored_options})
+
+
+def ignore_engine_fields(draft: Draft) -> None:
+    """Take out the fields of EmbodiChain's ``OnlineDataEngineCfg`` that ``data`` lacks, each with its reason."""
+    for name in (*OF_EMBODICHAIN_ONLY, "lifecycle_event_capacity"):
+        key = f"data.{name}"
+        if not draft.has(key):
+            continue
+        status, reason = embodichain_field(name, draft.get(key))
+        if status == "without effect":
+            draft.ignore(key, reason)
+        else:
+            draft.problem(
+                key, reason or "a run takes no events out of the log; OnlineDataEngineCfg has it, leave it out"
+            )
+            draft.pop(key)
 
 
 def settle_compat(draft: Draft) -> None:
