@@ -1,7 +1,9 @@
 """Behaviour cloning: its loss, its streams of demonstrations, its runs, and fine-tuning from it."""
 
+import itertools
 import json
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,9 @@ from ejax.envs.rendered import RenderedEnv
 from ejax.optim import OptimizerConfig, make_optimizer
 from ejax.policies.actor_only import ActorOnly
 from ejax.policies.mlp import NetworkConfig
+from ejax.policies.recurrence import MemoryConfig
 from ejax.policies.vision import VisionPolicy, patches
+from ejax.policies.with_memory import ActorCriticWithMemory
 from ejax.pretrain import run_command
 from ejax.rollout import reset, step
 from ejax.run import train
@@ -109,6 +113,122 @@ def test_a_chunk_is_taught_the_frames_that_follow_and_none_beyond_the_window() -
     assert metrics["mse"] == loss
 
 
+VALID = np.array([[0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0], [1, 1, 1, 1, 1, 1], [0, 0, 1, 0, 0, 0]], bool)
+"""Windows of two frames before the present one: an episode's start, its end, its middle; an episode of one frame."""
+LOSS_MASK = VALID & (np.arange(6) >= 2)
+
+
+def around_a_frame(width: int, padding: float) -> dict[str, Any]:
+    """A batch of windows with whichever numbers in what is padded."""
+    rng = np.random.default_rng(0)
+    batch = {"obs": rng.normal(size=(4, 6, 3)).astype(np.float32), "action": rng.normal(size=(4, 6, width))}
+    batch["action"] = batch["action"].astype(np.float32)
+    return {name: np.where(VALID[..., None], x, np.float32(padding)) for name, x in batch.items()} | {
+        "valid": VALID,
+        "loss_mask": LOSS_MASK,
+    }
+
+
+@pytest.mark.parametrize("num_actions", [1, 3])
+def test_a_masked_window_is_taught_where_its_mask_says_and_each_action_counts_alike(num_actions: int) -> None:
+    policy, config = linear_policy(num_actions), BCConfig(loss="mse", batch_size=4, updates_per_step=1)
+    optimizer = make_optimizer(config.optimizer)
+    batch = around_a_frame(1, padding=1e3)
+    params = policy.init(jax.random.key(0), batch["obs"])
+    mean = np.asarray(policy.apply(params, batch["obs"])[0].mode())
+    errors = [
+        (mean[b, t, k] - batch["action"][b, t + k, 0]) ** 2
+        for b, t, k in itertools.product(range(4), range(6), range(num_actions))
+        if LOSS_MASK[b, t] and t + k < 6 and LOSS_MASK[b, t + k]
+    ]
+    assert len(errors) == {1: 11, 3: 22}[num_actions]
+    loss, _ = bc_loss(params, batch, policy=policy, config=config)
+    np.testing.assert_allclose(loss, np.mean(errors), rtol=1e-5)
+    _, metrics = bc_update(
+        make_train_state(params, optimizer),
+        batch,
+        jax.random.key(1),
+        policy=policy,
+        optimizer=optimizer,
+        config=config,
+    )
+    np.testing.assert_allclose(metrics["mse"], np.mean(errors), rtol=1e-5)
+
+
+def test_padding_has_no_part_in_parameters_or_statistics() -> None:
+    """A memory would read what is before an episode's start, and a normalizer all of it."""
+    policy = ActorCriticWithMemory(
+        action_spec=ActionSpec("normal", (2,)),
+        actor=NetworkConfig(hidden_sizes=(4,)),
+        actor_memory=MemoryConfig(type="gru", hidden_size=4),
+        actor_obs_normalization=True,
+        actor_width=3,
+    )
+    config = BCConfig(batch_size=2, updates_per_step=2)
+    optimizer = make_optimizer(config.optimizer)
+    update = partial(bc_update, policy=policy, optimizer=optimizer, config=config)
+    params = policy.init(jax.random.key(0), around_a_frame(2, 0.0)["obs"])
+    learned = [
+        update(make_train_state(params, optimizer), around_a_frame(2, padding), jax.random.key(1))[0].params
+        for padding in (0.0, 50.0)
+    ]
+    assert same(*learned) and not same(params, learned[0])
+    seen = around_a_frame(2, 0.0)["obs"][LOSS_MASK]
+    (statistics,) = learned[0]["normalizer"].values()
+    assert float(statistics["count"]) == 11.0
+    np.testing.assert_allclose(statistics["mean"], seen.mean(axis=0), rtol=1e-4, atol=1e-6)
+
+
+def test_a_memory_begins_behind_the_padding_and_remembers_what_is_not_taught() -> None:
+    policy = ActorCriticWithMemory(
+        action_spec=ActionSpec("normal", (2,)),
+        actor=NetworkConfig(hidden_sizes=(4,)),
+        actor_memory=MemoryConfig(type="history", length=3),
+        actor_width=3,
+    )
+    batch = around_a_frame(2, padding=7.0)
+    params = policy.init(jax.random.key(0), batch["obs"])
+    terms = []
+    for b in range(4):
+        memory = policy.init_memory(1)
+        for t in np.flatnonzero(VALID[b]):
+            distribution, _, memory = policy.apply(params, batch["obs"][b : b + 1, t], memory=memory)
+            if LOSS_MASK[b, t]:
+                terms.append(-distribution.log_prob(batch["action"][b : b + 1, t])[0])
+    loss, _ = bc_loss(params, batch, policy=policy, config=BCConfig())
+    np.testing.assert_allclose(loss, np.mean(terms), rtol=1e-5)
+
+
+def test_masked_choices_are_taught_where_the_mask_says() -> None:
+    policy = ActorOnly(action_spec=ActionSpec("categorical", (3,)), actor=NetworkConfig(hidden_sizes=()))
+    batch = around_a_frame(1, padding=0.0) | {"action": np.where(VALID, np.arange(6) % 3, 0)}
+    params = policy.init(jax.random.key(0), batch["obs"])
+    wanted = -np.asarray(policy.apply(params, batch["obs"])[0].log_prob(batch["action"]))[LOSS_MASK].mean()
+    loss, _ = bc_loss(params, batch, policy=policy, config=BCConfig())
+    np.testing.assert_allclose(loss, wanted, rtol=1e-5)
+    optimizer = make_optimizer(OptimizerConfig())
+    state, config = make_train_state(params, optimizer), BCConfig(batch_size=4, updates_per_step=1)
+    _, metrics = bc_update(state, batch, jax.random.key(1), policy=policy, optimizer=optimizer, config=config)
+    np.testing.assert_allclose(metrics["nll"], wanted, rtol=1e-5)
+
+
+def test_some_frames_of_a_masked_window_are_asked_and_weighted_by_what_they_teach() -> None:
+    policy, batch = linear_policy(2), around_a_frame(1, padding=1e3)
+    params = policy.init(jax.random.key(0), batch["obs"])
+    frame = np.array([[0, 2], [0, 3], [2, 5], [1, 2]])
+    some = batch | {"frame": frame, "obs": batch["obs"][np.arange(4)[:, None], frame]}
+    mean = np.asarray(policy.apply(params, some["obs"])[0].mode())
+    errors = [
+        (mean[b, i, k] - batch["action"][b, t + k, 0]) ** 2
+        for b in range(4)
+        for i, t in enumerate(frame[b])
+        for k in range(2)
+        if LOSS_MASK[b, t] and t + k < 6 and LOSS_MASK[b, t + k]
+    ]
+    loss, _ = bc_loss(params, some, policy=policy, config=BCConfig(loss="mse"))
+    np.testing.assert_allclose(loss, np.mean(errors), rtol=1e-5)
+
+
 def test_windows_are_successive_frames_of_one_episode(recorded: dict[str, Any]) -> None:
     config = parse_config(tree({**recorded, "chunk_size": 8}))
     assert config.data is not None
@@ -159,6 +279,42 @@ def test_a_resumed_stream_leaves_later_episodes_alone_and_refuses_others(tmp_pat
     record(tmp_path / "other", 5, first=100)
     with pytest.raises(CheckpointError, match="does not begin with the 4 episodes"):
         draw(tmp_path / "other", 5, state)
+
+
+REMEMBERING = {**NETWORK, "memory": {"type": "history", "length": 3}}
+
+
+def test_a_run_learns_from_windows_around_a_frame_and_goes_on_with_the_same_bits(
+    recorded: dict[str, Any], tmp_path: Path
+) -> None:
+    def config(iterations: int) -> Any:
+        raw = tree({**recorded, "history_length": 3}, iterations=iterations)
+        return parse_config(raw | {"policy": {"name": "actor_only", "actor": REMEMBERING}})
+
+    assert config(2).trainer.buffer_size == 2 * 32 * 2  # what is remembered is no sample
+    whole = train(config(2), run_dir=tmp_path / "whole")
+    train(config(1), run_dir=tmp_path / "part")
+    resumed = train(config(2), resume="latest", run_dir=tmp_path / "part")
+    assert same(whole.params, resumed.params)
+    without = train(parse_config(config(2).to_dict() | {"data": recorded}), run_dir=tmp_path / "without")
+    assert not same(whole.params, without.params)
+
+
+def test_where_episodes_may_not_be_drawn_any_more_new_ones_are_waited_for() -> None:
+    data = {**ENGINE, "buffer_size": 4, "refill_policy": "manual", "episode_sample_budget": 20, "num_workers": 3}
+    config = parse_config(tree(data)).data
+    assert config is not None
+    with Demonstrations(config, 64, np.zeros((1, 14), np.float32)) as demonstrations:
+        demonstrations.start(0, ())
+        goals = []
+        for _ in range(6):
+            drawn = demonstrations.next(lambda: False)
+            assert drawn is not None
+            goals.append(np.asarray(drawn[0]["obs"])[:, 0, 4])
+        stats = demonstrations.stats()
+    each = np.unique(np.concatenate(goals), return_counts=True)[1]
+    assert each.max() <= 20 and len(each) >= 6 * 64 / 20
+    assert stats["data/fills"] >= 5.0 and stats["data/episodes"] == 4 * stats["data/fills"]
 
 
 def test_a_live_engine_is_learned_from_and_measured(tmp_path: Path) -> None:
@@ -360,12 +516,53 @@ def test_the_actor_does_not_see_hidden_numbers_and_the_critic_does() -> None:
         ({"algorithm": {"name": "ppo"}}, "data", "ppo learns from its environments"),
         ({"algorithm": {"name": "bc", "cfg": {"los": "nll"}}}, "algorithm.cfg.los", "Did you mean 'loss'?"),
         ({"env": {"id": "PointMassRL", "cfg": {"action_chunk": 5}}}, "data.chunk_size", "decides on 5 actions at once"),
+        ({"data": {**ENGINE, "history_length": 2}}, "data.history_length", "the policy remembers nothing; give 1, or"),
+        (
+            {"data": {**ENGINE, "history_length": 1, "sampling_mode": "boundary"}},
+            "data.sampling_mode",
+            "have the modes episode and segment",
+        ),
+        (
+            {"data": {**ENGINE, "refill_policy": "manual", "refill_threshold": 3}},
+            "data.refill_threshold",
+            "refill_policy 'manual' does not read it",
+        ),
+        (
+            {"data": {**ENGINE, "episode_sample_budget": 3}},
+            "data.episode_sample_budget",
+            "allows 48 windows before new episodes come, and one update takes 64",
+        ),
+        (
+            {"data": {**ENGINE, "episode_sample_hard_limit": 3}},
+            "data.episode_sample_hard_limit",
+            "without episode_sample_budget",
+        ),
+        ({"data": {**ENGINE, "state_dim": 14}}, "data.state_dim", "the task's spec() says how wide"),
+        ({"data": {**ENGINE, "lifecycle_event_capacity": 64}}, "data.lifecycle_event_capacity", "takes no events out"),
     ],
 )
 def test_what_is_wrong_is_named_by_its_key(change: dict[str, Any], key: str, text: str) -> None:
     with pytest.raises(ConfigError) as error:
         parse_config(tree(ENGINE) | change)
     assert [text in problem.text for problem in error.value.problems if problem.key == key] == [True], error.value
+
+
+def test_fields_of_embodichains_engine_are_told_one_by_one(tmp_path: Path) -> None:
+    fields = {"include_provenance": True, "language_buffer_bytes": 2048, "buffer_device": "cpu", "state_dim": 9}
+    fields |= {"action_semantics": "policy_request", "refill_policy": "manual", "shutdown_timeout": 30.0}
+    file = tmp_path / "bc.json"
+    file.write_text(json.dumps(tree({**ENGINE, "task": "PushCubeExpert", **fields})))
+    notes = {note.key: note for note in check(file)}
+    assert {name: notes[f"data.{name}"].status for name in fields} == {
+        "include_provenance": "without effect",
+        "language_buffer_bytes": "without effect",
+        "buffer_device": "without effect",
+        "state_dim": "unsupported",
+        "action_semantics": "unsupported",
+        "refill_policy": "used",
+        "shutdown_timeout": "used",
+    }
+    assert all(notes[f"data.{name}"].text for name in list(fields)[:5])
 
 
 @pytest.mark.usefixtures("nothing_trusted")

@@ -395,6 +395,19 @@ def test_the_error_of_what_a_policy_predicts_besides_is_added_to_the_loss() -> N
     np.testing.assert_allclose(with_it - metrics["flow"], 2.0 * error, rtol=1e-5)
 
 
+def test_what_is_padded_has_no_part_in_the_error_of_predictions() -> None:
+    """Each window has the weight of the actions that it teaches: 3 (two chunks, of two and of one) and 1."""
+    policy, obs = small(predicts=["state"]), observations(batch=(2, 2))
+    mask = jnp.array([[True, True], [True, False]])
+    batch = {"obs": obs, "action": jnp.zeros((2, 2, A)), "noise_seed": jnp.zeros(2, jnp.uint32)}
+    batch |= {"valid": mask, "loss_mask": mask}
+    params = variables_of(policy)
+    _, metrics = bc_loss(params, batch, policy=policy, config=BCConfig(loss="flow"))
+    _, _, predicted = policy.apply(params, obs, predict=True)
+    error = np.square(predicted["state"] - obs["state"]).mean(axis=-1)
+    np.testing.assert_allclose(metrics["prediction"], 0.75 * error[0].mean() + 0.25 * error[1, 0], rtol=1e-5)
+
+
 def test_what_a_policy_predicts_is_told_by_picture_and_instruction() -> None:
     policy, obs = small(predicts=["state"]), observations()
     predicted = partial(policy.apply, variables_of(policy), predict=True)
