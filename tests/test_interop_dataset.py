@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ejax.data import OnlineDataEngine, OnlineDataEngineCfg, UniformChunkSampler
+from ejax.data import OnlineDataEngine, OnlineDataEngineCfg, SequenceSpecCfg, UniformChunkSampler
 
 torch = pytest.importorskip("torch", reason="needs torch: pip install -e '.[torch]'")
 tensordict = pytest.importorskip("tensordict")
@@ -75,6 +75,13 @@ def test_the_mode_is_passed_on(engine: OnlineDataEngine) -> None:
     (batch,) = take(OnlineDataset(engine, 6, 50, sampling_mode="boundary"), 1)
     ids = batch["segment_id"]
     assert (ids.amin(dim=1) < ids.amax(dim=1)).all()
+
+
+def test_windows_around_a_frame_have_their_mask(engine: OnlineDataEngine) -> None:
+    (batch,) = take(OnlineDataset(engine, batch_size=40, sequence=SequenceSpecCfg(3, 4)), 1)
+    assert batch.batch_size == (40, 6) and batch["loss_mask"].dtype == torch.bool
+    assert not batch["loss_mask"][:, :2].any() and batch["loss_mask"][:, 2].all()
+    assert (batch["actions"][~batch["valid"]] == 0).all()
 
 
 def test_chunk_sizes_vary_by_batch_and_not_within_an_iterator_of_items(engine: OnlineDataEngine) -> None:
