@@ -373,6 +373,17 @@ def test_mjx_follows_the_c_engine_in_cart_pole() -> None:
             r"cube_pos.params.entity_cfg: no 'cub' in the scene; there is cube, Manipulator. Did you mean 'cube'\?",
         ),
         ("env.control_parts", ["leg"], "env.control_parts: the robot has no control part 'leg'"),
+        ("env.actions.delta_qpos.contract", "joint_velocity@1", "contract: means a functor, and func is given too"),
+        (
+            "env.actions.arm",
+            {"contract": "joint_velocty@1"},
+            r"'joint_velocty@1'; allowed: .*Did you mean 'joint_velocity@1'",
+        ),
+        (
+            "env.actions.hand",
+            {"func": "ParallelGripperAction", "params": {"part_name": "hand", "use_joint_limits": True}},
+            "actions.hand: sets qpos of gripper_finger1_joint_1, gripper_finger2_joint_1, as delta_qpos does",
+        ),
     ],
 )
 def test_what_cannot_be_had_is_refused_by_name(key: str, value: object, message: str) -> None:
@@ -415,6 +426,20 @@ def test_the_first_spelling_of_actions() -> None:
     env = EmbodiedEnv(config, physics="mujoco")
     state, _ = env.step(env.reset(KEY)[0], jnp.ones(8), KEY)
     assert float(state.target[0]) == pytest.approx(0.2)
+
+
+def test_a_contract_stands_for_its_functor_and_both_parts_move() -> None:
+    arm = {"contract": "eef_pose.relative@1", "params": {"part_name": "arm"}}
+    hand = {"contract": "gripper.parallel@1", "params": {"part_name": "hand", "use_joint_limits": True}}
+    env = EmbodiedEnv(changed(PUSH_CUBE, "env.actions", {"arm": arm, "hand": hand}), physics="mujoco")
+    note = next(note for note in env.spec.notes if note.key == "env.actions.arm.contract")
+    assert note.status == "used" and note.text == "RelativeEefPoseAction"
+    assert env.action_space == gymnasium.spaces.Box(-1.0, 1.0, (7,), np.float32)
+    start = env.reset(KEY)[0]
+    state, _ = env.step(start, jnp.array([1.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0]), KEY)
+    moved = [env._world(each).eef_pose("arm", qpos=each.target)[:3, 3] for each in (start, state)]
+    np.testing.assert_allclose(moved[1] - moved[0], [0.02, 0.0, 0.0], atol=2e-3)
+    np.testing.assert_array_equal(state.target[6:], [0.0, 0.0])
 
 
 def test_drives_keep_their_damping_ratio_and_reach_their_velocity() -> None:

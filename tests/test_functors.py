@@ -11,7 +11,7 @@ import pytest
 
 from ejax.envs.manager.embodied import EmbodiedEnv
 from ejax.envs.manager.functors import actions, events, observations, rewards
-from ejax.envs.manager.functors.registry import FUNCTORS, find_functor, register_functor
+from ejax.envs.manager.functors.registry import CONTRACTS, FUNCTORS, find_functor, register_functor
 from ejax.envs.manager.world import World
 from ejax.envs.mujoco.engine import PhysicsState
 from ejax.envs.mujoco.rotations import make_pose, matrix_from_euler, quaternion_from_matrix
@@ -388,6 +388,130 @@ def test_other_widths_of_a_pose_are_refused() -> None:
         act("EefPoseTerm", jnp.zeros(5), pose_dim=5)
 
 
+BENT = (0.3, -1.2, 1.1, -0.9, -1.3, 0.4, 0.04, 0.04)
+STRETCHED = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.04, 0.04)
+ASKED = jnp.array([0.5, -2.0, 0.25, 0.1, -0.3, 0.8])
+# Targets and joints: EmbodiChain 0.3.2's RelativeEefPoseAction in torch, with MuJoCo's pose and Jacobian of this arm.
+
+
+def test_a_relative_pose_is_of_the_measured_tool_in_the_axes_of_the_arena() -> None:
+    target = [
+        [0.01792169, 0.77526313, 0.63138407, -0.64005685],
+        [0.99942297, -0.03211435, 0.01106410, -0.47485554],
+        [0.02885408, 0.63082147, -0.77539134, 0.49534425],
+    ]
+    world = make_world(qpos=BENT)
+    params = {"part_name": "arm", "translation_scale": 0.03, "rotation_scale": 0.2}
+    moved = act("RelativeEefPoseAction", ASKED, world, **params)
+    np.testing.assert_allclose(world.eef_pose("arm", qpos=moved)[:3], target, atol=1e-3)
+    np.testing.assert_allclose(moved[6:], HOME[6:], atol=1e-7)  # where the fingers' targets were
+
+
+def test_relative_poses_of_many_rows_are_those_of_each() -> None:
+    term = find_functor("actions", "RelativeEefPoseAction")(SPEC.scene, SPEC.active, part_name="arm", ik_method="dls")
+    asked = jnp.stack([ASKED, -ASKED])
+    rows = jax.jit(jax.vmap(lambda action: term.apply(make_world(qpos=BENT), action).target))(asked)
+    for row, action in zip(rows, asked, strict=True):
+        np.testing.assert_allclose(row, term.apply(make_world(qpos=BENT), action).target, atol=1e-5)
+
+
+@pytest.mark.parametrize("action", [[-1.0, -1.0, 0.0, 0.0, 0.0, 0.0], [np.nan] * 6], ids=["out of reach", "not finite"])
+def test_the_arm_stays_without_a_solution(action: list[float]) -> None:
+    world = make_world(qpos=STRETCHED)
+    moved = act("RelativeEefPoseAction", jnp.array(action), world, part_name="arm", translation_scale=1.0)
+    np.testing.assert_array_equal(moved[:6], STRETCHED[:6])
+
+
+@pytest.mark.parametrize(
+    ("qpos", "action", "params", "expected"),
+    [
+        (BENT, ASKED, {}, [0.33675829, -1.16965616, 1.05009639, -0.83915925, -1.32382739, 0.36280483]),
+        (
+            STRETCHED,
+            jnp.array([1.0, 1.0, -1.0, 1.0, 1.0, -1.0]),
+            {"dls_damping": 0.01, "max_joint_delta": 0.07},
+            [-0.00231606, -0.00700156, 0.01931165, 0.04391795, 0.01143699, -0.07],
+        ),
+        (
+            (0.1, -1.0, 1.2, -1.5, -1.5, 6.27, 0.04, 0.04),  # the last joint is at its limit, 2π
+            jnp.array([0.0, 0.0, 0.0, 0.0, 0.0, -1.0]),
+            {"max_joint_delta": 0.5},
+            [0.09309484, -1.00490403, 1.20893919, -1.51032197, -1.47511077, 6.28318548],
+        ),
+    ],
+    ids=["free", "largest step", "joint limit"],
+)
+def test_one_damped_step_of_a_relative_pose(qpos: tuple, action: Array, params: dict, expected: list) -> None:
+    moved = act("RelativeEefPoseAction", action, make_world(qpos=qpos), part_name="arm", ik_method="dls", **params)
+    np.testing.assert_allclose(moved[:6], expected, atol=1e-5)
+
+
+def test_a_joint_further_beyond_its_limit_than_a_step_stays() -> None:
+    beyond = (*BENT[:5], 6.6, *BENT[6:])
+    moved = act("RelativeEefPoseAction", ASKED, make_world(qpos=beyond), part_name="arm", ik_method="dls")
+    np.testing.assert_array_equal(moved[:6], jnp.array(beyond[:6]))
+
+
+@pytest.mark.parametrize(
+    ("params", "text"),
+    [
+        ({"part_name": "hand"}, "'hand' has no tool centre point"),
+        ({"part_name": "arm", "ik_method": "DLS"}, "'DLS'; allowed: solver, dls"),
+        ({"part_name": "arm", "rotation_scale": 0.0}, "rotation_scale 0.0; must be a number > 0"),
+        ({"part_name": "arm", "dls_damping": float("inf")}, "dls_damping inf; must be a number > 0"),
+    ],
+)
+def test_relative_poses_refuse_what_embodichain_does(params: dict, text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        act("RelativeEefPoseAction", jnp.zeros(6), **params)
+
+
+OPEN, CLOSED = {".*": 0.01}, {".*": 0.03}
+
+
+@pytest.mark.parametrize(
+    ("action", "params", "expected"),
+    [
+        (-0.5, {"lower_command": {"gripper_finger.*": 0.005}, "upper_command": {".*1_joint_1": 0.035}}, 0.0125),
+        (3.0, {"use_joint_limits": True}, 0.04),
+        (0.25, {"use_joint_limits": True}, 0.025),
+        (0.0, {"command_mode": "binary", "open_command": OPEN, "close_command": CLOSED}, 0.01),
+        (-0.001, {"command_mode": "binary", "open_command": OPEN, "close_command": CLOSED}, 0.03),
+    ],
+)
+def test_one_number_moves_both_fingers(action: float, params: dict, expected: float) -> None:
+    moved = act("ParallelGripperAction", jnp.array([action]), part_name="hand", **params)
+    np.testing.assert_allclose(moved, [*HOME[:6], expected, expected], atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("params", "text"),
+    [
+        ({"command_mode": "on"}, "command_mode 'on'; allowed: continuous, binary"),
+        ({"lower_command": {".*": 0.0}}, "upper_command must give a position for each of gripper_finger1_joint_1"),
+        ({"lower_command": {".*": 0.0}, "upper_command": {}}, "gives no position for gripper_finger1_joint_1"),
+        (
+            {"lower_command": {".*": 0.0}, "upper_command": {".*": 0.0, "gripper_finger2_joint_1": 0.0}},
+            "names 'gripper_finger2_joint_1'; the joints to command are gripper_finger1_joint_1",
+        ),
+        ({"lower_command": {".*": 0.0, ".*1": 0.0}, "upper_command": {".*": 0.0}}, "gripper_finger1_joint_1 twice"),
+        ({"use_joint_limits": True, "open_command": OPEN}, "open_command is not read with use_joint_limits"),
+        (
+            {"command_mode": "binary", "open_command": OPEN, "lower_command": OPEN},
+            "lower_command is not read with command_mode binary",
+        ),
+    ],
+)
+def test_gripper_commands_that_do_not_fit_are_refused(params: dict, text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        act("ParallelGripperAction", jnp.zeros(1), part_name="hand", **params)
+
+
+def test_a_default_position_term_of_the_first_form_does_not_clip() -> None:
+    target = act("DefaultJointPositionTerm", jnp.full(6, 4.0), part_name="arm", scale=0.1)
+    np.testing.assert_allclose(target[:6], np.array(HOME[:6]) + 0.4, atol=1e-6)
+
+
 def euler(rotation: Array) -> Array:
     """Angles of Rx·Ry·Rz."""
     return jnp.array(
@@ -412,6 +536,11 @@ def test_names_are_those_of_embodichain_and_ones_own() -> None:
         find_functor("events", "DeltaQposTerm")
     with pytest.raises(ImportError, match="module 'json' has no 'nothing'"):
         find_functor("events", "json:nothing")
+
+
+def test_each_contract_is_a_functor_of_actions() -> None:
+    assert len(CONTRACTS) == 9
+    assert set(CONTRACTS.values()) <= set(FUNCTORS["actions"])
 
 
 def test_a_functor_is_registered_once(monkeypatch: pytest.MonkeyPatch) -> None:

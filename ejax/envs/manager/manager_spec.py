@@ -106,7 +106,7 @@ def read_manager_spec(gym_config: Mapping[str, Any], interval_events: Mapping[st
         markers=tuple(dict.fromkeys(key for spec in events for key in stored_keys(spec))),
     )
     active = _active(scene, control_parts, report)
-    terms = tuple(term for spec in action_specs if (term := _make_term(spec, scene, active, report)) is not None)
+    terms = _make_terms(action_specs, scene, active, report)
     report.raise_if_refused(SOURCE)
     return ManagerSpec(
         scene=scene,
@@ -183,6 +183,28 @@ def _active(scene: Scene, control_parts: Any, report: KeyReport) -> tuple[int, .
     except (TypeError, ValueError) as error:
         report.refuse("env.control_parts", str(error))
         return tuple(range(len(scene.joints)))
+
+
+def _make_terms(
+    specs: tuple[Spec, ...], scene: Scene, active: tuple[int, ...], report: KeyReport
+) -> tuple[ActionTerm, ...]:
+    """The action terms, each the only one that sets what it sets."""
+    terms: list[ActionTerm] = []
+    owner: dict[tuple[str, int], str] = {}
+    for spec in specs:
+        term = _make_term(spec, scene, active, report)
+        if term is None:
+            continue
+        terms.append(term)
+        mine: dict[tuple[str, int], str] = {
+            (term.command, joint): spec.name for joint in term.joints if term.command is not None
+        }
+        if taken := [key for key in mine if key in owner]:
+            joints = ", ".join(scene.joints[joint] for _, joint in taken)
+            text = f"sets {term.command} of {joints}, as {owner[taken[0]]} does; let one term do it"
+            report.refuse(spec.key, text)
+        owner |= mine
+    return tuple(terms)
 
 
 def _make_term(spec: Spec, scene: Scene, active: tuple[int, ...], report: KeyReport) -> ActionTerm | None:

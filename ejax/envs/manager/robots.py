@@ -11,7 +11,7 @@ damping: MuJoCo's Euler integrator takes it implicitly, stable at 0.01 s for any
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from xml.etree import ElementTree as ET
 
 Matrix = tuple[tuple[float, ...], ...]
@@ -110,6 +110,8 @@ class Robot:
     """Drives where a config gives none: N·m/rad, N·m·s/rad, N·m."""
     max_velocity: float | None
     """rad/s or m/s; None: drives are taken as they are configured."""
+    followers: dict[str, str] = field(default_factory=dict)
+    """Joint -> the joint whose command it takes where one number moves a gripper."""
 
 
 def make_ur(model: str, tcp: Matrix, *, gripper: bool) -> Robot:
@@ -137,10 +139,11 @@ def make_ur(model: str, tcp: Matrix, *, gripper: bool) -> Robot:
         parts["hand"] = _gripper(flange)
         tips = [f"finger{side}_{place}" for side in (1, 2) for place in ("tip", "root")]
         hull, feelers = [*hull, "palm", *tips], [*feelers, "palm", *tips[::2]]
-    efforts = dict.fromkeys(joints, dh.max_effort) | dict.fromkeys(parts.get("hand", ()), 100.0)
+    hand = parts.get("hand", ())
+    efforts = dict.fromkeys(joints, dh.max_effort) | dict.fromkeys(hand, 100.0)
     return Robot(
         body=base,
-        joints=joints + parts.get("hand", ()),
+        joints=joints + hand,
         parts=parts,
         tool_part="arm",
         hull=tuple(hull),
@@ -149,6 +152,7 @@ def make_ur(model: str, tcp: Matrix, *, gripper: bool) -> Robot:
         damping=1e3,
         max_effort=efforts,
         max_velocity=math.pi,
+        followers=dict(zip(hand[1:], hand[:1], strict=True)),
     )
 
 

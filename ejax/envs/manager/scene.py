@@ -37,6 +37,8 @@ class Scene:
     home: tuple[float, ...]
     """Joint positions of a new episode, m or rad."""
     objects: tuple[RigidObject, ...]
+    followers: tuple[tuple[int, int], ...]
+    """(joint, the joint whose command it takes where one number moves a gripper)."""
 
     @property
     def model(self) -> mujoco.MjModel:
@@ -116,6 +118,7 @@ def make_scene(
         drives=drives,
         home=home,
         objects=objects,
+        followers=tuple((robot.joints.index(one), robot.joints.index(other)) for one, other in robot.followers.items()),
     )
 
 

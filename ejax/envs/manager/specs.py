@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ejax.envs.manager.functors.events import PhysicsEvent
-from ejax.envs.manager.functors.registry import FunctorKind, find_functor
+from ejax.envs.manager.functors.registry import CONTRACTS, FunctorKind, find_functor
 from ejax.envs.manager.ignored import IGNORED
 from ejax.envs.randomization.physics import ROBOT
 from ejax.frozen import freeze
@@ -68,9 +68,9 @@ def _read_spec(
     modes: tuple[str, ...],
 ) -> Spec | None:
     with Section(data, key, report) as section:
-        if kind == "actions":
-            section.refuse("contract", "contracts are EmbodiChain's snapshots; name the term as func")
         func_name = section.take("func")
+        if kind == "actions":
+            func_name = _read_contract(section, func_name)
         params = section.open("params")
         mode = _read_mode(section, kind, modes)
         path: tuple[str, ...] = ()
@@ -83,12 +83,28 @@ def _read_spec(
         if kind == "events":
             interval_step = section.integer("interval_step", 10, at_least=1)
             section.ignore_all(IGNORED["env.events"])
-        func = _find(section, kind, func_name)
+        func = None if report.refuses(section.key("contract")) else _find(section, kind, func_name)
         if func is None:
             params.skip("its functor is not there")
             return None
         checked = _read_params(params, func, kind, robot_uid)
         return Spec(name, key, func, checked, mode, path, weight, interval_step)
+
+
+def _read_contract(section: Section, func_name: Any) -> Any:
+    """The functor's name: ``func``, or what ``contract`` stands for."""
+    contract = section.take("contract")
+    if contract is None:
+        return func_name
+    if func_name is not None:
+        section.problem("contract", "means a functor, and func is given too; keep one")
+    elif contract in CONTRACTS:
+        func_name = CONTRACTS[contract]
+        section.note("contract", func_name)
+    else:
+        text = f"got {contract!r}; allowed: {', '.join(CONTRACTS)}{did_you_mean(str(contract), CONTRACTS)}"
+        section.problem("contract", text)
+    return func_name
 
 
 def _read_mode(section: Section, kind: FunctorKind, modes: tuple[str, ...]) -> str:

@@ -1,5 +1,7 @@
 """Inverse kinematics of a MuJoCo model in jax.numpy: damped least squares from where the joints are."""
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 import mujoco
@@ -49,16 +51,34 @@ def solve_site_pose(
         now = pose(angles)
         return jnp.concatenate([target[:3, 3] - now[:3, 3], rotation_vector(target[:3, :3] @ now[:3, :3].T)])
 
-    def jacobian(angles: Array) -> Array:
-        """[6, joints]: linear and angular velocity by joint; ω is read off Ṙ·Rᵀ."""
-        slope, now = jax.jacfwd(pose)(angles), pose(angles)
-        spin = jnp.einsum("ijq,kj->ikq", slope[:3, :3], now[:3, :3])
-        return jnp.concatenate([slope[:3, 3], jnp.stack([spin[2, 1], spin[0, 2], spin[1, 0]])])
-
     def improve(angles: Array, _: None) -> tuple[Array, None]:
-        jac = jacobian(angles)
-        step = jac.T @ jnp.linalg.solve(jac @ jac.T + _DAMPING**2 * jnp.eye(6), error(angles))
+        step = _damped_step(pose, angles, error(angles), _DAMPING)
         return angles + jnp.clip(step, -_LARGEST_TURN, _LARGEST_TURN), None
 
     angles, _ = jax.lax.scan(improve, qpos[ids], length=num_iterations)
     return angles, jnp.all(jnp.abs(error(angles)) < _REACHED)
+
+
+def site_step(
+    model: mujoco.MjModel, site: str, error: Array, qpos: Array, joints: tuple[int, ...], *, damping: float
+) -> Array:
+    """One Δq [joints] of ``solve_site_pose`` towards a displacement, not bounded.
+
+    Args:
+        error: [6]: translation, m, and rotation vector, rad, both in the world's frame.
+        damping: λ.
+    """
+    ids = jnp.array(joints)
+    return _damped_step(lambda angles: site_pose(model, site, qpos.at[ids].set(angles)), qpos[ids], error, damping)
+
+
+def _damped_step(pose: Callable[[Array], Array], angles: Array, error: Array, damping: float) -> Array:
+    jac = _jacobian(pose, angles)
+    return jac.T @ jnp.linalg.solve(jac @ jac.T + damping**2 * jnp.eye(6), error)
+
+
+def _jacobian(pose: Callable[[Array], Array], angles: Array) -> Array:
+    """[6, joints]: linear and angular velocity by joint; ω is read off Ṙ·Rᵀ."""
+    slope, now = jax.jacfwd(pose)(angles), pose(angles)
+    spin = jnp.einsum("ijq,kj->ikq", slope[:3, :3], now[:3, :3])
+    return jnp.concatenate([slope[:3, 3], jnp.stack([spin[2, 1], spin[0, 2], spin[1, 0]])])

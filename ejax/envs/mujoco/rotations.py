@@ -56,6 +56,19 @@ def rotation_vector(matrix: Array) -> Array:
     return axis * jnp.where(small, 2.0, 2.0 * jnp.arctan2(sine, w) / jnp.where(small, 1.0, sine))
 
 
+def matrix_from_rotation_vector(vector: Array) -> Array:
+    """I + sin θ/θ·K + (1 − cos θ)/θ²·K², θ the length of axis times angle (rad) and K·x = vector × x (Rodrigues)."""
+    square = jnp.dot(vector, vector)
+    small = square < 1e-8
+    angle = jnp.sqrt(jnp.where(small, 1.0, square))
+    first = jnp.where(small, 1.0 - square / 6.0, jnp.sin(angle) / angle)
+    second = jnp.where(small, 0.5 - square / 24.0, (1.0 - jnp.cos(angle)) / angle**2)
+    x, y, z = vector
+    zero = jnp.zeros_like(x)
+    cross = jnp.array([[zero, -z, y], [z, zero, -x], [-y, x, zero]])
+    return jnp.eye(3, dtype=vector.dtype) + first * cross + second * (cross @ cross)
+
+
 def make_pose(position: Array, rotation: Array) -> Array:
     """The pose [4, 4] with a position [3] in m and a rotation [3, 3]."""
     return jnp.eye(4, dtype=rotation.dtype).at[:3, :3].set(rotation).at[:3, 3].set(position)

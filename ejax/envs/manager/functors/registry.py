@@ -54,8 +54,23 @@ FUNCTORS: dict[FunctorKind, dict[str, Callable[..., Any]]] = {
         "JointVelocityAction": actions.joint_velocity,
         "JointEffortAction": actions.joint_effort,
         "EefPoseAction": actions.eef_pose_action,
+        "RelativeEefPoseAction": actions.relative_eef_pose,
+        "ParallelGripperAction": actions.parallel_gripper,
+        "DefaultJointPositionTerm": actions.unbounded_default_joint_position,
     },
 }
+CONTRACTS: dict[str, str] = {
+    "joint_position.absolute@1": "JointPositionAction",
+    "joint_position.default_offset@1": "DefaultJointPositionAction",
+    "joint_position.limits@1": "JointPositionToLimitsAction",
+    "joint_position.relative@1": "RelativeJointPositionAction",
+    "joint_velocity@1": "JointVelocityAction",
+    "joint_effort@1": "JointEffortAction",
+    "eef_pose.absolute@1": "EefPoseAction",
+    "eef_pose.relative@1": "RelativeEefPoseAction",
+    "gripper.parallel@1": "ParallelGripperAction",
+}
+"""What an action means, as EmbodiChain's configs name it in place of ``func`` -> the functor of that meaning."""
 
 
 def register_functor(kind: FunctorKind, name: str, *, override: bool = False) -> Callable[[F], F]:
