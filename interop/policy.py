@@ -22,7 +22,7 @@ from interop.twin.kinds import Spec, load_spec
 from interop.twin.memory import history_step, make_recurrence, recurrent_step
 from interop.twin.observation import as_tensor, narrow
 from interop.twin.parts import check_batch, part, vla_tokenizer
-from interop.twin.spec import MemorySpec, NetworkSpec, PolicySpec
+from interop.twin.spec import MemorySpec, NetworkSpec, PolicySpec, encoder_name
 from interop.twin.text import Tokenizer
 from interop.twin.vla import TorchVLA
 from interop.twin.vla_spec import VLASpec
@@ -69,7 +69,7 @@ class TorchPolicy(nn.Module):
             self.log_std = nn.Parameter(torch.zeros(spec.sizes))
         if spec.encoder is not None:
             for name, shape in spec.images.items():
-                self.add_module(f"encoder_{name}", ImageEncoder(spec.encoder, shape))
+                self.add_module(encoder_name(name), ImageEncoder(spec.encoder, shape))
         self.memory: Tensor | None = None
         """[..., M], of the rows that ``act`` was asked about last. None: an episode starts."""
         self._add_memory("actor", spec.memory, len(spec.read_of_all))
@@ -181,7 +181,7 @@ class TorchPolicy(nn.Module):
 
     def see(self, obs: Any) -> list[Tensor]:
         """The encoders' features of each image: [N, 2·channels]. Actor and critic share them."""
-        return [self.get_submodule(f"encoder_{name}")(self._input(obs, name)) for name in self.spec.images]
+        return [self.get_submodule(encoder_name(name))(self._input(obs, name)) for name in self.spec.images]
 
     def distribution(self, obs: Any, seen: list[Tensor] | None = None) -> Distribution:
         """

@@ -61,9 +61,10 @@ class Scene:
     @property
     def observation_space(self) -> gymnasium.spaces.Dict:
         parts: dict[str, Any] = {name: gymnasium.spaces.Box(0, 255, shape, np.uint8) for name, shape in self.shapes}
+        on_robot = {name.removeprefix("robot."): parts.pop(name) for name in list(parts) if name.startswith("robot.")}
         if self.numbers:
             joints = {"q": gymnasium.spaces.Box(-9, 9, (2,)), "v": gymnasium.spaces.Box(-np.inf, np.inf, (3,))}
-            parts |= {"cube": gymnasium.spaces.Box(-9, 9, (2,)), "robot": gymnasium.spaces.Dict(joints)}
+            parts |= {"cube": gymnasium.spaces.Box(-9, 9, (2,)), "robot": gymnasium.spaces.Dict(joints | on_robot)}
         return gymnasium.spaces.Dict(parts)
 
     def reset(self, key: jax.Array) -> tuple[Any, Any]:
@@ -79,8 +80,9 @@ class Scene:
 
     def _observe(self, x: jax.Array) -> Any:
         obs: dict[str, Any] = {name: self._draw(x[i : i + 2], shape) for i, (name, shape) in enumerate(self.shapes)}
+        on_robot = {name.removeprefix("robot."): obs.pop(name) for name in list(obs) if name.startswith("robot.")}
         if self.numbers:
-            obs |= {"cube": x[:2], "robot": {"q": x[2:4], "v": x[4:]}}
+            obs |= {"cube": x[:2], "robot": {"q": x[2:4], "v": x[4:], **on_robot}}
         return obs
 
     @staticmethod
@@ -108,6 +110,10 @@ POLICIES: dict[str, tuple[Scene, dict[str, Any]]] = {
         },
     ),
     "alone": (Scene(numbers=False), {"critic": True}),
+    "nested": (
+        Scene(shapes=(("robot.cam", (9, 11, 3)),)),
+        {"images": ("robot.cam",), "actor_obs_normalization": True, "hidden_entries": HIDDEN},
+    ),
 }
 
 

@@ -5,10 +5,9 @@ By MuJoCo on the host, behind a callback, or by ``ejax.envs.mujoco.raycast`` whe
 
 import functools
 import math
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any
 
 import gymnasium
 import jax
@@ -21,6 +20,7 @@ from numpy.typing import NDArray
 from ejax.envs.action_chunk import ActionChunk
 from ejax.envs.description import WHOLE, EnvDescription, describe
 from ejax.envs.mujoco.appearance import Appearance, AppearingEnv
+from ejax.envs.mujoco.pictures import Renderer, check_renderer_name, picture_on_host
 from ejax.envs.mujoco.raycast import draw
 from ejax.envs.mujoco.scenery import half_angles, look_at
 from ejax.envs.randomized import RandomizedEnv
@@ -29,7 +29,6 @@ from ejax.frozen import freeze, thaw
 from ejax.registry import resolve
 from ejax.types import Array, CameraView, Env, Key, PyTree, RenderableEnv, Timestep, carry_over
 
-Renderer: TypeAlias = Literal["mujoco", "raycast"]
 _LOOK = 0x100C
 """Folded into an episode's key: its look is drawn apart, so that the episode is the same without one."""
 BLANK = 127
@@ -71,8 +70,7 @@ class RenderedEnv:
     more: on a CPU the first pictures of all rows are, in those steps only in which an episode ended; on a GPU in every
     step, as all of a reset is.
 
-    ``mujoco`` draws all pictures in one thread, to which the OpenGL context belongs; a picture depends on the state
-    alone, so the callback is pure. ``raycast`` calls back to nobody.
+    ``mujoco`` draws all pictures in one thread, ``raycast`` calls back to nobody.
 
     Args:
         env: its name.
@@ -275,10 +273,7 @@ class RenderedEnv:
             return jnp.full((self.height, self.width, 3), BLANK, jnp.uint8)
         if self.renderer == "raycast":
             return self._cast(state)
-        rank = jax.tree.leaves(state)[0].ndim  # of one environment: vmap is not seen here
-        draw_all = functools.partial(self._draw, rank=rank)
-        shape = jax.ShapeDtypeStruct((self.height, self.width, 3), np.uint8)
-        return jax.pure_callback(draw_all, shape, state, vmap_method="broadcast_all")
+        return picture_on_host(self._draw, state, self.width, self.height)
 
     def _cast(self, state: PyTree) -> Array:
         if not isinstance(state, RenderedState):
@@ -292,20 +287,8 @@ class RenderedEnv:
             lights=look.lights,
         )
 
-    def _draw(self, state: PyTree, *, rank: int) -> NDArray[np.uint8]:
-        """Pictures of states with any number of batch axes."""
-        state = jax.tree.map(np.asarray, state)
-        first = jax.tree.leaves(state)[0]
-        batch = first.shape[: first.ndim - rank]
-
-        def draw_all() -> NDArray[np.uint8]:
-            pictures = np.empty((*batch, self.height, self.width, 3), np.uint8)
-            for index in np.ndindex(*batch):
-                one = jax.tree.map(lambda x, index=index: x[index], state)
-                pictures[index] = self.drawn.render(one, self.width, self.height, self._view)
-            return pictures
-
-        return _in_drawing_thread(draw_all)
+    def _draw(self, state: PyTree) -> NDArray[np.uint8]:
+        return self.drawn.render(state, self.width, self.height, self._view)
 
 
 def check_renderer(env: Any, renderer: Renderer) -> Renderer:
@@ -313,8 +296,7 @@ def check_renderer(env: Any, renderer: Renderer) -> Renderer:
     Raises:
         ValueError: no such renderer, or the environment cannot be drawn by it.
     """
-    if renderer not in get_args(Renderer):
-        raise ValueError(f"renderer must be 'mujoco' or 'raycast', got {renderer!r}")
+    check_renderer_name(renderer)
     if renderer == "raycast" and not isinstance(env, AppearingEnv):
         raise ValueError(f"renderer: raycast: {type(env).__name__} has no appearance(state). Use renderer: mujoco")
     return renderer
@@ -365,12 +347,3 @@ def _parts(obs: Any) -> dict[str, Any]:
 def _inner(state: PyTree) -> PyTree:
     """The state of the environment inside."""
     return state.env if isinstance(state, RenderedState) else state
-
-
-def _in_drawing_thread(draw: Callable[[], NDArray[np.uint8]]) -> NDArray[np.uint8]:
-    return _drawing_thread().submit(draw).result()
-
-
-@functools.cache
-def _drawing_thread() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(1, "ejax-draw")

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from ejax.envs.instructed_place import SCENE, InstructedPlaceRL
+from ejax.envs.mujoco.pictures import Renderer
 from ejax.envs.place_instructions import ZONES
-from ejax.envs.rendered import Renderer
 from ejax.experts.pick_place import CARE, SEGMENTS, follow_plan, vary_plan
 from ejax.experts.task import Rows, ScriptedTask
 from ejax.text import as_text

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from ejax.envs.manager.grasp_scene import HALF_EDGE
+from ejax.envs.mujoco.pictures import Renderer
 from ejax.envs.pick_place import PickPlaceRL
-from ejax.envs.rendered import Renderer
 from ejax.experts.instructions import phrase
 from ejax.experts.task import Rows, ScriptedTask, limit_length
 from ejax.types import CameraView

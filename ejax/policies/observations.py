@@ -51,6 +51,24 @@ def part_of(obs: PyTree, path: str) -> PyTree:
     return node
 
 
+def parts(obs: PyTree, above: str = "") -> list[str]:
+    """The dotted paths of an observation's arrays; none of a single array's."""
+    if not isinstance(obs, Mapping):
+        return [above] if above else []
+    return [path for name, part in obs.items() for path in parts(part, f"{above}.{name}" if above else str(name))]
+
+
+def without(obs: PyTree, paths: tuple[str, ...], above: str = "") -> PyTree:
+    """The nested observation without the arrays at dotted paths, and without sections that are empty then."""
+    kept = {}
+    for name, part in obs.items():
+        path = f"{above}.{name}" if above else str(name)
+        inner = without(part, paths, path) if isinstance(part, Mapping) else part
+        if path not in paths and not (isinstance(inner, Mapping) and not inner):
+            kept[name] = inner
+    return kept
+
+
 def _leaves(obs: PyTree) -> list[Array]:
     if isinstance(obs, Mapping):
         return [leaf for name in sorted(obs) for leaf in _leaves(obs[name])]

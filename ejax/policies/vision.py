@@ -4,7 +4,6 @@ Each channel of the last convolution becomes the place where it is active, E_sof
 channel, the positions of things. Source: Levine et al. 2016, End-to-End Training of Deep Visuomotor Policies.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 import flax.linen as nn
@@ -15,7 +14,7 @@ from ejax.distributions import ActionSpec
 from ejax.policies.actor_only import action_head
 from ejax.policies.mlp import MLP, NetworkConfig
 from ejax.policies.normalize import ObsNormalizer
-from ejax.policies.observations import flatten_observation
+from ejax.policies.observations import flatten_observation, part_of, parts, without
 from ejax.types import Array, PyTree
 
 KERNELS = (4, 3, 3)
@@ -38,7 +37,8 @@ class VisionPolicy(nn.Module):
     critic: NetworkConfig | None = None
     """None: the value is 0."""
     images: tuple[str, ...] = ("image",)
-    """Parts of the observation, uint8 [..., H, W, 3]; each has an encoder of its own."""
+    """Parts of the observation, uint8 [..., H, W, 3], by dotted path (``sensor.cam.color``); each has an encoder of its
+    own."""
     channels: tuple[int, int, int] = (16, 32, 32)
     hidden_entries: tuple[int, ...] = ()
     """Entries of the concatenated numbers hidden from the actor, which must find them in the image. The critic does."""
@@ -51,16 +51,16 @@ class VisionPolicy(nn.Module):
     def __call__(
         self, obs: PyTree, *, dropout_seed: Array | None = None, observe: bool | Array = False
     ) -> tuple[Any, Array]:
-        missing = [name for name in self.images if not isinstance(obs, Mapping) or name not in obs]
+        missing = [name for name in self.images if name not in parts(obs)]
         if missing:
-            there = sorted(obs) if isinstance(obs, Mapping) else "one array without names"
+            there = sorted(parts(obs)) or "one array without names"
             raise ValueError(f"policy.cfg.images names {', '.join(missing)}, but the observation has {there}")
         if len(self.channels) != len(KERNELS):
             raise ValueError(
                 f"policy.cfg.channels needs {len(KERNELS)} numbers, one a convolution; got {self.channels}"
             )
-        seen = [ImageEncoder(self.channels, name=f"encoder_{name}")(obs[name]) for name in self.images]
-        others = {name: part for name, part in obs.items() if name not in self.images}
+        seen = [ImageEncoder(self.channels, name=encoder_name(name))(part_of(obs, name)) for name in self.images]
+        others = without(obs, self.images)
         numbers = flatten_observation(others) if others else jnp.zeros((*seen[0].shape[:-1], 0))
         if self.actor_obs_normalization and others:
             numbers = ObsNormalizer(name="actor_obs_normalizer")(numbers, observe=observe)
@@ -71,6 +71,11 @@ class VisionPolicy(nn.Module):
             return distribution, jnp.zeros(known.shape[:-1])
         known = jnp.concatenate([*seen, numbers], axis=-1)
         return distribution, MLP(self.critic, 1, name="critic")(known, dropout_seed=dropout_seed)[..., 0]
+
+
+def encoder_name(image: str) -> str:
+    """The module of an image's encoder; in torch, no module has a dot in its name."""
+    return f"encoder_{image.replace('.', '_')}"
 
 
 class ImageEncoder(nn.Module):

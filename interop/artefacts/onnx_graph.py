@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from interop.twin.kinds import Spec
-from interop.twin.spec import MEMORY, NEXT_MEMORY, MemorySpec, NetworkSpec, PolicySpec
+from interop.twin.spec import MEMORY, NEXT_MEMORY, MemorySpec, NetworkSpec, PolicySpec, encoder_name
 
 OPSET = 17
 _IR_VERSION = 8
@@ -69,7 +69,7 @@ class Graph:
             raise ValueError(f"the policy spec has the image '{name}', but no encoder")
         x = self.node("Transpose", self.pixels(name), perm=[0, 3, 1, 2])
         for i, (stride, (before, behind)) in enumerate(zip(encoder.strides, encoder.padding, strict=True)):
-            parameters = [self.constant(weights[f"encoder_{name}.{i}.{part}"]) for part in ("weight", "bias")]
+            parameters = [self.constant(weights[f"{encoder_name(name)}.{i}.{part}"]) for part in ("weight", "bias")]
             pads = [before, before, behind, behind]
             x = self.node("Relu", self.node("Conv", x, *parameters, strides=[stride, stride], pads=pads))
         place = self.places(x, *encoder.places(*spec.images[name][:2]))

@@ -12,7 +12,7 @@ Keys and order of a ``state_dict`` (weights of a Linear are [out, in], those of 
 where s = 2 + [LayerNorm] + [dropout] counts the modules of a hidden layer and L the hidden layers. A VisionPolicy has,
 behind log_std, for each image
 
-    encoder_<image>.<i>.weight, .bias                     convolution i, [out, in, rows, columns]
+    encoder_<image>.<i>.weight, .bias                     convolution i, [out, in, rows, columns]; an image's dots as _
 
 and a policy with memory, before actor and before critic, torch's names of a GRU or an LSTM
 
@@ -33,7 +33,7 @@ from ejax.policies.actor_critic import ActorCritic
 from ejax.policies.actor_only import ActorOnly
 from ejax.policies.mlp import NetworkConfig
 from ejax.policies.recurrence import MemoryConfig
-from ejax.policies.vision import KERNELS, VisionPolicy
+from ejax.policies.vision import KERNELS, VisionPolicy, encoder_name
 from ejax.policies.vla.policy import VLAPolicy
 from ejax.policies.with_memory import ActorCriticWithMemory
 from ejax.registry import did_you_mean
@@ -136,7 +136,7 @@ def tensors(policy: Policy) -> Iterator[Entry]:
         yield Entry("log_std", ("params", "log_std"), "vector", spec.sizes)
     if isinstance(policy, VisionPolicy):
         for name in policy.images:
-            yield from _encoder_entries(f"encoder_{name}", policy.channels)
+            yield from _encoder_entries(encoder_name(name), policy.channels)
     if isinstance(policy, ActorCriticWithMemory):
         yield from _memory_entries("actor", policy.actor_memory)
     yield from _mlp_entries("actor", policy.actor, spec.num_outputs)

@@ -25,6 +25,11 @@ MEMORY, NEXT_MEMORY = "memory", "next_memory"
 Head = Literal["normal", "tanh_normal", "categorical", "multi_categorical"]
 
 
+def encoder_name(image: str) -> str:
+    """The module of an image's encoder, as ``ejax.policies.vision`` names it."""
+    return f"encoder_{image.replace('.', '_')}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class NetworkSpec:
     """An MLP: for each hidden size Linear → [LayerNorm] → activation → [dropout], then Linear [→ last activation]."""

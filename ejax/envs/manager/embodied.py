@@ -18,6 +18,7 @@ from ejax.envs.manager.specs import Spec
 from ejax.envs.manager.world import World, WorldState, initial_state
 from ejax.envs.mujoco.appearance import Appearance
 from ejax.envs.mujoco.engine import Engine, check_physics, render
+from ejax.envs.mujoco.pictures import Renderer, check_renderer_name, picture
 from ejax.envs.randomization.physics import Change, base, keep_written, refuse_overlaps
 from ejax.finite import all_finite
 from ejax.frozen import freeze
@@ -34,7 +35,8 @@ class EmbodiedEnv:
 
     One step: action terms set the drives' targets → physics → interval events → observation → success, failure, metrics
     → reward. The observation is nested: ``robot/qpos``, ``robot/qvel``, ``robot/qf``, and the values that
-    ``observations`` add or modify; its leaves are vectors. ``info["rewards"]`` holds the terms without their weights.
+    ``observations`` add or modify, as vectors; and ``sensor/<uid>/color`` of each camera, uint8 [H, W, 3], drawn once a
+    step. ``info["rewards"]`` holds the terms without their weights.
 
     ``interval_step`` counts the control steps of an episode: one that ended does not shift the events of the next.
 
@@ -45,6 +47,7 @@ class EmbodiedEnv:
     Args:
         gym_config: as ``json.load`` gives it.
         physics: the engine, see ``ejax.envs.mujoco.choice``.
+        renderer: what draws the pictures of cameras, see docs/pictures.md.
         interval_events: more events of mode interval, in the form of ``env.events`` and after them: how a run's
             training and evaluation come to differ.
 
@@ -55,11 +58,13 @@ class EmbodiedEnv:
     gym_config: Mapping[str, Any]
     physics: Engine = "auto"
     interval_events: Mapping[str, Any] = FrozenDict()
+    renderer: Renderer = "mujoco"
 
     def __post_init__(self) -> None:
         for name in ("gym_config", "interval_events"):
             object.__setattr__(self, name, freeze(dict(getattr(self, name))))
         check_physics(self.physics, num_substeps=1)
+        check_renderer_name(self.renderer)
         _try_functors(self)
 
     @property
@@ -171,10 +176,23 @@ class EmbodiedEnv:
         return World(spec.scene, state, spec.active, spec.extensions, spec.max_episode_steps, self.physics)
 
     def _observe(self, world: World) -> Obs:
-        obs = _robot(world)
+        obs = self._sense(world)
         for each in self.spec.observations:
             obs = _put(obs, each, world)
-        return jax.tree.map(lambda leaf: leaf.reshape(-1).astype(jnp.float32), obs)
+        return jax.tree.map(_as_numbers, obs)
+
+    def _sense(self, world: World) -> Obs:
+        """What robot and cameras observe, before any functor."""
+        seen = self.appearance(world.state)
+        pictures: dict[str, Obs] = {}
+        for camera in world.scene.cameras:
+            size = {"width": camera.width, "height": camera.height}
+            for lens in camera.lenses if camera.pictures else ():
+                view = (
+                    camera.view(lens) if camera.parent is None else camera.pinhole(lens, world.body_pose(camera.parent))
+                )
+                pictures.setdefault(camera.uid, {})[lens.name] = picture(seen, self.renderer, view, **size)
+        return {**_robot(world), **({"sensor": pictures} if pictures else {})}
 
 
 def _changes(spec: ManagerSpec) -> list[tuple[Spec, Change]]:
@@ -187,6 +205,11 @@ def _changes(spec: ManagerSpec) -> list[tuple[Spec, Change]]:
     return [
         (each, each.func.change(model, **each.params)) for each in spec.events if isinstance(each.func, PhysicsEvent)
     ]
+
+
+def _as_numbers(leaf: Array) -> Array:
+    """A vector of an observation's leaf; a picture as it is."""
+    return leaf if leaf.dtype == jnp.uint8 else leaf.reshape(-1).astype(jnp.float32)
 
 
 def _robot(world: World) -> Obs:
@@ -235,6 +258,8 @@ def _paths(obs: Mapping[str, Any], above: str = "") -> list[str]:
 def _as_space(obs: Any) -> Any:
     if isinstance(obs, Mapping):
         return gymnasium.spaces.Dict({name: _as_space(value) for name, value in obs.items()})
+    if obs.dtype == jnp.uint8:
+        return gymnasium.spaces.Box(0, 255, obs.shape, np.uint8)
     return gymnasium.spaces.Box(-np.inf, np.inf, obs.shape, np.float32)
 
 
@@ -270,7 +295,7 @@ def _try_functors(env: EmbodiedEnv) -> None:
     state, key = jax.eval_shape(lambda: (env._start(), jax.random.key(0)))
     for event in spec.events:
         attempt(event.key, lambda state, key, event=event: event(world(state), key), state, key)
-    obs: Obs = jax.eval_shape(lambda state: _robot(world(state)), state)
+    obs: Obs = attempt("sensor", lambda state: env._sense(world(state)), state) or {}
     for each in spec.observations:
         shapes = attempt(each.key, lambda obs, state, each=each: _put(obs, each, world(state)), obs, state)
         obs = obs if shapes is None else shapes

@@ -10,6 +10,8 @@ _NO_ASSET = "no effect: there is no asset file"
 _OWN_KINEMATICS = "no effect: ejax solves inverse kinematics in its own way"
 _NO_SHELL = "no effect: MuJoCo has no contact shell"
 _NO_LIMIT = "no effect: MuJoCo limits no velocity"
+_EVERYTHING = "no effect: pictures show everything, however near or far"
+_OF_INTRINSICS = "no effect: EmbodiChain reads intrinsics"
 
 IGNORED: dict[str, dict[str, str]] = {
     "": {
@@ -39,7 +41,7 @@ IGNORED: dict[str, dict[str, str]] = {
         "disable_self_collision": "no effect: the robot does not collide with itself",
         "min_position_iters": _PHYSX,
         "min_velocity_iters": _PHYSX,
-        "enable_sensor": "no effect: the robot has no sensors",
+        "enable_sensor": "no effect: enable_sensor at the top level decides",
         "sleep_threshold": "no effect: nothing sleeps",
         "compute_uv": _NO_ASSET,
         "use_usd_properties": _NO_ASSET,
@@ -57,6 +59,16 @@ IGNORED: dict[str, dict[str, str]] = {
         "friction": "no effect: ejax's joints have no dry friction",
         "armature": "no effect: ejax's robots have their own",
     },
+    "sensor": {
+        "near": _EVERYTHING,
+        "far": _EVERYTHING,
+        **dict.fromkeys(("fx", "fy", "cx", "cy", "fx_r", "fy_r", "cx_r", "cy_r"), _OF_INTRINSICS),
+        **dict.fromkeys(("init_pos", "init_rot", "init_local_pose"), "no effect: extrinsics place a camera"),
+        "fps": "no effect: a picture is taken at every control step, as in EmbodiChain, which reads no such key",
+        "visualization_role": "no effect: ejax opens no window",
+        "fpath": _NO_ASSET,
+    },
+    "sensor.stereo": {"left_to_right_rot": "no effect, as in EmbodiChain: both lenses look the same way"},
     "rigid_object": dict.fromkeys(
         ("max_convex_hull_num", "acd_method", "sdf_resolution", "use_usd_properties"),
         "no effect: shapes are primitives",

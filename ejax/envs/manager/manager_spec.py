@@ -9,8 +9,10 @@ from typing import Any
 from flax.core import FrozenDict
 
 from ejax.envs.manager.bodies import check_names, read_objects
+from ejax.envs.manager.cameras import names_camera, read_cameras
 from ejax.envs.manager.extensions import read_extensions
 from ejax.envs.manager.functors.actions import ActionTerm
+from ejax.envs.manager.functors.observations import OF_CAMERAS
 from ejax.envs.manager.ignored import IGNORED
 from ejax.envs.manager.robot_config import read_robot
 from ejax.envs.manager.scene import Scene, make_scene
@@ -23,6 +25,7 @@ from ejax.values import number_problems
 
 SOURCE = "gym config"
 """Where a problem's key is, in errors."""
+_NO_SENSORS = "no effect: enable_sensor is false"
 INTERVAL_EVENTS = "interval_events"
 """The path, in notes, of events that are not in the gym config."""
 
@@ -66,7 +69,6 @@ def read_manager_spec(gym_config: Mapping[str, Any], interval_events: Mapping[st
         task = _read_task(root)
         root.ignore_all(IGNORED[""])
         root.take("num_envs")
-        root.refuse("sensor", "ejax has no sensors: neither camera images nor contacts as observations")
         root.refuse("rigid_object_group", "ejax loads no groups of files; list the bodies under rigid_object")
         root.refuse("articulation", "ejax has no articulations other than the robot")
         objects = read_objects(root.take("rigid_object", ()), "rigid_object", report)
@@ -78,6 +80,9 @@ def read_manager_spec(gym_config: Mapping[str, Any], interval_events: Mapping[st
         with root.open("robot") as section:
             placed = read_robot(section)
         robot_uid = placed.uid if placed else str(section.data.get("uid"))
+        links = tuple(str(each.get("name")) for each in placed.robot.body.iter("body")) if placed else ()
+        cameras = read_cameras(root.take("sensor", ()), report, links, robot_uid)
+        sensing = _read_enable_sensor(root)
         with root.open("env") as env:
             env.take("num_envs")
             num_substeps = _read_substeps(env, timestep)
@@ -86,7 +91,10 @@ def read_manager_spec(gym_config: Mapping[str, Any], interval_events: Mapping[st
             extensions = read_extensions(root, env, task)
             events = read_specs(env.open("events"), "events", robot_uid)
             observations = read_specs(env.open("observations"), "observations", robot_uid)
-            _check_uids(observations, [*(each.uid for each in objects), robot_uid], report)
+            uids = tuple(each.uid for each in cameras)
+            if not sensing:
+                observations = _without_cameras(observations, uids, report)
+            _check_uids(observations, [*(each.uid for each in objects), robot_uid], uids, report)
             rewards = read_specs(env.open("rewards"), "rewards", robot_uid)
             action_specs = read_specs(extensions.actions, "actions", robot_uid)
         events += read_specs(Section(interval_events, INTERVAL_EVENTS, report), "events", robot_uid, ("interval",))
@@ -104,6 +112,7 @@ def read_manager_spec(gym_config: Mapping[str, Any], interval_events: Mapping[st
         gravity=(gravity[0], gravity[1], gravity[2]),
         timestep=timestep,
         markers=tuple(dict.fromkeys(key for spec in events for key in stored_keys(spec))),
+        cameras=cameras if sensing else (),
     )
     active = _active(scene, control_parts, report)
     terms = _make_terms(action_specs, scene, active, report)
@@ -131,13 +140,32 @@ def stored_keys(event: Spec) -> tuple[str, ...]:
     return () if parameter is None else (event.params.get("store_key", parameter.default),)
 
 
-def _check_uids(observations: tuple[Spec, ...], uids: list[str], report: KeyReport) -> None:
+def _read_enable_sensor(root: Section) -> bool:
+    sensing = root.take("enable_sensor", True)
+    if not isinstance(sensing, bool):
+        root.problem("enable_sensor", f"got {sensing!r}; must be true or false")
+    elif not sensing:
+        root.note("sensor", _NO_SENSORS, "without effect")
+    return sensing is not False
+
+
+def _without_cameras(observations: tuple[Spec, ...], uids: tuple[str, ...], report: KeyReport) -> tuple[Spec, ...]:
+    """The functors that read no camera, nor change what one saw."""
+    without = [spec for spec in observations if spec.path[0] != "sensor" and not names_camera(spec.params, uids)]
+    for spec in observations:
+        if spec not in without:
+            report.add(spec.key, "without effect", _NO_SENSORS)
+    return tuple(without)
+
+
+def _check_uids(observations: tuple[Spec, ...], bodies: list[str], cameras: tuple[str, ...], report: KeyReport) -> None:
     """Refuse unknown uids: functors observe zeros for a missing object, which must not hide a misspelled name."""
     for spec in observations:
+        uids = cameras if spec.func in OF_CAMERAS else bodies
         for name, entity in spec.params.items():
             if name.endswith("_cfg") and isinstance(entity, Mapping) and entity.get("uid") not in uids:
                 uid = str(entity.get("uid"))
-                text = f"no '{uid}' in the scene; there is {', '.join(uids)}{did_you_mean(uid, uids)}"
+                text = f"no '{uid}' in the scene; there is {', '.join(uids) or 'none'}{did_you_mean(uid, uids)}"
                 report.refuse(f"{spec.key}.params.{name}", text)
 
 

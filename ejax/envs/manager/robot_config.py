@@ -17,6 +17,7 @@ from ejax.shorten import shown
 _ROBOT_REFUSED = {
     "qpos_limits": "joints have the limits of ejax's model",
     "body_scale": "ejax scales no robots",
+    "sensors": "give a robot's cameras under sensor, with the link as extrinsics.parent",
     "init_local_pose": "give init_pos and init_rot instead",
     "fpath": "ejax reads no robot files; leave it out for ejax's model of this robot",
 }

@@ -15,9 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ejax.envs.manager.bodies import DEFAULT_FRICTION, RigidObject, Vector, add_body, to_text
+from ejax.envs.manager.cameras import SensorCamera
 from ejax.envs.manager.drives import Drives
 from ejax.envs.manager.robots import Robot
 from ejax.envs.mujoco.engine import load_model
+from ejax.envs.mujoco.kinematics import transform
 from ejax.registry import did_you_mean
 
 _FRAME = Path(__file__).parents[1] / "assets" / "scene.xml"
@@ -39,6 +41,9 @@ class Scene:
     objects: tuple[RigidObject, ...]
     followers: tuple[tuple[int, int], ...]
     """(joint, the joint whose command it takes where one number moves a gripper)."""
+    base: str
+    """The robot's body that stands in the arena."""
+    cameras: tuple[SensorCamera, ...]
 
     @property
     def model(self) -> mujoco.MjModel:
@@ -48,6 +53,19 @@ class Scene:
     def limits(self) -> NDArray[np.float32]:
         """[J, 2]: lowest and highest position of each joint, m or rad."""
         return self.model.jnt_range[: len(self.joints)].astype(np.float32)
+
+    @property
+    def base_pose(self) -> NDArray[np.float64]:
+        """[4, 4]: where the robot stands, in the arena."""
+        body = self.model.body(self.base).id
+        return transform(self.model.body_pos[body], self.model.body_quat[body])
+
+    def camera(self, uid: str) -> SensorCamera:
+        """Raises ValueError: no such camera; the message lists the uids."""
+        for each in self.cameras:
+            if each.uid == uid:
+                return each
+        raise ValueError(f"no camera '{uid}'; there is {', '.join(each.uid for each in self.cameras) or 'none'}")
 
     def part(self, name: str) -> tuple[int, ...]:
         """Joint indices of a control part.
@@ -78,6 +96,7 @@ def make_scene(
     gravity: Vector,
     timestep: float,
     markers: tuple[str, ...] = (),
+    cameras: tuple[SensorCamera, ...] = (),
 ) -> Scene:
     """Compose the model.
 
@@ -118,6 +137,8 @@ def make_scene(
         drives=drives,
         home=home,
         objects=objects,
+        base=str(robot.body.get("name")),
+        cameras=cameras,
         followers=tuple((robot.joints.index(one), robot.joints.index(other)) for one, other in robot.followers.items()),
     )
 

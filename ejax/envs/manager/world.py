@@ -13,7 +13,7 @@ from flax import struct
 from ejax.envs.manager.bodies import RigidObject
 from ejax.envs.manager.scene import Scene
 from ejax.envs.mujoco.engine import Engine, Physics, PhysicsState
-from ejax.envs.mujoco.kinematics import site_pose
+from ejax.envs.mujoco.kinematics import body_poses, site_pose
 from ejax.envs.mujoco.rotations import make_pose, matrix_from_euler, matrix_from_quaternion, quaternion_from_matrix
 from ejax.types import Array
 
@@ -107,6 +107,21 @@ class World:
             where = f"; it is on '{self.scene.tool_part}'" if self.scene.tool_part else ": this robot has none"
             raise ValueError(f"control part '{part}' has no tool centre point{where}")
         return site_pose(self.scene.model, "tcp", self.state.physics.qpos if qpos is None else qpos)
+
+    def camera_pose(self, uid: str, *, right: bool = False) -> Array:
+        """[4, 4]: a camera in the arena, its line of sight along −z and y up; of a stereo camera, one of its lenses.
+
+        Raises:
+            ValueError: no such camera.
+        """
+        camera = self.scene.camera(uid)
+        pose = jnp.asarray(camera.lens_pose(camera.lens(right=right)), jnp.float32)
+        return pose if camera.parent is None else self.body_pose(camera.parent) @ pose
+
+    def body_pose(self, name: str) -> Array:
+        """[4, 4]: a body of the model, such as a link of the robot."""
+        model = self.scene.model
+        return jnp.asarray(body_poses(model, self.state.physics.qpos)[model.body(name).id], jnp.float32)
 
     def find_object(self, uid: str) -> RigidObject:
         """Raises ValueError: no such object; the message lists the uids."""

@@ -168,6 +168,21 @@ def look_at(
     return Camera(eye=eye, frame=jnp.stack([across, high, aim], axis=1))
 
 
+def as_view(camera: Camera) -> CameraView:
+    """A pinhole of known numbers as MuJoCo's renderer takes it, without effects."""
+    across, high, aim = np.asarray(camera.frame, np.float64).T
+    right, up = across / np.linalg.norm(across), high / np.linalg.norm(high)
+    forward = np.cross(up, right)
+    x, y = aim @ right / np.linalg.norm(across), aim @ up / np.linalg.norm(high)
+    eye = np.asarray(camera.eye, np.float64)
+    target = eye + forward
+    fovx, fovy = (math.degrees(2.0 * math.atan(np.linalg.norm(half))) for half in (across, high))
+    center = (0.5 - 0.5 * float(x), 0.5 + 0.5 * float(y))
+    places = (tuple(map(float, each)) for each in (eye, target, up))
+    eye_, target_, up_ = ((each[0], each[1], each[2]) for each in places)
+    return CameraView(eye_, target_, fovy, effects=False, up=up_, fovx=fovx, center=center)
+
+
 def _geom(model: mujoco.MjModel, index: int) -> Solid:
     name = model.geom(index).name or f"geom {index} of body {model.body(model.geom_bodyid[index]).name!r}"
     kind = _kind(model.geom_type[index], name)

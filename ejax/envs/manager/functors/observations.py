@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 
 from ejax.envs.manager.world import World
 from ejax.envs.mujoco.rotations import quaternion_from_matrix
@@ -79,3 +80,21 @@ def get_rigid_object_velocity(world: World, obs: Mapping[str, Any], entity_cfg: 
 def target_position(world: World, obs: Mapping[str, Any], target_pose_key: str = "goal_pose") -> Array:
     """[3], m: the position of a virtual target. Zeros where none is stored."""
     return world.pose(target_pose_key)[:3, 3] if target_pose_key in world.state.poses else jnp.zeros(3)
+
+
+def get_sensor_pose_in_robot_frame(
+    world: World, obs: Mapping[str, Any], entity_cfg: Entity, robot_uid: str | None = None, is_right: bool = False
+) -> Array:
+    """[4, 4]: a camera in the frame of the robot's base, its line of sight along −z and y up, m."""
+    base = jnp.asarray(np.linalg.inv(world.scene.base_pose), jnp.float32)
+    return base @ world.camera_pose(entity_cfg["uid"], right=is_right)
+
+
+def get_sensor_intrinsics(world: World, obs: Mapping[str, Any], entity_cfg: Entity, is_right: bool = False) -> Array:
+    """[3, 3]: (fx, 0, cx), (0, fy, cy), (0, 0, 1) of a camera, pixels."""
+    fx, fy, cx, cy = world.scene.camera(entity_cfg["uid"]).lens(right=is_right).intrinsics
+    return jnp.array([[fx, 0.0, cx], [0.0, fy, cy], [0.0, 0.0, 1.0]])
+
+
+OF_CAMERAS = (get_sensor_pose_in_robot_frame, get_sensor_intrinsics)
+"""Functors whose entity is a camera."""

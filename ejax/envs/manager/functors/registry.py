@@ -21,6 +21,7 @@ FUNCTORS: dict[FunctorKind, dict[str, Callable[..., Any]]] = {
         "get_object_pose": observations.get_object_pose,
         "get_rigid_object_velocity": observations.get_rigid_object_velocity,
         "target_position": observations.target_position,
+        **{each.__name__: each for each in observations.OF_CAMERAS},
     },
     "rewards": {
         "reaching_behind_object": rewards.reaching_behind_object,
@@ -72,6 +73,25 @@ CONTRACTS: dict[str, str] = {
 }
 """What an action means, as EmbodiChain's configs name it in place of ``func`` -> the functor of that meaning."""
 
+_LOOKS = (
+    "what pictures look like is randomized by env RenderedEnv's randomizers, with renderer raycast (docs/pictures.md)"
+)
+_REFUSED: dict[FunctorKind, dict[str, str]] = {
+    "observations": {
+        "compute_semantic_mask": "ejax's cameras see colours, no masks",
+        "compute_exteroception": "it marks grasps in the pictures of a single environment, for data sets",
+    },
+    "events": {
+        **REFUSED,
+        **dict.fromkeys(("randomize_camera_extrinsics", "randomize_camera_intrinsics", "randomize_light"), _LOOKS),
+        **dict.fromkeys(("randomize_emission_light", "randomize_visual_material"), _LOOKS),
+        "randomize_indirect_lighting": "ejax's renderers have no light that comes from surroundings",
+        "set_rigid_object_visual_material": "ejax has its own colours",
+        "set_rigid_object_group_visual_material": "ejax has its own colours",
+    },
+}
+"""EmbodiChain's functors that ejax does not have, with the reason."""
+
 
 def register_functor(kind: FunctorKind, name: str, *, override: bool = False) -> Callable[[F], F]:
     """Add a function of your own to EmbodiChain's: ``@register_functor("rewards", "lift_height")``.
@@ -105,8 +125,8 @@ def find_functor(kind: FunctorKind, name: str) -> Callable[..., Any]:
         if attribute not in vars(module):
             raise ImportError(f"module '{module_name}' has no '{attribute}'{did_you_mean(attribute, vars(module))}")
         return vars(module)[attribute]
-    if kind == "events" and name in REFUSED:
-        raise ValueError(f"no events functor '{name}': {REFUSED[name]}")
+    if name in _REFUSED.get(kind, {}):
+        raise ValueError(f"no {kind} functor '{name}': {_REFUSED[kind][name]}")
     elsewhere = next((other for other in FUNCTORS if name in FUNCTORS[other]), None)
     hint = f"; it belongs under env.{elsewhere}" if elsewhere else did_you_mean(name, FUNCTORS[kind])
     raise ValueError(

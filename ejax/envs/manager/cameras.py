@@ -1,0 +1,253 @@
+"""Cameras of a gym config, ``sensor``: what ``sensor/<uid>/color`` of the observation shows.
+
+A camera's own axes are OpenGL's: x to the right, y up, the line of sight along −z. ``extrinsics`` place it by ``eye``,
+``target`` and ``up``, or by ``pos`` and ``quat`` (x y z w): in the arena, or in the frame of the link that ``parent``
+names. ``quat`` turns OpenGL's axes with a parent, and without one x right, y down, z forward, as in EmbodiChain.
+
+Source: ``Camera`` and ``StereoCamera`` of EmbodiChain 0.3.2.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
+
+from ejax.envs.manager.bodies import Vector
+from ejax.envs.manager.ignored import IGNORED
+from ejax.envs.manager.robots import Matrix
+from ejax.envs.mujoco.kinematics import transform
+from ejax.envs.mujoco.scenery import Camera
+from ejax.problems import KeyReport
+from ejax.registry import did_you_mean
+from ejax.sections import Section
+from ejax.shorten import shown
+from ejax.types import Array, CameraView
+
+_SIZE = (640, 480)
+_INTRINSICS = (600.0, 600.0, 320.0, 240.0)
+_BASELINE = (0.05, 0.0, 0.0)
+_LINKS = {"ee_link": "flange", "base_link": "base"}
+"""EmbodiChain's links at both ends of an arm's kinematics -> ejax's bodies in the same place."""
+_NOT_SEEN = "ejax's cameras see colours"
+_REFUSED = {
+    "enable_depth": f"{_NOT_SEEN}, no depth; leave it out, or give false",
+    "enable_mask": f"{_NOT_SEEN}: bodies have no numbers as EmbodiChain's have in its renderer; give false",
+    "enable_normal": f"{_NOT_SEEN}: MuJoCo's renderer has no normals; give false",
+    "enable_position": f"{_NOT_SEEN}, no positions; give false",
+    "enable_disparity": f"{_NOT_SEEN}, no depth, from which disparities are computed; give false",
+}
+_SENSORS = ("Camera", "StereoCamera")
+
+
+class Lens(NamedTuple):
+    """One picture of a camera."""
+
+    name: str
+    """Its key in the observation."""
+    intrinsics: tuple[float, float, float, float]
+    """fx, fy, cx, cy in pixels, from the upper left corner."""
+    shift: Vector
+    """Its place in the camera's frame, m."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SensorCamera:
+    """A camera, with two lenses if it is a stereo camera."""
+
+    uid: str
+    width: int
+    height: int
+    pose: Matrix
+    """[4, 4], in the arena or in the frame of the parent."""
+    parent: str | None
+    """The body that it goes with."""
+    lenses: tuple[Lens, ...]
+    pictures: bool
+    """False: the observation has none of it."""
+
+    def lens(self, *, right: bool = False) -> Lens:
+        """The only one, or the left one, unless ``right`` of a stereo camera is asked for."""
+        return self.lenses[-1 if right else 0]
+
+    def lens_pose(self, lens: Lens) -> NDArray[np.float64]:
+        """[4, 4]: as ``pose``, of one lens."""
+        shifted = np.eye(4)
+        shifted[:3, 3] = lens.shift
+        return np.asarray(self.pose) @ shifted
+
+    def view(self, lens: Lens) -> CameraView:
+        """What a camera without a parent looks at: constants, so that what never moves is drawn once."""
+        pose = self.lens_pose(lens)
+        half_width, half_height = self._half_size(lens)
+        x, y = lens.intrinsics[2] / self.width, lens.intrinsics[3] / self.height
+        return CameraView(
+            _vector(pose[:3, 3]),
+            _vector(pose[:3, 3] - pose[:3, 2]),
+            math.degrees(2.0 * math.atan(half_height)),
+            effects=False,
+            up=_vector(pose[:3, 1]),
+            fovx=math.degrees(2.0 * math.atan(half_width)),
+            center=(x, y),
+        )
+
+    def pinhole(self, lens: Lens, parent_pose: Array) -> Camera:
+        """What a camera with a parent looks at, whose pose is [4, 4]."""
+        pose = parent_pose @ jnp.asarray(self.lens_pose(lens), parent_pose.dtype)
+        half_width, half_height = self._half_size(lens)
+        across, high = half_width * pose[:3, 0], half_height * pose[:3, 1]
+        x, y = lens.intrinsics[2] / self.width, lens.intrinsics[3] / self.height
+        aim = across * (1.0 - 2.0 * x) + high * (2.0 * y - 1.0) - pose[:3, 2]
+        return Camera(eye=pose[:3, 3], frame=jnp.stack([across, high, aim], axis=1))
+
+    def _half_size(self, lens: Lens) -> tuple[float, float]:
+        """Half the picture's width and height at unit distance."""
+        fx, fy, _, _ = lens.intrinsics
+        return self.width / (2.0 * fx), self.height / (2.0 * fy)
+
+
+def read_cameras(data: Any, report: KeyReport, links: tuple[str, ...], robot_uid: str) -> tuple[SensorCamera, ...]:
+    """The entries of ``sensor``.
+
+    Args:
+        links: the robot's bodies.
+    """
+    if not isinstance(data, list | tuple):
+        report.refuse("sensor", f"got {shown(data)}; must be a list")
+        return ()
+    read = [_read_sensor(each, f"sensor[{i}]", report, links, robot_uid) for i, each in enumerate(data)]
+    cameras = tuple(each for each in read if each is not None)
+    names = [each.uid for each in cameras]
+    for name in {name for name in names if names.count(name) > 1}:
+        report.refuse("sensor", f"two are called '{name}'; give each a uid of its own")
+    return cameras
+
+
+def _read_sensor(
+    data: Any, path: str, report: KeyReport, links: tuple[str, ...], robot_uid: str
+) -> SensorCamera | None:
+    with Section(data, path, report) as section:
+        kind, uid = section.take("sensor_type", "Camera"), section.take("uid")
+        if kind not in _SENSORS:
+            text = f"got {shown(kind)}; allowed: {', '.join(_SENSORS)}{did_you_mean(str(kind), _SENSORS)}"
+            if kind == "ContactSensor":
+                text = "contacts are no observation of a gym config's scene here; velocity tasks sense their own"
+            section.problem("sensor_type", text)
+            section.skip("its sensor is not there")
+            return None
+        if not isinstance(uid, str):
+            section.problem("uid", f"got {shown(uid)}; must be a name")
+        for name, text in _REFUSED.items():
+            if section.take(name, False) is not False:
+                section.problem(name, text)
+        section.ignore_all(IGNORED["sensor"])
+        width, height = section.integer("width", _SIZE[0], at_least=1), section.integer("height", _SIZE[1], at_least=1)
+        sees = section.take("enable_color", True)
+        if not isinstance(sees, bool):
+            section.problem("enable_color", f"got {shown(sees)}; must be true or false")
+        lenses = [Lens("color", _read_intrinsics(section, "intrinsics"), (0.0, 0.0, 0.0))]
+        if kind == "StereoCamera":
+            x, y, z = section.numbers("left_to_right_pos", _BASELINE, 3)
+            section.ignore_all(IGNORED["sensor.stereo"])
+            right = _read_intrinsics(section, "intrinsics_right")
+            lenses = [lenses[0]._replace(shift=(-x / 2.0, -y / 2.0, -z / 2.0))]
+            lenses.append(Lens("color_right", right, (x / 2.0, y / 2.0, z / 2.0)))
+        with section.open("extrinsics") as extrinsics:
+            parent = _read_parent(extrinsics, links, robot_uid)
+            pose = _read_pose(extrinsics, mounted=parent is not None)
+        if sees is False:
+            section.note("enable_color", "false: the observation has no picture of it")
+        return SensorCamera(
+            uid=str(uid),
+            width=width,
+            height=height,
+            pose=pose,
+            parent=parent,
+            lenses=tuple(lenses),
+            pictures=sees is not False,
+        )
+
+
+def _read_intrinsics(section: Section, name: str) -> tuple[float, float, float, float]:
+    fx, fy, cx, cy = section.numbers(name, _INTRINSICS, 4)
+    if min(fx, fy) <= 0.0:
+        section.problem(name, f"got {[fx, fy, cx, cy]}: fx and fy must be > 0, in pixels")
+        return _INTRINSICS
+    return fx, fy, cx, cy
+
+
+def _read_parent(section: Section, links: tuple[str, ...], robot_uid: str) -> str | None:
+    name = section.take("parent")
+    if name is None:
+        return None
+    link = str(name).removeprefix(f"{robot_uid}/")
+    body = link if link in links else _LINKS.get(link, "")
+    if body not in links:
+        there = [*links, *(each for each, own in _LINKS.items() if own in links)]
+        text = f"the robot has no link '{name}'; ejax's model of it has {', '.join(there)}{did_you_mean(link, there)}"
+        section.problem("parent", text)
+        return None
+    return body
+
+
+def _read_pose(section: Section, *, mounted: bool) -> Matrix:
+    """[4, 4] of ``eye``, ``target`` and ``up``, or of ``pos`` and ``quat``."""
+    position, quat = section.numbers("pos", (0.0, 0.0, 0.0), 3), section.numbers("quat", (0.0, 0.0, 0.0, 1.0), 4)
+    if "eye" not in section:
+        for name in ("target", "up"):
+            if name in section:
+                section.problem(name, "is read beside eye only, which is missing")
+        norm = float(np.linalg.norm(quat))
+        if norm < 1e-6:
+            section.problem("quat", f"got {list(quat)}; must be a rotation, x y z w")
+            return _as_matrix(np.eye(4))
+        x, y, z, w = (each / norm for each in quat)
+        pose = transform(np.array(position), np.array([w, x, y, z]))
+        if not mounted:
+            pose[:3, 1:3] *= -1.0
+        return _as_matrix(pose)
+    for name in ("pos", "quat"):
+        if name in section:
+            section.note(name, "no effect beside eye", "without effect")
+    eye, up = section.numbers("eye", (0.0, 0.0, 0.0), 3), section.numbers("up", (0.0, 0.0, 1.0), 3)
+    if "target" not in section:
+        section.problem("target", "is missing: eye needs a point to look at")
+        return _as_matrix(np.eye(4))
+    target = section.numbers("target", (0.0, 0.0, 0.0), 3)
+    if eye == target:
+        section.problem("target", f"eye and target are both {list(eye)}; give a point to look at")
+        return _as_matrix(np.eye(4))
+    return _as_matrix(_look_at(np.array(eye), np.array(target), np.array(up)))
+
+
+def _look_at(eye: NDArray[np.float64], target: NDArray[np.float64], up: NDArray[np.float64]) -> NDArray[np.float64]:
+    """[4, 4]. Along ``up``, what points up in the picture is EmbodiChain's choice: −x, or −y."""
+    forward = (target - eye) / np.linalg.norm(target - eye)
+    right = np.cross(forward, up)
+    if np.linalg.norm(right) < 1e-6:
+        right = np.cross(np.eye(3)[0 if abs(forward[1]) > abs(forward[0]) else 1], forward)
+    right /= np.linalg.norm(right)
+    pose = np.eye(4)
+    pose[:3] = np.stack([right, np.cross(right, forward), -forward, eye], axis=1)
+    return pose
+
+
+def _as_matrix(pose: NDArray[np.float64]) -> Matrix:
+    return tuple(tuple(row) for row in pose.tolist())
+
+
+def _vector(numbers: NDArray[np.float64]) -> Vector:
+    x, y, z = map(float, numbers)
+    return x, y, z
+
+
+def names_camera(value: Any, uids: tuple[str, ...]) -> bool:
+    """True where a functor's parameters name one of the cameras."""
+    if isinstance(value, Mapping):
+        return any(key in uids or names_camera(each, uids) for key, each in value.items())
+    if isinstance(value, list | tuple):
+        return any(names_camera(each, uids) for each in value)
+    return isinstance(value, str) and value in uids

@@ -1,0 +1,78 @@
+"""Pictures inside a jitted program: by MuJoCo on the host, behind a callback, or by the ray caster where it runs."""
+
+import functools
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Literal, TypeAlias, get_args
+
+import jax
+import numpy as np
+from numpy.typing import NDArray
+
+from ejax.envs.mujoco.appearance import Appearance
+from ejax.envs.mujoco.engine import render
+from ejax.envs.mujoco.raycast import draw
+from ejax.envs.mujoco.scenery import Camera, as_view
+from ejax.types import Array, CameraView, PyTree
+
+Renderer: TypeAlias = Literal["mujoco", "raycast"]
+
+
+def check_renderer_name(renderer: str) -> None:
+    """Raises ValueError: no such renderer."""
+    if renderer not in get_args(Renderer):
+        raise ValueError(f"renderer must be 'mujoco' or 'raycast', got {renderer!r}")
+
+
+def picture(
+    seen: Appearance, renderer: Renderer, camera: CameraView | Camera | None, *, width: int, height: int
+) -> Array:
+    """One picture: [height, width, 3] uint8.
+
+    Args:
+        camera: as ``raycast.draw`` takes it, for both renderers.
+    """
+    if renderer == "raycast":
+        return draw(seen, width=width, height=height, camera=camera)
+
+    def draw_one(given: tuple[Appearance, Camera | None]) -> NDArray[np.uint8]:
+        one, placed = given
+        look = {"mocap_pos": one.mocap_pos, "rgba": one.rgba}
+        view = fixed if placed is None else as_view(placed)
+        return render(one.asset, one.qpos, width=width, height=height, camera=view, **look)
+
+    moving, fixed = (camera, None) if isinstance(camera, Camera) else (None, camera)
+    return picture_on_host(draw_one, (seen, moving), width, height)
+
+
+def picture_on_host(draw_one: Callable[[PyTree], NDArray[np.uint8]], state: PyTree, width: int, height: int) -> Array:
+    """A picture [height, width, 3] of one state, of as many as there are rows under ``vmap``.
+
+    All are drawn in one thread, to which the OpenGL context belongs; a picture depends on the state alone, so that the
+    callback is pure.
+
+    Args:
+        draw_one: takes the state as NumPy arrays.
+    """
+    rank = jax.tree.leaves(state)[0].ndim  # of one environment: vmap is not seen here
+
+    def draw_all(states: PyTree) -> NDArray[np.uint8]:
+        states = jax.tree.map(np.asarray, states)
+        first = jax.tree.leaves(states)[0]
+        batch = first.shape[: first.ndim - rank]
+
+        def draw_each() -> NDArray[np.uint8]:
+            pictures = np.empty((*batch, height, width, 3), np.uint8)
+            for index in np.ndindex(*batch):
+                pictures[index] = draw_one(jax.tree.map(lambda x, index=index: x[index], states))
+            return pictures
+
+        return _drawing_thread().submit(draw_each).result()
+
+    shape = jax.ShapeDtypeStruct((height, width, 3), np.uint8)
+    return jax.pure_callback(draw_all, shape, state, vmap_method="broadcast_all")
+
+
+@functools.cache
+def _drawing_thread() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1, "ejax-draw")
