@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ejax.config import ConfigError
+from ejax.config import ConfigError, load_config
 from ejax.envs.manager.embodied import EmbodiedEnv
 from ejax.envs.mujoco.scenery import as_view, place_camera
+from ejax.training.policies import build_policy
 from ejax.types import CameraView
 
 KEY = jax.random.key(0)
@@ -208,6 +209,36 @@ def test_cameras_that_cannot_be_had_are_refused_by_name(sensor: dict[str, Any], 
 def test_functors_that_find_no_camera_are_refused(observation: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         EmbodiedEnv(seeing(CART_POLE, camera(), seen=observation))
+
+
+def train_file(folder: Path, policy: dict[str, Any]) -> Path:
+    network = {"type": "mlp", "network_cfg": {"hidden_sizes": [4]}}
+    (folder / "gym.json").write_text(json.dumps(seeing(CART_POLE, camera())))
+    trainer = {"gym_config": "gym.json", "num_envs": 2, "buffer_size": 32, "iterations": 1, "device": "cpu"}
+    path = folder / "train.json"
+    sections = {"trainer": trainer, "policy": {"actor": network, **policy}, "algorithm": {"name": "ppo"}}
+    path.write_text(json.dumps(sections | {"env": {"cfg": {"renderer": "raycast"}}}))
+    return path
+
+
+def test_a_policy_of_vectors_is_told_to_leave_pictures_out(tmp_path: Path) -> None:
+    plain = {"name": "actor_critic", "critic": {"type": "mlp", "network_cfg": {"hidden_sizes": [4]}}}
+    with pytest.raises(ConfigError, match=r"obs_groups.actor: actor_critic reads vectors, and sensor.cam.color is a"):
+        load_config(train_file(tmp_path, plain))
+    groups = {"obs_groups": {"actor": ["robot"]}}
+    assert load_config(train_file(tmp_path, plain | groups)).policy.obs_groups.critic == ("robot",)
+    with pytest.raises(ConfigError, match=r"obs_groups.critic: actor_critic reads vectors"):
+        load_config(train_file(tmp_path, plain | {"obs_groups": {"actor": ["robot"], "critic": ["robot", "sensor"]}}))
+
+
+def test_the_vision_policy_sees_a_camera_by_its_path(tmp_path: Path) -> None:
+    config = load_config(train_file(tmp_path, {"name": "vision", "cfg": {"images": ["sensor.cam.color"]}}))
+    env = EmbodiedEnv(**config.env.cfg)
+    policy = build_policy(config.policy, env)
+    _, obs = env.reset(KEY)
+    params = jax.eval_shape(policy.init, KEY, obs)["params"]
+    assert params["encoder_sensor_cam_color"]["conv_0"]["linear_0"]["kernel"].shape == (4 * 4 * 3, 16)
+    assert params["actor"]["linear_0"]["kernel"].shape[0] == 64 + 6
 
 
 def test_two_cameras_need_two_names() -> None:

@@ -9,11 +9,13 @@ from ejax.distributions import action_spec
 from ejax.problems import Problem
 from ejax.registry import did_you_mean
 
+_OF_MLPS = ("actor_critic", "actor_only")
+
 
 def space_problems(
     policy: PolicyConfig, action_space: gymnasium.Space, observation_space: gymnasium.Space, *, action_chunk: int = 1
 ) -> list[Problem]:
-    """Problems of ``action_dim``, ``squash_actions`` and ``obs_groups``.
+    """Problems of ``action_dim``, ``squash_actions`` and ``obs_groups``, and of pictures where an MLP reads them.
 
     Args:
         action_chunk: actions of ``action_space`` that are decided on at once.
@@ -23,7 +25,8 @@ def space_problems(
     except ValueError as error:
         key = "policy.squash_actions" if policy.squash_actions and _can_act(action_space) else "env"
         return [Problem(key, str(error)), *_groups(policy, observation_space)]
-    return [*policy.action_dim_problems(spec.num_actions * action_chunk), *_groups(policy, observation_space)]
+    problems = policy.action_dim_problems(spec.num_actions * action_chunk)
+    return [*problems, *_groups(policy, observation_space), *_pictures(policy, observation_space)]
 
 
 def _can_act(space: gymnasium.Space) -> bool:
@@ -43,6 +46,29 @@ def _groups(policy: PolicyConfig, space: gymnasium.Space) -> Iterator[Problem]:
                 if there:
                     text = f"'{path}' is no part of the observation; there is {', '.join(there)}"
                 yield Problem(f"policy.obs_groups.{network}", text + did_you_mean(path, there))
+
+
+def _pictures(policy: PolicyConfig, space: gymnasium.Space) -> Iterator[Problem]:
+    """Pictures that an MLP would read, which reads vectors."""
+    leaves = _leaves(space)
+    seen = [path for path, shape in leaves.items() if len(shape) == 3 and path]
+    for network in ("actor", "critic") if policy.name in _OF_MLPS else ():
+        groups = getattr(policy.obs_groups, network)
+        read = [path for path in seen if not groups or any(f"{path}.".startswith(f"{group}.") for group in groups)]
+        if read and (network == "actor" or groups):
+            others = ", ".join(path for path in leaves if path not in seen) or "no vectors"
+            text = (
+                f"{policy.name} reads vectors, and {', '.join(read)} is a picture; name the others ({others}), or use "
+            )
+            yield Problem(f"policy.obs_groups.{network}", text + "the policy vision, with it in policy.cfg.images")
+
+
+def _leaves(space: gymnasium.Space, above: str = "") -> dict[str, tuple[int, ...]]:
+    """Dotted path -> shape."""
+    if isinstance(space, gymnasium.spaces.Dict):
+        inside = [_leaves(part, f"{above}.{name}" if above else name) for name, part in space.spaces.items()]
+        return {path: shape for each in inside for path, shape in each.items()}
+    return {above: tuple(space.shape or ())}
 
 
 def paths(space: gymnasium.Space, above: str = "") -> list[str]:

@@ -170,11 +170,13 @@ def action_problems(config: RunConfig) -> list[Problem]:
     make, cfg = resolve("env", config.env.id), dict(config.env.cfg)
     chunk = cfg.pop("action_chunk", 1) if "action_chunk" not in inspect.signature(make).parameters else 1
     policy = config.policy
-    groups = policy.obs_groups.actor or policy.obs_groups.critic
-    if not dataclasses.is_dataclass(make) or not (groups or policy.squash_actions or policy.action_dim is not None):
+    gym_config = cfg.get("gym_config")
+    sees = isinstance(gym_config, Mapping) and bool(gym_config.get("sensor"))
+    observed = sees or policy.obs_groups.actor or policy.obs_groups.critic
+    if not dataclasses.is_dataclass(make) or not (observed or policy.squash_actions or policy.action_dim is not None):
         return []
     env: Any = make(**cfg)  # type: ignore[operator]  # a class, here
-    observation_space = env.observation_space if groups else gymnasium.spaces.Dict()  # of some it takes long to know
+    observation_space = env.observation_space if observed else gymnasium.spaces.Dict()  # of some it takes long to know
     return space_problems(policy, env.action_space, observation_space, action_chunk=chunk)
 
 
