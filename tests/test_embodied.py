@@ -420,6 +420,13 @@ def test_a_target_frequency_gives_the_number_of_physics_steps() -> None:
     assert env.spec.num_substeps == 2 and env.control_period == pytest.approx(0.02)
 
 
+def test_substeps_of_newton_divide_a_physics_step() -> None:
+    config = changed(PUSH_CUBE, "physics_config", {"physics_dt": 0.01, "num_substeps": 2, "solver_cfg": {"njmax": 8}})
+    spec = EmbodiedEnv(config).spec
+    assert spec.timestep == 0.005 and spec.num_substeps == 2 * ENV.spec.num_substeps
+    assert {note.key: note.status for note in spec.notes}["physics_config.solver_cfg"] == "without effect"
+
+
 def test_the_first_spelling_of_actions() -> None:
     config = changed(PUSH_CUBE, "env.actions", None)
     config["env"]["extensions"] |= {"action_type": "delta_qpos", "action_scale": 0.2}
@@ -780,6 +787,32 @@ def test_check_lists_every_key(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert set(status.values()) == {"used", "without effect"}
     assert main(["check", str(path)]) == 0
     assert "0 unsupported" in capsys.readouterr().out
+
+
+def test_check_lists_the_keys_of_a_gym_config_by_itself(tmp_path: Path) -> None:
+    path = tmp_path / "env.json"
+    path.write_text(json.dumps(changed(PUSH_CUBE, "env.rewards.goal.params.target_pose_key", "x")))
+    notes = {note.key: note for note in check(path)}
+    assert notes["env.json:rigid_object[0].attrs.restitution"].status == "without effect"
+    assert {key for key, note in notes.items() if note.status == "unsupported"} == {"env.json:env.rewards.goal"}
+    path.write_text(json.dumps(PUSH_CUBE))
+    assert {note.status for note in check(path)} == {"used", "without effect"}
+    assert [note.status for note in check(path, ["trainer.seed=3"])].count("unsupported") == 1
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        ({"task_key": "t", "deployments": {}}, "a catalogue's entry"),
+        ({"id": "A-v1", "environment": {"component": "env.yaml"}}, "a task put together from files"),
+        ({"id": "A-v1", "robot": {}}, "no config: it has none of the sections trainer, policy, algorithm"),
+    ],
+)
+def test_check_says_what_another_file_is(tmp_path: Path, data: dict, text: str) -> None:
+    path = tmp_path / "file.json"
+    path.write_text(json.dumps(data))
+    [note] = check(path)
+    assert (note.key, note.status) == ("file.json", "unsupported") and text in note.text
 
 
 def test_check_exits_with_2_where_something_is_unsupported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

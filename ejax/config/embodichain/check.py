@@ -1,4 +1,7 @@
-"""``python -m ejax.config check FILE``: what becomes of each key of a train config and of the gym config it names."""
+"""``python -m ejax.config check FILE``: what becomes of each key of a train config and of the gym config it names.
+
+FILE may be a gym config by itself. Of any other file one note says what it is.
+"""
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
@@ -6,10 +9,12 @@ from pathlib import Path
 from typing import Any, get_args
 
 from ejax.config.embodichain.draft import OVERRIDE, Draft
-from ejax.config.embodichain.gym_config import MANAGER_ENV, manager_notes
+from ejax.config.embodichain.gym_config import MANAGER_ENV, env_problems, manager_notes, read_gym_config
+from ejax.config.embodichain.other_files import is_gym_config, other_file
 from ejax.config.embodichain.spellings import respell_key
 from ejax.config.files import read_file
 from ejax.config.load import device_problems, read_draft
+from ejax.config.models import EnvConfig
 from ejax.problems import KeyNote, Status, with_sections
 from ejax.shorten import MOST_OF_VALUE, shorten
 
@@ -35,6 +40,10 @@ def check(path: str | Path, overrides: Sequence[str] = ()) -> list[KeyNote]:
     """
     path = Path(path)
     data = read_file(path)
+    if (what := other_file(data)) is not None:
+        return [KeyNote(shorten(path.name, MOST_OF_VALUE), "unsupported", what)]
+    if is_gym_config(data):
+        return _shortened(_check_gym_config(path, data, overrides))
     draft = Draft(read_file(path), folder=path.parent)
     config = read_draft(draft, overrides, device=None)
     for key, text in device_problems(config.trainer.device) if config is not None else ():
@@ -47,6 +56,26 @@ def check(path: str | Path, overrides: Sequence[str] = ()) -> list[KeyNote]:
     notes += _gym_notes(draft)
     reported = {key for note in notes for key in with_sections(note.key)}
     notes += [note for note in draft.report.notes if note.status == "unsupported" and note.key not in reported]
+    return _shortened(notes)
+
+
+def _check_gym_config(path: Path, data: dict[str, Any], overrides: Sequence[str]) -> list[KeyNote]:
+    """The notes of a gym config that no train config names."""
+    draft = Draft({}, folder=path.parent)
+    draft.gym_config = path.name, path
+    for text in overrides:
+        draft.problem(f"override {text!r}", "belongs to a train config; a gym config by itself takes none")
+    env = read_gym_config(draft, data, path.name)
+    draft.put("env", env)
+    if not draft.report.problems:
+        for key, text in env_problems(EnvConfig.model_validate(env)):
+            draft.problem(key, text)
+    notes = list(_gym_notes(draft))
+    reported = {key for note in notes for key in with_sections(note.key)}
+    return notes + [note for note in draft.report.notes if note.status == "unsupported" and note.key not in reported]
+
+
+def _shortened(notes: Sequence[KeyNote]) -> list[KeyNote]:
     return [note._replace(key=shorten(note.key, MOST_OF_VALUE), text=shorten(note.text)) for note in notes]
 
 

@@ -31,6 +31,10 @@ IGNORED: dict[str, dict[str, str]] = {
     "physics_config": dict.fromkeys(
         ("bounce_threshold", "cache_material", "enable_ccd", "length_tolerance", "speed_tolerance"), _PHYSX
     ),
+    "physics_config of Newton": {
+        "solver_cfg": "no effect: an option of Newton; env.cfg.physics chooses the engine",
+        "sync_to_renderer": "no effect: pictures are of the state that they are observed with",
+    },
     "robot": {
         "attrs": _LINKS,
         "link_attrs": _LINKS,

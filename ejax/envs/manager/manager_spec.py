@@ -75,8 +75,10 @@ def read_manager_spec(gym_config: Mapping[str, Any], interval_events: Mapping[st
         objects += read_objects(root.take("background", ()), "background", report, static=True)
         with root.open("physics_config") as physics:
             gravity = physics.numbers("gravity", (0.0, 0.0, -9.81), 3)
-            timestep = physics.number("physics_dt", 0.01, above=0.0)
+            period = physics.number("physics_dt", 0.01, above=0.0)
+            finer = physics.integer("num_substeps", 1, at_least=1)  # Newton's: steps of its solver in a physics step
             physics.ignore_all(IGNORED["physics_config"])
+            physics.ignore_all(IGNORED["physics_config of Newton"])
         with root.open("robot") as section:
             placed = read_robot(section)
         robot_uid = placed.uid if placed else str(section.data.get("uid"))
@@ -85,7 +87,7 @@ def read_manager_spec(gym_config: Mapping[str, Any], interval_events: Mapping[st
         sensing = _read_enable_sensor(root)
         with root.open("env") as env:
             env.take("num_envs")
-            num_substeps = _read_substeps(env, timestep)
+            num_substeps = finer * _read_substeps(env, period)
             env.ignore_all(IGNORED["env"])
             control_parts = env.take("control_parts")
             extensions = read_extensions(root, env, task)
@@ -110,7 +112,7 @@ def read_manager_spec(gym_config: Mapping[str, Any], interval_events: Mapping[st
         rotation=placed.rotation,
         home=placed.home,
         gravity=(gravity[0], gravity[1], gravity[2]),
-        timestep=timestep,
+        timestep=period / finer,
         markers=tuple(dict.fromkeys(key for spec in events for key in stored_keys(spec))),
         cameras=cameras if sensing else (),
     )
@@ -129,7 +131,7 @@ def read_manager_spec(gym_config: Mapping[str, Any], interval_events: Mapping[st
         max_episode_steps=extensions.max_episode_steps,
         ignore_terminations=extensions.ignore_terminations,
         num_substeps=num_substeps,
-        timestep=timestep,
+        timestep=period / finer,
         notes=report.notes,
     )
 
