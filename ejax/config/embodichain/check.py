@@ -115,7 +115,8 @@ def _gym_notes(draft: Draft) -> Iterator[KeyNote]:
     if draft.get("env.id") == MANAGER_ENV:
         for note in manager_notes(draft.get("env.cfg.gym_config")):
             key = f"{name}:{note.key}"
-            yield report.by_key[key] if report.refuses(key) else note._replace(key=key)
+            refused = next((section for section in with_sections(key) if report.refuses(section)), None)
+            yield (report.by_key[refused] if refused else note)._replace(key=key)
         return
     for key in _leaves(read_file(path)):
         yield _judge(f"{name}:{key}", report.by_key, f"{name}:{key}")
