@@ -4,6 +4,8 @@ A train config is a JSON or YAML file with the sections ``trainer``, ``policy`` 
 ``python -m ejax.train --config FILE --device cpu trainer.iterations=…`` would, with nothing else changed but where its
 outputs go; files that load to the same run, such as a JSON and a YAML form of it, run once. "Episode": the task and its
 time limit in steps. ``config_history.py`` lays out the configs of a repository's history for it.
+
+With ``--files`` the table is of all files instead, by what ``python -m ejax.config check`` says of each.
 """
 
 import argparse
@@ -18,6 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ejax.config import ConfigError, RunConfig, load_config
+from ejax.config.embodichain.check import check
 from ejax.config.files import read_file
 from ejax.registry import resolve
 
@@ -37,7 +40,11 @@ def main() -> None:
     parser.add_argument("folders", type=Path, nargs="+", metavar="FOLDER", help="searched with all folders below it")
     parser.add_argument("--iterations", type=int, default=1, help="updates of each training; 0: only load (default: 1)")
     parser.add_argument("--timeout", type=float, default=300.0, help="seconds for one training (default: 300)")
+    parser.add_argument("--files", action="store_true", help="what check says of all files; nothing is trained")
     args = parser.parse_args()
+    if args.files:
+        print_files(args.folders)
+        return
     print("| config | loads | episode | trains | why not |\n|---|---|---|---|---|")
     seen: dict[RunConfig, str] = {}
     loaded: list[bool] = []
@@ -48,6 +55,23 @@ def main() -> None:
             loads = "yes" if row.loads else "no"
             print(f"| `{row.file}` | {loads} | {row.episode} | {row.trains} | {row.reason} |", flush=True)
     print(f"\n{sum(loaded)} of {len(loaded)} load, as {len(seen)} different runs")
+
+
+def print_files(folders: list[Path]) -> None:
+    """All files of the suffixes of configs, by what ``check`` says: everything used, or the first reason why not."""
+    named: dict[str, list[str]] = {}
+    for folder in folders:
+        for path in sorted(path for path in folder.rglob("*") if path.suffix in SUFFIXES and path.is_file()):
+            try:
+                refused = [note for note in check(path) if note.status == "unsupported"]
+                said = refused[0].text if refused else "every key is used, or told to be without effect"
+            except ConfigError as error:
+                said = str(error)
+            named.setdefault(said, []).append(path.relative_to(folder).as_posix())
+    print("| files | such as | `check` says |\n|---|---|---|")
+    for said, files in sorted(named.items(), key=lambda each: -len(each[1])):
+        print(f"| {len(files)} | `{files[0]}` | {_cell(said)} |")
+    print(f"\n{sum(map(len, named.values()))} files")
 
 
 def train_configs(folder: Path) -> Iterator[Path]:

@@ -205,6 +205,13 @@ def test_a_global_event_is_an_event_and_says_so() -> None:
     assert keys_of(config.notices) == ["trainer.events.train.video.is_global"]
 
 
+def test_the_rate_of_a_videos_file_has_no_effect_and_is_told() -> None:
+    video = {"func": "record_camera_data_async", "params": {"name": "main", "fps": 20}}
+    config = make(trainer=trainer(events={"train": {"video": video}}))
+    assert config.trainer.cameras[0].name == "main"
+    assert keys_of(config.notices) == ["trainer.events.train.video.params.fps"]
+
+
 def test_null_blocks_are_defaults() -> None:
     cfg = {"batch_size": 32, "optimizer": None, "lr_scheduler": None}
     assert make(algorithm={"name": "ppo", "cfg": cfg}) == make()

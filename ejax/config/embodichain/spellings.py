@@ -325,6 +325,10 @@ def _respell_video(draft: Draft, phase: Phase, key: str, spec: dict[str, Any]) -
     elif spec.get("mode", "interval") != "interval":
         draft.problem(f"{key}.mode", f"got {shown(spec['mode'])}; a trainer event has mode interval")
     else:
+        if "fps" in params:
+            text = "no effect: a video plays as fast as what it shows; interval_step says how much of it"
+            draft.note(f"{key}.params.fps", text, "without effect")
+            params = {name: value for name, value in params.items() if name != "fps"}
         cameras = draft.get("trainer.cameras") or []
         draft.spelled[f"trainer.cameras.{len(cameras)}"] = f"{key}.params"
         draft.spelled[f"trainer.cameras.{len(cameras)}.interval_step"] = f"{key}.interval_step"
