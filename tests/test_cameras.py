@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from ejax.config import ConfigError, load_config
 from ejax.envs.manager.embodied import EmbodiedEnv
 from ejax.envs.mujoco.scenery import as_view, place_camera
+from ejax.envs.randomized import RandomizedEnv
 from ejax.training.policies import build_policy
 from ejax.types import CameraView
 
@@ -244,6 +245,20 @@ def test_the_vision_policy_sees_a_camera_by_its_path(tmp_path: Path) -> None:
 def test_two_cameras_need_two_names() -> None:
     with pytest.raises(ConfigError, match="sensor: two are called 'cam'"):
         EmbodiedEnv(seeing(CART_POLE, camera(), camera()))
+
+
+@pytest.mark.parametrize("inside", [True, False], ids=["env.events", "trainer.events"])
+def test_sizes_that_pictures_would_not_show_are_refused(inside: bool) -> None:
+    params = {"entity_cfg": {"uid": "cube"}, "scale_factor_range": [0.8, 1.2]}
+    event = {"size": {"func": "randomize_rigid_object_scale", "params": params}}
+    config = seeing(PUSH_CUBE, camera())
+    if inside:
+        config["env"]["events"] |= event
+        with pytest.raises(ConfigError, match=r"env\.events\.size: pictures show the sizes of the config"):
+            EmbodiedEnv(config)
+    else:
+        with pytest.raises(ValueError, match="pictures show the sizes of the model"):
+            RandomizedEnv(EmbodiedEnv(config), event)
 
 
 def test_what_changes_looks_is_named_with_where_it_is() -> None:

@@ -342,7 +342,7 @@ def test_mjx_follows_the_c_engine_in_cart_pole() -> None:
         ("robot.drive_pros.max_velocity", 0, "robot.drive_pros.max_velocity: got 0; must be a number > 0"),
         ("env.observations.robot_ee_pos.params.part_name", {}, "robot_ee_pos: the robot has no control part"),
         ("robot.colour", "red", "robot.colour: unknown key"),
-        ("sensor", {"uid": "cam"}, "sensor: got {.*}; must be a list"),
+        ("sensor", {"uid": "cam"}, "sensor: got .*; must be a list"),
         ("rigid_object.0.shape", {"shape_type": "Mesh", "fpath": "a.obj"}, r"shape_type: got 'Mesh'; meshes are"),
         ("rigid_object.0.body_type", "kinematic", r"rigid_object\[0\].body_type: got 'kinematic'"),
         ("rigid_object.0.attrs.masss", 1.0, r"rigid_object\[0\].attrs.masss: unknown key; .*Did you mean 'mass'"),

@@ -74,7 +74,8 @@ class RandomizedEnv:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "events", freeze(self.events))
-        _ = self.read
+        if "geom_size" in self.read.parameters and _shows_pictures(self.env.observation_space):
+            raise ValueError("pictures show the sizes of the model; leave out randomize_rigid_object_scale, or sensor")
 
     @property
     def observation_space(self) -> gymnasium.Space[Any]:
@@ -267,3 +268,9 @@ def randomized(make: Callable[..., Any], cfg: Mapping[str, Any], events: Mapping
     if isinstance(env, HostEnv) or not callable(getattr(env, "reset", None)) or isinstance(env, gymnasium.Env):
         raise ValueError(f"{type(env).__name__} is stepped outside JAX: it takes no events ({', '.join(events)})")
     return RandomizedEnv(env, events)
+
+
+def _shows_pictures(space: gymnasium.Space[Any]) -> bool:
+    if isinstance(space, gymnasium.spaces.Dict):
+        return any(map(_shows_pictures, space.spaces.values()))
+    return space.dtype == np.uint8 and len(space.shape or ()) == 3

@@ -291,6 +291,9 @@ def _try_functors(env: EmbodiedEnv) -> None:
 
     made = [(event.key, attempt_change(event)) for event in spec.events if isinstance(event.func, PhysicsEvent)]
     refuse_overlaps(((key, change) for key, change in made if change is not None), report)
+    for key, change in made if spec.scene.cameras else ():
+        if change is not None and "geom_size" in change.writes:
+            report.refuse(key, "pictures show the sizes of the config; leave out this event, or sensor")
     report.raise_if_refused(SOURCE)
     state, key = jax.eval_shape(lambda: (env._start(), jax.random.key(0)))
     for event in spec.events:
