@@ -21,6 +21,7 @@ from ejax.envs.manager.ignored import IGNORED
 from ejax.envs.manager.robots import Matrix
 from ejax.envs.mujoco.kinematics import transform
 from ejax.envs.mujoco.scenery import Camera
+from ejax.frozen import thaw
 from ejax.problems import KeyReport
 from ejax.registry import did_you_mean
 from ejax.sections import Section
@@ -116,7 +117,7 @@ def read_cameras(data: Any, report: KeyReport, links: tuple[str, ...], robot_uid
         links: the robot's bodies.
     """
     if not isinstance(data, list | tuple):
-        report.refuse("sensor", f"got {shown(data)}; must be a list")
+        report.refuse("sensor", f"got {shown(thaw(data))}; must be a list")
         return ()
     read = [_read_sensor(each, f"sensor[{i}]", report, links, robot_uid) for i, each in enumerate(data)]
     cameras = tuple(each for each in read if each is not None)
