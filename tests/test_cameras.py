@@ -180,7 +180,7 @@ def test_without_sensors_there_are_no_pictures_and_no_functors_that_read_them() 
         ({"sensor_type": "ContactSensor", "uid": "cam"}, "sensor_type: contacts are no observation"),
         ({**CAMERA, "uid": None}, "uid: got None; must be a name"),
         ({**CAMERA, "width": 0}, "width: got 0; must be an integer >= 1"),
-        ({**CAMERA, "enable_depth": True}, "enable_depth: ejax's cameras see colours, no depth"),
+        ({**CAMERA, "enable_depth": True}, "enable_depth: there are pictures of colours only"),
         ({**CAMERA, "intrinsics": [0, 1, 2, 3]}, r"intrinsics: got \[0.0, 1.0, 2.0, 3.0\]: fx and fy must be > 0"),
         ({**CAMERA, "zoom": 2}, "zoom: unknown key"),
         ({**CAMERA, "intrinsics_right": [1, 1, 1, 1]}, "intrinsics_right: unknown key"),

@@ -33,13 +33,12 @@ _INTRINSICS = (600.0, 600.0, 320.0, 240.0)
 _BASELINE = (0.05, 0.0, 0.0)
 _LINKS = {"ee_link": "flange", "base_link": "base"}
 """EmbodiChain's links at both ends of an arm's kinematics -> ejax's bodies in the same place."""
-_NOT_SEEN = "ejax's cameras see colours"
 _REFUSED = {
-    "enable_depth": f"{_NOT_SEEN}, no depth; leave it out, or give false",
-    "enable_mask": f"{_NOT_SEEN}: bodies have no numbers as EmbodiChain's have in its renderer; give false",
-    "enable_normal": f"{_NOT_SEEN}: MuJoCo's renderer has no normals; give false",
-    "enable_position": f"{_NOT_SEEN}, no positions; give false",
-    "enable_disparity": f"{_NOT_SEEN}, no depth, from which disparities are computed; give false",
+    "enable_depth": "there are pictures of colours only, which ejax's policies read; give false",
+    "enable_mask": "there are no masks: bodies have no numbers here as in EmbodiChain's renderer; give false",
+    "enable_normal": "there are no normals: MuJoCo's renderer has none; give false",
+    "enable_position": "there are pictures of colours only, which ejax's policies read; give false",
+    "enable_disparity": "there is no depth, from which disparities are computed; give false",
 }
 _SENSORS = ("Camera", "StereoCamera")
 
