@@ -46,6 +46,17 @@ def test_auto_goes_by_the_device_and_by_what_is_installed(
     assert choose_engine("mujoco").engine == "mujoco"
 
 
+def test_a_task_that_senses_contacts_has_mjx_on_a_gpu_and_is_refused_warp(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, "cuda", "mujoco-mjx", "warp-lang")
+    walking = tiny(env="VelocityRL")
+    settled, (note,) = settle_physics(parse_config(walking))
+    assert settled.env.cfg["physics"] == "mjx" and "contact sensors read 0" in note
+    walking["env"]["cfg"]["physics"] = "warp"
+    with pytest.raises(ConfigError, match=r"env\.cfg\.physics: got 'warp', but Warp's contact sensors .*; give mjx"):
+        settle_physics(parse_config(walking))
+    assert choose_engine("warp", "cpu", sensing=True).engine == "warp"
+
+
 def test_here_auto_is_the_c_engine_also_where_another_device_is_the_default() -> None:
     assert Physics("cart_pole.xml").engine == "mujoco"
     with jax.default_device(jax.devices()[1]):

@@ -30,13 +30,16 @@ def settle_physics(
         platform: to decide for; see ``choose_engine``.
 
     Raises:
-        ConfigError: the engine is not installed.
+        ConfigError: the engine is not installed, or not for this task on this device.
     """
     env = config.env
-    path, given = _find_engine(env.id, env.cfg)
+    path, given, sensing = _find_engine(env.id, env.cfg)
     if given is None:
         return config, ()
-    engine, why = choose_engine(given, platform)
+    try:
+        engine, why = choose_engine(given, platform, sensing=sensing)
+    except ValueError as error:
+        raise ConfigError([Problem(f"env.cfg.{'.'.join(path)}", str(error))]) from error
     notes = (f"physics: {engine}, since {why}",) if given == "auto" else ()
     if given == "auto" and begun_with not in (None, engine):
         notes = (f"physics: {begun_with}, as the run was begun; auto means {engine} here, since {why}",)
@@ -63,18 +66,26 @@ def engine_of(checkpoint: Path, directory: RunDirectory) -> Engine | None:
     return None if device is None else "mujoco" if device.startswith("cpu") else "mjx"
 
 
-def _find_engine(name: str, cfg: Mapping[str, Any]) -> tuple[tuple[str, ...], Engine | None]:
-    """Where in an environment's ``cfg`` the engine is named, and its name; None: it has no such argument."""
+def _find_engine(name: str, cfg: Mapping[str, Any]) -> tuple[tuple[str, ...], Engine | None, bool]:
+    """Where in an environment's ``cfg`` the engine is named, its name, and whether the task reads contact sensors.
+
+    None: the environment has no such argument.
+    """
     try:
-        parameters = call_env(name, "make", lambda: inspect.signature(resolve("env", name)).parameters)
+        make, parameters = call_env(name, "make", lambda: _with_parameters(resolve("env", name)))
     except (ImportError, TypeError, ValueError):
-        return (), None  # whoever builds the environment says what is wrong with it
+        return (), None, False  # whoever builds the environment says what is wrong with it
     if "physics" in parameters:
-        return ("physics",), cfg.get("physics", parameters["physics"].default)
+        sensing = bool(getattr(make, "senses_contacts", False))
+        return ("physics",), cfg.get("physics", parameters["physics"].default), sensing
     if "env_cfg" in parameters and isinstance(cfg.get("env"), str):  # an environment that wraps another
-        path, engine = _find_engine(cfg["env"], cfg.get("env_cfg") or {})
-        return ("env_cfg", *path), engine
-    return (), None
+        path, engine, sensing = _find_engine(cfg["env"], cfg.get("env_cfg") or {})
+        return ("env_cfg", *path), engine, sensing
+    return (), None, False
+
+
+def _with_parameters(make: Any) -> tuple[Any, Mapping[str, inspect.Parameter]]:
+    return make, inspect.signature(make).parameters
 
 
 def _with(cfg: Mapping[str, Any], path: tuple[str, ...], value: Any) -> dict[str, Any]:

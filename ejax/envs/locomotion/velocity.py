@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import jax
@@ -23,6 +23,7 @@ from ejax.envs.locomotion.tasks import TASKS, Push, VelocityTask, change_task
 from ejax.envs.locomotion.terms import REWARDS, View, observe
 from ejax.envs.locomotion.terrain import Terrain, height_below
 from ejax.envs.mujoco.appearance import Appearance
+from ejax.envs.mujoco.choice import choose_engine
 from ejax.envs.mujoco.engine import Engine, Physics, PhysicsState, check_physics, render
 from ejax.envs.mujoco.rotations import matrix_from_quaternion
 from ejax.finite import all_finite
@@ -82,6 +83,7 @@ class VelocityRL:
         sim_steps_per_control: physics steps of 0.005 s.
     """
 
+    senses_contacts: ClassVar[bool] = True
     robot: str = "quadruped"
     max_episode_steps: int = 1000
     command: Mapping[str, Any] = FrozenDict()
@@ -176,8 +178,9 @@ class VelocityRL:
         key_push, key_command, key_noise = jax.random.split(key, 3)
         action = jnp.clip(action, -1.0, 1.0)
         target = jnp.asarray(robot.home) + jnp.asarray(robot.drives.action_scale) * action - state.encoder_bias
-        engine = Physics(self.legged.xml, self.physics, self.sim_steps_per_control)
-        physics, readings = engine.step_sensing(state.physics, target)
+        engine = choose_engine(self.physics, sensing=self.senses_contacts).engine
+        simulation = Physics(self.legged.xml, engine, self.sim_steps_per_control)
+        physics, readings = simulation.step_sensing(state.physics, target)
         state = replace(state, physics=physics, action=action, episode_step=state.episode_step + 1)
         state = self._push(state, key_push)
         feet, contacts = follow_contacts(state.feet, self.legged, readings, _PHYSICS_STEP)

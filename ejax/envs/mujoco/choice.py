@@ -2,7 +2,7 @@
 
 on          auto means
 CPU         mujoco
-CUDA        warp if it is installed, else mjx
+CUDA        warp if it is installed and the task reads no contact sensors, else mjx
 the rest    mjx
 """
 
@@ -17,6 +17,9 @@ _NEEDS = {"mujoco": {}, "mjx": {"mujoco-mjx": "mjx"}, "warp": {"mujoco-mjx": "wa
 """Packages of each engine beyond ejax's own, and the extra that brings them."""
 
 
+_UNSENSED = "Warp's contact sensors read 0 throughout a training on an H100 (docs/gpu.md)"
+
+
 class Choice(NamedTuple):
     """An engine, and why it was chosen."""
 
@@ -24,19 +27,29 @@ class Choice(NamedTuple):
     why: str
 
 
-def choose_engine(engine: Engine, platform: str | None = None) -> Choice:
+def choose_engine(engine: Engine, platform: str | None = None, *, sensing: bool = False) -> Choice:
     """What ``auto`` means; any other engine is the answer itself.
 
     Args:
         platform: ``cpu``, ``cuda``, ``rocm`` or ``tpu``. None: where JAX computes now, which this may start.
+        sensing: the task reads contact sensors.
+
+    Raises:
+        ValueError: Warp on a GPU, for a task that reads contact sensors.
     """
-    if engine != "auto":
+    if engine not in ("auto", "warp") or (engine == "warp" and not sensing):
         return Choice(engine, "as the config says")
     platform = platform or _platform()
+    if engine == "warp":
+        if platform == "cuda":
+            raise ValueError(f"got 'warp', but {_UNSENSED}; give mjx")
+        return Choice(engine, "as the config says")
     if platform == "cpu":
         return Choice("mujoco", "JAX computes on the CPU")
     if platform != "cuda":
         return Choice("mjx", f"JAX computes on {platform}, where Warp does not run")
+    if sensing:
+        return Choice("mjx", f"JAX computes on CUDA, where {_UNSENSED}")
     if how := how_to_install("warp"):
         return Choice("mjx", f"JAX computes on CUDA, and Warp is not installed: {how}")
     return Choice("warp", f"JAX computes on CUDA, and warp-lang {_installed('warp-lang')} is installed")
