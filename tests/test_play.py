@@ -22,6 +22,7 @@ from ejax.distributions import Normal
 from ejax.envs.action_chunk import ActionChunk
 from ejax.envs.adapters.gymnasium import vectorize
 from ejax.envs.locomotion.commands import Command, CommandRanges, draw_command, next_command
+from ejax.envs.locomotion.velocity import VelocityRL
 from ejax.envs.mujoco import viewer
 from ejax.envs.mujoco.engine import PhysicsState, load_model
 from ejax.evaluate import main as evaluate_main
@@ -132,10 +133,10 @@ def test_a_command_holds_against_drawn_ones_until_a_key_changes_it() -> None:
     after = next_command(commanded, ranges, KEY, 0.02)
     assert isinstance(after, Command) and not after.stands and not after.follows_heading
     np.testing.assert_allclose(after.velocity, [1.0, 0.0, 0.5])
-    for key in (265, ord("A"), 262, ord("Z")):  # up, A, right; the last has no meaning
+    for key in (265, ord("7"), 262, ord("Z")):  # up, 7, right; the last has no meaning
         held.press(key)
     np.testing.assert_allclose(held(state)["inside"].velocity, [1.1, 0.1, 0.4], rtol=1e-6)
-    held.press(ord("X"))
+    held.press(ord("8"))
     np.testing.assert_array_equal(held(state)["inside"].velocity, 0.0)
 
 
@@ -219,6 +220,14 @@ def test_the_viewer_is_shown_every_step_and_the_numbers(run: Path, window: Simpl
     assert window.handle.texts[0].startswith("step 0") and window.handle.texts[-1].startswith(f"step {EPISODE}, ")
     assert lines[0].startswith("[episode 1] return=") and facts["checkpoint"]
     np.testing.assert_allclose(window.handle.data.mocap_pos[0], (-0.9, -0.6, 0.05), atol=0.2)
+
+
+def test_the_viewer_goes_with_a_robot_that_walks(window: SimpleNamespace) -> None:
+    asset = VelocityRL().legged.xml
+    with viewer.Window(asset, 0.02, on_key=lambda key: None):
+        camera, model = window.handle.cam, window.handle.model
+        assert camera.type == mujoco.mjtCamera.mjCAMERA_TRACKING
+        assert model.body(camera.trackbodyid).name == model.body(1).name
 
 
 def test_a_force_of_the_mouse_reaches_the_physics(run: Path, window: SimpleNamespace) -> None:

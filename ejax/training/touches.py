@@ -28,13 +28,14 @@ _AXES = {
     264: (0, -1.0),
     263: (2, 1.0),
     262: (2, -1.0),  # arrows: up, down, left, right
-    ord("W"): (0, 1.0),
-    ord("S"): (0, -1.0),
-    ord("A"): (1, 1.0),
-    ord("D"): (1, -1.0),
+    ord("7"): (1, 1.0),
+    ord("9"): (1, -1.0),
 }
-"""Key -> the velocity's part and its sign, in the robot's frame: forward, left, turning left."""
-_STOP = ord("X")
+"""Key -> the velocity's part and its sign, in the robot's frame: forward, left, turning left.
+
+The viewer takes letters and the digits to 5 for itself: W draws wireframes, X takes textures away.
+"""
+_STOP = ord("8")
 
 
 class HeldCommand:
@@ -48,7 +49,7 @@ class HeldCommand:
         self._velocity = velocity
 
     def press(self, key: int) -> None:
-        """A key of the viewer, by GLFW's number; others than the arrows, WASD and X have no effect."""
+        """A key of the viewer, by GLFW's number; others than the arrows, 7, 8 and 9 have no effect."""
         velocity = list(self._velocity or (0.0, 0.0, 0.0))
         if key in _AXES:
             axis, sign = _AXES[key]

@@ -7,6 +7,7 @@ change of velocity that it makes in one decision, Δq̇ = M(q)⁻¹ Jᵀ f · Δ
 import copy
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable
 from types import TracebackType
@@ -24,6 +25,8 @@ _LATE = 0.1
 """s: what is later than that is not caught up with."""
 _PAUSED = 0.02
 """s between looks at the keys."""
+_CLOSING = 5.0
+"""s that the window may take to go away."""
 
 
 class Window:
@@ -44,7 +47,9 @@ class Window:
         self._model = copy.copy(load_drawn_model(asset))
         self._data = mujoco.MjData(self._model)
         self._paused = False
+        before = set(threading.enumerate())
         self._handle = _launch(self._model, self._data, self._key)
+        self._drawing = set(threading.enumerate()) - before
         self._follow()
         self._due = time.monotonic()
 
@@ -94,6 +99,8 @@ class Window:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._handle.close()
+        for thread in self._drawing:  # a process that ends while it still draws may crash
+            thread.join(_CLOSING)
 
     def _key(self, key: int) -> None:
         if key == SPACE:
@@ -116,10 +123,12 @@ class Window:
     def _follow(self) -> None:
         """Go with the body that the model's camera ``main`` goes with, if there is one."""
         camera = mujoco.mj_name2id(self._model, mujoco.mjtObj.mjOBJ_CAMERA, "main")
-        if camera < 0 or self._model.cam_mode[camera] != mujoco.mjtCamLight.mjCAMLIGHT_TRACKCOM:
+        modes = mujoco.mjtCamLight.mjCAMLIGHT_TRACK, mujoco.mjtCamLight.mjCAMLIGHT_TRACKCOM
+        if camera < 0 or not any(self._model.cam_mode[camera] == mode for mode in modes):  # their enum has no ``in``
             return
-        self._handle.cam.type = mujoco.mjtCamera.mjCAMERA_TRACKING
-        self._handle.cam.trackbodyid = self._model.cam_bodyid[camera]
+        with self._handle.lock():
+            self._handle.cam.type = mujoco.mjtCamera.mjCAMERA_TRACKING
+            self._handle.cam.trackbodyid = self._model.cam_bodyid[camera]
 
 
 def _launch(model: mujoco.MjModel, data: mujoco.MjData, on_key: Callable[[int], None]) -> Any:
