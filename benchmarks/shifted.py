@@ -131,7 +131,7 @@ def plot(scores: Mapping[str, Sequence[float]], metric: str, path: Path) -> None
     axes.set_yticks(range(len(SHIFTS)), list(SHIFTS))
     axes.invert_yaxis()
     axes.set_xlabel(metric)
-    axes.legend(frameon=False)
+    axes.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=3, frameon=False)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     figure.savefig(path, dpi=120)
