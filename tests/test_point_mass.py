@@ -2,12 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from releases import IS_JAX_0_10
 
 from ejax.envs.point_mass import PointMassRL
 
@@ -158,4 +160,7 @@ def test_obstacles_are_drawn_alike_on_a_gpu(request: pytest.FixtureRequest) -> N
     env, keys = PointMassRL(obstacle_min_goal_distance=0.6), jax.random.split(jax.random.key(5), 200)  # many draws fail
     expected = jax.jit(lambda keys: jax.vmap(env.reset)(keys))(keys)
     request.getfixturevalue("as_on_a_gpu")
-    jax.tree.map(np.testing.assert_array_equal, jax.jit(lambda keys: jax.vmap(env.reset)(keys))(keys), expected)
+    found = jax.jit(lambda keys: jax.vmap(env.reset)(keys))(keys)
+    # jax 0.11's compiler for CPUs rounds the two forms' scaling of one draw differently
+    compare = partial(np.testing.assert_allclose, rtol=0.0, atol=0.0 if IS_JAX_0_10 else 1e-7)
+    jax.tree.map(compare, found, expected)

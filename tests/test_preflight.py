@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import pytest
 import yaml
+from releases import names_of_loops
 from rich.console import Console
 from tiny import EVALUATED, NUM_ENVS, NUM_STEPS, tiny
 
@@ -107,6 +108,7 @@ def test_several_devices_each_have_the_config_s_environments() -> None:
     assert parts.num_devices == 2 and parts.state.episodes.current_return.shape == (2 * NUM_ENVS,)
 
 
+@names_of_loops
 def test_what_the_loops_cost_is_under_their_names(found: dict[str, Any]) -> None:
     units = found["programs"]["train"]["units"]
     assert {"update", "env step", "epoch", "minibatch"} <= set(units)
@@ -132,6 +134,7 @@ def test_the_tables_show_each_program_and_what_is_not_known(found: dict[str, Any
         assert words in text
 
 
+@names_of_loops
 def test_the_host_s_updates_are_a_program_too() -> None:
     programs = compile_programs(parse_config(tiny(collector={"mode": "host"})), jax.devices()[:1])
     units = describe(settings(), H100, programs, None, SECONDS)["programs"]["learn"]["units"]

@@ -5,6 +5,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import pytest
+from releases import names_of_loops
 
 from ejax.preflight.cost import Collective, Cost, instruction_cost
 from ejax.preflight.hlo import Computation, Instruction, Module, Shape, parse
@@ -159,6 +160,7 @@ def test_a_loop_of_unknown_length_has_no_number_of_trips() -> None:
     assert loops()["env step / reset"].trips is None and loops()["env step"].trips == 3
 
 
+@names_of_loops
 def test_a_scan_of_scans_is_epochs_of_minibatches() -> None:
     def learn(x: jax.Array) -> jax.Array:
         minibatch = lambda x, _: (jnp.sin(x) @ jnp.cos(x), None)  # noqa: E731
