@@ -34,6 +34,7 @@ def _run(args: argparse.Namespace) -> int:
         metrics = evaluate_run(
             args.run,
             args.overrides,
+            member=args.member,
             checkpoint=args.checkpoint,
             num_episodes=args.episodes,
             num_envs=args.num_envs,
@@ -55,6 +56,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "overrides", nargs="*", metavar="env.KEY=VALUE", help="evaluate elsewhere, e.g. env.cfg.episode_length=50"
     )
+    parser.add_argument("--member", type=int, metavar="I", help="of a population (default: the best one)")
     parser.add_argument("--checkpoint", metavar="best|latest|PATH", help="default: best, or latest if there is none")
     parser.add_argument("--episodes", type=int, default=100, metavar="N")
     parser.add_argument("--num-envs", type=int, default=32, metavar="N", help="episodes played at a time")

@@ -26,6 +26,7 @@ from pydantic import (
 
 from ejax.finite import all_finite
 from ejax.frozen import Kwargs
+from ejax.traced import is_array, is_on
 from ejax.types import Array, PyTree, TrainState, split_critic, with_critic
 
 _STRICT = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -153,9 +154,9 @@ def make_optimizer(config: OptimizerConfig) -> Elementwise:
 
     Gradient clipping is not part of it (see ``clip_by_global_norm``), because the norm is also a metric.
     """
-    kwargs = OPTIMIZER_KWARGS[config.name](**dict(config.kwargs))
+    kwargs = _keywords(OPTIMIZER_KWARGS[config.name], config.kwargs)
     links = [_DIRECTIONS[config.name](kwargs)]
-    if kwargs.maximize:  # type: ignore[attr-defined]  # every kwargs class has it
+    if kwargs.maximize:
         links.insert(0, optax.scale(-1.0))
     return Elementwise(*optax.chain(*links, scale_by_learning_rate(config.learning_rate)))
 
@@ -239,7 +240,7 @@ def scheduled_learning_rate(learning_rate: float, schedule: ScheduleConfig, num_
     k = jnp.asarray(num_updates, jnp.float32)
     if schedule.name is None:
         return jnp.full_like(k, learning_rate)
-    kwargs: Any = SCHEDULE_KWARGS[schedule.name](**dict(schedule.kwargs))
+    kwargs = _keywords(SCHEDULE_KWARGS[schedule.name], schedule.kwargs)
     if schedule.name == "step":
         return learning_rate * kwargs.gamma ** jnp.floor(k / kwargs.step_size)
     if schedule.name == "exponential":
@@ -349,11 +350,17 @@ def clip_by_global_norm(grads: PyTree, max_norm: float) -> tuple[PyTree, Array]:
     return jax.tree.map(lambda g: g * factor, grads), norm
 
 
+def _keywords(model: type[BaseModel], given: Any) -> Any:
+    """The keywords with their defaults. Arrays, which members of a population have, were checked as numbers."""
+    given = dict(given)
+    return model.model_construct(**given) if any(map(is_array, given.values())) else model(**given)
+
+
 def _adam(kwargs: Any) -> optax.GradientTransformation:
     b1, b2 = kwargs.betas
     adam = optax.scale_by_adam(b1, b2, kwargs.eps)
     # Adam's weight decay is part of the gradient
-    return optax.chain(optax.add_decayed_weights(kwargs.weight_decay), adam) if kwargs.weight_decay else adam
+    return optax.chain(optax.add_decayed_weights(kwargs.weight_decay), adam) if is_on(kwargs.weight_decay) else adam
 
 
 def _adamw(kwargs: Any) -> optax.GradientTransformation:
@@ -362,17 +369,17 @@ def _adamw(kwargs: Any) -> optax.GradientTransformation:
 
 
 def _sgd(kwargs: Any) -> optax.GradientTransformation:
-    links = [optax.add_decayed_weights(kwargs.weight_decay)] if kwargs.weight_decay else []
-    if kwargs.momentum:
+    links = [optax.add_decayed_weights(kwargs.weight_decay)] if is_on(kwargs.weight_decay) else []
+    if is_on(kwargs.momentum):
         links.append(_torch_momentum(kwargs.momentum, kwargs.dampening, kwargs.nesterov))
     return optax.chain(*links) if links else optax.identity()
 
 
 def _rmsprop(kwargs: Any) -> optax.GradientTransformation:
     scale = optax.scale_by_stddev if kwargs.centered else optax.scale_by_rms
-    links = [optax.add_decayed_weights(kwargs.weight_decay)] if kwargs.weight_decay else []
+    links = [optax.add_decayed_weights(kwargs.weight_decay)] if is_on(kwargs.weight_decay) else []
     links.append(scale(decay=kwargs.alpha, eps=kwargs.eps, eps_in_sqrt=False))
-    if kwargs.momentum:
+    if is_on(kwargs.momentum):
         links.append(optax.trace(kwargs.momentum))
     return optax.chain(*links)
 

@@ -44,6 +44,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("run", type=Path, metavar="RUN", help="the run's folder; without its time: the newest run")
     parser.add_argument("overrides", nargs="*", metavar="env.KEY=VALUE", help="play elsewhere, as in ejax.evaluate")
     parser.add_argument("--video", type=Path, metavar="FILE", help="without a display: write a video, e.g. walk.mp4")
+    parser.add_argument("--member", type=int, metavar="I", help="of a population (default: the best one)")
     parser.add_argument("--checkpoint", metavar="best|latest|PATH", help="default: best, or latest if there is none")
     parser.add_argument("--device", default="cpu", metavar="cpu|cuda|cuda:N")
     parser.add_argument("--seed", type=int, help="of start states and what happens (default: the run's eval_seed)")

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from ejax.algorithms.step import RunState
-from ejax.config import RunConfig
+from ejax.config import ConfigError, Problem, RunConfig
 from ejax.device import matmul_precision
 from ejax.envs.host.calls import EnvAbandoned, exits_are_errors
 from ejax.processes import Channel, leads, own_copy
@@ -86,6 +86,10 @@ def train(
         HostEnvError: an environment failed, or tried to end the process.
         KeyboardInterrupt: a second Ctrl-C; its note says what is left of the run.
     """
+    if config.population is not None:
+        raise ConfigError(
+            [Problem("population", "is trained by ejax.population.train_population; train trains one run")]
+        )
     started = time.monotonic()
     precision = matmul_precision(config.trainer.matmul_precision, config.trainer.device)
     if not leads():

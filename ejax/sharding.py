@@ -17,6 +17,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 _AXIS = "env"
+_MEMBERS = "member"
 _WORTH_SHARDING = 2**14
 """Elements of an array that is worth a message of its own."""
 
@@ -27,8 +28,8 @@ def make_mesh(devices: Sequence[jax.Device]) -> Mesh:
 
 def num_shards() -> int:
     """Inside a program: the number of devices that share it."""
-    mesh = jax.sharding.get_abstract_mesh()
-    return 1 if mesh.empty else mesh.size
+    mesh = _mesh()
+    return 1 if mesh is None else mesh.size
 
 
 def sharded(mesh: Mesh, axis: int = 0) -> NamedSharding:
@@ -80,8 +81,8 @@ def sharded_somewhere(mesh: Mesh, shape: tuple[int, ...]) -> NamedSharding:
 
 def constrain_split(tree: T) -> T:
     """Inside a program: keep the first axis of every array sharded over the devices, where they divide it."""
-    mesh = jax.sharding.get_abstract_mesh()
-    if mesh.empty:
+    mesh = _mesh()
+    if mesh is None:
         return tree
 
     def place(x: Any) -> Any:
@@ -96,8 +97,30 @@ def by_device(function: F, num_rows: int) -> F:
 
     What is asked about all rows inside, such as whether a solver's loop may end, is then asked of one device's rows.
     """
-    mesh = jax.sharding.get_abstract_mesh()
-    if mesh.empty or num_rows % mesh.size:
+    mesh = _mesh()
+    if mesh is None or num_rows % mesh.size:
         return function
     rows = PartitionSpec(_AXIS)
     return cast(F, jax.shard_map(function, in_specs=rows, out_specs=rows, check_vma=False))
+
+
+def members_mesh(devices: Sequence[jax.Device]) -> Mesh:
+    """Of devices that share the members of a population; each member's environments are on one of them."""
+    return jax.make_mesh((len(devices),), (_MEMBERS,), devices=list(devices), axis_types=(AxisType.Auto,))
+
+
+def by_members(mesh: Mesh) -> NamedSharding:
+    """The first axis, the members, sharded over the devices."""
+    return NamedSharding(mesh, PartitionSpec(_MEMBERS))
+
+
+def of_members(function: F, mesh: Mesh) -> F:
+    """A function of arrays [M, ...], each device on its members by itself."""
+    members = PartitionSpec(_MEMBERS)
+    return cast(F, jax.shard_map(function, mesh=mesh, in_specs=members, out_specs=members, check_vma=False))
+
+
+def _mesh() -> jax.sharding.AbstractMesh | None:
+    """Inside a program: the mesh of devices that share its environments. None: they are on one."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return mesh if _AXIS in mesh.axis_names else None

@@ -12,9 +12,13 @@ import importlib
 import sys
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ejax.training.leave import leave
 from ejax.trust import UntrustedCodeError, add_trust_option, trust_words
+
+if TYPE_CHECKING:
+    from ejax.config import RunConfig
 
 _PATH_ERRORS = (FileExistsError, FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError)
 _OF_THE_DISK = {
@@ -78,6 +82,8 @@ def _run(name: str, args: argparse.Namespace, owns_process: bool) -> int:
         prepare_jax(config.trainer.device)
         for notice in config.notices:
             print(f"[config] {notice.key}: {notice.text}", flush=True)
+        if config.population is not None:
+            return _train_population(name, config, args)
         result = train(config, resume=args.resume, run_dir=args.run, owns_process=owns_process)
     except (ConfigError, CheckpointError, UntrustedCodeError, ModuleNotFoundError, *_PATH_ERRORS) as error:
         print(f"ejax.{name}: {error}", file=sys.stderr)
@@ -116,6 +122,35 @@ def _run(name: str, args: argparse.Namespace, owns_process: bool) -> int:
     )
     if result.finished and result.mostly_skipped:
         print(f"ejax.{name}: {mostly_skipped_text(result.skipped_updates, result.num_updates)}", file=sys.stderr)
+        return 3
+    return 0
+
+
+def _train_population(name: str, config: "RunConfig", args: argparse.Namespace) -> int:
+    from ejax.population import train_population
+    from ejax.training.console import summary
+
+    result = train_population(config, resume=args.resume, run_dir=args.run)
+    best, tag = result.best_member, config.trainer.best_eval_metric
+    broken = [i for i, alive in enumerate(result.alive) if not alive]
+    summary(
+        {
+            "run": result.run_dir,
+            "members": len(result.members),
+            f"{config.step_name} of each": result.global_step,
+            "wall time": datetime.timedelta(seconds=round(result.elapsed_time_sec)),
+            f"{config.step_name.removeprefix('env ')}/s of all": result.training_fps,
+            **{name: value for name, value in result.last_eval_metrics.items() if "/metrics/" not in name},
+            "best member": "none" if best is None else f"{best}: seed {result.members[best].seed}",
+            **({} if best is None else {key: str(value) for key, value in result.members[best].values.items()}),
+            **({} if best is None else {f"its best {tag}": str(result.best_eval_values[best])}),
+            **({"broken members": ", ".join(map(str, broken))} if broken else {}),
+            "latest checkpoint": result.latest_checkpoint_path or "none",
+            **({} if result.finished else {"interrupted": "yes; go on with --resume latest"}),
+        }
+    )
+    if len(broken) == len(result.members):
+        print(f"ejax.{name}: every member broke; lower algorithm.cfg.optimizer.learning_rate", file=sys.stderr)
         return 3
     return 0
 

@@ -37,7 +37,7 @@ from ejax.policies.vla.policy import VLAPolicy
 from ejax.policies.with_memory import ActorCriticWithMemory
 from ejax.training.checkpoint import CheckpointError, verify_checkpoint
 from ejax.training.environments import build_env
-from ejax.training.run_dir import open_run_directory
+from ejax.training.run_dir import open_policy_run
 from ejax.training.saved_policy import chosen_checkpoint, load_policy
 from ejax.trust import add_trust_option, trust_words
 from ejax.types import Env, HostEnv, Params, Policy
@@ -71,7 +71,14 @@ def main(argv: list[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     trust_words(args.trust, remember=True)
     try:
-        report = export_run(args.run, args.to, args.formats.split(","), checkpoint=args.checkpoint, clipping=args.clip)
+        report = export_run(
+            args.run,
+            args.to,
+            args.formats.split(","),
+            member=args.member,
+            checkpoint=args.checkpoint,
+            clipping=args.clip,
+        )
     except ParityError as error:
         print(f"interop.export: {error}", file=sys.stderr)
         return 1
@@ -85,18 +92,25 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def export_run(
-    run: Path, to: Path, formats: Sequence[str], *, checkpoint: str | None = None, clipping: Clipping = "auto"
+    run: Path,
+    to: Path,
+    formats: Sequence[str],
+    *,
+    member: int | None = None,
+    checkpoint: str | None = None,
+    clipping: Clipping = "auto",
 ) -> dict[str, Any]:
     """Export a checkpoint of a run into the new folder ``to``, see ``export_policy``.
 
     Args:
+        member: of a population. None: the best one.
         checkpoint: ``best``, ``latest`` or a path. None: the best one, or the latest where there is no best.
 
     Raises:
         As ``export_policy``. FileNotFoundError: ``run`` is not a run. CheckpointError: no such checkpoint, or damaged.
     """
     _check_formats(formats)
-    directory, config = open_run_directory(run)
+    directory, config = open_policy_run(run, member)
     prepare_jax("cpu")
     path = chosen_checkpoint(directory, checkpoint, "interop.export")
     meta = verify_checkpoint(path).meta
@@ -290,6 +304,7 @@ def _check_formats(formats: Sequence[str]) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("python -m interop.export", description="Export a trained policy, with proof.")
     parser.add_argument("run", type=Path, metavar="RUN", help="the run's folder")
+    parser.add_argument("--member", type=int, metavar="I", help="of a population (default: the best one)")
     parser.add_argument("--checkpoint", metavar="best|latest|PATH", help="default: best, or latest if there is none")
     parser.add_argument("--to", type=Path, required=True, metavar="DIR", help="a new folder")
     parser.add_argument("--formats", default=",".join(FORMATS), metavar="A,B", help=f"of {','.join(FORMATS)}")

@@ -37,6 +37,7 @@ from ejax.optim import (
 )
 from ejax.policies.normalize import update_normalizer
 from ejax.rollout import EnvCarry, reset
+from ejax.traced import is_on
 from ejax.types import Array, Env, Key, Metrics, Params, Policy, PyTree, TrainState
 
 
@@ -125,7 +126,7 @@ def apg_update_with_trajectory(
 
     # a gradient that is finite but exploded says nothing about the direction: clipping would only shorten it
     excessive = jnp.asarray(False)
-    if config.max_grad_norm_before_clip > 0.0:
+    if is_on(config.max_grad_norm_before_clip):
         excessive = norm > config.max_grad_norm_before_clip
 
     # whether the step is finite is known once the optimizer has made it; all that follows is undone at once where not
@@ -133,7 +134,7 @@ def apg_update_with_trajectory(
     updated, finite = apply_gradient(state, clipped, optimizer=optimizer, finite=has_gradient, skip=False)
     updated = step_schedule(updated, config.optimizer, config.lr_scheduler)
     updated = replace(updated, params=update_normalizer(policy, updated.params, trajectory.obs))
-    if config.skip_nonfinite_updates or config.max_grad_norm_before_clip > 0.0:
+    if config.skip_nonfinite_updates or is_on(config.max_grad_norm_before_clip):
         keep = excessive | ~finite if config.skip_nonfinite_updates else excessive
         updated = jax.tree.map(lambda old, new: jnp.where(keep, old, new), state, updated)
 

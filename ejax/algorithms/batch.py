@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from ejax.algorithms.record import RunShape
 from ejax.problems import ConfigError, Problem
 from ejax.rollout import has_large_rows
+from ejax.traced import is_on
 from ejax.types import Array, Params, Policy, PolicyWithMemory, PyTree, Rollout, TrainState
 
 _LONGEST = 128
@@ -168,7 +169,7 @@ def reference_log_prob(state: TrainState, rollout: Rollout, *, policy: Policy, k
     Raises:
         ValueError: no reference to measure the divergence to.
     """
-    if kl_coef == 0.0:
+    if not is_on(kl_coef):
         return None
     if state.reference is None:
         raise ValueError(

@@ -36,6 +36,7 @@ from ejax.policies.normalize import update_normalizer
 from ejax.problems import Problem
 from ejax.returns import discounted_returns, first_episode_mask, group_advantages
 from ejax.sharding import num_shards
+from ejax.traced import for_options, is_on
 from ejax.types import Array, Key, Metrics, Params, Policy, PyTree, Rollout, TrainState
 
 
@@ -124,17 +125,19 @@ def grpo_update(
     if valid is not None:  # an episode that ends with a step that is no transition has no return to compare
         broken = discounted_returns((rollout.done & ~valid).astype(jnp.float32), rollout.done, gamma=1.0) > 0.0
         mask = mask * (valid & ~broken)
-    step_return = discounted_returns(rollout.reward, rollout.done, gamma=config.gamma)
+    returns = for_options(discounted_returns, config.gamma)
+    step_return = returns(rollout.reward, rollout.done, gamma=config.gamma)
     # lengths relative to the rollout's, so that the weights of a minibatch do not get small
     length = mask.mean(axis=0, keepdims=True)
     weight = mask / jnp.maximum(length, 1.0 / mask.shape[0]) if config.length_normalization else mask
     num_strata, batch_size = config.minibatch_strata or num_shards(), num_shards() * config.batch_size
     length = sequence_length(policy, rollout, config.sequence_length, batch_size, num_strata)
+    relative = for_options(group_advantages, config.eps)
     batch = flatten(
         rollout,
         num_strata,
         length,
-        advantage=group_advantages(step_return, mask, group_size=config.group_size, eps=config.eps),
+        advantage=relative(step_return, mask, group_size=config.group_size, eps=config.eps),
         mask=weight,
         reference_log_prob=reference_log_prob(state, rollout, policy=policy, kl_coef=config.kl_coef),
     )
@@ -179,7 +182,7 @@ def grpo_loss(params: Params, batch: dict[str, PyTree], *, policy: Policy, confi
         "approx_ref_kl": jnp.zeros_like(surrogate),
     }
     coefficients = {"actor_loss": 1.0, "entropy": -config.ent_coef}
-    if config.kl_coef > 0.0:
+    if is_on(config.kl_coef):
         terms["approx_ref_kl"] = kl_k3(batch["reference_log_prob"] - log_prob)
         coefficients["approx_ref_kl"] = config.kl_coef
     return weighted_sums(terms, batch["weight"], coefficients)

@@ -47,6 +47,7 @@ from ejax.policies.normalize import update_normalizer
 from ejax.problems import Problem
 from ejax.returns import gae, normalize, vtrace
 from ejax.sharding import num_shards
+from ejax.traced import for_options, is_on
 from ejax.types import Array, Key, Metrics, Params, Policy, PyTree, Rollout, TrainState, with_critic
 
 
@@ -240,10 +241,11 @@ def ppo_advantage(
         terminated = rollout.done
     steps = (reward, rollout.value, next_value, terminated, truncated)
     rates = {"gamma": config.gamma, "gae_lambda": config.gae_lambda}
+    estimate, corrected = (for_options(rule, *rates.values()) for rule in (gae, vtrace))
     if config.staleness_correction == "vtrace" and behaviour_log_prob is not None:
-        advantage, value_target = vtrace(*steps, rollout.log_prob - behaviour_log_prob, **rates)
+        advantage, value_target = corrected(*steps, rollout.log_prob - behaviour_log_prob, **rates)
     else:
-        advantage, value_target = gae(*steps, **rates)
+        advantage, value_target = estimate(*steps, **rates)
     if config.normalize_advantage and not config.normalize_advantage_per_mini_batch:
         advantage = _normalize(advantage, valid, config)
     return advantage, value_target
@@ -301,11 +303,11 @@ def ppo_loss(params: Params, batch: dict[str, PyTree], *, policy: Policy, config
         "clip_fraction": (jnp.abs(jnp.exp(log_ratio) - 1.0) > config.clip_coef).astype(value.dtype),
     }
     coefficients = {"actor_loss": 1.0, "value_loss": config.vf_coef, "entropy": -config.ent_coef}
-    if config.action_bound_coef > 0.0:
+    if is_on(config.action_bound_coef):
         overshoot = jnp.maximum(jnp.abs(distribution.mode()) - 1.0, 0.0)
         terms["action_bound_loss"] = jnp.square(overshoot).mean(axis=-1)
         coefficients["action_bound_loss"] = config.action_bound_coef
-    if config.kl_coef > 0.0:
+    if is_on(config.kl_coef):
         terms["approx_ref_kl"] = kl_k3(batch["reference_log_prob"] - log_prob)
         coefficients["approx_ref_kl"] = config.kl_coef
     if "distribution" in batch:

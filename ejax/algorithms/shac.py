@@ -45,6 +45,7 @@ from ejax.policies.normalize import update_normalizer
 from ejax.problems import Problem
 from ejax.returns import gae
 from ejax.rollout import EnvCarry
+from ejax.traced import for_options
 from ejax.types import Array, Env, Key, Metrics, Params, Policy, PyTree, TrainState, split_critic
 
 _PAPERS_ADAM = OptimizerConfig(name="adam", learning_rate=2e-3, kwargs=FrozenDict(betas=(0.7, 0.95)))
@@ -142,7 +143,7 @@ def shac_update_with_trajectory(
 
     # TD(λ) targets by the target critic, which the actor's objective was bootstrapped from as well
     value = policy.apply(state.target, trajectory.obs)[1]
-    _, value_target = gae(
+    _, value_target = for_options(gae, config.gamma, config.td_lambda)(
         trajectory.reward,
         value,
         next_value,

@@ -118,7 +118,7 @@ def read_draft(draft: Draft, overrides: Sequence[str], device: str | None) -> Ru
     settle_compat(draft)
     fill_defaults(draft)
     _do_without_wandb(draft)
-    for section in ("algorithm", "policy", "env", "data"):
+    for section in ("algorithm", "policy", "env", "data", "population"):
         if draft.has(section):
             draft.put(section, read_numbers(draft.get(section)))
 

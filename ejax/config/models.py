@@ -21,6 +21,7 @@ from pydantic import (
     PositiveFloat,
     PositiveInt,
     SerializeAsAny,
+    ValidationError,
     ValidationInfo,
     field_validator,
     model_validator,
@@ -30,10 +31,11 @@ from ejax.algorithms.record import Algorithm, RunShape
 from ejax.collectors.config import CollectorConfig
 from ejax.config.camera import CameraConfig
 from ejax.config.data import DataConfig, data_problems
+from ejax.config.population import OPTIONS, Member, PopulationConfig, members_of, with_member
 from ejax.device import MatmulPrecision
 from ejax.envs.randomization.draws import check_choice
 from ejax.envs.randomization.names import KINDS, modes_of
-from ejax.frozen import Kwargs, freeze
+from ejax.frozen import Kwargs, freeze, thaw
 from ejax.policies.mlp import NetworkConfig
 from ejax.policies.recurrence import MemoryConfig
 from ejax.policies.vla.config import VLAConfig
@@ -353,6 +355,8 @@ class RunConfig(BaseModel):
     algorithm: AlgorithmConfig
     data: DataConfig | None = None
     """ejax: what ``bc`` learns from."""
+    population: PopulationConfig | None = None
+    """ejax: many trainings in one program."""
     notices: tuple[KeyNote, ...] = Field(default=(), exclude=True, repr=False)
     """What the run goes without, for the command line to announce."""
 
@@ -372,12 +376,27 @@ class RunConfig(BaseModel):
         return "samples" if self.algorithm.record.learns_from == "demonstrations" else "env steps"
 
     def _parts(self) -> tuple[BaseModel | None, ...]:
-        return self.env, self.trainer, self.policy, self.algorithm, self.data
+        return self.env, self.trainer, self.policy, self.algorithm, self.data, self.population
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """Of ``population``; none where there is none."""
+        return () if self.population is None else tuple(members_of(self.population, self.trainer.seed))
+
+    def of_member(self, member: Member) -> "RunConfig":
+        """The config of one member, by itself: that of a run which computes the same.
+
+        Raises:
+            ValidationError: with the member's values it is none.
+        """
+        return RunConfig.model_validate_json(json.dumps(with_member(self.to_dict(), member)), strict=True)
 
     @model_validator(mode="after")
     def _possible(self) -> "RunConfig":
         problems = [*_sizes(self), *_networks(self.policy), *_data(self)]
         problems += number_problems(self.model_dump(mode="json"))  # integers written as 1e12 are integers by now
+        if not problems:
+            problems += _population(self)
         if problems:
             raise ConfigError(problems)
         return self
@@ -499,3 +518,62 @@ def _data(config: RunConfig) -> Iterator[Problem]:
             f"before new episodes come, and one update takes {windows}"
         )
         yield Problem("data.episode_sample_budget", text)
+
+
+def _population(config: RunConfig) -> Iterator[Problem]:
+    """Members that could not be runs of their own, or not in one program with the others."""
+    population = config.population
+    if population is None:
+        return
+    record, name = config.algorithm.record, config.algorithm.name
+    if record.learns_from == "demonstrations" or record.taught_by is not None:
+        text = f"{name} trains by itself only; give ppo, grpo, apg or shac, or leave population out"
+        yield Problem("population", text)
+    wrong = {key: value for key, values in population.vary.items() for value in values if not _is_number(value)}
+    for key, value in wrong.items():
+        text = f"got {shown(thaw(value))}; members differ in numbers"
+        yield Problem(f"population.{key}", f"{text}; train such values as runs of their own: {key}=…")
+    if wrong:
+        return
+    if population.exploit is not None:
+        if len(config.members) < 2:
+            yield Problem("population.exploit", "needs two members at least; give population.seeds: 2")
+        for key, values in population.vary.items():
+            if ".kwargs." in key or isinstance(values[0], tuple):
+                text = f"cannot multiply {key}, whose range is not known; leave it out of population, or exploit"
+                yield Problem("population.exploit", text)
+    seen = set()
+    for member in config.members:
+        combination = tuple(member.values.items())
+        if combination in seen:  # the seed is checked already
+            continue
+        seen.add(combination)
+        try:
+            options = config.of_member(member).algorithm.cfg
+        except ValidationError as error:
+            texts = [each["msg"].removeprefix("Value error, ") for each in error.errors()]
+            said = "; ".join(texts).replace("Extra inputs are not permitted", "unknown key")
+            yield Problem("population", f"{_shown_values(member)} is no config: {said}")
+            continue
+        for key in member.values:
+            if not _is_number(_option(options, key), whole=False):
+                text = "a whole number decides shapes and loops, so that each value needs a program of its own"
+                yield Problem(f"population.{key}", f"{text}; train them as runs of their own: {key}=…")
+
+
+def _shown_values(member: Member) -> str:
+    return ", ".join(f"{key}={shown(thaw(value))}" for key, value in member.values.items())
+
+
+def _option(options: BaseModel, key: str) -> Any:
+    node: Any = options
+    for name in key.removeprefix(OPTIONS).split("."):
+        node = node[name] if isinstance(node, FrozenDict) else getattr(node, name)
+    return node
+
+
+def _is_number(value: Any, *, whole: bool = True) -> bool:
+    """A number, or a list of them."""
+    if isinstance(value, tuple):
+        return bool(value) and all(_is_number(each, whole=whole) for each in value)
+    return isinstance(value, float) or (whole and isinstance(value, int) and not isinstance(value, bool))

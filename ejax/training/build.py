@@ -4,12 +4,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import jax
 import optax
 
 from ejax.algorithms.record import Algorithm
-from ejax.algorithms.step import RunState, init_run_state, make_rollout_step
+from ejax.algorithms.step import RunState, Step, init_run_state, make_rollout_step
 from ejax.config import ConfigError, Problem, RunConfig
 from ejax.config.bind import bind
 from ejax.processes import JOIN, count, unjoined
@@ -42,7 +43,7 @@ def build(
     """
     config = bind(config)
     trainer, algorithm = config.trainer, config.algorithm.record
-    devices = _all_devices(config) if trainer.distributed and absent is None else None
+    devices = all_devices(config) if trainer.distributed and absent is None else None
 
     if trainer.shard_parameters and absent is None and (not trainer.distributed or count() > 1):
         text = "got true, which needs trainer.distributed: true, in one process"
@@ -90,39 +91,12 @@ def _device_parts(
 ) -> Parts:
     """Environments and update in one program."""
     trainer, options = config.trainer, config.algorithm.cfg
-    if algorithm.make_step is not None:
-        step = algorithm.make_step(policy, env, optimizer, options, num_steps=trainer.buffer_size, dropout=dropout)
-    else:
-        step = make_rollout_step(
-            policy,
-            env,
-            optimizer,
-            options,
-            update=algorithm.update,
-            starts=algorithm.starts(options),
-            num_steps=trainer.buffer_size,
-            dropout=dropout,
-        )
+    step = device_step(config, algorithm, policy, env, optimizer, options, dropout=dropout)
 
     # the whole first state in one program; environments of all devices are made here and spread by the stepper
     among = len(devices) if devices else 1
-
-    def first_state() -> RunState:
-        num_envs = among * trainer.num_envs
-        state = init_run_state(
-            policy,
-            env,
-            optimizer,
-            key,
-            num_envs=num_envs,
-            reference=algorithm.keeps_reference(options),
-            target=algorithm.keeps_target,
-        )
-        if algorithm.make_own is None:
-            return state
-        return replace(state, own=algorithm.make_own(options, policy, env, num_envs))
-
-    state = jax.eval_shape(first_state) if shapes_only else first_state()
+    make_first = partial(first_state, config, algorithm, policy, env, optimizer, key, num_envs=among * trainer.num_envs)
+    state = jax.eval_shape(make_first) if shapes_only else make_first()
 
     # a bound only: how many updates go into a dispatch is a traced number, so that one program serves all
     per_dispatch = trainer.updates_per_dispatch
@@ -131,12 +105,68 @@ def _device_parts(
     return Parts(policy, env, optimizer, stepper, state, among)
 
 
+def device_step(
+    config: RunConfig,
+    algorithm: Algorithm,
+    policy: Policy,
+    env: Env,
+    optimizer: optax.GradientTransformation,
+    options: Any,
+    *,
+    dropout: bool,
+) -> Step:
+    """Environments and update.
+
+    Args:
+        options: of the algorithm; ``config.algorithm.cfg``, or with arrays in it.
+    """
+    num_steps = config.trainer.buffer_size
+    if algorithm.make_step is not None:
+        return algorithm.make_step(policy, env, optimizer, options, num_steps=num_steps, dropout=dropout)
+    return make_rollout_step(
+        policy,
+        env,
+        optimizer,
+        options,
+        update=algorithm.update,
+        starts=algorithm.starts(options),
+        num_steps=num_steps,
+        dropout=dropout,
+    )
+
+
+def first_state(
+    config: RunConfig,
+    algorithm: Algorithm,
+    policy: Policy,
+    env: Env,
+    optimizer: optax.GradientTransformation,
+    key: jax.Array,
+    *,
+    num_envs: int,
+) -> RunState:
+    """The state at update 0, with environments inside the program."""
+    options = config.algorithm.cfg
+    state = init_run_state(
+        policy,
+        env,
+        optimizer,
+        key,
+        num_envs=num_envs,
+        reference=algorithm.keeps_reference(options),
+        target=algorithm.keeps_target,
+    )
+    if algorithm.make_own is None:
+        return state
+    return replace(state, own=algorithm.make_own(options, policy, env, num_envs))
+
+
 def num_devices(config: RunConfig) -> int:
     """Devices that would share the environments."""
-    return len(_all_devices(config)) if config.trainer.distributed else 1
+    return len(all_devices(config)) if config.trainer.distributed else 1
 
 
-def _all_devices(config: RunConfig) -> list[jax.Device]:
+def all_devices(config: RunConfig) -> list[jax.Device]:
     """The devices of the configured kind, in this machine or in those of all processes that train together."""
     if scheduler := unjoined():
         text = f"got true in one of several processes of {scheduler} that do not know each other; {JOIN}"

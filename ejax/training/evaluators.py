@@ -67,7 +67,7 @@ def check_best_metric(config: RunConfig, parts: Parts) -> None:
     trainer = config.trainer
     if not trainer.enable_eval or isinstance(parts.env, HostEnv):
         return
-    play = partial(evaluate, parts.policy, evaluation_env(config, parts.env), **_options(trainer))
+    play = partial(evaluate, parts.policy, evaluation_env(config, parts.env), **episode_options(trainer))
     shapes = jax.eval_shape(lambda *x: summarize(play(*x)), parts.state.train.params, jax.random.key(0))
     require_measured(trainer.best_eval_metric, shapes)
 
@@ -99,7 +99,7 @@ class DeviceEvaluator:
     def lower(self, params: Params) -> jax.stages.Lowered:
         """The program of an evaluation, not compiled yet. Of the parameters, shapes will do."""
         key = jax.random.key(self._trainer.eval_seed)
-        return evaluate.lower(self._policy, self._env, params, key, **_options(self._trainer))
+        return evaluate.lower(self._policy, self._env, params, key, **episode_options(self._trainer))
 
     def begin(self, params: Params) -> Callable[[], Metrics]:
         outcome: Future[Metrics] = Future()
@@ -158,7 +158,7 @@ class HostEvaluator:
             error.add_note(f"while closing the environments of the evaluation: {problem}")
 
 
-def _options(trainer: TrainerConfig) -> dict[str, Any]:
+def episode_options(trainer: TrainerConfig) -> dict[str, Any]:
     """Which episodes the program on the device plays."""
     return {
         "num_envs": trainer.num_eval_envs,

@@ -9,6 +9,9 @@
     logs/metrics.jsonl, logs/<exp_name>/events.out.tfevents.*
     videos/
     quarantine/                 what broke environments, for python -m ejax.replay
+    members/<i>/                of a population: the folder of each member, as of a run by itself
+    population.json             of a population: its members, and which is the best (``ejax.training.standing``)
+    exploits.jsonl              of a population: who went on from whom
     schedule.json               {"versions": […]}: of the parameters that made each rollout, where they may be older
 """
 
@@ -124,6 +127,12 @@ class _Versions(BaseModel):
     device: str | None = None
 
 
+class _Standing(BaseModel):
+    """The part of ``population.json`` that is read again."""
+
+    best: NonNegativeInt | None
+
+
 class _Schedule(BaseModel):
     versions: list[int | None]
 
@@ -140,6 +149,10 @@ class RunDirectory:
     @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
+
+    def member(self, index: int) -> "RunDirectory":
+        """The folder of one member of a population."""
+        return RunDirectory(self.path / "members" / str(index), self.exp_name)
 
     @property
     def config_file(self) -> Path:
@@ -386,6 +399,34 @@ def open_run_directory(path: Path) -> tuple[RunDirectory, RunConfig]:
     # it, since they say themselves where they compute
     config = load_config(file, device="cpu")
     return RunDirectory(path, config.trainer.exp_name), config
+
+
+def open_policy_run(path: Path, member: int | None = None) -> tuple[RunDirectory, RunConfig]:
+    """``open_run_directory`` for who wants a policy: of a population, the folder and the config of one member.
+
+    Args:
+        member: its number. None: the best one, by ``trainer.best_eval_metric``, or without evaluations by the reward in
+            training.
+
+    Raises:
+        ValueError: there is no such member.
+    """
+    directory, config = open_run_directory(path)
+    if config.population is None:
+        if member is not None:
+            raise ValueError(f"got member {member}, but {directory.path} is no population; leave --member out")
+        return directory, config
+    count = len(config.members)
+    if member is None:
+        try:
+            member = read_facts(directory.path / "population.json", _Standing)["best"]
+        except FactsError as error:
+            raise CheckpointError(f"which member is the best is not known, give --member: {error}") from None
+        if member is None:
+            raise CheckpointError(f"{directory.path} has no best member yet; give --member 0 to {count - 1}")
+    if not 0 <= member < count:
+        raise ValueError(f"got member {member}; {directory.path} has 0 to {count - 1}")
+    return open_run_directory(directory.member(member).path)
 
 
 def newest_run(output_dir: Path, exp_name: str) -> Path:

@@ -23,7 +23,7 @@ from ejax.training.environments import build_env, sample_obs
 from ejax.training.player import film_host
 from ejax.training.policies import build_policy
 from ejax.training.recorder import draw, play
-from ejax.training.run_dir import RunDirectory, open_run_directory
+from ejax.training.run_dir import RunDirectory, open_policy_run
 from ejax.types import ChunkedEnv, Env, HostEnv, Key, Params, Policy, RenderableEnv
 from ejax.video import write_video
 
@@ -35,6 +35,7 @@ def evaluate_run(
     run: Path,
     overrides: Sequence[str] = (),
     *,
+    member: int | None = None,
     checkpoint: str | None = None,
     num_episodes: int = 100,
     num_envs: int = 32,
@@ -48,6 +49,7 @@ def evaluate_run(
     Args:
         overrides: ``env.key=value``: another environment than that of the training. They become part of the file's
             name.
+        member: of a population. None: the best one.
         checkpoint: ``best``, ``latest`` or a path. None: the best one, or the latest where there is no best.
         choice: which episodes count, see ``ejax.evaluation.evaluate``.
         seed: of the start states. None: the run's ``eval_seed``.
@@ -61,7 +63,7 @@ def evaluate_run(
         ValueError: a count that is not positive.
         ConfigError: an override that is not of the environment, or that it refuses.
     """
-    directory, config = open_run_directory(run)
+    directory, config = open_policy_run(run, member)
     prepare_jax(device)
     config = elsewhere(config, overrides)
     with exits_are_errors(config.env.id), matmul_precision(config.trainer.matmul_precision, device):

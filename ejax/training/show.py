@@ -19,7 +19,7 @@ from ejax.envs.mujoco.engine import PhysicsState, load_model
 from ejax.envs.mujoco.viewer import Window
 from ejax.training.environments import build_env
 from ejax.training.player import Moment, Score, count, play_host, play_pure
-from ejax.training.run_dir import RunDirectory, open_run_directory
+from ejax.training.run_dir import RunDirectory, open_policy_run
 from ejax.training.saved_policy import chosen_checkpoint, elsewhere, filmed, load_policy
 from ejax.training.touches import HeldCommand, Touch, add_velocity, make_blows, parts_of
 from ejax.types import ChunkedEnv, Env, Params, Policy, PyTree, RenderableEnv
@@ -34,6 +34,8 @@ class Show:
 
     video: Path | None = None
     """None: the viewer."""
+    member: int | None = None
+    """Of a population; None: the best one."""
     checkpoint: str | None = None
     """As in ``evaluate_run``."""
     device: str = "cpu"
@@ -79,7 +81,7 @@ def play_run(
         ValueError: an environment that cannot be drawn so, or something to happen that it does not have.
         RuntimeError: there is no display.
     """
-    directory, config = open_run_directory(run)
+    directory, config = open_policy_run(run, show.member)
     prepare_jax(show.device)
     config = elsewhere(config, overrides)
     if show.randomize and not config.trainer.events.train:

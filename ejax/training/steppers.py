@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +26,7 @@ Agree = Callable[[Facts | None, Interrupted], Facts | None]
 """Several processes that each have a part of a rollout. Given the metrics of the own one, or None where there is none;
 gives those of all, once each process has its part. None: one of them has none, and there is no update."""
 S = TypeVar("S", bound="Stepper")
+T = TypeVar("T")
 
 
 class Stepper(Protocol):
@@ -64,13 +65,13 @@ class Stepper(Protocol):
     ) -> None: ...
 
 
-def _committed(state: RunState) -> RunState:
+def committed(state: T) -> T:
     """Every array bound to the device it lies on, as what is read from a checkpoint is.
 
     Arrays that are bound and arrays that are not make two programs of one step: a run that goes on would compile again
     what the compilation cache has.
     """
-    return jax.tree.map(lambda x: jax.device_put(x, x.sharding) if isinstance(x, jax.Array) else x, state)
+    return cast(T, jax.tree.map(lambda x: jax.device_put(x, x.sharding) if isinstance(x, jax.Array) else x, state))
 
 
 class DeviceStepper:
@@ -98,7 +99,7 @@ class DeviceStepper:
 
     def start(self, state: RunState) -> RunState:
         if self._mesh is None:
-            state = _committed(state)
+            state = committed(state)
         else:
             state = spread(state, _places(state, self._mesh, self._shard_parameters))
             self._key = spread(self._key, replicated(self._mesh))
@@ -190,7 +191,7 @@ class HostStepper:
             if not self.collector.restart:
                 self.notes.append("not exact: these environments cannot be saved, so new episodes start")
             learner = replace(learner, episodes=drop_current_episodes(learner.episodes))
-        learner = _committed(learner) if self._together is None else self._together.place(learner)
+        learner = committed(learner) if self._together is None else self._together.place(learner)
         return replace(learner, envs=envs)
 
     def advance(self, state: RunState, count: int, interrupted: Interrupted) -> tuple[RunState, Metrics] | None:

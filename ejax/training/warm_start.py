@@ -18,7 +18,7 @@ from ejax.registry import checkpoint_reader, is_foreign_checkpoint
 from ejax.training.checkpoint import CheckpointError, load_params, verify_checkpoint
 from ejax.training.facts import FactsError, read_facts
 from ejax.training.parts import Parts
-from ejax.training.run_dir import differences, open_run_directory
+from ejax.training.run_dir import differences, open_policy_run
 from ejax.types import Params, start_from
 from ejax.weights import WeightsError
 
@@ -107,6 +107,8 @@ def start_from_policy(parts: Parts, config: RunConfig) -> tuple[RunState, list[s
 def find_checkpoint(source: Path, reports: list[str]) -> Path:
     """``source`` itself, or of a run the best checkpoint, or the latest where there is no best.
 
+    Of a population it is that of the best member.
+
     Args:
         source: a checkpoint's folder; a run's, or without the time at its end the newest run of that name.
         reports: is given messages about damaged ones.
@@ -116,7 +118,7 @@ def find_checkpoint(source: Path, reports: list[str]) -> Path:
     """
     if source.exists() and not (source / "checkpoints").is_dir():
         return source
-    directory, _ = open_run_directory(source)
+    directory, _ = open_policy_run(source)
     return directory.find(None, reports.append)
 
 

@@ -1,0 +1,234 @@
+"""Many trainings in one program: members that differ in their seeds and in numbers of the algorithm's options.
+
+On a CPU, which one member keeps busy, they are trained one after the other, by the very operations of a run by itself:
+its numbers come out bit for bit. On an accelerator they are trained side by side, ``vmap`` over the operations, whose
+sums then may be added up in another order.
+
+Population-based training (``exploit``) copies members within the program. Source: Jaderberg et al. 2017.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import struct
+from flax.core import FrozenDict
+from jax.sharding import Mesh
+
+from ejax.algorithms.step import RunState, Step
+from ejax.episodes import episode_metrics
+from ejax.finite import all_finite
+from ejax.optim import LearningRate
+from ejax.sharding import of_members
+from ejax.types import Array, Key, Metrics, PyTree, TrainState
+
+Values = Mapping[str, Any]
+"""Dotted key of an algorithm's options -> its value of one member; of all of them, with a first axis [M]."""
+FITNESS = "charts/episode_reward_avg_100"
+"""What ``exploit`` compares: the mean return of each member's last 100 episodes of training."""
+PARENT = "population/parent"
+"""Metric [M]: the member whose parameters each one goes on from; its own number where it goes on by itself."""
+_EXPLOIT = 0x9B7
+"""Folded into the key, so that what is drawn here is not drawn in a member."""
+
+
+@struct.dataclass(kw_only=True)
+class PopulationState:
+    """All that a population needs to go on."""
+
+    update: Array
+    """Updates done, int32."""
+    members: RunState
+    """Leaves [M, ...]. Of a member that broke: as it was before."""
+    values: dict[str, Array]
+    """[M] each."""
+    alive: Array
+    """[M] bool: False from the update on that made a member's parameters non-finite."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exploit:
+    """See ``ejax.config.population.ExploitConfig``."""
+
+    every: int
+    count: int
+    """Members that copy, and that are copied from."""
+    perturb: tuple[float, ...]
+    bounds: Mapping[str, tuple[float, float]]
+    """Of the values, which stay within them."""
+    make_optimizer: Callable[[Values], optax.GradientTransformation]
+    """Of one member."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lanes:
+    """How members are spread over the hardware."""
+
+    together: bool
+    """Side by side on a device, instead of one after the other."""
+    mesh: Mesh | None = None
+    """Of devices that share them. None: one has all."""
+
+    def each(self, function: Callable[..., PyTree]) -> Callable[..., PyTree]:
+        """A function of one member as one of all: arguments and results get a first axis [M]."""
+
+        def of_all(*args: PyTree) -> PyTree:
+            return jax.vmap(function)(*args) if self.together else jax.lax.map(lambda each: function(*each), args)
+
+        return of_all if self.mesh is None else of_members(of_all, self.mesh)
+
+
+def with_values(options: Any, values: Values) -> Any:
+    """The options with these values, arrays among them, in place of theirs. They are not checked."""
+    for key, value in values.items():
+        options = _put(options, key.split("."), value)
+    return options
+
+
+def make_population_step(
+    make_step: Callable[[Values], Step], *, lanes: Lanes, stops_at_nonfinite: bool, exploit: Exploit | None
+) -> Callable[[PopulationState, Key], tuple[PopulationState, Metrics]]:
+    """One update of every member; ``(state, keys [M]) -> (state, metrics [M])``.
+
+    Args:
+        make_step: the step of one member, given its values.
+        stops_at_nonfinite: an update that is not applied in whole breaks a member, as it ends a run by itself.
+    """
+
+    def one(state: RunState, values: Values, alive: Array, update: Array, key: Key) -> tuple[RunState, Array, Metrics]:
+        step = make_step(values)
+
+        def train(state: RunState) -> tuple[RunState, Metrics]:
+            return step(state, jax.random.fold_in(key, update))
+
+        def hold(state: RunState) -> tuple[RunState, Metrics]:
+            shapes = jax.eval_shape(train, state)[1]
+            return state, {name: jnp.full(x.shape, jnp.nan, x.dtype) for name, x in shapes.items()}
+
+        after, metrics = jax.lax.cond(alive, train, hold, state)
+        sound = all_finite(after.train.params)
+        if stops_at_nonfinite:
+            sound &= _all_applied(metrics)
+        after = jax.tree.map(lambda old, new: jnp.where(sound, new, old), state, after)
+        return after, alive & sound, metrics
+
+    def step(state: PopulationState, keys: Key) -> tuple[PopulationState, Metrics]:
+        updates = jnp.broadcast_to(state.update, state.alive.shape)
+        members, alive, metrics = lanes.each(one)(state.members, state.values, state.alive, updates, keys)
+        state = replace(state, update=state.update + 1, members=members, alive=alive)
+        metrics = {**metrics, "population/alive": alive.astype(jnp.float32)}
+        if exploit is None:
+            return state, metrics
+        return _maybe_exploit(state, metrics, jax.random.fold_in(keys[0], _EXPLOIT), exploit)
+
+    return step
+
+
+def repeat_population_step(
+    step: Callable[[PopulationState, Key], tuple[PopulationState, Metrics]], max_repeats: int, **jit: Any
+) -> Any:
+    """As ``ejax.algorithms.step.repeat_step``; metrics are [max_repeats, M]."""
+
+    def repeated(state: PopulationState, keys: Key, num_repeats: Array) -> tuple[PopulationState, Metrics]:
+        def body(i: Array, carry: tuple[PopulationState, Metrics]) -> tuple[PopulationState, Metrics]:
+            state, log = carry
+            state, metrics = step(state, keys)
+            return state, {name: log[name].at[i].set(value) for name, value in metrics.items()}
+
+        shapes = jax.eval_shape(step, state, keys)[1]
+        log = {name: jnp.full((max_repeats, *x.shape), jnp.nan, x.dtype) for name, x in shapes.items()}
+        return jax.lax.fori_loop(0, num_repeats, body, (state, log))
+
+    return jax.jit(repeated, **jit)
+
+
+def exploited(state: PopulationState, fitness: Array, key: Key, exploit: Exploit) -> tuple[PopulationState, Array]:
+    """The members of the lowest fitness go on from those of the highest, with values near theirs.
+
+    A member that broke has the lowest of all, and lives again. Environments and random numbers stay each member's own.
+
+    Args:
+        fitness: [M]; NaN: not known.
+
+    Returns:
+        The state, and the member that each one goes on from, [M] int32.
+    """
+    num_members = fitness.shape[0]
+    key_donor, key_perturb = jax.random.split(key)
+    known = state.alive & jnp.isfinite(fitness)
+    order = jnp.argsort(jnp.where(known, -fitness, jnp.inf), stable=True)
+    donor = order[jax.random.randint(key_donor, (exploit.count,), 0, exploit.count)]
+    receiver = order[num_members - exploit.count :]
+    own = jnp.arange(num_members, dtype=jnp.int32)
+    parent = own.at[receiver].set(jnp.where(known[donor], donor, receiver).astype(jnp.int32))
+
+    def copy(tree: PyTree) -> PyTree:
+        return jax.tree.map(lambda x: x[parent], tree)
+
+    before = copy(state.values)
+    factors = jnp.asarray(exploit.perturb)
+    values = {}
+    for i, (name, value) in enumerate(before.items()):
+        factor = jax.random.choice(jax.random.fold_in(key_perturb, i), factors, (num_members,))
+        moved = jnp.clip(value * factor, *exploit.bounds[name])
+        values[name] = jnp.where(parent == own, value, moved)
+    train = copy(state.members.train)
+    train = jax.vmap(partial(_with_rates, make_optimizer=exploit.make_optimizer))(train, before, values)
+    update = jnp.where(parent == own, state.members.update, state.update)
+    members = replace(state.members, train=train, update=update)
+    return replace(state, members=members, values=values, alive=state.alive[parent]), parent
+
+
+def _maybe_exploit(
+    state: PopulationState, metrics: Metrics, key: Key, exploit: Exploit
+) -> tuple[PopulationState, Metrics]:
+    fitness = jax.vmap(episode_metrics)(state.members.episodes)[FITNESS]
+    key = jax.random.fold_in(key, state.update)
+
+    def go(state: PopulationState) -> tuple[PopulationState, Array]:
+        return exploited(state, fitness, key, exploit)
+
+    def stay(state: PopulationState) -> tuple[PopulationState, Array]:
+        return state, jnp.arange(fitness.shape[0], dtype=jnp.int32)
+
+    state, parent = jax.lax.cond(state.update % exploit.every == 0, go, stay, state)
+    of_members = {f"population/{name}": value for name, value in state.values.items()}
+    return state, {**metrics, **of_members, PARENT: parent.astype(jnp.float32)}
+
+
+def _with_rates(
+    train: TrainState, before: Values, now: Values, *, make_optimizer: Callable[[Values], optax.GradientTransformation]
+) -> TrainState:
+    """The learning rates in the optimizer's state, wherever a schedule has taken them, moved as their values were."""
+    starts = [make_optimizer(values).init(train.params["params"]) for values in (before, now)]
+
+    def is_rate(node: Any) -> bool:
+        return isinstance(node, LearningRate)
+
+    def moved(there: Any, old: Any, new: Any) -> Any:
+        if not is_rate(there):
+            return there
+        rate, old_start, new_start = there.learning_rate, old.learning_rate, new.learning_rate
+        scaled = rate * (new_start / jnp.where(old_start > 0.0, old_start, 1.0))
+        return LearningRate(jnp.where(rate == old_start, new_start, scaled))
+
+    return replace(train, opt_state=jax.tree.map(moved, train.opt_state, *starts, is_leaf=is_rate))
+
+
+def _all_applied(metrics: Metrics) -> Array:
+    """As ``ejax.training.skipped.refuse_nonfinite``."""
+    zero = jnp.zeros(())
+    skipped = jnp.maximum(metrics.get("train/skipped_update", zero), metrics.get("train/skipped_fraction", zero))
+    excessive = metrics.get("train/skipped_excessive_gradient", zero)
+    return (skipped - excessive <= 0.0) & jnp.isfinite(metrics.get("train/loss", zero))
+
+
+def _put(node: Any, names: list[str], value: Any) -> Any:
+    first, *rest = names
+    if isinstance(node, FrozenDict):
+        return FrozenDict({**node, first: _put(node.get(first), rest, value) if rest else value})
+    return node.model_copy(update={first: _put(getattr(node, first), rest, value) if rest else value})

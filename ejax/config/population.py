@@ -1,0 +1,150 @@
+"""``population``: many trainings in one program, which differ in their seeds and in numbers of the algorithm's options.
+
+    population: {seeds: 16, algorithm.cfg.optimizer.learning_rate: [1e-4, 3e-4, 1e-3]}
+
+are 48 members: every seed with every combination of the listed values. The values are the members' own, all else is the
+config's, ``trainer.eval_seed`` included, so that all are evaluated in the same episodes.
+"""
+
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, NamedTuple
+
+from flax.core import FrozenDict
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    PositiveFloat,
+    PositiveInt,
+    field_validator,
+    model_validator,
+)
+
+from ejax.frozen import freeze, thaw
+from ejax.shorten import shown
+
+OPTIONS = "algorithm.cfg."
+"""What members may differ in, besides the seed, begins with it."""
+_STRICT = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+_Seed = Annotated[int, Field(ge=0, lt=2**31)]
+
+
+class ExploitConfig(BaseModel):
+    """``population.exploit``: population-based training (Jaderberg et al. 2017).
+
+    From time to time the members with the lowest returns go on from the parameters of some with the highest, and with
+    their numbers, each multiplied by one of ``perturb``."""
+
+    model_config = _STRICT
+    every: PositiveInt
+    """Updates from one time to the next."""
+    fraction: float = Field(default=0.25, gt=0.0, le=0.5)
+    """Of the members: so many copy, and from so many is copied; rounded down, at least one."""
+    perturb: tuple[PositiveFloat, ...] = Field(default=(0.8, 1.25), min_length=1)
+
+
+class PopulationConfig(BaseModel):
+    """``population``: which members train together in one program."""
+
+    model_config = _STRICT
+    seeds: PositiveInt | tuple[_Seed, ...] = 1
+    """A list, or how many: then ``trainer.seed`` and those after it."""
+    vary: Annotated[dict[str, tuple[Any, ...]], AfterValidator(freeze), PlainSerializer(thaw)] = Field(
+        default_factory=dict, validate_default=True
+    )
+    """Dotted key of ``algorithm.cfg`` -> the values that members have; may be written directly under ``population``."""
+    exploit: ExploitConfig | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _gather(cls, given: Any) -> Any:
+        """Lists under dotted keys, or under sections as overrides make them, are ``vary``."""
+        if not isinstance(given, Mapping):
+            return given
+        given = _tuples(given)
+        own = {name: value for name, value in given.items() if name in cls.model_fields}
+        rest = {name: value for name, value in given.items() if name not in cls.model_fields}
+        listed = own.get("vary") or {}
+        if not isinstance(listed, Mapping) or not all(_is_key(name) for name in rest):
+            return given
+        return {**own, "vary": {**dict(_flat(listed)), **dict(_flat(rest))}}
+
+    @field_validator("seeds")
+    @classmethod
+    def _different(cls, seeds: Any) -> Any:
+        if isinstance(seeds, tuple) and (not seeds or len(set(seeds)) < len(seeds)):
+            raise ValueError(f"got {shown(list(seeds))}; must be seeds that differ, at least one, or their number")
+        return seeds
+
+    @field_validator("vary")
+    @classmethod
+    def _lists(cls, vary: FrozenDict) -> FrozenDict:
+        for key, values in vary.items():
+            if not key.startswith(OPTIONS):
+                hint = "; for seeds give population.seeds" if key == "trainer.seed" else ""
+                raise ValueError(
+                    f"got {key}; members of one program differ in numbers of {OPTIONS}… only{hint}. Train each value "
+                    f"of {key} as a run of its own: python -m ejax.train --config FILE {key}=…"
+                )
+            if not values or len(set(values)) < len(values):
+                raise ValueError(f"got {shown(thaw(values))} for {key}; must be a list of values that differ")
+        return vary
+
+
+class Member(NamedTuple):
+    """One of a population."""
+
+    number: int
+    seed: int
+    values: dict[str, Any]
+    """Dotted key of the config -> its value."""
+
+
+def members_of(population: PopulationConfig, seed: int) -> Iterator[Member]:
+    """The members in their order: all seeds of the first combination of values, all seeds of the next.
+
+    Args:
+        seed: ``trainer.seed``.
+    """
+    given = population.seeds
+    seeds = given if isinstance(given, tuple) else range(seed, seed + given)
+    combinations = itertools.product(*population.vary.values())
+    pairs = itertools.product(combinations, seeds)
+    for number, (values, each) in enumerate(pairs):
+        yield Member(number, each, dict(zip(population.vary, values, strict=True)))
+
+
+def with_member(tree: Mapping[str, Any], member: Member) -> dict[str, Any]:
+    """A config's canonical form as that of one member, which is a run like any other."""
+    own = {**tree, "population": None}
+    for key, value in {"trainer.seed": member.seed, **member.values}.items():
+        own = _put(own, key.split("."), thaw(value))
+    return own
+
+
+def _put(tree: Mapping[str, Any], names: list[str], value: Any) -> dict[str, Any]:
+    first, *rest = names
+    return {**tree, first: _put(tree.get(first) or {}, rest, value) if rest else value}
+
+
+def _is_key(name: str) -> bool:
+    return "." in name or name in ("trainer", "policy", "algorithm", "env", "data")
+
+
+def _tuples(value: Any) -> Any:
+    """With tuples for lists: what passed through here is no JSON any more, whose lists would do."""
+    if isinstance(value, Mapping):
+        return {name: _tuples(each) for name, each in value.items()}
+    return tuple(map(_tuples, value)) if isinstance(value, list | tuple) else value
+
+
+def _flat(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in tree.items():
+        key = f"{above}{name}"
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{key}.")
+        else:
+            yield key, value

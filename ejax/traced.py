@@ -1,0 +1,25 @@
+"""Options that are numbers of the program, as they are in a run, or arrays in it, as those that members of a population
+differ in are."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import jax
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def is_array(option: Any) -> bool:
+    return isinstance(option, jax.Array)
+
+
+def is_on(coefficient: Any) -> bool:
+    """Whether what the coefficient weighs has a part in the program: unless it is the number 0."""
+    return is_array(coefficient) or coefficient > 0.0
+
+
+def for_options(function: F, *options: Any) -> F:
+    """A function that is jitted with its options static; as it is inside where one of them is an array, which cannot be
+    static."""
+    return inspect.unwrap(function) if any(map(is_array, options)) else function

@@ -1,0 +1,271 @@
+"""From a config with ``population`` to the parts of its members' training: one program, one state."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+from jax.errors import ConcretizationTypeError
+
+from ejax.algorithms.population import (
+    Exploit,
+    Lanes,
+    PopulationState,
+    Values,
+    make_population_step,
+    repeat_population_step,
+    with_values,
+)
+from ejax.algorithms.step import RunState, Step
+from ejax.config import ConfigError, Problem, RunConfig
+from ejax.config.bind import bind
+from ejax.config.population import OPTIONS, ExploitConfig, Member
+from ejax.evaluation import evaluate, summarize
+from ejax.processes import count
+from ejax.sharding import by_members, members_mesh, replicated
+from ejax.traced import for_options
+from ejax.training.build import all_devices, build, device_step, first_state
+from ejax.training.environments import evaluation_env
+from ejax.training.evaluators import check_best_metric, episode_options
+from ejax.training.parts import Parts
+from ejax.training.policies import uses_dropout
+from ejax.training.steppers import DeviceStepper, committed
+from ejax.training.warm_start import start_from_policy
+from ejax.types import Env, Key, Metrics, Params
+
+_MAX_UPDATES_PER_DISPATCH = 64
+
+
+@dataclass(frozen=True)
+class PopulationParts:
+    """What a population's training is made of. Nothing is compiled yet."""
+
+    members: tuple[Member, ...]
+    configs: tuple[RunConfig, ...]
+    """Of each member by itself; bound."""
+    parts: Parts
+    """Of the first member by itself: environment, policy, and what else they have in common."""
+    stepper: "PopulationStepper"
+    evaluator: "PopulationEvaluator"
+    state: PopulationState
+    notes: tuple[str, ...] = ()
+
+
+def build_population(config: RunConfig) -> PopulationParts:
+    """Make what trains all members.
+
+    Args:
+        config: bound, with a ``population``. With ``trainer.distributed`` the devices share the members.
+
+    Raises:
+        ConfigError: what ``build`` refuses; environments outside the program; an option that cannot differ in it.
+    """
+    if count() > 1:
+        text = "is trained by one process; start it on one machine, or leave population out"
+        raise ConfigError([Problem("population", text)])
+    members = config.members
+    alone = config.model_copy(update={"trainer": config.trainer.model_copy(update={"distributed": False})})
+    configs = tuple(bind(alone.of_member(member)) for member in members)
+    parts = build(configs[0])
+    if not isinstance(parts.stepper, DeviceStepper):
+        with parts.stepper:
+            text = (
+                f"needs an environment inside the program, got {config.env.id} with trainer.collector.mode "
+                f"{config.trainer.collector.mode}; train each member as a run of its own: trainer.seed=…"
+            )
+            raise ConfigError([Problem("population", text)])
+    check_best_metric(configs[0], parts)
+    platform = config.trainer.device.partition(":")[0]
+    devices = _sharing(all_devices(config), len(members)) if config.trainer.distributed else None
+    lanes = Lanes(together=platform != "cpu", mesh=members_mesh(devices) if devices else None)
+
+    state, notes = _first_state(members, configs, parts)
+    make_step = partial(_member_step, configs[0], parts)
+    _check_values(make_step, state)
+    record, options = config.algorithm.record, configs[0].algorithm.cfg
+    step = make_population_step(
+        make_step,
+        lanes=lanes,
+        stops_at_nonfinite=record.stops_at_nonfinite(options),
+        exploit=_exploit(config, configs[0]),
+    )
+    keys = jnp.stack([jax.random.key(member.seed) for member in members])
+    per_dispatch = config.trainer.updates_per_dispatch
+    max_updates = _MAX_UPDATES_PER_DISPATCH if per_dispatch == "auto" else per_dispatch
+    if devices:
+        notes += (f"{len(devices)} devices, {len(members) // len(devices)} members on each",)
+    return PopulationParts(
+        members,
+        configs,
+        parts,
+        PopulationStepper(step, keys, max_updates, lanes),
+        PopulationEvaluator(configs[0], parts, lanes),
+        state,
+        (*parts.notes, *notes),
+    )
+
+
+class PopulationStepper:
+    """Collection and update of all members in one program, several updates in one dispatch."""
+
+    def __init__(
+        self,
+        step: Callable[[PopulationState, Key], tuple[PopulationState, Metrics]],
+        keys: Key,
+        max_updates: int,
+        lanes: Lanes,
+    ) -> None:
+        self._step, self._keys, self._lanes, self.max_updates = step, keys, lanes, max_updates
+
+    def start(self, state: PopulationState) -> PopulationState:
+        """Compile. The state to begin with, on the devices that share the members."""
+        mesh, placed = self._lanes.mesh, {}
+        if mesh is None:
+            state = committed(state)
+        else:
+            places = jax.tree.map(lambda _: by_members(mesh), state)
+            places = replace(places, update=replicated(mesh))
+            state, self._keys = jax.device_put(state, places), jax.device_put(self._keys, by_members(mesh))
+            placed = {"out_shardings": (places, replicated(mesh))}
+        program = repeat_population_step(self._step, self.max_updates, **placed)
+        self._compiled = program.lower(state, self._keys, jax.ShapeDtypeStruct((), jnp.int32)).compile()
+        return state
+
+    def advance(self, state: PopulationState, count: int) -> tuple[PopulationState, Metrics]:
+        """``count`` ≤ ``max_updates`` updates. Metrics are [≥ count, M]."""
+        return self._compiled(state, self._keys, jnp.int32(count))
+
+
+class PopulationEvaluator:
+    """Evaluates every member in the same episodes, in one program."""
+
+    def __init__(self, config: RunConfig, parts: Parts, lanes: Lanes) -> None:
+        trainer = config.trainer
+        self._key = jax.random.key(trainer.eval_seed)
+        self._lanes = lanes
+        env = evaluation_env(config, parts.env) if trainer.enable_eval else parts.env
+        self._play = partial(evaluate, parts.policy, env, **episode_options(trainer))
+        self._compiled: Future[Any] = Future()
+
+    def compile(self, params: Params) -> None:
+        """In any thread; ``begin`` waits for it."""
+        program = jax.jit(self._lanes.each(lambda params: summarize(self._play(params, self._key))))
+        try:
+            self._compiled.set_result(program.lower(params).compile())
+        except BaseException as error:
+            self._compiled.set_exception(error)
+
+    def begin(self, params: Params) -> Metrics:
+        """Means over the episodes, [M] each; not waited for."""
+        return self._compiled.result()(params)
+
+
+def _first_state(
+    members: Sequence[Member], configs: Sequence[RunConfig], parts: Parts
+) -> tuple[PopulationState, tuple[str, ...]]:
+    """The members' first states, each made as by itself; only what their values change in an optimizer is made anew."""
+    record = configs[0].algorithm.record
+    states: list[RunState] = []
+    notes: tuple[str, ...] = ()
+    policy, env = parts.policy, cast(Env, parts.env)
+    with_reference = any(record.keeps_reference(config.algorithm.cfg) for config in configs)
+    record = replace(record, keeps_reference=lambda options: with_reference)
+    for member, config in zip(members, configs, strict=True):
+        key, num_envs = jax.random.key(member.seed), config.trainer.num_envs
+        state = first_state(config, record, policy, env, parts.optimizer, key, num_envs=num_envs)
+        if member.values:
+            optimizer = record.make_optimizer(config.algorithm.cfg)
+            opt_state = optimizer.init(state.train.params["params"])
+            state = replace(state, train=replace(state.train, opt_state=opt_state))
+        state, said = start_from_policy(replace(parts, state=state), config)
+        states.append(state)
+        notes = tuple(said)
+    stacked = jax.jit(lambda states: jax.tree.map(lambda *x: jnp.stack(x), *states))(states)
+    values = {
+        key.removeprefix(OPTIONS): jnp.asarray([member.values[key] for member in members], jnp.float32)
+        for key in members[0].values
+    }
+    alive = jnp.ones(len(members), bool)
+    return PopulationState(update=jnp.zeros((), jnp.int32), members=stacked, values=values, alive=alive), notes
+
+
+def _member_step(config: RunConfig, parts: Parts, values: Values) -> Step:
+    """The step of one member; where all have the same options, that of a run by itself."""
+    record, options = config.algorithm.record, config.algorithm.cfg
+    if not values:
+        return cast(DeviceStepper, parts.stepper).step
+    options = with_values(options, values)
+    if record.update is not None:
+        record = replace(record, update=for_options(record.update, *values.values()))
+    optimizer = record.make_optimizer(options)
+    dropout = uses_dropout(config.policy)
+    return device_step(config, record, parts.policy, cast(Env, parts.env), optimizer, options, dropout=dropout)
+
+
+def _check_values(make_step: Callable[[Values], Step], state: PopulationState) -> None:
+    """Refuse values that the algorithm cannot take as arrays.
+
+    Raises:
+        ConfigError: naming them.
+    """
+    one, values = jax.eval_shape(lambda state: jax.tree.map(lambda x: x[0], (state.members, state.values)), state)
+    key = jax.eval_shape(jax.random.key, 0)
+
+    def fits(values: Mapping[str, Any]) -> bool:
+        try:
+            jax.eval_shape(lambda state, values, key: make_step(values)(state, key), one, values, key)
+        except (ConcretizationTypeError, TypeError, ValueError):
+            return False
+        return True
+
+    if not values or fits(values):
+        return
+    wrong = [name for name in values if not fits({name: values[name]})] or list(values)
+    text = "decides what is computed, so that each value needs a program of its own; train them as runs of their own"
+    raise ConfigError([Problem(f"population.{OPTIONS}{name}", f"{text}: {OPTIONS}{name}=…") for name in wrong])
+
+
+def _exploit(config: RunConfig, member: RunConfig) -> Exploit | None:
+    given: ExploitConfig | None = config.population.exploit if config.population else None
+    if given is None:
+        return None
+    options, record = member.algorithm.cfg, member.algorithm.record
+    keys = [key.removeprefix(OPTIONS) for key in config.members[0].values]
+    return Exploit(
+        every=given.every,
+        count=max(1, math.floor(given.fraction * len(config.members))),
+        perturb=given.perturb,
+        bounds={key: _bounds(type(options), key) for key in keys},
+        make_optimizer=lambda values: record.make_optimizer(with_values(options, values)),
+    )
+
+
+def _bounds(model: Any, key: str) -> tuple[float, float]:
+    """The range that an option's field allows; an open end is taken as it is, since factors are positive."""
+    *sections, name = key.split(".")
+    for section in sections:
+        model = model.model_fields[section].annotation
+    low, high = -math.inf, math.inf
+    for limit in model.model_fields[name].metadata:
+        low = max(low, *(getattr(limit, each, -math.inf) for each in ("ge", "gt")))
+        high = min(high, *(getattr(limit, each, math.inf) for each in ("le", "lt")))
+    return low, high
+
+
+def _sharing(devices: Sequence[jax.Device], num_members: int) -> list[jax.Device] | None:
+    """As many devices as divide the members. None: one."""
+    number = max(n for n in range(1, len(devices) + 1) if num_members % n == 0)
+    return list(devices[:number]) if number > 1 else None
+
+
+take = jax.jit(lambda tree, index: jax.tree.map(lambda x: x[index], tree))
+"""One member's part of what has a first axis [M]."""
+
+
+def member_state(state: PopulationState, index: int) -> RunState:
+    """The state of one member, as a run by itself has it."""
+    return cast(RunState, take(state.members, index))

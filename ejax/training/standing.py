@@ -1,0 +1,93 @@
+"""How the members of a population stand: summaries over them, and ``population.json``, which says which is the best."""
+
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ejax.algorithms.population import FITNESS
+from ejax.config.models import TrainerConfig
+from ejax.config.population import Member
+from ejax.frozen import thaw
+from ejax.training.progress import Progress
+
+
+def summaries(metrics: Mapping[str, NDArray[Any]], *, best: Mapping[str, str] | None = None) -> dict[str, float]:
+    """``<tag>/median`` and ``<tag>/iqm`` over the members' finite values; of some tags ``<tag>/best``.
+
+    The interquartile mean leaves out a quarter of the members, rounded down, at either end.
+    Source: Agarwal et al. 2021.
+
+    Args:
+        metrics: [M] each. A tag without a finite value is left out.
+        best: tag -> ``max`` or ``min``.
+    """
+    rows: dict[str, float] = {}
+    for tag, values in metrics.items():
+        finite = np.sort(values[np.isfinite(values)].astype(np.float64))
+        if len(finite) == 0:
+            continue
+        cut = len(finite) // 4
+        rows[f"{tag}/median"] = float(np.median(finite))
+        rows[f"{tag}/iqm"] = float(finite[cut : len(finite) - cut].mean())
+        if tag in (best or {}):
+            rows[f"{tag}/best"] = float(finite[-1] if (best or {})[tag] == "max" else finite[0])
+    return rows
+
+
+def best_member(trainer: TrainerConfig, progress: Sequence[Progress], rewards: Sequence[float]) -> int | None:
+    """The member with the best evaluation of all, of equal ones that of the higher reward; where there was none, the
+    one with the highest reward in training. None: nothing is known yet.
+
+    Args:
+        rewards: the members' last ``FITNESS``; NaN: not known.
+    """
+    sign = 1.0 if trainer.best_eval_mode == "max" else -1.0
+    bests = {i: each.best for i, each in enumerate(progress) if each.best is not None}
+    if bests:
+        return max(bests, key=lambda i: (sign * bests[i].value, _known(bests[i].reward), -i))
+    known = [i for i, reward in enumerate(rewards) if math.isfinite(reward)]
+    return max(known, key=lambda i: (rewards[i], -i), default=None)
+
+
+def write_standing(
+    folder: Path,
+    trainer: TrainerConfig,
+    members: Sequence[Member],
+    progress: Sequence[Progress],
+    *,
+    step: int,
+    rewards: Sequence[float],
+    alive: Sequence[bool],
+    values: Mapping[str, Sequence[Any]],
+) -> int | None:
+    """Write ``population.json`` and give the best member.
+
+    Args:
+        step: env steps so far.
+        values: of each member now, where they move.
+    """
+    best = best_member(trainer, progress, rewards)
+    rows = []
+    for i, (member, own) in enumerate(zip(members, progress, strict=True)):
+        row: dict[str, Any] = {"member": i, "seed": member.seed}
+        row |= {key: thaw(value) for key, value in member.values.items()}
+        row |= {f"{key} now": each[i] for key, each in values.items()}
+        if own.best is not None:
+            row |= {"best_eval_value": own.best.value, "best_eval_step": own.best.step}
+        row |= {"last_eval": own.last_eval_metrics, FITNESS: rewards[i] if math.isfinite(rewards[i]) else None}
+        rows.append(row | {"alive": bool(alive[i]), "skipped_updates": own.skipped_updates})
+    facts = {"best": best, "metric": trainer.best_eval_metric, "step": step, "members": rows}
+    partial = folder / "population.partial"
+    partial.write_text(json.dumps(facts, indent=2))
+    os.replace(partial, folder / "population.json")
+    return best
+
+
+def _known(reward: float | None) -> float:
+    return -math.inf if reward is None else reward
