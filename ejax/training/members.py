@@ -174,21 +174,22 @@ def _first_state(
     policy, env = parts.policy, cast(Env, parts.env)
     with_reference = any(record.keeps_reference(config.algorithm.cfg) for config in configs)
     record = replace(record, keeps_reference=lambda options: with_reference)
-    for member, config in zip(members, configs, strict=True):
+    values = {
+        key.removeprefix(OPTIONS): jnp.asarray([member.values[key] for member in members], jnp.float32)
+        for key in members[0].values
+    }
+    for i, (member, config) in enumerate(zip(members, configs, strict=True)):
         key, num_envs = jax.random.key(member.seed), config.trainer.num_envs
         state = first_state(config, record, policy, env, parts.optimizer, key, num_envs=num_envs)
-        if member.values:
-            optimizer = record.make_optimizer(config.algorithm.cfg)
+        if values:  # as arrays: the optimizer's state has one form for all, whatever is 0
+            own = with_values(config.algorithm.cfg, {name: value[i] for name, value in values.items()})
+            optimizer = record.make_optimizer(own)
             opt_state = optimizer.init(state.train.params["params"])
             state = replace(state, train=replace(state.train, opt_state=opt_state))
         state, said = start_from_policy(replace(parts, state=state), config)
         states.append(state)
         notes = tuple(said)
     stacked = jax.jit(lambda states: jax.tree.map(lambda *x: jnp.stack(x), *states))(states)
-    values = {
-        key.removeprefix(OPTIONS): jnp.asarray([member.values[key] for member in members], jnp.float32)
-        for key in members[0].values
-    }
     alive = jnp.ones(len(members), bool)
     return PopulationState(update=jnp.zeros((), jnp.int32), members=stacked, values=values, alive=alive), notes
 
