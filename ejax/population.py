@@ -245,6 +245,9 @@ class _Loop:
         if place.checkpoint is not None:
             self.note(f"resumed from {place.checkpoint} at {step} {config.step_name} of each member")
         self.compiled_at = self.clock = started
+        known = [folder.progress.last_eval_metrics for folder in self.folders]
+        if all(known):
+            self._summarize_evaluation({tag: np.array([each[tag] for each in known]) for tag in known[0]})
 
     def run(self) -> PopulationResult:
         state, update, total = self.state, self.first, self.trainer.num_updates
@@ -342,14 +345,18 @@ class _Loop:
         for i, folder in enumerate(self.folders):
             if self.alive[i]:
                 folder.record_evaluation(self, i, state, update, {name: x[i] for name, x in metrics.items()})
-        tag, mode = self.trainer.best_eval_metric, self.trainer.best_eval_mode
-        living = {name: x[self.alive] for name, x in metrics.items()}
-        self.last_eval = summaries(living, best={tag: mode, REWARD: "max"})
+        self._summarize_evaluation(metrics)
+        tag = self.trainer.best_eval_metric
         self.writer.write(update * self.rows, self.last_eval)
         best = self._write_standing(state, update)
         if self.view is not None:
             shown = {name: x for name, x in self.last_eval.items() if name.startswith((tag, REWARD))}
             self.view.write(update * self.rows, shown, None if best is None else self.folders[best].progress.best)
+
+    def _summarize_evaluation(self, metrics: _Arrays) -> None:
+        living = {name: x[self.alive] for name, x in metrics.items()}
+        best = {REWARD: "max", self.trainer.best_eval_metric: self.trainer.best_eval_mode}
+        self.last_eval = summaries(living, best=best)
 
     def _write_standing(self, state: PopulationState, update: int) -> int | None:
         values = {}

@@ -49,7 +49,9 @@ class ExploitConfig(BaseModel):
 class PopulationConfig(BaseModel):
     """``population``: which members train together in one program."""
 
-    model_config = _STRICT
+    model_config = ConfigDict(
+        **_STRICT, json_schema_extra={"patternProperties": {r"^algorithm(\.cfg\..+)?$": {"description": "As in vary."}}}
+    )
     seeds: PositiveInt | tuple[_Seed, ...] = 1
     """A list, or how many: then ``trainer.seed`` and those after it."""
     vary: Annotated[dict[str, tuple[Any, ...]], AfterValidator(freeze), PlainSerializer(thaw)] = Field(

@@ -1,0 +1,405 @@
+"""A population: its config, members that do not touch each other, and numbers that are those of runs by themselves."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers.tiny import EVALUATED, GRPO, STEPS, tiny
+
+from ejax.algorithms.population import (
+    FITNESS,
+    PARENT,
+    Exploit,
+    Lanes,
+    PopulationState,
+    Values,
+    exploited,
+    make_population_step,
+    repeat_population_step,
+    with_values,
+)
+from ejax.algorithms.ppo import PPOConfig
+from ejax.algorithms.step import RunState, Step
+from ejax.config import ConfigError, RunConfig, parse_config
+from ejax.episodes import init_episode_stats
+from ejax.optim import OptimizerConfig, get_learning_rate, make_optimizer
+from ejax.population import PopulationResult, train_population
+from ejax.run import train
+from ejax.sharding import members_mesh
+from ejax.train import main
+from ejax.training.best import Best
+from ejax.training.build import build
+from ejax.training.checkpoint import load_checkpoint
+from ejax.training.members import build_population
+from ejax.training.progress import Progress
+from ejax.training.run_dir import open_policy_run
+from ejax.training.saved_policy import evaluate_run
+from ejax.training.standing import best_member, summaries
+from ejax.types import Key, Metrics, PyTree, TrainState
+
+RATE = "algorithm.cfg.optimizer.learning_rate"
+M = 4
+
+
+def population(given: dict[str, Any], **changes: Any) -> RunConfig:
+    return parse_config({**tiny(**changes), "population": given})
+
+
+# the config
+
+
+def test_members_are_all_seeds_of_each_combination() -> None:
+    config = population({"seeds": 2, RATE: [1e-3, 2e-3], "algorithm.cfg.gamma": [0.9]})
+    assert [(member.seed, member.values[RATE]) for member in config.members] == [
+        (1, 1e-3),
+        (2, 1e-3),
+        (1, 2e-3),
+        (2, 2e-3),
+    ]
+    assert all(member.values["algorithm.cfg.gamma"] == 0.9 for member in config.members)
+
+
+def test_a_member_is_a_config_of_its_own() -> None:
+    config = population({"seeds": [7, 9], RATE: [1e-3, 2e-3]})
+    own = config.of_member(config.members[3])
+    changed = parse_config(tiny(ppo={"optimizer": {"learning_rate": 2e-3}}, seed=9, eval_seed=config.trainer.eval_seed))
+    assert own == changed
+
+
+def test_overrides_dotted_keys_and_the_canonical_form_say_the_same() -> None:
+    written = population({"seeds": 3, RATE: [1e-3, 2e-3]})
+    overridden = parse_config(tiny(), ["population.seeds=3", f"population.{RATE}=[1e-3, 2e-3]"])
+    assert written == overridden == parse_config(written.to_dict())
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"seeds": [1, 1]}, "seeds that differ"),
+        ({"seedz": 2}, "Did you mean 'seeds'"),
+        ({RATE: []}, "a list of values that differ"),
+        ({RATE: 1e-3}, "got 0.001"),
+        ({RATE: [-1.0]}, "learning_rate=-1.0 is no config: Input should be greater"),
+        ({"algorithm.cfg.n_epochs": [1, 2]}, "decides shapes and loops"),
+        ({"algorithm.cfg.optimizer.name": ["adam", "sgd"]}, "members differ in numbers"),
+        ({"algorithm.cfg.gama": [0.9]}, "unknown key"),
+        ({"trainer.num_envs": [4, 8]}, "as a run of its own: python -m ejax.train --config FILE trainer.num_envs=…"),
+        ({"trainer.seed": [4, 8]}, "for seeds give population.seeds"),
+        ({"exploit": {"every": 1}}, "needs two members"),
+        ({"seeds": 2, "exploit": {"every": 1, "fraction": 0.6}}, "less than or equal to 0.5"),
+        ({"algorithm.cfg.optimizer.kwargs.eps": [1e-8, 1e-6], "exploit": {"every": 1}}, "range is not known"),
+    ],
+)
+def test_what_cannot_be_a_population_is_refused(given: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says.replace("(", r"\(")):
+        population(given)
+
+
+def test_train_of_one_run_refuses_a_population() -> None:
+    with pytest.raises(ConfigError, match="train_population"):
+        train(population({"seeds": 2}))
+
+
+def test_an_environment_outside_the_program_is_refused() -> None:
+    with pytest.raises(ConfigError, match="needs an environment inside the program, got gymnasium:Pendulum-v1"):
+        build_population(population({"seeds": 2}, env="gymnasium:Pendulum-v1"))
+
+
+# the step, with a training that is one line
+
+
+def toy_step(values: Values) -> Step:
+    """w ← w·(1 − rate) + noise; the return of an episode is −|w|."""
+
+    def step(state: RunState, key: Key) -> tuple[RunState, Metrics]:
+        w = state.train.params["params"]["w"]
+        w = w * (1.0 - values["rate"]) + 0.01 * jax.random.normal(key)
+        episodes = replace(
+            state.episodes, returns=jnp.full(100, -jnp.abs(w)), num_episodes=state.episodes.num_episodes + 1
+        )
+        train = replace(state.train, params={"params": {"w": w}})
+        metrics = {"train/loss": w, FITNESS: -jnp.abs(w)}
+        return replace(state, update=state.update + 1, train=train, episodes=episodes), metrics
+
+    return step
+
+
+def toy_optimizer(values: Values) -> Any:
+    return make_optimizer(OptimizerConfig.model_construct(learning_rate=values["rate"]))
+
+
+def toy_state(rates: list[float]) -> PopulationState:
+    def member(rate: jax.Array) -> RunState:
+        params = {"params": {"w": jnp.ones(())}}
+        opt_state = toy_optimizer({"rate": rate}).init(params["params"])
+        train = TrainState(params=params, opt_state=opt_state, step=jnp.zeros((), jnp.int32))
+        return RunState(update=jnp.zeros((), jnp.int32), train=train, episodes=init_episode_stats(1))
+
+    rate = jnp.asarray(rates)
+    return PopulationState(
+        update=jnp.zeros((), jnp.int32),
+        members=jax.vmap(member)(rate),
+        values={"rate": rate},
+        alive=jnp.ones(len(rates), bool),
+    )
+
+
+ONE_BY_ONE = Lanes(together=False)
+FOUR = members_mesh(jax.devices())
+RATES = [0.1, 0.2, 0.3, 0.4]
+EXPLOIT = Exploit(every=3, count=1, perturb=(0.5, 2.0), bounds={"rate": (0.0, 0.4)}, make_optimizer=toy_optimizer)
+
+
+def toy_run(
+    rates: list[float], num_updates: int, lanes: Lanes = ONE_BY_ONE, exploit: Exploit | None = None
+) -> tuple[PopulationState, Metrics]:
+    step = make_population_step(toy_step, lanes=lanes, stops_at_nonfinite=True, exploit=exploit)
+    keys = jnp.stack([jax.random.key(seed) for seed in range(len(rates))])
+    return repeat_population_step(step, num_updates)(toy_state(rates), keys, jnp.int32(num_updates))
+
+
+def weights(state: PopulationState) -> jax.Array:
+    return state.members.train.params["params"]["w"]
+
+
+def equal(a: PyTree, b: PyTree) -> bool:
+    same = jax.tree.map(lambda x, y: np.array_equal(np.asarray(x), np.asarray(y), equal_nan=True), a, b)
+    return all(jax.tree.leaves(same))
+
+
+def test_a_member_that_breaks_is_held_and_the_others_do_not_notice() -> None:
+    healthy, _ = toy_run([0.1, 0.2, 0.3, 0.4], 5)
+    broken, metrics = toy_run([0.1, 1e38, 0.3, 0.4], 5)
+    others = np.array([0, 2, 3])
+    assert broken.alive.tolist() == [True, False, True, True]
+    assert equal(weights(broken)[others], weights(healthy)[others])
+    assert np.isfinite(weights(broken)[1])
+    # 1e38 leaves float32 in the second update; from then on the member is not trained
+    assert metrics["population/alive"][:, 1].tolist() == [1.0, 0.0, 0.0, 0.0, 0.0]
+    assert int(broken.members.update[1]) == 1
+    assert np.isnan(metrics["train/loss"][2:, 1]).all()
+
+
+def test_on_several_devices_members_are_the_same() -> None:
+    alone, on_four = (toy_run(RATES, 4, lanes, EXPLOIT) for lanes in (ONE_BY_ONE, replace(ONE_BY_ONE, mesh=FOUR)))
+    assert equal(on_four, alone)
+
+
+def test_side_by_side_members_are_the_same_within_rounding() -> None:
+    alone, _ = toy_run(RATES, 4, exploit=EXPLOIT)
+    for lanes in (Lanes(together=True), Lanes(together=True, mesh=FOUR)):
+        together, _ = toy_run(RATES, 4, lanes, EXPLOIT)
+        np.testing.assert_allclose(weights(together), weights(alone), rtol=1e-6)
+        assert equal(together.values, alone.values)
+
+
+def test_exploit_copies_the_best_to_the_worst_at_its_updates_only() -> None:
+    _, metrics = toy_run([0.01, 0.2, 0.3, 0.4], 6, exploit=EXPLOIT)
+    own = list(range(M))
+    parents = np.asarray(metrics[PARENT]).astype(int).tolist()
+    assert [parents[i] for i in (0, 1, 3, 4)] == [own] * 4
+    assert parents[2] != own and parents[5] != own
+    best = int(np.argmax(metrics[FITNESS][2]))
+    assert parents[2] == [best, 1, 2, 3]  # the slowest is the worst, and goes on from the best
+
+
+def test_what_is_copied_is_perturbed_within_bounds_and_the_rate_in_the_optimizer_too() -> None:
+    state = toy_state([0.1, 0.2, 0.3, 0.3])
+    fitness = jnp.asarray([0.0, 1.0, 2.0, 3.0])
+    after, parent = exploited(state, fitness, jax.random.key(0), replace(EXPLOIT, count=2))
+    assert parent[2:].tolist() == [2, 3] and set(parent[:2].tolist()) <= {2, 3}
+    # 0.3 · 0.5, or 0.3 · 2 held within the bound
+    assert all(any(np.isclose(x, y) for y in (0.15, 0.4)) for x in after.values["rate"][:2])
+    assert after.values["rate"][2:].tolist() == state.values["rate"][2:].tolist()
+    assert get_learning_rate(after.members.train.opt_state).tolist() == after.values["rate"].tolist()
+
+
+def test_a_scheduled_rate_moves_by_the_factor_of_its_value() -> None:
+    state = toy_state([0.1, 0.2])
+    scheduled = jax.tree.map(lambda x: x, state.members.train.opt_state)
+    scheduled = (scheduled[0], scheduled[1]._replace(learning_rate=state.values["rate"] / 10.0))
+    state = replace(state, members=replace(state.members, train=replace(state.members.train, opt_state=scheduled)))
+    after, _ = exploited(state, jnp.asarray([0.0, 1.0]), jax.random.key(0), EXPLOIT)
+    np.testing.assert_allclose(get_learning_rate(after.members.train.opt_state) * 10.0, after.values["rate"], rtol=1e-6)
+
+
+def test_a_broken_member_is_the_worst_and_lives_again_by_a_copy() -> None:
+    state = replace(toy_state([0.1, 0.2, 0.3, 0.4]), alive=jnp.array([True, True, False, True]), update=jnp.int32(9))
+    after, parent = exploited(state, jnp.asarray([1.0, 0.0, 5.0, 0.5]), jax.random.key(0), EXPLOIT)
+    assert parent.tolist() == [0, 1, 0, 3] and after.alive.all()
+    assert after.members.update.tolist() == [0, 0, 9, 0]
+
+
+def test_nobody_is_copied_while_no_return_is_known() -> None:
+    state = toy_state([0.1, 0.2, 0.3, 0.4])
+    after, parent = exploited(state, jnp.full(M, jnp.nan), jax.random.key(0), EXPLOIT)
+    assert parent.tolist() == [0, 1, 2, 3] and equal(after, state)
+
+
+# summaries
+
+
+def test_summaries_are_of_the_finite_values() -> None:
+    values = np.array([3.0, np.nan, 1.0, 100.0, 2.0])
+    rows = summaries({"a": values, "b": np.full(5, np.nan)}, best={"a": "max"})
+    # of 1, 2, 3, 100 the middle half is 2, 3
+    assert rows == {"a/median": 2.5, "a/iqm": 2.5, "a/best": 100.0}
+
+
+def test_the_best_member_has_the_best_evaluation_and_of_equal_ones_the_higher_reward() -> None:
+    trainer = population({"seeds": 3}).trainer
+    progress = [Progress(best=Best(1.0, 0, reward)) for reward in (0.2, 0.4, 0.3)]
+    assert best_member(trainer, progress, [0.0] * 3) == 1
+    assert best_member(trainer, [Progress()] * 3, [float("nan"), 1.0, 2.0]) == 2
+    assert best_member(trainer, [Progress()] * 3, [float("nan")] * 3) is None
+
+
+# whole trainings
+
+
+def config_of(out: Path, iterations: int = 4) -> RunConfig:
+    given = {"seeds": 2, RATE: [1e-3, 3e-3]}
+    return population(given, output_dir=out, iterations=iterations, save_frequency_updates=2, **EVALUATED)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> PopulationResult:
+    out = tmp_path_factory.mktemp("population")
+    return train_population(config_of(out), run_dir=out / "whole")
+
+
+def lines(run: Path) -> list[dict[str, Any]]:
+    times = ("time", "charts/SPS")
+    text = (run / "logs" / "metrics.jsonl").read_text()
+    return [{tag: x for tag, x in json.loads(line).items() if tag not in times} for line in text.splitlines()]
+
+
+def test_a_member_has_the_numbers_of_a_run_by_itself(trained: PopulationResult, tmp_path: Path) -> None:
+    folder = trained.run_dir / "members" / "3"
+    own = parse_config(json.loads((folder / "configs" / "resolved.json").read_text()))
+    assert (own.trainer.seed, own.algorithm.cfg.optimizer.learning_rate) == (2, 3e-3)
+    alone = train(own, run_dir=tmp_path / "alone")
+    assert lines(folder) == lines(tmp_path / "alone")
+    assert alone.latest_checkpoint_path is not None and alone.best_checkpoint_path is not None
+    like = build(own).state
+    for path in (alone.latest_checkpoint_path, alone.best_checkpoint_path):
+        there = load_checkpoint(folder / "checkpoints" / path.name, like)[0]
+        assert equal(there, load_checkpoint(path, like)[0])
+
+
+def test_a_resumed_population_ends_bit_for_bit_as_one_that_went_on(trained: PopulationResult) -> None:
+    out = trained.run_dir.parent
+    train_population(config_of(out, iterations=2), run_dir=out / "resumed")
+    again = train_population(config_of(out), run_dir=out / "resumed", resume="latest")
+    like = build_population(config_of(out)).state
+    assert trained.latest_checkpoint_path is not None and again.latest_checkpoint_path is not None
+    ends = [load_checkpoint(path, like)[0] for path in (trained.latest_checkpoint_path, again.latest_checkpoint_path)]
+    assert equal(*ends)
+    for part in ("", "members/0", "members/3"):
+        assert lines(out / "resumed" / part) == lines(trained.run_dir / part)
+    assert again.best_eval_values == trained.best_eval_values
+
+
+def test_the_log_of_all_has_summaries_over_members(trained: PopulationResult) -> None:
+    rows = [line for line in lines(trained.run_dir) if "eval/avg_reward/iqm" in line]
+    members = [line for i in range(M) for line in lines(trained.run_dir / "members" / str(i))]
+    last = [line["eval/avg_reward"] for line in members if line["step"] == 4 * STEPS and "eval/avg_reward" in line]
+    assert len(rows) == 4 and len(last) == M
+    assert rows[-1]["eval/avg_reward/best"] == max(last)
+    assert rows[-1]["eval/avg_reward/median"] == pytest.approx(np.median(last))
+
+
+def test_who_wants_a_policy_gets_the_best_member_or_the_one_it_names(trained: PopulationResult) -> None:
+    values = [value for value in trained.best_eval_values if value is not None]
+    assert trained.best_member == int(np.argmax(values))
+    assert open_policy_run(trained.run_dir)[0].path.name == str(trained.best_member)
+    metrics = evaluate_run(trained.run_dir, member=2, num_episodes=2, num_envs=2)
+    assert Path(str(metrics["checkpoint"])).parts[-4:-2] == ("members", "2")
+
+
+def test_a_member_that_is_not_there_is_refused(trained: PopulationResult) -> None:
+    with pytest.raises(ValueError, match=r"got member 4; .* has 0 to 3"):
+        open_policy_run(trained.run_dir, 4)
+    with pytest.raises(ValueError, match="is no population"):
+        open_policy_run(trained.run_dir / "members" / "0", 1)
+
+
+def test_the_command_line_goes_on_with_a_population(
+    trained: PopulationResult, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--run", str(trained.run_dir), "--resume", "latest"]) == 0
+    printed = capsys.readouterr().out
+    assert f"best member: {trained.best_member}" in printed and "eval/avg_reward/iqm" in printed
+
+
+# numbers as arrays
+
+
+def after_updates(config: RunConfig, num_updates: int = 2) -> list[PyTree]:
+    """Each member's ``TrainState``, and then the first member's by itself."""
+    parts = build_population(config)
+    state, _ = parts.stepper.advance(parts.stepper.start(parts.state), num_updates)
+    alone = build(parts.configs[0])
+    moved = alone.stepper.advance(alone.stepper.start(alone.state), num_updates, lambda: False)
+    assert moved is not None
+    return [jax.tree.map(lambda x, i=i: x[i], state.members.train) for i in range(len(parts.members))] + [
+        moved[0].train
+    ]
+
+
+def test_options_that_are_arrays_give_nearly_the_numbers_of_constants() -> None:
+    """In float32 1 − 0.2 is not the float32 of 0.8: the largest difference measured after two updates is 1e-7."""
+    options = PPOConfig()
+    names = ("gamma", "gae_lambda", "clip_coef", "ent_coef", "vf_coef", "max_grad_norm")
+    first, second, alone = after_updates(
+        population({f"algorithm.cfg.{name}": [getattr(options, name)] for name in names} | {RATE: [3e-4, 1e-3]})
+    )
+    difference = jax.tree.map(lambda a, b: np.abs(a - b).max(), first.params, alone.params)
+    assert max(jax.tree.leaves(difference)) < 1e-5
+    assert not equal(first.params, second.params)
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        GRPO,
+        {"name": "apg", "cfg": {"segment_length": 8}},
+        {"name": "shac", "cfg": {"segment_length": 8, "critic_epochs": 1, "num_mini_batches": 2}},
+    ],
+    ids=lambda algorithm: algorithm["name"],
+)
+def test_other_algorithms_have_the_numbers_of_runs_by_themselves(algorithm: dict[str, Any]) -> None:
+    """The tests' compiler flags fuse straight-line updates otherwise within the loop over members; without these flags
+    APG's and SHAC's are equal too."""
+    rates = {RATE: [1e-3, 1e-2]}
+    if algorithm["name"] == "shac":
+        rates["algorithm.cfg.critic_optimizer.learning_rate"] = [1e-3]
+    first, second, alone = after_updates(parse_config({**tiny(), "algorithm": algorithm, "population": rates}))
+    for mine, its in zip(jax.tree.leaves(first), jax.tree.leaves(alone), strict=True):
+        np.testing.assert_allclose(mine, its, rtol=1e-5, atol=1e-7)
+    assert not equal(first.params, second.params)
+
+
+def test_an_option_that_cannot_be_an_array_is_named() -> None:
+    apg = {"name": "apg", "cfg": {"segment_length": 8}}
+    given = {"algorithm.cfg.action_adjoint_max_norm": [0.5, 1.0], "algorithm.cfg.gamma": [0.9, 0.8]}
+    with pytest.raises(ConfigError) as refused:
+        build_population(parse_config({**tiny(), "algorithm": apg, "population": given}))
+    assert [problem.key for problem in refused.value.problems] == ["population.algorithm.cfg.action_adjoint_max_norm"]
+
+
+def test_optimizers_whose_zeros_differ_have_one_form() -> None:
+    given = {"algorithm.cfg.optimizer.kwargs.weight_decay": [0.0, 0.1]}
+    build_population(population(given))
+
+
+def test_with_values_leaves_the_options_as_they_were() -> None:
+    options = PPOConfig()
+    changed = with_values(options, {"optimizer.learning_rate": 1.0, "optimizer.kwargs.eps": 2.0, "gamma": 0.5})
+    assert (changed.optimizer.learning_rate, changed.optimizer.kwargs["eps"], changed.gamma) == (1.0, 2.0, 0.5)
+    assert options == PPOConfig()
