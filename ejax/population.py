@@ -162,7 +162,8 @@ class _Folder:
         progress.last_evaluated, progress.last_eval_metrics = update, metrics
         self.writer.write(step, metrics, progress.best)
         if is_best:
-            self.saver.save_best(member_state(state, index), update)
+            # a run that is killed makes the evaluations after the last checkpoint of all again
+            self.saver.hold_best(member_state(state, index), update)
 
 
 @dataclass
@@ -386,6 +387,8 @@ class _Loop:
             "members": members,
             "rewards": [reward if math.isfinite(reward) else None for reward in self.rewards.tolist()],
         }
+        for folder in self.folders:
+            folder.saver.write_held()
         self.latest = self.directory.save(state, meta, keep=self.trainer.keep_checkpoints)
         self.last_saved = update
         self.note(f"saved {self.latest}")

@@ -48,6 +48,7 @@ class Saver:
         self.best = next(iter(directory.best()), None)
         self._last_saved: int | None = None
         self._schedule_sha256: str | None = None
+        self._held: tuple[RunState, dict[str, Any]] | None = None
         self._lock = threading.Lock()
 
     def has(self, update: int) -> bool:
@@ -68,6 +69,17 @@ class Saver:
         with self._lock:
             self._write_schedule(update)
             self.best = self._directory.save_best(state, self._meta(update))
+
+    def hold_best(self, state: RunState, update: int) -> None:
+        """``save_best``, written with ``write_held``: for who goes on from another checkpoint, which is not older."""
+        self._held = state, self._meta(update)
+
+    def write_held(self) -> None:
+        """Write what ``hold_best`` was given last, unless it is written."""
+        with self._lock:
+            if self._held is not None:
+                self.best = self._directory.save_best(*self._held)
+                self._held = None
 
     def mark_evaluated(self, update: int) -> None:
         """Have the checkpoint of ``update``, if there is one, say that its evaluation is made."""
