@@ -1,4 +1,4 @@
-"""A population in one program beside as many runs by themselves: wall and CPU seconds, and whether the numbers are equal.
+"""A population in one program beside as many runs: wall and CPU seconds, and whether the numbers are equal.
 
     python benchmarks/population.py --config configs/point_mass/ppo.yaml --seeds 16 trainer.iterations=20
 

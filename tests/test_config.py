@@ -595,7 +595,7 @@ BAD_OVERRIDES = {
     "algorithm.cfg.optimizer=adam": "got 'adam'; must be a section with the keys name, learning_rate, kwargs",
     "algorithm.cfg.lr_scheduler={name: step}": "lr_scheduler.kwargs.step_size.*is missing",
     "algorithm.cfg.lr_scheduler.kwargs.gamma=1": "given without a name; name one of linear, cosine",
-    "seed=3": r"seed \(override\): unknown key; allowed: algorithm, compat, data, env, policy, trainer",
+    "seed=3": r"seed \(override\): unknown key; allowed: algorithm, compat, data, env, policy, population, trainer",
     "trainer.num_envs.x=3": "override 'trainer.num_envs.x=3': trainer.num_envs is 8, not a section",
     "trainer.seed": "override 'trainer.seed': must read section.key=value",
     "trainer.seed=[": r"override 'trainer.seed=\[': ",

@@ -1,0 +1,57 @@
+"""Draw a population's evaluations: each member thin, the interquartile mean over the seeds of each combination thick.
+
+python benchmarks/population_curves.py RUN --out docs/population.png
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+import numpy as np
+
+from ejax.training.run_dir import open_run_directory
+from ejax.training.standing import summaries
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path, metavar="RUN")
+    parser.add_argument("--tags", nargs="*", default=["eval/avg_reward", "eval/success_rate"], metavar="TAG")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE.png")
+    args = parser.parse_args()
+    draw(args.run, args.tags, args.out)
+
+
+def draw(run: Path, tags: list[str], out: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    directory, config = open_run_directory(run)
+    groups: dict[str, list[Path]] = {}
+    for member in config.members:
+        label = ", ".join(f"{key.rpartition('.')[2]} {value:g}" for key, value in member.values.items()) or "all"
+        groups.setdefault(label, []).append(directory.member(member.number).path)
+    figure, axes = pyplot.subplots(1, len(tags), figsize=(5 * len(tags), 3.2), layout="constrained", squeeze=False)
+    for axis, tag in zip(axes[0], tags, strict=True):
+        for i, (label, folders) in enumerate(groups.items()):
+            curves = [_curve(folder, tag) for folder in folders]
+            for curve in curves:
+                axis.plot([step / 1e6 for step in curve], list(curve.values()), color=f"C{i}", linewidth=0.6, alpha=0.5)
+            steps = [step for step in curves[0] if all(step in curve for curve in curves)]
+            middle = [summaries({tag: np.array([curve[step] for curve in curves])})[f"{tag}/iqm"] for step in steps]
+            axis.plot([step / 1e6 for step in steps], middle, color=f"C{i}", linewidth=2, label=label)
+        axis.set(xlabel="million environment steps", ylabel=tag)
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[0][0].legend(frameon=False)
+    figure.savefig(out, dpi=130)
+
+
+def _curve(folder: Path, tag: str) -> dict[int, float]:
+    lines = map(json.loads, (folder / "logs" / "metrics.jsonl").read_text().splitlines())
+    return {line["step"]: line[tag] for line in lines if line.get(tag) is not None}
+
+
+if __name__ == "__main__":
+    main()
