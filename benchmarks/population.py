@@ -25,7 +25,8 @@ def main() -> None:
         whole = _train(
             args.config, [f"population.seeds={args.seeds}", *args.overrides], out / "all", out / "compiled_all"
         )
-        members = [out / "all" / "members" / str(i) for i in range(args.seeds)]
+        count = len(list((out / "all" / "members").iterdir()))
+        members = [out / "all" / "members" / str(i) for i in range(count)]
         singles = [
             _train(member / "configs" / "resolved.json", [], out / f"one_{i}", out / "compiled")
             for i, member in enumerate(members)
@@ -33,10 +34,10 @@ def main() -> None:
         equal = sum(_lines(member) == _lines(out / f"one_{i}") for i, member in enumerate(members))
     runs = {kind: sum(single[kind] for single in singles) for kind in whole}
     print("| | wall, s | CPU, s |\n|---|---|---|")
-    print(f"| {args.seeds} runs, one after the other | {runs['wall']:.0f} | {runs['cpu']:.0f} |")
-    print(f"| one population of {args.seeds} | {whole['wall']:.0f} | {whole['cpu']:.0f} |")
+    print(f"| {count} runs, one after the other | {runs['wall']:.0f} | {runs['cpu']:.0f} |")
+    print(f"| one population of {count} | {whole['wall']:.0f} | {whole['cpu']:.0f} |")
     print(f"| part of it | {whole['wall'] / runs['wall']:.2f} | {whole['cpu'] / runs['cpu']:.2f} |")
-    print(f"\n{equal} of {args.seeds} members have the metrics of their run, bit for bit")
+    print(f"\n{equal} of {count} members have the metrics of their run, bit for bit")
     if args.json:
         args.json.write_text(json.dumps({"population": whole, "runs": singles, "equal": equal}, indent=2))
 
@@ -65,7 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", type=Path, required=True, metavar="FILE")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="as for ejax.train")
-    parser.add_argument("--seeds", type=int, default=16, metavar="N", help="members, and runs (default: 16)")
+    parser.add_argument("--seeds", type=int, default=16, metavar="N", help="of each combination (default: 16)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write all timings there")
     return parser
 

@@ -20,9 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ejax.algorithms.population import FITNESS, PARENT, PopulationState
+from ejax.apart import train_apart
 from ejax.config import ConfigError, Problem, RunConfig
 from ejax.config.bind import bind
-from ejax.config.population import Member
 from ejax.device import matmul_precision
 from ejax.envs.host.calls import exits_are_errors
 from ejax.registry import is_foreign_checkpoint
@@ -38,36 +38,12 @@ from ejax.training.progress import Progress
 from ejax.training.run_dir import RunDirectory, create_run_directory
 from ejax.training.saver import Saver
 from ejax.training.skipped import skipped_fraction
-from ejax.training.standing import summaries, write_standing
+from ejax.training.standing import PopulationResult, summaries, write_standing
 from ejax.training.start import Place, find_place
 from ejax.types import Metrics
 
 _Arrays = dict[str, NDArray[Any]]
 _EXPLOITS = "exploits.jsonl"
-
-
-@dataclass(kw_only=True)
-class PopulationResult:
-    """What a population's training ended with."""
-
-    run_dir: Path
-    members: tuple[Member, ...]
-    global_step: int
-    """Of each member."""
-    num_updates: int
-    elapsed_time_sec: float
-    training_fps: float
-    """Environment steps of all members per second, after compilation."""
-    finished: bool
-    alive: tuple[bool, ...]
-    """False: the member's parameters were not finite; it is held as it was before."""
-    skipped_updates: tuple[float, ...]
-    best_member: int | None
-    """The one with the best evaluation; without evaluations, with the highest reward in training."""
-    best_eval_values: tuple[float | None, ...]
-    latest_checkpoint_path: Path | None
-    last_eval_metrics: dict[str, float]
-    """Summaries over the members."""
 
 
 def train_population(config: RunConfig, *, resume: str | None = None, run_dir: Path | None = None) -> PopulationResult:
@@ -87,6 +63,8 @@ def train_population(config: RunConfig, *, resume: str | None = None, run_dir: P
     if resume == "best" or (resume is not None and is_foreign_checkpoint(resume)):
         text = f"got --resume {resume}, but a population goes on from its latest state, or from a checkpoint of all"
         raise CheckpointError(f"{text}; --run RUN/members/I --resume best goes on with one member by itself")
+    if config.population.apart:
+        return train_apart(config, resume=resume, run_dir=run_dir)
     # the members' numbers do not depend on the devices that share them, and a run may change them
     trainer = config.trainer
     alone = config.model_copy(update={"trainer": trainer.model_copy(update={"distributed": False})})

@@ -36,7 +36,7 @@ LAYERS = [
     ["evaluation", "algorithms", "experts", "data"],
     ["config"],
     ["training"],
-    ["run", "population"],
+    ["run", "population", "apart"],
     ["train", "pretrain", "distill", "evaluate", "play", "replay", "preflight", "__main__"],
 ]
 """A module may import from its own layer and from those above it in this list; the longest name that fits says where it

@@ -1,6 +1,7 @@
 """A population: its config, members that do not touch each other, and numbers that are those of runs by themselves."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -86,11 +87,13 @@ def test_overrides_dotted_keys_and_the_canonical_form_say_the_same() -> None:
         ({RATE: 1e-3}, "got 0.001"),
         ({RATE: [-1.0]}, "learning_rate=-1.0 is no config: Input should be greater"),
         ({"algorithm.cfg.n_epochs": [1, 2]}, "decides shapes and loops"),
-        ({"algorithm.cfg.optimizer.name": ["adam", "sgd"]}, "members differ in numbers"),
+        ({"algorithm.cfg.optimizer.name": ["adam", "sgd"]}, "got 'adam', which is no number"),
         ({"algorithm.cfg.gama": [0.9]}, "unknown key"),
-        ({"trainer.num_envs": [4, 8]}, "as a run of its own: python -m ejax.train --config FILE trainer.num_envs=…"),
-        ({"trainer.seed": [4, 8]}, "for seeds give population.seeds"),
+        ({"trainer.num_envs": [4, 8]}, "With population.apart=true each is a run of its own"),
+        ({"apart": True, "trainer.seed": [4, 8]}, "for seeds give population.seeds"),
         ({"exploit": {"every": 1}}, "needs two members"),
+        ({"apart": True, "seeds": 2, "exploit": {"every": 1}}, "leave it out, or population.apart"),
+        ({"apart": True, "trainer.num_envs": [4, -1]}, "trainer.num_envs=-1 is no config"),
         ({"seeds": 2, "exploit": {"every": 1, "fraction": 0.6}}, "less than or equal to 0.5"),
         ({"algorithm.cfg.optimizer.kwargs.eps": [1e-8, 1e-6], "exploit": {"every": 1}}, "range is not known"),
     ],
@@ -274,9 +277,11 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> PopulationResult:
 
 
 def lines(run: Path) -> list[dict[str, Any]]:
-    times = ("time", "charts/SPS")
     text = (run / "logs" / "metrics.jsonl").read_text()
-    return [{tag: x for tag, x in json.loads(line).items() if tag not in times} for line in text.splitlines()]
+    return [
+        {tag: x for tag, x in json.loads(line).items() if tag != "time" and not tag.startswith("charts/SPS")}
+        for line in text.splitlines()
+    ]
 
 
 def test_a_member_has_the_numbers_of_a_run_by_itself(trained: PopulationResult, tmp_path: Path) -> None:
@@ -403,3 +408,24 @@ def test_with_values_leaves_the_options_as_they_were() -> None:
     changed = with_values(options, {"optimizer.learning_rate": 1.0, "optimizer.kwargs.eps": 2.0, "gamma": 0.5})
     assert (changed.optimizer.learning_rate, changed.optimizer.kwargs["eps"], changed.gamma) == (1.0, 2.0, 0.5)
     assert options == PPOConfig()
+
+
+def test_members_apart_differ_in_any_key_and_go_on_where_they_were_interrupted(tmp_path: Path) -> None:
+    given = {"apart": True, "seeds": 1, "algorithm.cfg.n_epochs": [2, 1]}
+    config = population(given, output_dir=tmp_path, **EVALUATED)
+    result = train_population(config, run_dir=tmp_path / "apart")
+    assert [
+        json.loads((tmp_path / f"apart/members/{i}/configs/resolved.json").read_text())["algorithm"]["cfg"]["n_epochs"]
+        for i in range(2)
+    ] == [2, 1]
+    assert result.finished and result.num_updates == 2
+    first, second = (lines(tmp_path / "apart" / "members" / str(i)) for i in range(2))
+    rows = lines(tmp_path / "apart")
+    pair = (first[-1]["eval/avg_reward"], second[-1]["eval/avg_reward"])
+    assert rows[-1]["eval/avg_reward/best"] == max(pair)
+    assert open_policy_run(tmp_path / "apart")[0].path.name == str(result.best_member)
+    # as if a kill had come before the second member
+    shutil.rmtree(tmp_path / "apart" / "members" / "1")
+    again = train_population(config, run_dir=tmp_path / "apart", resume="latest")
+    assert lines(tmp_path / "apart" / "members" / "1") == second and lines(tmp_path / "apart") == rows
+    assert again.best_eval_values == result.best_eval_values

@@ -525,23 +525,10 @@ def _population(config: RunConfig) -> Iterator[Problem]:
     population = config.population
     if population is None:
         return
-    record, name = config.algorithm.record, config.algorithm.name
-    if record.learns_from == "demonstrations" or record.taught_by is not None:
-        text = f"{name} trains by itself only; give ppo, grpo, apg or shac, or leave population out"
-        yield Problem("population", text)
-    wrong = {key: value for key, values in population.vary.items() for value in values if not _is_number(value)}
-    for key, value in wrong.items():
-        text = f"got {shown(thaw(value))}; members differ in numbers"
-        yield Problem(f"population.{key}", f"{text}; train such values as runs of their own: {key}=…")
-    if wrong:
-        return
-    if population.exploit is not None:
-        if len(config.members) < 2:
-            yield Problem("population.exploit", "needs two members at least; give population.seeds: 2")
-        for key, values in population.vary.items():
-            if ".kwargs." in key or isinstance(values[0], tuple):
-                text = f"cannot multiply {key}, whose range is not known; leave it out of population, or exploit"
-                yield Problem("population.exploit", text)
+    if not population.apart:
+        yield from _one_program(config, population)
+    elif population.exploit is not None:
+        yield Problem("population.exploit", "copies within one program; leave it out, or population.apart")
     seen = set()
     for member in config.members:
         combination = tuple(member.values.items())
@@ -549,16 +536,38 @@ def _population(config: RunConfig) -> Iterator[Problem]:
             continue
         seen.add(combination)
         try:
-            options = config.of_member(member).algorithm.cfg
+            own = config.of_member(member)
         except ValidationError as error:
             texts = [each["msg"].removeprefix("Value error, ") for each in error.errors()]
             said = "; ".join(texts).replace("Extra inputs are not permitted", "unknown key")
             yield Problem("population", f"{_shown_values(member)} is no config: {said}")
             continue
-        for key in member.values:
-            if not _is_number(_option(options, key), whole=False):
-                text = "a whole number decides shapes and loops, so that each value needs a program of its own"
-                yield Problem(f"population.{key}", f"{text}; train them as runs of their own: {key}=…")
+        for key in () if population.apart else member.values:
+            value = _option(own.algorithm.cfg, key)
+            if _is_number(value) and not _is_number(value, whole=False):
+                yield Problem(f"population.{key}", f"a whole number decides shapes and loops, {_APART}")
+
+
+_APART = "so that each value needs a program of its own: give population.apart=true"
+
+
+def _one_program(config: RunConfig, population: PopulationConfig) -> Iterator[Problem]:
+    record, name = config.algorithm.record, config.algorithm.name
+    if record.learns_from == "demonstrations" or record.taught_by is not None:
+        text = f"{name} trains by itself only; give population.apart=true, or ppo, grpo, apg or shac"
+        yield Problem("population", text)
+    for key, values in population.vary.items():
+        value = next((value for value in values if not _is_number(value)), None)
+        if value is None:
+            continue
+        yield Problem(f"population.{key}", f"got {shown(thaw(value))}, which is no number, {_APART}")
+    if population.exploit is not None:
+        if len(config.members) < 2:
+            yield Problem("population.exploit", "needs two members at least; give population.seeds: 2")
+        for key, values in population.vary.items():
+            if ".kwargs." in key or isinstance(values[0], tuple):
+                text = f"cannot multiply {key}, whose range is not known; leave it out of population, or exploit"
+                yield Problem("population.exploit", text)
 
 
 def _shown_values(member: Member) -> str:

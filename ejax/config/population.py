@@ -7,6 +7,7 @@ config's, ``trainer.eval_seed`` included, so that all are evaluated in the same 
 """
 
 import itertools
+import re
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, NamedTuple
 
@@ -19,6 +20,7 @@ from pydantic import (
     PlainSerializer,
     PositiveFloat,
     PositiveInt,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
@@ -28,6 +30,7 @@ from ejax.shorten import shown
 
 OPTIONS = "algorithm.cfg."
 """What members may differ in, besides the seed, begins with it."""
+_KEY = r"^(algorithm|trainer|policy|env|data)(\..+)?$"
 _STRICT = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 _Seed = Annotated[int, Field(ge=0, lt=2**31)]
 
@@ -49,15 +52,17 @@ class ExploitConfig(BaseModel):
 class PopulationConfig(BaseModel):
     """``population``: which members train together in one program."""
 
-    model_config = ConfigDict(
-        **_STRICT, json_schema_extra={"patternProperties": {r"^algorithm(\.cfg\..+)?$": {"description": "As in vary."}}}
-    )
+    model_config = ConfigDict(**_STRICT, json_schema_extra={"patternProperties": {_KEY: {"title": "As in vary"}}})
     seeds: PositiveInt | tuple[_Seed, ...] = 1
     """A list, or how many: then ``trainer.seed`` and those after it."""
+    apart: bool = False
+    """Each member is a run of its own, one after the other: for environments outside the program, and for values that
+    need a program of their own, of any key."""
     vary: Annotated[dict[str, tuple[Any, ...]], AfterValidator(freeze), PlainSerializer(thaw)] = Field(
         default_factory=dict, validate_default=True
     )
-    """Dotted key of ``algorithm.cfg`` -> the values that members have; may be written directly under ``population``."""
+    """Dotted key, of ``algorithm.cfg`` unless ``apart`` -> the values that members have; may be written directly under
+    ``population``."""
     exploit: ExploitConfig | None = None
 
     @model_validator(mode="before")
@@ -83,13 +88,13 @@ class PopulationConfig(BaseModel):
 
     @field_validator("vary")
     @classmethod
-    def _lists(cls, vary: FrozenDict) -> FrozenDict:
+    def _lists(cls, vary: FrozenDict, info: ValidationInfo) -> FrozenDict:
         for key, values in vary.items():
-            if not key.startswith(OPTIONS):
+            if not (key.startswith(OPTIONS) or info.data.get("apart")) or key == "trainer.seed":
                 hint = "; for seeds give population.seeds" if key == "trainer.seed" else ""
                 raise ValueError(
-                    f"got {key}; members of one program differ in numbers of {OPTIONS}… only{hint}. Train each value "
-                    f"of {key} as a run of its own: python -m ejax.train --config FILE {key}=…"
+                    f"got {key}; members of one program differ in numbers of {OPTIONS}… only{hint}. With "
+                    "population.apart=true each is a run of its own, and any key may differ"
                 )
             if not values or len(set(values)) < len(values):
                 raise ValueError(f"got {shown(thaw(values))} for {key}; must be a list of values that differ")
@@ -133,7 +138,7 @@ def _put(tree: Mapping[str, Any], names: list[str], value: Any) -> dict[str, Any
 
 
 def _is_key(name: str) -> bool:
-    return "." in name or name in ("trainer", "policy", "algorithm", "env", "data")
+    return "." in name or re.match(_KEY, name) is not None
 
 
 def _tuples(value: Any) -> Any:

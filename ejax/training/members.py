@@ -75,7 +75,7 @@ def build_population(config: RunConfig) -> PopulationParts:
         with parts.stepper:
             text = (
                 f"needs an environment inside the program, got {config.env.id} with trainer.collector.mode "
-                f"{config.trainer.collector.mode}; train each member as a run of its own: trainer.seed=…"
+                f"{config.trainer.collector.mode}; give population.apart=true, which trains each member by itself"
             )
             raise ConfigError([Problem("population", text)])
     check_best_metric(configs[0], parts)
@@ -226,8 +226,8 @@ def _check_values(make_step: Callable[[Values], Step], state: PopulationState) -
     if not values or fits(values):
         return
     wrong = [name for name in values if not fits({name: values[name]})] or list(values)
-    text = "decides what is computed, so that each value needs a program of its own; train them as runs of their own"
-    raise ConfigError([Problem(f"population.{OPTIONS}{name}", f"{text}: {OPTIONS}{name}=…") for name in wrong])
+    text = "decides what is computed, so that each value needs a program of its own: give population.apart=true"
+    raise ConfigError([Problem(f"population.{OPTIONS}{name}", text) for name in wrong])
 
 
 def _exploit(config: RunConfig, member: RunConfig) -> Exploit | None:

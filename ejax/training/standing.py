@@ -4,6 +4,7 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,30 @@ from ejax.config.models import TrainerConfig
 from ejax.config.population import Member
 from ejax.frozen import thaw
 from ejax.training.progress import Progress
+
+
+@dataclass(kw_only=True)
+class PopulationResult:
+    """What a population's training ended with."""
+
+    run_dir: Path
+    members: tuple[Member, ...]
+    global_step: int
+    """Of each member."""
+    num_updates: int
+    elapsed_time_sec: float
+    training_fps: float
+    """Environment steps of all members per second, after compilation."""
+    finished: bool
+    alive: tuple[bool, ...]
+    """False: the member's parameters were not finite; it is held as it was before."""
+    skipped_updates: tuple[float, ...]
+    best_member: int | None
+    """The one with the best evaluation; without evaluations, with the highest reward in training."""
+    best_eval_values: tuple[float | None, ...]
+    latest_checkpoint_path: Path | None
+    last_eval_metrics: dict[str, float]
+    """Summaries over the members."""
 
 
 def summaries(metrics: Mapping[str, NDArray[Any]], *, best: Mapping[str, str] | None = None) -> dict[str, float]:

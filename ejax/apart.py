@@ -1,0 +1,136 @@
+"""A population whose members are runs of their own, one after the other: ``population.apart``.
+
+For environments outside the program, and for values that need a program of their own. What is written is what a
+population in one program leaves: a folder for each member, summaries over them, and which is the best.
+"""
+
+import json
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ejax.algorithms.population import FITNESS
+from ejax.config import RunConfig
+from ejax.config.bind import bind
+from ejax.run import train
+from ejax.training.best import REWARD
+from ejax.training.facts import read_facts
+from ejax.training.metric_log import MetricLog
+from ejax.training.progress import Progress
+from ejax.training.run_dir import (
+    RunDirectory,
+    RunMeta,
+    check_same_run,
+    create_run_directory,
+    newest_run,
+    open_run_directory,
+)
+from ejax.training.skipped import NonFiniteUpdateError
+from ejax.training.standing import PopulationResult, summaries, write_standing
+
+
+def train_apart(config: RunConfig, *, resume: str | None, run_dir: Path | None) -> PopulationResult:
+    """Train each member as ``ejax.run.train`` does; arguments and errors as ``ejax.population.train_population``.
+
+    A member that stops at an update that is not finite is reported, and the next one trained. With ``resume`` members
+    that are finished stay as they are, one that was interrupted goes on, and the others begin.
+    """
+    started = time.monotonic()
+    directory = _folder(config, resume, run_dir)
+    members, count = config.members, len(config.members)
+    alive, finished, trained_s, steps = [True] * count, True, 0.0, 0
+    for i, member in enumerate(members):
+        own, folder = config.of_member(member), directory.member(i)
+        if _updates_done(folder) >= own.trainer.num_updates:
+            continue
+        if own.trainer.console:
+            print(f"member {i} of {count}: trainer.seed={member.seed} {member.values}", flush=True)
+        try:
+            goes_on = folder.config_file.exists()
+            result = train(own, resume="latest" if goes_on else None, run_dir=folder.path)
+        except NonFiniteUpdateError as error:
+            alive[i] = False
+            print(f"member {i}: {error}", flush=True)
+            continue
+        trained_s, steps = trained_s + result.elapsed_time_sec, steps + result.global_step
+        finished = result.finished
+        if not finished:
+            break
+    metas = [_meta(directory.member(i)) for i in range(count)]
+    progress = [Progress.of(meta, config.trainer)[0] for meta in metas]
+    rewards = [_last_reward(directory.member(i)) for i in range(count)]
+    step = max(meta.get("global_step", 0) for meta in metas)
+    best = write_standing(
+        directory.path, config.trainer, members, progress, step=step, rewards=rewards, alive=alive, values={}
+    )
+    return PopulationResult(
+        run_dir=directory.path,
+        members=members,
+        global_step=step,
+        num_updates=max(meta.get("num_updates", 0) for meta in metas),
+        elapsed_time_sec=time.monotonic() - started,
+        training_fps=steps / max(trained_s, 1e-9),
+        finished=finished,
+        alive=tuple(alive),
+        skipped_updates=tuple(each.skipped_updates for each in progress),
+        best_member=best,
+        best_eval_values=tuple(each.best.value if each.best else None for each in progress),
+        latest_checkpoint_path=None,
+        last_eval_metrics=_summarize(config, directory),
+    )
+
+
+def _folder(config: RunConfig, resume: str | None, run_dir: Path | None) -> RunDirectory:
+    if resume is None:
+        return create_run_directory(bind(config), run_dir)
+    path = run_dir or newest_run(Path(config.trainer.output_dir), config.trainer.exp_name)
+    directory, saved = open_run_directory(path)
+    updates = saved.trainer.num_updates
+    check_same_run(bind(config, updates), bind(saved, updates))
+    return directory
+
+
+def _meta(folder: RunDirectory) -> dict[str, Any]:
+    """Of a member's last checkpoint; empty where it has none."""
+    newest = next(iter(folder.periodic()), None)
+    return {} if newest is None else read_facts(newest / "meta.json", RunMeta)
+
+
+def _updates_done(folder: RunDirectory) -> int:
+    return int(_meta(folder).get("num_updates", 0))
+
+
+def _lines(folder: RunDirectory) -> list[dict[str, Any]]:
+    file = folder.path / "logs" / "metrics.jsonl"
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def _last_reward(folder: RunDirectory) -> float:
+    known = [line[FITNESS] for line in _lines(folder) if line.get(FITNESS) is not None]
+    return float(known[-1]) if known else math.nan
+
+
+def _summarize(config: RunConfig, directory: RunDirectory) -> dict[str, float]:
+    """Write the summaries of every step anew into the population's log. The last one of evaluations."""
+    best = {REWARD: "max", FITNESS: "max", config.trainer.best_eval_metric: config.trainer.best_eval_mode}
+    steps: dict[tuple[int, bool], dict[str, list[float]]] = {}
+    for i in range(len(config.members)):
+        for line in _lines(directory.member(i)):
+            evaluated = any(tag.startswith("eval/") for tag in line)
+            at = steps.setdefault((line["step"], evaluated), {})
+            for tag, value in line.items():
+                if tag not in ("step", "time") and value is not None:
+                    at.setdefault(tag, []).append(value)
+    file = directory.path / "logs" / "metrics.jsonl"
+    file.parent.mkdir(exist_ok=True)
+    file.unlink(missing_ok=True)
+    last: dict[str, float] = {}
+    with MetricLog(file) as log:
+        for (step, evaluated), values in sorted(steps.items()):
+            rows = summaries({tag: np.array(each) for tag, each in values.items()}, best=best)
+            log.write(step, rows)
+            last = rows if evaluated else last
+    return last
