@@ -7,6 +7,7 @@ any other, with the config of this member, its metrics and its checkpoints.
 import json
 import math
 import os
+import sys
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -217,7 +218,9 @@ class _Loop:
         self.exploits = (
             _keep_exploits(self.directory, step) if config.population and config.population.exploit else None
         )
-        for text in (*place.alarms, *place.notes, *parts.notes):
+        for text in place.alarms:
+            self.alarm(text)
+        for text in (*place.notes, *parts.notes):
             self.note(text)
         if trainer.cameras:
             self.note("no videos of a population's members: python -m ejax.evaluate RUN --member I --video FILE")
@@ -251,6 +254,13 @@ class _Loop:
         if self.view is not None:
             self.view.note(text)
 
+    def alarm(self, text: str) -> None:
+        """What a person must see, console or not."""
+        if self.view is not None:
+            self.view.note(text)
+        else:
+            print(f"ejax: {text}", file=sys.stderr, flush=True)
+
     def _compile(self, state: PopulationState) -> PopulationState:
         with ThreadPoolExecutor(1, "ejax-compiler") as compiler:
             if self.trainer.enable_eval:
@@ -282,9 +292,7 @@ class _Loop:
         step, was = update * self.rows, self.alive
         self.alive = metrics.pop("population/alive") > 0.0
         for i in np.flatnonzero(was & ~self.alive).tolist():
-            self.note(
-                f"member {i} ({self._named(i)}) broke in update {update}, which was not finite: it is held as it was"
-            )
+            self.alarm(f"member {i} ({self._named(i)}): update {update} was not finite; it is held as it was before")
         if PARENT in metrics:
             self._record_exploits(update, metrics)
         for i, folder in enumerate(self.folders):

@@ -133,6 +133,7 @@ def _train_population(name: str, config: "RunConfig", args: argparse.Namespace) 
     result = train_population(config, resume=args.resume, run_dir=args.run)
     best, tag = result.best_member, config.trainer.best_eval_metric
     broken = [i for i, alive in enumerate(result.alive) if not alive]
+    skipping = [i for i, skipped in enumerate(result.skipped_updates) if skipped > 0.5 * result.num_updates]
     summary(
         {
             "run": result.run_dir,
@@ -145,6 +146,7 @@ def _train_population(name: str, config: "RunConfig", args: argparse.Namespace) 
             **({} if best is None else {key: str(value) for key, value in result.members[best].values.items()}),
             **({} if best is None else {f"its best {tag}": str(result.best_eval_values[best])}),
             **({"broken members": ", ".join(map(str, broken))} if broken else {}),
+            **({"members that skipped most updates": ", ".join(map(str, skipping))} if skipping else {}),
             "latest checkpoint": result.latest_checkpoint_path or "none",
             **({} if result.finished else {"interrupted": "yes; go on with --resume latest"}),
         }

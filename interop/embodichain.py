@@ -42,7 +42,7 @@ from ejax.device import prepare_jax
 from ejax.training.build import build
 from ejax.training.checkpoint import CheckpointError, load_train_state, verify_checkpoint
 from ejax.training.parts import rows_per_update
-from ejax.training.run_dir import create_run_directory, open_run_directory
+from ejax.training.run_dir import create_run_directory, open_policy_run
 from ejax.trust import add_trust_option, trust_words
 
 if TYPE_CHECKING:  # its module needs torch
@@ -60,7 +60,14 @@ def main(argv: list[str] | None = None) -> int:
     trust_words(args.trust, remember=True)
     try:
         if args.command == "to-pt":
-            export_pt(args.run, args.out, checkpoint=args.checkpoint, layout=args.layout, like=args.like)
+            export_pt(
+                args.run,
+                args.out,
+                member=args.member,
+                checkpoint=args.checkpoint,
+                layout=args.layout,
+                like=args.like,
+            )
             print(f"wrote {args.out}")
         else:
             config = load_config(args.config)
@@ -82,11 +89,18 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def export_pt(
-    run: Path, out: Path, *, checkpoint: str = "latest", layout: "Layout" = "0.3", like: Path | None = None
+    run: Path,
+    out: Path,
+    *,
+    member: int | None = None,
+    checkpoint: str = "latest",
+    layout: "Layout" = "0.3",
+    like: Path | None = None,
 ) -> Path:
     """Write a checkpoint of an ejax run as EmbodiChain's ``out``.
 
     Args:
+        member: of a population. None: the best one.
         checkpoint: ``latest``, ``best`` or a path.
         like: a checkpoint that EmbodiChain 0.3 wrote of the same config: the new one is then of schema 2.
 
@@ -98,7 +112,7 @@ def export_pt(
     from interop.checkpoints.state import pt_payload
 
     prepare_jax("cpu")
-    directory, config = open_run_directory(run)
+    directory, config = open_policy_run(run, member)
     if checkpoint in ("latest", "best"):
         path = directory.find(checkpoint, lambda text: print(text, file=sys.stderr))
     else:
@@ -152,6 +166,7 @@ def _parser() -> argparse.ArgumentParser:
     to_pt = commands.add_parser("to-pt", help="from a run of ejax to EmbodiChain's .pt file")
     to_pt.add_argument("run", type=Path, metavar="RUN", help="the run's folder")
     to_pt.add_argument("--out", type=Path, required=True, metavar="FILE.pt")
+    to_pt.add_argument("--member", type=int, metavar="I", help="of a population (default: the best one)")
     to_pt.add_argument("--checkpoint", default="latest", metavar="latest|best|PATH")
     to_pt.add_argument("--layout", default="0.3", choices=("0.3", "head", "seed"), help="EmbodiChain's version")
     to_pt.add_argument(

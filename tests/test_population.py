@@ -429,3 +429,14 @@ def test_members_apart_differ_in_any_key_and_go_on_where_they_were_interrupted(t
     again = train_population(config, run_dir=tmp_path / "apart", resume="latest")
     assert lines(tmp_path / "apart" / "members" / "1") == second and lines(tmp_path / "apart") == rows
     assert again.best_eval_values == result.best_eval_values
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_side_by_side_as_on_a_gpu_members_have_nearly_the_numbers_of_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "ejax.training.members.Lanes", lambda *, together, mesh: Lanes(together=not together, mesh=mesh)
+    )
+    first, second, alone = after_updates(population({RATE: [1e-3, 3e-3]}))
+    difference = jax.tree.map(lambda a, b: np.abs(a - b).max(), first.params, alone.params)
+    assert max(jax.tree.leaves(difference)) < 1e-5
+    assert not equal(first.params, second.params)

@@ -41,6 +41,9 @@ def build(
         ConfigError: arguments that the environment or policy refuses, ``policy.action_dim`` that is not the env's, or
             an algorithm and a collector that do not go together.
     """
+    if config.population is not None:
+        text = "is several runs, and this is about one; leave it out, or name a member's config: RUN/members/I/configs"
+        raise ConfigError([Problem("population", text)])
     config = bind(config)
     trainer, algorithm = config.trainer, config.algorithm.record
     devices = all_devices(config) if trainer.distributed and absent is None else None
