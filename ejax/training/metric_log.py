@@ -89,21 +89,18 @@ def keep_up_to(
     content = path.read_bytes() if path.exists() else b""
     lines, later, wrong = [], [], []
     for number, line in enumerate(content.splitlines(keepends=True), 1):
-        try:
-            record = check_facts(json.loads(line), MetricRecord)
-        except (FactsError, ValueError, RecursionError):
+        record = _record(line)
+        if record is None:
             if not _was_cut_short(line):
                 wrong.append(number)
-            continue
-        if record["step"] < step or (record["step"] == step and not (evaluates_again and _is_evaluation(record))):
+        elif record["step"] < step or (record["step"] == step and not (evaluates_again and _is_evaluation(record))):
             lines.append(line.rstrip(b"\r\n") + b"\n")
         elif record["step"] > step:
             later.append(line)
     if wrong:
         problems.append(f"{path} is damaged: {_places(wrong)} not written by ejax, and left out")
-    elif logged and hashlib.sha256(content[: logged["bytes"]]).hexdigest() != logged["sha256"]:
-        what = "was changed" if len(content) >= logged["bytes"] else "lacks lines that it had" if content else "is gone"
-        problems.append(f"{path} {what} since the checkpoint was made; its numbers may be others")
+    elif logged and (changed := _change(content, logged)):
+        problems.append(f"{path} {changed}")
     if problems and content:
         aside = _aside(path)
         aside.write_bytes(content)
@@ -115,6 +112,50 @@ def keep_up_to(
     if content:
         _replace(path, b"".join(lines))
     return problems
+
+
+def read_log(path: Path, *, logged: Mapping[str, Any] | None = None) -> tuple[list[dict[str, Any]], list[str]]:
+    """The lines of a log, for who only looks at it, and what is wrong with it.
+
+    Args:
+        logged: what a checkpoint says of the file; None: nothing.
+
+    Returns:
+        What each line that is one holds, and a text for each thing that is not as it was written.
+    """
+    if not path.is_file():
+        return [], [f"{path.name} is {'no file' if path.exists() else 'not there'}"]
+    content = path.read_bytes()
+    records, wrong, problems = [], [], []
+    for number, line in enumerate(content.splitlines(keepends=True), 1):
+        record = _record(line)
+        if record is not None:
+            records.append(record)
+        elif _was_cut_short(line):
+            problems.append(f"{path.name}: its last line, {number}, was cut short, and is left out")
+        else:
+            wrong.append(number)
+    if wrong:
+        problems.append(f"{path.name} is damaged: {_places(wrong)} not written by ejax, and left out")
+    if logged and (changed := _change(content, logged)):
+        problems.append(f"{path.name} {changed}")
+    return records, problems
+
+
+def _record(line: bytes) -> dict[str, Any] | None:
+    """What a line holds; None: it is not one of ours."""
+    try:
+        return check_facts(json.loads(line), MetricRecord)
+    except (FactsError, ValueError, RecursionError):
+        return None
+
+
+def _change(content: bytes, logged: Mapping[str, Any]) -> str | None:
+    """What became of the lines that a checkpoint knows."""
+    if hashlib.sha256(content[: logged["bytes"]]).hexdigest() == logged["sha256"]:
+        return None
+    what = "was changed" if len(content) >= logged["bytes"] else "lacks lines that it had" if content else "is gone"
+    return f"{what} since the checkpoint was made; its numbers may be others"
 
 
 def _was_cut_short(line: bytes) -> bool:

@@ -379,13 +379,36 @@ def open_run_directory(path: Path) -> tuple[RunDirectory, RunConfig]:
         CheckpointError: its config was changed or damaged.
         ConfigError: it names code that nobody trusted (``ejax.trust``).
     """
+    path = find_run(path)
+    check_configs(path)
     file = path / "configs" / "resolved.json"
+    # a file as any other: what it names is not trusted; and where the run was trained does not matter to those who read
+    # it, since they say themselves where they compute
+    config = load_config(file, device="cpu")
+    return RunDirectory(path, config.trainer.exp_name), config
+
+
+def find_run(path: Path) -> Path:
+    """The folder of a run, which may be given without the time at its end: the newest run of that name.
+
+    Raises:
+        FileNotFoundError: ``path`` is no run.
+    """
     if not path.exists():
         path = newest_run(path.parent, path.name)
-        file = path / "configs" / "resolved.json"
-    if not file.is_file():
+    if not (path / "configs" / "resolved.json").is_file():
         export = "; it is an export: name the run that it was made from" if (path / "parity.json").is_file() else ""
         raise FileNotFoundError(f"{path} is no run of ejax: it has no configs/resolved.json{export}")
+    return path
+
+
+def check_configs(path: Path) -> None:
+    """Whether the configs of a run are those that it was made with.
+
+    Raises:
+        CheckpointError: they were changed or damaged.
+    """
+    file = path / "configs" / "resolved.json"
     try:
         if (file.parent / LISTING).exists():  # the first runs of ejax have none
             check_digests(file.parent, _CONFIGS)
@@ -395,10 +418,6 @@ def open_run_directory(path: Path) -> tuple[RunDirectory, RunConfig]:
             f"the configs of run {path} are damaged: {error}. Put back a copy of that folder; without one, write the "
             f"value of 'config' in {path}/checkpoints/<name>/meta.json into resolved.json, and remove {LISTING}"
         ) from None
-    # a file as any other: what it names is not trusted; and where the run was trained does not matter to those who read
-    # it, since they say themselves where they compute
-    config = load_config(file, device="cpu")
-    return RunDirectory(path, config.trainer.exp_name), config
 
 
 def open_policy_run(path: Path, member: int | None = None) -> tuple[RunDirectory, RunConfig]:

@@ -1,0 +1,70 @@
+"""``python -m ejax.report RUN…``: runs as one HTML page that opens anywhere."""
+
+from ejax.training.interrupt import leave_at_once, until_signal
+
+if __name__ == "__main__":
+    leave_at_once()  # before the imports, which take seconds
+
+import argparse
+import importlib
+import os
+import sys
+from pathlib import Path
+
+from ejax.training.leave import leave
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command line. Returns the exit code: 2 where there is nothing to report on."""
+    args = _parser().parse_args(argv)
+    importlib.import_module("ejax.reporting.runs")  # takes seconds: while a signal still ends the process at once
+    return until_signal("ejax.report", lambda: _run(args))
+
+
+def _run(args: argparse.Namespace) -> int:
+    from ejax.reporting.page import render
+    from ejax.reporting.runs import read_export, read_run
+    from ejax.training.facts import FactsError
+
+    try:
+        if args.to.suffix.lower() not in (".html", ".htm"):
+            raise ValueError(f"--to {args.to}: a page is written as .html; give --to FILE.html")
+        runs = [read_run(path) for path in args.run]
+        for i, run in enumerate(runs):
+            if any(run.path.resolve() == other.path.resolve() for other in runs[:i]):
+                raise ValueError(f"{run.path} is given twice; name each run once")
+        exports = {str(path): read_export(path) for path in args.parity}
+        partial = args.to.with_name(f".{args.to.name}.partial")
+        partial.write_text(render(runs, exports, args.to.parent), encoding="utf-8")
+        os.replace(partial, args.to)
+    except (FactsError, ValueError, OSError) as error:
+        print(f"ejax.report: {error}", file=sys.stderr)
+        return 2
+    told = sum(len(run.problems) for run in runs)
+    noted = f"; {told} thing{'s' * (told != 1)} to know of the logs, at its top" if told else ""
+    print(f"{args.to}: {len(runs)} run{'s' * (len(runs) != 1)}, {args.to.stat().st_size / 1e6:.1f} MB{noted}")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "python -m ejax.report", description="One HTML page about runs: curves, tables, videos. It needs no network."
+    )
+    parser.add_argument(
+        "run", type=Path, nargs="+", metavar="RUN", help="a run's folder; without its time: the newest run"
+    )
+    parser.add_argument("--to", type=Path, default=Path("report.html"), metavar="FILE.html", help="(report.html)")
+    parser.add_argument(
+        "--parity",
+        type=Path,
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="EXPORT",
+        help="exports whose parity.json is shown too; those in a run's folder are anyway",
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    leave(main)

@@ -1,0 +1,1 @@
+"""What runs left behind, as one HTML page."""

@@ -1,0 +1,245 @@
+"""Curves and slices as SVG: colours are variables of the page's style, values stand in ``data-`` attributes."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from html import escape
+from itertools import pairwise
+
+import numpy as np
+
+NUM_COLOURS = 8
+"""Of the page's style, ``--c0`` and so on; after them come the same ones dashed."""
+_WIDTH, _HEIGHT = 380, 200
+_LEFT, _RIGHT, _TOP, _BOTTOM = 50, 372, 8, 168
+_MOST_POINTS = 500
+_SPIKY = 20.0
+"""An axis is cut where all values span this many times what the middle 96% do."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Values over steps: of one run, or the median of several with the quartiles about it."""
+
+    label: str
+    colour: int
+    step: list[int]
+    value: list[float]
+    low: list[float]
+    """The first quartile; the value itself of one run."""
+    high: list[float]
+    count: list[int]
+    """Runs that have a value there."""
+    num_runs: int
+
+
+def curve_of(label: str, colour: int, runs: Sequence[Mapping[int, float]]) -> Curve:
+    """Median and quartiles at each step, of the runs that have a finite value there."""
+    steps = sorted(set().union(*runs))
+    at = [[run[step] for run in runs if math.isfinite(run.get(step, math.nan))] for step in steps]
+    quartiles = [np.percentile(values, (25, 50, 75)).tolist() if values else [math.nan] * 3 for values in at]
+    low, value, high = ([quartile[i] for quartile in quartiles] for i in range(3))
+    return Curve(label, colour, steps, value, low, high, [len(values) for values in at], len(runs))
+
+
+def number(x: float) -> str:
+    """As a person reads it; the exact one stands beside it wherever it is shown."""
+    if not math.isfinite(x):
+        return "not finite"
+    if x == round(x) and abs(x) < 1e15:
+        return f"{x:,.0f}"
+    return f"{x:,.0f}" if 1e4 <= abs(x) < 1e15 else f"{x:.4g}"
+
+
+def curves_figure(title: str, curves: Sequence[Curve], x_name: str) -> str:
+    """A figure with one line a curve, and what of it is not shown."""
+    thin = [_thinned(curve) for curve in curves]
+    finite = [y for curve in curves for y in (*curve.low, *curve.value, *curve.high) if math.isfinite(y)]
+    if not finite:
+        return f"<figure><figcaption>{escape(title)}</figcaption><p class=note>no finite value</p></figure>"
+    bottom, top, cut = _range(finite)
+    right = max(max(curve.step) for curve in curves)
+    x = _Axis(0, max(right, 1), _LEFT, _RIGHT)
+    y = _Axis(bottom, top, _BOTTOM, _TOP)
+    notes = [cut] if cut else []
+    if any(len(a.step) < len(b.step) for a, b in zip(thin, curves, strict=True)):
+        notes.append(f"of more than {_MOST_POINTS} points of a curve the lowest and highest of each stretch are drawn")
+    last = "; ".join(f"{curve.label}: {number(curve.value[-1])}" for curve in curves)
+    inside = "".join([*(_band(curve, x, y) for curve in thin), *(_line(curve, x, y) for curve in thin)])
+    box = f'x="{_LEFT}" y="{_TOP}" width="{_RIGHT - _LEFT}" height="{_BOTTOM - _TOP}"'
+    view = f'viewBox="{_LEFT} {_TOP} {_RIGHT - _LEFT} {_BOTTOM - _TOP}"'
+    return (
+        f"<figure><figcaption>{escape(title)}</figcaption>"
+        f'<svg class="curves" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" data-title="{escape(title)}" '
+        f'data-x-name="{escape(x_name)}" data-frame="{_LEFT} {_RIGHT} {_TOP} {_BOTTOM} {x.low:g} {x.high:.10g}" '
+        f'aria-label="{escape(f"{title} over {x_name}; last {last}")}">'
+        f"{_frame(x, y, x_name)}<svg {box} {view}>{inside}</svg>"
+        f'<line class="cursor" x1="-9" x2="-9" y1="{_TOP}" y2="{_BOTTOM}"/></svg>'
+        f"{''.join(f'<p class=note>{escape(note)}</p>' for note in notes)}</figure>"
+    )
+
+
+def slice_figure(key: str, points: Sequence[tuple[object, float, str, int]], y_name: str) -> str:
+    """One dot a run, over the values of a key: to scale where they are numbers, in turn where they are not.
+
+    Args:
+        points: (the key's value, the result, whose it is, its colour).
+    """
+    numbers = [float(value) for value, *_ in points if isinstance(value, int | float) and not isinstance(value, bool)]
+    if len(numbers) == len(points):
+        log = min(numbers) > 0 and max(numbers) / min(numbers) >= 8
+        places = [math.log10(value) if log else value for value in numbers]
+        names = {place: f"{value:.4g}" for place, value in zip(places, numbers, strict=True)}
+    else:
+        texts = sorted({str(value) for value, *_ in points})
+        places = [float(texts.index(str(value))) for value, *_ in points]
+        names = {float(i): text for i, text in enumerate(texts)}
+    margin = 0.08 * (max(places) - min(places)) or 0.5
+    x = _Axis(min(places) - margin, max(places) + margin, _LEFT, _RIGHT)
+    bottom, top, _ = _range([result for _, result, *_ in points])
+    y = _Axis(bottom, top, _BOTTOM, _TOP)
+    ticks = _spread([(place, name) for place, name in sorted(names.items())], x)
+    dots = "".join(
+        f'<circle cx="{x(place):.1f}" cy="{y(result):.1f}" r="4" fill="var(--c{colour % NUM_COLOURS})" data-value='
+        f'"{result!r}"><title>{escape(f"{label}: {key} = {value}, {y_name} {number(result)}")}</title></circle>'
+        for place, (value, result, label, colour) in zip(places, points, strict=True)
+    )
+    return (
+        f"<figure><figcaption>{escape(key)}</figcaption>"
+        f'<svg class="slice" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(f"{y_name} over {key}")}">'
+        f"{_frame(x, y, key.rpartition('.')[2], ticks)}{dots}</svg></figure>"
+    )
+
+
+@dataclass(frozen=True)
+class _Axis:
+    """From values to pixels."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+
+    def __call__(self, value: float) -> float:
+        place = self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start)
+        return min(max(place, -1e4), 1e4)  # what is cut off need not be far away
+
+    def ticks(self) -> list[tuple[float, str]]:
+        rough = (self.high - self.low) / 4
+        size = 10.0 ** math.floor(math.log10(rough))
+        step = size * next(factor for factor in (1, 2, 2.5, 5, 10) if size * factor >= rough * 0.999)
+        first = math.ceil(self.low / step - 1e-9)
+        values = [i * step for i in range(first, first + 8) if i * step <= self.high + 1e-9 * step]
+        return [(value, _tick(value, step)) for value in values]
+
+
+def _tick(value: float, step: float) -> str:
+    if abs(value) < step * 1e-6:
+        return "0"
+    size, unit = next((pair for pair in ((1e9, "G"), (1e6, "M"), (1e3, "k")) if abs(value) >= pair[0]), (1.0, ""))
+    return f"{value / size:.4g}{unit}"
+
+
+def _range(values: Sequence[float]) -> tuple[float, float, str | None]:
+    """Bottom and top of an axis for these values, and what is said where it is cut."""
+    low, high = min(values), max(values)
+    inner_low, inner_high = np.percentile(values, (2, 98)).tolist()
+    note = None
+    if len(values) >= 50 and high - low > _SPIKY * (inner_high - inner_low) > 0:
+        margin = 0.3 * (inner_high - inner_low)
+        lowest, highest = low, high
+        low, high = max(low, inner_low - margin), min(high, inner_high + margin)
+        note = f"the axis is cut: values go from {number(lowest)} to {number(highest)}"
+    margin = 0.04 * (high - low) or 0.05 * abs(high) or 0.5
+    return low - margin, high + margin, note
+
+
+def _frame(x: _Axis, y: _Axis, x_name: str, x_ticks: Iterable[tuple[float, str]] | None = None) -> str:
+    parts = []
+    for value, text in y.ticks():
+        parts.append(f'<line class="grid" x1="{_LEFT}" x2="{_RIGHT}" y1="{y(value):.1f}" y2="{y(value):.1f}"/>')
+        parts.append(f'<text x="{_LEFT - 5}" y="{y(value) + 3.5:.1f}" text-anchor="end">{text}</text>')
+    for value, text in x.ticks() if x_ticks is None else x_ticks:
+        anchor = "end" if x(value) > _RIGHT - 12 else "middle"
+        parts.append(f'<text x="{x(value):.1f}" y="{_BOTTOM + 13}" text-anchor="{anchor}">{escape(text)}</text>')
+    parts.append(f'<line class="axis" x1="{_LEFT}" x2="{_RIGHT}" y1="{_BOTTOM}" y2="{_BOTTOM}"/>')
+    parts.append(
+        f'<text class="name" x="{(_LEFT + _RIGHT) / 2}" y="{_HEIGHT - 5}" text-anchor="middle">{escape(x_name)}</text>'
+    )
+    return "".join(parts)
+
+
+def _spread(ticks: Sequence[tuple[float, str]], x: _Axis) -> list[tuple[float, str]]:
+    """Those that find room beside the one before."""
+    kept: list[tuple[float, str]] = []
+    for place, name in ticks:
+        name = name if len(name) <= 16 else f"{name[:15]}…"
+        if not kept or x(place) - x(kept[-1][0]) > 3.2 * (len(name) + len(kept[-1][1])):
+            kept.append((place, name))
+    return kept
+
+
+def _line(curve: Curve, x: _Axis, y: _Axis) -> str:
+    marks, moved = [], False
+    for step, value in zip(curve.step, curve.value, strict=True):
+        if not math.isfinite(value):
+            moved = False
+            continue
+        marks.append(f"{'L' if moved else 'M'}{x(step):.1f} {y(value):.1f}{'' if moved else 'h0'}")  # h0: a lone point
+        moved = True
+    data = {"label": curve.label, "x": " ".join(map(str, curve.step)), "y": _texts(curve.value)}
+    if curve.num_runs > 1:
+        data |= {
+            "low": _texts(curve.low),
+            "high": _texts(curve.high),
+            "n": " ".join(map(str, curve.count)),
+            "runs": str(curve.num_runs),
+        }
+    attributes = " ".join(f'data-{name}="{escape(text)}"' for name, text in data.items())
+    dash = ' stroke-dasharray="5 3"' if curve.colour // NUM_COLOURS % 2 else ""
+    colour = f"var(--c{curve.colour % NUM_COLOURS})"
+    return f'<path class="line" d="{"".join(marks)}" style="stroke:{colour}"{dash} {attributes}/>'
+
+
+def _band(curve: Curve, x: _Axis, y: _Axis) -> str:
+    """Between the quartiles, in pieces where a step has no value."""
+    if curve.num_runs == 1:
+        return ""
+    pieces: list[list[int]] = [[]]
+    for i, value in enumerate(curve.value):
+        if math.isfinite(value):
+            pieces[-1].append(i)
+        else:
+            pieces.append([])
+    paths = [
+        "M" + "L".join(f"{x(curve.step[i]):.1f} {y(at[i]):.1f}" for at, i in _around(curve, piece)) + "z"
+        for piece in pieces
+        if len(piece) > 1
+    ]
+    return f'<path class="band" d="{"".join(paths)}" style="fill:var(--c{curve.colour % NUM_COLOURS})"/>'
+
+
+def _around(curve: Curve, piece: Sequence[int]) -> list[tuple[list[float], int]]:
+    return [(curve.high, i) for i in piece] + [(curve.low, i) for i in reversed(piece)]
+
+
+def _thinned(curve: Curve) -> Curve:
+    """The curve itself, or of each stretch of it the lowest and the highest point, and both ends."""
+    total = len(curve.step)
+    if total <= _MOST_POINTS:
+        return curve
+    edges = [round(i) for i in np.linspace(0, total, _MOST_POINTS // 2)]
+    kept = {0, total - 1}
+    for start, end in pairwise(edges):
+        finite = [i for i in range(start, end) if math.isfinite(curve.value[i])]
+        kept |= (
+            {min(finite, key=curve.value.__getitem__), max(finite, key=curve.value.__getitem__)} if finite else {start}
+        )
+    chosen = sorted(kept)
+    low, value, high = ([column[i] for i in chosen] for column in (curve.low, curve.value, curve.high))
+    step, count = ([column[i] for i in chosen] for column in (curve.step, curve.count))
+    return replace(curve, step=step, value=value, low=low, high=high, count=count)
+
+
+def _texts(values: Sequence[float]) -> str:
+    return " ".join("-" if not math.isfinite(value) else f"{value:.7g}" for value in values)

@@ -1,0 +1,381 @@
+"""What the folder of a run tells, read without its code: nothing that a config names is imported.
+
+What is missing or damaged is a text in ``Run.problems``; only a folder whose config cannot be read is an error.
+"""
+
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel
+
+from ejax.training.best import Best, improves
+from ejax.training.checkpoint import CheckpointError
+from ejax.training.facts import FactsError, read_facts
+from ejax.training.metric_log import read_log
+from ejax.training.run_dir import RunDirectory, RunMeta, check_configs, find_run
+
+MISSING = object()
+"""In place of a key that a config does not have."""
+_SEEDS = {"trainer.seed", "trainer.eval_seed", "data.seed"}
+_NAMES = {"trainer.exp_name", "trainer.output_dir", "trainer.console", "trainer.use_wandb"} | {
+    "trainer.wandb_project_name"
+}
+"""Keys that say where a run goes, not what it computes."""
+
+
+class _Trainer(BaseModel):
+    exp_name: str
+    seed: int
+    num_envs: int
+    buffer_size: int
+    iterations: int
+    total_timesteps: int | None = None
+    best_eval_metric: str
+    best_eval_mode: Literal["max", "min"]
+
+
+class _Config(BaseModel):
+    """What a report asks of ``resolved.json``."""
+
+    trainer: _Trainer
+
+
+class _Export(BaseModel):
+    """What a report asks of ``parity.json``, whose full schema is interop's."""
+
+    checkpoint: str
+    global_step: int
+    artefacts: dict[str, dict[str, Any]]
+    rows: dict[str, int]
+    versions: dict[str, str]
+
+
+class _Evaluation(BaseModel):
+    checkpoint: str
+    episodes: int
+
+
+class _AnyFacts(BaseModel):
+    pass
+
+
+@dataclass(frozen=True)
+class Session:
+    """From one start of a run's program to the last line that it logged, seconds of the wall clock."""
+
+    start: float | None
+    """None: the program left no event file that tells it."""
+    first: float
+    last: float
+
+    @property
+    def seconds(self) -> float:
+        return self.last - (self.first if self.start is None else self.start)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run as its files tell it."""
+
+    path: Path
+    config: dict[str, Any]
+    versions: dict[str, Any]
+    records: list[dict[str, Any]]
+    """The lines of ``metrics.jsonl``, as they are."""
+    meta: dict[str, Any] | None
+    """Of the newest checkpoint that has one to read."""
+    starts: tuple[float, ...]
+    evaluations: dict[str, dict[str, Any]]
+    """``evaluations/*.json`` by name."""
+    exports: dict[str, dict[str, Any]]
+    """``parity.json`` of exports in the folder, by path."""
+    videos: tuple[Path, ...]
+    """Newest first."""
+    num_quarantined: int
+    """Episodes that are kept under ``quarantine/``."""
+    problems: tuple[str, ...]
+
+    @property
+    def trainer(self) -> dict[str, Any]:
+        return self.config["trainer"]
+
+    @property
+    def step_name(self) -> str:
+        """What the run counts: of cloning, whose data comes from a data engine or a recording, samples."""
+        return "samples" if self.config.get("data") else "env steps"
+
+    @property
+    def last_step(self) -> int:
+        return max((record["step"] for record in self.records), default=0)
+
+    @property
+    def updates(self) -> tuple[int, int] | None:
+        """Updates that are logged, and those that the run was to have; None: nothing says how large one is."""
+        trainer = ((self.meta or {}).get("config") or self.config)["trainer"]
+        rows = trainer["num_envs"] * trainer["buffer_size"]
+        total = trainer["iterations"]
+        if trainer.get("total_timesteps") is not None:
+            total = math.ceil(trainer["total_timesteps"] / rows)
+        if self.meta and self.meta.get("num_updates"):
+            rows = self.meta["global_step"] // self.meta["num_updates"]
+        elif trainer.get("distributed"):
+            return None  # on as many devices as only a checkpoint tells
+        return self.last_step // rows, total
+
+    @property
+    def state(self) -> str:
+        """Whether the run came to its end."""
+        if self.updates is None:
+            return "no checkpoint says how far it is"
+        done, total = self.updates
+        if done < total:
+            return f"not finished: {done:,} of {total:,} updates (interrupted, or still under way)"
+        due = self.meta is not None and self.meta.get("evaluation_due")
+        return "finished, but for its last evaluation" if due else "finished"
+
+    def series(self, tag: str) -> dict[int, float]:
+        """Step -> value; NaN where the log has ``null``. Of two values at one step the later one."""
+        return {record["step"]: _number(record[tag]) for record in self.records if tag in record}
+
+    @cached_property
+    def tags(self) -> frozenset[str]:
+        return frozenset(tag for record in self.records for tag in record) - {"step", "time"}
+
+    @cached_property
+    def best(self) -> Best | None:
+        """The best evaluation, by the rule that the run itself keeps its best checkpoint by."""
+        best, tag = None, self.trainer["best_eval_metric"]
+        for record in self._evaluated():
+            if tag in record and improves(record, best, tag=tag, mode=self.trainer["best_eval_mode"]):
+                best = Best(record[tag], record["step"], record.get("eval/avg_reward"))
+        return best
+
+    @property
+    def last_evaluation(self) -> tuple[int, float] | None:
+        """The step and the value of the watched metric, of the evaluation that came last."""
+        return next(reversed(self.series(self.trainer["best_eval_metric"]).items()), None)
+
+    @cached_property
+    def sessions(self) -> list[Session]:
+        """One for each start that has lines in the log; none where the lines have no times."""
+        times = [record["time"] for record in self.records if record.get("time")]
+        starts: list[float | None] = [start for start in self.starts if times and start <= times[-1]]
+        if times and (not starts or times[0] < starts[0]):
+            starts.insert(0, None)
+        ends = [start for start in starts[1:] if start is not None] + [math.inf]
+        found = []
+        for start, end in zip(starts, ends, strict=True):
+            own = [time for time in times if (start or 0.0) <= time < end]
+            if own:
+                found.append(Session(start, own[0], max(own)))
+        return found
+
+    @property
+    def wall_s(self) -> float | None:
+        return sum(session.seconds for session in self.sessions) if self.sessions else None
+
+    @property
+    def skipped(self) -> float:
+        """Updates that were not applied, as far as logged; a checkpoint, where there is one, has counted them all."""
+        logged = sum(
+            max(record.get("train/skipped_update") or 0.0, record.get("train/skipped_fraction") or 0.0)
+            for record in self.records
+        )
+        return max(logged, (self.meta or {}).get("skipped_updates") or 0.0)
+
+    def time_parts(self) -> list[tuple[str, float]]:
+        """Where the seconds went, as far as the log tells; parts may overlap, and are not all."""
+        parts = [(name, seconds) for name, seconds in (self._until_first_line(), self._until_evaluations()) if seconds]
+        for tag in sorted(tag for tag in self.tags if _is_duration(tag)):
+            parts.append((f"{tag}, sum of what is logged", sum(x for x in self.series(tag).values() if x == x)))
+        return parts
+
+    def _until_first_line(self) -> tuple[str, float]:
+        seconds = sum(session.first - session.start for session in self.sessions if session.start is not None)
+        return "from a start to its first line: compilation and the first update", seconds
+
+    def _until_evaluations(self) -> tuple[str, float]:
+        pairs = [
+            (before, after)
+            for before, after in pairwise(self.records)
+            if before["step"] == after["step"] and _is_evaluation(after) and not _is_evaluation(before)
+        ]
+        seconds = sum(
+            gap for before, after in pairs if 0 < (gap := (after.get("time") or 0) - (before.get("time") or 0)) < 1e9
+        )
+        return "from an update's line to its evaluation's: evaluating, saving", seconds
+
+    def _evaluated(self) -> Iterator[dict[str, Any]]:
+        for record in self.records:
+            if _is_evaluation(record):
+                yield {tag: _number(value) for tag, value in record.items()}
+
+
+def read_run(given: Path) -> Run:
+    """Read a run's folder.
+
+    Args:
+        given: the folder, or without the time at its end: the newest run of that name.
+
+    Raises:
+        FileNotFoundError: it is no run. FactsError: its config cannot be read.
+    """
+    path = find_run(given)
+    config = read_facts(path / "configs" / "resolved.json", _Config)
+    problems: list[str] = []
+
+    def tell(error: Exception) -> None:
+        problems.append(str(error).replace(f"{path}/", ""))
+
+    try:
+        check_configs(path)
+    except CheckpointError as error:
+        tell(error)
+    versions = next(iter(_facts([path / "configs" / "versions.json"], _AnyFacts, tell).values()), {})
+    meta = _newest_meta(RunDirectory(path, config["trainer"]["exp_name"]), tell)
+    records, wrong = read_log(path / "logs" / "metrics.jsonl", logged=(meta or {}).get("log"))
+    problems += wrong + _gaps(records) + _not_finite(records)
+    problems += [f"logs/{aside.name} was set aside" for aside in sorted((path / "logs").glob("metrics.*-*.jsonl"))]
+    if meta and meta["global_step"] > max((record["step"] for record in records), default=0):
+        problems.append(f"the log ends before the newest checkpoint, which is of step {meta['global_step']:,}")
+    evaluations = _facts(sorted((path / "evaluations").glob("*.json")), _Evaluation, tell)
+    exports = _facts(sorted([*path.glob("parity.json"), *path.glob("*/parity.json")]), _Export, tell)
+    videos = sorted((path / "videos").rglob("*.mp4"), key=lambda file: (-file.stat().st_mtime_ns, file))
+    return Run(
+        path=path,
+        config=config,
+        versions=versions,
+        records=records,
+        meta=meta,
+        starts=_starts(path / "logs"),
+        evaluations={file.stem: facts for file, facts in evaluations.items()},
+        exports={str(file.parent.relative_to(path)): facts for file, facts in exports.items()},
+        videos=tuple(file for file in videos if not file.name.startswith(".")),
+        num_quarantined=sum(1 for _ in (path / "quarantine").rglob("*.npz")),
+        problems=tuple(problems),
+    )
+
+
+def read_export(path: Path) -> dict[str, Any]:
+    """The ``parity.json`` of an export.
+
+    Args:
+        path: that file, or the folder that it is in.
+
+    Raises:
+        FileNotFoundError: there is none. FactsError: it is not what an export writes.
+    """
+    file = path / "parity.json" if path.is_dir() else path
+    if not file.is_file():
+        raise FileNotFoundError(f"{path} is no export: it has no parity.json; make one by python -m interop.export")
+    return read_facts(file, _Export)
+
+
+def differing(configs: Sequence[Any], path: str = "") -> list[tuple[str, tuple[Any, ...]]]:
+    """``(dotted key, its value in each)`` of the keys in which configs differ; ``MISSING`` where one lacks it."""
+    if all(isinstance(config, dict) for config in configs):
+        names = sorted(set().union(*configs))
+        return [
+            found
+            for name in names
+            for found in differing([config.get(name, MISSING) for config in configs], f"{path}.{name}".lstrip("."))
+        ]
+    return [] if all(config == configs[0] for config in configs) else [(path, tuple(configs))]
+
+
+def computing(key: str) -> bool:
+    """Whether a key says what is computed: no name and no seed."""
+    return key not in _SEEDS | _NAMES
+
+
+def same_but_seed(runs: Sequence[Run]) -> list[list[Run]]:
+    """Runs in groups that differ in seeds and names only, in their order."""
+    groups: list[list[Run]] = []
+    for run in runs:
+        for group in groups:
+            if not any(computing(key) for key, _ in differing([group[0].config, run.config])):
+                group.append(run)
+                break
+        else:
+            groups.append([run])
+    return groups
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value
+
+
+def _is_evaluation(record: Mapping[str, Any]) -> bool:
+    return any(tag.startswith("eval/") for tag in record)
+
+
+def _is_duration(tag: str) -> bool:
+    """Tags in seconds that add up; ``data/age_s`` is how old the data is."""
+    return tag.startswith("time/") or (
+        tag.startswith(("collector/", "data/")) and tag.endswith(("env_s", "policy_s", "wait_s"))
+    )
+
+
+def _facts(
+    files: Sequence[Path], schema: type[BaseModel], tell: Callable[[Exception], None]
+) -> dict[Path, dict[str, Any]]:
+    """What is in each file that can be read; the others are told."""
+    found = {}
+    for file in files:
+        try:
+            found[file] = read_facts(file, schema)
+        except FactsError as error:
+            tell(error)
+    return found
+
+
+def _newest_meta(directory: RunDirectory, tell: Callable[[Exception], None]) -> dict[str, Any] | None:
+    """Of the checkpoint with the most steps; its arrays are not looked at."""
+    files = [path / "meta.json" for path in (*directory.periodic(), *directory.best())]
+    metas = _facts(files, RunMeta, tell)
+    return max(metas.values(), key=lambda meta: meta.get("global_step", 0), default=None)
+
+
+def _starts(logs: Path) -> tuple[float, ...]:
+    """When each start of the run began to log: its event file is named after the time, in ns."""
+    names = [file.name for file in logs.glob("*/events.out.tfevents.*")]
+    return tuple(sorted(int(found[1]) / 1e9 for name in names if (found := re.search(r"\.(\d{19})$", name))))
+
+
+def _gaps(records: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Steps between which lines are missing: those of updates come at equal distances, but for the last one."""
+    steps = [record["step"] for record in records if any(tag.startswith("train/") for tag in record)]
+    problems = []
+    if back := [(a, b) for a, b in pairwise(steps) if b <= a]:
+        problems.append(f"steps go back in metrics.jsonl, first from {back[0][0]:,} to {back[0][1]:,}")
+    distances = [b - a for a, b in pairwise(steps) if b > a]
+    if not distances:
+        return problems
+    usual = Counter(distances).most_common(1)[0][0]
+    gaps = [(a, b) for a, b in pairwise([0, *steps]) if b - a > usual]
+    if gaps:
+        places = ", ".join(f"{a:,} and {b:,}" for a, b in gaps[:5]) + (", …" if len(gaps) > 5 else "")
+        problems.append(f"metrics.jsonl has a line each {usual:,} steps, but none between {places}")
+    return problems
+
+
+def _not_finite(records: Sequence[Mapping[str, Any]]) -> list[str]:
+    counts = Counter(tag for record in records for tag, value in record.items() if _is_not_finite(value))
+    return [f"{tag} was not finite in {count:,} of the lines" for tag, count in sorted(counts.items())]
+
+
+def _is_not_finite(value: Any) -> bool:
+    return value is None or (isinstance(value, float) and not math.isfinite(value))
+
+
+def as_text(value: Any) -> str:
+    """A value of a config, for a table."""
+    return "—" if value is MISSING else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
