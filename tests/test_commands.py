@@ -40,6 +40,7 @@ def test_without_a_command_all_are_listed(capsys: pytest.CaptureFixture[str]) ->
         ("ejax.train", {"jax", "pydantic", "rich"}),
         ("ejax.evaluate", {"jax", "pydantic", "rich"}),
         ("ejax.play", {"jax", "pydantic", "rich"}),
+        ("ejax.report", {"jax", "numpy", "pydantic"}),
         ("ejax.config", {"mujoco", "orbax"}),
         ("ejax.run", {"mujoco", "orbax", "pyarrow", "torch"}),
     ],

@@ -36,8 +36,8 @@ LAYERS = [
     ["evaluation", "algorithms", "experts", "data"],
     ["config"],
     ["training"],
-    ["run", "population", "apart"],
-    ["train", "pretrain", "distill", "evaluate", "play", "replay", "preflight", "__main__"],
+    ["run", "population", "apart", "reporting"],
+    ["train", "pretrain", "distill", "evaluate", "play", "report", "replay", "preflight", "__main__"],
 ]
 """A module may import from its own layer and from those above it in this list; the longest name that fits says where it
 stands. ``data`` has a stricter rule, below; ``registry`` names what is above it as text, and imports it when asked."""

@@ -26,6 +26,8 @@ _LARGEST_VIDEOS = 24_000_000
 """Bytes that are embedded, of one video and of all."""
 _MOST_KEYS = 8
 """Keys that runs of a sweep differ in; runs that differ in more are no sweep."""
+_MOST_ROWS = 25
+"""Keys in which configs differ that are shown at once."""
 _LONG = 120
 """Characters of a config's value that are shown at once."""
 _HEADLINES = (
@@ -34,6 +36,8 @@ _HEADLINES = (
 )
 _LOSSES = ("train/flow", "train/prediction")
 """Beside all that has ``loss`` in its name."""
+_LABEL = 60
+"""Characters of the name of runs that are drawn as one."""
 _NOTHING = "—"
 
 
@@ -106,8 +110,9 @@ def _groups(runs: Sequence[Run], names: Sequence[str]) -> list[_Group]:
         label = name_of[id(group[0])]
         if len(group) > 1:
             by_keys = ", ".join(f"{key.rpartition('.')[2]}={as_text(values[i])}" for key, values in keys)
-            label = by_keys if 0 < len(by_keys) <= 60 else group[0].trainer["exp_name"] if len(grouped) == 1 else label
-            label += f" ({len(group)} runs)"
+            by_names = " + ".join(name_of[id(run)] for run in group)
+            fitting = [text for text in (by_keys, by_names) if 0 < len(text) <= _LABEL]
+            label = f"{fitting[0] if fitting else f'{label}, …'} ({len(group)} runs)"
         groups.append(_Group(label, i, group))
     return groups
 
@@ -181,21 +186,23 @@ def _sweep(groups: Sequence[_Group], names: Sequence[str], runs: Sequence[Run]) 
     for i, group in enumerate(groups):
         best = [run.best.value for run in group.runs if run.best]
         low, middle, high = np.percentile(best, (25, 50, 75)).tolist() if best else (None, None, None)
-        cells = [f"{_swatch(group.colour)}{escape(group.label)}", *(_value(values[i]) for _, values in keys)]
-        cells += [_data(middle), _data(low), _data(high), f"{_data(len(best))} of {_data(len(group.runs))}"]
+        cells = [f"{_swatch(group.colour)}{escape(group.label)}", _data(middle), _data(low), _data(high)]
+        cells += [f"{_data(len(best))} of {_data(len(group.runs))}", *(_value(values[i]) for _, values in keys)]
         rows.append((math.inf if middle is None else middle if mode == "min" else -middle, cells))
     rows.sort(key=lambda row: row[0])
     head = [
         "runs",
-        *(key for key, _ in keys),
         f"best {metric}: median",
         "1st quartile",
         "3rd quartile",
         "runs with one",
+        *(key for key, _ in keys),
     ]
     figures = []
     name_of = {id(run): name for run, name in zip(runs, names, strict=True)}
     for key, values in keys:
+        if any(isinstance(value, dict | list) for value in values):
+            continue  # the table has them
         points = [
             (_plain(value), run.best.value, name_of[id(run)], group.colour)
             for group, value in zip(groups, values, strict=True)
@@ -263,7 +270,11 @@ def _differences(runs: Sequence[Run], names: Sequence[str]) -> str:
     rows = [
         [f"<code>{escape(key)}</code>", *map(_value, values)] for key, values in differing([r.config for r in runs])
     ]
-    return _table(["key", *names], rows, "differences") if rows else "<p class=note>They do not.</p>"
+    if not rows:
+        return '<p class="note">They do not.</p>'
+    table = _table(["key", *names], rows, "differences")
+    folded = f"<details><summary>{len(rows)} keys</summary>{table}</details>"
+    return folded if len(rows) > _MOST_ROWS else table
 
 
 def _time(runs: Sequence[Run], names: Sequence[str]) -> str:
@@ -430,7 +441,7 @@ def _bar(share: float) -> str:
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]], name: str) -> str:
     """Cells are HTML already; one that is a whole ``<td>`` stays as it is."""
-    top = "".join(f"<th>{escape(cell)}</th>" for cell in head)
+    top = "".join(f"<th>{escape(cell).replace('.', '.<wbr>')}</th>" for cell in head)
     body = "".join(
         f"<tr>{''.join(cell if cell.startswith('<td') else f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows
     )

@@ -1,0 +1,337 @@
+"""The report: its numbers are the logs', what the logs lack is said, and the page needs nothing but itself."""
+
+import base64
+import hashlib
+import json
+import math
+import os
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tiny import EVALUATED, STEPS, tiny
+
+from ejax.config import parse_config
+from ejax.report import main
+from ejax.run import train
+from ejax.training.metric_log import MetricLog
+from ejax.training.run_dir import create_run_directory
+
+UPDATES = 6
+START = 1_700_000_000.0
+
+
+class Page(HTMLParser):
+    """Rows of the tables by their id, as texts and as exact numbers; curves by title and label; slices' dots."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.text, self.tags = "", set[str]()
+        self.rows: dict[str, list[list[str]]] = {}
+        self.data: dict[str, list[list[float]]] = {}
+        self.curves: dict[str, dict[str, dict[str, str]]] = {}
+        self.dots: list[float] = []
+        self.attributes: list[tuple[str, str, str]] = []
+        self._table = self._title = ""
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = {name: value or "" for name, value in attrs}
+        self.tags.add(tag)
+        self.attributes += [(tag, name, value) for name, value in given.items()]
+        match tag, given.get("class"):
+            case "table", _:
+                self._table = given["id"]
+                self.rows[self._table], self.data[self._table] = [], []
+            case "tr", _:
+                self.rows[self._table].append([])
+                self.data[self._table].append([])
+            case (("td" | "th"), _):
+                self.rows[self._table][-1].append("")
+            case "data", _:
+                if self._table:
+                    self.data[self._table][-1].append(float(given["value"]))
+            case "svg", "curves":
+                self._title = given["data-title"]
+                self.curves[self._title] = {}
+            case "path", "line":
+                self.curves[self._title][given["data-label"]] = given
+            case "circle", _:
+                self.dots.append(float(given["data-value"]))
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag == "table":
+            self._table = ""
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+        if self._table and self.rows[self._table] and self.rows[self._table][-1]:
+            self.rows[self._table][-1][-1] += data
+
+
+def values(text: str) -> list[float]:
+    return [math.nan if each == "-" else float(each) for each in text.split(" ")]
+
+
+def make_run(folder: Path, *, seed: int = 1, updates: int = UPDATES, **changes: Any) -> Path:
+    """A run's folder as a training leaves it, without one: an update each 10 s, every second one evaluated."""
+    config = parse_config({**tiny(seed=seed, iterations=UPDATES, enable_eval=True), **changes})
+    directory = create_run_directory(config, folder)
+    (folder / "logs" / "tiny").mkdir(parents=True)
+    (folder / "logs" / "tiny" / f"events.out.tfevents.1.host.{int(START) * 10**9}").touch()
+    rng = np.random.default_rng(seed)
+    with MetricLog(folder / "logs" / "metrics.jsonl") as log:
+        for update in range(1, updates + 1):
+            reward, loss = rng.normal(size=2).tolist()
+            skipped = {"train/skipped_fraction": 0.25}
+            log.write(update * STEPS, {"charts/SPS": 1000.0 / 3, "train/loss": loss, "rewards/near": reward, **skipped})
+            if update % 2 == 0:
+                log.write(update * STEPS, {"eval/avg_reward": reward, "eval/success_rate": abs(reward) % 1})
+        logged = log.so_far()
+    lines = [json.loads(line) for line in metrics_of(folder).read_text().splitlines()]
+    for line in lines:
+        line["time"] = START + 10 * line["step"] / STEPS + (1 if "eval/avg_reward" in line else 0)
+    content = "".join(f"{json.dumps(line)}\n" for line in lines).encode()
+    metrics_of(folder).write_bytes(content)
+    logged = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    checkpoint = directory.checkpoints / f"tiny_step_{updates * STEPS}"
+    checkpoint.mkdir()
+    meta = {"schema_version": 2, "versions": {"jax": "0.10"}, "global_step": updates * STEPS, "num_updates": updates}
+    (checkpoint / "meta.json").write_text(json.dumps(meta | {"log": logged, "config": config.to_dict()}))
+    return folder
+
+
+def metrics_of(run: Path) -> Path:
+    return run / "logs" / "metrics.jsonl"
+
+
+def logged(run: Path, tag: str) -> dict[int, float]:
+    lines = [json.loads(line) for line in metrics_of(run).read_text().splitlines()]
+    return {line["step"]: line[tag] for line in lines if tag in line}
+
+
+def report(*runs: Path, options: tuple[str, ...] = ()) -> Page:
+    to = runs[0].parent / "page.html"
+    assert main([*map(str, runs), "--to", str(to), *options]) == 0
+    return Page(to.read_text())
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return make_run(tmp_path / "one")
+
+
+def test_each_point_of_a_curve_is_the_logs(run: Path) -> None:
+    curves = report(run).curves
+    for tag in ("train/loss", "rewards/near", "eval/avg_reward", "eval/success_rate"):
+        expected = logged(run, tag)
+        assert values(curves[tag]["one"]["data-x"]) == list(expected)
+        np.testing.assert_allclose(values(curves[tag]["one"]["data-y"]), list(expected.values()), rtol=1e-6)
+
+
+def test_the_numbers_of_the_table_are_the_logs(run: Path) -> None:
+    success = logged(run, "eval/success_rate")
+    best = max(success, key=success.__getitem__)
+    last = UPDATES * STEPS
+    wall = 10.0 * UPDATES + 1
+    (row,) = report(run).data["runs"][1:]
+    assert row == [1, last, wall, 1000 / 3, success[best], best, success[last], last, 0.25 * UPDATES, 0]
+
+
+def test_the_time_until_the_first_line_and_of_evaluations_is_the_logs(run: Path) -> None:
+    total, first, evaluations = report(run).data["time"][1:]
+    assert (total, first, evaluations) == ([10.0 * UPDATES + 1], [10.0], [1.0 * (UPDATES // 2)])
+
+
+def test_runs_that_differ_in_the_seed_are_one_curve_of_median_and_quartiles(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / name, seed=seed) for seed, name in enumerate("abc", 1)]
+    ((label, curve),) = report(*runs).curves["train/loss"].items()
+    assert label == "a + b + c (3 runs)"
+    values_of = [list(logged(each, "train/loss").values()) for each in runs]
+    for name, q in (("low", 25), ("y", 50), ("high", 75)):
+        np.testing.assert_allclose(values(curve[f"data-{name}"]), np.percentile(values_of, q, axis=0), rtol=1e-6)
+    assert set(curve["data-n"].split(" ")) == {"3"}
+
+
+def test_the_median_is_of_the_runs_that_come_so_far(tmp_path: Path) -> None:
+    page = report(make_run(tmp_path / "a"), make_run(tmp_path / "b", seed=2, updates=2))
+    (curve,) = page.curves["train/loss"].values()
+    assert curve["data-n"].split(" ") == ["2", "2", "1", "1", "1", "1"]
+    assert f"not finished: 2 of {UPDATES} updates" in page.text
+
+
+def test_a_sweep_is_sorted_by_its_best_and_drawn_by_key(tmp_path: Path) -> None:
+    def with_rate(rate: float) -> dict[str, Any]:
+        algorithm = tiny()["algorithm"]
+        return {"algorithm": {**algorithm, "cfg": {**algorithm["cfg"], "optimizer": {"learning_rate": rate}}}}
+
+    rates = {"a": 1e-4, "b": 1e-3, "c": 1e-2}
+    runs = {name: make_run(tmp_path / name, seed=i, **with_rate(x)) for i, (name, x) in enumerate(rates.items(), 1)}
+    page = report(*runs.values())
+    best = {name: max(logged(each, "eval/success_rate").values()) for name, each in runs.items()}
+    order = sorted(best, key=lambda name: -best[name])
+    assert [row[0] for row in page.rows["sweep"][1:]] == order
+    assert [row[0] for row in page.data["sweep"][1:]] == [best[name] for name in order]
+    assert page.dots == list(best.values())
+    differing = {row[0]: row[1:] for row in page.rows["differences"][1:]}
+    assert differing["algorithm.cfg.optimizer.learning_rate"] == ["0.0001", "0.001", "0.01"]
+
+
+def test_lines_that_are_damaged_missing_or_cut_short_are_told(run: Path) -> None:
+    lines = metrics_of(run).read_bytes().splitlines(keepends=True)
+    del lines[1]
+    lines[3], lines[-1] = b"?\n", lines[-1][:20]
+    metrics_of(run).write_bytes(b"".join(lines))
+    text = report(run).text
+    assert "line 4 was not written by ejax, and left out" in text
+    assert f"its last line, {len(lines)}, was cut short" in text
+    assert "metrics.jsonl lacks lines that it had since the checkpoint was made" in text
+    assert f"a line each {STEPS} steps, but none between {STEPS} and {3 * STEPS}, {3 * STEPS} and" in text
+
+
+def test_a_log_that_is_gone_is_told(run: Path) -> None:
+    metrics_of(run).unlink()
+    assert "metrics.jsonl is not there" in report(run).text
+
+
+def test_a_value_that_is_not_finite_is_a_hole_and_told(run: Path) -> None:
+    loss = logged(run, "train/loss")[2 * STEPS]
+    metrics_of(run).write_text(metrics_of(run).read_text().replace(json.dumps(loss), "null"))
+    page = report(run)
+    assert math.isnan(values(page.curves["train/loss"]["one"]["data-y"])[1])
+    assert "train/loss was not finite in 1 of the lines" in page.text
+
+
+def test_a_changed_config_is_told(run: Path) -> None:
+    file = run / "configs" / "resolved.json"
+    file.write_text(file.read_text().replace('"gamma"', '"gamma" '))
+    assert "the configs of run" in (text := report(run).text) and "are damaged" in text
+
+
+def test_a_config_that_names_code_is_reported_without_it(run: Path) -> None:
+    file = run / "configs" / "resolved.json"
+    file.write_text(file.read_text().replace("PointMassRL", "no.such.module:Env"))
+    assert "no.such.module:Env, ppo" in report(run).text
+
+
+def test_names_from_files_are_text(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "<b onclick=x>'\"&")
+    file = metrics_of(run)
+    file.write_text(file.read_text().replace("rewards/near", "rewards/<img src=x>'\\\"--></script>"))
+    page = report(run)
+    assert not page.tags & {"b", "img"} - {"b"} and page.text.count("<b onclick=x>'\"&") > 1
+    assert "rewards/<img src=x>'\"--></script>" in page.curves
+    assert not [name for _, name, _ in page.attributes if name.startswith("on")]
+
+
+def test_the_page_loads_nothing_and_allows_its_own_script_only(run: Path) -> None:
+    page = report(run)
+    html = (run.parent / "page.html").read_text()
+    (script,) = re.findall("<script>(.*?)</script>", html, flags=re.S)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    (policy,) = (value for _, name, value in page.attributes if name == "content" and "default-src" in value)
+    assert policy.startswith("default-src 'none'") and f"script-src 'sha256-{digest}'" in policy
+    assert not [value for _, name, value in page.attributes if name in ("src", "href")] and "http" not in html
+
+
+def test_the_same_input_gives_the_same_page(run: Path) -> None:
+    page = run.parent / "page.html"
+    report(run)
+    first = page.read_bytes()
+    report(run)
+    assert page.read_bytes() == first
+
+
+def test_the_newest_video_is_embedded_if_it_is_small(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for age, name in enumerate(("new", "old")):
+        video = run / "videos" / "eval" / f"{name}.mp4"
+        video.parent.mkdir(parents=True, exist_ok=True)
+        video.write_bytes(name.encode() * 10)
+        os.utime(video, (START - age, START - age))
+    (source,) = (value for tag, name, value in report(run).attributes if (tag, name) == ("video", "src"))
+    assert base64.b64decode(source.partition(",")[2]) == b"new" * 10
+    monkeypatch.setattr("ejax.reporting.page._LARGEST_VIDEO", 20)
+    (link,) = (value for _, name, value in report(run).attributes if name == "href")
+    assert link == "one/videos/eval/new.mp4"
+
+
+def test_an_export_is_a_table(run: Path, tmp_path: Path) -> None:
+    parity = {
+        "checkpoint": "tiny_step_96",
+        "global_step": 96,
+        "rows": {"edges": 3, "zeros": 1},
+        "versions": {"jax": "1"},
+    }
+    errors = {"file": "policy.pt", "max_abs": 1.5e-6, "max_rel": 0.25, "of_allowed": 0.5}
+    for folder in (run / "exported", tmp_path / "elsewhere"):
+        folder.mkdir()
+        (folder / "parity.json").write_text(json.dumps(parity | {"artefacts": {"pt": errors}}))
+    page = report(run, options=("--parity", str(tmp_path / "elsewhere")))
+    assert page.data["exports"][1:] == [[96, 4, 1.5e-6, 0.25, 0.5]] * 2
+
+
+def test_evaluations_of_checkpoints_and_quarantined_episodes_are_shown(run: Path) -> None:
+    (run / "quarantine").mkdir()
+    (run / "quarantine" / "step1_row0.npz").touch()
+    (run / "evaluations").mkdir()
+    facts = {"checkpoint": "/somewhere/tiny_step_96", "episodes": 7, "seed": 3, "eval/avg_reward": 0.125}
+    (run / "evaluations" / "tiny_step_96.json").write_text(json.dumps(facts))
+    page = report(run)
+    assert page.data["evaluations"][1:] == [[3, 7, 0.125]] and page.data["runs"][1][-1] == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("{run}", "{run}"), "is given twice; name each run once"),
+        (("{run}/logs",), "is no run of ejax: it has no configs/resolved.json"),
+        (("{run}", "--to", "page.txt"), "give --to FILE.html"),
+        (("{run}", "--to", "{run}/no/page.html"), "No such file or directory"),
+        (("{run}", "--parity", "{run}"), "is no export: it has no parity.json"),
+    ],
+)
+def test_bad_input_is_an_error_that_says_so(
+    arguments: tuple[str, ...], text: str, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([each.format(run=run) for each in arguments]) == 2
+    assert text in capsys.readouterr().err
+
+
+def test_a_config_that_cannot_be_read_is_an_error(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (run / "configs" / "resolved.json").write_text('{"trainer": {"exp_name": "x"}}')
+    assert main([str(run), "--to", str(run / "page.html")]) == 2
+    assert "resolved.json lacks the key 'trainer.seed'" in capsys.readouterr().err
+
+
+def test_a_training_is_reported_as_it_ended(tmp_path: Path) -> None:
+    result = train(parse_config(tiny(tmp_path, **EVALUATED)))
+    page = report(result.run_dir)
+    assert "finished" in page.rows["runs"][1] and "To know of the logs" not in page.text
+    curve = page.curves["eval/avg_reward"][result.run_dir.name]
+    expected = [each["eval/avg_reward"] for each in result.eval_history]
+    np.testing.assert_allclose(values(curve["data-y"]), expected, rtol=1e-6)
+
+
+@pytest.mark.skipif(not shutil.which("chromium"), reason="needs the browser chromium")
+def test_a_browser_shows_the_values_under_the_pointer(run: Path, tmp_path: Path) -> None:
+    report(run)
+    point = """<script>
+      const chart = document.querySelector('svg.curves'), box = chart.getBoundingClientRect();
+      chart.dispatchEvent(new PointerEvent('pointermove', {clientX: box.right - 5, clientY: box.top + 5}));
+    </script>"""
+    html = (run.parent / "page.html").read_text()
+    html = re.sub("<meta http-equiv=[^>]*>", "", html)  # which forbids a second script
+    (tmp_path / "pointed.html").write_text(html.replace("</body>", f"{point}</body>"))
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--dump-dom"]
+    profile = f"--user-data-dir={tmp_path / 'profile'}"
+    shown = subprocess.run(
+        ["chromium", *options, profile, f"file://{tmp_path}/pointed.html"], capture_output=True, text=True, timeout=60
+    ).stdout
+    tip = re.sub("<[^>]*>", " ", shown[shown.index('id="tip"') :].partition("<script")[0])
+    last = logged(run, "eval/success_rate")[UPDATES * STEPS]
+    assert f"{UPDATES * STEPS} env steps" in tip and f"one: {last:.6g}" in tip
