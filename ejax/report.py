@@ -14,6 +14,10 @@ from pathlib import Path
 from ejax.training.leave import leave
 
 
+class _Refused(ValueError):
+    """What the command line asks for is not possible."""
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run the command line. Returns the exit code: 2 where there is nothing to report on."""
     args = _parser().parse_args(argv)
@@ -28,16 +32,16 @@ def _run(args: argparse.Namespace) -> int:
 
     try:
         if args.to.suffix.lower() not in (".html", ".htm"):
-            raise ValueError(f"--to {args.to}: a page is written as .html; give --to FILE.html")
+            raise _Refused(f"--to {args.to}: a page is written as .html; give --to FILE.html")
         runs = [read_run(path) for path in args.run]
         for i, run in enumerate(runs):
             if any(run.path.resolve() == other.path.resolve() for other in runs[:i]):
-                raise ValueError(f"{run.path} is given twice; name each run once")
+                raise _Refused(f"{run.path} is given twice; name each run once")
         exports = {str(path): read_export(path) for path in args.parity}
         partial = args.to.with_name(f".{args.to.name}.partial")
         partial.write_text(render(runs, exports, args.to.parent), encoding="utf-8")
         os.replace(partial, args.to)
-    except (FactsError, ValueError, OSError) as error:
+    except (_Refused, FactsError, OSError) as error:
         print(f"ejax.report: {error}", file=sys.stderr)
         return 2
     told = sum(len(run.problems) for run in runs)

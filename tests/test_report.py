@@ -80,7 +80,8 @@ def values(text: str) -> list[float]:
 
 def make_run(folder: Path, *, seed: int = 1, updates: int = UPDATES, **changes: Any) -> Path:
     """A run's folder as a training leaves it, without one: an update each 10 s, every second one evaluated."""
-    config = parse_config({**tiny(seed=seed, iterations=UPDATES, enable_eval=True), **changes})
+    watched = {"enable_eval": True, "best_eval_metric": "eval/success_rate"}
+    config = parse_config({**tiny(seed=seed, iterations=UPDATES, **watched), **changes})
     directory = create_run_directory(config, folder)
     (folder / "logs" / "tiny").mkdir(parents=True)
     (folder / "logs" / "tiny" / f"events.out.tfevents.1.host.{int(START) * 10**9}").touch()
@@ -236,7 +237,11 @@ def test_the_page_loads_nothing_and_allows_its_own_script_only(run: Path) -> Non
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     (policy,) = (value for _, name, value in page.attributes if name == "content" and "default-src" in value)
     assert policy.startswith("default-src 'none'") and f"script-src 'sha256-{digest}'" in policy
-    assert not [value for _, name, value in page.attributes if name in ("src", "href")] and "http" not in html
+    assert (
+        not [value for _, name, value in page.attributes if name in ("src", "href")]
+        and "http:" not in html
+        and "https:" not in html
+    )
 
 
 def test_the_same_input_gives_the_same_page(run: Path) -> None:

@@ -167,8 +167,10 @@ class Run:
     def sessions(self) -> list[Session]:
         """One for each start that has lines in the log; none where the lines have no times."""
         times = [record["time"] for record in self.records if record.get("time")]
-        starts: list[float | None] = [start for start in self.starts if times and start <= times[-1]]
-        if times and (not starts or times[0] < starts[0]):
+        if not times:
+            return []
+        starts: list[float | None] = [start for start in self.starts if start <= times[-1]]
+        if not starts or times[0] < self.starts[0]:
             starts.insert(0, None)
         ends = [start for start in starts[1:] if start is not None] + [math.inf]
         found = []
@@ -356,10 +358,8 @@ def _gaps(records: Sequence[Mapping[str, Any]]) -> list[str]:
     problems = []
     if back := [(a, b) for a, b in pairwise(steps) if b <= a]:
         problems.append(f"steps go back in metrics.jsonl, first from {back[0][0]:,} to {back[0][1]:,}")
-    distances = [b - a for a, b in pairwise(steps) if b > a]
-    if not distances:
-        return problems
-    usual = Counter(distances).most_common(1)[0][0]
+    distances = Counter(b - a for a, b in pairwise([0, *steps]) if b > a)
+    usual = min(distances, key=lambda distance: (-distances[distance], distance), default=0)
     gaps = [(a, b) for a, b in pairwise([0, *steps]) if b - a > usual]
     if gaps:
         places = ", ".join(f"{a:,} and {b:,}" for a, b in gaps[:5]) + (", …" if len(gaps) > 5 else "")
