@@ -141,12 +141,23 @@ def test_the_numbers_of_the_table_are_the_logs(run: Path) -> None:
     last = UPDATES * STEPS
     wall = 10.0 * UPDATES + 1
     (row,) = report(run).data["runs"][1:]
-    assert row == [1, last, wall, 1000 / 3, success[best], best, success[last], last, 0.25 * UPDATES, 0]
+    assert row == [last, wall, 1000 / 3, success[best], best, success[last], last, 0.25 * UPDATES, 0]
 
 
 def test_the_time_until_the_first_line_and_of_evaluations_is_the_logs(run: Path) -> None:
     total, first, evaluations = report(run).data["time"][1:]
     assert (total, first, evaluations) == ([10.0 * UPDATES + 1], [10.0], [1.0 * (UPDATES // 2)])
+
+
+def test_time_between_a_stop_and_the_next_start_does_not_count(run: Path) -> None:
+    lines = [json.loads(line) for line in metrics_of(run).read_text().splitlines()]
+    later = [line | {"time": line["time"] + 1000} if line["step"] > 2 * STEPS else line for line in lines]
+    metrics_of(run).write_text("".join(f"{json.dumps(line)}\n" for line in later))
+    (run / "logs" / "tiny" / f"events.out.tfevents.2.host.{int(START + 1015) * 10**9}").touch()
+    page = report(run)
+    assert page.rows["time"][1][1] == "wall time, 2 starts"
+    total, first, _ = page.data["time"][1:]
+    assert (total, first) == ([21.0 + (10.0 * UPDATES + 1 - 15)], [10.0 + 15.0])
 
 
 def test_runs_that_differ_in_the_seed_are_one_curve_of_median_and_quartiles(tmp_path: Path) -> None:
@@ -287,7 +298,7 @@ def test_evaluations_of_checkpoints_and_quarantined_episodes_are_shown(run: Path
     facts = {"checkpoint": "/somewhere/tiny_step_96", "episodes": 7, "seed": 3, "eval/avg_reward": 0.125}
     (run / "evaluations" / "tiny_step_96.json").write_text(json.dumps(facts))
     page = report(run)
-    assert page.data["evaluations"][1:] == [[3, 7, 0.125]] and page.data["runs"][1][-1] == 1
+    assert page.data["evaluations"][1:] == [[7, 0.125]] and page.data["runs"][1][-1] == 1
 
 
 @pytest.mark.parametrize(

@@ -126,12 +126,13 @@ def _problems(runs: Sequence[Run], names: Sequence[str]) -> str:
 
 
 def _runs(runs: Sequence[Run], names: Sequence[str], colours: Mapping[int, int]) -> str:
+    units = dict.fromkeys(run.step_name for run in runs)
     head = [
         "run",
         "task, algorithm",
         "seed",
         "state",
-        "steps",
+        next(iter(units)) if len(units) == 1 else "steps",
         "wall time",
         "steps/s",
         "watched metric",
@@ -151,9 +152,9 @@ def _runs(runs: Sequence[Run], names: Sequence[str], colours: Mapping[int, int])
             [
                 f"{_swatch(colours[id(run)])}{escape(name)}",
                 escape(task),
-                _data(run.trainer["seed"]),
+                str(run.trainer["seed"]),
                 escape(run.state),
-                f"{_data(run.last_step)} {escape(run.step_name)}",
+                _data(run.last_step) + ("" if len(units) == 1 else f" {run.step_name}"),
                 _NOTHING if wall is None else _seconds(wall),
                 _data(speed),
                 f"{escape(run.trainer['best_eval_metric'])} ({escape(run.trainer['best_eval_mode'])})",
@@ -308,7 +309,7 @@ def _evaluations(runs: Sequence[Run], names: Sequence[str]) -> str:
             escape(name),
             escape(Path(facts["checkpoint"]).name),
             escape(" ".join(map(str, facts.get("overrides", []))) or _NOTHING),
-            _data(facts.get("seed")),
+            escape(str(facts.get("seed", _NOTHING))),
             _data(facts["episodes"]),
             *(_data(facts.get(tag)) for tag in tags),
         ]
@@ -321,7 +322,8 @@ def _evaluations(runs: Sequence[Run], names: Sequence[str]) -> str:
 def _exports(exports: Mapping[str, Mapping[str, Any]]) -> str:
     rows = []
     for path, facts in exports.items():
-        for name, artefact in facts["artefacts"].items():
+        versions = ", ".join(f"{library} {version}" for library, version in facts["versions"].items())
+        for i, (name, artefact) in enumerate(facts["artefacts"].items()):
             rows.append(
                 [
                     escape(path),
@@ -329,7 +331,7 @@ def _exports(exports: Mapping[str, Mapping[str, Any]]) -> str:
                     escape(f"{name}: {artefact.get('file', '')}"),
                     _data(sum(facts["rows"].values())),
                     *(_data(artefact.get(key)) for key in ("max_abs", "max_rel", "of_allowed")),
-                    escape(", ".join(f"{library} {version}" for library, version in facts["versions"].items())),
+                    "" if i else escape(versions),
                 ]
             )
     if not rows:

@@ -118,7 +118,7 @@ class Run:
 
     @property
     def updates(self) -> tuple[int, int] | None:
-        """Updates that are logged, and those that the run was to have; None: nothing says how large one is."""
+        """Updates that are logged or saved, and those that the run was to have; None: nothing says how large one is."""
         trainer = ((self.meta or {}).get("config") or self.config)["trainer"]
         rows = trainer["num_envs"] * trainer["buffer_size"]
         total = trainer["iterations"]
@@ -128,7 +128,7 @@ class Run:
             rows = self.meta["global_step"] // self.meta["num_updates"]
         elif trainer.get("distributed"):
             return None  # on as many devices as only a checkpoint tells
-        return self.last_step // rows, total
+        return max(self.last_step, (self.meta or {}).get("global_step", 0)) // rows, total
 
     @property
     def state(self) -> str:
@@ -202,7 +202,7 @@ class Run:
 
     def _until_first_line(self) -> tuple[str, float]:
         seconds = sum(session.first - session.start for session in self.sessions if session.start is not None)
-        return "from a start to its first line: compilation and the first update", seconds
+        return "from a start to its first line: compiling, the first update", seconds
 
     def _until_evaluations(self) -> tuple[str, float]:
         pairs = [
