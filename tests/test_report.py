@@ -170,6 +170,17 @@ def test_runs_that_differ_in_the_seed_are_one_curve_of_median_and_quartiles(tmp_
     assert set(curve["data-n"].split(" ")) == {"3"}
 
 
+def test_the_name_of_a_group_is_what_its_runs_have_in_common_alone(tmp_path: Path) -> None:
+    pairs = [(f"{kind}_{seed}", seed, gamma) for kind, gamma in (("far", 0.99), ("near", 0.5)) for seed in (1, 2)]
+    algorithm = tiny()["algorithm"]
+    runs = [
+        make_run(tmp_path / name, seed=seed, algorithm={**algorithm, "cfg": {**algorithm["cfg"], "gamma": gamma}})
+        for name, seed, gamma in pairs
+    ]
+    assert list(report(*runs).curves["train/loss"]) == ["gamma=0.99 (2 runs)", "gamma=0.5 (2 runs)"]
+    assert list(report(*runs[:2]).curves["train/loss"]) == ["far_… (2 runs)"]
+
+
 def test_the_median_is_of_the_runs_that_come_so_far(tmp_path: Path) -> None:
     page = report(make_run(tmp_path / "a"), make_run(tmp_path / "b", seed=2, updates=2))
     (curve,) = page.curves["train/loss"].values()

@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -110,8 +111,10 @@ def _groups(runs: Sequence[Run], names: Sequence[str]) -> list[_Group]:
         label = name_of[id(group[0])]
         if len(group) > 1:
             by_keys = ", ".join(f"{key.rpartition('.')[2]}={as_text(values[i])}" for key, values in keys)
-            by_names = " + ".join(name_of[id(run)] for run in group)
-            fitting = [text for text in (by_keys, by_names) if 0 < len(text) <= _LABEL]
+            own = [name_of[id(run)] for run in group]
+            prefix = "".join(letters[0] for letters in takewhile(lambda letters: len(set(letters)) == 1, zip(*own)))
+            by_prefix = f"{prefix}…" if sum(name.startswith(prefix) for name in names) == len(own) else ""
+            fitting = [text for text in (by_keys, by_prefix, " + ".join(own)) if 1 < len(text) <= _LABEL]
             label = f"{fitting[0] if fitting else f'{label}, …'} ({len(group)} runs)"
         groups.append(_Group(label, i, group))
     return groups
@@ -127,19 +130,9 @@ def _problems(runs: Sequence[Run], names: Sequence[str]) -> str:
 
 def _runs(runs: Sequence[Run], names: Sequence[str], colours: Mapping[int, int]) -> str:
     units = dict.fromkeys(run.step_name for run in runs)
-    head = [
-        "run",
-        "task, algorithm",
-        "seed",
-        "state",
-        next(iter(units)) if len(units) == 1 else "steps",
-        "wall time",
-        "steps/s",
-        "watched metric",
-        "best",
-        "at step",
-    ]
-    head += ["last", "at step", "skipped updates", "quarantined episodes"]
+    steps = next(iter(units)) if len(units) == 1 else "steps"
+    head = ["run", "task, algorithm", "seed", "state", steps, "wall time", "steps/s", "watched metric", "best", "last"]
+    head += ["skipped updates", "quarantined episodes"]
     rows = []
     for run, name in zip(runs, names, strict=True):
         wall = run.wall_s
@@ -158,10 +151,8 @@ def _runs(runs: Sequence[Run], names: Sequence[str], colours: Mapping[int, int])
                 _NOTHING if wall is None else _seconds(wall),
                 _data(speed),
                 f"{escape(run.trainer['best_eval_metric'])} ({escape(run.trainer['best_eval_mode'])})",
-                _data(run.best.value if run.best else None),
-                _data(run.best.step if run.best else None),
-                _data(last[1] if last else None),
-                _data(last[0] if last else None),
+                f"{_data(run.best.value)}<br>at {_data(run.best.step)}" if run.best else _NOTHING,
+                f"{_data(last[1])}<br>at {_data(last[0])}" if last else _NOTHING,
                 _data(run.skipped),
                 _data(run.num_quarantined),
             ]
@@ -224,6 +215,7 @@ def _curves(runs: Sequence[Run], groups: Sequence[_Group]) -> str:
     constant = {tag: found for tag in tags if (found := _only_value(values[tag])) is not None}
     watched = [run.trainer["best_eval_metric"] for run in runs]
     headlines = [tag for tag in dict.fromkeys([*watched, *_HEADLINES]) if tag in tags]
+    headlines = [tag for tag in headlines if tag not in constant or tag in watched or "success" in tag]
     drawn = sorted(tags - constant.keys() - set(headlines))
     losses = [tag for tag in drawn if tag in _LOSSES or (tag.startswith("train/") and "loss" in tag)]
     rewards = [tag for tag in drawn if tag.startswith("rewards/")]
