@@ -112,7 +112,8 @@ def _groups(runs: Sequence[Run], names: Sequence[str]) -> list[_Group]:
         if len(group) > 1:
             by_keys = ", ".join(f"{key.rpartition('.')[2]}={as_text(values[i])}" for key, values in keys)
             own = [name_of[id(run)] for run in group]
-            prefix = "".join(letters[0] for letters in takewhile(lambda letters: len(set(letters)) == 1, zip(*own)))
+            shared = takewhile(lambda letters: len(set(letters)) == 1, zip(*own, strict=False))
+            prefix = "".join(letters[0] for letters in shared)
             by_prefix = f"{prefix}…" if sum(name.startswith(prefix) for name in names) == len(own) else ""
             fitting = [text for text in (by_keys, by_prefix, " + ".join(own)) if 1 < len(text) <= _LABEL]
             label = f"{fitting[0] if fitting else f'{label}, …'} ({len(group)} runs)"
@@ -151,8 +152,8 @@ def _runs(runs: Sequence[Run], names: Sequence[str], colours: Mapping[int, int])
                 _NOTHING if wall is None else _seconds(wall),
                 _data(speed),
                 f"{escape(run.trainer['best_eval_metric'])} ({escape(run.trainer['best_eval_mode'])})",
-                f"{_data(run.best.value)}<br>at {_data(run.best.step)}" if run.best else _NOTHING,
-                f"{_data(last[1])}<br>at {_data(last[0])}" if last else _NOTHING,
+                f"{_data(run.best.value)}<br>at&nbsp;{_data(run.best.step)}" if run.best else _NOTHING,
+                f"{_data(last[1])}<br>at&nbsp;{_data(last[0])}" if last else _NOTHING,
                 _data(run.skipped),
                 _data(run.num_quarantined),
             ]
