@@ -230,6 +230,30 @@ def test_a_value_that_is_not_finite_is_a_hole_and_told(run: Path) -> None:
     assert "train/loss was not finite in 1 of the lines" in page.text
 
 
+def test_numbers_that_no_run_writes_are_told(run: Path) -> None:
+    with metrics_of(run).open("a") as file:
+        file.write(f'{{"step": 1{"0" * 400}, "train/loss": 1.0}}\n{{"step": 1, "train/loss": 1{"0" * 400}}}\n')
+    page = report(run)
+    number = len(metrics_of(run).read_text().splitlines())
+    assert f"lines {number - 1}, {number} were not written by ejax" in page.text
+
+
+@pytest.mark.parametrize("config", [{}, {"trainer": {}}, {"trainer": {"num_envs": 0}}])
+def test_a_meta_without_a_config_to_read_is_not_followed(run: Path, config: dict[str, Any]) -> None:
+    (file,) = run.glob("checkpoints/*/meta.json")
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"config": config, "global_step": 0}))
+    page = report(run)
+    assert "finished" in page.rows["runs"][1]
+    assert ("the config in the newest checkpoint's meta.json lacks the key" in page.text) == (config != {})
+
+
+def test_a_video_that_is_a_link_is_left_out(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere.mp4").write_bytes(b"mine")
+    (run / "videos").mkdir()
+    (run / "videos" / "ep1.mp4").symlink_to(tmp_path / "elsewhere.mp4")
+    assert "video" not in report(run).tags
+
+
 def test_a_changed_config_is_told(run: Path) -> None:
     file = run / "configs" / "resolved.json"
     file.write_text(file.read_text().replace('"gamma"', '"gamma" '))

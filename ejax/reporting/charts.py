@@ -137,7 +137,8 @@ def _tick(value: float, step: float) -> str:
     if abs(value) < step * 1e-6:
         return "0"
     size, unit = next((pair for pair in ((1e9, "G"), (1e6, "M"), (1e3, "k")) if abs(value) >= pair[0]), (1.0, ""))
-    return f"{value / size:.4g}{unit}"
+    digits = max(4, math.ceil(math.log10(abs(value) / step)) + 1)
+    return f"{value / size:.{min(digits, 12)}g}{unit}"
 
 
 def _range(values: Sequence[float]) -> tuple[float, float, str | None]:

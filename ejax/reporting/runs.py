@@ -14,11 +14,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, PositiveInt
 
 from ejax.training.best import Best, improves
 from ejax.training.checkpoint import CheckpointError
-from ejax.training.facts import FactsError, read_facts
+from ejax.training.facts import FactsError, check_facts, read_facts
 from ejax.training.metric_log import read_log
 from ejax.training.run_dir import RunDirectory, RunMeta, check_configs, find_run
 
@@ -34,8 +34,8 @@ _NAMES = {"trainer.exp_name", "trainer.output_dir", "trainer.console", "trainer.
 class _Trainer(BaseModel):
     exp_name: str
     seed: int
-    num_envs: int
-    buffer_size: int
+    num_envs: PositiveInt
+    buffer_size: PositiveInt
     iterations: int
     total_timesteps: int | None = None
     best_eval_metric: str
@@ -46,6 +46,8 @@ class _Config(BaseModel):
     """What a report asks of ``resolved.json``."""
 
     trainer: _Trainer
+    env: dict[str, Any] = {}
+    algorithm: dict[str, Any] = {}
 
 
 class _Export(BaseModel):
@@ -61,10 +63,11 @@ class _Export(BaseModel):
 class _Evaluation(BaseModel):
     checkpoint: str
     episodes: int
+    overrides: list[str] = []
 
 
-class _AnyFacts(BaseModel):
-    pass
+class _Versions(BaseModel):
+    notes: list[str] = []
 
 
 @dataclass(frozen=True)
@@ -125,7 +128,7 @@ class Run:
         if trainer.get("total_timesteps") is not None:
             total = math.ceil(trainer["total_timesteps"] / rows)
         if self.meta and self.meta.get("num_updates"):
-            rows = self.meta["global_step"] // self.meta["num_updates"]
+            rows = max(1, self.meta["global_step"] // self.meta["num_updates"])
         elif trainer.get("distributed"):
             return None  # on as many devices as only a checkpoint tells
         return max(self.last_step, (self.meta or {}).get("global_step", 0)) // rows, total
@@ -241,7 +244,7 @@ def read_run(given: Path) -> Run:
         check_configs(path)
     except CheckpointError as error:
         tell(error)
-    versions = next(iter(_facts([path / "configs" / "versions.json"], _AnyFacts, tell).values()), {})
+    versions = next(iter(_facts([path / "configs" / "versions.json"], _Versions, tell).values()), {})
     meta = _newest_meta(RunDirectory(path, config["trainer"]["exp_name"]), tell)
     records, wrong = read_log(path / "logs" / "metrics.jsonl", logged=(meta or {}).get("log"))
     problems += wrong + _gaps(records) + _not_finite(records)
@@ -250,7 +253,9 @@ def read_run(given: Path) -> Run:
         problems.append(f"the log ends before the newest checkpoint, which is of step {meta['global_step']:,}")
     evaluations = _facts(sorted((path / "evaluations").glob("*.json")), _Evaluation, tell)
     exports = _facts(sorted([*path.glob("parity.json"), *path.glob("*/parity.json")]), _Export, tell)
-    videos = sorted((path / "videos").rglob("*.mp4"), key=lambda file: (-file.stat().st_mtime_ns, file))
+    # no links: what a page embeds, and is then handed on, is the run's own
+    files = [file for file in (path / "videos").rglob("[!.]*.mp4") if file.is_file() and not file.is_symlink()]
+    videos = sorted(files, key=lambda file: (-file.stat().st_mtime_ns, file))
     return Run(
         path=path,
         config=config,
@@ -260,7 +265,7 @@ def read_run(given: Path) -> Run:
         starts=_starts(path / "logs"),
         evaluations={file.stem: facts for file, facts in evaluations.items()},
         exports={str(file.parent.relative_to(path)): facts for file, facts in exports.items()},
-        videos=tuple(file for file in videos if not file.name.startswith(".")),
+        videos=tuple(videos),
         num_quarantined=sum(1 for _ in (path / "quarantine").rglob("*.npz")),
         problems=tuple(problems),
     )
@@ -343,7 +348,14 @@ def _newest_meta(directory: RunDirectory, tell: Callable[[Exception], None]) -> 
     """Of the checkpoint with the most steps; its arrays are not looked at."""
     files = [path / "meta.json" for path in (*directory.periodic(), *directory.best())]
     metas = _facts(files, RunMeta, tell)
-    return max(metas.values(), key=lambda meta: meta.get("global_step", 0), default=None)
+    meta = max(metas.values(), key=lambda meta: meta.get("global_step", 0), default=None)
+    if meta and meta.get("config"):
+        try:
+            check_facts(meta["config"], _Config)
+        except FactsError as error:
+            tell(FactsError(f"the config in the newest checkpoint's meta.json {error}"))
+            meta = meta | {"config": {}}
+    return meta
 
 
 def _starts(logs: Path) -> tuple[float, ...]:

@@ -12,9 +12,9 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, NonNegativeInt
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt
 
 from ejax.training.facts import FactsError, check_facts
 
@@ -34,7 +34,7 @@ class MetricRecord(BaseModel):
 
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, float | None]
-    step: NonNegativeInt
+    step: Annotated[NonNegativeInt, Field(lt=2**63)]
     time: float = 0.0
 
 
