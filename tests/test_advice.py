@@ -25,6 +25,8 @@ OPTION = re.compile(
     r"(?:python -m (?P<command>[\w.]+)|(?P<foreign>docker|pip|embodichain)\b)|(?<![\w-])(?P<option>--[a-z][a-z-]*)"
 )
 """A command, of which the options behind it in the text are, or an option."""
+NOT_ASKED = {("ejax.report", "ejax.trust")}
+"""A command and a module that it imports by way of others and never calls: a report reads configs as JSON."""
 
 
 @functools.cache
@@ -91,7 +93,8 @@ def texts(module: str) -> Iterator[tuple[int, str]]:
 def wrong_advice(module: str) -> list[str]:
     """Options in the module's texts that a command which can print them lacks."""
     problems = []
-    printing = [module] if is_command(module) else [x for x in FILES if is_command(x) and module in used_by(x)]
+    using = [x for x in FILES if is_command(x) and module in used_by(x) and (x, module) not in NOT_ASKED]
+    printing = [module] if is_command(module) else using
     for line, text in texts(module):
         commands = printing
         for found in OPTION.finditer(text):

@@ -59,7 +59,7 @@ class Page(HTMLParser):
             case "svg", "curves":
                 self._title = given["data-title"]
                 self.curves[self._title] = {}
-            case "path", "line":
+            case "path", str(kind) if kind.startswith("line "):
                 self.curves[self._title][given["data-label"]] = given
             case "circle", _:
                 self.dots.append(float(given["data-value"]))

@@ -647,6 +647,7 @@ _ALLOWED = {
     ("ejax/train.py", "import_module"): "ejax.run",
     ("ejax/evaluate.py", "import_module"): "ejax.training.saved_policy",
     ("ejax/play.py", "import_module"): "ejax.training.show",
+    ("ejax/report.py", "import_module"): "ejax.reporting.runs",
     ("ejax/registry.py", "import_module"): "entries of its own tables",
     ("ejax/envs/adapters/library.py", "import_module"): "libraries that the adapters name",
     ("ejax/training/metrics.py", "import_module"): "wandb",

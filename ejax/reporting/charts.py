@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 
 NUM_COLOURS = 8
-"""Of the page's style, ``--c0`` and so on; after them come the same ones dashed."""
+"""Classes of the page's style, ``c0`` and so on; after them come the same ones dashed."""
 _WIDTH, _HEIGHT = 380, 200
 _LEFT, _RIGHT, _TOP, _BOTTOM = 50, 372, 8, 168
 _MOST_POINTS = 500
@@ -100,7 +100,7 @@ def slice_figure(key: str, points: Sequence[tuple[object, float, str, int]], y_n
     y = _Axis(bottom, top, _BOTTOM, _TOP)
     ticks = _spread([(place, name) for place, name in sorted(names.items())], x)
     dots = "".join(
-        f'<circle cx="{x(place):.1f}" cy="{y(result):.1f}" r="4" fill="var(--c{colour % NUM_COLOURS})" data-value='
+        f'<circle cx="{x(place):.1f}" cy="{y(result):.1f}" r="4" class="c{colour % NUM_COLOURS}" data-value='
         f'"{result!r}"><title>{escape(f"{label}: {key} = {value}, {y_name} {number(result)}")}</title></circle>'
         for place, (value, result, label, colour) in zip(places, points, strict=True)
     )
@@ -198,8 +198,7 @@ def _line(curve: Curve, x: _Axis, y: _Axis) -> str:
         }
     attributes = " ".join(f'data-{name}="{escape(text)}"' for name, text in data.items())
     dash = ' stroke-dasharray="5 3"' if curve.colour // NUM_COLOURS % 2 else ""
-    colour = f"var(--c{curve.colour % NUM_COLOURS})"
-    return f'<path class="line" d="{"".join(marks)}" style="stroke:{colour}"{dash} {attributes}/>'
+    return f'<path class="line c{curve.colour % NUM_COLOURS}" d="{"".join(marks)}"{dash} {attributes}/>'
 
 
 def _band(curve: Curve, x: _Axis, y: _Axis) -> str:
@@ -217,7 +216,7 @@ def _band(curve: Curve, x: _Axis, y: _Axis) -> str:
         for piece in pieces
         if len(piece) > 1
     ]
-    return f'<path class="band" d="{"".join(paths)}" style="fill:var(--c{curve.colour % NUM_COLOURS})"/>'
+    return f'<path class="band c{curve.colour % NUM_COLOURS}" d="{"".join(paths)}"/>'
 
 
 def _around(curve: Curve, piece: Sequence[int]) -> list[tuple[list[float], int]]:

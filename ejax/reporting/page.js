@@ -7,7 +7,7 @@ for (const svg of document.querySelectorAll('svg.curves')) {
   let lines;
   svg.addEventListener('pointermove', event => {
     lines ??= [...svg.querySelectorAll('path.line')].map(path => {
-      const d = path.dataset, line = {label: d.label, stroke: path.style.stroke, runs: d.runs};
+      const d = path.dataset, line = {label: d.label, colour: path.classList[1], runs: d.runs};
       for (const name of ['x', 'y', 'low', 'high', 'n']) if (d[name]) line[name] = numbers(d[name]);
       return line;
     });
@@ -26,7 +26,7 @@ for (const svg of document.querySelectorAll('svg.curves')) {
       const div = document.createElement('div');
       if (typeof row === 'string') { div.textContent = row; return div; }
       const {line, i} = row, swatch = document.createElement('i');
-      swatch.className = 'swatch'; swatch.style.borderColor = line.stroke;
+      swatch.className = `swatch ${line.colour}`;
       const spread = line.n ? ` [${shown(line.low[i])}, ${shown(line.high[i])}], ${line.n[i]} of ${line.runs} runs` : '';
       const where = line.x[i] === at ? '' : ` at ${line.x[i].toLocaleString('en')}`;
       div.append(swatch, `${line.label}: ${shown(line.y[i])}${spread}${where}`);

@@ -426,7 +426,7 @@ def _value(value: Any, *, columns: int = 1) -> str:
 
 def _swatch(colour: int) -> str:
     dashed = " dashed" if colour // NUM_COLOURS % 2 else ""
-    return f'<i class="swatch{dashed}" style="--c:var(--c{colour % NUM_COLOURS})"></i>'
+    return f'<i class="swatch c{colour % NUM_COLOURS}{dashed}"></i>'
 
 
 def _bar(share: float) -> str:
