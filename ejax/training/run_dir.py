@@ -433,16 +433,20 @@ def open_policy_run(path: Path, member: int | None = None) -> tuple[RunDirectory
     directory, config = open_run_directory(path)
     if config.population is None:
         if member is not None:
-            raise ValueError(f"got member {member}, but {directory.path} is no population; leave --member out")
+            raise ValueError(f"got member {member}, but {directory.path} is no population, and has none")
         return directory, config
     count = len(config.members)
     if member is None:
         try:
             member = read_facts(directory.path / "population.json", _Standing)["best"]
         except FactsError as error:
-            raise CheckpointError(f"which member is the best is not known, give --member: {error}") from None
+            raise CheckpointError(
+                f"which member is the best is not known, name {directory.member(0).path} or another: {error}"
+            ) from None
         if member is None:
-            raise CheckpointError(f"{directory.path} has no best member yet; give --member 0 to {count - 1}")
+            raise CheckpointError(
+                f"{directory.path} has no best member yet; name {directory.member(0).path} or another"
+            )
     if not 0 <= member < count:
         raise ValueError(f"got member {member}; {directory.path} has 0 to {count - 1}")
     return open_run_directory(directory.member(member).path)
