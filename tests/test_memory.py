@@ -511,7 +511,7 @@ def test_devices_compute_what_one_does_with_as_many_strata(tmp_path: Path) -> No
     for raw, devices in ((one, None), (two, jax.devices()[:2])):
         with MonkeyPatch.context() as patch:
             if devices:
-                patch.setattr("ejax.training.build._all_devices", lambda config: devices)  # noqa: B023
+                patch.setattr("ejax.training.build.all_devices", lambda config: devices)  # noqa: B023
             parts = build(parse_config(raw))
             moved = parts.stepper.advance(parts.stepper.start(parts.state), 2, lambda: False)
         assert moved is not None

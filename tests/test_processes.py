@@ -336,7 +336,7 @@ def arrays(run: Path, step: int) -> dict[str, Any]:
 
 @pytest.fixture
 def two_devices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ejax.training.build._all_devices", lambda config: jax.devices()[:2])
+    monkeypatch.setattr("ejax.training.build.all_devices", lambda config: jax.devices()[:2])
 
 
 @pytest.mark.usefixtures("two_devices")
@@ -368,7 +368,7 @@ def device(process: int) -> SimpleNamespace:
 
 
 def test_groups_that_processes_cannot_share_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ejax.training.build._all_devices", lambda config: [device(0), device(1)])
+    monkeypatch.setattr("ejax.training.build.all_devices", lambda config: [device(0), device(1)])
     with pytest.raises(
         ConfigError, match=r"num_groups: got 1, but each of 2 processes .* a multiple of 2: \S+num_groups=2"
     ):
@@ -376,7 +376,7 @@ def test_groups_that_processes_cannot_share_are_refused(monkeypatch: pytest.Monk
 
 
 def test_processes_of_unequal_numbers_of_devices_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ejax.training.build._all_devices", lambda config: [device(0), device(1), device(1)])
+    monkeypatch.setattr("ejax.training.build.all_devices", lambda config: [device(0), device(1), device(1)])
     with pytest.raises(ConfigError, match=r"distributed: got true for processes of \[1, 2\] devices"):
         build(parse_config(hosted("host", 1), ["trainer.distributed=true"]))
 
