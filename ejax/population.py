@@ -28,13 +28,13 @@ from ejax.device import matmul_precision
 from ejax.envs.host.calls import exits_are_errors
 from ejax.registry import is_foreign_checkpoint
 from ejax.training.best import REWARD, Best, improves
-from ejax.training.cadence import Cadence, Throttle
+from ejax.training.cadence import Throttle
 from ejax.training.checkpoint import CheckpointError, load_checkpoint
 from ejax.training.console import make_view
 from ejax.training.interrupt import interruptible
 from ejax.training.members import PopulationParts, build_population, member_state
 from ejax.training.metrics import MetricWriter
-from ejax.training.parts import rows_per_update
+from ejax.training.parts import cadence_of, rows_per_update
 from ejax.training.progress import Progress
 from ejax.training.run_dir import RunDirectory, create_run_directory
 from ejax.training.saver import Saver
@@ -174,14 +174,7 @@ class _Loop:
         self.directory, self.first = place.directory, int(state.update)
         self.rows = rows_per_update(parts.configs[0], parts.parts)
         step = self.first * self.rows
-        self.cadence = Cadence(
-            rows=self.rows,
-            num_updates=trainer.num_updates,
-            eval_freq=trainer.eval_freq if trainer.enable_eval else 0,
-            save_freq=trainer.save_freq,
-            save_frequency_updates=trainer.save_frequency_updates,
-            log_freq_updates=trainer.log_freq_updates,
-        )
+        self.cadence = cadence_of(trainer, self.rows)
         self.throttle = Throttle(parts.stepper.max_updates, adapts=trainer.updates_per_dispatch == "auto")
         self.alive = np.asarray(state.alive).copy()
         self.rewards: NDArray[Any] = np.asarray(meta.get("rewards", [math.nan] * len(parts.members)), float)

@@ -18,12 +18,12 @@ from ejax.device import matmul_precision
 from ejax.envs.host.calls import EnvAbandoned, exits_are_errors
 from ejax.processes import Channel, leads, own_copy
 from ejax.training.best import REWARD, Best, improves
-from ejax.training.cadence import Cadence, Throttle
+from ejax.training.cadence import Throttle
 from ejax.training.environments import evaluation_env
 from ejax.training.evaluators import make_evaluator, require_measured
 from ejax.training.interrupt import interruptible
 from ejax.training.metrics import MetricWriter
-from ejax.training.parts import rows_per_update
+from ejax.training.parts import cadence_of, rows_per_update
 from ejax.training.progress import Progress
 from ejax.training.recorder import VideoRecorder
 from ejax.training.saver import Saver
@@ -168,14 +168,7 @@ class _Loop:
         self.config, self.trainer, self.parts, self.writer = config, trainer, parts, writer
         self.directory, self.state, self.first = place.directory, start.state, start.update
         self.rows = rows_per_update(config, parts)
-        self.cadence = Cadence(
-            rows=self.rows,
-            num_updates=trainer.num_updates,
-            eval_freq=trainer.eval_freq if trainer.enable_eval else 0,
-            save_freq=trainer.save_freq,
-            save_frequency_updates=trainer.save_frequency_updates,
-            log_freq_updates=trainer.log_freq_updates,
-        )
+        self.cadence = cadence_of(trainer, self.rows)
         self.throttle = Throttle(parts.stepper.max_updates, adapts=trainer.updates_per_dispatch == "auto")
         self.progress, messages = Progress.of(start.meta, trainer)
         for text in messages:
