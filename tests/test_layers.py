@@ -10,7 +10,20 @@ import pytest
 ROOT = Path(__file__).parent.parent
 LAYERS = [
     [
-        *("types", "finite", "flat", "memory", "packed", "scan", "distributions", "returns", "losses", "optim"),
+        *(
+            "types",
+            "finite",
+            "flat",
+            "memory",
+            "moments",
+            "packed",
+            "reward_scale",
+            "scan",
+            "distributions",
+            "returns",
+            "losses",
+            "optim",
+        ),
         *(
             "sharding",
             "processes",

@@ -21,6 +21,7 @@ from ejax.episodes import (
     init_episode_stats,
     track_episodes,
 )
+from ejax.reward_scale import RewardScale, drop_current_rewards, init_reward_scale, scale_rewards
 from ejax.rollout import EnvCarry, reset, restart, unroll, with_memory
 from ejax.types import Array, Env, Key, Metrics, Policy, PyTree, Rollout, TrainState, init_train_state
 
@@ -35,6 +36,8 @@ class RunState:
     envs: PyTree = ()
     """``EnvCarry``; of host environments what they can save."""
     episodes: EpisodeStats
+    reward_scale: RewardScale | None = None
+    """What rewards are divided by before an update sees them. None: they are as they come."""
     own: PyTree = ()
     """What the algorithm keeps besides its ``TrainState``, such as a replay buffer; see ``Algorithm.make_own``."""
     source: PyTree = ()
@@ -83,6 +86,16 @@ class EpisodeStarts:
     """Only first episodes count: with ``restart``, nothing is simulated after them."""
 
 
+def drop_episodes(state: RunState) -> RunState:
+    """After a forced reset: nothing of the episodes under way leaks into the next ones."""
+    scale = state.reward_scale
+    return replace(
+        state,
+        episodes=drop_current_episodes(state.episodes),
+        reward_scale=None if scale is None else drop_current_rewards(scale),
+    )
+
+
 def init_run_state(
     policy: Policy,
     env: Env,
@@ -92,14 +105,17 @@ def init_run_state(
     num_envs: int,
     reference: bool = False,
     target: bool = False,
+    scales_rewards: bool = False,
 ) -> RunState:
     """Fresh parameters, fresh episodes.
 
     Args:
         reference, target: see ``init_train_state``.
+        scales_rewards: with a ``reward_scale``.
     """
     envs = _first_episodes(policy, env, key, num_envs)
-    return replace(_first_state(policy, optimizer, key, envs.obs, reference=reference, target=target), envs=envs)
+    has = {"reference": reference, "target": target, "scales_rewards": scales_rewards}
+    return replace(_first_state(policy, optimizer, key, envs.obs, **has), envs=envs)
 
 
 def init_host_run_state(
@@ -110,14 +126,16 @@ def init_host_run_state(
     *,
     reference: bool = False,
     target: bool = False,
+    scales_rewards: bool = False,
 ) -> RunState:
     """Fresh parameters; the environments are elsewhere, and reset by their collector.
 
     Args:
         obs: any observations, leaves [N, ...].
-        reference, target: see ``init_train_state``.
+        reference, target, scales_rewards: see ``init_run_state``.
     """
-    return _first_state(policy, optimizer, key, obs, reference=reference, target=target)
+    has = {"reference": reference, "target": target, "scales_rewards": scales_rewards}
+    return _first_state(policy, optimizer, key, obs, **has)
 
 
 # Jitted, and so kept between processes: run operation by operation, a start would spend seconds compiling each of them.
@@ -130,14 +148,23 @@ def _first_episodes(policy: Policy, env: Env, key: Key, num_envs: int) -> EnvCar
     return with_memory(reset(env, key_envs, num_envs), policy)
 
 
-@partial(jax.jit, static_argnames=("policy", "optimizer", "reference", "target"))
+@partial(jax.jit, static_argnames=("policy", "optimizer", "reference", "target", "scales_rewards"))
 def _first_state(
-    policy: Policy, optimizer: optax.GradientTransformation, key: Key, obs: PyTree, *, reference: bool, target: bool
+    policy: Policy,
+    optimizer: optax.GradientTransformation,
+    key: Key,
+    obs: PyTree,
+    *,
+    reference: bool,
+    target: bool,
+    scales_rewards: bool,
 ) -> RunState:
     key_params, _ = jax.random.split(key)
     num_envs = jax.tree.leaves(obs)[0].shape[0]
     train = init_train_state(policy, optimizer, key_params, obs, reference=reference, target=target)
-    return RunState(update=jnp.zeros((), jnp.int32), train=train, episodes=init_episode_stats(num_envs))
+    scale = init_reward_scale(num_envs) if scales_rewards else None
+    episodes = init_episode_stats(num_envs)
+    return RunState(update=jnp.zeros((), jnp.int32), train=train, episodes=episodes, reward_scale=scale)
 
 
 def make_rollout_step(
@@ -155,11 +182,11 @@ def make_rollout_step(
 
     def step(state: RunState, key: Key) -> tuple[RunState, Metrics]:
         key_collect, key_update, key_reset = jax.random.split(key, 3)
-        envs, episodes = state.envs, state.episodes
+        envs = state.envs
         if starts.restart:
-            start = reset(env, key_reset, episodes.current_return.shape[0], starts.group_size)
+            start = reset(env, key_reset, state.episodes.current_return.shape[0], starts.group_size)
             envs = with_memory(restart(env, envs, start, starts.group_size), policy)
-            episodes = drop_current_episodes(episodes)
+            state = drop_episodes(state)
         rollout, envs = unroll(
             policy,
             env,
@@ -170,8 +197,9 @@ def make_rollout_step(
             dropout=dropout,
             first_episodes=starts.restart and starts.first_only,
         )
-        train, losses = update(state.train, rollout, key_update, policy=policy, optimizer=optimizer, config=config)
-        return finish(state, train, rollout, losses, envs=envs, episodes=episodes, valid=rollout.valid)
+        state, scaled = _scaled(state, rollout, config)
+        train, losses = update(state.train, scaled, key_update, policy=policy, optimizer=optimizer, config=config)
+        return finish(state, train, rollout, losses, envs=envs, episodes=state.episodes, valid=rollout.valid)
 
     return step
 
@@ -182,11 +210,20 @@ def make_learn(
     """An update from a rollout that was made outside the program; ``state.envs`` is left as it is."""
 
     def learn(state: RunState, rollout: Rollout, key: Key) -> tuple[RunState, Metrics]:
-        train, losses = update(state.train, rollout, key, policy=policy, optimizer=optimizer, config=config)
-        episodes = drop_current_episodes(state.episodes) if starts.restart else state.episodes
-        return finish(state, train, rollout, losses, envs=state.envs, episodes=episodes, valid=rollout.valid)
+        state, scaled = _scaled(drop_episodes(state) if starts.restart else state, rollout, config)
+        train, losses = update(state.train, scaled, key, policy=policy, optimizer=optimizer, config=config)
+        return finish(state, train, rollout, losses, envs=state.envs, episodes=state.episodes, valid=rollout.valid)
 
     return learn
+
+
+def _scaled(state: RunState, rollout: Rollout, config: Any) -> tuple[RunState, Rollout]:
+    """The rollout that an update sees; what is logged is made from the rewards as they came."""
+    if state.reward_scale is None:
+        return state, rollout
+    steps = (rollout.reward, rollout.done, rollout.valid)
+    scale, reward = scale_rewards(state.reward_scale, *steps, gamma=config.gamma)
+    return replace(state, reward_scale=scale), replace(rollout, reward=reward)
 
 
 def finish(

@@ -150,6 +150,9 @@ class TrainerConfig(BaseModel):
     """Updates of the run, unless ``total_timesteps`` says otherwise."""
     total_timesteps: Annotated[PositiveInt, Field(le=INT64_MAX)] | None = None
     """Environment steps of the run, rounded up to whole updates."""
+    normalize_reward: bool = False
+    """ejax: updates see rewards divided by the deviation of their discounted returns so far, at most ±10; what is
+    logged and evaluated is as it comes. ``norm_reward`` of Stable-Baselines3's ``VecNormalize``."""
 
     enable_eval: bool = False
     eval_freq: Annotated[NonNegativeInt, Field(le=INT64_MAX)] = 0
@@ -417,7 +420,12 @@ def _sizes(config: RunConfig) -> Iterator[Problem]:
     if shape.rows > INT32_MAX and max(trainer.buffer_size, trainer.num_envs) <= INT32_MAX:
         text = f"{shape.rows_text}; at most {INT32_MAX} are counted"
         yield Problem("trainer.buffer_size", text)
-    yield from config.algorithm.record.problems(config.algorithm.cfg, shape)
+    record = config.algorithm.record
+    yield from record.problems(config.algorithm.cfg, shape)
+    learns = record.make_step is None and record.taught_by is None and "gamma" in record.Config.model_fields
+    if trainer.normalize_reward and not learns:
+        text = f"got true, but {config.algorithm.name} does not learn from the rewards of rollouts; leave it out"
+        yield Problem("trainer.normalize_reward", text)
     # with distributed they divide those of all devices, whose number is known when the run is built
     if trainer.num_envs % trainer.collector.num_groups and not trainer.distributed:
         text = f"got {trainer.collector.num_groups}, which does not divide num_envs {trainer.num_envs}"

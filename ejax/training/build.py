@@ -158,6 +158,7 @@ def first_state(
         num_envs=num_envs,
         reference=algorithm.keeps_reference(options),
         target=algorithm.keeps_target,
+        scales_rewards=config.trainer.normalize_reward,
     )
     if algorithm.make_own is None:
         return state

@@ -90,6 +90,7 @@ def host_parts(
         sample_obs(groups[0], num_groups * groups[0].num_envs),
         reference=algorithm.keeps_reference(config.algorithm.cfg),
         target=algorithm.keeps_target,
+        scales_rewards=config.trainer.normalize_reward,
     )
     # of all the run's groups: a checkpoint has them, and theirs are alike
     envs = stepper.collector.state() * (num_groups // len(groups))

@@ -11,11 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, SingleDeviceSharding
 
-from ejax.algorithms.step import Learn, RunState, Step, repeat_step
+from ejax.algorithms.step import Learn, RunState, Step, drop_episodes, repeat_step
 from ejax.collectors import AsyncCollector, Collected, CollectionStopped, HostCollector
 from ejax.envs.host.calls import EnvAbandoned
 from ejax.envs.host.guarded import GuardedEnv
-from ejax.episodes import drop_current_episodes
 from ejax.processes import at_hand, own_copy, spread
 from ejax.sharding import make_mesh, replicated, shapes_on, sharded, sharded_somewhere
 from ejax.types import Key, Metrics, PyTree, Rollout
@@ -190,7 +189,7 @@ class HostStepper:
         else:
             if not self.collector.restart:
                 self.notes.append("not exact: these environments cannot be saved, so new episodes start")
-            learner = replace(learner, episodes=drop_current_episodes(learner.episodes))
+            learner = drop_episodes(learner)
         learner = committed(learner) if self._together is None else self._together.place(learner)
         return replace(learner, envs=envs)
 
