@@ -1,0 +1,241 @@
+"""PPO on Gymnasium's tasks, several seeds each, beside figures that others published.
+
+``train`` plays each task of ``configs/gymnasium/zoo`` (or the configs that are named) with seeds 1 to N, one after the
+other, seed by seed, and adds a line to ``<out>/scores.jsonl`` for each; what is there is not trained again, so that it
+can be stopped and go on. A score is the mean return of 100 episodes of the last policy, deterministic, after training.
+
+    python benchmarks/scores.py train --out outputs/scores --seeds 5 [CONFIG …]
+    python benchmarks/scores.py train --out outputs/scores --seeds 5 --peer-python PYTHON CONFIG …
+    python benchmarks/scores.py table --out outputs/scores --plot docs/scores.png     # needs rliable, matplotlib
+
+The second trains Stable-Baselines3, of the interpreter that is named, with the same numbers of the same file.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ZOO = Path(__file__).parents[1] / "configs" / "gymnasium" / "zoo"
+EPISODES = 100
+PUBLISHED = {
+    "CartPole": "500; CleanRL 490 ± 6",
+    "Pendulum": "-172",
+    "HalfCheetah": "5819",
+    "Hopper": "2410",
+    "Walker2d": "3479",
+    "Ant": "1327",
+    "Swimmer": "282",
+}
+"""rl-baselines3-zoo's benchmark.md, PPO, one run each, MuJoCo tasks of v3; and what else is named."""
+_OURS = """
+import json, resource, sys, time
+from pathlib import Path
+from ejax.config import load_config
+from ejax.device import prepare_jax
+from ejax.run import train
+from ejax.training.saved_policy import evaluate_run
+began = time.monotonic()
+config = load_config(Path(sys.argv[1]), sys.argv[3:])
+prepare_jax("cpu")
+result = train(config)
+seconds, usage = time.monotonic() - began, resource.getrusage(resource.RUSAGE_SELF)
+score = evaluate_run(result.run_dir, checkpoint="latest", num_episodes=int(sys.argv[2]), num_envs=10)
+print(json.dumps({
+    "score": score["eval/avg_reward"],
+    "steps": result.global_step,
+    "curve": [[each["global_step"], each["eval/avg_reward"]] for each in result.eval_history],
+    "trained": result.last_train_metrics.get("charts/episode_reward_avg_100"),
+    "wall_s": seconds,
+    "cpu_s": usage.ru_utime + usage.ru_stime,
+}))
+"""
+_PEER = """
+import json, resource, sys, time
+import numpy as np, torch
+from stable_baselines3 import PPO
+from stable_baselines3.common.callbacks import EvalCallback
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.vec_env import VecNormalize
+began = time.monotonic()
+config, episodes, seed = json.loads(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+trainer, policy, cfg = config["trainer"], config["policy"], config["algorithm"]["cfg"]
+torch.set_num_threads(1)
+name, gamma = config["env"]["id"].partition(":")[2], cfg["gamma"]
+
+def envs(count, seed, training):
+    vec = make_vec_env(name, n_envs=count, seed=seed)
+    if not policy["actor_obs_normalization"]:
+        return vec
+    return VecNormalize(vec, training=training, norm_reward=training, gamma=gamma)
+
+net = policy["actor"]["network_cfg"]
+kwargs = dict(
+    net_arch=list(net["hidden_sizes"]),
+    activation_fn={"tanh": torch.nn.Tanh, "relu": torch.nn.ReLU}[net["activation"]],
+    ortho_init=net["orthogonal_init"] is not None,
+    log_std_init=policy["initial_log_std"],
+)
+rate, linear = cfg["optimizer"]["learning_rate"], cfg["lr_scheduler"]["name"] == "linear"
+model = PPO(
+    "MlpPolicy", envs(trainer["num_envs"], seed, True), n_steps=trainer["buffer_size"], batch_size=cfg["batch_size"],
+    n_epochs=cfg["n_epochs"], learning_rate=(lambda left: left * rate) if linear else rate, gamma=gamma,
+    gae_lambda=cfg["gae_lambda"], clip_range=cfg["clip_coef"], ent_coef=cfg["ent_coef"], vf_coef=cfg["vf_coef"],
+    max_grad_norm=cfg["max_grad_norm"], policy_kwargs=kwargs, seed=seed, device="cpu",
+)
+watch = EvalCallback(
+    envs(1, seed + 10000, False), n_eval_episodes=trainer["num_eval_episodes"], verbose=0,
+    eval_freq=max(1, trainer["eval_freq"] // trainer["num_envs"]), deterministic=True,
+)
+curve, record = [], watch._on_step
+def on_step():
+    before = watch.last_mean_reward
+    on = record()
+    if watch.n_calls % watch.eval_freq == 0:
+        curve.append([watch.num_timesteps, float(watch.last_mean_reward)])
+    return on
+watch._on_step = on_step
+model.learn(trainer["total_timesteps"], callback=watch)
+seconds, usage = time.monotonic() - began, resource.getrusage(resource.RUSAGE_SELF)
+last = envs(10, seed + 20000, False)
+if isinstance(last, VecNormalize):
+    last.obs_rms = model.get_vec_normalize_env().obs_rms
+score, _ = evaluate_policy(model, last, episodes, deterministic=True)
+returns = [each["r"] for each in model.ep_info_buffer]
+print(json.dumps({
+    "score": float(score), "steps": model.num_timesteps, "curve": curve,
+    "trained": float(np.mean(returns)) if returns else None,
+    "wall_s": seconds, "cpu_s": usage.ru_utime + usage.ru_stime,
+}))
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    commands = parser.add_subparsers(dest="command", required=True)
+    train = commands.add_parser("train")
+    train.add_argument("configs", nargs="*", type=Path, metavar="CONFIG", default=sorted(ZOO.glob("*.yaml")))
+    train.add_argument("--seeds", type=int, default=5)
+    train.add_argument("--peer-python", metavar="PYTHON", help="train Stable-Baselines3 of this interpreter instead")
+    table = commands.add_parser("table")
+    table.add_argument("--plot", type=Path)
+    for each in (train, table):
+        each.add_argument("--out", type=Path, default=Path("outputs/scores"))
+    args = parser.parse_args()
+    if args.command == "table":
+        show(read(args.out), args.plot)
+        return
+    for seed in range(1, args.seeds + 1):
+        for config in args.configs:
+            train_one(args.out, config, seed, args.peer_python)
+
+
+def train_one(out: Path, config: Path, seed: int, peer: str | None) -> None:
+    """Add the line of this training, if it is not there."""
+    which = {"task": task_of(config), "config": config.stem, "library": "sb3" if peer else "ejax", "seed": seed}
+    if any(which.items() <= row.items() for row in read(out)):
+        return
+    out.mkdir(parents=True, exist_ok=True)
+    if peer:
+        from ejax.config import load_config
+
+        command = [peer, "-c", _PEER, json.dumps(load_config(config, []).to_dict()), str(EPISODES), str(seed)]
+    else:
+        overrides = [f"trainer.seed={seed}", f"trainer.output_dir={out / 'runs'}", "trainer.console=false"]
+        command = [sys.executable, "-c", _OURS, str(config), str(EPISODES), *overrides]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{which} failed:\n{done.stderr[-3000:]}")
+    row = which | json.loads(done.stdout.strip().splitlines()[-1])
+    with (out / "scores.jsonl").open("a") as file:
+        file.write(json.dumps(row) + "\n")
+    print(f"{time.strftime('%H:%M:%S')} {which} {row['score']:.1f} in {row['wall_s']:.0f} s", flush=True)
+
+
+def read(out: Path) -> list[dict[str, Any]]:
+    path = out / "scores.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def task_of(config: Path) -> str:
+    """The name of the task without its version."""
+    import yaml
+
+    return str(yaml.safe_load(config.read_text())["env"]["id"]).partition(":")[2].partition("-")[0]
+
+
+def show(rows: Sequence[dict[str, Any]], plot: Path | None) -> None:
+    """A line for each task and library: interquartile mean of the seeds' scores with a 95% interval."""
+    print(
+        "| task | config | library | seeds | IQM [95% interval] | mean ± std | zoo's, one run | wall, CPU s per run |"
+    )
+    print("|---|---|---|---|---|---|---|---|")
+    for (task, config, library), group in groups(rows):
+        scores = np.array([row["score"] for row in group])
+        middle, (low, high) = interquartile_mean(scores)
+        wall, cpu = (np.mean([row[name] for row in group]) for name in ("wall_s", "cpu_s"))
+        print(
+            f"| {task} | {config} | {library} | {len(scores)} | {middle:.0f} [{low:.0f}, {high:.0f}] | "
+            f"{scores.mean():.0f} ± {scores.std():.0f} | {PUBLISHED.get(task, '')} | {wall:.0f}, {cpu:.0f} |"
+        )
+    if plot is not None:
+        draw(rows, plot)
+
+
+def groups(rows: Sequence[dict[str, Any]]) -> Iterator[tuple[tuple[str, str, str], list[dict[str, Any]]]]:
+    for key in sorted({(row["task"], row["config"], row["library"]) for row in rows}):
+        yield key, [row for row in rows if (row["task"], row["config"], row["library"]) == key]
+
+
+def interquartile_mean(scores: np.ndarray[Any, Any]) -> tuple[float, tuple[float, float]]:
+    """Of one task's seeds, with a bootstrap interval. Source: Agarwal et al. 2021, by their library."""
+    from rliable import library, metrics
+
+    points, intervals = library.get_interval_estimates(
+        {"it": scores[:, None]}, lambda each: np.array([metrics.aggregate_iqm(each)]), reps=5000
+    )
+    low, high = intervals["it"][:, 0]
+    return float(points["it"][0]), (float(low), float(high))
+
+
+def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
+    """A panel for each task: the seeds' evaluations, thin, and their interquartile mean with its interval."""
+    import matplotlib.pyplot as plt
+
+    tasks = sorted({row["task"] for row in rows})
+    figure, axes = plt.subplots(2, -(-len(tasks) // 2), figsize=(13, 6), squeeze=False)
+    for axis in axes.flat[len(tasks) :]:
+        axis.set_visible(False)
+    colours = {"ejax": "tab:blue", "sb3": "tab:orange"}
+    for axis, task in zip(axes.flat, tasks, strict=False):
+        for (_, _, library), group in groups([row for row in rows if row["task"] == task]):
+            length = min(len(row["curve"]) for row in group)
+            steps = np.array([point[0] for point in group[0]["curve"][:length]]) / 1e3
+            curves = np.array([[point[1] for point in row["curve"][:length]] for row in group])
+            estimates = [interquartile_mean(column) for column in curves.T]
+            low, high = np.array([each[1] for each in estimates]).T
+            axis.plot(steps, curves.T, color=colours[library], alpha=0.2, linewidth=0.7)
+            axis.fill_between(steps, low, high, color=colours[library], alpha=0.2, linewidth=0)
+            axis.plot(
+                steps, [each[0] for each in estimates], color=colours[library], label=f"{library}, {len(group)} seeds"
+            )
+        published = PUBLISHED.get(task, "").partition(";")[0]
+        if published:
+            axis.axhline(float(published), color="black", linestyle=":", linewidth=1, label="zoo's, one run")
+        axis.set_title(task)
+        axis.set_xlabel("thousand env steps")
+        axis.legend(fontsize=7)
+    figure.supylabel("mean return of 10 episodes, deterministic")
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+
+
+if __name__ == "__main__":
+    main()
