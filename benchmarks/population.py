@@ -57,9 +57,12 @@ def _train(config: Path, overrides: list[str], run: Path, compiled: Path) -> dic
     return {"wall": time.perf_counter() - start, "cpu": cpu}
 
 
+_OF_TIMING = ("time", "charts/SPS", "memory/")
+
+
 def _lines(run: Path) -> list[dict[str, Any]]:
     lines = map(json.loads, (run / "logs" / "metrics.jsonl").read_text().splitlines())
-    return [{tag: x for tag, x in line.items() if tag not in ("time", "charts/SPS")} for line in lines]
+    return [{tag: x for tag, x in line.items() if not tag.startswith(_OF_TIMING)} for line in lines]
 
 
 def _parser() -> argparse.ArgumentParser:

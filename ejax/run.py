@@ -17,6 +17,7 @@ from ejax.config import ConfigError, Problem, RunConfig
 from ejax.device import matmul_precision
 from ejax.envs.host.calls import EnvAbandoned, exits_are_errors
 from ejax.processes import Channel, leads, own_copy
+from ejax.stopwatch import ENGINE, Stopwatch
 from ejax.training.best import REWARD, Best, improves
 from ejax.training.cadence import Throttle
 from ejax.training.environments import evaluation_env
@@ -24,12 +25,14 @@ from ejax.training.evaluators import make_evaluator, require_measured
 from ejax.training.interrupt import interruptible
 from ejax.training.metrics import MetricWriter
 from ejax.training.parts import cadence_of, rows_per_update
+from ejax.training.profile import Profiler
 from ejax.training.progress import Progress
 from ejax.training.recorder import VideoRecorder
 from ejax.training.saver import Saver
 from ejax.training.skipped import refuse_nonfinite, skip_notes, skipped_fraction
 from ejax.training.start import Place, Start, begin, find_place, report
 from ejax.training.together import follow, gather, lead, leading
+from ejax.training.usage import TIME, memory_in_use, times
 from ejax.training.watchdog import Watchdog
 from ejax.types import Metrics, Params, Phase, Policy
 
@@ -58,6 +61,8 @@ class RunResult:
     last_eval_metrics: dict[str, float] = field(default_factory=dict)
     train_history: list[dict[str, float]] = field(default_factory=list)
     eval_history: list[dict[str, float]] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+    """Where they went, as in the log's ``time/``: those of the loop, and of the C engine within them."""
 
     @property
     def mostly_skipped(self) -> bool:
@@ -169,6 +174,8 @@ class _Loop:
         self.directory, self.state, self.first = place.directory, start.state, start.update
         self.rows = rows_per_update(config, parts)
         self.cadence = cadence_of(trainer, self.rows)
+        self.times, self.total = Stopwatch(), Stopwatch()
+        self.profiler = Profiler(trainer.profile, folder / "profile")
         self.throttle = Throttle(parts.stepper.max_updates, adapts=trainer.updates_per_dispatch == "auto")
         self.progress, messages = Progress.of(start.meta, trainer)
         for text in messages:
@@ -208,12 +215,22 @@ class _Loop:
         """
         state, update, total = self.state, self.first, self.trainer.num_updates
         stepper, pending = self.parts.stepper, None
-        with self.watchdog, stepper, self.evaluator, self.compiler, self.recorder, interruptible() as interrupted:
+        with (
+            self.watchdog,
+            stepper,
+            self.evaluator,
+            self.compiler,
+            self.recorder,
+            self.profiler,
+            interruptible() as interrupted,
+        ):
+            ENGINE.take()  # of what the process did before
             state = self._compile(state)
             if evaluates_first:
                 self._evaluate_now(state, update)
             while update < total and not interrupted():
-                count = self.cadence.updates_until_event(update, self.throttle.limit)
+                count = self.profiler.limit(update, self.cadence.updates_until_event(update, self.throttle.limit))
+                self.profiler.before(update, state)
                 moved = stepper.advance(state, count, interrupted)
                 if moved is None:
                     break
@@ -225,6 +242,10 @@ class _Loop:
                 if pending is not None:  # the device works on what was launched while the host writes the former
                     self._finish(pending)
                 pending = launched
+                with self.times.of("profile"):
+                    notes = self.profiler.after(update, state, stepper)
+                for text in notes:
+                    self.writer.note(text)
             if pending is not None:
                 self._finish(pending)
             result = self._end(state, update)
@@ -240,12 +261,14 @@ class _Loop:
         self.saver.complete = state, self.first
         self.compiled_at = self.clock = time.monotonic()
         seconds = self.compiled_at - self.started
+        self.times.add("compile", seconds)
         self.writer.note(f"built and compiled in {seconds:.1f} s; run folder {self.directory.path}")
         return state
 
     def _finish(self, launched: _Launched) -> None:
         """Wait for results, write them, save, and only then see what the evaluation gave."""
-        metrics = {name: np.asarray(x) for name, x in jax.device_get(launched.metrics).items()}
+        with self.times.of(self.parts.stepper.awaited):
+            metrics = {name: np.asarray(x) for name, x in jax.device_get(launched.metrics).items()}
         now = time.monotonic()
         self.throttle.took(launched.count, now - self.clock)
         self.clock = now
@@ -266,11 +289,22 @@ class _Loop:
         self.progress.skipped_updates += skipped_fraction(metrics)
         for text in skip_notes(update, metrics):
             self.writer.note(text)
+        for name in [name for name in metrics if name.startswith(TIME)]:
+            self.times.add(name.removeprefix(TIME).removesuffix("_s"), metrics.pop(name))
         if self.cadence.logs(update):
             shown = {name: value for name, value in metrics.items() if not math.isnan(value)} | {"charts/SPS": fps}
-            self.writer.write(update * self.rows, shown, self.progress.best)
+            shown |= times(self._seconds()) | memory_in_use(self.device)
+            with self.times.of("log"):
+                self.writer.write(update * self.rows, shown, self.progress.best)
             self.last_train_metrics = shown
             self.train_history.append({"global_step": update * self.rows, **shown})
+
+    def _seconds(self) -> dict[str, float]:
+        """Since they were last asked for."""
+        seconds = self.times.take() | ENGINE.take()
+        for name, value in seconds.items():
+            self.total.add(name, value)
+        return seconds
 
     def _begin_evaluation(self, state: RunState, update: int) -> Callable[[], Metrics]:
         params = self._video(state, self.cadence.video_number(update))
@@ -298,14 +332,15 @@ class _Loop:
         self.writer.write(step, metrics, progress.best)
         self.eval_history.append({"global_step": step, **metrics})
         if is_best:
-            self.saver.save_best(state, update)
+            with self.times.of("save"):
+                self.saver.save_best(state, update)
         self.saver.mark_evaluated(update)
 
     def _results(self, evaluation: Callable[[], Metrics]) -> dict[str, float] | None:
         """What an evaluation gave. None: the user asked the run to stop, and an environment does not return."""
         pause = self.parts.stepper.paused() if self.trainer.collector.pause_in_evaluation else nullcontext()
         try:
-            with pause:
+            with pause, self.times.of("evaluate"):
                 return {name: float(x) for name, x in jax.device_get(evaluation()).items()}
         except EnvAbandoned as abandoned:
             self.writer.note(f"no evaluation: {abandoned}")
@@ -314,7 +349,8 @@ class _Loop:
     def _save(self, state: RunState, update: int, *, evaluation_due: bool = False) -> None:
         if not self.trainer.enable_eval and not self.saver.has(update):  # else each evaluation is recorded
             self._video(state, update)
-        self.saver.save(state, update, evaluation_due=evaluation_due)
+        with self.times.of("save"):
+            self.saver.save(state, update, evaluation_due=evaluation_due)
 
     def _video(self, state: RunState, number: int) -> Params:
         """Have the policy of this moment recorded. Its parameters, where evaluation is compiled for: learners may have
@@ -342,6 +378,7 @@ class _Loop:
                 f"go on with python -m ejax.train --run {self.directory.path} --resume latest"
             )
         best = self.progress.best
+        self._seconds()
         return RunResult(
             policy=self.parts.policy,
             params=state.train.params,
@@ -359,4 +396,5 @@ class _Loop:
             last_eval_metrics=self.progress.last_eval_metrics,
             train_history=self.train_history,
             eval_history=self.eval_history,
+            seconds=self.total.take(),
         )

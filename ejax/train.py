@@ -59,9 +59,10 @@ def _run(name: str, args: argparse.Namespace, owns_process: bool) -> int:
     from ejax.processes import Address, ProcessesError, join, leads
     from ejax.run import train
     from ejax.training.checkpoint import CheckpointError
-    from ejax.training.console import summary
+    from ejax.training.console import summary, what_moved
     from ejax.training.run_dir import open_run_directory
     from ejax.training.skipped import NonFiniteUpdateError, mostly_skipped_text
+    from ejax.training.usage import breakdown
 
     trust_words([*args.trust, *args.overrides], remember=True)
     try:
@@ -108,6 +109,8 @@ def _run(name: str, args: argparse.Namespace, owns_process: bool) -> int:
             config.step_name: result.global_step,
             "wall time": datetime.timedelta(seconds=round(result.elapsed_time_sec)),
             f"{config.step_name.removeprefix('env ')}/s": result.training_fps,
+            "of which": breakdown(result.seconds),
+            **({"from first to last": moved} if (moved := what_moved(result.train_history)) else {}),
             **{name: value for name, value in result.last_eval_metrics.items() if "/metrics/" not in name},
             **(
                 {}

@@ -34,6 +34,7 @@ LAYERS = [
             "problems",
             "sections",
             "shorten",
+            "stopwatch",
             "text",
             "traced",
             "values",

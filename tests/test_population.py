@@ -279,7 +279,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> PopulationResult:
 def lines(run: Path) -> list[dict[str, Any]]:
     text = (run / "logs" / "metrics.jsonl").read_text()
     return [
-        {tag: x for tag, x in json.loads(line).items() if tag != "time" and not tag.startswith("charts/SPS")}
+        {tag: x for tag, x in json.loads(line).items() if not tag.startswith(("time", "memory/", "charts/SPS"))}
         for line in text.splitlines()
     ]
 

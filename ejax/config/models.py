@@ -121,6 +121,16 @@ class EventsConfig(BaseModel):
         return freeze({name: dict(event) for name, event in getattr(self, phase).items()})
 
 
+class ProfileConfig(BaseModel):
+    """``trainer.profile``: which updates are traced, by ``jax.profiler``."""
+
+    model_config = _STRICT
+    start: NonNegativeInt = 5
+    """Updates before the trace begins; of a resumed run, those before the resume count too."""
+    updates: PositiveInt = 2
+    """Updates in the trace. A trace of many is too large to look at."""
+
+
 class TrainerConfig(BaseModel):
     """``trainer``. The defaults are those of the ``learning_env`` path; a ``gym_config`` brings its own."""
 
@@ -187,6 +197,8 @@ class TrainerConfig(BaseModel):
     """ejax: updates in one call of the compiled program."""
     console: bool = True
     """ejax: progress on the terminal."""
+    profile: ProfileConfig | None = None
+    """ejax: trace some updates into the run's ``profile`` folder. ``{}`` takes the defaults."""
 
     @property
     def num_updates(self) -> int:
@@ -569,6 +581,8 @@ def _one_program(config: RunConfig, population: PopulationConfig) -> Iterator[Pr
         if value is None:
             continue
         yield Problem(f"population.{key}", f"got {shown(thaw(value))}, which is no number, {_APART}")
+    if config.trainer.profile is not None:
+        yield Problem("trainer.profile", "traces a single run; leave it out, or name one member's config")
     if population.exploit is not None:
         if len(config.members) < 2:
             yield Problem("population.exploit", "needs two members at least; give population.seeds: 2")

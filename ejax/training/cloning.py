@@ -82,7 +82,7 @@ class CloningStepper:
         env: closed at the end, where it has something to close.
     """
 
-    max_updates = 1
+    max_updates, awaited, program = 1, "update", None
 
     def __init__(
         self,

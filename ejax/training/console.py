@@ -1,15 +1,15 @@
 """What a person sees of a run: a live view in a terminal, plain lines everywhere else.
 
-Plain lines have EmbodiChain's form, ``[train] step=… sps=… avgReward(100)=… avgLength(100)=…``, and then the
-other tags by their short names. EmbodiChain prints one for each rollout; here at most one a second, and
-always the last.
+Plain lines have EmbodiChain's form, ``[train] step=… sps=… avgReward(100)=… avgLength(100)=…``, and then what
+the update says of itself. EmbodiChain prints one for each rollout; here at most one a second, and always the last.
+All other numbers are in the log.
 """
 
 import datetime
 import math
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TextIO
 
 from rich.columns import Columns
@@ -26,6 +26,7 @@ _SHORT_NAME = {
     "charts/SPS": "sps",
     "charts/episode_reward_avg_100": "avgReward(100)",
     "charts/episode_length_avg_100": "avgLength(100)",
+    "charts/success_rate_avg_100": "success(100)",
 }
 _GROUPS = ("charts", "train", "rewards", "metrics", "eval")
 _MAX_CELLS = 12
@@ -111,7 +112,8 @@ class PlainView:
         if not self._pending:
             return
         first = {name: self._pending.pop(tag) for tag, name in _SHORT_NAME.items() if tag in self._pending}
-        rest = {tag.removeprefix("train/"): value for tag, value in self._pending.items()}
+        own = {tag: value for tag, value in self._pending.items() if tag.startswith("train/")}
+        rest = {tag.removeprefix("train/"): value for tag, value in own.items() if value != 0.0}  # nothing was skipped
         self._print("train", self._pending_step, first | rest)
         self._pending = {}
         self._next_line = self._clock() + _PLAIN_INTERVAL_S
@@ -224,6 +226,16 @@ class LiveView:
         if group == "eval" and self._eval_step is not None:
             return {"at step": f"{self._eval_step:,}", **fields}
         return fields
+
+
+def what_moved(history: Sequence[Mapping[str, float]]) -> str:
+    """One line on a training: its first and last return, length and success, as logged; empty where none is."""
+    texts = []
+    for tag, name in _SHORT_NAME.items():
+        values = [row[tag] for row in history if tag in row]
+        if values and tag != "charts/SPS":
+            texts.append(f"{name} {_number(values[0])} → {_number(values[-1])}")
+    return ", ".join(texts)
 
 
 def _cell(name: str, value: str, name_width: int, value_width: int) -> Text:

@@ -1,5 +1,6 @@
 """What moves a run on: programs that do everything on the device, or a collector and updates, in turn or at once."""
 
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -33,6 +34,13 @@ class Stepper(Protocol):
 
     max_updates: int
     """Updates that one call can do."""
+    awaited: str
+    """What the host waits for when it reads the metrics: ``train`` is collection and update in one program."""
+
+    @property
+    def program(self) -> str | None:
+        """The compiled program's text; None where there are several."""
+        ...
 
     def start(self, state: RunState) -> RunState:
         """Compile, and begin to collect. The state to begin with."""
@@ -90,7 +98,7 @@ class DeviceStepper:
         devices: Sequence[jax.Device] | None = None,
         shard_parameters: bool = False,
     ) -> None:
-        self.step, self._key, self.max_updates = step, key, max_updates
+        self.step, self._key, self.max_updates, self.awaited = step, key, max_updates, "train"
         self._shard_parameters = shard_parameters
         self._mesh = make_mesh(devices) if devices else None
         self.announce: Callable[[int], None] = lambda count: None
@@ -104,6 +112,10 @@ class DeviceStepper:
             self._key = spread(self._key, replicated(self._mesh))
         self._compiled = self.lower(state, self._key).compile()
         return state
+
+    @property
+    def program(self) -> str | None:
+        return str(self._compiled.as_text())
 
     def lower(self, state: RunState, key: Key) -> jax.stages.Lowered:
         """The program of ``advance``, not compiled yet.
@@ -133,8 +145,14 @@ class DeviceStepper:
     def advance(self, state: RunState, count: int, interrupted: Interrupted) -> tuple[RunState, Metrics]:
         del interrupted  # between dispatches is soon enough
         self.announce(count)
-        number = jnp.int32(count)
-        return self._compiled(state, self._key, spread(number, replicated(self._mesh)) if self._mesh else number)
+        number, began = jnp.int32(count), time.perf_counter()
+        if self._mesh is not None:
+            number = spread(number, replicated(self._mesh))
+        state, metrics = self._compiled(state, self._key, number)
+        # a program that calls back to the host, as the C engine's do, is not dispatched but run
+        seconds = np.zeros(count)
+        seconds[0] = time.perf_counter() - began
+        return state, metrics | {"time/train_s": seconds}
 
     def paused(self) -> AbstractContextManager[None]:
         return nullcontext()
@@ -160,7 +178,7 @@ class HostStepper:
             have the environments and minibatches of one device each, ``collector.mesh``.
     """
 
-    max_updates = 1
+    max_updates, awaited, program = 1, "update", None
 
     def __init__(
         self, collector: HostCollector, learn: Learn, key: Key, *, devices: Sequence[jax.Device] | None = None
@@ -194,18 +212,23 @@ class HostStepper:
         return replace(learner, envs=envs)
 
     def advance(self, state: RunState, count: int, interrupted: Interrupted) -> tuple[RunState, Metrics] | None:
-        if self._together is not None:  # an update that failed must be seen before the others are waited for
-            jax.block_until_ready(state.update)
+        # the policy needs it to act; and an update that failed must be seen before other processes are waited for
+        began = time.perf_counter()
+        jax.block_until_ready(state.update)
+        updated = time.perf_counter()
         self.announce(count)
         collected = self._collect(state, interrupted)
+        seconds = {"time/update_s": updated - began, "time/collect_s": time.perf_counter() - updated}
         if self._together is not None and collected is not None:
             self._together.compile(replace(state, envs=()), collected.rollout)
         facts = self.agree(None if collected is None else _facts(collected), interrupted)
         if collected is None or facts is None:
             return None
+        began = time.perf_counter()
         learner, metrics = self._learn(replace(state, envs=()), collected.rollout)
+        seconds["time/update_s"] += time.perf_counter() - began
         self._update += 1
-        rows: dict[str, Any] = {name: np.array([value]) for name, value in facts.items()}
+        rows: dict[str, Any] = {name: np.array([value]) for name, value in (facts | seconds).items()}
         return replace(learner, envs=collected.envs), {name: x[None] for name, x in metrics.items()} | rows
 
     def _learn(self, learner: RunState, rollout: Rollout) -> tuple[RunState, Metrics]:

@@ -19,7 +19,8 @@ from ejax.training.checkpoint import CheckpointError, verify_checkpoint
 TOLD = (ConfigError, CheckpointError, FileNotFoundError, FileExistsError, NotADirectoryError, PermissionError)
 """The errors that the command line turns into one message."""
 OF_TIMING = ("time", "charts/SPS")
-"""Keys of the log that differ from run to run, besides those that end with ``_s`` or say how much lay ready."""
+"""Keys of the log that differ from run to run, besides those that end with ``_s`` or begin so."""
+_OF_THE_MACHINE = ("collector/queue", "data/", "memory/")
 
 
 def _change(file: Path, change: Callable[[bytearray], None]) -> None:
@@ -108,5 +109,5 @@ def _steady(line: dict[str, Any]) -> dict[str, Any]:
     return {
         tag: value
         for tag, value in line.items()
-        if tag not in OF_TIMING and not tag.endswith("_s") and not tag.startswith(("collector/queue", "data/"))
+        if tag not in OF_TIMING and not tag.endswith("_s") and not tag.startswith(_OF_THE_MACHINE)
     }

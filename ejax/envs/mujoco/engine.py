@@ -37,6 +37,7 @@ from numpy.typing import NDArray
 
 from ejax.envs.mujoco.choice import Engine, choose_engine
 from ejax.envs.mujoco.parameters import ModelRows, check_parameters, displace, with_parameters
+from ejax.stopwatch import ENGINE
 from ejax.types import Array, CameraView
 
 _ASSETS = Path(__file__).parents[1] / "assets"
@@ -327,7 +328,8 @@ class _HostStepper:
         nq, nv = self._model.nq, self._model.nv
         positions, velocities = np.asarray(qpos), np.asarray(qvel)
         num_rows = positions.size // nq
-        with self._lock:  # one pool and one set of buffers for all devices and threads of the process
+        # one pool and one set of buffers for all devices and threads of the process
+        with self._lock, ENGINE.of("physics"):
             if num_rows != len(self._state):
                 self._allocate(num_rows)
             self._state[:, 1 : 1 + nq] = positions.reshape(-1, nq)

@@ -1,0 +1,133 @@
+"""``trainer.profile``: a trace of some updates, and which part of the program took how long in it.
+
+A training on the device is one program, of which the host sees the end. Its trace has a row for each operation, and the
+program's text says for each operation which function it was traced in: from both follow the shares of the policy, the
+environments and the update.
+"""
+
+import bisect
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+
+from ejax.config.models import ProfileConfig
+from ejax.training.steppers import Stepper
+
+_PARTS = (
+    ("jit(_act)", "policy"),
+    ("jit(_step_all)", "environments"),
+    ("jit(reset)", "environments"),
+    ("jit(unroll)", "the rest of collecting"),
+    ("_update)", "update"),
+)
+"""The first of these functions that an operation's path has says what it is part of."""
+_OTHER = "other"
+
+
+class Operation(NamedTuple):
+    """One run of an operation, in one thread or stream."""
+
+    start_ns: float
+    duration_ns: float
+    name: str
+
+
+class Profiler:
+    """Traces the updates that it is told to, once in a run."""
+
+    def __init__(self, config: ProfileConfig | None, folder: Path) -> None:
+        self._config, self._folder, self._tracing = config, folder, False
+
+    def limit(self, update: int, count: int) -> int:
+        """Of ``count`` updates after ``update``, as many as lie on one side of the trace's beginning and end."""
+        if self._config is None:
+            return count
+        edges = (self._config.start, self._config.start + self._config.updates)
+        return min([count, *(edge - update for edge in edges if edge > update)])
+
+    def before(self, update: int, state: Any) -> None:
+        """Begin the trace, if it begins here. ``state``: of the updates so far, which must not be in it."""
+        if self._config is not None and update == self._config.start:
+            jax.block_until_ready(state)
+            options = jax.profiler.ProfileOptions()
+            options.python_tracer_level = 0  # calls of Python functions would hide the program's operations
+            jax.profiler.start_trace(self._folder, create_perfetto_trace=True, profiler_options=options)
+            self._tracing = True
+
+    def after(self, update: int, state: Any, stepper: Stepper) -> list[str]:
+        """End the trace, if it ends here; messages about it."""
+        if not self._tracing or self._config is None or update < self._config.start + self._config.updates:
+            return []
+        jax.block_until_ready(state)
+        self.close()
+        number = self._config.updates
+        notes = [f"profile of {number} updates: {self._folder}; open perfetto_trace.json.gz in ui.perfetto.dev"]
+        trace = max(self._folder.rglob("*.xplane.pb"), key=lambda path: path.stat().st_mtime, default=None)
+        program = stepper.program
+        if program is None or trace is None:
+            return notes
+        seconds = {part: ns / 1e9 for part, ns in shares(lines(trace), scopes(program)).items()}
+        facts = {"updates": number, "busy_s": seconds}
+        (self._folder / "parts.json").write_text(json.dumps(facts, indent=2))
+        total = sum(seconds.values()) or 1.0
+        text = ", ".join(f"{part} {share / total:.0%}" for part, share in sorted(seconds.items(), key=lambda x: -x[1]))
+        return [*notes, f"profile: of the device's busy time {text}"]
+
+    def close(self) -> None:
+        """End a trace that is under way, such as that of a run that stops."""
+        if self._tracing:
+            self._tracing = False
+            jax.profiler.stop_trace()
+
+    def __enter__(self) -> "Profiler":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        del error
+        self.close()
+
+
+def scopes(program: str) -> dict[str, str]:
+    """Operation -> part of the training, from a compiled program's text."""
+    paths = re.finditer(r"^\s*(?:ROOT )?%?([\w.\-]+) = .*?op_name=\"([^\"]*)\"", program, re.MULTILINE)
+    return {match[1]: _part(match[2]) for match in paths}
+
+
+def _part(path: str) -> str:
+    return next((part for function, part in _PARTS if function in path), _OTHER)
+
+
+def lines(trace: Path) -> Iterator[list[Operation]]:
+    """The operations of each thread or stream of a trace."""
+    for plane in jax.profiler.ProfileData.from_file(str(trace)).planes:
+        for line in plane.lines:
+            operations = [
+                Operation(event.start_ns, event.duration_ns, event.name)
+                for event in line.events
+                if any(name == "hlo_op" for name, _ in event.stats)
+            ]
+            if operations:
+                yield operations
+
+
+def shares(threads: Iterable[list[Operation]], parts: dict[str, str]) -> dict[str, float]:
+    """Part -> nanoseconds that its operations took themselves, without the operations inside them, as a loop has.
+
+    An operation that the compiler made, such as a copy, has no name in ``parts``: it belongs to that around it.
+    """
+    taken: dict[str, float] = defaultdict(float)
+    for operations in threads:
+        around: list[tuple[float, str]] = []  # ends, and parts, of those that are not over
+        for start, duration, name in sorted(operations, key=lambda each: (each.start_ns, -each.duration_ns)):
+            del around[bisect.bisect_left([-end for end, _ in around], -start) :]
+            part = parts.get(name) or (around[-1][1] if around else _OTHER)
+            taken[part] += duration
+            if around:
+                taken[around[-1][1]] -= duration
+            around.append((start + duration, part))
+    return taken
