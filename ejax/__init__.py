@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ejax.registry import register_algorithm, register_env, register_policy
     from ejax.returns import gae, group_advantages, vtrace
     from ejax.rollout import make_rollout, reset, unroll
+    from ejax.training.acting import load
     from ejax.types import Rollout, Timestep, TrainState, init_train_state, make_train_state
 
 __version__ = "0.1.0"
@@ -41,6 +42,7 @@ _PLACES = {
     "ejax.registry": ("register_algorithm", "register_env", "register_policy"),
     "ejax.returns": ("gae", "group_advantages", "vtrace"),
     "ejax.rollout": ("make_rollout", "reset", "unroll"),
+    "ejax.training.acting": ("load",),
     "ejax.types": ("Rollout", "Timestep", "TrainState", "init_train_state", "make_train_state"),
 }
 _MODULE_OF = {name: module for module, names in _PLACES.items() for name in names}
@@ -68,6 +70,7 @@ __all__ = [
     "group_advantages",
     "grpo_update",
     "init_train_state",
+    "load",
     "load_config",
     "make_optimizer",
     "make_rollout",

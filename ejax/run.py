@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
@@ -16,7 +16,7 @@ from ejax.algorithms.step import RunState
 from ejax.config import ConfigError, Problem, RunConfig
 from ejax.device import matmul_precision
 from ejax.envs.host.calls import EnvAbandoned, exits_are_errors
-from ejax.processes import Channel, leads, own_copy
+from ejax.processes import Channel, count, leads, own_copy
 from ejax.stopwatch import ENGINE, Stopwatch
 from ejax.training.best import REWARD, Best, improves
 from ejax.training.cadence import Throttle
@@ -35,6 +35,8 @@ from ejax.training.together import follow, gather, lead, leading
 from ejax.training.usage import TIME, memory_in_use, times
 from ejax.training.watchdog import Watchdog
 from ejax.types import Metrics, Params, Phase, Policy
+
+OnLog: TypeAlias = Callable[[int, dict[str, float]], object]
 
 
 @dataclass(kw_only=True)
@@ -71,7 +73,13 @@ class RunResult:
 
 
 def train(
-    config: RunConfig, *, resume: str | None = None, run_dir: Path | None = None, owns_process: bool = False
+    config: RunConfig,
+    *,
+    resume: str | None = None,
+    run_dir: Path | None = None,
+    fork: Path | None = None,
+    on_log: OnLog | None = None,
+    owns_process: bool = False,
 ) -> RunResult:
     """Train as the config says: what ``python -m ejax.train`` runs.
 
@@ -80,6 +88,11 @@ def train(
             ``FILE.pt``: a new run that goes on where that training stands. ``latest`` of a run that was killed before
             its first checkpoint starts it from the beginning.
         run_dir: the run's folder. None: a new one, or with ``resume`` the newest of this ``exp_name``.
+        fork: a checkpoint, or a run, its best one: a new run that begins with that whole state (parameters, optimizer,
+            environments, counts) and may have another config, as long as the state has the same arrays.
+        on_log: called with ``(env step, metrics)`` after each line of the log, which it cannot change; if it returns
+            False, the run stops as after Ctrl-C. Of several processes only the leading one calls it, which cannot stop
+            the others.
         owns_process: end the process, with the state saved, where an environment hangs in native code and nothing else
             helps. For command lines.
 
@@ -101,12 +114,12 @@ def train(
         with exits_are_errors(config.env.id), precision:
             return _followed(config, started, owns_process)
     with leading(config) as others:
-        place = find_place(config, resume, run_dir)
+        place = find_place(config, resume, run_dir, fork)
         if others is not None:
             gather(others, place)
         try:
             with exits_are_errors(config.env.id), precision:
-                return _train(place, started, owns_process, others)
+                return _train(place, started, on_log, owns_process, others)
         except KeyboardInterrupt as error:
             error.add_note(place.directory.last_word())
             raise
@@ -129,7 +142,7 @@ def _followed(config: RunConfig, started: float, owns_process: bool) -> RunResul
     )
 
 
-def _train(place: Place, started: float, owns_process: bool, others: Channel | None) -> RunResult:
+def _train(place: Place, started: float, on_log: OnLog | None, owns_process: bool, others: Channel | None) -> RunResult:
     start = begin(place)
     if others is not None:
         place = lead(others, place, start.parts)
@@ -149,7 +162,7 @@ def _train(place: Place, started: float, owns_process: bool, others: Channel | N
         console=trainer.console,
     ) as writer:
         report(place, start, writer, rows)
-        return _Loop(place, start, writer, started, owns_process).run(evaluates_first=evaluates_first)
+        return _Loop(place, start, writer, started, on_log, owns_process).run(evaluates_first=evaluates_first)
 
 
 @dataclass
@@ -167,13 +180,22 @@ class _Launched:
 class _Loop:
     """One ``train`` call on the host. Used once."""
 
-    def __init__(self, place: Place, start: Start, writer: MetricWriter, started: float, owns_process: bool) -> None:
+    def __init__(
+        self,
+        place: Place,
+        start: Start,
+        writer: MetricWriter,
+        started: float,
+        on_log: OnLog | None,
+        owns_process: bool,
+    ) -> None:
         config, parts, folder = place.config, start.parts, place.directory.path
         trainer = config.trainer
         self.config, self.trainer, self.parts, self.writer = config, trainer, parts, writer
         self.directory, self.state, self.first = place.directory, start.state, start.update
         self.rows = rows_per_update(config, parts)
         self.cadence = cadence_of(trainer, self.rows)
+        self.on_log, self.stopped = on_log, False
         self.times, self.total = Stopwatch(), Stopwatch()
         self.profiler = Profiler(trainer.profile, folder / "profile")
         self.throttle = Throttle(parts.stepper.max_updates, adapts=trainer.updates_per_dispatch == "auto")
@@ -228,17 +250,17 @@ class _Loop:
             state = self._compile(state)
             if evaluates_first:
                 self._evaluate_now(state, update)
-            while update < total and not interrupted():
-                count = self.profiler.limit(update, self.cadence.updates_until_event(update, self.throttle.limit))
+            while update < total and not interrupted() and not self.stopped:
+                number = self.profiler.limit(update, self.cadence.updates_until_event(update, self.throttle.limit))
                 self.profiler.before(update, state)
-                moved = stepper.advance(state, count, interrupted)
+                moved = stepper.advance(state, number, interrupted)
                 if moved is None:
                     break
                 state, metrics = moved
-                update += count
+                update += number
                 self.saver.complete = state, update
                 evaluation = self._begin_evaluation(state, update) if self.cadence.evaluates(update) else None
-                launched = _Launched(update, count, state, metrics, evaluation)
+                launched = _Launched(update, number, state, metrics, evaluation)
                 if pending is not None:  # the device works on what was launched while the host writes the former
                     self._finish(pending)
                 pending = launched
@@ -294,10 +316,19 @@ class _Loop:
         if self.cadence.logs(update):
             shown = {name: value for name, value in metrics.items() if not math.isnan(value)} | {"charts/SPS": fps}
             shown |= times(self._seconds()) | memory_in_use(self.device)
-            with self.times.of("log"):
-                self.writer.write(update * self.rows, shown, self.progress.best)
+            self._write(update * self.rows, shown)
             self.last_train_metrics = shown
             self.train_history.append({"global_step": update * self.rows, **shown})
+
+    def _write(self, step: int, metrics: dict[str, float]) -> None:
+        with self.times.of("log"):
+            self.writer.write(step, metrics, self.progress.best)
+        if self.on_log is not None and self.on_log(step, dict(metrics)) is False:
+            if count() > 1:
+                raise ValueError(
+                    "on_log returned False, but one of several processes cannot stop the others; send SIGTERM"
+                )
+            self.stopped = True
 
     def _seconds(self) -> dict[str, float]:
         """Since they were last asked for."""
@@ -329,7 +360,7 @@ class _Loop:
         if is_best:
             progress.best = Best(metrics[tag], step, metrics.get(REWARD))
         progress.last_evaluated, progress.last_eval_metrics = update, metrics
-        self.writer.write(step, metrics, progress.best)
+        self._write(step, metrics)
         self.eval_history.append({"global_step": step, **metrics})
         if is_best:
             with self.times.of("save"):

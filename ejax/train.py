@@ -68,9 +68,9 @@ def _run(name: str, args: argparse.Namespace, owns_process: bool) -> int:
     try:
         file = args.config
         if file is None:
-            if args.run is None:
-                raise ConfigError([], "give --config FILE, or --run DIR with --resume to go on with a run")
-            file = open_run_directory(args.run)[0].config_file
+            if args.run is None and args.fork is None:
+                raise ConfigError([], "give --config FILE, --run DIR with --resume to go on with a run, or --fork RUN")
+            file = open_run_directory(args.run)[0].config_file if args.fork is None else _config_of(args.fork)
         if args.distributed is not None:
             args.overrides.append(f"trainer.distributed={str(args.distributed).lower()}")
         config = load_config(file, args.overrides, device=args.device)
@@ -84,8 +84,10 @@ def _run(name: str, args: argparse.Namespace, owns_process: bool) -> int:
         for notice in config.notices:
             print(f"[config] {notice.key}: {notice.text}", flush=True)
         if config.population is not None:
+            if args.fork is not None:
+                raise ConfigError([Problem("population", "is several runs, and a fork is one; leave one of them out")])
             return _train_population(name, config, args)
-        result = train(config, resume=args.resume, run_dir=args.run, owns_process=owns_process)
+        result = train(config, resume=args.resume, run_dir=args.run, fork=args.fork, owns_process=owns_process)
     except (ConfigError, CheckpointError, UntrustedCodeError, ModuleNotFoundError, *_PATH_ERRORS) as error:
         print(f"ejax.{name}: {error}", file=sys.stderr)
         return 2
@@ -127,6 +129,12 @@ def _run(name: str, args: argparse.Namespace, owns_process: bool) -> int:
         print(f"ejax.{name}: {mostly_skipped_text(result.skipped_updates, result.num_updates)}", file=sys.stderr)
         return 3
     return 0
+
+
+def _config_of(fork: Path) -> Path:
+    from ejax.training.run_dir import open_policy_run
+
+    return open_policy_run(fork.absolute().parents[1] if (fork / "meta.json").is_file() else fork)[0].config_file
 
 
 def _train_population(name: str, config: "RunConfig", args: argparse.Namespace) -> int:
@@ -180,6 +188,12 @@ def _parser(name: str) -> argparse.ArgumentParser:
         "--resume",
         metavar="latest|best|PATH",
         help="go on from a checkpoint, of --run or of the newest run; EmbodiChain's FILE.pt: in a new run",
+    )
+    parser.add_argument(
+        "--fork",
+        type=Path,
+        metavar="RUN|CHECKPOINT",
+        help="a new run from the whole state of another, its best checkpoint; without --config by its config",
     )
     parser.add_argument("--run", type=Path, metavar="DIR", help="the run's folder (default: a new one, named by time)")
     add_trust_option(parser)

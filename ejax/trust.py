@@ -6,7 +6,10 @@ name what ejax has registered. Other code runs only if it was named
 - on the command line: ``--trust package.module:Name``, or in an override such as ``env.id=package.module:Name``;
 - by the program itself: ``trust("package.module:Name")``, or in a config that is made in memory;
 - on an earlier command line of this user. What was let through then is remembered, together with the file that its
-  top-level module was found in: a module of the same name in another folder is other code.
+  top-level module was found in: a module of the same name in another folder is other code;
+- or if it is in a folder that was named so, ``--trust FOLDER``: the modules of one's own project, now and later.
+  Not what was installed there, in some ``site-packages``; nor what Python finds without a module or a package that
+  was made for it: a stranger's run lies in the project's ``outputs`` too.
 
 Asking imports nothing: only the top-level module is looked up, which runs none of it. The standard library alone is
 needed, since the worker of ``ejax.data`` asks too.
@@ -31,11 +34,15 @@ _PLACE = re.compile(r"([^\W\d]\w*(\.[^\W\d]\w*)*|[^:\n\0]+\.py):[\w./-]+")
 """``package.module:Name`` or ``FILE.py:Name``; the name may be one of Gymnasium's ids."""
 _LONGEST = 1000
 """Characters of a place: longer ones are nobody's."""
+_FOLDERS = "folders"
+"""Where folders are remembered, among the places: no place has this form."""
 _SHOWN = 200
 """Characters of a text that an error shows."""
 
 _named: dict[str, bool] = {}
 """Places that this process lets through; True: named on the command line, and to be remembered once it is used."""
+_folders: dict[str, bool] = {}
+"""Real paths of folders whose code this process lets through; True: to be remembered once it is used."""
 _noticed: set[str] = set()
 
 
@@ -76,26 +83,30 @@ def trust_strings(tree: Any) -> None:
 
 
 def trust_words(words: Iterable[str], *, remember: bool = False) -> None:
-    """``trust`` each place in what a person typed: a name, or an override ``section.key=value`` that holds some.
+    """``trust`` each place in what a person typed: a name, a folder, or an override ``section.key=value`` with names.
 
     Args:
         remember: for later processes of this user too, once the place is used. For command lines only.
     """
     for word in words:
+        if "=" not in word and os.path.isdir(word):
+            folder = os.path.realpath(word)
+            _folders[folder] = _folders.get(folder, False) or remember
+            continue
         for text in (word, word.partition("=")[2], *re.split(r"[\s,=\[\]{}'\"]+", word)):
             if place := _place_in(text):
                 _named[place] = _named.get(place, False) or remember
 
 
 def add_trust_option(parser: argparse.ArgumentParser) -> None:
-    """``--trust package.module:Name``, any number of times; the values are for ``trust_words``."""
+    """``--trust package.module:Name`` or a folder, any number of times; the values are for ``trust_words``."""
     parser.add_argument(
         "--trust",
         action="append",
         default=[],
         type=_argument,
-        metavar="package.module:Name",
-        help="let this code run where a file names it, now and later (repeatable); see docs/security.md",
+        metavar="package.module:Name|FOLDER",
+        help="let this code, or all in this folder, run where a file names it, now and later; see docs/security.md",
     )
 
 
@@ -109,6 +120,8 @@ def check_trusted(place: str) -> None:
         raise UntrustedCodeError(f"{_shorten(place)} is no place of code; write package.module:Name")
     if place not in _named:
         found = _found_in(place)
+        if _in_trusted_folder(place, found):
+            return
         earlier = _remembered().get(place, [])
         if found is None or found not in earlier:
             raise UntrustedCodeError(_refusal(place, found, earlier))
@@ -176,9 +189,25 @@ def _is_place(text: str) -> bool:
 
 
 def _argument(text: str) -> str:
-    if _place_in(text) is None:
-        raise argparse.ArgumentTypeError(f"got {_shorten(text)}; write package.module:Name")
+    if _place_in(text) is None and not os.path.isdir(text):
+        raise argparse.ArgumentTypeError(f"got {_shorten(text)}; write package.module:Name, or a folder that is there")
     return text
+
+
+def _in_trusted_folder(place: str, found: str | None) -> bool:
+    """Whether a module of this place was found in a folder that the user named, now or earlier."""
+    if found is None or place.rpartition(":")[0].endswith(".py") or not os.path.isfile(found):
+        return False  # a file by its path, or a folder without __init__.py: it may be anybody's
+    remembered = _remembered().get(_FOLDERS, [])
+    for folder in {*_folders, *remembered}:
+        inside = Path(os.path.relpath(found, folder)).parts
+        if inside[0] == os.pardir or "site-packages" in inside:
+            continue
+        if _folders.get(folder) and folder not in remembered:
+            _folders[folder] = False
+            _write_down(_FOLDERS, folder, f"all code in {folder}")
+        return True
+    return False
 
 
 def _refusal(place: str, found: str | None, earlier: list[str]) -> str:
@@ -232,6 +261,10 @@ def _remember(place: str) -> None:
     found = _found_in(place)
     if found is None:  # the import will say so
         return
+    _write_down(place, found, f"'{place}' in {found}")
+
+
+def _write_down(place: str, found: str, what: str) -> None:
     places = _remembered()
     if found in places.setdefault(place, []):
         return
@@ -249,9 +282,9 @@ def _remember(place: str) -> None:
                 os.unlink(partial)
             raise
     except (OSError, RuntimeError) as error:
-        _notice(f"'{place}' is trusted this once, it cannot be remembered: {error}")
+        _notice(f"{what} is trusted this once, it cannot be remembered: {error}")
     else:
-        _notice(f"'{place}' in {found} is trusted from now on ({file})")
+        _notice(f"{what} is trusted from now on ({file})")
 
 
 def _notice(text: str) -> None:

@@ -77,6 +77,7 @@ def mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def another_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in another process of the same user: nothing is named, nothing imported."""
     monkeypatch.setattr(trust, "_named", {})
+    monkeypatch.setattr(trust, "_folders", {})
     read_manager_spec.cache_clear()
     for name in ("evilmod", "evilpkg", "evilpkg.sub"):
         monkeypatch.delitem(sys.modules, name, raising=False)
@@ -530,6 +531,35 @@ def test_a_file_of_torch_is_known_by_its_path(tmp_path: Path, monkeypatch: pytes
         trust.check_trusted("env.py:make")
 
 
+def test_a_trusted_folder_lets_its_modules_through_now_and_later(
+    mark: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    trust.trust_words([str(tmp_path)], remember=True)
+    trust.check_trusted("evilmod:Env")
+    another_process(monkeypatch)
+    trust.check_trusted("evilpkg.sub:Env")
+    assert json.loads(trust.trusted_file().read_text()) == {"trusted": {"folders": [str(tmp_path)]}}
+    with pytest.raises(UntrustedCodeError):
+        trust.check_trusted("pydantic:BaseModel")
+    assert not mark.exists()
+
+
+def test_a_trusted_folder_lets_through_nothing_that_was_only_put_there(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.syspath_prepend(str(tmp_path / "site-packages"))
+    for folder in ("outputs", "site-packages"):
+        (tmp_path / folder).mkdir()
+    for file in ("outputs/stranger.py", "site-packages/installed.py"):
+        (tmp_path / file).write_text("raise AssertionError")
+    trust.trust_words(["."], remember=True)
+    for place in ("outputs.stranger:Env", "outputs/stranger.py:Env", "installed:Env"):
+        with pytest.raises(UntrustedCodeError):
+            trust.check_trusted(place)
+
+
 @pytest.mark.parametrize("damage", ["[]", "{", '{"trusted": [1]}', '{"trusted": {"evilmod:Env": 3}}', "[" * 10**5])
 def test_a_damaged_file_of_trust_lets_nothing_through(
     damage: str, mark: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -564,7 +594,7 @@ def test_a_home_that_cannot_be_written_costs_a_notice(
     names("evilmod:Env")
     resolve("env", "evilmod:Env")
     told = capsys.readouterr().err
-    assert told.count("'evilmod:Env' is trusted this once, it cannot be remembered") == 1
+    assert told.count("is trusted this once, it cannot be remembered") == 1 and "'evilmod:Env' in " in told
     monkeypatch.delenv("XDG_CONFIG_HOME")
     monkeypatch.delenv("HOME")
     monkeypatch.setattr(Path, "home", classmethod(lambda cls: (_ for _ in ()).throw(RuntimeError("no home"))))

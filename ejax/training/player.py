@@ -84,7 +84,7 @@ def play_host(
     obs, memory = _start_host(policy, env, seed)
     yield Moment((env.pictures()[0],), starts=True)
     for t in itertools.count():
-        action, memory = _act(policy, params, obs, memory, jax.random.fold_in(key, t), samples=samples)
+        action, memory = act(policy, params, obs, memory, jax.random.fold_in(key, t), samples=samples)
         timestep = env.step(np.asarray(action))
         valid = bool(timestep.info.get("valid", np.ones(1, bool))[0])
         broken = bool(timestep.info.get("nonfinite", np.zeros(1, bool))[0])
@@ -104,7 +104,7 @@ def film_host(policy: Policy, env: RenderableHostEnv, params: Params, seed: int)
     key, pictures, ended = jax.random.key(seed), env.pictures(), np.zeros(env.num_envs, bool)
     yield tile_frames(pictures)
     for _ in range(env.max_episode_steps or _UNLIMITED):
-        action, memory = _act(policy, params, obs, memory, key, samples=False)
+        action, memory = act(policy, params, obs, memory, key, samples=False)
         timestep = env.step(np.asarray(action))
         done, obs = timestep.terminated | timestep.truncated, timestep.obs
         memory, ended = forget_outside(policy, memory, done), ended | done
@@ -205,7 +205,7 @@ def _decide(
     policy: Policy, env: Env, params: Params, envs: EnvCarry, key: Key, *, samples: bool
 ) -> tuple[Array, PyTree, EnvCarry, Timestep]:
     """``(action, states after each action [A, ...], environment, timestep)``, before any reset."""
-    action, remembered = _act(policy, params, envs.obs, envs.memory, key, samples=samples)
+    action, remembered = act(policy, params, envs.obs, envs.memory, key, samples=samples)
     keys = jax.random.split(jax.random.split(key)[0], 1)  # as ``ejax.rollout.step`` splits it
     state, timestep = jax.vmap(env.step)(envs.state, action, keys)
     states = state
@@ -222,7 +222,7 @@ def _next_episode(env: Env, ended: EnvCarry, key: Key) -> EnvCarry:
 
 
 @partial(jax.jit, static_argnames=("policy", "samples"))
-def _act(
+def act(
     policy: Policy, params: Params, obs: PyTree, memory: PyTree, key: Key, *, samples: bool
 ) -> tuple[Array, PyTree]:
     """``(what the environment is given, memory after it)``."""

@@ -71,6 +71,7 @@ _MAY_CHANGE = frozenset(
         "log_freq_updates",
         "updates_per_dispatch",
         "console",
+        "profile",
         "device",
         "distributed",
         "shard_parameters",
@@ -207,7 +208,7 @@ class RunDirectory:
         return [f"{digests} is gone: whether {self.config_file} was changed cannot be seen"]
 
     def origin(self) -> str | None:
-        """The file of another system that the run started from.
+        """What the run started from: a file of another system, or a checkpoint of another run.
 
         Raises:
             CheckpointError: that cannot be read.
@@ -327,7 +328,7 @@ def create_run_directory(
 
     Args:
         path: instead of ``<output_dir>/<exp_name>_<time>``.
-        origin: the file of another system that the run starts from.
+        origin: what the run starts from: a file of another system, or a checkpoint of another run.
         notes: on what the config left open and this machine decided.
 
     Raises:

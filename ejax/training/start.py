@@ -25,7 +25,7 @@ from ejax.training.run_dir import (
     open_run_directory,
 )
 from ejax.training.teacher import check_teacher
-from ejax.training.warm_start import start_from_file, start_from_policy
+from ejax.training.warm_start import find_checkpoint, start_from_file, start_from_policy, start_from_run
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Place:
     change."""
     checkpoint: Path | None = None
     file: str | None = None
-    """The file of another system, to start from where there is no checkpoint."""
+    """To start from where there is no checkpoint: a file of another system, or a checkpoint of another run."""
     is_new: bool = False
     """The folder was made just now."""
     alarms: tuple[str, ...] = ()
@@ -61,13 +61,18 @@ class Start:
         return int(self.state.update)
 
 
-def find_place(config: RunConfig, resume: str | None, run_dir: Path | None) -> Place:
+def find_place(config: RunConfig, resume: str | None, run_dir: Path | None, fork: Path | None = None) -> Place:
     """Find or make the run's folder, and the checkpoint to go on from; arguments and errors as ``ejax.run.train``."""
-    if resume is None or is_foreign_checkpoint(resume):
+    if fork is not None and resume is not None:
+        raise ValueError(f"got fork {fork} and resume '{resume}'; a fork is a new run, so give one of them")
+    if fork is not None or resume is None or is_foreign_checkpoint(resume):
+        origin, passed_over = resume, list[str]()
+        if fork is not None:
+            origin = str(find_checkpoint(fork, passed_over).absolute())
         config = bind(config)
         settled, notes = settle_physics(config)
-        directory = create_run_directory(config, run_dir, origin=resume, notes=notes)
-        return Place(directory, settled, file=resume, is_new=True, notes=notes)
+        directory = create_run_directory(config, run_dir, origin=origin, notes=notes)
+        return Place(directory, settled, file=origin, is_new=True, alarms=tuple(passed_over), notes=notes)
     checkpoint = file = None
     if resume not in ("latest", "best"):
         checkpoint = verify_checkpoint(Path(resume), RunMeta).path
@@ -146,7 +151,10 @@ def _build(place: Place) -> Start:
     if place.file is None:
         state, notes = start_from_policy(parts, config)
         return Start(parts, state, notes=(*parts.notes, *notes))
-    state, notes = start_from_file(Path(place.file), parts, config)
+    if is_foreign_checkpoint(place.file):
+        state, notes = start_from_file(Path(place.file), parts, config)
+    else:
+        state, notes = start_from_run(Path(place.file), parts, config)
     if parts.stepper.versions() is not None:  # of the rollouts made there, each by the newest parameters
         directory.write_schedule(0, range(int(state.update)))
     return Start(parts, state, notes=(f"goes on from {place.file}", *notes))

@@ -1,5 +1,5 @@
-"""A new run that does not start from nothing: from the policy of another one (``policy.init_from``), or from where a
-training of another system stands (``--resume FILE.pt``)."""
+"""A new run that does not start from nothing: from the policy of another one (``policy.init_from``), from all that
+another one is (``--fork RUN``), or from where a training of another system stands (``--resume FILE.pt``)."""
 
 import json
 from dataclasses import replace
@@ -12,10 +12,11 @@ from pydantic import BaseModel, NonNegativeInt
 from ejax.algorithms.step import RunState
 from ejax.config import ConfigError, Problem, RunConfig
 from ejax.config.models import find_algorithm
+from ejax.optim import scheduled_learning_rate, set_learning_rate
 from ejax.policies.vla.loading import load_parts
 from ejax.policies.vla.policy import VLAPolicy
 from ejax.registry import checkpoint_reader, is_foreign_checkpoint
-from ejax.training.checkpoint import CheckpointError, load_params, verify_checkpoint
+from ejax.training.checkpoint import CheckpointError, load_checkpoint, load_params, verify_checkpoint
 from ejax.training.facts import FactsError, read_facts
 from ejax.training.parts import Parts
 from ejax.training.run_dir import differences, open_policy_run
@@ -64,6 +65,32 @@ def start_from_file(
         return read(file, config, parts, policy_only=policy_only)
     except (FileNotFoundError, TypeError, ValueError) as error:
         raise CheckpointError(str(error)) from error
+
+
+def start_from_run(checkpoint: Path, parts: Parts, config: RunConfig) -> tuple[RunState, list[str]]:
+    """The whole state of another run's checkpoint, and messages about it.
+
+    The learning rate is a number in that state: where this config has another one, or another schedule, it is this
+    config's at that update.
+
+    Raises:
+        CheckpointError: the state has other arrays than this config's. ConfigError: the run would be over.
+    """
+    state, meta = load_checkpoint(checkpoint, parts.state)
+    update = int(state.update)
+    if update >= config.trainer.num_updates:
+        key = "iterations" if config.trainer.total_timesteps is None else "total_timesteps"
+        text = f"means {config.trainer.num_updates} updates, and {checkpoint} has {update} already; give more"
+        raise ConfigError([Problem(f"trainer.{key}", text)])
+    notes = [f"forked from {checkpoint}, after update {update}"]
+    options: Any = config.algorithm.cfg
+    saved = meta["config"]["algorithm"]["cfg"]
+    now = options.model_dump(mode="json")
+    if any(now.get(name) != saved.get(name) for name in ("optimizer", "lr_scheduler")) and config.data is None:
+        rate = scheduled_learning_rate(options.optimizer.learning_rate, options.lr_scheduler, state.train.step)
+        train = replace(state.train, opt_state=set_learning_rate(state.train.opt_state, rate))
+        state, notes = replace(state, train=train), [*notes, f"the learning rate is {float(rate):.4g} from here on"]
+    return state, notes
 
 
 def start_from_policy(parts: Parts, config: RunConfig) -> tuple[RunState, list[str]]:

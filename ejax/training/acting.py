@@ -1,0 +1,102 @@
+"""A trained policy in one line, to act with: ``ejax.load(run).act(obs)``."""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from numpy.typing import NDArray
+
+from ejax.config import RunConfig
+from ejax.device import prepare_jax
+from ejax.memory import first_memory, forget_outside
+from ejax.training.environments import build_env, sample_obs
+from ejax.training.player import act
+from ejax.training.run_dir import open_policy_run
+from ejax.training.saved_policy import chosen_checkpoint, load_policy
+from ejax.types import Env, HostEnv, Params, Policy, PyTree
+
+
+class Actor:
+    """A policy with its parameters, asked with NumPy arrays. Of a policy with memory it keeps the memory.
+
+    Attributes: ``config``, ``env`` (of evaluations), ``policy`` and ``params``, for your own code.
+    """
+
+    def __init__(
+        self, config: RunConfig, env: Env | HostEnv, policy: Policy, params: Params, *, checkpoint: Path
+    ) -> None:
+        self.config, self.env, self.policy, self.params, self.checkpoint = config, env, policy, params, checkpoint
+        self._like = jax.tree.map(np.asarray, sample_obs(env, 1))
+        self._key = jax.random.key(config.trainer.seed)
+        self._memory: tuple[int, PyTree] | None = None
+
+    def act(
+        self, obs: PyTree, *, deterministic: bool = True, starts: NDArray[np.bool_] | None = None
+    ) -> NDArray[np.generic]:
+        """What the environment is to be given: [A] for one observation, [N, A] for N.
+
+        Args:
+            obs: as the environment gives it, of one environment, or of N along the first axis of every leaf.
+            deterministic: the mode of the distribution; otherwise a sample.
+            starts: [N] bool, rows whose episode starts with this observation, for a policy with memory. None: those
+                after ``reset``, and the first.
+
+        Raises:
+            ValueError: an observation of another form than the environment's.
+        """
+        rows, single = self._rows(obs)
+        count = len(jax.tree.leaves(rows)[0])
+        if self._memory is None or self._memory[0] != count:
+            self._memory = count, first_memory(self.policy, count)
+        memory = self._memory[1]
+        if starts is not None:
+            memory = forget_outside(self.policy, memory, np.broadcast_to(np.asarray(starts, bool), (count,)))
+        self._key, key = jax.random.split(self._key)
+        action, memory = act(self.policy, self.params, rows, memory, key, samples=not deterministic)
+        self._memory = count, memory
+        given = np.asarray(action)
+        return given[0] if single else given
+
+    def reset(self) -> None:
+        """New episodes start: a policy with memory forgets. For others nothing changes."""
+        self._memory = None
+
+    def _rows(self, obs: PyTree) -> tuple[PyTree, bool]:
+        """``(observations with a first axis of rows, whether there was none)``."""
+        given: Any = jax.tree.structure(obs)
+        wanted: Any = jax.tree.structure(self._like)
+        if given != wanted:
+            raise ValueError(f"got an observation of the form {given}; {self.config.env.id} gives {wanted}")
+        leaves, like = [np.asarray(x) for x in jax.tree.leaves(obs)], jax.tree.leaves(self._like)
+        single = leaves[0].ndim == like[0].ndim - 1
+        leaves = [x[None] for x in leaves] if single else leaves
+        shapes = [x.shape[1:] for x in leaves]
+        if shapes != [x.shape[1:] for x in like] or len({x.shape[:1] for x in leaves}) != 1:
+            text = ", ".join(str(list(x.shape[1:])) for x in like)
+            raise ValueError(
+                f"got observations {', '.join(str(list(np.shape(x))) for x in jax.tree.leaves(obs))}; one of "
+                f"{self.config.env.id} is {text}, or N of them along a first axis"
+            )
+        leaves = [x.astype(np.float32) if x.dtype == np.float64 else x for x in leaves]
+        return jax.tree.unflatten(wanted, leaves), single
+
+
+def load(run: Path | str, *, checkpoint: str | None = None, member: int | None = None, device: str = "cpu") -> Actor:
+    """The policy of a run.
+
+    Args:
+        run: the run's folder; without the time at its end: the newest run of that name.
+        checkpoint: ``best``, ``latest`` or a path. None: the best one, or the latest where there is no best.
+        member: of a population. None: the best one.
+        device: that it acts on; the first call of a process decides for all.
+
+    Raises:
+        FileNotFoundError: ``run`` is no run. CheckpointError: no such checkpoint, or a damaged one.
+    """
+    directory, config = open_policy_run(Path(run), member)
+    prepare_jax(device)
+    path = chosen_checkpoint(directory, checkpoint, "ejax.load")
+    env = build_env(config, phase="eval", num_envs=1, quarantine=directory.path / "quarantine" / "eval")
+    policy, params = load_policy(config, env, path)
+    return Actor(config, env, policy, params, checkpoint=path)

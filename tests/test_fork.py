@@ -1,0 +1,116 @@
+"""A new run from the whole state of another one."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from tiny import EVALUATED, tiny
+
+from ejax.config import ConfigError, parse_config
+from ejax.run import RunResult, train
+from ejax.train import main
+from ejax.training.checkpoint import CheckpointError
+
+
+def same(a: RunResult, b: RunResult) -> bool:
+    return jax.tree.all(jax.tree.map(np.array_equal, a.params, b.params))
+
+
+@pytest.fixture(scope="module")
+def parent(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    raw = tiny(
+        tmp_path_factory.mktemp("parent"), iterations=4, save_frequency_updates=1, keep_checkpoints=4, **EVALUATED
+    )
+    return train(parse_config(raw)).run_dir
+
+
+def checkpoint(parent: Path, step: int) -> Path:
+    return parent / "checkpoints" / f"tiny_step_{step}"
+
+
+def test_a_fork_with_the_same_config_ends_where_the_run_does_and_leaves_that_as_it_is(
+    parent: Path, tmp_path: Path
+) -> None:
+    files = {path: path.stat().st_mtime_ns for path in parent.rglob("*")}
+    raw = tiny(tmp_path, iterations=6)
+    straight = train(parse_config(raw), run_dir=tmp_path / "straight")
+    forked = train(parse_config(raw), fork=checkpoint(parent, 64), run_dir=tmp_path / "forked")
+    assert same(straight, forked)
+    assert forked.train_history[0]["global_step"] == 96
+    assert {path: path.stat().st_mtime_ns for path in parent.rglob("*")} == files
+
+
+def test_a_fork_of_a_run_begins_with_its_best_checkpoint(parent: Path, tmp_path: Path) -> None:
+    train(parse_config(tiny(tmp_path, iterations=6)), fork=parent, run_dir=tmp_path / "forked")
+    versions = json.loads((tmp_path / "forked" / "configs" / "versions.json").read_text())
+    assert "best" in Path(versions["origin"]).name
+
+
+@pytest.mark.parametrize(
+    ("changed", "rate"),
+    [
+        ({"optimizer": {"learning_rate": 1e-4}}, 1e-4 * (1.0 - 5 / 60)),
+        ({"lr_scheduler": {"name": None, "kwargs": {}}}, 3e-4),
+    ],
+)
+def test_another_learning_rate_is_the_forks_from_its_first_update(
+    parent: Path, tmp_path: Path, changed: dict[str, Any], rate: float
+) -> None:
+    raw = tiny(tmp_path, iterations=5, ppo=changed)
+    forked = train(parse_config(raw), fork=checkpoint(parent, 128))
+    assert forked.last_train_metrics["train/learning_rate"] == pytest.approx(rate)
+
+
+def test_a_fork_that_was_killed_before_its_first_checkpoint_starts_from_its_origin_again(
+    parent: Path, tmp_path: Path
+) -> None:
+    raw = tiny(tmp_path, iterations=6)
+    whole = train(parse_config(raw), fork=checkpoint(parent, 64), run_dir=tmp_path / "whole")
+    folder = train(parse_config(raw), fork=checkpoint(parent, 64), run_dir=tmp_path / "killed").run_dir
+    for each in (folder / "checkpoints").iterdir():
+        each.rename(tmp_path / f"gone_{each.name}")
+    again = train(parse_config(raw), resume="latest", run_dir=folder)
+    assert same(whole, again)
+
+
+def test_the_command_line_forks_by_the_runs_own_config(parent: Path, tmp_path: Path) -> None:
+    options = [f"trainer.output_dir={tmp_path}", "trainer.iterations=5", "trainer.exp_name=branch"]
+    assert main(["--fork", str(checkpoint(parent, 96)), *options]) == 0
+    (run,) = tmp_path.glob("branch_*")
+    assert (run / "checkpoints" / "branch_step_160").is_dir()
+
+
+def test_a_fork_that_would_be_over_is_refused_and_leaves_no_folder(parent: Path, tmp_path: Path) -> None:
+    raw = tiny(tmp_path, iterations=4)
+    with pytest.raises(ConfigError, match=r"trainer\.iterations: means 4 updates, and .* has 4 already"):
+        train(parse_config(raw), fork=checkpoint(parent, 128))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_state_with_other_arrays_is_refused(parent: Path, tmp_path: Path) -> None:
+    raw = tiny(tmp_path, iterations=6, num_envs=8)
+    with pytest.raises(CheckpointError, match=r"envs"):
+        train(parse_config(raw), fork=checkpoint(parent, 64))
+
+
+def test_fork_and_resume_are_two_things(parent: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="give one of them"):
+        train(parse_config(tiny(tmp_path)), fork=parent, resume="latest")
+
+
+def test_on_log_sees_each_line_and_stops_the_run_by_false(tmp_path: Path) -> None:
+    seen: list[int] = []
+
+    def on_log(step: int, metrics: dict[str, float]) -> bool:
+        assert metrics["train/loss"] == metrics["train/loss"]
+        seen.append(step)
+        return step < 64
+
+    raw = tiny(tmp_path, iterations=40, updates_per_dispatch=1)
+    result = train(parse_config(raw), on_log=on_log)
+    assert seen[:2] == [32, 64] and not result.finished and result.num_updates <= 4
+    resumed = train(parse_config({**raw, "trainer": {**raw["trainer"], "iterations": 5}}), resume="latest")
+    assert resumed.finished
