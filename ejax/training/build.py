@@ -104,7 +104,11 @@ def _device_parts(
     # a bound only: how many updates go into a dispatch is a traced number, so that one program serves all
     per_dispatch = trainer.updates_per_dispatch
     max_updates = _MAX_UPDATES_PER_DISPATCH if per_dispatch == "auto" else per_dispatch
-    stepper = DeviceStepper(step, key, max_updates, devices=devices, shard_parameters=trainer.shard_parameters)
+    functions = (algorithm.update, algorithm.make_step, algorithm.starts)
+    what = None if algorithm.taught_by else (*functions, policy, env, options, trainer.buffer_size, dropout)
+    stepper = DeviceStepper(
+        step, key, max_updates, devices=devices, shard_parameters=trainer.shard_parameters, what=what
+    )
     return Parts(policy, env, optimizer, stepper, state, among)
 
 
