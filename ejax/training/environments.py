@@ -81,7 +81,7 @@ def make_env(name: str, cfg: Mapping[str, Any], *, num_envs: int, events: Mappin
     if "action_chunk" not in parameters:
         size = options.pop("action_chunk", 1)
     options |= {"num_envs": num_envs} if "num_envs" in parameters else {}
-    if events:
+    if events or "randomization" in parameters:
         from ejax.envs.randomized import randomized  # imports MuJoCo
 
         make_one = partial(randomized, make, options, events)
