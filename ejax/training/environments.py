@@ -13,10 +13,11 @@ from flax.core import FrozenDict
 from ejax.config import ConfigError, Problem, RunConfig
 from ejax.envs.action_chunk import ActionChunk
 from ejax.envs.adapters.gymnasium import vectorize
+from ejax.envs.check import check_shapes
 from ejax.envs.host.calls import call_env
 from ejax.envs.host.guarded import GuardedEnv
 from ejax.envs.randomization.names import split_events
-from ejax.registry import resolve
+from ejax.registry import is_import_path, resolve
 from ejax.training.physics import settle_physics
 from ejax.types import Env, HostEnv, Phase, PyTree
 
@@ -59,6 +60,22 @@ def build_env(
         max_quarantined=trainer.collector.max_quarantined,
         max_restarts=trainer.collector.max_env_restarts,
     )
+
+
+def check_own_env(config: RunConfig, env: Any) -> None:
+    """Look over an environment in JAX that is not ejax's: by shapes, before anything is compiled.
+
+    Raises:
+        ConfigError: what does not fit, by leaf.
+    """
+    names = (config.env.id, config.env.cfg.get("env", ""))  # the second of an environment that wraps another
+    if isinstance(env, HostEnv) or not any(isinstance(name, str) and is_import_path("env", name) for name in names):
+        return
+    try:
+        check_shapes(env)
+    except ConfigError as error:
+        told = [Problem("env.id", f"{config.env.id}: {key} {text}") for key, text in error.problems]
+        raise ConfigError(told) from error
 
 
 def evaluation_env(config: RunConfig, env: Any) -> Any:
