@@ -63,6 +63,18 @@ def check_shapes(env: Any) -> None:
         raise ConfigError(problems, _name(env))
 
 
+def told(error: Exception) -> str:
+    """What went wrong and where in the user's code, without JAX's own words and frames."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_ours(frame.filename)]
+    where = f"{frames[-1].filename}, line {frames[-1].lineno}: " if frames else ""
+    remedy = next((text for kind in type(error).__mro__ if (text := _REMEDY.get(kind.__name__))), None)
+    if remedy is not None:
+        line = f" ({frames[-1].line})" if frames and frames[-1].line else ""
+        return f"{where}{remedy}{line}"
+    said = " ".join(str(error).split("\n\n")[0].split())  # what JAX adds to it comes after an empty line
+    return f"{where}{said}" if isinstance(error, ValueError) else f"{where}{type(error).__name__}: {said}"
+
+
 class _Broken(Exception):
     """A call that went wrong; nothing behind it can be looked at."""
 
@@ -106,7 +118,7 @@ def _given(env: Any, name: str) -> Any:
     try:
         return getattr(env, name, None)
     except Exception as error:  # whatever it was, it is the environment's own
-        raise ConfigError([Problem(name, _told(error))], _name(env)) from error
+        raise ConfigError([Problem(name, told(error))], _name(env)) from error
 
 
 def _traced(env: Env) -> Iterator[Problem]:
@@ -187,7 +199,7 @@ def _alike(where: str, given: PyTree, wanted: PyTree, whose: str) -> Iterator[Pr
         if path not in one:
             yield Problem(leaf, f"is missing; {whose} {_shown(other[path])}")
         elif path not in other:
-            yield Problem(leaf, f"got {_shown(one[path])}, which {whose} nothing of")
+            yield Problem(leaf, f"got {_shown(one[path])}; {whose} nothing there, and every state must be alike")
         elif (one[path].shape, one[path].dtype) != (other[path].shape, other[path].dtype):
             yield Problem(
                 leaf, f"got {_shown(one[path])}; {whose} {_shown(other[path])}, and every state must be alike"
@@ -222,7 +234,7 @@ def _played(env: Env, num_steps: int, seed: int) -> Iterator[Problem]:
         # two traces: what Python or NumPy draws is a constant in each
         first, second = (jax.device_get(jax.jit(partial(_episode, env, length))(key)) for _ in range(2))
     except Exception as error:  # whatever it was, it is the environment's own
-        yield Problem("step", _told(error))
+        yield Problem("step", told(error))
         return
     for (path, x), y in zip(jax.tree_util.tree_leaves_with_path(first), jax.tree.leaves(second), strict=True):
         if not np.array_equal(x, y, equal_nan=np.issubdtype(x.dtype, np.floating)):
@@ -299,19 +311,7 @@ def _call(name: str, function: Callable[..., Any], *args: Any) -> Any:
     try:
         return jax.eval_shape(function, *args)
     except Exception as error:  # whatever it was, it is the environment's own
-        raise _Broken(Problem(name, _told(error))) from error
-
-
-def _told(error: Exception) -> str:
-    """What went wrong and where in the user's code, without JAX's own words and frames."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_ours(frame.filename)]
-    where = f"{frames[-1].filename}, line {frames[-1].lineno}: " if frames else ""
-    remedy = next((text for kind in type(error).__mro__ if (text := _REMEDY.get(kind.__name__))), None)
-    if remedy is not None:
-        line = f" ({frames[-1].line})" if frames and frames[-1].line else ""
-        return f"{where}{remedy}{line}"
-    said = " ".join(str(error).split("\n\n")[0].split())  # what JAX adds to it comes after an empty line
-    return f"{where}{said}" if isinstance(error, ValueError) else f"{where}{type(error).__name__}: {said}"
+        raise _Broken(Problem(name, told(error))) from error
 
 
 def _is_ours(file: str) -> bool:

@@ -32,6 +32,7 @@ import numpy as np
 from flax.core import FrozenDict
 from numpy.typing import NDArray
 
+from ejax.envs.check import told
 from ejax.envs.description import WHOLE, EnvDescription, Feature
 from ejax.envs.mujoco.appearance import Appearance
 from ejax.envs.mujoco.choice import choose_engine
@@ -144,6 +145,10 @@ class MuJoCoTask:
             raise ValueError(f"{kind}: {error}") from error
         check_physics(self.physics, self._num_substeps)
         _check_actuators(self, model)
+        try:
+            _ = self._observed
+        except Exception as error:  # whatever it was, it is the subclass's own
+            raise ValueError(f"{kind}: {told(error)}") from error
 
     def observe(self, world: World) -> Mapping[str, Array] | Array:
         """What the policy sees: numbers by name, ``"tip to goal [m]"``, which become one vector in this order, and its
@@ -278,15 +283,15 @@ class MuJoCoTask:
     @functools.cached_property
     def _observed(self) -> tuple[tuple[int, ...], tuple[Feature, ...] | None]:
         """Shape of the observation and the names of its numbers, None where it has none. Nothing is computed."""
-        told: list[tuple[Feature, ...] | None] = []
+        seen: list[tuple[Feature, ...] | None] = []
 
         def first() -> Array:
             world = self._start_of(*jax.random.split(jax.random.key(0)))
             obs, names = self._observe(world)
-            told.append(names)
+            seen.append(names)
             return obs
 
-        return jax.eval_shape(first).shape, told[-1]
+        return jax.eval_shape(first).shape, seen[-1]
 
     def _world(self, state: TaskState) -> World:
         return World(asset=self.asset, control_period=self.control_period, state=state)
@@ -330,13 +335,13 @@ class MuJoCoTask:
         _check_terms(self, terms)
         rewards = {name: self.weights.get(name, 1.0) * x for name, x in terms.items()}
         finite = all_finite(world.state)
-        failed = jnp.asarray(self.fails(world)) & finite
+        failed = _truth(self, "fails", self.fails(world)) & finite
         info: dict[str, Any] = {"rewards": rewards}
         if metrics := dict(self.metrics(world)):
             info["metrics"] = {name: jnp.asarray(x, jnp.float32) for name, x in metrics.items()}
         terminated = failed
         if type(self).succeeds is not MuJoCoTask.succeeds:
-            info["success"] = jnp.asarray(self.succeeds(world)) & ~failed & finite
+            info["success"] = _truth(self, "succeeds", self.succeeds(world)) & ~failed & finite
             terminated = failed | info["success"] if self.ends_on_success else failed
         return Timestep(
             obs=self._observe(world)[0],
@@ -404,6 +409,16 @@ def _check_actuators(task: MuJoCoTask, model: mujoco.MjModel) -> None:
                 f"{kind}: actuator {_actuator_name(model, i)!r} has no ctrlrange, which actions of ±1 are scaled to; "
                 "write one into the MJCF, or give control(self, world, action)"
             )
+
+
+def _truth(task: MuJoCoTask, name: str, given: Any) -> Array:
+    x = jnp.asarray(given)
+    if x.shape or x.dtype != bool:
+        raise ValueError(
+            f"{type(task).__name__}.{name} must be true or false, got {x.dtype}{list(x.shape)}; compare numbers, "
+            "and make one of several by .any() or .all()"
+        )
+    return x
 
 
 def _check_terms(task: MuJoCoTask, terms: Mapping[str, Array]) -> None:

@@ -74,7 +74,7 @@ def check_own_env(config: RunConfig, env: Any) -> None:
     try:
         check_shapes(env)
     except ConfigError as error:
-        told = [Problem("env.id", f"{config.env.id}: {key} {text}") for key, text in error.problems]
+        told = [Problem("env.id", f"{config.env.id}: {key}: {text}") for key, text in error.problems]
         raise ConfigError(told) from error
 
 
