@@ -44,6 +44,8 @@ from ejax.registry import did_you_mean
 from ejax.types import Array, CameraView, Key, Timestep
 
 _TOUCH = (int(mujoco.mjtSensor.mjSENS_TOUCH), int(mujoco.mjtSensor.mjSENS_CONTACT))
+_LENGTHS = {int(mujoco.mjtJoint.mjJNT_HINGE): "rad", int(mujoco.mjtJoint.mjJNT_SLIDE): "m"}
+"""Joints of one number, and its unit."""
 _NEAR = 0.8
 """From here on a name reads like a misspelt one; helpers that do are given a leading underscore."""
 _UNIT = re.compile(r"(?P<name>.*\S)\s*\[(?P<unit>[^\[\]]+)\]")
@@ -457,7 +459,7 @@ def _noise(model: mujoco.MjModel, size: float) -> tuple[NDArray[np.float32], NDA
     """[nq] each: how far a number may be moved, and its bounds."""
     noise, low, high = (np.full(model.nq, x, np.float32) for x in (0.0, -np.inf, np.inf))
     for i in range(model.njnt):
-        if model.jnt_type[i] in (mujoco.mjtJoint.mjJNT_HINGE, mujoco.mjtJoint.mjJNT_SLIDE):
+        if int(model.jnt_type[i]) in _LENGTHS:
             noise[model.jnt_qposadr[i]] = size
             if model.jnt_limited[i]:
                 low[model.jnt_qposadr[i]], high[model.jnt_qposadr[i]] = model.jnt_range[i]
@@ -492,7 +494,7 @@ def _describe_actuator(model: mujoco.MjModel, i: int) -> Feature:
     on_joint = model.actuator_trntype[i] == mujoco.mjtTrn.mjTRN_JOINT and not gear[1:].any()
     joint = int(model.actuator_trnid[i, 0])
     kind = int(model.jnt_type[joint]) if on_joint else -1
-    length = {int(mujoco.mjtJoint.mjJNT_HINGE): "rad", int(mujoco.mjtJoint.mjJNT_SLIDE): "m"}.get(kind)
+    length = _LENGTHS.get(kind)
     fixed = model.actuator_gaintype[i] == mujoco.mjtGain.mjGAIN_FIXED
     what, unit, scale = "control", "1", 1.0
     if length and fixed and model.actuator_biastype[i] == mujoco.mjtBias.mjBIAS_NONE:

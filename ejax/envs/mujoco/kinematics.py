@@ -83,11 +83,12 @@ def rate_of_qpos(model: mujoco.MjModel, qpos: Array, qvel: Array) -> Array:
     """dq/dt [nq]: the velocities themselves but for quaternions, of which it is ½ q ⊗ (0, ω), ω in the body's frame."""
     rates = []
     for kind, at, start in zip(model.jnt_type, model.jnt_qposadr, model.jnt_dofadr, strict=True):
+        is_free, is_ball = kind == mujoco.mjtJoint.mjJNT_FREE, kind == mujoco.mjtJoint.mjJNT_BALL
         at, start = int(at), int(start)
-        if kind == mujoco.mjtJoint.mjJNT_FREE:
+        if is_free:
             rates.append(qvel[start : start + 3])
             at, start = at + 3, start + 3
-        if kind in (mujoco.mjtJoint.mjJNT_FREE, mujoco.mjtJoint.mjJNT_BALL):
+        if is_free or is_ball:
             rates.append(_quaternion_rate(qpos[at : at + 4], qvel[start : start + 3]))
         else:
             rates.append(qvel[start : start + 1])
