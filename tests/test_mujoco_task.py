@@ -160,7 +160,7 @@ def test_its_contract_is_complete(run: RunResult) -> None:
 
 
 def test_the_c_engine_and_mjx_agree() -> None:
-    """The same episode, three steps; bounds are thrice the worst measured."""
+    """The same episode, three steps. Of 64 episodes the worst differ by 6e-8 and 2.4e-7."""
     ends = []
     for engine in ("mujoco", "mjx"):
         env = Reach(physics=engine)  # type: ignore[arg-type]  # one of the literals
@@ -173,8 +173,8 @@ def test_the_c_engine_and_mjx_agree() -> None:
             return timestep.obs, timestep.reward
 
         ends.append(play(KEY))
-    np.testing.assert_allclose(ends[0][0], ends[1][0], atol=2e-6)
-    np.testing.assert_allclose(ends[0][1], ends[1][1], atol=2e-6)
+    np.testing.assert_allclose(ends[0][0], ends[1][0], atol=2e-7)
+    np.testing.assert_allclose(ends[0][1], ends[1][1], atol=8e-7)
 
 
 def test_an_episode_starts_at_the_keyframe_home_with_noise_in_the_joints_range() -> None:
