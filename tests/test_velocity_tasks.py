@@ -9,7 +9,8 @@ import yaml
 
 from ejax.config import ConfigError, load_config
 from ejax.config.embodichain.check import check, count_by_status
-from ejax.envs.locomotion.robots import GO1, robot_file
+from ejax.envs.locomotion.quadrupeds import GO1
+from ejax.envs.locomotion.robots import robot_file
 from ejax.frozen import thaw
 
 AXES = ("x", "y", "z", "roll", "pitch", "yaw")
@@ -121,9 +122,9 @@ def test_without_noise_and_pushes_there_are_none(tmp_path: Path, links: None) ->
 @pytest.mark.parametrize(
     ("path", "value", "text"),
     [
-        (("physics_config", "physics_dt"), 0.01, "velocity tasks have 0.005"),
-        (("physics_config", "gravity"), [0.0, 0.0, 0.0], "velocity tasks have (0.0, 0.0, -9.81)"),
-        (("physics_config", "num_substeps"), 2, "velocity tasks have 1"),
+        (("physics_config", "physics_dt"), 0.01, "the velocity task of go1 has 0.005"),
+        (("physics_config", "gravity"), [0.0, 0.0, 0.0], "the velocity task of go1 has (0.0, 0.0, -9.81)"),
+        (("physics_config", "num_substeps"), 2, "the velocity task of go1 has 1"),
         (("rigid_object",), [{"uid": "cube"}], "nothing else"),
         (("robot", "init_pos"), [0.0, 0.0, 1.0], "episodes start at height 0.278"),
         (("robot", "root_props", "fixed_base"), True, "the robot walks"),
