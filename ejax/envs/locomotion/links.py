@@ -42,12 +42,14 @@ def read_links(path: Path, robot: LeggedRobot) -> ET.Element:
     _check_names(spec, robot, path)
     base = _root_of(spec.joint(robot.joints[0]))
     base.name = robot.base
-    _drop_all_but_links(spec, path)
+    if path.suffix.lower() == ".urdf":
+        _mend_inertia(spec)
+    else:
+        _refuse_mass_of_meshes(spec, path)
+    _drop_all_but_links(spec)
     for shape in robot.shapes:
         _add_shape(spec, shape)
     _name_collision_geoms(spec)
-    if path.suffix.lower() == ".urdf":
-        _mend_inertia(spec)
     if not any(joint.type == mujoco.mjtJoint.mjJNT_FREE for joint in base.joints):
         base.add_freejoint(name=f"{robot.base}_free")
     try:
@@ -87,12 +89,7 @@ def _root_of(joint: mujoco.MjsJoint) -> mujoco.MjsBody:
     return body
 
 
-def _drop_all_but_links(spec: mujoco.MjSpec, path: Path) -> None:
-    for kind in _NOT_LINKS:
-        for each in list(getattr(spec, kind)):
-            spec.delete(each)
-    for material in spec.materials:
-        material.textures = [""] * len(material.textures)
+def _refuse_mass_of_meshes(spec: mujoco.MjSpec, path: Path) -> None:
     massless = [
         body.name
         for body in spec.bodies
@@ -101,6 +98,14 @@ def _drop_all_but_links(spec: mujoco.MjSpec, path: Path) -> None:
     if massless:
         text = f"{path} has bodies whose mass comes from meshes, which are left out: {', '.join(massless)}"
         raise ValueError(f"model: {shorten(text)}; give each an inertial")
+
+
+def _drop_all_but_links(spec: mujoco.MjSpec) -> None:
+    for kind in _NOT_LINKS:
+        for each in list(getattr(spec, kind)):
+            spec.delete(each)
+    for material in spec.materials:
+        material.textures = [""] * len(material.textures)
     for geom in list(spec.geoms):
         if geom.type in _MESHES:
             spec.delete(geom)
