@@ -90,10 +90,15 @@ def test_a_users_file_has_the_drives_feet_and_contacts_of_the_robot(name: str, t
             "has no joint left_knee_joint, which h1_2 needs; it has left_hip_yaw_joint",
         ),
         ('"torso_link"', '"torso"', "has no body torso_link, which h1_2 needs; it has pelvis"),
-        ("</worldbody>", '<body><joint name="finger"/><geom size="1"/></body></worldbody>', "moves, finger; take them"),
+        (
+            "</worldbody>",
+            '<body><joint name="finger"/><geom size="1"/></body></worldbody>',
+            "has joints that no drive of h1_2 moves: finger",
+        ),
         ('<geom type="sphere"', '<geom contype="0" conaffinity="0" type="sphere"', "it has none that is no mesh"),
         ('name="left_knee_link"', 'name="left_kne_link"', r"no collision geom is like 'left_\(shin"),
         ("<worldbody>", "<world>", "MuJoCo does not read"),
+        ('range="-2 2"', "", "has joints that are no hinges with a range: left_hip_yaw_joint, left_hip_pitch_joint"),
         ('type="sphere"', 'type="sphere" material="steel"', "MuJoCo does not"),
     ],
 )
@@ -137,10 +142,31 @@ def test_shapes_stand_for_meshes(tmp_path: Path) -> None:
     assert (geom.get("name"), geom.get("size")) == ("foot_0_collision", "0.06")
 
 
+def test_all_but_the_links_is_left_out(tmp_path: Path) -> None:
+    """A scene with pictures and meshes that are not there; its default range of joints stays with its own links."""
+    text = """<mujoco><compiler angle="radian"/>
+      <default><joint range="-0.3 0.3" damping="0.2"/><position kp="3" ctrlrange="0 0.1"/>
+        <default class="seen"><geom contype="0" conaffinity="0" material="paint" mass="0"/></default></default>
+      <asset><texture name="t" type="2d" file="no.png"/><material name="paint" texture="t"/><mesh file="m.stl"/></asset>
+      <worldbody><geom name="ground" type="plane" size="1 1 1"/><light/><camera/>
+        <body name="root"><geom size="0.1" mass="2"/><geom class="seen" type="mesh" mesh="m"/><site name="here"/>
+          <geom class="seen" type="box" size="0.2 0.1 0.1"/>
+          <body name="shank"><joint name="knee" axis="0 1 0"/>
+            <geom name="foot_1_collision" size="0.05" pos="0 0 -0.4"/></body></body></worldbody>
+      <actuator><motor joint="knee"/></actuator><sensor><gyro site="here"/></sensor>
+      <keyframe><key qpos="0.1"/></keyframe></mujoco>"""
+    model = made(HOPPER, tmp_path, text).model
+    assert (model.nbody, model.nu, model.nkey, model.nmesh, model.ncam) == (3, 1, 0, 0, 1)
+    assert [model.geom(i).name for i in range(model.ngeom)] == ["floor", "trunk_0_collision", "foot_1_collision"]
+    np.testing.assert_allclose([*model.jnt_range[1], model.dof_damping[6]], [-0.3, 0.3, 0.2])
+    assert not model.actuator_ctrllimited.any()
+
+
 def test_mass_that_meshes_would_have_is_asked_for(tmp_path: Path) -> None:
     mjcf = (
         '<mujoco><asset><mesh name="m" file="m.stl"/></asset><worldbody><body name="trunk"><geom size="1"/>'
-        '<body name="shank"><joint name="knee"/><geom type="mesh" mesh="m"/></body></body></worldbody></mujoco>'
+        '<body name="shank"><joint name="knee" range="-9 9"/><geom type="mesh" mesh="m"/></body></body>'
+        "</worldbody></mujoco>"
     )
     with pytest.raises(ValueError, match="whose mass comes from meshes, which are left out: shank; give each an inert"):
         made(HOPPER, tmp_path, mjcf)

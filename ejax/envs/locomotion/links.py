@@ -71,9 +71,16 @@ def _check_names(spec: mujoco.MjSpec, robot: LeggedRobot, path: Path) -> None:
     bodies = [body.name for body in spec.bodies if body.name != "world"]
     _refuse(f"{path} has no joint", set(robot.joints) - set(joints), robot, joints)
     _refuse(f"{path} has no body", _bodies(robot) - set(bodies) - {robot.base}, robot, bodies)
-    if more := [name for name in joints if name not in robot.joints]:
-        text = f"{path} has joints that no drive of {robot.name} moves, {', '.join(more)}; take them out"
-        raise ValueError(f"model: {shorten(text)}")
+    more = [name for name in joints if name not in robot.joints]
+    odd = [
+        joint.name
+        for joint in map(spec.joint, robot.joints)
+        if joint.type != mujoco.mjtJoint.mjJNT_HINGE or joint.range[0] >= joint.range[1]
+    ]
+    for names, what in ((more, f"no drive of {robot.name} moves"), (odd, "are no hinges with a range")):
+        if names:
+            text = f"{path} has joints that {what}: {', '.join(names)}"
+            raise ValueError(f"model: {shorten(text)}")
 
 
 def _refuse(what: str, names: Iterable[str], robot: LeggedRobot, there: Iterable[str]) -> None:
@@ -93,7 +100,8 @@ def _refuse_mass_of_meshes(spec: mujoco.MjSpec, path: Path) -> None:
     massless = [
         body.name
         for body in spec.bodies
-        if not body.explicitinertial and any(geom.type in _MESHES and geom.mass != 0.0 for geom in body.geoms)
+        if not body.explicitinertial
+        and any(geom.type in _MESHES and geom.mass != 0.0 and geom.density != 0.0 for geom in body.geoms)
     ]
     if massless:
         text = f"{path} has bodies whose mass comes from meshes, which are left out: {', '.join(massless)}"

@@ -108,8 +108,8 @@ class VelocityRL:
                 object.__setattr__(self, name, freeze(dict(getattr(self, name))))
         check_physics(self.physics, self.num_substeps)
         try:
-            _check_links(self.task.robot)
-            _ = self.ground
+            _ = self.task, self.ground
+            self._check_links()
         except (ModuleNotFoundError, TypeError, ValueError) as error:
             raise ValueError(f"VelocityRL: {error}") from error
 
@@ -236,6 +236,14 @@ class VelocityRL:
         forward, left, turn = (float(x) for x in state.command.velocity)
         return f"command: {forward:+.1f} m/s forward, {left:+.1f} m/s left, {turn:+.1f} rad/s"
 
+    def _check_links(self) -> None:
+        """Whether the robot's links are there, and in a file of the user's all that the robot needs."""
+        source = self.task.robot.source
+        if source is None or source.startswith(FILE):
+            _ = self.legged
+        else:
+            robot_file(source)
+
     def _start(self, key: Key) -> PhysicsState:
         """At rest, joints at home, somewhere, looking anywhere."""
         task, robot, ground = self.task, self.task.robot, self.ground
@@ -322,14 +330,6 @@ def _changed_task(env: VelocityRL) -> VelocityTask:
 
 def _params(spec: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in spec.items() if name != "weight"}
-
-
-def _check_links(robot: LeggedRobot) -> None:
-    """Whether the robot's links are there; those of a package's MJCF have what the robot needs."""
-    if robot.source is None or robot.source.startswith(FILE):
-        make_model(robot, Terrain(), 0.005)
-    else:
-        robot_file(robot.source)
 
 
 def _no_contacts(robot: LeggedRobot) -> Contacts:
