@@ -79,7 +79,9 @@ def make_model(robot: LeggedRobot, terrain: Terrain, timestep: float) -> LeggedM
     base = _child(source, f"worldbody/body[@name='{robot.base}']")
     base.set("pos", f"0 0 {robot.height}")
     geoms = _prepare_links(base, robot)
-    camera = {"name": "main", "mode": "track", "pos": "-0.9 -0.9 0.4", "xyaxes": "0.707 -0.707 0 0.22 0.22 0.95"}
+    away = max(1.0, robot.height / 0.4)  # so that a tall robot's feet are in the picture too
+    place = f"{-0.9 * away} {-0.9 * away} {0.4 * away}"
+    camera = {"name": "main", "mode": "track", "pos": place, "xyaxes": "0.707 -0.707 0 0.22 0.22 0.95"}
     world.remove(_child(world, "camera[@name='main']"))
     ET.SubElement(base, "camera", camera)
     world.append(base)
