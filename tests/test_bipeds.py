@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import mujoco
 import numpy as np
 import pytest
-from helpers.stick_robots import h1_2_sticks, microduck_sticks
+from stick_robots import h1_2_sticks, microduck_sticks
 
 from ejax.envs.locomotion.bipeds import H1_2, H1_2_TASK, MICRODUCK, MICRODUCK_TASK
 from ejax.envs.locomotion.motion import observe_motion

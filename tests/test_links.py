@@ -6,7 +6,7 @@ from pathlib import Path
 import mujoco
 import numpy as np
 import pytest
-from helpers.stick_robots import h1_2_sticks, microduck_sticks
+from stick_robots import h1_2_sticks, microduck_sticks
 
 from ejax.envs.locomotion.bipeds import H1_2, MICRODUCK
 from ejax.envs.locomotion.links import read_links

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import yaml
-from helpers.stick_robots import h1_2_sticks, microduck_sticks
+from stick_robots import h1_2_sticks, microduck_sticks
 
 from ejax.config import ConfigError, load_config
 from ejax.config.embodichain.check import check, count_by_status
