@@ -622,7 +622,8 @@ def test_an_output_folder_that_cannot_be_made_is_told_without_a_traceback(
 
 def test_a_command_without_a_config_says_what_to_give(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
-    assert capsys.readouterr().err == "ejax.train: give --config FILE, or --run DIR with --resume to go on with a run\n"
+    told = "give --config FILE, --run DIR with --resume to go on with a run, or --fork RUN"
+    assert capsys.readouterr().err == f"ejax.train: {told}\n"
 
 
 def test_every_problem_is_told_at_once() -> None:
