@@ -184,7 +184,7 @@ class TrainerConfig(BaseModel):
     eval_seed: Annotated[int, Field(ge=0, lt=2**33)]
     """Default: ``seed`` + 10000."""
     best_eval_metric: str = "eval/avg_reward"
-    """One of ``EVAL_METRICS``, or ``eval/metrics/<name>`` of the environment."""
+    """``eval/avg_reward``, ``eval/avg_length``, ``eval/success_rate``, or the environment's ``eval/metrics/<name>``."""
     best_eval_mode: Literal["max", "min"] = "max"
     """Whether the best is the largest ``best_eval_metric`` or the smallest."""
 
