@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from ejax.algorithms.sgd import MinibatchConfig, sgd_epochs
     from ejax.algorithms.shac import SHACConfig, shac_update
     from ejax.config import RunConfig, load_config, parse_config
+    from ejax.envs.check import check_env
+    from ejax.envs.mujoco.world import World
+    from ejax.envs.mujoco_task import MuJoCoTask
     from ejax.evaluation import summarize
     from ejax.optim import OptimizerConfig, ScheduleConfig, make_optimizer
     from ejax.policies import evaluate_actions, get_action, get_value
@@ -36,6 +39,9 @@ _PLACES = {
     "ejax.algorithms.sgd": ("MinibatchConfig", "sgd_epochs"),
     "ejax.algorithms.shac": ("SHACConfig", "shac_update"),
     "ejax.config": ("RunConfig", "load_config", "parse_config"),
+    "ejax.envs.check": ("check_env",),
+    "ejax.envs.mujoco.world": ("World",),
+    "ejax.envs.mujoco_task": ("MuJoCoTask",),
     "ejax.evaluation": ("summarize",),
     "ejax.optim": ("OptimizerConfig", "ScheduleConfig", "make_optimizer"),
     "ejax.policies": ("evaluate_actions", "get_action", "get_value"),
@@ -53,6 +59,7 @@ __all__ = [
     "BCConfig",
     "GRPOConfig",
     "MinibatchConfig",
+    "MuJoCoTask",
     "OptimizerConfig",
     "PPOConfig",
     "Rollout",
@@ -61,8 +68,10 @@ __all__ = [
     "ScheduleConfig",
     "Timestep",
     "TrainState",
+    "World",
     "apg_update",
     "bc_update",
+    "check_env",
     "evaluate_actions",
     "gae",
     "get_action",

@@ -233,12 +233,16 @@ def is_import_path(kind: Kind, name: str) -> bool:
     return ":" in name and name not in _TABLES[kind] and (not _family(kind, name) or name.count(":") > 1)
 
 
-def did_you_mean(name: str, candidates: Iterable[str]) -> str:
-    """``" Did you mean 'x'?"`` with the candidate nearest to ``name``, or nothing where none is near."""
+def did_you_mean(name: str, candidates: Iterable[str], cutoff: float = 0.6) -> str:
+    """``". Did you mean 'x'?"`` with the candidate nearest to ``name``, or nothing where none is near.
+
+    Args:
+        cutoff: how near, from 0 (anything) to 1 (the same).
+    """
     if len(name) > _LONGEST_NAME:
         return ""
     by_fold = {candidate.casefold(): candidate for candidate in candidates}
-    near = difflib.get_close_matches(name.casefold(), by_fold, n=1, cutoff=0.6)
+    near = difflib.get_close_matches(name.casefold(), by_fold, n=1, cutoff=cutoff)
     return f". Did you mean '{by_fold[near[0]]}'?" if near else ""
 
 

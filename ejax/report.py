@@ -27,13 +27,13 @@ def main(argv: list[str] | None = None) -> int:
 
 def _run(args: argparse.Namespace) -> int:
     from ejax.reporting.page import render
-    from ejax.reporting.runs import read_export, read_run
+    from ejax.reporting.runs import read_export, read_run, runs_in
     from ejax.training.facts import FactsError
 
     try:
         if args.to.suffix.lower() not in (".html", ".htm"):
             raise _Refused(f"--to {args.to}: a page is written as .html; give --to FILE.html")
-        runs = [read_run(path) for path in args.run]
+        runs = [read_run(path) for given in args.run for path in runs_in(given)]
         for i, run in enumerate(runs):
             if any(run.path.resolve() == other.path.resolve() for other in runs[:i]):
                 raise _Refused(f"{run.path} is given twice; name each run once")
@@ -55,7 +55,11 @@ def _parser() -> argparse.ArgumentParser:
         "python -m ejax.report", description="One HTML page about runs: curves, tables, videos. It needs no network."
     )
     parser.add_argument(
-        "run", type=Path, nargs="+", metavar="RUN", help="a run's folder; without its time: the newest run"
+        "run",
+        type=Path,
+        nargs="+",
+        metavar="RUN",
+        help="a run's folder, of a population all members; without its time: the newest run",
     )
     parser.add_argument("--to", type=Path, default=Path("report.html"), metavar="FILE.html", help="(report.html)")
     parser.add_argument(

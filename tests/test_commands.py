@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -49,3 +50,10 @@ def test_what_takes_long_to_import_is_imported_where_it_is_used(module: str, hea
     result = python(f"import sys, {module}; print(*sys.modules)")
     assert result.returncode == 0, result.stderr
     assert not heavy & set(result.stdout.split())
+
+
+def test_a_folder_of_the_same_name_where_one_works_hides_nothing(tmp_path: Path) -> None:
+    (tmp_path / "ejax").mkdir()  # such as the clone itself, seen from the folder that it lies in
+    program = "import ejax, interop; print(ejax.__version__, ejax.gae, interop.__doc__)"
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.startswith(__version__), done.stderr

@@ -10,6 +10,7 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from shipped import load_shipped
 
 from ejax import registry
 from ejax.config import ConfigError, RunConfig, load_config, parse_config
@@ -78,7 +79,7 @@ def keys_of(notices: tuple[Any, ...]) -> list[str]:
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: str(path.relative_to(ROOT / "configs")))
 def test_every_shipped_config_loads_and_round_trips(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    config = load_config(path, device="cpu")
+    config = load_shipped(path)
     assert parse_config(config.to_dict()) == config
     assert parse_config(json.loads(json.dumps(config.to_dict()))) == config
 
@@ -621,7 +622,8 @@ def test_an_output_folder_that_cannot_be_made_is_told_without_a_traceback(
 
 def test_a_command_without_a_config_says_what_to_give(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
-    assert capsys.readouterr().err == "ejax.train: give --config FILE, or --run DIR with --resume to go on with a run\n"
+    told = "give --config FILE, --run DIR with --resume to go on with a run, or --fork RUN"
+    assert capsys.readouterr().err == f"ejax.train: {told}\n"
 
 
 def test_every_problem_is_told_at_once() -> None:

@@ -14,12 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from shipped import load_shipped
 from test_skipped import Failing
 from tiny import GRPO, NUM_ENVS, NUM_STEPS, STEPS, tiny
 
 from ejax.algorithms.ppo import PPOConfig, ppo_update
 from ejax.algorithms.step import make_rollout_step
-from ejax.config import ConfigError, load_config, parse_config
+from ejax.config import ConfigError, parse_config
 from ejax.config.models import find_algorithm
 from ejax.distributions import Normal
 from ejax.optim import make_optimizer
@@ -175,7 +176,7 @@ def test_shipped_configs_evaluate_between_once_an_update_and_once_a_run(
 ) -> None:
     """D27"""
     monkeypatch.chdir(ROOT)
-    trainer = load_config(path, device="cpu").trainer
+    trainer = load_shipped(path).trainer
     rows = trainer.num_envs * trainer.buffer_size
     assert trainer.enable_eval
     assert rows <= trainer.eval_freq <= rows * trainer.num_updates

@@ -8,22 +8,25 @@ import mujoco
 import numpy as np
 import pytest
 
+from ejax.envs.locomotion.catalog import TASKS
 from ejax.envs.locomotion.commands import Command, CommandRanges, draw_command, next_command, steer
 from ejax.envs.locomotion.contacts import FootTimers, follow_contacts, start_timers
 from ejax.envs.locomotion.model import PLACE, LeggedModel, make_model
 from ejax.envs.locomotion.motion import heading, observe_motion
-from ejax.envs.locomotion.robots import QUADRUPED, ROBOTS, LeggedRobot, per_joint, robot_file
+from ejax.envs.locomotion.quadrupeds import QUADRUPED
+from ejax.envs.locomotion.robots import FILE, LeggedRobot, per_joint, robot_file
 from ejax.envs.locomotion.terrain import Terrain, height_below
 from ejax.envs.mujoco.engine import Physics, PhysicsState
 from ejax.types import Array
 
+ROBOTS = {name: task.robot for name, task in TASKS.items() if task.robot.source}
 FLAT = Terrain()
 ROUGH = Terrain(kind="rough", height=0.1, cell=0.5, half_size=2.0)
 
 
 def installed(robot: LeggedRobot) -> bool:
     try:
-        return robot_file(robot.source).is_file()
+        return robot.source is not None and robot_file(robot.source).is_file()
     except ModuleNotFoundError:
         return False
 
@@ -97,7 +100,7 @@ def test_forces_on_the_feet_are_those_of_the_contacts(name: str) -> None:
     robot = ROBOTS[name]
     legged = made(robot)
     model, data = legged.model, at_home(robot, legged)
-    for _ in range(20):
+    for _ in range(40):  # Go2 and ANYmal C start some centimetres above the ground
         mujoco.mj_step(model, data)
     mujoco.mj_forward(model, data)
     _, contacts = follow_contacts(start_timers(len(robot.feet)), legged, jnp.array(data.sensordata)[None], 0.005)
@@ -157,6 +160,9 @@ def test_a_flight_and_its_landing_are_timed() -> None:
     np.testing.assert_allclose(timers.air_time, [0.0, 0.03], atol=1e-7)
     np.testing.assert_allclose(contacts.force, [[0.0, 0.0, 9.0], [0.0, 0.0, 0.0]])  # normal z, the stronger of two
     assert contacts.guarded_force == contacts.self_contacts == 0.0
+    np.testing.assert_allclose(
+        contacts.flight, [0.33, 0.0], atol=1e-6
+    )  # 0.3 s and three steps, that of the landing too
 
 
 def test_self_contacts_count_physics_steps_above_the_threshold() -> None:
@@ -190,6 +196,24 @@ def test_commands_are_drawn_within_their_ranges_and_shares() -> None:
     assert command.velocity[straight, 0].min() >= 0.3 - 1e-6
     for drawn, share in ((command.stands, 0.1), (command.follows_heading, 0.3), (straight, 0.2)):
         assert abs(drawn.mean() - share) < 0.03
+
+
+def test_parts_that_shall_not_touch_the_ground_are_weighed_one_by_one() -> None:
+    legged = LeggedModel(
+        xml="",
+        joint_qpos=(),
+        joint_qvel=(),
+        upright=0,
+        feet=(0,),
+        foot_sensors=((0,),),
+        guarded_sensors=(),
+        self_sensors=(),
+        unwanted_sensors=((PLACE, 2 * PLACE), (3 * PLACE,)),
+    )
+    readings = np.zeros((4, 4 * PLACE))
+    readings[1, PLACE + 1], readings[2, 2 * PLACE + 2], readings[3, 3 * PLACE + 1] = 3.0, 4.0, 7.0
+    _, contacts = follow_contacts(start_timers(1), legged, jnp.array(readings), 0.005)
+    np.testing.assert_allclose(contacts.unwanted_force, [4.0, 7.0])
 
 
 def command_of(**changes: object) -> Command:
@@ -248,6 +272,11 @@ def test_what_no_joint_is_called_is_refused() -> None:
     assert per_joint(("a_hip", "b_knee"), {".*": 1.0, ".*_knee": 2.0}) == (1.0, 2.0)
     with pytest.raises(ValueError, match="no joint is like 'elbow'"):
         per_joint(("a_hip",), {"elbow": 1.0})
+
+
+def test_a_missing_file_is_named() -> None:
+    with pytest.raises(ValueError, match="model: there is no file /nowhere/duck"):
+        robot_file(f"{FILE}/nowhere/duck.xml")
 
 
 def test_a_missing_package_is_named_with_the_remedy() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from ejax.envs.locomotion.contacts import Contacts
 from ejax.envs.locomotion.motion import Motion
-from ejax.envs.locomotion.robots import QUADRUPED
+from ejax.envs.locomotion.quadrupeds import QUADRUPED
 from ejax.envs.locomotion.terms import OBSERVATIONS, REWARDS, View, observe
 
 HOME = np.array(QUADRUPED.home, np.float32)
@@ -27,6 +27,8 @@ STILL = Motion(
     upright_ang_vel=jnp.array([1.0, 2.0, 5.0]),
     link_pos=jnp.array([[0.0, 0.0, 0.0], [2.0, 0.0, 0.0]]),
     link_vel=jnp.array([[0.0, 0.0, 0.0], [0.0, 3.0, 0.0]]),
+    imu_lin_vel=jnp.array([0.7, 0.8, 0.9]),
+    imu_ang_vel=jnp.array([-0.7, -0.8, -0.9]),
 )
 VIEW = View(
     robot=QUADRUPED,
@@ -37,17 +39,21 @@ VIEW = View(
         force=jnp.array([[3.0, 4.0, 12.0], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0], [0.0, 0.0, -1.0]]),
         guarded_force=jnp.array(0.0),
         self_contacts=jnp.array(3.0),
+        flight=jnp.array([0.7, 0.0, 0.0, 0.0]),
+        unwanted_force=jnp.array([0.0, 0.9, 1.1, 30.0]),
     ),
     command=jnp.array([0.6, 0.0, 0.3]),
     action=jnp.full(12, 0.5),
     last_action=jnp.full(12, 0.25),
     joint_acc=jnp.full(12, 2.0),
+    joint_torque=jnp.full(12, -3.0),
     foot_height=jnp.array([0.02, 0.10, 0.15, 0.05]),
     swing_peak=jnp.array([0.05, 0.2, 0.2, 0.2]),
     air_time=jnp.array([0.0, 0.1, 0.6, 0.01]),
     encoder_bias=jnp.full(12, 0.01),
     terminated=jnp.array(True),
     time=jnp.array(0.75),
+    phase_period=0.6,
     soft_limits=jnp.stack([jnp.array(HOME) - 0.1, jnp.array(HOME) + 0.1], axis=1),
     link_masses=jnp.array([1.0, 3.0]),
 )
@@ -56,6 +62,7 @@ BENT = replace(VIEW, motion=replace(STILL, joint_pos=jnp.array(HOME + np.repeat(
 STDS = {"std_standing": {".*": 0.1}, "std_walking": {".*": 0.2}, "std_running": {".*": 0.4}}
 POSE = {**STDS, "walking_threshold": 0.05, "running_threshold": 1.5}
 ON = {"command_threshold": 0.05}
+MOVES = {"command_threshold": 0.1}
 GAIT = {"period": 0.5, "offset": (0.0, 0.5, 0.2, 0.6), "threshold": 0.56, **ON}
 MEAN_BENT = (4 * 0.3**2 + 4 * 0.2**2) / 12
 FAST = replace(BENT, command=jnp.array([1.2, 0.9, 0.0]))
@@ -70,6 +77,14 @@ FAST = replace(BENT, command=jnp.array([1.2, 0.9, 0.0]))
         ("track_angular_velocity", VIEW, {"std": 0.7, "tilting": 0.05}, np.exp(-(0.04 + 0.05 * 0.05) / 0.49)),
         ("upright", VIEW, {"std": 0.5}, np.exp(-0.25 / 0.25)),
         ("body_orientation_l2", VIEW, {}, 0.01 + 0.04),
+        ("lin_vel_z_l2", VIEW, {}, 0.1**2),
+        ("ang_vel_xy_l2", VIEW, {}, 0.2**2 + 0.1**2),
+        ("joint_torques_l2", VIEW, {}, 12 * 3.0**2),
+        ("flight_time", VIEW, {"threshold": 0.5, "command_threshold": 0.1}, 0.7 - 0.5),
+        ("flight_time", VIEW, {"threshold": 1.0, "command_threshold": 0.1}, 0.7 - 1.0),
+        # turning alone is no walking
+        ("flight_time", replace(VIEW, command=jnp.array([0.0, 0.05, 0.9])), {"threshold": 0.5, **MOVES}, 0.0),
+        ("unwanted_contacts", VIEW, {"threshold": 1.0}, 2.0),
         ("body_ang_vel", VIEW, {}, 1.0 + 4.0),
         # masses 1 and 3 at 0 and 2: the mean is at 1.5 and moves with 2.25; (−1.5)·1·(−2.25) + 0.5·3·0.75 = 4.5
         ("angular_momentum", VIEW, {}, 4.5**2),
@@ -111,8 +126,8 @@ def test_every_reward_has_a_test() -> None:
 
 PHASE = 2.0 * np.pi * (0.75 / 0.6 - 1.0)
 OBSERVED = {
-    "base_lin_vel": [0.3, -0.4, 0.1],
-    "base_ang_vel": [0.2, -0.1, 0.5],
+    "base_lin_vel": [0.7, 0.8, 0.9],
+    "base_ang_vel": [-0.7, -0.8, -0.9],
     "projected_gravity": [0.3, 0.4, -np.sqrt(0.75)],
     "joint_pos": [0.3] * 4 + [-0.2] * 4 + [0.0] * 4,
     "measured_joint_pos": [0.31] * 4 + [-0.19] * 4 + [0.01] * 4,

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ejax.envs.mujoco.engine import Physics, PhysicsState, _mjx, default_view, render
+from ejax.envs.mujoco.engine import Physics, PhysicsState, _mjx, default_view, render, settings_changed
 from ejax.envs.mujoco.kinematics import site_pose
 from ejax.envs.mujoco.scenery import place_camera
 from ejax.types import Array
@@ -163,12 +163,23 @@ def test_wrong_arguments_are_named() -> None:
         Physics("push_cube.xml", num_substeps=0)
 
 
-def test_a_model_with_a_warm_start_is_rejected(tmp_path: os.PathLike[str]) -> None:
-    path = os.path.join(tmp_path, "warm.xml")
-    with open(path, "w") as file:
-        file.write("<mujoco><worldbody/></mujoco>")
-    with pytest.raises(ValueError, match="warmstart='disable'"):
-        _ = Physics(path).model
+def test_a_warm_start_is_switched_off_and_told() -> None:
+    xml = "<mujoco><option>{}</option><worldbody/></mujoco>"
+    flags = Physics(xml.format("")).model.opt.disableflags
+    assert flags & mujoco.mjtDisableBit.mjDSBL_WARMSTART
+    (told,) = settings_changed(xml.format(""))
+    assert "warm start is off" in told
+    assert settings_changed(xml.format("<flag warmstart='disable'/>")) == ()
+    assert "sleep" in settings_changed(xml.format("<flag warmstart='disable' sleep='enable'/>"))[0]
+
+
+def test_a_model_that_remembers_is_refused_with_the_element_that_does() -> None:
+    xml = """<mujoco><worldbody><body><joint name="hip"/><geom size="0.1"/></body></worldbody><actuator>
+    <motor joint="hip"/><general name="slow" joint="hip" dyntype="filter" dynprm="0.1"/></actuator></mujoco>"""
+    with pytest.raises(ValueError, match=r"actuator 'slow' has an activation of its own; use motor"):
+        _ = Physics(xml).model
+    with pytest.raises(ValueError, match=r"delay of an actuator or sensor; .* delay_action"):
+        _ = Physics(xml.replace('dyntype="filter" dynprm="0.1"', 'nsample="3" delay="0.004"')).model
 
 
 def test_site_pose_is_what_mujoco_computes() -> None:

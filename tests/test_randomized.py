@@ -23,6 +23,7 @@ from ejax.envs.pick_place import PickPlaceRL
 from ejax.envs.point_mass import PointMassRL
 from ejax.envs.push_cube import PushCubeRL
 from ejax.envs.randomization.draws import read_draw
+from ejax.envs.randomization.physics import randomize_articulation_mass, randomize_drive_gains
 from ejax.envs.randomized import LEVEL, RandomizedEnv
 from ejax.envs.rendered import RenderedEnv
 from ejax.rollout import EnvCarry, reset, restart, starts_of, step
@@ -148,6 +149,26 @@ def test_links_are_chosen_by_pattern_or_by_name() -> None:
     assert changed == {"wrist_1", "wrist_2", "wrist_3"} and (drawn[drawn > 1e-5] > 0.499).all()
     by_name = of("randomize_articulation_mass", entity_cfg={"uid": "base"}, mass_range={"forearm": [5.0, 5.0]})
     assert parameters(push_cube(links=by_name))["body_mass"][0, PUSH_CUBE.body("forearm").id] == 5.0
+
+
+DRIVEN = """<mujoco><worldbody>
+  <body name="drone"><freejoint/><geom size="0.1"/><site name="rotor"/></body>
+  <body name="finger"><joint name="knuckle"/><geom size="0.1"/></body>
+  <body name="arm"><joint name="elbow"/><geom size="0.1"/></body>
+  <body name="ball"><freejoint/><geom size="0.1"/></body></worldbody>
+<tendon><fixed name="string"><joint joint="knuckle" coef="1"/></fixed></tendon>
+<actuator><motor site="rotor" gear="0 0 1 0 0 0"/><motor tendon="string"/><motor name="muscle" joint="elbow"/>
+</actuator></mujoco>"""
+
+
+def test_robots_are_what_drives_move_through_joints_sites_and_tendons() -> None:
+    change = randomize_articulation_mass(load_model(DRIVEN), {"uid": "robot"}, (0.5, 2.0))
+    assert change.writes["body_mass"].tolist() == [False, True, True, True, False]
+
+
+def test_a_motor_has_no_stiffness_to_randomize() -> None:
+    with pytest.raises(ValueError, match="drive 'muscle' of robot has no stiffness in the MJCF; leave its joint out"):
+        randomize_drive_gains(load_model(DRIVEN), {"uid": "robot"}, stiffness_range=(0.5, 2.0))
 
 
 @pytest.mark.parametrize(

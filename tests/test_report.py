@@ -144,6 +144,15 @@ def test_the_numbers_of_the_table_are_the_logs(run: Path) -> None:
     assert row == [last, wall, 1000 / 3, success[best], best, success[last], last, 0.25 * UPDATES, 0]
 
 
+def test_a_population_is_its_members_in_their_order(run: Path, tmp_path: Path) -> None:
+    population = shutil.copytree(run, tmp_path / "population")
+    for index in (0, 2, 10):
+        shutil.copytree(run, population / "members" / str(index))
+    assert main([str(population), "--to", str(tmp_path / "page.html")]) == 0
+    rows = Page((tmp_path / "page.html").read_text()).rows["runs"]
+    assert [row[0] for row in rows[1:]] == ["0", "2", "10"]
+
+
 def test_the_time_until_the_first_line_and_of_evaluations_is_the_logs(run: Path) -> None:
     total, first, evaluations = report(run).data["time"][1:]
     assert (total, first, evaluations) == ([10.0 * UPDATES + 1], [10.0], [1.0 * (UPDATES // 2)])

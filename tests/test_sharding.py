@@ -67,6 +67,8 @@ def test_several_devices_compute_what_one_does(raw: dict[str, dict[str, Any]], o
     for leaf, other in zip(jax.tree.leaves(state.train), jax.tree.leaves(expected.train), strict=True):
         np.testing.assert_allclose(leaf, other, rtol=2e-4, atol=2e-5)
     for name, value in expected_metrics.items():
+        if name.startswith("time/"):
+            continue
         np.testing.assert_allclose(metrics[name][:3], value[:3], rtol=2e-3, atol=2e-4, err_msg=name)
     assert int(state.episodes.num_episodes) == int(expected.episodes.num_episodes)
 

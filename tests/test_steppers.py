@@ -1,5 +1,6 @@
 """What a stepper compiles."""
 
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
@@ -10,7 +11,7 @@ import pytest
 from tiny import tiny
 
 from ejax.config import parse_config
-from ejax.training import steppers
+from ejax.training import programs, steppers
 from ejax.training.build import build
 
 
@@ -29,6 +30,8 @@ def test_a_run_that_goes_on_is_stepped_by_the_program_that_began_it(monkeypatch:
         return SimpleNamespace(lower=lower)
 
     monkeypatch.setattr(steppers, "repeat_step", uncompiled)
+    monkeypatch.setattr(programs, "_kept", OrderedDict())
+    monkeypatch.setattr(programs, "_MOST", 0)  # each start lowers its own
     parts = build(parse_config(tiny()))
     read = jax.device_put(parts.state, jax.devices()[0])
     half = replace(parts.state, train=read.train)  # as after policy.init_from

@@ -1,24 +1,69 @@
-"""The tutorials run as they are written, each as a script in a folder of its own."""
+"""The tutorials' code runs as it stands on the page; trainings are cut short."""
 
-import importlib.util
-import runpy
+import importlib
+import re
+import shlex
+import shutil
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 
-TUTORIALS = Path(__file__).parents[1] / "docs" / "tutorials"
-NEEDS = {"07_export": ("torch", "onnxruntime")}
-"""Extras, without which a tutorial is left to ``tests/check_torch.sh``."""
+from ejax.envs.check import check_shapes
+from ejax.envs.randomized import with_events
+
+ROOT = Path(__file__).parents[1]
+SHORT = (
+    "trainer.total_timesteps=256",
+    "trainer.num_envs=4",
+    "trainer.enable_eval=false",
+    "algorithm.cfg.batch_size=64",
+)
+"""Changes of a training's config, none of which the page is about."""
 
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in TUTORIALS.glob("*.py")))
-def test_the_tutorial_runs(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+class Block(NamedTuple):
+    language: str
+    text: str
+
+
+def blocks(page: str) -> list[Block]:
+    found = re.findall(r"^```(\w+)\n(.*?)^```$", (ROOT / "docs/tutorials" / page).read_text(), re.MULTILINE | re.DOTALL)
+    return [Block(*each) for each in found]
+
+
+def run_line(line: str) -> None:
+    """``python -m MODULE …``, in this process."""
+    python, dash, module, *arguments = shlex.split(line, comments=True)
+    assert (python, dash) == ("python", "-m")
+    if module == "ejax.evaluate":
+        arguments[arguments.index("--episodes") + 1] = "4"
+    arguments += SHORT if module == "ejax.train" else ()
+    code = importlib.import_module(module).main(arguments)
+    assert code == 0, line
+
+
+@pytest.mark.skipif(find_spec("flatbuffers") is None, reason="its export needs flatbuffers")
+def test_a_task_of_ones_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for module in NEEDS.get(name, ()):
-        if importlib.util.find_spec(module) is None:
-            pytest.skip(f"{name} needs {module}")
-    monkeypatch.chdir(tmp_path)
-    runpy.run_path(str(TUTORIALS / f"{name}.py"), run_name="__main__")
-    assert capsys.readouterr().out.count("\n") >= 3  # it shows what it does
-    assert list((tmp_path / "outputs").iterdir())  # and leaves nothing elsewhere
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    monkeypatch.chdir(tmp_path / "examples")
+    monkeypatch.syspath_prepend(str(tmp_path / "examples"))
+    shown, *rest = blocks("own_task.md")
+    assert shown.text in (ROOT / "examples/own_mujoco_task.py").read_text()
+    names: dict[str, object] = {"__name__": "page"}
+    for block in rest:
+        if block.language == "python":
+            exec(compile(block.text, "page", "exec"), names)
+        else:
+            for line in block.text.splitlines():
+                if line != "cd examples":
+                    run_line(line)
+    for name in ("DeskLamp", "Gentle", "Worn"):
+        task: Any = names[name]
+        check_shapes(with_events(task(), {}))
+    check_shapes(names["seen"])
+    assert "no site 'blub'; there is bulb. Did you mean 'bulb'?" in capsys.readouterr().out
+    assert Path("play.mp4").is_file() and Path("policy/contract.json").is_file()

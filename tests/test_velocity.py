@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ejax.envs.locomotion.robots import QUADRUPED
-from ejax.envs.locomotion.tasks import TASKS
+from ejax.envs.locomotion.catalog import TASKS
+from ejax.envs.locomotion.quadrupeds import QUADRUPED
 from ejax.envs.locomotion.velocity import VelocityRL, VelocityState
 from ejax.types import Timestep
 
@@ -172,7 +172,10 @@ def test_weights_of_zero_take_terms_out_and_others_stay() -> None:
 @pytest.mark.parametrize(
     ("cfg", "text"),
     [
-        ({"robot": "cat"}, "robot must be one of quadruped, go1, g1, got 'cat'"),
+        ({"robot": "cat"}, "robot must be one of quadruped, go1, g1, go2, anymal_c, h1_2, microduck, got 'cat'"),
+        ({"robot": "h1_2"}, "no package is known that has a model of h1_2: give the path"),
+        ({"robot": "go1", "model": "/nowhere/go1.xml"}, "there is no file /nowhere/go1.xml"),
+        ({"model": 3}, "model must be the path of a file, got 3"),
         ({"command": {"lin_vel": [0, 1]}}, "command has no 'lin_vel'; there is lin_vel_x"),
         ({"command": {"lin_vel_x": 1.0}}, "command.lin_vel_x must be two numbers"),
         ({"command": {"standing": [0, 1]}}, "command.standing must be a number"),

@@ -6,10 +6,13 @@ from typing import Any
 
 import pytest
 import yaml
+from stick_robots import h1_2_sticks, microduck_sticks
 
 from ejax.config import ConfigError, load_config
 from ejax.config.embodichain.check import check, count_by_status
-from ejax.envs.locomotion.robots import GO1, robot_file
+from ejax.envs.locomotion.bipeds import H1_2, MICRODUCK
+from ejax.envs.locomotion.quadrupeds import ANYMAL_C, GO1
+from ejax.envs.locomotion.robots import LeggedRobot, robot_file
 from ejax.frozen import thaw
 
 AXES = ("x", "y", "z", "roll", "pitch", "yaw")
@@ -76,13 +79,17 @@ def written(folder: Path, gym: dict[str, Any]) -> Path:
     return folder / "ppo.yaml"
 
 
+def installed(robot: LeggedRobot) -> None:
+    """Skips without the robot's links."""
+    try:
+        robot_file(str(robot.source))
+    except ModuleNotFoundError:
+        pytest.skip(f"the package with the links of {robot.name} is not installed")
+
+
 @pytest.fixture
 def links() -> None:
-    """The robots' links."""
-    try:
-        robot_file(GO1.source)
-    except ModuleNotFoundError:
-        pytest.skip("the package with the links of go1 is not installed")
+    installed(GO1)
 
 
 def changed(*path: str | int, value: Any) -> dict[str, Any]:
@@ -121,9 +128,9 @@ def test_without_noise_and_pushes_there_are_none(tmp_path: Path, links: None) ->
 @pytest.mark.parametrize(
     ("path", "value", "text"),
     [
-        (("physics_config", "physics_dt"), 0.01, "velocity tasks have 0.005"),
-        (("physics_config", "gravity"), [0.0, 0.0, 0.0], "velocity tasks have (0.0, 0.0, -9.81)"),
-        (("physics_config", "num_substeps"), 2, "velocity tasks have 1"),
+        (("physics_config", "physics_dt"), 0.01, "the velocity task of go1 has 0.005"),
+        (("physics_config", "gravity"), [0.0, 0.0, 0.0], "the velocity task of go1 has (0.0, 0.0, -9.81)"),
+        (("physics_config", "num_substeps"), 2, "the velocity task of go1 has 1"),
         (("rigid_object",), [{"uid": "cube"}], "nothing else"),
         (("robot", "init_pos"), [0.0, 0.0, 1.0], "episodes start at height 0.278"),
         (("robot", "root_props", "fixed_base"), True, "the robot walks"),
@@ -153,6 +160,57 @@ def test_what_it_would_not_do_is_refused(tmp_path: Path, path: tuple[str | int, 
     assert str(path[0]) in str(error.value)
 
 
-def test_a_robot_without_a_model_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="UnitreeGo2FlatRL-v1"):
-        load_config(written(tmp_path, changed("id", value="UnitreeGo2FlatRL-v1")))
+def gym_of(robot: LeggedRobot, env_id: str, **drives: Any) -> dict[str, Any]:
+    gym = changed("id", value=env_id)
+    gym["robot"]["init_pos"] = [0.0, 0.0, robot.height]
+    gym["robot"]["control_parts"]["locomotion"] = list(robot.joints)
+    gym["robot"]["root_props"]["self_collision_enabled"] = bool(robot.self_contacts)
+    if drives:
+        gym["robot"]["joint_drive_props"] = {"drive_type": "force", "max_velocity": 7.5, **drives}
+    return gym
+
+
+def test_a_robot_that_no_package_has_is_refused_with_what_to_give(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"robot.fpath: .*no package is known that has a model of h1_2: give the path"
+    ):
+        load_config(written(tmp_path, gym_of(H1_2, "UnitreeH1_2FlatRL-v1")))
+
+
+def test_a_users_file_stands_for_the_package(tmp_path: Path) -> None:
+    (tmp_path / "h1_2.xml").write_text(h1_2_sticks())
+    file = written(tmp_path, gym_of(H1_2, "UnitreeH1_2FlatRL-v1"))
+    cfg = load_config(file, [f"env.cfg.model={tmp_path / 'h1_2.xml'}"]).env.cfg
+    assert (cfg["robot"], cfg["sim_steps_per_control"]) == ("h1_2", 4)
+
+
+def test_microduck_has_shorter_physics_steps(tmp_path: Path) -> None:
+    (tmp_path / "duck.xml").write_text(microduck_sticks())
+    gym = gym_of(
+        MICRODUCK, "MicroDuckFlatRL-v1", stiffness={".*": 0.55}, damping={".*": 0.053}, max_effort={".*": 0.96}
+    )
+    gym["physics_config"]["physics_dt"] = 0.002
+    gym["env"]["sim_steps_per_control"] = 10
+    model = f"env.cfg.model={tmp_path / 'duck.xml'}"
+    assert load_config(written(tmp_path, gym), [model]).env.cfg["sim_steps_per_control"] == 10
+    gym["physics_config"]["physics_dt"] = 0.005
+    gym["robot"]["joint_drive_props"]["stiffness"] = {".*": 0.5}
+    with pytest.raises(ConfigError) as error:
+        load_config(written(tmp_path, gym), [model])
+    assert "the velocity task of microduck has 0.002" in str(error.value)
+    assert "got {'.*': 0.5}; the drives of microduck have 0.55" in str(error.value)
+
+
+def test_anymal_c_has_no_noise_and_no_pushes(tmp_path: Path) -> None:
+    gym = gym_of(ANYMAL_C, "ANYmalCFlatRL-v1", stiffness=40.0, damping=5.0, max_effort=80.0)
+    gym["env"]["events"] = {}
+    gym["robot"]["qpos_limits"] = {"LF_HAA": [-0.72, 0.49]}
+    installed(ANYMAL_C)
+    file = written(tmp_path, gym)
+    assert thaw(load_config(file).env.cfg) == {
+        "robot": "anymal_c",
+        "max_episode_steps": 1000,
+        "sim_steps_per_control": 4,
+        "push": None,
+    }
+    assert count_by_status(check(file))["unsupported"] == 0

@@ -52,8 +52,13 @@ class AsymmetricEnv:
 
     @functools.cached_property
     def inner(self) -> Any:
-        """The environment inside."""
-        return resolve("env", self.env)(**thaw(self.env_cfg))
+        """The environment inside, with its own events where it has such."""
+        env = resolve("env", self.env)(**thaw(self.env_cfg))
+        if not getattr(env, "randomization", None):
+            return env
+        from ejax.envs.randomized import with_events  # imports MuJoCo
+
+        return with_events(env, {})
 
     @property
     def observation_space(self) -> gymnasium.spaces.Dict:

@@ -37,6 +37,8 @@ class EnvDescription:
     actions_per_decision: int = 1
     parameters: Mapping[str, object] | None = None
     """The arguments that the environment was made with, defaults included."""
+    notes: tuple[str, ...] = ()
+    """What a run says when it begins, such as a setting of the model that the environment does without."""
 
 
 @runtime_checkable

@@ -4,7 +4,7 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import gymnasium
 import jax
@@ -253,6 +253,25 @@ class RandomizedEnv:
         return None if self.read.curriculum is None else level
 
 
+@runtime_checkable
+class SelfRandomizingEnv(Protocol):
+    """An environment with events of its own: part of the task, in training and in evaluation."""
+
+    @property
+    def randomization(self) -> Mapping[str, Any]: ...
+
+
+def with_events(env: Any, events: Mapping[str, Any]) -> Any:
+    """``env`` with these events and its own, of which they replace those of the same name; itself without any.
+
+    Raises:
+        ConfigError: events that it cannot have.
+    """
+    own = env.randomization if isinstance(env, SelfRandomizingEnv) else {}
+    together = {**own, **events}
+    return RandomizedEnv(env, together) if together else env
+
+
 def randomized(make: Callable[..., Any], cfg: Mapping[str, Any], events: Mapping[str, Any]) -> Any:
     """``make(**cfg)`` with events: inside it, where it takes ``events`` for the environment that it wraps.
 
@@ -260,14 +279,12 @@ def randomized(make: Callable[..., Any], cfg: Mapping[str, Any], events: Mapping
         ConfigError: events that it cannot have.
         ValueError: an environment outside JAX.
     """
-    if not events:
-        return make(**cfg)
-    if "events" in inspect.signature(make).parameters:
+    if events and "events" in inspect.signature(make).parameters:
         return make(**cfg, events=events)
     env = make(**cfg)
-    if isinstance(env, HostEnv) or not callable(getattr(env, "reset", None)) or isinstance(env, gymnasium.Env):
+    if events and (isinstance(env, HostEnv | gymnasium.Env) or not callable(getattr(env, "reset", None))):
         raise ValueError(f"{type(env).__name__} is stepped outside JAX: it takes no events ({', '.join(events)})")
-    return RandomizedEnv(env, events)
+    return with_events(env, events)
 
 
 def _shows_pictures(space: gymnasium.Space[Any]) -> bool:

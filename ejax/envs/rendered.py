@@ -23,7 +23,7 @@ from ejax.envs.mujoco.appearance import Appearance, AppearingEnv
 from ejax.envs.mujoco.pictures import Renderer, check_renderer_name, picture_on_host
 from ejax.envs.mujoco.raycast import draw
 from ejax.envs.mujoco.scenery import half_angles, look_at
-from ejax.envs.randomized import RandomizedEnv
+from ejax.envs.randomized import RandomizedEnv, with_events
 from ejax.envs.visual_randomizers import Look, Randomizers
 from ejax.frozen import freeze, thaw
 from ejax.registry import resolve
@@ -212,11 +212,8 @@ class RenderedEnv:
     @functools.cached_property
     def drawn(self) -> Any:
         """The environment inside."""
-        env = resolve("env", self.env)(**thaw(self.env_cfg))
-        if not self.events:
-            return env
-        env = RandomizedEnv(env, self.events)
-        if "geom_size" in env.read.parameters:
+        env = with_events(resolve("env", self.env)(**thaw(self.env_cfg)), self.events)
+        if isinstance(env, RandomizedEnv) and "geom_size" in env.read.parameters:
             raise ValueError(
                 "RenderedEnv: pictures show the sizes of the MJCF; randomize_rigid_object_scale needs another"
             )

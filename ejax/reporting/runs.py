@@ -198,7 +198,9 @@ class Run:
 
     def time_parts(self) -> list[tuple[str, float]]:
         """Where the seconds went, as far as the log tells; parts may overlap, and are not all."""
-        parts = [(name, seconds) for name, seconds in (self._until_first_line(), self._until_evaluations()) if seconds]
+        between = (self._until_first_line(), self._until_evaluations())  # of logs that do not say it themselves
+        says = any(tag.startswith("time/") for tag in self.tags)
+        parts = [] if says else [(name, seconds) for name, seconds in between if seconds]
         for tag in sorted(tag for tag in self.tags if _is_duration(tag)):
             parts.append((f"{tag}, sum of what is logged", sum(x for x in self.series(tag).values() if x == x)))
         return parts
@@ -222,6 +224,17 @@ class Run:
         for record in self.records:
             if _is_evaluation(record):
                 yield {tag: _number(value) for tag, value in record.items()}
+
+
+def runs_in(given: Path) -> list[Path]:
+    """The run's folder itself; of a population, those of its members.
+
+    Raises:
+        FileNotFoundError: ``given`` is no run, and no name of one.
+    """
+    path = find_run(given)
+    members = [folder for folder in (path / "members").glob("[0-9]*") if folder.name.isdigit()]
+    return sorted(members, key=lambda folder: int(folder.name)) or [path]
 
 
 def read_run(given: Path) -> Run:

@@ -13,9 +13,10 @@ from ejax.algorithms.record import Algorithm
 from ejax.algorithms.step import RunState, Step, init_run_state, make_rollout_step
 from ejax.config import ConfigError, Problem, RunConfig
 from ejax.config.bind import bind
+from ejax.envs.description import describe
 from ejax.processes import JOIN, count, unjoined
 from ejax.training.cloning import cloning_parts
-from ejax.training.environments import build_env
+from ejax.training.environments import build_env, check_own_env
 from ejax.training.host_parts import group_size, host_parts
 from ejax.training.parts import Parts
 from ejax.training.policies import build_policy, uses_dropout
@@ -54,14 +55,16 @@ def build(
 
     # the environment comes first: it decides the policy's shapes, and an algorithm may refuse it
     first = build_env(config, num_envs=group_size(config, len(devices or [None])), quarantine=quarantine)
+    check_own_env(config, first)
     if problems := list(algorithm.env_problems(config.algorithm.cfg, first)):
         raise ConfigError(problems)
     policy = build_policy(config.policy, first)
     if problems := list(algorithm.policy_problems(config.algorithm.cfg, policy)):
         raise ConfigError(problems)
-    notes: tuple[str, ...] = ()
+    notes = describe(first).notes
     if algorithm.taught_by is not None:
-        teacher, notes = load_teacher(config, first)
+        teacher, told = load_teacher(config, first)
+        notes += told
         algorithm = algorithm.taught_by(teacher)
     optimizer = algorithm.make_optimizer(config.algorithm.cfg)
     key, dropout = jax.random.key(trainer.seed), uses_dropout(config.policy)
@@ -70,14 +73,15 @@ def build(
     if config.data is not None:
         if devices:
             raise ConfigError([Problem("trainer.distributed", "got true, but cloning runs on one device; give false")])
-        return cloning_parts(config, config.data, policy, first, optimizer, key, dropout=dropout)
+        parts = cloning_parts(config, config.data, policy, first, optimizer, key, dropout=dropout)
+        return replace(parts, notes=notes)
     if not isinstance(first, HostEnv) and trainer.collector.mode in ("auto", "device"):
         if absent is not None:
             devices = list(absent) if len(absent) > 1 else None
         make = partial(_device_parts, config, algorithm, policy, first, optimizer, key, devices, dropout=dropout)
         return replace(make(shapes_only=absent is not None), notes=notes)
     make_host = partial(host_parts, config, policy, first, optimizer, key)
-    return make_host(devices=devices, dropout=dropout, quarantine=quarantine)
+    return replace(make_host(devices=devices, dropout=dropout, quarantine=quarantine), notes=notes)
 
 
 def _device_parts(
@@ -104,7 +108,11 @@ def _device_parts(
     # a bound only: how many updates go into a dispatch is a traced number, so that one program serves all
     per_dispatch = trainer.updates_per_dispatch
     max_updates = _MAX_UPDATES_PER_DISPATCH if per_dispatch == "auto" else per_dispatch
-    stepper = DeviceStepper(step, key, max_updates, devices=devices, shard_parameters=trainer.shard_parameters)
+    functions = (algorithm.update, algorithm.make_step, algorithm.starts)
+    what = None if algorithm.taught_by else (*functions, policy, env, options, trainer.buffer_size, dropout)
+    stepper = DeviceStepper(
+        step, key, max_updates, devices=devices, shard_parameters=trainer.shard_parameters, what=what
+    )
     return Parts(policy, env, optimizer, stepper, state, among)
 
 

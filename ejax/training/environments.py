@@ -13,10 +13,11 @@ from flax.core import FrozenDict
 from ejax.config import ConfigError, Problem, RunConfig
 from ejax.envs.action_chunk import ActionChunk
 from ejax.envs.adapters.gymnasium import vectorize
+from ejax.envs.check import check_shapes
 from ejax.envs.host.calls import call_env
 from ejax.envs.host.guarded import GuardedEnv
 from ejax.envs.randomization.names import split_events
-from ejax.registry import resolve
+from ejax.registry import is_import_path, resolve
 from ejax.training.physics import settle_physics
 from ejax.types import Env, HostEnv, Phase, PyTree
 
@@ -61,6 +62,22 @@ def build_env(
     )
 
 
+def check_own_env(config: RunConfig, env: Any) -> None:
+    """Look over an environment in JAX that is not ejax's: by shapes, before anything is compiled.
+
+    Raises:
+        ConfigError: what does not fit, by leaf.
+    """
+    names = (config.env.id, config.env.cfg.get("env", ""))  # the second of an environment that wraps another
+    if isinstance(env, HostEnv) or not any(isinstance(name, str) and is_import_path("env", name) for name in names):
+        return
+    try:
+        check_shapes(env)
+    except ConfigError as error:
+        told = [Problem("env.id", f"{config.env.id}: {key}: {text}") for key, text in error.problems]
+        raise ConfigError(told) from error
+
+
 def evaluation_env(config: RunConfig, env: Any) -> Any:
     """The environment to evaluate in: the training's, ``env``, unless ``trainer.events`` differ between them."""
     events = config.trainer.events
@@ -81,7 +98,7 @@ def make_env(name: str, cfg: Mapping[str, Any], *, num_envs: int, events: Mappin
     if "action_chunk" not in parameters:
         size = options.pop("action_chunk", 1)
     options |= {"num_envs": num_envs} if "num_envs" in parameters else {}
-    if events:
+    if events or "randomization" in parameters:
         from ejax.envs.randomized import randomized  # imports MuJoCo
 
         make_one = partial(randomized, make, options, events)

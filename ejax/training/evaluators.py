@@ -14,6 +14,7 @@ from ejax.config.models import TrainerConfig
 from ejax.evaluation import evaluate, evaluate_host, summarize
 from ejax.training.environments import build_env, evaluation_env
 from ejax.training.parts import Parts
+from ejax.training.programs import compiled
 from ejax.types import Env, HostEnv, Metrics, Params, Policy
 
 E = TypeVar("E", bound="Evaluator")
@@ -92,7 +93,8 @@ class DeviceEvaluator:
 
     def compile(self, params: Params) -> None:
         try:
-            self._compiled.set_result(self.lower(params).compile())
+            what = ("evaluate", self._policy, self._env, *episode_options(self._trainer).items())
+            self._compiled.set_result(compiled(what, params, lambda: self.lower(params)))
         except BaseException as error:
             self._compiled.set_exception(error)
 

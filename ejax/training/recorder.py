@@ -171,7 +171,7 @@ def play(
 
     keys = jax.random.split(key_steps, env.max_episode_steps or _UNLIMITED)
     made = jax.lax.scan(one_step, (state, obs, first_memory(policy, num_envs)), keys)[1]
-    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), made)
+    return jax.tree.map(lambda x: x.reshape(x.shape[0] * x.shape[1], *x.shape[2:]), made)  # a leaf may be empty
 
 
 def draw(

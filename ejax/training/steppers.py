@@ -1,7 +1,7 @@
 """What moves a run on: programs that do everything on the device, or a collector and updates, in turn or at once."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from types import TracebackType
@@ -18,6 +18,7 @@ from ejax.envs.host.calls import EnvAbandoned
 from ejax.envs.host.guarded import GuardedEnv
 from ejax.processes import at_hand, own_copy, spread
 from ejax.sharding import make_mesh, replicated, shapes_on, sharded, sharded_somewhere
+from ejax.training.programs import compiled
 from ejax.types import Key, Metrics, PyTree, Rollout
 
 Interrupted = Callable[[], bool]
@@ -87,6 +88,7 @@ class DeviceStepper:
     Args:
         devices: that share the environments; they must divide their number. None: where the state lies.
         shard_parameters: they share the parameters too, and gather what they need when they need it.
+        what: all that the step depends on, for ``ejax.training.programs.compiled``.
     """
 
     def __init__(
@@ -97,7 +99,9 @@ class DeviceStepper:
         *,
         devices: Sequence[jax.Device] | None = None,
         shard_parameters: bool = False,
+        what: Hashable = None,
     ) -> None:
+        self._what = None if what is None else (what, max_updates, shard_parameters)
         self.step, self._key, self.max_updates, self.awaited = step, key, max_updates, "train"
         self._shard_parameters = shard_parameters
         self._mesh = make_mesh(devices) if devices else None
@@ -110,7 +114,7 @@ class DeviceStepper:
         else:
             state = spread(state, _places(state, self._mesh, self._shard_parameters))
             self._key = spread(self._key, replicated(self._mesh))
-        self._compiled = self.lower(state, self._key).compile()
+        self._compiled = compiled(self._what, (state, self._key), lambda: self.lower(state, self._key))
         return state
 
     @property

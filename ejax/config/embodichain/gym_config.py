@@ -70,7 +70,7 @@ def read_gym_config(draft: Draft, data: Mapping[str, Any], source: str) -> dict[
     draft.spelled["env.id"] = f"{source}:id"
     _read_num_envs(draft, data, env, source)
     if robot := velocity_robot(name):
-        draft.spelled["env.cfg"] = f"{source}:env"
+        draft.spelled["env.cfg"] = f"{source}:robot.fpath"  # what the task's class can still lack are its links
         with Section(read_numbers(dict(data)), f"{source}:", draft.report) as root:
             return {"id": VELOCITY_ENV, "cfg": read_velocity_task(root, robot)}
     if is_manager_form(data):

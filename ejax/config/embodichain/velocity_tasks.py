@@ -14,12 +14,18 @@ from ejax.shorten import shown
 
 if TYPE_CHECKING:
     from ejax.envs.locomotion.robots import LeggedRobot
+    from ejax.envs.locomotion.tasks import VelocityTask
 
 VELOCITY_ENV = "VelocityRL"
 """The registered name of the environment."""
-_ROBOTS = {"UnitreeGo1FlatRL": "go1", "UnitreeG1FlatRL": "g1"}
-_STEP = 0.005
-"""s"""
+_ROBOTS = {
+    "UnitreeGo1FlatRL": "go1",
+    "UnitreeGo2FlatRL": "go2",
+    "ANYmalCFlatRL": "anymal_c",
+    "UnitreeG1FlatRL": "g1",
+    "UnitreeH1_2FlatRL": "h1_2",
+    "MicroDuckFlatRL": "microduck",
+}
 _GRAVITY = (0.0, 0.0, -9.81)
 _AXES = ("x", "y", "z", "roll", "pitch", "yaw")
 _SOLVER = "no effect: the model's solver is Newton, implicitfast, 10 iterations"
@@ -33,7 +39,7 @@ def velocity_robot(task: str) -> str | None:
 
 def read_velocity_task(root: Section, robot: str) -> dict[str, Any]:
     """``env.cfg`` for the gym config; what cannot be done goes into the section's report."""
-    from ejax.envs.locomotion.tasks import TASKS  # imports MuJoCo
+    from ejax.envs.locomotion.catalog import TASKS  # imports MuJoCo
 
     task = TASKS[robot]
     root.take("id")
@@ -41,14 +47,14 @@ def read_velocity_task(root: Section, robot: str) -> dict[str, Any]:
     root.take("num_envs")
     for name in ("background", "rigid_object", "rigid_object_group", "articulation"):
         root.refuse(name, _OWN_SCENE)
-    _read_physics(root)
+    _read_physics(root, task)
     _read_robot(root, task.robot)
     _read_sensors(root)
     with root.open("env") as env:
         env.take("num_envs")
         env.ignore_all(IGNORED["env"])
         cfg: dict[str, Any] = {"robot": robot, "max_episode_steps": root.integer("max_episode_steps", 1000, at_least=1)}
-        cfg["sim_steps_per_control"] = env.integer("sim_steps_per_control", 4, at_least=1)
+        cfg["sim_steps_per_control"] = env.integer("sim_steps_per_control", task.sim_steps_per_control, at_least=1)
         env.refuse("extensions", "the task's class reads none")
         env.refuse("target_control_frequency", "give sim_steps_per_control instead")
         parts = env.take("control_parts", ["locomotion"])
@@ -62,15 +68,15 @@ def read_velocity_task(root: Section, robot: str) -> dict[str, Any]:
     return cfg
 
 
-def _read_physics(root: Section) -> None:
+def _read_physics(root: Section, task: "VelocityTask") -> None:
     with root.open("physics_config") as physics:
         for name, value, wanted in (
             ("gravity", physics.numbers("gravity", _GRAVITY, 3), _GRAVITY),
-            ("physics_dt", physics.number("physics_dt", _STEP), _STEP),
+            ("physics_dt", physics.number("physics_dt", task.timestep), task.timestep),
             ("num_substeps", physics.integer("num_substeps", 1), 1),
         ):
             if value != wanted:
-                physics.problem(name, f"got {shown(value)}; velocity tasks have {wanted}")
+                physics.problem(name, f"got {shown(value)}; the velocity task of {task.robot.name} has {wanted}")
         physics.ignore_all(IGNORED["physics_config"])
         physics.ignore("solver_cfg", _SOLVER)
         physics.ignore("sync_to_renderer", "no effect: nothing is drawn while training")
@@ -79,7 +85,10 @@ def _read_physics(root: Section) -> None:
 def _read_robot(root: Section, robot: "LeggedRobot") -> None:
     with root.open("robot") as section:
         section.take("uid")
-        section.ignore("fpath", f"no effect: links and collision shapes are {robot.source.replace(':', '/')}")
+        links = "env.cfg.model, which you give" if robot.source is None else robot.source.replace(":", "/")
+        section.ignore("fpath", f"no effect: links and collision shapes are {links}")
+        section.ignore("qpos_limits", "no effect: joints have the limits of the file that has the links")
+        _read_drives(section, robot)
         section.ignore("init_qpos", "no effect, as in EmbodiChain: an episode starts at the task's home position")
         place = section.numbers("init_pos", (0.0, 0.0, robot.height), 3)
         if place != (0.0, 0.0, robot.height):
@@ -103,6 +112,24 @@ def _read_robot(root: Section, robot: "LeggedRobot") -> None:
         section.ignore_all(
             {name: text for name, text in IGNORED["robot"].items() if name not in ("root_props", "fix_base")}
         )
+
+
+def _read_drives(section: Section, robot: "LeggedRobot") -> None:
+    """What EmbodiChain's classes replace by the task's own numbers, of which these are the same."""
+    if "joint_drive_props" not in section:
+        return
+    with section.open("joint_drive_props") as drives:
+        if drives.take("drive_type", "force") != "force":
+            drives.problem("drive_type", "velocity tasks have drives of forces: force")
+        drives.ignore("max_velocity", "no effect: velocity limits have no counterpart")
+        for name, own in (
+            ("stiffness", robot.drives.stiffness),
+            ("damping", robot.drives.damping),
+            ("max_effort", robot.drives.max_effort),
+        ):
+            given = drives.take(name, own[0])
+            if given not in (own[0], {".*": own[0]}) or len(set(own)) > 1:
+                drives.problem(name, f"got {shown(given)}; the drives of {robot.name} have {own[0]}")
 
 
 def _read_sensors(root: Section) -> None:

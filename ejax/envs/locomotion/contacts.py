@@ -41,6 +41,10 @@ class Contacts:
     """[], N: the strongest on a guarded geom; 0 without one."""
     self_contacts: Array
     """[]: physics steps in which the robot pushed against itself with more than ``self_threshold``."""
+    flight: Array
+    """[F], s: how long those that landed had been in the air, the physics step of the landing included; else 0."""
+    unwanted_force: Array
+    """[U], N: the strongest on each part that shall not touch the ground."""
 
 
 def start_timers(num_feet: int) -> FootTimers:
@@ -61,7 +65,9 @@ def follow_contacts(
     force = jnp.stack([_force(readings, places) for places in legged.foot_sensors], axis=1)
     touching = jnp.stack([(readings[:, jnp.array(places)] > 0.0).any(axis=1) for places in legged.foot_sensors], axis=1)
     before, air_time, landed = timers.touching, timers.air_time, jnp.zeros_like(timers.touching)
+    flight = jnp.zeros_like(air_time)
     for now in touching:
+        flight = jnp.where(now & ~before, air_time + timestep, flight)
         landed |= now & ~before
         air_time = jnp.where(now, 0.0, air_time + timestep)
         before = now
@@ -72,6 +78,8 @@ def follow_contacts(
         force=jnp.take_along_axis(force, strongest[None, :, None], axis=0)[0],
         guarded_force=_strength(readings, legged.guarded_sensors).max(),
         self_contacts=(_strength(readings, legged.self_sensors).max(axis=1) > self_threshold).sum().astype(jnp.float32),
+        flight=flight,
+        unwanted_force=jnp.array([_strength(readings, places).max() for places in legged.unwanted_sensors]),
     )
     return FootTimers(touching=before, air_time=air_time), contacts
 

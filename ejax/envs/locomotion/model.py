@@ -11,17 +11,18 @@ one physics step behind the state, ``ejax.envs.locomotion.motion`` does not.
 """
 
 import functools
+import itertools
 import re
 from dataclasses import dataclass
 from xml.etree import ElementTree as ET
 
 import mujoco
 
-from ejax.envs.locomotion.robots import LeggedRobot, robot_file
+from ejax.envs.locomotion.links import COLLISION, read_links
+from ejax.envs.locomotion.robots import FILE, LeggedRobot, robot_file
 from ejax.envs.locomotion.terrain import Terrain, add_terrain
 from ejax.envs.mujoco.engine import load_model
 
-_COLLISION = re.compile(r".*_collision\d*")
 _CONTACT_DATA = ("found", "force", "normal", "tangent")
 PLACE = 10
 """Numbers of a contact sensor for each of its places."""
@@ -42,6 +43,9 @@ class LeggedModel:
     """Of each foot, where the places of its sensors begin in ``sensordata``."""
     guarded_sensors: tuple[int, ...]
     self_sensors: tuple[int, ...]
+    unwanted_sensors: tuple[tuple[int, ...], ...] = ()
+    imu: int = 0
+    """Body; the world, where the base's velocity is observed."""
 
     @property
     def model(self) -> mujoco.MjModel:
@@ -57,9 +61,10 @@ def make_model(robot: LeggedRobot, terrain: Terrain, timestep: float) -> LeggedM
 
     Raises:
         ModuleNotFoundError: the package that has the robot's links is not installed.
+        ValueError: no package has them, or the file lacks something.
     """
     root = ET.parse(robot_file("scene.xml")).getroot()
-    source = ET.parse(robot_file(robot.source)).getroot()
+    source = _read(robot)
     option = _child(root, "option")
     option.attrib |= {
         "timestep": str(timestep),
@@ -74,7 +79,9 @@ def make_model(robot: LeggedRobot, terrain: Terrain, timestep: float) -> LeggedM
     base = _child(source, f"worldbody/body[@name='{robot.base}']")
     base.set("pos", f"0 0 {robot.height}")
     geoms = _prepare_links(base, robot)
-    camera = {"name": "main", "mode": "track", "pos": "-0.9 -0.9 0.4", "xyaxes": "0.707 -0.707 0 0.22 0.22 0.95"}
+    away = max(1.0, robot.height / 0.4)  # so that a tall robot's feet are in the picture too
+    place = f"{-0.9 * away} {-0.9 * away} {0.4 * away}"
+    camera = {"name": "main", "mode": "track", "pos": place, "xyaxes": "0.707 -0.707 0 0.22 0.22 0.95"}
     world.remove(_child(world, "camera[@name='main']"))
     ET.SubElement(base, "camera", camera)
     world.append(base)
@@ -92,7 +99,21 @@ def make_model(robot: LeggedRobot, terrain: Terrain, timestep: float) -> LeggedM
         foot_sensors=tuple(_places(model, names) for names in sensors["feet"]),
         guarded_sensors=_places(model, sensors["guarded"][0]),
         self_sensors=_places(model, sensors["self"][0]),
+        unwanted_sensors=tuple(_places(model, names) for names in sensors["unwanted"]),
+        imu=model.body(robot.imu.body).id if robot.imu else 0,
     )
+
+
+def _read(robot: LeggedRobot) -> ET.Element:
+    if robot.source is None:
+        raise ValueError(
+            f"no package is known that has a model of {robot.name}: give the path of an MJCF or URDF as model, with "
+            f"the joints {', '.join(robot.joints)}"
+        )
+    path = robot_file(robot.source)
+    if robot.source.startswith(FILE) or path.suffix == ".urdf":
+        return read_links(path, robot)
+    return ET.parse(path).getroot()
 
 
 def _prepare_links(base: ET.Element, robot: LeggedRobot) -> list[str]:
@@ -108,7 +129,7 @@ def _prepare_links(base: ET.Element, robot: LeggedRobot) -> list[str]:
     names = []
     for geom in base.iter("geom"):
         name = geom.get("name", "")
-        if not _COLLISION.fullmatch(name):
+        if not COLLISION.fullmatch(name):
             continue
         names.append(name)
         is_foot = any(re.fullmatch(foot.geoms, name) for foot in robot.feet)
@@ -122,7 +143,7 @@ def _prepare_links(base: ET.Element, robot: LeggedRobot) -> list[str]:
 
 def _is_drawn(geom: ET.Element) -> bool:
     """Whether it is a shape of ours that is only looked at."""
-    return not (geom.get("mesh") or geom.get("class") == "visual" or _COLLISION.fullmatch(geom.get("name", "")))
+    return not (geom.get("mesh") or geom.get("class") == "visual" or COLLISION.fullmatch(geom.get("name", "")))
 
 
 def _add_drives(root: ET.Element, base: ET.Element, robot: LeggedRobot) -> None:
@@ -146,14 +167,24 @@ def _add_sensors(root: ET.Element, robot: LeggedRobot, geoms: list[str]) -> dict
         ET.SubElement(sensors, "contact", spec, name=name, geom1=other, geom2=one)
         return name
 
-    feet = [
-        [add(name, "floor", foot.contacts) for name in geoms if re.fullmatch(foot.geoms, name)] for foot in robot.feet
-    ]
-    guarded = [add(name, "floor", 1) for name in geoms if re.fullmatch(robot.guarded, name)]
-    for one, other in robot.self_contacts:
+    feet = [[add(name, "floor", foot.contacts) for name in _like(foot.geoms, geoms)] for foot in robot.feet]
+    guarded = [add(name, "floor", 1) for name in _like(robot.guarded, geoms)] if robot.guarded else []
+    touching = []
+    for one, other in itertools.chain.from_iterable(
+        itertools.product(_like(left, geoms), _like(right, geoms)) for left, right in robot.self_contacts
+    ):
         ET.SubElement(pairs, "pair", geom1=one, geom2=other, condim="1")
-    touching = [add(one, other, 1) for one, other in robot.self_contacts]
-    return {"feet": feet, "guarded": [guarded], "self": [touching]}
+        touching.append(add(one, other, 1))
+    guards = {name: f"{name} on floor" for name in _like(robot.guarded, geoms)} if robot.guarded else {}
+    unwanted = [[guards.get(name) or add(name, "floor", 1) for name in _like(part, geoms)] for part in robot.unwanted]
+    return {"feet": feet, "guarded": [guarded], "self": [touching], "unwanted": unwanted}
+
+
+def _like(pattern: str, geoms: list[str]) -> list[str]:
+    if found := [name for name in geoms if re.fullmatch(pattern, name)]:
+        return found
+    has = f"it has {', '.join(geoms)}" if geoms else "it has none that is no mesh"
+    raise ValueError(f"model: no collision geom is like '{pattern}'; {has}")
 
 
 def _places(model: mujoco.MjModel, names: list[str]) -> tuple[int, ...]:

@@ -46,6 +46,9 @@ class Motion:
     link_pos: Array
     link_vel: Array
     """[L, 3]: all bodies of the robot; their masses are ``link_masses``."""
+    imu_lin_vel: Array
+    imu_ang_vel: Array
+    """[3]: as the IMU has them, in its body's frame; the base's where the robot has none."""
 
 
 def observe_motion(robot: LeggedRobot, legged: LeggedModel, state: PhysicsState) -> Motion:
@@ -72,6 +75,12 @@ def observe_motion(robot: LeggedRobot, legged: LeggedModel, state: PhysicsState)
     foot_pos, foot_vel = in_world(foot_b, foot_rate_b)
     link_pos, link_vel = in_world(poses[:, :3, 3], rates[:, :3, 3])
     gravity_b = -rotation[2]
+    imu_lin_vel, imu_ang_vel = lin_vel @ rotation, ang_vel_b
+    if robot.imu is not None:
+        pose, rate = poses[legged.imu - 1, :3], rates[legged.imu - 1, :3]
+        offset = jnp.asarray([*robot.imu.offset, 1.0], qpos.dtype)
+        imu_lin_vel = (imu_lin_vel + jnp.cross(ang_vel_b, pose @ offset) + rate @ offset) @ pose[:, :3]
+        imu_ang_vel = (ang_vel_b + _axis(rate[:, :3] @ pose[:, :3].T)) @ pose[:, :3]
     return Motion(
         position=qpos[:3],
         rotation=rotation,
@@ -86,7 +95,16 @@ def observe_motion(robot: LeggedRobot, legged: LeggedModel, state: PhysicsState)
         upright_ang_vel=rotation @ (ang_vel_b + _axis(turning @ turn.T)),
         link_pos=link_pos,
         link_vel=link_vel,
+        imu_lin_vel=imu_lin_vel,
+        imu_ang_vel=imu_ang_vel,
     )
+
+
+def drive_torque(robot: LeggedRobot, motion: Motion, target: Array) -> Array:
+    """[A], N·m: clip(k·(q* − q) − c·q̇, ±F), with ``target`` q*."""
+    drives = robot.drives
+    stiffness, damping, limit = (jnp.asarray(x) for x in (drives.stiffness, drives.damping, drives.max_effort))
+    return jnp.clip(stiffness * (target - motion.joint_pos) - damping * motion.joint_vel, -limit, limit)
 
 
 def link_masses(legged: LeggedModel) -> tuple[float, ...]:

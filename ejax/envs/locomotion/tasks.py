@@ -1,7 +1,6 @@
-"""The velocity tasks: for each robot what is commanded, observed, rewarded, disturbed, and when it has fallen.
+"""What a velocity task is: what is commanded, observed, rewarded, disturbed, and when the robot has fallen.
 
-Go1 and G1 have the numbers of EmbodiChain 0.3.2's ``UnitreeGo1FlatRL-v1`` and ``UnitreeG1FlatRL-v1``, at the first
-stage of their curriculum. The quadruped is our own: Go1's task, with time in the air rewarded and the trunk guarded.
+The tasks themselves are in ``quadrupeds.py`` and ``bipeds.py``.
 """
 
 import inspect
@@ -13,7 +12,7 @@ from typing import Any
 from flax.core import FrozenDict
 
 from ejax.envs.locomotion.commands import CommandRanges, Range
-from ejax.envs.locomotion.robots import G1, GO1, QUADRUPED, LeggedRobot, per_joint
+from ejax.envs.locomotion.robots import LeggedRobot, per_joint
 from ejax.envs.locomotion.terms import REWARDS
 from ejax.frozen import freeze
 from ejax.registry import did_you_mean
@@ -66,11 +65,20 @@ class VelocityTask:
     drop: Range = (0.0, 0.0)
     """m: how much higher than at rest an episode starts."""
     spread: float = 0.5
-    """m: an episode starts at x and y within ± this, looking anywhere."""
-    max_tilt: float = math.radians(70.0)
-    """rad: an episode ends beyond it."""
+    """m: an episode starts at x and y within ± this."""
+    turn: float = math.pi
+    """rad: an episode starts looking within ± this of the world's x."""
+    max_tilt: float | None = math.radians(70.0)
+    """rad: an episode ends beyond it. None: never."""
     max_guarded_force: float | None = None
     """N: an episode ends when a guarded geom touches the ground with more. None: never."""
+    min_height: float | None = None
+    """m: an episode ends when the base is lower. None: never."""
+    phase_period: float = 0.6
+    """s, of the gait that is observed."""
+    timestep: float = 0.005
+    """s, of a physics step."""
+    sim_steps_per_control: int = 4
 
 
 def change_task(
@@ -143,114 +151,3 @@ def _as_ranges(where: str, given: Mapping[str, Any]) -> dict[str, Any]:
         name: tuple(float(each) for each in value) if isinstance(value, list | tuple) else float(value)
         for name, value in given.items()
     }
-
-
-_ACTIVE = {"command_threshold": 0.05}
-_LEG_STD = {".*_(hip|thigh)_joint": 0.3, ".*_calf_joint": 0.6}
-_GO1_REWARDS: dict[str, dict[str, Any]] = {
-    "track_linear_velocity": {"weight": 2.0, "std": 0.5},
-    "track_angular_velocity": {"weight": 2.0, "std": math.sqrt(0.5)},
-    "upright": {"weight": 1.0, "std": math.sqrt(0.2)},
-    "pose": {
-        "weight": 1.0,
-        "walking_threshold": 0.05,
-        "running_threshold": 1.5,
-        "std_standing": {".*_(hip|thigh)_joint": 0.05, ".*_calf_joint": 0.1},
-        "std_walking": _LEG_STD,
-        "std_running": _LEG_STD,
-    },
-    "joint_pos_limits": {"weight": -1.0},
-    "action_rate_l2": {"weight": -0.1},
-    "foot_clearance": {"weight": -2.0, "target_height": 0.1, **_ACTIVE},
-    "foot_swing_height": {"weight": -0.25, "target_height": 0.1, **_ACTIVE},
-    "foot_slip": {"weight": -0.1, **_ACTIVE},
-    "soft_landing": {"weight": -1e-5, **_ACTIVE},
-}
-_G1_WALKING = {
-    ".*_(shoulder_roll|shoulder_yaw|elbow|wrist_.*)_joint": 0.1,
-    "waist_(roll|pitch)_joint|.*_ankle_roll_joint": 0.1,
-    ".*_hip_(roll|yaw)_joint|.*_ankle_pitch_joint|waist_yaw_joint|.*_shoulder_pitch_joint": 0.15,
-    ".*_(hip_pitch|knee)_joint": 0.5,
-}
-_G1_ACTIVE = {"command_threshold": 0.1}
-_PRIVILEGED = ("foot_height", "foot_air_time", "foot_contact", "foot_force")
-
-GO1_TASK = VelocityTask(
-    robot=GO1,
-    command=CommandRanges(),
-    actor=("base_lin_vel", "base_ang_vel", "projected_gravity", "measured_joint_pos", "joint_vel", "action", "command"),
-    critic=(
-        *("base_lin_vel", "base_ang_vel", "projected_gravity", "joint_pos", "joint_vel", "action", "command"),
-        *_PRIVILEGED,
-    ),
-    noise=FrozenDict(
-        base_lin_vel=0.5, base_ang_vel=0.2, projected_gravity=0.05, measured_joint_pos=0.01, joint_vel=1.5
-    ),
-    encoder_bias=0.015,
-    rewards=freeze(_GO1_REWARDS),
-    push=Push(),
-    drop=(0.01, 0.05),
-)
-
-_G1_ACTOR = ("base_ang_vel", "projected_gravity", "command", "phase", "joint_pos", "joint_vel", "action")
-
-G1_TASK = VelocityTask(
-    robot=G1,
-    command=CommandRanges(
-        lin_vel_x=(-0.5, 1.0), lin_vel_y=(-0.5, 0.5), ang_vel_z=(-1.0, 1.0), standing=0.05, heading=1.0, forward=0.0
-    ),
-    actor=_G1_ACTOR,
-    critic=(*_G1_ACTOR, "base_lin_vel", *_PRIVILEGED),
-    noise=FrozenDict(base_ang_vel=0.2, projected_gravity=0.05, joint_pos=0.01, joint_vel=1.5),
-    encoder_bias=0.015,
-    rewards=freeze(
-        {
-            "track_linear_velocity": {"weight": 1.0, "std": 0.5, "vertical": 2.0},
-            "track_angular_velocity": {"weight": 1.0, "std": math.sqrt(0.5), "tilting": 0.05},
-            "body_orientation_l2": {"weight": -1.0},
-            "pose": {
-                "weight": 1.0,
-                "walking_threshold": 0.1,
-                "running_threshold": 1.5,
-                "std_standing": {".*": 0.05},
-                "std_walking": _G1_WALKING,
-                "std_running": {
-                    **_G1_WALKING,
-                    ".*_hip_(roll|yaw)_joint|.*_ankle_pitch_joint|waist_yaw_joint|.*_shoulder_pitch_joint": 0.25,
-                },
-            },
-            "body_ang_vel": {"weight": -0.05},
-            "angular_momentum": {"weight": -0.025},
-            "is_terminated": {"weight": -200.0},
-            "joint_acc_l2": {"weight": -2.5e-7},
-            "joint_pos_limits": {"weight": -10.0},
-            "action_rate_l2": {"weight": -0.05},
-            "foot_gait": {"weight": 0.5, "period": 0.6, "offset": (0.0, 0.5), "threshold": 0.56, **_G1_ACTIVE},
-            "foot_clearance": {"weight": -1.0, "target_height": 0.1, **_G1_ACTIVE},
-            "foot_slip": {"weight": -0.25, **_G1_ACTIVE},
-            "soft_landing": {"weight": -1e-3, **_G1_ACTIVE},
-            "stand_still": {"weight": -1.0, **_G1_ACTIVE},
-            "self_collisions": {"weight": -1.0},
-        }
-    ),
-    push=Push(interval=(5.0, 6.0)),
-)
-
-QUADRUPED_TASK = replace(
-    GO1_TASK,
-    robot=QUADRUPED,
-    rewards=freeze(
-        {
-            **_GO1_REWARDS,
-            "pose": {**_GO1_REWARDS["pose"], "weight": 0.5},
-            "action_rate_l2": {"weight": -0.01},
-            "foot_clearance": {"weight": -1.0, "target_height": 0.06, **_ACTIVE},
-            "foot_swing_height": {"weight": -0.05, "target_height": 0.06, **_ACTIVE},
-            "feet_air_time": {"weight": 0.5, "threshold_min": 0.05, "threshold_max": 0.4, "command_threshold": 0.1},
-        }
-    ),
-    push=None,
-    max_guarded_force=1.0,
-)
-
-TASKS: dict[str, VelocityTask] = {task.robot.name: task for task in (QUADRUPED_TASK, GO1_TASK, G1_TASK)}

@@ -1,9 +1,9 @@
 """Rewards and observations of velocity tasks: functions of a ``View`` of one robot after a control step.
 
-Source of all formulas: mjlab 1.6 (``mjlab/tasks/velocity/mdp/rewards.py``, Apache-2.0) and Unitree's tasks on it, with
-the numbers of EmbodiChain 0.3.2. Symbols: c command (v_x, v_y, ω_z), v and ω the base's velocities in its own frame,
-g the unit vector down in it, q and q⁰ joint positions and their home, a the action, p and ṗ a foot's point,
-|c| = ‖c_xy‖ + |c_z|. Terms with a ``command_threshold`` count only where |c| is above it.
+Source of the formulas: mjlab 1.6 (``mjlab/tasks/velocity/mdp/rewards.py``, Apache-2.0) and Unitree's tasks on it, and
+for ANYmal C's Isaac Lab, all as in EmbodiChain 0.3.2. Symbols: c command (v_x, v_y, ω_z), v and ω the base's velocities
+in its own frame, g the unit vector down in it, q and q⁰ joint positions and their home, a the action, p and ṗ a foot's
+point, |c| = ‖c_xy‖ + |c_z|. Terms with a ``command_threshold`` count only where |c| is above it.
 """
 
 from collections.abc import Callable, Mapping
@@ -31,6 +31,8 @@ class View:
     """[A]"""
     joint_acc: Array
     """[A], rad/s²"""
+    joint_torque: Array
+    """[A], N·m: what the drives pull with after the step."""
     foot_height: Array
     """[F], m above the ground."""
     swing_peak: Array
@@ -43,6 +45,8 @@ class View:
     """bool"""
     time: Array
     """s since the episode's start."""
+    phase_period: float
+    """s, of the gait that is observed."""
     soft_limits: Array
     """[A, 2], rad"""
     link_masses: Array
@@ -71,6 +75,16 @@ def track_angular_velocity(view: View, std: float, tilting: float = 1.0) -> Arra
 def upright(view: View, std: float) -> Array:
     """exp(−‖g_xy‖² / std²)"""
     return jnp.exp(-jnp.sum(view.motion.gravity_b[:2] ** 2) / std**2)
+
+
+def lin_vel_z_l2(view: View) -> Array:
+    """v_z²"""
+    return view.motion.lin_vel_b[2] ** 2
+
+
+def ang_vel_xy_l2(view: View) -> Array:
+    """‖ω_xy‖²"""
+    return jnp.sum(view.motion.ang_vel_b[:2] ** 2)
 
 
 def body_orientation_l2(view: View) -> Array:
@@ -121,6 +135,11 @@ def joint_acc_l2(view: View) -> Array:
     return jnp.sum(view.joint_acc**2)
 
 
+def joint_torques_l2(view: View) -> Array:
+    """‖τ‖²"""
+    return jnp.sum(view.joint_torque**2)
+
+
 def action_rate_l2(view: View) -> Array:
     """‖a − a_before‖²"""
     return jnp.sum((view.action - view.last_action) ** 2)
@@ -137,6 +156,17 @@ def feet_air_time(
     """How many feet have been in the air for more than the one time and less than the other, s."""
     in_range = (view.air_time > threshold_min) & (view.air_time < threshold_max)
     return jnp.sum(in_range) * _moves(view, command_threshold)
+
+
+def flight_time(view: View, threshold: float, command_threshold: float) -> Array:
+    """Σ (flight − threshold) over feet that land, flight its time in the air, where ‖c_xy‖ is above the other one."""
+    moves = jnp.linalg.norm(view.command[:2]) > command_threshold
+    return jnp.sum((view.contacts.flight - threshold) * view.contacts.landed) * moves
+
+
+def unwanted_contacts(view: View, threshold: float) -> Array:
+    """How many parts that shall not touch the ground do so with more than the threshold, N."""
+    return jnp.sum(view.contacts.unwanted_force > threshold).astype(jnp.float32)
 
 
 def foot_gait(
@@ -183,9 +213,9 @@ def self_collisions(view: View) -> Array:
     return view.contacts.self_contacts
 
 
-def gait_phase(view: View, period: float = 0.6) -> Array:
+def gait_phase(view: View) -> Array:
     """(sin, cos) of 2π·t/period; zeros where ‖c‖ < 0.1."""
-    angle = 2.0 * jnp.pi * (view.time / period % 1.0)
+    angle = 2.0 * jnp.pi * (view.time / view.phase_period % 1.0)
     signal = jnp.stack([jnp.sin(angle), jnp.cos(angle)])
     return jnp.where(jnp.linalg.norm(view.command) < 0.1, 0.0, signal)
 
@@ -194,6 +224,7 @@ REWARDS: dict[str, Callable[..., Array]] = {
     each.__name__: each
     for each in (
         *(track_linear_velocity, track_angular_velocity, upright, body_orientation_l2, body_ang_vel, angular_momentum),
+        *(lin_vel_z_l2, ang_vel_xy_l2, joint_torques_l2, flight_time, unwanted_contacts),
         *(pose, joint_pos_limits, joint_acc_l2, action_rate_l2, is_terminated, feet_air_time, foot_gait),
         *(foot_clearance, foot_swing_height, foot_slip, soft_landing, stand_still, self_collisions),
     )
@@ -201,8 +232,8 @@ REWARDS: dict[str, Callable[..., Array]] = {
 """``View, **params -> []``"""
 
 OBSERVATIONS: dict[str, Callable[[View], Array]] = {
-    "base_lin_vel": lambda view: view.motion.lin_vel_b,
-    "base_ang_vel": lambda view: view.motion.ang_vel_b,
+    "base_lin_vel": lambda view: view.motion.imu_lin_vel,
+    "base_ang_vel": lambda view: view.motion.imu_ang_vel,
     "projected_gravity": lambda view: view.motion.gravity_b,
     "joint_pos": lambda view: view.offset,
     "measured_joint_pos": lambda view: view.offset + view.encoder_bias,

@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 import gymnasium
@@ -14,12 +15,13 @@ from flax.core import FrozenDict
 from numpy.typing import NDArray
 
 from ejax.envs.description import EnvDescription, Feature, features
+from ejax.envs.locomotion.catalog import TASKS
 from ejax.envs.locomotion.commands import Command, draw_command, next_command, steer
 from ejax.envs.locomotion.contacts import Contacts, FootTimers, follow_contacts, start_timers
 from ejax.envs.locomotion.model import LeggedModel, make_model
-from ejax.envs.locomotion.motion import Motion, heading, link_masses, observe_motion
-from ejax.envs.locomotion.robots import robot_file
-from ejax.envs.locomotion.tasks import TASKS, Push, VelocityTask, change_task
+from ejax.envs.locomotion.motion import Motion, drive_torque, heading, link_masses, observe_motion
+from ejax.envs.locomotion.robots import FILE, LeggedRobot, robot_file
+from ejax.envs.locomotion.tasks import Push, VelocityTask, change_task
 from ejax.envs.locomotion.terms import REWARDS, View, observe
 from ejax.envs.locomotion.terrain import Terrain, height_below
 from ejax.envs.mujoco.appearance import Appearance
@@ -29,9 +31,6 @@ from ejax.envs.mujoco.rotations import matrix_from_quaternion
 from ejax.finite import all_finite
 from ejax.frozen import freeze
 from ejax.types import Array, CameraView, Key, Timestep
-
-_PHYSICS_STEP = 0.005
-"""s"""
 
 
 @struct.dataclass(kw_only=True)
@@ -64,15 +63,16 @@ class VelocityRL:
     A step: the drives pull to q* for one control step → a push, if one is due → contacts → the next command →
     observation, fall, reward. ``info["rewards"]`` are weighted and sum up to the reward. The observation has two parts,
     ``policy`` with noise and ``critic`` without, with contacts beside; ``policy.obs_groups`` says who sees which.
-    Terminated: a fall, ``VelocityTask.max_tilt`` or ``max_guarded_force``. Truncated: the time limit, or the edge of a
-    rough field. There is no success.
+    Terminated: a fall, ``VelocityTask.max_tilt``, ``min_height`` or ``max_guarded_force``. Truncated: the time limit,
+    or the edge of a rough field. There is no success.
 
     Differs from EmbodiChain: rewards are for the command that was acted on, for Go1 as for G1; the encoders' bias is
     drawn for each episode, not once for each environment; sensors of contact lag one physics step; commands stay at the
     curriculum's first stage, see ``ejax.envs.locomotion.commands``.
 
     Args:
-        robot: ``quadruped`` (ours), ``go1`` or ``g1`` (links from the package mjlab, see docs/locomotion.md).
+        robot: ``quadruped`` (ours), or one whose links are a package's file or yours, see docs/locomotion.md.
+        model: path of an MJCF or URDF with the robot's links. None: the one that is known.
         command: changes of ``CommandRanges``.
         rewards: changes of the task's rewards: term -> {weight, parameter: …}; weight 0 takes a term out.
         noise: changes of the noise on observations: term -> half its width.
@@ -80,11 +80,12 @@ class VelocityRL:
         push: changes of ``Push``; ``{}``: the task's pushes; None: none.
         terrain: arguments of ``Terrain``.
         physics: the engine, see ``ejax.envs.mujoco.choice``.
-        sim_steps_per_control: physics steps of 0.005 s.
+        sim_steps_per_control: physics steps, of the task's length. None: as many as make 0.02 s.
     """
 
     senses_contacts: ClassVar[bool] = True
     robot: str = "quadruped"
+    model: str | None = None
     max_episode_steps: int = 1000
     command: Mapping[str, Any] = FrozenDict()
     rewards: Mapping[str, Any] = FrozenDict()
@@ -93,19 +94,22 @@ class VelocityRL:
     push: Mapping[str, Any] | None = FrozenDict()
     terrain: Mapping[str, Any] = FrozenDict()
     physics: Engine = "auto"
-    sim_steps_per_control: int = 4
+    sim_steps_per_control: int | None = None
 
     def __post_init__(self) -> None:
         if self.robot not in TASKS:
             raise ValueError(f"VelocityRL: robot must be one of {', '.join(TASKS)}, got {self.robot!r}")
+        if not isinstance(self.model, str | None):
+            raise ValueError(f"VelocityRL: model must be the path of a file, got {self.model!r}")
         if self.max_episode_steps < 1:
             raise ValueError(f"VelocityRL: max_episode_steps must be >= 1, got {self.max_episode_steps}")
         for name in ("command", "rewards", "noise", "push", "terrain"):
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, freeze(dict(getattr(self, name))))
-        check_physics(self.physics, self.sim_steps_per_control)
+        check_physics(self.physics, self.num_substeps)
         try:
-            _ = self.task, self.ground, robot_file(TASKS[self.robot].robot.source)
+            _ = self.task, self.ground
+            self._check_links()
         except (ModuleNotFoundError, TypeError, ValueError) as error:
             raise ValueError(f"VelocityRL: {error}") from error
 
@@ -119,12 +123,19 @@ class VelocityRL:
 
     @property
     def legged(self) -> LeggedModel:
-        return make_model(self.task.robot, self.ground, _PHYSICS_STEP)
+        return make_model(self.task.robot, self.ground, self.task.timestep)
+
+    @property
+    def num_substeps(self) -> int:
+        """Physics steps of one step."""
+        if self.sim_steps_per_control is None:
+            return TASKS[self.robot].sim_steps_per_control
+        return self.sim_steps_per_control
 
     @property
     def control_period(self) -> float:
         """Duration of one step, s."""
-        return _PHYSICS_STEP * self.sim_steps_per_control
+        return self.task.timestep * self.num_substeps
 
     @property
     def description(self) -> EnvDescription:
@@ -168,7 +179,7 @@ class VelocityRL:
         )
         motion = observe_motion(robot, self.legged, physics)
         state = replace(state, command=steer(state.command, task.command, heading(motion)))
-        view = self._view(state, state, motion, _no_contacts(len(robot.feet)))
+        view = self._view(state, state, motion, _no_contacts(robot), jnp.zeros(len(robot.joints)))
         return state, self._observe(view, key_noise)
 
     def step(self, state: VelocityState, action: Array, key: Key) -> tuple[VelocityState, Timestep]:
@@ -179,16 +190,16 @@ class VelocityRL:
         action = jnp.clip(action, -1.0, 1.0)
         target = jnp.asarray(robot.home) + jnp.asarray(robot.drives.action_scale) * action - state.encoder_bias
         engine = choose_engine(self.physics, sensing=self.senses_contacts).engine
-        simulation = Physics(self.legged.xml, engine, self.sim_steps_per_control)
+        simulation = Physics(self.legged.xml, engine, self.num_substeps)
         physics, readings = simulation.step_sensing(state.physics, target)
         state = replace(state, physics=physics, action=action, episode_step=state.episode_step + 1)
         state = self._push(state, key_push)
-        feet, contacts = follow_contacts(state.feet, self.legged, readings, _PHYSICS_STEP)
+        feet, contacts = follow_contacts(state.feet, self.legged, readings, task.timestep)
         motion = observe_motion(robot, self.legged, state.physics)
         height = motion.foot_pos[:, 2] - height_below(self.ground, motion.foot_pos)
         peak = jnp.where(contacts.found, state.swing_peak, jnp.maximum(state.swing_peak, height))
         state = replace(state, feet=feet, swing_peak=peak)
-        view = self._view(state, before, motion, contacts)
+        view = self._view(state, before, motion, contacts, drive_torque(robot, motion, target))
         rewards = {
             name: self.control_period * spec["weight"] * REWARDS[name](view, **_params(spec))
             for name, spec in task.rewards.items()
@@ -225,6 +236,14 @@ class VelocityRL:
         forward, left, turn = (float(x) for x in state.command.velocity)
         return f"command: {forward:+.1f} m/s forward, {left:+.1f} m/s left, {turn:+.1f} rad/s"
 
+    def _check_links(self) -> None:
+        """Whether the robot's links are there, and in a file of the user's all that the robot needs."""
+        source = self.task.robot.source
+        if source is None or source.startswith(FILE):
+            _ = self.legged
+        else:
+            robot_file(source)
+
     def _start(self, key: Key) -> PhysicsState:
         """At rest, joints at home, somewhere, looking anywhere."""
         task, robot, ground = self.task, self.task.robot, self.ground
@@ -233,7 +252,7 @@ class VelocityRL:
         spread = ground.half_size / 2.0 if rough else task.spread
         xy = jax.random.uniform(key_xy, (2,), minval=-spread, maxval=spread)
         drop = jax.random.uniform(key_z, (), minval=task.drop[0], maxval=task.drop[1])
-        yaw = jax.random.uniform(key_yaw, (), minval=-jnp.pi, maxval=jnp.pi)
+        yaw = jax.random.uniform(key_yaw, (), minval=-task.turn, maxval=task.turn)
         z = robot.height + drop + (ground.height if rough else 0.0)  # clear of the highest corner
         joints = (
             jnp.zeros(self.legged.model.nq - 7).at[jnp.array(self.legged.joint_qpos) - 7].set(jnp.array(robot.home))
@@ -259,11 +278,15 @@ class VelocityRL:
         )
         return jax.tree.map(lambda new, old: jnp.where(state.push_in <= 0, new, old), pushed, state)
 
-    def _view(self, state: VelocityState, before: VelocityState, motion: Motion, contacts: Contacts) -> View:
+    def _view(
+        self, state: VelocityState, before: VelocityState, motion: Motion, contacts: Contacts, torque: Array
+    ) -> View:
         task = self.task
-        fell = -motion.gravity_b[2] < jnp.cos(task.max_tilt)
+        fell = jnp.zeros((), bool) if task.max_tilt is None else -motion.gravity_b[2] < jnp.cos(task.max_tilt)
         if task.max_guarded_force is not None:
             fell |= contacts.guarded_force > task.max_guarded_force
+        if task.min_height is not None:
+            fell |= motion.position[2] < task.min_height
         return View(
             robot=task.robot,
             motion=motion,
@@ -272,12 +295,14 @@ class VelocityRL:
             action=state.action,
             last_action=before.action,
             joint_acc=(motion.joint_vel - before.joint_vel) / self.control_period,
+            joint_torque=torque,
             foot_height=motion.foot_pos[:, 2] - height_below(self.ground, motion.foot_pos),
             swing_peak=state.swing_peak,
             air_time=state.feet.air_time,
             encoder_bias=state.encoder_bias,
             terminated=fell,
             time=state.episode_step * self.control_period,
+            phase_period=task.phase_period,
             soft_limits=jnp.asarray(_soft_limits(task, self.legged)),
             link_masses=jnp.asarray(link_masses(self.legged)),
         )
@@ -297,6 +322,9 @@ def _changed_task(env: VelocityRL) -> VelocityTask:
     task = change_task(TASKS[env.robot], command=env.command, rewards=env.rewards, noise=env.noise, push=env.push)
     if env.push is not None and not env.push:
         task = replace(task, push=TASKS[env.robot].push)
+    if env.model is not None:
+        path = Path(env.model).expanduser().absolute()
+        task = replace(task, robot=replace(task.robot, source=f"{FILE}{path}", shapes=()))
     return task if env.encoder_bias is None else replace(task, encoder_bias=env.encoder_bias)
 
 
@@ -304,10 +332,19 @@ def _params(spec: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in spec.items() if name != "weight"}
 
 
-def _no_contacts(num_feet: int) -> Contacts:
+def _no_contacts(robot: LeggedRobot) -> Contacts:
     """Before the first step."""
+    num_feet = len(robot.feet)
     none, zero = jnp.zeros(num_feet, bool), jnp.zeros(())
-    return Contacts(found=none, landed=none, force=jnp.zeros((num_feet, 3)), guarded_force=zero, self_contacts=zero)
+    return Contacts(
+        found=none,
+        landed=none,
+        force=jnp.zeros((num_feet, 3)),
+        guarded_force=zero,
+        self_contacts=zero,
+        flight=jnp.zeros(num_feet),
+        unwanted_force=jnp.zeros(len(robot.unwanted)),
+    )
 
 
 def _with_velocity_change(physics: PhysicsState, change: Array) -> PhysicsState:

@@ -4,9 +4,9 @@
     state', readings = step_sensing(state, ctrl): the same, and the model's sensors in each of them
 
 ``mujoco`` runs the C engine's threaded batch stepping behind ``jax.pure_callback``, so one jitted loop serves both.
-The callback is pure: its result depends on (qpos, qvel, parameters, ctrl) and on nothing else. To that end models
-switch the solver's warm start off and have no activations; time is not carried. The bits of a row depend neither on
-threads nor on its place in the batch nor on the size of the batch.
+The callback is pure: its result depends on (qpos, qvel, parameters, ctrl) and on nothing else. To that end the solver's
+warm start is off whatever a model says, and models with activations are refused; time is not carried. The bits of a row
+depend neither on threads nor on its place in the batch nor on the size of the batch.
 
 A simulation that breaks is NaN from then on, in all engines. By itself the C engine would reset it to the model's
 start, at rest, and treat a non-finite control as 0: a pole that flew off would stand upright again.
@@ -22,7 +22,7 @@ import math
 import os
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast, get_args
@@ -252,16 +252,53 @@ def _aim(eye: mujoco.MjvGLCamera, view: CameraView, aspect: float) -> None:
 
 @functools.cache
 def _load_model(asset: str, *, visual: bool, displaced: bool = False) -> mujoco.MjModel:
-    is_text = asset.lstrip().startswith("<")
-    spec = mujoco.MjSpec.from_string(asset) if is_text else mujoco.MjSpec.from_file(str(_ASSETS / asset))
+    spec = _read_spec(asset)
+    for field, flag, _ in _unset_flags(spec):
+        setattr(spec.option, field, flag)
     spec.compiler.discardvisual = not visual
     model = spec.compile()
-    if model.na or not model.opt.disableflags & mujoco.mjtDisableBit.mjDSBL_WARMSTART:
-        raise ValueError(
-            f"{'the MJCF text' if is_text else asset}: a step must depend on qpos, qvel and ctrl alone. "
-            f"Use actuators without activation, and <option><flag warmstart='disable'/></option>."
-        )
+    _refuse_memory(asset, model)
     return displace(spec, model) if displaced else model
+
+
+def settings_changed(asset: str) -> tuple[str, ...]:
+    """What the model is simulated without, although its MJCF asks for it; in words."""
+    return tuple(text for _, _, text in _unset_flags(_read_spec(asset)))
+
+
+def _read_spec(asset: str) -> mujoco.MjSpec:
+    is_text = asset.lstrip().startswith("<")
+    return mujoco.MjSpec.from_string(asset) if is_text else mujoco.MjSpec.from_file(str(_ASSETS / asset))
+
+
+def _unset_flags(spec: mujoco.MjSpec) -> Iterator[tuple[str, int, str]]:
+    """Options by which a step would depend on what came before: (field, its value without, what to tell)."""
+    disabled, enabled = spec.option.disableflags, spec.option.enableflags
+    warm, sleep = int(mujoco.mjtDisableBit.mjDSBL_WARMSTART), int(mujoco.mjtEnableBit.mjENBL_SLEEP)
+    if not disabled & warm:
+        text = "the solver's warm start is off, as if <option><flag warmstart='disable'/></option> were in the MJCF"
+        yield "disableflags", disabled | warm, f"{text}: a step depends on the state alone"
+    if enabled & sleep:
+        yield (
+            "enableflags",
+            enabled & ~sleep,
+            "sleeping bodies (<flag sleep>) are off: a step depends on the state alone",
+        )
+
+
+def _refuse_memory(asset: str, model: mujoco.MjModel) -> None:
+    """Raises ValueError: an element whose state is not in qpos and qvel."""
+    named = "the MJCF text" if asset.lstrip().startswith("<") else asset
+    if model.na:
+        which = ", ".join(repr(model.actuator(i).name or i) for i in np.flatnonzero(model.actuator_actnum > 0))
+        raise ValueError(
+            f"{named}: a step must depend on qpos, qvel and ctrl alone, but actuator {which} has an activation of its "
+            "own; use motor, position or velocity, without dyntype or timeconst"
+        )
+    if model.npluginstate or model.nhistory:
+        what = "a plugin with a state" if model.npluginstate else "a delay of an actuator or sensor"
+        text = "take it out; delay_action and delay_observation (docs/randomization.md) are delays of ejax's own"
+        raise ValueError(f"{named}: a step must depend on qpos, qvel and ctrl alone, but the model has {what}; {text}")
 
 
 class _Canvases(threading.local):

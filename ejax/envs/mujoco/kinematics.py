@@ -63,20 +63,66 @@ def body_poses(
     placed = {model.body(name).id: position for name, position in (mocap_pos or {}).items()}
     poses: list[Array | NDArray[np.float64]] = [np.eye(4)]
     for body in range(1, model.nbody):
-        local = transform(model.body_pos[body], model.body_quat[body])
-        first = int(model.body_jntadr[body])
-        joints = range(first, first + int(model.body_jntnum[body]))
-        if body in placed:
-            poses.append(_with_position(jnp.asarray(local, qpos.dtype), placed[body]))
-        elif joints and model.jnt_type[first] == mujoco.mjtJoint.mjJNT_FREE:
-            start = int(model.jnt_qposadr[first])
-            poses.append(_with_position(_turn(qpos[start + 3 : start + 7]), qpos[start : start + 3]))
-        else:
-            pose = times(poses[model.body_parentid[body]], local)
-            for joint in joints:
-                pose = _moved(model, joint, qpos, pose)
-            poses.append(pose)
+        poses.append(_pose_on(model, body, poses[model.body_parentid[body]], qpos, placed))
     return poses
+
+
+def body_pose(model: mujoco.MjModel, body: int, qpos: Array, mocap_pos: Mapping[str, Array] | None = None) -> Array:
+    """``body_poses`` of one body: only those between it and the world are visited."""
+    placed = {model.body(name).id: position for name, position in (mocap_pos or {}).items()}
+    chain = [body]
+    while chain[0] != 0:
+        chain.insert(0, int(model.body_parentid[chain[0]]))
+    pose: Array | NDArray[np.float64] = np.eye(4)
+    for each in chain[1:]:
+        pose = _pose_on(model, each, pose, qpos, placed)
+    return jnp.asarray(pose, qpos.dtype)
+
+
+def rate_of_qpos(model: mujoco.MjModel, qpos: Array, qvel: Array) -> Array:
+    """dq/dt [nq]: the velocities themselves but for quaternions, of which it is ½ q ⊗ (0, ω), ω in the body's frame."""
+    rates = []
+    for kind, at, start in zip(model.jnt_type, model.jnt_qposadr, model.jnt_dofadr, strict=True):
+        is_free, is_ball = kind == mujoco.mjtJoint.mjJNT_FREE, kind == mujoco.mjtJoint.mjJNT_BALL
+        at, start = int(at), int(start)
+        if is_free:
+            rates.append(qvel[start : start + 3])
+            at, start = at + 3, start + 3
+        if is_free or is_ball:
+            rates.append(_quaternion_rate(qpos[at : at + 4], qvel[start : start + 3]))
+        else:
+            rates.append(qvel[start : start + 1])
+    return jnp.concatenate(rates) if rates else jnp.zeros_like(qpos)
+
+
+def _quaternion_rate(quaternion: Array, turning: Array) -> Array:
+    w, x, y, z = quaternion
+    a, b, c = turning
+    return 0.5 * jnp.stack(
+        [-x * a - y * b - z * c, w * a + y * c - z * b, w * b + z * a - x * c, w * c + x * b - y * a]
+    )
+
+
+def _pose_on(
+    model: mujoco.MjModel,
+    body: int,
+    parent: Array | NDArray[np.float64],
+    qpos: Array,
+    placed: Mapping[int, Array],
+) -> Array | NDArray[np.float64]:
+    """The pose of a body, whose parent's is ``parent``."""
+    local = transform(model.body_pos[body], model.body_quat[body])
+    first = int(model.body_jntadr[body])
+    joints = range(first, first + int(model.body_jntnum[body]))
+    if body in placed:
+        return _with_position(jnp.asarray(local, qpos.dtype), placed[body])
+    if joints and model.jnt_type[first] == mujoco.mjtJoint.mjJNT_FREE:
+        start = int(model.jnt_qposadr[first])
+        return _with_position(_turn(qpos[start + 3 : start + 7]), qpos[start : start + 3])
+    pose = times(parent, local)
+    for joint in joints:
+        pose = _moved(model, joint, qpos, pose)
+    return pose
 
 
 def times(pose: Array | NDArray[np.float64], constant: NDArray[np.float64]) -> Array | NDArray[np.float64]:

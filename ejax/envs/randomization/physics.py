@@ -9,7 +9,7 @@ its density; and what cannot be, such as a mass that is not positive, is refused
 
 import itertools
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -249,7 +249,7 @@ def randomize_drive_gains(
     The damping of a drive is a joint's where the model has it there, as all robots of gym configs have.
     """
     dofs = _dofs(model, entity_cfg, joint_names)
-    drives = np.array([i for i in range(model.nu) if model.jnt_dofadr[model.actuator_trnid[i, 0]] in dofs], int)
+    drives = np.array([i for i in _on_joints(model) if model.jnt_dofadr[model.actuator_trnid[i, 0]] in dofs], int)
     if not len(drives):
         raise ValueError(f"no drive moves the joints of {entity_cfg['uid']}")
     driven = model.jnt_dofadr[model.actuator_trnid[drives, 0]]
@@ -264,9 +264,11 @@ def randomize_drive_gains(
     if not draws:
         raise ValueError("gives no range; there is stiffness_range, damping_range")
     for name, (draw, nominal) in draws.items():
-        _check_positive(f"{name}_range", draw, nominal, or_zero=name == "damping")
         if (nominal <= 0.0).any():
-            raise ValueError(f"{name}_range: a drive of {entity_cfg['uid']} has no {name} in the MJCF")
+            which = model.actuator(int(drives[np.argmax(nominal <= 0.0)])).name
+            text = "leave its joint out by joint_names"
+            raise ValueError(f"{name}_range: drive '{which}' of {entity_cfg['uid']} has no {name} in the MJCF; {text}")
+        _check_positive(f"{name}_range", draw, nominal, or_zero=name == "damping")
     rows: dict[str, Any] = {}
     if "stiffness" in draws:
         rows["actuator_gainprm"] = (drives, 0)
@@ -463,11 +465,37 @@ def _object(model: mujoco.MjModel, entity: Any) -> int:
 def _links(model: mujoco.MjModel, entity: Any) -> list[int]:
     """The bodies of the robot that have a mass."""
     uid = _uid(entity)
-    roots = {int(model.body_rootid[model.jnt_bodyid[joint]]) for joint in model.actuator_trnid[:, 0]}
+    roots = {int(model.body_rootid[body]) for body in _driven(model)}
     names = [ROBOT, *(model.body(root).name for root in sorted(roots))]
     if uid not in names:
         raise ValueError(f"entity_cfg: no robot '{uid}'; there is {', '.join(names)}{did_you_mean(uid, names)}")
     return [i for i in range(1, model.nbody) if model.body_rootid[i] in roots and model.body_mass[i] > 0.0]
+
+
+def _on_joints(model: mujoco.MjModel) -> list[int]:
+    """Actuators that act on joints, not on tendons or sites."""
+    kinds = (int(mujoco.mjtTrn.mjTRN_JOINT), int(mujoco.mjtTrn.mjTRN_JOINTINPARENT))
+    return [i for i in range(model.nu) if int(model.actuator_trntype[i]) in kinds]
+
+
+def _driven(model: mujoco.MjModel) -> Iterator[int]:
+    """The bodies that actuators act on, through joints, sites or tendons of joints."""
+    on_joints = _on_joints(model)
+    for i in range(model.nu):
+        target, kind = int(model.actuator_trnid[i, 0]), model.actuator_trntype[i]
+        if i in on_joints:
+            yield int(model.jnt_bodyid[target])
+        elif kind == mujoco.mjtTrn.mjTRN_SITE:
+            yield int(model.site_bodyid[target])
+        elif kind == mujoco.mjtTrn.mjTRN_BODY:
+            yield target
+        elif kind == mujoco.mjtTrn.mjTRN_TENDON:
+            first = int(model.tendon_adr[target])
+            for j in range(first, first + int(model.tendon_num[target])):
+                if model.wrap_type[j] == mujoco.mjtWrap.mjWRAP_JOINT:
+                    yield int(model.jnt_bodyid[model.wrap_objid[j]])
+                elif model.wrap_type[j] == mujoco.mjtWrap.mjWRAP_SITE:
+                    yield int(model.site_bodyid[model.wrap_objid[j]])
 
 
 def _dofs(model: mujoco.MjModel, entity: Any, joint_names: Any) -> NDArray[np.int_]:

@@ -1,0 +1,337 @@
+"""Look an environment over: what ``reset`` and ``step`` give, beside the spaces and beside each other.
+
+``check_shapes`` traces and computes nothing: a run does it for environments of one's own before it compiles.
+``check_env`` also plays: the same key gives the same episode, numbers stay finite and within their spaces, an episode
+ends. What does not fit is named by its leaf, with what was given and what is allowed.
+"""
+
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ejax.problems import ConfigError, Problem
+from ejax.types import Array, Env, HostEnv, Key, PyTree, Timestep, carry_over
+
+_OURS = Path(__file__).parents[1]
+_REMEDY = {
+    "TracerBoolConversionError": "uses Python's if, and, or, not on an array; use jnp.where, &, |, ~",
+    "TracerArrayConversionError": "gives an array to NumPy; use jax.numpy",
+    "TracerIntegerConversionError": "uses an array where Python wants an integer; index with jnp, or jax.lax",
+    "ConcretizationTypeError": "needs an array's value while it is traced; use jnp.where, or jax.lax",
+    "UnexpectedTracerError": "uses an array that an earlier trace left behind; keep nothing outside the state",
+    "NonConcreteBooleanIndexError": "picks by a mask, which makes an array of unknown size; use jnp.where",
+    "KeyReuseError": "uses a key twice; split it",
+}
+_NUM_ROWS = 4
+
+
+def check_env(env: Env, *, num_steps: int = 200, seed: int = 0) -> None:
+    """Check an environment in JAX, in a few seconds: by shapes, and by playing with random actions.
+
+    Args:
+        num_steps: control steps at most; fewer where ``max_episode_steps`` are.
+
+    Raises:
+        ConfigError: everything that does not fit, by leaf.
+    """
+    check_shapes(env)
+    problems = list(_leaked(env)) or list(_played(env, num_steps, seed))
+    if problems:
+        raise ConfigError(problems, _name(env))
+
+
+def check_shapes(env: Any) -> None:
+    """The part of ``check_env`` that computes nothing.
+
+    Raises:
+        ConfigError: everything that does not fit, by leaf.
+    """
+    problems = list(_form(env))
+    if not problems:
+        try:
+            problems = list(_traced(env))
+        except _Broken as broken:
+            problems = [broken.problem]
+    if problems:
+        raise ConfigError(problems, _name(env))
+
+
+def told(error: Exception) -> str:
+    """What went wrong and where in the user's code, without JAX's own words and frames."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_ours(frame.filename)]
+    where = f"{frames[-1].filename}, line {frames[-1].lineno}: " if frames else ""
+    remedy = next((text for kind in type(error).__mro__ if (text := _REMEDY.get(kind.__name__))), None)
+    if remedy is not None:
+        line = f" ({frames[-1].line})" if frames and frames[-1].line else ""
+        return f"{where}{remedy}{line}"
+    said = " ".join(str(error).split("\n\n")[0].split())  # what JAX adds to it comes after an empty line
+    return f"{where}{said}" if isinstance(error, ValueError) else f"{where}{type(error).__name__}: {said}"
+
+
+class _Broken(Exception):
+    """A call that went wrong; nothing behind it can be looked at."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem.text)
+        self.problem = problem
+
+
+def _form(env: Any) -> Iterator[Problem]:
+    """What can be seen without calling ``reset``."""
+    if isinstance(env, type):
+        yield Problem("", f"got the class {env.__name__}; give an environment: {env.__name__}()")
+        return
+    if isinstance(env, gymnasium.Env):
+        yield Problem("", "is stepped outside JAX; gymnasium.utils.env_checker.check_env checks it (docs/host_envs.md)")
+        return
+    if isinstance(env, HostEnv):
+        yield Problem("", "is stepped outside JAX, where ejax checks every answer as it comes (docs/host_envs.md)")
+        return
+    for name in ("reset", "step"):
+        if not callable(getattr(env, name, None)):
+            yield Problem(name, "is missing; see ejax.types.Env")
+    for name in ("observation_space", "action_space"):
+        space = _given(env, name)
+        if not isinstance(space, gymnasium.Space):
+            yield Problem(name, f"got {_shown(space)}; must be a space of gymnasium's")
+        elif not isinstance(space, gymnasium.spaces.Box | gymnasium.spaces.Dict) and name == "observation_space":
+            yield Problem(name, f"got {space}; must be a Box, or a Dict of them")
+        elif not _is_action_space(space) and name == "action_space":
+            yield Problem(name, f"got {space}; must be a Box, a Discrete or a MultiDiscrete")
+    steps = _given(env, "max_episode_steps")
+    if not isinstance(steps, int) or isinstance(steps, bool) or steps < 0:
+        yield Problem("max_episode_steps", f"got {_shown(steps)}; must be an integer, 0 where there is no limit")
+    try:
+        hash(env)
+    except TypeError as error:
+        yield Problem("", f"cannot be hashed ({error}); make it a frozen dataclass with tuples in place of lists")
+
+
+def _given(env: Any, name: str) -> Any:
+    try:
+        return getattr(env, name, None)
+    except Exception as error:  # whatever it was, it is the environment's own
+        raise ConfigError([Problem(name, told(error))], _name(env)) from error
+
+
+def _traced(env: Env) -> Iterator[Problem]:
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    started = _call("reset", env.reset, key)
+    if not isinstance(started, tuple) or len(started) != 2:
+        raise _Broken(Problem("reset", f"gave {_shown(started)}; must be (state, obs)"))
+    state, obs = started
+    yield from _beside_space("reset: obs", obs, env.observation_space)
+    action = jax.eval_shape(lambda: _zero_action(env.action_space))
+    stepped = _call("step", env.step, state, action, key)
+    if not isinstance(stepped, tuple) or len(stepped) != 2 or not isinstance(stepped[1], Timestep):
+        raise _Broken(Problem("step", f"gave {_shown(stepped)}; must be (state, ejax.Timestep)"))
+    after, timestep = stepped
+    yield from _alike("step: state", after, state, "reset gives")
+    yield from _beside_space("step: obs", timestep.obs, env.observation_space)
+    yield from _scalar("step: reward", timestep.reward, np.float32)
+    yield from _scalar("step: terminated", timestep.terminated, np.bool_)
+    yield from _scalar("step: truncated", timestep.truncated, np.bool_)
+    if timestep.final_obs is not None:
+        yield Problem("step: final_obs", "is not None; ejax.rollout fills it, leave it out")
+    yield from _info(timestep.info)
+    handed = _call("carry_over", partial(carry_over, env), after, state, obs)
+    if handed is not None:
+        yield from _alike("carry_over: state", handed[0], state, "reset gives")
+        yield from _alike("carry_over: obs", handed[1], obs, "reset gives")
+
+
+def _info(info: Any) -> Iterator[Problem]:
+    if not isinstance(info, dict):
+        yield Problem("step: info", f"got {_shown(info)}; must be a dict, {{}} for nothing")
+        return
+    if "success" in info:
+        yield from _scalar("step: info.success", info["success"], np.bool_)
+    for part in ("metrics", "rewards"):
+        given = info.get(part, {})
+        if not isinstance(given, Mapping):
+            yield Problem(f"step: info.{part}", f"got {_shown(given)}; must be a dict of arrays by name")
+            continue
+        for name, x in given.items():
+            if not hasattr(x, "dtype") or (part == "rewards" and x.shape):
+                wanted = "a scalar array" if part == "rewards" else "an array, of which scalars are logged"
+                yield Problem(f"step: info.{part}.{name}", f"got {_shown(x)}; must be {wanted}")
+
+
+def _scalar(where: str, x: Any, dtype: type) -> Iterator[Problem]:
+    if not hasattr(x, "dtype") or x.shape != () or x.dtype != dtype:
+        wanted = f"{np.dtype(dtype).name}[]"
+        fix = f"jnp.asarray(…, {'bool' if dtype is np.bool_ else 'jnp.float32'})"
+        yield Problem(where, f"got {_shown(x)}; must be {wanted}, a scalar array: {fix}")
+
+
+def _beside_space(where: str, obs: PyTree, space: gymnasium.Space[Any]) -> Iterator[Problem]:
+    if isinstance(space, gymnasium.spaces.Dict):
+        if not isinstance(obs, Mapping) or set(obs) != set(space.spaces):
+            got = f"the parts {', '.join(sorted(obs))}" if isinstance(obs, Mapping) else _shown(obs)
+            yield Problem(where, f"got {got}; observation_space has the parts {', '.join(sorted(space.spaces))}")
+            return
+        for name, part in space.spaces.items():
+            yield from _beside_space(f"{where}.{name}", obs[name], part)
+        return
+    wanted: Any = space
+    if not hasattr(obs, "dtype") or obs.shape != wanted.shape or not _same_kind(obs.dtype, wanted.dtype):
+        yield Problem(
+            where, f"got {_shown(obs)}; observation_space says {np.dtype(wanted.dtype).name}{list(wanted.shape)}"
+        )
+
+
+def _same_kind(given: Any, wanted: Any) -> bool:
+    """Spaces of Gymnasium's default to float32; JAX makes float64 of none."""
+    return given == wanted or (given == np.float32 and wanted == np.float64)
+
+
+def _alike(where: str, given: PyTree, wanted: PyTree, whose: str) -> Iterator[Problem]:
+    one, other = (dict(jax.tree_util.tree_leaves_with_path(tree)) for tree in (given, wanted))
+    for path in sorted({*one, *other}, key=str):
+        leaf = f"{where}{jax.tree_util.keystr(path)}"
+        if path not in one:
+            yield Problem(leaf, f"is missing; {whose} {_shown(other[path])}")
+        elif path not in other:
+            yield Problem(leaf, f"got {_shown(one[path])}; {whose} nothing there, and every state must be alike")
+        elif (one[path].shape, one[path].dtype) != (other[path].shape, other[path].dtype):
+            yield Problem(
+                leaf, f"got {_shown(one[path])}; {whose} {_shown(other[path])}, and every state must be alike"
+            )
+    trees: tuple[Any, Any] = jax.tree.structure(given), jax.tree.structure(wanted)
+    if one.keys() == other.keys() and trees[0] != trees[1]:
+        yield Problem(where, f"got the tree {trees[0]}; {whose} {trees[1]}")
+
+
+def _leaked(env: Env) -> Iterator[Problem]:
+    """Arrays of one trace that are kept for another."""
+
+    def play(key: Key) -> PyTree:
+        state, _ = env.reset(key)
+        return env.step(state, _zero_action(env.action_space), key)
+
+    try:
+        with jax.checking_leaks():
+            jax.eval_shape(play, jax.random.key(0))
+    except Exception as error:  # JAX has no type of its own for it
+        if "Leaked" not in str(error):
+            raise
+        text = "an array of one trace is kept outside the state, such as in an attribute; keep it in the state"
+        yield Problem("reset, step", text)
+
+
+def _played(env: Env, num_steps: int, seed: int) -> Iterator[Problem]:
+    limit = env.max_episode_steps
+    length = min(num_steps, limit) if limit else num_steps
+    key = jax.random.key(seed)
+    try:
+        # two traces: what Python or NumPy draws is a constant in each
+        first, second = (jax.device_get(jax.jit(partial(_episode, env, length))(key)) for _ in range(2))
+    except Exception as error:  # whatever it was, it is the environment's own
+        yield Problem("step", told(error))
+        return
+    for (path, x), y in zip(jax.tree_util.tree_leaves_with_path(first), jax.tree.leaves(second), strict=True):
+        if not np.array_equal(x, y, equal_nan=np.issubdtype(x.dtype, np.floating)):
+            text = "differs between two episodes of the same key; draw from the key alone, with jax.random"
+            yield Problem(jax.tree_util.keystr(path).lstrip("."), text)
+            return
+    running = np.concatenate([np.ones((1, _NUM_ROWS), bool), ~first["ended"].cumsum(axis=0).astype(bool)])
+    for name in ("obs", "reward"):
+        for path, x in jax.tree_util.tree_leaves_with_path(first[name]):
+            leaf = f"{name}{jax.tree_util.keystr(path)}"
+            counts = running[: len(x)] if name == "obs" else running[:-1]
+            if np.issubdtype(x.dtype, np.floating):
+                broken = ~np.isfinite(x).reshape(*x.shape[:2], -1).all(axis=-1) & counts
+                if broken.any():
+                    yield Problem(leaf, f"is not finite after {broken.any(axis=1).argmax()} steps of random actions")
+                    return
+    yield from _within(env.observation_space, first["obs"], running, "obs")
+    if limit and limit <= num_steps and not first["ended"].any(axis=0).all():
+        yield Problem("truncated", f"no end after max_episode_steps, {limit}: count steps in the state and truncate")
+
+
+def _within(space: Any, obs: PyTree, running: Any, where: str) -> Iterator[Problem]:
+    if isinstance(space, gymnasium.spaces.Dict):
+        for name, part in space.spaces.items():
+            yield from _within(part, obs[name], running, f"{where}.{name}")
+        return
+    seen = obs[running[: len(obs)]]
+    for text, outside in (("below", seen < space.low), ("above", seen > space.high)):
+        if outside.any():
+            at = tuple(int(i) for i in np.argwhere(outside)[0][1:])
+            bound = space.low[at] if text == "below" else space.high[at]
+            value = seen[np.argwhere(outside)[0][0]][at]
+            yield Problem(f"{where}{list(at)}", f"got {value:g}, {text} the {bound:g} of observation_space")
+
+
+def _episode(env: Env, length: int, key: Key) -> dict[str, PyTree]:
+    """Observations [length + 1, N, ...], rewards and ends [length, N] of random actions, played on past their ends."""
+    key_reset, key_steps = jax.random.split(key)
+    state, obs = jax.vmap(env.reset)(jax.random.split(key_reset, _NUM_ROWS))
+
+    def one_step(state: PyTree, key: Key) -> tuple[PyTree, tuple[PyTree, Array, Array]]:
+        key_action, key_step = jax.random.split(key)
+        actions = jax.vmap(partial(_random_action, env.action_space))(jax.random.split(key_action, _NUM_ROWS))
+        state, timestep = jax.vmap(env.step)(state, actions, jax.random.split(key_step, _NUM_ROWS))
+        return state, (timestep.obs, timestep.reward, timestep.terminated | timestep.truncated)
+
+    _, (later, reward, ended) = jax.lax.scan(one_step, state, jax.random.split(key_steps, length))
+    seen = jax.tree.map(lambda first, rest: jnp.concatenate([first[None], rest]), obs, later)
+    return {"obs": seen, "reward": reward, "ended": ended}
+
+
+def _is_action_space(space: Any) -> bool:
+    return isinstance(space, gymnasium.spaces.Box | gymnasium.spaces.Discrete | gymnasium.spaces.MultiDiscrete)
+
+
+def _zero_action(space: Any) -> Array:
+    return jnp.zeros(space.shape, jnp.float32 if isinstance(space, gymnasium.spaces.Box) else jnp.int32)
+
+
+def _random_action(space: Any, key: Key) -> Array:
+    """Uniform within bounds; normal where there are none."""
+    if isinstance(space, gymnasium.spaces.Box):
+        bounded = np.isfinite(space.low) & np.isfinite(space.high)
+        low, high = np.where(bounded, space.low, 0.0), np.where(bounded, space.high, 0.0)
+        spread = jnp.asarray(high - low, jnp.float32)
+        uniform = jnp.asarray(low, jnp.float32) + spread * jax.random.uniform(key, space.shape)
+        return jnp.where(bounded, uniform, jax.random.normal(key, space.shape))
+    size = space.nvec if isinstance(space, gymnasium.spaces.MultiDiscrete) else space.n
+    return jax.random.randint(key, space.shape, 0, jnp.asarray(size, jnp.int32))
+
+
+def _call(name: str, function: Callable[..., Any], *args: Any) -> Any:
+    """Shapes of what it gives. Raises ``_Broken``: it cannot be traced."""
+    try:
+        return jax.eval_shape(function, *args)
+    except Exception as error:  # whatever it was, it is the environment's own
+        raise _Broken(Problem(name, told(error))) from error
+
+
+def _is_ours(file: str) -> bool:
+    return Path(file).is_relative_to(_OURS) or "site-packages" in Path(file).parts
+
+
+def _shown(x: Any) -> str:
+    """An array by dtype and shape, a tree by its leaves, else the type."""
+    if hasattr(x, "dtype") and hasattr(x, "shape"):
+        return f"{x.dtype}{list(x.shape)}"
+    if isinstance(x, tuple | list):
+        return f"{type(x).__name__} of {len(x)}"
+    return (
+        "nothing"
+        if x is None
+        else f"{type(x).__name__} {x!r}"
+        if isinstance(x, int | float | str)
+        else type(x).__name__
+    )
+
+
+def _name(env: Any) -> str:
+    return env.__name__ if isinstance(env, type) else type(env).__name__

@@ -1,0 +1,166 @@
+"""A robot's links from any MJCF or URDF, in the form that ``model.py`` builds on: one tree of bodies, geoms with names.
+
+Left out: meshes, and all that is no body, joint or geom. Collision geoms are called ``{link}_{number}_collision``, but
+for those whose names end in ``_collision`` already. The root gets the name of the robot's base and a free joint. Of a
+URDF, as MuJoCo reads it, links on fixed joints become part of the link that they are fixed to.
+"""
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import mujoco
+import numpy as np
+
+from ejax.envs.locomotion.robots import LeggedRobot, Shape
+from ejax.shorten import shorten
+
+COLLISION = re.compile(r".*_collision\d*")
+_NOT_LINKS = (
+    *("sensors", "actuators", "keys", "excludes", "pairs", "equalities", "tendons", "cameras", "lights", "sites"),
+    *("hfields", "skins", "flexes", "textures", "texts", "tuples", "numerics"),
+)
+_SHAPES = {
+    "sphere": mujoco.mjtGeom.mjGEOM_SPHERE,
+    "box": mujoco.mjtGeom.mjGEOM_BOX,
+    "capsule": mujoco.mjtGeom.mjGEOM_CAPSULE,
+}
+_MESHES = (mujoco.mjtGeom.mjGEOM_MESH, mujoco.mjtGeom.mjGEOM_SDF, mujoco.mjtGeom.mjGEOM_HFIELD)
+
+
+def read_links(path: Path, robot: LeggedRobot) -> ET.Element:
+    """The file as MJCF: defaults, and a world with nothing but the robot.
+
+    Raises:
+        ValueError: the file cannot be read, or lacks what the robot needs, or has joints that the robot has not.
+    """
+    try:
+        spec = mujoco.MjSpec.from_file(str(path))
+    except ValueError as error:
+        raise ValueError(f"model: MuJoCo does not read {path} as MJCF or URDF: {error}") from error
+    _check_names(spec, robot, path)
+    base = _root_of(spec.joint(robot.joints[0]))
+    base.name = robot.base
+    if path.suffix.lower() == ".urdf":
+        _mend_inertia(spec)
+    else:
+        _refuse_mass_of_meshes(spec, path)
+    _drop_all_but_links(spec)
+    for shape in robot.shapes:
+        _add_shape(spec, shape)
+    _name_collision_geoms(spec)
+    if not any(joint.type == mujoco.mjtJoint.mjJNT_FREE for joint in base.joints):
+        base.add_freejoint(name=f"{robot.base}_free")
+    try:
+        spec.compile()
+        root = ET.fromstring(spec.to_xml())
+    except ValueError as error:
+        raise ValueError(f"model: MuJoCo does not compile {path} without its meshes: {error}") from error
+    there = [body.get("name", "") for body in root.iter("body")]
+    _refuse(f"{path} has as a part of another link", _bodies(robot) - set(there), robot, there)
+    return _set_apart(root, robot.base)
+
+
+def _bodies(robot: LeggedRobot) -> set[str]:
+    return {robot.upright, *(foot.body for foot in robot.feet), *([robot.imu.body] if robot.imu else [])}
+
+
+def _check_names(spec: mujoco.MjSpec, robot: LeggedRobot, path: Path) -> None:
+    joints = [joint.name for joint in spec.joints if joint.type != mujoco.mjtJoint.mjJNT_FREE]
+    bodies = [body.name for body in spec.bodies if body.name != "world"]
+    _refuse(f"{path} has no joint", set(robot.joints) - set(joints), robot, joints)
+    _refuse(f"{path} has no body", _bodies(robot) - set(bodies) - {robot.base}, robot, bodies)
+    more = [name for name in joints if name not in robot.joints]
+    odd = [
+        joint.name
+        for joint in map(spec.joint, robot.joints)
+        if joint.type != mujoco.mjtJoint.mjJNT_HINGE or joint.range[0] >= joint.range[1]
+    ]
+    for names, what in ((more, f"no drive of {robot.name} moves"), (odd, "are no hinges with a range")):
+        if names:
+            text = f"{path} has joints that {what}: {', '.join(names)}"
+            raise ValueError(f"model: {shorten(text)}")
+
+
+def _refuse(what: str, names: Iterable[str], robot: LeggedRobot, there: Iterable[str]) -> None:
+    if names := sorted(names):
+        text = f"{what} {', '.join(names)}, which {robot.name} needs; it has {', '.join(there)}"
+        raise ValueError(f"model: {shorten(text)}")
+
+
+def _root_of(joint: mujoco.MjsJoint) -> mujoco.MjsBody:
+    body = joint.parent
+    while body.parent.name != "world":
+        body = body.parent
+    return body
+
+
+def _refuse_mass_of_meshes(spec: mujoco.MjSpec, path: Path) -> None:
+    massless = [
+        body.name
+        for body in spec.bodies
+        if not body.explicitinertial
+        and any(geom.type in _MESHES and geom.mass != 0.0 and geom.density != 0.0 for geom in body.geoms)
+    ]
+    if massless:
+        text = f"{path} has bodies whose mass comes from meshes, which are left out: {', '.join(massless)}"
+        raise ValueError(f"model: {shorten(text)}; give each an inertial")
+
+
+def _drop_all_but_links(spec: mujoco.MjSpec) -> None:
+    for kind in _NOT_LINKS:
+        for each in list(getattr(spec, kind)):
+            spec.delete(each)
+    for material in spec.materials:
+        material.textures = [""] * len(material.textures)
+    for geom in list(spec.geoms):
+        if geom.type in _MESHES:
+            spec.delete(geom)
+    for mesh in list(spec.meshes):
+        spec.delete(mesh)
+
+
+def _add_shape(spec: mujoco.MjSpec, shape: Shape) -> None:
+    size = [*shape.size, *[0.0] * (3 - len(shape.size))]
+    place = {"fromto": list(shape.place)} if len(shape.place) == 6 else {"pos": list(shape.place)}
+    spec.body(shape.body).add_geom(name=f"{shape.name}_0_collision", type=_SHAPES[shape.kind], size=size, **place)
+
+
+def _name_collision_geoms(spec: mujoco.MjSpec) -> None:
+    for body in spec.bodies:
+        collide = [geom for geom in body.geoms if geom.contype or geom.conaffinity]
+        for i, geom in enumerate(collide):
+            if not COLLISION.fullmatch(geom.name):
+                geom.name = f"{body.name}_{i}_collision"
+
+
+def _mend_inertia(spec: mujoco.MjSpec) -> None:
+    """Inertias that no body can have become those of a ball, as MuJoCo's ``balanceinertia`` does it: published URDFs
+    have some for covers and cameras. Links without inertia get none."""
+    for body in spec.bodies:
+        xx, yy, zz, xy, xz, yz = body.fullinertia
+        if not body.explicitinertial:
+            for geom in body.geoms:  # MuJoCo would fill it with water
+                geom.mass = 0.0
+        if np.isnan(xx):
+            continue
+        small, middle, large = np.linalg.eigvalsh([[xx, xy, xz], [xy, yy, yz], [xz, yz, zz]])
+        if small <= 0.0 or small + middle < large:
+            body.fullinertia = [(xx + yy + zz) / 3.0] * 3 + [0.0] * 3
+
+
+def _set_apart(root: ET.Element, base: str) -> ET.Element:
+    """The file's own defaults under a name, so that they are of its links alone; no limits of forces, which the drives
+    have, and no materials, which stay behind."""
+    for defaults in root.findall("default"):
+        defaults.attrib = {"class": "links"}
+        root.remove(defaults)
+        ET.SubElement(root, "default").append(defaults)
+    for body in root.findall(f"worldbody/body[@name='{base}']"):
+        if root.find("default") is not None and not body.get("childclass"):
+            body.set("childclass", "links")
+    for element in root.iter():
+        for name in ("material", "actuatorfrcrange", "actuatorfrclimited"):
+            element.attrib.pop(name, None)
+    return root
