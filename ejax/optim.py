@@ -29,7 +29,7 @@ from ejax.frozen import Kwargs
 from ejax.traced import is_array, is_on
 from ejax.types import Array, PyTree, TrainState, split_critic, with_critic
 
-_STRICT = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+_STRICT = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
 
 def _any_case(name: Any) -> Any:
@@ -39,32 +39,48 @@ def _any_case(name: Any) -> Any:
 class _Adam(BaseModel):
     model_config = _STRICT
     betas: tuple[float, float] = (0.9, 0.999)
+    """Decay of the gradient's mean and of its square's, a step."""
     eps: PositiveFloat = 1e-8
+    """Added to the root of the second moment."""
     weight_decay: NonNegativeFloat = 0.0
+    """Times the parameters, added to the gradient."""
     maximize: bool = False
+    """Step along the gradient instead of against it."""
 
 
 class _AdamW(_Adam):
     weight_decay: NonNegativeFloat = 0.01
+    """Times the learning rate, taken off the parameters."""
 
 
 class _SGD(BaseModel):
     model_config = _STRICT
     momentum: NonNegativeFloat = 0.0
+    """Decay of the velocity, a step."""
     dampening: float = 0.0
+    """Share of the gradient that does not enter the velocity."""
     weight_decay: NonNegativeFloat = 0.0
+    """Times the parameters, added to the gradient."""
     nesterov: bool = False
+    """Nesterov's momentum."""
     maximize: bool = False
+    """Step along the gradient instead of against it."""
 
 
 class _RMSprop(BaseModel):
     model_config = _STRICT
     alpha: float = Field(default=0.99, ge=0.0, lt=1.0)
+    """Decay of the squared gradient's mean, a step."""
     eps: PositiveFloat = 1e-8
+    """Added to its root."""
     weight_decay: NonNegativeFloat = 0.0
+    """Times the parameters, added to the gradient."""
     momentum: NonNegativeFloat = 0.0
+    """Decay of the velocity, a step."""
     centered: bool = False
+    """Divide by the deviation instead of the root mean square."""
     maximize: bool = False
+    """Step along the gradient instead of against it."""
 
 
 OPTIMIZER_KWARGS: dict[str, type[BaseModel]] = {"adam": _Adam, "adamw": _AdamW, "sgd": _SGD, "rmsprop": _RMSprop}
@@ -75,8 +91,13 @@ class OptimizerConfig(BaseModel):
 
     model_config = _STRICT
     name: Annotated[Literal["adam", "adamw", "sgd", "rmsprop"], BeforeValidator(_any_case)] = "adam"
+    """The update rule, torch's arithmetic."""
     learning_rate: NonNegativeFloat = 3e-4
+    """The learning rate at the start; it is part of the optimizer's state, and schedules change it there."""
     kwargs: Kwargs = Field(default_factory=FrozenDict)
+    """torch's arguments. adam, adamw: ``betas``, ``eps``, ``weight_decay``, ``maximize``. sgd: ``momentum``,
+    ``dampening``, ``weight_decay``, ``nesterov``, ``maximize``. rmsprop: ``alpha``, ``eps``, ``weight_decay``,
+    ``momentum``, ``centered``, ``maximize``."""
 
     @field_validator("kwargs")
     @classmethod
@@ -91,26 +112,33 @@ class OptimizerConfig(BaseModel):
 class _Linear(BaseModel):
     model_config = _STRICT
     start_factor: PositiveFloat = 1.0
+    """Of the learning rate at the start."""
     end_factor: NonNegativeFloat = 0.0
     """EmbodiChain's default; torch's own is 1."""
     total_iters: PositiveInt | None = None
+    """Updates until ``end_factor`` is reached. None: those of the run."""
 
 
 class _Cosine(BaseModel):
     model_config = _STRICT
     T_max: PositiveInt | None = None
+    """Updates until ``eta_min`` is reached. None: those of the run."""
     eta_min: NonNegativeFloat = 0.0
+    """The lowest learning rate."""
 
 
 class _Step(BaseModel):
     model_config = _STRICT
     step_size: PositiveInt
+    """Updates between two drops."""
     gamma: PositiveFloat = 0.1
+    """Factor of a drop."""
 
 
 class _Exponential(BaseModel):
     model_config = _STRICT
     gamma: PositiveFloat
+    """Factor of every update."""
 
 
 SCHEDULE_KWARGS: dict[str, type[BaseModel]] = {
@@ -126,7 +154,10 @@ class ScheduleConfig(BaseModel):
 
     model_config = _STRICT
     name: Annotated[Literal["linear", "cosine", "step", "exponential"] | None, BeforeValidator(_any_case)] = None
+    """torch.optim.lr_scheduler's of this name, one step an update. None: the learning rate stays."""
     kwargs: Kwargs = Field(default_factory=FrozenDict, validate_default=True)
+    """torch's arguments. linear: ``start_factor``, ``end_factor``, ``total_iters``. cosine: ``T_max``, ``eta_min``.
+    step: ``step_size``, ``gamma``. exponential: ``gamma``."""
 
     @field_validator("kwargs")
     @classmethod

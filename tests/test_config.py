@@ -713,6 +713,21 @@ def test_the_schema_file_is_what_the_generator_makes() -> None:
     assert text == schema_text(), "run: python -m ejax.config schema > ejax/config.schema.json"
 
 
+def test_every_key_of_the_schema_says_what_it_is() -> None:
+    schema = make_schema()
+    named = {"": schema, **schema["$defs"]}
+    keys = [(name, key, each) for name, node in named.items() for key, each in node.get("properties", {}).items()]
+    assert len(keys) > 300
+    assert [f"{name}.{key}" for name, key, each in keys if len(each.get("description", "")) < 8] == []
+
+
+def test_descriptions_are_one_line_in_markdown() -> None:
+    assert "``" not in schema_text()
+    assert make_schema()["$defs"]["PPOConfig"]["properties"]["target_kl"]["description"] == (
+        "Stop the update's remaining minibatches once their approximate KL exceeds 1.5 · target_kl."
+    )
+
+
 def test_the_schema_knows_every_spelling() -> None:
     properties = {name: set(each.get("properties", ())) for name, each in make_schema()["$defs"].items()}
     assert {"rollout_steps", "buffer_size", "gym_config", "learning_env", "events"} <= properties["TrainerConfig"]

@@ -44,24 +44,33 @@ from ejax.types import Array, Env, Key, Metrics, Params, Policy, PyTree, TrainSt
 class APGConfig(BaseModel):
     """``algorithm.cfg`` of ``apg``. The first four keys are EmbodiChain's ``trainer`` keys of the same names."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
     segment_length: PositiveInt = 16
     """Steps that a gradient flows back through."""
     update_horizon: PositiveInt | None = None
     """Steps of one update, a multiple of ``segment_length``. Default: one segment."""
     deterministic_actions: bool = False
+    """Act by the distribution's mode instead of a sample."""
     rollout_mode: Literal["segmented", "complete"] = "segmented"
+    """``segmented``: environments go on from update to update, and the gradient is cut every ``segment_length``
+    steps. ``complete``: whole episodes from fresh starts, up to the first end."""
     gradient_accumulation_steps: PositiveInt = 1
     """``complete`` only: independent rollouts whose gradients are averaged."""
     clip_actions_to_space: bool = False
+    """Clip actions to the action space's bounds before the environment sees them; no gradient passes where they
+    were clipped."""
     action_adjoint_max_norm: NonNegativeFloat = 0.0
     """Clip the gradient that arrives at each environment's action to this norm, at each step; a non-finite one becomes
     zero. 0: off."""
     optimizer: OptimizerConfig = OptimizerConfig()
+    """The update rule and the learning rate."""
     lr_scheduler: ScheduleConfig = ScheduleConfig()
+    """How the learning rate changes from update to update."""
     gamma: float = Field(default=0.99, ge=0.0, le=1.0)
+    """Discount of a step."""
     ent_coef: NonNegativeFloat = 0.0
+    """Weight of the entropy, which is to be large."""
     max_grad_norm: PositiveFloat = Field(default=0.5, allow_inf_nan=True)
     """Infinity: no clipping."""
     max_grad_norm_before_clip: NonNegativeFloat = 0.0

@@ -47,10 +47,12 @@ from ejax.types import (
 class BCConfig(BaseModel):
     """``algorithm.cfg`` of ``bc``. EmbodiChain has no such algorithm."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
     optimizer: OptimizerConfig = OptimizerConfig()
+    """The update rule and the learning rate."""
     lr_scheduler: ScheduleConfig = ScheduleConfig()
+    """How the learning rate changes from update to update."""
     loss: Literal["nll", "mse", "flow"] = "nll"
     """``mse`` leaves the standard deviation as it is; ``flow`` is that of a ``vla`` policy with a flow head."""
     batch_size: PositiveInt = 256
@@ -66,7 +68,8 @@ class BCConfig(BaseModel):
     max_grad_norm: PositiveFloat = Field(default=1.0, allow_inf_nan=True)
     """Infinity: no clipping."""
     skip_nonfinite_updates: bool = True
-    """As in PPO."""
+    """Leave parameters and optimizer as they are when a minibatch's loss, gradient or step is not finite, and count it;
+    False: training stops with NonFiniteUpdateError."""
 
 
 _MASKS = ("valid", "loss_mask")

@@ -53,10 +53,12 @@ from ejax.types import Array, Env, HostEnv, Key, Metrics, Params, Policy, PyTree
 class DistillConfig(BaseModel):
     """``algorithm.cfg`` of ``distill``. EmbodiChain has no such algorithm."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
     optimizer: OptimizerConfig = OptimizerConfig()
+    """The update rule and the learning rate."""
     lr_scheduler: ScheduleConfig = ScheduleConfig()
+    """How the learning rate changes from update to update."""
     teacher: str | None = None
     """A run's folder (its best checkpoint), a checkpoint's, that of an export, or EmbodiChain's file ``….pt``."""
     teacher_obs: str | None = None
@@ -71,16 +73,20 @@ class DistillConfig(BaseModel):
     beta_updates: PositiveInt | None = None
     """Updates in which it falls to 0, linearly. None: those of the run."""
     n_epochs: PositiveInt = 4
+    """Passes over a rollout in one update."""
     batch_size: PositiveInt = 256
     """Rows of one minibatch on each device."""
     minibatch_strata: PositiveInt | None = None
-    """As in PPO."""
+    """Minibatches take equally many rows from each of this many groups of neighbouring environments. None: from
+    each device."""
     sequence_length: PositiveInt | None = None
-    """As in PPO."""
+    """Of a policy with memory, successive steps that stay together in a minibatch, and that gradients go back
+    over. None: the longest that divides ``buffer_size`` and ``batch_size``, up to 128."""
     max_grad_norm: PositiveFloat = Field(default=1.0, allow_inf_nan=True)
     """Infinity: no clipping."""
     skip_nonfinite_updates: bool = True
-    """As in PPO."""
+    """Leave parameters and optimizer as they are when a minibatch's loss, gradient or step is not finite, and count it;
+    False: training stops with NonFiniteUpdateError."""
 
 
 @struct.dataclass(kw_only=True)

@@ -43,24 +43,32 @@ from ejax.types import Array, Key, Metrics, Params, Policy, PyTree, Rollout, Tra
 class GRPOConfig(BaseModel):
     """``algorithm.cfg`` of ``grpo``: EmbodiChain's names and defaults, and below them what ejax adds."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
     optimizer: OptimizerConfig = OptimizerConfig()
+    """The update rule and the learning rate."""
     lr_scheduler: ScheduleConfig = ScheduleConfig()
+    """How the learning rate changes from update to update."""
     gamma: float = Field(default=0.99, ge=0.0, le=1.0)
+    """Discount of a step."""
     n_epochs: PositiveInt = 10
+    """Passes over a rollout in one update."""
     batch_size: PositiveInt = 64
     """Rows of one minibatch on each device; the last one of an epoch may be smaller."""
     clip_coef: PositiveFloat = 0.2
+    """ε: beyond 1 ± ε the probability ratio earns nothing more."""
     ent_coef: NonNegativeFloat = 0.0
+    """Weight of the entropy, which is to be large."""
     kl_coef: NonNegativeFloat = 0.02
     """Weight of the divergence to the reference, which is the policy that training started from."""
     group_size: int = Field(default=4, ge=2)
     """Consecutive environments that form a group; divides ``num_envs``."""
     eps: PositiveFloat = 1e-8
+    """Added to a group's deviation, by which its advantages are divided."""
     max_grad_norm: PositiveFloat = Field(default=0.5, allow_inf_nan=True)
     """Infinity: no clipping."""
     reset_every_rollout: bool = True
+    """Every rollout starts with new episodes; False: those under way go on."""
     truncate_at_first_done: bool = True
     """Only each environment's first episode of a rollout counts."""
     shared_start: bool = True
@@ -71,11 +79,14 @@ class GRPOConfig(BaseModel):
     length_normalization: bool = False
     """ejax: each environment's episode has the same weight, however long it is, as in the original GRPO."""
     skip_nonfinite_updates: bool = True
-    """As in PPO."""
+    """Leave parameters and optimizer as they are when a minibatch's loss, gradient or step is not finite, and count it;
+    False: training stops with NonFiniteUpdateError."""
     minibatch_strata: PositiveInt | None = None
-    """As in PPO."""
+    """ejax: minibatches take equally many rows from each of this many groups of neighbouring environments. None: from
+    each device."""
     sequence_length: PositiveInt | None = None
-    """As in PPO."""
+    """ejax: of a policy with memory, successive steps that stay together in a minibatch, and that gradients go back
+    over. None: the longest that divides ``buffer_size`` and ``batch_size``, up to 128."""
     update_normalizers: bool = True
     """ejax: observation normalizers take in each rollout after its update, as PPO's do. EmbodiChain's GRPO leaves them
     as they are."""

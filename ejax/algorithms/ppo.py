@@ -54,13 +54,18 @@ from ejax.types import Array, Key, Metrics, Params, Policy, PyTree, Rollout, Tra
 class PPOConfig(BaseModel):
     """``algorithm.cfg`` of ``ppo``: EmbodiChain's names, and its 0.2.4 defaults unless a comment says otherwise."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
     optimizer: OptimizerConfig = OptimizerConfig()
+    """The update rule and the learning rate."""
     lr_scheduler: ScheduleConfig = ScheduleConfig()
+    """How the learning rate changes from update to update."""
     gamma: float = Field(default=0.99, ge=0.0, le=1.0)
+    """Discount of a step."""
     gae_lambda: float = Field(default=0.95, ge=0.0, le=1.0)
+    """λ of generalized advantage estimation: 0 trusts the critic, 1 the returns."""
     n_epochs: PositiveInt = 10
+    """Passes over a rollout in one update."""
     batch_size: PositiveInt = 64
     """Rows of one minibatch on each device; the last one of an epoch may be smaller."""
     num_mini_batches: PositiveInt | None = None
@@ -72,8 +77,11 @@ class PPOConfig(BaseModel):
     """ejax: of a policy with memory, successive steps that stay together in a minibatch, and that gradients go back
     over; divides ``buffer_size`` and ``batch_size``. None: the longest that does, up to 128."""
     clip_coef: PositiveFloat = 0.2
+    """ε: beyond 1 ± ε the probability ratio earns nothing more."""
     ent_coef: NonNegativeFloat = 0.01
+    """Weight of the entropy, which is to be large."""
     vf_coef: NonNegativeFloat = 0.5
+    """Weight of the value loss (V − R)², which has no ½."""
     kl_coef: NonNegativeFloat = 0.0
     """ejax: weight of the divergence to the reference, as in GRPO: for ``policy.init_from``."""
     max_grad_norm: PositiveFloat = Field(default=0.5, allow_inf_nan=True)
@@ -81,18 +89,25 @@ class PPOConfig(BaseModel):
     clip_grad_per_network: bool = False
     """EmbodiChain 0.3: clip the critic's gradient apart from the rest."""
     use_clipped_value_loss: bool = False
+    """The larger of the losses of V and of V clipped to ± ``clip_coef`` around its old value."""
     action_bound_coef: NonNegativeFloat = 0.0
     """Weight of E[max(|mean action| − 1, 0)²]: keeps an unbounded Gaussian's mean inside ±1."""
     normalize_advantage: bool = True
+    """Advantages have mean 0 and deviation 1 over the rollout."""
     normalize_advantage_per_mini_batch: bool = False
+    """Over each minibatch instead."""
     schedule: Literal["fixed", "adaptive"] = "fixed"
     """``adaptive``: the learning rate follows ``desired_kl``; excludes ``lr_scheduler``."""
     desired_kl: PositiveFloat | None = Field(default=None, validate_default=True)
+    """adaptive: the KL divergence of an update that the learning rate is steered to, such as 0.01."""
     minimum_learning_rate: PositiveFloat = 1e-5
+    """adaptive: the lowest learning rate."""
     maximum_learning_rate: PositiveFloat = Field(default=1e-2, validate_default=True)
+    """adaptive: the highest learning rate."""
     target_kl: PositiveFloat | None = None
     """Stop the update's remaining minibatches once their approximate KL exceeds 1.5 · target_kl."""
     reward_scale: PositiveFloat = 1.0
+    """Rewards are multiplied by it before advantages are computed; logs show them as they come."""
     timeout_bootstrap: Literal["exact", "embodichain", "embodichain-0.2", "embodichain-0.3", "embodichain-seed"] = (
         "exact"
     )

@@ -54,25 +54,34 @@ _PAPERS_ADAM = OptimizerConfig(name="adam", learning_rate=2e-3, kwargs=FrozenDic
 class SHACConfig(BaseModel):
     """``algorithm.cfg`` of ``shac``. Defaults: the paper's code for its ant."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
     segment_length: PositiveInt = 32
     """h: steps of one update, all of which a gradient flows back through."""
     deterministic_actions: bool = False
+    """Act by the distribution's mode instead of a sample."""
     clip_actions_to_space: bool = False
+    """Clip actions to the action space's bounds before the environment sees them; no gradient passes where they
+    were clipped."""
     action_adjoint_max_norm: NonNegativeFloat = 0.0
-    """As APG's: clip the gradient that arrives at each environment's action, at each step. 0: off."""
+    """Clip the gradient that arrives at each environment's action to this norm, at each step; a non-finite one becomes
+    zero. 0: off."""
     optimizer: OptimizerConfig = _PAPERS_ADAM
-    """The actor's."""
+    """The actor's update rule and learning rate."""
     critic_optimizer: OptimizerConfig = _PAPERS_ADAM
+    """The critic's update rule and learning rate."""
     lr_scheduler: ScheduleConfig = ScheduleConfig()
     """Schedule of both optimizers, each from its own learning rate."""
     gamma: float = Field(default=0.99, ge=0.0, le=1.0)
+    """Discount of a step."""
     ent_coef: NonNegativeFloat = 0.0
+    """Weight of the entropy, which is to be large."""
     max_grad_norm: PositiveFloat = Field(default=1.0, allow_inf_nan=True)
     """Limit of the actor's gradient and of the critic's, each by itself. Infinity: no clipping."""
     td_lambda: float = Field(default=0.95, ge=0.0, le=1.0)
+    """λ of the critic's targets: 0 is one step, 1 the whole segment."""
     critic_epochs: PositiveInt = 16
+    """Passes of the critic over a segment in one update."""
     num_mini_batches: PositiveInt = 4
     """For the critic: minibatches of an epoch, of equal size (the last may be smaller)."""
     target_critic_alpha: float = Field(default=0.2, ge=0.0, lt=1.0)

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat
 class CollectorConfig(BaseModel):
     """All keys are ejax's; EmbodiChain's ``model_type: vla`` means ``mode: async``."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
     mode: Literal["auto", "device", "host", "async"] = "auto"
     """``device``: pure environments, inside the jitted training step. ``host``: the policy is asked step by step, in

@@ -12,20 +12,24 @@ Vector = tuple[float, float, float]
 class CameraConfig(BaseModel):
     """``params`` of ``record_camera_data_async``."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
     phase: Phase = "eval"
     """What is recorded: ``eval`` the distribution's mode in the evaluation's environment, ``train`` its samples in the
     training's; the section of ``events`` that the event is in."""
     name: str = "cam"
+    """Part of the videos' file names."""
     resolution: tuple[PositiveInt, PositiveInt] = (640, 480)
     """(width, height) of one environment's picture."""
     eye: Vector = (-1.4, 1.4, 2.0)
+    """Where the camera is, m, in the world."""
     target: Vector = (0.0, 0.0, 0.0)
+    """The point that it looks at, m."""
     up: Vector = (0.0, 0.0, 1.0)
     """What points up in the picture; no matter where the camera looks along it."""
     intrinsics: tuple[float, float, float, float] | None = None
     """(fx, fy, cx, cy) in pixels, from the upper left corner. None: (600, 600, w/2, h/2)."""
     max_env_num: PositiveInt = 16
+    """Environments in the video, side by side."""
     save_path: str | None = None
     """Folder, in which no video replaces another. None: ``videos/<phase>`` in the run's folder."""
     interval_step: PositiveInt = 1

@@ -19,7 +19,7 @@ from ejax.shorten import shown
 class DataConfig(BaseModel):
     """``data``. A key that the source has no use for is an error."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
     source: Literal["engine", "recorded"]
     """``engine``: a worker process demonstrates while training goes on. ``recorded``: kept episodes."""
@@ -30,6 +30,8 @@ class DataConfig(BaseModel):
     be taught. What lies beyond an episode's start or end is padded, and has no part in the loss. None: draw frames that
     are all there."""
     sampling_mode: SamplingMode = "episode"
+    """Which windows are drawn: any (``episode``), those within one segment (``segment``), those across a change of
+    segment (``boundary``)."""
     seed: NonNegativeInt = 0
     """Seed of the windows drawn, and of the engine's attempts."""
     obs_field: str = "obs"
@@ -38,6 +40,7 @@ class DataConfig(BaseModel):
     obs_parts: Kwargs = Field(default_factory=FrozenDict)
     """Paths of single parts of the observation, by name, where they are not below ``obs_field``."""
     action_field: str = "actions"
+    """Path of what the policy shall do, such as ``expert_actions`` where the demonstrations' own are noisy."""
     num_workers: PositiveInt = 1
     """Threads that draw ahead of the training."""
     prefetch: PositiveInt = 2

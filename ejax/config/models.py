@@ -49,7 +49,7 @@ MOST_OF_NAME = 180
 """Bytes of ``exp_name``: most file systems take 255 for a name, and a checkpoint's has the step in it too."""
 EVAL_METRICS = ("eval/avg_reward", "eval/avg_length", "eval/success_rate")
 
-_STRICT = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+_STRICT = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
 
 class EnvConfig(BaseModel):
@@ -59,6 +59,7 @@ class EnvConfig(BaseModel):
     id: str
     """A registered name, ``<family>:<name>`` such as ``gymnax:CartPole-v1``, or ``package.module:Name``."""
     cfg: Kwargs = Field(default_factory=FrozenDict)
+    """Arguments of the environment's constructor."""
 
     @field_validator("id")
     @classmethod
@@ -81,6 +82,7 @@ class EventConfig(BaseModel):
     interval_step: PositiveInt = 1
     """Counted from the start of an episode."""
     params: Kwargs = Field(default_factory=FrozenDict)
+    """Arguments of the function."""
 
     @model_validator(mode="before")
     @classmethod
@@ -114,7 +116,9 @@ class EventsConfig(BaseModel):
 
     model_config = _STRICT
     train: Events = Field(default_factory=dict, validate_default=True)
+    """While the policy learns."""
     eval: Events = Field(default_factory=dict, validate_default=True)
+    """In evaluations, their videos and ``python -m ejax.evaluate``."""
 
     def of(self, phase: Phase) -> FrozenDict:
         """The events of one phase, in the form of a gym config's ``env.events``."""
@@ -138,6 +142,7 @@ class TrainerConfig(BaseModel):
     exp_name: str
     """Part of the output folder's name. Default: ``<env>_<algorithm>``."""
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 1
+    """Decides every random number of the run: the same seed gives the same bits."""
     device: str = "cpu"
     """``cpu``, ``cuda``, ``cuda:<index>``, ``tpu``."""
     matmul_precision: MatmulPrecision = "float32"
@@ -154,6 +159,7 @@ class TrainerConfig(BaseModel):
     process_timeout_s: PositiveFloat = 300.0
     """Of several processes that train together, one that has not followed the others for this long hangs: they end."""
     num_envs: PositiveInt = 64
+    """Environments that are stepped side by side, N; with ``distributed`` on each device."""
     buffer_size: PositiveInt = 256
     """Steps per environment and update, T."""
     iterations: PositiveInt = 250
@@ -165,17 +171,22 @@ class TrainerConfig(BaseModel):
     logged and evaluated is as it comes. ``norm_reward`` of Stable-Baselines3's ``VecNormalize``."""
 
     enable_eval: bool = False
+    """Evaluate the policy's mode in complete episodes, every ``eval_freq`` steps and at the end, and keep the best
+    checkpoint."""
     eval_freq: Annotated[NonNegativeInt, Field(le=INT64_MAX)] = 0
     """Environment steps between evaluations; 0: none during training."""
     num_eval_envs: PositiveInt = 16
+    """Environments of an evaluation, side by side."""
     num_eval_episodes: NonNegativeInt = 5
+    """Episodes of an evaluation, at least 1 with ``enable_eval``."""
     eval_episode_choice: Literal["fixed", "first_finished"] = "fixed"
     """ejax: which episodes count. ``first_finished`` is EmbodiChain's choice, which favours short ones."""
     eval_seed: Annotated[int, Field(ge=0, lt=2**33)]
     """Default: ``seed`` + 10000."""
     best_eval_metric: str = "eval/avg_reward"
-    """One of ``EVAL_METRICS``, or ``eval/metrics/<name>`` of the environment."""
+    """``eval/avg_reward``, ``eval/avg_length``, ``eval/success_rate``, or the environment's ``eval/metrics/<name>``."""
     best_eval_mode: Literal["max", "min"] = "max"
+    """Whether the best is the largest ``best_eval_metric`` or the smallest."""
 
     save_freq: Annotated[NonNegativeInt, Field(le=INT64_MAX)] = 0
     """Environment steps between checkpoints; 0: only the last one and the best."""
@@ -186,11 +197,15 @@ class TrainerConfig(BaseModel):
     output_dir: str = "outputs"
     """ejax: the folder that runs are written under."""
     collector: CollectorConfig = CollectorConfig()
+    """Where and when rollouts are made."""
     events: EventsConfig = EventsConfig()
+    """What happens to the world besides the environment's own events."""
     cameras: tuple[CameraConfig, ...] = ()
     """ejax: videos; written as ``events.<phase>.<name>`` with func ``record_camera_data_async``."""
     use_wandb: bool = False
+    """Log to Weights & Biases too; needs the extra ``wandb``."""
     wandb_project_name: str = "embodichain-generic"
+    """Project of Weights & Biases."""
     log_freq_updates: PositiveInt = 1
     """ejax: updates between two fetches of the metrics."""
     updates_per_dispatch: PositiveInt | Literal["auto"] = "auto"
@@ -247,7 +262,9 @@ class NetworkBlock(BaseModel):
 
     model_config = _STRICT
     type: Literal["mlp"] = "mlp"
+    """What the network is: a multi-layer perceptron."""
     network_cfg: NetworkConfig
+    """Its layers."""
     memory: MemoryConfig | None = None
     """ejax: a memory before the network. The actor's default is none; the critic's is one of its own like the
     actor's."""
@@ -265,7 +282,9 @@ class ObsGroups(BaseModel):
 
     model_config = _STRICT
     actor: tuple[str, ...] = ()
+    """Dotted paths of the parts that the actor reads."""
     critic: tuple[str, ...] = ()
+    """Dotted paths of the parts that the critic reads."""
 
 
 class PolicyConfig(BaseModel):
@@ -273,20 +292,28 @@ class PolicyConfig(BaseModel):
 
     model_config = _STRICT
     name: str
+    """``actor_critic``, ``actor_only``, ``vision``, ``vla``, or a class of your own, ``package.module:Name``."""
     cfg: Kwargs = Field(default_factory=FrozenDict)
     """Arguments of a policy class of your own."""
     action_dim: PositiveInt | None = None
     """Checked against the environment's."""
     actor: NetworkBlock | None = None
+    """The network from observations to actions. ``actor_critic`` and ``actor_only`` need it."""
     critic: NetworkBlock | None = None
+    """The network from observations to values. ``actor_critic`` needs it."""
     initial_log_std: float = 0.0
+    """The first log standard deviation of every action, in ``log_std_range``. It does not depend on the
+    observation."""
     log_std_range: tuple[float, float] = (-5.0, 2.0)
     """The range in which log_std is learned; ejax's key, with the bounds that EmbodiChain had up to 0.2."""
     squash_actions: bool = False
     """ejax: a tanh-squashed Gaussian between the bounds of the action space, instead of an unbounded one."""
     actor_obs_normalization: bool = False
+    """The actor sees observations minus their running mean, divided by their running deviation."""
     critic_obs_normalization: bool = False
+    """The same for the critic, with statistics of its own."""
     obs_groups: ObsGroups = ObsGroups()
+    """Which parts of a nested observation each network reads."""
     vla_config: VLAConfig | None = None
     """Of the policy ``vla``."""
     init_from: str | None = None
@@ -320,7 +347,10 @@ class AlgorithmConfig(BaseModel):
 
     model_config = _STRICT
     name: str
+    """``ppo``, ``grpo``, ``apg``, ``shac``, ``bc``, ``distill``, or a record of your own,
+    ``package.module:ALGORITHM``."""
     cfg: SerializeAsAny[BaseModel] = Field(default_factory=dict, validate_default=True)
+    """The algorithm's options; each name has its own."""
 
     @field_validator("name")
     @classmethod
@@ -365,11 +395,15 @@ class RunConfig(BaseModel):
 
     model_config = _STRICT
     env: EnvConfig
+    """The environment."""
     trainer: TrainerConfig
+    """How long, on what and beside what the run trains, and what it keeps."""
     policy: PolicyConfig
+    """The networks."""
     algorithm: AlgorithmConfig
+    """How the policy learns."""
     data: DataConfig | None = None
-    """ejax: what ``bc`` learns from."""
+    """ejax: the demonstrations that ``bc`` learns from."""
     population: PopulationConfig | None = None
     """ejax: many trainings in one program."""
     notices: tuple[KeyNote, ...] = Field(default=(), exclude=True, repr=False)

@@ -31,7 +31,7 @@ from ejax.shorten import shown
 OPTIONS = "algorithm.cfg."
 """What members may differ in, besides the seed, begins with it."""
 _KEY = r"^(algorithm|trainer|policy|env|data)(\..+)?$"
-_STRICT = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+_STRICT = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 _Seed = Annotated[int, Field(ge=0, lt=2**31)]
 
 
@@ -47,6 +47,7 @@ class ExploitConfig(BaseModel):
     fraction: float = Field(default=0.25, gt=0.0, le=0.5)
     """Of the members: so many copy, and from so many is copied; rounded down, at least one."""
     perturb: tuple[PositiveFloat, ...] = Field(default=(0.8, 1.25), min_length=1)
+    """Factors; each copied number is multiplied by one of them, at random."""
 
 
 class PopulationConfig(BaseModel):
@@ -64,6 +65,7 @@ class PopulationConfig(BaseModel):
     """Dotted key, of ``algorithm.cfg`` unless ``apart`` -> the values that members have; may be written directly under
     ``population``."""
     exploit: ExploitConfig | None = None
+    """Population-based training: the worst go on from the best. None: members do not meet."""
 
     @model_validator(mode="before")
     @classmethod

