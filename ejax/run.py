@@ -23,7 +23,9 @@ from ejax.training.cadence import Throttle
 from ejax.training.environments import evaluation_env
 from ejax.training.evaluators import make_evaluator, require_measured
 from ejax.training.interrupt import interruptible
+from ejax.training.latest import duration, number
 from ejax.training.metrics import MetricWriter
+from ejax.training.notebook import result_html
 from ejax.training.parts import cadence_of, rows_per_update
 from ejax.training.profile import Profiler
 from ejax.training.progress import Progress
@@ -65,6 +67,20 @@ class RunResult:
     eval_history: list[dict[str, float]] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
     """Where they went, as in the log's ``time/``: those of the loop, and of the C engine within them."""
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows of it: curves and facts."""
+        finished = "yes" if self.finished else 'no; go on with train(config, resume="latest")'
+        facts = {
+            "run": str(self.run_dir),
+            "steps": f"{self.global_step:,}, in {self.num_updates:,} updates",
+            "wall time": f"{duration(self.elapsed_time_sec)}, {self.training_fps:,.0f} steps/s",
+            "finished": finished,
+            **({} if self.best_eval_value is None else {"best evaluation": number(self.best_eval_value)}),
+            "best checkpoint": str(self.best_checkpoint_path or "none"),
+            "latest checkpoint": str(self.latest_checkpoint_path or "none"),
+        }
+        return result_html(facts, [*self.train_history, *self.eval_history])
 
     @property
     def mostly_skipped(self) -> bool:

@@ -12,9 +12,10 @@ command -v "$python" >/dev/null || python=python3
 }
 [ -x .venv/bin/python ] || "$python" -m venv .venv
 # --no-compile: of 11,000 files few are ever imported, and those are compiled then
-.venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --editable '.[dev]'
+.venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --editable '.[dev,docs]'
 
 .venv/bin/ruff format --check .
 .venv/bin/ruff check .
 .venv/bin/mypy
+NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --quiet --strict  # into build/site
 .venv/bin/python -m pytest --numprocesses auto --dist loadfile "$@"

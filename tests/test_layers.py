@@ -41,10 +41,9 @@ LAYERS = [
             "weights",
             "video",
         ),
-        *(
-            f"training.{part}"
-            for part in ("interrupt", "leave", "facts", "digests", "console", "metric_log", "best", "cadence")
-        ),
+        *(f"training.{part}" for part in ("interrupt", "leave", "facts", "digests", "metric_log", "best", "cadence")),
+        *(f"training.{view}" for view in ("console", "latest", "notebook")),
+        "reporting.charts",
     ],
     ["policies", "envs", "rollout", "episodes", "collectors"],
     ["evaluation", "algorithms", "experts", "data"],

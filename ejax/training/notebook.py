@@ -1,0 +1,155 @@
+"""What a notebook shows of a run: progress, the latest values and curves, in one output that is updated in place."""
+
+import math
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from html import escape
+from typing import Any
+
+from ejax.reporting.charts import curve_of, curves_figure
+from ejax.training.best import Best
+from ejax.training.latest import GROUPS, Latest
+
+_INTERVAL_S = 0.5
+_MOST_NOTES = 6
+_CURVES = {
+    "charts/episode_reward_avg_100": "return, mean of 100 episodes",
+    "charts/success_rate_avg_100": "success, mean of 100 episodes",
+    "eval/avg_reward": "return of evaluations",
+    "eval/success_rate": "success of evaluations",
+}
+_OF_MEMBERS = "/median"
+"""What the tags of a population's summaries end in."""
+# the notebook's own colours, light or dark: only lines have one
+_STYLE = """<style>
+.ejax-run{font:13px/1.45 system-ui,sans-serif;font-variant-numeric:tabular-nums;max-width:860px}
+.ejax-run .bar{height:6px;border-radius:3px;background:#8884;margin:4px 0}
+.ejax-run .bar div{height:6px;border-radius:3px;background:#0c8599}
+.ejax-run .curves-of{display:grid;grid-template-columns:repeat(auto-fill,minmax(260px,1fr));gap:8px 16px}
+.ejax-run figure{margin:6px 0}.ejax-run figcaption{font-weight:600;font-size:12px}
+.ejax-run svg{display:block;width:100%;height:auto}.ejax-run svg svg{overflow:hidden}
+.ejax-run svg text{fill:currentColor;opacity:.7;font:10px system-ui,sans-serif}
+.ejax-run line.grid{stroke:currentColor;opacity:.15}.ejax-run line.axis{stroke:currentColor;opacity:.5}
+.ejax-run path.line{stroke:#0c8599;fill:none;stroke-width:1.6;stroke-linejoin:round;stroke-linecap:round}
+.ejax-run .note,.ejax-run .dim{opacity:.65;font-size:12px}
+.ejax-run table{border-collapse:collapse;margin:4px 0}.ejax-run td{text-align:left;padding:1px 14px 1px 0;border:0}
+.ejax-run pre{font-size:12px;margin:4px 0;white-space:pre-wrap}
+</style>"""
+
+
+def in_notebook() -> bool:
+    """Whether this process is the kernel of a notebook."""
+    ipython, kernels = sys.modules.get("IPython"), sys.modules.get("ipykernel.zmqshell")
+    return (
+        ipython is not None and kernels is not None and isinstance(ipython.get_ipython(), kernels.ZMQInteractiveShell)
+    )
+
+
+class NotebookView:
+    """Progress and curves in a cell's output. Redrawn at a bounded rate, and always in the end."""
+
+    def __init__(
+        self,
+        title: str,
+        *,
+        total_steps: int,
+        start_step: int = 0,
+        show: Callable[[str], Callable[[str], object]] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """
+        Args:
+            show: puts HTML below the cell, and gives what replaces it by another. None: IPython's display.
+        """
+        self._latest = Latest(title, total_steps=total_steps, start_step=start_step)
+        self._history: dict[str, dict[int, float]] = {}
+        self._notes: list[str] = []
+        self._clock = clock
+        self._next = clock() + _INTERVAL_S
+        self._replace = (show or _display)(self._html())
+
+    def write(self, step: int, metrics: Mapping[str, float], best: Best | None) -> None:
+        """Take over ``metrics``, and redraw if that was not done just now."""
+        self._latest.take(step, metrics, best)
+        _remember(self._history, step, metrics)
+        if self._clock() >= self._next:
+            self._draw()
+
+    def note(self, message: str) -> None:
+        """Show a line of free text below the curves; the last few stay."""
+        self._notes.append(message)
+        self._draw()
+
+    def close(self) -> None:
+        """Draw once more."""
+        self._draw()
+
+    def _draw(self) -> None:
+        self._replace(self._html())
+        self._next = self._clock() + _INTERVAL_S
+
+    def _html(self) -> str:
+        latest, hidden = self._latest, len(self._notes) - _MOST_NOTES
+        rows = [(group, latest.fields(group)) for group in GROUPS]
+        best = latest.best_text()
+        notes = [*([f"… {hidden} more before"] if hidden > 0 else []), *self._notes[-_MOST_NOTES:]]
+        return "".join(
+            [
+                f"<div class=ejax-run>{_STYLE}<b>{escape(latest.title)}</b> {latest.progress}",
+                f'<div class=bar><div style="width:{100 * latest.fraction:.1f}%"></div></div>',
+                f"<div class=dim>{escape(latest.pace())}</div>{_figures(self._history)}",
+                _table(
+                    [
+                        *((group, _listed(fields)) for group, fields in rows if fields),
+                        *([("best", best)] if best else []),
+                    ]
+                ),
+                f"<pre>{escape(chr(10).join(notes))}</pre>" if notes else "",
+                "</div>",
+            ]
+        )
+
+
+def result_html(facts: Mapping[str, str], rows: Iterable[Mapping[str, float]]) -> str:
+    """A run's end as HTML: facts, and curves of what was logged.
+
+    Args:
+        rows: a ``global_step`` and metrics each.
+    """
+    history: dict[str, dict[int, float]] = {}
+    for row in rows:
+        _remember(history, int(row["global_step"]), row)
+    return f"<div class=ejax-run>{_STYLE}{_figures(history)}{_table(facts.items())}</div>"
+
+
+def _remember(history: dict[str, dict[int, float]], step: int, metrics: Mapping[str, float]) -> None:
+    for tag in _CURVES:
+        value = metrics.get(tag, metrics.get(tag + _OF_MEMBERS, math.nan))
+        if math.isfinite(value):
+            history.setdefault(tag, {})[step] = value
+
+
+def _figures(history: Mapping[str, Mapping[int, float]]) -> str:
+    figures = [
+        curves_figure(name, [curve_of(name, 0, [history[tag]])], "steps")
+        for tag, name in _CURVES.items()
+        if tag in history
+    ]
+    return f"<div class=curves-of>{''.join(figures)}</div>" if figures else ""
+
+
+def _table(rows: Iterable[tuple[str, str]]) -> str:
+    cells = "".join(f"<tr><td class=dim>{escape(name)}</td><td>{escape(text)}</td></tr>" for name, text in rows)
+    return f"<table>{cells}</table>" if cells else ""
+
+
+def _listed(fields: Mapping[str, str]) -> str:
+    return " · ".join(f"{name} {value}" for name, value in fields.items())
+
+
+def _display(html: str) -> Callable[[str], object]:
+    from IPython.display import HTML, display
+
+    handle: Any = display(HTML(html), display_id=True)
+    return lambda html: handle.update(HTML(html))
