@@ -20,12 +20,15 @@ import ejax
 from ejax.data import Episode
 from ejax.data.task import flatten
 from ejax.envs.description import describe
+from ejax.types import CameraView
 from ejax.video import write_video
 
 TO = Path(__file__).parents[1] / "docs" / "gallery"
 SIZE = (240, 320)
 """Height and width, pixels."""
 EXPERTS = {"PushCubeRL": "push_cube", "PickPlaceRL": "pick_place", "InstructedPlaceRL": "instructed_place"}
+FROM_AFAR = {"CartPoleRL": CameraView(eye=(5.0, -1.3, 1.4), target=(0.0, -1.3, 0.75), fovy=30.0)}
+"""Cameras that are not the task's own: nothing keeps a cart in the middle of its rail."""
 FPS = 20
 Pictures = NDArray[np.uint8]
 
@@ -42,7 +45,7 @@ def main() -> None:
                 save(module, demonstrated(module), told=name)
         else:
             draw = {"PointMassRL": point_mass, "PlanarReachRL": planar_reach}.get(task)
-            save(task.removesuffix("RL").lower(), played(run, draw), told=task)
+            save(task.removesuffix("RL").lower(), played(run, draw, FROM_AFAR.get(task)), told=task)
 
 
 def demonstrated(module: str, seed: int = 3) -> Pictures:
@@ -54,7 +57,7 @@ def demonstrated(module: str, seed: int = 3) -> Pictures:
     return np.asarray(frames)
 
 
-def played(run: str, draw: Any) -> Pictures:
+def played(run: str, draw: Any, camera: CameraView | None) -> Pictures:
     """[L, H, W, 3]: a few episodes of a trained policy, one after the other; of long ones the first, and its begin."""
     actor = ejax.load(run)
     env: Any = actor.env
@@ -68,7 +71,7 @@ def played(run: str, draw: Any) -> Pictures:
         for i in range(60 * every):
             path.append(state)
             if i % every == 0:
-                pictures.append(env.render(state, SIZE[1], SIZE[0]) if draw is None else draw(env, path))
+                pictures.append(env.render(state, SIZE[1], SIZE[0], camera) if draw is None else draw(env, path))
             state, timestep = step(state, actor.act(obs), jax.random.fold_in(key, i))
             obs = timestep.obs
             if bool(timestep.terminated | timestep.truncated):
