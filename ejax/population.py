@@ -27,6 +27,7 @@ from ejax.config.bind import bind
 from ejax.device import matmul_precision
 from ejax.envs.host.calls import exits_are_errors
 from ejax.registry import is_foreign_checkpoint
+from ejax.stopwatch import ENGINE, Stopwatch
 from ejax.training.best import REWARD, Best, improves
 from ejax.training.cadence import Throttle
 from ejax.training.checkpoint import CheckpointError, load_checkpoint
@@ -41,6 +42,7 @@ from ejax.training.saver import Saver
 from ejax.training.skipped import skipped_fraction
 from ejax.training.standing import PopulationResult, summaries, write_standing
 from ejax.training.start import Place, find_place
+from ejax.training.usage import memory_in_use, times
 from ejax.types import Metrics
 
 _Arrays = dict[str, NDArray[Any]]
@@ -220,6 +222,7 @@ class _Loop:
         if place.checkpoint is not None:
             self.note(f"resumed from {place.checkpoint} at {step} {config.step_name} of each member")
         self.compiled_at = self.clock = started
+        self.times = Stopwatch()
         known = [folder.progress.last_eval_metrics for folder in self.folders]
         if all(known):
             self._summarize_evaluation({tag: np.array([each[tag] for each in known]) for tag in known[0]})
@@ -231,7 +234,8 @@ class _Loop:
             state = self._compile(state)
             while update < total and not interrupted():
                 count = self.cadence.updates_until_event(update, self.throttle.limit)
-                state, metrics = self.parts.stepper.advance(state, count)
+                with self.times.of("train"):
+                    state, metrics = self.parts.stepper.advance(state, count)
                 update += count
                 evaluates = self.cadence.evaluates(update) or (update == total and self.trainer.enable_eval)
                 evaluation = self.parts.evaluator.begin(state.members.train.params) if evaluates else None
@@ -261,11 +265,14 @@ class _Loop:
             state = self.parts.stepper.start(state)
         self.compiled_at = self.clock = time.monotonic()
         seconds, number = self.compiled_at - self.started, len(self.parts.members)
+        self.times.add("compile", seconds)
+        ENGINE.take()  # of what the process did before
         self.note(f"built and compiled {number} members in {seconds:.1f} s; run folder {self.directory.path}")
         return state
 
     def _finish(self, launched: _Launched) -> None:
-        metrics: _Arrays = {name: np.asarray(x) for name, x in jax.device_get(launched.metrics).items()}
+        with self.times.of("train"):
+            metrics: _Arrays = {name: np.asarray(x) for name, x in jax.device_get(launched.metrics).items()}
         now = time.monotonic()
         self.throttle.took(launched.count, now - self.clock)
         self.clock = now
@@ -302,6 +309,7 @@ class _Loop:
             "charts/SPS": fps,
             "population/alive": float(self.alive.sum()),
         }
+        rows |= times(self.times.take() | ENGINE.take()) | memory_in_use(jax.devices()[0])
         self.writer.write(step, rows)
         if self.view is not None:
             self.view.write(step, {tag: x for tag, x in rows.items() if tag in _SHOWN or tag.startswith(FITNESS)}, None)
@@ -321,7 +329,8 @@ class _Loop:
             self.alive[i] = True
 
     def _record_evaluation(self, state: PopulationState, update: int, evaluation: Metrics) -> None:
-        metrics: _Arrays = {name: np.asarray(x) for name, x in jax.device_get(evaluation).items()}
+        with self.times.of("evaluate"):
+            metrics: _Arrays = {name: np.asarray(x) for name, x in jax.device_get(evaluation).items()}
         for i, folder in enumerate(self.folders):
             if self.alive[i]:
                 folder.record_evaluation(self, i, state, update, {name: x[i] for name, x in metrics.items()})
@@ -368,7 +377,8 @@ class _Loop:
         }
         for folder in self.folders:
             folder.saver.write_held()
-        self.latest = self.directory.save(state, meta, keep=self.trainer.keep_checkpoints)
+        with self.times.of("save"):
+            self.latest = self.directory.save(state, meta, keep=self.trainer.keep_checkpoints)
         self.last_saved = update
         self.note(f"saved {self.latest}")
 
