@@ -178,7 +178,11 @@ def _shares(num_envs: int, num_episodes: int) -> NDArray[np.int64]:
 
 
 def summarize(episodes: Mapping[str, Any]) -> Metrics:
-    """Means over the episodes, under EmbodiChain's tags, and the number of those that were not finite throughout."""
+    """Means over the episodes, under EmbodiChain's tags, and the number of those that were not finite throughout.
+
+    Args:
+        episodes: from ``evaluate``, [E] each.
+    """
     tags = {"return": "eval/avg_reward", "length": "eval/avg_length", "success": "eval/success_rate"}
     means = {tags.get(name, f"eval/{name}"): x.mean() for name, x in episodes.items() if name != "nonfinite"}
     return means | {NONFINITE_EPISODES: (episodes["nonfinite"] > 0).sum()}

@@ -11,7 +11,11 @@ from ejax.types import Array
 def clipped_surrogate(
     log_ratio: Array, advantage: Array, clip_coef: float, clip_coef_high: float | None = None
 ) -> Array:
-    """−min(ρA, clip(ρ, 1 − ε, 1 + ε')A), with ρ = exp(log_ratio), ε' = ε unless given. [B].
+    """−min(ρA, clip(ρ, 1 − ε, 1 + ε')A), with ρ = exp(log_ratio), ε' = ε unless given.
+
+    Args:
+        log_ratio, advantage: [B], or any one shape, which is the result's.
+        clip_coef, clip_coef_high: ε and ε'.
 
     Source: Schulman et al. 2017, eq. 7; Yu et al. 2025 (DAPO) for ε' > ε.
     """

@@ -286,7 +286,12 @@ def scheduled_learning_rate(learning_rate: float, schedule: ScheduleConfig, num_
 
 
 def step_schedule(state: TrainState, optimizer: OptimizerConfig, schedule: ScheduleConfig) -> TrainState:
-    """Count one update, and set the learning rate of the next."""
+    """Count one update, and set the learning rate of the next.
+
+    Args:
+        optimizer: gives the learning rate at the start.
+        schedule: with its horizon: ``bind_schedule``. Without a name the learning rate stays as it is.
+    """
     step = state.step + 1
     if schedule.name is None:
         return replace(state, step=step)
@@ -372,6 +377,9 @@ def _select(condition: Array, yes: PyTree, no: PyTree) -> PyTree:
 
 def clip_by_global_norm(grads: PyTree, max_norm: float) -> tuple[PyTree, Array]:
     """g · min(1, max_norm / (‖g‖₂ + 1e-6)): torch's ``clip_grad_norm_``, which optax's clipping is not.
+
+    Args:
+        grads: a pytree; its norm is that of all leaves together.
 
     Returns:
         The clipped gradients and the norm before clipping.

@@ -49,7 +49,15 @@ _STEPS_OF_LARGE_OBS = 16
 
 @partial(jax.jit, static_argnames=("env", "num_envs", "group_size"))
 def reset(env: Env, key: Key, num_envs: int, group_size: int = 1) -> EnvCarry:
-    """N new episodes; each ``group_size`` consecutive ones start from the same state."""
+    """N new episodes; each ``group_size`` consecutive ones start from the same state.
+
+    Args:
+        env: of one row, without a batch; hashable, since it is static.
+        num_envs: N, a multiple of ``group_size``.
+
+    Returns:
+        States and observations, leaves [N, ...].
+    """
     keys = jnp.repeat(jax.random.split(key, num_envs // group_size), group_size)
     state, obs = by_device(jax.vmap(env.reset), num_envs)(keys)
     return EnvCarry(state=state, obs=obs)
@@ -85,8 +93,13 @@ def step(
     to read the condition, and several to ask each other: it resets all rows and takes those that it needs.
 
     Args:
+        carry: leaves [N, ...].
         action: [N, ...].
         start: new episodes for rows that end, drawn beforehand by ``starts_of``. None: drawn here.
+
+    Returns:
+        The environments after it, and the time step, leaves [N, ...]: its ``obs`` is the next to act on, its
+        ``final_obs`` the true next one.
     """
     num_envs = jax.tree.leaves(carry.obs)[0].shape[0]
     key_step, key_reset = jax.random.split(key)
@@ -151,13 +164,16 @@ def unroll(
     true next ones, which is one large matrix product instead of T small ones.
 
     Args:
+        params: of the policy.
+        carry: N environments, from ``reset`` or from the rollout before.
+        num_steps: T.
         dropout: give the policy a ``dropout_seed`` for each row, and keep it in the rollout, so that the update drops
             the same units: the probability ratio is 1 before the first gradient step.
         first_episodes: stop when every environment has ended an episode. The steps that are left are zeros, and False
             in ``valid``; a CPU does not simulate them. The others are the same bits as without it.
 
     Returns:
-        The rollout, with the acting policy's ``distribution``, and the environments after it.
+        The rollout, leaves [T, N, ...], with the acting policy's ``distribution``, and the environments after it.
     """
     num_envs = jax.tree.leaves(carry.obs)[0].shape[0]
     key_dropout, key_steps = jax.random.split(key)

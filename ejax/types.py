@@ -117,7 +117,13 @@ def init_train_state(
 
 
 def make_train_state(params: Params, optimizer: Any, *, reference: Params = None, target: Params = None) -> TrainState:
-    """``init_train_state`` from existing parameters."""
+    """``init_train_state`` from existing parameters.
+
+    Args:
+        params: Flax variables; the optimizer steps what is under ``params``.
+        optimizer: as in ``init_train_state``.
+        reference, target: parameters to keep as such, or None.
+    """
     return TrainState(
         step=jnp.zeros((), jnp.int32),
         params=params,

@@ -128,6 +128,9 @@ def export_pt(
 def import_pt(file: Path, config: RunConfig, run: Path, *, policy_only: bool = False) -> list[str]:
     """Make the folder ``run`` of an ejax run that goes on from EmbodiChain's ``file``.
 
+    Args:
+        policy_only: leave the optimizer's state out.
+
     Returns:
         Notes on what could not be taken over, or only in part.
 

@@ -82,8 +82,7 @@ def a2c_update(
     return step_schedule(state, config.optimizer, config.lr_scheduler), metrics
 
 
-A2C = Algorithm(Config=A2CConfig, update=a2c_update)
-register_algorithm("a2c", A2C, override=True)
+A2C = register_algorithm("a2c", Algorithm(Config=A2CConfig, update=a2c_update), override=True)
 
 # %% [markdown]
 # ## Train with it

@@ -107,6 +107,11 @@ def apg_update(
 ) -> tuple[TrainState, EnvCarry, Metrics]:
     """One APG update from ``carry`` on.
 
+    Args:
+        carry: N environments, leaves [N, ...]; ``rollout_mode: complete`` takes only their number.
+        env: its ``step`` is differentiable.
+        config: an open ``lr_scheduler`` needs its horizon: ``bind_schedule``.
+
     Returns:
         The new state (``step`` + 1 unless the update was skipped), the environments after it, scalar metrics: ``loss``,
         ``objective`` and ``entropy`` (sums over segments), ``grad_norm`` (before clipping; NaN where not finite),

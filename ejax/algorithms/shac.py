@@ -106,6 +106,8 @@ def shac_update(
 
     Args:
         state: ``target`` holds the policy with the target critic; at the start, the parameters themselves.
+        carry: N environments, leaves [N, ...].
+        env: its ``step`` is differentiable.
         optimizer: from ``ejax.optim.make_actor_critic_optimizer``.
         config: an open ``lr_scheduler`` needs its horizon: ``bind_schedule``.
 

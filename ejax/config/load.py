@@ -67,6 +67,8 @@ def parse_config(
     """``load_config`` for a config that is in memory: a program's own, so code that it names may run (``ejax.trust``).
 
     Args:
+        data: sections ``trainer``, ``policy``, ``algorithm``, …, in any spelling.
+        overrides, device: as in ``load_config``.
         folder: where a relative ``trainer.gym_config`` is looked up before the working directory.
 
     Raises:

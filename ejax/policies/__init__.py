@@ -16,7 +16,16 @@ __all__ = ["MLP", "ActorCritic", "ActorOnly", "NetworkConfig", "evaluate_actions
 def get_action(
     policy: Policy, params: Params, obs: PyTree, key: Key, deterministic: bool = False
 ) -> tuple[Array, Array, Array]:
-    """``(action [..., A], log_prob [...], value [...])``; the distribution's mode where ``deterministic``."""
+    """What a policy does.
+
+    Args:
+        params: Flax variables, as ``policy.init`` gives them.
+        obs: leaves [..., F].
+        key: for the sample; not used where ``deterministic``, which takes the distribution's mode.
+
+    Returns:
+        ``(action [..., A], log_prob [...], value [...])``; log π is summed over action dimensions.
+    """
     distribution, value = policy.apply(params, obs)
     action = distribution.mode() if deterministic else distribution.sample(key)
     return action, distribution.log_prob(action), value
@@ -24,12 +33,12 @@ def get_action(
 
 @partial(jax.jit, static_argnames="policy")
 def get_value(policy: Policy, params: Params, obs: PyTree) -> Array:
-    """V(obs): [...]."""
+    """V(obs): [...] for observations with leaves [..., F]; zeros of a policy without a critic."""
     return policy.apply(params, obs)[1]
 
 
 @partial(jax.jit, static_argnames="policy")
 def evaluate_actions(policy: Policy, params: Params, obs: PyTree, action: Array) -> tuple[Array, Array, Array]:
-    """``(log_prob, entropy, value)``, each [...], of actions taken earlier."""
+    """``(log_prob, entropy, value)``, each [...], of actions [..., A] taken earlier at ``obs``, leaves [..., F]."""
     distribution, value = policy.apply(params, obs)
     return distribution.log_prob(action), distribution.entropy(), value

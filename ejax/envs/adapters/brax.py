@@ -108,6 +108,10 @@ def adapt(
 
     Args:
         name: its identity, together with ``options``: equal ones share compiled programs.
+        max_episode_steps, action_repeat: as in ``make``.
+
+    Raises:
+        ValueError: one of them is not positive.
     """
     if max_episode_steps <= 0 or action_repeat <= 0:
         raise ValueError(f"max_episode_steps and action_repeat must be > 0, got {max_episode_steps}, {action_repeat}")

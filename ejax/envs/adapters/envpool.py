@@ -87,6 +87,8 @@ def make(name: str, *, num_envs: int, clip_actions: bool = True, **options: Any)
     """``envpool.make`` of ``name``.
 
     Args:
+        num_envs: N, stepped together.
+        clip_actions: into the bounds of the action space, before a step.
         options: EnvPool's own, such as ``num_threads`` or ``max_episode_steps``.
 
     Raises:

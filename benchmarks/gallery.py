@@ -1,0 +1,144 @@
+"""Pictures and films of the shipped tasks, for docs/gallery.md: experts where there are some, else trained policies.
+
+MUJOCO_GL=egl python benchmarks/gallery.py experts
+MUJOCO_GL=egl python benchmarks/gallery.py CartPoleRL=outputs/cart_pole_ppo VelocityRL=outputs/quadruped_velocity
+python benchmarks/gallery.py PointMassRL=outputs/point_mass_apg PlanarReachRL=outputs/planar_reach_apg
+"""
+
+import argparse
+import importlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw
+
+import ejax
+from ejax.data import Episode
+from ejax.data.task import flatten
+from ejax.envs.description import describe
+from ejax.types import CameraView
+from ejax.video import write_video
+
+TO = Path(__file__).parents[1] / "docs" / "gallery"
+SIZE = (240, 320)
+"""Height and width, pixels."""
+EXPERTS = {"PushCubeRL": "push_cube", "PickPlaceRL": "pick_place", "InstructedPlaceRL": "instructed_place"}
+FROM_AFAR = {"CartPoleRL": CameraView(eye=(5.0, -1.3, 1.4), target=(0.0, -1.3, 0.75), fovy=30.0)}
+"""Cameras that are not the task's own: nothing keeps a cart in the middle of its rail."""
+FPS = 20
+Pictures = NDArray[np.uint8]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("what", nargs="+", metavar="experts|TASK=RUN")
+    args = parser.parse_args()
+    TO.mkdir(exist_ok=True)
+    for what in args.what:
+        task, _, run = what.partition("=")
+        if what == "experts":
+            for name, module in EXPERTS.items():
+                save(module, demonstrated(module), told=name)
+        else:
+            draw = {"PointMassRL": point_mass, "PlanarReachRL": planar_reach}.get(task)
+            save(task.removesuffix("RL").lower(), played(run, draw, FROM_AFAR.get(task)), told=task)
+
+
+def demonstrated(module: str, seed: int = 3) -> Pictures:
+    """[L, H, W, 3]: the first success of an expert."""
+    make_task = importlib.import_module(f"ejax.experts.{module}").make_task
+    outcomes = make_task(num_envs=4, noise=0.02, image_size=SIZE).generate(seed)
+    episode = next(each for each in outcomes if isinstance(each, Episode))
+    frames: Any = flatten(episode.frames)["obs/image"]
+    return np.asarray(frames)
+
+
+def played(run: str, draw: Any, camera: CameraView | None) -> Pictures:
+    """[L, H, W, 3]: a few episodes of a trained policy, one after the other; of long ones the first, and its begin."""
+    actor = ejax.load(run)
+    env: Any = actor.env
+    reset, step = jax.jit(env.reset), jax.jit(env.step)
+    every = max(1, round(1.0 / FPS / (describe(env).control_period or 1.0)))
+    pictures: list[Pictures] = []
+    for seed in range(4):
+        key = jax.random.key(seed)
+        state, obs = reset(key)
+        path: list[Any] = []
+        for i in range(60 * every):
+            path.append(state)
+            if i % every == 0:
+                pictures.append(env.render(state, SIZE[1], SIZE[0], camera) if draw is None else draw(env, path))
+            state, timestep = step(state, actor.act(obs), jax.random.fold_in(key, i))
+            obs = timestep.obs
+            if bool(timestep.terminated | timestep.truncated):
+                pictures += [pictures[-1]] * (FPS // 4)
+                break
+        else:
+            break
+    return np.stack(pictures)
+
+
+def point_mass(env: Any, path: Sequence[Any]) -> Pictures:
+    """From above: the obstacles, the goal, and the way so far."""
+    canvas = Canvas(reach=1.1 * env.workspace_half)
+    state = path[-1]
+    for centre, radius in zip(np.asarray(state.obstacle_position), np.asarray(state.obstacle_radius), strict=True):
+        canvas.disc(centre, float(radius), (160, 168, 176))
+    canvas.disc(np.asarray(state.goal_position), 0.04, (43, 138, 62))
+    canvas.line([np.asarray(each.position) for each in path], (150, 190, 235), 2)
+    canvas.disc(np.asarray(state.position), 0.03, (11, 107, 203))
+    return canvas.pixels()
+
+
+def planar_reach(env: Any, path: Sequence[Any]) -> Pictures:
+    """The arm, which hangs down at zero, and the target."""
+    canvas, state = Canvas(reach=1.15 * sum(env.link_length)), path[-1]
+    first, second = np.cumsum(np.asarray(state.joint_position))
+    elbow = env.link_length[0] * np.array([np.sin(first), -np.cos(first)])
+    hand = elbow + env.link_length[1] * np.array([np.sin(second), -np.cos(second)])
+    canvas.disc(np.asarray(state.target_position), 0.08, (43, 138, 62))
+    canvas.line([np.zeros(2), elbow, hand], (11, 107, 203), 5)
+    for joint in (np.zeros(2), elbow, hand):
+        canvas.disc(joint, 0.06, (28, 32, 36))
+    return canvas.pixels()
+
+
+class Canvas:
+    """A white picture of the square ±reach, in m."""
+
+    def __init__(self, reach: float) -> None:
+        self.reach, self.image = reach, Image.new("RGB", (SIZE[0], SIZE[0]), "white")
+        self.draw = ImageDraw.Draw(self.image)
+
+    def at(self, place: NDArray[Any]) -> tuple[float, float]:
+        half = SIZE[0] / 2
+        return half * (1 + float(place[0]) / self.reach), half * (1 - float(place[1]) / self.reach)
+
+    def disc(self, centre: NDArray[Any], radius: float, colour: tuple[int, int, int]) -> None:
+        x, y = self.at(centre)
+        r = radius / self.reach * SIZE[0] / 2
+        self.draw.ellipse((x - r, y - r, x + r, y + r), fill=colour)
+
+    def line(self, places: Sequence[NDArray[Any]], colour: tuple[int, int, int], width: int) -> None:
+        self.draw.line([self.at(place) for place in places], fill=colour, width=width, joint="curve")
+
+    def pixels(self) -> Pictures:
+        return np.asarray(self.image)
+
+
+def save(name: str, pictures: Pictures, *, told: str) -> None:
+    """A film, and a strip of four moments."""
+    chosen = [0, len(pictures) // 3, (2 * len(pictures)) // 3, len(pictures) - 1]
+    strip = Image.fromarray(np.concatenate([pictures[i] for i in chosen], axis=1))
+    strip.quantize(128).save(TO / f"{name}.png", optimize=True)
+    write_video(TO / f"{name}.mp4", pictures, FPS)
+    sizes = ", ".join(f"{(TO / f'{name}{kind}').stat().st_size / 1e3:.0f} kB" for kind in (".png", ".mp4"))
+    print(f"{told}: {len(pictures)} frames, {sizes}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
