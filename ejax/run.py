@@ -263,6 +263,9 @@ class _Loop:
             interruptible() as interrupted,
         ):
             ENGINE.take()  # of what the process did before
+            if self.trainer.profile is not None and self.trainer.profile.start < update:
+                text = f"trainer.profile.start is {self.trainer.profile.start}, and the run goes on at {update}"
+                self.writer.alarm(f"no profile: {text}")
             state = self._compile(state)
             if evaluates_first:
                 self._evaluate_now(state, update)
@@ -280,10 +283,11 @@ class _Loop:
                 if pending is not None:  # the device works on what was launched while the host writes the former
                     self._finish(pending)
                 pending = launched
-                with self.times.of("profile"):
-                    notes = self.profiler.after(update, state, stepper)
-                for text in notes:
-                    self.writer.note(text)
+                if self.profiler.ends(update):
+                    with self.times.of("profile"):
+                        notes = self.profiler.finish(state, stepper)
+                    for text in notes:
+                        self.writer.note(text)
             if pending is not None:
                 self._finish(pending)
             result = self._end(state, update)

@@ -46,6 +46,10 @@ _folders: dict[str, bool] = {}
 _noticed: set[str] = set()
 
 
+class _Folder(str):
+    """A folder that ``--trust`` names. A stray word of the command line that is one by chance opens nothing."""
+
+
 class UntrustedCodeError(ValueError):
     """A file names code that nobody trusted. Nothing of it was imported."""
 
@@ -89,7 +93,7 @@ def trust_words(words: Iterable[str], *, remember: bool = False) -> None:
         remember: for later processes of this user too, once the place is used. For command lines only.
     """
     for word in words:
-        if "=" not in word and os.path.isdir(word):
+        if isinstance(word, _Folder):
             folder = os.path.realpath(word)
             _folders[folder] = _folders.get(folder, False) or remember
             continue
@@ -189,7 +193,9 @@ def _is_place(text: str) -> bool:
 
 
 def _argument(text: str) -> str:
-    if _place_in(text) is None and not os.path.isdir(text):
+    if os.path.isdir(text):
+        return _Folder(text)
+    if _place_in(text) is None:
         raise argparse.ArgumentTypeError(f"got {_shorten(text)}; write package.module:Name, or a folder that is there")
     return text
 

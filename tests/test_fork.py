@@ -97,8 +97,9 @@ def test_a_state_with_other_arrays_is_refused(parent: Path, tmp_path: Path) -> N
 
 
 def test_fork_and_resume_are_two_things(parent: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="give one of them"):
+    with pytest.raises(ConfigError, match="give one of them"):
         train(parse_config(tiny(tmp_path)), fork=parent, resume="latest")
+    assert main(["--fork", str(parent), "--resume", "latest"]) == 2
 
 
 def test_on_log_sees_each_line_and_stops_the_run_by_false(tmp_path: Path) -> None:

@@ -531,10 +531,22 @@ def test_a_file_of_torch_is_known_by_its_path(tmp_path: Path, monkeypatch: pytes
         trust.check_trusted("env.py:make")
 
 
+def trusting(folder: str) -> list[str]:
+    """What ``--trust`` makes of a folder."""
+    trust.add_trust_option(parser := argparse.ArgumentParser())
+    return list(parser.parse_args(["--trust", folder]).trust)
+
+
+def test_a_folder_that_is_no_value_of_the_option_is_not_trusted(mark: Path, tmp_path: Path) -> None:
+    trust.trust_words([str(tmp_path)], remember=True)
+    with pytest.raises(UntrustedCodeError):
+        trust.check_trusted("evilmod:Env")
+
+
 def test_a_trusted_folder_lets_its_modules_through_now_and_later(
     mark: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    trust.trust_words([str(tmp_path)], remember=True)
+    trust.trust_words(trusting(str(tmp_path)), remember=True)
     trust.check_trusted("evilmod:Env")
     another_process(monkeypatch)
     trust.check_trusted("evilpkg.sub:Env")
@@ -554,7 +566,7 @@ def test_a_trusted_folder_lets_through_nothing_that_was_only_put_there(
         (tmp_path / folder).mkdir()
     for file in ("outputs/stranger.py", "site-packages/installed.py"):
         (tmp_path / file).write_text("raise AssertionError")
-    trust.trust_words(["."], remember=True)
+    trust.trust_words(trusting("."), remember=True)
     for place in ("outputs.stranger:Env", "outputs/stranger.py:Env", "installed:Env"):
         with pytest.raises(UntrustedCodeError):
             trust.check_trusted(place)

@@ -129,6 +129,17 @@ def test_a_run_that_stops_within_its_profile_ends_the_trace(tmp_path: Path) -> N
 
 
 def test_a_population_is_not_profiled() -> None:
-    raw = tiny(profile={}) | {"population": {"seeds": 2}}
+    raw = tiny(profile={"start": 1}) | {"population": {"seeds": 2}}
     with pytest.raises(ConfigError, match=r"trainer\.profile: traces a single run"):
         parse_config(raw)
+
+
+def test_a_profile_that_would_begin_after_the_run_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"trainer\.profile\.start: got 5, but the run has 2 updates"):
+        parse_config(tiny(profile={}))
+
+
+def test_a_resumed_run_that_is_past_its_profile_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = train(parse_config(tiny(tmp_path, iterations=2))).run_dir
+    train(parse_config(tiny(tmp_path, iterations=3, profile={"start": 1})), resume="latest", run_dir=run)
+    assert "no profile: trainer.profile.start is 1, and the run goes on at 2" in capsys.readouterr().err

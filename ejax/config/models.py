@@ -468,6 +468,9 @@ def _sizes(config: RunConfig) -> Iterator[Problem]:
         yield Problem("trainer.buffer_size", text)
     record = config.algorithm.record
     yield from record.problems(config.algorithm.cfg, shape)
+    if trainer.profile is not None and trainer.profile.start >= trainer.num_updates:
+        text = f"got {trainer.profile.start}, but the run has {trainer.num_updates} updates; give less"
+        yield Problem("trainer.profile.start", text)
     learns = record.make_step is None and record.taught_by is None and "gamma" in record.Config.model_fields
     if trainer.normalize_reward and not learns:
         text = f"got true, but {config.algorithm.name} does not learn from the rewards of rollouts; leave it out"

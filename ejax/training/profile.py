@@ -59,13 +59,15 @@ class Profiler:
             jax.profiler.start_trace(self._folder, create_perfetto_trace=True, profiler_options=options)
             self._tracing = True
 
-    def after(self, update: int, state: Any, stepper: Stepper) -> list[str]:
-        """End the trace, if it ends here; messages about it."""
-        if not self._tracing or self._config is None or update < self._config.start + self._config.updates:
-            return []
+    def ends(self, update: int) -> bool:
+        """Whether a trace is under way that ends here."""
+        return self._tracing and self._config is not None and update >= self._config.start + self._config.updates
+
+    def finish(self, state: Any, stepper: Stepper) -> list[str]:
+        """End the trace, once ``state`` is there; messages about it."""
         jax.block_until_ready(state)
         self.close()
-        number = self._config.updates
+        number = self._config.updates if self._config is not None else 0
         notes = [f"profile of {number} updates: {self._folder}; open perfetto_trace.json.gz in ui.perfetto.dev"]
         trace = max(self._folder.rglob("*.xplane.pb"), key=lambda path: path.stat().st_mtime, default=None)
         program = stepper.program

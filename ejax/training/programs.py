@@ -17,6 +17,14 @@ _kept: OrderedDict[Hashable, Any] = OrderedDict()
 _lock = threading.Lock()
 
 
+def _hashable(key: Any) -> bool:
+    try:
+        hash(key)
+    except TypeError:
+        return False
+    return True
+
+
 def compiled(what: Hashable, given: Any, lower: Callable[[], jax.stages.Lowered]) -> Any:
     """``lower().compile()``, or what that gave for an equal program earlier in this process.
 
@@ -29,11 +37,7 @@ def compiled(what: Hashable, given: Any, lower: Callable[[], jax.stages.Lowered]
     forms = tuple((x.shape, x.dtype, getattr(x, "sharding", None)) for x in leaves)
     precision = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]  # jax defines it at run time
     key = (what, structure, forms, precision)
-    try:
-        hash(key)
-    except TypeError:
-        return lower().compile()
-    if what is None:
+    if what is None or not _hashable(key):
         return lower().compile()
     with _lock:
         if key in _kept:

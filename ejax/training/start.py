@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from ejax.algorithms.step import RunState
-from ejax.config import RunConfig
+from ejax.config import ConfigError, RunConfig
 from ejax.config.bind import bind
 from ejax.registry import is_foreign_checkpoint
 from ejax.training.build import build, num_devices
@@ -64,7 +64,7 @@ class Start:
 def find_place(config: RunConfig, resume: str | None, run_dir: Path | None, fork: Path | None = None) -> Place:
     """Find or make the run's folder, and the checkpoint to go on from; arguments and errors as ``ejax.run.train``."""
     if fork is not None and resume is not None:
-        raise ValueError(f"got fork {fork} and resume '{resume}'; a fork is a new run, so give one of them")
+        raise ConfigError([], f"got fork {fork} and resume '{resume}'; a fork is a new run, so give one of them")
     if fork is not None or resume is None or is_foreign_checkpoint(resume):
         origin, passed_over = resume, list[str]()
         if fork is not None:
