@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import chex
 import gymnasium
 import jax
 import jax.numpy as jnp
@@ -78,7 +79,7 @@ def test_the_form_for_gpus_learns_the_same_through_new_episodes(request: pytest.
     _, expected, _ = update(env, config)
     request.getfixturevalue("as_on_a_gpu")
     before, after, _ = update(env, config)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7), after.params, expected.params)
+    chex.assert_trees_all_close(after.params, expected.params, rtol=1e-6, atol=1e-7)
     assert any((a != b).any() for a, b in zip(*map(jax.tree.leaves, (before.params, after.params)), strict=True))
 
 
@@ -139,7 +140,7 @@ def test_returns_restart_their_discount_after_done() -> None:
 def test_a_nonfinite_update_is_skipped_and_counted() -> None:
     schedule = {"name": "step", "kwargs": {"step_size": 1}}
     before, after, metrics = update(Integrator(poison=True), APGConfig(lr_scheduler=schedule, **BASE))
-    jax.tree.map(np.testing.assert_array_equal, before, after)  # the schedule has not moved either
+    chex.assert_trees_all_equal(before, after)  # the schedule has not moved either
     assert metrics["skipped_update"] == 1.0
     assert np.isnan(metrics["grad_norm"])
 
@@ -147,14 +148,14 @@ def test_a_nonfinite_update_is_skipped_and_counted() -> None:
 def test_a_step_that_is_not_finite_is_skipped_though_its_gradient_was() -> None:
     overflows = OptimizerConfig(name="sgd", learning_rate=1e38, kwargs={"weight_decay": 1e38})
     before, after, metrics = update(Integrator(), APGConfig(**(BASE | {"optimizer": overflows})))
-    jax.tree.map(np.testing.assert_array_equal, before, after)
+    chex.assert_trees_all_equal(before, after)
     assert metrics["skipped_update"] == 1.0 and metrics["skipped_excessive_gradient"] == 0.0
     assert np.isfinite(metrics["grad_norm"])
 
 
 def test_an_excessive_gradient_is_skipped() -> None:
     before, after, metrics = update(Integrator(), APGConfig(max_grad_norm_before_clip=1e-6, **BASE))
-    jax.tree.map(np.testing.assert_array_equal, before.params, after.params)
+    chex.assert_trees_all_equal(before.params, after.params)
     assert metrics["skipped_excessive_gradient"] == 1.0
 
 

@@ -12,6 +12,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+import chex
 import jax
 import numpy as np
 import pytest
@@ -35,10 +36,6 @@ PPO = PPOConfig(batch_size=10, n_epochs=2)
 OPTIMIZER = make_optimizer(PPO.optimizer)
 POLICY = Linear()
 ONE_OLD = Schedule(max_staleness=1)
-
-
-def assert_same_bits(a: Any, b: Any) -> None:
-    jax.tree.map(lambda x, y: np.testing.assert_array_equal(np.asarray(x), np.asarray(y)), a, b)
 
 
 def start_state(policy: Linear) -> TrainState:
@@ -138,10 +135,10 @@ def test_a_run_is_the_synchronous_program_with_old_parameters_whatever_the_timin
     for naps in (0.0, 4e-3):
         policy = Linear(naps=naps / 2)
         state, seen = learn_beside(background(Schedule(lag), policy, Sleepy if naps else as_it_is), 8, policy, naps)
-        assert_same_bits(state, expected)
+        chex.assert_trees_all_equal(state, expected)
         for index, (a, b) in enumerate(zip(seen, rollouts, strict=True)):
             assert (a.version == max(0, index - lag)).all()
-            assert_same_bits((a.obs, a.action, a.log_prob, a.value), (b.obs, b.action, b.log_prob, b.value))
+            chex.assert_trees_all_equal((a.obs, a.action, a.log_prob, a.value), (b.obs, b.action, b.log_prob, b.value))
 
 
 def test_a_recorded_schedule_repeats_a_free_run() -> None:
@@ -151,14 +148,14 @@ def test_a_recorded_schedule_repeats_a_free_run() -> None:
     assert all(0 <= lag <= 3 for lag in lags)
     again = background(Schedule(3, recorded=tuple(free.versions)), wrap=Sleepy)
     repeated, its_rollouts = learn_beside(again, 12, Linear(), naps=1e-3)
-    assert_same_bits(state, repeated)
-    assert_same_bits(rollouts, its_rollouts)
+    chex.assert_trees_all_equal(state, repeated)
+    chex.assert_trees_all_equal(rollouts, its_rollouts)
     assert again.versions == free.versions
 
 
 def test_several_groups_and_timings_give_the_same_bits() -> None:
     runs = [learn_beside(background(wrap=wrap, groups=2), 5, Linear(), 2e-3) for wrap in (Sleepy, as_it_is)]
-    assert_same_bits(*runs)
+    chex.assert_trees_all_equal(*runs)
 
 
 def test_actor_and_learner_on_different_devices() -> None:
@@ -174,7 +171,7 @@ def test_actor_and_learner_on_different_devices() -> None:
             rollouts.append(collected.rollout)
             state = update(state, jax.device_put(collected.rollout, jax.devices()[0]), index, Linear())
             running.publish(state.params, index + 1)
-    assert_same_bits(state, expected)
+    chex.assert_trees_all_equal(state, expected)
 
 
 def test_the_learner_may_donate_what_it_published() -> None:
@@ -422,7 +419,7 @@ def test_a_resumed_async_run_says_what_is_not_exact_and_its_schedule_repeats_it(
     raw["trainer"]["collector"]["replay_schedule"] = str(tmp_path / "run" / "schedule.json")
     repeated = train(parse_config(raw), run_dir=tmp_path / "again")
     assert versions(repeated.run_dir) == versions(tmp_path / "run")
-    assert_same_bits(*(final_state(each, parse_config(raw)).train for each in (resumed, repeated)))
+    chex.assert_trees_all_equal(*(final_state(each, parse_config(raw)).train for each in (resumed, repeated)))
 
 
 def test_environments_that_cannot_be_saved_start_anew_and_are_told_of(
@@ -446,7 +443,7 @@ def test_several_learner_devices_agree_with_one(tmp_path: Path) -> None:
     one = final_state(train(parse_config(raw), run_dir=tmp_path / "one"), parse_config(raw))
     raw["trainer"]["collector"] |= {"learner_devices": ["cpu:0", "cpu:1"], "actor_devices": ["cpu:3"]}
     two = final_state(train(parse_config(raw), run_dir=tmp_path / "two"), parse_config(raw))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4), one.train, two.train)
+    chex.assert_trees_all_close(one.train, two.train, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize(

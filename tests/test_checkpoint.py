@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -75,7 +76,7 @@ def test_a_checkpoint_tells_its_schema_and_libraries(saved: Path) -> None:
 def test_parameters_alone_can_be_loaded(saved: Path) -> None:
     params = make_state()["train"].params
     loaded = load_params(saved, jax.eval_shape(lambda: params))
-    jax.tree.map(np.testing.assert_array_equal, loaded, params)
+    chex.assert_trees_all_equal(loaded, params)
 
 
 def test_what_several_devices_saved_comes_back_on_one(tmp_path: Path) -> None:

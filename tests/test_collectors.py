@@ -6,6 +6,7 @@ import traceback
 from contextlib import nullcontext
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -31,10 +32,6 @@ def drift(num_envs: int = N) -> PureHostEnv:
 
 def collector(*groups: Any, **options: Any) -> HostCollector:
     return HostCollector(POLICY, groups, num_steps=T, seed=7, **options)
-
-
-def assert_same_bits(a: Any, b: Any) -> None:
-    jax.tree.map(lambda x, y: np.testing.assert_array_equal(np.asarray(x), np.asarray(y)), a, b)
 
 
 class Recording(Wrapped):
@@ -81,7 +78,7 @@ def test_steps_do_not_share_memory_though_the_environment_reuses_its_arrays() ->
 
 def test_the_same_key_and_parameters_give_the_same_bits_and_others_do_not() -> None:
     first = collector(drift()).collect(PARAMS, KEY, index=0)
-    assert_same_bits(first.rollout, collector(Sleepy(drift())).collect(PARAMS, KEY, index=0).rollout)
+    chex.assert_trees_all_equal(first.rollout, collector(Sleepy(drift())).collect(PARAMS, KEY, index=0).rollout)
     assert (first.rollout.action != collector(drift()).collect(PARAMS, jax.random.key(6), index=0).rollout.action).any()
 
 
@@ -148,8 +145,8 @@ def test_what_groups_collect_does_not_depend_on_their_timing() -> None:
     for index in range(2):
         key = jax.random.fold_in(KEY, index)
         a, b = calm.collect(PARAMS, key, index=index), hectic.collect(PARAMS, key, index=index)
-        assert_same_bits(a.rollout, b.rollout)
-        assert_same_bits(a.envs, b.envs)
+        chex.assert_trees_all_equal(a.rollout, b.rollout)
+        chex.assert_trees_all_equal(a.envs, b.envs)
 
 
 class Breaks(Wrapped):
@@ -192,7 +189,7 @@ def test_the_policy_acts_where_it_is_told_to() -> None:
     there = collector(drift(2), drift(2), devices=[device, jax.devices()[2]]).collect(PARAMS, KEY, index=0).rollout
     here = collector(drift(2), drift(2)).collect(PARAMS, KEY, index=0).rollout
     assert there.value.devices() == {device}
-    assert_same_bits(there, here)
+    chex.assert_trees_all_equal(there, here)
 
 
 def test_shares_of_the_groups_collect_their_parts_of_the_rollout() -> None:
@@ -202,14 +199,14 @@ def test_shares_of_the_groups_collect_their_parts_of_the_rollout() -> None:
     for first in (0, 2):
         share = collector(drift(2), drift(2), first_group=first, num_groups=4, **options)
         part, rows = share.collect(PARAMS, KEY, index=3).rollout, slice(2 * first, 2 * first + 4)
-        assert_same_bits((part.obs, part.action), (whole.obs[:, rows], whole.action[:, rows]))
+        chex.assert_trees_all_equal((part.obs, part.action), (whole.obs[:, rows], whole.action[:, rows]))
 
 
 def test_several_devices_have_their_rows_of_a_rollout() -> None:
     mesh = make_mesh(jax.devices()[1:3])
     split = collector(drift(2), drift(2), mesh=mesh).collect(PARAMS, KEY, index=0).rollout
     one = collector(drift(2), drift(2)).collect(PARAMS, KEY, index=0).rollout
-    assert_same_bits((split.action, split.reward), (one.action, one.reward))
+    chex.assert_trees_all_equal((split.action, split.reward), (one.action, one.reward))
     np.testing.assert_allclose(split.value, one.value, rtol=1e-6)
     for leaf in jax.tree.leaves(split):
         assert [(shard.device.id, shard.data.shape[1]) for shard in leaf.addressable_shards] == [(1, 2), (2, 2)]
@@ -223,7 +220,9 @@ def test_environments_that_can_be_saved_go_on() -> None:
     saved = first.collect(PARAMS, KEY, index=0).envs
     second = collector(drift(2), drift(2))
     second.restore(saved)
-    assert_same_bits(first.collect(PARAMS, KEY, index=1).rollout, second.collect(PARAMS, KEY, index=1).rollout)
+    chex.assert_trees_all_equal(
+        first.collect(PARAMS, KEY, index=1).rollout, second.collect(PARAMS, KEY, index=1).rollout
+    )
 
 
 def test_environments_that_cannot_be_saved_have_no_state() -> None:

@@ -3,10 +3,10 @@
 import re
 import shutil
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -182,10 +182,6 @@ def config_of(teacher: Any, *, iterations: int = 2, actor: Any = NETWORK, **cfg:
     return raw
 
 
-def assert_same(a: Any, b: Any) -> None:
-    jax.tree.map(np.testing.assert_array_equal, a, b)
-
-
 def make_run(folder: Path, raw: dict[str, Any]) -> Path:
     """As if after one update, but with the parameters of a start."""
     config = parse_config(raw)
@@ -224,7 +220,7 @@ def test_a_resumed_run_ends_with_the_same_bits(taught: Any, teacher: Path, tmp_p
     train(parse_config(config_of(teacher, iterations=2, actor=GRU)), run_dir=tmp_path / "run")
     whole = config_of(teacher, iterations=3, actor=GRU)
     train(parse_config(whole), resume="latest", run_dir=tmp_path / "run")
-    assert_same(*(jax.tree.leaves(state_of(run, whole)) for run in (taught.run_dir, tmp_path / "run")))
+    chex.assert_trees_all_equal(*(jax.tree.leaves(state_of(run, whole)) for run in (taught.run_dir, tmp_path / "run")))
 
 
 def test_a_teacher_that_changed_is_noticed(taught: Any, teacher: Path, tmp_path: Path) -> None:
@@ -259,7 +255,7 @@ def test_devices_compute_what_one_does_with_as_many_strata(teacher: Path, tmp_pa
         raw = config_of(teacher, iterations=1, actor=GRU, **cfg)
         raw["trainer"] |= {"num_envs": NUM_ENVS * among, "distributed": distributed}
         results.append(train(parse_config(raw), run_dir=tmp_path / str(distributed)).params)
-    jax.tree.map(partial(np.testing.assert_allclose, atol=1e-5), *results)
+    chex.assert_trees_all_close(*results, rtol=1e-7, atol=1e-5)
 
 
 def test_ppo_goes_on_from_the_student(taught: Any) -> None:
@@ -268,7 +264,7 @@ def test_ppo_goes_on_from_the_student(taught: Any) -> None:
     raw["policy"]["init_from"] = str(taught.run_dir)
     config = parse_config(raw)
     state, _ = start_from_policy(build(config), config)
-    assert_same(state.train.params, taught.params)
+    chex.assert_trees_all_equal(state.train.params, taught.params)
 
 
 def refusal(raw: dict[str, Any]) -> str:
@@ -317,6 +313,6 @@ def test_environments_outside_the_program_are_refused_by_name(teacher: Path) -> 
 def test_the_teacher_may_be_a_checkpoint_and_what_differs_is_told(teacher: Path) -> None:
     checkpoint = RunDirectory(teacher, "tiny").periodic()[0]
     parts, of_run = (build(parse_config(config_of(source))) for source in (checkpoint, teacher))
-    assert_same(parts.state.own.params, of_run.state.own.params)
+    chex.assert_trees_all_equal(parts.state.own.params, of_run.state.own.params)
     notes = "\n".join(parts.notes)
     assert f"has learned from {STEPS} steps" in notes and 'env.id was "PointMassRL"' in notes

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import chex
 import gymnasium
 import jax
 import jax.numpy as jnp
@@ -122,7 +123,7 @@ def test_success_and_metrics_are_those_of_the_last_step(episodes: Any) -> None:
 
 def test_the_same_key_plays_the_same_episodes() -> None:
     first, second = play(), play()
-    jax.tree.map(np.testing.assert_array_equal, first, second)
+    chex.assert_trees_all_equal(first, second)
     assert (first["length"] != play(key=jax.random.key(1))["length"]).any()
 
 

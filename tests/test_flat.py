@@ -2,9 +2,9 @@
 
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from ejax.flat import vectors_of
@@ -23,7 +23,7 @@ def test_what_was_packed_comes_back(critic_apart: bool) -> None:
     assert vectors is not None
     packed = vectors.pack(PARAMS)
     assert {name: x.size for name, x in packed.items()} == ({"rest": 10, "critic": 3} if critic_apart else {"all": 13})
-    jax.tree.map(np.testing.assert_array_equal, vectors.unpack(packed), PARAMS)
+    chex.assert_trees_all_equal(vectors.unpack(packed), PARAMS)
 
 
 def test_moments_are_packed_and_counts_stay() -> None:
@@ -35,7 +35,7 @@ def test_moments_are_packed_and_counts_stay() -> None:
     assert sorted(x.shape for x in jax.tree.leaves(packed)) == [(), (), (13,), (13,)]
     back = vectors.unpack_within(packed, like=state)
     assert jax.tree.structure(back) == jax.tree.structure(state)
-    jax.tree.map(np.testing.assert_array_equal, back, state)
+    chex.assert_trees_all_equal(back, state)
 
 
 @pytest.mark.parametrize("name", ["adam", "adamw", "sgd", "rmsprop"])
@@ -47,7 +47,7 @@ def test_every_optimizer_of_a_config_takes_the_vector_for_the_tree(name: Any) ->
     updates, _ = optimizer.update(grads, optimizer.init(PARAMS), PARAMS)
     packed = vectors.pack(PARAMS)
     flat_updates, _ = optimizer.update(vectors.pack(grads), optimizer.init(packed), packed)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), vectors.unpack(flat_updates), updates)
+    chex.assert_trees_all_close(vectors.unpack(flat_updates), updates, rtol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -267,7 +268,7 @@ def test_guarded_environments_are_saved_where_those_inside_can_be(tmp_path: Path
     params = Linear().init(jax.random.key(0), None)
     second.restore(first.collect(params, jax.random.key(0), index=0).envs)
     a, b = (each.collect(params, jax.random.key(1), index=1) for each in (first, second))
-    jax.tree.map(np.testing.assert_array_equal, a.rollout, b.rollout)
+    chex.assert_trees_all_equal(a.rollout, b.rollout)
     assert a.facts == {"collector/quarantined": 0.0, "collector/env_restarts": 0.0}
 
 

@@ -4,6 +4,7 @@ import importlib.util
 from functools import partial
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -312,7 +313,7 @@ def test_a_pure_environment_goes_on_from_its_saved_state() -> None:
     assert jax.tree.map(jnp.shape, env.get_state()) == shapes
     np.testing.assert_array_equal(other.set_state(env.get_state()), told.obs)
     for _ in range(9):
-        jax.tree.map(np.testing.assert_array_equal, env.step(action), other.step(action))
+        chex.assert_trees_all_equal(env.step(action), other.step(action))
 
 
 # EnvPool

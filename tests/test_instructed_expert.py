@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+import chex
 import jax
 import numpy as np
 import pyarrow.parquet as pq
@@ -96,7 +97,7 @@ def test_replaying_the_actions_gives_what_was_recorded(task: ScriptedTask, attem
     state, obs = task.start(SEED)
     keys = jax.random.split(jax.random.key(0), NUM_ENVS)
     for t, action in enumerate(attempts.action[:20]):
-        jax.tree.map(np.testing.assert_array_equal, obs, jax.tree.map(lambda x, t=t: x[t], attempts.obs))
+        chex.assert_trees_all_equal(obs, jax.tree.map(lambda x, t=t: x[t], attempts.obs))
         state, timestep = task._step(state, action, keys)
         obs = timestep.obs
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -314,7 +315,7 @@ def test_shac_takes_and_gives_the_policy_alone(golden: dict[str, Any]) -> None:
     parts = build(config)
     saved = pt_file.read_pt(POINT_MASS)
     state, _ = pt_state.restore(saved, config, parts, policy_only=True)
-    jax.tree.map(np.testing.assert_array_equal, state.train.target, state.train.params)
+    chex.assert_trees_all_equal(state.train.target, state.train.params)
     meta = {"global_step": 0, "num_updates": 0, "best_eval_value": None}
     plain = parse_config(raw, [f"policy.{name}_obs_normalization=false" for name in ("actor", "critic")])
     fresh = build(plain)

@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import chex
 import jax
 import numpy as np
 import pytest
@@ -100,7 +101,7 @@ def test_an_environment_that_writes_over_its_observation_changes_nothing_that_wa
     for copies in (False, True):
         env = TorchVector(Counting(copies=copies))
         played.append([env.reset(SEEDS), *play(env, 7)])
-    jax.tree.map(np.testing.assert_array_equal, *played)
+    chex.assert_trees_all_equal(*played)
 
 
 def test_a_rollout_does_not_depend_on_whether_observations_are_written_over() -> None:
@@ -114,7 +115,7 @@ def test_a_rollout_does_not_depend_on_whether_observations_are_written_over() ->
             collector.collect(params, jax.random.key(1), index=0)
             rollouts.append(collector.collect(params, jax.random.key(2), index=1).rollout)
     np.testing.assert_array_equal(rollouts[0].obs[:, 0, 1], [1, 2, 0, 1, 2, 0, 1])
-    jax.tree.map(np.testing.assert_array_equal, *rollouts)
+    chex.assert_trees_all_equal(*rollouts)
 
 
 def test_an_action_that_the_environment_keeps_is_not_written_over() -> None:
@@ -407,7 +408,7 @@ def test_info_may_be_none_or_a_tensordict() -> None:
     for env in (plain, wrapped):
         env.reset(SEEDS)
         played.append(play(env, 4))
-    jax.tree.map(np.testing.assert_array_equal, *played)
+    chex.assert_trees_all_equal(*played)
 
 
 def test_isaac_labs_name_of_the_episodes_length_is_known() -> None:

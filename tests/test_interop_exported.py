@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import chex
 import jax
-import numpy as np
 import pytest
 
 pytest.importorskip("torch")
@@ -44,7 +44,7 @@ def test_an_export_remembers_and_acts_as_its_run_does(exported: tuple[Path, Path
         for number in range(3):
             distribution, _, memory = ask(each, its_params, obs + number, memory)
         answers.append(distribution)
-    jax.tree.map(np.testing.assert_array_equal, *answers)
+    chex.assert_trees_all_equal(*answers)
 
 
 def student(teacher: Path, **cfg: Any) -> Any:
@@ -81,7 +81,7 @@ def test_embodichains_file_is_a_teacher_of_the_networks_that_it_is_said_to_have(
     other = student(file, teacher_policy=raw["policy"])
     other["policy"] |= {"actor": small, "critic": small}
     own = build(parse_config(other)).state.own
-    jax.tree.map(np.testing.assert_array_equal, own.params, state.train.params)
+    chex.assert_trees_all_equal(own.params, state.train.params)
     other["algorithm"]["cfg"]["teacher_policy"] = {"actor": small, "critic": NETWORK}
     with pytest.raises(ConfigError, match=r"algorithm\.cfg\.teacher: .*the policy needs"):
         build(parse_config(other))

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -139,7 +140,7 @@ def test_weights_come_back_and_are_torchs_own(exported: Any) -> None:
     parts = build(config)
     state_dict = state_dict_from_params(parts.policy, parts.state.train.params)
     back = params_from_state_dict(parts.policy, state_dict)
-    jax.tree.map(np.testing.assert_array_equal, back, parts.state.train.params)
+    chex.assert_trees_all_equal(back, parts.state.train.params)
     spec = load_spec(directory / "policy.json")
     twin = make_policy(spec, state_dict)
     assert [name for name, _ in twin.named_parameters()] == [name for name in state_dict if "normalizer" not in name]

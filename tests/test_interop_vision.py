@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import chex
 import gymnasium
 import jax
 import jax.numpy as jnp
@@ -148,7 +149,7 @@ def observations(env: Any, rows: int = 6) -> Any:
 
 
 def assert_same(a: Any, b: Any) -> None:
-    jax.tree.map(lambda x, y: np.testing.assert_array_equal(x, y, strict=True), a, b)
+    chex.assert_trees_all_equal(a, b, strict=True)
 
 
 @pytest.mark.parametrize("name", POLICIES)

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import chex
 import gymnasium
 import jax
 import jax.numpy as jnp
@@ -518,7 +519,7 @@ def test_an_exports_weights_are_loaded_back_as_the_same_bits(name: str, tmp_path
     loaded, _ = load_parts(plain, zeros_of(plain, ENVS.get(name, Talk())), config)
     assert all(not x.any() for x in jax.tree.leaves(loaded["params"].pop(PREDICTION, {})))
     merged["params"].pop(PREDICTION, None)
-    jax.tree.map(lambda x, y: np.testing.assert_array_equal(x, y, strict=True), loaded, merged)
+    chex.assert_trees_all_equal(loaded, merged, strict=True)
 
 
 def test_new_adapters_are_put_beside_the_weights_of_an_export(tmp_path: Path) -> None:

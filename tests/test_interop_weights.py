@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -46,7 +47,7 @@ def init(policy: Policy) -> Any:
 
 
 def assert_same(a: Any, b: Any) -> None:
-    jax.tree.map(partial(np.testing.assert_array_equal, strict=True), a, b)
+    chex.assert_trees_all_equal(a, b, strict=True)
 
 
 def shapes(state_dict: Mapping[str, Any]) -> list[Any]:
@@ -384,4 +385,4 @@ def test_training_goes_on_in_torch_and_comes_back() -> None:
     back = params_from_state_dict(policy, module.state_dict())
     opt_state = opt_state_from_torch(policy, back, there.state_dict(), CONFIG.optimizer)
     assert float(get_learning_rate(opt_state)) == pytest.approx(float(get_learning_rate(state.opt_state)), rel=1e-6)
-    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), opt_state, state.opt_state)
+    chex.assert_trees_all_close(opt_state, state.opt_state, rtol=1e-4, atol=1e-5)

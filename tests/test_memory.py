@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import chex
 import gymnasium
 import jax
 import jax.numpy as jnp
@@ -169,7 +170,7 @@ def test_a_sequence_is_its_steps_one_after_the_other(kind: str, fields: dict[str
         one, its_value, memory = step(obs[t], memory)
         np.testing.assert_allclose(distribution.mean[t], one.mean, atol=1e-6)
         np.testing.assert_allclose(value[t], its_value, atol=1e-6)
-    jax.tree.map(partial(np.testing.assert_allclose, atol=1e-6), after, memory)
+    chex.assert_trees_all_close(after, memory, rtol=1e-7, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", MEMORIES)
@@ -353,7 +354,7 @@ def test_gradients_in_chunks_add_up(collected: Any) -> None:
     batch["weight"] = batch.pop("mask") / 64.0
     loss = partial(ppo_loss, policy=policy, config=PPOConfig())
     whole, parts = (accumulated_grad(loss, 16, rows, skip_weightless=True)(params, batch)[0] for rows in (16, 4))
-    jax.tree.map(partial(np.testing.assert_allclose, atol=1e-6), whole, parts)
+    chex.assert_trees_all_close(whole, parts, rtol=1e-7, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -405,7 +406,7 @@ def test_a_run_resumes_to_the_same_bits_with_what_it_remembered(where: str, tmp_
     cut = train(parse_config(raw, ["trainer.iterations=3"]), resume="latest", run_dir=tmp_path / "cut")
     assert whole.latest_checkpoint_path is not None and cut.latest_checkpoint_path is not None
     states = [load_checkpoint(run.latest_checkpoint_path, build(parse_config(raw)).state)[0] for run in (whole, cut)]
-    jax.tree.map(np.testing.assert_array_equal, *states)
+    chex.assert_trees_all_equal(*states)
     memories = [x for path, x in jax.tree_util.tree_leaves_with_path(states[0].envs) if "memory" in str(path)]
     assert memories and all(np.any(x) for x in memories)
 
@@ -516,4 +517,4 @@ def test_devices_compute_what_one_does_with_as_many_strata(tmp_path: Path) -> No
             moved = parts.stepper.advance(parts.stepper.start(parts.state), 2, lambda: False)
         assert moved is not None
         states.append(jax.device_get(moved[0].train.params))
-    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), *states)
+    chex.assert_trees_all_close(*states, rtol=1e-4, atol=1e-5)

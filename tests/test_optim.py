@@ -4,6 +4,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -95,7 +96,7 @@ def test_the_critic_is_stepped_apart_from_the_rest() -> None:
 
     state = both.init(params)
     updates, after = both.update({name: grads[name] for name in rest}, state, rest)
-    jax.tree.map(np.testing.assert_array_equal, (updates, after["actor"]), (expected, expected_state))
+    chex.assert_trees_all_equal((updates, after["actor"]), (expected, expected_state))
     assert after["critic"] is state["critic"]
 
     updates, last = both.update({"critic": grads["critic"]}, after, {"critic": params["critic"]})

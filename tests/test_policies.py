@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import chex
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -284,7 +285,7 @@ def test_networks_see_observations_normalized_by_the_statistics(observed: tuple[
 def test_statistics_stay_unless_told_to_observe(observed: tuple[ActorCritic, Any, np.ndarray]) -> None:
     policy, params, _ = observed
     _, after = policy.apply(params, OBS, mutable=["normalizer"])
-    jax.tree.map(np.testing.assert_array_equal, after["normalizer"], params["normalizer"])
+    chex.assert_trees_all_equal(after["normalizer"], params["normalizer"])
 
 
 def test_discrete_policies_have_logits_and_no_log_std() -> None:
@@ -368,7 +369,7 @@ def test_rows_that_leave_nothing_finite_change_no_statistics(
     policy, params = normalizing
     spread = np.full((4, 3), value, np.float32) * np.array([1, -1, 1, -1], np.float32)[:, None]  # (3e38)² overflows
     after = update_normalizer(policy, params, spread)
-    jax.tree.map(np.testing.assert_array_equal, after["normalizer"], params["normalizer"])
+    chex.assert_trees_all_equal(after["normalizer"], params["normalizer"])
     assert np.isfinite(get_value(policy, after, OBS)).all()
 
 

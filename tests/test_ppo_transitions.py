@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -60,7 +61,7 @@ def one_update(policy: Policy, params: Params, rollout: Rollout, **options: Any)
 
 def assert_same_update(one: Any, other: Any, rtol: float = 1e-4) -> None:
     for a, b in zip(one, other, strict=True):
-        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=rtol, atol=1e-5), a, b)
+        chex.assert_trees_all_close(a, b, rtol=rtol, atol=1e-5)
 
 
 @pytest.mark.parametrize(

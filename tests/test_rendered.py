@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -110,7 +111,7 @@ def test_an_episode_keeps_its_look_and_the_next_has_another() -> None:
     np.testing.assert_array_equal(first.obs["state"], reset(plain, jax.random.key(0), 3).obs["state"])
     take = jax.jit(step, static_argnums=0)
     second, _ = take(env, first, jnp.zeros((3, 2)), jax.random.key(1))
-    jax.tree.map(np.testing.assert_array_equal, second.state.look, first.state.look)
+    chex.assert_trees_all_equal(second.state.look, first.state.look)
     third, timestep = take(env, second, jnp.zeros((3, 2)), jax.random.key(2))
     assert np.asarray(timestep.truncated).all()
     for part in (

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import chex
 import gymnasium
 import jax
 import jax.numpy as jnp
@@ -121,7 +122,7 @@ def test_starts_that_were_drawn_beforehand_are_those_that_a_step_draws(jitted_st
     drawn, _ = jitted_step(before, action, KEY)
     start = jax.tree.map(lambda x: x[0], starts_of(ENV, KEY[None], 2))
     given, _ = jax.jit(partial(step, ENV))(before, action, KEY, start)
-    jax.tree.map(np.testing.assert_array_equal, given, drawn)
+    chex.assert_trees_all_equal(given, drawn)
 
 
 def test_environments_reset_independently() -> None:
@@ -181,9 +182,9 @@ def test_the_form_for_gpus_makes_the_same_bits(first_episodes: bool) -> None:
     start = (at([5, 6], [0, 1]), jnp.zeros(2, bool))
     (envs, ended), made = forms[0](PARAMS, start, xs)
     (gpu_envs, gpu_ended), gpu_made = forms[1](PARAMS, start, xs)
-    jax.tree.map(np.testing.assert_array_equal, (gpu_ended, gpu_made), (ended, made))
+    chex.assert_trees_all_equal((gpu_ended, gpu_made), (ended, made))
     if not first_episodes:  # else the other form has simulated on, to no avail
-        jax.tree.map(np.testing.assert_array_equal, gpu_envs, envs)
+        chex.assert_trees_all_equal(gpu_envs, envs)
 
 
 @pytest.mark.parametrize("first_episodes", [False, True])
@@ -195,7 +196,7 @@ def test_large_observations_are_valued_a_few_steps_at_a_time_with_the_same_resul
     monkeypatch.setattr("ejax.rollout._LARGE_OBS", 8)
     monkeypatch.setattr("ejax.rollout._STEPS_OF_LARGE_OBS", 4)
     in_parts = unroll.__wrapped__(POLICY, ENV, PARAMS, start, KEY, num_steps=6, first_episodes=first_episodes)
-    jax.tree.map(np.testing.assert_array_equal, in_parts, (whole, end))
+    chex.assert_trees_all_equal(in_parts, (whole, end))
 
 
 def test_the_steps_between_values_of_large_observations_divide_the_rollout() -> None:
@@ -211,7 +212,7 @@ def noisy() -> Callable[..., Any]:
 
 
 def test_the_same_key_gives_the_same_rollout_bit_by_bit(noisy: Callable[..., Any]) -> None:
-    jax.tree.map(np.testing.assert_array_equal, noisy(KEY), noisy(KEY))
+    chex.assert_trees_all_equal(noisy(KEY), noisy(KEY))
 
 
 def test_another_key_gives_another_rollout(noisy: Callable[..., Any]) -> None:

@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -126,4 +127,4 @@ def test_members_of_a_population_are_one_step_under_vmap() -> None:
     for i in range(2):
         alone, _ = jax.jit(step)(first(keys[i]), keys[i])
         mine = jax.tree.map(lambda x, i=i: x[i], together)
-        jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), mine.train.params, alone.train.params)
+        chex.assert_trees_all_close(mine.train.params, alone.train.params, rtol=1e-4, atol=1e-5)

@@ -3,6 +3,7 @@
 from functools import partial
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -157,7 +158,7 @@ def test_a_minibatch_that_is_not_finite_leaves_everything_as_it_was_and_is_count
     momentum = make_optimizer(OptimizerConfig(name="sgd", learning_rate=0.1, kwargs={"momentum": 0.9}))
     batch = {"x": jnp.full((4, 2), jnp.nan)}
     state, metrics = run(batch, optimizer=momentum)
-    jax.tree.map(np.testing.assert_array_equal, state, state_of(2, momentum))
+    chex.assert_trees_all_equal(state, state_of(2, momentum))
     assert metrics["skipped_minibatches"] == 1.0
     assert jnp.isnan(metrics["x"])
 
@@ -201,7 +202,7 @@ def test_a_step_that_is_not_finite_is_not_taken_though_its_gradient_was(
     state, metrics = run(batch, optimizer=optimizer, skip_nonfinite=skips, n_epochs=3)
     assert metrics["skipped_minibatches"] == 3.0 and metrics["skipped_fraction"] == 1.0
     if skips:
-        jax.tree.map(np.testing.assert_array_equal, state, before)
+        chex.assert_trees_all_equal(state, before)
         assert metrics["grad_norm"] == pytest.approx(5.0 * np.sqrt(2.0))  # that was sound
     else:
         assert not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((state.params, state.opt_state)))
@@ -213,7 +214,7 @@ def test_a_later_step_trains_where_one_in_between_was_skipped() -> None:
     skipping, metrics = run({"x": x}, optimizer=adam)
     assert metrics["skipped_fraction"] == pytest.approx(1 / 3)
     sound, _ = run({"x": jnp.ones((8, 1))}, optimizer=adam)  # the two others
-    jax.tree.map(np.testing.assert_array_equal, skipping, sound)
+    chex.assert_trees_all_equal(skipping, sound)
 
 
 def test_a_training_that_does_not_skip_is_shown_what_was_not_finite() -> None:
@@ -298,7 +299,7 @@ def test_parameters_in_one_vector_learn_what_separate_ones_do(
     assert len(packed) == 1  # the first, and not the second
     (state, metrics), (other, other_metrics) = results
     assert jax.tree.structure(state) == jax.tree.structure(other)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), state, other)
+    chex.assert_trees_all_close(state, other, rtol=1e-5, atol=1e-6)
     assert float(metrics["grad_norm"]) == pytest.approx(float(other_metrics["grad_norm"]), rel=1e-5)
 
 

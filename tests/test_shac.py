@@ -1,10 +1,10 @@
 """SHAC: the short-horizon return, its gradient, TD(lambda) targets, the target critic, skipped updates, whole runs."""
 
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
+import chex
 import flax.linen as nn
 import gymnasium
 import jax
@@ -244,7 +244,7 @@ def test_the_critic_descends_on_td_lambda_targets_of_the_target_critic() -> None
     value, gradient = jax.value_and_grad(loss)(critic)
     expected = jax.tree.map(jnp.subtract, critic, gradient)
     np.testing.assert_allclose(metrics["value_loss"], value, rtol=1e-5)
-    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6), after.params["params"]["critic"], expected)
+    chex.assert_trees_all_close(after.params["params"]["critic"], expected, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.2, 0.9])
@@ -252,8 +252,8 @@ def test_the_target_critic_keeps_alpha_of_itself(alpha: float) -> None:
     before, after, _ = update(SHACConfig(**BASE, target_critic_alpha=alpha))
     old, new = before.target["params"]["critic"], after.params["params"]["critic"]
     expected = jax.tree.map(lambda o, n: alpha * o + (1.0 - alpha) * n, old, new)
-    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-6), after.target["params"]["critic"], expected)
-    jax.tree.map(np.testing.assert_array_equal, after.target["params"]["actor"], after.params["params"]["actor"])
+    chex.assert_trees_all_close(after.target["params"]["critic"], expected, rtol=1e-6)
+    chex.assert_trees_all_equal(after.target["params"]["actor"], after.params["params"]["actor"])
 
 
 def test_actor_and_critic_have_their_own_optimizers() -> None:
@@ -261,7 +261,7 @@ def test_actor_and_critic_have_their_own_optimizers() -> None:
     for frozen, moving, key in (("critic", "actor", "critic_optimizer"), ("actor", "critic", "optimizer")):
         before, after, _ = update(SHACConfig(**{**BASE, key: still}))
         old, new = before.params["params"], after.params["params"]
-        jax.tree.map(np.testing.assert_array_equal, old[frozen], new[frozen])
+        chex.assert_trees_all_equal(old[frozen], new[frozen])
         assert not np.allclose(old[moving]["linear_0"]["kernel"], new[moving]["linear_0"]["kernel"], rtol=1e-3)
 
 
@@ -286,7 +286,7 @@ def test_a_schedule_moves_both_learning_rates_from_their_own_start() -> None:
 def test_a_nonfinite_update_is_skipped_and_counted() -> None:
     schedule = {"name": "step", "kwargs": {"step_size": 1}}
     before, after, metrics = update(SHACConfig(**BASE, lr_scheduler=schedule), env=Lanes(poison=True))
-    jax.tree.map(np.testing.assert_array_equal, before, after)  # target critic and schedule have not moved either
+    chex.assert_trees_all_equal(before, after)  # target critic and schedule have not moved either
     assert metrics["skipped_update"] == 1.0
     assert np.isnan(metrics["grad_norm"])
 
@@ -296,12 +296,12 @@ def test_a_step_that_is_not_finite_is_skipped_though_its_gradient_was(which: str
     overflows = OptimizerConfig(name="sgd", learning_rate=1e38, kwargs={"weight_decay": 1e38})
     before, after, metrics = update(SHACConfig(**(BASE | {which: overflows})))
     networks = before.params["params"], after.params["params"]
-    jax.tree.map(np.testing.assert_array_equal, *(each["critic"] for each in networks))
+    chex.assert_trees_all_equal(*(each["critic"] for each in networks))
     assert metrics["skipped_update"] == (which == "optimizer")
     assert metrics["skipped_fraction"] == 1.0 or which == "optimizer"
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(after))
     if which == "optimizer":
-        jax.tree.map(np.testing.assert_array_equal, before, after)
+        chex.assert_trees_all_equal(before, after)
 
 
 def test_observation_statistics_move_after_the_update_and_the_target_has_the_same() -> None:
@@ -310,7 +310,7 @@ def test_observation_statistics_move_after_the_update_and_the_target_has_the_sam
     assert metrics["skipped_update"] == 0.0
     for name in ("actor_obs_normalizer", "critic_obs_normalizer"):
         assert after.params["normalizer"][name]["count"] == 3 * STEPS
-    jax.tree.map(np.testing.assert_array_equal, after.target["normalizer"], after.params["normalizer"])
+    chex.assert_trees_all_equal(after.target["normalizer"], after.params["normalizer"])
 
 
 def test_adjoints_are_clipped_and_reported() -> None:
@@ -360,7 +360,7 @@ def test_a_run_resumes_to_the_same_bits(tmp_path: Path) -> None:
     assert resumed.num_updates == 6
     actual, _ = load_checkpoint(resumed.latest_checkpoint_path, like)
     start, _ = load_checkpoint(middle, like)
-    jax.tree.map(np.testing.assert_array_equal, expected, actual)
+    chex.assert_trees_all_equal(expected, actual)
     critic = lambda state: state.train.target["params"]["critic"]["linear_0"]["kernel"]  # noqa: E731
     assert not np.array_equal(critic(start), critic(expected))
     assert {"train/value_loss", "train/objective", "train/critic_learning_rate"} <= whole.last_train_metrics.keys()

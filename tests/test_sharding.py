@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import chex
 import jax
 import numpy as np
 import pytest
@@ -117,7 +118,7 @@ def test_a_distributed_run_counts_all_steps_and_goes_on(tmp_path: Path) -> None:
     first = train(cut)
     after_two = sorted((first.run_dir / "checkpoints").glob("*_step_256"))
     result = train(cut, resume=str(after_two[0]), run_dir=first.run_dir)
-    jax.tree.map(np.testing.assert_array_equal, result.params, whole.params)
+    chex.assert_trees_all_equal(result.params, whole.params)
 
 
 @pytest.mark.parametrize("raw", [PPO, GRPO], ids=["ppo", "grpo"])
@@ -128,7 +129,7 @@ def test_a_run_goes_on_with_another_number_of_devices(tmp_path: Path, raw: dict[
     (first,) = (four.run_dir / "checkpoints").glob("*_step_128")
     alone = train(parse_config(config.to_dict(), ["trainer.distributed=false"]), resume=str(first))
     assert (alone.global_step, alone.run_dir) == (four.global_step, four.run_dir)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5), alone.params, four.params)
+    chex.assert_trees_all_close(alone.params, four.params, rtol=2e-4, atol=2e-5)
     # and back: what the checkpoint says counts, not what the run was begun with
     again = train(config, resume=str(alone.latest_checkpoint_path))
     assert (again.num_updates, again.global_step) == (four.num_updates, four.global_step)

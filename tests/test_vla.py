@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
+import chex
 import gymnasium
 import jax
 import jax.numpy as jnp
@@ -365,7 +366,7 @@ def test_large_pictures_are_looked_at_step_by_step_with_the_same_result(monkeypa
     monkeypatch.setattr(VLAPolicy, "apply", counted)
     one_by_one = seen_by(params, rollout, None, policy=policy)
     assert rows == [4]  # traced once, for [N, H, W, 3]
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), together, one_by_one)
+    chex.assert_trees_all_close(together, one_by_one, rtol=1e-5, atol=1e-5)
 
 
 def test_cloning_a_flow_makes_its_velocity_the_difference_of_action_and_noise() -> None:

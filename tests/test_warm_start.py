@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import chex
 import jax
-import numpy as np
 import pytest
 from tiny import GRPO, STEPS, tiny
 
@@ -50,10 +50,6 @@ def train_state(run: Path) -> Any:
     return load_checkpoint(newest(run), build(config_with()).state)[0].train
 
 
-def assert_same(a: Any, b: Any) -> None:
-    jax.tree.map(np.testing.assert_array_equal, a, b)
-
-
 @pytest.mark.parametrize("of_run", [True, False])
 def test_parameters_and_statistics_are_taken_over_and_nothing_else(trained: Path, of_run: bool) -> None:
     config = config_with(init_from=str(trained if of_run else newest(trained)))
@@ -61,13 +57,13 @@ def test_parameters_and_statistics_are_taken_over_and_nothing_else(trained: Path
     fresh = parts.state
     state, reports = start_from_policy(parts, config)
     source = train_state(trained)
-    assert_same(state.train.params, source.params)
+    chex.assert_trees_all_equal(state.train.params, source.params)
     assert float(source.params["normalizer"]["actor_obs_normalizer"]["count"]) == 3 * STEPS
-    assert_same(state.train.opt_state, fresh.train.opt_state)
+    chex.assert_trees_all_equal(state.train.opt_state, fresh.train.opt_state)
     assert (int(state.update), int(state.train.step), state.train.reference) == (0, 0, None)
     assert reports == [f"the policy is that of {newest(trained)}, after {3 * STEPS} env steps"]
     with pytest.raises(AssertionError):
-        assert_same(fresh.train.params, source.params)  # else this test would show nothing
+        chex.assert_trees_all_equal(fresh.train.params, source.params)  # else this test would show nothing
 
 
 def test_at_update_0_the_policy_evaluates_as_the_checkpoint_does(trained: Path) -> None:
@@ -89,7 +85,7 @@ def test_a_run_starts_from_it_and_the_reference_is_that_policy(trained: Path, tm
     state, meta = load_checkpoint(newest(result.run_dir), build(config).state)
     source = train_state(trained)
     assert meta["num_updates"] == 3
-    assert_same(state.train.reference, source.params)
+    chex.assert_trees_all_equal(state.train.reference, source.params)
     moved = jax.tree.map(lambda a, b: float(abs(a - b).max()), state.train.params["params"], source.params["params"])
     assert 0.0 < max(jax.tree.leaves(moved)) < 0.1  # three small steps away from it, not from a random policy
 
@@ -99,8 +95,8 @@ def test_the_target_critic_of_shac_is_that_policys_too(trained: Path) -> None:
     config = config_with(shac, init_from=str(trained))
     state, _ = start_from_policy(build(config), config)
     source = train_state(trained)
-    assert_same(state.train.params, source.params)
-    assert_same(state.train.target, source.params)
+    chex.assert_trees_all_equal(state.train.params, source.params)
+    chex.assert_trees_all_equal(state.train.target, source.params)
     assert state.train.reference is None
 
 
@@ -143,7 +139,7 @@ def test_what_changes_the_meaning_of_equal_shapes_is_told(trained: Path) -> None
 def test_a_run_may_be_named_without_its_time(trained: Path, tmp_path: Path) -> None:
     shutil.copytree(trained, tmp_path / "tiny_20260101_120000")
     config = config_with(init_from=str(tmp_path / "tiny"))
-    assert_same(start_from_policy(build(config), config)[0].train.params, train_state(trained).params)
+    chex.assert_trees_all_equal(start_from_policy(build(config), config)[0].train.params, train_state(trained).params)
 
 
 @pytest.mark.parametrize("damage", [True, False])
