@@ -1,14 +1,16 @@
-"""PPO on Gymnasium's tasks, several seeds each, beside figures that others published.
+"""PPO on tasks that others have published scores of, several seeds each.
 
 ``train`` plays each task of ``configs/gymnasium/zoo`` (or the configs that are named) with seeds 1 to N, one after the
 other, seed by seed, and adds a line to ``<out>/scores.jsonl`` for each; what is there is not trained again, so that it
 can be stopped and go on. A score is the mean return of 100 episodes of the last policy, deterministic, after training.
 
     python benchmarks/scores.py train --out outputs/scores --seeds 5 [CONFIG …]
+    python benchmarks/scores.py train --out outputs/scores --seeds 5 CONFIG --tasks envpool:Ant-v4 …
     python benchmarks/scores.py train --out outputs/scores --seeds 5 --peer-python PYTHON CONFIG …
     python benchmarks/scores.py table --out outputs/scores --plot docs/scores.png     # needs matplotlib
 
-The second trains Stable-Baselines3, of the interpreter that is named, with the same numbers of the same file.
+The second plays other tasks than the config's own. The third trains Stable-Baselines3, of the interpreter that is
+named, with the same numbers of the same file.
 """
 
 import argparse
@@ -18,24 +20,28 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from scipy import stats
 
+from ejax.config import load_config
+
 ZOO = Path(__file__).parents[1] / "configs" / "gymnasium" / "zoo"
 EPISODES = 100
-PUBLISHED = {
-    "CartPole": "500; CleanRL 490 ± 6",
-    "Pendulum": "-172",
-    "HalfCheetah": "5819",
-    "Hopper": "2410",
-    "Walker2d": "3479",
-    "Ant": "1327",
-    "Swimmer": "282",
+PUBLISHED: dict[str, dict[str, float]] = {
+    "CartPole": {"zoo": 500},
+    "Pendulum": {"zoo": -172},
+    "HalfCheetah": {"zoo": 5819, "tianshou": 5784},
+    "Hopper": {"zoo": 2410, "tianshou": 2609},
+    "Walker2d": {"zoo": 3479, "tianshou": 3589},
+    "Ant": {"zoo": 1327, "tianshou": 3258},
+    "Swimmer": {"zoo": 282, "tianshou": 67},
 }
-"""rl-baselines3-zoo's benchmark.md, PPO, one run each, MuJoCo tasks of v3; and what else is named."""
+"""PPO in rl-baselines3-zoo's benchmark.md, one run each, and in tianshou's docs/tutorials/benchmark.rst, the best
+evaluation of each of ten runs; MuJoCo tasks of v3, after 1 M steps."""
 _OURS = """
 import json, resource, sys, time
 from pathlib import Path
@@ -124,6 +130,7 @@ def main() -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     train = commands.add_parser("train")
     train.add_argument("configs", nargs="*", type=Path, metavar="CONFIG", default=sorted(ZOO.glob("*.yaml")))
+    train.add_argument("--tasks", nargs="+", metavar="ID", help="play these tasks instead of the configs' own")
     train.add_argument("--seeds", type=int, default=5)
     train.add_argument("--peer-python", metavar="PYTHON", help="train Stable-Baselines3 of this interpreter instead")
     table = commands.add_parser("table")
@@ -135,23 +142,28 @@ def main() -> None:
         show(read(args.out), args.plot)
         return
     for seed in range(1, args.seeds + 1):
-        for config in args.configs:
-            train_one(args.out, config, seed, args.peer_python)
+        for config, task in product(args.configs, args.tasks or [None]):
+            train_one(args.out, config, task, seed, args.peer_python)
 
 
-def train_one(out: Path, config: Path, seed: int, peer: str | None) -> None:
+def train_one(out: Path, path: Path, task: str | None, seed: int, peer: str | None) -> None:
     """Add the line of this training, if it is not there."""
-    which = {"task": task_of(config), "config": config.stem, "library": "sb3" if peer else "ejax", "seed": seed}
+    overrides = [f"env.id={task}"] if task else []
+    config = load_config(path, overrides)
+    which = {
+        "task": config.env.id.rpartition(":")[2].partition("-")[0],
+        "config": "zoo" if path.parent == ZOO else path.stem,
+        "library": "sb3" if peer else "ejax",
+        "seed": seed,
+    }
     if any(which.items() <= row.items() for row in read(out)):
         return
     out.mkdir(parents=True, exist_ok=True)
     if peer:
-        from ejax.config import load_config
-
-        command = [peer, "-c", _PEER, json.dumps(load_config(config, []).to_dict()), str(EPISODES), str(seed)]
+        command = [peer, "-c", _PEER, json.dumps(config.to_dict()), str(EPISODES), str(seed)]
     else:
-        overrides = [f"trainer.seed={seed}", f"trainer.output_dir={out / 'runs'}", "trainer.console=false"]
-        command = [sys.executable, "-c", _OURS, str(config), str(EPISODES), *overrides]
+        overrides += [f"trainer.seed={seed}", f"trainer.output_dir={out / 'runs'}", "trainer.console=false"]
+        command = [sys.executable, "-c", _OURS, str(path), str(EPISODES), *overrides]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"{which} failed:\n{done.stderr[-3000:]}")
@@ -166,29 +178,28 @@ def read(out: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def task_of(config: Path) -> str:
-    """The name of the task without its version."""
-    import yaml
-
-    return str(yaml.safe_load(config.read_text())["env"]["id"]).partition(":")[2].partition("-")[0]
-
-
 def show(rows: Sequence[dict[str, Any]], plot: Path | None) -> None:
-    """A line for each task and library: interquartile mean of the seeds' scores with a 95% interval."""
+    """A line for each task, config and library: interquartile mean of the seeds' scores with a 95% interval."""
     print(
-        "| task | config | library | seeds | IQM [95% interval] | mean ± std | zoo's, one run | wall, CPU s per run |"
+        "| task | config | library | seeds | IQM [95% interval] | mean ± std | best evaluation | zoo's | tianshou's | "
+        "CPU min of a run |\n|---|---|---|---|---|---|---|---|---|---|"
     )
-    print("|---|---|---|---|---|---|---|---|")
     for (task, config, library), group in groups(rows):
-        scores = np.array([row["score"] for row in group])
+        scores, best = (np.array(each) for each in zip(*map(_end_and_best, group), strict=True))
         middle, (low, high) = interquartile_mean(scores)
-        wall, cpu = (np.mean([row[name] for row in group]) for name in ("wall_s", "cpu_s"))
+        published = " | ".join(f"{PUBLISHED.get(task, {}).get(source, '')}" for source in ("zoo", "tianshou"))
         print(
             f"| {task} | {config} | {library} | {len(scores)} | {middle:.0f} [{low:.0f}, {high:.0f}] | "
-            f"{scores.mean():.0f} ± {scores.std():.0f} | {PUBLISHED.get(task, '')} | {wall:.0f}, {cpu:.0f} |"
+            f"{scores.mean():.0f} ± {scores.std():.0f} | {best.mean():.0f} ± {best.std():.0f} | {published} | "
+            f"{np.mean([row['cpu_s'] for row in group]) / 60:.1f} |"
         )
     if plot is not None:
         draw(rows, plot)
+
+
+def _end_and_best(row: dict[str, Any]) -> tuple[float, float]:
+    """The score, and the best evaluation on the way, which is what tianshou reports."""
+    return row["score"], max(point[1] for point in row["curve"])
 
 
 def groups(rows: Sequence[dict[str, Any]]) -> Iterator[tuple[tuple[str, str, str], list[dict[str, Any]]]]:
@@ -213,28 +224,29 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
     figure, axes = plt.subplots(2, -(-len(tasks) // 2), figsize=(13, 6), squeeze=False)
     for axis in axes.flat[len(tasks) :]:
         axis.set_visible(False)
-    colours = {"ejax": "tab:blue", "sb3": "tab:orange"}
     for axis, task in zip(axes.flat, tasks, strict=False):
-        for (_, _, library), group in groups([row for row in rows if row["task"] == task]):
+        for (_, config, library), group in groups([row for row in rows if row["task"] == task]):
+            colour = _COLOURS.get((config, library), "tab:grey")
             length = min(len(row["curve"]) for row in group)
             steps = np.array([point[0] for point in group[0]["curve"][:length]]) / 1e3
             curves = np.array([[point[1] for point in row["curve"][:length]] for row in group])
             estimates = [interquartile_mean(column) for column in curves.T]
             low, high = np.array([each[1] for each in estimates]).T
-            axis.plot(steps, curves.T, color=colours[library], alpha=0.2, linewidth=0.7)
-            axis.fill_between(steps, low, high, color=colours[library], alpha=0.2, linewidth=0)
-            axis.plot(
-                steps, [each[0] for each in estimates], color=colours[library], label=f"{library}, {len(group)} seeds"
-            )
-        published = PUBLISHED.get(task, "").partition(";")[0]
-        if published:
-            axis.axhline(float(published), color="black", linestyle=":", linewidth=1, label="zoo's, one run")
+            axis.plot(steps, curves.T, color=colour, alpha=0.2, linewidth=0.7)
+            axis.fill_between(steps, low, high, color=colour, alpha=0.2, linewidth=0)
+            label = f"{library}, {config}, {len(group)} seeds"
+            axis.plot(steps, [each[0] for each in estimates], color=colour, label=label)
+        for (source, score), line in zip(PUBLISHED.get(task, {}).items(), (":", "--"), strict=False):
+            axis.axhline(score, color="black", linestyle=line, linewidth=1, label=f"{source}'s")
         axis.set_title(task)
         axis.set_xlabel("thousand env steps")
         axis.legend(fontsize=7)
-    figure.supylabel("mean return of 10 episodes, deterministic")
+    figure.supylabel("mean return of an evaluation, deterministic")
     figure.tight_layout()
     figure.savefig(path, dpi=110)
+
+
+_COLOURS = {("zoo", "ejax"): "tab:blue", ("zoo", "sb3"): "tab:orange", ("mujoco", "ejax"): "tab:green"}
 
 
 if __name__ == "__main__":
