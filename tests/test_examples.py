@@ -23,10 +23,3 @@ def test_the_own_loop_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_own_environment_and_policy_learn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert load("own_env", monkeypatch).main(str(tmp_path)) < 0.1
-
-
-def test_the_own_algorithm_learns(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    own_algorithm = load("own_algorithm", monkeypatch)
-    untrained = own_algorithm.main(str(tmp_path), num_updates=2)
-    assert untrained < -0.5
-    assert own_algorithm.main(str(tmp_path), num_updates=100) > 0.3 * untrained

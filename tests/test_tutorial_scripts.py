@@ -19,6 +19,9 @@ def test_the_tutorial_runs(
         if importlib.util.find_spec(module) is None:
             pytest.skip(f"{name} needs {module}")
     monkeypatch.chdir(tmp_path)
-    runpy.run_path(str(TUTORIALS / f"{name}.py"), run_name="__main__")
+    ran = runpy.run_path(str(TUTORIALS / f"{name}.py"), run_name="__main__")
     assert capsys.readouterr().out.count("\n") >= 3  # it shows what it does
     assert list((tmp_path / "outputs").iterdir())  # and leaves nothing elsewhere
+    if name == "03_own_algorithm":  # whose update is its own
+        returns = [row["charts/episode_reward_avg_100"] for row in ran["result"].train_history[9:]]
+        assert returns[-1] > returns[0] + 10.0

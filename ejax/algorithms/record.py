@@ -2,7 +2,7 @@
 
 The registry names it: ``"ppo": "ejax.algorithms.ppo:ALGORITHM"``. A config names one of your own in the same way,
 ``algorithm.name: package.module:ALGORITHM``. The least that a record needs is ``Config`` and ``update``;
-``examples/own_algorithm.py`` is one.
+``docs/tutorials/03_own_algorithm.py`` has one.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
