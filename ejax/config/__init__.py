@@ -1,15 +1,8 @@
 """The config of a run: its models, every way to write it, and what is wrong with it."""
 
 from ejax.config.load import load_config, parse_config
-from ejax.config.models import (
-    AlgorithmConfig,
-    EnvConfig,
-    NetworkBlock,
-    ObsGroups,
-    PolicyConfig,
-    RunConfig,
-    TrainerConfig,
-)
+from ejax.config.models import AlgorithmConfig, EnvConfig, NetworkBlock, ObsGroups, PolicyConfig, TrainerConfig
+from ejax.config.run_config import RunConfig
 from ejax.problems import ConfigError, KeyNote, Problem
 
 __all__ = [

@@ -1,6 +1,6 @@
 """What a config leaves open until the run is known: bound once, and from then on the config says it itself."""
 
-from ejax.config.models import RunConfig
+from ejax.config.run_config import RunConfig
 
 
 def bind(config: RunConfig, num_updates: int | None = None) -> RunConfig:

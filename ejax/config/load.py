@@ -34,7 +34,8 @@ from ejax.config.embodichain.spellings import (
 )
 from ejax.config.explain import explain
 from ejax.config.files import UnreadableError, is_file, read_file, read_yaml
-from ejax.config.models import EnvConfig, EventsConfig, RunConfig
+from ejax.config.models import EnvConfig, EventsConfig
+from ejax.config.run_config import RunConfig
 from ejax.config.schema import allowed_keys
 from ejax.problems import ConfigError, Problem, with_sections
 from ejax.shorten import MOST_OF_VALUE, shorten, shown

@@ -1,4 +1,4 @@
-"""The config of a run in its one canonical form; ``spellings`` turns every other form into it.
+"""The sections of a run's config in their one canonical form; ``spellings`` turns every other form into it.
 
 Keys and defaults are EmbodiChain's unless a comment says otherwise. All models are frozen, hashable, and
 refuse unknown keys.
@@ -7,7 +7,6 @@ refuse unknown keys.
 import json
 import math
 import re
-from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from flax.core import FrozenDict
@@ -21,29 +20,26 @@ from pydantic import (
     PositiveFloat,
     PositiveInt,
     SerializeAsAny,
-    ValidationError,
     ValidationInfo,
     field_validator,
     model_validator,
 )
 
-from ejax.algorithms.record import Algorithm, RunShape
+from ejax.algorithms.record import Algorithm
 from ejax.collectors.config import CollectorConfig
 from ejax.config.camera import CameraConfig
-from ejax.config.data import DataConfig, data_problems
-from ejax.config.population import OPTIONS, Member, PopulationConfig, members_of, with_member
 from ejax.device import MatmulPrecision
 from ejax.envs.randomization.draws import check_choice
 from ejax.envs.randomization.names import KINDS, modes_of
-from ejax.frozen import Kwargs, freeze, thaw
+from ejax.frozen import Kwargs, freeze
 from ejax.policies.mlp import NetworkConfig
 from ejax.policies.recurrence import MemoryConfig
 from ejax.policies.vla.config import VLAConfig
-from ejax.problems import ConfigError, KeyNote, Problem
+from ejax.problems import Problem
 from ejax.registry import did_you_mean, resolve, trusted_name
 from ejax.shorten import shown
 from ejax.types import Phase
-from ejax.values import INT32_MAX, INT64_MAX, number_problems
+from ejax.values import INT64_MAX
 
 MOST_OF_NAME = 180
 """Bytes of ``exp_name``: most file systems take 255 for a name, and a checkpoint's has the step in it too."""
@@ -388,260 +384,3 @@ def find_algorithm(name: str) -> Algorithm:
             "algorithm's file ends in, such as package.module:ALGORITHM"
         )
     return record
-
-
-class RunConfig(BaseModel):
-    """All that a run is made from. Two configs are equal when they describe the same run."""
-
-    model_config = _STRICT
-    env: EnvConfig
-    """The environment."""
-    trainer: TrainerConfig
-    """How long, on what and beside what the run trains, and what it keeps."""
-    policy: PolicyConfig
-    """The networks."""
-    algorithm: AlgorithmConfig
-    """How the policy learns."""
-    data: DataConfig | None = None
-    """ejax: the demonstrations that ``bc`` learns from."""
-    population: PopulationConfig | None = None
-    """ejax: many trainings in one program."""
-    notices: tuple[KeyNote, ...] = Field(default=(), exclude=True, repr=False)
-    """What the run goes without, for the command line to announce."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """The canonical form, ready for JSON or YAML; ``parse_config`` gives an equal config back."""
-        return self.model_dump(mode="json")
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, RunConfig) and self._parts() == other._parts()
-
-    def __hash__(self) -> int:
-        return hash(self._parts())
-
-    @property
-    def step_name(self) -> str:
-        """What the run counts: what is on the x axis, and what ``eval_freq`` and ``save_freq`` mean."""
-        return "samples" if self.algorithm.record.learns_from == "demonstrations" else "env steps"
-
-    def _parts(self) -> tuple[BaseModel | None, ...]:
-        return self.env, self.trainer, self.policy, self.algorithm, self.data, self.population
-
-    @property
-    def members(self) -> tuple[Member, ...]:
-        """Of ``population``; none where there is none."""
-        return () if self.population is None else tuple(members_of(self.population, self.trainer.seed))
-
-    def of_member(self, member: Member) -> "RunConfig":
-        """The config of one member, by itself: that of a run which computes the same.
-
-        Raises:
-            ValidationError: with the member's values it is none.
-        """
-        return RunConfig.model_validate_json(json.dumps(with_member(self.to_dict(), member)), strict=True)
-
-    @model_validator(mode="after")
-    def _possible(self) -> "RunConfig":
-        problems = [*_sizes(self), *_networks(self.policy), *_data(self)]
-        problems += number_problems(self.model_dump(mode="json"))  # integers written as 1e12 are integers by now
-        if not problems:
-            problems += _population(self)
-        if problems:
-            raise ConfigError(problems)
-        return self
-
-
-def _sizes(config: RunConfig) -> Iterator[Problem]:
-    """Counts that contradict each other."""
-    trainer = config.trainer
-    if trainer.num_updates > INT32_MAX:
-        text = f"means {trainer.num_updates} updates; at most {INT32_MAX} are counted"
-        yield Problem("trainer.iterations" if trainer.total_timesteps is None else "trainer.total_timesteps", text)
-    shape = RunShape(
-        num_envs=trainer.num_envs,
-        buffer_size=trainer.buffer_size,
-        policy=config.policy.name,
-        distributed=trainer.distributed,
-    )
-    if shape.rows > INT32_MAX and max(trainer.buffer_size, trainer.num_envs) <= INT32_MAX:
-        text = f"{shape.rows_text}; at most {INT32_MAX} are counted"
-        yield Problem("trainer.buffer_size", text)
-    record = config.algorithm.record
-    yield from record.problems(config.algorithm.cfg, shape)
-    if trainer.profile is not None and trainer.profile.start >= trainer.num_updates:
-        text = f"got {trainer.profile.start}, but the run has {trainer.num_updates} updates; give less"
-        yield Problem("trainer.profile.start", text)
-    learns = record.make_step is None and record.taught_by is None and "gamma" in record.Config.model_fields
-    if trainer.normalize_reward and not learns:
-        text = f"got true, but {config.algorithm.name} does not learn from the rewards of rollouts; leave it out"
-        yield Problem("trainer.normalize_reward", text)
-    # with distributed they divide those of all devices, whose number is known when the run is built
-    if trainer.num_envs % trainer.collector.num_groups and not trainer.distributed:
-        text = f"got {trainer.collector.num_groups}, which does not divide num_envs {trainer.num_envs}"
-        yield Problem("trainer.collector.num_groups", text)
-    if trainer.enable_eval and trainer.num_eval_episodes < 1:
-        yield Problem("trainer.num_eval_episodes", "got 0 with enable_eval; give 1 or more, or enable_eval: false")
-
-
-_BUILT_IN = ("actor_critic", "actor_only", "vision", "vla")
-_NOT_OF_VLA = (
-    *("actor", "critic", "initial_log_std", "log_std_range"),
-    *("squash_actions", "critic_obs_normalization", "obs_groups"),
-)
-
-
-def _networks(policy: PolicyConfig) -> Iterator[Problem]:
-    """Networks that the policy lacks, and log_std."""
-    low, high = policy.log_std_range
-    if not low < high:
-        yield Problem("policy.log_std_range", f"got [{low}, {high}]; the first must be below the second")
-    elif not low <= policy.initial_log_std <= high:
-        yield Problem(
-            "policy.initial_log_std",
-            f"got {policy.initial_log_std}, outside log_std_range [{low}, {high}]: it would never learn",
-        )
-    if (policy.name == "vla") != (policy.vla_config is not None):
-        text = (
-            "is missing: vla needs {model_config: {…}, inference_horizon: K}"
-            if policy.name == "vla"
-            else (f"belongs to the policy vla, not to {policy.name}; leave it out")
-        )
-        yield Problem("policy.vla_config", text)
-    elif policy.name == "vla":
-        for name in _NOT_OF_VLA:
-            if getattr(policy, name) != PolicyConfig.model_fields[name].default:
-                yield Problem(
-                    f"policy.{name}", "vla does not have it: its parts are in policy.vla_config; leave it out"
-                )
-    if policy.init_from is not None and policy.vla_config is not None and policy.vla_config.model_path is not None:
-        yield Problem("policy.init_from", "got both it and vla_config.model_path; keep one")
-    yield from _memories(policy)
-    if policy.name not in ("actor_critic", "actor_only"):
-        return
-    blocks = [("actor", policy.actor), ("critic", policy.critic)]
-    for name, block in blocks if policy.name == "actor_critic" else blocks[:1]:
-        if block is None:
-            yield Problem(
-                f"policy.{name}",
-                f"is missing: {policy.name} needs {{type: mlp, network_cfg: {{hidden_sizes: […]}}}}",
-            )
-    if policy.cfg:
-        yield Problem("policy.cfg", f"{policy.name} takes no cfg; its keys are directly under policy")
-
-
-def _memories(policy: PolicyConfig) -> Iterator[Problem]:
-    """Memories where there can be none, and a critic's that contradicts the rest."""
-    actor, critic = (block.memory if block else None for block in (policy.actor, policy.critic))
-    if policy.name == "vision" and (actor or critic):
-        yield Problem("policy.actor.memory", "vision has no memory; actor_critic and actor_only do; leave it out")
-    elif actor and not actor.remembers:
-        yield Problem(
-            "policy.actor.memory.type", f"got '{actor.type}', which is for a critic; give gru, lstm or history"
-        )
-    elif critic and not actor:
-        text = "is given, but the actor has none; give policy.actor.memory too, such as {type: gru}"
-        yield Problem("policy.critic.memory", text)
-    elif critic and critic.type == "actor":
-        text = "but the critic reads what the actor's memory gives (policy.critic.memory.type: actor)"
-        if policy.obs_groups.critic not in ((), policy.obs_groups.actor):
-            yield Problem("policy.obs_groups.critic", f"is given, {text}; leave it out")
-        if policy.critic_obs_normalization:
-            yield Problem("policy.critic_obs_normalization", f"got true, {text}; give false")
-
-
-def _data(config: RunConfig) -> Iterator[Problem]:
-    """Demonstrations where they are learned from, and nowhere else."""
-    name, data = config.algorithm.name, config.data
-    if config.algorithm.record.learns_from != "demonstrations":
-        if data is not None:
-            text = f"{name} learns from its environments; leave it out, or give an algorithm such as bc"
-            yield Problem("data", text)
-        return
-    if data is None:
-        yield Problem(
-            "data", f"is missing: {name} needs {{source: engine, task: …}} or {{source: recorded, folder: …}}"
-        )
-        return
-    chunk = config.env.cfg.get("action_chunk", 1)
-    yield from data_problems(data, chunk if type(chunk) is int else 1)  # another is reported with its own key
-    memory, number = config.policy.actor and config.policy.actor.memory, data.history_length
-    if number is not None and number > 1 and not memory and config.policy.name in _BUILT_IN:
-        text = f"got {number}, but the policy remembers nothing; give 1, or policy.actor.memory"
-        yield Problem("data.history_length", text)
-    windows, budget = config.trainer.buffer_size // data.chunk_size, data.episode_sample_budget
-    if budget is not None and windows > budget * data.buffer_size:
-        text = (
-            f"got {budget}, which with data.buffer_size {data.buffer_size} allows {budget * data.buffer_size} windows "
-            f"before new episodes come, and one update takes {windows}"
-        )
-        yield Problem("data.episode_sample_budget", text)
-
-
-def _population(config: RunConfig) -> Iterator[Problem]:
-    """Members that could not be runs of their own, or not in one program with the others."""
-    population = config.population
-    if population is None:
-        return
-    if not population.apart:
-        yield from _one_program(config, population)
-    elif population.exploit is not None:
-        yield Problem("population.exploit", "copies within one program; leave it out, or population.apart")
-    seen = set()
-    for member in config.members:
-        combination = tuple(member.values.items())
-        if combination in seen:  # the seed is checked already
-            continue
-        seen.add(combination)
-        try:
-            own = config.of_member(member)
-        except ValidationError as error:
-            texts = [each["msg"].removeprefix("Value error, ") for each in error.errors()]
-            said = "; ".join(texts).replace("Extra inputs are not permitted", "unknown key")
-            yield Problem("population", f"{_shown_values(member)} is no config: {said}")
-            continue
-        for key in () if population.apart else member.values:
-            value = _option(own.algorithm.cfg, key)
-            if _is_number(value) and not _is_number(value, whole=False):
-                yield Problem(f"population.{key}", f"a whole number decides shapes and loops, {_APART}")
-
-
-_APART = "so that each value needs a program of its own: give population.apart=true"
-
-
-def _one_program(config: RunConfig, population: PopulationConfig) -> Iterator[Problem]:
-    record, name = config.algorithm.record, config.algorithm.name
-    if record.learns_from == "demonstrations" or record.taught_by is not None:
-        text = f"{name} trains by itself only; give population.apart=true, or ppo, grpo, apg or shac"
-        yield Problem("population", text)
-    for key, values in population.vary.items():
-        value = next((value for value in values if not _is_number(value)), None)
-        if value is None:
-            continue
-        yield Problem(f"population.{key}", f"got {shown(thaw(value))}, which is no number, {_APART}")
-    if config.trainer.profile is not None:
-        yield Problem("trainer.profile", "traces a single run; leave it out, or name one member's config")
-    if population.exploit is not None:
-        if len(config.members) < 2:
-            yield Problem("population.exploit", "needs two members at least; give population.seeds: 2")
-        for key, values in population.vary.items():
-            if ".kwargs." in key or isinstance(values[0], tuple):
-                text = f"cannot multiply {key}, whose range is not known; leave it out of population, or exploit"
-                yield Problem("population.exploit", text)
-
-
-def _shown_values(member: Member) -> str:
-    return ", ".join(f"{key}={shown(thaw(value))}" for key, value in member.values.items())
-
-
-def _option(options: BaseModel, key: str) -> Any:
-    node: Any = options
-    for name in key.removeprefix(OPTIONS).split("."):
-        node = node[name] if isinstance(node, FrozenDict) else getattr(node, name)
-    return node
-
-
-def _is_number(value: Any, *, whole: bool = True) -> bool:
-    """A number, or a list of them."""
-    if isinstance(value, tuple):
-        return bool(value) and all(_is_number(each, whole=whole) for each in value)
-    return isinstance(value, float) or (whole and isinstance(value, int) and not isinstance(value, bool))

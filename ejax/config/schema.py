@@ -8,7 +8,8 @@ from pydantic import BaseModel
 
 from ejax.config.embodichain.compat import COMPAT
 from ejax.config.embodichain.spellings import MOVED, WITHOUT_EFFECT
-from ejax.config.models import RunConfig, find_algorithm
+from ejax.config.models import find_algorithm
+from ejax.config.run_config import RunConfig
 from ejax.registry import ALGORITHMS
 
 _OTHER_KEYS = {

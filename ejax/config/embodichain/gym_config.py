@@ -18,7 +18,8 @@ from ejax.config.annotations import mismatch
 from ejax.config.embodichain.draft import Draft
 from ejax.config.embodichain.spellings import RECORDERS, read_numbers
 from ejax.config.embodichain.velocity_tasks import VELOCITY_ENV, read_velocity_task, velocity_robot
-from ejax.config.models import EnvConfig, EventsConfig, RunConfig
+from ejax.config.models import EnvConfig, EventsConfig
+from ejax.config.run_config import RunConfig
 from ejax.config.spaces import space_problems
 from ejax.envs.manager.ignored import IGNORED
 from ejax.envs.randomization.names import KINDS, split_events
