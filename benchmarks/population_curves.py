@@ -31,7 +31,10 @@ def draw(run: Path, tags: list[str], out: Path) -> None:
     directory, config = open_run_directory(run)
     groups: dict[str, list[Path]] = {}
     for member in config.members:
-        label = ", ".join(f"{key.rpartition('.')[2]} {value:g}" for key, value in member.values.items()) or "all"
+        label = (
+            ", ".join(f"{key.rpartition('.')[2]} {value:g}" for key, value in member.values.items())
+            or f"{len(config.members)} seeds"
+        )
         groups.setdefault(label, []).append(directory.member(member.number).path)
     figure, axes = pyplot.subplots(1, len(tags), figsize=(5 * len(tags), 3.2), layout="constrained", squeeze=False)
     for axis, tag in zip(axes[0], tags, strict=True):
