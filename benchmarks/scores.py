@@ -234,13 +234,13 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
             low, high = np.array([each[1] for each in estimates]).T
             axis.plot(steps, curves.T, color=colour, alpha=0.2, linewidth=0.7)
             axis.fill_between(steps, low, high, color=colour, alpha=0.2, linewidth=0)
-            label = f"{library}, {config}, {len(group)} seeds"
+            label = f"{library}, {config}, {len(group)} seed{'s' if len(group) > 1 else ''}"
             axis.plot(steps, [each[0] for each in estimates], color=colour, label=label)
         for (source, score), line in zip(PUBLISHED.get(task, {}).items(), (":", "--"), strict=False):
             axis.axhline(score, color="black", linestyle=line, linewidth=1, label=f"{source}'s")
         axis.set_title(task)
         axis.set_xlabel("thousand env steps")
-        axis.legend(fontsize=7)
+        axis.legend(fontsize=6, loc="lower right", framealpha=0.6)
     figure.supylabel("mean return of an evaluation, deterministic")
     figure.tight_layout()
     figure.savefig(path, dpi=110)
