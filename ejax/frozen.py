@@ -1,11 +1,17 @@
-"""Values from a config file, hashable: mappings as ``FrozenDict`` and lists as tuples, all the way down."""
+"""Values and sections of a config, hashable: mappings as ``FrozenDict`` and lists as tuples, all the way down."""
 
 from typing import Annotated, Any
 
 from flax.core import FrozenDict
-from pydantic import PlainSerializer, PlainValidator, WithJsonSchema
+from pydantic import BaseModel, ConfigDict, PlainSerializer, PlainValidator, WithJsonSchema
 
 from ejax.shorten import shown
+
+
+class StrictModel(BaseModel):
+    """A section of a config: an unknown key, infinities and NaN are errors; a string below a field describes it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
 
 def freeze(value: Any) -> Any:

@@ -15,7 +15,6 @@ from flax.core import FrozenDict
 from pydantic import (
     BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     NonNegativeFloat,
     PositiveFloat,
@@ -25,19 +24,16 @@ from pydantic import (
 )
 
 from ejax.finite import all_finite
-from ejax.frozen import Kwargs
+from ejax.frozen import Kwargs, StrictModel
 from ejax.traced import is_array, is_on
 from ejax.types import Array, PyTree, TrainState, split_critic, with_critic
-
-_STRICT = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
 
 def _any_case(name: Any) -> Any:
     return name.lower() if isinstance(name, str) else name
 
 
-class _Adam(BaseModel):
-    model_config = _STRICT
+class _Adam(StrictModel):
     betas: tuple[float, float] = (0.9, 0.999)
     """Decay of the gradient's mean and of its square's, a step."""
     eps: PositiveFloat = 1e-8
@@ -53,8 +49,7 @@ class _AdamW(_Adam):
     """Times the learning rate, taken off the parameters."""
 
 
-class _SGD(BaseModel):
-    model_config = _STRICT
+class _SGD(StrictModel):
     momentum: NonNegativeFloat = 0.0
     """Decay of the velocity, a step."""
     dampening: float = 0.0
@@ -67,8 +62,7 @@ class _SGD(BaseModel):
     """Step along the gradient instead of against it."""
 
 
-class _RMSprop(BaseModel):
-    model_config = _STRICT
+class _RMSprop(StrictModel):
     alpha: float = Field(default=0.99, ge=0.0, lt=1.0)
     """Decay of the squared gradient's mean, a step."""
     eps: PositiveFloat = 1e-8
@@ -86,10 +80,9 @@ class _RMSprop(BaseModel):
 OPTIMIZER_KWARGS: dict[str, type[BaseModel]] = {"adam": _Adam, "adamw": _AdamW, "sgd": _SGD, "rmsprop": _RMSprop}
 
 
-class OptimizerConfig(BaseModel):
+class OptimizerConfig(StrictModel):
     """``algorithm.cfg.optimizer``. ``kwargs`` are torch's, by name and default; ``OPTIMIZER_KWARGS`` lists them."""
 
-    model_config = _STRICT
     name: Annotated[Literal["adam", "adamw", "sgd", "rmsprop"], BeforeValidator(_any_case)] = "adam"
     """The update rule, torch's arithmetic."""
     learning_rate: NonNegativeFloat = 3e-4
@@ -109,8 +102,7 @@ class OptimizerConfig(BaseModel):
         return kwargs
 
 
-class _Linear(BaseModel):
-    model_config = _STRICT
+class _Linear(StrictModel):
     start_factor: PositiveFloat = 1.0
     """Of the learning rate at the start."""
     end_factor: NonNegativeFloat = 0.0
@@ -119,24 +111,21 @@ class _Linear(BaseModel):
     """Updates until ``end_factor`` is reached. None: those of the run."""
 
 
-class _Cosine(BaseModel):
-    model_config = _STRICT
+class _Cosine(StrictModel):
     T_max: PositiveInt | None = None
     """Updates until ``eta_min`` is reached. None: those of the run."""
     eta_min: NonNegativeFloat = 0.0
     """The lowest learning rate."""
 
 
-class _Step(BaseModel):
-    model_config = _STRICT
+class _Step(StrictModel):
     step_size: PositiveInt
     """Updates between two drops."""
     gamma: PositiveFloat = 0.1
     """Factor of a drop."""
 
 
-class _Exponential(BaseModel):
-    model_config = _STRICT
+class _Exponential(StrictModel):
     gamma: PositiveFloat
     """Factor of every update."""
 
@@ -149,10 +138,9 @@ SCHEDULE_KWARGS: dict[str, type[BaseModel]] = {
 }
 
 
-class ScheduleConfig(BaseModel):
+class ScheduleConfig(StrictModel):
     """``algorithm.cfg.lr_scheduler``: one step per update. ``SCHEDULE_KWARGS`` lists the keywords of each name."""
 
-    model_config = _STRICT
     name: Annotated[Literal["linear", "cosine", "step", "exponential"] | None, BeforeValidator(_any_case)] = None
     """torch.optim.lr_scheduler's of this name, one step an update. None: the learning rate stays."""
     kwargs: Kwargs = Field(default_factory=FrozenDict, validate_default=True)

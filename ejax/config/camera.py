@@ -2,17 +2,17 @@
 
 import math
 
-from pydantic import BaseModel, ConfigDict, PositiveInt, model_validator
+from pydantic import PositiveInt, model_validator
 
+from ejax.frozen import StrictModel
 from ejax.types import CameraView, Phase
 
 Vector = tuple[float, float, float]
 
 
-class CameraConfig(BaseModel):
+class CameraConfig(StrictModel):
     """``params`` of ``record_camera_data_async``."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
     phase: Phase = "eval"
     """What is recorded: ``eval`` the distribution's mode in the evaluation's environment, ``train`` its samples in the
     training's; the section of ``events`` that the event is in."""

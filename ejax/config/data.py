@@ -5,21 +5,19 @@ from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, get_type_hints
 
 from flax.core import FrozenDict
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
 
 from ejax.config.annotations import mismatch
 from ejax.data.chunks import SamplingMode
 from ejax.data.engine_config import RefillPolicy, check_budget
-from ejax.frozen import Kwargs, thaw
+from ejax.frozen import Kwargs, StrictModel, thaw
 from ejax.problems import Problem
 from ejax.registry import DEMONSTRATORS, did_you_mean, resolve, trusted_name
 from ejax.shorten import shown
 
 
-class DataConfig(BaseModel):
+class DataConfig(StrictModel):
     """``data``. A key that the source has no use for is an error."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
     source: Literal["engine", "recorded"]
     """``engine``: a worker process demonstrates while training goes on. ``recorded``: kept episodes."""

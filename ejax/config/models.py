@@ -13,7 +13,6 @@ from flax.core import FrozenDict
 from pydantic import (
     AfterValidator,
     BaseModel,
-    ConfigDict,
     Field,
     NonNegativeInt,
     PlainSerializer,
@@ -31,7 +30,7 @@ from ejax.config.camera import CameraConfig
 from ejax.device import MatmulPrecision
 from ejax.envs.randomization.draws import check_choice
 from ejax.envs.randomization.names import KINDS, modes_of
-from ejax.frozen import Kwargs, freeze
+from ejax.frozen import Kwargs, StrictModel, freeze
 from ejax.policies.mlp import NetworkConfig
 from ejax.policies.recurrence import MemoryConfig
 from ejax.policies.vla.config import VLAConfig
@@ -45,13 +44,10 @@ MOST_OF_NAME = 180
 """Bytes of ``exp_name``: most file systems take 255 for a name, and a checkpoint's has the step in it too."""
 EVAL_METRICS = ("eval/avg_reward", "eval/avg_length", "eval/success_rate")
 
-_STRICT = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
-
-class EnvConfig(BaseModel):
+class EnvConfig(StrictModel):
     """``env``: which environment, and its constructor's arguments."""
 
-    model_config = _STRICT
     id: str
     """A registered name, ``<family>:<name>`` such as ``gymnax:CartPole-v1``, or ``package.module:Name``."""
     cfg: Kwargs = Field(default_factory=FrozenDict)
@@ -63,14 +59,13 @@ class EnvConfig(BaseModel):
         return trusted_name("env", name)
 
 
-class EventConfig(BaseModel):
+class EventConfig(StrictModel):
     """``trainer.events.<phase>.<name>``: what differs between environments, or changes the world, and when.
 
     Of ``ejax.envs.randomization.names.KINDS`` (docs/randomization.md), or an event functor of the manager form, which
     acts every ``interval_step`` control steps.
     """
 
-    model_config = _STRICT
     func: str
     """An event functor's name, or ``package.module:function``."""
     mode: Literal["startup", "reset", "interval"] = Field(default="interval", validate_default=True)
@@ -107,10 +102,9 @@ Events = Annotated[
 ]
 
 
-class EventsConfig(BaseModel):
+class EventsConfig(StrictModel):
     """``trainer.events``: what happens to the world besides the environment's own events, in each phase."""
 
-    model_config = _STRICT
     train: Events = Field(default_factory=dict, validate_default=True)
     """While the policy learns."""
     eval: Events = Field(default_factory=dict, validate_default=True)
@@ -121,20 +115,18 @@ class EventsConfig(BaseModel):
         return freeze({name: dict(event) for name, event in getattr(self, phase).items()})
 
 
-class ProfileConfig(BaseModel):
+class ProfileConfig(StrictModel):
     """``trainer.profile``: which updates are traced, by ``jax.profiler``."""
 
-    model_config = _STRICT
     start: NonNegativeInt = 5
     """Updates before the trace begins; of a resumed run, those before the resume count too."""
     updates: PositiveInt = 2
     """Updates in the trace. A trace of many is too large to look at."""
 
 
-class TrainerConfig(BaseModel):
+class TrainerConfig(StrictModel):
     """``trainer``. The defaults are those of the ``learning_env`` path; a ``gym_config`` brings its own."""
 
-    model_config = _STRICT
     exp_name: str
     """Part of the output folder's name. Default: ``<env>_<algorithm>``."""
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 1
@@ -253,10 +245,9 @@ class TrainerConfig(BaseModel):
         raise ValueError(f"got '{name}'; allowed: {allowed}{did_you_mean(name, EVAL_METRICS)}")
 
 
-class NetworkBlock(BaseModel):
+class NetworkBlock(StrictModel):
     """``policy.actor`` and ``policy.critic``."""
 
-    model_config = _STRICT
     type: Literal["mlp"] = "mlp"
     """What the network is: a multi-layer perceptron."""
     network_cfg: NetworkConfig
@@ -271,22 +262,20 @@ class NetworkBlock(BaseModel):
         return name.lower() if isinstance(name, str) else name
 
 
-class ObsGroups(BaseModel):
+class ObsGroups(StrictModel):
     """Which parts of a nested observation each network reads, by dotted path, in this order; empty: all.
 
     A critic that is not given reads what the actor does."""
 
-    model_config = _STRICT
     actor: tuple[str, ...] = ()
     """Dotted paths of the parts that the actor reads."""
     critic: tuple[str, ...] = ()
     """Dotted paths of the parts that the critic reads."""
 
 
-class PolicyConfig(BaseModel):
+class PolicyConfig(StrictModel):
     """``policy``."""
 
-    model_config = _STRICT
     name: str
     """``actor_critic``, ``actor_only``, ``vision``, ``vla``, or a class of your own, ``package.module:Name``."""
     cfg: Kwargs = Field(default_factory=FrozenDict)
@@ -338,10 +327,9 @@ class PolicyConfig(BaseModel):
         return [Problem("policy.action_dim", text)]
 
 
-class AlgorithmConfig(BaseModel):
+class AlgorithmConfig(StrictModel):
     """``algorithm``: a name, and the options that this name has."""
 
-    model_config = _STRICT
     name: str
     """``ppo``, ``grpo``, ``apg``, ``shac``, ``bc``, ``distill``, or a record of your own,
     ``package.module:ALGORITHM``."""

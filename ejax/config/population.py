@@ -14,7 +14,6 @@ from typing import Annotated, Any, NamedTuple
 from flax.core import FrozenDict
 from pydantic import (
     AfterValidator,
-    BaseModel,
     ConfigDict,
     Field,
     PlainSerializer,
@@ -25,23 +24,21 @@ from pydantic import (
     model_validator,
 )
 
-from ejax.frozen import freeze, thaw
+from ejax.frozen import StrictModel, freeze, thaw
 from ejax.shorten import shown
 
 OPTIONS = "algorithm.cfg."
 """What members may differ in, besides the seed, begins with it."""
 _KEY = r"^(algorithm|trainer|policy|env|data)(\..+)?$"
-_STRICT = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 _Seed = Annotated[int, Field(ge=0, lt=2**31)]
 
 
-class ExploitConfig(BaseModel):
+class ExploitConfig(StrictModel):
     """``population.exploit``: population-based training (Jaderberg et al. 2017).
 
     From time to time the members with the lowest returns go on from the parameters of some with the highest, and with
     their numbers, each multiplied by one of ``perturb``."""
 
-    model_config = _STRICT
     every: PositiveInt
     """Updates from one time to the next."""
     fraction: float = Field(default=0.25, gt=0.0, le=0.5)
@@ -50,10 +47,10 @@ class ExploitConfig(BaseModel):
     """Factors; each copied number is multiplied by one of them, at random."""
 
 
-class PopulationConfig(BaseModel):
+class PopulationConfig(StrictModel):
     """``population``: which members train together in one program."""
 
-    model_config = ConfigDict(**_STRICT, json_schema_extra={"patternProperties": {_KEY: {"title": "As in vary"}}})
+    model_config = ConfigDict(json_schema_extra={"patternProperties": {_KEY: {"title": "As in vary"}}})
     seeds: PositiveInt | tuple[_Seed, ...] = 1
     """A list, or how many: then ``trainer.seed`` and those after it."""
     apart: bool = False

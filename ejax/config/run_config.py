@@ -5,24 +5,21 @@ from collections.abc import Iterator
 from typing import Any
 
 from flax.core import FrozenDict
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from ejax.algorithms.record import RunShape
 from ejax.config.data import DataConfig, data_problems
 from ejax.config.models import AlgorithmConfig, EnvConfig, PolicyConfig, TrainerConfig
 from ejax.config.population import OPTIONS, Member, PopulationConfig, members_of, with_member
-from ejax.frozen import thaw
+from ejax.frozen import StrictModel, thaw
 from ejax.problems import ConfigError, KeyNote, Problem
 from ejax.shorten import shown
 from ejax.values import INT32_MAX, number_problems
 
-_STRICT = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
-
-class RunConfig(BaseModel):
+class RunConfig(StrictModel):
     """All that a run is made from. Two configs are equal when they describe the same run."""
 
-    model_config = _STRICT
     env: EnvConfig
     """The environment."""
     trainer: TrainerConfig
