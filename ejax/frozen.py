@@ -1,11 +1,15 @@
 """Values and sections of a config, hashable: mappings as ``FrozenDict`` and lists as tuples, all the way down."""
 
-from typing import Annotated, Any
+import functools
+from collections.abc import Callable
+from typing import Annotated, Any, TypeVar, cast
 
 from flax.core import FrozenDict
 from pydantic import BaseModel, ConfigDict, PlainSerializer, PlainValidator, WithJsonSchema
 
 from ejax.shorten import shown
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class StrictModel(BaseModel):
@@ -41,3 +45,25 @@ Kwargs = Annotated[
     WithJsonSchema({"type": "object"}),
 ]
 """Keyword arguments that a config gives to something else: any mapping, frozen; null is an empty one."""
+
+
+def is_hashable(value: Any) -> bool:
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True
+
+
+def one_for_equal(make: F) -> F:
+    """A function that gives the same object for equal arguments: as a static argument, that finds what is compiled.
+
+    Arguments that have no hash, such as options with arrays in them, give a new one.
+    """
+    kept = functools.lru_cache(maxsize=64)(make)
+
+    @functools.wraps(make)
+    def get(*args: Any, **kwargs: Any) -> Any:
+        return (kept if is_hashable((args, *kwargs.values())) else make)(*args, **kwargs)
+
+    return cast(F, get)

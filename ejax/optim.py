@@ -24,7 +24,7 @@ from pydantic import (
 )
 
 from ejax.finite import all_finite
-from ejax.frozen import Kwargs, StrictModel
+from ejax.frozen import Kwargs, StrictModel, one_for_equal
 from ejax.traced import is_array, is_on
 from ejax.types import Array, PyTree, TrainState, split_critic, with_critic
 
@@ -168,8 +168,9 @@ class LearningRate(NamedTuple):
     learning_rate: Array
 
 
+@one_for_equal
 def make_optimizer(config: OptimizerConfig) -> Elementwise:
-    """The optimizer that the config names. Build it once per run: each new one is a new compilation.
+    """The optimizer that the config names; equal configs give the same one, so that nothing is compiled again.
 
     Gradient clipping is not part of it (see ``clip_by_global_norm``), because the norm is also a metric.
     """
@@ -180,6 +181,7 @@ def make_optimizer(config: OptimizerConfig) -> Elementwise:
     return Elementwise(*optax.chain(*links, scale_by_learning_rate(config.learning_rate)))
 
 
+@one_for_equal
 def make_actor_critic_optimizer(actor: OptimizerConfig, critic: OptimizerConfig) -> optax.GradientTransformation:
     """Two optimizers that are stepped apart: one of the network ``critic``, one of all the others.
 

@@ -7,6 +7,7 @@ import atexit
 import os
 import shutil
 import tempfile
+from collections import OrderedDict
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
@@ -18,7 +19,10 @@ os.environ["XLA_FLAGS"] = (
     " --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 )
 if version("jaxlib").startswith("0.10."):  # a later one ends the process for a flag that it no longer has
-    os.environ["XLA_FLAGS"] += " --xla_cpu_use_fusion_emitters=false"
+    os.environ["XLA_FLAGS"] += (
+        " --xla_cpu_use_fusion_emitters=false"
+        " --xla_disable_hlo_passes=hlo-verifier --xla_cpu_parallel_codegen_split_count=1"  # a fifth of what is left
+    )
 # and what one file or run has compiled is there for the next
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parents[1] / ".pytest_cache" / "compiled"))
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
@@ -51,9 +55,13 @@ def strict_dtypes() -> Iterator[None]:
 
 
 @pytest.fixture
-def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What is traced from here on takes the form that is lowered for a GPU, and computes it on the CPU."""
     monkeypatch.setattr("jax.lax.platform_dependent", lambda *args, default, **others: default(*args))
+    monkeypatch.setattr("ejax.training.programs._kept", OrderedDict())
+    jax.clear_caches()  # of programs in the other form
+    yield
+    jax.clear_caches()
 
 
 @pytest.fixture

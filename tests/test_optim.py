@@ -85,6 +85,15 @@ def test_a_foreign_optimizer_has_no_learning_rate_to_read_or_set() -> None:
         set_learning_rate(state, jnp.asarray(0.5))
 
 
+def test_equal_configs_have_one_optimizer_and_so_one_compiled_program() -> None:
+    kwargs = {"eps": 1e-5, "betas": [0.8, 0.99]}
+    first, again, other = (OptimizerConfig(learning_rate=rate, kwargs=kwargs) for rate in (0.1, 0.1, 0.2))
+    assert make_optimizer(first) is make_optimizer(again) is not make_optimizer(other)
+    assert make_actor_critic_optimizer(first, other) is make_actor_critic_optimizer(again, other)
+    array = first.model_copy(update={"learning_rate": jnp.float32(0.1)})  # as that of a population's member is
+    assert make_optimizer(array) is not make_optimizer(array)
+
+
 def test_the_critic_is_stepped_apart_from_the_rest() -> None:
     params = {"actor": jnp.ones(2), "log_std": jnp.zeros(1), "critic": jnp.full(3, 2.0)}
     grads = jax.tree.map(lambda x: x + 1.0, params)

@@ -81,3 +81,17 @@ def test_a_run_of_another_seed_compiles_nothing_and_has_its_own_bits(tmp_path: P
     assert kept == len(programs._kept) == 2
     assert jax.tree.all(jax.tree.map(np.array_equal, alone.params, after.params))
     assert alone.last_eval_metrics == after.last_eval_metrics
+
+
+@pytest.mark.parametrize("mode", ["host", "async"])
+def test_a_host_run_of_another_seed_traces_no_update(tmp_path: Path, mode: str) -> None:
+    def run(folder: str, seed: int) -> Any:
+        config = tiny(tmp_path, seed=seed, collector={"mode": mode})
+        return train(parse_config(config), run_dir=tmp_path / folder)
+
+    alone = run("alone", 2)
+    ((_, update),) = programs._kept.items()
+    run("first", 1)
+    after = run("after", 2)
+    assert list(programs._kept.values()) == [update] and update._cache_size() == 1
+    assert jax.tree.all(jax.tree.map(np.array_equal, alone.params, after.params))

@@ -6,6 +6,7 @@ completes the set). While it is written it is called ``.partial-<name>``, and on
 at each moment one of them is whole.
 """
 
+import functools
 import json
 import logging
 import os
@@ -246,8 +247,11 @@ def list_checkpoints(directory: Path, pattern: str) -> list[Path]:
     return [path for _, path in sorted(found, reverse=True)]
 
 
+_version = functools.cache(version)  # which parses the package's whole description
+
+
 def library_versions() -> dict[str, str]:
-    return {name: version(name) for name in _LIBRARIES}
+    return {name: _version(name) for name in _LIBRARIES}
 
 
 def _flatten(tree: PyTree) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """What moves a run of behaviour cloning on: batches of demonstrations, and updates from them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from types import TracebackType
@@ -17,6 +17,7 @@ from ejax.config.data import DataConfig
 from ejax.training.demonstrations import Batch, Demonstrations
 from ejax.training.environments import sample_obs
 from ejax.training.parts import Parts
+from ejax.training.programs import jitted
 from ejax.training.steppers import Interrupted
 from ejax.types import Env, HostEnv, Key, Metrics, Policy, TrainState
 
@@ -44,6 +45,7 @@ def cloning_parts(
         action_chunk=config.env.cfg.get("action_chunk", 1),
         num_outputs=space.shape[0] if isinstance(space, gymnasium.spaces.Box) else 0,
         env=env if isinstance(env, HostEnv) else None,
+        what=(policy, optimizer, options, algorithm.update, dropout),
     )
     state = init_host_run_state(policy, optimizer, key, obs)
     return Parts(policy, env, optimizer, stepper, replace(state, source=demonstrations.state()))
@@ -80,6 +82,7 @@ class CloningStepper:
         action_chunk: K, actions of one decision of the policy.
         num_outputs: numbers of one decision; 0: of choices, which the policy itself checks.
         env: closed at the end, where it has something to close.
+        what: all that the update depends on, for ``ejax.training.programs.jitted``.
     """
 
     max_updates, awaited, program = 1, "update", None
@@ -93,9 +96,10 @@ class CloningStepper:
         action_chunk: int = 1,
         num_outputs: int = 0,
         env: HostEnv | None = None,
+        what: Hashable = None,
     ) -> None:
         self.demonstrations = demonstrations
-        self._clone = jax.jit(clone)
+        self._clone = jitted(what, clone)
         self._key, self._env = key, env
         self._action_chunk, self._num_outputs = action_chunk, num_outputs
         self._notes: list[str] = []

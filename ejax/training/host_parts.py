@@ -164,8 +164,9 @@ def _stepper(
         num_groups=wanted.num_groups,
     )
     learn = make_learn(policy, optimizer, config.algorithm.cfg, update=algorithm.update, starts=starts)
+    what = None if algorithm.taught_by else (policy, optimizer, config.algorithm.cfg, algorithm.update, starts)
     if wanted.mode != "async":
-        return HostStepper(collector, learn, key, devices=learners or None)
+        return HostStepper(collector, learn, key, devices=learners or None, what=what)
     background = AsyncCollector(
         collector,
         key,
@@ -173,7 +174,7 @@ def _stepper(
         stop_timeout_s=wanted.stop_timeout_s,
         env_timeout_s=wanted.env_timeout_s,
     )
-    return AsyncStepper(background, learn, devices=learners or None)
+    return AsyncStepper(background, learn, devices=learners or None, what=what)
 
 
 def _schedule(wanted: CollectorConfig) -> Schedule:

@@ -11,18 +11,12 @@ from typing import Any
 
 import jax
 
+from ejax.frozen import is_hashable
+
 _MOST = 8
 """Programs that are kept, those that were asked for last."""
 _kept: OrderedDict[Hashable, Any] = OrderedDict()
 _lock = threading.Lock()
-
-
-def _hashable(key: Any) -> bool:
-    try:
-        hash(key)
-    except TypeError:
-        return False
-    return True
 
 
 def compiled(what: Hashable, given: Any, lower: Callable[[], jax.stages.Lowered]) -> Any:
@@ -36,14 +30,26 @@ def compiled(what: Hashable, given: Any, lower: Callable[[], jax.stages.Lowered]
     leaves, structure = jax.tree.flatten(given)
     forms = tuple((x.shape, x.dtype, getattr(x, "sharding", None)) for x in leaves)
     precision = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]  # jax defines it at run time
-    key = (what, structure, forms, precision)
-    if what is None or not _hashable(key):
-        return lower().compile()
+    return _shared(None if what is None else (what, structure, forms, precision), lambda: lower().compile())
+
+
+def jitted(what: Hashable, function: Callable[..., Any]) -> Any:
+    """``jax.jit(function)``, or what that gave for an equal function earlier in this process, with its programs.
+
+    Args:
+        what: as in ``compiled``.
+    """
+    return _shared(None if what is None else ("jitted", what), lambda: jax.jit(function))
+
+
+def _shared(key: Hashable, make: Callable[[], Any]) -> Any:
+    if key is None or not is_hashable(key):
+        return make()
     with _lock:
         if key in _kept:
             _kept.move_to_end(key)
             return _kept[key]
-    program = lower().compile()  # others may compile meanwhile
+    program = make()  # others may compile meanwhile
     with _lock:
         _kept[key] = program
         while len(_kept) > _MOST:

@@ -18,7 +18,7 @@ from ejax.envs.host.calls import EnvAbandoned
 from ejax.envs.host.guarded import GuardedEnv
 from ejax.processes import at_hand, own_copy, spread
 from ejax.sharding import make_mesh, replicated, shapes_on, sharded, sharded_somewhere
-from ejax.training.programs import compiled
+from ejax.training.programs import compiled, jitted
 from ejax.types import Key, Metrics, PyTree, Rollout
 
 Interrupted = Callable[[], bool]
@@ -180,15 +180,22 @@ class HostStepper:
     Args:
         devices: that each have a part of the rollout, of an update with the numbers of one device. For several that
             have the environments and minibatches of one device each, ``collector.mesh``.
+        what: all that the update depends on, for ``ejax.training.programs.jitted``.
     """
 
     max_updates, awaited, program = 1, "update", None
 
     def __init__(
-        self, collector: HostCollector, learn: Learn, key: Key, *, devices: Sequence[jax.Device] | None = None
+        self,
+        collector: HostCollector,
+        learn: Learn,
+        key: Key,
+        *,
+        devices: Sequence[jax.Device] | None = None,
+        what: Hashable = None,
     ) -> None:
         self.collector, self._key = collector, key
-        self.learn = jax.jit(learn)
+        self.learn = jitted(what, learn)
         self._place = Placement(devices) if devices else None
         self._together = None if collector.mesh is None else _Together(learn, key, collector.mesh)
         self.notes: list[str] = []
@@ -282,8 +289,15 @@ class HostStepper:
 class AsyncStepper(HostStepper):
     """Updates beside a collector that runs by itself."""
 
-    def __init__(self, collector: AsyncCollector, learn: Learn, *, devices: Sequence[jax.Device] | None = None) -> None:
-        super().__init__(collector.collector, learn, collector.key, devices=devices)
+    def __init__(
+        self,
+        collector: AsyncCollector,
+        learn: Learn,
+        *,
+        devices: Sequence[jax.Device] | None = None,
+        what: Hashable = None,
+    ) -> None:
+        super().__init__(collector.collector, learn, collector.key, devices=devices, what=what)
         self.background = collector
         self._interrupted: Interrupted = lambda: False
 
