@@ -96,7 +96,8 @@ model = PPO(
     "MlpPolicy", envs(trainer["num_envs"], seed, True), n_steps=trainer["buffer_size"], batch_size=cfg["batch_size"],
     n_epochs=cfg["n_epochs"], learning_rate=(lambda left: left * rate) if linear else rate, gamma=gamma,
     gae_lambda=cfg["gae_lambda"], clip_range=cfg["clip_coef"], ent_coef=cfg["ent_coef"], vf_coef=cfg["vf_coef"],
-    max_grad_norm=cfg["max_grad_norm"], policy_kwargs=kwargs, seed=seed, device="cpu",
+    max_grad_norm=cfg["max_grad_norm"], normalize_advantage=cfg["normalize_advantage"], policy_kwargs=kwargs, seed=seed,
+    device="cpu",
 )
 watch = EvalCallback(
     envs(1, seed + 10000, False), n_eval_episodes=trainer["num_eval_episodes"], verbose=0,
