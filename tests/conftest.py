@@ -19,10 +19,7 @@ os.environ["XLA_FLAGS"] = (
     " --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 )
 if version("jaxlib").startswith("0.10."):  # a later one ends the process for a flag that it no longer has
-    os.environ["XLA_FLAGS"] += (
-        " --xla_cpu_use_fusion_emitters=false"
-        " --xla_disable_hlo_passes=hlo-verifier --xla_cpu_parallel_codegen_split_count=1"  # a fifth of what is left
-    )
+    os.environ["XLA_FLAGS"] += " --xla_cpu_use_fusion_emitters=false"
 # and what one file or run has compiled is there for the next
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parents[1] / ".pytest_cache" / "compiled"))
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
