@@ -158,7 +158,7 @@ def _train_population(name: str, config: "RunConfig", args: argparse.Namespace) 
             **({} if best is None else {f"its best {tag}": str(result.best_eval_values[best])}),
             **({"broken members": ", ".join(map(str, broken))} if broken else {}),
             **({"members that skipped most updates": ", ".join(map(str, skipping))} if skipping else {}),
-            "latest checkpoint": result.latest_checkpoint_path or "none",
+            "latest checkpoint": result.latest_checkpoint_path or "each member's own",
             **({} if result.finished else {"interrupted": "yes; go on with --resume latest"}),
         }
     )
