@@ -9,8 +9,8 @@ can be stopped and go on. A score is the mean return of 100 episodes of the last
     python benchmarks/scores.py train --out outputs/scores --seeds 5 --peer-python PYTHON CONFIG …
     python benchmarks/scores.py table --out outputs/scores --plot docs/scores.png     # needs matplotlib
 
-The second plays other tasks than the config's own. The third trains Stable-Baselines3, of the interpreter that is
-named, with the same numbers of the same file.
+The second plays other tasks than the config's own; ``--set KEY=VALUE …`` changes it. The third trains
+Stable-Baselines3, of the interpreter that is named, with the same numbers of the same file.
 """
 
 import argparse
@@ -39,6 +39,7 @@ PUBLISHED: dict[str, dict[str, float]] = {
     "Walker2d": {"zoo": 3479, "tianshou": 3589},
     "Ant": {"zoo": 1327, "tianshou": 3258},
     "Swimmer": {"zoo": 282, "tianshou": 67},
+    "Acrobot": {"zoo": -74},
 }
 """PPO in rl-baselines3-zoo's benchmark.md, one run each, and in tianshou's docs/tutorials/benchmark.rst, the highest
 mean of ten runs at any time; MuJoCo tasks of v3, within 1 M steps."""
@@ -132,6 +133,9 @@ def main() -> None:
     train = commands.add_parser("train")
     train.add_argument("configs", nargs="*", type=Path, metavar="CONFIG", default=sorted(ZOO.glob("*.yaml")))
     train.add_argument("--tasks", nargs="+", metavar="ID", help="play these tasks instead of the configs' own")
+    train.add_argument(
+        "--set", nargs="+", default=[], metavar="KEY=VALUE", help="change the configs, as ejax.train does"
+    )
     train.add_argument("--seeds", type=int, default=5)
     train.add_argument("--peer-python", metavar="PYTHON", help="train Stable-Baselines3 of this interpreter instead")
     table = commands.add_parser("table")
@@ -144,16 +148,22 @@ def main() -> None:
         return
     for seed in range(1, args.seeds + 1):
         for config, task in product(args.configs, args.tasks or [None]):
-            train_one(args.out, config, task, seed, args.peer_python)
+            changes = [*args.set, *([f"env.id={task}"] if task else [])]
+            train_one(args.out, config, changes, seed, args.peer_python, ", ".join(args.set))
 
 
-def train_one(out: Path, path: Path, task: str | None, seed: int, peer: str | None) -> None:
-    """Add the line of this training, if it is not there."""
-    overrides = [f"env.id={task}"] if task else []
+def train_one(out: Path, path: Path, changes: Sequence[str], seed: int, peer: str | None, label: str) -> None:
+    """Add the line of this training, if it is not there.
+
+    Args:
+        changes: overrides of the config.
+        label: added to its name, of changes that make it another one.
+    """
+    overrides = list(changes)
     config = load_config(path, overrides)
     which = {
         "task": config.env.id.rpartition(":")[2].partition("-")[0],
-        "config": "zoo" if path.parent == ZOO else path.stem,
+        "config": ("zoo" if path.parent == ZOO else path.stem) + (f" with {label}" if label else ""),
         "library": "sb3" if peer else "ejax",
         "seed": seed,
     }
