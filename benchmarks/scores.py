@@ -149,18 +149,16 @@ def main() -> None:
     for seed in range(1, args.seeds + 1):
         for config, task in product(args.configs, args.tasks or [None]):
             changes = [*args.set, *([f"env.id={task}"] if task else [])]
-            train_one(args.out, config, changes, seed, args.peer_python, ", ".join(args.set))
+            train_one(args.out, config, changes, seed, args.peer_python)
 
 
-def train_one(out: Path, path: Path, changes: Sequence[str], seed: int, peer: str | None, label: str) -> None:
-    """Add the line of this training, if it is not there.
-
-    Args:
-        changes: overrides of the config.
-        label: added to its name, of changes that make it another one.
-    """
+def train_one(out: Path, path: Path, changes: Sequence[str], seed: int, peer: str | None) -> None:
+    """Add the line of this training, if it is not there; what else than the task is changed is part of its name."""
     overrides = list(changes)
     config = load_config(path, overrides)
+    if peer and config.algorithm.cfg.schedule != "fixed":
+        raise SystemExit(f"{path} has schedule: {config.algorithm.cfg.schedule}, which Stable-Baselines3 has not")
+    label = ", ".join(each for each in changes if not each.startswith("env.id="))
     which = {
         "task": config.env.id.rpartition(":")[2].partition("-")[0],
         "config": ("zoo" if path.parent == ZOO else path.stem) + (f" with {label}" if label else ""),

@@ -164,7 +164,7 @@ def _stepper(
         num_groups=wanted.num_groups,
     )
     learn = make_learn(policy, optimizer, config.algorithm.cfg, update=algorithm.update, starts=starts)
-    what = None if algorithm.taught_by else (policy, optimizer, config.algorithm.cfg, algorithm.update, starts)
+    what = (policy, optimizer, config.algorithm.cfg, algorithm.update, starts)
     if wanted.mode != "async":
         return HostStepper(collector, learn, key, devices=learners or None, what=what)
     background = AsyncCollector(
