@@ -8,8 +8,9 @@ name what ejax has registered. Other code runs only if it was named
 - on an earlier command line of this user. What was let through then is remembered, together with the file that its
   top-level module was found in: a module of the same name in another folder is other code;
 - or if it is in a folder that was named so, ``--trust FOLDER``: the modules of one's own project, now and later.
-  Not what was installed there, in some ``site-packages``; nor what Python finds without a module or a package that
-  was made for it: a stranger's run lies in the project's ``outputs`` too.
+  Every step of ``package.module`` is looked up: each is a regular package inside the folder that only the user can
+  write. Nothing installed there, in some ``site-packages``; nothing in a run, a checkpoint or an export: a stranger's
+  lie in the project too.
 
 Asking imports nothing: only the top-level module is looked up, which runs none of it. The standard library alone is
 needed, since the worker of ``ejax.data`` asks too.
@@ -17,15 +18,19 @@ needed, since the worker of ``ejax.data`` asks too.
 
 import argparse
 import contextlib
+import grp
 import importlib
 import importlib.util
 import json
 import os
+import pwd
 import re
 import shlex
+import stat
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping
+from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -123,12 +128,12 @@ def check_trusted(place: str) -> None:
     if not _is_place(place):
         raise UntrustedCodeError(f"{_shorten(place)} is no place of code; write package.module:Name")
     if place not in _named:
-        found = _found_in(place)
-        if _in_trusted_folder(place, found):
+        not_in_folder = _by_folder(place)
+        if not_in_folder is None:
             return
-        earlier = _remembered().get(place, [])
+        found, earlier = _found_in(place), _remembered().get(place, [])
         if found is None or found not in earlier:
-            raise UntrustedCodeError(_refusal(place, found, earlier))
+            raise UntrustedCodeError(_refusal(place, found, earlier, not_in_folder))
         _named[place] = False
     elif _named[place]:
         _named[place] = False
@@ -200,25 +205,105 @@ def _argument(text: str) -> str:
     return text
 
 
-def _in_trusted_folder(place: str, found: str | None) -> bool:
-    """Whether a module of this place was found in a folder that the user named, now or earlier."""
-    if found is None or place.rpartition(":")[0].endswith(".py") or not os.path.isfile(found):
-        return False  # a file by its path, or a folder without __init__.py: it may be anybody's
-    remembered = _remembered().get(_FOLDERS, [])
-    for folder in {*_folders, *remembered}:
-        inside = Path(os.path.relpath(found, folder)).parts
-        if inside[0] == os.pardir or "site-packages" in inside:
+def _by_folder(place: str) -> str | None:
+    """Ask the folders that the user named, now or earlier. None: one lets the place through; else why none does."""
+    files = _steps(place)
+    if not files:  # a file by its path, or what is not there: it may be anybody's
+        return ""
+    remembered, reason = _remembered().get(_FOLDERS, []), ""
+    for folder in sorted({*_folders, *remembered}):
+        if not files[0] or not Path(files[0]).is_relative_to(folder):
             continue
-        if _folders.get(folder) and folder not in remembered:
-            _folders[folder] = False
-            _write_down(_FOLDERS, folder, f"all code in {folder}")
-        return True
-    return False
+        reason = _folder_problem(Path(folder), files)
+        if not reason:
+            if _folders.get(folder) and folder not in remembered:
+                _folders[folder] = False
+                _write_down(_FOLDERS, folder, f"all code in {folder}")
+            return None
+    return reason
 
 
-def _refusal(place: str, found: str | None, earlier: list[str]) -> str:
+def _steps(place: str) -> list[str]:
+    """Find the file of each step of ``package.module:Name``, importing none; "" for a step that is no source file."""
+    module = place.rpartition(":")[0]
+    if module.endswith(".py"):
+        return []
+    files, path = list[str](), None
+    parts = module.split(".")
+    for number in range(1, len(parts) + 1):
+        try:
+            if number == 1:
+                spec = importlib.util.find_spec(parts[0])
+            else:
+                spec = PathFinder.find_spec(".".join(parts[:number]), path)
+        except (
+            ImportError,
+            ValueError,
+            AttributeError,
+            KeyError,
+        ):  # without a spec; a namespace whose parent is not there
+            spec = None
+        source = spec is not None and spec.has_location and spec.origin is not None and spec.origin.endswith(".py")
+        files.append(os.path.realpath(spec.origin) if source else "")  # type: ignore[union-attr, arg-type]
+        path = spec.submodule_search_locations if source else None  # type: ignore[union-attr]
+        if path is None:
+            break
+    return files if len(files) == len(parts) else [*files, ""]
+
+
+def _folder_problem(folder: Path, files: list[str]) -> str:
+    """Why a trusted folder does not let these files through: what a stranger may have put there. "": it does."""
+    for file in files:
+        if not file:
+            return "each step must be a module, or a package with an __init__.py"
+        path = Path(file)
+        if not path.is_relative_to(folder) or "site-packages" in path.relative_to(folder).parts:
+            return f"{file} is not part of {folder}"
+        for each in (path, *path.parents):
+            if each != path and (kind := _made_by_ejax(each)):
+                return f"{each} is {kind}, whose files may be a stranger's"
+            if each.is_relative_to(folder) and (problem := _owner_problem(each)):
+                return f"{each} {problem}"
+            if each == folder:
+                break
+    return ""
+
+
+def _made_by_ejax(folder: Path) -> str:
+    """Recognize what people pass around: a run, a checkpoint, an export. "": none of them."""
+    if (folder / "configs" / "resolved.json").exists() or (folder / "population.json").exists():
+        return "a run"
+    if (folder / "SHA256").exists() and (folder / "meta.json").exists():
+        return "a checkpoint"
+    return "an export" if (folder / "policy.json").exists() else ""
+
+
+def _owner_problem(path: Path) -> str:
+    """Why others than the user could have written a file or a folder. "": they could not."""
+    status, user = path.stat(), os.getuid()
+    if status.st_uid not in (user, 0):
+        return "belongs to another user"
+    writable = stat.S_IWOTH
+    if status.st_gid not in (0, _private_group()):
+        writable |= stat.S_IWGRP
+    return "can be written by others (chmod go-w)" if status.st_mode & writable else ""
+
+
+def _private_group() -> int | None:
+    """The user's group that nobody else is in, whose files a umask of 002 leaves writable. None: there is none."""
+    try:
+        entry = pwd.getpwuid(os.getuid())
+        members = grp.getgrgid(entry.pw_gid).gr_mem
+    except KeyError:  # a user of a container without a name
+        return None
+    return entry.pw_gid if set(members) <= {entry.pw_name} else None
+
+
+def _refusal(place: str, found: str | None, earlier: list[str], not_in_folder: str) -> str:
     where = f"found in {found}" if found else f"there is no module '{place.partition(':')[0].partition('.')[0]}' here"
     text = f"{_shorten(place)} ({where}) is code that a file alone may not start"
+    if not_in_folder:
+        text += f", and the folder that you trusted does not let it through: {not_in_folder}"
     if earlier:
         text += f", and what you trusted by that name is in {' and in '.join(earlier)}"
     return f"{text}; if you know it, add --trust {shlex.quote(place)} to the command line (docs/security.md)"

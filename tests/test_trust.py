@@ -5,6 +5,7 @@ import ast
 import copy
 import hashlib
 import json
+import os
 import pickle
 import re
 import stat
@@ -13,6 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium
@@ -20,7 +22,7 @@ import numpy as np
 import pytest
 from tiny import tiny
 
-from ejax import evaluate, replay, train, trust
+from ejax import evaluate, play, replay, train, trust
 from ejax.config import ConfigError, load_config, parse_config
 from ejax.config.__main__ import main as config_main
 from ejax.config.embodichain.check import check
@@ -31,8 +33,10 @@ from ejax.envs.manager.manager_spec import read_manager_spec
 from ejax.envs.rendered import RenderedEnv
 from ejax.registry import place_of_task, resolve
 from ejax.training.build import build
-from ejax.training.checkpoint import load_checkpoint
+from ejax.training.checkpoint import CheckpointError, load_checkpoint
 from ejax.training.environments import build_env, make_env
+from ejax.training.rescale import share_out
+from ejax.training.saved_policy import elsewhere
 from ejax.trust import UntrustedCodeError
 from ejax.types import HostEnv
 
@@ -380,6 +384,56 @@ def test_a_checkpoints_meta_is_data(own_run: Path, mark: Path, monkeypatch: pyte
     assert not mark.exists()
 
 
+def test_a_checkpoint_resumed_on_other_devices_runs_nothing(own_run: Path, tmp_path: Path, mark: Path) -> None:
+    """Its config is compared with the run's own, by which the environments are shared out."""
+    config = parse_config(tree())
+    for change, reason in (
+        ({"algorithm": {"name": "evilmod:algorithm", "cfg": {}}}, "names the algorithm 'evilmod:algorithm'"),
+        ({"env": {"id": "evilmod:Env"}, "algorithm": {"name": "ppo", "cfg": {"clip": 1}}}, "is no config of this run"),
+        ({"trainer": {"num_envs": "evilmod:Env"}}, "trainer.num_envs is 'evilmod:Env'"),
+        ({"trainer": None}, "is no config of this run"),
+    ):
+        saved = {**config.to_dict(), **change}
+        write(
+            tmp_path / "meta.json",
+            {"schema_version": 2, "versions": {}, "global_step": 0, "num_devices": 2, "config": saved},
+        )
+        with pytest.raises(CheckpointError, match=reason):
+            share_out(config, tmp_path, 1)
+    assert not mark.exists()
+
+
+def test_an_override_opens_the_gate_for_nothing_else_in_a_run(
+    own_run: Path, mark: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    another_process(monkeypatch)
+    trust.trusted_file().unlink()
+    for command in (evaluate.main, play.main):
+        assert command([str(own_run), "env.cfg.max_episode_steps=5"]) == 2
+        assert "is code that a file alone may not start" in capsys.readouterr().err
+    config = parse_config(tree())
+    changed = config.model_copy(update={"policy": config.policy.model_copy(update={"name": "evilpkg.sub:Policy"})})
+    with pytest.raises(ConfigError, match=r"evilpkg\.sub:Policy"):
+        elsewhere(changed, ["env.cfg.max_episode_steps=5"])
+    assert not mark.exists()
+
+
+def test_ejax_vouches_for_no_config() -> None:
+    """``parse_config`` and ``trust_strings`` are for a program's own words; the list has each use, with the reason."""
+    allowed = {
+        ("ejax/config/load.py", "trust_strings"): "parse_config itself",
+        ("ejax/data/record.py", "trust_strings"): "--task-cfg, on the command line",
+    }
+    found = set()
+    for folder in ("ejax", "interop"):
+        for path in (ROOT / folder).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                name = getattr(node, "attr", getattr(node, "id", None))
+                if name in ("parse_config", "trust_strings") and isinstance(node, ast.Name | ast.Attribute):
+                    found.add((str(path.relative_to(ROOT)), name))
+    assert found == set(allowed)
+
+
 class _Pickled:
     """Its pickle imports ``evilmod``."""
 
@@ -570,6 +624,62 @@ def test_a_trusted_folder_lets_through_nothing_that_was_only_put_there(
     for place in ("outputs.stranger:Env", "outputs/stranger.py:Env", "installed:Env"):
         with pytest.raises(UntrustedCodeError):
             trust.check_trusted(place)
+
+
+@pytest.mark.parametrize(
+    ("run", "place", "reason"),
+    [
+        ("pushed_run", "pushed_run.payload:Env", "pushed_run is a run"),
+        ("mypkg/outputs/strange", "mypkg.outputs.strange.payload:Env", "with an __init__.py"),
+        ("mypkg/runs/strange", "mypkg.runs.strange.payload:Env", "strange is a run"),
+        ("mypkg/runs/strange/checkpoints", "mypkg.runs.strange.checkpoints.payload:Env", "is a run"),
+    ],
+)
+def test_a_strangers_run_in_a_trusted_folder_runs_nothing(
+    run: str, place: str, reason: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    folder = tmp_path / run
+    folder.mkdir(parents=True)
+    root = folder.parent if folder.name == "checkpoints" else folder
+    write(root / "configs" / "resolved.json", tree())
+    for package in (folder, *folder.parents):
+        if package == tmp_path:
+            break
+        if package.name != "outputs":
+            (package / "__init__.py").touch()
+    (folder / "payload.py").write_text("raise AssertionError")
+    trust.trust_words(trusting(str(tmp_path)), remember=True)
+    with pytest.raises(UntrustedCodeError, match=reason):
+        trust.check_trusted(place)
+
+
+def test_a_trusted_folder_lets_through_nothing_that_others_can_write(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "shared").mkdir()
+    for file in ("shared/__init__.py", "shared/task.py"):
+        (tmp_path / file).touch()
+    trust.trust_words(trusting(str(tmp_path)), remember=True)
+    trust.check_trusted("shared.task:Env")
+    for path in ("shared/task.py", "shared/__init__.py", "shared"):
+        mode = (tmp_path / path).stat().st_mode
+        (tmp_path / path).chmod(mode | stat.S_IWOTH)
+        with pytest.raises(UntrustedCodeError, match="can be written by others"):
+            trust.check_trusted("shared.task:Env")
+        (tmp_path / path).chmod(mode)
+    monkeypatch.setattr("os.getuid", lambda: 4321)
+    monkeypatch.setattr(trust, "_owner_problem", partial(_as_another, trust._owner_problem))
+    with pytest.raises(UntrustedCodeError, match="belongs to another user"):
+        trust.check_trusted("shared.task:Env")
+
+
+def _as_another(check: Callable[[Path], str], path: Path) -> str:
+    """``check`` where the file's owner is neither root nor the user, even if the tests run as root."""
+    owner = path.stat()
+    seen = os.stat_result((owner.st_mode, *owner[1:4], 1234, *owner[5:]))
+    return check(SimpleNamespace(stat=lambda: seen))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("damage", ["[]", "{", '{"trusted": [1]}', '{"trusted": {"evilmod:Env": 3}}', "[" * 10**5])

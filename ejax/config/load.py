@@ -56,7 +56,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = (), device: str | N
         ConfigError: everything that is wrong with it.
     """
     path = Path(path)
-    return _parse(read_file(path), overrides, device, path.parent, str(path))
+    return parse_untrusted(read_file(path), overrides, device, path.parent, str(path))
 
 
 def parse_config(
@@ -66,6 +66,8 @@ def parse_config(
     folder: str | Path | None = None,
 ) -> RunConfig:
     """``load_config`` for a config that is in memory: a program's own, so code that it names may run (``ejax.trust``).
+
+    ejax itself never calls it: what it has in memory came from a file, or from another process.
 
     Args:
         data: sections ``trainer``, ``policy``, ``algorithm``, …, in any spelling.
@@ -78,16 +80,21 @@ def parse_config(
     if not isinstance(data, Mapping):
         raise ConfigError([Problem("", f"got {shown(data)}; must be a mapping with trainer, policy and algorithm")])
     trust_strings(data)
-    return _parse(plain(data), overrides, device, folder, "config")
+    return parse_untrusted(plain(data), overrides, device, folder)
 
 
-def _parse(
+def parse_untrusted(
     data: dict[str, Any],
-    overrides: Sequence[str],
-    device: str | None,
-    folder: str | Path | None,
-    source: str,
+    overrides: Sequence[str] = (),
+    device: str | None = None,
+    folder: str | Path | None = None,
+    source: str = "config",
 ) -> RunConfig:
+    """``parse_config`` for the content of a file: code that it names runs only where ``ejax.trust`` lets it through.
+
+    Args:
+        source: names the content in errors.
+    """
     draft = Draft(data, folder=None if folder is None else Path(folder))
     config = read_draft(draft, overrides, device)
     report = draft.report

@@ -1,8 +1,12 @@
 """A run that goes on with another number of devices: the same environments and minibatches, shared out anew."""
 
+import json
 from pathlib import Path
+from typing import Any
 
-from ejax.config import ConfigError, Problem, RunConfig, parse_config
+from ejax.config import ConfigError, Problem, RunConfig
+from ejax.shorten import shown
+from ejax.training.checkpoint import CheckpointError
 from ejax.training.facts import read_facts
 from ejax.training.run_dir import RunMeta
 
@@ -15,21 +19,35 @@ def share_out(config: RunConfig, checkpoint: Path, num_devices: int) -> tuple[Ru
 
     Raises:
         ConfigError: the environments, or the rows of a minibatch, cannot be shared by so many.
+        CheckpointError: the checkpoint's config is no config of this run.
     """
     meta = read_facts(checkpoint / "meta.json", RunMeta)
     was = meta.get("num_devices")
     if was is None:  # an older checkpoint
         return config, ()
-    before = meta["config"]["trainer"]["num_envs"]
+    before, saved = _saved_options(config, checkpoint, meta["config"])
     if (was, before) == (num_devices, config.trainer.num_envs):
         return config, ()
     if rest := (was * before) % num_devices:
         text = f"the run has {was} x {before} environments, of which {num_devices} devices would leave {rest}"
         raise ConfigError([Problem("trainer.num_envs", f"{text}; give a number of devices that divides them")])
     num_envs = was * before // num_devices
-    saved = parse_config(meta["config"]).algorithm.cfg
     options = config.algorithm.record.share_out(saved, was, num_devices)
     trainer = config.trainer.model_copy(update={"num_envs": num_envs})
     algorithm = config.algorithm.model_copy(update={"cfg": options})
     note = f"{num_devices} devices, {num_envs} environments on each; the checkpoint was made on {was} with {before}"
     return config.model_copy(update={"trainer": trainer, "algorithm": algorithm}), (note,) if was != num_devices else ()
+
+
+def _saved_options(config: RunConfig, checkpoint: Path, saved: dict[str, Any]) -> tuple[int, Any]:
+    """Read ``num_envs`` and the algorithm's options of a checkpoint. Names in it are compared, never resolved."""
+    try:
+        num_envs, algorithm = saved["trainer"]["num_envs"], saved["algorithm"]
+        if algorithm["name"] != config.algorithm.name:
+            raise ValueError(f"it names the algorithm {shown(algorithm['name'])}, the run's is {config.algorithm.name}")
+        if type(num_envs) is not int or num_envs < 1:
+            raise ValueError(f"trainer.num_envs is {shown(num_envs)}")
+        return num_envs, type(config.algorithm.cfg).model_validate_json(json.dumps(algorithm["cfg"]), strict=True)
+    except (KeyError, TypeError, ValueError) as error:  # pydantic's is a ValueError
+        reason = f"it has no {error}" if isinstance(error, KeyError) else str(error).partition("\n")[0]
+        raise CheckpointError(f"the config in {checkpoint / 'meta.json'} is no config of this run: {reason}") from error

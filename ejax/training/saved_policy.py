@@ -12,7 +12,8 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from ejax.config import ConfigError, Problem, RunConfig, parse_config
+from ejax.config import ConfigError, Problem, RunConfig
+from ejax.config.load import parse_untrusted
 from ejax.device import matmul_precision, prepare_jax
 from ejax.envs.host.calls import exits_are_errors
 from ejax.envs.mujoco.engine import choose_opengl
@@ -79,7 +80,7 @@ def elsewhere(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
     for text in overrides:
         if not text.startswith("env."):
             raise ConfigError([Problem(text, "can change env.… only, such as env.cfg.episode_length=50")])
-    return parse_config(config.to_dict(), overrides) if overrides else config
+    return parse_untrusted(config.to_dict(), overrides) if overrides else config
 
 
 def _slug(override: str) -> str:

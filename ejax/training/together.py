@@ -18,7 +18,8 @@ from pathlib import Path
 import jax
 
 from ejax.algorithms.step import RunState
-from ejax.config import ConfigError, Problem, RunConfig, parse_config
+from ejax.config import ConfigError, Problem, RunConfig
+from ejax.config.load import parse_untrusted
 from ejax.processes import Channel, ProcessesError, count, exchange
 from ejax.training.checkpoint import save_arrays
 from ejax.training.interrupt import interruptible
@@ -134,7 +135,7 @@ def _follow(channel: Channel, owns_process: bool) -> tuple[Place, Start, RunStat
     _check_end(told)
     directory = RunDirectory(Path(told["run_dir"]), told["config"]["trainer"]["exp_name"])
     checkpoint = Path(told["checkpoint"]) if told["checkpoint"] else None
-    place = Place(directory, parse_config(told["config"]), checkpoint, told["file"])
+    place = Place(directory, parse_untrusted(told["config"]), checkpoint, told["file"])
     start = begin(place)
     update, stepper = start.update, _stepper(start.parts)
     if isinstance(stepper, HostStepper):
