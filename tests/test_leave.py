@@ -54,3 +54,25 @@ def test_idle_pools_and_a_clean_end_are_as_ever() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (2, "at work\npooled\n", "")
     assert run("sys.exit(4)").returncode == 4
     assert time.monotonic() - began < 50.0
+
+
+def test_an_environment_cannot_end_the_process_as_if_it_were_done() -> None:
+    body = "; ".join(
+        (
+            "import os",
+            "from ejax.envs.host.calls import EnvExit, call_env",
+            "return call_env('Arm', 'step', os._exit, 0)",
+        )
+    )
+    done = run(body)
+    assert done.returncode == 1 and "env 'Arm' raised ProcessExit(1), which ends a process" in done.stderr
+    for code, seen in ((0, 1), (7, 7)):
+        done = run(f"import os; os._exit({code})")
+        assert done.returncode == seen and f"refused os._exit({code})" in done.stderr
+
+
+def test_a_forked_child_ends_as_it_meant_to() -> None:
+    done = run(
+        "import os; pid = os.fork(); pid or os._exit(5); return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])"
+    )
+    assert (done.returncode, done.stderr) == (5, "")

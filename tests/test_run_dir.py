@@ -1,15 +1,19 @@
 """A run's folder: which run a name means, and what a damaged folder is told of."""
 
+import errno
 import json
 import os
 from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import jax.numpy as jnp
 import pytest
 from tiny import tiny
 
+import ejax
 from ejax.config import RunConfig, parse_config
+from ejax.training import checkpoint
 from ejax.training.checkpoint import CheckpointError
 from ejax.training.run_dir import (
     RunDirectory,
@@ -34,6 +38,27 @@ def make(folder: Path, exp_name: str, number: int) -> Path:
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     return create_run_directory(config("tiny"), tmp_path / "tiny").path
+
+
+def test_a_checkout_that_is_not_installed_has_its_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr("ejax.training.checkpoint.version", version)
+    monkeypatch.setattr("ejax.training.checkpoint._version", checkpoint._version.__wrapped__)
+    folder = create_run_directory(config("tiny"), tmp_path / "tiny").path
+    versions = json.loads((folder / "configs" / "versions.json").read_text())
+    assert (versions["ejax"], versions["jax"]) == (ejax.__version__, "not installed")
+
+
+def test_a_folder_that_cannot_be_written_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*args: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("ejax.training.run_dir.os.replace", full)
+    with pytest.raises(OSError, match="No space left"):
+        create_run_directory(config("tiny"), tmp_path / "tiny")
+    assert not (tmp_path / "tiny").exists()
 
 
 def test_a_name_is_not_the_beginning_of_a_name(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ import numpy as np
 from jax.sharding import SingleDeviceSharding
 from pydantic import BaseModel, NonNegativeInt
 
+import ejax
 from ejax.training.digests import LISTING, DamagedError, check_digests, files_of, write_digests
 from ejax.training.facts import FactsError, read_facts
 from ejax.types import PyTree
@@ -37,7 +38,7 @@ _PARTIAL, _REPLACED = ".partial-", ".replaced-"
 _REMEDY = "Use the config it was made with."
 _MOST = 20
 """Arrays that an error names."""
-_LIBRARIES = ("ejax", "jax", "flax", "optax", "orbax-checkpoint", "numpy", "mujoco")
+_LIBRARIES = ("jax", "flax", "optax", "orbax-checkpoint", "numpy", "mujoco")
 
 
 class CheckpointError(RuntimeError):
@@ -247,11 +248,17 @@ def list_checkpoints(directory: Path, pattern: str) -> list[Path]:
     return [path for _, path in sorted(found, reverse=True)]
 
 
-_version = functools.cache(version)  # which parses the package's whole description
+@functools.cache  # ``version`` parses the package's whole description
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:  # a vendored copy; ejax itself is that of a checkout
+        return "not installed"
 
 
 def library_versions() -> dict[str, str]:
-    return {name: _version(name) for name in _LIBRARIES}
+    """Give the versions of what computes: ejax's own is the code's, also in a checkout that is not installed."""
+    return {"ejax": ejax.__version__} | {name: _version(name) for name in _LIBRARIES}
 
 
 def _flatten(tree: PyTree) -> dict[str, Any]:

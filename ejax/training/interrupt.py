@@ -16,6 +16,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from ejax.training.leave import leave_now
+
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name))
 """A platform may lack SIGHUP."""
 
@@ -112,7 +114,7 @@ def _leave(number: int, frame: FrameType | None) -> None:
     del frame
     command = f"ejax.{Path(sys.argv[0]).stem}"
     say(f"{command}: ended by {signal.Signals(number).name} before it began: nothing was left")
-    os._exit(128 + number)
+    leave_now(128 + number)
 
 
 def _let_go_of_closed_terminal() -> None:

@@ -1,5 +1,6 @@
-"""How a command line ends: threads that an environment left behind do not keep its process alive."""
+"""The end of a command line: with its own exit code, whatever an environment left behind or called."""
 
+import functools
 import os
 import sys
 import threading
@@ -12,6 +13,8 @@ from typing import NoReturn
 _GRACE_S = 10.0
 """For threads to come to an end by themselves."""
 _MOST_NAMED = 4
+_end_process = os._exit
+"""The real one: ``leave`` replaces it for everybody else."""
 
 
 def leave(main: Callable[[], int]) -> NoReturn:
@@ -21,6 +24,7 @@ def leave(main: Callable[[], int]) -> NoReturn:
     and the process ends without it. Only for ``if __name__ == "__main__"``: a library must not end its caller.
     """
     code = 1
+    os._exit = functools.partial(_refuse_exit, os.getpid())
     try:
         code = main()
     except SystemExit as exit:  # argparse's
@@ -33,6 +37,21 @@ def leave(main: Callable[[], int]) -> NoReturn:
         if _left_behind():
             threading.Thread(target=_outlast, args=(code,), name="ejax-leave", daemon=True).start()
     sys.exit(code)
+
+
+class ProcessExit(SystemExit):
+    """``os._exit`` by code that must not end the run; its exit code is never 0."""
+
+
+def _refuse_exit(owner: int, code: int) -> NoReturn:
+    """Raise in place of ``os._exit``, which would leave with code 0 a run that has not finished.
+
+    A forked child, as ``multiprocessing`` has them, ends as it meant to.
+    """
+    if os.getpid() != owner:
+        _end_process(code)
+    print(f"ejax: refused os._exit({code}), which would have ended the run; it is an error there", file=sys.stderr)
+    raise ProcessExit(code or 1)
 
 
 def _outlast(code: int) -> None:
@@ -52,7 +71,7 @@ def leave_now(code: int) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):  # closed, or nobody reads it
             stream.flush()
-    os._exit(code)
+    _end_process(code)
 
 
 def _left_behind() -> list[threading.Thread]:

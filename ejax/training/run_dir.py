@@ -292,7 +292,7 @@ class RunDirectory:
 
         What others put there stays.
         """
-        configs = [self.config_file.with_name(name) for name in (*_CONFIGS, LISTING)]
+        configs = [self.config_file.with_name(name) for name in (*_CONFIGS, LISTING, ".partial")]
         for file in (*configs, self.path / "schedule.json"):
             file.unlink(missing_ok=True)
         for folder in (self.config_file.parent, self.checkpoints, self.path):
@@ -334,6 +334,14 @@ def create_run_directory(
     Raises:
         FileExistsError: ``path`` holds a run already.
     """
+    versions = {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "device": f"{jax.devices()[0].platform}: {jax.devices()[0].device_kind}",
+        **library_versions(),
+        **({} if origin is None else {"origin": os.path.abspath(origin)}),
+        **({"notes": list(notes)} if notes else {}),
+    }
     name = config.trainer.exp_name
     if path is None:
         path = Path(config.trainer.output_dir) / f"{name}_{time.strftime('%Y%m%d_%H%M%S')}"
@@ -348,25 +356,25 @@ def create_run_directory(
             f"{path} holds a run already; go on with it by python -m ejax.train --run {path} --resume latest, or give "
             "another folder"
         )
-    directory.config_file.parent.mkdir(parents=True, exist_ok=True)  # a kill may have come right after it
+    try:
+        _write_configs(directory, config, versions)
+    except BaseException:
+        directory.take_back()
+        raise
+    return directory
+
+
+def _write_configs(directory: RunDirectory, config: RunConfig, versions: dict[str, Any]) -> None:
+    configs = directory.config_file.parent
+    configs.mkdir(parents=True, exist_ok=True)  # a kill may have come right after it
     directory.checkpoints.mkdir(exist_ok=True)
-    versions = {
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "device": f"{jax.devices()[0].platform}: {jax.devices()[0].device_kind}",
-        **library_versions(),
-        **({} if origin is None else {"origin": os.path.abspath(origin)}),
-        **({"notes": list(notes)} if notes else {}),
-    }
     texts = [json.dumps(facts, indent=2) for facts in (config.to_dict(), versions)]
     digests = {name: sha256(text.encode()) for name, text in zip(_CONFIGS, texts, strict=True)}
-    configs = directory.config_file.parent
     (configs / LISTING).write_text(render_digests(digests))
     (configs / "versions.json").write_text(texts[1])
     partial = configs / ".partial"
     partial.write_text(texts[0])
     os.replace(partial, directory.config_file)  # last and whole: it makes the folder a run
-    return directory
 
 
 def open_run_directory(path: Path) -> tuple[RunDirectory, RunConfig]:

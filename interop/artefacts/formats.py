@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+import ejax
 from interop.artefacts.parity import ParityError, Run
 from interop.twin.kinds import Spec
 
-_LIBRARIES = ("ejax", "jax", "flax", "numpy", "torch", "safetensors", "onnx", "onnxruntime")
+_LIBRARIES = ("jax", "flax", "numpy", "torch", "safetensors", "onnx", "onnxruntime")
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Format:
 
 def library_versions() -> dict[str, str]:
     """The versions of the libraries that are installed here."""
-    found = {}
+    found = {"ejax": ejax.__version__}
     for name in _LIBRARIES:
         try:
             found[name] = importlib.metadata.version(name)
