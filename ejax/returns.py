@@ -138,7 +138,8 @@ def first_episode_mask(done: Array) -> Array:
 def group_advantages(step_return: Array, mask: Array, *, group_size: int, eps: float) -> Array:
     """(G − μ) / (σ + eps) within each group at each time step, over the members whose mask is 1; 0 elsewhere.
 
-    σ is the population's standard deviation. A lone member has advantage 0.
+    σ is the population's standard deviation. A lone member has advantage 0, and so have all of a group with returns that are
+    equal but for rounding: EmbodiChain divides what rounding left of G − μ by eps.
 
     Args:
         step_return, mask: [T, N]; groups are ``group_size`` consecutive environments.
@@ -155,13 +156,14 @@ def group_advantages(step_return: Array, mask: Array, *, group_size: int, eps: f
     count = jnp.maximum(alive.sum(axis=-1, keepdims=True), 1.0)
     centered = grouped - (grouped * alive).sum(axis=-1, keepdims=True) / count
     variance = (jnp.square(centered) * alive).sum(axis=-1, keepdims=True) / count
-    return (centered / (jnp.sqrt(variance) + eps) * alive).reshape(step_return.shape)
+    advantage = centered / (jnp.sqrt(variance) + eps) * alive
+    return jnp.where(_differ(grouped, alive > 0, axis=-1), advantage, 0.0).reshape(step_return.shape)
 
 
 def normalize(x: Array, weight: Array | None = None, *, offset: float = 0.0) -> Array:
     """(x − mean) / max(std + offset, 1e-8) with the unbiased std, as ``torch.Tensor.std`` gives it.
 
-    Where there is one element the std is undefined: the result is then zero, not NaN.
+    Zero, not NaN, where one element leaves the std undefined; zero, too, where all are equal but for rounding.
 
     Args:
         x: any shape.
@@ -172,7 +174,18 @@ def normalize(x: Array, weight: Array | None = None, *, offset: float = 0.0) -> 
     mean = (x * weight).sum() / count
     centered = (x - mean) * weight
     std = jnp.sqrt(jnp.square(centered).sum() / jnp.maximum(count - 1.0, 1.0))
-    return centered / jnp.maximum(std + offset, 1e-8)
+    return jnp.where(_differ(x, weight > 0), centered / jnp.maximum(std + offset, 1e-8), 0.0)
+
+
+def _differ(x: Array, counts: Array, axis: int | None = None) -> Array:
+    """Whether the elements that count differ by more than 4 units in the last place of the largest; NaN differs.
+
+    By their spread: the deviation from a mean of n equal elements is itself rounding, which grows with n.
+    """
+    high = jnp.max(x, axis, keepdims=True, where=counts, initial=-jnp.inf)
+    low = jnp.min(x, axis, keepdims=True, where=counts, initial=jnp.inf)
+    spread, largest = high - low, jnp.maximum(jnp.abs(high), jnp.abs(low))
+    return ~((spread <= 4 * jnp.finfo(x.dtype).eps * largest) & (spread < jnp.inf))
 
 
 def _unless(ended: Array, like: Array) -> Array:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ejax.returns import gae, normalize, vtrace
+from ejax.returns import gae, group_advantages, normalize, vtrace
 
 pytestmark = pytest.mark.usefixtures("strict_dtypes")
 
@@ -185,8 +185,30 @@ def test_normalize_turns_a_single_element_into_zero(jitted_normalize: Callable[.
     assert jitted_normalize(jnp.full((1, 1), 7.0)).tolist() == [[0.0]]
 
 
-def test_normalize_turns_equal_elements_into_zero(jitted_normalize: Callable[..., Any]) -> None:
-    assert jitted_normalize(jnp.full(4, 7.0)).tolist() == [0.0] * 4
+@pytest.mark.parametrize("size", [2, 3, 7, 1000])
+@pytest.mark.parametrize("value", [0.0, 7.0, 1.7, 33.3, -0.1, 1e-30, 3.3e7])
+def test_equal_elements_teach_nothing(value: float, size: int, jitted_normalize: Callable[..., Any]) -> None:
+    """Their mean is rounded, which leaves up to ±1 of them: 1.7 in a group of three, 33.3 in a thousand."""
+    equal = jnp.full(size, value, jnp.float32)
+    assert not jitted_normalize(equal).any()
+    rounded = equal.at[0].set(np.nextafter(np.float32(value), np.float32(np.inf)) if value else 0.0)
+    assert not jitted_normalize(rounded).any()
+    assert not group_advantages(equal[None], jnp.ones((1, size)), group_size=size, eps=1e-8).any()
+    assert not group_advantages(rounded[None], jnp.ones((1, size)), group_size=size, eps=1e-8).any()
+
+
+def test_elements_that_differ_by_more_than_rounding_are_normalized(jitted_normalize: Callable[..., Any]) -> None:
+    x = np.array([1.0, 1.0 + 1e-5, 1.0 - 1e-5], np.float32)
+    np.testing.assert_allclose(jitted_normalize(x), [0.0, 1.0, -1.0], atol=0.02)
+    advantage = group_advantages(jnp.asarray(x)[None], jnp.array([[1.0, 1.0, 0.0]]), group_size=3, eps=1e-8)
+    np.testing.assert_allclose(advantage, [[-1.0, 1.0, 0.0]], atol=0.02)
+
+
+@pytest.mark.parametrize("broken", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_is_not_hidden(broken: float, jitted_normalize: Callable[..., Any]) -> None:
+    x = jnp.array([1.0, broken, 1.0])
+    assert jnp.isnan(jitted_normalize(x)).any()
+    assert jnp.isnan(group_advantages(x[None], jnp.ones((1, 3)), group_size=3, eps=1e-8)).any()
 
 
 def test_normalize_leaves_padding_out(jitted_normalize: Callable[..., Any]) -> None:

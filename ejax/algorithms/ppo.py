@@ -395,7 +395,8 @@ def _normalize(advantage: Array, valid: Array | None, config: PPOConfig) -> Arra
     if config.advantage_rule == "embodichain-0.3":
         return normalized
     counts = None if valid is None else valid > 0
-    return (advantage - normalized.mean(where=counts)) / (jnp.std(normalized, ddof=1, where=counts) + 1e-8)
+    deviation = jnp.std(normalized, ddof=1, where=counts)  # 0 where all advantages are equal, else about 1
+    return jnp.where(deviation == 0.0, 0.0, (advantage - normalized.mean(where=counts)) / (deviation + 1e-8))
 
 
 def _stop_beyond(target_kl: float | None) -> Callable[[Metrics], Array] | None:
