@@ -138,8 +138,8 @@ def first_episode_mask(done: Array) -> Array:
 def group_advantages(step_return: Array, mask: Array, *, group_size: int, eps: float) -> Array:
     """(G − μ) / (σ + eps) within each group at each time step, over the members whose mask is 1; 0 elsewhere.
 
-    σ is the population's standard deviation. A lone member has advantage 0, and so have all of a group with returns that are
-    equal but for rounding: EmbodiChain divides what rounding left of G − μ by eps.
+    σ is the population's standard deviation. A lone member has advantage 0, and so have all members of a group
+    whose returns are equal but for rounding: EmbodiChain divides what rounding left of G − μ by eps.
 
     Args:
         step_return, mask: [T, N]; groups are ``group_size`` consecutive environments.
