@@ -21,8 +21,10 @@ from ejax.training.checkpoint import (
     list_checkpoints,
     load_checkpoint,
     load_params,
+    load_policy_arrays,
     recover_checkpoints,
     rewrite_meta,
+    save_arrays,
     save_checkpoint,
     verify_checkpoint,
 )
@@ -96,6 +98,63 @@ def test_numbers_of_64_bits_come_back_whole(tmp_path: Path) -> None:
     loaded, _ = load_checkpoint(tmp_path / "a", state)
     for name, x in state.items():
         assert (loaded[name].dtype, loaded[name].tobytes()) == (x.dtype, x.tobytes())
+
+
+DTYPES = (
+    *("bool", "int2", "uint2", "int4", "uint4", "int8", "uint8", "int16", "uint16", "int32", "uint32"),
+    *("float4_e2m1fn", "float8_e3m4", "float8_e4m3", "float8_e4m3b11fnuz", "float8_e4m3fn", "float8_e4m3fnuz"),
+    *("float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu", "bfloat16", "float16", "float32", "complex64"),
+)
+KEYS = ("threefry2x32", "rbg", "unsafe_rbg")
+
+
+def test_every_type_that_jax_has_comes_back_as_it_was(tmp_path: Path) -> None:
+    state = {name: jnp.asarray([0, 1, 1]).astype(name) for name in DTYPES}
+    state |= {f"{name} alone": x[1] for name, x in state.items()} | {f"no {name}": x[:0] for name, x in state.items()}
+    state |= {kind: jax.random.split(jax.random.key(3, impl=kind), 2) for kind in KEYS}
+    state |= {f"{kind} alone": jax.random.key(4, impl=kind) for kind in KEYS}
+    path = save_checkpoint(tmp_path, "a_step_1", {"train": {"params": state}}, {"global_step": 1})
+    like = jax.eval_shape(lambda: {"train": {"params": state}})
+    loaded, _ = load_checkpoint(path, like)
+    for name, x in state.items():
+        got = loaded["train"]["params"][name]
+        assert (got.dtype, got.shape) == (x.dtype, x.shape), name
+        if name.split()[0] in KEYS:
+            got, x = jax.random.key_data(got), jax.random.key_data(x)
+        assert np.asarray(got).tobytes() == np.asarray(x).tobytes(), name
+    arrays = load_policy_arrays(path)
+    np.testing.assert_array_equal(arrays["rbg"], jax.random.key_data(state["rbg"]))
+
+
+def test_a_key_of_another_kind_is_refused_by_name(tmp_path: Path) -> None:
+    key = jax.random.key(0)
+    path = save_checkpoint(tmp_path, "a_step_1", {"key": key, "other": jnp.zeros(1)}, {"global_step": 1})
+    for wanted, text in (
+        (jax.random.key_data(key), r"key is key<fry>\[\], this run needs uint32\[2\]"),
+        (jax.random.key(0, impl="rbg"), r"key is uint32\[2\], this run needs uint32\[4\]"),
+    ):
+        with pytest.raises(CheckpointError, match=text):
+            load_checkpoint(path, {"key": wanted, "other": jnp.zeros(1)})
+    path = save_checkpoint(tmp_path, "a_step_1", {"key": jax.random.key(0, impl="rbg")}, {"global_step": 1})
+    with pytest.raises(CheckpointError, match=r"key is key<rbg>\[\], this run needs key<urbg>\[\]"):
+        load_checkpoint(path, {"key": jax.random.key(0, impl="unsafe_rbg")})
+
+
+def test_what_is_not_stored_as_it_was_given_gets_no_name(tmp_path: Path) -> None:
+    def without_first(folder: Path, state: Any) -> None:
+        save_arrays(folder, dict([*state.items()][1:]))
+
+    with pytest.raises(CheckpointError, match=r"was not stored as it was given: lacks flag"):
+        save_checkpoint(tmp_path, "a_step_1", dict(sorted(make_state().items())), {"global_step": 1}, without_first)
+    assert not (tmp_path / "a_step_1").exists()
+
+
+@pytest.mark.parametrize(
+    "folder", ["a[1]", "[!x]", "a*b?", "a\\b", "gs:", "a b%20", "-ü日", "a\nb", "{a,b}'\"$HOME~#|"]
+)
+def test_every_name_of_a_folder_works(folder: str, tmp_path: Path) -> None:
+    path = save_checkpoint(tmp_path / folder / "of a run", "a_step_64", make_state(), {"global_step": 64})
+    chex.assert_trees_all_equal(load_checkpoint(path, make_state(1))[0], make_state())
 
 
 def test_saving_again_replaces(own: Path) -> None:

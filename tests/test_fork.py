@@ -1,22 +1,60 @@
 """A new run from the whole state of another one."""
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny import EVALUATED, tiny
+from flax import struct
+from tiny import EPISODE, EVALUATED, tiny
 
 from ejax.config import ConfigError, parse_config
+from ejax.envs.point_mass import PointMassRL
 from ejax.run import RunResult, train
 from ejax.train import main
 from ejax.training.checkpoint import CheckpointError
+from ejax.training.saved_policy import evaluate_run
+from ejax.types import Array, Key, Timestep
 
 
 def same(a: RunResult, b: RunResult) -> bool:
     return jax.tree.all(jax.tree.map(np.array_equal, a.params, b.params))
+
+
+@struct.dataclass
+class Keyed:
+    inner: Any
+    key: Key
+
+
+@dataclass(frozen=True)
+class KeyedEnv(PointMassRL):
+    """Draws by a typed key in its state, of the other kind than the run's."""
+
+    def reset(self, key: Key) -> tuple[Keyed, Array]:
+        inner, obs = super().reset(key)
+        return Keyed(inner, jax.random.wrap_key_data(jnp.tile(jax.random.key_data(key), 2), impl="rbg")), obs
+
+    def step(self, state: Keyed, action: Array, key: Key) -> tuple[Keyed, Timestep]:
+        own, key_noise = jax.random.split(state.key)
+        inner, timestep = super().step(state.inner, action + 0.1 * jax.random.normal(key_noise, action.shape), key)
+        return Keyed(inner, own), timestep
+
+
+@pytest.mark.parametrize("distributed", [False, True])
+def test_typed_keys_in_a_state_go_on_where_they_were(tmp_path: Path, distributed: bool) -> None:
+    extra = {"distributed": distributed, "save_frequency_updates": 1, "keep_checkpoints": 4, **EVALUATED}
+    raw = tiny(tmp_path, f"{__name__}:KeyedEnv", env_cfg={"max_episode_steps": EPISODE}, iterations=3, **extra)
+    whole = train(parse_config(raw))
+    second = checkpoint(whole.run_dir, 64 * (4 if distributed else 1))
+    again = train(parse_config(raw), fork=second, run_dir=tmp_path / "forked")
+    resumed = train(parse_config(raw), resume=str(second))
+    assert same(whole, again) and same(whole, resumed)
+    evaluate_run(whole.run_dir, num_episodes=2, num_envs=2)
 
 
 @pytest.fixture(scope="module")

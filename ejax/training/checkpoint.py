@@ -13,7 +13,7 @@ import os
 import re
 import shutil
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -38,6 +38,8 @@ _PARTIAL, _REPLACED = ".partial-", ".replaced-"
 _REMEDY = "Use the config it was made with."
 _MOST = 20
 """Arrays that an error names."""
+_NARROW = (jnp.uint2, jnp.uint4, jnp.float8_e4m3)
+"""Types that orbax cannot store; as bytes they lose nothing."""
 _LIBRARIES = ("jax", "flax", "optax", "orbax-checkpoint", "numpy", "mujoco")
 
 
@@ -67,9 +69,10 @@ class Checkpoint:
 
 def save_arrays(folder: Path, state: PyTree) -> None:
     """Write the arrays of a state; each of several processes calls it, and writes those of its own devices."""
-    with _silent_orbax() as ocp:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with _silent_orbax() as ocp, _plain_path(folder) as path:
         try:
-            ocp.save(str(folder.absolute()), _flatten(state))
+            ocp.save(path, {name: _storable(leaf) for name, leaf in _flatten(state).items()})
         except ValueError as error:
             if (refused := _of_the_disk(error)) is None:
                 raise
@@ -91,6 +94,7 @@ def save_checkpoint(
     _tidy(directory)
     partial = directory / f"{_PARTIAL}{name}"
     save_arrays(partial / "state", state)
+    _check_written(partial, state)
     return _complete(partial, directory / name, meta)
 
 
@@ -165,7 +169,8 @@ def load_policy_arrays(path: Path) -> dict[str, np.ndarray]:
     if not forms:
         raise CheckpointError(f"checkpoint {path} has no policy in it")
     arrays = _read_arrays(path, forms)
-    return {name.removeprefix(prefix): np.asarray(arrays[name]) for name in forms}
+    numbers = {name: jax.random.key_data(x) if _is_key(x) else x for name, x in arrays.items()}
+    return {name.removeprefix(prefix): np.asarray(numbers[name]) for name in forms}
 
 
 @contextmanager
@@ -185,6 +190,20 @@ def _silent_orbax() -> Iterator[Any]:
         logger.setLevel(level)
 
 
+@contextmanager
+def _plain_path(folder: Path) -> Iterator[str]:
+    """Name a folder for orbax, which takes ``[…]`` and a backslash in a path for patterns, and ``gs:`` for a bucket:
+    such a path is given by its parent's file descriptor."""
+    if re.fullmatch(r"[\w/.,+=@~ -]*", str(folder.absolute()), re.ASCII) or not os.path.isdir("/proc/self/fd"):
+        yield str(folder.absolute())
+        return
+    descriptor = os.open(folder.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{descriptor}/{folder.name}"
+    finally:
+        os.close(descriptor)
+
+
 def _of_the_disk(error: ValueError) -> OSError | None:
     """Orbax's error for a full disk and the like, as Python has it."""
     code = re.search(r"os_error_code='(\d+)'", str(error))
@@ -195,19 +214,38 @@ def _load(path: Path, like: PyTree, prefix: str, remedy: str = _REMEDY) -> PyTre
     wanted = {prefix + name: leaf for name, leaf in _flatten(like).items()}
     everything = _read_arrays(path, None)
     saved = {name: leaf for name, leaf in everything.items() if name.startswith(prefix)}
-    problems = [f"lacks {name}" for name in sorted(wanted.keys() - saved.keys())]
-    problems += [f"has {name}, which this run does not" for name in sorted(saved.keys() - wanted.keys())]
-    for name in sorted(wanted.keys() & saved.keys()):
-        there, here = (saved[name].shape, saved[name].dtype), (wanted[name].shape, wanted[name].dtype)
-        if there != here:
-            problems.append(f"{name} is {there[1]}{list(there[0])}, this run needs {here[1]}{list(here[0])}")
+    arrays: dict[str, Any] = {}
+    if not (problems := _differences(saved, wanted)):
+        arrays = _read_arrays(path, wanted)
+        problems = _differences(arrays, wanted)  # only what was read shows whether it is a PRNG key, and which one
     if problems:
         shown = "; ".join(problems[:_MOST]) + (f"; and {len(problems) - _MOST} more" if len(problems) > _MOST else "")
         raise CheckpointError(f"checkpoint {path} does not fit the config: {shown}. {remedy}")
-    arrays = _read_arrays(path, wanted)
     paths, structure = jax.tree_util.tree_flatten_with_path(like)
     leaves = [arrays[prefix + _name(p)] if x.size else jnp.zeros(x.shape, x.dtype) for p, x in paths]
     return jax.tree.unflatten(structure, leaves)
+
+
+def _differences(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
+    """Compare arrays by name, shape and type, those of orbax's metadata in the form in which they are stored."""
+    problems = [f"lacks {name}" for name in sorted(wanted.keys() - saved.keys())]
+    problems += [f"has {name}, which this run does not" for name in sorted(saved.keys() - wanted.keys())]
+    for name in sorted(wanted.keys() & saved.keys()):
+        leaf = wanted[name] if isinstance(saved[name], jax.Array | np.ndarray) else _stored_form(wanted[name])
+        there, here = (saved[name].shape, saved[name].dtype), (leaf.shape, leaf.dtype)
+        if there != here:
+            problems.append(f"{name} is {there[1]}{list(there[0])}, this run needs {here[1]}{list(here[0])}")
+    return problems
+
+
+def _check_written(partial: Path, state: PyTree) -> None:
+    """Read the names, shapes and types of a save back before it gets its name.
+
+    Raises:
+        CheckpointError: orbax stored something else than the state.
+    """
+    if problems := _differences(_read_arrays(partial, None), _flatten(state)):
+        raise CheckpointError(f"checkpoint {partial} was not stored as it was given: {'; '.join(problems[:_MOST])}")
 
 
 def verify_checkpoint(path: Path, schema: type[CheckpointMeta] = CheckpointMeta) -> Checkpoint:
@@ -266,6 +304,27 @@ def _flatten(tree: PyTree) -> dict[str, Any]:
     return {_name(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0] if leaf.size}
 
 
+def _is_key(leaf: Any) -> bool:
+    return bool(jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key))
+
+
+def _storable(leaf: Any) -> Any:
+    """A leaf in a type that orbax has; it knows typed PRNG keys, and stores their numbers and their kind."""
+    return _same_bits(leaf, jnp.uint8) if leaf.dtype in _NARROW else leaf
+
+
+def _same_bits(leaf: Any, dtype: Any) -> Any:
+    of_floats = jnp.issubdtype(leaf.dtype, jnp.floating) or jnp.issubdtype(dtype, jnp.floating)
+    return jax.lax.bitcast_convert_type(leaf, dtype) if of_floats else leaf.astype(dtype)
+
+
+def _stored_form(leaf: Any) -> Any:
+    """Shape and type of a leaf on disk, as orbax's metadata gives them."""
+    if _is_key(leaf):
+        return jax.eval_shape(jax.random.key_data, leaf)
+    return jax.ShapeDtypeStruct(leaf.shape, jnp.uint8) if leaf.dtype in _NARROW else leaf
+
+
 def _name(path: Any) -> str:
     return jax.tree_util.keystr(path, simple=True, separator=".")
 
@@ -277,20 +336,22 @@ def _read_arrays(path: Path, wanted: dict[str, Any] | None) -> dict[str, Any]:
     Raises:
         CheckpointError: orbax cannot read them, although the digests agree.
     """
-    state = str((path / "state").absolute())
     try:
-        with _silent_orbax() as ocp:
+        with _silent_orbax() as ocp, _plain_path(path / "state") as state:
             if wanted is None:
                 return dict(ocp.metadata(state).metadata)
             rest = dict.fromkeys(ocp.metadata(state).metadata, ocp.PLACEHOLDER)  # not read
             here = SingleDeviceSharding(jax.config.jax_default_device or jax.local_devices()[0])  # type: ignore[attr-defined]
+            stored = {name: _stored_form(x) for name, x in wanted.items()}
             forms: dict[str, Any] = {
                 name: np.empty(x.shape, x.dtype)  # of 64 bits, as environments outside JAX may have: not cut to 32
                 if jax.dtypes.canonicalize_dtype(x.dtype, allow_extended_dtype=True) != x.dtype
                 else jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here)
-                for name, x in wanted.items()
+                for name, x in stored.items()
             }
-            return dict(ocp.load(state, {**rest, **forms}))
+            read = dict(ocp.load(state, {**rest, **forms}))
+            narrow = {name: _same_bits(read[name], x.dtype) for name, x in wanted.items() if x.dtype in _NARROW}
+            return {name: read[name] for name in wanted} | narrow
     except Exception as error:  # whatever a reader of foreign bytes raises
         text = str(error).partition("\n")[0][:200]
         raise CheckpointError(f"checkpoint {path} is damaged: state cannot be read: {text}") from error
