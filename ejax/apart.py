@@ -7,6 +7,7 @@ population in one program leaves: a folder for each member, summaries over them,
 import json
 import math
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,11 @@ from ejax.training.run_dir import (
     RunMeta,
     check_same_run,
     create_run_directory,
+    new_run_folder,
     newest_run,
     open_run_directory,
 )
+from ejax.training.run_lock import run_lock
 from ejax.training.skipped import NonFiniteUpdateError
 from ejax.training.standing import PopulationResult, summaries, write_standing
 
@@ -38,8 +41,12 @@ def train_apart(config: RunConfig, *, resume: str | None, run_dir: Path | None) 
     A member that stops at an update that is not finite is reported, and the next one trained. With ``resume`` members
     that are finished stay as they are, one that was interrupted goes on, and the others begin.
     """
+    with ExitStack() as locks:
+        return _train_members(config, _folder(config, resume, run_dir, locks))
+
+
+def _train_members(config: RunConfig, directory: RunDirectory) -> PopulationResult:
     started = time.monotonic()
-    directory = _folder(config, resume, run_dir)
     members, count = config.members, len(config.members)
     alive, finished, trained_s, steps = [True] * count, True, 0.0, 0
     for i, member in enumerate(members):
@@ -83,10 +90,14 @@ def train_apart(config: RunConfig, *, resume: str | None, run_dir: Path | None) 
     )
 
 
-def _folder(config: RunConfig, resume: str | None, run_dir: Path | None) -> RunDirectory:
+def _folder(config: RunConfig, resume: str | None, run_dir: Path | None, locks: ExitStack) -> RunDirectory:
     if resume is None:
+        run_dir = run_dir or new_run_folder(config)
+        locks.enter_context(run_lock(run_dir))
         return create_run_directory(bind(config), run_dir)
     path = run_dir or newest_run(Path(config.trainer.output_dir), config.trainer.exp_name)
+    if (path / "configs").is_dir():  # else it is no run
+        locks.enter_context(run_lock(path))
     directory, saved = open_run_directory(path)
     updates = saved.trainer.num_updates
     check_same_run(bind(config, updates), bind(saved, updates))

@@ -71,18 +71,19 @@ def train_population(config: RunConfig, *, resume: str | None = None, run_dir: P
     # the members' numbers do not depend on the devices that share them, and a run may change them
     trainer = config.trainer
     alone = config.model_copy(update={"trainer": trainer.model_copy(update={"distributed": False})})
-    place = find_place(alone, resume, run_dir)
-    try:
-        with (
-            exits_are_errors(config.env.id),
-            matmul_precision(trainer.matmul_precision, trainer.device),
-            ExitStack() as stack,
-        ):
-            loop = _begin(place, trainer.distributed, stack, started)
-            return loop.run()
-    except KeyboardInterrupt as error:
-        error.add_note(place.directory.last_word())
-        raise
+    with ExitStack() as locks:
+        place = find_place(alone, resume, run_dir, locks=locks)
+        try:
+            with (
+                exits_are_errors(config.env.id),
+                matmul_precision(trainer.matmul_precision, trainer.device),
+                ExitStack() as stack,
+            ):
+                loop = _begin(place, trainer.distributed, stack, started)
+                return loop.run()
+        except KeyboardInterrupt as error:
+            error.add_note(place.directory.last_word())
+            raise
 
 
 def _begin(place: Place, distributed: bool, stack: ExitStack, started: float) -> "_Loop":

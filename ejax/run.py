@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -129,8 +129,8 @@ def train(
     if not leads():
         with exits_are_errors(config.env.id), precision:
             return _followed(config, started, owns_process)
-    with leading(config) as others:
-        place = find_place(config, resume, run_dir, fork)
+    with leading(config) as others, ExitStack() as locks:
+        place = find_place(config, resume, run_dir, fork, locks=locks)
         if others is not None:
             gather(others, place)
         try:

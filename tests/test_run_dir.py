@@ -3,6 +3,9 @@
 import errno
 import json
 import os
+import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
@@ -13,6 +16,7 @@ from tiny import tiny
 
 import ejax
 from ejax.config import RunConfig, parse_config
+from ejax.run import train
 from ejax.training import checkpoint
 from ejax.training.checkpoint import CheckpointError
 from ejax.training.run_dir import (
@@ -22,6 +26,7 @@ from ejax.training.run_dir import (
     newest_run,
     open_run_directory,
 )
+from ejax.training.run_lock import RunInUseError, _started, run_lock
 
 
 def config(exp_name: str) -> RunConfig:
@@ -174,3 +179,94 @@ def test_a_schedule_that_is_another_is_set_aside_and_the_run_goes_on(text: str |
     assert text is None or [each.read_text() for each in run.glob("schedule.damaged-*.json")] == [text]
     directory.write_schedule(2, [1])
     assert json.loads(file.read_text()) == {"versions": [None, None, 1]}
+
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from ejax.training.run_lock import run_lock
+with run_lock(Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def holding(folder: Path) -> subprocess.Popen[str]:
+    """Another process, which holds the lock of a run's folder until its standard input ends."""
+    owner = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert owner.stdout is not None and owner.stdout.readline() == "held\n"
+    return owner
+
+
+def test_a_run_that_another_process_trains_is_refused_and_left_as_it_is(run: Path) -> None:
+    with holding(run) as owner:
+        files = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
+        for arguments in ({"resume": "latest"}, {}, {"fork": run}):
+            text = f"is in use by process {owner.pid} on {socket.gethostname()}; wait until it ends"
+            if "fork" in arguments:
+                text = "no best checkpoint|no latest checkpoint"
+            with pytest.raises(CheckpointError, match=text):
+                train(config("tiny"), run_dir=run, **arguments)
+        assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == files
+        open_run_directory(run)
+        owner.communicate()
+    with run_lock(run) as note:
+        assert note == ""
+
+
+def test_the_lock_of_a_killed_process_is_taken_and_said(run: Path) -> None:
+    with holding(run) as owner:
+        owner.kill()
+    with run_lock(run) as note:
+        assert note.startswith(f"process {owner.pid} on {socket.gethostname()} ended without giving {run} back")
+
+
+def test_a_second_call_of_the_process_is_refused_and_the_first_keeps_the_lock(run: Path) -> None:
+    with run_lock(run):
+        for _ in range(2):
+            with pytest.raises(RunInUseError, match="in use by another call in this process"), run_lock(run):
+                pass
+        done = subprocess.run([sys.executable, "-c", HOLD, str(run)], capture_output=True, text=True, input="")
+        assert "RunInUseError" in done.stderr
+    with run_lock(run) as note:
+        assert note == ""
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # JAX warns of the fork
+def test_a_forked_child_does_not_keep_the_lock(run: Path) -> None:
+    with run_lock(run):
+        reads, writes = os.pipe()
+        if not (child := os.fork()):
+            os.close(writes)
+            os.read(reads, 1)
+            os._exit(0)
+        os.close(reads)
+    with holding(run) as other:
+        other.communicate()
+    os.close(writes)
+    os.waitpid(child, 0)
+
+
+def test_without_locks_in_the_file_system_owners_are_compared(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_locks(*args: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("ejax.training.run_lock.fcntl.lockf", no_locks)
+    for owner, taken in (
+        ({"host": socket.gethostname(), "pid": 1, "boot_ticks": _started(1)}, False),
+        ({"host": socket.gethostname(), "pid": os.getpid(), "boot_ticks": -1}, True),
+        ({"host": "elsewhere", "pid": os.getpid(), "boot_ticks": 1}, False),
+        ("damaged", True),
+    ):
+        (run / ".lock").write_text(json.dumps(owner))
+        if taken:
+            with run_lock(run):
+                pass
+        else:
+            with (
+                pytest.raises(RunInUseError, match=r"has no locks: if that process has ended, remove .*\.lock"),
+                run_lock(run),
+            ):
+                pass

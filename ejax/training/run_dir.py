@@ -45,6 +45,7 @@ from ejax.training.checkpoint import (
 from ejax.training.digests import LISTING, DamagedError, check_digests, render_digests, sha256
 from ejax.training.facts import FactsError, read_facts
 from ejax.training.metric_log import Logged
+from ejax.training.run_lock import LOCK
 from ejax.types import PyTree
 
 _CONFIGS = ("resolved.json", "versions.json")
@@ -293,7 +294,7 @@ class RunDirectory:
         What others put there stays.
         """
         configs = [self.config_file.with_name(name) for name in (*_CONFIGS, LISTING, ".partial")]
-        for file in (*configs, self.path / "schedule.json"):
+        for file in (*configs, self.path / "schedule.json", self.path / LOCK):
             file.unlink(missing_ok=True)
         for folder in (self.config_file.parent, self.checkpoints, self.path):
             if folder.is_dir() and not any(folder.iterdir()):
@@ -342,14 +343,9 @@ def create_run_directory(
         **({} if origin is None else {"origin": os.path.abspath(origin)}),
         **({"notes": list(notes)} if notes else {}),
     }
-    name = config.trainer.exp_name
     if path is None:
-        path = Path(config.trainer.output_dir) / f"{name}_{time.strftime('%Y%m%d_%H%M%S')}"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            path.mkdir()
-        except FileExistsError:  # two runs in one second, maybe of two processes
-            path = path.with_name(f"{path.name}_{time.time_ns() % 10**9:09d}")
+        path = new_run_folder(config)
+    name = config.trainer.exp_name
     directory = RunDirectory(path, name)
     if directory.config_file.exists():
         raise FileExistsError(
@@ -362,6 +358,18 @@ def create_run_directory(
         directory.take_back()
         raise
     return directory
+
+
+def new_run_folder(config: RunConfig) -> Path:
+    """Make ``<output_dir>/<exp_name>_<time>``, empty."""
+    path = Path(config.trainer.output_dir) / f"{config.trainer.exp_name}_{time.strftime('%Y%m%d_%H%M%S')}"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        path.mkdir()
+    except FileExistsError:  # two runs in one second, maybe of two processes
+        path = path.with_name(f"{path.name}_{time.time_ns() % 10**9:09d}")
+        path.mkdir()
+    return path
 
 
 def _write_configs(directory: RunDirectory, config: RunConfig, versions: dict[str, Any]) -> None:
@@ -484,7 +492,11 @@ def _name_of(file: Path, exp_name: str) -> str | None:
 
 def never_began(path: Path) -> bool:
     """Whether a kill came while the folder of a run was made, before there was a run."""
-    return path.is_dir() and {each.name for each in path.iterdir()} <= {"configs", "checkpoints"} and not _is_run(path)
+    return (
+        path.is_dir()
+        and {each.name for each in path.iterdir()} <= {"configs", "checkpoints", LOCK}
+        and not _is_run(path)
+    )
 
 
 def _is_run(path: Path) -> bool:

@@ -1,5 +1,6 @@
 """Where a run starts: its folder, the checkpoint that it goes on from, its parts and its first state."""
 
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,11 @@ from ejax.training.run_dir import (
     check_same_run,
     create_run_directory,
     never_began,
+    new_run_folder,
     newest_run,
     open_run_directory,
 )
+from ejax.training.run_lock import run_lock
 from ejax.training.teacher import check_teacher
 from ejax.training.warm_start import find_checkpoint, start_from_file, start_from_policy, start_from_run
 
@@ -61,8 +64,14 @@ class Start:
         return int(self.state.update)
 
 
-def find_place(config: RunConfig, resume: str | None, run_dir: Path | None, fork: Path | None = None) -> Place:
-    """Find or make the run's folder, and the checkpoint to go on from; arguments and errors as ``ejax.run.train``."""
+def find_place(
+    config: RunConfig, resume: str | None, run_dir: Path | None, fork: Path | None = None, *, locks: ExitStack
+) -> Place:
+    """Find or make the run's folder, and the checkpoint to go on from; arguments and errors as ``ejax.run.train``.
+
+    Args:
+        locks: keeps the lock on the folder.
+    """
     if fork is not None and resume is not None:
         raise ConfigError([], f"got fork {fork} and resume '{resume}'; a fork is a new run, so give one of them")
     if fork is not None or resume is None or is_foreign_checkpoint(resume):
@@ -71,6 +80,8 @@ def find_place(config: RunConfig, resume: str | None, run_dir: Path | None, fork
             origin = str(find_checkpoint(fork, passed_over).absolute())
         config = bind(config)
         settled, notes = settle_physics(config)
+        run_dir = run_dir or new_run_folder(config)
+        locks.enter_context(run_lock(run_dir))
         directory = create_run_directory(config, run_dir, origin=origin, notes=notes)
         return Place(directory, settled, file=origin, is_new=True, alarms=tuple(passed_over), notes=notes)
     checkpoint = file = None
@@ -81,14 +92,17 @@ def find_place(config: RunConfig, resume: str | None, run_dir: Path | None, fork
         alarm = f"a kill came before {run_dir} was a run: it starts from the beginning"
         config = bind(config)
         settled, notes = settle_physics(config)
+        locks.enter_context(run_lock(run_dir))
         directory = create_run_directory(config, run_dir, notes=notes)
         return Place(directory, settled, is_new=True, alarms=(alarm,), notes=notes)
     path = run_dir or newest_run(Path(config.trainer.output_dir), config.trainer.exp_name)
+    left_behind = locks.enter_context(run_lock(path)) if (path / "configs").is_dir() else ""  # else it is no run
     directory, saved = open_run_directory(path)
     num_updates = saved.trainer.num_updates  # a schedule keeps the horizon that the run was started with
     config, saved = bind(config, num_updates), bind(saved, num_updates)
     check_same_run(config, saved)
-    alarms = directory.recover()
+    alarms = [left_behind] if left_behind else []
+    alarms += directory.recover()
     if resume == "latest" and not directory.has_checkpoints():
         file = directory.origin()
         alarms.append(

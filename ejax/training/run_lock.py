@@ -1,0 +1,114 @@
+"""A lock on a run's folder: one process at a time writes there.
+
+The kernel's lock on ``<run>/.lock`` ends with its process, however that ends, and no child inherits it; whoever only
+reads a run needs none. The file names the owner, for messages.
+"""
+
+import errno
+import fcntl
+import json
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from ejax.training.checkpoint import CheckpointError
+
+LOCK = ".lock"
+_HELD: set[tuple[int, int]] = set()
+"""Device and inode of the locks that this process has: the kernel tells processes apart, not their threads."""
+_UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+"""Errors of a file system without locks."""
+_MAX_OWNER_BYTES = 4096
+
+
+class RunInUseError(CheckpointError):
+    """Another process writes in the run's folder; the text names it and the remedy."""
+
+
+@contextmanager
+def run_lock(folder: Path) -> Iterator[str]:
+    """Hold the lock of a run's folder, which is made if need be.
+
+    Yields:
+        One line about an owner that ended without giving it back; empty if there is none.
+
+    Raises:
+        RunInUseError: another process, or another call in this one, has it.
+        OSError: the folder cannot be made or written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / LOCK
+    # before opening it: closing any descriptor of a file gives up the process's lock
+    if path.exists() and _identity(path.stat()) in _HELD:
+        raise RunInUseError(_refusal(folder, "another call in this process"))
+    with path.open("a+b") as file:
+        identity, former = _identity(os.fstat(file.fileno())), _read_owner(file)
+        _take(file, folder, former)
+        _HELD.add(identity)
+        try:
+            _write_owner(file, {"host": socket.gethostname(), "pid": os.getpid(), "boot_ticks": _started(os.getpid())})
+            yield f"{_name(former)} ended without giving {folder} back; this process goes on there" if former else ""
+            _write_owner(file, {})
+        finally:
+            _HELD.discard(identity)
+
+
+def _take(file: IO[bytes], folder: Path, former: dict[str, Any]) -> None:
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EACCES, errno.EAGAIN):
+            raise RunInUseError(_refusal(folder, _name(former))) from None
+        if error.errno not in _UNSUPPORTED:
+            raise
+        if former and not _has_ended(former):
+            remedy = f"; the file system has no locks: if that process has ended, remove {folder / LOCK}"
+            raise RunInUseError(_refusal(folder, _name(former)) + remedy) from None
+
+
+def _refusal(folder: Path, owner: str) -> str:
+    return f"run {folder} is in use by {owner}; wait until it ends, stop it, or give another --run"
+
+
+def _name(owner: dict[str, Any]) -> str:
+    if not owner:
+        return "another process"
+    return f"process {owner.get('pid')} on {owner.get('host')}"
+
+
+def _has_ended(owner: dict[str, Any]) -> bool:
+    """Whether the owner is known to have ended: a process of this host, whose number may be another's by now."""
+    pid = owner.get("pid")
+    return (
+        owner.get("host") == socket.gethostname() and isinstance(pid, int) and owner.get("boot_ticks") != _started(pid)
+    )
+
+
+def _started(pid: int) -> int | None:
+    """Clock ticks between boot and a process's start; None: there is no such process."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino
+
+
+def _read_owner(file: IO[bytes]) -> dict[str, Any]:
+    file.seek(0)
+    try:
+        owner = json.loads(file.read(_MAX_OWNER_BYTES) or b"{}")
+    except ValueError:
+        return {}
+    return owner if isinstance(owner, dict) else {}
+
+
+def _write_owner(file: IO[bytes], owner: dict[str, Any]) -> None:
+    file.truncate(0)
+    file.write(json.dumps(owner).encode() if owner else b"")
+    file.flush()
