@@ -68,7 +68,11 @@ class Checkpoint:
 
 
 def save_arrays(folder: Path, state: PyTree) -> None:
-    """Write the arrays of a state; each of several processes calls it, and writes those of its own devices."""
+    """Write the arrays of a state; each of several processes calls it, and writes those of its own devices.
+
+    Raises:
+        CheckpointError: orbax stored something else than the state.
+    """
     folder.parent.mkdir(parents=True, exist_ok=True)
     with _silent_orbax() as ocp, _plain_path(folder) as path:
         try:
@@ -77,6 +81,8 @@ def save_arrays(folder: Path, state: PyTree) -> None:
             if (refused := _of_the_disk(error)) is None:
                 raise
             raise refused from error
+    if jax.process_index() == 0 and (problems := _differences(_read_arrays(folder.parent, None), _flatten(state))):
+        raise CheckpointError(f"{folder} was not stored as it was given: {'; '.join(problems[:_MOST])}")
 
 
 def save_checkpoint(
@@ -94,7 +100,6 @@ def save_checkpoint(
     _tidy(directory)
     partial = directory / f"{_PARTIAL}{name}"
     save_arrays(partial / "state", state)
-    _check_written(partial, state)
     return _complete(partial, directory / name, meta)
 
 
@@ -222,7 +227,9 @@ def _load(path: Path, like: PyTree, prefix: str, remedy: str = _REMEDY) -> PyTre
         shown = "; ".join(problems[:_MOST]) + (f"; and {len(problems) - _MOST} more" if len(problems) > _MOST else "")
         raise CheckpointError(f"checkpoint {path} does not fit the config: {shown}. {remedy}")
     paths, structure = jax.tree_util.tree_flatten_with_path(like)
-    leaves = [arrays[prefix + _name(p)] if x.size else jnp.zeros(x.shape, x.dtype) for p, x in paths]
+    leaves = [
+        arrays[prefix + _name(p)] if x.size else (jnp if _fits_jax(x) else np).zeros(x.shape, x.dtype) for p, x in paths
+    ]
     return jax.tree.unflatten(structure, leaves)
 
 
@@ -236,16 +243,6 @@ def _differences(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[st
         if there != here:
             problems.append(f"{name} is {there[1]}{list(there[0])}, this run needs {here[1]}{list(here[0])}")
     return problems
-
-
-def _check_written(partial: Path, state: PyTree) -> None:
-    """Read the names, shapes and types of a save back before it gets its name.
-
-    Raises:
-        CheckpointError: orbax stored something else than the state.
-    """
-    if problems := _differences(_read_arrays(partial, None), _flatten(state)):
-        raise CheckpointError(f"checkpoint {partial} was not stored as it was given: {'; '.join(problems[:_MOST])}")
 
 
 def verify_checkpoint(path: Path, schema: type[CheckpointMeta] = CheckpointMeta) -> Checkpoint:
@@ -308,6 +305,11 @@ def _is_key(leaf: Any) -> bool:
     return bool(jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key))
 
 
+def _fits_jax(leaf: Any) -> bool:
+    """Check that JAX keeps the leaf's type: not those of 64 bits, which it would cut to 32."""
+    return bool(jax.dtypes.canonicalize_dtype(leaf.dtype, allow_extended_dtype=True) == leaf.dtype)
+
+
 def _storable(leaf: Any) -> Any:
     """A leaf in a type that orbax has; it knows typed PRNG keys, and stores their numbers and their kind."""
     return _same_bits(leaf, jnp.uint8) if leaf.dtype in _NARROW else leaf
@@ -345,7 +347,7 @@ def _read_arrays(path: Path, wanted: dict[str, Any] | None) -> dict[str, Any]:
             stored = {name: _stored_form(x) for name, x in wanted.items()}
             forms: dict[str, Any] = {
                 name: np.empty(x.shape, x.dtype)  # of 64 bits, as environments outside JAX may have: not cut to 32
-                if jax.dtypes.canonicalize_dtype(x.dtype, allow_extended_dtype=True) != x.dtype
+                if not _fits_jax(x)
                 else jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here)
                 for name, x in stored.items()
             }
