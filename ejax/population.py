@@ -38,6 +38,7 @@ from ejax.training.metrics import MetricWriter
 from ejax.training.parts import cadence_of, rows_per_update
 from ejax.training.progress import Progress
 from ejax.training.run_dir import RunDirectory, create_run_directory
+from ejax.training.run_lock import run_lock
 from ejax.training.saver import Saver
 from ejax.training.skipped import skipped_fraction
 from ejax.training.standing import PopulationResult, summaries, write_standing
@@ -110,6 +111,7 @@ class _Folder:
     ) -> None:
         config, step = loop.parts.configs[index], update * loop.rows
         directory = loop.directory.member(index)
+        stack.enter_context(run_lock(directory.path))  # a member can be gone on with by itself
         if is_new or not directory.config_file.exists():
             create_run_directory(config, directory.path)
         else:

@@ -38,10 +38,11 @@ from ejax.sharding import members_mesh
 from ejax.train import main
 from ejax.training.best import Best
 from ejax.training.build import build
-from ejax.training.checkpoint import load_checkpoint
+from ejax.training.checkpoint import CheckpointError, load_checkpoint
 from ejax.training.members import build_population
 from ejax.training.progress import Progress
 from ejax.training.run_dir import open_policy_run
+from ejax.training.run_lock import run_lock
 from ejax.training.saved_policy import evaluate_run
 from ejax.training.standing import best_member, summaries
 from ejax.types import Key, Metrics, PyTree, TrainState
@@ -317,6 +318,13 @@ def test_a_member_has_the_numbers_of_a_run_by_itself(tmp_path: Path) -> None:
     for name in names:
         there = load_checkpoint(folder / "checkpoints" / name, like)[0]
         assert equal(there, load_checkpoint(alone / "checkpoints" / name, like)[0])
+
+
+def test_a_member_that_is_trained_by_itself_is_not_written_beside_it(trained: PopulationResult, tmp_path: Path) -> None:
+    run = shutil.copytree(trained.run_dir, tmp_path / "run")
+    member = run / "members" / "2"
+    with run_lock(member), pytest.raises(CheckpointError, match=f"run {member} is in use by"):
+        train_population(config_of(tmp_path, iterations=5), run_dir=run, resume="latest")
 
 
 def test_a_resumed_population_ends_bit_for_bit_as_one_that_went_on(trained: PopulationResult) -> None:

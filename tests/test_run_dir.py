@@ -234,6 +234,13 @@ def test_a_second_call_of_the_process_is_refused_and_the_first_keeps_the_lock(ru
         assert note == ""
 
 
+def test_a_lock_whose_file_its_owner_took_away_protects_nothing(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that could not begin is taken back, with the lock's file, while another process waits to open it."""
+    monkeypatch.setattr("ejax.training.run_lock.fcntl.lockf", lambda *_: (run / ".lock").unlink())
+    with pytest.raises(RunInUseError, match="in use by a process that has just given it up"), run_lock(run):
+        pass
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # JAX warns of the fork
 def test_a_forked_child_does_not_keep_the_lock(run: Path) -> None:
     with run_lock(run):

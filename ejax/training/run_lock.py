@@ -47,6 +47,8 @@ def run_lock(folder: Path) -> Iterator[str]:
     with path.open("a+b") as file:
         identity, former = _identity(os.fstat(file.fileno())), _read_owner(file)
         _take(file, folder, former)
+        if not path.exists() or _identity(path.stat()) != identity:  # its owner took the folder back meanwhile
+            raise RunInUseError(_refusal(folder, "a process that has just given it up"))
         _HELD.add(identity)
         try:
             _write_owner(file, {"host": socket.gethostname(), "pid": os.getpid(), "boot_ticks": _started(os.getpid())})
@@ -70,7 +72,7 @@ def _take(file: IO[bytes], folder: Path, former: dict[str, Any]) -> None:
 
 
 def _refusal(folder: Path, owner: str) -> str:
-    return f"run {folder} is in use by {owner}; wait until it ends, stop it, or give another --run"
+    return f"run {folder} is in use by {owner}; wait until it ends, stop it, or use another folder"
 
 
 def _name(owner: dict[str, Any]) -> str:
