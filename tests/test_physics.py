@@ -1,6 +1,7 @@
 """What ``physics: auto`` means, that a run says it, and that a run that goes on keeps it."""
 
 import json
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from ejax.envs.mujoco.choice import choose_engine
 from ejax.envs.mujoco.engine import Physics
 from ejax.run import train
 from ejax.training.physics import settle_physics
-from ejax.training.start import find_place
+from ejax.training.start import Place, find_place
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, platform: str, *packages: str) -> None:
@@ -25,6 +26,11 @@ def pretend(monkeypatch: pytest.MonkeyPatch, platform: str, *packages: str) -> N
 
 def config(**env_cfg: Any) -> RunConfig:
     return parse_config(tiny(env="CartPoleRL", env_cfg={"max_episode_steps": 5, **env_cfg}))
+
+
+def place_of(*given: Any) -> Place:
+    with ExitStack() as locks:
+        return find_place(*given, locks=locks)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +98,7 @@ def test_an_engine_that_is_not_installed_is_refused_before_there_is_a_run(
 ) -> None:
     pretend(monkeypatch, "cuda")
     with pytest.raises(ConfigError, match=text):
-        find_place(config(**given), None, tmp_path / "run")
+        place_of(config(**given), None, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -107,12 +113,12 @@ def test_a_run_keeps_the_engine_it_was_begun_with_and_says_so(monkeypatch: pytes
 
     pretend(monkeypatch, "cuda", "mujoco-mjx", "warp-lang")
     note = "physics: mujoco, as the run was begun; auto means warp here, since JAX computes on CUDA, and"
-    place = find_place(config(), "latest", run)
+    place = place_of(config(), "latest", run)
     assert place.config.env.cfg["physics"] == "mujoco" and place.notes[0].startswith(note)
 
     assert place.checkpoint is not None
     meta = json.loads((place.checkpoint / "meta.json").read_text())
     assert meta["config"]["env"]["cfg"].pop("physics") == "mujoco"
     monkeypatch.setattr("ejax.training.physics.read_facts", lambda file, schema: meta)
-    old = find_place(config(), "latest", run)
+    old = place_of(config(), "latest", run)
     assert old.config.env.cfg["physics"] == "mujoco" and old.notes == place.notes

@@ -4,6 +4,8 @@ Weights alone (pt, safetensors) and graphs of numeric operators (onnx, stablehlo
 archive of ``torch.export`` (pt2) and TorchScript can.
 """
 
+import contextlib
+import importlib
 import importlib.metadata
 import importlib.util
 import re
@@ -15,7 +17,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-import ejax
 from interop.artefacts.parity import ParityError, Run
 from interop.twin.kinds import Spec
 
@@ -42,8 +43,10 @@ class Format:
 
 
 def library_versions() -> dict[str, str]:
-    """The versions of the libraries that are installed here."""
-    found = {"ejax": ejax.__version__}
+    """The versions of the libraries that are installed here; ejax's own is the code's, which may be a checkout's."""
+    found = {}
+    with contextlib.suppress(ImportError):  # a robot has the exported files without it
+        found["ejax"] = importlib.import_module("ejax").__version__
     for name in _LIBRARIES:
         try:
             found[name] = importlib.metadata.version(name)
