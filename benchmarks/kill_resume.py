@@ -20,13 +20,19 @@ import time
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "helpers"))
+sys.path.append(str(Path(__file__).parents[1]))
+sys.path.append(str(Path(__file__).parents[1] / "tests" / "helpers"))
 
+import picture_task
 import pretrain_tasks
 from damages import same, what_is_left
 
+from ejax.config import parse_config
 from ejax.data.lerobot.write import EpisodeWriter
+from ejax.training.build import build
+from ejax.training.run_dir import create_run_directory
 
+_ROOT = Path(__file__).parents[1]
 _MOST_KILLS = 5
 """Of one training."""
 _LIMIT_S = 300.0
@@ -40,6 +46,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", f"{folder}/compiled")
         os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+        os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
         configs = _configs(Path(folder))
         chosen = [Mode(name, configs[name], Path(folder)) for name in args.modes or configs]
         while sum(mode.kills for mode in chosen) < args.kills and not any(mode.faults for mode in chosen):
@@ -108,7 +115,7 @@ class Mode:
         command = [sys.executable, "-m", "ejax.train", "--config", str(self.folder / "config.json"), "--run", str(run)]
         command += ["--resume", "latest"] if run.exists() else []
         return subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+            command, cwd=_ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
         )
 
     def _wait_for(self, moment: str, process: "subprocess.Popen[str]", run: Path, rng: random.Random) -> None:
@@ -160,21 +167,50 @@ def _configs(folder: Path) -> dict[str, dict[str, Any]]:
             writer.append(task.generate(seed), "reach the goal", seed=seed)
     data = {"source": "recorded", "folder": str(episodes), "chunk_size": 2}
     bc = {"name": "bc", "cfg": {"batch_size": 32, "updates_per_step": 2}}
+    gru = _NETWORK | {"memory": {"type": "gru", "hidden_size": 8}}
+    teacher = _config(ppo, 40)
+    dagger = {
+        "teacher": str(_untrained(folder / "teacher", teacher)),
+        "batch_size": 16,
+        "beta": 0.5,
+        "beta_updates": 20,
+    }
+    flow = {"inference_horizon": picture_task.CHUNK, "model_config": picture_task.MODEL}
+    rates = {"algorithm.cfg.optimizer.learning_rate": [1e-3, 3e-3]}
     return {
         "ppo": _config(ppo, 40),
         "grpo": _config(grpo, 40, policy="actor_only"),
         "apg": _config(apg, 40, policy="actor_only"),
-        "host": _config(ppo, 24, {"mode": "host"}),
-        "async": _config(ppo, 24, {"mode": "async", "num_groups": 2, "max_staleness": 0}),
+        "host": _config(ppo, 24, {"collector": {"mode": "host"}}),
+        "async": _config(ppo, 24, {"collector": {"mode": "async", "num_groups": 2, "max_staleness": 0}}),
         "cloning": _config(bc, 40) | {"data": data},
+        "gru": _config(ppo, 40, network=gru),
+        "devices": _config(ppo, 40, {"distributed": True}),
+        "pbt": _config(ppo, 40) | {"population": {"seeds": 2, "exploit": {"every": 4}, **rates}},
+        "dagger": _config({"name": "distill", "cfg": dagger}, 40, network=gru),
+        "vla": _config(ppo, 24)
+        | {"env": {"id": "tests.helpers.picture_task:PictureTask"}, "policy": {"name": "vla", "vla_config": flow}},
     }
 
 
+def _untrained(run: Path, raw: dict[str, Any]) -> Path:
+    """Make the run of a teacher, with the parameters of a start."""
+    config = parse_config(raw)
+    meta = {"global_step": 32, "num_updates": 1, "best_eval_value": None, "config": config.to_dict()}
+    create_run_directory(config, run).save(build(config).state, meta, keep=1)
+    return run
+
+
 def _config(
-    algorithm: dict[str, Any], updates: int, collector: dict[str, Any] | None = None, policy: str = "actor_critic"
+    algorithm: dict[str, Any],
+    updates: int,
+    changes: dict[str, Any] | None = None,
+    *,
+    policy: str = "actor_critic",
+    network: dict[str, Any] = _NETWORK,
 ) -> dict[str, Any]:
     """Saves and evaluates every few updates, at once and apart."""
-    networks = {"actor": _NETWORK} | ({"critic": _NETWORK} if policy == "actor_critic" else {})
+    networks = {"actor": network} | ({"critic": network} if policy == "actor_critic" else {})
     rows = 32 if algorithm["name"] != "bc" else 64
     trainer = {
         "exp_name": "tiny",
@@ -187,7 +223,7 @@ def _config(
         "device": "cpu",
     }
     if algorithm["name"] != "bc":
-        trainer |= {"num_envs": 4, "buffer_size": 8, "collector": collector or {}}
+        trainer |= {"num_envs": 4, "buffer_size": 8, **(changes or {})}
     return {
         "env": {"id": "PointMassRL", "cfg": {"max_episode_steps": 20}},
         "trainer": trainer,
@@ -200,7 +236,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=200, help="of all modes together (default: 200)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--modes", nargs="+", metavar="MODE", help="ppo grpo apg host async cloning (default: all)")
+    parser.add_argument(
+        "--modes", nargs="+", metavar="MODE", help="of ppo grpo apg host async cloning gru devices pbt dagger vla"
+    )
     return parser
 
 
