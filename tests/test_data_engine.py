@@ -582,6 +582,18 @@ def test_a_hanging_worker_is_found_and_says_where_it_is() -> None:
     assert "in misbehave" in str(caught.value)
 
 
+def test_the_first_attempt_may_compile_for_longer_than_an_attempt_may_take() -> None:
+    with OnlineDataEngine(cfg(worker_timeout=1.0, task_cfg={"at": {0: "slow"}})) as engine:
+        is_whole(engine.sample_batch(1, 5))
+
+
+def test_a_first_attempt_that_hangs_ends_with_the_initialization() -> None:
+    engine = OnlineDataEngine(cfg(initialization_timeout=3.0, worker_timeout=0.2, task_cfg={"at": {0: "hang"}}))
+    expected = r"3.0 s \(initialization_timeout\) to fill the buffer.*raise initialization_timeout"
+    with pytest.raises(TimeoutError, match=expected):
+        engine.start()
+
+
 def test_a_worker_that_crashes_says_where_it_was() -> None:
     engine = OnlineDataEngine(cfg(task_cfg={"at": {0: "crash"}}))
     with pytest.raises(OnlineDataWorkerError, match=r"exit code -11, SIGSEGV\)\nFatal Python error") as caught:

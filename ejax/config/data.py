@@ -63,9 +63,9 @@ class DataConfig(StrictModel):
     max_generation_attempts: PositiveInt = 16
     """engine: failures in a row after which it gives up."""
     initialization_timeout: Annotated[PositiveFloat, Field(le=1e9)] = 300.0
-    """engine: s, how long the buffer may take to fill."""
+    """engine: s, how long its worker may take to start, compile and fill the buffer."""
     worker_timeout: Annotated[PositiveFloat, Field(le=1e9)] = 120.0
-    """engine: s, how long one attempt may take."""
+    """engine: s, how long one attempt may take. The first one compiles: ``initialization_timeout`` alone bounds it."""
     shutdown_timeout: Annotated[PositiveFloat, Field(le=1e9)] = 5.0
     """engine: s, how long its worker may take to end before it is killed."""
 

@@ -65,7 +65,8 @@ class OnlineDataEngineCfg:
     initialization_timeout: float = 300.0
     """Time limit of ``start``, in s."""
     worker_timeout: float = 120.0
-    """Time limit of one attempt, in s, after which the worker counts as hanging."""
+    """Time limit of one attempt, in s, after which the worker counts as hanging; of the first one, which may compile,
+    ``initialization_timeout`` is the limit."""
     shutdown_timeout: float = 5.0
     """Time for the worker to end before it is killed, in s."""
     seed: int = 0

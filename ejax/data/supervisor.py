@@ -193,7 +193,8 @@ class Supervisor:
         if self._process.poll() is not None and self.control is None and not self._channel.poll():
             raise OnlineDataWorkerError(f"the worker {self._how_it_ended()} before its task was built")
         if time.monotonic() > deadline:
-            raise TimeoutError(f"the worker took longer than {timeout} s (initialization_timeout) {what}")
+            remedy = "where it is only slow, raise initialization_timeout (of a config: data.initialization_timeout)"
+            raise TimeoutError(f"the worker took longer than {timeout} s (initialization_timeout) {what}; {remedy}")
 
     def _send(self, message: Any) -> None:
         try:
@@ -222,12 +223,15 @@ class Supervisor:
             now = time.monotonic()
             silent += min(now - looked, 5 * POLL_S)  # a process group that was suspended did not hang meanwhile
             looked = now
-            if control.count("beat") != beat:
-                beat, silent = control.count("beat"), 0.0
+            if (beaten := control.count("beat")) != beat or beaten == 0:  # the first attempt compiles: ``bring_up``'s
+                beat, silent = beaten, 0.0
             if silent > self._worker_timeout:
                 self._process.send_signal(signal.SIGUSR1)
                 time.sleep(_TRACEBACK_S)
-                text = f"the worker hangs: no attempt of its task ended for {self._worker_timeout} s (worker_timeout)"
+                text = (
+                    f"the worker hangs: no attempt of its task ended for {self._worker_timeout} s (worker_timeout); where "
+                    f"attempts are only slow, raise worker_timeout (of a config: data.worker_timeout)"
+                )
                 control.publish_by_owner(pack_failure(OnlineDataWorkerError(text + self._traceback())))
                 self._process.kill()
                 return

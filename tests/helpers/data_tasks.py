@@ -34,7 +34,7 @@ class Toy:
         lengths: of the episodes, in turn.
         segments: of equal length, per episode.
         at: what happens at an attempt, by its number: "raise", "emoji", "unpicklable", "exit", "hang", "crash", "deaf",
-            "fail", "empty", "incomplete", "unsuccessful", "long", "wrong", "none".
+            "slow", "fail", "empty", "incomplete", "unsuccessful", "long", "wrong", "none".
         delay: s that an attempt takes.
         wide: numbers per frame.
         several: outcomes per attempt.
@@ -109,6 +109,9 @@ class Toy:
             os._exit(17)
         if how == "hang":
             threading.Event().wait()
+        if how == "slow":
+            time.sleep(2.5)
+            return self.episode(seed)
         if how == "crash":
             faulthandler._sigsegv()
         if how == "deaf":
