@@ -20,6 +20,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Sharding
 from numpy.typing import NDArray
 
+from ejax.problems import ConfigError
 from ejax.sharding import make_mesh, replicated
 from ejax.types import PyTree
 
@@ -65,23 +66,45 @@ def join(address: Address, *, timeout_s: int = 300) -> None:
         timeout_s: for all to come.
 
     Raises:
+        ConfigError: an address that is none.
         ProcessesError: they are not all there in time, or the address is not complete.
     """
     if count() > 1 or not (address.given or _scheduled()):
         return
-    try:
-        jax.distributed.initialize(
-            address.coordinator,
-            address.num_processes,
-            address.process_id,
-            initialization_timeout=timeout_s,
-            heartbeat_timeout_seconds=int(2 * _GONE_S),
-            shutdown_timeout_seconds=int(_GONE_S),
-        )
-    except (ValueError, TypeError, RuntimeError) as error:
-        who = f"{address.coordinator or 'a coordinator that is not named'}, process {address.process_id}"
-        reason = str(error).splitlines()[0]
-        raise ProcessesError(f"cannot join the other processes at {who}: {reason}; {JOIN}") from error
+    if address.coordinator is not None:
+        _check_coordinator(address.coordinator)
+    number = "" if address.process_id is None else f", process {address.process_id}"
+    who = f"{address.coordinator or 'a coordinator that is not named'}{number}"
+    failures: list[Exception] = []
+
+    def connect() -> None:
+        try:
+            jax.distributed.initialize(
+                address.coordinator,
+                address.num_processes,
+                address.process_id,
+                initialization_timeout=timeout_s + 600,  # long after this one: XLA would abort the process
+                heartbeat_timeout_seconds=int(2 * _GONE_S),
+                shutdown_timeout_seconds=int(_GONE_S),
+            )
+        except Exception as error:
+            failures.append(error)
+
+    print(f"[processes] waiting for the others at {who}, for at most {timeout_s} s", flush=True)
+    connecting = threading.Thread(target=connect, name="ejax-join", daemon=True)  # no signal gets through to XLA's wait
+    connecting.start()
+    connecting.join(timeout_s)
+    if connecting.is_alive():
+        raise ProcessesError(f"the others did not all come to {who} within {timeout_s} s; {JOIN}")
+    if failures:
+        reason = str(failures[0]).splitlines()[0]
+        raise ProcessesError(f"cannot join the other processes at {who}: {reason}; {JOIN}") from failures[0]
+
+
+def _check_coordinator(coordinator: str) -> None:
+    host, _, port = coordinator.rpartition(":")
+    if not host or not (port.isascii() and port.isdigit() and 1 <= int(port[:6]) <= 65535):
+        raise ConfigError([], f"--coordinator: got '{coordinator}'; give HOST:PORT, a port of 1 to 65535: host0:12345")
 
 
 def _scheduled() -> bool:

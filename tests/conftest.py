@@ -6,6 +6,7 @@
 import atexit
 import os
 import shutil
+import signal
 import tempfile
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -31,6 +32,10 @@ import jax
 import pytest
 
 atexit.register(shutil.rmtree, os.environ["XDG_CONFIG_HOME"], ignore_errors=True)
+# under nohup, or in the background of a shell, these come ignored: tests that send them would wait for ever
+for _name, _handler in (("SIGINT", signal.default_int_handler), ("SIGHUP", signal.SIG_DFL)):
+    if hasattr(signal, _name) and signal.getsignal(getattr(signal, _name)) is signal.SIG_IGN:
+        signal.signal(getattr(signal, _name), _handler)
 jax.config.update("jax_numpy_rank_promotion", "raise")  # [N] + [N, A] is a bug more often than a wish
 
 

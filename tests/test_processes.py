@@ -72,6 +72,30 @@ def test_an_address_that_is_not_complete_is_refused() -> None:
         join(Address(coordinator="localhost:1"))
 
 
+@pytest.mark.parametrize("coordinator", ["nonsense", "127.0.0.1:99999", "127.0.0.1:0", ":12345", "host:", "host:1e3"])
+def test_a_coordinator_that_is_no_address_is_refused_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], coordinator: str
+) -> None:
+    (config := tmp_path / "tiny.json").write_text(json.dumps(TINY))
+    words = ["--config", str(config), "--distributed", "--coordinator", coordinator]
+    assert main([*words, "--num-processes", "2", "--process-id", "1"]) == 2
+    told = capsys.readouterr()
+    assert told.err.startswith(f"ejax.train: --coordinator: got '{coordinator}'; give HOST:PORT")
+    assert told.err.count("\n") == 1 and not told.out
+
+
+@pytest.mark.parametrize("process", [0, 1])
+def test_a_process_whose_others_do_not_come_says_so_and_waits_for_a_limited_time(process: int) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        where = f"127.0.0.1:{free.getsockname()[1]}"
+    code = f"from ejax.processes import Address, join; join(Address('{where}', 2, {process}), timeout_s=1)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 1, done.stderr
+    assert done.stdout == f"[processes] waiting for the others at {where}, process {process}, for at most 1 s\n"
+    assert f"ProcessesError: the others did not all come to {where}, process {process} within 1 s" in done.stderr
+
+
 @pytest.mark.parametrize(
     "variables",
     [
