@@ -9,7 +9,6 @@ if __name__ == "__main__":
     leave_at_once()  # before the imports below, which take seconds
 
 import sys
-from functools import partial
 
 from ejax.train import run_command
 from ejax.training.leave import leave
@@ -17,12 +16,12 @@ from ejax.training.leave import leave
 _TEACHER = "teacher="
 
 
-def main(argv: list[str] | None = None, *, owns_process: bool = False) -> int:
+def main(argv: list[str] | None = None) -> int:
     """Run the command line. Returns the exit code, as ``ejax.train``'s does."""
     words = sys.argv[1:] if argv is None else argv
     spelt = [f"algorithm.cfg.{word}" if word.startswith(_TEACHER) else word for word in words]
-    return run_command("distill", spelt, owns_process=owns_process)
+    return run_command("distill", spelt)
 
 
 if __name__ == "__main__":
-    leave(partial(main, owns_process=True))
+    leave(main)

@@ -25,6 +25,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _run(args: argparse.Namespace) -> int:
     from ejax.config import ConfigError
+    from ejax.envs.host.calls import HostEnvError
     from ejax.training.checkpoint import CheckpointError
     from ejax.training.console import summary
     from ejax.training.saved_policy import evaluate_run
@@ -43,7 +44,7 @@ def _run(args: argparse.Namespace) -> int:
             device=args.device,
             video=args.video,
         )
-    except (ConfigError, CheckpointError, FileNotFoundError, ValueError) as error:
+    except (ConfigError, CheckpointError, HostEnvError, FileNotFoundError, ValueError) as error:
         print(f"ejax.evaluate: {error}", file=sys.stderr)
         return 2
     summary(metrics)

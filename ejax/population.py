@@ -25,7 +25,6 @@ from ejax.apart import train_apart
 from ejax.config import ConfigError, Problem, RunConfig
 from ejax.config.bind import bind
 from ejax.device import matmul_precision
-from ejax.envs.host.calls import exits_are_errors
 from ejax.registry import is_foreign_checkpoint
 from ejax.stopwatch import ENGINE, Stopwatch
 from ejax.training.best import REWARD, Best, improves
@@ -44,6 +43,7 @@ from ejax.training.skipped import skipped_fraction
 from ejax.training.standing import PopulationResult, summaries, write_standing
 from ejax.training.start import Place, find_place
 from ejax.training.usage import memory_in_use, times
+from ejax.training.watchdog import guarded_calls
 from ejax.types import Metrics
 
 _Arrays = dict[str, NDArray[Any]]
@@ -76,7 +76,7 @@ def train_population(config: RunConfig, *, resume: str | None = None, run_dir: P
         place = find_place(alone, resume, run_dir, locks=locks)
         try:
             with (
-                exits_are_errors(config.env.id),
+                guarded_calls(config.env.id, trainer.collector),
                 matmul_precision(trainer.matmul_precision, trainer.device),
                 ExitStack() as stack,
             ):

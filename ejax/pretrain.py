@@ -20,4 +20,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    leave(partial(run_command, "pretrain", owns_process=True))
+    leave(partial(run_command, "pretrain"))

@@ -3,7 +3,6 @@
 import argparse
 import json
 import sys
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +10,11 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from ejax.envs.host.calls import HostEnvError, exits_are_errors
+from ejax.collectors.config import CollectorConfig
+from ejax.envs.host.calls import HostEnvError, call_env
 from ejax.training.environments import make_env
 from ejax.training.leave import leave
+from ejax.training.watchdog import guarded_calls
 from ejax.trust import add_trust_option, trust_words
 from ejax.types import HostEnv, HostTimestep
 
@@ -26,7 +27,7 @@ def main(argv: list[str] | None = None) -> int:
         facts, actions = read(args.file)
         recorded = len(actions)
         print(f"{facts['recipe']['id']}, seed {facts['seed']}: {recorded} recorded steps, the last not finite")
-        with exits_are_errors(facts["recipe"]["id"]):
+        with guarded_calls(facts["recipe"]["id"], CollectorConfig()):
             found = replay(facts, actions)
     except (OSError, ValueError, KeyError, ImportError, HostEnvError) as error:
         print(f"ejax.replay: {error}", file=sys.stderr)
@@ -70,14 +71,16 @@ def replay(facts: dict[str, Any], actions: NDArray[Any]) -> tuple[int, str] | No
         ValueError: no host environment.
     """
     name = facts["recipe"]["id"]
-    env = make_env(name, facts["recipe"]["cfg"], num_envs=1)
+    env = call_env(name, "make", make_env, name, facts["recipe"]["cfg"], num_envs=1)
     if not isinstance(env, HostEnv):
         raise ValueError(f"{name} is no host environment")
-    with closing(env):
-        env.reset(np.array([facts["seed"]], np.uint32))
+    try:
+        call_env(name, "reset", env.reset, np.array([facts["seed"]], np.uint32))
         for step, action in enumerate(actions, 1):
-            if what := _not_finite(env.step(action[None])):
+            if what := _not_finite(call_env(name, "step", env.step, action[None])):
                 return step, what
+    finally:
+        call_env(name, "close", env.close)
     return None
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from ejax.algorithms.step import RunState
 from ejax.config import ConfigError, Problem, RunConfig
 from ejax.device import matmul_precision
-from ejax.envs.host.calls import EnvAbandoned, exits_are_errors
+from ejax.envs.host.calls import EnvAbandoned
 from ejax.processes import Channel, count, leads, own_copy
 from ejax.stopwatch import ENGINE, Stopwatch
 from ejax.training.best import REWARD, Best, improves
@@ -24,6 +24,7 @@ from ejax.training.environments import evaluation_env
 from ejax.training.evaluators import make_evaluator, require_measured
 from ejax.training.interrupt import interruptible
 from ejax.training.latest import duration, number
+from ejax.training.leave import owns_process
 from ejax.training.metrics import MetricWriter
 from ejax.training.notebook import result_html
 from ejax.training.parts import cadence_of, rows_per_update
@@ -35,7 +36,7 @@ from ejax.training.skipped import refuse_nonfinite, skip_notes, skipped_fraction
 from ejax.training.start import Place, Start, begin, find_place, report
 from ejax.training.together import follow, gather, lead, leading
 from ejax.training.usage import TIME, memory_in_use, times
-from ejax.training.watchdog import Watchdog
+from ejax.training.watchdog import Watchdog, guarded_calls
 from ejax.types import Metrics, Params, Phase, Policy
 
 OnLog: TypeAlias = Callable[[int, dict[str, float]], object]
@@ -95,7 +96,6 @@ def train(
     run_dir: Path | None = None,
     fork: Path | None = None,
     on_log: OnLog | None = None,
-    owns_process: bool = False,
 ) -> RunResult:
     """Train as the config says: what ``python -m ejax.train`` runs.
 
@@ -109,8 +109,6 @@ def train(
         on_log: called with ``(env step, metrics)`` after each line of the log, which it cannot change; if it returns
             False, the run stops as after Ctrl-C. Of several processes only the leading one calls it, which cannot stop
             the others.
-        owns_process: end the process, with the state saved, where an environment hangs in native code and nothing else
-            helps. For command lines.
 
     Raises:
         ConfigError: the environment or the policy cannot be built from the config.
@@ -126,24 +124,24 @@ def train(
         )
     started = time.monotonic()
     precision = matmul_precision(config.trainer.matmul_precision, config.trainer.device)
+    guarded = guarded_calls(config.env.id, config.trainer.collector)
     if not leads():
-        with exits_are_errors(config.env.id), precision:
-            return _followed(config, started, owns_process)
-    with leading(config) as others, ExitStack() as locks:
+        with guarded as watchdog, precision:
+            return _followed(config, started, watchdog)
+    with leading(config) as others, guarded as watchdog, precision, ExitStack() as locks:
         place = find_place(config, resume, run_dir, fork, locks=locks)
         if others is not None:
             gather(others, place)
         try:
-            with exits_are_errors(config.env.id), precision:
-                return _train(place, started, on_log, owns_process, others)
+            return _train(place, started, on_log, watchdog, others)
         except KeyboardInterrupt as error:
             error.add_note(place.directory.last_word())
             raise
 
 
-def _followed(config: RunConfig, started: float, owns_process: bool) -> RunResult:
+def _followed(config: RunConfig, started: float, watchdog: Watchdog) -> RunResult:
     """The result of a process that followed another, which keeps the metrics."""
-    place, start, state = follow(config, owns_process=owns_process)
+    place, start, state = follow(config, watchdog)
     seconds, update = time.monotonic() - started, int(state.update)
     rows = rows_per_update(place.config, start.parts)
     return RunResult(
@@ -158,7 +156,7 @@ def _followed(config: RunConfig, started: float, owns_process: bool) -> RunResul
     )
 
 
-def _train(place: Place, started: float, on_log: OnLog | None, owns_process: bool, others: Channel | None) -> RunResult:
+def _train(place: Place, started: float, on_log: OnLog | None, watchdog: Watchdog, others: Channel | None) -> RunResult:
     start = begin(place)
     if others is not None:
         place = lead(others, place, start.parts)
@@ -178,7 +176,7 @@ def _train(place: Place, started: float, on_log: OnLog | None, owns_process: boo
         console=trainer.console,
     ) as writer:
         report(place, start, writer, rows)
-        return _Loop(place, start, writer, started, on_log, owns_process).run(evaluates_first=evaluates_first)
+        return _Loop(place, start, writer, started, on_log, watchdog).run(evaluates_first=evaluates_first)
 
 
 @dataclass
@@ -203,7 +201,7 @@ class _Loop:
         writer: MetricWriter,
         started: float,
         on_log: OnLog | None,
-        owns_process: bool,
+        watchdog: Watchdog,
     ) -> None:
         config, parts, folder = place.config, start.parts, place.directory.path
         trainer = config.trainer
@@ -233,11 +231,8 @@ class _Loop:
         self.recorder = VideoRecorder(parts.policy, envs, cameras, folder / "videos")
         self.evaluator = make_evaluator(config, parts, folder / "quarantine" / "eval")
         self.compiler = ThreadPoolExecutor(1, "ejax-compiler")
-        self.watchdog = Watchdog(
-            env_timeout_s=trainer.collector.env_timeout_s,
-            stop_timeout_s=trainer.collector.stop_timeout_s,
-            rescue=self.saver.rescue if owns_process else None,
-        )
+        if owns_process():
+            watchdog.rescue = self.saver.rescue
         self.skips_nonfinite = not config.algorithm.record.stops_at_nonfinite(config.algorithm.cfg)
         self.started = self.compiled_at = self.clock = started
         (self.device,) = parts.state.update.devices()
@@ -254,7 +249,6 @@ class _Loop:
         state, update, total = self.state, self.first, self.trainer.num_updates
         stepper, pending = self.parts.stepper, None
         with (
-            self.watchdog,
             stepper,
             self.evaluator,
             self.compiler,

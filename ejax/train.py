@@ -10,7 +10,6 @@ import datetime
 import errno
 import importlib
 import sys
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,20 +39,16 @@ def main(argv: list[str] | None = None) -> int:
     return run_command("train", argv)
 
 
-def run_command(name: str, argv: list[str] | None = None, *, owns_process: bool = False) -> int:
-    """``main`` under the name of one of the two modules that train.
-
-    Args:
-        owns_process: as in ``ejax.run.train``.
-    """
+def run_command(name: str, argv: list[str] | None = None) -> int:
+    """``main`` under the name of one of the two modules that train."""
     args = _parser(name).parse_intermixed_args(argv)
     importlib.import_module(
         "ejax.run"
     )  # takes seconds: after --help, and while a signal still ends the process at once
-    return until_signal(f"ejax.{name}", lambda: _run(name, args, owns_process))
+    return until_signal(f"ejax.{name}", lambda: _run(name, args))
 
 
-def _run(name: str, args: argparse.Namespace, owns_process: bool) -> int:
+def _run(name: str, args: argparse.Namespace) -> int:
     from ejax.config import ConfigError, Problem, load_config
     from ejax.device import prepare_jax
     from ejax.processes import Address, ProcessesError, join, leads
@@ -87,7 +82,7 @@ def _run(name: str, args: argparse.Namespace, owns_process: bool) -> int:
             if args.fork is not None:
                 raise ConfigError([Problem("population", "is several runs, and a fork is one; leave one of them out")])
             return _train_population(name, config, args)
-        result = train(config, resume=args.resume, run_dir=args.run, fork=args.fork, owns_process=owns_process)
+        result = train(config, resume=args.resume, run_dir=args.run, fork=args.fork)
     except (ConfigError, CheckpointError, UntrustedCodeError, ModuleNotFoundError, *_PATH_ERRORS) as error:
         print(f"ejax.{name}: {error}", file=sys.stderr)
         return 2
@@ -201,4 +196,4 @@ def _parser(name: str) -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    leave(partial(run_command, "train", owns_process=True))
+    leave(main)

@@ -31,14 +31,17 @@ import numpy as np
 
 from ejax.config import ConfigError
 from ejax.device import prepare_jax
+from ejax.envs.host.calls import HostEnvError
 from ejax.policies import ActorCritic, ActorOnly
 from ejax.policies.vision import VisionPolicy
 from ejax.policies.vla.policy import VLAPolicy
 from ejax.policies.with_memory import ActorCriticWithMemory
 from ejax.training.checkpoint import CheckpointError, verify_checkpoint
 from ejax.training.environments import build_env
+from ejax.training.leave import leave
 from ejax.training.run_dir import open_policy_run
 from ejax.training.saved_policy import chosen_checkpoint, load_policy
+from ejax.training.watchdog import guarded_calls
 from ejax.trust import add_trust_option, trust_words
 from ejax.types import Env, HostEnv, Params, Policy
 from interop.artefacts.cases import Bounds, draw_cases, observe
@@ -82,7 +85,7 @@ def main(argv: list[str] | None = None) -> int:
     except ParityError as error:
         print(f"interop.export: {error}", file=sys.stderr)
         return 1
-    except (CheckpointError, ConfigError, MissingPackageError, FileNotFoundError, FileExistsError, ValueError) as error:
+    except (CheckpointError, ConfigError, HostEnvError, MissingPackageError, OSError, ValueError) as error:
         print(f"interop.export: {error}", file=sys.stderr)
         return 2
     print(format_table(report["artefacts"]))
@@ -114,7 +117,7 @@ def export_run(
     prepare_jax("cpu")
     path = chosen_checkpoint(directory, checkpoint, "interop.export")
     meta = verify_checkpoint(path).meta
-    with tempfile.TemporaryDirectory() as scratch:
+    with tempfile.TemporaryDirectory() as scratch, guarded_calls(config.env.id, config.trainer.collector):
         env = build_env(config, num_envs=_NUM_ENVS, quarantine=Path(scratch))
         with closing(env) if isinstance(env, HostEnv) else nullcontext():
             policy, params = load_policy(config, env, path)
@@ -319,4 +322,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main)

@@ -1,5 +1,6 @@
 """Environments that do not return: cut off by name, with the state saved, in a bounded time."""
 
+import json
 import os
 import signal
 import subprocess
@@ -7,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,16 +21,22 @@ from rude_tasks import end
 from test_calls import config, in_workers
 
 from ejax.collectors import AsyncCollector, HostCollector, Schedule
+from ejax.collectors.config import CollectorConfig
 from ejax.envs.host.calls import EnvAbandoned, EnvOverdue, HostEnvError, call_env
 from ejax.envs.host.guarded import GuardedEnv
 from ejax.envs.host.pure_host import PureHostEnv
+from ejax.replay import main as replay
 from ejax.run import train
+from ejax.training.acting import load
 from ejax.training.interrupt import interruptible
+from ejax.training.saved_policy import evaluate_run
+from ejax.training.show import Show, play_run
 from ejax.training.watchdog import Watchdog
+from interop.export import export_run
 
 SOON = 0.3
-BOUND = 20.0
-"""Seconds; far more than any of this takes, far less than a hang."""
+BOUND = 300.0
+"""Seconds; half of what a hang takes, and more than any of this does on a machine that others share."""
 
 
 @pytest.fixture(autouse=True)
@@ -258,6 +265,42 @@ def test_workers_that_hang_are_gone_after_the_close(tmp_path: Path) -> None:
         guard.close()
     env.env.processes[0].join(BOUND)
     assert not env.env.processes[0].is_alive()
+
+
+def test_a_close_that_hangs_while_the_run_is_built_is_named(tmp_path: Path) -> None:
+    limits = [f"trainer.collector.stop_timeout_s={SOON}"]
+    with bounded(), pytest.raises(HostEnvError, match=r"did not return from close within 0\.3 s .* and is left open"):
+        train(config(tmp_path, *limits, name="rude_tasks:Miscounted"))
+
+
+def test_an_environment_that_hangs_while_it_is_made_is_named_by_whatever_makes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, once = tmp_path / "run", tmp_path / "once"
+    once.touch()
+    limits = ["trainer.collector.env_timeout_s=1.0"]
+    run_config = config(tmp_path, *limits, "trainer.iterations=1", where="make", how="sleep", once=str(once))
+    train(run_config, run_dir=run)
+    recipe = {"recipe": run_config.env.model_dump(mode="json"), "seed": 1, "seeded": True, "complete": True}
+    np.savez(tmp_path / "episode.npz", facts=json.dumps(recipe), actions=np.zeros((1, 1), np.float32))
+    monkeypatch.setattr("ejax.replay.CollectorConfig", partial(CollectorConfig, env_timeout_s=1.0))
+    replayed: list[int] = []
+    uses: dict[str, Callable[[], object]] = {
+        "train": lambda: train(run_config, run_dir=tmp_path / "other"),
+        "resume": lambda: train(run_config, run_dir=run, resume="latest"),
+        "evaluate": lambda: evaluate_run(run),
+        "play": lambda: play_run(run, show=Show(video=tmp_path / "video.mp4")),
+        "load": lambda: load(run),
+        "export": lambda: export_run(run, tmp_path / "exported", ["stablehlo"]),
+        "replay": lambda: replayed.append(replay([str(tmp_path / "episode.npz")])),
+    }
+    for name, use in uses.items():
+        once.unlink()
+        expected = pytest.raises(HostEnvError, match="'rude_tasks:Rude' did not return from make within 1 s")
+        with bounded(), nullcontext() if name == "replay" else expected:
+            use()
+        assert once.exists(), name  # it hung
+    assert replayed == [2] and not (tmp_path / "other").exists()
 
 
 # The command line

@@ -6,6 +6,7 @@ import os
 import sys
 from pathlib import Path
 
+from ejax.training.leave import leave
 from ejax.trust import add_trust_option, trust_words
 
 
@@ -15,12 +16,13 @@ def main(argv: list[str] | None = None) -> int:
     os.environ["JAX_PLATFORMS"] = "cpu"  # what is traced must not touch a GPU that is here
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # XLA tells of missing drivers, which is the point
     from ejax.config import ConfigError
+    from ejax.envs.host.calls import HostEnvError
     from ejax.trust import UntrustedCodeError
 
     trust_words([*args.trust, *args.overrides], remember=True)
     try:
         return _run(args)
-    except (ConfigError, UntrustedCodeError, ModuleNotFoundError, FileNotFoundError) as error:
+    except (ConfigError, HostEnvError, UntrustedCodeError, ModuleNotFoundError, FileNotFoundError) as error:
         print(f"ejax.preflight: {error}", file=sys.stderr)
         return 2
 
@@ -81,4 +83,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main)

@@ -14,6 +14,7 @@ from ejax.preflight.plugin import absent_devices, without_compilation_cache
 from ejax.preflight.programs import Memory, compile_programs, on_accelerator
 from ejax.preflight.report import Settings, describe
 from ejax.preflight.targets import find_card
+from ejax.training.watchdog import guarded_calls
 
 
 def preflight(
@@ -52,7 +53,11 @@ def preflight(
         config, tuple(overrides), target, gpus, hosts, trainer.num_envs, trainer.buffer_size, notes=notes
     )
     largest: Fit | None = None
-    with without_compilation_cache(), matmul_precision(trainer.matmul_precision, "cuda"):
+    with (
+        guarded_calls(read.env.id, trainer.collector),
+        without_compilation_cache(),
+        matmul_precision(trainer.matmul_precision, "cuda"),
+    ):
         programs = compile_programs(read, devices)
         training = programs[0]
         if training.name == "train" and fit:

@@ -14,6 +14,7 @@ from ejax.training.environments import build_env, sample_obs
 from ejax.training.player import act
 from ejax.training.run_dir import open_policy_run
 from ejax.training.saved_policy import chosen_checkpoint, load_policy
+from ejax.training.watchdog import guarded_calls
 from ejax.types import Env, HostEnv, Params, Policy, PyTree
 
 
@@ -97,6 +98,7 @@ def load(run: Path | str, *, checkpoint: str | None = None, member: int | None =
     directory, config = open_policy_run(Path(run), member)
     prepare_jax(device)
     path = chosen_checkpoint(directory, checkpoint, "ejax.load")
-    env = build_env(config, phase="eval", num_envs=1, quarantine=directory.path / "quarantine" / "eval")
-    policy, params = load_policy(config, env, path)
+    with guarded_calls(config.env.id, config.trainer.collector):
+        env = build_env(config, phase="eval", num_envs=1, quarantine=directory.path / "quarantine" / "eval")
+        policy, params = load_policy(config, env, path)
     return Actor(config, env, policy, params, checkpoint=path)

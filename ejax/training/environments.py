@@ -49,7 +49,7 @@ def build_env(
     if not isinstance(env, HostEnv):
         return env
     if env.num_envs != num_rows:
-        env.close()
+        call_env(config.env.id, "close", env.close)
         text = f"{config.env.id} has {env.num_envs} environments, asked for were {num_rows}; let it take num_envs"
         raise ConfigError([Problem("env.id", text)])
     return GuardedEnv(

@@ -39,6 +39,11 @@ def leave(main: Callable[[], int]) -> NoReturn:
     sys.exit(code)
 
 
+def owns_process() -> bool:
+    """Whether this is the process of a command line, which may end it."""
+    return os._exit is not _end_process
+
+
 class ProcessExit(SystemExit):
     """``os._exit`` by code that must not end the run; its exit code is never 0."""
 

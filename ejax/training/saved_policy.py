@@ -15,7 +15,6 @@ import numpy as np
 from ejax.config import ConfigError, Problem, RunConfig
 from ejax.config.load import parse_untrusted
 from ejax.device import matmul_precision, prepare_jax
-from ejax.envs.host.calls import exits_are_errors
 from ejax.envs.mujoco.engine import choose_opengl
 from ejax.evaluation import evaluate, evaluate_host, summarize
 from ejax.registry import is_import_path, resolve
@@ -25,6 +24,7 @@ from ejax.training.player import film_host
 from ejax.training.policies import build_policy
 from ejax.training.recorder import draw, play
 from ejax.training.run_dir import RunDirectory, open_policy_run
+from ejax.training.watchdog import guarded_calls
 from ejax.types import ChunkedEnv, Env, HostEnv, Key, Params, Policy, RenderableEnv
 from ejax.video import write_video
 
@@ -67,7 +67,8 @@ def evaluate_run(
     directory, config = open_policy_run(run, member)
     prepare_jax(device)
     config = elsewhere(config, overrides)
-    with exits_are_errors(config.env.id), matmul_precision(config.trainer.matmul_precision, device):
+    trainer = config.trainer
+    with guarded_calls(config.env.id, trainer.collector), matmul_precision(trainer.matmul_precision, device):
         return _evaluate_run(directory, config, overrides, checkpoint, num_episodes, num_envs, choice, seed, video)
 
 

@@ -12,7 +12,6 @@ import jax
 
 from ejax.config import ConfigError, Problem, RunConfig
 from ejax.device import matmul_precision, prepare_jax
-from ejax.envs.host.calls import exits_are_errors
 from ejax.envs.host.guarded import GuardedEnv
 from ejax.envs.locomotion.commands import Command
 from ejax.envs.mujoco.engine import PhysicsState, load_model
@@ -22,6 +21,7 @@ from ejax.training.player import Moment, Score, count, play_host, play_pure
 from ejax.training.run_dir import RunDirectory, open_policy_run
 from ejax.training.saved_policy import chosen_checkpoint, elsewhere, filmed, load_policy
 from ejax.training.touches import HeldCommand, Touch, add_velocity, make_blows, parts_of
+from ejax.training.watchdog import guarded_calls
 from ejax.types import ChunkedEnv, Env, Params, Policy, PyTree, RenderableEnv
 from ejax.video import with_caption, write_video
 
@@ -88,7 +88,8 @@ def play_run(
         raise ConfigError([Problem("trainer.events.train", "is empty: there is nothing for --randomize to switch on")])
     path = chosen_checkpoint(directory, show.checkpoint, "ejax.play")
     score = Score(tell)
-    with exits_are_errors(config.env.id), matmul_precision(config.trainer.matmul_precision, show.device):
+    trainer = config.trainer
+    with guarded_calls(config.env.id, trainer.collector), matmul_precision(trainer.matmul_precision, show.device):
         facts = _play(directory, config, path, show, score)
     return {**score.summary(), "checkpoint": str(path), **facts}
 

@@ -23,7 +23,7 @@ from ejax.config.load import parse_untrusted
 from ejax.processes import Channel, ProcessesError, count, exchange
 from ejax.training.checkpoint import save_arrays
 from ejax.training.interrupt import interruptible
-from ejax.training.leave import leave_now
+from ejax.training.leave import leave_now, owns_process
 from ejax.training.parts import Parts
 from ejax.training.run_dir import RunDirectory
 from ejax.training.start import Place, Start, begin
@@ -102,12 +102,12 @@ def _wait_for_all(channel: Channel, notes: list[str], facts: Facts | None, inter
     return _of_all([facts, *(answer["facts"] for answer in answers.values())])
 
 
-def follow(config: RunConfig, *, owns_process: bool = False) -> tuple[Place, Start, RunState]:
+def follow(config: RunConfig, watchdog: Watchdog) -> tuple[Place, Start, RunState]:
     """Every process but the first: do what process 0 tells, until the end.
 
     Args:
         config: for how long to wait; the run's own comes from process 0.
-        owns_process: as in ``ejax.run.train``.
+        watchdog: of this process, under way.
 
     Returns:
         Where the run is and what it computes, as process 0 says; its parts, and its last state.
@@ -117,10 +117,19 @@ def follow(config: RunConfig, *, owns_process: bool = False) -> tuple[Place, Sta
     """
     jax.devices()  # process 0 finds none before all have looked
     channel = Channel(timeout_s=config.trainer.process_timeout_s, leave=leave_now)
+
+    def rescue(reason: str, asked: bool) -> None:
+        del asked
+        channel.fail(reason)
+        print(f"ejax: {reason}", file=sys.stderr)
+        leave_now(1)
+
+    if owns_process():
+        watchdog.rescue = rescue
     # a scheduler signals all of them: process 0 decides when to stop, and tells
     with channel.watching(), interruptible():
         try:
-            return _follow(channel, owns_process)
+            return _follow(channel)
         except ProcessesError:
             raise
         except BaseException as error:
@@ -130,7 +139,7 @@ def follow(config: RunConfig, *, owns_process: bool = False) -> tuple[Place, Sta
             raise
 
 
-def _follow(channel: Channel, owns_process: bool) -> tuple[Place, Start, RunState]:
+def _follow(channel: Channel) -> tuple[Place, Start, RunState]:
     told = channel.hear()
     _check_end(told)
     directory = RunDirectory(Path(told["run_dir"]), told["config"]["trainer"]["exp_name"])
@@ -140,7 +149,7 @@ def _follow(channel: Channel, owns_process: bool) -> tuple[Place, Start, RunStat
     update, stepper = start.update, _stepper(start.parts)
     if isinstance(stepper, HostStepper):
         stepper.agree = partial(_answer, channel, stepper)
-    with _watchdog(place.config, channel if owns_process else None), stepper:
+    with stepper:
         state = stepper.start(start.state)
         stepper.reports()  # process 0 has the same
         states = {update: state}
@@ -165,28 +174,6 @@ def _answer(channel: Channel, stepper: HostStepper, facts: Facts | None, interru
         return facts
     channel.unhear()
     return None
-
-
-def _watchdog(config: RunConfig, channel: Channel | None) -> Watchdog:
-    """Cuts off environments that hang.
-
-    Args:
-        channel: where to say it before the process ends, if nothing else helps. None: it does not end.
-    """
-
-    def rescue(reason: str, asked: bool) -> None:
-        del asked
-        if channel is not None:
-            channel.fail(reason)
-        print(f"ejax: {reason}", file=sys.stderr)
-        leave_now(1)
-
-    limits = config.trainer.collector
-    return Watchdog(
-        env_timeout_s=limits.env_timeout_s,
-        stop_timeout_s=limits.stop_timeout_s,
-        rescue=None if channel is None else rescue,
-    )
 
 
 def _whole(stepper: DeviceStepper | HostStepper, state: RunState) -> RunState:

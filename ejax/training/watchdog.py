@@ -12,10 +12,13 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType, TracebackType
 
-from ejax.envs.host.calls import Call, CutOff, EnvAbandoned, under_way
+from ejax.collectors.config import CollectorConfig
+from ejax.envs.host.calls import Call, CutOff, EnvAbandoned, exits_are_errors, under_way
+from ejax.training.leave import leave_now, owns_process
 
 _POLL_S = 0.2
 _NATIVE_S = 2.0
@@ -31,6 +34,21 @@ _ASKING = [getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP") if 
 Rescue = Callable[[str, bool], None]
 
 
+@contextmanager
+def guarded_calls(name: str, limits: CollectorConfig) -> Iterator["Watchdog"]:
+    """Bound every call into an environment, also while it is built and closed, and keep it from ending the process.
+
+    Args:
+        name: of the environment, for what ``call_env`` does not call; see ``exits_are_errors``.
+    """
+    rescue = _leave_stuck if owns_process() else None
+    with (
+        exits_are_errors(name),
+        Watchdog(env_timeout_s=limits.env_timeout_s, stop_timeout_s=limits.stop_timeout_s, rescue=rescue) as watchdog,
+    ):
+        yield watchdog
+
+
 class Watchdog:
     """A context manager. In a thread that is not the main one, and outside POSIX, it does nothing: signals reach the
     main thread only.
@@ -39,11 +57,12 @@ class Watchdog:
         env_timeout_s: how long a call may take.
         stop_timeout_s: how long one may take after a signal that asks the run to end, and how long ``close`` may.
         rescue: called as ``rescue(text, asked)`` in the watchdog's thread where a call cannot be cut off: says ``text``
-            and ends the process. ``asked``: the user asked the run to end. None: nothing more can be done.
+            and ends the process. ``asked``: the user asked the run to end. None: nothing more can be done. It may be
+            replaced as a run goes on, which has more to save.
     """
 
     def __init__(self, *, env_timeout_s: float, stop_timeout_s: float, rescue: Rescue | None = None) -> None:
-        self._env_timeout_s, self._stop_timeout_s, self._rescue = env_timeout_s, stop_timeout_s, rescue
+        self._env_timeout_s, self._stop_timeout_s, self.rescue = env_timeout_s, stop_timeout_s, rescue
         self._main = threading.main_thread().ident or 0
         self._asked_at: float | None = None
         self._has_cut = False
@@ -91,8 +110,8 @@ class Watchdog:
             if time.monotonic() - since < _NATIVE_S and _SIGNAL is not None:
                 signal.pthread_kill(self._main, _SIGNAL)
                 self._ending.wait(_POLL_S)  # this signal has written to the pipe as well
-            elif self._rescue is not None:
-                self._rescue(*overdue)
+            elif self.rescue is not None:
+                self.rescue(*overdue)
             elif not gave_up:
                 gave_up = True
                 print(f"ejax: {overdue[0]}, and cannot be cut off: it is stuck in native code", file=sys.stderr)
@@ -124,3 +143,9 @@ class Watchdog:
         if now - call.since > self._env_timeout_s:
             return f"{where} {self._env_timeout_s:g} s (trainer.collector.env_timeout_s)", False
         return None
+
+
+def _leave_stuck(text: str, asked: bool) -> None:
+    del asked
+    print(f"ejax: {text}", file=sys.stderr)
+    leave_now(1)

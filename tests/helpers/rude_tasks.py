@@ -9,7 +9,10 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+from host_tasks import Drift
 from numpy.typing import NDArray
+
+from ejax.envs.host.pure_host import PureHostEnv
 
 
 class Stop(BaseException):
@@ -95,3 +98,13 @@ class Rude(gymnasium.Env[Any, Any]):
                 if file:
                     Path(file).touch()
             end(self.how)
+
+
+class Miscounted(PureHostEnv):
+    """Has a row more than was asked for, and does not close."""
+
+    def __init__(self, num_envs: int) -> None:
+        super().__init__(Drift(), num_envs + 1)
+
+    def close(self) -> None:
+        end("sleep")

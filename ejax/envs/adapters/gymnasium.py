@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from ejax.envs.adapters.library import check_name
 from ejax.envs.adapters.worker import make_in_worker
+from ejax.envs.host.calls import call_env
 from ejax.trust import check_trusted, import_trusted
 from ejax.types import HostTimestep, PyTree
 
@@ -248,7 +249,7 @@ def vectorize(made: Any, make_one: Callable[[], Any], num_envs: int) -> Any:
         made: the result of ``make_one()``. A single environment is made ``num_envs`` times, and stepped in one process.
     """
     if isinstance(made, gymnasium.Env):
-        made.close()
+        call_env(type(made.unwrapped).__name__, "close", made.close)
         return GymnasiumVector(
             gymnasium.vector.SyncVectorEnv([make_one] * num_envs, autoreset_mode=AutoresetMode.DISABLED),
             max_episode_steps=(made.spec and made.spec.max_episode_steps) or 0,
