@@ -8,11 +8,10 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ejax.plain_files import MAX_DIGITS
 from ejax.problems import ConfigError, Problem
 from ejax.shorten import shown
 
-MAX_DIGITS = 100
-"""Digits of an integer: more take long to read, and are no number that a config means."""
 FLOAT32_MAX = 3.4028234663852886e38
 INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1

@@ -98,7 +98,7 @@ def test_json_that_means_nothing_is_refused_with_its_line(tmp_path: Path, value:
 def test_a_file_of_10_mb_is_not_parsed(tmp_path: Path, name: str, size: int) -> None:
     (tmp_path / name).write_text('{"trainer": "' + "x" * size + '"}')
     started = time.monotonic()
-    assert "a config has kilobytes" in str(refused(load_config, tmp_path / name))
+    assert "at most" in str(refused(load_config, tmp_path / name))
     assert time.monotonic() - started < 2.0
 
 

@@ -23,6 +23,7 @@ LAYERS = [
             "returns",
             "losses",
             "optim",
+            "plain_files",
         ),
         *(
             "sharding",

@@ -6,16 +6,15 @@ begins. Two things are read otherwise than YAML 1.1 says: dates are text, and ke
 
 import json
 import re
-import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
 
+from ejax.plain_files import MAX_DIGITS, read_bytes
 from ejax.problems import ConfigError, Problem
 from ejax.shorten import MOST_OF_VALUE, shorten, shown
-from ejax.values import MAX_DIGITS
 
 SUFFIXES = (".json", ".yaml", ".yml")
 MAX_BYTES = {".json": 4 << 20, ".yaml": 1 << 20, ".yml": 1 << 20}
@@ -63,8 +62,8 @@ def read_file(path: Path) -> dict[str, Any]:
     except UnreadableError as error:
         source = f"{path}:{error.line}" if error.line else path
         raise ConfigError([Problem(error.key, error.text)], str(source)) from None
-    except (OSError, ValueError) as error:  # the second: a null character in the path
-        raise _error(path, str(error)) from None
+    except OSError as error:
+        raise _error(path, error.strerror or str(error)) from None
     if not isinstance(data, dict):
         kind = "nothing" if data is None else f"a {type(data).__name__}"
         raise _error(path, f"holds {kind}; must be a mapping with trainer, policy and algorithm")
@@ -122,12 +121,7 @@ def read_json(text: str) -> Any:
 
 
 def _read_text(path: Path, most: int) -> str:
-    if not stat.S_ISREG(path.stat().st_mode):
-        raise UnreadableError("is no regular file")
-    with path.open("rb") as file:
-        data = file.read(most + 1)
-    if len(data) > most:
-        raise UnreadableError(f"has more than {most} bytes; a config has kilobytes")
+    data = read_bytes(path, most)
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:

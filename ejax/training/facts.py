@@ -6,6 +6,8 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from ejax.plain_files import parse_json, read_text
+
 _SHOWN = 60
 """Characters of a wrong value that an error shows."""
 
@@ -24,20 +26,18 @@ def read_facts(file: Path, schema: type[BaseModel]) -> dict[str, Any]:
         FactsError: no such file, no JSON, no mapping, or one that lacks a key or holds another type.
     """
     try:
-        return check_facts(json.loads(file.read_text(encoding="utf-8")), schema)
+        return check_facts(parse_json(read_text(file)), schema)
     except FactsError as error:
         raise FactsError(f"{file} {error}") from None
     except OSError as error:
         raise FactsError(f"{file} cannot be read: {error.strerror}") from None
-    except RecursionError:
-        raise FactsError(f"{file} is nested too deeply") from None
     except UnicodeDecodeError:
         raise FactsError(f"{file} is not text in UTF-8") from None
     except json.JSONDecodeError as error:
         where = f"line {error.lineno}, column {error.colno}"
         raise FactsError(f"{file} is no JSON, or was cut short: {error.msg} ({where})") from None
-    except ValueError as error:  # an integer of thousands of digits
-        raise FactsError(f"{file} is no JSON: {error}") from None
+    except ValueError as error:
+        raise FactsError(f"{file} cannot be read: {error}") from None
 
 
 def check_facts(facts: Any, schema: type[BaseModel]) -> dict[str, Any]:

@@ -1,0 +1,129 @@
+"""Read files that a config, a run's folder or a command line names: regular files of bounded size only.
+
+A named pipe keeps its reader waiting, ``/dev/zero`` never ends, and 100,000 brackets exhaust Python's stack. Each of
+them is an ``OSError`` or a ``ValueError`` here, as a missing or damaged file is. The standard library alone is needed:
+``ejax.data`` reads so too.
+"""
+
+import errno
+import json
+import os
+import stat
+from pathlib import Path
+from typing import IO, Any
+
+MAX_DIGITS = 100
+"""Digits of an integer: more take long to read, and are no number that anybody means."""
+MAX_DEPTH = 100
+"""Mappings and lists inside each other."""
+MAX_BYTES = 64 << 20
+"""Bytes of a file, where the reader gives no bound of its own."""
+_TOO_DEEP = f"it is nested deeper than {MAX_DEPTH} levels"
+_KINDS = {
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+def kind_of(mode: int) -> str:
+    """The kind of what is neither a file nor a folder, from the mode that ``stat`` gives, in words."""
+    return _KINDS.get(stat.S_IFMT(mode), "another kind of thing")
+
+
+def open_plain(path: str | Path, most: int = MAX_BYTES) -> IO[bytes]:
+    """Open a regular file for reading; never waits for a pipe's writer.
+
+    Raises:
+        OSError: it is not there, not a regular file, or has more than ``most`` bytes.
+    """
+    check_plain(path, most)  # before it is opened: that alone may do something to a device
+    file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+    try:
+        _check(os.fstat(file.fileno()), path, most)
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def check_plain(path: str | Path, most: int = MAX_BYTES) -> None:
+    """Refuse what ``open_plain`` does, for a library that opens the file itself.
+
+    Raises:
+        OSError: as ``open_plain``.
+    """
+    try:
+        _check(os.stat(path), path, most)
+    except ValueError as error:  # a null character
+        raise OSError(errno.EINVAL, str(error), str(path)) from None
+
+
+def read_bytes(path: str | Path, most: int = MAX_BYTES) -> bytes:
+    """The content of a regular file.
+
+    Raises:
+        OSError: as ``open_plain``.
+    """
+    with open_plain(path, most) as file:
+        data = file.read(most + 1)
+    if len(data) > most:  # it grew meanwhile
+        raise _too_large(path, len(data), most)
+    return data
+
+
+def read_text(path: str | Path, most: int = MAX_BYTES) -> str:
+    """The text of a regular file, which must be UTF-8.
+
+    Raises:
+        OSError: as ``open_plain``. UnicodeDecodeError: it is something else.
+    """
+    return read_bytes(path, most).decode("utf-8")
+
+
+def read_json(path: str | Path, most: int = MAX_BYTES) -> Any:
+    """What a JSON file holds.
+
+    Raises:
+        OSError: as ``open_plain``. ValueError: as ``parse_json``.
+    """
+    return parse_json(read_bytes(path, most))
+
+
+def parse_json(text: str | bytes) -> Any:
+    """What a JSON text holds. Floats may be infinite or NaN, also those that are too large to be finite.
+
+    Raises:
+        ValueError: it is no JSON, nested deeper than ``MAX_DEPTH``, or has an integer of more than ``MAX_DIGITS`` digits.
+    """
+    try:
+        found = json.loads(text, parse_int=_integer)
+    except RecursionError:
+        raise ValueError(_TOO_DEEP) from None
+    level = [found]
+    for _ in range(MAX_DEPTH):
+        parts = [each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list)]
+        level = [each for part in parts for each in part]
+    if level:
+        raise ValueError(_TOO_DEEP)
+    return found
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > MAX_DIGITS:
+        raise ValueError(f"it has an integer of {len(digits)} digits; allowed are {MAX_DIGITS}")
+    return int(digits)
+
+
+def _check(found: os.stat_result, path: str | Path, most: int) -> None:
+    if stat.S_ISDIR(found.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(errno.EINVAL, f"is {kind_of(found.st_mode)}, no regular file", str(path))
+    if found.st_size > most:
+        raise _too_large(path, found.st_size, most)
+
+
+def _too_large(path: str | Path, size: int, most: int) -> OSError:
+    return OSError(errno.EFBIG, f"has {size} bytes; at most {most} are read", str(path))

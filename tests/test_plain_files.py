@@ -1,0 +1,61 @@
+"""Files that somebody names are regular ones of bounded size; nothing in ejax reads them otherwise."""
+
+import ast
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ejax.plain_files import (
+    MAX_DEPTH,
+    MAX_DIGITS,
+    check_plain,
+    open_plain,
+    parse_json,
+    read_bytes,
+    read_json,
+    read_text,
+)
+
+
+@pytest.mark.parametrize("read", [open_plain, check_plain, read_bytes, read_text, read_json])
+def test_what_is_no_regular_file_is_refused_at_once(read: Callable[[Path], Any], tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    began = time.monotonic()
+    with pytest.raises(OSError, match="is a named pipe, no regular file"):
+        read(tmp_path / "pipe")
+    with pytest.raises(OSError, match="is a device, no regular file"):
+        read(Path("/dev/zero"))
+    with pytest.raises(IsADirectoryError):
+        read(tmp_path)
+    with pytest.raises(FileNotFoundError):
+        read(tmp_path / "none")
+    with pytest.raises(OSError, match="null"):
+        read(Path("a\0b"))
+    assert time.monotonic() - began < 30
+
+
+def test_the_size_of_a_file_is_bounded(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"12345")
+    assert read_bytes(tmp_path / "a", 5) == b"12345"
+    with pytest.raises(OSError, match="has 5 bytes; at most 4 are read"):
+        read_bytes(tmp_path / "a", 4)
+    with (tmp_path / "sparse").open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(OSError, match="at most 67108864 are read"):
+        read_text(tmp_path / "sparse")
+
+
+def test_json_is_bounded_in_depth_and_digits() -> None:
+    assert parse_json("[" * MAX_DEPTH + "]" * MAX_DEPTH)
+    assert parse_json("9" * MAX_DIGITS) == int("9" * MAX_DIGITS)
+    assert parse_json('{"a": [1, 2.5, null, true]}') == {"a": [1, 2.5, None, True]}
+    for deep in ("[" * 100_000, "[" * 101 + "]" * 101, '{"a":' * 101 + "1" + "}" * 101):
+        with pytest.raises(ValueError, match="is nested deeper than 100 levels"):
+            parse_json(deep)
+    for digits in (101, 5000):
+        with pytest.raises(ValueError, match=f"an integer of {digits} digits; allowed are 100"):
+            parse_json("9" * digits)
