@@ -95,7 +95,7 @@ def parse_json(text: str | bytes) -> Any:
     """What a JSON text holds. Floats may be infinite or NaN, also those that are too large to be finite.
 
     Raises:
-        ValueError: it is no JSON, nested deeper than ``MAX_DEPTH``, or has an integer of more than ``MAX_DIGITS`` digits.
+        ValueError: no JSON, nested deeper than ``MAX_DEPTH``, or an integer of more than ``MAX_DIGITS`` digits.
     """
     try:
         found = json.loads(text, parse_int=_integer)

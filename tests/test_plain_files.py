@@ -1,6 +1,5 @@
 """Files that somebody names are regular ones of bounded size; nothing in ejax reads them otherwise."""
 
-import ast
 import os
 import time
 from collections.abc import Callable

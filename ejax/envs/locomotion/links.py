@@ -14,6 +14,7 @@ import mujoco
 import numpy as np
 
 from ejax.envs.locomotion.robots import LeggedRobot, Shape
+from ejax.envs.mujoco.model_files import check_model_files
 from ejax.shorten import shorten
 
 COLLISION = re.compile(r".*_collision\d*")
@@ -35,6 +36,7 @@ def read_links(path: Path, robot: LeggedRobot) -> ET.Element:
     Raises:
         ValueError: the file cannot be read, or lacks what the robot needs, or has joints that the robot has not.
     """
+    check_model_files(path)
     try:
         spec = mujoco.MjSpec.from_file(str(path))
     except ValueError as error:

@@ -36,6 +36,7 @@ from mujoco.rollout import Rollout
 from numpy.typing import NDArray
 
 from ejax.envs.mujoco.choice import Engine, choose_engine
+from ejax.envs.mujoco.model_files import check_model_files
 from ejax.envs.mujoco.parameters import ModelRows, check_parameters, displace, with_parameters
 from ejax.stopwatch import ENGINE
 from ejax.types import Array, CameraView
@@ -267,8 +268,9 @@ def settings_changed(asset: str) -> tuple[str, ...]:
 
 
 def _read_spec(asset: str) -> mujoco.MjSpec:
-    is_text = asset.lstrip().startswith("<")
-    return mujoco.MjSpec.from_string(asset) if is_text else mujoco.MjSpec.from_file(str(_ASSETS / asset))
+    model = asset if asset.lstrip().startswith("<") else _ASSETS / asset
+    check_model_files(model)
+    return mujoco.MjSpec.from_string(model) if isinstance(model, str) else mujoco.MjSpec.from_file(str(model))
 
 
 def _unset_flags(spec: mujoco.MjSpec) -> Iterator[tuple[str, int, str]]:
