@@ -49,15 +49,14 @@ from pathlib import Path
 from ejax.config import load_config
 from ejax.device import prepare_jax
 from ejax.run import train
-from ejax.training.saved_policy import evaluate_run
 began = time.monotonic()
-config = load_config(Path(sys.argv[1]), sys.argv[3:])
+config = load_config(Path(sys.argv[1]), sys.argv[2:])
 prepare_jax("cpu")
 result = train(config)
 seconds, usage = time.monotonic() - began, resource.getrusage(resource.RUSAGE_SELF)
-score = evaluate_run(result.run_dir, checkpoint="latest", num_episodes=int(sys.argv[2]), num_envs=10)
 print(json.dumps({
-    "score": score["eval/avg_reward"],
+    "best": result.best_eval_value,
+    "fresh": result.fresh_eval_metrics,
     "steps": result.global_step,
     "curve": [[each["global_step"], each["eval/avg_reward"]] for each in result.eval_history],
     "trained": result.last_train_metrics.get("charts/episode_reward_avg_100"),
@@ -169,17 +168,32 @@ def train_one(out: Path, path: Path, changes: Sequence[str], seed: int, peer: st
         return
     out.mkdir(parents=True, exist_ok=True)
     if peer:
-        command = [peer, "-c", _PEER, json.dumps(config.to_dict()), str(EPISODES), str(seed)]
+        facts = last_line([peer, "-c", _PEER, json.dumps(config.to_dict()), str(EPISODES), str(seed)])
     else:
-        overrides += [f"trainer.seed={seed}", f"trainer.output_dir={out / 'runs'}", "trainer.console=false"]
-        command = [sys.executable, "-c", _OURS, str(path), str(EPISODES), *overrides]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(f"{which} failed:\n{done.stderr[-3000:]}")
-    row = which | json.loads(done.stdout.strip().splitlines()[-1])
+        facts = train_ours(path, seed, EPISODES, out / "runs", overrides)
+        facts["score"] = facts["fresh"]["last"]["eval/avg_reward"]
+    row = which | facts
     with (out / "scores.jsonl").open("a") as file:
         file.write(json.dumps(row) + "\n")
     print(f"{time.strftime('%H:%M:%S')} {which} {row['score']:.1f} in {row['wall_s']:.0f} s", flush=True)
+
+
+def train_ours(path: Path, seed: int, episodes: int, runs: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """Train a config in a process of its own, evaluate it in fresh episodes, and give its facts."""
+    own = [f"trainer.seed={seed}", f"trainer.final_eval_episodes={episodes}", f"trainer.output_dir={runs}"]
+    return last_line([sys.executable, "-c", _OURS, str(path), *overrides, *own, "trainer.console=false"])
+
+
+def last_line(command: Sequence[str]) -> dict[str, Any]:
+    """The JSON that a process prints last.
+
+    Raises:
+        RuntimeError: it failed.
+    """
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{command[3:]} failed:\n{done.stderr[-3000:]}")
+    return json.loads(done.stdout.strip().splitlines()[-1])
 
 
 def read(out: Path) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
@@ -31,8 +32,9 @@ from ejax.training.best import REWARD, Best, improves
 from ejax.training.cadence import Throttle
 from ejax.training.checkpoint import CheckpointError, load_checkpoint
 from ejax.training.console import make_view
+from ejax.training.fresh import BROKEN_OFF, evaluate_fresh, fresh_seeds, params_of, write_fresh
 from ejax.training.interrupt import interruptible
-from ejax.training.members import PopulationParts, build_population, member_state
+from ejax.training.members import PopulationParts, build_population, member_state, take
 from ejax.training.metrics import MetricWriter
 from ejax.training.parts import cadence_of, rows_per_update
 from ejax.training.progress import Progress
@@ -44,7 +46,7 @@ from ejax.training.standing import PopulationResult, summaries, write_standing
 from ejax.training.start import Place, find_place
 from ejax.training.usage import memory_in_use, times
 from ejax.training.watchdog import guarded_calls
-from ejax.types import Metrics
+from ejax.types import Metrics, Params
 
 _Arrays = dict[str, NDArray[Any]]
 _EXPLOITS = "exploits.jsonl"
@@ -248,7 +250,7 @@ class _Loop:
                 pending = launched
             if pending is not None:
                 self._finish(pending)
-            return self._end(state, update)
+            return self._end(state, update, interrupted)
 
     def note(self, text: str) -> None:
         if self.view is not None:
@@ -385,12 +387,38 @@ class _Loop:
         self.last_saved = update
         self.note(f"saved {self.latest}")
 
-    def _end(self, state: PopulationState, update: int) -> PopulationResult:
+    def _evaluate_fresh(self, state: PopulationState, interrupted: Callable[[], bool]) -> None:
+        """Evaluate each member's best checkpoint and its last in the same fresh episodes, and write that down."""
+        seeds, params = fresh_seeds(self.trainer), state.members.train.params
+        if not seeds:
+            return
+        folders = [folder.directory for folder in self.folders]
+        last = [folder.periodic()[0] for folder in folders]
+        best = [next(iter(folder.best()), last[i]) for i, folder in enumerate(folders)]
+        kept = [params_of(best[i], last[i], take(params, i)) for i in range(len(folders))]
+        bests = jax.tree.map(lambda x, *own: jax.device_put(jnp.stack(own), x.sharding), params, *kept)
+
+        for which, checkpoints, own in (("best", best, bests), ("last", last, params)):
+
+            def play(seed: int, own: Params = own) -> _Arrays | None:
+                return None if interrupted() else jax.device_get(self.parts.evaluator.begin(own, seed))
+
+            metrics = evaluate_fresh(seeds, play)
+            if metrics is None:
+                self.note(BROKEN_OFF)
+                return
+            for i, folder in enumerate(folders):
+                of_one = {tag: float(x[i]) for tag, x in metrics.items()}
+                write_fresh(folder.path, which, checkpoints[i], self.trainer, of_one)
+
+    def _end(self, state: PopulationState, update: int, interrupted: Callable[[], bool]) -> PopulationResult:
         trained_until, finished = time.monotonic(), update >= self.trainer.num_updates
         self._save(state, update)
         for i, folder in enumerate(self.folders):
             folder.saver.save(member_state(state, i), update)
         best = self._write_standing(state, update)
+        if finished:
+            self._evaluate_fresh(state, interrupted)
         if not finished:
             self.note(
                 f"stopped at {update * self.rows} {self.config.step_name} of each member; "

@@ -22,6 +22,7 @@ from ejax.training.best import REWARD, Best, improves
 from ejax.training.cadence import Throttle
 from ejax.training.environments import evaluation_env
 from ejax.training.evaluators import make_evaluator, require_measured
+from ejax.training.fresh import BROKEN_OFF, evaluate_fresh, fresh_seeds, params_of, write_fresh
 from ejax.training.interrupt import interruptible
 from ejax.training.latest import duration, number
 from ejax.training.leave import owns_process
@@ -66,6 +67,9 @@ class RunResult:
     last_eval_metrics: dict[str, float] = field(default_factory=dict)
     train_history: list[dict[str, float]] = field(default_factory=list)
     eval_history: list[dict[str, float]] = field(default_factory=list)
+    fresh_eval_metrics: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """``best`` and ``last``: of that checkpoint over ``trainer.final_eval_episodes``, and which and how many they were.
+    Empty for a run that is not finished or not evaluated."""
     seconds: dict[str, float] = field(default_factory=dict)
     """Where they went, as in the log's ``time/``: those of the loop, and of the C engine within them."""
 
@@ -284,7 +288,7 @@ class _Loop:
                         self.writer.note(text)
             if pending is not None:
                 self._finish(pending)
-            result = self._end(state, update)
+            result = self._end(state, update, interrupted)
         self._show_messages()  # the last video is finished now
         return result
 
@@ -408,7 +412,30 @@ class _Loop:
         for text in [*self.recorder.reports(), *self.parts.stepper.reports()]:
             self.writer.note(text)
 
-    def _end(self, state: RunState, update: int) -> RunResult:
+    def _evaluate_fresh(self, state: RunState, interrupted: Callable[[], bool]) -> dict[str, dict[str, Any]]:
+        """Evaluate the best checkpoint and the last in fresh episodes, and write that down."""
+        seeds, last = fresh_seeds(self.trainer), self.saver.latest
+        if not seeds or last is None:
+            return {}
+        if count() > 1:  # all of them would have to read a checkpoint
+            self.writer.note("several processes play no fresh episodes; python -m ejax.evaluate RUN --seed S does")
+            return {}
+        params = own_copy(state.train.params, self.device)
+        found: dict[str, dict[str, Any]] = {}
+        for which, checkpoint in (("best", self.saver.best or last), ("last", last)):
+            own = params_of(checkpoint, last, params)
+
+            def play(seed: int, own: Params = own) -> dict[str, float] | None:
+                return None if interrupted() else self._results(self.evaluator.begin(own, seed))
+
+            metrics = evaluate_fresh(seeds, play)
+            if metrics is None:
+                self.writer.note(BROKEN_OFF)
+                return {}
+            found[which] = write_fresh(self.directory.path, which, checkpoint, self.trainer, metrics)
+        return found
+
+    def _end(self, state: RunState, update: int, interrupted: Callable[[], bool]) -> RunResult:
         """A last checkpoint and evaluation, where the loop has not made them; the facts of the run."""
         trained_for, finished = time.monotonic() - self.compiled_at, update >= self.trainer.num_updates
         evaluates = finished and self.trainer.enable_eval and self.progress.last_evaluated != update
@@ -417,6 +444,7 @@ class _Loop:
         self._save(state, update, evaluation_due=evaluates)
         if evaluates:
             self._evaluate_now(state, update)
+        fresh = self._evaluate_fresh(state, interrupted) if finished else {}
         if not finished:
             self.writer.note(
                 f"stopped at {update * self.rows} {self.config.step_name}; "
@@ -441,5 +469,6 @@ class _Loop:
             last_eval_metrics=self.progress.last_eval_metrics,
             train_history=self.train_history,
             eval_history=self.eval_history,
+            fresh_eval_metrics=fresh,
             seconds=self.total.take(),
         )

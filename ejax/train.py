@@ -55,6 +55,7 @@ def _run(name: str, args: argparse.Namespace) -> int:
     from ejax.run import train
     from ejax.training.checkpoint import CheckpointError
     from ejax.training.console import summary, what_moved
+    from ejax.training.fresh import fresh_facts
     from ejax.training.run_dir import open_run_directory
     from ejax.training.skipped import NonFiniteUpdateError, mostly_skipped_text
     from ejax.training.usage import breakdown
@@ -114,6 +115,7 @@ def _run(name: str, args: argparse.Namespace) -> int:
                 if result.best_eval_value is None
                 else {f"best {config.trainer.best_eval_metric}": result.best_eval_value}
             ),
+            **fresh_facts(result.fresh_eval_metrics, config.trainer.best_eval_metric),
             **({"skipped updates": skipped} if result.skipped_updates else {}),
             "best checkpoint": result.best_checkpoint_path or "none",
             "latest checkpoint": result.latest_checkpoint_path or "none",

@@ -175,6 +175,9 @@ class TrainerConfig(StrictModel):
     """``eval/avg_reward``, ``eval/avg_length``, ``eval/success_rate``, or the environment's ``eval/metrics/<name>``."""
     best_eval_mode: Literal["max", "min"] = "max"
     """Whether the best is the largest ``best_eval_metric`` or the smallest."""
+    final_eval_episodes: NonNegativeInt | Literal["auto"] | None = "auto"
+    """ejax: fresh episodes, rounded up to whole evaluations, in which a finished run's best checkpoint and its last are
+    evaluated again: what is reported of it. ``auto``: ``num_eval_episodes``; 0 or null: none."""
 
     save_freq: Annotated[NonNegativeInt, Field(le=INT64_MAX)] = 0
     """Environment steps between checkpoints; 0: only the last one and the best."""
@@ -213,6 +216,7 @@ class TrainerConfig(StrictModel):
     @field_validator(
         *("seed", "num_envs", "buffer_size", "iterations", "total_timesteps"),
         *("eval_freq", "num_eval_envs", "num_eval_episodes", "eval_seed", "save_freq", "save_frequency_updates"),
+        "final_eval_episodes",
         mode="before",
     )
     @classmethod

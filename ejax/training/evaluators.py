@@ -27,8 +27,11 @@ class Evaluator(Protocol):
         """In any thread; what ``begin`` returns waits for it."""
         ...
 
-    def begin(self, params: Params) -> Callable[[], Metrics]:
+    def begin(self, params: Params, seed: int | None = None) -> Callable[[], Metrics]:
         """Start an evaluation, as far as it goes by itself.
+
+        Args:
+            seed: of the start states. None: ``trainer.eval_seed``.
 
         Returns:
             What does the rest: gives the means over the episodes under EmbodiChain's tags, or raises what went wrong.
@@ -103,10 +106,11 @@ class DeviceEvaluator:
         key = jax.random.key(self._trainer.eval_seed)
         return evaluate.lower(self._policy, self._env, params, key, **episode_options(self._trainer))
 
-    def begin(self, params: Params) -> Callable[[], Metrics]:
+    def begin(self, params: Params, seed: int | None = None) -> Callable[[], Metrics]:
         outcome: Future[Metrics] = Future()
+        key = jax.random.key(self._trainer.eval_seed if seed is None else seed)
         try:
-            outcome.set_result(summarize(self._compiled.result()(params, jax.random.key(self._trainer.eval_seed))))
+            outcome.set_result(summarize(self._compiled.result()(params, key)))
         except Exception as error:
             outcome.set_exception(error)
         return outcome.result
@@ -127,10 +131,10 @@ class HostEvaluator:
     def compile(self, params: Params) -> None:
         del params  # one step of the policy compiles in no time
 
-    def begin(self, params: Params) -> Callable[[], Metrics]:
-        return partial(self._evaluate, params)
+    def begin(self, params: Params, seed: int | None = None) -> Callable[[], Metrics]:
+        return partial(self._evaluate, params, self._trainer.eval_seed if seed is None else seed)
 
-    def _evaluate(self, params: Params) -> Metrics:
+    def _evaluate(self, params: Params, seed: int) -> Metrics:
         if self._env is None:
             raise RuntimeError("enable_eval is off: there is no environment to evaluate in")
         trainer = self._trainer
@@ -138,7 +142,7 @@ class HostEvaluator:
             self._policy,
             self._env,
             params,
-            trainer.eval_seed,
+            seed,
             num_episodes=trainer.num_eval_episodes,
             choice=trainer.eval_episode_choice,
         )

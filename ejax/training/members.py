@@ -145,23 +145,31 @@ class PopulationEvaluator:
 
     def __init__(self, config: RunConfig, parts: Parts, lanes: Lanes) -> None:
         trainer = config.trainer
-        self._key = jax.random.key(trainer.eval_seed)
-        self._lanes = lanes
+        self._seed, self._lanes = trainer.eval_seed, lanes
         env = evaluation_env(config, parts.env) if trainer.enable_eval else parts.env
         self._play = partial(evaluate, parts.policy, env, **episode_options(trainer))
         self._compiled: Future[Any] = Future()
 
     def compile(self, params: Params) -> None:
         """In any thread; ``begin`` waits for it."""
-        program = jax.jit(self._lanes.each(lambda params: summarize(self._play(params, self._key))))
+        program = jax.jit(self._lanes.each(lambda params, key: summarize(self._play(params, key))))
         try:
-            self._compiled.set_result(program.lower(params).compile())
+            self._compiled.set_result(program.lower(params, self._keys(params, self._seed)).compile())
         except BaseException as error:
             self._compiled.set_exception(error)
 
-    def begin(self, params: Params) -> Metrics:
-        """Means over the episodes, [M] each; not waited for."""
-        return self._compiled.result()(params)
+    def begin(self, params: Params, seed: int | None = None) -> Metrics:
+        """Means over the episodes, [M] each; not waited for.
+
+        Args:
+            seed: of the start states. None: ``trainer.eval_seed``.
+        """
+        return self._compiled.result()(params, self._keys(params, self._seed if seed is None else seed))
+
+    def _keys(self, params: Params, seed: int) -> Key:
+        """The same for each member, where its parameters are."""
+        keys = jnp.broadcast_to(jax.random.key(seed), jax.tree.leaves(params)[0].shape[:1])
+        return keys if self._lanes.mesh is None else jax.device_put(keys, by_members(self._lanes.mesh))
 
 
 def _first_state(

@@ -61,6 +61,7 @@ _MAY_CHANGE = frozenset(
         "eval_episode_choice",
         "best_eval_metric",
         "best_eval_mode",
+        "final_eval_episodes",
         "save_freq",
         "save_frequency_updates",
         "keep_checkpoints",

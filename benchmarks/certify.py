@@ -1,0 +1,132 @@
+"""Every number of the README's table of results, which is made from what this writes.
+
+A config is trained with several seeds, one after the other; of each run its last checkpoint and its best one are
+evaluated in fresh episodes (``trainer.final_eval_episodes``), which chose neither. What is in ``certified.json`` is not
+trained again, so that it can be stopped and go on, and seeds be added.
+
+    python benchmarks/certify.py configs/push_cube/ppo.yaml --seeds 5
+    python benchmarks/certify.py --table          # write the README's table from it; a test compares
+
+A row of ``certified.json`` without ``runs`` is quoted, with a dagger, and says how it was measured.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import platform
+import re
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+sys.path.insert(0, str(Path(__file__).parent))
+from scores import interquartile_mean, train_ours
+
+ROOT = Path(__file__).parents[1]
+CERTIFIED = Path(__file__).with_name("certified.json")
+README = ROOT / "README.md"
+EPISODES = 1000
+_NAMES = {"eval/success_rate": "success", "eval/avg_length": "steps", "eval/avg_reward": "return"}
+_HEAD = """\
+| task | last checkpoint | best checkpoint; the evaluation that chose it | seeds | env steps | time of a run |
+|---|---|---|---|---|---|
+"""
+_MARKS = "<!-- certified: made by benchmarks/certify.py --table -->\n", "<!-- /certified -->\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("configs", nargs="*", type=Path, metavar="CONFIG")
+    parser.add_argument("--seeds", type=int, default=5, metavar="N", help="1 to N")
+    parser.add_argument("--task", help="the row's name in the table (default: the config's exp_name)")
+    parser.add_argument("--out", type=Path, default=ROOT / "outputs" / "certify", help="folder of the runs")
+    parser.add_argument("--certified", type=Path, default=CERTIFIED, metavar="FILE")
+    parser.add_argument("--table", action="store_true", help="write the README's table")
+    args = parser.parse_args()
+    for seed in range(1, args.seeds + 1):
+        for config in args.configs:
+            certify(args.certified, config, seed, args.out, args.task)
+    if args.table:
+        README.write_text(with_table(README.read_text(encoding="utf-8"), read(args.certified)), encoding="utf-8")
+
+
+def certify(file: Path, path: Path, seed: int, out: Path, task: str | None) -> None:
+    """Train one seed and add it to its config's row, if it is not there."""
+    rows, name, digest = read(file), str(path.resolve().relative_to(ROOT)), digest_of(path)
+    row = next((row for row in rows if row.get("config") == name), None)
+    if row is None:
+        row = {"task": task or path.stem, "config": name}
+        rows.append(row)
+    if row.get("config_sha256") != digest:
+        row |= {"config_sha256": digest, "runs": []}
+    if any(run["seed"] == seed for run in row["runs"]):
+        return
+    facts = train_ours(path, seed, EPISODES, out)
+    run = {"seed": seed, "chosen_by": facts["best"], **facts["fresh"]}
+    for which in ("best", "last"):
+        run[which] = {key: x for key, x in run[which].items() if key not in ("checkpoint", "seed")}
+    run |= {"env_steps": facts["steps"], "cpu_s": round(facts["cpu_s"], 1), "wall_s": round(facts["wall_s"], 1)}
+    run["on"] = f"{platform.machine()}, {os.cpu_count()} cores, {time.strftime('%Y-%m')}"
+    row["runs"] = sorted([*row["runs"], run], key=lambda run: run["seed"])
+    partial = file.with_suffix(".partial")
+    partial.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    os.replace(partial, file)
+    print(f"{time.strftime('%H:%M:%S')} {name} seed {seed}: {run}", flush=True)
+
+
+def read(file: Path) -> list[dict[str, Any]]:
+    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
+
+
+def digest_of(path: Path) -> str:
+    """Of what a config says, whatever its comments."""
+    content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def with_table(text: str, rows: Sequence[Mapping[str, Any]]) -> str:
+    """A page with the table between its marks made anew."""
+    begin, end = _MARKS
+    table = _HEAD + "".join(f"| {' | '.join(cells(row))} |\n" for row in rows)
+    found, count = re.subn(f"{re.escape(begin)}.*{re.escape(end)}", lambda _: begin + table + end, text, flags=re.S)
+    if count != 1:
+        raise SystemExit(f"{README.name} has {count} places between {begin.strip()} and {end.strip()}; it needs one")
+    return found
+
+
+def cells(row: Mapping[str, Any]) -> list[str]:
+    if "runs" not in row:
+        return [f"{row['task']} †", row["result"], "", "", row["env_steps"], row["time"]]
+    runs, tags = row["runs"], row.get("metrics", ["eval/success_rate"])
+    stale = "" if digest_of(ROOT / row["config"]) == row["config_sha256"] else ", of an earlier config"
+    last, best = (
+        ", ".join(f"{_NAMES[tag]} {over_seeds([run[which][tag] for run in runs])}" for tag in tags)
+        for which in ("last", "best")
+    )
+    chosen = over_seeds([run["chosen_by"] for run in runs])
+    minutes = np.median([run["cpu_s"] for run in runs]) / 60
+    return [
+        f"[{row['task']}]({row['config']}){stale}",
+        last,
+        f"{best}; {chosen}",
+        str(len(runs)),
+        f"{runs[0]['env_steps'] / 1e6:.1f} M",
+        f"{minutes:.1f} min of CPU time",
+    ]
+
+
+def over_seeds(values: Sequence[float]) -> str:
+    """The interquartile mean, and the lowest and the highest seed's."""
+    digits = ".3f" if max(map(abs, values)) <= 1.0 else ",.0f"
+    middle, _ = interquartile_mean(np.array(values))
+    return f"{middle:{digits}} [{min(values):{digits}}, {max(values):{digits}}]"
+
+
+if __name__ == "__main__":
+    main()

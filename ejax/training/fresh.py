@@ -1,0 +1,118 @@
+"""What is reported of a finished run: its best checkpoint and its last, in episodes that chose neither.
+
+The best of many evaluations is the largest of noisy numbers, and flatters. Fresh episodes have seeds that neither
+training nor the periodic evaluations used.
+"""
+
+import json
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt
+
+from ejax.config.models import TrainerConfig
+from ejax.finite import NONFINITE_EPISODES
+from ejax.training.checkpoint import load_params
+from ejax.training.facts import FactsError, read_facts
+from ejax.training.latest import number
+from ejax.types import Params
+
+BROKEN_OFF = "the fresh episodes were broken off; --resume latest plays them"
+_FRESH = 0xF4E5
+"""Beside the run's seeds, so that these episodes are no others'."""
+
+
+class FreshFacts(BaseModel):
+    """``evaluations/fresh_<which>.json``; its other keys are tags."""
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, float]
+    checkpoint: str
+    step: NonNegativeInt
+    episodes: PositiveInt
+    seed: int | list[int]
+
+
+def fresh_seeds(trainer: TrainerConfig) -> list[int]:
+    """One for each evaluation of ``num_eval_episodes`` that ``final_eval_episodes`` takes; none where it is off."""
+    wanted, each = trainer.final_eval_episodes or 0, trainer.num_eval_episodes
+    if not trainer.enable_eval:
+        return []
+    number_of = 1 if wanted == "auto" else math.ceil(wanted / each)
+    return np.random.SeedSequence((trainer.seed, trainer.eval_seed, _FRESH)).generate_state(number_of).tolist()
+
+
+def params_of(checkpoint: Path, last: Path, params: Params) -> Params:
+    """The policy in a checkpoint, on the device of ``params``, which are those of the checkpoint ``last``."""
+    if step_of(checkpoint) == step_of(last):
+        return params
+    (device,) = jax.tree.leaves(params)[0].devices()
+    return jax.device_put(load_params(checkpoint, jax.eval_shape(lambda: params)), device)
+
+
+def step_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.rpartition("_")[2])
+
+
+def evaluate_fresh(seeds: Sequence[int], play: Callable[[int], Mapping[str, Any] | None]) -> dict[str, Any] | None:
+    """Means over the evaluations with these seeds, all of equally many episodes.
+
+    Args:
+        play: an evaluation; None: it was given up, and so are all.
+    """
+    found = []
+    for seed in seeds:
+        metrics = play(seed)
+        if metrics is None:
+            return None
+        found.append(metrics)
+    total = {tag: sum(metrics[tag] for metrics in found) for tag in found[0]}
+    return {tag: x if tag == NONFINITE_EPISODES else x / len(seeds) for tag, x in total.items()}
+
+
+def write_fresh(
+    run: Path, which: str, checkpoint: Path, trainer: TrainerConfig, metrics: Mapping[str, float]
+) -> dict[str, Any]:
+    """Write ``evaluations/fresh_<which>.json`` of a run and give what it holds.
+
+    Args:
+        which: ``best`` or ``last``.
+    """
+    seeds = fresh_seeds(trainer)
+    facts = {
+        **metrics,
+        "checkpoint": str(checkpoint),
+        "step": step_of(checkpoint),
+        "episodes": len(seeds) * trainer.num_eval_episodes,
+        "seed": seeds[0] if len(seeds) == 1 else seeds,
+    }
+    file = run / "evaluations" / f"fresh_{which}.json"
+    file.parent.mkdir(exist_ok=True)
+    partial = file.with_suffix(".partial")
+    partial.write_text(json.dumps(facts, indent=2))
+    os.replace(partial, file)
+    return facts
+
+
+def read_fresh(run: Path) -> dict[str, dict[str, Any]]:
+    """What ``write_fresh`` wrote into a run's folder; without what is not there, or cannot be read."""
+    found = {}
+    for which in ("best", "last"):
+        with suppress(FactsError):
+            found[which] = read_facts(run / "evaluations" / f"fresh_{which}.json", FreshFacts)
+    return found
+
+
+def fresh_facts(fresh: Mapping[str, Mapping[str, Any]], tag: str) -> dict[str, str]:
+    """Lines of a summary: each checkpoint's value of the watched metric over its fresh episodes."""
+    return {
+        f"{which} checkpoint over {facts['episodes']:,} fresh episodes": f"{tag} {number(facts[tag])}"
+        for which, facts in fresh.items()
+        if tag in facts
+    }

@@ -1,0 +1,112 @@
+"""What is reported of a finished run: its best checkpoint and its last in episodes that chose neither."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from damages import same, what_is_left
+from tiny import EVALUATED, tiny
+
+from ejax.config import parse_config
+from ejax.finite import NONFINITE_EPISODES
+from ejax.population import train_population
+from ejax.run import RunResult, train
+from ejax.train import main
+from ejax.training.evaluators import DeviceEvaluator
+from ejax.training.fresh import evaluate_fresh, fresh_seeds, read_fresh
+from ejax.training.saved_policy import evaluate_run
+from ejax.types import Metrics, Params
+
+MEASURED = ("eval/avg_reward", "eval/avg_length", "eval/success_rate")
+
+
+def trained(folder: Path, **changes: Any) -> RunResult:
+    return train(parse_config(tiny(folder, **EVALUATED | {"iterations": 3} | changes)))
+
+
+def same_training(*runs: Path) -> bool:
+    return same(*(what_is_left(run, "tiny") for run in runs), log=True)
+
+
+def played(run: Path, facts: dict[str, Any], member: int | None = None) -> dict[str, Any]:
+    """What ``ejax.evaluate`` measures in the same episodes."""
+    checkpoint, seed = facts["checkpoint"], facts["seed"]
+    again = evaluate_run(run, member=member, checkpoint=checkpoint, num_episodes=2, num_envs=2, seed=seed)
+    return {tag: again[tag] for tag in MEASURED if tag in again}
+
+
+@pytest.mark.parametrize("env", ["PointMassRL", "gymnasium:Pendulum-v1"])
+def test_best_and_last_are_played_in_episodes_of_their_own(env: str, tmp_path: Path) -> None:
+    result = trained(tmp_path, env=env)
+    found = read_fresh(result.run_dir)
+    assert found == result.fresh_eval_metrics and [*found] == ["best", "last"]
+    for which, checkpoint in (("best", result.best_checkpoint_path), ("last", result.latest_checkpoint_path)):
+        facts = found[which]
+        assert facts["checkpoint"] == str(checkpoint) and facts["episodes"] == 2
+        assert played(result.run_dir, facts).items() <= facts.items()
+        assert facts["eval/avg_reward"] not in [row["eval/avg_reward"] for row in result.eval_history]
+
+
+def test_training_and_its_evaluations_have_the_same_numbers_with_and_without(tmp_path: Path) -> None:
+    on, off = (trained(tmp_path / name, final_eval_episodes=count) for name, count in (("on", 4), ("off", None)))
+    assert same_training(on.run_dir, off.run_dir) and on.best_eval_value == off.best_eval_value
+    assert on.fresh_eval_metrics and not off.fresh_eval_metrics and not read_fresh(off.run_dir)
+
+
+def test_a_run_without_evaluation_plays_none(tmp_path: Path) -> None:
+    assert not trained(tmp_path, enable_eval=False, final_eval_episodes=10).fresh_eval_metrics
+
+
+def test_episodes_are_rounded_up_to_whole_evaluations_whose_mean_counts() -> None:
+    trainer = parse_config(tiny(**EVALUATED, final_eval_episodes=5)).trainer
+    seeds = fresh_seeds(trainer)
+    assert len(seeds) == len({*seeds, trainer.seed, trainer.eval_seed}) - 2 == 3
+    found = evaluate_fresh([1, 2, 6], lambda seed: {"eval/avg_reward": np.float32(seed), NONFINITE_EPISODES: 1})
+    assert found == {"eval/avg_reward": 3.0, NONFINITE_EPISODES: 3}
+
+
+def test_a_run_killed_while_it_plays_them_plays_them_when_it_is_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, begin = trained(tmp_path / "whole"), DeviceEvaluator.begin
+
+    def kill(self: DeviceEvaluator, params: Params, seed: int | None = None) -> Callable[[], Metrics]:
+        if seed is not None:
+            raise KeyboardInterrupt
+        return begin(self, params)
+
+    config = parse_config(tiny(tmp_path, **EVALUATED, iterations=3))
+    with monkeypatch.context() as patch:
+        patch.setattr(DeviceEvaluator, "begin", kill)
+        with pytest.raises(KeyboardInterrupt):
+            train(config, run_dir=tmp_path / "run")
+    assert not read_fresh(tmp_path / "run")
+    resumed = train(config, run_dir=tmp_path / "run", resume="latest")
+    assert same_training(resumed.run_dir, whole.run_dir)
+    for which in ("best", "last"):
+        assert {**resumed.fresh_eval_metrics[which], "checkpoint": ""} == {
+            **whole.fresh_eval_metrics[which],
+            "checkpoint": "",
+        }
+
+
+def test_each_member_of_a_population_is_played(tmp_path: Path) -> None:
+    config = parse_config({**tiny(tmp_path, **EVALUATED, iterations=3), "population": {"seeds": 2}})
+    result = train_population(config)
+    for i in range(2):
+        found = read_fresh(result.run_dir / "members" / str(i))
+        assert [*found] == ["best", "last"]
+        assert played(result.run_dir, found["best"], i).items() <= found["best"].items()
+
+
+def test_the_summary_has_them_beside_the_maximum(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(tiny(tmp_path, **EVALUATED)))
+    assert main(["--config", str(file)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    place = next(i for i, line in enumerate(lines) if line.startswith("[summary] best eval/avg_reward: "))
+    assert lines[place + 1].startswith("[summary] best checkpoint over 2 fresh episodes: eval/avg_reward ")
+    assert lines[place + 2].startswith("[summary] last checkpoint over 2 fresh episodes: eval/avg_reward ")
