@@ -70,7 +70,7 @@ def certify(file: Path, path: Path, seed: int, out: Path, task: str | None) -> N
     facts = train_ours(path, seed, EPISODES, out)
     run = {"seed": seed, "chosen_by": facts["best"], **facts["fresh"]}
     for which in ("best", "last"):
-        run[which] = {key: x for key, x in run[which].items() if key not in ("checkpoint", "seed")}
+        run[which] = {key: x for key, x in run[which].items() if key not in ("checkpoint", "seeds")}
     run |= {"env_steps": facts["steps"], "cpu_s": round(facts["cpu_s"], 1), "wall_s": round(facts["wall_s"], 1)}
     run["on"] = f"{platform.machine()}, {os.cpu_count()} cores, {time.strftime('%Y-%m')}"
     row["runs"] = sorted([*row["runs"], run], key=lambda run: run["seed"])

@@ -85,6 +85,7 @@ def _train_members(config: RunConfig, directory: RunDirectory) -> PopulationResu
         skipped_updates=tuple(each.skipped_updates for each in progress),
         best_member=best,
         best_eval_values=tuple(each.best.value if each.best else None for each in progress),
+        best_eval_steps=tuple(each.best.step if each.best else None for each in progress),
         latest_checkpoint_path=None,
         last_eval_metrics=_summarize(config, directory),
     )

@@ -4,7 +4,6 @@ The run's folder holds, besides the state of all members to go on from, a folder
 any other, with the config of this member, its metrics and its checkpoints.
 """
 
-import json
 import math
 import os
 import sys
@@ -34,6 +33,7 @@ from ejax.training.checkpoint import CheckpointError, load_checkpoint
 from ejax.training.console import make_view
 from ejax.training.fresh import BROKEN_OFF, evaluate_fresh, fresh_seeds, params_of, write_fresh
 from ejax.training.interrupt import interruptible
+from ejax.training.lineage import EXPLOITS, Exploited, read_exploits, write_exploit
 from ejax.training.members import PopulationParts, build_population, member_state, take
 from ejax.training.metrics import MetricWriter
 from ejax.training.parts import cadence_of, rows_per_update
@@ -49,7 +49,6 @@ from ejax.training.watchdog import guarded_calls
 from ejax.types import Metrics, Params
 
 _Arrays = dict[str, NDArray[Any]]
-_EXPLOITS = "exploits.jsonl"
 
 
 def train_population(config: RunConfig, *, resume: str | None = None, run_dir: Path | None = None) -> PopulationResult:
@@ -215,9 +214,9 @@ class _Loop:
             _Folder(self, i, each, stack, is_new=is_new and place.is_new, update=self.first)
             for i, each in enumerate(kept)
         ]
-        self.exploits = (
-            _keep_exploits(self.directory, step) if config.population and config.population.exploit else None
-        )
+        self.exploits = config.population is not None and config.population.exploit is not None
+        if self.exploits:
+            _keep_exploits(self.directory, step)
         for text in place.alarms:
             self.alarm(text)
         for text in (*place.notes, *parts.notes):
@@ -326,10 +325,9 @@ class _Loop:
             values = {
                 f"algorithm.cfg.{name}": float(metrics[f"population/{name}"][i]) for name in self.parts.state.values
             }
-            line = {"step": update * self.rows, "update": update, "member": int(i), "parent": int(parents[i])}
-            if self.exploits is not None:
-                with self.exploits.open("a") as file:
-                    file.write(json.dumps({**line, "values": values}) + "\n")
+            step, parent = update * self.rows, int(parents[i])
+            exploited = Exploited(step=step, update=update, member=i, parent=parent, values=values)
+            write_exploit(self.directory.path, exploited)
             self.note(f"update {update}: member {i} goes on from member {parents[i]} with {values}")
             self.alive[i] = True
 
@@ -354,7 +352,7 @@ class _Loop:
 
     def _write_standing(self, state: PopulationState, update: int) -> int | None:
         values = {}
-        if self.exploits is not None:
+        if self.exploits:
             values = {name: np.asarray(x).tolist() for name, x in jax.device_get(state.values).items()}
         return write_standing(
             self.directory.path,
@@ -437,6 +435,7 @@ class _Loop:
             skipped_updates=tuple(each.skipped_updates for each in progress),
             best_member=best,
             best_eval_values=tuple(each.best.value if each.best else None for each in progress),
+            best_eval_steps=tuple(each.best.step if each.best else None for each in progress),
             latest_checkpoint_path=self.latest,
             last_eval_metrics=self.last_eval,
         )
@@ -450,12 +449,10 @@ _SHOWN = ("charts/SPS", "population/alive", "train/loss/median")
 """Summaries on the console, besides the reward's."""
 
 
-def _keep_exploits(directory: RunDirectory, step: int) -> Path:
-    """The file of who copied whom, up to where the run goes on from."""
-    file = directory.path / _EXPLOITS
-    lines = file.read_text().splitlines() if file.exists() else []
-    kept = [line for line in lines if json.loads(line)["step"] <= step]
+def _keep_exploits(directory: RunDirectory, step: int) -> None:
+    """Set up the file of who copied whom, up to where the run goes on from."""
+    kept = [each for each in read_exploits(directory.path) if each.step <= step]
+    file = directory.path / EXPLOITS
     partial = file.with_suffix(".partial")
-    partial.write_text("".join(f"{line}\n" for line in kept))
+    partial.write_text("".join(f"{each.model_dump_json()}\n" for each in kept))
     os.replace(partial, file)
-    return file

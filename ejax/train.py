@@ -137,10 +137,21 @@ def _config_of(fork: Path) -> Path:
 def _train_population(name: str, config: "RunConfig", args: argparse.Namespace) -> int:
     from ejax.population import train_population
     from ejax.training.console import summary
+    from ejax.training.fresh import fresh_facts, read_fresh
+    from ejax.training.lineage import EXPLOITS, lineage, read_exploits, value_texts
 
     result = train_population(config, resume=args.resume, run_dir=args.run)
     best, tag = result.best_member, config.trainer.best_eval_metric
     broken = [i for i, alive in enumerate(result.alive) if not alive]
+    of_best: dict[str, str] = {}
+    if best is not None:
+        exploits, at = read_exploits(result.run_dir), result.best_eval_steps[best]
+        of_best = value_texts(exploits, best, at, result.members[best].values)
+        if exploits:
+            of_best["its lineage"] = lineage(exploits, best)
+            of_best["exploits"] = f"{len(exploits)}: {result.run_dir / EXPLOITS}"
+        of_best[f"its best {tag}"] = str(result.best_eval_values[best])
+        of_best |= fresh_facts(read_fresh(result.run_dir / "members" / str(best)), tag)
     skipping = [i for i, skipped in enumerate(result.skipped_updates) if skipped > 0.5 * result.num_updates]
     summary(
         {
@@ -151,8 +162,7 @@ def _train_population(name: str, config: "RunConfig", args: argparse.Namespace) 
             f"{config.step_name.removeprefix('env ')}/s of all": result.training_fps,
             **{name: value for name, value in result.last_eval_metrics.items() if "/metrics/" not in name},
             "best member": "none" if best is None else f"{best}: seed {result.members[best].seed}",
-            **({} if best is None else {key: str(value) for key, value in result.members[best].values.items()}),
-            **({} if best is None else {f"its best {tag}": str(result.best_eval_values[best])}),
+            **of_best,
             **({"broken members": ", ".join(map(str, broken))} if broken else {}),
             **({"members that skipped most updates": ", ".join(map(str, skipping))} if skipping else {}),
             "latest checkpoint": result.latest_checkpoint_path or "each member's own",

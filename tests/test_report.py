@@ -24,6 +24,7 @@ from ejax.training.run_dir import create_run_directory
 
 UPDATES = 6
 START = 1_700_000_000.0
+SETTINGS = {"a": None, "b": "embodichain-0.2", "c": "embodichain-0.3"}
 
 
 class Page(HTMLParser):
@@ -333,6 +334,26 @@ def test_an_export_is_a_table(run: Path, tmp_path: Path) -> None:
         (folder / "parity.json").write_text(json.dumps(parity | {"artefacts": {"pt": errors}}))
     page = report(run, options=("--parity", str(tmp_path / "elsewhere")))
     assert page.data["exports"][1:] == [[96, 4, 1.5e-6, 0.25, 0.5]] * 2
+
+
+def write_fresh(run: Path, which: str, step: int, value: float) -> None:
+    (run / "evaluations").mkdir(exist_ok=True)
+    facts = {"checkpoint": "c", "step": step, "episodes": 50, "seeds": [7], "eval/success_rate": value}
+    (run / "evaluations" / f"fresh_{which}.json").write_text(json.dumps(facts))
+
+
+def test_fresh_episodes_stand_beside_the_best_and_order_the_sweep(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / name, seed=i, compat=compat) for i, (name, compat) in enumerate(SETTINGS.items())]
+    successes = [logged(run, "eval/success_rate") for run in runs]
+    for success, run, value in zip(successes, runs, (0.25, 0.5, 0.125), strict=True):
+        write_fresh(run, "best", max(success, key=success.__getitem__), value)
+        write_fresh(run, "last", UPDATES * STEPS, 0.0625)
+    page = report(*runs)
+    assert [row[-6:-2] for row in page.data["runs"][1:]] == [[x, 50, 0.0625, 50] for x in (0.25, 0.5, 0.125)]
+    assert [row[0] for row in page.data["sweep"][1:]] == [0.5, 0.25, 0.125]
+    write_fresh(runs[0], "best", 1, 1.0)  # of a checkpoint that is not the best any more
+    page = report(*runs)
+    assert 1.0 not in page.data["runs"][1] and page.data["sweep"][1][0] == max(max(x.values()) for x in successes)
 
 
 def test_evaluations_of_checkpoints_and_quarantined_episodes_are_shown(run: Path) -> None:

@@ -21,6 +21,7 @@ import numpy as np
 
 from ejax.reporting.charts import NUM_COLOURS, curve_of, curves_figure, number, slice_figure
 from ejax.reporting.runs import MISSING, Run, as_text, computing, differing, same_but_seed
+from ejax.training.lineage import lineage, value_texts
 
 _LARGEST_VIDEO = 4_000_000
 _LARGEST_VIDEOS = 24_000_000
@@ -66,6 +67,7 @@ def render(runs: Sequence[Run], exports: Mapping[str, dict[str, Any]], folder: P
         ("", _problems(runs, names)),
         ("Runs", _runs(runs, names, colours)),
         ("Sweep", _sweep(groups, names, runs)),
+        ("Who went on from whom", _exploits(runs, names)),
         ("Curves", _curves(runs, groups)),
         ("Where the configs differ", _differences(runs, names)),
         ("Where the time goes", _time(runs, names)),
@@ -133,6 +135,7 @@ def _runs(runs: Sequence[Run], names: Sequence[str], colours: Mapping[int, int])
     units = dict.fromkeys(run.step_name for run in runs)
     steps = next(iter(units)) if len(units) == 1 else "steps"
     head = ["run", "task, algorithm", "seed", "state", steps, "wall time", "steps/s", "watched metric", "best", "last"]
+    head += ["best checkpoint, fresh episodes", "last checkpoint, fresh episodes"]
     head += ["skipped updates", "quarantined episodes"]
     rows = []
     for run, name in zip(runs, names, strict=True):
@@ -154,20 +157,63 @@ def _runs(runs: Sequence[Run], names: Sequence[str], colours: Mapping[int, int])
                 f"{escape(run.trainer['best_eval_metric'])} ({escape(run.trainer['best_eval_mode'])})",
                 f"{_data(run.best.value)}<br>at&nbsp;{_data(run.best.step)}" if run.best else _NOTHING,
                 f"{_data(last[1])}<br>at&nbsp;{_data(last[0])}" if last else _NOTHING,
+                *(_fresh(run.fresh("best")), _fresh(run.fresh("last"))),
                 _data(run.skipped),
                 _data(run.num_quarantined),
             ]
         )
     note = (
         "steps/s is the last <code>charts/SPS</code>: since the program's start, without compilation. The wall time "
-        "goes from each start of a run to the last line that it logged."
+        "goes from each start of a run to the last line that it logged. The best is the largest of many noisy "
+        "evaluations, or the smallest; fresh episodes chose no checkpoint."
     )
     return f'{_table(head, rows, "runs")}<p class="note">{note}</p>'
+
+
+def _fresh(found: tuple[int, float] | None) -> str:
+    return _NOTHING if found is None else f"{_data(found[1])}<br>of&nbsp;{_data(found[0])}"
+
+
+def _exploits(runs: Sequence[Run], names: Sequence[str]) -> str:
+    """Of members that copied each other: their values and ancestors, and each copy."""
+    members, copies = [], []
+    keys = [*dict.fromkeys(key for run in runs for each in run.exploits for key in each.values)]
+    for run, name in zip(runs, names, strict=True):
+        if run.member is None or not run.exploits:
+            continue
+        own = [each for each in run.exploits if each.member == run.member]
+        first = {key: value for key in keys if isinstance(value := _at(run.config, key), int | float)}
+        texts = value_texts(run.exploits, run.member, run.best.step if run.best else None, first)
+        ancestors = lineage(run.exploits, run.member)
+        members.append([escape(name), *(escape(texts.get(key, _NOTHING)) for key in keys), escape(ancestors)])
+        for each in own:
+            values = ", ".join(f"{key} {number(value)}" for key, value in each.values.items())
+            copies.append(
+                (each.update, [_data(each.update), _data(each.step), escape(name), str(each.parent), escape(values)])
+            )
+    if not members:
+        return ""
+    copies.sort(key=lambda row: row[0])
+    table = _table(["update", "step", "run", "went on from member", "with"], [cells for _, cells in copies], "copies")
+    return (
+        _table(["run", *keys, "parameters of member"], members, "lineage")
+        + f"<details><summary>all copies ({len(copies)})</summary>{table}</details>"
+    )
+
+
+def _at(config: Mapping[str, Any], key: str) -> Any:
+    """The value at a dotted key; None: there is none."""
+    node: Any = config
+    for name in key.split("."):
+        node = node.get(name) if isinstance(node, Mapping) else None
+    return node
 
 
 def _sweep(groups: Sequence[_Group], names: Sequence[str], runs: Sequence[Run]) -> str:
     if len(runs) < 3:
         return ""
+    if any(run.exploits for run in runs):
+        return '<p class="note">No table: members went on from each other, and with other values than their first.</p>'
     watched = {(run.trainer["best_eval_metric"], run.trainer["best_eval_mode"]) for run in runs}
     keys = [(key, values) for key, values in differing([group.runs[0].config for group in groups]) if computing(key)]
     if len(watched) > 1:
@@ -175,9 +221,16 @@ def _sweep(groups: Sequence[_Group], names: Sequence[str], runs: Sequence[Run]) 
     if len(keys) > _MOST_KEYS:
         return f'<p class="note">No table: the runs differ in {len(keys)} keys, which is no sweep.</p>'
     ((metric, mode),) = watched
+    fresh = all(run.fresh("best") for run in runs)
+    title = f"{metric} of the best checkpoint in fresh episodes" if fresh else f"best {metric}"
+
+    def figure(run: Run) -> float | None:
+        found = run.fresh("best") if fresh else None
+        return found[1] if found else run.best.value if run.best else None
+
     rows = []
     for i, group in enumerate(groups):
-        best = [run.best.value for run in group.runs if run.best]
+        best = [found for run in group.runs if (found := figure(run)) is not None]
         low, middle, high = np.percentile(best, (25, 50, 75)).tolist() if best else (None, None, None)
         cells = [f"{_swatch(group.colour)}{escape(group.label)}", _data(middle), _data(low), _data(high)]
         cells += [f"{_data(len(best))} of {_data(len(group.runs))}", *(_value(values[i]) for _, values in keys)]
@@ -185,7 +238,7 @@ def _sweep(groups: Sequence[_Group], names: Sequence[str], runs: Sequence[Run]) 
     rows.sort(key=lambda row: row[0])
     head = [
         "runs",
-        f"best {metric}: median",
+        f"{title}: median",
         "1st quartile",
         "3rd quartile",
         "runs with one",
@@ -197,14 +250,14 @@ def _sweep(groups: Sequence[_Group], names: Sequence[str], runs: Sequence[Run]) 
         if any(isinstance(value, dict | list) for value in values):
             continue  # the table has them
         points = [
-            (_plain(value), run.best.value, name_of[id(run)], group.colour)
+            (_plain(value), found, name_of[id(run)], group.colour)
             for group, value in zip(groups, values, strict=True)
             for run in group.runs
-            if run.best
+            if (found := figure(run)) is not None
         ]
         if points:
-            figures.append(slice_figure(key, points, f"best {metric}"))
-    grid = f'<h3>best {escape(metric)} of each run</h3><div class="grid">{"".join(figures)}</div>' if figures else ""
+            figures.append(slice_figure(key, points, title))
+    grid = f'<h3>{escape(title)}</h3><div class="grid">{"".join(figures)}</div>' if figures else ""
     return _table(head, [cells for _, cells in rows], "sweep") + grid
 
 
@@ -267,6 +320,8 @@ def _differences(runs: Sequence[Run], names: Sequence[str]) -> str:
     if not rows:
         return '<p class="note">They do not.</p>'
     table = _table(["key", *names], rows, "differences")
+    if any(run.exploits for run in runs):
+        table += '<p class="note">Of members that went on from each other: what they began with.</p>'
     folded = f"<details><summary>{len(rows)} keys</summary>{table}</details>"
     return folded if len(rows) > _MOST_ROWS else table
 
@@ -302,7 +357,7 @@ def _evaluations(runs: Sequence[Run], names: Sequence[str]) -> str:
             escape(name),
             escape(Path(facts["checkpoint"]).name),
             escape(" ".join(map(str, facts.get("overrides", []))) or _NOTHING),
-            escape(str(facts.get("seed", _NOTHING))),
+            escape(str(facts.get("seed", "fresh" if "seeds" in facts else _NOTHING))),
             _data(facts["episodes"]),
             *(_data(facts.get(tag)) for tag in tags),
         ]

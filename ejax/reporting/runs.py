@@ -19,6 +19,7 @@ from pydantic import BaseModel, PositiveInt
 from ejax.training.best import Best, improves
 from ejax.training.checkpoint import CheckpointError
 from ejax.training.facts import FactsError, check_facts, read_facts
+from ejax.training.lineage import Exploited, read_exploits
 from ejax.training.metric_log import read_log
 from ejax.training.run_dir import RunDirectory, RunMeta, check_configs, find_run
 
@@ -104,6 +105,8 @@ class Run:
     """Newest first."""
     num_quarantined: int
     """Episodes that are kept under ``quarantine/``."""
+    exploits: tuple[Exploited, ...]
+    """Of the population that the run is a member of: who went on from whom."""
     problems: tuple[str, ...]
 
     @property
@@ -160,6 +163,23 @@ class Run:
             if tag in record and improves(record, best, tag=tag, mode=self.trainer["best_eval_mode"]):
                 best = Best(record[tag], record["step"], record.get("eval/avg_reward"))
         return best
+
+    def fresh(self, which: Literal["best", "last"]) -> tuple[int, float] | None:
+        """How many fresh episodes that checkpoint was evaluated in, and the watched metric over them.
+
+        None: it was not, or the run has another one by now.
+        """
+        facts, tag = self.evaluations.get(f"fresh_{which}", {}), self.trainer["best_eval_metric"]
+        step = self.last_step if which == "last" else self.best.step if self.best else None
+        if facts.get("step") != step or not isinstance(facts.get(tag), float):
+            return None
+        return facts["episodes"], facts[tag]
+
+    @property
+    def member(self) -> int | None:
+        """Its number in the population that it is a member of."""
+        folder = self.path.resolve()
+        return int(folder.name) if folder.parent.name == "members" and folder.name.isdigit() else None
 
     @property
     def last_evaluation(self) -> tuple[int, float] | None:
@@ -280,6 +300,7 @@ def read_run(given: Path) -> Run:
         exports={str(file.parent.relative_to(path)): facts for file, facts in exports.items()},
         videos=tuple(videos),
         num_quarantined=sum(1 for _ in (path / "quarantine").rglob("*.npz")),
+        exploits=tuple(read_exploits(path.resolve().parents[1])) if path.resolve().parent.name == "members" else (),
         problems=tuple(problems),
     )
 
@@ -317,11 +338,11 @@ def computing(key: str) -> bool:
 
 
 def same_but_seed(runs: Sequence[Run]) -> list[list[Run]]:
-    """Runs in groups that differ in seeds and names only, in their order."""
+    """Runs in groups that differ in seeds and names only, in their order. Members that copied each other differ."""
     groups: list[list[Run]] = []
     for run in runs:
         for group in groups:
-            if not any(computing(key) for key, _ in differing([group[0].config, run.config])):
+            if not run.exploits and not any(computing(key) for key, _ in differing([group[0].config, run.config])):
                 group.append(run)
                 break
         else:

@@ -36,7 +36,7 @@ class FreshFacts(BaseModel):
     checkpoint: str
     step: NonNegativeInt
     episodes: PositiveInt
-    seed: int | list[int]
+    seeds: list[int]
 
 
 def fresh_seeds(trainer: TrainerConfig) -> list[int]:
@@ -90,7 +90,7 @@ def write_fresh(
         "checkpoint": str(checkpoint),
         "step": step_of(checkpoint),
         "episodes": len(seeds) * trainer.num_eval_episodes,
-        "seed": seeds[0] if len(seeds) == 1 else seeds,
+        "seeds": seeds,
     }
     file = run / "evaluations" / f"fresh_{which}.json"
     file.parent.mkdir(exist_ok=True)

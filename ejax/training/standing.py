@@ -37,6 +37,7 @@ class PopulationResult:
     best_member: int | None
     """The one with the best evaluation; without evaluations, with the highest reward in training."""
     best_eval_values: tuple[float | None, ...]
+    best_eval_steps: tuple[int | None, ...]
     latest_checkpoint_path: Path | None
     last_eval_metrics: dict[str, float]
     """Summaries over the members."""

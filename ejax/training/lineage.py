@@ -1,0 +1,78 @@
+"""Who went on from whom in population-based training, and with which values: ``exploits.jsonl``."""
+
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, NonNegativeInt, ValidationError
+
+from ejax.training.latest import number
+
+EXPLOITS = "exploits.jsonl"
+
+
+class Exploited(BaseModel):
+    """One line: after ``update`` a member goes on from another's parameters."""
+
+    step: NonNegativeInt
+    update: NonNegativeInt
+    member: NonNegativeInt
+    parent: NonNegativeInt
+    values: dict[str, float]
+    """What the member goes on with."""
+
+
+def read_exploits(population: Path) -> list[Exploited]:
+    """All of a population, oldest first; without lines that are damaged."""
+    file, found = population / EXPLOITS, []
+    for line in file.read_text(encoding="utf-8", errors="replace").splitlines() if file.is_file() else ():
+        with suppress(ValidationError):
+            found.append(Exploited.model_validate_json(line))
+    return sorted(found, key=lambda each: each.update)
+
+
+def write_exploit(population: Path, exploited: Exploited) -> None:
+    """Append a line."""
+    with (population / EXPLOITS).open("a", encoding="utf-8") as file:
+        file.write(f"{exploited.model_dump_json()}\n")
+
+
+def values_at(exploits: Sequence[Exploited], member: int, step: float, first: Mapping[str, Any]) -> dict[str, Any]:
+    """A member's values after ``step``.
+
+    Args:
+        first: those that it began with.
+    """
+    own = [each.values for each in exploits if each.member == member and each.step <= step]
+    return {key: (own[-1] if own else first).get(key, value) for key, value in first.items()}
+
+
+def lineage(exploits: Sequence[Exploited], member: int, step: float = math.inf) -> str:
+    """Whose parameters a member's are after ``step``, latest first: ``3 ← 5 at update 40 ← 2 at update 20``."""
+    text, now, before = str(member), member, math.inf
+    for each in reversed(exploits):
+        if each.member == now and each.update < before and each.step <= step:
+            text += f" ← {each.parent} at update {each.update}"
+            now, before = each.parent, each.update
+    return text
+
+
+def value_texts(
+    exploits: Sequence[Exploited], member: int, best_step: int | None, first: Mapping[str, Any]
+) -> dict[str, str]:
+    """Each value of a member as it is now, and as it was, where that is not the same."""
+    now = values_at(exploits, member, math.inf, first)
+    at_best = now if best_step is None else values_at(exploits, member, best_step, first)
+    texts = {}
+    for key, value in now.items():
+        parts = [_text(value)]
+        parts += [f"{_text(at_best[key])} at its best"] * (at_best[key] != value)
+        parts += [f"{_text(first[key])} at first"] * (first[key] != value)
+        texts[key] = parts[0] if len(parts) == 1 else f"{parts[0]} now, {', '.join(parts[1:])}"
+    return texts
+
+
+def _text(value: Any) -> str:
+    return number(value) if isinstance(value, float) else str(value)
