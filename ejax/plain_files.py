@@ -61,7 +61,7 @@ def check_plain(path: str | Path, most: int = MAX_BYTES) -> None:
 
 
 def read_bytes(path: str | Path, most: int = MAX_BYTES) -> bytes:
-    """The content of a regular file.
+    """Read a regular file.
 
     Raises:
         OSError: as ``open_plain``.
@@ -74,7 +74,7 @@ def read_bytes(path: str | Path, most: int = MAX_BYTES) -> bytes:
 
 
 def read_text(path: str | Path, most: int = MAX_BYTES) -> str:
-    """The text of a regular file, which must be UTF-8.
+    """Read a regular file as text, which must be UTF-8.
 
     Raises:
         OSError: as ``open_plain``. UnicodeDecodeError: it is something else.
@@ -83,7 +83,7 @@ def read_text(path: str | Path, most: int = MAX_BYTES) -> str:
 
 
 def read_json(path: str | Path, most: int = MAX_BYTES) -> Any:
-    """What a JSON file holds.
+    """Read a JSON file.
 
     Raises:
         OSError: as ``open_plain``. ValueError: as ``parse_json``.
@@ -92,7 +92,7 @@ def read_json(path: str | Path, most: int = MAX_BYTES) -> Any:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """What a JSON text holds. Floats may be infinite or NaN, also those that are too large to be finite.
+    """Parse a JSON text. Floats may be infinite or NaN, also those that are too large to be finite.
 
     Raises:
         ValueError: no JSON, nested deeper than ``MAX_DEPTH``, or an integer of more than ``MAX_DIGITS`` digits.

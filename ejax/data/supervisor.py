@@ -229,8 +229,8 @@ class Supervisor:
                 self._process.send_signal(signal.SIGUSR1)
                 time.sleep(_TRACEBACK_S)
                 text = (
-                    f"the worker hangs: no attempt of its task ended for {self._worker_timeout} s (worker_timeout); where "
-                    f"attempts are only slow, raise worker_timeout (of a config: data.worker_timeout)"
+                    f"the worker hangs: no attempt of its task ended for {self._worker_timeout} s (worker_timeout); "
+                    "where attempts are only slow, raise worker_timeout (of a config: data.worker_timeout)"
                 )
                 control.publish_by_owner(pack_failure(OnlineDataWorkerError(text + self._traceback())))
                 self._process.kill()

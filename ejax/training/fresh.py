@@ -1,4 +1,4 @@
-"""What is reported of a finished run: its best checkpoint and its last, in episodes that chose neither.
+"""A finished run's figures: its best checkpoint and its last, in episodes that chose neither.
 
 The best of many evaluations is the largest of noisy numbers, and flatters. Fresh episodes have seeds that neither
 training nor the periodic evaluations used.

@@ -1,4 +1,4 @@
-"""Who went on from whom in population-based training, and with which values: ``exploits.jsonl``."""
+"""Lineage in population-based training, ``exploits.jsonl``: who went on from whom, and with which values.
 
 import math
 from collections.abc import Mapping, Sequence
