@@ -1,6 +1,7 @@
 """What an environment raises is an error that names it: in every mode, in evaluation, in worker processes."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from ejax.envs.adapters.gymnasium import GymnasiumVector
 from ejax.envs.adapters.worker import Contained, make_in_worker
 from ejax.envs.host.calls import Call, EnvExit, HostEnvError, call_env, described, under_way, waiting_for
 from ejax.envs.host.guarded import GuardedEnv
+from ejax.reporting.runs import read_run
 from ejax.run import train
 from ejax.training.environments import make_env
 from ejax.training.interrupt import interruptible
@@ -301,3 +303,27 @@ def test_the_command_line_ends_with_an_exit_code_of_its_own(tmp_path: Path) -> N
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=env)
     assert done.returncode == 1
     assert "env 'rude_tasks:Rude' raised at its step 6 (2 rows): SystemExit(0)" in done.stderr
+
+
+# Native code that ends the process: nothing of Python's runs any more
+
+
+@pytest.mark.parametrize(
+    ("at", "state"), [(14, "not finished: [12] of 4 updates"), (17, "not finished: its last eval")]
+)
+def test_a_run_that_native_code_ended_with_code_0_is_unfinished_and_goes_on(
+    tmp_path: Path, at: int, state: str
+) -> None:
+    run, once, file = tmp_path / "run", tmp_path / "once", tmp_path / "config.json"
+    options = ["trainer.save_frequency_updates=1"]
+    if at > 16:  # in the evaluation, whose environment is one alone and is made last
+        options += ["trainer.enable_eval=true", "trainer.num_eval_episodes=8"]
+    rows = {"rows": 1} if at > 16 else {}
+    run_config = config(tmp_path, *options, where="step", how="native_exit", at=at, once=str(once), **rows)
+    file.write_text(run_config.model_dump_json())
+    command = [sys.executable, "-m", "ejax.train", "--config", str(file), "env.id=rude_tasks:Rude", "--run", str(run)]
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, timeout=600)
+    assert done.returncode == 0 and once.exists()  # which says nothing: docs/host_envs.md
+    assert re.match(state, read_run(run).state), read_run(run).state
+    assert train(run_config, run_dir=run, resume="latest").finished
+    assert read_run(run).state == "finished"

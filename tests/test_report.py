@@ -18,6 +18,7 @@ from tiny import EVALUATED, STEPS, tiny
 
 from ejax.config import parse_config
 from ejax.report import main
+from ejax.reporting.runs import read_run
 from ejax.run import train
 from ejax.training.metric_log import MetricLog
 from ejax.training.run_dir import create_run_directory
@@ -396,6 +397,12 @@ def test_a_training_is_reported_as_it_ended(tmp_path: Path) -> None:
     curve = page.curves["eval/avg_reward"][result.run_dir.name]
     expected = [each["eval/avg_reward"] for each in result.eval_history]
     np.testing.assert_allclose(values(curve["data-y"]), expected, rtol=1e-6)
+
+
+def test_a_run_without_its_last_checkpoint_is_not_finished(run: Path) -> None:
+    assert read_run(run).state == "finished"
+    shutil.rmtree(run / "checkpoints" / f"tiny_step_{UPDATES * STEPS}")
+    assert read_run(run).state == f"not finished: no checkpoint is of its last update, {UPDATES}"
 
 
 @pytest.mark.skipif(not shutil.which("chromium"), reason="needs the browser chromium")

@@ -144,8 +144,9 @@ class Run:
         done, total = self.updates
         if done < total:
             return f"not finished: {done:,} of {total:,} updates (interrupted, or still under way)"
-        due = self.meta is not None and self.meta.get("evaluation_due")
-        return "finished, but for its last evaluation" if due else "finished"
+        if self.meta is None or self.meta.get("num_updates", 0) < total:  # killed after its last line
+            return f"not finished: no checkpoint is of its last update, {total:,}"
+        return "not finished: its last evaluation is missing" if self.meta.get("evaluation_due") else "finished"
 
     def series(self, tag: str) -> dict[int, float]:
         """Step -> value; NaN where the log has ``null``. Of two values at one step the later one."""

@@ -39,6 +39,8 @@ def end(how: str) -> None:
         libc, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
         libc.pthread_mutex_lock(mutex)
         libc.pthread_mutex_lock(mutex)  # in C, where no handler of Python's runs and no exception arrives
+    if how == "native_exit":
+        ctypes.CDLL(None)._exit(0)
     raise ValueError(f"no such way to end: {how}")
 
 
