@@ -394,7 +394,7 @@ class _Loop:
         last = [folder.periodic()[0] for folder in folders]
         best = [next(iter(folder.best()), last[i]) for i, folder in enumerate(folders)]
         kept = [params_of(best[i], last[i], take(params, i)) for i in range(len(folders))]
-        bests = jax.tree.map(lambda x, *own: jax.device_put(jnp.stack(own), x.sharding), params, *kept)
+        bests = jax.tree.map(lambda *own: jnp.stack(own), *kept)
 
         for which, checkpoints, own in (("best", best, bests), ("last", last, params)):
 

@@ -93,11 +93,14 @@ def test_a_run_killed_while_it_plays_them_plays_them_when_it_is_resumed(
         }
 
 
-def test_each_member_of_a_population_is_played(tmp_path: Path) -> None:
-    config = parse_config({**tiny(tmp_path, **EVALUATED, iterations=3), "population": {"seeds": 2}})
+@pytest.mark.parametrize("distributed", [False, True])
+def test_each_member_of_a_population_is_played(distributed: bool, tmp_path: Path) -> None:
+    given = tiny(tmp_path, **EVALUATED, iterations=4, distributed=distributed)
+    config = parse_config({**given, "population": {"seeds": 2}})
     result = train_population(config)
     for i in range(2):
         found = read_fresh(result.run_dir / "members" / str(i))
+        print(found)
         assert [*found] == ["best", "last"]
         assert played(result.run_dir, found["best"], i).items() <= found["best"].items()
 

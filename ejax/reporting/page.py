@@ -175,30 +175,16 @@ def _fresh(found: tuple[int, float] | None) -> str:
 
 
 def _exploits(runs: Sequence[Run], names: Sequence[str]) -> str:
-    """Of members that copied each other: their values and ancestors, and each copy."""
-    members, copies = [], []
+    """Of members that copied each other: their values, and whose parameters they have."""
     keys = [*dict.fromkeys(key for run in runs for each in run.exploits for key in each.values)]
+    rows = []
     for run, name in zip(runs, names, strict=True):
-        if run.member is None or not run.exploits:
-            continue
-        own = [each for each in run.exploits if each.member == run.member]
-        first = {key: value for key in keys if isinstance(value := _at(run.config, key), int | float)}
-        texts = value_texts(run.exploits, run.member, run.best.step if run.best else None, first)
-        ancestors = lineage(run.exploits, run.member)
-        members.append([escape(name), *(escape(texts.get(key, _NOTHING)) for key in keys), escape(ancestors)])
-        for each in own:
-            values = ", ".join(f"{key} {number(value)}" for key, value in each.values.items())
-            copies.append(
-                (each.update, [_data(each.update), _data(each.step), escape(name), str(each.parent), escape(values)])
-            )
-    if not members:
-        return ""
-    copies.sort(key=lambda row: row[0])
-    table = _table(["update", "step", "run", "went on from member", "with"], [cells for _, cells in copies], "copies")
-    return (
-        _table(["run", *keys, "parameters of member"], members, "lineage")
-        + f"<details><summary>all copies ({len(copies)})</summary>{table}</details>"
-    )
+        if run.member is not None and run.exploits:
+            first = {key: value for key in keys if isinstance(value := _at(run.config, key), int | float)}
+            texts = value_texts(run.exploits, run.member, run.best.step if run.best else None, first)
+            values = [escape(texts.get(key, _NOTHING)) for key in keys]
+            rows.append([escape(name), *values, escape(lineage(run.exploits, run.member))])
+    return _table(["run", *keys, "parameters of member"], rows, "lineage") if rows else ""
 
 
 def _at(config: Mapping[str, Any], key: str) -> Any:

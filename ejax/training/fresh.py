@@ -49,11 +49,11 @@ def fresh_seeds(trainer: TrainerConfig) -> list[int]:
 
 
 def params_of(checkpoint: Path, last: Path, params: Params) -> Params:
-    """The policy in a checkpoint, on the device of ``params``, which are those of the checkpoint ``last``."""
+    """The policy in a checkpoint, where ``params`` are, which are those of the checkpoint ``last``."""
     if step_of(checkpoint) == step_of(last):
         return params
-    (device,) = jax.tree.leaves(params)[0].devices()
-    return jax.device_put(load_params(checkpoint, jax.eval_shape(lambda: params)), device)
+    own = load_params(checkpoint, jax.eval_shape(lambda: params))
+    return jax.tree.map(lambda x, there: jax.device_put(x, there.sharding), own, params)
 
 
 def step_of(checkpoint: Path) -> int:

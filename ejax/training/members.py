@@ -154,7 +154,7 @@ class PopulationEvaluator:
         """In any thread; ``begin`` waits for it."""
         program = jax.jit(self._lanes.each(lambda params, key: summarize(self._play(params, key))))
         try:
-            self._compiled.set_result(program.lower(params, self._keys(params, self._seed)).compile())
+            self._compiled.set_result(program.lower(*self._arguments(params, self._seed)).compile())
         except BaseException as error:
             self._compiled.set_exception(error)
 
@@ -164,12 +164,14 @@ class PopulationEvaluator:
         Args:
             seed: of the start states. None: ``trainer.eval_seed``.
         """
-        return self._compiled.result()(params, self._keys(params, self._seed if seed is None else seed))
+        return self._compiled.result()(*self._arguments(params, self._seed if seed is None else seed))
 
-    def _keys(self, params: Params, seed: int) -> Key:
-        """The same for each member, where its parameters are."""
+    def _arguments(self, params: Params, seed: int) -> tuple[Params, Key]:
+        """The parameters, and the same key for each member; on the devices that share the members."""
         keys = jnp.broadcast_to(jax.random.key(seed), jax.tree.leaves(params)[0].shape[:1])
-        return keys if self._lanes.mesh is None else jax.device_put(keys, by_members(self._lanes.mesh))
+        return (
+            (params, keys) if self._lanes.mesh is None else jax.device_put((params, keys), by_members(self._lanes.mesh))
+        )
 
 
 def _first_state(
