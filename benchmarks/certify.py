@@ -7,7 +7,8 @@ trained again, so that it can be stopped and go on, and seeds be added.
     python benchmarks/certify.py configs/push_cube/ppo.yaml --seeds 5
     python benchmarks/certify.py --table          # write the README's table from it; a test compares
 
-A row of ``certified.json`` without ``runs`` is quoted, with a dagger, and says how it was measured.
+A row's name and metrics are written there by hand. One without ``runs`` is quoted: it was measured in another way, and
+says how.
 """
 
 import argparse
@@ -34,8 +35,8 @@ README = ROOT / "README.md"
 EPISODES = 1000
 _NAMES = {"eval/success_rate": "success", "eval/avg_length": "steps", "eval/avg_reward": "return"}
 _HEAD = """\
-| task | last checkpoint | best checkpoint; the evaluation that chose it | seeds | env steps | time of a run |
-|---|---|---|---|---|---|
+| task | last checkpoint | best checkpoint | what chose it | seeds | env steps | time of a run |
+|---|---|---|---|---|---|---|
 """
 _MARKS = "<!-- certified: made by benchmarks/certify.py --table -->\n", "<!-- /certified -->\n"
 
@@ -93,7 +94,7 @@ def digest_of(path: Path) -> str:
 def with_table(text: str, rows: Sequence[Mapping[str, Any]]) -> str:
     """A page with the table between its marks made anew."""
     begin, end = _MARKS
-    table = _HEAD + "".join(f"| {' | '.join(cells(row))} |\n" for row in rows)
+    table = f"\n{_HEAD}" + "".join(f"| {' | '.join(cells(row))} |\n" for row in rows) + "\n"
     found, count = re.subn(f"{re.escape(begin)}.*{re.escape(end)}", lambda _: begin + table + end, text, flags=re.S)
     if count != 1:
         raise SystemExit(f"{README.name} has {count} places between {begin.strip()} and {end.strip()}; it needs one")
@@ -102,7 +103,7 @@ def with_table(text: str, rows: Sequence[Mapping[str, Any]]) -> str:
 
 def cells(row: Mapping[str, Any]) -> list[str]:
     if "runs" not in row:
-        return [f"{row['task']} †", row["result"], "", "", row["env_steps"], row["time"]]
+        return [row["task"], row["result"], f"† {row['how']}", "", "", row["env_steps"], row["time"]]
     runs, tags = row["runs"], row.get("metrics", ["eval/success_rate"])
     stale = "" if digest_of(ROOT / row["config"]) == row["config_sha256"] else ", of an earlier config"
     last, best = (
@@ -114,7 +115,8 @@ def cells(row: Mapping[str, Any]) -> list[str]:
     return [
         f"[{row['task']}]({row['config']}){stale}",
         last,
-        f"{best}; {chosen}",
+        best,
+        chosen,
         str(len(runs)),
         f"{runs[0]['env_steps'] / 1e6:.1f} M",
         f"{minutes:.1f} min of CPU time",
@@ -125,7 +127,8 @@ def over_seeds(values: Sequence[float]) -> str:
     """The interquartile mean, and the lowest and the highest seed's."""
     digits = ".3f" if max(map(abs, values)) <= 1.0 else ",.0f"
     middle, _ = interquartile_mean(np.array(values))
-    return f"{middle:{digits}} [{min(values):{digits}}, {max(values):{digits}}]"
+    low, high = min(values), max(values)
+    return f"{middle:{digits}}" + (f" [{low:{digits}}, {high:{digits}}]" if low < high else "")
 
 
 if __name__ == "__main__":

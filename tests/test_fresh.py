@@ -100,7 +100,6 @@ def test_each_member_of_a_population_is_played(distributed: bool, tmp_path: Path
     result = train_population(config)
     for i in range(2):
         found = read_fresh(result.run_dir / "members" / str(i))
-        print(found)
         assert [*found] == ["best", "last"]
         assert played(result.run_dir, found["best"], i).items() <= found["best"].items()
 
