@@ -21,6 +21,7 @@ from ejax.types import (
     LastingEnv,
     Params,
     Policy,
+    PolicyWithMemory,
     PyTree,
     Rollout,
     Timestep,
@@ -324,5 +325,5 @@ def make_rollout(
         distribution=distribution,
         dropout_seed=dropout_seed,
         valid=valid,
-        memory=None if before == () else before,
+        memory=before if isinstance(policy, PolicyWithMemory) else None,
     )

@@ -23,6 +23,7 @@ from ejax.algorithms.differentiable import (
     differentiable_problems,
     discounted_sum,
     play,
+    refuse_dropout,
 )
 from ejax.algorithms.record import Algorithm
 from ejax.algorithms.step import RunState, Step, finish
@@ -259,7 +260,8 @@ def make_apg_step(
     dropout: bool,
 ) -> Step:
     """Differentiate through ``update_horizon`` steps, update."""
-    del num_steps, dropout  # the config has the horizon; actions are not evaluated a second time
+    del num_steps  # the config has the horizon
+    refuse_dropout(dropout)
 
     def step(state: RunState, key: Key) -> tuple[RunState, Metrics]:
         train, envs, losses, trajectory = apg_update_with_trajectory(

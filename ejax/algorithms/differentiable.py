@@ -10,7 +10,7 @@ import numpy as np
 from flax import struct
 
 from ejax.distributions import executed
-from ejax.problems import Problem
+from ejax.problems import ConfigError, Problem
 from ejax.rollout import EnvCarry, starts_of, step
 from ejax.scan import short_steps
 from ejax.types import Array, Env, HostEnv, Key, Metrics, Params, Policy, PyTree
@@ -78,6 +78,16 @@ def differentiable_problems(options: Any, env: Env | HostEnv) -> Iterator[Proble
         check_differentiable(env)
     except ValueError as error:
         yield Problem("algorithm.name", str(error))
+
+
+def refuse_dropout(dropout: bool) -> None:
+    """
+    Raises:
+        ConfigError: a policy that drops units in training.
+    """
+    if dropout:
+        text = "got a policy with dropout, and this algorithm drops nothing; leave dropout out, or give ppo or grpo"
+        raise ConfigError([Problem("algorithm.name", text)])
 
 
 def play(

@@ -27,6 +27,7 @@ from ejax.algorithms.differentiable import (
     differentiable_problems,
     discounted_sum,
     play,
+    refuse_dropout,
 )
 from ejax.algorithms.record import Algorithm, RunShape
 from ejax.algorithms.sgd import MinibatchConfig, sgd_epochs
@@ -319,7 +320,8 @@ def make_shac_step(
     dropout: bool,
 ) -> Step:
     """Differentiate through ``segment_length`` steps and the value after them, update the actor, then the critic."""
-    del num_steps, dropout  # the config has the length; actions are not evaluated a second time
+    del num_steps  # the config has the length
+    refuse_dropout(dropout)
 
     def step(state: RunState, key: Key) -> tuple[RunState, Metrics]:
         train, envs, losses, trajectory = shac_update_with_trajectory(

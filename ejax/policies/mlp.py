@@ -94,7 +94,7 @@ class MLP(nn.Module):
                 x = nn.LayerNorm(epsilon=1e-5, name=f"layernorm_{i}")(x)  # torch's epsilon
             x = ACTIVATIONS[c.activation](x)
             if c.dropout_p > 0.0 and dropout_seed is not None:
-                x = _consistent_dropout(x, dropout_seed, layer=i, p=c.dropout_p)
+                x = consistent_dropout(x, dropout_seed, layer=i, p=c.dropout_p)
         return ACTIVATIONS[c.last_activation](x) if c.last_activation else x
 
 
@@ -155,8 +155,11 @@ def _product_backward(residuals: tuple[Array, Array], dy: Array) -> tuple[Array,
 _product.defvjp(_product_forward, _product_backward)
 
 
-def _consistent_dropout(x: Array, seed: Array, *, layer: int, p: float) -> Array:
-    """Dropout whose mask is a function of the row's seed. Source: Hausknecht & Wagener 2022, Consistent Dropout."""
+def consistent_dropout(x: Array, seed: Array, *, layer: int, p: float) -> Array:
+    """Dropout of x [..., F] whose mask is a function of the row's seed [...], uint32, and of ``layer``.
+
+    Source: Hausknecht & Wagener 2022, Consistent Dropout.
+    """
 
     def keep(row_seed: Array) -> Array:
         return jax.random.bernoulli(jax.random.fold_in(jax.random.key(row_seed), layer), 1.0 - p, x.shape[-1:])

@@ -1,20 +1,55 @@
-"""A Flax NNX module as a policy."""
+"""Flax NNX modules as policies, and the normalizer of observations for them."""
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
-from ejax.types import Key, Params, PyTree
+from ejax.moments import add_rows
+from ejax.policies.normalize import PolicyStateError, normalized
+from ejax.types import Array, Key, Params, PyTree
+
+
+class Normalizer(nnx.Variable):
+    """A statistic of observations, which changes in calls with ``observe`` alone; the collection ``normalizer``."""
+
+
+class ObsNormalizer(nnx.Module):
+    """``ejax.policies.normalize.ObsNormalizer`` for observations of ``size`` numbers."""
+
+    def __init__(self, size: int) -> None:
+        self.mean = Normalizer(jnp.zeros(size))
+        self.variance = Normalizer(jnp.ones(size))
+        self.count = Normalizer(jnp.zeros(()))
+
+    def __call__(self, x: Array, *, observe: bool | Array = False) -> Array:
+        old = (self.count[...], self.mean[...], self.variance[...])
+        if observe is not False:
+            new = add_rows(old, x, None if observe is True else observe)
+            self.count[...], self.mean[...], self.variance[...] = new
+        return normalized(x, *old[1:])
+
+
+_COLLECTIONS = {"params": nnx.Param, "normalizer": Normalizer, "batch_stats": nnx.BatchStat}
 
 
 @dataclass(frozen=True)
 class NnxPolicy:
     """Policy from a factory ``make(rngs) -> module``, where ``module(obs) -> (distribution, value)``.
 
-    The module's ``nnx.Param`` are trained; its other variables are carried as they were made.
+    The module's ``nnx.Param`` are trained. It acts, learns and is evaluated with the attributes ``deterministic`` and
+    ``use_running_average`` True wherever it has them, but that
+
+        nnx.Dropout    drops where ``dropout_seed`` is given: while it collects, and the same units in the update
+        nnx.BatchStat  moves once in an update, as ``ejax.policies.normalize`` has it
+
+    and its other variables are carried as they were made. A module whose ``__call__`` takes ``dropout_seed`` or
+    ``observe`` is given them, as a Linen module is.
 
     Example:
         policy = NnxPolicy(lambda rngs: MyModule(rngs=rngs))
@@ -23,14 +58,135 @@ class NnxPolicy:
 
     make: Callable[[nnx.Rngs], Any]
 
+    @property
+    def drops(self) -> bool:
+        """True of a module that drops units in training: it draws random numbers, or takes a ``dropout_seed``."""
+        return "dropout_seed" in self._accepted or bool(jax.tree.leaves(self._parts[1]))
+
     def init(self, key: Key, obs: PyTree) -> Params:
         del obs  # an NNX module knows its sizes
-        _, trained, carried = nnx.split(self.make(nnx.Rngs(key)), nnx.Param, ...)  # type: ignore[misc]  # flax's stub
-        return {"params": nnx.to_pure_dict(trained), "carried": nnx.to_pure_dict(carried)}
+        return _split(self.make(nnx.Rngs(key)))[2]
 
-    def apply(self, params: Params, obs: PyTree, **kwargs: Any) -> Any:
-        shape = nnx.eval_shape(lambda: self.make(nnx.Rngs(jax.random.key(0))))
-        graph, trained, carried = nnx.split(shape, nnx.Param, ...)  # type: ignore[misc]  # flax's stub
-        nnx.replace_by_pure_dict(trained, params["params"])
-        nnx.replace_by_pure_dict(carried, params["carried"])
-        return nnx.merge(graph, trained, carried)(obs, **kwargs)
+    def apply(
+        self,
+        params: Params,
+        obs: PyTree,
+        *,
+        dropout_seed: Array | None = None,
+        observe: bool | Array = False,
+        mutable: Sequence[str] = (),
+        **keywords: Any,
+    ) -> Any:
+        """
+        Args:
+            dropout_seed: [...] uint32, one per row: the row's dropped units depend on it alone. None: no dropout.
+            observe, mutable: as in ``ejax.policies.normalize``.
+            keywords: of the module's ``__call__``.
+
+        Raises:
+            PolicyStateError: random numbers drawn without a ``dropout_seed``, or for the steps of a sequence; a
+                variable that changes where it must not, or statistics that never do.
+        """
+        if observe is not False and "observe" in self._accepted:
+            keywords["observe"] = observe
+        if dropout_seed is None:
+            return self._call(params, obs, None, mutable, keywords)
+        if "dropout_seed" in self._accepted:
+            return self._call(params, obs, None, mutable, {**keywords, "dropout_seed": dropout_seed})
+        if "memory" in keywords:
+            text = (
+                "nnx.Dropout draws one mask for a whole sequence; in a policy with memory, take dropout_seed and drop"
+            )
+            raise PolicyStateError(f"{text} with ejax.policies.mlp.consistent_dropout")
+
+        def one_row(obs: PyTree, seed: Array) -> Any:
+            batch_of_one = jax.tree.map(lambda x: x[None], obs)
+            answer = self._call(params, batch_of_one, jax.random.key(seed), (), keywords)
+            return jax.tree.map(lambda x: x[0], answer)
+
+        shape = dropout_seed.shape
+        rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[len(shape) :]), obs)
+        answers = jax.vmap(one_row)(rows, dropout_seed.reshape(-1))
+        return jax.tree.map(lambda x: x.reshape(*shape, *x.shape[1:]), answers)
+
+    @cached_property
+    def _abstract(self) -> Any:
+        """The module with shapes in place of arrays."""
+        return nnx.eval_shape(lambda: self.make(nnx.Rngs(jax.random.key(0))))
+
+    @cached_property
+    def _parts(self) -> tuple[Any, PyTree, Params]:
+        return _split(self._abstract)
+
+    @cached_property
+    def _accepted(self) -> frozenset[str]:
+        return frozenset(inspect.signature(self._abstract.__call__).parameters)
+
+    def _call(self, params: Params, obs: PyTree, key: Key | None, mutable: Sequence[str], keywords: Any) -> Any:
+        """
+        Args:
+            key: of all random numbers. None: there must be none.
+        """
+        graph, streams, _ = self._parts
+        module = nnx.merge(graph, _seeded(streams, key), *params.values())
+        if key is None:
+            module.set_attributes(deterministic=True, raise_if_not_found=False)
+        if "batch_stats" not in mutable:
+            module.set_attributes(use_running_average=True, raise_if_not_found=False)
+        before = {path: variable.get_value() for path, variable in _variables(module)}
+        answer = module(obs, **keywords)
+        changed = [(path, x) for path, x in _variables(module) if x.get_value() is not before.get(path)]
+        kinds = [_COLLECTIONS[name] for name in mutable]
+        allowed = (nnx.Intermediate, *kinds, *([nnx.RngState] if key is not None else []))
+        for path, variable in changed:
+            if not isinstance(variable, allowed):
+                raise PolicyStateError(_lost(path, variable))
+        if not mutable:
+            return answer
+        if "observe" not in self._accepted and not all(any(isinstance(x, kind) for _, x in changed) for kind in kinds):
+            raise PolicyStateError(
+                f"{type(module).__name__} has statistics ({', '.join(mutable)}) that never move: let its __call__ take "
+                "observe, and move them where that is given"
+            )
+        return answer, {name: nnx.to_pure_dict(nnx.state(module, _COLLECTIONS[name])) for name in mutable}
+
+
+class NnxPolicyWithMemory(NnxPolicy):
+    """``NnxPolicy`` of a module with ``init_memory(num_rows)`` and ``module(obs, memory=…, first=…)``; what they are is
+    in ``ejax.types.PolicyWithMemory``."""
+
+    def init_memory(self, num_rows: int) -> PyTree:
+        return self._abstract.init_memory(num_rows)
+
+
+def _split(module: Any) -> tuple[Any, PyTree, Params]:
+    """``(graph, random streams, variables)``; of the statistics those collections that there are."""
+    graph, streams, *parts, carried = nnx.split(module, nnx.RngState, *_COLLECTIONS.values(), ...)  # type: ignore[misc]
+    variables = {name: nnx.to_pure_dict(part) for name, part in zip(_COLLECTIONS, parts, strict=True)}
+    present = {name: part for name, part in variables.items() if name == "params" or part}
+    return graph, nnx.to_pure_dict(streams), {**present, "carried": nnx.to_pure_dict(carried)}
+
+
+def _seeded(streams: PyTree, key: Key | None) -> PyTree:
+    """Random streams that start from ``key``."""
+    leaves, form = jax.tree.flatten(streams)
+
+    def start(number: int, like: Any) -> Array:
+        if not jnp.issubdtype(like.dtype, jax.dtypes.prng_key):
+            return jnp.zeros(like.shape, like.dtype)
+        return jax.random.split(jax.random.fold_in(jax.random.key(0) if key is None else key, number), like.shape)
+
+    return jax.tree.unflatten(form, [start(number, like) for number, like in enumerate(leaves)])
+
+
+def _variables(module: Any) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    return ((path, x) for path, x in nnx.iter_graph(module) if isinstance(x, nnx.Variable))
+
+
+def _lost(path: tuple[Any, ...], variable: Any) -> str:
+    name = f"{'.'.join(map(str, path))} ({type(variable).__name__})"
+    if isinstance(variable, nnx.RngState):
+        text = f"the module draws from {name} though it is deterministic, and would draw the same at every step; let"
+        return f"{text} its layers heed their attribute deterministic, or take dropout_seed"
+    text = f"the module changes {name} while it acts, and that would be lost; change an nnx.BatchStat where"
+    return f"{text} use_running_average is False, a Normalizer where observe is given, or give the module a memory"

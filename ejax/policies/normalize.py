@@ -1,17 +1,32 @@
-"""Running observation normalization: statistics that are carried alongside the trained parameters."""
+"""Running statistics of observations: carried alongside the trained parameters, in collections of their own.
+
+    normalizer     of all observations so far, as ``ObsNormalizer`` has them
+    batch_stats    running averages, as BatchNorm has them
+
+Both change after an update or before it, never within, so that collection and update see the same policy.
+"""
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 
+from ejax.finite import all_finite, finite_rows
 from ejax.moments import add_rows
-from ejax.types import Array, Params, Policy, PyTree
+from ejax.types import Array, Params, Policy, PolicyWithMemory, PyTree
+
+_ROWS = 1024
+"""At most so many observations move running averages by one step."""
+
+
+class PolicyStateError(ValueError):
+    """A policy's module keeps or draws what ejax would lose or repeat."""
 
 
 class ObsNormalizer(nn.Module):
     """(x − mean) / (std + 1e-2), with mean and variance over all rows observed so far.
 
-    The statistics live in the collection ``normalizer`` and change only where ``observe`` is given, after an update,
-    so that collection and update see the same policy. Source: the rule of EmbodiChain 0.3.2.
+    The statistics live in the collection ``normalizer`` and change only where ``observe`` is given. Source: the rule of
+    EmbodiChain 0.3.2.
     """
 
     @nn.compact
@@ -26,22 +41,57 @@ class ObsNormalizer(nn.Module):
         mean = self.variable("normalizer", "mean", jnp.zeros, size)
         variance = self.variable("normalizer", "variance", jnp.ones, size)
         count = self.variable("normalizer", "count", jnp.zeros, ())
-        per_feature = (1,) * (x.ndim - 1) + size
-        normalized = (x - mean.value.reshape(per_feature)) / (jnp.sqrt(variance.value) + 1e-2).reshape(per_feature)
+        y = normalized(x, mean.value, variance.value)
         if observe is False:
-            return normalized
+            return y
         old = (count.value, mean.value, variance.value)
         count.value, mean.value, variance.value = add_rows(old, x, None if observe is True else observe)
-        return normalized
+        return y
+
+
+def normalized(x: Array, mean: Array, variance: Array) -> Array:
+    """(x − mean) / (std + 1e-2) of x [..., O]."""
+    per_feature = (1,) * (x.ndim - 1) + x.shape[-1:]
+    return (x - mean.reshape(per_feature)) / (jnp.sqrt(variance) + 1e-2).reshape(per_feature)
 
 
 def update_normalizer(policy: Policy, params: Params, obs: PyTree, valid: Array | None = None) -> Params:
     """The parameters with ``obs`` added to their statistics; the same ones where the policy keeps none.
 
     Args:
-        valid: rows of ``obs`` that count, in the shape of its leading axes. None: all.
+        obs: leaves [T, N, ...].
+        valid: [T, N], rows of ``obs`` that count. None: all.
+
+    Raises:
+        PolicyStateError: running averages in a policy with memory.
     """
-    if "normalizer" not in params:
-        return params
-    _, observed = policy.apply(params, obs, observe=True if valid is None else valid, mutable=["normalizer"])
-    return {**params, **observed}
+    mutable = [name for name in ("normalizer", "batch_stats") if name in params]
+    if "normalizer" in mutable:
+        _, observed = policy.apply(params, obs, observe=True if valid is None else valid, mutable=mutable)
+        params = {**params, "normalizer": observed["normalizer"]}
+    if "batch_stats" in mutable:
+        if isinstance(policy, PolicyWithMemory):
+            raise PolicyStateError("BatchNorm averages over single observations, and a memory is none; give LayerNorm")
+        params = {**params, "batch_stats": _moved(policy, params, obs, valid, mutable)}
+    return params
+
+
+def _moved(policy: Policy, params: Params, obs: PyTree, valid: Array | None, mutable: list[str]) -> PyTree:
+    """Running averages after steps of equally many rows each, drawn from the whole of ``obs``; those that do not count
+    or are not finite make room for others."""
+    obs = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), obs)
+    counts = finite_rows(obs) if valid is None else finite_rows(obs) & valid.reshape(-1)
+    first, num_counting = jnp.argsort(~counts, stable=True), counts.sum()
+    num_rows = counts.shape[0]
+    num_steps = -(-num_rows // _ROWS)
+    rows = first[jnp.arange(num_steps * -(-num_rows // num_steps)) % jnp.maximum(num_counting, 1)]
+
+    def step(stats: PyTree, rows: Array) -> tuple[PyTree, None]:
+        seen = jax.tree.map(lambda x: x[rows], obs)
+        _, observed = policy.apply({**params, "batch_stats": stats}, seen, observe=True, mutable=mutable)
+        return observed["batch_stats"], None
+
+    before = params["batch_stats"]
+    after, _ = jax.lax.scan(step, before, rows.reshape(-1, num_steps).T)
+    keep = (num_counting > 0) & all_finite(after)
+    return jax.tree.map(lambda new, old: jnp.where(keep, new, old), after, before)

@@ -119,7 +119,7 @@ def _training(config: RunConfig, parts: Parts, devices: Sequence[jax.Device]) ->
 
 def _learning(config: RunConfig, parts: Parts, stepper: HostStepper, device: jax.Device) -> jax.stages.Lowered:
     """The update from rollouts that a collector makes on the host, of an environment in JAX."""
-    trainer, dropout = config.trainer, uses_dropout(config.policy)
+    trainer, dropout = config.trainer, uses_dropout(config.policy, parts.policy)
 
     def collect(params: Params, key: Key) -> Rollout:
         envs = with_memory(reset(parts.env, key, trainer.num_envs), parts.policy)

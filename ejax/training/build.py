@@ -19,7 +19,7 @@ from ejax.training.cloning import cloning_parts
 from ejax.training.environments import build_env, check_own_env
 from ejax.training.host_parts import group_size, host_parts
 from ejax.training.parts import Parts
-from ejax.training.policies import build_policy, uses_dropout
+from ejax.training.policies import build_policy, check_own_policy, uses_dropout
 from ejax.training.steppers import DeviceStepper
 from ejax.training.teacher import load_teacher
 from ejax.types import Env, HostEnv, Policy
@@ -59,6 +59,7 @@ def build(
     if problems := list(algorithm.env_problems(config.algorithm.cfg, first)):
         raise ConfigError(problems)
     policy = build_policy(config.policy, first)
+    check_own_policy(config.policy, policy, first)
     if problems := list(algorithm.policy_problems(config.algorithm.cfg, policy)):
         raise ConfigError(problems)
     notes = describe(first).notes
@@ -67,7 +68,7 @@ def build(
         notes += told
         algorithm = algorithm.taught_by(teacher)
     optimizer = algorithm.make_optimizer(config.algorithm.cfg)
-    key, dropout = jax.random.key(trainer.seed), uses_dropout(config.policy)
+    key, dropout = jax.random.key(trainer.seed), uses_dropout(config.policy, policy)
 
     # where the observations come from decides what steps the run: demonstrations, the program itself, a collector
     if config.data is not None:

@@ -213,7 +213,7 @@ def _member_step(config: RunConfig, parts: Parts, values: Values) -> Step:
     if record.update is not None:
         record = replace(record, update=for_options(record.update, *values.values()))
     optimizer = record.make_optimizer(options)
-    dropout = uses_dropout(config.policy)
+    dropout = uses_dropout(config.policy, parts.policy)
     return device_step(config, record, parts.policy, cast(Env, parts.env), optimizer, options, dropout=dropout)
 
 

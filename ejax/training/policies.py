@@ -1,19 +1,26 @@
 """From the section ``policy`` of a config to the policy that it names."""
 
 import inspect
+import re
+from typing import Any
 
 import jax
+import jax.numpy as jnp
+from flax.errors import FlaxError
 
 from ejax.config import ConfigError, PolicyConfig, Problem
 from ejax.config.spaces import space_problems
 from ejax.distributions import action_spec
 from ejax.envs.description import describe
+from ejax.memory import ask, first_memory
 from ejax.policies import ActorCritic, ActorOnly
+from ejax.policies.nnx import NnxPolicy
+from ejax.policies.normalize import PolicyStateError, update_normalizer
 from ejax.policies.observations import select_observation
 from ejax.policies.with_memory import ActorCriticWithMemory
 from ejax.registry import resolve
 from ejax.training.environments import sample_obs
-from ejax.types import Env, HostEnv, Policy
+from ejax.types import Env, HostEnv, Key, Policy, PyTree
 
 
 def build_policy(config: PolicyConfig, env: Env | HostEnv) -> Policy:
@@ -61,7 +68,40 @@ def build_policy(config: PolicyConfig, env: Env | HostEnv) -> Policy:
         raise ConfigError([Problem("policy", f"{config.name} refuses it: {error}")]) from error
 
 
-def uses_dropout(config: PolicyConfig) -> bool:
+def check_own_policy(config: PolicyConfig, policy: Policy, env: Env | HostEnv) -> None:
+    """Ask a policy that is not ejax's for all that a run asks of one, by shapes, before anything is compiled.
+
+    Raises:
+        ConfigError: random numbers or variables that would be lost, repeated, or never move.
+    """
+    if getattr(resolve("policy", config.name), "__module__", "").startswith("ejax."):
+        return
+
+    def ask_all(key: Key, obs: PyTree) -> None:
+        params = policy.init(key, obs)
+        seed = {"dropout_seed": jnp.zeros(1, jnp.uint32)} if uses_dropout(config, policy) else {}
+        ask(policy, params, obs, first_memory(policy, 1), **seed)
+        update_normalizer(policy, params, jax.tree.map(lambda x: x[None], obs))
+
+    try:
+        jax.eval_shape(ask_all, jax.random.key(0), sample_obs(env, 1))
+    except (FlaxError, PolicyStateError) as error:
+        text = f"{config.name} keeps or draws what would be lost: {error}; see docs/reference/policies.md"
+        raise ConfigError([Problem("policy.name", text)]) from error
+    except TypeError as error:
+        if not re.search("unexpected keyword argument '(observe|dropout_seed)'", str(error)):
+            raise
+        text = f"{config.name} has statistics or dropout that would never be used ({error}); let its __call__ take it"
+        raise ConfigError([Problem("policy.name", text)]) from error
+
+
+def uses_dropout(config: PolicyConfig, policy: Policy) -> bool:
+    """Whether the policy drops units in training; one of your own says so by a keyword ``dropout_seed``."""
+    if isinstance(policy, NnxPolicy):
+        return policy.drops
+    kind: Any = type(policy)
+    if not kind.__module__.startswith("ejax."):
+        return any("dropout_seed" in inspect.signature(f).parameters for f in (kind.__call__, kind.apply))
     networks = [block.network_cfg for block in (config.actor, config.critic) if block is not None]
     networks += [memory.encoder for memory in config.memories.values() if memory.encoder is not None]
     return any(network.dropout_p > 0.0 for network in networks)
