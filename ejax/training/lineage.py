@@ -1,4 +1,4 @@
-"""Lineage in population-based training, ``exploits.jsonl``: who went on from whom, and with which values.
+"""Lineage in population-based training, ``exploits.jsonl``: who went on from whom, and with which values."""
 
 import math
 from collections.abc import Mapping, Sequence
