@@ -5,24 +5,34 @@ from pathlib import Path
 from typing import Any
 
 import chex
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import own_policies
 import pytest
-from own_policies import HIDDEN, KINDS, OBS
+from flax import nnx
+from own_policies import HIDDEN, KINDS, OBS, LinenBatchNorm, LinenHeads, NnxPlain
 from tiny import STEPS, tiny
 
 import ejax
+from ejax.algorithms.bc import BCConfig, bc_update
 from ejax.algorithms.ppo import PPOConfig, ppo_loss
-from ejax.config import parse_config
+from ejax.config import ConfigError, parse_config
 from ejax.envs.point_mass import PointMassRL
-from ejax.policies.normalize import update_normalizer
+from ejax.optim import make_optimizer
+from ejax.policies.nnx import NnxPolicy, NnxPolicyWithMemory
+from ejax.policies.nnx import ObsNormalizer as NnxObsNormalizer
+from ejax.policies.normalize import ObsNormalizer, update_normalizer
 from ejax.rollout import reset, unroll
 from ejax.run import train
+from ejax.sharding import make_mesh, sharded
 from ejax.training.build import build
 from ejax.training.policies import uses_dropout
 from ejax.training.saved_policy import evaluate_run
+from ejax.types import make_train_state
+from interop.artefacts.formats import FORMATS
+from interop.export import export_policy
 
 KEY = jax.random.key(0)
 ROWS = jax.random.normal(KEY, (6, 4, OBS))
@@ -126,3 +136,185 @@ def test_running_averages_are_those_of_the_rows_that_count(framework: str) -> No
     np.testing.assert_allclose(whole["batch_stats"]["norm"]["mean"], 0.1 * seen[:18].mean(axis=0), rtol=1e-4, atol=1e-6)
     nothing = update_normalizer(policy, params, jnp.asarray(rows), jnp.zeros_like(valid))
     chex.assert_trees_all_equal(nothing, params)
+
+
+class LinenLayer(nn.Module):
+    """A policy with a layer that keeps or draws something between two others."""
+
+    layer: nn.Module
+
+    @nn.compact
+    def __call__(self, obs: jax.Array) -> Any:
+        return LinenHeads()(jnp.tanh(self.layer(nn.Dense(HIDDEN)(obs))))
+
+
+class LinenObserving(LinenLayer):
+    def __call__(self, obs: jax.Array, *, observe: Any = False) -> Any:
+        del observe
+        return super().__call__(obs)
+
+
+class LinenBatchNormAndMemory(LinenBatchNorm):
+    def init_memory(self, num_rows: int) -> jax.Array:
+        return jnp.zeros((num_rows, 1))
+
+    def __call__(self, obs: jax.Array, *, memory: Any = None, observe: Any = False) -> Any:
+        return *super().__call__(obs, observe=observe), memory
+
+
+class NnxLayer(NnxPlain):
+    def __init__(self, make: Any, ask: Any, rngs: nnx.Rngs) -> None:
+        super().__init__(rngs)
+        self.layer, self.ask = make(rngs), ask
+
+    def __call__(self, obs: jax.Array) -> Any:
+        return self.heads(jnp.tanh(self.ask(self.layer, self.hidden(obs))))
+
+
+class NnxWithMemory(NnxLayer):
+    def init_memory(self, num_rows: int) -> jax.Array:
+        return jnp.zeros((num_rows, 1))
+
+    def __call__(self, obs: jax.Array, *, memory: Any = None, first: Any = None) -> Any:
+        return *super().__call__(obs), memory
+
+
+def add_one(counter: nnx.Variable, x: jax.Array) -> jax.Array:
+    counter[...] += 1
+    return x
+
+
+def call(layer: Any, x: jax.Array, **keywords: Any) -> jax.Array:
+    return layer(x, **keywords)
+
+
+def norm(rngs: nnx.Rngs, **keywords: Any) -> nnx.BatchNorm:
+    return nnx.BatchNorm(HIDDEN, rngs=rngs, **keywords)
+
+
+def nnx_layer(make: Any, ask: Any = call, memory: bool = False) -> Any:
+    module, kind = (NnxWithMemory, NnxPolicyWithMemory) if memory else (NnxLayer, NnxPolicy)
+    return kind(partial(module, make, ask))
+
+
+DROPOUT = partial(nnx.Dropout, 0.5)
+LOSES = {
+    "linen_dropout": (lambda: LinenLayer(nn.Dropout(0.5, deterministic=False)), "PRNG for .dropout"),
+    "linen_moves_as_it_acts": (lambda: LinenLayer(nn.BatchNorm(use_running_average=False)), "immutable"),
+    "linen_moves_when_observed": (lambda: LinenObserving(nn.BatchNorm(use_running_average=False)), "immutable"),
+    "linen_never_moves": (lambda: LinenLayer(nn.BatchNorm(use_running_average=True)), "keyword argument 'observe'"),
+    "linen_normalizer_never_moves": (lambda: LinenLayer(ObsNormalizer()), "keyword argument 'observe'"),
+    "linen_memory": (LinenBatchNormAndMemory, "give LayerNorm"),
+    "nnx_dropout": (
+        lambda: nnx_layer(lambda rngs: DROPOUT(rngs=rngs), partial(call, deterministic=False)),
+        "draws from layer.rngs.count",
+    ),
+    "nnx_dropout_without_rngs": (lambda: nnx_layer(lambda rngs: DROPOUT()), "drop nothing; give it rngs"),
+    "nnx_dropout_and_memory": (
+        lambda: nnx_layer(lambda rngs: DROPOUT(rngs=rngs), memory=True),
+        "take dropout_seed and drop with",
+    ),
+    "nnx_moves_as_it_acts": (
+        lambda: nnx_layer(norm, partial(call, use_running_average=False)),
+        r"changes layer.mean \(BatchStat\) while it acts",
+    ),
+    "nnx_never_moves": (lambda: nnx_layer(partial(norm, use_running_average=True)), "never move"),
+    "nnx_normalizer_never_moves": (lambda: nnx_layer(lambda rngs: NnxObsNormalizer(HIDDEN)), "never move"),
+    "nnx_counts": (
+        lambda: nnx_layer(lambda rngs: nnx.Variable(jnp.zeros(())), add_one),
+        r"changes layer \(Variable\) while it acts",
+    ),
+    "nnx_memory": (lambda: nnx_layer(norm, memory=True), "give LayerNorm"),
+}
+
+
+def losing(name: str) -> Any:
+    return LOSES[name][0]()
+
+
+@pytest.mark.parametrize("name", LOSES)
+def test_what_would_be_lost_or_repeated_is_refused_before_anything_runs(name: str, tmp_path: Path) -> None:
+    raw = tiny(tmp_path) | {"policy": {"name": f"{__name__}:losing", "cfg": {"name": name}}}
+    with pytest.raises(ConfigError, match=LOSES[name][1]):
+        build(parse_config(raw))
+
+
+BUILT_IN = {"network_cfg": {"hidden_sizes": [4], "dropout_p": 0.5}}
+
+
+@pytest.mark.parametrize("algorithm", ["apg", "shac"])
+@pytest.mark.parametrize("framework", ["linen", "nnx", "built_in"])
+def test_an_algorithm_that_drops_nothing_refuses_dropout(algorithm: str, framework: str, tmp_path: Path) -> None:
+    raw = config(framework, "dropout", tmp_path) | {"algorithm": {"name": algorithm}}
+    if framework == "built_in":
+        raw["policy"] = {"name": "actor_critic", "actor": BUILT_IN, "critic": BUILT_IN}
+    with pytest.raises(ConfigError, match="policy with dropout, and this algorithm drops nothing"):
+        build(parse_config(raw))
+
+
+@FRAMEWORKS
+def test_cloning_drops_and_moves_averages(framework: str) -> None:
+    options = BCConfig(batch_size=8, updates_per_step=3)
+    optimizer = make_optimizer(options.optimizer)
+    batch = {"obs": ROWS, "action": jnp.ones((6, 4, 2))}
+
+    def cloned(kind: str, dropout: bool) -> tuple[Any, Any]:
+        policy = own_policies.make(framework, kind)
+        params = policy.init(KEY, ROWS)
+        state = make_train_state(params, optimizer)
+        moments = [x for x in jax.tree.leaves(state.opt_state) if x.ndim]
+        assert len(moments) == 2 * len([x for x in jax.tree.leaves(params["params"]) if x.ndim])  # Adam's, no others
+        update = partial(bc_update, policy=policy, optimizer=optimizer, config=options)
+        return params, update(state, batch, KEY, dropout=dropout)[0].params
+
+    before, after = cloned("batch_norm", False)
+    norm = after["batch_stats"]["norm"]
+    assert not np.isclose(norm["mean"], before["batch_stats"]["norm"]["mean"]).any()
+    (_, dropped), (_, whole) = cloned("dropout", True), cloned("dropout", False)
+    assert any(not np.allclose(a, b) for a, b in zip(*map(jax.tree.leaves, (dropped, whole)), strict=True))
+
+
+@FRAMEWORKS
+@pytest.mark.parametrize("kind", ["batch_norm", "memory"])
+def test_a_student_is_distilled_from_a_teacher_of_the_other_kind(framework: str, kind: str, tmp_path: Path) -> None:
+    taught = train(parse_config(config("nnx" if framework == "linen" else "linen", kind, tmp_path, iterations=1)))
+    raw = config(framework, "dropout", tmp_path, iterations=1)
+    raw["algorithm"] = {"name": "distill", "cfg": {"teacher": str(taught.run_dir), "batch_size": 16}}
+    assert np.isfinite(train(parse_config(raw)).last_train_metrics["train/kl"])
+
+
+@FRAMEWORKS
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_export_is_refused_by_name(framework: str, kind: str, tmp_path: Path) -> None:
+    policy, formats = (
+        own_policies.make(framework, kind),
+        [name for name, x in FORMATS.items() if not x.missing(to_write=True)],
+    )
+    if not formats:
+        pytest.skip("no format can be written here: pip install -e '.[export]'")
+    params = policy.init(KEY, ROWS)
+    with pytest.raises(ValueError, match=f"policies of the class {type(policy).__name__} have no torch twin"):
+        export_policy(policy, params, PointMassRL(), tmp_path, formats, origin={})
+    assert not list(tmp_path.iterdir())
+
+
+@FRAMEWORKS
+@pytest.mark.parametrize("kind", ["normalizer", "batch_norm"])
+def test_statistics_of_rows_on_several_devices_are_those_of_one(framework: str, kind: str) -> None:
+    policy = own_policies.make(framework, kind)
+    params = policy.init(KEY, ROWS)
+    rows = jax.random.normal(KEY, (640, 4, OBS))  # more than one step of averages
+    mesh, update = make_mesh(jax.devices()[:4]), jax.jit(partial(update_normalizer, policy))
+    with jax.set_mesh(mesh):
+        several = update(params, jax.device_put(rows, sharded(mesh, 1)))
+    chex.assert_trees_all_close(several, update(params, rows), rtol=1e-5, atol=1e-6)
+
+
+def test_both_kinds_of_normalizer_compute_the_same() -> None:
+    linen, other = ObsNormalizer(), NnxObsNormalizer(OBS)
+    before = linen.init(KEY, ROWS)
+    valid = jax.random.bernoulli(KEY, shape=(6, 4))
+    y, after = linen.apply(before, ROWS, observe=valid, mutable=["normalizer"])
+    np.testing.assert_array_equal(other(ROWS, observe=valid), y)
+    assert other.count[...] == valid.sum()
+    np.testing.assert_array_equal(other(ROWS), linen.apply(after, ROWS))

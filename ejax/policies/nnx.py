@@ -65,7 +65,10 @@ class NnxPolicy:
 
     def init(self, key: Key, obs: PyTree) -> Params:
         del obs  # an NNX module knows its sizes
-        return _split(self.make(nnx.Rngs(key)))[2]
+        module = self.make(nnx.Rngs(key))
+        if not self.drops and any(isinstance(x, nnx.Dropout) and _would_drop(x) for _, x in nnx.iter_graph(module)):
+            raise PolicyStateError("nnx.Dropout without rngs would drop nothing; give it rngs, or deterministic=True")
+        return _split(module)[2]
 
     def apply(
         self,
@@ -157,6 +160,10 @@ class NnxPolicyWithMemory(NnxPolicy):
 
     def init_memory(self, num_rows: int) -> PyTree:
         return self._abstract.init_memory(num_rows)
+
+
+def _would_drop(dropout: nnx.Dropout) -> bool:
+    return dropout.rate > 0.0 and dropout.deterministic is not True
 
 
 def _split(module: Any) -> tuple[Any, PyTree, Params]:

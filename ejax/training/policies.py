@@ -79,8 +79,9 @@ def check_own_policy(config: PolicyConfig, policy: Policy, env: Env | HostEnv) -
 
     def ask_all(key: Key, obs: PyTree) -> None:
         params = policy.init(key, obs)
-        seed = {"dropout_seed": jnp.zeros(1, jnp.uint32)} if uses_dropout(config, policy) else {}
-        ask(policy, params, obs, first_memory(policy, 1), **seed)
+        ask(policy, params, obs, first_memory(policy, 1))
+        if uses_dropout(config, policy):
+            ask(policy, params, obs, first_memory(policy, 1), dropout_seed=jnp.zeros(1, jnp.uint32))
         update_normalizer(policy, params, jax.tree.map(lambda x: x[None], obs))
 
     try:

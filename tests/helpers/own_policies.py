@@ -130,7 +130,8 @@ def remember(x: jax.Array, memory: Any, first: jax.Array | None, weight: jax.Arr
         memory = jnp.tanh(x + memory @ weight)
         return memory, memory
 
-    memory = jnp.zeros((x.shape[-2], HIDDEN)) if memory is None else memory
+    rows = x.shape[:-1] if first is None else x.shape[1:-1]
+    memory = jnp.zeros((*rows, HIDDEN)) if memory is None else memory
     return step(x, memory) if first is None else in_sequence(step, x, memory, first)
 
 
