@@ -104,7 +104,8 @@ def join(address: Address, *, timeout_s: int = 300) -> None:
 def _check_coordinator(coordinator: str) -> None:
     host, _, port = coordinator.rpartition(":")
     if not host or not (port.isascii() and port.isdigit() and 1 <= int(port[:6]) <= 65535):
-        raise ConfigError([], f"--coordinator: got '{coordinator}'; give HOST:PORT, a port of 1 to 65535: host0:12345")
+        text = f"got the coordinator '{coordinator}', which is no HOST:PORT with a port of 1 to 65535"
+        raise ConfigError([], f"{text}; {JOIN}, as in host0:12345")
 
 
 def _scheduled() -> bool:
