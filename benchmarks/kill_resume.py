@@ -37,6 +37,7 @@ _MOST_KILLS = 5
 """Of one training."""
 _LIMIT_S = 300.0
 """A process that lives longer hangs."""
+_PICTURES = "picture_task:PictureTask"
 _NETWORK = {"type": "mlp", "network_cfg": {"hidden_sizes": [16], "activation": "tanh"}}
 
 
@@ -46,6 +47,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", f"{folder}/compiled")
         os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+        os.environ["PYTHONPATH"] = os.pathsep.join(sys.path[-2:])
         os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
         configs = _configs(Path(folder))
         chosen = [Mode(name, configs[name], Path(folder)) for name in args.modes or configs]
@@ -113,6 +115,7 @@ class Mode:
     def _start(self, run: Path) -> "subprocess.Popen[str]":
         """The command of a new run, or where there is a folder of one, to go on."""
         command = [sys.executable, "-m", "ejax.train", "--config", str(self.folder / "config.json"), "--run", str(run)]
+        command += ["--trust", _PICTURES]
         command += ["--resume", "latest"] if run.exists() else []
         return subprocess.Popen(
             command, cwd=_ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
@@ -188,8 +191,7 @@ def _configs(folder: Path) -> dict[str, dict[str, Any]]:
         "devices": _config(ppo, 40, {"distributed": True}),
         "pbt": _config(ppo, 40) | {"population": {"seeds": 2, "exploit": {"every": 4}, **rates}},
         "dagger": _config({"name": "distill", "cfg": dagger}, 40, network=gru),
-        "vla": _config(ppo, 24)
-        | {"env": {"id": "tests.helpers.picture_task:PictureTask"}, "policy": {"name": "vla", "vla_config": flow}},
+        "vla": _config(ppo, 24) | {"env": {"id": _PICTURES}, "policy": {"name": "vla", "vla_config": flow}},
     }
 
 
