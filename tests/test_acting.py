@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from tiny import tiny
@@ -12,6 +13,7 @@ from ejax.config import parse_config
 from ejax.rollout import reset, unroll
 from ejax.run import train
 from ejax.training.acting import Actor
+from ejax.training.build import build
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +55,47 @@ def test_samples_differ_from_call_to_call(actor: Actor, obs: np.ndarray) -> None
 def test_another_observation_is_refused_by_its_form(actor: Actor, wrong: object) -> None:
     with pytest.raises(ValueError, match="PointMassRL"):
         actor.act(wrong)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *(np.full(14, x) for x in (2**24 + 1, 2**63 - 1, np.nan, -np.inf, 1e39, "0.5", None)),
+        np.zeros(14, np.complex64),
+        np.zeros(14, "datetime64[s]"),
+    ],
+)
+def test_what_is_no_number_of_the_observation_is_refused(actor: Actor, wrong: np.ndarray) -> None:
+    with pytest.raises(ValueError, match=r"^obs: got "):
+        actor.act(wrong)
+
+
+@pytest.mark.parametrize("right", [np.ones(14, x) for x in (np.int64, np.uint8, np.float16, bool, jnp.bfloat16)])
+def test_numbers_of_other_types_act_as_they_are(actor: Actor, right: np.ndarray) -> None:
+    np.testing.assert_array_equal(actor.act(right), actor.act(np.ones(14, np.float32)))
+
+
+@pytest.mark.parametrize(
+    ("env", "options", "clips"),
+    [
+        ("gymnasium:Pendulum-v1", {"clip_actions": True}, True),
+        ("gymnasium:Pendulum-v1", {"clip_actions": False}, False),
+        ("PickPlaceRL", {}, True),
+        ("PointMassRL", {}, False),
+    ],
+)
+def test_actions_are_clipped_where_the_environment_clips_them(
+    env: str, options: dict[str, bool], clips: bool, tmp_path: Path
+) -> None:
+    raw = tiny(tmp_path, env=env, env_cfg=options)
+    raw["policy"]["initial_log_std"] = 2.0
+    config = parse_config(raw)
+    made = build(config)
+    policy = Actor(config, made.env, made.policy, made.state.train.params, checkpoint=tmp_path)
+    size = made.env.observation_space.shape
+    actions = policy.act(np.zeros((64, *size), np.float32), deterministic=False)
+    assert made.env.action_space.contains(actions[0]) or not clips
+    assert (np.abs(actions) > made.env.action_space.high).any() == (not clips)
 
 
 def test_a_run_may_be_named_without_its_time_and_a_checkpoint_by_its_path(run: Path, obs: np.ndarray) -> None:

@@ -118,6 +118,25 @@ def test_a_vocabulary_without_special_tokens_is_refused() -> None:
         WordPiece({"a": 0})
 
 
+@pytest.mark.parametrize("wrong", [-1, 1.5, 2**40, True, "7", float("inf"), 6])
+def test_an_id_that_no_embedding_has_is_refused(wrong: Any, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content(model__vocab={**TOKENIZER.vocabulary, "put": wrong})))
+    with pytest.raises(ValueError, match=r"tokenizer\.json: the vocabulary gives (the token )?'put'"):
+        read_wordpiece(tmp_path)
+
+
+def test_a_token_that_is_there_twice_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "vocab.txt").write_text("\n".join([*TOKENS, "put"]), encoding="utf-8")
+    with pytest.raises(ValueError, match=r"vocab\.txt: has a token twice"):
+        read_wordpiece(tmp_path)
+
+
+def test_a_file_of_brackets_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("[" * 100_000)
+    with pytest.raises(ValueError, match=r"tokenizer\.json: it is nested deeper than 100 levels"):
+        read_wordpiece(tmp_path)
+
+
 def test_both_files_of_a_tokenizer_give_the_same(tmp_path: Path) -> None:
     (tmp_path / "vocab.txt").write_text("\n".join(TOKENS) + "\n", encoding="utf-8")
     assert read_wordpiece(tmp_path) == TOKENIZER

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, runtime_checkable
 
+import gymnasium
+
 from ejax.types import Env, HostEnv, RenderableEnv
 
 WHOLE = "obs"
@@ -35,6 +37,8 @@ class EnvDescription:
     control_period: float | None = None
     """s, between two decisions. None: not known, or the environment has no time."""
     actions_per_decision: int = 1
+    clips_actions: bool = False
+    """Actions beyond the bounds of the action space do what clipped ones do."""
     parameters: Mapping[str, object] | None = None
     """The arguments that the environment was made with, defaults included."""
     notes: tuple[str, ...] = ()
@@ -53,7 +57,10 @@ def describe(env: Env | HostEnv) -> EnvDescription:
     """The environment's own description, or as much as can be seen from outside."""
     if isinstance(env, DescribedEnv):
         return env.description
-    return EnvDescription(control_period=env.control_period if isinstance(env, RenderableEnv) else None)
+    return EnvDescription(
+        control_period=env.control_period if isinstance(env, RenderableEnv) else None,
+        clips_actions=bool(getattr(env, "clip_actions", False)) and isinstance(env.action_space, gymnasium.spaces.Box),
+    )
 
 
 def features(*groups: tuple[str, str, str]) -> tuple[Feature, ...]:

@@ -175,6 +175,7 @@ class InstructedPlaceRL:
             instructions=self.instructions,
             held_out_instructions=tuple(sorted(set(MEANING) - set(self.instructions))),
             action=ACTION,
+            clips_actions=True,
             control_period=self.control_period,
             parameters=asdict(self),
         )

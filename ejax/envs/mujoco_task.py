@@ -215,6 +215,7 @@ class MuJoCoTask:
         return EnvDescription(
             observation={} if names is None else {WHOLE: names},
             action=_describe_actions(self),
+            clips_actions=True,
             control_period=self.control_period,
             parameters=thaw(asdict(self)),
             notes=tuple(f"{type(self).__name__}: {text}" for text in settings_changed(self.asset)),

@@ -129,6 +129,7 @@ class PickPlaceRL:
         return EnvDescription(
             observation={WHOLE: describe_numbers(OBSERVATION)},
             action=ACTION,
+            clips_actions=True,
             control_period=self.control_period,
             parameters=asdict(self),
         )

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from ejax.config import RunConfig
 from ejax.device import prepare_jax
+from ejax.envs.description import describe
 from ejax.memory import first_memory, forget_outside
 from ejax.training.environments import build_env, sample_obs
 from ejax.training.player import act
@@ -31,11 +32,15 @@ class Actor:
         self._like = jax.tree.map(np.asarray, sample_obs(env, 1))
         self._key = jax.random.key(config.trainer.seed)
         self._memory: tuple[int, PyTree] | None = None
+        space: Any = env.action_space
+        self._bounds = (space.low, space.high) if describe(env).clips_actions else None
 
     def act(
         self, obs: PyTree, *, deterministic: bool = True, starts: NDArray[np.bool_] | None = None
     ) -> NDArray[np.generic]:
-        """What the environment is to be given: [A] for one observation, [N, A] for N.
+        """Actions for the environment: [A] for one observation, [N, A] for N.
+
+        They are clipped to the bounds of the action space where the environment of the run clips them.
 
         Args:
             obs: as the environment gives it, of one environment, or of N along the first axis of every leaf.
@@ -44,7 +49,8 @@ class Actor:
                 after ``reset``, and the first.
 
         Raises:
-            ValueError: an observation of another form than the environment's.
+            ValueError: an observation of another form than the environment's, or with values that are not finite or
+                that the type of the environment's observations cannot hold.
         """
         rows, single = self._rows(obs)
         count = len(jax.tree.leaves(rows)[0])
@@ -56,7 +62,7 @@ class Actor:
         self._key, key = jax.random.split(self._key)
         action, memory = act(self.policy, self.params, rows, memory, key, samples=not deterministic)
         self._memory = count, memory
-        given = np.asarray(action)
+        given = np.asarray(action) if self._bounds is None else np.clip(action, *self._bounds)
         return given[0] if single else given
 
     def reset(self) -> None:
@@ -69,6 +75,7 @@ class Actor:
         wanted: Any = jax.tree.structure(self._like)
         if given != wanted:
             raise ValueError(f"got an observation of the form {given}; {self.config.env.id} gives {wanted}")
+        paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(obs)]
         leaves, like = [np.asarray(x) for x in jax.tree.leaves(obs)], jax.tree.leaves(self._like)
         single = leaves[0].ndim == like[0].ndim - 1
         leaves = [x[None] for x in leaves] if single else leaves
@@ -79,8 +86,28 @@ class Actor:
                 f"got observations {', '.join(str(list(np.shape(x))) for x in jax.tree.leaves(obs))}; one of "
                 f"{self.config.env.id} is {text}, or N of them along a first axis"
             )
-        leaves = [x.astype(np.float32) if x.dtype == np.float64 else x for x in leaves]
-        return jax.tree.unflatten(wanted, leaves), single
+        rows = [_in_type(x, one.dtype, f"obs{path}") for x, one, path in zip(leaves, like, paths, strict=True)]
+        return jax.tree.unflatten(wanted, rows), single
+
+
+def _in_type(x: NDArray[Any], dtype: np.dtype[Any], name: str) -> NDArray[Any]:
+    """``x`` in the type of an environment's observation, which must hold its values: real numbers may be rounded.
+
+    Raises:
+        ValueError: naming the array and a value that it has.
+    """
+    if x.dtype.kind not in "biuf" and not jax.dtypes.issubdtype(x.dtype, np.floating):  # ml_dtypes' floats have kind V
+        raise ValueError(f"{name}: got an array of {x.dtype}; the environment's is of {dtype}")
+    with np.errstate(all="ignore"):
+        given = x.astype(dtype, copy=False)
+        if dtype.kind == "f":
+            kept = np.isfinite(given) & (given.astype(x.dtype) == x if x.dtype.kind in "iu" else True)
+        else:
+            kept = given == x
+    if not kept.all():
+        wrong = x[~kept].flat[0]
+        raise ValueError(f"{name}: got {wrong} ({x.dtype}); allowed are finite numbers that {dtype} can hold")
+    return given
 
 
 def load(run: Path | str, *, checkpoint: str | None = None, member: int | None = None, device: str = "cpu") -> Actor:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 _PADDING, _UNKNOWN, _FIRST = 0, 1, 2
 _PRIME = 16777619
+_MAX_WORDS = 1 << 16
 _LOWER = bytes(byte + 32 if 65 <= byte <= 90 else byte for byte in range(256))
 _OUTSIDE = bytes(b for b in range(128) if not (97 <= b <= 122 or 48 <= b <= 57))
 _APART = bytes.maketrans(_OUTSIDE, b" " * len(_OUTSIDE))
@@ -44,10 +45,10 @@ class Tokenizer:
         if kind != "words":
             raise ValueError(f"the tokenizer is of the type {repr(kind)[:100]}; this interop has 'words'")
         words = isinstance(vocabulary, list) and all(isinstance(word, str) for word in vocabulary)
-        if not words or type(max_words) is not int or max_words < 1:
+        if not words or type(max_words) is not int or not 1 <= max_words <= _MAX_WORDS:
             raise ValueError(
-                f"the tokenizer needs a list of words and max_words >= 1, got {repr(vocabulary)[:100]} and "
-                f"{repr(max_words)[:100]}"
+                f"the tokenizer needs a list of words and max_words of 1 to {_MAX_WORDS}, "
+                f"got {repr(vocabulary)[:100]} and {repr(max_words)[:100]}"
             )
         tokenizer = Tokenizer(tuple(vocabulary), max_words)
         odd = [word for word in vocabulary if words_of(word) != [word.encode()]]

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import jax
@@ -36,6 +36,7 @@ class BraxEnv:
     Metrics named ``reward/<term>`` are ``info["rewards"]``; a metric ``success`` is also ``info["success"]``.
     """
 
+    clip_actions: ClassVar[bool] = True
     name: str
     max_episode_steps: int
     action_repeat: int

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import jax
@@ -23,6 +23,7 @@ class GymnaxEnv:
     Box actions are vectors, clipped to the space's bounds.
     """
 
+    clip_actions: ClassVar[bool] = True
     name: str
     max_episode_steps: int
     options: Mapping[str, Any] = field(hash=False)

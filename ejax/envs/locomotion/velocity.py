@@ -143,6 +143,7 @@ class VelocityRL:
         return EnvDescription(
             observation={"policy": _describe(task, task.actor), "critic": _describe(task, task.critic)},
             action=tuple(Feature(f"{joint} position change / action scale", "rad") for joint in task.robot.joints),
+            clips_actions=True,
             control_period=self.control_period,
             parameters=asdict(self),
         )

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ejax.policies.pretrained.wordpiece import WordPiece, read_wordpiece
+from ejax.shorten import shown
 from ejax.types import Array
 from ejax.weights import fit_weights, load_weights, weights_folder
 
@@ -85,14 +86,19 @@ def load_minilm(model_path: str | Path = WEIGHTS) -> tuple[MiniLM, Any, WordPiec
 
     Raises:
         WeightsError: the weights cannot be found or read, or are of another network.
-        ValueError: the tokenizer is missing, or is no WordPiece.
+        ValueError: the tokenizer is missing, or is no WordPiece, or has ids beyond the embedding.
     """
     module = MiniLM()
     token, valid = (jax.ShapeDtypeStruct((1,), dtype) for dtype in (jnp.int32, jnp.bool_))
     shapes = jax.eval_shape(module.init, jax.random.key(0), token, valid)
     flat = load_weights(model_path)
     params = fit_weights(shapes["params"], flat, _RENAME, may_be_left=_NOT_READ, source=model_path)
-    return module, {"params": params}, read_wordpiece(weights_folder(model_path))
+    tokenizer = read_wordpiece(folder := weights_folder(model_path))
+    last, i = max(tokenizer.vocabulary.items(), key=lambda pair: pair[1])
+    if i >= module.config.vocabulary:
+        text = f"the embedding has {module.config.vocabulary} rows, and the id of {shown(last)} is {i}"
+        raise ValueError(f"the tokenizer in {folder} is not of these weights: {text}")
+    return module, {"params": params}, tokenizer
 
 
 def embed_sentences(sentences: Sequence[str], model_path: str | Path = WEIGHTS) -> np.ndarray:

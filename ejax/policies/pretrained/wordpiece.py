@@ -16,12 +16,15 @@ from typing import Any
 
 import numpy as np
 
+from ejax.plain_files import read_json, read_text
 from ejax.shorten import shown
 
 _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _SPLIT = re.compile("(" + "|".join(map(re.escape, _SPECIAL)) + ")")
 _LONGEST_WORD = 100
 """Characters; a longer word is unknown."""
+MAX_TOKENS = 1 << 20
+"""Of a vocabulary; the largest that are published have a quarter of it."""
 _CJK = (
     *((0x4E00, 0x9FFF), (0x3400, 0x4DBF), (0x20000, 0x2A6DF), (0x2A700, 0x2B73F), (0x2B740, 0x2B81F)),
     *((0x2B920, 0x2CEAF), (0xF900, 0xFAFF), (0x2F800, 0x2FA1F)),
@@ -44,7 +47,7 @@ class WordPiece:
     """A vocabulary, and how text is cut into it.
 
     Raises:
-        ValueError: the vocabulary lacks one of BERT's special tokens.
+        ValueError: the vocabulary lacks one of BERT's special tokens, or its ids are not those of so many tokens.
     """
 
     vocabulary: Mapping[str, int]
@@ -57,6 +60,16 @@ class WordPiece:
         missing = [token for token in _SPECIAL if token not in self.vocabulary]
         if missing:
             raise ValueError(f"the vocabulary of {len(self.vocabulary)} tokens lacks {', '.join(missing)}")
+        seen: dict[int, str] = {}
+        for token, i in self.vocabulary.items():
+            if type(i) is not int or not 0 <= i < MAX_TOKENS:
+                text = (
+                    f"gives the token {shown(token)} the id {shown(i)}; ids are whole numbers of 0 to {MAX_TOKENS - 1}"
+                )
+                raise ValueError(f"the vocabulary {text}")
+            if i in seen:
+                raise ValueError(f"the vocabulary gives {shown(seen[i])} and {shown(token)} the same id, {i}")
+            seen[i] = token
 
     def ids(self, text: str) -> list[int]:
         """``[CLS] … [SEP]``, without padding; special tokens that are spelled out in the text are those tokens."""
@@ -121,17 +134,22 @@ def read_wordpiece(folder: Path) -> WordPiece:
         file = folder / "vocab.txt"
         if not file.is_file():
             raise ValueError(f"{folder} has neither tokenizer.json nor vocab.txt, one of which belongs to the weights")
-        tokens = file.read_text(encoding="utf-8").splitlines()
-        return WordPiece({token: i for i, token in enumerate(tokens)})
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        if file.suffix == ".txt":
+            tokens = read_text(file).splitlines()
+            if len(set(tokens)) < len(tokens):
+                raise ValueError("has a token twice")
+            return WordPiece({token: i for i, token in enumerate(tokens)})
+        content = read_json(file)
         vocabulary, form = _vocabulary(content), content["normalizer"]
         lowercase, strip = form["lowercase"], form["strip_accents"]
+        return WordPiece(vocabulary, lowercase, lowercase if strip is None else strip)
     except (KeyError, TypeError, AttributeError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ValueError(f"{file} is not the file of a BERT tokenizer: {error!r}") from error
+    except OSError as error:
+        raise ValueError(f"{file} cannot be read: {error.strerror}") from error
     except ValueError as error:
-        raise ValueError(f"{file} {error}") from error
-    return WordPiece(vocabulary, lowercase, lowercase if strip is None else strip)
+        raise ValueError(f"{file}: {error}") from error
 
 
 def _vocabulary(content: Any) -> dict[str, int]:
@@ -141,7 +159,7 @@ def _vocabulary(content: Any) -> dict[str, int]:
     added = {token["content"] for token in content.get("added_tokens", ())} - {*_SPECIAL}
     if added:
         raise ValueError(f"adds tokens to BERT's, which is not supported: {shown(sorted(added))}")
-    return {str(token): int(i) for token, i in content["model"]["vocab"].items()}
+    return dict(content["model"]["vocab"].items())
 
 
 def _normalized(text: str, lowercase: bool, strip_accents: bool) -> str:
