@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from ejax.envs.adapters.library import check_name
 from ejax.envs.adapters.worker import make_in_worker
+from ejax.envs.host.answers import answering, check_choices, check_flags_and_reward, check_success
 from ejax.envs.host.calls import call_env
 from ejax.trust import check_trusted, import_trusted
 from ejax.types import HostTimestep, PyTree
@@ -52,6 +53,9 @@ class GymnasiumVector:
         self.env, self.mode, self.clip_actions = env, mode, clip_actions
         self.num_envs: int = env.num_envs
         self.observation_space = rows_space(env.single_observation_space)
+        self._chooses = isinstance(
+            env.single_observation_space, gymnasium.spaces.Discrete | gymnasium.spaces.MultiDiscrete
+        )
         self.action_space = env.single_action_space
         self.max_episode_steps = max_episode_steps
         self.seeds_rows = mode is AutoresetMode.DISABLED
@@ -67,6 +71,9 @@ class GymnasiumVector:
     def step(self, action: NDArray[Any]) -> HostTimestep:
         given = into_space(self.action_space, action, clip=self.clip_actions)
         raw, reward, terminated, truncated, info = self.env.step(given)
+        check_flags_and_reward(reward, terminated, truncated, self.num_envs)
+        if self._chooses:
+            check_choices(raw, self.env.single_observation_space)
         obs = final_obs = as_rows(self.env.single_observation_space, raw)
         done = terminated | truncated
         valid = ~self._resets_next
@@ -81,6 +88,7 @@ class GymnasiumVector:
         for name in ("success", "is_success"):
             for source in (info, info.get("final_info", {})):
                 if name in source:
+                    check_success(name, source[name])
                     success = np.where(source.get(f"_{name}", True), source[name], success).astype(np.float32)
         return HostTimestep(
             obs=obs,
@@ -125,6 +133,8 @@ class GymnasiumVector:
             raw, _ = self.env.reset(seed=self._seeds())
         else:
             raw, _ = self.env.reset(seed=self._seeds(), options={"reset_mask": rows.copy()})
+        if self._chooses:
+            check_choices(raw, self.env.single_observation_space)
         return as_rows(self.env.single_observation_space, raw)
 
     def _seeds(self) -> Any:
@@ -176,14 +186,13 @@ def make(
     spec = gymnasium.spec(registered)
     if spec.id in _OF_OLD_GYM and ":" in str(wrapped := env_kwargs.get("env_id")):
         check_trusted(str(wrapped))  # gym imports such a module as Gymnasium does
-    make_one = partial(_make_one, name, action_chunk, observation_indices, dict(env_kwargs))
+    make_row = partial(_make_row, name, action_chunk, observation_indices, dict(env_kwargs))
+    makers = [partial(make_row, row) for row in range(num_envs)]
     if vectorization == "async":
-        in_worker = partial(make_in_worker, make_one, os.getpid())
-        vector: VectorEnv = AsyncVectorEnv(
-            [in_worker] * num_envs, autoreset_mode=AutoresetMode.DISABLED, context="forkserver"
-        )
+        makers = [partial(make_in_worker, make_one, os.getpid()) for make_one in makers]
+        vector: VectorEnv = AsyncVectorEnv(makers, autoreset_mode=AutoresetMode.DISABLED, context="forkserver")
     else:
-        vector = gymnasium.vector.SyncVectorEnv([make_one] * num_envs, autoreset_mode=AutoresetMode.DISABLED)
+        vector = gymnasium.vector.SyncVectorEnv(makers, autoreset_mode=AutoresetMode.DISABLED)
     limit = env_kwargs.get("max_episode_steps", spec.max_episode_steps) or 0
     return GymnasiumVector(vector, clip_actions=clip_actions, max_episode_steps=-(-limit // action_chunk))
 
@@ -250,8 +259,9 @@ def vectorize(made: Any, make_one: Callable[[], Any], num_envs: int) -> Any:
     """
     if isinstance(made, gymnasium.Env):
         call_env(type(made.unwrapped).__name__, "close", made.close)
+        makers = [lambda row=row: answering(make_one(), row) for row in range(num_envs)]
         return GymnasiumVector(
-            gymnasium.vector.SyncVectorEnv([make_one] * num_envs, autoreset_mode=AutoresetMode.DISABLED),
+            gymnasium.vector.SyncVectorEnv(makers, autoreset_mode=AutoresetMode.DISABLED),
             max_episode_steps=(made.spec and made.spec.max_episode_steps) or 0,
         )
     return GymnasiumVector(made) if isinstance(made, VectorEnv) else made
@@ -325,8 +335,8 @@ def _import_its_module(name: str) -> str:
     return name.partition(":")[2]
 
 
-def _make_one(name: str, action_chunk: int, indices: Sequence[int] | None, kwargs: dict[str, Any]) -> Any:
-    env = gymnasium.make(name, **kwargs)
+def _make_row(name: str, action_chunk: int, indices: Sequence[int] | None, kwargs: dict[str, Any], row: int) -> Any:
+    env: Any = answering(gymnasium.make(name, **kwargs), row)
     env = env if indices is None else ObservationPart(env, indices)
     return env if action_chunk == 1 else ActionChunk(env, action_chunk)
 

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ejax.envs.description import EnvDescription, describe
+from ejax.envs.host.answers import check_obs, check_timestep
 from ejax.envs.host.calls import HostEnvError, call_env, described
 from ejax.finite import finite_rows
 from ejax.types import HostEnv, HostTimestep, PyTree, RenderableHostEnv, ReportingHostEnv
@@ -114,6 +115,7 @@ class GuardedEnv:
         self._remember(action)
         try:
             timestep = call_env(self.name, "step", self._env.step, action)
+            check_timestep(timestep, self.observation_space, self.num_envs)
         except Exception as error:
             return self._restart(error, before)
         valid = timestep.info.get("valid", np.ones(self.num_envs, bool))
@@ -182,7 +184,9 @@ class GuardedEnv:
 
     def _reset_inner(self, seed: NDArray[np.uint32], rows: NDArray[np.bool_] | None) -> PyTree:
         try:
-            return call_env(self.name, "reset", self._env.reset, seed, rows)
+            obs = call_env(self.name, "reset", self._env.reset, seed, rows)
+            check_obs(obs, self.observation_space, self.num_envs)
+            return obs
         except Exception as error:
             raise HostEnvError(
                 f"env '{self.name}' failed to reset after {self.num_steps} steps: {described(error)}"

@@ -1,0 +1,142 @@
+"""Answers of environments outside JAX that are none: refused by name, in every kind of vector."""
+
+from dataclasses import replace
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from host_tasks import Drift, Wrapped
+
+from ejax.envs.adapters.gymnasium import GymnasiumVector, make, vectorize
+from ejax.envs.host.calls import HostEnvError
+from ejax.envs.host.guarded import GuardedEnv
+from ejax.envs.host.pure_host import PureHostEnv
+from ejax.trust import trust
+
+SEED = np.array([3, 5], np.uint32)
+STILL = np.zeros((2, 1), np.float32)
+
+
+class Says(gymnasium.Env[Any, Any]):
+    """Answers what it is made with, in its second step."""
+
+    observation_space = gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)
+    action_space = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
+
+    def __init__(self, says: dict[str, Any], space: gymnasium.Space[Any] | None = None) -> None:
+        self.says, self.num_steps = says, 0
+        self.observation_space = space or self.observation_space
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        return self.says.get("first", np.zeros(2, np.float32)), {}
+
+    def step(self, action: Any) -> tuple[Any, ...]:
+        self.num_steps += 1
+        says = self.says if self.num_steps == 2 else {}
+        obs = np.zeros(2, np.float32) if self.observation_space.shape else 0
+        rest = {"reward": 0.5, "terminated": False, "truncated": False, "info": {}}
+        return says.get("obs", obs), *(says.get(name, value) for name, value in rest.items())
+
+
+gymnasium.register("Says-v0", Says)  # in workers too
+ODD = [
+    ({"terminated": None}, r"terminated of row 0 is None \(NoneType\); must be True or False"),
+    ({"truncated": 0}, r"truncated of row 0 is 0 \(int\); must be True or False"),
+    ({"terminated": np.array([True])}, r"terminated of row 0 is array\(\[ True\]\) \(ndarray\)"),
+    ({"reward": "1.0"}, r"reward of row 0 is '1\.0' \(str\); must be a number, such as 1\.0"),
+    ({"reward": None}, r"reward of row 0 is None"),
+    ({"reward": 1j}, r"reward of row 0 is 1j \(complex\)"),
+    ({"reward": np.zeros(1)}, r"reward of row 0 is array"),
+    ({"obs": np.zeros(3, np.float32)}, r"observation of row 0 is float32\[3\]; must be numbers \[2\]"),
+    ({"obs": ["0", "1"]}, r"observation of row 0 is <U1\[2\], \['0', '1'\]; must be numbers \[2\]"),
+    ({"obs": np.array([0.0, None])}, r"observation of row 0 is object\[2\], \[0\.0, None\]"),
+    ({"info": {"success": "1.0"}}, r"info\['success'\] of row 0 is '1\.0' \(str\)"),
+]
+
+
+@pytest.mark.parametrize(("says", "message"), ODD, ids=[str(says) for says, _ in ODD])
+def test_an_answer_that_is_none_is_refused_by_row(says: dict[str, Any], message: str) -> None:
+    env = vectorize(Says(says), lambda: Says(says), 2)
+    env.reset(SEED)
+    env.step(STILL)
+    with pytest.raises(ValueError, match=message):
+        env.step(STILL)
+
+
+@pytest.mark.parametrize(
+    "says",
+    [
+        {"reward": 1, "terminated": np.bool_(False)},
+        {"reward": np.float16(1.0)},
+        {"reward": np.array(1.0), "truncated": np.array(False)},
+        {"reward": True, "obs": [0.5, 1]},
+        {"obs": np.zeros(2, np.float64), "info": {"success": None}},
+        {"reward": float("nan")},  # is quarantined
+    ],
+    ids=str,
+)
+def test_what_says_the_same_in_other_types_passes(says: dict[str, Any]) -> None:
+    env = vectorize(Says(says), lambda: Says(says), 2)
+    env.reset(SEED)
+    env.step(STILL)
+    reward = env.step(STILL).reward
+    np.testing.assert_array_equal(reward, np.full(2, says.get("reward", 0.5), np.float32))
+
+
+def test_choices_are_looked_at() -> None:
+    space = gymnasium.spaces.Discrete(4)
+    with pytest.raises(ValueError, match=r"observation of row 0 is 4; must be of Discrete\(4\)"):
+        vectorize(Says({}, space), lambda: Says({"first": 4}, space), 2).reset(SEED)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # Gymnasium's, of the worker that failed
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_a_registered_environment_is_looked_at_before_its_wrappers_hide_it(vectorization: Any) -> None:
+    trust(name := "test_answers:Says-v0")
+    options: dict[str, Any] = {"says": {"terminated": None}, "disable_env_checker": True}
+    env = make(name, num_envs=2, vectorization=vectorization, action_chunk=2, **options)
+    env.reset(SEED)
+    with pytest.raises(ValueError, match=r"terminated of row [01] is None"):
+        env.step(np.zeros((2, 2), np.float32))
+    env.close()
+
+
+class Loose(SyncVectorEnv):
+    """A vector environment of somebody else's, whose flags are what they are."""
+
+    def step(self, actions: Any) -> Any:
+        obs, reward, _, truncated, info = super().step(actions)
+        return obs, reward, np.array([False, None]), truncated, info
+
+
+def test_a_vector_environments_arrays_are_looked_at() -> None:
+    env = GymnasiumVector(Loose([lambda: Says({})] * 2, autoreset_mode=AutoresetMode.DISABLED))
+    env.reset(SEED)
+    with pytest.raises(ValueError, match=r"terminated is object\[2\], \[False, None\]; must be booleans \[2\]"):
+        env.step(STILL)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"reward": np.zeros((2, 1), np.float32)}, r"reward is float32\[2, 1\]; must be numbers \[2\]"),
+        ({"reward": np.array(["1.0", "2.0"])}, r"reward is <U3\[2\], \['1\.0', '2\.0'\]; must be numbers \[2\]"),
+        ({"terminated": np.zeros(2, int)}, r"terminated is int64\[2\]; must be booleans \[2\]"),
+        ({"truncated": False}, r"truncated is bool\[\]; must be booleans \[2\]"),
+        ({"obs": np.zeros((1, 2), np.float32)}, r"obs is float32\[1, 2\]; must be numbers \[2, 2\]"),
+        ({"final_obs": {"a": 1}}, r"final_obs is object\[\], \{'a': 1\}; must be numbers \[2, 2\]"),
+    ],
+)
+def test_an_environment_of_ones_own_is_looked_at_and_named(tmp_path: Any, changes: Any, message: str) -> None:
+    class Odd(Wrapped):
+        def step(self, action: Any) -> Any:
+            return replace(super().step(action), **changes)
+
+    env = Odd(PureHostEnv(Drift(), 2))
+    guard = GuardedEnv(env, lambda: env, recipe={"id": "odd", "cfg": {}}, folder=tmp_path)
+    guard.reset(SEED)
+    with pytest.raises(HostEnvError, match=rf"env 'odd' raised at its step 1 \(2 rows\): ValueError\(.{message}"):
+        guard.step(STILL)
