@@ -310,6 +310,7 @@ class _Loop:
         with self.times.of(self.parts.stepper.awaited):
             metrics = {name: np.asarray(x) for name, x in jax.device_get(launched.metrics).items()}
         now = time.monotonic()
+        self.compiled_at += float(sum(metrics.get(f"{TIME}compile_s", ())))  # of programs that need a first rollout
         self.throttle.took(launched.count, now - self.clock)
         self.clock = now
         fps = (launched.update - self.first) * self.rows / (now - self.compiled_at)

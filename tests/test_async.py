@@ -269,7 +269,8 @@ def test_a_step_that_hangs_is_named_and_nobody_waits_for_it(groups: int) -> None
     running = background(wrap=Hangs, groups=groups, times={"env_timeout_s": 1.0, "stop_timeout_s": 0.2})
     where = r"at rollout 0, step 3 of 5, group \d: Hangs"
     with pytest.raises(TimeoutError, match=f"nothing happened for 1 s {where}") as caught, running:
-        running.start(Linear().init(jax.random.key(1), None))
+        running.collector.compile(params := Linear().init(jax.random.key(1), None))  # which may take more than 1 s
+        running.start(params)
         running.collect()
     assert "while closing the collector: not stopped within 0 s" in caught.value.__notes__[0]
     assert not any(group.closed for group in running.collector.groups)  # a thread is still inside

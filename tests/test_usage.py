@@ -2,14 +2,21 @@
 
 import gzip
 import json
+import time
+from collections import OrderedDict
+from operator import attrgetter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
 import pytest
 from tiny import EVALUATED, tiny
 
+import ejax
 from ejax.config import ConfigError, parse_config
+from ejax.envs.host import pure_host
+from ejax.envs.host.pure_host import PureHostEnv
 from ejax.run import RunResult, train
 from ejax.stopwatch import Stopwatch
 from ejax.training.profile import Operation, scopes, shares
@@ -99,6 +106,40 @@ def test_a_run_with_a_collector_tells_collecting_from_updating(tmp_path: Path) -
     first = rows(result)[0]
     assert first["time/collect_s"] >= first["collector/policy_s"] > 0.0
     assert first["time/update_s"] > 0.0 and "time/train_s" not in first
+
+
+@pytest.mark.parametrize("mode", ["host", "async"])
+def test_what_a_collector_compiles_is_neither_collecting_nor_updating(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    """By a clock on which nothing takes time but a trace, 10 s, and a step of the environment, 1 s."""
+    clock = SimpleNamespace(now=1000.0, traces=set())
+
+    def slow(name: str, seconds: float, function: Any) -> Any:
+        def called(*args: Any, **kwargs: Any) -> Any:
+            clock.now += seconds
+            clock.traces.add(name)
+            return function(*args, **kwargs)
+
+        return called
+
+    jax.clear_caches()
+    monkeypatch.setattr("ejax.training.programs._kept", OrderedDict())
+    for place in ("collectors.host.ask", "collectors.host.make_rollout", "algorithms.step.finish"):
+        monkeypatch.setattr(f"ejax.{place}", slow(place, 10.0, attrgetter(place)(ejax)))
+    monkeypatch.setattr("ejax.envs.host.pure_host._fresh", slow("fresh", 10.0, pure_host._fresh))
+    monkeypatch.setattr(PureHostEnv, "step", slow("step", 1.0, PureHostEnv.step))
+    monkeypatch.setattr(time, "perf_counter", lambda: clock.now)
+    monkeypatch.setattr(time, "monotonic", lambda: clock.now)
+    raw = tiny(tmp_path, collector={"mode": mode, "max_staleness": 0})
+    steps = raw["trainer"]["buffer_size"]
+    logged = [row for row in rows(train(parse_config(raw))) if "charts/SPS" in row]
+    assert len(clock.traces) == 5
+    assert logged[0]["time/compile_s"] >= 50.0 and "time/compile_s" not in logged[1]
+    for number, row in enumerate(logged, 1):
+        assert steps <= row["time/collect_s"] + row["time/update_s"] < steps + 10.0
+        # at most two rollouts more are under way when an update's numbers are read
+        assert row["charts/SPS"] >= raw["trainer"]["num_envs"] * number / (number + 2)
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
+import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -65,6 +66,8 @@ class Collected:
     """Seconds in which some group asked the policy."""
     env_s: float
     """Seconds of environment steps, summed over the groups."""
+    compile_s: float = 0.0
+    """Seconds of compilation, in the first one."""
     facts: dict[str, float] = field(default_factory=dict)
     """Metrics of the collection, under their tags."""
 
@@ -122,8 +125,21 @@ class HostCollector:
         self._asking = threading.Lock()
         self._taken = [0] * len(groups)
         """Steps of the rollout under way, group by group."""
+        self._is_first = True
         self._threads: dict[int, threading.Thread] = {}
         """The groups' threads in the last rollout, where there are several groups."""
+
+    def compile(self, params: Params) -> None:
+        """Have the policy act on zeros, before anybody counts the time that a step takes."""
+        settled = self._settled(params)
+        for number, group in enumerate(self.groups):
+            mine, memory = settled[number % len(settled)], self._memory[number]
+            row = {"dropout_seed": np.zeros(group.num_envs, np.uint32)} if self.dropout else {}
+            key, obs = jax.random.fold_in(jax.random.key(0), number), _zeros(group.observation_space, group.num_envs)
+            for t in range(2):  # the second time with a memory that a step has made
+                drawn, part, memory = act(self.policy, mine, obs, memory, key, np.int32(t), row)
+            if isinstance(group, PureHostEnv):
+                group.compile(np.asarray(drawn if part is None else part))
 
     def collect(self, params: Params, key: Key, *, index: int, gate: Gate = lambda: nullcontext(False)) -> Collected:
         """One rollout with these parameters.
@@ -156,19 +172,27 @@ class HostCollector:
             before = self.first_group * self.groups[0].num_envs
             drawn = np.asarray(jax.random.bits(key_rows, shape, jnp.uint32))
             rows["dropout_seed"] = drawn[:, before : before + self.num_envs]
-        places = self.devices or (None,)
-        settled = [params if place is None else own_copy(params, place) for place in places]
+        settled = self._settled(params)
         play = partial(self._play, key=key_actions, rows=rows, index=index)
         played = self._play_all(lambda i, gate: play(i, settled[i % len(settled)], gate=gate), gate)
         steps = jax.tree.map(lambda *parts: np.concatenate(parts, axis=1), *(each.steps for each in played))
         self.doing = f"rollout {index}: values"
+        began = time.perf_counter()
+        rollout = self._assemble(params if self.mesh else settled[0], steps, rows)
+        compile_s = time.perf_counter() - began if self._is_first else 0.0  # what it computes is not waited for
+        self._is_first = False
         return Collected(
-            rollout=self._assemble(params if self.mesh else settled[0], steps, rows),
+            rollout=rollout,
             envs=self.state(),
             policy_s=sum(each.policy_s for each in played),
             env_s=sum(each.env_s for each in played),
+            compile_s=compile_s,
             facts=self._failures(),
         )
+
+    def _settled(self, params: Params) -> list[Params]:
+        """The parameters where the policy acts."""
+        return [params if place is None else own_copy(params, place) for place in self.devices or (None,)]
 
     def state(self) -> PyTree:
         """The state of the environments, group by group, with the policy's memory of their episodes where it has one;
@@ -361,6 +385,13 @@ class _Pages:
         if self.pages is None:
             self.pages = jax.tree.map(lambda x: np.empty((self._num_steps, *np.shape(x)), np.asarray(x).dtype), tree)
         jax.tree.map(lambda page, x: page.__setitem__(t, x), self.pages, tree)
+
+
+def _zeros(space: gymnasium.Space[Any], num_rows: int) -> PyTree:
+    """An observation of ``space``, without content."""
+    if isinstance(space, gymnasium.spaces.Dict):
+        return {name: _zeros(part, num_rows) for name, part in space.spaces.items()}
+    return np.zeros((num_rows, *(space.shape or ())), space.dtype)
 
 
 def _savable(group: HostEnv) -> SavableHostEnv | None:

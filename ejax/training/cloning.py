@@ -1,5 +1,6 @@
 """What moves a run of behaviour cloning on: batches of demonstrations, and updates from them."""
 
+import time
 from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -117,9 +118,12 @@ class CloningStepper:
         batch, waited_s = drawn
         if self._update == self._first:
             self._check_actions(batch)
+        began = time.perf_counter()
         state, metrics = self._clone(state, batch, jax.random.fold_in(self._key, self._update))
-        self._update += 1
         facts = self.demonstrations.stats() | {"data/wait_s": waited_s}
+        if self._update == self._first:  # compiles; what it computes is not waited for
+            facts["time/compile_s"] = time.perf_counter() - began
+        self._update += 1
         rows = {name: np.array([value]) for name, value in facts.items()}
         return state, {name: x[None] for name, x in metrics.items()} | rows
 

@@ -49,6 +49,15 @@ class PureHostEnv:
         self._rows = _reset(self.env, self._rows, np.asarray(seed, np.uint32), chosen)
         return jax.device_get(self._rows.obs)
 
+    def compile(self, action: NDArray[Any]) -> None:
+        """Have what ``reset`` and ``step`` run compiled; nothing moves.
+
+        Args:
+            action: any, [N, ...].
+        """
+        rows = _reset(self.env, self._rows, np.zeros(self.num_envs, np.uint32), np.ones(self.num_envs, bool))
+        _step(self.env, rows, action)
+
     def step(self, action: NDArray[Any]) -> HostTimestep:
         self._rows, timestep = _step(self.env, self._rows, action)
         answer = jax.device_get(timestep)
