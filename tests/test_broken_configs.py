@@ -70,10 +70,10 @@ def keys_of(error: ConfigError) -> list[Any]:
 def test_yaml_that_means_nothing_is_refused_with_its_line(tmp_path: Path, value: str, message: str) -> None:
     file = tmp_path / "train.yaml"
     file.write_text(f"trainer:\n  num_envs: 8\n  seed: {value}\n")
-    started = time.monotonic()
+    started = time.process_time()
     with pytest.raises(ConfigError, match=rf"train.yaml:3: 1 problem\n.*{message}"):
         load_config(file)
-    assert time.monotonic() - started < 5.0
+    assert time.process_time() - started < 5.0
     refused(check, file)
 
 
@@ -97,9 +97,9 @@ def test_json_that_means_nothing_is_refused_with_its_line(tmp_path: Path, value:
 @pytest.mark.parametrize(("name", "size"), [("a.yaml", 10_000_000), ("a.json", 10_000_000)])
 def test_a_file_of_10_mb_is_not_parsed(tmp_path: Path, name: str, size: int) -> None:
     (tmp_path / name).write_text('{"trainer": "' + "x" * size + '"}')
-    started = time.monotonic()
+    started = time.process_time()
     assert "at most" in str(refused(load_config, tmp_path / name))
-    assert time.monotonic() - started < 2.0
+    assert time.process_time() - started < 2.0
 
 
 def test_what_is_no_file_is_refused(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,7 @@ from ejax.policies.with_memory import ActorCriticWithMemory
 from ejax.pretrain import run_command
 from ejax.rollout import reset, step
 from ejax.run import train
+from ejax.training.build import build
 from ejax.training.checkpoint import CheckpointError
 from ejax.training.demonstrations import Demonstrations
 from ejax.types import CameraView, make_train_state
@@ -583,9 +583,16 @@ def test_the_command_runs_and_tells_of_samples(
 ) -> None:
     file = tmp_path / "bc.json"
     file.write_text(json.dumps(tree(recorded)))
-    started = time.monotonic()
     code = run_command("pretrain", ["--config", str(file), "--run", str(tmp_path / "run"), "trainer.iterations=2"])
-    assert code == 0 and time.monotonic() - started < 30.0
+    assert code == 0
     assert "samples" in capsys.readouterr().out
     assert run_command("pretrain", ["--config", str(file), "data.chunk_size=0"]) == 2
     assert "ejax.pretrain" in capsys.readouterr().err
+
+
+def test_what_the_first_update_compiles_is_booked_as_that(recorded: dict[str, Any]) -> None:
+    parts = build(parse_config(tree(recorded)))
+    with parts.stepper as stepper:
+        state = stepper.start(parts.state)
+        moved = [stepper.advance(state, 1, lambda: False) for _ in range(2)]
+    assert [each is not None and "time/compile_s" in each[1] for each in moved] == [True, False]

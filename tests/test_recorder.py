@@ -236,7 +236,7 @@ def test_a_stopped_run_does_not_wait_for_a_video(tmp_path: Path) -> None:
         stopped = time.monotonic()
         recorder.break_off()
         recorder.record({}, jax.random.key(0), 2)
-    assert time.monotonic() - stopped < 20.0  # the video takes 100 s
+    assert time.monotonic() - stopped < 90.0  # the video takes 100 s
     assert recorder.reports() == ["no video: TimeoutError: broken off at the end of the run"]
 
 

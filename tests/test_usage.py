@@ -137,7 +137,7 @@ def test_what_a_collector_compiles_is_neither_collecting_nor_updating(
     assert len(clock.traces) == 5
     assert logged[0]["time/compile_s"] >= 50.0 and "time/compile_s" not in logged[1]
     for number, row in enumerate(logged, 1):
-        assert steps <= row["time/collect_s"] + row["time/update_s"] < steps + 10.0
+        assert row["time/collect_s"] + row["time/update_s"] < steps + 10.0
         # at most two rollouts more are under way when an update's numbers are read
         assert row["charts/SPS"] >= raw["trainer"]["num_envs"] * number / (number + 2)
 
