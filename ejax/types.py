@@ -168,8 +168,8 @@ class Distribution(Protocol):
 class Policy(Protocol):
     """Two pure functions over pytrees. A Flax Linen module satisfies it as it is. Hashable: it is a static argument.
 
-    Keywords reach ``apply`` only where they are of use: ``dropout_seed`` if a network has dropout, ``observe`` and
-    ``mutable`` if the parameters have a collection ``normalizer``.
+    Keywords reach ``apply`` only where they are of use: ``dropout_seed`` if a network has dropout, or a policy of your
+    own takes it; ``observe`` and ``mutable`` if the parameters have a collection ``normalizer`` or ``batch_stats``.
     """
 
     def init(self, key: Key, obs: PyTree) -> Params: ...

@@ -179,6 +179,18 @@ class NnxWithMemory(NnxLayer):
         return *super().__call__(obs), memory
 
 
+class Scaled(nnx.Module):
+    """Keeps arrays that are no variables."""
+
+    def __init__(self, wrap: Any = nnx.data) -> None:
+        self.scale, self.offset = wrap(jnp.full(HIDDEN, 2.0)), np.zeros(HIDDEN, np.float32)
+
+    def __call__(self, x: jax.Array, grow: bool = False) -> jax.Array:
+        if grow:
+            self.scale = self.scale + 1.0
+        return x * self.scale[None] + self.offset[None]
+
+
 def add_one(counter: nnx.Variable, x: jax.Array) -> jax.Array:
     counter[...] += 1
     return x
@@ -212,7 +224,7 @@ LOSES = {
     "nnx_dropout_without_rngs": (lambda: nnx_layer(lambda rngs: DROPOUT()), "drop nothing; give it rngs"),
     "nnx_dropout_and_memory": (
         lambda: nnx_layer(lambda rngs: DROPOUT(rngs=rngs), memory=True),
-        "take dropout_seed and drop with",
+        "take dropout_seed and drop by it",
     ),
     "nnx_moves_as_it_acts": (
         lambda: nnx_layer(norm, partial(call, use_running_average=False)),
@@ -223,6 +235,11 @@ LOSES = {
     "nnx_counts": (
         lambda: nnx_layer(lambda rngs: nnx.Variable(jnp.zeros(())), add_one),
         r"changes layer \(Variable\) while it acts",
+    ),
+    "nnx_array": (lambda: nnx_layer(lambda rngs: Scaled(), partial(call, grow=True)), "changes layer.scale .* it acts"),
+    "nnx_array_unseen": (
+        lambda: nnx_layer(lambda rngs: Scaled(lambda x: x)),
+        r"NNX does not see \(layer.offset, layer.scale\); wrap them: nnx.data",
     ),
     "nnx_memory": (lambda: nnx_layer(norm, memory=True), "give LayerNorm"),
 }
@@ -318,3 +335,13 @@ def test_both_kinds_of_normalizer_compute_the_same() -> None:
     np.testing.assert_array_equal(other(ROWS, observe=valid), y)
     assert other.count[...] == valid.sum()
     np.testing.assert_array_equal(other(ROWS), linen.apply(after, ROWS))
+
+
+def test_arrays_of_a_module_are_carried() -> None:
+    policy = nnx_layer(lambda rngs: Scaled())
+    params = policy.init(KEY, ROWS)
+    obs = ROWS[0]
+    mean = policy.apply(params, obs)[0].mode()
+    kept, params["carried"]["layer"]["scale"] = params["carried"]["layer"]["scale"], jnp.zeros(HIDDEN)
+    assert kept.tolist() == [2.0] * HIDDEN
+    assert np.ptp(policy.apply(params, obs)[0].mode(), axis=0).max() == 0.0 < np.ptp(mean, axis=0).min()

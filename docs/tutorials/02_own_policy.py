@@ -98,7 +98,8 @@ print(f"Linen: return {linen:.1f}")
 # ## In NNX
 #
 # An NNX module holds its arrays; JAX wants them apart. `NnxPolicy(make)` keeps the two apart, so the run sees a policy
-# like any other. What a config names is then a function that makes it.
+# like any other. What a config names is then a function that makes it. `nnx.Dropout` and `nnx.BatchNorm` work as they
+# are: [what a policy is](../reference/policies.md) says when they drop and move.
 
 
 # %%

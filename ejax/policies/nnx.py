@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from ejax.moments import add_rows
@@ -97,10 +98,10 @@ class NnxPolicy:
         if "dropout_seed" in self._accepted:
             return self._call(params, obs, None, mutable, {**keywords, "dropout_seed": dropout_seed})
         if "memory" in keywords:
-            text = (
-                "nnx.Dropout draws one mask for a whole sequence; in a policy with memory, take dropout_seed and drop"
+            raise PolicyStateError(
+                "the module's random streams, as of nnx.Dropout, have one mask for all steps of a sequence; with a memory, "
+                "take dropout_seed and drop by it (ejax.policies.mlp.consistent_dropout), and keep no rngs"
             )
-            raise PolicyStateError(f"{text} with ejax.policies.mlp.consistent_dropout")
 
         def one_row(obs: PyTree, seed: Array) -> Any:
             batch_of_one = jax.tree.map(lambda x: x[None], obs)
@@ -113,13 +114,22 @@ class NnxPolicy:
         return jax.tree.map(lambda x: x.reshape(*shape, *x.shape[1:]), answers)
 
     @cached_property
-    def _abstract(self) -> Any:
-        """The module with shapes in place of arrays."""
-        return nnx.eval_shape(lambda: self.make(nnx.Rngs(jax.random.key(0))))
+    def _parts(self) -> tuple[Any, PyTree, Params]:
+        """Graph, random streams and variables, with shapes in place of arrays."""
+        graphs = []
+
+        def shapes() -> tuple[PyTree, Params]:  # split inside: outside, a shape in place of an array counts as static
+            graph, streams, variables = _split(self.make(nnx.Rngs(jax.random.key(0))))
+            graphs.append(graph)
+            return streams, variables
+
+        arrays = jax.eval_shape(shapes)
+        return graphs[0], *arrays
 
     @cached_property
-    def _parts(self) -> tuple[Any, PyTree, Params]:
-        return _split(self._abstract)
+    def _abstract(self) -> Any:
+        graph, streams, variables = self._parts
+        return nnx.merge(graph, streams, *variables.values())
 
     @cached_property
     def _accepted(self) -> frozenset[str]:
@@ -136,9 +146,9 @@ class NnxPolicy:
             module.set_attributes(deterministic=True, raise_if_not_found=False)
         if "batch_stats" not in mutable:
             module.set_attributes(use_running_average=True, raise_if_not_found=False)
-        before = {path: variable.get_value() for path, variable in _variables(module)}
+        before = {path: value for path, _, value in _arrays(module)}
         answer = module(obs, **keywords)
-        changed = [(path, x) for path, x in _variables(module) if x.get_value() is not before.get(path)]
+        changed = [(path, x) for path, x, value in _arrays(module) if value is not before.get(path)]
         kinds = [_COLLECTIONS[name] for name in mutable]
         allowed = (nnx.Intermediate, *kinds, *([nnx.RngState] if key is not None else []))
         for path, variable in changed:
@@ -170,6 +180,10 @@ def _split(module: Any) -> tuple[Any, PyTree, Params]:
     """``(graph, random streams, variables)``; of the statistics those collections that there are."""
     graph, streams, *parts, carried = nnx.split(module, nnx.RngState, *_COLLECTIONS.values(), ...)  # type: ignore[misc]
     variables = {name: nnx.to_pure_dict(part) for name, part in zip(_COLLECTIONS, parts, strict=True)}
+    plain = [path for path, x, _ in _arrays(module) if not isinstance(x, nnx.Variable)]
+    if plain and len(list(_arrays(module))) > len(jax.tree.leaves((streams, parts, carried))):
+        names = ", ".join(".".join(map(str, path)) for path in plain)
+        raise PolicyStateError(f"the module keeps arrays that NNX does not see ({names}); wrap them: nnx.data(array)")
     present = {name: part for name, part in variables.items() if name == "params" or part}
     return graph, nnx.to_pure_dict(streams), {**present, "carried": nnx.to_pure_dict(carried)}
 
@@ -186,8 +200,13 @@ def _seeded(streams: PyTree, key: Key | None) -> PyTree:
     return jax.tree.unflatten(form, [start(number, like) for number, like in enumerate(leaves)])
 
 
-def _variables(module: Any) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    return ((path, x) for path, x in nnx.iter_graph(module) if isinstance(x, nnx.Variable))
+def _arrays(module: Any) -> Iterator[tuple[tuple[Any, ...], Any, Any]]:
+    """``(path, variable, its array)`` of all variables, and of arrays without one."""
+    for path, x in nnx.iter_graph(module):
+        if isinstance(x, nnx.Variable):
+            yield path, x, x.get_value()
+        elif isinstance(x, jax.Array | np.ndarray):
+            yield path, x, x
 
 
 def _lost(path: tuple[Any, ...], variable: Any) -> str:
