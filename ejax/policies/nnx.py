@@ -99,8 +99,8 @@ class NnxPolicy:
             return self._call(params, obs, None, mutable, {**keywords, "dropout_seed": dropout_seed})
         if "memory" in keywords:
             raise PolicyStateError(
-                "the module's random streams, as of nnx.Dropout, have one mask for all steps of a sequence; with a memory, "
-                "take dropout_seed and drop by it (ejax.policies.mlp.consistent_dropout), and keep no rngs"
+                "the module's random streams, as of nnx.Dropout, have one mask for all steps of a sequence; with a "
+                "memory, take dropout_seed and drop by it (ejax.policies.mlp.consistent_dropout), and keep no rngs"
             )
 
         def one_row(obs: PyTree, seed: Array) -> Any:
