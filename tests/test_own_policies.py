@@ -20,6 +20,7 @@ from ejax.algorithms.bc import BCConfig, bc_update
 from ejax.algorithms.ppo import PPOConfig, ppo_loss
 from ejax.config import ConfigError, parse_config
 from ejax.envs.point_mass import PointMassRL
+from ejax.memory import ask, first_memory
 from ejax.optim import make_optimizer
 from ejax.policies.nnx import NnxPolicy, NnxPolicyWithMemory
 from ejax.policies.nnx import ObsNormalizer as NnxObsNormalizer
@@ -62,6 +63,11 @@ def test_a_run_is_resumed_forked_evaluated_loaded_and_taken_on_from(framework: s
     assert np.isfinite(evaluate_run(whole.run_dir, num_episodes=2, num_envs=2)["eval/avg_reward"])
     acted = [ejax.load(whole.run_dir).act(np.asarray(ROWS[0])) for _ in range(2)]
     np.testing.assert_array_equal(*acted)
+    policy = own_policies.make(framework, kind)
+    mode = np.asarray(ask(policy, whole.params, ROWS[0], first_memory(policy, 4))[0].mode())
+    inside = np.abs(mode) < 1.0  # the action space's bounds
+    assert inside.any()
+    np.testing.assert_allclose(acted[0][inside], mode[inside], rtol=1e-5, atol=1e-6)  # no unit was dropped
     raw = config(framework, kind, tmp_path, iterations=1)
     raw["policy"]["init_from"] = str(whole.run_dir)
     raw["algorithm"]["cfg"]["optimizer"] = {"learning_rate": 1e-30}

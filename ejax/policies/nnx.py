@@ -210,7 +210,8 @@ def _arrays(module: Any) -> Iterator[tuple[tuple[Any, ...], Any, Any]]:
 
 
 def _lost(path: tuple[Any, ...], variable: Any) -> str:
-    name = f"{'.'.join(map(str, path))} ({type(variable).__name__})"
+    kind = type(variable).__name__ if isinstance(variable, nnx.Variable) else "no variable"
+    name = f"{'.'.join(map(str, path))} ({kind})"
     if isinstance(variable, nnx.RngState):
         text = f"the module draws from {name} though it is deterministic, and would draw the same at every step; let"
         return f"{text} its layers heed their attribute deterministic, or take dropout_seed"

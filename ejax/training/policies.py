@@ -87,7 +87,8 @@ def check_own_policy(config: PolicyConfig, policy: Policy, env: Env | HostEnv) -
     try:
         jax.eval_shape(ask_all, jax.random.key(0), sample_obs(env, 1))
     except (FlaxError, PolicyStateError) as error:
-        text = f"{config.name} keeps or draws what would be lost: {error}; see docs/reference/policies.md"
+        remedy = "let its __call__ take dropout_seed or observe; " if isinstance(error, FlaxError) else ""
+        text = f"{config.name} keeps or draws what would be lost: {error}; {remedy}see docs/reference/policies.md"
         raise ConfigError([Problem("policy.name", text)]) from error
     except TypeError as error:
         if not re.search("unexpected keyword argument '(observe|dropout_seed)'", str(error)):
