@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import own_policies
+import pretrain_tasks
 import pytest
 from flax import nnx
 from own_policies import HIDDEN, KINDS, OBS, LinenBatchNorm, LinenHeads, NnxPlain
@@ -19,6 +20,7 @@ import ejax
 from ejax.algorithms.bc import BCConfig, bc_update
 from ejax.algorithms.ppo import PPOConfig, ppo_loss
 from ejax.config import ConfigError, parse_config
+from ejax.data.lerobot.write import EpisodeWriter
 from ejax.envs.point_mass import PointMassRL
 from ejax.memory import ask, first_memory
 from ejax.optim import make_optimizer
@@ -295,6 +297,30 @@ def test_cloning_drops_and_moves_averages(framework: str) -> None:
     assert not np.isclose(norm["mean"], before["batch_stats"]["norm"]["mean"]).any()
     (_, dropped), (_, whole) = cloned("dropout", True), cloned("dropout", False)
     assert any(not np.allclose(a, b) for a, b in zip(*map(jax.tree.leaves, (dropped, whole)), strict=True))
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder, task = tmp_path_factory.mktemp("kept") / "reach", pretrain_tasks.Reach()
+    with EpisodeWriter(folder, task.spec(), fps=60) as writer:
+        for seed in range(4):
+            writer.append(task.generate(seed), "reach the goal", seed=seed)
+    return str(folder)
+
+
+@FRAMEWORKS
+@pytest.mark.parametrize("kind", ["batch_norm", "dropout", "memory"])
+def test_a_cloning_run_is_resumed_and_tuned(framework: str, kind: str, recorded: str, tmp_path: Path) -> None:
+    raw = config(framework, kind, tmp_path)
+    del raw["trainer"]["num_envs"], raw["trainer"]["buffer_size"]
+    raw["algorithm"] = {"name": "bc", "cfg": {"batch_size": 8, "updates_per_step": 2}}
+    raw["data"] = {"source": "recorded", "folder": recorded, "chunk_size": 2}
+    whole = train(parse_config(raw))
+    first = whole.run_dir / "checkpoints" / "tiny_step_32"
+    chex.assert_trees_all_equal(train(parse_config(raw), resume=str(first)).params, whole.params)
+    tuned = config(framework, kind, tmp_path, iterations=1)
+    tuned["policy"]["init_from"] = str(whole.run_dir)
+    assert np.isfinite(train(parse_config(tuned)).last_train_metrics["train/loss"])
 
 
 @FRAMEWORKS
