@@ -1,5 +1,6 @@
 """Policies of one's own, the same tests for Flax Linen and Flax NNX."""
 
+import json
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ import ejax
 from ejax.algorithms.bc import BCConfig, bc_update
 from ejax.algorithms.ppo import PPOConfig, ppo_loss
 from ejax.config import ConfigError, parse_config
+from ejax.config.embodichain.check import check
 from ejax.data.lerobot.write import EpisodeWriter
 from ejax.envs.point_mass import PointMassRL
 from ejax.memory import ask, first_memory
@@ -33,6 +35,7 @@ from ejax.sharding import make_mesh, sharded
 from ejax.training.build import build
 from ejax.training.policies import uses_dropout
 from ejax.training.saved_policy import evaluate_run
+from ejax.trust import trust
 from ejax.types import make_train_state
 from interop.artefacts.formats import FORMATS
 from interop.export import export_policy
@@ -330,6 +333,13 @@ def test_a_student_is_distilled_from_a_teacher_of_the_other_kind(framework: str,
     raw = config(framework, "dropout", tmp_path, iterations=1)
     raw["algorithm"] = {"name": "distill", "cfg": {"teacher": str(taught.run_dir), "batch_size": 16}}
     assert np.isfinite(train(parse_config(raw)).last_train_metrics["train/kl"])
+
+
+def test_a_check_of_the_config_says_that_there_is_no_export(tmp_path: Path) -> None:
+    (file := tmp_path / "run.json").write_text(json.dumps(config("nnx", "plain", tmp_path)))
+    trust("own_policies:make")
+    (note,) = [note for note in check(file) if note.key == "policy.name"]
+    assert note.status == "used" and "interop.export has no form for it" in note.text
 
 
 @FRAMEWORKS

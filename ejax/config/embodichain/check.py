@@ -16,6 +16,7 @@ from ejax.config.files import read_file
 from ejax.config.load import device_problems, read_draft
 from ejax.config.models import EnvConfig
 from ejax.problems import KeyNote, Status, with_sections
+from ejax.registry import is_import_path
 from ejax.shorten import MOST_OF_VALUE, shorten
 
 _RESPELLED = {
@@ -48,6 +49,8 @@ def check(path: str | Path, overrides: Sequence[str] = ()) -> list[KeyNote]:
     config = read_draft(draft, overrides, device=None)
     for key, text in device_problems(config.trainer.device) if config is not None else ():
         draft.note(key, text)
+    if config is not None and is_import_path("policy", config.policy.name):
+        draft.note("policy.name", "of your own: it trains, evaluates and plays, and interop.export has no form for it")
     known = {  # what is said of an override is said of the file's key too, but for what is wrong with it
         note.key if note.status == "unsupported" else note.key.removesuffix(OVERRIDE): note
         for note in draft.report.notes
