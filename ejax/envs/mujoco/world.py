@@ -23,6 +23,15 @@ from ejax.types import Array
 
 _FREE, _BALL = int(mujoco.mjtJoint.mjJNT_FREE), int(mujoco.mjtJoint.mjJNT_BALL)
 _SLIDE = int(mujoco.mjtJoint.mjJNT_SLIDE)
+_SENSOR = mujoco.mjtSensor
+_OF_QPOS = (
+    *(_SENSOR.mjSENS_JOINTPOS, _SENSOR.mjSENS_JOINTVEL, _SENSOR.mjSENS_JOINTLIMITPOS, _SENSOR.mjSENS_JOINTLIMITVEL),
+    *(_SENSOR.mjSENS_JOINTLIMITFRC, _SENSOR.mjSENS_JOINTACTFRC, _SENSOR.mjSENS_BALLQUAT, _SENSOR.mjSENS_BALLANGVEL),
+)
+"""Sensors of a joint, which are the same wherever its body is."""
+_OF_SUBTREES = (_SENSOR.mjSENS_SUBTREECOM, _SENSOR.mjSENS_SUBTREELINVEL, _SENSOR.mjSENS_SUBTREEANGMOM)
+_WRAPPED_GEOMS = (mujoco.mjtWrap.mjWRAP_SPHERE, mujoco.mjtWrap.mjWRAP_CYLINDER)
+_ENDS_AT_SITES = (mujoco.mjtTrn.mjTRN_SITE, mujoco.mjtTrn.mjTRN_SLIDERCRANK)
 _OBJECTS = {
     "body": mujoco.mjtObj.mjOBJ_BODY,
     "joint": mujoco.mjtObj.mjOBJ_JOINT,
@@ -143,10 +152,15 @@ class World:
     def sensor(self, name: str) -> Array:
         """A sensor's numbers [its dim], as of the last physics step's beginning, so one physics step ago.
 
-        At an episode's start there was no physics step: the reading is that of the model's own start.
+        At an episode's start there was no physics step: the reading is that of the model's own start. What only shows,
+        such as a marker's geoms, no rangefinder sees.
+
+        Raises:
+            ValueError: the reading depends on where a marker is, which the physics does not know.
         """
         model = self.model
         sensor = find(model, "sensor", name)
+        _check_sensor(model, sensor, name)
         start = int(model.sensor_adr[sensor])
         return self.state.readings[start : start + int(model.sensor_dim[sensor])]
 
@@ -311,15 +325,63 @@ def _fitting(what: str, value: ArrayLike, where: slice, like: Array) -> Array:
     return given.reshape(size)
 
 
+def _markers(model: mujoco.MjModel) -> NDArray[np.int32]:
+    """[nbody]: of each body the mocap body that it is, or hangs on; -1 of others."""
+    roots = model.body_rootid
+    return np.where(model.body_mocapid[roots] >= 0, roots, -1)
+
+
+def _check_sensor(model: mujoco.MjModel, sensor: int, name: str) -> None:
+    """Raises ValueError: it reads where a marker is, and the physics has it where the MJCF does."""
+    kind, markers = int(model.sensor_type[sensor]), _markers(model)
+    objects = [
+        (int(model.sensor_objtype[sensor]), int(model.sensor_objid[sensor])),
+        (int(model.sensor_reftype[sensor]), int(model.sensor_refid[sensor])),
+    ]
+    bodies = [_body_of(model, *each) for each in objects if kind not in _OF_QPOS]
+    read = [int(markers[body]) for body in bodies if body > 0]
+    if kind == _SENSOR.mjSENS_RANGEFINDER:
+        read += markers[model.geom_bodyid].tolist()
+    if kind == _SENSOR.mjSENS_E_POTENTIAL or (kind in _OF_SUBTREES and 0 in bodies):
+        read += markers[model.body_mass > 0.0].tolist()
+    if moved := [model.body(body).name for body in read if body >= 0]:
+        raise ValueError(
+            f"the sensor '{name}' reads where the marker '{moved[0]}' is in the MJCF, not where world.place puts it; "
+            f"compute it from world.body('{moved[0]}'), or make that a body with a freejoint"
+        )
+
+
+def _body_of(model: mujoco.MjModel, kind: int, index: int) -> int:
+    """The body that an object is of; -1: of none, or of several."""
+    if kind in (mujoco.mjtObj.mjOBJ_BODY, mujoco.mjtObj.mjOBJ_XBODY):
+        return index
+    of_objects = {
+        mujoco.mjtObj.mjOBJ_GEOM: model.geom_bodyid,
+        mujoco.mjtObj.mjOBJ_SITE: model.site_bodyid,
+        mujoco.mjtObj.mjOBJ_CAMERA: model.cam_bodyid,
+        mujoco.mjtObj.mjOBJ_JOINT: model.jnt_bodyid,
+    }
+    return next((int(bodies[index]) for of, bodies in of_objects.items() if of == kind), -1)
+
+
 def _check_marker(model: mujoco.MjModel, body: int, name: str) -> None:
     """Raises ValueError: the physics reads where the mocap body is, which is not part of the state."""
-    family = [i for i in range(model.nbody) if model.body_mocapid[model.body_rootid[i]] == model.body_mocapid[body]]
+    family = np.flatnonzero(_markers(model) == body)
     geoms = np.flatnonzero(np.isin(model.geom_bodyid, family))
     paired = np.isin(geoms, np.concatenate([model.pair_geom1, model.pair_geom2]))
     if (model.geom_contype[geoms] | model.geom_conaffinity[geoms]).any() or paired.any():
         raise ValueError(
             f"place: the marker '{name}' collides, and what moves it is no part of the physics; give its geoms "
             "contype='0' conaffinity='0', or make it a body with a freejoint"
+        )
+    sites = np.flatnonzero(np.isin(model.site_bodyid, family))
+    held = (model.wrap_type == int(mujoco.mjtWrap.mjWRAP_SITE)) & np.isin(model.wrap_objid, sites)
+    held |= np.isin(model.wrap_type, _WRAPPED_GEOMS) & np.isin(model.wrap_objid, geoms)
+    pulled = np.isin(model.actuator_trntype, _ENDS_AT_SITES) & np.isin(model.actuator_trnid, sites).any(axis=1)
+    if held.any() or pulled.any():
+        raise ValueError(
+            f"place: a tendon or an actuator ends at a site of the marker '{name}', and what moves it is no part of "
+            "the physics; make it a body with a freejoint"
         )
     bodies = model.eq_objtype == int(mujoco.mjtObj.mjOBJ_BODY)
     if np.isin(family, [*model.eq_obj1id[bodies], *model.eq_obj2id[bodies]]).any():
