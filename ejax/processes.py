@@ -235,7 +235,7 @@ class Channel:
     def hear(self) -> dict[str, Any]:
         """The others: wait for what comes next."""
         number = self._number + 1
-        while True:
+        while True:  # ``watching`` ends the process where process 0 is gone or hangs
             with suppress(jax.errors.JaxRuntimeError):
                 told = _client().blocking_key_value_get(f"ejax/told/{number}", _PATIENCE_MS)
                 break
@@ -293,7 +293,7 @@ class Channel:
             yield
         finally:
             stop.set()
-            thread.join()
+            thread.join()  # within a beat: the service answers or is known to be gone
 
     def _watch(self, stop: threading.Event) -> None:
         me = _own_number()

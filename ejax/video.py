@@ -14,6 +14,8 @@ import imageio_ffmpeg
 import numpy as np
 from numpy.typing import NDArray
 
+_LAST_FRAMES_S = 600.0
+"""For ffmpeg to encode what it still has, which is some dozens of frames."""
 _SMALLEST_TEXT = 8
 """Pixels."""
 
@@ -140,7 +142,11 @@ def _encoder(path: Path, size: tuple[int, ...], fps: float, keyframe_every: int 
             process.kill()
             raise
         finally:
-            status = process.wait()
+            try:
+                status = process.wait(_LAST_FRAMES_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                status = process.wait()  # of what is killed, the kernel's work alone
         if status != 0:
             log.seek(0)
             said = log.read().decode(errors="replace").strip()

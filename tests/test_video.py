@@ -70,6 +70,15 @@ def test_an_error_among_the_frames_leaves_the_earlier_video_and_no_other_file(tm
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_an_encoder_that_hangs_is_killed_after_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (encoder := tmp_path / "ffmpeg").write_text("#!/bin/sh\nexec sleep 1000\n")
+    encoder.chmod(0o700)
+    monkeypatch.setattr("imageio_ffmpeg.get_ffmpeg_exe", lambda: str(encoder))
+    monkeypatch.setattr("ejax.video._LAST_FRAMES_S", 0.1)
+    with pytest.raises(RuntimeError, match=r"could not write .* \(exit status -9\)"):
+        write_video(tmp_path / "video.mp4", np.zeros((2, 8, 8, 3), np.uint8), fps=10)
+
+
 def test_what_ffmpeg_says_is_in_the_error(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match=r"(?s)ffmpeg could not write .*unknown_format"):
         write_video(tmp_path / "a.unknown_format", _frames(200, 64, 64), fps=10)

@@ -298,13 +298,14 @@ class AsyncCollector:
                     self.account.begun += 1
                     self._wait_s += time.perf_counter() - began
                     return version, self._published[version]
-                self._changed.wait()
+                self._changed.wait()  # for the learner, whose ``close`` notifies as ``publish`` does
         return None
 
     @contextmanager
     def _gate(self) -> Iterator[bool]:
         """Entered around each reset and step: waits while paused; true where the rollout is to be given up."""
         with self._changed:
+            # for the learner, which notifies at the end of ``paused``, or at the latest in ``close``
             self._changed.wait_for(lambda: self._stopping or not self._pausing)
             self._moving += 1
         try:

@@ -316,7 +316,7 @@ class HostCollector:
             thread.start()
             self._threads[number] = thread
         try:
-            with waiting_for(list(self._threads.values())):
+            with waiting_for(list(self._threads.values())):  # so that the watchdog, or ``AsyncCollector``, bounds it
                 errors = [error for future in futures if (error := future.exception()) is not None]
         except BaseException:  # cut off: a thread that returns must not step again
             failed.set()

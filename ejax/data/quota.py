@@ -73,7 +73,7 @@ class Quota:
         except FileNotFoundError as error:
             raise ConnectionError(f"{self._path} is gone, and the run with it") from error
         with file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+            fcntl.flock(file, fcntl.LOCK_EX)  # held for microseconds; whose holder is killed, the kernel gives back
             yield
 
 

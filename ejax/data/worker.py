@@ -90,7 +90,7 @@ def _run(folder: Path, channel: Connection) -> None:
         if not isinstance(spec, EpisodeSpec):
             raise TypeError(f"spec() must return an EpisodeSpec, got {type(spec).__name__}")
         channel.send(("spec", spec))
-        buffer = attach(*channel.recv())
+        buffer = attach(*channel.recv())  # ends with the owner, which closes its end
         service.control = control = Control(buffer)
         control.set_count("pid", os.getpid())
         try:

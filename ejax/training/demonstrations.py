@@ -143,7 +143,7 @@ class Demonstrations:
 
     def __exit__(self, *error: Any) -> None:
         self._closing.set()
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._pool.shutdown(wait=True, cancel_futures=True)  # of a batch, which looks at ``_closing``
         if self._engine is None:
             return
         try:

@@ -87,7 +87,7 @@ class Watchdog:
             return
         self._ending.set()
         os.write(self._write, b"\0")
-        self._thread.join()
+        self._thread.join()  # within a look, unless it ends the process
         signal.set_wakeup_fd(self._former_fd)
         signal.signal(_SIGNAL, self._former if self._former is not None else signal.SIG_DFL)
         os.close(self._read)
