@@ -27,6 +27,8 @@ from ejax.types import PyTree
 _BEAT_S = 1.0
 _GONE_S = 15.0
 """Without a sign of life: dead, or suspended."""
+_LATE_S = 60.0
+"""After so long a process says what it waits for."""
 _PATIENCE_MS = 1000
 _POLL_MS = 200
 """Between two looks at whether to wait any longer."""
@@ -235,13 +237,10 @@ class Channel:
     def hear(self) -> dict[str, Any]:
         """The others: wait for what comes next."""
         number = self._number + 1
-        while True:  # ``watching`` ends the process where process 0 is gone or hangs
-            with suppress(jax.errors.JaxRuntimeError):
-                told = _client().blocking_key_value_get(f"ejax/told/{number}", _PATIENCE_MS)
-                break
+        told = self._wait_for(f"ejax/told/{number}", _PATIENCE_MS, "what process 0 does next")
         self._number = number
         self._begun = time.monotonic()
-        return dict(json.loads(told))
+        return dict(json.loads(told or ""))
 
     def unhear(self) -> None:
         """The others: what was heard last is yet to be done, so ``hear`` gives it again."""
@@ -259,14 +258,27 @@ class Channel:
         """Process 0: wait for the answer of each of the others to what was told last. None: interrupted before."""
         said: dict[int, Any] = {}
         for process in range(1, count()):
-            while process not in said:
-                if interrupted():
-                    return None
-                with suppress(jax.errors.JaxRuntimeError):
-                    answer = _client().blocking_key_value_get(f"ejax/answer/{self._number}/{process}", _POLL_MS)
-                    said[process] = json.loads(answer)
+            whom = f"process {process} to have its part of the rollout"
+            answer = self._wait_for(f"ejax/answer/{self._number}/{process}", _POLL_MS, whom, interrupted)
+            if answer is None:
+                return None
+            said[process] = json.loads(answer)
         _client().key_value_delete(f"ejax/answer/{self._number}")
         return said
+
+    def _wait_for(
+        self, key: str, patience_ms: int, whom: str, interrupted: Callable[[], bool] = lambda: False
+    ) -> str | None:
+        """A message, or None: interrupted before. ``watching`` ends this process where the other is gone, and the
+        other's own watchdog ends what hangs there."""
+        late = time.monotonic() + _LATE_S
+        while not interrupted():
+            with suppress(jax.errors.JaxRuntimeError):
+                return str(_client().blocking_key_value_get(key, patience_ms))
+            if time.monotonic() > late:
+                late = float("inf")
+                self._say(f"[processes] process {_own_number()} has waited for {whom} for {_LATE_S:g} s")
+        return None
 
     def fail(self, reason: str) -> None:
         """This process is about to end for this reason: the others say so, and end too."""

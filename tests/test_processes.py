@@ -7,6 +7,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -224,6 +225,23 @@ def test_process_0_waits_for_the_answers_to_what_it_told(two: tuple[Channel, Cha
     assert second.hear() == {"kind": "advance", "count": 1}
     second.answer({"facts": {"collector/env_s": 2.0}})
     assert first.answers(lambda: False) == {1: {"facts": {"collector/env_s": 2.0}}}
+
+
+def test_a_process_that_waits_for_long_says_once_for_what(
+    two: tuple[Channel, Channel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "_LATE_S", 0.05)
+    first, second = two
+    texts: list[str] = []
+    first._say = second._say = texts.append
+    teller = threading.Timer(0.5, lambda: first.tell("advance", count=1))
+    teller.start()
+    assert second.hear()["kind"] == "advance"
+    assert texts == ["[processes] process 1 has waited for what process 0 does next for 0.05 s"]
+    until = time.monotonic() + 0.5
+    assert first.answers(lambda: time.monotonic() > until) is None
+    assert texts[1:] == ["[processes] process 1 has waited for process 1 to have its part of the rollout for 0.05 s"]
+    teller.join()
 
 
 def test_what_was_heard_too_early_is_heard_again(two: tuple[Channel, Channel]) -> None:
