@@ -31,7 +31,7 @@ from ejax.training.best import REWARD, Best, improves
 from ejax.training.cadence import Throttle
 from ejax.training.checkpoint import CheckpointError, load_checkpoint
 from ejax.training.console import make_view
-from ejax.training.fresh import BROKEN_OFF, evaluate_fresh, fresh_seeds, params_of, write_fresh
+from ejax.training.fresh import BROKEN_OFF, best_or_last, evaluate_fresh, fresh_seeds, params_of, write_fresh
 from ejax.training.interrupt import interruptible
 from ejax.training.lineage import EXPLOITS, Exploited, read_exploits, write_exploit
 from ejax.training.members import PopulationParts, build_population, member_state, take
@@ -392,7 +392,7 @@ class _Loop:
             return
         folders = [folder.directory for folder in self.folders]
         last = [folder.periodic()[0] for folder in folders]
-        best = [next(iter(folder.best()), last[i]) for i, folder in enumerate(folders)]
+        best = [best_or_last(next(iter(each.best()), None), last[i], self.alarm) for i, each in enumerate(folders)]
         kept = [params_of(best[i], last[i], take(params, i)) for i in range(len(folders))]
         bests = jax.tree.map(lambda *own: jnp.stack(own), *kept)
 

@@ -22,7 +22,7 @@ from ejax.training.best import REWARD, Best, improves
 from ejax.training.cadence import Throttle
 from ejax.training.environments import evaluation_env
 from ejax.training.evaluators import make_evaluator, require_measured
-from ejax.training.fresh import BROKEN_OFF, evaluate_fresh, fresh_seeds, params_of, write_fresh
+from ejax.training.fresh import BROKEN_OFF, best_or_last, evaluate_fresh, fresh_seeds, params_of, write_fresh
 from ejax.training.interrupt import interruptible
 from ejax.training.latest import duration, number
 from ejax.training.leave import owns_process
@@ -423,7 +423,8 @@ class _Loop:
             return {}
         params = own_copy(state.train.params, self.device)
         found: dict[str, dict[str, Any]] = {}
-        for which, checkpoint in (("best", self.saver.best or last), ("last", last)):
+        best = best_or_last(self.saver.best, last, self.writer.alarm)
+        for which, checkpoint in (("best", best), ("last", last)):
             own = params_of(checkpoint, last, params)
 
             def play(seed: int, own: Params = own) -> dict[str, float] | None:

@@ -93,6 +93,19 @@ def test_a_run_killed_while_it_plays_them_plays_them_when_it_is_resumed(
         }
 
 
+def test_a_damaged_best_checkpoint_is_told_and_the_last_one_stands_for_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = trained(tmp_path)
+    best, last = result.best_checkpoint_path, result.latest_checkpoint_path
+    assert best is not None and last is not None
+    (best / "meta.json").write_text("{}")
+    config = parse_config(tiny(tmp_path, **EVALUATED, iterations=3))
+    resumed = train(config, run_dir=result.run_dir, resume="latest")
+    assert resumed.finished and resumed.fresh_eval_metrics["best"]["checkpoint"] == str(last)
+    assert "the last checkpoint stands for it" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("distributed", [False, True])
 def test_each_member_of_a_population_is_played(distributed: bool, tmp_path: Path) -> None:
     given = tiny(tmp_path, **EVALUATED, iterations=4, distributed=distributed)

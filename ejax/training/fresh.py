@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt
 
 from ejax.config.models import TrainerConfig
 from ejax.finite import NONFINITE_EPISODES
-from ejax.training.checkpoint import load_params
+from ejax.training.checkpoint import CheckpointError, load_params, verify_checkpoint
 from ejax.training.facts import FactsError, read_facts
 from ejax.training.latest import number
 from ejax.types import Params
@@ -46,6 +46,17 @@ def fresh_seeds(trainer: TrainerConfig) -> list[int]:
         return []
     number_of = 1 if wanted == "auto" else math.ceil(wanted / each)
     return np.random.SeedSequence((trainer.seed, trainer.eval_seed, _FRESH)).generate_state(number_of).tolist()
+
+
+def best_or_last(best: Path | None, last: Path, tell: Callable[[str], None]) -> Path:
+    """The best checkpoint; the last one where there is none, or where it is damaged, which is told."""
+    if best is None:
+        return last
+    try:
+        return verify_checkpoint(best).path
+    except CheckpointError as error:
+        tell(f"{error}; the last checkpoint stands for it in the fresh episodes")
+        return last
 
 
 def params_of(checkpoint: Path, last: Path, params: Params) -> Params:
