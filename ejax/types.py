@@ -208,6 +208,16 @@ class PredictingPolicy(Policy, Protocol):
         ...
 
 
+@runtime_checkable
+class ReadingPolicy(Policy, Protocol):
+    """A policy that reads an instruction word by word."""
+
+    @property
+    def text(self) -> str | None:
+        """The part of the observation that is the instruction, uint8 [..., L]. None: there is none."""
+        ...
+
+
 class Env(Protocol):
     """One environment, pure. The framework batches it with ``vmap``. Hashable: it is a static argument.
 

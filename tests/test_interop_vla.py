@@ -102,6 +102,7 @@ TINY = {"width": 8, "depth": 1, "num_heads": 2, "mlp_ratio": 2, "image_encoder":
 FLOW = {"num_steps": 3}
 POLICIES: dict[str, dict[str, Any]] = {
     "keypoints": {"head": FLOW, "lora": {"rank": 2}, "predicts": ["scene"]},
+    "averaged": {"head": FLOW, "text_encoder": {"max_words": 6, "summary": "mean"}},
     "gaussian": {
         "image_encoder": {"type": "patches", "patch_size": 4},
         "head": {"type": "gaussian"},
@@ -115,7 +116,10 @@ POLICIES: dict[str, dict[str, Any]] = {
     },
 }
 ENVS = {"gaussian": Talk((8, 12, 3))}
-FORMATS_OF = {"pretrained": [name for name in HERE if name in ("safetensors", "onnx")]}
+FORMATS_OF = {
+    "averaged": [name for name in HERE if name in ("pt", "onnx")],
+    "pretrained": [name for name in HERE if name in ("safetensors", "onnx")],
+}
 """Not all, which would take long to trace."""
 
 

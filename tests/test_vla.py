@@ -18,7 +18,7 @@ from ejax.distributions import Normal, executed, kept
 from ejax.policies.vla.config import HeadConfig, VLAConfig
 from ejax.policies.vla.flow import FlowChunk, FlowSpec
 from ejax.policies.vla.policy import VLAPolicy, make
-from ejax.policies.vla.words import Words, split, vocabulary_of
+from ejax.policies.vla.words import Words, forget_words, split, vocabulary_of
 from ejax.rollout import make_rollout
 from ejax.text import as_bytes
 from ejax.types import Array, Params, PyTree, Timestep
@@ -43,6 +43,18 @@ def test_words_of_a_text() -> None:
 def test_a_vocabulary_of_other_than_words_is_refused(words: tuple[str, ...], complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         Words(words)
+
+
+def test_forgotten_words_are_unknown_and_all_others_stay_as_they_are() -> None:
+    words = Words(vocabulary_of(TEXTS), max_words=8)
+    text = jnp.asarray(np.stack([as_bytes("put the RED-cube in the left zone", 48)] * 500))
+    before, after = (np.asarray(words.tokens_of(x)) for x in (text, forget_words(text, jax.random.key(0), 0.3)))
+    assert set(np.unique(after[after != before])) == {1}
+    said = before > 1
+    assert said.sum() == 500 * 8
+    assert (after == 1)[said].mean() == pytest.approx(0.3, abs=0.03)
+    assert ((after == 1) & said).any(axis=0).sum() == 8  # each place, apart from the others
+    assert not ((after == 1) == (after == 1)[:1]).all()
 
 
 @dataclass(frozen=True)
@@ -218,6 +230,24 @@ def test_padding_behind_the_instruction_does_not_change_the_action() -> None:
     policy, obs = small(), observations()
     longer = np.pad(obs["instruction"], ((0, 0), (0, 16)))
     assert np.allclose(mode_of(policy, obs), mode_of(policy, {**obs, "instruction": longer}), atol=1e-6)
+
+
+@pytest.mark.parametrize("summary", ["sum", "mean"])
+def test_a_word_that_training_did_not_have_changes_the_action_no_more_than_padding_does(summary: str) -> None:
+    policy, obs = small(text_encoder={"summary": summary}), observations(2)
+    said = [np.stack([as_bytes(text, 64)] * 2) for text in ("put the red cube", "put the red cube quietly frobnicated")]
+    expected, given = (mode_of(policy, {**obs, "instruction": text}) for text in said)
+    np.testing.assert_allclose(given, expected, atol=1e-6)
+    assert np.isfinite(mode_of(policy, {**obs, "instruction": as_bytes("zut", 64)[None].repeat(2, axis=0)})).all()
+
+
+def test_pictures_are_looked_at_with_the_sum_or_the_average_of_the_words() -> None:
+    obs, params = observations(), variables_of(small())
+    sums, means = (mode_of(small(text_encoder={"summary": how}), obs, params) for how in ("sum", "mean"))
+    assert not np.allclose(sums, means)
+    one = {**obs, "instruction": np.stack([as_bytes("cube", 48)] * ROWS)}
+    sums, means = (mode_of(small(text_encoder={"summary": how}), one, params) for how in ("sum", "mean"))
+    np.testing.assert_allclose(sums, means, atol=1e-6)
 
 
 def test_leading_axes_are_kept() -> None:

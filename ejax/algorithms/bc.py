@@ -15,7 +15,7 @@ Source: Pomerleau 1988 (ALVINN); Zhao et al. 2023 (ACT) for chunks.
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import gymnasium
 import jax
@@ -28,6 +28,7 @@ from ejax.algorithms.record import Algorithm
 from ejax.algorithms.sgd import MinibatchConfig, sgd_epochs
 from ejax.optim import OptimizerConfig, ScheduleConfig, get_learning_rate, step_schedule
 from ejax.policies.normalize import update_normalizer
+from ejax.policies.vla.words import forget_words
 from ejax.problems import Problem
 from ejax.types import (
     Array,
@@ -40,6 +41,7 @@ from ejax.types import (
     PolicyWithMemory,
     PredictingPolicy,
     PyTree,
+    ReadingPolicy,
     TrainState,
 )
 
@@ -65,6 +67,9 @@ class BCConfig(BaseModel):
     prediction_coef: NonNegativeFloat = 1.0
     """Of the mean squared error of what a policy predicts besides (``vla_config.model_config.predicts``), in the units
     of those parts squared."""
+    word_dropout: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
+    """Share of an instruction's words that a ``vla`` policy does not get to read, drawn for each frame: so it learns to
+    do without some, as it must where an instruction has words that it was not taught."""
     max_grad_norm: PositiveFloat = Field(default=1.0, allow_inf_nan=True)
     """Infinity: no clipping."""
     skip_nonfinite_updates: bool = True
@@ -103,6 +108,9 @@ def bc_update(
     num_windows, num_frames = batch["action"].shape[:2]
     if config.frames_per_window is not None and config.frames_per_window < num_frames:
         rows |= _choose_frames(rows, jax.random.fold_in(key, 2), config.frames_per_window)
+    if config.word_dropout > 0.0 and (part := _text_part(policy)) is not None:
+        text = forget_words(rows["obs"][part], jax.random.fold_in(key, 4), config.word_dropout)
+        rows["obs"] = {**rows["obs"], part: text}
     if dropout:
         rows["dropout_seed"] = jax.random.bits(key_dropout, batch["action"].shape[:2], jnp.uint32)
     if config.loss == "flow":
@@ -341,6 +349,13 @@ def _policy_problems(options: BCConfig, policy: Policy) -> Iterator[Problem]:
     if options.frames_per_window is not None and isinstance(policy, PolicyWithMemory):
         text = f"got {options.frames_per_window}, but a policy with memory reads every frame; leave it out"
         yield Problem("algorithm.cfg.frames_per_window", text)
+    if options.word_dropout > 0.0 and _text_part(policy) is None:
+        text = f"got {options.word_dropout}, but the policy reads no words of the observation; leave it out"
+        yield Problem("algorithm.cfg.word_dropout", text)
+
+
+def _text_part(policy: Policy) -> str | None:
+    return policy.text if isinstance(policy, ReadingPolicy) else None
 
 
 def _sizes(options: BCConfig, chunk_size: int) -> dict[str, int]:

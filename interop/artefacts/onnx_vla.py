@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from interop.artefacts.onnx_graph import Graph, finish
-from interop.twin.vla_spec import NOISE, PADDING, TOKENS, BlockSpec, VLASpec, same_padding
+from interop.twin.vla_spec import NOISE, TOKENS, UNREAD, BlockSpec, VLASpec, same_padding
 
 Weights: TypeAlias = Mapping[str, NDArray[np.float32]]
 Context: TypeAlias = tuple[list[tuple[str, str]], str, str]
@@ -55,6 +55,9 @@ class _Network:
         text, said = self._text()
         share = node("Unsqueeze", node("Cast", said, to=TensorProto.FLOAT), self._shape(2))
         summary = node("ReduceSum", node("Mul", text, share), self._shape(1), keepdims=0)
+        if spec.text_mean:
+            words = node("ReduceSum", share, self._shape(1), keepdims=0)
+            summary = node("Div", summary, node("Max", words, self.graph.constant(np.float32(1.0))))
         tokens, numbers, count = [], [self._numbers()], 0
         for name, shape in spec.images.items():
             token, places = self._image(name, summary)
@@ -115,8 +118,8 @@ class _Network:
         node = self.node
         if not self.spec.sentences:
             text = node("Gather", self._weight("word_embedding.weight"), TOKENS, axis=0)
-            padding = self.graph.constant(PADDING, np.int32)
-            return node("Add", text, self.one_row("word_place")), node("Not", node("Equal", TOKENS, padding))
+            unread = self.graph.constant(UNREAD, np.int32)
+            return node("Add", text, self.one_row("word_place")), node("Greater", TOKENS, unread)
         known = self.graph.constant(np.array(self.spec.sentence_tokens)[None], np.int32)
         same = node("Equal", node("Unsqueeze", TOKENS, self._shape(1)), known)  # [batch, S, max_words]
         other = node("ReduceMax", node("Cast", node("Not", same), to=TensorProto.INT32), axes=[2], keepdims=0)

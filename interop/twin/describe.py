@@ -74,6 +74,7 @@ def vla_spec_of(policy: VLAPolicy, env: Env | HostEnv) -> VLASpec:
         instruction=said,
         max_words=policy.words.max_words,
         num_tokens=policy.words.num_tokens,
+        text_mean=model.text_encoder.summary == "mean",
         sentences=policy.sentences,
         sentence_tokens=tuple(tuple(policy.words.encode(sentence).tolist()) for sentence in policy.sentences),
         sentence_width=SENTENCE_FEATURES if policy.sentences else 0,

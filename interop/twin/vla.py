@@ -16,7 +16,7 @@ from interop.twin.observation import as_tensor
 from interop.twin.parts import vla_inputs
 from interop.twin.spec import EncoderSpec
 from interop.twin.text import Tokenizer
-from interop.twin.vla_spec import PADDING, BlockSpec, ImageTokensSpec, VLASpec, same_padding
+from interop.twin.vla_spec import UNREAD, BlockSpec, ImageTokensSpec, VLASpec, same_padding
 
 Context: TypeAlias = tuple[list[tuple[Tensor, Tensor]], Tensor, Tensor]
 """Keys and values [B, H, P, d] of each block, which of the P tokens there are, [B, P] bool, and the token of the
@@ -132,6 +132,8 @@ class TorchVLA(nn.Module):
             numbers = self.normalizer(numbers)
         text, said = self._text(given["tokens"])
         summary = (text * said[..., None]).sum(1)
+        if self.spec.text_mean:
+            summary = summary / said.sum(1, keepdim=True).clamp(min=1)
         seen = [self.get_submodule(f"encoders_{name}")(given[name], summary) for name in self.spec.images]
         numbers = torch.cat([numbers, *(places for _, places in seen)], dim=-1)
         number = self.number_out(functional.silu(self.number_in(numbers)))
@@ -159,7 +161,7 @@ class TorchVLA(nn.Module):
         if self.spec.sentences:
             token = self.sentence_tokens(tokens)
             return token, torch.ones_like(token[..., 0], dtype=torch.bool)
-        return self.word_embedding(tokens) + self.word_place[None], tokens != PADDING
+        return self.word_embedding(tokens) + self.word_place[None], tokens > UNREAD
 
     def _suffix(self, context: Context, x: Tensor) -> Tensor:
         caches, there, number = context

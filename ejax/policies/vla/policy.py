@@ -87,6 +87,11 @@ class VLAPolicy:
             return *seen, {name: x.reshape(*batch, -1) for name, x in said.items()}
         return (seen, answer[1]) if mutable else seen
 
+    @property
+    def text(self) -> str | None:
+        by_word = self.instruction is None and self.model.text_encoder.type == "words"
+        return self.model.text if by_word else None
+
     @cached_property
     def network(self) -> Any:  # a VLANetwork: flax types what ``apply`` returns by all that it may return
         initial_log_std = math.log(self.action_std_init)

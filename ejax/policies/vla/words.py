@@ -11,11 +11,12 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from ejax.types import Array
+from ejax.types import Array, Key
 
 PADDING, UNKNOWN = 0, 1
 _FIRST = 2
@@ -61,15 +62,10 @@ class Words:
         Returns:
             int32 [..., max_words].
         """
-        byte = text.astype(jnp.uint32)
-        byte = jnp.where((byte >= 65) & (byte <= 90), byte + 32, byte)
-        inside = ((byte >= 97) & (byte <= 122)) | ((byte >= 48) & (byte <= 57)) | (byte >= 128)
-        before = jnp.concatenate([jnp.zeros_like(inside[..., :1]), inside[..., :-1]], axis=-1)
-        starts = inside & ~before
+        byte, inside, starts, word = _read(text)
         place = jnp.arange(text.shape[-1])
         place = place.reshape((1,) * (text.ndim - 1) + place.shape)
-        # the byte's word, counted from 0, and its place in it
-        word = jnp.cumsum(starts, axis=-1) - 1
+        # the byte's place in its word
         began = _running_max(jnp.where(starts, place, 0))
         powers = np.array([pow(_PRIME, i, 2**32) for i in range(text.shape[-1])], np.uint32)
         share = jnp.where(inside, byte * jnp.asarray(powers)[place - began], jnp.uint32(0))
@@ -85,6 +81,17 @@ class Words:
         """The tokenizer as a file that travels with an export; ``interop.twin.text`` reads it without jax."""
         content = {"type": "words", "max_words": self.max_words, "vocabulary": list(self.vocabulary)}
         return json.dumps(content, indent=1, ensure_ascii=False)
+
+
+def forget_words(text: Array, key: Key, rate: float) -> Array:
+    """Turn each word, with probability ``rate``, into one that no vocabulary has: bytes that UTF-8 does not have.
+
+    Args:
+        text: uint8 [..., L].
+    """
+    _, inside, _, word = _read(text)
+    forgotten = jax.random.bernoulli(key, rate, text.shape)
+    return jnp.where(inside & jnp.take_along_axis(forgotten, jnp.maximum(word, 0), axis=-1), jnp.uint8(255), text)
 
 
 def split(text: str) -> list[str]:
@@ -106,6 +113,15 @@ _LOWER = bytes(byte + 32 if 65 <= byte <= 90 else byte for byte in range(256))
 
 def _inside(byte: int) -> bool:
     return 97 <= byte <= 122 or 48 <= byte <= 57 or byte >= 128
+
+
+def _read(text: Array) -> tuple[Array, Array, Array, Array]:
+    """Bytes in lower case, which of them are inside a word, which begin one, and the number of their word from 0."""
+    byte = text.astype(jnp.uint32)
+    byte = jnp.where((byte >= 65) & (byte <= 90), byte + 32, byte)
+    inside = ((byte >= 97) & (byte <= 122)) | ((byte >= 48) & (byte <= 57)) | (byte >= 128)
+    starts = inside & ~jnp.concatenate([jnp.zeros_like(inside[..., :1]), inside[..., :-1]], axis=-1)
+    return byte, inside, starts, jnp.cumsum(starts, axis=-1) - 1
 
 
 def _hash(word: str) -> int:
