@@ -1,7 +1,9 @@
 """Configs of which each key is right, and which fit no environment, robot or task."""
 
 import json
+import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,10 @@ import gymnasium
 import pytest
 from test_config import ROOT, gym, make
 
-from ejax.config import ConfigError
+from ejax.algorithms.ppo import ALGORITHM as PPO
+from ejax.algorithms.ppo import PPOConfig
+from ejax.config import ConfigError, load_config
+from ejax.config.embodichain.check import check
 from ejax.distributions import action_spec
 from ejax.training.build import build
 
@@ -53,10 +58,81 @@ def test_observation_groups_of_an_environment_that_must_be_built_are_looked_up_t
 
 
 @pytest.mark.parametrize("place", ["':x'", "..a:b", "'os:'", "os:path", "builtins:int", "no_such_module:Name"])
-@pytest.mark.parametrize("key", ["env.id", "algorithm.name"])
+@pytest.mark.parametrize("key", ["env.id", "policy.name", "algorithm.name"])
 def test_a_place_with_no_such_code_is_refused_by_its_key(key: str, place: str) -> None:
     (told,) = keys_of(refused(make, f"{key}={place}"))
     assert told in (f"{key} (override)", "algorithm.cfg")
+
+
+@pytest.mark.parametrize(
+    ("override", "key", "text"),
+    [
+        ("cfg.channels=[8, 16]", "cfg.channels", "must have more than 2 values"),
+        ("cfg.channels=[8, 0, 16]", "cfg.channels", "must be greater than 0"),
+        ("cfg.chanels=[8, 16, 16]", "cfg.chanels", "unknown key; allowed: channels, hidden_entries, images. Did you"),
+        ("cfg.images=image", "cfg.images", "must be a valid tuple"),
+        ("cfg.images=[]", "cfg.images", "names no picture; the observation has image"),
+        ("cfg.images=[imag]", "cfg.images", "names 'imag'; the observation has image. Did you mean 'image'?"),
+    ],
+)
+def test_options_that_a_policy_class_does_not_take_are_refused_before_it_is_built(
+    override: str, key: str, text: str
+) -> None:
+    error = refused(load_config, ROOT / "configs" / "push_cube" / "bc_images.yaml", [f"policy.{override}"])
+    assert keys_of(error) == [f"policy.{key} (override)"]
+    assert text in str(error)
+
+
+def test_pictures_of_an_environment_that_must_be_built_are_looked_up_there() -> None:
+    config = make("policy={name: vision, actor: {network_cfg: {hidden_sizes: [8]}}}", "env=gymnax:CartPole-v1")
+    assert keys_of(refused(build, config)) == ["policy.cfg.images"]
+
+
+class Hinted:
+    """A policy whose annotation only a type checker resolves."""
+
+    def __init__(self, action_spec: "NoSuchType", size: int = 3) -> None: ...  # type: ignore[name-defined]  # noqa: F821
+
+
+def test_a_class_whose_annotations_cannot_be_resolved_is_asked_for_its_names_alone() -> None:
+    own = f"policy.name={__name__}:Hinted"
+    assert make(own, "policy.cfg={size: 5}")
+    assert "unknown key; allowed: size. Did you mean" in str(refused(make, own, "policy.cfg={sise: 5}"))
+
+
+class OwnConfig(PPOConfig):
+    curiosity: float = 0.5
+
+
+OWN = replace(PPO, Config=OwnConfig)
+
+
+def test_a_mistyped_option_of_an_own_algorithm_names_the_nearest_of_its_own() -> None:
+    text = str(refused(make, f"algorithm={{name: '{__name__}:OWN', cfg: {{curiosty: 1.0}}}}"))
+    assert "Did you mean 'curiosity'?" in text
+    assert "gae_lambda" in text and "group_size" not in text
+
+
+def test_an_extra_that_an_environment_inside_another_needs_is_an_error_of_its_key(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "gymnax", None)
+    file = ROOT / "configs" / "cart_pole" / "distill.yaml"
+    assert "'gymnax' is not installed: pip install -e '.[gymnax]'" in str(refused(load_config, file))
+    assert any("pip install" in note.text for note in check(file) if note.status == "unsupported")
+
+
+@pytest.mark.parametrize("func", ["[1]", "{a: 1}", "5"])
+@pytest.mark.parametrize("mode", ["", ", mode: reset"])
+def test_a_function_of_an_event_must_be_text(func: str, mode: str) -> None:
+    error = refused(make, f"trainer.events={{train: {{push: {{func: {func}{mode}}}}}}}")
+    assert "trainer.events.train.push.func" in str(error) and "must be a valid string" in str(error)
+
+
+def test_an_option_without_effect_leaves_the_sizes_of_an_update_to_the_algorithm() -> None:
+    file = ROOT / "configs" / "push_cube" / "bc_images.yaml"
+    config = load_config(file, ["trainer.action_adjoint_max_norm=1.0"])
+    assert config.trainer.buffer_size == load_config(file).trainer.buffer_size
 
 
 @pytest.mark.parametrize("limit", [4e18, -(2.0**40)])

@@ -1,14 +1,46 @@
-"""Whether a value from a file is of the type that a parameter or a field is annotated with."""
+"""Values from a file against the parameters that they are for: their names, and the types of their annotations."""
 
 import inspect
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
 
+from ejax.problems import Problem
+from ejax.sections import unknown_key
+from ejax.shorten import shown
+
+
+def argument_problems(
+    make: Callable[..., Any], cfg: Mapping[str, Any], key: str, given: Collection[str] = ()
+) -> list[Problem]:
+    """Arguments that a class or function does not take, or takes of another type.
+
+    Args:
+        key: dotted path of ``cfg``.
+        given: parameters that ejax fills itself.
+
+    Raises:
+        TypeError, ValueError: ``make`` has no signature.
+    """
+    try:
+        parameters = inspect.signature(make, eval_str=True).parameters
+    except NameError:  # annotations that only a type checker can resolve
+        parameters = inspect.signature(make).parameters
+    taken = {name: each for name, each in parameters.items() if name not in given}
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    problems = []
+    for name, value in cfg.items():
+        if name in taken and (text := mismatch(taken[name].annotation, value)):
+            problems.append(Problem(f"{key}.{name}", f"got {shown(value)}; {text}"))
+        elif name not in taken and not takes_any:
+            problems.append(Problem(f"{key}.{name}", unknown_key(name, taken)))
+    return problems
+
 
 def mismatch(annotation: Any, value: Any) -> str | None:
     """Why a value from a file is not of the annotated type; None where it is, or where that cannot be known."""
-    if annotation is inspect.Parameter.empty:
+    if annotation is inspect.Parameter.empty or isinstance(annotation, str):
         return None
     try:
         adapter = TypeAdapter(annotation)
@@ -17,5 +49,11 @@ def mismatch(annotation: Any, value: Any) -> str | None:
     try:
         adapter.validate_python(value, strict=not isinstance(value, list))
     except ValidationError as error:
-        return " or ".join(dict.fromkeys(each["msg"].replace("Input should", "must") for each in error.errors()))
+        return " or ".join(dict.fromkeys(map(_text, error.errors())))
     return None
+
+
+def _text(error: Any) -> str:
+    if error["type"] == "missing" and error["loc"]:  # of a tuple
+        return f"must have more than {error['loc'][-1]} values"
+    return error["msg"].replace("Input should", "must").replace("Tuple should", "must")

@@ -5,11 +5,12 @@ from typing import Any
 from pydantic import ValidationError
 
 from ejax.config.embodichain.spellings import SCIENTIFIC
+from ejax.config.models import find_algorithm
 from ejax.config.schema import allowed_keys
 from ejax.frozen import thaw
 from ejax.optim import OPTIMIZER_KWARGS, SCHEDULE_KWARGS
 from ejax.problems import ConfigError, Problem
-from ejax.registry import did_you_mean
+from ejax.registry import did_you_mean, is_import_path
 from ejax.sections import unknown_key
 from ejax.shorten import shown
 
@@ -74,5 +75,7 @@ def _allowed(section: str, tree: Any) -> tuple[list[str], list[str]]:
             name = tree["algorithm"]["cfg"][kind].get("name", "adam").lower()
             return list(keywords[name].model_fields), []
     algorithm = tree.get("algorithm") if isinstance(tree, dict) else None
-    name = algorithm.get("name") if isinstance(algorithm, dict) else None
-    return allowed_keys(section, str(name).lower())
+    name = str(algorithm.get("name") if isinstance(algorithm, dict) else None)
+    if section == "algorithm.cfg" and is_import_path("algorithm", name):
+        return list(find_algorithm(name).Config.model_fields), []
+    return allowed_keys(section, name.lower())

@@ -37,6 +37,7 @@ from ejax.config.files import UnreadableError, is_file, read_file, read_yaml
 from ejax.config.models import EnvConfig, EventsConfig
 from ejax.config.run_config import RunConfig
 from ejax.config.schema import allowed_keys
+from ejax.config.spaces import class_problems
 from ejax.problems import ConfigError, Problem, with_sections
 from ejax.shorten import MOST_OF_VALUE, shorten, shown
 from ejax.trust import trust_strings, trust_words
@@ -164,6 +165,8 @@ def _validate(tree: dict[str, Any]) -> tuple[RunConfig | None, list[Problem]]:
     except ValidationError as error:
         problems += [problem for problem in explain(error, tree) if problem.key not in reported]
     wrong = {problem.key for problem in problems}
+    if config is not None:
+        problems += class_problems(config.policy)
     if any(key == "env" or key.startswith("env.") for key in wrong):
         return config, problems
     env = EnvConfig.model_validate(tree["env"])

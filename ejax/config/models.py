@@ -78,8 +78,9 @@ class EventConfig(StrictModel):
     @model_validator(mode="before")
     @classmethod
     def _default_mode(cls, data: Any) -> Any:
-        if isinstance(data, dict) and data.get("func") in KINDS and data.get("mode") is None:
-            return {**data, "mode": modes_of(data["func"])[0]}
+        func = data.get("func") if isinstance(data, dict) else None
+        if isinstance(func, str) and func in KINDS and data.get("mode") is None:
+            return {**data, "mode": modes_of(func)[0]}
         return data
 
     @field_validator("mode", mode="before")

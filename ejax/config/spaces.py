@@ -1,15 +1,34 @@
-"""What a policy's config says about its environment's spaces, and is wrong."""
+"""What a policy's config says about its class and its environment's spaces, and is wrong."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import gymnasium
 
+from ejax.config.annotations import argument_problems
 from ejax.config.models import PolicyConfig
 from ejax.distributions import action_spec
+from ejax.frozen import thaw
 from ejax.problems import Problem
-from ejax.registry import did_you_mean
+from ejax.registry import did_you_mean, resolve
+from ejax.shorten import shown
 
 _OF_MLPS = ("actor_critic", "actor_only")
+_GIVEN = {
+    *PolicyConfig.model_fields,
+    *("action_spec", "action_space", "observation_space", "instructions", "held_out_instructions", "parent"),
+}
+"""Parameters of a policy class that ``policy.cfg`` does not give."""
+
+
+def class_problems(policy: PolicyConfig) -> list[Problem]:
+    """Problems of ``policy.cfg``, which a class other than ejax's MLPs takes, or a class that is not there."""
+    if policy.name in _OF_MLPS:
+        return []
+    try:
+        return argument_problems(resolve("policy", policy.name), thaw(policy.cfg), "policy.cfg", _GIVEN)
+    except (ImportError, TypeError, ValueError) as error:  # the last two: no class and no function
+        return [Problem("policy.name", f"'{policy.name}' cannot be imported: {error}")]
 
 
 def space_problems(
@@ -51,6 +70,8 @@ def _groups(policy: PolicyConfig, space: gymnasium.Space) -> Iterator[Problem]:
 def _pictures(policy: PolicyConfig, space: gymnasium.Space) -> Iterator[Problem]:
     """Pictures that an MLP would read, which reads vectors."""
     leaves = _leaves(space)
+    if policy.name == "vision":
+        yield from _seen(policy.cfg.get("images", ("image",)), leaves)
     seen = [path for path, shape in leaves.items() if len(shape) == 3 and path]
     for network in ("actor", "critic") if policy.name in _OF_MLPS else ():
         groups = getattr(policy.obs_groups, network)
@@ -61,6 +82,17 @@ def _pictures(policy: PolicyConfig, space: gymnasium.Space) -> Iterator[Problem]
                 f"{policy.name} reads vectors, and {', '.join(read)} is a picture; name the others ({others}), or use "
             )
             yield Problem(f"policy.obs_groups.{network}", text + "the policy vision, with it in policy.cfg.images")
+
+
+def _seen(images: Any, leaves: Mapping[str, tuple[int, ...]]) -> Iterator[Problem]:
+    """Parts that a policy would see, and cannot."""
+    pictures = [path for path, shape in leaves.items() if len(shape) == 3 and path]
+    wrong = [name for name in images if name not in pictures] if isinstance(images, tuple) else []
+    if wrong or not images:
+        text = (
+            f"names {', '.join(map(shown, wrong)) or 'no picture'}; the observation has {', '.join(pictures) or 'none'}"
+        )
+        yield Problem("policy.cfg.images", text + did_you_mean(str(wrong[:1]), pictures))
 
 
 def _leaves(space: gymnasium.Space, above: str = "") -> dict[str, tuple[int, ...]]:

@@ -9,6 +9,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from pydantic import NonNegativeInt, PositiveInt
 
 from ejax.distributions import ActionSpec
 from ejax.policies.actor_only import action_head
@@ -39,8 +40,8 @@ class VisionPolicy(nn.Module):
     images: tuple[str, ...] = ("image",)
     """Parts of the observation, uint8 [..., H, W, 3], by dotted path (``sensor.cam.color``); each has an encoder of its
     own."""
-    channels: tuple[int, int, int] = (16, 32, 32)
-    hidden_entries: tuple[int, ...] = ()
+    channels: tuple[PositiveInt, PositiveInt, PositiveInt] = (16, 32, 32)
+    hidden_entries: tuple[NonNegativeInt, ...] = ()
     """Entries of the concatenated numbers hidden from the actor, which must find them in the image. The critic does."""
     initial_log_std: float = 0.0
     log_std_range: tuple[float, float] = (-5.0, 2.0)

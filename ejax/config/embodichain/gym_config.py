@@ -14,7 +14,7 @@ from typing import Any
 
 import gymnasium
 
-from ejax.config.annotations import mismatch
+from ejax.config.annotations import argument_problems
 from ejax.config.embodichain.draft import Draft
 from ejax.config.embodichain.spellings import RECORDERS, read_numbers
 from ejax.config.embodichain.velocity_tasks import VELOCITY_ENV, read_velocity_task, velocity_robot
@@ -26,7 +26,7 @@ from ejax.envs.randomization.names import KINDS, split_events
 from ejax.frozen import freeze, thaw
 from ejax.problems import ConfigError, KeyNote, KeyReport, Problem
 from ejax.registry import ENVS, UnknownNameError, did_you_mean, did_you_mean_family, resolve
-from ejax.sections import Section, unknown_key
+from ejax.sections import Section
 from ejax.shorten import shown
 from ejax.trust import UntrustedCodeError
 from ejax.types import PHASES
@@ -54,6 +54,8 @@ EXTENSIONS_OF_STEPS = ("joint_limits", "action_type")
 """How a task acts, in the first releases. A task class need not take them; PushCubeRL takes ``joint_limits``."""
 FIRST_RELEASE_BODIES = {"cube": "cube_position", "goal_sphere": "goal_position"}
 """Bodies of the first release -> the argument that says where they start."""
+_REFUSED = (TypeError, ValueError, ArithmeticError, ImportError)
+"""What a constructor raises for its arguments; the last: they name an environment whose library is not installed."""
 
 
 def read_gym_config(draft: Draft, data: Mapping[str, Any], source: str) -> dict[str, Any]:
@@ -141,27 +143,22 @@ def env_problems(env: EnvConfig) -> list[Problem]:
         make = resolve("env", env.id)
     except (ImportError, TypeError, ValueError) as error:  # the last two: no name, or a relative one
         return [Problem("env.id", f"'{env.id}' cannot be imported: {error}{did_you_mean_family(env.id)}")]
+    cfg = thaw(env.cfg)
     try:
-        parameters = inspect.signature(make, eval_str=True).parameters
+        parameters = inspect.signature(make).parameters
+        chunk = cfg.pop("action_chunk", 1) if "action_chunk" not in parameters else 1
+        problems = argument_problems(make, cfg, "env.cfg")
     except (TypeError, ValueError) as error:
         return [Problem("env.id", f"'{env.id}' is neither a class nor a function that makes an environment: {error}")]
-    cfg = thaw(env.cfg)
-    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    chunk = cfg.pop("action_chunk", 1) if "action_chunk" not in parameters else 1
-    unknown = [] if takes_any else [key for key in cfg if key not in parameters]
-    problems = [Problem(f"env.cfg.{key}", unknown_key(key, parameters)) for key in unknown]
     if type(chunk) is not int or chunk < 1:
         problems.append(Problem("env.cfg.action_chunk", f"got {shown(chunk)}; must be an integer of at least 1"))
-    for key, value in cfg.items():
-        if key in parameters and (text := mismatch(parameters[key].annotation, value)):
-            problems.append(Problem(f"env.cfg.{key}", f"got {shown(value)}; {text}"))
     if not problems and dataclasses.is_dataclass(make):  # checks its own values, and costs little
         try:
             make(**{name: env.cfg[name] for name in cfg})  # type: ignore[operator]  # a class, here
         except ConfigError as error:
             inside = "gym_config" if "gym_config" in parameters else "env_cfg.gym_config"  # of RenderedEnv
             return [Problem(f"env.cfg.{inside}.{key}", text) for key, text in error.problems]
-        except (TypeError, ValueError, ArithmeticError) as error:
+        except _REFUSED as error:
             problems.append(Problem("env.cfg", str(error)))
     return problems
 
@@ -173,7 +170,7 @@ def action_problems(config: RunConfig) -> list[Problem]:
     policy = config.policy
     gym_config = cfg.get("gym_config")
     sees = isinstance(gym_config, Mapping) and bool(gym_config.get("sensor"))
-    observed = sees or policy.obs_groups.actor or policy.obs_groups.critic
+    observed = sees or policy.name == "vision" or policy.obs_groups.actor or policy.obs_groups.critic
     if not dataclasses.is_dataclass(make) or not (observed or policy.squash_actions or policy.action_dim is not None):
         return []
     env: Any = make(**cfg)  # type: ignore[operator]  # a class, here
@@ -209,7 +206,7 @@ def event_problems(env: EnvConfig, events: EventsConfig) -> list[Problem]:
             except ConfigError as error:
                 for key, text in error.problems:
                     problems.append(Problem(f"{section}{key.removeprefix(_manager_spec().INTERVAL_EVENTS)}", text))
-            except (TypeError, ValueError, ArithmeticError) as error:
+            except _REFUSED as error:
                 problems.append(Problem(section, str(error)))
     return problems
 
@@ -225,7 +222,7 @@ def _randomizer_problems(env: EnvConfig, make: Any, randomizers: Mapping[str, An
         randomized(make, cfg, randomizers)
     except ConfigError as error:
         return [Problem(f"{section}.{key}", text) for key, text in error.problems]
-    except (TypeError, ValueError, ArithmeticError) as error:
+    except _REFUSED as error:
         return [Problem(section, str(error))]
     return []
 

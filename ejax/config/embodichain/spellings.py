@@ -172,6 +172,8 @@ def settle_sizes(draft: Draft) -> None:
     if algorithm is None or not isinstance(draft.get("trainer"), dict):
         return
     chunk_size = draft.get("data.chunk_size") or 1
+    if isinstance(options, dict):  # other keys are reported, or taken out, later
+        options = {name: value for name, value in options.items() if name in algorithm.Config.model_fields}
     try:
         chosen = algorithm.Config.model_validate(read_numbers({} if options is None else options))
     except ValidationError:
