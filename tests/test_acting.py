@@ -112,6 +112,9 @@ def test_a_policy_with_memory_remembers_until_it_is_reset(tmp_path: Path) -> Non
     first, again = (actor.act(np.asarray(envs.obs)) for _ in range(2))
     assert not np.array_equal(first, again)
     np.testing.assert_array_equal(actor.act(np.asarray(envs.obs), starts=np.array([True, True])), first)
+    for wrong in (np.array([1, 0]), np.ones(3, bool)):
+        with pytest.raises(ValueError, match=r"starts: got .*; must be bool \[2\]"):
+            actor.act(np.asarray(envs.obs), starts=wrong)
     actor.reset()
     np.testing.assert_array_equal(actor.act(np.asarray(envs.obs)), first)
 

@@ -58,7 +58,9 @@ class Actor:
             self._memory = count, first_memory(self.policy, count)
         memory = self._memory[1]
         if starts is not None:
-            memory = forget_outside(self.policy, memory, np.broadcast_to(np.asarray(starts, bool), (count,)))
+            if (flags := np.asarray(starts)).dtype != bool or flags.shape not in ((), (count,)):
+                raise ValueError(f"starts: got {flags.dtype}{list(flags.shape)}; must be bool [{count}]")
+            memory = forget_outside(self.policy, memory, np.broadcast_to(flags, (count,)))
         self._key, key = jax.random.split(self._key)
         action, memory = act(self.policy, self.params, rows, memory, key, samples=not deterministic)
         self._memory = count, memory
