@@ -13,14 +13,15 @@ import numpy as np
 import pytest
 
 from ejax.algorithms.batch import seen_by
-from ejax.algorithms.bc import BCConfig, _choose_frames, bc_loss, chunk_targets
+from ejax.algorithms.bc import ALGORITHM, BCConfig, _choose_frames, bc_loss, chunk_targets
 from ejax.distributions import Normal, executed, kept
 from ejax.policies.vla.config import HeadConfig, VLAConfig
 from ejax.policies.vla.flow import FlowChunk, FlowSpec
-from ejax.policies.vla.policy import VLAPolicy, make
+from ejax.policies.vla.policy import VLAPolicy, check_sentences, make
 from ejax.policies.vla.words import Words, forget_words, split, vocabulary_of
 from ejax.rollout import make_rollout
 from ejax.text import as_bytes
+from ejax.training.acting import Actor
 from ejax.types import Array, Params, PyTree, Timestep
 
 TEXTS = ("put the red cube in the left zone", "Move the blue-block to the right, please!", "é 12cube", " .", "")
@@ -250,6 +251,19 @@ def test_pictures_are_looked_at_with_the_sum_or_the_average_of_the_words() -> No
     np.testing.assert_allclose(sums, means, atol=1e-6)
 
 
+def test_a_sentence_without_an_embedding_is_refused_outside_programs() -> None:
+    policy, obs = small(text_encoder={"type": "minilm"}), observations()
+    check_sentences(policy, obs)
+    other = np.stack([as_bytes("fetch the red cube", 48)] * ROWS)
+    with pytest.raises(ValueError, match=r"no embedding of 'fetch the red cube'.*give one of them"):
+        check_sentences(policy, {**obs, "instruction": other})
+    actor: Any = object.__new__(Actor)
+    actor.policy, actor._rows = policy, lambda obs: (obs, False)
+    with pytest.raises(ValueError, match="no embedding of 'fetch the red cube'"):
+        actor.act({**obs, "instruction": other})
+    check_sentences(small(), {**obs, "instruction": other})
+
+
 def test_leading_axes_are_kept() -> None:
     policy, obs = small(), observations()
     params = variables_of(policy)
@@ -424,6 +438,13 @@ def test_the_error_of_what_a_policy_predicts_besides_is_added_to_the_loss() -> N
     error = np.square(predicted["state"] - obs["state"]).mean()
     np.testing.assert_allclose(metrics["prediction"], error, rtol=1e-5)
     np.testing.assert_allclose(with_it - metrics["flow"], 2.0 * error, rtol=1e-5)
+
+
+def test_words_are_dropped_for_a_policy_that_reads_words_and_refused_for_any_other() -> None:
+    options = BCConfig(loss="flow", word_dropout=0.5)
+    assert not list(ALGORITHM.policy_problems(options, small()))
+    (problem,) = ALGORITHM.policy_problems(options, small(text_encoder={"type": "minilm"}))
+    assert "reads no words" in str(problem)
 
 
 def test_what_is_padded_has_no_part_in_the_error_of_predictions() -> None:

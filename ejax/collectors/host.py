@@ -25,6 +25,7 @@ from ejax.envs.host.calls import call_env, waiting_for
 from ejax.envs.host.guarded import GuardedEnv
 from ejax.envs.host.pure_host import PureHostEnv
 from ejax.memory import ask, first_memory, forget_outside
+from ejax.policies.vla.policy import check_sentences
 from ejax.processes import own_copy
 from ejax.rollout import make_rollout
 from ejax.sharding import join, sharded
@@ -345,6 +346,7 @@ class HostCollector:
                 began = time.perf_counter()
                 row = {name: each[t, mine] for name, each in rows.items()}
                 memory = self._memory[number]
+                check_sentences(self.policy, obs)
                 drawn, part, remembered = act(self.policy, params, obs, memory, key, np.int32(t), row)
                 action = np.asarray(drawn)
                 given = action if part is None else np.asarray(part)

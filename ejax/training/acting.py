@@ -11,6 +11,7 @@ from ejax.config import RunConfig
 from ejax.device import prepare_jax
 from ejax.envs.description import describe
 from ejax.memory import first_memory, forget_outside
+from ejax.policies.vla.policy import check_sentences
 from ejax.training.environments import build_env, sample_obs
 from ejax.training.player import act
 from ejax.training.run_dir import open_policy_run
@@ -50,9 +51,10 @@ class Actor:
 
         Raises:
             ValueError: an observation of another form than the environment's, or with values that are not finite or
-                that the type of the environment's observations cannot hold.
+                that the type of the environment's observations cannot hold, or an instruction that cannot be read.
         """
         rows, single = self._rows(obs)
+        check_sentences(self.policy, rows)
         count = len(jax.tree.leaves(rows)[0])
         if self._memory is None or self._memory[0] != count:
             self._memory = count, first_memory(self.policy, count)

@@ -15,6 +15,7 @@ import optax
 from ejax.algorithms.step import RunState, init_host_run_state
 from ejax.config import ConfigError, Problem, RunConfig
 from ejax.config.data import DataConfig
+from ejax.policies.vla.policy import check_sentences
 from ejax.training.demonstrations import Batch, Demonstrations
 from ejax.training.environments import sample_obs
 from ejax.training.parts import Parts
@@ -41,6 +42,7 @@ def cloning_parts(
     demonstrations = Demonstrations(data, config.trainer.buffer_size // data.chunk_size, obs)
     stepper = CloningStepper(
         demonstrations,
+        policy,
         make_clone(policy, optimizer, options, update=algorithm.update, dropout=dropout),
         key,
         action_chunk=config.env.cfg.get("action_chunk", 1),
@@ -91,6 +93,7 @@ class CloningStepper:
     def __init__(
         self,
         demonstrations: Demonstrations,
+        policy: Policy,
         clone: Clone,
         key: Key,
         *,
@@ -99,7 +102,7 @@ class CloningStepper:
         env: HostEnv | None = None,
         what: Hashable = None,
     ) -> None:
-        self.demonstrations = demonstrations
+        self.demonstrations, self._policy = demonstrations, policy
         self._clone = jitted(what, clone)
         self._key, self._env = key, env
         self._action_chunk, self._num_outputs = action_chunk, num_outputs
@@ -118,6 +121,7 @@ class CloningStepper:
         batch, waited_s = drawn
         if self._update == self._first:
             self._check_actions(batch)
+        check_sentences(self._policy, batch["obs"])
         began = time.perf_counter()
         state, metrics = self._clone(state, batch, jax.random.fold_in(self._key, self._update))
         facts = self.demonstrations.stats() | {"data/wait_s": waited_s}

@@ -47,7 +47,7 @@ class TextEncoderConfig(BaseModel):
     model_config = _STRICT
     type: Literal["words", "minilm"] = "words"
     """``words``: an embedding for each word. ``minilm``: a frozen sentence encoder, asked once for each instruction
-    that the environment can give, in training and in testing; any other one is zeros to the policy."""
+    that the environment can give, in training and in testing; any other one is an error."""
     max_words: PositiveInt = 16
     """Tokens of an instruction. An environment's instructions must fit; of others, words beyond are not read."""
     vocabulary: tuple[str, ...] | None = None

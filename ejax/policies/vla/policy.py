@@ -19,7 +19,7 @@ from ejax.policies.vla.flow import FlowChunk, FlowSpec
 from ejax.policies.vla.network import Context, VLANetwork
 from ejax.policies.vla.words import Words, split, vocabulary_of
 from ejax.registry import resolve
-from ejax.text import as_bytes
+from ejax.text import as_bytes, as_text
 from ejax.types import Array, Key, Params, PyTree
 
 _LORA = ("lora_a", "lora_b")
@@ -162,6 +162,25 @@ class VLAPolicy:
             text = jnp.asarray(np.array(self.instruction, np.uint8))
             rows[c.text] = jnp.broadcast_to(text, (len(next(iter(rows.values()))), len(self.instruction)))
         return rows, batch
+
+
+def check_sentences(policy: Any, obs: PyTree) -> None:
+    """Raise ValueError for an instruction whose embedding a policy lacks, which its program takes for zeros.
+
+    Args:
+        obs: leaves [..., F], outside programs.
+    """
+    if not (isinstance(policy, VLAPolicy) and policy.sentences and policy.instruction is None):
+        return
+    text = np.asarray(obs[policy.model.text])
+    known = {policy.words.encode(sentence).tobytes() for sentence in policy.sentences}
+    for said in map(as_text, np.unique(text.reshape(-1, text.shape[-1]), axis=0)):
+        if policy.words.encode(said).tobytes() not in known:
+            raise ValueError(
+                f"the sentence encoder (text_encoder.type: minilm) has no embedding of {said!r}, only those of the "
+                f"environment's {len(policy.sentences)} instructions, such as {policy.sentences[0]!r}; give one of "
+                "them, let the environment's description list it and train again, or use text_encoder.type: words"
+            )
 
 
 @dataclass(frozen=True)
