@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ejax.envs.mujoco.engine import PhysicsState, load_model
-from ejax.envs.mujoco.world import TaskState, World, first_readings
+from ejax.envs.mujoco.world import TaskState, World
 
 MODEL = """<mujoco><worldbody>
   <body name="drone" pos="0 0 1"><freejoint/><geom size="0.1"/>
@@ -35,7 +35,7 @@ def make_world(seed: int = 0) -> World:
         markers={"goal": jnp.array([1.0, 0.0, 0.0]), "wall": jnp.array([2.0, 0.0, 0.0])},
         kept={},
         action=jnp.zeros(1),
-        readings=jnp.asarray(first_readings(MODEL, tuple(model.qpos0.tolist()))),
+        readings=jnp.zeros(model.nsensordata),
         episode_step=jnp.asarray(3, jnp.int32),
     )
     return World(asset=MODEL, control_period=0.02, state=state)
@@ -81,10 +81,6 @@ def test_joints_are_numbers_by_name_with_their_units() -> None:
     np.testing.assert_array_equal(positions["shoulder quaternion [1]"], world.joint("shoulder").position)
 
 
-def test_a_sensor_at_an_episodes_start_reads_the_models_own_start() -> None:
-    np.testing.assert_allclose(make_world().sensor("hand place"), [0.3, 0.0, 1.0], atol=1e-6)
-
-
 def test_time_is_that_of_the_steps_done() -> None:
     assert make_world().time == pytest.approx(0.06)
 
@@ -113,95 +109,9 @@ def test_changed_copies_leave_the_world_as_it_was() -> None:
         ),
         (lambda world: world.place("goal", [0.0] * 2), r"marker 'goal': got shape \(2,\); must be shape \(3,\)"),
         (lambda world: world.place("goal", [0.0] * 3, [1.0, 0, 0, 0]), "a position only; leave out the quaternion"),
-        (lambda world: world.place("wall", [0.0] * 3), "the marker 'wall' collides"),
         (lambda world: world.with_joint("wrist", [0.0, 1.0]), r"got shape \(2,\); must be one number"),
     ],
 )
 def test_what_cannot_be_asked_is_told(ask: Any, told: str) -> None:
     with pytest.raises(ValueError, match=told):
         ask(make_world())
-
-
-SENSING = """<mujoco><worldbody>
-  <body name="cart" pos="0 0 0.5"><joint name="rail" type="slide" axis="1 0 0"/><geom name="box" size="0.1"/>
-    <site name="nose" pos="0.1 0 0" zaxis="1 0 0"/><camera name="look" zaxis="-1 0 0" resolution="2 2"/></body>
-  <body name="goal" mocap="true" pos="5 0 0.5"><geom name="ball" size="0.1" contype="0" conaffinity="0"/>
-    <site name="mark"/><camera name="back" resolution="2 2"/>
-    <body name="flag" pos="0 0 1"><joint name="hinge"/><geom mass="1" size="0.1" contype="0" conaffinity="0"/></body>
-  </body>
-</worldbody>{joins}<sensor><{sensor} name="asked"/><distance geom1="box" geom2="ball" cutoff="9"/></sensor></mujoco>"""
-
-
-def sensing(sensor: str, joins: str = "") -> World:
-    asset = SENSING.format(sensor=sensor, joins=joins)
-    model = load_model(asset)
-    state = TaskState(
-        physics=PhysicsState(qpos=jnp.asarray(model.qpos0, jnp.float32), qvel=jnp.zeros(model.nv)),
-        markers={"goal": jnp.array([0.5, 0.0, 0.5])},
-        kept={},
-        action=jnp.zeros(1),
-        readings=jnp.asarray(first_readings(asset, tuple(model.qpos0.tolist()))),
-        episode_step=jnp.asarray(0, jnp.int32),
-    )
-    return World(asset=asset, control_period=0.02, state=state)
-
-
-@pytest.mark.parametrize(
-    "sensor",
-    [
-        *(f"{kind} objtype='body' objname='goal'" for kind in ("framepos", "framequat", "framexaxis", "frameyaxis")),
-        *(f"{kind} objtype='body' objname='flag'" for kind in ("framezaxis", "framelinvel", "framelinacc")),
-        "framepos objtype='xbody' objname='flag'",
-        "framepos objtype='geom' objname='ball'",
-        "framepos objtype='site' objname='mark'",
-        "framepos objtype='camera' objname='back'",
-        "framepos objtype='body' objname='cart' reftype='site' refname='mark'",
-        *(f"{kind} geom1='box' geom2='ball' cutoff='9'" for kind in ("distance", "normal", "fromto")),
-        "distance body1='cart' body2='goal' cutoff='9'",
-        *(f"{kind} site='mark'" for kind in ("velocimeter", "accelerometer", "gyro", "force", "torque", "touch")),
-        "magnetometer site='mark'",
-        *("rangefinder site='mark'", "rangefinder site='nose'", "rangefinder camera='look'"),
-        "insidesite objtype='body' objname='cart' site='mark'",
-        *("camprojection site='mark' camera='look'", "camprojection site='nose' camera='back'"),
-        *(f"{kind} body='goal'" for kind in ("subtreecom", "subtreelinvel", "subtreeangmom")),
-        "subtreecom body='world'",
-        "e_potential",
-        "contact body1='goal' body2='cart' data='found'",
-    ],
-)
-def test_a_sensor_that_reads_where_a_marker_is_is_refused(sensor: str) -> None:
-    with pytest.raises(ValueError, match="the sensor 'asked' reads where the marker 'goal' is in the MJCF"):
-        sensing(sensor).sensor("asked")
-
-
-@pytest.mark.parametrize(
-    "sensor",
-    [
-        "jointpos joint='hinge'",
-        "jointvel joint='rail'",
-        "framepos objtype='body' objname='cart'",
-        "framepos objtype='body' objname='cart' reftype='body' refname='world'",
-        "accelerometer site='nose'",
-        "subtreecom body='cart'",
-        *("e_kinetic", "clock"),
-    ],
-)
-def test_a_sensor_that_a_marker_is_nothing_to_reads_what_mujoco_reads_with_it_elsewhere(sensor: str) -> None:
-    world = sensing(sensor)
-    data = mujoco.MjData(world.model)
-    data.mocap_pos[0] = world.body("goal").position
-    mujoco.mj_forward(world.model, data)
-    np.testing.assert_allclose(world.sensor("asked"), data.sensor("asked").data, atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    "joins",
-    [
-        "<tendon><spatial><site site='nose'/><site site='mark'/></spatial></tendon>",
-        "<tendon><spatial><site site='nose'/><geom geom='ball'/><site site='nose'/></spatial></tendon>",
-        "<actuator><general site='nose' refsite='mark'/></actuator>",
-    ],
-)
-def test_a_marker_that_something_pulls_at_is_not_placed(joins: str) -> None:
-    with pytest.raises(ValueError, match="a tendon or an actuator ends at a site of the marker 'goal'"):
-        sensing("clock", joins).place("goal", [0.0, 0.0, 0.0])

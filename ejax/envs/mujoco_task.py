@@ -37,7 +37,7 @@ from ejax.envs.description import WHOLE, EnvDescription, Feature
 from ejax.envs.mujoco.appearance import Appearance
 from ejax.envs.mujoco.choice import choose_engine
 from ejax.envs.mujoco.engine import Engine, Physics, PhysicsState, check_physics, load_model, render, settings_changed
-from ejax.envs.mujoco.world import TaskState, World, first_readings
+from ejax.envs.mujoco.world import TaskState, World
 from ejax.finite import all_finite
 from ejax.frozen import freeze, thaw
 from ejax.registry import did_you_mean
@@ -248,7 +248,9 @@ class MuJoCoTask:
                 f"({before.model.nu},)"
             )
         engine = choose_engine(self.physics, sensing=type(self).senses_contacts).engine
-        physics, readings = Physics(self.asset, engine, self._num_substeps).step_sensing(state.physics, control)
+        physics, readings = Physics(self.asset, engine, self._num_substeps).step_sensing(
+            state.physics, control, state.markers
+        )
         state = replace(
             state, physics=physics, action=action, readings=readings[-1], episode_step=state.episode_step + 1
         )
@@ -316,10 +318,19 @@ class MuJoCoTask:
             },
             kept={},
             action=jnp.zeros(self._num_actions),
-            readings=jnp.asarray(first_readings(self.asset, tuple(home.tolist()))),
+            readings=jnp.zeros(model.nsensordata),
             episode_step=jnp.zeros((), jnp.int32),
         )
-        return self.start(key_start, self._world(state))
+        return self._sensed(self.start(key_start, self._sensed(self._world(state))))
+
+    def _sensed(self, world: World) -> World:
+        """The world with what its sensors read there, with all controls at 0."""
+        if not world.model.nsensordata:
+            return world
+        state, engine = world.state, choose_engine(self.physics, sensing=type(self).senses_contacts).engine
+        control = jnp.zeros(world.model.nu)
+        _, readings = Physics(self.asset, engine, 1).step_sensing(state.physics, control, state.markers)
+        return replace(world, state=replace(state, readings=readings[0]))
 
     def _observe(self, world: World) -> tuple[Array, tuple[Feature, ...] | None]:
         seen = self.observe(world)

@@ -4,9 +4,9 @@
     state', readings = step_sensing(state, ctrl): the same, and the model's sensors in each of them
 
 ``mujoco`` runs the C engine's threaded batch stepping behind ``jax.pure_callback``, so one jitted loop serves both.
-The callback is pure: its result depends on (qpos, qvel, parameters, ctrl) and on nothing else. To that end the solver's
-warm start is off whatever a model says, and models with activations are refused; time is not carried. The bits of a row
-depend neither on threads nor on its place in the batch nor on the size of the batch.
+The callback is pure: its result depends on (qpos, qvel, parameters, ctrl, mocap_pos) and on nothing else. To that end
+the solver's warm start is off whatever a model says, and models with activations are refused; time is not carried. The
+bits of a row depend neither on threads nor on its place in the batch nor on the size of the batch.
 
 A simulation that breaks is NaN from then on, in all engines. By itself the C engine would reset it to the model's
 start, at rest, and treat a non-finite control as 0: a pole that flew off would stand upright again.
@@ -42,8 +42,12 @@ from ejax.stopwatch import ENGINE
 from ejax.types import Array, CameraView
 
 _ASSETS = Path(__file__).parents[1] / "assets"
+_CTRL, _MOCAP_POS = int(mujoco.mjtState.mjSTATE_CTRL), int(mujoco.mjtState.mjSTATE_MOCAP_POS)
 _STATE = mujoco.mjtState.mjSTATE_FULLPHYSICS
 """The state that the C engine's rollout reads and writes per row. Without activations: time, qpos, qvel."""
+_RANGEFINDER = mujoco.mjtSensor.mjSENS_RANGEFINDER
+_DISTANCE = 1
+"""A rangefinder's ``data`` of nothing else."""
 _START = 1.0
 """s: the time that a row's steps begin at. The engine sets a row that breaks back to 0."""
 
@@ -97,14 +101,23 @@ class Physics:
         """
         return self.step_sensing(state, ctrl)[0]
 
-    def step_sensing(self, state: PhysicsState, ctrl: Array) -> tuple[PhysicsState, Array]:
+    def step_sensing(
+        self, state: PhysicsState, ctrl: Array, mocap_pos: Mapping[str, Array] | None = None
+    ) -> tuple[PhysicsState, Array]:
         """``step``, and the model's sensors: ``sensordata`` [num_substeps, nsensordata].
 
         A physics step reads its sensors before it moves anything: the first row belongs to ``state``, the last to the
         state before the last physics step.
+
+        Args:
+            mocap_pos: mocap body -> its place [3], m, in these steps; the others are where the model puts them.
         """
         check_parameters(self.model, state.parameters)
         names = tuple(sorted(state.parameters))
+        if mocap_pos:  # one array: see below
+            bodies = [self.model.body(i) for i in _mocap_bodies(self.model)]
+            places = [jnp.asarray(mocap_pos.get(body.name, body.pos), ctrl.dtype) for body in bodies]
+            ctrl = jnp.concatenate([ctrl, *places])
         if self.engine == "mjx":
             return _step_mjx(self.asset, self.num_substeps, state, ctrl)
         if self.engine == "warp":
@@ -150,6 +163,14 @@ def load_parametric_model(asset: str, names: tuple[str, ...]) -> mujoco.MjModel:
 def load_accelerated_model(asset: str, names: tuple[str, ...]) -> mujoco.MjModel:
     """``load_parametric_model`` for MJX and Warp, which ask the model once which joints have dry friction at all."""
     model = load_parametric_model(asset, names)
+    odd = (model.sensor_objtype != int(mujoco.mjtObj.mjOBJ_SITE)) | (model.sensor_intprm[:, 0] != _DISTANCE)
+    wide = (model.sensor_type == int(_RANGEFINDER)) & (odd | (model.sensor_dim != 1))
+    if wide.any():
+        which = ", ".join(repr(model.sensor(i).name or int(i)) for i in np.flatnonzero(wide))
+        raise ValueError(
+            f"rangefinder {which} reads more than one distance, which only physics 'mujoco' has; give it a site and "
+            "no data, or physics: mujoco"
+        )
     if "dof_frictionloss" not in names:
         return model
     model = copy.copy(model)
@@ -256,7 +277,8 @@ def _load_model(asset: str, *, visual: bool, displaced: bool = False) -> mujoco.
     spec = _read_spec(asset)
     for field, flag, _ in _unset_flags(spec):
         setattr(spec.option, field, flag)
-    spec.compiler.discardvisual = not visual
+    # a rangefinder sees what collides with nothing, too
+    spec.compiler.discardvisual = not visual and all(each.type != _RANGEFINDER for each in spec.sensors)
     model = spec.compile()
     _refuse_memory(asset, model)
     return displace(spec, model) if displaced else model
@@ -350,7 +372,7 @@ class _HostStepper:
         self._pool = Rollout(nthread=num_threads)
         self._lock = threading.Lock()
         self._models = ModelRows(model, names)
-        self._allocate(1)
+        self._allocate(1, model.nu)
 
     def __call__(
         self, qpos: Array, qvel: Array, ctrl: Array, parameters: Array | None = None
@@ -358,7 +380,7 @@ class _HostStepper:
         """Step every row.
 
         Args:
-            qpos, qvel, ctrl: [..., nq], [..., nv], [..., nu].
+            qpos, qvel, ctrl: [..., nq], [..., nv], [..., nu], or with the places of mocap bodies [..., nu + 3·nmocap].
             parameters: [..., K], one after the other in the order of their names.
 
         Returns:
@@ -369,11 +391,12 @@ class _HostStepper:
         num_rows = positions.size // nq
         # one pool and one set of buffers for all devices and threads of the process
         with self._lock, ENGINE.of("physics"):
-            if num_rows != len(self._state):
-                self._allocate(num_rows)
+            width = np.shape(ctrl)[-1]
+            if (num_rows, width) != (len(self._state), self._ctrl.shape[-1]):
+                self._allocate(num_rows, width)
             self._state[:, 1 : 1 + nq] = positions.reshape(-1, nq)
             self._state[:, 1 + nq :] = velocities.reshape(-1, nv)
-            self._ctrl[:] = np.asarray(ctrl).reshape(-1, 1, self._model.nu)
+            self._ctrl[:] = np.asarray(ctrl).reshape(num_rows, 1, width)
             rows = np.zeros((num_rows, 0)) if parameters is None else np.asarray(parameters).reshape(num_rows, -1)
             models, sound = self._models.of(rows)
             self._pool.rollout(
@@ -381,6 +404,7 @@ class _HostStepper:
                 self._data,
                 self._state,
                 self._ctrl,
+                control_spec=_CTRL if width == self._model.nu else _CTRL | _MOCAP_POS,
                 skip_checks=True,
                 nstep=self._num_substeps,
                 state=self._trajectory,
@@ -407,11 +431,11 @@ class _HostStepper:
         """[N]: rows that were reset, and those with a non-finite control, which the engine takes for 0."""
         return (self._trajectory[:, -1, 0] < _START) | ~np.isfinite(self._ctrl[:, 0]).all(axis=1)
 
-    def _allocate(self, num_rows: int) -> None:
+    def _allocate(self, num_rows: int, width: int) -> None:
         size = mujoco.mj_stateSize(self._model, _STATE)
         self._state = np.zeros((num_rows, size))
         self._state[:, 0] = _START
-        self._ctrl = np.zeros((num_rows, self._num_substeps, self._model.nu))
+        self._ctrl = np.zeros((num_rows, self._num_substeps, width))
         self._trajectory = np.zeros((num_rows, self._num_substeps, size))
         self._readings = np.zeros((num_rows, self._num_substeps, self._model.nsensordata))
 
@@ -427,9 +451,18 @@ def _step_mjx(asset: str, num_substeps: int, state: PhysicsState, ctrl: Array) -
     step, model, data = _mjx(asset, tuple(sorted(state.parameters)))
     with jax.numpy_rank_promotion("allow"):  # MJX counts on it
         model = with_parameters(model, state.parameters, (model, data))
-        data = data.replace(qpos=state.qpos, qvel=state.qvel, ctrl=ctrl)
+        data = data.replace(qpos=state.qpos, qvel=state.qvel, ctrl=ctrl[: model.nu])
+        if len(ctrl) > model.nu:
+            places = ctrl[model.nu :].reshape(-1, 3)
+            data = data.replace(mocap_pos=places)  # of the bodies themselves; of those on them, the model's:
+            model = model.replace(body_pos=model.body_pos.at[_mocap_bodies(model)].set(places))
         data, readings = jax.lax.scan(lambda data, _: _with_readings(step(model, data)), data, length=num_substeps)
     return replace(state, qpos=data.qpos, qvel=data.qvel), readings
+
+
+def _mocap_bodies(model: Any) -> NDArray[np.int_]:
+    """In the order of ``mocap_pos``."""
+    return np.flatnonzero(np.asarray(model.body_mocapid) >= 0)
 
 
 def _with_readings(data: Any) -> tuple[Any, Array]:
@@ -445,7 +478,12 @@ def _mjx(asset: str, names: tuple[str, ...]) -> tuple[Callable[..., Any], Any, A
         raise ModuleNotFoundError("physics 'mjx' needs MuJoCo XLA: pip install -e '.[mjx]' in ejax's folder") from error
     host_model = load_accelerated_model(asset, names)
     with jax.ensure_compile_time_eval():  # kept beyond the trace that asks first
-        model = mjx.put_model(host_model, impl="jax")
+        try:
+            model = mjx.put_model(host_model, impl="jax")
+        except NotImplementedError as error:
+            raise ValueError(f"physics 'mjx' does not simulate all of the model: {error}; give mujoco") from error
+        if not host_model.nmat:  # its rangefinders look at the first material even where there is none
+            model = model.replace(mat_rgba=jnp.ones((1, 4)))
         return mjx.step, model, mjx.make_data(model)
 
 

@@ -21,8 +21,8 @@ from ejax.envs.mujoco.parameters import parameter, with_parameters
 from ejax.types import Array
 
 Step: TypeAlias = Callable[..., tuple[Array, Array, Array]]
-"""``(qpos [nq], qvel [nv], ctrl [nu], parameters) -> (qpos, qvel, sensordata [num_substeps, nsensordata])``; without
-parameters the MJCF's."""
+"""``(qpos [nq], qvel [nv], ctrl, parameters) -> (qpos, qvel, sensordata [num_substeps, nsensordata])``; without
+parameters the MJCF's. ctrl: [nu], or with the places of mocap bodies [nu + 3·nmocap]."""
 
 _MOST_CONTACTS = 128
 """Of one row. About 1 kB each for a robot arm; more at once have not been seen in ejax's tasks, which need 4 to 30."""
@@ -53,14 +53,16 @@ def make_step(
         ModuleNotFoundError: MuJoCo XLA or Warp is not installed.
     """
     simulate = _make_simulation(model, num_substeps, max_contacts, max_constraints)
-    start = [x.astype(np.float32)[None] for x in (model.qpos0, np.zeros(model.nv), np.zeros(model.nu))]
+    places = model.body_pos[model.body_mocapid >= 0].ravel()
+    control = np.concatenate([np.zeros(model.nu), places])
+    start = [x.astype(np.float32)[None] for x in (model.qpos0, np.zeros(model.nv), control)]
 
     @custom_vmap
     def step_rows(qpos: Array, qvel: Array, ctrl: Array, parameters: dict[str, Array]) -> tuple[Array, Array, Array]:
         """[N, nq], [N, nv], [N, nu], [N, *shape] -> (qpos, qvel, readings)."""
         sound = _sound(qpos, qvel, ctrl, *(x.reshape(len(x), -1) for x in parameters.values()))
         rows = (qpos, qvel, ctrl)
-        finite = [jnp.where(sound, x.astype(jnp.float32), y) for x, y in zip(rows, start, strict=True)]
+        finite = [jnp.where(sound, x.astype(jnp.float32), y[:, : x.shape[1]]) for x, y in zip(rows, start, strict=True)]
         usable = {
             name: jnp.where(sound.reshape(-1, *[1] * (x.ndim - 1)), x, parameter(model, name)).astype(jnp.float32)
             for name, x in parameters.items()
@@ -161,7 +163,9 @@ def _make_simulation(
         data: Any, qpos: Array, qvel: Array, ctrl: Array, parameters: dict[str, Array]
     ) -> tuple[Array, Array, Array, Array]:
         row_model = with_parameters(warp_model, parameters, derive)
-        data = data.replace(qpos=qpos, qvel=qvel, ctrl=ctrl)
+        data = data.replace(qpos=qpos, qvel=qvel, ctrl=ctrl[: model.nu])
+        if len(ctrl) > model.nu:
+            data = data.replace(mocap_pos=ctrl[model.nu :].reshape(-1, 3))
 
         def one_step(data: Any, _: None) -> tuple[Any, Array]:
             data = mjx.step(row_model, data)

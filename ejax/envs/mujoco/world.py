@@ -4,7 +4,6 @@ Positions of bodies and sites follow from qpos alone and are exact at every step
 velocities. A sensor reads at the beginning of a physics step: ``World.sensor`` says what that means here.
 """
 
-import functools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -23,15 +22,6 @@ from ejax.types import Array
 
 _FREE, _BALL = int(mujoco.mjtJoint.mjJNT_FREE), int(mujoco.mjtJoint.mjJNT_BALL)
 _SLIDE = int(mujoco.mjtJoint.mjJNT_SLIDE)
-_SENSOR = mujoco.mjtSensor
-_OF_QPOS = (
-    *(_SENSOR.mjSENS_JOINTPOS, _SENSOR.mjSENS_JOINTVEL, _SENSOR.mjSENS_JOINTLIMITPOS, _SENSOR.mjSENS_JOINTLIMITVEL),
-    *(_SENSOR.mjSENS_JOINTLIMITFRC, _SENSOR.mjSENS_JOINTACTFRC, _SENSOR.mjSENS_BALLQUAT, _SENSOR.mjSENS_BALLANGVEL),
-)
-"""Sensors of a joint, which are the same wherever its body is."""
-_OF_SUBTREES = (_SENSOR.mjSENS_SUBTREECOM, _SENSOR.mjSENS_SUBTREELINVEL, _SENSOR.mjSENS_SUBTREEANGMOM)
-_WRAPPED_GEOMS = (mujoco.mjtWrap.mjWRAP_SPHERE, mujoco.mjtWrap.mjWRAP_CYLINDER)
-_ENDS_AT_SITES = (mujoco.mjtTrn.mjTRN_SITE, mujoco.mjtTrn.mjTRN_SLIDERCRANK)
 _OBJECTS = {
     "body": mujoco.mjtObj.mjOBJ_BODY,
     "joint": mujoco.mjtObj.mjOBJ_JOINT,
@@ -150,17 +140,11 @@ class World:
         return JointState(self.qpos[places.start], self.qvel[speeds.start])
 
     def sensor(self, name: str) -> Array:
-        """A sensor's numbers [its dim], as of the last physics step's beginning, so one physics step ago.
-
-        At an episode's start there was no physics step: the reading is that of the model's own start. What only shows,
-        such as a marker's geoms, no rangefinder sees.
-
-        Raises:
-            ValueError: the reading depends on where a marker is, which the physics does not know.
+        """A sensor's numbers [its dim], as of the last physics step's beginning, so one physics step ago, with markers
+        where they were during that step. At an episode's start: of the start itself, with all controls at 0.
         """
         model = self.model
         sensor = find(model, "sensor", name)
-        _check_sensor(model, sensor, name)
         start = int(model.sensor_adr[sensor])
         return self.state.readings[start : start + int(model.sensor_dim[sensor])]
 
@@ -191,17 +175,18 @@ class World:
     def place(self, body: str, position: ArrayLike, quaternion: ArrayLike | None = None) -> "World":
         """The world with a body elsewhere: one that moves freely, or a marker, which is a mocap body.
 
+        A marker stands there in the physics too, from the next step on: what collides with it is pushed aside.
+
         Args:
             position: [3], m.
             quaternion: [4] (w x y z), of a free body. None: as it is.
 
         Raises:
-            ValueError: a body that hangs on others; a marker that collides or holds something; a marker's quaternion.
+            ValueError: a body that hangs on others; a marker's quaternion.
         """
         model, physics = self.model, self.state.physics
         index = find(model, "body", body)
         if model.body_mocapid[index] >= 0:
-            _check_marker(model, index, body)
             if quaternion is not None:
                 raise ValueError(f"place: the marker '{body}' has a position only; leave out the quaternion")
             there = _fitting(f"marker '{body}'", position, slice(0, 3), physics.qpos)
@@ -288,16 +273,6 @@ def joint_name(model: mujoco.MjModel, joint: int) -> str:
     return (body or name if model.jnt_type[joint] == _FREE else name or body) or f"joint {joint}"
 
 
-@functools.lru_cache(maxsize=32)
-def first_readings(asset: str, qpos: tuple[float, ...]) -> NDArray[np.float32]:
-    """[nsensordata]: of the model at rest there."""
-    model = load_model(asset)
-    data = mujoco.MjData(model)
-    data.qpos[:] = qpos
-    mujoco.mj_forward(model, data)
-    return data.sensordata.astype(np.float32)
-
-
 def _position_names(model: mujoco.MjModel, joint: int) -> list[tuple[str, int]]:
     name, kind = joint_name(model, joint), int(model.jnt_type[joint])
     if kind == _FREE:
@@ -323,69 +298,3 @@ def _fitting(what: str, value: ArrayLike, where: slice, like: Array) -> Array:
         wanted = "one number" if size == 1 else f"shape ({size},)"
         raise ValueError(f"{what}: got shape {given.shape}; must be {wanted}")
     return given.reshape(size)
-
-
-def _markers(model: mujoco.MjModel) -> NDArray[np.int32]:
-    """[nbody]: of each body the mocap body that it is, or hangs on; -1 of others."""
-    roots = model.body_rootid
-    return np.where(model.body_mocapid[roots] >= 0, roots, -1)
-
-
-def _check_sensor(model: mujoco.MjModel, sensor: int, name: str) -> None:
-    """Raises ValueError: it reads where a marker is, and the physics has it where the MJCF does."""
-    kind, markers = int(model.sensor_type[sensor]), _markers(model)
-    objects = [
-        (int(model.sensor_objtype[sensor]), int(model.sensor_objid[sensor])),
-        (int(model.sensor_reftype[sensor]), int(model.sensor_refid[sensor])),
-    ]
-    bodies = [_body_of(model, *each) for each in objects if kind not in _OF_QPOS]
-    read = [int(markers[body]) for body in bodies if body > 0]
-    if kind == _SENSOR.mjSENS_RANGEFINDER:
-        read += markers[model.geom_bodyid].tolist()
-    if kind == _SENSOR.mjSENS_E_POTENTIAL or (kind in _OF_SUBTREES and 0 in bodies):
-        read += markers[model.body_mass > 0.0].tolist()
-    if moved := [model.body(body).name for body in read if body >= 0]:
-        raise ValueError(
-            f"the sensor '{name}' reads where the marker '{moved[0]}' is in the MJCF, not where world.place puts it; "
-            f"compute it from world.body('{moved[0]}'), or make that a body with a freejoint"
-        )
-
-
-def _body_of(model: mujoco.MjModel, kind: int, index: int) -> int:
-    """The body that an object is of; -1: of none, or of several."""
-    if kind in (mujoco.mjtObj.mjOBJ_BODY, mujoco.mjtObj.mjOBJ_XBODY):
-        return index
-    of_objects = {
-        mujoco.mjtObj.mjOBJ_GEOM: model.geom_bodyid,
-        mujoco.mjtObj.mjOBJ_SITE: model.site_bodyid,
-        mujoco.mjtObj.mjOBJ_CAMERA: model.cam_bodyid,
-        mujoco.mjtObj.mjOBJ_JOINT: model.jnt_bodyid,
-    }
-    return next((int(bodies[index]) for of, bodies in of_objects.items() if of == kind), -1)
-
-
-def _check_marker(model: mujoco.MjModel, body: int, name: str) -> None:
-    """Raises ValueError: the physics reads where the mocap body is, which is not part of the state."""
-    family = np.flatnonzero(_markers(model) == body)
-    geoms = np.flatnonzero(np.isin(model.geom_bodyid, family))
-    paired = np.isin(geoms, np.concatenate([model.pair_geom1, model.pair_geom2]))
-    if (model.geom_contype[geoms] | model.geom_conaffinity[geoms]).any() or paired.any():
-        raise ValueError(
-            f"place: the marker '{name}' collides, and what moves it is no part of the physics; give its geoms "
-            "contype='0' conaffinity='0', or make it a body with a freejoint"
-        )
-    sites = np.flatnonzero(np.isin(model.site_bodyid, family))
-    held = (model.wrap_type == int(mujoco.mjtWrap.mjWRAP_SITE)) & np.isin(model.wrap_objid, sites)
-    held |= np.isin(model.wrap_type, _WRAPPED_GEOMS) & np.isin(model.wrap_objid, geoms)
-    pulled = np.isin(model.actuator_trntype, _ENDS_AT_SITES) & np.isin(model.actuator_trnid, sites).any(axis=1)
-    if held.any() or pulled.any():
-        raise ValueError(
-            f"place: a tendon or an actuator ends at a site of the marker '{name}', and what moves it is no part of "
-            "the physics; make it a body with a freejoint"
-        )
-    bodies = model.eq_objtype == int(mujoco.mjtObj.mjOBJ_BODY)
-    if np.isin(family, [*model.eq_obj1id[bodies], *model.eq_obj2id[bodies]]).any():
-        raise ValueError(
-            f"place: the marker '{name}' holds something by an equality, and what moves it is no part of the physics; "
-            "leave the equality out"
-        )
