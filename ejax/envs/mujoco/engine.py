@@ -46,6 +46,11 @@ _CTRL, _MOCAP_POS = int(mujoco.mjtState.mjSTATE_CTRL), int(mujoco.mjtState.mjSTA
 _STATE = mujoco.mjtState.mjSTATE_FULLPHYSICS
 """The state that the C engine's rollout reads and writes per row. Without activations: time, qpos, qvel."""
 _RANGEFINDER = mujoco.mjtSensor.mjSENS_RANGEFINDER
+_SEEING = (
+    *(_RANGEFINDER, mujoco.mjtSensor.mjSENS_GEOMDIST),
+    *(mujoco.mjtSensor.mjSENS_GEOMNORMAL, mujoco.mjtSensor.mjSENS_GEOMFROMTO),
+)
+"""Sensors that read geoms which collide with nothing, too."""
 _DISTANCE = 1
 """A rangefinder's ``data`` of nothing else."""
 _START = 1.0
@@ -277,8 +282,7 @@ def _load_model(asset: str, *, visual: bool, displaced: bool = False) -> mujoco.
     spec = _read_spec(asset)
     for field, flag, _ in _unset_flags(spec):
         setattr(spec.option, field, flag)
-    # a rangefinder sees what collides with nothing, too
-    spec.compiler.discardvisual = not visual and all(each.type != _RANGEFINDER for each in spec.sensors)
+    spec.compiler.discardvisual = not visual and all(each.type not in _SEEING for each in spec.sensors)
     model = spec.compile()
     _refuse_memory(asset, model)
     return displace(spec, model) if displaced else model
