@@ -32,16 +32,34 @@ def matmul_precision(precision: MatmulPrecision, device: str) -> Iterator[None]:
         jax.config.update("jax_default_matmul_precision", before)
 
 
+def device_problem(device: str) -> str:
+    """Why JAX does not compute there, and what it has here; "" where it does."""
+    platform, _, index = device.partition(":")
+    try:
+        there = len(jax.local_devices(backend=platform))
+    except RuntimeError:
+        there = 0
+    if (index or "0").isdecimal() and int(index or 0) < there:
+        return ""
+    here = ", ".join(f"{each.platform}:{each.id}" for each in jax.devices())
+    return f"got '{device}', but the devices of jax here are {here}"
+
+
 def prepare_jax(device: str) -> None:
     """Select the device (``cpu``, ``cuda`` or ``cuda:N``) and keep compiled programs between runs.
 
     Call it before JAX makes its first array: later, ``cpu`` cannot hide an accelerator any more. The programs go to
     ``$JAX_COMPILATION_CACHE_DIR``, or ``$XDG_CACHE_HOME/ejax/compiled``.
+
+    Raises:
+        ValueError: JAX has no such device here.
     """
     platform, _, index = device.partition(":")
     if platform == "cpu":
         jax.config.update("jax_platforms", "cpu")
-    else:
+    if device != "cpu" and (problem := device_problem(device)):
+        raise ValueError(f"device: {problem}; give cpu, or install jax for {platform}")
+    if platform != "cpu":
         jax.config.update("jax_default_device", jax.local_devices(backend=platform)[int(index or 0)])
     if jax.config.jax_compilation_cache_dir is None:  # type: ignore[attr-defined]  # jax defines it at run time
         home = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))

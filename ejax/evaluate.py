@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ejax.training.leave import leave
 from ejax.trust import add_trust_option, trust_words
+from ejax.values import MAX_SEED, whole
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -44,7 +45,7 @@ def _run(args: argparse.Namespace) -> int:
             device=args.device,
             video=args.video,
         )
-    except (ConfigError, CheckpointError, HostEnvError, FileNotFoundError, ValueError) as error:
+    except (ConfigError, CheckpointError, HostEnvError, ImportError, OSError, ValueError) as error:
         print(f"ejax.evaluate: {error}", file=sys.stderr)
         return 2
     summary(metrics)
@@ -57,17 +58,17 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "overrides", nargs="*", metavar="env.KEY=VALUE", help="evaluate elsewhere, e.g. env.cfg.episode_length=50"
     )
-    parser.add_argument("--member", type=int, metavar="I", help="of a population (default: the best one)")
+    parser.add_argument("--member", type=whole(0), metavar="I", help="of a population (default: the best one)")
     parser.add_argument("--checkpoint", metavar="best|latest|PATH", help="default: best, or latest if there is none")
-    parser.add_argument("--episodes", type=int, default=100, metavar="N")
-    parser.add_argument("--num-envs", type=int, default=32, metavar="N", help="episodes played at a time")
+    parser.add_argument("--episodes", type=whole(1), default=100, metavar="N")
+    parser.add_argument("--num-envs", type=whole(1), default=32, metavar="N", help="episodes played at a time")
     parser.add_argument(
         "--episode-choice",
         choices=("fixed", "first_finished"),
         default="fixed",
         help="which episodes count: each slot's share, or the first to finish, as EmbodiChain counts",
     )
-    parser.add_argument("--seed", type=int, help="of the start states (default: the run's eval_seed)")
+    parser.add_argument("--seed", type=whole(0, MAX_SEED), help="of the start states (default: the run's eval_seed)")
     parser.add_argument("--device", default="cpu", metavar="cpu|cuda|cuda:N")
     parser.add_argument("--video", type=Path, metavar="FILE", help="record four episodes, e.g. push.mp4")
     add_trust_option(parser)

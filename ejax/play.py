@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ejax.training.leave import leave
 from ejax.trust import add_trust_option, trust_words
+from ejax.values import MAX_SEED, whole
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -32,7 +33,7 @@ def _run(args: argparse.Namespace) -> int:
     options = {name: value for name, value in vars(args).items() if name not in ("run", "overrides", "trust")}
     try:
         facts = play_run(args.run, args.overrides, Show(**options), lambda text: print(text, flush=True))
-    except (ConfigError, CheckpointError, HostEnvError, FileNotFoundError, RuntimeError, ValueError) as error:
+    except (ConfigError, CheckpointError, HostEnvError, ImportError, OSError, RuntimeError, ValueError) as error:
         print(f"ejax.play: {error}", file=sys.stderr)
         return 2
     summary(facts)
@@ -44,11 +45,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("run", type=Path, metavar="RUN", help="the run's folder; without its time: the newest run")
     parser.add_argument("overrides", nargs="*", metavar="env.KEY=VALUE", help="play elsewhere, as in ejax.evaluate")
     parser.add_argument("--video", type=Path, metavar="FILE", help="without a display: write a video, e.g. walk.mp4")
-    parser.add_argument("--member", type=int, metavar="I", help="of a population (default: the best one)")
+    parser.add_argument("--member", type=whole(0), metavar="I", help="of a population (default: the best one)")
     parser.add_argument("--checkpoint", metavar="best|latest|PATH", help="default: best, or latest if there is none")
     parser.add_argument("--device", default="cpu", metavar="cpu|cuda|cuda:N")
-    parser.add_argument("--seed", type=int, help="of start states and what happens (default: the run's eval_seed)")
-    parser.add_argument("--episodes", type=int, metavar="N", help="then end (default: 1 in a video)")
+    parser.add_argument(
+        "--seed", type=whole(0, MAX_SEED), help="of start states and what happens (default: the run's eval_seed)"
+    )
+    parser.add_argument("--episodes", type=whole(1), metavar="N", help="then end (default: 1 in a video)")
     parser.add_argument("--seconds", type=float, metavar="S", help="of simulated time, then end")
     parser.add_argument("--speed", type=float, default=1.0, metavar="X", help="simulated seconds in a second")
     parser.add_argument(

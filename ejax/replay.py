@@ -3,20 +3,38 @@
 import argparse
 import json
 import sys
+import zlib
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+from zipfile import BadZipFile
 
 import jax
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BaseModel, Field
 
 from ejax.collectors.config import CollectorConfig
 from ejax.envs.host.calls import HostEnvError, call_env
 from ejax.training.environments import make_env
+from ejax.training.facts import check_facts
 from ejax.training.leave import leave
 from ejax.training.watchdog import guarded_calls
 from ejax.trust import add_trust_option, trust_words
 from ejax.types import HostEnv, HostTimestep
+
+
+class _Recipe(BaseModel):
+    id: str
+    cfg: dict[str, Any]
+
+
+class _Quarantined(BaseModel):
+    """The facts of an episode that can be played again."""
+
+    recipe: _Recipe
+    seed: Annotated[int, Field(ge=0, lt=2**32)]
+    seeded: bool
+    complete: bool
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -29,7 +47,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"{facts['recipe']['id']}, seed {facts['seed']}: {recorded} recorded steps, the last not finite")
         with guarded_calls(facts["recipe"]["id"], CollectorConfig()):
             found = replay(facts, actions)
-    except (OSError, ValueError, KeyError, ImportError, HostEnvError) as error:
+    except (OSError, ValueError, TypeError, ImportError, HostEnvError) as error:
         print(f"ejax.replay: {error}", file=sys.stderr)
         return 2
     if found is None:
@@ -47,10 +65,16 @@ def read(file: Path) -> tuple[dict[str, Any], NDArray[Any]]:
     Raises:
         ValueError: no such file of ejax's, or one whose episode cannot be played again.
     """
-    with np.load(file, allow_pickle=False) as archive:
-        if not {"facts", "actions"} <= set(archive.files):
-            raise ValueError(f"{file} is no file of ejax's quarantine: it has {', '.join(archive.files)}")
-        facts, actions = json.loads(str(archive["facts"])), archive["actions"]
+    if not file.is_file():
+        raise ValueError(f"{file} is no file; give <run>/quarantine/….npz")
+    try:
+        with file.open("rb") as opened, np.load(opened, allow_pickle=False) as archive:
+            if not {"facts", "actions"} <= set(archive.files):
+                raise ValueError(f"it has {', '.join(archive.files)}")
+            facts = check_facts(json.loads(str(archive["facts"])), _Quarantined)
+            actions = np.atleast_1d(archive["actions"])
+    except (BadZipFile, EOFError, LookupError, ValueError, AttributeError, RecursionError, zlib.error) as error:
+        raise ValueError(f"{file} is no file of ejax's quarantine: {error}") from None
     if not facts["seeded"]:
         raise ValueError(
             f"{file} cannot be played again: {facts['recipe']['id']} does not seed its episodes one by one"
@@ -75,6 +99,10 @@ def replay(facts: dict[str, Any], actions: NDArray[Any]) -> tuple[int, str] | No
     if not isinstance(env, HostEnv):
         raise ValueError(f"{name} is no host environment")
     try:
+        shape = tuple(env.action_space.shape or ())
+        if actions.dtype.kind not in "biuf" or actions.shape[1:] != shape:
+            text = f"{name} takes numbers of shape {list(shape)}; record the episode with this environment"
+            raise ValueError(f"the actions are {actions.dtype} of shape {list(actions.shape[1:])}, {text}")
         call_env(name, "reset", env.reset, np.array([facts["seed"]], np.uint32))
         for step, action in enumerate(actions, 1):
             if what := _not_finite(call_env(name, "step", env.step, action[None])):

@@ -31,7 +31,7 @@ def _run(args: argparse.Namespace) -> int:
     from ejax.training.facts import FactsError
 
     try:
-        if args.to.suffix.lower() not in (".html", ".htm"):
+        if args.to.suffix.lower() not in (".html", ".htm") or "\0" in str(args.to):
             raise _Refused(f"--to {args.to}: a page is written as .html; give --to FILE.html")
         runs = [read_run(path) for given in args.run for path in runs_in(given)]
         for i, run in enumerate(runs):

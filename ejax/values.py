@@ -4,14 +4,17 @@ Floats are finite, and stay so as float32; integers fit into int32, which counte
 The exceptions are listed here by key.
 """
 
+import argparse
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from ejax.plain_files import MAX_DIGITS
 from ejax.problems import ConfigError, Problem
 from ejax.shorten import shown
 
+MAX_SEED = 2**33 - 1
+"""Of ``eval_seed``, and of the options that replace it."""
 FLOAT32_MAX = 3.4028234663852886e38
 INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
@@ -25,6 +28,17 @@ MAX_CHARACTERS = 1 << 17
 """Characters of all text in it. Both so that the resolved form can be read again, see ``ejax.config.files``."""
 MAX_DEPTH = 50
 _TOO_LONG = f"got an integer of more than {MAX_DIGITS} digits"
+
+
+def whole(least: int, most: int = INT32_MAX) -> Callable[[str], int]:
+    """A ``type`` for argparse: an integer from ``least`` to ``most``."""
+
+    def read(text: str) -> int:
+        if not text.removeprefix("-").isdecimal() or len(text) > MAX_DIGITS or not least <= int(text) <= most:
+            raise argparse.ArgumentTypeError(f"got {shown(text)}; give a whole number from {least} to {most}")
+        return int(text)
+
+    return read
 
 
 def plain(data: Any, key: str = "", depth: int = 0) -> Any:

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
 from pydantic import ValidationError
 
 from ejax.config.embodichain.draft import OVERRIDE, Draft
@@ -38,6 +37,7 @@ from ejax.config.models import EnvConfig, EventsConfig
 from ejax.config.run_config import RunConfig
 from ejax.config.schema import allowed_keys
 from ejax.config.spaces import class_problems
+from ejax.device import device_problem
 from ejax.problems import ConfigError, Problem, with_sections
 from ejax.shorten import MOST_OF_VALUE, shorten, shown
 from ejax.trust import trust_strings, trust_words
@@ -182,16 +182,11 @@ def device_problems(device: str) -> list[Problem]:
     """A device that jax does not have here."""
     if device == "cpu":
         return []
-    platform, _, index = device.partition(":")
-    try:
-        devices = jax.devices(platform)
-    except RuntimeError:
-        devices = []
-    if int(index or 0) < len(devices):
+    if not (problem := device_problem(device)):
         return []
-    here = ", ".join(f"{each.platform}:{each.id}" for each in jax.devices())
+    platform = device.partition(":")[0]
     remedy = f"set trainer.device to cpu (python -m ejax.train --device cpu), or install jax for {platform}"
-    return [Problem("trainer.device", f"got '{device}', but the devices of jax here are {here}; {remedy}")]
+    return [Problem("trainer.device", f"{problem}; {remedy}")]
 
 
 def _override(draft: Draft, text: str) -> None:

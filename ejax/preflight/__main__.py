@@ -22,7 +22,7 @@ def main(argv: list[str] | None = None) -> int:
     trust_words([*args.trust, *args.overrides], remember=True)
     try:
         return _run(args)
-    except (ConfigError, HostEnvError, UntrustedCodeError, ModuleNotFoundError, FileNotFoundError) as error:
+    except (ConfigError, HostEnvError, UntrustedCodeError, ModuleNotFoundError, OSError, ValueError) as error:
         print(f"ejax.preflight: {error}", file=sys.stderr)
         return 2
 

@@ -412,6 +412,8 @@ def find_run(path: Path) -> Path:
     Raises:
         FileNotFoundError: ``path`` is no run.
     """
+    if "\0" in str(path):
+        raise FileNotFoundError(f"{str(path)!r} holds a null character: no file has such a name")
     if not path.exists():
         path = newest_run(path.parent, path.name)
     if not (path / "configs" / "resolved.json").is_file():

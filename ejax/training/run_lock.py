@@ -39,6 +39,8 @@ def run_lock(folder: Path) -> Iterator[str]:
         RunInUseError: another process, or another call in this one, has it.
         OSError: the folder cannot be made or written.
     """
+    if "\0" in str(folder):
+        raise NotADirectoryError(f"{str(folder)!r} holds a null character: no folder has such a name")
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / LOCK
     # before opening it: closing any descriptor of a file gives up the process's lock
