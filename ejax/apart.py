@@ -100,8 +100,10 @@ def _folder(config: RunConfig, resume: str | None, run_dir: Path | None, locks: 
     if (path / "configs").is_dir():  # else it is no run
         locks.enter_context(run_lock(path))
     directory, saved = open_run_directory(path)
-    updates = saved.trainer.num_updates
-    check_same_run(bind(config, updates), bind(saved, updates))
+    updates = directory.started_for(saved)
+    config = bind(config, updates)
+    check_same_run(config, bind(saved, updates))
+    directory.record(config, max(_meta(directory.member(i)).get("global_step", 0) for i in range(len(config.members))))
     return directory
 
 

@@ -118,6 +118,7 @@ class _Folder:
         else:
             directory.recover()
             directory.set_aside_after(step)
+            directory.record(config, step)
         self.directory = directory
         self.progress, _ = Progress.of({**meta, "config": config.to_dict()}, config.trainer)
         self.writer = stack.enter_context(
@@ -209,6 +210,8 @@ class _Loop:
         if not place.is_new:
             for aside in self.directory.set_aside_after(step):
                 self.note(f"set aside {aside}: the population goes on from before it")
+            if place.given is not None:
+                self.directory.record(place.given, step)
         kept = meta.get("members", [{}] * len(parts.members))
         self.folders = [
             _Folder(self, i, each, stack, is_new=is_new and place.is_new, update=self.first)

@@ -9,6 +9,7 @@ import argparse
 import datetime
 import errno
 import importlib
+import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -66,7 +67,11 @@ def _run(name: str, args: argparse.Namespace) -> int:
         if file is None:
             if args.run is None and args.fork is None:
                 raise ConfigError([], "give --config FILE, --run DIR with --resume to go on with a run, or --fork RUN")
-            file = open_run_directory(args.run)[0].config_file if args.fork is None else _config_of(args.fork)
+            if args.fork is None:
+                file = open_run_directory(args.run)[0].config_file
+            else:
+                file, name_of_fork = _config_of(args.fork)
+                args.overrides.insert(0, f"trainer.exp_name={json.dumps(name_of_fork)}")  # another one wins
         if args.distributed is not None:
             args.overrides.append(f"trainer.distributed={str(args.distributed).lower()}")
         config = load_config(file, args.overrides, device=args.device)
@@ -128,10 +133,15 @@ def _run(name: str, args: argparse.Namespace) -> int:
     return 0
 
 
-def _config_of(fork: Path) -> Path:
+def _config_of(fork: Path) -> tuple[Path, str]:
+    """The config of what is forked, and a name other than its own: ``NAME_fork``, ``NAME_fork2``, …"""
     from ejax.training.run_dir import open_policy_run
 
-    return open_policy_run(fork.absolute().parents[1] if (fork / "meta.json").is_file() else fork)[0].config_file
+    directory = open_policy_run(fork.absolute().parents[1] if (fork / "meta.json").is_file() else fork)[0]
+    name, _, number = directory.exp_name.rpartition("_fork")
+    if not name or not (number.isdecimal() or not number):
+        return directory.config_file, f"{directory.exp_name}_fork"
+    return directory.config_file, f"{name}_fork{int(number or 1) + 1}"
 
 
 def _train_population(name: str, config: "RunConfig", args: argparse.Namespace) -> int:

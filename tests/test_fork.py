@@ -121,6 +121,14 @@ def test_the_command_line_forks_by_the_runs_own_config(parent: Path, tmp_path: P
     assert (run / "checkpoints" / "branch_step_160").is_dir()
 
 
+def test_a_fork_without_a_name_of_its_own_is_named_after_its_source(parent: Path, tmp_path: Path) -> None:
+    options = [f"trainer.output_dir={tmp_path}", "trainer.iterations=5"]
+    assert main(["--fork", str(checkpoint(parent, 96)), *options]) == 0
+    (run,) = tmp_path.glob("tiny_fork_*")
+    assert main(["--fork", str(run), *options, "trainer.iterations=6"]) == 0
+    assert list(tmp_path.glob("tiny_fork2_*"))
+
+
 def test_a_fork_that_would_be_over_is_refused_and_leaves_no_folder(parent: Path, tmp_path: Path) -> None:
     raw = tiny(tmp_path, iterations=4)
     with pytest.raises(ConfigError, match=r"trainer\.iterations: means 4 updates, and .* has 4 already"):

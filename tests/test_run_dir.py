@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
+from typing import Any
 
 import jax.numpy as jnp
 import pytest
@@ -16,6 +17,7 @@ from tiny import tiny
 
 import ejax
 from ejax.config import RunConfig, parse_config
+from ejax.config.bind import bind
 from ejax.run import train
 from ejax.training import checkpoint
 from ejax.training.checkpoint import CheckpointError
@@ -184,6 +186,7 @@ def test_a_schedule_that_is_another_is_set_aside_and_the_run_goes_on(text: str |
 HOLD = """
 import sys, time
 from pathlib import Path
+from typing import Any
 from ejax.training.run_lock import run_lock
 with run_lock(Path(sys.argv[1])):
     print("held", flush=True)
@@ -277,3 +280,49 @@ def test_without_locks_in_the_file_system_owners_are_compared(run: Path, monkeyp
                 run_lock(run),
             ):
                 pass
+
+
+def test_a_resume_that_lengthens_a_run_is_recorded_and_keeps_the_schedules_horizon(tmp_path: Path) -> None:
+    def config(iterations: int) -> Any:
+        schedule = {"name": "linear", "kwargs": {}}
+        return parse_config(tiny(tmp_path, iterations=iterations, ppo={"lr_scheduler": schedule}))
+
+    run = train(config(2)).run_dir
+    train(config(3), resume="latest", run_dir=run)
+    train(config(4), resume="latest", run_dir=run)
+    resolved = json.loads((run / "configs" / "resolved.json").read_text())
+    assert resolved["trainer"]["iterations"] == 4
+    assert resolved["algorithm"]["cfg"]["lr_scheduler"]["kwargs"] == {"total_iters": 2}
+    changes = json.loads((run / "configs" / "changes.json").read_text())["changes"]
+    assert [(each["step"], each["updates"]) for each in changes] == [(64, [2, 3]), (96, [3, 4])]
+    assert changes[0]["changed"] == {"trainer.iterations": [2, 3]}
+    directory, again = open_run_directory(run)  # its digests agree
+    train(again, resume="latest", run_dir=run)
+    assert directory.started_for(again) == 2
+
+
+class Killed(BaseException):
+    pass
+
+
+def test_a_kill_while_a_change_is_recorded_leaves_a_whole_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = train(parse_config(tiny(tmp_path))).run_dir
+    longer = parse_config(tiny(tmp_path, iterations=3))
+    real, left = os.replace, 0
+
+    def replace_some(source: Any, target: Any) -> None:
+        nonlocal left
+        if left == 0:
+            raise Killed
+        left -= 1
+        real(source, target)
+
+    directory, _ = open_run_directory(run)
+    for count in range(4):
+        left = count
+        with monkeypatch.context() as patched, pytest.raises(Killed):
+            patched.setattr(os, "replace", replace_some)
+            directory.record(bind(longer, 2), 64)
+        open_run_directory(run)
+        if count == 3:  # the new configs are there
+            assert open_run_directory(run)[1].trainer.iterations == 3

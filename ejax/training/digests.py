@@ -32,11 +32,12 @@ def render_digests(digests: Mapping[str, str]) -> str:
     return f"{lines}{sha256(lines.encode())}  {LISTING}\n"
 
 
-def check_digests(folder: Path, names: Sequence[str] | None = None) -> bool:
+def check_digests(folder: Path, names: Sequence[str] | None = None, listing: str = LISTING) -> bool:
     """Compare each file of ``folder``, at any depth, with ``SHA256``.
 
     Args:
         names: the files that are listed, where the folder may hold others as well. None: all.
+        listing: the file to compare with, in place of ``SHA256``.
 
     Returns:
         Whether the list ends with a digest of its own; ejax's first checkpoints have none.
@@ -44,7 +45,7 @@ def check_digests(folder: Path, names: Sequence[str] | None = None) -> bool:
     Raises:
         DamagedError: they differ, or there is something other than files and folders.
     """
-    written, digests = _read(folder / LISTING), _digests(folder, names)
+    written, digests = _read(folder / listing), _digests(folder, names)
     whole = render_digests(digests)
     if written in (whole, own := whole[: whole.rindex("\n", 0, -1) + 1]) and digests:
         return written != own

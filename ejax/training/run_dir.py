@@ -5,6 +5,7 @@
     configs/versions.json       Python, libraries, device and what it decided; the file of another system that the run
                                 started from
     configs/SHA256              of both, so that a change to what the run is made from is noticed
+    configs/changes.json        what resumes changed of resolved.json: where, keys and values, updates of the whole run
     checkpoints/<exp_name>_step_<n>/, <exp_name>_best_step_<n>/     n: environment steps
     logs/metrics.jsonl, logs/<exp_name>/events.out.tfevents.*
     videos/
@@ -29,7 +30,7 @@ from typing import Any
 import jax
 from pydantic import BaseModel, NonNegativeInt, PositiveInt
 
-from ejax.config import RunConfig, load_config
+from ejax.config import RunConfig, TrainerConfig, load_config
 from ejax.training.checkpoint import (
     CheckpointError,
     CheckpointMeta,
@@ -49,6 +50,11 @@ from ejax.training.run_lock import LOCK
 from ejax.types import PyTree
 
 _CONFIGS = ("resolved.json", "versions.json")
+
+_NEXT_LISTING = f"{LISTING}.next"
+_CHANGES = "changes.json"
+_OF_ONE_CALL = ("device", "distributed", "shard_parameters", "profile")
+"""Keys of ``trainer`` that say how a resumed run computes this time; the record keeps those of its start."""
 
 _MAY_CHANGE = frozenset(
     {
@@ -134,6 +140,14 @@ class _Standing(BaseModel):
     """The part of ``population.json`` that is read again."""
 
     best: NonNegativeInt | None
+
+
+class _Change(BaseModel):
+    updates: tuple[PositiveInt, PositiveInt]
+
+
+class _Changes(BaseModel):
+    changes: list[Any]
 
 
 class _Schedule(BaseModel):
@@ -225,6 +239,48 @@ class RunDirectory:
         """
         return self._versions().get("device")
 
+    def started_for(self, config: RunConfig) -> int:
+        """Updates that the run was started for: the horizon of a schedule, however long a resume made the run.
+
+        Args:
+            config: of the run.
+        """
+        try:
+            first = read_facts(self.config_file.with_name(_CHANGES), _Changes)["changes"][0]
+            return int(first["updates"][0])
+        except (FactsError, LookupError, TypeError, ValueError):  # a wrong horizon is refused by ``check_same_run``
+            return config.trainer.num_updates
+
+    def record(self, config: RunConfig, step: int) -> None:
+        """Make ``resolved.json`` say how a resumed run goes on, and keep in ``changes.json`` what it said.
+
+        A kill leaves the former configs or the new ones.
+
+        Args:
+            config: of the resume, bound, not yet shared out among its devices.
+            step: environment steps at which the run goes on.
+        """
+        file, now = self.config_file, config.to_dict()
+        before = json.loads(file.read_text())
+        now["trainer"] |= {name: before["trainer"].get(name, now["trainer"][name]) for name in _OF_ONE_CALL}
+        changed = {key: [there, here] for key, there, here in differences(before, now, "")}
+        if not changed:
+            return
+        trainer = TrainerConfig.model_validate_json(json.dumps(before["trainer"]), strict=True)
+        try:
+            changes = read_facts(file.with_name(_CHANGES), _Changes)["changes"]
+        except FactsError:
+            changes = []
+        updates = [trainer.num_updates, config.trainer.num_updates]
+        changes.append({"step": step, "time": time.time(), "updates": updates, "changed": changed})
+        _replace_text(file.with_name(_CHANGES), json.dumps({"changes": changes}, indent=2))
+        text = json.dumps(now, indent=2)
+        digests = {file.name: sha256(text.encode()), _CONFIGS[1]: sha256(file.with_name(_CONFIGS[1]).read_bytes())}
+        listing = file.with_name(_NEXT_LISTING)
+        _replace_text(listing, render_digests(digests))
+        _replace_text(file, text)
+        os.replace(listing, file.with_name(LISTING))
+
     def last_word(self) -> str:
         """What is left of a run that ends at once, and how to go on with it."""
         if not self.config_file.exists():
@@ -294,7 +350,7 @@ class RunDirectory:
 
         What others put there stays.
         """
-        configs = [self.config_file.with_name(name) for name in (*_CONFIGS, LISTING, ".partial")]
+        configs = [self.config_file.with_name(name) for name in (*_CONFIGS, _CHANGES, LISTING, ".partial")]
         for file in (*configs, self.path / "schedule.json", self.path / LOCK):
             file.unlink(missing_ok=True)
         for folder in (self.config_file.parent, self.checkpoints, self.path):
@@ -386,6 +442,12 @@ def _write_configs(directory: RunDirectory, config: RunConfig, versions: dict[st
     os.replace(partial, directory.config_file)  # last and whole: it makes the folder a run
 
 
+def _replace_text(file: Path, text: str) -> None:
+    partial = file.with_name(".partial")
+    partial.write_text(text)
+    os.replace(partial, file)
+
+
 def open_run_directory(path: Path) -> tuple[RunDirectory, RunConfig]:
     """An existing run and the config that it was started with, but for the device, which is the CPU.
 
@@ -431,7 +493,12 @@ def check_configs(path: Path) -> None:
     file = path / "configs" / "resolved.json"
     try:
         if (file.parent / LISTING).exists():  # the first runs of ejax have none
-            check_digests(file.parent, _CONFIGS)
+            try:
+                check_digests(file.parent, _CONFIGS)
+            except DamagedError:  # a kill may have come while a resume recorded what it changed
+                if not (file.parent / _NEXT_LISTING).exists():
+                    raise
+                check_digests(file.parent, _CONFIGS, _NEXT_LISTING)
         read_facts(file, _Resolved)
     except (DamagedError, FactsError) as error:
         raise CheckpointError(

@@ -42,6 +42,8 @@ class Place:
     checkpoint: Path | None = None
     file: str | None = None
     """To start from where there is no checkpoint: a file of another system, or a checkpoint of another run."""
+    given: RunConfig | None = None
+    """Of a resumed run: bound, before it is shared out among other devices; what its record is to say."""
     is_new: bool = False
     """The folder was made just now."""
     alarms: tuple[str, ...] = ()
@@ -98,9 +100,10 @@ def find_place(
     path = run_dir or newest_run(Path(config.trainer.output_dir), config.trainer.exp_name)
     left_behind = locks.enter_context(run_lock(path)) if (path / "configs").is_dir() else ""  # else it is no run
     directory, saved = open_run_directory(path)
-    num_updates = saved.trainer.num_updates  # a schedule keeps the horizon that the run was started with
+    num_updates = directory.started_for(saved)  # a schedule keeps the horizon that the run was started with
     config, saved = bind(config, num_updates), bind(saved, num_updates)
     check_same_run(config, saved)
+    given = config
     alarms = [left_behind] if left_behind else []
     alarms += directory.recover()
     if resume == "latest" and not directory.has_checkpoints():
@@ -114,7 +117,7 @@ def find_place(
     if checkpoint is not None:
         config, shared = share_out(config, checkpoint, num_devices(config))
         notes += shared
-    return Place(directory, config, checkpoint, file, alarms=tuple(alarms), notes=notes)
+    return Place(directory, config, checkpoint, file, given, alarms=tuple(alarms), notes=notes)
 
 
 def begin(place: Place) -> Start:
@@ -145,6 +148,8 @@ def report(place: Place, start: Start, writer: MetricWriter, rows: int) -> None:
     if not place.is_new:
         for aside in directory.set_aside_after(step):
             writer.note(f"set aside {aside}: the run goes on from before it")
+    if place.given is not None:
+        directory.record(place.given, step)
     if place.checkpoint is None:
         return
     for problem in directory.check_sealed(start.meta["schema_version"]):
