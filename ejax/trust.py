@@ -30,7 +30,7 @@ import stat
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping
-from importlib.machinery import PathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -130,6 +130,7 @@ def check_trusted(place: str) -> None:
     if place not in _named:
         not_in_folder = _by_folder(place)
         if not_in_folder is None:
+            _reach(place)
             return
         found, earlier = _found_in(place), _remembered().get(place, [])
         if found is None or found not in earlier:
@@ -138,6 +139,7 @@ def check_trusted(place: str) -> None:
     elif _named[place]:
         _named[place] = False
         _remember(place)
+    _reach(place)
 
 
 def import_trusted(place: str) -> ModuleType:
@@ -223,6 +225,25 @@ def _by_folder(place: str) -> str | None:
     return reason
 
 
+def _find_spec(name: str) -> ModuleSpec | None:
+    """Find a top-level module without importing it: on Python's path, and last in the working directory, which the
+    script ``ejax`` has not on its path; not under ``python -P``.
+
+    Raises:
+        ImportError, ValueError, AttributeError: one that is in ``sys.modules`` without a spec.
+    """
+    found = importlib.util.find_spec(name)
+    return found if found or sys.flags.safe_path else PathFinder.find_spec(name, [os.getcwd()])
+
+
+def _reach(place: str) -> None:
+    """Put the working directory last on Python's path for code that was let through, where only it has the module."""
+    name = place.rpartition(":")[0].partition(".")[0]
+    with contextlib.suppress(ImportError, ValueError, AttributeError, OSError):
+        if importlib.util.find_spec(name) is None and _find_spec(name) is not None:
+            sys.path.append(os.getcwd())
+
+
 def _steps(place: str) -> list[str]:
     """Find the file of each step of ``package.module:Name``, importing none; "" for a step that is no source file."""
     module = place.rpartition(":")[0]
@@ -232,15 +253,13 @@ def _steps(place: str) -> list[str]:
     parts = module.split(".")
     for number in range(1, len(parts) + 1):
         try:
-            if number == 1:
-                spec = importlib.util.find_spec(parts[0])
-            else:
-                spec = PathFinder.find_spec(".".join(parts[:number]), path)
+            spec = _find_spec(parts[0]) if number == 1 else PathFinder.find_spec(".".join(parts[:number]), path)
         except (
             ImportError,
             ValueError,
             AttributeError,
             KeyError,
+            OSError,
         ):  # without a spec; a namespace whose parent is not there
             spec = None
         source = spec is not None and spec.has_location and spec.origin is not None and spec.origin.endswith(".py")
@@ -315,8 +334,8 @@ def _found_in(place: str) -> str | None:
     if module.endswith(".py"):
         return os.path.realpath(module)
     try:
-        spec = importlib.util.find_spec(module.partition(".")[0])
-    except (ImportError, ValueError, AttributeError):  # in sys.modules without a spec
+        spec = _find_spec(module.partition(".")[0])
+    except (ImportError, ValueError, AttributeError, OSError):  # in sys.modules without a spec
         return None
     if spec is None:
         return None

@@ -1,5 +1,6 @@
 """``ejax COMMAND``: one name for the command lines, and what their start must not import."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -57,3 +58,28 @@ def test_a_folder_of_the_same_name_where_one_works_hides_nothing(tmp_path: Path)
     program = "import ejax, interop; print(ejax.__version__, ejax.gae, interop.__doc__)"
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0 and done.stdout.startswith(__version__), done.stderr
+
+
+def run_script(folder: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """The console script ``ejax``, which lies in another folder, with ``folder`` as working directory."""
+    script = folder / "bin" / "ejax"
+    script.parent.mkdir(exist_ok=True)
+    script.write_text("import sys; from ejax.__main__ import main; sys.exit(main())")
+    paths = {"PYTHONPATH": str(Path(__file__).parents[1]), "XDG_CONFIG_HOME": str(folder / "home")}
+    command = [sys.executable, str(script), *words]
+    env = {**os.environ, **paths, **environment}
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=120)
+
+
+def test_the_script_finds_a_trusted_module_of_the_working_directory_and_no_other(tmp_path: Path) -> None:
+    (tmp_path / "my_task.py").write_text("from ejax.envs.point_mass import PointMassRL as Mine")
+    (tmp_path / "envpool.py").write_text("open('ran', 'w')")
+    config = str(Path(__file__).parents[1] / "configs" / "point_mass" / "ppo.yaml")
+    override = "trainer.learning_env={name: 'my_task:Mine'}"
+    found = run_script(tmp_path, "config", "check", config, override)
+    assert "0 unsupported" in found.stdout and found.returncode == 0, found.stdout + found.stderr
+    without = run_script(tmp_path, "config", "check", config, override, PYTHONSAFEPATH="1")
+    assert without.returncode == 2 and "No module named 'my_task'" in without.stdout
+    train = run_script(tmp_path, "train", "--config", config, "env=envpool:Pong-v5")
+    assert train.returncode == 2 and "is not installed" in train.stderr
+    assert not (tmp_path / "ran").exists()
