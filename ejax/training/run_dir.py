@@ -264,7 +264,7 @@ class RunDirectory:
         before = json.loads(file.read_text())
         now["trainer"] |= {name: before["trainer"].get(name, now["trainer"][name]) for name in _OF_ONE_CALL}
         changed = {key: [there, here] for key, there, here in differences(before, now, "")}
-        if not changed:
+        if not changed or not file.with_name(LISTING).exists():  # a lost seal is reported, not made again
             return
         trainer = TrainerConfig.model_validate_json(json.dumps(before["trainer"]), strict=True)
         try:
