@@ -4,7 +4,6 @@ For environments outside the program, and for values that need a program of thei
 population in one program leaves: a folder for each member, summaries over them, and which is the best.
 """
 
-import json
 import math
 import time
 from contextlib import ExitStack
@@ -19,7 +18,7 @@ from ejax.config.bind import bind
 from ejax.run import train
 from ejax.training.best import REWARD
 from ejax.training.facts import read_facts
-from ejax.training.metric_log import MetricLog
+from ejax.training.metric_log import MetricLog, read_log
 from ejax.training.progress import Progress
 from ejax.training.run_dir import (
     RunDirectory,
@@ -118,8 +117,7 @@ def _updates_done(folder: RunDirectory) -> int:
 
 
 def _lines(folder: RunDirectory) -> list[dict[str, Any]]:
-    file = folder.path / "logs" / "metrics.jsonl"
-    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    return read_log(folder.path / "logs" / "metrics.jsonl")[0]
 
 
 def _last_reward(folder: RunDirectory) -> float:

@@ -14,6 +14,8 @@ from typing import IO, Any
 
 MAX_DIGITS = 100
 """Digits of an integer: more take long to read, and are no number that anybody means."""
+HUGE = 1 << 40
+"""Bytes of a file that is read piece by piece."""
 MAX_DEPTH = 100
 """Mappings and lists inside each other."""
 MAX_BYTES = 64 << 20

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 
+from ejax.plain_files import read_json
 from ejax.preflight.run import preflight
 from ejax.problems import ConfigError, Problem
 
@@ -62,7 +63,7 @@ def check(path: Path, config: str | None = None) -> list[str]:
     Raises:
         ConfigError: counts of another release of jax, or none for this config.
     """
-    budgets = json.loads(path.read_text())
+    budgets = read_json(path)
     if budgets["jax"] != jax.__version__:
         text = f"counts for jax {budgets['jax']}, but here is {jax.__version__}; --rewrite-budgets {path} counts anew"
         raise ConfigError([Problem("jax", text)], str(path))
@@ -72,7 +73,7 @@ def check(path: Path, config: str | None = None) -> list[str]:
 
 def rewrite(path: Path, config: str | None = None) -> None:
     """Measure the entries again, and write what was found; arguments and errors as ``check``."""
-    budgets = json.loads(path.read_text())
+    budgets = read_json(path)
     for entry in _entries(budgets, config, path):
         entry["counts"] = measure(entry)
     budgets["jax"] = jax.__version__

@@ -8,6 +8,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from ejax.plain_files import read_text
 from ejax.problems import ConfigError, Problem
 
 _TEXT = """gpu_device_info {{
@@ -123,7 +124,7 @@ def find_card(name: str) -> Card:
 
 
 def _read_card(path: Path) -> Card:
-    text = path.read_text()
+    text = read_text(path)
 
     def number(field: str) -> float:
         found = re.search(rf"\b{field}: *([\d.]+)", text)

@@ -13,6 +13,8 @@ import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from ejax.plain_files import HUGE, open_plain, read_text
+
 LISTING = "SHA256"
 _LINE = re.compile(r"([0-9a-f]{64})  (.+)")
 
@@ -82,8 +84,7 @@ def _digests(folder: Path, names: Sequence[str] | None) -> dict[str, str]:
 
 def _read(file: Path) -> str:
     try:
-        with file.open(encoding="utf-8", newline="") as opened:
-            return opened.read()
+        return read_text(file)
     except OSError as error:
         raise DamagedError(f"{file.name} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
@@ -92,7 +93,7 @@ def _read(file: Path) -> str:
 
 def _digest_of(file: Path) -> str:
     try:
-        with file.open("rb") as opened:
+        with open_plain(file, HUGE) as opened:
             return hashlib.file_digest(opened, "sha256").hexdigest()
     except OSError as error:
         raise DamagedError(f"{file.name} cannot be read: {error.strerror}") from None

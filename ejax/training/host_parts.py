@@ -1,6 +1,5 @@
 """The parts of a run whose environments live outside its program: groups of them, a collector, updates."""
 
-import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,6 +14,7 @@ from ejax.collectors import AsyncCollector, HostCollector, Schedule
 from ejax.collectors.config import CollectorConfig
 from ejax.config import ConfigError, Problem, RunConfig
 from ejax.envs.host.pure_host import PureHostEnv
+from ejax.plain_files import read_json
 from ejax.processes import count
 from ejax.sharding import make_mesh
 from ejax.training.environments import build_env, sample_obs
@@ -186,7 +186,7 @@ def _schedule(wanted: CollectorConfig) -> Schedule:
         )
     try:
         if path is not None:
-            recorded = tuple(int(version) for version in json.loads(Path(path).read_text())["versions"])
+            recorded = tuple(int(version) for version in read_json(path)["versions"])
         return Schedule(wanted.max_staleness, wanted.schedule == "free", recorded)
     except (OSError, ValueError, KeyError, TypeError) as error:
         text = f"'{path}' is no schedule.json for this run: {error}"

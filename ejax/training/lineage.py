@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel, NonNegativeInt, ValidationError
 
+from ejax.plain_files import read_bytes
 from ejax.training.latest import number
 
 EXPLOITS = "exploits.jsonl"
@@ -27,7 +28,7 @@ class Exploited(BaseModel):
 def read_exploits(population: Path) -> list[Exploited]:
     """All of a population, oldest first; without lines that are damaged."""
     file, found = population / EXPLOITS, []
-    for line in file.read_text(encoding="utf-8", errors="replace").splitlines() if file.is_file() else ():
+    for line in read_bytes(file).decode(errors="replace").splitlines() if file.exists() else ():
         with suppress(ValidationError):
             found.append(Exploited.model_validate_json(line))
     return sorted(found, key=lambda each: each.update)

@@ -16,8 +16,11 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt
 
-from ejax.training.facts import FactsError, check_facts
+from ejax.plain_files import parse_json, read_bytes
+from ejax.training.facts import check_facts
 
+_MAX_BYTES = 1 << 30
+"""Bytes of a log that is read; 1000 lines have less than 1 MiB."""
 _BEGINNING = b'{"step": '
 
 
@@ -43,7 +46,7 @@ class MetricLog:
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("ab")
-        before = path.read_bytes()
+        before = read_bytes(path, _MAX_BYTES)
         self._bytes, self._digest = len(before), hashlib.sha256(before)
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -86,7 +89,7 @@ def keep_up_to(
         os.replace(path, aside)
         problems.append(f"{path} was no file; it is {aside.name} now, and the log begins here")
         return problems
-    content = path.read_bytes() if path.exists() else b""
+    content = read_bytes(path, _MAX_BYTES) if path.exists() else b""
     lines, later, wrong = [], [], []
     for number, line in enumerate(content.splitlines(keepends=True), 1):
         record = _record(line)
@@ -125,7 +128,7 @@ def read_log(path: Path, *, logged: Mapping[str, Any] | None = None) -> tuple[li
     """
     if not path.is_file():
         return [], [f"{path.name} is {'no file' if path.exists() else 'not there'}"]
-    content = path.read_bytes()
+    content = read_bytes(path, _MAX_BYTES)
     records, wrong, problems = [], [], []
     for number, line in enumerate(content.splitlines(keepends=True), 1):
         record = _record(line)
@@ -145,8 +148,8 @@ def read_log(path: Path, *, logged: Mapping[str, Any] | None = None) -> tuple[li
 def _record(line: bytes) -> dict[str, Any] | None:
     """What a line holds; None: it is not one of ours."""
     try:
-        return check_facts(json.loads(line), MetricRecord)
-    except (FactsError, ValueError, RecursionError):
+        return check_facts(parse_json(line), MetricRecord)
+    except ValueError:
         return None
 
 

@@ -24,6 +24,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Protocol
 
+from ejax.plain_files import read_text
 from ejax.training.best import Best
 from ejax.training.console import make_view
 from ejax.training.metric_log import MetricLog, keep_up_to
@@ -210,7 +211,7 @@ def _start_wandb(
 ) -> Any:
     """Start a W&B run, or go on with the one noted in ``logs/wandb_id``."""
     id_file = log_dir / "wandb_id"
-    run_id = id_file.read_text().strip() if resume and id_file.exists() else None
+    run_id = read_text(id_file).strip() if resume and id_file.exists() else None
     # W&B ignores steps below those it already has: after a resume each step still has one value.
     run = wandb.init(project=project, name=name, config=config, dir=str(log_dir), id=run_id, resume="allow")
     id_file.write_text(run.id)
