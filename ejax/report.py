@@ -39,8 +39,12 @@ def _run(args: argparse.Namespace) -> int:
                 raise _Refused(f"{run.path} is given twice; name each run once")
         exports = {str(path): read_export(path) for path in args.parity}
         partial = args.to.with_name(f".{args.to.name}.partial")
-        partial.write_text(render(runs, exports, args.to.parent), encoding="utf-8")
-        os.replace(partial, args.to)
+        page = render(runs, exports, args.to.parent).encode("utf-8", "backslashreplace")  # names may be no text
+        try:
+            partial.write_bytes(page)
+            os.replace(partial, args.to)
+        finally:
+            partial.unlink(missing_ok=True)
     except (_Refused, FactsError, OSError) as error:
         print(f"ejax.report: {error}", file=sys.stderr)
         return 2

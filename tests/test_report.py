@@ -249,6 +249,18 @@ def test_numbers_that_no_run_writes_are_told(run: Path) -> None:
     assert f"lines {number - 1}, {number} were not written by ejax" in page.text
 
 
+def test_infinity_a_lone_surrogate_and_a_full_disk_leave_no_partial_page(run: Path) -> None:
+    with metrics_of(run).open("a") as file:
+        file.write(
+            '{"step": 1, "train/loss": Infinity}\n{"step": 1, "time": 1.797e308}\n{"step": 1, "a\\ud800": 1.0}\n'
+        )
+    assert "were not written by ejax" in report(run).text
+    (run.parent / "page.html").unlink()
+    (run.parent / "page.html").mkdir()
+    assert main([str(run), "--to", str(run.parent / "page.html")]) == 2
+    assert not list(run.parent.glob(".*partial"))
+
+
 @pytest.mark.parametrize("config", [{}, {"trainer": {}}, {"trainer": {"num_envs": 0}}])
 def test_a_meta_without_a_config_to_read_is_not_followed(run: Path, config: dict[str, Any]) -> None:
     (file,) = run.glob("checkpoints/*/meta.json")

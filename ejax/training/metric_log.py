@@ -36,9 +36,10 @@ class MetricRecord(BaseModel):
     """One line; its other keys are tags."""
 
     model_config = ConfigDict(extra="allow")
-    __pydantic_extra__: dict[str, float | None]
+    __pydantic_extra__: dict[str, Annotated[float, Field(allow_inf_nan=False)] | None]
     step: Annotated[NonNegativeInt, Field(lt=2**63)]
-    time: float = 0.0
+    time: Annotated[float, Field(ge=0.0, lt=1e11)] = 0.0
+    """Seconds since 1970."""
 
 
 class MetricLog:
