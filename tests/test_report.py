@@ -249,6 +249,22 @@ def test_numbers_that_no_run_writes_are_told(run: Path) -> None:
     assert f"lines {number - 1}, {number} were not written by ejax" in page.text
 
 
+def test_a_fork_begins_at_another_runs_step(run: Path) -> None:
+    lines = metrics_of(run).read_text().splitlines(keepends=True)
+    metrics_of(run).write_text("".join(line for line in lines if json.loads(line)["step"] > 3 * STEPS))
+    assert "but none between 0 and" in report(run).text
+    file = run / "configs" / "versions.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"origin": "/elsewhere/tiny_step_9"}))
+    assert "but none between" not in report(run).text
+
+
+def test_a_folder_of_videos_that_is_a_link_is_not_followed(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / "film.mp4").write_bytes(b"theirs")
+    (run / "videos").symlink_to(tmp_path / "foreign")
+    assert "video" not in report(run).tags
+
+
 def test_infinity_a_lone_surrogate_and_a_full_disk_leave_no_partial_page(run: Path) -> None:
     with metrics_of(run).open("a") as file:
         file.write(

@@ -281,14 +281,20 @@ def read_run(given: Path) -> Run:
     versions = next(iter(_facts([path / "configs" / "versions.json"], _Versions, tell).values()), {})
     meta = _newest_meta(RunDirectory(path, config["trainer"]["exp_name"]), tell)
     records, wrong = read_log(path / "logs" / "metrics.jsonl", logged=(meta or {}).get("log"))
-    problems += wrong + _gaps(records) + _not_finite(records)
+    # a fork, and a run from another system's checkpoint, begins at that one's step
+    problems += wrong + _gaps(records, begins_at_zero="origin" not in versions) + _not_finite(records)
     problems += [f"logs/{aside.name} was set aside" for aside in sorted((path / "logs").glob("metrics.*-*.jsonl"))]
     if meta and meta["global_step"] > max((record["step"] for record in records), default=0):
         problems.append(f"the log ends before the newest checkpoint, which is of step {meta['global_step']:,}")
     evaluations = _facts(sorted((path / "evaluations").glob("*.json")), _Evaluation, tell)
     exports = _facts(sorted([*path.glob("parity.json"), *path.glob("*/parity.json")]), _Export, tell)
+    root = path.resolve()
     # no links: what a page embeds, and is then handed on, is the run's own
-    files = [file for file in (path / "videos").rglob("[!.]*.mp4") if file.is_file() and not file.is_symlink()]
+    files = [
+        file
+        for file in (path / "videos").rglob("[!.]*.mp4")
+        if file.is_file() and file.resolve() == root / file.relative_to(path)
+    ]
     videos = sorted(files, key=lambda file: (-file.stat().st_mtime_ns, file))
     return Run(
         path=path,
@@ -399,15 +405,16 @@ def _starts(logs: Path) -> tuple[float, ...]:
     return tuple(sorted(int(found[1]) / 1e9 for name in names if (found := re.search(r"\.(\d{19})$", name))))
 
 
-def _gaps(records: Sequence[Mapping[str, Any]]) -> list[str]:
+def _gaps(records: Sequence[Mapping[str, Any]], *, begins_at_zero: bool) -> list[str]:
     """Steps between which lines are missing: those of updates come at equal distances, but for the last one."""
     steps = [record["step"] for record in records if any(tag.startswith("train/") for tag in record)]
+    known = [0, *steps] if begins_at_zero else steps
     problems = []
     if back := [(a, b) for a, b in pairwise(steps) if b <= a]:
         problems.append(f"steps go back in metrics.jsonl, first from {back[0][0]:,} to {back[0][1]:,}")
-    distances = Counter(b - a for a, b in pairwise([0, *steps]) if b > a)
+    distances = Counter(b - a for a, b in pairwise(known) if b > a)
     usual = min(distances, key=lambda distance: (-distances[distance], distance), default=0)
-    gaps = [(a, b) for a, b in pairwise([0, *steps]) if b - a > usual]
+    gaps = [(a, b) for a, b in pairwise(known) if b - a > usual]
     if gaps:
         places = ", ".join(f"{a:,} and {b:,}" for a, b in gaps[:5]) + (", …" if len(gaps) > 5 else "")
         problems.append(f"metrics.jsonl has a line each {usual:,} steps, but none between {places}")
