@@ -9,8 +9,9 @@ import errno
 import json
 import os
 import stat
+from io import BufferedReader
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 MAX_DIGITS = 100
 """Digits of an integer: more take long to read, and are no number that anybody means."""
@@ -34,7 +35,7 @@ def kind_of(mode: int) -> str:
     return _KINDS.get(stat.S_IFMT(mode), "another kind of thing")
 
 
-def open_plain(path: str | Path, most: int = MAX_BYTES) -> IO[bytes]:
+def open_plain(path: str | Path, most: int = MAX_BYTES) -> BufferedReader:
     """Open a regular file for reading; never waits for a pipe's writer.
 
     Raises:
