@@ -9,7 +9,9 @@ import argparse
 import importlib
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from ejax.training.leave import leave
 
@@ -19,7 +21,7 @@ class _Refused(ValueError):
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command line. Returns the exit code: 2 where there is nothing to report on."""
+    """Run the command line. Returns the exit code: 1 where runs were left out, 2 where there is no page."""
     args = _parser().parse_args(argv)
     importlib.import_module("ejax.reporting.runs")  # takes seconds: while a signal still ends the process at once
     return until_signal("ejax.report", lambda: _run(args))
@@ -28,20 +30,34 @@ def main(argv: list[str] | None = None) -> int:
 def _run(args: argparse.Namespace) -> int:
     from ejax.reporting.page import render
     from ejax.reporting.runs import read_export, read_run, runs_in
+    from ejax.training.checkpoint import CheckpointError
     from ejax.training.facts import FactsError
+
+    left_out: list[str] = []
+
+    def attempt(read: Callable[[Path], list[Any]], path: Path) -> list[Any]:
+        try:
+            return read(path)
+        except (CheckpointError, OSError, ValueError) as error:  # FactsError among them
+            left_out.append(f"left out: {path}: {error}")
+            print(f"ejax.report: {left_out[-1]}", file=sys.stderr)
+            return []
 
     try:
         if args.to.suffix.lower() not in (".html", ".htm") or "\0" in str(args.to):
             raise _Refused(f"--to {args.to}: a page is written as .html; give --to FILE.html")
-        runs = [read_run(path) for given in args.run for path in runs_in(given)]
+        paths = [path for given in args.run for path in attempt(runs_in, given)]
+        runs = [run for path in paths for run in attempt(lambda path: [read_run(path)], path)]
+        if not runs:
+            return 2
         for i, run in enumerate(runs):
             if any(run.path.resolve() == other.path.resolve() for other in runs[:i]):
                 raise _Refused(f"{run.path} is given twice; name each run once")
         exports = {str(path): read_export(path) for path in args.parity}
         partial = args.to.with_name(f".{args.to.name}.partial")
-        page = render(runs, exports, args.to.parent).encode("utf-8", "backslashreplace")  # names may be no text
+        page = render(runs, exports, args.to.parent, left_out)
         try:
-            partial.write_bytes(page)
+            partial.write_bytes(page.encode("utf-8", "backslashreplace"))  # names may be no text
             os.replace(partial, args.to)
         finally:
             partial.unlink(missing_ok=True)
@@ -51,7 +67,7 @@ def _run(args: argparse.Namespace) -> int:
     told = sum(len(run.problems) for run in runs)
     noted = f"; {told} thing{'s' * (told != 1)} to know of the logs, at its top" if told else ""
     print(f"{args.to}: {len(runs)} run{'s' * (len(runs) != 1)}, {args.to.stat().st_size / 1e6:.1f} MB{noted}")
-    return 0
+    return 1 if left_out else 0
 
 
 def _parser() -> argparse.ArgumentParser:

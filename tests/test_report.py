@@ -418,6 +418,22 @@ def test_a_config_that_cannot_be_read_is_an_error(run: Path, capsys: pytest.Capt
     assert "resolved.json lacks the key 'trainer.seed'" in capsys.readouterr().err
 
 
+def test_a_run_that_cannot_be_read_is_left_out_of_the_others_page(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    alone, bad = report(run), make_run(tmp_path / "bad")
+    (bad / "configs" / "resolved.json").write_text("[" * 100_000)
+    to = tmp_path / "page.html"
+    assert main([str(bad), str(run), str(tmp_path / "none"), "--to", str(to)]) == 1
+    page, lines = Page(to.read_text()), capsys.readouterr().err.splitlines()
+    assert (page.rows, page.data, page.curves) == (alone.rows, alone.data, alone.curves)
+    for line, reason in zip(lines, ("no run of 'none'", "nested deeper than"), strict=True):
+        assert reason in line and line.removeprefix("ejax.report: ") in page.text
+    to.unlink()
+    assert main([str(bad), str(tmp_path / "none"), "--to", str(to)]) == 2
+    assert not to.exists() and capsys.readouterr().err.count("left out: ") == 2
+
+
 def test_a_training_is_reported_as_it_ended(tmp_path: Path) -> None:
     result = train(parse_config(tiny(tmp_path, **EVALUATED)))
     page = report(result.run_dir)

@@ -52,19 +52,22 @@ class _Group:
     runs: list[Run]
 
 
-def render(runs: Sequence[Run], exports: Mapping[str, dict[str, Any]], folder: Path) -> str:
+def render(
+    runs: Sequence[Run], exports: Mapping[str, dict[str, Any]], folder: Path, left_out: Sequence[str] = ()
+) -> str:
     """The page.
 
     Args:
         exports: path -> content of a ``parity.json``, beside those that are in the runs' folders.
         folder: where the page will be, which links to videos start from.
+        left_out: a line for each run that cannot be read.
     """
     names = _names(runs)
     groups = _groups(runs, names)
     colours = {id(run): group.colour for group in groups for run in group.runs}
     found = {f"{names[i]}/{path}": facts for i, run in enumerate(runs) for path, facts in run.exports.items()}
     sections = [
-        ("", _problems(runs, names)),
+        ("", _problems(runs, names, left_out)),
         ("Runs", _runs(runs, names, colours)),
         ("Sweep", _sweep(groups, names, runs)),
         ("Who went on from whom", _exploits(runs, names)),
@@ -123,11 +126,12 @@ def _groups(runs: Sequence[Run], names: Sequence[str]) -> list[_Group]:
     return groups
 
 
-def _problems(runs: Sequence[Run], names: Sequence[str]) -> str:
+def _problems(runs: Sequence[Run], names: Sequence[str], left_out: Sequence[str]) -> str:
     told = [(name, text) for run, name in zip(runs, names, strict=True) for text in run.problems]
-    if not told:
+    if not told and not left_out:
         return ""
-    items = "".join(f"<li><b>{escape(name)}</b>: {escape(text)}</li>" for name, text in told)
+    items = "".join(f"<li>{escape(text)}</li>" for text in left_out)
+    items += "".join(f"<li><b>{escape(name)}</b>: {escape(text)}</li>" for name, text in told)
     return f'<div class="problems"><b>To know of the logs</b><ul>{items}</ul></div>'
 
 
