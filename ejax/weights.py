@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ejax.plain_files import HUGE, check_plain
 from ejax.registry import WEIGHT_READERS, weight_reader
 from ejax.shorten import shorten, shown
 from ejax.types import PyTree
@@ -28,6 +29,8 @@ PACKAGE = "package:"
 _SAFETENSORS = ".safetensors"
 _ENDINGS = (_SAFETENSORS, *(ending for ending in WEIGHT_READERS if ending))
 _PREFERRED = "model.safetensors"
+_TYPES = ("F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8", "BOOL", "C64")
+"""Types of arrays, as safetensors names them, that stand for numbers by themselves."""
 _LISTING = "SHA256"
 """The file that completes a checkpoint of ejax."""
 _LEAVES = {"weight": ("kernel", "scale", "embedding"), "running_mean": ("mean",), "running_var": ("var",)}
@@ -230,15 +233,25 @@ def _odd(array: np.ndarray, wanted: Any) -> str | None:
 
 
 def _read_safetensors(path: Path) -> dict[str, np.ndarray]:
+    """Read the arrays; safetensors itself bounds a header's size and depth."""
     try:
-        from safetensors import SafetensorError
-        from safetensors.numpy import load_file
+        from safetensors import SafetensorError, safe_open
     except ImportError as error:
         raise WeightsError(f"{path} is read with safetensors: pip install safetensors ({error})") from error
+    check_plain(path, HUGE)
     try:
-        return load_file(path)
+        with safe_open(path, "numpy") as file:
+            kinds = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118  # no mapping
+            odd = [f"{shorten(name, _LONGEST)} is {kind}" for name, kind in kinds.items() if kind not in _TYPES]
+            if not odd:
+                return {name: file.get_tensor(name) for name in kinds}
     except SafetensorError as error:
         raise WeightsError(f"{path} is not a safetensors file, or is damaged: {error}") from error
+    more = f", and {len(odd) - _MOST} more" if len(odd) > _MOST else ""
+    raise WeightsError(
+        f"{path}: {', '.join(odd[:_MOST])}{more}; allowed are {', '.join(_TYPES)}. What is quantized needs its scales: "
+        "convert it to F32 or BF16 with the program that made it"
+    )
 
 
 def _read_registered(path: Path) -> dict[str, np.ndarray]:

@@ -1,6 +1,8 @@
 """Weights that others trained: found, read, and placed by name."""
 
 import json
+import os
+import struct
 import sys
 from pathlib import Path
 
@@ -138,6 +140,10 @@ def test_a_broken_expression_is_named() -> None:
         fit_weights(TREE, FLAT, {"(": ""})
 
 
+def write_raw(file: Path, header: bytes, data: bytes = b"") -> None:
+    file.write_bytes(struct.pack("<Q", len(header)) + header + data)
+
+
 def test_safetensors_are_read_as_they_are(tmp_path: Path) -> None:
     save_file(FLAT, tmp_path / "w.safetensors")
     flat = load_weights(tmp_path / "w.safetensors")
@@ -152,6 +158,43 @@ def test_a_damaged_file_is_named(tmp_path: Path, keep: int) -> None:
     file.write_bytes(file.read_bytes()[:keep])
     with pytest.raises(WeightsError, match=r"w\.safetensors is not a safetensors file, or is damaged"):
         load_weights(file)
+
+
+@pytest.mark.parametrize("kind", ["F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F4", "F6_E2M3", "F6_E3M2"])
+def test_quantized_arrays_are_refused_by_name_and_type(kind: str, tmp_path: Path) -> None:
+    """Their numbers are wrong by a scale that stands elsewhere in the file."""
+    size = int(kind[1])  # bytes of 8 numbers
+    entry = {"dtype": kind, "shape": [8], "data_offsets": [0, size]}
+    write_raw(tmp_path / "w.safetensors", json.dumps({"layer.weight": entry}).encode(), b"\x38" * size)
+    with pytest.raises(WeightsError, match=rf"w\.safetensors: layer\.weight is {kind}; allowed are F64, F32.*convert"):
+        load_weights(tmp_path / "w.safetensors")
+
+
+def test_bfloat16_is_read_right(tmp_path: Path) -> None:
+    header = {"a": {"dtype": "BF16", "shape": [2], "data_offsets": [0, 4]}}
+    write_raw(tmp_path / "w.safetensors", json.dumps(header).encode(), b"\x80\x3f\x00\xc0")
+    assert load_weights(tmp_path / "w.safetensors")["a"].astype(np.float32).tolist() == [1, -2]
+
+
+@pytest.mark.parametrize(
+    "header", [b'{"a":' + b"[" * 100_000, b"{" + b" " * 10, b'{"a":{"dtype":"I3"}}', b"[]", b"\xff"]
+)
+def test_a_strange_header_is_refused(header: bytes, tmp_path: Path) -> None:
+    write_raw(tmp_path / "w.safetensors", header)
+    with pytest.raises(WeightsError, match=r"w\.safetensors is not a safetensors file, or is damaged"):
+        load_weights(tmp_path / "w.safetensors")
+
+
+def test_a_header_that_claims_more_than_a_file_can_hold_is_refused(tmp_path: Path) -> None:
+    for claimed in (2**63, 200 << 20):
+        with (tmp_path / "w.safetensors").open("wb") as file:
+            file.write(struct.pack("<Q", claimed))
+            file.truncate(300 << 20)
+        with pytest.raises(WeightsError, match="is not a safetensors file, or is damaged"):
+            load_weights(tmp_path / "w.safetensors")
+    os.truncate(tmp_path / "w.safetensors", 2**41)
+    with pytest.raises(WeightsError, match="has 2199023255552 bytes; at most"):
+        load_weights(tmp_path / "w.safetensors")
 
 
 def test_a_missing_safetensors_is_told_with_its_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
