@@ -443,6 +443,20 @@ def test_a_training_is_reported_as_it_ended(tmp_path: Path) -> None:
     np.testing.assert_allclose(values(curve["data-y"]), expected, rtol=1e-6)
 
 
+def test_a_run_that_a_resume_lengthened_is_as_long_as_it_says_now(tmp_path: Path) -> None:
+    run = train(parse_config(tiny(tmp_path))).run_dir
+    longer = parse_config(tiny(tmp_path, iterations=3))
+    train(longer, resume="latest", run_dir=run)
+    told = f"2 updates until step {2 * STEPS}, then 3"
+    assert f"finished{told}" in report(run).rows["runs"][1]
+    shutil.rmtree(run / "checkpoints" / f"tiny_step_{3 * STEPS}")  # as of a resume that was killed before its first
+    read = read_run(run)
+    assert read.lengths == told and read.updates == (3, 3)
+    assert read.state == "not finished: no checkpoint is of its last update, 3"
+    again = train(parse_config(tiny(tmp_path, iterations=3, exp_name="again"))).run_dir
+    assert not [row for row in report(run, again).rows["differences"][1:] if "iterations" in row[0]]
+
+
 def test_a_run_without_its_last_checkpoint_is_not_finished(run: Path) -> None:
     assert read_run(run).state == "finished"
     shutil.rmtree(run / "checkpoints" / f"tiny_step_{UPDATES * STEPS}")

@@ -154,7 +154,7 @@ def _runs(runs: Sequence[Run], names: Sequence[str], colours: Mapping[int, int])
                 f"{_swatch(colours[id(run)])}{escape(name)}",
                 escape(task),
                 str(run.trainer["seed"]),
-                escape(run.state),
+                escape(run.state) + (f"<br>{escape(run.lengths)}" if run.lengths else ""),
                 _data(run.last_step) + ("" if len(units) == 1 else f" {run.step_name}"),
                 _NOTHING if wall is None else _seconds(wall),
                 _data(speed),

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, PositiveInt
+from pydantic import BaseModel, Field, NonNegativeInt, PositiveInt
 
 from ejax.training.best import Best, improves
 from ejax.training.checkpoint import CheckpointError
@@ -67,6 +67,17 @@ class _Evaluation(BaseModel):
     overrides: list[str] = []
 
 
+class _Change(BaseModel):
+    step: NonNegativeInt
+    updates: Annotated[list[PositiveInt], Field(min_length=2, max_length=2)]
+
+
+class _Changes(BaseModel):
+    """What a report asks of ``changes.json``."""
+
+    changes: list[_Change]
+
+
 class _Versions(BaseModel):
     notes: list[str] = []
 
@@ -96,6 +107,8 @@ class Run:
     """The lines of ``metrics.jsonl``, as they are."""
     meta: dict[str, Any] | None
     """Of the newest checkpoint that has one to read."""
+    changes: list[dict[str, Any]]
+    """What resumes changed, as ``changes.json`` has it."""
     starts: tuple[float, ...]
     evaluations: dict[str, dict[str, Any]]
     """``evaluations/*.json`` by name."""
@@ -125,11 +138,12 @@ class Run:
     @property
     def updates(self) -> tuple[int, int] | None:
         """Updates that are logged or saved, and those that the run was to have; None: nothing says how large one is."""
+        # a checkpoint knows the environments of a device, resolved.json how long the run is to be by now
         trainer = ((self.meta or {}).get("config") or self.config)["trainer"]
         rows = trainer["num_envs"] * trainer["buffer_size"]
-        total = trainer["iterations"]
-        if trainer.get("total_timesteps") is not None:
-            total = math.ceil(trainer["total_timesteps"] / rows)
+        total = self.trainer["iterations"]
+        if self.trainer.get("total_timesteps") is not None:
+            total = math.ceil(self.trainer["total_timesteps"] / rows)
         if self.meta and self.meta.get("num_updates"):
             rows = max(1, self.meta["global_step"] // self.meta["num_updates"])
         elif trainer.get("distributed"):
@@ -147,6 +161,13 @@ class Run:
         if self.meta is None or self.meta.get("num_updates", 0) < total:  # killed after its last line
             return f"not finished: no checkpoint is of its last update, {total:,}"
         return "not finished: its last evaluation is missing" if self.meta.get("evaluation_due") else "finished"
+
+    @property
+    def lengths(self) -> str:
+        """From which step which length held; empty where no resume changed it."""
+        told = [(each["step"], *each["updates"]) for each in self.changes if each["updates"][0] != each["updates"][1]]
+        parts = [f"{before:,} updates until step {step:,}" for step, before, _ in told]
+        return ", ".join([*parts, f"then {told[-1][2]:,}"]) if told else ""
 
     def series(self, tag: str) -> dict[int, float]:
         """Step -> value; NaN where the log has ``null``. Of two values at one step the later one."""
@@ -279,6 +300,7 @@ def read_run(given: Path) -> Run:
     except CheckpointError as error:
         tell(error)
     versions = next(iter(_facts([path / "configs" / "versions.json"], _Versions, tell).values()), {})
+    changed = _facts([file for file in [path / "configs" / "changes.json"] if file.exists()], _Changes, tell)
     meta = _newest_meta(RunDirectory(path, config["trainer"]["exp_name"]), tell)
     records, wrong = read_log(path / "logs" / "metrics.jsonl", logged=(meta or {}).get("log"))
     # a fork, and a run from another system's checkpoint, begins at that one's step
@@ -302,6 +324,7 @@ def read_run(given: Path) -> Run:
         versions=versions,
         records=records,
         meta=meta,
+        changes=[each for facts in changed.values() for each in facts["changes"]],
         starts=_starts(path / "logs"),
         evaluations={file.stem: facts for file, facts in evaluations.items()},
         exports={str(file.parent.relative_to(path)): facts for file, facts in exports.items()},

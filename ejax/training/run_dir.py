@@ -142,10 +142,6 @@ class _Standing(BaseModel):
     best: NonNegativeInt | None
 
 
-class _Change(BaseModel):
-    updates: tuple[PositiveInt, PositiveInt]
-
-
 class _Changes(BaseModel):
     changes: list[Any]
 
