@@ -66,7 +66,8 @@ def _run(args: argparse.Namespace) -> int:
         return 2
     told = sum(len(run.problems) for run in runs)
     noted = f"; {told} thing{'s' * (told != 1)} to know of the logs, at its top" if told else ""
-    print(f"{args.to}: {len(runs)} run{'s' * (len(runs) != 1)}, {args.to.stat().st_size / 1e6:.1f} MB{noted}")
+    to = os.fsencode(args.to).decode(errors="backslashreplace")
+    print(f"{to}: {len(runs)} run{'s' * (len(runs) != 1)}, {args.to.stat().st_size / 1e6:.1f} MB{noted}")
     return 1 if left_out else 0
 
 

@@ -277,6 +277,74 @@ def test_infinity_a_lone_surrogate_and_a_full_disk_leave_no_partial_page(run: Pa
     assert not list(run.parent.glob(".*partial"))
 
 
+def test_numbers_too_large_to_draw_are_holes(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / str(i), seed=i, **with_rate(i * 1e-3)) for i in (1, 2, 3)]
+    for run, sign in zip(runs, ("", "-", ""), strict=True):
+        lines = [line | {"time/collect": 1e20} for line in map(json.loads, metrics_of(run).read_text().splitlines())]
+        text = "".join(f"{json.dumps(line)}\n" for line in lines)
+        metrics_of(run).write_text(text.replace('"train/loss": ', f'"train/loss": {sign}1.797e308, "x": ', 1))
+    config = runs[0] / "configs" / "resolved.json"
+    config.write_text(config.read_text().replace('"gamma": 0.99', '"gamma": 1e999'))
+    page = report(*runs)
+    for curve in page.curves["train/loss"].values():
+        assert [math.isnan(y) for y in values(curve["data-y"])] == [True, *[False] * (UPDATES - 1)]
+    assert page.text.count("train/loss was not finite in 1 of the lines") == 3
+
+
+def test_halves_of_surrogate_pairs_are_escaped_on_the_page(run: Path) -> None:
+    file = run / "configs" / "resolved.json"
+    file.write_text(file.read_text().replace("PointMassRL", "mass\\ud800"))
+    assert "mass\\ud800, ppo" in report(run).text
+
+
+@pytest.mark.parametrize("linked", ["evaluations", "checkpoints", "logs", "exported", "quarantine", "videos"])
+def test_a_link_out_of_the_run_is_told_and_not_followed(linked: str, run: Path, tmp_path: Path) -> None:
+    foreign = tmp_path / "foreign"
+    shutil.copytree(run, foreign)
+    for folder in ("evaluations", "exported", "quarantine", "videos"):
+        (foreign / folder).mkdir()
+    secret = {"checkpoint": "theirs", "global_step": 9, "episodes": 9, "rows": {"a": 1}, "versions": {"theirs": "1"}}
+    secret |= {"artefacts": {"theirs": {}}, "schema_version": 2}
+    for file in ("evaluations/a.json", "exported/parity.json", "quarantine/a.npz", "videos/a.mp4"):
+        (foreign / file).write_text(json.dumps(secret))
+    metrics_of(foreign).write_text(metrics_of(foreign).read_text().replace("train/", "theirs/"))
+    (meta,) = foreign.glob("checkpoints/*/meta.json")
+    meta.write_text(json.dumps(json.loads(meta.read_text()) | {"versions": {"theirs": "1"}}))
+    if (run / linked).exists():
+        shutil.rmtree(run / linked)
+    (run / linked).symlink_to(foreign / linked)
+    page = report(run)
+    assert "leads out of the run's folder, and is not followed" in page.text and "theirs" not in page.text
+    assert page.data["runs"][1][-1] == 0 and "video" not in page.tags
+
+
+def test_a_member_or_a_config_that_is_a_link_is_left_out(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    population, thief = (shutil.copytree(run, tmp_path / name) for name in ("population", "thief"))
+    (population / "members").mkdir()
+    (population / "members" / "0").symlink_to(run)
+    shutil.rmtree(thief / "configs")
+    (thief / "configs").symlink_to(run / "configs")
+    assert main([str(run), str(population), str(thief), "--to", str(tmp_path / "page.html")]) == 1
+    assert capsys.readouterr().err.count("leads out of the") == 2
+    assert len(Page((tmp_path / "page.html").read_text()).rows["runs"]) == 2
+
+
+def test_names_that_are_not_utf8_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / os.fsdecode(b"\xff")
+    folder.mkdir()
+    run = make_run(folder / os.fsdecode(b"run\xfe"))
+    (run / "videos").mkdir()
+    (run / "videos" / os.fsdecode(b"\xfd.mp4")).write_bytes(b"film")
+    monkeypatch.setattr("ejax.reporting.page._LARGEST_VIDEO", 1)
+    to = folder / os.fsdecode(b"\xfc.html")
+    assert main([str(run), "--to", str(to)]) == 0
+    page = Page(to.read_text())
+    assert [value for _, name, value in page.attributes if name == "href"] == ["run%FE/videos/%FD.mp4"]
+    assert r"run\udcfe" in page.text
+
+
 @pytest.mark.parametrize("config", [{}, {"trainer": {}}, {"trainer": {"num_envs": 0}}])
 def test_a_meta_without_a_config_to_read_is_not_followed(run: Path, config: dict[str, Any]) -> None:
     (file,) = run.glob("checkpoints/*/meta.json")

@@ -13,6 +13,8 @@ NUM_COLOURS = 8
 _WIDTH, _HEIGHT = 380, 200
 _LEFT, _RIGHT, _TOP, _BOTTOM = 50, 372, 8, 168
 _MOST_POINTS = 500
+LARGEST = 1e300
+"""Of a number that is drawn: sums and differences of larger ones have none, so they count as not finite."""
 _SPIKY = 20.0
 """An axis is cut where all values span this many times what the middle 96% do."""
 
@@ -36,7 +38,7 @@ class Curve:
 def curve_of(label: str, colour: int, runs: Sequence[Mapping[int, float]]) -> Curve:
     """Median and quartiles at each step, of the runs that have a finite value there."""
     steps = sorted(set().union(*runs))
-    at = [[run[step] for run in runs if math.isfinite(run.get(step, math.nan))] for step in steps]
+    at = [[run[step] for run in runs if abs(run.get(step, math.nan)) <= LARGEST] for step in steps]
     quartiles = [np.percentile(values, (25, 50, 75)).tolist() if values else [math.nan] * 3 for values in at]
     low, value, high = ([quartile[i] for quartile in quartiles] for i in range(3))
     return Curve(label, colour, steps, value, low, high, [len(values) for values in at], len(runs))

@@ -19,7 +19,7 @@ from urllib.parse import quote
 
 import numpy as np
 
-from ejax.reporting.charts import NUM_COLOURS, curve_of, curves_figure, number, slice_figure
+from ejax.reporting.charts import LARGEST, NUM_COLOURS, curve_of, curves_figure, number, slice_figure
 from ejax.reporting.runs import MISSING, Run, as_text, computing, differing, same_but_seed
 from ejax.training.lineage import lineage, value_texts
 
@@ -396,14 +396,14 @@ def _videos(runs: Sequence[Run], names: Sequence[str], folder: Path) -> str:
         if not run.videos:
             continue
         file = run.videos[0]
-        size = file.stat().st_size
         shown = f"{name}/{file.relative_to(run.path).as_posix()}, the newest of {len(run.videos)}"
+        size = file.stat().st_size
         if size <= _LARGEST_VIDEO and embedded + size <= _LARGEST_VIDEOS:
             embedded += size
             content = base64.b64encode(file.read_bytes()).decode()
             video = f'<video controls loop muted playsinline src="data:video/mp4;base64,{content}"></video>'
         else:
-            link = quote(os.path.relpath(file, folder).replace(os.sep, "/"))
+            link = quote(os.fsencode(os.path.relpath(file, folder)))
             video = f'<p><a href="{escape(link)}">{size / 1e6:.1f} MB, not embedded</a></p>'
         parts.append(f"<figure><figcaption>{escape(shown)}</figcaption>{video}</figure>")
     return f'<div class="grid">{"".join(parts)}</div>' if parts else ""
@@ -445,7 +445,8 @@ def _only_value(values: Sequence[Sequence[float]]) -> float | None:
 
 
 def _plain(value: Any) -> object:
-    return value if isinstance(value, int | float) and not isinstance(value, bool) else as_text(value)
+    is_drawn = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST
+    return value if is_drawn else as_text(value)
 
 
 def _data(value: float | None) -> str:
@@ -456,7 +457,9 @@ def _data(value: float | None) -> str:
 
 
 def _seconds(seconds: float) -> str:
-    text = f"{seconds:.1f} s" if seconds < 60 else str(datetime.timedelta(seconds=round(seconds)))
+    text = f"{seconds:.1f} s" if seconds < 60 else f"{number(seconds)} s"
+    if 60 <= seconds < 1e12:
+        text = str(datetime.timedelta(seconds=round(seconds)))
     return f'<data value="{seconds!r}">{text}</data>'
 
 

@@ -5,9 +5,10 @@ What is missing or damaged is a text in ``Run.problems``; only a folder whose co
 
 import json
 import math
+import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -16,10 +17,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, NonNegativeInt, PositiveInt
 
+from ejax.reporting.charts import LARGEST
 from ejax.training.best import Best, improves
 from ejax.training.checkpoint import CheckpointError
 from ejax.training.facts import FactsError, check_facts, read_facts
-from ejax.training.lineage import Exploited, read_exploits
+from ejax.training.lineage import EXPLOITS, Exploited, read_exploits
 from ejax.training.metric_log import read_log
 from ejax.training.run_dir import RunDirectory, RunMeta, check_configs, find_run
 
@@ -272,10 +274,13 @@ def runs_in(given: Path) -> list[Path]:
     """The run's folder itself; of a population, those of its members.
 
     Raises:
-        FileNotFoundError: ``given`` is no run, and no name of one.
+        FileNotFoundError: ``given`` is no run, and no name of one. FactsError: a member is elsewhere.
     """
     path = find_run(given)
     members = [folder for folder in (path / "members").glob("[0-9]*") if folder.name.isdigit()]
+    for folder in members:
+        if not _is_inside(folder, path):
+            raise FactsError(f"{folder} leads out of the population's folder; give the run that it leads to by itself")
     return sorted(members, key=lambda folder: int(folder.name)) or [path]
 
 
@@ -289,35 +294,50 @@ def read_run(given: Path) -> Run:
         FileNotFoundError: it is no run. FactsError: its config cannot be read.
     """
     path = find_run(given)
-    config = read_facts(path / "configs" / "resolved.json", _Config)
+    resolved = path / "configs" / "resolved.json"
+    if not _is_inside(resolved, path):
+        raise FactsError(f"{resolved} leads out of the run's folder")
+    config = read_facts(resolved, _Config)
     problems: list[str] = []
 
     def tell(error: Exception) -> None:
         problems.append(str(error).replace(f"{path}/", ""))
 
+    def own(file: Path) -> bool:
+        """Whether a file is the run's: what a page shows, and is then handed on, comes from no link out of it."""
+        if not (inside := _is_inside(file, path)):
+            tell(FactsError(f"{file} leads out of the run's folder, and is not followed"))
+        return inside
+
+    def files(folder: str, pattern: str) -> list[Path]:
+        return sorted(filter(own, (path / folder).glob(pattern))) if own(path / folder) else []
+
     try:
         check_configs(path)
     except CheckpointError as error:
         tell(error)
-    versions = next(iter(_facts([path / "configs" / "versions.json"], _Versions, tell).values()), {})
-    changed = _facts([file for file in [path / "configs" / "changes.json"] if file.exists()], _Changes, tell)
-    meta = _newest_meta(RunDirectory(path, config["trainer"]["exp_name"]), tell)
-    records, wrong = read_log(path / "logs" / "metrics.jsonl", logged=(meta or {}).get("log"))
+    versions = next(iter(_facts(filter(own, [path / "configs" / "versions.json"]), _Versions, tell).values()), {})
+    changed = _facts(files("configs", "changes.json"), _Changes, tell)
+    directory, log = RunDirectory(path, config["trainer"]["exp_name"]), path / "logs" / "metrics.jsonl"
+    saved = [*directory.periodic(), *directory.best()] if own(directory.checkpoints) else []
+    meta = _newest_meta([file for each in saved if own(file := each / "meta.json")], tell)
+    records, wrong = read_log(log, logged=(meta or {}).get("log")) if own(log) else ([], [])
     # a fork, and a run from another system's checkpoint, begins at that one's step
     problems += wrong + _gaps(records, begins_at_zero="origin" not in versions) + _not_finite(records)
-    problems += [f"logs/{aside.name} was set aside" for aside in sorted((path / "logs").glob("metrics.*-*.jsonl"))]
+    problems += [f"logs/{aside.name} was set aside" for aside in files("logs", "metrics.*-*.jsonl")]
     if meta and meta["global_step"] > max((record["step"] for record in records), default=0):
         problems.append(f"the log ends before the newest checkpoint, which is of step {meta['global_step']:,}")
-    evaluations = _facts(sorted((path / "evaluations").glob("*.json")), _Evaluation, tell)
-    exports = _facts(sorted([*path.glob("parity.json"), *path.glob("*/parity.json")]), _Export, tell)
-    root = path.resolve()
-    # no links: what a page embeds, and is then handed on, is the run's own
-    files = [
-        file
-        for file in (path / "videos").rglob("[!.]*.mp4")
-        if file.is_file() and file.resolve() == root / file.relative_to(path)
-    ]
-    videos = sorted(files, key=lambda file: (-file.stat().st_mtime_ns, file))
+    evaluations = _facts(files("evaluations", "*.json"), _Evaluation, tell)
+    exports = _facts([*files(".", "parity.json"), *files(".", "*/parity.json")], _Export, tell)
+    videos = [file for file in files("videos", "**/[!.]*.mp4") if file.is_file()]
+    videos.sort(key=lambda file: -file.stat().st_mtime_ns)
+    population = path.resolve().parents[1] if path.resolve().parent.name == "members" else None
+    exploits = []
+    if population is not None and _is_inside(population / EXPLOITS, population):
+        try:
+            exploits = read_exploits(population)
+        except OSError as error:
+            tell(error)
     return Run(
         path=path,
         config=config,
@@ -325,13 +345,13 @@ def read_run(given: Path) -> Run:
         records=records,
         meta=meta,
         changes=[each for facts in changed.values() for each in facts["changes"]],
-        starts=_starts(path / "logs"),
+        starts=_starts(files("logs", "*/events.out.tfevents.*")),
         evaluations={file.stem: facts for file, facts in evaluations.items()},
         exports={str(file.parent.relative_to(path)): facts for file, facts in exports.items()},
         videos=tuple(videos),
-        num_quarantined=sum(1 for _ in (path / "quarantine").rglob("*.npz")),
-        exploits=tuple(read_exploits(path.resolve().parents[1])) if path.resolve().parent.name == "members" else (),
-        problems=tuple(problems),
+        num_quarantined=len(files("quarantine", "**/*.npz")),
+        exploits=tuple(exploits),
+        problems=tuple(dict.fromkeys(problems)),
     )
 
 
@@ -380,8 +400,12 @@ def same_but_seed(runs: Sequence[Run]) -> list[list[Run]]:
     return groups
 
 
+def _is_inside(file: Path, folder: Path) -> bool:
+    return Path(os.path.realpath(file)).is_relative_to(os.path.realpath(folder))
+
+
 def _number(value: float | None) -> float:
-    return math.nan if value is None else value
+    return math.nan if value is None or _is_not_finite(value) else value
 
 
 def _is_evaluation(record: Mapping[str, Any]) -> bool:
@@ -396,7 +420,7 @@ def _is_duration(tag: str) -> bool:
 
 
 def _facts(
-    files: Sequence[Path], schema: type[BaseModel], tell: Callable[[Exception], None]
+    files: Iterable[Path], schema: type[BaseModel], tell: Callable[[Exception], None]
 ) -> dict[Path, dict[str, Any]]:
     """What is in each file that can be read; the others are told."""
     found = {}
@@ -408,9 +432,8 @@ def _facts(
     return found
 
 
-def _newest_meta(directory: RunDirectory, tell: Callable[[Exception], None]) -> dict[str, Any] | None:
+def _newest_meta(files: Sequence[Path], tell: Callable[[Exception], None]) -> dict[str, Any] | None:
     """Of the checkpoint with the most steps; its arrays are not looked at."""
-    files = [path / "meta.json" for path in (*directory.periodic(), *directory.best())]
     metas = _facts(files, RunMeta, tell)
     meta = max(metas.values(), key=lambda meta: meta.get("global_step", 0), default=None)
     if meta and meta.get("config"):
@@ -422,10 +445,9 @@ def _newest_meta(directory: RunDirectory, tell: Callable[[Exception], None]) -> 
     return meta
 
 
-def _starts(logs: Path) -> tuple[float, ...]:
+def _starts(files: Sequence[Path]) -> tuple[float, ...]:
     """When each start of the run began to log: its event file is named after the time, in ns."""
-    names = [file.name for file in logs.glob("*/events.out.tfevents.*")]
-    return tuple(sorted(int(found[1]) / 1e9 for name in names if (found := re.search(r"\.(\d{19})$", name))))
+    return tuple(sorted(int(found[1]) / 1e9 for file in files if (found := re.search(r"\.(\d{19})$", file.name))))
 
 
 def _gaps(records: Sequence[Mapping[str, Any]], *, begins_at_zero: bool) -> list[str]:
@@ -450,7 +472,7 @@ def _not_finite(records: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _is_not_finite(value: Any) -> bool:
-    return value is None or (isinstance(value, float) and not math.isfinite(value))
+    return value is None or not abs(value) <= LARGEST
 
 
 def as_text(value: Any) -> str:
