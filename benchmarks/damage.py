@@ -24,6 +24,7 @@ from damages import DAMAGES, asynchronous_run, damage, outcome, what_is_left
 from ejax.config import parse_config
 from ejax.run import train
 from ejax.training.run_dir import RunDirectory
+from ejax.training.sessions import SESSIONS
 
 _FAULTS = ("raw", "unnoticed", "other bits")
 
@@ -58,7 +59,7 @@ def _cases(base: Path) -> Iterator[tuple[str, str, str]]:
     """``(file, what is resumed, way)`` for all files that ejax reads; it writes the others for people."""
     for path in sorted(path for path in base.rglob("*") if path.is_file()):
         name = str(path.relative_to(base))
-        if "tfevents" not in name:
+        if "tfevents" not in name and path.name != SESSIONS:
             for how in DAMAGES:
                 yield name, "best" if "_best_" in name else "latest", how
 

@@ -201,6 +201,7 @@ class _Loop:
                 use_wandb=trainer.use_wandb,
                 wandb_project_name=trainer.wandb_project_name,
                 console=False,
+                started=started,
             )
         )
         self.view = None

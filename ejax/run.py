@@ -178,6 +178,7 @@ def _train(place: Place, started: float, on_log: OnLog | None, watchdog: Watchdo
         use_wandb=trainer.use_wandb,
         wandb_project_name=trainer.wandb_project_name,
         console=trainer.console,
+        started=started,
     ) as writer:
         report(place, start, writer, rows)
         return _Loop(place, start, writer, started, on_log, watchdog).run(evaluates_first=evaluates_first)

@@ -33,6 +33,8 @@ from ejax.config import ConfigError, RunConfig, parse_config
 from ejax.episodes import init_episode_stats
 from ejax.optim import OptimizerConfig, get_learning_rate, make_optimizer
 from ejax.population import PopulationResult, train_population
+from ejax.report import main as report
+from ejax.reporting.runs import read_run, runs_in
 from ejax.run import train
 from ejax.sharding import members_mesh
 from ejax.train import main
@@ -320,6 +322,15 @@ def test_a_member_has_the_numbers_of_a_run_by_itself(tmp_path: Path) -> None:
         assert equal(there, load_checkpoint(alone / "checkpoints" / name, like)[0])
 
 
+def test_the_report_has_the_time_of_all_members_once(trained: PopulationResult, tmp_path: Path) -> None:
+    root, *members = map(read_run, [trained.run_dir, *runs_in(trained.run_dir)])
+    assert [each.together for each in members] == [trained.run_dir.resolve()] * M
+    assert root.wall_s is not None and root.wall_s >= trained.elapsed_time_sec - 0.05  # two clocks
+    assert [each.sessions[0].seconds for each in members] == [each.wall_s for each in members] == [root.wall_s] * M
+    assert report([str(trained.run_dir), "--to", str(tmp_path / "page.html")]) == 0
+    assert (tmp_path / "page.html").read_text().count("time/compile_s, sum of what is logged") == 1
+
+
 def test_a_member_that_is_trained_by_itself_is_not_written_beside_it(trained: PopulationResult, tmp_path: Path) -> None:
     run = shutil.copytree(trained.run_dir, tmp_path / "run")
     member = run / "members" / "2"
@@ -452,6 +463,7 @@ def test_members_apart_differ_in_any_key_and_go_on_where_they_were_interrupted(t
         for i in range(2)
     ] == [2, 1]
     assert result.finished and result.num_updates == 2
+    assert all(read_run(each).together is None for each in runs_in(tmp_path / "apart"))  # each has its own time
     first, second = (lines(tmp_path / "apart" / "members" / str(i)) for i in range(2))
     rows = lines(tmp_path / "apart")
     pair = (first[-1]["eval/avg_reward"], second[-1]["eval/avg_reward"])

@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import subprocess
+import time
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from ejax.reporting.runs import read_run
 from ejax.run import train
 from ejax.training.metric_log import MetricLog
 from ejax.training.run_dir import create_run_directory
+from ejax.training.sessions import SESSIONS
 
 UPDATES = 6
 START = 1_700_000_000.0
@@ -168,6 +170,62 @@ def test_time_between_a_stop_and_the_next_start_does_not_count(run: Path) -> Non
     assert page.rows["time"][1][1] == "wall time, 2 starts"
     total, first, _ = page.data["time"][1:]
     assert (total, first) == ([21.0 + (10.0 * UPDATES + 1 - 15)], [10.0 + 15.0])
+
+
+def record(run: Path, *sessions: tuple[float, float]) -> None:
+    lines = [json.dumps({"start": START + start, "end": START + end}) for start, end in sessions]
+    (run / "logs" / SESSIONS).write_text("".join(f"{line}\n" for line in lines))
+
+
+def test_wall_time_is_of_whole_sessions_and_of_killed_ones_as_the_log_says(run: Path) -> None:
+    """Three starts, at 0, 15 and 35 s; the second one is killed after its line at 30 s."""
+    lines = [json.loads(line) for line in metrics_of(run).read_text().splitlines()]
+    metrics_of(run).write_text("".join(f"{json.dumps(line)}\n" for line in lines if line["time"] != START + 20))
+    for at in (15, 35):
+        (run / "logs" / "tiny" / f"events.out.tfevents.{at}.host.{int(START + at) * 10**9}").touch()
+    record(run, (-50, 14), (33, 99))  # building came before the event file, the last save after the last line
+    assert [(each.start, each.last) for each in read_run(run).sessions] == [
+        (START - 50, START + 14),
+        (START + 33, START + 99),
+        (START + 15, START + 30),
+    ]
+    assert report(run).rows["time"][1][1] == "wall time, 3 starts"
+    assert report(run).data["time"][1] == [64 + 66 + 15]
+
+
+def test_a_session_without_a_line_in_the_log_counts(run: Path) -> None:
+    metrics_of(run).write_text("")
+    record(run, (-5, 2))
+    assert read_run(run).wall_s == 7.0
+
+
+def test_the_wall_time_is_that_of_the_console(tmp_path: Path) -> None:
+    began = time.time()
+    result = train(parse_config(tiny(tmp_path, iterations=2, **EVALUATED)))
+    seconds = time.time() - began
+    assert (wall := read_run(result.run_dir).wall_s) is not None
+    assert result.elapsed_time_sec - 0.05 <= wall <= seconds + 0.05  # two clocks
+    result = train(parse_config(tiny(tmp_path, iterations=3, **EVALUATED)), resume="latest", run_dir=result.run_dir)
+    assert (both := read_run(result.run_dir)).wall_s is not None
+    assert len(both.sessions) == 2 and both.wall_s - wall >= result.elapsed_time_sec - 0.05
+
+
+def test_members_of_one_program_share_its_time(run: Path, tmp_path: Path) -> None:
+    population = shutil.copytree(run, tmp_path / "population")
+    for index in range(4):
+        shutil.copytree(run, population / "members" / str(index))
+    record(population, (-40, 70))
+    record(population / "members" / "3", (1000, 1005))  # gone on with by itself, later
+    lines = [json.loads(line) for line in metrics_of(population).read_text().splitlines()]
+    lines[0]["time/compile_s"] = 37.5
+    metrics_of(population).write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    assert main([str(population), "--to", str(tmp_path / "page.html")]) == 0
+    page = Page((tmp_path / "page.html").read_text())
+    assert [row[2] for row in page.data["runs"][1:]] == [1000 / 3] * 4
+    assert [row[1] for row in page.data["runs"][1:]] == [110.0] * 3 + [115.0]
+    names = [row[0] for row in page.rows["time"][1:]]
+    assert names[:3] == ["0 … 2: one program for the whole population", "", "3"]
+    assert page.data["time"][1:4] == [[110.0], [37.5], [115.0]]
 
 
 def test_runs_that_differ_in_the_seed_are_one_curve_of_median_and_quartiles(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from ejax.shorten import shown
 
 _OF_MLPS = ("actor_critic", "actor_only")
 _GIVEN = {
-    *PolicyConfig.model_fields,
+    *PolicyConfig.model_fields.keys() - {"name"},
     *("action_spec", "action_space", "observation_space", "instructions", "held_out_instructions", "parent"),
 }
 """Parameters of a policy class that ``policy.cfg`` does not give."""

@@ -10,6 +10,7 @@ import hashlib
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from html import escape
 from itertools import takewhile
@@ -20,7 +21,8 @@ from urllib.parse import quote
 import numpy as np
 
 from ejax.reporting.charts import LARGEST, NUM_COLOURS, curve_of, curves_figure, number, slice_figure
-from ejax.reporting.runs import MISSING, Run, as_text, computing, differing, same_but_seed
+from ejax.reporting.runs import MISSING, Run, as_text, computing, differing, read_run, same_but_seed
+from ejax.training.facts import FactsError
 from ejax.training.lineage import lineage, value_texts
 
 _LARGEST_VIDEO = 4_000_000
@@ -168,8 +170,9 @@ def _runs(runs: Sequence[Run], names: Sequence[str], colours: Mapping[int, int])
         )
     note = (
         "steps/s is the last <code>charts/SPS</code>: since the program's start, without compilation. The wall time "
-        "goes from each start of a run to the last line that it logged. The best is the largest of many noisy "
-        "evaluations, or the smallest; fresh episodes chose no checkpoint."
+        "goes from each start of a run to its end, or to its last line where it was killed; members that one program "
+        "trained have the same. The best is the largest of many noisy evaluations, or the smallest; fresh episodes "
+        "chose no checkpoint."
     )
     return f'{_table(head, rows, "runs")}<p class="note">{note}</p>'
 
@@ -318,7 +321,18 @@ def _differences(runs: Sequence[Run], names: Sequence[str]) -> str:
 
 def _time(runs: Sequence[Run], names: Sequence[str]) -> str:
     rows = []
+    members: dict[Path, list[str]] = {}
     for run, name in zip(runs, names, strict=True):
+        if run.together is not None:
+            members.setdefault(run.together, []).append(name)
+    for run, name in zip(runs, names, strict=True):
+        if run.together is not None:
+            own = members.pop(run.together, None)
+            if own is None:
+                continue  # its time is shown with the first member's
+            with suppress(FactsError, OSError):  # else it is as that member's log says
+                run = read_run(run.together)
+            name = f"{' … '.join(dict.fromkeys((own[0], own[-1])))}: one program for the whole population"
         wall = run.wall_s
         if wall is None:
             rows.append([escape(name), "the log has no times", "", ""])

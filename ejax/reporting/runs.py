@@ -7,6 +7,7 @@ import json
 import math
 import os
 import re
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from ejax.training.facts import FactsError, check_facts, read_facts
 from ejax.training.lineage import EXPLOITS, Exploited, read_exploits
 from ejax.training.metric_log import read_log
 from ejax.training.run_dir import RunDirectory, RunMeta, check_configs, find_run
+from ejax.training.sessions import Recorded, read_sessions
 
 MISSING = object()
 """In place of a key that a config does not have."""
@@ -86,7 +88,7 @@ class _Versions(BaseModel):
 
 @dataclass(frozen=True)
 class Session:
-    """From one start of a run's program to the last line that it logged, seconds of the wall clock."""
+    """From one start of a run's program to its end, or to the last line of one that was killed; seconds since 1970."""
 
     start: float | None
     """None: the program left no event file that tells it."""
@@ -112,6 +114,10 @@ class Run:
     changes: list[dict[str, Any]]
     """What resumes changed, as ``changes.json`` has it."""
     starts: tuple[float, ...]
+    recorded: tuple[Recorded, ...]
+    """Sessions that came to their end; of a member, also those of its population's one program."""
+    together: Path | None
+    """The population whose one program, and nothing else, trained the run."""
     evaluations: dict[str, dict[str, Any]]
     """``evaluations/*.json`` by name."""
     exports: dict[str, dict[str, Any]]
@@ -212,15 +218,26 @@ class Run:
 
     @cached_property
     def sessions(self) -> list[Session]:
-        """One for each start that has lines in the log; none where the lines have no times."""
-        times = [record["time"] for record in self.records if record.get("time")]
+        """Those that are recorded, and one for each other start that has lines in the log with times."""
+        begun, firsts, times = [each.start for each in self.recorded], dict[int, float](), list[float]()
+
+        def number(time: float) -> int:
+            """Of the recorded session that it is in."""
+            i = bisect_right(begun, time) - 1
+            return i if i >= 0 and time <= self.recorded[i].end else -1
+
+        for time in (record["time"] for record in self.records if record.get("time")):
+            if (i := number(time)) < 0:
+                times.append(time)
+            else:
+                firsts.setdefault(i, time)
+        found = [Session(each.start, firsts.get(i, each.end), each.end) for i, each in enumerate(self.recorded)]
         if not times:
-            return []
-        starts: list[float | None] = [start for start in self.starts if start <= times[-1]]
-        if not starts or times[0] < self.starts[0]:
+            return found
+        starts: list[float | None] = [start for start in self.starts if start <= times[-1] and number(start) < 0]
+        if not starts or times[0] < (starts[0] or 0.0):
             starts.insert(0, None)
         ends = [start for start in starts[1:] if start is not None] + [math.inf]
-        found = []
         for start, end in zip(starts, ends, strict=True):
             own = [time for time in times if (start or 0.0) <= time < end]
             if own:
@@ -338,6 +355,10 @@ def read_run(given: Path) -> Run:
             exploits = read_exploits(population)
         except OSError as error:
             tell(error)
+    starts, sessions = _starts(files("logs", "*/events.out.tfevents.*")), read_sessions(path / "logs")
+    logged = population is not None and any((population / "logs").glob("*/events.out.tfevents.*"))
+    together = population if logged else None  # else each member has its own program
+    recorded = [*sessions, *(read_sessions(together / "logs") if together else ())]
     return Run(
         path=path,
         config=config,
@@ -345,7 +366,9 @@ def read_run(given: Path) -> Run:
         records=records,
         meta=meta,
         changes=[each for facts in changed.values() for each in facts["changes"]],
-        starts=_starts(files("logs", "*/events.out.tfevents.*")),
+        starts=starts,
+        recorded=tuple(sorted(recorded, key=lambda each: each.start)),
+        together=None if sessions else together,
         evaluations={file.stem: facts for file, facts in evaluations.items()},
         exports={str(file.parent.relative_to(path)): facts for file, facts in exports.items()},
         videos=tuple(videos),

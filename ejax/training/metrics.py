@@ -3,6 +3,7 @@
 A run directory holds, in EmbodiChain's layout and with its tags::
 
     logs/metrics.jsonl                   one line a write: {"step": 8192, "time": 1.7e9, "train/loss": 0.5}
+    logs/sessions.jsonl                  one line a call, once it ends: {"start": 1.7e9, "end": 1.7e9}
     logs/<exp_name>/events.out.tfevents… TensorBoard
     logs/wandb_id                        the W&B run to go on with, if there is one
 
@@ -28,6 +29,7 @@ from ejax.plain_files import read_text
 from ejax.training.best import Best
 from ejax.training.console import make_view
 from ejax.training.metric_log import MetricLog, keep_up_to
+from ejax.training.sessions import write_session
 
 
 class _Sink(Protocol):
@@ -53,6 +55,7 @@ class MetricWriter:
         wandb_project_name: the W&B project.
         console: show the run on standard output.
         start_step: the env step that the progress bar starts from.
+        started: when the call began that trains the run, of ``time.monotonic``. None: no session is recorded.
 
     Raises:
         FileExistsError: ``run_dir`` already has metrics and ``resume_step`` is None.
@@ -73,6 +76,7 @@ class MetricWriter:
         wandb_project_name: str = "ejax",
         console: bool = True,
         start_step: int = 0,
+        started: float | None = None,
     ) -> None:
         log_dir = Path(run_dir) / "logs"
         wandb = _import_wandb() if use_wandb else None
@@ -87,6 +91,8 @@ class MetricWriter:
                     f"{jsonl} holds the metrics of an earlier run; give resume_step to go on with that run, "
                     f"or choose a new run directory."
                 )
+            if started is not None:
+                stack.callback(write_session, log_dir, time.time() - (time.monotonic() - started))
             self._log = stack.enter_context(MetricLog(jsonl))
             self._sinks: list[_Sink] = [self._log]
             self._sinks.append(_open_tensorboard(log_dir / exp_name, resume_step, stack))

@@ -8,6 +8,8 @@
     configs/changes.json        what resumes changed of resolved.json: where, keys and values, updates of the whole run
     checkpoints/<exp_name>_step_<n>/, <exp_name>_best_step_<n>/     n: environment steps
     logs/metrics.jsonl, logs/<exp_name>/events.out.tfevents.*
+    logs/sessions.jsonl         when each call that trained the run began and ended; of members in one program it is in
+                                the population's folder; a killed one has none
     videos/
     quarantine/                 what broke environments, for python -m ejax.replay
     members/<i>/                of a population: the folder of each member, as of a run by itself
