@@ -17,6 +17,7 @@ import pytest
 
 from ejax.config import ConfigError
 from ejax.preflight import budgets
+from ejax.preflight.__main__ import main
 from ejax.preflight.budgets import budget_of, check, rewrite, worse
 from ejax.preflight.plugin import compiler_problem
 
@@ -71,6 +72,22 @@ def test_a_check_names_the_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(budgets, "measure", lambda entry: {"train/update/kernels": 9})
     path = budget_file(tmp_path, **{"train/update/kernels": 8})
     assert check(path, "a.yaml") == ["a.yaml on 1 x 1 h100: train/update/kernels: 9, the budget is 8"]
+
+
+@pytest.mark.parametrize(
+    "text", ["[]", "{", "[" * 100_000, '{"jax": 1}', '{"jax": "0", "entries": [{}]}', "\xff", None]
+)
+def test_what_is_no_file_of_budgets_is_refused_in_one_line(
+    text: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("JAX_PLATFORMS", "TF_CPP_MIN_LOG_LEVEL"):  # which main sets
+        monkeypatch.setenv(name, "cpu" if name == "JAX_PLATFORMS" else "2")
+    file = tmp_path / "budgets.json"
+    os.mkfifo(file) if text is None else file.write_bytes(text.encode("latin-1"))
+    for option in ("--budgets", "--rewrite-budgets"):
+        assert main([option, str(file)]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith(f"ejax.preflight: {file} ") and error.count("\n") == 1
 
 
 def test_counts_of_another_jax_are_not_compared(tmp_path: Path) -> None:

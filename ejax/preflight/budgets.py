@@ -10,13 +10,28 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from pydantic import BaseModel
 
-from ejax.plain_files import read_json
 from ejax.preflight.run import preflight
 from ejax.problems import ConfigError, Problem
+from ejax.training.facts import read_facts
 
 _COUNTED = ("kernels", "host_trips", "callbacks", "collectives", "collective_bytes")
 _UNITS = ("update", "env step", "physics step", "minibatch")
+
+
+class _Entry(BaseModel):
+    config: str
+    overrides: list[str]
+    target: str
+    gpus: int
+    hosts: int
+    counts: dict[str, int] = {}
+
+
+class _Budgets(BaseModel):
+    jax: str
+    entries: list[_Entry]
 
 
 def budget_of(found: dict[str, Any]) -> dict[str, int]:
@@ -61,19 +76,19 @@ def check(path: Path, config: str | None = None) -> list[str]:
         config: only the entries of this one.
 
     Raises:
-        ConfigError: counts of another release of jax, or none for this config.
+        ConfigError: counts of another release of jax, or none for this config. FactsError: no file of budgets.
     """
-    budgets = read_json(path)
+    budgets = read_facts(path, _Budgets)
     if budgets["jax"] != jax.__version__:
         text = f"counts for jax {budgets['jax']}, but here is {jax.__version__}; --rewrite-budgets {path} counts anew"
         raise ConfigError([Problem("jax", text)], str(path))
     entries = _entries(budgets, config, path)
-    return [f"{_title(each)}: {text}" for each in entries for text in worse(measure(each), each["counts"])]
+    return [f"{_title(each)}: {text}" for each in entries for text in worse(measure(each), each.get("counts", {}))]
 
 
 def rewrite(path: Path, config: str | None = None) -> None:
     """Measure the entries again, and write what was found; arguments and errors as ``check``."""
-    budgets = read_json(path)
+    budgets = read_facts(path, _Budgets)
     for entry in _entries(budgets, config, path):
         entry["counts"] = measure(entry)
     budgets["jax"] = jax.__version__
