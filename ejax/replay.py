@@ -1,7 +1,6 @@
 """``python -m ejax.replay FILE``: play again what led an environment to a NaN or an infinity."""
 
 import argparse
-import json
 import sys
 import zlib
 from pathlib import Path
@@ -15,12 +14,17 @@ from pydantic import BaseModel, Field
 
 from ejax.collectors.config import CollectorConfig
 from ejax.envs.host.calls import HostEnvError, call_env
+from ejax.plain_files import open_plain, parse_json
 from ejax.training.environments import make_env
 from ejax.training.facts import check_facts
 from ejax.training.leave import leave
 from ejax.training.watchdog import guarded_calls
 from ejax.trust import add_trust_option, trust_words
 from ejax.types import HostEnv, HostTimestep
+
+_MAX_UNPACKED = 1 << 30
+_DAMAGED = (BadZipFile, EOFError, MemoryError, NotImplementedError, RuntimeError, zlib.error)
+"""What an archive raises by odd headers: sizes beyond memory, other ways to pack, encryption."""
 
 
 class _Recipe(BaseModel):
@@ -68,12 +72,14 @@ def read(file: Path) -> tuple[dict[str, Any], NDArray[Any]]:
     if not file.is_file():
         raise ValueError(f"{file} is no file; give <run>/quarantine/….npz")
     try:
-        with file.open("rb") as opened, np.load(opened, allow_pickle=False) as archive:
+        with open_plain(file) as opened, np.load(opened, allow_pickle=False) as archive:
             if not {"facts", "actions"} <= set(archive.files):
                 raise ValueError(f"it has {', '.join(archive.files)}")
-            facts = check_facts(json.loads(str(archive["facts"])), _Quarantined)
+            if (size := sum(part.file_size for part in archive.zip.infolist())) > _MAX_UNPACKED:
+                raise ValueError(f"unpacked it has {size} bytes; at most {_MAX_UNPACKED} are read")
+            facts = check_facts(parse_json(str(archive["facts"])), _Quarantined)
             actions = np.atleast_1d(archive["actions"])
-    except (BadZipFile, EOFError, LookupError, ValueError, AttributeError, RecursionError, zlib.error) as error:
+    except (*_DAMAGED, LookupError, ValueError, TypeError, AttributeError) as error:
         raise ValueError(f"{file} is no file of ejax's quarantine: {error}") from None
     if not facts["seeded"]:
         raise ValueError(

@@ -1,7 +1,10 @@
 """Host environments that fail: what it costs, what is told, what can be played again."""
 
+import io
 import json
+import os
 import threading
+import zipfile
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -106,6 +109,35 @@ def test_a_file_alone_does_not_start_foreign_code(
     np.savez(tmp_path / "pickled.npz", facts=np.array([{}], object), actions=np.zeros(3))
     assert replay.main([str(tmp_path / "pickled.npz")]) == 2
     assert "allow_pickle=False" in capsys.readouterr().err
+
+
+def write_quarantined(file: Path, actions: bytes) -> None:
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        buffer = io.BytesIO()
+        np.save(buffer, np.array("[" * 100_000))
+        archive.writestr("facts.npy", buffer.getvalue())
+        archive.writestr("actions.npy", actions)
+
+
+def test_files_that_are_none_of_quarantine_are_refused_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(replay, "_MAX_UNPACKED", 1 << 20)
+    (tmp_path / "empty").touch()
+    np.save(tmp_path / "array.npy", np.zeros(3))
+    huge = b"{'descr': '<f8', 'fortran_order': False, 'shape': (1152921504606846, 4), }"
+    (tmp_path / "huge.npy").write_bytes(b"\x93NUMPY\x01\x00" + len(huge).to_bytes(2, "little") + huge)
+    write_quarantined(tmp_path / "deep.npz", b"")
+    write_quarantined(tmp_path / "bomb.npz", bytes(2 << 20))
+    (tmp_path / "cut.npz").write_bytes((tmp_path / "deep.npz").read_bytes()[:-30])
+    with (tmp_path / "sparse").open("wb") as sparse:
+        sparse.truncate(1 << 40)
+    os.mkfifo(tmp_path / "pipe")
+    for file in (*sorted(tmp_path.iterdir()), Path("/dev/null"), Path("/dev/zero"), tmp_path, Path("x" * 300)):
+        assert replay.main([str(file)]) == 2, file
+        error = capsys.readouterr().err
+        assert error.startswith("ejax.replay: ") and error.count("\n") == 1
+        assert str(file) in error, error
 
 
 @pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
