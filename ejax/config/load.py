@@ -38,6 +38,7 @@ from ejax.config.run_config import RunConfig
 from ejax.config.schema import allowed_keys
 from ejax.config.spaces import class_problems
 from ejax.device import device_problem
+from ejax.plain_files import read_bytes
 from ejax.problems import ConfigError, Problem, with_sections
 from ejax.shorten import MOST_OF_VALUE, shorten, shown
 from ejax.trust import trust_strings, trust_words
@@ -268,12 +269,19 @@ def _find(draft: Draft, name: Any) -> Path | None:
         return None
     path, *others = files
     draft.gym_config = name, path
-    others = [other for other in others if other.read_bytes() != path.read_bytes()]
+    others = [other for other in others if not _is_same(other, path)]
     if path != expected[0] and others:
         draft.note("trainer.gym_config", f"read {path}, not {others[0]}, which differs")
     elif not any(map(is_file, expected)):
         draft.note("trainer.gym_config", f"there is no '{name}'; read {path} instead")
     return path
+
+
+def _is_same(first: Path, second: Path) -> bool:
+    try:
+        return read_bytes(first) == read_bytes(second)
+    except OSError:  # of the one that is read, told when it is
+        return False
 
 
 def _candidates(folder: Path | None, name: str, expected: Sequence[Path]) -> list[Path]:

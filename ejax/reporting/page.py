@@ -20,6 +20,7 @@ from urllib.parse import quote
 
 import numpy as np
 
+from ejax.plain_files import read_bytes
 from ejax.reporting.charts import LARGEST, NUM_COLOURS, curve_of, curves_figure, number, slice_figure
 from ejax.reporting.runs import MISSING, Run, as_text, computing, differing, read_run, same_but_seed
 from ejax.training.facts import FactsError
@@ -414,7 +415,7 @@ def _videos(runs: Sequence[Run], names: Sequence[str], folder: Path) -> str:
         size = file.stat().st_size
         if size <= _LARGEST_VIDEO and embedded + size <= _LARGEST_VIDEOS:
             embedded += size
-            content = base64.b64encode(file.read_bytes()).decode()
+            content = base64.b64encode(read_bytes(file, _LARGEST_VIDEO)).decode()
             video = f'<video controls loop muted playsinline src="data:video/mp4;base64,{content}"></video>'
         else:
             link = quote(os.fsencode(os.path.relpath(file, folder)))

@@ -33,6 +33,7 @@ import jax
 from pydantic import BaseModel, NonNegativeInt, PositiveInt
 
 from ejax.config import RunConfig, TrainerConfig, load_config
+from ejax.plain_files import read_bytes, read_json
 from ejax.training.checkpoint import (
     CheckpointError,
     CheckpointMeta,
@@ -259,7 +260,7 @@ class RunDirectory:
             step: environment steps at which the run goes on.
         """
         file, now = self.config_file, config.to_dict()
-        before = json.loads(file.read_text())
+        before = read_json(file)
         now["trainer"] |= {name: before["trainer"].get(name, now["trainer"][name]) for name in _OF_ONE_CALL}
         changed = {key: [there, here] for key, there, here in differences(before, now, "")}
         if not changed or not file.with_name(LISTING).exists():  # a lost seal is reported, not made again
@@ -273,7 +274,7 @@ class RunDirectory:
         changes.append({"step": step, "time": time.time(), "updates": updates, "changed": changed})
         _replace_text(file.with_name(_CHANGES), json.dumps({"changes": changes}, indent=2))
         text = json.dumps(now, indent=2)
-        digests = {file.name: sha256(text.encode()), _CONFIGS[1]: sha256(file.with_name(_CONFIGS[1]).read_bytes())}
+        digests = {file.name: sha256(text.encode()), _CONFIGS[1]: sha256(read_bytes(file.with_name(_CONFIGS[1])))}
         listing = file.with_name(_NEXT_LISTING)
         _replace_text(listing, render_digests(digests))
         _replace_text(file, text)
