@@ -23,6 +23,9 @@ MAX_BYTES = 64 << 20
 """Bytes of a file, where the reader gives no bound of its own."""
 _TOO_DEEP = f"it is nested deeper than {MAX_DEPTH} levels"
 _KINDS = {
+    stat.S_IFREG: "a file",
+    stat.S_IFDIR: "a folder",
+    stat.S_IFLNK: "a link",
     stat.S_IFIFO: "a named pipe",
     stat.S_IFSOCK: "a socket",
     stat.S_IFCHR: "a device",
@@ -31,7 +34,7 @@ _KINDS = {
 
 
 def kind_of(mode: int) -> str:
-    """The kind of what is neither a file nor a folder, from the mode that ``stat`` gives, in words."""
+    """The kind of a file of ``mode``, from ``stat``, in words."""
     return _KINDS.get(stat.S_IFMT(mode), "another kind of thing")
 
 

@@ -56,6 +56,8 @@ LAYERS = [
 """A module may import from its own layer and from those above it in this list; the longest name that fits says where it
 stands. ``data`` has a stricter rule, below; ``registry`` names what is above it as text, and imports it when asked."""
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
+STANDARD = ("ejax.trust", "ejax.plain_files")
+"""Modules that need the standard library alone."""
 FILES = sorted(path.relative_to(ROOT / "ejax") for path in (ROOT / "ejax").rglob("*.py"))
 
 
@@ -96,7 +98,7 @@ def test_imports_go_down(path: Path) -> None:
 @pytest.mark.parametrize("path", [path for path in FILES if path.parts[0] == "data"], ids=str)
 def test_the_data_wing_needs_numpy_only(path: Path) -> None:
     """Its worker and its consumers import neither jax nor the rest of ejax; ``prefetch`` is for who trains, ``lerobot``
-    is the extra ``data``, which only ``record`` beside it may need. And ``ejax.trust``, which needs nothing at all."""
+    is the extra ``data``, which only ``record`` beside it may need. And what needs nothing at all."""
     extra = {
         "prefetch.py": ("jax", "ejax.types"),
         "extra.py": ("pyarrow", "PIL"),
@@ -104,7 +106,7 @@ def test_the_data_wing_needs_numpy_only(path: Path) -> None:
     }.get(path.name, ())
     for name in imports(path):
         known = name.split(".")[0] in sys.stdlib_module_names | {"numpy", "_posixshmem"}
-        assert known or name.startswith(("ejax.data", "ejax.trust", *extra)), name
+        assert known or name.startswith(("ejax.data", *STANDARD, *extra)), name
         keeps = path.parts[1] in ("lerobot", "record.py")
         assert keeps or not name.startswith("ejax.data.lerobot"), "needs the extra data"
 
@@ -114,5 +116,7 @@ def test_torch_and_interop_stay_out(path: Path) -> None:
     assert not {name.split(".")[0] for name in imports(path)} & {"torch", "tensordict", "interop"}
 
 
-def test_the_gate_needs_the_standard_library_only() -> None:
-    assert not [name for name in imports(Path("trust.py")) if name.split(".")[0] not in sys.stdlib_module_names]
+@pytest.mark.parametrize("name", STANDARD)
+def test_the_gate_and_the_bounded_reader_need_the_standard_library_only(name: str) -> None:
+    path = Path(name.removeprefix("ejax.")).with_suffix(".py")
+    assert not [name for name in imports(path) if name.split(".")[0] not in sys.stdlib_module_names]

@@ -356,6 +356,20 @@ def test_what_is_no_plain_file_is_refused_and_never_waited_for(
     assert Path(name).name in str(raised.value)
 
 
+@pytest.mark.parametrize("name", [INFO, OURS, STATS, DIGESTS, ".staging/commit.json"])
+def test_small_files_are_bounded(kept: Path, name: str) -> None:
+    if name != DIGESTS:
+        (kept / DIGESTS).unlink()
+    (kept / name).parent.mkdir(exist_ok=True)
+    (kept / name).touch()
+    os.truncate(kept / name, 1 << 27)
+    with pytest.raises(ValueError, match=r"has 134217728 bytes; at most 67108864 are read; restore it"):
+        append(kept)
+    if name in (INFO, OURS, DIGESTS):
+        with pytest.raises(ValueError, match=r"has 134217728 bytes; at most 67108864 are read; restore it"):
+            content(kept)
+
+
 def test_a_link_inside_the_folder_is_followed(tmp_path: Path) -> None:
     folder = copied(GOLDEN, tmp_path)
     (folder / DATA).rename(folder / "frames")

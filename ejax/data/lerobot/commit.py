@@ -17,8 +17,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from ejax.data.lerobot.inside import inside, kind_of, open_inside, shown
+from ejax.data.lerobot.inside import inside, read_inside, shown
 from ejax.data.lerobot.kept_files import parse_json, sha256
+from ejax.plain_files import kind_of
 
 STAGING, JOURNAL, ASIDE = ".staging", "commit.json", "incomplete"
 
@@ -130,8 +131,7 @@ def pending(folder: Path, may_have: Callable[[str], object]) -> list[str]:
     staging = folder / STAGING
     if not _is_folder(staging) or not os.path.lexists(staging / JOURNAL):
         return []
-    with open_inside(staging, JOURNAL) as file:
-        names = parse_json(file.read(), staging / JOURNAL)
+    names = parse_json(read_inside(staging, JOURNAL), staging / JOURNAL)
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
         raise ValueError(f"{staging / JOURNAL} is not a list of files: {shown(names)}; {_REMEDY}")
     for name in names:

@@ -5,23 +5,16 @@ the folder; opening a named pipe blocks for ever; a URL would be fetched by a de
 """
 
 import errno
-import os
 import re
 import stat
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
+from ejax.plain_files import HUGE, MAX_BYTES, kind_of, open_plain
+
 _LONGEST = 1000
 """Longest path below the folder, in characters."""
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
-_KINDS = {
-    stat.S_IFDIR: "a folder",
-    stat.S_IFIFO: "a named pipe",
-    stat.S_IFSOCK: "a socket",
-    stat.S_IFCHR: "a device",
-    stat.S_IFBLK: "a device",
-    stat.S_IFLNK: "a link",
-}
 _NO_PATH = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR)
 
 
@@ -62,22 +55,28 @@ def inside(folder: Path, name: Any) -> Path:
     return path
 
 
-def open_inside(folder: Path, name: Any) -> IO[bytes]:
+def open_inside(folder: Path, name: Any, most: int = HUGE) -> IO[bytes]:
     """Open file ``name`` of ``folder`` for reading; never waits for a pipe's writer.
 
     Raises:
         FileNotFoundError: it is not there.
-        ValueError: as ``inside``.
+        ValueError: as ``inside``, or it has more than ``most`` bytes.
     """
     path = inside(folder, name)
     try:
-        file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+        return open_plain(path, most)
     except FileNotFoundError as error:
         raise FileNotFoundError(error.errno, "a file of the data set is missing; restore it", str(path)) from error
-    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        file.close()
-        raise ValueError(f"{path} is no longer a plain file; something else writes to {folder}")
-    return file
+    except OSError as error:
+        if error.errno not in (errno.EFBIG, errno.EINVAL, errno.EISDIR):
+            raise
+        raise ValueError(f"{path} {error.strerror}; restore it from a copy") from error
+
+
+def read_inside(folder: Path, name: Any) -> bytes:
+    """The whole content of a small file ``name`` of ``folder``; arguments and errors as ``open_inside``."""
+    with open_inside(folder, name, MAX_BYTES) as file:
+        return file.read(MAX_BYTES)
 
 
 def path_problem(name: Any) -> str | None:
@@ -94,11 +93,6 @@ def path_problem(name: Any) -> str | None:
     if path.is_absolute():
         return "is an absolute path"
     return "leads out of the folder by '..'" if ".." in path.parts else None
-
-
-def kind_of(mode: int) -> str:
-    """The kind of a file of ``mode``, from ``stat``, in words."""
-    return _KINDS.get(stat.S_IFMT(mode), "a file")
 
 
 def shown(value: Any, limit: int = 80) -> str:

@@ -15,7 +15,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any, TypeAlias
 
-from ejax.data.lerobot.inside import inside, open_inside, shown
+from ejax.data.lerobot.inside import inside, open_inside, read_inside, shown
+from ejax.plain_files import HUGE, MAX_BYTES
 
 DIGESTS = "meta/ejax_digests.json"
 _VERSION = 1
@@ -44,15 +45,15 @@ class KeptFiles:
         """Whether the folder has the file, or must have it."""
         return name in (self.digests or {}) or inside(self.folder, name).exists()
 
-    def open(self, name: str) -> IO[bytes]:
+    def open(self, name: str, most: int = HUGE) -> IO[bytes]:
         """Open a file for reading, after checking that its content is what was written.
 
         Raises:
             FileNotFoundError: it is not there.
-            ValueError: it is damaged, not in the list, or no file of the folder.
+            ValueError: it is damaged, not in the list, no file of the folder, or has more than ``most`` bytes.
         """
         for _ in range(_TRIES):
-            file = open_inside(self.folder, name)
+            file = open_inside(self.folder, name, most)
             try:
                 if self.digests is None or self._is_known(name, file):
                     return file
@@ -73,9 +74,9 @@ class KeptFiles:
         )
 
     def read(self, name: str) -> bytes:
-        """The whole content of a file, checked as by ``open``."""
-        with self.open(name) as file:
-            return file.read()
+        """The whole content of a small file, checked as by ``open``."""
+        with self.open(name, MAX_BYTES) as file:
+            return file.read(MAX_BYTES)
 
     def check(self, name: str) -> Path:
         """The path of a file, checked as by ``open``: for a program that opens it itself."""
@@ -102,8 +103,7 @@ def load_digests(folder: Path) -> Digests | None:
         ValueError: it is damaged.
     """
     try:
-        with open_inside(folder, DIGESTS) as file:
-            made = parse_json(file.read(), folder / DIGESTS)
+        made = parse_json(read_inside(folder, DIGESTS), folder / DIGESTS)
     except FileNotFoundError:
         return None
     entries = made.get("sha256") if isinstance(made, dict) and made.get("version") == _VERSION else None

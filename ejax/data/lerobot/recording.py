@@ -12,7 +12,7 @@ import ejax.data.lerobot.format as fmt
 from ejax.data.lerobot.commit import STAGING, pending
 from ejax.data.lerobot.feature_stats import STATS, Stats
 from ejax.data.lerobot.format import Column
-from ejax.data.lerobot.inside import inside, open_inside, shown
+from ejax.data.lerobot.inside import inside, open_inside, read_inside, shown
 from ejax.data.lerobot.kept_files import DIGESTS, Digests, KeptFiles, parse_json, sha256
 from ejax.data.lerobot.parquet import read_parquet
 from ejax.data.lerobot.rows import load_rows, row_files
@@ -95,8 +95,8 @@ def check_format(folder: Path, format: Format) -> None:
         raise ValueError(f"{folder} is not a recording of ejax's: there is no {fmt.OURS}; record into a new folder")
     files, there = KeptFiles(folder), {}
     for name in (info, ours):
-        with open_inside(folder, name) if name.startswith(STAGING) else files.open(name) as file:
-            there[name] = parse_json(file.read(), folder / name)
+        content = read_inside(folder, name) if name.startswith(STAGING) else files.read(name)
+        there[name] = parse_json(content, folder / name)
     check_ours(there[ours], check_info(there[info], folder / info), folder / ours)
     _check_alike(folder, there[info], there[ours], format)
 
@@ -109,7 +109,7 @@ def load_recording(folder: Path, format: Format) -> Recording:
     """
     files = KeptFiles(folder)
     files.check(fmt.OURS)
-    info = json.loads(files.read(fmt.INFO))
+    info = parse_json(files.read(fmt.INFO), folder / fmt.INFO)
     wanted = new_recording(format).info
     info |= {name: wanted[name] for name in ("data_files_size_in_mb", "video_files_size_in_mb")}
     digests = _digests_of(folder) if files.digests is None else files.digests
