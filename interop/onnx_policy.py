@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from interop.plain_files import MAX_ARTEFACT, read_bytes
 from interop.twin.kinds import load_spec
 from interop.twin.parts import vla_inputs, vla_tokenizer
 from interop.twin.text import Tokenizer
@@ -56,5 +57,5 @@ def load_policy(directory: Path | str) -> OnnxVLA:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3  # errors: it warns of an input that may be left out
     # from its bytes: weights in other files, which ONNX allows, have no digest
-    session = onnxruntime.InferenceSession(file.read_bytes(), options, providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(read_bytes(file, MAX_ARTEFACT), options, providers=["CPUExecutionProvider"])
     return OnnxVLA(spec, vla_tokenizer(directory, spec), session)

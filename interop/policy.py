@@ -332,6 +332,15 @@ def load_state_dict(path: Path) -> dict[str, Tensor]:
     state_dict = load_plain(path).get("policy")
     if not isinstance(state_dict, dict):
         raise ValueError(f"{path} must hold a state_dict as 'policy', got {describe(state_dict)}")
+    return check_state_dict(path, state_dict)
+
+
+def check_state_dict(path: Path, state_dict: dict[str, Any]) -> dict[str, Tensor]:
+    """The state dict itself, if all of it can be a policy's weights.
+
+    Raises:
+        ValueError: it cannot; the text names the first.
+    """
     for name, x in state_dict.items():
         if odd := odd_tensor(x):
             raise ValueError(f"{path}: 'policy.{name}' must be a dense tensor of finite numbers, got {odd}")

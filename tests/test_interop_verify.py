@@ -1,6 +1,8 @@
 """Verification of an export by whoever: no code of a stranger's folder runs, and nothing in it vouches for itself."""
 
 import json
+import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -198,6 +200,52 @@ def test_a_certificate_that_is_none_is_refused(content: str, folder: Path, capsy
     (folder / "parity.json").write_text(content)
     assert main([str(folder)]) == 2
     assert 50 < len(capsys.readouterr().err) < 2_000
+
+
+@pytest.mark.parametrize("name", ["parity.json", "policy.json", "observations.npz", "policy.pt"])
+def test_files_are_bounded(
+    name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("interop.plain_files.check_plain.__defaults__", (1 << 27,))
+    os.truncate(folder / name, (1 << 27) + 1)
+    if name != "parity.json":
+        seal(folder, name)
+    assert main([str(folder)]) == (1 if name == "policy.pt" else 2)
+    assert re.search(r"has 134217729 bytes; at most \d+ are read", capsys.readouterr().err)
+
+
+def test_observations_that_unpack_to_more_are_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("interop.plain_files.MAX_ARTEFACT", 1 << 20)
+    np.savez_compressed(folder / "observations.npz", x=np.zeros(1 << 18))
+    seal(folder, "observations.npz")
+    assert main([str(folder)]) == 2
+    assert "unpacked it has 2097280 bytes; at most 1048576 are read" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("depth", [101, 300, 600, 800, 900, 950, 980, 990, 100_000])
+def test_no_depth_exhausts_the_stack_of_who_reads(depth: int, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    nested = "[" * depth + "]" * depth
+    (folder / "policy.json").write_text(f'{{"schema_version": 1, "kind": {nested}, "head": {nested}}}')
+    seal(folder, "policy.json")
+    assert main([str(folder)]) == 2
+    (folder / "parity.json").write_text(f'{{"schema_version": {nested}}}')
+    assert main([str(folder)]) == 2
+    assert capsys.readouterr().err.count("is nested deeper than 100 levels") == 2
+
+
+@pytest.mark.skipif("safetensors" not in SAFE, reason="needs safetensors: pip install -e '.[export]'")
+def test_quantized_weights_are_refused_by_name_and_type(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """torch would take their numbers without their scales."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    file = folder / "policy.safetensors"
+    save_file({name: x.to(torch.float8_e4m3fn) for name, x in load_file(file).items()}, file)
+    seal(folder, file.name)
+    assert main([str(folder)]) == 1
+    assert re.search(r"safetensors: .*must be a dense tensor .* got a tensor float8_e4m3fn", capsys.readouterr().err)
 
 
 def test_a_broken_artefact_that_both_lists_lack_is_found(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

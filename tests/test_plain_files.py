@@ -18,6 +18,7 @@ from ejax.plain_files import (
     read_json,
     read_text,
 )
+from interop import plain_files as interop_files
 
 
 @pytest.mark.parametrize("read", [open_plain, check_plain, read_bytes, read_text, read_json])
@@ -35,6 +36,22 @@ def test_what_is_no_regular_file_is_refused_at_once(read: Callable[[Path], Any],
     with pytest.raises(OSError, match="null"):
         read(Path("a\0b"))
     assert time.monotonic() - began < 30
+
+
+def test_interop_refuses_the_same(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for read in (interop_files.check_plain, interop_files.read_bytes, interop_files.read_text):
+        for odd in (tmp_path / "pipe", Path("/dev/zero"), tmp_path):
+            with pytest.raises(ValueError, match="is no regular file"):
+                read(odd)
+    (tmp_path / "a").write_bytes(b"12345")
+    assert interop_files.read_bytes(tmp_path / "a", 5) == b"12345"
+    with pytest.raises(ValueError, match="has 5 bytes; at most 4 are read"):
+        interop_files.read_bytes(tmp_path / "a", 4)
+    assert interop_files.parse_json("[" * 100 + "]" * 100)
+    for deep in ("[" * 100_000, "[" * 101 + "]" * 101, '{"a":' * 101 + "1" + "}" * 101):
+        with pytest.raises(ValueError, match="is nested deeper than 100 levels"):
+            interop_files.parse_json(deep)
 
 
 def test_the_size_of_a_file_is_bounded(tmp_path: Path) -> None:

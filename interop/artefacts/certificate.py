@@ -13,6 +13,7 @@ from typing import Any
 
 from interop.artefacts.formats import FORMATS
 from interop.artefacts.parity import ParityError
+from interop.plain_files import open_plain, parse_json, read_bytes
 from interop.twin.vla_spec import TEXTS, TOKENIZER
 
 SCHEMA_VERSION = 1
@@ -34,8 +35,8 @@ def read_certificate(directory: Path) -> dict[str, Any]:
             f"{directory} is not an export: it has no {FILE}; make one by python -m interop.export RUN --to DIR"
         )
     try:
-        report = json.loads(file.read_text())
-    except (ValueError, RecursionError) as error:
+        report = parse_json(read_bytes(file))
+    except ValueError as error:
         raise ValueError(f"{file} is not JSON ({repr(error)[:200]}); {_AGAIN}") from error
     for problem in _schema_problems(report):
         raise ValueError(f"{file}: {problem}; {_AGAIN}")
@@ -66,7 +67,7 @@ def check_files(directory: Path, report: Mapping[str, Any]) -> None:
 
 
 def sha256(path: Path) -> str:
-    with path.open("rb") as file:
+    with open_plain(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from interop.artefacts.parity import ParityError, Run
+from interop.plain_files import MAX_ARTEFACT, check_plain, read_bytes
 from interop.twin.kinds import Spec
 
 _LIBRARIES = ("jax", "flax", "numpy", "torch", "safetensors", "onnx", "onnxruntime")
@@ -64,9 +65,10 @@ def _load_pt(path: Path, spec: Spec) -> Run:
 def _load_safetensors(path: Path, spec: Spec) -> Run:
     from safetensors.torch import load_file
 
-    from interop.policy import deployed
+    from interop.policy import check_state_dict, deployed
 
-    return _run_torch(deployed(spec, load_file(path)))
+    check_plain(path)
+    return _run_torch(deployed(spec, check_state_dict(path, load_file(path))))
 
 
 def _load_pt2(path: Path, spec: Spec) -> Run:
@@ -106,7 +108,7 @@ def _load_onnx(path: Path, spec: Spec) -> Run:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3  # errors: it warns of an input that may be left out
     # from its bytes: weights in other files, which ONNX allows, have no digest
-    session = onnxruntime.InferenceSession(path.read_bytes(), options, providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(read_bytes(path, MAX_ARTEFACT), options, providers=["CPUExecutionProvider"])
     return lambda leaves: session.run(list(spec.outputs), dict(zip(spec.inputs, leaves, strict=True)))
 
 
@@ -115,7 +117,7 @@ def _load_stablehlo(path: Path, spec: Spec) -> Run:
     import jax.export
 
     del spec
-    exported = jax.export.deserialize(bytearray(path.read_bytes()))
+    exported = jax.export.deserialize(bytearray(read_bytes(path, MAX_ARTEFACT)))
     _refuse_calls_outside(exported.mlir_module())
     call = jax.jit(exported.call)
     return lambda leaves: [np.asarray(y) for y in call(*leaves)]

@@ -29,6 +29,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from interop.plain_files import check_plain, check_unpacked
 from interop.twin.kinds import Spec
 from interop.twin.spec import MEMORY, NEXT_MEMORY
 
@@ -140,7 +141,9 @@ def load_cases(path: Path) -> list[Case]:
     """
     parts: dict[str, dict[str, Arrays]] = {}
     try:
+        check_plain(path)
         with np.load(path, allow_pickle=False) as file:
+            check_unpacked(file.zip)
             for key in file.files:
                 case, kind, name = key.split("/")
                 parts.setdefault(case, {}).setdefault(kind, {})[name] = file[key]

@@ -5,7 +5,6 @@
 ``utf8`` is the text's bytes in hexadecimal; some are no valid UTF-8, which a robot may also be sent.
 """
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from interop.artefacts.parity import ParityError
+from interop.plain_files import parse_json, read_bytes
 from interop.twin.parts import vla_tokenizer
 from interop.twin.text import Tokenizer
 from interop.twin.vla_spec import TEXTS, VLASpec
@@ -68,8 +68,8 @@ def check_texts(directory: Path, spec: VLASpec) -> None:
     if not file.is_file():
         raise FileNotFoundError(f"there is no {file}, by which the tokenizer is checked; make the export again")
     try:
-        entries = [(bytes.fromhex(entry["utf8"]), entry["tokens"]) for entry in json.loads(file.read_text())["texts"]]
-    except (ValueError, RecursionError, TypeError, KeyError) as error:
+        entries = [(bytes.fromhex(entry["utf8"]), entry["tokens"]) for entry in parse_json(read_bytes(file))["texts"]]
+    except (ValueError, TypeError, KeyError) as error:
         raise ValueError(f"{file} does not hold texts with their tokens: {repr(error)[:200]}") from error
     if not entries:
         raise ValueError(f"{file} holds no text, so that no tokenizer could fail it")

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from interop.dense import odd_tensor
+from interop.plain_files import check_plain, check_unpacked
 
 _LONGEST = 300
 _NESTED = ("state_dict", "model_state_dict", "model", "policy")
@@ -29,10 +30,10 @@ def load_plain(path: Path) -> dict[str, Any]:
     if not path.exists():
         raise FileNotFoundError(f"there is no file {path}")
     try:
-        if not path.is_file():
-            raise ValueError("not a regular file")
+        check_plain(path)
         if zipfile.is_zipfile(path):  # torch reads a damaged tensor as it is
             with zipfile.ZipFile(path) as archive:
+                check_unpacked(archive)
                 damaged = archive.testzip()
             if damaged is not None:
                 raise ValueError(f"the checksum of {damaged} does not hold")

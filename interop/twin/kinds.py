@@ -1,9 +1,9 @@
 """``policy.json`` of any kind. No jax, no torch."""
 
-import json
 from pathlib import Path
 from typing import TypeAlias
 
+from interop.plain_files import parse_json
 from interop.twin import vla_spec
 from interop.twin.spec import PolicySpec, spec_text
 from interop.twin.vla_spec import VLASpec
@@ -18,7 +18,7 @@ def load_spec(path: Path) -> Spec:
     """
     text = spec_text(path)
     try:
-        kind = json.loads(text).get("kind")
-    except (ValueError, RecursionError, AttributeError):
+        kind = parse_json(text).get("kind")
+    except (ValueError, AttributeError):
         kind = None  # what is wrong with it, the reader of the oldest kind tells
     return VLASpec.from_json(text) if kind == vla_spec.KIND else PolicySpec.from_json(text)

@@ -12,6 +12,8 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from interop.plain_files import parse_json, read_text
+
 SCHEMA_VERSION = 3
 """Version 1 had no images, version 2 no memory; their files are read too."""
 KIND = "network"
@@ -237,7 +239,7 @@ def spec_text(path: Path) -> str:
         raise FileNotFoundError(
             f"there is no {path}: give the folder that python -m interop.export RUN --to DIR has written"
         )
-    return path.read_text()
+    return read_text(path)
 
 
 def read_spec(text: str, kind: str, versions: tuple[int, ...]) -> dict[str, Any]:
@@ -247,8 +249,8 @@ def read_spec(text: str, kind: str, versions: tuple[int, ...]) -> dict[str, Any]
         ValueError: of another schema version or kind, or no JSON object.
     """
     try:
-        raw = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        raw = parse_json(text)
+    except ValueError as error:
         raise ValueError(f"the policy spec is not JSON: {repr(error)[:200]}") from error
     found = raw.pop("schema_version", None) if isinstance(raw, dict) else None
     if type(found) is not int or found not in versions:

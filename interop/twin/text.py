@@ -7,7 +7,6 @@ A word is a run of letters a-z, digits, and bytes beyond ASCII; upper case count
 word that is not in the vocabulary; words beyond ``max_words`` are cut off.
 """
 
-import json
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,6 +14,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from interop.plain_files import parse_json, read_text
 
 _PADDING, _UNKNOWN, _FIRST = 0, 1, 2
 _PRIME = 16777619
@@ -38,9 +39,9 @@ class Tokenizer:
             ValueError: it is no tokenizer, or of another type.
         """
         try:
-            raw = json.loads(text)
+            raw = parse_json(text)
             kind, vocabulary, max_words = raw["type"], raw["vocabulary"], raw["max_words"]
-        except (ValueError, RecursionError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError) as error:
             raise ValueError(f"the tokenizer needs type, vocabulary and max_words: {repr(error)[:200]}") from error
         if kind != "words":
             raise ValueError(f"the tokenizer is of the type {repr(kind)[:100]}; this interop has 'words'")
@@ -64,7 +65,7 @@ class Tokenizer:
         """
         if not path.is_file():
             raise FileNotFoundError(f"there is no {path}, which turns words into tokens; make the export again")
-        return Tokenizer.from_json(path.read_text())
+        return Tokenizer.from_json(read_text(path))
 
     @property
     def num_tokens(self) -> int:
