@@ -1,8 +1,10 @@
 """Files that somebody names are regular ones of bounded size; nothing in ejax reads them otherwise."""
 
+import ast
 import os
+import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,94 @@ from ejax.plain_files import (
     read_text,
 )
 from interop import plain_files as interop_files
+
+ROOT = Path(__file__).parent.parent
+_OPENS = re.compile(
+    r"(.*\.)?(fromfile|from_file|from_xml_path|genfromtxt|load_file|loadtxt|memmap|safe_open|ZipFile)|.*\.read_(bytes|text)"
+    r"|(json|np|pickle|torch|torch\.\w+|yaml)\.(\w+_)?load|ET\.parse"
+)
+"""Calls that open a file to read it, by what is called; ``open`` has more to it."""
+_READER = "the bounded reader itself"
+_OWN = "what this process, or one that it started, has written"
+_KERNEL = "a file of the kernel's, about a process"
+_SHIPPED = "a file of ejax, or of an installed package"
+_CHECKED = "refused before, by "
+OTHERWISE = {
+    ("ejax/data/demand.py", "os.open"): "an engine's own pipe, which is never waited for",
+    ("ejax/data/leftovers.py", "Path(f'/proc/{pid}/stat').read_text"): _KERNEL,
+    ("ejax/data/lerobot/commit.py", "os.open"): "a folder, to force it to disk",
+    ("ejax/data/lerobot/commit.py", "self.scratch(name).open"): _OWN,
+    ("ejax/data/quota.py", "self._path.open"): f"{_OWN}: for its lock alone",
+    ("ejax/data/supervisor.py", "(self._folder / TRACEBACK).read_text"): _OWN,
+    ("ejax/data/worker.py", "(folder / ORDER).read_bytes"): _OWN,
+    ("ejax/envs/locomotion/links.py", "mujoco.MjSpec.from_file"): f"{_CHECKED}check_model_files",
+    ("ejax/envs/locomotion/model.py", "ET.parse"): _SHIPPED,
+    ("ejax/envs/manager/scene.py", "ET.parse"): _SHIPPED,
+    ("ejax/envs/mujoco/engine.py", "mujoco.MjSpec.from_file"): f"{_CHECKED}check_model_files",
+    ("ejax/plain_files.py", "os.open"): _READER,
+    ("ejax/replay.py", "np.load"): "of what open_plain has opened",
+    ("ejax/reporting/page.py", "Path(__file__).with_name(name).read_text"): _SHIPPED,
+    ("ejax/training/checkpoint.py", "os.open"): "to force it to disk",
+    ("ejax/training/profile.py", "jax.profiler.ProfileData.from_file"): _OWN,
+    (
+        "ejax/training/run_lock.py",
+        "path.open",
+    ): "both read and written, so that a pipe does not wait; so many bytes are read",
+    ("ejax/training/run_lock.py", "Path(f'/proc/{pid}/stat').read_text"): _KERNEL,
+    ("ejax/trust.py", "file.open"): "the user's own list, below the home folder",
+    ("ejax/weights.py", "safe_open"): f"{_CHECKED}check_plain",
+    ("interop/artefacts/formats.py", "load_file"): f"{_CHECKED}check_plain",
+    ("interop/artefacts/formats.py", "torch.export.load"): f"{_CHECKED}check_files, with --trust alone",
+    ("interop/artefacts/formats.py", "torch.jit.load"): f"{_CHECKED}check_files, with --trust alone",
+    ("interop/artefacts/parity.py", "np.load"): f"{_CHECKED}check_plain",
+    ("interop/checkpoints/plain_pt.py", "torch.load"): f"{_CHECKED}check_plain",
+    ("interop/checkpoints/plain_pt.py", "zipfile.ZipFile"): f"{_CHECKED}check_plain",
+    ("interop/plain_files.py", "os.open"): _READER,
+}
+"""Module and call, with the reason."""
+
+
+def opened(tree: ast.AST) -> Iterator[str]:
+    """What reads a file in a module, as it stands there."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        called = ast.unparse(node.func)
+        if called in ("open", "io.open", "os.open") or (called.endswith(".open") and _is_mode(node.args)):
+            modes = [ast.unparse(each) for each in (*node.args, *(pair.value for pair in node.keywords))]
+            if not any(re.fullmatch(r"'[wxa][bt]?'|.*O_(WRONLY|DIRECTORY).*", mode) for mode in modes):
+                yield called
+        elif _OPENS.fullmatch(called):
+            yield called
+
+
+def _is_mode(args: list[ast.expr]) -> bool:
+    """Tell ``path.open("rb")`` from methods of that name which take a key or a file."""
+    return not args or (
+        isinstance(args[0], ast.Constant) and re.fullmatch(r"[rwxabt+]{1,3}", str(args[0].value)) is not None
+    )
+
+
+def test_nothing_in_ejax_or_interop_reads_files_otherwise() -> None:
+    """``OTHERWISE`` has each exception, with its reason."""
+    found = set()
+    for folder in ("ejax", "interop"):
+        for path in (ROOT / folder).rglob("*.py"):
+            found |= {(str(path.relative_to(ROOT)), call) for call in opened(ast.parse(path.read_text()))}
+    assert found == set(OTHERWISE)
+
+
+@pytest.mark.parametrize(
+    ("code", "reads"),
+    [
+        *((code, True) for code in ("open(x)", "open(x, 'rb')", "p.open()", "p.open('r+b')", "Path(x).read_text()")),
+        *((code, True) for code in ("np.load(x)", "json.load(f)", "yaml.safe_load(f)", "torch.jit.load(x)", "open(x, 'a+')")),
+        *((code, False) for code in ("open(x, 'wb')", "p.open('ab')", "section.open('env')", "files.open(name)")),
+        *((code, False) for code in ("read_text(x)", "json.loads(x)", "os.open(x, os.O_WRONLY)", "p.open(mode='w')")),
+    ],
+)  # fmt: skip
+def test_ways_of_reading_are_known(code: str, reads: bool) -> None:
+    assert bool(list(opened(ast.parse(code)))) == reads
 
 
 @pytest.mark.parametrize("read", [open_plain, check_plain, read_bytes, read_text, read_json])

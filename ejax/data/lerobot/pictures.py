@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ejax.data.lerobot.extra import Image
+from ejax.plain_files import HUGE, open_plain
 from ejax.video import write_video
 
 KEYFRAME_EVERY = 2
@@ -109,7 +110,7 @@ def decode_image(data: bytes, shape: tuple[int, int, int], where: str = "an imag
 def _check_mp4(path: Path) -> None:
     """Raise ValueError for a file that does not begin as MP4 does: ffmpeg would guess its format, which may be a list
     of other files and URLs."""
-    with path.open("rb") as file:
+    with open_plain(path, HUGE) as file:
         if file.read(8)[4:] != b"ftyp":
             raise ValueError(f"{path} is not an MP4 file, or is damaged; restore it from a copy")
 
