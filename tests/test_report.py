@@ -389,6 +389,17 @@ def test_a_member_or_a_config_that_is_a_link_is_left_out(
     assert len(Page((tmp_path / "page.html").read_text()).rows["runs"]) == 2
 
 
+def test_a_pipe_in_place_of_exploits_and_a_count_that_is_text_are_told(run: Path, tmp_path: Path) -> None:
+    population = shutil.copytree(run, tmp_path / "population")
+    member = shutil.copytree(run, population / "members" / "0")
+    os.mkfifo(population / "exploits.jsonl")
+    (meta,) = member.glob("checkpoints/*/meta.json")
+    meta.write_text(json.dumps(json.loads(meta.read_text()) | {"skipped_updates": "1"}))
+    page = report(population)
+    assert "exploits.jsonl" in page.text and "is a named pipe, no regular file" in page.text
+    assert "meta.json has a wrong 'skipped_updates'" in page.text
+
+
 def test_names_that_are_not_utf8_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / os.fsdecode(b"\xff")
     folder.mkdir()

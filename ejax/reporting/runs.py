@@ -55,6 +55,10 @@ class _Config(BaseModel):
     algorithm: dict[str, Any] = {}
 
 
+class _Meta(RunMeta):
+    skipped_updates: float = 0.0
+
+
 class _Export(BaseModel):
     """What a report asks of ``parity.json``, whose full schema is interop's."""
 
@@ -255,7 +259,7 @@ class Run:
             max(record.get("train/skipped_update") or 0.0, record.get("train/skipped_fraction") or 0.0)
             for record in self.records
         )
-        return max(logged, (self.meta or {}).get("skipped_updates") or 0.0)
+        return max(logged, (self.meta or {}).get("skipped_updates", 0.0))
 
     def time_parts(self) -> list[tuple[str, float]]:
         """Where the seconds went, as far as the log tells; parts may overlap, and are not all."""
@@ -457,7 +461,7 @@ def _facts(
 
 def _newest_meta(files: Sequence[Path], tell: Callable[[Exception], None]) -> dict[str, Any] | None:
     """Of the checkpoint with the most steps; its arrays are not looked at."""
-    metas = _facts(files, RunMeta, tell)
+    metas = _facts(files, _Meta, tell)
     meta = max(metas.values(), key=lambda meta: meta.get("global_step", 0), default=None)
     if meta and meta.get("config"):
         try:
