@@ -220,7 +220,7 @@ def test_damage_to_each_file_is_noticed(how: str, saved: Path, tmp_path: Path) -
     ("content", "text"),
     [
         ("", "meta.json is no JSON"),
-        ("[" * 100_000, "meta.json is nested too deeply"),
+        ("[" * 100_000, "meta.json cannot be read: it is nested deeper than 100 levels"),
         ("[]", "meta.json holds a list"),
         ('{"versions": {}}', "meta.json lacks the key 'schema_version'"),
         ('{"schema_version": "1", "versions": {}}', "meta.json has a wrong 'schema_version': .* got '1'"),

@@ -265,7 +265,7 @@ def test_a_text_may_be_one_several_or_bytes() -> None:
     [
         (lambda x: x.pop("vocabulary"), "needs type, vocabulary and max_words"),
         (lambda x: x.update(type="bpe"), "'bpe'; this interop has 'words'"),
-        (lambda x: x.update(max_words=0), "max_words >= 1"),
+        (lambda x: x.update(max_words=0), "max_words of 1 to 65536"),
         (lambda x: x.update(vocabulary=["red", "red"]), "no two alike"),
         (lambda x: x.update(vocabulary=["Red"]), r"single ones in lower case.*Red"),
     ],

@@ -5,7 +5,6 @@ archive of ``torch.export`` (pt2) and TorchScript can.
 """
 
 import contextlib
-import importlib
 import importlib.metadata
 import importlib.util
 import re
@@ -47,7 +46,9 @@ def library_versions() -> dict[str, str]:
     """The versions of the libraries that are installed here; ejax's own is the code's, which may be a checkout's."""
     found = {}
     with contextlib.suppress(ImportError):  # a robot has the exported files without it
-        found["ejax"] = importlib.import_module("ejax").__version__
+        import ejax
+
+        found["ejax"] = ejax.__version__
     for name in _LIBRARIES:
         try:
             found[name] = importlib.metadata.version(name)
