@@ -400,6 +400,11 @@ def test_a_pipe_in_place_of_exploits_and_a_count_that_is_text_are_told(run: Path
     assert "meta.json has a wrong 'skipped_updates'" in page.text
 
 
+def test_a_huge_file_beside_the_config_is_told_and_not_read(run: Path) -> None:
+    os.truncate(run / "configs" / "versions.json", 1 << 40)  # which would take an hour; there are holes alone in it
+    assert "versions.json cannot be read: has 1099511627776 bytes" in report(run).text
+
+
 def test_names_that_are_not_utf8_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / os.fsdecode(b"\xff")
     folder.mkdir()

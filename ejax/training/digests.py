@@ -13,7 +13,7 @@ import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ejax.plain_files import HUGE, open_plain, read_text
+from ejax.plain_files import HUGE, MAX_BYTES, open_plain, read_text
 
 LISTING = "SHA256"
 _LINE = re.compile(r"([0-9a-f]{64})  (.+)")
@@ -79,7 +79,8 @@ def files_of(folder: Path) -> list[Path]:
 def _digests(folder: Path, names: Sequence[str] | None) -> dict[str, str]:
     found = {str(path.relative_to(folder)): path for path in files_of(folder)}
     wanted = found.keys() - {LISTING} if names is None else found.keys() & set(names)
-    return {name: _digest_of(path) for name, path in found.items() if name in wanted}
+    most = HUGE if names is None else MAX_BYTES  # named ones are facts, which nobody reads where they are larger
+    return {name: _digest_of(path, most) for name, path in found.items() if name in wanted}
 
 
 def _read(file: Path) -> str:
@@ -91,9 +92,9 @@ def _read(file: Path) -> str:
         raise DamagedError(f"{file.name} was changed: it is not text") from None
 
 
-def _digest_of(file: Path) -> str:
+def _digest_of(file: Path, most: int) -> str:
     try:
-        with open_plain(file, HUGE) as opened:
+        with open_plain(file, most) as opened:
             return hashlib.file_digest(opened, "sha256").hexdigest()
     except OSError as error:
         raise DamagedError(f"{file.name} cannot be read: {error.strerror}") from None
