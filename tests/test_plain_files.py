@@ -103,7 +103,10 @@ def test_nothing_in_ejax_or_interop_reads_files_otherwise() -> None:
     [
         *((code, True) for code in ("open(x)", "open(x, 'rb')", "p.open()", "p.open('r+b')", "Path(x).read_text()")),
         *((code, True) for code in ("np.load(x)", "json.load(f)", "yaml.safe_load(f)", "torch.jit.load(x)")),
+<<<<<<< HEAD
         ("open(x, 'a+')", True),
+=======
+>>>>>>> f2d851d (Take a lock whose owner is nested brackets)
         *((code, False) for code in ("open(x, 'wb')", "p.open('ab')", "section.open('env')", "files.open(name)")),
         *((code, False) for code in ("read_text(x)", "json.loads(x)", "os.open(x, os.O_WRONLY)", "p.open(mode='w')")),
     ],

@@ -259,6 +259,13 @@ def test_a_forked_child_does_not_keep_the_lock(run: Path) -> None:
     os.waitpid(child, 0)
 
 
+def test_a_lock_whose_owner_is_no_json_is_taken(tmp_path: Path) -> None:
+    for text in ("[" * 4000, "[", "[]", "9" * 4000, "\0"):
+        (tmp_path / ".lock").write_text(text)
+        with run_lock(tmp_path) as note:
+            assert note == ""
+
+
 def test_without_locks_in_the_file_system_owners_are_compared(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_locks(*args: object) -> None:
         raise OSError(errno.ENOLCK, "No locks available")

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+from ejax.plain_files import parse_json
 from ejax.training.checkpoint import CheckpointError
 
 LOCK = ".lock"
@@ -106,7 +107,7 @@ def _identity(status: os.stat_result) -> tuple[int, int]:
 def _read_owner(file: IO[bytes]) -> dict[str, Any]:
     file.seek(0)
     try:
-        owner = json.loads(file.read(_MAX_OWNER_BYTES) or b"{}")
+        owner = parse_json(file.read(_MAX_OWNER_BYTES) or b"{}")
     except ValueError:
         return {}
     return owner if isinstance(owner, dict) else {}
