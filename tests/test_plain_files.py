@@ -49,6 +49,7 @@ OTHERWISE = {
     ("ejax/replay.py", "np.load"): "of what open_plain has opened",
     ("ejax/reporting/page.py", "Path(__file__).with_name(name).read_text"): _SHIPPED,
     ("ejax/training/checkpoint.py", "os.open"): "to force it to disk",
+    ("ejax/training/sessions.py", "os.open"): "to append to it",
     ("ejax/training/profile.py", "jax.profiler.ProfileData.from_file"): _OWN,
     (
         "ejax/training/run_lock.py",
@@ -103,10 +104,6 @@ def test_nothing_in_ejax_or_interop_reads_files_otherwise() -> None:
     [
         *((code, True) for code in ("open(x)", "open(x, 'rb')", "p.open()", "p.open('r+b')", "Path(x).read_text()")),
         *((code, True) for code in ("np.load(x)", "json.load(f)", "yaml.safe_load(f)", "torch.jit.load(x)")),
-<<<<<<< HEAD
-        ("open(x, 'a+')", True),
-=======
->>>>>>> f2d851d (Take a lock whose owner is nested brackets)
         *((code, False) for code in ("open(x, 'wb')", "p.open('ab')", "section.open('env')", "files.open(name)")),
         *((code, False) for code in ("read_text(x)", "json.loads(x)", "os.open(x, os.O_WRONLY)", "p.open(mode='w')")),
     ],
