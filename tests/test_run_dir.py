@@ -259,6 +259,17 @@ def test_a_forked_child_does_not_keep_the_lock(run: Path) -> None:
     os.waitpid(child, 0)
 
 
+def test_a_lock_that_is_a_link_is_not_written_through(tmp_path: Path) -> None:
+    """The folder may be a stranger's, and the link lead to a file of whoever resumes."""
+    (tmp_path / "mine").write_text("mine")
+    for put in (lambda path: path.symlink_to(tmp_path / "mine"), lambda path: path.symlink_to("none"), os.mkfifo):
+        put(tmp_path / ".lock")
+        with pytest.raises(CheckpointError, match=r"\.lock is no regular file"), run_lock(tmp_path):
+            pass
+        (tmp_path / ".lock").unlink()
+    assert (tmp_path / "mine").read_text() == "mine" and not (tmp_path / "none").exists()
+
+
 def test_a_lock_whose_owner_is_no_json_is_taken(tmp_path: Path) -> None:
     for text in ("[" * 4000, "[", "[]", "9" * 4000, "\0"):
         (tmp_path / ".lock").write_text(text)

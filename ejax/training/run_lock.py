@@ -38,12 +38,15 @@ def run_lock(folder: Path) -> Iterator[str]:
 
     Raises:
         RunInUseError: another process, or another call in this one, has it.
+        CheckpointError: its file is a link, or no regular file.
         OSError: the folder cannot be made or written.
     """
     if "\0" in str(folder):
         raise NotADirectoryError(f"{str(folder)!r} holds a null character: no folder has such a name")
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / LOCK
+    if path.is_symlink() or (path.exists() and not path.is_file()):  # what it leads to would be written over
+        raise CheckpointError(f"{path} is no regular file, as the lock of a run is; remove it, or do not use this run")
     # before opening it: closing any descriptor of a file gives up the process's lock
     if path.exists() and _identity(path.stat()) in _HELD:
         raise RunInUseError(_refusal(folder, "another call in this process"))
