@@ -405,6 +405,21 @@ def test_a_huge_file_beside_the_config_is_told_and_not_read(run: Path) -> None:
     assert "versions.json cannot be read: has 1099511627776 bytes" in report(run).text
 
 
+def test_a_video_that_cannot_be_read_and_a_member_with_an_odd_name_end_no_page(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: Any) -> bytes:
+        raise PermissionError(13, "Permission denied", str(args[0]))
+
+    member = shutil.copytree(run, tmp_path / "members" / "²")
+    (member / "videos").mkdir()
+    (member / "videos" / "ep1.mp4").write_bytes(b"film")
+    monkeypatch.setattr("ejax.reporting.page.read_bytes", refuse)
+    (tmp_path / "exploits.jsonl").write_text('{"step": 1, "update": 1, "member": 0, "parent": 1, "values": {}}\n')
+    page = report(run, member)
+    assert "not embedded: Permission denied" in page.text and "video" not in page.tags
+
+
 def test_names_that_are_not_utf8_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / os.fsdecode(b"\xff")
     folder.mkdir()

@@ -412,14 +412,14 @@ def _videos(runs: Sequence[Run], names: Sequence[str], folder: Path) -> str:
             continue
         file = run.videos[0]
         shown = f"{name}/{file.relative_to(run.path).as_posix()}, the newest of {len(run.videos)}"
-        size = file.stat().st_size
-        if size <= _LARGEST_VIDEO and embedded + size <= _LARGEST_VIDEOS:
-            embedded += size
-            content = base64.b64encode(read_bytes(file, _LARGEST_VIDEO)).decode()
-            video = f'<video controls loop muted playsinline src="data:video/mp4;base64,{content}"></video>'
-        else:
+        try:
+            content = read_bytes(file, min(_LARGEST_VIDEO, _LARGEST_VIDEOS - embedded))
+            embedded += len(content)
+            source = f"data:video/mp4;base64,{base64.b64encode(content).decode()}"
+            video = f'<video controls loop muted playsinline src="{source}"></video>'
+        except OSError as error:  # it is too large, or cannot be read
             link = quote(os.fsencode(os.path.relpath(file, folder)))
-            video = f'<p><a href="{escape(link)}">{size / 1e6:.1f} MB, not embedded</a></p>'
+            video = f'<p><a href="{escape(link)}">not embedded</a>: {escape(error.strerror or "")}</p>'
         parts.append(f"<figure><figcaption>{escape(shown)}</figcaption>{video}</figure>")
     return f'<div class="grid">{"".join(parts)}</div>' if parts else ""
 

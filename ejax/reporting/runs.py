@@ -213,7 +213,7 @@ class Run:
     def member(self) -> int | None:
         """Its number in the population that it is a member of."""
         folder = self.path.resolve()
-        return int(folder.name) if folder.parent.name == "members" and folder.name.isdigit() else None
+        return int(folder.name) if folder.parent.name == "members" and folder.name.isdecimal() else None
 
     @property
     def last_evaluation(self) -> tuple[int, float] | None:
@@ -298,7 +298,7 @@ def runs_in(given: Path) -> list[Path]:
         FileNotFoundError: ``given`` is no run, and no name of one. FactsError: a member is elsewhere.
     """
     path = find_run(given)
-    members = [folder for folder in (path / "members").glob("[0-9]*") if folder.name.isdigit()]
+    members = [folder for folder in (path / "members").glob("[0-9]*") if folder.name.isdecimal()]
     for folder in members:
         if not _is_inside(folder, path):
             raise FactsError(f"{folder} leads out of the population's folder; give the run that it leads to by itself")
