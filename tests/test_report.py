@@ -546,7 +546,13 @@ def test_evaluations_of_checkpoints_and_quarantined_episodes_are_shown(run: Path
     (run / "quarantine").mkdir()
     (run / "quarantine" / "step1_row0.npz").touch()
     (run / "evaluations").mkdir()
-    facts = {"checkpoint": "/somewhere/tiny_step_96", "episodes": 7, "seed": 3, "eval/avg_reward": 0.125}
+    facts = {
+        "checkpoint": "/somewhere/tiny_step_96",
+        "episodes": 7,
+        "seed": 3,
+        "eval/avg_reward": 0.125,
+        "eval/x": True,
+    }
     (run / "evaluations" / "tiny_step_96.json").write_text(json.dumps(facts))
     page = report(run)
     assert page.data["evaluations"][1:] == [[7, 0.125]] and page.data["runs"][1][-1] == 1

@@ -466,7 +466,7 @@ def _plain(value: Any) -> object:
 
 def _data(value: float | None) -> str:
     """A number for people, and the number itself for programs."""
-    if not isinstance(value, int | float):
+    if not isinstance(value, int | float) or isinstance(value, bool):
         return _NOTHING
     return f'<data value="{value!r}">{number(value)}</data>'
 
