@@ -86,13 +86,13 @@ def read(file: Path) -> list[dict[str, Any]]:
 
 
 def digest_of(path: Path) -> str:
-    """Of what a config says, whatever its comments."""
+    """Digest what a config says, without its comments."""
     content = yaml.safe_load(path.read_text(encoding="utf-8"))
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def with_table(text: str, rows: Sequence[Mapping[str, Any]]) -> str:
-    """A page with the table between its marks made anew."""
+    """Replace the table between a page's marks."""
     begin, end = _MARKS
     table = f"\n{_HEAD}" + "".join(f"| {' | '.join(cells(row))} |\n" for row in rows) + "\n"
     found, count = re.subn(f"{re.escape(begin)}.*{re.escape(end)}", lambda _: begin + table + end, text, flags=re.S)

@@ -24,7 +24,7 @@ from ejax.types import HostEnv, HostTimestep
 
 _MAX_UNPACKED = 1 << 30
 _DAMAGED = (BadZipFile, EOFError, MemoryError, NotImplementedError, RuntimeError, zlib.error)
-"""What an archive raises by odd headers: sizes beyond memory, other ways to pack, encryption."""
+"""Errors of an archive with odd headers: sizes beyond memory, other ways to pack, encryption."""
 
 
 class _Recipe(BaseModel):

@@ -14,7 +14,7 @@ from ejax.problems import ConfigError, Problem
 from ejax.shorten import shown
 
 MAX_SEED = 2**33 - 1
-"""Of ``eval_seed``, and of the options that replace it."""
+"""The largest ``eval_seed``, also by the options that replace it."""
 FLOAT32_MAX = 3.4028234663852886e38
 INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1

@@ -70,7 +70,7 @@ OTHERWISE = {
 
 
 def opened(tree: ast.AST) -> Iterator[str]:
-    """What reads a file in a module, as it stands there."""
+    """List the calls of a module that read a file, as they stand there."""
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call):
             continue

@@ -1,4 +1,4 @@
-"""What a policy's config says about its class and its environment's spaces, and is wrong."""
+"""Problems of a policy's config with its class and its environment's spaces."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any

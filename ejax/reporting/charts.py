@@ -14,7 +14,7 @@ _WIDTH, _HEIGHT = 380, 200
 _LEFT, _RIGHT, _TOP, _BOTTOM = 50, 372, 8, 168
 _MOST_POINTS = 500
 LARGEST = 1e300
-"""Of a number that is drawn: sums and differences of larger ones have none, so they count as not finite."""
+"""The largest number that is drawn: larger ones count as not finite, since their sums may be."""
 _SPIKY = 20.0
 """An axis is cut where all values span this many times what the middle 96% do."""
 

@@ -183,7 +183,7 @@ def _fresh(found: tuple[int, float] | None) -> str:
 
 
 def _exploits(runs: Sequence[Run], names: Sequence[str]) -> str:
-    """Of members that copied each other: their values, and whose parameters they have."""
+    """Members that copied each other: their values, and whose parameters they have."""
     keys = [*dict.fromkeys(key for run in runs for each in run.exploits for key in each.values)]
     rows = []
     for run, name in zip(runs, names, strict=True):

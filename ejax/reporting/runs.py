@@ -81,7 +81,7 @@ class _Change(BaseModel):
 
 
 class _Changes(BaseModel):
-    """What a report asks of ``changes.json``."""
+    """The part of ``changes.json`` that a report reads."""
 
     changes: list[_Change]
 
@@ -116,7 +116,7 @@ class Run:
     meta: dict[str, Any] | None
     """Of the newest checkpoint that has one to read."""
     changes: list[dict[str, Any]]
-    """What resumes changed, as ``changes.json`` has it."""
+    """Changes by resumes, as in ``changes.json``."""
     starts: tuple[float, ...]
     recorded: tuple[Recorded, ...]
     """Sessions that came to their end; of a member, also those of its population's one program."""
@@ -131,7 +131,7 @@ class Run:
     num_quarantined: int
     """Episodes that are kept under ``quarantine/``."""
     exploits: tuple[Exploited, ...]
-    """Of the population that the run is a member of: who went on from whom."""
+    """Who went on from whom in the population that the run is a member of."""
     problems: tuple[str, ...]
 
     @property
@@ -199,7 +199,7 @@ class Run:
         return best
 
     def fresh(self, which: Literal["best", "last"]) -> tuple[int, float] | None:
-        """How many fresh episodes that checkpoint was evaluated in, and the watched metric over them.
+        """Give the number of fresh episodes of that checkpoint, and the watched metric over them.
 
         None: it was not, or the run has another one by now.
         """
@@ -226,7 +226,7 @@ class Run:
         begun, firsts, times = [each.start for each in self.recorded], dict[int, float](), list[float]()
 
         def number(time: float) -> int:
-            """Of the recorded session that it is in."""
+            """The end of the recorded session that it is in."""
             i = bisect_right(begun, time) - 1
             return i if i >= 0 and time <= self.recorded[i].end else -1
 
@@ -325,7 +325,7 @@ def read_run(given: Path) -> Run:
         problems.append(str(error).replace(f"{path}/", ""))
 
     def own(file: Path) -> bool:
-        """Whether a file is the run's: what a page shows, and is then handed on, comes from no link out of it."""
+        """Refuse files that a link out of the run leads to: a page that shows them may be handed on."""
         if not (inside := _is_inside(file, path)):
             tell(FactsError(f"{file} leads out of the run's folder, and is not followed"))
         return inside

@@ -49,7 +49,7 @@ def fresh_seeds(trainer: TrainerConfig) -> list[int]:
 
 
 def best_or_last(best: Path | None, last: Path, tell: Callable[[str], None]) -> Path:
-    """The best checkpoint; the last one where there is none, or where it is damaged, which is told."""
+    """The best checkpoint; the last one where there is none, or where it is damaged, with a note."""
     if best is None:
         return last
     try:
@@ -112,7 +112,7 @@ def write_fresh(
 
 
 def read_fresh(run: Path) -> dict[str, dict[str, Any]]:
-    """What ``write_fresh`` wrote into a run's folder; without what is not there, or cannot be read."""
+    """Read what ``write_fresh`` wrote into a run's folder; without what is not there, or cannot be read."""
     found = {}
     for which in ("best", "last"):
         with suppress(FactsError):

@@ -40,7 +40,7 @@ def leave(main: Callable[[], int]) -> NoReturn:
 
 
 def owns_process() -> bool:
-    """Whether this is the process of a command line, which may end it."""
+    """Recognize the process of a command line, which may end it."""
     return os._exit is not _end_process
 
 

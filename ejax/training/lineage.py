@@ -22,7 +22,7 @@ class Exploited(BaseModel):
     member: NonNegativeInt
     parent: NonNegativeInt
     values: dict[str, float]
-    """What the member goes on with."""
+    """Values that the member goes on with."""
 
 
 def read_exploits(population: Path) -> list[Exploited]:

