@@ -226,7 +226,7 @@ class Run:
         begun, firsts, times = [each.start for each in self.recorded], dict[int, float](), list[float]()
 
         def number(time: float) -> int:
-            """The end of the recorded session that it is in."""
+            """The number of the recorded session that it is in; -1: none."""
             i = bisect_right(begun, time) - 1
             return i if i >= 0 and time <= self.recorded[i].end else -1
 
