@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import flax.linen as nn
 import gymnasium
 
 from ejax.config.annotations import argument_problems
@@ -16,9 +17,11 @@ from ejax.shorten import shown
 _OF_MLPS = ("actor_critic", "actor_only")
 _GIVEN = {
     *PolicyConfig.model_fields.keys() - {"name"},
-    *("action_spec", "action_space", "observation_space", "instructions", "held_out_instructions", "parent"),
+    *("action_spec", "action_space", "observation_space", "instructions", "held_out_instructions"),
 }
 """Parameters of a policy class that ``policy.cfg`` does not give."""
+_OF_LINEN = {"name", "parent"}
+"""Parameters of every Linen module."""
 
 
 def class_problems(policy: PolicyConfig) -> list[Problem]:
@@ -26,7 +29,9 @@ def class_problems(policy: PolicyConfig) -> list[Problem]:
     if policy.name in _OF_MLPS:
         return []
     try:
-        return argument_problems(resolve("policy", policy.name), thaw(policy.cfg), "policy.cfg", _GIVEN)
+        make = resolve("policy", policy.name)
+        given = _GIVEN | _OF_LINEN if isinstance(make, type) and issubclass(make, nn.Module) else _GIVEN
+        return argument_problems(make, thaw(policy.cfg), "policy.cfg", given)
     except (ImportError, TypeError, ValueError) as error:  # the last two: no class and no function
         return [Problem("policy.name", f"'{policy.name}' cannot be imported: {error}")]
 
