@@ -11,7 +11,7 @@ import os
 import stat
 from io import BufferedReader
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 MAX_DIGITS = 100
 """Digits of an integer: more take long to read, and are no number that anybody means."""
@@ -48,6 +48,22 @@ def open_plain(path: str | Path, most: int = MAX_BYTES) -> BufferedReader:
     file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
     try:
         _check(os.fstat(file.fileno()), path, most)
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def append_plain(path: str | Path) -> IO[bytes]:
+    """Open a file for writing at its end, and make it if need be; follows no link and waits for no pipe's reader.
+
+    Raises:
+        OSError: it is a link (ELOOP) or no regular file, or cannot be written.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    file = os.fdopen(os.open(path, flags, 0o666), "ab")
+    try:
+        _check(os.fstat(file.fileno()), path, HUGE)
     except BaseException:
         file.close()
         raise

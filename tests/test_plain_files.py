@@ -1,6 +1,7 @@
 """Files that somebody names are regular ones of bounded size; nothing in ejax reads them otherwise."""
 
 import ast
+import errno
 import os
 import re
 import time
@@ -20,6 +21,8 @@ from ejax.plain_files import (
     read_json,
     read_text,
 )
+from ejax.training.metric_log import MetricLog
+from ejax.training.sessions import SESSIONS, write_session
 from interop import plain_files as interop_files
 
 ROOT = Path(__file__).parent.parent
@@ -49,7 +52,6 @@ OTHERWISE = {
     ("ejax/replay.py", "np.load"): "of what open_plain has opened",
     ("ejax/reporting/page.py", "Path(__file__).with_name(name).read_text"): _SHIPPED,
     ("ejax/training/checkpoint.py", "os.open"): "to force it to disk",
-    ("ejax/training/sessions.py", "os.open"): "to append to it",
     ("ejax/training/profile.py", "jax.profiler.ProfileData.from_file"): _OWN,
     (
         "ejax/training/run_lock.py",
@@ -166,3 +168,15 @@ def test_json_is_bounded_in_depth_and_digits() -> None:
     for digits in (101, 5000):
         with pytest.raises(ValueError, match=f"an integer of {digits} digits; allowed are 100"):
             parse_json("9" * digits)
+
+
+def test_a_link_is_not_appended_to_and_a_pipe_not_waited_for(tmp_path: Path) -> None:
+    (other := tmp_path / "other").write_text("kept")
+    (link := tmp_path / "metrics.jsonl").symlink_to(other)
+    os.mkfifo(pipe := tmp_path / "pipe")
+    for path, number in ((link, errno.ELOOP), (pipe, errno.ENXIO)):
+        with pytest.raises(OSError) as caught:
+            MetricLog(path)
+        assert caught.value.errno == number and str(path) in str(caught.value)
+    write_session(tmp_path, 1.0)
+    assert other.read_text() == "kept" and (tmp_path / SESSIONS).is_file()

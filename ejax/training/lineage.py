@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel, NonNegativeInt, ValidationError
 
-from ejax.plain_files import read_bytes
+from ejax.plain_files import append_plain, read_bytes
 from ejax.training.latest import number
 
 EXPLOITS = "exploits.jsonl"
@@ -36,8 +36,8 @@ def read_exploits(population: Path) -> list[Exploited]:
 
 def write_exploit(population: Path, exploited: Exploited) -> None:
     """Append a line."""
-    with (population / EXPLOITS).open("a", encoding="utf-8") as file:
-        file.write(f"{exploited.model_dump_json()}\n")
+    with append_plain(population / EXPLOITS) as file:
+        file.write(f"{exploited.model_dump_json()}\n".encode())
 
 
 def values_at(exploits: Sequence[Exploited], member: int, step: float, first: Mapping[str, Any]) -> dict[str, Any]:

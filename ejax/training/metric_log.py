@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt
 
-from ejax.plain_files import parse_json, read_bytes
+from ejax.plain_files import append_plain, parse_json, read_bytes
 from ejax.training.facts import check_facts
 
 _MAX_BYTES = 1 << 30
@@ -46,7 +46,7 @@ class MetricLog:
     """The file, to be written on at its end. A context manager."""
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("ab")
+        self._file = append_plain(path)
         before = read_bytes(path, _MAX_BYTES)
         self._bytes, self._digest = len(before), hashlib.sha256(before)
 

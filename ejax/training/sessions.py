@@ -4,7 +4,6 @@ A line is written when the program is through with the run, also by an error. On
 """
 
 import json
-import os
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -12,12 +11,10 @@ from typing import Annotated
 
 from pydantic import BaseModel, Field
 
-from ejax.plain_files import parse_json, read_bytes
+from ejax.plain_files import append_plain, parse_json, read_bytes
 
 SESSIONS = "sessions.jsonl"
 _MAX_BYTES = 1 << 20
-_APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-"""No link, and no wait for a pipe's reader."""
 _Time = Annotated[float, Field(ge=0.0, lt=1e11)]
 
 
@@ -30,7 +27,7 @@ class Recorded(BaseModel):
 
 def write_session(logs: Path, start: float) -> None:
     """Append a line for a session that ends now. A full disk does not hide why the run ends."""
-    with suppress(OSError), os.fdopen(os.open(logs / SESSIONS, _APPEND, 0o666), "wb") as file:
+    with suppress(OSError), append_plain(logs / SESSIONS) as file:
         file.write(json.dumps({"start": start, "end": time.time()}).encode() + b"\n")
 
 
