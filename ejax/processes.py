@@ -122,8 +122,20 @@ def unjoined() -> str | None:
 
 
 def _is_one_of_several(sizes: dict[str, str]) -> str | None:
-    """The scheduler whose variable says that it started several processes."""
-    return next((who for name, who in sizes.items() if int(os.environ.get(name) or 1) > 1), None)
+    """The scheduler whose variable says that it started several processes.
+
+    Raises:
+        ConfigError: a variable that is no number.
+    """
+    for name, who in sizes.items():
+        size = os.environ.get(name) or "1"
+        if not (size.isascii() and size.isdigit()):
+            raise ConfigError(
+                [], f"the environment has {name}={size[:80]!r}; unset it, or give the number of processes"
+            )
+        if int(size[:9]) > 1:
+            return who
+    return None
 
 
 def count() -> int:

@@ -436,3 +436,17 @@ def test_metrics_of_several_collections_add_up_and_the_longest_wait_counts() -> 
     ]
     expected = {"collector/env_s": 4.0, "collector/quarantined": 2.0, "collector/learner_wait_s": 0.5}
     assert together._of_all(facts) == expected
+
+
+@pytest.mark.parametrize("size", ["abc", "-2", "1.5"])
+def test_a_schedulers_variable_that_is_no_number_is_refused_in_one_line(
+    size: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (file := tmp_path / "tiny.json").write_text(json.dumps(hosted("host", 2)))
+    monkeypatch.setenv("SLURM_NTASKS", size)
+    assert main(["--config", str(file), "--distributed"]) == 2
+    assert f"SLURM_NTASKS='{size}'; unset it" in capsys.readouterr().err
+    monkeypatch.delenv("SLURM_NTASKS")
+    monkeypatch.setenv("WORLD_SIZE", size)
+    with pytest.raises(ConfigError, match="the environment has WORLD_SIZE="):
+        unjoined()
