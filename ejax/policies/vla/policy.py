@@ -93,6 +93,11 @@ class VLAPolicy:
         return self.model.text if by_word else None
 
     @cached_property
+    def known_sentences(self) -> frozenset[bytes]:
+        """Tokens of ``sentences``."""
+        return frozenset(self.words.encode(sentence).tobytes() for sentence in self.sentences)
+
+    @cached_property
     def network(self) -> Any:  # a VLANetwork: flax types what ``apply`` returns by all that it may return
         initial_log_std = math.log(self.action_std_init)
         sizes = (self.model, self.horizon, self.action_dim)
@@ -173,9 +178,8 @@ def check_sentences(policy: Any, obs: PyTree) -> None:
     if not (isinstance(policy, VLAPolicy) and policy.sentences and policy.instruction is None):
         return
     text = np.asarray(obs[policy.model.text])
-    known = {policy.words.encode(sentence).tobytes() for sentence in policy.sentences}
     for said in map(as_text, np.unique(text.reshape(-1, text.shape[-1]), axis=0)):
-        if policy.words.encode(said).tobytes() not in known:
+        if policy.words.encode(said).tobytes() not in policy.known_sentences:
             raise ValueError(
                 f"the sentence encoder (text_encoder.type: minilm) has no embedding of {said!r}, only those of the "
                 f"environment's {len(policy.sentences)} instructions, such as {policy.sentences[0]!r}; give one of "
