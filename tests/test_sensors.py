@@ -70,7 +70,7 @@ def task(sensors: str, engine: Any = "mujoco", xml: str = MODEL) -> MuJoCoTask:
 
 
 def in_mujoco(asset: str, qpos: Any, qvel: Any) -> np.ndarray:
-    """What MuJoCo itself reads of the whole model."""
+    """Readings of the whole model by MuJoCo itself."""
     model = mujoco.MjModel.from_xml_string(asset)
     data = mujoco.MjData(model)
     data.qpos[:], data.qvel[:], data.mocap_pos[0] = qpos, qvel, PLACE

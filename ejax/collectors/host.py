@@ -136,9 +136,7 @@ class HostCollector:
         for number, group in enumerate(self.groups):
             mine, memory = settled[number % len(settled)], self._memory[number]
             row = {"dropout_seed": np.zeros(group.num_envs, np.uint32)} if self.dropout else {}
-            key, _ = jax.random.split(
-                jax.random.fold_in(jax.random.key(0), number)
-            )  # programs too, as ``collect``'s are
+            key, _ = jax.random.split(jax.random.fold_in(jax.random.key(0), number))  # programs, as ``collect``'s are
             obs = _zeros(group.observation_space, group.num_envs)
             for t in range(2):  # the second time with a memory that a step has made
                 drawn, part, memory = act(self.policy, mine, obs, memory, key, np.int32(t), row)

@@ -280,7 +280,7 @@ def _find(draft: Draft, name: Any) -> Path | None:
 def _is_same(first: Path, second: Path) -> bool:
     try:
         return read_bytes(first) == read_bytes(second)
-    except OSError:  # of the one that is read, told when it is
+    except OSError:  # reported when that one is read
         return False
 
 
