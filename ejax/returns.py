@@ -5,7 +5,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from ejax.scan import short_steps
+from ejax.numerics.scan import short_steps
 from ejax.types import Array
 
 

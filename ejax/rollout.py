@@ -10,7 +10,7 @@ from flax import struct
 
 from ejax.distributions import executed, kept
 from ejax.memory import ask, first_memory, forget, rows_like
-from ejax.packed import Packed
+from ejax.numerics.packed import Packed
 from ejax.returns import first_episode_mask
 from ejax.sharding import by_device
 from ejax.types import (

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ejax.episodes import WINDOW, episode_metrics, init_episode_stats, track_episodes
+from ejax.numerics.episodes import WINDOW, episode_metrics, init_episode_stats, track_episodes
 
 
 @pytest.fixture(scope="module")

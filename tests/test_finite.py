@@ -20,7 +20,7 @@ from ejax.envs.pick_place import PickPlaceRL
 from ejax.envs.planar_reach import PlanarReachRL
 from ejax.envs.point_mass import PointMassRL
 from ejax.envs.push_cube import PushCubeRL
-from ejax.finite import all_finite, finite_rows
+from ejax.numerics.finite import all_finite, finite_rows
 from ejax.registry import ENVS
 
 KEY = jax.random.key(0)

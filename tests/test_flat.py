@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from ejax.flat import vectors_of
+from ejax.numerics.flat import vectors_of
 from ejax.optim import OptimizerConfig, make_optimizer
 
 PARAMS = {

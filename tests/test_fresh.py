@@ -11,7 +11,7 @@ from damages import same, what_is_left
 from tiny import EVALUATED, tiny
 
 from ejax.config import parse_config
-from ejax.finite import NONFINITE_EPISODES
+from ejax.numerics.finite import NONFINITE_EPISODES
 from ejax.population import train_population
 from ejax.run import RunResult, train
 from ejax.train import main

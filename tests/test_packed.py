@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ejax.packed import Packed
+from ejax.numerics.packed import Packed
 
 TREE = {
     "flag": jnp.array([True, False]),

@@ -30,7 +30,7 @@ from ejax.algorithms.population import (
 from ejax.algorithms.ppo import PPOConfig
 from ejax.algorithms.step import RunState, Step
 from ejax.config import ConfigError, RunConfig, parse_config
-from ejax.episodes import init_episode_stats
+from ejax.numerics.episodes import init_episode_stats
 from ejax.optim import OptimizerConfig, get_learning_rate, make_optimizer
 from ejax.population import PopulationResult, train_population
 from ejax.report import main as report

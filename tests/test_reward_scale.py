@@ -9,7 +9,7 @@ import pytest
 from tiny import GRPO, tiny
 
 from ejax.config import ConfigError, parse_config
-from ejax.reward_scale import drop_current_rewards, init_reward_scale, scale_rewards
+from ejax.numerics.reward_scale import drop_current_rewards, init_reward_scale, scale_rewards
 from ejax.run import RunResult, train
 
 GAMMA = 0.9

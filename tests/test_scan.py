@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ejax.scan import short_steps
+from ejax.numerics.scan import short_steps
 
 XS = jnp.sin(jnp.arange(36.0)).reshape(18, 2)
 

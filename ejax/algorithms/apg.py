@@ -27,7 +27,8 @@ from ejax.algorithms.differentiable import (
 )
 from ejax.algorithms.record import Algorithm
 from ejax.algorithms.step import RunState, Step, finish
-from ejax.episodes import drop_current_episodes
+from ejax.numerics.episodes import drop_current_episodes
+from ejax.numerics.traced_options import is_on
 from ejax.optim import (
     OptimizerConfig,
     ScheduleConfig,
@@ -38,7 +39,6 @@ from ejax.optim import (
 )
 from ejax.policies.normalize import update_normalizer
 from ejax.rollout import EnvCarry, reset
-from ejax.traced import is_on
 from ejax.types import Array, Env, Key, Metrics, Params, Policy, PyTree, TrainState
 
 

@@ -20,8 +20,8 @@ from flax.core import FrozenDict
 from jax.sharding import Mesh
 
 from ejax.algorithms.step import RunState, Step
-from ejax.episodes import episode_metrics
-from ejax.finite import all_finite
+from ejax.numerics.episodes import episode_metrics
+from ejax.numerics.finite import all_finite
 from ejax.optim import LearningRate
 from ejax.sharding import of_members
 from ejax.types import Array, Key, Metrics, PyTree, TrainState

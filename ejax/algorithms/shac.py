@@ -33,6 +33,7 @@ from ejax.algorithms.record import Algorithm, RunShape
 from ejax.algorithms.sgd import MinibatchConfig, sgd_epochs
 from ejax.algorithms.step import RunState, Step, finish
 from ejax.losses import value_loss
+from ejax.numerics.traced_options import for_options
 from ejax.optim import (
     OptimizerConfig,
     ScheduleConfig,
@@ -46,7 +47,6 @@ from ejax.policies.normalize import update_normalizer
 from ejax.problems import Problem
 from ejax.returns import gae
 from ejax.rollout import EnvCarry
-from ejax.traced import for_options
 from ejax.types import Array, Env, Key, Metrics, Params, Policy, PyTree, TrainState, split_critic
 
 _PAPERS_ADAM = OptimizerConfig(name="adam", learning_rate=2e-3, kwargs=FrozenDict(betas=(0.7, 0.95)))

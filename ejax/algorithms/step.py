@@ -14,14 +14,14 @@ import jax.numpy as jnp
 import optax
 from flax import struct
 
-from ejax.episodes import (
+from ejax.numerics.episodes import (
     EpisodeStats,
     drop_current_episodes,
     episode_metrics,
     init_episode_stats,
     track_episodes,
 )
-from ejax.reward_scale import RewardScale, drop_current_rewards, init_reward_scale, scale_rewards
+from ejax.numerics.reward_scale import RewardScale, drop_current_rewards, init_reward_scale, scale_rewards
 from ejax.rollout import EnvCarry, reset, restart, unroll, with_memory
 from ejax.types import Array, Env, Key, Metrics, Policy, PyTree, Rollout, TrainState, init_train_state
 

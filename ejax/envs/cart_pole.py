@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ejax.envs.description import WHOLE, EnvDescription, Feature
 from ejax.envs.mujoco.appearance import Appearance
 from ejax.envs.mujoco.engine import Engine, Physics, PhysicsState, check_physics, load_model, render
-from ejax.finite import all_finite
+from ejax.numerics.finite import all_finite
 from ejax.types import Array, CameraView, Key, Timestep
 
 _ASSET = "cart_pole.xml"

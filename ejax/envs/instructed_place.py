@@ -41,7 +41,7 @@ from ejax.envs.place_instructions import (
     pairs,
     wordings,
 )
-from ejax.finite import all_finite
+from ejax.numerics.finite import all_finite
 from ejax.text import as_text
 from ejax.types import Array, CameraView, Key, Timestep
 

@@ -31,7 +31,7 @@ from ejax.envs.manager.grasp_task import (
 )
 from ejax.envs.mujoco.appearance import Appearance
 from ejax.envs.mujoco.engine import Engine, Physics, PhysicsState, check_physics, render
-from ejax.finite import all_finite
+from ejax.numerics.finite import all_finite
 from ejax.types import Array, CameraView, Key, Timestep
 
 OBSERVATION = (

@@ -9,7 +9,7 @@ import numpy as np
 from flax import struct
 
 from ejax.envs.description import WHOLE, EnvDescription, Feature, features
-from ejax.finite import all_finite
+from ejax.numerics.finite import all_finite
 from ejax.types import Array, Key, Timestep
 
 _OBSERVATION = (

@@ -14,7 +14,7 @@ from ejax.envs.description import WHOLE, EnvDescription, Feature, features
 from ejax.envs.mujoco.appearance import Appearance
 from ejax.envs.mujoco.engine import Engine, Physics, PhysicsState, check_physics, load_model, render
 from ejax.envs.mujoco.kinematics import site_pose
-from ejax.finite import all_finite
+from ejax.numerics.finite import all_finite
 from ejax.types import Array, CameraView, Key, Timestep
 
 Position: TypeAlias = tuple[float, float, float]

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from ejax.moments import add_rows
+from ejax.numerics.moments import add_rows
 from ejax.policies.normalize import PolicyStateError, normalized
 from ejax.types import Array, Key, Params, PyTree
 

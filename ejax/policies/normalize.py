@@ -10,8 +10,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from ejax.finite import all_finite, finite_rows
-from ejax.moments import add_rows
+from ejax.numerics.finite import all_finite, finite_rows
+from ejax.numerics.moments import add_rows
 from ejax.types import Array, Params, Policy, PolicyWithMemory, PyTree
 
 _ROWS = 1024
@@ -35,7 +35,7 @@ class ObsNormalizer(nn.Module):
         Args:
             x: [..., O].
             observe: also add the rows of ``x`` to the statistics; needs ``mutable=["normalizer"]``. An array [...]
-                bool: only the rows where it is true. Broken rows are left out, as ``ejax.moments`` has it.
+                bool: only the rows where it is true. Broken rows are left out, as ``ejax.numerics.moments`` has it.
         """
         size = x.shape[-1:]
         mean = self.variable("normalizer", "mean", jnp.zeros, size)

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from ejax.finite import NONFINITE_EPISODES
+from ejax.numerics.finite import NONFINITE_EPISODES
 
 Mode = Literal["max", "min"]
 REWARD = "eval/avg_reward"

@@ -17,7 +17,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt
 
 from ejax.config.models import TrainerConfig
-from ejax.finite import NONFINITE_EPISODES
+from ejax.numerics.finite import NONFINITE_EPISODES
 from ejax.training.checkpoint import CheckpointError, load_params, verify_checkpoint
 from ejax.training.facts import FactsError, read_facts
 from ejax.training.latest import number

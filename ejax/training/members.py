@@ -25,9 +25,9 @@ from ejax.config import ConfigError, Problem, RunConfig
 from ejax.config.bind import bind
 from ejax.config.population import OPTIONS, ExploitConfig, Member
 from ejax.evaluation import evaluate, summarize
+from ejax.numerics.traced_options import for_options
 from ejax.processes import count
 from ejax.sharding import by_members, members_mesh, replicated
-from ejax.traced import for_options
 from ejax.training.build import all_devices, build, device_step, first_state
 from ejax.training.environments import evaluation_env
 from ejax.training.evaluators import check_best_metric, episode_options

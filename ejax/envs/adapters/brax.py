@@ -11,7 +11,7 @@ import numpy as np
 from flax import struct
 
 from ejax.envs.adapters.library import as_vectors, check_name, import_library, settle_dtypes, vector_space
-from ejax.finite import all_finite
+from ejax.numerics.finite import all_finite
 from ejax.types import Array, Key, PyTree, Timestep
 
 _REWARD_TERM = "reward/"

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from ejax.envs.description import EnvDescription, describe
 from ejax.envs.host.answers import check_obs, check_timestep
 from ejax.envs.host.calls import HostEnvError, call_env, described
-from ejax.finite import finite_rows
+from ejax.numerics.finite import finite_rows
 from ejax.types import HostEnv, HostTimestep, PyTree, RenderableHostEnv, ReportingHostEnv
 
 _MOST_ACTIONS = 10_000

@@ -5,8 +5,8 @@ from dataclasses import replace
 import jax.numpy as jnp
 from flax import struct
 
-from ejax.moments import Moments, add_rows, no_moments
-from ejax.scan import short_steps
+from ejax.numerics.moments import Moments, add_rows, no_moments
+from ejax.numerics.scan import short_steps
 from ejax.types import Array
 
 _MOST = 10.0

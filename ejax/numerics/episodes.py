@@ -5,7 +5,7 @@ from dataclasses import replace
 import jax.numpy as jnp
 from flax import struct
 
-from ejax.scan import short_steps
+from ejax.numerics.scan import short_steps
 from ejax.sharding import num_shards
 from ejax.types import Array, Metrics
 

@@ -6,7 +6,7 @@ from typing import TypeAlias
 import jax
 import jax.numpy as jnp
 
-from ejax.finite import all_finite
+from ejax.numerics.finite import all_finite
 from ejax.types import Array
 
 Moments: TypeAlias = tuple[Array, Array, Array]

@@ -1,0 +1,1 @@
+"""Numeric helpers below the algorithms: finite checks, moments, episode bookkeeping, layouts and kernels."""
