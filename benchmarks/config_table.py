@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from ejax.config import ConfigError, RunConfig, load_config
 from ejax.config.embodichain.check import check
 from ejax.config.files import read_file
-from ejax.registry import resolve
+from ejax.schema.registry import resolve
 
 SUFFIXES = (".json", ".yaml", ".yml")
 

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from ejax.evaluation import summarize
     from ejax.optim import OptimizerConfig, ScheduleConfig, make_optimizer
     from ejax.policies import evaluate_actions, get_action, get_value
-    from ejax.registry import register_algorithm, register_env, register_policy
     from ejax.returns import gae, group_advantages, vtrace
     from ejax.rollout import make_rollout, reset, unroll
+    from ejax.schema.registry import register_algorithm, register_env, register_policy
     from ejax.training.acting import load
     from ejax.types import Rollout, Timestep, TrainState, init_train_state, make_train_state
 
@@ -45,7 +45,7 @@ _PLACES = {
     "ejax.evaluation": ("summarize",),
     "ejax.optim": ("OptimizerConfig", "ScheduleConfig", "make_optimizer"),
     "ejax.policies": ("evaluate_actions", "get_action", "get_value"),
-    "ejax.registry": ("register_algorithm", "register_env", "register_policy"),
+    "ejax.schema.registry": ("register_algorithm", "register_env", "register_policy"),
     "ejax.returns": ("gae", "group_advantages", "vtrace"),
     "ejax.rollout": ("make_rollout", "reset", "unroll"),
     "ejax.training.acting": ("load",),

@@ -23,9 +23,9 @@ from pydantic import (
     field_validator,
 )
 
-from ejax.frozen import Kwargs, StrictModel, one_for_equal
 from ejax.numerics.finite import all_finite
 from ejax.numerics.traced_options import is_array, is_on
+from ejax.schema.frozen import Kwargs, StrictModel, one_for_equal
 from ejax.types import Array, PyTree, TrainState, split_critic, with_critic
 
 

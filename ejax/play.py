@@ -10,9 +10,9 @@ import importlib
 import sys
 from pathlib import Path
 
+from ejax.schema.trust import add_trust_option, trust_words
+from ejax.schema.values import MAX_SEED, whole
 from ejax.training.leave import leave
-from ejax.trust import add_trust_option, trust_words
-from ejax.values import MAX_SEED, whole
 
 
 def main(argv: list[str] | None = None) -> int:

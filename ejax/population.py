@@ -25,7 +25,7 @@ from ejax.apart import train_apart
 from ejax.config import ConfigError, Problem, RunConfig
 from ejax.config.bind import bind
 from ejax.device import matmul_precision
-from ejax.registry import is_foreign_checkpoint
+from ejax.schema.registry import is_foreign_checkpoint
 from ejax.stopwatch import ENGINE, Stopwatch
 from ejax.training.best import REWARD, Best, improves
 from ejax.training.cadence import Throttle

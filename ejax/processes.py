@@ -20,7 +20,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Sharding
 from numpy.typing import NDArray
 
-from ejax.problems import ConfigError
+from ejax.schema.problems import ConfigError
 from ejax.sharding import make_mesh, replicated
 from ejax.types import PyTree
 

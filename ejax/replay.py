@@ -15,11 +15,11 @@ from pydantic import BaseModel, Field
 from ejax.collectors.config import CollectorConfig
 from ejax.envs.host.calls import HostEnvError, call_env
 from ejax.plain_files import open_plain, parse_json
+from ejax.schema.trust import add_trust_option, trust_words
 from ejax.training.environments import make_env
 from ejax.training.facts import check_facts
 from ejax.training.leave import leave
 from ejax.training.watchdog import guarded_calls
-from ejax.trust import add_trust_option, trust_words
 from ejax.types import HostEnv, HostTimestep
 
 _MAX_UNPACKED = 1 << 30

@@ -14,8 +14,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ejax.schema.trust import UntrustedCodeError, add_trust_option, trust_words
 from ejax.training.leave import leave
-from ejax.trust import UntrustedCodeError, add_trust_option, trust_words
 
 if TYPE_CHECKING:
     from ejax.config import RunConfig

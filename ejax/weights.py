@@ -17,8 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from ejax.plain_files import HUGE, check_plain
-from ejax.registry import WEIGHT_READERS, weight_reader
-from ejax.shorten import shorten, shown
+from ejax.schema.messages import shorten, shown
+from ejax.schema.registry import WEIGHT_READERS, weight_reader
 from ejax.types import PyTree
 
 Rename: TypeAlias = Callable[[str], str] | Mapping[str, str]

@@ -2,7 +2,7 @@
 
 EmbodiChain's ``LearningVecEnv``, ManiSkill, Isaac Lab and their like: tensors on any device, all rows stepped at once,
 rows that ended reset in the same step. Such a name runs the user's own code, so the command line must give it, once
-(``ejax.trust``):
+(``ejax.schema.trust``):
 
     python -m ejax.train --config configs/torch/point_mass.yaml \\
         env.id=torch:embodichain_tasks.classic_control.point_mass:PointMassEnv
@@ -30,9 +30,9 @@ from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
 from ejax.envs.adapters.gymnasium import as_rows, into_space, rows_space
-from ejax.frozen import thaw
-from ejax.registry import is_import_path, resolve
-from ejax.trust import import_trusted_file
+from ejax.schema.frozen import thaw
+from ejax.schema.registry import is_import_path, resolve
+from ejax.schema.trust import import_trusted_file
 from ejax.types import HostTimestep, PyTree
 from interop.env_tensors import facts_of, numpy_of, numpy_tree, replace_rows, row_space, same_rows
 

@@ -36,13 +36,13 @@ from ejax.policies import ActorCritic, ActorOnly
 from ejax.policies.vision import VisionPolicy
 from ejax.policies.vla.policy import VLAPolicy
 from ejax.policies.with_memory import ActorCriticWithMemory
+from ejax.schema.trust import add_trust_option, trust_words
 from ejax.training.checkpoint import CheckpointError, verify_checkpoint
 from ejax.training.environments import build_env
 from ejax.training.leave import leave
 from ejax.training.run_dir import open_policy_run
 from ejax.training.saved_policy import chosen_checkpoint, load_policy
 from ejax.training.watchdog import guarded_calls
-from ejax.trust import add_trust_option, trust_words
 from ejax.types import Env, HostEnv, Params, Policy
 from interop.artefacts.cases import Bounds, draw_cases, observe
 from interop.artefacts.certificate import SCHEMA_VERSION, sha256

@@ -18,8 +18,8 @@ from ejax.envs.mujoco.choice import how_to_install
 from ejax.optim import make_optimizer
 from ejax.policies.actor_critic import ActorCritic
 from ejax.policies.mlp import NetworkConfig
-from ejax.registry import resolve
 from ejax.rollout import reset, step, unroll
+from ejax.schema.registry import resolve
 from ejax.types import Timestep, make_train_state
 
 

@@ -25,7 +25,7 @@ OPTION = re.compile(
     r"(?:python -m (?P<command>[\w.]+)|(?P<foreign>docker|pip|embodichain)\b)|(?<![\w-])(?P<option>--[a-z][a-z-]*)"
 )
 """A command, of which the options behind it in the text are, or an option."""
-NOT_ASKED = {("ejax.report", "ejax.trust")}
+NOT_ASKED = {("ejax.report", "ejax.schema.trust")}
 """A command and a module that it imports by way of others and never calls: a report reads configs as JSON."""
 
 
@@ -66,7 +66,7 @@ def options_of(module: str) -> frozenset[str]:
         for argument in node.args
         if isinstance(argument, ast.Constant) and str(argument.value).startswith("--")
     }
-    if "add_trust_option(" in FILES[module].read_text() and module != "ejax.trust":
+    if "add_trust_option(" in FILES[module].read_text() and module != "ejax.schema.trust":
         made.add("--trust")
     if not made and module in ("ejax.pretrain", "ejax.distill"):
         return options_of("ejax.train")

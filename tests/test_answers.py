@@ -13,7 +13,7 @@ from ejax.envs.adapters.gymnasium import GymnasiumVector, make, vectorize
 from ejax.envs.host.calls import HostEnvError
 from ejax.envs.host.guarded import GuardedEnv
 from ejax.envs.host.pure_host import PureHostEnv
-from ejax.trust import trust
+from ejax.schema.trust import trust
 
 SEED = np.array([3, 5], np.uint32)
 STILL = np.zeros((2, 1), np.float32)

@@ -14,7 +14,7 @@ from test_config import BASE, ROOT, make, trainer
 from ejax.config import ConfigError, load_config, parse_config
 from ejax.config.embodichain.check import check
 from ejax.config.files import MAX_DEPTH, read_json, read_yaml
-from ejax.shorten import MOST_OF_VALUE, shorten, shown
+from ejax.schema.messages import MOST_OF_VALUE, shorten, shown
 
 CART_POLE = ROOT / "tests" / "gym_configs" / "cart_pole.json"
 BOMB = "[&a [x,x,x,x,x,x,x,x,x], " + ", ".join(

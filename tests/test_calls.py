@@ -24,10 +24,10 @@ from ejax.envs.host.calls import Call, EnvExit, HostEnvError, call_env, describe
 from ejax.envs.host.guarded import GuardedEnv
 from ejax.reporting.runs import read_run
 from ejax.run import train
+from ejax.schema.trust import trust
 from ejax.training.environments import make_env
 from ejax.training.interrupt import interruptible
 from ejax.training.saved_policy import evaluate_run
-from ejax.trust import trust
 
 SEED = np.array([3, 5], np.uint32)
 CALM = np.zeros((2, 1), np.float32)

@@ -17,7 +17,7 @@ from ejax.config import ConfigError, parse_config
 from ejax.envs.check import check_shapes
 from ejax.envs.point_mass import PointMassRL
 from ejax.run import train
-from ejax.trust import trust
+from ejax.schema.trust import trust
 from ejax.types import Array, Key, PyTree, Timestep
 
 

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from shipped import load_shipped
 
-from ejax import registry
 from ejax.config import ConfigError, RunConfig, load_config, parse_config
 from ejax.config.embodichain.check import check
 from ejax.config.schema import make_schema, schema_text
+from ejax.schema import registry
 from ejax.train import main
 
 ROOT = Path(__file__).parent.parent

@@ -24,9 +24,9 @@ from ejax.config import ConfigError, parse_config
 from ejax.config.models import find_algorithm
 from ejax.distributions import Normal
 from ejax.optim import make_optimizer
-from ejax.registry import ENVS
 from ejax.rollout import reset, unroll
 from ejax.run import train
+from ejax.schema.registry import ENVS
 from ejax.training.cadence import crosses
 from ejax.training.policies import build_policy
 from ejax.training.recorder import draw, play

@@ -17,7 +17,7 @@ from ejax.envs.planar_reach import PlanarReachRL
 from ejax.envs.point_mass import PointMassRL
 from ejax.envs.push_cube import PushCubeRL
 from ejax.envs.rendered import RenderedEnv
-from ejax.registry import ENVS, resolve
+from ejax.schema.registry import ENVS, resolve
 
 KINDS = (PointMassRL, PlanarReachRL, CartPoleRL, PushCubeRL, PickPlaceRL, InstructedPlaceRL, VelocityRL)
 

@@ -21,7 +21,7 @@ from ejax.envs.planar_reach import PlanarReachRL
 from ejax.envs.point_mass import PointMassRL
 from ejax.envs.push_cube import PushCubeRL
 from ejax.numerics.finite import all_finite, finite_rows
-from ejax.registry import ENVS
+from ejax.schema.registry import ENVS
 
 KEY = jax.random.key(0)
 BAD = (np.nan, np.inf, -np.inf)

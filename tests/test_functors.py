@@ -15,7 +15,7 @@ from ejax.envs.manager.functors.registry import CONTRACTS, FUNCTORS, find_functo
 from ejax.envs.manager.world import World
 from ejax.envs.mujoco.engine import PhysicsState
 from ejax.envs.mujoco.rotations import make_pose, matrix_from_euler, quaternion_from_matrix
-from ejax.trust import trust
+from ejax.schema.trust import trust
 from ejax.types import Array
 
 KEY = jax.random.key(0)

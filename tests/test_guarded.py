@@ -25,8 +25,8 @@ from ejax.envs.adapters.gymnasium import GymnasiumVector
 from ejax.envs.host.guarded import GuardedEnv, HostEnvError
 from ejax.envs.host.pure_host import PureHostEnv
 from ejax.run import train
+from ejax.schema.trust import trust
 from ejax.training.environments import make_env
-from ejax.trust import trust
 from ejax.types import HostEnv
 
 SEED = np.array([3, 5, 7], np.uint32)
@@ -98,7 +98,7 @@ def test_a_file_alone_does_not_start_foreign_code(
     env.reset(SEED)
     env.step(wild(0, 9.0))
     env.close()
-    monkeypatch.setattr("ejax.trust._named", {})  # another process
+    monkeypatch.setattr("ejax.schema.trust._named", {})  # another process
     assert replay.main([str(tmp_path / "step1_row0.npz")]) == 2
     told = capsys.readouterr().err
     assert "'ladder:Ladder' (found in " in told

@@ -22,10 +22,10 @@ from ejax.envs.adapters.gymnasium import GymnasiumVector, as_rows, next_seed, ro
 from ejax.envs.host.guarded import GuardedEnv
 from ejax.envs.host.pure_host import PureHostEnv
 from ejax.evaluation import evaluate_host
+from ejax.schema.trust import trust
 from ejax.training.build import build
 from ejax.training.environments import build_env, make_env
 from ejax.training.steppers import HostStepper
-from ejax.trust import trust
 from ejax.types import HostEnv, SavableHostEnv
 
 SEED = np.array([3, 5, 7], np.uint32)

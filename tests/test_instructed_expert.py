@@ -19,7 +19,7 @@ from ejax.envs.instructed_place import SCENE
 from ejax.envs.place_instructions import COLOURS, MEANING, ZONES
 from ejax.experts.instructed_place import make_task
 from ejax.experts.task import Attempts, ScriptedTask
-from ejax.registry import place_of_task
+from ejax.schema.registry import place_of_task
 from ejax.text import as_text
 
 SEED = 7

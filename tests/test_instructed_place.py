@@ -35,7 +35,7 @@ from ejax.envs.place_instructions import (
 )
 from ejax.envs.randomized import RandomizedEnv
 from ejax.envs.rendered import RenderedEnv
-from ejax.registry import resolve
+from ejax.schema.registry import resolve
 from ejax.text import as_text
 from ejax.types import CameraView
 

@@ -19,8 +19,8 @@ from ejax.envs.host.guarded import GuardedEnv
 from ejax.envs.point_mass import PointMassRL
 from ejax.policies import ActorCritic, NetworkConfig
 from ejax.run import train
+from ejax.schema.trust import trust, trust_strings
 from ejax.training.environments import build_env
-from ejax.trust import trust, trust_strings
 from ejax.types import HostEnv
 
 export_run = pytest.importorskip("interop.export").export_run

@@ -56,7 +56,7 @@ LAYERS = [
 """A module may import from its own layer and from those above it in this list; the longest name that fits says where it
 stands. ``data`` has a stricter rule, below; ``registry`` names what is above it as text, and imports it when asked."""
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
-STANDARD = ("ejax.trust", "ejax.plain_files")
+STANDARD = ("ejax.schema.trust", "ejax.plain_files")
 """Modules that need the standard library alone."""
 FILES = sorted(path.relative_to(ROOT / "ejax") for path in (ROOT / "ejax").rglob("*.py"))
 

@@ -28,9 +28,9 @@ from ejax.optim import make_optimizer
 from ejax.policies.mlp import NetworkConfig
 from ejax.policies.recurrence import MemoryConfig, Recurrence, history_step
 from ejax.policies.with_memory import ActorCriticWithMemory
-from ejax.registry import ENVS
 from ejax.rollout import reset, unroll, with_memory
 from ejax.run import train
+from ejax.schema.registry import ENVS
 from ejax.training.build import build
 from ejax.training.checkpoint import load_checkpoint
 from ejax.training.recorder import play

@@ -17,9 +17,9 @@ from ejax.envs.description import WHOLE, Feature, describe
 from ejax.envs.randomized import RandomizedEnv
 from ejax.envs.rendered import RenderedEnv
 from ejax.run import RunResult, train
+from ejax.schema.trust import trust
 from ejax.training.environments import build_env
 from ejax.training.saved_policy import record_video
-from ejax.trust import trust
 from ejax.types import Array, Key
 
 KEY = jax.random.key(0)

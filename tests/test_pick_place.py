@@ -14,7 +14,7 @@ from ejax.envs.manager.grasp_task import WORKSPACE
 from ejax.envs.mujoco.choice import Engine, how_to_install
 from ejax.envs.mujoco.engine import PhysicsState
 from ejax.envs.pick_place import OBSERVATION, PickPlaceRL, PickPlaceState
-from ejax.registry import resolve
+from ejax.schema.registry import resolve
 from ejax.types import Array, Timestep
 
 KEY = jax.random.key(0)

@@ -23,8 +23,8 @@ from ejax.distributions import Normal
 from ejax.envs.mujoco.engine import render
 from ejax.envs.point_mass import PointMassRL, PointMassState
 from ejax.envs.push_cube import PushCubeRL
-from ejax.registry import ENVS
 from ejax.run import train
+from ejax.schema.registry import ENVS
 from ejax.training import recorder as module
 from ejax.training.recorder import VideoRecorder, draw, play
 from ejax.types import Array, CameraView, Env, Key, Phase, Timestep

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from ejax import registry
 from ejax.algorithms import ppo
 from ejax.algorithms.record import Algorithm
 from ejax.config.models import find_algorithm
 from ejax.envs.point_mass import PointMassRL
-from ejax.registry import ALGORITHMS, UnknownNameError, did_you_mean, register_env, register_policy, resolve
-from ejax.trust import trust
+from ejax.schema import registry
+from ejax.schema.registry import ALGORITHMS, UnknownNameError, did_you_mean, register_env, register_policy, resolve
+from ejax.schema.trust import trust
 
 
 @pytest.fixture(autouse=True)
@@ -98,5 +98,5 @@ def test_nothing_near_suggests_nothing() -> None:
 
 
 def test_importing_the_registry_imports_no_entry() -> None:
-    code = "import sys, ejax.registry; print([m for m in sys.modules if m.startswith('ejax.envs')])"
+    code = "import sys, ejax.schema.registry; print([m for m in sys.modules if m.startswith('ejax.envs')])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"

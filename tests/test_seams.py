@@ -21,9 +21,9 @@ from ejax.distributions import Normal, action_spec
 from ejax.envs.point_mass import PointMassRL
 from ejax.optim import OptimizerConfig, ScheduleConfig, make_optimizer
 from ejax.policies import ActorCritic, NetworkConfig
-from ejax.registry import register_algorithm
 from ejax.rollout import reset, unroll, with_memory
 from ejax.run import train
+from ejax.schema.registry import register_algorithm
 from ejax.training.build import build
 from ejax.training.checkpoint import load_checkpoint
 from ejax.types import Env, Key, Metrics, Params, Policy, PyTree

@@ -11,8 +11,8 @@ from tiny import EVALUATED, NUM_STEPS, STEPS, tiny
 
 from ejax.config import parse_config
 from ejax.envs.point_mass import PointMassRL, PointMassState
-from ejax.registry import ENVS
 from ejax.run import train
+from ejax.schema.registry import ENVS
 from ejax.train import main
 from ejax.training.skipped import NonFiniteUpdateError, refuse_nonfinite, skip_notes, skipped_fraction
 from ejax.types import Array, Key, Timestep

@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 from tiny import tiny
 
-from ejax import evaluate, play, replay, train, trust
+from ejax import evaluate, play, replay, train
 from ejax.config import ConfigError, load_config, parse_config
 from ejax.config.__main__ import main as config_main
 from ejax.config.embodichain.check import check
@@ -31,13 +31,14 @@ from ejax.data.engine import OnlineDataEngine, OnlineDataEngineCfg
 from ejax.envs.manager.functors.registry import find_functor
 from ejax.envs.manager.manager_spec import read_manager_spec
 from ejax.envs.rendered import RenderedEnv
-from ejax.registry import place_of_task, resolve
+from ejax.schema import trust
+from ejax.schema.registry import place_of_task, resolve
+from ejax.schema.trust import UntrustedCodeError
 from ejax.training.build import build
 from ejax.training.checkpoint import CheckpointError, load_checkpoint
 from ejax.training.environments import build_env, make_env
 from ejax.training.rescale import share_out
 from ejax.training.saved_policy import elsewhere
-from ejax.trust import UntrustedCodeError
 from ejax.types import HostEnv
 
 ROOT = Path(__file__).parents[1]
@@ -792,15 +793,15 @@ _UNPICKLES = {"pickle.load", "pickle.loads", "pickle.Unpickler", "cloudpickle.lo
 _ALLOWED = {
     ("ejax/__init__.py", "import_module"): "its own table of public names",
     ("ejax/__main__.py", "run_module"): "its own table of commands",
-    ("ejax/trust.py", "import_module"): "the gate",
-    ("ejax/trust.py", "find_spec"): "the gate: a top-level name, which imports nothing",
-    ("ejax/trust.py", "spec_from_file_location"): "the gate, of torch:FILE.py:Name",
-    ("ejax/trust.py", "exec_module"): "the gate, of torch:FILE.py:Name",
+    ("ejax/schema/trust.py", "import_module"): "the gate",
+    ("ejax/schema/trust.py", "find_spec"): "the gate: a top-level name, which imports nothing",
+    ("ejax/schema/trust.py", "spec_from_file_location"): "the gate, of torch:FILE.py:Name",
+    ("ejax/schema/trust.py", "exec_module"): "the gate, of torch:FILE.py:Name",
     ("ejax/train.py", "import_module"): "ejax.run",
     ("ejax/evaluate.py", "import_module"): "ejax.training.saved_policy",
     ("ejax/play.py", "import_module"): "ejax.training.show",
     ("ejax/report.py", "import_module"): "ejax.reporting.runs",
-    ("ejax/registry.py", "import_module"): "entries of its own tables",
+    ("ejax/schema/registry.py", "import_module"): "entries of its own tables",
     ("ejax/envs/adapters/library.py", "import_module"): "libraries that the adapters name",
     ("ejax/training/metrics.py", "import_module"): "wandb",
     ("ejax/config/load.py", "find_spec"): "wandb",

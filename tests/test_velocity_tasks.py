@@ -13,7 +13,7 @@ from ejax.config.embodichain.check import check, count_by_status
 from ejax.envs.locomotion.bipeds import H1_2, MICRODUCK
 from ejax.envs.locomotion.quadrupeds import ANYMAL_C, GO1
 from ejax.envs.locomotion.robots import LeggedRobot, robot_file
-from ejax.frozen import thaw
+from ejax.schema.frozen import thaw
 
 AXES = ("x", "y", "z", "roll", "pitch", "yaw")
 SIZES = (0.5, 0.5, 0.4, 0.52, 0.52, 0.78)

@@ -11,11 +11,11 @@ import jax
 import pytest
 from tiny import GRPO, STEPS, tiny
 
-from ejax import registry
 from ejax.config import ConfigError, RunConfig, parse_config
 from ejax.config.embodichain.check import check
 from ejax.evaluation import evaluate, summarize
 from ejax.run import train
+from ejax.schema import registry
 from ejax.training.build import build
 from ejax.training.checkpoint import CheckpointError, load_checkpoint
 from ejax.training.run_dir import RunDirectory

@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from ejax.registry import WEIGHT_READERS
+from ejax.schema.registry import WEIGHT_READERS
 from ejax.training.checkpoint import save_checkpoint
 from ejax.weights import WeightsError, find_weights, fit_weights, load_weights
 

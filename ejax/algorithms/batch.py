@@ -16,8 +16,8 @@ import jax.numpy as jnp
 
 from ejax.algorithms.record import RunShape
 from ejax.numerics.traced_options import is_on
-from ejax.problems import ConfigError, Problem
 from ejax.rollout import has_large_rows
+from ejax.schema.problems import ConfigError, Problem
 from ejax.types import Array, Params, Policy, PolicyWithMemory, PyTree, Rollout, TrainState
 
 _LONGEST = 128

@@ -29,7 +29,7 @@ from ejax.algorithms.sgd import MinibatchConfig, sgd_epochs
 from ejax.optim import OptimizerConfig, ScheduleConfig, get_learning_rate, step_schedule
 from ejax.policies.normalize import update_normalizer
 from ejax.policies.vla.words import forget_words
-from ejax.problems import Problem
+from ejax.schema.problems import Problem
 from ejax.types import (
     Array,
     Env,

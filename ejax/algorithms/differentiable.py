@@ -11,8 +11,8 @@ from flax import struct
 
 from ejax.distributions import executed
 from ejax.numerics.scan import short_steps
-from ejax.problems import ConfigError, Problem
 from ejax.rollout import EnvCarry, starts_of, step
+from ejax.schema.problems import ConfigError, Problem
 from ejax.types import Array, Env, HostEnv, Key, Metrics, Params, Policy, PyTree
 
 

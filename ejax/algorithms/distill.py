@@ -38,14 +38,14 @@ from ejax.algorithms.record import Algorithm, RunShape, Teacher
 from ejax.algorithms.sgd import MinibatchConfig, sgd_epochs
 from ejax.algorithms.step import RunState, Step, finish
 from ejax.distributions import executed
-from ejax.frozen import Kwargs
 from ejax.losses import weighted_sums
 from ejax.memory import ask, first_memory, rows_like
 from ejax.optim import OptimizerConfig, ScheduleConfig, bind_schedule, get_learning_rate, step_schedule
 from ejax.policies.normalize import update_normalizer
 from ejax.policies.observations import part_of
-from ejax.problems import ConfigError, Problem
 from ejax.rollout import reset, unroll
+from ejax.schema.frozen import Kwargs
+from ejax.schema.problems import ConfigError, Problem
 from ejax.sharding import num_shards
 from ejax.types import Array, Env, HostEnv, Key, Metrics, Params, Policy, PyTree, Rollout, TrainState
 

@@ -34,8 +34,8 @@ from ejax.losses import clipped_surrogate, kl_k3, weighted_sums
 from ejax.numerics.traced_options import for_options, is_on
 from ejax.optim import OptimizerConfig, ScheduleConfig, get_learning_rate, step_schedule
 from ejax.policies.normalize import update_normalizer
-from ejax.problems import Problem
 from ejax.returns import discounted_returns, first_episode_mask, group_advantages
+from ejax.schema.problems import Problem
 from ejax.sharding import num_shards
 from ejax.types import Array, Key, Metrics, Params, Policy, PyTree, Rollout, TrainState
 

@@ -45,8 +45,8 @@ from ejax.losses import clipped_surrogate, clipped_value_loss, kl_k3, value_loss
 from ejax.numerics.traced_options import for_options, is_on
 from ejax.optim import OptimizerConfig, ScheduleConfig, get_learning_rate, of_critic, restart, step_schedule
 from ejax.policies.normalize import update_normalizer
-from ejax.problems import Problem
 from ejax.returns import gae, normalize, vtrace
+from ejax.schema.problems import Problem
 from ejax.sharding import num_shards
 from ejax.types import Array, Key, Metrics, Params, Policy, PyTree, Rollout, TrainState, with_critic
 

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from ejax.algorithms.step import EpisodeStarts, Step
 from ejax.optim import bind_schedule, make_optimizer
-from ejax.problems import Problem
+from ejax.schema.problems import Problem
 from ejax.types import Env, HostEnv, Params, Policy, PolicyWithMemory, PyTree
 
 

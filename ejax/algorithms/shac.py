@@ -44,9 +44,9 @@ from ejax.optim import (
     step_schedule,
 )
 from ejax.policies.normalize import update_normalizer
-from ejax.problems import Problem
 from ejax.returns import gae
 from ejax.rollout import EnvCarry
+from ejax.schema.problems import Problem
 from ejax.types import Array, Env, Key, Metrics, Params, Policy, PyTree, TrainState, split_critic
 
 _PAPERS_ADAM = OptimizerConfig(name="adam", learning_rate=2e-3, kwargs=FrozenDict(betas=(0.7, 0.95)))

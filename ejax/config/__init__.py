@@ -3,7 +3,7 @@
 from ejax.config.load import load_config, parse_config
 from ejax.config.models import AlgorithmConfig, EnvConfig, NetworkBlock, ObsGroups, PolicyConfig, TrainerConfig
 from ejax.config.run_config import RunConfig
-from ejax.problems import ConfigError, KeyNote, Problem
+from ejax.schema.problems import ConfigError, KeyNote, Problem
 
 __all__ = [
     "AlgorithmConfig",

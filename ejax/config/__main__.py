@@ -7,8 +7,8 @@ from pathlib import Path
 
 from ejax.config.embodichain.check import check, count_by_status, table
 from ejax.config.schema import schema_text
-from ejax.problems import ConfigError
-from ejax.trust import add_trust_option, trust_words
+from ejax.schema.problems import ConfigError
+from ejax.schema.trust import add_trust_option, trust_words
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -6,9 +6,9 @@ from typing import Any
 
 from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
 
-from ejax.problems import Problem
-from ejax.sections import unknown_key
-from ejax.shorten import shown
+from ejax.schema.messages import shown
+from ejax.schema.problems import Problem
+from ejax.schema.sections import unknown_key
 
 
 def argument_problems(

@@ -4,7 +4,7 @@ import math
 
 from pydantic import PositiveInt, model_validator
 
-from ejax.frozen import StrictModel
+from ejax.schema.frozen import StrictModel
 from ejax.types import CameraView, Phase
 
 Vector = tuple[float, float, float]

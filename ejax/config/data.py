@@ -10,10 +10,10 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_va
 from ejax.config.annotations import mismatch
 from ejax.data.chunks import SamplingMode
 from ejax.data.engine_config import RefillPolicy, check_budget
-from ejax.frozen import Kwargs, StrictModel, thaw
-from ejax.problems import Problem
-from ejax.registry import DEMONSTRATORS, did_you_mean, resolve, trusted_name
-from ejax.shorten import shown
+from ejax.schema.frozen import Kwargs, StrictModel, thaw
+from ejax.schema.messages import shown
+from ejax.schema.problems import Problem
+from ejax.schema.registry import DEMONSTRATORS, did_you_mean, resolve, trusted_name
 
 
 class DataConfig(StrictModel):

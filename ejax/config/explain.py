@@ -7,12 +7,12 @@ from pydantic import ValidationError
 from ejax.config.embodichain.spellings import SCIENTIFIC
 from ejax.config.models import find_algorithm
 from ejax.config.schema import allowed_keys
-from ejax.frozen import thaw
 from ejax.optim import OPTIMIZER_KWARGS, SCHEDULE_KWARGS
-from ejax.problems import ConfigError, Problem
-from ejax.registry import did_you_mean, is_import_path
-from ejax.sections import unknown_key
-from ejax.shorten import shown
+from ejax.schema.frozen import thaw
+from ejax.schema.messages import shown
+from ejax.schema.problems import ConfigError, Problem
+from ejax.schema.registry import did_you_mean, is_import_path
+from ejax.schema.sections import unknown_key
 
 _MOST_EXPLAINED = 300
 """Unknown keys that are compared with all known ones, which takes long; a message shows fewer."""

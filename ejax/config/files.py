@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import yaml
 
 from ejax.plain_files import MAX_DIGITS, read_bytes
-from ejax.problems import ConfigError, Problem
-from ejax.shorten import MOST_OF_VALUE, shorten, shown
+from ejax.schema.messages import MOST_OF_VALUE, shorten, shown
+from ejax.schema.problems import ConfigError, Problem
 
 SUFFIXES = (".json", ".yaml", ".yml")
 MAX_BYTES = {".json": 4 << 20, ".yaml": 1 << 20, ".yml": 1 << 20}

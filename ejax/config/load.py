@@ -39,10 +39,10 @@ from ejax.config.schema import allowed_keys
 from ejax.config.spaces import class_problems
 from ejax.device import device_problem
 from ejax.plain_files import read_bytes
-from ejax.problems import ConfigError, Problem, with_sections
-from ejax.shorten import MOST_OF_VALUE, shorten, shown
-from ejax.trust import trust_strings, trust_words
-from ejax.values import MAX_CHARACTERS, MAX_DEPTH, number_problems, plain, writing_problems
+from ejax.schema.messages import MOST_OF_VALUE, shorten, shown
+from ejax.schema.problems import ConfigError, Problem, with_sections
+from ejax.schema.trust import trust_strings, trust_words
+from ejax.schema.values import MAX_CHARACTERS, MAX_DEPTH, number_problems, plain, writing_problems
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = (), device: str | None = None) -> RunConfig:
@@ -51,7 +51,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = (), device: str | N
     Args:
         path: JSON or YAML, in any spelling of EmbodiChain's releases.
         overrides: ``section.key=value``, the value in YAML; they win over the file, whatever its spelling. Code that
-            they name as ``package.module:Name`` may run; of the file, only what ``ejax.trust`` lets through.
+            they name as ``package.module:Name`` may run; of the file, only what ``ejax.schema.trust`` lets through.
         device: wins over ``trainer.device``.
 
     Raises:
@@ -67,7 +67,7 @@ def parse_config(
     device: str | None = None,
     folder: str | Path | None = None,
 ) -> RunConfig:
-    """``load_config`` for a config that is in memory: a program's own, so code that it names may run (``ejax.trust``).
+    """``load_config`` for a config that is in memory: a program's own, so code that it names may run (``ejax.schema.trust``).
 
     ejax itself never calls it: what it has in memory came from a file, or from another process.
 
@@ -92,7 +92,7 @@ def parse_untrusted(
     folder: str | Path | None = None,
     source: str = "config",
 ) -> RunConfig:
-    """``parse_config`` for the content of a file: code that it names runs only where ``ejax.trust`` lets it through.
+    """``parse_config`` for the content of a file: code that it names runs only where ``ejax.schema.trust`` lets it through.
 
     Args:
         source: names the content in errors.

@@ -30,15 +30,15 @@ from ejax.config.camera import CameraConfig
 from ejax.device import MatmulPrecision
 from ejax.envs.randomization.draws import check_choice
 from ejax.envs.randomization.names import KINDS, modes_of
-from ejax.frozen import Kwargs, StrictModel, freeze
 from ejax.policies.mlp import NetworkConfig
 from ejax.policies.recurrence import MemoryConfig
 from ejax.policies.vla.config import VLAConfig
-from ejax.problems import Problem
-from ejax.registry import did_you_mean, resolve, trusted_name
-from ejax.shorten import shown
+from ejax.schema.frozen import Kwargs, StrictModel, freeze
+from ejax.schema.messages import shown
+from ejax.schema.problems import Problem
+from ejax.schema.registry import did_you_mean, resolve, trusted_name
+from ejax.schema.values import INT64_MAX
 from ejax.types import Phase
-from ejax.values import INT64_MAX
 
 MOST_OF_NAME = 180
 """Bytes of ``exp_name``: most file systems take 255 for a name, and a checkpoint's has the step in it too."""

@@ -24,8 +24,8 @@ from pydantic import (
     model_validator,
 )
 
-from ejax.frozen import StrictModel, freeze, thaw
-from ejax.shorten import shown
+from ejax.schema.frozen import StrictModel, freeze, thaw
+from ejax.schema.messages import shown
 
 OPTIONS = "algorithm.cfg."
 """What members may differ in, besides the seed, begins with it."""

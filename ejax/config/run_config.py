@@ -11,10 +11,10 @@ from ejax.algorithms.record import RunShape
 from ejax.config.data import DataConfig, data_problems
 from ejax.config.models import AlgorithmConfig, EnvConfig, PolicyConfig, TrainerConfig
 from ejax.config.population import OPTIONS, Member, PopulationConfig, members_of, with_member
-from ejax.frozen import StrictModel, thaw
-from ejax.problems import ConfigError, KeyNote, Problem
-from ejax.shorten import shown
-from ejax.values import INT32_MAX, number_problems
+from ejax.schema.frozen import StrictModel, thaw
+from ejax.schema.messages import shown
+from ejax.schema.problems import ConfigError, KeyNote, Problem
+from ejax.schema.values import INT32_MAX, number_problems
 
 
 class RunConfig(StrictModel):

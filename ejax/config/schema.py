@@ -10,7 +10,7 @@ from ejax.config.embodichain.compat import COMPAT
 from ejax.config.embodichain.spellings import MOVED, WITHOUT_EFFECT
 from ejax.config.models import find_algorithm
 from ejax.config.run_config import RunConfig
-from ejax.registry import ALGORITHMS
+from ejax.schema.registry import ALGORITHMS
 
 _OTHER_KEYS = {
     "trainer": {

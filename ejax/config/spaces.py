@@ -9,10 +9,10 @@ import gymnasium
 from ejax.config.annotations import argument_problems
 from ejax.config.models import PolicyConfig
 from ejax.distributions import action_spec
-from ejax.frozen import thaw
-from ejax.problems import Problem
-from ejax.registry import did_you_mean, resolve
-from ejax.shorten import shown
+from ejax.schema.frozen import thaw
+from ejax.schema.messages import shown
+from ejax.schema.problems import Problem
+from ejax.schema.registry import did_you_mean, resolve
 
 _OF_MLPS = ("actor_critic", "actor_only")
 _GIVEN = {

@@ -24,7 +24,7 @@ from ejax.data.lerobot.format import Images
 from ejax.data.lerobot.write import EpisodeWriter
 from ejax.data.samplers import check_seed, make_rng
 from ejax.data.task import DemonstrationTask, Episode, Failure, Origin, flatten
-from ejax.trust import add_trust_option, import_trusted, trust_strings, trust_words
+from ejax.schema.trust import add_trust_option, import_trusted, trust_strings, trust_words
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from ejax.data.failures import pack_failure
 from ejax.data.rows import EpisodeTooLongError, check_episode
 from ejax.data.samplers import make_rng
 from ejax.data.task import DemonstrationTask, Episode, EpisodeSpec, Failure, Origin, Outcome
-from ejax.trust import import_trusted, trust
+from ejax.schema.trust import import_trusted, trust
 
 POLL_S = 0.02
 """Polling interval of the service thread, in s."""

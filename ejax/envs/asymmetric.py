@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from ejax.envs.description import WHOLE, EnvDescription, describe
 from ejax.envs.mujoco.appearance import Appearance
-from ejax.frozen import freeze, thaw
-from ejax.registry import resolve
+from ejax.schema.frozen import freeze, thaw
+from ejax.schema.registry import resolve
 from ejax.types import Array, CameraView, HostEnv, Key, PyTree, Timestep, carry_over
 
 

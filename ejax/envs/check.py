@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ejax.problems import ConfigError, Problem
+from ejax.schema.problems import ConfigError, Problem
 from ejax.types import Array, Env, HostEnv, Key, PyTree, Timestep, carry_over
 
 _OURS = Path(__file__).parents[1]

@@ -38,9 +38,9 @@ from ejax.envs.mujoco.appearance import Appearance
 from ejax.envs.mujoco.choice import choose_engine
 from ejax.envs.mujoco.engine import Engine, Physics, PhysicsState, check_physics, load_model, render, settings_changed
 from ejax.envs.mujoco.world import TaskState, World
-from ejax.frozen import freeze, thaw
 from ejax.numerics.finite import all_finite
-from ejax.registry import did_you_mean
+from ejax.schema.frozen import freeze, thaw
+from ejax.schema.registry import did_you_mean
 from ejax.types import Array, CameraView, Key, Timestep
 
 _TOUCH = (int(mujoco.mjtSensor.mjSENS_TOUCH), int(mujoco.mjtSensor.mjSENS_CONTACT))

@@ -20,7 +20,7 @@ from ejax.envs.mujoco.engine import PhysicsState, load_model
 from ejax.envs.randomization.events import Event, Events, read_events
 from ejax.envs.randomization.physics import keep_written
 from ejax.envs.randomization.sensing import Sensing, Side, first, late, push
-from ejax.frozen import freeze
+from ejax.schema.frozen import freeze
 from ejax.types import Array, CameraView, HostEnv, Key, PyTree, Timestep, carry_over
 
 LEVEL = "curriculum_level"

@@ -25,8 +25,8 @@ from ejax.envs.mujoco.raycast import draw
 from ejax.envs.mujoco.scenery import half_angles, look_at
 from ejax.envs.randomized import RandomizedEnv, with_events
 from ejax.envs.visual_randomizers import Look, Randomizers
-from ejax.frozen import freeze, thaw
-from ejax.registry import resolve
+from ejax.schema.frozen import freeze, thaw
+from ejax.schema.registry import resolve
 from ejax.types import Array, CameraView, Env, Key, PyTree, RenderableEnv, Timestep, carry_over
 
 _LOOK = 0x100C
@@ -86,7 +86,7 @@ class RenderedEnv:
 
     Raises:
         ValueError: an environment that cannot be drawn, or so; whose observation is neither a vector nor a dict, or has
-            an ``image``; or that was not trusted (``ejax.trust``).
+            an ``image``; or that was not trusted (``ejax.schema.trust``).
     """
 
     env: str

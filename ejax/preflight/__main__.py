@@ -6,8 +6,8 @@ import os
 import sys
 from pathlib import Path
 
+from ejax.schema.trust import add_trust_option, trust_words
 from ejax.training.leave import leave
-from ejax.trust import add_trust_option, trust_words
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -17,7 +17,7 @@ def main(argv: list[str] | None = None) -> int:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # XLA tells of missing drivers, which is the point
     from ejax.config import ConfigError
     from ejax.envs.host.calls import HostEnvError
-    from ejax.trust import UntrustedCodeError
+    from ejax.schema.trust import UntrustedCodeError
 
     trust_words([*args.trust, *args.overrides], remember=True)
     try:

@@ -13,7 +13,7 @@ import jax
 from pydantic import BaseModel
 
 from ejax.preflight.run import preflight
-from ejax.problems import ConfigError, Problem
+from ejax.schema.problems import ConfigError, Problem
 from ejax.training.facts import read_facts
 
 _COUNTED = ("kernels", "host_trips", "callbacks", "collectives", "collective_bytes")

@@ -8,7 +8,7 @@ import jax
 from jax.experimental import topologies
 
 from ejax.preflight.targets import Card
-from ejax.problems import ConfigError, Problem
+from ejax.schema.problems import ConfigError, Problem
 
 _PACKAGES = (("jax-cuda12-plugin", "jax-cuda12-pjrt"), ("jax-cuda13-plugin", "jax-cuda13-pjrt"))
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ejax.plain_files import read_text
-from ejax.problems import ConfigError, Problem
+from ejax.schema.problems import ConfigError, Problem
 
 _TEXT = """gpu_device_info {{
   threads_per_block_limit: 1024 threads_per_warp: 32 threads_per_core_limit: {threads_per_core}

@@ -23,8 +23,8 @@ from ejax.data import DataBudgetExhaustedError, OnlineDataEngine, OnlineDataEngi
 from ejax.data.dataset import Chunks, ChunkSource
 from ejax.data.samplers import make_rng
 from ejax.data.task import FRAME_FIELDS, LOSS_MASK, flatten
-from ejax.frozen import thaw
-from ejax.registry import place_of_task
+from ejax.schema.frozen import thaw
+from ejax.schema.registry import place_of_task
 from ejax.training.checkpoint import CheckpointError
 from ejax.types import PyTree
 

@@ -17,7 +17,7 @@ from ejax.envs.check import check_shapes
 from ejax.envs.host.calls import call_env
 from ejax.envs.host.guarded import GuardedEnv
 from ejax.envs.randomization.names import split_events
-from ejax.registry import is_import_path, resolve
+from ejax.schema.registry import is_import_path, resolve
 from ejax.training.physics import settle_physics
 from ejax.types import Env, HostEnv, Phase, PyTree
 

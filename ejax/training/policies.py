@@ -18,7 +18,7 @@ from ejax.policies.nnx import NnxPolicy
 from ejax.policies.normalize import PolicyStateError, update_normalizer
 from ejax.policies.observations import select_observation
 from ejax.policies.with_memory import ActorCriticWithMemory
-from ejax.registry import resolve
+from ejax.schema.registry import resolve
 from ejax.training.environments import sample_obs
 from ejax.types import Env, HostEnv, Key, Policy, PyTree
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from ejax.frozen import is_hashable
+from ejax.schema.frozen import is_hashable
 
 _MOST = 8
 """Programs that are kept, those that were asked for last."""

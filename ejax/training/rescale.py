@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from ejax.config import ConfigError, Problem, RunConfig
-from ejax.shorten import shown
+from ejax.schema.messages import shown
 from ejax.training.checkpoint import CheckpointError
 from ejax.training.facts import read_facts
 from ejax.training.run_dir import RunMeta

@@ -456,7 +456,7 @@ def open_run_directory(path: Path) -> tuple[RunDirectory, RunConfig]:
     Raises:
         FileNotFoundError: ``path`` is no run.
         CheckpointError: its config was changed or damaged.
-        ConfigError: it names code that nobody trusted (``ejax.trust``).
+        ConfigError: it names code that nobody trusted (``ejax.schema.trust``).
     """
     path = find_run(path)
     check_configs(path)

@@ -17,7 +17,7 @@ from ejax.config.load import parse_untrusted
 from ejax.device import matmul_precision, prepare_jax
 from ejax.envs.mujoco.engine import choose_opengl
 from ejax.evaluation import evaluate, evaluate_host, summarize
-from ejax.registry import is_import_path, resolve
+from ejax.schema.registry import is_import_path, resolve
 from ejax.training.checkpoint import load_params, verify_checkpoint
 from ejax.training.environments import build_env, sample_obs
 from ejax.training.player import film_host

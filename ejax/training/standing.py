@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ejax.algorithms.population import FITNESS
 from ejax.config.models import TrainerConfig
 from ejax.config.population import Member
-from ejax.frozen import thaw
+from ejax.schema.frozen import thaw
 from ejax.training.progress import Progress
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from ejax.algorithms.step import RunState
 from ejax.config import ConfigError, RunConfig
 from ejax.config.bind import bind
-from ejax.registry import is_foreign_checkpoint
+from ejax.schema.registry import is_foreign_checkpoint
 from ejax.training.build import build, num_devices
 from ejax.training.checkpoint import load_checkpoint, verify_checkpoint
 from ejax.training.evaluators import check_best_metric

@@ -15,7 +15,7 @@ from ejax.config.models import find_algorithm
 from ejax.optim import scheduled_learning_rate, set_learning_rate
 from ejax.policies.vla.loading import load_parts
 from ejax.policies.vla.policy import VLAPolicy
-from ejax.registry import checkpoint_reader, is_foreign_checkpoint
+from ejax.schema.registry import checkpoint_reader, is_foreign_checkpoint
 from ejax.training.checkpoint import CheckpointError, load_checkpoint, load_params, verify_checkpoint
 from ejax.training.facts import FactsError, read_facts
 from ejax.training.parts import Parts

@@ -36,7 +36,7 @@ from ejax.policies.recurrence import MemoryConfig
 from ejax.policies.vision import KERNELS, VisionPolicy, encoder_name
 from ejax.policies.vla.policy import VLAPolicy
 from ejax.policies.with_memory import ActorCriticWithMemory
-from ejax.registry import did_you_mean
+from ejax.schema.registry import did_you_mean
 from ejax.types import Params, Policy
 from interop.checkpoints.vla_weights import vla_state_dict
 

@@ -15,9 +15,9 @@ from ejax.config.embodichain.spellings import respell_key
 from ejax.config.files import read_file
 from ejax.config.load import device_problems, read_draft
 from ejax.config.models import EnvConfig
-from ejax.problems import KeyNote, Status, with_sections
-from ejax.registry import is_import_path
-from ejax.shorten import MOST_OF_VALUE, shorten
+from ejax.schema.messages import MOST_OF_VALUE, shorten
+from ejax.schema.problems import KeyNote, Status, with_sections
+from ejax.schema.registry import is_import_path
 
 _RESPELLED = {
     "trainer.cuda": "trainer.device",

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ejax.problems import EMPTY, KeyReport
-from ejax.sections import Section, is_empty
-from ejax.shorten import shown
+from ejax.schema.messages import shown
+from ejax.schema.problems import EMPTY, KeyReport
+from ejax.schema.sections import Section, is_empty
 
 OVERRIDE = " (override)"
 """Ends the spelling of a key that an override gives."""

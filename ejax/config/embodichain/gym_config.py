@@ -23,12 +23,12 @@ from ejax.config.run_config import RunConfig
 from ejax.config.spaces import space_problems
 from ejax.envs.manager.ignored import IGNORED
 from ejax.envs.randomization.names import KINDS, split_events
-from ejax.frozen import freeze, thaw
-from ejax.problems import ConfigError, KeyNote, KeyReport, Problem
-from ejax.registry import ENVS, UnknownNameError, did_you_mean, did_you_mean_family, resolve
-from ejax.sections import Section
-from ejax.shorten import shown
-from ejax.trust import UntrustedCodeError
+from ejax.schema.frozen import freeze, thaw
+from ejax.schema.messages import shown
+from ejax.schema.problems import ConfigError, KeyNote, KeyReport, Problem
+from ejax.schema.registry import ENVS, UnknownNameError, did_you_mean, did_you_mean_family, resolve
+from ejax.schema.sections import Section
+from ejax.schema.trust import UntrustedCodeError
 from ejax.types import PHASES
 
 MANAGER_ENV = "EmbodiedEnv"

@@ -17,8 +17,8 @@ from ejax.config.models import MOST_OF_NAME, find_algorithm
 from ejax.data.engine_config import OF_EMBODICHAIN_ONLY, embodichain_field
 from ejax.envs.manager.ignored import IGNORED
 from ejax.policies.mlp import NetworkConfig
-from ejax.registry import Kind, UnknownNameError, did_you_mean, registered_name
-from ejax.shorten import shown
+from ejax.schema.messages import shown
+from ejax.schema.registry import Kind, UnknownNameError, did_you_mean, registered_name
 from ejax.types import PHASES, Phase
 
 APG_TRAINER_KEYS = (

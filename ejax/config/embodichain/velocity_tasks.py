@@ -9,8 +9,8 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from ejax.envs.manager.ignored import IGNORED
-from ejax.sections import Section
-from ejax.shorten import shown
+from ejax.schema.messages import shown
+from ejax.schema.sections import Section
 
 if TYPE_CHECKING:
     from ejax.envs.locomotion.robots import LeggedRobot

@@ -15,7 +15,7 @@ from ejax.envs.adapters.library import check_name
 from ejax.envs.adapters.worker import make_in_worker
 from ejax.envs.host.answers import answering, check_choices, check_flags_and_reward, check_success
 from ejax.envs.host.calls import call_env
-from ejax.trust import check_trusted, import_trusted
+from ejax.schema.trust import check_trusted, import_trusted
 from ejax.types import HostTimestep, PyTree
 
 Rows = NDArray[np.bool_]
@@ -169,7 +169,7 @@ def make(
 
     Args:
         name: a registered id; of ``package.module:Name-v0`` the module is imported first, which registers it, as
-            Gymnasium does, if ``ejax.trust`` lets it through.
+            Gymnasium does, if ``ejax.schema.trust`` lets it through.
         vectorization: ``sync`` steps all in one process; ``async`` gives each a process of its own, which pays where
             one step takes longer than about 0.2 ms.
         action_chunk: the policy decides every so many steps; see ``ActionChunk``.

@@ -6,7 +6,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from ejax.shorten import shown
+from ejax.schema.messages import shown
 from ejax.types import HostTimestep, PyTree
 
 _NUMBER, _FLAG = "fiub", "b"

@@ -14,7 +14,7 @@ from ejax.envs.locomotion.gait_task import GAIT_ACTOR, GAIT_COMMAND, GAIT_CRITIC
 from ejax.envs.locomotion.motors import motor_drives
 from ejax.envs.locomotion.robots import Foot, Imu, JointDrives, LeggedRobot, per_joint
 from ejax.envs.locomotion.tasks import Push, VelocityTask
-from ejax.frozen import freeze
+from ejax.schema.frozen import freeze
 
 _G1_JOINTS = tuple(
     f"{name}_joint"

@@ -15,7 +15,7 @@ import numpy as np
 
 from ejax.envs.locomotion.robots import LeggedRobot, Shape
 from ejax.envs.mujoco.model_files import check_model_files
-from ejax.shorten import shorten
+from ejax.schema.messages import shorten
 
 COLLISION = re.compile(r".*_collision\d*")
 _NOT_LINKS = (

@@ -23,7 +23,7 @@ from ejax.envs.locomotion.gait_task import (
 from ejax.envs.locomotion.motors import motor_drives
 from ejax.envs.locomotion.robots import Foot, JointDrives, LeggedRobot, Shape, per_joint
 from ejax.envs.locomotion.tasks import Push, VelocityTask
-from ejax.frozen import freeze
+from ejax.schema.frozen import freeze
 
 
 def _legs(*names: str) -> tuple[str, ...]:

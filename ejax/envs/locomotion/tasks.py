@@ -14,8 +14,8 @@ from flax.core import FrozenDict
 from ejax.envs.locomotion.commands import CommandRanges, Range
 from ejax.envs.locomotion.robots import LeggedRobot, per_joint
 from ejax.envs.locomotion.terms import REWARDS
-from ejax.frozen import freeze
-from ejax.registry import did_you_mean
+from ejax.schema.frozen import freeze
+from ejax.schema.registry import did_you_mean
 
 _AXES = ("x", "y", "z", "roll", "pitch", "yaw")
 

@@ -28,8 +28,8 @@ from ejax.envs.mujoco.appearance import Appearance
 from ejax.envs.mujoco.choice import choose_engine
 from ejax.envs.mujoco.engine import Engine, Physics, PhysicsState, check_physics, render
 from ejax.envs.mujoco.rotations import matrix_from_quaternion
-from ejax.frozen import freeze
 from ejax.numerics.finite import all_finite
+from ejax.schema.frozen import freeze
 from ejax.types import Array, CameraView, Key, Timestep
 
 

@@ -13,8 +13,8 @@ from xml.etree import ElementTree as ET
 import numpy as np
 
 from ejax.envs.manager.ignored import IGNORED
-from ejax.problems import KeyReport
-from ejax.sections import Section
+from ejax.schema.problems import KeyReport
+from ejax.schema.sections import Section
 
 Vector: TypeAlias = tuple[float, float, float]
 

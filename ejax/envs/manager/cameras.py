@@ -21,11 +21,11 @@ from ejax.envs.manager.ignored import IGNORED
 from ejax.envs.manager.robots import Matrix
 from ejax.envs.mujoco.kinematics import transform
 from ejax.envs.mujoco.scenery import Camera
-from ejax.frozen import thaw
-from ejax.problems import KeyReport
-from ejax.registry import did_you_mean
-from ejax.sections import Section
-from ejax.shorten import shown
+from ejax.schema.frozen import thaw
+from ejax.schema.messages import shown
+from ejax.schema.problems import KeyReport
+from ejax.schema.registry import did_you_mean
+from ejax.schema.sections import Section
 from ejax.types import Array, CameraView
 
 _SIZE = (640, 480)

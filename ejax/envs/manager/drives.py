@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from ejax.envs.manager.ignored import IGNORED
 from ejax.envs.manager.robots import Robot
-from ejax.sections import Section
+from ejax.schema.sections import Section
 
 
 @dataclass(frozen=True, kw_only=True)

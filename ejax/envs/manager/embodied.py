@@ -20,9 +20,9 @@ from ejax.envs.mujoco.appearance import Appearance
 from ejax.envs.mujoco.engine import Engine, check_physics, render
 from ejax.envs.mujoco.pictures import Renderer, check_renderer_name, picture
 from ejax.envs.randomization.physics import Change, base, keep_written, refuse_overlaps
-from ejax.frozen import freeze
 from ejax.numerics.finite import all_finite
-from ejax.problems import KeyReport
+from ejax.schema.frozen import freeze
+from ejax.schema.problems import KeyReport
 from ejax.types import Array, CameraView, Key, Timestep
 
 Obs = dict[str, Any]

@@ -17,9 +17,9 @@ from typing import Any
 
 from ejax.envs.manager.ignored import IGNORED
 from ejax.envs.manager.tasks import Task
-from ejax.frozen import freeze
-from ejax.problems import KeyReport
-from ejax.sections import Section
+from ejax.schema.frozen import freeze
+from ejax.schema.problems import KeyReport
+from ejax.schema.sections import Section
 
 FIRST_LIMIT, LIMIT = 1000, 300
 """Default steps of an episode: in the first form, and later."""

@@ -18,10 +18,10 @@ from ejax.envs.manager.robot_config import read_robot
 from ejax.envs.manager.scene import Scene, make_scene
 from ejax.envs.manager.specs import Spec, read_specs
 from ejax.envs.manager.tasks import SCENE_ONLY, TASK_RULES, JudgeFn, Task, missing_task
-from ejax.problems import ConfigError, KeyNote, KeyReport
-from ejax.registry import did_you_mean
-from ejax.sections import Section
-from ejax.values import number_problems
+from ejax.schema.problems import ConfigError, KeyNote, KeyReport
+from ejax.schema.registry import did_you_mean
+from ejax.schema.sections import Section
+from ejax.schema.values import number_problems
 
 SOURCE = "gym config"
 """Where a problem's key is, in errors."""

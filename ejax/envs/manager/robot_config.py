@@ -11,8 +11,8 @@ from ejax.envs.manager.bodies import Vector
 from ejax.envs.manager.drives import Drives, matching_joints, read_drives
 from ejax.envs.manager.ignored import IGNORED
 from ejax.envs.manager.robots import UR_FAMILY, Matrix, Robot, make_cart_pole, make_ur
-from ejax.sections import Section
-from ejax.shorten import shown
+from ejax.schema.messages import shown
+from ejax.schema.sections import Section
 
 _ROBOT_REFUSED = {
     "qpos_limits": "joints have the limits of ejax's model",

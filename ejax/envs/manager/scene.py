@@ -20,7 +20,7 @@ from ejax.envs.manager.drives import Drives
 from ejax.envs.manager.robots import Robot
 from ejax.envs.mujoco.engine import load_model
 from ejax.envs.mujoco.kinematics import transform
-from ejax.registry import did_you_mean
+from ejax.schema.registry import did_you_mean
 
 _FRAME = Path(__file__).parents[1] / "assets" / "scene.xml"
 

@@ -9,10 +9,10 @@ from ejax.envs.manager.functors.events import PhysicsEvent
 from ejax.envs.manager.functors.registry import CONTRACTS, FunctorKind, find_functor
 from ejax.envs.manager.ignored import IGNORED
 from ejax.envs.randomization.physics import ROBOT
-from ejax.frozen import freeze
-from ejax.problems import KeyReport
-from ejax.registry import did_you_mean
-from ejax.sections import Section
+from ejax.schema.frozen import freeze
+from ejax.schema.problems import KeyReport
+from ejax.schema.registry import did_you_mean
+from ejax.schema.sections import Section
 
 MODES: dict[FunctorKind, tuple[str, ...]] = {
     "events": ("startup", "reset", "interval"),

@@ -8,7 +8,7 @@ from typing import TypeAlias
 import jax.numpy as jnp
 
 from ejax.envs.manager.world import World
-from ejax.registry import did_you_mean
+from ejax.schema.registry import did_you_mean
 from ejax.types import Array
 
 _FELL = -0.1

@@ -19,7 +19,7 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-from ejax.registry import did_you_mean
+from ejax.schema.registry import did_you_mean
 from ejax.types import Array
 
 FIELDS = (

@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from ejax.envs.mujoco.engine import PhysicsState, load_model
 from ejax.envs.mujoco.kinematics import body_pose, rate_of_qpos, times, transform
-from ejax.registry import did_you_mean
+from ejax.schema.registry import did_you_mean
 from ejax.types import Array
 
 _FREE, _BALL = int(mujoco.mjtJoint.mjJNT_FREE), int(mujoco.mjtJoint.mjJNT_BALL)

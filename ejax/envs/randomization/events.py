@@ -17,10 +17,10 @@ from ejax.envs.randomization.curriculum import Curriculum
 from ejax.envs.randomization.names import CURRICULUM, REFUSED, modes_of
 from ejax.envs.randomization.physics import PHYSICS, Change, base, refuse_overlaps
 from ejax.envs.randomization.sensing import SENSING, Sensing, Side
-from ejax.frozen import thaw
-from ejax.problems import KeyReport
-from ejax.registry import did_you_mean
-from ejax.sections import Section
+from ejax.schema.frozen import thaw
+from ejax.schema.problems import KeyReport
+from ejax.schema.registry import did_you_mean
+from ejax.schema.sections import Section
 from ejax.types import Key
 
 D = TypeVar("D")

@@ -23,8 +23,8 @@ from ejax.envs.mujoco.engine import PhysicsState
 from ejax.envs.mujoco.parameters import parameter
 from ejax.envs.mujoco.rotations import matrix_from_quaternion
 from ejax.envs.randomization.draws import Draw, read_draw
-from ejax.problems import KeyReport
-from ejax.registry import did_you_mean
+from ejax.schema.problems import KeyReport
+from ejax.schema.registry import did_you_mean
 from ejax.types import Array, Key
 
 ROBOT = "robot"

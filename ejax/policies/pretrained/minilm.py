@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ejax.policies.pretrained.wordpiece import WordPiece, read_wordpiece
-from ejax.shorten import shown
+from ejax.schema.messages import shown
 from ejax.types import Array
 from ejax.weights import fit_weights, load_weights, weights_folder
 

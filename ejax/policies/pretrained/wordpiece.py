@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ejax.plain_files import read_json, read_text
-from ejax.shorten import shown
+from ejax.schema.messages import shown
 
 _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _SPLIT = re.compile("(" + "|".join(map(re.escape, _SPECIAL)) + ")")

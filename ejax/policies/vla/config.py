@@ -16,8 +16,8 @@ from pydantic import (
     model_validator,
 )
 
-from ejax.frozen import freeze, thaw
-from ejax.registry import trusted_name
+from ejax.schema.frozen import freeze, thaw
+from ejax.schema.registry import trusted_name
 
 _STRICT = ConfigDict(
     frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, protected_namespaces=()

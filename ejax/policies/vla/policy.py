@@ -18,7 +18,7 @@ from ejax.policies.vla.config import ModelConfig, VLAConfig
 from ejax.policies.vla.flow import FlowChunk, FlowSpec
 from ejax.policies.vla.network import Context, VLANetwork
 from ejax.policies.vla.words import Words, split, vocabulary_of
-from ejax.registry import resolve
+from ejax.schema.registry import resolve
 from ejax.text import as_bytes, as_text
 from ejax.types import Array, Key, Params, PyTree
 

@@ -6,8 +6,8 @@ from typing import Any, Literal, TypeVar
 from ejax.envs.manager.functors import actions, events, observations, rewards
 from ejax.envs.randomization.names import REFUSED
 from ejax.envs.randomization.physics import PHYSICS
-from ejax.registry import did_you_mean
-from ejax.trust import import_trusted
+from ejax.schema.registry import did_you_mean
+from ejax.schema.trust import import_trusted
 
 FunctorKind = Literal["observations", "rewards", "events", "actions"]
 """The sections of a gym config's ``env``."""
@@ -114,7 +114,7 @@ def find_functor(kind: FunctorKind, name: str) -> Callable[..., Any]:
 
     Raises:
         ValueError: no such functor; the message lists the names and the nearest.
-        UntrustedCodeError: ``package.module:function`` that only a file names (``ejax.trust``).
+        UntrustedCodeError: ``package.module:function`` that only a file names (``ejax.schema.trust``).
         ImportError: ``package.module:function`` does not exist.
     """
     if name in FUNCTORS[kind]:

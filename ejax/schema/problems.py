@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from ejax.shorten import MOST_OF_VALUE, shorten
+from ejax.schema.messages import MOST_OF_VALUE, shorten
 
 Status = Literal["used", "renamed", "without effect", "unsupported"]
 

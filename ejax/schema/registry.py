@@ -3,7 +3,7 @@
 An entry is an object or ``"package.module:Name"`` (without ``:Name``: the module), imported when it is
 resolved.
 Names are case-insensitive. ``"package.module:Name"`` itself is a name too: it is imported as it stands, once the gate
-(``ejax.trust``) lets it through.
+(``ejax.schema.trust``) lets it through.
 """
 
 import difflib
@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any, Literal, TypeVar
 
-from ejax.trust import UntrustedCodeError, check_trusted, import_trusted
+from ejax.schema.trust import UntrustedCodeError, check_trusted, import_trusted
 
 Kind = Literal["env", "policy", "algorithm", "task"]
 T = TypeVar("T")
@@ -125,7 +125,7 @@ def resolve(kind: Kind, name: str) -> Any:
 
     Raises:
         UnknownNameError: no such name; the message lists the names and the nearest.
-        UntrustedCodeError: a ``"package.module:Name"`` that nobody named but a file (``ejax.trust``).
+        UntrustedCodeError: a ``"package.module:Name"`` that nobody named but a file (``ejax.schema.trust``).
         ImportError: the entry's module, or the name in it, is not there.
     """
     if family := _family(kind, name):

@@ -4,10 +4,10 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from ejax.problems import EMPTY, KeyReport, Status
-from ejax.registry import did_you_mean
-from ejax.shorten import shown
-from ejax.values import INT32_MAX
+from ejax.schema.messages import shown
+from ejax.schema.problems import EMPTY, KeyReport, Status
+from ejax.schema.registry import did_you_mean
+from ejax.schema.values import INT32_MAX
 
 
 def unknown_key(name: str, allowed: Iterable[str], hidden: Iterable[str] = ()) -> str:

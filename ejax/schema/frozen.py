@@ -7,7 +7,7 @@ from typing import Annotated, Any, TypeVar, cast
 from flax.core import FrozenDict
 from pydantic import BaseModel, ConfigDict, PlainSerializer, PlainValidator, WithJsonSchema
 
-from ejax.shorten import shown
+from ejax.schema.messages import shown
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from ejax.plain_files import MAX_DIGITS
-from ejax.problems import ConfigError, Problem
-from ejax.shorten import shown
+from ejax.schema.messages import shown
+from ejax.schema.problems import ConfigError, Problem
 
 MAX_SEED = 2**33 - 1
 """The largest ``eval_seed``, also by the options that replace it."""
