@@ -20,8 +20,8 @@ import ejax
 from ejax.data import Episode
 from ejax.data.task import flatten
 from ejax.envs.description import describe
+from ejax.runtime.video import write_video
 from ejax.types import CameraView
-from ejax.video import write_video
 
 TO = Path(__file__).parents[1] / "docs" / "gallery"
 SIZE = (240, 320)

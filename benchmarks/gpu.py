@@ -277,7 +277,7 @@ def measure_numerics(config: str, overrides: list[str]) -> dict[str, Any]:
     import jax
 
     from ejax.config import load_config
-    from ejax.device import MatmulPrecision
+    from ejax.runtime.device import MatmulPrecision
 
     read = load_config(CONFIGS / config, overrides)
     cpu, other = jax.devices("cpu")[0], jax.devices(read.trainer.device)[0]
@@ -388,8 +388,8 @@ def measure_update(config: str, overrides: list[str]) -> dict[str, Any]:
     import jax.numpy as jnp
 
     from ejax.config import load_config
-    from ejax.device import matmul_precision
     from ejax.rollout import reset, unroll
+    from ejax.runtime.device import matmul_precision
     from ejax.training.build import build
 
     read = load_config(CONFIGS / config, overrides)
@@ -555,7 +555,7 @@ class _Training:
         import jax
 
         from ejax.config import load_config
-        from ejax.device import matmul_precision
+        from ejax.runtime.device import matmul_precision
         from ejax.training.build import build
         from ejax.training.parts import rows_per_update
 
@@ -583,8 +583,8 @@ def _minibatch(config: Any, device: Any) -> dict[str, Any]:
 
     from ejax.algorithms.batch import flatten
     from ejax.algorithms.ppo import ppo_advantage
-    from ejax.device import matmul_precision
     from ejax.rollout import unroll
+    from ejax.runtime.device import matmul_precision
     from ejax.training.build import build
 
     with jax.default_device(device), matmul_precision("float32", device.platform):
@@ -606,7 +606,7 @@ def _arrays(config: Any, device: Any, precision: Any, batch: dict[str, Any]) -> 
     import numpy as np
 
     from ejax.algorithms.ppo import ppo_loss
-    from ejax.device import matmul_precision
+    from ejax.runtime.device import matmul_precision
     from ejax.training.build import build
 
     with jax.default_device(device), matmul_precision(precision, "cpu" if device.platform == "cpu" else "cuda"):

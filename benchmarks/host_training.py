@@ -22,7 +22,7 @@ import json, sys, time
 began = time.perf_counter()
 from pathlib import Path
 from ejax.config import load_config
-from ejax.device import prepare_jax
+from ejax.runtime.device import prepare_jax
 from ejax.run import train
 config = load_config(Path(sys.argv[1]), sys.argv[2:])
 prepare_jax("cpu")

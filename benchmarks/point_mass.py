@@ -28,7 +28,7 @@ from pathlib import Path
 import jax
 from ejax.training.environments import build_env
 from ejax.config import load_config
-from ejax.device import prepare_jax
+from ejax.runtime.device import prepare_jax
 from ejax.evaluation import evaluate
 from ejax.run import train
 config = load_config(Path(sys.argv[1]), sys.argv[2:])

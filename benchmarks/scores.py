@@ -47,7 +47,7 @@ _OURS = """
 import json, resource, sys, time
 from pathlib import Path
 from ejax.config import load_config
-from ejax.device import prepare_jax
+from ejax.runtime.device import prepare_jax
 from ejax.run import train
 began = time.monotonic()
 config = load_config(Path(sys.argv[1]), sys.argv[2:])

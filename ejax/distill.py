@@ -3,15 +3,15 @@
 The loop is that of ``python -m ejax.train``, and so are all options; ``teacher`` stands for ``algorithm.cfg.teacher``.
 """
 
-from ejax.training.interrupt import leave_at_once
+from ejax.runtime.interrupt import leave_at_once
 
 if __name__ == "__main__":
     leave_at_once()  # before the imports below, which take seconds
 
 import sys
 
+from ejax.runtime.process_exit import leave
 from ejax.train import run_command
-from ejax.training.leave import leave
 
 _TEACHER = "teacher="
 

@@ -1,6 +1,6 @@
 """``python -m ejax.play RUN``: watch a trained policy, in MuJoCo's viewer or in a video, and see what it stands."""
 
-from ejax.training.interrupt import leave_at_once, until_signal
+from ejax.runtime.interrupt import leave_at_once, until_signal
 
 if __name__ == "__main__":
     leave_at_once()  # before the imports, which take seconds
@@ -10,9 +10,9 @@ import importlib
 import sys
 from pathlib import Path
 
+from ejax.runtime.process_exit import leave
 from ejax.schema.trust import add_trust_option, trust_words
 from ejax.schema.values import MAX_SEED, whole
-from ejax.training.leave import leave
 
 
 def main(argv: list[str] | None = None) -> int:

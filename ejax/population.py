@@ -24,15 +24,15 @@ from ejax.algorithms.population import FITNESS, PARENT, PopulationState
 from ejax.apart import train_apart
 from ejax.config import ConfigError, Problem, RunConfig
 from ejax.config.bind import bind
-from ejax.device import matmul_precision
+from ejax.runtime.device import matmul_precision
+from ejax.runtime.interrupt import interruptible
+from ejax.runtime.stopwatch import ENGINE, Stopwatch
 from ejax.schema.registry import is_foreign_checkpoint
-from ejax.stopwatch import ENGINE, Stopwatch
 from ejax.training.best import REWARD, Best, improves
 from ejax.training.cadence import Throttle
 from ejax.training.checkpoint import CheckpointError, load_checkpoint
 from ejax.training.console import make_view
 from ejax.training.fresh import BROKEN_OFF, best_or_last, evaluate_fresh, fresh_seeds, params_of, write_fresh
-from ejax.training.interrupt import interruptible
 from ejax.training.lineage import EXPLOITS, Exploited, read_exploits, write_exploit
 from ejax.training.members import PopulationParts, build_population, member_state, take
 from ejax.training.metrics import MetricWriter

@@ -1,6 +1,6 @@
 """``python -m ejax.report RUN…``: runs as one HTML page that opens anywhere."""
 
-from ejax.training.interrupt import leave_at_once, until_signal
+from ejax.runtime.interrupt import leave_at_once, until_signal
 
 if __name__ == "__main__":
     leave_at_once()  # before the imports, which take seconds
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ejax.training.leave import leave
+from ejax.runtime.process_exit import leave
 
 
 class _Refused(ValueError):

@@ -12,7 +12,7 @@ from ejax.distributions import executed, kept
 from ejax.memory import ask, first_memory, forget, rows_like
 from ejax.numerics.packed import Packed
 from ejax.returns import first_episode_mask
-from ejax.sharding import by_device
+from ejax.runtime.sharding import by_device
 from ejax.types import (
     Array,
     Env,

@@ -14,18 +14,18 @@ import numpy as np
 
 from ejax.algorithms.step import RunState
 from ejax.config import ConfigError, Problem, RunConfig
-from ejax.device import matmul_precision
 from ejax.envs.host.calls import EnvAbandoned
-from ejax.processes import Channel, count, leads, own_copy
-from ejax.stopwatch import ENGINE, Stopwatch
+from ejax.runtime.device import matmul_precision
+from ejax.runtime.interrupt import interruptible
+from ejax.runtime.process_exit import owns_process
+from ejax.runtime.processes import Channel, count, leads, own_copy
+from ejax.runtime.stopwatch import ENGINE, Stopwatch
 from ejax.training.best import REWARD, Best, improves
 from ejax.training.cadence import Throttle
 from ejax.training.environments import evaluation_env
 from ejax.training.evaluators import make_evaluator, require_measured
 from ejax.training.fresh import BROKEN_OFF, best_or_last, evaluate_fresh, fresh_seeds, params_of, write_fresh
-from ejax.training.interrupt import interruptible
 from ejax.training.latest import duration, number
-from ejax.training.leave import owns_process
 from ejax.training.metrics import MetricWriter
 from ejax.training.notebook import result_html
 from ejax.training.parts import cadence_of, rows_per_update

@@ -1,6 +1,6 @@
 """``python -m ejax.train --config FILE``: train, or go on with a run."""
 
-from ejax.training.interrupt import leave_at_once, until_signal
+from ejax.runtime.interrupt import leave_at_once, until_signal
 
 if __name__ == "__main__":
     leave_at_once()  # before the imports, which take seconds
@@ -14,8 +14,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ejax.runtime.process_exit import leave
 from ejax.schema.trust import UntrustedCodeError, add_trust_option, trust_words
-from ejax.training.leave import leave
 
 if TYPE_CHECKING:
     from ejax.config import RunConfig
@@ -51,9 +51,9 @@ def run_command(name: str, argv: list[str] | None = None) -> int:
 
 def _run(name: str, args: argparse.Namespace) -> int:
     from ejax.config import ConfigError, Problem, load_config
-    from ejax.device import prepare_jax
-    from ejax.processes import Address, ProcessesError, join, leads
     from ejax.run import train
+    from ejax.runtime.device import prepare_jax
+    from ejax.runtime.processes import Address, ProcessesError, join, leads
     from ejax.training.checkpoint import CheckpointError
     from ejax.training.console import summary, what_moved
     from ejax.training.fresh import fresh_facts

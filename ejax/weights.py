@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ejax.plain_files import HUGE, check_plain
+from ejax.runtime.plain_files import HUGE, check_plain
 from ejax.schema.messages import shorten, shown
 from ejax.schema.registry import WEIGHT_READERS, weight_reader
 from ejax.types import PyTree

@@ -19,8 +19,8 @@ from ray.train.v2.jax import JaxTrainer
 def work(settings: dict[str, Any]) -> None:
     """In each process: process 0 decides, writes and speaks, the others follow it."""
     from ejax.config import load_config
-    from ejax.device import prepare_jax
     from ejax.run import train
+    from ejax.runtime.device import prepare_jax
 
     config = load_config(settings["config"], [*settings["overrides"], "trainer.distributed=true"])
     prepare_jax(config.trainer.device)

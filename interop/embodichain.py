@@ -38,7 +38,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ejax.config import ConfigError, Problem, RunConfig, load_config
-from ejax.device import prepare_jax
+from ejax.runtime.device import prepare_jax
 from ejax.schema.trust import add_trust_option, trust_words
 from ejax.training.build import build
 from ejax.training.checkpoint import CheckpointError, load_train_state, verify_checkpoint

@@ -30,16 +30,16 @@ import gymnasium
 import numpy as np
 
 from ejax.config import ConfigError
-from ejax.device import prepare_jax
 from ejax.envs.host.calls import HostEnvError
 from ejax.policies import ActorCritic, ActorOnly
 from ejax.policies.vision import VisionPolicy
 from ejax.policies.vla.policy import VLAPolicy
 from ejax.policies.with_memory import ActorCriticWithMemory
+from ejax.runtime.device import prepare_jax
+from ejax.runtime.process_exit import leave
 from ejax.schema.trust import add_trust_option, trust_words
 from ejax.training.checkpoint import CheckpointError, verify_checkpoint
 from ejax.training.environments import build_env
-from ejax.training.leave import leave
 from ejax.training.run_dir import open_policy_run
 from ejax.training.saved_policy import chosen_checkpoint, load_policy
 from ejax.training.watchdog import guarded_calls

@@ -134,7 +134,7 @@ def test_what_is_written_to_be_installed_can_be(folder: str) -> None:
 
 def test_wrong_advice_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "device.py"
-    monkeypatch.setitem(FILES, "ejax.device", file)  # train, export and others use it
+    monkeypatch.setitem(FILES, "ejax.runtime.device", file)  # train, export and others use it
     for advice, wrong in (
         ("run with --device cpu", "interop.export"),
         ("give python -m ejax.train --device cpu", None),
@@ -144,7 +144,7 @@ def test_wrong_advice_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     ):
         file.write_text(f"def tell(x):\n    raise ValueError(f'{{x}}; {advice}')\n")
         tree_of.cache_clear()
-        found = wrong_advice("ejax.device")
+        found = wrong_advice("ejax.runtime.device")
         assert any(f", which {wrong} lacks" in problem for problem in found) if wrong else not found, advice
     tree_of.cache_clear()
 

@@ -24,9 +24,9 @@ from ejax.envs.host.calls import Call, EnvExit, HostEnvError, call_env, describe
 from ejax.envs.host.guarded import GuardedEnv
 from ejax.reporting.runs import read_run
 from ejax.run import train
+from ejax.runtime.interrupt import interruptible
 from ejax.schema.trust import trust
 from ejax.training.environments import make_env
-from ejax.training.interrupt import interruptible
 from ejax.training.saved_policy import evaluate_run
 
 SEED = np.array([3, 5], np.uint32)

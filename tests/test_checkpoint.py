@@ -15,7 +15,7 @@ import pytest
 from damages import DAMAGES, damage
 
 from ejax.optim import OptimizerConfig, make_optimizer
-from ejax.sharding import make_mesh, sharded
+from ejax.runtime.sharding import make_mesh, sharded
 from ejax.training import checkpoint
 from ejax.training.checkpoint import (
     CheckpointError,

@@ -17,7 +17,7 @@ from ladder import Ladder
 from ejax.collectors import CollectionStopped, HostCollector
 from ejax.envs.adapters.gymnasium import vectorize
 from ejax.envs.host.pure_host import PureHostEnv
-from ejax.sharding import make_mesh
+from ejax.runtime.sharding import make_mesh
 from ejax.types import HostTimestep, Rollout
 
 KEY = jax.random.key(5)

@@ -616,7 +616,7 @@ def test_a_bad_value_is_told_with_its_key_and_the_remedy(override: str) -> None:
 def test_an_output_folder_that_cannot_be_made_is_told_without_a_traceback(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ejax.device.prepare_jax", lambda device: None)  # it sets up the process for good
+    monkeypatch.setattr("ejax.runtime.device.prepare_jax", lambda device: None)  # it sets up the process for good
     (tmp_path / "file").write_text("")
     config = Path(__file__).parents[1] / "configs/point_mass/ppo.yaml"
     assert main(["--config", str(config), f"trainer.output_dir={tmp_path / 'file' / 'outputs'}"]) == 2

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from ejax.device import matmul_precision
+from ejax.runtime.device import matmul_precision
 
 
 def lowered(platform: str) -> str:

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from tiny import STEPS, tiny
 
+from ejax.runtime.interrupt import SIGNALS, Interrupted, interruptible, until_signal
 from ejax.train import main
-from ejax.training.interrupt import SIGNALS, Interrupted, interruptible, until_signal
 from ejax.training.run_dir import RunDirectory
 
 

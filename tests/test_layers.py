@@ -56,7 +56,7 @@ LAYERS = [
 """A module may import from its own layer and from those above it in this list; the longest name that fits says where it
 stands. ``data`` has a stricter rule, below; ``registry`` names what is above it as text, and imports it when asked."""
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
-STANDARD = ("ejax.schema.trust", "ejax.plain_files")
+STANDARD = ("ejax.schema.trust", "ejax.runtime.plain_files")
 """Modules that need the standard library alone."""
 FILES = sorted(path.relative_to(ROOT / "ejax") for path in (ROOT / "ejax").rglob("*.py"))
 
@@ -102,7 +102,7 @@ def test_the_data_wing_needs_numpy_only(path: Path) -> None:
     extra = {
         "prefetch.py": ("jax", "ejax.types"),
         "extra.py": ("pyarrow", "PIL"),
-        "pictures.py": ("imageio_ffmpeg", "ejax.video"),
+        "pictures.py": ("imageio_ffmpeg", "ejax.runtime.video"),
     }.get(path.name, ())
     for name in imports(path):
         known = name.split(".")[0] in sys.stdlib_module_names | {"numpy", "_posixshmem"}

@@ -8,7 +8,7 @@ import pytest
 
 SCRIPT = """
 import sys, threading, time
-from ejax.training import leave
+from ejax.runtime import process_exit as leave
 leave._GRACE_S = 0.3
 
 def telemetry():

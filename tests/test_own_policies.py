@@ -31,8 +31,8 @@ from ejax.policies.nnx import ObsNormalizer as NnxObsNormalizer
 from ejax.policies.normalize import ObsNormalizer, update_normalizer
 from ejax.rollout import reset, unroll
 from ejax.run import train
+from ejax.runtime.sharding import make_mesh, sharded
 from ejax.schema.trust import trust
-from ejax.sharding import make_mesh, sharded
 from ejax.training.build import build
 from ejax.training.policies import uses_dropout
 from ejax.training.saved_policy import evaluate_run

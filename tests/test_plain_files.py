@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ejax.plain_files import (
+from ejax.runtime.plain_files import (
     MAX_DEPTH,
     MAX_DIGITS,
     check_plain,
@@ -48,7 +48,7 @@ OTHERWISE = {
     ("ejax/envs/locomotion/model.py", "ET.parse"): _SHIPPED,
     ("ejax/envs/manager/scene.py", "ET.parse"): _SHIPPED,
     ("ejax/envs/mujoco/engine.py", "mujoco.MjSpec.from_file"): f"{_CHECKED}check_model_files",
-    ("ejax/plain_files.py", "os.open"): _READER,
+    ("ejax/runtime/plain_files.py", "os.open"): _READER,
     ("ejax/replay.py", "np.load"): "of what open_plain has opened",
     ("ejax/reporting/page.py", "Path(__file__).with_name(name).read_text"): _SHIPPED,
     ("ejax/training/checkpoint.py", "os.open"): "to force it to disk",

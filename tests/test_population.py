@@ -36,7 +36,7 @@ from ejax.population import PopulationResult, train_population
 from ejax.report import main as report
 from ejax.reporting.runs import read_run, runs_in
 from ejax.run import train
-from ejax.sharding import members_mesh
+from ejax.runtime.sharding import members_mesh
 from ejax.train import main
 from ejax.training.best import Best
 from ejax.training.build import build

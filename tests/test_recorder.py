@@ -16,7 +16,6 @@ import pytest
 from numpy.typing import NDArray
 from tiny import EPISODE, EVALUATED, STEPS, tiny
 
-from ejax import video
 from ejax.config import ConfigError, parse_config
 from ejax.config.camera import CameraConfig
 from ejax.distributions import Normal
@@ -24,6 +23,7 @@ from ejax.envs.mujoco.engine import render
 from ejax.envs.point_mass import PointMassRL, PointMassState
 from ejax.envs.push_cube import PushCubeRL
 from ejax.run import train
+from ejax.runtime import video
 from ejax.schema.registry import ENVS
 from ejax.training import recorder as module
 from ejax.training.recorder import VideoRecorder, draw, play

@@ -18,7 +18,7 @@ from ejax.config import ConfigError, parse_config
 from ejax.envs.host import pure_host
 from ejax.envs.host.pure_host import PureHostEnv
 from ejax.run import RunResult, train
-from ejax.stopwatch import Stopwatch
+from ejax.runtime.stopwatch import Stopwatch
 from ejax.training.profile import Operation, scopes, shares
 from ejax.training.usage import breakdown, memory_in_use
 

@@ -9,7 +9,7 @@ import imageio_ffmpeg
 import numpy as np
 import pytest
 
-from ejax.video import tile_frames, write_video
+from ejax.runtime.video import tile_frames, write_video
 
 _RAW_RGB = ("-f", "rawvideo", "-pix_fmt", "rgb24", "-")
 
@@ -74,7 +74,7 @@ def test_an_encoder_that_hangs_is_killed_after_a_time(tmp_path: Path, monkeypatc
     (encoder := tmp_path / "ffmpeg").write_text("#!/bin/sh\nexec sleep 1000\n")
     encoder.chmod(0o700)
     monkeypatch.setattr("imageio_ffmpeg.get_ffmpeg_exe", lambda: str(encoder))
-    monkeypatch.setattr("ejax.video._LAST_FRAMES_S", 0.1)
+    monkeypatch.setattr("ejax.runtime.video._LAST_FRAMES_S", 0.1)
     with pytest.raises(RuntimeError, match=r"could not write .* \(exit status -9\)"):
         write_video(tmp_path / "video.mp4", np.zeros((2, 8, 8, 3), np.uint8), fps=10)
 

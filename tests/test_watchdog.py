@@ -27,8 +27,8 @@ from ejax.envs.host.guarded import GuardedEnv
 from ejax.envs.host.pure_host import PureHostEnv
 from ejax.replay import main as replay
 from ejax.run import train
+from ejax.runtime.interrupt import interruptible
 from ejax.training.acting import load
-from ejax.training.interrupt import interruptible
 from ejax.training.saved_policy import evaluate_run
 from ejax.training.show import Show, play_run
 from ejax.training.watchdog import Watchdog

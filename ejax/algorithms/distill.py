@@ -44,9 +44,9 @@ from ejax.optim import OptimizerConfig, ScheduleConfig, bind_schedule, get_learn
 from ejax.policies.normalize import update_normalizer
 from ejax.policies.observations import part_of
 from ejax.rollout import reset, unroll
+from ejax.runtime.sharding import num_shards
 from ejax.schema.frozen import Kwargs
 from ejax.schema.problems import ConfigError, Problem
-from ejax.sharding import num_shards
 from ejax.types import Array, Env, HostEnv, Key, Metrics, Params, Policy, PyTree, Rollout, TrainState
 
 

@@ -23,7 +23,7 @@ from ejax.algorithms.step import RunState, Step
 from ejax.numerics.episodes import episode_metrics
 from ejax.numerics.finite import all_finite
 from ejax.optim import LearningRate
-from ejax.sharding import of_members
+from ejax.runtime.sharding import of_members
 from ejax.types import Array, Key, Metrics, PyTree, TrainState
 
 Values = Mapping[str, Any]

@@ -46,8 +46,8 @@ from ejax.numerics.traced_options import for_options, is_on
 from ejax.optim import OptimizerConfig, ScheduleConfig, get_learning_rate, of_critic, restart, step_schedule
 from ejax.policies.normalize import update_normalizer
 from ejax.returns import gae, normalize, vtrace
+from ejax.runtime.sharding import num_shards
 from ejax.schema.problems import Problem
-from ejax.sharding import num_shards
 from ejax.types import Array, Key, Metrics, Params, Policy, PyTree, Rollout, TrainState, with_critic
 
 

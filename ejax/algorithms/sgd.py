@@ -15,7 +15,7 @@ from ejax.algorithms.gradient import Loss, accumulated_grad
 from ejax.algorithms.shuffle import minibatch_rows
 from ejax.numerics.flat import Vectors, vectors_of
 from ejax.optim import Elementwise, apply_gradient, clip_by_global_norm, get_learning_rate
-from ejax.sharding import constrain_split
+from ejax.runtime.sharding import constrain_split
 from ejax.types import Array, Key, Metrics, PyTree, TrainState, split_critic
 
 

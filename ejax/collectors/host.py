@@ -26,9 +26,9 @@ from ejax.envs.host.guarded import GuardedEnv
 from ejax.envs.host.pure_host import PureHostEnv
 from ejax.memory import ask, first_memory, forget_outside
 from ejax.policies.vla.policy import check_sentences
-from ejax.processes import own_copy
 from ejax.rollout import make_rollout
-from ejax.sharding import join, sharded
+from ejax.runtime.processes import own_copy
+from ejax.runtime.sharding import join, sharded
 from ejax.types import (
     Array,
     HostEnv,

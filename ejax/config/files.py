@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from ejax.plain_files import MAX_DIGITS, read_bytes
+from ejax.runtime.plain_files import MAX_DIGITS, read_bytes
 from ejax.schema.messages import MOST_OF_VALUE, shorten, shown
 from ejax.schema.problems import ConfigError, Problem
 

@@ -37,8 +37,8 @@ from ejax.config.models import EnvConfig, EventsConfig
 from ejax.config.run_config import RunConfig
 from ejax.config.schema import allowed_keys
 from ejax.config.spaces import class_problems
-from ejax.device import device_problem
-from ejax.plain_files import read_bytes
+from ejax.runtime.device import device_problem
+from ejax.runtime.plain_files import read_bytes
 from ejax.schema.messages import MOST_OF_VALUE, shorten, shown
 from ejax.schema.problems import ConfigError, Problem, with_sections
 from ejax.schema.trust import trust_strings, trust_words

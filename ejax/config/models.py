@@ -27,12 +27,12 @@ from pydantic import (
 from ejax.algorithms.record import Algorithm
 from ejax.collectors.config import CollectorConfig
 from ejax.config.camera import CameraConfig
-from ejax.device import MatmulPrecision
 from ejax.envs.randomization.draws import check_choice
 from ejax.envs.randomization.names import KINDS, modes_of
 from ejax.policies.mlp import NetworkConfig
 from ejax.policies.recurrence import MemoryConfig
 from ejax.policies.vla.config import VLAConfig
+from ejax.runtime.device import MatmulPrecision
 from ejax.schema.frozen import Kwargs, StrictModel, freeze
 from ejax.schema.messages import shown
 from ejax.schema.problems import Problem

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from ejax.numerics.scan import short_steps
-from ejax.sharding import num_shards
+from ejax.runtime.sharding import num_shards
 from ejax.types import Array, Metrics
 
 WINDOW = 100

@@ -6,8 +6,8 @@ import os
 import sys
 from pathlib import Path
 
+from ejax.runtime.process_exit import leave
 from ejax.schema.trust import add_trust_option, trust_words
-from ejax.training.leave import leave
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -11,7 +11,7 @@ from jax.sharding import SingleDeviceSharding
 
 from ejax.config import ConfigError, Problem, RunConfig
 from ejax.rollout import reset, unroll, with_memory
-from ejax.sharding import make_mesh, replicated, shapes_on
+from ejax.runtime.sharding import make_mesh, replicated, shapes_on
 from ejax.training.build import build
 from ejax.training.environments import evaluation_env
 from ejax.training.evaluators import DeviceEvaluator

@@ -8,12 +8,12 @@ from typing import Any
 import jax
 
 from ejax.config import ConfigError, Problem, RunConfig, load_config
-from ejax.device import matmul_precision
 from ejax.preflight.fit import Fit, estimate, search
 from ejax.preflight.plugin import absent_devices, without_compilation_cache
 from ejax.preflight.programs import Memory, compile_programs, on_accelerator
 from ejax.preflight.report import Settings, describe
 from ejax.preflight.targets import find_card
+from ejax.runtime.device import matmul_precision
 from ejax.training.watchdog import guarded_calls
 
 

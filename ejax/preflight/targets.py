@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from ejax.plain_files import read_text
+from ejax.runtime.plain_files import read_text
 from ejax.schema.problems import ConfigError, Problem
 
 _TEXT = """gpu_device_info {{

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from ejax.plain_files import MAX_DIGITS
+from ejax.runtime.plain_files import MAX_DIGITS
 from ejax.schema.messages import shown
 from ejax.schema.problems import ConfigError, Problem
 

@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ejax.config import RunConfig
-from ejax.device import prepare_jax
 from ejax.envs.description import describe
 from ejax.memory import first_memory, forget_outside
 from ejax.policies.vla.policy import check_sentences
+from ejax.runtime.device import prepare_jax
 from ejax.training.environments import build_env, sample_obs
 from ejax.training.player import act
 from ejax.training.run_dir import open_policy_run

@@ -14,7 +14,7 @@ from ejax.algorithms.step import RunState, Step, init_run_state, make_rollout_st
 from ejax.config import ConfigError, Problem, RunConfig
 from ejax.config.bind import bind
 from ejax.envs.description import describe
-from ejax.processes import JOIN, count, unjoined
+from ejax.runtime.processes import JOIN, count, unjoined
 from ejax.training.cloning import cloning_parts
 from ejax.training.environments import build_env, check_own_env
 from ejax.training.host_parts import group_size, host_parts

@@ -14,9 +14,9 @@ from ejax.collectors import AsyncCollector, HostCollector, Schedule
 from ejax.collectors.config import CollectorConfig
 from ejax.config import ConfigError, Problem, RunConfig
 from ejax.envs.host.pure_host import PureHostEnv
-from ejax.plain_files import read_json
-from ejax.processes import count
-from ejax.sharding import make_mesh
+from ejax.runtime.plain_files import read_json
+from ejax.runtime.processes import count
+from ejax.runtime.sharding import make_mesh
 from ejax.training.environments import build_env, sample_obs
 from ejax.training.parts import Parts
 from ejax.training.steppers import AsyncStepper, HostStepper

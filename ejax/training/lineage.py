@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel, NonNegativeInt, ValidationError
 
-from ejax.plain_files import append_plain, read_bytes
+from ejax.runtime.plain_files import append_plain, read_bytes
 from ejax.training.latest import number
 
 EXPLOITS = "exploits.jsonl"

@@ -26,8 +26,8 @@ from ejax.config.bind import bind
 from ejax.config.population import OPTIONS, ExploitConfig, Member
 from ejax.evaluation import evaluate, summarize
 from ejax.numerics.traced_options import for_options
-from ejax.processes import count
-from ejax.sharding import by_members, members_mesh, replicated
+from ejax.runtime.processes import count
+from ejax.runtime.sharding import by_members, members_mesh, replicated
 from ejax.training.build import all_devices, build, device_step, first_state
 from ejax.training.environments import evaluation_env
 from ejax.training.evaluators import check_best_metric, episode_options

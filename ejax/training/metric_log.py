@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt
 
-from ejax.plain_files import append_plain, parse_json, read_bytes
+from ejax.runtime.plain_files import append_plain, parse_json, read_bytes
 from ejax.training.facts import check_facts
 
 _MAX_BYTES = 1 << 30

@@ -25,7 +25,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Protocol
 
-from ejax.plain_files import read_text
+from ejax.runtime.plain_files import read_text
 from ejax.training.best import Best
 from ejax.training.console import make_view
 from ejax.training.metric_log import MetricLog, keep_up_to

@@ -22,8 +22,8 @@ from ejax.memory import ask, first_memory, forget, forget_outside
 from ejax.numerics.finite import finite_rows
 from ejax.policies.vla.policy import check_sentences
 from ejax.rollout import EnvCarry, reset, restart, with_memory
+from ejax.runtime.video import tile_frames
 from ejax.types import Array, ChunkedEnv, Env, HostEnv, Key, Params, Policy, PyTree, RenderableHostEnv, Timestep
-from ejax.video import tile_frames
 
 _UNLIMITED = 1000
 """Steps filmed of an environment without a time limit."""

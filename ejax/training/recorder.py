@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from ejax.config.camera import CameraConfig
 from ejax.distributions import executed
 from ejax.memory import ask, first_memory
+from ejax.runtime.video import tile_frames, with_caption, write_video
 from ejax.types import Array, CameraView, ChunkedEnv, Env, Key, Params, Phase, Policy, PyTree, RenderableEnv
-from ejax.video import tile_frames, with_caption, write_video
 
 _FPS = 20
 _MOST_ENVS = 4

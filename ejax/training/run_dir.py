@@ -33,7 +33,7 @@ import jax
 from pydantic import BaseModel, NonNegativeInt, PositiveInt
 
 from ejax.config import RunConfig, TrainerConfig, load_config
-from ejax.plain_files import read_bytes, read_json
+from ejax.runtime.plain_files import read_bytes, read_json
 from ejax.training.checkpoint import (
     CheckpointError,
     CheckpointMeta,

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from ejax.plain_files import parse_json
+from ejax.runtime.plain_files import parse_json
 from ejax.training.checkpoint import CheckpointError
 
 LOCK = ".lock"

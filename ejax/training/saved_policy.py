@@ -14,9 +14,10 @@ import numpy as np
 
 from ejax.config import ConfigError, Problem, RunConfig
 from ejax.config.load import parse_untrusted
-from ejax.device import matmul_precision, prepare_jax
 from ejax.envs.mujoco.engine import choose_opengl
 from ejax.evaluation import evaluate, evaluate_host, summarize
+from ejax.runtime.device import matmul_precision, prepare_jax
+from ejax.runtime.video import write_video
 from ejax.schema.registry import is_import_path, resolve
 from ejax.training.checkpoint import load_params, verify_checkpoint
 from ejax.training.environments import build_env, sample_obs
@@ -26,7 +27,6 @@ from ejax.training.recorder import draw, play
 from ejax.training.run_dir import RunDirectory, open_policy_run
 from ejax.training.watchdog import guarded_calls
 from ejax.types import ChunkedEnv, Env, HostEnv, Key, Params, Policy, RenderableEnv
-from ejax.video import write_video
 
 _FILMED = 4
 """Episodes of a video, side by side."""

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 from ejax.algorithms.step import RunState
 from ejax.config import RunConfig
-from ejax.training.leave import leave_now
+from ejax.runtime.process_exit import leave_now
 from ejax.training.metrics import MetricWriter
 from ejax.training.progress import Progress
 from ejax.training.run_dir import RunDirectory

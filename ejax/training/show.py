@@ -11,11 +11,12 @@ from typing import Any, cast
 import jax
 
 from ejax.config import ConfigError, Problem, RunConfig
-from ejax.device import matmul_precision, prepare_jax
 from ejax.envs.host.guarded import GuardedEnv
 from ejax.envs.locomotion.commands import Command
 from ejax.envs.mujoco.engine import PhysicsState, load_model
 from ejax.envs.mujoco.viewer import Window
+from ejax.runtime.device import matmul_precision, prepare_jax
+from ejax.runtime.video import with_caption, write_video
 from ejax.training.environments import build_env
 from ejax.training.player import Moment, Score, count, play_host, play_pure
 from ejax.training.run_dir import RunDirectory, open_policy_run
@@ -23,7 +24,6 @@ from ejax.training.saved_policy import chosen_checkpoint, elsewhere, filmed, loa
 from ejax.training.touches import HeldCommand, Touch, add_velocity, make_blows, parts_of
 from ejax.training.watchdog import guarded_calls
 from ejax.types import ChunkedEnv, Env, Params, Policy, PyTree, RenderableEnv
-from ejax.video import with_caption, write_video
 
 _SIZE = (640, 480)
 

@@ -16,8 +16,8 @@ from ejax.algorithms.step import Learn, RunState, Step, drop_episodes, repeat_st
 from ejax.collectors import AsyncCollector, Collected, CollectionStopped, HostCollector
 from ejax.envs.host.calls import EnvAbandoned
 from ejax.envs.host.guarded import GuardedEnv
-from ejax.processes import at_hand, own_copy, spread
-from ejax.sharding import make_mesh, replicated, shapes_on, sharded, sharded_somewhere
+from ejax.runtime.processes import at_hand, own_copy, spread
+from ejax.runtime.sharding import make_mesh, replicated, shapes_on, sharded, sharded_somewhere
 from ejax.training.programs import compiled, jitted
 from ejax.types import Key, Metrics, PyTree, Rollout
 

@@ -20,10 +20,10 @@ import jax
 from ejax.algorithms.step import RunState
 from ejax.config import ConfigError, Problem, RunConfig
 from ejax.config.load import parse_untrusted
-from ejax.processes import Channel, ProcessesError, count, exchange
+from ejax.runtime.interrupt import interruptible
+from ejax.runtime.process_exit import leave_now, owns_process
+from ejax.runtime.processes import Channel, ProcessesError, count, exchange
 from ejax.training.checkpoint import save_arrays
-from ejax.training.interrupt import interruptible
-from ejax.training.leave import leave_now, owns_process
 from ejax.training.parts import Parts
 from ejax.training.run_dir import RunDirectory
 from ejax.training.start import Place, Start, begin

@@ -18,7 +18,7 @@ from types import FrameType, TracebackType
 
 from ejax.collectors.config import CollectorConfig
 from ejax.envs.host.calls import Call, CutOff, EnvAbandoned, exits_are_errors, under_way
-from ejax.training.leave import leave_now, owns_process
+from ejax.runtime.process_exit import leave_now, owns_process
 
 _POLL_S = 0.2
 _NATIVE_S = 2.0
@@ -29,7 +29,7 @@ _SIGNAL: signal.Signals | None = getattr(signal, "SIGURG", None)
 """Ignored unless somebody wants it, and hardly anybody does; Go's runtime preempts with it for the same reason. None
 outside POSIX."""
 _ASKING = [getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name)]
-"""Signals that ask the run to end, see ``ejax.training.interrupt``."""
+"""Signals that ask the run to end, see ``ejax.runtime.interrupt``."""
 
 Rescue = Callable[[str, bool], None]
 

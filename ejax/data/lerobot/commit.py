@@ -19,7 +19,7 @@ from typing import Self
 
 from ejax.data.lerobot.inside import inside, read_inside, shown
 from ejax.data.lerobot.kept_files import parse_json, sha256
-from ejax.plain_files import kind_of
+from ejax.runtime.plain_files import kind_of
 
 STAGING, JOURNAL, ASIDE = ".staging", "commit.json", "incomplete"
 

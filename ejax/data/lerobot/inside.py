@@ -10,7 +10,7 @@ import stat
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
-from ejax.plain_files import HUGE, MAX_BYTES, kind_of, open_plain
+from ejax.runtime.plain_files import HUGE, MAX_BYTES, kind_of, open_plain
 
 _LONGEST = 1000
 """Longest path below the folder, in characters."""

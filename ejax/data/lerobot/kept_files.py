@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, Any, TypeAlias
 
 from ejax.data.lerobot.inside import inside, open_inside, read_inside, shown
-from ejax.plain_files import HUGE, MAX_BYTES
+from ejax.runtime.plain_files import HUGE, MAX_BYTES
 
 DIGESTS = "meta/ejax_digests.json"
 _VERSION = 1

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ejax.data.lerobot.extra import Image
-from ejax.plain_files import HUGE, open_plain
-from ejax.video import write_video
+from ejax.runtime.plain_files import HUGE, open_plain
+from ejax.runtime.video import write_video
 
 KEYFRAME_EVERY = 2
 """Frames. LeRobot's choice: a single frame takes decoding two at most; the file is about twice as large."""

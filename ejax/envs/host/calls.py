@@ -156,4 +156,4 @@ def _is_the_users(error: BaseException) -> bool:
     frame, traceback = None, error.__traceback__
     while traceback is not None:
         frame, traceback = traceback.tb_frame, traceback.tb_next
-    return frame is not None and frame.f_globals.get("__name__") == "ejax.training.interrupt"
+    return frame is not None and frame.f_globals.get("__name__") == "ejax.runtime.interrupt"

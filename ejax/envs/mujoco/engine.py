@@ -38,7 +38,7 @@ from numpy.typing import NDArray
 from ejax.envs.mujoco.choice import Engine, choose_engine
 from ejax.envs.mujoco.model_files import check_model_files
 from ejax.envs.mujoco.parameters import ModelRows, check_parameters, displace, with_parameters
-from ejax.stopwatch import ENGINE
+from ejax.runtime.stopwatch import ENGINE
 from ejax.types import Array, CameraView
 
 _ASSETS = Path(__file__).parents[1] / "assets"

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
-from ejax.plain_files import check_plain, read_text
+from ejax.runtime.plain_files import check_plain, read_text
 
 _MAX_XML = 16 << 20
 _MAX_ASSET = 1 << 30

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from ejax.plain_files import read_json, read_text
+from ejax.runtime.plain_files import read_json, read_text
 from ejax.schema.messages import shown
 
 _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")

@@ -20,8 +20,8 @@ from jax.experimental import multihost_utils
 from jax.sharding import Sharding
 from numpy.typing import NDArray
 
+from ejax.runtime.sharding import make_mesh, replicated
 from ejax.schema.problems import ConfigError
-from ejax.sharding import make_mesh, replicated
 from ejax.types import PyTree
 
 _BEAT_S = 1.0

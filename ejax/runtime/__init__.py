@@ -1,0 +1,1 @@
+"""The process around a run: device, processes, signals, exit, time and files."""
