@@ -41,7 +41,7 @@ def measure(
     import jax
     import numpy as np
 
-    from ejax.memory import ask
+    from ejax.policies.calls import ask
     from ejax.rollout import reset, step
     from ejax.training.environments import build_env
     from ejax.training.run_dir import open_policy_run

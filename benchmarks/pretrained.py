@@ -37,7 +37,7 @@ def main() -> None:
     from test_interop_pretrained import TorchMiniLM, as_torch
 
     from ejax.policies.pretrained import efficientnet, minilm
-    from ejax.weights import find_weights, load_weights
+    from ejax.policies.pretrained.weights import find_weights, load_weights
 
     torch.set_num_threads(args.cores)
     torch.set_grad_enabled(False)

@@ -16,8 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from ejax.memory import ask, first_memory, forget, forget_outside
 from ejax.numerics.finite import NONFINITE_EPISODES, finite_rows
+from ejax.policies.calls import ask, first_memory, forget, forget_outside
 from ejax.policies.vla.policy import check_sentences
 from ejax.rollout import EnvCarry, reset, step, with_memory
 from ejax.types import Array, Env, HostEnv, Key, Metrics, Params, Policy, PyTree

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from flax import struct
 
 from ejax.distributions import executed, kept
-from ejax.memory import ask, first_memory, forget, rows_like
 from ejax.numerics.packed import Packed
+from ejax.policies.calls import ask, first_memory, forget, rows_like
 from ejax.returns import first_episode_mask
 from ejax.runtime.sharding import by_device
 from ejax.types import (

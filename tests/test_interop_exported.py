@@ -14,7 +14,7 @@ from test_interop_memory import make_run
 from tiny import NETWORK, tiny
 
 from ejax.config import ConfigError, parse_config
-from ejax.memory import ask, first_memory
+from ejax.policies.calls import ask, first_memory
 from ejax.training.build import build
 from ejax.training.environments import build_env, sample_obs
 from ejax.training.run_dir import create_run_directory, open_run_directory

@@ -19,9 +19,9 @@ from PIL import Image
 from ejax.policies.pretrained import efficientnet, minilm
 from ejax.policies.pretrained.efficientnet import load_classifier, load_efficientnet
 from ejax.policies.pretrained.minilm import embed_sentences, load_minilm
+from ejax.policies.pretrained.weights import WeightsError, find_weights, load_weights
 from ejax.policies.pretrained.wordpiece import WordPiece
 from ejax.types import Params
-from ejax.weights import WeightsError, find_weights, load_weights
 
 torch = pytest.importorskip("torch", reason="compared with torch")
 with_efficientnet = pytest.mark.skipif(

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from ejax.evaluation import evaluate
+from ejax.policies.pretrained.weights import WeightsError
 from ejax.policies.vla.config import VLAConfig
 from ejax.policies.vla.loading import load_parts
 from ejax.policies.vla.network import PREDICTION
@@ -24,7 +25,6 @@ from ejax.policies.vla.policy import VLAPolicy, make
 from ejax.policies.vla.words import Words
 from ejax.text import as_bytes
 from ejax.types import Params, Timestep
-from ejax.weights import WeightsError
 from interop.artefacts.formats import FORMATS
 from interop.artefacts.parity import ParityError, check_repeats, load_cases
 from interop.artefacts.texts import adversarial_texts

@@ -24,8 +24,8 @@ from ejax.config import ConfigError, parse_config
 from ejax.config.embodichain.check import check
 from ejax.data.lerobot.write import EpisodeWriter
 from ejax.envs.point_mass import PointMassRL
-from ejax.memory import ask, first_memory
 from ejax.optim import make_optimizer
+from ejax.policies.calls import ask, first_memory
 from ejax.policies.nnx import NnxPolicy, NnxPolicyWithMemory
 from ejax.policies.nnx import ObsNormalizer as NnxObsNormalizer
 from ejax.policies.normalize import ObsNormalizer, update_normalizer

@@ -59,7 +59,7 @@ OTHERWISE = {
     ): "both read and written, so that a pipe does not wait; so many bytes are read",
     ("ejax/training/run_lock.py", "Path(f'/proc/{pid}/stat').read_text"): _KERNEL,
     ("ejax/schema/trust.py", "file.open"): "the user's own list, below the home folder",
-    ("ejax/weights.py", "safe_open"): f"{_CHECKED}check_plain",
+    ("ejax/policies/pretrained/weights.py", "safe_open"): f"{_CHECKED}check_plain",
     ("interop/artefacts/formats.py", "load_file"): f"{_CHECKED}check_plain",
     ("interop/artefacts/formats.py", "torch.export.load"): f"{_CHECKED}check_files, with --trust alone",
     ("interop/artefacts/formats.py", "torch.jit.load"): f"{_CHECKED}check_files, with --trust alone",

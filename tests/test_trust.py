@@ -806,7 +806,7 @@ _ALLOWED = {
     ("ejax/training/metrics.py", "import_module"): "wandb",
     ("ejax/config/load.py", "find_spec"): "wandb",
     (
-        "ejax/weights.py",
+        "ejax/policies/pretrained/weights.py",
         "find_spec",
     ): "a package that carries files: a top-level name, which imports nothing",
     ("interop/artefacts/formats.py", "find_spec"): "packages that the formats need",

@@ -12,9 +12,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from ejax.policies.pretrained.weights import WeightsError, find_weights, fit_weights, load_weights
 from ejax.schema.registry import WEIGHT_READERS
 from ejax.training.checkpoint import save_checkpoint
-from ejax.weights import WeightsError, find_weights, fit_weights, load_weights
 
 save_file = pytest.importorskip("safetensors.numpy").save_file
 TREE = {"dense": {"kernel": jnp.zeros((3, 2)), "bias": jnp.zeros(2)}, "norm": {"scale": jnp.ones(2)}}

@@ -39,8 +39,8 @@ from ejax.algorithms.sgd import MinibatchConfig, sgd_epochs
 from ejax.algorithms.step import RunState, Step, finish
 from ejax.distributions import executed
 from ejax.losses import weighted_sums
-from ejax.memory import ask, first_memory, rows_like
 from ejax.optim import OptimizerConfig, ScheduleConfig, bind_schedule, get_learning_rate, step_schedule
+from ejax.policies.calls import ask, first_memory, rows_like
 from ejax.policies.normalize import update_normalizer
 from ejax.policies.observations import part_of
 from ejax.rollout import reset, unroll

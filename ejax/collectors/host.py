@@ -24,7 +24,7 @@ from ejax.distributions import executed
 from ejax.envs.host.calls import call_env, waiting_for
 from ejax.envs.host.guarded import GuardedEnv
 from ejax.envs.host.pure_host import PureHostEnv
-from ejax.memory import ask, first_memory, forget_outside
+from ejax.policies.calls import ask, first_memory, forget_outside
 from ejax.policies.vla.policy import check_sentences
 from ejax.rollout import make_rollout
 from ejax.runtime.processes import own_copy

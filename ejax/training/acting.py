@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from ejax.config import RunConfig
 from ejax.envs.description import describe
-from ejax.memory import first_memory, forget_outside
+from ejax.policies.calls import first_memory, forget_outside
 from ejax.policies.vla.policy import check_sentences
 from ejax.runtime.device import prepare_jax
 from ejax.training.environments import build_env, sample_obs

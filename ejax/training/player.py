@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from ejax.distributions import executed
 from ejax.evaluation import summarize
-from ejax.memory import ask, first_memory, forget, forget_outside
 from ejax.numerics.finite import finite_rows
+from ejax.policies.calls import ask, first_memory, forget, forget_outside
 from ejax.policies.vla.policy import check_sentences
 from ejax.rollout import EnvCarry, reset, restart, with_memory
 from ejax.runtime.video import tile_frames

@@ -12,8 +12,8 @@ from ejax.config import ConfigError, PolicyConfig, Problem
 from ejax.config.spaces import space_problems
 from ejax.distributions import action_spec
 from ejax.envs.description import describe
-from ejax.memory import ask, first_memory
 from ejax.policies import ActorCritic, ActorOnly
+from ejax.policies.calls import ask, first_memory
 from ejax.policies.nnx import NnxPolicy
 from ejax.policies.normalize import PolicyStateError, update_normalizer
 from ejax.policies.observations import select_observation

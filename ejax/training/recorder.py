@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from ejax.config.camera import CameraConfig
 from ejax.distributions import executed
-from ejax.memory import ask, first_memory
+from ejax.policies.calls import ask, first_memory
 from ejax.runtime.video import tile_frames, with_caption, write_video
 from ejax.types import Array, CameraView, ChunkedEnv, Env, Key, Params, Phase, Policy, PyTree, RenderableEnv
 

@@ -13,6 +13,7 @@ from ejax.algorithms.step import RunState
 from ejax.config import ConfigError, Problem, RunConfig
 from ejax.config.models import find_algorithm
 from ejax.optim import scheduled_learning_rate, set_learning_rate
+from ejax.policies.pretrained.weights import WeightsError
 from ejax.policies.vla.loading import load_parts
 from ejax.policies.vla.policy import VLAPolicy
 from ejax.schema.registry import checkpoint_reader, is_foreign_checkpoint
@@ -21,7 +22,6 @@ from ejax.training.facts import FactsError, read_facts
 from ejax.training.parts import Parts
 from ejax.training.run_dir import differences, open_policy_run
 from ejax.types import Params, start_from
-from ejax.weights import WeightsError
 
 _REPLACED = frozenset({"action_dim", "cfg", "init_from", "initial_log_std"})
 """Keys of ``policy`` that say nothing about a policy whose parameters are given."""

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ejax.distributions import Categorical, MultiCategorical, Normal, TanhNormal, executed
-from ejax.memory import ask, forget
+from ejax.policies.calls import ask, forget
 from ejax.policies.vision import VisionPolicy
 from ejax.policies.vla.flow import FlowChunk
 from ejax.policies.vla.policy import VLAPolicy

@@ -8,11 +8,11 @@ import jax.numpy as jnp
 
 from ejax.distributions import ActionSpec
 from ejax.policies import ActorOnly, NetworkConfig
+from ejax.policies.pretrained.weights import load_weights
 from ejax.policies.recurrence import MemoryConfig
 from ejax.policies.vision import VisionPolicy
 from ejax.policies.with_memory import ActorCriticWithMemory
 from ejax.types import Env, HostEnv, Params, Policy
-from ejax.weights import load_weights
 from interop.artefacts.cases import leaves_of
 from interop.artefacts.certificate import check_files, read_certificate
 from interop.artefacts.formats import FORMATS

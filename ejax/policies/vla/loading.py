@@ -8,11 +8,11 @@ from flax import traverse_util
 
 from ejax.policies.pretrained.efficientnet import load_efficientnet
 from ejax.policies.pretrained.minilm import embed_sentences
+from ejax.policies.pretrained.weights import fit_weights, load_weights
 from ejax.policies.vla.config import VLAConfig
 from ejax.policies.vla.network import PREDICTION
 from ejax.policies.vla.policy import VLAPolicy
 from ejax.types import Params
-from ejax.weights import fit_weights, load_weights
 
 _FEATURES, _SENTENCES = "features", "sentences"
 
