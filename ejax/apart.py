@@ -15,10 +15,10 @@ import numpy as np
 from ejax.algorithms.population import FITNESS
 from ejax.config import RunConfig
 from ejax.config.bind import bind
+from ejax.logs.best import REWARD
+from ejax.logs.json_records import read_facts
+from ejax.logs.metric_log import MetricLog, read_log
 from ejax.run import train
-from ejax.training.best import REWARD
-from ejax.training.facts import read_facts
-from ejax.training.metric_log import MetricLog, read_log
 from ejax.training.progress import Progress
 from ejax.training.run_dir import (
     RunDirectory,

@@ -25,8 +25,8 @@ def main(argv: list[str] | None = None) -> int:
 def _run(args: argparse.Namespace) -> int:
     from ejax.config import ConfigError
     from ejax.envs.host.calls import HostEnvError
+    from ejax.logs.console import summary
     from ejax.training.checkpoint import CheckpointError
-    from ejax.training.console import summary
     from ejax.training.show import Show, play_run
 
     trust_words([*args.trust, *args.overrides], remember=True)

@@ -24,18 +24,19 @@ from ejax.algorithms.population import FITNESS, PARENT, PopulationState
 from ejax.apart import train_apart
 from ejax.config import ConfigError, Problem, RunConfig
 from ejax.config.bind import bind
+from ejax.logs.best import REWARD, Best, improves
+from ejax.logs.console import make_view
+from ejax.logs.metrics import MetricWriter
+from ejax.logs.usage import memory_in_use, times
 from ejax.runtime.device import matmul_precision
 from ejax.runtime.interrupt import interruptible
 from ejax.runtime.stopwatch import ENGINE, Stopwatch
 from ejax.schema.registry import is_foreign_checkpoint
-from ejax.training.best import REWARD, Best, improves
 from ejax.training.cadence import Throttle
 from ejax.training.checkpoint import CheckpointError, load_checkpoint
-from ejax.training.console import make_view
 from ejax.training.fresh import BROKEN_OFF, best_or_last, evaluate_fresh, fresh_seeds, params_of, write_fresh
 from ejax.training.lineage import EXPLOITS, Exploited, read_exploits, write_exploit
 from ejax.training.members import PopulationParts, build_population, member_state, take
-from ejax.training.metrics import MetricWriter
 from ejax.training.parts import cadence_of, rows_per_update
 from ejax.training.progress import Progress
 from ejax.training.run_dir import RunDirectory, create_run_directory
@@ -44,7 +45,6 @@ from ejax.training.saver import Saver
 from ejax.training.skipped import skipped_fraction
 from ejax.training.standing import PopulationResult, summaries, write_standing
 from ejax.training.start import Place, find_place
-from ejax.training.usage import memory_in_use, times
 from ejax.training.watchdog import guarded_calls
 from ejax.types import Metrics, Params
 

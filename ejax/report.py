@@ -28,10 +28,10 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
+    from ejax.logs.json_records import FactsError
     from ejax.reporting.page import render
     from ejax.reporting.runs import read_export, read_run, runs_in
     from ejax.training.checkpoint import CheckpointError
-    from ejax.training.facts import FactsError
 
     left_out: list[str] = []
 

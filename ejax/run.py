@@ -15,19 +15,20 @@ import numpy as np
 from ejax.algorithms.step import RunState
 from ejax.config import ConfigError, Problem, RunConfig
 from ejax.envs.host.calls import EnvAbandoned
+from ejax.logs.best import REWARD, Best, improves
+from ejax.logs.latest import duration, number
+from ejax.logs.metrics import MetricWriter
+from ejax.logs.notebook import result_html
+from ejax.logs.usage import TIME, memory_in_use, times
 from ejax.runtime.device import matmul_precision
 from ejax.runtime.interrupt import interruptible
 from ejax.runtime.process_exit import owns_process
 from ejax.runtime.processes import Channel, count, leads, own_copy
 from ejax.runtime.stopwatch import ENGINE, Stopwatch
-from ejax.training.best import REWARD, Best, improves
 from ejax.training.cadence import Throttle
 from ejax.training.environments import evaluation_env
 from ejax.training.evaluators import make_evaluator, require_measured
 from ejax.training.fresh import BROKEN_OFF, best_or_last, evaluate_fresh, fresh_seeds, params_of, write_fresh
-from ejax.training.latest import duration, number
-from ejax.training.metrics import MetricWriter
-from ejax.training.notebook import result_html
 from ejax.training.parts import cadence_of, rows_per_update
 from ejax.training.profile import Profiler
 from ejax.training.progress import Progress
@@ -36,7 +37,6 @@ from ejax.training.saver import Saver
 from ejax.training.skipped import refuse_nonfinite, skip_notes, skipped_fraction
 from ejax.training.start import Place, Start, begin, find_place, report
 from ejax.training.together import follow, gather, lead, leading
-from ejax.training.usage import TIME, memory_in_use, times
 from ejax.training.watchdog import Watchdog, guarded_calls
 from ejax.types import Metrics, Params, Phase, Policy
 

@@ -51,15 +51,15 @@ def run_command(name: str, argv: list[str] | None = None) -> int:
 
 def _run(name: str, args: argparse.Namespace) -> int:
     from ejax.config import ConfigError, Problem, load_config
+    from ejax.logs.console import summary, what_moved
+    from ejax.logs.usage import breakdown
     from ejax.run import train
     from ejax.runtime.device import prepare_jax
     from ejax.runtime.processes import Address, ProcessesError, join, leads
     from ejax.training.checkpoint import CheckpointError
-    from ejax.training.console import summary, what_moved
     from ejax.training.fresh import fresh_facts
     from ejax.training.run_dir import open_run_directory
     from ejax.training.skipped import NonFiniteUpdateError, mostly_skipped_text
-    from ejax.training.usage import breakdown
 
     trust_words([*args.trust, *args.overrides], remember=True)
     try:
@@ -145,8 +145,8 @@ def _config_of(fork: Path) -> tuple[Path, str]:
 
 
 def _train_population(name: str, config: "RunConfig", args: argparse.Namespace) -> int:
+    from ejax.logs.console import summary
     from ejax.population import train_population
-    from ejax.training.console import summary
     from ejax.training.fresh import fresh_facts, read_fresh
     from ejax.training.lineage import EXPLOITS, lineage, read_exploits, value_texts
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from ejax.training.facts import FactsError, read_facts
+from ejax.logs.json_records import FactsError, read_facts
 
 
 class Facts(BaseModel):

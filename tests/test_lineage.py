@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from tiny import EVALUATED, STEPS, tiny
 
+from ejax.logs.latest import number
 from ejax.report import main as report
 from ejax.train import main as train
-from ejax.training.latest import number
 from ejax.training.lineage import Exploited, lineage, read_exploits, value_texts, values_at, write_exploit
 
 RATE = "algorithm.cfg.optimizer.learning_rate"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ejax.training.metric_log import MetricLog, keep_up_to
+from ejax.logs.metric_log import MetricLog, keep_up_to
 
 
 @pytest.fixture

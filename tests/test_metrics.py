@@ -14,9 +14,9 @@ from rich.console import Console
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.record_writer import masked_crc32c
 
-from ejax.training.best import Best
-from ejax.training.console import LiveView, PlainView, make_view, summary
-from ejax.training.metrics import MetricWriter
+from ejax.logs.best import Best
+from ejax.logs.console import LiveView, PlainView, make_view, summary
+from ejax.logs.metrics import MetricWriter
 
 TRAIN = {"train/policy_loss": -0.5, "charts/SPS": 1000.0, "charts/episode_reward_avg_100": 2.5}
 

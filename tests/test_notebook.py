@@ -12,9 +12,9 @@ import pytest
 from tiny import tiny
 
 from ejax.config import parse_config
+from ejax.logs.best import Best
+from ejax.logs.notebook import NotebookView, in_notebook
 from ejax.run import train
-from ejax.training.best import Best
-from ejax.training.notebook import NotebookView, in_notebook
 
 ROOT = Path(__file__).parents[1]
 WITHOUT_A_KERNEL = importlib.util.find_spec("ipykernel") is None

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from ejax.logs.metric_log import MetricLog
 from ejax.runtime.plain_files import (
     MAX_DEPTH,
     MAX_DIGITS,
@@ -21,7 +22,6 @@ from ejax.runtime.plain_files import (
     read_json,
     read_text,
 )
-from ejax.training.metric_log import MetricLog
 from ejax.training.sessions import SESSIONS, write_session
 from interop import plain_files as interop_files
 

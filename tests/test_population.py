@@ -30,6 +30,7 @@ from ejax.algorithms.population import (
 from ejax.algorithms.ppo import PPOConfig
 from ejax.algorithms.step import RunState, Step
 from ejax.config import ConfigError, RunConfig, parse_config
+from ejax.logs.best import Best
 from ejax.numerics.episodes import init_episode_stats
 from ejax.optim import OptimizerConfig, get_learning_rate, make_optimizer
 from ejax.population import PopulationResult, train_population
@@ -38,7 +39,6 @@ from ejax.reporting.runs import read_run, runs_in
 from ejax.run import train
 from ejax.runtime.sharding import members_mesh
 from ejax.train import main
-from ejax.training.best import Best
 from ejax.training.build import build
 from ejax.training.checkpoint import CheckpointError, load_checkpoint
 from ejax.training.members import build_population

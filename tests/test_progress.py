@@ -9,8 +9,8 @@ from tiny import EVALUATED, tiny
 
 from ejax.config import parse_config
 from ejax.config.models import TrainerConfig
+from ejax.logs.best import Best, improves
 from ejax.run import train
-from ejax.training.best import Best, improves
 from ejax.training.progress import Progress
 
 TAG = "eval/avg_reward"

@@ -18,10 +18,10 @@ import pytest
 from tiny import EVALUATED, STEPS, tiny
 
 from ejax.config import parse_config
+from ejax.logs.metric_log import MetricLog
 from ejax.report import main
 from ejax.reporting.runs import read_run
 from ejax.run import train
-from ejax.training.metric_log import MetricLog
 from ejax.training.run_dir import create_run_directory
 from ejax.training.sessions import SESSIONS
 

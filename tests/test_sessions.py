@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ejax.training.metrics import MetricWriter
+from ejax.logs.metrics import MetricWriter
 from ejax.training.sessions import SESSIONS, read_sessions, write_session
 
 

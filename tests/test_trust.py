@@ -803,7 +803,7 @@ _ALLOWED = {
     ("ejax/report.py", "import_module"): "ejax.reporting.runs",
     ("ejax/schema/registry.py", "import_module"): "entries of its own tables",
     ("ejax/envs/adapters/library.py", "import_module"): "libraries that the adapters name",
-    ("ejax/training/metrics.py", "import_module"): "wandb",
+    ("ejax/logs/metrics.py", "import_module"): "wandb",
     ("ejax/config/load.py", "find_spec"): "wandb",
     (
         "ejax/policies/pretrained/weights.py",

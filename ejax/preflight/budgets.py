@@ -12,9 +12,9 @@ from typing import Any
 import jax
 from pydantic import BaseModel
 
+from ejax.logs.json_records import read_facts
 from ejax.preflight.run import preflight
 from ejax.schema.problems import ConfigError, Problem
-from ejax.training.facts import read_facts
 
 _COUNTED = ("kernels", "host_trips", "callbacks", "collectives", "collective_bytes")
 _UNITS = ("update", "env step", "physics step", "minibatch")

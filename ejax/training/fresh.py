@@ -17,10 +17,10 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt
 
 from ejax.config.models import TrainerConfig
+from ejax.logs.json_records import FactsError, read_facts
+from ejax.logs.latest import number
 from ejax.numerics.finite import NONFINITE_EPISODES
 from ejax.training.checkpoint import CheckpointError, load_params, verify_checkpoint
-from ejax.training.facts import FactsError, read_facts
-from ejax.training.latest import number
 from ejax.types import Params
 
 BROKEN_OFF = "the fresh episodes were broken off; --resume latest plays them"

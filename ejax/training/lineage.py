@@ -8,8 +8,8 @@ from typing import Any
 
 from pydantic import BaseModel, NonNegativeInt, ValidationError
 
+from ejax.logs.latest import number
 from ejax.runtime.plain_files import append_plain, read_bytes
-from ejax.training.latest import number
 
 EXPLOITS = "exploits.jsonl"
 

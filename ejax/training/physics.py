@@ -13,10 +13,10 @@ from typing import Any, cast
 from ejax.config import ConfigError, Problem, RunConfig
 from ejax.envs.host.calls import call_env
 from ejax.envs.mujoco.choice import Engine, choose_engine, how_to_install
+from ejax.logs.json_records import read_facts
 from ejax.schema.frozen import freeze, thaw
 from ejax.schema.registry import resolve
 from ejax.training.checkpoint import CheckpointMeta
-from ejax.training.facts import read_facts
 from ejax.training.run_dir import RunDirectory
 
 

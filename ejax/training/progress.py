@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ejax.config.models import TrainerConfig
-from ejax.training.best import Best
+from ejax.logs.best import Best
 
 
 @dataclass

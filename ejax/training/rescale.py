@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from ejax.config import ConfigError, Problem, RunConfig
+from ejax.logs.json_records import read_facts
 from ejax.schema.messages import shown
 from ejax.training.checkpoint import CheckpointError
-from ejax.training.facts import read_facts
 from ejax.training.run_dir import RunMeta
 
 

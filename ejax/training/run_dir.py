@@ -33,6 +33,8 @@ import jax
 from pydantic import BaseModel, NonNegativeInt, PositiveInt
 
 from ejax.config import RunConfig, TrainerConfig, load_config
+from ejax.logs.json_records import FactsError, read_facts
+from ejax.logs.metric_log import Logged
 from ejax.runtime.plain_files import read_bytes, read_json
 from ejax.training.checkpoint import (
     CheckpointError,
@@ -47,8 +49,6 @@ from ejax.training.checkpoint import (
     verify_checkpoint,
 )
 from ejax.training.digests import LISTING, DamagedError, check_digests, render_digests, sha256
-from ejax.training.facts import FactsError, read_facts
-from ejax.training.metric_log import Logged
 from ejax.training.run_lock import LOCK
 from ejax.types import PyTree
 

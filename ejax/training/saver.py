@@ -8,8 +8,8 @@ from typing import Any, NoReturn
 
 from ejax.algorithms.step import RunState
 from ejax.config import RunConfig
+from ejax.logs.metrics import MetricWriter
 from ejax.runtime.process_exit import leave_now
-from ejax.training.metrics import MetricWriter
 from ejax.training.progress import Progress
 from ejax.training.run_dir import RunDirectory
 from ejax.training.steppers import Stepper

@@ -8,11 +8,11 @@ from typing import Any
 from ejax.algorithms.step import RunState
 from ejax.config import ConfigError, RunConfig
 from ejax.config.bind import bind
+from ejax.logs.metrics import MetricWriter
 from ejax.schema.registry import is_foreign_checkpoint
 from ejax.training.build import build, num_devices
 from ejax.training.checkpoint import load_checkpoint, verify_checkpoint
 from ejax.training.evaluators import check_best_metric
-from ejax.training.metrics import MetricWriter
 from ejax.training.parts import Parts
 from ejax.training.physics import engine_of, settle_physics
 from ejax.training.rescale import share_out

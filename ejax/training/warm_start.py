@@ -12,13 +12,13 @@ from pydantic import BaseModel, NonNegativeInt
 from ejax.algorithms.step import RunState
 from ejax.config import ConfigError, Problem, RunConfig
 from ejax.config.models import find_algorithm
+from ejax.logs.json_records import FactsError, read_facts
 from ejax.optim import scheduled_learning_rate, set_learning_rate
 from ejax.policies.pretrained.weights import WeightsError
 from ejax.policies.vla.loading import load_parts
 from ejax.policies.vla.policy import VLAPolicy
 from ejax.schema.registry import checkpoint_reader, is_foreign_checkpoint
 from ejax.training.checkpoint import CheckpointError, load_checkpoint, load_params, verify_checkpoint
-from ejax.training.facts import FactsError, read_facts
 from ejax.training.parts import Parts
 from ejax.training.run_dir import differences, open_policy_run
 from ejax.types import Params, start_from

@@ -25,10 +25,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Protocol
 
+from ejax.logs.best import Best
+from ejax.logs.console import make_view
+from ejax.logs.metric_log import MetricLog, keep_up_to
 from ejax.runtime.plain_files import read_text
-from ejax.training.best import Best
-from ejax.training.console import make_view
-from ejax.training.metric_log import MetricLog, keep_up_to
 from ejax.training.sessions import write_session
 
 

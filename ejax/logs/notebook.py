@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Mapping
 from html import escape
 from typing import Any
 
-from ejax.reporting.charts import curve_of, curves_figure
-from ejax.training.best import Best
-from ejax.training.latest import GROUPS, Latest
+from ejax.logs.best import Best
+from ejax.logs.charts import curve_of, curves_figure
+from ejax.logs.latest import GROUPS, Latest
 
 _INTERVAL_S = 0.5
 _MOST_NOTES = 6

@@ -5,7 +5,7 @@ import math
 import time
 from collections.abc import Mapping
 
-from ejax.training.best import Best
+from ejax.logs.best import Best
 
 SHORT_NAME = {
     "charts/SPS": "sps",

@@ -16,8 +16,8 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt
 
+from ejax.logs.json_records import check_facts
 from ejax.runtime.plain_files import append_plain, parse_json, read_bytes
-from ejax.training.facts import check_facts
 
 _MAX_BYTES = 1 << 30
 """Bytes of a log that is read; 1000 lines have less than 1 MiB."""

@@ -20,9 +20,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from ejax.training.best import Best
-from ejax.training.latest import GROUPS, SHORT_NAME, Latest, at, duration, number
-from ejax.training.notebook import NotebookView, in_notebook
+from ejax.logs.best import Best
+from ejax.logs.latest import GROUPS, SHORT_NAME, Latest, at, duration, number
+from ejax.logs.notebook import NotebookView, in_notebook
 
 _MAX_CELLS = 12
 _MAX_NAME = 20

@@ -1,0 +1,1 @@
+"""Console, files and notebooks that show a run: metrics, charts, usage, JSON records."""
