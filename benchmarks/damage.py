@@ -23,7 +23,7 @@ from damages import DAMAGES, asynchronous_run, damage, outcome, what_is_left
 
 from ejax.config import parse_config
 from ejax.run import train
-from ejax.training.run_dir import RunDirectory
+from ejax.store.run_dir import RunDirectory
 from ejax.training.sessions import SESSIONS
 
 _FAULTS = ("raw", "unnoticed", "other bits")

@@ -43,8 +43,8 @@ def measure(
 
     from ejax.policies.calls import ask
     from ejax.rollout import reset, step
+    from ejax.store.run_dir import open_policy_run
     from ejax.training.environments import build_env
-    from ejax.training.run_dir import open_policy_run
     from ejax.training.saved_policy import chosen_checkpoint, elsewhere, load_policy
 
     directory, config = open_policy_run(run, None)

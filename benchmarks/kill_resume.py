@@ -29,8 +29,8 @@ from damages import same, what_is_left
 
 from ejax.config import parse_config
 from ejax.data.lerobot.write import EpisodeWriter
+from ejax.store.run_dir import create_run_directory
 from ejax.training.build import build
-from ejax.training.run_dir import create_run_directory
 
 _ROOT = Path(__file__).parents[1]
 _MOST_KILLS = 5

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ejax.training.run_dir import open_run_directory
+from ejax.store.run_dir import open_run_directory
 from ejax.training.standing import summaries
 
 

@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from ejax.training.checkpoint import _read_arrays
+from ejax.store.checkpoint import _read_arrays
 
 ROOT = Path(__file__).parents[1]
 NUM_DEVICES = 4

@@ -19,8 +19,7 @@ from ejax.logs.best import REWARD
 from ejax.logs.json_records import read_facts
 from ejax.logs.metric_log import MetricLog, read_log
 from ejax.run import train
-from ejax.training.progress import Progress
-from ejax.training.run_dir import (
+from ejax.store.run_dir import (
     RunDirectory,
     RunMeta,
     check_same_run,
@@ -29,7 +28,8 @@ from ejax.training.run_dir import (
     newest_run,
     open_run_directory,
 )
-from ejax.training.run_lock import run_lock
+from ejax.store.run_lock import run_lock
+from ejax.training.progress import Progress
 from ejax.training.skipped import NonFiniteUpdateError
 from ejax.training.standing import PopulationResult, summaries, write_standing
 

@@ -28,7 +28,7 @@ def _run(args: argparse.Namespace) -> int:
     from ejax.config import ConfigError
     from ejax.envs.host.calls import HostEnvError
     from ejax.logs.console import summary
-    from ejax.training.checkpoint import CheckpointError
+    from ejax.store.checkpoint import CheckpointError
     from ejax.training.saved_policy import evaluate_run
 
     trust_words(args.trust, remember=True)

@@ -32,15 +32,15 @@ from ejax.runtime.device import matmul_precision
 from ejax.runtime.interrupt import interruptible
 from ejax.runtime.stopwatch import ENGINE, Stopwatch
 from ejax.schema.registry import is_foreign_checkpoint
+from ejax.store.checkpoint import CheckpointError, load_checkpoint
+from ejax.store.run_dir import RunDirectory, create_run_directory
+from ejax.store.run_lock import run_lock
 from ejax.training.cadence import Throttle
-from ejax.training.checkpoint import CheckpointError, load_checkpoint
 from ejax.training.fresh import BROKEN_OFF, best_or_last, evaluate_fresh, fresh_seeds, params_of, write_fresh
 from ejax.training.lineage import EXPLOITS, Exploited, read_exploits, write_exploit
 from ejax.training.members import PopulationParts, build_population, member_state, take
 from ejax.training.parts import cadence_of, rows_per_update
 from ejax.training.progress import Progress
-from ejax.training.run_dir import RunDirectory, create_run_directory
-from ejax.training.run_lock import run_lock
 from ejax.training.saver import Saver
 from ejax.training.skipped import skipped_fraction
 from ejax.training.standing import PopulationResult, summaries, write_standing

@@ -31,7 +31,7 @@ def _run(args: argparse.Namespace) -> int:
     from ejax.logs.json_records import FactsError
     from ejax.reporting.page import render
     from ejax.reporting.runs import read_export, read_run, runs_in
-    from ejax.training.checkpoint import CheckpointError
+    from ejax.store.checkpoint import CheckpointError
 
     left_out: list[str] = []
 

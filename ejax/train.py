@@ -56,9 +56,9 @@ def _run(name: str, args: argparse.Namespace) -> int:
     from ejax.run import train
     from ejax.runtime.device import prepare_jax
     from ejax.runtime.processes import Address, ProcessesError, join, leads
-    from ejax.training.checkpoint import CheckpointError
+    from ejax.store.checkpoint import CheckpointError
+    from ejax.store.run_dir import open_run_directory
     from ejax.training.fresh import fresh_facts
-    from ejax.training.run_dir import open_run_directory
     from ejax.training.skipped import NonFiniteUpdateError, mostly_skipped_text
 
     trust_words([*args.trust, *args.overrides], remember=True)
@@ -135,7 +135,7 @@ def _run(name: str, args: argparse.Namespace) -> int:
 
 def _config_of(fork: Path) -> tuple[Path, str]:
     """The config of what is forked, and a name other than its own: ``NAME_fork``, ``NAME_fork2``, …"""
-    from ejax.training.run_dir import open_policy_run
+    from ejax.store.run_dir import open_policy_run
 
     directory = open_policy_run(fork.absolute().parents[1] if (fork / "meta.json").is_file() else fork)[0]
     name, _, number = directory.exp_name.rpartition("_fork")

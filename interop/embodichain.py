@@ -40,10 +40,10 @@ from typing import TYPE_CHECKING
 from ejax.config import ConfigError, Problem, RunConfig, load_config
 from ejax.runtime.device import prepare_jax
 from ejax.schema.trust import add_trust_option, trust_words
+from ejax.store.checkpoint import CheckpointError, load_train_state, verify_checkpoint
+from ejax.store.run_dir import create_run_directory, open_policy_run
 from ejax.training.build import build
-from ejax.training.checkpoint import CheckpointError, load_train_state, verify_checkpoint
 from ejax.training.parts import rows_per_update
-from ejax.training.run_dir import create_run_directory, open_policy_run
 
 if TYPE_CHECKING:  # its module needs torch
     from interop.checkpoints.state import Layout

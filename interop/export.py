@@ -38,9 +38,9 @@ from ejax.policies.with_memory import ActorCriticWithMemory
 from ejax.runtime.device import prepare_jax
 from ejax.runtime.process_exit import leave
 from ejax.schema.trust import add_trust_option, trust_words
-from ejax.training.checkpoint import CheckpointError, verify_checkpoint
+from ejax.store.checkpoint import CheckpointError, verify_checkpoint
+from ejax.store.run_dir import open_policy_run
 from ejax.training.environments import build_env
-from ejax.training.run_dir import open_policy_run
 from ejax.training.saved_policy import chosen_checkpoint, load_policy
 from ejax.training.watchdog import guarded_calls
 from ejax.types import Env, HostEnv, Params, Policy

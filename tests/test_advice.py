@@ -12,8 +12,8 @@ import pytest
 from tiny import tiny
 
 from ejax.config import parse_config
+from ejax.store.run_dir import create_run_directory, open_run_directory
 from ejax.train import main
-from ejax.training.run_dir import create_run_directory, open_run_directory
 
 ROOT = Path(__file__).parent.parent
 FILES = {
@@ -161,7 +161,7 @@ def test_commands_are_found_with_their_options() -> None:
     } < commands
     assert {"interop.export", "interop.verify", "interop.embodichain"} < commands
     assert "--trust" in options_of("interop.verify")
-    assert "ejax.training.run_dir" in used_by("interop.export")
+    assert "ejax.store.run_dir" in used_by("interop.export")
 
 
 def test_a_run_of_another_device_is_read_anywhere_and_trained_on_only_there(

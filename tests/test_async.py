@@ -26,8 +26,8 @@ from ejax.config import ConfigError, RunConfig, parse_config
 from ejax.envs.host.pure_host import PureHostEnv
 from ejax.optim import make_optimizer
 from ejax.run import RunResult, train
+from ejax.store.checkpoint import load_checkpoint
 from ejax.training.build import build
-from ejax.training.checkpoint import load_checkpoint
 from ejax.types import Params, TrainState, make_train_state
 
 KEY = jax.random.key(11)

@@ -16,8 +16,8 @@ from damages import DAMAGES, damage
 
 from ejax.optim import OptimizerConfig, make_optimizer
 from ejax.runtime.sharding import make_mesh, sharded
-from ejax.training import checkpoint
-from ejax.training.checkpoint import (
+from ejax.store import checkpoint
+from ejax.store.checkpoint import (
     CheckpointError,
     list_checkpoints,
     load_checkpoint,
@@ -28,8 +28,8 @@ from ejax.training.checkpoint import (
     save_checkpoint,
     verify_checkpoint,
 )
-from ejax.training.digests import write_digests
-from ejax.training.run_dir import RunDirectory
+from ejax.store.digests import write_digests
+from ejax.store.run_dir import RunDirectory
 from ejax.types import TrainState
 
 
@@ -316,7 +316,7 @@ def test_a_save_that_fails_keeps_the_checkpoint_before_it(own: Path, monkeypatch
     def no_space(*_: Any) -> None:
         raise OSError("no space left")
 
-    monkeypatch.setattr("ejax.training.checkpoint._sync", no_space)
+    monkeypatch.setattr("ejax.store.checkpoint._sync", no_space)
     with pytest.raises(OSError, match="no space"):
         save_checkpoint(own.parent, own.name, make_state(seed=1), {})
     monkeypatch.undo()

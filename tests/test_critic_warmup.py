@@ -11,9 +11,9 @@ from tiny import tiny
 
 from ejax.config import ConfigError, parse_config
 from ejax.run import train
+from ejax.store.checkpoint import load_checkpoint
+from ejax.store.run_dir import RunDirectory
 from ejax.training.build import build
-from ejax.training.checkpoint import load_checkpoint
-from ejax.training.run_dir import RunDirectory
 
 ADAMW = {"name": "adamw", "learning_rate": 1e-3}
 """Its weight decay moves parameters without a gradient, and lets moments out of no gradient too."""

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ejax.training.digests import DamagedError, check_digests, write_digests
+from ejax.store.digests import DamagedError, check_digests, write_digests
 
 
 @pytest.fixture

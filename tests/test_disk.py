@@ -11,7 +11,7 @@ import pytest
 from test_config import BASE
 
 from ejax import train
-from ejax.training import checkpoint
+from ejax.store import checkpoint
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS, errno.ENAMETOOLONG])

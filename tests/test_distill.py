@@ -24,9 +24,9 @@ from ejax.envs.asymmetric import AsymmetricEnv
 from ejax.optim import OptimizerConfig, make_optimizer
 from ejax.policies import ActorOnly, NetworkConfig
 from ejax.run import train
+from ejax.store.checkpoint import CheckpointError, load_checkpoint
+from ejax.store.run_dir import RunDirectory, create_run_directory
 from ejax.training.build import build
-from ejax.training.checkpoint import CheckpointError, load_checkpoint
-from ejax.training.run_dir import RunDirectory, create_run_directory
 from ejax.training.steppers import DeviceStepper
 from ejax.training.warm_start import start_from_policy
 from ejax.types import Array, Key, Params

@@ -20,7 +20,7 @@ from ejax.envs.mujoco.engine import Physics
 from ejax.rollout import reset, step
 from ejax.run import train
 from ejax.schema.registry import ENVS
-from ejax.training.checkpoint import CheckpointError
+from ejax.store.checkpoint import CheckpointError
 from ejax.training.environments import build_env, evaluation_env
 from ejax.training.saved_policy import evaluate_run
 from ejax.types import Key

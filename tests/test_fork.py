@@ -15,8 +15,8 @@ from tiny import EPISODE, EVALUATED, tiny
 from ejax.config import ConfigError, parse_config
 from ejax.envs.point_mass import PointMassRL
 from ejax.run import RunResult, train
+from ejax.store.checkpoint import CheckpointError
 from ejax.train import main
-from ejax.training.checkpoint import CheckpointError
 from ejax.training.saved_policy import evaluate_run
 from ejax.types import Array, Key, Timestep
 

@@ -20,11 +20,11 @@ from ejax.distributions import ActionSpec
 from ejax.optim import bind_schedule
 from ejax.policies import ActorCritic, NetworkConfig, get_action
 from ejax.run import train
+from ejax.store.checkpoint import load_checkpoint
+from ejax.store.run_dir import RunDirectory, create_run_directory, open_run_directory
 from ejax.train import main
 from ejax.training.build import build
-from ejax.training.checkpoint import load_checkpoint
 from ejax.training.parts import Parts, rows_per_update
-from ejax.training.run_dir import RunDirectory, create_run_directory, open_run_directory
 from interop.checkpoints.weights import params_from_state_dict, state_dict_from_params
 from interop.tensordict import rollout_from_dict
 

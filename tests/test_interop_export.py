@@ -29,8 +29,8 @@ from ejax.envs.point_mass import PointMassRL
 from ejax.policies import ActorCritic, NetworkConfig
 from ejax.policies.mlp import ACTIVATIONS
 from ejax.run import train
+from ejax.store.run_dir import create_run_directory
 from ejax.training.build import build
-from ejax.training.run_dir import create_run_directory
 from ejax.training.saved_policy import evaluate_run
 from ejax.types import Timestep
 from interop.artefacts.cases import observe

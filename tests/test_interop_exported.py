@@ -15,9 +15,9 @@ from tiny import NETWORK, tiny
 
 from ejax.config import ConfigError, parse_config
 from ejax.policies.calls import ask, first_memory
+from ejax.store.run_dir import create_run_directory, open_run_directory
 from ejax.training.build import build
 from ejax.training.environments import build_env, sample_obs
-from ejax.training.run_dir import create_run_directory, open_run_directory
 from ejax.training.saved_policy import load_policy
 from interop.checkpoints.exported import read_export
 from interop.embodichain import export_pt

@@ -17,8 +17,8 @@ import torch
 from tiny import NETWORK, tiny
 
 from ejax.config import parse_config
+from ejax.store.run_dir import create_run_directory
 from ejax.training.build import build
-from ejax.training.run_dir import create_run_directory
 from interop.artefacts.cases import CONSECUTIVE
 from interop.artefacts.formats import FORMATS
 from interop.artefacts.parity import compare, load_cases

@@ -20,9 +20,9 @@ from ejax.envs.host.pure_host import PureHostEnv
 from ejax.optim import OptimizerConfig, make_optimizer
 from ejax.policies import NetworkConfig
 from ejax.policies.vision import VisionPolicy
+from ejax.store.run_dir import create_run_directory
 from ejax.training.environments import build_env
 from ejax.training.policies import build_policy
-from ejax.training.run_dir import create_run_directory
 from ejax.types import Timestep
 from interop.artefacts.cases import steps_to_observe
 from interop.artefacts.formats import FORMATS

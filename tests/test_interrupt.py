@@ -15,8 +15,8 @@ import pytest
 from tiny import STEPS, tiny
 
 from ejax.runtime.interrupt import SIGNALS, Interrupted, interruptible, until_signal
+from ejax.store.run_dir import RunDirectory
 from ejax.train import main
-from ejax.training.run_dir import RunDirectory
 
 
 def send(number: int) -> None:

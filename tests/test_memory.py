@@ -31,8 +31,8 @@ from ejax.policies.with_memory import ActorCriticWithMemory
 from ejax.rollout import reset, unroll, with_memory
 from ejax.run import train
 from ejax.schema.registry import ENVS
+from ejax.store.checkpoint import load_checkpoint
 from ejax.training.build import build
-from ejax.training.checkpoint import load_checkpoint
 from ejax.training.recorder import play
 from ejax.types import Key, PolicyWithMemory, Timestep, make_train_state
 

@@ -38,13 +38,13 @@ from ejax.report import main as report
 from ejax.reporting.runs import read_run, runs_in
 from ejax.run import train
 from ejax.runtime.sharding import members_mesh
+from ejax.store.checkpoint import CheckpointError, load_checkpoint
+from ejax.store.run_dir import open_policy_run
+from ejax.store.run_lock import run_lock
 from ejax.train import main
 from ejax.training.build import build
-from ejax.training.checkpoint import CheckpointError, load_checkpoint
 from ejax.training.members import build_population
 from ejax.training.progress import Progress
-from ejax.training.run_dir import open_policy_run
-from ejax.training.run_lock import run_lock
 from ejax.training.saved_policy import evaluate_run
 from ejax.training.standing import best_member, summaries
 from ejax.types import Key, Metrics, PyTree, TrainState

@@ -29,8 +29,8 @@ from ejax.policies.with_memory import ActorCriticWithMemory
 from ejax.pretrain import run_command
 from ejax.rollout import reset, step
 from ejax.run import train
+from ejax.store.checkpoint import CheckpointError
 from ejax.training.build import build
-from ejax.training.checkpoint import CheckpointError
 from ejax.training.demonstrations import Demonstrations
 from ejax.types import CameraView, make_train_state
 

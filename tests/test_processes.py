@@ -22,10 +22,10 @@ from ejax.config import ConfigError, parse_config
 from ejax.run import train
 from ejax.runtime import processes
 from ejax.runtime.processes import Address, Channel, ProcessesError, count, exchange, join, leads, unjoined
+from ejax.store.checkpoint import _read_arrays
 from ejax.train import main
 from ejax.training import together
 from ejax.training.build import build
-from ejax.training.checkpoint import _read_arrays
 
 TINY: dict[str, Any] = {
     "trainer": {

@@ -22,7 +22,7 @@ from ejax.logs.metric_log import MetricLog
 from ejax.report import main
 from ejax.reporting.runs import read_run
 from ejax.run import train
-from ejax.training.run_dir import create_run_directory
+from ejax.store.run_dir import create_run_directory
 from ejax.training.sessions import SESSIONS
 
 UPDATES = 6

@@ -19,10 +19,10 @@ from ejax.config import ConfigError, parse_config
 from ejax.config.bind import bind
 from ejax.logs.metrics import MetricWriter
 from ejax.run import _Loop, train
-from ejax.training import checkpoint
-from ejax.training.checkpoint import CheckpointError, verify_checkpoint
+from ejax.store import checkpoint
+from ejax.store.checkpoint import CheckpointError, verify_checkpoint
+from ejax.store.run_dir import RunDirectory, create_run_directory
 from ejax.training.evaluators import DeviceEvaluator
-from ejax.training.run_dir import RunDirectory, create_run_directory
 from ejax.training.steppers import DeviceStepper
 
 

@@ -19,16 +19,16 @@ import ejax
 from ejax.config import RunConfig, parse_config
 from ejax.config.bind import bind
 from ejax.run import train
-from ejax.training import checkpoint
-from ejax.training.checkpoint import CheckpointError
-from ejax.training.run_dir import (
+from ejax.store import checkpoint
+from ejax.store.checkpoint import CheckpointError
+from ejax.store.run_dir import (
     RunDirectory,
     create_run_directory,
     never_began,
     newest_run,
     open_run_directory,
 )
-from ejax.training.run_lock import RunInUseError, _started, run_lock
+from ejax.store.run_lock import RunInUseError, _started, run_lock
 
 
 def config(exp_name: str) -> RunConfig:
@@ -51,8 +51,8 @@ def test_a_checkout_that_is_not_installed_has_its_version(tmp_path: Path, monkey
     def version(name: str) -> str:
         raise PackageNotFoundError(name)
 
-    monkeypatch.setattr("ejax.training.checkpoint.version", version)
-    monkeypatch.setattr("ejax.training.checkpoint._version", checkpoint._version.__wrapped__)
+    monkeypatch.setattr("ejax.store.checkpoint.version", version)
+    monkeypatch.setattr("ejax.store.checkpoint._version", checkpoint._version.__wrapped__)
     folder = create_run_directory(config("tiny"), tmp_path / "tiny").path
     versions = json.loads((folder / "configs" / "versions.json").read_text())
     assert (versions["ejax"], versions["jax"]) == (ejax.__version__, "not installed")
@@ -62,7 +62,7 @@ def test_a_folder_that_cannot_be_written_is_taken_back(tmp_path: Path, monkeypat
     def full(*args: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("ejax.training.run_dir.os.replace", full)
+    monkeypatch.setattr("ejax.store.run_dir.os.replace", full)
     with pytest.raises(OSError, match="No space left"):
         create_run_directory(config("tiny"), tmp_path / "tiny")
     assert not (tmp_path / "tiny").exists()
@@ -187,7 +187,7 @@ HOLD = """
 import sys, time
 from pathlib import Path
 from typing import Any
-from ejax.training.run_lock import run_lock
+from ejax.store.run_lock import run_lock
 with run_lock(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()
@@ -239,7 +239,7 @@ def test_a_second_call_of_the_process_is_refused_and_the_first_keeps_the_lock(ru
 
 def test_a_lock_whose_file_its_owner_took_away_protects_nothing(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that could not begin is taken back, with the lock's file, while another process waits to open it."""
-    monkeypatch.setattr("ejax.training.run_lock.fcntl.lockf", lambda *_: (run / ".lock").unlink())
+    monkeypatch.setattr("ejax.store.run_lock.fcntl.lockf", lambda *_: (run / ".lock").unlink())
     with pytest.raises(RunInUseError, match="in use by a process that has just given it up"), run_lock(run):
         pass
 
@@ -281,7 +281,7 @@ def test_without_locks_in_the_file_system_owners_are_compared(run: Path, monkeyp
     def no_locks(*args: object) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr("ejax.training.run_lock.fcntl.lockf", no_locks)
+    monkeypatch.setattr("ejax.store.run_lock.fcntl.lockf", no_locks)
     for owner, taken in (
         ({"host": socket.gethostname(), "pid": 1, "boot_ticks": _started(1)}, False),
         ({"host": socket.gethostname(), "pid": os.getpid(), "boot_ticks": -1}, True),

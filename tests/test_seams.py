@@ -24,8 +24,8 @@ from ejax.policies import ActorCritic, NetworkConfig
 from ejax.rollout import reset, unroll, with_memory
 from ejax.run import train
 from ejax.schema.registry import register_algorithm
+from ejax.store.checkpoint import load_checkpoint
 from ejax.training.build import build
-from ejax.training.checkpoint import load_checkpoint
 from ejax.types import Env, Key, Metrics, Params, Policy, PyTree
 
 KEY = jax.random.key(0)

@@ -21,8 +21,8 @@ from ejax.optim import OptimizerConfig, make_actor_critic_optimizer
 from ejax.policies import MLP, ActorCritic, ActorOnly, NetworkConfig
 from ejax.rollout import EnvCarry, reset
 from ejax.run import train
+from ejax.store.checkpoint import load_checkpoint
 from ejax.training.build import build
-from ejax.training.checkpoint import load_checkpoint
 from ejax.types import Array, Env, Key, Timestep, TrainState, make_train_state
 
 RUNNING, TERMINATES, TRUNCATES = 0, 1, 2

@@ -34,8 +34,8 @@ from ejax.envs.rendered import RenderedEnv
 from ejax.schema import trust
 from ejax.schema.registry import place_of_task, resolve
 from ejax.schema.trust import UntrustedCodeError
+from ejax.store.checkpoint import CheckpointError, load_checkpoint
 from ejax.training.build import build
-from ejax.training.checkpoint import CheckpointError, load_checkpoint
 from ejax.training.environments import build_env, make_env
 from ejax.training.rescale import share_out
 from ejax.training.saved_policy import elsewhere

@@ -12,8 +12,8 @@ import pytest
 from ejax.config import ConfigError, parse_config
 from ejax.run import train
 from ejax.schema.trust import trust
+from ejax.store.checkpoint import load_checkpoint
 from ejax.training.build import build
-from ejax.training.checkpoint import load_checkpoint
 from tests.helpers.picture_task import CHUNK, MODEL
 
 TASK = "tests.helpers.picture_task:PictureTask"

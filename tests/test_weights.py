@@ -14,7 +14,7 @@ import pytest
 
 from ejax.policies.pretrained.weights import WeightsError, find_weights, fit_weights, load_weights
 from ejax.schema.registry import WEIGHT_READERS
-from ejax.training.checkpoint import save_checkpoint
+from ejax.store.checkpoint import save_checkpoint
 
 save_file = pytest.importorskip("safetensors.numpy").save_file
 TREE = {"dense": {"kernel": jnp.zeros((3, 2)), "bias": jnp.zeros(2)}, "norm": {"scale": jnp.ones(2)}}

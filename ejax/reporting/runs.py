@@ -22,9 +22,9 @@ from ejax.logs.best import Best, improves
 from ejax.logs.charts import LARGEST
 from ejax.logs.json_records import FactsError, check_facts, read_facts
 from ejax.logs.metric_log import read_log
-from ejax.training.checkpoint import CheckpointError
+from ejax.store.checkpoint import CheckpointError
+from ejax.store.run_dir import RunDirectory, RunMeta, check_configs, find_run
 from ejax.training.lineage import EXPLOITS, Exploited, read_exploits
-from ejax.training.run_dir import RunDirectory, RunMeta, check_configs, find_run
 from ejax.training.sessions import Recorded, read_sessions
 
 MISSING = object()

@@ -80,7 +80,7 @@ or OSError."""
 
 WEIGHT_READERS: dict[str, str] = {
     **dict.fromkeys((".pt", ".pth", ".bin"), "interop.checkpoints.plain_pt:load_tensors"),
-    "": "ejax.training.checkpoint:load_policy_arrays",
+    "": "ejax.store.checkpoint:load_policy_arrays",
 }
 """What reads weights alone (``ejax.policies.pretrained.weights``), by the ending of the file; ``""``: a checkpoint's folder. Called as
 ``reader(path) -> {name: array}``; raises ValueError, RuntimeError or OSError."""

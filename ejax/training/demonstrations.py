@@ -25,7 +25,7 @@ from ejax.data.samplers import make_rng
 from ejax.data.task import FRAME_FIELDS, LOSS_MASK, flatten
 from ejax.schema.frozen import thaw
 from ejax.schema.registry import place_of_task
-from ejax.training.checkpoint import CheckpointError
+from ejax.store.checkpoint import CheckpointError
 from ejax.types import PyTree
 
 Batch = dict[str, PyTree]

@@ -20,7 +20,7 @@ from ejax.config.models import TrainerConfig
 from ejax.logs.json_records import FactsError, read_facts
 from ejax.logs.latest import number
 from ejax.numerics.finite import NONFINITE_EPISODES
-from ejax.training.checkpoint import CheckpointError, load_params, verify_checkpoint
+from ejax.store.checkpoint import CheckpointError, load_params, verify_checkpoint
 from ejax.types import Params
 
 BROKEN_OFF = "the fresh episodes were broken off; --resume latest plays them"

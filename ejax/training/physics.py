@@ -16,8 +16,8 @@ from ejax.envs.mujoco.choice import Engine, choose_engine, how_to_install
 from ejax.logs.json_records import read_facts
 from ejax.schema.frozen import freeze, thaw
 from ejax.schema.registry import resolve
-from ejax.training.checkpoint import CheckpointMeta
-from ejax.training.run_dir import RunDirectory
+from ejax.store.checkpoint import CheckpointMeta
+from ejax.store.run_dir import RunDirectory
 
 
 def settle_physics(

@@ -7,8 +7,8 @@ from typing import Any
 from ejax.config import ConfigError, Problem, RunConfig
 from ejax.logs.json_records import read_facts
 from ejax.schema.messages import shown
-from ejax.training.checkpoint import CheckpointError
-from ejax.training.run_dir import RunMeta
+from ejax.store.checkpoint import CheckpointError
+from ejax.store.run_dir import RunMeta
 
 
 def share_out(config: RunConfig, checkpoint: Path, num_devices: int) -> tuple[RunConfig, tuple[str, ...]]:

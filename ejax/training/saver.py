@@ -10,8 +10,8 @@ from ejax.algorithms.step import RunState
 from ejax.config import RunConfig
 from ejax.logs.metrics import MetricWriter
 from ejax.runtime.process_exit import leave_now
+from ejax.store.run_dir import RunDirectory
 from ejax.training.progress import Progress
-from ejax.training.run_dir import RunDirectory
 from ejax.training.steppers import Stepper
 
 

@@ -10,13 +10,8 @@ from ejax.config import ConfigError, RunConfig
 from ejax.config.bind import bind
 from ejax.logs.metrics import MetricWriter
 from ejax.schema.registry import is_foreign_checkpoint
-from ejax.training.build import build, num_devices
-from ejax.training.checkpoint import load_checkpoint, verify_checkpoint
-from ejax.training.evaluators import check_best_metric
-from ejax.training.parts import Parts
-from ejax.training.physics import engine_of, settle_physics
-from ejax.training.rescale import share_out
-from ejax.training.run_dir import (
+from ejax.store.checkpoint import load_checkpoint, verify_checkpoint
+from ejax.store.run_dir import (
     RunDirectory,
     RunMeta,
     check_same_run,
@@ -26,7 +21,12 @@ from ejax.training.run_dir import (
     newest_run,
     open_run_directory,
 )
-from ejax.training.run_lock import run_lock
+from ejax.store.run_lock import run_lock
+from ejax.training.build import build, num_devices
+from ejax.training.evaluators import check_best_metric
+from ejax.training.parts import Parts
+from ejax.training.physics import engine_of, settle_physics
+from ejax.training.rescale import share_out
 from ejax.training.teacher import check_teacher
 from ejax.training.warm_start import find_checkpoint, start_from_file, start_from_policy, start_from_run
 

@@ -23,9 +23,9 @@ from ejax.config.load import parse_untrusted
 from ejax.runtime.interrupt import interruptible
 from ejax.runtime.process_exit import leave_now, owns_process
 from ejax.runtime.processes import Channel, ProcessesError, count, exchange
-from ejax.training.checkpoint import save_arrays
+from ejax.store.checkpoint import save_arrays
+from ejax.store.run_dir import RunDirectory
 from ejax.training.parts import Parts
-from ejax.training.run_dir import RunDirectory
 from ejax.training.start import Place, Start, begin
 from ejax.training.steppers import DeviceStepper, Facts, HostStepper, Interrupted
 from ejax.training.watchdog import Watchdog

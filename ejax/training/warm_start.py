@@ -18,9 +18,9 @@ from ejax.policies.pretrained.weights import WeightsError
 from ejax.policies.vla.loading import load_parts
 from ejax.policies.vla.policy import VLAPolicy
 from ejax.schema.registry import checkpoint_reader, is_foreign_checkpoint
-from ejax.training.checkpoint import CheckpointError, load_checkpoint, load_params, verify_checkpoint
+from ejax.store.checkpoint import CheckpointError, load_checkpoint, load_params, verify_checkpoint
+from ejax.store.run_dir import differences, open_policy_run
 from ejax.training.parts import Parts
-from ejax.training.run_dir import differences, open_policy_run
 from ejax.types import Params, start_from
 
 _REPLACED = frozenset({"action_dim", "cfg", "init_from", "initial_log_std"})

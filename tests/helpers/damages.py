@@ -14,7 +14,7 @@ from tiny import EVALUATED, STEPS, tiny
 
 from ejax.config import ConfigError, RunConfig
 from ejax.run import train
-from ejax.training.checkpoint import CheckpointError, verify_checkpoint
+from ejax.store.checkpoint import CheckpointError, verify_checkpoint
 
 TOLD = (ConfigError, CheckpointError, FileNotFoundError, FileExistsError, NotADirectoryError, PermissionError)
 """The errors that the command line turns into one message."""

@@ -36,7 +36,7 @@ from ejax.config import RunConfig, TrainerConfig, load_config
 from ejax.logs.json_records import FactsError, read_facts
 from ejax.logs.metric_log import Logged
 from ejax.runtime.plain_files import read_bytes, read_json
-from ejax.training.checkpoint import (
+from ejax.store.checkpoint import (
     CheckpointError,
     CheckpointMeta,
     library_versions,
@@ -48,8 +48,8 @@ from ejax.training.checkpoint import (
     save_checkpoint,
     verify_checkpoint,
 )
-from ejax.training.digests import LISTING, DamagedError, check_digests, render_digests, sha256
-from ejax.training.run_lock import LOCK
+from ejax.store.digests import LISTING, DamagedError, check_digests, render_digests, sha256
+from ejax.store.run_lock import LOCK
 from ejax.types import PyTree
 
 _CONFIGS = ("resolved.json", "versions.json")

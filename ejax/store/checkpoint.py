@@ -28,7 +28,7 @@ from pydantic import BaseModel, NonNegativeInt
 
 import ejax
 from ejax.logs.json_records import FactsError, read_facts
-from ejax.training.digests import LISTING, DamagedError, check_digests, files_of, write_digests
+from ejax.store.digests import LISTING, DamagedError, check_digests, files_of, write_digests
 from ejax.types import PyTree
 
 SCHEMA_VERSION = 2

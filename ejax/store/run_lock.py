@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ejax.runtime.plain_files import parse_json
-from ejax.training.checkpoint import CheckpointError
+from ejax.store.checkpoint import CheckpointError
 
 LOCK = ".lock"
 _HELD: set[tuple[int, int]] = set()
