@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from ejax.envs.mujoco_task import MuJoCoTask
     from ejax.evaluation import summarize
     from ejax.optim import OptimizerConfig, ScheduleConfig, make_optimizer
+    from ejax.play.acting import load
     from ejax.policies import evaluate_actions, get_action, get_value
     from ejax.returns import gae, group_advantages, vtrace
     from ejax.rollout import make_rollout, reset, unroll
     from ejax.schema.registry import register_algorithm, register_env, register_policy
-    from ejax.training.acting import load
     from ejax.types import Rollout, Timestep, TrainState, init_train_state, make_train_state
 
 __version__ = "0.1.0"
@@ -48,7 +48,7 @@ _PLACES = {
     "ejax.schema.registry": ("register_algorithm", "register_env", "register_policy"),
     "ejax.returns": ("gae", "group_advantages", "vtrace"),
     "ejax.rollout": ("make_rollout", "reset", "unroll"),
-    "ejax.training.acting": ("load",),
+    "ejax.play.acting": ("load",),
     "ejax.types": ("Rollout", "Timestep", "TrainState", "init_train_state", "make_train_state"),
 }
 _MODULE_OF = {name: module for module, names in _PLACES.items() for name in names}

@@ -10,9 +10,9 @@ from tiny import tiny
 
 import ejax
 from ejax.config import parse_config
+from ejax.play.acting import Actor
 from ejax.rollout import reset, unroll
 from ejax.run import train
-from ejax.training.acting import Actor
 from ejax.training.build import build
 
 

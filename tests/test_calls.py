@@ -22,7 +22,7 @@ from ejax.envs.adapters.gymnasium import GymnasiumVector
 from ejax.envs.adapters.worker import Contained, make_in_worker
 from ejax.envs.host.calls import Call, EnvExit, HostEnvError, call_env, described, under_way, waiting_for
 from ejax.envs.host.guarded import GuardedEnv
-from ejax.reporting.runs import read_run
+from ejax.report.runs import read_run
 from ejax.run import train
 from ejax.runtime.interrupt import interruptible
 from ejax.schema.trust import trust

@@ -8,7 +8,7 @@ import pytest
 from tiny import EVALUATED, STEPS, tiny
 
 from ejax.logs.latest import number
-from ejax.report import main as report
+from ejax.report.__main__ import main as report
 from ejax.train import main as train
 from ejax.training.lineage import Exploited, lineage, read_exploits, value_texts, values_at, write_exploit
 

@@ -50,7 +50,7 @@ OTHERWISE = {
     ("ejax/envs/mujoco/engine.py", "mujoco.MjSpec.from_file"): f"{_CHECKED}check_model_files",
     ("ejax/runtime/plain_files.py", "os.open"): _READER,
     ("ejax/replay.py", "np.load"): "of what open_plain has opened",
-    ("ejax/reporting/page.py", "Path(__file__).with_name(name).read_text"): _SHIPPED,
+    ("ejax/report/page.py", "Path(__file__).with_name(name).read_text"): _SHIPPED,
     ("ejax/store/checkpoint.py", "os.open"): "to force it to disk",
     ("ejax/training/profile.py", "jax.profiler.ProfileData.from_file"): _OWN,
     (

@@ -27,12 +27,12 @@ from ejax.envs.mujoco import viewer
 from ejax.envs.mujoco.engine import PhysicsState, load_model
 from ejax.evaluate import main as evaluate_main
 from ejax.evaluation import evaluate, summarize
-from ejax.play import main
+from ejax.play.__main__ import main
+from ejax.play.perturbations import HeldCommand, make_blows, replace_parts
+from ejax.play.player import Score, count, film_host, play_host, play_pure
+from ejax.play.show import Show, play_run
 from ejax.run import train
-from ejax.training.player import Score, count, film_host, play_host, play_pure
 from ejax.training.saved_policy import filmed
-from ejax.training.show import Show, play_run
-from ejax.training.touches import HeldCommand, make_blows, replace_parts
 from ejax.types import Array, HostEnv, Key, RenderableHostEnv, Timestep
 
 KEY = jax.random.key(3)

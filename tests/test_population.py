@@ -34,8 +34,8 @@ from ejax.logs.best import Best
 from ejax.numerics.episodes import init_episode_stats
 from ejax.optim import OptimizerConfig, get_learning_rate, make_optimizer
 from ejax.population import PopulationResult, train_population
-from ejax.report import main as report
-from ejax.reporting.runs import read_run, runs_in
+from ejax.report.__main__ import main as report
+from ejax.report.runs import read_run, runs_in
 from ejax.run import train
 from ejax.runtime.sharding import members_mesh
 from ejax.store.checkpoint import CheckpointError, load_checkpoint

@@ -19,8 +19,8 @@ from tiny import EVALUATED, STEPS, tiny
 
 from ejax.config import parse_config
 from ejax.logs.metric_log import MetricLog
-from ejax.report import main
-from ejax.reporting.runs import read_run
+from ejax.report.__main__ import main
+from ejax.report.runs import read_run
 from ejax.run import train
 from ejax.store.run_dir import create_run_directory
 from ejax.training.sessions import SESSIONS
@@ -414,7 +414,7 @@ def test_a_video_that_cannot_be_read_and_a_member_with_an_odd_name_end_no_page(
     member = shutil.copytree(run, tmp_path / "members" / "²")
     (member / "videos").mkdir()
     (member / "videos" / "ep1.mp4").write_bytes(b"film")
-    monkeypatch.setattr("ejax.reporting.page.read_bytes", refuse)
+    monkeypatch.setattr("ejax.report.page.read_bytes", refuse)
     (tmp_path / "exploits.jsonl").write_text('{"step": 1, "update": 1, "member": 0, "parent": 1, "values": {}}\n')
     page = report(run, member)
     assert "not embedded: Permission denied" in page.text and "video" not in page.tags
@@ -426,7 +426,7 @@ def test_names_that_are_not_utf8_work(tmp_path: Path, monkeypatch: pytest.Monkey
     run = make_run(folder / os.fsdecode(b"run\xfe"))
     (run / "videos").mkdir()
     (run / "videos" / os.fsdecode(b"\xfd.mp4")).write_bytes(b"film")
-    monkeypatch.setattr("ejax.reporting.page._LARGEST_VIDEO", 1)
+    monkeypatch.setattr("ejax.report.page._LARGEST_VIDEO", 1)
     to = folder / os.fsdecode(b"\xfc.html")
     assert main([str(run), "--to", str(to)]) == 0
     page = Page(to.read_text())
@@ -502,7 +502,7 @@ def test_the_newest_video_is_embedded_if_it_is_small(run: Path, monkeypatch: pyt
         os.utime(video, (START - age, START - age))
     (source,) = (value for tag, name, value in report(run).attributes if (tag, name) == ("video", "src"))
     assert base64.b64decode(source.partition(",")[2]) == b"new" * 10
-    monkeypatch.setattr("ejax.reporting.page._LARGEST_VIDEO", 20)
+    monkeypatch.setattr("ejax.report.page._LARGEST_VIDEO", 20)
     (link,) = (value for _, name, value in report(run).attributes if name == "href")
     assert link == "one/videos/eval/new.mp4"
 

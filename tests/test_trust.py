@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 from tiny import tiny
 
-from ejax import evaluate, play, replay, train
+from ejax import evaluate, replay, train
 from ejax.config import ConfigError, load_config, parse_config
 from ejax.config.__main__ import main as config_main
 from ejax.config.embodichain.check import check
@@ -31,6 +31,7 @@ from ejax.data.engine import OnlineDataEngine, OnlineDataEngineCfg
 from ejax.envs.manager.functors.registry import find_functor
 from ejax.envs.manager.manager_spec import read_manager_spec
 from ejax.envs.rendered import RenderedEnv
+from ejax.play import __main__ as play
 from ejax.schema import trust
 from ejax.schema.registry import place_of_task, resolve
 from ejax.schema.trust import UntrustedCodeError
@@ -799,8 +800,8 @@ _ALLOWED = {
     ("ejax/schema/trust.py", "exec_module"): "the gate, of torch:FILE.py:Name",
     ("ejax/train.py", "import_module"): "ejax.run",
     ("ejax/evaluate.py", "import_module"): "ejax.training.saved_policy",
-    ("ejax/play.py", "import_module"): "ejax.training.show",
-    ("ejax/report.py", "import_module"): "ejax.reporting.runs",
+    ("ejax/play.py", "import_module"): "ejax.play.show",
+    ("ejax/report.py", "import_module"): "ejax.report.runs",
     ("ejax/schema/registry.py", "import_module"): "entries of its own tables",
     ("ejax/envs/adapters/library.py", "import_module"): "libraries that the adapters name",
     ("ejax/logs/metrics.py", "import_module"): "wandb",

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ejax.config import parse_config
 from ejax.population import train_population
-from ejax.report import main as report
+from ejax.report.__main__ import main as report
 from ejax.run import train
 
 UPDATES = 60

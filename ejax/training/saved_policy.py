@@ -16,13 +16,13 @@ from ejax.config import ConfigError, Problem, RunConfig
 from ejax.config.load import parse_untrusted
 from ejax.envs.mujoco.engine import choose_opengl
 from ejax.evaluation import evaluate, evaluate_host, summarize
+from ejax.play.player import film_host
 from ejax.runtime.device import matmul_precision, prepare_jax
 from ejax.runtime.video import write_video
 from ejax.schema.registry import is_import_path, resolve
 from ejax.store.checkpoint import load_params, verify_checkpoint
 from ejax.store.run_dir import RunDirectory, open_policy_run
 from ejax.training.environments import build_env, sample_obs
-from ejax.training.player import film_host
 from ejax.training.policies import build_policy
 from ejax.training.recorder import draw, play
 from ejax.training.watchdog import guarded_calls

@@ -16,7 +16,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TypeAlias
 
-from ejax.policies.pretrained.weights import package_folder
+from ejax.runtime.packages import package_folder
 
 Vector: TypeAlias = tuple[float, float, float]
 

@@ -6,7 +6,6 @@
 Reading runs no code of a file: safetensors holds arrays alone, torch files are read with ``weights_only``.
 """
 
-import importlib.util
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ejax.runtime.packages import package_folder
 from ejax.runtime.plain_files import HUGE, check_plain
 from ejax.schema.messages import shorten, shown
 from ejax.schema.registry import WEIGHT_READERS, weight_reader
@@ -263,19 +263,6 @@ def _read_registered(path: Path) -> dict[str, np.ndarray]:
             f"convert it to safetensors ({error})"
         ) from error
     return read(path)
-
-
-def package_folder(name: str) -> Path | None:
-    """The folder of an installed package, which is looked up, not imported. None: it is not installed.
-
-    Args:
-        name: of a top level.
-    """
-    try:
-        spec = importlib.util.find_spec(name)
-    except ValueError:  # of a module that no file is the source of, such as __main__
-        return None
-    return Path(next(iter(spec.submodule_search_locations))) if spec and spec.submodule_search_locations else None
 
 
 def _folder_of(package: str) -> Path:

@@ -18,7 +18,7 @@ from ejax.schema.values import MAX_SEED, whole
 def main(argv: list[str] | None = None) -> int:
     """Run the command line. Returns the exit code."""
     args = _parser().parse_intermixed_args(argv)
-    importlib.import_module("ejax.training.show")  # takes seconds: while a signal still ends the process at once
+    importlib.import_module("ejax.play.show")  # takes seconds: while a signal still ends the process at once
     return until_signal("ejax.play", lambda: _run(args))
 
 
@@ -26,8 +26,8 @@ def _run(args: argparse.Namespace) -> int:
     from ejax.config import ConfigError
     from ejax.envs.host.calls import HostEnvError
     from ejax.logs.console import summary
+    from ejax.play.show import Show, play_run
     from ejax.store.checkpoint import CheckpointError
-    from ejax.training.show import Show, play_run
 
     trust_words([*args.trust, *args.overrides], remember=True)
     options = {name: value for name, value in vars(args).items() if name not in ("run", "overrides", "trust")}

@@ -2,7 +2,7 @@
 
 A pure environment is stepped by the functions that training and evaluation use, one row of them, and with the random
 numbers of an evaluation in one slot: the episodes are those of ``ejax.evaluate --num-envs 1`` of the same seed. Between
-two steps a hand may change the state: a command from the keys, a blow, the mouse (``ejax.training.touches``).
+two steps a hand may change the state: a command from the keys, a blow, the mouse (``ejax.play.perturbations``).
 """
 
 import itertools

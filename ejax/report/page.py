@@ -22,7 +22,7 @@ import numpy as np
 
 from ejax.logs.charts import LARGEST, NUM_COLOURS, curve_of, curves_figure, number, slice_figure
 from ejax.logs.json_records import FactsError
-from ejax.reporting.runs import MISSING, Run, as_text, computing, differing, read_run, same_but_seed
+from ejax.report.runs import MISSING, Run, as_text, computing, differing, read_run, same_but_seed
 from ejax.runtime.plain_files import read_bytes
 from ejax.training.lineage import lineage, value_texts
 

@@ -1,0 +1,1 @@
+"""Trained policies in use: act, watch, push and command them."""
