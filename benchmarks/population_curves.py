@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
+from ejax.population.leaderboard import summaries
 from ejax.store.run_dir import open_run_directory
-from ejax.training.standing import summaries
 
 
 def main() -> None:

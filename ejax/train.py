@@ -146,7 +146,7 @@ def _config_of(fork: Path) -> tuple[Path, str]:
 
 def _train_population(name: str, config: "RunConfig", args: argparse.Namespace) -> int:
     from ejax.logs.console import summary
-    from ejax.population import train_population
+    from ejax.population.loop import train_population
     from ejax.training.fresh import fresh_facts, read_fresh
     from ejax.training.lineage import EXPLOITS, lineage, read_exploits, value_texts
 

@@ -12,7 +12,7 @@ from tiny import EVALUATED, tiny
 
 from ejax.config import parse_config
 from ejax.numerics.finite import NONFINITE_EPISODES
-from ejax.population import train_population
+from ejax.population.loop import train_population
 from ejax.run import RunResult, train
 from ejax.train import main
 from ejax.training.evaluators import DeviceEvaluator

@@ -15,7 +15,16 @@ import numpy as np
 import pytest
 from helpers.tiny import EVALUATED, GRPO, STEPS, tiny
 
-from ejax.algorithms.population import (
+from ejax.algorithms.ppo import PPOConfig
+from ejax.algorithms.step import RunState, Step
+from ejax.config import ConfigError, RunConfig, parse_config
+from ejax.logs.best import Best
+from ejax.numerics.episodes import init_episode_stats
+from ejax.optim import OptimizerConfig, get_learning_rate, make_optimizer
+from ejax.population.leaderboard import best_member, summaries
+from ejax.population.loop import PopulationResult, train_population
+from ejax.population.members import build_population
+from ejax.population.step import (
     FITNESS,
     PARENT,
     Exploit,
@@ -27,13 +36,6 @@ from ejax.algorithms.population import (
     repeat_population_step,
     with_values,
 )
-from ejax.algorithms.ppo import PPOConfig
-from ejax.algorithms.step import RunState, Step
-from ejax.config import ConfigError, RunConfig, parse_config
-from ejax.logs.best import Best
-from ejax.numerics.episodes import init_episode_stats
-from ejax.optim import OptimizerConfig, get_learning_rate, make_optimizer
-from ejax.population import PopulationResult, train_population
 from ejax.report.__main__ import main as report
 from ejax.report.runs import read_run, runs_in
 from ejax.run import train
@@ -43,10 +45,8 @@ from ejax.store.run_dir import open_policy_run
 from ejax.store.run_lock import run_lock
 from ejax.train import main
 from ejax.training.build import build
-from ejax.training.members import build_population
 from ejax.training.progress import Progress
 from ejax.training.saved_policy import evaluate_run
-from ejax.training.standing import best_member, summaries
 from ejax.types import Key, Metrics, PyTree, TrainState
 
 RATE = "algorithm.cfg.optimizer.learning_rate"
@@ -294,7 +294,7 @@ TOGETHER_AND_ALONE = """
 import json, sys
 from pathlib import Path
 from ejax.config import parse_config
-from ejax.population import train_population
+from ejax.population.loop import train_population
 from ejax.run import train
 whole, alone = map(Path, sys.argv[1:])
 train_population(parse_config(json.loads(sys.stdin.read())), run_dir=whole)
@@ -479,7 +479,7 @@ def test_members_apart_differ_in_any_key_and_go_on_where_they_were_interrupted(t
 @pytest.mark.usefixtures("as_on_a_gpu")
 def test_side_by_side_as_on_a_gpu_members_have_nearly_the_numbers_of_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "ejax.training.members.Lanes", lambda *, together, mesh: Lanes(together=not together, mesh=mesh)
+        "ejax.population.members.Lanes", lambda *, together, mesh: Lanes(together=not together, mesh=mesh)
     )
     first, second, alone = after_updates(population({RATE: [1e-3, 3e-3]}))
     difference = jax.tree.map(lambda a, b: np.abs(a - b).max(), first.params, alone.params)

@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 
 from ejax.config import parse_config
-from ejax.population import train_population
+from ejax.population.loop import train_population
 from ejax.report.__main__ import main as report
 from ejax.run import train
 

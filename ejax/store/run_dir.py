@@ -13,7 +13,7 @@
     videos/
     quarantine/                 what broke environments, for python -m ejax.replay
     members/<i>/                of a population: the folder of each member, as of a run by itself
-    population.json             of a population: its members, and which is the best (``ejax.training.standing``)
+    population.json             of a population: its members, and which is the best (``ejax.population.leaderboard``)
     exploits.jsonl              of a population: who went on from whom
     schedule.json               {"versions": […]}: of the parameters that made each rollout, where they may be older
 """

@@ -11,7 +11,13 @@ import jax
 import jax.numpy as jnp
 from jax.errors import ConcretizationTypeError
 
-from ejax.algorithms.population import (
+from ejax.algorithms.step import RunState, Step
+from ejax.config import ConfigError, Problem, RunConfig
+from ejax.config.bind import bind
+from ejax.config.population import OPTIONS, ExploitConfig, Member
+from ejax.evaluation import evaluate, summarize
+from ejax.numerics.traced_options import for_options
+from ejax.population.step import (
     Exploit,
     Lanes,
     PopulationState,
@@ -20,12 +26,6 @@ from ejax.algorithms.population import (
     repeat_population_step,
     with_values,
 )
-from ejax.algorithms.step import RunState, Step
-from ejax.config import ConfigError, Problem, RunConfig
-from ejax.config.bind import bind
-from ejax.config.population import OPTIONS, ExploitConfig, Member
-from ejax.evaluation import evaluate, summarize
-from ejax.numerics.traced_options import for_options
 from ejax.runtime.processes import count
 from ejax.runtime.sharding import by_members, members_mesh, replicated
 from ejax.training.build import all_devices, build, device_step, first_state

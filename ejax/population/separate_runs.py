@@ -12,12 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from ejax.algorithms.population import FITNESS
 from ejax.config import RunConfig
 from ejax.config.bind import bind
 from ejax.logs.best import REWARD
 from ejax.logs.json_records import read_facts
 from ejax.logs.metric_log import MetricLog, read_log
+from ejax.population.leaderboard import PopulationResult, summaries, write_standing
+from ejax.population.step import FITNESS
 from ejax.run import train
 from ejax.store.run_dir import (
     RunDirectory,
@@ -31,7 +32,6 @@ from ejax.store.run_dir import (
 from ejax.store.run_lock import run_lock
 from ejax.training.progress import Progress
 from ejax.training.skipped import NonFiniteUpdateError
-from ejax.training.standing import PopulationResult, summaries, write_standing
 
 
 def train_apart(config: RunConfig, *, resume: str | None, run_dir: Path | None) -> PopulationResult:

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ejax.algorithms.population import FITNESS
 from ejax.config.models import TrainerConfig
 from ejax.config.population import Member
+from ejax.population.step import FITNESS
 from ejax.schema.frozen import thaw
 from ejax.training.progress import Progress
 

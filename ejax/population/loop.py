@@ -20,14 +20,16 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from ejax.algorithms.population import FITNESS, PARENT, PopulationState
-from ejax.apart import train_apart
 from ejax.config import ConfigError, Problem, RunConfig
 from ejax.config.bind import bind
 from ejax.logs.best import REWARD, Best, improves
 from ejax.logs.console import make_view
 from ejax.logs.metrics import MetricWriter
 from ejax.logs.usage import memory_in_use, times
+from ejax.population.leaderboard import PopulationResult, summaries, write_standing
+from ejax.population.members import PopulationParts, build_population, member_state, take
+from ejax.population.separate_runs import train_apart
+from ejax.population.step import FITNESS, PARENT, PopulationState
 from ejax.runtime.device import matmul_precision
 from ejax.runtime.interrupt import interruptible
 from ejax.runtime.stopwatch import ENGINE, Stopwatch
@@ -38,12 +40,10 @@ from ejax.store.run_lock import run_lock
 from ejax.training.cadence import Throttle
 from ejax.training.fresh import BROKEN_OFF, best_or_last, evaluate_fresh, fresh_seeds, params_of, write_fresh
 from ejax.training.lineage import EXPLOITS, Exploited, read_exploits, write_exploit
-from ejax.training.members import PopulationParts, build_population, member_state, take
 from ejax.training.parts import cadence_of, rows_per_update
 from ejax.training.progress import Progress
 from ejax.training.saver import Saver
 from ejax.training.skipped import skipped_fraction
-from ejax.training.standing import PopulationResult, summaries, write_standing
 from ejax.training.start import Place, find_place
 from ejax.training.watchdog import guarded_calls
 from ejax.types import Metrics, Params
@@ -59,7 +59,7 @@ def train_population(config: RunConfig, *, resume: str | None = None, run_dir: P
         run_dir: as in ``ejax.run.train``.
 
     Raises:
-        ConfigError: what ``ejax.training.members.build_population`` refuses.
+        ConfigError: what ``ejax.population.members.build_population`` refuses.
         CheckpointError: nothing to resume from, or a checkpoint of another config.
     """
     started = time.monotonic()
