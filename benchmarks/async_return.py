@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from ejax.collectors import HostCollector
 from ejax.config import load_config
 from ejax.envs.host.pure_host import PureHostEnv
-from ejax.envs.point_mass import PointMassRL
+from ejax.envs.tasks.point_mass import PointMassRL
 from ejax.evaluation import evaluate
 from ejax.runtime.device import prepare_jax
 from ejax.training.build import build

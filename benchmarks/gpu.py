@@ -302,7 +302,7 @@ def measure_physics(engine: Any, randomized: bool, num_rows: int, device: str) -
     import numpy as np
 
     from ejax.envs.mujoco.engine import Physics, load_model
-    from ejax.envs.push_cube import PushCubeRL
+    from ejax.envs.tasks.push_cube import PushCubeRL
     from ejax.rollout import reset
 
     cpu, other = jax.devices("cpu")[0], jax.devices(device)[0]
@@ -344,8 +344,8 @@ def measure_pictures(num_rows: int, pixels: int, device: str) -> dict[str, Any]:
     """Pictures per second of PickPlaceRL, each state drawn at once."""
     import jax
 
-    from ejax.envs.pick_place import PickPlaceRL
-    from ejax.envs.rendered import draw_state
+    from ejax.envs.tasks.pick_place import PickPlaceRL
+    from ejax.envs.wrappers.rendered import draw_state
     from ejax.experts.pick_place import CAMERA
 
     with jax.default_device(jax.devices(device)[0]):

@@ -87,7 +87,7 @@ def _random(fields: Mapping[str, Any], num_episodes: int, seed: int) -> float:
     import jax
     import jax.numpy as jnp
 
-    from ejax.envs.instructed_place import InstructedPlaceRL
+    from ejax.envs.tasks.instructed_place import InstructedPlaceRL
     from ejax.types import Array, Key
 
     env = InstructedPlaceRL(physics="mujoco", **fields)

@@ -15,9 +15,9 @@ import imageio.v3 as iio
 import jax
 import numpy as np
 
-from ejax.envs.pick_place import PickPlaceRL
-from ejax.envs.push_cube import PushCubeRL
-from ejax.envs.rendered import draw_state
+from ejax.envs.tasks.pick_place import PickPlaceRL
+from ejax.envs.tasks.push_cube import PushCubeRL
+from ejax.envs.wrappers.rendered import draw_state
 from ejax.experts import pick_place, push_cube
 from ejax.types import CameraView
 

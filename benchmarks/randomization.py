@@ -13,8 +13,8 @@ from typing import Any, get_args
 import jax
 
 from ejax.envs.mujoco.choice import Engine, how_to_install
-from ejax.envs.push_cube import PushCubeRL
-from ejax.envs.randomized import RandomizedEnv
+from ejax.envs.tasks.push_cube import PushCubeRL
+from ejax.envs.wrappers.randomized import RandomizedEnv
 from ejax.rollout import EnvCarry, reset, step
 from ejax.types import Array, Key
 

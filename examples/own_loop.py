@@ -7,7 +7,7 @@ import jax
 
 from ejax.algorithms.ppo import PPOConfig, ppo_update
 from ejax.distributions import action_spec
-from ejax.envs.point_mass import PointMassRL
+from ejax.envs.tasks.point_mass import PointMassRL
 from ejax.evaluation import evaluate, summarize
 from ejax.optim import OptimizerConfig, make_optimizer
 from ejax.policies import ActorCritic, NetworkConfig

@@ -2,7 +2,7 @@
 
 What the observation holds and in which order, how the action is meant and how often it is due: see the export's
 ``contract.json``. Where the episode starts, and what JAX earned in it: ``episode.json``. Rewards are computed as in
-``ejax.envs.push_cube``, so that returns can be compared.
+``ejax.envs.tasks.push_cube``, so that returns can be compared.
 """
 
 import json

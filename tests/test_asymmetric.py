@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ejax.envs.asymmetric import AsymmetricEnv
 from ejax.envs.description import describe
-from ejax.envs.point_mass import PointMassRL
-from ejax.envs.randomized import RandomizedEnv
+from ejax.envs.tasks.point_mass import PointMassRL
+from ejax.envs.wrappers.asymmetric import AsymmetricEnv
+from ejax.envs.wrappers.randomized import RandomizedEnv
 from ejax.rollout import reset, step
 
 KEY = jax.random.key(0)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ejax.config import ConfigError, load_config
 from ejax.envs.manager.embodied import EmbodiedEnv
 from ejax.envs.mujoco.scenery import as_view, place_camera
-from ejax.envs.randomized import RandomizedEnv
+from ejax.envs.wrappers.randomized import RandomizedEnv
 from ejax.training.policies import build_policy
 from ejax.types import CameraView
 

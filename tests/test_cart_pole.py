@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ejax.envs.cart_pole import CartPoleRL, CartPoleState
 from ejax.envs.mujoco.engine import Physics
+from ejax.envs.tasks.cart_pole import CartPoleRL, CartPoleState
 from ejax.types import Timestep
 
 KEY = jax.random.key(0)

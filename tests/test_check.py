@@ -15,7 +15,7 @@ from tiny import tiny
 from ejax import check_env
 from ejax.config import ConfigError, parse_config
 from ejax.envs.check import check_shapes
-from ejax.envs.point_mass import PointMassRL
+from ejax.envs.tasks.point_mass import PointMassRL
 from ejax.run import train
 from ejax.schema.trust import trust
 from ejax.types import Array, Key, PyTree, Timestep

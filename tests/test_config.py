@@ -529,7 +529,7 @@ def test_an_environment_override_replaces_the_gym_config(tmp_path: Path, task: N
 
 @pytest.mark.usefixtures("nothing_trusted")
 def test_a_file_alone_does_not_start_foreign_code(tmp_path: Path) -> None:
-    place = "ejax.envs.point_mass:PointMassRL"
+    place = "ejax.envs.tasks.point_mass:PointMassRL"
     (tmp_path / "a.json").write_text(json.dumps({**BASE, "trainer": trainer(learning_env=place)}))
     with pytest.raises(ConfigError, match=f"learning_env: .*; if you know it, add --trust {place} to the command line"):
         load_config(tmp_path / "a.json")

@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 
-from ejax.envs.action_chunk import ActionChunk
-from ejax.envs.asymmetric import AsymmetricEnv
-from ejax.envs.cart_pole import CartPoleRL
 from ejax.envs.description import WHOLE, EnvDescription, Feature, describe
-from ejax.envs.instructed_place import InstructedPlaceRL
 from ejax.envs.locomotion.velocity import VelocityRL
-from ejax.envs.pick_place import PickPlaceRL
-from ejax.envs.planar_reach import PlanarReachRL
-from ejax.envs.point_mass import PointMassRL
-from ejax.envs.push_cube import PushCubeRL
-from ejax.envs.rendered import RenderedEnv
+from ejax.envs.tasks.cart_pole import CartPoleRL
+from ejax.envs.tasks.instructed_place import InstructedPlaceRL
+from ejax.envs.tasks.pick_place import PickPlaceRL
+from ejax.envs.tasks.planar_reach import PlanarReachRL
+from ejax.envs.tasks.point_mass import PointMassRL
+from ejax.envs.tasks.push_cube import PushCubeRL
+from ejax.envs.wrappers.action_chunk import ActionChunk
+from ejax.envs.wrappers.asymmetric import AsymmetricEnv
+from ejax.envs.wrappers.rendered import RenderedEnv
 from ejax.schema.registry import ENVS, resolve
 
 KINDS = (PointMassRL, PlanarReachRL, CartPoleRL, PushCubeRL, PickPlaceRL, InstructedPlaceRL, VelocityRL)

@@ -20,7 +20,7 @@ from ejax.algorithms.record import Teacher
 from ejax.algorithms.step import RunState, init_run_state
 from ejax.config import ConfigError, parse_config
 from ejax.distributions import Categorical, Normal, TanhNormal, action_spec
-from ejax.envs.asymmetric import AsymmetricEnv
+from ejax.envs.wrappers.asymmetric import AsymmetricEnv
 from ejax.optim import OptimizerConfig, make_optimizer
 from ejax.policies import ActorOnly, NetworkConfig
 from ejax.run import train

@@ -20,7 +20,7 @@ from ejax.config.embodichain.check import check
 from ejax.envs.manager.embodied import EmbodiedEnv
 from ejax.envs.manager.tasks import TASK_RULES, register_task, scene_only
 from ejax.envs.mujoco.engine import Physics, PhysicsState
-from ejax.envs.push_cube import PushCubeRL
+from ejax.envs.tasks.push_cube import PushCubeRL
 from ejax.policies.observations import flatten_observation
 from ejax.rollout import reset, step
 from ejax.types import Array, Timestep

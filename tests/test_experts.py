@@ -11,7 +11,7 @@ from ejax.data import Episode, Failure, OnlineDataEngine, OnlineDataEngineCfg
 from ejax.data.rows import check_episode
 from ejax.envs.mujoco.engine import Physics
 from ejax.envs.mujoco.kinematics import site_pose
-from ejax.envs.push_cube import PushCubeRL
+from ejax.envs.tasks.push_cube import PushCubeRL
 from ejax.experts import pick_place, push_cube
 from ejax.experts.instructions import name_place, phrase
 from ejax.experts.task import Attempts, ScriptedTask

@@ -13,13 +13,13 @@ import pytest
 from flax import struct
 
 from ejax.envs.adapters.brax import adapt
-from ejax.envs.cart_pole import CartPoleRL
-from ejax.envs.instructed_place import InstructedPlaceRL
 from ejax.envs.manager.embodied import EmbodiedEnv
-from ejax.envs.pick_place import PickPlaceRL
-from ejax.envs.planar_reach import PlanarReachRL
-from ejax.envs.point_mass import PointMassRL
-from ejax.envs.push_cube import PushCubeRL
+from ejax.envs.tasks.cart_pole import CartPoleRL
+from ejax.envs.tasks.instructed_place import InstructedPlaceRL
+from ejax.envs.tasks.pick_place import PickPlaceRL
+from ejax.envs.tasks.planar_reach import PlanarReachRL
+from ejax.envs.tasks.point_mass import PointMassRL
+from ejax.envs.tasks.push_cube import PushCubeRL
 from ejax.numerics.finite import all_finite, finite_rows
 from ejax.schema.registry import ENVS
 

@@ -13,7 +13,7 @@ from flax import struct
 from tiny import EPISODE, EVALUATED, tiny
 
 from ejax.config import ConfigError, parse_config
-from ejax.envs.point_mass import PointMassRL
+from ejax.envs.tasks.point_mass import PointMassRL
 from ejax.run import RunResult, train
 from ejax.store.checkpoint import CheckpointError
 from ejax.train import main

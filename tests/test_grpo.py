@@ -13,7 +13,7 @@ from golden_pairs import load, rollout_of, train_state, under
 from ejax.algorithms.grpo import GRPOConfig, grpo_update
 from ejax.config import ConfigError, parse_config
 from ejax.distributions import ActionSpec
-from ejax.envs.point_mass import PointMassRL
+from ejax.envs.tasks.point_mass import PointMassRL
 from ejax.optim import make_optimizer
 from ejax.policies import ActorOnly, NetworkConfig
 from ejax.returns import discounted_returns, first_episode_mask, group_advantages

@@ -15,12 +15,12 @@ from ejax.data.lerobot.write import EpisodeWriter
 from ejax.data.record import record
 from ejax.data.rows import check_episode
 from ejax.data.task import flatten
-from ejax.envs.instructed_place import SCENE
-from ejax.envs.place_instructions import COLOURS, MEANING, ZONES
+from ejax.envs.tasks.instructed_place import SCENE
+from ejax.envs.tasks.place_instructions import COLOURS, MEANING, ZONES
+from ejax.envs.text import as_text
 from ejax.experts.instructed_place import make_task
 from ejax.experts.task import Attempts, ScriptedTask
 from ejax.schema.registry import place_of_task
-from ejax.text import as_text
 
 SEED = 7
 NUM_ENVS = 64

@@ -8,9 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ejax.envs.action_chunk import ActionChunk
 from ejax.envs.description import describe
-from ejax.envs.instructed_place import (
+from ejax.envs.mujoco.choice import how_to_install
+from ejax.envs.tasks.grasp_scene import HALF_EDGE
+from ejax.envs.tasks.grasp_task import ROBOT, tool_control
+from ejax.envs.tasks.instructed_place import (
     CUBE_DISTANCE,
     CUBES,
     GOAL,
@@ -19,10 +21,7 @@ from ejax.envs.instructed_place import (
     InstructedPlaceRL,
     InstructedPlaceState,
 )
-from ejax.envs.manager.grasp_scene import HALF_EDGE
-from ejax.envs.manager.grasp_task import ROBOT, tool_control
-from ejax.envs.mujoco.choice import how_to_install
-from ejax.envs.place_instructions import (
+from ejax.envs.tasks.place_instructions import (
     BYTES,
     COLOURS,
     HELD_OUT_PAIRS,
@@ -33,10 +32,11 @@ from ejax.envs.place_instructions import (
     pairs,
     wordings,
 )
-from ejax.envs.randomized import RandomizedEnv
-from ejax.envs.rendered import RenderedEnv
+from ejax.envs.text import as_text
+from ejax.envs.wrappers.action_chunk import ActionChunk
+from ejax.envs.wrappers.randomized import RandomizedEnv
+from ejax.envs.wrappers.rendered import RenderedEnv
 from ejax.schema.registry import resolve
-from ejax.text import as_text
 from ejax.types import CameraView
 
 KEY = jax.random.key(0)

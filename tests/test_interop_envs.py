@@ -16,7 +16,7 @@ from ejax.collectors import HostCollector
 from ejax.config import ConfigError, RunConfig, load_config, parse_config
 from ejax.distributions import action_spec
 from ejax.envs.host.guarded import GuardedEnv
-from ejax.envs.point_mass import PointMassRL
+from ejax.envs.tasks.point_mass import PointMassRL
 from ejax.policies import ActorCritic, NetworkConfig
 from ejax.run import train
 from ejax.schema.trust import trust, trust_strings

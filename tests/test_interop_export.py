@@ -23,9 +23,9 @@ from tiny import tiny
 from ejax.config import parse_config
 from ejax.distributions import action_spec
 from ejax.envs.host.pure_host import PureHostEnv
-from ejax.envs.instructed_place import InstructedPlaceRL
-from ejax.envs.manager.grasp_task import ROBOT
-from ejax.envs.point_mass import PointMassRL
+from ejax.envs.tasks.grasp_task import ROBOT
+from ejax.envs.tasks.instructed_place import InstructedPlaceRL
+from ejax.envs.tasks.point_mass import PointMassRL
 from ejax.policies import ActorCritic, NetworkConfig
 from ejax.policies.mlp import ACTIVATIONS
 from ejax.run import train

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from test_interop_export import ORIGIN, policy_for
 
-from ejax.envs.point_mass import PointMassRL
+from ejax.envs.tasks.point_mass import PointMassRL
 from interop.artefacts.certificate import sha256
 from interop.artefacts.formats import FORMATS
 from interop.export import export_policy

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from ejax.envs.text import as_bytes
 from ejax.evaluation import evaluate
 from ejax.policies.pretrained.weights import WeightsError
 from ejax.policies.vla.config import VLAConfig
@@ -23,7 +24,6 @@ from ejax.policies.vla.loading import load_parts
 from ejax.policies.vla.network import PREDICTION
 from ejax.policies.vla.policy import VLAPolicy, make
 from ejax.policies.vla.words import Words
-from ejax.text import as_bytes
 from ejax.types import Params, Timestep
 from interop.artefacts.formats import FORMATS
 from interop.artefacts.parity import ParityError, check_repeats, load_cases

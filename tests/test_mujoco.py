@@ -220,8 +220,8 @@ def test_environments_can_be_drawn_without_a_display() -> None:
         except Exception as error:
             print(error)
             sys.exit(77)
-        from ejax.envs.cart_pole import CartPoleRL
-        from ejax.envs.push_cube import PushCubeRL
+        from ejax.envs.tasks.cart_pole import CartPoleRL
+        from ejax.envs.tasks.push_cube import PushCubeRL
         for env in (CartPoleRL(), PushCubeRL()):
             frame = env.render(env.reset(jax.random.key(0))[0], width=96, height=64)
             assert frame.shape == (64, 96, 3) and frame.dtype == "uint8" and frame.std() > 20, frame.std()

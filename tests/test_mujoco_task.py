@@ -14,8 +14,8 @@ from tiny import tiny
 from ejax import MuJoCoTask, World, check_env
 from ejax.config import ConfigError, parse_config
 from ejax.envs.description import WHOLE, Feature, describe
-from ejax.envs.randomized import RandomizedEnv
-from ejax.envs.rendered import RenderedEnv
+from ejax.envs.wrappers.randomized import RandomizedEnv
+from ejax.envs.wrappers.rendered import RenderedEnv
 from ejax.run import RunResult, train
 from ejax.schema.trust import trust
 from ejax.training.environments import build_env

@@ -7,7 +7,7 @@ from flax import nnx
 
 from ejax.algorithms.ppo import PPOConfig, ppo_update
 from ejax.distributions import Normal
-from ejax.envs.point_mass import PointMassRL
+from ejax.envs.tasks.point_mass import PointMassRL
 from ejax.optim import make_optimizer
 from ejax.policies.nnx import NnxPolicy
 from ejax.rollout import reset, unroll

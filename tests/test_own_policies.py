@@ -23,7 +23,7 @@ from ejax.algorithms.ppo import PPOConfig, ppo_loss
 from ejax.config import ConfigError, parse_config
 from ejax.config.embodichain.check import check
 from ejax.data.lerobot.write import EpisodeWriter
-from ejax.envs.point_mass import PointMassRL
+from ejax.envs.tasks.point_mass import PointMassRL
 from ejax.optim import make_optimizer
 from ejax.policies.calls import ask, first_memory
 from ejax.policies.nnx import NnxPolicy, NnxPolicyWithMemory

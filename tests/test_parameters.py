@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from test_mujoco import C_ENGINE, assert_same_bits, sweep, trajectory
 
 from ejax.envs.manager.embodied import EmbodiedEnv
-from ejax.envs.manager.grasp_scene import make_model
 from ejax.envs.mujoco.choice import Engine, how_to_install
 from ejax.envs.mujoco.engine import Physics, PhysicsState, load_accelerated_model, load_model, load_parametric_model
 from ejax.envs.mujoco.parameters import FIELDS, ModelRows, constants, parameter
+from ejax.envs.tasks.grasp_scene import make_model
 from ejax.types import Array
 
 SCENE = """<mujoco><option timestep="0.01" integrator="Euler" iterations="20" ls_iterations="20">

@@ -9,11 +9,11 @@ import mujoco
 import numpy as np
 import pytest
 
-from ejax.envs.manager.grasp_scene import HALF_EDGE
-from ejax.envs.manager.grasp_task import WORKSPACE
 from ejax.envs.mujoco.choice import Engine, how_to_install
 from ejax.envs.mujoco.engine import PhysicsState
-from ejax.envs.pick_place import OBSERVATION, PickPlaceRL, PickPlaceState
+from ejax.envs.tasks.grasp_scene import HALF_EDGE
+from ejax.envs.tasks.grasp_task import WORKSPACE
+from ejax.envs.tasks.pick_place import OBSERVATION, PickPlaceRL, PickPlaceState
 from ejax.schema.registry import resolve
 from ejax.types import Array, Timestep
 

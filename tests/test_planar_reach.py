@@ -9,7 +9,7 @@ import pytest
 
 from ejax.algorithms.apg import APGConfig, apg_update
 from ejax.distributions import action_spec
-from ejax.envs.planar_reach import PlanarReachRL, PlanarReachState
+from ejax.envs.tasks.planar_reach import PlanarReachRL, PlanarReachState
 from ejax.optim import OptimizerConfig, make_optimizer
 from ejax.policies import ActorOnly, NetworkConfig
 from ejax.rollout import EnvCarry, reset, step

@@ -19,12 +19,12 @@ from tiny import EPISODE, tiny
 
 from ejax.config import parse_config
 from ejax.distributions import Normal
-from ejax.envs.action_chunk import ActionChunk
 from ejax.envs.adapters.gymnasium import vectorize
 from ejax.envs.locomotion.commands import Command, CommandRanges, draw_command, next_command
 from ejax.envs.locomotion.velocity import VelocityRL
 from ejax.envs.mujoco import viewer
 from ejax.envs.mujoco.engine import PhysicsState, load_model
+from ejax.envs.wrappers.action_chunk import ActionChunk
 from ejax.evaluate import main as evaluate_main
 from ejax.evaluation import evaluate, summarize
 from ejax.play.__main__ import main

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from releases import IS_JAX_0_10
 
-from ejax.envs.point_mass import PointMassRL
+from ejax.envs.tasks.point_mass import PointMassRL
 
 ENV = PointMassRL(max_episode_steps=30, success_bonus=5.0)
 KEY = jax.random.key(0)

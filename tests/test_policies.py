@@ -15,7 +15,7 @@ from gymnasium import spaces
 from ejax.algorithms.ppo import PPOConfig, ppo_update
 from ejax.config import RunConfig
 from ejax.distributions import ActionSpec, Normal, action_spec
-from ejax.envs.point_mass import PointMassRL
+from ejax.envs.tasks.point_mass import PointMassRL
 from ejax.optim import make_optimizer
 from ejax.policies import (
     MLP,

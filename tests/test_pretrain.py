@@ -19,7 +19,7 @@ from ejax.config.embodichain.check import check
 from ejax.data import EngineState, OnlineDataWorkerError
 from ejax.data.lerobot.write import EpisodeWriter
 from ejax.distributions import ActionSpec
-from ejax.envs.rendered import RenderedEnv
+from ejax.envs.wrappers.rendered import RenderedEnv
 from ejax.optim import OptimizerConfig, make_optimizer
 from ejax.policies.actor_only import ActorOnly
 from ejax.policies.mlp import NetworkConfig

@@ -8,7 +8,7 @@ from gymnasium.utils.env_checker import data_equivalence
 
 from ejax.envs.mujoco.engine import Physics, PhysicsState
 from ejax.envs.mujoco.kinematics import site_pose
-from ejax.envs.push_cube import PushCubeRL
+from ejax.envs.tasks.push_cube import PushCubeRL
 from ejax.types import Array, Timestep
 
 KEY = jax.random.key(0)

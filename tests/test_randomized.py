@@ -14,18 +14,18 @@ from damages import same, what_is_left
 from tiny import tiny
 
 from ejax.config import ConfigError, parse_config
-from ejax.envs.action_chunk import ActionChunk
 from ejax.envs.host.pure_host import PureHostEnv
-from ejax.envs.instructed_place import InstructedPlaceRL
 from ejax.envs.manager.embodied import EmbodiedEnv
 from ejax.envs.mujoco.engine import Physics, PhysicsState, load_model
-from ejax.envs.pick_place import PickPlaceRL
-from ejax.envs.point_mass import PointMassRL
-from ejax.envs.push_cube import PushCubeRL
 from ejax.envs.randomization.draws import read_draw
 from ejax.envs.randomization.physics import randomize_articulation_mass, randomize_drive_gains
-from ejax.envs.randomized import LEVEL, RandomizedEnv
-from ejax.envs.rendered import RenderedEnv
+from ejax.envs.tasks.instructed_place import InstructedPlaceRL
+from ejax.envs.tasks.pick_place import PickPlaceRL
+from ejax.envs.tasks.point_mass import PointMassRL
+from ejax.envs.tasks.push_cube import PushCubeRL
+from ejax.envs.wrappers.action_chunk import ActionChunk
+from ejax.envs.wrappers.randomized import LEVEL, RandomizedEnv
+from ejax.envs.wrappers.rendered import RenderedEnv
 from ejax.rollout import EnvCarry, reset, restart, starts_of, step
 from ejax.run import train
 from ejax.training.environments import build_env

@@ -16,8 +16,8 @@ from ejax.envs.mujoco.engine import _free_camera, load_drawn_model, render
 from ejax.envs.mujoco.kinematics import body_poses
 from ejax.envs.mujoco.raycast import draw
 from ejax.envs.mujoco.scenery import Lights, model_lights, place_camera, scenery
-from ejax.envs.pick_place import PickPlaceRL
-from ejax.envs.push_cube import PushCubeRL
+from ejax.envs.tasks.pick_place import PickPlaceRL
+from ejax.envs.tasks.push_cube import PushCubeRL
 from ejax.experts import pick_place, push_cube
 from ejax.types import Array, CameraView
 

@@ -20,8 +20,8 @@ from ejax.config import ConfigError, parse_config
 from ejax.config.camera import CameraConfig
 from ejax.distributions import Normal
 from ejax.envs.mujoco.engine import render
-from ejax.envs.point_mass import PointMassRL, PointMassState
-from ejax.envs.push_cube import PushCubeRL
+from ejax.envs.tasks.point_mass import PointMassRL, PointMassState
+from ejax.envs.tasks.push_cube import PushCubeRL
 from ejax.run import train
 from ejax.runtime import video
 from ejax.schema.registry import ENVS

@@ -8,7 +8,7 @@ import pytest
 from ejax.algorithms import ppo
 from ejax.algorithms.record import Algorithm
 from ejax.config.models import find_algorithm
-from ejax.envs.point_mass import PointMassRL
+from ejax.envs.tasks.point_mass import PointMassRL
 from ejax.schema import registry
 from ejax.schema.registry import ALGORITHMS, UnknownNameError, did_you_mean, register_env, register_policy, resolve
 from ejax.schema.trust import trust
@@ -28,8 +28,8 @@ def test_names_are_case_insensitive() -> None:
 
 
 def test_a_place_is_imported_as_it_stands() -> None:
-    trust("ejax.envs.point_mass:PointMassRL")
-    assert resolve("env", "ejax.envs.point_mass:PointMassRL") is PointMassRL
+    trust("ejax.envs.tasks.point_mass:PointMassRL")
+    assert resolve("env", "ejax.envs.tasks.point_mass:PointMassRL") is PointMassRL
 
 
 def test_an_algorithm_is_its_record() -> None:
@@ -59,7 +59,7 @@ def test_register_as_a_call_and_as_a_decorator() -> None:
 
 
 def test_a_registered_place_is_imported_when_resolved() -> None:
-    register_env("Late", "ejax.envs.point_mass:PointMassRL")
+    register_env("Late", "ejax.envs.tasks.point_mass:PointMassRL")
     assert resolve("env", "late") is PointMassRL
 
 
@@ -88,9 +88,9 @@ def test_an_off_policy_algorithm_is_said_to_be_missing_and_not_taken_for_another
 
 
 def test_a_module_without_the_name_suggests_the_nearest() -> None:
-    trust("ejax.envs.point_mass:PointMas")
+    trust("ejax.envs.tasks.point_mass:PointMas")
     with pytest.raises(ImportError, match=r"has no 'PointMas'. Did you mean 'PointMassRL'\?"):
-        resolve("env", "ejax.envs.point_mass:PointMas")
+        resolve("env", "ejax.envs.tasks.point_mass:PointMas")
 
 
 def test_nothing_near_suggests_nothing() -> None:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ejax.envs.rendered import RenderedEnv, draw_state
+from ejax.envs.wrappers.rendered import RenderedEnv, draw_state
 from ejax.experts.push_cube import make_task
 from ejax.rollout import reset, step
 from ejax.types import CameraView

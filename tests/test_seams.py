@@ -18,7 +18,7 @@ from ejax.algorithms.record import Algorithm
 from ejax.algorithms.step import EpisodeStarts, RunState, Step, finish, init_run_state, make_rollout_step
 from ejax.config import parse_config
 from ejax.distributions import Normal, action_spec
-from ejax.envs.point_mass import PointMassRL
+from ejax.envs.tasks.point_mass import PointMassRL
 from ejax.optim import OptimizerConfig, ScheduleConfig, make_optimizer
 from ejax.policies import ActorCritic, NetworkConfig
 from ejax.rollout import reset, unroll, with_memory

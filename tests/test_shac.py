@@ -15,7 +15,7 @@ import pytest
 from ejax.algorithms.shac import SHACConfig, shac_update, short_horizon_return
 from ejax.config import ConfigError, parse_config
 from ejax.distributions import Normal, action_spec
-from ejax.envs.planar_reach import PlanarReachRL
+from ejax.envs.tasks.planar_reach import PlanarReachRL
 from ejax.evaluation import evaluate
 from ejax.optim import OptimizerConfig, make_actor_critic_optimizer
 from ejax.policies import MLP, ActorCritic, ActorOnly, NetworkConfig

@@ -10,7 +10,7 @@ import pytest
 from tiny import EVALUATED, NUM_STEPS, STEPS, tiny
 
 from ejax.config import parse_config
-from ejax.envs.point_mass import PointMassRL, PointMassState
+from ejax.envs.tasks.point_mass import PointMassRL, PointMassState
 from ejax.run import train
 from ejax.schema.registry import ENVS
 from ejax.train import main

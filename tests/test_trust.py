@@ -30,7 +30,7 @@ from ejax.data import record, worker
 from ejax.data.engine import OnlineDataEngine, OnlineDataEngineCfg
 from ejax.envs.manager.functors.registry import find_functor
 from ejax.envs.manager.manager_spec import read_manager_spec
-from ejax.envs.rendered import RenderedEnv
+from ejax.envs.wrappers.rendered import RenderedEnv
 from ejax.play import __main__ as play
 from ejax.schema import trust
 from ejax.schema.registry import place_of_task, resolve
@@ -47,7 +47,7 @@ pytestmark = pytest.mark.usefixtures("nothing_trusted")
 PACKAGE = """
 import pathlib
 pathlib.Path({mark!r}).touch()
-from ejax.envs.point_mass import PointMassRL as Env
+from ejax.envs.tasks.point_mass import PointMassRL as Env
 """
 MODULE = f"""{PACKAGE}
 from ejax.policies.actor_critic import ActorCritic as Policy

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from ejax.envs.check import check_shapes
-from ejax.envs.randomized import with_events
+from ejax.envs.wrappers.randomized import with_events
 
 ROOT = Path(__file__).parents[1]
 SHORT = (

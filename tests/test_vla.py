@@ -15,13 +15,13 @@ import pytest
 from ejax.algorithms.batch import seen_by
 from ejax.algorithms.bc import ALGORITHM, BCConfig, _choose_frames, bc_loss, chunk_targets
 from ejax.distributions import Normal, executed, kept
+from ejax.envs.text import as_bytes
 from ejax.play.acting import Actor
 from ejax.policies.vla.config import HeadConfig, VLAConfig
 from ejax.policies.vla.flow import FlowChunk, FlowSpec
 from ejax.policies.vla.policy import VLAPolicy, check_sentences, make
 from ejax.policies.vla.words import Words, forget_words, split, vocabulary_of
 from ejax.rollout import make_rollout
-from ejax.text import as_bytes
 from ejax.types import Array, Params, PyTree, Timestep
 
 TEXTS = ("put the red cube in the left zone", "Move the blue-block to the right, please!", "é 12cube", " .", "")

@@ -67,7 +67,7 @@ def parse_config(
     device: str | None = None,
     folder: str | Path | None = None,
 ) -> RunConfig:
-    """``load_config`` for a config that is in memory: a program's own, so code that it names may run (``ejax.schema.trust``).
+    """``load_config`` for a program's own config, in memory: code that it names may run (``ejax.schema.trust``).
 
     ejax itself never calls it: what it has in memory came from a file, or from another process.
 
@@ -92,7 +92,7 @@ def parse_untrusted(
     folder: str | Path | None = None,
     source: str = "config",
 ) -> RunConfig:
-    """``parse_config`` for the content of a file: code that it names runs only where ``ejax.schema.trust`` lets it through.
+    """``parse_config`` for the content of a file: code that it names runs only where ``ejax.schema.trust`` lets it.
 
     Args:
         source: names the content in errors.

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from ejax.envs.instructed_place import SCENE, InstructedPlaceRL
 from ejax.envs.mujoco.pictures import Renderer
-from ejax.envs.place_instructions import ZONES
+from ejax.envs.tasks.instructed_place import SCENE, InstructedPlaceRL
+from ejax.envs.tasks.place_instructions import ZONES
+from ejax.envs.text import as_text
 from ejax.experts.pick_place import CARE, SEGMENTS, follow_plan, vary_plan
 from ejax.experts.task import Rows, ScriptedTask
-from ejax.text import as_text
 from ejax.types import CameraView
 
 CAMERA = CameraView(eye=(-1.3, -0.15, 0.9), target=(-0.645, -0.15, 0.04), fovy=42.0, effects=False)

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from ejax.envs.manager.grasp_scene import HALF_EDGE
 from ejax.envs.mujoco.pictures import Renderer
-from ejax.envs.pick_place import PickPlaceRL
+from ejax.envs.tasks.grasp_scene import HALF_EDGE
+from ejax.envs.tasks.pick_place import PickPlaceRL
 from ejax.experts.instructions import phrase
 from ejax.experts.task import Rows, ScriptedTask, limit_length
 from ejax.types import CameraView
@@ -87,7 +87,7 @@ def follow_plan(
     """Above the cube, down, close; up, across, down, open: each until the simulated state shows that it is done.
 
     Args:
-        robot: [N, 11], ``ejax.envs.manager.grasp_task.ROBOT``.
+        robot: [N, 11], ``ejax.envs.tasks.grasp_task.ROBOT``.
         cube, goal: [N, 3], m.
         segment: [N], of the step before.
 

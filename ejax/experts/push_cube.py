@@ -12,7 +12,7 @@ import numpy as np
 from ejax.envs.mujoco.engine import load_model
 from ejax.envs.mujoco.kinematics import site_pose
 from ejax.envs.mujoco.pictures import Renderer
-from ejax.envs.push_cube import PushCubeRL
+from ejax.envs.tasks.push_cube import PushCubeRL
 from ejax.experts.instructions import phrase
 from ejax.experts.task import Rows, ScriptedTask, limit_length
 from ejax.types import Array, CameraView

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from ejax.data.task import Episode, EpisodeSpec, Failure, Field
 from ejax.envs.mujoco.pictures import Renderer
-from ejax.envs.rendered import WristCamera, check_renderer, check_wrist, draw_state, draw_wrist
+from ejax.envs.wrappers.rendered import WristCamera, check_renderer, check_wrist, draw_state, draw_wrist
 from ejax.schema.frozen import freeze
 from ejax.types import CameraView, PyTree, RenderableEnv
 

@@ -27,7 +27,8 @@ class VisionPolicy(nn.Module):
     """``obs -> (distribution, value [...])`` for observations ``{name: image or numbers}``.
 
     Every other part of the observation is numbers [..., F]: joints, a goal, an encoded instruction. They are
-    concatenated with the encoders' features. The action may be a chunk of several, see ``ejax.envs.action_chunk``.
+    concatenated with the encoders' features. The action may be a chunk of several
+    (``ejax.envs.wrappers.action_chunk``).
 
     Raises:
         ValueError: an observation without one of ``images``; not one number in ``channels`` for each convolution.

@@ -18,16 +18,16 @@ Kind = Literal["env", "policy", "algorithm", "task"]
 T = TypeVar("T")
 
 ENVS: dict[str, Any] = {
-    "PointMassRL": "ejax.envs.point_mass:PointMassRL",
-    "CartPoleRL": "ejax.envs.cart_pole:CartPoleRL",
-    "PushCubeRL": "ejax.envs.push_cube:PushCubeRL",
-    "PickPlaceRL": "ejax.envs.pick_place:PickPlaceRL",
-    "InstructedPlaceRL": "ejax.envs.instructed_place:InstructedPlaceRL",
-    "PlanarReachRL": "ejax.envs.planar_reach:PlanarReachRL",
+    "PointMassRL": "ejax.envs.tasks.point_mass:PointMassRL",
+    "CartPoleRL": "ejax.envs.tasks.cart_pole:CartPoleRL",
+    "PushCubeRL": "ejax.envs.tasks.push_cube:PushCubeRL",
+    "PickPlaceRL": "ejax.envs.tasks.pick_place:PickPlaceRL",
+    "InstructedPlaceRL": "ejax.envs.tasks.instructed_place:InstructedPlaceRL",
+    "PlanarReachRL": "ejax.envs.tasks.planar_reach:PlanarReachRL",
     "VelocityRL": "ejax.envs.locomotion.velocity:VelocityRL",
     "EmbodiedEnv": "ejax.envs.manager.embodied:EmbodiedEnv",
-    "RenderedEnv": "ejax.envs.rendered:RenderedEnv",
-    "AsymmetricEnv": "ejax.envs.asymmetric:AsymmetricEnv",
+    "RenderedEnv": "ejax.envs.wrappers.rendered:RenderedEnv",
+    "AsymmetricEnv": "ejax.envs.wrappers.asymmetric:AsymmetricEnv",
 }
 """Called as ``Name(**cfg)``."""
 
@@ -82,8 +82,8 @@ WEIGHT_READERS: dict[str, str] = {
     **dict.fromkeys((".pt", ".pth", ".bin"), "interop.checkpoints.plain_pt:load_tensors"),
     "": "ejax.store.checkpoint:load_policy_arrays",
 }
-"""What reads weights alone (``ejax.policies.pretrained.weights``), by the ending of the file; ``""``: a checkpoint's folder. Called as
-``reader(path) -> {name: array}``; raises ValueError, RuntimeError or OSError."""
+"""Readers of weights alone (``ejax.policies.pretrained.weights``), by the ending of the file; ``""``: a checkpoint's
+folder. Called as ``reader(path) -> {name: array}``; raises ValueError, RuntimeError or OSError."""
 
 _LONGEST_NAME = 100
 """Names beyond it are near to none, and take long to compare."""

@@ -11,12 +11,12 @@ import numpy as np
 from flax.core import FrozenDict
 
 from ejax.config import ConfigError, Problem, RunConfig
-from ejax.envs.action_chunk import ActionChunk
 from ejax.envs.adapters.gymnasium import vectorize
 from ejax.envs.check import check_shapes
 from ejax.envs.host.calls import call_env
 from ejax.envs.host.guarded import GuardedEnv
 from ejax.envs.randomization.names import split_events
+from ejax.envs.wrappers.action_chunk import ActionChunk
 from ejax.schema.registry import is_import_path, resolve
 from ejax.training.physics import settle_physics
 from ejax.types import Env, HostEnv, Phase, PyTree
@@ -90,7 +90,7 @@ def make_env(name: str, cfg: Mapping[str, Any], *, num_envs: int, events: Mappin
     ``action_chunk`` in ``cfg`` wraps a pure environment that does not know the word itself.
 
     Args:
-        events: of ``ejax.envs.randomized``.
+        events: of ``ejax.envs.wrappers.randomized``.
     """
     make = resolve("env", name)
     parameters = inspect.signature(make).parameters
@@ -99,7 +99,7 @@ def make_env(name: str, cfg: Mapping[str, Any], *, num_envs: int, events: Mappin
         size = options.pop("action_chunk", 1)
     options |= {"num_envs": num_envs} if "num_envs" in parameters else {}
     if events or "randomization" in parameters:
-        from ejax.envs.randomized import randomized  # imports MuJoCo
+        from ejax.envs.wrappers.randomized import randomized  # imports MuJoCo
 
         make_one = partial(randomized, make, options, events)
     else:

@@ -8,8 +8,8 @@ A tensor's name is its dotted path among the Flax variables, the collection left
     encoders_image.features.stem.weight     a convolution's kernel, [rows, columns, in, out] as [out, in, rows, columns]
     normalizer.mean, word_place, …          anything else as it is
 
-so that ``ejax.policies.pretrained.weights.fit_weights`` places them again, and ``policy.vla_config.model_path`` takes such a file. Adapters
-are merged and what it predicts besides is left out: they leave no trace.
+so that ``ejax.policies.pretrained.weights.fit_weights`` places them again, and ``policy.vla_config.model_path`` takes
+such a file. Adapters are merged and what it predicts besides is left out: they leave no trace.
 """
 
 from typing import Any

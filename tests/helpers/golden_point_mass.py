@@ -15,8 +15,8 @@ from golden_pairs import KEY, Pair, cases, load, state_dict_pairs, train_state, 
 from ejax.algorithms.apg import apg_update
 from ejax.config import parse_config
 from ejax.distributions import Normal
-from ejax.envs.point_mass import PointMassRL, PointMassState
-from ejax.envs.point_mass import _observe as observe
+from ejax.envs.tasks.point_mass import PointMassRL, PointMassState
+from ejax.envs.tasks.point_mass import _observe as observe
 from ejax.optim import make_optimizer
 from ejax.rollout import EnvCarry
 from ejax.training.policies import build_policy

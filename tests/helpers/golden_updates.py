@@ -12,7 +12,7 @@ from ejax.algorithms.grpo import GRPOConfig
 from ejax.algorithms.ppo import PPOConfig, ppo_advantage
 from ejax.config import parse_config
 from ejax.distributions import ActionSpec
-from ejax.envs.point_mass import PointMassRL
+from ejax.envs.tasks.point_mass import PointMassRL
 from ejax.optim import bind_schedule
 from ejax.policies import ActorCritic, ActorOnly, NetworkConfig
 from ejax.returns import gae

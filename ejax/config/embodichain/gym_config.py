@@ -212,10 +212,10 @@ def event_problems(env: EnvConfig, events: EventsConfig) -> list[Problem]:
 
 
 def _randomizer_problems(env: EnvConfig, make: Any, randomizers: Mapping[str, Any], section: str) -> list[Problem]:
-    """What is wrong with the events of ``ejax.envs.randomized`` for this environment, if it can be made here."""
+    """Problems of the events (``ejax.envs.wrappers.randomized``) in this environment, if it can be made here."""
     if not randomizers or not dataclasses.is_dataclass(make) or not callable(make):
         return []  # whoever builds it says what is wrong
-    from ejax.envs.randomized import randomized  # imports MuJoCo
+    from ejax.envs.wrappers.randomized import randomized  # imports MuJoCo
 
     cfg = {name: value for name, value in env.cfg.items() if name in inspect.signature(make).parameters}
     try:

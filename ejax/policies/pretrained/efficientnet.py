@@ -85,7 +85,7 @@ class EfficientNetLite0Classifier(nn.Module):
 
 
 def load_efficientnet(model_path: str | Path = WEIGHTS, *, stride: Stride = 16) -> tuple[EfficientNetLite0, Any]:
-    """``(module, variables)`` of the encoder with the weights at ``model_path`` (see ``ejax.policies.pretrained.weights.find_weights``).
+    """``(module, variables)`` of the encoder with the weights at ``model_path`` (see ``find_weights``).
 
     Raises:
         WeightsError: they cannot be found or read, or are of another network.

@@ -13,13 +13,13 @@ import numpy as np
 from flax import traverse_util
 
 from ejax.distributions import Normal, action_spec
+from ejax.envs.text import as_bytes, as_text
 from ejax.policies.actor_only import clip_like_torch
 from ejax.policies.vla.config import ModelConfig, VLAConfig
 from ejax.policies.vla.flow import FlowChunk, FlowSpec
 from ejax.policies.vla.network import Context, VLANetwork
 from ejax.policies.vla.words import Words, split, vocabulary_of
 from ejax.schema.registry import resolve
-from ejax.text import as_bytes, as_text
 from ejax.types import Array, Key, Params, PyTree
 
 _LORA = ("lora_a", "lora_b")

@@ -11,8 +11,10 @@ from flax import struct
 from numpy.typing import NDArray
 
 from ejax.envs.description import EnvDescription
-from ejax.envs.manager.grasp_scene import HALF_EDGE, HOME, make_model, marker_name
-from ejax.envs.manager.grasp_task import (
+from ejax.envs.mujoco.appearance import Appearance
+from ejax.envs.mujoco.engine import Engine, Physics, PhysicsState, check_physics, render
+from ejax.envs.tasks.grasp_scene import HALF_EDGE, HOME, make_model, marker_name
+from ejax.envs.tasks.grasp_task import (
     ACTION,
     CUBE_FELL,
     LIFT,
@@ -28,9 +30,7 @@ from ejax.envs.manager.grasp_task import (
     tool_control,
     tool_position,
 )
-from ejax.envs.mujoco.appearance import Appearance
-from ejax.envs.mujoco.engine import Engine, Physics, PhysicsState, check_physics, render
-from ejax.envs.place_instructions import (
+from ejax.envs.tasks.place_instructions import (
     BYTES,
     COLOURS,
     LENGTH,
@@ -41,8 +41,8 @@ from ejax.envs.place_instructions import (
     pairs,
     wordings,
 )
+from ejax.envs.text import as_text
 from ejax.numerics.finite import all_finite
-from ejax.text import as_text
 from ejax.types import Array, CameraView, Key, Timestep
 
 CUBES = ("cube_1", "cube_2")
@@ -109,7 +109,7 @@ class InstructedPlaceRL:
 
     Args:
         wordings, pairs: which sentences, and which pairs of colour and zone, are drawn:
-            ``ejax.envs.place_instructions`` keeps some for testing.
+            ``ejax.envs.tasks.place_instructions`` keeps some for testing.
         instruction: ``right``, or for control ``shuffled``: it names one of the two cubes and one of the three zones
             regardless of what is meant, and is right in one of six episodes.
         episode_length: time limit, control steps.

@@ -9,7 +9,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from ejax.text import as_bytes
+from ejax.envs.text import as_bytes
 
 Split = Literal["train", "held_out", "all"]
 

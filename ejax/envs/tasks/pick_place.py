@@ -10,8 +10,10 @@ from flax import struct
 from numpy.typing import NDArray
 
 from ejax.envs.description import WHOLE, EnvDescription
-from ejax.envs.manager.grasp_scene import GOAL_MARKER, HOME, make_model
-from ejax.envs.manager.grasp_task import (
+from ejax.envs.mujoco.appearance import Appearance
+from ejax.envs.mujoco.engine import Engine, Physics, PhysicsState, check_physics, render
+from ejax.envs.tasks.grasp_scene import GOAL_MARKER, HOME, make_model
+from ejax.envs.tasks.grasp_task import (
     ACTION,
     CUBE_FELL,
     LIFT,
@@ -29,8 +31,6 @@ from ejax.envs.manager.grasp_task import (
     tool_control,
     tool_position,
 )
-from ejax.envs.mujoco.appearance import Appearance
-from ejax.envs.mujoco.engine import Engine, Physics, PhysicsState, check_physics, render
 from ejax.numerics.finite import all_finite
 from ejax.types import Array, CameraView, Key, Timestep
 

@@ -11,12 +11,12 @@ import numpy as np
 
 from ejax.envs.description import Feature
 from ejax.envs.manager.bodies import Vector
-from ejax.envs.manager.grasp_scene import DRIVES, HALF_EDGE
 from ejax.envs.manager.robots import FINGER_TRAVEL
 from ejax.envs.mujoco.engine import load_model
 from ejax.envs.mujoco.inverse_kinematics import solve_site_pose
 from ejax.envs.mujoco.kinematics import site_pose
 from ejax.envs.mujoco.rotations import make_pose
+from ejax.envs.tasks.grasp_scene import DRIVES, HALF_EDGE
 from ejax.types import Array, Key
 
 WORKSPACE: tuple[Vector, Vector] = ((-0.95, -0.55, 0.02), (-0.4, 0.25, 0.45))

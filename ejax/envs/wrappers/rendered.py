@@ -17,14 +17,14 @@ from flax import struct
 from flax.core import FrozenDict
 from numpy.typing import NDArray
 
-from ejax.envs.action_chunk import ActionChunk
 from ejax.envs.description import WHOLE, EnvDescription, describe
 from ejax.envs.mujoco.appearance import Appearance, AppearingEnv
 from ejax.envs.mujoco.pictures import Renderer, check_renderer_name, picture_on_host
 from ejax.envs.mujoco.raycast import draw
 from ejax.envs.mujoco.scenery import half_angles, look_at
-from ejax.envs.randomized import RandomizedEnv, with_events
-from ejax.envs.visual_randomizers import Look, Randomizers
+from ejax.envs.wrappers.action_chunk import ActionChunk
+from ejax.envs.wrappers.randomized import RandomizedEnv, with_events
+from ejax.envs.wrappers.visual_randomizers import Look, Randomizers
 from ejax.schema.frozen import freeze, thaw
 from ejax.schema.registry import resolve
 from ejax.types import Array, CameraView, Env, Key, PyTree, RenderableEnv, Timestep, carry_over
@@ -81,8 +81,8 @@ class RenderedEnv:
         effects: shadows and smooth edges, of a camera that is placed; without them drawing is ten times faster.
         wrist: fields of ``WristCamera``: a second picture, ``wrist``. None: there is none.
         blank: nothing is drawn, all of each picture is grey: what a policy does that cannot look.
-        randomizers: what differs from episode to episode, see ``ejax.envs.visual_randomizers``; of ``raycast`` only.
-        events: of physics, sensors and delays, see ``ejax.envs.randomized``.
+        randomizers: differences between episodes, see ``ejax.envs.wrappers.visual_randomizers``; ``raycast`` only.
+        events: of physics, sensors and delays, see ``ejax.envs.wrappers.randomized``.
 
     Raises:
         ValueError: an environment that cannot be drawn, or so; whose observation is neither a vector nor a dict, or has

@@ -56,7 +56,7 @@ class AsymmetricEnv:
         env = resolve("env", self.env)(**thaw(self.env_cfg))
         if not getattr(env, "randomization", None):
             return env
-        from ejax.envs.randomized import with_events  # imports MuJoCo
+        from ejax.envs.wrappers.randomized import with_events  # imports MuJoCo
 
         return with_events(env, {})
 

@@ -1,0 +1,1 @@
+"""Wrappers: an environment in, an environment out."""
