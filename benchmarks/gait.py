@@ -41,11 +41,11 @@ def measure(
     import jax
     import numpy as np
 
+    from ejax.play.saved_policy import chosen_checkpoint, elsewhere, load_policy
     from ejax.policies.calls import ask
     from ejax.rollout import reset, step
     from ejax.store.run_dir import open_policy_run
     from ejax.training.environments import build_env
-    from ejax.training.saved_policy import chosen_checkpoint, elsewhere, load_policy
 
     directory, config = open_policy_run(run, None)
     forward, left, turn = command

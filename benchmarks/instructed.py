@@ -66,7 +66,7 @@ def _print(name: str, table: Mapping[str, Mapping[str, float]]) -> None:
 
 
 def _success(run: Path, env: Mapping[str, Any], args: argparse.Namespace, *overrides: str) -> float:
-    from ejax.training.saved_policy import evaluate_run
+    from ejax.play.saved_policy import evaluate_run
 
     fields = [f"env.cfg.env_cfg.{name}={value}" for name, value in env.items()]
     found: Any = evaluate_run(run, [*fields, *overrides], num_episodes=args.episodes, num_envs=50, seed=args.seed)

@@ -16,9 +16,9 @@ import numpy as np
 
 from ejax.config import parse_config
 from ejax.evaluation import evaluate, summarize
+from ejax.play.saved_policy import load_policy
 from ejax.store.run_dir import open_run_directory
 from ejax.training.environments import build_env
-from ejax.training.saved_policy import load_policy
 
 CUBE, ROBOT = {"uid": "cube"}, {"uid": "robot"}
 

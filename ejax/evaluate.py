@@ -18,9 +18,7 @@ from ejax.schema.values import MAX_SEED, whole
 def main(argv: list[str] | None = None) -> int:
     """Run the command line. Returns the exit code: 1 where all is there but the video that was asked for."""
     args = _parser().parse_args(argv)
-    importlib.import_module(
-        "ejax.training.saved_policy"
-    )  # takes seconds: while a signal still ends the process at once
+    importlib.import_module("ejax.play.saved_policy")  # takes seconds: while a signal still ends the process at once
     return until_signal("ejax.evaluate", lambda: _run(args))
 
 
@@ -28,8 +26,8 @@ def _run(args: argparse.Namespace) -> int:
     from ejax.config import ConfigError
     from ejax.envs.host.calls import HostEnvError
     from ejax.logs.console import summary
+    from ejax.play.saved_policy import evaluate_run
     from ejax.store.checkpoint import CheckpointError
-    from ejax.training.saved_policy import evaluate_run
 
     trust_words(args.trust, remember=True)
     try:

@@ -31,6 +31,7 @@ import numpy as np
 
 from ejax.config import ConfigError
 from ejax.envs.host.calls import HostEnvError
+from ejax.play.saved_policy import chosen_checkpoint, load_policy
 from ejax.policies import ActorCritic, ActorOnly
 from ejax.policies.vision import VisionPolicy
 from ejax.policies.vla.policy import VLAPolicy
@@ -41,7 +42,6 @@ from ejax.schema.trust import add_trust_option, trust_words
 from ejax.store.checkpoint import CheckpointError, verify_checkpoint
 from ejax.store.run_dir import open_policy_run
 from ejax.training.environments import build_env
-from ejax.training.saved_policy import chosen_checkpoint, load_policy
 from ejax.training.watchdog import guarded_calls
 from ejax.types import Env, HostEnv, Params, Policy
 from interop.artefacts.cases import Bounds, draw_cases, observe

@@ -25,7 +25,7 @@ OPTION = re.compile(
     r"(?:python -m (?P<command>[\w.]+)|(?P<foreign>docker|pip|embodichain)\b)|(?<![\w-])(?P<option>--[a-z][a-z-]*)"
 )
 """A command, of which the options behind it in the text are, or an option."""
-NOT_ASKED = {("ejax.report", "ejax.schema.trust")}
+NOT_ASKED = {("ejax.report.__main__", "ejax.schema.trust")}
 """A command and a module that it imports by way of others and never calls: a report reads configs as JSON."""
 
 

@@ -17,12 +17,12 @@ from ejax.envs.manager.embodied import EmbodiedEnv
 from ejax.envs.manager.functors.registry import FUNCTORS
 from ejax.envs.manager.world import World, WorldState
 from ejax.envs.mujoco.engine import Physics
+from ejax.play.saved_policy import evaluate_run
 from ejax.rollout import reset, step
 from ejax.run import train
 from ejax.schema.registry import ENVS
 from ejax.store.checkpoint import CheckpointError
 from ejax.training.environments import build_env, evaluation_env
-from ejax.training.saved_policy import evaluate_run
 from ejax.types import Key
 
 KEY = jax.random.key(0)

@@ -14,10 +14,10 @@ from tiny import EPISODE, EVALUATED, tiny
 
 from ejax.config import ConfigError, parse_config
 from ejax.envs.tasks.point_mass import PointMassRL
+from ejax.play.saved_policy import evaluate_run
 from ejax.run import RunResult, train
 from ejax.store.checkpoint import CheckpointError
 from ejax.train import main
-from ejax.training.saved_policy import evaluate_run
 from ejax.types import Array, Key, Timestep
 
 

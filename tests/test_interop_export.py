@@ -26,12 +26,12 @@ from ejax.envs.host.pure_host import PureHostEnv
 from ejax.envs.tasks.grasp_task import ROBOT
 from ejax.envs.tasks.instructed_place import InstructedPlaceRL
 from ejax.envs.tasks.point_mass import PointMassRL
+from ejax.play.saved_policy import evaluate_run
 from ejax.policies import ActorCritic, NetworkConfig
 from ejax.policies.mlp import ACTIVATIONS
 from ejax.run import train
 from ejax.store.run_dir import create_run_directory
 from ejax.training.build import build
-from ejax.training.saved_policy import evaluate_run
 from ejax.types import Timestep
 from interop.artefacts.cases import observe
 from interop.artefacts.contract import make_contract

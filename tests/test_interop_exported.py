@@ -14,11 +14,11 @@ from test_interop_memory import make_run
 from tiny import NETWORK, tiny
 
 from ejax.config import ConfigError, parse_config
+from ejax.play.saved_policy import load_policy
 from ejax.policies.calls import ask, first_memory
 from ejax.store.run_dir import create_run_directory, open_run_directory
 from ejax.training.build import build
 from ejax.training.environments import build_env, sample_obs
-from ejax.training.saved_policy import load_policy
 from interop.checkpoints.exported import read_export
 from interop.embodichain import export_pt
 from interop.export import export_run

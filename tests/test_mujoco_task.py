@@ -16,10 +16,10 @@ from ejax.config import ConfigError, parse_config
 from ejax.envs.description import WHOLE, Feature, describe
 from ejax.envs.wrappers.randomized import RandomizedEnv
 from ejax.envs.wrappers.rendered import RenderedEnv
+from ejax.play.saved_policy import record_video
 from ejax.run import RunResult, train
 from ejax.schema.trust import trust
 from ejax.training.environments import build_env
-from ejax.training.saved_policy import record_video
 from ejax.types import Array, Key
 
 KEY = jax.random.key(0)

@@ -25,6 +25,7 @@ from ejax.config.embodichain.check import check
 from ejax.data.lerobot.write import EpisodeWriter
 from ejax.envs.tasks.point_mass import PointMassRL
 from ejax.optim import make_optimizer
+from ejax.play.saved_policy import evaluate_run
 from ejax.policies.calls import ask, first_memory
 from ejax.policies.nnx import NnxPolicy, NnxPolicyWithMemory
 from ejax.policies.nnx import ObsNormalizer as NnxObsNormalizer
@@ -35,7 +36,6 @@ from ejax.runtime.sharding import make_mesh, sharded
 from ejax.schema.trust import trust
 from ejax.training.build import build
 from ejax.training.policies import uses_dropout
-from ejax.training.saved_policy import evaluate_run
 from ejax.types import make_train_state
 from interop.artefacts.formats import FORMATS
 from interop.export import export_policy

@@ -30,9 +30,9 @@ from ejax.evaluation import evaluate, summarize
 from ejax.play.__main__ import main
 from ejax.play.perturbations import HeldCommand, make_blows, replace_parts
 from ejax.play.player import Score, count, film_host, play_host, play_pure
+from ejax.play.saved_policy import filmed
 from ejax.play.show import Show, play_run
 from ejax.run import train
-from ejax.training.saved_policy import filmed
 from ejax.types import Array, HostEnv, Key, RenderableHostEnv, Timestep
 
 KEY = jax.random.key(3)

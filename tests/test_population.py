@@ -21,6 +21,7 @@ from ejax.config import ConfigError, RunConfig, parse_config
 from ejax.logs.best import Best
 from ejax.numerics.episodes import init_episode_stats
 from ejax.optim import OptimizerConfig, get_learning_rate, make_optimizer
+from ejax.play.saved_policy import evaluate_run
 from ejax.population.leaderboard import best_member, summaries
 from ejax.population.loop import PopulationResult, train_population
 from ejax.population.members import build_population
@@ -46,7 +47,6 @@ from ejax.store.run_lock import run_lock
 from ejax.train import main
 from ejax.training.build import build
 from ejax.training.progress import Progress
-from ejax.training.saved_policy import evaluate_run
 from ejax.types import Key, Metrics, PyTree, TrainState
 
 RATE = "algorithm.cfg.optimizer.learning_rate"

@@ -32,6 +32,7 @@ from ejax.envs.manager.functors.registry import find_functor
 from ejax.envs.manager.manager_spec import read_manager_spec
 from ejax.envs.wrappers.rendered import RenderedEnv
 from ejax.play import __main__ as play
+from ejax.play.saved_policy import elsewhere
 from ejax.schema import trust
 from ejax.schema.registry import place_of_task, resolve
 from ejax.schema.trust import UntrustedCodeError
@@ -39,7 +40,6 @@ from ejax.store.checkpoint import CheckpointError, load_checkpoint
 from ejax.training.build import build
 from ejax.training.environments import build_env, make_env
 from ejax.training.rescale import share_out
-from ejax.training.saved_policy import elsewhere
 from ejax.types import HostEnv
 
 ROOT = Path(__file__).parents[1]
@@ -799,15 +799,15 @@ _ALLOWED = {
     ("ejax/schema/trust.py", "spec_from_file_location"): "the gate, of torch:FILE.py:Name",
     ("ejax/schema/trust.py", "exec_module"): "the gate, of torch:FILE.py:Name",
     ("ejax/train.py", "import_module"): "ejax.run",
-    ("ejax/evaluate.py", "import_module"): "ejax.training.saved_policy",
-    ("ejax/play.py", "import_module"): "ejax.play.show",
-    ("ejax/report.py", "import_module"): "ejax.report.runs",
+    ("ejax/evaluate.py", "import_module"): "ejax.play.saved_policy",
+    ("ejax/play/__main__.py", "import_module"): "ejax.play.show",
+    ("ejax/report/__main__.py", "import_module"): "ejax.report.runs",
     ("ejax/schema/registry.py", "import_module"): "entries of its own tables",
     ("ejax/envs/adapters/library.py", "import_module"): "libraries that the adapters name",
     ("ejax/logs/metrics.py", "import_module"): "wandb",
     ("ejax/config/load.py", "find_spec"): "wandb",
     (
-        "ejax/policies/pretrained/weights.py",
+        "ejax/runtime/packages.py",
         "find_spec",
     ): "a package that carries files: a top-level name, which imports nothing",
     ("interop/artefacts/formats.py", "find_spec"): "packages that the formats need",

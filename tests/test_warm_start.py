@@ -14,12 +14,12 @@ from tiny import GRPO, STEPS, tiny
 from ejax.config import ConfigError, RunConfig, parse_config
 from ejax.config.embodichain.check import check
 from ejax.evaluation import evaluate, summarize
+from ejax.play.saved_policy import evaluate_run
 from ejax.run import train
 from ejax.schema import registry
 from ejax.store.checkpoint import CheckpointError, load_checkpoint
 from ejax.store.run_dir import RunDirectory
 from ejax.training.build import build
-from ejax.training.saved_policy import evaluate_run
 from ejax.training.warm_start import start_from_policy
 from interop import embodichain
 

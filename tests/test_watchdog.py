@@ -26,11 +26,11 @@ from ejax.envs.host.calls import EnvAbandoned, EnvOverdue, HostEnvError, call_en
 from ejax.envs.host.guarded import GuardedEnv
 from ejax.envs.host.pure_host import PureHostEnv
 from ejax.play.acting import load
+from ejax.play.saved_policy import evaluate_run
 from ejax.play.show import Show, play_run
 from ejax.replay import main as replay
 from ejax.run import train
 from ejax.runtime.interrupt import interruptible
-from ejax.training.saved_policy import evaluate_run
 from ejax.training.watchdog import Watchdog
 from interop.export import export_run
 

@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 from ejax.config import RunConfig
 from ejax.envs.description import describe
 from ejax.play.player import act
+from ejax.play.saved_policy import chosen_checkpoint, load_policy
 from ejax.policies.calls import first_memory, forget_outside
 from ejax.policies.vla.policy import check_sentences
 from ejax.runtime.device import prepare_jax
 from ejax.store.run_dir import open_policy_run
 from ejax.training.environments import build_env, sample_obs
-from ejax.training.saved_policy import chosen_checkpoint, load_policy
 from ejax.training.watchdog import guarded_calls
 from ejax.types import Env, HostEnv, Params, Policy, PyTree
 

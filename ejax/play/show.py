@@ -17,11 +17,11 @@ from ejax.envs.mujoco.engine import PhysicsState, load_model
 from ejax.envs.mujoco.viewer import Window
 from ejax.play.perturbations import HeldCommand, Touch, add_velocity, make_blows, parts_of
 from ejax.play.player import Moment, Score, count, play_host, play_pure
+from ejax.play.saved_policy import chosen_checkpoint, elsewhere, filmed, load_policy
 from ejax.runtime.device import matmul_precision, prepare_jax
 from ejax.runtime.video import with_caption, write_video
 from ejax.store.run_dir import RunDirectory, open_policy_run
 from ejax.training.environments import build_env
-from ejax.training.saved_policy import chosen_checkpoint, elsewhere, filmed, load_policy
 from ejax.training.watchdog import guarded_calls
 from ejax.types import ChunkedEnv, Env, Params, Policy, PyTree, RenderableEnv
 
