@@ -20,7 +20,10 @@ def test_the_recorded_numbers_are_ours(compare: Callable[..., Any]) -> None:
 
 
 def test_every_file_of_numbers_is_compared() -> None:
-    elsewhere = {"embodichain_0_3_point_mass.npz"}  # follows from a torch checkpoint: test_interop_embodichain.py
+    elsewhere = {
+        "embodichain_0_3_point_mass.npz",  # follows from a torch checkpoint: test_interop_embodichain.py
+        "env_steps.npz",  # ejax's own numbers: test_env_steps.py
+    }
     files = {path.name for path in GOLDEN.glob("*.npz")}
     assert {file for file, _ in goldens.COMPARISONS} | elsewhere == files
 

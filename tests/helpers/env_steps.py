@@ -1,0 +1,352 @@
+"""The same twenty steps of every environment on every engine, as numbers to compare.
+
+``CASES`` is the table. ``run`` gives a case's arrays: of each leaf of reward, flags, observations and info a checksum
+at every step, over all of its bits, and some of its numbers, so that a difference has a size.
+"""
+
+import json
+import math
+import os
+import platform
+import sys
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import gymnasium
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
+
+from ejax.envs.host.pure_host import PureHostEnv
+from ejax.envs.mujoco.choice import how_to_install
+from ejax.rollout import reset, step
+from ejax.schema.trust import trust
+from ejax.training.environments import make_env
+from ejax.types import Env, HostEnv, PyTree
+
+FILE = "env_steps.npz"
+FINGERPRINT = "fingerprint"
+"""The array beside those of the cases: ``fingerprint()`` of the machine that recorded, as JSON."""
+NUM_STEPS = 20
+MAX_NUMBERS = 8
+"""Numbers that are kept of a leaf of one environment in one step; the checksum covers all."""
+Steps: TypeAlias = dict[str, tuple[NDArray[Any], NDArray[Any]]]
+"""Leaf -> checksums uint32 [T], and numbers [T, N, at most MAX_NUMBERS]."""
+_TESTS = Path(__file__).parents[1]
+_EXAMPLES = _TESTS.parent / "examples"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """An environment as a config names it."""
+
+    env: str
+    cfg: Mapping[str, Any] = field(default_factory=dict)
+    events: Mapping[str, Any] = field(default_factory=dict)
+    """Of ``trainer.events``."""
+    engine: str | None = None
+    """None: the environment has none to choose."""
+    num_envs: int = 3
+    on_host: bool = False
+    """Behind ``PureHostEnv``."""
+    needs: str | None = None
+    """A package."""
+    slow: bool = False
+
+
+def cases() -> dict[str, Case]:
+    """Name -> case. On several engines the name ends in the engine's."""
+    return {**_plain(), **_on_engines(), **_wrapped()}
+
+
+def lacking(case: Case) -> str | None:
+    """The reason that a case cannot run here; None: it can."""
+    if case.needs is not None and _version(case.needs) is None:
+        return f"{case.needs} is not installed"
+    return how_to_install(case.engine) if case.engine else None
+
+
+def fingerprint() -> dict[str, str]:
+    """What the last bits of a step depend on, beside the code."""
+    packages = ("jax", "jaxlib", "mujoco", "mujoco-mjx", "numpy")
+    return {name: _version(name) or "" for name in packages} | {
+        "machine": platform.machine(),
+        "instructions": " ".join(name for name in ("avx2", "fma", "avx512f") if name in _cpu_flags()),
+        "XLA_FLAGS": " ".join(sorted(os.environ.get("XLA_FLAGS", "").split())),
+    }
+
+
+def differences(name: str, got: Steps, recorded: Mapping[str, NDArray[Any]]) -> list[str]:
+    """What differs between a case's steps and the recorded ones, a line for each leaf; nothing if all is well.
+
+    Where the fingerprints agree every bit counts. Elsewhere flags and whole numbers do, and floating-point numbers have
+    to be near: contact makes much of a last bit.
+    """
+    expected = unpacked(name, recorded)
+    if missing := sorted(expected.keys() ^ got.keys()):
+        return [f"only in one of the two: {', '.join(missing)}"]
+    exact = recorded_on(recorded) == fingerprint()
+    lines = []
+    for leaf, (crc, some) in expected.items():
+        our_crc, ours = got[leaf]
+        if ours.dtype != some.dtype or ours.shape != some.shape:
+            lines.append(f"{leaf}: {ours.dtype} {ours.shape}, recorded {some.dtype} {some.shape}")
+        elif exact and not np.array_equal(our_crc, crc):
+            apart = np.nanmax(np.abs(ours.astype(float) - some.astype(float)), initial=0.0)
+            first = int(np.argmax(our_crc != crc))
+            lines.append(f"{leaf}: other bits from step {first} on; the numbers kept are at most {apart:.3g} apart")
+        elif not exact and not _near(ours, some):
+            lines.append(f"{leaf}: farther from the recorded numbers than another machine may be")
+    return lines
+
+
+def packed(name: str, steps: Steps) -> dict[str, NDArray[Any]]:
+    """Arrays of a file for one case: few, since each costs 250 bytes."""
+    leaves = [(leaf, some.dtype.str, some.shape) for leaf, (_, some) in steps.items()]
+    return {
+        f"{name}|leaves": np.array(json.dumps(leaves)),
+        f"{name}|crc": np.concatenate([crc for crc, _ in steps.values()]),
+        f"{name}|some": np.frombuffer(b"".join(some.tobytes() for _, some in steps.values()), np.uint8),
+    }
+
+
+def unpacked(name: str, recorded: Mapping[str, NDArray[Any]]) -> Steps:
+    """The inverse of ``packed``."""
+    steps, crc, some = {}, recorded[f"{name}|crc"], recorded[f"{name}|some"].tobytes()
+    for leaf, dtype, shape in json.loads(str(recorded[f"{name}|leaves"])):
+        size = math.prod(shape)
+        steps[leaf] = (crc[: shape[0]], np.frombuffer(some, dtype, size).reshape(shape))
+        crc, some = crc[shape[0] :], some[size * np.dtype(dtype).itemsize :]
+    return steps
+
+
+def recorded_on(recorded: Mapping[str, NDArray[Any]]) -> dict[str, str]:
+    """``fingerprint()`` where the file was made."""
+    found: dict[str, str] = json.loads(str(recorded[FINGERPRINT]))
+    return found
+
+
+def recorded_cases(recorded: Mapping[str, NDArray[Any]]) -> set[str]:
+    return {key.partition("|")[0] for key in recorded} - {FINGERPRINT}
+
+
+def _near(ours: NDArray[Any], recorded: NDArray[Any]) -> bool:
+    if not np.issubdtype(recorded.dtype, np.floating):
+        return np.array_equal(ours, recorded)
+    return np.allclose(ours, recorded, rtol=1e-3, atol=1e-3, equal_nan=True)
+
+
+def run(name: str) -> Steps:
+    """The first observations of a case, and what each of the steps gives.
+
+    Every row starts anew where its episode ends. Actions are uniform in their space, the same on all engines.
+    """
+    case = cases()[name]
+    env = build(case)
+    rng = np.random.default_rng(zlib.crc32(name.partition("@")[0].encode()))
+    actions = np.stack([_draw(env.action_space, case.num_envs, rng) for _ in range(NUM_STEPS)])
+    if isinstance(env, HostEnv):
+        first, steps = _host_steps(env, actions)
+    else:
+        first, steps = jax.tree.map(np.asarray, _pure_steps(env, case.num_envs, actions))
+    one = jax.tree.map(lambda x: x[None], first)
+    return {leaf: _summarized(x) for leaf, x in _leaves({"first_obs": one, **steps})}
+
+
+def build(case: Case) -> Any:
+    """The environment of a case, as a run makes it."""
+    cfg = dict(case.cfg)
+    if case.engine is not None:
+        inner = "env_cfg" if "env_cfg" in cfg else None
+        chosen = {"physics": case.engine}
+        cfg = {**cfg, inner: {**cfg[inner], **chosen}} if inner else {**cfg, **chosen}
+    if str(_EXAMPLES) not in sys.path:
+        sys.path.append(str(_EXAMPLES))
+    trust("own_mujoco_task:DeskLamp")
+    env = make_env(case.env, cfg, num_envs=case.num_envs, events=case.events)
+    return PureHostEnv(env, case.num_envs) if case.on_host else env
+
+
+def _pure_steps(env: Env, num_envs: int, actions: NDArray[Any]) -> PyTree:
+    """``(first observations, time steps [T, N, ...])``, stepped as collectors do, in one scan."""
+
+    @jax.jit
+    def scan(actions: PyTree) -> PyTree:
+        key_reset, key_steps = jax.random.split(jax.random.key(27))
+        carry = reset(env, key_reset, num_envs)
+        keys = jax.random.split(key_steps, NUM_STEPS)
+        steps = jax.lax.scan(lambda carry, x: step(env, carry, *x), carry, (actions, keys))[1]
+        return carry.obs, vars(steps)
+
+    return scan(jnp.asarray(actions))
+
+
+def _host_steps(env: HostEnv, actions: NDArray[Any]) -> PyTree:
+    first = jax.tree.map(np.array, env.reset(np.arange(env.num_envs, dtype=np.uint32)))
+    steps = [jax.tree.map(np.array, vars(env.step(action))) for action in actions]
+    env.close()
+    return first, jax.tree.map(lambda *rows: np.stack(rows), *steps)
+
+
+def _draw(space: Any, num_envs: int, rng: np.random.Generator) -> NDArray[Any]:
+    if isinstance(space, gymnasium.spaces.Discrete):
+        return rng.integers(space.n, size=num_envs)
+    low, high = np.maximum(space.low, -1.0), np.minimum(space.high, 1.0)
+    return rng.uniform(low, high, (num_envs, *space.shape)).astype(np.float32)
+
+
+def _leaves(tree: PyTree) -> Iterator[tuple[str, NDArray[Any]]]:
+    for path, x in jax.tree_util.tree_flatten_with_path(tree)[0]:
+        yield jax.tree_util.keystr(path, simple=True, separator="/"), np.asarray(x)
+
+
+def _summarized(x: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Of [T, N, ...]."""
+    crc = [zlib.crc32(np.ascontiguousarray(each).tobytes()) for each in x]
+    flat = x.reshape(*x.shape[:2], -1)
+    return np.array(crc, np.uint32), flat[:, :, :: max(1, -(-flat.shape[2] // MAX_NUMBERS))]
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+@cache
+def _cpu_flags() -> frozenset[str]:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    return frozenset(next((line.split() for line in lines if line.startswith("flags")), []))
+
+
+# ---- the table
+
+
+def _plain() -> dict[str, Case]:
+    """Without an engine."""
+    point_mass = Case(
+        env="PointMassRL", cfg={"max_episode_steps": 7, "success_threshold": 0.6, "success_bonus": 2.5}, num_envs=4
+    )
+    return {
+        "point_mass": point_mass,
+        "point_mass on the host": replace(point_mass, on_host=True),
+        "planar_reach": Case(env="PlanarReachRL", cfg={"max_episode_steps": 8, "success_threshold": 0.3}),
+        "gymnax": Case(env="gymnax:CartPole-v1", needs="gymnax"),
+        "gymnasium": Case(env="gymnasium:CartPole-v1", needs="gymnasium"),
+    }
+
+
+_SMALL_RANGE = [[-0.05, -0.05, 0.0], [0.05, 0.05, 0.0]]
+_PUSH_CUBE = {
+    "episode_length": 8,
+    "success_threshold": 0.36,
+    "cube_position_range": _SMALL_RANGE,
+    "goal_position_range": _SMALL_RANGE,
+}
+_INSTRUCTED = {
+    "episode_length": 8,
+    "success_threshold": 0.3,
+    "reaching_weight": 0.5,
+    "lifting_weight": 0.5,
+    "placing_weight": 0.5,
+}
+
+
+def _on_engines() -> dict[str, Case]:
+    """Every task with physics, on every engine that it can have."""
+    tasks = {
+        "cart_pole": Case(env="CartPoleRL", cfg={"max_episode_steps": 8, "reset_range": 0.1}),
+        "push_cube": Case(env="PushCubeRL", cfg=_PUSH_CUBE),
+        "pick_place": Case(env="PickPlaceRL", cfg={"episode_length": 8, "success_threshold": 0.37}),
+        "instructed_place": Case(env="InstructedPlaceRL", cfg=_INSTRUCTED),
+        "own task": Case(env="own_mujoco_task:DeskLamp", cfg={"episode_length": 8}),
+        "gym config cart_pole": Case(env="EmbodiedEnv", cfg={"gym_config": _gym_config("cart_pole")}),
+        "gym config push_cube": Case(env="EmbodiedEnv", cfg={"gym_config": _gym_config("push_cube")}),
+        "quadruped": Case(env="VelocityRL", cfg={"robot": "quadruped", "max_episode_steps": 8}),
+    }
+    return {
+        f"{name}@{engine}": replace(case, engine=engine, num_envs=2, slow=engine != "mujoco")
+        for name, case in tasks.items()
+        for engine in ("mujoco", "mjx", "warp")
+    }
+
+
+def _gym_config(name: str) -> dict[str, Any]:
+    config: dict[str, Any] = json.loads((_TESTS / "gym_configs" / f"{name}.json").read_text())
+    return config | {"max_episode_steps": 8}
+
+
+def _wrapped() -> dict[str, Case]:
+    """Environments around others, on the C engine."""
+    cart_pole = {"max_episode_steps": 8, "reset_range": 0.1}
+    seen = {"env": "CartPoleRL", "env_cfg": cart_pole, "renderer": "raycast", "width": 12, "height": 8}
+    place = {"camera_eye": [-1.55, -0.15, 0.75], "camera_target": [-0.70, -0.15, 0.03], "camera_fovy": 22.0}
+    wrist = {"wrist": {"width": 6, "height": 6, "fovy": 60.0}}
+    instructed = {**seen, **place, **wrist, "env": "InstructedPlaceRL", "env_cfg": _INSTRUCTED, "action_chunk": 4}
+    asymmetric = {"env": "CartPoleRL", "env_cfg": cart_pole, "observation_indices": [1, 0]}
+    sensors = {"camera": _event("add_observation_noise", part="policy", noise=[0.01, 0.1])}
+    tasks = {
+        "action_chunk": Case(env="CartPoleRL", cfg={**cart_pole, "action_chunk": 3}),
+        "raycast": Case(env="RenderedEnv", cfg={**seen, "randomizers": _LOOKS, "camera_eye": [2.0, 1.0, 1.5]}),
+        "raycast, wrist and action_chunk": Case(env="RenderedEnv", cfg=instructed, slow=True),
+        "blank pictures": Case(env="RenderedEnv", cfg={**seen, "blank": True}),
+        "asymmetric": Case(env="AsymmetricEnv", cfg=asymmetric, events=sensors),
+        "randomized cart_pole": Case(env="CartPoleRL", cfg=cart_pole, events=_CART_POLE_EVENTS),
+        "randomized push_cube": Case(env="PushCubeRL", cfg=_PUSH_CUBE, events=_PUSH_CUBE_EVENTS),
+        "randomized push_cube in chunks": Case(
+            env="PushCubeRL", cfg={**_PUSH_CUBE, "action_chunk": 2}, events=_PUSH_CUBE_EVENTS
+        ),
+    }
+    cases = {f"{name}@mujoco": replace(case, engine="mujoco", num_envs=2) for name, case in tasks.items()}
+    mjx = replace(cases["randomized push_cube@mujoco"], engine="mjx", slow=True)
+    return {**cases, "randomized push_cube@mjx": mjx}
+
+
+def _event(func: str, mode: str | None = None, **params: Any) -> dict[str, Any]:
+    return {"func": func, "params": params, **({"mode": mode} if mode else {})}
+
+
+def _of_camera(func: str, uid: str = "camera", **ranges: Any) -> dict[str, Any]:
+    return _event(func, entity_cfg={"uid": uid}, **ranges)
+
+
+_LOOKS = {
+    "camera": _of_camera("randomize_camera_extrinsics", eye_range=[[-0.2] * 3, [0.2] * 3]),
+    "lens": _of_camera("randomize_camera_intrinsics", focal_x_range=[-2, 2], cy_range=[-1, 1]),
+    "key": _of_camera("randomize_light", "key", color_range=[[0.2] * 3, [0.8] * 3]),
+    "glow": _event("randomize_emission_light", intensity_range=[0.5, 1.5]),
+    "floor": _of_camera("randomize_visual_material", "floor", base_color_range=[[0.3] * 3, [1.0] * 3]),
+}
+_CUBE, _ROBOT = {"uid": "cube"}, {"uid": "robot"}
+_CART_POLE_EVENTS = {
+    "sensors": _event("add_observation_noise", noise=0.01, bias_range=[-0.1, 0.1], distribution="uniform"),
+    "motors": _event("add_action_noise", noise=0.05),
+    "late": _event("delay_observation", "startup", steps_range=[0.0, 1.5]),
+    "gains": _event("randomize_drive_gains", "startup", entity_cfg=_ROBOT, stiffness_range=[0.5, 1.5]),
+    "harder": _event("curriculum", by="steps", start=0.5, num_steps=10),
+}
+_PUSH_CUBE_EVENTS = {
+    "mass": _event("randomize_rigid_object_mass", entity_cfg=_CUBE, mass_range=[1.0, 3.0]),
+    "friction": _event("randomize_rigid_object_friction", "startup", entity_cfg=_CUBE, friction_range=[0.3, 0.9]),
+    "links": _event("randomize_articulation_mass", entity_cfg=_ROBOT, mass_range=[0.8, 1.2], operation="scale"),
+    "gains": _event("randomize_drive_gains", entity_cfg=_ROBOT, stiffness_range=[0.7, 1.3], distribution="log_uniform"),
+    "joints": _event("randomize_joint_parameters", entity_cfg=_ROBOT, armature_range=[0.01, 0.02]),
+    "gravity": _event("randomize_gravity", gravity_range=[[0, 0, -1], [0, 0, 1]]),
+    "centre": _event(
+        "randomize_rigid_object_center_of_mass", entity_cfg=_CUBE, com_pos_offset_range=[[-0.01] * 3, [0.01] * 3]
+    ),
+    "blow": {
+        **_event("push_rigid_object_by_setting_velocity", entity_cfg=_CUBE, velocity_range={"x": [-0.5, 0.5]}),
+        "interval_step": 3,
+    },
+    "delay": _event("delay_action", steps_range=[0.0, 1.5]),
+    "harder": _event("curriculum", by="success", start=0.5, raise_by=0.2),
+}
