@@ -1,32 +1,11 @@
 """ejax: reinforcement learning for embodied AI on JAX. See README.md for the map of the package.
 
-What research code calls can be imported from here, ``from ejax import gae, ppo_update``; each name is looked up when it
-is first asked for, so that ``import ejax`` itself costs nothing.
+Research code imports from here, ``from ejax import gae, ppo_update``. Each name is resolved at its first use, so that
+``import ejax`` itself costs nothing; ``__init__.pyi`` has the same names for type checkers.
 """
 
 import importlib
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from ejax.algorithms.apg import APGConfig, apg_update
-    from ejax.algorithms.bc import BCConfig, bc_update
-    from ejax.algorithms.grpo import GRPOConfig, grpo_update
-    from ejax.algorithms.ppo import PPOConfig, ppo_update
-    from ejax.algorithms.record import Algorithm
-    from ejax.algorithms.sgd import MinibatchConfig, sgd_epochs
-    from ejax.algorithms.shac import SHACConfig, shac_update
-    from ejax.config import RunConfig, load_config, parse_config
-    from ejax.envs.check import check_env
-    from ejax.envs.mujoco.world import World
-    from ejax.envs.mujoco_task import MuJoCoTask
-    from ejax.evaluation import summarize
-    from ejax.optim import OptimizerConfig, ScheduleConfig, make_optimizer
-    from ejax.play.acting import load
-    from ejax.policies import evaluate_actions, get_action, get_value
-    from ejax.returns import gae, group_advantages, vtrace
-    from ejax.rollout import make_rollout, reset, unroll
-    from ejax.schema.registry import register_algorithm, register_env, register_policy
-    from ejax.types import Rollout, Timestep, TrainState, init_train_state, make_train_state
+from typing import Any
 
 __version__ = "0.1.0"
 
@@ -53,49 +32,7 @@ _PLACES = {
 }
 _MODULE_OF = {name: module for module, names in _PLACES.items() for name in names}
 
-__all__ = [
-    "APGConfig",
-    "Algorithm",
-    "BCConfig",
-    "GRPOConfig",
-    "MinibatchConfig",
-    "MuJoCoTask",
-    "OptimizerConfig",
-    "PPOConfig",
-    "Rollout",
-    "RunConfig",
-    "SHACConfig",
-    "ScheduleConfig",
-    "Timestep",
-    "TrainState",
-    "World",
-    "apg_update",
-    "bc_update",
-    "check_env",
-    "evaluate_actions",
-    "gae",
-    "get_action",
-    "get_value",
-    "group_advantages",
-    "grpo_update",
-    "init_train_state",
-    "load",
-    "load_config",
-    "make_optimizer",
-    "make_rollout",
-    "make_train_state",
-    "parse_config",
-    "ppo_update",
-    "register_algorithm",
-    "register_env",
-    "register_policy",
-    "reset",
-    "sgd_epochs",
-    "shac_update",
-    "summarize",
-    "unroll",
-    "vtrace",
-]
+__all__ = sorted(_MODULE_OF)
 
 
 def __getattr__(name: str) -> Any:

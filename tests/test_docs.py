@@ -1,5 +1,6 @@
 """The manual names what there is. ``mkdocs build --strict`` builds it; this needs no mkdocs."""
 
+import ast
 import importlib
 import importlib.util
 import json
@@ -48,6 +49,12 @@ def test_what_the_reference_names_exists() -> None:
             )
         else:
             assert (getattr(importlib.import_module(module), attribute).__doc__ or "").strip(), f"{name} says nothing"
+
+
+def test_type_checkers_see_what_ejax_offers() -> None:
+    stub = ast.parse((ROOT / "ejax" / "__init__.pyi").read_text())
+    named = {alias.name for node in stub.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    assert named == set(ejax.__all__)
 
 
 def test_all_that_ejax_offers_is_in_the_reference() -> None:

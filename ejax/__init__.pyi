@@ -1,0 +1,37 @@
+"""Types of the names that ``ejax`` looks up lazily; ``__init__.py`` has the table."""
+
+from ejax.algorithms.apg import APGConfig as APGConfig, apg_update as apg_update
+from ejax.algorithms.bc import BCConfig as BCConfig, bc_update as bc_update
+from ejax.algorithms.grpo import GRPOConfig as GRPOConfig, grpo_update as grpo_update
+from ejax.algorithms.ppo import PPOConfig as PPOConfig, ppo_update as ppo_update
+from ejax.algorithms.record import Algorithm as Algorithm
+from ejax.algorithms.sgd import MinibatchConfig as MinibatchConfig, sgd_epochs as sgd_epochs
+from ejax.algorithms.shac import SHACConfig as SHACConfig, shac_update as shac_update
+from ejax.config import RunConfig as RunConfig, load_config as load_config, parse_config as parse_config
+from ejax.envs.check import check_env as check_env
+from ejax.envs.mujoco.world import World as World
+from ejax.envs.mujoco_task import MuJoCoTask as MuJoCoTask
+from ejax.evaluation import summarize as summarize
+from ejax.optim import (
+    OptimizerConfig as OptimizerConfig,
+    ScheduleConfig as ScheduleConfig,
+    make_optimizer as make_optimizer,
+)
+from ejax.play.acting import load as load
+from ejax.policies import evaluate_actions as evaluate_actions, get_action as get_action, get_value as get_value
+from ejax.returns import gae as gae, group_advantages as group_advantages, vtrace as vtrace
+from ejax.rollout import make_rollout as make_rollout, reset as reset, unroll as unroll
+from ejax.schema.registry import (
+    register_algorithm as register_algorithm,
+    register_env as register_env,
+    register_policy as register_policy,
+)
+from ejax.types import (
+    Rollout as Rollout,
+    Timestep as Timestep,
+    TrainState as TrainState,
+    init_train_state as init_train_state,
+    make_train_state as make_train_state,
+)
+
+__version__: str
