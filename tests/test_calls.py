@@ -23,7 +23,7 @@ from ejax.envs.adapters.worker import Contained, make_in_worker
 from ejax.envs.host.calls import Call, EnvExit, HostEnvError, call_env, described, under_way, waiting_for
 from ejax.envs.host.guarded import GuardedEnv
 from ejax.play.saved_policy import evaluate_run
-from ejax.report.runs import read_run
+from ejax.report.reading import read_run
 from ejax.run import train
 from ejax.runtime.interrupt import interruptible
 from ejax.schema.trust import trust

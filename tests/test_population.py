@@ -38,7 +38,7 @@ from ejax.population.step import (
     with_values,
 )
 from ejax.report.__main__ import main as report
-from ejax.report.runs import read_run, runs_in
+from ejax.report.reading import read_run, runs_in
 from ejax.run import train
 from ejax.runtime.sharding import members_mesh
 from ejax.store.checkpoint import CheckpointError, load_checkpoint

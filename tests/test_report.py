@@ -20,7 +20,7 @@ from tiny import EVALUATED, STEPS, tiny
 from ejax.config import parse_config
 from ejax.logs.metric_log import MetricLog
 from ejax.report.__main__ import main
-from ejax.report.runs import read_run
+from ejax.report.reading import read_run
 from ejax.run import train
 from ejax.store.run_dir import create_run_directory
 from ejax.training.sessions import SESSIONS

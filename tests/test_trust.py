@@ -801,7 +801,7 @@ _ALLOWED = {
     ("ejax/train.py", "import_module"): "ejax.run",
     ("ejax/evaluate.py", "import_module"): "ejax.play.saved_policy",
     ("ejax/play/__main__.py", "import_module"): "ejax.play.show",
-    ("ejax/report/__main__.py", "import_module"): "ejax.report.runs",
+    ("ejax/report/__main__.py", "import_module"): "ejax.report.reading",
     ("ejax/schema/registry.py", "import_module"): "entries of its own tables",
     ("ejax/envs/adapters/library.py", "import_module"): "libraries that the adapters name",
     ("ejax/logs/metrics.py", "import_module"): "wandb",

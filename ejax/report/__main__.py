@@ -23,14 +23,14 @@ class _Refused(ValueError):
 def main(argv: list[str] | None = None) -> int:
     """Run the command line. Returns the exit code: 1 where runs were left out, 2 where there is no page."""
     args = _parser().parse_args(argv)
-    importlib.import_module("ejax.report.runs")  # takes seconds: while a signal still ends the process at once
+    importlib.import_module("ejax.report.reading")  # takes seconds: while a signal still ends the process at once
     return until_signal("ejax.report", lambda: _run(args))
 
 
 def _run(args: argparse.Namespace) -> int:
     from ejax.logs.json_records import FactsError
     from ejax.report.page import render
-    from ejax.report.runs import read_export, read_run, runs_in
+    from ejax.report.reading import read_export, read_run, runs_in
     from ejax.store.checkpoint import CheckpointError
 
     left_out: list[str] = []

@@ -1,0 +1,238 @@
+"""Reading the folder of a run without its code: nothing that a config names is imported.
+
+Missing or damaged parts are texts in ``Run.problems``; only a folder whose config cannot be read is an error.
+"""
+
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field, NonNegativeInt, PositiveInt
+
+from ejax.logs.json_records import FactsError, check_facts, read_facts
+from ejax.logs.metric_log import read_log
+from ejax.report.runs import Run, is_not_finite
+from ejax.store.checkpoint import CheckpointError
+from ejax.store.run_dir import RunDirectory, RunMeta, check_configs, find_run
+from ejax.training.lineage import EXPLOITS, read_exploits
+from ejax.training.sessions import read_sessions
+
+
+class _Trainer(BaseModel):
+    exp_name: str
+    seed: int
+    num_envs: PositiveInt
+    buffer_size: PositiveInt
+    iterations: int
+    total_timesteps: int | None = None
+    best_eval_metric: str
+    best_eval_mode: Literal["max", "min"]
+
+
+class _Config(BaseModel):
+    """What a report asks of ``resolved.json``."""
+
+    trainer: _Trainer
+    env: dict[str, Any] = {}
+    algorithm: dict[str, Any] = {}
+
+
+class _Meta(RunMeta):
+    skipped_updates: float = 0.0
+
+
+class _Export(BaseModel):
+    """What a report asks of ``parity.json``, whose full schema is interop's."""
+
+    checkpoint: str
+    global_step: int
+    artefacts: dict[str, dict[str, Any]]
+    rows: dict[str, int]
+    versions: dict[str, str]
+
+
+class _Evaluation(BaseModel):
+    checkpoint: str
+    episodes: int
+    overrides: list[str] = []
+
+
+class _Change(BaseModel):
+    step: NonNegativeInt
+    updates: Annotated[list[PositiveInt], Field(min_length=2, max_length=2)]
+
+
+class _Changes(BaseModel):
+    """The part of ``changes.json`` that a report reads."""
+
+    changes: list[_Change]
+
+
+class _Versions(BaseModel):
+    notes: list[str] = []
+
+
+def runs_in(given: Path) -> list[Path]:
+    """The run's folder itself; of a population, those of its members.
+
+    Raises:
+        FileNotFoundError: ``given`` is no run, and no name of one. FactsError: a member is elsewhere.
+    """
+    path = find_run(given)
+    members = [folder for folder in (path / "members").glob("[0-9]*") if folder.name.isdecimal()]
+    for folder in members:
+        if not _is_inside(folder, path):
+            raise FactsError(f"{folder} leads out of the population's folder; give the run that it leads to by itself")
+    return sorted(members, key=lambda folder: int(folder.name)) or [path]
+
+
+def read_run(given: Path) -> Run:
+    """Read a run's folder.
+
+    Args:
+        given: the folder, or without the time at its end: the newest run of that name.
+
+    Raises:
+        FileNotFoundError: it is no run. FactsError: its config cannot be read.
+    """
+    path = find_run(given)
+    resolved = path / "configs" / "resolved.json"
+    if not _is_inside(resolved, path):
+        raise FactsError(f"{resolved} leads out of the run's folder")
+    config = read_facts(resolved, _Config)
+    problems: list[str] = []
+
+    def tell(error: Exception) -> None:
+        problems.append(str(error).replace(f"{path}/", ""))
+
+    def own(file: Path) -> bool:
+        """Refuse files that a link out of the run leads to: a page that shows them may be handed on."""
+        if not (inside := _is_inside(file, path)):
+            tell(FactsError(f"{file} leads out of the run's folder, and is not followed"))
+        return inside
+
+    def files(folder: str, pattern: str) -> list[Path]:
+        return sorted(filter(own, (path / folder).glob(pattern))) if own(path / folder) else []
+
+    try:
+        check_configs(path)
+    except CheckpointError as error:
+        tell(error)
+    versions = next(iter(_facts(filter(own, [path / "configs" / "versions.json"]), _Versions, tell).values()), {})
+    changed = _facts(files("configs", "changes.json"), _Changes, tell)
+    directory, log = RunDirectory(path, config["trainer"]["exp_name"]), path / "logs" / "metrics.jsonl"
+    saved = [*directory.periodic(), *directory.best()] if own(directory.checkpoints) else []
+    meta = _newest_meta([file for each in saved if own(file := each / "meta.json")], tell)
+    records, wrong = read_log(log, logged=(meta or {}).get("log")) if own(log) else ([], [])
+    # a fork, and a run from another system's checkpoint, begins at that one's step
+    problems += wrong + _gaps(records, begins_at_zero="origin" not in versions) + _not_finite(records)
+    problems += [f"logs/{aside.name} was set aside" for aside in files("logs", "metrics.*-*.jsonl")]
+    if meta and meta["global_step"] > max((record["step"] for record in records), default=0):
+        problems.append(f"the log ends before the newest checkpoint, which is of step {meta['global_step']:,}")
+    evaluations = _facts(files("evaluations", "*.json"), _Evaluation, tell)
+    exports = _facts([*files(".", "parity.json"), *files(".", "*/parity.json")], _Export, tell)
+    videos = [file for file in files("videos", "**/[!.]*.mp4") if file.is_file()]
+    videos.sort(key=lambda file: -file.stat().st_mtime_ns)
+    population = path.resolve().parents[1] if path.resolve().parent.name == "members" else None
+    exploits = []
+    if population is not None and _is_inside(population / EXPLOITS, population):
+        try:
+            exploits = read_exploits(population)
+        except OSError as error:
+            tell(error)
+    starts, sessions = _starts(files("logs", "*/events.out.tfevents.*")), read_sessions(path / "logs")
+    logged = population is not None and any((population / "logs").glob("*/events.out.tfevents.*"))
+    together = population if logged else None  # else each member has its own program
+    recorded = [*sessions, *(read_sessions(together / "logs") if together else ())]
+    return Run(
+        path=path,
+        config=config,
+        versions=versions,
+        records=records,
+        meta=meta,
+        changes=[each for facts in changed.values() for each in facts["changes"]],
+        starts=starts,
+        recorded=tuple(sorted(recorded, key=lambda each: each.start)),
+        together=None if sessions else together,
+        evaluations={file.stem: facts for file, facts in evaluations.items()},
+        exports={str(file.parent.relative_to(path)): facts for file, facts in exports.items()},
+        videos=tuple(videos),
+        num_quarantined=len(files("quarantine", "**/*.npz")),
+        exploits=tuple(exploits),
+        problems=tuple(dict.fromkeys(problems)),
+    )
+
+
+def read_export(path: Path) -> dict[str, Any]:
+    """The ``parity.json`` of an export.
+
+    Args:
+        path: that file, or the folder that it is in.
+
+    Raises:
+        FileNotFoundError: there is none. FactsError: it is not what an export writes.
+    """
+    file = path / "parity.json" if path.is_dir() else path
+    if not file.is_file():
+        raise FileNotFoundError(f"{path} is no export: it has no parity.json; make one by python -m interop.export")
+    return read_facts(file, _Export)
+
+
+def _is_inside(file: Path, folder: Path) -> bool:
+    return Path(os.path.realpath(file)).is_relative_to(os.path.realpath(folder))
+
+
+def _facts(
+    files: Iterable[Path], schema: type[BaseModel], tell: Callable[[Exception], None]
+) -> dict[Path, dict[str, Any]]:
+    """What is in each file that can be read; the others are told."""
+    found = {}
+    for file in files:
+        try:
+            found[file] = read_facts(file, schema)
+        except FactsError as error:
+            tell(error)
+    return found
+
+
+def _newest_meta(files: Sequence[Path], tell: Callable[[Exception], None]) -> dict[str, Any] | None:
+    """Of the checkpoint with the most steps; its arrays are not looked at."""
+    metas = _facts(files, _Meta, tell)
+    meta = max(metas.values(), key=lambda meta: meta.get("global_step", 0), default=None)
+    if meta and meta.get("config"):
+        try:
+            check_facts(meta["config"], _Config)
+        except FactsError as error:
+            tell(FactsError(f"the config in the newest checkpoint's meta.json {error}"))
+            meta = meta | {"config": {}}
+    return meta
+
+
+def _starts(files: Sequence[Path]) -> tuple[float, ...]:
+    """When each start of the run began to log: its event file is named after the time, in ns."""
+    return tuple(sorted(int(found[1]) / 1e9 for file in files if (found := re.search(r"\.(\d{19})$", file.name))))
+
+
+def _gaps(records: Sequence[Mapping[str, Any]], *, begins_at_zero: bool) -> list[str]:
+    """Steps between which lines are missing: those of updates come at equal distances, but for the last one."""
+    steps = [record["step"] for record in records if any(tag.startswith("train/") for tag in record)]
+    known = [0, *steps] if begins_at_zero else steps
+    problems = []
+    if back := [(a, b) for a, b in pairwise(steps) if b <= a]:
+        problems.append(f"steps go back in metrics.jsonl, first from {back[0][0]:,} to {back[0][1]:,}")
+    distances = Counter(b - a for a, b in pairwise(known) if b > a)
+    usual = min(distances, key=lambda distance: (-distances[distance], distance), default=0)
+    gaps = [(a, b) for a, b in pairwise(known) if b - a > usual]
+    if gaps:
+        places = ", ".join(f"{a:,} and {b:,}" for a, b in gaps[:5]) + (", …" if len(gaps) > 5 else "")
+        problems.append(f"metrics.jsonl has a line each {usual:,} steps, but none between {places}")
+    return problems
+
+
+def _not_finite(records: Sequence[Mapping[str, Any]]) -> list[str]:
+    counts = Counter(tag for record in records for tag, value in record.items() if is_not_finite(value))
+    return [f"{tag} was not finite in {count:,} of the lines" for tag, count in sorted(counts.items())]
