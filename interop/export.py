@@ -1,7 +1,7 @@
 """``python -m interop.export RUN --to DIR``: a trained policy for use outside ejax, with proof that it is the same.
 
 <DIR>/
-    policy.{pt,safetensors,pt2,onnx,torchscript,stablehlo}     as asked for by --formats
+    policy.{pt,safetensors,pt2,onnx,torchscript,stablehlo}     as chosen by --formats
     policy.json         the policy's structure (``interop.twin.spec``); makes the torch twin with policy.pt
     contract.json       inputs and outputs (``interop.artefacts.contract``)
     episode.json        an episode to replay: its start, its return (``interop.artefacts.episode``); missing where
@@ -66,7 +66,7 @@ _NUM_ENVS = 16
 
 
 class MissingPackageError(RuntimeError):
-    """A format was asked for whose packages are not installed."""
+    """A requested format's packages are not installed."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -225,7 +225,7 @@ def _finite_bounds(space: gymnasium.Space) -> Bounds | None:
 
 
 def _decide_clipping(clipping: Clipping, bounds: Bounds | None, env_clips: bool | None, spec: Spec) -> tuple[bool, str]:
-    """Whether to clip, and why, for the contract.
+    """Decide whether to clip, and why, for the contract.
 
     Args:
         env_clips: None: not known.
@@ -240,8 +240,8 @@ def _decide_clipping(clipping: Clipping, bounds: Bounds | None, env_clips: bool 
         return True, "to the action space, as the environment does"
     if clipping == "space":
         if env_clips is None:
-            return True, "to the action space, as asked for; whether the environment does is not known"
-        return True, "to the action space, as asked for; the environment does not, so this is not the trained policy"
+            return True, "to the action space, as requested; whether the environment does is not known"
+        return True, "to the action space, as requested; the environment does not, so this is not the trained policy"
     if env_clips is None:
         return False, "none: the environment does not repeat itself from a seed, so whether it clips is not known"
     return False, "none: the environment acts on actions beyond its action space, which clipping would change"

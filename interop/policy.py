@@ -71,7 +71,7 @@ class TorchPolicy(nn.Module):
             for name, shape in spec.images.items():
                 self.add_module(encoder_name(name), ImageEncoder(spec.encoder, shape))
         self.memory: Tensor | None = None
-        """[..., M], of the rows that ``act`` was asked about last. None: an episode starts."""
+        """[..., M], of the rows of the last ``act``. None: an episode starts."""
         self._add_memory("actor", spec.memory, len(spec.read_of_all))
         self.actor = _make_mlp(spec.actor, spec.width(spec.actor), sum(spec.sizes))
         self.actor_obs_normalizer = _make_normalizer(spec, spec.actor.normalized, spec.normalizer_inputs)
@@ -189,7 +189,7 @@ class TorchPolicy(nn.Module):
             seen: ``see(obs)``, where it is known already.
         """
         if self.spec.memory is not None:
-            raise ValueError("a policy with memory is asked by act(obs), step by step, and reset() between episodes")
+            raise ValueError("a policy with memory is called by act(obs), step by step, and reset() between episodes")
         numbers = self._numbers(obs)
         return self.head(self.output(self.see(obs) if seen is None else seen, numbers)[0])
 
@@ -212,7 +212,7 @@ class TorchPolicy(nn.Module):
         return self.actor(torch.cat(seen, dim=-1)), memory
 
     def _remember(self, spec: MemorySpec, x: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
-        """What the actor reads, and the memory after it."""
+        """The actor's input, and the memory after it."""
         if spec.type == "history":
             window, memory = history_step(spec, x, memory)
             return self.actor_obs_normalizer(window).flatten(-2), memory

@@ -215,7 +215,7 @@ def window(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
 
 def test_the_viewer_is_shown_every_step_and_the_numbers(run: Path, window: SimpleNamespace) -> None:
     lines: list[str] = []
-    facts = play_run(run, show=Show(episodes=1), tell=lines.append)
+    facts = play_run(run, show=Show(episodes=1), report=lines.append)
     assert len(window.handle.seen) == EPISODE + 1 and facts["episodes"] == 1
     assert window.handle.texts[0].startswith("step 0") and window.handle.texts[-1].startswith(f"step {EPISODE}, ")
     assert lines[0].startswith("[episode 1] return=") and facts["checkpoint"]
@@ -233,7 +233,7 @@ def test_the_viewer_goes_with_a_robot_that_walks(window: SimpleNamespace) -> Non
 def test_a_force_of_the_mouse_reaches_the_physics(run: Path, window: SimpleNamespace) -> None:
     heights = []
     for window.Fake in (FakeHandle, Pulling):
-        play_run(run, show=Show(seconds=0.16, samples=False), tell=print)
+        play_run(run, show=Show(seconds=0.16, samples=False), report=print)
         heights.append(window.handle.seen[-1][8])
     assert heights[1] > heights[0] + 0.01
 

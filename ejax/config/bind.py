@@ -1,4 +1,4 @@
-"""What a config leaves open until the run is known: bound once, and from then on the config says it itself."""
+"""Values that a config leaves open until the run is known: bound once, and from then on part of the config."""
 
 from ejax.config.run_config import RunConfig
 

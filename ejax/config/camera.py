@@ -14,18 +14,18 @@ class CameraConfig(StrictModel):
     """``params`` of ``record_camera_data_async``."""
 
     phase: Phase = "eval"
-    """What is recorded: ``eval`` the distribution's mode in the evaluation's environment, ``train`` its samples in the
-    training's; the section of ``events`` that the event is in."""
+    """The recorded policy: ``eval`` the distribution's mode in the evaluation's environment, ``train`` its samples in
+    the training's; the section of ``events`` that the event is in."""
     name: str = "cam"
     """Part of the videos' file names."""
     resolution: tuple[PositiveInt, PositiveInt] = (640, 480)
     """(width, height) of one environment's picture."""
     eye: Vector = (-1.4, 1.4, 2.0)
-    """Where the camera is, m, in the world."""
+    """Position of the camera, m, in the world."""
     target: Vector = (0.0, 0.0, 0.0)
     """The point that it looks at, m."""
     up: Vector = (0.0, 0.0, 1.0)
-    """What points up in the picture; no matter where the camera looks along it."""
+    """Direction that points up in the picture; without effect where the camera looks along it."""
     intrinsics: tuple[float, float, float, float] | None = None
     """(fx, fy, cx, cy) in pixels, from the upper left corner. None: (600, 600, w/2, h/2)."""
     max_env_num: PositiveInt = 16

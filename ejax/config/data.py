@@ -28,7 +28,7 @@ class DataConfig(StrictModel):
     be taught. What lies beyond an episode's start or end is padded, and has no part in the loss. None: draw frames that
     are all there."""
     sampling_mode: SamplingMode = "episode"
-    """Which windows are drawn: any (``episode``), those within one segment (``segment``), those across a change of
+    """Windows that are drawn: any (``episode``), those within one segment (``segment``), those across a change of
     segment (``boundary``)."""
     seed: NonNegativeInt = 0
     """Seed of the windows drawn, and of the engine's attempts."""
@@ -101,7 +101,7 @@ _OF_SOURCE: dict[str, tuple[str, ...]] = {
 
 
 def data_problems(data: DataConfig, action_chunk: int) -> Iterator[Problem]:
-    """What is wrong with a section by itself, besides single values.
+    """Problems of a section by itself, besides single values.
 
     Args:
         action_chunk: actions of the policy's one decision.

@@ -79,7 +79,7 @@ def is_file(path: Path) -> bool:
 
 
 def read_yaml(text: str) -> Any:
-    """What a YAML text stands for: mappings with text as keys, lists, text, numbers, booleans, None.
+    """The value of a YAML text: mappings with text as keys, lists, text, numbers, booleans, None.
 
     Raises:
         UnreadableError: it is not YAML, gives a key twice, has values of other kinds, or more than a config can be.
@@ -101,7 +101,7 @@ def read_yaml(text: str) -> Any:
 
 
 def read_json(text: str) -> Any:
-    """What a JSON text stands for, as ``read_yaml`` has it. NaN and Infinity are numbers.
+    """The value of a JSON text, as ``read_yaml`` has it. NaN and Infinity are numbers.
 
     Raises:
         UnreadableError: as ``read_yaml``.

@@ -50,7 +50,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = (), device: str | N
 
     Args:
         path: JSON or YAML, in any spelling of EmbodiChain's releases.
-        overrides: ``section.key=value``, the value in YAML; they win over the file, whatever its spelling. Code that
+        overrides: ``section.key=value``, the value in YAML; they win over the file in either spelling. Code that
             they name as ``package.module:Name`` may run; of the file, only what ``ejax.schema.trust`` lets through.
         device: wins over ``trainer.device``.
 
@@ -192,11 +192,11 @@ def device_problems(device: str) -> list[Problem]:
 
 def _override(draft: Draft, text: str) -> None:
     written, equals, value = text.partition("=")
-    said = shorten(f"override {text!r}", MOST_OF_VALUE)
+    source = shorten(f"override {text!r}", MOST_OF_VALUE)
     written = written.strip()
     names = written.split(".")
     if not equals or not all(names) or len(names) > MAX_DEPTH or len(text) > MAX_CHARACTERS:
-        draft.problem(said, "must read section.key=value, such as trainer.seed=3")
+        draft.problem(source, "must read section.key=value, such as trainer.seed=3")
         return
     trust_words([text])
     key = respell_key(written)
@@ -210,7 +210,7 @@ def _override(draft: Draft, text: str) -> None:
     try:
         draft.put(key, read_yaml(value))
     except (UnreadableError, TypeError) as error:
-        draft.problem(said, str(error))
+        draft.problem(source, str(error))
     draft.spelled[key] = written + OVERRIDE
 
 

@@ -69,7 +69,7 @@ class EventConfig(StrictModel):
     func: str
     """An event functor's name, or ``package.module:function``."""
     mode: Literal["startup", "reset", "interval"] = Field(default="interval", validate_default=True)
-    """Which of them a function takes, and its default, says ``modes_of``."""
+    """``modes_of`` names those that a function takes, and its default."""
     interval_step: PositiveInt = 1
     """Counted from the start of an episode."""
     params: Kwargs = Field(default_factory=FrozenDict)
@@ -146,7 +146,7 @@ class TrainerConfig(StrictModel):
     """With ``distributed``: each device keeps a part of the parameters and of the optimizer's moments (FSDP), for
     policies that do not fit on one. What a layer needs is gathered when it is its turn."""
     process_timeout_s: PositiveFloat = 300.0
-    """Of several processes that train together, one that has not followed the others for this long hangs: they end."""
+    """Seconds after which one of several processes that has not followed the others counts as hanging: they end."""
     num_envs: PositiveInt = 64
     """Environments that are stepped side by side, N; with ``distributed`` on each device."""
     buffer_size: PositiveInt = 256
@@ -175,7 +175,7 @@ class TrainerConfig(StrictModel):
     best_eval_metric: str = "eval/avg_reward"
     """``eval/avg_reward``, ``eval/avg_length``, ``eval/success_rate``, or the environment's ``eval/metrics/<name>``."""
     best_eval_mode: Literal["max", "min"] = "max"
-    """Whether the best is the largest ``best_eval_metric`` or the smallest."""
+    """``max``: the best has the largest ``best_eval_metric``; ``min``: the smallest."""
     final_eval_episodes: NonNegativeInt | Literal["auto"] | None = "auto"
     """ejax: fresh episodes, rounded up to whole evaluations, in which a finished run's best checkpoint and its last are
     evaluated again: what is reported of it. ``auto``: ``num_eval_episodes``; 0 or null: none."""
@@ -189,9 +189,9 @@ class TrainerConfig(StrictModel):
     output_dir: str = "outputs"
     """ejax: the folder that runs are written under."""
     collector: CollectorConfig = CollectorConfig()
-    """Where and when rollouts are made."""
+    """Placement and timing of rollouts."""
     events: EventsConfig = EventsConfig()
-    """What happens to the world besides the environment's own events."""
+    """Events in the world besides the environment's own."""
     cameras: tuple[CameraConfig, ...] = ()
     """ejax: videos; written as ``events.<phase>.<name>`` with func ``record_camera_data_async``."""
     use_wandb: bool = False
@@ -254,7 +254,7 @@ class NetworkBlock(StrictModel):
     """``policy.actor`` and ``policy.critic``."""
 
     type: Literal["mlp"] = "mlp"
-    """What the network is: a multi-layer perceptron."""
+    """Kind of the network: a multi-layer perceptron."""
     network_cfg: NetworkConfig
     """Its layers."""
     memory: MemoryConfig | None = None
@@ -268,7 +268,7 @@ class NetworkBlock(StrictModel):
 
 
 class ObsGroups(StrictModel):
-    """Which parts of a nested observation each network reads, by dotted path, in this order; empty: all.
+    """Parts of a nested observation that each network reads, by dotted path, in this order; empty: all.
 
     A critic that is not given reads what the actor does."""
 
@@ -303,9 +303,9 @@ class PolicyConfig(StrictModel):
     critic_obs_normalization: bool = False
     """The same for the critic, with statistics of its own."""
     obs_groups: ObsGroups = ObsGroups()
-    """Which parts of a nested observation each network reads."""
+    """Parts of a nested observation that each network reads."""
     vla_config: VLAConfig | None = None
-    """Of the policy ``vla``."""
+    """Options of the policy ``vla``."""
     init_from: str | None = None
     """ejax: the policy to start from: a checkpoint's folder, a run's (its best checkpoint), or EmbodiChain's file
     ``….pt``. Optimizer and step count start from zero."""
@@ -360,7 +360,7 @@ class AlgorithmConfig(StrictModel):
 
     @property
     def record(self) -> Algorithm:
-        """What the name stands for."""
+        """The algorithm that the name stands for."""
         return find_algorithm(self.name)
 
 

@@ -28,7 +28,7 @@ from ejax.schema.frozen import StrictModel, freeze, thaw
 from ejax.schema.messages import shown
 
 OPTIONS = "algorithm.cfg."
-"""What members may differ in, besides the seed, begins with it."""
+"""Prefix of the keys in which members may differ, besides the seed."""
 _KEY = r"^(algorithm|trainer|policy|env|data)(\..+)?$"
 _Seed = Annotated[int, Field(ge=0, lt=2**31)]
 
@@ -42,7 +42,7 @@ class ExploitConfig(StrictModel):
     every: PositiveInt
     """Updates from one time to the next."""
     fraction: float = Field(default=0.25, gt=0.0, le=0.5)
-    """Of the members: so many copy, and from so many is copied; rounded down, at least one."""
+    """Share of the members that copy, and of those that are copied; rounded down, at least one."""
     perturb: tuple[PositiveFloat, ...] = Field(default=(0.8, 1.25), min_length=1)
     """Factors; each copied number is multiplied by one of them, at random."""
 

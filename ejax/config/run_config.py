@@ -23,17 +23,17 @@ class RunConfig(StrictModel):
     env: EnvConfig
     """The environment."""
     trainer: TrainerConfig
-    """How long, on what and beside what the run trains, and what it keeps."""
+    """Length, devices, evaluations and outputs of the run."""
     policy: PolicyConfig
     """The networks."""
     algorithm: AlgorithmConfig
-    """How the policy learns."""
+    """The learning rule and its options."""
     data: DataConfig | None = None
     """ejax: the demonstrations that ``bc`` learns from."""
     population: PopulationConfig | None = None
     """ejax: many trainings in one program."""
     notices: tuple[KeyNote, ...] = Field(default=(), exclude=True, repr=False)
-    """What the run goes without, for the command line to announce."""
+    """Keys that the run ignores, for the command line to announce."""
 
     def to_dict(self) -> dict[str, Any]:
         """The canonical form, ready for JSON or YAML; ``parse_config`` gives an equal config back."""
@@ -47,7 +47,7 @@ class RunConfig(StrictModel):
 
     @property
     def step_name(self) -> str:
-        """What the run counts: what is on the x axis, and what ``eval_freq`` and ``save_freq`` mean."""
+        """Unit of the run's counter: of the x axis, of ``eval_freq`` and of ``save_freq``."""
         return "samples" if self.algorithm.record.learns_from == "demonstrations" else "env steps"
 
     def _parts(self) -> tuple[BaseModel | None, ...]:
@@ -55,7 +55,7 @@ class RunConfig(StrictModel):
 
     @property
     def members(self) -> tuple[Member, ...]:
-        """Of ``population``; none where there is none."""
+        """Members of ``population``; empty without one."""
         return () if self.population is None else tuple(members_of(self.population, self.trainer.seed))
 
     def of_member(self, member: Member) -> "RunConfig":
@@ -222,8 +222,8 @@ def _population(config: RunConfig) -> Iterator[Problem]:
             own = config.of_member(member)
         except ValidationError as error:
             texts = [each["msg"].removeprefix("Value error, ") for each in error.errors()]
-            said = "; ".join(texts).replace("Extra inputs are not permitted", "unknown key")
-            yield Problem("population", f"{_shown_values(member)} is no config: {said}")
+            reasons = "; ".join(texts).replace("Extra inputs are not permitted", "unknown key")
+            yield Problem("population", f"{_shown_values(member)} is no config: {reasons}")
             continue
         for key in () if population.apart else member.values:
             value = _option(own.algorithm.cfg, key)

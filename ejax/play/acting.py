@@ -21,7 +21,7 @@ from ejax.types import Env, HostEnv, Params, Policy, PyTree
 
 
 class Actor:
-    """A policy with its parameters, asked with NumPy arrays. Of a policy with memory it keeps the memory.
+    """A policy with its parameters, called with NumPy arrays. It keeps the memory of a policy with memory.
 
     Attributes: ``config``, ``env`` (of evaluations), ``policy`` and ``params``, for your own code.
     """

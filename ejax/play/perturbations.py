@@ -1,4 +1,4 @@
-"""What a hand does to an environment between two steps: commands, blows, and the viewer's mouse.
+"""Changes of an environment between two steps: commands, blows, and the viewer's mouse.
 
 A touch is a function from state to state, leaves [1, ...]. It looks for the parts that it changes, wherever wrappers
 keep them.

@@ -32,7 +32,7 @@ _SAMPLES = 0x5A
 
 
 class Moment(NamedTuple):
-    """What there is to see after a decision, or at the start of an episode."""
+    """The picture after a decision, or at the start of an episode."""
 
     sights: tuple[PyTree, ...]
     """States of one environment after each of the decision's actions; outside JAX its picture. NumPy."""
@@ -118,10 +118,10 @@ def film_host(policy: Policy, env: RenderableHostEnv, params: Params, seed: int)
 
 
 class Score:
-    """What the episodes came to, counted as they are played."""
+    """Results of the episodes, counted as they are played."""
 
-    def __init__(self, tell: Callable[[str], None]) -> None:
-        self._tell = tell
+    def __init__(self, report: Callable[[str], None]) -> None:
+        self._report = report
         self._episodes: list[dict[str, float]] = []
         self._finite, self._over = True, False
         self._begin()
@@ -132,11 +132,11 @@ class Score:
 
     @property
     def text(self) -> str:
-        """Of the episode under way, for a picture."""
+        """Score of the episode under way, for a picture."""
         return f"step {self._length}, reward {self._reward:.3g}, return {self._return:.3g}"
 
     def add(self, moment: Moment) -> None:
-        """Count a moment; at an episode's end, tell its line."""
+        """Count a moment; at an episode's end, report its line."""
         if moment.starts or self._over:  # what is outside JAX starts again in the step that ends
             self._begin()
         if moment.starts:
@@ -177,14 +177,14 @@ class Score:
         if self._finite:
             del shown["nonfinite"]
         text = " ".join(f"{name}={float(value):.4g}" for name, value in shown.items())
-        self._tell(f"[episode {self.num_episodes}] {text}")
+        self._report(f"[episode {self.num_episodes}] {text}")
 
 
 _TRACKED = {
     "metrics/linear_velocity_error": "mean_linear_velocity_error",
     "metrics/yaw_rate_error": "mean_yaw_rate_error",
 }
-"""How well a command is followed: at the last step, as every metric is, and besides over the whole episode."""
+"""Metrics of following a command: at the last step, as every metric, and also over the whole episode."""
 
 
 def count(

@@ -136,7 +136,7 @@ def _try_to_record(
     video: Path,
     quarantine: Path,
 ) -> dict[str, object]:
-    """What the metrics say of the video: where it is, or why there is none."""
+    """Entry of the metrics about the video: its path, or the reason why there is none."""
     try:
         if not isinstance(env, HostEnv):
             return {"video": record_video(policy, env, params, jax.random.key(seed), video)}
@@ -144,12 +144,12 @@ def _try_to_record(
         with closing(drawn):
             frames = film_host(policy, drawn, params, seed)
             return {"video": write_video(video, frames, drawn.frames_per_second)}
-    except Exception as error:  # whatever it was, the metrics are there
+    except Exception as error:  # of any kind: the metrics are there
         return {"no video": f"{type(error).__name__}: {error}"}
 
 
 def chosen_checkpoint(directory: RunDirectory, which: str | None, command: str) -> Path:
-    """What ``--checkpoint`` of a command names.
+    """The checkpoint that ``--checkpoint`` of a command names.
 
     Args:
         which: as of ``RunDirectory.find``, or a path.
@@ -164,13 +164,13 @@ def chosen_checkpoint(directory: RunDirectory, which: str | None, command: str) 
 
 
 def filmed(config: RunConfig) -> RunConfig:
-    """The config whose environment can be drawn, where Gymnasium has to be told so when it is made."""
+    """The config whose environment can be drawn, where Gymnasium needs to know so when it is made."""
     if "render_mode" in config.env.cfg:
         return config
-    told = config.env.id.startswith("gymnasium:")
-    if not told and is_import_path("env", config.env.id):
-        told = "render_mode" in inspect.signature(resolve("env", config.env.id)).parameters
-    if not told:
+    takes_mode = config.env.id.startswith("gymnasium:")
+    if not takes_mode and is_import_path("env", config.env.id):
+        takes_mode = "render_mode" in inspect.signature(resolve("env", config.env.id)).parameters
+    if not takes_mode:
         return config
     choose_opengl()
     return elsewhere(config, ["env.cfg.render_mode=rgb_array"])

@@ -1,1 +1,1 @@
-"""What a config's programs would do on GPUs that are not here: compiled for them, and counted. Nothing runs."""
+"""Preflight: a config's programs compiled for GPUs that are not here, and counted. Nothing runs."""

@@ -14,7 +14,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command line. Returns the exit code: 1 where a budget is exceeded, 2 for what cannot be compiled."""
     args = _parser().parse_intermixed_args(argv)
     os.environ["JAX_PLATFORMS"] = "cpu"  # what is traced must not touch a GPU that is here
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # XLA tells of missing drivers, which is the point
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # XLA warns of missing drivers, which is the point
     from ejax.config import ConfigError
     from ejax.envs.host.calls import HostEnvError
     from ejax.schema.trust import UntrustedCodeError
@@ -77,7 +77,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--budgets", type=Path, metavar="FILE", help="instead: check the counts of its configs, or of --config alone"
     )
-    parser.add_argument("--rewrite-budgets", type=Path, metavar="FILE", help="instead: write its counts anew")
+    parser.add_argument("--rewrite-budgets", type=Path, metavar="FILE", help="instead: rewrite its counts")
     add_trust_option(parser)
     return parser
 

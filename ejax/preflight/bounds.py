@@ -39,7 +39,7 @@ class Bounds:
 
 
 def bounds(cost: Cost, card: Card, *, hosts: int = 1) -> Bounds:
-    """Of what was counted."""
+    """Bounds of the counted operations."""
     products = sum(flops / card.matrix.get(name, card.fp32) for name, flops in cost.dot_flops.items())
     link = NETWORK if hosts > 1 else card.link
     sent = sum(count * _sent(each) for each, count in cost.collectives.items())
@@ -52,7 +52,7 @@ def bounds(cost: Cost, card: Card, *, hosts: int = 1) -> Bounds:
 
 
 def assumptions(card: Card, *, hosts: int = 1) -> list[str]:
-    """What the bounds take for granted, in words."""
+    """Assumptions of the bounds, in words."""
     rates = ", ".join(f"{name} {rate / 1e12:.4g}" for name, rate in card.matrix.items()) or "none known"
     link = f"{NETWORK / 1e9:.3g} GB/s between hosts" if hosts > 1 else ""
     if not link:

@@ -53,7 +53,7 @@ def budget_of(found: dict[str, Any]) -> dict[str, int]:
 
 
 def worse(counts: dict[str, int], budget: dict[str, int]) -> list[str]:
-    """What got worse, with both numbers; what the budget does not have counts as 0."""
+    """Counts that got worse, with both numbers; one that the budget lacks counts as 0."""
     return [
         f"{name}: {count:,}, the budget is {budget.get(name, 0):,}"
         for name, count in counts.items()
@@ -70,7 +70,7 @@ def measure(entry: dict[str, Any]) -> dict[str, int]:
 
 
 def check(path: Path, config: str | None = None) -> list[str]:
-    """What is worse than its budget.
+    """Counts above their budgets.
 
     Args:
         config: only the entries of this one.
@@ -80,7 +80,7 @@ def check(path: Path, config: str | None = None) -> list[str]:
     """
     budgets = read_facts(path, _Budgets)
     if budgets["jax"] != jax.__version__:
-        text = f"counts for jax {budgets['jax']}, but here is {jax.__version__}; --rewrite-budgets {path} counts anew"
+        text = f"counts for jax {budgets['jax']}, but here is {jax.__version__}; --rewrite-budgets {path} counts again"
         raise ConfigError([Problem("jax", text)], str(path))
     entries = _entries(budgets, config, path)
     return [f"{_title(each)}: {text}" for each in entries for text in worse(measure(each), each.get("counts", {}))]

@@ -1,4 +1,4 @@
-"""What one instruction of optimized HLO costs on a GPU: kernels, bytes through memory, floating-point operations.
+"""Cost of one instruction of optimized HLO on a GPU: kernels, bytes through memory, floating-point operations.
 
     dot: 2·|out|·K       convolution: 2·|out|·window·C_in       any other operation: 1 per element of its result
 
@@ -17,13 +17,13 @@ _FREE = {
     *("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "add-dependency", "opt-barrier"),
     *("partition-id", "replica-id", "domain", "while", "conditional", "call", "async-start"),
 }
-"""What starts no kernel by itself. All else that is not fused does, except what ends in -done."""
+"""Instructions that start no kernel by themselves. All others that are not fused do, except those that end in -done."""
 _MOVES = {
     *("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "broadcast", "iota", "reshape", "transpose"),
     *("copy", "slice", "dynamic-slice", "dynamic-update-slice", "concatenate", "pad", "gather", "reverse", "convert"),
     *("bitcast-convert", "fusion", "dot", "convolution", "custom-call", "while", "conditional", "call"),
 }
-"""What is no arithmetic on elements, or is counted otherwise."""
+"""Instructions that are no arithmetic on elements, or are counted otherwise."""
 _COLLECTIVE = re.compile(
     r"(all-reduce|all-gather|all-to-all|reduce-scatter|collective-\w+|ragged-all-to-all)(-start)?$"
 )
@@ -37,7 +37,7 @@ class Collective:
 
     kind: str
     num_bytes: int
-    """Of the result on one device."""
+    """Bytes of the result on one device."""
     group_size: int | None
     where: str
     """The loops that it stands in, outermost first."""
@@ -50,7 +50,7 @@ class Cost:
     kernels: float = 0.0
     num_bytes: float = 0.0
     dot_flops: Counter[str] = field(default_factory=Counter)
-    """By precision: ``f32``, ``f32 exact`` (asked for), ``bf16``, …"""
+    """By precision: ``f32``, ``f32 exact`` (requested), ``bf16``, …"""
     element_ops: float = 0.0
     """Elementwise and reducing operations, integer ones too."""
     host_trips: float = 0.0
@@ -147,7 +147,7 @@ def _convolution_flops(instruction: Instruction, kernel: Shape) -> int:
 
 
 def _library_flops(instruction: Instruction, shapes: list[tuple[Shape, ...]]) -> int:
-    """Of the library calls whose operands tell it; 0 for the others."""
+    """Operations of the library calls whose operands imply it; 0 for the others."""
     target = instruction.target
     if "gemm" in target or "cublas$lt$matmul" in target:
         found = re.search(r'"lhs_contracting_dimensions":\[([^\]]*)\]', instruction.attributes)
@@ -164,7 +164,7 @@ def _library_flops(instruction: Instruction, shapes: list[tuple[Shape, ...]]) ->
 
 
 def _result_bytes(instruction: Instruction) -> int:
-    """Of a collective; one that only starts has its operands in the result too, in front."""
+    """Bytes of a collective; one that only starts has its operands in the result too, in front."""
     if not instruction.opcode.endswith("-start") or instruction.opcode == "all-reduce-start":
         return instruction.num_bytes
     shapes = instruction.shapes[: 2 * len(instruction.operands)]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from ejax.preflight.programs import Memory
 
 USABLE = 0.75
-"""Of a card's memory: what JAX takes by default (``XLA_PYTHON_CLIENT_MEM_FRACTION``)."""
+"""Share of a card's memory that JAX takes by default (``XLA_PYTHON_CLIENT_MEM_FRACTION``)."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def search(memory_at: Callable[[int], Memory], first: Memory, num_envs: int, car
 
 
 def _crossing(points: Sequence[tuple[int, int]], usable: int, multiple: int) -> int:
-    """Where the line through two points meets ``usable``, a little below it: a multiple of the config's number."""
+    """The largest multiple of the config's number below the point where the line through both meets ``usable``."""
     (n0, peak0), (n1, peak1) = points
     slope = max((peak1 - peak0) / (n1 - n0), 1.0) if n1 != n0 else 1.0
     return max(int(0.99 * (n1 + (usable - peak1) / slope)) // multiple, 1) * multiple

@@ -37,13 +37,13 @@ class Instruction:
 
     name: str
     shapes: tuple[Shape, ...]
-    """Of the result: one, or the leaves of a tuple."""
+    """Shapes of the result: one, or the leaves of a tuple."""
     opcode: str
     operands: tuple[str, ...]
     text: str
-    """What stands between the parentheses: of a parameter, its number."""
+    """Text between the parentheses: of a parameter, its number."""
     attributes: str
-    """What comes after them."""
+    """Text after them."""
     is_root: bool
 
     @property
@@ -52,25 +52,25 @@ class Instruction:
 
     @property
     def op_name(self) -> str:
-        """Where the traced program made it, such as ``jit(repeated)/updates/while``; empty if XLA did."""
+        """Place of the traced program that made it, such as ``jit(repeated)/updates/while``; empty if XLA did."""
         found = re.search(r'op_name="([^"]*)"', self.attributes)
         return found.group(1) if found else ""
 
     @property
     def target(self) -> str:
-        """Of a custom call: what is called."""
+        """Target of a custom call."""
         found = re.search(r'custom_call_target="([^"]*)"', self.attributes)
         return found.group(1) if found else ""
 
     @property
     def trip_count(self) -> int | None:
-        """Of a loop, if XLA knows it."""
+        """Trip count of a loop, if XLA knows it."""
         found = re.search(r'"known_trip_count":\{"n":"(\d+)"', self.attributes)
         return int(found.group(1)) if found else None
 
     @property
     def group_size(self) -> int | None:
-        """Of a collective: how many devices take part; None: it does not say."""
+        """Number of devices in a collective; None: not given."""
         if found := re.search(r"replica_groups=\[\d+,(\d+)\]", self.attributes):
             return int(found.group(1))
         if found := re.search(r"replica_groups=\{\{([\d,]+)\}", self.attributes):
@@ -118,7 +118,7 @@ class Computation:
         return next(each for each in self.instructions if each.is_root)
 
     def shapes_of(self, instruction: Instruction) -> list[tuple[Shape, ...]]:
-        """Of each operand."""
+        """Shapes of each operand."""
         return [self.by_name[name].shapes for name in instruction.operands if name in self.by_name]
 
 

@@ -15,7 +15,7 @@ UPDATE, ENV_STEP, PHYSICS_STEP = "update", "env step", "physics step"
 EPOCH, MINIBATCH = "epoch", "minibatch"
 _NOISE = re.compile(r"^(while|body|closed_call|cond|branch_\d+_fun|vmap\(\)|jvp\(\)|transpose\(jvp\(\)\)|checkpoint)$")
 _SCANNED = "/body/closed_call/while"
-"""Where a scan stands that is the step of a scan."""
+"""Place of a scan that is the step of a scan."""
 
 
 @dataclass
@@ -31,7 +31,7 @@ class Loop:
     trip: Cost = field(default_factory=Cost)
     """One trip, the loops inside it included; a loop of unknown length counts with one trip."""
     shapes: tuple[Shape, ...] = ()
-    """What it carries."""
+    """Its carry."""
     inner: "list[Loop]" = field(default_factory=list)
 
     def walk(self) -> "Iterator[Loop]":
@@ -82,10 +82,10 @@ def _add_loop(module: Module, instruction: Instruction, around: Loop, cost: Cost
     cost.add(loop.trip, loop.trips or 1)
     if loop.trips is None:
         condition = module.computations[instruction.called("condition")[0]]
-        asked = Cost(host_trips=1.0)
-        _fill(module, condition, loop, asked)
-        cost.add(asked, 2)  # before the one trip and after it
-        loop.trip.add(asked)
+        check = Cost(host_trips=1.0)
+        _fill(module, condition, loop, check)
+        cost.add(check, 2)  # before the one trip and after it
+        loop.trip.add(check)
 
 
 def _name(loop: Loop, around: Loop, body: Computation) -> str:

@@ -22,7 +22,7 @@ from ejax.training.steppers import DeviceStepper, HostStepper
 from ejax.types import HostEnv, Key, Params, Rollout
 
 _NO_TILES = "Couldn't find output tile sizes"
-"""Of XLA's message."""
+"""Lines of XLA's message."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def on_accelerator(config: RunConfig) -> tuple[RunConfig, tuple[str, ...]]:
 
 
 def compile_programs(config: RunConfig, devices: Sequence[jax.Device], *, evaluation: bool = True) -> list[Compiled]:
-    """What training compiles for these devices first, and then what its evaluation does.
+    """Programs of a training on these devices: its own first, then its evaluation's.
 
     Args:
         config: with a named physics engine; see ``on_accelerator``.

@@ -1,4 +1,4 @@
-"""What preflight found, as data with a schema version, and as tables."""
+"""Results of preflight, as data with a schema version, and as tables."""
 
 import math
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ NOT_KNOWN = (
 
 @dataclass(frozen=True)
 class Settings:
-    """What was compiled, for what."""
+    """Config and target of the compilation."""
 
     config: str
     overrides: tuple[str, ...]
@@ -42,7 +42,7 @@ class Settings:
     """On each GPU."""
     num_steps: int
     notes: tuple[str, ...] = ()
-    """What the config leaves open and the target decides."""
+    """Values that the config leaves open and the target decides."""
 
     @property
     def num_devices(self) -> int:

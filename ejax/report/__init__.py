@@ -1,1 +1,1 @@
-"""What runs left behind, as one HTML page."""
+"""Finished and running runs as one HTML page."""

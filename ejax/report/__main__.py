@@ -17,7 +17,7 @@ from ejax.runtime.process_exit import leave
 
 
 class _Refused(ValueError):
-    """What the command line asks for is not possible."""
+    """A command line that cannot be carried out."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -64,8 +64,8 @@ def _run(args: argparse.Namespace) -> int:
     except (_Refused, FactsError, OSError) as error:
         print(f"ejax.report: {error}", file=sys.stderr)
         return 2
-    told = sum(len(run.problems) for run in runs)
-    noted = f"; {told} thing{'s' * (told != 1)} to know of the logs, at its top" if told else ""
+    count = sum(len(run.problems) for run in runs)
+    noted = f"; {count} problem{'s' * (count != 1)} of the logs, at its top" if count else ""
     to = os.fsencode(args.to).decode(errors="backslashreplace")
     print(f"{to}: {len(runs)} run{'s' * (len(runs) != 1)}, {args.to.stat().st_size / 1e6:.1f} MB{noted}")
     return 1 if left_out else 0

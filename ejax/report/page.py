@@ -75,7 +75,7 @@ def render(
 
 
 def _names(runs: Sequence[Run]) -> list[str]:
-    """The runs' folders, with as much of what is before them as tells them apart."""
+    """The runs' folders, with as many parents as distinguish them."""
     parts = [run.path.resolve().parts for run in runs]
     longest = max(map(len, parts))
     for count in range(1, longest + 1):
@@ -86,12 +86,12 @@ def _names(runs: Sequence[Run]) -> list[str]:
 
 
 def _problems(runs: Sequence[Run], names: Sequence[str], left_out: Sequence[str]) -> str:
-    told = [(name, text) for run, name in zip(runs, names, strict=True) for text in run.problems]
-    if not told and not left_out:
+    found = [(name, text) for run, name in zip(runs, names, strict=True) for text in run.problems]
+    if not found and not left_out:
         return ""
     items = "".join(f"<li>{escape(text)}</li>" for text in left_out)
-    items += "".join(f"<li><b>{escape(name)}</b>: {escape(text)}</li>" for name, text in told)
-    return f'<div class="problems"><b>To know of the logs</b><ul>{items}</ul></div>'
+    items += "".join(f"<li><b>{escape(name)}</b>: {escape(text)}</li>" for name, text in found)
+    return f'<div class="problems"><b>Problems of the logs</b><ul>{items}</ul></div>'
 
 
 def _runs(runs: Sequence[Run], names: Sequence[str], colours: Mapping[int, int]) -> str:
@@ -198,7 +198,7 @@ def _time(runs: Sequence[Run], names: Sequence[str]) -> str:
         rows.append([escape(name), escape(text), duration_cell(wall), bar(1.0)])
         for part, seconds in run.time_parts():
             rows.append(["", escape(part), duration_cell(seconds), bar(seconds / wall if wall > 0 else 0.0)])
-    note = "As far as the log tells: parts may overlap, and what is not listed (updates, mostly) is not measured apart."
+    note = "As far as logged: parts may overlap, and what is not listed (updates, mostly) is not measured apart."
     return f'{table(["run", "part", "time", "of the wall time"], rows, "time")}<p class="note">{note}</p>'
 
 
@@ -289,7 +289,7 @@ def _environment(runs: Sequence[Run], names: Sequence[str]) -> str:
 
 
 def _environment_of(run: Run) -> dict[str, Any]:
-    """What the run started with, and what its newest checkpoint was made with where that is not the same."""
+    """Versions that the run started with, and those of its newest checkpoint where they differ."""
     facts = {key: value for key, value in run.versions.items() if key != "notes"}
     facts |= {f"note {i}": note for i, note in enumerate(run.versions.get("notes", []), 1)}
     meta = run.meta or {}

@@ -34,7 +34,7 @@ class _Trainer(BaseModel):
 
 
 class _Config(BaseModel):
-    """What a report asks of ``resolved.json``."""
+    """The part of ``resolved.json`` that a report reads."""
 
     trainer: _Trainer
     env: dict[str, Any] = {}
@@ -46,7 +46,7 @@ class _Meta(RunMeta):
 
 
 class _Export(BaseModel):
-    """What a report asks of ``parity.json``, whose full schema is interop's."""
+    """The part of ``parity.json`` that a report reads; its full schema is interop's."""
 
     checkpoint: str
     global_step: int
@@ -106,13 +106,13 @@ def read_run(given: Path) -> Run:
     config = read_facts(resolved, _Config)
     problems: list[str] = []
 
-    def tell(error: Exception) -> None:
+    def note(error: Exception) -> None:
         problems.append(str(error).replace(f"{path}/", ""))
 
     def own(file: Path) -> bool:
         """Refuse files that a link out of the run leads to: a page that shows them may be handed on."""
         if not (inside := _is_inside(file, path)):
-            tell(FactsError(f"{file} leads out of the run's folder, and is not followed"))
+            note(FactsError(f"{file} leads out of the run's folder, and is not followed"))
         return inside
 
     def files(folder: str, pattern: str) -> list[Path]:
@@ -121,20 +121,20 @@ def read_run(given: Path) -> Run:
     try:
         check_configs(path)
     except CheckpointError as error:
-        tell(error)
-    versions = next(iter(_facts(filter(own, [path / "configs" / "versions.json"]), _Versions, tell).values()), {})
-    changed = _facts(files("configs", "changes.json"), _Changes, tell)
+        note(error)
+    versions = next(iter(_facts(filter(own, [path / "configs" / "versions.json"]), _Versions, note).values()), {})
+    changed = _facts(files("configs", "changes.json"), _Changes, note)
     directory, log = RunDirectory(path, config["trainer"]["exp_name"]), path / "logs" / "metrics.jsonl"
     saved = [*directory.periodic(), *directory.best()] if own(directory.checkpoints) else []
-    meta = _newest_meta([file for each in saved if own(file := each / "meta.json")], tell)
+    meta = _newest_meta([file for each in saved if own(file := each / "meta.json")], note)
     records, wrong = read_log(log, logged=(meta or {}).get("log")) if own(log) else ([], [])
     # a fork, and a run from another system's checkpoint, begins at that one's step
     problems += wrong + _gaps(records, begins_at_zero="origin" not in versions) + _not_finite(records)
     problems += [f"logs/{aside.name} was set aside" for aside in files("logs", "metrics.*-*.jsonl")]
     if meta and meta["global_step"] > max((record["step"] for record in records), default=0):
         problems.append(f"the log ends before the newest checkpoint, which is of step {meta['global_step']:,}")
-    evaluations = _facts(files("evaluations", "*.json"), _Evaluation, tell)
-    exports = _facts([*files(".", "parity.json"), *files(".", "*/parity.json")], _Export, tell)
+    evaluations = _facts(files("evaluations", "*.json"), _Evaluation, note)
+    exports = _facts([*files(".", "parity.json"), *files(".", "*/parity.json")], _Export, note)
     videos = [file for file in files("videos", "**/[!.]*.mp4") if file.is_file()]
     videos.sort(key=lambda file: -file.stat().st_mtime_ns)
     population = path.resolve().parents[1] if path.resolve().parent.name == "members" else None
@@ -143,7 +143,7 @@ def read_run(given: Path) -> Run:
         try:
             exploits = read_exploits(population)
         except OSError as error:
-            tell(error)
+            note(error)
     starts, sessions = _starts(files("logs", "*/events.out.tfevents.*")), read_sessions(path / "logs")
     logged = population is not None and any((population / "logs").glob("*/events.out.tfevents.*"))
     together = population if logged else None  # else each member has its own program
@@ -187,33 +187,33 @@ def _is_inside(file: Path, folder: Path) -> bool:
 
 
 def _facts(
-    files: Iterable[Path], schema: type[BaseModel], tell: Callable[[Exception], None]
+    files: Iterable[Path], schema: type[BaseModel], note: Callable[[Exception], None]
 ) -> dict[Path, dict[str, Any]]:
-    """What is in each file that can be read; the others are told."""
+    """Contents of each file that can be read; the others are reported."""
     found = {}
     for file in files:
         try:
             found[file] = read_facts(file, schema)
         except FactsError as error:
-            tell(error)
+            note(error)
     return found
 
 
-def _newest_meta(files: Sequence[Path], tell: Callable[[Exception], None]) -> dict[str, Any] | None:
-    """Of the checkpoint with the most steps; its arrays are not looked at."""
-    metas = _facts(files, _Meta, tell)
+def _newest_meta(files: Sequence[Path], note: Callable[[Exception], None]) -> dict[str, Any] | None:
+    """Metadata of the checkpoint with the most steps; its arrays are not read."""
+    metas = _facts(files, _Meta, note)
     meta = max(metas.values(), key=lambda meta: meta.get("global_step", 0), default=None)
     if meta and meta.get("config"):
         try:
             check_facts(meta["config"], _Config)
         except FactsError as error:
-            tell(FactsError(f"the config in the newest checkpoint's meta.json {error}"))
+            note(FactsError(f"the config in the newest checkpoint's meta.json {error}"))
             meta = meta | {"config": {}}
     return meta
 
 
 def _starts(files: Sequence[Path]) -> tuple[float, ...]:
-    """When each start of the run began to log: its event file is named after the time, in ns."""
+    """Times at which each start of the run began to log: its event file is named after the time, in ns."""
     return tuple(sorted(int(found[1]) / 1e9 for file in files if (found := re.search(r"\.(\d{19})$", file.name))))
 
 

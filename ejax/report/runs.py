@@ -29,7 +29,7 @@ class Session:
     """From one start of a run's program to its end, or to the last line of one that was killed; seconds since 1970."""
 
     start: float | None
-    """None: the program left no event file that tells it."""
+    """None: the program left no event file that gives it."""
     first: float
     last: float
 
@@ -40,7 +40,7 @@ class Session:
 
 @dataclass(frozen=True)
 class Run:
-    """One run as its files tell it."""
+    """One run as its files describe it."""
 
     path: Path
     config: dict[str, Any]
@@ -48,7 +48,7 @@ class Run:
     records: list[dict[str, Any]]
     """The lines of ``metrics.jsonl``, as they are."""
     meta: dict[str, Any] | None
-    """Of the newest checkpoint that has one to read."""
+    """Metadata of the newest checkpoint that has readable ones."""
     changes: list[dict[str, Any]]
     """Changes by resumes, as in ``changes.json``."""
     starts: tuple[float, ...]
@@ -65,7 +65,7 @@ class Run:
     num_quarantined: int
     """Episodes that are kept under ``quarantine/``."""
     exploits: tuple[Exploited, ...]
-    """Who went on from whom in the population that the run is a member of."""
+    """Copies between members of the population that the run belongs to."""
     problems: tuple[str, ...]
 
     @property
@@ -74,7 +74,7 @@ class Run:
 
     @property
     def step_name(self) -> str:
-        """What the run counts: of cloning, whose data comes from a data engine or a recording, samples."""
+        """Unit of the run's counter: samples in cloning, whose data comes from a data engine or a recording."""
         return "samples" if self.config.get("data") else "env steps"
 
     @property
@@ -93,12 +93,12 @@ class Run:
         if self.meta and self.meta.get("num_updates"):
             rows = max(1, self.meta["global_step"] // self.meta["num_updates"])
         elif trainer.get("distributed"):
-            return None  # on as many devices as only a checkpoint tells
+            return None  # on a number of devices that only a checkpoint has
         return max(self.last_step, (self.meta or {}).get("global_step", 0)) // rows, total
 
     @property
     def state(self) -> str:
-        """Whether the run came to its end."""
+        """Progress of the run: finished, or the reason why not."""
         if self.updates is None:
             return "no checkpoint says how far it is"
         done, total = self.updates
@@ -111,9 +111,11 @@ class Run:
     @property
     def lengths(self) -> str:
         """From which step which length held; empty where no resume changed it."""
-        told = [(each["step"], *each["updates"]) for each in self.changes if each["updates"][0] != each["updates"][1]]
-        parts = [f"{before:,} updates until step {step:,}" for step, before, _ in told]
-        return ", ".join([*parts, f"then {told[-1][2]:,}"]) if told else ""
+        lengths = [
+            (each["step"], *each["updates"]) for each in self.changes if each["updates"][0] != each["updates"][1]
+        ]
+        parts = [f"{before:,} updates until step {step:,}" for step, before, _ in lengths]
+        return ", ".join([*parts, f"then {lengths[-1][2]:,}"]) if lengths else ""
 
     def series(self, tag: str) -> dict[int, float]:
         """Step -> value; NaN where the log has ``null``. Of two values at one step the later one."""
@@ -196,7 +198,7 @@ class Run:
         return max(logged, (self.meta or {}).get("skipped_updates", 0.0))
 
     def time_parts(self) -> list[tuple[str, float]]:
-        """Where the seconds went, as far as the log tells; parts may overlap, and are not all."""
+        """Seconds by activity, as far as logged; parts may overlap, and are not all."""
         between = (self._until_first_line(), self._until_evaluations())  # of logs that do not say it themselves
         says = any(tag.startswith("time/") for tag in self.tags)
         parts = [] if says else [(name, seconds) for name, seconds in between if seconds]
@@ -238,7 +240,7 @@ def differing(configs: Sequence[Any], path: str = "") -> list[tuple[str, tuple[A
 
 
 def computing(key: str) -> bool:
-    """Whether a key says what is computed: no name and no seed."""
+    """True for a key that changes what is computed: no name and no seed."""
     return key not in _SEEDS | _NAMES
 
 

@@ -1,4 +1,4 @@
-"""Where JAX computes, how precisely it multiplies matrices, and where it keeps compiled programs."""
+"""Device, precision of matrix products, and cache of compiled programs."""
 
 import os
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ def matmul_precision(precision: MatmulPrecision, device: str) -> Iterator[None]:
     """Inside, every program that is traced multiplies float32 matrices like this, in all threads.
 
     ``tf32`` and ``bf16`` round the factors and add up in float32, on a GPU; parameters, statistics and all else stay
-    float32. A CPU computes in float32 whatever is asked for.
+    float32. A CPU always computes in float32.
 
     Args:
         device: as in ``prepare_jax``.

@@ -23,7 +23,7 @@ SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP"
 
 
 _UNHEEDED: list[list[int]] = []
-"""What ``interrupting`` has received, of those that are under way."""
+"""Signals that active ``interrupting`` blocks have received."""
 
 
 class Interrupted(KeyboardInterrupt):
@@ -118,7 +118,7 @@ def _leave(number: int, frame: FrameType | None) -> None:
 
 
 def _let_go_of_closed_terminal() -> None:
-    """Where the terminal was closed, what is printed goes nowhere: it would raise, before the run is saved."""
+    """Discard output once the terminal is closed: printing would raise, before the run is saved."""
     for descriptor in (1, 2):
         try:
             os.ttyname(descriptor)

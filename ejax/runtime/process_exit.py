@@ -1,4 +1,4 @@
-"""The end of a command line: with its own exit code, whatever an environment left behind or called."""
+"""The end of a command line: with its own exit code, even after an environment left threads behind or called ``exit``."""
 
 import functools
 import os
@@ -85,7 +85,7 @@ def _left_behind() -> list[threading.Thread]:
 
 
 def _place(thread: threading.Thread) -> str:
-    """Where a thread is: the innermost line of Python."""
+    """Place of a thread: the innermost line of Python."""
     frame = sys._current_frames().get(thread.ident or 0)
     if frame is None:
         return "ended just now"

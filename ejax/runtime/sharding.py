@@ -1,4 +1,4 @@
-"""Several devices, one program: environments are sharded over them, and parameters if asked for; the rest is on each.
+"""Several devices, one program: environments are sharded over them, and parameters if configured; the rest is on each.
 
 Nothing is averaged by hand. The program is that of one device; from where its arrays lie, XLA computes each part where
 its environments are and adds the parts up. Every device therefore has the same parameters, and the results
@@ -95,7 +95,7 @@ def constrain_split(tree: T) -> T:
 def by_device(function: F, num_rows: int) -> F:
     """Inside a program: a function of arrays [N, ...], each device on its rows by itself, where the devices divide N.
 
-    What is asked about all rows inside, such as whether a solver's loop may end, is then asked of one device's rows.
+    A reduction over all rows inside, such as whether a solver's loop may end, is then over one device's rows.
     """
     mesh = _mesh()
     if mesh is None or num_rows % mesh.size:
@@ -105,7 +105,7 @@ def by_device(function: F, num_rows: int) -> F:
 
 
 def members_mesh(devices: Sequence[jax.Device]) -> Mesh:
-    """Of devices that share the members of a population; each member's environments are on one of them."""
+    """Mesh of devices that share the members of a population; each member's environments are on one of them."""
     return jax.make_mesh((len(devices),), (_MEMBERS,), devices=list(devices), axis_types=(AxisType.Auto,))
 
 

@@ -1,4 +1,4 @@
-"""Where a process's seconds go."""
+"""Wall-time accounting of a process."""
 
 import threading
 import time
@@ -15,7 +15,7 @@ class Stopwatch:
 
     @contextmanager
     def of(self, name: str) -> Iterator[None]:
-        """What is done inside took as long as it took."""
+        """Add the time of the block to an activity."""
         began = time.perf_counter()
         try:
             yield
@@ -34,4 +34,4 @@ class Stopwatch:
 
 
 ENGINE = Stopwatch()
-"""Of MuJoCo's C engine, for all environments of the process: ``physics``."""
+"""Stopwatch of MuJoCo's C engine, for all environments of the process: ``physics``."""

@@ -40,7 +40,7 @@ def write_video(
 
     Raises:
         ValueError: no frames, a frame of another shape or dtype, or ``fps`` not positive.
-        RuntimeError: ffmpeg failed; the message carries what it said.
+        RuntimeError: ffmpeg failed; the message carries its output.
     """
     path = Path(path)
     if not fps > 0:
@@ -149,5 +149,5 @@ def _encoder(path: Path, size: tuple[int, ...], fps: float, keyframe_every: int 
                 status = process.wait()  # of what is killed, the kernel's work alone
         if status != 0:
             log.seek(0)
-            said = log.read().decode(errors="replace").strip()
-            raise RuntimeError(f"ffmpeg could not write {path} (exit status {status}): {said}")
+            output = log.read().decode(errors="replace").strip()
+            raise RuntimeError(f"ffmpeg could not write {path} (exit status {status}): {output}")

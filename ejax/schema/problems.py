@@ -22,11 +22,11 @@ class Problem(NamedTuple):
     key: str
     """Dotted path of the key, as the user spells it."""
     text: str
-    """What was given, what is allowed, what to do."""
+    """The value, the allowed ones, the remedy."""
 
 
 class KeyNote(NamedTuple):
-    """What becomes of one key."""
+    """Note on one key: used, ignored, renamed."""
 
     key: str
     """As a problem's."""
@@ -38,7 +38,7 @@ class KeyNote(NamedTuple):
 class ConfigError(ValueError):
     """A config that cannot be run. ``problems`` holds all that was found, not only the first.
 
-    Keys and texts are short and printable, whatever was in the file.
+    Keys and texts are short and printable, even if those of the file are not.
 
     Args:
         source: where the problems are, for the first line.
@@ -57,7 +57,7 @@ class ConfigError(ValueError):
 
 @dataclass
 class KeyReport:
-    """What becomes of the keys of a config that is being read: one note a key."""
+    """Notes on the keys of a config that is being read: one note a key."""
 
     by_key: dict[str, KeyNote] = field(default_factory=dict)
 
@@ -67,7 +67,7 @@ class KeyReport:
 
     @property
     def notices(self) -> tuple[KeyNote, ...]:
-        """What to announce: keys that the run goes without, or reads in a way worth knowing."""
+        """Notes to announce: keys that the run ignores, or reads in a way worth knowing."""
         return tuple(note for note in self.notes if note.text not in ("", EMPTY) and note.status != "unsupported")
 
     @property

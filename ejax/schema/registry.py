@@ -61,7 +61,7 @@ DEMONSTRATORS: dict[str, str] = {
     "PickPlaceExpert": "ejax.experts.pick_place:make_task",
     "InstructedPlaceExpert": "ejax.experts.instructed_place:make_task",
 }
-"""What demonstrates: classes by their place, which a worker process imports. See ``ejax.data.task``."""
+"""Demonstrators: classes by their place, which a worker process imports. See ``ejax.data.task``."""
 
 CHECKPOINT_READERS: dict[str, str] = {".pt": "interop.checkpoints.state:read_state"}
 """Checkpoints of other systems, by the ending of their files. Called as
@@ -121,7 +121,7 @@ def register_algorithm(name: str, obj: Any = None, *, override: bool = False) ->
 
 
 def resolve(kind: Kind, name: str) -> Any:
-    """What ``name`` stands for, imported if need be.
+    """Look ``name`` up; import its module if need be.
 
     Raises:
         UnknownNameError: no such name; the message lists the names and the nearest.
@@ -143,7 +143,7 @@ def is_foreign_checkpoint(file: str) -> bool:
 
 
 def checkpoint_reader(file: str) -> Any:
-    """What reads another system's checkpoint, imported.
+    """Import the reader of another system's checkpoint.
 
     Raises:
         ImportError: what the reader needs is not installed.
@@ -152,7 +152,7 @@ def checkpoint_reader(file: str) -> Any:
 
 
 def policy_reader(form: str) -> Any:
-    """What reads policies of this form, imported.
+    """Import the reader of policies of this form.
 
     Raises:
         ImportError: what the reader needs is not installed.
@@ -161,7 +161,7 @@ def policy_reader(form: str) -> Any:
 
 
 def weight_reader(ending: str) -> Any:
-    """What reads the weights of files with this ending, imported.
+    """Import the reader of weights in files with this ending.
 
     Raises:
         ImportError: what the reader needs is not installed.
@@ -170,7 +170,7 @@ def weight_reader(ending: str) -> Any:
 
 
 def place_of_task(name: str) -> str:
-    """Where a task's class is, ``"package.module:Name"``, without importing it.
+    """The place of a task's class, ``"package.module:Name"``, without importing it.
 
     Raises:
         UntrustedCodeError: one that is not registered, and that nobody named but a file.
@@ -276,7 +276,7 @@ def _family(kind: Kind, name: str) -> str | None:
 
 
 def _import(place: str) -> Any:
-    """What an entry of the tables above stands for, or one that a program registered: no file has named it."""
+    """Import an entry of the tables above, or one that a program registered: no file has named it."""
     return _attribute(importlib.import_module(place.partition(":")[0]), place)
 
 

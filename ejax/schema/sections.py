@@ -52,11 +52,11 @@ class Section:
         return f"{self.path}{'' if self.path.endswith(':') else '.'}{name}" if self.path else name
 
     def problem(self, name: str, text: str) -> None:
-        """What keeps the run from starting, at a key."""
+        """Add a problem at a key, which keeps the run from starting."""
         self.report.refuse(self.key(name), text)
 
     def note(self, name: str, text: str, status: Status = "used") -> None:
-        """What becomes of a key, where it is worth knowing."""
+        """Add a note on a key."""
         self.report.add(self.key(name), status, text)
 
     def take(self, name: str, default: Any = None) -> Any:

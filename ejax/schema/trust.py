@@ -40,7 +40,7 @@ _PLACE = re.compile(r"([^\W\d]\w*(\.[^\W\d]\w*)*|[^:\n\0]+\.py):[\w./-]+")
 _LONGEST = 1000
 """Characters of a place: longer ones are nobody's."""
 _FOLDERS = "folders"
-"""Where folders are remembered, among the places: no place has this form."""
+"""Entry of the remembered folders, among the places: no place has this form."""
 _SHOWN = 200
 """Characters of a text that an error shows."""
 
@@ -76,7 +76,7 @@ def trust(*places: str) -> None:
 
 
 def trust_strings(tree: Any) -> None:
-    """``trust`` whatever is a place among the strings of nested mappings and lists: a config made by a program."""
+    """``trust`` every place among the strings of nested mappings and lists: a config made by a program."""
     pending, seen = [tree], set()
     while pending:
         node = pending.pop()
@@ -177,7 +177,7 @@ def import_trusted_file(place: str) -> ModuleType:
 
 
 def trusted_file() -> Path:
-    """Where this user's trust is kept: ``$XDG_CONFIG_HOME/ejax/trusted.json``.
+    """File of this user's trust: ``$XDG_CONFIG_HOME/ejax/trusted.json``.
 
     Raises:
         RuntimeError: the user has no home folder.
@@ -188,7 +188,7 @@ def trusted_file() -> Path:
 
 
 def _place_in(text: str) -> str | None:
-    """A place as the gate is asked for it: without the family of ``torch:`` or ``gymnasium:`` in front."""
+    """A place as the gate knows it: without the family of ``torch:`` or ``gymnasium:`` in front."""
     family, _, rest = text.partition(":")
     if ":" in rest and family.isidentifier():
         text = rest

@@ -1,4 +1,4 @@
-"""What a value of a config may be, whatever its key: one rule for files, overrides and gym configs.
+"""Limits of any value of a config: one rule for files, overrides and gym configs.
 
 Floats are finite, and stay so as float32; integers fit into int32, which counters and arrays are; text can be written.
 The exceptions are listed here by key.
@@ -59,7 +59,7 @@ def plain(data: Any, key: str = "", depth: int = 0) -> Any:
 
 
 def number_problems(tree: Any, element: str = ".{}") -> list[Problem]:
-    """Numbers of a config that are wrong whatever they are for, by its canonical keys.
+    """Numbers of a config that are wrong for any purpose, by its canonical keys.
 
     Args:
         element: how a key names an element of a list; ``[{}]`` in a gym config by itself.
@@ -114,7 +114,7 @@ def _of_number(key: str, value: float) -> str:
 
 
 def _of_text(key: str, value: Any) -> str:
-    """What is wrong with a text, or with the last part of a section's key."""
+    """Problem of a text, or of the last part of a section's key."""
     for text, what in ((value, "text"), (key, "a key")):
         if isinstance(text, str) and ("\0" in text or not _encodable(text)):
             return f"got {shown(text)}; {what} holds no null characters and no halves of surrogate pairs"

@@ -316,7 +316,7 @@ def _act(
 
 
 def _clips(env: Env, carry: EnvCarry, action: Array, key: Key, bounds: Bounds) -> Array:
-    """Whether actions far beyond the bounds, on the sides that ``action`` leans to, do what clipped ones do."""
+    """Check that actions far beyond the bounds, on the sides that ``action`` leans to, do what clipped ones do."""
     low, high = (jnp.broadcast_to(jnp.asarray(bound, action.dtype), action.shape) for bound in bounds)
     beyond = jnp.where(action < (low + high) / 2.0, low - (high - low), high + (high - low))
     far, near = (step(env, carry, a, key)[1] for a in (beyond, clip(beyond, bounds)))

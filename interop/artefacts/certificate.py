@@ -108,7 +108,7 @@ def _is_artefact(name: str, facts: Any) -> bool:
 
 
 def _is_digest(name: str, digest: Any) -> bool:
-    """Whether this is the digest of a file directly in the folder."""
+    """True: this is the digest of a file directly in the folder."""
     plain = Path(name).name == name and name not in ("", ".", "..") and "\0" not in name
     return plain and isinstance(digest, str) and re.fullmatch("[0-9a-f]{64}", digest) is not None
 

@@ -81,7 +81,7 @@ class Graph:
         return self.node("Sub", self.node("Div", x, self.constant(127.5)), self.constant(1.0))
 
     def places(self, x: str, rows: int, columns: int) -> str:
-        """Where each channel of [batch, channels, rows, columns] is active: [batch, channels, 2]."""
+        """Mean active position of each channel of [batch, channels, rows, columns]: [batch, channels, 2]."""
         flat = self.node("Reshape", x, self.constant((0, 0, rows * columns), np.int64))  # 0: as it is
         share = self.node("Softmax", flat, axis=-1)
         grid = np.meshgrid(np.linspace(-1.0, 1.0, rows), np.linspace(-1.0, 1.0, columns), indexing="ij")
@@ -101,7 +101,7 @@ class Graph:
         return self.node("Div", self.node("Sub", x, self.constant(mean)), self.constant(deviation + np.float32(1e-2)))
 
     def remember(self, spec: PolicySpec, memory: MemorySpec, weights: Mapping[str, NDArray[np.float32]]) -> str:
-        """What the memory gives the actor; the output ``next_memory``."""
+        """The memory's features for the actor; the output ``next_memory``."""
         if memory.type == "history":
             return self.history(spec, memory, weights)
         x = self.numbers(spec, weights)

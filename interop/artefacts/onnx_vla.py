@@ -50,10 +50,10 @@ class _Network:
         self._rows: str | None = None
 
     def encode(self) -> Context:
-        """What the suffix needs of an observation."""
+        """The suffix's inputs from an observation."""
         spec, node = self.spec, self.node
-        text, said = self._text()
-        share = node("Unsqueeze", node("Cast", said, to=TensorProto.FLOAT), self._shape(2))
+        text, present = self._text()
+        share = node("Unsqueeze", node("Cast", present, to=TensorProto.FLOAT), self._shape(2))
         summary = node("ReduceSum", node("Mul", text, share), self._shape(1), keepdims=0)
         if spec.text_mean:
             words = node("ReduceSum", share, self._shape(1), keepdims=0)
@@ -67,7 +67,7 @@ class _Network:
         number = self._silu(self.linear(self.graph.concat(*numbers), "number_in"))
         number = node("Unsqueeze", self.linear(number, "number_out"), self._shape(1))
         x = node("Concat", *tokens, text, number, axis=1)
-        there = node("Concat", *([self._all(count)] if count else []), said, self._all(1), axis=1)
+        there = node("Concat", *([self._all(count)] if count else []), present, self._all(1), axis=1)
         caches = []
         for i in range(spec.depth):
             x, cache = self._block(x, there, None, f"blocks_{i}")

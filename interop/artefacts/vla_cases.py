@@ -31,9 +31,9 @@ from interop.twin.text import Tokenizer
 from interop.twin.vla_spec import NOISE, TEXTS, TOKENIZER, TOKENS, VLASpec
 
 _NUM_ROWS = 64
-"""Of each of the two further kinds."""
+"""Rows of each of the two further kinds."""
 _MOST_TEXTS = 64
-"""Of the environment's, in texts.json."""
+"""Texts of the environment's, in texts.json."""
 _FAR = 4.0
 
 
@@ -72,22 +72,22 @@ def draw_vla_cases(
     some = {name: np.take(x, np.arange(_NUM_ROWS), axis=0, mode="wrap") for name, x in parts.items()}
     observations |= {"texts": some, "sampled": some} if spec.head == "flow" else {"texts": some}
     adversarial = adversarial_texts(policy.words.vocabulary, policy.words.max_words)
-    said, noise = [], []
+    sentences, noise = [], []
     for name, obs in observations.items():
         rows = len(next(iter(obs.values())))
         texts = {"edges": adversarial[::-1], "texts": adversarial, "zeros": [b""]}.get(name, own)
-        said += [texts[i % len(texts)] for i in range(rows)]
+        sentences += [texts[i % len(texts)] for i in range(rows)]
         shape = (rows, spec.sizes[0])
         starts = {"sampled": rng.normal(size=shape), "edges": rng.choice((-_FAR, 0.0, _FAR), shape)}
         noise.append(starts.get(name, np.zeros(shape)).astype(np.float32))
     together = {name: np.concatenate([obs[name] for obs in observations.values()]) for name in parts}
-    given = {**together, spec.text: _padded(said)}
+    given = {**together, spec.text: _padded(sentences)}
     if spec.head == "flow":
         given[NOISE] = np.concatenate(noise)
-    told: Any = replace(policy, instruction=None)
-    expected, allowed = answer(told, params, spec, given)
+    instructed: Any = replace(policy, instruction=None)
+    expected, allowed = answer(instructed, params, spec, given)
     tokenizer = Tokenizer.from_json(policy.words.to_json())
-    given[TOKENS] = np.stack([tokenizer.encode(text) for text in said])
+    given[TOKENS] = np.stack([tokenizer.encode(text) for text in sentences])
     ends = np.cumsum([len(next(iter(obs.values()))) for obs in observations.values()])
     mine = {name: given[name] for name in spec.inputs}
 

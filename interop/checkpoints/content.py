@@ -99,7 +99,7 @@ def _is_step(x: Any) -> bool:
 
 
 def _is_plain(x: Any) -> bool:
-    """Whether a config can hold it: no tensors."""
+    """True for a value that a config can hold: no tensors."""
     if isinstance(x, Mapping):
         return all(isinstance(name, str) and _is_plain(value) for name, value in x.items())
     if isinstance(x, list | tuple):

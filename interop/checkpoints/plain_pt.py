@@ -17,7 +17,7 @@ from interop.plain_files import check_plain, check_unpacked
 
 _LONGEST = 300
 _NESTED = ("state_dict", "model_state_dict", "model", "policy")
-"""Where training programs put the state dict, beside counters and optimizers; the last one is EmbodiChain's."""
+"""Keys under which training programs put the state dict, beside counters and optimizers; the last is EmbodiChain's."""
 
 
 def load_plain(path: Path) -> dict[str, Any]:

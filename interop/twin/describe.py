@@ -65,13 +65,13 @@ def vla_spec_of(policy: VLAPolicy, env: Env | HostEnv) -> VLASpec:
     leaves, model = leaves_of(_observed(env)), policy.model
     if taken := {TOKENS, NOISE} & {*model.images, *model.numbers}:
         raise ValueError(f"an export has inputs of its own called {', '.join(sorted(taken))}; rename the observation's")
-    said = bytes(policy.instruction).decode() if policy.instruction is not None else None
+    sentence = bytes(policy.instruction).decode() if policy.instruction is not None else None
     flow = model.head.type == "flow"
     return VLASpec(
         images=_image_shapes(model.images, leaves),
         observation={name: int(leaves[name].shape[-1]) for name in sorted(model.numbers)},
         text=model.text,
-        instruction=said,
+        instruction=sentence,
         max_words=policy.words.max_words,
         num_tokens=policy.words.num_tokens,
         text_mean=model.text_encoder.summary == "mean",

@@ -20,5 +20,5 @@ def load_spec(path: Path) -> Spec:
     try:
         kind = parse_json(text).get("kind")
     except (ValueError, AttributeError):
-        kind = None  # what is wrong with it, the reader of the oldest kind tells
+        kind = None  # the reader of the oldest kind reports what is wrong with it
     return VLASpec.from_json(text) if kind == vla_spec.KIND else PolicySpec.from_json(text)

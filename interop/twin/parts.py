@@ -107,7 +107,7 @@ def _tokens(spec: VLASpec, tokenizer: Tokenizer, obs: Any, batch: tuple[int, ...
         found = (tokens[..., None, :] == known).all(axis=-1).any(axis=-1)
         if not found.all():
             raise ValueError(
-                f"the sentence encoder was asked for {len(spec.sentences)} instructions, and '{spec.text}' has another "
+                f"the sentence encoder was given {len(spec.sentences)} instructions, and '{spec.text}' has another "
                 f"one; known are {'; '.join(spec.sentences[:3])}{' …' if len(spec.sentences) > 3 else ''}"
             )
     return tokens

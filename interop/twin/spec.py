@@ -54,7 +54,7 @@ class NetworkSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class MemorySpec:
-    """What stands between the numbers and a network; see ``ejax.policies.recurrence``."""
+    """Memory between the numbers and a network; see ``ejax.policies.recurrence``."""
 
     type: Literal["gru", "lstm", "history", "actor"]
     """actor: the critic reads what the actor's memory gives."""

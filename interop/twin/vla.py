@@ -22,7 +22,7 @@ Context: TypeAlias = tuple[list[tuple[Tensor, Tensor]], Tensor, Tensor]
 """Keys and values [B, H, P, d] of each block, which of the P tokens there are, [B, P] bool, and the token of the
 numbers [B, W]."""
 _EPSILON = 1e-2
-"""Of the normalizer."""
+"""Parameters of the normalizer."""
 
 
 class TorchVLA(nn.Module):
@@ -126,20 +126,20 @@ class TorchVLA(nn.Module):
         return action if self.spec.clip is None else torch.clamp(action, self._clip_low, self._clip_high)
 
     def encode(self, given: dict[str, Tensor]) -> tuple[Context, Tensor]:
-        """What the suffix needs of an observation, and the prefix's tokens [B, P, W]."""
+        """The suffix's inputs from an observation, and the prefix's tokens [B, P, W]."""
         numbers = torch.cat([given[name].float() for name in self.spec.observation], dim=-1)
         if self.spec.normalized:
             numbers = self.normalizer(numbers)
-        text, said = self._text(given["tokens"])
-        summary = (text * said[..., None]).sum(1)
+        text, mask = self._text(given["tokens"])
+        summary = (text * mask[..., None]).sum(1)
         if self.spec.text_mean:
-            summary = summary / said.sum(1, keepdim=True).clamp(min=1)
+            summary = summary / mask.sum(1, keepdim=True).clamp(min=1)
         seen = [self.get_submodule(f"encoders_{name}")(given[name], summary) for name in self.spec.images]
         numbers = torch.cat([numbers, *(places for _, places in seen)], dim=-1)
         number = self.number_out(functional.silu(self.number_in(numbers)))
         tokens = [*(token for token, _ in seen), text, number[:, None]]
         present = [torch.ones_like(token[..., 0], dtype=torch.bool) for token in tokens]
-        present[-2] = said
+        present[-2] = mask
         x, there = torch.cat(tokens, dim=1), torch.cat(present, dim=1)
         caches = []
         for block in self._blocks:

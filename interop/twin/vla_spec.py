@@ -40,7 +40,7 @@ class BlockSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class ImageTokensSpec:
-    """What turns a picture into tokens; see the three modules of this name in ``ejax.policies.vla.network``."""
+    """Encoder of a picture into tokens; see the three modules of this name in ``ejax.policies.vla.network``."""
 
     kind: Literal["keypoints", "patches", "efficientnet"]
     convolutions: EncoderSpec | None = None
@@ -81,7 +81,7 @@ class VLASpec:
     text: str
     """The part of an observation that is text."""
     instruction: str | None = None
-    """Of an observation without text."""
+    """Leaves of an observation without text."""
     max_words: int
     num_tokens: int
     """Padding, the unknown word, and the vocabulary."""
@@ -172,7 +172,7 @@ class VLASpec:
 
     @property
     def pixels_round(self) -> bool:
-        """Whether what a pixel becomes is rounded: x/127.5 − 1 is, (x − 127)/128 is not."""
+        """True: the value of a pixel is rounded; x/127.5 − 1 is, (x − 127)/128 is not."""
         return self.image_encoder.kind != "efficientnet"
 
     @property

@@ -24,7 +24,7 @@ _RESPELLED = {
     "policy.initial_action_std": "policy.initial_log_std",
     "policy.action_std_range": "policy.log_std_range",
 }
-"""What ``spellings`` rewrites besides the keys that it moves."""
+"""Values that ``spellings`` rewrites, besides the keys that it moves."""
 
 
 def check(path: str | Path, overrides: Sequence[str] = ()) -> list[KeyNote]:
@@ -51,7 +51,7 @@ def check(path: str | Path, overrides: Sequence[str] = ()) -> list[KeyNote]:
         draft.note(key, text)
     if config is not None and is_import_path("policy", config.policy.name):
         draft.note("policy.name", "of your own: it trains, evaluates and plays, and interop.export has no form for it")
-    known = {  # what is said of an override is said of the file's key too, but for what is wrong with it
+    known = {  # a note on an override holds for the file's key too, a problem does not
         note.key if note.status == "unsupported" else note.key.removesuffix(OVERRIDE): note
         for note in draft.report.notes
     }

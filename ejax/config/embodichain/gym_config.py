@@ -51,7 +51,7 @@ FIRST_RELEASE_NAMES = {
 }
 """``env.extensions`` of the first release -> what ejax's task classes call it."""
 EXTENSIONS_OF_STEPS = ("joint_limits", "action_type")
-"""How a task acts, in the first releases. A task class need not take them; PushCubeRL takes ``joint_limits``."""
+"""Options of actions, in the first releases. A task class need not take them; PushCubeRL takes ``joint_limits``."""
 FIRST_RELEASE_BODIES = {"cube": "cube_position", "goal_sphere": "goal_position"}
 """Bodies of the first release -> the argument that says where they start."""
 _REFUSED = (TypeError, ValueError, ArithmeticError, ImportError)
@@ -122,7 +122,7 @@ def is_manager_form(data: Mapping[str, Any]) -> bool:
 
 
 def manager_notes(gym_config: Mapping[str, Any]) -> tuple[KeyNote, ...]:
-    """What becomes of each key of a gym config in manager form, whether it can be built or not."""
+    """A note for each key of a gym config in manager form, buildable or not."""
     try:
         return _manager_spec().read_manager_spec(freeze(gym_config)).notes
     except ConfigError as error:
@@ -164,7 +164,7 @@ def env_problems(env: EnvConfig) -> list[Problem]:
 
 
 def action_problems(config: RunConfig) -> list[Problem]:
-    """What the policy's config has wrong about the environment's spaces, where they are known before it is built."""
+    """Problems between the policy's config and the environment's spaces, where these are known before it is built."""
     make, cfg = resolve("env", config.env.id), dict(config.env.cfg)
     chunk = cfg.pop("action_chunk", 1) if "action_chunk" not in inspect.signature(make).parameters else 1
     policy = config.policy
@@ -271,7 +271,7 @@ def _arguments(name: str) -> Collection[str]:
 
 
 def _read_places(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Where the bodies of a first release's scene start, as far as the task class asks."""
+    """Start poses of the bodies of a first release's scene, as far as the task class takes them."""
     bodies = [*(data.get("rigid_object") or ()), *(data.get("background") or ())]
     places = {
         FIRST_RELEASE_BODIES.get(str(body.get("uid")), ""): body["init_pos"]

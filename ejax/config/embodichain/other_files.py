@@ -1,10 +1,10 @@
-"""Files that are no train configs: gym configs by themselves, and whatever else EmbodiChain's releases hold."""
+"""Files that are no train configs: gym configs by themselves, and other files of EmbodiChain's releases."""
 
 from collections.abc import Mapping
 from typing import Any
 
 SECTIONS = ("trainer", "policy", "algorithm")
-"""Of a train config."""
+"""Sections of a train config."""
 
 _PLANS = "EmbodiChain plans and records demonstrations by it; ejax has demonstrators of its own (docs/data.md)"
 _PARTS = "ejax trains from gym configs that hold all of a scene: env beside robot, rigid_object and the others"
@@ -37,7 +37,7 @@ def is_gym_config(data: Mapping[str, Any]) -> bool:
 
 
 def other_file(data: Mapping[str, Any]) -> str | None:
-    """What a file is that is neither a train config nor a gym config; None: it may be one, with mistakes."""
+    """Name the kind of a file that is neither a train config nor a gym config; None: it may be one, with mistakes."""
     for keys, text in _OTHERS:
         if all(key in data for key in keys) and not all(name in data for name in SECTIONS):
             return text

@@ -65,7 +65,7 @@ WITHOUT_EFFECT: dict[str, str] = {
 """Keys that EmbodiChain reads and that change nothing in ejax."""
 
 OF_THE_CRITIC = ("policy.critic", "policy.critic_obs_normalization", "policy.obs_groups.critic")
-"""What EmbodiChain ignores under ``actor_only``."""
+"""Keys that EmbodiChain ignores under ``actor_only``."""
 
 GYM_DEFAULTS: dict[str, Any] = {
     "exp_name": "generic_exp",

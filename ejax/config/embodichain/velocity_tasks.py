@@ -115,7 +115,7 @@ def _read_robot(root: Section, robot: "LeggedRobot") -> None:
 
 
 def _read_drives(section: Section, robot: "LeggedRobot") -> None:
-    """What EmbodiChain's classes replace by the task's own numbers, of which these are the same."""
+    """Keys that EmbodiChain's classes replace by the task's own numbers, which are these."""
     if "joint_drive_props" not in section:
         return
     with section.open("joint_drive_props") as drives:
@@ -197,7 +197,7 @@ def _read_rewards(rewards: Section) -> None:
 
 
 def _read_observations(observations: Section) -> bool:
-    """Whether the actor's observation has noise."""
+    """True: the actor's observation has noise."""
     noisy = True
     for name, data in observations.items():
         with Section(data, observations.key(str(name)), observations.report) as term:
