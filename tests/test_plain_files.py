@@ -40,7 +40,6 @@ OTHERWISE = {
     ("ejax/data/demand.py", "os.open"): "an engine's own pipe, which is never waited for",
     ("ejax/data/leftovers.py", "Path(f'/proc/{pid}/stat').read_text"): _KERNEL,
     ("ejax/data/lerobot/commit.py", "os.open"): "a folder, to force it to disk",
-    ("ejax/data/lerobot/commit.py", "self.scratch(name).open"): _OWN,
     ("ejax/data/quota.py", "self._path.open"): f"{_OWN}: for its lock alone",
     ("ejax/data/supervisor.py", "(self._folder / TRACEBACK).read_text"): _OWN,
     ("ejax/data/worker.py", "(folder / ORDER).read_bytes"): _OWN,

@@ -1,67 +1,88 @@
-"""Replacing several files at once: after a crash all of them are old or, once repaired, all of them are new.
+"""Replace several files at once: after a crash all of them are old or, once repaired, all of them are new.
 
-New versions are written under ``.staging`` and brought to the disk; then ``.staging/commit.json`` appears, by one
-rename: from here on the change counts. Then each file is renamed into its place, in the order given. ``recover``
-finishes what was cut off after that point, and sets aside what was cut off before. A journal is a file like any other,
-and may come with a stranger's folder: it is acted on only if everything it names lies inside the folder and is allowed
-there. Source: redo logging (Gray, Reuter, "Transaction Processing", 1992, chapter 10).
+New versions are written under ``.staging`` and brought to the disk. Then the new list of digests is renamed into its
+place: from here on the change counts. The other files follow, ``meta/info.json`` last. ``recover`` sets aside what was
+cut off before that first rename, and finishes what was cut off after it, which shows in the list: it has the digest of
+every file that is still staged.
+
+So much is needed because an append replaces up to six files that only fit together: a video with an episode too many
+cannot be cut without encoding it again, and the statistics of all episodes do not say which episodes they are of.
 """
 
-import json
 import os
 import shutil
 import stat
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from ejax.data.lerobot.inside import inside, read_inside, shown
-from ejax.data.lerobot.kept_files import parse_json, sha256
+import ejax.data.lerobot.format as fmt
+from ejax.data.lerobot.inside import inside, open_inside
+from ejax.data.lerobot.kept_files import DIGESTS, Digests, digests_file, load_digests, next_digests, sha256
+from ejax.data.lerobot.schema import may_have
 from ejax.runtime.plain_files import kind_of
 
-STAGING, JOURNAL, ASIDE = ".staging", "commit.json", "incomplete"
+STAGING, ASIDE = ".staging", "incomplete"
+_OF_BEFORE = ("commit.json", "episode")
+"""Leftovers of an earlier ejax in the staging folder, which are not part of a change: its journal, parts of videos."""
 
 
 class Staged:
-    """One change of several files of ``folder``. A context manager: leaving it commits, or drops all after an error.
-
-    Raises:
-        OSError: on leaving. ``committed`` says whether the change counts all the same; ``recover`` finishes it then.
-    """
+    """One change of several files of ``folder``. A context manager: leaving it without ``commit`` drops the change."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.committed = folder, False
+        self.folder = folder
+        self.committed = False
+        """The change counts, even where ``commit`` raises; ``recover`` finishes it then."""
+        self.scratch = folder / STAGING / "episode.mp4"
+        """The path for a file that is needed, and removed, before the commit."""
         self._names: list[str] = []
 
     def write(self, name: str, data: bytes) -> None:
-        """The new version of file ``name``, relative to the folder."""
+        """Write the new version of file ``name``, relative to the folder."""
         _write(self.path(name), data)
 
-    def write_first(self, name: str, data: bytes) -> None:
-        """As ``write``; of all files of the change this one is put in place first."""
-        self.write(name, data)
-        self._names.insert(0, self._names.pop())
-
-    def digests(self) -> dict[str, str]:
-        """SHA-256 in hex of each new version so far, by name."""
-        made = {}
-        for name in self._names:
-            with self.scratch(name).open("rb") as file:
-                made[name] = sha256(file)
-        return made
-
     def path(self, name: str) -> Path:
-        """The path to which another program writes the new version of ``name``."""
+        """Return the path to which another program writes the new version of ``name``."""
         self._names.append(name)
-        return self.scratch(name)
-
-    def scratch(self, name: str) -> Path:
-        """A path for a file that is needed only until the commit."""
         path = self.folder / STAGING / name
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
+
+    def commit(self, before: Digests) -> Digests:
+        """Put the new versions in place.
+
+        Args:
+            before: the digests of the folder's files.
+
+        Returns:
+            Those of its files now.
+
+        Raises:
+            OSError: as ``committed`` says, before or after the change counts.
+        """
+        staging, changed = self.folder / STAGING, {}
+        for name in self._names:
+            with open_inside(staging, name) as file:
+                changed[name] = sha256(file)
+        digests = next_digests(before, changed)
+        self.write(DIGESTS, digests_file(digests))
+        for name in self._names:
+            inside(self.folder, name)
+            _sync(staging / name)
+        _sync_folders({(staging / name).parent for name in self._names})
+        (self.folder / DIGESTS).parent.mkdir(exist_ok=True)
+        self.committed = True  # before it does: an interrupt must not drop a change that counts
+        try:
+            os.replace(staging / DIGESTS, self.folder / DIGESTS)
+        except OSError:
+            self.committed = False
+            raise
+        _sync((self.folder / DIGESTS).parent)
+        _put_in_place(self.folder, changed)
+        return digests
 
     def __enter__(self) -> Self:
         (self.folder / STAGING).mkdir()
@@ -70,49 +91,26 @@ class Staged:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        try:
-            if error is None:
-                self._commit()
-        finally:
-            if not self.committed:  # the exception informs the writer
-                with suppress(OSError):
-                    shutil.rmtree(self.folder / STAGING)
-
-    def _commit(self) -> None:
-        staging = self.folder / STAGING
-        for name in self._names:
-            _sync(staging / name)
-            inside(self.folder, name).parent.mkdir(parents=True, exist_ok=True)
-        _sync_folders({(staging / name).parent for name in self._names})
-        _write(staging / f"{JOURNAL}.new", json.dumps(self._names).encode())
-        _sync(staging / f"{JOURNAL}.new")
-        os.replace(staging / f"{JOURNAL}.new", staging / JOURNAL)
-        self.committed = True
-        _sync(staging)
-        _redo(self.folder, self._names)
+        if not self.committed:
+            with suppress(OSError):  # the exception under way informs the writer
+                shutil.rmtree(self.folder / STAGING)
 
 
-def recover(folder: Path, may_have: Callable[[str], object]) -> Path | None:
+def recover(folder: Path) -> Path | None:
     """Finish the change that counts, set aside one that does not.
-
-    Args:
-        may_have: whether a file of this name may be put into the folder.
 
     Returns:
         The folder that the files of an unfinished change were moved to; None: there was none.
 
     Raises:
-        ValueError: the staging folder is not a ``Staged``'s; nothing was changed.
+        ValueError: as ``pending``; nothing was changed.
     """
     staging = folder / STAGING
     if not _is_folder(staging):
         return None
-    names = pending(folder, may_have)
-    if names:
-        _redo(folder, names)
-        return None
-    if not any(path.is_file() for path in staging.rglob("*")):
-        shutil.rmtree(staging)
+    names = pending(folder)
+    if names or not any(path.is_file() for path in staging.rglob("*")):
+        _put_in_place(folder, names)
         return None
     if not _is_folder(folder / ASIDE):
         (folder / ASIDE).mkdir()
@@ -121,40 +119,37 @@ def recover(folder: Path, may_have: Callable[[str], object]) -> Path | None:
     return aside
 
 
-def pending(folder: Path, may_have: Callable[[str], object]) -> list[str]:
-    """The files of a change that counts and was cut off, as its journal names them; none if there is no such change.
+def pending(folder: Path) -> list[str]:
+    """List the files of a change that counts and was cut off; none if there is no such change.
 
     Raises:
-        ValueError: a journal that is not a ``Staged``'s: damaged, or it names a file that leads out of the folder, that
-            ``may_have`` does not allow, or that is neither staged nor in place.
+        ValueError: the staging folder is no folder, or has links or other things that are no files; a damaged list of
+            digests; a place of a file that leads out of ``folder``.
     """
     staging = folder / STAGING
-    if not _is_folder(staging) or not os.path.lexists(staging / JOURNAL):
+    if not _is_folder(staging):
         return []
-    names = parse_json(read_inside(staging, JOURNAL), staging / JOURNAL)
-    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
-        raise ValueError(f"{staging / JOURNAL} is not a list of files: {shown(names)}; {_REMEDY}")
+    digests, names = load_digests(folder) or {}, []
+    for path in sorted(staging.rglob("*")):
+        name = path.relative_to(staging).as_posix()
+        if (path.is_dir() and not path.is_symlink()) or name.split("/")[0] in _OF_BEFORE:
+            continue
+        with open_inside(staging, name) as file:
+            if not may_have(name) or sha256(file) not in digests.get(name, ())[:1]:
+                return []
+        names.append(name)
     for name in names:
-        there = [inside(root, name).exists() for root in (staging, folder)]
-        if not may_have(name):
-            raise ValueError(
-                f"{staging / JOURNAL} names {shown(name)}, which does not belong in such a folder; {_REMEDY}"
-            )
-        if not any(there):
-            raise ValueError(f"{staging / JOURNAL} names {shown(name)}, which is not there; {_REMEDY}")
+        inside(folder, name)
     return names
 
 
-_REMEDY = f"no recording was cut off like that. If the folder is yours, move its {STAGING} elsewhere"
-
-
 def is_unfinished(folder: Path) -> bool:
-    """A change is under way, or was cut off."""
+    """Return whether a change is under way, or was cut off."""
     return (folder / STAGING).exists()
 
 
 def _is_folder(path: Path) -> bool:
-    """True: a folder exists; False: nothing does. A link to one, or anything else, raises ValueError."""
+    """Return False where nothing is; a link to a folder, or anything else, raises ValueError."""
     try:
         mode = path.lstat().st_mode
     except FileNotFoundError:
@@ -164,22 +159,14 @@ def _is_folder(path: Path) -> bool:
     return True
 
 
-def _redo(folder: Path, names: Sequence[str]) -> None:
-    """Do the renames that are left; may be cut off and repeated. The journal goes last: without one, the content of
-    the staging folder does not count."""
-    staging = folder / STAGING
-    for name in names:
-        if (staging / name).exists():
-            os.replace(staging / name, folder / name)
+def _put_in_place(folder: Path, names: Iterable[str]) -> None:
+    """Do the renames that are left; may be cut off and repeated."""
+    for name in sorted(names, key=lambda name: name == fmt.INFO):  # a reader begins there, and finds all that it names
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        os.replace(folder / STAGING / name, folder / name)
     parents = {parent for name in names for parent in (folder / name).parents}
     _sync_folders(parent for parent in parents if parent.is_relative_to(folder))
-    for left in staging.iterdir():
-        if left.is_dir() and not left.is_symlink():
-            shutil.rmtree(left)
-        elif left.name != JOURNAL:
-            left.unlink()
-    (staging / JOURNAL).unlink()
-    staging.rmdir()
+    shutil.rmtree(folder / STAGING)
 
 
 def _write(path: Path, data: bytes) -> None:

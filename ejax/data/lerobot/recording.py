@@ -86,8 +86,7 @@ def check_format(folder: Path, format: Format) -> None:
         ValueError: its format is not ``format``, it is not a recording of an ``EpisodeWriter``, or it has a file that
             leads out of it.
     """
-    staged = pending(folder, may_have)
-    names = {name: f"{STAGING}/{name}" if inside(folder, f"{STAGING}/{name}").exists() else name for name in staged}
+    names = {name: f"{STAGING}/{name}" for name in pending(folder)}
     ours, info = names.get(fmt.OURS, fmt.OURS), names.get(fmt.INFO, fmt.INFO)
     if not inside(folder, ours).exists():
         if not inside(folder, info).exists():

@@ -37,6 +37,8 @@ def load_rows(files: KeptFiles, count: int, columns: Sequence[Column], fields: S
     rows: list[dict[str, Any]] = []
     for name in row_files(files):
         path = files.folder / name
+        if len(rows) >= count and not path.exists():
+            break  # an append has listed it, and not put it in place yet
         with open_parquet(files, name) as file:
             check_columns(path, file.schema_arrow, needed)
             there = [n for n in file.schema_arrow.names if n in needed or n.startswith("ejax/")]

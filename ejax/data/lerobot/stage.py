@@ -1,7 +1,4 @@
-"""The changes of a recording by one episode: new versions of its files, staged in the order in which they count.
-
-``info.json`` comes last: a reader that takes it first finds everything it names, even in the middle of a change.
-"""
+"""Change a recording by one episode: new versions of the files that have one more."""
 
 import io
 import json
@@ -18,7 +15,7 @@ from ejax.data.lerobot.extra import pa, pq
 from ejax.data.lerobot.feature_stats import combine_stats, feature_stats
 from ejax.data.lerobot.format import Column
 from ejax.data.lerobot.inside import inside
-from ejax.data.lerobot.kept_files import DIGESTS, Digests, KeptFiles, digests_file, next_digests
+from ejax.data.lerobot.kept_files import Digests, KeptFiles
 from ejax.data.lerobot.parquet import named, open_parquet
 from ejax.data.lerobot.pictures import encode_png, encode_video, join_videos
 from ejax.data.lerobot.recording import Format, Recording, new_recording, to_json
@@ -28,14 +25,14 @@ _EPISODES_PER_FILE = 500
 """Rows of a file of ``meta/episodes``, which is rewritten with every episode."""
 
 
-def stage_start(staged: Staged, format: Format) -> Digests:
-    """The files of a recording without episodes. Returns their digests."""
+def write_start(staged: Staged, format: Format) -> Digests:
+    """Begin a recording without episodes. Returns the digests of its files."""
     staged.write(fmt.OURS, to_json(format.ours()))
     staged.write(fmt.INFO, to_json(new_recording(format).info))
-    return _stage_digests(staged, {})
+    return staged.commit({})
 
 
-def stage_episode(
+def write_episode(
     staged: Staged,
     recording: Recording,
     format: Format,
@@ -45,14 +42,17 @@ def stage_episode(
     origin: Origin,
     terminated: bool,
 ) -> Recording:
-    """Stage all files that an episode changes.
+    """Write all files that an episode changes, and commit the change.
 
     Args:
         frames: by path [T, ...], with ``segment_id``.
         fields: of the episode, by path.
 
     Returns:
-        The recording once the change is committed.
+        The recording with the episode.
+
+    Raises:
+        OSError: as ``Staged.commit``.
     """
     info, length = recording.info, len(frames["segment_id"])
     index, first = info["total_episodes"], info["total_frames"]
@@ -87,15 +87,8 @@ def stage_episode(
     counts = {"total_episodes": index + 1, "total_frames": first + length, "total_tasks": len(tasks)}
     info = {**info, **counts, "splits": {"train": f"0:{index + 1}"}}
     staged.write(fmt.INFO, to_json(info))
-    digests = _stage_digests(staged, recording.digests)
+    digests = staged.commit(recording.digests)
     return Recording(info, tasks, together, rows, (*recording.seeds, origin.seed), digests, recording.origins)
-
-
-def _stage_digests(staged: Staged, before: Digests) -> Digests:
-    """The list of digests once all staged files are in place; the list itself is put in place before them."""
-    digests = next_digests(before, staged.digests())
-    staged.write_first(DIGESTS, digests_file(digests))
-    return digests
 
 
 def _stage_data(
@@ -131,7 +124,7 @@ def _stage_video(
 ) -> dict[str, Any]:
     key = f"videos/{column.feature}"
     pattern = fmt.VIDEO.replace("{video_key}", column.feature)
-    alone = staged.scratch(f"episode/{column.feature}.mp4")
+    alone = staged.scratch
     encode_video(alone, frames, format.fps)
     place = _place(last, key, files, pattern, alone.stat().st_size, format)
     name = pattern.format(chunk_index=place[0], file_index=place[1])
@@ -139,6 +132,7 @@ def _stage_video(
     if last is not None and place == _where(last, key):
         before = round(last[f"{key}/to_timestamp"] * format.fps)
         join_videos([files.check(name), alone], staged.path(name))
+        alone.unlink()
     else:
         alone.rename(staged.path(name))
     made: dict[str, float] = {"chunk_index": place[0], "file_index": place[1]}

@@ -23,8 +23,7 @@ from ejax.data.lerobot.commit import Staged, is_unfinished, recover
 from ejax.data.lerobot.format import Images, make_columns
 from ejax.data.lerobot.inside import inside
 from ejax.data.lerobot.recording import Format, Recording, check_format, load_recording, new_recording
-from ejax.data.lerobot.schema import may_have
-from ejax.data.lerobot.stage import stage_episode, stage_start
+from ejax.data.lerobot.stage import write_episode, write_start
 from ejax.data.rows import check_episode, frame_numbers
 from ejax.data.task import Episode, EpisodeSpec, Origin
 
@@ -124,7 +123,7 @@ class EpisodeWriter:
         staged = Staged(self.folder)
         try:
             with staged:
-                recording = stage_episode(
+                recording = write_episode(
                     staged, self._recording, self._format, frames, fields, instruction, origin, episode.terminated
                 )
         except BaseException as error:
@@ -157,7 +156,7 @@ class EpisodeWriter:
                 f"new folder"
             )
         check_format(self.folder, self._format)
-        self.set_aside = recover(self.folder, may_have)
+        self.set_aside = recover(self.folder)
         if self.set_aside is not None:
             warnings.warn(
                 f"{self.folder}: a recording was cut off while it wrote an episode, which is lost; its files are set "
@@ -167,7 +166,7 @@ class EpisodeWriter:
         if (self.folder / fmt.OURS).exists():
             return load_recording(self.folder, self._format)
         with Staged(self.folder) as staged:
-            digests = stage_start(staged, self._format)
+            digests = write_start(staged, self._format)
         return replace(new_recording(self._format), digests=digests)
 
     def _check(self, episode: Episode) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
