@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from ejax.data.buffer import Layout, TrajectoryBuffer, attach, create_block
 from ejax.data.chunks import MODES, check_request, draw_windows, find_runs, window_mask
+from ejax.data.context import Draw
 from ejax.data.reader import ChunkReader
 from ejax.data.task import Episode, EpisodeSpec, Origin, flatten, nest
 
@@ -76,13 +77,13 @@ def test_rows_are_drawn_alike_and_then_the_windows_of_a_row() -> None:
 def test_episodes_are_drawn_alike_whatever_their_length(buffer: Any) -> None:
     write(buffer, 0, 50, value=0.0)
     write(buffer, 1, 12, value=1.0)
-    chunks = ChunkReader(buffer).draw(2000, 10, "episode", np.random.default_rng(0))
+    chunks = ChunkReader(buffer).draw(2000, Draw("episode", 10), np.random.default_rng(0))
     assert 0.4 <= chunks["obs"]["x"][:, 0, 0].mean() <= 0.6
 
 
 def test_a_chunk_is_consecutive_frames_of_one_episode_with_its_fields(buffer: Any) -> None:
     fill(buffer)
-    chunks = ChunkReader(buffer).draw(64, 10, "episode", np.random.default_rng(0))
+    chunks = ChunkReader(buffer).draw(64, Draw("episode", 10), np.random.default_rng(0))
     assert chunks["obs"]["x"].shape == (64, 10, 2) and chunks["t"].shape == (64, 10)
     assert (np.diff(chunks["t"], axis=1) == 1).all()
     np.testing.assert_array_equal(chunks["episode_step"], chunks["t"])
@@ -97,16 +98,16 @@ def test_rows_that_are_locked_are_never_drawn(buffer: Any) -> None:
     fill(buffer)
     for row in (2, 3, 4):
         buffer.writing(row).__enter__()
-    drawn = ChunkReader(buffer).draw(256, 10, "episode", np.random.default_rng(0))["episode"]["index"]
+    drawn = ChunkReader(buffer).draw(256, Draw("episode", 10), np.random.default_rng(0))["episode"]["index"]
     assert set(drawn) == {0, 1, 5, 6, 7}
 
 
 def test_a_row_locked_since_it_was_known_is_not_drawn_either(buffer: Any) -> None:
     fill(buffer)
     reader, rng = ChunkReader(buffer), np.random.default_rng(0)
-    reader.draw(1, 10, "episode", rng)
+    reader.draw(1, Draw("episode", 10), rng)
     buffer.writing(2).__enter__()
-    assert 2 not in reader.draw(256, 10, "episode", rng)["episode"]["index"]
+    assert 2 not in reader.draw(256, Draw("episode", 10), rng)["episode"]["index"]
 
 
 def test_what_is_behind_an_episodes_end_is_never_read(buffer: Any) -> None:
@@ -115,7 +116,7 @@ def test_what_is_behind_an_episodes_end_is_never_read(buffer: Any) -> None:
     for row in range(8):
         write(buffer, row, 20, value=1.0)
     assert (buffer.frames["obs/x"][:, 20:] == 999.0).all()
-    chunks = ChunkReader(buffer).draw(500, 15, "episode", np.random.default_rng(0))
+    chunks = ChunkReader(buffer).draw(500, Draw("episode", 15), np.random.default_rng(0))
     assert (chunks["obs"]["x"] == 1.0).all() and chunks["valid"].all()
 
 
@@ -123,11 +124,11 @@ def test_a_segment_chunk_never_crosses_and_a_boundary_chunk_always_does(buffer: 
     for row in range(8):
         write(buffer, row, 40, segment_id=np.arange(40) // 10)
     reader, rng = ChunkReader(buffer), np.random.default_rng(0)
-    segments = reader.draw(300, 6, "segment", rng)["segment_id"]
+    segments = reader.draw(300, Draw("segment", 6), rng)["segment_id"]
     assert (segments == segments[:, :1]).all()
-    boundaries = reader.draw(300, 6, "boundary", rng)["segment_id"]
+    boundaries = reader.draw(300, Draw("boundary", 6), rng)["segment_id"]
     assert (boundaries.min(axis=1) < boundaries.max(axis=1)).all()
-    both = reader.draw(300, 6, "episode", rng)["segment_id"]
+    both = reader.draw(300, Draw("episode", 6), rng)["segment_id"]
     assert 0 < (both == both[:, :1]).all(axis=1).sum() < 300
 
 
@@ -147,10 +148,10 @@ def test_frames_are_numbered_by_episode_and_segment(buffer: Any) -> None:
 def test_without_a_window_the_message_tells_the_longest_episode(buffer: Any) -> None:
     reader, rng = ChunkReader(buffer), np.random.default_rng(0)
     with pytest.raises(RuntimeError, match="No unlocked valid chunk of 10 frames in mode 'episode'"):
-        reader.draw(1, 10, "episode", rng)  # nothing was written yet
+        reader.draw(1, Draw("episode", 10), rng)  # nothing was written yet
     write(buffer, 0, 12)
     with pytest.raises(RuntimeError, match=r"'boundary'.*the longest episode has 12 frames"):
-        reader.draw(1, 10, "boundary", rng)
+        reader.draw(1, Draw("boundary", 10), rng)
 
 
 def test_a_row_that_stays_locked_is_waited_for_within_a_bound(buffer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,7 +159,7 @@ def test_a_row_that_stays_locked_is_waited_for_within_a_bound(buffer: Any, monke
     write(buffer, 0, 20)
     buffer.writing(0).__enter__()
     with pytest.raises(RuntimeError, match="of 8 rows 1 are being written"):
-        ChunkReader(buffer).draw(1, 10, "episode", np.random.default_rng(0))
+        ChunkReader(buffer).draw(1, Draw("episode", 10), np.random.default_rng(0))
 
 
 @pytest.mark.parametrize(("large", "copy"), [(10**9, "gather"), (0, "copy_window")], ids=["together", "singly"])
@@ -180,7 +181,7 @@ def test_a_copy_torn_by_a_write_is_drawn_again(
     monkeypatch.setattr("ejax.data.reader._LARGE", large)
     monkeypatch.setattr(buffer, copy, interrupted)
     reader = ChunkReader(buffer)
-    chunks = reader.draw(5, 10, "episode", np.random.default_rng(0))
+    chunks = reader.draw(5, Draw("episode", 10), np.random.default_rng(0))
     assert reader.redrawn == (5 if copy == "gather" else 1)
     assert (chunks["obs"]["x"] == 100.0).all()  # nothing of what was copied first
 
@@ -199,7 +200,7 @@ def test_rows_that_are_always_rewritten_meanwhile_end_in_an_error(
     monkeypatch.setattr("ejax.data.reader._LARGE", large)
     monkeypatch.setattr(buffer, copy, interrupted)
     with pytest.raises(RuntimeError, match="1000 copies in a row were torn"):
-        ChunkReader(buffer).draw(5, 10, "episode", np.random.default_rng(0))
+        ChunkReader(buffer).draw(5, Draw("episode", 10), np.random.default_rng(0))
 
 
 def test_chunks_drawn_singly_are_like_those_drawn_together(buffer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,7 +208,7 @@ def test_chunks_drawn_singly_are_like_those_drawn_together(buffer: Any, monkeypa
     made = []
     for large in (10**9, 0):
         monkeypatch.setattr("ejax.data.reader._LARGE", large)
-        made.append(flatten(ChunkReader(buffer).draw(64, 10, "episode", np.random.default_rng(0))))
+        made.append(flatten(ChunkReader(buffer).draw(64, Draw("episode", 10), np.random.default_rng(0))))
     together, singly = made
     assert {path: (a.shape, a.dtype) for path, a in singly.items()} == {
         path: (a.shape, a.dtype) for path, a in together.items()

@@ -1,17 +1,33 @@
-"""One process's access to an engine: the buffer, a reader of it, and a line to the worker."""
+"""One process's access to an engine: the buffer, a reader of it, whole episodes from it, and a line to the worker."""
 
 import os
 import time
+from dataclasses import dataclass
 
 import numpy as np
 
-from ejax.data.buffer import attach
+from ejax.data.buffer import TrajectoryBuffer, attach, fence
 from ejax.data.control import Control
 from ejax.data.demand import DemandWriter
 from ejax.data.quota import QUOTA, Quota
 from ejax.data.reader import ChunkReader
 from ejax.data.supervisor import Ticket
+from ejax.data.task import Episode, Origin, nest
 from ejax.data.worker import DEMAND
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A copy of an episode that a worker made."""
+
+    episode: Episode
+    index: int
+    """Its number, in the order of making."""
+    origin: Origin
+
+    @property
+    def seed(self) -> int:
+        return self.origin.seed
 
 
 class Consumer:
@@ -59,3 +75,23 @@ class Consumer:
             "data/age_s": float(now - written_at.mean()) if full.any() else 0.0,
             "data/redrawn": float(self.reader.redrawn),
         }
+
+
+def take_episodes(buffer: TrajectoryBuffer, after: int) -> list[Taken]:
+    """The episodes with an index above ``after``, in order. A row that is being written to is left out."""
+    version, index = buffer.version.copy(), buffer.episode["index"].copy()
+    fence()
+    (rows,) = ((version > 0) & (version % 2 == 0) & (index > after)).nonzero()
+    taken = []
+    for row in rows[index[rows].argsort()]:
+        length = int(buffer.episode["length"][row])
+        origin = Origin(*(int(buffer.episode[name][row]) for name in Origin._fields))
+        frames = {path: buffer.frames[path][row, :length].copy() for path in buffer.layout.spec.frames}
+        fields = {path: buffer.episode[path][row].copy() for path in buffer.layout.spec.episode}
+        segment_id = buffer.frames["segment_id"][row, :length].copy()
+        terminated = bool(buffer.frames["terminated"][row, :length].any())
+        fence()
+        if buffer.version[row] == version[row]:
+            episode = Episode(nest(frames), segment_id=segment_id, fields=nest(fields), terminated=terminated)
+            taken.append(Taken(episode, int(index[row]), origin))
+    return taken

@@ -10,13 +10,13 @@ Source: ``SequenceSpecCfg`` of EmbodiChain 0.3.2.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ejax.data.chunks import Runs, Windows, check_count
-from ejax.data.task import LOSS_MASK
+from ejax.data.chunks import Runs, SamplingMode, Windows, check_count
+from ejax.data.task import LOSS_MASK, nest
 
 _NUMBERED = ("episode_step", "segment_id", "segment_step")
 
@@ -55,6 +55,32 @@ class SequenceSpecCfg:
     def length(self) -> int:
         """C, frames of a window."""
         return self.history_length + self.prediction_horizon - 1
+
+
+@dataclass(frozen=True)
+class Draw:
+    """A request for windows: for chunks, or for windows around a frame."""
+
+    mode: SamplingMode
+    size: int
+    """C, frames of a window."""
+    history_length: int | None = None
+    """Of a window around the frame that is drawn. None: that frame is the first, and none of the window is padding."""
+    generations: Sequence[int] | None = None
+
+    @classmethod
+    def around(cls, spec: SequenceSpecCfg) -> Self:
+        return cls(spec.sampling_mode, spec.length, spec.history_length, spec.generations)
+
+    @property
+    def needed(self) -> int:
+        """Frames that must be there from the one on that is drawn."""
+        return self.size if self.history_length is None else 1
+
+    def nested(self, frames: Mapping[str, NDArray[Any]], fields: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
+        """Nest copies, by path: frame fields [B, C, ...], and episode fields [B, ...] under ``episode``."""
+        mask = {} if self.history_length is None else loss_mask(frames["valid"], self.history_length)
+        return nest(frames) | mask | {"episode": nest(fields)}
 
 
 def windows_around(

@@ -7,21 +7,27 @@
 ``interop.dataset`` is the same for torch.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from ejax.data.chunks import SamplingMode, check_count, check_mode
-from ejax.data.context import SequenceSpecCfg
+from ejax.data.chunks import SamplingMode, check_count, check_mode, check_request
+from ejax.data.context import Draw, SequenceSpecCfg
 from ejax.data.samplers import ChunkSizeSampler, check_seed, make_rng
 
 Chunks: TypeAlias = dict[str, Any]
 Transform: TypeAlias = Callable[[Chunks], Any]
 
 
-class ChunkSource(Protocol):
-    """The source of an ``OnlineDataset``: an ``OnlineDataEngine``, or ``RecordedEpisodes``."""
+class ChunkSource(ABC):
+    """Episodes to draw from: an ``OnlineDataEngine``, or ``RecordedEpisodes``."""
+
+    @property
+    @abstractmethod
+    def max_episode_steps(self) -> int:
+        """Most frames that one of its episodes may have."""
 
     def sample_batch(
         self,
@@ -30,7 +36,26 @@ class ChunkSource(Protocol):
         sampling_mode: SamplingMode = "episode",
         *,
         rng: np.random.Generator | None = None,
-    ) -> Chunks: ...
+    ) -> Chunks:
+        """Draw ``batch_size`` chunks of ``chunk_size`` frames; see ``ejax.data.chunks`` for the modes.
+
+        Args:
+            rng: draws the windows. None: a generator of the source; an engine's is this process's, seeded by the
+                operating system, that of kept episodes is made from their ``seed``, and saved by ``state_dict``.
+
+        Returns:
+            A nested dict of copies: the task's and the buffer's frame fields [B, C, ...], and under ``episode`` the
+            episode fields [B, ...].
+
+        Raises:
+            DataUnavailableError: no episode has such a window.
+            ValueError, TypeError: sizes or mode that no episode of ``max_episode_steps`` can serve.
+            RuntimeError, Exception: an engine that is not READY, no ``episode_sample_budget`` left
+                (DataBudgetExhaustedError; nothing is charged), what the task raised, a worker that died or hangs
+                (OnlineDataWorkerError).
+        """
+        check_request(batch_size, chunk_size, sampling_mode, self.max_episode_steps)
+        return self._draw(batch_size, Draw(sampling_mode, chunk_size), rng)
 
     def sample_batch_with_context(
         self,
@@ -41,7 +66,26 @@ class ChunkSource(Protocol):
         *,
         generations: Sequence[int] | None = None,
         rng: np.random.Generator | None = None,
-    ) -> Chunks: ...
+    ) -> Chunks:
+        """Draw ``batch_size`` windows around a frame; see ``ejax.data.context``.
+
+        Args:
+            generations: draw from the episodes of these fillings of the buffer only.
+            rng: as in ``sample_batch``.
+
+        Returns:
+            As ``sample_batch``, C = ``history_length`` + ``prediction_horizon`` − 1, and ``loss_mask`` [B, C].
+
+        Raises:
+            RuntimeError, ValueError, TypeError, Exception: as ``sample_batch``.
+        """
+        spec = SequenceSpecCfg(history_length, prediction_horizon, sampling_mode, generations)
+        check_count("batch_size", batch_size)
+        return self._draw(batch_size, Draw.around(spec), rng)
+
+    @abstractmethod
+    def _draw(self, count: int, draw: Draw, rng: np.random.Generator | None) -> Chunks:
+        """Draw ``count`` windows, for arguments that are in their ranges."""
 
 
 class OnlineDataset:
@@ -95,9 +139,9 @@ class OnlineDataset:
         size = 1 if self.sequence is not None or self.chunk_size is None else self.chunk_size
         if shard is not None and isinstance(size, ChunkSizeSampler):
             size = size.stream(shard)
-        return self._draw(rng, size if isinstance(size, ChunkSizeSampler) else lambda: size)
+        return self._stream(rng, size if isinstance(size, ChunkSizeSampler) else lambda: size)
 
-    def _draw(self, rng: np.random.Generator, next_size: Callable[[], int]) -> Iterator[Any]:
+    def _stream(self, rng: np.random.Generator, next_size: Callable[[], int]) -> Iterator[Any]:
         size = next_size() if self.batch_size is None else 0
         while True:
             if self.batch_size is None:

@@ -16,24 +16,23 @@ import secrets
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Literal, NoReturn, Self
+from typing import Any, NoReturn, Self
 
 import numpy as np
 
-from ejax.data.chunks import SamplingMode, check_count, check_request
-from ejax.data.consumer import Consumer
-from ejax.data.context import SequenceSpecCfg
+from ejax.data.chunks import check_count
+from ejax.data.consumer import Consumer, Taken, take_episodes
+from ejax.data.context import Draw
 from ejax.data.control import Control, EngineState
+from ejax.data.dataset import Chunks, ChunkSource
 from ejax.data.engine_config import OnlineDataEngineCfg
 from ejax.data.events import LifecycleEvent
 from ejax.data.failures import OnlineDataWorkerError, pack_failure, raise_failure
-from ejax.data.reader import ChunkReader
 from ejax.data.supervisor import StartCancelledError, Supervisor, Ticket
-from ejax.data.taking import Taken, take_episodes
 
 _GIVE_UP_S = 10.0
 """Time for ``start`` to notice that it is cancelled, in s, in addition to ending its worker."""
@@ -43,7 +42,7 @@ _GRACE_S = 1.0
 """Time that a consumer which finds the worker gone waits for the owner's explanation, in s."""
 
 
-class OnlineDataEngine:
+class OnlineDataEngine(ChunkSource):
     """Starts and stops the worker, and draws chunks. A context manager: entering starts, leaving stops."""
 
     def __init__(self, cfg: OnlineDataEngineCfg) -> None:
@@ -73,6 +72,10 @@ class OnlineDataEngine:
             return EngineState.STOPPED
 
     @property
+    def max_episode_steps(self) -> int:
+        return self.cfg.max_episode_steps
+
+    @property
     def is_init(self) -> bool:
         """The buffer is full and chunks can be drawn."""
         return self.state is EngineState.READY
@@ -94,19 +97,7 @@ class OnlineDataEngine:
             self._phase = EngineState.STARTING
         cfg = self.cfg
         try:
-            self._supervisor = Supervisor(
-                cfg.task,
-                cfg.task_cfg,
-                num_rows=cfg.buffer_size,
-                num_frames=cfg.max_episode_steps,
-                refill_threshold=cfg.refill_threshold if cfg.refill_policy == "sample_threshold" else None,
-                max_generation_attempts=cfg.max_generation_attempts,
-                seed=cfg.seed,
-                run_id=self.run_id,
-                worker_timeout=cfg.worker_timeout,
-                episode_sample_budget=cfg.episode_sample_budget,
-                lifecycle_event_capacity=cfg.lifecycle_event_capacity,
-            )
+            self._supervisor = Supervisor(cfg, self.run_id)
             self._finalizer = weakref.finalize(self, _abandon, self._supervisor, cfg.shutdown_timeout, os.getpid())
             self._finalizer.atexit = False  # its own hook may come after multiprocessing's; this one does not:
             atexit.register(self._finalizer)
@@ -163,60 +154,6 @@ class OnlineDataEngine:
             supervisor.control.raise_failure()
         if failure is not None and not failed:
             raise_failure(failure)
-
-    def sample_batch(
-        self,
-        batch_size: int,
-        chunk_size: int,
-        sampling_mode: SamplingMode = "episode",
-        *,
-        rng: np.random.Generator | None = None,
-    ) -> dict[str, Any]:
-        """Draw ``batch_size`` chunks of ``chunk_size`` frames; see ``ejax.data.chunks`` for the modes.
-
-        Args:
-            rng: draws the windows. None: a generator of this process, seeded by the operating system.
-
-        Returns:
-            A nested dict of copies: the task's and the buffer's frame fields [B, C, ...], and under ``episode`` the
-            episode fields [B, ...].
-
-        Raises:
-            RuntimeError: the engine is not READY. DataUnavailableError: no row has such a window.
-                DataBudgetExhaustedError: there is not enough left of ``episode_sample_budget``; nothing is charged.
-            ValueError, TypeError: sizes or mode that no buffer of this shape can serve.
-            Exception: what the task raised; OnlineDataWorkerError where the worker died or hangs.
-        """
-        self._require_ready()
-        check_request(batch_size, chunk_size, sampling_mode, self.cfg.max_episode_steps)
-        return self._drawn(batch_size, rng, lambda reader, rng: reader.draw(batch_size, chunk_size, sampling_mode, rng))
-
-    def sample_batch_with_context(
-        self,
-        batch_size: int,
-        history_length: int,
-        prediction_horizon: int,
-        sampling_mode: Literal["episode", "segment"] = "episode",
-        *,
-        generations: Sequence[int] | None = None,
-        rng: np.random.Generator | None = None,
-    ) -> dict[str, Any]:
-        """Draw ``batch_size`` windows around a frame; see ``ejax.data.context``.
-
-        Args:
-            generations: draw from the episodes of these fillings of the buffer only.
-            rng: as in ``sample_batch``.
-
-        Returns:
-            As ``sample_batch``, C = ``history_length`` + ``prediction_horizon`` − 1, and ``loss_mask`` [B, C].
-
-        Raises:
-            RuntimeError, ValueError, TypeError, Exception: as ``sample_batch``.
-        """
-        self._require_ready()
-        spec = SequenceSpecCfg(history_length, prediction_horizon, sampling_mode, generations)
-        check_count("batch_size", batch_size)
-        return self._drawn(batch_size, rng, lambda reader, rng: reader.draw_around(batch_size, spec, rng))
 
     def request_refill(self) -> int:
         """Have all rows refilled, one by one. While a request is open, another one joins it.
@@ -365,16 +302,11 @@ class OnlineDataEngine:
         if state is not EngineState.READY:
             raise RuntimeError(f"{verb} requires state READY; current state is {state.name}")
 
-    def _drawn(
-        self,
-        count: int,
-        rng: np.random.Generator | None,
-        draw: Callable[[ChunkReader, np.random.Generator], dict[str, Any]],
-    ) -> dict[str, Any]:
-        """The result of ``draw``, of which the worker is told."""
+    def _draw(self, count: int, draw: Draw, rng: np.random.Generator | None) -> Chunks:
+        self._require_ready()
         consumer = self._consume()
         try:
-            chunks = draw(consumer.reader, consumer.rng if rng is None else rng)
+            chunks = consumer.reader.draw(count, draw, consumer.rng if rng is None else rng)
             consumer.demand.add(count)
         except ConnectionError:
             self._explain_the_end(consumer.control)

@@ -8,7 +8,6 @@ episode, and the choice is uniform over what was whole at the last look.
 import itertools
 import threading
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -20,16 +19,14 @@ from ejax.data.chunks import (
     DataBudgetExhaustedError,
     DataUnavailableError,
     Runs,
-    SamplingMode,
     Windows,
     draw_starts,
     draw_windows,
     find_runs,
     window_mask,
 )
-from ejax.data.context import SequenceSpecCfg, loss_mask, run_bounds, windows_around
+from ejax.data.context import Draw, run_bounds, windows_around
 from ejax.data.quota import Quota
-from ejax.data.task import nest
 
 Copies: TypeAlias = tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]
 """Frame fields [B, C, ...] and episode fields [B, ...], by path."""
@@ -43,17 +40,11 @@ _WAIT_S = 1.0
 
 
 @dataclass(frozen=True)
-class _Draw:
-    """What one draw is of, and what it has charged so far."""
+class _Job:
+    """A draw under way."""
 
-    mode: SamplingMode
-    size: int
-    """C, frames of a window."""
-    needed: int
-    """Frames that must be there from the one on that is drawn."""
-    history_length: int | None = None
-    """Of a window around the frame that is drawn. None: the frame is the first."""
-    generations: Sequence[int] | None = None
+    draw: Draw
+    rng: np.random.Generator
     charged: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = field(default_factory=list)
     """Rows, and the indices of the episodes that all rows had then."""
 
@@ -77,21 +68,21 @@ class ChunkReader:
         self._runs = Runs(*(np.zeros(shape, np.int64) for _ in Runs._fields))
         self._lock = threading.Lock()
 
-    def draw(self, batch_size: int, chunk_size: int, mode: SamplingMode, rng: np.random.Generator) -> dict[str, Any]:
-        """A nested dict: frame fields [B, C, ...], and under ``episode`` the episode fields [B, ...]; all copies.
+    def draw(self, count: int, draw: Draw, rng: np.random.Generator) -> dict[str, Any]:
+        """Draw ``count`` windows: a nested dict of copies, as ``Draw.nested`` makes it.
 
         Raises:
             DataUnavailableError: no row that is whole has such a window.
             DataBudgetExhaustedError: those that have one may not be drawn from so often. Nothing is charged.
         """
-        frames, fields = self._copies(batch_size, _Draw(mode, chunk_size, needed=chunk_size), rng)
-        return nest(frames) | {"episode": nest(fields)}
-
-    def draw_around(self, batch_size: int, spec: SequenceSpecCfg, rng: np.random.Generator) -> dict[str, Any]:
-        """As ``draw``, windows around a frame, with their ``loss_mask`` [B, C]."""
-        draw = _Draw(spec.sampling_mode, spec.length, 1, spec.history_length, spec.generations)
-        frames, fields = self._copies(batch_size, draw, rng)
-        return nest(frames) | loss_mask(frames["valid"], spec.history_length) | {"episode": nest(fields)}
+        job = _Job(draw, rng)
+        copy = self._draw_singly if self._buffer.chunk_bytes(draw.size) >= _LARGE else self._draw_together
+        try:
+            return draw.nested(*copy(count, job))
+        except BaseException:
+            if self.quota is not None and job.charged:
+                self.quota.refund(job.charged)
+            raise
 
     def chunks_left(self) -> int:
         """Chunks that the episodes which are whole may still be drawn for. Only with a quota."""
@@ -100,35 +91,26 @@ class ChunkReader:
             whole = (self._version > 0) & (self._buffer.version == self._version)
             return 0 if self.quota is None else int(self.quota.left(self._index)[whole].sum())
 
-    def _copies(self, count: int, draw: _Draw, rng: np.random.Generator) -> Copies:
-        copy = self._draw_singly if self._buffer.chunk_bytes(draw.size) >= _LARGE else self._draw_together
-        try:
-            return copy(count, draw, rng)
-        except BaseException:
-            if self.quota is not None and draw.charged:
-                self.quota.refund(draw.charged)
-            raise
-
-    def _draw_together(self, count: int, draw: _Draw, rng: np.random.Generator) -> Copies:
+    def _draw_together(self, count: int, job: _Job) -> Copies:
         """One gather for all: the fewest calls. Torn chunks are drawn again, together."""
-        frames, fields, torn = self._gather(count, draw, rng)
+        frames, fields, torn = self._gather(count, job)
         for tries in itertools.count(1):
             if not torn.size:
                 break
             self._count(torn.size, tries)
-            again = self._gather(torn.size, draw, rng)
+            again = self._gather(torn.size, job)
             for kept, copies in zip((frames, fields), again[:2], strict=True):
                 for path, array in copies.items():
                     kept[path][torn] = array
             torn = torn[again[2]]
         return frames, fields
 
-    def _draw_singly(self, count: int, draw: _Draw, rng: np.random.Generator) -> Copies:
+    def _draw_singly(self, count: int, job: _Job) -> Copies:
         """Each chunk is looked at as soon as it is copied: few large ones are torn, and few copies are wasted."""
-        frames, fields = self._buffer.empty(count, draw.size)
+        frames, fields = self._buffer.empty(count, job.draw.size)
         for i in range(count):
             for tries in itertools.count(1):
-                windows, version = self._choose(1, draw, rng)
+                windows, version = self._choose(1, job)
                 self._buffer.copy_window(windows, 0, (frames, fields), i)
                 fence()
                 row = int(windows.row[0])
@@ -138,19 +120,20 @@ class ChunkReader:
         return frames, fields
 
     def _gather(
-        self, count: int, draw: _Draw, rng: np.random.Generator
+        self, count: int, job: _Job
     ) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]], NDArray[np.intp]]:
-        """Copies, and which of them are torn."""
-        windows, version = self._choose(count, draw, rng)
-        if draw.history_length is None:
-            copies = self._buffer.gather(windows.row, windows.start, draw.size)
+        """Return copies, and which of them are torn."""
+        windows, version = self._choose(count, job)
+        if job.draw.history_length is None:
+            copies = self._buffer.gather(windows.row, windows.start, job.draw.size)
         else:
-            copies = self._buffer.gather_around(windows, draw.size)
+            copies = self._buffer.gather_around(windows, job.draw.size)
         fence()
         return *copies, (self._buffer.version[windows.row] != version[windows.row]).nonzero()[0]
 
-    def _choose(self, count: int, draw: _Draw, rng: np.random.Generator) -> tuple[Windows, NDArray[np.int64]]:
-        """``count`` windows, and the versions [R] of the rows that they are windows of."""
+    def _choose(self, count: int, job: _Job) -> tuple[Windows, NDArray[np.int64]]:
+        """Return ``count`` windows, and the versions [R] of the rows that they are windows of."""
+        draw, rng = job.draw, job.rng
         deadline = time.monotonic() + _WAIT_S
         while True:
             version, index, mask = self._masked(draw)
@@ -164,11 +147,11 @@ class ChunkReader:
                 if reserved is None:
                     self._await_new_or_raise(deadline, version, count)
                     continue
-                draw.charged.append((reserved, index))
+                job.charged.append((reserved, index))
                 rows, frames = reserved, draw_starts(mask, reserved, rng)
             return self._windows(rows, frames, draw), version
 
-    def _windows(self, rows: NDArray[np.int64], frames: NDArray[np.int64], draw: _Draw) -> Windows:
+    def _windows(self, rows: NDArray[np.int64], frames: NDArray[np.int64], draw: Draw) -> Windows:
         """The windows of ``frames`` of ``rows``; of a row that was written to since, nonsense that shows as torn."""
         if draw.history_length is None:
             return Windows(rows, frames, frames, frames + draw.size)
@@ -184,7 +167,7 @@ class ChunkReader:
                 f"are copied; give a smaller chunk_size, or a larger buffer_size or refill_threshold"
             )
 
-    def _masked(self, draw: _Draw) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
+    def _masked(self, draw: Draw) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
         """Versions [R], indices of episodes [R], and the frames [R, T] to draw of the rows that are whole now."""
         with self._lock:
             self._refresh()
@@ -211,7 +194,7 @@ class ChunkReader:
             known[changed[whole]] = new[whole]
         self._version[changed[whole]] = version[changed[whole]]
 
-    def _wait_or_raise(self, deadline: float, draw: _Draw) -> None:
+    def _wait_or_raise(self, deadline: float, draw: Draw) -> None:
         unsettled = (self._buffer.version != self._version) | (self._buffer.version % 2 == 1)
         if time.monotonic() > deadline or not unsettled.any():
             longest = int(self._runs.valid.max(initial=0))

@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from multiprocessing.shared_memory import SharedMemory
 from multiprocessing.spawn import get_executable
@@ -25,6 +25,7 @@ from typing import Any
 
 from ejax.data.buffer import Layout, TrajectoryBuffer, attach, create_block
 from ejax.data.control import CONTROL, Control, EngineState
+from ejax.data.engine_config import OnlineDataEngineCfg
 from ejax.data.events import EventLog, LifecycleEvent, event_words
 from ejax.data.failures import OnlineDataWorkerError, pack_failure, raise_failure
 from ejax.data.leftovers import clear_leftovers, make_folder
@@ -56,21 +57,7 @@ class Ticket:
 class Supervisor:
     """One worker, from its start to the removal of its buffer. ``close`` may be called any number of times."""
 
-    def __init__(
-        self,
-        task: str | Callable[..., Any],
-        task_cfg: Mapping[str, Any],
-        *,
-        num_rows: int,
-        num_frames: int,
-        refill_threshold: int | None,
-        max_generation_attempts: int,
-        seed: int,
-        run_id: int,
-        worker_timeout: float,
-        episode_sample_budget: int | None = None,
-        lifecycle_event_capacity: int = 0,
-    ) -> None:
+    def __init__(self, cfg: OnlineDataEngineCfg, run_id: int) -> None:
         self.ticket: Ticket
         self.buffer: TrajectoryBuffer
         self.control: Control | None = None
@@ -78,18 +65,14 @@ class Supervisor:
         """Taken from the log, and not popped yet."""
         self._log: EventLog | None = None
         self._taking = threading.Lock()
-        self._worker_timeout = worker_timeout
-        self._budget, self._capacity = episode_sample_budget, lifecycle_event_capacity
+        self._cfg = cfg
         self._block: SharedMemory | None = None
         self._ending = threading.Event()
         self._monitor: threading.Thread | None = None
         self._lock = threading.Lock()
         self._closed = False
-        pickled = _pickle_task(task, task_cfg)
-        order = WorkOrder(
-            os.getpid(), num_rows, num_frames, refill_threshold, max_generation_attempts, seed, run_id, pickled
-        )
-        self._num_rows, self._num_frames = num_rows, num_frames
+        task = _pickle_task(cfg.task, cfg.task_cfg)
+        order = WorkOrder(os.getpid(), run_id, replace(cfg, task="", task_cfg={}), task)
         clear_leftovers()
         self._folder = make_folder()
         try:
@@ -118,15 +101,16 @@ class Supervisor:
         kind, answer = self._receive()
         if kind == "failure":
             raise_failure(answer)
-        words = CONTROL + event_words(self._capacity)
-        if self._budget is not None:
-            words += (("charged", ((self._num_rows, 2), "int64")),)
-        layout = Layout(self._num_rows, self._num_frames, answer, words)
+        cfg = self._cfg
+        words = CONTROL + event_words(cfg.lifecycle_event_capacity)
+        if cfg.episode_sample_budget is not None:
+            words += (("charged", ((cfg.buffer_size, 2), "int64")),)
+        layout = Layout(cfg.buffer_size, cfg.max_episode_steps, answer, words)
         self._block = create_block(layout)
-        self.ticket = Ticket(self._block.name, layout, self._folder, self._budget)
+        self.ticket = Ticket(self._block.name, layout, self._folder, cfg.episode_sample_budget)
         self.buffer = attach(self._block.name, layout)
         self.control = Control(self.buffer)
-        self._log = EventLog(self.buffer.control) if self._capacity else None
+        self._log = EventLog(self.buffer.control) if cfg.lifecycle_event_capacity else None
         self._send((self._block.name, layout))
         self._monitor = threading.Thread(
             target=self._watch, args=(self.control,), name="ejax-data-monitor", daemon=True
@@ -225,11 +209,11 @@ class Supervisor:
             looked = now
             if (beaten := control.count("beat")) != beat or beaten == 0:  # the first attempt compiles: ``bring_up``'s
                 beat, silent = beaten, 0.0
-            if silent > self._worker_timeout:
+            if silent > (limit := self._cfg.worker_timeout):
                 self._process.send_signal(signal.SIGUSR1)
                 time.sleep(_TRACEBACK_S)
                 text = (
-                    f"the worker hangs: no attempt of its task ended for {self._worker_timeout} s (worker_timeout); "
+                    f"the worker hangs: no attempt of its task ended for {limit} s (worker_timeout); "
                     "where attempts are only slow, raise worker_timeout (of a config: data.worker_timeout)"
                 )
                 control.publish_by_owner(pack_failure(OnlineDataWorkerError(text + self._traceback())))

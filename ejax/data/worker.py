@@ -24,6 +24,7 @@ from typing import Any
 from ejax.data.buffer import TrajectoryBuffer, attach
 from ejax.data.control import READY, Control
 from ejax.data.demand import DemandReader
+from ejax.data.engine_config import OnlineDataEngineCfg
 from ejax.data.events import EventLog, LifecycleEvent
 from ejax.data.failures import pack_failure
 from ejax.data.rows import EpisodeTooLongError, check_episode
@@ -45,13 +46,9 @@ class WorkOrder:
     """Everything the worker is given before its task is built."""
 
     owner_pid: int
-    num_rows: int
-    num_frames: int
-    refill_threshold: int | None
-    """None: only what the owner asks for counts."""
-    max_generation_attempts: int
-    seed: int
     run_id: int
+    cfg: OnlineDataEngineCfg
+    """Without the task."""
     task: bytes
     """Pickled ``(task, task_cfg)``: unpickled last, so that its module's errors can be reported."""
 
@@ -114,7 +111,7 @@ class _Filler:
         refill: threading.Event,
     ) -> None:
         self._order, self._task, self._buffer, self._control, self._refill = order, task, buffer, control, refill
-        self._first_seed = int(make_rng(order.seed).integers(2**31))
+        self._first_seed = int(make_rng(order.cfg.seed).integers(2**31))
         self._attempts = 0
         self._last_failure = ""
         self._log = EventLog(buffer.control) if "events" in buffer.control else None
@@ -136,7 +133,7 @@ class _Filler:
     def _fill(self) -> None:
         """Write at least as many episodes as there are rows."""
         written = failed = 0
-        while written < self._order.num_rows:
+        while written < self._order.cfg.buffer_size:
             start = time.perf_counter()
             attempt = self._attempts
             seed = (self._first_seed + attempt) % 2**31
@@ -148,7 +145,7 @@ class _Filler:
             self._control.add("beat")
             written += len(episodes)
             failed = 0 if episodes else failed + 1
-            if failed >= self._order.max_generation_attempts:
+            if failed >= self._order.cfg.max_generation_attempts:
                 raise RuntimeError(
                     f"no successful demonstration in {failed} attempts in a row (max_generation_attempts); the last "
                     f"one, with seed {seed}: {self._last_failure}"
@@ -157,7 +154,7 @@ class _Filler:
     def _put(self, episode: Episode, origin: Origin) -> None:
         """Write an episode into the next row."""
         index = self._control.count("episodes")
-        row = index % self._order.num_rows
+        row = index % self._order.cfg.buffer_size
         if self._log is not None:
             self._log.wait_for_space(2, self._wait)
             if row in self._inside:
@@ -218,9 +215,8 @@ class _Service:
         threading.Thread(target=self._serve, name="ejax-data-service", daemon=True).start()
 
     def _serve(self) -> None:
-        drawn, threshold = 0, math.inf
-        if self._order.refill_threshold is not None:
-            threshold = self._order.refill_threshold * self._order.num_rows
+        cfg, drawn = self._order.cfg, 0
+        threshold = math.inf if cfg.refill_policy == "manual" else cfg.refill_threshold * cfg.buffer_size
         while True:
             time.sleep(POLL_S)
             if os.getppid() != self._order.owner_pid:  # the owner is dead

@@ -7,19 +7,19 @@ than a buffer has rows.
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ejax.data.chunks import DataUnavailableError, SamplingMode, Windows, check_count, check_request
-from ejax.data.context import SequenceSpecCfg, loss_mask, padded, windows_around
+from ejax.data.chunks import DataUnavailableError, SamplingMode, Windows
+from ejax.data.context import Draw, padded, windows_around
+from ejax.data.dataset import Chunks, ChunkSource
 from ejax.data.lerobot.read import EpisodeReader
 from ejax.data.samplers import check_seed, make_rng
-from ejax.data.task import nest
 
 
-class RecordedEpisodes:
+class RecordedEpisodes(ChunkSource):
     """A folder of episodes in place of an ``OnlineDataEngine``: ``OnlineDataset(RecordedEpisodes(folder), ...)``.
 
     May be pickled; threads may share it, and draw then in no fixed order.
@@ -53,61 +53,10 @@ class RecordedEpisodes:
         """Number of episodes drawn from."""
         return len(self._episodes)
 
-    def sample_batch(
-        self,
-        batch_size: int,
-        chunk_size: int,
-        sampling_mode: SamplingMode = "episode",
-        *,
-        rng: np.random.Generator | None = None,
-    ) -> dict[str, Any]:
-        """As ``OnlineDataEngine.sample_batch``.
-
-        Args:
-            rng: draws the windows. None: a generator made from ``seed``, saved by ``state_dict``.
-
-        Raises:
-            DataUnavailableError: no episode has such a window.
-            ValueError, TypeError: sizes or mode that no episode of these lengths can serve.
-        """
-        check_request(batch_size, chunk_size, sampling_mode, int(self._lengths.max()))
-        rng = self._rng if rng is None else rng
-        rows, starts, _ = self._choose(batch_size, chunk_size, sampling_mode, self._lengths > 0, rng)
-        frames, fields = self._read(Windows(rows, starts, starts, starts + chunk_size), chunk_size)
-        return nest(frames) | {"episode": nest(fields)}
-
-    def sample_batch_with_context(
-        self,
-        batch_size: int,
-        history_length: int,
-        prediction_horizon: int,
-        sampling_mode: Literal["episode", "segment"] = "episode",
-        *,
-        generations: Sequence[int] | None = None,
-        rng: np.random.Generator | None = None,
-    ) -> dict[str, Any]:
-        """As ``OnlineDataEngine.sample_batch_with_context``.
-
-        Args:
-            rng: as in ``sample_batch``.
-
-        Raises:
-            DataUnavailableError: no episode is of these generations.
-            ValueError, TypeError: lengths or mode that there are not.
-        """
-        spec = SequenceSpecCfg(history_length, prediction_horizon, sampling_mode, generations)
-        check_count("batch_size", batch_size)
-        wanted = self._lengths > 0
-        if spec.generations is not None:
-            made = [self.reader.fields(int(index))["generation"] for index in self._episodes]
-            wanted = np.isin(made, spec.generations)
-        rng = self._rng if rng is None else rng
-        rows, frames, run = self._choose(batch_size, 1, sampling_mode, wanted, rng)
-        begin, end = np.zeros_like(rows), self._lengths[rows]
-        if sampling_mode == "segment":
-            begin, end = self._start[run], self._start[run] + self._run[run]
-        drawn, fields = self._read(windows_around(rows, frames, begin, end, history_length), spec.length)
-        return nest(drawn) | loss_mask(drawn["valid"], history_length) | {"episode": nest(fields)}
+    @property
+    def max_episode_steps(self) -> int:
+        """Frames of the longest episode that is drawn from."""
+        return int(self._lengths.max())
 
     def state_dict(self) -> dict[str, Any]:
         """The state of the draws without an ``rng``, in a form that JSON can carry."""
@@ -123,6 +72,21 @@ class RecordedEpisodes:
             if state[name] != here:
                 raise ValueError(f"the state was taken with {name} {state[name]}, here it is {here}")
         self._rng.bit_generator.state = state["generator"]
+
+    def _draw(self, count: int, draw: Draw, rng: np.random.Generator | None) -> Chunks:
+        wanted = self._lengths > 0
+        if draw.generations is not None:
+            made = [self.reader.fields(int(index))["generation"] for index in self._episodes]
+            wanted = np.isin(made, draw.generations)
+        rows, frames, run = self._choose(count, draw.needed, draw.mode, wanted, self._rng if rng is None else rng)
+        if draw.history_length is None:
+            windows = Windows(rows, frames, frames, frames + draw.size)
+        else:
+            begin, end = np.zeros_like(rows), self._lengths[rows]
+            if draw.mode == "segment":
+                begin, end = self._start[run], self._start[run] + self._run[run]
+            windows = windows_around(rows, frames, begin, end, draw.history_length)
+        return draw.nested(*self._read(windows, draw.size))
 
     def _read(self, windows: Windows, size: int) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
         """Frame fields [B, C, ...] and episode fields [B, ...] of windows of ``size`` frames, by path."""
