@@ -1,4 +1,4 @@
-"""The end of a command line: with its own exit code, even after an environment left threads behind or called ``exit``."""
+"""The end of a command line, with its own exit code: even after an environment left threads or called ``exit``."""
 
 import functools
 import os
