@@ -4,11 +4,15 @@
 at every step, over all of its bits, and some of its numbers, so that a difference has a size.
 """
 
+import atexit
+import copy
 import json
 import math
 import os
 import platform
+import shutil
 import sys
+import tempfile
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -21,6 +25,7 @@ import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
+import stick_robots
 from numpy.typing import NDArray
 
 from ejax.envs.host.pure_host import PureHostEnv
@@ -33,6 +38,7 @@ from ejax.types import Env, HostEnv, PyTree
 FILE = "env_steps.npz"
 FINGERPRINT = "fingerprint"
 """The array beside those of the cases: ``fingerprint()`` of the machine that recorded, as JSON."""
+ENGINES = ("mujoco", "mjx", "warp")
 NUM_STEPS = 20
 MAX_NUMBERS = 8
 """Numbers that are kept of a leaf of one environment in one step; the checksum covers all."""
@@ -55,6 +61,8 @@ class Case:
     num_envs: int = 3
     on_host: bool = False
     """Behind ``PureHostEnv``."""
+    links: str = ""
+    """The function of ``stick_robots`` that makes the robot's file."""
     needs: str | None = None
     """A package."""
     slow: bool = False
@@ -62,7 +70,7 @@ class Case:
 
 def cases() -> dict[str, Case]:
     """Name -> case. On several engines the name ends in the engine's."""
-    return {**_plain(), **_on_engines(), **_wrapped()}
+    return {**_plain(), **_on_engines(), **_robots(), **_gym_configs(), **_wrapped()}
 
 
 def lacking(case: Case) -> str | None:
@@ -169,8 +177,20 @@ def build(case: Case) -> Any:
     if str(_EXAMPLES) not in sys.path:
         sys.path.append(str(_EXAMPLES))
     trust("own_mujoco_task:DeskLamp")
+    if case.links:
+        cfg["model"] = str(_stick_file(case.links))
     env = make_env(case.env, cfg, num_envs=case.num_envs, events=case.events)
     return PureHostEnv(env, case.num_envs) if case.on_host else env
+
+
+@cache
+def _stick_file(name: str) -> Path:
+    """The file of a robot of sticks, until this process ends."""
+    folder = tempfile.mkdtemp(prefix="ejax-tests-sticks-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    file = Path(folder) / f"{name}.xml"
+    file.write_text(getattr(stick_robots, name)())
+    return file
 
 
 def _pure_steps(env: Env, num_envs: int, actions: NDArray[Any]) -> PyTree:
@@ -272,11 +292,113 @@ def _on_engines() -> dict[str, Case]:
         "gym config push_cube": Case(env="EmbodiedEnv", cfg={"gym_config": _gym_config("push_cube")}),
         "quadruped": Case(env="VelocityRL", cfg={"robot": "quadruped", "max_episode_steps": 8}),
     }
+    quick = ("mujoco", "cart_pole@mjx", "own task@mjx", "gym config cart_pole@mjx")
+    cases = {f"{name}@{engine}": (case, engine) for name, case in tasks.items() for engine in ENGINES}
     return {
-        f"{name}@{engine}": replace(case, engine=engine, num_envs=2, slow=engine != "mujoco")
-        for name, case in tasks.items()
-        for engine in ("mujoco", "mjx", "warp")
+        name: replace(case, engine=engine, num_envs=2, slow=not name.endswith(quick))
+        for name, (case, engine) in cases.items()
     }
+
+
+def _robots() -> dict[str, Case]:
+    """Each robot's task, on the C engine; made of sticks where its file is in no package that tests have."""
+    pushed = {
+        "robot": "quadruped",
+        "max_episode_steps": 15,
+        "push": {"interval": [0.02, 0.1], "roll": [-30.0, 30.0]},
+        "terrain": {"kind": "rough", "half_size": 2.0},
+        "command": {"standing": 0.3, "resampling_time": [0.05, 0.2]},
+    }
+    cases = {
+        f"{robot} of sticks": Case(
+            env="VelocityRL", cfg={"robot": robot, "max_episode_steps": 15}, links=f"{robot}_sticks"
+        )
+        for robot in ("go1", "go2", "anymal_c", "g1", "h1_2", "microduck")
+    }
+    cases["quadruped pushed on rough ground"] = Case(env="VelocityRL", cfg=pushed)
+    return {f"{name}@mujoco": replace(case, engine="mujoco", num_envs=2) for name, case in cases.items()}
+
+
+def _gym_configs() -> dict[str, Case]:
+    """Gym configs that use most functors."""
+    seeing = copy.deepcopy(_gym_config("cart_pole"))
+    seeing["sensor"] = [
+        {
+            "sensor_type": "Camera",
+            "uid": "cam",
+            "width": 12,
+            "height": 8,
+            "intrinsics": [10.0, 12.0, 5.0, 4.5],
+            "extrinsics": {"eye": [2.6, -0.7, 1.3], "target": [0.0, 0.0, 0.7]},
+        }
+    ]
+    cases = {
+        "gym config with a camera": Case(env="EmbodiedEnv", cfg={"gym_config": seeing, "renderer": "raycast"}),
+        "gym config of many terms": Case(env="EmbodiedEnv", cfg={"gym_config": _many_terms()}),
+        "gym config of poses and a gripper": Case(env="EmbodiedEnv", cfg={"gym_config": _poses_and_gripper()}),
+    }
+    backwards = {"joint_names": ["cart_to_pole", "slider_to_cart"], "preserve_order": True}
+    actions = {
+        **{func: ("cart_pole", {"scale": 0.1}) for func in _TERMS},
+        **{func: ("cart_pole", {"scale": 0.1, **backwards}) for func in _JOINT_ACTIONS},
+        **{func: ("push_cube", {"part_name": "arm"}) for func in ("EefPoseTerm", "EefPoseAction")},
+    }
+    for func, (name, params) in actions.items():
+        config = copy.deepcopy(_gym_config(name))
+        config["env"]["actions"] = {"one": {"func": func, "params": params}}
+        cases[f"gym config with {func}"] = Case(env="EmbodiedEnv", cfg={"gym_config": config})
+    return {f"{name}@mujoco": replace(case, engine="mujoco", num_envs=2) for name, case in cases.items()}
+
+
+_TERMS = ("QposTerm", "QposDenormalizedTerm", "QposNormalizedTerm", "QvelTerm", "QfTerm")
+_JOINT_ACTIONS = (
+    *("JointPositionAction", "RelativeJointPositionAction", "JointPositionToLimitsAction"),
+    *("DefaultJointPositionAction", "JointVelocityAction", "JointEffortAction", "DefaultJointPositionTerm"),
+)
+
+
+def _many_terms() -> dict[str, Any]:
+    config = copy.deepcopy(_gym_config("push_cube"))
+    cube, goal = {"uid": "cube"}, {"target_pose_key": "goal_pose"}
+    config["env"]["observations"] |= {
+        "cube_vel": _seen("get_rigid_object_velocity", "object/cube_vel", entity_cfg=cube),
+        "cube_again": _seen("get_object_pose", "object/cube_again", entity_cfg=cube),
+        "ee": _seen("get_robot_eef_pose", "robot/ee", part_name="arm", position_only=True),
+    }
+    source = {"source_entity_cfg": cube}
+    config["env"]["rewards"] |= {
+        "nearer": _weighed("incremental_distance_to_target", 0.5, **source, **goal),
+        "between": _weighed("distance_between_objects", 0.5, **source, target_entity_cfg=cube),
+        "alike": _weighed("orientation_alignment", 0.5, **source, target_entity_cfg=cube),
+        "speed": _weighed("joint_velocity_penalty", -0.1, robot_uid="Manipulator"),
+        "limits": _weighed("joint_limit_penalty", -0.1, robot_uid="Manipulator", margin=0.3),
+    }
+    bounds = {"qpos_range": [[-0.05] * 8, [0.05] * 8]}
+    config["env"]["events"] |= {
+        "posture": _event("randomize_robot_qpos", "reset", entity_cfg={"uid": "Manipulator"}, **bounds),
+        "mass": _event("randomize_rigid_object_mass", "startup", entity_cfg=cube, mass_range=[1.0, 3.0]),
+        "again": {
+            **_event("randomize_target_pose", "interval", position_range=[[-0.3] * 3, [0.3] * 3]),
+            "interval_step": 3,
+        },
+    }
+    return config
+
+
+def _poses_and_gripper() -> dict[str, Any]:
+    config = copy.deepcopy(_gym_config("push_cube"))
+    arm = {"contract": "eef_pose.relative@1", "params": {"part_name": "arm"}}
+    hand = {"contract": "gripper.parallel@1", "params": {"part_name": "hand", "use_joint_limits": True}}
+    config["env"]["actions"] = {"arm": arm, "hand": hand}
+    return config
+
+
+def _seen(func: str, name: str, **params: Any) -> dict[str, Any]:
+    return {"func": func, "mode": "add", "name": name, "params": params}
+
+
+def _weighed(func: str, weight: float, **params: Any) -> dict[str, Any]:
+    return {"func": func, "mode": "add", "weight": weight, "params": params}
 
 
 def _gym_config(name: str) -> dict[str, Any]:

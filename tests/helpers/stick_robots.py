@@ -1,6 +1,10 @@
-"""Files of robots made of sticks, with the joints and bodies of H1-2 and MicroDuck, which no package has."""
+"""Files of robots made of sticks, with the joints and bodies of robots whose files are not here."""
 
-from ejax.envs.locomotion.bipeds import H1_2, MICRODUCK
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from ejax.envs.locomotion.bipeds import G1, H1_2, MICRODUCK
+from ejax.envs.locomotion.quadrupeds import ANYMAL_C, GO1, GO2
 from ejax.envs.locomotion.robots import LeggedRobot
 
 _DUCK_BODIES = dict(
@@ -29,26 +33,81 @@ def microduck_sticks() -> str:
     return _sticks(MICRODUCK, _DUCK_LIMBS, _DUCK_BODIES, length=0.022, mass=0.04)
 
 
+def g1_sticks() -> str:
+    """As MJCF."""
+    bodies = {joint: joint.replace("_joint", "_link") for joint in G1.joints} | {"waist_pitch_joint": "torso_link"}
+    balls = {}
+    for side in ("left", "right"):
+        balls[f"{side}_ankle_roll_link"] = tuple(f"{side}_foot{i}_collision" for i in range(1, 8))
+        for link, part in (("knee", "shin"), ("hip_yaw", "thigh"), ("wrist_yaw", "hand")):
+            balls[f"{side}_{link}_link"] = (f"{side}_{part}_collision",)
+    limbs = (G1.joints[:6], G1.joints[6:12], G1.joints[12:22], G1.joints[22:])
+    return _sticks(G1, limbs, bodies, length=0.125, mass=1.0, balls=balls)
+
+
+def go1_sticks() -> str:
+    """As MJCF."""
+    balls = {f"{leg}_calf": (f"{leg}_foot_collision",) for leg in ("FR", "FL", "RR", "RL")}
+    return _dog(GO1, balls | {"trunk": ("trunk_collision", "head_collision")}, {})
+
+
+def go2_sticks() -> str:
+    """As MJCF."""
+    return _dog(GO2, {}, {})
+
+
+def anymal_c_sticks() -> str:
+    """As MJCF."""
+    balls = {f"{leg}_SHANK": (f"{leg}_FOOT_0_collision", f"{leg}_FOOT_1_collision") for leg in ("LF", "LH", "RF", "RH")}
+    return _dog(ANYMAL_C, balls, {"HAA": "HIP", "HFE": "THIGH", "KFE": "SHANK"})
+
+
+def _dog(robot: LeggedRobot, balls: dict[str, tuple[str, ...]], parts: dict[str, str]) -> str:
+    """Four legs of three links, called as their joints are, but for ``parts``."""
+    bodies = {}
+    for joint in robot.joints:
+        leg, part = joint.removesuffix("_joint").split("_")
+        bodies[joint] = f"{leg}_{parts.get(part, part)}"
+    limbs = tuple(robot.joints[i : i + 3] for i in range(0, 12, 3))
+    return _sticks(robot, limbs, bodies, length=robot.height / 3, mass=1.0, num_legs=4, balls=balls)
+
+
 def _sticks(
-    robot: LeggedRobot, limbs: tuple[tuple[str, ...], ...], bodies: dict[str, str], *, length: float, mass: float
+    robot: LeggedRobot,
+    limbs: tuple[tuple[str, ...], ...],
+    bodies: dict[str, str],
+    *,
+    length: float,
+    mass: float,
+    num_legs: int = 2,
+    balls: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
 ) -> str:
-    """Two legs hang down, other limbs stand up; each link is a stick with a ball at its end."""
-    text = f'<body name="{robot.base}" pos="0 0 {robot.height}">{_link(0.0, length, mass)}'
+    """Legs hang down, other limbs stand up; each link is a stick with a ball at its end.
+
+    Args:
+        balls: of a link that has several, or one with a name: their names.
+    """
+
+    def link(body: str, way: float) -> str:
+        return _link(way, length, mass, balls.get(body, ("",)))
+
+    text = f'<body name="{robot.base}" pos="0 0 {robot.height}">{link(robot.base, 0.0)}'
     for number, limb in enumerate(limbs):
-        way = -length if number < 2 else length
+        way = -length if number < num_legs else length
         opening = "".join(
             f'<body name="{bodies[joint]}" pos="0 {(0.1 - 0.2 * number) * length * 6 if i == 0 else 0.0} '
             f'{way if i else 0.0}"><joint name="{joint}" axis="{"1 0 0" if "roll" in joint else "0 1 0"}" '
-            f'range="-2 2"/>{_link(way, length, mass)}'
+            f'range="-2 2"/>{link(bodies[joint], way)}'
             for i, joint in enumerate(limb)
         )
         text += opening + "</body>" * len(limb)
     return f'<mujoco><compiler angle="radian"/><worldbody>{text}</body></worldbody></mujoco>'
 
 
-def _link(way: float, length: float, mass: float) -> str:
+def _link(way: float, length: float, mass: float, balls: tuple[str, ...]) -> str:
     inertia = mass * length**2
-    return (
-        f'<inertial pos="0 0 {way / 2}" mass="{mass}" diaginertia="{inertia} {inertia} {inertia}"/>'
-        f'<geom type="sphere" size="{0.1 * length}" pos="0 0 {way}"/>'
-    )
+    text = f'<inertial pos="0 0 {way / 2}" mass="{mass}" diaginertia="{inertia} {inertia} {inertia}"/>'
+    for i, ball in enumerate(balls):
+        name = f' name="{ball}"' if ball else ""
+        text += f'<geom type="sphere" size="{0.1 * length}" pos="{0.1 * length * i if i else 0} 0 {way}"{name}/>'
+    return text
