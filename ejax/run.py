@@ -35,7 +35,7 @@ from ejax.training.progress import Progress
 from ejax.training.recorder import VideoRecorder
 from ejax.training.saver import Saver
 from ejax.training.skipped import refuse_nonfinite, skip_notes, skipped_fraction
-from ejax.training.start import Place, Start, begin, find_place, report
+from ejax.training.start import RunLocation, StartState, announce_start, build_start, locate_run
 from ejax.training.together import follow, gather, lead, leading
 from ejax.training.watchdog import Watchdog, guarded_calls
 from ejax.types import Metrics, Params, Phase, Policy
@@ -133,7 +133,7 @@ def train(
         with guarded as watchdog, precision:
             return _followed(config, started, watchdog)
     with leading(config) as others, guarded as watchdog, precision, ExitStack() as locks:
-        place = find_place(config, resume, run_dir, fork, locks=locks)
+        place = locate_run(config, resume, run_dir, fork, locks=locks)
         if others is not None:
             gather(others, place)
         try:
@@ -160,8 +160,10 @@ def _followed(config: RunConfig, started: float, watchdog: Watchdog) -> RunResul
     )
 
 
-def _train(place: Place, started: float, on_log: OnLog | None, watchdog: Watchdog, others: Channel | None) -> RunResult:
-    start = begin(place)
+def _train(
+    place: RunLocation, started: float, on_log: OnLog | None, watchdog: Watchdog, others: Channel | None
+) -> RunResult:
+    start = build_start(place)
     if others is not None:
         place = lead(others, place, start.parts)
     trainer, rows = place.config.trainer, rows_per_update(place.config, start.parts)
@@ -180,7 +182,7 @@ def _train(place: Place, started: float, on_log: OnLog | None, watchdog: Watchdo
         console=trainer.console,
         started=started,
     ) as writer:
-        report(place, start, writer, rows)
+        announce_start(place, start, writer, rows)
         return _Loop(place, start, writer, started, on_log, watchdog).run(evaluates_first=evaluates_first)
 
 
@@ -201,8 +203,8 @@ class _Loop:
 
     def __init__(
         self,
-        place: Place,
-        start: Start,
+        place: RunLocation,
+        start: StartState,
         writer: MetricWriter,
         started: float,
         on_log: OnLog | None,

@@ -15,7 +15,7 @@ from ejax.envs.mujoco.choice import choose_engine
 from ejax.envs.mujoco.engine import Physics
 from ejax.run import train
 from ejax.training.physics import settle_physics
-from ejax.training.start import Place, find_place
+from ejax.training.start import RunLocation, locate_run
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, platform: str, *packages: str) -> None:
@@ -28,9 +28,9 @@ def config(**env_cfg: Any) -> RunConfig:
     return parse_config(tiny(env="CartPoleRL", env_cfg={"max_episode_steps": 5, **env_cfg}))
 
 
-def place_of(*given: Any) -> Place:
+def place_of(*given: Any) -> RunLocation:
     with ExitStack() as locks:
-        return find_place(*given, locks=locks)
+        return locate_run(*given, locks=locks)
 
 
 @pytest.mark.parametrize(

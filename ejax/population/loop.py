@@ -44,7 +44,7 @@ from ejax.training.parts import cadence_of, rows_per_update
 from ejax.training.progress import Progress
 from ejax.training.saver import Saver
 from ejax.training.skipped import skipped_fraction
-from ejax.training.start import Place, find_place
+from ejax.training.start import RunLocation, locate_run
 from ejax.training.watchdog import guarded_calls
 from ejax.types import Metrics, Params
 
@@ -74,7 +74,7 @@ def train_population(config: RunConfig, *, resume: str | None = None, run_dir: P
     trainer = config.trainer
     alone = config.model_copy(update={"trainer": trainer.model_copy(update={"distributed": False})})
     with ExitStack() as locks:
-        place = find_place(alone, resume, run_dir, locks=locks)
+        place = locate_run(alone, resume, run_dir, locks=locks)
         try:
             with (
                 guarded_calls(config.env.id, trainer.collector),
@@ -88,7 +88,7 @@ def train_population(config: RunConfig, *, resume: str | None = None, run_dir: P
             raise
 
 
-def _begin(place: Place, distributed: bool, stack: ExitStack, started: float) -> "_Loop":
+def _begin(place: RunLocation, distributed: bool, stack: ExitStack, started: float) -> "_Loop":
     config = place.config
     trainer = config.trainer.model_copy(update={"distributed": distributed})
     try:
@@ -168,7 +168,7 @@ class _Loop:
 
     def __init__(
         self,
-        place: Place,
+        place: RunLocation,
         parts: PopulationParts,
         state: PopulationState,
         meta: Mapping[str, Any],

@@ -1,4 +1,4 @@
-"""Where a run starts: its folder, the checkpoint that it goes on from, its parts and its first state."""
+"""Begin a run: a new one, one that goes on, a fork of another, or one from another system's file."""
 
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -32,7 +32,7 @@ from ejax.training.warm_start import find_checkpoint, start_from_file, start_fro
 
 
 @dataclass(frozen=True)
-class Place:
+class RunLocation:
     """A run's folder, and what is there to go on from."""
 
     directory: RunDirectory
@@ -41,7 +41,7 @@ class Place:
     change."""
     checkpoint: Path | None = None
     file: str | None = None
-    """To start from where there is no checkpoint: a file of another system, or a checkpoint of another run."""
+    """To start from without a checkpoint: a file of another system, or a checkpoint of another run."""
     given: RunConfig | None = None
     """The config that a resumed run records: bound, before it is shared out among other devices."""
     is_new: bool = False
@@ -52,7 +52,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Start:
+class StartState:
     """All that the loop begins with."""
 
     parts: Parts
@@ -66,37 +66,72 @@ class Start:
         return int(self.state.update)
 
 
-def find_place(
+def locate_run(
     config: RunConfig, resume: str | None, run_dir: Path | None, fork: Path | None = None, *, locks: ExitStack
-) -> Place:
-    """Find or make the run's folder, and the checkpoint to go on from; arguments and errors as ``ejax.run.train``.
+) -> RunLocation:
+    """Begin in the way that the arguments name; they and the errors are those of ``ejax.run.train``.
 
     Args:
         locks: keeps the lock on the folder.
     """
     if fork is not None and resume is not None:
         raise ConfigError([], f"got fork {fork} and resume '{resume}'; a fork is a new run, so give one of them")
-    if fork is not None or resume is None or is_foreign_checkpoint(resume):
-        origin, passed_over = resume, list[str]()
-        if fork is not None:
-            origin = str(find_checkpoint(fork, passed_over).absolute())
-        config = bind(config)
-        settled, notes = settle_physics(config)
-        run_dir = run_dir or new_run_folder(config)
-        locks.enter_context(run_lock(run_dir))
-        directory = create_run_directory(config, run_dir, origin=origin, notes=notes)
-        return Place(directory, settled, file=origin, is_new=True, alarms=tuple(passed_over), notes=notes)
+    if fork is not None:
+        return fork_run(config, fork, run_dir, locks)
+    if resume is None:
+        return new_run(config, run_dir, locks)
+    if is_foreign_checkpoint(resume):
+        return foreign_run(config, resume, run_dir, locks)
+    return resume_run(config, resume, run_dir, locks)
+
+
+def new_run(
+    config: RunConfig,
+    run_dir: Path | None,
+    locks: ExitStack,
+    *,
+    origin: str | None = None,
+    alarms: tuple[str, ...] = (),
+) -> RunLocation:
+    """Make the folder of a run from the beginning.
+
+    Args:
+        origin: a file whose state it begins with.
+        alarms: on what led here.
+    """
+    config = bind(config)
+    settled, notes = settle_physics(config)
+    run_dir = run_dir or new_run_folder(config)
+    locks.enter_context(run_lock(run_dir))
+    directory = create_run_directory(config, run_dir, origin=origin, notes=notes)
+    return RunLocation(directory, settled, file=origin, is_new=True, alarms=alarms, notes=notes)
+
+
+def fork_run(config: RunConfig, fork: Path, run_dir: Path | None, locks: ExitStack) -> RunLocation:
+    """Make the folder of a new run that begins with the whole state of another one's checkpoint."""
+    passed_over: list[str] = []
+    origin = str(find_checkpoint(fork, passed_over).absolute())
+    return new_run(config, run_dir, locks, origin=origin, alarms=tuple(passed_over))
+
+
+def foreign_run(config: RunConfig, file: str, run_dir: Path | None, locks: ExitStack) -> RunLocation:
+    """Make the folder of a new run that goes on where another system's training stands."""
+    return new_run(config, run_dir, locks, origin=file)
+
+
+def resume_run(config: RunConfig, which: str, run_dir: Path | None, locks: ExitStack) -> RunLocation:
+    """Open the folder of a run that exists, put it in order, and find the checkpoint to go on from.
+
+    Args:
+        which: ``latest``, ``best``, or the path of a checkpoint.
+    """
     checkpoint = file = None
-    if resume not in ("latest", "best"):
-        checkpoint = verify_checkpoint(Path(resume), RunMeta).path
+    if which not in ("latest", "best"):
+        checkpoint = verify_checkpoint(Path(which), RunMeta).path
         run_dir = run_dir or checkpoint.absolute().parents[1]
-    elif resume == "latest" and run_dir is not None and never_began(run_dir):
+    elif which == "latest" and run_dir is not None and never_began(run_dir):
         alarm = f"a kill came before {run_dir} was a run: it starts from the beginning"
-        config = bind(config)
-        settled, notes = settle_physics(config)
-        locks.enter_context(run_lock(run_dir))
-        directory = create_run_directory(config, run_dir, notes=notes)
-        return Place(directory, settled, is_new=True, alarms=(alarm,), notes=notes)
+        return new_run(config, run_dir, locks, alarms=(alarm,))
     path = run_dir or newest_run(Path(config.trainer.output_dir), config.trainer.exp_name)
     left_behind = locks.enter_context(run_lock(path)) if (path / "configs").is_dir() else ""  # else it is no run
     directory, saved = open_run_directory(path)
@@ -106,74 +141,74 @@ def find_place(
     given = config
     alarms = [left_behind] if left_behind else []
     alarms += directory.recover()
-    if resume == "latest" and not directory.has_checkpoints():
+    if which == "latest" and not directory.has_checkpoints():
         file = directory.origin()
         alarms.append(
             f"{path} has no checkpoint, a kill came before the first: it starts from {file or 'the beginning'}"
         )
-    elif resume in ("latest", "best"):
-        checkpoint = directory.find(resume, alarms.append)
+    elif which in ("latest", "best"):
+        checkpoint = directory.find(which, alarms.append)
     config, notes = settle_physics(config, None if checkpoint is None else engine_of(checkpoint, directory))
     if checkpoint is not None:
         config, shared = share_out(config, checkpoint, num_devices(config))
         notes += shared
-    return Place(directory, config, checkpoint, file, given, alarms=tuple(alarms), notes=notes)
+    return RunLocation(directory, config, checkpoint, file, given, alarms=tuple(alarms), notes=notes)
 
 
-def begin(place: Place) -> Start:
+def build_start(location: RunLocation) -> StartState:
     """Build the run's parts and the state that it starts from. A new folder is taken back if that fails."""
     try:
-        start = _build(place)
-        check_best_metric(place.config, start.parts)
+        start = _build(location)
+        check_best_metric(location.config, start.parts)
     except BaseException:
-        if place.is_new:
-            place.directory.take_back()
+        if location.is_new:
+            location.directory.take_back()
         raise
     return start
 
 
-def report(place: Place, start: Start, writer: MetricWriter, rows: int) -> None:
+def announce_start(location: RunLocation, start: StartState, writer: MetricWriter, rows: int) -> None:
     """Put the folder in order for a run that goes on from here, and show every message of its start.
 
     Args:
         rows: env steps of one update.
     """
-    directory, step = place.directory, start.update * rows
-    for text in place.alarms:
+    directory, step = location.directory, start.update * rows
+    for text in location.alarms:
         writer.alarm(text)
-    for text in (*place.notes, *start.notes):
+    for text in (*location.notes, *start.notes):
         writer.note(text)
-    if place.config.trainer.distributed:
-        writer.note(f"{start.parts.num_devices} devices, {place.config.trainer.num_envs} environments on each")
-    if not place.is_new:
+    if location.config.trainer.distributed:
+        writer.note(f"{start.parts.num_devices} devices, {location.config.trainer.num_envs} environments on each")
+    if not location.is_new:
         for aside in directory.set_aside_after(step):
             writer.note(f"set aside {aside}: the run goes on from before it")
-    if place.given is not None:
-        directory.record(place.given, step)
-    if place.checkpoint is None:
+    if location.given is not None:
+        directory.record(location.given, step)
+    if location.checkpoint is None:
         return
     for problem in directory.check_sealed(start.meta["schema_version"]):
         writer.alarm(problem)
     if start.update and start.parts.stepper.versions() is not None:
         for problem in directory.check_schedule(start.update, start.meta.get("schedule_sha256")):
             writer.alarm(problem)
-    writer.note(f"resumed from {place.checkpoint} at {step} {place.config.step_name}")
+    writer.note(f"resumed from {location.checkpoint} at {step} {location.config.step_name}")
 
 
-def _build(place: Place) -> Start:
-    directory, config = place.directory, place.config
+def _build(location: RunLocation) -> StartState:
+    directory, config = location.directory, location.config
     parts = build(config, quarantine=directory.path / "quarantine")
-    if place.checkpoint is not None:
-        state, meta = load_checkpoint(place.checkpoint, parts.state)
+    if location.checkpoint is not None:
+        state, meta = load_checkpoint(location.checkpoint, parts.state)
         check_teacher(config, parts.state, state)
-        return Start(parts, state, meta, notes=parts.notes)
-    if place.file is None:
+        return StartState(parts, state, meta, notes=parts.notes)
+    if location.file is None:
         state, notes = start_from_policy(parts, config)
-        return Start(parts, state, notes=(*parts.notes, *notes))
-    if is_foreign_checkpoint(place.file):
-        state, notes = start_from_file(Path(place.file), parts, config)
+        return StartState(parts, state, notes=(*parts.notes, *notes))
+    if is_foreign_checkpoint(location.file):
+        state, notes = start_from_file(Path(location.file), parts, config)
     else:
-        state, notes = start_from_run(Path(place.file), parts, config)
+        state, notes = start_from_run(Path(location.file), parts, config)
     if parts.stepper.versions() is not None:  # of the rollouts made there, each by the newest parameters
         directory.write_schedule(0, range(int(state.update)))
-    return Start(parts, state, notes=(f"goes on from {place.file}", *notes))
+    return StartState(parts, state, notes=(f"goes on from {location.file}", *notes))

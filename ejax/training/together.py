@@ -26,7 +26,7 @@ from ejax.runtime.processes import Channel, ProcessesError, count, exchange
 from ejax.store.checkpoint import save_arrays
 from ejax.store.run_dir import RunDirectory
 from ejax.training.parts import Parts
-from ejax.training.start import Place, Start, begin
+from ejax.training.start import RunLocation, StartState, build_start
 from ejax.training.steppers import DeviceStepper, Facts, HostStepper, Interrupted
 from ejax.training.watchdog import Watchdog
 from ejax.types import PyTree
@@ -63,7 +63,7 @@ def leading(config: RunConfig) -> Iterator[Channel | None]:
         channel.tell("end", error=None)
 
 
-def gather(channel: Channel, place: Place) -> None:
+def gather(channel: Channel, place: RunLocation) -> None:
     """Tell the others where the run starts."""
     channel.tell(
         "start",
@@ -74,7 +74,7 @@ def gather(channel: Channel, place: Place) -> None:
     )
 
 
-def lead(channel: Channel, place: Place, parts: Parts) -> Place:
+def lead(channel: Channel, place: RunLocation, parts: Parts) -> RunLocation:
     """Have the others take every step that is taken here, and write their parts of its checkpoints from now on."""
     stepper = _stepper(parts)
     stepper.announce = lambda count: channel.tell("advance", count=count)
@@ -102,7 +102,7 @@ def _wait_for_all(channel: Channel, notes: list[str], facts: Facts | None, inter
     return _of_all([facts, *(answer["facts"] for answer in answers.values())])
 
 
-def follow(config: RunConfig, watchdog: Watchdog) -> tuple[Place, Start, RunState]:
+def follow(config: RunConfig, watchdog: Watchdog) -> tuple[RunLocation, StartState, RunState]:
     """Every process but the first: do what process 0 tells, until the end.
 
     Args:
@@ -139,13 +139,13 @@ def follow(config: RunConfig, watchdog: Watchdog) -> tuple[Place, Start, RunStat
             raise
 
 
-def _follow(channel: Channel) -> tuple[Place, Start, RunState]:
+def _follow(channel: Channel) -> tuple[RunLocation, StartState, RunState]:
     told = channel.hear()
     _check_end(told)
     directory = RunDirectory(Path(told["run_dir"]), told["config"]["trainer"]["exp_name"])
     checkpoint = Path(told["checkpoint"]) if told["checkpoint"] else None
-    place = Place(directory, parse_untrusted(told["config"]), checkpoint, told["file"])
-    start = begin(place)
+    place = RunLocation(directory, parse_untrusted(told["config"]), checkpoint, told["file"])
+    start = build_start(place)
     update, stepper = start.update, _stepper(start.parts)
     if isinstance(stepper, HostStepper):
         stepper.agree = partial(_answer, channel, stepper)
