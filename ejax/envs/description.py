@@ -6,7 +6,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 import gymnasium
 
-from ejax.types import Env, HostEnv, RenderableEnv
+from ejax.types import Env, HostEnv, PyTree, RenderableEnv
 
 WHOLE = "obs"
 """The path of an observation that is one array."""
@@ -61,6 +61,20 @@ def describe(env: Env | HostEnv) -> EnvDescription:
         control_period=env.control_period if isinstance(env, RenderableEnv) else None,
         clips_actions=bool(getattr(env, "clip_actions", False)) and isinstance(env.action_space, gymnasium.spaces.Box),
     )
+
+
+@runtime_checkable
+class CaptionedEnv(Protocol):
+    """An environment whose videos carry a text, such as an episode's instruction."""
+
+    def caption(self, state: PyTree) -> str:
+        """The text; may be empty."""
+        ...
+
+
+def caption_of(env: object, state: PyTree) -> str:
+    """Text for a picture of this state; empty for an environment without one."""
+    return env.caption(state) if isinstance(env, CaptionedEnv) else ""
 
 
 def features(*groups: tuple[str, str, str]) -> tuple[Feature, ...]:

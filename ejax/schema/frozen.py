@@ -32,6 +32,12 @@ def thaw(value: Any) -> Any:
     return list(map(thaw, value)) if isinstance(value, list | tuple) else value
 
 
+def freeze_fields(record: Any, *names: str) -> None:
+    """Freeze these fields of a frozen dataclass: for its ``__post_init__``."""
+    for name in names:
+        object.__setattr__(record, name, freeze(getattr(record, name)))
+
+
 def _frozen_kwargs(value: Any) -> FrozenDict:
     if not isinstance(value, dict | FrozenDict | None):
         raise ValueError(f"got {shown(value)}; must be a mapping of names to values")

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from ejax.config.camera import CameraConfig
 from ejax.distributions import executed
+from ejax.envs.description import caption_of
 from ejax.policies.calls import ask, first_memory
 from ejax.runtime.video import tile_frames, with_caption, write_video
 from ejax.types import Array, CameraView, ChunkedEnv, Env, Key, Params, Phase, Policy, PyTree, RenderableEnv
@@ -191,7 +192,6 @@ def draw(
         ValueError: the environment cannot be drawn.
     """
     env = _drawable(env)
-    caption = getattr(env, "caption", None)
     states, ended = jax.device_get((states, done))
     last = np.where(ended.any(axis=0), ended.argmax(axis=0), len(ended) - 1)
     drawn_at = np.full(len(last), -1)
@@ -201,7 +201,7 @@ def draw(
             if at != drawn_at[i]:
                 state = jax.tree.map(lambda x, i=i, at=at: x[at, i], states)
                 pictures[i], drawn_at[i] = env.render(state, *resolution, view), at
-                if caption is not None and (text := caption(state)):
+                if text := caption_of(env, state):
                     pictures[i] = with_caption(pictures[i], text)
         yield tile_frames(np.stack([pictures[i] for i in range(len(last))]))
 

@@ -7,15 +7,14 @@ import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
-from numpy.typing import NDArray
 
 from ejax.envs.description import EnvDescription, Feature, describe
-from ejax.envs.mujoco.appearance import Appearance
-from ejax.types import Array, CameraView, Env, Key, PyTree, Timestep, carry_over
+from ejax.envs.wrappers.wrapper import EnvWrapper
+from ejax.types import Array, Env, Key, PyTree, Timestep
 
 
 @dataclass(frozen=True)
-class ActionChunk:
+class ActionChunk(EnvWrapper):
     """A pure environment whose action is ``size`` actions of ``env`` in a row: ``[size · A]``, the first one first.
 
     An episode's end ends the chunk too. The reward of a decision is the sum of its steps' rewards, so ``gamma`` counts
@@ -36,8 +35,8 @@ class ActionChunk:
             )
 
     @property
-    def observation_space(self) -> gymnasium.Space[Any]:
-        return self.env.observation_space
+    def inner(self) -> Env:
+        return self.env
 
     @property
     def action_space(self) -> gymnasium.Space[Any]:
@@ -70,11 +69,10 @@ class ActionChunk:
             actions_per_decision=inner.actions_per_decision * self.size,
         )
 
-    def reset(self, key: Key) -> tuple[PyTree, PyTree]:
-        return self.env.reset(key)
-
-    def carry_over(self, ended: PyTree, started: PyTree, obs: PyTree) -> tuple[PyTree, PyTree]:
-        return carry_over(self.env, ended, started, obs)
+    @property
+    def control_period(self) -> float:
+        """Duration of one decision, s."""
+        return super().control_period * self.size
 
     def step(self, state: PyTree, action: Array, key: Key) -> tuple[PyTree, Timestep]:
         actions = action.reshape(self.size, -1)
@@ -89,29 +87,6 @@ class ActionChunk:
 
         carry: tuple[PyTree, Timestep] = jax.lax.fori_loop(1, self.size, one_more, (state, timestep))
         return carry
-
-    @property
-    def control_period(self) -> float:
-        """Duration of one decision, s; of an environment that can be drawn."""
-        env: Any = self.env
-        return env.control_period * self.size
-
-    def render(
-        self, state: PyTree, width: int = 640, height: int = 480, camera: CameraView | None = None
-    ) -> NDArray[np.uint8]:
-        """Same as the environment's own."""
-        env: Any = self.env
-        return env.render(state, width, height, camera)
-
-    def appearance(self, state: PyTree) -> Appearance:
-        """Same as the environment's own."""
-        env: Any = self.env
-        return env.appearance(state)
-
-    def caption(self, state: PyTree) -> str:
-        """Same as the environment's own; nothing where it has none."""
-        caption = getattr(self.env, "caption", None)
-        return "" if caption is None else caption(state)
 
     def trajectory(self, state: PyTree, action: Array, key: Key) -> PyTree:
         """The states after each action of a decision [size, ...], for videos: those past an episode's end repeat it."""

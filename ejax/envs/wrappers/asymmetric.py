@@ -6,19 +6,17 @@ from typing import Any
 
 import gymnasium
 import jax.numpy as jnp
-import numpy as np
 from flax.core import FrozenDict
-from numpy.typing import NDArray
 
 from ejax.envs.description import WHOLE, EnvDescription, describe
-from ejax.envs.mujoco.appearance import Appearance
-from ejax.schema.frozen import freeze, thaw
+from ejax.envs.wrappers.wrapper import EnvWrapper
+from ejax.schema.frozen import freeze_fields, thaw
 from ejax.schema.registry import resolve
-from ejax.types import Array, CameraView, HostEnv, Key, PyTree, Timestep, carry_over
+from ejax.types import Array, HostEnv, Key, PyTree, Timestep, carry_over
 
 
 @dataclass(frozen=True)
-class AsymmetricEnv:
+class AsymmetricEnv(EnvWrapper):
     """``{"policy": some numbers of an observation, "critic": all of them}`` of a pure environment; VelocityRL's names.
 
     ``trainer.events`` whose ``part`` is ``policy`` make noise and delay that the other part does not show.
@@ -37,7 +35,7 @@ class AsymmetricEnv:
     observation_indices: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "env_cfg", freeze(self.env_cfg))
+        freeze_fields(self, "env_cfg")
         if isinstance(self.inner, HostEnv | gymnasium.Env):
             raise ValueError(f"AsymmetricEnv: {self.env} is stepped outside JAX; give an environment in JAX")
         space = self.inner.observation_space
@@ -67,19 +65,6 @@ class AsymmetricEnv:
         return gymnasium.spaces.Dict({"policy": policy, "critic": whole})
 
     @property
-    def action_space(self) -> gymnasium.Space[Any]:
-        return self.inner.action_space
-
-    @property
-    def max_episode_steps(self) -> int:
-        return self.inner.max_episode_steps
-
-    @property
-    def control_period(self) -> float:
-        """Duration of one step, s."""
-        return self.inner.control_period
-
-    @property
     def description(self) -> EnvDescription:
         inner = describe(self.inner)
         named = inner.observation.get(WHOLE)
@@ -98,16 +83,6 @@ class AsymmetricEnv:
     def step(self, state: PyTree, action: Array, key: Key) -> tuple[PyTree, Timestep]:
         state, timestep = self.inner.step(state, action, key)
         return state, replace(timestep, obs=self._parts(timestep.obs))
-
-    def render(
-        self, state: PyTree, width: int = 640, height: int = 480, camera: CameraView | None = None
-    ) -> NDArray[np.uint8]:
-        """Same as the environment's own."""
-        return self.inner.render(state, width, height, camera)
-
-    def appearance(self, state: PyTree) -> Appearance:
-        """Same as the environment's own."""
-        return self.inner.appearance(state)
 
     @property
     def _indices(self) -> tuple[int, ...]:

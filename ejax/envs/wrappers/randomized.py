@@ -12,16 +12,15 @@ import jax.numpy as jnp
 import mujoco
 import numpy as np
 from flax import struct
-from numpy.typing import NDArray
 
-from ejax.envs.description import EnvDescription, describe
-from ejax.envs.mujoco.appearance import Appearance, AppearingEnv
+from ejax.envs.mujoco.appearance import AppearingEnv
 from ejax.envs.mujoco.engine import PhysicsState, load_model
 from ejax.envs.randomization.events import Event, Events, read_events
 from ejax.envs.randomization.physics import keep_written
 from ejax.envs.randomization.sensing import Sensing, Side, first, late, push
-from ejax.schema.frozen import freeze
-from ejax.types import Array, CameraView, HostEnv, Key, PyTree, Timestep, carry_over
+from ejax.envs.wrappers.wrapper import EnvWrapper
+from ejax.schema.frozen import freeze_fields
+from ejax.types import Array, HostEnv, Key, PyTree, Timestep, carry_over
 
 LEVEL = "curriculum_level"
 """The metric of a curriculum."""
@@ -54,7 +53,7 @@ class RandomizedState:
 
 
 @dataclass(frozen=True)
-class RandomizedEnv:
+class RandomizedEnv(EnvWrapper):
     """``events`` happen to a task: docs/randomization.md.
 
     When: ``startup`` once for each row, and what was drawn outlasts its episodes; ``reset`` at the start of each
@@ -73,30 +72,16 @@ class RandomizedEnv:
     events: Any
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "events", freeze(self.events))
+        freeze_fields(self, "events")
         if "geom_size" in self.read.parameters and _shows_pictures(self.env.observation_space):
             raise ValueError("pictures show the sizes of the model; leave out randomize_rigid_object_scale, or sensor")
 
     @property
-    def observation_space(self) -> gymnasium.Space[Any]:
-        return self.env.observation_space
+    def inner(self) -> Any:
+        return self.env
 
-    @property
-    def action_space(self) -> gymnasium.Space[Any]:
-        return self.env.action_space
-
-    @property
-    def max_episode_steps(self) -> int:
-        return self.env.max_episode_steps
-
-    @property
-    def control_period(self) -> float:
-        """Duration of one step, s."""
-        return self.env.control_period
-
-    @property
-    def description(self) -> EnvDescription:
-        return describe(self.env)
+    def inner_state(self, state: RandomizedState) -> PyTree:
+        return state.env
 
     @functools.cached_property
     def read(self) -> Events:
@@ -162,25 +147,6 @@ class RandomizedEnv:
         state = replace(state, level=curriculum.after(state.level, num_steps, ended, success))
         info = {**timestep.info, "metrics": {**timestep.info.get("metrics", {}), LEVEL: state.level}}
         return state, replace(timestep, info=info)
-
-    def render(
-        self, state: RandomizedState, width: int = 640, height: int = 480, camera: CameraView | None = None
-    ) -> NDArray[np.uint8]:
-        """Same as the task's own."""
-        return self.env.render(state.env, width, height, camera)
-
-    def appearance(self, state: RandomizedState) -> Appearance:
-        """Same as the task's own."""
-        return self.env.appearance(state.env)
-
-    def tool_position(self, state: RandomizedState) -> Array:
-        """Same as the task's own."""
-        return self.env.tool_position(state.env)
-
-    def caption(self, state: RandomizedState) -> str:
-        """Same as the task's own."""
-        caption = getattr(self.env, "caption", None)
-        return "" if caption is None else caption(state.env)
 
     @functools.cached_property
     def _model(self) -> mujoco.MjModel | None:

@@ -21,13 +21,14 @@ from ejax.envs.description import WHOLE, EnvDescription, describe
 from ejax.envs.mujoco.appearance import Appearance, AppearingEnv
 from ejax.envs.mujoco.pictures import Renderer, check_renderer_name, picture_on_host
 from ejax.envs.mujoco.raycast import draw
-from ejax.envs.mujoco.scenery import half_angles, look_at
+from ejax.envs.mujoco.scenery import Camera, half_angles, look_at
 from ejax.envs.wrappers.action_chunk import ActionChunk
 from ejax.envs.wrappers.randomized import RandomizedEnv, with_events
 from ejax.envs.wrappers.visual_randomizers import Look, Randomizers
-from ejax.schema.frozen import freeze, thaw
+from ejax.envs.wrappers.wrapper import EnvWrapper, innermost
+from ejax.schema.frozen import freeze_fields, thaw
 from ejax.schema.registry import resolve
-from ejax.types import Array, CameraView, Env, Key, PyTree, RenderableEnv, Timestep, carry_over
+from ejax.types import Array, CameraView, Key, PyTree, RenderableEnv, Timestep
 
 _LOOK = 0x100C
 """Folded into an episode's key: its look is drawn apart, so that the episode is the same without one."""
@@ -60,7 +61,7 @@ class RenderedState:
 
 
 @dataclass(frozen=True)
-class RenderedEnv:
+class RenderedEnv(EnvWrapper):
     """``{"image": uint8 [height, width, 3], "state": observation}`` of a pure environment that can be drawn.
 
     The parts of an observation that is a dict stay beside ``image`` under their own names.
@@ -105,13 +106,7 @@ class RenderedEnv:
     events: Any = field(default_factory=FrozenDict)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "env_cfg", freeze(self.env_cfg))
-        object.__setattr__(self, "randomizers", freeze(self.randomizers))
-        object.__setattr__(self, "events", freeze(self.events))
-        object.__setattr__(self, "wrist", None if self.wrist is None else freeze(self.wrist))
-        for name in ("camera_eye", "camera_target"):
-            place = getattr(self, name)
-            object.__setattr__(self, name, None if place is None else tuple(place))
+        freeze_fields(self, "env_cfg", "camera_eye", "camera_target", "wrist", "randomizers", "events")
         if self.width < 1 or self.height < 1:
             raise ValueError(f"RenderedEnv: width and height must be >= 1, got {self.width} and {self.height}")
         if not isinstance(self.drawn, RenderableEnv):
@@ -126,39 +121,30 @@ class RenderedEnv:
 
     @property
     def observation_space(self) -> gymnasium.spaces.Dict:
-        pictures = {"image": gymnasium.spaces.Box(0, 255, (self.height, self.width, 3), np.uint8)}
+        sizes = {"image": (self.height, self.width)}
         if self._wrist is not None:
-            pictures["wrist"] = gymnasium.spaces.Box(0, 255, (self._wrist.height, self._wrist.width, 3), np.uint8)
+            sizes["wrist"] = (self._wrist.height, self._wrist.width)
+        pictures = {name: gymnasium.spaces.Box(0, 255, (*size, 3), np.uint8) for name, size in sizes.items()}
         return gymnasium.spaces.Dict({**pictures, **_parts(self.drawn.observation_space)})
-
-    @property
-    def action_space(self) -> gymnasium.Space[Any]:
-        return self._stepped.action_space
 
     @property
     def actions_per_decision(self) -> int:
         return self.action_chunk
 
     @property
-    def max_episode_steps(self) -> int:
-        return self._stepped.max_episode_steps
-
-    @property
-    def control_period(self) -> float:
-        """Duration of one decision, s."""
-        return self.drawn.control_period * self.action_chunk
-
-    @property
     def description(self) -> EnvDescription:
         """The environment's, whose one array is ``state`` here."""
-        inner = describe(self._stepped)
+        inner = describe(self.inner)
         return replace(
             inner,
             observation={"state" if path == WHOLE else path: each for path, each in inner.observation.items()},
         )
 
+    def inner_state(self, state: PyTree) -> PyTree:
+        return state.env if isinstance(state, RenderedState) else state
+
     def reset(self, key: Key) -> tuple[PyTree, PyTree]:
-        state, obs = self._stepped.reset(key)
+        state, obs = self.inner.reset(key)
         if self.randomizers:
             look = self._randomizers.draw(jax.random.fold_in(key, _LOOK), self.drawn.appearance(state).asset)
             state = RenderedState(env=state, look=look)
@@ -166,52 +152,33 @@ class RenderedEnv:
 
     def carry_over(self, ended: PyTree, started: PyTree, obs: PyTree) -> tuple[PyTree, PyTree]:
         """The pictures stay: nothing that is carried over can be seen."""
-        dict_inside = isinstance(self.drawn.observation_space, gymnasium.spaces.Dict)
-        parts = {name: obs[name] for name in _parts(self.drawn.observation_space)}
-        inner = parts if dict_inside else parts["state"]
-        state, inner = carry_over(self._stepped, _inner(ended), _inner(started), inner)
-        if isinstance(started, RenderedState):
-            state = replace(started, env=state)
-        return state, {**obs, **_parts(inner)}
+        space = self.drawn.observation_space
+        inner = (
+            {name: obs[name] for name in _parts(space)} if isinstance(space, gymnasium.spaces.Dict) else obs["state"]
+        )
+        state, inner = super().carry_over(self.inner_state(ended), self.inner_state(started), inner)
+        return _with_inner(started, state), {**obs, **_parts(inner)}
 
     def step(self, state: PyTree, action: Array, key: Key) -> tuple[PyTree, Timestep]:
-        if isinstance(state, RenderedState):
-            after, timestep = self._stepped.step(state.env, action, key)
-            state = replace(state, env=after)
-        else:
-            state, timestep = self._stepped.step(state, action, key)
+        inner, timestep = self.inner.step(self.inner_state(state), action, key)
+        state = _with_inner(state, inner)
         return state, replace(timestep, obs=self._observe(state, timestep.obs))
 
     def trajectory(self, state: PyTree, action: Array, key: Key) -> PyTree:
         """The states after each action of a decision [action_chunk, ...], for videos."""
-        inner = _inner(state)
-        if isinstance(self._stepped, ActionChunk):
-            states = self._stepped.trajectory(inner, action, key)
+        inner = self.inner_state(state)
+        if isinstance(self.inner, ActionChunk):
+            states = self.inner.trajectory(inner, action, key)
         else:
-            states = jax.tree.map(lambda x: x[None], self._stepped.step(inner, action, key)[0])
+            states = jax.tree.map(lambda x: x[None], self.inner.step(inner, action, key)[0])
         if not isinstance(state, RenderedState):
             return states
         look = jax.tree.map(lambda x: jnp.broadcast_to(x[None], (self.action_chunk, *x.shape)), state.look)
         return RenderedState(env=states, look=look)
 
-    def caption(self, state: PyTree) -> str:
-        """What a video says of the episode, such as its instruction; nothing for most environments."""
-        caption = getattr(self.drawn, "caption", None)
-        return "" if caption is None else caption(_inner(state))
-
-    def render(
-        self, state: PyTree, width: int = 640, height: int = 480, camera: CameraView | None = None
-    ) -> NDArray[np.uint8]:
-        """Same as the environment's own."""
-        return self.drawn.render(_inner(state), width, height, camera)
-
-    def appearance(self, state: PyTree) -> Appearance:
-        """Same as the environment's own."""
-        return self.drawn.appearance(_inner(state))
-
     @functools.cached_property
     def drawn(self) -> Any:
-        """The environment inside."""
+        """The environment inside, as it is drawn: by actions."""
         env = with_events(resolve("env", self.env)(**thaw(self.env_cfg)), self.events)
         if isinstance(env, RandomizedEnv) and "geom_size" in env.read.parameters:
             raise ValueError(
@@ -220,7 +187,8 @@ class RenderedEnv:
         return env
 
     @functools.cached_property
-    def _stepped(self) -> Env:
+    def inner(self) -> Any:
+        """The environment inside, as it is stepped: by decisions."""
         return self.drawn if self.action_chunk == 1 else ActionChunk(self.drawn, self.action_chunk)
 
     @functools.cached_property
@@ -253,36 +221,20 @@ class RenderedEnv:
             Randomizers(self.randomizers, self._view, self.width, self.height)
 
     def _observe(self, state: PyTree, obs: PyTree) -> dict[str, Array]:
-        pictures = {"image": self._picture(state)}
+        return {**self._pictures(state), **_parts(obs)}
+
+    def _pictures(self, state: PyTree) -> dict[str, Array]:
+        if self.blank:
+            spaces = self.observation_space
+            names = ("image",) if self._wrist is None else ("image", "wrist")
+            return {name: jnp.full(spaces[name].shape or (), BLANK, jnp.uint8) for name in names}
+        if self.renderer == "mujoco":
+            return {"image": picture_on_host(self._draw, state, self.width, self.height)}
+        inner, look = self.inner_state(state), state.look if isinstance(state, RenderedState) else None
+        pictures = {"image": draw_state(self.drawn, inner, self.width, self.height, self._view, look)}
         if self._wrist is not None:
-            pictures["wrist"] = self._wrist_picture(self._wrist, state)
-        return {**pictures, **_parts(obs)}
-
-    def _wrist_picture(self, wrist: WristCamera, state: PyTree) -> Array:
-        if self.blank:
-            return jnp.full((wrist.height, wrist.width, 3), BLANK, jnp.uint8)
-        if not isinstance(state, RenderedState):
-            return draw_wrist(self.drawn, state, wrist)
-        return draw_wrist(self.drawn, state.env, wrist, state.look)
-
-    def _picture(self, state: PyTree) -> Array:
-        if self.blank:
-            return jnp.full((self.height, self.width, 3), BLANK, jnp.uint8)
-        if self.renderer == "raycast":
-            return self._cast(state)
-        return picture_on_host(self._draw, state, self.width, self.height)
-
-    def _cast(self, state: PyTree) -> Array:
-        if not isinstance(state, RenderedState):
-            return draw_state(self.drawn, state, self.width, self.height, self._view)
-        seen, look = self.drawn.appearance(state.env), state.look
-        return draw(
-            replace(seen, rgba={**seen.rgba, **look.rgba}),
-            width=self.width,
-            height=self.height,
-            camera=self._view if look.camera is None else look.camera,
-            lights=look.lights,
-        )
+            pictures["wrist"] = draw_wrist(self.drawn, inner, self._wrist, look)
+        return pictures
 
     def _draw(self, state: PyTree) -> NDArray[np.uint8]:
         return self.drawn.render(state, self.width, self.height, self._view)
@@ -308,7 +260,7 @@ def check_wrist(env: Any, renderer: Renderer, wrist: WristCamera | None) -> Wris
         return None
     if renderer != "raycast":
         raise ValueError("wrist: a camera at the tool is drawn by renderer: raycast only")
-    if not hasattr(env, "tool_position"):
+    if not hasattr(innermost(env), "tool_position"):
         raise ValueError(f"wrist: {type(env).__name__} has no tool_position(state)")
     if wrist.width < 1 or wrist.height < 1:
         raise ValueError(f"wrist: width and height must be >= 1, got {wrist.width} and {wrist.height}")
@@ -316,22 +268,31 @@ def check_wrist(env: Any, renderer: Renderer, wrist: WristCamera | None) -> Wris
 
 
 @functools.partial(jax.jit, static_argnums=(0, 2, 3, 4))
-def draw_state(env: Any, state: PyTree, width: int, height: int, camera: CameraView | None) -> Array:
+def draw_state(
+    env: Any, state: PyTree, width: int, height: int, camera: CameraView | None, look: Look | None = None
+) -> Array:
     """One environment's state as ``renderer: raycast`` draws it: [height, width, 3] uint8."""
-    return draw(env.appearance(state), width=width, height=height, camera=camera)
+    placed = None if look is None else look.camera
+    return _draw_look(env.appearance(state), look, width, height, camera if placed is None else placed)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 2))
 def draw_wrist(env: Any, state: PyTree, wrist: WristCamera, look: Look | None = None) -> Array:
-    """What a camera at the tool sees: [height, width, 3] uint8."""
+    """The picture of a camera at the tool: [height, width, 3] uint8."""
     tool, seen = env.tool_position(state), env.appearance(state)
     angles = half_angles(math.radians(wrist.fovy), None, wrist.width / wrist.height)
     eye, target = tool + jnp.asarray(wrist.offset), tool + jnp.asarray(wrist.target)
     camera = look_at(eye, target, jnp.array([0.0, 0.0, 1.0]), angles, (0.5, 0.5))
+    return _draw_look(seen, look, wrist.width, wrist.height, camera)
+
+
+def _draw_look(
+    seen: Appearance, look: Look | None, width: int, height: int, camera: CameraView | Camera | None
+) -> Array:
+    lights = None if look is None else look.lights
     if look is not None:
         seen = replace(seen, rgba={**seen.rgba, **look.rgba})
-    lights = None if look is None else look.lights
-    return draw(seen, width=wrist.width, height=wrist.height, camera=camera, lights=lights)
+    return draw(seen, width=width, height=height, camera=camera, lights=lights)
 
 
 def _parts(obs: Any) -> dict[str, Any]:
@@ -341,6 +302,5 @@ def _parts(obs: Any) -> dict[str, Any]:
     return dict(obs) if isinstance(obs, Mapping) else {"state": obs}
 
 
-def _inner(state: PyTree) -> PyTree:
-    """The state of the environment inside."""
-    return state.env if isinstance(state, RenderedState) else state
+def _with_inner(state: PyTree, inner: PyTree) -> PyTree:
+    return replace(state, env=inner) if isinstance(state, RenderedState) else inner

@@ -1,0 +1,78 @@
+"""The base of environments around another one: all that a wrapper does not change is the inner environment's."""
+
+from typing import Any
+
+import gymnasium
+from numpy.typing import NDArray
+
+from ejax.envs.description import EnvDescription, caption_of, describe
+from ejax.envs.mujoco.appearance import Appearance
+from ejax.types import Array, CameraView, Key, PyTree, carry_over
+
+
+class EnvWrapper:
+    """A pure environment around ``inner``. A wrapper gives ``inner`` and ``step``, and overrides what it changes.
+
+    A wrapper with a state of its own says by ``inner_state`` where in it the inner environment's is, and carries that
+    over itself. Pictures can be had of the wrapper if the inner environment draws them.
+    """
+
+    @property
+    def inner(self) -> Any:
+        """The environment inside."""
+        raise NotImplementedError(f"{type(self).__name__} wraps nothing: give it inner")
+
+    def inner_state(self, state: PyTree) -> PyTree:
+        """The inner environment's part of the state. Default: all of it."""
+        return state
+
+    @property
+    def observation_space(self) -> gymnasium.Space[Any]:
+        return self.inner.observation_space
+
+    @property
+    def action_space(self) -> gymnasium.Space[Any]:
+        return self.inner.action_space
+
+    @property
+    def max_episode_steps(self) -> int:
+        return self.inner.max_episode_steps
+
+    @property
+    def control_period(self) -> float:
+        """Duration of one step, s; of an environment that can be drawn."""
+        return self.inner.control_period
+
+    @property
+    def description(self) -> EnvDescription:
+        return describe(self.inner)
+
+    def reset(self, key: Key) -> tuple[PyTree, PyTree]:
+        return self.inner.reset(key)
+
+    def carry_over(self, ended: PyTree, started: PyTree, obs: PyTree) -> tuple[PyTree, PyTree]:
+        return carry_over(self.inner, ended, started, obs)
+
+    def render(
+        self, state: PyTree, width: int = 640, height: int = 480, camera: CameraView | None = None
+    ) -> NDArray[Any]:
+        """The inner environment's picture."""
+        return self.inner.render(self.inner_state(state), width, height, camera)
+
+    def appearance(self, state: PyTree) -> Appearance:
+        return self.inner.appearance(self.inner_state(state))
+
+    def tool_position(self, state: PyTree) -> Array:
+        """[3], m; of an environment with a tool."""
+        return self.inner.tool_position(self.inner_state(state))
+
+    def caption(self, state: PyTree) -> str:
+        """Text for a video; empty where the inner environment has none."""
+        return caption_of(self.inner, self.inner_state(state))
+
+
+def innermost(env: Any) -> Any:
+    """The environment inside all wrappers."""
+    while isinstance(env, EnvWrapper):
+        env = env.inner
+    return env
