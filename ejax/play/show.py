@@ -31,21 +31,21 @@ _SIZE = (640, 480)
 
 @dataclass(frozen=True, kw_only=True)
 class Show:
-    """What is shown, and what happens in it."""
+    """Options of a show: the robot's commands, the blows, the pictures."""
 
     video: Path | None = None
     """None: the viewer."""
     member: int | None = None
-    """Of a population; None: the best one."""
+    """Member of a population; None: the best one."""
     checkpoint: str | None = None
     """As in ``evaluate_run``."""
     device: str = "cpu"
     seed: int | None = None
-    """Of start states and of all that happens; None: the run's ``eval_seed``."""
+    """Seed of start states and of all that happens; None: the run's ``eval_seed``."""
     episodes: int | None = None
     """None: until ``seconds`` are over; without those too one in a video, in the viewer until it is closed."""
     seconds: float | None = None
-    """Of simulated time."""
+    """Seconds of simulated time."""
     speed: float = 1.0
     """Simulated seconds in a second."""
     samples: bool = False
@@ -53,7 +53,7 @@ class Show:
     randomize: bool = False
     """With the events of training, ``trainer.events.train``."""
     command: tuple[float, float, float] | None = None
-    """Of a legged robot: forward, left (m/s), turning left (rad/s)."""
+    """Command of a legged robot: forward, left (m/s), turning left (rad/s)."""
     push: float | None = None
     """m/s of a blow."""
     push_every: float = 3.0
@@ -66,13 +66,13 @@ class Show:
 
 
 def play_run(
-    run: Path, overrides: Sequence[str] = (), show: Show = Show(), tell: Callable[[str], None] = print
+    run: Path, overrides: Sequence[str] = (), show: Show = Show(), report: Callable[[str], None] = print
 ) -> dict[str, object]:
     """Play a checkpoint of a run to somebody who looks.
 
     Args:
         overrides: ``env.key=value``: another environment than that of the training.
-        tell: gets a line for each episode.
+        report: gets a line for each episode.
 
     Returns:
         The metrics of the episodes that ended, as ``evaluate_run`` has them, the checkpoint and what was written.
@@ -88,7 +88,7 @@ def play_run(
     if show.randomize and not config.trainer.events.train:
         raise ConfigError([Problem("trainer.events.train", "is empty: there is nothing for --randomize to switch on")])
     path = chosen_checkpoint(directory, show.checkpoint, "ejax.play")
-    score = Score(tell)
+    score = Score(report)
     trainer = config.trainer
     with guarded_calls(config.env.id, trainer.collector), matmul_precision(trainer.matmul_precision, show.device):
         facts = _play(directory, config, path, show, score)
@@ -144,7 +144,7 @@ def _play_pure(
 
 
 def _touches(config: RunConfig, env: RenderableEnv, asset: str | None, show: Show) -> list[Touch]:
-    """The blows that were asked for.
+    """The blows of the command line.
 
     Raises:
         ValueError: blows, or a command, for an environment that has no place for them.
