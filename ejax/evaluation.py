@@ -17,8 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ejax.numerics.finite import NONFINITE_EPISODES, finite_rows
-from ejax.policies.calls import ask, first_memory, forget, forget_outside
-from ejax.policies.vla.policy import check_sentences
+from ejax.policies.calls import ask, check_obs, first_memory, forget, forget_outside
 from ejax.rollout import EnvCarry, reset, step, with_memory
 from ejax.types import Array, Env, HostEnv, Key, Metrics, Params, Policy, PyTree
 
@@ -142,7 +141,7 @@ def evaluate_host(
         wanting = count < quota if choice == "fixed" else np.full(num_envs, count.sum() < num_episodes)
         if not wanting.any():
             break
-        check_sentences(policy, obs)
+        check_obs(policy, obs)
         mode, memory = _mode(policy, params, obs, memory)
         action = np.asarray(mode)
         timestep = env.step(action)

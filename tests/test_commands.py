@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,36 @@ def test_without_a_command_all_are_listed(capsys: pytest.CaptureFixture[str]) ->
     listed = capsys.readouterr().out
     assert all(f"  {name} " in listed for name in COMMANDS)
     assert main(["--version"]) == 0 and capsys.readouterr().out == f"ejax {__version__}\n"
+
+
+WINGS = (
+    "data.engine",
+    "data.lerobot",
+    "policies.vla.network",
+    "policies.pretrained",
+    "preflight",
+    "report",
+    "population",
+)
+
+
+@pytest.fixture(scope="module")
+def modules_of_a_training() -> set[str]:
+    """Modules that a whole run of PPO imports, from its config to its last checkpoint."""
+    code = "import sys; from ejax.train import main; main(sys.argv[1:]); print(*sys.modules)"
+    config = str(Path(__file__).parents[1] / "configs" / "point_mass" / "ppo.yaml")
+    with tempfile.TemporaryDirectory() as folder:
+        small = ("trainer.iterations=1", "trainer.num_envs=4", "trainer.buffer_size=4", "trainer.enable_eval=false")
+        result = python(code, "--config", config, f"trainer.output_dir={folder}", *small)
+    assert result.returncode == 0, result.stderr
+    return set(result.stdout.splitlines()[-1].split())
+
+
+@pytest.mark.parametrize("wing", WINGS)
+def test_a_wing_is_imported_by_those_that_use_it_alone(wing: str, modules_of_a_training: set[str]) -> None:
+    assert "ejax.algorithms.ppo" in modules_of_a_training
+    found = [name for name in modules_of_a_training if f"{name}.".startswith(f"ejax.{wing}.")]
+    assert not found, "a plain training needs none of it"
 
 
 @pytest.mark.parametrize(

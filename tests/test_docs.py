@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 import yaml
 
-import ejax
+import ejax.data
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -51,10 +51,11 @@ def test_what_the_reference_names_exists() -> None:
             assert (getattr(importlib.import_module(module), attribute).__doc__ or "").strip(), f"{name} says nothing"
 
 
-def test_type_checkers_see_what_ejax_offers() -> None:
-    stub = ast.parse((ROOT / "ejax" / "__init__.pyi").read_text())
+@pytest.mark.parametrize("package", [ejax, ejax.data], ids=lambda package: package.__name__)
+def test_type_checkers_see_what_is_looked_up_lazily(package: ModuleType) -> None:
+    stub = ast.parse(Path(str(package.__file__)).with_suffix(".pyi").read_text())
     named = {alias.name for node in stub.body if isinstance(node, ast.ImportFrom) for alias in node.names}
-    assert named == set(ejax.__all__)
+    assert named == set(package.__all__)
 
 
 def test_all_that_ejax_offers_is_in_the_reference() -> None:

@@ -19,7 +19,7 @@ from ejax.envs.text import as_bytes
 from ejax.play.acting import Actor
 from ejax.policies.vla.config import HeadConfig, VLAConfig
 from ejax.policies.vla.flow import FlowChunk, FlowSpec
-from ejax.policies.vla.policy import VLAPolicy, check_sentences, make
+from ejax.policies.vla.policy import VLAPolicy, make
 from ejax.policies.vla.words import Words, forget_words, split, vocabulary_of
 from ejax.rollout import make_rollout
 from ejax.types import Array, Params, PyTree, Timestep
@@ -253,15 +253,15 @@ def test_pictures_are_looked_at_with_the_sum_or_the_average_of_the_words() -> No
 
 def test_a_sentence_without_an_embedding_is_refused_outside_programs() -> None:
     policy, obs = small(text_encoder={"type": "minilm"}), observations()
-    check_sentences(policy, obs)
+    policy.check_obs(obs)
     other = np.stack([as_bytes("fetch the red cube", 48)] * ROWS)
     with pytest.raises(ValueError, match=r"no embedding of 'fetch the red cube'.*give one of them"):
-        check_sentences(policy, {**obs, "instruction": other})
+        policy.check_obs({**obs, "instruction": other})
     actor: Any = object.__new__(Actor)
     actor.policy, actor._rows = policy, lambda obs: (obs, False)
     with pytest.raises(ValueError, match="no embedding of 'fetch the red cube'"):
         actor.act({**obs, "instruction": other})
-    check_sentences(small(), {**obs, "instruction": other})
+    small().check_obs({**obs, "instruction": other})
 
 
 def test_leading_axes_are_kept() -> None:

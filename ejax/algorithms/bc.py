@@ -28,7 +28,6 @@ from ejax.algorithms.record import Algorithm
 from ejax.algorithms.sgd import MinibatchConfig, sgd_epochs
 from ejax.optim import OptimizerConfig, ScheduleConfig, get_learning_rate, step_schedule
 from ejax.policies.normalize import update_normalizer
-from ejax.policies.vla.words import forget_words
 from ejax.schema.problems import Problem
 from ejax.types import (
     Array,
@@ -109,6 +108,8 @@ def bc_update(
     if config.frames_per_window is not None and config.frames_per_window < num_frames:
         rows |= _choose_frames(rows, jax.random.fold_in(key, 2), config.frames_per_window)
     if config.word_dropout > 0.0 and (part := _text_part(policy)) is not None:
+        from ejax.policies.vla.words import forget_words  # of the VLA wing alone
+
         text = forget_words(rows["obs"][part], jax.random.fold_in(key, 4), config.word_dropout)
         rows["obs"] = {**rows["obs"], part: text}
     if dropout:

@@ -24,8 +24,7 @@ from ejax.distributions import executed
 from ejax.envs.host.calls import call_env, waiting_for
 from ejax.envs.host.guarded import GuardedEnv
 from ejax.envs.host.pure_host import PureHostEnv
-from ejax.policies.calls import ask, first_memory, forget_outside
-from ejax.policies.vla.policy import check_sentences
+from ejax.policies.calls import ask, check_obs, first_memory, forget_outside
 from ejax.rollout import make_rollout
 from ejax.runtime.processes import own_copy
 from ejax.runtime.sharding import join, sharded
@@ -344,7 +343,7 @@ class HostCollector:
                 began = time.perf_counter()
                 row = {name: each[t, mine] for name, each in rows.items()}
                 memory = self._memory[number]
-                check_sentences(self.policy, obs)
+                check_obs(self.policy, obs)
                 drawn, part, remembered = act(self.policy, params, obs, memory, key, np.int32(t), row)
                 action = np.asarray(drawn)
                 given = action if part is None else np.asarray(part)

@@ -3,34 +3,35 @@
 Needs NumPy only, so that worker and consumers start fast; ``ejax.data.prefetch``, which imports jax, is apart.
 """
 
-from ejax.data.chunks import DataBudgetExhaustedError, DataUnavailableError, SamplingMode
-from ejax.data.context import SequenceSpecCfg
-from ejax.data.control import EngineState
-from ejax.data.dataset import OnlineDataset
-from ejax.data.engine import OnlineDataEngine
-from ejax.data.engine_config import OnlineDataEngineCfg
-from ejax.data.events import LifecycleEvent
-from ejax.data.failures import OnlineDataWorkerError
-from ejax.data.samplers import ChunkSizeSampler, GMMChunkSampler, UniformChunkSampler
-from ejax.data.task import DemonstrationTask, Episode, EpisodeSpec, Failure, Origin
+import importlib
+from typing import Any
 
-__all__ = [
-    "ChunkSizeSampler",
-    "DataBudgetExhaustedError",
-    "DataUnavailableError",
-    "DemonstrationTask",
-    "EngineState",
-    "Episode",
-    "EpisodeSpec",
-    "Failure",
-    "GMMChunkSampler",
-    "LifecycleEvent",
-    "OnlineDataEngine",
-    "OnlineDataEngineCfg",
-    "OnlineDataWorkerError",
-    "OnlineDataset",
-    "Origin",
-    "SamplingMode",
-    "SequenceSpecCfg",
-    "UniformChunkSampler",
-]
+_MODULE_OF = {
+    "DataBudgetExhaustedError": "chunks",
+    "DataUnavailableError": "chunks",
+    "SamplingMode": "chunks",
+    "SequenceSpecCfg": "context",
+    "EngineState": "control",
+    "OnlineDataset": "dataset",
+    "OnlineDataEngine": "engine",
+    "OnlineDataEngineCfg": "engine_config",
+    "LifecycleEvent": "events",
+    "OnlineDataWorkerError": "failures",
+    "ChunkSizeSampler": "samplers",
+    "GMMChunkSampler": "samplers",
+    "UniformChunkSampler": "samplers",
+    "DemonstrationTask": "task",
+    "Episode": "task",
+    "EpisodeSpec": "task",
+    "Failure": "task",
+    "Origin": "task",
+}
+"""Name -> module that has it, imported at the name's first use: a config of data needs no engine."""
+
+__all__ = sorted(_MODULE_OF)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'ejax.data' has no attribute '{name}'")
+    return getattr(importlib.import_module(f"ejax.data.{_MODULE_OF[name]}"), name)

@@ -11,8 +11,7 @@ from ejax.config import RunConfig
 from ejax.envs.description import describe
 from ejax.play.player import act
 from ejax.play.saved_policy import chosen_checkpoint, load_policy
-from ejax.policies.calls import first_memory, forget_outside
-from ejax.policies.vla.policy import check_sentences
+from ejax.policies.calls import check_obs, first_memory, forget_outside
 from ejax.runtime.device import prepare_jax
 from ejax.store.run_dir import open_policy_run
 from ejax.training.environments import build_env, sample_obs
@@ -54,7 +53,7 @@ class Actor:
                 that the type of the environment's observations cannot hold, or an instruction that cannot be read.
         """
         rows, single = self._rows(obs)
-        check_sentences(self.policy, rows)
+        check_obs(self.policy, rows)
         count = len(jax.tree.leaves(rows)[0])
         if self._memory is None or self._memory[0] != count:
             self._memory = count, first_memory(self.policy, count)

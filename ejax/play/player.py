@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 from ejax.distributions import executed
 from ejax.evaluation import summarize
 from ejax.numerics.finite import finite_rows
-from ejax.policies.calls import ask, first_memory, forget, forget_outside
-from ejax.policies.vla.policy import check_sentences
+from ejax.policies.calls import ask, check_obs, first_memory, forget, forget_outside
 from ejax.rollout import EnvCarry, reset, restart, with_memory
 from ejax.runtime.video import tile_frames
 from ejax.types import Array, ChunkedEnv, Env, HostEnv, Key, Params, Policy, PyTree, RenderableHostEnv, Timestep
@@ -85,7 +84,7 @@ def play_host(
     obs, memory = _start_host(policy, env, seed)
     yield Moment((env.pictures()[0],), starts=True)
     for t in itertools.count():
-        check_sentences(policy, obs)
+        check_obs(policy, obs)
         action, memory = act(policy, params, obs, memory, jax.random.fold_in(key, t), samples=samples)
         timestep = env.step(np.asarray(action))
         valid = bool(timestep.info.get("valid", np.ones(1, bool))[0])
@@ -106,7 +105,7 @@ def film_host(policy: Policy, env: RenderableHostEnv, params: Params, seed: int)
     key, pictures, ended = jax.random.key(seed), env.pictures(), np.zeros(env.num_envs, bool)
     yield tile_frames(pictures)
     for _ in range(env.max_episode_steps or _UNLIMITED):
-        check_sentences(policy, obs)
+        check_obs(policy, obs)
         action, memory = act(policy, params, obs, memory, key, samples=False)
         timestep = env.step(np.asarray(action))
         done, obs = timestep.terminated | timestep.truncated, timestep.obs

@@ -1,6 +1,6 @@
 """How everything asks a policy, with memory or without: one without has the memory ``()``."""
 
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +8,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ejax.types import Array, Params, Policy, PolicyWithMemory, PyTree
+
+
+@runtime_checkable
+class CheckingPolicy(Protocol):
+    """A policy that refuses observations which its program would silently misread."""
+
+    def check_obs(self, obs: PyTree) -> None:
+        """Raise ValueError for such an observation, leaves [..., F], outside programs."""
+        ...
+
+
+def check_obs(policy: Policy, obs: PyTree) -> None:
+    """Let a policy refuse observations, leaves [..., F], outside programs.
+
+    Raises:
+        ValueError: by the policy.
+    """
+    if isinstance(policy, CheckingPolicy):
+        policy.check_obs(obs)
 
 
 def first_memory(policy: Policy, num_rows: int) -> PyTree:

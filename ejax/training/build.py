@@ -15,7 +15,6 @@ from ejax.config import ConfigError, Problem, RunConfig
 from ejax.config.bind import bind
 from ejax.envs.description import describe
 from ejax.runtime.processes import JOIN, count, unjoined
-from ejax.training.cloning import cloning_parts
 from ejax.training.environments import build_env, check_own_env
 from ejax.training.host_parts import group_size, host_parts
 from ejax.training.parts import Parts
@@ -74,6 +73,8 @@ def build(
     if config.data is not None:
         if devices:
             raise ConfigError([Problem("trainer.distributed", "got true, but cloning runs on one device; give false")])
+        from ejax.training.cloning import cloning_parts  # brings the data engine, which no other run needs
+
         parts = cloning_parts(config, config.data, policy, first, optimizer, key, dropout=dropout)
         return replace(parts, notes=notes)
     if not isinstance(first, HostEnv) and trainer.collector.mode in ("auto", "device"):

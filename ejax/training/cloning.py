@@ -15,7 +15,7 @@ import optax
 from ejax.algorithms.step import RunState, init_host_run_state
 from ejax.config import ConfigError, Problem, RunConfig
 from ejax.config.data import DataConfig
-from ejax.policies.vla.policy import check_sentences
+from ejax.policies.calls import check_obs
 from ejax.training.demonstrations import Batch, Demonstrations
 from ejax.training.environments import sample_obs
 from ejax.training.parts import Parts
@@ -121,7 +121,7 @@ class CloningStepper:
         batch, waited_s = drawn
         if self._update == self._first:
             self._check_actions(batch)
-        check_sentences(self._policy, batch["obs"])
+        check_obs(self._policy, batch["obs"])
         began = time.perf_counter()
         state, metrics = self._clone(state, batch, jax.random.fold_in(self._key, self._update))
         facts = self.demonstrations.stats() | {"data/wait_s": waited_s}

@@ -14,9 +14,6 @@ from ejax.config import ConfigError, Problem, RunConfig
 from ejax.config.models import find_algorithm
 from ejax.logs.json_records import FactsError, read_facts
 from ejax.optim import scheduled_learning_rate, set_learning_rate
-from ejax.policies.pretrained.weights import WeightsError
-from ejax.policies.vla.loading import load_parts
-from ejax.policies.vla.policy import VLAPolicy
 from ejax.schema.registry import checkpoint_reader, is_foreign_checkpoint
 from ejax.store.checkpoint import CheckpointError, load_checkpoint, load_params, verify_checkpoint
 from ejax.store.run_dir import differences, open_policy_run
@@ -117,7 +114,7 @@ def start_from_policy(parts: Parts, config: RunConfig) -> tuple[RunState, list[s
         verify_checkpoint(path)
         meta = read_facts(path / "meta.json", _Origin)
         remedy = "The networks and normalizers under policy must be those of the checkpoint."
-        params = _params_of(path, meta["config"]["policy"], parts, remedy)
+        params = _params_of(path, meta["config"]["policy"], config, parts, remedy)
     except (CheckpointError, FactsError, FileNotFoundError) as error:
         raise ConfigError([Problem("policy.init_from", str(error))]) from error
     train = start_from(state.train, params)
@@ -149,21 +146,22 @@ def find_checkpoint(source: Path, reports: list[str]) -> Path:
     return directory.find(None, reports.append)
 
 
-def _params_of(path: Path, there: dict[str, Any], parts: Parts, remedy: str) -> Params:
+def _params_of(path: Path, there: dict[str, Any], config: RunConfig, parts: Parts, remedy: str) -> Params:
     """The parameters of a checkpoint, as this policy has them: one with adapters takes over the policy that has none.
 
     Args:
         there: ``policy`` of the checkpoint's config.
     """
-    own, policy = parts.state.train.params, parts.policy
-    if isinstance(policy, VLAPolicy) and policy.model.lora is not None and not _has_adapters(there):
+    policy: Any = parts.policy
+    own = parts.state.train.params
+    if _has_adapters(config.policy.model_dump(mode="json")) and not _has_adapters(there):
         like = jax.eval_shape(policy.merge, own)
         return policy.adopt(load_params(path, like, remedy=remedy), own)
     return load_params(path, own, remedy=remedy)
 
 
 def _has_adapters(policy: dict[str, Any]) -> bool:
-    """Whether ``policy`` of a config is a ``vla`` with ``lora``."""
+    """Recognize a ``policy`` section of a ``vla`` with ``lora``."""
     model = (policy.get("vla_config") or {}).get("model_config") or {}
     return model.get("lora") is not None
 
@@ -172,6 +170,9 @@ def _start_from_weights(parts: Parts, config: RunConfig) -> tuple[RunState, list
     """The first state of a run, with the weights that ``policy.vla_config`` names, and messages about them."""
     if config.policy.vla_config is None:
         return parts.state, []
+    from ejax.policies.pretrained.weights import WeightsError
+    from ejax.policies.vla.loading import load_parts
+
     try:
         params, notes = load_parts(parts.policy, parts.state.train.params, config.policy.vla_config)
     except WeightsError as error:

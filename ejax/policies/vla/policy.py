@@ -168,23 +168,22 @@ class VLAPolicy:
             rows[c.text] = jnp.broadcast_to(text, (len(next(iter(rows.values()))), len(self.instruction)))
         return rows, batch
 
+    def check_obs(self, obs: PyTree) -> None:
+        """Refuse an instruction whose embedding the policy lacks: its program would take it for zeros.
 
-def check_sentences(policy: Any, obs: PyTree) -> None:
-    """Raise ValueError for an instruction whose embedding a policy lacks, which its program takes for zeros.
-
-    Args:
-        obs: leaves [..., F], outside programs.
-    """
-    if not (isinstance(policy, VLAPolicy) and policy.sentences and policy.instruction is None):
-        return
-    text = np.asarray(obs[policy.model.text])
-    for said in map(as_text, np.unique(text.reshape(-1, text.shape[-1]), axis=0)):
-        if policy.words.encode(said).tobytes() not in policy.known_sentences:
-            raise ValueError(
-                f"the sentence encoder (text_encoder.type: minilm) has no embedding of {said!r}, only those of the "
-                f"environment's {len(policy.sentences)} instructions, such as {policy.sentences[0]!r}; give one of "
-                "them, let the environment's description list it and train again, or use text_encoder.type: words"
-            )
+        Args:
+            obs: leaves [..., F], outside programs.
+        """
+        if not self.sentences or self.instruction is not None:
+            return
+        text = np.asarray(obs[self.model.text])
+        for sentence in map(as_text, np.unique(text.reshape(-1, text.shape[-1]), axis=0)):
+            if self.words.encode(sentence).tobytes() not in self.known_sentences:
+                raise ValueError(
+                    f"the sentence encoder (text_encoder.type: minilm) has no embedding of {sentence!r}, only those of "
+                    f"the environment's {len(self.sentences)} instructions, such as {self.sentences[0]!r}; give one of "
+                    "them, let the environment's description list it and train again, or use text_encoder.type: words"
+                )
 
 
 @dataclass(frozen=True)
