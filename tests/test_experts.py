@@ -1,5 +1,6 @@
 """The scripted experts: they succeed, and what they record is what happened."""
 
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -13,8 +14,7 @@ from ejax.envs.mujoco.engine import Physics
 from ejax.envs.mujoco.kinematics import site_pose
 from ejax.envs.tasks.push_cube import PushCubeRL
 from ejax.experts import pick_place, push_cube
-from ejax.experts.instructions import name_place, phrase
-from ejax.experts.task import Attempts, ScriptedTask
+from ejax.experts.task import Attempts, ScriptedTask, name_place, phrase
 
 SEED = 7
 NUM_ENVS = 64
@@ -188,6 +188,18 @@ def test_pictures_show_the_steps_they_belong_to() -> None:
 def test_wrong_arguments_are_named(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         push_cube.make_task(**arguments)
+
+
+def test_variety_is_the_part_of_each_range_that_is_drawn_from(name: str) -> None:
+    drawn = [MAKERS[name](variety=x)._expert.vary(np.random.default_rng(0), 100) for x in (1.0, 0.5, 0.0)]
+    for each, whole in drawn[0].items():
+        low, high = whole.min(), whole.max()
+        assert np.ptp(drawn[1][each]) == pytest.approx(0.5 * (high - low))
+        assert np.ptp(drawn[2][each]) == pytest.approx(0.0, abs=1e-12) and low < drawn[2][each].mean() < high
+
+
+def test_a_maker_travels_by_its_name(name: str) -> None:
+    assert pickle.loads(pickle.dumps(MAKERS[name])) is MAKERS[name]
 
 
 def test_the_engine_is_filled_by_an_expert_in_its_worker() -> None:

@@ -1,16 +1,13 @@
 """An expert for PickPlaceRL: ``ejax.experts.pick_place:make_task``."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from ejax.envs.mujoco.pictures import Renderer
 from ejax.envs.tasks.grasp_scene import HALF_EDGE
 from ejax.envs.tasks.pick_place import PickPlaceRL
-from ejax.experts.instructions import phrase
-from ejax.experts.task import Rows, ScriptedTask, limit_length
+from ejax.experts.task import Rows, draw_ranges, limit_length, phrase, task_maker
 from ejax.types import CameraView
 
 CAMERA = CameraView(eye=(-1.35, -0.75, 0.65), target=(-0.62, -0.12, 0.08), fovy=38.0, effects=False)
@@ -25,6 +22,13 @@ WORDINGS = (
 
 CARE = np.array([1.0, 0.4, 0.1, 0.5, 1.0, 0.4, 0.1])[:, None] * np.array([1.0, 1.0, 1.0, 0.0])
 """[segments, 4]; a noisy grip would drop the cube."""
+RANGES = {
+    "speed": (0.6, 1.0, 1),  # of the largest step
+    "hover": (0.08, 0.14, 1),  # m above the cube
+    "carry_height": (0.10, 0.18, 1),  # m
+    "place": (-0.012, 0.012, 2),  # m from the middle of the goal
+}
+"""Variation of ``follow_plan``, see ``draw_ranges``."""
 
 _ABOVE = 0.015
 """Horizontal distance to the cube or goal, m, below which the tool goes down, and lets go."""
@@ -41,17 +45,12 @@ class PickPlaceExpert:
     """See ``follow_plan``."""
 
     env: PickPlaceRL
-
-    @property
-    def segments(self) -> tuple[str, ...]:
-        return SEGMENTS
-
-    @property
-    def care(self) -> Rows:
-        return CARE
+    variety: float = 1.0
+    segments = SEGMENTS
+    care = CARE
 
     def vary(self, rng: np.random.Generator, num_envs: int) -> Mapping[str, Rows]:
-        return vary_plan(rng, num_envs)
+        return draw_ranges(rng, num_envs, RANGES, self.variety)
 
     def act(self, obs: Rows, segment: Rows, variation: Mapping[str, Rows]) -> tuple[Rows, Rows]:
         robot, cube, goal = obs[:, :11], obs[:, 11:14], obs[:, 14:17]
@@ -59,26 +58,6 @@ class PickPlaceExpert:
 
     def instruct(self, rng: np.random.Generator, obs: Rows) -> list[str]:
         return phrase(rng, WORDINGS, obs[:, 14:16] - np.array(self.env.goal_position))
-
-
-def vary_plan(rng: np.random.Generator, num_envs: int, lowest: float = 0.10, variety: float = 1.0) -> dict[str, Rows]:
-    """Variation for ``follow_plan``.
-
-    Args:
-        lowest: m, of the heights that the cube is carried at.
-        variety: of each range, the part about its middle that is drawn from, in [0, 1].
-    """
-
-    def draw(low: float, high: float, *size: int) -> Rows:
-        x, middle = rng.uniform(low, high, (num_envs, *size)), 0.5 * (low + high)
-        return x if variety == 1.0 else middle + variety * (x - middle)
-
-    return {
-        "speed": draw(0.6, 1.0),  # of the largest step
-        "hover": draw(0.08, 0.14),  # m above the cube
-        "carry_height": draw(lowest, 0.18),  # m
-        "place": draw(-0.012, 0.012, 2),  # m from the middle of the goal
-    }
 
 
 def follow_plan(
@@ -121,32 +100,9 @@ def follow_plan(
     return np.concatenate([move, grip[:, None]], axis=1), segment
 
 
-def make_task(
-    env: Mapping[str, Any] | None = None,
-    num_envs: int = 16,
-    noise: float = 0.15,
-    image_size: Sequence[int] | None = None,
-    camera: CameraView | Mapping[str, Any] = CAMERA,
-    renderer: Renderer = "mujoco",
-) -> ScriptedTask:
-    """The task, for ``OnlineDataEngineCfg.task``.
-
-    Args:
-        env: fields of PickPlaceRL.
-        num_envs, noise, image_size, camera, renderer: see ``ScriptedTask``.
-    """
-    task = PickPlaceRL(**{"physics": "mujoco", **(env or {})})
-    return ScriptedTask(
-        task,
-        PickPlaceExpert(task),
-        num_envs=num_envs,
-        noise=noise,
-        image_size=image_size,
-        camera=camera,
-        renderer=renderer,
-    )
-
-
 def _across(vector: Rows) -> Rows:
     """Horizontal length, m."""
     return np.linalg.norm(vector[:, :2], axis=1)
+
+
+make_task = task_maker(PickPlaceRL, PickPlaceExpert, CAMERA)

@@ -1,7 +1,7 @@
 """An expert for PushCubeRL: ``ejax.experts.push_cube:make_task``."""
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,10 +11,8 @@ import numpy as np
 
 from ejax.envs.mujoco.engine import load_model
 from ejax.envs.mujoco.kinematics import site_pose
-from ejax.envs.mujoco.pictures import Renderer
 from ejax.envs.tasks.push_cube import PushCubeRL
-from ejax.experts.instructions import phrase
-from ejax.experts.task import Rows, ScriptedTask, limit_length
+from ejax.experts.task import Rows, draw_ranges, limit_length, phrase, task_maker
 from ejax.types import Array, CameraView
 
 CAMERA = CameraView(eye=(-1.9, -1.1, 1.0), target=(-0.68, -0.42, 0.05), fovy=42.0, effects=False)
@@ -31,6 +29,14 @@ WORDINGS = (
     "move the block to the {place} goal",
     "shove the cube until it reaches the {place}",
 )
+_CARE = np.array([1.0, 0.6, 0.4])[:, None] * np.ones(6)
+_RANGES = {
+    "speed": (0.022, 0.034, 1),  # m per step, on the way
+    "push_speed": (0.014, 0.022, 1),
+    "height": (0.22, 0.34, 1),  # m, of the approach
+    "behind": (0.14, 0.19, 1),  # m from the cube's centre
+    "aside": (-0.02, 0.02, 1),
+}
 
 _THERE = 0.03
 """Distance of the tool from a waypoint, m, at which the next segment begins."""
@@ -48,23 +54,12 @@ class PushCubeExpert:
     """Behind the cube as the goal sees it, down, and forward, steering the cube by where it is touched."""
 
     env: PushCubeRL
-
-    @property
-    def segments(self) -> tuple[str, ...]:
-        return SEGMENTS
-
-    @property
-    def care(self) -> Rows:
-        return np.array([1.0, 0.6, 0.4])[:, None] * np.ones(6)
+    variety: float = 1.0
+    segments = SEGMENTS
+    care = _CARE
 
     def vary(self, rng: np.random.Generator, num_envs: int) -> Mapping[str, Rows]:
-        return {
-            "speed": rng.uniform(0.022, 0.034, num_envs),  # m per step, on the way
-            "push_speed": rng.uniform(0.014, 0.022, num_envs),
-            "height": rng.uniform(0.22, 0.34, num_envs),  # m, of the approach
-            "behind": rng.uniform(0.14, 0.19, num_envs),  # m from the cube's centre
-            "aside": rng.uniform(-0.02, 0.02, num_envs),
-        }
+        return draw_ranges(rng, num_envs, _RANGES, self.variety)
 
     def act(self, obs: Rows, segment: Rows, variation: Mapping[str, Rows]) -> tuple[Rows, Rows]:
         tool, cube, goal = obs[:, 6:9], obs[:, 9:12], obs[:, 12:15]
@@ -88,32 +83,6 @@ class PushCubeExpert:
         return phrase(rng, WORDINGS, obs[:, 12:14] - np.array(self.env.goal_position[:2]))
 
 
-def make_task(
-    env: Mapping[str, Any] | None = None,
-    num_envs: int = 16,
-    noise: float = 0.15,
-    image_size: Sequence[int] | None = None,
-    camera: CameraView | Mapping[str, Any] = CAMERA,
-    renderer: Renderer = "mujoco",
-) -> ScriptedTask:
-    """The task, for ``OnlineDataEngineCfg.task``.
-
-    Args:
-        env: fields of PushCubeRL; None: those of ``ENV``.
-        num_envs, noise, image_size, camera, renderer: see ``ScriptedTask``.
-    """
-    task = PushCubeRL(**{"physics": "mujoco", **(ENV if env is None else env)})
-    return ScriptedTask(
-        task,
-        PushCubeExpert(task),
-        num_envs=num_envs,
-        noise=noise,
-        image_size=image_size,
-        camera=camera,
-        renderer=renderer,
-    )
-
-
 def _near(point: Rows, tool: Rows) -> Rows:
     return np.linalg.norm(point - tool, axis=1) < _THERE
 
@@ -134,3 +103,6 @@ def _joint_step(angles: Array, way: Array) -> Array:
     axis, jacobian = tool(angles)[3:], jax.jacfwd(tool)(angles)
     error = jnp.concatenate([way, jnp.array([0.0, 0.0, -1.0]) - axis])
     return jacobian.T @ jnp.linalg.solve(jacobian @ jacobian.T + _DAMPING**2 * jnp.eye(6), error)
+
+
+make_task = task_maker(PushCubeRL, PushCubeExpert, CAMERA, ENV)

@@ -28,6 +28,8 @@ Rows = NDArray[Any]
 
 INSTRUCTION_BYTES = 96
 _DRAWN_AT_ONCE = 64
+_NEARLY = 0.02
+"""m: nearer to the middle than this, no side is named."""
 _KEPT = 0.8
 """Part of the noise that carries over to the next step; the variance stays 1."""
 
@@ -79,6 +81,61 @@ class Attempts:
     length: Rows
     success: Rows
     instruction: list[str]
+
+
+def task_maker(
+    make_env: Callable[..., RenderableEnv],
+    make_expert: Callable[[Any, float], Expert],
+    camera: CameraView,
+    default_env: Mapping[str, Any] | None = None,
+) -> Callable[..., "ScriptedTask"]:
+    """Make the ``make_task`` of the module of ``make_expert``.
+
+    Args:
+        make_env: the environment's class, with MuJoCo as its physics unless a field says otherwise.
+        make_expert: the expert's class: called with the environment and the ``variety``.
+        camera: the default view.
+        default_env: fields of the environment where ``make_task`` is given none.
+    """
+
+    def make_task(
+        env: Mapping[str, Any] | None = None,
+        num_envs: int = 16,
+        noise: float = 0.15,
+        variety: float = 1.0,
+        image_size: Sequence[int] | None = None,
+        camera: CameraView | Mapping[str, Any] = camera,
+        renderer: Renderer = "mujoco",
+        wrist: Mapping[str, Any] | None = None,
+    ) -> ScriptedTask:
+        """Make the task, for ``OnlineDataEngineCfg.task``.
+
+        Args:
+            env: fields of the environment.
+            variety: see ``draw_ranges``; 0 is one style, in which nothing depends on what cannot be seen.
+            num_envs, noise, image_size, camera, renderer, wrist: see ``ScriptedTask``.
+
+        Raises:
+            ValueError, TypeError: a value outside its range.
+        """
+        if not 0.0 <= variety <= 1.0:
+            raise ValueError(f"variety must be in [0, 1], got {variety}")
+        fields = env if env is not None else default_env or {}
+        made = make_env(**{"physics": "mujoco", **fields})
+        return ScriptedTask(
+            made,
+            make_expert(made, variety),
+            num_envs=num_envs,
+            noise=noise,
+            image_size=image_size,
+            camera=camera,
+            renderer=renderer,
+            wrist=wrist,
+        )
+
+    # the module's own function, as far as pickle can tell: it is handed to workers by that name
+    make_task.__module__, make_task.__qualname__ = make_expert.__module__, "make_task"
+    return make_task
 
 
 class ScriptedTask:
@@ -233,15 +290,47 @@ class ScriptedTask:
         return [np.stack(each) for each in _split(pictures, lengths)]
 
 
-def _split(items: list[Any], lengths: Rows) -> list[list[Any]]:
-    ends = np.cumsum(lengths)
-    return [items[end - length : end] for end, length in zip(ends, lengths, strict=True)]
-
-
 def limit_length(vector: Rows, bound: Rows) -> Rows:
     """Shorten vectors [N, D] that are longer than ``bound`` [N]."""
     length = np.linalg.norm(vector, axis=-1)
     return vector * np.minimum(1.0, bound / np.maximum(length, 1e-9))[:, None]
+
+
+def draw_ranges(
+    rng: np.random.Generator, num_envs: int, ranges: Mapping[str, tuple[float, float, int]], variety: float
+) -> dict[str, Rows]:
+    """Draw the variation of N plans: uniform numbers [N] by name, or [N, D] where D is above 1.
+
+    Args:
+        ranges: low, high and D.
+        variety: of each range, the part about its middle that is drawn from, in [0, 1].
+    """
+    drawn = {}
+    for name, (low, high, width) in ranges.items():
+        x, middle = rng.uniform(low, high, (num_envs, width) if width > 1 else num_envs), 0.5 * (low + high)
+        drawn[name] = x if variety == 1.0 else middle + variety * (x - middle)
+    return drawn
+
+
+def name_place(offset: Rows) -> str:
+    """The place [x, y] m from the middle, as seen from the robot's base looking along −x: −y is the left.
+
+    name_place(np.array([-0.1, -0.1]))  ->  "far left"
+    """
+    depth = "" if abs(offset[0]) < _NEARLY else "far" if offset[0] < 0 else "near"
+    side = "" if abs(offset[1]) < _NEARLY else "left" if offset[1] < 0 else "right"
+    return " ".join(word for word in (depth, side) if word) or "middle"
+
+
+def phrase(rng: np.random.Generator, wordings: Sequence[str], offset: Rows) -> list[str]:
+    """One of the wordings for each row, ``{place}`` filled in. ``offset``: [N, 2], m."""
+    chosen = rng.integers(len(wordings), size=len(offset))
+    return [wordings[i].format(place=name_place(each)) for i, each in zip(chosen, offset, strict=True)]
+
+
+def _split(items: list[Any], lengths: Rows) -> list[list[Any]]:
+    ends = np.cumsum(lengths)
+    return [items[end - length : end] for end, length in zip(ends, lengths, strict=True)]
 
 
 def _parts(obs: Any) -> dict[str, Any]:
