@@ -64,13 +64,13 @@ def test_the_data_wing_needs_numpy_only(path: Path) -> None:
     is the extra ``data``, which only ``record`` beside it may need. And what needs nothing at all."""
     extra = {
         "prefetch.py": ("jax", "ejax.types"),
-        "extra.py": ("pyarrow", "PIL"),
         "pictures.py": ("imageio_ffmpeg", "ejax.runtime.video"),
     }.get(path.name, ())
+    keeps = path.parts[1] in ("lerobot", "record.py")
+    files = {"pyarrow", "PIL"} if path.parts[1] == "lerobot" else set()
     for name in imports(path):
-        known = name.split(".")[0] in sys.stdlib_module_names | {"numpy", "_posixshmem"}
+        known = name.split(".")[0] in sys.stdlib_module_names | {"numpy", "_posixshmem"} | files
         assert known or name.startswith(("ejax.data", *STANDARD, *extra)), name
-        keeps = path.parts[1] in ("lerobot", "record.py")
         assert keeps or not name.startswith("ejax.data.lerobot"), "needs the extra data"
 
 

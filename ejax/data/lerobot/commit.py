@@ -21,7 +21,7 @@ from typing import Self
 import ejax.data.lerobot.format as fmt
 from ejax.data.lerobot.inside import inside, open_inside
 from ejax.data.lerobot.kept_files import DIGESTS, Digests, digests_file, load_digests, next_digests, sha256
-from ejax.data.lerobot.schema import may_have
+from ejax.data.lerobot.metadata import may_have
 from ejax.runtime.plain_files import kind_of
 
 STAGING, ASIDE = ".staging", "incomplete"

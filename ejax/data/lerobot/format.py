@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
-from ejax.data.lerobot.extra import pa
 from ejax.data.lerobot.feature_stats import STATS
 from ejax.data.lerobot.inside import path_problem
 from ejax.data.task import EpisodeSpec, Origin

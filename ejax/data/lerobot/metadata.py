@@ -1,15 +1,36 @@
-"""The metadata of a LeRobot v3.0 dataset: strict about what is needed, tolerant of anything more."""
+"""The metadata of a LeRobot v3.0 dataset, checked before anything in them is acted on.
 
-from collections.abc import Mapping
+``meta/info.json`` is LeRobot's, ``meta/ejax.json`` ours. Entries that ejax does not need are left alone.
+"""
+
+import math
+import re
+import string
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import ejax.data.lerobot.format as fmt
 from ejax.data.lerobot.format import Column
-from ejax.data.lerobot.inside import shown
-from ejax.data.lerobot.kept_files import KeptFiles, parse_json
-from ejax.data.lerobot.schema import check_info, check_ours
-from ejax.data.task import FRAME_FIELDS, LOSS_MASK, check_paths
+from ejax.data.lerobot.inside import path_problem, shown
+from ejax.data.lerobot.kept_files import DIGESTS, KeptFiles, parse_json
+from ejax.data.task import FRAME_FIELDS, LOSS_MASK, EpisodeSpec, check_paths
+
+_FILE = r"chunk-\d{3,9}/file-\d{3,9}"
+_MAY_HAVE = re.compile(
+    "|".join(
+        (
+            *(re.escape(name) for name in (fmt.INFO, fmt.STATS_FILE, fmt.TASKS, fmt.OURS, DIGESTS)),
+            rf"(meta/episodes|data)/{_FILE}\.parquet",
+            rf"videos/[^/]+/{_FILE}\.mp4",
+        )
+    )
+)
+_PLACES = {"data_path": ("chunk_index", "file_index"), "video_path": ("chunk_index", "file_index", "video_key")}
+_NUMBER_FORMAT = re.compile(r"(0?[1-9])?d?")
+_DTYPE = re.compile(r"[<>|=]?[A-Za-z]+\d{0,9}(\[\w+\])?")
+_LARGEST = 2**31
+"""Largest count or side: no dataset has more."""
 
 
 def load_info(files: KeptFiles) -> dict[str, Any]:
@@ -67,6 +88,79 @@ def load_columns(folder: Path, info: Mapping[str, Any], ours: Mapping[str, Any])
     return columns, skipped
 
 
+def may_have(name: str) -> bool:
+    """Whether an ``EpisodeWriter`` puts a file of this name into its folder."""
+    return _MAY_HAVE.fullmatch(name) is not None
+
+
+def check_info(info: Any, where: Path) -> dict[str, Any]:
+    """``meta/info.json``, if it is that of a LeRobot v3.0 dataset.
+
+    Raises:
+        ValueError: another version of the format; entries that are missing, or of another kind; paths that leave the
+            folder, or depend on anything other than chunk, file and video.
+    """
+    if not isinstance(info, dict):
+        raise ValueError(f"{where} must be a JSON object, got {shown(info)}")
+    version = str(info.get("codebase_version"))
+    if version.split(".")[0] != "v3":
+        remedy = "python -m lerobot.scripts.convert_dataset_v21_to_v30 --repo-id=... converts it"
+        raise ValueError(
+            f"{where.parent.parent} is LeRobot {shown(version, 20).strip(chr(39))}; {fmt.VERSION} can be read. "
+            f"{remedy if version == 'v2.1' else 'Convert it to that with a lerobot that knows both'}"
+        )
+    if missing := [name for name in ("features", "fps", "total_episodes", "data_path") if info.get(name) is None]:
+        raise ValueError(f"{where} lacks {', '.join(missing)}")
+    fps = info["fps"]
+    if isinstance(fps, bool) or not isinstance(fps, int | float) or not 0 < fps < math.inf:
+        raise ValueError(f"{where} has fps {shown(fps)}; it must be a number above 0")
+    for name in ("total_episodes", "total_frames"):
+        if not is_count(info.get(name, 0)):
+            raise ValueError(f"{where} has {name} {shown(info[name])}; it must be a whole number of at least 0")
+    _check_features(info["features"], where)
+    has_videos = any(entry["dtype"] == "video" for entry in info["features"].values())
+    for key in _PLACES if has_videos else ("data_path",):
+        _check_place(key, info.get(key), where)
+    return info
+
+
+def check_ours(ours: Any, info: Mapping[str, Any], where: Path) -> dict[str, Any]:
+    """``meta/ejax.json``, if it matches ``info``.
+
+    Raises:
+        ValueError: another version, fields that no ``EpisodeSpec`` can have, or features that are not in ``info``.
+    """
+    if not isinstance(ours, dict) or ours.get("version") != 1:
+        version = ours.get("version") if isinstance(ours, dict) else ours
+        raise ValueError(f"{where} has version {shown(version)}; 1 can be read. Use the ejax that wrote it")
+    fields: dict[str, dict[str, Any]] = {}
+    for kind in ("frames", "episode"):
+        fields[kind] = _check_fields(ours.get(kind), f"{where}, {kind}")
+    try:
+        EpisodeSpec(fields["frames"], fields["episode"])
+    except (ValueError, TypeError, OverflowError) as error:
+        raise ValueError(f"{where} has fields that no episode can have: {shown(str(error), 200)}") from error
+    taken: set[str] = set()
+    for path, entry in ours["frames"].items():
+        feature = info["features"].get(entry["feature"]) if isinstance(entry.get("feature"), str) else None
+        if feature is None:
+            raise ValueError(f"{where} keeps field '{path}' as {shown(entry.get('feature'))}, which info.json lacks")
+        if entry["feature"] in taken:
+            raise ValueError(f"{where} keeps two fields as '{entry['feature']}'")
+        taken.add(entry["feature"])
+        if feature.get("shape") != (entry["shape"] or [1]):
+            there = shown(feature.get("shape"))
+            raise ValueError(f"{where} has shape {shown(entry['shape'])} of field '{path}', info.json {there}")
+        if feature["dtype"] in ("image", "video") and (entry["dtype"] != "uint8" or len(entry["shape"]) != 3):
+            raise ValueError(f"{where} has field '{path}' as {entry['dtype']}{entry['shape']}, which is not an image")
+    return ours
+
+
+def is_count(value: Any) -> bool:
+    """A whole number from 0 on that a dataset may have."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _LARGEST
+
+
 def _own_column(path: str, ours: Mapping[str, Any], entry: Mapping[str, Any]) -> Column:
     kinds: dict[str, Any] = {"image": "png", "video": "video", "string": "text"}
     return Column(path, ours["feature"], tuple(ours["shape"]), ours["dtype"], kinds.get(entry["dtype"], "number"))
@@ -94,3 +188,62 @@ def _foreign_column(feature: str, entry: Mapping[str, Any]) -> Column | str:
             return f"images of shape {list(shape)}"
         return Column(path, feature, shape, "uint8", "png" if dtype == "image" else "video")
     return Column(path, feature, shape, dtype, "number")
+
+
+def _check_features(features: Any, where: Path) -> None:
+    if not isinstance(features, dict) or not all(isinstance(entry, dict) for entry in features.values()):
+        raise ValueError(f"{where} has features {shown(features)}; it must name each feature with its dtype and shape")
+    for name, entry in features.items():
+        if not isinstance(entry.get("dtype"), str):
+            raise ValueError(f"{where} has feature {shown(name)} of dtype {shown(entry.get('dtype'))}; it must be text")
+        if entry["dtype"] in (*fmt.NUMBERS, "image", "video") and not _is_shape(entry.get("shape")):
+            raise ValueError(
+                f"{where} has feature {shown(name)} of shape {shown(entry.get('shape'))}; it must be whole numbers"
+            )
+        if entry["dtype"] == "video" and ("/" in name or path_problem(fmt.VIDEO_FOLDER.format(video_key=name))):
+            raise ValueError(
+                f"{where} has a video {shown(name)}; a feature's name must have no slash and not be a path"
+            )
+
+
+def _check_fields(fields: Any, where: str) -> dict[str, Any]:
+    """Shape and dtype by path."""
+    if not isinstance(fields, dict) or not all(isinstance(entry, dict) for entry in fields.values()):
+        raise ValueError(f"{where} is {shown(fields)}; it must have shape and dtype of each field")
+    for path, entry in fields.items():
+        if not _is_shape(entry.get("shape")) or not isinstance(entry.get("dtype"), str):
+            raise ValueError(f"{where}: field {shown(path)} is {shown(entry)}; it must have a shape and a dtype")
+        if not _DTYPE.fullmatch(entry["dtype"]):
+            raise ValueError(
+                f"{where}: field {shown(path)} has dtype {shown(entry['dtype'])}, which NumPy does not have"
+            )
+    return {path: (entry["shape"], entry["dtype"]) for path, entry in fields.items()}
+
+
+def _check_place(key: str, template: Any, where: Path) -> None:
+    """A template of paths: fields that are known, formatted as numbers are, and a path below the folder."""
+    allowed = ", ".join(f"{{{name}}}" for name in _PLACES[key])
+    problem = path_problem(template)
+    if problem is None:
+        try:
+            parts = list(string.Formatter().parse(template))
+        except ValueError as error:
+            parts, problem = [], f"is not a template ({error})"
+        for _, name, spec, conversion in parts:
+            if name is not None and not _is_field(name, spec, conversion, _PLACES[key]):
+                problem = f"has the field {shown('{' + name + '}', 40)}"
+    if problem is not None:
+        raise ValueError(
+            f"{where} has {key} {shown(template)}, which {problem}; it must be the path of a file below the data set's "
+            f"folder, made of {allowed}, as '{fmt.DATA if key == 'data_path' else fmt.VIDEO}'. Do not use this folder "
+            f"unless you know who made it"
+        )
+
+
+def _is_field(name: str, spec: str | None, conversion: str | None, known: Sequence[str]) -> bool:
+    format = re.compile("") if name == "video_key" else _NUMBER_FORMAT
+    return name in known and conversion is None and format.fullmatch(spec or "") is not None
+
+
+def _is_shape(shape: Any) -> bool:
+    return isinstance(shape, list) and len(shape) <= 8 and all(map(is_count, shape)) and math.prod(shape) < _LARGEST

@@ -4,7 +4,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from ejax.data.lerobot.extra import pa, pq
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from ejax.data.lerobot.inside import shown
 from ejax.data.lerobot.kept_files import KeptFiles
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import imageio_ffmpeg
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
-from ejax.data.lerobot.extra import Image
 from ejax.runtime.plain_files import HUGE, open_plain
 from ejax.runtime.video import write_video
 

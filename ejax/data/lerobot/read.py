@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 import ejax.data.lerobot.format as fmt
 from ejax.data.lerobot.commit import is_unfinished
-from ejax.data.lerobot.extra import pa, pc, pq
 from ejax.data.lerobot.format import Column
 from ejax.data.lerobot.kept_files import DIGESTS, KeptFiles
 from ejax.data.lerobot.metadata import load_columns, load_info, load_ours

@@ -6,7 +6,9 @@ Their numbers become parts of paths and bounds of loops, so their columns are ch
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ejax.data.lerobot.extra import pa, pc
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from ejax.data.lerobot.format import Column
 from ejax.data.lerobot.inside import shown
 from ejax.data.lerobot.kept_files import KeptFiles

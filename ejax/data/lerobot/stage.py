@@ -7,11 +7,12 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 import ejax.data.lerobot.format as fmt
 from ejax.data.lerobot.commit import Staged
-from ejax.data.lerobot.extra import pa, pq
 from ejax.data.lerobot.feature_stats import combine_stats, feature_stats
 from ejax.data.lerobot.format import Column
 from ejax.data.lerobot.inside import inside
