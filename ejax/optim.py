@@ -24,6 +24,7 @@ from pydantic import (
 )
 
 from ejax.numerics.finite import all_finite
+from ejax.numerics.kernels import by_platform
 from ejax.numerics.traced_options import is_array, is_on
 from ejax.schema.frozen import Kwargs, StrictModel, one_for_equal
 from ejax.types import Array, PyTree, TrainState, split_critic, with_critic
@@ -353,7 +354,7 @@ def apply_gradient(
     finite &= all_finite(jax.lax.optimization_barrier((after.params["params"], after.opt_state)))
     if skip:
         # a CPU copies nothing where it takes a branch; a GPU would wait for the host to read the condition
-        after = jax.lax.platform_dependent(finite, after, state, cpu=_branch, default=_select)
+        after = by_platform(finite, after, state, cpu=_branch, gpu=_select)
     return after, finite
 
 

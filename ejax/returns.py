@@ -5,7 +5,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from ejax.numerics.scan import short_steps
+from ejax.numerics.kernels import unrolled_scan
 from ejax.types import Array
 
 
@@ -49,7 +49,7 @@ def gae(
         return advantage, (advantage, advantage + value_t)
 
     steps = (reward, value, next_value, terminated, truncated)
-    return short_steps(backward, jnp.zeros_like(reward[0]), steps, reverse=True)[1]
+    return unrolled_scan(backward, jnp.zeros_like(reward[0]), steps, reverse=True)[1]
 
 
 @partial(jax.jit, static_argnames=("gamma", "gae_lambda", "rho_clip", "c_clip"))
@@ -111,7 +111,7 @@ def vtrace(
         return excess, (advantage, excess + value_t)
 
     steps = (reward, value, next_value, terminated, truncated, ratio)
-    return short_steps(backward, jnp.zeros_like(reward[0]), steps, reverse=True)[1]
+    return unrolled_scan(backward, jnp.zeros_like(reward[0]), steps, reverse=True)[1]
 
 
 @partial(jax.jit, static_argnames="gamma")
@@ -124,7 +124,7 @@ def discounted_returns(reward: Array, done: Array, *, gamma: float) -> Array:
         following = reward_t + gamma * following * _unless(done_t, reward)
         return following, following
 
-    return short_steps(backward, jnp.zeros_like(reward[0]), (reward, done), reverse=True)[1]
+    return unrolled_scan(backward, jnp.zeros_like(reward[0]), (reward, done), reverse=True)[1]
 
 
 @jax.jit

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from ejax.distributions import executed, kept
-from ejax.numerics.packed import Packed
+from ejax.numerics.kernels import PackedRows, by_platform, pack_rows
 from ejax.policies.calls import ask, first_memory, forget, rows_like
 from ejax.returns import first_episode_mask
 from ejax.runtime.sharding import by_device
@@ -119,7 +119,7 @@ def step(
     if start is not None:
         carry = restart_done(ended, start)
     else:
-        carry = jax.lax.platform_dependent(ended, cpu=restart_if_any, default=lambda ended: restart_done(ended, None))
+        carry = by_platform(ended, cpu=restart_if_any, gpu=lambda ended: restart_done(ended, None))
     return carry, replace(timestep, obs=carry.obs, final_obs=timestep.obs)
 
 
@@ -184,9 +184,8 @@ def unroll(
     collect = partial(_collect, policy, env, first_episodes=first_episodes)
 
     def some_steps(carry: _Carry, xs: Xs) -> tuple[_Carry, Rollout]:
-        # decided where the program is lowered, which may be for another machine than this
-        carry, (obs, action, distribution, timestep, memory) = jax.lax.platform_dependent(
-            params, carry, xs, cpu=collect, default=partial(collect, few_kernels=True)
+        carry, (obs, action, distribution, timestep, memory) = by_platform(
+            params, carry, xs, cpu=collect, gpu=partial(collect, few_kernels=True)
         )
         return carry, make_rollout(
             policy,
@@ -263,18 +262,18 @@ def _collect(
         skipped = jax.tree.map(jnp.zeros_like, jax.eval_shape(plain, carry, xs)[1])
         return jax.lax.cond(carry[1].all(), lambda carry, xs: (carry, skipped), plain, carry, xs)
 
-    def packed(envs: Packed, xs: tuple[Key, dict[str, Array], Packed]) -> tuple[Packed, Packed]:
+    def packed(envs: PackedRows, xs: tuple[Key, dict[str, Array], PackedRows]) -> tuple[PackedRows, PackedRows]:
         key, row, start = xs
         after, made = one_step(envs.tree(), key, row, start.tree())
-        return Packed.of(after), Packed.of(made)
+        return pack_rows(after), pack_rows(made)
 
     if not few_kernels:
         with jax.named_scope("env_steps"):
             return jax.lax.scan(plain_or_skipped if first_episodes else plain, carry, xs)
     (envs, ended), (keys, rows) = carry, xs
-    starts = jax.vmap(Packed.of)(starts_of(env, jax.vmap(lambda key: jax.random.split(key)[1])(keys), num_envs))
+    starts = jax.vmap(pack_rows)(starts_of(env, jax.vmap(lambda key: jax.random.split(key)[1])(keys), num_envs))
     with jax.named_scope("env_steps"):
-        after, log = jax.lax.scan(packed, Packed.of(envs), (keys, rows, starts))
+        after, log = jax.lax.scan(packed, pack_rows(envs), (keys, rows, starts))
     made = log.tree()
     done = _done(made[3])
     if first_episodes:

@@ -10,7 +10,7 @@ import numpy as np
 from flax import struct
 
 from ejax.distributions import executed
-from ejax.numerics.scan import short_steps
+from ejax.numerics.kernels import by_platform, unrolled_scan
 from ejax.rollout import EnvCarry, starts_of, step
 from ejax.schema.problems import ConfigError, Problem
 from ejax.types import Array, Env, HostEnv, Key, Metrics, Params, Policy, PyTree
@@ -133,12 +133,12 @@ def play(
             return jax.lax.scan(one_step, carry, (keys, taps, starts))
 
     # on a GPU new episodes are drawn for all steps beforehand, as in ejax.rollout
-    carry, (trajectory, entropy) = jax.lax.platform_dependent(
+    carry, (trajectory, entropy) = by_platform(
         carry,
         jax.random.split(key, taps.shape[0]),
         taps,
         cpu=partial(all_steps, ahead=False),
-        default=partial(all_steps, ahead=True),
+        gpu=partial(all_steps, ahead=True),
     )
     return carry, trajectory, entropy
 
@@ -158,7 +158,7 @@ def discounted_sum(x: Array, done: Array, discount: Array, *, gamma: float) -> t
         x_t, done_t = step
         return (total + discount * x_t, jnp.where(done_t, 1.0, gamma * discount)), None
 
-    return short_steps(add, (jnp.zeros_like(discount), discount), (x, done))[0]
+    return unrolled_scan(add, (jnp.zeros_like(discount), discount), (x, done))[0]
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))

@@ -7,6 +7,7 @@ from typing import Protocol
 import jax
 import jax.numpy as jnp
 
+from ejax.numerics.kernels import by_platform
 from ejax.types import Array, Metrics, Params, PyTree
 
 _CACHED_ELEMENTS = 2**18
@@ -59,8 +60,7 @@ def accumulated_grad(
             return in_chunks(params, batch, rows=chunk_rows)
         if (rows := _rows_in_cache(params["params"], size)) == size:
             return grad(params, batch)
-        # decided where the program is lowered, which may be for another machine than this
-        return jax.lax.platform_dependent(params, batch, cpu=partial(in_chunks, rows=rows), default=grad)
+        return by_platform(params, batch, cpu=partial(in_chunks, rows=rows), gpu=grad)
 
     return accumulated
 

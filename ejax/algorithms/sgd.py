@@ -13,7 +13,7 @@ from flax import struct
 
 from ejax.algorithms.gradient import Loss, accumulated_grad
 from ejax.algorithms.shuffle import minibatch_rows
-from ejax.numerics.flat import Vectors, vectors_of
+from ejax.numerics.kernels import FlatParams, by_platform, flat_params
 from ejax.optim import Elementwise, apply_gradient, clip_by_global_norm, get_learning_rate
 from ejax.runtime.sharding import constrain_split
 from ejax.types import Array, Key, Metrics, PyTree, TrainState, split_critic
@@ -82,14 +82,12 @@ def sgd_epochs(
     )
     vectors = None
     if isinstance(optimizer, Elementwise):
-        vectors = vectors_of(state.params["params"], critic_apart=minibatches.clip_per_network)
+        vectors = flat_params(state.params["params"], critic_apart=minibatches.clip_per_network)
     if vectors is None:
         state, stopped, log = epochs(state, batch, key)
     else:
         # small parameters as one vector: a third of the kernels on a GPU, and a fifth more time on a CPU
-        state, stopped, log = jax.lax.platform_dependent(
-            state, batch, key, cpu=epochs, default=partial(epochs, vectors=vectors)
-        )
+        state, stopped, log = by_platform(state, batch, key, cpu=epochs, gpu=partial(epochs, vectors=vectors))
     metrics = log.metrics()
     rows = metrics.pop("rows")
     skipped = metrics.pop("skipped_minibatches").sum()
@@ -116,7 +114,7 @@ def _epochs(
     prepare: Callable[[dict[str, PyTree]], dict[str, PyTree]] | None,
     adapt_rate: Callable[[Array, Metrics], Array] | None,
     stop: Callable[[Metrics], Array] | None,
-    vectors: Vectors | None = None,
+    vectors: FlatParams | None = None,
 ) -> tuple[TrainState, Array, "_Log"]:
     """The state after all epochs, whether they were stopped, and the metrics of each minibatch.
 
@@ -179,12 +177,12 @@ class _Log:
         return {name: self.values[..., i] for i, name in enumerate(self.names)}
 
 
-def _packed(state: TrainState, vectors: Vectors) -> TrainState:
+def _packed(state: TrainState, vectors: FlatParams) -> TrainState:
     params = {**state.params, "params": vectors.pack(state.params["params"])}
     return replace(state, params=params, opt_state=vectors.pack_within(state.opt_state))
 
 
-def _unpacked(state: TrainState, vectors: Vectors, like: TrainState) -> TrainState:
+def _unpacked(state: TrainState, vectors: FlatParams, like: TrainState) -> TrainState:
     params = {**state.params, "params": vectors.unpack(state.params["params"])}
     return replace(state, params=params, opt_state=vectors.unpack_within(state.opt_state, like.opt_state))
 
@@ -261,7 +259,7 @@ def _gradient_step(
     optimizer: optax.GradientTransformation,
     minibatches: MinibatchConfig,
     adapt_rate: Callable[[Array, Metrics], Array] | None,
-    vectors: Vectors | None,
+    vectors: FlatParams | None,
 ) -> tuple[TrainState, Metrics]:
     if vectors is None:
         grads, metrics = grad_fn(state.params, minibatch)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import jax.numpy as jnp
 from flax import struct
 
-from ejax.numerics.scan import short_steps
+from ejax.numerics.kernels import unrolled_scan
 from ejax.runtime.sharding import num_shards
 from ejax.types import Array, Metrics
 
@@ -67,7 +67,7 @@ def track_episodes(
         return running, (episode_return, length)
 
     start = (stats.current_return, stats.current_length)
-    running, (returns, lengths) = short_steps(one_step, start, (counted_reward, counted_step, done))
+    running, (returns, lengths) = unrolled_scan(one_step, start, (counted_reward, counted_step, done))
 
     # finished episodes in time order; only the last WINDOW of them are kept
     ended = done & valid

@@ -5,8 +5,8 @@ from dataclasses import replace
 import jax.numpy as jnp
 from flax import struct
 
+from ejax.numerics.kernels import unrolled_scan
 from ejax.numerics.moments import Moments, add_rows, no_moments
-from ejax.numerics.scan import short_steps
 from ejax.types import Array
 
 _MOST = 10.0
@@ -53,7 +53,7 @@ def scale_rewards(
         discounted = gamma * discounted + reward_t
         return jnp.where(done_t, 0.0, discounted), discounted
 
-    running, discounted = short_steps(one_step, scale.discounted, (counted, done))
+    running, discounted = unrolled_scan(one_step, scale.discounted, (counted, done))
     moments = add_rows(scale.moments, discounted[..., None], valid)
     deviation = jnp.sqrt(moments[2][0] + 1e-8)
     after = RewardScale(discounted=jnp.where(jnp.isfinite(running), running, 0.0), moments=moments)

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationInfo, field_validator, model_validator
 
+from ejax.numerics.kernels import by_platform
 from ejax.types import Array, Key
 
 Activation = Literal["relu", "elu", "tanh", "gelu", "silu", "swish", "none"]
@@ -147,9 +148,7 @@ def _product_backward(residuals: tuple[Array, Array], dy: Array) -> tuple[Array,
         return jnp.matmul(jax.lax.optimization_barrier(x.T), dy, precision=precision)
 
     on_cpu = transposed if w.shape[-1] > 1 else plain  # for one column the product is a matrix times a vector: fast
-    return jnp.matmul(dy, w.T, precision=precision), jax.lax.platform_dependent(
-        rows, dy_rows, cpu=on_cpu, default=plain
-    )
+    return jnp.matmul(dy, w.T, precision=precision), by_platform(rows, dy_rows, cpu=on_cpu, gpu=plain)
 
 
 _product.defvjp(_product_forward, _product_backward)

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from ejax.envs.mujoco.appearance import Appearance
 from ejax.envs.mujoco.kinematics import body_poses, times
 from ejax.envs.mujoco.scenery import KINDS, Camera, Lights, Scenery, Solid, Texture, model_lights, place_camera, scenery
+from ejax.numerics.kernels import by_platform
 from ejax.types import Array, CameraView
 
 _FAR = 1e6
@@ -273,11 +274,11 @@ def _gather(number: Array, table: Mapping[str, Array]) -> dict[str, list[Array]]
         columns = iter(rows[0])
     else:
         columns = iter(
-            jax.lax.platform_dependent(
+            by_platform(
                 number,
                 rows,
                 cpu=lambda number, rows: jax.lax.map(lambda column: column[number], rows.T),
-                default=lambda number, rows: rows[number].T,
+                gpu=lambda number, rows: rows[number].T,
             )
         )
     return {name: [next(columns) for _ in range(values.shape[1])] for name, values in table.items()}

@@ -12,6 +12,7 @@ from flax import struct
 
 from ejax.envs.description import WHOLE, EnvDescription, Feature, features
 from ejax.numerics.finite import all_finite
+from ejax.numerics.kernels import by_platform
 from ejax.types import Array, Key, Timestep
 
 _MAX_DRAWS = 50
@@ -184,7 +185,7 @@ class PointMassRL:
         # a GPU would ask the host after each draw whether to go on; what is far enough away stays as it is
         start = jnp.broadcast_to(goal, (2, 2))
         all_draws = partial(jax.lax.fori_loop, 0, self._num_draws, draw)
-        obstacle = jax.lax.platform_dependent(start, cpu=while_too_close, default=all_draws)
+        obstacle = by_platform(start, cpu=while_too_close, gpu=all_draws)
         return jnp.where(too_close(obstacle)[:, None], -0.5 * goal[None], obstacle)
 
     @property

@@ -1,0 +1,153 @@
+"""Forms of a program that cost fewer kernels: few arrays, long loop bodies, and what differs between CPU and GPU.
+
+On a GPU every array that a loop stores, every parameter that a step updates and every trip of a short loop is a launch
+of its own; on a CPU the copies that avoid it cost more than they save.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+from ejax.types import Array, PyTree, split_critic
+
+_STEPS_OF_A_KERNEL = 8
+_MAX_COLUMNS = 64
+"""Numbers of one row of an array that is worth a copy into a table and out of it."""
+_MAX_ELEMENTS = 2**20
+"""Above it a kernel for each parameter costs less than the copies into a vector and out of it."""
+
+
+def by_platform(*operands: PyTree, cpu: Callable[..., Any], gpu: Callable[..., Any]) -> Any:
+    """The result of one of two forms of a function, chosen where the program is lowered.
+
+    That may be for another machine than this one. ``gpu`` serves every accelerator.
+    """
+    return jax.lax.platform_dependent(*operands, cpu=cpu, default=gpu)
+
+
+def unrolled_scan(body: Callable[[Any, Any], tuple[Any, Any]], start: PyTree, xs: PyTree, **options: Any) -> Any:
+    """``jax.lax.scan`` where a step costs less than its launch: a GPU gets several steps in one kernel.
+
+    A CPU has no launches, and the longer body would cost it more than the loop. The numbers are the same.
+    """
+    scan = partial(jax.lax.scan, body, **options)
+    return by_platform(start, xs, cpu=scan, gpu=partial(scan, unroll=_STEPS_OF_A_KERNEL))
+
+
+@struct.dataclass(kw_only=True)
+class PackedRows:
+    """The small arrays of a tree as the columns of one table; see ``pack_rows``.
+
+    A scan that stores it stores one array, not one for each leaf; what it has stacked is a tree [T, N, ...].
+    """
+
+    table: Array
+    """[N, K] uint32: the bits of all small leaves, side by side."""
+    others: tuple[Array, ...]
+    leaves: tuple[jax.ShapeDtypeStruct | None, ...] = struct.field(pytree_node=False)
+    """One row of each leaf; None where it is one of the others."""
+    structure: Any = struct.field(pytree_node=False)
+
+    def tree(self) -> PyTree:
+        arrays, others, column = [], iter(self.others), 0
+        for leaf in self.leaves:
+            if leaf is None:
+                arrays.append(next(others))
+                continue
+            width = math.prod(leaf.shape)
+            bits = self.table[..., column : column + width].reshape(*self.table.shape[:-1], *leaf.shape)
+            arrays.append(_from_bits(bits, leaf.dtype))
+            column += width
+        return jax.tree.unflatten(self.structure, arrays)
+
+
+def pack_rows(tree: PyTree) -> PackedRows:
+    """A tree of arrays [N, ...] in packed form."""
+    arrays, structure = jax.tree.flatten(tree)
+    leaves = tuple(jax.ShapeDtypeStruct(x.shape[1:], x.dtype) if _is_small(x) else None for x in arrays)
+    small = [_bits(x).reshape(len(x), -1) for x, leaf in zip(arrays, leaves, strict=True) if leaf is not None]
+    others = tuple(x for x, leaf in zip(arrays, leaves, strict=True) if leaf is None)
+    nothing = jnp.zeros((len(arrays[0]), 0), jnp.uint32)
+    table = jnp.concatenate([nothing, *small], axis=1)
+    return PackedRows(table=table, others=others, leaves=leaves, structure=structure)
+
+
+def _is_small(x: Array) -> bool:
+    return math.prod(x.shape[1:]) <= _MAX_COLUMNS and (jnp.issubdtype(x.dtype, jnp.bool_) or _has_32_bits(x))
+
+
+def _has_32_bits(x: Array) -> bool:
+    return jnp.issubdtype(x.dtype, jnp.number) and x.dtype.itemsize == 4
+
+
+def _bits(x: Array) -> Array:
+    return x.astype(jnp.uint32) if jnp.issubdtype(x.dtype, jnp.bool_) else jax.lax.bitcast_convert_type(x, jnp.uint32)
+
+
+def _from_bits(bits: Array, dtype: Any) -> Array:
+    return bits != 0 if jnp.issubdtype(dtype, jnp.bool_) else jax.lax.bitcast_convert_type(bits, dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class FlatParams:
+    """The layout of trees of parameters' form as one vector; as two where the critic's stays apart.
+
+    Vectors are a dict, so that what maps over a tree, or takes the critic out of one, does so here.
+    """
+
+    shapes: PyTree
+    critic_apart: bool = False
+
+    def pack(self, tree: PyTree) -> dict[str, Array]:
+        if not self.critic_apart:
+            return {"all": _ravel(tree)}
+        rest, critic = split_critic(tree)
+        return {"rest": _ravel(rest), **{name: _ravel(part) for name, part in critic.items()}}
+
+    def unpack(self, vectors: dict[str, Array]) -> PyTree:
+        if not self.critic_apart:
+            return _unravel(vectors["all"], self.shapes)
+        rest, critic = split_critic(self.shapes)
+        return {
+            **_unravel(vectors["rest"], rest),
+            **{name: _unravel(vectors[name], part) for name, part in critic.items()},
+        }
+
+    def pack_within(self, tree: PyTree) -> PyTree:
+        """Pack every part of a tree that has the parameters' form, such as an optimizer's moments."""
+        return jax.tree.map(lambda x: self.pack(x) if self._fits(x) else x, tree, is_leaf=self._fits)
+
+    def unpack_within(self, tree: PyTree, like: PyTree) -> PyTree:
+        """The inverse of ``pack_within``; ``like`` is the tree before it."""
+        return jax.tree.map(lambda old, x: self.unpack(x) if self._fits(old) else x, like, tree, is_leaf=self._fits)
+
+    def _fits(self, tree: PyTree) -> bool:
+        return bool(jax.tree.structure(tree) == jax.tree.structure(self.shapes))  # type: ignore[operator]  # no stubs
+
+
+def flat_params(params: PyTree, *, critic_apart: bool = False) -> FlatParams | None:
+    """The layout of ``params`` as vectors; None where that is not worth it, or their types differ."""
+    leaves = jax.tree.leaves(params)
+    if len(leaves) < 2 or len({x.dtype for x in leaves}) > 1 or sum(x.size for x in leaves) > _MAX_ELEMENTS:
+        return None
+    if critic_apart and not all(split_critic(params)):  # nothing is apart from the other
+        return None
+    return FlatParams(jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params), critic_apart)
+
+
+def _ravel(tree: PyTree) -> Array:
+    return jnp.concatenate([x.reshape(-1) for x in jax.tree.leaves(tree)])
+
+
+def _unravel(vector: Array, like: PyTree) -> PyTree:
+    shapes = jax.tree.leaves(like)
+    ends = np.cumsum([shape.size for shape in shapes])
+    leaves = [vector[end - shape.size : end].reshape(shape.shape) for shape, end in zip(shapes, ends, strict=True)]
+    return jax.tree.unflatten(jax.tree.structure(like), leaves)
