@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -20,10 +20,12 @@ class Loss(Protocol):
     def __call__(self, params: Params, batch: PyTree) -> tuple[Array, Metrics]: ...
 
 
-def accumulated_grad(
-    loss: Loss, size: int, chunk_rows: int | None, *, skip_weightless: bool
-) -> Callable[..., tuple[PyTree, Metrics]]:
-    """``(params, minibatch) -> (gradient with respect to params["params"], metrics)``.
+GradFn: TypeAlias = Callable[[Params, PyTree], tuple[PyTree, Metrics]]
+"""``(params, minibatch) -> (gradient with respect to params["params"], metrics)``."""
+
+
+def accumulated_grad(loss: Loss, size: int, chunk_rows: int | None, *, skip_weightless: bool) -> GradFn:
+    """The gradient of a loss, and its metrics with the ``loss`` among them.
 
     Args:
         size: rows of a minibatch.
@@ -31,12 +33,12 @@ def accumulated_grad(
         skip_weightless: chunks without a row that has a weight cost nothing.
     """
 
-    def grad(params: Params, batch: PyTree) -> tuple[PyTree, Metrics]:
-        def of_trained(trained: PyTree) -> tuple[Array, Metrics]:
-            value, metrics = loss({**params, "params": trained}, batch)
-            return value, metrics | {"loss": value}
+    def loss_of_trained(trained: PyTree, params: Params, batch: PyTree) -> tuple[Array, Metrics]:
+        value, metrics = loss({**params, "params": trained}, batch)
+        return value, metrics | {"loss": value}
 
-        return jax.grad(of_trained, has_aux=True)(params["params"])
+    def grad(params: Params, batch: PyTree) -> tuple[PyTree, Metrics]:
+        return jax.grad(loss_of_trained, has_aux=True)(params["params"], params, batch)
 
     def in_chunks(params: Params, batch: PyTree, *, rows: int) -> tuple[PyTree, Metrics]:
         chunks = jax.tree.map(lambda x: x.reshape(size // rows, rows, *x.shape[1:]), batch)
@@ -54,6 +56,7 @@ def accumulated_grad(
         return total
 
     def accumulated(params: Params, batch: PyTree) -> tuple[PyTree, Metrics]:
+        # chunks are of equal size, or there are none
         if chunk_rows is not None and (chunk_rows == size or size % chunk_rows):
             return grad(params, batch)
         if chunk_rows is not None:

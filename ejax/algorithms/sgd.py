@@ -11,12 +11,12 @@ import numpy as np
 import optax
 from flax import struct
 
-from ejax.algorithms.gradient import Loss, accumulated_grad
+from ejax.algorithms.gradient import GradFn, Loss, accumulated_grad
 from ejax.algorithms.shuffle import minibatch_rows
 from ejax.numerics.kernels import FlatParams, by_platform, flat_params
 from ejax.optim import Elementwise, apply_gradient, clip_by_global_norm, get_learning_rate
 from ejax.runtime.sharding import constrain_split
-from ejax.types import Array, Key, Metrics, PyTree, TrainState, split_critic
+from ejax.types import Array, Key, Metrics, Params, PyTree, TrainState, split_critic
 
 
 @struct.dataclass
@@ -69,33 +69,35 @@ def sgd_epochs(
     if num_rows % minibatches.num_strata or size % minibatches.num_strata:
         text = f"{num_rows} rows in minibatches of {size} cannot be drawn equally from {minibatches.num_strata} strata"
         raise ValueError(f"{text}; let num_strata divide both")
-    grad_fn = accumulated_grad(loss, size, minibatches.chunk_rows, skip_weightless="mask" in batch)
-    epochs = partial(
-        _epochs,
-        size=size,
-        grad_fn=jax.jit(grad_fn),  # traced once for both forms
-        optimizer=optimizer,
-        minibatches=minibatches,
-        prepare=prepare,
-        adapt_rate=adapt_rate,
-        stop=stop,
+    # jitted, so that it is traced once for both forms
+    grad_fn = jax.jit(accumulated_grad(loss, size, minibatches.chunk_rows, skip_weightless="mask" in batch))
+    learn = partial(
+        _gradient_step, optimizer=optimizer, minibatches=minibatches, prepare=prepare, adapt_rate=adapt_rate
     )
-    vectors = None
+    epochs = partial(_epochs, size=size, learn=learn, minibatches=minibatches, stop=stop)
+    # only an optimizer that treats each number by itself may be given all of them in one vector
+    flat = None
     if isinstance(optimizer, Elementwise):
-        vectors = flat_params(state.params["params"], critic_apart=minibatches.clip_per_network)
-    if vectors is None:
-        state, stopped, log = epochs(state, batch, key)
+        flat = flat_params(state.params["params"], critic_apart=minibatches.clip_per_network)
+    one_by_one = partial(epochs, grad_fn=grad_fn)
+    if flat is None:
+        state, stopped, log = one_by_one(state, batch, key)
     else:
         # small parameters as one vector: a third of the kernels on a GPU, and a fifth more time on a CPU
-        state, stopped, log = by_platform(state, batch, key, cpu=epochs, gpu=partial(epochs, vectors=vectors))
-    metrics = log.metrics()
+        in_vectors = with_flat_params(epochs, grad_fn, flat)
+        state, stopped, log = by_platform(state, batch, key, cpu=one_by_one, gpu=in_vectors)
+    return state, _summary(log.metrics(), stopped, minibatches)
+
+
+def _summary(metrics: Metrics, stopped: Array, minibatches: MinibatchConfig) -> Metrics:
+    """The update's metrics from those of its minibatches, [epochs, minibatches] each."""
     rows = metrics.pop("rows")
     skipped = metrics.pop("skipped_minibatches").sum()
     # a skipped minibatch's metrics are not finite: they must not hide the others'. Where training stops for one they
     # must be seen
     mean = _finite_mean if minibatches.skip_nonfinite else _mean
     means = {name: mean(value, rows) for name, value in metrics.items()}
-    return state, means | {
+    return means | {
         "skipped_minibatches": skipped,
         "skipped_fraction": skipped / jnp.maximum(jnp.sum(rows > 0.0), 1),
         "stopped_early": stopped.astype(jnp.float32),
@@ -107,58 +109,61 @@ def _epochs(
     batch: dict[str, PyTree],
     key: Key,
     *,
+    grad_fn: GradFn,
     size: int,
-    grad_fn: Callable[..., tuple[PyTree, Metrics]],
-    optimizer: optax.GradientTransformation,
+    learn: Callable[..., tuple[TrainState, Metrics]],
     minibatches: MinibatchConfig,
-    prepare: Callable[[dict[str, PyTree]], dict[str, PyTree]] | None,
-    adapt_rate: Callable[[Array, Metrics], Array] | None,
     stop: Callable[[Metrics], Array] | None,
-    vectors: FlatParams | None = None,
 ) -> tuple[TrainState, Array, "_Log"]:
     """The state after all epochs, whether they were stopped, and the metrics of each minibatch.
 
     Args:
         size: rows of a minibatch.
-        vectors: the form of the parameters inside the loops.
+        learn: ``_gradient_step`` with its options.
     """
     num_rows = _count_rows(batch)
-    gradient_step = partial(
-        _gradient_step,
-        grad_fn=grad_fn,
-        optimizer=optimizer,
-        minibatches=minibatches,
-        adapt_rate=adapt_rate,
-        vectors=vectors,
-    )
-
-    def learn(state: TrainState, rows: Array, count: Array) -> tuple[TrainState, Metrics]:
-        minibatch, count = _take(batch, rows, count, num_rows)
-        trained, metrics = gradient_step(state, minibatch if prepare is None else prepare(minibatch))
-        return trained, metrics | {"rows": count}
+    # rows of each minibatch of an epoch: the last one's may be fewer
+    counts = np.minimum(size, num_rows - np.arange(0, num_rows, size)).astype(np.float32)
 
     def one_minibatch(carry: tuple[TrainState, Array], xs: tuple[Array, Array]) -> tuple[Any, _Log]:
         (state, stopped), (rows, count) = carry, xs
         # rows that count come first, so that the chunks behind them, with none that does, cost nothing
         if "mask" in batch:
             rows = _counting_first(rows, batch["mask"])
+        step = partial(learn, batch=batch, rows=rows, count=count, grad_fn=grad_fn)
         if stop is None:
-            state, metrics = learn(state, rows, count)
+            state, metrics = step(state)
         else:
-            (state, stopped), metrics = _learn_unless(stopped, partial(learn, rows=rows, count=count), stop, state)
+            (state, stopped), metrics = _learn_unless(stopped, step, stop, state)
         return (state, stopped), _Log.of(metrics)
-
-    # rows of each minibatch of an epoch: the last one's may be fewer
-    counts = np.minimum(size, num_rows - np.arange(0, num_rows, size)).astype(np.float32)
 
     def one_epoch(carry: tuple[TrainState, Array], key: Key) -> tuple[Any, _Log]:
         rows = minibatch_rows(key, num_rows, size, minibatches.num_strata)
         return jax.lax.scan(one_minibatch, carry, (rows, jnp.asarray(counts)))
 
     # epochs within one scan and minibatches within another: one body is compiled, whatever their number
-    carry = (state if vectors is None else _packed(state, vectors), jnp.asarray(False))
-    (after, stopped), log = jax.lax.scan(one_epoch, carry, jax.random.split(key, minibatches.n_epochs))
-    return after if vectors is None else _unpacked(after, vectors, like=state), stopped, log
+    carry = (state, jnp.asarray(False))
+    (state, stopped), log = jax.lax.scan(one_epoch, carry, jax.random.split(key, minibatches.n_epochs))
+    return state, stopped, log
+
+
+def with_flat_params(epochs: Callable[..., Any], grad_fn: GradFn, flat: FlatParams) -> Callable[..., Any]:
+    """``_epochs`` that carries the parameters as vectors from minibatch to minibatch, and gives back trees."""
+
+    def flat_grad(params: Params, minibatch: PyTree) -> tuple[PyTree, Metrics]:
+        # packed afterwards: the gradient of unpacking would be a sum of padded vectors
+        grads, metrics = grad_fn({**params, "params": flat.unpack(params["params"])}, minibatch)
+        return flat.pack(grads), metrics
+
+    def flat_epochs(state: TrainState, batch: dict[str, PyTree], key: Key) -> tuple[TrainState, Array, _Log]:
+        params = {**state.params, "params": flat.pack(state.params["params"])}
+        packed = replace(state, params=params, opt_state=flat.pack_within(state.opt_state))
+        after, stopped, log = epochs(packed, batch, key, grad_fn=flat_grad)
+        params = {**after.params, "params": flat.unpack(after.params["params"])}
+        opt_state = flat.unpack_within(after.opt_state, like=state.opt_state)
+        return replace(after, params=params, opt_state=opt_state), stopped, log
+
+    return flat_epochs
 
 
 @struct.dataclass
@@ -175,16 +180,6 @@ class _Log:
 
     def metrics(self) -> Metrics:
         return {name: self.values[..., i] for i, name in enumerate(self.names)}
-
-
-def _packed(state: TrainState, vectors: FlatParams) -> TrainState:
-    params = {**state.params, "params": vectors.pack(state.params["params"])}
-    return replace(state, params=params, opt_state=vectors.pack_within(state.opt_state))
-
-
-def _unpacked(state: TrainState, vectors: FlatParams, like: TrainState) -> TrainState:
-    params = {**state.params, "params": vectors.unpack(state.params["params"])}
-    return replace(state, params=params, opt_state=vectors.unpack_within(state.opt_state, like.opt_state))
 
 
 def _count_rows(batch: dict[str, PyTree]) -> int:
@@ -253,20 +248,19 @@ def _learn_unless(
 
 def _gradient_step(
     state: TrainState,
-    minibatch: PyTree,
     *,
-    grad_fn: Callable[..., tuple[PyTree, Metrics]],
+    batch: dict[str, PyTree],
+    rows: Array,
+    count: Array,
+    grad_fn: GradFn,
     optimizer: optax.GradientTransformation,
     minibatches: MinibatchConfig,
+    prepare: Callable[[dict[str, PyTree]], dict[str, PyTree]] | None,
     adapt_rate: Callable[[Array, Metrics], Array] | None,
-    vectors: FlatParams | None,
 ) -> tuple[TrainState, Metrics]:
-    if vectors is None:
-        grads, metrics = grad_fn(state.params, minibatch)
-    else:  # packed afterwards: the gradient of unpacking would be a sum of padded vectors
-        params = {**state.params, "params": vectors.unpack(state.params["params"])}
-        grads, metrics = grad_fn(params, minibatch)
-        grads = vectors.pack(grads)
+    """One step on the minibatch of these ``rows``; see ``_take``."""
+    minibatch, count = _take(batch, rows, count, _count_rows(batch))
+    grads, metrics = grad_fn(state.params, minibatch if prepare is None else prepare(minibatch))
     grads, norm = _clip(grads, minibatches)
     # adapted by this very minibatch, for this very step
     rate = None if adapt_rate is None else adapt_rate(get_learning_rate(state.opt_state), metrics)
@@ -278,7 +272,7 @@ def _gradient_step(
         skip=minibatches.skip_nonfinite,
         learning_rate=rate,
     )
-    return new, metrics | {"grad_norm": norm, "skipped_minibatches": 1.0 - finite}
+    return new, metrics | {"grad_norm": norm, "skipped_minibatches": 1.0 - finite, "rows": count}
 
 
 def _clip(grads: PyTree, minibatches: MinibatchConfig) -> tuple[PyTree, Array]:
