@@ -19,7 +19,7 @@ _PLACES = {
     "ejax.algorithms.shac": ("SHACConfig", "shac_update"),
     "ejax.config": ("RunConfig", "load_config", "parse_config"),
     "ejax.envs.check": ("check_env",),
-    "ejax.envs.mujoco.world": ("World",),
+    "ejax.envs.task.world": ("World",),
     "ejax.envs.mujoco_task": ("MuJoCoTask",),
     "ejax.evaluation": ("summarize",),
     "ejax.optim": ("OptimizerConfig", "ScheduleConfig", "make_optimizer"),

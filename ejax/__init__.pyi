@@ -9,7 +9,7 @@ from ejax.algorithms.sgd import MinibatchConfig as MinibatchConfig, sgd_epochs a
 from ejax.algorithms.shac import SHACConfig as SHACConfig, shac_update as shac_update
 from ejax.config import RunConfig as RunConfig, load_config as load_config, parse_config as parse_config
 from ejax.envs.check import check_env as check_env
-from ejax.envs.mujoco.world import World as World
+from ejax.envs.task.world import World as World
 from ejax.envs.mujoco_task import MuJoCoTask as MuJoCoTask
 from ejax.evaluation import summarize as summarize
 from ejax.optim import (

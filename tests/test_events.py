@@ -15,8 +15,8 @@ from ejax.config import ConfigError, load_config, parse_config
 from ejax.config.embodichain.check import check
 from ejax.envs.manager.embodied import EmbodiedEnv
 from ejax.envs.manager.functors.registry import FUNCTORS
-from ejax.envs.manager.world import World, WorldState
 from ejax.envs.mujoco.engine import Physics
+from ejax.envs.task.world import World
 from ejax.play.saved_policy import evaluate_run
 from ejax.rollout import reset, step
 from ejax.run import train
@@ -37,7 +37,7 @@ TILT = {  # puts the pole 1 rad to the side, after each second step
 COUNT = {"func": "count", "mode": "interval", "interval_step": 3}
 
 
-def count(world: World, key: Key, store_key: str = "fired") -> WorldState:
+def count(world: World, key: Key, store_key: str = "fired") -> World:
     """Adds 1 to a stored pose each time."""
     del key
     return world.with_pose(store_key, world.pose(store_key) + 1.0)

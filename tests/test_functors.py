@@ -12,9 +12,9 @@ import pytest
 from ejax.envs.manager.embodied import EmbodiedEnv
 from ejax.envs.manager.functors import actions, events, observations, rewards
 from ejax.envs.manager.functors.registry import CONTRACTS, FUNCTORS, find_functor, register_functor
-from ejax.envs.manager.world import World
 from ejax.envs.mujoco.engine import PhysicsState
 from ejax.envs.mujoco.rotations import make_pose, matrix_from_euler, quaternion_from_matrix
+from ejax.envs.task.world import World
 from ejax.schema.trust import trust
 from ejax.types import Array
 
@@ -51,7 +51,8 @@ def make_world(
         action=jnp.zeros(8) if action is None else action,
         episode_step=jnp.asarray(step, jnp.int32),
     )
-    return World(SPEC.scene, state, active or SPEC.active, SPEC.extensions, 100, "mujoco")
+    world = ENV._world(state)
+    return replace(world, selected=active or SPEC.active, max_episode_steps=100)
 
 
 def reward(name: str, world: World, action: Array | None = None, info: dict | None = None, **params: object) -> float:
@@ -235,7 +236,7 @@ def test_an_object_that_is_not_there_is_named_with_those_that_are() -> None:
 
 def positions(store_key: str, **params: object) -> np.ndarray:
     def draw(key: Array) -> Array:
-        return events.randomize_target_pose(make_world(), key, store_key=store_key, **params).poses[store_key]
+        return events.randomize_target_pose(make_world(), key, store_key=store_key, **params).kept[store_key]
 
     return np.asarray(jax.vmap(draw)(jax.random.split(KEY, 500)))
 
@@ -298,7 +299,7 @@ def test_joints_are_put_in_their_range_with_their_targets() -> None:
     bounds = {"qpos_range": [[-0.1], [0.1]], "joint_ids": [2]}
     state = events.randomize_robot_qpos(make_world(), KEY, **bounds)
     assert abs(float(state.physics.qpos[2]) - 1.57) <= 0.1 and float(state.physics.qpos[2]) != 1.57
-    assert state.target[2] == state.physics.qpos[2]
+    assert state.state.target[2] == state.physics.qpos[2]
     with pytest.raises(ValueError, match=r"1 and 1 numbers, but moves 8 joints"):
         events.randomize_robot_qpos(make_world(), KEY, qpos_range=[[-0.1], [0.1]])
 

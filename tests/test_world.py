@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from ejax.envs.mujoco.engine import PhysicsState, load_model
-from ejax.envs.mujoco.world import TaskState, World
+from ejax.envs.task.states import TaskState
+from ejax.envs.task.world import World
 
 MODEL = """<mujoco><worldbody>
   <body name="drone" pos="0 0 1"><freejoint/><geom size="0.1"/>

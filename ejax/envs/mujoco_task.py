@@ -37,7 +37,8 @@ from ejax.envs.description import WHOLE, EnvDescription, Feature
 from ejax.envs.mujoco.appearance import Appearance
 from ejax.envs.mujoco.choice import choose_engine
 from ejax.envs.mujoco.engine import Engine, Physics, PhysicsState, check_physics, load_model, render, settings_changed
-from ejax.envs.mujoco.world import TaskState, World
+from ejax.envs.task.states import TaskState
+from ejax.envs.task.world import World
 from ejax.numerics.finite import all_finite
 from ejax.schema.frozen import freeze, thaw
 from ejax.schema.registry import did_you_mean
@@ -75,7 +76,7 @@ class MuJoCoTask:
     steps, or when the simulation broke.
 
     A method is given ``world``, the simulation at that moment, and some ``before``, as it was before the step:
-    ``ejax.envs.mujoco.world.World``. They are traced: ``jnp.where`` in place of ``if``.
+    ``ejax.envs.task.world.World``. They are traced: ``jnp.where`` in place of ``if``.
 
     Class attributes:
         model: an MJCF file, looked for beside the class's own and from the working directory; or MJCF as text.

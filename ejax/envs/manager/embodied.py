@@ -13,13 +13,14 @@ from numpy.typing import NDArray
 
 from ejax.envs.manager.functors.events import PhysicsEvent
 from ejax.envs.manager.manager_spec import SOURCE, ManagerSpec, read_manager_spec, stored_keys
-from ejax.envs.manager.scene import marker_name
 from ejax.envs.manager.specs import Spec
-from ejax.envs.manager.world import World, WorldState, initial_state
 from ejax.envs.mujoco.appearance import Appearance
 from ejax.envs.mujoco.engine import Engine, check_physics, render
 from ejax.envs.mujoco.pictures import Renderer, check_renderer_name, picture
 from ejax.envs.randomization.physics import Change, base, keep_written, refuse_overlaps
+from ejax.envs.task.states import SceneState
+from ejax.envs.task.terms import as_world
+from ejax.envs.task.world import World
 from ejax.numerics.finite import all_finite
 from ejax.schema.frozen import freeze
 from ejax.schema.problems import KeyReport
@@ -90,24 +91,25 @@ class EmbodiedEnv:
         high = np.concatenate([term.high for term in self.spec.terms]).astype(np.float32)
         return gymnasium.spaces.Box(low, high, low.shape, np.float32)
 
-    def reset(self, key: Key) -> tuple[WorldState, Obs]:
+    def reset(self, key: Key) -> tuple[SceneState, Obs]:
         spec = self.spec
         state = self._start()
         for mode, key_mode in (("startup", jax.random.key(0)), ("reset", key)):
             for i, event in enumerate(spec.events):
                 if event.mode == mode:
                     key_own = key if isinstance(event.func, PhysicsEvent) else key_mode
-                    state = event(self._world(state), jax.random.fold_in(key_own, i))
+                    world = self._world(state)
+                    state = as_world(world, event(world, jax.random.fold_in(key_own, i))).state
         return state, self._observe(self._world(state))
 
-    def carry_over(self, ended: WorldState, started: WorldState, obs: Obs) -> tuple[WorldState, Obs]:
+    def carry_over(self, ended: SceneState, started: SceneState, obs: Obs) -> tuple[SceneState, Obs]:
         """The new episode with the parameters that were drawn at startup."""
         for event, change in _changes(self.spec):
             if event.mode == "startup":
                 started = replace(started, physics=keep_written(change, ended.physics, started.physics))
         return started, obs
 
-    def step(self, state: WorldState, action: Array, key: Key) -> tuple[WorldState, Timestep]:
+    def step(self, state: SceneState, action: Array, key: Key) -> tuple[SceneState, Timestep]:
         spec = self.spec
         before = self._world(state)
         width = len(state.action)
@@ -115,13 +117,15 @@ class EmbodiedEnv:
             raise ValueError(f"EmbodiedEnv.step takes an action of shape ({width},), got {action.shape}")
         start = 0
         for term in spec.terms:
-            state = term.apply(self._world(state), action[start : start + term.width])
+            world = self._world(state)
+            state = as_world(world, term.apply(world, action[start : start + term.width])).state
             start += term.width
-        state = self._world(state).advance(spec.num_substeps)
+        state = self._world(state).advance(spec.num_substeps).state
         state = replace(state, action=action, episode_step=state.episode_step + 1)
         for i, event in enumerate(spec.events):
             if event.mode == "interval":
-                fired = event(self._world(state), jax.random.fold_in(key, i))
+                world = self._world(state)
+                fired = as_world(world, event(world, jax.random.fold_in(key, i))).state
                 due = state.episode_step % event.interval_step == 0
                 state = jax.tree.map(lambda new, old, due=due: jnp.where(due, new, old), fired, state)
 
@@ -146,23 +150,20 @@ class EmbodiedEnv:
         )
 
     def render(
-        self, state: WorldState, width: int = 640, height: int = 480, camera: CameraView | None = None
+        self, state: SceneState, width: int = 640, height: int = 480, camera: CameraView | None = None
     ) -> NDArray[np.uint8]:
         """Draw one environment: [height, width, 3] RGB. See ``ejax.envs.mujoco.engine.render``."""
-        targets: dict[str, Array | NDArray[Any]] = {marker_name(key): pose[:3, 3] for key, pose in state.poses.items()}
-        return render(
-            self.spec.scene.xml, state.physics.qpos, width=width, height=height, mocap_pos=targets, camera=camera
-        )
+        qpos, asset = state.physics.qpos, self.spec.scene.xml
+        return render(asset, qpos, width=width, height=height, mocap_pos=state.markers, camera=camera)
 
-    def appearance(self, state: WorldState) -> Appearance:
+    def appearance(self, state: SceneState) -> Appearance:
         """For ``ejax.envs.mujoco.raycast``."""
-        targets = {marker_name(key): pose[:3, 3] for key, pose in state.poses.items()}
-        return Appearance(asset=self.spec.scene.xml, qpos=state.physics.qpos, mocap_pos=targets)
+        return self._world(state).appearance()
 
-    def _start(self) -> WorldState:
+    def _start(self) -> SceneState:
         """The state before any event."""
         spec = self.spec
-        start = initial_state(spec.scene)
+        start = spec.scene.initial_state()
         parameters = base(spec.scene.model, [change for _, change in _changes(spec)])
         return replace(
             start,
@@ -171,9 +172,18 @@ class EmbodiedEnv:
             poses={name: jnp.zeros((4, 4)) for event in spec.events for name in stored_keys(event)},
         )
 
-    def _world(self, state: WorldState) -> World:
+    def _world(self, state: SceneState) -> World:
         spec = self.spec
-        return World(spec.scene, state, spec.active, spec.extensions, spec.max_episode_steps, self.physics)
+        return World(
+            asset=spec.scene.xml,
+            control_period=self.control_period,
+            state=state,
+            layout=spec.scene,
+            selected=spec.active,
+            extensions=spec.extensions,
+            max_episode_steps=spec.max_episode_steps,
+            engine=self.physics,
+        )
 
     def _observe(self, world: World) -> Obs:
         obs = self._sense(world)
@@ -286,7 +296,7 @@ def _try_functors(env: EmbodiedEnv) -> None:
             report.refuse(f"{event.key}.params", str(error))
             return None
 
-    def world(state: WorldState) -> World:
+    def world(state: SceneState) -> World:
         return replace(env._world(state), engine="mujoco", before=env._world(state))
 
     made = [(event.key, attempt_change(event)) for event in spec.events if isinstance(event.func, PhysicsEvent)]
@@ -306,7 +316,7 @@ def _try_functors(env: EmbodiedEnv) -> None:
     info = {name: outcome[name] for name in ("success", "fail")} if outcome else {}
     for reward in spec.rewards:
 
-        def value(obs: Obs, state: WorldState, info: Any, reward: Spec = reward) -> Array:
+        def value(obs: Obs, state: SceneState, info: Any, reward: Spec = reward) -> Array:
             return reward(world(state), obs, state.action, info)
 
         attempt(reward.key, value, obs, state, info)

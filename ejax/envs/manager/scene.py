@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
+import jax.numpy as jnp
 import mujoco
 import numpy as np
 from numpy.typing import NDArray
@@ -18,9 +19,12 @@ from ejax.envs.manager.bodies import DEFAULT_FRICTION, RigidObject, Vector, add_
 from ejax.envs.manager.cameras import SensorCamera
 from ejax.envs.manager.drives import Drives
 from ejax.envs.manager.robots import Robot
-from ejax.envs.mujoco.engine import load_model
+from ejax.envs.mujoco.engine import PhysicsState, load_model
 from ejax.envs.mujoco.kinematics import transform
+from ejax.envs.mujoco.rotations import make_pose, matrix_from_euler, quaternion_from_matrix
+from ejax.envs.task.states import SceneState, marker_name
 from ejax.schema.registry import did_you_mean
+from ejax.types import Array
 
 _FRAME = Path(__file__).parents[1] / "assets" / "scene.xml"
 
@@ -79,10 +83,49 @@ class Scene:
             raise ValueError(f"the robot has no control part '{name}'; {there}")
         return parts[name]
 
-    def slot(self, uid: str) -> tuple[int, int]:
-        """Start of a dynamic object in qpos and in qvel."""
-        before = [each.uid for each in self.objects if each.dynamic].index(uid)
-        return len(self.joints) + 7 * before, len(self.joints) + 6 * before
+    def check_tool(self, part: str | None) -> None:
+        """Raises ValueError: the part has no tool centre point; None stands for the one that has it."""
+        if part is not None:
+            self.part(part)
+        if self.tool_part is None or part not in (None, self.tool_part):
+            where = f"; it is on '{self.tool_part}'" if self.tool_part else ": this robot has none"
+            raise ValueError(f"control part '{part}' has no tool centre point{where}")
+
+    @property
+    def uids(self) -> tuple[str, ...]:
+        """Names of the rigid objects."""
+        return tuple(each.uid for each in self.objects)
+
+    def find_object(self, uid: str) -> RigidObject:
+        """Raises ValueError: no such object; the message lists the uids."""
+        for each in self.objects:
+            if each.uid == uid:
+                return each
+        raise ValueError(f"no rigid object '{uid}'; there is {', '.join(self.uids) or 'none'}")
+
+    def initial_pose(self, uid: str) -> Array:
+        """[4, 4]: where the config puts an object."""
+        each = self.find_object(uid)
+        rotation = matrix_from_euler(jnp.array(each.rotation, jnp.float32))
+        return make_pose(jnp.array(each.position, jnp.float32), rotation)
+
+    def initial_state(self) -> SceneState:
+        """Everything where the config puts it, before any event; the action has no width yet."""
+        home = jnp.array(self.home, jnp.float32)
+        qpos = [home]
+        for each in self.objects:
+            if each.dynamic:
+                pose = self.initial_pose(each.uid)
+                qpos += [pose[:3, 3], quaternion_from_matrix(pose[:3, :3])]
+        return SceneState(
+            physics=PhysicsState(qpos=jnp.concatenate(qpos), qvel=jnp.zeros(self.model.nv)),
+            target=home,
+            velocity_target=jnp.zeros_like(home),
+            effort=jnp.zeros_like(home),
+            poses={},
+            action=jnp.zeros(0),
+            episode_step=jnp.zeros((), jnp.int32),
+        )
 
 
 def make_scene(
@@ -141,11 +184,6 @@ def make_scene(
         cameras=cameras,
         followers=tuple((robot.joints.index(one), robot.joints.index(other)) for one, other in robot.followers.items()),
     )
-
-
-def marker_name(key: str) -> str:
-    """The body that is drawn where the virtual target ``key`` is."""
-    return f"target {key}"
 
 
 def _indices(parts: Mapping[str, tuple[str, ...]], joints: tuple[str, ...]) -> tuple[tuple[str, tuple[int, ...]], ...]:

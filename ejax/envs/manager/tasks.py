@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 import jax.numpy as jnp
 
-from ejax.envs.manager.world import World
+from ejax.envs.task.world import World
 from ejax.schema.registry import did_you_mean
 from ejax.types import Array
 

@@ -8,7 +8,8 @@ from xml.etree import ElementTree as ET
 from ejax.envs.manager.bodies import RigidObject
 from ejax.envs.manager.drives import Drives
 from ejax.envs.manager.robots import make_ur
-from ejax.envs.manager.scene import make_scene, marker_name
+from ejax.envs.manager.scene import make_scene
+from ejax.envs.task.states import marker_name
 
 HALF_EDGE = 0.025
 """Half edge of the cube, m. It is grasped with the tool centre point at its centre."""

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from ejax.envs.description import EnvDescription
 from ejax.envs.mujoco.appearance import Appearance
 from ejax.envs.mujoco.engine import Engine, Physics, PhysicsState, check_physics, render
-from ejax.envs.tasks.grasp_scene import HALF_EDGE, HOME, make_model, marker_name
+from ejax.envs.task.states import marker_name
+from ejax.envs.tasks.grasp_scene import HALF_EDGE, HOME, make_model
 from ejax.envs.tasks.grasp_task import (
     ACTION,
     CUBE_FELL,

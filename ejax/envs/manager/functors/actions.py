@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from ejax.envs.manager.drives import matching_joints
 from ejax.envs.manager.scene import Scene
-from ejax.envs.manager.world import World, WorldState
 from ejax.envs.mujoco.inverse_kinematics import site_step, solve_site_pose
 from ejax.envs.mujoco.rotations import (
     make_pose,
@@ -26,6 +25,8 @@ from ejax.envs.mujoco.rotations import (
     matrix_from_quaternion,
     matrix_from_rotation_vector,
 )
+from ejax.envs.task.states import SceneState
+from ejax.envs.task.world import World
 from ejax.types import Array
 
 Scale: TypeAlias = float | Sequence[float]
@@ -43,7 +44,7 @@ class ActionTerm:
     low: tuple[float, ...]
     high: tuple[float, ...]
     """Bounds of the action space; nothing is clipped to them."""
-    apply: Callable[[World, Array], WorldState]
+    apply: Callable[[World, Array], SceneState]
     """The state with new targets, from the world before the step and the term's numbers [width]."""
     command: Command | None = None
     joints: Joints = ()
@@ -293,7 +294,7 @@ def relative_eef_pose(
             raise ValueError(f"got {name} {number!r}; must be a number > 0")
     low, high = scene.limits[list(joints)].T
 
-    def apply(world: World, action: Array) -> WorldState:
+    def apply(world: World, action: Array) -> SceneState:
         asked = jnp.clip(action, -1.0, 1.0)
         shift, turn = translation_scale * asked[:3], rotation_scale * asked[3:]
         qpos = world.state.physics.qpos
@@ -362,7 +363,7 @@ def parallel_gripper(
     moved = joints + tuple(joint for joint, leader in leaders.items() if leader in joints)
     column = np.array([joints.index(leaders.get(joint, joint)) for joint in moved])
 
-    def apply(world: World, action: Array) -> WorldState:
+    def apply(world: World, action: Array) -> SceneState:
         if command_mode == "binary":
             wanted = jnp.where(action[0] >= 0.0, second, first)
         else:
@@ -382,14 +383,14 @@ def _position_term(
     """Acts by ``target(q, a)`` on joints; bounds are their ranges unless given; ``scale`` is only checked."""
     _check_scale(scale, len(joints))
 
-    def apply(world: World, action: Array) -> WorldState:
+    def apply(world: World, action: Array) -> SceneState:
         return _with_targets(world.state, joints, target(world.state.physics.qpos[jnp.array(joints)], action))
 
     ranges = scene.limits[list(joints)] if bounds is None else np.broadcast_to(bounds, (len(joints), 2))
     return ActionTerm(tuple(ranges[:, 0].tolist()), tuple(ranges[:, 1].tolist()), apply, "qpos", joints)
 
 
-def _with_targets(state: WorldState, joints: Joints, wanted: Array) -> WorldState:
+def _with_targets(state: SceneState, joints: Joints, wanted: Array) -> SceneState:
     return replace(state, target=state.target.at[jnp.array(joints)].set(wanted))
 
 
@@ -404,7 +405,7 @@ def _check_scale(scale: Scale, width: int, name: str = "scale") -> None:
 def _velocity_term(joints: Joints, scale: Scale) -> ActionTerm:
     _check_scale(scale, len(joints))
 
-    def apply(world: World, action: Array) -> WorldState:
+    def apply(world: World, action: Array) -> SceneState:
         ids = jnp.array(joints)
         return replace(
             world.state,
@@ -418,7 +419,7 @@ def _velocity_term(joints: Joints, scale: Scale) -> ActionTerm:
 def _effort_term(scene: Scene, joints: Joints, scale: Scale) -> ActionTerm:
     _check_scale(scale, len(joints))
 
-    def apply(world: World, action: Array) -> WorldState:
+    def apply(world: World, action: Array) -> SceneState:
         ids = jnp.array(joints)
         return replace(
             world.state,
@@ -437,7 +438,7 @@ def _eef_term(
     _check_scale(scale, width)
     turn = matrix_from_euler if width == 6 else _matrix_of_any_quaternion
 
-    def apply(world: World, action: Array) -> WorldState:
+    def apply(world: World, action: Array) -> SceneState:
         numbers = reorder(jnp.asarray(scale) * action)
         target = make_pose(numbers[:3], turn(numbers[3:]))
         qpos = world.state.physics.qpos

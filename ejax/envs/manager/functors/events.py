@@ -1,4 +1,4 @@
-"""Event functors: f(world, key, **params) -> the state after it. One environment at a time: no other is disturbed."""
+"""Event functors: f(world, key, **params) -> the world after it, or its state. No other environment is disturbed."""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from ejax.envs.manager.functors.observations import Entity
-from ejax.envs.manager.world import World, WorldState, initial_pose
 from ejax.envs.mujoco.rotations import make_pose, matrix_from_euler
 from ejax.envs.randomization.physics import Change
+from ejax.envs.task.world import World
 from ejax.types import Array, Key
 
 Range = Sequence[Sequence[float]]
@@ -35,9 +35,9 @@ class PhysicsEvent:
         given = list(inspect.signature(PhysicsEvent.__call__).parameters.values())[1:3]
         return inspect.Signature([*given, *list(inspect.signature(self.change).parameters.values())[1:]])
 
-    def __call__(self, world: World, key: Key, **params: Any) -> WorldState:
-        change = self.change(world.scene.model, **params)
-        return replace(world.state, physics=change.apply(world.state.physics, key, None))
+    def __call__(self, world: World, key: Key, **params: Any) -> World:
+        physics = self.change(world.model, **params).apply(world.physics, key, None)
+        return replace(world, state=replace(world.state, physics=physics))
 
 
 def randomize_rigid_object_pose(
@@ -49,7 +49,7 @@ def randomize_rigid_object_pose(
     relative_position: bool = True,
     relative_rotation: bool = False,
     physics_update_step: int = -1,
-) -> WorldState:
+) -> World:
     """Put an object at a uniformly drawn pose, at rest.
 
     Args:
@@ -62,12 +62,10 @@ def randomize_rigid_object_pose(
         ValueError: no such object.
     """
     uid = entity_cfg["uid"]
-    start = initial_pose(world.find_object(uid))
+    start = world.initial_pose(uid)
     pose = _draw(key, start, position_range, rotation_range, relative_position, relative_rotation)
-    state = world.with_object_pose(uid, pose)
-    if physics_update_step > 0:
-        return replace(world, state=state).advance(physics_update_step)
-    return state
+    world = world.with_object_pose(uid, pose)
+    return world.advance(physics_update_step) if physics_update_step > 0 else world
 
 
 def randomize_target_pose(
@@ -79,7 +77,7 @@ def randomize_target_pose(
     relative_rotation: bool = False,
     reference_entity_cfg: Entity | None = None,
     store_key: str = "target_pose",
-) -> WorldState:
+) -> World:
     """Store a uniformly drawn pose under ``store_key``: absolute, or relative to an object's pose, or to the origin.
 
     A pose whose position is relative also has the object's orientation, unless ``rotation_range`` draws one.
@@ -98,20 +96,20 @@ def randomize_robot_qpos(
     qpos_range: Range | None = None,
     relative_qpos: bool = True,
     joint_ids: Sequence[int] | None = None,
-) -> WorldState:
+) -> World:
     """Put joints at uniformly drawn positions, at rest: added to the present ones, or absolute.
 
     Raises:
         ValueError: a range that does not have a number for each joint.
     """
     if qpos_range is None:
-        return world.state
-    joints = tuple(range(len(world.scene.joints)) if joint_ids is None else joint_ids)
+        return world
+    joints = world.joints if joint_ids is None else tuple(joint_ids)
     low, high = (jnp.array(bound, jnp.float32) for bound in qpos_range)
     if low.shape != (len(joints),) or high.shape != (len(joints),):
         raise ValueError(f"qpos_range has {low.size} and {high.size} numbers, but moves {len(joints)} joints")
     drawn = jax.random.uniform(key, (len(joints),), minval=low, maxval=high)
-    return world.with_qpos(joints, drawn + world.state.physics.qpos[jnp.array(joints)] if relative_qpos else drawn)
+    return world.with_qpos(joints, drawn + world.physics.qpos[jnp.array(joints)] if relative_qpos else drawn)
 
 
 def _draw(

@@ -10,8 +10,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from ejax.envs.manager.world import World
 from ejax.envs.mujoco.rotations import quaternion_from_matrix
+from ejax.envs.task.world import World
 from ejax.types import Array
 
 Entity = Mapping[str, Any]
@@ -79,7 +79,7 @@ def get_rigid_object_velocity(world: World, obs: Mapping[str, Any], entity_cfg: 
 
 def target_position(world: World, obs: Mapping[str, Any], target_pose_key: str = "goal_pose") -> Array:
     """[3], m: the position of a virtual target. Zeros where none is stored."""
-    return world.pose(target_pose_key)[:3, 3] if target_pose_key in world.state.poses else jnp.zeros(3)
+    return world.pose(target_pose_key)[:3, 3] if target_pose_key in world.kept else jnp.zeros(3)
 
 
 def get_sensor_pose_in_robot_frame(

@@ -9,7 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from ejax.envs.manager.functors.observations import Entity
-from ejax.envs.manager.world import World
+from ejax.envs.task.world import World
 from ejax.types import Array
 
 Info = Mapping[str, Any]

@@ -1,0 +1,73 @@
+"""States of an episode: arrays only, which is what a run's state and its checkpoints hold.
+
+Every state of a task has ``physics``, ``action``, ``episode_step``, ``markers`` (mocap body -> place [3], m) and
+``kept`` (what ``World.keep`` stores); the rest is the task's own.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from flax import struct
+
+from ejax.envs.mujoco.engine import PhysicsState
+from ejax.types import Array
+
+
+@struct.dataclass(kw_only=True)
+class TaskState:
+    """One episode of a ``MuJoCoTask``."""
+
+    physics: PhysicsState
+    markers: dict[str, Array]
+    """Mocap body -> its place [3], m."""
+    kept: dict[str, Array]
+    """What the task remembers, by its own names."""
+    action: Array
+    """[A]: the last, within ±1; zeros at the start."""
+    readings: Array
+    """[nsensordata]: see ``World.sensor``."""
+    episode_step: Array
+    """Control steps done, int32."""
+
+    def keeping(self, values: Mapping[str, Array]) -> "TaskState":
+        """The state with these numbers remembered."""
+        return replace(self, kept={**self.kept, **values})
+
+
+@struct.dataclass(kw_only=True)
+class SceneState:
+    """One episode of a gym config's scene, whose joints have drives."""
+
+    physics: PhysicsState
+    """qpos: joints, then position and quaternion (w x y z) of each dynamic object; qvel likewise, 6 an object."""
+    target: Array
+    """[J]: target positions of the drives, m or rad."""
+    velocity_target: Array
+    """[J], m/s or rad/s"""
+    effort: Array
+    """[J]: efforts added to the drives' forces, N or N·m."""
+    poses: dict[str, Array]
+    """Virtual targets by their key, [4, 4]."""
+    action: Array
+    """[A]: the policy's last action, as it gave it; zeros before the first step."""
+    episode_step: Array
+    """Control steps done, int32."""
+
+    @property
+    def kept(self) -> dict[str, Array]:
+        """The virtual targets: all that a gym config's events store."""
+        return self.poses
+
+    @property
+    def markers(self) -> dict[str, Array]:
+        """A disc is drawn at each virtual target."""
+        return {marker_name(key): pose[:3, 3] for key, pose in self.poses.items()}
+
+    def keeping(self, values: Mapping[str, Array]) -> "SceneState":
+        """The state with these virtual targets stored."""
+        return replace(self, poses={**self.poses, **values})
+
+
+def marker_name(key: str) -> str:
+    """The body that is drawn where the virtual target ``key`` is."""
+    return f"target {key}"

@@ -1,0 +1,396 @@
+"""A simulation at one moment, by the names of its model: what every task's terms are computed from.
+
+Positions of bodies and sites follow from qpos alone and are exact at every step, the first included; so are their
+velocities. A sensor reads at the beginning of a physics step: ``World.sensor`` says what that means here.
+
+Frames: the world's of the MJCF; in a gym config that is the arena's, whose origin EmbodiChain puts the robot's base at.
+Poses are [4, 4], m.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import jax.numpy as jnp
+import mujoco
+import numpy as np
+from flax import struct
+from flax.core import FrozenDict
+from numpy.typing import ArrayLike, NDArray
+
+from ejax.envs.mujoco.appearance import Appearance
+from ejax.envs.mujoco.engine import Engine, Physics, PhysicsState, load_model
+from ejax.envs.mujoco.kinematics import body_pose, site_pose, transform
+from ejax.envs.mujoco.rotations import make_pose, matrix_from_quaternion, quaternion_from_matrix
+from ejax.envs.task.frames import Frame, JointState, frame_of
+from ejax.envs.task.names import (
+    BALL,
+    FREE,
+    find,
+    fitting,
+    is_placeable,
+    joint_slices,
+    names_of,
+    pose_slots,
+    position_names,
+    velocity_names,
+)
+from ejax.types import Array, PyTree
+
+if TYPE_CHECKING:
+    from ejax.envs.manager.scene import Scene
+
+
+@struct.dataclass(kw_only=True)
+class World:
+    """A simulation at one moment; a pytree. Made by a task; ``with_joint``, ``place``, ``keep`` and their like give
+    changed copies.
+
+    A name that the model lacks is refused with those that it has.
+    """
+
+    asset: str = struct.field(pytree_node=False)
+    control_period: float = struct.field(pytree_node=False)
+    state: Any
+    """Of ``ejax.envs.task.states``, or a task's own with the same fields."""
+    before: "World | None" = None
+    """The world before the last control step; None at an episode's start, and in events and actions."""
+    obs: PyTree = None
+    """The observation, where terms are computed from it; else None."""
+    info: Mapping[str, Array] = struct.field(default_factory=dict)
+    """``success`` and ``fail`` of this step, where rewards are computed."""
+    legged: Any = None
+    """Motion, contacts and command of a legged robot: ``ejax.envs.locomotion``. None: the robot is no such."""
+    layout: "Scene | None" = struct.field(pytree_node=False, default=None)
+    """A gym config's scene. None: the task is an MJCF alone."""
+    selected: tuple[int, ...] | None = struct.field(pytree_node=False, default=None)
+    """The joints that are observed and acted on: those of ``env.control_parts``. None: all."""
+    extensions: Mapping[str, Any] = struct.field(pytree_node=False, default=FrozenDict())
+    """``env.extensions`` of a gym config."""
+    max_episode_steps: int = struct.field(pytree_node=False, default=0)
+    """0 or less: no limit."""
+    engine: Engine = struct.field(pytree_node=False, default="auto")
+
+    @property
+    def model(self) -> mujoco.MjModel:
+        """For constants; not to be changed. What only shows, such as geoms that collide with nothing, is not in it."""
+        return load_model(self.asset)
+
+    @property
+    def physics(self) -> PhysicsState:
+        """All positions, velocities and parameters."""
+        return self.state.physics
+
+    @property
+    def qpos(self) -> Array:
+        """[nq], m, rad, unit quaternions (w x y z); with ``selected`` [active joints]."""
+        return self._of_active(self.physics.qpos)
+
+    @property
+    def qvel(self) -> Array:
+        """[nv], m/s, rad/s; with ``selected`` [active joints]."""
+        return self._of_active(self.physics.qvel)
+
+    @property
+    def action(self) -> Array:
+        """[A]: the last one, as ``state.action`` says; zeros at the start."""
+        return self.state.action
+
+    @property
+    def time(self) -> Array:
+        """s since the episode's start, at the end of the step."""
+        return self.state.episode_step * self.control_period
+
+    @property
+    def kept(self) -> dict[str, Array]:
+        """What ``keep`` stored."""
+        return self.state.kept
+
+    @property
+    def scene(self) -> "Scene":
+        """A gym config's scene: control parts, drives, rigid objects, cameras.
+
+        Raises:
+            ValueError: the task has none.
+        """
+        if self.layout is None:
+            raise ValueError("only a gym config has control parts, drives and cameras; this task is an MJCF alone")
+        return self.layout
+
+    @property
+    def joints(self) -> tuple[int, ...]:
+        """Numbers of the robot's joints; without a scene of all joints of one number."""
+        if self.layout is not None:
+            return tuple(range(len(self.layout.joints)))
+        return tuple(i for i in range(self.model.njnt) if self.model.jnt_type[i] not in (FREE, BALL))
+
+    @property
+    def active(self) -> tuple[int, ...]:
+        """Numbers of the joints that are observed and acted on, in the robot's order."""
+        return self.joints if self.selected is None else self.selected
+
+    @property
+    def limits(self) -> Array:
+        """[active joints, 2]: lowest and highest position."""
+        return jnp.asarray(self.model.jnt_range[list(self.active)].astype(np.float32))
+
+    @property
+    def qf(self) -> Array:
+        """[active joints]: the efforts that an action commands, N or N·m; zeros under position and velocity drives.
+
+        Like PhysX's joint forces, these are applied from outside: the drives' own are not included. (Raw forces of up
+        to 500 N·m next to angles drown a network's other inputs.)
+        """
+        return self._of_active(self.state.effort)
+
+    @property
+    def ctrl(self) -> Array:
+        """[J]: k·q* + c·q̇* + f, see ``ejax.envs.manager.robots``."""
+        state, drives = self.state, self.scene.drives
+        stiffness, damping = (jnp.array(each, state.target.dtype) for each in (drives.stiffness, drives.damping))
+        return stiffness * state.target + damping * state.velocity_target + state.effort
+
+    def body(self, name: str) -> Frame:
+        """A body's frame; a marker's too."""
+        return self._frame(find(self.model, "body", name), np.eye(4))
+
+    def site(self, name: str) -> Frame:
+        """A site's frame."""
+        model = self.model
+        site = find(model, "site", name)
+        return self._frame(int(model.site_bodyid[site]), transform(model.site_pos[site], model.site_quat[site]))
+
+    def joint(self, name: str) -> JointState:
+        """A joint's position and velocity."""
+        model, physics = self.model, self.physics
+        joint = find(model, "joint", name)
+        places, speeds = joint_slices(model, joint)
+        if model.jnt_type[joint] in (FREE, BALL):
+            return JointState(physics.qpos[places], physics.qvel[speeds])
+        return JointState(physics.qpos[places.start], physics.qvel[speeds.start])
+
+    def sensor(self, name: str) -> Array:
+        """A sensor's numbers [its dim], as of the last physics step's beginning, so one physics step ago, with markers
+        where they were during that step. At an episode's start: of the start itself, with all controls at 0.
+        """
+        model = self.model
+        sensor = find(model, "sensor", name)
+        start = int(model.sensor_adr[sensor])
+        return self.state.readings[start : start + int(model.sensor_dim[sensor])]
+
+    def joint_positions(self, *names: str) -> dict[str, Array]:
+        """``{"hip angle [rad]": …}``: joints' positions with their names and units, for an observation.
+
+        Args:
+            names: of joints. None: all, in the model's order.
+        """
+        return self._named(names, lambda joint: position_names(self.model, joint), self.physics.qpos, 0)
+
+    def joint_velocities(self, *names: str) -> dict[str, Array]:
+        """``{"hip velocity [rad/s]": …}``, as ``joint_positions``."""
+        return self._named(names, lambda joint: velocity_names(self.model, joint), self.physics.qvel, 1)
+
+    def part_qpos(self, name: str) -> Array:
+        """[joints of the control part]. Raises ValueError: no such part."""
+        return self.physics.qpos[jnp.array(self.scene.part(name))]
+
+    def part_qvel(self, name: str) -> Array:
+        """[joints of the control part]. Raises ValueError: no such part."""
+        return self.physics.qvel[jnp.array(self.scene.part(name))]
+
+    def eef_pose(self, part: str | None = None, qpos: Array | None = None) -> Array:
+        """[4, 4]: the tool centre point, which is the site ``tcp``, by forward kinematics.
+
+        Args:
+            part: a control part of a scene. None: the one with the tool.
+            qpos: [J], other joint positions than the current ones.
+
+        Raises:
+            ValueError: the part, or the model, has no tool.
+        """
+        if self.layout is not None or part is not None:
+            self.scene.check_tool(part)
+        find(self.model, "site", "tcp")
+        return site_pose(self.model, "tcp", self.physics.qpos if qpos is None else qpos)
+
+    def camera_pose(self, uid: str, *, right: bool = False) -> Array:
+        """[4, 4]: a camera in the arena, its line of sight along −z and y up; of a stereo camera, one of its lenses.
+
+        Raises:
+            ValueError: no such camera.
+        """
+        camera = self.scene.camera(uid)
+        pose = jnp.asarray(camera.lens_pose(camera.lens(right=right)), jnp.float32)
+        return pose if camera.parent is None else self.body_pose(camera.parent) @ pose
+
+    def body_pose(self, name: str) -> Array:
+        """[4, 4]: a body of the model, such as a link of the robot."""
+        pose = body_pose(self.model, find(self.model, "body", name), self.physics.qpos, self.state.markers)
+        return jnp.asarray(pose, jnp.float32)
+
+    def has_object(self, uid: str) -> bool:
+        """Whether there is such an object: of a scene, one of its rigid objects; else any body."""
+        return uid in (names_of(self.model, "body") if self.layout is None else self.layout.uids)
+
+    def initial_pose(self, uid: str) -> Array:
+        """[4, 4]: where the config, or the MJCF, puts an object.
+
+        Raises:
+            ValueError: no such object.
+        """
+        if self.layout is not None:
+            return self.layout.initial_pose(uid)
+        start = jnp.asarray(self.model.qpos0, self.physics.qpos.dtype)
+        return body_pose(self.model, find(self.model, "body", uid), start)
+
+    def object_pose(self, uid: str) -> Array:
+        """[4, 4]: an object, which is a body that moves freely or, of a scene, stands.
+
+        Raises:
+            ValueError: no such object.
+        """
+        slots = self._slots(uid)
+        if slots is None:
+            return self.body_pose(uid) if self.layout is None else self.layout.initial_pose(uid)
+        pose = self.physics.qpos[slots[0] : slots[0] + 7]
+        return make_pose(pose[:3], matrix_from_quaternion(pose[3:]))
+
+    def object_velocity(self, uid: str) -> Array:
+        """[6]: an object's velocity: linear (m/s) and angular (rad/s), both in the world's frame; 0 of one that stands.
+
+        Raises:
+            ValueError: no such object.
+        """
+        slots = self._slots(uid)
+        if slots is None:
+            return jnp.zeros(6)
+        linear, angular = jnp.split(self.physics.qvel[slots[1] : slots[1] + 6], 2)
+        return jnp.concatenate([linear, self.object_pose(uid)[:3, :3] @ angular])  # it turns in its own frame
+
+    def pose(self, key: str) -> Array:
+        """[4, 4]: a virtual target.
+
+        Raises:
+            ValueError: none is stored under the key.
+        """
+        if key not in self.kept:
+            raise ValueError(
+                f"no target pose '{key}' is stored; there is {', '.join(sorted(self.kept)) or 'none'}. "
+                f"Add an event randomize_target_pose with store_key '{key}'"
+            )
+        return self.kept[key]
+
+    def with_joint(self, name: str, position: ArrayLike | None = None, velocity: ArrayLike | None = None) -> "World":
+        """The world with a joint elsewhere, or moving otherwise; shapes as of ``joint``."""
+        model, physics = self.model, self.physics
+        places, speeds = joint_slices(model, find(model, "joint", name))
+        if position is not None:
+            qpos = physics.qpos.at[places].set(fitting(f"joint '{name}', position", position, places, physics.qpos))
+            physics = replace(physics, qpos=qpos)
+        if velocity is not None:
+            qvel = physics.qvel.at[speeds].set(fitting(f"joint '{name}', velocity", velocity, speeds, physics.qvel))
+            physics = replace(physics, qvel=qvel)
+        return self._with(physics=physics)
+
+    def with_qpos(self, joints: tuple[int, ...], qpos: Array) -> "World":
+        """The world with joints of one number moved, at rest; a scene's drives hold them there.
+
+        Args:
+            joints: their numbers in the model.
+            qpos: [joints], rad or m.
+        """
+        model, physics = self.model, self.physics
+        places, speeds = jnp.array(model.jnt_qposadr[list(joints)]), jnp.array(model.jnt_dofadr[list(joints)])
+        held = {} if self.layout is None else {"target": self.state.target.at[places].set(qpos)}
+        physics = replace(physics, qpos=physics.qpos.at[places].set(qpos), qvel=physics.qvel.at[speeds].set(0.0))
+        return self._with(physics=physics, **held)
+
+    def with_object_pose(self, uid: str, pose: Array) -> "World":
+        """The world with an object that moves freely elsewhere, at rest.
+
+        Raises:
+            ValueError: no such object, or one that stands.
+        """
+        slots, physics = self._slots(uid), self.physics
+        if slots is None:
+            raise ValueError(f"rigid object '{uid}' is static: it cannot be moved; give body_type 'dynamic'")
+        position, velocity = slots
+        placed = jnp.concatenate([pose[:3, 3], quaternion_from_matrix(pose[:3, :3])])
+        qpos = physics.qpos.at[position : position + 7].set(placed)
+        return self._with(physics=replace(physics, qpos=qpos, qvel=physics.qvel.at[velocity : velocity + 6].set(0.0)))
+
+    def with_pose(self, key: str, pose: Array) -> "World":
+        """The world with a virtual target [4, 4] stored."""
+        return self.keep(**{key: pose})
+
+    def place(self, body: str, position: ArrayLike, quaternion: ArrayLike | None = None) -> "World":
+        """The world with a body elsewhere: one that moves freely, or a marker, which is a mocap body.
+
+        A marker stands there in the physics too, from the next step on: what collides with it is pushed aside.
+
+        Args:
+            position: [3], m.
+            quaternion: [4] (w x y z), of a free body. None: as it is.
+
+        Raises:
+            ValueError: a body that hangs on others; a marker's quaternion.
+        """
+        model, physics = self.model, self.physics
+        index = find(model, "body", body)
+        if model.body_mocapid[index] >= 0:
+            if quaternion is not None:
+                raise ValueError(f"place: the marker '{body}' has a position only; leave out the quaternion")
+            there = fitting(f"marker '{body}'", position, slice(0, 3), physics.qpos)
+            return self._with(markers={**self.state.markers, body: there})
+        slots = pose_slots(model, index)
+        if slots is None:
+            free = [model.body(i).name for i in range(model.nbody) if is_placeable(model, i)]
+            raise ValueError(
+                f"place: '{body}' neither moves freely nor is a marker (<body mocap='true'>); "
+                f"there is {', '.join(free) or 'none'}; with_joint moves what hangs on joints"
+            )
+        where, turn = slice(slots[0], slots[0] + 3), slice(slots[0] + 3, slots[0] + 7)
+        qpos = physics.qpos.at[where].set(fitting(f"body '{body}', position", position, where, physics.qpos))
+        if quaternion is not None:
+            qpos = qpos.at[turn].set(fitting(f"body '{body}', quaternion", quaternion, turn, physics.qpos))
+        return self._with(physics=replace(physics, qpos=qpos))
+
+    def keep(self, **values: ArrayLike) -> "World":
+        """The world with these numbers remembered: ``kept`` has them until they are kept again. An episode's start sets
+        all that there will be, in the shapes that they will have."""
+        return replace(self, state=self.state.keeping({name: jnp.asarray(x) for name, x in values.items()}))
+
+    def advance(self, num_substeps: int) -> "World":
+        """The world after physics steps under a scene's current targets."""
+        return self._with(physics=Physics(self.asset, self.engine, num_substeps).step(self.physics, self.ctrl))
+
+    def appearance(self) -> Appearance:
+        """What a picture shows, for ``ejax.envs.mujoco.raycast``."""
+        return Appearance(asset=self.asset, qpos=self.physics.qpos, mocap_pos=self.state.markers)
+
+    def _with(self, **changes: Any) -> "World":
+        return replace(self, state=replace(self.state, **changes))
+
+    def _of_active(self, values: Array) -> Array:
+        return values if self.selected is None else values[jnp.array(self.selected)]
+
+    def _slots(self, uid: str) -> tuple[int, int] | None:
+        """Where an object is in qpos and in qvel; None: it stands. Raises ValueError: no such object."""
+        if self.layout is not None:
+            self.layout.find_object(uid)
+        return pose_slots(self.model, find(self.model, "body", uid))
+
+    def _frame(self, body: int, local: NDArray[np.float64]) -> Frame:
+        return frame_of(self.model, body, local, self.physics, self.state.markers)
+
+    def _named(
+        self, names: Iterable[str], name_parts: Callable[[int], list[tuple[str, int]]], values: Array, side: int
+    ) -> dict[str, Array]:
+        model, named = self.model, {}
+        joints = [find(model, "joint", name) for name in names] or range(model.njnt)
+        for joint in joints:
+            start = joint_slices(model, joint)[side].start
+            for name, size in name_parts(joint):
+                named[name] = values[start] if size == 1 else values[start : start + size]
+                start += size
+        return named
