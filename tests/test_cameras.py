@@ -46,7 +46,7 @@ def functor(name: str, uid: str = "cam", **params: Any) -> dict[str, Any]:
 def pose_of(extrinsics: dict[str, Any], config: dict[str, Any] = CART_POLE, **fields: Any) -> NDArray[np.float32]:
     """[4, 4], in the arena."""
     env = EmbodiedEnv(seeing(config, camera(extrinsics, **fields)), physics="mujoco")
-    return np.asarray(env._world(env._start()).camera_pose("cam"))
+    return np.asarray(env.world(env._start()).camera_pose("cam"))
 
 
 def row(tree: Any, index: int) -> Any:
@@ -85,7 +85,7 @@ def test_a_camera_that_goes_with_the_arm_sees_what_one_placed_there_does(rendere
     env = EmbodiedEnv(seeing(PUSH_CUBE, camera(at)), physics="mujoco", renderer=renderer)
     states, obs = jax.jit(jax.vmap(env.reset))(jax.random.split(KEY, 2))
     for i in range(2):
-        world = env._world(row(states, i))
+        world = env.world(row(states, i))
         pose, flange = np.asarray(world.camera_pose("cam"), np.float64), np.asarray(world.body_pose("flange"))
         np.testing.assert_allclose(pose[:3, 3], flange[:3] @ [0.0, 0.3, 0.1, 1.0], atol=1e-6)
         np.testing.assert_allclose(pose[:3, :2], flange[:3, :2] * [-1.0, 1.0], atol=1e-6)  # half a turn about y
@@ -145,7 +145,7 @@ def test_a_stereo_camera_has_two_pictures_of_lenses_apart() -> None:
     stereo = camera(sensor_type="StereoCamera", left_to_right_pos=[0.3, 0.0, 0.0], intrinsics_right=[30, 30, 12, 8])
     env = EmbodiedEnv(seeing(CART_POLE, stereo), physics="mujoco", renderer="raycast")
     state, obs = env.reset(KEY)
-    pictures, world = obs["sensor"]["cam"], env._world(state)
+    pictures, world = obs["sensor"]["cam"], env.world(state)
     assert sorted(pictures) == ["color", "color_right"] and np.any(pictures["color"] != pictures["color_right"])
     left, right = (world.camera_pose("cam", right=side) for side in (False, True))
     np.testing.assert_allclose(left.T[0, :3] @ (right[:3, 3] - left[:3, 3]), 0.3, atol=1e-6)

@@ -51,7 +51,7 @@ def make_world(
         action=jnp.zeros(8) if action is None else action,
         episode_step=jnp.asarray(step, jnp.int32),
     )
-    world = ENV._world(state)
+    world = ENV.world(state)
     return replace(world, selected=active or SPEC.active, max_episode_steps=100)
 
 

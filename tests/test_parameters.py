@@ -138,7 +138,7 @@ def test_moving_things_keeps_their_parameters() -> None:
     env = EmbodiedEnv(CART_POLE, "mujoco")
     state, _ = env.reset(jax.random.key(0))
     state = replace(state, physics=replace(state.physics, parameters={"gravity": jnp.ones(3)}))
-    assert env._world(state).with_qpos((0,), jnp.ones(1)).physics.parameters["gravity"].sum() == 3.0
+    assert env.world(state).with_qpos((0,), jnp.ones(1)).physics.parameters["gravity"].sum() == 3.0
 
 
 # --- physics, by hand -------------------------------------------------------------------------------------

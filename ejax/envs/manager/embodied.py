@@ -13,15 +13,14 @@ from numpy.typing import NDArray
 
 from ejax.envs.manager.functors.events import PhysicsEvent
 from ejax.envs.manager.manager_spec import SOURCE, ManagerSpec, read_manager_spec, stored_keys
-from ejax.envs.manager.specs import Spec
 from ejax.envs.mujoco.appearance import Appearance
 from ejax.envs.mujoco.engine import Engine, check_physics, render
 from ejax.envs.mujoco.pictures import Renderer, check_renderer_name, picture
 from ejax.envs.randomization.physics import Change, base, keep_written, refuse_overlaps
 from ejax.envs.task.states import SceneState
-from ejax.envs.task.terms import as_world
+from ejax.envs.task.step import StepParts, step_terms
+from ejax.envs.task.terms import Term, as_world, compute, fire
 from ejax.envs.task.world import World
-from ejax.numerics.finite import all_finite
 from ejax.schema.frozen import freeze
 from ejax.schema.problems import KeyReport
 from ejax.types import Array, CameraView, Key, Timestep
@@ -92,15 +91,15 @@ class EmbodiedEnv:
         return gymnasium.spaces.Box(low, high, low.shape, np.float32)
 
     def reset(self, key: Key) -> tuple[SceneState, Obs]:
-        spec = self.spec
-        state = self._start()
+        spec, world = self.spec, self.world(self._start())
         for mode, key_mode in (("startup", jax.random.key(0)), ("reset", key)):
-            for i, event in enumerate(spec.events):
-                if event.mode == mode:
-                    key_own = key if isinstance(event.func, PhysicsEvent) else key_mode
-                    world = self._world(state)
-                    state = as_world(world, event(world, jax.random.fold_in(key_own, i))).state
-        return state, self._observe(self._world(state))
+
+            def key_of(number: int, event: Term, key_mode: Key = key_mode) -> Key:
+                # each row draws the physics of its startup for itself
+                return jax.random.fold_in(key if isinstance(event.func, PhysicsEvent) else key_mode, number)
+
+            world = fire(spec.events, world, mode, key_of)
+        return world.state, self._observe(world)
 
     def carry_over(self, ended: SceneState, started: SceneState, obs: Obs) -> tuple[SceneState, Obs]:
         """The new episode with the parameters that were drawn at startup."""
@@ -111,43 +110,30 @@ class EmbodiedEnv:
 
     def step(self, state: SceneState, action: Array, key: Key) -> tuple[SceneState, Timestep]:
         spec = self.spec
-        before = self._world(state)
-        width = len(state.action)
-        if action.shape != (width,):
-            raise ValueError(f"EmbodiedEnv.step takes an action of shape ({width},), got {action.shape}")
-        start = 0
-        for term in spec.terms:
-            world = self._world(state)
-            state = as_world(world, term.apply(world, action[start : start + term.width])).state
-            start += term.width
-        state = self._world(state).advance(spec.num_substeps).state
-        state = replace(state, action=action, episode_step=state.episode_step + 1)
-        for i, event in enumerate(spec.events):
-            if event.mode == "interval":
-                world = self._world(state)
-                fired = as_world(world, event(world, jax.random.fold_in(key, i))).state
-                due = state.episode_step % event.interval_step == 0
-                state = jax.tree.map(lambda new, old, due=due: jnp.where(due, new, old), fired, state)
-
-        world = replace(self._world(state), before=before)
-        obs = self._observe(world)
-        outcome = spec.judge(world)
-        finite = all_finite(state)
-        success = outcome.success & finite
-        info: dict[str, Any] = {"success": success, "fail": outcome.fail}
-        terms = {reward.name: reward(world, obs, action, info).astype(jnp.float32) for reward in spec.rewards}
-        total = outcome.reward
-        for reward in spec.rewards:
-            weighted = reward.weight * terms[reward.name]
-            total = weighted if reward.mode == "replace" else total + weighted
-        out_of_time = (spec.max_episode_steps > 0) & (state.episode_step >= spec.max_episode_steps)
-        return state, Timestep(
-            obs=obs,
-            reward=total,
-            terminated=jnp.zeros((), bool) if spec.ignore_terminations else success | outcome.fail,
-            truncated=outcome.truncated | out_of_time | ~finite,
-            info={**info, "elapsed_steps": state.episode_step, "metrics": outcome.metrics, "rewards": terms},
+        parts = StepParts(
+            world=self.world,
+            act=self._act,
+            follow=lambda world, before, key: fire(
+                spec.events, world, "interval", lambda number, event: jax.random.fold_in(key, number)
+            ),
+            observe=lambda world, key: self._observe(world),
+            outcome=spec.outcome,
+            reward=lambda world, before, outcome: compute(spec.rewards, world, outcome.reward, weighted=False),
+            max_episode_steps=spec.max_episode_steps,
+            ends_on_success=not spec.ignore_terminations,
+            ends_on_failure=not spec.ignore_terminations,
+            info=lambda world: {"fail": world.info["fail"], "elapsed_steps": world.state.episode_step},
         )
+        return step_terms("EmbodiedEnv", parts, state, action, key)
+
+    def _act(self, world: World, action: Array) -> World:
+        """The world after the action terms have set the drives' targets, each from its own numbers, and the physics."""
+        start = 0
+        for term in self.spec.terms:
+            world = as_world(world, term.apply(world, action[start : start + term.width]))
+            start += term.width
+        world = world.advance(self.spec.num_substeps)
+        return replace(world, state=replace(world.state, action=action))
 
     def render(
         self, state: SceneState, width: int = 640, height: int = 480, camera: CameraView | None = None
@@ -158,7 +144,7 @@ class EmbodiedEnv:
 
     def appearance(self, state: SceneState) -> Appearance:
         """For ``ejax.envs.mujoco.raycast``."""
-        return self._world(state).appearance()
+        return self.world(state).appearance()
 
     def _start(self) -> SceneState:
         """The state before any event."""
@@ -172,7 +158,8 @@ class EmbodiedEnv:
             poses={name: jnp.zeros((4, 4)) for event in spec.events for name in stored_keys(event)},
         )
 
-    def _world(self, state: SceneState) -> World:
+    def world(self, state: SceneState) -> World:
+        """The world of a state: names for its numbers."""
         spec = self.spec
         return World(
             asset=spec.scene.xml,
@@ -205,7 +192,7 @@ class EmbodiedEnv:
         return {**_robot(world), **({"sensor": pictures} if pictures else {})}
 
 
-def _changes(spec: ManagerSpec) -> list[tuple[Spec, Change]]:
+def _changes(spec: ManagerSpec) -> list[tuple[Term, Change]]:
     """The events that change parameters or push, with what they do.
 
     Raises:
@@ -227,7 +214,7 @@ def _robot(world: World) -> Obs:
     return {"robot": {"qpos": world.qpos, "qvel": world.qvel, "qf": world.qf}}
 
 
-def _put(obs: Obs, functor: Spec, world: World) -> Obs:
+def _put(obs: Obs, functor: Term, world: World) -> Obs:
     """The observation with one functor's value in it.
 
     Raises:
@@ -289,7 +276,7 @@ def _try_functors(env: EmbodiedEnv) -> None:
             report.refuse(key, str(error).splitlines()[0])
             return None
 
-    def attempt_change(event: Spec) -> Change | None:
+    def attempt_change(event: Term) -> Change | None:
         try:
             return event.func.change(spec.scene.model, **event.params)  # type: ignore[attr-defined]
         except (TypeError, ValueError) as error:
@@ -297,7 +284,7 @@ def _try_functors(env: EmbodiedEnv) -> None:
             return None
 
     def world(state: SceneState) -> World:
-        return replace(env._world(state), engine="mujoco", before=env._world(state))
+        return replace(env.world(state), engine="mujoco", before=env.world(state))
 
     made = [(event.key, attempt_change(event)) for event in spec.events if isinstance(event.func, PhysicsEvent)]
     refuse_overlaps(((key, change) for key, change in made if change is not None), report)
@@ -312,12 +299,12 @@ def _try_functors(env: EmbodiedEnv) -> None:
     for each in spec.observations:
         shapes = attempt(each.key, lambda obs, state, each=each: _put(obs, each, world(state)), obs, state)
         obs = obs if shapes is None else shapes
-    outcome = attempt("id", lambda state: vars(spec.judge(world(state))), state)
+    outcome = attempt("id", lambda state: vars(spec.outcome(world(state))), state)
     info = {name: outcome[name] for name in ("success", "fail")} if outcome else {}
     for reward in spec.rewards:
 
-        def value(obs: Obs, state: SceneState, info: Any, reward: Spec = reward) -> Array:
-            return reward(world(state), obs, state.action, info)
+        def value(obs: Obs, state: SceneState, info: Any, reward: Term = reward) -> Array:
+            return reward(replace(world(state), obs=obs, info=info))
 
         attempt(reward.key, value, obs, state, info)
     report.raise_if_refused(SOURCE)

@@ -16,8 +16,9 @@ from ejax.envs.manager.functors.observations import OF_CAMERAS
 from ejax.envs.manager.ignored import IGNORED
 from ejax.envs.manager.robot_config import read_robot
 from ejax.envs.manager.scene import Scene, make_scene
-from ejax.envs.manager.specs import Spec, read_specs
-from ejax.envs.manager.tasks import SCENE_ONLY, TASK_RULES, JudgeFn, Task, missing_task
+from ejax.envs.manager.specs import read_specs
+from ejax.envs.manager.tasks import SCENE_ONLY, TASK_RULES, OutcomeFn, Task, missing_task
+from ejax.envs.task.terms import Term
 from ejax.schema.problems import ConfigError, KeyNote, KeyReport
 from ejax.schema.registry import did_you_mean
 from ejax.schema.sections import Section
@@ -36,11 +37,11 @@ class ManagerSpec:
 
     scene: Scene
     active: tuple[int, ...]
-    judge: JudgeFn
+    outcome: OutcomeFn
     terms: tuple[ActionTerm, ...]
-    events: tuple[Spec, ...]
-    observations: tuple[Spec, ...]
-    rewards: tuple[Spec, ...]
+    events: tuple[Term, ...]
+    observations: tuple[Term, ...]
+    rewards: tuple[Term, ...]
     extensions: Mapping[str, Any]
     max_episode_steps: int
     ignore_terminations: bool
@@ -122,7 +123,7 @@ def read_manager_spec(gym_config: Mapping[str, Any], interval_events: Mapping[st
     return ManagerSpec(
         scene=scene,
         active=active,
-        judge=task.first_judge if extensions.first_success and task.first_judge else task.judge,
+        outcome=task.first_outcome if extensions.first_success and task.first_outcome else task.outcome,
         terms=terms,
         events=events,
         observations=observations,
@@ -136,7 +137,7 @@ def read_manager_spec(gym_config: Mapping[str, Any], interval_events: Mapping[st
     )
 
 
-def stored_keys(event: Spec) -> tuple[str, ...]:
+def stored_keys(event: Term) -> tuple[str, ...]:
     """The poses that an event stores, according to its parameter ``store_key``."""
     parameter = inspect.signature(event.func).parameters.get("store_key")
     return () if parameter is None else (event.params.get("store_key", parameter.default),)
@@ -151,7 +152,7 @@ def _read_enable_sensor(root: Section) -> bool:
     return sensing is not False
 
 
-def _without_cameras(observations: tuple[Spec, ...], uids: tuple[str, ...], report: KeyReport) -> tuple[Spec, ...]:
+def _without_cameras(observations: tuple[Term, ...], uids: tuple[str, ...], report: KeyReport) -> tuple[Term, ...]:
     """The functors that read no camera, nor change what one saw."""
     without = [spec for spec in observations if spec.path[0] != "sensor" and not names_camera(spec.params, uids)]
     for spec in observations:
@@ -160,7 +161,7 @@ def _without_cameras(observations: tuple[Spec, ...], uids: tuple[str, ...], repo
     return tuple(without)
 
 
-def _check_uids(observations: tuple[Spec, ...], bodies: list[str], cameras: tuple[str, ...], report: KeyReport) -> None:
+def _check_uids(observations: tuple[Term, ...], bodies: list[str], cameras: tuple[str, ...], report: KeyReport) -> None:
     """Refuse unknown uids: functors observe zeros for a missing object, which must not hide a misspelled name."""
     for spec in observations:
         uids = cameras if spec.func in OF_CAMERAS else bodies
@@ -216,7 +217,7 @@ def _active(scene: Scene, control_parts: Any, report: KeyReport) -> tuple[int, .
 
 
 def _make_terms(
-    specs: tuple[Spec, ...], scene: Scene, active: tuple[int, ...], report: KeyReport
+    specs: tuple[Term, ...], scene: Scene, active: tuple[int, ...], report: KeyReport
 ) -> tuple[ActionTerm, ...]:
     """The action terms, each the only one that sets what it sets."""
     terms: list[ActionTerm] = []
@@ -237,7 +238,7 @@ def _make_terms(
     return tuple(terms)
 
 
-def _make_term(spec: Spec, scene: Scene, active: tuple[int, ...], report: KeyReport) -> ActionTerm | None:
+def _make_term(spec: Term, scene: Scene, active: tuple[int, ...], report: KeyReport) -> ActionTerm | None:
     try:
         return spec(scene, active)
     except (TypeError, ValueError, OverflowError) as error:

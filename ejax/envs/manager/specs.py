@@ -1,14 +1,14 @@
-"""Functor specs of a gym config: names become functions, parameters are checked against their signatures."""
+"""The terms of a gym config: names become functions, parameters are checked against their signatures."""
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from ejax.envs.manager.functors.events import PhysicsEvent
 from ejax.envs.manager.functors.registry import CONTRACTS, FunctorKind, find_functor
 from ejax.envs.manager.ignored import IGNORED
 from ejax.envs.randomization.physics import ROBOT
+from ejax.envs.task.terms import Kind, Term, as_term
 from ejax.schema.frozen import freeze
 from ejax.schema.problems import KeyReport
 from ejax.schema.registry import did_you_mean
@@ -24,28 +24,17 @@ _GIVEN: dict[FunctorKind, int] = {"events": 2, "observations": 2, "rewards": 4, 
 """Number of arguments that ejax passes before the parameters."""
 
 
-@dataclass(frozen=True)
-class Spec:
-    """One functor with its parameters."""
-
-    name: str
-    key: str
-    """Dotted path in the gym config."""
-    func: Callable[..., Any]
-    params: Mapping[str, Any]
-    mode: str = ""
-    path: tuple[str, ...] = ()
-    """Path of an observation functor's value in the nested observation."""
-    weight: float = 1.0
-    interval_step: int = 1
-
-    def __call__(self, *given: Any) -> Any:
-        return self.func(*given, **self.params)
+_KINDS: dict[FunctorKind, Kind] = {
+    "events": "event",
+    "observations": "observation",
+    "rewards": "reward",
+    "actions": "action",
+}
 
 
 def read_specs(
     section: Section, kind: FunctorKind, robot_uid: str, modes: tuple[str, ...] | None = None
-) -> tuple[Spec, ...]:
+) -> tuple[Term, ...]:
     """The functors of ``env.events``, ``observations``, ``rewards`` or ``actions``, in the config's order.
 
     Args:
@@ -66,7 +55,7 @@ def _read_spec(
     report: KeyReport,
     robot_uid: str,
     modes: tuple[str, ...],
-) -> Spec | None:
+) -> Term | None:
     with Section(data, key, report) as section:
         func_name = section.take("func")
         if kind == "actions":
@@ -88,7 +77,17 @@ def _read_spec(
             params.skip("its functor is not there")
             return None
         checked = _read_params(params, func, kind, robot_uid)
-        return Spec(name, key, func, checked, mode, path, weight, interval_step)
+        return Term(
+            name=name,
+            func=as_term(func) if kind == "rewards" else func,
+            kind=_KINDS[kind],
+            params=checked,
+            weight=weight,
+            mode=mode,
+            interval_step=interval_step,
+            path=path,
+            key=key,
+        )
 
 
 def _read_contract(section: Section, func_name: Any) -> Any:

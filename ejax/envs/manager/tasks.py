@@ -1,12 +1,13 @@
 """The rules of EmbodiChain's task classes on top of the gym config: success, failure, base reward, early end."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeAlias
 
 import jax.numpy as jnp
 
+from ejax.envs.task.step import Outcome
 from ejax.envs.task.world import World
 from ejax.schema.registry import did_you_mean
 from ejax.types import Array
@@ -17,45 +18,31 @@ _SUCCESS_ANGLE = 0.02
 _SUCCESS_VELOCITY = 0.05
 
 
-@dataclass(frozen=True, kw_only=True)
-class TaskOutcome:
-    """The outcome of one step."""
-
-    success: Array
-    """bool; ends the episode, with no value after it, as does ``fail``."""
-    fail: Array
-    truncated: Array
-    """bool; the time limit is not included."""
-    reward: Array
-    """Base reward, to which the reward functors are added."""
-    metrics: dict[str, Array] = field(default_factory=dict)
-
-
-JudgeFn: TypeAlias = Callable[[World], TaskOutcome]
+OutcomeFn: TypeAlias = Callable[[World], Outcome]
 
 
 @dataclass(frozen=True)
 class Task:
-    """A judge, and the names in ``env.extensions`` that it reads."""
+    """A function that finds the outcome of a step, and the names in ``env.extensions`` that it reads."""
 
-    judge: JudgeFn
+    outcome: OutcomeFn
     extensions: tuple[str, ...] = ()
-    first_judge: JudgeFn | None = None
-    """The judge of configs in the form of 0.1.0 and 0.1.1, where it differed (see ``extensions``). None: ``judge``."""
+    first_outcome: OutcomeFn | None = None
+    """That of configs in the form of 0.1.0 and 0.1.1, where it differed (see ``extensions``). None: ``outcome``."""
 
 
-def scene_only(world: World) -> TaskOutcome:
+def scene_only(world: World) -> Outcome:
     """EmbodiChain's base class, without a task: an episode ends by its time limit only."""
     never = jnp.zeros((), bool)
-    return TaskOutcome(success=never, fail=never, truncated=never, reward=jnp.zeros(()))
+    return Outcome(success=never, fail=never, truncated=never, reward=jnp.zeros(()))
 
 
-def push(world: World, uid: str) -> TaskOutcome:
+def push(world: World, uid: str) -> Outcome:
     """Success: the body is horizontally within ``success_threshold`` of ``goal_pose``. Truncated: it fell to −0.1 m."""
     position = world.object_pose(uid)[:3, 3]
     distance = jnp.linalg.norm((position - world.pose("goal_pose")[:3, 3])[:2])
     never = jnp.zeros((), bool)
-    return TaskOutcome(
+    return Outcome(
         success=distance < world.extensions.get("success_threshold", 0.1),
         fail=never,
         truncated=position[2] < _FELL,
@@ -64,7 +51,7 @@ def push(world: World, uid: str) -> TaskOutcome:
     )
 
 
-def push_t(world: World) -> TaskOutcome:
+def push_t(world: World) -> Outcome:
     """As ``push``; with ``require_on_table`` success also asks that the body is not below ``table_height``, m."""
     outcome = push(world, "t")
     if not world.extensions.get("require_on_table", True):
@@ -73,7 +60,7 @@ def push_t(world: World) -> TaskOutcome:
     return replace(outcome, success=outcome.success & on_table)
 
 
-def cart_pole(world: World) -> TaskOutcome:
+def cart_pole(world: World) -> Outcome:
     """r = 1 − |θ|/π. Success, in the last step only: |θ| < 0.02 rad and |θ̇| < 0.05 rad/s. Failure: |θ| > π/2.
 
     Differs from EmbodiChain, where a fall is a truncation and nothing else, after which its GAE sees no value. Here a
@@ -82,7 +69,7 @@ def cart_pole(world: World) -> TaskOutcome:
     angle = jnp.abs(world.part_qpos("hand")[0])
     fell = angle > jnp.pi / 2.0
     last = world.state.episode_step >= world.max_episode_steps
-    return TaskOutcome(
+    return Outcome(
         success=last & _at_rest(world),
         fail=fell,
         truncated=fell,
@@ -91,7 +78,7 @@ def cart_pole(world: World) -> TaskOutcome:
     )
 
 
-def first_cart_pole(world: World) -> TaskOutcome:
+def first_cart_pole(world: World) -> Outcome:
     """As ``cart_pole``, with success in any step: an episode ends as soon as the pole is at rest upright."""
     outcome = cart_pole(world)
     return replace(outcome, success=_at_rest(world))
@@ -107,7 +94,7 @@ TASK_RULES: dict[str, Task] = {
     "PushCubeRL": Task(partial(push, uid="cube"), ("success_threshold",)),
     "PushBallRL": Task(partial(push, uid="soccer_ball"), ("success_threshold",)),
     "PushTRL": Task(push_t, ("success_threshold", "table_height", "require_on_table")),
-    "CartPoleRL": Task(cart_pole, first_judge=first_cart_pole),
+    "CartPoleRL": Task(cart_pole, first_outcome=first_cart_pole),
     SCENE_ONLY: Task(scene_only),
 }
 """By the ``id`` of a gym config. EmbodiChain released neither PushBallRL nor PushTRL: they are in its history."""
@@ -131,7 +118,7 @@ def missing_task(name: str) -> str:
     """The message on an ``id`` that is not in ``TASK_RULES``: the reason, and the remedy."""
     remedy = (
         f"give {SCENE_ONLY} for the scene without a task, which never succeeds and ends by its time limit only, or "
-        "register a judge of its steps with register_task (ejax.envs.manager.tasks)"
+        "register a function of its outcome with register_task (ejax.envs.manager.tasks)"
     )
     if own := _ELSEWHERE.get(name.partition("-")[0]):
         return f"'{name}' is no task of EmbodiedEnv, but of a class: {own}. trainer.gym_config finds it"
@@ -144,7 +131,7 @@ def missing_task(name: str) -> str:
     return f"no task '{name}'; there is {', '.join(TASK_RULES)}; else {remedy}{did_you_mean(name, TASK_RULES)}"
 
 
-def register_task(name: str, judge: JudgeFn, extensions: tuple[str, ...] = ()) -> None:
+def register_task(name: str, outcome: OutcomeFn, extensions: tuple[str, ...] = ()) -> None:
     """Add a task of your own to EmbodiChain's.
 
     Raises:
@@ -152,4 +139,4 @@ def register_task(name: str, judge: JudgeFn, extensions: tuple[str, ...] = ()) -
     """
     if name in TASK_RULES:
         raise ValueError(f"task '{name}' is registered already")
-    TASK_RULES[name] = Task(judge, extensions)
+    TASK_RULES[name] = Task(outcome, extensions)

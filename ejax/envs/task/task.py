@@ -17,11 +17,8 @@ Such a class becomes a frozen dataclass where it is defined, as a Flax module do
 import functools
 import inspect
 import math
-import re
-import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from pathlib import Path
 from typing import Any, ClassVar, dataclass_transform
 
 import gymnasium
@@ -37,19 +34,20 @@ from ejax.envs.description import WHOLE, EnvDescription, Feature
 from ejax.envs.mujoco.appearance import Appearance
 from ejax.envs.mujoco.choice import choose_engine
 from ejax.envs.mujoco.engine import Engine, Physics, PhysicsState, check_physics, load_model, render, settings_changed
+from ejax.envs.task.checks import as_truth, check_actuators, check_terms
+from ejax.envs.task.features import actuator_name, describe_actuator, name_numbers
+from ejax.envs.task.mjcf import find_model, home_of, start_noise_of
 from ejax.envs.task.states import TaskState
+from ejax.envs.task.step import Outcome, StepParts, step_terms
+from ejax.envs.task.terms import Term, compute
 from ejax.envs.task.world import World
-from ejax.numerics.finite import all_finite
 from ejax.schema.frozen import freeze, thaw
 from ejax.schema.registry import did_you_mean
 from ejax.types import Array, CameraView, Key, Timestep
 
 _TOUCH = (int(mujoco.mjtSensor.mjSENS_TOUCH), int(mujoco.mjtSensor.mjSENS_CONTACT))
-_LENGTHS = {int(mujoco.mjtJoint.mjJNT_HINGE): "rad", int(mujoco.mjtJoint.mjJNT_SLIDE): "m"}
-"""Joints of one number, and its unit."""
 _NEAR = 0.8
 """From here on a name reads like a misspelt one; helpers that do are given a leading underscore."""
-_UNIT = re.compile(r"(?P<name>.*\S)\s*\[(?P<unit>[^\[\]]+)\]")
 
 
 class _SensesContacts:
@@ -71,9 +69,9 @@ class MuJoCoTask:
 
         r = Σ weight·term,   terms of ``rewards``        control = mid + half·clip(a, ±1),   of each ctrlrange
 
-    A step: ``control`` → physics for one control period → ``update`` → ``rewards``, ``fails``, ``succeeds`` →
-    ``observe``. Terminated: ``fails``, or ``succeeds`` where ``ends_on_success``. Truncated: after ``episode_length``
-    steps, or when the simulation broke.
+    A step: ``control`` → physics for one control period → ``update`` → ``observe`` → ``fails``, ``succeeds`` →
+    ``rewards``: ``ejax.envs.task.step``. Terminated: ``fails``, or ``succeeds`` where ``ends_on_success``. Truncated:
+    after ``episode_length`` steps, or when the simulation broke.
 
     A method is given ``world``, the simulation at that moment, and some ``before``, as it was before the step:
     ``ejax.envs.task.world.World``. They are traced: ``jnp.where`` in place of ``if``.
@@ -143,11 +141,11 @@ class MuJoCoTask:
             raise ValueError(f"{kind}: weights must be numbers, got {thaw(wrong)}")
         try:
             model = load_model(self.asset)
-            _home(self.asset, self.keyframe)
+            home_of(self.asset, self.keyframe)
         except ValueError as error:
             raise ValueError(f"{kind}: {error}") from error
         check_physics(self.physics, self._num_substeps)
-        _check_actuators(self, model)
+        check_actuators(kind, model, len(self.actions), type(self).control is not MuJoCoTask.control)
         try:
             _ = self._observed
         except Exception as error:  # whatever it was, it is the subclass's own
@@ -188,7 +186,7 @@ class MuJoCoTask:
         return world
 
     def control(self, world: World, action: Array) -> Array:
-        """What the actuators are told for one control step: [nu].
+        """The actuators' control for one control step: [nu].
 
         Args:
             action: [A], within ±1.
@@ -236,27 +234,21 @@ class MuJoCoTask:
         return world.state, self._observe(world)[0]
 
     def step(self, state: TaskState, action: Array, key: Key) -> tuple[TaskState, Timestep]:
-        if action.shape != (self._num_actions,):
-            raise ValueError(
-                f"{type(self).__name__}.step takes an action of shape ({self._num_actions},), got {action.shape}"
-            )
-        before = self._world(state)
-        action = jnp.clip(action, -1.0, 1.0)
-        control = jnp.asarray(self.control(before, action))
-        if control.shape != (before.model.nu,):
-            raise ValueError(
-                f"{type(self).__name__}.control gave shape {control.shape}; the model's actuators take "
-                f"({before.model.nu},)"
-            )
-        engine = choose_engine(self.physics, sensing=type(self).senses_contacts).engine
-        physics, readings = Physics(self.asset, engine, self._num_substeps).step_sensing(
-            state.physics, control, state.markers
+        parts = StepParts(
+            world=self.world,
+            act=self._act,
+            follow=lambda world, before, key: self.update(key, world, before),
+            observe=lambda world, key: self._observe(world)[0],
+            outcome=self._outcome,
+            reward=self._reward,
+            max_episode_steps=self.episode_length,
+            ends_on_success=self.ends_on_success,
         )
-        state = replace(
-            state, physics=physics, action=action, readings=readings[-1], episode_step=state.episode_step + 1
-        )
-        world = self.update(key, self._world(state), before)
-        return world.state, self._timestep(world, before)
+        return step_terms(type(self).__name__, parts, state, action, key)
+
+    def world(self, state: TaskState) -> World:
+        """The world of a state: names for its numbers."""
+        return World(asset=self.asset, control_period=self.control_period, state=state)
 
     def render(
         self, state: TaskState, width: int = 640, height: int = 480, camera: CameraView | None = None
@@ -268,7 +260,7 @@ class MuJoCoTask:
 
     def appearance(self, state: TaskState) -> Appearance:
         """For ``ejax.envs.mujoco.raycast``."""
-        return Appearance(asset=self.asset, qpos=state.physics.qpos, mocap_pos=state.markers)
+        return self.world(state).appearance()
 
     @property
     def _num_substeps(self) -> int:
@@ -299,13 +291,10 @@ class MuJoCoTask:
 
         return jax.eval_shape(first).shape, seen[-1]
 
-    def _world(self, state: TaskState) -> World:
-        return World(asset=self.asset, control_period=self.control_period, state=state)
-
     def _start_of(self, key_noise: Key, key_start: Key) -> World:
         model = load_model(self.asset)
-        home, speed = _home(self.asset, self.keyframe)
-        noise, low, high = _noise(model, self.start_noise)
+        home, speed = home_of(self.asset, self.keyframe)
+        noise, low, high = start_noise_of(model, self.start_noise)
         qpos = jnp.asarray(home, jnp.float32)
         if self.start_noise:
             moved = qpos + noise * jax.random.uniform(key_noise, (model.nq,), minval=-1.0, maxval=1.0)
@@ -322,15 +311,14 @@ class MuJoCoTask:
             readings=jnp.zeros(model.nsensordata),
             episode_step=jnp.zeros((), jnp.int32),
         )
-        return self._sensed(self.start(key_start, self._sensed(self._world(state))))
+        return self._sensed(self.start(key_start, self._sensed(self.world(state))))
 
     def _sensed(self, world: World) -> World:
         """The world with what its sensors read there, with all controls at 0."""
         if not world.model.nsensordata:
             return world
-        state, engine = world.state, choose_engine(self.physics, sensing=type(self).senses_contacts).engine
-        control = jnp.zeros(world.model.nu)
-        _, readings = Physics(self.asset, engine, 1).step_sensing(state.physics, control, state.markers)
+        state = world.state
+        _, readings = self._physics(1).step_sensing(state.physics, jnp.zeros(world.model.nu), state.markers)
         return replace(world, state=replace(state, readings=readings[0]))
 
     def _observe(self, world: World) -> tuple[Array, tuple[Feature, ...] | None]:
@@ -342,29 +330,45 @@ class MuJoCoTask:
         parts = {name: jnp.asarray(x, jnp.float32) for name, x in seen.items()}
         if odd := [f"{name} {x.shape}" for name, x in parts.items() if x.ndim > 1]:
             raise ValueError(f"{type(self).__name__}.observe: must be scalars and vectors, got {', '.join(odd)}")
-        names = tuple(each for name, x in parts.items() for each in _features(name, x.shape))
+        names = tuple(each for name, x in parts.items() for each in name_numbers(name, x.shape))
         return jnp.concatenate([x.reshape(-1) for x in parts.values()]), names
 
-    def _timestep(self, world: World, before: World) -> Timestep:
-        terms = {name: jnp.asarray(x, jnp.float32) for name, x in self.rewards(world, before).items()}
-        _check_terms(self, terms)
-        rewards = {name: self.weights.get(name, 1.0) * x for name, x in terms.items()}
-        finite = all_finite(world.state)
-        failed = _truth(self, "fails", self.fails(world)) & finite
-        info: dict[str, Any] = {"rewards": rewards}
-        if metrics := dict(self.metrics(world)):
-            info["metrics"] = {name: jnp.asarray(x, jnp.float32) for name, x in metrics.items()}
-        terminated = failed
+    def _act(self, world: World, action: Array) -> World:
+        action = jnp.clip(action, -1.0, 1.0)
+        control = jnp.asarray(self.control(world, action))
+        if control.shape != (world.model.nu,):
+            raise ValueError(
+                f"{type(self).__name__}.control gave shape {control.shape}; the model's actuators take "
+                f"({world.model.nu},)"
+            )
+        state = world.state
+        physics, readings = self._physics(self._num_substeps).step_sensing(state.physics, control, state.markers)
+        return replace(world, state=replace(state, physics=physics, action=action, readings=readings[-1]))
+
+    def _outcome(self, world: World) -> Outcome:
+        kind = type(self).__name__
+        failed = as_truth(f"{kind}.fails", self.fails(world))
+        success = None
         if type(self).succeeds is not MuJoCoTask.succeeds:
-            info["success"] = _truth(self, "succeeds", self.succeeds(world)) & ~failed & finite
-            terminated = failed | info["success"] if self.ends_on_success else failed
-        return Timestep(
-            obs=self._observe(world)[0],
-            reward=sum(rewards.values(), jnp.zeros(())),
-            terminated=terminated,
-            truncated=(world.state.episode_step >= self.episode_length) | ~finite,
-            info=info,
+            success = as_truth(f"{kind}.succeeds", self.succeeds(world)) & ~failed
+        metrics = {name: jnp.asarray(x, jnp.float32) for name, x in self.metrics(world).items()}
+        return Outcome(success=success, fail=failed, metrics=metrics)
+
+    def _reward(self, world: World, before: World, outcome: Outcome) -> tuple[Array, dict[str, Array]]:
+        del outcome  # there is no reward but that of the terms
+        values = {name: jnp.asarray(x, jnp.float32) for name, x in self.rewards(world, before).items()}
+        check_terms(type(self).__name__, values, self.weights)
+        return compute(
+            [
+                Term(name=name, func=lambda world, x=x: x, weight=self.weights.get(name, 1.0))
+                for name, x in values.items()
+            ],
+            world,
         )
+
+    def _physics(self, num_substeps: int) -> Physics:
+        engine = choose_engine(self.physics, sensing=type(self).senses_contacts).engine
+        return Physics(self.asset, engine, num_substeps)
 
 
 def _own_fields(base: type) -> tuple[Any, ...]:
@@ -383,147 +387,13 @@ def _refuse_misspelt(cls: type) -> None:
 
 def _asset(kind: type[Any]) -> str:
     owner = next(each for each in kind.__mro__ if "model" in vars(each))
-    return _find_model(str(kind.model), owner.__module__)
-
-
-@functools.lru_cache(maxsize=64)
-def _find_model(given: str, module: str) -> str:
-    """MJCF as text as it is; of a file the absolute path, so that it is found from anywhere.
-
-    Raises:
-        ValueError: no model, or no such file.
-    """
-    if not given:
-        raise ValueError("there is no model; write model = 'robot.xml', a file beside the class's, or MJCF as text")
-    if given.lstrip().startswith("<"):
-        return given
-    file = getattr(sys.modules.get(module), "__file__", None)
-    places = [*([Path(file).parent] if file else []), Path.cwd()]
-    found = next((path for place in places if (path := place / given).is_file()), None)
-    if found is None:
-        near = sorted({path.name for place in places for path in place.glob("*.xml")})
-        looked = " and in ".join(dict.fromkeys(map(str, places)))
-        raise ValueError(f"no file {given} in {looked}{did_you_mean(given, near)}")
-    return str(found.resolve())
-
-
-def _check_actuators(task: MuJoCoTask, model: mujoco.MjModel) -> None:
-    kind, own_control = type(task).__name__, type(task).control is not MuJoCoTask.control
-    if not model.nu:
-        raise ValueError(f"{kind}: the model has no actuators; give its MJCF an <actuator> section")
-    if own_control:
-        return
-    if task.actions and len(task.actions) != model.nu:
-        raise ValueError(
-            f"{kind}: {len(task.actions)} actions for {model.nu} actuators; give control(self, world, action), which "
-            "makes of the one what the other take"
-        )
-    for i in range(model.nu):
-        if not model.actuator_ctrllimited[i]:
-            raise ValueError(
-                f"{kind}: actuator {_actuator_name(model, i)!r} has no ctrlrange, which actions of ±1 are scaled to; "
-                "write one into the MJCF, or give control(self, world, action)"
-            )
-
-
-def _truth(task: MuJoCoTask, name: str, given: Any) -> Array:
-    x = jnp.asarray(given)
-    if x.shape or x.dtype != bool:
-        raise ValueError(
-            f"{type(task).__name__}.{name} must be true or false, got {x.dtype}{list(x.shape)}; compare numbers, "
-            "and make one of several by .any() or .all()"
-        )
-    return x
-
-
-def _check_terms(task: MuJoCoTask, terms: Mapping[str, Array]) -> None:
-    kind = type(task).__name__
-    if not terms:
-        raise ValueError(f"{kind}.rewards gave no terms")
-    if odd := [f"{name} {x.shape}" for name, x in terms.items() if x.shape]:
-        raise ValueError(f"{kind}.rewards: every term must be a scalar, got {', '.join(odd)}")
-    for name in task.weights:
-        if name not in terms:
-            raise ValueError(
-                f"{kind}: weights names no term '{name}'; there is {', '.join(terms)}{did_you_mean(name, terms)}"
-            )
-
-
-@functools.lru_cache(maxsize=64)
-def _home(asset: str, keyframe: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """qpos [nq] and qvel [nv] to start from.
-
-    Raises:
-        ValueError: no such keyframe.
-    """
-    model = load_model(asset)
-    names = [model.key(i).name for i in range(model.nkey)]
-    if keyframe and keyframe not in names:
-        there = f"there is {', '.join(map(repr, names))}" if names else "the model has none"
-        raise ValueError(f"no keyframe '{keyframe}'; {there}{did_you_mean(keyframe, names)}")
-    if not names:
-        return model.qpos0.copy(), np.zeros(model.nv)
-    wanted = keyframe or ("home" if "home" in names else names[0])
-    at = names.index(wanted)
-    return model.key_qpos[at].copy(), model.key_qvel[at].copy()
-
-
-def _noise(model: mujoco.MjModel, size: float) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]:
-    """[nq] each: how far a number may be moved, and its bounds."""
-    noise, low, high = (np.full(model.nq, x, np.float32) for x in (0.0, -np.inf, np.inf))
-    for i in range(model.njnt):
-        if int(model.jnt_type[i]) in _LENGTHS:
-            noise[model.jnt_qposadr[i]] = size
-            if model.jnt_limited[i]:
-                low[model.jnt_qposadr[i]], high[model.jnt_qposadr[i]] = model.jnt_range[i]
-    return noise, low, high
-
-
-def _features(name: str, shape: tuple[int, ...]) -> tuple[Feature, ...]:
-    """The numbers of one part of an observation: ``"tip to goal [m]"`` with three of them is x, y and z, in m."""
-    match = _UNIT.fullmatch(name)
-    text, unit = (match["name"], match["unit"]) if match else (name, "1")
-    if not shape:
-        return (Feature(text, unit),)
-    (size,) = shape
-    letters = "wxyz" if size == 4 and "quaternion" in name else "xyz" if size == 3 else ""
-    return tuple(Feature(f"{text} {letters[i] if letters else i}", unit) for i in range(size))
+    return find_model(str(kind.model), owner.__module__)
 
 
 def _describe_actions(task: MuJoCoTask) -> tuple[Feature, ...]:
     if task.actions:
-        return tuple(each for name in task.actions for each in _features(name, ()))
+        return tuple(each for name in task.actions for each in name_numbers(name, ()))
     model = load_model(task.asset)
     if type(task).control is not MuJoCoTask.control:
-        return tuple(Feature(f"{_actuator_name(model, i)} action", "1") for i in range(model.nu))
-    return tuple(_describe_actuator(model, i) for i in range(model.nu))
-
-
-def _describe_actuator(model: mujoco.MjModel, i: int) -> Feature:
-    """What ±1 of an action means: a servo's target, a motor's force, or just its control."""
-    low, high = model.actuator_ctrlrange[i]
-    gain, bias = model.actuator_gainprm[i], model.actuator_biasprm[i]
-    gear = model.actuator_gear[i]
-    on_joint = model.actuator_trntype[i] == mujoco.mjtTrn.mjTRN_JOINT and not gear[1:].any()
-    joint = int(model.actuator_trnid[i, 0])
-    kind = int(model.jnt_type[joint]) if on_joint else -1
-    length = _LENGTHS.get(kind)
-    fixed = model.actuator_gaintype[i] == mujoco.mjtGain.mjGAIN_FIXED
-    what, unit, scale = "control", "1", 1.0
-    if length and fixed and model.actuator_biastype[i] == mujoco.mjtBias.mjBIAS_NONE:
-        what, unit = ("torque", "N m") if length == "rad" else ("force", "N")
-        scale = float(gain[0] * gear[0])
-    elif length and fixed and gear[0] == 1.0 and bias[1] == -gain[0] and gain[0]:
-        what, unit = "target angle" if length == "rad" else "target position", length
-    elif length and fixed and gear[0] == 1.0 and not bias[1] and bias[2] == -gain[0]:
-        what, unit = "target velocity", f"{length}/s"
-    return Feature(f"{_actuator_name(model, i)} {what}, -1 to 1 for {scale * low:g} to {scale * high:g}", unit)
-
-
-def _actuator_name(model: mujoco.MjModel, i: int) -> str:
-    """An actuator's name; where it has none, its joint's."""
-    if name := model.actuator(i).name:
-        return name
-    if model.actuator_trntype[i] == mujoco.mjtTrn.mjTRN_JOINT:
-        return model.joint(int(model.actuator_trnid[i, 0])).name or f"actuator {i}"
-    return f"actuator {i}"
+        return tuple(Feature(f"{actuator_name(model, i)} action", "1") for i in range(model.nu))
+    return tuple(describe_actuator(model, i) for i in range(model.nu))

@@ -1,0 +1,102 @@
+"""The order of a step, of every task.
+
+    1  act          the action becomes the control of drives or actuators, and moves the physics for one control period
+    2  follow       what else happens then: kept numbers, markers, pushes, interval events, the next command
+    3  observe      the world after it
+    4  outcome      success, failure, an early end; of a world that is not finite neither success nor failure
+    5  reward       Σ weight·term, of the world before and after
+    6  end          terminated: success or failure; truncated: an early end, the time limit, a world that is not finite
+
+Nothing resets itself: ``ejax.rollout`` does. mjlab's order is actions, physics, terminations, rewards, reset, commands,
+interval events, observations; here events come before the ends, so that a fall by a push ends its own step.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import jax.numpy as jnp
+
+from ejax.envs.task.world import World
+from ejax.numerics.finite import all_finite
+from ejax.types import Array, Key, PyTree, Timestep
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What one step has come to."""
+
+    success: Array | None = None
+    """bool; ends the episode, with no value after it, as does ``fail``. None: the task has no notion of success."""
+    fail: Array
+    truncated: Array | None = None
+    """bool: an early end with a value after it; the time limit is not included. None: never."""
+    reward: Array | None = None
+    """Base reward, to which the terms are added. None: 0."""
+    metrics: dict[str, Array] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepParts:
+    """The parts of a task's step, as this module's head names them."""
+
+    world: Callable[[Any], World]
+    """The world of a state."""
+    act: Callable[[World, Array], World]
+    follow: Callable[[World, World, Key], World]
+    """From (world, before, key); ``before`` is ``world.before`` too, from here on."""
+    observe: Callable[[World, Key], PyTree]
+    outcome: Callable[[World], Outcome]
+    """``world.obs`` is the observation, from here on."""
+    reward: Callable[[World, World, Outcome], tuple[Array, dict[str, Array]]]
+    """From (world, before, outcome): the reward and its terms by name; ``world.info`` has ``success`` and ``fail``."""
+    max_episode_steps: int
+    """0 or less: no limit."""
+    ends_on_success: bool = True
+    ends_on_failure: bool = True
+    info: Callable[[World], dict[str, Array]] = lambda world: {}
+    """What ``info`` has besides."""
+
+
+def step_terms(name: str, parts: StepParts, state: Any, action: Array, key: Key) -> tuple[Any, Timestep]:
+    """Make one control step of one environment.
+
+    Args:
+        name: the environment's, for messages.
+        state: of one episode, see ``ejax.envs.task.states``.
+        action: [A], in the shape of ``state.action``.
+
+    Returns:
+        The state after it and the answer, whose ``info`` has ``rewards``, and ``success`` and ``metrics`` of a task
+        with such.
+
+    Raises:
+        ValueError: an action of another shape.
+    """
+    if action.shape != state.action.shape:
+        raise ValueError(f"{name}.step takes an action of shape {state.action.shape}, got {action.shape}")
+    before = parts.world(state)
+    world = parts.act(before, action)
+    counted = replace(world.state, episode_step=state.episode_step + 1)
+    world = parts.follow(replace(world, state=counted, before=before), before, key)
+    obs = parts.observe(world, key)
+    world = replace(world, obs=obs)
+
+    outcome = parts.outcome(world)
+    finite = all_finite(world.state)
+    fail = outcome.fail & finite
+    success = None if outcome.success is None else outcome.success & finite
+    info: dict[str, Any] = {} if success is None else {"success": success}
+    world = replace(world, info={**info, "fail": fail})
+    reward, rewards = parts.reward(world, before, outcome)
+    info |= {"rewards": rewards, **parts.info(world), **({"metrics": outcome.metrics} if outcome.metrics else {})}
+
+    terminated = fail if parts.ends_on_failure else jnp.zeros((), bool)
+    if success is not None and parts.ends_on_success:
+        terminated |= success
+    truncated = ~finite
+    if parts.max_episode_steps > 0:
+        truncated |= world.state.episode_step >= parts.max_episode_steps
+    if outcome.truncated is not None:
+        truncated |= outcome.truncated
+    return world.state, Timestep(obs=obs, reward=reward, terminated=terminated, truncated=truncated, info=info)
