@@ -22,7 +22,8 @@ def test_the_recorded_steps_are_ours(name: str) -> None:
         pytest.skip(why)
     if name not in env_steps.recorded_cases(load(env_steps.FILE)):
         pytest.skip("nothing is recorded: python tests/golden/make_env_steps.py where it runs")
-    assert not env_steps.differences(name, env_steps.run(name), load(env_steps.FILE))
+    if lines := env_steps.differences(name, env_steps.run(name), load(env_steps.FILE)):
+        pytest.fail("\n".join(lines), pytrace=False)
 
 
 def test_every_registered_environment_is_recorded() -> None:
