@@ -236,7 +236,7 @@ def test_a_manual_refill_comes_when_the_owner_asks_and_else_never(tmp_path: Path
         time.sleep(0.2)  # ten looks of the worker
         assert engine.stats()["data/fills"] == 1.0
         engine.wait_for_generation(1)
-        with pytest.raises(ValueError, match=r"nobody asked for generation 2, 1 are made"):
+        with pytest.raises(ValueError, match=r"generation 2 was not requested, 1 are made"):
             engine.wait_for_generation(2)
         assert [engine.request_refill() for _ in range(3)] == [2, 2, 2]  # while it is made
         with pytest.raises(TimeoutError, match=r"generation 2 was not complete after 0\.01 s; 1 are"):

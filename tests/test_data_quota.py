@@ -68,7 +68,7 @@ def test_an_episode_is_drawn_as_often_as_it_may_be_and_a_new_one_begins_anew(buf
     assert reader.chunks_left() == 12
     total = np.sum([counts(reader.draw(5, Draw("episode", 2), rng)) for _ in range(2)], axis=0)
     assert reader.chunks_left() == 2 and total.max() <= 3
-    with pytest.raises(DataBudgetExhaustedError, match=r"for 2 more chunks .* and 3 were asked for"):
+    with pytest.raises(DataBudgetExhaustedError, match=r"for 2 more chunks .* and 3 were requested"):
         reader.draw(3, Draw("episode", 2), rng)
     assert counts(reader.draw(2, Draw("episode", 2), rng)) == [
         3 - each for each in total

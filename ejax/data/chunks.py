@@ -23,11 +23,11 @@ MODES: tuple[SamplingMode, ...] = get_args(SamplingMode)
 
 
 class DataUnavailableError(RuntimeError):
-    """No window of the kind that was asked for, in the episodes that are there now."""
+    """No window of the requested kind in the present episodes."""
 
 
 class DataBudgetExhaustedError(RuntimeError):
-    """The episodes that are there may not be drawn from often enough for a whole batch; see ``ejax.data.quota``."""
+    """Too few draws left of the present episodes for a whole batch; see ``ejax.data.quota``."""
 
 
 class Runs(NamedTuple):
@@ -114,7 +114,7 @@ def check_count(name: str, value: Any) -> None:
 
 
 def _distance(stop: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Frames from each frame [R, T] to the next where ``stop`` holds, itself included; to T where there is none."""
+    """Frames from each frame [R, T] to the next where ``stop`` holds, itself included, or else to T."""
     num_frames = stop.shape[1]
     at = np.where(stop, np.arange(num_frames), num_frames)
     nearest = np.minimum.accumulate(at[:, ::-1], axis=1)[:, ::-1]

@@ -1,10 +1,10 @@
-"""Windows around a frame: what was before it, for a policy that remembers, and what is to be predicted from it on.
+"""Windows around a frame: the frames before it, for a policy that remembers, and those to be predicted from it on.
 
     history_length H, prediction_horizon F: a window has H + F − 1 frames; the frame that it is drawn by is number H − 1
 
 Every valid frame can be drawn, those at the start and the end of an episode too. What lies beyond its episode (or, in
 mode "segment", beyond its segment) is padded: ``valid`` is false there, numbers are 0, and the buffer's own numbers -1,
-as beyond an episode's end. ``loss_mask`` tells which frames are there and are to be predicted: not the H − 1 before.
+as beyond an episode's end. ``loss_mask`` is true for the valid frames that are to be predicted: not the H − 1 before.
 Source: ``SequenceSpecCfg`` of EmbodiChain 0.3.2.
 """
 
@@ -23,7 +23,7 @@ _NUMBERED = ("episode_step", "segment_id", "segment_step")
 
 @dataclass(frozen=True)
 class SequenceSpecCfg:
-    """The windows that are asked for.
+    """The windows that a draw returns.
 
     Raises:
         ValueError, TypeError: a value outside its range.
@@ -105,7 +105,7 @@ def run_bounds(runs: Runs, mode: str) -> tuple[NDArray[np.int64], NDArray[np.int
 
 
 def padding(path: str, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """What a frame field has where there is no frame: one entry."""
+    """The entry of a frame field where an episode has no frame."""
     return np.full((), -1, dtype) if path in _NUMBERED else np.zeros((), dtype)
 
 

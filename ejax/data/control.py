@@ -86,7 +86,7 @@ class Control:
 
     @property
     def requested(self) -> int:
-        """The filling of the buffer that the owner has asked for; 0: none."""
+        """The filling of the buffer that the owner has requested; 0: none."""
         return int(self._owner[_OWNER.index("requested")])
 
     def request(self, generation: int) -> None:

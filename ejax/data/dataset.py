@@ -89,7 +89,7 @@ class ChunkSource(ABC):
 
 
 class OnlineDataset:
-    """Iterating draws from ``engine`` without end; each iterator has a random stream of its own.
+    """Draws from ``engine`` without end; each iterator has a random stream of its own.
 
     Args:
         engine: started, or a copy of one that is.

@@ -1,7 +1,7 @@
 """Reports of consumers to the worker on their draws: a named pipe of numbers, 8 bytes each.
 
 A write of 8 bytes is atomic and never waits. A consumer that is killed leaves nothing half done. Where the worker has
-gone, the next write fails at once: the kernel notifies every consumer, whatever became of the owner.
+gone, the next write fails at once: the kernel notifies every consumer, even where the owner is gone too.
 """
 
 import os

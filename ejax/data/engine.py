@@ -43,16 +43,16 @@ _GRACE_S = 1.0
 
 
 class OnlineDataEngine(ChunkSource):
-    """Starts and stops the worker, and draws chunks. A context manager: entering starts, leaving stops."""
+    """A worker that demonstrates, and draws from what it made. A context manager: entering starts, leaving stops it."""
 
     def __init__(self, cfg: OnlineDataEngineCfg) -> None:
         self.cfg = cfg
         self.run_id = secrets.randbits(63)
-        """Tells the episodes of this engine from those of others, in ``episode/run_id``."""
+        """Distinguishes the episodes of this engine from those of others, in ``episode/run_id``."""
         self._owner_pid: int | None = os.getpid()
         """None: a copy that was pickled."""
         self._phase: EngineState | None = EngineState.CREATED
-        """None: ask the shared memory."""
+        """None: look into the shared memory."""
         self._lock, self._requesting = threading.Lock(), threading.Lock()
         self._cancelled, self._settled = threading.Event(), threading.Event()
         self._supervisor: Supervisor | None = None
@@ -77,7 +77,7 @@ class OnlineDataEngine(ChunkSource):
 
     @property
     def is_init(self) -> bool:
-        """The buffer is full and chunks can be drawn."""
+        """True once the buffer is full and chunks can be drawn."""
         return self.state is EngineState.READY
 
     def start(self) -> None:
@@ -180,7 +180,7 @@ class OnlineDataEngine(ChunkSource):
             timeout: s.
 
         Raises:
-            ValueError, TypeError: a generation that is neither made nor asked for; a time that is not finite.
+            ValueError, TypeError: a generation that is neither made nor requested; a time that is not finite.
             TimeoutError: it takes longer.
             RuntimeError: the engine is not READY.
             Exception: as ``sample_batch``.
@@ -197,7 +197,7 @@ class OnlineDataEngine(ChunkSource):
                 return
             if self.cfg.refill_policy == "manual" and generation > control.requested:
                 raise ValueError(
-                    f"nobody asked for generation {generation}, {made} are made; request_refill() tells which"
+                    f"generation {generation} was not requested, {made} are made; request_refill() returns the next one"
                 )
             if time.monotonic() > deadline:
                 raise TimeoutError(f"generation {generation} was not complete after {timeout} s; {made} are")
@@ -226,24 +226,24 @@ class OnlineDataEngine(ChunkSource):
             RuntimeError: the engine is not READY.
             Exception: as ``sample_batch``.
         """
-        after, asked = -1, False
+        after, requested = -1, False
         while True:
             self._require_ready()
             consumer = self._consume()
             taken = take_episodes(consumer.buffer, after)
             if taken:
-                asked = False
+                requested = False
             else:
                 manual = self.cfg.refill_policy == "manual"
-                if manual and not asked and os.getpid() == self._owner_pid:
+                if manual and not requested and os.getpid() == self._owner_pid:
                     self.request_refill()
                 try:  # even with nothing to request: the owner, which would report the end, may be gone too
-                    consumer.demand.add(0 if asked or manual else self.cfg.refill_threshold * self.cfg.buffer_size)
+                    consumer.demand.add(0 if requested or manual else self.cfg.refill_threshold * self.cfg.buffer_size)
                 except ConnectionError:
                     self._explain_the_end(consumer.control)
-                if asked:
+                if requested:
                     time.sleep(_POLL_S)
-                asked = True
+                requested = True
             for each in taken:
                 after = each.index
                 yield each

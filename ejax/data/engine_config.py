@@ -54,7 +54,7 @@ class OnlineDataEngineCfg:
     """``manual``: rows are refilled where the owner calls ``request_refill``, and never else."""
     episode_sample_budget: int | None = None
     """Chunks that may be drawn of one episode, by all consumers together. None: without end. Where the episodes have
-    none left, a draw raises DataBudgetExhaustedError; it asks for no refill."""
+    none left, a draw raises DataBudgetExhaustedError; it requests no refill."""
     episode_sample_hard_limit: int | None = None
     """The most that ``episode_sample_budget`` may be."""
     lifecycle_event_capacity: int = 0
@@ -123,7 +123,7 @@ def check_budget(budget: int | None, hard_limit: int | None) -> None:
 
 
 def embodichain_field(name: str, value: Any) -> tuple[Literal["used", "without effect", "refused"], str]:
-    """What becomes of a field of EmbodiChain 0.3.2's ``OnlineDataEngineCfg``, and the reason."""
+    """Judge a field of EmbodiChain 0.3.2's ``OnlineDataEngineCfg``: its use here, and the reason."""
     if name in _WITHOUT_EFFECT:
         return "without effect", _WITHOUT_EFFECT[name]
     if name == "buffer_device" and value == "cpu":

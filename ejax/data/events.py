@@ -1,4 +1,4 @@
-"""When episodes came into the buffer and left it: a bounded log in shared memory, from the worker to the owner.
+"""Arrivals and departures of episodes: a bounded log in shared memory, from the worker to the owner.
 
 A ring with one writer and one reader, each of which has a word of its own: how many events it has written, how many it
 has taken. A full log holds the worker up, so no event is lost.
@@ -20,7 +20,7 @@ _COLUMNS = ("published", "run_id", "index", "generation", "row", "num_frames", "
 
 @dataclass(frozen=True)
 class LifecycleEvent:
-    """An episode came into its row, or is about to be overwritten there."""
+    """The arrival of an episode in its row, or its departure: it is about to be overwritten there."""
 
     kind: Literal["published", "evicted"]
     run_id: int

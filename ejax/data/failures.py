@@ -41,7 +41,7 @@ def raise_failure(packed: bytes) -> NoReturn:
     if what["pickled"] is not None and what["module"] in sys.modules:
         try:
             error = pickle.loads(what["pickled"])
-        except Exception:  # whatever its __init__ or __setstate__ does: the text says it all
+        except Exception:  # its __init__ or __setstate__ may do anything: the text has it all
             error = None
         if isinstance(error, BaseException):
             raise error from cause

@@ -72,7 +72,7 @@ def _prefix() -> str:
 
 
 def _lives(pid: int, start: int) -> bool:
-    """Whether the process with this number and start time still runs; True where that cannot be known."""
+    """Return True while the process with this number and start time runs, or where that cannot be known."""
     try:
         return _started(pid) == start
     except OSError:
@@ -80,7 +80,7 @@ def _lives(pid: int, start: int) -> bool:
 
 
 def _started(pid: int) -> int | None:
-    """Start time of a running process, in ticks since the system's; None: there is none."""
+    """Start time of a process, in ticks since the system's; None: it does not run."""
     try:
         state, *fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
@@ -89,7 +89,7 @@ def _started(pid: int) -> int | None:
 
 
 def _namespace() -> int | None:
-    """The process namespace of this process; None: the system does not say, or names another one."""
+    """The process namespace of this process; None: the system does not name it, or names another one."""
     try:
         return os.stat("/proc/self/ns/pid").st_ino if os.readlink("/proc/self") == str(os.getpid()) else None
     except OSError:

@@ -1,8 +1,8 @@
-"""A bound on how often each episode is drawn from, kept by all consumers together.
+"""A bound on the draws of each episode, kept by all consumers together.
 
 Each chunk costs the episode that it is of one. The counts lie in shared memory, and are written under a lock of the
 kernel's on a file of the run's folder: the kernel takes it from a process that ends, however it ends, and the worker
-never waits for it. A count belongs to the index of an episode, so that a new one in the same row begins anew.
+never waits for it. A count belongs to the index of an episode, so that a new one in the same row begins at 0.
 
 R rows, B draws.
 """
@@ -94,7 +94,7 @@ def draw_rows(left: NDArray[np.int64], count: int, rng: np.random.Generator) -> 
 
 
 def _nth_of_its_kind(values: NDArray[np.int64]) -> NDArray[np.int64]:
-    """How many equal ones are before each."""
+    """The number of equal values before each."""
     order = values.argsort(kind="stable")
     ranked = values[order]
     place = np.arange(len(values))

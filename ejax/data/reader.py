@@ -1,4 +1,4 @@
-"""Drawing whole chunks from a buffer that is being written to, and windows around a frame.
+"""Draws of whole chunks, and of windows around a frame, from a buffer that is being written to.
 
 The runs of each row are found once per version of the row. A draw takes windows from the rows that are whole, copies
 them, and looks at the versions again; what changed meanwhile is drawn again. The copy is therefore always of one
@@ -33,7 +33,7 @@ Copies: TypeAlias = tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]
 
 _LARGE = 2**18
 """Chunks of at least so many bytes are drawn singly: copying one takes longer than choosing it."""
-_MOST_TRIES = 1000
+_MAX_TRIES = 1000
 """Copies of a chunk, all torn, after which a draw gives up."""
 _WAIT_S = 1.0
 """Time that a draw waits for a complete row, in s; writing a row takes well under a millisecond."""
@@ -50,7 +50,7 @@ class _Job:
 
 
 class ChunkReader:
-    """Draws from one buffer; caches its knowledge of the rows. Threads of one process may share it.
+    """The draws from one buffer, with a cache of the runs of its rows. Threads of one process may share it.
 
     Args:
         quota: of the episodes. None: they may be drawn from without end.
@@ -92,7 +92,7 @@ class ChunkReader:
             return 0 if self.quota is None else int(self.quota.left(self._index)[whole].sum())
 
     def _draw_together(self, count: int, job: _Job) -> Copies:
-        """One gather for all: the fewest calls. Torn chunks are drawn again, together."""
+        """Draw all by one gather: the fewest calls. Torn chunks are drawn again, together."""
         frames, fields, torn = self._gather(count, job)
         for tries in itertools.count(1):
             if not torn.size:
@@ -106,7 +106,7 @@ class ChunkReader:
         return frames, fields
 
     def _draw_singly(self, count: int, job: _Job) -> Copies:
-        """Each chunk is looked at as soon as it is copied: few large ones are torn, and few copies are wasted."""
+        """Draw and check one chunk at a time: few large ones are torn, and few copies are wasted."""
         frames, fields = self._buffer.empty(count, job.draw.size)
         for i in range(count):
             for tries in itertools.count(1):
@@ -161,7 +161,7 @@ class ChunkReader:
 
     def _count(self, torn: int, tries: int) -> None:
         self.redrawn += torn
-        if tries == _MOST_TRIES:
+        if tries == _MAX_TRIES:
             raise RuntimeError(
                 f"No unlocked valid chunk: {tries} copies in a row were torn, the rows are rewritten faster than they "
                 f"are copied; give a smaller chunk_size, or a larger buffer_size or refill_threshold"
@@ -212,5 +212,5 @@ class ChunkReader:
         if time.monotonic() > deadline or not ((now != version) & (now % 2 == 0)).any():
             raise DataBudgetExhaustedError(
                 f"the episodes in the buffer may be drawn for {self.chunks_left()} more chunks "
-                f"(episode_sample_budget), and {count} were asked for; ask for fewer, or have the buffer refilled"
+                f"(episode_sample_budget), and {count} were requested; request fewer, or have the buffer refilled"
             )

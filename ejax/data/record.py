@@ -22,8 +22,8 @@ from ejax.data.chunks import check_count
 from ejax.data.engine import OnlineDataEngine
 from ejax.data.lerobot.format import Images
 from ejax.data.lerobot.write import EpisodeWriter
-from ejax.data.samplers import check_seed, make_rng
-from ejax.data.task import DemonstrationTask, Episode, Failure, Origin, flatten
+from ejax.data.samplers import attempt_seeds, check_seed
+from ejax.data.task import DemonstrationTask, Episode, Failure, Origin, flatten, judge
 from ejax.schema.trust import add_trust_option, import_trusted, trust_strings, trust_words
 
 
@@ -64,15 +64,15 @@ def record(
     """
     for name, value in (("num_episodes", num_episodes), ("max_attempts", max_attempts)):
         check_count(name, value)
-    first_seed = int(make_rng(check_seed(seed)).integers(2**31))
     there = Counter(writer.seeds)
     last = writer.seeds[-1] if writer.seeds else -1
     kept = failed = in_a_row = 0
-    for attempt in itertools.count():
-        number = (first_seed + attempt) % 2**31
+    for attempt, number in attempt_seeds(check_seed(seed)):
         if number in there and number != last:
             continue
-        episodes, failures = _judged(task.generate(number))
+        outcomes = judge(task.generate(number))
+        episodes = [outcome for outcome in outcomes if isinstance(outcome, Episode)]
+        failures = [outcome.reason for outcome in outcomes if isinstance(outcome, Failure)]
         for episode in episodes[there[number] :][: num_episodes - kept]:
             text = _instruction(episode, type(task).__name__) if instruction is None else instruction
             on_episode(writer.append(episode, text, origin=Origin(number, attempt)))
@@ -169,21 +169,6 @@ def _progress(total: int) -> Callable[[int], None]:
             print(f"\repisode {index + 1} of {total}", end="\n" if index + 1 == total else "", file=sys.stderr)
 
     return show
-
-
-def _judged(made: Any) -> tuple[list[Episode], list[str]]:
-    """The episodes of an attempt, and the reasons that there are no more."""
-    episodes, failures = [], []
-    for outcome in made if isinstance(made, Sequence) else [made]:
-        if isinstance(outcome, Failure):
-            failures.append(outcome.reason)
-        elif not isinstance(outcome, Episode):
-            raise TypeError(f"generate must return Episode, Failure or a list of them, got {type(outcome).__name__}")
-        elif not (outcome.complete and outcome.success):
-            failures.append(f"the episode is {'no success' if outcome.complete else 'not complete'}")
-        else:
-            episodes.append(outcome)
-    return episodes, failures if episodes or failures else ["generate returned no outcome"]
 
 
 def _instruction(episode: Episode, otherwise: str) -> str:

@@ -77,6 +77,6 @@ def _checked(kind: str, given: dict[str, Any], spec: Mapping[str, Field], lead: 
     return arrays
 
 
-def _fits(given: np.dtype[Any], wanted: np.dtype[Any]) -> bool:
-    cut = given.kind in "SU" and given.itemsize > wanted.itemsize  # NumPy would silently cut the text
-    return np.can_cast(given, wanted, "same_kind") and not cut
+def _fits(given: np.dtype[Any], expected: np.dtype[Any]) -> bool:
+    cut = given.kind in "SU" and given.itemsize > expected.itemsize  # NumPy would silently cut the text
+    return np.can_cast(given, expected, "same_kind") and not cut

@@ -5,9 +5,10 @@ numbers that JSON can carry.
 """
 
 import copy
+import itertools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -16,7 +17,7 @@ from ejax.data.chunks import check_count
 
 
 class ChunkSizeSampler(ABC):
-    """Draws chunk sizes. A subclass needs ``__call__`` only."""
+    """A source of chunk sizes. A subclass needs ``__call__`` only."""
 
     @abstractmethod
     def __call__(self) -> int:
@@ -87,7 +88,7 @@ class GMMChunkSampler(_Seeded):
         low, high: clamp to these, inclusive; each ≥ 1.
 
     Raises:
-        ValueError: lengths that differ, or a value outside what is said above.
+        ValueError: lengths that differ, or a value outside its range.
     """
 
     def __init__(
@@ -126,6 +127,13 @@ class GMMChunkSampler(_Seeded):
 def make_rng(seed: int, *stream: int) -> np.random.Generator:
     """The generator of one stream of random numbers under ``seed``; other streams are independent of it."""
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed, spawn_key=stream)))
+
+
+def attempt_seeds(seed: int) -> Iterator[tuple[int, int]]:
+    """Number the attempts of a task: 0, 1, ..., each with its seed in [0, 2³¹)."""
+    first = int(make_rng(seed).integers(2**31))
+    for attempt in itertools.count():
+        yield attempt, (first + attempt) % 2**31
 
 
 def check_seed(seed: Any) -> int:

@@ -93,7 +93,7 @@ class Supervisor:
         Raises:
             TimeoutError: that takes longer than ``timeout``, in s.
             StartCancelledError: ``cancelled`` was set meanwhile.
-            Exception: whatever the task raised; OnlineDataWorkerError where the worker died without an error.
+            Exception: what the task raised; OnlineDataWorkerError where the worker died without an error.
         """
         deadline = time.monotonic() + timeout
         while not self._channel.poll(POLL_S):
@@ -133,7 +133,7 @@ class Supervisor:
     def close(self, shutdown_timeout: float) -> bytes | None:
         """End the worker, and remove the buffer and the run's folder.
 
-        The worker is asked by a signal that interrupts the task and lets it close; after ``shutdown_timeout`` s it is
+        A signal interrupts the task and lets it close; after ``shutdown_timeout`` s the worker is
         killed.
 
         Returns:

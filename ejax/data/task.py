@@ -36,14 +36,14 @@ EPISODE_FIELDS: dict[str, Field] = {
 """Its fields per episode: number of frames, number of the episode, the task's seed, Unix time in s; and those of
 ``Origin``."""
 LOSS_MASK = "loss_mask"
-"""What a draw of ``ejax.data.context`` adds per frame."""
+"""The field that a draw of ``ejax.data.context`` adds per frame."""
 
 
 class Origin(NamedTuple):
-    """Where an episode comes from; -1: unknown."""
+    """The origin of an episode; -1: unknown."""
 
     seed: int = -1
-    """What the task made it from."""
+    """The seed that the task made it from."""
     attempt: int = -1
     """Number of the attempt of its worker or recorder, from 0."""
     generation: int = -1
@@ -112,6 +112,25 @@ class DemonstrationTask(Protocol):
         Args:
             seed: in [0, 2³¹), another one for each of 2³¹ attempts.
         """
+
+
+def judge(made: Any) -> list[Outcome]:
+    """List the outcomes of an attempt; one that is not a sample, or none at all, becomes a Failure.
+
+    Args:
+        made: the result of ``generate``.
+
+    Raises:
+        TypeError: it is something else.
+    """
+    outcomes: list[Outcome] = []
+    for outcome in made if isinstance(made, Sequence) else [made]:
+        if not isinstance(outcome, Episode | Failure):
+            raise TypeError(f"generate must return Episode, Failure or a list of them, got {type(outcome).__name__}")
+        if isinstance(outcome, Episode) and not (outcome.complete and outcome.success):
+            outcome = Failure(f"the episode is {'not a success' if outcome.complete else 'not complete'}")
+        outcomes.append(outcome)
+    return outcomes or [Failure("generate returned no outcome")]
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

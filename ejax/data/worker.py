@@ -14,12 +14,11 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 from ejax.data.buffer import TrajectoryBuffer, attach
 from ejax.data.control import READY, Control
@@ -28,14 +27,14 @@ from ejax.data.engine_config import OnlineDataEngineCfg
 from ejax.data.events import EventLog, LifecycleEvent
 from ejax.data.failures import pack_failure
 from ejax.data.rows import EpisodeTooLongError, check_episode
-from ejax.data.samplers import make_rng
-from ejax.data.task import DemonstrationTask, Episode, EpisodeSpec, Failure, Origin, Outcome
+from ejax.data.samplers import attempt_seeds
+from ejax.data.task import DemonstrationTask, Episode, EpisodeSpec, Failure, Origin, Outcome, judge
 from ejax.schema.trust import import_trusted, trust
 
 POLL_S = 0.02
 """Polling interval of the service thread, in s."""
 _ATTEMPT_MAY_END_S = 1.0
-"""Time that an attempt may go on, in s, after the owner asked the worker to stop."""
+"""Time that an attempt may go on, in s, after the owner's signal to stop."""
 ORDER, DEMAND, TRACEBACK = "order", "demand", "traceback"
 """Files of a run's folder: the pickled WorkOrder; the pipe of ``ejax.data.demand``; the interpreter's output when
 it crashes or hangs."""
@@ -54,11 +53,11 @@ class WorkOrder:
 
 
 class _Stop(BaseException):
-    """Interrupts the task: the owner's SIGTERM, raised in the main thread."""
+    """The owner's SIGTERM, raised in the main thread to interrupt the task."""
 
 
 def main(descriptor: int, folder: str) -> None:
-    """The worker's entry point. Exits with status 0 when asked to stop, 1 after a failure that it reported."""
+    """The worker's entry point. Exits with status 0 after the signal to stop, 1 after a failure that it reported."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl-C reaches the whole group; the owner decides what happens
     signal.signal(signal.SIGTERM, _STOP)
     os.set_inheritable(descriptor, False)  # processes that the task starts must not keep the channel open
@@ -77,7 +76,7 @@ def _run(folder: Path, channel: Connection) -> None:
     order: WorkOrder = pickle.loads((folder / ORDER).read_bytes())
     log = (folder / TRACEBACK).open("w")  # open until the process ends, however it ends
     faulthandler.enable(log)
-    faulthandler.register(signal.SIGUSR1, log)  # the owner asks a hanging worker where it is
+    faulthandler.register(signal.SIGUSR1, log)  # the owner learns from it where a worker hangs
     service = _Service(order, folder)
     with ExitStack() as to_close:
         task = _make_task(order.task)
@@ -111,12 +110,11 @@ class _Filler:
         refill: threading.Event,
     ) -> None:
         self._order, self._task, self._buffer, self._control, self._refill = order, task, buffer, control, refill
-        self._first_seed = int(make_rng(order.cfg.seed).integers(2**31))
-        self._attempts = 0
+        self._seeds = attempt_seeds(order.cfg.seed)
         self._last_failure = ""
         self._log = EventLog(buffer.control) if "events" in buffer.control else None
         self._inside: dict[int, LifecycleEvent] = {}
-        """The event by which the episode of each row came, where there is a log."""
+        """The event by which the episode of each row came; empty without a log."""
 
     def run(self) -> None:
         """Never returns: ``_Stop`` ends it."""
@@ -135,10 +133,9 @@ class _Filler:
         written = failed = 0
         while written < self._order.cfg.buffer_size:
             start = time.perf_counter()
-            attempt = self._attempts
-            seed = (self._first_seed + attempt) % 2**31
+            attempt, seed = next(self._seeds)
             origin = Origin(seed, attempt, self._control.count("fills") + 1, self._order.run_id)
-            episodes = [outcome for outcome in self._attempt(seed) if isinstance(outcome, Episode)]
+            episodes = self._attempt(seed)
             for episode in episodes:
                 self._put(episode, origin)
             self._control.set_time("generating_s", self._control.time("generating_s") + time.perf_counter() - start)
@@ -171,36 +168,26 @@ class _Filler:
         time.sleep(POLL_S)
         self._control.add("beat")
 
-    def _attempt(self, seed: int) -> list[Outcome]:
-        """The task's outcomes; a demonstration that is not a sample becomes a Failure."""
-        self._attempts += 1
+    def _attempt(self, seed: int) -> list[Episode]:
+        """Let the task demonstrate; return the episodes that are samples."""
         with _STOP.postponed():
             made = self._task.generate(seed)
-        outcomes: list[Outcome] = []
-        for outcome in made if isinstance(made, Sequence) else [made]:
-            checked = self._judge(outcome)
-            if isinstance(checked, Failure):
+        episodes = []
+        for outcome in map(self._fitted, judge(made)):
+            if isinstance(outcome, Episode):
+                episodes.append(outcome)
+            else:
                 self._control.add("failures")
-                self._last_failure = checked.reason
-            outcomes.append(checked)
-        if not outcomes:
-            self._control.add("failures")
-            self._last_failure = "generate returned no outcome"
-        return outcomes
+                self._last_failure = outcome.reason
+        return episodes
 
-    def _judge(self, outcome: Any) -> Outcome:
-        if isinstance(outcome, Failure):
-            return outcome
-        if not isinstance(outcome, Episode):
-            raise TypeError(f"generate must return Episode, Failure or a list of them, got {type(outcome).__name__}")
-        if not outcome.complete:
-            return Failure("the episode is not complete")
-        if not outcome.success:
-            return Failure("the episode is not a success")
-        try:
-            check_episode(outcome, self._buffer.layout.spec, self._buffer.layout.num_frames)
-        except EpisodeTooLongError as error:
-            return Failure(str(error))
+    def _fitted(self, outcome: Outcome) -> Outcome:
+        """Return an episode that is too long for a row as a Failure."""
+        if isinstance(outcome, Episode):
+            try:
+                check_episode(outcome, self._buffer.layout.spec, self._buffer.layout.num_frames)
+            except EpisodeTooLongError as error:
+                return Failure(str(error))
         return outcome
 
 
@@ -238,12 +225,12 @@ class _StopSignal:
     """
 
     def __init__(self) -> None:
-        self._attempting = self._asked = False
+        self._attempting = self._stopping = False
 
     def __call__(self, number: int, frame: object) -> None:
         del number, frame
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough: closing the task may take time
-        self._asked = True
+        self._stopping = True
         if not self._attempting:
             raise _Stop
         signal.signal(signal.SIGALRM, self._give_up)
@@ -256,13 +243,13 @@ class _StopSignal:
         try:
             yield
         except BaseException:
-            if self._asked:
+            if self._stopping:
                 raise _Stop from None  # the attempt's own error is no longer of interest
             raise
         finally:
             self._attempting = False
             signal.setitimer(signal.ITIMER_REAL, 0.0)
-        if self._asked:
+        if self._stopping:
             raise _Stop
 
     def _give_up(self, number: int, frame: object) -> None:
@@ -276,6 +263,6 @@ _STOP = _StopSignal()
 def _make_task(pickled: bytes) -> DemonstrationTask:
     task, task_cfg = pickle.loads(pickled)
     if isinstance(task, str):
-        trust(task)  # its owner ordered it, and has asked
+        trust(task)  # its owner ordered it, and has passed the gate
         task = getattr(import_trusted(task), task.partition(":")[2])
     return task(**task_cfg)

@@ -42,7 +42,7 @@ _SET_DOWN = 0.003
 
 @dataclass(frozen=True)
 class PickPlaceExpert:
-    """See ``follow_plan``."""
+    """The plan of ``follow_plan`` for PickPlaceRL's one cube and goal."""
 
     env: PickPlaceRL
     variety: float = 1.0

@@ -30,7 +30,7 @@ INSTRUCTION_BYTES = 96
 _DRAWN_AT_ONCE = 64
 _NEARLY = 0.02
 """m: nearer to the middle than this, no side is named."""
-_KEPT = 0.8
+_CARRIED_OVER = 0.8
 """Part of the noise that carries over to the next step; the variance stays 1."""
 
 
@@ -142,7 +142,7 @@ class ScriptedTask:
     """An expert in ``num_envs`` environments at once: a ``DemonstrationTask``.
 
     Frame fields: ``obs/state`` [F] (the environment's observation; one that has parts is ``obs/<part>``), ``actions``,
-    ``expert_actions`` [A], ``rewards``, and ``obs/image`` [H, W, 3] uint8 where there is an ``image_size``. Episode
+    ``expert_actions`` [A], ``rewards``, and ``obs/image`` [H, W, 3] uint8 with an ``image_size``. Episode
     fields: ``instruction``, and ``row``, the environment in the batch: ``start(seed)`` at that row is where the episode
     began.
 
@@ -199,7 +199,7 @@ class ScriptedTask:
         return EpisodeSpec(frames, {"instruction": ((), f"S{INSTRUCTION_BYTES}"), "row": ((), "int64")})
 
     def generate(self, seed: int) -> list[Episode | Failure]:
-        """An outcome for each environment; a failed attempt is a Failure that says how far it got."""
+        """An outcome for each environment; a failed attempt is a Failure that names its last segment."""
         attempts = self.attempt(seed)
         kept = np.flatnonzero(attempts.success).tolist()
         pictures = {path: self._draw(attempts, kept, draw) for path, draw in self._drawn.items()}
@@ -232,7 +232,7 @@ class ScriptedTask:
             intended = np.clip(intended, space.low, space.high).astype(np.float32)
             action = np.clip(intended + scale * self._expert.care[segment] * noise, space.low, space.high)
             action = action.astype(np.float32)
-            noise = _KEPT * noise + np.sqrt(1.0 - _KEPT**2) * rng.standard_normal(noise.shape)
+            noise = _CARRIED_OVER * noise + np.sqrt(1.0 - _CARRIED_OVER**2) * rng.standard_normal(noise.shape)
             states.append(jax.device_get(state))
             state, timestep = self._step(state, action, keys)
             now = (obs, action, intended, np.asarray(timestep.reward), segment)
@@ -264,7 +264,7 @@ class ScriptedTask:
 
     @cached_property
     def _drawn(self) -> dict[str, Callable[[PyTree], Any]]:
-        """What draws each picture: of one environment's state, or with the ray caster of many."""
+        """The functions that draw the pictures: of one environment's state, or with the ray caster of many."""
         drawn: dict[str, Callable[[PyTree], Any]] = {}
         if self._image_size is not None:
             height, width = self._image_size

@@ -1,4 +1,4 @@
-"""What behaviour cloning learns from: batches of a live engine or of kept episodes, drawn ahead of their use.
+"""Batches for behaviour cloning, of a live engine or of kept episodes, drawn ahead of their use.
 
 Batch number k is drawn by a generator made from ``(data.seed, k)``: the run's count of updates is the place in the
 stream, and nothing random is stored.
@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYet
+from dataclasses import fields
 from typing import Any, Self
 
 import jax
@@ -30,9 +31,9 @@ from ejax.types import PyTree
 
 Batch = dict[str, PyTree]
 _LOOK_S = 0.1
-"""How often a wait asks whether the run is stopped."""
+"""s between two looks of a wait at whether the run is stopped."""
 _GRACE_S = 1.0
-"""How long a batch that cannot be drawn waits for the run to be stopped, before it is an error."""
+"""s that a batch which cannot be drawn waits for the run to be stopped, before it is an error."""
 
 
 class Demonstrations:
@@ -61,7 +62,7 @@ class Demonstrations:
             self._source, self._state = _open_folder(config, None)
 
     def state(self) -> PyTree:
-        """Which episodes are drawn from, for a checkpoint; () of a live engine, whose episodes cannot be kept."""
+        """Identify the episodes drawn from, for a checkpoint; () for a live engine, whose episodes cannot be kept."""
         return self._state
 
     def start(self, first: int, state: PyTree) -> list[str]:
@@ -177,11 +178,11 @@ class Demonstrations:
         count, config, mode = self._num_windows, self.config, self.config.sampling_mode
         if config.history_length is None:
             return self._source.sample_batch(count, config.chunk_size, mode, rng=rng)
-        around: Any = mode  # data_problems refuses the mode that there is not
+        around: Any = mode  # data_problems refuses the third mode
         return self._source.sample_batch_with_context(count, config.history_length, config.chunk_size, around, rng=rng)
 
     def _sample_of_new(self, engine: OnlineDataEngine, rng: np.random.Generator) -> Chunks:
-        """A batch, for which new episodes are made where those that there are may not be drawn from so often."""
+        """Draw a batch; have new episodes made where the present ones may not be drawn from so often."""
         for _ in range(2):  # a request may join a refill under way, some of whose episodes were drawn from already
             try:
                 return self._sample(rng)
@@ -196,38 +197,25 @@ class Demonstrations:
         return self._sample(rng)
 
     def _observation(self, chunks: Mapping[str, Any]) -> PyTree:
-        config, wanted = self.config, self._obs
+        config, expected = self.config, self._obs
         if not config.obs_parts:
-            return _like(wanted, _field(chunks, config.obs_field, "data.obs_field"), config.obs_field)
-        if not isinstance(wanted, Mapping) or config.obs_parts.keys() - wanted.keys():
-            parts = f"the parts {', '.join(sorted(wanted))}" if isinstance(wanted, Mapping) else "no parts"
+            return _like(expected, _field(chunks, config.obs_field, "data.obs_field"), config.obs_field)
+        if not isinstance(expected, Mapping) or config.obs_parts.keys() - expected.keys():
+            parts = f"the parts {', '.join(sorted(expected))}" if isinstance(expected, Mapping) else "no parts"
             text = f"names {', '.join(config.obs_parts)}, but the environment's observation has {parts}"
             raise ConfigError([Problem("data.obs_parts", text)])
         obs = {}
-        for name, part in wanted.items():
+        for name, part in expected.items():
             path = str(config.obs_parts.get(name, f"{config.obs_field}/{name}"))
             obs[name] = _like(part, _field(chunks, path, f"data.obs_parts.{name}"), path)
         return obs
 
 
 def _make_engine(config: DataConfig) -> OnlineDataEngine:
-    return OnlineDataEngine(
-        OnlineDataEngineCfg(
-            task=place_of_task(str(config.task)),
-            task_cfg=thaw(config.task_cfg),
-            buffer_size=config.buffer_size,
-            max_episode_steps=config.max_episode_steps,
-            refill_threshold=config.refill_threshold,
-            refill_policy=config.refill_policy,
-            episode_sample_budget=config.episode_sample_budget,
-            episode_sample_hard_limit=config.episode_sample_hard_limit,
-            max_generation_attempts=config.max_generation_attempts,
-            initialization_timeout=config.initialization_timeout,
-            worker_timeout=config.worker_timeout,
-            shutdown_timeout=config.shutdown_timeout,
-            seed=config.seed,
-        )
-    )
+    """Make the engine that the section describes, by options of the same names in both."""
+    shared = {field.name for field in fields(OnlineDataEngineCfg)} & DataConfig.model_fields.keys()
+    options = {name: thaw(getattr(config, name)) for name in shared}
+    return OnlineDataEngine(OnlineDataEngineCfg(**options | {"task": place_of_task(str(config.task))}))
 
 
 def _open_folder(config: DataConfig, count: int | None) -> tuple[ChunkSource, PyTree]:
@@ -249,9 +237,9 @@ def _open_folder(config: DataConfig, count: int | None) -> tuple[ChunkSource, Py
     return episodes, {"num_episodes": jnp.int32(len(lengths)), "digest": jnp.uint32(digest)}
 
 
-def _fingerprint(fields: Mapping[str, Any]) -> bytes:
-    """What distinguishes kept episodes without reading their frames."""
-    return np.array([fields["length"], fields["seed"]], np.int64).tobytes() + np.float64(fields["written_at"]).tobytes()
+def _fingerprint(about: Mapping[str, Any]) -> bytes:
+    """Bytes that distinguish a kept episode from others without reading its frames."""
+    return np.array([about["length"], about["seed"]], np.int64).tobytes() + np.float64(about["written_at"]).tobytes()
 
 
 def _field(chunks: Mapping[str, Any], path: str, key: str) -> Any:
@@ -266,21 +254,21 @@ def _field(chunks: Mapping[str, Any], path: str, key: str) -> Any:
     return node
 
 
-def _like(wanted: PyTree, given: Any, path: str) -> PyTree:
+def _like(expected: PyTree, given: Any, path: str) -> PyTree:
     """The parts of ``given`` that an observation has, their shapes checked."""
-    if isinstance(wanted, Mapping):
-        if not isinstance(given, Mapping) or wanted.keys() - given.keys():
+    if isinstance(expected, Mapping):
+        if not isinstance(given, Mapping) or expected.keys() - given.keys():
             there = ", ".join(given) if isinstance(given, Mapping) else "one array"
-            text = f"'{path}' has {there}; the environment's observation has {', '.join(sorted(wanted))}"
+            text = f"'{path}' has {there}; the environment's observation has {', '.join(sorted(expected))}"
             raise ConfigError([Problem("data.obs_field", text)])
-        return {name: _like(part, given[name], f"{path}/{name}") for name, part in wanted.items()}
+        return {name: _like(part, given[name], f"{path}/{name}") for name, part in expected.items()}
     if isinstance(given, Mapping):
         text = (
             f"'{path}' has the parts {', '.join(given)}; the environment's observation is one array: name one of them"
         )
         raise ConfigError([Problem("data.obs_field", text)])
-    if given.shape[2:] != wanted.shape[1:]:
-        text = f"'{path}' is {list(given.shape[2:])}, the environment's observation {list(wanted.shape[1:])}"
+    if given.shape[2:] != expected.shape[1:]:
+        text = f"'{path}' is {list(given.shape[2:])}, the environment's observation {list(expected.shape[1:])}"
         raise ConfigError([Problem("data.obs_field", text)])
     return _numbers(given)
 

@@ -51,7 +51,7 @@ NUMBERS = (
 PNG_TYPE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 """An image as Hugging Face's datasets stores it."""
 _OWN = {**DEFAULT_FEATURES, "segment_id": "int64"}
-_LARGEST_STATS = 4096
+_MAX_STATS = 4096
 """Features with more entries get no statistics, which would outweigh the frames."""
 
 
@@ -75,7 +75,7 @@ class Column:
 
     @property
     def has_stats(self) -> bool:
-        return self.is_image or (self.kind == "number" and int(np.prod(self.shape)) <= _LARGEST_STATS)
+        return self.is_image or (self.kind == "number" and int(np.prod(self.shape)) <= _MAX_STATS)
 
 
 def make_columns(spec: EpisodeSpec, names: Mapping[str, str], images: Images) -> list[Column]:

@@ -1,6 +1,6 @@
 """Files named by a folder's own files: only inside that folder, and only plain ones.
 
-What a stranger's data set says of itself is a claim. A path with ``..``, an absolute one or a link would lead out of
+The names in a stranger's data set are claims. A path with ``..``, an absolute one or a link would lead out of
 the folder; opening a named pipe blocks for ever; a URL would be fetched by a decoder.
 """
 
@@ -12,7 +12,7 @@ from typing import IO, Any
 
 from ejax.runtime.plain_files import HUGE, MAX_BYTES, kind_of, open_plain
 
-_LONGEST = 1000
+_MAX_CHARS = 1000
 """Longest path below the folder, in characters."""
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 _NO_PATH = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR)
@@ -83,8 +83,8 @@ def path_problem(name: Any) -> str | None:
     """The reason that ``name`` is not the path of a file below a folder, by its text alone; None: it is."""
     if not isinstance(name, str) or not name:
         return "is not a path"
-    if len(name) > _LONGEST:
-        return f"has {len(name)} characters, more than {_LONGEST}"
+    if len(name) > _MAX_CHARS:
+        return f"has {len(name)} characters, more than {_MAX_CHARS}"
     if not name.isprintable():
         return "has characters that cannot be printed"
     if _URL.match(name):

@@ -42,7 +42,7 @@ class KeptFiles:
         """``stat`` of each file that was compared with its digest."""
 
     def has(self, name: str) -> bool:
-        """Whether the folder has the file, or must have it."""
+        """Return True where the folder has the file, or must have it."""
         return name in (self.digests or {}) or inside(self.folder, name).exists()
 
     def open(self, name: str, most: int = HUGE) -> IO[bytes]:

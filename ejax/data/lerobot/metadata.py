@@ -29,15 +29,15 @@ _MAY_HAVE = re.compile(
 _PLACES = {"data_path": ("chunk_index", "file_index"), "video_path": ("chunk_index", "file_index", "video_key")}
 _NUMBER_FORMAT = re.compile(r"(0?[1-9])?d?")
 _DTYPE = re.compile(r"[<>|=]?[A-Za-z]+\d{0,9}(\[\w+\])?")
-_LARGEST = 2**31
-"""Largest count or side: no dataset has more."""
+MAX_COUNT = 2**31
+"""Bound of counts and sides: no dataset has more."""
 
 
 def load_info(files: KeptFiles) -> dict[str, Any]:
     """``meta/info.json``.
 
     Raises:
-        FileNotFoundError: there is none.
+        FileNotFoundError: the folder has none.
         ValueError: as ``check_info``.
     """
     if not files.has(fmt.INFO):
@@ -47,7 +47,7 @@ def load_info(files: KeptFiles) -> dict[str, Any]:
 
 
 def load_ours(files: KeptFiles, info: Mapping[str, Any]) -> dict[str, Any]:
-    """``meta/ejax.json``, without fields where there is none.
+    """``meta/ejax.json``; of a folder that lacks it, one without fields.
 
     Raises:
         ValueError: as ``check_ours``.
@@ -65,7 +65,7 @@ def load_columns(folder: Path, info: Mapping[str, Any], ours: Mapping[str, Any])
         ours: ``frames`` of ``meta/ejax.json``.
 
     Raises:
-        ValueError: there is none, or two have one path.
+        ValueError: no column can be read, or two have one path.
     """
     given = {entry["feature"]: path for path, entry in ours.items()}
     columns, skipped = [], {}
@@ -89,7 +89,7 @@ def load_columns(folder: Path, info: Mapping[str, Any], ours: Mapping[str, Any])
 
 
 def may_have(name: str) -> bool:
-    """Whether an ``EpisodeWriter`` puts a file of this name into its folder."""
+    """Return True for a name of a file that an ``EpisodeWriter`` puts into its folder."""
     return _MAY_HAVE.fullmatch(name) is not None
 
 
@@ -158,7 +158,7 @@ def check_ours(ours: Any, info: Mapping[str, Any], where: Path) -> dict[str, Any
 
 def is_count(value: Any) -> bool:
     """A whole number from 0 on that a dataset may have."""
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _LARGEST
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MAX_COUNT
 
 
 def _own_column(path: str, ours: Mapping[str, Any], entry: Mapping[str, Any]) -> Column:
@@ -246,4 +246,4 @@ def _is_field(name: str, spec: str | None, conversion: str | None, known: Sequen
 
 
 def _is_shape(shape: Any) -> bool:
-    return isinstance(shape, list) and len(shape) <= 8 and all(map(is_count, shape)) and math.prod(shape) < _LARGEST
+    return isinstance(shape, list) and len(shape) <= 8 and all(map(is_count, shape)) and math.prod(shape) < MAX_COUNT

@@ -19,7 +19,7 @@ KEYFRAME_EVERY = 2
 """Frames. LeRobot's choice: a single frame takes decoding two at most; the file is about twice as large."""
 _FULL = "No space left on device"
 _FILES_ONLY = ("-protocol_whitelist", "file")
-_SAID = 400
+_MAX_OUTPUT = 400
 """Most characters of ffmpeg's output in an error."""
 _TIMEOUT_S = 600.0
 """Time limit of ffmpeg for one file; seconds are usual."""
@@ -69,11 +69,11 @@ def decode_video(path: Path, start: float, fps: float, shape: tuple[int, int, in
     source = [*_FILES_ONLY, "-f", "mp4", "-i", f"file:{path}"]
     options = ["-ss", f"{seek:.6f}", *source, "-frames:v", str(count), "-fps_mode", "passthrough"]
     raw = _ffmpeg([*options, "-f", "rawvideo", "-pix_fmt", "rgb24", "-"], path)
-    wanted = count * int(np.prod(shape))
-    if len(raw) != wanted:
+    expected = count * int(np.prod(shape))
+    if len(raw) != expected:
         raise ValueError(
             f"{path} gives {len(raw)} bytes for {count} frames from {start:.3f} s on; frames of {list(shape)} need "
-            f"{wanted}: the file is cut off, or its frames have another size than info.json says; restore it from a "
+            f"{expected}: the file is cut off, or its frames have another size than info.json says; restore it from a "
             f"copy"
         )
     return np.frombuffer(raw, np.uint8).reshape(count, *shape)
@@ -122,17 +122,17 @@ def _ffmpeg(options: Sequence[str], path: Path) -> bytes:
     except subprocess.TimeoutExpired as error:
         raise RuntimeError(f"ffmpeg took longer than {_TIMEOUT_S:.0f} s on {path} and was killed") from error
     if done.returncode:
-        said = done.stderr.decode(errors="replace").strip()
-        _raise_if_full(path, said)
-        if len(said) > _SAID:  # a line for each damaged frame
-            said = f"{said[:_SAID]}… ({len(said)} characters)"
+        output = done.stderr.decode(errors="replace").strip()
+        _raise_if_full(path, output)
+        if len(output) > _MAX_OUTPUT:  # a line for each damaged frame
+            output = f"{output[:_MAX_OUTPUT]}… ({len(output)} characters)"
         raise RuntimeError(
             f"ffmpeg failed on {path} (exit status {done.returncode}); if the file is damaged, restore it from a copy. "
-            f"It said: {said}"
+            f"Its output: {output}"
         )
     return done.stdout
 
 
-def _raise_if_full(path: Path, said: str) -> None:
-    if _FULL in said:
+def _raise_if_full(path: Path, output: str) -> None:
+    if _FULL in output:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))

@@ -1,8 +1,8 @@
-"""Reading a LeRobot v3.0 dataset: its episodes, whole or windows of them, in any order.
+"""The episodes of a LeRobot v3.0 dataset, whole or windows of them, in any order.
 
 Folders of an ``EpisodeWriter`` return the fields that were put in. In others feature ``observation.state`` becomes
 field ``observation/state``; other data than numbers and images (text, language, depth videos) is left out, and named by
-``EpisodeReader.skipped``. Files are read when a frame of them is asked for; what was decoded stays within a bound.
+``EpisodeReader.skipped``. Files are read when a frame of them is needed; decoded frames are kept within a bound.
 """
 
 import threading
@@ -41,7 +41,7 @@ class EpisodeReader:
     Raises:
         FileNotFoundError: the folder, or a file that its metadata names, does not exist.
         ValueError: another version of the format, metadata that do not agree, a file that is damaged. A file of frames
-            is looked at when one of its episodes is first asked for.
+            is looked at when one of its episodes is first read.
     """
 
     def __init__(self, folder: Path | str, *, cache_mb: float = 512.0) -> None:
@@ -132,7 +132,7 @@ class EpisodeReader:
         return part | self._own_frames(index, start, count)
 
     def _terminated(self, index: int) -> bool:
-        return bool(self._rows[index].get("ejax/terminated", True))  # LeRobot does not say; an Episode's default
+        return bool(self._rows[index].get("ejax/terminated", True))  # LeRobot does not record it; an Episode's default
 
     def _own_frames(self, index: int, start: int, count: int) -> dict[str, NDArray[Any]]:
         """The task's fields [count, ...]."""

@@ -74,11 +74,11 @@ class RecordedEpisodes(ChunkSource):
         self._rng.bit_generator.state = state["generator"]
 
     def _draw(self, count: int, draw: Draw, rng: np.random.Generator | None) -> Chunks:
-        wanted = self._lengths > 0
+        allowed = self._lengths > 0
         if draw.generations is not None:
             made = [self.reader.fields(int(index))["generation"] for index in self._episodes]
-            wanted = np.isin(made, draw.generations)
-        rows, frames, run = self._choose(count, draw.needed, draw.mode, wanted, self._rng if rng is None else rng)
+            allowed = np.isin(made, draw.generations)
+        rows, frames, run = self._choose(count, draw.needed, draw.mode, allowed, self._rng if rng is None else rng)
         if draw.history_length is None:
             windows = Windows(rows, frames, frames, frames + draw.size)
         else:
@@ -99,21 +99,21 @@ class RecordedEpisodes(ChunkSource):
         return _stacked(frames), _stacked([self.reader.fields(index) for index in chosen])
 
     def _choose(
-        self, count: int, chunk_size: int, mode: SamplingMode, wanted: NDArray[np.bool_], rng: np.random.Generator
+        self, count: int, chunk_size: int, mode: SamplingMode, allowed: NDArray[np.bool_], rng: np.random.Generator
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
         """Rows, first frames and runs of windows, each [count]; exactly those that ``draw_windows`` takes.
 
         Args:
-            wanted: [R], the episodes to draw from.
+            allowed: [R], the episodes to draw from.
         """
         first, windows = self._windows(chunk_size, mode)
-        windows = np.where(wanted[self._row], windows, 0)
+        windows = np.where(allowed[self._row], windows, 0)
         counts = np.zeros(len(self), np.int64)
         np.add.at(counts, self._row, windows)
         (rows,) = counts.nonzero()
         if not rows.size:
             raise DataUnavailableError(
-                f"No valid chunk of {chunk_size} frames in mode '{mode}' in {wanted.sum()} episodes of up to "
+                f"No valid chunk of {chunk_size} frames in mode '{mode}' in {allowed.sum()} episodes of up to "
                 f"{self._lengths.max()} frames; give a smaller chunk_size or another sampling_mode"
             )
         chosen = rows[rng.integers(len(rows), size=count)]

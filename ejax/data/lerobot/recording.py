@@ -54,7 +54,7 @@ class Recording:
     digests: Digests
     """The digests of all files."""
     origins: bool = True
-    """As in ``episodes_schema``: a recording goes on with the columns that it has."""
+    """As in ``episodes_schema``: a recording keeps the columns that it has."""
 
 
 def new_recording(format: Format) -> Recording:
@@ -109,8 +109,8 @@ def load_recording(folder: Path, format: Format) -> Recording:
     files = KeptFiles(folder)
     files.check(fmt.OURS)
     info = parse_json(files.read(fmt.INFO), folder / fmt.INFO)
-    wanted = new_recording(format).info
-    info |= {name: wanted[name] for name in ("data_files_size_in_mb", "video_files_size_in_mb")}
+    sizes = new_recording(format).info
+    info |= {name: sizes[name] for name in ("data_files_size_in_mb", "video_files_size_in_mb")}
     digests = _digests_of(folder) if files.digests is None else files.digests
     if not info["total_episodes"]:
         return Recording(info, {}, {}, (), (), digests)
@@ -124,24 +124,24 @@ def load_recording(folder: Path, format: Format) -> Recording:
 
 
 def _check_alike(folder: Path, info: Mapping[str, Any], ours: Mapping[str, Any], format: Format) -> None:
-    wanted = json.loads(to_json(new_recording(format).info)) | {"ejax": json.loads(to_json(format.ours()))}
+    expected = json.loads(to_json(new_recording(format).info)) | {"ejax": json.loads(to_json(format.ours()))}
     there = {**info, "ejax": ours}
     for name in ("codebase_version", "robot_type", "fps", "features", "ejax", "data_path", "video_path"):
-        if there.get(name) != wanted[name]:
-            where, has, needs = _first_difference(name, there.get(name), wanted[name])
+        if there.get(name) != expected[name]:
+            where, has, needs = _first_difference(name, there.get(name), expected[name])
             raise ValueError(
                 f"{folder} has {where} {has}, the writer {needs}; make the writer alike, or record into a new folder"
             )
 
 
-def _first_difference(where: str, there: Any, wanted: Any) -> tuple[str, str, str]:
+def _first_difference(where: str, there: Any, expected: Any) -> tuple[str, str, str]:
     """The place of the first difference between two trees, and each one's value there, shortened."""
-    if isinstance(there, dict) and isinstance(wanted, dict):
-        if there.keys() != wanted.keys():
-            return where, shown(list(there), 200), shown(list(wanted), 200)
-        name = next(name for name in there if there[name] != wanted[name])
-        return _first_difference(f"{where}.{name}", there[name], wanted[name])
-    return where, shown(there, 200), shown(wanted, 200)
+    if isinstance(there, dict) and isinstance(expected, dict):
+        if there.keys() != expected.keys():
+            return where, shown(list(there), 200), shown(list(expected), 200)
+        name = next(name for name in there if there[name] != expected[name])
+        return _first_difference(f"{where}.{name}", there[name], expected[name])
+    return where, shown(there, 200), shown(expected, 200)
 
 
 def _load_tasks(files: KeptFiles) -> dict[str, int]:
@@ -173,7 +173,7 @@ def _load_stats(files: KeptFiles, format: Format) -> dict[str, Stats]:
 
 
 def _load_last_rows(files: KeptFiles, format: Format) -> tuple[tuple[Mapping[str, Any], ...], bool]:
-    """The rows, and whether they have whole origins."""
+    """The rows, and True where they have whole origins."""
     name = row_files(files)[-1]
     table = read_parquet(files, name)
     for origins in (True, False):

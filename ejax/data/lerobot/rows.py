@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from ejax.data.lerobot.format import Column
 from ejax.data.lerobot.inside import shown
 from ejax.data.lerobot.kept_files import KeptFiles
+from ejax.data.lerobot.metadata import MAX_COUNT
 from ejax.data.lerobot.parquet import check_columns, named, open_parquet
 from ejax.data.task import Origin
 
@@ -19,7 +20,6 @@ FOLDER = "meta/episodes"
 _WHOLE = ("episode_index", "length", "data/chunk_index", "data/file_index")
 _SEGMENTS = ("ejax/segment_ids", "ejax/segment_lengths")
 _OURS = ("ejax/written_at", *(f"ejax/{name}" for name in Origin._fields))
-_LARGEST = 2**31
 
 
 def load_rows(files: KeptFiles, count: int, columns: Sequence[Column], fields: Sequence[str]) -> list[dict[str, Any]]:
@@ -75,7 +75,7 @@ def _check(table: pa.Table, whole: Sequence[str], real: Sequence[str]) -> None:
         if values.null_count:
             raise ValueError(f"column {name} has rows without a number")
         bounds = pc.min_max(values).as_py().values() if len(values) and name not in _OURS else ()
-        if not all(0 <= bound < _LARGEST for bound in bounds):
+        if not all(0 <= bound < MAX_COUNT for bound in bounds):
             raise ValueError(f"column {name} has numbers that are negative, too large or not finite")
     for name in ("tasks", *_SEGMENTS):
         if name in table.column_names and not pa.types.is_list(table[name].type):

@@ -1,4 +1,4 @@
-"""Writes episodes to a LeRobot v3.0 dataset, which grows by whole episodes and is readable after each.
+"""Episodes written to a LeRobot v3.0 dataset, which grows by whole episodes and is readable after each.
 
 Every episode is one change of all files that it touches (``ejax.data.lerobot.commit``): when ``append`` returns, the
 episode is on the disk; until then the folder is as it was. Parquet and MP4 files cannot grow in place, so the last file
@@ -27,12 +27,12 @@ from ejax.data.lerobot.stage import write_episode, write_start
 from ejax.data.rows import check_episode, frame_numbers
 from ejax.data.task import Episode, EpisodeSpec, Origin
 
-_LONGEST = 2**31 - 1
+_MAX_FRAMES = 2**31 - 1
 """Most frames of an episode: those that a 32-bit offset can count."""
 
 
 class EpisodeWriter:
-    """Appends episodes to a folder. A context manager; only one at a time may have the folder.
+    """A folder that episodes are appended to. A context manager; only one at a time may have the folder.
 
     Args:
         folder: a new or an empty one; with ``append`` also one that an ``EpisodeWriter`` made before.
@@ -44,7 +44,7 @@ class EpisodeWriter:
         axes: names of the entries of a field by path, for ``info.json``.
         images: ``"video"`` or ``"png"``.
         file_size_mb: size, in MiB, from which the next file is begun.
-        append: go on with an existing recording. Leftovers of a crash are finished, or set aside under
+        append: continue an existing recording. Leftovers of a crash are finished, or set aside under
             ``incomplete/`` with a warning.
 
     Raises:
@@ -173,7 +173,7 @@ class EpisodeWriter:
         """Frame fields [T, ...] with the buffer's own, and fields of the episode."""
         if not (episode.complete and episode.success):
             raise ValueError("an episode that is not complete, or no success, is not kept; make it a Failure")
-        frames, fields = check_episode(episode, self._format.spec, _LONGEST)
+        frames, fields = check_episode(episode, self._format.spec, _MAX_FRAMES)
         for path, values in (frames | fields).items():
             if values.dtype.kind == "f" and not np.isfinite(values).all():
                 where = np.argwhere(~np.isfinite(values))[0].tolist()
