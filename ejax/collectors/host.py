@@ -55,6 +55,23 @@ class CollectionStopped(Exception):
     """The caller asked to stop before the rollout was complete."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class HostStep:
+    """One step of a group of environments, for who watches. Arrays [N, ...] that the next step may overwrite: copy what
+    is kept."""
+
+    update: int
+    """The update that learns from it, counted from 1."""
+    group: int
+    """The group's number in the run."""
+    obs: PyTree
+    """Before the step."""
+    action: NDArray[Any]
+    """As the environments were given it."""
+    timestep: HostTimestep
+    """``reward``, ``terminated``, ``truncated``, ``info``, and ``obs`` after the step."""
+
+
 @dataclass(kw_only=True)
 class Collected:
     """One rollout, and its cost."""
@@ -119,6 +136,9 @@ class HostCollector:
         """The collector's current activity, for the messages of a waiting thread."""
         self.lost_steps = 0
         """Environment steps taken for rollouts that were given up, of all rows."""
+        self.listeners: Sequence[Callable[[HostStep], None]] = ()
+        """Called after each step, one at a time; in the group's thread if there are several groups."""
+        self._listening = threading.Lock()
         self._obs: list[PyTree] | None = None
         self._memory = self._first_memory()
         """What the policy remembers of the episodes under way, group by group."""
@@ -358,6 +378,12 @@ class HostCollector:
                 timestep = _call(group, "step", group.step, given)
                 env_s += time.perf_counter() - began
             after.write(t, timestep)
+            if self.listeners:
+                seen = jax.tree.map(lambda page: page[t], before.pages[0])  # noqa: B023  (used at once)
+                step = HostStep(update=index + 1, group=which, obs=seen, action=given, timestep=timestep)
+                with self._listening:
+                    for listener in self.listeners:
+                        listener(step)
             current[number] = timestep.obs
             # a step that only reset is none of an episode
             ended = timestep.terminated | timestep.truncated | ~np.asarray(timestep.info.get("valid", True))

@@ -8,8 +8,9 @@ Names are case-insensitive. ``"package.module:Name"`` itself is a name too: it i
 
 import difflib
 import importlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Literal, TypeVar
 
 from ejax.schema.trust import UntrustedCodeError, check_trusted, import_trusted
@@ -118,6 +119,16 @@ def register_policy(name: str, obj: Any = None, *, override: bool = False) -> An
 def register_algorithm(name: str, obj: Any = None, *, override: bool = False) -> Any:
     """Register an algorithm's record, ``ejax.algorithms.record.Algorithm``, as ``register_env`` does."""
     return _register("algorithm", name, obj, override)
+
+
+def register(kind: Kind, name: str, obj: Any, *, override: bool = False) -> Any:
+    """``register_env`` and its like, by kind."""
+    return _register(kind, name, obj, override)
+
+
+def entries(kind: Kind) -> Mapping[str, Any]:
+    """Every registered name, and what it stands for: an object, or its place."""
+    return MappingProxyType(_TABLES[kind])
 
 
 def resolve(kind: Kind, name: str) -> Any:

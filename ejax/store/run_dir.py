@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from pydantic import BaseModel, NonNegativeInt, PositiveInt
+from pydantic import BaseModel, Field, NonNegativeInt, PositiveInt
 
 from ejax.config import RunConfig, TrainerConfig, load_config
 from ejax.logs.json_records import FactsError, read_facts
@@ -120,6 +120,8 @@ class RunMeta(CheckpointMeta):
     num_devices: PositiveInt | None = None
     """That shared the environments, ``trainer.num_envs`` on each; None in checkpoints that did not keep it."""
     log: Logged | None = None
+    callbacks: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """States of the callbacks that have one."""
     schedule_sha256: str | None = None
     """Digest of the versions in schedule.json, up to this update."""
 

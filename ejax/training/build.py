@@ -16,6 +16,7 @@ from ejax.config.bind import bind
 from ejax.envs.description import describe
 from ejax.runtime.processes import JOIN, count, unjoined
 from ejax.training.environments import build_env, check_own_env
+from ejax.training.given import Given, adopt_envs
 from ejax.training.host_parts import group_size, host_parts
 from ejax.training.parts import Parts
 from ejax.training.policies import build_policy, check_own_policy, uses_dropout
@@ -27,7 +28,11 @@ _MAX_UPDATES_PER_DISPATCH = 64
 
 
 def build(
-    config: RunConfig, *, quarantine: Path = Path("quarantine"), absent: Sequence[jax.Device] | None = None
+    config: RunConfig,
+    *,
+    quarantine: Path = Path("quarantine"),
+    absent: Sequence[jax.Device] | None = None,
+    given: Given | None = None,
 ) -> Parts:
     """Make environment, policy, optimizer and what steps them.
 
@@ -36,6 +41,7 @@ def build(
         quarantine: folder for what broke host environments.
         absent: devices that are not here, to compile for. Several of them share the environments, whatever
             ``trainer.distributed`` says, and of a state on devices there are only the shapes.
+        given: objects of the caller's, instead of those that the config names.
 
     Raises:
         ConfigError: arguments that the environment or policy refuses, ``policy.action_dim`` that is not the env's, or
@@ -53,11 +59,15 @@ def build(
         raise ConfigError([Problem("trainer.shard_parameters", f"{text}; with several, parameters are whole on each")])
 
     # the environment comes first: it decides the policy's shapes, and an algorithm may refuse it
-    first = build_env(config, num_envs=group_size(config, len(devices or [None])), quarantine=quarantine)
+    size, eval_env = group_size(config, len(devices or [None])), None
+    if given is None:
+        first = build_env(config, num_envs=size, quarantine=quarantine)
+    else:
+        first, eval_env = adopt_envs(config, given, num_envs=size, quarantine=quarantine)
     check_own_env(config, first)
     if problems := list(algorithm.env_problems(config.algorithm.cfg, first)):
         raise ConfigError(problems)
-    policy = build_policy(config.policy, first)
+    policy = build_policy(config.policy, first) if given is None else given.policy
     check_own_policy(config.policy, policy, first)
     if problems := list(algorithm.policy_problems(config.algorithm.cfg, policy)):
         raise ConfigError(problems)
@@ -81,9 +91,10 @@ def build(
         if absent is not None:
             devices = list(absent) if len(absent) > 1 else None
         make = partial(_device_parts, config, algorithm, policy, first, optimizer, key, devices, dropout=dropout)
-        return replace(make(shapes_only=absent is not None), notes=notes)
+        return replace(make(shapes_only=absent is not None), notes=notes, eval_env=eval_env)
     make_host = partial(host_parts, config, policy, first, optimizer, key)
-    return replace(make_host(devices=devices, dropout=dropout, quarantine=quarantine), notes=notes)
+    parts = make_host(devices=devices, dropout=dropout, quarantine=quarantine)
+    return replace(parts, notes=notes, eval_env=eval_env)
 
 
 def _device_parts(

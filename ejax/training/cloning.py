@@ -1,7 +1,7 @@
 """What moves a run of behaviour cloning on: batches of demonstrations, and updates from them."""
 
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from types import TracebackType
@@ -13,6 +13,7 @@ import numpy as np
 import optax
 
 from ejax.algorithms.step import RunState, init_host_run_state
+from ejax.collectors import HostStep
 from ejax.config import ConfigError, Problem, RunConfig
 from ejax.config.data import DataConfig
 from ejax.policies.calls import check_obs
@@ -141,6 +142,9 @@ class CloningStepper:
 
     def versions(self) -> list[int] | None:
         return None
+
+    def watch_steps(self, listeners: Sequence[Callable[[HostStep], None]]) -> None:
+        del listeners  # no environment steps
 
     def __enter__(self) -> "CloningStepper":
         self.demonstrations.__enter__()

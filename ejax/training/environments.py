@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import gymnasium
 import numpy as np
@@ -52,13 +52,38 @@ def build_env(
         call_env(config.env.id, "close", env.close)
         text = f"{config.env.id} has {env.num_envs} environments, asked for were {num_rows}; let it take num_envs"
         raise ConfigError([Problem("env.id", text)])
+    return _guarded(config, env, make, trainer.collector.max_env_restarts, quarantine)
+
+
+def adopt_env(config: RunConfig, env: Any, *, num_envs: int, quarantine: Path) -> Env | HostEnv:
+    """Take an environment that is built already; one outside JAX is guarded, and closed at the end.
+
+    Args:
+        num_envs: rows that a host environment must have.
+
+    Raises:
+        ConfigError: it has another number of rows, or is a single environment of Gymnasium's kind.
+    """
+    if isinstance(env, gymnasium.Env):
+        text = f"got one {type(env).__name__}; give a vector environment, such as gymnasium.make_vec(...)"
+        raise ConfigError([Problem("env", text)])
+    env = vectorize(env, lambda: env, num_envs)
+    if not isinstance(env, HostEnv):
+        return cast(Env, env)
+    if env.num_envs != num_envs:
+        text = f"got {num_envs}, but the environment that was given has {env.num_envs}; give {env.num_envs}"
+        raise ConfigError([Problem("trainer.num_envs", text)])
+    return _guarded(config, env, lambda: env, 0, quarantine)  # what is not known by name is not made again
+
+
+def _guarded(config: RunConfig, env: HostEnv, make: Any, max_restarts: int, quarantine: Path) -> GuardedEnv:
     return GuardedEnv(
         env,
         make,
         recipe=config.env.model_dump(mode="json"),
         folder=quarantine,
-        max_quarantined=trainer.collector.max_quarantined,
-        max_restarts=trainer.collector.max_env_restarts,
+        max_quarantined=config.trainer.collector.max_quarantined,
+        max_restarts=max_restarts,
     )
 
 
@@ -78,8 +103,14 @@ def check_own_env(config: RunConfig, env: Any) -> None:
         raise ConfigError(told) from error
 
 
-def evaluation_env(config: RunConfig, env: Any) -> Any:
-    """The environment to evaluate in: the training's, ``env``, unless ``trainer.events`` differ between them."""
+def evaluation_env(config: RunConfig, env: Any, given: Any = None) -> Any:
+    """The environment to evaluate in: the training's, ``env``, unless ``trainer.events`` differ between them.
+
+    Args:
+        given: the caller's own, instead of either.
+    """
+    if given is not None:
+        return given
     events = config.trainer.events
     return env if events.train == events.eval else build_env(config, phase="eval")
 

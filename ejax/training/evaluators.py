@@ -5,7 +5,7 @@ from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 import jax
 
@@ -52,9 +52,11 @@ def make_evaluator(config: RunConfig, parts: Parts, quarantine: Path) -> Evaluat
     """
     trainer = config.trainer
     if not isinstance(parts.env, HostEnv):
-        return DeviceEvaluator(parts.policy, evaluation_env(config, parts.env), trainer)
+        return DeviceEvaluator(parts.policy, evaluation_env(config, parts.env, parts.eval_env), trainer)
     if not trainer.enable_eval:
         return HostEvaluator(parts.policy, None, trainer)
+    if parts.eval_env is not None:
+        return HostEvaluator(parts.policy, cast(HostEnv, parts.eval_env), trainer)
     num_envs = min(trainer.num_eval_envs, trainer.num_eval_episodes)
     env = build_env(config, phase="eval", num_envs=num_envs, quarantine=quarantine)
     return HostEvaluator(parts.policy, env if isinstance(env, HostEnv) else None, trainer)
@@ -71,7 +73,9 @@ def check_best_metric(config: RunConfig, parts: Parts) -> None:
     trainer = config.trainer
     if not trainer.enable_eval or isinstance(parts.env, HostEnv):
         return
-    play = partial(evaluate, parts.policy, evaluation_env(config, parts.env), **episode_options(trainer))
+    play = partial(
+        evaluate, parts.policy, evaluation_env(config, parts.env, parts.eval_env), **episode_options(trainer)
+    )
     shapes = jax.eval_shape(lambda *x: summarize(play(*x)), parts.state.train.params, jax.random.key(0))
     require_measured(trainer.best_eval_metric, shapes)
 

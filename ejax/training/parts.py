@@ -19,11 +19,13 @@ class Parts:
     policy: Policy
     env: Env | HostEnv
     optimizer: optax.GradientTransformation
-    stepper: Stepper
+    stepper: Stepper[RunState]
     state: RunState
     """At update 0, without ``policy.init_from``."""
     num_devices: int = 1
     """That share the environments, each ``trainer.num_envs`` of them."""
+    eval_env: Env | HostEnv | None = None
+    """The caller's own to evaluate in. None: as the config says."""
     notes: tuple[str, ...] = ()
     """Messages on what they are made of."""
 

@@ -63,7 +63,7 @@ class Profiler:
         """Whether a trace is under way that ends here."""
         return self._tracing and self._config is not None and update >= self._config.start + self._config.updates
 
-    def finish(self, state: Any, stepper: Stepper) -> list[str]:
+    def finish(self, state: Any, stepper: Stepper[Any]) -> list[str]:
         """End the trace, once ``state`` is there; messages about it."""
         jax.block_until_ready(state)
         self.close()

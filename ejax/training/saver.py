@@ -3,6 +3,7 @@
 import sys
 import threading
 import traceback
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -21,6 +22,7 @@ class Saver:
     Args:
         first: the run's state when it was started or resumed, and its update.
         rows: env steps of one update.
+        callback_states: gives what callbacks keep.
     """
 
     complete: tuple[RunState, int]
@@ -35,15 +37,17 @@ class Saver:
         config: RunConfig,
         directory: RunDirectory,
         writer: MetricWriter,
-        stepper: Stepper,
+        stepper: Stepper[Any],
         progress: Progress,
         first: tuple[RunState, int],
         rows: int,
         num_devices: int,
+        *,
+        callback_states: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
         self._config, self._directory, self._writer = config, directory, writer
         self._stepper, self._progress, self._rows = stepper, progress, rows
-        self._num_devices = num_devices
+        self._num_devices, self._callback_states = num_devices, callback_states
         self.complete, self._first_update = first, first[1]
         self.best = next(iter(directory.best()), None)
         self._last_saved: int | None = None
@@ -131,4 +135,5 @@ class Saver:
             "schedule_sha256": self._schedule_sha256,
             "num_devices": self._num_devices,
             "config": self._config.to_dict(),
+            **({"callbacks": states} if (states := self._callback_states()) else {}),
         }

@@ -24,6 +24,7 @@ from ejax.store.run_dir import (
 from ejax.store.run_lock import run_lock
 from ejax.training.build import build, num_devices
 from ejax.training.evaluators import check_best_metric
+from ejax.training.given import Given
 from ejax.training.parts import Parts
 from ejax.training.physics import engine_of, settle_physics
 from ejax.training.rescale import share_out
@@ -155,10 +156,14 @@ def resume_run(config: RunConfig, which: str, run_dir: Path | None, locks: ExitS
     return RunLocation(directory, config, checkpoint, file, given, alarms=tuple(alarms), notes=notes)
 
 
-def build_start(location: RunLocation) -> StartState:
-    """Build the run's parts and the state that it starts from. A new folder is taken back if that fails."""
+def build_start(location: RunLocation, given: Given | None = None) -> StartState:
+    """Build the run's parts and the state that it starts from. A new folder is taken back if that fails.
+
+    Args:
+        given: objects of the caller's, instead of those that the config names.
+    """
     try:
-        start = _build(location)
+        start = _build(location, given)
         check_best_metric(location.config, start.parts)
     except BaseException:
         if location.is_new:
@@ -195,9 +200,9 @@ def announce_start(location: RunLocation, start: StartState, writer: MetricWrite
     writer.note(f"resumed from {location.checkpoint} at {step} {location.config.step_name}")
 
 
-def _build(location: RunLocation) -> StartState:
+def _build(location: RunLocation, given: Given | None) -> StartState:
     directory, config = location.directory, location.config
-    parts = build(config, quarantine=directory.path / "quarantine")
+    parts = build(config, quarantine=directory.path / "quarantine", given=given)
     if location.checkpoint is not None:
         state, meta = load_checkpoint(location.checkpoint, parts.state)
         check_teacher(config, parts.state, state)

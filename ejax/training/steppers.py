@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import Mesh, SingleDeviceSharding
 
 from ejax.algorithms.step import Learn, RunState, Step, drop_episodes, repeat_step
-from ejax.collectors import AsyncCollector, Collected, CollectionStopped, HostCollector
+from ejax.collectors import AsyncCollector, Collected, CollectionStopped, HostCollector, HostStep
 from ejax.envs.host.calls import EnvAbandoned
 from ejax.envs.host.guarded import GuardedEnv
 from ejax.runtime.processes import at_hand, own_copy, spread
@@ -26,11 +26,12 @@ Facts = dict[str, float]
 Agree = Callable[[Facts | None, Interrupted], Facts | None]
 """Several processes that each have a part of a rollout. Given the metrics of the own one, or None where there is none;
 gives those of all, once each process has its part. None: one of them has none, and there is no update."""
-S = TypeVar("S", bound="Stepper")
+State = TypeVar("State")
+S = TypeVar("S", bound="Stepper[Any]")
 T = TypeVar("T")
 
 
-class Stepper(Protocol):
+class Stepper(Protocol[State]):
     """Owns what collects; a context manager. Update number k draws from ``fold_in(key, k)``, whichever it is."""
 
     max_updates: int
@@ -43,11 +44,11 @@ class Stepper(Protocol):
         """The compiled program's text; None where there are several."""
         ...
 
-    def start(self, state: RunState) -> RunState:
+    def start(self, state: State) -> State:
         """Compile, and begin to collect. The state to begin with."""
         ...
 
-    def advance(self, state: RunState, count: int, interrupted: Interrupted) -> tuple[RunState, Metrics] | None:
+    def advance(self, state: State, count: int, interrupted: Interrupted) -> tuple[State, Metrics] | None:
         """``count`` ≤ ``max_updates`` updates. Metrics are [≥ count]. None: interrupted before there was a rollout."""
         ...
 
@@ -65,6 +66,10 @@ class Stepper(Protocol):
 
     def versions(self) -> list[int] | None:
         """Versions of the parameters that made each rollout since ``start``; None where they are always the newest."""
+        ...
+
+    def watch_steps(self, listeners: Sequence[Callable[[HostStep], None]]) -> None:
+        """Call these after each step of environments outside the program; inside there is none to see."""
         ...
 
     def __enter__(self: S) -> S: ...
@@ -166,6 +171,9 @@ class DeviceStepper:
 
     def versions(self) -> list[int] | None:
         return None
+
+    def watch_steps(self, listeners: Sequence[Callable[[HostStep], None]]) -> None:
+        del listeners  # its environments step inside the program
 
     def __enter__(self) -> "DeviceStepper":
         return self
@@ -280,6 +288,9 @@ class HostStepper:
 
     def versions(self) -> list[int] | None:
         return None
+
+    def watch_steps(self, listeners: Sequence[Callable[[HostStep], None]]) -> None:
+        self.collector.listeners = listeners
 
     def __enter__(self) -> "HostStepper":
         return self

@@ -1,0 +1,146 @@
+"""Callbacks: code that runs at the events of a training, ejax's own and the caller's alike.
+
+Events of one update, in this order: ``on_step`` for each step of environments outside the program, ``on_rollout``,
+``on_update``, then ``on_save`` and ``on_evaluation`` where they are due. Several updates may go into one dispatch of
+the device; their events follow when the dispatch is over, and nothing waits for the device on account of a callback.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from ejax.algorithms.step import RunState
+from ejax.collectors import HostStep
+from ejax.config import RunConfig
+from ejax.training.cadence import Cadence
+from ejax.training.result import RunResult
+from ejax.types import Env, HostEnv, Policy
+
+
+@dataclass
+class TrainingRun:
+    """A run under way, as its callbacks see it."""
+
+    config: RunConfig
+    run_dir: Path
+    policy: Policy
+    env: Env | HostEnv
+    cadence: Cadence
+    """When the run evaluates, saves and logs."""
+    state: RunState
+    """After the last update of the dispatch that ``update`` is part of; on the device, where reading it waits."""
+    update: int
+    """The update of this event, counted from 1 over the whole run; 0 before the first."""
+    note: Callable[[str], object]
+    """Show a line of text on the console."""
+    steps_per_s: float = 0.0
+    """Environment steps per second of this call, compilation left out."""
+    evaluation_due: bool = False
+    """This update's evaluation is still to come."""
+    stopped: bool = False
+    extra: dict[str, float] = field(default_factory=dict)
+    """What ``log`` was given since the last line of the log."""
+
+    @property
+    def step(self) -> int:
+        """Environment steps of the whole run (of cloning: samples)."""
+        return self.update * self.cadence.rows
+
+    def stop(self) -> None:
+        """End the run as Ctrl-C does: the updates under way are finished, and the state is saved."""
+        self.stopped = True
+
+    def log(self, metrics: Mapping[str, float]) -> None:
+        """Add numbers to the next line of the log, such as ``{"own/height_m": 0.3}``."""
+        self.extra |= metrics
+
+
+class Callback(Protocol):
+    """Subclass it, and write the methods that are needed: each does nothing by itself.
+
+    An exception that a method raises ends the training. Of several processes the first alone has callbacks.
+    """
+
+    def on_start(self, run: TrainingRun) -> None:
+        """Run once, when all is compiled and before the first update."""
+        return
+
+    def on_step(self, step: HostStep) -> None:
+        """Run after each step of environments outside the program; of those inside, never.
+
+        With several groups of environments, or beside the updates (``collector.mode: async``), another thread calls it,
+        but one at a time.
+        """
+        return
+
+    def on_rollout(self, run: TrainingRun, metrics: Mapping[str, float]) -> None:
+        """Run for each rollout, with what is known of it before an update: rewards, lengths, waiting times."""
+        return
+
+    def on_update(self, run: TrainingRun, metrics: Mapping[str, float]) -> None:
+        """Run after each update, with all its metrics."""
+        return
+
+    def on_evaluation(self, run: TrainingRun, metrics: Mapping[str, float]) -> None:
+        """Run after each evaluation, with means over its episodes."""
+        return
+
+    def on_save(self, run: TrainingRun, path: Path) -> None:
+        """Run after each checkpoint, the best one's included."""
+        return
+
+    def on_end(self, run: TrainingRun, result: RunResult) -> None:
+        """Run once, when the run is saved and evaluated for the last time; not after an exception."""
+        return
+
+    def state_dict(self) -> dict[str, Any]:
+        """Give what a checkpoint keeps of this callback: numbers, texts, lists and mappings of JSON."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take back what ``state_dict`` gave. It comes before ``on_start`` where a run goes on."""
+        return
+
+
+class Callbacks:
+    """Calls several callbacks in their order, and keeps their states."""
+
+    def __init__(self, callbacks: Iterable[Callback]) -> None:
+        self._named: dict[str, Callback] = {}
+        for each in callbacks:
+            name, number = type(each).__qualname__, 1
+            while (key := name if number == 1 else f"{name}#{number}") in self._named:
+                number += 1
+            self._named[key] = each
+
+    def __iter__(self) -> Any:
+        return iter(self._named.values())
+
+    def states(self) -> dict[str, Any]:
+        """The states of all that have one, by class; a second one of a class is ``Name#2``.
+
+        Raises:
+            ValueError: a state that JSON has no words for.
+        """
+        states = {name: each.state_dict() for name, each in self._named.items()}
+        for name, state in states.items():
+            try:
+                json.dumps(state)
+            except (TypeError, ValueError) as error:
+                text = f"callback {name}: its state_dict cannot be saved: {error}"
+                raise ValueError(f"{text}; give numbers, texts, lists and mappings, of an array x.tolist()") from None
+        return {name: state for name, state in states.items() if state}
+
+    def load(self, states: Mapping[str, Any]) -> list[str]:
+        """Give each callback its state back; messages about states that nobody takes."""
+        for name, each in self._named.items():
+            if name in states:
+                each.load_state_dict(states[name])
+        left = sorted(states.keys() - self._named.keys())
+        return [f"the checkpoint has the state of callback {name}, which this call does not have" for name in left]
+
+    def step_listeners(self) -> list[Callable[[HostStep], None]]:
+        """The ``on_step`` of those that have one: collectors make nothing for nobody."""
+        return [each.on_step for each in self if getattr(type(each), "on_step", None) is not Callback.on_step]

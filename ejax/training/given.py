@@ -1,0 +1,177 @@
+"""A run of the caller's objects: an environment, a policy and an algorithm, and the config that describes them."""
+
+import inspect
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from ejax.algorithms.record import Algorithm
+from ejax.config import ConfigError, Problem, RunConfig
+from ejax.config.load import parse_untrusted
+from ejax.policies import ActorCritic, ActorOnly
+from ejax.policies.nnx import NnxPolicy
+from ejax.schema import registry
+from ejax.schema.registry import Kind
+from ejax.schema.trust import trust
+from ejax.training.environments import adopt_env
+from ejax.types import Env, HostEnv, Policy
+
+_NAME: dict[Kind, str] = {"env": "id", "policy": "name"}
+"""Keys of a config's sections."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """Objects that take the place of those that a config names."""
+
+    env: Any
+    """An ``Env``, a ``HostEnv``, or a vector environment of Gymnasium's."""
+    policy: Policy
+    eval_env: Any = None
+    """To evaluate in; None: ``env``, which lives inside the program then."""
+
+
+def adopt_envs(config: RunConfig, given: Given, *, num_envs: int, quarantine: Path) -> tuple[Any, Any]:
+    """The environment to train in, and the one to evaluate in or None.
+
+    Raises:
+        ConfigError: what an environment that is built already cannot serve.
+    """
+    trainer = config.trainer
+    env: Env | HostEnv = adopt_env(config, given.env, num_envs=num_envs, quarantine=quarantine)
+    if trainer.events.train or trainer.events.eval:
+        text = "are made into an environment when it is built, but it was given; build it with them"
+        raise ConfigError([Problem("trainer.events", text)])
+    if not isinstance(env, HostEnv):
+        return env, given.eval_env
+    if trainer.collector.num_groups > 1:
+        text = f"got {trainer.collector.num_groups}, but one environment was given; give 1, or a config that names it"
+        raise ConfigError([Problem("trainer.collector.num_groups", text)])
+    if not trainer.enable_eval:
+        return env, None
+    if given.eval_env is None:
+        text = "got true, but an environment outside JAX cannot be evaluated in while it trains; give eval_env as well"
+        raise ConfigError([Problem("trainer.enable_eval", text)])
+    rows = given.eval_env.num_envs
+    return env, adopt_env(config, given.eval_env, num_envs=rows, quarantine=quarantine / "eval")
+
+
+def config_of(
+    env: Any, policy: Policy, algorithm: Algorithm | str, options: Any, trainer: Mapping[str, Any]
+) -> RunConfig:
+    """Describe objects by a config, as far as a file can: what the run's folder holds, and what a resume compares.
+
+    Args:
+        options: of the algorithm, its ``Config`` or a mapping. None: the defaults.
+        trainer: the config's section.
+
+    Raises:
+        ConfigError: what a config with these sections would be refused for.
+    """
+    if options is not None and not isinstance(options, Mapping):
+        options = options.model_dump(mode="json")
+    name = algorithm if isinstance(algorithm, str) else _name_of_record(algorithm)
+    return parse_untrusted(
+        {
+            "trainer": {"exp_name": type(env).__name__, **trainer},
+            "env": _describe("env", env),
+            "policy": _describe_policy(policy),
+            "algorithm": {"name": name, "cfg": dict(options or {})},
+        }
+    )
+
+
+def _describe_policy(policy: Policy) -> dict[str, Any]:
+    kind: Any = type(policy)
+    if isinstance(policy, ActorCritic | ActorOnly):
+        described: dict[str, Any] = {
+            "name": _name_of_class("policy", kind),
+            "actor": {"type": "mlp", "network_cfg": policy.actor.model_dump(mode="json")},
+            "initial_log_std": policy.initial_log_std,
+            "log_std_range": list(policy.log_std_range),
+            "squash_actions": policy.action_spec.kind == "tanh_normal",
+            "actor_obs_normalization": policy.actor_obs_normalization,
+            "obs_groups": {"actor": list(policy.actor_obs_groups)},
+        }
+        if isinstance(policy, ActorCritic):
+            described["critic"] = {"type": "mlp", "network_cfg": policy.critic.model_dump(mode="json")}
+            described["critic_obs_normalization"] = policy.critic_obs_normalization
+            described["obs_groups"]["critic"] = list(policy.critic_obs_groups)
+        return described
+    if kind.__module__.startswith("ejax.") and not isinstance(policy, NnxPolicy):
+        text = f"got a {kind.__name__}, which a config describes; name it there, and call ejax.run.train"
+        raise ConfigError([Problem("policy", text)])
+    return _describe("policy", policy)
+
+
+def _describe(kind: Kind, made: Any) -> dict[str, Any]:
+    """A name and arguments by which a config makes the like; or a name that gives ``made`` itself, in this process."""
+    arguments = _arguments_of(made)
+    if arguments is not None:
+        return {_NAME[kind]: _name_of_class(kind, type(made)), "cfg": arguments}
+
+    def same(**cfg: Any) -> Any:
+        del cfg
+        return made
+
+    same.__module__, same.__qualname__ = type(made).__module__, type(made).__qualname__
+    return {_NAME[kind]: _register(kind, type(made).__name__, same), "cfg": {}}
+
+
+def _arguments_of(made: Any) -> dict[str, Any] | None:
+    """The arguments of a dataclass, but for those that have their defaults. None: JSON has no words for one."""
+    if not is_dataclass(made):
+        required = [x for x in inspect.signature(type(made)).parameters.values() if x.default is x.empty]
+        return None if any(x.kind not in (x.VAR_POSITIONAL, x.VAR_KEYWORD) for x in required) else {}
+    found: dict[str, Any] = {}
+    for each in fields(made):
+        if not each.init or each.name in ("parent", "name"):  # the latter are Flax's
+            continue
+        value = getattr(made, each.name)
+        try:
+            if each.default is MISSING or value != each.default:
+                found[each.name] = json.loads(json.dumps(value, allow_nan=False))
+        except (TypeError, ValueError):
+            return None
+    return found
+
+
+def _name_of_class(kind: Kind, made: Any) -> str:
+    """The name by which a config finds a class: its registered one, or its place; else it is registered now."""
+    place = f"{made.__module__}:{made.__qualname__}"
+    for name, entry in registry.entries(kind).items():
+        if entry is made or entry == place:
+            return name
+    if _attribute(made.__module__, made.__qualname__) is made:
+        trust(place)
+        return place
+    return _register(kind, made.__name__, made)
+
+
+def _name_of_record(record: Algorithm) -> str:
+    """As ``_name_of_class``, of a record that is called ``ALGORITHM`` in the module of its ``Config``."""
+    module = record.Config.__module__
+    place = f"{module}:ALGORITHM"
+    is_there = _attribute(module, "ALGORITHM") is record
+    for name, entry in registry.entries("algorithm").items():
+        if entry is record or (entry == place and is_there):
+            return name
+    if is_there:
+        trust(place)
+        return place
+    return _register("algorithm", record.Config.__name__.removesuffix("Config"), record)
+
+
+def _attribute(module: str, name: str) -> Any:
+    return getattr(sys.modules.get(module), name, None)
+
+
+def _register(kind: Kind, name: str, made: Any) -> str:
+    """Only this process finds it by that name; a class that was defined again takes its former place."""
+    former = registry.entries(kind).get(name)
+    same = former is not None and getattr(former, "__qualname__", name) == getattr(made, "__qualname__", name)
+    registry.register(kind, name, made, override=same)
+    return name
