@@ -389,7 +389,7 @@ def test_the_command_line_goes_on_with_a_population(
 def after_updates(config: RunConfig, num_updates: int = 2) -> list[PyTree]:
     """Each member's ``TrainState``, and then the first member's by itself."""
     parts = build_population(config)
-    state, _ = parts.stepper.advance(parts.stepper.start(parts.state), num_updates)
+    state, _ = parts.stepper.advance(parts.stepper.start(parts.state), num_updates, lambda: False)
     alone = build(parts.configs[0])
     moved = alone.stepper.advance(alone.stepper.start(alone.state), num_updates, lambda: False)
     assert moved is not None

@@ -1,17 +1,21 @@
 """From a config with ``population`` to the parts of its members' training: one program, one state."""
 
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.errors import ConcretizationTypeError
 
 from ejax.algorithms.step import RunState, Step
+from ejax.collectors import HostStep
 from ejax.config import ConfigError, Problem, RunConfig
 from ejax.config.bind import bind
 from ejax.config.population import OPTIONS, ExploitConfig, Member
@@ -33,7 +37,7 @@ from ejax.training.environments import evaluation_env
 from ejax.training.evaluators import check_best_metric, episode_options
 from ejax.training.parts import Parts
 from ejax.training.policies import uses_dropout
-from ejax.training.steppers import DeviceStepper, committed
+from ejax.training.steppers import DeviceStepper, Interrupted, committed
 from ejax.training.warm_start import start_from_policy
 from ejax.types import Env, Key, Metrics, Params
 
@@ -112,6 +116,8 @@ def build_population(config: RunConfig) -> PopulationParts:
 class PopulationStepper:
     """Collection and update of all members in one program, several updates in one dispatch."""
 
+    awaited, program = "train", None
+
     def __init__(
         self,
         step: Callable[[PopulationState, Key], tuple[PopulationState, Metrics]],
@@ -135,9 +141,32 @@ class PopulationStepper:
         self._compiled = program.lower(state, self._keys, jax.ShapeDtypeStruct((), jnp.int32)).compile()
         return state
 
-    def advance(self, state: PopulationState, count: int) -> tuple[PopulationState, Metrics]:
-        """``count`` ≤ ``max_updates`` updates. Metrics are [≥ count, M]."""
-        return self._compiled(state, self._keys, jnp.int32(count))
+    def advance(self, state: PopulationState, count: int, interrupted: Interrupted) -> tuple[PopulationState, Metrics]:
+        """``count`` ≤ ``max_updates`` updates. Metrics are [≥ count, M], but ``time/train_s``, which is [count]."""
+        del interrupted  # between dispatches is soon enough
+        began = time.perf_counter()
+        state, metrics = self._compiled(state, self._keys, jnp.int32(count))
+        seconds = np.zeros(count)
+        seconds[0] = time.perf_counter() - began
+        return state, metrics | {"time/train_s": seconds}
+
+    def paused(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def reports(self) -> list[str]:
+        return []
+
+    def versions(self) -> list[int] | None:
+        return None
+
+    def watch_steps(self, listeners: Sequence[Callable[[HostStep], None]]) -> None:
+        del listeners  # its environments step inside the program
+
+    def __enter__(self) -> "PopulationStepper":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        del error
 
 
 class PopulationEvaluator:

@@ -1,0 +1,347 @@
+"""What a population leaves: a folder for each member, as of a run by itself, and summaries over all.
+
+Each member is logged and evaluated by itself; the state of all is saved in one checkpoint, to go on from.
+"""
+
+import math
+import os
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
+
+from ejax.logs.best import REWARD
+from ejax.logs.console import make_view
+from ejax.logs.metrics import MetricWriter
+from ejax.logs.usage import TIME, memory_in_use, times
+from ejax.population.folder import MemberFolder
+from ejax.population.leaderboard import PopulationResult, summaries, write_standing
+from ejax.population.members import PopulationParts, member_state, take
+from ejax.population.step import FITNESS, PARENT, PopulationState
+from ejax.runtime.stopwatch import ENGINE, Stopwatch
+from ejax.store.run_dir import RunDirectory
+from ejax.training.fresh import BROKEN_OFF, best_or_last, evaluate_fresh, fresh_seeds, params_of, write_fresh
+from ejax.training.lineage import EXPLOITS, Exploited, read_exploits, write_exploit
+from ejax.training.loop import Dispatch
+from ejax.training.parts import cadence_of, rows_per_update
+from ejax.training.skipped import skipped_fraction
+from ejax.training.start import RunLocation
+from ejax.training.steppers import Interrupted
+from ejax.types import Metrics, Params
+
+Arrays = dict[str, NDArray[Any]]
+_SHOWN = ("charts/SPS", "population/alive", "train/loss/median")
+"""Summaries on the console, besides the reward's."""
+
+
+class PopulationSink:
+    """The events of one population. Used once.
+
+    Args:
+        meta: of the checkpoint that it goes on from; empty for one from the beginning.
+        clock: where the loop's seconds go.
+        started: when the call began that trains, of ``time.monotonic``.
+    """
+
+    stopped = False
+
+    def __init__(
+        self,
+        location: RunLocation,
+        parts: PopulationParts,
+        state: PopulationState,
+        meta: dict[str, Any],
+        clock: Stopwatch,
+        started: float,
+    ) -> None:
+        config = location.config
+        self._location, self._config, self._trainer, self._parts = location, config, config.trainer, parts
+        self._directory, self._meta, self._clock, self._started = location.directory, meta, clock, started
+        self._first = int(state.update)
+        self._rows = rows_per_update(parts.configs[0], parts.parts)
+        self._cadence = cadence_of(config.trainer, self._rows)
+        self._alive = np.asarray(state.alive).copy()
+        self._rewards: NDArray[Any] = np.asarray(meta.get("rewards", [math.nan] * len(parts.members)), float)
+        self._last_eval: dict[str, float] = {}
+        self._latest: Path | None = None
+        self._last_saved: int | None = None
+        self._exploits = config.population is not None and config.population.exploit is not None
+        self._stack = ExitStack()
+
+    def __enter__(self) -> "PopulationSink":
+        with ExitStack() as stack:
+            self._open(stack)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._stack.__exit__(kind, error, traceback)
+
+    def _open(self, stack: ExitStack) -> None:
+        """Open the log of all, then each member's folder, and show every message of the start."""
+        location, trainer, step = self._location, self._trainer, self._first * self._rows
+        total = trainer.num_updates * self._rows
+        self._writer = stack.enter_context(
+            MetricWriter(
+                self._directory.path,
+                trainer.exp_name,
+                total_steps=total,
+                start_step=step,
+                resume_step=None if location.is_new else step,
+                logged=self._meta.get("log"),
+                config=self._config.to_dict(),
+                use_wandb=trainer.use_wandb,
+                wandb_project_name=trainer.wandb_project_name,
+                console=False,
+                started=self._started,
+            )
+        )
+        self._view = None
+        if trainer.console:
+            self._view = make_view(trainer.exp_name, total_steps=total, start_step=step)
+            stack.callback(self._view.close)
+        if not location.is_new:
+            for aside in self._directory.set_aside_after(step):
+                self.note(f"set aside {aside}: the population goes on from before it")
+            if location.given is not None:
+                self._directory.record(location.given, step)
+        self._open_members(stack)
+        if self._exploits:
+            _keep_exploits(self._directory, step)
+        for text in location.alarms:
+            self.alarm(text)
+        for text in (*location.notes, *self._parts.notes):
+            self.note(text)
+        if trainer.cameras:
+            self.note("no videos of a population's members: python -m ejax.evaluate RUN --member I --video FILE")
+        if location.checkpoint is not None:
+            self.note(f"resumed from {location.checkpoint} at {step} {self._config.step_name} of each member")
+
+    def _open_members(self, stack: ExitStack) -> None:
+        location, parts = self._location, self._parts
+        open_folder = partial(
+            MemberFolder,
+            parts=parts,
+            rows=self._rows,
+            update=self._first,
+            stack=stack,
+            is_new=location.checkpoint is None and location.is_new,
+        )
+        kept = self._meta.get("members", [{}] * len(parts.members))
+        self._folders = [open_folder(self._directory.member(i), i, each) for i, each in enumerate(kept)]
+        known = [folder.progress.last_eval_metrics for folder in self._folders]
+        if all(known):
+            self._summarize_evaluation({tag: np.array([each[tag] for each in known]) for tag in known[0]})
+
+    def note(self, text: str) -> None:
+        if self._view is not None:
+            self._view.note(text)
+
+    def alarm(self, text: str) -> None:
+        """Show what a person must see, console or not."""
+        if self._view is not None:
+            self._view.note(text)
+        else:
+            print(f"ejax: {text}", file=sys.stderr, flush=True)
+
+    def compile(self, state: PopulationState) -> None:
+        if self._trainer.enable_eval:
+            self._parts.evaluator.compile(state.members.train.params)
+
+    def start(self, state: PopulationState, seconds: float) -> None:
+        del state
+        number = len(self._parts.members)
+        self.note(f"built and compiled {number} members in {seconds:.1f} s; run folder {self._directory.path}")
+
+    def reached(self, state: PopulationState, update: int) -> Callable[[], Metrics] | None:
+        at_end = update == self._trainer.num_updates and self._trainer.enable_eval
+        if not (self._cadence.evaluates(update) or at_end):
+            return None
+        evaluation = self._parts.evaluator.begin(state.members.train.params)
+        return lambda: evaluation
+
+    def finish(self, dispatch: Dispatch[PopulationState], metrics: Arrays, steps_per_s: float) -> None:
+        for i in range(dispatch.count):
+            update = dispatch.update - dispatch.count + i + 1
+            self._log_update(update, {name: x[i] for name, x in metrics.items()}, steps_per_s * len(self._folders))
+        if dispatch.evaluation is not None:
+            self._record_evaluation(dispatch.state, dispatch.update, dispatch.evaluation)
+        if self._cadence.saves(dispatch.update):
+            self._save(dispatch.state, dispatch.update)
+
+    def _log_update(self, update: int, metrics: Arrays, fps: float) -> None:
+        step, was = update * self._rows, self._alive
+        self._clock.add("train", float(metrics.pop(f"{TIME}train_s")))
+        self._alive = metrics.pop("population/alive") > 0.0
+        for i in np.flatnonzero(was & ~self._alive).tolist():
+            self.alarm(f"member {i} ({self._named(i)}): update {update} was not finite; it is held as it was before")
+        if PARENT in metrics:
+            self._record_exploits(update, metrics)
+        for i, folder in enumerate(self._folders):
+            if was[i]:
+                folder.progress.skipped_updates += skipped_fraction({name: x[i] for name, x in metrics.items()})
+        self._rewards = np.where(was, metrics[FITNESS], self._rewards)
+        if not self._cadence.logs(update):
+            return
+        for i in np.flatnonzero(was).tolist():
+            row = {name: float(x[i]) for name, x in metrics.items() if not math.isnan(x[i])}
+            self._folders[i].writer.write(step, row | {"charts/SPS": fps / len(self._folders)})
+        living = {name: x[was] for name, x in metrics.items() if name != PARENT}
+        rows = summaries(living, best={FITNESS: "max"}) | {
+            "charts/SPS": fps,
+            "population/alive": float(self._alive.sum()),
+        }
+        rows |= times(self._clock.take() | ENGINE.take()) | memory_in_use(jax.devices()[0])
+        self._writer.write(step, rows)
+        if self._view is not None:
+            shown = {tag: x for tag, x in rows.items() if tag in _SHOWN or tag.startswith(FITNESS)}
+            self._view.write(step, shown, None)
+
+    def _record_exploits(self, update: int, metrics: Arrays) -> None:
+        own = np.arange(len(self._folders))
+        parents = metrics[PARENT].astype(int)
+        for i in np.flatnonzero(parents != own).tolist():
+            values = {
+                f"algorithm.cfg.{name}": float(metrics[f"population/{name}"][i]) for name in self._parts.state.values
+            }
+            step, parent = update * self._rows, int(parents[i])
+            exploited = Exploited(step=step, update=update, member=i, parent=parent, values=values)
+            write_exploit(self._directory.path, exploited)
+            self.note(f"update {update}: member {i} goes on from member {parents[i]} with {values}")
+            self._alive[i] = True
+
+    def _record_evaluation(self, state: PopulationState, update: int, evaluation: Callable[[], Metrics]) -> None:
+        with self._clock.of("evaluate"):
+            metrics: Arrays = {name: np.asarray(x) for name, x in jax.device_get(evaluation()).items()}
+        for i, folder in enumerate(self._folders):
+            if self._alive[i]:
+                own_state = partial(member_state, state, i)
+                folder.record_evaluation(own_state, update, {name: x[i] for name, x in metrics.items()})
+        self._summarize_evaluation(metrics)
+        tag = self._trainer.best_eval_metric
+        self._writer.write(update * self._rows, self._last_eval)
+        best = self._write_standing(state, update)
+        if self._view is not None:
+            shown = {name: x for name, x in self._last_eval.items() if name.startswith((tag, REWARD))}
+            self._view.write(update * self._rows, shown, None if best is None else self._folders[best].progress.best)
+
+    def _summarize_evaluation(self, metrics: Arrays) -> None:
+        living = {name: x[self._alive] for name, x in metrics.items()}
+        best = {REWARD: "max", self._trainer.best_eval_metric: self._trainer.best_eval_mode}
+        self._last_eval = summaries(living, best=best)
+
+    def _write_standing(self, state: PopulationState, update: int) -> int | None:
+        values = {}
+        if self._exploits:
+            values = {name: np.asarray(x).tolist() for name, x in jax.device_get(state.values).items()}
+        return write_standing(
+            self._directory.path,
+            self._trainer,
+            self._parts.members,
+            [folder.progress for folder in self._folders],
+            step=update * self._rows,
+            rewards=self._rewards.tolist(),
+            alive=self._alive.tolist(),
+            values=values,
+        )
+
+    def _save(self, state: PopulationState, update: int) -> None:
+        if self._last_saved == update:
+            return
+        members = [{**folder.progress.meta(), "log": folder.writer.logged()} for folder in self._folders]
+        meta = {
+            "global_step": update * self._rows,
+            "num_updates": update,
+            "num_devices": 1,
+            "log": self._writer.logged(),
+            "config": self._config.to_dict(),
+            "members": members,
+            "rewards": [reward if math.isfinite(reward) else None for reward in self._rewards.tolist()],
+        }
+        for folder in self._folders:
+            folder.saver.write_held()
+        with self._clock.of("save"):
+            self._latest = self._directory.save(state, meta, keep=self._trainer.keep_checkpoints)
+        self._last_saved = update
+        self.note(f"saved {self._latest}")
+
+    def _evaluate_fresh(self, state: PopulationState, interrupted: Interrupted) -> None:
+        """Evaluate each member's best checkpoint and its last in the same fresh episodes, and write that down."""
+        seeds, params = fresh_seeds(self._trainer), state.members.train.params
+        if not seeds:
+            return
+        folders = [folder.directory for folder in self._folders]
+        last = [folder.periodic()[0] for folder in folders]
+        best = [best_or_last(next(iter(each.best()), None), last[i], self.alarm) for i, each in enumerate(folders)]
+        kept = [params_of(best[i], last[i], take(params, i)) for i in range(len(folders))]
+        bests = jax.tree.map(lambda *own: jnp.stack(own), *kept)
+
+        for which, checkpoints, own in (("best", best, bests), ("last", last, params)):
+
+            def play(seed: int, own: Params = own) -> Arrays | None:
+                return None if interrupted() else jax.device_get(self._parts.evaluator.begin(own, seed))
+
+            metrics = evaluate_fresh(seeds, play)
+            if metrics is None:
+                self.note(BROKEN_OFF)
+                return
+            for i, folder in enumerate(folders):
+                of_one = {tag: float(x[i]) for tag, x in metrics.items()}
+                write_fresh(folder.path, which, checkpoints[i], self._trainer, of_one)
+
+    def end(
+        self, state: PopulationState, update: int, steps_per_s: float, interrupted: Interrupted
+    ) -> PopulationResult:
+        finished = update >= self._trainer.num_updates
+        self._save(state, update)
+        for i, folder in enumerate(self._folders):
+            folder.saver.save(member_state(state, i), update)
+        best = self._write_standing(state, update)
+        if finished:
+            self._evaluate_fresh(state, interrupted)
+        if not finished:
+            self.note(
+                f"stopped at {update * self._rows} {self._config.step_name} of each member; "
+                f"go on with python -m ejax.train --run {self._directory.path} --resume latest"
+            )
+        progress = [folder.progress for folder in self._folders]
+        return PopulationResult(
+            run_dir=self._directory.path,
+            members=self._parts.members,
+            global_step=update * self._rows,
+            num_updates=update,
+            elapsed_time_sec=time.monotonic() - self._started,
+            training_fps=steps_per_s * len(self._folders),
+            finished=finished,
+            alive=tuple(self._alive.tolist()),
+            skipped_updates=tuple(each.skipped_updates for each in progress),
+            best_member=best,
+            best_eval_values=tuple(each.best.value if each.best else None for each in progress),
+            best_eval_steps=tuple(each.best.step if each.best else None for each in progress),
+            latest_checkpoint_path=self._latest,
+            last_eval_metrics=self._last_eval,
+        )
+
+    def _named(self, index: int) -> str:
+        member = self._parts.members[index]
+        return ", ".join(f"{key}={value}" for key, value in {"trainer.seed": member.seed, **member.values}.items())
+
+
+def _keep_exploits(directory: RunDirectory, step: int) -> None:
+    """Set up the file of who copied whom, up to where the run goes on from."""
+    kept = [each for each in read_exploits(directory.path) if each.step <= step]
+    file = directory.path / EXPLOITS
+    partial_file = file.with_suffix(".partial")
+    partial_file.write_text("".join(f"{each.model_dump_json()}\n" for each in kept))
+    os.replace(partial_file, file)
