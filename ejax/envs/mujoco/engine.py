@@ -3,7 +3,7 @@
     state' = step(state, ctrl): ``num_substeps`` physics steps with ``ctrl`` held
     state', readings = step_sensing(state, ctrl): the same, and the model's sensors in each of them
 
-``mujoco`` runs the C engine's threaded batch stepping behind ``jax.pure_callback``, so one jitted loop serves both.
+``mujoco`` runs the C engine's threaded batch stepping behind ``host_call``, so one jitted loop serves both.
 The callback is pure: its result depends on (qpos, qvel, parameters, ctrl, mocap_pos) and on nothing else. To that end
 the solver's warm start is off whatever a model says, and models with activations are refused; time is not carried. The
 bits of a row depend neither on threads nor on its place in the batch nor on the size of the batch.
@@ -38,6 +38,7 @@ from numpy.typing import NDArray
 from ejax.envs.mujoco.choice import Engine, choose_engine
 from ejax.envs.mujoco.model_files import check_model_files
 from ejax.envs.mujoco.parameters import ModelRows, check_parameters, displace, with_parameters
+from ejax.runtime.host_call import host_call
 from ejax.runtime.stopwatch import ENGINE
 from ejax.types import Array, CameraView
 
@@ -139,8 +140,11 @@ class Physics:
             given.append(jnp.concatenate([state.parameters[name].ravel() for name in names]))
         if sensed.size:
             shape = (*shape, sensed)
-        qpos, qvel, *readings = jax.pure_callback(host, shape, *given, vmap_method="broadcast_all")
-        return replace(state, qpos=qpos, qvel=qvel), readings[0] if readings else jnp.zeros(sensed.shape, sensed.dtype)
+        name = repr((self.asset, self.num_substeps, names))
+        qpos, qvel, *sensed_now = host_call(host, shape, *given, name=name)
+        return replace(state, qpos=qpos, qvel=qvel), sensed_now[0] if sensed_now else jnp.zeros(
+            sensed.shape, sensed.dtype
+        )
 
 
 def check_physics(engine: Engine, num_substeps: int) -> None:

@@ -1,0 +1,163 @@
+"""Calls of Python from CPU programs that JAX's compilation cache can keep.
+
+``jax.pure_callback`` writes an address of this process into the program, so JAX never caches one that has it. Here the
+program names a handler of XLA's foreign function interface and a number, from which the handler finds the function:
+both are the same in the next process. Arguments are views of XLA's buffers, and results are copied into them.
+Source: xla/ffi/api/c_api.h, version 0.3, whose structures these are.
+"""
+
+import ctypes
+import functools
+import math
+import traceback
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from numpy.typing import NDArray
+
+from ejax.types import Array, PyTree
+
+_TARGET = "ejax_host_call"
+_EXECUTE, _METADATA, _INTERNAL = 3, 1, 13
+_DTYPES = {1: np.bool_, 4: np.int32, 5: np.int64, 8: np.uint32, 11: np.float32, 12: np.float64}
+"""``XLA_FFI_DataType`` -> what JAX makes of it; the few that environments exchange."""
+_functions: dict[int, Callable[..., tuple[NDArray[Any], ...]]] = {}
+
+
+def host_call(
+    function: Callable[..., tuple[NDArray[Any], ...]], shapes: tuple[jax.ShapeDtypeStruct, ...], *args: Array, name: str
+) -> tuple[Array, ...]:
+    """``jax.pure_callback(function, shapes, *args, vmap_method="broadcast_all")``, for programs that are cached.
+
+    Args:
+        function: gets NumPy views that it must neither change nor keep, and returns as many arrays as ``shapes``.
+        name: of the function: the same in each process, and of no other function.
+    """
+
+    def cached(*args: Array) -> PyTree:
+        return jax.ffi.ffi_call(_TARGET, shapes, vmap_method="broadcast_all")(*args, function=np.int64(number))
+
+    def uncached(*args: Array) -> PyTree:
+        return jax.pure_callback(function, shapes, *args, vmap_method="broadcast_all")
+
+    number = zlib.crc32(name.encode())
+    if _functions.setdefault(number, function) is not function or not _registered():
+        return tuple(uncached(*args))
+    return tuple(jax.lax.platform_dependent(*args, cpu=cached, default=uncached))
+
+
+class _Version(ctypes.Structure):
+    _fields_ = (
+        *(("size", ctypes.c_size_t), ("extension", ctypes.c_void_p)),
+        *(("major", ctypes.c_int), ("minor", ctypes.c_int)),
+    )
+
+
+class _Error(ctypes.Structure):
+    _fields_ = (
+        *(("size", ctypes.c_size_t), ("extension", ctypes.c_void_p)),
+        *(("message", ctypes.c_char_p), ("code", ctypes.c_int)),
+    )
+
+
+class _Api(ctypes.Structure):
+    _fields_ = (
+        *(("size", ctypes.c_size_t), ("extension", ctypes.c_void_p)),
+        *(("version", _Version), ("internal", ctypes.c_void_p)),
+        ("create_error", ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.POINTER(_Error))),
+    )
+
+
+class _Metadata(ctypes.Structure):
+    _fields_ = (("size", ctypes.c_size_t), ("version", _Version), ("traits", ctypes.c_uint32))
+
+
+class _Extension(ctypes.Structure):
+    _fields_ = (
+        *(("size", ctypes.c_size_t), ("type", ctypes.c_int), ("next", ctypes.c_void_p)),
+        ("metadata", ctypes.POINTER(_Metadata)),
+    )
+
+
+class _Buffer(ctypes.Structure):
+    _fields_ = (
+        *(("size", ctypes.c_size_t), ("extension", ctypes.c_void_p)),
+        *(("dtype", ctypes.c_int), ("data", ctypes.c_void_p)),
+        *(("rank", ctypes.c_int64), ("dims", ctypes.POINTER(ctypes.c_int64))),
+    )
+
+
+class _Scalar(ctypes.Structure):
+    _fields_ = (("dtype", ctypes.c_int), ("value", ctypes.POINTER(ctypes.c_int64)))
+
+
+class _Buffers(ctypes.Structure):
+    _fields_ = (
+        *(("size", ctypes.c_size_t), ("extension", ctypes.c_void_p)),
+        *(("count", ctypes.c_int64), ("types", ctypes.c_void_p)),
+        ("buffers", ctypes.POINTER(ctypes.POINTER(_Buffer))),
+    )
+
+
+class _Attributes(ctypes.Structure):
+    _fields_ = (
+        *(("size", ctypes.c_size_t), ("extension", ctypes.c_void_p)),
+        *(("count", ctypes.c_int64), ("types", ctypes.c_void_p), ("names", ctypes.c_void_p)),
+        ("scalars", ctypes.POINTER(ctypes.POINTER(_Scalar))),
+    )
+
+
+class _CallFrame(ctypes.Structure):
+    _fields_ = (
+        *(("size", ctypes.c_size_t), ("extension", ctypes.POINTER(_Extension))),
+        *(("api", ctypes.POINTER(_Api)), ("context", ctypes.c_void_p), ("stage", ctypes.c_int)),
+        *(("args", _Buffers), ("results", _Buffers), ("attributes", _Attributes)),
+    )
+
+
+@functools.cache
+def _registered() -> bool:
+    """Register the handler; False where XLA speaks another version, which these structures may not fit."""
+    capsule = ctypes.pythonapi.PyCapsule_New
+    capsule.restype, capsule.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
+    address = ctypes.cast(_handle, ctypes.c_void_p)
+    try:
+        jax.ffi.register_ffi_target(_TARGET, capsule(address, b"xla._CUSTOM_CALL_TARGET", None), platform="cpu")
+    except Exception:  # jaxlib's own, without a common class
+        return False
+    return True
+
+
+@ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.POINTER(_CallFrame))
+def _handle(pointer: Any) -> int | None:
+    """``XLA_FFI_Handler``: None for success, or the address of an error."""
+    frame = pointer.contents
+    api = frame.api.contents
+    if frame.extension and frame.extension.contents.type == _METADATA:
+        version = frame.extension.contents.metadata.contents.version
+        if api.version.major == 0:  # else the zeros that are there already: refused at registration
+            version.major, version.minor = api.version.major, api.version.minor
+        return None
+    if frame.stage != _EXECUTE:
+        return None
+    try:
+        args = [_view(frame.args.buffers[i].contents) for i in range(frame.args.count)]
+        results = _functions[frame.attributes.scalars[0].contents.value[0]](*args)
+        for i in range(frame.results.count):
+            _view(frame.results.buffers[i].contents)[...] = results[i]
+    except BaseException:  # no exception may pass through C; JAX raises it in the caller
+        error = _Error(ctypes.sizeof(_Error), None, traceback.format_exc().encode(), _INTERNAL)
+        return api.create_error(error)
+    return None
+
+
+def _view(buffer: _Buffer) -> NDArray[Any]:
+    """The memory of a buffer as an array, without a copy."""
+    shape, dtype = buffer.dims[: buffer.rank], np.dtype(_DTYPES[buffer.dtype])
+    if not (size := math.prod(shape) * dtype.itemsize):
+        return np.empty(shape, dtype)
+    memory: Any = (ctypes.c_char * size).from_address(buffer.data)
+    return np.frombuffer(memory, dtype).reshape(shape)
