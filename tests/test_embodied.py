@@ -444,7 +444,7 @@ def test_a_contract_stands_for_its_functor_and_both_parts_move() -> None:
     assert env.action_space == gymnasium.spaces.Box(-1.0, 1.0, (7,), np.float32)
     start = env.reset(KEY)[0]
     state, _ = env.step(start, jnp.array([1.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0]), KEY)
-    moved = [env._world(each).eef_pose("arm", qpos=each.target)[:3, 3] for each in (start, state)]
+    moved = [env.world(each).eef_pose("arm", qpos=each.target)[:3, 3] for each in (start, state)]
     np.testing.assert_allclose(moved[1] - moved[0], [0.02, 0.0, 0.0], atol=2e-3)
     np.testing.assert_array_equal(state.target[6:], [0.0, 0.0])
 

@@ -111,6 +111,7 @@ class EmbodiedEnv:
     def step(self, state: SceneState, action: Array, key: Key) -> tuple[SceneState, Timestep]:
         spec = self.spec
         parts = StepParts(
+            action_shape=state.action.shape,
             world=self.world,
             act=self._act,
             follow=lambda world, before, key: fire(

@@ -13,13 +13,14 @@ interval events, observations; here events come before the ends, so that a fall 
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import jax.numpy as jnp
 
-from ejax.envs.task.world import World
 from ejax.numerics.finite import all_finite
 from ejax.types import Array, Key, PyTree, Timestep
+
+W = TypeVar("W")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,34 +38,38 @@ class Outcome:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepParts:
-    """The parts of a task's step, as this module's head names them."""
+class StepParts(Generic[W]):
+    """The parts of a task's step, as this module's head names them.
 
-    world: Callable[[Any], World]
+    A world is a ``World``; of a task without MuJoCo any dataclass with ``state``, ``before``, ``obs`` and ``info``.
+    """
+
+    action_shape: tuple[int, ...]
+    world: Callable[[Any], W]
     """The world of a state."""
-    act: Callable[[World, Array], World]
-    follow: Callable[[World, World, Key], World]
+    act: Callable[[W, Array], W]
+    follow: Callable[[W, W, Key], W]
     """From (world, before, key); ``before`` is ``world.before`` too, from here on."""
-    observe: Callable[[World, Key], PyTree]
-    outcome: Callable[[World], Outcome]
+    observe: Callable[[W, Key], PyTree]
+    outcome: Callable[[W], Outcome]
     """``world.obs`` is the observation, from here on."""
-    reward: Callable[[World, World, Outcome], tuple[Array, dict[str, Array]]]
+    reward: Callable[[W, W, Outcome], tuple[Array, dict[str, Array]]]
     """From (world, before, outcome): the reward and its terms by name; ``world.info`` has ``success`` and ``fail``."""
     max_episode_steps: int
     """0 or less: no limit."""
     ends_on_success: bool = True
     ends_on_failure: bool = True
-    info: Callable[[World], dict[str, Array]] = lambda world: {}
+    info: Callable[[W], dict[str, Array]] = lambda world: {}
     """What ``info`` has besides."""
 
 
-def step_terms(name: str, parts: StepParts, state: Any, action: Array, key: Key) -> tuple[Any, Timestep]:
+def step_terms(name: str, parts: StepParts[Any], state: Any, action: Array, key: Key) -> tuple[Any, Timestep]:
     """Make one control step of one environment.
 
     Args:
         name: the environment's, for messages.
         state: of one episode, see ``ejax.envs.task.states``.
-        action: [A], in the shape of ``state.action``.
+        action: [A]
 
     Returns:
         The state after it and the answer, whose ``info`` has ``rewards``, and ``success`` and ``metrics`` of a task
@@ -73,8 +78,8 @@ def step_terms(name: str, parts: StepParts, state: Any, action: Array, key: Key)
     Raises:
         ValueError: an action of another shape.
     """
-    if action.shape != state.action.shape:
-        raise ValueError(f"{name}.step takes an action of shape {state.action.shape}, got {action.shape}")
+    if action.shape != parts.action_shape:
+        raise ValueError(f"{name}.step takes an action of shape {parts.action_shape}, got {action.shape}")
     before = parts.world(state)
     world = parts.act(before, action)
     counted = replace(world.state, episode_step=state.episode_step + 1)

@@ -235,6 +235,7 @@ class MuJoCoTask:
 
     def step(self, state: TaskState, action: Array, key: Key) -> tuple[TaskState, Timestep]:
         parts = StepParts(
+            action_shape=state.action.shape,
             world=self.world,
             act=self._act,
             follow=lambda world, before, key: self.update(key, world, before),

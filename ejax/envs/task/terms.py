@@ -148,6 +148,7 @@ def ends(terms: Iterable[Term], world: World) -> tuple[Array, Array]:
     return failed, timed_out
 
 
+@functools.cache  # equal configs have equal terms
 def as_term(func: Callable[..., Array]) -> Callable[..., Array]:
     """Adapt EmbodiChain's f(world, obs, action, info, **params) to f(world, **params).
 
