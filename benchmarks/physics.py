@@ -21,7 +21,8 @@ import mujoco
 import numpy as np
 
 from ejax.envs.mujoco.choice import Engine, how_to_install
-from ejax.envs.mujoco.engine import _ASSETS, Physics, PhysicsState
+from ejax.envs.mujoco.engine import Physics, PhysicsState
+from ejax.envs.mujoco.models import ASSETS
 from ejax.types import Array
 
 ASSET = "push_cube.xml"
@@ -146,7 +147,7 @@ def _at_rest(qpos: tuple[float, ...], num_rows: int) -> PhysicsState:
 
 def _converging() -> str:
     """PushCube's model, with as many iterations as its solver needs."""
-    spec = mujoco.MjSpec.from_file(str(_ASSETS / ASSET))
+    spec = mujoco.MjSpec.from_file(str(ASSETS / ASSET))
     spec.option.iterations = spec.option.ls_iterations = ENOUGH_ITERATIONS
     spec.compile()
     return spec.to_xml()

@@ -15,8 +15,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ejax.envs.mujoco.engine import Physics, PhysicsState, _mjx, default_view, render, settings_changed
+from ejax.envs.mujoco.drawing import default_view
+from ejax.envs.mujoco.engine import Physics, PhysicsState, render
+from ejax.envs.mujoco.engines.mjx import load_mjx
 from ejax.envs.mujoco.kinematics import site_pose
+from ejax.envs.mujoco.models import settings_changed
 from ejax.envs.mujoco.scenery import place_camera
 from ejax.types import Array
 
@@ -143,7 +146,7 @@ def test_mjx_follows_the_c_engine_through_contact() -> None:
 def test_asking_for_mjx_without_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mujoco.mjx", None)
     monkeypatch.delattr(mujoco, "mjx", raising=False)
-    _mjx.cache_clear()  # another test may have used MJX already
+    load_mjx.cache_clear()  # another test may have used MJX already
     state, ctrl = sweep(1)
     physics = Physics("cart_pole.xml", engine="mjx")
     with pytest.raises(ImportError, match=r"pip install -e '\.\[mjx\]'"):

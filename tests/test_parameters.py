@@ -13,7 +13,8 @@ from test_mujoco import C_ENGINE, assert_same_bits, sweep, trajectory
 
 from ejax.envs.manager.embodied import EmbodiedEnv
 from ejax.envs.mujoco.choice import Engine, how_to_install
-from ejax.envs.mujoco.engine import Physics, PhysicsState, load_accelerated_model, load_model, load_parametric_model
+from ejax.envs.mujoco.engine import Physics, PhysicsState, load_model
+from ejax.envs.mujoco.models import load_accelerated_model, load_parametric_model
 from ejax.envs.mujoco.parameters import FIELDS, ModelRows, constants, parameter
 from ejax.envs.tasks.grasp_scene import make_model
 from ejax.types import Array

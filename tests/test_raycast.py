@@ -12,8 +12,10 @@ import pytest
 from numpy.typing import NDArray
 
 from ejax.envs.mujoco.appearance import Appearance
-from ejax.envs.mujoco.engine import _free_camera, load_drawn_model, render
+from ejax.envs.mujoco.drawing import _free_camera
+from ejax.envs.mujoco.engine import render
 from ejax.envs.mujoco.kinematics import body_poses
+from ejax.envs.mujoco.models import load_drawn_model
 from ejax.envs.mujoco.raycast import draw
 from ejax.envs.mujoco.scenery import Lights, model_lights, place_camera, scenery
 from ejax.envs.tasks.pick_place import PickPlaceRL

@@ -15,7 +15,7 @@ from tiny import tiny
 from ejax.config import ConfigError, parse_config
 from ejax.envs.mujoco.choice import how_to_install
 from ejax.envs.mujoco.engine import Physics, PhysicsState, load_model
-from ejax.envs.mujoco.warp import Step, make_step, max_num_constraints, max_num_contacts
+from ejax.envs.mujoco.engines.warp import Step, make_step, max_num_constraints, max_num_contacts
 from ejax.training.build import build
 from ejax.types import Array
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from ejax.config import ConfigError, Problem, RunConfig
 from ejax.config.load import parse_untrusted
-from ejax.envs.mujoco.engine import choose_opengl
+from ejax.envs.mujoco.drawing import choose_opengl
 from ejax.evaluation import evaluate, evaluate_host, summarize
 from ejax.play.player import film_host
 from ejax.runtime.device import matmul_precision, prepare_jax

@@ -10,6 +10,7 @@ import jax
 from jax.sharding import SingleDeviceSharding
 
 from ejax.config import ConfigError, Problem, RunConfig
+from ejax.envs.mujoco.choice import ENGINES
 from ejax.rollout import reset, unroll, with_memory
 from ejax.runtime.sharding import make_mesh, replicated, shapes_on
 from ejax.training.build import build
@@ -59,8 +60,11 @@ def on_accelerator(config: RunConfig) -> tuple[RunConfig, tuple[str, ...]]:
         ConfigError: it asks for the C engine, which steps on the host, or for one that is not installed.
     """
     settled, notes = settle_physics(config, platform="cuda")
-    if settled.env.cfg.get("physics") == "mujoco":
-        text = "got 'mujoco': the C engine steps on the host, not on a GPU; give env.cfg.physics=mjx or warp"
+    engine = ENGINES.get(str(settled.env.cfg.get("physics")))
+    if engine is not None and engine.on_host:
+        others = " or ".join(sorted(name for name, each in ENGINES.items() if not each.on_host))
+        given = settled.env.cfg["physics"]
+        text = f"got '{given}': {engine.title} steps on the host, not on a GPU; give env.cfg.physics={others}"
         raise ConfigError([Problem("env.cfg.physics", text)])
     return settled, notes
 

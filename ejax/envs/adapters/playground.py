@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from ejax.envs.adapters.brax import BraxEnv, adapt
 from ejax.envs.adapters.library import check_name, import_library
-from ejax.envs.mujoco.warp import import_warp, lost_flags
+from ejax.envs.mujoco.engines.warp import import_warp, lost_flags
 
 
 def make(name: str, *, max_episode_steps: int | None = None, impl: str = "jax", **overrides: Any) -> BraxEnv:

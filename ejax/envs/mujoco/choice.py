@@ -1,4 +1,4 @@
-"""Which physics engine computes: decided once, when an environment or a run is built, and passed on from there.
+"""The physics engines, and which one computes: decided once, when an environment or a run is built.
 
 on          auto means
 CPU         mujoco
@@ -6,18 +6,50 @@ CUDA        warp if it is installed and the task reads no contact sensors, else 
 the rest    mjx
 """
 
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 import jax
 
 Engine: TypeAlias = Literal["auto", "mujoco", "mjx", "warp"]
-
-_NEEDS = {"mujoco": {}, "mjx": {"mujoco-mjx": "mjx"}, "warp": {"mujoco-mjx": "warp", "warp-lang": "warp"}}
-"""Packages of each engine beyond ejax's own, and the extra that brings them."""
+"""``auto``, or a key of ``ENGINES``."""
 
 
-_UNSENSED = "Warp's contact sensors read 0 throughout a training on an H100 (docs/gpu.md)"
+@dataclass(frozen=True, kw_only=True)
+class EngineRecord:
+    """What is known of an engine before it is imported; its file in ``engines`` has ``step``."""
+
+    title: str
+    file: str
+    """Its module in ``ejax.envs.mujoco.engines``."""
+    chosen_on: tuple[str, ...] = ()
+    """Platforms where ``auto`` means it. Empty: wherever it means no other."""
+    on_host: bool = False
+    """It steps on the host, whatever JAX computes on."""
+    packages: Mapping[str, str] = field(default_factory=dict)
+    """Packages beyond ejax's own -> the extra that brings them; its own comes last."""
+    unsensed: Mapping[str, str] = field(default_factory=dict)
+    """Platform -> why a task that reads contact sensors is not for it there."""
+
+
+ENGINES: dict[str, EngineRecord] = {
+    "mujoco": EngineRecord(title="the C engine", file="c", chosen_on=("cpu",), on_host=True),
+    "mjx": EngineRecord(title="MJX", file="mjx", packages={"mujoco-mjx": "mjx"}),
+    "warp": EngineRecord(
+        title="Warp",
+        file="warp",
+        chosen_on=("cuda",),
+        packages={"mujoco-mjx": "warp", "warp-lang": "warp"},
+        unsensed={"cuda": "Warp's contact sensors read 0 throughout a training on an H100 (docs/gpu.md)"},
+    ),
+}
+"""A new engine is a file and a row. One of them has no ``chosen_on``: it is for wherever the others are not."""
+
+
+_SPOKEN = {"cpu": "the CPU", "cuda": "CUDA"}
 
 
 class Choice(NamedTuple):
@@ -27,37 +59,57 @@ class Choice(NamedTuple):
     why: str
 
 
+def check_engine(engine: Engine) -> None:
+    """Raises ValueError: no such engine."""
+    if engine != "auto" and engine not in ENGINES:
+        *others, last = map(repr, ENGINES)
+        raise ValueError(f"physics must be 'auto', {', '.join(others)} or {last}, got {engine!r}")
+
+
+def load_engine(engine: Engine) -> Any:
+    """The module of an engine, which imports it."""
+    return importlib.import_module(f"ejax.envs.mujoco.engines.{ENGINES[engine].file}")
+
+
 def choose_engine(engine: Engine, platform: str | None = None, *, sensing: bool = False) -> Choice:
-    """What ``auto`` means; any other engine is the answer itself.
+    """Settle what ``auto`` means; any other engine is the answer itself.
 
     Args:
         platform: ``cpu``, ``cuda``, ``rocm`` or ``tpu``. None: where JAX computes now, which this may start.
         sensing: the task reads contact sensors.
 
     Raises:
-        ValueError: Warp on a GPU, for a task that reads contact sensors.
+        ValueError: an engine that does not read contact sensors on this platform, for a task that does.
     """
-    if engine not in ("auto", "warp") or (engine == "warp" and not sensing):
+    if engine != "auto":
+        unsensed = ENGINES[engine].unsensed if sensing else {}
+        where = (platform or _platform()) if unsensed else ""  # starts JAX only where it matters
+        if where in unsensed:
+            instead = choose_engine("auto", where, sensing=True).engine
+            raise ValueError(f"got '{engine}', but {unsensed[where]}; give {instead}")
         return Choice(engine, "as the config says")
     platform = platform or _platform()
-    if engine == "warp":
-        if platform == "cuda":
-            raise ValueError(f"got 'warp', but {_UNSENSED}; give mjx")
-        return Choice(engine, "as the config says")
-    if platform == "cpu":
-        return Choice("mujoco", "JAX computes on the CPU")
-    if platform != "cuda":
-        return Choice("mjx", f"JAX computes on {platform}, where Warp does not run")
-    if sensing:
-        return Choice("mjx", f"JAX computes on CUDA, where {_UNSENSED}")
-    if how := how_to_install("warp"):
-        return Choice("mjx", f"JAX computes on CUDA, and Warp is not installed: {how}")
-    return Choice("warp", f"JAX computes on CUDA, and warp-lang {_installed('warp-lang')} is installed")
+    where = f"JAX computes on {_SPOKEN.get(platform, platform)}"
+    objection = ""
+    preferred = {name: record for name, record in ENGINES.items() if record.chosen_on}
+    for name, record in preferred.items():
+        if platform not in record.chosen_on:
+            objection = f"where {record.title} does not run"
+        elif sensing and platform in record.unsensed:
+            objection = f"where {record.unsensed[platform]}"
+        elif how := how_to_install(cast(Engine, name)):
+            objection = f"and {record.title} is not installed: {how}"
+        else:
+            own = [f", and {each} {_installed(each)} is installed" for each in record.packages]
+            return Choice(cast(Engine, name), where + (own[-1] if own else ""))
+    (rest,) = ENGINES.keys() - preferred.keys()
+    return Choice(cast(Engine, rest), f"{where}, {objection}")
 
 
 def how_to_install(engine: Engine) -> str | None:
     """The command that brings what an engine lacks here; None: nothing."""
-    lacking = [extra for package, extra in _NEEDS.get(engine, {}).items() if _installed(package) is None]
+    packages = ENGINES[engine].packages if engine in ENGINES else {}
+    lacking = [extra for package, extra in packages.items() if _installed(package) is None]
     return f"pip install -e '.[{lacking[0]}]' in ejax's folder" if lacking else None
 
 

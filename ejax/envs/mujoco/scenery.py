@@ -10,8 +10,9 @@ import numpy as np
 from flax import struct
 from numpy.typing import NDArray
 
-from ejax.envs.mujoco.engine import default_view, load_drawn_model
+from ejax.envs.mujoco.drawing import default_view
 from ejax.envs.mujoco.kinematics import transform
+from ejax.envs.mujoco.models import load_drawn_model
 from ejax.types import Array, CameraView
 
 KINDS = ("plane", "box", "ellipsoid", "sphere", "capsule", "cylinder")

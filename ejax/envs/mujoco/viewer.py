@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ejax.envs.mujoco.appearance import Appearance
-from ejax.envs.mujoco.engine import load_drawn_model
+from ejax.envs.mujoco.models import load_drawn_model
 
 SPACE = 32
 _LATE = 0.1

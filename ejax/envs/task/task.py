@@ -33,7 +33,8 @@ from ejax.envs.check import told
 from ejax.envs.description import WHOLE, EnvDescription, Feature
 from ejax.envs.mujoco.appearance import Appearance
 from ejax.envs.mujoco.choice import choose_engine
-from ejax.envs.mujoco.engine import Engine, Physics, PhysicsState, check_physics, load_model, render, settings_changed
+from ejax.envs.mujoco.engine import Engine, Physics, PhysicsState, check_physics, load_model, render
+from ejax.envs.mujoco.models import settings_changed
 from ejax.envs.task.checks import as_truth, check_actuators, check_terms
 from ejax.envs.task.features import actuator_name, describe_actuator, name_numbers
 from ejax.envs.task.mjcf import find_model, home_of, start_noise_of

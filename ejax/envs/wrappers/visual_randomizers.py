@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from ejax.envs.mujoco.engine import default_view
+from ejax.envs.mujoco.drawing import default_view
 from ejax.envs.mujoco.scenery import Camera, Lights, half_angles, look_at, model_lights, place_camera, scenery
 from ejax.schema.registry import did_you_mean
 from ejax.types import Array, CameraView, Key

@@ -8,7 +8,9 @@ A row that is not finite is stepped from the model's start instead, and NaN behi
 places from the others.
 """
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import jax
@@ -17,7 +19,9 @@ import mujoco
 import numpy as np
 from jax.custom_batching import custom_vmap
 
+from ejax.envs.mujoco.models import load_accelerated_model
 from ejax.envs.mujoco.parameters import parameter, with_parameters
+from ejax.envs.mujoco.physics_state import PhysicsState
 from ejax.types import Array
 
 Step: TypeAlias = Callable[..., tuple[Array, Array, Array]]
@@ -39,6 +43,18 @@ _HARMLESS = ("CONTACT_MATCH", "ITERATIONS", "LS_ITERATIONS", "TACTILE")
 """Flags of ``Data.overflow`` that lose no force: sensors, and a solver at its limit, where the C engine stops too."""
 _LARGEST = mujoco.mjMAXVAL
 """A state beyond it is broken: the C engine's bound."""
+
+
+def step(asset: str, num_substeps: int, state: PhysicsState, ctrl: Array) -> tuple[PhysicsState, Array]:
+    """Step one simulation; see ``Physics.step_sensing``. Computes in float32, returns the state's dtype."""
+    made = _step_of(asset, num_substeps, tuple(sorted(state.parameters)))
+    qpos, qvel, readings = made(state.qpos, state.qvel, ctrl, state.parameters)
+    return replace(state, qpos=qpos, qvel=qvel), readings
+
+
+@functools.cache
+def _step_of(asset: str, num_substeps: int, names: tuple[str, ...]) -> Step:
+    return make_step(load_accelerated_model(asset, names), num_substeps)
 
 
 def make_step(

@@ -1,0 +1,142 @@
+"""Pictures by MuJoCo's renderer, on the host: one configuration at a time, on a display or without one."""
+
+import copy
+import functools
+import importlib
+import math
+import os
+import sys
+import threading
+from collections.abc import Mapping
+from typing import Any, cast
+
+import mujoco
+import numpy as np
+from numpy.typing import NDArray
+
+from ejax.envs.mujoco.models import load_drawn_model
+from ejax.types import Array, CameraView
+
+
+def render(
+    asset: str,
+    qpos: Array | NDArray[Any],
+    *,
+    width: int = 640,
+    height: int = 480,
+    mocap_pos: Mapping[str, Array | NDArray[Any]] | None = None,
+    rgba: Mapping[str, Array | NDArray[Any]] | None = None,
+    camera: CameraView | None = None,
+) -> NDArray[np.uint8]:
+    """Draw one configuration, on a display or without one (EGL; the environment variable MUJOCO_GL can name another).
+
+    Args:
+        qpos: [nq].
+        mocap_pos: body name -> position [3] in m, for bodies that only mark something.
+        rgba: geom name -> colour [4] in 0 … 1, of this picture alone.
+        camera: None: the model's camera ``main``, or where it has none, ``default_view``.
+
+    Returns:
+        [height, width, 3] RGB.
+    """
+    camera = camera or default_view(asset)
+    effects = camera is None or camera.effects
+    model, data, renderer = _canvases.get(asset, width, height, effects)
+    data.qpos[:] = np.asarray(qpos)
+    for name, position in (mocap_pos or {}).items():
+        data.mocap_pos[model.body(name).mocapid[0]] = np.asarray(position)
+    model.geom_rgba[:] = load_drawn_model(asset).geom_rgba
+    for name, colour in (rgba or {}).items():
+        model.geom(name).rgba[:] = np.asarray(colour)
+    mujoco.mj_kinematics(model, data)
+    mujoco.mj_comPos(model, data)  # of cameras that go with a body
+    mujoco.mj_camlight(model, data)
+    if camera is None:
+        renderer.update_scene(data, camera="main")
+    else:
+        model.vis.global_.fovy = camera.fovy  # of a free camera; ``main`` has its own
+        renderer.update_scene(data, camera=_free_camera(camera))
+        for eye in renderer.scene.camera:
+            _aim(eye, camera, width / height)
+    for flag in (mujoco.mjtRndFlag.mjRND_SHADOW, mujoco.mjtRndFlag.mjRND_REFLECTION):
+        renderer.scene.flags[flag] = effects
+    return cast(NDArray[np.uint8], renderer.render())
+
+
+def default_view(asset: str) -> CameraView | None:
+    """A view of the whole model, as MuJoCo's viewer starts with. None: the model has a camera ``main``."""
+    model = load_drawn_model(asset)
+    if mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_CAMERA, "main") >= 0:
+        return None
+    camera = mujoco.MjvCamera()
+    mujoco.mjv_defaultFreeCamera(model, camera)
+    azimuth, elevation = math.radians(camera.azimuth), math.radians(camera.elevation)
+    forward = (
+        math.cos(elevation) * math.cos(azimuth),
+        math.cos(elevation) * math.sin(azimuth),
+        math.sin(elevation),
+    )
+    x, y, z = (float(at - camera.distance * along) for at, along in zip(camera.lookat, forward, strict=True))
+    target_x, target_y, target_z = map(float, camera.lookat)
+    return CameraView((x, y, z), (target_x, target_y, target_z), float(model.vis.global_.fovy))
+
+
+def _free_camera(view: CameraView) -> mujoco.MjvCamera:
+    camera = mujoco.MjvCamera()
+    camera.type = mujoco.mjtCamera.mjCAMERA_FREE
+    forward = np.subtract(view.target, view.eye)
+    camera.lookat[:] = view.target
+    camera.distance = float(np.linalg.norm(forward))
+    camera.azimuth = math.degrees(math.atan2(forward[1], forward[0]))
+    camera.elevation = math.degrees(math.atan2(forward[2], math.hypot(forward[0], forward[1])))
+    return camera
+
+
+def _aim(eye: mujoco.MjvGLCamera, view: CameraView, aspect: float) -> None:
+    """Set what MuJoCo's free camera has no fields for: ``up``, ``fovx`` and ``center``."""
+    forward = np.subtract(view.target, view.eye) / np.linalg.norm(np.subtract(view.target, view.eye))
+    up = np.asarray(view.up) - np.dot(view.up, forward) * forward
+    if np.linalg.norm(up) > 1e-6:  # else the free camera's own
+        eye.up[:] = up / np.linalg.norm(up)
+    half_height = eye.frustum_near * math.tan(math.radians(view.fovy) / 2.0)
+    half_width = half_height * aspect
+    if view.fovx is not None:
+        half_width = eye.frustum_near * math.tan(math.radians(view.fovx) / 2.0)
+    x, y = view.center
+    eye.frustum_width, eye.frustum_center = half_width, half_width * (1.0 - 2.0 * x)
+    eye.frustum_top, eye.frustum_bottom = 2.0 * half_height * y, -2.0 * half_height * (1.0 - y)
+
+
+class _Canvases(threading.local):
+    """The last four canvases that a thread drew on, made, used and freed by that thread alone.
+
+    A thread that frees the OpenGL context of another one that is still running cannot make it current, and
+    deletes the objects of the same numbers in its own context instead: its later pictures are wrong.
+    """
+
+    def __init__(self) -> None:
+        self.get = functools.lru_cache(maxsize=4)(_make_canvas)
+
+
+def _make_canvas(
+    asset: str, width: int, height: int, effects: bool
+) -> tuple[mujoco.MjModel, mujoco.MjData, mujoco.Renderer]:
+    """The model, data and renderer for pictures of one scene and size."""
+    choose_opengl()
+    model = copy.copy(load_drawn_model(asset))
+    if not effects:
+        model.vis.quality.offsamples = 0
+    return model, mujoco.MjData(model), mujoco.Renderer(model, height=height, width=width)
+
+
+_canvases = _Canvases()
+
+
+@functools.cache
+def choose_opengl() -> None:
+    """EGL where there is no display. MuJoCo chooses when it is imported, and then takes a display for granted."""
+    if sys.platform != "linux" or "MUJOCO_GL" in os.environ or os.environ.get("DISPLAY"):
+        return
+    os.environ["MUJOCO_GL"] = "egl"
+    chooser = mujoco.Renderer.__init__.__globals__["gl_context"]  # the module, wherever a release keeps it
+    importlib.reload(chooser)

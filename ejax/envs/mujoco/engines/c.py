@@ -1,0 +1,145 @@
+"""MuJoCo's C engine: threaded batch stepping on the host, behind ``host_call``.
+
+The callback is pure: its result depends on (qpos, qvel, parameters, ctrl, mocap_pos) and on nothing else; time is not
+carried. The bits of a row depend neither on threads nor on its place in the batch nor on the size of the batch.
+
+By itself the engine would reset a simulation that breaks to the model's start, at rest, and treat a non-finite control
+as 0: a pole that flew off would stand upright again. Here such a row is NaN.
+"""
+
+import atexit
+import functools
+import os
+import threading
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import mujoco
+import numpy as np
+from mujoco.rollout import Rollout
+from numpy.typing import NDArray
+
+from ejax.envs.mujoco.models import load_parametric_model
+from ejax.envs.mujoco.parameters import ModelRows
+from ejax.envs.mujoco.physics_state import PhysicsState
+from ejax.runtime.host_call import host_call
+from ejax.runtime.stopwatch import ENGINE
+from ejax.types import Array
+
+_CTRL, _MOCAP_POS = int(mujoco.mjtState.mjSTATE_CTRL), int(mujoco.mjtState.mjSTATE_MOCAP_POS)
+_STATE = mujoco.mjtState.mjSTATE_FULLPHYSICS
+"""The state that the C engine's rollout reads and writes per row. Without activations: time, qpos, qvel."""
+_START = 1.0
+"""s: the time that a row's steps begin at. The engine sets a row that breaks back to 0."""
+
+
+def step(asset: str, num_substeps: int, state: PhysicsState, ctrl: Array) -> tuple[PhysicsState, Array]:
+    """Step one simulation; see ``Physics.step_sensing``. Computes in float64, returns the state's dtype."""
+    names = tuple(sorted(state.parameters))
+    host = _host_stepper(asset, num_substeps, names)
+    sensed = jax.ShapeDtypeStruct((num_substeps, host.num_readings), state.qpos.dtype)
+    shape = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (state.qpos, state.qvel))
+    # one array: each argument and each result of a callback costs the host more than a row's physics
+    given = [state.qpos, state.qvel, ctrl]
+    if names:
+        given.append(jnp.concatenate([state.parameters[name].ravel() for name in names]))
+    if sensed.size:
+        shape = (*shape, sensed)
+    name = repr((asset, num_substeps, names))
+    qpos, qvel, *sensed_now = host_call(host, shape, *given, name=name)
+    readings = sensed_now[0] if sensed_now else jnp.zeros(sensed.shape, sensed.dtype)
+    return replace(state, qpos=qpos, qvel=qvel), readings
+
+
+class _HostStepper:
+    """The C engine for batches of rows: one thread per core, and buffers that are kept between calls."""
+
+    def __init__(self, model: mujoco.MjModel, num_substeps: int, names: tuple[str, ...] = ()) -> None:
+        num_threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        self._model = model
+        self._num_substeps = num_substeps
+        self._num_threads = num_threads
+        self._data = [mujoco.MjData(model) for _ in range(num_threads)]
+        self._pool = Rollout(nthread=num_threads)
+        self._lock = threading.Lock()
+        self._models = ModelRows(model, names)
+        self._allocate(1, model.nu)
+
+    def __call__(
+        self, qpos: Array, qvel: Array, ctrl: Array, parameters: Array | None = None
+    ) -> tuple[NDArray[Any], ...]:
+        """Step every row.
+
+        Args:
+            qpos, qvel, ctrl: [..., nq], [..., nv], [..., nu], or with the places of mocap bodies [..., nu + 3·nmocap].
+            parameters: [..., K], one after the other in the order of their names.
+
+        Returns:
+            ``(qpos, qvel)``, and ``readings`` of a model that has sensors.
+        """
+        nq, nv = self._model.nq, self._model.nv
+        positions, velocities = np.asarray(qpos), np.asarray(qvel)
+        num_rows = positions.size // nq
+        # one pool and one set of buffers for all devices and threads of the process
+        with self._lock, ENGINE.of("physics"):
+            width = np.shape(ctrl)[-1]
+            if (num_rows, width) != (len(self._state), self._ctrl.shape[-1]):
+                self._allocate(num_rows, width)
+            self._state[:, 1 : 1 + nq] = positions.reshape(-1, nq)
+            self._state[:, 1 + nq :] = velocities.reshape(-1, nv)
+            self._ctrl[:] = np.asarray(ctrl).reshape(num_rows, 1, width)
+            rows = np.zeros((num_rows, 0)) if parameters is None else np.asarray(parameters).reshape(num_rows, -1)
+            models, sound = self._models.of(rows)
+            self._pool.rollout(
+                models,
+                self._data,
+                self._state,
+                self._ctrl,
+                control_spec=_CTRL if width == self._model.nu else _CTRL | _MOCAP_POS,
+                skip_checks=True,
+                nstep=self._num_substeps,
+                state=self._trajectory,
+                sensordata=self._readings if self._readings.size else None,
+                chunk_size=max(1, -(-num_rows // self._num_threads)),
+            )
+            last = self._trajectory[:, -1]
+            last[self._broken() | ~sound] = np.nan
+            self._readings[np.isnan(last[:, 1])] = np.nan
+            after = (
+                last[:, 1 : 1 + nq].astype(positions.dtype).reshape(positions.shape),
+                last[:, 1 + nq :].astype(velocities.dtype).reshape(velocities.shape),
+            )
+            if not self._readings.size:
+                return after
+            readings = self._readings.astype(positions.dtype)
+            return *after, readings.reshape(*positions.shape[:-1], *self._readings.shape[1:])
+
+    @property
+    def num_readings(self) -> int:
+        """Numbers of the model's sensors."""
+        return int(self._model.nsensordata)
+
+    def close(self) -> None:
+        """Join the threads."""
+        self._pool.close()
+
+    def _broken(self) -> NDArray[np.bool_]:
+        """[N]: rows that were reset, and those with a non-finite control, which the engine takes for 0."""
+        return (self._trajectory[:, -1, 0] < _START) | ~np.isfinite(self._ctrl[:, 0]).all(axis=1)
+
+    def _allocate(self, num_rows: int, width: int) -> None:
+        size = mujoco.mj_stateSize(self._model, _STATE)
+        self._state = np.zeros((num_rows, size))
+        self._state[:, 0] = _START
+        self._ctrl = np.zeros((num_rows, self._num_substeps, width))
+        self._trajectory = np.zeros((num_rows, self._num_substeps, size))
+        self._readings = np.zeros((num_rows, self._num_substeps, self._model.nsensordata))
+
+
+@functools.cache
+def _host_stepper(asset: str, num_substeps: int, names: tuple[str, ...]) -> _HostStepper:
+    stepper = _HostStepper(load_parametric_model(asset, names), num_substeps, names)
+    atexit.register(stepper.close)
+    return stepper

@@ -1,0 +1,50 @@
+"""MuJoCo XLA: the physics as XLA operations, on every device; it has derivatives."""
+
+import functools
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ejax.envs.mujoco.models import load_accelerated_model, mocap_bodies
+from ejax.envs.mujoco.parameters import with_parameters
+from ejax.envs.mujoco.physics_state import PhysicsState
+from ejax.types import Array
+
+
+def step(asset: str, num_substeps: int, state: PhysicsState, ctrl: Array) -> tuple[PhysicsState, Array]:
+    """Step one simulation; see ``Physics.step_sensing``. Computes in the state's dtype."""
+    step_once, model, data = load_mjx(asset, tuple(sorted(state.parameters)))
+    with jax.numpy_rank_promotion("allow"):  # MJX counts on it
+        model = with_parameters(model, state.parameters, (model, data))
+        data = data.replace(qpos=state.qpos, qvel=state.qvel, ctrl=ctrl[: model.nu])
+        if len(ctrl) > model.nu:
+            places = ctrl[model.nu :].reshape(-1, 3)
+            data = data.replace(mocap_pos=places)  # of the bodies themselves; of those on them, the model's:
+            model = model.replace(body_pos=model.body_pos.at[mocap_bodies(model)].set(places))
+        data, readings = jax.lax.scan(lambda data, _: _with_readings(step_once(model, data)), data, length=num_substeps)
+    return replace(state, qpos=data.qpos, qvel=data.qvel), readings
+
+
+def _with_readings(data: Any) -> tuple[Any, Array]:
+    return data, data.sensordata
+
+
+@functools.cache
+def load_mjx(asset: str, names: tuple[str, ...]) -> tuple[Callable[..., Any], Any, Any]:
+    """MJX's step function, the model and blank data on the device."""
+    try:
+        from mujoco import mjx
+    except ImportError as error:
+        raise ModuleNotFoundError("physics 'mjx' needs MuJoCo XLA: pip install -e '.[mjx]' in ejax's folder") from error
+    host_model = load_accelerated_model(asset, names)
+    with jax.ensure_compile_time_eval():  # kept beyond the trace that asks first
+        try:
+            model = mjx.put_model(host_model, impl="jax")
+        except NotImplementedError as error:
+            raise ValueError(f"physics 'mjx' does not simulate all of the model: {error}; give mujoco") from error
+        if not host_model.nmat:  # its rangefinders look at the first material even where there is none
+            model = model.replace(mat_rgba=jnp.ones((1, 4)))
+        return mjx.step, model, mjx.make_data(model)

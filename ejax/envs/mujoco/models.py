@@ -1,0 +1,118 @@
+"""MuJoCo models from MJCF: for the physics, for pictures, and ready for parameters that differ from row to row.
+
+A model may not remember more than qpos and qvel, since a step is a pure function: the solver's warm start is off
+whatever the MJCF says, and models with activations are refused.
+"""
+
+import copy
+import functools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import mujoco
+import numpy as np
+from numpy.typing import NDArray
+
+from ejax.envs.mujoco.model_files import check_model_files
+from ejax.envs.mujoco.parameters import displace
+
+ASSETS = Path(__file__).parents[1] / "assets"
+_RANGEFINDER = mujoco.mjtSensor.mjSENS_RANGEFINDER
+_SEEING = (
+    *(_RANGEFINDER, mujoco.mjtSensor.mjSENS_GEOMDIST),
+    *(mujoco.mjtSensor.mjSENS_GEOMNORMAL, mujoco.mjtSensor.mjSENS_GEOMFROMTO),
+)
+"""Sensors that read geoms which collide with nothing, too."""
+_DISTANCE = 1
+"""A rangefinder's ``data`` of nothing else."""
+
+
+def load_model(asset: str) -> mujoco.MjModel:
+    """The simulated model: the MJCF without its visual geoms. ``asset`` as in ``Physics``."""
+    return _load_model(asset, visual=False)
+
+
+def load_parametric_model(asset: str, names: tuple[str, ...]) -> mujoco.MjModel:
+    """The simulated model, ready for the parameters of these names to be changed."""
+    return _load_model(asset, visual=False, displaced=True) if "body_ipos" in names else load_model(asset)
+
+
+def load_accelerated_model(asset: str, names: tuple[str, ...]) -> mujoco.MjModel:
+    """``load_parametric_model`` for MJX and Warp, which ask the model once which joints have dry friction at all."""
+    model = load_parametric_model(asset, names)
+    odd = (model.sensor_objtype != int(mujoco.mjtObj.mjOBJ_SITE)) | (model.sensor_intprm[:, 0] != _DISTANCE)
+    wide = (model.sensor_type == int(_RANGEFINDER)) & (odd | (model.sensor_dim != 1))
+    if wide.any():
+        which = ", ".join(repr(model.sensor(i).name or int(i)) for i in np.flatnonzero(wide))
+        raise ValueError(
+            f"rangefinder {which} reads more than one distance, which only physics 'mujoco' has; give it a site and "
+            "no data, or physics: mujoco"
+        )
+    if "dof_frictionloss" not in names:
+        return model
+    model = copy.copy(model)
+    model.dof_frictionloss[:] = 1.0
+    return model
+
+
+def load_drawn_model(asset: str) -> mujoco.MjModel:
+    """The model with everything that can be seen; not to be changed."""
+    return _load_model(asset, visual=True)
+
+
+def mocap_bodies(model: Any) -> NDArray[np.int_]:
+    """The mocap bodies, in the order of ``mocap_pos``."""
+    return np.flatnonzero(np.asarray(model.body_mocapid) >= 0)
+
+
+@functools.cache
+def _load_model(asset: str, *, visual: bool, displaced: bool = False) -> mujoco.MjModel:
+    spec = _read_spec(asset)
+    for field, flag, _ in _unset_flags(spec):
+        setattr(spec.option, field, flag)
+    spec.compiler.discardvisual = not visual and all(each.type not in _SEEING for each in spec.sensors)
+    model = spec.compile()
+    _refuse_memory(asset, model)
+    return displace(spec, model) if displaced else model
+
+
+def settings_changed(asset: str) -> tuple[str, ...]:
+    """What the model is simulated without, although its MJCF asks for it; in words."""
+    return tuple(text for _, _, text in _unset_flags(_read_spec(asset)))
+
+
+def _read_spec(asset: str) -> mujoco.MjSpec:
+    model = asset if asset.lstrip().startswith("<") else ASSETS / asset
+    check_model_files(model)
+    return mujoco.MjSpec.from_string(model) if isinstance(model, str) else mujoco.MjSpec.from_file(str(model))
+
+
+def _unset_flags(spec: mujoco.MjSpec) -> Iterator[tuple[str, int, str]]:
+    """Options by which a step would depend on what came before: (field, its value without, the note)."""
+    disabled, enabled = spec.option.disableflags, spec.option.enableflags
+    warm, sleep = int(mujoco.mjtDisableBit.mjDSBL_WARMSTART), int(mujoco.mjtEnableBit.mjENBL_SLEEP)
+    if not disabled & warm:
+        text = "the solver's warm start is off, as if <option><flag warmstart='disable'/></option> were in the MJCF"
+        yield "disableflags", disabled | warm, f"{text}: a step depends on the state alone"
+    if enabled & sleep:
+        yield (
+            "enableflags",
+            enabled & ~sleep,
+            "sleeping bodies (<flag sleep>) are off: a step depends on the state alone",
+        )
+
+
+def _refuse_memory(asset: str, model: mujoco.MjModel) -> None:
+    """Raises ValueError: an element whose state is not in qpos and qvel."""
+    named = "the MJCF text" if asset.lstrip().startswith("<") else asset
+    if model.na:
+        which = ", ".join(repr(model.actuator(i).name or i) for i in np.flatnonzero(model.actuator_actnum > 0))
+        raise ValueError(
+            f"{named}: a step must depend on qpos, qvel and ctrl alone, but actuator {which} has an activation of its "
+            "own; use motor, position or velocity, without dyntype or timeconst"
+        )
+    if model.npluginstate or model.nhistory:
+        what = "a plugin with a state" if model.npluginstate else "a delay of an actuator or sensor"
+        text = "take it out; delay_action and delay_observation (docs/randomization.md) are delays of ejax's own"
+        raise ValueError(f"{named}: a step must depend on qpos, qvel and ctrl alone, but the model has {what}; {text}")
