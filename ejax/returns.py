@@ -177,6 +177,12 @@ def normalize(x: Array, weight: Array | None = None, *, offset: float = 0.0) -> 
     return jnp.where(_differ(x, weight > 0), centered / jnp.maximum(std + offset, 1e-8), 0.0)
 
 
+def explained_variance(value: Array, target: Array, valid: Array | None = None) -> Array:
+    """1 − Var[target − value] / Var[target], over the elements that are ``valid``: 1 for a perfect critic."""
+    unexplained = jnp.var(target - value, where=valid)
+    return 1.0 - unexplained / jnp.maximum(jnp.var(target, where=valid), 1e-8)
+
+
 def _differ(x: Array, counts: Array, axis: int | None = None) -> Array:
     """Whether the elements that count differ by more than 4 units in the last place of the largest; NaN differs.
 

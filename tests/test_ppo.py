@@ -13,7 +13,7 @@ import optax
 import pytest
 from flax import struct
 
-from ejax.algorithms.ppo import PPOConfig, minibatch_size, ppo_advantage, ppo_loss, ppo_update
+from ejax.algorithms.ppo import PPOConfig, ppo_advantage, ppo_loss, ppo_update
 from ejax.distributions import Normal, action_spec
 from ejax.optim import OptimizerConfig, ScheduleConfig, get_learning_rate, make_optimizer
 from ejax.policies import ActorCritic, NetworkConfig
@@ -243,8 +243,9 @@ def test_the_gradient_of_the_loss_is_its_finite_difference() -> None:
 
 def test_a_minibatch_is_what_torchs_chunk_cuts() -> None:
     # torch.arange(10).chunk(n): ceil(10 / n) each
-    assert [minibatch_size(PPOConfig(num_mini_batches=n), 10) for n in (1, 2, 3, 4, 10)] == [10, 5, 4, 3, 1]
-    assert minibatch_size(PPOConfig(batch_size=7), 10) == 7
+    sizes = [PPOConfig(num_mini_batches=n).minibatches(10, 1, 1).batch_size for n in (1, 2, 3, 4, 10)]
+    assert sizes == [10, 5, 4, 3, 1]
+    assert PPOConfig(batch_size=7).minibatches(10, 1, 1).batch_size == 7
 
 
 @pytest.mark.parametrize(

@@ -14,66 +14,39 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import optax
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+from pydantic import NonNegativeFloat, PositiveInt, model_validator
 
 from ejax.algorithms.differentiable import (
+    DifferentiableOptions,
     Trajectory,
     adjoint_metrics,
     adjoint_probe,
     differentiable_problems,
     discounted_sum,
     play,
-    refuse_dropout,
+    step_maker,
+    without_trajectory,
 )
 from ejax.algorithms.record import Algorithm
-from ejax.algorithms.step import RunState, Step, finish
-from ejax.numerics.episodes import drop_current_episodes
 from ejax.numerics.traced_options import is_on
-from ejax.optim import (
-    OptimizerConfig,
-    ScheduleConfig,
-    apply_gradient,
-    clip_by_global_norm,
-    get_learning_rate,
-    step_schedule,
-)
+from ejax.optim import apply_gradient, clip_by_global_norm, get_learning_rate, step_schedule
 from ejax.policies.normalize import update_normalizer
 from ejax.rollout import EnvCarry, reset
 from ejax.types import Array, Env, Key, Metrics, Params, Policy, PyTree, TrainState
 
 
-class APGConfig(BaseModel):
-    """``algorithm.cfg`` of ``apg``. The first four keys are EmbodiChain's ``trainer`` keys of the same names."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+class APGConfig(DifferentiableOptions):
+    """``algorithm.cfg`` of ``apg``. Horizon, mode and actions have the names of EmbodiChain's ``trainer`` keys."""
 
     segment_length: PositiveInt = 16
     """Steps that a gradient flows back through."""
     update_horizon: PositiveInt | None = None
     """Steps of one update, a multiple of ``segment_length``. Default: one segment."""
-    deterministic_actions: bool = False
-    """Act by the distribution's mode instead of a sample."""
     rollout_mode: Literal["segmented", "complete"] = "segmented"
     """``segmented``: environments go on from update to update, and the gradient is cut every ``segment_length``
     steps. ``complete``: whole episodes from fresh starts, up to the first end."""
     gradient_accumulation_steps: PositiveInt = 1
     """``complete`` only: independent rollouts whose gradients are averaged."""
-    clip_actions_to_space: bool = False
-    """Clip actions to the action space's bounds before the environment sees them; no gradient passes where they
-    were clipped."""
-    action_adjoint_max_norm: NonNegativeFloat = 0.0
-    """Clip the gradient that arrives at each environment's action to this norm, at each step; a non-finite one becomes
-    zero. 0: off."""
-    optimizer: OptimizerConfig = OptimizerConfig()
-    """The update rule and the learning rate."""
-    lr_scheduler: ScheduleConfig = ScheduleConfig()
-    """How the learning rate changes from update to update."""
-    gamma: float = Field(default=0.99, ge=0.0, le=1.0)
-    """Discount of a step."""
-    ent_coef: NonNegativeFloat = 0.0
-    """Weight of the entropy, which is to be large."""
-    max_grad_norm: PositiveFloat = Field(default=0.5, allow_inf_nan=True)
-    """Infinity: no clipping."""
     max_grad_norm_before_clip: NonNegativeFloat = 0.0
     """Skip an update whose gradient is larger than this before clipping. 0: never."""
     skip_nonfinite_updates: bool = True
@@ -95,35 +68,6 @@ class APGConfig(BaseModel):
         return self.segment_length if self.update_horizon is None else self.update_horizon
 
 
-@partial(jax.jit, static_argnames=("policy", "env", "optimizer", "config"))
-def apg_update(
-    state: TrainState,
-    carry: EnvCarry,
-    key: Key,
-    *,
-    policy: Policy,
-    env: Env,
-    optimizer: optax.GradientTransformation,
-    config: APGConfig,
-) -> tuple[TrainState, EnvCarry, Metrics]:
-    """One APG update from ``carry`` on.
-
-    Args:
-        carry: N environments, leaves [N, ...]; ``rollout_mode: complete`` takes only their number.
-        env: its ``step`` is differentiable.
-        config: an open ``lr_scheduler`` needs its horizon: ``bind_schedule``.
-
-    Returns:
-        The new state (``step`` + 1 unless the update was skipped), the environments after it, scalar metrics: ``loss``,
-        ``objective`` and ``entropy`` (sums over segments), ``grad_norm`` (before clipping; NaN where not finite),
-        ``skipped_update``.
-    """
-    state, carry, metrics, _ = apg_update_with_trajectory(
-        state, carry, key, policy=policy, env=env, optimizer=optimizer, config=config
-    )
-    return state, carry, metrics
-
-
 def apg_update_with_trajectory(
     state: TrainState,
     carry: EnvCarry,
@@ -134,7 +78,18 @@ def apg_update_with_trajectory(
     optimizer: optax.GradientTransformation,
     config: APGConfig,
 ) -> tuple[TrainState, EnvCarry, Metrics, Trajectory]:
-    """``apg_update``, and what was seen on the way."""
+    """One APG update from ``carry`` on.
+
+    Args:
+        carry: N environments, leaves [N, ...]; ``rollout_mode: complete`` takes only their number.
+        env: its ``step`` is differentiable.
+        config: an open ``lr_scheduler`` needs its horizon: ``bind_schedule``.
+
+    Returns:
+        The new state (``step`` + 1 unless the update was skipped), the environments after it, scalar metrics: ``loss``,
+        ``objective`` and ``entropy`` (sums over segments), ``grad_norm`` (before clipping; NaN where not finite),
+        ``skipped_update``; and the trajectory.
+    """
     gradient = partial(_segmented if config.rollout_mode == "segmented" else _complete, policy=policy, env=env)
     grads, carry, metrics, trajectory = gradient(state.params, carry, key, config=config)
     clipped, norm = clip_by_global_norm(grads, config.max_grad_norm)
@@ -160,6 +115,10 @@ def apg_update_with_trajectory(
         "learning_rate": get_learning_rate(updated.opt_state),
     }
     return updated, carry, metrics, trajectory
+
+
+apg_update = without_trajectory(apg_update_with_trajectory)
+"""``(state, carry, key, *, policy, env, optimizer, config) -> (state, carry, metrics)``: the same, jitted."""
 
 
 def segmented_discounted_return(reward: Array, done: Array, *, gamma: float) -> Array:
@@ -250,34 +209,9 @@ def _complete(
     return jax.tree.map(lambda g: g / num_rollouts, grads), last[0], metrics, jax.lax.stop_gradient(last[1])
 
 
-def make_apg_step(
-    policy: Policy,
-    env: Env,
-    optimizer: optax.GradientTransformation,
-    config: APGConfig,
-    *,
-    num_steps: int,
-    dropout: bool,
-) -> Step:
-    """Differentiate through ``update_horizon`` steps, update."""
-    del num_steps  # the config has the horizon
-    refuse_dropout(dropout)
-
-    def step(state: RunState, key: Key) -> tuple[RunState, Metrics]:
-        train, envs, losses, trajectory = apg_update_with_trajectory(
-            state.train, state.envs, key, policy=policy, env=env, optimizer=optimizer, config=config
-        )
-        episodes = state.episodes
-        if config.rollout_mode == "complete":
-            episodes = drop_current_episodes(episodes)
-        return finish(state, train, trajectory, losses, envs=envs, episodes=episodes)
-
-    return step
-
-
 ALGORITHM = Algorithm(
     Config=APGConfig,
-    make_step=make_apg_step,
+    make_step=step_maker(apg_update_with_trajectory, starts_afresh=lambda options: options.rollout_mode == "complete"),
     stops_at_nonfinite=lambda options: not options.skip_nonfinite_updates,
     sizes=lambda options, chunk_size: {"buffer_size": options.horizon},
     env_problems=differentiable_problems,

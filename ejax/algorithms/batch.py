@@ -6,7 +6,6 @@ steps that episodes start at. ``look`` asks the policy about either.
 """
 
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -14,10 +13,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ejax.algorithms.record import RunShape
 from ejax.numerics.traced_options import is_on
 from ejax.rollout import has_large_rows
-from ejax.schema.problems import ConfigError, Problem
 from ejax.types import Array, Params, Policy, PolicyWithMemory, PyTree, Rollout, TrainState
 
 _LONGEST = 128
@@ -181,43 +178,3 @@ def reference_log_prob(state: TrainState, rollout: Rollout, *, policy: Policy, k
         distribution, _, _ = policy.apply(state.reference, rollout.obs, memory=memory, first=_first(rollout))
         return distribution.log_prob(rollout.action)
     return seen_by(state.reference, replace(rollout, dropout_seed=None), None, policy=policy)[0]
-
-
-def share_out(batch_size: int, num_strata: int | None, was: int, now: int) -> dict[str, int]:
-    """The options of minibatches for another number of devices, with the same minibatches.
-
-    Raises:
-        ConfigError: their rows cannot be shared by so many.
-    """
-    if (was * batch_size) % now:
-        text = f"minibatches have {was} x {batch_size} rows, which {now} devices cannot share; give a divisor"
-        raise ConfigError([Problem("algorithm.cfg.batch_size", text)])
-    return {"batch_size": was * batch_size // now, "minibatch_strata": num_strata or was}
-
-
-def strata_problems(num_strata: int | None, batch_size: int | None, run: RunShape) -> Iterator[Problem]:
-    """What keeps minibatches from taking equally many rows from each stratum."""
-    if num_strata is None or run.distributed:  # how many devices there are is known when the run is built
-        return
-    for name, count in (("trainer.num_envs", run.num_envs), ("algorithm.cfg.batch_size", batch_size)):
-        if count is not None and count % num_strata:
-            text = f"got {num_strata}, which does not divide {name} {count}; give a divisor of both"
-            yield Problem("algorithm.cfg.minibatch_strata", text)
-
-
-def sequence_problems(options: Any, run: RunShape, batch_size: int | None) -> Iterator[Problem]:
-    """A ``sequence_length`` that does not cut rollouts and minibatches into whole sequences."""
-    length = options.sequence_length
-    if length is None:
-        return
-    for name, count in (("trainer.buffer_size", run.buffer_size), ("algorithm.cfg.batch_size", batch_size)):
-        if count is not None and count % length:
-            text = f"got {length}, which does not divide {name} {count}; give a divisor of both"
-            yield Problem("algorithm.cfg.sequence_length", text)
-
-
-def memory_problems(options: Any, policy: Policy) -> Iterator[Problem]:
-    """A ``sequence_length`` for a policy without memory."""
-    if options.sequence_length is not None and not isinstance(policy, PolicyWithMemory):
-        text = f"got {options.sequence_length}, but the policy has no memory; leave it out, or give policy.actor.memory"
-        yield Problem("algorithm.cfg.sequence_length", text)

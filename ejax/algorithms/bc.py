@@ -22,11 +22,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
+from ejax.algorithms.options import GradientOptions
 from ejax.algorithms.record import Algorithm
 from ejax.algorithms.sgd import MinibatchConfig, sgd_epochs
-from ejax.optim import OptimizerConfig, ScheduleConfig, get_learning_rate, step_schedule
+from ejax.optim import get_learning_rate, step_schedule
 from ejax.policies.normalize import update_normalizer
 from ejax.schema.problems import Problem
 from ejax.types import (
@@ -45,15 +46,9 @@ from ejax.types import (
 )
 
 
-class BCConfig(BaseModel):
+class BCConfig(GradientOptions):
     """``algorithm.cfg`` of ``bc``. EmbodiChain has no such algorithm."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
-
-    optimizer: OptimizerConfig = OptimizerConfig()
-    """The update rule and the learning rate."""
-    lr_scheduler: ScheduleConfig = ScheduleConfig()
-    """How the learning rate changes from update to update."""
     loss: Literal["nll", "mse", "flow"] = "nll"
     """``mse`` leaves the standard deviation as it is; ``flow`` is that of a ``vla`` policy with a flow head."""
     batch_size: PositiveInt = 256
@@ -71,9 +66,6 @@ class BCConfig(BaseModel):
     do without some, as it must where an instruction has words that it was not taught."""
     max_grad_norm: PositiveFloat = Field(default=1.0, allow_inf_nan=True)
     """Infinity: no clipping."""
-    skip_nonfinite_updates: bool = True
-    """Leave parameters and optimizer as they are when a minibatch's loss, gradient or step is not finite, and count it;
-    False: training stops with NonFiniteUpdateError."""
 
 
 _MASKS = ("valid", "loss_mask")

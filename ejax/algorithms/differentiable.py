@@ -1,32 +1,44 @@
 """Steps that a gradient flows back through, from rewards over dynamics to actions: what APG and SHAC share."""
 
-from collections.abc import Iterator
-from functools import partial
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator
+from functools import partial, wraps
+from typing import Any, ParamSpec
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from flax import struct
+from pydantic import Field, NonNegativeFloat
 
+from ejax.algorithms.options import GradientOptions
+from ejax.algorithms.record import MakeStep
+from ejax.algorithms.step import RunState, Step, finish
 from ejax.distributions import executed
+from ejax.numerics.episodes import drop_current_episodes
 from ejax.numerics.kernels import by_platform, unrolled_scan
 from ejax.rollout import EnvCarry, starts_of, step
 from ejax.schema.problems import ConfigError, Problem
-from ejax.types import Array, Env, HostEnv, Key, Metrics, Params, Policy, PyTree
+from ejax.types import Array, Env, HostEnv, Key, Metrics, Params, Policy, PyTree, TrainState
+
+P = ParamSpec("P")
 
 
-class ActionOptions(Protocol):
-    """How actions are taken; ``APGConfig`` and ``SHACConfig`` have it."""
+class DifferentiableOptions(GradientOptions):
+    """How actions are taken, and what is made of their rewards: options of APG and SHAC."""
 
-    @property
-    def deterministic_actions(self) -> bool: ...
-    @property
-    def clip_actions_to_space(self) -> bool: ...
-    @property
-    def action_adjoint_max_norm(self) -> float:
-        """Clip the gradient that arrives at each environment's action to this norm, at each step. 0: off."""
-        ...
+    deterministic_actions: bool = False
+    """Act by the distribution's mode instead of a sample."""
+    clip_actions_to_space: bool = False
+    """Clip actions to the action space's bounds before the environment sees them; no gradient passes where they
+    were clipped."""
+    action_adjoint_max_norm: NonNegativeFloat = 0.0
+    """Clip the gradient that arrives at each environment's action to this norm, at each step; a non-finite one becomes
+    zero. 0: off."""
+    gamma: float = Field(default=0.99, ge=0.0, le=1.0)
+    """Discount of a step."""
+    ent_coef: NonNegativeFloat = 0.0
+    """Weight of the entropy, which is to be large."""
 
 
 @struct.dataclass(kw_only=True)
@@ -80,18 +92,54 @@ def differentiable_problems(options: Any, env: Env | HostEnv) -> Iterator[Proble
         yield Problem("algorithm.name", str(error))
 
 
-def refuse_dropout(dropout: bool) -> None:
+def without_trajectory(
+    update: Callable[P, tuple[TrainState, EnvCarry, Metrics, Trajectory]],
+) -> Callable[P, tuple[TrainState, EnvCarry, Metrics]]:
+    """The update as a jitted function that keeps what was seen on the way to itself."""
+
+    @partial(jax.jit, static_argnames=("policy", "env", "optimizer", "config"))
+    @wraps(update)
+    def update_only(*args: P.args, **kwargs: P.kwargs) -> tuple[TrainState, EnvCarry, Metrics]:
+        return update(*args, **kwargs)[:3]
+
+    return update_only
+
+
+def step_maker(update: Callable[..., Any], *, starts_afresh: Callable[[Any], bool] = lambda options: False) -> MakeStep:
+    """``Algorithm.make_step`` of an update with its trajectory.
+
+    Args:
+        starts_afresh: ``options -> bool``, whether each update begins with new episodes.
     """
-    Raises:
-        ConfigError: a policy that drops units in training.
-    """
-    if dropout:
-        text = "got a policy with dropout, and this algorithm drops nothing; leave dropout out, or give ppo or grpo"
-        raise ConfigError([Problem("algorithm.name", text)])
+
+    def make_step(
+        policy: Policy,
+        env: Env,
+        optimizer: optax.GradientTransformation,
+        config: Any,
+        *,
+        num_steps: int,
+        dropout: bool,
+    ) -> Step:
+        del num_steps  # the options have the horizon
+        if dropout:
+            text = "got a policy with dropout, and this algorithm drops nothing; leave dropout out, or give ppo or grpo"
+            raise ConfigError([Problem("algorithm.name", text)])
+
+        def step(state: RunState, key: Key) -> tuple[RunState, Metrics]:
+            train, envs, losses, trajectory = update(
+                state.train, state.envs, key, policy=policy, env=env, optimizer=optimizer, config=config
+            )
+            episodes = drop_current_episodes(state.episodes) if starts_afresh(config) else state.episodes
+            return finish(state, train, trajectory, losses, envs=envs, episodes=episodes)
+
+        return step
+
+    return make_step
 
 
 def play(
-    params: Params, taps: Array, carry: EnvCarry, key: Key, *, policy: Policy, env: Env, options: ActionOptions
+    params: Params, taps: Array, carry: EnvCarry, key: Key, *, policy: Policy, env: Env, options: DifferentiableOptions
 ) -> tuple[EnvCarry, Trajectory, Array]:
     """Steps with reparameterized actions; the gradient flows through actions, dynamics and rewards.
 

@@ -23,42 +23,27 @@ import jax.numpy as jnp
 import optax
 from flax import struct
 from flax.core import FrozenDict
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt
 
-from ejax.algorithms.batch import (
-    flatten,
-    look,
-    memory_problems,
-    sequence_length,
-    sequence_problems,
-    share_out,
-    strata_problems,
-)
+from ejax.algorithms.batch import look
+from ejax.algorithms.on_policy import on_policy_update
+from ejax.algorithms.options import MinibatchOptions, memory_problems
 from ejax.algorithms.record import Algorithm, RunShape, Teacher
-from ejax.algorithms.sgd import MinibatchConfig, sgd_epochs
 from ejax.algorithms.step import RunState, Step, finish
 from ejax.distributions import executed
 from ejax.losses import weighted_sums
-from ejax.optim import OptimizerConfig, ScheduleConfig, bind_schedule, get_learning_rate, step_schedule
+from ejax.optim import bind_schedule
 from ejax.policies.calls import ask, first_memory, rows_like
-from ejax.policies.normalize import update_normalizer
 from ejax.policies.observations import part_of
 from ejax.rollout import reset, unroll
-from ejax.runtime.sharding import num_shards
 from ejax.schema.frozen import Kwargs
 from ejax.schema.problems import ConfigError, Problem
 from ejax.types import Array, Env, HostEnv, Key, Metrics, Params, Policy, PyTree, Rollout, TrainState
 
 
-class DistillConfig(BaseModel):
+class DistillConfig(MinibatchOptions):
     """``algorithm.cfg`` of ``distill``. EmbodiChain has no such algorithm."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
-
-    optimizer: OptimizerConfig = OptimizerConfig()
-    """The update rule and the learning rate."""
-    lr_scheduler: ScheduleConfig = ScheduleConfig()
-    """How the learning rate changes from update to update."""
     teacher: str | None = None
     """A run's folder (its best checkpoint), a checkpoint's, that of an export, or EmbodiChain's file ``….pt``."""
     teacher_obs: str | None = None
@@ -75,18 +60,9 @@ class DistillConfig(BaseModel):
     n_epochs: PositiveInt = 4
     """Passes over a rollout in one update."""
     batch_size: PositiveInt = 256
-    """Rows of one minibatch on each device."""
-    minibatch_strata: PositiveInt | None = None
-    """Minibatches take equally many rows from each of this many groups of neighbouring environments. None: from
-    each device."""
-    sequence_length: PositiveInt | None = None
-    """Of a policy with memory, successive steps that stay together in a minibatch, and that gradients go back
-    over. None: the longest that divides ``buffer_size`` and ``batch_size``, up to 128."""
+    """Rows of one minibatch on each device; the last one of an epoch may be smaller."""
     max_grad_norm: PositiveFloat = Field(default=1.0, allow_inf_nan=True)
     """Infinity: no clipping."""
-    skip_nonfinite_updates: bool = True
-    """Leave parameters and optimizer as they are when a minibatch's loss, gradient or step is not finite, and count it;
-    False: training stops with NonFiniteUpdateError."""
 
 
 @struct.dataclass(kw_only=True)
@@ -121,25 +97,17 @@ def distill_update(
     Returns:
         The new state (``step`` + 1) and scalar metrics.
     """
-    num_strata, batch_size = config.minibatch_strata or num_shards(), num_shards() * config.batch_size
-    length = sequence_length(policy, rollout, config.sequence_length, batch_size, num_strata)
-    state = replace(state, params=update_normalizer(policy, state.params, rollout.obs))
-    state, metrics = sgd_epochs(
+    return on_policy_update(
         state,
-        flatten(rollout, num_strata, length, label=label),
+        rollout,
         key,
-        loss=partial(distill_loss, policy=policy, config=config),
+        columns={"label": label},
+        loss=distill_loss,
+        policy=policy,
         optimizer=optimizer,
-        minibatches=MinibatchConfig(
-            n_epochs=config.n_epochs,
-            batch_size=batch_size // (length or 1),
-            max_grad_norm=config.max_grad_norm,
-            skip_nonfinite=config.skip_nonfinite_updates,
-            num_strata=num_strata,
-        ),
+        options=config,
+        normalizers="first",
     )
-    state = step_schedule(state, config.optimizer, config.lr_scheduler)
-    return state, metrics | {"learning_rate": get_learning_rate(state.opt_state)}
 
 
 def distill_loss(
@@ -329,10 +297,7 @@ def _problems(options: DistillConfig, run: RunShape) -> Iterator[Problem]:
     if options.beta == 0.0 and options.beta_updates is not None:
         text = f"got {options.beta_updates}, but beta is 0: the teacher never acts; leave it out, or give beta"
         yield Problem("algorithm.cfg.beta_updates", text)
-    if options.batch_size > run.rows:
-        yield run.too_many("batch_size", options.batch_size)
-    yield from sequence_problems(options, run, options.batch_size)
-    yield from strata_problems(options.minibatch_strata, options.batch_size // (options.sequence_length or 1), run)
+    yield from options.problems(run)
 
 
 def _env_problems(options: DistillConfig, env: Env | HostEnv) -> Iterator[Problem]:
@@ -344,16 +309,12 @@ def _env_problems(options: DistillConfig, env: Env | HostEnv) -> Iterator[Proble
         yield Problem("algorithm.cfg.loss", text)
 
 
-def _share_out(options: DistillConfig, was: int, now: int) -> DistillConfig:
-    return options.model_copy(update=share_out(options.batch_size, options.minibatch_strata, was, now))
-
-
 ALGORITHM = Algorithm(
     Config=DistillConfig,
     taught_by=_taught_by,
     bind=_bind,
     stops_at_nonfinite=lambda options: not options.skip_nonfinite_updates,
-    share_out=_share_out,
+    share_out=DistillConfig.share_out,
     problems=_problems,
     env_problems=_env_problems,
     policy_problems=memory_problems,

@@ -8,53 +8,31 @@ Source: Shao et al. 2024 (DeepSeekMath), step by step as in EmbodiChain 0.2.4.
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
-from ejax.algorithms.batch import (
-    flatten,
-    look,
-    memory_problems,
-    reference_log_prob,
-    sequence_length,
-    sequence_problems,
-    share_out,
-    strata_problems,
-)
+from ejax.algorithms.batch import look, reference_log_prob
+from ejax.algorithms.on_policy import on_policy_update
+from ejax.algorithms.options import MinibatchOptions, memory_problems
 from ejax.algorithms.record import Algorithm, RunShape
-from ejax.algorithms.sgd import MinibatchConfig, sgd_epochs
 from ejax.algorithms.step import EpisodeStarts
 from ejax.losses import clipped_surrogate, kl_k3, weighted_sums
 from ejax.numerics.traced_options import for_options, is_on
-from ejax.optim import OptimizerConfig, ScheduleConfig, get_learning_rate, step_schedule
-from ejax.policies.normalize import update_normalizer
 from ejax.returns import discounted_returns, first_episode_mask, group_advantages
-from ejax.runtime.sharding import num_shards
 from ejax.schema.problems import Problem
 from ejax.types import Array, Key, Metrics, Params, Policy, PyTree, Rollout, TrainState
 
 
-class GRPOConfig(BaseModel):
+class GRPOConfig(MinibatchOptions):
     """``algorithm.cfg`` of ``grpo``: EmbodiChain's names and defaults, and below them what ejax adds."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
-
-    optimizer: OptimizerConfig = OptimizerConfig()
-    """The update rule and the learning rate."""
-    lr_scheduler: ScheduleConfig = ScheduleConfig()
-    """How the learning rate changes from update to update."""
     gamma: float = Field(default=0.99, ge=0.0, le=1.0)
     """Discount of a step."""
-    n_epochs: PositiveInt = 10
-    """Passes over a rollout in one update."""
-    batch_size: PositiveInt = 64
-    """Rows of one minibatch on each device; the last one of an epoch may be smaller."""
     clip_coef: PositiveFloat = 0.2
     """ε: beyond 1 ± ε the probability ratio earns nothing more."""
     ent_coef: NonNegativeFloat = 0.0
@@ -65,8 +43,6 @@ class GRPOConfig(BaseModel):
     """Consecutive environments that form a group; divides ``num_envs``."""
     eps: PositiveFloat = 1e-8
     """Added to a group's deviation, by which its advantages are divided."""
-    max_grad_norm: PositiveFloat = Field(default=0.5, allow_inf_nan=True)
-    """Infinity: no clipping."""
     reset_every_rollout: bool = True
     """Every rollout starts with new episodes; False: those under way go on."""
     truncate_at_first_done: bool = True
@@ -78,15 +54,6 @@ class GRPOConfig(BaseModel):
     """ejax: the upper clip, where it differs from ``clip_coef``. Source: DAPO (Yu et al. 2025)."""
     length_normalization: bool = False
     """ejax: each environment's episode has the same weight, however long it is, as in the original GRPO."""
-    skip_nonfinite_updates: bool = True
-    """Leave parameters and optimizer as they are when a minibatch's loss, gradient or step is not finite, and count it;
-    False: training stops with NonFiniteUpdateError."""
-    minibatch_strata: PositiveInt | None = None
-    """ejax: minibatches take equally many rows from each of this many groups of neighbouring environments. None: from
-    each device."""
-    sequence_length: PositiveInt | None = None
-    """ejax: of a policy with memory, successive steps that stay together in a minibatch, and that gradients go back
-    over. None: the longest that divides ``buffer_size`` and ``batch_size``, up to 128."""
     update_normalizers: bool = True
     """ejax: observation normalizers take in each rollout after its update, as PPO's do. EmbodiChain's GRPO leaves them
     as they are."""
@@ -138,38 +105,25 @@ def grpo_update(
         mask = mask * (valid & ~broken)
     returns = for_options(discounted_returns, config.gamma)
     step_return = returns(rollout.reward, rollout.done, gamma=config.gamma)
-    # lengths relative to the rollout's, so that the weights of a minibatch do not get small
-    length = mask.mean(axis=0, keepdims=True)
-    weight = mask / jnp.maximum(length, 1.0 / mask.shape[0]) if config.length_normalization else mask
-    num_strata, batch_size = config.minibatch_strata or num_shards(), num_shards() * config.batch_size
-    length = sequence_length(policy, rollout, config.sequence_length, batch_size, num_strata)
     relative = for_options(group_advantages, config.eps)
-    batch = flatten(
-        rollout,
-        num_strata,
-        length,
-        advantage=relative(step_return, mask, group_size=config.group_size, eps=config.eps),
-        mask=weight,
-        reference_log_prob=reference_log_prob(state, rollout, policy=policy, kl_coef=config.kl_coef),
-    )
-    state, metrics = sgd_epochs(
+    advantage = relative(step_return, mask, group_size=config.group_size, eps=config.eps)
+    weight = mask
+    if config.length_normalization:  # lengths relative to the rollout's, so that a minibatch's weights do not get small
+        share_of_rollout = mask.mean(axis=0, keepdims=True)
+        weight = mask / jnp.maximum(share_of_rollout, 1.0 / mask.shape[0])
+    reference = reference_log_prob(state, rollout, policy=policy, kl_coef=config.kl_coef)
+    state, metrics = on_policy_update(
         state,
-        batch,
+        rollout,
         key,
-        loss=partial(grpo_loss, policy=policy, config=config),
+        columns={"advantage": advantage, "mask": weight, "reference_log_prob": reference},
+        loss=grpo_loss,
+        policy=policy,
         optimizer=optimizer,
-        minibatches=MinibatchConfig(
-            n_epochs=config.n_epochs,
-            batch_size=batch_size // (length or 1),
-            max_grad_norm=config.max_grad_norm,
-            skip_nonfinite=config.skip_nonfinite_updates,
-            num_strata=num_strata,
-        ),
+        options=config,
+        normalizers="last" if config.update_normalizers else "never",
     )
-    state = step_schedule(state, config.optimizer, config.lr_scheduler)
-    if config.update_normalizers:
-        state = replace(state, params=update_normalizer(policy, state.params, rollout.obs, valid))
-    return state, metrics | {"learning_rate": get_learning_rate(state.opt_state), "mask_fraction": mask.mean()}
+    return state, metrics | {"mask_fraction": mask.mean()}
 
 
 def grpo_loss(params: Params, batch: dict[str, PyTree], *, policy: Policy, config: GRPOConfig) -> tuple[Array, Metrics]:
@@ -211,14 +165,7 @@ def _problems(options: GRPOConfig, run: RunShape) -> Iterator[Problem]:
     if rest := run.num_envs % options.group_size:
         text = f"got {run.num_envs}, not divisible by algorithm.cfg.group_size {options.group_size}"
         yield Problem("trainer.num_envs", f"{text}; give {max(options.group_size, run.num_envs - rest)}")
-    if options.batch_size > run.rows:
-        yield run.too_many("batch_size", options.batch_size)
-    yield from sequence_problems(options, run, options.batch_size)
-    yield from strata_problems(options.minibatch_strata, options.batch_size // (options.sequence_length or 1), run)
-
-
-def _share_out(options: GRPOConfig, was: int, now: int) -> GRPOConfig:
-    return options.model_copy(update=share_out(options.batch_size, options.minibatch_strata, was, now))
+    yield from options.problems(run)
 
 
 _EMBODICHAIN = {"shared_start": False, "skip_nonfinite_updates": False}
@@ -229,7 +176,7 @@ ALGORITHM = Algorithm(
     starts=_starts,
     keeps_reference=lambda options: options.kl_coef > 0.0,
     stops_at_nonfinite=lambda options: not options.skip_nonfinite_updates,
-    share_out=_share_out,
+    share_out=GRPOConfig.share_out,
     problems=_problems,
     policy_problems=memory_problems,
     ignored_options=("gae_lambda",),

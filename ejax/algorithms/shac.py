@@ -11,27 +11,27 @@ Differentiable Simulation", eq. 5-8, and the defaults of its code.
 
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 from flax.core import FrozenDict
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt
 
 from ejax.algorithms.differentiable import (
+    DifferentiableOptions,
     Trajectory,
     adjoint_metrics,
     adjoint_probe,
     differentiable_problems,
     discounted_sum,
     play,
-    refuse_dropout,
+    step_maker,
+    without_trajectory,
 )
 from ejax.algorithms.record import Algorithm, RunShape
 from ejax.algorithms.sgd import MinibatchConfig, sgd_epochs
-from ejax.algorithms.step import RunState, Step, finish
 from ejax.losses import value_loss
 from ejax.numerics.traced_options import for_options
 from ejax.optim import (
@@ -44,7 +44,7 @@ from ejax.optim import (
     step_schedule,
 )
 from ejax.policies.normalize import update_normalizer
-from ejax.returns import gae
+from ejax.returns import explained_variance, gae
 from ejax.rollout import EnvCarry
 from ejax.schema.problems import Problem
 from ejax.types import Array, Env, Key, Metrics, Params, Policy, PyTree, TrainState, split_critic
@@ -52,31 +52,17 @@ from ejax.types import Array, Env, Key, Metrics, Params, Policy, PyTree, TrainSt
 _PAPERS_ADAM = OptimizerConfig(name="adam", learning_rate=2e-3, kwargs=FrozenDict(betas=(0.7, 0.95)))
 
 
-class SHACConfig(BaseModel):
+class SHACConfig(DifferentiableOptions):
     """``algorithm.cfg`` of ``shac``. Defaults: the paper's code for its ant."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
     segment_length: PositiveInt = 32
     """h: steps of one update, all of which a gradient flows back through."""
-    deterministic_actions: bool = False
-    """Act by the distribution's mode instead of a sample."""
-    clip_actions_to_space: bool = False
-    """Clip actions to the action space's bounds before the environment sees them; no gradient passes where they
-    were clipped."""
-    action_adjoint_max_norm: NonNegativeFloat = 0.0
-    """Clip the gradient that arrives at each environment's action to this norm, at each step; a non-finite one becomes
-    zero. 0: off."""
     optimizer: OptimizerConfig = _PAPERS_ADAM
     """The actor's update rule and learning rate."""
     critic_optimizer: OptimizerConfig = _PAPERS_ADAM
     """The critic's update rule and learning rate."""
     lr_scheduler: ScheduleConfig = ScheduleConfig()
     """Schedule of both optimizers, each from its own learning rate."""
-    gamma: float = Field(default=0.99, ge=0.0, le=1.0)
-    """Discount of a step."""
-    ent_coef: NonNegativeFloat = 0.0
-    """Weight of the entropy, which is to be large."""
     max_grad_norm: PositiveFloat = Field(default=1.0, allow_inf_nan=True)
     """Limit of the actor's gradient and of the critic's, each by itself. Infinity: no clipping."""
     td_lambda: float = Field(default=0.95, ge=0.0, le=1.0)
@@ -92,8 +78,7 @@ class SHACConfig(BaseModel):
     and the critic where a minibatch's is not; False: training stops."""
 
 
-@partial(jax.jit, static_argnames=("policy", "env", "optimizer", "config"))
-def shac_update(
+def shac_update_with_trajectory(
     state: TrainState,
     carry: EnvCarry,
     key: Key,
@@ -102,7 +87,7 @@ def shac_update(
     env: Env,
     optimizer: optax.GradientTransformation,
     config: SHACConfig,
-) -> tuple[TrainState, EnvCarry, Metrics]:
+) -> tuple[TrainState, EnvCarry, Metrics, Trajectory]:
     """One SHAC update from ``carry`` on: ``segment_length`` steps, one of the actor, epochs of the critic.
 
     Args:
@@ -116,28 +101,11 @@ def shac_update(
         The new state (``step`` + 1 unless the update was skipped), the environments after it, scalar metrics: of the
         actor ``loss``, ``objective``, ``entropy``, ``grad_norm`` (before clipping; NaN where not finite),
         ``skipped_update``; of the critic ``value_loss``, ``value_grad_norm``, ``skipped_minibatches``,
-        ``explained_variance`` (of the target critic).
+        ``explained_variance`` (of the target critic); and the trajectory.
 
     Raises:
         ValueError: a policy without a critic, or a state without a target critic.
     """
-    state, carry, metrics, _ = shac_update_with_trajectory(
-        state, carry, key, policy=policy, env=env, optimizer=optimizer, config=config
-    )
-    return state, carry, metrics
-
-
-def shac_update_with_trajectory(
-    state: TrainState,
-    carry: EnvCarry,
-    key: Key,
-    *,
-    policy: Policy,
-    env: Env,
-    optimizer: optax.GradientTransformation,
-    config: SHACConfig,
-) -> tuple[TrainState, EnvCarry, Metrics, Trajectory]:
-    """``shac_update``, and what was seen on the way."""
     _check_networks(state)
     key_play, key_critic = jax.random.split(key)
     grads, carry, metrics, trajectory, next_value = _actor_gradient(
@@ -179,11 +147,15 @@ def shac_update_with_trajectory(
     metrics |= critic_metrics | {
         "grad_norm": jnp.where(has_gradient, norm, jnp.nan),
         "skipped_update": (~finite).astype(jnp.float32),
-        "explained_variance": 1.0 - jnp.var(value_target - value) / jnp.maximum(jnp.var(value_target), 1e-8),
+        "explained_variance": explained_variance(value, value_target),
         "learning_rate": get_learning_rate(updated.opt_state["actor"]),
         "critic_learning_rate": get_learning_rate(updated.opt_state["critic"]),
     }
     return updated, carry, metrics, trajectory
+
+
+shac_update = without_trajectory(shac_update_with_trajectory)
+"""``(state, carry, key, *, policy, env, optimizer, config) -> (state, carry, metrics)``: the same, jitted."""
 
 
 def short_horizon_return(
@@ -310,28 +282,6 @@ def _check_networks(state: TrainState) -> None:
         raise ValueError("shac needs a target critic, got target=None; start with init_train_state(…, target=True)")
 
 
-def make_shac_step(
-    policy: Policy,
-    env: Env,
-    optimizer: optax.GradientTransformation,
-    config: SHACConfig,
-    *,
-    num_steps: int,
-    dropout: bool,
-) -> Step:
-    """Differentiate through ``segment_length`` steps and the value after them, update the actor, then the critic."""
-    del num_steps  # the config has the length
-    refuse_dropout(dropout)
-
-    def step(state: RunState, key: Key) -> tuple[RunState, Metrics]:
-        train, envs, losses, trajectory = shac_update_with_trajectory(
-            state.train, state.envs, key, policy=policy, env=env, optimizer=optimizer, config=config
-        )
-        return finish(state, train, trajectory, losses, envs=envs, episodes=state.episodes)
-
-    return step
-
-
 def _problems(options: SHACConfig, run: RunShape) -> Iterator[Problem]:
     if run.policy == "actor_only":
         yield Problem("policy.name", "got 'actor_only', which has no critic; shac needs one: give actor_critic")
@@ -341,7 +291,7 @@ def _problems(options: SHACConfig, run: RunShape) -> Iterator[Problem]:
 
 ALGORITHM = Algorithm(
     Config=SHACConfig,
-    make_step=make_shac_step,
+    make_step=step_maker(shac_update_with_trajectory),
     make_optimizer=lambda options: make_actor_critic_optimizer(options.optimizer, options.critic_optimizer),
     keeps_target=True,
     stops_at_nonfinite=lambda options: not options.skip_nonfinite_updates,

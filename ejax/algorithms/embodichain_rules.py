@@ -1,0 +1,98 @@
+"""Rules of EmbodiChain's releases that differ from ejax's, each by the name that an option gives it.
+
+Source: EmbodiChain 0.2.4, 0.3.2 and its seed version.
+"""
+
+from collections.abc import Callable
+from typing import Literal, NamedTuple, TypeAlias
+
+import jax.numpy as jnp
+
+from ejax.returns import normalize
+from ejax.types import Array, Rollout
+
+TimeoutRule: TypeAlias = Literal["exact", "embodichain", "embodichain-0.2", "embodichain-0.3", "embodichain-seed"]
+AdvantageRule: TypeAlias = Literal["embodichain-0.2", "embodichain-0.3", "embodichain-seed"]
+
+
+class Bootstrapped(NamedTuple):
+    """What advantages are computed from, [T, N] each."""
+
+    reward: Array
+    next_value: Array
+    terminated: Array
+
+
+def _exact(rollout: Rollout, reward: Array, gamma: float) -> Bootstrapped:
+    """A cut-off episode goes on with the value of its true final observation."""
+    del gamma
+    return Bootstrapped(reward, rollout.next_value, rollout.terminated)
+
+
+def _no_bootstrap(rollout: Rollout, reward: Array, gamma: float) -> Bootstrapped:
+    """Every end of an episode is a terminal one."""
+    del gamma
+    return Bootstrapped(reward, rollout.next_value, rollout.done)
+
+
+def _value_before_the_step(rollout: Rollout, reward: Array, gamma: float) -> Bootstrapped:
+    """The reward of a step that is cut off gets γ·V of the observation BEFORE it."""
+    return Bootstrapped(reward + gamma * rollout.value * rollout.truncated, rollout.next_value, rollout.done)
+
+
+def _nothing_after_the_rollout(rollout: Rollout, reward: Array, gamma: float) -> Bootstrapped:
+    """The end of the rollout is one of the episode too."""
+    del gamma
+    return Bootstrapped(reward, rollout.next_value.at[-1].set(0.0), rollout.done)
+
+
+TIMEOUT_RULES: dict[TimeoutRule, Callable[[Rollout, Array, float], Bootstrapped]] = {
+    "exact": _exact,
+    "embodichain": _no_bootstrap,
+    "embodichain-0.2": _no_bootstrap,
+    "embodichain-0.3": _value_before_the_step,
+    "embodichain-seed": _nothing_after_the_rollout,
+}
+"""``(rollout, scaled reward, gamma) -> Bootstrapped``, by ``timeout_bootstrap``."""
+
+
+def _over_at_least_eps(advantage: Array, valid: Array | None) -> Array:
+    """(A − mean)/max(std, 1e-8)."""
+    return normalize(advantage, valid)
+
+
+def _over_std_plus_eps(advantage: Array, valid: Array | None) -> Array:
+    """(A − mean)/(std + 1e-8)."""
+    return normalize(advantage, valid, offset=1e-8)
+
+
+def _by_moments_of_normalized(advantage: Array, valid: Array | None) -> Array:
+    """(A − m)/(s + 1e-8) with mean m and std s of the already normalized A, which leaves it nearly as it is."""
+    normalized = _over_std_plus_eps(advantage, valid)
+    counts = None if valid is None else valid > 0
+    deviation = jnp.std(normalized, ddof=1, where=counts)  # 0 where all advantages are equal, else about 1
+    return jnp.where(deviation == 0.0, 0.0, (advantage - normalized.mean(where=counts)) / (deviation + 1e-8))
+
+
+ADVANTAGE_RULES: dict[AdvantageRule, Callable[[Array, Array | None], Array]] = {
+    "embodichain-0.2": _over_at_least_eps,
+    "embodichain-0.3": _over_std_plus_eps,
+    "embodichain-seed": _by_moments_of_normalized,
+}
+"""``(advantage, 1 where a step counts) -> normalized advantage``, by ``advantage_rule``."""
+
+PPO_COMPAT = {
+    "embodichain-0.2": {"timeout_bootstrap": "embodichain-0.2", "skip_nonfinite_updates": False},
+    "embodichain-0.3": {
+        "timeout_bootstrap": "embodichain-0.3",
+        "advantage_rule": "embodichain-0.3",
+        "clip_grad_per_network": True,
+        "skip_nonfinite_updates": False,
+    },
+    "embodichain-seed": {
+        "timeout_bootstrap": "embodichain-seed",
+        "advantage_rule": "embodichain-seed",
+        "skip_nonfinite_updates": False,
+    },
+}
+"""``Algorithm.compat`` of ``ppo``: the options that give a release's numbers."""

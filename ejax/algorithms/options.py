@@ -1,0 +1,103 @@
+"""Options that algorithms share: of every gradient step, and of minibatches over a rollout."""
+
+from collections.abc import Iterator
+from typing import Any, Self
+
+from pydantic import Field, PositiveFloat, PositiveInt
+
+from ejax.algorithms.record import RunShape
+from ejax.algorithms.sgd import MinibatchConfig
+from ejax.optim import OptimizerConfig, ScheduleConfig
+from ejax.runtime.sharding import num_shards
+from ejax.schema.frozen import StrictModel
+from ejax.schema.problems import ConfigError, Problem
+from ejax.types import Policy, PolicyWithMemory
+
+
+class GradientOptions(StrictModel):
+    """The optimizer, its schedule, and the limits of a gradient step."""
+
+    optimizer: OptimizerConfig = OptimizerConfig()
+    """The update rule and the learning rate."""
+    lr_scheduler: ScheduleConfig = ScheduleConfig()
+    """How the learning rate changes from update to update."""
+    max_grad_norm: PositiveFloat = Field(default=0.5, allow_inf_nan=True)
+    """Infinity: no clipping."""
+    skip_nonfinite_updates: bool = True
+    """Leave parameters and optimizer as they are when a minibatch's loss or gradient, or the step that the optimizer
+    makes of it, is NaN or infinite, and count it; False: training stops with NonFiniteUpdateError."""
+
+
+class MinibatchOptions(GradientOptions):
+    """Epochs of minibatches over a rollout."""
+
+    n_epochs: PositiveInt = 10
+    """Passes over a rollout in one update."""
+    batch_size: PositiveInt = 64
+    """Rows of one minibatch on each device; the last one of an epoch may be smaller."""
+    minibatch_strata: PositiveInt | None = None
+    """ejax: minibatches take equally many rows from each of this many groups of neighbouring environments. None: from
+    each device, which then needs none of the others' rows; D devices compute what one does with D strata."""
+    sequence_length: PositiveInt | None = None
+    """ejax: of a policy with memory, successive steps that stay together in a minibatch, and that gradients go back
+    over; divides ``buffer_size`` and ``batch_size``. None: the longest that does, up to 128."""
+
+    @property
+    def minibatch_steps(self) -> int | None:
+        """Steps of a minibatch on one device. None: the rollout decides."""
+        return self.batch_size
+
+    def minibatches(self, num_steps: int, num_strata: int, length: int) -> MinibatchConfig:
+        """The use of a batch.
+
+        Args:
+            num_steps: of the rollout, T·N.
+            length: steps of a row; see ``ejax.algorithms.batch.sequence_length``.
+        """
+        del num_steps
+        return MinibatchConfig(
+            n_epochs=self.n_epochs,
+            batch_size=num_shards() * self.batch_size // length,
+            max_grad_norm=self.max_grad_norm,
+            skip_nonfinite=self.skip_nonfinite_updates,
+            num_strata=num_strata,
+        )
+
+    def share_out(self, was: int, now: int) -> Self:
+        """The options for another number of devices, with the same minibatches.
+
+        Raises:
+            ConfigError: their rows cannot be shared by so many.
+        """
+        rows = was * self.batch_size
+        if rows % now:
+            text = f"minibatches have {was} x {self.batch_size} rows, which {now} devices cannot share; give a divisor"
+            raise ConfigError([Problem("algorithm.cfg.batch_size", text)])
+        strata = self.minibatch_strata or was
+        return self.model_copy(update={"batch_size": rows // now, "minibatch_strata": strata})
+
+    def problems(self, run: RunShape) -> Iterator[Problem]:
+        """Minibatches that a rollout cannot be cut into."""
+        steps = self.minibatch_steps
+        if steps is not None and steps > run.rows:
+            yield run.too_many("batch_size", steps)
+        length = self.sequence_length
+        yield from _indivisible("sequence_length", length, run.buffer_size, "trainer.buffer_size")
+        yield from _indivisible("sequence_length", length, steps, "algorithm.cfg.batch_size")
+        if not run.distributed:  # how many devices there are is known when the run is built
+            rows = None if steps is None else steps // (length or 1)
+            yield from _indivisible("minibatch_strata", self.minibatch_strata, run.num_envs, "trainer.num_envs")
+            yield from _indivisible("minibatch_strata", self.minibatch_strata, rows, "algorithm.cfg.batch_size")
+
+
+def _indivisible(option: str, divisor: int | None, count: int | None, name: str) -> Iterator[Problem]:
+    if divisor is not None and count is not None and count % divisor:
+        text = f"got {divisor}, which does not divide {name} {count}; give a divisor of both"
+        yield Problem(f"algorithm.cfg.{option}", text)
+
+
+def memory_problems(options: Any, policy: Policy) -> Iterator[Problem]:
+    """A ``sequence_length`` for a policy without memory."""
+    if options.sequence_length is not None and not isinstance(policy, PolicyWithMemory):
+        text = f"got {options.sequence_length}, but the policy has no memory; leave it out, or give policy.actor.memory"
+        yield Problem("algorithm.cfg.sequence_length", text)
