@@ -245,11 +245,11 @@ def test_weights_shape_the_reward_of_the_cube_that_is_meant() -> None:
     env = InstructedPlaceRL(physics="mujoco", reaching_weight=1.0, lifting_weight=2.0, placing_weight=3.0)
     state = standing(cube=0, zone=2)
     state = replace(state, was_lifted=jnp.array([False, True]))  # the other one was: it earns nothing
-    tool = np.asarray(env._observe(state)["state"])[8:]
+    tool = np.asarray(env.observe(state)["state"])[8:]
     state = replace(state, physics=replace(state.physics, qpos=state.physics.qpos.at[CUBE[0]].set(tool)))
 
     def potential(state: Any) -> float:
-        obs = jax.tree.map(np.asarray, env._observe(state))
+        obs = jax.tree.map(np.asarray, env.observe(state))
         cube, goal, lifted = obs["scene"][:3], obs["scene"][9:12], obs["scene"][19]
         reached = 1.0 - np.tanh(5.0 * np.linalg.norm(obs["state"][8:] - cube))
         placed = lifted * (1.0 - np.tanh(5.0 * np.linalg.norm(cube - goal)))
@@ -305,7 +305,7 @@ def test_a_picture_has_the_colours_of_its_episode_and_of_no_other() -> None:
     assert all(mask.sum() > 4 for mask in (*redder, *bluer))
     assert redder[0][bluer[1]].mean() > 0.9  # they have changed places
     look = ENV.appearance(state)
-    assert sorted(look.rgba) == sorted(CUBES) and look.asset == ENV._physics.asset
+    assert sorted(look.rgba) == sorted(CUBES) and look.asset == ENV.simulation.asset
     np.testing.assert_allclose(look.rgba["cube_1"], COLOURS["red"])
     np.testing.assert_array_equal(look.mocap_pos["target right"], state.zones[2])
 
@@ -317,15 +317,15 @@ def test_mjx_follows_the_c_engine_where_cubes_touch() -> None:
         pytest.skip(f"mjx is not installed: {how}")
     state = ENV.reset(KEY)[0]
     physics = state.physics
-    control = tool_control(ENV._physics.asset, physics.qpos, jnp.array([0.0, 0.0, 0.0, -1.0]), 0.04)
+    control = tool_control(ENV.simulation.asset, physics.qpos, jnp.array([0.0, 0.0, 0.0, -1.0]), 0.04)
     for _ in range(5):
-        physics = ENV._physics.step(physics, control)
+        physics = ENV.simulation.step(physics, control)
     other = physics.qpos[CUBE[0]] + jnp.array([0.053, 0.01, 0.0])
     qpos = physics.qpos.at[CUBE[1]].set(other).at[11:15].set(jnp.eye(4)[0]).at[18:22].set(jnp.eye(4)[0])
     before = replace(physics, qpos=qpos, qvel=physics.qvel.at[14].set(-0.5))
     for _ in range(4):
-        expected = ENV._physics.step(before, control)
-        after = jax.jit(replace(ENV._physics, engine="mjx").step)(before, control)
+        expected = ENV.simulation.step(before, control)
+        after = jax.jit(replace(ENV.simulation, engine="mjx").step)(before, control)
         np.testing.assert_allclose(after.qpos, expected.qpos, atol=1e-3)
         before = expected
     assert float(expected.qpos[8]) < float(qpos[8]) - 0.001  # it was pushed

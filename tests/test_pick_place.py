@@ -21,9 +21,9 @@ KEY = jax.random.key(0)
 ENV = PickPlaceRL(physics="mujoco")
 STEP = jax.jit(ENV.step)
 RESET = jax.jit(ENV.reset)
-CONTROL = jax.jit(ENV._control)
-OBSERVE = jax.jit(ENV._observe)
-MODEL = ENV._physics.model
+CONTROL = jax.jit(ENV.control)
+OBSERVE = jax.jit(ENV.observe)
+MODEL = ENV.simulation.model
 
 FINGERS, TOOL, CUBE, GOAL = slice(6, 8), slice(8, 11), slice(11, 14), slice(14, 17)
 OPEN, CLOSED = -1.0, 1.0
@@ -147,7 +147,7 @@ def test_the_fingers_press_with_no_more_than_their_limit() -> None:
     state, _ = grasp()
     data = mujoco.MjData(MODEL)
     data.qpos[:], data.qvel[:] = state.physics.qpos, state.physics.qvel
-    data.ctrl[:] = CONTROL(state.physics.qpos, jnp.array([0.0, 0.0, 0.0, CLOSED]))
+    data.ctrl[:] = CONTROL(state, jnp.array([0.0, 0.0, 0.0, CLOSED]))
     mujoco.mj_forward(MODEL, data)
     np.testing.assert_array_less(data.actuator_force[6:], 30.0)
     np.testing.assert_array_less(10.0, data.actuator_force[6:])
@@ -161,7 +161,7 @@ def test_the_drives_are_stable_all_over_the_workspace() -> None:
     for corner in np.stack(np.meshgrid(*np.stack([low, high]).T), -1).reshape(-1, 3):
         state, _ = RESET(KEY)
         for _ in range(25):  # there in small steps of inverse kinematics, without physics
-            control = CONTROL(state.physics.qpos, toward(OBSERVE(state), corner, OPEN))
+            control = CONTROL(state, toward(OBSERVE(state), corner, OPEN))
             qpos = state.physics.qpos.at[:6].set(control[:6] / stiffness[:6])
             state = state.replace(physics=state.physics.replace(qpos=qpos))
         np.testing.assert_allclose(OBSERVE(state)[TOOL], corner, atol=1e-3)
@@ -267,11 +267,11 @@ def test_the_engines_follow_the_c_engine_through_a_grasp(engine: Engine) -> None
     for _ in range(8):
         action = jnp.array([0.2, 0.0, 1.0, CLOSED])
         states.append(state.physics)
-        controls.append(CONTROL(state.physics.qpos, action))
+        controls.append(CONTROL(state, action))
         state, _ = STEP(state, action, KEY)
     before, ctrl = jax.tree.map(lambda *x: jnp.stack(x), *states), jnp.stack(controls)
-    expected = jax.vmap(ENV._physics.step)(before, ctrl)
-    after = jax.jit(jax.vmap(replace(ENV._physics, engine=engine).step))(before, ctrl)
+    expected = jax.vmap(ENV.simulation.step)(before, ctrl)
+    after = jax.jit(jax.vmap(replace(ENV.simulation, engine=engine).step))(before, ctrl)
     assert np.ptp(expected.qpos[:, 10]) > 0.05  # it rises
     np.testing.assert_allclose(after.qpos, expected.qpos, atol=1e-3)
     np.testing.assert_allclose(after.qvel, expected.qvel, atol=4e-2)

@@ -1,54 +1,26 @@
 """A cart balances a pole; both joints are driven. Source: EmbodiChain's CartPoleRL."""
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import struct
-from numpy.typing import NDArray
 
-from ejax.envs.description import WHOLE, EnvDescription, Feature
-from ejax.envs.mujoco.appearance import Appearance
-from ejax.envs.mujoco.engine import Engine, Physics, PhysicsState, check_physics, load_model, render
-from ejax.numerics.finite import all_finite
-from ejax.types import Array, CameraView, Key, Timestep
+from ejax.envs.description import Feature
+from ejax.envs.mujoco.engine import Engine, PhysicsState, load_model
+from ejax.envs.tasks.physics_task import PhysicsTask
+from ejax.envs.tasks.state_task import Step
+from ejax.envs.tasks.states import CartPoleState
+from ejax.types import Array, Key
 
-_ASSET = "cart_pole.xml"
 _HOME = (-0.2, 0.07)
 _SUCCESS_ANGLE = 0.02
 _SUCCESS_VELOCITY = 0.05
 
 
-_OBSERVATION = (
-    Feature("cart drive force", "N"),
-    Feature("pole drive torque", "N m"),
-    Feature("cart position / range", "1"),
-    Feature("pole position / range", "1"),
-    Feature("cart velocity", "m/s"),
-    Feature("pole velocity", "rad/s"),
-)
-_ACTION = (
-    Feature("cart position change / action_scale", "m"),
-    Feature("pole angle change / action_scale", "rad"),
-)
-
-
-@struct.dataclass(kw_only=True)
-class CartPoleState:
-    """One episode."""
-
-    physics: PhysicsState
-    """qpos [2]: cart (m), pole (rad, 0 is upright); qvel [2]."""
-    target: Array
-    """[2]: the positions that the drives hold the joints at."""
-    episode_step: Array
-    """Control steps done, int32."""
-
-
 @dataclass(frozen=True)
-class CartPoleRL:
+class CartPoleRL(PhysicsTask):
     """
         r = 1 − |θ|/π − velocity_penalty_weight·|θ̇|
 
@@ -65,6 +37,21 @@ class CartPoleRL:
         physics: the engine, see ``ejax.envs.mujoco.choice``.
     """
 
+    asset = "cart_pole.xml"
+    observed = (
+        Feature("cart drive force", "N"),
+        Feature("pole drive torque", "N m"),
+        Feature("cart position / range", "1"),
+        Feature("pole position / range", "1"),
+        Feature("cart velocity", "m/s"),
+        Feature("pole velocity", "rad/s"),
+    )
+    acted = (
+        Feature("cart position change / action_scale", "m"),
+        Feature("pole angle change / action_scale", "rad"),
+    )
+    positive = ("max_episode_steps", "action_scale")
+
     max_episode_steps: int = 500
     action_scale: float = 0.1
     velocity_penalty_weight: float = 0.005
@@ -73,94 +60,58 @@ class CartPoleRL:
     sim_steps_per_control: int = 4
 
     def __post_init__(self) -> None:
-        for name in ("max_episode_steps", "action_scale"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"CartPoleRL: {name} must be > 0, got {getattr(self, name)}")
+        super().__post_init__()
         if not self.reset_range >= 0.0:
             raise ValueError(f"CartPoleRL: reset_range must be >= 0, got {self.reset_range}")
-        check_physics(self.physics, self.sim_steps_per_control)
-
-    @property
-    def control_period(self) -> float:
-        """Duration of one step, s."""
-        return 0.01 * self.sim_steps_per_control
-
-    @property
-    def description(self) -> EnvDescription:
-        return EnvDescription(
-            observation={WHOLE: _OBSERVATION},
-            action=_ACTION,
-            control_period=self.control_period,
-            parameters=asdict(self),
-        )
-
-    @property
-    def observation_space(self) -> gymnasium.spaces.Box:
-        return gymnasium.spaces.Box(-np.inf, np.inf, (6,), np.float32)
 
     @property
     def action_space(self) -> gymnasium.spaces.Box:
         """The joints' ranges, as for a robot of EmbodiChain."""
-        low, high = load_model(_ASSET).jnt_range.T.astype(np.float32)
+        low, high = load_model(self.asset).jnt_range.T.astype(np.float32)
         return gymnasium.spaces.Box(low, high, (2,), np.float32)
 
-    def reset(self, key: Key) -> tuple[CartPoleState, Array]:
+    def start(self, key: Key) -> CartPoleState:
         offset = jax.random.uniform(key, (2,), minval=-self.reset_range, maxval=self.reset_range)
         qpos = jnp.asarray(_HOME) + offset
-        state = CartPoleState(
+        return CartPoleState(
             physics=PhysicsState(qpos=qpos, qvel=jnp.zeros(2)), target=qpos, episode_step=jnp.zeros((), jnp.int32)
         )
-        return state, _observe(state)
 
-    def step(self, state: CartPoleState, action: Array, key: Key) -> tuple[CartPoleState, Timestep]:
-        del key  # physics is deterministic
-        if action.shape != (2,):
-            raise ValueError(f"CartPoleRL.step takes an action of shape (2,), got {action.shape}")
-        physics = Physics(_ASSET, self.physics, self.sim_steps_per_control)
-        target = state.physics.qpos + self.action_scale * action
-        state = replace(
-            state,
-            physics=physics.step(state.physics, target),
-            target=target,
-            episode_step=state.episode_step + 1,
-        )
+    def control(self, state: CartPoleState, action: Array) -> Array:
+        return state.physics.qpos + self.action_scale * action
 
-        angle, velocity = jnp.abs(state.physics.qpos[1]), jnp.abs(state.physics.qvel[1])
-        rewards = {
-            "upright": 1.0 - angle / jnp.pi,
-            "velocity_penalty": -self.velocity_penalty_weight * velocity,
-        }
+    def update(self, state: CartPoleState, control: Array) -> CartPoleState:
+        return replace(state, target=control)
+
+    def succeeds(self, state: CartPoleState) -> Array:
+        angle, velocity = _pole(state)
         out_of_time = state.episode_step >= self.max_episode_steps
-        finite = all_finite(state)
-        success = out_of_time & (angle < _SUCCESS_ANGLE) & (velocity < _SUCCESS_VELOCITY) & finite
-        return state, Timestep(
-            obs=_observe(state),
-            reward=rewards["upright"] + rewards["velocity_penalty"],
-            terminated=success,
-            truncated=out_of_time | (angle > jnp.pi / 2.0) | ~finite,
-            info={"success": success, "metrics": {"distance_to_goal": angle}, "rewards": rewards},
+        return out_of_time & (angle < _SUCCESS_ANGLE) & (velocity < _SUCCESS_VELOCITY)
+
+    def leaves(self, state: CartPoleState) -> Array:
+        return _pole(state)[0] > jnp.pi / 2.0
+
+    def rewards(self, step: Step) -> dict[str, Array]:
+        angle, velocity = _pole(step.state)
+        return {"upright": 1.0 - angle / jnp.pi, "velocity_penalty": -self.velocity_penalty_weight * velocity}
+
+    def metrics(self, state: CartPoleState) -> dict[str, Array]:
+        return {"distance_to_goal": _pole(state)[0]}
+
+    def observe(self, state: CartPoleState) -> Array:
+        model = load_model(self.asset)
+        qpos, qvel = state.physics.qpos, state.physics.qvel
+        gain, bias = (
+            state.physics.parameters.get(name, getattr(model, name))
+            for name in ("actuator_gainprm", "actuator_biasprm")
         )
-
-    def render(
-        self, state: CartPoleState, width: int = 640, height: int = 480, camera: CameraView | None = None
-    ) -> NDArray[np.uint8]:
-        """Draw one environment: [height, width, 3] RGB. See ``ejax.envs.mujoco.engine.render``."""
-        return render(_ASSET, state.physics.qpos, width=width, height=height, camera=camera)
-
-    def appearance(self, state: CartPoleState) -> Appearance:
-        """For ``ejax.envs.mujoco.raycast``."""
-        return Appearance(asset=_ASSET, qpos=state.physics.qpos)
+        kp, kv = gain[:, 0], -bias[:, 2]
+        force = jnp.asarray(kp, qpos.dtype) * (state.target - qpos) - jnp.asarray(kv, qpos.dtype) * qvel
+        low, high = jnp.asarray(model.jnt_range.T, qpos.dtype)
+        force_low, force_high = jnp.asarray(model.actuator_forcerange.T, qpos.dtype)
+        return jnp.concatenate([jnp.clip(force, force_low, force_high), (qpos - low) / (high - low), qvel])
 
 
-def _observe(state: CartPoleState) -> Array:
-    """[6]: the drives' forces, qpos scaled to 0..1, qvel."""
-    model = load_model(_ASSET)
-    qpos, qvel = state.physics.qpos, state.physics.qvel
-    gain, bias = (
-        state.physics.parameters.get(name, getattr(model, name)) for name in ("actuator_gainprm", "actuator_biasprm")
-    )
-    kp, kv = gain[:, 0], -bias[:, 2]
-    force = jnp.asarray(kp, qpos.dtype) * (state.target - qpos) - jnp.asarray(kv, qpos.dtype) * qvel
-    low, high = jnp.asarray(model.jnt_range.T, qpos.dtype)
-    force_low, force_high = jnp.asarray(model.actuator_forcerange.T, qpos.dtype)
-    return jnp.concatenate([jnp.clip(force, force_low, force_high), (qpos - low) / (high - low), qvel])
+def _pole(state: CartPoleState) -> tuple[Array, Array]:
+    """|θ|, rad, and |θ̇|, rad/s."""
+    return jnp.abs(state.physics.qpos[1]), jnp.abs(state.physics.qvel[1])

@@ -3,6 +3,7 @@
 A task gives its model as MJCF; qpos begins with 6 joints and 2 fingers.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -17,6 +18,8 @@ from ejax.envs.mujoco.inverse_kinematics import solve_site_pose
 from ejax.envs.mujoco.kinematics import site_pose
 from ejax.envs.mujoco.rotations import make_pose
 from ejax.envs.tasks.grasp_scene import DRIVES, HALF_EDGE
+from ejax.envs.tasks.physics_task import PhysicsTask
+from ejax.envs.tasks.state_task import Step
 from ejax.types import Array, Key
 
 WORKSPACE: tuple[Vector, Vector] = ((-0.95, -0.55, 0.02), (-0.4, 0.25, 0.45))
@@ -48,15 +51,73 @@ _STANDS = 0.01
 """Largest distance of a cube's centre from its place on the floor, m."""
 
 
+class GraspTask(PhysicsTask):
+    """
+        r = Φ(s') − Φ(s) − w_action·‖Δ‖ + w_success·[success]
+        Φ = w_reaching·(1 − tanh 5‖tool − cube‖) + w_lifting·ℓ + w_placing·[lifted]·(1 − tanh 5‖cube − goal‖)
+
+    with ℓ the cube's height as a part of 0.05 m, and 1 once it was lifted; lengths in m. A difference of potentials
+    leaves the best policy as it is (Ng, Harada and Russell 1999): nothing is gained by dawdling.
+
+    Action [4] in ±1: the tool's target is where it is now plus action_scale·a[:3] m, pointing down, and the fingers' is
+    0.02·(1 + a[3]) m: −1 is open, 1 closed. Damped least squares turn the tool's target into joint angles, which the
+    drives hold for one control step of 0.04 s.
+
+    Actions move the tool and not the joints, so that a cloned policy need not learn the arm's kinematics: a scripted
+    expert and a Gaussian policy act in the same three directions in m, and one grip.
+
+    A state has ``was_lifted``, one bool or one for each cube. Truncated: when a cube fell below −0.1 m.
+    """
+
+    action_scale: float
+    action_penalty_weight: float
+    success_weight: float
+    cube_turn: float
+    """Fields of both tasks."""
+    acted = ACTION
+    clips_actions = True
+    positive = ("episode_length", "action_scale", "success_threshold")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0.0 <= self.cube_turn <= 0.3:
+            text = f"cube_turn must be in [0, 0.3] rad, got {self.cube_turn}: the gripper does not turn"
+            raise ValueError(f"{type(self).__name__}: {text}")
+
+    def cubes(self, state: Any) -> Array:
+        """[..., 3], m: the cubes' centres, in the shape of ``was_lifted``."""
+        raise NotImplementedError
+
+    def potential(self, state: Any) -> dict[str, Array]:
+        """Φ's terms, weighted."""
+        raise NotImplementedError
+
+    def tool_position(self, state: Any) -> Array:
+        """[3], m: the tool centre point."""
+        return self.site(state, "tcp")
+
+    def control(self, state: Any, action: Array) -> Array:
+        return tool_control(self.asset, state.physics.qpos, action, self.action_scale)
+
+    def update(self, state: Any, control: Array) -> Any:
+        del control
+        return replace(state, was_lifted=state.was_lifted | (height_of(self.cubes(state)) > LIFT))
+
+    def leaves(self, state: Any) -> Array:
+        return (self.cubes(state)[..., 2] < CUBE_FELL).any()
+
+    def rewards(self, step: Step) -> dict[str, Array]:
+        before = self.potential(step.before)
+        return {name: after - before[name] for name, after in self.potential(step.state).items()} | {
+            "action_penalty": -self.action_penalty_weight * jnp.linalg.norm(self.action_scale * step.action[:3]),
+            "success": self.success_weight * step.success,
+        }
+
+
 def describe_numbers(names: tuple[str, ...]) -> tuple[Feature, ...]:
     """Names with their units: angles are in rad, what was lifted and which one it is have none, the rest is in m."""
     units = {"angle": "rad", "lifted": "1", "index": "1"}
     return tuple(Feature(name, units.get(name.rpartition(" ")[2], "m")) for name in names)
-
-
-def tool_position(asset: str, qpos: Array) -> Array:
-    """[3], m: the tool centre point."""
-    return site_pose(load_model(asset), "tcp", qpos)[:3, 3]
 
 
 def tool_control(asset: str, qpos: Array, action: Array, action_scale: float) -> Array:
@@ -69,7 +130,7 @@ def tool_control(asset: str, qpos: Array, action: Array, action_scale: float) ->
         action: [4] in ±1.
     """
     low, high = jnp.asarray(WORKSPACE)
-    position = jnp.clip(tool_position(asset, qpos) + action_scale * action[:3], low, high)
+    position = jnp.clip(site_pose(load_model(asset), "tcp", qpos)[:3, 3] + action_scale * action[:3], low, high)
     pose = make_pose(position, jnp.asarray(_DOWN))
     angles, _ = solve_site_pose(load_model(asset), "tcp", pose, qpos, _ARM, num_iterations=_IK_ITERATIONS)
     travel = jnp.full(2, 0.5 * FINGER_TRAVEL) * (1.0 + action[3])
@@ -125,20 +186,6 @@ def draw_turn(key: Key, bound: float) -> Array:
     """[4]: the quaternion of a turn about the vertical, uniform in ± ``bound`` rad."""
     half_turn = 0.5 * jax.random.uniform(key, minval=-bound, maxval=bound)
     return jnp.stack([jnp.cos(half_turn), jnp.zeros(()), jnp.zeros(()), jnp.sin(half_turn)])
-
-
-def check_turn(task: str, bound: float) -> None:
-    """Raise ValueError for a ``cube_turn`` with which the fingers would meet edges."""
-    if not 0.0 <= bound <= 0.3:
-        raise ValueError(f"{task}: cube_turn must be in [0, 0.3] rad, got {bound}: the gripper does not turn")
-
-
-def as_pair(task: str, name: str, value: Any) -> tuple[float, float]:
-    """The list of a config file as a (hashable) tuple."""
-    if len(value) != 2:
-        raise ValueError(f"{task}: {name} takes two numbers (x and y, m), got {value!r}")
-    x, y = value
-    return float(x), float(y)
 
 
 def check_reachable(task: str, name: str, centre: tuple[float, float], bound: tuple[float, float]) -> None:

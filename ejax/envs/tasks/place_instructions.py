@@ -5,7 +5,7 @@ training asks for, and a wording for testing is made of known words but for one 
 """
 
 from types import MappingProxyType
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 
@@ -59,18 +59,12 @@ def pairs(split: Split) -> tuple[tuple[int, int], ...]:
     return tuple((colours.index(colour), ZONES.index(zone)) for colour, zone in kept)
 
 
-def check_split(task: str, name: str, split: str) -> None:
-    """Raise ValueError unless ``split`` is one."""
-    if split not in get_args(Split):
-        raise ValueError(f"{task}: {name} must be 'train', 'held_out' or 'all', got {split!r}")
-
-
 def _belongs(held_out: bool, split: Split) -> bool:
     return split == "all" or held_out == (split == "held_out")
 
 
 BYTES = np.array(
-    [[[as_bytes(said.format(colour=c, zone=z), LENGTH) for z in ZONES] for c in COLOURS] for said in WORDINGS]
+    [[[as_bytes(wording.format(colour=c, zone=z), LENGTH) for z in ZONES] for c in COLOURS] for wording in WORDINGS]
 )
 """[wordings, colours, zones, 64] uint8: every instruction."""
 MEANING = MappingProxyType({w.format(colour=c, zone=z): (c, z) for w in WORDINGS for c, z in _PAIRS})

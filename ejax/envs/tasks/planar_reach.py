@@ -1,23 +1,14 @@
 """A planar two-link arm that reaches a target. Analytic, differentiable. Source: EmbodiChain's Newton planar reach."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
-import gymnasium
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import struct
 
-from ejax.envs.description import WHOLE, EnvDescription, Feature, features
-from ejax.numerics.finite import all_finite
-from ejax.types import Array, Key, Timestep
-
-_OBSERVATION = (
-    *(Feature(f"joint {i} angle", "rad") for i in (1, 2)),
-    *features(("end effector", "xy", "m"), ("target", "xy", "m")),
-    *(Feature(f"joint {i} previous action", "1") for i in (1, 2)),
-)
-_ACTION = tuple(Feature(f"joint {i} angle change / action_scale", "rad") for i in (1, 2))
+from ejax.envs.description import Feature, features
+from ejax.envs.tasks.state_task import StateTask, Step, clip_with_gradient
+from ejax.types import Array, Key
 
 
 @struct.dataclass(kw_only=True)
@@ -33,7 +24,7 @@ class PlanarReachState:
 
 
 @dataclass(frozen=True)
-class PlanarReachRL:
+class PlanarReachRL(StateTask):
     """
         q ← clip(q + action_scale·a, ±π),  x = (l₁ sin q₁ + l₂ sin(q₁ + q₂), −l₁ cos q₁ − l₂ cos(q₁ + q₂))
         r = −‖x − target‖²
@@ -42,6 +33,14 @@ class PlanarReachRL:
     and a success: ‖x − target‖ < success_threshold. A new episode starts at q ~ U(±π/2), with the target where the arm
     is at some q ~ U(±π): it can always be reached.
     """
+
+    observed = (
+        *(Feature(f"joint {i} angle", "rad") for i in (1, 2)),
+        *features(("end effector", "xy", "m"), ("target", "xy", "m")),
+        *(Feature(f"joint {i} previous action", "1") for i in (1, 2)),
+    )
+    acted = tuple(Feature(f"joint {i} angle change / action_scale", "rad") for i in (1, 2))
+    positive = ("max_episode_steps", "action_scale")
 
     max_episode_steps: int = 32
     link_length: tuple[float, float] = (1.0, 0.8)
@@ -52,68 +51,45 @@ class PlanarReachRL:
     """m"""
 
     def __post_init__(self) -> None:
-        checks = {
-            "max_episode_steps": (self.max_episode_steps > 0, "> 0"),
-            "link_length": (min(self.link_length) > 0.0, "two lengths > 0"),
-            "action_scale": (self.action_scale > 0.0, "> 0"),
-            "success_threshold": (self.success_threshold >= 0.0, ">= 0"),
-        }
-        for name, (valid, allowed) in checks.items():
-            if not valid:
-                raise ValueError(f"PlanarReachRL: {name} must be {allowed}, got {getattr(self, name)}")
+        super().__post_init__()
+        if not min(self.link_length) > 0.0:
+            raise ValueError(f"PlanarReachRL: link_length must be two lengths > 0, got {self.link_length}")
+        if not self.success_threshold >= 0.0:
+            raise ValueError(f"PlanarReachRL: success_threshold must be >= 0, got {self.success_threshold}")
 
-    @property
-    def description(self) -> EnvDescription:
-        return EnvDescription(
-            observation={WHOLE: _OBSERVATION},
-            action=_ACTION,
-            control_period=None,
-            parameters=asdict(self),
-        )
-
-    @property
-    def observation_space(self) -> gymnasium.spaces.Box:
-        return gymnasium.spaces.Box(-np.inf, np.inf, (8,), np.float32)
-
-    @property
-    def action_space(self) -> gymnasium.spaces.Box:
-        return gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)
-
-    def reset(self, key: Key) -> tuple[PlanarReachState, Array]:
+    def start(self, key: Key) -> PlanarReachState:
         key_start, key_target = jax.random.split(key)
-        state = PlanarReachState(
+        return PlanarReachState(
             joint_position=jax.random.uniform(key_start, (2,), minval=-0.5 * jnp.pi, maxval=0.5 * jnp.pi),
             target_position=self.end_effector(jax.random.uniform(key_target, (2,), minval=-jnp.pi, maxval=jnp.pi)),
             last_action=jnp.zeros(2),
             episode_step=jnp.zeros((), jnp.int32),
         )
-        return state, self._observe(state)
 
-    def step(self, state: PlanarReachState, action: Array, key: Key) -> tuple[PlanarReachState, Timestep]:
-        del key  # the dynamics are deterministic
-        if action.shape != (2,):
-            raise ValueError(f"PlanarReachRL.step takes an action of shape (2,), got {action.shape}")
-        # not jnp.clip, which halves the gradient on the bounds, where previously clipped actions lie
-        action = jnp.where(jnp.abs(action) > 1.0, jnp.sign(action), action)
-        state = PlanarReachState(
+    def limited(self, action: Array) -> Array:
+        return clip_with_gradient(action)
+
+    def advance(self, state: PlanarReachState, action: Array) -> PlanarReachState:
+        return PlanarReachState(
             joint_position=jnp.clip(state.joint_position + self.action_scale * action, -jnp.pi, jnp.pi),
             target_position=state.target_position,
             last_action=action,
             episode_step=state.episode_step + 1,
         )
-        error = self.end_effector(state.joint_position) - state.target_position
-        squared_distance = jnp.sum(jnp.square(error))
-        distance = jnp.sqrt(jax.lax.stop_gradient(squared_distance))
-        finite = all_finite(state)
-        success = (distance < self.success_threshold) & finite
-        timestep = Timestep(
-            obs=self._observe(state),
-            reward=-squared_distance,
-            terminated=success,
-            truncated=(state.episode_step >= self.max_episode_steps) | ~finite,
-            info={"success": success, "metrics": {"final_distance": distance}, "rewards": {}},
-        )
-        return state, timestep
+
+    def observe(self, state: PlanarReachState) -> Array:
+        tip = self.end_effector(state.joint_position)
+        return jnp.concatenate([state.joint_position, tip, state.target_position, state.last_action])
+
+    def distance(self, state: PlanarReachState) -> Array:
+        """From the tip to the target, m, without a gradient."""
+        return jnp.sqrt(jax.lax.stop_gradient(self._squared_distance(state)))
+
+    def reward(self, step: Step) -> Array:
+        return -self._squared_distance(step.state)
+
+    def metrics(self, state: PlanarReachState) -> dict[str, Array]:
+        return {"final_distance": self.distance(state)}
 
     def end_effector(self, joint_position: Array) -> Array:
         """Position of the tip, m. [2] -> [2]."""
@@ -123,6 +99,5 @@ class PlanarReachRL:
         y = -first * jnp.cos(q_1) - second * jnp.cos(q_12)
         return jnp.stack([x, y])
 
-    def _observe(self, state: PlanarReachState) -> Array:
-        end_effector = self.end_effector(state.joint_position)
-        return jnp.concatenate([state.joint_position, end_effector, state.target_position, state.last_action])
+    def _squared_distance(self, state: PlanarReachState) -> Array:
+        return jnp.sum(jnp.square(self.end_effector(state.joint_position) - state.target_position))

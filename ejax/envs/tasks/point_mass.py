@@ -1,31 +1,21 @@
 """A point mass that reaches a goal past two soft obstacles. Differentiable. Source: EmbodiChain's PointMassRL."""
 
 import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 
-import gymnasium
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import struct
 
-from ejax.envs.description import WHOLE, EnvDescription, Feature, features
-from ejax.numerics.finite import all_finite
+from ejax.envs.description import EnvDescription, Feature, features
+from ejax.envs.tasks.state_task import StateTask, Step, clip_with_gradient
 from ejax.numerics.kernels import by_platform
-from ejax.types import Array, Key, Timestep
+from ejax.types import Array, Key
 
 _MAX_DRAWS = 50
 _NEVER = 1e-12
 """The probability of a failure that need not be provided for."""
-
-
-_OBSERVATION = (
-    *features(("position", "xy", "m"), ("velocity", "xy", "m/s"), ("goal", "xy", "m"), ("previous action", "xy", "1")),
-    *features(("obstacle 0", "xy", "m"), ("obstacle 1", "xy", "m")),
-    *(Feature(f"obstacle {i} radius", "m") for i in range(2)),
-)
-_ACTION = tuple(Feature(f"force {axis} / force_scale", "N") for axis in "xy")
 
 
 @struct.dataclass(kw_only=True)
@@ -46,7 +36,7 @@ class PointMassState:
 
 
 @dataclass(frozen=True)
-class PointMassRL:
+class PointMassRL(StateTask):
     """
         v ← v·(1 − damping·dt) + a·force/mass·dt,  p ← clip(p + v·dt)
         r = −d + ½·exp(−d²/(2·0.05²)) − 2Σpen² − 0.01‖v‖² − 0.001‖a − a_prev‖² + success_bonus·[d < threshold]
@@ -54,6 +44,14 @@ class PointMassRL:
     with d the distance to the goal and pen the depth inside an obstacle. Observation [14]: position, velocity, goal,
     previous action, obstacle positions, obstacle radii. Action [2] in ±1, clipped.
     """
+
+    observed = (
+        *features(("position", "xy", "m"), ("velocity", "xy", "m/s"), ("goal", "xy", "m")),
+        *features(("previous action", "xy", "1"), ("obstacle 0", "xy", "m"), ("obstacle 1", "xy", "m")),
+        *(Feature(f"obstacle {i} radius", "m") for i in range(2)),
+    )
+    acted = tuple(Feature(f"force {axis} / force_scale", "N") for axis in "xy")
+    positive = ("max_episode_steps", "mass", "dt")
 
     max_episode_steps: int = 100
     workspace_half: float = 1.0
@@ -67,41 +65,24 @@ class PointMassRL:
     obstacle_min_goal_distance: float = 0.25
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         low, high = self.obstacle_radius_range
-        checks = {
-            "max_episode_steps": (self.max_episode_steps > 0, "> 0"),
-            "obstacle_radius_range": (0.0 < low <= high, "(low, high) with 0 < low <= high"),
-            "success_bonus": (self.success_bonus >= 0.0, ">= 0"),
-            "mass": (self.mass > 0.0, "> 0"),
-            "dt": (self.dt > 0.0, "> 0"),
-        }
-        for name, (valid, allowed) in checks.items():
-            if not valid:
-                raise ValueError(f"PointMassRL: {name} must be {allowed}, got {getattr(self, name)}")
+        if not 0.0 < low <= high:
+            text = f"must be (low, high) with 0 < low <= high, got {self.obstacle_radius_range}"
+            raise ValueError(f"PointMassRL: obstacle_radius_range {text}")
+        if not self.success_bonus >= 0.0:
+            raise ValueError(f"PointMassRL: success_bonus must be >= 0, got {self.success_bonus}")
 
     @property
     def description(self) -> EnvDescription:
-        return EnvDescription(
-            observation={WHOLE: _OBSERVATION},
-            action=_ACTION,
-            control_period=self.dt,
-            parameters=asdict(self),
-        )
+        return replace(super().description, control_period=self.dt)
 
-    @property
-    def observation_space(self) -> gymnasium.spaces.Box:
-        return gymnasium.spaces.Box(-np.inf, np.inf, (14,), np.float32)
-
-    @property
-    def action_space(self) -> gymnasium.spaces.Box:
-        return gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)
-
-    def reset(self, key: Key) -> tuple[PointMassState, Array]:
+    def start(self, key: Key) -> PointMassState:
         key_goal, key_start, key_obstacles, key_radii = jax.random.split(key, 4)
         half = self.workspace_half
         goal = _uniform(key_goal, (2,), 0.7 * half)
         low, high = self.obstacle_radius_range
-        state = PointMassState(
+        return PointMassState(
             position=_uniform(key_start, (2,), 0.6 * half),
             velocity=jnp.zeros(2),
             goal_position=goal,
@@ -112,56 +93,60 @@ class PointMassRL:
             path_length=jnp.zeros(()),
             collision_count=jnp.zeros((), jnp.int32),
         )
-        return state, _observe(state)
 
-    def step(self, state: PointMassState, action: Array, key: Key) -> tuple[PointMassState, Timestep]:
-        del key  # the dynamics are deterministic
-        if action.shape != (2,):
-            raise ValueError(f"PointMassRL.step takes an action of shape (2,), got {action.shape}")
-        # not jnp.clip, which halves the gradient on the bounds, where previously clipped actions lie
-        action = jnp.where(jnp.abs(action) > 1.0, jnp.sign(action), action)
+    def limited(self, action: Array) -> Array:
+        return clip_with_gradient(action)
+
+    def advance(self, state: PointMassState, action: Array) -> PointMassState:
         velocity = state.velocity * (1.0 - self.linear_damping * self.dt)
         velocity = velocity + action * (self.force_scale / self.mass * self.dt)
         position = jnp.clip(state.position + velocity * self.dt, -self.workspace_half, self.workspace_half)
         moved = jnp.linalg.norm(jax.lax.stop_gradient(position - state.position))
-
-        to_obstacle = _safe_norm(position[None] - state.obstacle_position)
-        penetration = jnp.maximum(state.obstacle_radius - to_obstacle, 0.0)
-        distance = _safe_norm(position - state.goal_position)
-        episode_step = state.episode_step + 1
-        success = distance < self.success_threshold
-        reward = (
-            -distance
-            + 0.5 * jnp.exp(-jnp.square(distance) / (2.0 * 0.05**2))
-            - 2.0 * jnp.sum(jnp.square(penetration))
-            - 0.01 * jnp.sum(jnp.square(velocity))
-            - 0.001 * jnp.sum(jnp.square(action - state.last_action))
-            + self.success_bonus * success
-        )
         state = replace(
             state,
             position=position,
             velocity=velocity,
             last_action=jax.lax.stop_gradient(action),
-            episode_step=episode_step,
+            episode_step=state.episode_step + 1,
             path_length=state.path_length + moved,
-            collision_count=state.collision_count + (penetration > 0.0).any(),
         )
-        finite = all_finite(state)
+        return replace(state, collision_count=state.collision_count + (_penetration(state) > 0.0).any())
+
+    def distance(self, state: PointMassState) -> Array:
+        """From the mass to the goal, m."""
+        return _safe_norm(state.position - state.goal_position)
+
+    def reward(self, step: Step) -> Array:
+        state, distance = step.state, self.distance(step.state)
+        return (
+            -distance
+            + 0.5 * jnp.exp(-jnp.square(distance) / (2.0 * 0.05**2))
+            - 2.0 * jnp.sum(jnp.square(_penetration(state)))
+            - 0.01 * jnp.sum(jnp.square(state.velocity))
+            - 0.001 * jnp.sum(jnp.square(step.action - step.before.last_action))
+            + self.success_bonus * self.succeeds(state)
+        )
+
+    def metrics(self, state: PointMassState) -> dict[str, Array]:
         metrics = {
-            "final_position": position,
-            "final_distance": distance,
+            "final_position": state.position,
+            "final_distance": self.distance(state),
             "path_length": state.path_length,
             "collision_count": state.collision_count,
         }
-        timestep = Timestep(
-            obs=_observe(state),
-            reward=reward,
-            terminated=success & finite,
-            truncated=(episode_step >= self.max_episode_steps) | ~finite,
-            info={"success": success & finite, "metrics": jax.lax.stop_gradient(metrics), "rewards": {}},
+        return jax.lax.stop_gradient(metrics)
+
+    def observe(self, state: PointMassState) -> Array:
+        return jnp.concatenate(
+            [
+                state.position,
+                state.velocity,
+                state.goal_position,
+                state.last_action,
+                state.obstacle_position.reshape(4),
+                state.obstacle_radius,
+            ]
         )
-        return state, timestep
 
     def _draw_obstacles(self, key: Key, goal: Array) -> Array:
         """Uniform outside a disc around the goal; after 50 failed draws the point mirrored at the origin, −½·goal."""
@@ -197,17 +182,10 @@ class PointMassRL:
         return min(_MAX_DRAWS, math.ceil(math.log(_NEVER) / math.log(fails)))
 
 
-def _observe(state: PointMassState) -> Array:
-    return jnp.concatenate(
-        [
-            state.position,
-            state.velocity,
-            state.goal_position,
-            state.last_action,
-            state.obstacle_position.reshape(4),
-            state.obstacle_radius,
-        ]
-    )
+def _penetration(state: PointMassState) -> Array:
+    """[2], m: how deep the mass is in each obstacle."""
+    to_obstacle = _safe_norm(state.position[None] - state.obstacle_position)
+    return jnp.maximum(state.obstacle_radius - to_obstacle, 0.0)
 
 
 def _uniform(key: Key, shape: tuple[int, ...], half_width: float) -> Array:

@@ -1,0 +1,127 @@
+"""Tasks on MuJoCo models: what ``StateTask`` leaves open, where a state has ``physics``."""
+
+from dataclasses import replace
+from typing import Any, ClassVar, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ejax.envs.description import EnvDescription
+from ejax.envs.mujoco.appearance import Appearance
+from ejax.envs.mujoco.engine import Engine, Physics, PhysicsState, check_physics, load_model, render
+from ejax.envs.mujoco.kinematics import site_pose
+from ejax.envs.tasks.state_task import StateTask
+from ejax.types import Array, CameraView, Key
+
+Position: TypeAlias = tuple[float, float, float]
+"""m"""
+Range: TypeAlias = tuple[Position, Position]
+"""(low, high), m"""
+
+
+class PhysicsTask(StateTask):
+    """A task on a MuJoCo model, whose state has ``physics``; it can be drawn, and its physics randomized.
+
+    ``advance`` is: ``control`` → ``sim_steps_per_control`` physics steps of 0.01 s → ``update``.
+    """
+
+    physics: Engine
+    sim_steps_per_control: int
+    """Fields of every such task."""
+    marked: ClassVar[tuple[tuple[str, str], ...]] = ()
+    """Mocap bodies, which are drawn and no part of the physics, and the field of the state that has a body's place."""
+    positions: ClassVar[tuple[str, ...]] = ()
+    """Fields that are coordinates, m, as many as their defaults: a file's lists become (hashable) tuples."""
+
+    @property
+    def asset(self) -> str:
+        """The model, as in ``ejax.envs.mujoco.engine.Physics``."""
+        raise NotImplementedError
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_physics(self.physics, self.sim_steps_per_control)
+        for name in self.positions:
+            value, like = getattr(self, name), getattr(type(self), name)
+            object.__setattr__(self, name, _as_position(f"{type(self).__name__}: {name}", value, like))
+
+    def resting(self, *qpos: ArrayLike) -> PhysicsState:
+        """All bodies at rest, at these parts of qpos, one after the other."""
+        speeds = jnp.zeros(load_model(self.asset).nv)
+        return PhysicsState(qpos=jnp.concatenate([jnp.asarray(part) for part in qpos]), qvel=speeds)
+
+    def site(self, state: Any, name: str) -> Array:
+        """[3], m: where a site of the model is."""
+        return site_pose(load_model(self.asset), name, state.physics.qpos)[:3, 3]
+
+    def control(self, state: Any, action: Array) -> Array:
+        """[nu]: what the actuators hold for one control step."""
+        raise NotImplementedError
+
+    def update(self, state: Any, control: Array) -> Any:
+        """The state after the physics, with what else changes. Default: nothing."""
+        del control
+        return state
+
+    def markers(self, state: Any) -> dict[str, Array]:
+        """Mocap body -> its place [3], m. Default: as ``marked`` has it."""
+        return {body: getattr(state, field) for body, field in self.marked}
+
+    def colours(self, state: Any) -> dict[str, Array]:
+        """Geom -> colour [4] in 0 … 1, of the episode. Default: the model's."""
+        del state
+        return {}
+
+    @property
+    def control_period(self) -> float:
+        """Duration of one step, s."""
+        return 0.01 * self.sim_steps_per_control
+
+    @property
+    def simulation(self) -> Physics:
+        return Physics(self.asset, self.physics, self.sim_steps_per_control)
+
+    @property
+    def description(self) -> EnvDescription:
+        return replace(super().description, control_period=self.control_period)
+
+    def advance(self, state: Any, action: Array) -> Any:
+        control = self.control(state, action)
+        physics = self.simulation.step(state.physics, control)
+        return self.update(replace(state, physics=physics, episode_step=state.episode_step + 1), control)
+
+    def render(
+        self, state: Any, width: int = 640, height: int = 480, camera: CameraView | None = None
+    ) -> NDArray[np.uint8]:
+        """Draw one environment: [height, width, 3] RGB. See ``ejax.envs.mujoco.engine.render``."""
+        seen = self.appearance(state)
+        moved = {"mocap_pos": seen.mocap_pos, "rgba": seen.rgba}
+        return render(seen.asset, seen.qpos, width=width, height=height, camera=camera, **moved)
+
+    def appearance(self, state: Any) -> Appearance:
+        """For ``ejax.envs.mujoco.raycast``."""
+        return Appearance(
+            asset=self.asset, qpos=state.physics.qpos, mocap_pos=self.markers(state), rgba=self.colours(state)
+        )
+
+
+def draw_position(key: Key, centre: Position, offset: Range) -> Array:
+    """[3], m: ``centre`` with an offset between these two, uniform."""
+    low, high = jnp.asarray(offset[0]), jnp.asarray(offset[1])
+    return jnp.asarray(centre) + jax.random.uniform(key, (3,), minval=low, maxval=high)
+
+
+def _as_position(where: str, value: Any, like: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Coordinates, or two places as bounds, as (hashable) tuples of floats.
+
+    Raises:
+        ValueError: more or fewer numbers than in ``like``.
+    """
+    if not isinstance(value, list | tuple | np.ndarray) or len(value) != len(like):
+        of_two = "two positions, low and high (m)" if isinstance(like[0], tuple) else "two numbers (x and y, m)"
+        takes = of_two if len(like) == 2 else "positions of three numbers (m)"
+        raise ValueError(f"{where} takes {takes}, got {value!r}")
+    pairs = zip(value, like, strict=True)
+    return tuple(_as_position(where, x, y) if isinstance(y, tuple) else float(x) for x, y in pairs)
