@@ -17,9 +17,9 @@ from ejax.envs.mujoco.engine import load_model
 from ejax.envs.mujoco.inverse_kinematics import solve_site_pose
 from ejax.envs.mujoco.kinematics import site_pose
 from ejax.envs.mujoco.rotations import make_pose
+from ejax.envs.task.physics_task import PhysicsTask
+from ejax.envs.task.state_task import Moment
 from ejax.envs.tasks.grasp_scene import DRIVES, HALF_EDGE
-from ejax.envs.tasks.physics_task import PhysicsTask
-from ejax.envs.tasks.state_task import Step
 from ejax.types import Array, Key
 
 WORKSPACE: tuple[Vector, Vector] = ((-0.95, -0.55, 0.02), (-0.4, 0.25, 0.45))
@@ -106,11 +106,11 @@ class GraspTask(PhysicsTask):
     def leaves(self, state: Any) -> Array:
         return (self.cubes(state)[..., 2] < CUBE_FELL).any()
 
-    def rewards(self, step: Step) -> dict[str, Array]:
-        before = self.potential(step.before)
-        return {name: after - before[name] for name, after in self.potential(step.state).items()} | {
-            "action_penalty": -self.action_penalty_weight * jnp.linalg.norm(self.action_scale * step.action[:3]),
-            "success": self.success_weight * step.success,
+    def rewards(self, moment: Moment) -> dict[str, Array]:
+        before = self.potential(moment.before.state)
+        return {name: after - before[name] for name, after in self.potential(moment.state).items()} | {
+            "action_penalty": -self.action_penalty_weight * jnp.linalg.norm(self.action_scale * moment.action[:3]),
+            "success": self.success_weight * moment.info["success"],
         }
 
 

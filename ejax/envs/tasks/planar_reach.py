@@ -1,13 +1,13 @@
 """A planar two-link arm that reaches a target. Analytic, differentiable. Source: EmbodiChain's Newton planar reach."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
 from flax import struct
 
 from ejax.envs.description import Feature, features
-from ejax.envs.tasks.state_task import StateTask, Step, clip_with_gradient
+from ejax.envs.task.state_task import Moment, StateTask, clip_with_gradient
 from ejax.types import Array, Key
 
 
@@ -70,12 +70,8 @@ class PlanarReachRL(StateTask):
         return clip_with_gradient(action)
 
     def advance(self, state: PlanarReachState, action: Array) -> PlanarReachState:
-        return PlanarReachState(
-            joint_position=jnp.clip(state.joint_position + self.action_scale * action, -jnp.pi, jnp.pi),
-            target_position=state.target_position,
-            last_action=action,
-            episode_step=state.episode_step + 1,
-        )
+        joint_position = jnp.clip(state.joint_position + self.action_scale * action, -jnp.pi, jnp.pi)
+        return replace(state, joint_position=joint_position, last_action=action)
 
     def observe(self, state: PlanarReachState) -> Array:
         tip = self.end_effector(state.joint_position)
@@ -85,8 +81,8 @@ class PlanarReachRL(StateTask):
         """From the tip to the target, m, without a gradient."""
         return jnp.sqrt(jax.lax.stop_gradient(self._squared_distance(state)))
 
-    def reward(self, step: Step) -> Array:
-        return -self._squared_distance(step.state)
+    def reward(self, moment: Moment) -> Array:
+        return -self._squared_distance(moment.state)
 
     def metrics(self, state: PlanarReachState) -> dict[str, Array]:
         return {"final_distance": self.distance(state)}

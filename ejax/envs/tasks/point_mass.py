@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from ejax.envs.description import EnvDescription, Feature, features
-from ejax.envs.tasks.state_task import StateTask, Step, clip_with_gradient
+from ejax.envs.task.state_task import Moment, StateTask, clip_with_gradient
 from ejax.numerics.kernels import by_platform
 from ejax.types import Array, Key
 
@@ -107,7 +107,6 @@ class PointMassRL(StateTask):
             position=position,
             velocity=velocity,
             last_action=jax.lax.stop_gradient(action),
-            episode_step=state.episode_step + 1,
             path_length=state.path_length + moved,
         )
         return replace(state, collision_count=state.collision_count + (_penetration(state) > 0.0).any())
@@ -116,14 +115,14 @@ class PointMassRL(StateTask):
         """From the mass to the goal, m."""
         return _safe_norm(state.position - state.goal_position)
 
-    def reward(self, step: Step) -> Array:
-        state, distance = step.state, self.distance(step.state)
+    def reward(self, moment: Moment) -> Array:
+        state, distance = moment.state, self.distance(moment.state)
         return (
             -distance
             + 0.5 * jnp.exp(-jnp.square(distance) / (2.0 * 0.05**2))
             - 2.0 * jnp.sum(jnp.square(_penetration(state)))
             - 0.01 * jnp.sum(jnp.square(state.velocity))
-            - 0.001 * jnp.sum(jnp.square(step.action - step.before.last_action))
+            - 0.001 * jnp.sum(jnp.square(moment.action - moment.before.state.last_action))
             + self.success_bonus * self.succeeds(state)
         )
 

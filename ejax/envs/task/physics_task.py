@@ -12,7 +12,7 @@ from ejax.envs.description import EnvDescription
 from ejax.envs.mujoco.appearance import Appearance
 from ejax.envs.mujoco.engine import Engine, Physics, PhysicsState, check_physics, load_model, render
 from ejax.envs.mujoco.kinematics import site_pose
-from ejax.envs.tasks.state_task import StateTask
+from ejax.envs.task.state_task import StateTask
 from ejax.types import Array, CameraView, Key
 
 Position: TypeAlias = tuple[float, float, float]
@@ -90,7 +90,7 @@ class PhysicsTask(StateTask):
     def advance(self, state: Any, action: Array) -> Any:
         control = self.control(state, action)
         physics = self.simulation.step(state.physics, control)
-        return self.update(replace(state, physics=physics, episode_step=state.episode_step + 1), control)
+        return self.update(replace(state, physics=physics), control)
 
     def render(
         self, state: Any, width: int = 640, height: int = 480, camera: CameraView | None = None

@@ -1,41 +1,43 @@
-"""The one order of a step of ejax's own tasks, and all that follows from the names of a task's numbers.
+"""Tasks on a state of their own: spaces, description and step follow from the names of a task's numbers and its hooks.
 
 A task is a frozen dataclass whose fields are its config; its state is a dataclass of its own, arrays only.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
 import gymnasium
 import jax.numpy as jnp
 import numpy as np
 
 from ejax.envs.description import WHOLE, EnvDescription, Feature
-from ejax.numerics.finite import all_finite
+from ejax.envs.task.step import Outcome, StepParts, step_terms
 from ejax.types import Array, Key, PyTree, Timestep
 
 
-class Step(NamedTuple):
-    """One control step, as a task's rewards see it."""
+@dataclass(frozen=True, kw_only=True)
+class Moment:
+    """A state and what led there: the ``World`` of a task whose own code knows where its numbers are."""
 
-    before: Any
-    """The state that it began at."""
-    action: Array
     state: Any
-    obs: PyTree
+    action: Any = None
+    """As it was done; None at the step's beginning."""
+    before: Any = None
+    """The moment before the step; None at its beginning."""
+    obs: PyTree = None
     """The observation of ``state``. Use it for what it holds: computed again, the last bits of it may be others."""
-    success: Array
-    """bool"""
+    info: Mapping[str, Array] = field(default_factory=dict)
+    """``success`` and ``fail`` of this step, where rewards are computed."""
 
 
 class StateTask:
     """A task on a state of its own, with ``episode_step``: control steps done, int32.
 
-    A step: ``limited`` action → ``advance`` → of the state then ``succeeds``, ``rewards``, ``leaves``, ``observe``.
-    Terminated: success. Truncated: after ``max_episode_steps``, where the state ``leaves`` the task, or when something
-    in it is not finite, which is no success either. The reward is the sum of its terms, in their order.
+    A step, in the order of ``ejax.envs.task.step``: ``limited`` action → ``advance`` → ``observe`` → ``succeeds``,
+    ``leaves``, ``metrics`` → ``rewards``. Terminated: success. Truncated: after ``max_episode_steps``, where the state
+    ``leaves`` the task, or when something in it is not finite, which is no success either.
     """
 
     observed: ClassVar[tuple[Feature, ...]] = ()
@@ -72,21 +74,21 @@ class StateTask:
         raise NotImplementedError
 
     def advance(self, state: Any, action: Array) -> Any:
-        """The state one control step later."""
+        """The state one control step later; that one more is done is counted elsewhere."""
         raise NotImplementedError
 
     def succeeds(self, state: Any) -> Array:
         """bool: the task is done. Default: its distance is below ``success_threshold``."""
         return self.distance(state) < self.success_threshold
 
-    def rewards(self, step: Step) -> dict[str, Array]:
+    def rewards(self, moment: Moment) -> dict[str, Array]:
         """The terms of the reward, weighted. Default: none, of a task that gives its ``reward`` whole."""
-        del step
+        del moment
         return {}
 
-    def reward(self, step: Step) -> Array | None:
+    def reward(self, moment: Moment) -> Array | None:
         """The reward, where it is not the sum of its terms. None: it is."""
-        del step
+        del moment
         return None
 
     def distance(self, state: Any) -> Array:
@@ -145,27 +147,35 @@ class StateTask:
         return state, self.observe(state)
 
     def step(self, state: Any, action: Array, key: Key) -> tuple[Any, Timestep]:
-        del key  # nothing is random but the start
-        if action.shape != (shape := (len(self.acted),)):
-            raise ValueError(f"{type(self).__name__}.step takes an action of shape {shape}, got {action.shape}")
-        action = self.limited(action)
-        after = self.advance(state, action)
-        return after, self.timestep(state, action, after)
-
-    def timestep(self, before: Any, action: Array, state: Any) -> Timestep:
-        """The answer to an action that led from ``before`` to ``state``."""
-        obs = self.observe(state)
-        finite = all_finite(state)
-        success = self.succeeds(state) & finite
-        step = Step(before, action, state, obs, success)
-        rewards, reward = self.rewards(step), self.reward(step)
-        return Timestep(
-            obs=obs,
-            reward=sum(rewards.values(), jnp.zeros(())) if reward is None else reward,
-            terminated=success,
-            truncated=(state.episode_step >= self.max_episode_steps) | self.leaves(state) | ~finite,
-            info={"success": success, "metrics": self.metrics(state), "rewards": rewards},
+        parts = StepParts(
+            world=lambda state: Moment(state=state),
+            act=self._act,
+            follow=lambda moment, before, key: moment,  # nothing is random but the start
+            observe=lambda moment, key: self.observe(moment.state),
+            outcome=self._outcome,
+            reward=self._reward,
+            max_episode_steps=self.max_episode_steps,
+            action_shape=(len(self.acted),),
         )
+        return step_terms(type(self).__name__, parts, state, action, key)
+
+    def _act(self, moment: Moment, action: Array) -> Moment:
+        action = self.limited(action)
+        return Moment(state=self.advance(moment.state, action), action=action)
+
+    def _outcome(self, moment: Moment) -> Outcome:
+        state = moment.state
+        return Outcome(
+            success=self.succeeds(state),
+            fail=jnp.zeros((), bool),
+            truncated=jnp.asarray(self.leaves(state)),
+            metrics=self.metrics(state),
+        )
+
+    def _reward(self, moment: Moment, before: Moment, outcome: Outcome) -> tuple[Array, dict[str, Array]]:
+        del before, outcome  # the moment has both
+        rewards, reward = self.rewards(moment), self.reward(moment)
+        return sum(rewards.values(), jnp.zeros(())) if reward is None else reward, rewards
 
 
 def clip_with_gradient(action: Array) -> Array:
