@@ -17,9 +17,10 @@ from ladder import Asked, Ladder
 from ejax.collectors import HostCollector
 from ejax.config import ConfigError, parse_config
 from ejax.envs.adapters import gymnasium as adapter
-from ejax.envs.adapters.gymnasium import GymnasiumVector, as_rows, next_seed, rows_space
+from ejax.envs.adapters.gymnasium import GymnasiumVector
 from ejax.envs.host.guarded import GuardedEnv
 from ejax.envs.host.pure_host import PureHostEnv
+from ejax.envs.host.rows import as_rows, next_seed, rows_space
 from ejax.envs.wrappers.action_chunk import ActionChunk
 from ejax.evaluation import evaluate_host
 from ejax.schema.trust import trust

@@ -63,16 +63,16 @@ def check_shapes(env: Any) -> None:
         raise ConfigError(problems, _name(env))
 
 
-def told(error: Exception) -> str:
-    """What went wrong and where in the user's code, without JAX's own words and frames."""
+def describe_error(error: Exception) -> str:
+    """Name the fault and its line in the user's code, without JAX's own words and frames."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_ours(frame.filename)]
     where = f"{frames[-1].filename}, line {frames[-1].lineno}: " if frames else ""
     remedy = next((text for kind in type(error).__mro__ if (text := _REMEDY.get(kind.__name__))), None)
     if remedy is not None:
         line = f" ({frames[-1].line})" if frames and frames[-1].line else ""
         return f"{where}{remedy}{line}"
-    said = " ".join(str(error).split("\n\n")[0].split())  # what JAX adds to it comes after an empty line
-    return f"{where}{said}" if isinstance(error, ValueError) else f"{where}{type(error).__name__}: {said}"
+    text = " ".join(str(error).split("\n\n")[0].split())  # what JAX adds to it comes after an empty line
+    return f"{where}{text}" if isinstance(error, ValueError) else f"{where}{type(error).__name__}: {text}"
 
 
 class _Broken(Exception):
@@ -84,7 +84,7 @@ class _Broken(Exception):
 
 
 def _form(env: Any) -> Iterator[Problem]:
-    """What can be seen without calling ``reset``."""
+    """Find what is wrong without a call of ``reset``."""
     if isinstance(env, type):
         yield Problem("", f"got the class {env.__name__}; give an environment: {env.__name__}()")
         return
@@ -107,7 +107,7 @@ def _form(env: Any) -> Iterator[Problem]:
             yield Problem(name, f"got {space}; must be a Box, a Discrete or a MultiDiscrete")
     steps = _given(env, "max_episode_steps")
     if not isinstance(steps, int) or isinstance(steps, bool) or steps < 0:
-        yield Problem("max_episode_steps", f"got {_shown(steps)}; must be an integer, 0 where there is no limit")
+        yield Problem("max_episode_steps", f"got {_shown(steps)}; must be an integer, 0 for no limit")
     try:
         hash(env)
     except TypeError as error:
@@ -117,8 +117,8 @@ def _form(env: Any) -> Iterator[Problem]:
 def _given(env: Any, name: str) -> Any:
     try:
         return getattr(env, name, None)
-    except Exception as error:  # whatever it was, it is the environment's own
-        raise ConfigError([Problem(name, told(error))], _name(env)) from error
+    except Exception as error:  # any error here is the environment's own
+        raise ConfigError([Problem(name, describe_error(error))], _name(env)) from error
 
 
 def _traced(env: Env) -> Iterator[Problem]:
@@ -233,8 +233,8 @@ def _played(env: Env, num_steps: int, seed: int) -> Iterator[Problem]:
     try:
         # two traces: what Python or NumPy draws is a constant in each
         first, second = (jax.device_get(jax.jit(partial(_episode, env, length))(key)) for _ in range(2))
-    except Exception as error:  # whatever it was, it is the environment's own
-        yield Problem("step", told(error))
+    except Exception as error:  # any error here is the environment's own
+        yield Problem("step", describe_error(error))
         return
     for (path, x), y in zip(jax.tree_util.tree_leaves_with_path(first), jax.tree.leaves(second), strict=True):
         if not np.array_equal(x, y, equal_nan=np.issubdtype(x.dtype, np.floating)):
@@ -310,8 +310,8 @@ def _call(name: str, function: Callable[..., Any], *args: Any) -> Any:
     """Shapes of what it gives. Raises ``_Broken``: it cannot be traced."""
     try:
         return jax.eval_shape(function, *args)
-    except Exception as error:  # whatever it was, it is the environment's own
-        raise _Broken(Problem(name, told(error))) from error
+    except Exception as error:  # any error here is the environment's own
+        raise _Broken(Problem(name, describe_error(error))) from error
 
 
 def _is_ours(file: str) -> bool:

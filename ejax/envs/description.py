@@ -42,7 +42,7 @@ class EnvDescription:
     parameters: Mapping[str, object] | None = None
     """The arguments that the environment was made with, defaults included."""
     notes: tuple[str, ...] = ()
-    """What a run says when it begins, such as a setting of the model that the environment does without."""
+    """Lines that a run begins with, such as a setting of the model that the environment does without."""
 
 
 @runtime_checkable

@@ -9,8 +9,8 @@ import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
-from ejax.envs.adapters.gymnasium import as_rows, into_space, rows_space
 from ejax.envs.adapters.library import check_name, import_library
+from ejax.envs.host.rows import as_rows, into_space, put_rows, rows_space
 from ejax.types import HostTimestep, PyTree
 
 
@@ -56,7 +56,7 @@ class EnvPoolVector:
             return self._obs
         chosen = np.flatnonzero(rows).astype(np.int32)
         new = as_rows(self._raw_space, self._pool.reset(chosen)[0])
-        self._obs = _put(chosen, new, self._obs)
+        self._obs = put_rows(chosen, new, self._obs)
         self._resets_next &= ~rows
         return self._obs
 
@@ -118,11 +118,3 @@ def _make_pool(envpool: Any, name: str, num_envs: int, options: dict[str, Any], 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return envpool.make(name, env_type="gymnasium", num_envs=num_envs, env_seed=seed, **options)
-
-
-def _put(rows: NDArray[np.int32], new: PyTree, into: PyTree) -> PyTree:
-    if isinstance(into, dict):
-        return {name: _put(rows, new[name], part) for name, part in into.items()}
-    out = into.copy()
-    out[rows] = new
-    return out

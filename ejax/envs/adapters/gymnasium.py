@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any, Literal
 
 import gymnasium
+import jax
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, VectorEnv
 from gymnasium.vector.async_vector_env import AsyncState
@@ -15,12 +16,13 @@ from ejax.envs.adapters.library import check_name
 from ejax.envs.adapters.worker import make_in_worker
 from ejax.envs.host.answers import answering, check_choices, check_flags_and_reward, check_success
 from ejax.envs.host.calls import call_env
+from ejax.envs.host.rows import as_rows, choose_rows, into_space, next_seed, put_rows, rows_space
 from ejax.schema.trust import check_trusted, import_trusted
 from ejax.types import HostTimestep, PyTree
 
 Rows = NDArray[np.bool_]
 _FPS = 30
-"""Of an environment that does not say."""
+"""For an environment that does not give its own."""
 _OF_OLD_GYM = ("GymV21Environment-v0", "GymV26Environment-v0")
 """Gymnasium's ids for environments of gym, which name theirs as ``env_id``."""
 
@@ -148,10 +150,10 @@ class GymnasiumVector:
         space = self.env.single_observation_space
         given = info["_final_obs"]
         if isinstance(info["final_obs"], Mapping):  # one array of all rows for each name
-            final = as_rows(space, info["final_obs"])
-            return _map(lambda new, old: np.where(given[:, None], new, old), final, obs)
+            return choose_rows(given, as_rows(space, info["final_obs"]), obs)
         for i in np.flatnonzero(given):
-            obs = _map(partial(_put_row, int(i)), as_rows(space, _batch_of_one(info["final_obs"][i])), obs)
+            one = jax.tree.map(lambda x: np.asarray(x)[None], info["final_obs"][i])
+            obs = put_rows([i], as_rows(space, one), obs)
         return obs
 
 
@@ -267,63 +269,6 @@ def vectorize(made: Any, make_one: Callable[[], Any], num_envs: int) -> Any:
     return GymnasiumVector(made) if isinstance(made, VectorEnv) else made
 
 
-def into_space(space: gymnasium.Space[Any], action: NDArray[Any], *, clip: bool) -> NDArray[Any]:
-    """A policy's actions [N, ...] as the space has them: its dtype, its first number, and with ``clip`` its bounds."""
-    if isinstance(space, gymnasium.spaces.Box):
-        return (np.clip(action, space.low, space.high) if clip else np.asarray(action)).astype(space.dtype)
-    if isinstance(space, gymnasium.spaces.Discrete | gymnasium.spaces.MultiDiscrete):
-        return (action + space.start).astype(space.dtype)
-    return action
-
-
-def as_rows(space: gymnasium.Space[Any], obs: Any) -> PyTree:
-    """Batched observations of ``space`` with every leaf as float32 vectors [N, F].
-
-    Boxes are flattened row by row; Discrete, MultiDiscrete and MultiBinary become ones and zeros.
-    """
-    spaces = gymnasium.spaces
-    if isinstance(space, spaces.Dict):
-        return {name: as_rows(part, obs[name]) for name, part in space.spaces.items()}
-    if isinstance(space, spaces.Tuple):
-        return {str(i): as_rows(part, obs[i]) for i, part in enumerate(space.spaces)}
-    array = np.asarray(obs)
-    if isinstance(space, spaces.Discrete):
-        return (array.reshape(-1, 1) - space.start == np.arange(int(space.n))).astype(np.float32)
-    if isinstance(space, spaces.MultiDiscrete):
-        columns = (array - space.start).reshape(len(array), -1).T
-        parts = [column[:, None] == np.arange(n) for column, n in zip(columns, space.nvec.reshape(-1), strict=True)]
-        return np.concatenate(parts, axis=1).astype(np.float32)
-    return np.array(array.reshape(len(array), -1), np.float32)  # a copy: vector environments write into their own
-
-
-def rows_space(space: gymnasium.Space[Any]) -> gymnasium.Space[Any]:
-    """The space of one row of ``as_rows``.
-
-    Raises:
-        ValueError: a space that has no vectors (Text, Graph, Sequence).
-    """
-    spaces = gymnasium.spaces
-    if isinstance(space, spaces.Dict):
-        return spaces.Dict({name: rows_space(part) for name, part in space.spaces.items()})
-    if isinstance(space, spaces.Tuple):
-        return spaces.Dict({str(i): rows_space(part) for i, part in enumerate(space.spaces)})
-    if isinstance(space, spaces.Box):
-        return spaces.Box(space.low.reshape(-1).astype(np.float32), space.high.reshape(-1).astype(np.float32))
-    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
-        size = int(space.n) if isinstance(space, spaces.Discrete) else gymnasium.spaces.utils.flatdim(space)
-        return spaces.Box(0.0, 1.0, (size,), np.float32)
-    raise ValueError(
-        f"observations of {space} are not vectors; allowed: Box, Discrete, MultiDiscrete, MultiBinary, Dict, Tuple"
-    )
-
-
-def next_seed(seed: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """The seeds of the episodes after those of ``seed``: a bijection of 32 bits, so that no two rows ever meet."""
-    x = seed * np.uint32(1664525) + np.uint32(1013904223)
-    x ^= x >> np.uint32(16)
-    return x * np.uint32(0x85EBCA6B)
-
-
 def _import_its_module(name: str) -> str:
     """The id that is registered, ``Name-v0``, once the module before it is imported."""
     if ":" not in name:
@@ -339,21 +284,3 @@ def _make_row(name: str, action_chunk: int, indices: Sequence[int] | None, kwarg
     env: Any = answering(gymnasium.make(name, **kwargs), row)
     env = env if indices is None else ObservationPart(env, indices)
     return env if action_chunk == 1 else ActionChunk(env, action_chunk)
-
-
-def _batch_of_one(obs: Any) -> Any:
-    if isinstance(obs, Mapping):
-        return {name: _batch_of_one(part) for name, part in obs.items()}
-    return tuple(_batch_of_one(part) for part in obs) if isinstance(obs, tuple) else np.asarray(obs)[None]
-
-
-def _map(f: Callable[..., Any], first: PyTree, *others: PyTree) -> PyTree:
-    if isinstance(first, Mapping):
-        return {name: _map(f, first[name], *(other[name] for other in others)) for name in first}
-    return f(first, *others)
-
-
-def _put_row(i: int, row: NDArray[Any], into: NDArray[Any]) -> NDArray[Any]:
-    out = into.copy()
-    out[i] = row[0]
-    return out

@@ -63,7 +63,7 @@ def make(name: str, *, max_episode_steps: int | None = None, impl: str = "jax", 
 class _WarpEnv:
     """An environment on Warp whose states are rows: without the arrays that belong to the whole batch.
 
-    Those are its contacts, which each step finds anew. With them rows could not be reset alone.
+    Those are its contacts, which each step finds again. With them rows could not be reset alone.
     """
 
     env: Any
@@ -97,7 +97,7 @@ class _WarpEnv:
 
 
 def _is_shared(path: Any) -> bool:
-    """Whether a leaf of Warp's ``Data`` is one for all rows."""
+    """True: a leaf of Warp's ``Data`` that is one for all rows."""
     from mujoco.mjx.warp.types import _BATCH_DIM
 
     names = [part.name for part in path if part.name != "_impl"]

@@ -1,4 +1,4 @@
-"""A Gymnasium environment in a worker process: whatever it raises arrives at its owner, as an error."""
+"""A Gymnasium environment in a worker process: all that it raises arrives at its owner, as an error."""
 
 import os
 import pickle

@@ -42,7 +42,7 @@ class CutOff(BaseException):
 
 
 class EnvAbandoned(BaseException):
-    """Raised by the watchdog inside the environment: the user asked the run to stop, and the call did not return.
+    """Raised by the watchdog inside the environment: the user stops the run, and the call did not return.
 
     No error, but the end of the run, as ``KeyboardInterrupt`` is.
     """

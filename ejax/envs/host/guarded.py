@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from ejax.envs.description import EnvDescription, describe
 from ejax.envs.host.answers import check_obs, check_timestep
 from ejax.envs.host.calls import HostEnvError, call_env, described
+from ejax.envs.host.rows import choose_rows
 from ejax.numerics.finite import finite_rows
 from ejax.types import HostEnv, HostTimestep, PyTree, RenderableHostEnv, ReportingHostEnv
 
@@ -127,18 +128,18 @@ class GuardedEnv:
             forced = broken & ~(done & finite_rows(obs, numpy=np))
             if forced.any():
                 obs = self._reset_inner(_new_seeds(seed, self.num_steps), forced)
-            final_obs = _replace_rows(broken, before, final_obs)
+            final_obs = choose_rows(broken, before, final_obs)
             timestep = replace(
                 timestep,
                 reward=np.where(broken, 0.0, timestep.reward).astype(np.float32),
                 terminated=timestep.terminated & ~broken,
                 truncated=timestep.truncated | broken,
-                info=_zero_where(broken, timestep.info),
+                info=_blank_rows(broken, timestep.info),
             )
         started = done | broken | ~valid
         if started.any():
             obs = self._finite_start(obs, started)
-            final_obs = _replace_rows(~valid, obs, final_obs)
+            final_obs = choose_rows(~valid, obs, final_obs)
         self._began = np.where(started, len(self._actions), self._began)
         self._info = {**timestep.info, "valid": valid & ~broken, "nonfinite": broken}
         self._keep(obs)
@@ -258,7 +259,7 @@ class GuardedEnv:
             reward=np.zeros(self.num_envs, np.float32),
             terminated=nothing,
             truncated=~nothing,
-            info=_zero_where(~nothing, self._info) | {"valid": nothing},
+            info=_blank_rows(~nothing, self._info) | {"valid": nothing},
             final_obs=before,
         )
 
@@ -281,13 +282,6 @@ class GuardedEnv:
         )
 
 
-def _replace_rows(rows: NDArray[np.bool_], new: PyTree, old: PyTree) -> PyTree:
-    def choose(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
-        return np.where(rows.reshape(-1, *[1] * (np.ndim(b) - 1)), a, b)
-
-    return jax.tree.map(choose, new, old)
-
-
 def _why_not_again(facts: Mapping[str, Any], path: str) -> str | None:
     """The reason that ``ejax.replay`` cannot play this file, or None."""
     if not facts["seeded"]:
@@ -308,13 +302,9 @@ def _new_file(folder: Path, stem: str) -> IO[bytes]:
             name = f"{stem}_{number}.npz"
 
 
-def _zero_where(rows: NDArray[np.bool_], info: dict[str, Any]) -> dict[str, Any]:
+def _blank_rows(rows: NDArray[np.bool_], info: dict[str, Any]) -> dict[str, Any]:
     """``info`` with zeros in these rows."""
-
-    def zero(x: NDArray[Any]) -> NDArray[Any]:
-        return np.where(rows.reshape(-1, *[1] * (np.ndim(x) - 1)), np.zeros((), np.asarray(x).dtype), x)
-
-    return jax.tree.map(zero, info)
+    return choose_rows(rows, jax.tree.map(lambda x: np.zeros((), np.asarray(x).dtype), info), info)
 
 
 def _new_seeds(seed: NDArray[np.uint32], count: int) -> NDArray[np.uint32]:

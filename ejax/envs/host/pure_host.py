@@ -11,6 +11,7 @@ import numpy as np
 from flax import struct
 from numpy.typing import NDArray
 
+from ejax.envs.host.rows import choose_rows
 from ejax.types import Array, Env, HostTimestep, Key, PyTree, Timestep, carry_over
 
 
@@ -88,7 +89,7 @@ def _fresh(env: Env, seed: Array) -> _Rows:
 
 @partial(jax.jit, static_argnames="env")
 def _reset(env: Env, rows: _Rows, seed: Array, chosen: Array) -> _Rows:
-    return _choose(chosen, _fresh(env, seed), rows)
+    return choose_rows(chosen, _fresh(env, seed), rows, numpy=jnp)
 
 
 @partial(jax.jit, static_argnames="env")
@@ -101,7 +102,7 @@ def _step(env: Env, rows: _Rows, action: Array) -> tuple[_Rows, Timestep]:
     def reset_done(ended: _Rows) -> _Rows:
         fresh = _fresh(env, jax.vmap(_next_seed)(ended.seed, ended.num_steps))
         state, obs = jax.vmap(partial(carry_over, env))(ended.state, fresh.state, fresh.obs)
-        return _choose(done, replace(fresh, state=state, obs=obs), ended)
+        return choose_rows(done, replace(fresh, state=state, obs=obs), ended, numpy=jnp)
 
     following = jax.lax.cond(done.any(), reset_done, lambda same: same, ended)
     return following, replace(timestep, obs=following.obs, final_obs=timestep.obs)
@@ -113,7 +114,3 @@ def _step_key(seed: Array, num_steps: Array) -> Key:
 
 def _next_seed(seed: Array, num_steps: Array) -> Array:
     return jax.random.bits(jax.random.fold_in(jax.random.key(seed), -num_steps), (), jnp.uint32)
-
-
-def _choose(chosen: Array, new: PyTree, old: PyTree) -> PyTree:
-    return jax.tree.map(lambda a, b: jnp.where(chosen.reshape(-1, *[1] * (b.ndim - 1)), a, b), new, old)

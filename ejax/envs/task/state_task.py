@@ -92,7 +92,7 @@ class StateTask:
         return None
 
     def distance(self, state: Any) -> Array:
-        """How far the task is from done, in its own unit."""
+        """The distance from done, in the task's own unit."""
         raise NotImplementedError
 
     def metrics(self, state: Any) -> dict[str, Array]:

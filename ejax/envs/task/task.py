@@ -29,7 +29,7 @@ import numpy as np
 from flax.core import FrozenDict
 from numpy.typing import NDArray
 
-from ejax.envs.check import told
+from ejax.envs.check import describe_error
 from ejax.envs.description import WHOLE, EnvDescription, Feature
 from ejax.envs.mujoco.appearance import Appearance
 from ejax.envs.mujoco.choice import choose_engine
@@ -149,8 +149,8 @@ class MuJoCoTask:
         check_actuators(kind, model, len(self.actions), type(self).control is not MuJoCoTask.control)
         try:
             _ = self._observed
-        except Exception as error:  # whatever it was, it is the subclass's own
-            raise ValueError(f"{kind}: {told(error)}") from error
+        except Exception as error:  # any error here is the subclass's own
+            raise ValueError(f"{kind}: {describe_error(error)}") from error
 
     def observe(self, world: World) -> Mapping[str, Array] | Array:
         """What the policy sees: numbers by name, ``"tip to goal [m]"``, which become one vector in this order, and its

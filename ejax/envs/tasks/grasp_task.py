@@ -1,4 +1,4 @@
-"""What the tasks of ``grasp_scene`` share: actions that move the tool, where things may lie, and when a cube is placed.
+"""The common part of ``grasp_scene``'s tasks: actions that move the tool, where things may lie, when a cube is placed.
 
 A task gives its model as MJCF; qpos begins with 6 joints and 2 fingers.
 """
@@ -140,7 +140,7 @@ def tool_control(asset: str, qpos: Array, action: Array, action_scale: float) ->
 def potentials(
     tool: Array, cube: Array, goal: Array, was_lifted: Array, weights: tuple[float, float, float]
 ) -> dict[str, Array]:
-    """How far along the cube is: near to the tool; lifted by ``LIFT``, or once; lifted and near to the goal.
+    """Measure how far along the cube is: near to the tool; lifted by ``LIFT``, or once; lifted and near to the goal.
 
     Args:
         tool, cube, goal: [3], m.

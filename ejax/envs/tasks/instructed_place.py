@@ -35,7 +35,7 @@ SCENE = (
 )
 """The name of each number of the privileged part of the observation."""
 GOAL = tuple(f"target {name} {axis}" for name in ("cube", "zone") for axis in "xyz")
-"""The same of the part that pictures and instruction tell together."""
+"""The same of the part that pictures and instruction give together."""
 CUBE_AREA: tuple[tuple[float, float], tuple[float, float]] = ((-0.57, -0.15), (0.11, 0.25))
 """Centre and ± bound of the cubes' places at reset, m."""
 CUBE_DISTANCE = 0.12

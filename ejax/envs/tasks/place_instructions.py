@@ -54,7 +54,7 @@ def wordings(split: Split) -> tuple[int, ...]:
 
 
 def pairs(split: Split) -> tuple[tuple[int, int], ...]:
-    """Colours and zones that are asked for together, as indices into ``COLOURS`` and ``ZONES``."""
+    """Colours and zones that belong together, as indices into ``COLOURS`` and ``ZONES``."""
     colours, kept = list(COLOURS), [pair for pair in _PAIRS if _belongs(pair in HELD_OUT_PAIRS, split)]
     return tuple((colours.index(colour), ZONES.index(zone)) for colour, zone in kept)
 

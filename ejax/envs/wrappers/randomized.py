@@ -45,9 +45,9 @@ class RandomizedState:
     seed: Array
     """[2] uint32: the key of this episode's draws."""
     level: PyTree
-    """Of the curriculum, float32; () without one."""
+    """The curriculum's level, float32; () without one."""
     num_steps: Array
-    """Control steps of the row, whatever its episodes, int32."""
+    """Control steps of the row, over all its episodes, int32."""
     episode_step: Array
     """Control steps of the episode, int32."""
 
@@ -158,7 +158,7 @@ class RandomizedEnv(EnvWrapper):
 
     @functools.cached_property
     def _longest(self) -> dict[Side, int]:
-        """How far back events look at observations and at actions, in steps; neither where there are none."""
+        """Steps that events look back at observations and at actions; no entry for a side without events."""
         sides = {event.does.side for event in self.read.sensing}
         return {side: max(event.does.longest for event in self._sensing(side)) for side in sides}
 
@@ -190,14 +190,14 @@ class RandomizedEnv(EnvWrapper):
         return state.env
 
     def _done(self, state: RandomizedState, action: Array, key: Key) -> tuple[RandomizedState, Array]:
-        """What is done of an action."""
+        """The action that is done: late and noisy, as events have it."""
         if "action" not in self._longest:
             return state, action
         state = replace(state, actions=push(state.actions, action))
         return state, self._late_and_noisy("action", state, state.actions, key)
 
     def _seen(self, state: RandomizedState, obs: PyTree, key: Key) -> PyTree:
-        """What is seen of an observation."""
+        """The observation that is seen: late and noisy, as events have it."""
         if "observation" not in self._longest:
             return obs
         return self._late_and_noisy("observation", state, state.observations, key)

@@ -67,7 +67,7 @@ class RenderedEnv(EnvWrapper):
     The parts of an observation that is a dict stay beside ``image`` under their own names.
 
     What is drawn when: one picture per row at a reset and at a step, which with ``action_chunk`` is a decision of
-    several; ``obs`` and ``final_obs`` of ``ejax.rollout.step`` are that picture. A row that starts anew is drawn once
+    several; ``obs`` and ``final_obs`` of ``ejax.rollout.step`` are that picture. A row that starts again is drawn once
     more: on a CPU the first pictures of all rows are, in those steps only in which an episode ended; on a GPU in every
     step, as all of a reset is.
 

@@ -26,7 +26,7 @@ CAMERA = "camera"
 
 @struct.dataclass(kw_only=True)
 class Look:
-    """What an episode's pictures are drawn with."""
+    """The camera, light and colours of an episode's pictures."""
 
     camera: Camera | None
     """None: the camera stands still."""
@@ -72,7 +72,7 @@ _REFUSED: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Randomizers:
-    """What a config's ``randomizers`` change at the start of an episode.
+    """The changes that a config's ``randomizers`` make at the start of an episode.
 
     Args:
         entries: name -> {func, mode: reset, params: {entity_cfg: {uid}, …}}, as in ``env.events`` of a gym config.

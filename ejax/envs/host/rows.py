@@ -1,0 +1,97 @@
+"""Rows of arrays outside JAX: observations as vectors, actions as a space has them, seeds, and rows put in place."""
+
+from typing import Any
+
+import gymnasium
+import jax
+import numpy as np
+from numpy.typing import NDArray
+
+from ejax.types import PyTree
+
+
+def choose_rows(rows: Any, new: PyTree, old: PyTree, *, numpy: Any = np) -> PyTree:
+    """``new`` in these rows and ``old`` in the others, leaves [N, ...].
+
+    Args:
+        rows: [N] bool.
+        new: a leaf of one number stands for all rows.
+        numpy: the module that computes it; ``jnp`` inside JAX.
+    """
+
+    def choose(one: Any, other: Any) -> Any:
+        return numpy.where(rows.reshape(-1, *[1] * (np.ndim(other) - 1)), one, other)
+
+    return jax.tree.map(choose, new, old)
+
+
+def put_rows(rows: Any, new: PyTree, into: PyTree) -> PyTree:
+    """A copy of ``into`` with ``new``, leaves [len(rows), ...], in these rows.
+
+    Args:
+        rows: their numbers.
+    """
+
+    def put(part: Any, whole: NDArray[Any]) -> NDArray[Any]:
+        out = whole.copy()
+        out[rows] = part
+        return out
+
+    return jax.tree.map(put, new, into)
+
+
+def into_space(space: gymnasium.Space[Any], action: NDArray[Any], *, clip: bool) -> NDArray[Any]:
+    """A policy's actions [N, ...] as the space has them: its dtype, its first number, and with ``clip`` its bounds."""
+    if isinstance(space, gymnasium.spaces.Box):
+        return (np.clip(action, space.low, space.high) if clip else np.asarray(action)).astype(space.dtype)
+    if isinstance(space, gymnasium.spaces.Discrete | gymnasium.spaces.MultiDiscrete):
+        return (action + space.start).astype(space.dtype)
+    return action
+
+
+def as_rows(space: gymnasium.Space[Any], obs: Any) -> PyTree:
+    """Batched observations of ``space`` with every leaf as float32 vectors [N, F].
+
+    Boxes are flattened row by row; Discrete, MultiDiscrete and MultiBinary become ones and zeros.
+    """
+    spaces = gymnasium.spaces
+    if isinstance(space, spaces.Dict):
+        return {name: as_rows(part, obs[name]) for name, part in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return {str(i): as_rows(part, obs[i]) for i, part in enumerate(space.spaces)}
+    array = np.asarray(obs)
+    if isinstance(space, spaces.Discrete):
+        return (array.reshape(-1, 1) - space.start == np.arange(int(space.n))).astype(np.float32)
+    if isinstance(space, spaces.MultiDiscrete):
+        columns = (array - space.start).reshape(len(array), -1).T
+        parts = [column[:, None] == np.arange(n) for column, n in zip(columns, space.nvec.reshape(-1), strict=True)]
+        return np.concatenate(parts, axis=1).astype(np.float32)
+    return np.array(array.reshape(len(array), -1), np.float32)  # a copy: vector environments write into their own
+
+
+def rows_space(space: gymnasium.Space[Any]) -> gymnasium.Space[Any]:
+    """The space of one row of ``as_rows``.
+
+    Raises:
+        ValueError: a space that has no vectors (Text, Graph, Sequence).
+    """
+    spaces = gymnasium.spaces
+    if isinstance(space, spaces.Dict):
+        return spaces.Dict({name: rows_space(part) for name, part in space.spaces.items()})
+    if isinstance(space, spaces.Tuple):
+        return spaces.Dict({str(i): rows_space(part) for i, part in enumerate(space.spaces)})
+    if isinstance(space, spaces.Box):
+        return spaces.Box(space.low.reshape(-1).astype(np.float32), space.high.reshape(-1).astype(np.float32))
+    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
+        size = int(space.n) if isinstance(space, spaces.Discrete) else gymnasium.spaces.utils.flatdim(space)
+        return spaces.Box(0.0, 1.0, (size,), np.float32)
+    raise ValueError(
+        f"observations of {space} are not vectors; allowed: Box, Discrete, MultiDiscrete, MultiBinary, Dict, Tuple"
+    )
+
+
+def next_seed(seed: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    """The seeds of the episodes after those of ``seed``: a bijection of 32 bits, so that no two rows ever meet."""
+    x = seed * np.uint32(1664525) + np.uint32(1013904223)
+    x ^= x >> np.uint32(16)
+    return x * np.uint32(0x85EBCA6B)
