@@ -16,7 +16,6 @@ from ejax.algorithms.apg import apg_update
 from ejax.config import parse_config
 from ejax.distributions import Normal
 from ejax.envs.tasks.point_mass import PointMassRL, PointMassState
-from ejax.envs.tasks.point_mass import _observe as observe
 from ejax.optim import make_optimizer
 from ejax.rollout import EnvCarry
 from ejax.training.policies import build_policy
@@ -120,7 +119,7 @@ class Restarting:
 
     def _observe(self, state: PointMassState, row: Array) -> PyTree:
         noise = jnp.asarray(self.golden["noise"])[row, state.episode_step]
-        return {"obs": observe(state), "noise": noise}
+        return {"obs": self.task.observe(state), "noise": noise}
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ Everything else has a default, and everything that ejax does with a task follows
 randomization, exports with names and units. docs/tutorials/own_task.md goes through one.
 
 Such a class becomes a frozen dataclass where it is defined, as a Flax module does: annotated names are its arguments,
-``env.cfg`` in a config. It is the only environment of ejax that is inherited from; what it makes is an
+``env.cfg`` in a config. It is the one environment of ejax that is meant to be inherited from; what it makes is an
 ``ejax.types.Env`` like any other.
 """
 
