@@ -44,8 +44,8 @@ def test_noise_of_the_policys_part_leaves_the_other_as_it_is() -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ({"env": "PointMassRL", "observation_indices": (14,)}, r"some of 0 to 13, got \[14\]"),
-        ({"env": "PointMassRL", "observation_indices": ()}, r"some of 0 to 13, got \[\]"),
+        ({"env": "PointMassRL", "observation_indices": (14,)}, r"must be of 0 to 13, at least one; got \[14\]"),
+        ({"env": "PointMassRL", "observation_indices": ()}, r"must be of 0 to 13, at least one; got \[\]"),
         ({"env": "AsymmetricEnv", "env_cfg": {"env": "PointMassRL"}}, "is no vector"),
     ],
 )

@@ -167,7 +167,7 @@ def test_tuples_end_in_their_own_final_observation() -> None:
 
 
 def test_a_chunk_is_its_actions_one_after_the_other_until_the_episode_ends() -> None:
-    env = adapter.ActionChunk(Ladder(fall=9, limit=5), 3)
+    env = adapter.ChunkedSteps(Ladder(fall=9, limit=5), 3)
     assert env.action_space.shape == (6,)
     env.reset(seed=0)
     obs, reward, _, truncated, _ = env.step(np.arange(6.0))  # rewards 0, 2, 4
@@ -175,7 +175,7 @@ def test_a_chunk_is_its_actions_one_after_the_other_until_the_episode_ends() -> 
     obs, reward, _, truncated, _ = env.step(np.arange(6.0))
     assert (obs[1], reward, truncated) == (5.0, 2.0, True)  # two of three
     with pytest.raises(ValueError, match="needs a one-dimensional Box"):
-        adapter.ActionChunk(Asked(spaces.Discrete(2), Ladder.observation_space), 2)
+        adapter.ChunkedSteps(Asked(spaces.Discrete(2), Ladder.observation_space), 2)
 
 
 def test_a_chunk_of_a_pure_environment_is_the_same() -> None:

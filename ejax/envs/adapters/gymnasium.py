@@ -17,6 +17,7 @@ from ejax.envs.adapters.worker import make_in_worker
 from ejax.envs.host.answers import answering, check_choices, check_flags_and_reward, check_success
 from ejax.envs.host.calls import call_env
 from ejax.envs.host.rows import as_rows, choose_rows, into_space, next_seed, put_rows, rows_space
+from ejax.envs.spaces import chunk_space, part_space
 from ejax.schema.trust import check_trusted, import_trusted
 from ejax.types import HostTimestep, PyTree
 
@@ -174,8 +175,9 @@ def make(
             Gymnasium does, if ``ejax.schema.trust`` lets it through.
         vectorization: ``sync`` steps all in one process; ``async`` gives each a process of its own, which pays where
             one step takes longer than about 0.2 ms.
-        action_chunk: the policy decides every so many steps; see ``ActionChunk``.
-        observation_indices: numbers of the observation that the policy is shown; see ``ObservationPart``. None: all.
+        action_chunk: the policy decides every so many steps; see ``ChunkedSteps``.
+        observation_indices: numbers of the observation that the policy is shown, in this order: positions without
+            velocities. None: all.
 
     Raises:
         ValueError: no such environment (the message gives the nearest names), or a wrong option.
@@ -199,24 +201,15 @@ def make(
     return GymnasiumVector(vector, clip_actions=clip_actions, max_episode_steps=-(-limit // action_chunk))
 
 
-class ActionChunk(gymnasium.Wrapper[Any, Any, Any, Any]):
+class ChunkedSteps(gymnasium.Wrapper[Any, Any, Any, Any]):
     """One action is a sequence of ``size`` actions, executed one after the other until the episode ends.
 
     The reward of a decision is the sum of its steps' rewards; ``gamma`` then counts decisions.
-
-    Raises:
-        ValueError: an action space that is not a one-dimensional Box, or ``size`` < 1.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any], size: int) -> None:
         super().__init__(env)
-        space = env.action_space
-        if not isinstance(space, gymnasium.spaces.Box) or len(space.shape) != 1 or size < 1:
-            raise ValueError(f"action_chunk {size} needs a one-dimensional Box of actions and size >= 1, got {space}")
-        self.size = size
-        bounds = np.tile(space.low, size), np.tile(space.high, size)
-        dtype: Any = space.dtype  # Gymnasium's releases differ in what they call its type
-        self.action_space = gymnasium.spaces.Box(*bounds, dtype=dtype)
+        self.size, self.action_space = size, chunk_space(env.action_space, size)
 
     def step(self, action: NDArray[Any]) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         total = 0.0
@@ -226,31 +219,6 @@ class ActionChunk(gymnasium.Wrapper[Any, Any, Any, Any]):
             if terminated or truncated:
                 break
         return obs, total, terminated, truncated, info
-
-
-class ObservationPart(gymnasium.ObservationWrapper[Any, Any, Any]):
-    """Some numbers of an observation that is one vector, in the order given: positions without velocities.
-
-    Raises:
-        ValueError: an observation space that is not a one-dimensional Box, or indices that it does not have.
-    """
-
-    def __init__(self, env: gymnasium.Env[Any, Any], indices: Sequence[int]) -> None:
-        super().__init__(env)
-        space = env.observation_space
-        if not isinstance(space, gymnasium.spaces.Box) or len(space.shape) != 1:
-            raise ValueError(f"observation_indices needs observations that are one vector, got {space}; leave it out")
-        self.indices = np.array(indices, int)
-        whole = np.array_equal(self.indices, np.array(indices)) and self.indices.ndim == 1 and self.indices.size > 0
-        if not whole or not ((self.indices >= 0) & (self.indices < space.shape[0])).all():
-            raise ValueError(
-                f"observation_indices must be of 0 to {space.shape[0] - 1}, at least one; got {list(indices)}"
-            )
-        dtype: Any = space.dtype  # Gymnasium's releases differ in what they call its type
-        self.observation_space = gymnasium.spaces.Box(space.low[self.indices], space.high[self.indices], dtype=dtype)
-
-    def observation(self, observation: NDArray[Any]) -> NDArray[Any]:
-        return observation[self.indices]
 
 
 def vectorize(made: Any, make_one: Callable[[], Any], num_envs: int) -> Any:
@@ -282,5 +250,8 @@ def _import_its_module(name: str) -> str:
 
 def _make_row(name: str, action_chunk: int, indices: Sequence[int] | None, kwargs: dict[str, Any], row: int) -> Any:
     env: Any = answering(gymnasium.make(name, **kwargs), row)
-    env = env if indices is None else ObservationPart(env, indices)
-    return env if action_chunk == 1 else ActionChunk(env, action_chunk)
+    if indices is not None:
+        chosen = np.array(indices)
+        part = part_space(env.observation_space, indices)
+        env = gymnasium.wrappers.TransformObservation(env, lambda obs: obs[chosen], part)
+    return env if action_chunk == 1 else ChunkedSteps(env, action_chunk)

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 from typing import IO, Any
 
@@ -66,37 +67,18 @@ class GuardedEnv:
         self._reports: deque[str] = deque()
         """Added to in the thread that steps, taken by another."""
 
-    @property
-    def inner(self) -> HostEnv:
-        return self._env
-
-    @property
-    def num_envs(self) -> int:
-        return self._env.num_envs
-
-    @property
-    def observation_space(self) -> Any:
-        return self._env.observation_space
-
-    @property
-    def action_space(self) -> Any:
-        return self._env.action_space
-
-    @property
-    def max_episode_steps(self) -> int:
-        return self._env.max_episode_steps
+    inner: Any = property(attrgetter("_env"))
+    num_envs: Any = property(attrgetter("_env.num_envs"))
+    observation_space: Any = property(attrgetter("_env.observation_space"))
+    action_space: Any = property(attrgetter("_env.action_space"))
+    max_episode_steps: Any = property(attrgetter("_env.max_episode_steps"))
+    seeds_rows: Any = property(attrgetter("_env.seeds_rows"))
+    row_seed: Any = property(attrgetter("_env.row_seed"))
+    frames_per_second: Any = property(attrgetter("_drawn.frames_per_second"))
 
     @property
     def description(self) -> EnvDescription:
         return describe(self._env)
-
-    @property
-    def seeds_rows(self) -> bool:
-        return self._env.seeds_rows
-
-    @property
-    def row_seed(self) -> NDArray[np.uint32]:
-        return self._env.row_seed
 
     def reset(self, seed: NDArray[np.uint32], rows: NDArray[np.bool_] | None = None) -> PyTree:
         obs = self._reset_inner(seed, rows)
@@ -144,10 +126,6 @@ class GuardedEnv:
         self._info = {**timestep.info, "valid": valid & ~broken, "nonfinite": broken}
         self._keep(obs)
         return replace(timestep, obs=self._obs, final_obs=final_obs, info=self._info)
-
-    @property
-    def frames_per_second(self) -> float:
-        return self._drawn.frames_per_second
 
     def pictures(self) -> NDArray[np.uint8]:
         """

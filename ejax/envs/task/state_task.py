@@ -74,7 +74,7 @@ class StateTask:
         raise NotImplementedError
 
     def advance(self, state: Any, action: Array) -> Any:
-        """The state one control step later; that one more is done is counted elsewhere."""
+        """The state one control step later; ``episode_step`` is counted by ``step``."""
         raise NotImplementedError
 
     def succeeds(self, state: Any) -> Array:
@@ -82,14 +82,14 @@ class StateTask:
         return self.distance(state) < self.success_threshold
 
     def rewards(self, moment: Moment) -> dict[str, Array]:
-        """The terms of the reward, weighted. Default: none, of a task that gives its ``reward`` whole."""
+        """The terms of the reward, weighted. Default: none, for a task that gives its ``reward`` whole."""
         del moment
         return {}
 
-    def reward(self, moment: Moment) -> Array | None:
-        """The reward, where it is not the sum of its terms. None: it is."""
+    def reward(self, moment: Moment, rewards: dict[str, Array]) -> Array:
+        """The reward. Default: the sum of its terms."""
         del moment
-        return None
+        return sum(rewards.values(), jnp.zeros(()))
 
     def distance(self, state: Any) -> Array:
         """The distance from done, in the task's own unit."""
@@ -174,8 +174,8 @@ class StateTask:
 
     def _reward(self, moment: Moment, before: Moment, outcome: Outcome) -> tuple[Array, dict[str, Array]]:
         del before, outcome  # the moment has both
-        rewards, reward = self.rewards(moment), self.reward(moment)
-        return sum(rewards.values(), jnp.zeros(())) if reward is None else reward, rewards
+        rewards = self.rewards(moment)
+        return self.reward(moment, rewards), rewards
 
 
 def clip_with_gradient(action: Array) -> Array:

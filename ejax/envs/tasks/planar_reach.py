@@ -81,7 +81,8 @@ class PlanarReachRL(StateTask):
         """From the tip to the target, m, without a gradient."""
         return jnp.sqrt(jax.lax.stop_gradient(self._squared_distance(state)))
 
-    def reward(self, moment: Moment) -> Array:
+    def reward(self, moment: Moment, rewards: dict[str, Array]) -> Array:
+        del rewards  # there are no terms
         return -self._squared_distance(moment.state)
 
     def metrics(self, state: PlanarReachState) -> dict[str, Array]:

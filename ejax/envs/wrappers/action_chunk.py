@@ -6,9 +6,9 @@ from typing import Any
 import gymnasium
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from ejax.envs.description import EnvDescription, Feature, describe
+from ejax.envs.spaces import chunk_space
 from ejax.envs.wrappers.wrapper import EnvWrapper
 from ejax.types import Array, Env, Key, PyTree, Timestep
 
@@ -28,11 +28,7 @@ class ActionChunk(EnvWrapper):
     size: int
 
     def __post_init__(self) -> None:
-        space = self.env.action_space
-        if not isinstance(space, gymnasium.spaces.Box) or len(space.shape) != 1 or self.size < 1:
-            raise ValueError(
-                f"action_chunk {self.size} needs a one-dimensional Box of actions and size >= 1, got {space}"
-            )
+        chunk_space(self.env.action_space, self.size)
 
     @property
     def inner(self) -> Env:
@@ -40,8 +36,7 @@ class ActionChunk(EnvWrapper):
 
     @property
     def action_space(self) -> gymnasium.Space[Any]:
-        space: Any = self.env.action_space
-        return gymnasium.spaces.Box(np.tile(space.low, self.size), np.tile(space.high, self.size), dtype=space.dtype)
+        return chunk_space(self.env.action_space, self.size)
 
     @property
     def actions_per_decision(self) -> int:

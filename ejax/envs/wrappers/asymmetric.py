@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from flax.core import FrozenDict
 
 from ejax.envs.description import WHOLE, EnvDescription, describe
+from ejax.envs.spaces import part_space
 from ejax.envs.wrappers.wrapper import EnvWrapper
 from ejax.schema.frozen import freeze_fields, thaw
 from ejax.schema.registry import resolve
@@ -41,11 +42,8 @@ class AsymmetricEnv(EnvWrapper):
         space = self.inner.observation_space
         if not isinstance(space, gymnasium.spaces.Box) or len(space.shape) != 1:
             raise ValueError(f"AsymmetricEnv: the observation of {self.env} is no vector, but {space}")
-        width = space.shape[0]
-        indices = tuple(range(width) if self.observation_indices is None else self.observation_indices)
-        if not indices or not all(type(i) is int and 0 <= i < width for i in indices):
-            text = f"must be some of 0 to {width - 1}, got {list(indices)}"
-            raise ValueError(f"AsymmetricEnv: observation_indices {text}")
+        indices = tuple(range(space.shape[0]) if self.observation_indices is None else self.observation_indices)
+        part_space(space, indices)
         object.__setattr__(self, "observation_indices", indices)
 
     @functools.cached_property
@@ -60,9 +58,8 @@ class AsymmetricEnv(EnvWrapper):
 
     @property
     def observation_space(self) -> gymnasium.spaces.Dict:
-        whole, seen = self.inner.observation_space, list(self._indices)
-        policy = gymnasium.spaces.Box(whole.low[seen], whole.high[seen], dtype=whole.dtype)
-        return gymnasium.spaces.Dict({"policy": policy, "critic": whole})
+        whole = self.inner.observation_space
+        return gymnasium.spaces.Dict({"policy": part_space(whole, self._indices), "critic": whole})
 
     @property
     def description(self) -> EnvDescription:
