@@ -11,7 +11,7 @@ import pytest
 from ejax.envs.description import describe
 from ejax.envs.mujoco.choice import how_to_install
 from ejax.envs.tasks.grasp_scene import HALF_EDGE
-from ejax.envs.tasks.grasp_task import ROBOT, tool_control
+from ejax.envs.tasks.grasp_task import ROBOT
 from ejax.envs.tasks.instructed_place import (
     CUBE_DISTANCE,
     CUBES,
@@ -317,7 +317,7 @@ def test_mjx_follows_the_c_engine_where_cubes_touch() -> None:
         pytest.skip(f"mjx is not installed: {how}")
     state = ENV.reset(KEY)[0]
     physics = state.physics
-    control = tool_control(ENV.simulation.asset, physics.qpos, jnp.array([0.0, 0.0, 0.0, -1.0]), 0.04)
+    control = ENV.control(state, jnp.array([0.0, 0.0, 0.0, -1.0]))
     for _ in range(5):
         physics = ENV.simulation.step(physics, control)
     other = physics.qpos[CUBE[0]] + jnp.array([0.053, 0.01, 0.0])

@@ -15,7 +15,6 @@ from ejax.envs.manager.bodies import Vector
 from ejax.envs.manager.robots import FINGER_TRAVEL
 from ejax.envs.mujoco.engine import load_model
 from ejax.envs.mujoco.inverse_kinematics import solve_site_pose
-from ejax.envs.mujoco.kinematics import site_pose
 from ejax.envs.mujoco.rotations import make_pose
 from ejax.envs.task.physics_task import PhysicsTask
 from ejax.envs.task.state_task import Moment
@@ -70,6 +69,9 @@ class GraspTask(PhysicsTask):
     """
 
     action_scale: float
+    reaching_weight: float
+    lifting_weight: float
+    placing_weight: float
     action_penalty_weight: float
     success_weight: float
     cube_turn: float
@@ -88,16 +90,40 @@ class GraspTask(PhysicsTask):
         """[..., 3], m: the cubes' centres, in the shape of ``was_lifted``."""
         raise NotImplementedError
 
-    def potential(self, state: Any) -> dict[str, Array]:
-        """Φ's terms, weighted."""
+    def target(self, state: Any) -> tuple[Array, Array, Array]:
+        """The cube that is meant [3], m, its goal [3], m, and whether it was lifted, bool."""
         raise NotImplementedError
+
+    def distance(self, state: Any) -> Array:
+        """Horizontal, from the cube that is meant to its goal, m."""
+        cube, goal, _ = self.target(state)
+        return horizontal_distance(cube, goal)
+
+    def potential(self, state: Any) -> dict[str, Array]:
+        """Φ's terms, weighted: near to the tool; lifted by ``LIFT``, or once; lifted and near to the goal."""
+        cube, goal, was_lifted = self.target(state)
+        reached = 1.0 - jnp.tanh(5.0 * jnp.linalg.norm(self.tool_position(state) - cube))
+        height = jnp.where(was_lifted, 1.0, jnp.clip(height_of(cube) / LIFT, 0.0, 1.0))
+        placed = 1.0 - jnp.tanh(5.0 * jnp.linalg.norm(cube - goal))
+        return {
+            "reaching": self.reaching_weight * reached,
+            "lifting": self.lifting_weight * height,
+            "placing": self.placing_weight * was_lifted * placed,
+        }
 
     def tool_position(self, state: Any) -> Array:
         """[3], m: the tool centre point."""
         return self.site(state, "tcp")
 
     def control(self, state: Any, action: Array) -> Array:
-        return tool_control(self.asset, state.physics.qpos, action, self.action_scale)
+        """[8]: the signal of the drives that hold the action's targets, see ``ejax.envs.manager.robots``."""
+        model, qpos = load_model(self.asset), state.physics.qpos
+        low, high = jnp.asarray(WORKSPACE)
+        position = jnp.clip(self.tool_position(state) + self.action_scale * action[:3], low, high)
+        pose = make_pose(position, jnp.asarray(_DOWN))
+        angles, _ = solve_site_pose(model, "tcp", pose, qpos, _ARM, num_iterations=_IK_ITERATIONS)
+        travel = jnp.full(2, 0.5 * FINGER_TRAVEL) * (1.0 + action[3])
+        return jnp.asarray(DRIVES.stiffness) * jnp.concatenate([angles, travel])
 
     def update(self, state: Any, control: Array) -> Any:
         del control
@@ -118,40 +144,6 @@ def describe_numbers(names: tuple[str, ...]) -> tuple[Feature, ...]:
     """Names with their units: angles are in rad, what was lifted and which one it is have none, the rest is in m."""
     units = {"angle": "rad", "lifted": "1", "index": "1"}
     return tuple(Feature(name, units.get(name.rpartition(" ")[2], "m")) for name in names)
-
-
-def tool_control(asset: str, qpos: Array, action: Array, action_scale: float) -> Array:
-    """[8]: the signal of the drives that hold the action's targets, see ``ejax.envs.manager.robots``.
-
-    The tool's target is where it is plus ``action_scale`` · action[:3] m, pointing down; damped least squares turn it
-    into joint angles. The fingers' is 0.02·(1 + action[3]) m.
-
-    Args:
-        action: [4] in ±1.
-    """
-    low, high = jnp.asarray(WORKSPACE)
-    position = jnp.clip(site_pose(load_model(asset), "tcp", qpos)[:3, 3] + action_scale * action[:3], low, high)
-    pose = make_pose(position, jnp.asarray(_DOWN))
-    angles, _ = solve_site_pose(load_model(asset), "tcp", pose, qpos, _ARM, num_iterations=_IK_ITERATIONS)
-    travel = jnp.full(2, 0.5 * FINGER_TRAVEL) * (1.0 + action[3])
-    return jnp.asarray(DRIVES.stiffness) * jnp.concatenate([angles, travel])
-
-
-def potentials(
-    tool: Array, cube: Array, goal: Array, was_lifted: Array, weights: tuple[float, float, float]
-) -> dict[str, Array]:
-    """Measure how far along the cube is: near to the tool; lifted by ``LIFT``, or once; lifted and near to the goal.
-
-    Args:
-        tool, cube, goal: [3], m.
-        was_lifted: bool.
-        weights: the largest value of each.
-    """
-    reaching, lifting, placing = weights
-    reached = 1.0 - jnp.tanh(5.0 * jnp.linalg.norm(tool - cube))
-    height = jnp.where(was_lifted, 1.0, jnp.clip(height_of(cube) / LIFT, 0.0, 1.0))
-    placed = 1.0 - jnp.tanh(5.0 * jnp.linalg.norm(cube - goal))
-    return {"reaching": reaching * reached, "lifting": lifting * height, "placing": placing * was_lifted * placed}
 
 
 def is_set_down(cube: Array, velocity: Array, fingers: Array) -> Array:

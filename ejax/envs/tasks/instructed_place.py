@@ -19,7 +19,6 @@ from ejax.envs.tasks.grasp_task import (
     draw_turn,
     horizontal_distance,
     is_set_down,
-    potentials,
 )
 from ejax.envs.tasks.place_instructions import BYTES, COLOURS, LENGTH, MEANING, ZONES, Split, pairs, wordings
 from ejax.envs.tasks.states import InstructedPlaceState
@@ -140,8 +139,12 @@ class InstructedPlaceRL(GraspTask):
         return self._is_placed(state)[state.target_cube, state.target_zone]
 
     def distance(self, state: InstructedPlaceState) -> Array:
-        """Horizontal, from the cube that is meant to the zone that is meant, m."""
+        # of all cubes and zones, and then one: the other order moves last bits elsewhere in the step
         return _distances(state)[state.target_cube, state.target_zone]
+
+    def target(self, state: InstructedPlaceState) -> tuple[Array, Array, Array]:
+        cube = state.target_cube
+        return state.cubes[cube], state.zones[state.target_zone], state.was_lifted[cube]
 
     def metrics(self, state: InstructedPlaceState) -> dict[str, Array]:
         meant = jnp.arange(len(ZONES)) == state.target_zone
@@ -190,11 +193,6 @@ class InstructedPlaceRL(GraspTask):
             "scene": jnp.concatenate([cubes.ravel(), state.zones.ravel(), ids.astype(qpos.dtype)]),
             "state": jnp.concatenate([qpos[:8], self.tool_position(state)]),
         }
-
-    def potential(self, state: InstructedPlaceState) -> dict[str, Array]:
-        target, goal = state.target_cube, state.zones[state.target_zone]
-        weights = (self.reaching_weight, self.lifting_weight, self.placing_weight)
-        return potentials(self.tool_position(state), state.cubes[target], goal, state.was_lifted[target], weights)
 
     def _is_placed(self, state: InstructedPlaceState) -> Array:
         """[2, 3] bool: the cube was lifted, and stands in that zone, at rest and released."""

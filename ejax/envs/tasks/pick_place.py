@@ -14,9 +14,7 @@ from ejax.envs.tasks.grasp_task import (
     describe_numbers,
     draw_place,
     draw_turn,
-    horizontal_distance,
     is_set_down,
-    potentials,
 )
 from ejax.envs.tasks.states import PickPlaceState
 from ejax.types import Array, Key
@@ -86,19 +84,14 @@ class PickPlaceRL(GraspTask):
     def cubes(self, state: PickPlaceState) -> Array:
         return state.cube
 
-    def distance(self, state: PickPlaceState) -> Array:
-        """Horizontal, from the cube to the goal, m."""
-        return horizontal_distance(state.cube, state.goal)
+    def target(self, state: PickPlaceState) -> tuple[Array, Array, Array]:
+        return state.cube, state.goal, state.was_lifted
 
     def observe(self, state: PickPlaceState) -> Array:
         qpos = state.physics.qpos
         tool, cube, goal = self.tool_position(state), state.cube, state.goal
         lifted = state.was_lifted.astype(qpos.dtype)[None]
         return jnp.concatenate([qpos[:8], tool, cube, goal, cube - tool, goal - cube, lifted])
-
-    def potential(self, state: PickPlaceState) -> dict[str, Array]:
-        weights = (self.reaching_weight, self.lifting_weight, self.placing_weight)
-        return potentials(self.tool_position(state), state.cube, state.goal, state.was_lifted, weights)
 
     def succeeds(self, state: PickPlaceState) -> Array:
         velocity, fingers = state.physics.qvel[8:11], state.physics.qpos[6:8]
