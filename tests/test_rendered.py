@@ -136,7 +136,7 @@ def test_an_episode_keeps_its_look_and_the_next_has_another() -> None:
             entry("randomize_light", "key", position_range=[[0] * 3] * 2),
             "position_range is not supported: the lights are",
         ),
-        (entry("randomize_light", "key", color_range=[0, 1]), "color_range takes .* two lists of three numbers"),
+        (entry("randomize_light", "key", color_range=[0, 1]), "color_range: got .*; must be two lists of 3 numbers"),
         (entry("randomize_light", "key"), "gives no range"),
         (entry("randomize_light", color_range=[[0] * 3] * 2), "entity_cfg takes {uid: …}, got None"),
         (entry("randomize_camera_intrinsics", "wrist", cx_range=[0, 1]), "the one camera is 'camera', got 'wrist'"),

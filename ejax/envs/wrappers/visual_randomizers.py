@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import struct
 
 from ejax.envs.mujoco.drawing import default_view
 from ejax.envs.mujoco.scenery import Camera, Lights, half_angles, look_at, model_lights, place_camera, scenery
+from ejax.envs.randomization.draws import Draw, read_draw
 from ejax.schema.registry import did_you_mean
 from ejax.types import Array, CameraView, Key
 
@@ -42,8 +42,8 @@ class _Functor(NamedTuple):
     key: str
     func: str
     uid: str
-    ranges: dict[str, Any]
-    """Parameter -> (low, high), arrays of the parameter's shape."""
+    ranges: dict[str, Draw]
+    """By parameter."""
 
 
 _VECTOR, _NUMBER = (3,), ()
@@ -62,11 +62,10 @@ _REFUSED: Mapping[str, str] = {
     "pos_range": "the camera looks at a point; use eye_range and target_range",
     "euler_range": "the camera looks at a point; use target_range and up_range",
     "position_range": "the lights are directional and have no place; use direction_range",
-    "metallic_range": "surfaces are matt with a highlight; use base_color_range",
-    "roughness_range": "surfaces are matt with a highlight; use base_color_range",
-    "ior_range": "surfaces are matt with a highlight; use base_color_range",
-    "texture_path": "geoms have plain colours; use base_color_range",
-    "random_texture_prob": "geoms have plain colours; use base_color_range",
+    **dict.fromkeys(
+        ("metallic_range", "roughness_range", "ior_range"), "surfaces are matt with a highlight; use base_color_range"
+    ),
+    **dict.fromkeys(("texture_path", "random_texture_prob"), "geoms have plain colours; use base_color_range"),
 }
 
 
@@ -107,11 +106,10 @@ class Randomizers:
         eyes: dict[str, Array] = {}
         lit = False
         for i, functor in enumerate(self._functors):
+            own = jax.random.fold_in(key, i)
             drawn = {
-                name: jax.random.uniform(
-                    jax.random.fold_in(jax.random.fold_in(key, i), j), low.shape, low.dtype, low, high
-                )
-                for j, (name, (low, high)) in enumerate(sorted(functor.ranges.items()))
+                name: draw.sample(jax.random.fold_in(own, j), draw.low.shape)
+                for j, (name, draw) in enumerate(sorted(functor.ranges.items()))
             }
             if functor.func in ("randomize_light", "randomize_emission_light"):
                 lit = True
@@ -175,9 +173,8 @@ def _read(key: str, entry: Any) -> _Functor:
     given = {name: value for name, value in params.items() if value is not None}
     if not given:
         raise ValueError(f"{key}.params gives no range; {func} takes {', '.join(known)}")
-    return _Functor(
-        key, func, uid, {name: _range(f"{key}.params.{name}", value, known[name]) for name, value in given.items()}
-    )
+    ranges = {name: read_draw(f"{key}.params.{name}", value, shape=known[name]) for name, value in given.items()}
+    return _Functor(key, func, uid, ranges)
 
 
 def _uid(key: str, func: str, entity: Any) -> str:
@@ -193,17 +190,6 @@ def _uid(key: str, func: str, entity: Any) -> str:
     if camera and entity["uid"] != CAMERA:
         raise ValueError(f"{key}.params.entity_cfg.uid: the one camera is '{CAMERA}', got {entity['uid']!r}")
     return str(entity["uid"])
-
-
-def _range(key: str, value: Any, shape: tuple[int, ...]) -> tuple[Array, Array]:
-    try:
-        bounds = np.asarray(value, np.float32)
-    except (TypeError, ValueError):
-        bounds = np.zeros(0, np.float32)
-    if bounds.shape != (2, *shape) or not np.isfinite(bounds).all() or (bounds[0] > bounds[1]).any():
-        what = "numbers" if shape == () else "lists of three numbers"
-        raise ValueError(f"{key} takes (low, high), two {what} with low <= high, got {value!r}")
-    return bounds[0], bounds[1]
 
 
 def _relit(functor: _Functor, drawn: Mapping[str, Array], lights: Lights, names: tuple[str, ...]) -> Lights:
