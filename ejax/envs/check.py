@@ -319,18 +319,15 @@ def _is_ours(file: str) -> bool:
 
 
 def _shown(x: Any) -> str:
-    """An array by dtype and shape, a tree by its leaves, else the type."""
+    """An array by dtype and shape, a tree by its leaves, a plain value with its type, else the type."""
     if hasattr(x, "dtype") and hasattr(x, "shape"):
         return f"{x.dtype}{list(x.shape)}"
+    if x is None:
+        return "nothing"
+    kind = type(x).__name__
     if isinstance(x, tuple | list):
-        return f"{type(x).__name__} of {len(x)}"
-    return (
-        "nothing"
-        if x is None
-        else f"{type(x).__name__} {x!r}"
-        if isinstance(x, int | float | str)
-        else type(x).__name__
-    )
+        return f"{kind} of {len(x)}"
+    return f"{kind} {x!r}" if isinstance(x, int | float | str) else kind
 
 
 def _name(env: Any) -> str:

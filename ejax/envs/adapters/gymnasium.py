@@ -107,7 +107,8 @@ class GymnasiumVector:
         return float(self.env.metadata.get("render_fps") or _FPS)
 
     def pictures(self) -> NDArray[np.uint8]:
-        """
+        """Draw every row: [N, height, width, 3] RGB.
+
         Raises:
             ValueError: the environment draws nothing, such as one that was made without ``render_mode: rgb_array``.
         """

@@ -33,7 +33,8 @@ def import_library(module: str, extra: str) -> Any:
 
 
 def check_name(family: str, name: str, known: Iterable[str]) -> None:
-    """
+    """Check the name of an environment of a library.
+
     Raises:
         ValueError: ``name`` is not in ``known``; the message gives the nearest names, or all where none is near.
     """

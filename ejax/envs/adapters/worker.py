@@ -43,7 +43,8 @@ class Contained(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 def _arriving(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """
+    """Call the function so that what it raises arrives.
+
     Raises:
         Exception: one of Python's own as it is, any other as a ``RuntimeError`` with its text.
     """

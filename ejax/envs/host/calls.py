@@ -16,7 +16,7 @@ from typing import ParamSpec, TypeVar
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_LONGEST = 500
+_MAX_CHARS = 500
 """Most characters of an environment's own text in a message."""
 
 
@@ -144,7 +144,7 @@ def described(error: BaseException) -> str:
         text = repr(error)
     except BaseException:  # of the environment too
         text = f"{type(error).__name__}(…)"
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}… ({len(text)} characters)"
+    return text if len(text) <= _MAX_CHARS else f"{text[:_MAX_CHARS]}… ({len(text)} characters)"
 
 
 def _is_the_users(error: BaseException) -> bool:

@@ -25,13 +25,14 @@ from ejax.envs.host.rows import choose_rows
 from ejax.numerics.finite import finite_rows
 from ejax.types import HostEnv, HostTimestep, PyTree, RenderableHostEnv, ReportingHostEnv
 
-_MOST_ACTIONS = 10_000
+_MAX_ACTIONS = 10_000
 """Steps of an episode that a replay file can hold."""
 _RESET_ATTEMPTS = 3
 
 
 class GuardedEnv:
-    """
+    """Environments whose failures are bounded.
+
     Args:
         env: is owned, and closed, by this object.
         make: recreates it after it raised.
@@ -128,7 +129,8 @@ class GuardedEnv:
         return replace(timestep, obs=self._obs, final_obs=final_obs, info=self._info)
 
     def pictures(self) -> NDArray[np.uint8]:
-        """
+        """Draw every row: [N, height, width, 3] RGB.
+
         Raises:
             ValueError: the environment cannot be drawn.
         """
@@ -140,7 +142,8 @@ class GuardedEnv:
         return of_env + [self._reports.popleft() for _ in range(len(self._reports))]
 
     def close(self) -> None:
-        """
+        """Close the environment inside.
+
         Raises:
             HostEnvError: it raised, or did not return in time.
         """
@@ -172,8 +175,8 @@ class GuardedEnv:
             ) from error
 
     def _remember(self, action: NDArray[Any]) -> None:
-        if len(self._actions) >= 2 * _MOST_ACTIONS:
-            drop = len(self._actions) - _MOST_ACTIONS
+        if len(self._actions) >= 2 * _MAX_ACTIONS:
+            drop = len(self._actions) - _MAX_ACTIONS
             del self._actions[:drop]
             self._began -= drop
         self._actions.append(np.array(action))

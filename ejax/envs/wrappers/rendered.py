@@ -241,7 +241,8 @@ class RenderedEnv(EnvWrapper):
 
 
 def check_renderer(env: Any, renderer: Renderer) -> Renderer:
-    """
+    """Give the renderer back if it can draw the environment.
+
     Raises:
         ValueError: no such renderer, or the environment cannot be drawn by it.
     """
@@ -252,7 +253,8 @@ def check_renderer(env: Any, renderer: Renderer) -> Renderer:
 
 
 def check_wrist(env: Any, renderer: Renderer, wrist: WristCamera | None) -> WristCamera | None:
-    """
+    """Give the wrist camera back if it can be drawn.
+
     Raises:
         ValueError: a camera at a tool that is not there, or that is not drawn by the ray caster.
     """
