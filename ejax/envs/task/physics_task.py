@@ -43,6 +43,7 @@ class PhysicsTask(StateTask):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_physics(self.physics, self.sim_steps_per_control)
+        # tuples have a hash, which a static argument needs; a file gives lists
         for name in self.positions:
             value, like = getattr(self, name), getattr(type(self), name)
             object.__setattr__(self, name, _as_position(f"{type(self).__name__}: {name}", value, like))

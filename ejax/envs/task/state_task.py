@@ -61,6 +61,7 @@ class StateTask:
         for name in self.positive:
             if not getattr(self, name) > 0:
                 raise ValueError(f"{kind}: {name} must be > 0, got {getattr(self, name)}")
+        # a config gives strings: nothing else checks what a Literal allows
         for name, hint in get_type_hints(type(self)).items():
             if get_origin(hint) is Literal and getattr(self, name) not in (allowed := get_args(hint)):
                 listed = " or ".join(filter(None, [", ".join(map(repr, allowed[:-1])), repr(allowed[-1])]))
@@ -160,6 +161,7 @@ class StateTask:
         return step_terms(type(self).__name__, parts, state, action, key)
 
     def _act(self, moment: Moment, action: Array) -> Moment:
+        # rewards see the action that was done, not the one that was given
         action = self.limited(action)
         return Moment(state=self.advance(moment.state, action), action=action)
 

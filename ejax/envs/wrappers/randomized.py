@@ -95,6 +95,7 @@ class RandomizedEnv(EnvWrapper):
         inner, obs = self.env.reset(key)
         curriculum = self.read.curriculum
         level = () if curriculum is None else jnp.asarray(curriculum.start, jnp.float32)
+        # folded, not split: the task starts as it would without events
         seed = jax.random.key_data(jax.random.fold_in(key, _DRAWS))
         inner, drawn = self._draw(inner, seed, level)
         longest = self._longest
@@ -113,13 +114,16 @@ class RandomizedEnv(EnvWrapper):
 
     def carry_over(self, ended: RandomizedState, started: RandomizedState, obs: PyTree) -> tuple[PyTree, PyTree]:
         """The new episode with the level, the steps, and what was drawn at startup of the row."""
+        # the task inside needs its own observation, not the late and noisy one that was shown
         looks_back = "observation" in self._longest
         true_obs = jax.tree.map(lambda x: x[0], started.observations) if looks_back else obs
         inner, true_obs = carry_over(self.env, ended.env, started.env, true_obs)
         state = replace(started, env=inner, level=ended.level, num_steps=ended.num_steps)
+        # ``reset`` drew at the curriculum's start: the same seed at the row's level gives the draws that it should have
         if self.read.curriculum is not None:
             inner, drawn = self._draw(inner, started.seed, ended.level)
             state = replace(state, env=inner, drawn=drawn)
+        # after the draws, which do not know what the row has kept since its first episode
         for event in self.read.physics:
             if event.mode == "startup":
                 physics = keep_written(event.does, ended.env.physics, state.env.physics)
@@ -143,6 +147,7 @@ class RandomizedEnv(EnvWrapper):
         curriculum = self.read.curriculum
         if curriculum is None:
             return state, timestep
+        # an end raises or lowers the level of the next episode; this one's is drawn
         ended, success = timestep.terminated | timestep.truncated, timestep.info.get("success", jnp.zeros((), bool))
         state = replace(state, level=curriculum.after(state.level, num_steps, ended, success))
         info = {**timestep.info, "metrics": {**timestep.info.get("metrics", {}), LEVEL: state.level}}

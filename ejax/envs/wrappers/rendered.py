@@ -230,6 +230,7 @@ class RenderedEnv(EnvWrapper):
             return {name: jnp.full(spaces[name].shape or (), BLANK, jnp.uint8) for name in names}
         if self.renderer == "mujoco":
             return {"image": picture_on_host(self._draw, state, self.width, self.height)}
+        # MuJoCo draws on the host and knows no looks; the ray caster is a part of the program
         inner, look = self.inner_state(state), state.look if isinstance(state, RenderedState) else None
         pictures = {"image": draw_state(self.drawn, inner, self.width, self.height, self._view, look)}
         if self._wrist is not None:
