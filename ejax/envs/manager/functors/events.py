@@ -112,6 +112,9 @@ def randomize_robot_qpos(
     return world.with_qpos(joints, drawn + world.physics.qpos[jnp.array(joints)] if relative_qpos else drawn)
 
 
+EVENTS = (randomize_rigid_object_pose, randomize_target_pose, randomize_robot_qpos)
+
+
 def _draw(
     key: Key,
     reference: Array,

@@ -96,5 +96,9 @@ def get_sensor_intrinsics(world: World, obs: Mapping[str, Any], entity_cfg: Enti
     return jnp.array([[fx, 0.0, cx], [0.0, fy, cy], [0.0, 0.0, 1.0]])
 
 
+OF_WORLD = (
+    *(normalize_robot_joint_data, get_robot_eef_pose, get_rigid_object_pose, get_object_pose),
+    *(get_rigid_object_velocity, target_position),
+)
 OF_CAMERAS = (get_sensor_pose_in_robot_frame, get_sensor_intrinsics)
 """Functors whose entity is a camera."""

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, Literal, TypeVar
 
-from ejax.envs.manager.functors import actions, events, observations, rewards
+from ejax.envs.manager.functors import actions, events, observations, rewards, tool_actions
 from ejax.envs.randomization.names import REFUSED
 from ejax.envs.randomization.physics import PHYSICS
 from ejax.schema.registry import did_you_mean
@@ -14,30 +14,10 @@ FunctorKind = Literal["observations", "rewards", "events", "actions"]
 F = TypeVar("F", bound=Callable[..., Any])
 
 FUNCTORS: dict[FunctorKind, dict[str, Callable[..., Any]]] = {
-    "observations": {
-        "normalize_robot_joint_data": observations.normalize_robot_joint_data,
-        "get_robot_eef_pose": observations.get_robot_eef_pose,
-        "get_rigid_object_pose": observations.get_rigid_object_pose,
-        "get_object_pose": observations.get_object_pose,
-        "get_rigid_object_velocity": observations.get_rigid_object_velocity,
-        "target_position": observations.target_position,
-        **{each.__name__: each for each in observations.OF_CAMERAS},
-    },
-    "rewards": {
-        "reaching_behind_object": rewards.reaching_behind_object,
-        "distance_to_target": rewards.distance_to_target,
-        "incremental_distance_to_target": rewards.incremental_distance_to_target,
-        "distance_between_objects": rewards.distance_between_objects,
-        "orientation_alignment": rewards.orientation_alignment,
-        "action_smoothness_penalty": rewards.action_smoothness_penalty,
-        "success_reward": rewards.success_reward,
-        "joint_velocity_penalty": rewards.joint_velocity_penalty,
-        "joint_limit_penalty": rewards.joint_limit_penalty,
-    },
+    "observations": {each.__name__: each for each in (*observations.OF_WORLD, *observations.OF_CAMERAS)},
+    "rewards": {each.__name__: each for each in rewards.REWARDS},
     "events": {
-        "randomize_rigid_object_pose": events.randomize_rigid_object_pose,
-        "randomize_target_pose": events.randomize_target_pose,
-        "randomize_robot_qpos": events.randomize_robot_qpos,
+        **{each.__name__: each for each in events.EVENTS},
         **{name: events.PhysicsEvent(change) for name, change in PHYSICS.items()},
     },
     "actions": {
@@ -45,7 +25,7 @@ FUNCTORS: dict[FunctorKind, dict[str, Callable[..., Any]]] = {
         "QposTerm": actions.qpos,
         "QposDenormalizedTerm": actions.qpos_denormalized,
         "QposNormalizedTerm": actions.qpos_normalized,
-        "EefPoseTerm": actions.eef_pose,
+        "EefPoseTerm": tool_actions.eef_pose,
         "QvelTerm": actions.qvel,
         "QfTerm": actions.qf,
         "RelativeJointPositionAction": actions.relative_joint_position,
@@ -54,9 +34,9 @@ FUNCTORS: dict[FunctorKind, dict[str, Callable[..., Any]]] = {
         "DefaultJointPositionAction": actions.default_joint_position,
         "JointVelocityAction": actions.joint_velocity,
         "JointEffortAction": actions.joint_effort,
-        "EefPoseAction": actions.eef_pose_action,
-        "RelativeEefPoseAction": actions.relative_eef_pose,
-        "ParallelGripperAction": actions.parallel_gripper,
+        "EefPoseAction": tool_actions.eef_pose_action,
+        "RelativeEefPoseAction": tool_actions.relative_eef_pose,
+        "ParallelGripperAction": tool_actions.parallel_gripper,
         "DefaultJointPositionTerm": actions.unbounded_default_joint_position,
     },
 }

@@ -157,6 +157,12 @@ def joint_limit_penalty(
     return -jnp.sum(jnp.maximum(0.0, margin - jnp.minimum(part, 1.0 - part)))
 
 
+REWARDS = (
+    *(reaching_behind_object, distance_to_target, incremental_distance_to_target, distance_between_objects),
+    *(orientation_alignment, action_smoothness_penalty, success_reward, joint_velocity_penalty, joint_limit_penalty),
+)
+
+
 def _target_distance(world: World, source: Entity, key: str, use_xy_only: bool) -> Array:
     """m"""
     offset = world.object_pose(source["uid"])[:3, 3] - world.pose(key)[:3, 3]

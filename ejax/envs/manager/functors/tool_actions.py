@@ -1,0 +1,237 @@
+"""Action functors of a tool or a gripper: poses by inverse kinematics, and one number for all fingers.
+
+See ``actions.py`` for what a functor returns.
+"""
+
+from collections.abc import Mapping
+
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
+
+from ejax.envs.manager.drives import matching_joints
+from ejax.envs.manager.functors.actions import ActionTerm, Joints, Scale, check_scale, with_targets
+from ejax.envs.manager.scene import Scene
+from ejax.envs.mujoco.inverse_kinematics import site_step, solve_site_pose
+from ejax.envs.mujoco.rotations import (
+    make_pose,
+    matrix_from_euler,
+    matrix_from_quaternion,
+    matrix_from_rotation_vector,
+)
+from ejax.envs.task.states import SceneState
+from ejax.envs.task.world import World
+from ejax.types import Array
+
+_ROUNDING = 1e-6
+"""rad or m, allowed above ``max_joint_delta``."""
+_ENDS = {"continuous": ("lower_command", "upper_command"), "binary": ("close_command", "open_command")}
+"""Mode of a gripper -> the commands at −1 and at 1."""
+
+
+def eef_pose(
+    scene: Scene,
+    active: Joints,
+    scale: Scale = 1.0,
+    pose_dim: int = 7,
+    part_name: str | None = None,
+) -> ActionTerm:
+    """The tool at a pose, by inverse kinematics; where it cannot be reached, the joints stay where they are.
+
+    Args:
+        pose_dim: 6: x y z (m) and Euler angles (rad, intrinsic x y z); 7: x y z and a quaternion (w x y z).
+
+    Raises:
+        ValueError: another ``pose_dim``, or a part without a tool.
+    """
+    if pose_dim not in (6, 7):
+        raise ValueError(
+            f"an end effector's pose has 6 numbers (Euler angles) or 7 (quaternion), got pose_dim {pose_dim}"
+        )
+    return _pose_term(scene, scale, part_name, pose_dim)
+
+
+def eef_pose_action(
+    scene: Scene, active: Joints, part_name: str, pose_representation: str = "xyz_rpy", scale: Scale = 1.0
+) -> ActionTerm:
+    """As ``eef_pose``, with EmbodiChain 0.3's names: ``xyz_rpy`` or ``xyz_quat_xyzw``, whose w is last."""
+    if pose_representation not in ("xyz_rpy", "xyz_quat_xyzw"):
+        raise ValueError(f"got pose_representation '{pose_representation}'; allowed: xyz_rpy, xyz_quat_xyzw")
+    if pose_representation == "xyz_rpy":
+        return _pose_term(scene, scale, part_name, 6)
+    return _pose_term(scene, scale, part_name, 7, order=(0, 1, 2, 6, 3, 4, 5))
+
+
+def relative_eef_pose(
+    scene: Scene,
+    active: Joints,
+    part_name: str,
+    translation_scale: float = 0.02,
+    rotation_scale: float = 0.1,
+    ik_method: str = "solver",
+    dls_damping: float = 0.05,
+    max_joint_delta: float = 0.1,
+) -> ActionTerm:
+    """p* = p + d,  R* = exp(w)·R  with (d, w) = (translation_scale·u₁₋₃, rotation_scale·u₄₋₆), u = clip(a, ±1)
+
+    From where the tool is, not from the last target; axes are the arena's; m and rad. By inverse kinematics, or with
+    ``ik_method: dls`` by one step of damped least squares, which need not arrive:
+
+        δ = Jᵀ(J·Jᵀ + λ²I)⁻¹·(d, w),    q* = clip(q + δ·min(1, max_joint_delta/‖δ‖_∞), joint limits)
+
+    Joints stay where they are without a solution, with one that is not finite, and, under ``dls``, where the limits
+    would move one by more than ``max_joint_delta``.
+
+    Args:
+        dls_damping: λ.
+        max_joint_delta: rad, each joint's in one control step; read under ``dls`` only, as is ``dls_damping``.
+
+    Raises:
+        ValueError: a part without a tool, another method, or a number that is not above 0.
+    """
+    joints = _tool_joints(scene, part_name)
+    if ik_method not in ("solver", "dls"):
+        raise ValueError(f"got ik_method {ik_method!r}; allowed: solver, dls")
+    for name, number in (
+        ("translation_scale", translation_scale),
+        ("rotation_scale", rotation_scale),
+        ("dls_damping", dls_damping),
+        ("max_joint_delta", max_joint_delta),
+    ):
+        if isinstance(number, bool) or not isinstance(number, int | float) or not 0.0 < number < np.inf:
+            raise ValueError(f"got {name} {number!r}; must be a number > 0")
+    low, high = scene.limits[list(joints)].T
+
+    def apply(world: World, action: Array) -> SceneState:
+        clipped = jnp.clip(action, -1.0, 1.0)
+        shift, turn = translation_scale * clipped[:3], rotation_scale * clipped[3:]
+        qpos = world.state.physics.qpos
+        now = qpos[jnp.array(joints)]
+        if ik_method == "solver":
+            pose = world.eef_pose(part_name)
+            target = make_pose(pose[:3, 3] + shift, matrix_from_rotation_vector(turn) @ pose[:3, :3])
+            solved, reached = solve_site_pose(scene.model, "tcp", target, qpos, joints)
+        else:
+            error = jnp.concatenate([shift, turn])
+            delta = site_step(scene.model, "tcp", error, qpos, joints, damping=dls_damping)
+            delta = delta * (max_joint_delta / jnp.maximum(jnp.max(jnp.abs(delta)), max_joint_delta))
+            solved = jnp.clip(now + delta, low, high)
+            reached = jnp.max(jnp.abs(solved - now)) <= max_joint_delta + _ROUNDING
+        return with_targets(world.state, joints, jnp.where(reached, solved, now))
+
+    return ActionTerm((-1.0,) * 6, (1.0,) * 6, apply, "qpos", joints)
+
+
+def parallel_gripper(
+    scene: Scene,
+    active: Joints,
+    part_name: str,
+    command_mode: str = "continuous",
+    use_joint_limits: bool = False,
+    lower_command: Mapping[str, float] | None = None,
+    upper_command: Mapping[str, float] | None = None,
+    open_command: Mapping[str, float] | None = None,
+    close_command: Mapping[str, float] | None = None,
+) -> ActionTerm:
+    """One number for all joints of a gripper.
+
+        continuous: q* = lower + (clip(a, ±1) + 1)/2·(upper − lower)        binary: q* = open if a ≥ 0 else close
+
+    A command gives each joint, by name or pattern, its position, m or rad. A finger that follows another one takes its
+    command, and needs none of its own, whether the part names it or not.
+
+    Args:
+        use_joint_limits: of ``continuous``: lower and upper are the joints' limits.
+
+    Raises:
+        ValueError: another mode, a command that this mode does not read or that is missing, or one that does not name
+            each joint once.
+    """
+    if command_mode not in _ENDS:
+        raise ValueError(f"got command_mode {command_mode!r}; allowed: {', '.join(_ENDS)}")
+    commands = {
+        "lower_command": lower_command,
+        "upper_command": upper_command,
+        "open_command": open_command,
+        "close_command": close_command,
+    }
+    limited = bool(use_joint_limits) and command_mode == "continuous"
+    needed = () if limited else _ENDS[command_mode]
+    for name, command in commands.items():
+        if command is not None and name not in needed:
+            which = "use_joint_limits" if limited else f"command_mode {command_mode}"
+            raise ValueError(f"{name} is not read with {which}; leave it out")
+    leaders = dict(scene.followers)
+    joints = tuple(joint for joint in scene.part(part_name) if joint not in leaders)
+    if not joints:
+        raise ValueError(f"control part '{part_name}' has no joints of its own: they follow others")
+    low, high = (
+        scene.limits[list(joints)].T if limited else [_command(scene, joints, name, commands[name]) for name in needed]
+    )
+    moved = joints + tuple(joint for joint, leader in leaders.items() if leader in joints)
+    column = np.array([joints.index(leaders.get(joint, joint)) for joint in moved])
+
+    def apply(world: World, action: Array) -> SceneState:
+        if command_mode == "binary":
+            wanted = jnp.where(action[0] >= 0.0, high, low)
+        else:
+            wanted = jnp.asarray(low) + (jnp.clip(action[0], -1.0, 1.0) + 1.0) * 0.5 * (high - low)
+        return with_targets(world.state, moved, wanted[column])
+
+    return ActionTerm((-1.0,), (1.0,), apply, "qpos", moved)
+
+
+def _pose_term(
+    scene: Scene, scale: Scale, part_name: str | None, width: int, order: tuple[int, ...] | None = None
+) -> ActionTerm:
+    """Bring the tool to a pose, whose numbers are scale·a, in another order if one is given."""
+    joints = _tool_joints(scene, part_name)
+    check_scale(scale, width)
+    turn = matrix_from_euler if width == 6 else _matrix_of_any_quaternion
+
+    def apply(world: World, action: Array) -> SceneState:
+        numbers = jnp.asarray(scale) * action
+        if order is not None:  # a gather alone, though it changed no order, would change the bits of what follows
+            numbers = numbers[jnp.array(order)]
+        qpos = world.state.physics.qpos
+        target = make_pose(numbers[:3], turn(numbers[3:]))
+        solved, reached = solve_site_pose(scene.model, "tcp", target, qpos, joints)
+        return with_targets(world.state, joints, jnp.where(reached, solved, qpos[jnp.array(joints)]))
+
+    return ActionTerm((-np.inf,) * width, (np.inf,) * width, apply, "qpos", joints)
+
+
+def _tool_joints(scene: Scene, part_name: str | None) -> Joints:
+    """Joints of the part that carries the tool. Raises ValueError: another part."""
+    part = part_name or scene.tool_part
+    if part is None or part != scene.tool_part:
+        raise ValueError(f"control part '{part}' has no tool centre point to bring to a pose")
+    return scene.part(part)
+
+
+def _command(scene: Scene, joints: Joints, name: str, given: Mapping[str, float] | None) -> NDArray[np.float32]:
+    """[joints]: positions that a mapping of joint names or patterns gives.
+
+    Raises:
+        ValueError: not one number for each joint, or a name of none.
+    """
+    names = [scene.joints[joint] for joint in joints]
+    if not isinstance(given, Mapping):
+        raise ValueError(f"{name} must give a position for each of {', '.join(names)}, got {given!r}")
+    found: dict[str, float] = {}
+    for pattern, number in given.items():
+        matched = matching_joints(str(pattern), names)
+        if not matched:
+            raise ValueError(f"{name} names '{pattern}'; the joints to command are {', '.join(names)}")
+        if isinstance(number, bool) or not isinstance(number, int | float):
+            raise ValueError(f"{name}.{pattern} must be a number, got {number!r}")
+        if twice := [joint for joint in matched if joint in found]:
+            raise ValueError(f"{name} gives {', '.join(twice)} twice")
+        found |= dict.fromkeys(matched, float(number))
+    if missing := [joint for joint in names if joint not in found]:
+        raise ValueError(f"{name} gives no position for {', '.join(missing)}")
+    return np.array([found[joint] for joint in names], np.float32)
+
+
+def _matrix_of_any_quaternion(quaternion: Array) -> Array:
+    return matrix_from_quaternion(quaternion / jnp.maximum(jnp.linalg.norm(quaternion), 1e-6))
