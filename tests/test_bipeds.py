@@ -10,11 +10,16 @@ import numpy as np
 import pytest
 from stick_robots import h1_2_sticks, microduck_sticks
 
-from ejax.envs.locomotion.bipeds import H1_2, H1_2_TASK, MICRODUCK, MICRODUCK_TASK
+from ejax.envs.locomotion.catalog import velocity_task
 from ejax.envs.locomotion.motion import observe_motion
 from ejax.envs.locomotion.robots import JointDrives, per_joint
 from ejax.envs.locomotion.velocity import VelocityRL
 from ejax.envs.mujoco.engine import PhysicsState
+
+H1_2 = velocity_task("h1_2").robot
+H1_2_TASK = velocity_task("h1_2")
+MICRODUCK = velocity_task("microduck").robot
+MICRODUCK_TASK = velocity_task("microduck")
 
 KEY = jax.random.key(0)
 

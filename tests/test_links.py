@@ -8,12 +8,16 @@ import numpy as np
 import pytest
 from stick_robots import h1_2_sticks, microduck_sticks
 
-from ejax.envs.locomotion.bipeds import H1_2, MICRODUCK
+from ejax.envs.locomotion.catalog import velocity_task
 from ejax.envs.locomotion.links import read_links
 from ejax.envs.locomotion.model import LeggedModel, make_model
-from ejax.envs.locomotion.quadrupeds import ANYMAL_C, QUADRUPED
 from ejax.envs.locomotion.robots import FILE, Foot, JointDrives, LeggedRobot, Shape, robot_file
 from ejax.envs.locomotion.terrain import Terrain
+
+H1_2 = velocity_task("h1_2").robot
+MICRODUCK = velocity_task("microduck").robot
+ANYMAL_C = velocity_task("anymal_c").robot
+QUADRUPED = velocity_task("quadruped").robot
 
 STICKS = {"h1_2": (H1_2, h1_2_sticks()), "microduck": (MICRODUCK, microduck_sticks())}
 HOPPER = LeggedRobot(

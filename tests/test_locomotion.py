@@ -8,18 +8,19 @@ import mujoco
 import numpy as np
 import pytest
 
-from ejax.envs.locomotion.catalog import TASKS
+from ejax.envs.locomotion.catalog import robot_names, velocity_task
 from ejax.envs.locomotion.commands import Command, CommandRanges, draw_command, next_command, steer
 from ejax.envs.locomotion.contacts import FootTimers, follow_contacts, start_timers
 from ejax.envs.locomotion.model import PLACE, LeggedModel, make_model
 from ejax.envs.locomotion.motion import heading, observe_motion
-from ejax.envs.locomotion.quadrupeds import QUADRUPED
 from ejax.envs.locomotion.robots import FILE, LeggedRobot, per_joint, robot_file
 from ejax.envs.locomotion.terrain import Terrain, height_below
 from ejax.envs.mujoco.engine import Physics, PhysicsState
 from ejax.types import Array
 
-ROBOTS = {name: task.robot for name, task in TASKS.items() if task.robot.source}
+QUADRUPED = velocity_task("quadruped").robot
+
+ROBOTS = {name: velocity_task(name).robot for name in robot_names() if velocity_task(name).robot.source}
 FLAT = Terrain()
 ROUGH = Terrain(kind="rough", height=0.1, cell=0.5, half_size=2.0)
 

@@ -7,10 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from ejax.envs.locomotion.catalog import velocity_task
 from ejax.envs.locomotion.contacts import Contacts
 from ejax.envs.locomotion.motion import Motion
-from ejax.envs.locomotion.quadrupeds import QUADRUPED
 from ejax.envs.locomotion.terms import OBSERVATIONS, REWARDS, View, observe
+
+QUADRUPED = velocity_task("quadruped").robot
 
 HOME = np.array(QUADRUPED.home, np.float32)
 STILL = Motion(

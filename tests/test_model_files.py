@@ -5,10 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from ejax.envs.locomotion.catalog import velocity_task
 from ejax.envs.locomotion.links import read_links
-from ejax.envs.locomotion.quadrupeds import ANYMAL_C
 from ejax.envs.mujoco.engine import load_model
 from ejax.envs.mujoco.model_files import check_model_files
+
+ANYMAL_C = velocity_task("anymal_c").robot
 
 GOOD = '<mujoco><worldbody><geom size="1"/></worldbody></mujoco>'
 MESH = '<mujoco><compiler {0}/><asset><{1}/></asset><worldbody><geom type="mesh" mesh="a"/></worldbody></mujoco>'

@@ -7,9 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ejax.envs.locomotion.quadrupeds import ANYMAL_C, ANYMAL_C_TASK, GO2, GO2_TASK
+from ejax.envs.locomotion.catalog import velocity_task
 from ejax.envs.locomotion.robots import LeggedRobot, per_joint, robot_file
 from ejax.envs.locomotion.velocity import VelocityRL
+
+ANYMAL_C = velocity_task("anymal_c").robot
+ANYMAL_C_TASK = velocity_task("anymal_c")
+GO2 = velocity_task("go2").robot
+GO2_TASK = velocity_task("go2")
 
 KEY = jax.random.key(0)
 

@@ -9,10 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ejax.envs.locomotion.catalog import TASKS
-from ejax.envs.locomotion.quadrupeds import QUADRUPED
+from ejax.envs.locomotion.catalog import velocity_task
 from ejax.envs.locomotion.velocity import VelocityRL, VelocityState
 from ejax.types import Timestep
+
+QUADRUPED = velocity_task("quadruped").robot
 
 ENV = VelocityRL(physics="mujoco", push={"interval": [0.05, 0.05], "x": [0.4, 0.4], "yaw": [0.7, 0.7]})
 RESET, STEP = jax.jit(ENV.reset), jax.jit(ENV.step)
@@ -164,7 +165,7 @@ def test_a_robot_on_rough_ground_starts_above_it_and_ends_at_its_edge() -> None:
 
 def test_weights_of_zero_take_terms_out_and_others_stay() -> None:
     env = VelocityRL(rewards={"upright": {"weight": 0.0}, "pose": {"weight": 3.0}, "is_terminated": {"weight": -5.0}})
-    own = TASKS["quadruped"].rewards
+    own = velocity_task("quadruped").rewards
     assert set(env.task.rewards) == {*own, "is_terminated"} - {"upright"}
     assert env.task.rewards["pose"] == {**own["pose"], "weight": 3.0}
 
@@ -172,7 +173,7 @@ def test_weights_of_zero_take_terms_out_and_others_stay() -> None:
 @pytest.mark.parametrize(
     ("cfg", "text"),
     [
-        ({"robot": "cat"}, "robot must be one of quadruped, go1, g1, go2, anymal_c, h1_2, microduck, got 'cat'"),
+        ({"robot": "cat"}, "robot must be one of anymal_c, g1, go1, go2, h1_2, microduck, quadruped, got 'cat'"),
         ({"robot": "h1_2"}, "no package is known that has a model of h1_2: give the path"),
         ({"robot": "go1", "model": "/nowhere/go1.xml"}, "there is no file /nowhere/go1.xml"),
         ({"model": 3}, "model must be the path of a file, got 3"),

@@ -10,10 +10,14 @@ from stick_robots import h1_2_sticks, microduck_sticks
 
 from ejax.config import ConfigError, load_config
 from ejax.config.embodichain.check import check, count_by_status
-from ejax.envs.locomotion.bipeds import H1_2, MICRODUCK
-from ejax.envs.locomotion.quadrupeds import ANYMAL_C, GO1
+from ejax.envs.locomotion.catalog import velocity_task
 from ejax.envs.locomotion.robots import LeggedRobot, robot_file
 from ejax.schema.frozen import thaw
+
+H1_2 = velocity_task("h1_2").robot
+MICRODUCK = velocity_task("microduck").robot
+ANYMAL_C = velocity_task("anymal_c").robot
+GO1 = velocity_task("go1").robot
 
 AXES = ("x", "y", "z", "roll", "pitch", "yaw")
 SIZES = (0.5, 0.5, 0.4, 0.52, 0.52, 0.78)

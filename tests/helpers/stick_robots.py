@@ -3,9 +3,15 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from ejax.envs.locomotion.bipeds import G1, H1_2, MICRODUCK
-from ejax.envs.locomotion.quadrupeds import ANYMAL_C, GO1, GO2
+from ejax.envs.locomotion.catalog import velocity_task
 from ejax.envs.locomotion.robots import LeggedRobot
+
+G1 = velocity_task("g1").robot
+H1_2 = velocity_task("h1_2").robot
+MICRODUCK = velocity_task("microduck").robot
+ANYMAL_C = velocity_task("anymal_c").robot
+GO1 = velocity_task("go1").robot
+GO2 = velocity_task("go2").robot
 
 _DUCK_BODIES = dict(
     zip(

@@ -1,8 +1,8 @@
 """A gym config of EmbodiChain's velocity tasks: the arguments of ``VelocityRL``, and what becomes of each key.
 
-There the task's class has most of the numbers, in files of its own; so has ``ejax.envs.locomotion.tasks``. The gym
-config says how often there are decisions, how long an episode is and how the robot is pushed; the rest of it says what
-the class expects anyway, and is refused where it says something else.
+There the task's class has most of the numbers, in files of its own; here the robot's file has. The gym config gives how
+often there are decisions, how long an episode is and how the robot is pushed; the rest of it is what the class expects
+anyway, and is refused where it differs.
 """
 
 import math
@@ -39,9 +39,9 @@ def velocity_robot(task: str) -> str | None:
 
 def read_velocity_task(root: Section, robot: str) -> dict[str, Any]:
     """``env.cfg`` for the gym config; what cannot be done goes into the section's report."""
-    from ejax.envs.locomotion.catalog import TASKS  # imports MuJoCo
+    from ejax.envs.locomotion.catalog import velocity_task  # imports MuJoCo
 
-    task = TASKS[robot]
+    task = velocity_task(robot)
     root.take("id")
     root.ignore_all(IGNORED[""])
     root.take("num_envs")

@@ -1,10 +1,147 @@
-"""The velocity tasks by their robots' names."""
+"""The robots and their tasks: a TOML file for each, ``envs/assets/robots/{robot}.toml``.
 
-from ejax.envs.locomotion.bipeds import G1_TASK, H1_2_TASK, MICRODUCK_TASK
-from ejax.envs.locomotion.quadrupeds import ANYMAL_C_TASK, GO1_TASK, GO2_TASK, QUADRUPED_TASK
-from ejax.envs.locomotion.tasks import VelocityTask
+It has the fields of ``LeggedRobot`` and, under ``task``, those of ``VelocityTask``; ``false`` stands for None. Numbers
+of joints are one for all, or by regular expression, of which the last that fits counts. ``task.like`` names the robot
+whose task is taken where this one gives nothing; a reward of weight 0 is left out.
 
-TASKS: dict[str, VelocityTask] = {
-    task.robot.name: task
-    for task in (QUADRUPED_TASK, GO1_TASK, G1_TASK, GO2_TASK, ANYMAL_C_TASK, H1_2_TASK, MICRODUCK_TASK)
-}
+In place of ``drives``, ``motors`` gives what they follow from:
+
+    k = I·ω²        c = 2ζ·I·ω        action scale = F / (4·k)
+
+with I the rotors' ``inertia`` seen from the joint, F the greatest torque, ``effort``, ω = 20π rad/s, ζ = 2. Source:
+mjlab 1.6, whose Go1 and G1 EmbodiChain 0.3.2 has.
+"""
+
+import functools
+import math
+import tomllib
+from collections.abc import Mapping
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ejax.envs.locomotion.commands import CommandRanges
+from ejax.envs.locomotion.robots import Foot, Imu, JointDrives, LeggedRobot, Shape, per_joint
+from ejax.envs.locomotion.tasks import Push, VelocityTask
+from ejax.runtime.plain_files import read_text
+from ejax.schema.frozen import freeze
+from ejax.schema.registry import did_you_mean
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+_FOLDER = Path(__file__).parents[1] / "assets" / "robots"
+_OMEGA = 2.0 * math.pi * 10.0
+_ZETA = 2.0
+T = TypeVar("T", bound="DataclassInstance")
+
+
+@functools.cache
+def robot_names() -> tuple[str, ...]:
+    """The robots that have a file."""
+    return tuple(sorted(path.stem for path in _FOLDER.glob("*.toml")))
+
+
+@functools.cache
+def velocity_task(robot: str) -> VelocityTask:
+    """Read a robot and its task.
+
+    Raises:
+        ValueError: no such robot, or a key of its file that is unknown or missing.
+    """
+    if robot not in robot_names():
+        raise ValueError(f"robot must be one of {', '.join(robot_names())}, got {robot!r}")
+    return read_task(_FOLDER / f"{robot}.toml")
+
+
+def read_task(path: Path) -> VelocityTask:
+    """Read a robot's file.
+
+    Raises:
+        OSError: as of ``plain_files.read_text``.
+        ValueError: no TOML, or a key that is unknown or missing.
+    """
+    table = _table(path)
+    task = _task_table(path, table.pop("task", {}))
+    for name, kind in (("command", CommandRanges), ("push", Push)):
+        if isinstance(task.get(name), dict):
+            task[name] = _filled(kind, task[name], f"{path}: task.{name}")
+    rewards = {name: spec for name, spec in task.get("rewards", {}).items() if spec.get("weight")}
+    made = {**task, "robot": _robot(path, table), "rewards": rewards}
+    return _filled(VelocityTask, made, f"{path}: task")
+
+
+def _table(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(read_text(path))
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"{path} is no TOML: {error}") from error
+
+
+def _task_table(path: Path, own: dict[str, Any]) -> dict[str, Any]:
+    """The table with what the task that it is like has besides."""
+    like = own.pop("like", None)
+    if like is None:
+        return own
+    other = path.with_name(f"{like}.toml")
+    if not other.is_file():
+        raise ValueError(f"{path}: task.like must name a robot that has a file beside it, got {like!r}")
+    return _merged(_task_table(other, _table(other)["task"]), own, depth=2)
+
+
+def _merged(old: dict[str, Any], new: dict[str, Any], depth: int) -> dict[str, Any]:
+    """Both tables; what is in both is the new one's, but tables in it down to ``depth`` are merged themselves.
+
+    So the terms of ``rewards`` are, and the parameters of each; a parameter that is a table by joints is not.
+    """
+    deeper = {
+        name: _merged(old[name], value, depth - 1)
+        for name, value in new.items()
+        if depth and isinstance(value, dict) and isinstance(old.get(name), dict)
+    }
+    return {**old, **new, **deeper}
+
+
+def _robot(path: Path, table: dict[str, Any]) -> LeggedRobot:
+    joints = tuple(table.get("joints", ()))
+    motors, drives = table.pop("motors", None), table.get("drives", {})
+    by_joint = {name: _of_joints(joints, each) for name, each in drives.items()}
+    made: dict[str, Any] = {
+        "name": path.stem,
+        "home": _of_joints(joints, table.get("home", 0.0)),
+        "drives": _motor_drives(joints, **motors) if motors else _filled(JointDrives, by_joint, f"{path}: drives"),
+        "feet": tuple(_filled(Foot, each, f"{path}: feet") for each in table.get("feet", ())),
+        "shapes": tuple(_filled(Shape, each, f"{path}: shapes") for each in table.get("shapes", ())),
+        "imu": _filled(Imu, table["imu"], f"{path}: imu") if "imu" in table else None,
+    }
+    return _filled(LeggedRobot, {**table, **made}, str(path))
+
+
+def _motor_drives(joints: tuple[str, ...], inertia: Any, effort: Any) -> JointDrives:
+    """Drives of motors. ``inertia``: kg·m², ``effort``: N·m."""
+    armature, limit = _of_joints(joints, inertia), _of_joints(joints, effort)
+    stiffness = tuple(each * _OMEGA**2 for each in armature)
+    return JointDrives(
+        armature=armature,
+        max_effort=limit,
+        stiffness=stiffness,
+        damping=tuple(2.0 * _ZETA * each * _OMEGA for each in armature),
+        action_scale=tuple(0.25 * f / k for f, k in zip(limit, stiffness, strict=True)),
+    )
+
+
+def _of_joints(joints: tuple[str, ...], given: Any) -> tuple[float, ...]:
+    """A number for each joint."""
+    return per_joint(joints, given if isinstance(given, Mapping) else {".*": given})
+
+
+def _filled(kind: type[T], table: Mapping[str, Any], where: str) -> T:
+    """A dataclass of these fields, hashable."""
+    names = [field.name for field in fields(kind)]
+    for name in table:
+        if name not in names:
+            raise ValueError(f"{where} has no '{name}'; there is {', '.join(names)}{did_you_mean(name, names)}")
+    needed = [field.name for field in fields(kind) if field.default is MISSING]
+    if missing := [name for name in needed if name not in table]:
+        raise ValueError(f"{where} gives no {', '.join(missing)}")
+    return kind(**{name: None if value is False else freeze(value) for name, value in table.items()})

@@ -82,7 +82,7 @@ class LeggedRobot:
     """A robot on a free joint."""
 
     name: str
-    source: str | None
+    source: str | None = None
     """A file of ours, ``package:path`` of an installed one, or ``file:path``; None: the user has to give one."""
     joints: tuple[str, ...]
     """In the policy's order."""

@@ -1,6 +1,6 @@
 """What a velocity task is: what is commanded, observed, rewarded, disturbed, and when the robot has fallen.
 
-The tasks themselves are in ``quadrupeds.py`` and ``bipeds.py``.
+The tasks themselves are data: see ``catalog.py``.
 """
 
 import inspect
@@ -61,7 +61,7 @@ class VelocityTask:
     encoder_bias: float
     """rad: half the width of the joint positions' error, drawn for an episode."""
     rewards: Mapping[str, Mapping[str, Any]]
-    push: Push | None
+    push: Push | None = None
     drop: Range = (0.0, 0.0)
     """m: how much higher than at rest an episode starts."""
     spread: float = 0.5

@@ -15,7 +15,7 @@ from flax.core import FrozenDict
 from numpy.typing import NDArray
 
 from ejax.envs.description import EnvDescription, Feature, features
-from ejax.envs.locomotion.catalog import TASKS
+from ejax.envs.locomotion.catalog import robot_names, velocity_task
 from ejax.envs.locomotion.commands import Command, draw_command, next_command, steer
 from ejax.envs.locomotion.contacts import Contacts, FootTimers, follow_contacts, start_timers
 from ejax.envs.locomotion.model import LeggedModel, make_model
@@ -97,8 +97,8 @@ class VelocityRL:
     sim_steps_per_control: int | None = None
 
     def __post_init__(self) -> None:
-        if self.robot not in TASKS:
-            raise ValueError(f"VelocityRL: robot must be one of {', '.join(TASKS)}, got {self.robot!r}")
+        if self.robot not in robot_names():
+            raise ValueError(f"VelocityRL: robot must be one of {', '.join(robot_names())}, got {self.robot!r}")
         if not isinstance(self.model, str | None):
             raise ValueError(f"VelocityRL: model must be the path of a file, got {self.model!r}")
         if self.max_episode_steps < 1:
@@ -129,7 +129,7 @@ class VelocityRL:
     def num_substeps(self) -> int:
         """Physics steps of one step."""
         if self.sim_steps_per_control is None:
-            return TASKS[self.robot].sim_steps_per_control
+            return velocity_task(self.robot).sim_steps_per_control
         return self.sim_steps_per_control
 
     @property
@@ -320,9 +320,10 @@ class VelocityRL:
 
 @functools.lru_cache(maxsize=32)
 def _changed_task(env: VelocityRL) -> VelocityTask:
-    task = change_task(TASKS[env.robot], command=env.command, rewards=env.rewards, noise=env.noise, push=env.push)
+    own = velocity_task(env.robot)
+    task = change_task(own, command=env.command, rewards=env.rewards, noise=env.noise, push=env.push)
     if env.push is not None and not env.push:
-        task = replace(task, push=TASKS[env.robot].push)
+        task = replace(task, push=own.push)
     if env.model is not None:
         path = Path(env.model).expanduser().absolute()
         task = replace(task, robot=replace(task.robot, source=f"{FILE}{path}", shapes=()))
