@@ -57,10 +57,10 @@ class Consumer:
         time since the rows were written; ``data/redrawn`` chunks that this process drew again; with an
         ``episode_sample_budget``, ``data/chunks_left`` that the present episodes may still be drawn for.
         """
-        count, time_of = self.control.count, self.control.time
+        get = self.control.get
         full = self.buffer.version > 1
-        now, ready_at, busy = time.time(), time_of("ready_at"), time_of("generating_s")
-        episodes, failures, samples = count("episodes"), count("failures"), count("samples")
+        now, ready_at, busy = time.time(), get("ready_at"), get("generating_s")
+        episodes, failures, samples = get("episodes"), get("failures"), get("samples")
         written_at = self.buffer.episode["written_at"][full]
         left = {} if self.reader.quota is None else {"data/chunks_left": float(self.reader.chunks_left())}
         return left | {
@@ -69,7 +69,7 @@ class Consumer:
             "data/failed_attempts": float(failures),
             "data/success_rate": episodes / max(episodes + failures, 1),
             "data/episodes_per_s": episodes / busy if busy else 0.0,
-            "data/fills": float(count("fills")),
+            "data/fills": float(get("fills")),
             "data/samples": float(samples),
             "data/samples_per_s": samples / max(now - ready_at, 1e-9) if ready_at else 0.0,
             "data/age_s": float(now - written_at.mean()) if full.any() else 0.0,

@@ -11,7 +11,7 @@ State of an engine, as any process sees it:
 """
 
 from enum import Enum
-from typing import NoReturn
+from typing import Any, Literal, NoReturn
 
 import numpy as np
 
@@ -19,18 +19,18 @@ from ejax.data.buffer import TrajectoryBuffer, fence
 from ejax.data.failures import CAPACITY, OnlineDataWorkerError, raise_failure
 from ejax.data.task import Field
 
-_COUNTS = ("phase", "pid", "beat", "episodes", "failures", "fills", "samples", "failure_size")
-_TIMES = ("ready_at", "generating_s")
-_OWNER = ("verdict", "failure_size", "requested")
-
+_WORDS = {
+    **dict.fromkeys(("phase", "pid", "beat", "episodes", "failures", "fills", "samples"), "int64"),
+    **dict.fromkeys(("ready_at", "generating_s"), "float64"),
+    **dict.fromkeys(("verdict", "requested", "worker_failure_size", "owner_failure_size"), "int64"),
+}
 CONTROL: tuple[tuple[str, Field], ...] = (
-    ("counts", ((len(_COUNTS),), "int64")),
-    ("times", ((len(_TIMES),), "float64")),
-    ("worker_failure", ((CAPACITY,), "uint8")),
-    ("owner", ((len(_OWNER),), "int64")),
-    ("owner_failure", ((CAPACITY,), "uint8")),
+    *((name, ((), dtype)) for name, dtype in _WORDS.items()),
+    *((f"{author}_failure", ((CAPACITY,), "uint8")) for author in ("worker", "owner")),
 )
-"""``Layout.control`` of an engine's buffer."""
+"""``Layout.control`` of an engine's buffer. The owner writes ``verdict``, ``requested`` (the filling of the buffer that
+it has requested; 0: none) and its failure, the worker's service thread ``samples``, the worker's main thread the rest.
+"""
 
 LOADING, READY, FAILED = 0, 1, 2
 RUNNING, STOPPED, CONDEMNED = 0, 1, 2
@@ -50,55 +50,33 @@ class Control:
     """The engine's words in a buffer."""
 
     def __init__(self, buffer: TrajectoryBuffer) -> None:
-        self._counts, self._times = buffer.control["counts"], buffer.control["times"]
-        self._owner = buffer.control["owner"]
-        self._failures = {name: buffer.control[name] for name in ("worker_failure", "owner_failure")}
+        self._words = buffer.control
 
-    def count(self, name: str) -> int:
-        return int(self._counts[_COUNTS.index(name)])
+    def get(self, name: str) -> Any:
+        return self._words[name].item()
 
-    def time(self, name: str) -> float:
-        return float(self._times[_TIMES.index(name)])
+    def set(self, name: str, value: float) -> None:
+        """Write a word; see ``CONTROL`` for where each may be written."""
+        self._words[name][...] = value
 
-    def set_count(self, name: str, value: int) -> None:
-        """Called only in the worker's main thread."""
-        self._counts[_COUNTS.index(name)] = value
+    def add(self, name: str, value: float = 1) -> None:
+        """As ``set``."""
+        self._words[name] += value
 
-    def add(self, name: str, value: int = 1) -> None:
-        """As ``set_count``; ``samples`` only in the worker's service thread."""
-        self._counts[_COUNTS.index(name)] += value
-
-    def set_time(self, name: str, value: float) -> None:
-        """Called only in the worker."""
-        self._times[_TIMES.index(name)] = value
-
-    def publish_by_worker(self, failure: bytes) -> None:
-        self._write("worker_failure", failure)
-        self.set_count("failure_size", len(failure))
+    def publish_failure(self, author: Literal["worker", "owner"], failure: bytes) -> None:
+        """Let every process see FAILED, and a packed failure."""
+        self._words[f"{author}_failure"][: len(failure)] = np.frombuffer(failure, np.uint8)
         fence()
-        self.set_count("phase", FAILED)
-
-    def publish_by_owner(self, failure: bytes) -> None:
-        self._write("owner_failure", failure)
-        self._owner[_OWNER.index("failure_size")] = len(failure)
-        fence()
-        self._owner[_OWNER.index("verdict")] = CONDEMNED
-
-    @property
-    def requested(self) -> int:
-        """The filling of the buffer that the owner has requested; 0: none."""
-        return int(self._owner[_OWNER.index("requested")])
-
-    def request(self, generation: int) -> None:
-        """Called only in the owner."""
-        self._owner[_OWNER.index("requested")] = generation
-
-    def publish_stop(self) -> None:
-        self._owner[_OWNER.index("verdict")] = STOPPED
+        self.set(f"{author}_failure_size", len(failure))
+        fence()  # who sees the state finds the failure
+        if author == "worker":
+            self.set("phase", FAILED)
+        else:
+            self.set("verdict", CONDEMNED)
 
     @property
     def state(self) -> EngineState:
-        verdict, phase = int(self._owner[_OWNER.index("verdict")]), self.count("phase")
+        verdict, phase = self.get("verdict"), self.get("phase")
         fence()
         if verdict == STOPPED:
             return EngineState.STOPPED
@@ -108,13 +86,7 @@ class Control:
 
     def raise_failure(self) -> NoReturn:
         """Raise the published failure: the worker's own if there is one, else the owner's, which only saw it end."""
-        owner_size = int(self._owner[_OWNER.index("failure_size")])
-        sizes = {"worker_failure": self.count("failure_size"), "owner_failure": owner_size}
-        for name, size in sizes.items():
-            if size:
-                raise_failure(self._failures[name][:size].tobytes())
+        for author in ("worker", "owner"):
+            if size := self.get(f"{author}_failure_size"):
+                raise_failure(self._words[f"{author}_failure"][:size].tobytes())
         raise OnlineDataWorkerError("the engine failed, and left no account of it")
-
-    def _write(self, name: str, failure: bytes) -> None:
-        self._failures[name][: len(failure)] = np.frombuffer(failure, np.uint8)
-        fence()

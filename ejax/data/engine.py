@@ -27,7 +27,7 @@ import numpy as np
 from ejax.data.chunks import check_count
 from ejax.data.consumer import Consumer, Taken, take_episodes
 from ejax.data.context import Draw
-from ejax.data.control import Control, EngineState
+from ejax.data.control import STOPPED, Control, EngineState
 from ejax.data.dataset import Chunks, ChunkSource
 from ejax.data.engine_config import OnlineDataEngineCfg
 from ejax.data.events import LifecycleEvent
@@ -169,8 +169,8 @@ class OnlineDataEngine(ChunkSource):
         self._require_ready("request_refill")
         with self._requesting:
             control = self._consume().control
-            generation = max(control.requested, control.count("fills") + 1)
-            control.request(generation)
+            generation = max(control.get("requested"), control.get("fills") + 1)
+            control.set("requested", generation)
         return generation
 
     def wait_for_generation(self, generation: int, timeout: float = 300.0) -> None:
@@ -192,10 +192,10 @@ class OnlineDataEngine(ChunkSource):
         while True:
             self._require_ready("wait_for_generation")
             control = self._consume().control
-            made = control.count("fills")
+            made = control.get("fills")
             if made >= generation:
                 return
-            if self.cfg.refill_policy == "manual" and generation > control.requested:
+            if self.cfg.refill_policy == "manual" and generation > control.get("requested"):
                 raise ValueError(
                     f"generation {generation} was not requested, {made} are made; request_refill() returns the next one"
                 )
@@ -335,12 +335,12 @@ def _close(supervisor: Supervisor, shutdown_timeout: float) -> bytes | None:
     """Let consumers know, then close."""
     control = supervisor.control
     if control is not None and control.state is not EngineState.FAILED:
-        control.publish_stop()
+        control.set("verdict", STOPPED)
     try:
         return supervisor.close(shutdown_timeout)
     except OnlineDataWorkerError as error:
         if control is not None:
-            control.publish_by_owner(pack_failure(error))
+            control.publish_failure("owner", pack_failure(error))
         raise
 
 

@@ -200,14 +200,14 @@ class Supervisor:
         beat, silent, looked = -1, 0.0, time.monotonic()
         while not self._ending.wait(POLL_S):
             if self._process.poll() is not None:
-                control.publish_by_owner(
-                    pack_failure(OnlineDataWorkerError(f"the worker {self._how_it_ended()} before stop()"))
+                control.publish_failure(
+                    "owner", pack_failure(OnlineDataWorkerError(f"the worker {self._how_it_ended()} before stop()"))
                 )
                 return
             now = time.monotonic()
             silent += min(now - looked, 5 * POLL_S)  # a process group that was suspended did not hang meanwhile
             looked = now
-            if (beaten := control.count("beat")) != beat or beaten == 0:  # the first attempt compiles: ``bring_up``'s
+            if (beaten := control.get("beat")) != beat or beaten == 0:  # the first attempt compiles: ``bring_up``'s
                 beat, silent = beaten, 0.0
             if silent > (limit := self._cfg.worker_timeout):
                 self._process.send_signal(signal.SIGUSR1)
@@ -216,7 +216,7 @@ class Supervisor:
                     f"the worker hangs: no attempt of its task ended for {limit} s (worker_timeout); "
                     "where attempts are only slow, raise worker_timeout (of a config: data.worker_timeout)"
                 )
-                control.publish_by_owner(pack_failure(OnlineDataWorkerError(text + self._traceback())))
+                control.publish_failure("owner", pack_failure(OnlineDataWorkerError(text + self._traceback())))
                 self._process.kill()
                 return
 

@@ -88,13 +88,13 @@ def _run(folder: Path, channel: Connection) -> None:
         channel.send(("spec", spec))
         buffer = attach(*channel.recv())  # ends with the owner, which closes its end
         service.control = control = Control(buffer)
-        control.set_count("pid", os.getpid())
+        control.set("pid", os.getpid())
         try:
             _Filler(order, task, buffer, control, service.refill).run()
         except _Stop:
             raise
         except BaseException as error:
-            control.publish_by_worker(pack_failure(error))
+            control.publish_failure("worker", pack_failure(error))
             raise
 
 
@@ -121,10 +121,10 @@ class _Filler:
         while True:
             self._fill()
             self._control.add("fills")
-            if self._control.count("phase") != READY:
-                self._control.set_time("ready_at", time.time())
-                self._control.set_count("phase", READY)
-            while not self._refill.wait(POLL_S) and self._control.requested <= self._control.count("fills"):
+            if self._control.get("phase") != READY:
+                self._control.set("ready_at", time.time())
+                self._control.set("phase", READY)
+            while not self._refill.wait(POLL_S) and self._control.get("requested") <= self._control.get("fills"):
                 self._control.add("beat")
             self._refill.clear()
 
@@ -134,11 +134,11 @@ class _Filler:
         while written < self._order.cfg.buffer_size:
             start = time.perf_counter()
             attempt, seed = next(self._seeds)
-            origin = Origin(seed, attempt, self._control.count("fills") + 1, self._order.run_id)
+            origin = Origin(seed, attempt, self._control.get("fills") + 1, self._order.run_id)
             episodes = self._attempt(seed)
             for episode in episodes:
                 self._put(episode, origin)
-            self._control.set_time("generating_s", self._control.time("generating_s") + time.perf_counter() - start)
+            self._control.add("generating_s", time.perf_counter() - start)
             self._control.add("beat")
             written += len(episodes)
             failed = 0 if episodes else failed + 1
@@ -150,7 +150,7 @@ class _Filler:
 
     def _put(self, episode: Episode, origin: Origin) -> None:
         """Write an episode into the next row."""
-        index = self._control.count("episodes")
+        index = self._control.get("episodes")
         row = index % self._order.cfg.buffer_size
         if self._log is not None:
             self._log.wait_for_space(2, self._wait)
