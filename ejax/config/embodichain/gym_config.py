@@ -187,7 +187,8 @@ def event_problems(env: EnvConfig, events: EventsConfig) -> list[Problem]:
         randomizers, specs = split_events(events.of(phase))
         problems += _randomizer_problems(env, make, randomizers, section)
         unknown = [name for name, spec in specs.items() if not _is_event(spec["func"])]
-        allowed = [*dict.fromkeys([*_event_functors(), *KINDS]), *RECORDERS[:1]]
+        # MuJoCo, which has the functors, is imported for a mistake alone
+        allowed = [*dict.fromkeys([*_event_functors(), *KINDS]), *RECORDERS[:1]] if unknown else []
         for name in unknown:
             func = specs[name]["func"]
             text = f"no events functor '{func}'; there is {', '.join(allowed)}, or package.module:function"
