@@ -83,6 +83,16 @@ def wait_until(condition: Callable[[], Any], bound: float = BOUND_S) -> None:
         time.sleep(0.005)
 
 
+def draw_while_refilled(engine: OnlineDataEngine, least: int, draw: Callable[[], Any]) -> int:
+    """Draw ``least`` times, and on until rows were refilled thrice: a busy machine lets the worker run late."""
+    deadline, drawn = time.monotonic() + BOUND_S, 0
+    while drawn < least or engine.stats()["data/fills"] <= 3:
+        assert time.monotonic() < deadline, "rows are not refilled"
+        draw()
+        drawn += 1
+    return drawn
+
+
 def draw_until_it_fails(engine: OnlineDataEngine, size: int = 1) -> None:
     """Draw until the engine raises; nothing else ends this but the bound."""
     deadline = time.monotonic() + BOUND_S
@@ -314,12 +324,14 @@ def test_a_budget_is_shared_by_all_consumers_and_renewed_with_the_episodes(tmp_p
 def test_windows_around_a_frame_are_whole_while_every_row_is_rewritten() -> None:
     task_cfg = {"wide": 4000, "lengths": [50, 30, 44]}
     with OnlineDataEngine(cfg(refill_threshold=1, buffer_size=2, task_cfg=task_cfg)) as engine:
-        for _ in range(100):
+
+        def draw() -> None:
             chunks = engine.sample_batch_with_context(4, 10, 15)
             mark = np.where(chunks["valid"], chunks["episode"]["mark"][:, None], 0)
             assert (chunks["obs"]["robot"]["qpos"] == mark[..., None]).all()
             assert (chunks["rewards"] == np.where(chunks["valid"], chunks["episode_step"], 0)).all()
-        assert engine.stats()["data/fills"] > 3
+
+        draw_while_refilled(engine, 100, draw)
         with pytest.raises(ValueError, match="history_length must be at least 1"):
             engine.sample_batch_with_context(4, 0, 15)
         with pytest.raises(ValueError, match="batch_size must be at least 1"):
@@ -420,10 +432,8 @@ def test_chunks_are_whole_while_every_row_is_rewritten_all_the_time() -> None:
     """Wide frames make the copies long: with plain reads some hundred of these chunks are torn."""
     task_cfg = {"wide": 4000, "lengths": [50, 30, 44]}
     with OnlineDataEngine(cfg(refill_threshold=1, buffer_size=2, task_cfg=task_cfg)) as engine:
-        for _ in range(300):
-            is_whole(engine.sample_batch(4, 25))
-        assert engine.stats()["data/fills"] > 3
-        wait_until(lambda: engine.stats()["data/samples"] == 1200.0)
+        drawn = draw_while_refilled(engine, 300, lambda: is_whole(engine.sample_batch(4, 25)))
+        wait_until(lambda: engine.stats()["data/samples"] == 4.0 * drawn)
 
 
 def test_several_outcomes_of_one_attempt_each_get_a_row() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ejax.data import Episode, Failure, OnlineDataEngine, OnlineDataEngineCfg
-from ejax.data.rows import check_episode
+from ejax.data.task import check_episode
 from ejax.envs.mujoco.engine import Physics
 from ejax.envs.mujoco.kinematics import site_pose
 from ejax.envs.tasks.push_cube import PushCubeRL

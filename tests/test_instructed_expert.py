@@ -13,8 +13,7 @@ from ejax.data import Episode, Failure
 from ejax.data.lerobot.read import EpisodeReader
 from ejax.data.lerobot.write import EpisodeWriter
 from ejax.data.record import record
-from ejax.data.rows import check_episode
-from ejax.data.task import flatten
+from ejax.data.task import check_episode, flatten
 from ejax.envs.tasks.instructed_place import SCENE
 from ejax.envs.tasks.place_instructions import COLOURS, MEANING, ZONES
 from ejax.envs.text import as_text

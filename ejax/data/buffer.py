@@ -25,8 +25,16 @@ from numpy.typing import NDArray
 from ejax.data.chunks import Windows
 from ejax.data.context import padding
 from ejax.data.leftovers import block_name
-from ejax.data.rows import check_episode, frame_numbers
-from ejax.data.task import EPISODE_FIELDS, FRAME_FIELDS, Episode, EpisodeSpec, Field, Origin
+from ejax.data.task import (
+    EPISODE_FIELDS,
+    FRAME_FIELDS,
+    Episode,
+    EpisodeSpec,
+    Field,
+    Origin,
+    check_episode,
+    frame_numbers,
+)
 
 _ALIGNMENT = 64
 _KEEPS_ORDER = platform.machine() in ("x86_64", "AMD64")

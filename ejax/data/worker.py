@@ -26,9 +26,18 @@ from ejax.data.demand import DemandReader
 from ejax.data.engine_config import OnlineDataEngineCfg
 from ejax.data.events import EventLog, LifecycleEvent
 from ejax.data.failures import pack_failure
-from ejax.data.rows import EpisodeTooLongError, check_episode
 from ejax.data.samplers import attempt_seeds
-from ejax.data.task import DemonstrationTask, Episode, EpisodeSpec, Failure, Origin, Outcome, judge
+from ejax.data.task import (
+    DemonstrationTask,
+    Episode,
+    EpisodeSpec,
+    EpisodeTooLongError,
+    Failure,
+    Origin,
+    Outcome,
+    check_episode,
+    judge,
+)
 from ejax.schema.trust import import_trusted, trust
 
 POLL_S = 0.02

@@ -24,12 +24,9 @@ from ejax.data.lerobot.commit import is_unfinished
 from ejax.data.lerobot.format import Column
 from ejax.data.lerobot.kept_files import DIGESTS, KeptFiles
 from ejax.data.lerobot.metadata import load_columns, load_info, load_ours
-from ejax.data.lerobot.parquet import check_columns, named, open_parquet
+from ejax.data.lerobot.parquet import EPISODES, check_columns, load_rows, named, open_parquet
 from ejax.data.lerobot.pictures import decode_image, decode_video
-from ejax.data.lerobot.rows import FOLDER as ROWS
-from ejax.data.lerobot.rows import load_rows
-from ejax.data.rows import frame_numbers
-from ejax.data.task import Episode, Origin, nest
+from ejax.data.task import Episode, Origin, frame_numbers, nest
 
 
 class EpisodeReader:
@@ -104,7 +101,7 @@ class EpisodeReader:
         made |= {name: np.int64(row.get(f"ejax/{name}", -1)) for name in Origin._fields}
         if not any(path.startswith("instruction/") for path in self._fields):
             made["instruction"] = np.str_(self.instruction(index))
-        with named(self.folder / ROWS):
+        with named(self.folder / EPISODES):
             made |= {path: _field(row[f"ejax/episode/{path}"], entry) for path, entry in self._fields.items()}
         return made
 

@@ -15,8 +15,7 @@ from ejax.data.lerobot.format import Column
 from ejax.data.lerobot.inside import inside, open_inside, read_inside, shown
 from ejax.data.lerobot.kept_files import DIGESTS, Digests, KeptFiles, parse_json, sha256
 from ejax.data.lerobot.metadata import check_info, check_ours, may_have
-from ejax.data.lerobot.parquet import read_parquet
-from ejax.data.lerobot.rows import load_rows, row_files
+from ejax.data.lerobot.parquet import load_rows, read_parquet, row_files
 from ejax.data.task import EpisodeSpec
 
 

@@ -24,8 +24,7 @@ from ejax.data.lerobot.format import Images, make_columns
 from ejax.data.lerobot.inside import inside
 from ejax.data.lerobot.recording import Format, Recording, check_format, load_recording, new_recording
 from ejax.data.lerobot.stage import write_episode, write_start
-from ejax.data.rows import check_episode, frame_numbers
-from ejax.data.task import Episode, EpisodeSpec, Origin
+from ejax.data.task import Episode, EpisodeSpec, Origin, check_episode, frame_numbers
 
 _MAX_FRAMES = 2**31 - 1
 """Most frames of an episode: those that a 32-bit offset can count."""
