@@ -98,6 +98,7 @@ class TrajectoryBuffer:
         length = len(next(iter(arrays.values())))
         arrays |= frame_numbers(episode, length)
         numbers: dict[str, Any] = {"length": length, "index": index, "written_at": written_at, **origin._asdict()}
+        # all checks and conversions are done: the row is odd for the copies alone, and no error leaves it so
         with self.writing(row):
             self.frames["valid"][row] = False
             for path, values in arrays.items():

@@ -131,6 +131,7 @@ class OnlineDataEngine(ChunkSource):
                 self._phase = EngineState.STOPPED
                 return
         if self._phase is EngineState.STARTING:
+            # another thread is in start(), which ends its worker itself once it sees this
             self._cancelled.set()
             if not self._settled.wait(self.cfg.shutdown_timeout + _GIVE_UP_S):
                 raise TimeoutError("start() has not given up yet; call stop() again")
@@ -138,6 +139,7 @@ class OnlineDataEngine(ChunkSource):
             supervisor = self._supervisor
             if supervisor is None or self._phase is EngineState.STOPPED:
                 return
+            # before it is closed: an engine that failed stays one that failed
             failed = self.state is EngineState.FAILED
             try:
                 failure = _close(supervisor, self.cfg.shutdown_timeout)
@@ -150,6 +152,7 @@ class OnlineDataEngine(ChunkSource):
             atexit.unregister(self._finalizer)
             self._phase = EngineState.FAILED if failed or failure else EngineState.STOPPED
             unreported, self._reported = failed and not self._reported, True
+        # a failure is raised once: by the draw that met it, or else here
         if unreported and supervisor.control is not None:
             supervisor.control.raise_failure()
         if failure is not None and not failed:
@@ -167,7 +170,7 @@ class OnlineDataEngine(ChunkSource):
         """
         self._require_owner("request_refill")
         self._require_ready("request_refill")
-        with self._requesting:
+        with self._requesting:  # of two threads, the second joins the first's request
             control = self._consume().control
             generation = max(control.get("requested"), control.get("fills") + 1)
             control.set("requested", generation)
@@ -190,7 +193,7 @@ class OnlineDataEngine(ChunkSource):
             raise ValueError(f"timeout must be finite and above 0 s, got {timeout}")
         deadline = time.monotonic() + timeout
         while True:
-            self._require_ready("wait_for_generation")
+            self._require_ready("wait_for_generation")  # each time: a worker that fails makes no more
             control = self._consume().control
             made = control.get("fills")
             if made >= generation:

@@ -83,6 +83,8 @@ def draw_rows(left: NDArray[np.int64], count: int, rng: np.random.Generator) -> 
     Args:
         left: [R], with a sum of at least ``count``.
     """
+    # draws of as many as are missing, of which those beyond a row's rest are drawn again, from the rows that are left:
+    # the same law as one by one, in as many rounds as rows run out
     left, chosen = left.copy(), np.zeros(0, np.int64)
     while len(chosen) < count:
         active = np.flatnonzero(left)

@@ -80,6 +80,7 @@ class ChunkReader:
         try:
             return draw.nested(*copy(count, job))
         except BaseException:
+            # a batch is delivered whole or not at all, and what is not delivered costs nothing
             if self.quota is not None and job.charged:
                 self.quota.refund(job.charged)
             raise
@@ -180,6 +181,7 @@ class ChunkReader:
 
     def _refresh(self) -> None:
         """Find the runs of rows that were written since, where they are whole before and after."""
+        # odd versions are left for later: their rows are being written, and a draw does not need all rows
         version = self._buffer.version.copy()
         (changed,) = ((version != self._version) & (version % 2 == 0)).nonzero()
         if not changed.size:
@@ -188,6 +190,8 @@ class ChunkReader:
         runs = find_runs(self._buffer.frames["valid"][changed], self._buffer.frames["segment_id"][changed])
         index, generation = (self._buffer.episode[name][changed] for name in ("index", "generation"))
         fence()
+        # a row that was written while its runs were found has another version by now, and keeps its old runs: its mask
+        # is cleared by ``_masked``
         whole = self._buffer.version[changed] == version[changed]
         found = (*runs, index, generation)
         for known, new in zip((*self._runs, self._index, self._generation), found, strict=True):

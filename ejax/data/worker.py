@@ -150,6 +150,7 @@ class _Filler:
             self._control.add("generating_s", time.perf_counter() - start)
             self._control.add("beat")
             written += len(episodes)
+            # in a row: a task that never succeeds must not keep its owner waiting
             failed = 0 if episodes else failed + 1
             if failed >= self._order.cfg.max_generation_attempts:
                 raise RuntimeError(
@@ -161,6 +162,7 @@ class _Filler:
         """Write an episode into the next row."""
         index = self._control.get("episodes")
         row = index % self._order.cfg.buffer_size
+        # room for both events before the row is touched: a full log must hold the worker up while the episode is there
         if self._log is not None:
             self._log.wait_for_space(2, self._wait)
             if row in self._inside:

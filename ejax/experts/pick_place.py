@@ -92,6 +92,7 @@ def follow_plan(
             np.zeros(len(robot), bool),
         ]
     )
+    # one segment a step at most, and never back: a cube that slips away is a failed attempt, not another plan
     segment = segment + done[segment, np.arange(len(robot))]
     targets = np.stack([hover, cube, cube, lifted, above_goal, held_at, tool])
     way = targets[segment, np.arange(len(robot))] - tool

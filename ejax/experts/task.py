@@ -232,6 +232,7 @@ class ScriptedTask:
             intended = np.clip(intended, space.low, space.high).astype(np.float32)
             action = np.clip(intended + scale * self._expert.care[segment] * noise, space.low, space.high)
             action = action.astype(np.float32)
+            # noise that lasts some steps drives the arm off its way; white noise would only make it tremble
             noise = _CARRIED_OVER * noise + np.sqrt(1.0 - _CARRIED_OVER**2) * rng.standard_normal(noise.shape)
             states.append(jax.device_get(state))
             state, timestep = self._step(state, action, keys)
@@ -241,6 +242,7 @@ class ScriptedTask:
             obs = jax.tree.map(np.asarray, timestep.obs)
             length += going
             success |= going & np.asarray(timestep.info["success"])
+            # the batch steps on until all have ended; what an ended one does does not count
             going &= ~np.asarray(timestep.terminated | timestep.truncated)
         arrays = {name: jax.tree.map(lambda *x: np.stack(x), *values) for name, values in frames.items()}
         return Attempts(**arrays, state=states, length=length, success=success, instruction=instruction)

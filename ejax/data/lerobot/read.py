@@ -139,6 +139,7 @@ class EpisodeReader:
             if column.kind in ("number", "text"):
                 made[column.path] = table[column.path][start : start + count]
                 continue
+            # an episode larger than the cache is decoded by windows: whole, it would push out all others each time
             length = self._rows[index]["length"]
             if length * int(np.prod(column.shape)) > self._cache.capacity:
                 made[column.path] = self._images(index, table, column, start, count)

@@ -42,6 +42,7 @@ class RecordedEpisodes(ChunkSource):
         self.seed = check_seed(seed)
         self._episodes = _chosen(episodes, len(self.reader), self.reader.folder)
         self._rng = make_rng(self.seed)
+        # runs of all episodes one behind the other: one search finds the run of a window, in any number of episodes
         runs = [self.reader.segments(int(index))[1] for index in self._episodes]
         self._lengths = np.array([lengths.sum() for lengths in runs], np.int64)
         self._row = np.repeat(np.arange(len(runs)), [len(lengths) for lengths in runs])
@@ -116,6 +117,7 @@ class RecordedEpisodes(ChunkSource):
                 f"No valid chunk of {chunk_size} frames in mode '{mode}' in {allowed.sum()} episodes of up to "
                 f"{self._lengths.max()} frames; give a smaller chunk_size or another sampling_mode"
             )
+        # the same two calls of the generator as ``draw_windows``: a folder and a buffer of its episodes draw alike
         chosen = rows[rng.integers(len(rows), size=count)]
         nth = rng.integers(counts[chosen]) + (np.cumsum(counts) - counts)[chosen]
         ends = np.cumsum(windows)

@@ -107,7 +107,7 @@ def _stage_data(
     data = _parquet(schema, [table])
     place = _place(last, "data", files, fmt.DATA, len(data), format)
     name = fmt.DATA.format(chunk_index=place[0], file_index=place[1])
-    if last is not None and place == _where(last, "data"):
+    if last is not None and place == _where(last, "data"):  # a Parquet file cannot grow: it is written again
         with open_parquet(files, name) as old, named(staged.folder / name):
             groups = [old.read_row_group(i) for i in range(old.num_row_groups)]
             data = _parquet(schema, [*groups, table])
@@ -125,6 +125,7 @@ def _stage_video(
 ) -> dict[str, Any]:
     key = f"videos/{column.feature}"
     pattern = fmt.VIDEO.replace("{video_key}", column.feature)
+    # encoded alone and joined without encoding again: the frames before keep their bits, however often it grows
     alone = staged.scratch
     encode_video(alone, frames, format.fps)
     place = _place(last, key, files, pattern, alone.stat().st_size, format)
