@@ -18,14 +18,14 @@ from ejax.types import Array, Key, PyTree, Timestep
 
 
 @dataclass(frozen=True, kw_only=True)
-class Moment:
+class Snapshot:
     """A state and what led there: the ``World`` of a task whose own code knows where its numbers are."""
 
     state: Any
     action: Any = None
     """As it was done; None at the step's beginning."""
     before: Any = None
-    """The moment before the step; None at its beginning."""
+    """The snapshot before the step; None at its beginning."""
     obs: PyTree = None
     """The observation of ``state``. Use it for what it holds: computed again, the last bits of it may be others."""
     info: Mapping[str, Array] = field(default_factory=dict)
@@ -82,14 +82,14 @@ class StateTask:
         """bool: the task is done. Default: its distance is below ``success_threshold``."""
         return self.distance(state) < self.success_threshold
 
-    def rewards(self, moment: Moment) -> dict[str, Array]:
+    def rewards(self, snapshot: Snapshot) -> dict[str, Array]:
         """The terms of the reward, weighted. Default: none, for a task that gives its ``reward`` whole."""
-        del moment
+        del snapshot
         return {}
 
-    def reward(self, moment: Moment, rewards: dict[str, Array]) -> Array:
+    def reward(self, snapshot: Snapshot, rewards: dict[str, Array]) -> Array:
         """The reward. Default: the sum of its terms."""
-        del moment
+        del snapshot
         return sum(rewards.values(), jnp.zeros(()))
 
     def distance(self, state: Any) -> Array:
@@ -149,10 +149,10 @@ class StateTask:
 
     def step(self, state: Any, action: Array, key: Key) -> tuple[Any, Timestep]:
         parts = StepParts(
-            world=lambda state: Moment(state=state),
+            world=lambda state: Snapshot(state=state),
             act=self._act,
-            follow=lambda moment, before, key: moment,  # nothing is random but the start
-            observe=lambda moment, key: self.observe(moment.state),
+            follow=lambda snapshot, before, key: snapshot,  # nothing is random but the start
+            observe=lambda snapshot, key: self.observe(snapshot.state),
             outcome=self._outcome,
             reward=self._reward,
             max_episode_steps=self.max_episode_steps,
@@ -160,13 +160,13 @@ class StateTask:
         )
         return step_terms(type(self).__name__, parts, state, action, key)
 
-    def _act(self, moment: Moment, action: Array) -> Moment:
+    def _act(self, snapshot: Snapshot, action: Array) -> Snapshot:
         # rewards see the action that was done, not the one that was given
         action = self.limited(action)
-        return Moment(state=self.advance(moment.state, action), action=action)
+        return Snapshot(state=self.advance(snapshot.state, action), action=action)
 
-    def _outcome(self, moment: Moment) -> Outcome:
-        state = moment.state
+    def _outcome(self, snapshot: Snapshot) -> Outcome:
+        state = snapshot.state
         return Outcome(
             success=self.succeeds(state),
             fail=jnp.zeros((), bool),
@@ -174,10 +174,10 @@ class StateTask:
             metrics=self.metrics(state),
         )
 
-    def _reward(self, moment: Moment, before: Moment, outcome: Outcome) -> tuple[Array, dict[str, Array]]:
-        del before, outcome  # the moment has both
-        rewards = self.rewards(moment)
-        return self.reward(moment, rewards), rewards
+    def _reward(self, snapshot: Snapshot, before: Snapshot, outcome: Outcome) -> tuple[Array, dict[str, Array]]:
+        del before, outcome  # the snapshot has both
+        rewards = self.rewards(snapshot)
+        return self.reward(snapshot, rewards), rewards
 
 
 def clip_with_gradient(action: Array) -> Array:

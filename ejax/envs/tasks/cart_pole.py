@@ -10,7 +10,7 @@ import numpy as np
 from ejax.envs.description import Feature
 from ejax.envs.mujoco.engine import Engine, PhysicsState, load_model
 from ejax.envs.task.physics_task import PhysicsTask
-from ejax.envs.task.state_task import Moment
+from ejax.envs.task.state_task import Snapshot
 from ejax.envs.tasks.states import CartPoleState
 from ejax.types import Array, Key
 
@@ -91,8 +91,8 @@ class CartPoleRL(PhysicsTask):
     def leaves(self, state: CartPoleState) -> Array:
         return _pole(state)[0] > jnp.pi / 2.0
 
-    def rewards(self, moment: Moment) -> dict[str, Array]:
-        angle, velocity = _pole(moment.state)
+    def rewards(self, snapshot: Snapshot) -> dict[str, Array]:
+        angle, velocity = _pole(snapshot.state)
         return {"upright": 1.0 - angle / jnp.pi, "velocity_penalty": -self.velocity_penalty_weight * velocity}
 
     def metrics(self, state: CartPoleState) -> dict[str, Array]:

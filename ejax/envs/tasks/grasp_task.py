@@ -17,7 +17,7 @@ from ejax.envs.mujoco.engine import load_model
 from ejax.envs.mujoco.inverse_kinematics import solve_site_pose
 from ejax.envs.mujoco.rotations import make_pose
 from ejax.envs.task.physics_task import PhysicsTask
-from ejax.envs.task.state_task import Moment
+from ejax.envs.task.state_task import Snapshot
 from ejax.envs.tasks.grasp_scene import DRIVES, HALF_EDGE
 from ejax.types import Array, Key
 
@@ -132,11 +132,11 @@ class GraspTask(PhysicsTask):
     def leaves(self, state: Any) -> Array:
         return (self.cubes(state)[..., 2] < CUBE_FELL).any()
 
-    def rewards(self, moment: Moment) -> dict[str, Array]:
-        before = self.potential(moment.before.state)
-        return {name: after - before[name] for name, after in self.potential(moment.state).items()} | {
-            "action_penalty": -self.action_penalty_weight * jnp.linalg.norm(self.action_scale * moment.action[:3]),
-            "success": self.success_weight * moment.info["success"],
+    def rewards(self, snapshot: Snapshot) -> dict[str, Array]:
+        before = self.potential(snapshot.before.state)
+        return {name: after - before[name] for name, after in self.potential(snapshot.state).items()} | {
+            "action_penalty": -self.action_penalty_weight * jnp.linalg.norm(self.action_scale * snapshot.action[:3]),
+            "success": self.success_weight * snapshot.info["success"],
         }
 
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from ejax.envs.description import Feature, features
-from ejax.envs.task.state_task import Moment, StateTask, clip_with_gradient
+from ejax.envs.task.state_task import Snapshot, StateTask, clip_with_gradient
 from ejax.types import Array, Key
 
 
@@ -81,9 +81,9 @@ class PlanarReachRL(StateTask):
         """From the tip to the target, m, without a gradient."""
         return jnp.sqrt(jax.lax.stop_gradient(self._squared_distance(state)))
 
-    def reward(self, moment: Moment, rewards: dict[str, Array]) -> Array:
+    def reward(self, snapshot: Snapshot, rewards: dict[str, Array]) -> Array:
         del rewards  # there are no terms
-        return -self._squared_distance(moment.state)
+        return -self._squared_distance(snapshot.state)
 
     def metrics(self, state: PlanarReachState) -> dict[str, Array]:
         return {"final_distance": self.distance(state)}

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from ejax.envs.description import EnvDescription, Feature, features
-from ejax.envs.task.state_task import Moment, StateTask, clip_with_gradient
+from ejax.envs.task.state_task import Snapshot, StateTask, clip_with_gradient
 from ejax.numerics.kernels import by_platform
 from ejax.types import Array, Key
 
@@ -115,15 +115,15 @@ class PointMassRL(StateTask):
         """From the mass to the goal, m."""
         return _safe_norm(state.position - state.goal_position)
 
-    def reward(self, moment: Moment, rewards: dict[str, Array]) -> Array:
+    def reward(self, snapshot: Snapshot, rewards: dict[str, Array]) -> Array:
         del rewards  # there are no terms
-        state, distance = moment.state, self.distance(moment.state)
+        state, distance = snapshot.state, self.distance(snapshot.state)
         return (
             -distance
             + 0.5 * jnp.exp(-jnp.square(distance) / (2.0 * 0.05**2))
             - 2.0 * jnp.sum(jnp.square(_penetration(state)))
             - 0.01 * jnp.sum(jnp.square(state.velocity))
-            - 0.001 * jnp.sum(jnp.square(moment.action - moment.before.state.last_action))
+            - 0.001 * jnp.sum(jnp.square(snapshot.action - snapshot.before.state.last_action))
             + self.success_bonus * self.succeeds(state)
         )
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from ejax.envs.description import Feature, features
 from ejax.envs.mujoco.choice import Engine
 from ejax.envs.task.physics_task import PhysicsTask, Position, Range, draw_position
-from ejax.envs.task.state_task import Moment
+from ejax.envs.task.state_task import Snapshot
 from ejax.envs.tasks.states import PushCubeState
 from ejax.types import Array, Key
 
@@ -95,18 +95,18 @@ class PushCubeRL(PhysicsTask):
     def leaves(self, state: PushCubeState) -> Array:
         return state.cube[2] < _CUBE_FELL
 
-    def rewards(self, moment: Moment) -> dict[str, Array]:
+    def rewards(self, snapshot: Snapshot) -> dict[str, Array]:
         """EmbodiChain's terms. ``progress``: how much nearer the cube came to the goal, m."""
-        tool, cube, goal = moment.obs[6:9], moment.obs[9:12], moment.obs[12:15]
+        tool, cube, goal = snapshot.obs[6:9], snapshot.obs[9:12], snapshot.obs[12:15]
         direction = (goal - cube) / (jnp.linalg.norm(goal - cube) + 1e-6)
         push = cube - _PUSH_OFFSET * direction + jnp.array([0.0, 0.0, _PUSH_HEIGHT])
-        progress = self.distance(moment.before.state) - self.distance(moment.state)
+        progress = self.distance(snapshot.before.state) - self.distance(snapshot.state)
         place_weight = jnp.where(progress >= 0.0, self.place_weight, self.place_penalty_weight)
         return {
             "reaching_reward": self.reaching_weight * (1.0 - jnp.tanh(5.0 * jnp.linalg.norm(tool - push))),
             "place_reward": place_weight * jnp.tanh(10.0 * progress),
-            "action_penalty": -self.action_penalty_weight * jnp.linalg.norm(self._delta(moment.action)),
-            "success_bonus": self.success_weight * moment.info["success"],
+            "action_penalty": -self.action_penalty_weight * jnp.linalg.norm(self._delta(snapshot.action)),
+            "success_bonus": self.success_weight * snapshot.info["success"],
         }
 
     def _delta(self, action: Array) -> Array:
