@@ -139,6 +139,10 @@ def test_wrong_fields_are_named() -> None:
         PushCubeRL(episode_length=0)
     with pytest.raises(ValueError, match="goal_position takes positions of three numbers"):
         PushCubeRL(goal_position=(1.0, 2.0))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="cube_position_range takes two positions, low and high"):
+        PushCubeRL(cube_position_range=((0.0, 0.0, 0.0),))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="goal_position_range takes positions of three numbers"):
+        PushCubeRL(goal_position_range=((0.0, 0.0), (0.0, 0.0)))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"action of shape \(6,\), got \(8,\)"):
         ENV.step(ENV.reset(KEY)[0], jnp.zeros(8), KEY)
 
