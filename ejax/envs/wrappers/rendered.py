@@ -109,7 +109,7 @@ class RenderedEnv(EnvWrapper):
         freeze_fields(self, "env_cfg", "camera_eye", "camera_target", "wrist", "randomizers", "events")
         if self.width < 1 or self.height < 1:
             raise ValueError(f"RenderedEnv: width and height must be >= 1, got {self.width} and {self.height}")
-        if not isinstance(self.drawn, RenderableEnv):
+        if not isinstance(innermost(self.drawn), RenderableEnv):
             raise ValueError(f"RenderedEnv: {self.env} cannot be drawn: it has no render(state, width=…, height=…)")
         space = self.drawn.observation_space
         if not isinstance(space, (gymnasium.spaces.Box, gymnasium.spaces.Dict)):
