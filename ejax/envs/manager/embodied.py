@@ -16,7 +16,7 @@ from ejax.envs.manager.manager_spec import SOURCE, ManagerSpec, read_manager_spe
 from ejax.envs.mujoco.appearance import Appearance
 from ejax.envs.mujoco.engine import Engine, check_physics, render
 from ejax.envs.mujoco.pictures import Renderer, check_renderer_name, picture
-from ejax.envs.randomization.physics import Change, base, keep_written, refuse_overlaps
+from ejax.envs.randomization.changes import Change, base, keep_written, refuse_overlaps
 from ejax.envs.task.states import SceneState
 from ejax.envs.task.step import StepParts, step_terms
 from ejax.envs.task.terms import Term, as_world, compute, fire

@@ -7,10 +7,8 @@ Differs from EmbodiChain: ``operation`` and ``distribution`` say how a range is 
 its density; and what cannot be, such as a mass that is not positive, is refused.
 """
 
-import itertools
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -22,27 +20,20 @@ from numpy.typing import NDArray
 from ejax.envs.mujoco.engine import PhysicsState
 from ejax.envs.mujoco.parameters import parameter
 from ejax.envs.mujoco.rotations import matrix_from_quaternion
+from ejax.envs.randomization.changes import Change, write_drawn, write_parameters
 from ejax.envs.randomization.draws import Draw, read_draw
-from ejax.schema.problems import KeyReport
+from ejax.envs.randomization.entities import (
+    Entity,
+    body_geoms,
+    drives_of_joints,
+    joint_dofs,
+    matching_names,
+    object_body,
+    quaternion_slot,
+    robot_links,
+)
 from ejax.schema.registry import did_you_mean
 from ejax.types import Array, Key
-
-ROBOT = "robot"
-"""The ``uid`` of everything that drives move; a gym config's robot has a uid of its own beside it."""
-Entity = Mapping[str, str]
-Values = Callable[[Key, Array | None], dict[str, Array]]
-
-
-@dataclass(frozen=True)
-class Change:
-    """What one event does to the physics of a row.
-
-    ``apply(physics, key, level)``: ``level`` of a curriculum, None without one.
-    """
-
-    apply: Callable[[PhysicsState, Key, Array | None], PhysicsState]
-    writes: Mapping[str, NDArray[np.bool_]] = field(default_factory=dict)
-    """Parameter -> its entries that are written. None of a push, which changes velocities."""
 
 
 def randomize_rigid_object_mass(
@@ -63,7 +54,7 @@ def randomize_rigid_object_mass(
         min_mass: lighter ones are made as heavy.
     """
     draw = read_draw("mass_range", mass_range, operation or ("add" if relative else "abs"), distribution)
-    return _masses(model, [_object(model, entity_cfg)], [draw], recompute_inertia, min_mass)
+    return _masses(model, [object_body(model, entity_cfg)], [draw], recompute_inertia, min_mass)
 
 
 def randomize_articulation_mass(
@@ -85,11 +76,11 @@ def randomize_articulation_mass(
         relative, recompute_inertia, min_mass, operation, distribution: as of ``randomize_rigid_object_mass``.
     """
     operation = operation or ("add" if relative else "abs")
-    names = {model.body(body).name: body for body in _links(model, entity_cfg)}
+    names = {model.body(body).name: body for body in robot_links(model, entity_cfg)}
     ranges = (
         mass_range
         if isinstance(mass_range, Mapping)
-        else dict.fromkeys(_matching("link", link_names, names), mass_range)
+        else dict.fromkeys(matching_names("link", link_names, names), mass_range)
     )
     if missing := [name for name in ranges if name not in names]:
         raise ValueError(
@@ -103,9 +94,9 @@ def randomize_rigid_object_center_of_mass(
     model: mujoco.MjModel, entity_cfg: Entity, com_pos_offset_range: Any, distribution: str = "uniform"
 ) -> Change:
     """An object's centre of mass, moved by what is drawn: [3], m, in its own frame."""
-    body = _object(model, entity_cfg)
+    body = object_body(model, entity_cfg)
     draw = read_draw("com_pos_offset_range", com_pos_offset_range, "add", distribution, (3,))
-    return _vector(model, "body_ipos", body, draw)
+    return write_drawn(model, draw, (3,), body_ipos=body)
 
 
 def randomize_rigid_object_inertia(
@@ -120,13 +111,13 @@ def randomize_rigid_object_inertia(
     Raises:
         ValueError: a moment may come out not positive, or greater than the sum of the two others: no body has such.
     """
-    body = _object(model, entity_cfg)
+    body = object_body(model, entity_cfg)
     draw = read_draw("inertia_range", inertia_range, operation, distribution, (3,))
     low, high = draw.ends(model.body_inertia[body])
     if (low <= 0.0).any() or _breaks_triangle(low, high):
         text = "a body's moments are positive, and none is greater than the sum of the others"
         raise ValueError(f"inertia_range: allows moments from {low} to {high} kg·m²; {text}")
-    return _vector(model, "body_inertia", body, draw)
+    return write_drawn(model, draw, (3,), body_inertia=body)
 
 
 def randomize_rigid_object_scale(
@@ -143,11 +134,11 @@ def randomize_rigid_object_scale(
     """
     if not same_scale_all_axes:
         raise ValueError("same_scale_all_axes: got false; solids keep their shape here, give true")
-    body = _object(model, entity_cfg)
+    body = object_body(model, entity_cfg)
     ends = np.asarray(scale_factor_range, np.float64)
     draw = read_draw("scale_factor_range", ends[:, 0] if ends.ndim == 2 else ends, "abs", distribution, above=0.0)
     _check_positive("scale_factor_range", draw, np.ones(()))
-    geoms = _geoms(model, body)
+    geoms = body_geoms(model, body)
     if (model.geom_contype[geoms] | model.geom_conaffinity[geoms]).any():
         raise ValueError(
             f"{entity_cfg['uid']} collides by contype, whose trees of boxes are fixed; list its contacts as pairs"
@@ -164,7 +155,7 @@ def randomize_rigid_object_scale(
         scale = draw.value(np.ones(()), draw.sample(key), level)
         return {name: nominal[name] * scale ** powers[name] for name in rows}
 
-    return _change(model, values, **rows)
+    return write_parameters(model, values, **rows)
 
 
 def randomize_rigid_object_friction(
@@ -175,24 +166,18 @@ def randomize_rigid_object_friction(
     distribution: str = "uniform",
 ) -> Change:
     """The coefficient of sliding friction of all contacts of an object; one draw for them."""
-    body = _object(model, entity_cfg)
+    body = object_body(model, entity_cfg)
     draw = read_draw("friction_range", friction_range, operation, distribution)
-    geoms = _geoms(model, body)
+    geoms = body_geoms(model, body)
     pairs = np.flatnonzero(np.isin(model.pair_geom1, geoms) | np.isin(model.pair_geom2, geoms))
     if not len(pairs) and not (model.geom_contype[geoms] | model.geom_conaffinity[geoms]).any():
         raise ValueError(f"{entity_cfg['uid']} touches nothing in this model: it has no friction")
     rows: dict[str, Any] = {"geom_friction": (geoms, 0)}
     if len(pairs):
         rows["pair_friction"] = (pairs[:, None], np.arange(2))
-    nominal = {name: parameter(model, name)[row].copy() for name, row in rows.items()}
-    for each in nominal.values():
-        _check_positive("friction_range", draw, each)
-
-    def values(key: Key, level: Array | None) -> dict[str, Array]:
-        x = draw.sample(key)
-        return {name: draw.value(each, x, level) for name, each in nominal.items()}
-
-    return _change(model, values, **rows)
+    for name, row in rows.items():
+        _check_positive("friction_range", draw, parameter(model, name)[row])
+    return write_drawn(model, draw, (), **rows)
 
 
 def randomize_joint_parameters(
@@ -211,7 +196,7 @@ def randomize_joint_parameters(
         entity_cfg: the robot, or an object, for the joints that it moves on.
         joint_names: regular expressions. None: all.
     """
-    dofs = _dofs(model, entity_cfg, joint_names)
+    dofs = joint_dofs(model, entity_cfg, joint_names)
     given = {"dof_damping": damping_range, "dof_armature": armature_range, "dof_frictionloss": friction_range}
     keys = {"dof_damping": "damping_range", "dof_armature": "armature_range", "dof_frictionloss": "friction_range"}
     draws = {
@@ -232,7 +217,7 @@ def randomize_joint_parameters(
             for each, (name, draw) in zip(keys, draws.items(), strict=True)
         }
 
-    return _change(model, values, **dict.fromkeys(draws, dofs))
+    return write_parameters(model, values, **dict.fromkeys(draws, dofs))
 
 
 def randomize_drive_gains(
@@ -248,8 +233,8 @@ def randomize_drive_gains(
 
     The damping of a drive is a joint's where the model has it there, as all robots of gym configs have.
     """
-    dofs = _dofs(model, entity_cfg, joint_names)
-    drives = np.array([i for i in _on_joints(model) if model.jnt_dofadr[model.actuator_trnid[i, 0]] in dofs], int)
+    dofs = joint_dofs(model, entity_cfg, joint_names)
+    drives = np.array([i for i in drives_of_joints(model) if model.jnt_dofadr[model.actuator_trnid[i, 0]] in dofs], int)
     if not len(drives):
         raise ValueError(f"no drive moves the joints of {entity_cfg['uid']}")
     driven = model.jnt_dofadr[model.actuator_trnid[drives, 0]]
@@ -293,7 +278,7 @@ def randomize_drive_gains(
         }
         return {name: made[name] for name in rows}
 
-    return _change(model, values, **rows)
+    return write_parameters(model, values, **rows)
 
 
 def randomize_gravity(
@@ -301,7 +286,7 @@ def randomize_gravity(
 ) -> Change:
     """Gravity, [3], m/s²."""
     draw = read_draw("gravity_range", gravity_range, operation, distribution, (3,))
-    return _vector(model, "gravity", slice(None), draw)
+    return write_drawn(model, draw, (3,), gravity=slice(None))
 
 
 def push_rigid_object_by_setting_velocity(
@@ -315,8 +300,8 @@ def push_rigid_object_by_setting_velocity(
     axes = ("x", "y", "z", "roll", "pitch", "yaw")
     if not isinstance(velocity_range, Mapping) or not velocity_range or set(velocity_range) - set(axes):
         raise ValueError(f"velocity_range: got {velocity_range!r}; must give (low, high) of any of {', '.join(axes)}")
-    body = _object(model, entity_cfg)
-    start, turn = int(model.body_dofadr[body]), _quaternion(model, body)
+    body = object_body(model, entity_cfg)
+    start, turn = int(model.body_dofadr[body]), quaternion_slot(model, body)
     ends = np.array([velocity_range.get(axis, (0.0, 0.0)) for axis in axes], np.float64).T
     draw = read_draw("velocity_range", ends, "abs", "uniform", (6,))
 
@@ -332,7 +317,7 @@ def push_joints_by_setting_velocity(
     model: mujoco.MjModel, entity_cfg: Entity, velocity_range: Any, joint_names: str | Sequence[str] | None = None
 ) -> Change:
     """A blow at a robot: velocities (m/s, rad/s) are added to its joints', each drawn by itself."""
-    dofs = _dofs(model, entity_cfg, joint_names)
+    dofs = joint_dofs(model, entity_cfg, joint_names)
     draw = read_draw("velocity_range", velocity_range)
 
     def apply(physics: PhysicsState, key: Key, level: Array | None) -> PhysicsState:
@@ -360,56 +345,6 @@ PHYSICS: dict[str, Callable[..., Change]] = {
 }
 
 
-def refuse_overlaps(changes: Iterable[tuple[str, Change]], report: KeyReport) -> None:
-    """Refuse two events that write the same: each starts from the MJCF's value, so the later would undo the other."""
-    for (key, one), (other_key, other) in itertools.combinations(changes, 2):
-        for name in sorted(one.writes.keys() & other.writes.keys()):
-            if (one.writes[name] & other.writes[name]).any():
-                report.refuse(other_key, f"writes the same {name} as {key}; keep one of them")
-
-
-def base(model: mujoco.MjModel, changes: Sequence[Change]) -> dict[str, NDArray[np.float32]]:
-    """The MJCF's value of every parameter that one of the changes writes."""
-    names = sorted({name for change in changes for name in change.writes})
-    return {name: parameter(model, name).astype(np.float32) for name in names}
-
-
-def keep_written(change: Change, ended: PhysicsState, started: PhysicsState) -> PhysicsState:
-    """A new episode's state with what the change wrote in an earlier one."""
-    kept = {
-        name: jnp.where(mask, ended.parameters[name], started.parameters[name]) for name, mask in change.writes.items()
-    }
-    return replace(started, parameters={**started.parameters, **kept})
-
-
-def _change(model: mujoco.MjModel, values: Values, **rows: Any) -> Change:
-    """A change of parameters.
-
-    Args:
-        rows: parameter -> the index of its entries that ``values`` gives.
-    """
-    masks = {name: np.zeros(parameter(model, name).shape, bool) for name in rows}
-    for name, row in rows.items():
-        masks[name][row] = True
-
-    def apply(physics: PhysicsState, key: Key, level: Array | None) -> PhysicsState:
-        drawn = values(key, level)
-        written = {name: physics.parameters[name].at[rows[name]].set(drawn[name]) for name in rows}
-        return replace(physics, parameters={**physics.parameters, **written})
-
-    return Change(apply, masks)
-
-
-def _vector(model: mujoco.MjModel, name: str, row: Any, draw: Draw) -> Change:
-    """A change of three numbers of one parameter, each drawn by itself."""
-    nominal = parameter(model, name)[row].copy()
-
-    def values(key: Key, level: Array | None) -> dict[str, Array]:
-        return {name: draw.value(nominal, draw.sample(key, (3,)), level)}
-
-    return _change(model, values, **{name: row})
-
-
 def _masses(
     model: mujoco.MjModel, bodies: list[int], draws: list[Draw], recompute_inertia: bool, min_mass: float
 ) -> Change:
@@ -432,7 +367,7 @@ def _masses(
         return {"body_mass": heavy, "body_inertia": jnp.asarray(inertia, jnp.float32) * ratio[:, None]}
 
     rows = np.array(bodies)
-    return _change(model, values, body_mass=rows, **({"body_inertia": rows} if recompute_inertia else {}))
+    return write_parameters(model, values, body_mass=rows, **({"body_inertia": rows} if recompute_inertia else {}))
 
 
 def _breaks_triangle(low: NDArray[np.float64], high: NDArray[np.float64]) -> bool:
@@ -443,88 +378,3 @@ def _check_positive(name: str, draw: Draw, nominal: NDArray[np.float64], *, or_z
     low, _ = draw.ends(nominal)
     if (low < 0.0 if or_zero else low <= 0.0).any():
         raise ValueError(f"{name}: allows {low.min():g}; must stay {'>= 0' if or_zero else '> 0'}")
-
-
-def _uid(entity: Any) -> str:
-    if not isinstance(entity, Mapping) or set(entity) != {"uid"} or not isinstance(entity["uid"], str):
-        raise ValueError(f"entity_cfg: got {entity!r}; must be {{uid: name}}")
-    return entity["uid"]
-
-
-def _object(model: mujoco.MjModel, entity: Any) -> int:
-    """The body of an object that moves freely."""
-    uid = _uid(entity)
-    free = {model.body(i).name: i for i in range(1, model.nbody) if model.body_dofnum[i] == 6}
-    if uid not in free:
-        raise ValueError(
-            f"entity_cfg: no object '{uid}' that moves; there is {', '.join(free) or 'none'}{did_you_mean(uid, free)}"
-        )
-    return free[uid]
-
-
-def _links(model: mujoco.MjModel, entity: Any) -> list[int]:
-    """The bodies of the robot that have a mass."""
-    uid = _uid(entity)
-    roots = {int(model.body_rootid[body]) for body in _driven(model)}
-    names = [ROBOT, *(model.body(root).name for root in sorted(roots))]
-    if uid not in names:
-        raise ValueError(f"entity_cfg: no robot '{uid}'; there is {', '.join(names)}{did_you_mean(uid, names)}")
-    return [i for i in range(1, model.nbody) if model.body_rootid[i] in roots and model.body_mass[i] > 0.0]
-
-
-def _on_joints(model: mujoco.MjModel) -> list[int]:
-    """Actuators that act on joints, not on tendons or sites."""
-    kinds = (int(mujoco.mjtTrn.mjTRN_JOINT), int(mujoco.mjtTrn.mjTRN_JOINTINPARENT))
-    return [i for i in range(model.nu) if int(model.actuator_trntype[i]) in kinds]
-
-
-def _driven(model: mujoco.MjModel) -> Iterator[int]:
-    """The bodies that actuators act on, through joints, sites or tendons of joints."""
-    on_joints = _on_joints(model)
-    for i in range(model.nu):
-        target, kind = int(model.actuator_trnid[i, 0]), model.actuator_trntype[i]
-        if i in on_joints:
-            yield int(model.jnt_bodyid[target])
-        elif kind == mujoco.mjtTrn.mjTRN_SITE:
-            yield int(model.site_bodyid[target])
-        elif kind == mujoco.mjtTrn.mjTRN_BODY:
-            yield target
-        elif kind == mujoco.mjtTrn.mjTRN_TENDON:
-            first = int(model.tendon_adr[target])
-            for j in range(first, first + int(model.tendon_num[target])):
-                if model.wrap_type[j] == mujoco.mjtWrap.mjWRAP_JOINT:
-                    yield int(model.jnt_bodyid[model.wrap_objid[j]])
-                elif model.wrap_type[j] == mujoco.mjtWrap.mjWRAP_SITE:
-                    yield int(model.site_bodyid[model.wrap_objid[j]])
-
-
-def _dofs(model: mujoco.MjModel, entity: Any, joint_names: Any) -> NDArray[np.int_]:
-    """The degrees of freedom of a robot's joints, or of an object's."""
-    free = [model.body(i).name for i in range(1, model.nbody) if model.body_dofnum[i] == 6]
-    bodies = [_object(model, entity)] if _uid(entity) in free else _links(model, entity)
-    joints = {model.joint(j).name: j for j in range(model.njnt) if model.jnt_bodyid[j] in bodies}
-    chosen = {joints[name] for name in _matching("joint", joint_names, joints)}
-    return np.array([dof for dof in range(model.nv) if model.dof_jntid[dof] in chosen], int)
-
-
-def _matching(what: str, patterns: Any, names: Mapping[str, int]) -> list[str]:
-    """The names that a regular expression matches as a whole, in the model's order. None: all."""
-    if patterns is None:
-        return list(names)
-    given = [patterns] if isinstance(patterns, str) else list(patterns)
-    for pattern in given:
-        if not any(re.fullmatch(pattern, name) for name in names):
-            there = f"there is {', '.join(names)}{did_you_mean(pattern, names)}"
-            raise ValueError(f"{what}_names: no {what} '{pattern}'; {there}")
-    return [name for name in names if any(re.fullmatch(pattern, name) for pattern in given)]
-
-
-def _geoms(model: mujoco.MjModel, body: int) -> NDArray[np.int_]:
-    return np.flatnonzero(model.geom_bodyid == body)
-
-
-def _quaternion(model: mujoco.MjModel, body: int) -> int:
-    """Where a free body's quaternion is in qpos."""
-    last = int(model.body_jntadr[body] + model.body_jntnum[body] - 1)
-    free = model.jnt_type[last] == mujoco.mjtJoint.mjJNT_FREE
-    return int(model.jnt_qposadr[last]) + (3 if free else 0)

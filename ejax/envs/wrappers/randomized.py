@@ -15,8 +15,8 @@ from flax import struct
 
 from ejax.envs.mujoco.appearance import AppearingEnv
 from ejax.envs.mujoco.engine import PhysicsState, load_model
+from ejax.envs.randomization.changes import keep_written
 from ejax.envs.randomization.events import Event, Events, read_events
-from ejax.envs.randomization.physics import keep_written
 from ejax.envs.randomization.sensing import Sensing, Side, first, late, push
 from ejax.envs.wrappers.wrapper import EnvWrapper
 from ejax.schema.frozen import freeze_fields

@@ -11,7 +11,7 @@ import numpy as np
 
 from ejax.envs.manager.functors.observations import Entity
 from ejax.envs.mujoco.rotations import make_pose, matrix_from_euler
-from ejax.envs.randomization.physics import Change
+from ejax.envs.randomization.changes import Change
 from ejax.envs.task.world import World
 from ejax.types import Array, Key
 

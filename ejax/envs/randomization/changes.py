@@ -1,0 +1,87 @@
+"""Changes of a row's physics: parameters of the model, written from the MJCF's values, and pushes."""
+
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
+
+import jax.numpy as jnp
+import mujoco
+import numpy as np
+from numpy.typing import NDArray
+
+from ejax.envs.mujoco.engine import PhysicsState
+from ejax.envs.mujoco.parameters import parameter
+from ejax.envs.randomization.draws import Draw
+from ejax.schema.problems import KeyReport
+from ejax.types import Array, Key
+
+Values: TypeAlias = Callable[[Key, Array | None], dict[str, Array]]
+"""Parameter -> its new entries, from the key and the level of a curriculum."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """What one event does to the physics of a row.
+
+    ``apply(physics, key, level)``: ``level`` of a curriculum, None without one.
+    """
+
+    apply: Callable[[PhysicsState, Key, Array | None], PhysicsState]
+    writes: Mapping[str, NDArray[np.bool_]] = field(default_factory=dict)
+    """Parameter -> its entries that are written. None of a push, which changes velocities."""
+
+
+def write_parameters(model: mujoco.MjModel, values: Values, **rows: Any) -> Change:
+    """A change of parameters.
+
+    Args:
+        rows: parameter -> the index of its entries that ``values`` gives.
+    """
+    masks = {name: np.zeros(parameter(model, name).shape, bool) for name in rows}
+    for name, row in rows.items():
+        masks[name][row] = True
+
+    def apply(physics: PhysicsState, key: Key, level: Array | None) -> PhysicsState:
+        drawn = values(key, level)
+        written = {name: physics.parameters[name].at[rows[name]].set(drawn[name]) for name in rows}
+        return replace(physics, parameters={**physics.parameters, **written})
+
+    return Change(apply, masks)
+
+
+def write_drawn(model: mujoco.MjModel, draw: Draw, shape: tuple[int, ...], **rows: Any) -> Change:
+    """Change parameters by numbers of one draw, of this shape.
+
+    Args:
+        rows: as of ``write_parameters``.
+    """
+    nominal = {name: parameter(model, name)[row].copy() for name, row in rows.items()}
+
+    def values(key: Key, level: Array | None) -> dict[str, Array]:
+        x = draw.sample(key, shape)
+        return {name: draw.value(each, x, level) for name, each in nominal.items()}
+
+    return write_parameters(model, values, **rows)
+
+
+def refuse_overlaps(changes: Iterable[tuple[str, Change]], report: KeyReport) -> None:
+    """Refuse two events that write the same: each starts from the MJCF's value, so the later would undo the other."""
+    for (key, one), (other_key, other) in itertools.combinations(changes, 2):
+        for name in sorted(one.writes.keys() & other.writes.keys()):
+            if (one.writes[name] & other.writes[name]).any():
+                report.refuse(other_key, f"writes the same {name} as {key}; keep one of them")
+
+
+def base(model: mujoco.MjModel, changes: Sequence[Change]) -> dict[str, NDArray[np.float32]]:
+    """The MJCF's value of every parameter that one of the changes writes."""
+    names = sorted({name for change in changes for name in change.writes})
+    return {name: parameter(model, name).astype(np.float32) for name in names}
+
+
+def keep_written(change: Change, ended: PhysicsState, started: PhysicsState) -> PhysicsState:
+    """A new episode's state with what the change wrote in an earlier one."""
+    kept = {
+        name: jnp.where(mask, ended.parameters[name], started.parameters[name]) for name, mask in change.writes.items()
+    }
+    return replace(started, parameters={**started.parameters, **kept})
