@@ -24,8 +24,8 @@ from ejax.envs.tasks.point_mass import PointMassRL
 from ejax.evaluation import evaluate
 from ejax.runtime.device import prepare_jax
 from ejax.training.build import build
+from ejax.training.host_steppers import HostStepper
 from ejax.training.parts import Parts
-from ejax.training.steppers import HostStepper
 from ejax.types import HostTimestep
 
 CONFIG = Path(__file__).parents[1] / "configs" / "torch" / "point_mass.yaml"

@@ -159,8 +159,9 @@ def fail(config: Path, kind: str, folder: Path, collector: str) -> None:
     seconds = time.monotonic() - began
     job.processes[1].kill()
     text = job.logs[0].read_text()
-    named = re.findall(r"ejax: .*process 1.*|.*task.*1.*", text)
-    said = named[-1][:200] if named else text[-500:]
+    # an error of its own, or the words of the coordination service that ends the process
+    named = re.findall(r"ejax: .*process 1.*|stopped sending heartbeats\):\n1$", text, re.MULTILINE)
+    said = named[-1][:200].replace("\n", " ") if named else text[-500:]
     print(f"{kind}, {collector}: process 0 ended with code {code} after {seconds:.1f} s: {said}")
     if code == 0 or not named:
         raise RuntimeError("the error does not name process 1")

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +13,18 @@ from ejax.config import ConfigError, Problem, RunConfig
 from ejax.config.load import parse_untrusted
 from ejax.logs.metrics import MetricWriter
 from ejax.runtime.device import matmul_precision
-from ejax.runtime.process_exit import owns_process
-from ejax.runtime.processes import Channel, leads
+from ejax.runtime.processes import Group, RescueCall, failing_together, leads
 from ejax.runtime.stopwatch import Stopwatch
 from ejax.training.callbacks import Callback, TrainingRun
 from ejax.training.given import Given, config_of
-from ejax.training.loop import Loop
+from ejax.training.loop import Loop, Sink
+from ejax.training.multiprocess import FollowerSink, group_of, guard, saving_all_envs, share_location
 from ejax.training.own_callbacks import OnLog
 from ejax.training.parts import cadence_of, rows_per_update
 from ejax.training.profile import Profiler
 from ejax.training.result import RunResult
 from ejax.training.sink import RunSink
 from ejax.training.start import RunLocation, StartState, announce_start, build_start, locate_run
-from ejax.training.together import follow, gather, lead, leading
 from ejax.training.watchdog import Watchdog, guarded_calls
 from ejax.types import Policy
 
@@ -138,51 +138,47 @@ def _train(
             [Problem("population", "is trained by ejax.population.train_population; train trains one run")]
         )
     started = time.monotonic()
-    precision = matmul_precision(config.trainer.matmul_precision, config.trainer.device)
-    guarded = guarded_calls(config.env.id, config.trainer.collector)
-    if not leads():
-        with guarded as watchdog, precision:
-            return _followed(config, started, watchdog)
-    with leading(config) as others, guarded as watchdog, precision, ExitStack() as locks:
-        location = locate_run(config, resume, run_dir, fork, locks=locks)
-        if others is not None:
-            gather(others, location)
+    with (
+        failing_together(),
+        guarded_calls(config.env.id, config.trainer.collector) as watchdog,
+        matmul_precision(config.trainer.matmul_precision, config.trainer.device),
+        ExitStack() as locks,
+    ):
+        group = group_of(config)
+        locate = partial(locate_run, config, resume, run_dir, fork, locks=locks)
+        location = locate() if group is None else share_location(group, locate() if leads() else None)
         try:
-            return _lead(location, given, started, callbacks, on_log, watchdog, others)
+            start = build_start(location, given)
+            if group is not None:
+                location = saving_all_envs(location, start)
+            if not leads() and group is not None:
+                return _follow(location, start, group, started, watchdog)
+            return _lead(location, start, started, callbacks, on_log, watchdog, group)
         except KeyboardInterrupt as error:
             error.add_note(location.directory.last_word())
             raise
 
 
-def _followed(config: RunConfig, started: float, watchdog: Watchdog) -> RunResult:
-    """The result of a process that followed another, which keeps the metrics."""
-    location, start, state = follow(config, watchdog)
-    seconds, update = time.monotonic() - started, int(state.update)
-    rows = rows_per_update(location.config, start.parts)
-    return RunResult(
-        policy=start.parts.policy,
-        params=state.train.params,
-        run_dir=location.directory.path,
-        global_step=update * rows,
-        num_updates=update,
-        elapsed_time_sec=seconds,
-        training_fps=(update - start.update) * rows / seconds,
-        finished=update >= location.config.trainer.num_updates,
-    )
+def _follow(location: RunLocation, start: StartState, group: Group, started: float, watchdog: Watchdog) -> RunResult:
+    """Train in a process that writes nothing but its part of each checkpoint."""
+    guard(watchdog, None, group)
+    sink = FollowerSink(location, start, group, started)
+    try:
+        return _loop(location, start, sink, Stopwatch(), started, group).run(start.state)
+    except RescueCall:
+        sink.save_rescued()
+        raise
 
 
 def _lead(
     location: RunLocation,
-    given: Given | None,
+    start: StartState,
     started: float,
     callbacks: tuple[Callback, ...],
     on_log: OnLog | None,
     watchdog: Watchdog,
-    others: Channel | None,
+    group: Group | None,
 ) -> RunResult:
-    start = build_start(location, given)
-    if others is not None:
-        location = lead(others, location, start.parts)
     trainer, rows = location.config.trainer, rows_per_update(location.config, start.parts)
     evaluates_first = trainer.enable_eval and start.meta.get("evaluation_due", False)
     with MetricWriter(
@@ -202,15 +198,27 @@ def _lead(
         announce_start(location, start, writer, rows)
         times = Stopwatch()
         sink = RunSink(
-            location, start, writer, times, callbacks, on_log, started=started, evaluates_first=evaluates_first
+            location,
+            start,
+            writer,
+            times,
+            callbacks,
+            on_log,
+            started=started,
+            evaluates_first=evaluates_first,
+            group=group,
         )
-        if owns_process():
-            watchdog.rescue = sink.saver.rescue
-        return _loop(location, start, sink, times, started).run(start.state)
+        guard(watchdog, sink.saver, group)
+        return _loop(location, start, sink, times, started, group).run(start.state)
 
 
 def _loop(
-    location: RunLocation, start: StartState, sink: RunSink, times: Stopwatch, started: float
+    location: RunLocation,
+    start: StartState,
+    sink: Sink[RunState, RunResult],
+    times: Stopwatch,
+    started: float,
+    group: Group | None,
 ) -> Loop[RunState, RunResult]:
     trainer = location.config.trainer
     return Loop(
@@ -221,5 +229,6 @@ def _loop(
         first=start.update,
         started=started,
         adapts=trainer.updates_per_dispatch == "auto",
-        profiler=Profiler(trainer.profile, location.directory.path / "profile"),
+        profiler=Profiler(trainer.profile if leads() else None, location.directory.path / "profile"),
+        group=group,
     )

@@ -26,7 +26,7 @@ from ejax.evaluation import evaluate_host
 from ejax.schema.trust import trust
 from ejax.training.build import build
 from ejax.training.environments import build_env, make_env
-from ejax.training.steppers import HostStepper
+from ejax.training.host_steppers import HostStepper
 from ejax.types import HostEnv, SavableHostEnv
 
 SEED = np.array([3, 5, 7], np.uint32)

@@ -1,5 +1,6 @@
 """Several processes: who joins whom, and when one is missing. ``benchmarks/processes.py`` trains in them."""
 
+import itertools
 import json
 import os
 import re
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,11 +23,22 @@ import pytest
 from ejax.config import ConfigError, parse_config
 from ejax.run import train
 from ejax.runtime import processes
-from ejax.runtime.processes import Address, Channel, ProcessesError, count, exchange, join, leads, unjoined
+from ejax.runtime.placing import exchange
+from ejax.runtime.processes import (
+    Address,
+    Group,
+    ProcessesError,
+    RescueCall,
+    count,
+    failing_together,
+    join,
+    leads,
+    unjoined,
+)
 from ejax.store.checkpoint import _read_arrays
 from ejax.train import main
-from ejax.training import together
 from ejax.training.build import build
+from ejax.training.host_steppers import HostStepper, combine_facts
 
 TINY: dict[str, Any] = {
     "trainer": {
@@ -128,60 +141,6 @@ def test_an_address_without_distributed_is_refused(tmp_path: Path, capsys: pytes
     )
 
 
-class Service:
-    """The coordination service, with a process 1 that tells as often as ``alive`` and has begun number ``begun``."""
-
-    def __init__(self, *, alive: bool, begun: int) -> None:
-        self.alive, self.begun, self.serial = alive, begun, 0
-
-    def key_value_set(self, key: str, value: str, allow_overwrite: bool = False) -> None:
-        del key, value, allow_overwrite
-
-    def key_value_dir_get(self, prefix: str) -> list[tuple[str, str]]:
-        self.serial += self.alive
-        beat = {"serial": self.serial, "number": self.begun, "host": "node7"}
-        return [(f"{prefix}1", json.dumps(beat))]
-
-
-@pytest.mark.parametrize(
-    ("alive", "begun", "said"),
-    [
-        (False, 3, r"process 1 on node7 has given no sign of life for 0 s"),
-        (True, 2, r"process 1 on node7 has not followed for 0 s .*: it hangs"),
-        (True, 3, None),
-    ],
-)
-def test_a_process_that_is_gone_or_hangs_is_named(
-    monkeypatch: pytest.MonkeyPatch, alive: bool, begun: int, said: str | None
-) -> None:
-    service = Service(alive=alive, begun=begun)
-    monkeypatch.setattr(processes, "_client", lambda: service)
-    monkeypatch.setattr(processes, "_BEAT_S", 0.01)
-    monkeypatch.setattr(processes, "_GONE_S", 0.2)
-    texts: list[str] = []
-    codes: list[int] = []
-    channel = Channel(timeout_s=0.1, leave=codes.append, say=texts.append)
-    channel.tell("start")
-    channel.tell("advance", count=1)
-    channel.tell("advance", count=1)
-    with channel.watching():
-        time.sleep(0.5)
-    assert codes == ([] if said is None else [1])
-    assert not texts if said is None else re.search(said, texts[0])
-
-
-def test_a_process_whose_end_broke_the_devices_messages_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "_client", lambda: Service(alive=False, begun=1))
-    monkeypatch.setattr(processes, "_BEAT_S", 0.01)
-    monkeypatch.setattr(processes, "_GONE_S", 0.2)
-    texts: list[str] = []
-    channel = Channel(timeout_s=60.0, leave=lambda code: None, say=texts.append)
-    with channel.watching():
-        time.sleep(0.05)
-        channel.look_for_missing(RuntimeError("connection reset"))
-    assert "connection reset" in texts[0] and "process 1 on node7 has given no sign of life" in texts[1]
-
-
 class Board:
     """The coordination service's keys and values, for one process that plays several."""
 
@@ -189,139 +148,118 @@ class Board:
         self.values: dict[str, str] = {}
 
     def key_value_set(self, key: str, value: str, allow_overwrite: bool = False) -> None:
+        assert allow_overwrite or key not in self.values
         self.values[key] = value
 
     def blocking_key_value_get(self, key: str, timeout_ms: int) -> str:
-        del timeout_ms
-        return self.key_value_try_get(key)
-
-    def key_value_try_get(self, key: str) -> str:
         if key not in self.values:
-            raise jax.errors.JaxRuntimeError("NOT_FOUND")
+            time.sleep(timeout_ms / 1000)
+            raise jax.errors.JaxRuntimeError("DEADLINE_EXCEEDED")
         return self.values[key]
 
     def key_value_delete(self, key: str) -> None:
-        self.values = {name: value for name, value in self.values.items() if not name.startswith(f"{key}/")}
+        del self.values[key]
 
     def key_value_dir_get(self, prefix: str) -> list[tuple[str, str]]:
         return [(name, value) for name, value in self.values.items() if name.startswith(prefix)]
 
 
 @pytest.fixture
-def two(monkeypatch: pytest.MonkeyPatch) -> tuple[Channel, Channel]:
-    """The channels of process 0 and of process 1, as the latter sees them."""
+def play(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Board]:
+    """``play(i)``: from here on this is process i of two, at its first exchange."""
     board = Board()
     monkeypatch.setattr(processes, "_client", lambda: board)
-    monkeypatch.setattr(processes, "_own_number", lambda: 1)
-    monkeypatch.setattr(processes, "count", lambda: 2)
-    monkeypatch.setattr(processes, "_BEAT_S", 0.01)
-    return Channel(timeout_s=60.0, leave=lambda code: None), Channel(timeout_s=60.0, leave=lambda code: None)
+    monkeypatch.setattr(processes, "_POLL_MS", 10)
+    monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+
+    def as_process(number: int) -> Board:
+        monkeypatch.setattr(jax, "process_index", lambda: number)
+        monkeypatch.setattr(processes, "_rounds", itertools.count(1))
+        return board
+
+    return as_process
 
 
-def test_process_0_waits_for_the_answers_to_what_it_told(two: tuple[Channel, Channel]) -> None:
-    first, second = two
-    first.tell("advance", count=1)
-    assert first.answers(lambda: True) is None  # interrupted before there are any
-    assert second.hear() == {"kind": "advance", "count": 1}
-    second.answer({"facts": {"collector/env_s": 2.0}})
-    assert first.answers(lambda: False) == {1: {"facts": {"collector/env_s": 2.0}}}
+def word(round_: int, process: int, board: Board, text: Any) -> None:
+    board.key_value_set(f"ejax/word/{round_}/{process}", json.dumps(text))
+
+
+def test_each_process_gets_the_words_of_all_in_their_order(play: Callable[[int], Board]) -> None:
+    board = play(0)
+    for number in (1, 2):
+        word(number, 1, board, {"stops": True})
+    group = Group(60.0)
+    assert leads() and count() == 2
+    assert group.gather({"stops": False}, "begin an update") == [{"stops": False}, {"stops": True}]
+    assert group.gather(None, "evaluate") == [None, {"stops": True}]
+    assert "ejax/word/1/0" not in board.values and "ejax/word/2/0" in board.values  # what all have read goes
+
+
+def test_a_process_that_hangs_is_named(play: Callable[[int], Board]) -> None:
+    play(0)
+    with pytest.raises(
+        ProcessesError,
+        match=r"process 1 has not come to begin an update for 0 s \(trainer.process_timeout_s\): it hangs; .*--resume",
+    ):
+        Group(0.1).gather({}, "begin an update")
 
 
 def test_a_process_that_waits_for_long_says_once_for_what(
-    two: tuple[Channel, Channel], monkeypatch: pytest.MonkeyPatch
+    play: Callable[[int], Board], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(processes, "_LATE_S", 0.05)
-    first, second = two
-    texts: list[str] = []
-    first._say = second._say = texts.append
-    teller = threading.Timer(0.5, lambda: first.tell("advance", count=1))
-    teller.start()
-    assert second.hear()["kind"] == "advance"
-    assert texts == ["[processes] process 1 has waited for what process 0 does next for 0.05 s"]
-    until = time.monotonic() + 0.5
-    assert first.answers(lambda: time.monotonic() > until) is None
-    assert texts[1:] == ["[processes] process 1 has waited for process 1 to have its part of the rollout for 0.05 s"]
-    teller.join()
+    board = play(0)
+    later = threading.Timer(0.5, lambda: word(1, 1, board, "here"))
+    later.start()
+    assert Group(60.0).gather("me", "evaluate") == ["me", "here"]
+    assert capsys.readouterr().out == "[processes] process 0 waits for process 1 to evaluate, for 0.05 s\n"
+    later.join()
 
 
-def test_what_was_heard_too_early_is_heard_again(two: tuple[Channel, Channel]) -> None:
-    first, second = two
-    first.tell("advance", count=1)
-    first.tell("save", update=0)
-    second.hear()
-    assert second.hear() == {"kind": "save", "update": 0}
-    second.unhear()
-    assert second.hear() == {"kind": "save", "update": 0}
+def test_a_process_that_fails_says_why_before_it_ends(play: Callable[[int], Board]) -> None:
+    play(1)
+    with pytest.raises(OSError), failing_together():
+        raise OSError("a cable came loose")
+    play(0)
+    named = r"process 1 on \S+ failed: OSError: a cable came loose; start all of them again"
+    with pytest.raises(ProcessesError, match=named), failing_together():
+        Group(60.0).gather({}, "begin an update")
+    with pytest.raises(ProcessesError, match=named), failing_together():  # its end broke the devices' messages
+        raise jax.errors.JaxRuntimeError("connection reset")
 
 
-def test_a_process_sees_that_process_0_does_not_wait_for_it_any_more(two: tuple[Channel, Channel]) -> None:
-    first, second = two
-    first.tell("advance", count=1)
-    second.hear()
-    with second.watching():
-        time.sleep(0.1)
-        assert not second.overtaken()
-        first.tell("end", error=None)
-        deadline = time.monotonic() + 120
-        while not second.overtaken() and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert second.overtaken()
-        second.hear()
-        assert not second.overtaken()
+def test_a_process_that_hangs_in_an_environment_calls_the_others_to_save(play: Callable[[int], Board]) -> None:
+    play(0)
+    Group(60.0).call_for_rescue()
+    play(1)
+    with pytest.raises(RescueCall, match="process 0 hangs in an environment"):
+        Group(60.0).gather({"facts": {}}, "have its part of the rollout")
 
 
-def test_a_process_that_fails_says_why_before_it_ends(
-    two: tuple[Channel, Channel], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    two[1].fail("HostEnvError: a cable came loose")
-    monkeypatch.setattr(processes, "_own_number", lambda: 0)
-    texts: list[str] = []
-    watcher = Channel(timeout_s=60.0, leave=lambda code: None, say=texts.append)
-    with watcher.watching():
-        time.sleep(0.3)
-    assert re.search(r"process 1 on \S+ failed: HostEnvError: a cable came loose; this process ends", texts[0])
+def facts_of_all(group: Group, facts: dict[str, float] | None) -> tuple[dict[str, float] | None, list[str]]:
+    """What a stepper of this process makes of its own metrics, and its notes."""
+    stepper = SimpleNamespace(_group=group, notes=[], reports=lambda: ["quarantined row 0"])
+    collected = None if facts is None else SimpleNamespace(facts=facts, policy_s=0.0, env_s=0.0)
+    return HostStepper._facts_of_all(stepper, collected), stepper.notes  # type: ignore[arg-type]
 
 
-class Reporting(SimpleNamespace):
-    """As much of a stepper as answers need."""
-
-    def reports(self) -> list[str]:
-        return ["quarantined row 0"]
-
-
-def never() -> bool:
-    return False
+def test_all_learn_once_each_has_its_part_of_the_rollout(play: Callable[[int], Board]) -> None:
+    board = play(0)
+    word(1, 1, board, {"facts": {"own": 1.0, "collector/policy_s": 0.5, "collector/env_s": 1.0}, "reports": ["row 0"]})
+    combined, notes = facts_of_all(Group(60.0), {"own": 2.0})
+    assert combined == {"own": 3.0, "collector/policy_s": 0.5, "collector/env_s": 1.0}
+    assert notes == ["process 1: row 0"]
 
 
-def test_all_learn_once_each_has_its_part_of_the_rollout(two: tuple[Channel, Channel]) -> None:
-    first, second = two
-    first.tell("advance", count=1)
-    second.hear()
-    first.tell("learn")  # as process 0 will, so that this one process can play both
-    assert together._answer(second, Reporting(), {"collector/env_s": 1.0}, never) == {"collector/env_s": 1.0}
-    first.unhear()
-    notes: list[str] = []
-    agreed = together._wait_for_all(first, notes, {"collector/env_s": 2.0}, never)
-    assert (agreed, notes) == ({"collector/env_s": 3.0}, ["process 1: quarantined row 0"])
-
-
-def test_a_rollout_that_one_process_gives_up_is_given_up_by_all(two: tuple[Channel, Channel]) -> None:
-    first, second = two
-    first.tell("advance", count=1)
-    second.hear()
-    notes: list[str] = []
-    assert together._answer(second, Reporting(), None, never) is None
-    assert together._wait_for_all(first, notes, {"collector/env_s": 2.0}, never) is None
-    assert notes == ["process 1 was asked to stop, and gave up its rollout"]
-
-
-def test_what_process_0_tells_instead_of_learning_is_done_next(two: tuple[Channel, Channel]) -> None:
-    first, second = two
-    first.tell("advance", count=1)
-    second.hear()
-    first.tell("end", error=None)
-    assert together._answer(second, Reporting(), {"collector/env_s": 1.0}, never) is None
-    assert second.hear()["kind"] == "end"
+@pytest.mark.parametrize("process", [0, 1])
+def test_a_rollout_that_one_process_gives_up_is_given_up_by_all(process: int, play: Callable[[int], Board]) -> None:
+    board = play(process)
+    word(1, 1 - process, board, None)
+    combined, notes = facts_of_all(Group(60.0), {"own": 2.0})
+    assert combined is None and notes == [f"process {1 - process} gave up its rollout: it was to stop"]
+    word(2, 1 - process, board, {"facts": {"own": 2.0}, "reports": []})
+    assert facts_of_all(Group(60.0), None) == (None, [])
 
 
 def test_what_processes_exchange_keeps_its_bits() -> None:
@@ -435,7 +373,7 @@ def test_metrics_of_several_collections_add_up_and_the_longest_wait_counts() -> 
         {"collector/env_s": 3.0, "collector/quarantined": 0.0, "collector/learner_wait_s": 0.1},
     ]
     expected = {"collector/env_s": 4.0, "collector/quarantined": 2.0, "collector/learner_wait_s": 0.5}
-    assert together._of_all(facts) == expected
+    assert combine_facts(facts) == expected
 
 
 @pytest.mark.parametrize("size", ["abc", "-2", "1.5"])

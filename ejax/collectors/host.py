@@ -26,7 +26,7 @@ from ejax.envs.host.guarded import GuardedEnv
 from ejax.envs.host.pure_host import PureHostEnv
 from ejax.policies.calls import ask, check_obs, first_memory, forget_outside
 from ejax.rollout import make_rollout
-from ejax.runtime.processes import own_copy
+from ejax.runtime.placing import own_copy
 from ejax.runtime.sharding import join, sharded
 from ejax.types import (
     Array,

@@ -1,39 +1,32 @@
-"""Several processes that train together: who they are, what the first tells the others, and when one is missing.
+"""Several processes that train together: who they are, and the words that they exchange between their updates.
 
-Process 0 leads: it decides what happens next and tells the others, which do the same. What they say to each other goes
-through the coordination service of ``jax.distributed``, on the hosts; the devices' own messages are XLA's.
+Every process runs the same loop, and the first one writes. What they must agree on, such as when to stop, goes through
+the coordination service of ``jax.distributed``, on the hosts: it waits for no device. The devices' own messages are
+XLA's. A process that dies, or is suspended, is missed by that service, which ends the others.
 """
 
+import itertools
 import json
 import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 import jax
-import numpy as np
-from jax.experimental import multihost_utils
-from jax.sharding import Sharding
-from numpy.typing import NDArray
 
-from ejax.runtime.sharding import make_mesh, replicated
 from ejax.schema.problems import ConfigError
-from ejax.types import PyTree
 
-_BEAT_S = 1.0
-_GONE_S = 15.0
+_DEAD_AFTER_S = 15
 """Without a sign of life: dead, or suspended."""
 _LATE_S = 60.0
 """After so long a process says what it waits for."""
-_PATIENCE_MS = 1000
-_POLL_MS = 200
-"""Between two looks at whether to wait any longer."""
-_KEPT = 1000
-"""Messages that stay with the service: far more than one process can be behind another."""
+_RESCUE = "rescue"
+_POLL_MS = 1000
+"""Between two looks at whether another process has failed."""
 _FOUND_BY_JAX = {"SLURM_NTASKS": "SLURM", "OMPI_COMM_WORLD_SIZE": "OpenMPI"}
 _SIZES = {**_FOUND_BY_JAX, "WORLD_SIZE": "torchrun or the like"}
 """Variables that say how many processes a scheduler started."""
@@ -46,9 +39,13 @@ class ProcessesError(RuntimeError):
     """Processes that cannot train together, or no longer; the text names those that are the reason."""
 
 
+class RescueCall(ProcessesError):
+    """Another process hangs, and saves the last state, of which this one has to write its part."""
+
+
 @dataclass(frozen=True)
 class Address:
-    """Where the processes find each other, and which of them this one is. What is None is asked of the scheduler."""
+    """Where the processes find each other, and which of them this one is. None: the scheduler knows it."""
 
     coordinator: str | None = None
     """``host:port`` of process 0."""
@@ -71,7 +68,7 @@ def join(address: Address, *, timeout_s: int = 300) -> None:
         ConfigError: an address that is none.
         ProcessesError: they are not all there in time, or the address is not complete.
     """
-    if count() > 1 or not (address.given or _scheduled()):
+    if jax.distributed.is_initialized() or not (address.given or _scheduled()):
         return
     if address.coordinator is not None:
         _check_coordinator(address.coordinator)
@@ -86,8 +83,8 @@ def join(address: Address, *, timeout_s: int = 300) -> None:
                 address.num_processes,
                 address.process_id,
                 initialization_timeout=timeout_s + 600,  # long after this one: XLA would abort the process
-                heartbeat_timeout_seconds=int(2 * _GONE_S),
-                shutdown_timeout_seconds=int(_GONE_S),
+                heartbeat_timeout_seconds=_DEAD_AFTER_S,
+                shutdown_timeout_seconds=_DEAD_AFTER_S,
             )
         except Exception as error:
             failures.append(error)
@@ -139,236 +136,127 @@ def _is_one_of_several(sizes: dict[str, str]) -> str | None:
 
 
 def count() -> int:
-    return jax._src.distributed.global_state.num_processes if _client() is not None else 1
+    """Number of processes that train together."""
+    return jax.process_count() if jax.distributed.is_initialized() else 1
 
 
 def leads() -> bool:
-    """Whether this process decides, writes and speaks: it is the only one, or the first."""
-    return count() == 1 or _own_number() == 0
+    """Recognize the process that writes and speaks: the only one, or the first."""
+    return count() == 1 or jax.process_index() == 0
 
 
-def _own_number() -> int:
-    return jax._src.distributed.global_state.process_id
+_rounds = itertools.count(1)
+"""Numbers the exchanges of this process; all processes make the same ones."""
 
 
-def spread(tree: PyTree, places: PyTree) -> PyTree:
-    """Arrays that every process has whole, as arrays of all devices: each puts what its own devices hold.
+class Group:
+    """The processes that train together.
 
     Args:
-        places: a ``Sharding`` for each leaf.
+        timeout_s: how far apart they may be: one that has not come after so long hangs.
     """
 
-    def place(x: Any, sharding: Sharding) -> Any:
-        if _is_key(x):
-            data = np.asarray(jax.random.key_data(x))
-            return jax.random.wrap_key_data(_make(data, sharding), impl=jax.random.key_impl(x))
-        return _make(np.asarray(x), sharding)
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
 
-    return jax.tree.map(place, tree, places) if count() > 1 else jax.device_put(tree, places)
+    def gather(self, mine: Any, what: str, *, timeout_s: float | None = None) -> list[Any]:
+        """Give each process's word, in their order. All of them call it, at the same place of their loops.
 
-
-def _make(x: Any, sharding: Sharding) -> jax.Array:
-    return jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])
-
-
-def own_copy(tree: PyTree, device: jax.Device) -> PyTree:
-    """Arrays that are the same on every device, on this process's ``device`` alone."""
-
-    def own(x: jax.Array) -> jax.Array:
-        if x.is_fully_replicated:
-            for shard in x.addressable_shards:
-                if shard.device == device:
-                    return shard.data
-        return x if x.is_fully_addressable else x.addressable_data(0)
-
-    return jax.device_put(jax.tree.map(own, tree), device)
-
-
-def at_hand(tree: PyTree) -> PyTree:
-    """Arrays that are the same on every device, on those of this process alone: it may compute with them by itself."""
-
-    if count() == 1:
-        return tree
-    here = replicated(make_mesh([shard.device for shard in jax.tree.leaves(tree)[0].addressable_shards]))
-
-    def own(x: jax.Array) -> jax.Array:
-        return jax.make_array_from_single_device_arrays(x.shape, here, [shard.data for shard in x.addressable_shards])
-
-    return jax.tree.map(own, tree)
-
-
-def exchange(tree: PyTree) -> list[PyTree]:
-    """What each process gives, in their order, as NumPy's arrays; the same shapes in each. All of them call it.
-
-    As bytes, since JAX has no numbers of 64 bits. Keys come as arrays of all devices.
-    """
-    leaves, structure = jax.tree.flatten(tree)
-    mine = [np.asarray(jax.random.key_data(x) if _is_key(x) else x) for x in leaves]
-    packed = np.frombuffer(b"".join(x.tobytes() for x in mine), np.uint8)
-    everywhere = replicated(make_mesh(jax.devices()))
-
-    def unpack(packed: NDArray[np.uint8]) -> PyTree:
-        parts = np.split(packed, np.cumsum([x.nbytes for x in mine])[:-1])
-        arrays = [part.view(x.dtype).reshape(x.shape) for part, x in zip(parts, mine, strict=True)]
-        return jax.tree.unflatten(structure, [as_given(x, array) for x, array in zip(leaves, arrays, strict=True)])
-
-    def as_given(x: Any, array: NDArray[Any]) -> Any:
-        if not _is_key(x):
-            return array
-        return jax.random.wrap_key_data(_make(array, everywhere), impl=jax.random.key_impl(x))
-
-    return [unpack(each) for each in multihost_utils.process_allgather(packed)]
-
-
-def _is_key(x: Any) -> bool:
-    return jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
-
-
-class Channel:
-    """What process 0 tells the others, in order; and, inside ``watching``, whether they are all still there."""
-
-    def __init__(self, *, timeout_s: float, leave: Callable[[int], Any], say: Callable[[str], None] = print) -> None:
-        """
         Args:
-            timeout_s: how far apart the processes may be: one that has not begun what another has long done hangs.
-            leave: ends this process at once.
+            mine: of this process; of JSON.
+            what: the doing that is waited for, for messages: "begin an update".
+            timeout_s: instead of the group's own.
+
+        Raises:
+            ProcessesError: another one failed, or does not come.
+        RescueCall: another one hangs, and saves.
         """
-        self._timeout_s, self._leave, self._say = timeout_s, leave, say
-        self._number = self._ahead = self._serial = 0
-        self._begun = time.monotonic()
-        self._failure: str | None = None
-
-    def tell(self, kind: str, **facts: Any) -> None:
-        """Process 0: what comes next."""
-        self._number += 1
-        self._begun = time.monotonic()
-        _client().key_value_set(f"ejax/told/{self._number}", json.dumps({"kind": kind, **facts}))
-        if self._number > _KEPT:
-            _client().key_value_delete(f"ejax/told/{self._number - _KEPT}")
-
-    def hear(self) -> dict[str, Any]:
-        """The others: wait for what comes next."""
-        number = self._number + 1
-        told = self._wait_for(f"ejax/told/{number}", _PATIENCE_MS, "what process 0 does next")
-        self._number = number
-        self._begun = time.monotonic()
-        return dict(json.loads(told or ""))
-
-    def unhear(self) -> None:
-        """The others: what was heard last is yet to be done, so ``hear`` gives it again."""
-        self._number -= 1
-
-    def overtaken(self) -> bool:
-        """The others: process 0 has told something new, and does not wait for what it told before. A second late."""
-        return self._ahead > self._number
-
-    def answer(self, said: Any) -> None:
-        """The others: to what was heard last."""
-        _client().key_value_set(f"ejax/answer/{self._number}/{_own_number()}", json.dumps(said))
-
-    def answers(self, interrupted: Callable[[], bool]) -> dict[int, Any] | None:
-        """Process 0: wait for the answer of each of the others to what was told last. None: interrupted before."""
-        said: dict[int, Any] = {}
-        for process in range(1, count()):
-            whom = f"process {process} to have its part of the rollout"
-            answer = self._wait_for(f"ejax/answer/{self._number}/{process}", _POLL_MS, whom, interrupted)
-            if answer is None:
-                return None
-            said[process] = json.loads(answer)
-        _client().key_value_delete(f"ejax/answer/{self._number}")
-        return said
-
-    def _wait_for(
-        self, key: str, patience_ms: int, whom: str, interrupted: Callable[[], bool] = lambda: False
-    ) -> str | None:
-        """A message, or None: interrupted before. ``watching`` ends this process where the other is gone, and the
-        other's own watchdog ends what hangs there."""
-        late = time.monotonic() + _LATE_S
-        while not interrupted():
+        number, me = next(_rounds), jax.process_index()
+        _client().key_value_set(f"ejax/word/{number}/{me}", json.dumps(mine))
+        words = [self._wait_for(number, process, what, timeout_s) for process in range(count())]
+        if number > 1:  # all are here, so that all have read the words of the round before
             with suppress(jax.errors.JaxRuntimeError):
-                return str(_client().blocking_key_value_get(key, patience_ms))
-            if time.monotonic() > late:
-                late = float("inf")
-                self._say(f"[processes] process {_own_number()} has waited for {whom} for {_LATE_S:g} s")
-        return None
+                _client().key_value_delete(f"ejax/word/{number - 1}/{me}")
+        given = [json.loads(word) for word in words]
+        if _RESCUE in given:
+            raise RescueCall(f"process {given.index(_RESCUE)} hangs in an environment; {_AGAIN}")
+        return given
 
-    def fail(self, reason: str) -> None:
-        """This process is about to end for this reason: the others say so, and end too."""
-        self._failure = reason
-        with suppress(jax.errors.JaxRuntimeError):
-            self._beat()
+    def call_for_rescue(self) -> None:
+        """Give, in place of the word that the others wait for, that this process hangs and saves; in any thread.
 
-    def look_for_missing(self, error: BaseException) -> None:
-        """Inside ``watching``, after an error that another process's end may have caused: give the time in which it
-        would be missed, and this process ended with its name."""
-        self._say(f"ejax: {str(error).partition(chr(10))[0]}; looking whether another process is gone")
-        time.sleep(_GONE_S + 3 * _BEAT_S)
-
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        """Inside, this process ends, with a message that names whom it missed, where another is dead or hangs.
-
-        A thread does it: the main one may wait for a message of the other's devices that never comes.
+        There the exchange raises ``RescueCall``.
         """
-        stop = threading.Event()
-        thread = threading.Thread(target=self._watch, args=(stop,), name="ejax-processes", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            stop.set()
-            thread.join()  # within a beat: the service answers or is known to be gone
+        number, me = next(_rounds), jax.process_index()
+        _client().key_value_set(f"ejax/word/{number}/{me}", json.dumps(_RESCUE))
 
-    def _watch(self, stop: threading.Event) -> None:
-        me = _own_number()
-        beats: dict[int, tuple[str, float]] = {}
-        while not stop.wait(_BEAT_S):
+    def _wait_for(self, number: int, process: int, what: str, timeout_s: float | None) -> str:
+        began, limit = time.monotonic(), self._timeout_s if timeout_s is None else timeout_s
+        late = False
+        while True:
             try:
-                self._beat()
-                if not leads():
-                    self._look_ahead()
-                seen = {int(key.rsplit("/", 1)[1]): beat for key, beat in _client().key_value_dir_get("ejax/beat/")}
+                return str(_client().blocking_key_value_get(f"ejax/word/{number}/{process}", _POLL_MS))
             except jax.errors.JaxRuntimeError:
-                if not stop.is_set():
-                    self._end("process 0 does not answer any more: it has ended, or its host is out of reach")
-                return
-            now = time.monotonic()
-            for process, beat in seen.items():
-                if beats.get(process, ("", 0.0))[0] != beat:
-                    beats[process] = beat, now
-            if (missing := self._missing(beats, now, me)) and not stop.is_set():
-                self._end(missing)
-                return
+                _raise_failure()
+            waited = time.monotonic() - began
+            if waited > limit:
+                text = f"process {process} has not come to {what} for {limit:.0f} s (trainer.process_timeout_s)"
+                raise ProcessesError(f"{text}: it hangs; {_AGAIN}")
+            if waited > _LATE_S and not late:
+                late = True
+                me = jax.process_index()
+                print(f"[processes] process {me} waits for process {process} to {what}, for {_LATE_S:g} s", flush=True)
 
-    def _beat(self) -> None:
-        self._serial += 1
-        facts = {"serial": self._serial, "number": self._number, "host": socket.gethostname()}
-        mine = json.dumps(facts | ({"failure": self._failure} if self._failure else {}))
-        _client().key_value_set(f"ejax/beat/{_own_number()}", mine, allow_overwrite=True)
 
-    def _look_ahead(self) -> None:
-        following = self._number + 1
-        with suppress(jax.errors.JaxRuntimeError):  # there is none
-            _client().key_value_try_get(f"ejax/told/{following}")
-            self._ahead = following
+_AGAIN = "start all of them again: python -m ejax.train … --resume latest"
 
-    def _missing(self, beats: dict[int, tuple[str, float]], now: float, me: int) -> str | None:
-        facts = {process: json.loads(beat) for process, (beat, _) in beats.items()}
-        for process, (_, seen) in beats.items():
-            if process != me and (failure := facts[process].get("failure")):
-                return f"process {process} on {facts[process]['host']} failed: {failure}"
-            if process != me and now - seen > _GONE_S:
-                return f"process {process} on {facts[process]['host']} has given no sign of life for {_GONE_S:.0f} s"
-        if now - self._begun > self._timeout_s:
-            for process, fact in facts.items():
-                if fact["number"] < self._number:
-                    where = f"process {process} on {fact['host']}"
-                    return f"{where} has not followed for {self._timeout_s:.0f} s (trainer.process_timeout_s): it hangs"
-        return None
 
-    def _end(self, reason: str) -> None:
-        self._say(f"ejax: {reason}; this process ends. Start all of them again: python -m ejax.train … --resume latest")
-        self._leave(1)
+def report_failure(reason: str) -> None:
+    """Have the other processes end, and say why."""
+    words = json.dumps({"host": socket.gethostname(), "reason": reason})
+    with suppress(jax.errors.JaxRuntimeError):
+        _client().key_value_set(f"ejax/failed/{jax.process_index()}", words, allow_overwrite=True)
+
+
+@contextmanager
+def failing_together() -> Iterator[None]:
+    """Inside, an error of this process is the end of the others too, and is named there.
+
+    Raises:
+        ProcessesError: in place of an error of the devices' messages, where another process had failed before.
+    """
+    try:
+        yield
+    except ProcessesError:
+        raise
+    except jax.errors.JaxRuntimeError as error:
+        if count() > 1:
+            _look_for_failure(error)
+        raise
+    except BaseException as error:
+        if count() > 1:
+            report_failure(f"{type(error).__name__}: {error}")
+        raise
+
+
+def _look_for_failure(error: Exception) -> None:
+    """Give another process, whose end may have broken the devices' messages, the time to say why."""
+    print(f"ejax: {str(error).partition(chr(10))[0]}; looking whether another process is gone", flush=True)
+    until = time.monotonic() + _DEAD_AFTER_S + 3.0
+    while time.monotonic() < until:
+        _raise_failure()
+        time.sleep(0.2)
+    report_failure(f"{type(error).__name__}: {error}")
+
+
+def _raise_failure() -> None:
+    failed = []
+    with suppress(jax.errors.JaxRuntimeError):  # none has
+        failed = _client().key_value_dir_get("ejax/failed/")
+    for key, words in sorted(failed):
+        process, said = int(key.rsplit("/", 1)[1]), json.loads(words)
+        if process != jax.process_index():
+            raise ProcessesError(f"process {process} on {said['host']} failed: {said['reason']}; {_AGAIN}")
 
 
 def _client() -> Any:

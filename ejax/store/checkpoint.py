@@ -98,9 +98,14 @@ def save_checkpoint(
     """
     directory.mkdir(parents=True, exist_ok=True)
     _tidy(directory)
-    partial = directory / f"{_PARTIAL}{name}"
-    save_arrays(partial / "state", state)
-    return _complete(partial, directory / name, meta)
+    arrays = arrays_under_way(directory, name)
+    save_arrays(arrays, state)
+    return _complete(arrays.parent, directory / name, meta)
+
+
+def arrays_under_way(directory: Path, name: str) -> Path:
+    """The folder of a checkpoint's arrays until it is complete."""
+    return directory / f"{_PARTIAL}{name}" / "state"
 
 
 def rewrite_meta(path: Path, meta: dict[str, Any]) -> None:

@@ -39,6 +39,7 @@ from ejax.runtime.plain_files import read_bytes, read_json
 from ejax.store.checkpoint import (
     CheckpointError,
     CheckpointMeta,
+    arrays_under_way,
     library_versions,
     list_checkpoints,
     recover_checkpoints,
@@ -186,7 +187,7 @@ class RunDirectory:
 
     def save(self, state: PyTree, meta: dict[str, Any], *, keep: int) -> Path:
         """Save a periodic checkpoint; of the older ones ``keep`` − 1 stay."""
-        name = f"{self.exp_name}_step_{meta['global_step']}"
+        name = self._step_name(meta["global_step"])
         path = save_checkpoint(self.checkpoints, name, state, meta, self.save_arrays)
         for old in self.periodic()[keep:]:
             remove(old)
@@ -194,12 +195,26 @@ class RunDirectory:
 
     def save_best(self, state: PyTree, meta: dict[str, Any]) -> Path:
         """Save the best checkpoint; the former best goes once the new one is complete."""
-        name = f"{self.exp_name}_best_step_{meta['global_step']}"
+        name = self._best_name(meta["global_step"])
         path = save_checkpoint(self.checkpoints, name, state, meta, self.save_arrays)
         for old in self.best():
             if old != path:
                 remove(old)
         return path
+
+    def save_share(self, state: PyTree, step: int) -> None:
+        """Write this process's part of the arrays of a periodic checkpoint, which process 0 saves at the same time."""
+        self.save_arrays(arrays_under_way(self.checkpoints, self._step_name(step)), state)
+
+    def save_share_of_best(self, state: PyTree, step: int) -> None:
+        """``save_share`` of the best checkpoint."""
+        self.save_arrays(arrays_under_way(self.checkpoints, self._best_name(step)), state)
+
+    def _step_name(self, step: int) -> str:
+        return f"{self.exp_name}_step_{step}"
+
+    def _best_name(self, step: int) -> str:
+        return f"{self.exp_name}_best_step_{step}"
 
     def rewrite_meta(self, path: Path, meta: dict[str, Any]) -> None:
         """Replace the meta of a checkpoint that was saved before all of it was known."""

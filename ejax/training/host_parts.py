@@ -15,11 +15,11 @@ from ejax.collectors.config import CollectorConfig
 from ejax.config import ConfigError, Problem, RunConfig
 from ejax.envs.host.pure_host import PureHostEnv
 from ejax.runtime.plain_files import read_json
-from ejax.runtime.processes import count
+from ejax.runtime.processes import Group, count
 from ejax.runtime.sharding import make_mesh
 from ejax.training.environments import build_env, sample_obs
+from ejax.training.host_steppers import AsyncStepper, HostStepper
 from ejax.training.parts import Parts
-from ejax.training.steppers import AsyncStepper, HostStepper
 from ejax.types import Env, HostEnv, Policy
 
 
@@ -165,8 +165,9 @@ def _stepper(
     )
     learn = make_learn(policy, optimizer, config.algorithm.cfg, update=algorithm.update, starts=starts)
     what = (policy, optimizer, config.algorithm.cfg, algorithm.update, starts)
+    group = Group(trainer.process_timeout_s) if count() > 1 else None
     if wanted.mode != "async":
-        return HostStepper(collector, learn, key, devices=learners or None, what=what)
+        return HostStepper(collector, learn, key, devices=learners or None, group=group, what=what)
     background = AsyncCollector(
         collector,
         key,
@@ -174,7 +175,7 @@ def _stepper(
         stop_timeout_s=wanted.stop_timeout_s,
         env_timeout_s=wanted.env_timeout_s,
     )
-    return AsyncStepper(background, learn, devices=learners or None, what=what)
+    return AsyncStepper(background, learn, devices=learners or None, group=group, what=what)
 
 
 def _schedule(wanted: CollectorConfig) -> Schedule:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from ejax.logs.usage import TIME
 from ejax.runtime.interrupt import interruptible
+from ejax.runtime.processes import Group
 from ejax.runtime.stopwatch import ENGINE, Stopwatch
 from ejax.training.cadence import Cadence, Throttle
 from ejax.training.profile import Profiler
@@ -83,6 +84,7 @@ class Loop(Generic[S, R]):
         first: updates that are made already.
         started: when the call began, of ``time.monotonic``.
         adapts: as many updates in a dispatch as take half a second; else as many as the stepper can.
+        group: the processes that run this loop at the same time. None: this is the only one.
         times: where the seconds go; shared with the sink.
     """
 
@@ -97,9 +99,10 @@ class Loop(Generic[S, R]):
         started: float,
         adapts: bool,
         profiler: Profiler,
+        group: Group | None = None,
     ) -> None:
         self._stepper, self._sink, self._cadence, self._times = stepper, sink, cadence, times
-        self._first, self._started, self._profiler = first, started, profiler
+        self._first, self._started, self._profiler, self._group = first, started, profiler, group
         self._throttle = Throttle(stepper.max_updates, adapts=adapts)
         self._compiled_at = self._clock = started
 
@@ -114,8 +117,11 @@ class Loop(Generic[S, R]):
             # at once: compilation leaves Python's lock alone, and takes longer than many a training
             compiler.submit(sink.compile, state)
             state = self._compile(state)
-            while update < total and not interrupted() and not sink.stopped:
+            while update < total:
                 count = profiler.limit(update, self._cadence.updates_until_event(update, self._throttle.limit))
+                count, stops = self._agreed(count, interrupted() or sink.stopped)
+                if stops:
+                    break
                 profiler.before(update, state)
                 moved = stepper.advance(state, count, interrupted)
                 if moved is None:
@@ -142,6 +148,14 @@ class Loop(Generic[S, R]):
         self._times.add("compile", seconds)
         self._sink.start(state, seconds)
         return state
+
+    def _agreed(self, count: int, stops: bool) -> tuple[int, bool]:
+        """The updates of the next dispatch, and whether to stop instead: the first process has a clock, each may be
+        asked to stop."""
+        if self._group is None:
+            return count, stops
+        words = self._group.gather({"count": count, "stops": stops}, "begin an update")
+        return words[0]["count"], any(word["stops"] for word in words)
 
     def _finish(self, dispatch: Dispatch[S]) -> None:
         """Wait for the metrics of a dispatch, and hand it on."""

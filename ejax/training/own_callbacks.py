@@ -3,14 +3,14 @@
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import jax
 
 from ejax.logs.best import REWARD, Best, improves
 from ejax.logs.metrics import MetricWriter
 from ejax.logs.usage import memory_in_use, times
-from ejax.runtime.processes import own_copy
+from ejax.runtime.placing import own_copy
 from ejax.runtime.stopwatch import ENGINE, Stopwatch
 from ejax.store.run_dir import RunDirectory
 from ejax.training.callbacks import Callback, TrainingRun
@@ -19,6 +19,8 @@ from ejax.training.recorder import VideoRecorder
 from ejax.training.saver import Saver
 from ejax.training.skipped import refuse_nonfinite, skip_notes, skipped_fraction
 
+Verdict = Literal["best", "not the best", "given up", "failed"]
+"""The word on an evaluation, for processes that do not make it."""
 OnLog: TypeAlias = Callable[[int, dict[str, float]], object]
 
 
@@ -107,12 +109,18 @@ class Checkpoints(Callback):
 
     Args:
         saved: called with the run and the path of each checkpoint.
+        judged: called with the word on each evaluation, before anything is saved on account of it.
     """
 
     def __init__(
-        self, saver: Saver, progress: Progress, clock: Stopwatch, saved: Callable[[TrainingRun, Path], None]
+        self,
+        saver: Saver,
+        progress: Progress,
+        clock: Stopwatch,
+        saved: Callable[[TrainingRun, Path], None],
+        judged: Callable[[Verdict], None],
     ) -> None:
-        self._saver, self._progress, self._clock, self._saved = saver, progress, clock, saved
+        self._saver, self._progress, self._clock, self._saved, self._judged = saver, progress, clock, saved, judged
 
     def on_update(self, run: TrainingRun, metrics: Mapping[str, float]) -> None:
         del metrics
@@ -131,7 +139,9 @@ class Checkpoints(Callback):
     def on_evaluation(self, run: TrainingRun, metrics: Mapping[str, float]) -> None:
         del metrics
         best = self._progress.best
-        if best is not None and best.step == run.step:
+        is_best = best is not None and best.step == run.step
+        self._judged("best" if is_best else "not the best")
+        if is_best:
             with self._clock.of("save"):
                 self._saver.save_best(run.state, run.update)
             if self._saver.best is not None:

@@ -14,14 +14,15 @@ from ejax.algorithms.step import RunState
 from ejax.envs.host.calls import EnvAbandoned
 from ejax.logs.metrics import MetricWriter
 from ejax.logs.usage import TIME
-from ejax.runtime.processes import count, own_copy
+from ejax.runtime.placing import own_copy
+from ejax.runtime.processes import Group, count
 from ejax.runtime.stopwatch import Stopwatch
 from ejax.training.callbacks import Callback, Callbacks, TrainingRun
 from ejax.training.environments import evaluation_env
 from ejax.training.evaluators import make_evaluator, require_measured
 from ejax.training.fresh import BROKEN_OFF, best_or_last, evaluate_fresh, fresh_seeds, params_of, write_fresh
 from ejax.training.loop import Dispatch
-from ejax.training.own_callbacks import BestKeeper, Checkpoints, MetricReporter, OnLog, SkippedUpdates, Videos
+from ejax.training.own_callbacks import BestKeeper, Checkpoints, MetricReporter, OnLog, SkippedUpdates, Verdict, Videos
 from ejax.training.parts import cadence_of, rows_per_update
 from ejax.training.progress import Progress
 from ejax.training.recorder import VideoRecorder
@@ -40,6 +41,7 @@ class RunSink:
         callbacks: of the caller; each event comes to them before it is logged and saved.
         started: when the call began that trains, of ``time.monotonic``.
         evaluates_first: the evaluation that was due when the state was saved has to be made.
+        group: the processes that train together, of which this one writes. None: it is the only one.
     """
 
     def __init__(
@@ -53,11 +55,12 @@ class RunSink:
         *,
         started: float,
         evaluates_first: bool,
+        group: Group | None = None,
     ) -> None:
         config, parts, folder = location.config, start.parts, location.directory.path
         trainer = config.trainer
         self._config, self._parts, self._writer, self._times = config, parts, writer, times
-        self._started = started
+        self._started, self._group = started, group
         self._directory, self._first, self._evaluates_first = location.directory, start.update, evaluates_first
         rows = rows_per_update(config, parts)
         (self._device,) = parts.state.update.devices()
@@ -80,7 +83,7 @@ class RunSink:
         self._recorder = _recorder(location, start)
         skips = not config.algorithm.record.stops_at_nonfinite(config.algorithm.cfg)
         self._reporter = MetricReporter(writer, self._progress, times, self._device, on_log)
-        self._checkpoints = Checkpoints(self.saver, self._progress, times, self._saved)
+        self._checkpoints = Checkpoints(self.saver, self._progress, times, self._saved, self._judged)
         self._callbacks = Callbacks(
             [
                 SkippedUpdates(self._progress, location.directory, skips=skips),
@@ -153,6 +156,11 @@ class RunSink:
         for each in self._callbacks:
             each.on_save(run, path)
 
+    def _judged(self, verdict: Verdict) -> None:
+        """Give the other processes the word on an evaluation that only this one makes."""
+        if self._group is not None:
+            self._group.gather(verdict, "evaluate")
+
     def _begin_evaluation(self, state: RunState) -> Callable[[], Metrics]:
         """With the parameters where evaluation is compiled for: learners may have them on several devices."""
         return self._evaluator.begin(own_copy(state.train.params, self._device))
@@ -166,10 +174,12 @@ class RunSink:
         try:
             metrics = self._results(evaluation)
             if metrics is None:
+                self._judged("given up")
                 return
             require_measured(self._config.trainer.best_eval_metric, metrics)
         except Exception:  # whatever it was, what was trained until here is kept
             run.evaluation_due = True
+            self._judged("failed")
             self._checkpoints.save(run)
             raise
         run.evaluation_due = False
