@@ -28,6 +28,8 @@ _PLACES = {
     "ejax.returns": ("gae", "group_advantages", "vtrace"),
     "ejax.rollout": ("make_rollout", "reset", "unroll"),
     "ejax.play.acting": ("load",),
+    "ejax.run": ("Trainer",),
+    "ejax.training.callbacks": ("Callback",),
     "ejax.types": ("Rollout", "Timestep", "TrainState", "init_train_state", "make_train_state"),
 }
 _MODULE_OF = {name: module for module, names in _PLACES.items() for name in names}

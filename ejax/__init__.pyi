@@ -21,11 +21,13 @@ from ejax.play.acting import load as load
 from ejax.policies import evaluate_actions as evaluate_actions, get_action as get_action, get_value as get_value
 from ejax.returns import gae as gae, group_advantages as group_advantages, vtrace as vtrace
 from ejax.rollout import make_rollout as make_rollout, reset as reset, unroll as unroll
+from ejax.run import Trainer as Trainer
 from ejax.schema.registry import (
     register_algorithm as register_algorithm,
     register_env as register_env,
     register_policy as register_policy,
 )
+from ejax.training.callbacks import Callback as Callback
 from ejax.types import (
     Rollout as Rollout,
     Timestep as Timestep,
