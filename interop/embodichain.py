@@ -42,6 +42,7 @@ from ejax.runtime.device import prepare_jax
 from ejax.schema.trust import add_trust_option, trust_words
 from ejax.store.checkpoint import CheckpointError, load_train_state, verify_checkpoint
 from ejax.store.run_dir import create_run_directory, open_policy_run
+from ejax.store.schedule_file import write_schedule
 from ejax.training.build import build
 from ejax.training.parts import rows_per_update
 
@@ -148,7 +149,7 @@ def import_pt(file: Path, config: RunConfig, run: Path, *, policy_only: bool = F
     directory = create_run_directory(config, run)
     num_updates = int(state.update)
     if parts.stepper.versions() is not None:  # of the rollouts made there, each by the newest parameters
-        directory.write_schedule(0, range(num_updates))
+        write_schedule(directory.path, 0, range(num_updates))
     meta = {
         "global_step": num_updates * rows_per_update(config, parts),
         "num_updates": num_updates,

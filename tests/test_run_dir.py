@@ -21,14 +21,11 @@ from ejax.config.bind import bind
 from ejax.run import train
 from ejax.store import checkpoint
 from ejax.store.checkpoint import CheckpointError
-from ejax.store.run_dir import (
-    RunDirectory,
-    create_run_directory,
-    never_began,
-    newest_run,
-    open_run_directory,
-)
+from ejax.store.find import never_began, newest_run
+from ejax.store.resume_rules import record_changes, started_for
+from ejax.store.run_dir import RunDirectory, create_run_directory, open_run_directory
 from ejax.store.run_lock import RunInUseError, _started, run_lock
+from ejax.store.schedule_file import check_schedule, write_schedule
 
 
 def config(exp_name: str) -> RunConfig:
@@ -162,10 +159,10 @@ def test_a_last_word_says_what_is_left_and_how_to_go_on(tmp_path: Path, run: Pat
 
 def test_a_schedule_goes_on_where_it_was(run: Path) -> None:
     directory = RunDirectory(run, "tiny")
-    digest = directory.write_schedule(0, [0, 0, 1])
-    assert directory.check_schedule(3, digest) == []
-    assert directory.write_schedule(0, [0, 0, 1]) == digest
-    directory.write_schedule(2, [2, 3])
+    digest = write_schedule(directory.path, 0, [0, 0, 1])
+    assert check_schedule(directory.path, 3, digest) == []
+    assert write_schedule(directory.path, 0, [0, 0, 1]) == digest
+    write_schedule(directory.path, 2, [2, 3])
     assert json.loads((run / "schedule.json").read_text()) == {"versions": [0, 0, 2, 3]}
 
 
@@ -174,12 +171,12 @@ def test_a_schedule_goes_on_where_it_was(run: Path) -> None:
 )
 def test_a_schedule_that_is_another_is_set_aside_and_the_run_goes_on(text: str | None, run: Path) -> None:
     directory, file = RunDirectory(run, "tiny"), run / "schedule.json"
-    digest = directory.write_schedule(0, [0, 0])
+    digest = write_schedule(directory.path, 0, [0, 0])
     file.unlink() if text is None else file.write_text(text)
-    (problem,) = directory.check_schedule(2, digest)
+    (problem,) = check_schedule(directory.path, 2, digest)
     assert str(file) in problem and not file.exists()
     assert text is None or [each.read_text() for each in run.glob("schedule.damaged-*.json")] == [text]
-    directory.write_schedule(2, [1])
+    write_schedule(directory.path, 2, [1])
     assert json.loads(file.read_text()) == {"versions": [None, None, 1]}
 
 
@@ -316,7 +313,7 @@ def test_a_resume_that_lengthens_a_run_is_recorded_and_keeps_the_schedules_horiz
     assert changes[0]["changed"] == {"trainer.iterations": [2, 3]}
     directory, again = open_run_directory(run)  # its digests agree
     train(again, resume="latest", run_dir=run)
-    assert directory.started_for(again) == 2
+    assert started_for(directory.config_file, again) == 2
 
 
 class Killed(BaseException):
@@ -340,7 +337,7 @@ def test_a_kill_while_a_change_is_recorded_leaves_a_whole_run(tmp_path: Path, mo
         left = count
         with monkeypatch.context() as patched, pytest.raises(Killed):
             patched.setattr(os, "replace", replace_some)
-            directory.record(bind(longer, 2), 64)
+            record_changes(directory.config_file, bind(longer, 2), 64)
         open_run_directory(run)
         if count == 3:  # the new configs are there
             assert open_run_directory(run)[1].trainer.iterations == 3

@@ -4,6 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt
 
+from ejax.schema.frozen import MayChange
+
 
 class CollectorConfig(BaseModel):
     """All keys are ejax's; EmbodiChain's ``model_type: vla`` means ``mode: async``."""
@@ -24,7 +26,7 @@ class CollectorConfig(BaseModel):
     reproducible; ``free`` with the newest parameters available."""
     replay_schedule: str | None = None
     """async: a run's ``schedule.json``; its versions are replayed, so that a free run is reproduced bit for bit."""
-    pause_in_evaluation: bool = True
+    pause_in_evaluation: MayChange[bool] = True
     """async: environments stand still while the policy is evaluated."""
     actor_devices: tuple[str, ...] = ()
     """Devices of this process on which the policy acts, such as ``[cuda:1]``; groups take turns. Empty:
@@ -32,11 +34,11 @@ class CollectorConfig(BaseModel):
     learner_devices: tuple[str, ...] = ()
     """Devices on which updates run; several split each batch by environment. Empty: ``trainer.device``, with
     ``distributed`` all devices."""
-    stop_timeout_s: Annotated[PositiveFloat, Field(le=1e9)] = 10.0
+    stop_timeout_s: MayChange[Annotated[PositiveFloat, Field(le=1e9)]] = 10.0
     """Time that the end of training waits for a running call into an environment, and for its ``close``."""
-    env_timeout_s: Annotated[PositiveFloat, Field(le=1e9)] = 300.0
+    env_timeout_s: MayChange[Annotated[PositiveFloat, Field(le=1e9)]] = 300.0
     """Time limit of a single call into an environment, after which training ends with an error."""
-    max_quarantined: NonNegativeInt = 100
+    max_quarantined: MayChange[NonNegativeInt] = 100
     """Episodes of a group that may end because an environment outside JAX gave a NaN or an infinity."""
-    max_env_restarts: NonNegativeInt = 0
+    max_env_restarts: MayChange[NonNegativeInt] = 0
     """Times that a group's environment outside JAX may be recreated after it raised."""

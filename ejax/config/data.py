@@ -10,7 +10,7 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_va
 from ejax.config.annotations import mismatch
 from ejax.data.chunks import SamplingMode
 from ejax.data.engine_config import RefillPolicy, check_budget
-from ejax.schema.frozen import Kwargs, StrictModel, thaw
+from ejax.schema.frozen import Kwargs, MayChange, StrictModel, thaw
 from ejax.schema.messages import shown
 from ejax.schema.problems import Problem
 from ejax.schema.registry import DEMONSTRATORS, did_you_mean, resolve, trusted_name
@@ -39,9 +39,9 @@ class DataConfig(StrictModel):
     """Paths of single parts of the observation, by name, where they are not below ``obs_field``."""
     action_field: str = "actions"
     """Path of what the policy shall do, such as ``expert_actions`` where the demonstrations' own are noisy."""
-    num_workers: PositiveInt = 1
+    num_workers: MayChange[PositiveInt] = 1
     """Threads that draw ahead of the training."""
-    prefetch: PositiveInt = 2
+    prefetch: MayChange[PositiveInt] = 2
     """Batches that are ready, or on their way."""
 
     task: str | None = None
@@ -62,16 +62,16 @@ class DataConfig(StrictModel):
     """engine: the most that ``episode_sample_budget`` may be."""
     max_generation_attempts: PositiveInt = 16
     """engine: failures in a row after which it gives up."""
-    initialization_timeout: Annotated[PositiveFloat, Field(le=1e9)] = 300.0
+    initialization_timeout: MayChange[Annotated[PositiveFloat, Field(le=1e9)]] = 300.0
     """engine: s, how long its worker may take to start, compile and fill the buffer."""
-    worker_timeout: Annotated[PositiveFloat, Field(le=1e9)] = 120.0
+    worker_timeout: MayChange[Annotated[PositiveFloat, Field(le=1e9)]] = 120.0
     """engine: s, how long one attempt may take. The first one compiles: ``initialization_timeout`` alone bounds it."""
     shutdown_timeout: Annotated[PositiveFloat, Field(le=1e9)] = 5.0
     """engine: s, how long its worker may take to end before it is killed."""
 
-    folder: str | None = None
+    folder: MayChange[str | None] = None
     """recorded: a LeRobot v3.0 dataset."""
-    cache_mb: PositiveFloat = 512.0
+    cache_mb: MayChange[PositiveFloat] = 512.0
     """recorded: MiB of frames that stay decoded."""
 
     @field_validator("task")

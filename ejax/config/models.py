@@ -33,7 +33,7 @@ from ejax.policies.mlp import NetworkConfig
 from ejax.policies.recurrence import MemoryConfig
 from ejax.policies.vla.config import VLAConfig
 from ejax.runtime.device import MatmulPrecision
-from ejax.schema.frozen import Kwargs, StrictModel, freeze
+from ejax.schema.frozen import Kwargs, MayChange, StrictModel, freeze
 from ejax.schema.messages import shown
 from ejax.schema.problems import Problem
 from ejax.schema.registry import did_you_mean, resolve, trusted_name
@@ -108,7 +108,7 @@ class EventsConfig(StrictModel):
 
     train: Events = Field(default_factory=dict, validate_default=True)
     """While the policy learns."""
-    eval: Events = Field(default_factory=dict, validate_default=True)
+    eval: MayChange[Events] = Field(default_factory=dict, validate_default=True)
     """In evaluations, their videos and ``python -m ejax.evaluate``."""
 
     def of(self, phase: Phase) -> FrozenDict:
@@ -132,79 +132,79 @@ class TrainerConfig(StrictModel):
     """Part of the output folder's name. Default: ``<env>_<algorithm>``."""
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 1
     """Decides every random number of the run: the same seed gives the same bits."""
-    device: str = "cpu"
+    device: MayChange[str] = "cpu"
     """``cpu``, ``cuda``, ``cuda:<index>``, ``tpu``."""
     matmul_precision: MatmulPrecision = "float32"
     """``float32``, ``tf32``, ``bf16``: how a GPU multiplies float32 matrices. The latter two round their entries, to 10
     and 7 bits of mantissa, and add up in float32. Parameters and statistics are float32 in any case, and a CPU computes
     in float32 only."""
-    distributed: bool = False
+    distributed: MayChange[bool] = False
     """Train on all devices of ``device``'s kind: of this machine, or of all processes that were started together
     (``--coordinator``, SLURM, OpenMPI, Kubernetes). As in EmbodiChain, ``num_envs`` and ``batch_size`` are then those
     of one device, and the run has as many environment steps more as there are devices more."""
-    shard_parameters: bool = False
+    shard_parameters: MayChange[bool] = False
     """With ``distributed``: each device keeps a part of the parameters and of the optimizer's moments (FSDP), for
     policies that do not fit on one. What a layer needs is gathered when it is its turn."""
-    process_timeout_s: PositiveFloat = 300.0
+    process_timeout_s: MayChange[PositiveFloat] = 300.0
     """Seconds after which one of several processes that has not followed the others counts as hanging: they end."""
     num_envs: PositiveInt = 64
     """Environments that are stepped side by side, N; with ``distributed`` on each device."""
     buffer_size: PositiveInt = 256
     """Steps per environment and update, T."""
-    iterations: PositiveInt = 250
+    iterations: MayChange[PositiveInt] = 250
     """Updates of the run, unless ``total_timesteps`` says otherwise."""
-    total_timesteps: Annotated[PositiveInt, Field(le=INT64_MAX)] | None = None
+    total_timesteps: MayChange[Annotated[PositiveInt, Field(le=INT64_MAX)] | None] = None
     """Environment steps of the run, rounded up to whole updates."""
     normalize_reward: bool = False
     """ejax: updates see rewards divided by the deviation of their discounted returns so far, at most ±10; what is
     logged and evaluated is as it comes. ``norm_reward`` of Stable-Baselines3's ``VecNormalize``."""
 
-    enable_eval: bool = False
+    enable_eval: MayChange[bool] = False
     """Evaluate the policy's mode in complete episodes, every ``eval_freq`` steps and at the end, and keep the best
     checkpoint."""
-    eval_freq: Annotated[NonNegativeInt, Field(le=INT64_MAX)] = 0
+    eval_freq: MayChange[Annotated[NonNegativeInt, Field(le=INT64_MAX)]] = 0
     """Environment steps between evaluations; 0: none during training."""
-    num_eval_envs: PositiveInt = 16
+    num_eval_envs: MayChange[PositiveInt] = 16
     """Environments of an evaluation, side by side."""
-    num_eval_episodes: NonNegativeInt = 5
+    num_eval_episodes: MayChange[NonNegativeInt] = 5
     """Episodes of an evaluation, at least 1 with ``enable_eval``."""
-    eval_episode_choice: Literal["fixed", "first_finished"] = "fixed"
+    eval_episode_choice: MayChange[Literal["fixed", "first_finished"]] = "fixed"
     """ejax: which episodes count. ``first_finished`` is EmbodiChain's choice, which favours short ones."""
     eval_seed: Annotated[int, Field(ge=0, lt=2**33)]
     """Default: ``seed`` + 10000."""
-    best_eval_metric: str = "eval/avg_reward"
+    best_eval_metric: MayChange[str] = "eval/avg_reward"
     """``eval/avg_reward``, ``eval/avg_length``, ``eval/success_rate``, or the environment's ``eval/metrics/<name>``."""
-    best_eval_mode: Literal["max", "min"] = "max"
+    best_eval_mode: MayChange[Literal["max", "min"]] = "max"
     """``max``: the best has the largest ``best_eval_metric``; ``min``: the smallest."""
-    final_eval_episodes: NonNegativeInt | Literal["auto"] | None = "auto"
+    final_eval_episodes: MayChange[NonNegativeInt | Literal["auto"] | None] = "auto"
     """ejax: fresh episodes, rounded up to whole evaluations, in which a finished run's best checkpoint and its last are
     evaluated again: what is reported of it. ``auto``: ``num_eval_episodes``; 0 or null: none."""
 
-    save_freq: Annotated[NonNegativeInt, Field(le=INT64_MAX)] = 0
+    save_freq: MayChange[Annotated[NonNegativeInt, Field(le=INT64_MAX)]] = 0
     """Environment steps between checkpoints; 0: only the last one and the best."""
-    save_frequency_updates: NonNegativeInt = 0
+    save_frequency_updates: MayChange[NonNegativeInt] = 0
     """Updates between checkpoints; both frequencies may be given."""
-    keep_checkpoints: PositiveInt = 3
+    keep_checkpoints: MayChange[PositiveInt] = 3
     """ejax: how many periodic checkpoints stay on disk, besides the best and the last."""
-    output_dir: str = "outputs"
+    output_dir: MayChange[str] = "outputs"
     """ejax: the folder that runs are written under."""
     collector: CollectorConfig = CollectorConfig()
     """Placement and timing of rollouts."""
     events: EventsConfig = EventsConfig()
     """Events in the world besides the environment's own."""
-    cameras: tuple[CameraConfig, ...] = ()
+    cameras: MayChange[tuple[CameraConfig, ...]] = ()
     """ejax: videos; written as ``events.<phase>.<name>`` with func ``record_camera_data_async``."""
-    use_wandb: bool = False
+    use_wandb: MayChange[bool] = False
     """Log to Weights & Biases too; needs the extra ``wandb``."""
-    wandb_project_name: str = "embodichain-generic"
+    wandb_project_name: MayChange[str] = "embodichain-generic"
     """Project of Weights & Biases."""
-    log_freq_updates: PositiveInt = 1
+    log_freq_updates: MayChange[PositiveInt] = 1
     """ejax: updates between two fetches of the metrics."""
-    updates_per_dispatch: PositiveInt | Literal["auto"] = "auto"
+    updates_per_dispatch: MayChange[PositiveInt | Literal["auto"]] = "auto"
     """ejax: updates in one call of the compiled program."""
-    console: bool = True
+    console: MayChange[bool] = True
     """ejax: progress on the terminal."""
-    profile: ProfileConfig | None = None
+    profile: MayChange[ProfileConfig | None] = None
     """ejax: trace some updates into the run's ``profile`` folder. ``{}`` takes the defaults."""
 
     @property

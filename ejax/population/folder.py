@@ -8,6 +8,7 @@ from ejax.algorithms.step import RunState
 from ejax.logs.best import REWARD, Best, improves
 from ejax.logs.metrics import MetricWriter
 from ejax.population.members import PopulationParts
+from ejax.store.resume_rules import record_changes
 from ejax.store.run_dir import RunDirectory, create_run_directory
 from ejax.store.run_lock import run_lock
 from ejax.training.progress import Progress
@@ -46,7 +47,7 @@ class MemberFolder:
         else:
             directory.recover()
             directory.set_aside_after(step)
-            directory.record(config, step)
+            record_changes(directory.config_file, config, step)
         self.directory, self._config, self._rows = directory, config, rows
         self.progress, _ = Progress.of({**meta, "config": config.to_dict()}, config.trainer)
         self.writer = stack.enter_context(

@@ -20,15 +20,9 @@ from ejax.logs.metric_log import MetricLog, read_log
 from ejax.population.leaderboard import PopulationResult, summaries, write_standing
 from ejax.population.step import FITNESS
 from ejax.run import train
-from ejax.store.run_dir import (
-    RunDirectory,
-    RunMeta,
-    check_same_run,
-    create_run_directory,
-    new_run_folder,
-    newest_run,
-    open_run_directory,
-)
+from ejax.store.find import new_run_folder, newest_run
+from ejax.store.resume_rules import check_same_run, record_changes, started_for
+from ejax.store.run_dir import RunDirectory, RunMeta, create_run_directory, open_run_directory
 from ejax.store.run_lock import run_lock
 from ejax.training.progress import Progress
 from ejax.training.skipped import NonFiniteUpdateError
@@ -99,10 +93,11 @@ def _folder(config: RunConfig, resume: str | None, run_dir: Path | None, locks: 
     if (path / "configs").is_dir():  # else it is no run
         locks.enter_context(run_lock(path))
     directory, saved = open_run_directory(path)
-    updates = directory.started_for(saved)
+    updates = started_for(directory.config_file, saved)
     config = bind(config, updates)
     check_same_run(config, bind(saved, updates))
-    directory.record(config, max(_meta(directory.member(i)).get("global_step", 0) for i in range(len(config.members))))
+    step = max(_meta(directory.member(i)).get("global_step", 0) for i in range(len(config.members)))
+    record_changes(directory.config_file, config, step)
     return directory
 
 

@@ -28,6 +28,7 @@ from ejax.population.leaderboard import PopulationResult, summaries, write_stand
 from ejax.population.members import PopulationParts, member_state, take
 from ejax.population.step import FITNESS, PARENT, PopulationState
 from ejax.runtime.stopwatch import ENGINE, Stopwatch
+from ejax.store.resume_rules import record_changes
 from ejax.store.run_dir import RunDirectory
 from ejax.training.fresh import BROKEN_OFF, best_or_last, evaluate_fresh, fresh_seeds, params_of, write_fresh
 from ejax.training.lineage import EXPLOITS, Exploited, read_exploits, write_exploit
@@ -115,7 +116,7 @@ class PopulationSink:
             for aside in self._directory.set_aside_after(step):
                 self.note(f"set aside {aside}: the population goes on from before it")
             if location.given is not None:
-                self._directory.record(location.given, step)
+                record_changes(self._directory.config_file, location.given, step)
         self._open_members(stack)
         if self._exploits:
             _keep_exploits(self._directory, step)

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from typing import Annotated, Any, TypeVar, cast
+from typing import Annotated, Any, TypeAlias, TypeVar, cast
 
 from flax.core import FrozenDict
 from pydantic import BaseModel, ConfigDict, PlainSerializer, PlainValidator, WithJsonSchema
@@ -10,6 +10,10 @@ from pydantic import BaseModel, ConfigDict, PlainSerializer, PlainValidator, Wit
 from ejax.schema.messages import shown
 
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
+RESUMABLE = object()
+MayChange: TypeAlias = Annotated[T, RESUMABLE]
+"""Mark of a key that a resumed run may change, with all below it: it changes nothing that an update computes."""
 
 
 class StrictModel(BaseModel):

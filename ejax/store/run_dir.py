@@ -18,11 +18,9 @@
     schedule.json               {"versions": […]}: of the parameters that made each rollout, where they may be older
 """
 
-import glob
 import json
 import os
 import platform
-import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -32,10 +30,9 @@ from typing import Any
 import jax
 from pydantic import BaseModel, Field, NonNegativeInt, PositiveInt
 
-from ejax.config import RunConfig, TrainerConfig, load_config
+from ejax.config import RunConfig, load_config
 from ejax.logs.json_records import FactsError, read_facts
 from ejax.logs.metric_log import Logged
-from ejax.runtime.plain_files import read_bytes, read_json
 from ejax.store.checkpoint import (
     CheckpointError,
     CheckpointMeta,
@@ -50,60 +47,15 @@ from ejax.store.checkpoint import (
     verify_checkpoint,
 )
 from ejax.store.digests import LISTING, DamagedError, check_digests, render_digests, sha256
+from ejax.store.find import ResolvedName, find_run, new_run_folder
 from ejax.store.run_lock import LOCK
+from ejax.store.schedule_file import SCHEDULE
 from ejax.types import PyTree
 
-_CONFIGS = ("resolved.json", "versions.json")
-
-_NEXT_LISTING = f"{LISTING}.next"
-_CHANGES = "changes.json"
-_OF_ONE_CALL = ("device", "distributed", "shard_parameters", "profile")
-"""Keys of ``trainer`` that say how a resumed run computes this time; the record keeps those of its start."""
-
-_MAY_CHANGE = frozenset(
-    {
-        "iterations",
-        "total_timesteps",
-        "enable_eval",
-        "eval_freq",
-        "num_eval_envs",
-        "num_eval_episodes",
-        "eval_episode_choice",
-        "best_eval_metric",
-        "best_eval_mode",
-        "final_eval_episodes",
-        "save_freq",
-        "save_frequency_updates",
-        "keep_checkpoints",
-        "output_dir",
-        "cameras",
-        "events.eval",
-        "use_wandb",
-        "wandb_project_name",
-        "log_freq_updates",
-        "updates_per_dispatch",
-        "console",
-        "profile",
-        "device",
-        "distributed",
-        "shard_parameters",
-        "process_timeout_s",
-        "collector.pause_in_evaluation",
-        "collector.stop_timeout_s",
-        "collector.env_timeout_s",
-        "collector.max_quarantined",
-        "collector.max_env_restarts",
-        "data.num_workers",
-        "data.prefetch",
-        "data.initialization_timeout",
-        "data.worker_timeout",
-        "data.folder",
-        "data.cache_mb",
-    }
-)
-"""Keys of ``trainer``, and of ``data``, that a resumed run may change: none of them changes what an update computes,
-and of a folder it is checked that it holds the same episodes. (A learning-rate schedule
-keeps the horizon of the run's start.)"""
+VERSIONS = "versions.json"
+NEXT_LISTING = f"{LISTING}.next"
+CHANGES = "changes.json"
+_CONFIGS = ("resolved.json", VERSIONS)
 
 
 class RunMeta(CheckpointMeta):
@@ -127,16 +79,6 @@ class RunMeta(CheckpointMeta):
     """Digest of the versions in schedule.json, up to this update."""
 
 
-class _Trainer(BaseModel):
-    exp_name: str
-
-
-class _Resolved(BaseModel):
-    """The part of ``resolved.json`` that names the run; the rest is checked as a config."""
-
-    trainer: _Trainer
-
-
 class _Versions(BaseModel):
     origin: str | None = None
     device: str | None = None
@@ -146,14 +88,6 @@ class _Standing(BaseModel):
     """The part of ``population.json`` that is read again."""
 
     best: NonNegativeInt | None
-
-
-class _Changes(BaseModel):
-    changes: list[Any]
-
-
-class _Schedule(BaseModel):
-    versions: list[int | None]
 
 
 @dataclass(frozen=True)
@@ -255,48 +189,6 @@ class RunDirectory:
         """
         return self._versions().get("device")
 
-    def started_for(self, config: RunConfig) -> int:
-        """Updates that the run was started for: the horizon of a schedule, however long a resume made the run.
-
-        Args:
-            config: of the run.
-        """
-        try:
-            first = read_facts(self.config_file.with_name(_CHANGES), _Changes)["changes"][0]
-            return int(first["updates"][0])
-        except (FactsError, LookupError, TypeError, ValueError):  # a wrong horizon is refused by ``check_same_run``
-            return config.trainer.num_updates
-
-    def record(self, config: RunConfig, step: int) -> None:
-        """Make ``resolved.json`` say how a resumed run goes on, and keep in ``changes.json`` what it said.
-
-        A kill leaves the former configs or the new ones.
-
-        Args:
-            config: of the resume, bound, not yet shared out among its devices.
-            step: environment steps at which the run goes on.
-        """
-        file, now = self.config_file, config.to_dict()
-        before = read_json(file)
-        now["trainer"] |= {name: before["trainer"].get(name, now["trainer"][name]) for name in _OF_ONE_CALL}
-        changed = {key: [there, here] for key, there, here in differences(before, now, "")}
-        if not changed or not file.with_name(LISTING).exists():  # a lost seal is reported, not made again
-            return
-        trainer = TrainerConfig.model_validate_json(json.dumps(before["trainer"]), strict=True)
-        try:
-            changes = read_facts(file.with_name(_CHANGES), _Changes)["changes"]
-        except FactsError:
-            changes = []
-        updates = [trainer.num_updates, config.trainer.num_updates]
-        changes.append({"step": step, "time": time.time(), "updates": updates, "changed": changed})
-        _replace_text(file.with_name(_CHANGES), json.dumps({"changes": changes}, indent=2))
-        text = json.dumps(now, indent=2)
-        digests = {file.name: sha256(text.encode()), _CONFIGS[1]: sha256(read_bytes(file.with_name(_CONFIGS[1])))}
-        listing = file.with_name(_NEXT_LISTING)
-        _replace_text(listing, render_digests(digests))
-        _replace_text(file, text)
-        os.replace(listing, file.with_name(LISTING))
-
     def last_word(self) -> str:
         """What is left of a run that ends at once, and how to go on with it."""
         if not self.config_file.exists():
@@ -315,59 +207,19 @@ class RunDirectory:
         later = [path for path in (*self.periodic(), *self.best()) if int(path.name.rpartition("_")[2]) > step]
         return [path.rename(path.with_name(f"superseded_{time.time_ns()}_{path.name}")) for path in later]
 
-    def write_schedule(self, first: int, versions: Sequence[int]) -> str:
-        """Versions of rollouts ``first``, ``first`` + 1, …; those of earlier ones stay, later ones are replaced.
-
-        Returns:
-            The digest of all of them. Of earlier ones that are lost the version is null.
-        """
-        file = self.path / "schedule.json"
-        earlier = self._read_schedule()[:first] if first and file.exists() else []
-        all_versions = [*earlier, *[None] * (first - len(earlier)), *versions]
-        partial = file.with_suffix(".partial")
-        partial.write_text(json.dumps({"versions": all_versions}))
-        os.replace(partial, file)
-        return _schedule_digest(all_versions)
-
-    def check_schedule(self, first: int, digest: str | None) -> list[str]:
-        """Before a run goes on: set ``schedule.json`` aside if it does not hold the versions of the rollouts before.
-
-        Args:
-            digest: of those ``first`` versions; None: unknown.
-
-        Returns:
-            What is wrong with it.
-        """
-        file = self.path / "schedule.json"
-        try:
-            versions = self._read_schedule()[:first]
-            if len(versions) == first and digest in (None, _schedule_digest(versions)):
-                return []
-            problem = f"{file} does not hold the versions of the {first} rollouts before this resume"
-        except FactsError as error:
-            problem = str(error)
-        aside = file.with_name(f"schedule.damaged-{time.time_ns()}.json")
-        if os.path.lexists(file):
-            os.replace(file, aside)
-            problem += f" (as it was: {aside.name})"
-        return [f"{problem}; theirs are null from now on, and this run's schedule cannot be played again"]
-
     def _versions(self) -> dict[str, Any]:
         try:
-            return read_facts(self.config_file.with_name("versions.json"), _Versions)
+            return read_facts(self.config_file.with_name(VERSIONS), _Versions)
         except FactsError as error:
             raise CheckpointError(f"what the run started from is not known: {error}") from None
-
-    def _read_schedule(self) -> list[int | None]:
-        return read_facts(self.path / "schedule.json", _Schedule)["versions"]
 
     def take_back(self) -> None:
         """Undo ``create_run_directory`` for a run that could not begin, so that the folder can be given again.
 
         What others put there stays.
         """
-        configs = [self.config_file.with_name(name) for name in (*_CONFIGS, _CHANGES, LISTING, ".partial")]
-        for file in (*configs, self.path / "schedule.json", self.path / LOCK):
+        configs = [self.config_file.with_name(name) for name in (*_CONFIGS, CHANGES, LISTING, ".partial")]
+        for file in (*configs, self.path / SCHEDULE, self.path / LOCK):
             file.unlink(missing_ok=True)
         for folder in (self.config_file.parent, self.checkpoints, self.path):
             if folder.is_dir() and not any(folder.iterdir()):
@@ -433,18 +285,6 @@ def create_run_directory(
     return directory
 
 
-def new_run_folder(config: RunConfig) -> Path:
-    """Make ``<output_dir>/<exp_name>_<time>``, empty."""
-    path = Path(config.trainer.output_dir) / f"{config.trainer.exp_name}_{time.strftime('%Y%m%d_%H%M%S')}"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        path.mkdir()
-    except FileExistsError:  # two runs in one second, maybe of two processes
-        path = path.with_name(f"{path.name}_{time.time_ns() % 10**9:09d}")
-        path.mkdir()
-    return path
-
-
 def _write_configs(directory: RunDirectory, config: RunConfig, versions: dict[str, Any]) -> None:
     configs = directory.config_file.parent
     configs.mkdir(parents=True, exist_ok=True)  # a kill may have come right after it
@@ -452,16 +292,10 @@ def _write_configs(directory: RunDirectory, config: RunConfig, versions: dict[st
     texts = [json.dumps(facts, indent=2) for facts in (config.to_dict(), versions)]
     digests = {name: sha256(text.encode()) for name, text in zip(_CONFIGS, texts, strict=True)}
     (configs / LISTING).write_text(render_digests(digests))
-    (configs / "versions.json").write_text(texts[1])
+    (configs / VERSIONS).write_text(texts[1])
     partial = configs / ".partial"
     partial.write_text(texts[0])
     os.replace(partial, directory.config_file)  # last and whole: it makes the folder a run
-
-
-def _replace_text(file: Path, text: str) -> None:
-    partial = file.with_name(".partial")
-    partial.write_text(text)
-    os.replace(partial, file)
 
 
 def open_run_directory(path: Path) -> tuple[RunDirectory, RunConfig]:
@@ -484,22 +318,6 @@ def open_run_directory(path: Path) -> tuple[RunDirectory, RunConfig]:
     return RunDirectory(path, config.trainer.exp_name), config
 
 
-def find_run(path: Path) -> Path:
-    """The folder of a run, which may be given without the time at its end: the newest run of that name.
-
-    Raises:
-        FileNotFoundError: ``path`` is no run.
-    """
-    if "\0" in str(path):
-        raise FileNotFoundError(f"{str(path)!r} holds a null character: no file has such a name")
-    if not path.exists():
-        path = newest_run(path.parent, path.name)
-    if not (path / "configs" / "resolved.json").is_file():
-        export = "; it is an export: name the run that it was made from" if (path / "parity.json").is_file() else ""
-        raise FileNotFoundError(f"{path} is no run of ejax: it has no configs/resolved.json{export}")
-    return path
-
-
 def check_configs(path: Path) -> None:
     """Whether the configs of a run are those that it was made with.
 
@@ -512,10 +330,10 @@ def check_configs(path: Path) -> None:
             try:
                 check_digests(file.parent, _CONFIGS)
             except DamagedError:  # a kill may have come while a resume recorded what it changed
-                if not (file.parent / _NEXT_LISTING).exists():
+                if not (file.parent / NEXT_LISTING).exists():
                     raise
-                check_digests(file.parent, _CONFIGS, _NEXT_LISTING)
-        read_facts(file, _Resolved)
+                check_digests(file.parent, _CONFIGS, NEXT_LISTING)
+        read_facts(file, ResolvedName)
     except (DamagedError, FactsError) as error:
         raise CheckpointError(
             f"the configs of run {path} are damaged: {error}. Put back a copy of that folder; without one, write the "
@@ -553,68 +371,3 @@ def open_policy_run(path: Path, member: int | None = None) -> tuple[RunDirectory
     if not 0 <= member < count:
         raise ValueError(f"got member {member}; {directory.path} has 0 to {count - 1}")
     return open_run_directory(directory.member(member).path)
-
-
-def newest_run(output_dir: Path, exp_name: str) -> Path:
-    """The run of exactly that name which was started last.
-
-    Raises:
-        FileNotFoundError: there is none.
-    """
-    files = output_dir.glob(f"{glob.escape(exp_name)}_*/configs/resolved.json")
-    runs = [(file.stat().st_mtime_ns, file.parents[1]) for file in files if _name_of(file, exp_name) == exp_name]
-    if not runs:
-        raise FileNotFoundError(f"no run of '{exp_name}' in {output_dir}; name the folder of a run")
-    return max(runs)[1]
-
-
-def _name_of(file: Path, exp_name: str) -> str | None:
-    """The name that a run has recorded, or if that cannot be read, what its folder's name says of ``exp_name``."""
-    try:
-        return read_facts(file, _Resolved)["trainer"]["exp_name"]
-    except FactsError:
-        return exp_name if re.fullmatch(r"_\d{8}_\d{6}(_\d{9})?", file.parents[1].name.removeprefix(exp_name)) else None
-
-
-def never_began(path: Path) -> bool:
-    """Whether a kill came while the folder of a run was made, before there was a run."""
-    return (
-        path.is_dir()
-        and {each.name for each in path.iterdir()} <= {"configs", "checkpoints", LOCK}
-        and not _is_run(path)
-    )
-
-
-def _is_run(path: Path) -> bool:
-    return (path / "configs" / "resolved.json").exists() or any((path / "checkpoints").glob("*"))
-
-
-def _schedule_digest(versions: Sequence[int | None]) -> str:
-    return sha256(json.dumps(list(versions)).encode())
-
-
-def check_same_run(config: RunConfig, saved: RunConfig) -> None:
-    """Refuse to resume under a config that would compute something else.
-
-    Raises:
-        CheckpointError: naming each key that differs and may not.
-    """
-    differ = [
-        f"{key} is {json.dumps(there)} in the run and {json.dumps(here)} now"
-        for key, there, here in differences(saved.to_dict(), config.to_dict(), "")
-        if not _may_change(key.removeprefix("trainer."))
-    ]
-    if differ:
-        raise CheckpointError("this config is not the one that the run was started with: " + "; ".join(differ))
-
-
-def _may_change(key: str) -> bool:
-    return any(key == allowed or key.startswith(f"{allowed}.") for allowed in _MAY_CHANGE)
-
-
-def differences(a: Any, b: Any, path: str) -> list[tuple[str, Any, Any]]:
-    """``(key, in a, in b)`` of the values that differ in two nested mappings; dotted keys that begin with ``path``."""
-    if isinstance(a, dict) and isinstance(b, dict):
-        names = sorted(a.keys() | b.keys())
-        return [d for name in names for d in differences(a.get(name), b.get(name), f"{path}.{name}".lstrip("."))]
-    return [] if a == b else [(path, a, b)]

@@ -12,6 +12,7 @@ from ejax.config import RunConfig
 from ejax.logs.metrics import MetricWriter
 from ejax.runtime.process_exit import leave_now
 from ejax.store.run_dir import RunDirectory
+from ejax.store.schedule_file import write_schedule
 from ejax.training.progress import Progress
 from ejax.training.steppers import Stepper
 
@@ -123,7 +124,7 @@ class Saver:
         versions = self._stepper.versions()
         if versions is not None:
             written = versions[: update - self._first_update]
-            self._schedule_sha256 = self._directory.write_schedule(self._first_update, written)
+            self._schedule_sha256 = write_schedule(self._directory.path, self._first_update, written)
 
     def _meta(self, update: int) -> dict[str, Any]:
         return {

@@ -11,17 +11,11 @@ from ejax.config.bind import bind
 from ejax.logs.metrics import MetricWriter
 from ejax.schema.registry import is_foreign_checkpoint
 from ejax.store.checkpoint import load_checkpoint, verify_checkpoint
-from ejax.store.run_dir import (
-    RunDirectory,
-    RunMeta,
-    check_same_run,
-    create_run_directory,
-    never_began,
-    new_run_folder,
-    newest_run,
-    open_run_directory,
-)
+from ejax.store.find import never_began, new_run_folder, newest_run
+from ejax.store.resume_rules import check_same_run, record_changes, started_for
+from ejax.store.run_dir import RunDirectory, RunMeta, create_run_directory, open_run_directory
 from ejax.store.run_lock import run_lock
+from ejax.store.schedule_file import check_schedule, write_schedule
 from ejax.training.build import build, num_devices
 from ejax.training.evaluators import check_best_metric
 from ejax.training.given import Given
@@ -136,7 +130,9 @@ def resume_run(config: RunConfig, which: str, run_dir: Path | None, locks: ExitS
     path = run_dir or newest_run(Path(config.trainer.output_dir), config.trainer.exp_name)
     left_behind = locks.enter_context(run_lock(path)) if (path / "configs").is_dir() else ""  # else it is no run
     directory, saved = open_run_directory(path)
-    num_updates = directory.started_for(saved)  # a schedule keeps the horizon that the run was started with
+    num_updates = started_for(
+        directory.config_file, saved
+    )  # a schedule keeps the horizon that the run was started with
     config, saved = bind(config, num_updates), bind(saved, num_updates)
     check_same_run(config, saved)
     given = config
@@ -189,13 +185,13 @@ def announce_start(location: RunLocation, start: StartState, writer: MetricWrite
         for aside in directory.set_aside_after(step):
             writer.note(f"set aside {aside}: the run goes on from before it")
     if location.given is not None:
-        directory.record(location.given, step)
+        record_changes(directory.config_file, location.given, step)
     if location.checkpoint is None:
         return
     for problem in directory.check_sealed(start.meta["schema_version"]):
         writer.alarm(problem)
     if start.update and start.parts.stepper.versions() is not None:
-        for problem in directory.check_schedule(start.update, start.meta.get("schedule_sha256")):
+        for problem in check_schedule(directory.path, start.update, start.meta.get("schedule_sha256")):
             writer.alarm(problem)
     writer.note(f"resumed from {location.checkpoint} at {step} {location.config.step_name}")
 
@@ -215,5 +211,5 @@ def _build(location: RunLocation, given: Given | None) -> StartState:
     else:
         state, notes = start_from_run(Path(location.file), parts, config)
     if parts.stepper.versions() is not None:  # of the rollouts made there, each by the newest parameters
-        directory.write_schedule(0, range(int(state.update)))
+        write_schedule(directory.path, 0, range(int(state.update)))
     return StartState(parts, state, notes=(f"goes on from {location.file}", *notes))

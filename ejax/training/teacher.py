@@ -20,7 +20,7 @@ from ejax.logs.json_records import FactsError, read_facts
 from ejax.schema.frozen import thaw
 from ejax.schema.registry import EXPORT, did_you_mean, is_foreign_checkpoint, policy_reader
 from ejax.store.checkpoint import CheckpointError, load_params, verify_checkpoint
-from ejax.store.run_dir import differences
+from ejax.store.resume_rules import differences
 from ejax.training.environments import sample_obs
 from ejax.training.policies import build_policy
 from ejax.training.warm_start import find_checkpoint

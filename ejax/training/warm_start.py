@@ -16,7 +16,8 @@ from ejax.logs.json_records import FactsError, read_facts
 from ejax.optim import scheduled_learning_rate, set_learning_rate
 from ejax.schema.registry import checkpoint_reader, is_foreign_checkpoint
 from ejax.store.checkpoint import CheckpointError, load_checkpoint, load_params, verify_checkpoint
-from ejax.store.run_dir import differences, open_policy_run
+from ejax.store.resume_rules import differences
+from ejax.store.run_dir import open_policy_run
 from ejax.training.parts import Parts
 from ejax.types import Params, start_from
 

@@ -1,0 +1,113 @@
+"""What a resumed run may change of its config, and how the run's folder records it."""
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any, get_args
+
+from pydantic import BaseModel
+
+from ejax.config import RunConfig, TrainerConfig
+from ejax.logs.json_records import FactsError, read_facts
+from ejax.runtime.plain_files import read_bytes, read_json
+from ejax.schema.frozen import RESUMABLE
+from ejax.store.checkpoint import CheckpointError
+from ejax.store.digests import LISTING, render_digests, sha256
+from ejax.store.run_dir import CHANGES, NEXT_LISTING, VERSIONS
+
+_OF_ONE_CALL = ("device", "distributed", "shard_parameters", "profile")
+"""Keys of ``trainer`` that say how a resumed run computes this time; the record keeps those of its start."""
+
+
+class _Changes(BaseModel):
+    changes: list[Any]
+
+
+def check_same_run(config: RunConfig, saved: RunConfig) -> None:
+    """Refuse to resume under a config that would compute something else.
+
+    Raises:
+        CheckpointError: naming each key that differs and may not.
+    """
+    differ = [
+        f"{key} is {json.dumps(there)} in the run and {json.dumps(here)} now"
+        for key, there, here in differences(saved.to_dict(), config.to_dict(), "")
+        if not may_change(key)
+    ]
+    if differ:
+        raise CheckpointError("this config is not the one that the run was started with: " + "; ".join(differ))
+
+
+def may_change(key: str) -> bool:
+    """Look a dotted key of the config up: whether it, or a section that it is in, is marked ``MayChange``."""
+    model: Any = RunConfig
+    for name in key.split("."):
+        field = getattr(model, "model_fields", {}).get(name)
+        if field is None:
+            return False
+        if RESUMABLE in field.metadata:
+            return True
+        model = next(
+            (each for each in (field.annotation, *get_args(field.annotation)) if hasattr(each, "model_fields")), None
+        )
+    return False
+
+
+def differences(a: Any, b: Any, path: str) -> list[tuple[str, Any, Any]]:
+    """``(key, in a, in b)`` of the values that differ in two nested mappings; dotted keys that begin with ``path``."""
+    if isinstance(a, dict) and isinstance(b, dict):
+        names = sorted(a.keys() | b.keys())
+        return [d for name in names for d in differences(a.get(name), b.get(name), f"{path}.{name}".lstrip("."))]
+    return [] if a == b else [(path, a, b)]
+
+
+def started_for(config_file: Path, config: RunConfig) -> int:
+    """Read how many updates a run was started for: the horizon of a schedule, however long a resume made the run.
+
+    Args:
+        config_file: the run's ``resolved.json``, which holds ``config``.
+    """
+    try:
+        first = read_facts(config_file.with_name(CHANGES), _Changes)["changes"][0]
+        return int(first["updates"][0])
+    except (FactsError, LookupError, TypeError, ValueError):  # a wrong horizon is refused by ``check_same_run``
+        return config.trainer.num_updates
+
+
+def record_changes(config_file: Path, config: RunConfig, step: int) -> None:
+    """Make ``resolved.json`` say how a resumed run goes on, and keep in ``changes.json`` what it held before.
+
+    A kill leaves the former configs or the new ones.
+
+    Args:
+        config: of the resume, bound, before it is rescaled for its devices.
+        step: environment steps at which the run goes on.
+    """
+    now = config.to_dict()
+    before = read_json(config_file)
+    now["trainer"] |= {name: before["trainer"].get(name, now["trainer"][name]) for name in _OF_ONE_CALL}
+    changed = {key: [there, here] for key, there, here in differences(before, now, "")}
+    if not changed or not config_file.with_name(LISTING).exists():  # a lost seal is reported, not made again
+        return
+    trainer = TrainerConfig.model_validate_json(json.dumps(before["trainer"]), strict=True)
+    try:
+        changes = read_facts(config_file.with_name(CHANGES), _Changes)["changes"]
+    except FactsError:
+        changes = []
+    updates = [trainer.num_updates, config.trainer.num_updates]
+    changes.append({"step": step, "time": time.time(), "updates": updates, "changed": changed})
+    _replace_text(config_file.with_name(CHANGES), json.dumps({"changes": changes}, indent=2))
+    text = json.dumps(now, indent=2)
+    versions = config_file.with_name(VERSIONS)
+    digests = {config_file.name: sha256(text.encode()), VERSIONS: sha256(read_bytes(versions))}
+    listing = config_file.with_name(NEXT_LISTING)
+    _replace_text(listing, render_digests(digests))
+    _replace_text(config_file, text)
+    os.replace(listing, config_file.with_name(LISTING))
+
+
+def _replace_text(file: Path, text: str) -> None:
+    partial = file.with_name(".partial")
+    partial.write_text(text)
+    os.replace(partial, file)

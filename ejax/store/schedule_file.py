@@ -1,0 +1,65 @@
+"""``schedule.json``: versions of the parameters that made each rollout, where they may be older than the newest."""
+
+import json
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from pydantic import BaseModel
+
+from ejax.logs.json_records import FactsError, read_facts
+from ejax.store.digests import sha256
+
+SCHEDULE = "schedule.json"
+
+
+class _Schedule(BaseModel):
+    versions: list[int | None]
+
+
+def write_schedule(run: Path, first: int, versions: Sequence[int]) -> str:
+    """Versions of rollouts ``first``, ``first`` + 1, …; those of earlier ones stay, later ones are replaced.
+
+    Returns:
+        The digest of all of them. Of earlier ones that are lost the version is null.
+    """
+    file = run / SCHEDULE
+    earlier = _read_schedule(file)[:first] if first and file.exists() else []
+    all_versions = [*earlier, *[None] * (first - len(earlier)), *versions]
+    partial = file.with_suffix(".partial")
+    partial.write_text(json.dumps({"versions": all_versions}))
+    os.replace(partial, file)
+    return _schedule_digest(all_versions)
+
+
+def check_schedule(run: Path, first: int, digest: str | None) -> list[str]:
+    """Set ``schedule.json`` aside, before a run goes on, if it does not hold the versions of the rollouts before.
+
+    Args:
+        digest: of those ``first`` versions; None: unknown.
+
+    Returns:
+        What is wrong with it.
+    """
+    file = run / SCHEDULE
+    try:
+        versions = _read_schedule(file)[:first]
+        if len(versions) == first and digest in (None, _schedule_digest(versions)):
+            return []
+        problem = f"{file} does not hold the versions of the {first} rollouts before this resume"
+    except FactsError as error:
+        problem = str(error)
+    aside = file.with_name(f"schedule.damaged-{time.time_ns()}.json")
+    if os.path.lexists(file):
+        os.replace(file, aside)
+        problem += f" (as it was: {aside.name})"
+    return [f"{problem}; theirs are null from now on, and this run's schedule cannot be played again"]
+
+
+def _read_schedule(file: Path) -> list[int | None]:
+    return read_facts(file, _Schedule)["versions"]
+
+
+def _schedule_digest(versions: Sequence[int | None]) -> str:
+    return sha256(json.dumps(list(versions)).encode())
