@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from ejax.store.checkpoint import _read_arrays
+from ejax.store.arrays import read_arrays
 
 ROOT = Path(__file__).parents[1]
 NUM_DEVICES = 4
@@ -82,7 +82,7 @@ class Job:
 def arrays_of(run: Path) -> dict[str, np.ndarray]:
     """The arrays of a run's newest checkpoint."""
     newest = max(run.glob("checkpoints/run_step_*"), key=lambda path: int(path.name.rsplit("_", 1)[1]))
-    return {name: np.asarray(x) for name, x in _read_arrays(newest, _read_arrays(newest, None)).items()}
+    return {name: np.asarray(x) for name, x in read_arrays(newest, read_arrays(newest, None)).items()}
 
 
 def only_run(output: Path) -> Path:

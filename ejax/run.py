@@ -145,8 +145,8 @@ def _train(
         ExitStack() as locks,
     ):
         group = group_of(config)
-        locate = partial(locate_run, config, resume, run_dir, fork, locks=locks)
-        location = locate() if group is None else share_location(group, locate() if leads() else None)
+        find = partial(locate_run, config, resume, run_dir, fork, locks=locks)
+        location = find() if group is None else share_location(group, find() if leads() else None)
         try:
             start = build_start(location, given)
             if group is not None:

@@ -16,7 +16,7 @@ from damages import DAMAGES, damage
 
 from ejax.optim import OptimizerConfig, make_optimizer
 from ejax.runtime.sharding import make_mesh, sharded
-from ejax.store import checkpoint
+from ejax.store import arrays
 from ejax.store.checkpoint import (
     CheckpointError,
     list_checkpoints,
@@ -148,8 +148,8 @@ def test_a_key_of_another_kind_is_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_what_is_not_stored_as_it_was_given_gets_no_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    storable = checkpoint._storable
-    monkeypatch.setattr(checkpoint, "_storable", lambda x: storable(x.astype(jnp.int32) if x.dtype == bool else x))
+    storable = arrays._storable
+    monkeypatch.setattr(arrays, "_storable", lambda x: storable(x.astype(jnp.int32) if x.dtype == bool else x))
     with pytest.raises(CheckpointError, match=r"was not stored as it was given: flag is int32.*, this run needs bool"):
         save_checkpoint(tmp_path, "a_step_1", make_state(), {"global_step": 1})
     assert not (tmp_path / "a_step_1").exists()

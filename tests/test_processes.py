@@ -35,7 +35,7 @@ from ejax.runtime.processes import (
     leads,
     unjoined,
 )
-from ejax.store.checkpoint import _read_arrays
+from ejax.store.arrays import read_arrays
 from ejax.train import main
 from ejax.training.build import build
 from ejax.training.host_steppers import HostStepper, combine_facts
@@ -311,7 +311,7 @@ def hosted(mode: str, iterations: int) -> dict[str, Any]:
 
 def arrays(run: Path, step: int) -> dict[str, Any]:
     (path,) = run.glob(f"checkpoints/hosted_step_{step}")
-    return {name: np.asarray(x).tobytes() for name, x in _read_arrays(path, _read_arrays(path, None)).items()}
+    return {name: np.asarray(x).tobytes() for name, x in read_arrays(path, read_arrays(path, None)).items()}
 
 
 @pytest.fixture

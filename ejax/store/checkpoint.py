@@ -8,26 +8,24 @@ at each moment one of them is whole.
 
 import functools
 import json
-import logging
 import os
 import re
 import shutil
-import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.sharding import SingleDeviceSharding
 from pydantic import BaseModel, NonNegativeInt
 
 import ejax
 from ejax.logs.json_records import FactsError, read_facts
+from ejax.store.arrays import CheckpointError as CheckpointError
+from ejax.store.arrays import is_key, load_arrays, read_arrays
+from ejax.store.arrays import save_arrays as save_arrays
 from ejax.store.digests import LISTING, DamagedError, check_digests, files_of, write_digests
 from ejax.types import PyTree
 
@@ -36,15 +34,7 @@ _READ_VERSIONS = (1, 2)
 """Version 1 differs by a ``SHA256`` without a digest of its own."""
 _PARTIAL, _REPLACED = ".partial-", ".replaced-"
 _REMEDY = "Use the config it was made with."
-_MOST = 20
-"""Arrays that an error names."""
-_NARROW = (jnp.uint2, jnp.uint4, jnp.float8_e4m3)
-"""Types that orbax cannot store; as bytes they lose nothing."""
 _LIBRARIES = ("jax", "flax", "optax", "orbax-checkpoint", "numpy", "mujoco")
-
-
-class CheckpointError(RuntimeError):
-    """A checkpoint that cannot be used; the text says why and what to do."""
 
 
 class CheckpointMeta(BaseModel):
@@ -65,24 +55,6 @@ class Checkpoint:
 
     path: Path
     meta: dict[str, Any]
-
-
-def save_arrays(folder: Path, state: PyTree) -> None:
-    """Write the arrays of a state; each of several processes calls it, and writes those of its own devices.
-
-    Raises:
-        CheckpointError: orbax stored something else than the state.
-    """
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with _silent_orbax() as ocp, _plain_path(folder) as path:
-        try:
-            ocp.save(path, {name: _storable(leaf) for name, leaf in _flatten(state).items()})
-        except ValueError as error:
-            if (refused := _of_the_disk(error)) is None:
-                raise
-            raise refused from error
-    if jax.process_index() == 0 and (problems := _differences(_read_arrays(folder.parent, None), _flatten(state))):
-        raise CheckpointError(f"{folder} was not stored as it was given: {'; '.join(problems[:_MOST])}")
 
 
 def save_checkpoint(
@@ -140,7 +112,7 @@ def load_checkpoint(path: Path, like: PyTree) -> tuple[PyTree, dict[str, Any]]:
         CheckpointError: incomplete, damaged, of another schema, or of another structure than ``like``.
     """
     meta = verify_checkpoint(path).meta
-    return _load(path, like, ""), meta
+    return load_arrays(path, like, "", _REMEDY), meta
 
 
 def load_train_state(path: Path, like: PyTree) -> tuple[PyTree, dict[str, Any]]:
@@ -150,7 +122,7 @@ def load_train_state(path: Path, like: PyTree) -> tuple[PyTree, dict[str, Any]]:
         CheckpointError: as ``load_checkpoint``.
     """
     meta = verify_checkpoint(path).meta
-    return _load(path, like, "train."), meta
+    return load_arrays(path, like, "train.", _REMEDY), meta
 
 
 def load_params(path: Path, like: PyTree, remedy: str = _REMEDY) -> PyTree:
@@ -164,7 +136,7 @@ def load_params(path: Path, like: PyTree, remedy: str = _REMEDY) -> PyTree:
         CheckpointError: as ``load_checkpoint``.
     """
     verify_checkpoint(path)
-    return _load(path, like, "train.params.", remedy)
+    return load_arrays(path, like, "train.params.", remedy)
 
 
 def load_policy_arrays(path: Path) -> dict[str, np.ndarray]:
@@ -175,79 +147,12 @@ def load_policy_arrays(path: Path) -> dict[str, np.ndarray]:
     """
     verify_checkpoint(path)
     prefix = "train.params."
-    forms = {name: form for name, form in _read_arrays(path, None).items() if name.startswith(prefix)}
+    forms = {name: form for name, form in read_arrays(path, None).items() if name.startswith(prefix)}
     if not forms:
         raise CheckpointError(f"checkpoint {path} has no policy in it")
-    arrays = _read_arrays(path, forms)
-    numbers = {name: jax.random.key_data(x) if _is_key(x) else x for name, x in arrays.items()}
+    arrays = read_arrays(path, forms)
+    numbers = {name: jax.random.key_data(x) if is_key(x) else x for name, x in arrays.items()}
     return {name.removeprefix(prefix): np.asarray(numbers[name]) for name in forms}
-
-
-@contextmanager
-def _silent_orbax() -> Iterator[Any]:
-    """Orbax, which takes most of a second to import, and without its warnings: that arrays saved without a mesh are
-    loaded onto one device is wanted here, and its threads log, with tracebacks, what is raised here anyway."""
-    logger = logging.getLogger("absl")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            from orbax.checkpoint import v1
-
-            yield v1
-    finally:
-        logger.setLevel(level)
-
-
-@contextmanager
-def _plain_path(folder: Path) -> Iterator[str]:
-    """Name a folder for orbax, which takes ``[…]`` and a backslash in a path for patterns, and ``gs:`` for a bucket:
-    such a path is given by its parent's file descriptor."""
-    if re.fullmatch(r"[\w/.,+=@~ -]*", str(folder.absolute()), re.ASCII) or not os.path.isdir("/proc/self/fd"):
-        yield str(folder.absolute())
-        return
-    descriptor = os.open(folder.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        yield f"/proc/self/fd/{descriptor}/{folder.name}"
-    finally:
-        os.close(descriptor)
-
-
-def _of_the_disk(error: ValueError) -> OSError | None:
-    """Orbax's error for a full disk and the like, as Python has it."""
-    code = re.search(r"os_error_code='(\d+)'", str(error))
-    return None if code is None else OSError(int(code[1]), os.strerror(int(code[1])))
-
-
-def _load(path: Path, like: PyTree, prefix: str, remedy: str = _REMEDY) -> PyTree:
-    wanted = {prefix + name: leaf for name, leaf in _flatten(like).items()}
-    everything = _read_arrays(path, None)
-    saved = {name: leaf for name, leaf in everything.items() if name.startswith(prefix)}
-    arrays: dict[str, Any] = {}
-    if not (problems := _differences(saved, wanted)):
-        arrays = _read_arrays(path, wanted)
-        problems = _differences(arrays, wanted)  # only what was read shows whether it is a PRNG key, and which one
-    if problems:
-        shown = "; ".join(problems[:_MOST]) + (f"; and {len(problems) - _MOST} more" if len(problems) > _MOST else "")
-        raise CheckpointError(f"checkpoint {path} does not fit the config: {shown}. {remedy}")
-    paths, structure = jax.tree_util.tree_flatten_with_path(like)
-    leaves = [
-        arrays[prefix + _name(p)] if x.size else (jnp if _fits_jax(x) else np).zeros(x.shape, x.dtype) for p, x in paths
-    ]
-    return jax.tree.unflatten(structure, leaves)
-
-
-def _differences(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
-    """Compare arrays by name, shape and type, those of orbax's metadata in the form in which they are stored."""
-    problems = [f"lacks {name}" for name in sorted(wanted.keys() - saved.keys())]
-    problems += [f"has {name}, which this run does not" for name in sorted(saved.keys() - wanted.keys())]
-    for name in sorted(wanted.keys() & saved.keys()):
-        leaf = wanted[name] if isinstance(saved[name], jax.Array | np.ndarray) else _stored_form(wanted[name])
-        there, here = (saved[name].shape, saved[name].dtype), (leaf.shape, leaf.dtype)
-        if there != here:
-            problems.append(f"{name} is {there[1]}{list(there[0])}, this run needs {here[1]}{list(here[0])}")
-    return problems
 
 
 def verify_checkpoint(path: Path, schema: type[CheckpointMeta] = CheckpointMeta) -> Checkpoint:
@@ -299,69 +204,6 @@ def _version(name: str) -> str:
 def library_versions() -> dict[str, str]:
     """Give the versions of what computes: ejax's own is the code's, also in a checkout that is not installed."""
     return {"ejax": ejax.__version__} | {name: _version(name) for name in _LIBRARIES}
-
-
-def _flatten(tree: PyTree) -> dict[str, Any]:
-    """Leaves by name. Those without elements are left out: orbax refuses them, and their shape says all."""
-    return {_name(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0] if leaf.size}
-
-
-def _is_key(leaf: Any) -> bool:
-    return bool(jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key))
-
-
-def _fits_jax(leaf: Any) -> bool:
-    """Check that JAX keeps the leaf's type: not those of 64 bits, which it would cut to 32."""
-    return bool(jax.dtypes.canonicalize_dtype(leaf.dtype, allow_extended_dtype=True) == leaf.dtype)
-
-
-def _storable(leaf: Any) -> Any:
-    """A leaf in a type that orbax has; it knows typed PRNG keys, and stores their numbers and their kind."""
-    return _same_bits(leaf, jnp.uint8) if leaf.dtype in _NARROW else leaf
-
-
-def _same_bits(leaf: Any, dtype: Any) -> Any:
-    of_floats = jnp.issubdtype(leaf.dtype, jnp.floating) or jnp.issubdtype(dtype, jnp.floating)
-    return jax.lax.bitcast_convert_type(leaf, dtype) if of_floats else leaf.astype(dtype)
-
-
-def _stored_form(leaf: Any) -> Any:
-    """Shape and type of a leaf on disk, as orbax's metadata gives them."""
-    if _is_key(leaf):
-        return jax.eval_shape(jax.random.key_data, leaf)
-    return jax.ShapeDtypeStruct(leaf.shape, jnp.uint8) if leaf.dtype in _NARROW else leaf
-
-
-def _name(path: Any) -> str:
-    return jax.tree_util.keystr(path, simple=True, separator=".")
-
-
-def _read_arrays(path: Path, wanted: dict[str, Any] | None) -> dict[str, Any]:
-    """The arrays that are asked for by their shapes, on one device of this process, whatever devices they were saved
-    from; on the host those whose type JAX has not. None: the shapes of all.
-
-    Raises:
-        CheckpointError: orbax cannot read them, although the digests agree.
-    """
-    try:
-        with _silent_orbax() as ocp, _plain_path(path / "state") as state:
-            if wanted is None:
-                return dict(ocp.metadata(state).metadata)
-            rest = dict.fromkeys(ocp.metadata(state).metadata, ocp.PLACEHOLDER)  # not read
-            here = SingleDeviceSharding(jax.config.jax_default_device or jax.local_devices()[0])  # type: ignore[attr-defined]
-            stored = {name: _stored_form(x) for name, x in wanted.items()}
-            forms: dict[str, Any] = {
-                name: np.empty(x.shape, x.dtype)  # of 64 bits, as environments outside JAX may have: not cut to 32
-                if not _fits_jax(x)
-                else jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here)
-                for name, x in stored.items()
-            }
-            read = dict(ocp.load(state, {**rest, **forms}))
-            narrow = {name: _same_bits(read[name], x.dtype) for name, x in wanted.items() if x.dtype in _NARROW}
-            return {name: read[name] for name in wanted} | narrow
-    except Exception as error:  # whatever a reader of foreign bytes raises
-        text = str(error).partition("\n")[0][:200]
-        raise CheckpointError(f"checkpoint {path} is damaged: state cannot be read: {text}") from error
 
 
 def _complete(partial: Path, final: Path, meta: dict[str, Any]) -> Path:
