@@ -239,6 +239,6 @@ def test_an_environment_without_gradients_is_refused_before_the_first_step(name:
         "policy": {"name": "actor_critic", "actor": network, "critic": network},
         "algorithm": {"name": name, "cfg": {}},
     }
-    message = r"algorithm.name: the environment cannot be differentiated \(Pure callbacks.*PointMassRL"
+    message = r"algorithm.name: the environment cannot be differentiated \(The FFI call.*PointMassRL"
     with pytest.raises(ConfigError, match=message):
         build(parse_config(raw))

@@ -1,12 +1,12 @@
 """Command lines and files that mean nothing: each is refused in one line, with exit code 2."""
 
-import importlib
 import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from commands import command_main
 from tiny import tiny
 
 from ejax.config import parse_config
@@ -30,7 +30,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def refused(capsys: pytest.CaptureFixture[str], command: str, *words: str) -> str:
     """The line by which a command refuses its arguments."""
     try:
-        code = importlib.import_module(f"ejax.{command}").main(list(words))
+        code = command_main(f"ejax.{command}")(list(words))
     except SystemExit as exit:  # argparse's
         code = exit.code
     told = capsys.readouterr().err

@@ -46,7 +46,7 @@ OTHERWISE = {
     ("ejax/envs/locomotion/links.py", "mujoco.MjSpec.from_file"): f"{_CHECKED}check_model_files",
     ("ejax/envs/locomotion/model.py", "ET.parse"): _SHIPPED,
     ("ejax/envs/manager/scene.py", "ET.parse"): _SHIPPED,
-    ("ejax/envs/mujoco/engine.py", "mujoco.MjSpec.from_file"): f"{_CHECKED}check_model_files",
+    ("ejax/envs/mujoco/models.py", "mujoco.MjSpec.from_file"): f"{_CHECKED}check_model_files",
     ("ejax/runtime/plain_files.py", "os.open"): _READER,
     ("ejax/replay.py", "np.load"): "of what open_plain has opened",
     ("ejax/report/page.py", "Path(__file__).with_name(name).read_text"): _SHIPPED,

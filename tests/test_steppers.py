@@ -13,6 +13,7 @@ from tiny import tiny
 from ejax.config import parse_config
 from ejax.training import programs, steppers
 from ejax.training.build import build
+from ejax.training.host_steppers import HostStepper
 
 
 def test_a_run_that_goes_on_is_stepped_by_the_program_that_began_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,10 +43,15 @@ def test_a_run_that_goes_on_is_stepped_by_the_program_that_began_it(monkeypatch:
 
 def test_without_the_others_parts_there_is_no_update_and_the_state_stays() -> None:
     parts = build(parse_config(tiny(collector={"mode": "host"})))
-    assert isinstance(parts.stepper, steppers.HostStepper)
-    announced: list[int] = []
+    assert isinstance(parts.stepper, HostStepper)
+    gathered: list[Any] = []
+
+    def gather(own: Any, purpose: str) -> list[Any]:
+        gathered.append(own)
+        return [own, None]  # the other process was stopped
+
+    parts.stepper._group = SimpleNamespace(gather=gather)
     with parts.stepper as stepper:
-        stepper.announce, stepper.agree = announced.append, lambda facts, interrupted: None
         state = stepper.start(parts.state)
         assert stepper.advance(state, 1, lambda: False) is None
-        assert announced == [1] and int(state.update) == 0
+        assert gathered[0]["facts"] and int(state.update) == 0

@@ -805,6 +805,7 @@ _ALLOWED = {
     ("ejax/report/__main__.py", "import_module"): "ejax.report.reading",
     ("ejax/schema/registry.py", "import_module"): "entries of its own tables",
     ("ejax/envs/adapters/library.py", "import_module"): "libraries that the adapters name",
+    ("ejax/envs/mujoco/choice.py", "import_module"): "an engine of its own table",
     ("ejax/logs/metrics.py", "import_module"): "wandb",
     ("ejax/config/load.py", "find_spec"): "wandb",
     (

@@ -1,6 +1,5 @@
 """The tutorials' code runs as it stands on the page; trainings are cut short."""
 
-import importlib
 import re
 import shlex
 import shutil
@@ -11,6 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 import pytest
+from commands import command_main
 
 from ejax.envs.check import check_shapes
 from ejax.envs.wrappers.randomized import with_events
@@ -42,7 +42,7 @@ def run_line(line: str) -> None:
     if module == "ejax.evaluate":
         arguments[arguments.index("--episodes") + 1] = "4"
     arguments += SHORT if module == "ejax.train" else ()
-    code = importlib.import_module(module).main(arguments)
+    code = command_main(module)(arguments)
     assert code == 0, line
 
 
