@@ -14,7 +14,7 @@ from test_config import BASE, ROOT, make, trainer
 from ejax.config import ConfigError, load_config, parse_config
 from ejax.config.embodichain.check import check
 from ejax.config.files import MAX_DEPTH, read_json, read_yaml
-from ejax.schema.messages import MOST_OF_VALUE, shorten, shown
+from ejax.schema.messages import MAX_VALUE_CHARS, short_repr, shorten
 
 CART_POLE = ROOT / "tests" / "gym_configs" / "cart_pole.json"
 BOMB = "[&a [x,x,x,x,x,x,x,x,x], " + ", ".join(
@@ -174,7 +174,7 @@ def test_a_config_in_memory_that_holds_itself_is_refused() -> None:
 
 
 def test_long_and_odd_texts_are_cut_and_escaped() -> None:
-    assert len(shown("x" * 10**6)) <= MOST_OF_VALUE
+    assert len(short_repr("x" * 10**6)) <= MAX_VALUE_CHARS
     assert shorten("a" * 500 + "end", 100).startswith("aaa")
     assert shorten("a" * 500 + "end", 100).endswith("end")
     assert "(503 characters)" in shorten("a" * 500 + "end", 100)

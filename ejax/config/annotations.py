@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
 
-from ejax.schema.messages import shown
+from ejax.schema.messages import short_repr
 from ejax.schema.problems import Problem
 from ejax.schema.sections import unknown_key
 
@@ -32,7 +32,7 @@ def argument_problems(
     problems = []
     for name, value in cfg.items():
         if name in taken and (text := mismatch(taken[name].annotation, value)):
-            problems.append(Problem(f"{key}.{name}", f"got {shown(value)}; {text}"))
+            problems.append(Problem(f"{key}.{name}", f"got {short_repr(value)}; {text}"))
         elif name not in taken and not takes_any:
             problems.append(Problem(f"{key}.{name}", unknown_key(name, taken)))
     return problems

@@ -11,7 +11,7 @@ from ejax.config.annotations import mismatch
 from ejax.data.chunks import SamplingMode
 from ejax.data.engine_config import RefillPolicy, check_budget
 from ejax.schema.frozen import Kwargs, MayChange, StrictModel, thaw
-from ejax.schema.messages import shown
+from ejax.schema.messages import short_repr
 from ejax.schema.problems import Problem
 from ejax.schema.registry import DEMONSTRATORS, did_you_mean, resolve, trusted_name
 
@@ -112,7 +112,9 @@ def data_problems(data: DataConfig, action_chunk: int) -> Iterator[Problem]:
     for source, keys in _OF_SOURCE.items():
         for key in keys:
             if source != data.source and _is_given(data, key):
-                text = f"got {shown(getattr(data, key))}, but source '{data.source}' does not read it; leave it out"
+                text = (
+                    f"got {short_repr(getattr(data, key))}, but source '{data.source}' does not read it; leave it out"
+                )
                 yield Problem(f"data.{key}", text)
     if data.chunk_size < action_chunk:
         text = f"got {data.chunk_size}, but the policy decides on {action_chunk} actions at once; give at least that"
@@ -158,4 +160,4 @@ def _misfits(section: str, given: Mapping[str, Any], annotations: Mapping[str, A
             text = f"unknown key; allowed: {', '.join(sorted(annotations))}{did_you_mean(str(name), annotations)}"
             yield Problem(f"{section}.{name}", text)
         elif text := mismatch(annotations[name], value):
-            yield Problem(f"{section}.{name}", f"got {shown(value)}; {text}")
+            yield Problem(f"{section}.{name}", f"got {short_repr(value)}; {text}")

@@ -9,12 +9,12 @@ from ejax.config.models import find_algorithm
 from ejax.config.schema import allowed_keys
 from ejax.optim import OPTIMIZER_KWARGS, SCHEDULE_KWARGS
 from ejax.schema.frozen import thaw
-from ejax.schema.messages import shown
+from ejax.schema.messages import short_repr
 from ejax.schema.problems import ConfigError, Problem
 from ejax.schema.registry import did_you_mean, is_import_path
 from ejax.schema.sections import unknown_key
 
-_MOST_EXPLAINED = 300
+_MAX_EXPLAINED = 300
 """Unknown keys that are compared with all known ones, which takes long; a message shows fewer."""
 
 
@@ -28,7 +28,7 @@ def explain(error: ValidationError, tree: Any) -> list[Problem]:
                 texts.setdefault(problem.key, []).append(problem.text)
             continue
         key = _dotted(each["loc"], tree)
-        if each["type"] == "extra_forbidden" and count > _MOST_EXPLAINED:
+        if each["type"] == "extra_forbidden" and count > _MAX_EXPLAINED:
             texts.setdefault(key, []).append("unknown key")
         else:
             texts.setdefault(key, []).append(_text(each, key, tree))
@@ -61,12 +61,12 @@ def _text(error: Any, key: str, tree: Any) -> str:
         return error["msg"].removeprefix("Value error, ")
     if kind == "literal_error":
         allowed = [name.strip(" '") for name in error["ctx"]["expected"].replace(" or ", ",").split(",")]
-        return f"got {shown(given)}; allowed: {', '.join(allowed)}{did_you_mean(str(given), allowed)}"
+        return f"got {short_repr(given)}; allowed: {', '.join(allowed)}{did_you_mean(str(given), allowed)}"
     if kind == "model_type":
-        return f"got {shown(given)}; must be a section with the keys {', '.join(_allowed(key, tree)[0])}"
+        return f"got {short_repr(given)}; must be a section with the keys {', '.join(_allowed(key, tree)[0])}"
     if kind == "int_type" and isinstance(given, str) and SCIENTIFIC.fullmatch(given):
-        return f"got {shown(given)}; must be an integer, such as {float(given):.0f}"
-    return f"got {shown(given)}; {error['msg'].replace('Input should', 'must')}"
+        return f"got {short_repr(given)}; must be an integer, such as {float(given):.0f}"
+    return f"got {short_repr(given)}; {error['msg'].replace('Input should', 'must')}"
 
 
 def _allowed(section: str, tree: Any) -> tuple[list[str], list[str]]:

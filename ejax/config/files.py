@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from ejax.runtime.plain_files import MAX_DIGITS, read_bytes
-from ejax.schema.messages import MOST_OF_VALUE, shorten, shown
+from ejax.schema.messages import MAX_VALUE_CHARS, short_repr, shorten
 from ejax.schema.problems import ConfigError, Problem
 
 SUFFIXES = (".json", ".yaml", ".yml")
@@ -111,7 +111,7 @@ def read_json(text: str) -> Any:
     def integer(digits: str) -> int:
         if len(digits) > MAX_DIGITS:
             line = text.count("\n", 0, text.find(digits)) + 1
-            raise UnreadableError(f"got {shorten(digits, MOST_OF_VALUE)}; no number of a config is that long", line)
+            raise UnreadableError(f"got {shorten(digits, MAX_VALUE_CHARS)}; no number of a config is that long", line)
         return int(digits)
 
     try:
@@ -137,7 +137,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     section: dict[str, Any] = {}
     for key, value in pairs:
         if key in section:
-            raise UnreadableError(f"the key {shown(key)} is given twice in one section")
+            raise UnreadableError(f"the key {short_repr(key)} is given twice in one section")
         section[key] = value
     return section
 
@@ -240,7 +240,7 @@ def _pairs(node: yaml.MappingNode, key: str) -> dict[str, yaml.Node]:
         elif not isinstance(name, yaml.ScalarNode):
             raise UnreadableError("a key must be text, got a list or a mapping", line, key)
         elif name.value in own:
-            raise UnreadableError(f"the key {shown(name.value)} is given twice in one section", line)
+            raise UnreadableError(f"the key {short_repr(name.value)} is given twice in one section", line)
         else:
             own[name.value] = value
     return {**merged, **own}
@@ -261,16 +261,17 @@ def _scalar(loader: _Loader, node: yaml.ScalarNode, key: str) -> Any:
     line = node.start_mark.line + 1
     if kind == "int" and len(node.value) > MAX_DIGITS:
         raise UnreadableError(
-            f"got {shorten(node.value, MOST_OF_VALUE)}; no number of a config is that long", line, key
+            f"got {shorten(node.value, MAX_VALUE_CHARS)}; no number of a config is that long", line, key
         )
     try:
         return constructors[kind](node)
     except (ValueError, LookupError, OverflowError):
-        raise UnreadableError(f"got {shown(node.value)}, which is no !!{kind}", line, key) from None
+        raise UnreadableError(f"got {short_repr(node.value)}, which is no !!{kind}", line, key) from None
 
 
 def _wrong_tag(node: yaml.Node, key: str) -> UnreadableError:
     tag = node.tag.replace(_TAG, "!!")
     kind = {yaml.ScalarNode: "text", yaml.SequenceNode: "a list", yaml.MappingNode: "a mapping"}[type(node)]
-    text = f"the tag {shorten(tag, MOST_OF_VALUE)} does not fit {kind}; allowed: {_ALLOWED_TAGS}, each on its own kind"
+    tag = shorten(tag, MAX_VALUE_CHARS)
+    text = f"the tag {tag} does not fit {kind}; allowed: {_ALLOWED_TAGS}, each on its own kind"
     return UnreadableError(text, node.start_mark.line + 1, key)

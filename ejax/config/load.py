@@ -18,18 +18,18 @@ from ejax.config.embodichain.gym_config import (
 )
 from ejax.config.embodichain.spellings import (
     GYM_DEFAULTS,
+    canonical_key,
+    canonicalize_keys,
+    drop_unsupported,
     fill_defaults,
     ignore_engine_fields,
     ignore_options,
     is_seed_spelling,
     read_numbers,
-    respell,
-    respell_key,
-    settle_compat,
-    settle_evaluation,
-    settle_model_type,
-    settle_sizes,
-    take_out,
+    resolve_compat,
+    resolve_evaluation,
+    resolve_model_type,
+    resolve_sizes,
 )
 from ejax.config.explain import explain
 from ejax.config.files import UnreadableError, is_file, read_file, read_yaml
@@ -39,7 +39,7 @@ from ejax.config.schema import allowed_keys
 from ejax.config.spaces import class_problems
 from ejax.runtime.device import device_problem
 from ejax.runtime.plain_files import read_bytes
-from ejax.schema.messages import MOST_OF_VALUE, shorten, shown
+from ejax.schema.messages import MAX_VALUE_CHARS, short_repr, shorten
 from ejax.schema.problems import ConfigError, Problem, with_sections
 from ejax.schema.trust import trust_strings, trust_words
 from ejax.schema.values import MAX_CHARACTERS, MAX_DEPTH, number_problems, plain, writing_problems
@@ -80,7 +80,9 @@ def parse_config(
         ConfigError: as ``load_config``.
     """
     if not isinstance(data, Mapping):
-        raise ConfigError([Problem("", f"got {shown(data)}; must be a mapping with trainer, policy and algorithm")])
+        raise ConfigError(
+            [Problem("", f"got {short_repr(data)}; must be a mapping with trainer, policy and algorithm")]
+        )
     trust_strings(data)
     return parse_untrusted(plain(data), overrides, device, folder)
 
@@ -112,22 +114,22 @@ def parse_untrusted(
 def read_draft(draft: Draft, overrides: Sequence[str], device: str | None) -> RunConfig | None:
     """Bring a draft to the canonical form. None: it has problems. Devices that are not here are no problem yet."""
     seed_spelling = is_seed_spelling(draft)
-    respell(draft)
+    canonicalize_keys(draft)
     for text in overrides:
         _override(draft, text)
     if device is not None and isinstance(draft.get("trainer"), dict):
         draft.put("trainer.device", device)
-    respell(draft)
+    canonicalize_keys(draft)
     no_sections = _require_sections(draft)
-    settle_evaluation(draft, seed_spelling=seed_spelling)
+    resolve_evaluation(draft, seed_spelling=seed_spelling)
     ignore_options(draft)
     ignore_engine_fields(draft)
-    settle_sizes(draft)
+    resolve_sizes(draft)
     _fill_env(draft)
     note_manager_form(draft)
-    settle_model_type(draft)
-    take_out(draft)
-    settle_compat(draft)
+    resolve_model_type(draft)
+    drop_unsupported(draft)
+    resolve_compat(draft)
     fill_defaults(draft)
     _do_without_wandb(draft)
     for section in ("algorithm", "policy", "env", "data", "population"):
@@ -151,7 +153,7 @@ def _require_sections(draft: Draft) -> list[str]:
     ]
     for key in wrong:
         keys = ", ".join(allowed_keys(key, "")[0])
-        draft.problem(key, f"got {shown(draft.get(key))}; must be a section with the keys {keys}")
+        draft.problem(key, f"got {short_repr(draft.get(key))}; must be a section with the keys {keys}")
         draft.put(key, {})
     return wrong
 
@@ -192,14 +194,14 @@ def device_problems(device: str) -> list[Problem]:
 
 def _override(draft: Draft, text: str) -> None:
     written, equals, value = text.partition("=")
-    source = shorten(f"override {text!r}", MOST_OF_VALUE)
+    source = shorten(f"override {text!r}", MAX_VALUE_CHARS)
     written = written.strip()
     names = written.split(".")
     if not equals or not all(names) or len(names) > MAX_DEPTH or len(text) > MAX_CHARACTERS:
         draft.problem(source, "must read section.key=value, such as trainer.seed=3")
         return
     trust_words([text])
-    key = respell_key(written)
+    key = canonical_key(written)
     if key == "trainer.gym_config" and draft.has("env"):  # one environment replaces the other
         draft.pop("env")
         draft.spelled = {known: text for known, text in draft.spelled.items() if "env" not in with_sections(known)}
@@ -248,7 +250,7 @@ def _may_stand_beside(draft: Draft) -> bool:
     for key in ("env", "env.cfg", "env.cfg.gym_config"):
         given = draft.get(key)
         if given is not None and not isinstance(given, dict):
-            text = f"got {shown(given)}; beside trainer.gym_config it must be a section, or be left out"
+            text = f"got {short_repr(given)}; beside trainer.gym_config it must be a section, or be left out"
             draft.problem(key, text)
             return False
     return True
@@ -259,7 +261,7 @@ def _find(draft: Draft, name: Any) -> Path | None:
     typed = draft.key("trainer.gym_config").endswith(OVERRIDE)
     draft.spelled["env"] = "trainer.gym_config"
     if not isinstance(name, str):
-        draft.problem("env", f"got {shown(name)}; must be the path of a gym config")
+        draft.problem("env", f"got {short_repr(name)}; must be the path of a gym config")
         return None
     folders = [folder for folder in (draft.folder, Path.cwd()) if folder is not None]
     expected = [folder / name for folder in (reversed(folders) if typed else folders)]

@@ -34,13 +34,13 @@ from ejax.policies.recurrence import MemoryConfig
 from ejax.policies.vla.config import VLAConfig
 from ejax.runtime.device import MatmulPrecision
 from ejax.schema.frozen import Kwargs, MayChange, StrictModel, freeze
-from ejax.schema.messages import shown
+from ejax.schema.messages import short_repr
 from ejax.schema.problems import Problem
 from ejax.schema.registry import did_you_mean, resolve, trusted_name
 from ejax.schema.values import INT64_MAX
 from ejax.types import Phase
 
-MOST_OF_NAME = 180
+MAX_NAME_BYTES = 180
 """Bytes of ``exp_name``: most file systems take 255 for a name, and a checkpoint's has the step in it too."""
 EVAL_METRICS = ("eval/avg_reward", "eval/avg_length", "eval/success_rate")
 
@@ -90,9 +90,8 @@ class EventConfig(StrictModel):
         if func in KINDS:
             check_choice(f"mode of {func}", mode, modes_of(func))
         elif mode != "interval":
-            raise ValueError(
-                f"got {shown(mode)}; a trainer event has mode interval, others belong in the gym config's env.events"
-            )
+            text = "a trainer event has mode interval, others belong in the gym config's env.events"
+            raise ValueError(f"got {short_repr(mode)}; {text}")
         return mode
 
 
@@ -230,8 +229,8 @@ class TrainerConfig(StrictModel):
     def _names_a_folder(cls, name: str) -> str:
         if not name.strip() or "/" in name or "\\" in name:
             raise ValueError(f"got '{name}'; must be part of a folder's name, without slashes")
-        if not name.isprintable() or len(name.encode()) > MOST_OF_NAME:
-            raise ValueError(f"got {shown(name)}; must be printable, and of at most {MOST_OF_NAME} bytes")
+        if not name.isprintable() or len(name.encode()) > MAX_NAME_BYTES:
+            raise ValueError(f"got {short_repr(name)}; must be printable, and of at most {MAX_NAME_BYTES} bytes")
         return name
 
     @field_validator("device")

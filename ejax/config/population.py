@@ -25,7 +25,7 @@ from pydantic import (
 )
 
 from ejax.schema.frozen import StrictModel, freeze, thaw
-from ejax.schema.messages import shown
+from ejax.schema.messages import short_repr
 
 OPTIONS = "algorithm.cfg."
 """Prefix of the keys in which members may differ, besides the seed."""
@@ -82,7 +82,7 @@ class PopulationConfig(StrictModel):
     @classmethod
     def _different(cls, seeds: Any) -> Any:
         if isinstance(seeds, tuple) and (not seeds or len(set(seeds)) < len(seeds)):
-            raise ValueError(f"got {shown(list(seeds))}; must be seeds that differ, at least one, or their number")
+            raise ValueError(f"got {short_repr(list(seeds))}; must be seeds that differ, at least one, or their number")
         return seeds
 
     @field_validator("vary")
@@ -96,7 +96,7 @@ class PopulationConfig(StrictModel):
                     "population.apart=true each is a run of its own, and any key may differ"
                 )
             if not values or len(set(values)) < len(values):
-                raise ValueError(f"got {shown(thaw(values))} for {key}; must be a list of values that differ")
+                raise ValueError(f"got {short_repr(thaw(values))} for {key}; must be a list of values that differ")
         return vary
 
 

@@ -12,7 +12,7 @@ from ejax.config.data import DataConfig, data_problems
 from ejax.config.models import AlgorithmConfig, EnvConfig, PolicyConfig, TrainerConfig
 from ejax.config.population import OPTIONS, Member, PopulationConfig, members_of, with_member
 from ejax.schema.frozen import StrictModel, thaw
-from ejax.schema.messages import shown
+from ejax.schema.messages import short_repr
 from ejax.schema.problems import ConfigError, KeyNote, Problem
 from ejax.schema.values import INT32_MAX, number_problems
 
@@ -243,7 +243,7 @@ def _one_program(config: RunConfig, population: PopulationConfig) -> Iterator[Pr
         value = next((value for value in values if not _is_number(value)), None)
         if value is None:
             continue
-        yield Problem(f"population.{key}", f"got {shown(thaw(value))}, which is no number, {_APART}")
+        yield Problem(f"population.{key}", f"got {short_repr(thaw(value))}, which is no number, {_APART}")
     if config.trainer.profile is not None:
         yield Problem("trainer.profile", "traces a single run; leave it out, or name one member's config")
     if population.exploit is not None:
@@ -256,7 +256,7 @@ def _one_program(config: RunConfig, population: PopulationConfig) -> Iterator[Pr
 
 
 def _shown_values(member: Member) -> str:
-    return ", ".join(f"{key}={shown(thaw(value))}" for key, value in member.values.items())
+    return ", ".join(f"{key}={short_repr(thaw(value))}" for key, value in member.values.items())
 
 
 def _option(options: BaseModel, key: str) -> Any:

@@ -10,7 +10,7 @@ from ejax.config.annotations import argument_problems
 from ejax.config.models import PolicyConfig
 from ejax.distributions import action_spec
 from ejax.schema.frozen import thaw
-from ejax.schema.messages import shown
+from ejax.schema.messages import short_repr
 from ejax.schema.problems import Problem
 from ejax.schema.registry import did_you_mean, resolve
 
@@ -94,9 +94,8 @@ def _seen(images: Any, leaves: Mapping[str, tuple[int, ...]]) -> Iterator[Proble
     pictures = [path for path, shape in leaves.items() if len(shape) == 3 and path]
     wrong = [name for name in images if name not in pictures] if isinstance(images, tuple) else []
     if wrong or not images:
-        text = (
-            f"names {', '.join(map(shown, wrong)) or 'no picture'}; the observation has {', '.join(pictures) or 'none'}"
-        )
+        named, there = ", ".join(map(short_repr, wrong)), ", ".join(pictures)
+        text = f"names {named or 'no picture'}; the observation has {there or 'none'}"
         yield Problem("policy.cfg.images", text + did_you_mean(str(wrong[:1]), pictures))
 
 

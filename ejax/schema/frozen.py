@@ -7,7 +7,7 @@ from typing import Annotated, Any, TypeAlias, TypeVar, cast
 from flax.core import FrozenDict
 from pydantic import BaseModel, ConfigDict, PlainSerializer, PlainValidator, WithJsonSchema
 
-from ejax.schema.messages import shown
+from ejax.schema.messages import short_repr
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
@@ -44,7 +44,7 @@ def freeze_fields(record: Any, *names: str) -> None:
 
 def _frozen_kwargs(value: Any) -> FrozenDict:
     if not isinstance(value, dict | FrozenDict | None):
-        raise ValueError(f"got {shown(value)}; must be a mapping of names to values")
+        raise ValueError(f"got {short_repr(value)}; must be a mapping of names to values")
     return freeze(value or {})
 
 

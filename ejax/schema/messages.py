@@ -2,18 +2,18 @@
 
 from typing import Any
 
-MOST_OF_VALUE = 200
+MAX_VALUE_CHARS = 200
 """Characters of a value in a message, and of a key."""
-MOST_OF_TEXT = 2000
+MAX_TEXT_CHARS = 2000
 """Characters of one message: the longest lists of allowed keys fit."""
 
 
-def shown(value: Any) -> str:
-    """``repr(value)`` for a message, at most ``MOST_OF_VALUE`` characters."""
-    return shorten(repr(value), MOST_OF_VALUE)
+def short_repr(value: Any) -> str:
+    """``repr(value)`` for a message, at most ``MAX_VALUE_CHARS`` characters."""
+    return shorten(repr(value), MAX_VALUE_CHARS)
 
 
-def shorten(text: str, most: int = MOST_OF_TEXT) -> str:
+def shorten(text: str, most: int = MAX_TEXT_CHARS) -> str:
     """At most ``most`` characters of a text: where it is longer its beginning and its end, and how long it is.
 
     Characters that a terminal would act on, or cannot encode, are escaped; newlines stay.

@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from ejax.schema.messages import MOST_OF_VALUE, shorten
+from ejax.schema.messages import MAX_VALUE_CHARS, shorten
 
 Status = Literal["used", "renamed", "without effect", "unsupported"]
 
-MOST_OF_MESSAGE = 16_000
+MAX_MESSAGE_CHARS = 16_000
 """Characters of a ``ConfigError``'s problems; those that come after them are counted."""
 EMPTY = "empty"
 """The text of a key without effect that asks for nothing."""
@@ -46,11 +46,11 @@ class ConfigError(ValueError):
     """
 
     def __init__(self, problems: Iterable[Problem], source: str = "config", notes: tuple[KeyNote, ...] = ()) -> None:
-        self.problems = tuple(Problem(shorten(key, MOST_OF_VALUE), shorten(text)) for key, text in problems)
+        self.problems = tuple(Problem(shorten(key, MAX_VALUE_CHARS), shorten(text)) for key, text in problems)
         self.notes = notes
         count = {0: "", 1: ": 1 problem"}.get(len(self.problems), f": {len(self.problems)} problems")
         lines = [f"  {key}: {text}" if key else f"  {text}" for key, text in self.problems]
-        shown = sum(length <= MOST_OF_MESSAGE for length in itertools.accumulate(len(line) for line in lines))
+        shown = sum(length <= MAX_MESSAGE_CHARS for length in itertools.accumulate(len(line) for line in lines))
         more = [f"  … and {len(lines) - shown} more"] if shown < len(lines) else []
         super().__init__("\n".join([f"{shorten(source)}{count}", *lines[:shown], *more]))
 

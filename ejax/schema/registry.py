@@ -86,7 +86,7 @@ WEIGHT_READERS: dict[str, str] = {
 """Readers of weights alone (``ejax.policies.pretrained.weights``), by the ending of the file; ``""``: a checkpoint's
 folder. Called as ``reader(path) -> {name: array}``; raises ValueError, RuntimeError or OSError."""
 
-_LONGEST_NAME = 100
+_MAX_NAME_CHARS = 100
 """Names beyond it are near to none, and take long to compare."""
 
 _OFF_POLICY = ("sac", "td3", "ddpg", "dqn")
@@ -250,7 +250,7 @@ def did_you_mean(name: str, candidates: Iterable[str], cutoff: float = 0.6) -> s
     Args:
         cutoff: how near, from 0 (anything) to 1 (the same).
     """
-    if len(name) > _LONGEST_NAME:
+    if len(name) > _MAX_NAME_CHARS:
         return ""
     by_fold = {candidate.casefold(): candidate for candidate in candidates}
     near = difflib.get_close_matches(name.casefold(), by_fold, n=1, cutoff=cutoff)

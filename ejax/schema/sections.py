@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from ejax.schema.messages import shown
+from ejax.schema.messages import short_repr
 from ejax.schema.problems import EMPTY, KeyReport, Status
 from ejax.schema.registry import did_you_mean
 from ejax.schema.values import INT32_MAX
@@ -34,7 +34,7 @@ class Section:
         if isinstance(data, Mapping):
             self.data = data
         elif data is not None:
-            report.refuse(path, f"got {shown(data)}; must be a mapping")
+            report.refuse(path, f"got {short_repr(data)}; must be a mapping")
         self._read: set[str] = set()
 
     def __enter__(self) -> "Section":
@@ -72,7 +72,7 @@ class Section:
         wrong = isinstance(value, bool) or not isinstance(value, int | float)
         if wrong or not (value > above and value >= at_least):
             bound = f" > {above:g}" if above > -math.inf else f" >= {at_least:g}" if at_least > -math.inf else ""
-            self.problem(name, f"got {shown(value)}; must be a number{bound}")
+            self.problem(name, f"got {short_repr(value)}; must be a number{bound}")
             return default
         return float(value)
 
@@ -85,7 +85,7 @@ class Section:
             bound = "" if at_least is None else f" >= {at_least}"
             if isinstance(value, int) and abs(value) > INT32_MAX:
                 bound = f" within ±{INT32_MAX}"
-            self.problem(name, f"got {shown(value)}; must be an integer{bound}")
+            self.problem(name, f"got {short_repr(value)}; must be an integer{bound}")
             return default
         return value
 
@@ -97,7 +97,7 @@ class Section:
         )
         if not fits or (count is not None and len(value) != count):
             wanted = "numbers" if count is None else f"{count} numbers"
-            self.problem(name, f"got {shown(value)}; must be a list of {wanted}")
+            self.problem(name, f"got {short_repr(value)}; must be a list of {wanted}")
             return default
         return tuple(float(x) for x in value)
 

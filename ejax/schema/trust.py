@@ -37,11 +37,11 @@ from typing import Any
 
 _PLACE = re.compile(r"([^\W\d]\w*(\.[^\W\d]\w*)*|[^:\n\0]+\.py):[\w./-]+")
 """``package.module:Name`` or ``FILE.py:Name``; the name may be one of Gymnasium's ids."""
-_LONGEST = 1000
+_MAX_CHARS = 1000
 """Characters of a place: longer ones are nobody's."""
 _FOLDERS = "folders"
 """Entry of the remembered folders, among the places: no place has this form."""
-_SHOWN = 200
+_MAX_SHOWN = 200
 """Characters of a text that an error shows."""
 
 _named: dict[str, bool] = {}
@@ -196,7 +196,7 @@ def _place_in(text: str) -> str | None:
 
 
 def _is_place(text: str) -> bool:
-    return len(text) <= _LONGEST and _PLACE.fullmatch(text) is not None
+    return len(text) <= _MAX_CHARS and _PLACE.fullmatch(text) is not None
 
 
 def _argument(text: str) -> str:
@@ -404,4 +404,4 @@ def _notice(text: str) -> None:
 
 
 def _shorten(text: str) -> str:
-    return repr(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…")
+    return repr(text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}…")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from ejax.runtime.plain_files import MAX_DIGITS
-from ejax.schema.messages import shown
+from ejax.schema.messages import short_repr
 from ejax.schema.problems import ConfigError, Problem
 
 MAX_SEED = 2**33 - 1
@@ -35,7 +35,7 @@ def whole(least: int, most: int = INT32_MAX) -> Callable[[str], int]:
 
     def read(text: str) -> int:
         if not text.removeprefix("-").isdecimal() or len(text) > MAX_DIGITS or not least <= int(text) <= most:
-            raise argparse.ArgumentTypeError(f"got {shown(text)}; give a whole number from {least} to {most}")
+            raise argparse.ArgumentTypeError(f"got {short_repr(text)}; give a whole number from {least} to {most}")
         return int(text)
 
     return read
@@ -105,7 +105,8 @@ def _of_number(key: str, value: float) -> str:
             return ""
         if abs(value) >= 10**MAX_DIGITS:
             return _TOO_LONG
-        return f"got {shown(value)}; integers are within ±{most}. Where a number may have a fraction, give {value:.1e}"
+        remedy = f"Where a number may have a fraction, give {value:.1e}"
+        return f"got {short_repr(value)}; integers are within ±{most}. {remedy}"
     if value == math.inf and key in MAY_BE_INFINITE:
         return ""
     if not math.isfinite(value):
@@ -117,7 +118,7 @@ def _of_text(key: str, value: Any) -> str:
     """Problem of a text, or of the last part of a section's key."""
     for text, what in ((value, "text"), (key, "a key")):
         if isinstance(text, str) and ("\0" in text or not _encodable(text)):
-            return f"got {shown(text)}; {what} holds no null characters and no halves of surrogate pairs"
+            return f"got {short_repr(text)}; {what} holds no null characters and no halves of surrogate pairs"
     return ""
 
 

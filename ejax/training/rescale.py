@@ -6,7 +6,7 @@ from typing import Any
 
 from ejax.config import ConfigError, Problem, RunConfig
 from ejax.logs.json_records import read_facts
-from ejax.schema.messages import shown
+from ejax.schema.messages import short_repr
 from ejax.store.checkpoint import CheckpointError
 from ejax.store.run_dir import RunMeta
 
@@ -44,9 +44,11 @@ def _saved_options(config: RunConfig, checkpoint: Path, saved: dict[str, Any]) -
     try:
         num_envs, algorithm = saved["trainer"]["num_envs"], saved["algorithm"]
         if algorithm["name"] != config.algorithm.name:
-            raise ValueError(f"it names the algorithm {shown(algorithm['name'])}, the run's is {config.algorithm.name}")
+            raise ValueError(
+                f"it names the algorithm {short_repr(algorithm['name'])}, the run's is {config.algorithm.name}"
+            )
         if type(num_envs) is not int or num_envs < 1:
-            raise ValueError(f"trainer.num_envs is {shown(num_envs)}")
+            raise ValueError(f"trainer.num_envs is {short_repr(num_envs)}")
         return num_envs, type(config.algorithm.cfg).model_validate_json(json.dumps(algorithm["cfg"]), strict=True)
     except (KeyError, TypeError, ValueError) as error:  # pydantic's is a ValueError
         reason = f"it has no {error}" if isinstance(error, KeyError) else str(error).partition("\n")[0]

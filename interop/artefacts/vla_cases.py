@@ -32,7 +32,7 @@ from interop.twin.vla_spec import NOISE, TEXTS, TOKENIZER, TOKENS, VLASpec
 
 _NUM_ROWS = 64
 """Rows of each of the two further kinds."""
-_MOST_TEXTS = 64
+_MAX_TEXTS = 64
 """Texts of the environment's, in texts.json."""
 _FAR = 4.0
 
@@ -99,7 +99,7 @@ def draw_vla_cases(
 
 def text_documents(policy: VLAPolicy, seen: Arrays) -> dict[str, Any]:
     """``tokenizer.json``, and ``texts.json`` with JAX's tokens."""
-    own = sorted(set(_texts(policy, seen)))[:_MOST_TEXTS]
+    own = sorted(set(_texts(policy, seen)))[:_MAX_TEXTS]
     texts = [*own, *adversarial_texts(policy.words.vocabulary, policy.words.max_words)]
     tokens = np.asarray(policy.words.tokens_of(jnp.asarray(_padded(texts))))
     return {TOKENIZER: policy.words.to_json(), TEXTS: texts_document(texts, tokens)}

@@ -14,15 +14,15 @@ from interop.dense import describe, odd_tensor
 Check: TypeAlias = Callable[[Any, str], Iterator[str]]
 """``check(value, key)``: the problems of the value."""
 
-_MOST_VALUES = 10_000_000
-_DEEPEST = 32
+_MAX_VALUES = 10_000_000
+_MAX_DEPTH = 32
 
 
 def problems(payload: Mapping[str, Any]) -> Iterator[str]:
     """The parts of the content that no version writes."""
     version = payload.get("schema_version")
     if _extent(payload) is None:
-        yield f"its values contain themselves, lie deeper than {_DEEPEST} levels, or unfold to over {_MOST_VALUES:,}"
+        yield f"its values contain themselves, lie deeper than {_MAX_DEPTH} levels, or unfold to over {_MAX_VALUES:,}"
     elif version is not None and not _is_whole(version, 1, 3):
         yield f"schema_version {describe(version)} is unknown; there are 1 and 2, and files without one"
     else:
@@ -179,7 +179,7 @@ def _extent(tree: Any) -> tuple[int, int] | None:
     def measure(x: Any, depth: int) -> tuple[int, int] | None:
         if not isinstance(x, Mapping | list | tuple):
             return 0, 1
-        if id(x) in known or depth > _DEEPEST:  # None as long as it is being measured: it contains itself
+        if id(x) in known or depth > _MAX_DEPTH:  # None as long as it is being measured: it contains itself
             return known.get(id(x))
         known[id(x)] = None
         levels, values = 0, 1
@@ -188,7 +188,7 @@ def _extent(tree: Any) -> tuple[int, int] | None:
             if extent is None:
                 return None
             levels, values = max(levels, extent[0]), values + extent[1]
-        if levels >= _DEEPEST or values > _MOST_VALUES:
+        if levels >= _MAX_DEPTH or values > _MAX_VALUES:
             return None
         known[id(x)] = levels + 1, values
         return known[id(x)]

@@ -15,7 +15,7 @@ import torch
 from interop.dense import odd_tensor
 from interop.plain_files import check_plain, check_unpacked
 
-_LONGEST = 300
+_MAX_CHARS = 300
 _NESTED = ("state_dict", "model_state_dict", "model", "policy")
 """Keys under which training programs put the state dict, beside counters and optimizers; the last is EmbodiChain's."""
 
@@ -40,10 +40,10 @@ def load_plain(path: Path) -> dict[str, Any]:
         payload = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         named = re.search(r"GLOBAL (\S+)", str(error))
-        what = f": it names {named[1][:_LONGEST]}" if named else ""
+        what = f": it names {named[1][:_MAX_CHARS]}" if named else ""
         raise ValueError(f"{path} holds more than tensors and plain data, and is not read{what}") from error
     except Exception as error:  # an invalid file may fail anywhere in torch
-        raise ValueError(f"{path} is not a torch file, or is damaged: {repr(error)[:_LONGEST]}") from error
+        raise ValueError(f"{path} is not a torch file, or is damaged: {repr(error)[:_MAX_CHARS]}") from error
     if not isinstance(payload, dict):
         raise ValueError(f"{path} holds a {type(payload).__name__}, a checkpoint is a mapping")
     return payload
@@ -62,8 +62,10 @@ def load_tensors(path: Path) -> dict[str, np.ndarray]:
     tensors = next((payload[key] for key in _NESTED if isinstance(payload.get(key), dict)), payload)
     for name, x in tensors.items():
         if not isinstance(name, str) or (odd := odd_tensor(x)) is not None:
-            what = f"has a key that is no text, {repr(name)[:_LONGEST]}" if not isinstance(name, str) else f"has {odd}"
-            where = "" if not isinstance(name, str) else f" at {name[:_LONGEST]!r}"
+            what = (
+                f"has a key that is no text, {repr(name)[:_MAX_CHARS]}" if not isinstance(name, str) else f"has {odd}"
+            )
+            where = "" if not isinstance(name, str) else f" at {name[:_MAX_CHARS]!r}"
             raise ValueError(
                 f"{path} is not a state dict: it {what}{where}, where a tensor is expected. Save model.state_dict(), "
                 f"by itself or under one of {', '.join(_NESTED)}"

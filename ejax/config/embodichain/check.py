@@ -11,15 +11,15 @@ from typing import Any, get_args
 from ejax.config.embodichain.draft import OVERRIDE, Draft
 from ejax.config.embodichain.gym_config import MANAGER_ENV, env_problems, manager_notes, read_gym_config
 from ejax.config.embodichain.other_files import is_gym_config, other_file
-from ejax.config.embodichain.spellings import respell_key
+from ejax.config.embodichain.spellings import canonical_key
 from ejax.config.files import read_file
 from ejax.config.load import device_problems, read_draft
 from ejax.config.models import EnvConfig
-from ejax.schema.messages import MOST_OF_VALUE, shorten
+from ejax.schema.messages import MAX_VALUE_CHARS, shorten
 from ejax.schema.problems import KeyNote, Status, with_sections
 from ejax.schema.registry import is_import_path
 
-_RESPELLED = {
+_CANONICALIZED = {
     "trainer.cuda": "trainer.device",
     "policy.initial_action_std": "policy.initial_log_std",
     "policy.action_std_range": "policy.log_std_range",
@@ -42,7 +42,7 @@ def check(path: str | Path, overrides: Sequence[str] = ()) -> list[KeyNote]:
     path = Path(path)
     data = read_file(path)
     if (what := other_file(data)) is not None:
-        return [KeyNote(shorten(path.name, MOST_OF_VALUE), "unsupported", what)]
+        return [KeyNote(shorten(path.name, MAX_VALUE_CHARS), "unsupported", what)]
     if is_gym_config(data):
         return _shortened(_check_gym_config(path, data, overrides))
     draft = Draft(read_file(path), folder=path.parent)
@@ -55,7 +55,7 @@ def check(path: str | Path, overrides: Sequence[str] = ()) -> list[KeyNote]:
         note.key if note.status == "unsupported" else note.key.removesuffix(OVERRIDE): note
         for note in draft.report.notes
     }
-    notes = [_judge(key, known, _RESPELLED[key] if key in _RESPELLED else respell_key(key)) for key in _leaves(data)]
+    notes = [_judge(key, known, _CANONICALIZED.get(key, canonical_key(key))) for key in _leaves(data)]
     notes += _gym_notes(draft)
     reported = {key for note in notes for key in with_sections(note.key)}
     notes += [note for note in draft.report.notes if note.status == "unsupported" and note.key not in reported]
@@ -79,7 +79,7 @@ def _check_gym_config(path: Path, data: dict[str, Any], overrides: Sequence[str]
 
 
 def _shortened(notes: Sequence[KeyNote]) -> list[KeyNote]:
-    return [note._replace(key=shorten(note.key, MOST_OF_VALUE), text=shorten(note.text)) for note in notes]
+    return [note._replace(key=shorten(note.key, MAX_VALUE_CHARS), text=shorten(note.text)) for note in notes]
 
 
 def table(notes: Sequence[KeyNote]) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ejax.schema.messages import shown
+from ejax.schema.messages import short_repr
 from ejax.schema.problems import EMPTY, KeyReport
 from ejax.schema.sections import Section, is_empty
 
@@ -59,7 +59,7 @@ class Draft(Section):
                 node[section] = {}
             node = node[section]
             if not isinstance(node, dict):
-                raise TypeError(f"{'.'.join(sections[:depth])} is {shown(node)}, not a section")
+                raise TypeError(f"{'.'.join(sections[:depth])} is {short_repr(node)}, not a section")
         node[name] = value
 
     def put_default(self, key: str, value: Any) -> None:

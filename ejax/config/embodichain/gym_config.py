@@ -24,7 +24,7 @@ from ejax.config.spaces import space_problems
 from ejax.envs.manager.ignored import IGNORED
 from ejax.envs.randomization.names import KINDS, split_events
 from ejax.schema.frozen import freeze, thaw
-from ejax.schema.messages import shown
+from ejax.schema.messages import short_repr
 from ejax.schema.problems import ConfigError, KeyNote, KeyReport, Problem
 from ejax.schema.registry import ENVS, UnknownNameError, did_you_mean, did_you_mean_family, resolve
 from ejax.schema.sections import Section
@@ -151,7 +151,7 @@ def env_problems(env: EnvConfig) -> list[Problem]:
     except (TypeError, ValueError) as error:
         return [Problem("env.id", f"'{env.id}' is neither a class nor a function that makes an environment: {error}")]
     if type(chunk) is not int or chunk < 1:
-        problems.append(Problem("env.cfg.action_chunk", f"got {shown(chunk)}; must be an integer of at least 1"))
+        problems.append(Problem("env.cfg.action_chunk", f"got {short_repr(chunk)}; must be an integer of at least 1"))
     if not problems and dataclasses.is_dataclass(make):  # checks its own values, and costs little
         try:
             make(**{name: env.cfg[name] for name in cfg})  # type: ignore[operator]  # a class, here
@@ -239,7 +239,7 @@ def _read_num_envs(draft: Draft, data: Mapping[str, Any], env: Mapping[str, Any]
     if draft.has("trainer.num_envs"):
         if num_envs == draft.get("trainer.num_envs"):
             return
-        text = f"no effect: trainer.num_envs is {shown(draft.get('trainer.num_envs'))}"
+        text = f"no effect: trainer.num_envs is {short_repr(draft.get('trainer.num_envs'))}"
         draft.note(f"{source}:{key}", text, "without effect")
     else:
         draft.put("trainer.num_envs", num_envs)

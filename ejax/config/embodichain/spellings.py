@@ -1,6 +1,6 @@
 """Every spelling of an EmbodiChain train config, from its first release on, turned into the canonical one.
 
-``respell`` only moves keys; ``ignore_options`` and ``take_out`` turn what has no effect into notices;
+``canonicalize_keys`` only moves keys; ``ignore_options`` and ``drop_unsupported`` turn what has no effect into notices;
 ``fill_defaults`` gives the defaults that depend on other keys. Values are judged later, by the models.
 """
 
@@ -13,11 +13,11 @@ from pydantic import ValidationError
 from ejax.algorithms.record import Algorithm
 from ejax.config.embodichain.compat import COMPAT, compat_defaults
 from ejax.config.embodichain.draft import Draft
-from ejax.config.models import MOST_OF_NAME, find_algorithm
+from ejax.config.models import MAX_NAME_BYTES, find_algorithm
 from ejax.data.engine_config import OF_EMBODICHAIN_ONLY, embodichain_field
 from ejax.envs.manager.ignored import IGNORED
 from ejax.policies.mlp import NetworkConfig
-from ejax.schema.messages import shown
+from ejax.schema.messages import short_repr
 from ejax.schema.registry import Kind, UnknownNameError, did_you_mean, registered_name
 from ejax.types import PHASES, Phase
 
@@ -103,15 +103,15 @@ OF_THE_PRIVATE_MODEL = ("robot_type", "gripper_open_value", "gripper_closed_valu
 """Keys of ``policy.vla_config`` that only EmbodiChain's own vision-language-action model reads."""
 
 
-def respell_key(key: str) -> str:
+def canonical_key(key: str) -> str:
     """The canonical place of a dotted key."""
     for old, new in MOVED.items():
         if key == old or key.startswith(f"{old}."):
-            return respell_key(new + key[len(old) :])
+            return canonical_key(new + key[len(old) :])
     return key
 
 
-def respell(draft: Draft) -> None:
+def canonicalize_keys(draft: Draft) -> None:
     """Move every key to its canonical place. A value given in two spellings is a problem."""
     for old, new in MOVED.items():
         if draft.has(old):
@@ -119,8 +119,8 @@ def respell(draft: Draft) -> None:
     if isinstance(draft.get("env"), str):
         draft.spelled["env.id"] = draft.key("env")
         draft.put("env", {"id": draft.get("env")})
-    _respell_device(draft)
-    _respell_std(draft)
+    _canonicalize_device(draft)
+    _canonicalize_std(draft)
     for key in NULL_IS_DEFAULT:
         if draft.has(key) and draft.get(key) is None:
             draft.pop(key)
@@ -150,14 +150,14 @@ def ignore_engine_fields(draft: Draft) -> None:
             draft.pop(key)
 
 
-def settle_compat(draft: Draft) -> None:
+def resolve_compat(draft: Draft) -> None:
     """``compat`` becomes the keys that it stands for, where they are not given."""
     if not draft.has("compat"):
         return
     mode = draft.pop("compat")
     if not isinstance(mode, str) or mode not in COMPAT:
         allowed = ", ".join(COMPAT)
-        draft.problem("compat", f"got {shown(mode)}; allowed: {allowed}{did_you_mean(str(mode), COMPAT)}")
+        draft.problem("compat", f"got {short_repr(mode)}; allowed: {allowed}{did_you_mean(str(mode), COMPAT)}")
         return
     defaults = compat_defaults(mode, _algorithm(draft), _name("policy", draft.get("policy.name")))
     for key, value in defaults.items():
@@ -165,7 +165,7 @@ def settle_compat(draft: Draft) -> None:
     draft.note("compat", "sets " + ", ".join(f"{key} {draft.get(key)}" for key in defaults))
 
 
-def settle_sizes(draft: Draft) -> None:
+def resolve_sizes(draft: Draft) -> None:
     """The steps of an update, where the algorithm decides them itself: APG's ``update_horizon``, SHAC's
     ``segment_length``, the frames of one update of behaviour cloning."""
     algorithm, options = _algorithm(draft), draft.get("algorithm.cfg")
@@ -222,7 +222,7 @@ def is_seed_spelling(draft: Draft) -> bool:
     return draft.has("trainer.rollout_steps") and not {"enable_eval", "buffer_size"} & draft.get("trainer").keys()
 
 
-def settle_evaluation(draft: Draft, *, seed_spelling: bool) -> None:
+def resolve_evaluation(draft: Draft, *, seed_spelling: bool) -> None:
     """``enable_eval`` where it is not given but ``eval_freq`` is."""
     if draft.has("trainer.enable_eval") or not draft.get("trainer.eval_freq"):
         return
@@ -234,13 +234,13 @@ def settle_evaluation(draft: Draft, *, seed_spelling: bool) -> None:
     draft.note("trainer.eval_freq", text)
 
 
-def settle_model_type(draft: Draft) -> None:
+def resolve_model_type(draft: Draft) -> None:
     """``model_type: vla`` collects in the background, and counts ``buffer_size`` over all environments."""
     if not draft.has("trainer.model_type"):
         return
     model_type, trainer = draft.pop("trainer.model_type"), draft.get("trainer")
     if model_type not in ("standard", "vla"):
-        draft.problem("trainer.model_type", f"got {shown(model_type)}; allowed: standard, vla")
+        draft.problem("trainer.model_type", f"got {short_repr(model_type)}; allowed: standard, vla")
     if model_type != "vla":
         return
     if not draft.has("trainer.collector.mode"):
@@ -256,7 +256,7 @@ def settle_model_type(draft: Draft) -> None:
         )
 
 
-def take_out(draft: Draft) -> None:
+def drop_unsupported(draft: Draft) -> None:
     """Turn what has no effect, or is not built, into notices."""
     for name in OF_THE_PRIVATE_MODEL:
         if draft.has(f"policy.vla_config.{name}"):
@@ -277,7 +277,7 @@ def take_out(draft: Draft) -> None:
             continue
         if draft.key(f"algorithm.cfg.{key}").startswith("trainer."):
             draft.ignore(f"algorithm.cfg.{key}", "no effect: an option of the apg algorithm")
-    _respell_events(draft)
+    _canonicalize_events(draft)
 
 
 def _judge_none(draft: Draft) -> None:
@@ -293,7 +293,7 @@ def _judge_none(draft: Draft) -> None:
             draft.note(key, f"'{value}' is no activation; it is ReLU in EmbodiChain, unlike null")
 
 
-def _respell_events(draft: Draft) -> None:
+def _canonicalize_events(draft: Draft) -> None:
     """Recorders among EmbodiChain's trainer events become ``trainer.cameras``; the other events stay."""
     for phase in PHASES:
         named = draft.get(f"trainer.events.{phase}")
@@ -306,7 +306,7 @@ def _respell_events(draft: Draft) -> None:
         # not in place: a YAML alias can be both sections
         draft.put(f"trainer.events.{phase}", {name: spec for name, spec in named.items() if name not in videos})
         for name, spec in videos.items():
-            _respell_video(draft, phase, f"trainer.events.{phase}.{name}", spec)
+            _canonicalize_video(draft, phase, f"trainer.events.{phase}.{name}", spec)
 
 
 def _drop_is_global(draft: Draft, phase: Phase, name: str, spec: Any) -> Any:
@@ -315,17 +315,17 @@ def _drop_is_global(draft: Draft, phase: Phase, name: str, spec: Any) -> Any:
         return spec
     key = f"trainer.events.{phase}.{name}.is_global"
     if not isinstance(spec["is_global"], bool):
-        draft.problem(key, f"got {shown(spec['is_global'])}; must be true or false")
+        draft.problem(key, f"got {short_repr(spec['is_global'])}; must be true or false")
     draft.note(key, IGNORED["env.events"]["is_global"], "without effect")
     return {key: value for key, value in spec.items() if key != "is_global"}
 
 
-def _respell_video(draft: Draft, phase: Phase, key: str, spec: dict[str, Any]) -> None:
+def _canonicalize_video(draft: Draft, phase: Phase, key: str, spec: dict[str, Any]) -> None:
     params = spec.get("params") or {}
     if spec.keys() - {"func", "mode", "params", "interval_step"} or not isinstance(params, dict):
-        draft.problem(key, f"got {shown(spec)}; must be {{func, mode: interval, interval_step, params}}")
+        draft.problem(key, f"got {short_repr(spec)}; must be {{func, mode: interval, interval_step, params}}")
     elif spec.get("mode", "interval") != "interval":
-        draft.problem(f"{key}.mode", f"got {shown(spec['mode'])}; a trainer event has mode interval")
+        draft.problem(f"{key}.mode", f"got {short_repr(spec['mode'])}; a trainer event has mode interval")
     else:
         if "fps" in params:
             text = "no effect: a video plays as fast as what it shows; interval_step says how much of it"
@@ -354,7 +354,7 @@ def fill_defaults(draft: Draft) -> None:
     if trainer.get("exp_name") is None:
         names = _name("env", draft.get("env.id")), _name("algorithm", draft.get("algorithm.name"))
         name = re.sub(r"[^\w.-]+", "_", "_".join(names))
-        trainer["exp_name"] = name.encode()[:MOST_OF_NAME].decode(errors="ignore")
+        trainer["exp_name"] = name.encode()[:MAX_NAME_BYTES].decode(errors="ignore")
     if trainer.get("enable_eval") is True and not trainer.get("eval_freq"):
         draft.note("trainer.enable_eval", "trainer.eval_freq is 0: no evaluation during training")
 
@@ -375,11 +375,11 @@ def _name(kind: Kind, name: Any) -> str:
         return str(name)
 
 
-def _respell_device(draft: Draft) -> None:
+def _canonicalize_device(draft: Draft) -> None:
     if draft.has("trainer.cuda"):
         cuda = draft.pop("trainer.cuda")
         if not isinstance(cuda, bool) or draft.has("trainer.device"):
-            draft.problem("trainer.cuda", f"got {shown(cuda)}; give trainer.device instead, such as cpu or cuda:0")
+            draft.problem("trainer.cuda", f"got {short_repr(cuda)}; give trainer.device instead, such as cpu or cuda:0")
         else:
             draft.put("trainer.device", "cuda" if cuda else "cpu")
     device = draft.get("trainer.device")
@@ -387,7 +387,7 @@ def _respell_device(draft: Draft) -> None:
         draft.put("trainer.device", device.replace("gpu", "cuda"))
 
 
-def _respell_std(draft: Draft) -> None:
+def _canonicalize_std(draft: Draft) -> None:
     """EmbodiChain 0.3 gives standard deviations where the releases before gave their logarithms."""
     for old, new in (
         ("policy.initial_action_std", "policy.initial_log_std"),
@@ -406,7 +406,7 @@ def _respell_std(draft: Draft) -> None:
             draft.put(new, [math.log(bound) for bound in std])
         else:
             wanted = "a number above 0" if old == "policy.initial_action_std" else "[lowest, highest], both above 0"
-            draft.problem(old, f"got {shown(std)}; must be {wanted}")
+            draft.problem(old, f"got {short_repr(std)}; must be {wanted}")
 
 
 def _is_positive(value: Any) -> bool:

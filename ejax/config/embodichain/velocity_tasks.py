@@ -9,7 +9,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from ejax.envs.manager.ignored import IGNORED
-from ejax.schema.messages import shown
+from ejax.schema.messages import short_repr
 from ejax.schema.sections import Section
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def read_velocity_task(root: Section, robot: str) -> dict[str, Any]:
         env.refuse("target_control_frequency", "give sim_steps_per_control instead")
         parts = env.take("control_parts", ["locomotion"])
         if list(parts) != ["locomotion"]:
-            env.problem("control_parts", f"got {shown(parts)}; the policy acts on all joints: ['locomotion']")
+            env.problem("control_parts", f"got {short_repr(parts)}; the policy acts on all joints: ['locomotion']")
         cfg["push"] = _read_push(env.open("events"))
         _read_actions(env.open("actions"))
         _read_rewards(env.open("rewards"))
@@ -76,7 +76,7 @@ def _read_physics(root: Section, task: "VelocityTask") -> None:
             ("num_substeps", physics.integer("num_substeps", 1), 1),
         ):
             if value != wanted:
-                physics.problem(name, f"got {shown(value)}; the velocity task of {task.robot.name} has {wanted}")
+                physics.problem(name, f"got {short_repr(value)}; the velocity task of {task.robot.name} has {wanted}")
         physics.ignore_all(IGNORED["physics_config"])
         physics.ignore("solver_cfg", _SOLVER)
         physics.ignore("sync_to_renderer", "no effect: nothing is drawn while training")
@@ -96,7 +96,9 @@ def _read_robot(root: Section, robot: "LeggedRobot") -> None:
         with section.open("control_parts") as parts:
             joints = parts.take("locomotion", robot.joints)
             if tuple(joints) != robot.joints:
-                parts.problem("locomotion", f"got {shown(joints)}; must be {', '.join(robot.joints)}, in this order")
+                parts.problem(
+                    "locomotion", f"got {short_repr(joints)}; must be {', '.join(robot.joints)}, in this order"
+                )
         with section.open("root_props") as root_props:
             if root_props.take("fixed_base", False) is not False:
                 root_props.problem("fixed_base", "the robot walks; give false")
@@ -129,13 +131,13 @@ def _read_drives(section: Section, robot: "LeggedRobot") -> None:
         ):
             given = drives.take(name, own[0])
             if given not in (own[0], {".*": own[0]}) or len(set(own)) > 1:
-                drives.problem(name, f"got {shown(given)}; the drives of {robot.name} have {own[0]}")
+                drives.problem(name, f"got {short_repr(given)}; the drives of {robot.name} have {own[0]}")
 
 
 def _read_sensors(root: Section) -> None:
     sensors = root.take("sensor", ())
     if not isinstance(sensors, list | tuple):
-        root.problem("sensor", f"got {shown(sensors)}; must be a list")
+        root.problem("sensor", f"got {short_repr(sensors)}; must be a list")
         return
     for i, data in enumerate(sensors):
         with Section(data, root.key(f"sensor[{i}]"), root.report) as sensor:

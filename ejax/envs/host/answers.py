@@ -6,7 +6,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from ejax.schema.messages import shown
+from ejax.schema.messages import short_repr
 from ejax.types import HostTimestep, PyTree
 
 _NUMBER, _FLAG = "fiub", "b"
@@ -69,7 +69,7 @@ def check_choices(obs: Any, space: Any) -> None:
     count = space.n if isinstance(space, gymnasium.spaces.Discrete) else space.nvec
     for row, choice in enumerate(np.asarray(obs)):
         if not ((choice >= space.start) & (choice < space.start + count)).all():
-            raise ValueError(f"the observation of row {row} is {shown(choice.tolist())}; must be of {space}")
+            raise ValueError(f"the observation of row {row} is {short_repr(choice.tolist())}; must be of {space}")
 
 
 def check_obs(obs: PyTree, space: gymnasium.Space[Any], num_envs: int, what: str = "obs") -> None:
@@ -77,7 +77,7 @@ def check_obs(obs: PyTree, space: gymnasium.Space[Any], num_envs: int, what: str
     if isinstance(space, gymnasium.spaces.Dict):
         if not isinstance(obs, Mapping) or obs.keys() != space.spaces.keys():
             given = sorted(obs) if isinstance(obs, Mapping) else type(obs).__name__
-            raise ValueError(f"{what} is {shown(given)}; must be a dict of {sorted(space.spaces)}")
+            raise ValueError(f"{what} is {short_repr(given)}; must be a dict of {sorted(space.spaces)}")
         for name, part in space.spaces.items():
             check_obs(obs[name], part, num_envs, f"{what}/{name}")
         return
@@ -87,7 +87,7 @@ def check_obs(obs: PyTree, space: gymnasium.Space[Any], num_envs: int, what: str
 def _check_one(what: str, given: Any, kind: str, row: int) -> None:
     array = np.asarray(given)
     if array.shape != () or array.dtype.kind not in kind:
-        text = f"{what} of row {row} is {shown(given)} ({type(given).__name__})"
+        text = f"{what} of row {row} is {short_repr(given)} ({type(given).__name__})"
         raise ValueError(f"{text}; must be {_ALLOWED[kind]}")
 
 
@@ -95,6 +95,6 @@ def _check_array(what: str, given: Any, shape: tuple[int, ...], kind: str) -> No
     if getattr(given, "shape", None) == shape and given.dtype.kind in kind:
         return
     array = np.asarray(given)
-    values = "" if array.dtype.kind in _NUMBER else f", {shown(array.tolist())}"
+    values = "" if array.dtype.kind in _NUMBER else f", {short_repr(array.tolist())}"
     allowed = "booleans" if kind == _FLAG else "numbers"
     raise ValueError(f"{what} is {array.dtype}{list(array.shape)}{values}; must be {allowed} {list(shape)}")

@@ -22,7 +22,7 @@ from ejax.envs.manager.robots import Matrix
 from ejax.envs.mujoco.kinematics import transform
 from ejax.envs.mujoco.scenery import Camera
 from ejax.schema.frozen import thaw
-from ejax.schema.messages import shown
+from ejax.schema.messages import short_repr
 from ejax.schema.problems import KeyReport
 from ejax.schema.registry import did_you_mean
 from ejax.schema.sections import Section
@@ -116,7 +116,7 @@ def read_cameras(data: Any, report: KeyReport, links: tuple[str, ...], robot_uid
         links: the robot's bodies.
     """
     if not isinstance(data, list | tuple):
-        report.refuse("sensor", f"got {shown(thaw(data))}; must be a list")
+        report.refuse("sensor", f"got {short_repr(thaw(data))}; must be a list")
         return ()
     read = [_read_sensor(each, f"sensor[{i}]", report, links, robot_uid) for i, each in enumerate(data)]
     cameras = tuple(each for each in read if each is not None)
@@ -132,14 +132,14 @@ def _read_sensor(
     with Section(data, path, report) as section:
         kind, uid = section.take("sensor_type", "Camera"), section.take("uid")
         if kind not in _SENSORS:
-            text = f"got {shown(kind)}; allowed: {', '.join(_SENSORS)}{did_you_mean(str(kind), _SENSORS)}"
+            text = f"got {short_repr(kind)}; allowed: {', '.join(_SENSORS)}{did_you_mean(str(kind), _SENSORS)}"
             if kind == "ContactSensor":
                 text = "contacts are no observation of a gym config's scene here; velocity tasks sense their own"
             section.problem("sensor_type", text)
             section.skip("its sensor is not there")
             return None
         if not isinstance(uid, str):
-            section.problem("uid", f"got {shown(uid)}; must be a name")
+            section.problem("uid", f"got {short_repr(uid)}; must be a name")
         for name, text in _REFUSED.items():
             if section.take(name, False) is not False:
                 section.problem(name, text)
@@ -147,7 +147,7 @@ def _read_sensor(
         width, height = section.integer("width", _SIZE[0], at_least=1), section.integer("height", _SIZE[1], at_least=1)
         sees = section.take("enable_color", True)
         if not isinstance(sees, bool):
-            section.problem("enable_color", f"got {shown(sees)}; must be true or false")
+            section.problem("enable_color", f"got {short_repr(sees)}; must be true or false")
         lenses = [Lens("color", _read_intrinsics(section, "intrinsics"), (0.0, 0.0, 0.0))]
         if kind == "StereoCamera":
             x, y, z = section.numbers("left_to_right_pos", _BASELINE, 3)

