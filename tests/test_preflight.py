@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +23,11 @@ from ejax.preflight import plugin
 from ejax.preflight.__main__ import main
 from ejax.preflight.bounds import HOST_TRIP_S, LAUNCH_S, bounds
 from ejax.preflight.cost import Collective, Cost, instruction_cost
-from ejax.preflight.fit import USABLE, estimate, search
 from ejax.preflight.hlo import parse
 from ejax.preflight.plugin import compiler_problem
 from ejax.preflight.programs import Compiled, Memory, _compile_products, compile_programs, on_accelerator
 from ejax.preflight.report import Settings, describe, show
+from ejax.preflight.run import USABLE, estimate, search
 from ejax.preflight.targets import CARDS, find_card
 from ejax.training.build import build
 
@@ -54,7 +54,7 @@ def memory(peak: int, fixed: int = 0) -> Memory:
 
 @pytest.fixture(scope="module")
 def found(programs: list[Compiled]) -> dict[str, Any]:
-    return describe(settings(), H100, programs, estimate(programs[0].memory, NUM_ENVS, H100.memory), SECONDS)
+    return describe(settings(), H100, programs, asdict(estimate(programs[0].memory, NUM_ENVS, H100.memory)), SECONDS)
 
 
 def test_training_and_evaluation_are_compiled(programs: list[Compiled]) -> None:

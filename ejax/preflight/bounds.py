@@ -69,8 +69,5 @@ def assumptions(card: Card, *, hosts: int = 1) -> list[str]:
 def _sent(each: Collective) -> float:
     """Bytes that leave one card in a ring."""
     size = each.group_size or 1
-    if each.kind == "all-reduce":
-        return 2.0 * each.num_bytes * (size - 1) / size
-    if each.kind == "reduce-scatter":
-        return float(each.num_bytes * (size - 1))
-    return each.num_bytes * (size - 1) / size
+    rounds = {"all-reduce": 2, "reduce-scatter": size}.get(each.kind, 1)
+    return rounds * each.num_bytes * (size - 1) / size

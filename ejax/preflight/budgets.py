@@ -63,10 +63,7 @@ def worse(counts: dict[str, int], budget: dict[str, int]) -> list[str]:
 
 def measure(entry: dict[str, Any]) -> dict[str, int]:
     """The counts of an entry as they are now."""
-    found = preflight(
-        entry["config"], entry["overrides"], target=entry["target"], gpus=entry["gpus"], hosts=entry["hosts"]
-    )
-    return budget_of(found)
+    return budget_of(preflight(**{name: value for name, value in entry.items() if name != "counts"}))
 
 
 def check(path: Path, config: str | None = None) -> list[str]:

@@ -61,18 +61,13 @@ class Cost:
     collectives: Counter[Collective] = field(default_factory=Counter)
 
     def add(self, other: "Cost", times: float = 1.0) -> None:
-        self.kernels += times * other.kernels
-        self.num_bytes += times * other.num_bytes
-        self.element_ops += times * other.element_ops
-        self.host_trips += times * other.host_trips
-        self.callbacks += times * other.callbacks
-        for mine, theirs in (
-            (self.dot_flops, other.dot_flops),
-            (self.library_calls, other.library_calls),
-            (self.collectives, other.collectives),
-        ):
-            for name, count in theirs.items():
-                mine[name] += times * count  # type: ignore[index, assignment]  # counters of different keys, and floats
+        for name, theirs in vars(other).items():
+            mine = getattr(self, name)
+            if isinstance(mine, Counter):
+                for key, count in theirs.items():
+                    mine[key] += times * count  # type: ignore[assignment]  # counters of floats
+            else:
+                setattr(self, name, mine + times * theirs)
 
     @property
     def num_collectives(self) -> float:
@@ -94,7 +89,7 @@ def instruction_cost(module: Module, within: Computation, instruction: Instructi
         cost.collectives[Collective(collective.group(1), num_bytes, instruction.group_size, where)] = 1
         cost.num_bytes = 2.0 * num_bytes
         return cost
-    for name in (*instruction.called("calls"), *instruction.called("called_computations")):
+    for name in instruction.called("calls", "called_computations"):
         _add_arithmetic(module, module.computations[name], cost)
     _add_operation(within, instruction, cost)
     cost.num_bytes = _traffic(module, within, instruction)
@@ -132,7 +127,7 @@ def _add_operation(within: Computation, instruction: Instruction, cost: Cost) ->
 
 
 def _precision(shape: Shape, instruction: Instruction) -> str:
-    """The type of a product's numbers, rounded as the program asks; ``f32 exact`` where it wants more than TF32."""
+    """The type of a product's numbers after rounding; ``f32 exact`` where the program wants more than TF32."""
     if "algorithm=dot_bf16_bf16_f32" in instruction.attributes:
         return "bf16"
     exact = re.search(r"operand_precision=\{[^}]*highest|algorithm=dot_f32_f32_f32", instruction.attributes)
@@ -140,9 +135,9 @@ def _precision(shape: Shape, instruction: Instruction) -> str:
 
 
 def _convolution_flops(instruction: Instruction, kernel: Shape) -> int:
-    """The kernel's ``io`` dimensions say how many of its numbers make one output."""
-    labels = re.search(r"dim_labels=\w+_(\w+)->", instruction.attributes)
-    outputs = kernel.dims[labels.group(1).index("o")] if labels else 1
+    """Operations of a convolution; the kernel's ``io`` dimensions give how many of its numbers make one output."""
+    labels = instruction.find(r"dim_labels=\w+_(\w+)->")
+    outputs = kernel.dims[labels.index("o")] if labels else 1
     return 2 * instruction.shapes[0].size * (kernel.size // max(outputs, 1))
 
 
@@ -150,10 +145,9 @@ def _library_flops(instruction: Instruction, shapes: list[tuple[Shape, ...]]) ->
     """Operations of the library calls whose operands imply it; 0 for the others."""
     target = instruction.target
     if "gemm" in target or "cublas$lt$matmul" in target:
-        found = re.search(r'"lhs_contracting_dimensions":\[([^\]]*)\]', instruction.attributes)
-        lhs = shapes[0][0]
-        axes = [int(x.strip('" ')) for x in found.group(1).split(",") if x] if found else [len(lhs.dims) - 1]
-        return 2 * instruction.shapes[0].size * math.prod(lhs.dims[axis] for axis in axes)
+        found = instruction.find(r'"lhs_contracting_dimensions":\[([^\]]*)\]')
+        axes = [-1] if found is None else [int(x) for x in re.findall(r"\d+", found)]
+        return 2 * instruction.shapes[0].size * math.prod(shapes[0][0].dims[axis] for axis in axes)
     if target.startswith("__cudnn$conv"):
         return _convolution_flops(instruction, shapes[1][0])
     if "potrf" in target:  # n³/3 of each matrix
@@ -190,37 +184,18 @@ def _traffic(module: Module, within: Computation, instruction: Instruction) -> f
 def _read(fused: Computation, parameter: Instruction) -> int:
     """Bytes of a fusion's parameter that are read."""
     total = 0
-    for user in _users(fused, parameter):
-        if user.opcode in _SLICES and _is_operand(fused, user, 0, parameter):
-            total += user.num_bytes
-        elif user.opcode == "dynamic-update-slice" and _is_operand(fused, user, 0, parameter):
-            continue  # in place
-        else:
+    for user in fused.users.get(parameter.name, []):
+        in_place = user.opcode == "dynamic-update-slice"
+        is_whole = not in_place and user.opcode not in _SLICES
+        if is_whole or fused.source(user.operands[0]) is not parameter:
             return parameter.num_bytes
+        total += 0 if in_place else user.num_bytes
     return min(total, parameter.num_bytes)
 
 
 def _written(fused: Computation, root: Instruction) -> int:
     if root.opcode == "tuple":
         return sum(_written(fused, fused.by_name[name]) for name in root.operands)
-    source = root
-    while source.opcode == "bitcast":
-        source = fused.by_name[source.operands[0]]
-    if source.opcode == "dynamic-update-slice":
-        return fused.by_name[source.operands[1]].num_bytes
-    return root.num_bytes
-
-
-def _users(fused: Computation, instruction: Instruction) -> list[Instruction]:
-    """Through bitcasts, which only rename."""
-    found = []
-    for user in fused.users.get(instruction.name, []):
-        found += _users(fused, user) if user.opcode == "bitcast" else [user]
-    return found
-
-
-def _is_operand(fused: Computation, user: Instruction, index: int, instruction: Instruction) -> bool:
-    source = fused.by_name[user.operands[index]]
-    while source.opcode == "bitcast":
-        source = fused.by_name[source.operands[0]]
-    return source is instruction
+    source = fused.source(root.name)
+    updates = source.opcode == "dynamic-update-slice"
+    return fused.by_name[source.operands[1]].num_bytes if updates else root.num_bytes

@@ -8,8 +8,8 @@ import re
 from dataclasses import dataclass
 from functools import cached_property
 
-_BITS = {"pred": 8, "token": 0, "opaque": 0}
-"""Bits of an element whose type does not name them."""
+_BITS = {"token": 0, "opaque": 0}
+"""Bits of an element whose type does not name them; of others, such as ``pred``, 8."""
 _ARRAY = re.compile(r"([a-z]+\d*[a-z\d]*)\[([\d,]*)\]")
 _HEAD = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\) -> .* \{$")
 _NAME = re.compile(r"%([\w.\-]+)")
@@ -28,7 +28,9 @@ class Shape:
 
     @property
     def num_bytes(self) -> int:
-        return -(-self.size * _bits(self.dtype) // 8)
+        named = re.match(r"[a-z]+(\d+)", self.dtype)
+        bits = int(named[1]) if named else _BITS.get(self.dtype, 8)
+        return -(-self.size * bits // 8)
 
 
 @dataclass(frozen=True)
@@ -40,10 +42,8 @@ class Instruction:
     """Shapes of the result: one, or the leaves of a tuple."""
     opcode: str
     operands: tuple[str, ...]
-    text: str
-    """Text between the parentheses: of a parameter, its number."""
     attributes: str
-    """Text after them."""
+    """Text after the operands."""
     is_root: bool
 
     @property
@@ -53,45 +53,44 @@ class Instruction:
     @property
     def op_name(self) -> str:
         """Place of the traced program that made it, such as ``jit(repeated)/updates/while``; empty if XLA did."""
-        found = re.search(r'op_name="([^"]*)"', self.attributes)
-        return found.group(1) if found else ""
+        return self.find(r'op_name="([^"]*)"') or ""
 
     @property
     def target(self) -> str:
         """Target of a custom call."""
-        found = re.search(r'custom_call_target="([^"]*)"', self.attributes)
-        return found.group(1) if found else ""
+        return self.find(r'custom_call_target="([^"]*)"') or ""
 
     @property
     def trip_count(self) -> int | None:
         """Trip count of a loop, if XLA knows it."""
-        found = re.search(r'"known_trip_count":\{"n":"(\d+)"', self.attributes)
-        return int(found.group(1)) if found else None
+        found = self.find(r'"known_trip_count":\{"n":"(\d+)"')
+        return int(found) if found else None
 
     @property
     def group_size(self) -> int | None:
         """Number of devices in a collective; None: not given."""
-        if found := re.search(r"replica_groups=\[\d+,(\d+)\]", self.attributes):
-            return int(found.group(1))
-        if found := re.search(r"replica_groups=\{\{([\d,]+)\}", self.attributes):
-            return len(found.group(1).split(","))
+        if size := self.find(r"replica_groups=\[\d+,(\d+)\]"):
+            return int(size)
+        if first := self.find(r"replica_groups=\{\{([\d,]+)\}"):
+            return len(first.split(","))
         if found := re.search(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}", self.attributes):
-            sizes = dict(re.findall(r"'(\w+)'=(\d+)", found.group(1)))
-            return math.prod(int(sizes[axis]) for axis in re.findall(r"'(\w+)'", found.group(2)))
+            sizes = dict(re.findall(r"'(\w+)'=(\d+)", found[1]))
+            return math.prod(int(sizes[axis]) for axis in re.findall(r"'(\w+)'", found[2]))
         return None
 
     def called(self, *roles: str) -> tuple[str, ...]:
         """The computations behind attributes such as ``body`` or ``calls``, in their order."""
-        found: list[str] = []
-        for role in roles:
-            if match := re.search(rf"\b{role}=(\{{[^}}]*\}}|%?[\w.\-]+)", self.attributes):
-                found += re.findall(r"[\w.\-]+", match.group(1))
-        return tuple(found)
+        texts = [self.find(rf"\b{role}=(\{{[^}}]*\}}|%?[\w.\-]+)") or "" for role in roles]
+        return tuple(name for text in texts for name in re.findall(r"[\w.\-]+", text))
 
     def numbers(self, attribute: str) -> tuple[int, ...]:
         """``lhs_contracting_dims={0,1}`` as (0, 1)."""
-        found = re.search(rf"\b{attribute}=\{{([\d,]*)\}}", self.attributes)
-        return tuple(int(x) for x in found.group(1).split(",") if x) if found else ()
+        return _integers(self.find(rf"\b{attribute}=\{{([\d,]*)\}}") or "")
+
+    def find(self, pattern: str) -> str | None:
+        """The first group of a pattern in the attributes; None: it is not there."""
+        found = re.search(pattern, self.attributes)
+        return found[1] if found else None
 
 
 @dataclass(frozen=True)
@@ -107,11 +106,18 @@ class Computation:
 
     @cached_property
     def users(self) -> dict[str, list[Instruction]]:
+        """The users of each instruction, seen through bitcasts."""
         found: dict[str, list[Instruction]] = {}
         for each in self.instructions:
-            for operand in each.operands:
-                found.setdefault(operand, []).append(each)
+            for operand in each.operands if each.opcode != "bitcast" else ():
+                if operand in self.by_name:
+                    found.setdefault(self.source(operand).name, []).append(each)
         return found
+
+    def source(self, name: str) -> Instruction:
+        """The instruction of that name, or what it renames where it is a bitcast."""
+        found = self.by_name[name]
+        return self.source(found.operands[0]) if found.opcode == "bitcast" else found
 
     @property
     def root(self) -> Instruction:
@@ -135,13 +141,12 @@ def parse(text: str) -> Module:
         ValueError: there is no entry computation: this is not the text of an HLO module.
     """
     computations: dict[str, Computation] = {}
-    entry: str | None = None
-    name: str | None = None
+    entry = name = None
     lines: list[Instruction] = []
     for line in text.splitlines():
         if head := _HEAD.match(line):
-            name, lines = head.group(2), []
-            entry = name if head.group(1) else entry
+            name, lines = head[2], []
+            entry = name if head[1] else entry
         elif line.startswith("}") and name is not None:
             computations[name] = Computation(name, tuple(lines))
             name = None
@@ -153,19 +158,18 @@ def parse(text: str) -> Module:
 
 
 def _instruction(line: str) -> Instruction:
-    is_root = line.startswith("ROOT ")
     name, _, rest = line.removeprefix("ROOT ").partition(" = ")
     end = _closing(rest, 0) + 1 if rest.startswith("(") else rest.index(" ")
-    shapes = tuple(
-        Shape(dtype, tuple(int(x) for x in dims.split(",") if x)) for dtype, dims in _ARRAY.findall(rest[:end])
-    )
-    rest = rest[end:].lstrip()
-    start = rest.index("(")
+    shapes = tuple(Shape(dtype, _integers(dims)) for dtype, dims in _ARRAY.findall(rest[:end]))
+    start = rest.index("(", end)
     close = _closing(rest, start)
-    inside = rest[start + 1 : close]
-    opcode = rest[:start]
-    operands = () if opcode in ("constant", "parameter") else tuple(_NAME.findall(inside))
-    return Instruction(name.lstrip("%"), shapes, opcode, operands, inside, rest[close + 1 :], is_root)
+    opcode = rest[end:start].strip()
+    operands = () if opcode in ("constant", "parameter") else tuple(_NAME.findall(rest[start:close]))
+    return Instruction(name.lstrip("%"), shapes, opcode, operands, rest[close + 1 :], line.startswith("ROOT "))
+
+
+def _integers(text: str) -> tuple[int, ...]:
+    return tuple(int(x) for x in text.split(",") if x)
 
 
 def _closing(text: str, start: int) -> int:
@@ -176,10 +180,3 @@ def _closing(text: str, start: int) -> int:
         if depth == 0:
             return match.start()
     raise ValueError(f"unbalanced parentheses in HLO: {text[:120]!r}")
-
-
-def _bits(dtype: str) -> int:
-    if dtype in _BITS:
-        return _BITS[dtype]
-    digits = re.match(r"[a-z]+(\d+)", dtype)
-    return int(digits.group(1)) if digits else 8

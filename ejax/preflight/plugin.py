@@ -1,4 +1,4 @@
-"""XLA's GPU compiler without a GPU: is it here, does it fit, and the devices to compile for."""
+"""XLA's GPU compiler without a GPU: its presence, its release, and the devices to compile for."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,7 +14,7 @@ _PACKAGES = (("jax-cuda12-plugin", "jax-cuda12-pjrt"), ("jax-cuda13-plugin", "ja
 
 
 def compiler_problem() -> str | None:
-    """Why nothing can be compiled for a GPU here, and what to do; None: it can."""
+    """Give the reason why nothing can be compiled for a GPU here, with the remedy; None: there is none."""
     wanted = jax.__version__
     for packages in _PACKAGES:
         found = {name: _version(name) for name in packages}

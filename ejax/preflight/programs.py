@@ -58,7 +58,7 @@ def on_accelerator(config: RunConfig) -> tuple[RunConfig, tuple[str, ...]]:
     """The config with its physics engine settled as on an NVIDIA GPU, and a note of which and why.
 
     Raises:
-        ConfigError: it asks for the C engine, which steps on the host, or for one that is not installed.
+        ConfigError: it names the C engine, which steps on the host, or for one that is not installed.
     """
     settled, notes = settle_physics(config, platform="cuda")
     engine = ENGINES.get(str(settled.env.cfg.get("physics")))

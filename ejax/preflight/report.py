@@ -10,7 +10,6 @@ from rich.table import Table
 
 from ejax.preflight.bounds import assumptions, bounds
 from ejax.preflight.cost import Cost
-from ejax.preflight.fit import Fit
 from ejax.preflight.hlo import parse
 from ejax.preflight.loops import ENV_STEP, EPOCH, MINIBATCH, PHYSICS_STEP, UPDATE, Loop, count
 from ejax.preflight.programs import Compiled
@@ -50,16 +49,23 @@ class Settings:
 
 
 def describe(
-    settings: Settings, card: Card, programs: Sequence[Compiled], fit: Fit | None, seconds: dict[str, float]
-) -> Any:
-    """Everything, as JSON can hold it."""
+    settings: Settings,
+    card: Card,
+    programs: Sequence[Compiled],
+    fit: dict[str, Any] | None,
+    seconds: dict[str, float],
+) -> dict[str, Any]:
+    """Everything, as JSON can hold it.
+
+    Args:
+        fit: an ``ejax.preflight.run.Fit`` as a dict.
+    """
     return {
         "schema_version": SCHEMA_VERSION,
         **asdict(settings),
-        "card": {"name": card.name, "memory": card.memory, "bandwidth": card.bandwidth, "fp32": card.fp32}
-        | {"matrix": card.matrix, "link": card.link},
+        "card": {name: value for name, value in asdict(card).items() if name != "text"},
         "programs": {each.name: _program(each, settings, card) for each in programs},
-        "largest_num_envs": None if fit is None else asdict(fit),
+        "largest_num_envs": fit,
         "assumptions": assumptions(card, hosts=settings.hosts),
         "not_known": list(NOT_KNOWN),
         "seconds": {name: round(number, 1) for name, number in seconds.items()},
@@ -92,29 +98,27 @@ def _program(compiled: Compiled, settings: Settings, card: Card) -> dict[str, An
 def _unit(loop: Loop, card: Card, settings: Settings) -> dict[str, Any]:
     """One trip of a loop."""
     limits = bounds(loop.trip, card, hosts=settings.hosts)
-    return {
-        "trips": loop.trips,
-        **_counts(loop.trip),
-        "bounds_s": {**asdict(limits), "limiting": limits.limiting},
-    }
+    counts = _counts(loop.trip)
+    return {"trips": loop.trips, **counts, "bounds_s": {**asdict(limits), "limiting": limits.limiting}}
 
 
 def _counts(cost: Cost) -> dict[str, Any]:
     return {
-        "kernels": _whole(cost.kernels),
-        "host_trips": _whole(cost.host_trips),
-        "callbacks": _whole(cost.callbacks),
-        "collectives": _whole(cost.num_collectives),
-        "collective_bytes": _whole(sum(each.num_bytes * times for each, times in cost.collectives.items())),
-        "bytes": _whole(cost.num_bytes),
-        "dot_flops": {name: _whole(flops) for name, flops in sorted(cost.dot_flops.items())},
-        "element_ops": _whole(cost.element_ops),
+        "kernels": math.ceil(cost.kernels),
+        "host_trips": math.ceil(cost.host_trips),
+        "callbacks": math.ceil(cost.callbacks),
+        "collectives": math.ceil(cost.num_collectives),
+        "collective_bytes": math.ceil(sum(each.num_bytes * times for each, times in cost.collectives.items())),
+        "bytes": math.ceil(cost.num_bytes),
+        "dot_flops": {name: math.ceil(flops) for name, flops in sorted(cost.dot_flops.items())},
+        "element_ops": math.ceil(cost.element_ops),
     }
 
 
 def _loop(loop: Loop) -> dict[str, Any]:
+    counts = _counts(loop.trip)
     return {"path": loop.path, "trips": loop.trips} | {
-        name: value for name, value in _counts(loop.trip).items() if name in ("kernels", "host_trips", "collectives")
+        name: counts[name] for name in ("kernels", "host_trips", "collectives")
     }
 
 
@@ -125,10 +129,6 @@ def _stored(program: Loop, settings: Settings) -> float | None:
         return None
     kept = sum(shape.num_bytes for shape in steps.shapes if shape.dims[:1] == (steps.trips,))
     return kept / (steps.trips * settings.num_envs)
-
-
-def _whole(number: float) -> int:
-    return math.ceil(number)
 
 
 def show(found: dict[str, Any], console: Console) -> None:
@@ -157,26 +157,17 @@ def _show_program(name: str, program: dict[str, Any], console: Console) -> None:
     if program["stored_bytes_per_env_step"]:
         console.print(f"the rollout keeps {program['stored_bytes_per_env_step']:,.0f} bytes of each env step")
     table = Table(box=None, pad_edge=False, header_style="dim")
-    columns = (
-        "per",
-        "trips",
-        "kernels",
-        "host trips",
-        "callbacks",
-        "collectives",
-        "bytes",
-        "product FLOPs",
-        "other ops",
-    )
-    for column in (*columns, "estimate", "limited by"):
+    numbers = ("trips", "kernels", "host trips", "callbacks", "collectives", "bytes", "product FLOPs", "other ops")
+    for column in ("per", *numbers, "estimate", "limited by"):
         table.add_column(column, justify="left" if column in ("per", "limited by") else "right", no_wrap=True)
     for unit, each in program["units"].items():
-        limits = each["bounds_s"]
+        limits = dict(each["bounds_s"])
+        limiting = limits.pop("limiting")
         table.add_row(
-            *(unit, _trips(each["trips"])),
+            *(unit, "unknown" if each["trips"] is None else f"{each['trips']:,}"),
             *(f"{each[key]:,}" for key in ("kernels", "host_trips", "callbacks", "collectives")),
             *(_size(each["bytes"]), _scaled(sum(each["dot_flops"].values())), _scaled(each["element_ops"])),
-            *(_time(max(limits[key] for key in limits if key != "limiting")), limits["limiting"]),
+            *(_time(max(limits.values())), limiting),
         )
     console.print(table)
     if unknown := [each for each in program["loops"] if each["trips"] is None and not each["path"].endswith(UPDATE)]:
@@ -195,31 +186,21 @@ def _show_program(name: str, program: dict[str, Any], console: Console) -> None:
         console.print(f"library calls, each counted as one kernel: {calls}")
 
 
-def _trips(trips: int | None) -> str:
-    return "unknown" if trips is None else f"{trips:,}"
-
-
 def _size(num_bytes: float) -> str:
-    for unit in ("B", "kiB", "MiB"):
-        if num_bytes < 1024:
-            return f"{num_bytes:.4g} {unit}"
-        num_bytes /= 1024
-    return f"{num_bytes:.4g} GiB"
+    return "{:.4g} {}".format(*_in_units(num_bytes, 1024, ("B", "kiB", "MiB", "GiB")))
 
 
 def _scaled(number: float) -> str:
-    for unit in ("", " k", " M", " G"):
-        if number < 1000:
-            return f"{number:.3g}{unit}"
-        number /= 1000
-    return f"{number:.3g} T"
+    return "{:.3g}{}".format(*_in_units(number, 1000, ("", " k", " M", " G", " T")))
+
+
+def _in_units(number: float, factor: int, units: Sequence[str]) -> tuple[float, str]:
+    """The number in the first unit in which it is below the factor, or in the last one, and that unit."""
+    if number < factor or len(units) == 1:
+        return number, units[0]
+    return _in_units(number / factor, factor, units[1:])
 
 
 def _time(seconds: float) -> str:
-    return (
-        f"{seconds * 1e6:.3g} µs"
-        if seconds < 1e-3
-        else f"{seconds * 1e3:.3g} ms"
-        if seconds < 1
-        else f"{seconds:.3g} s"
-    )
+    unit, factor = ("µs", 1e6) if seconds < 1e-3 else ("ms", 1e3) if seconds < 1 else ("s", 1.0)
+    return f"{seconds * factor:.3g} {unit}"
