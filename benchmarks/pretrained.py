@@ -1,7 +1,7 @@
 """The pretrained encoders beside torch: largest difference on the real checkpoints, and CPU time of a picture.
 
 Both run on the same cores, ``--cores`` of them, of which all threads' CPU time is counted: the median of the calls, per
-picture (and sentence). Needs the checkpoints and torch's encoder: tests/check_torch.sh has the line that installs them.
+picture (and sentence). Needs the checkpoints and torch's encoder: tests/check.sh --torch installs them.
 """
 
 import argparse

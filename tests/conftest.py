@@ -4,12 +4,17 @@
 """
 
 import atexit
+import ctypes
+import gc
+import json
+import math
 import os
 import shutil
 import signal
+import sys
 import tempfile
-from collections import OrderedDict
-from collections.abc import Iterator
+from collections import Counter, OrderedDict
+from collections.abc import Generator, Iterator
 from importlib.metadata import version
 from pathlib import Path
 
@@ -31,6 +36,13 @@ os.environ["XDG_CONFIG_HOME"] = tempfile.mkdtemp(prefix="ejax-tests-config-")
 import jax
 import pytest
 
+DURATIONS = Path(__file__).with_name("durations.json")
+"""CPU seconds of each test file, from a run of all of them with an empty cache of compiled programs."""
+MAX_CPU_S = 4.0
+"""Most CPU seconds of a test without the mark ``slow``, where the run is as fast as the recorded one."""
+MAX_RESIDENT_BYTES = 1.0e9
+"""Memory of a process above which it forgets compiled programs; two workers then stay below 1.5 GB each."""
+
 atexit.register(shutil.rmtree, os.environ["XDG_CONFIG_HOME"], ignore_errors=True)
 # under nohup, or in the background of a shell, these come ignored: tests that send them would wait for ever
 for _name, _handler in (("SIGINT", signal.default_int_handler), ("SIGHUP", signal.SIG_DFL)):
@@ -41,9 +53,24 @@ jax.config.update("jax_numpy_rank_promotion", "raise")  # [N] + [N, A] is a bug 
 
 @pytest.fixture(autouse=True, scope="module")
 def _forget_compiled_programs() -> Iterator[None]:
-    """A file's programs are of no use to the next one: kept, they grow to several GB."""
+    """Keep the programs of a file for the next one, which traces many of them too, until they fill the memory."""
     yield
-    jax.clear_caches()
+    if _resident_bytes() > MAX_RESIDENT_BYTES:
+        if programs := sys.modules.get("ejax.training.programs"):
+            programs._kept.clear()
+        jax.clear_caches()
+        gc.collect()
+        if sys.platform == "linux":  # glibc keeps what is freed: 340 of 560 MB were left after test_ppo.py
+            ctypes.CDLL("libc.so.6").malloc_trim(0)
+
+
+def _resident_bytes() -> float:
+    """The memory of this process; infinite where no /proc shows it."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except OSError:
+        return math.inf
+    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +102,90 @@ def nothing_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(CPUBudget(), "cpu_budget")
     config.addinivalue_line("filterwarnings", "error")
     # what a collected object complains of is shown, but must not fail whichever test runs just then
     config.addinivalue_line("filterwarnings", "default::pytest.PytestUnraisableExceptionWarning")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Order files by their time, the longest first: one that starts last would keep the other processes waiting."""
+    recorded = json.loads(DURATIONS.read_text())
+    items.sort(key=lambda item: -recorded.get(item.path.name, math.inf))
+
+
+class CPUBudget:
+    """Measure the CPU seconds of each test, its subprocesses' among them, and fail the run for one that takes too long.
+
+    A module's fixtures count as those of the first test that uses them, apart from its own seconds.
+    """
+
+    def __init__(self) -> None:
+        self._before = 0.0
+        self.seconds: dict[str, dict[str, float]] = {}
+        self.over: dict[str, float] = {}
+
+    @staticmethod
+    def _now() -> float:
+        times = os.times()
+        return times.user + times.system + times.children_user + times.children_system
+
+    def pytest_runtest_logstart(self) -> None:
+        self._before = self._now()
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        report = yield
+        now = self._now()
+        report.user_properties.append(("cpu_s", now - self._before))
+        self._before = now
+        return report
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Collect what workers measured, in the process that starts them."""
+        for name, value in report.user_properties:
+            if name == "cpu_s":
+                self.seconds.setdefault(report.nodeid, {})[report.when] = value
+
+    def files(self) -> dict[str, float]:
+        """CPU seconds of each file."""
+        sums: Counter[str] = Counter()
+        for node, parts in self.seconds.items():
+            sums[Path(node.partition("::")[0]).name] += sum(parts.values())
+        return {name: round(seconds, 1) for name, seconds in sorted(sums.items())}
+
+    def slowness(self) -> float:
+        """Ratio of this run's CPU seconds to the recorded ones, at least 1: a busy machine takes more for the same."""
+        recorded, files = json.loads(DURATIONS.read_text()), self.files()
+        both = files.keys() & recorded.keys()
+        return max(1.0, sum(files[name] for name in both) / max(1.0, sum(recorded[name] for name in both)))
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if hasattr(session.config, "workerinput"):
+            return  # one of several workers
+        if session.config.getoption("--record-durations"):
+            DURATIONS.write_text(json.dumps(self.files(), indent=0) + "\n")
+        if session.config.getoption("markexpr") == "not slow" and json.loads(DURATIONS.read_text()):
+            limit = MAX_CPU_S * self.slowness()
+            self.over = {node: parts["call"] for node, parts in self.seconds.items() if parts.get("call", 0.0) > limit}
+        if self.over and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if not self.seconds:
+            return
+        slowest = sorted(self.seconds.items(), key=lambda entry: -sum(entry[1].values()))[:10]
+        terminalreporter.section("CPU seconds of the ten slowest tests (fixtures + test)")
+        for node, parts in slowest:
+            terminalreporter.line(
+                f"{sum(parts.values()) - parts.get('call', 0.0):5.1f} + {parts.get('call', 0.0):4.1f}  {node}"
+            )
+        for node, seconds in self.over.items():
+            terminalreporter.line(
+                f"over the budget: {seconds:.1f} s, allowed {MAX_CPU_S * self.slowness():.1f}: {node}. "
+                "Make it shorter, or mark it slow."
+            )
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--record-durations", action="store_true", help="write the files' CPU seconds to durations.json")

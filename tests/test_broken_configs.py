@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_config import BASE, ROOT, make, trainer
+from small_configs import BASE, ROOT, make, trainer
 
 from ejax.config import ConfigError, load_config, parse_config
 from ejax.config.embodichain.check import check

@@ -13,12 +13,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gymnasium.vector import AsyncVectorEnv
 from host_tasks import Drift
+from rude_runs import config, in_workers
 from rude_tasks import Rude, Stop, end
 
-from ejax.config import RunConfig, parse_config
-from ejax.envs.adapters.gymnasium import GymnasiumVector
 from ejax.envs.adapters.worker import Contained, make_in_worker
 from ejax.envs.host.calls import Call, EnvExit, HostEnvError, call_env, described, under_way, waiting_for
 from ejax.envs.host.guarded import GuardedEnv
@@ -37,26 +35,6 @@ CALM = np.zeros((2, 1), np.float32)
 def trusted() -> None:
     """These tests make it by name, without a config that names it."""
     trust("rude_tasks:Rude")
-
-
-def config(folder: Path, *overrides: str, name: str = "rude_tasks:Rude", **cfg: Any) -> RunConfig:
-    network = {"network_cfg": {"hidden_sizes": [4]}}
-    raw = {
-        "trainer": {
-            "exp_name": "tiny",
-            "num_envs": 2,
-            "buffer_size": 4,
-            "iterations": 4,
-            "num_eval_episodes": 2,
-            "num_eval_envs": 1,
-            "output_dir": str(folder),
-            "console": False,
-        },
-        "env": {"id": name, "cfg": cfg},
-        "policy": {"name": "actor_critic", "actor": network, "critic": network},
-        "algorithm": {"name": "ppo", "cfg": {"batch_size": 8, "n_epochs": 1}},
-    }
-    return parse_config(raw, list(overrides))
 
 
 # The call
@@ -229,11 +207,6 @@ def test_what_is_raised_in_a_worker_arrives(make: Any, told: str) -> None:
         env.step(None)
     error = caught.value
     assert told.split(",")[0].replace("\\", "") in str(type(error)(error))  # as Gymnasium raises it again
-
-
-def in_workers(num_envs: int, **cfg: Any) -> Any:
-    make = partial(make_in_worker, partial(Rude, **cfg), os.getpid())
-    return GymnasiumVector(AsyncVectorEnv([make] * num_envs, autoreset_mode="Disabled", context="forkserver"))
 
 
 def test_gymnasiums_own_are_made_so_in_workers() -> None:

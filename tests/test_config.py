@@ -12,25 +12,15 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from shipped import load_shipped
+from small_configs import BASE, ROOT, gym, make, trainer
 
-from ejax.config import ConfigError, RunConfig, load_config, parse_config
+from ejax.config import ConfigError, load_config, parse_config
 from ejax.config.embodichain.check import check
 from ejax.config.schema import make_schema, schema_text
 from ejax.schema import registry
 from ejax.train import main
 
-ROOT = Path(__file__).parent.parent
 CONFIGS = sorted(p for p in (ROOT / "configs").rglob("*.*") if p.name != "gym_config.json" and p.is_file())
-
-BASE = {
-    "trainer": {"learning_env": "PointMassRL", "num_envs": 8, "buffer_size": 16},
-    "policy": {
-        "name": "actor_critic",
-        "actor": {"type": "mlp", "network_cfg": {"hidden_sizes": [8, 8], "activation": "relu"}},
-        "critic": {"type": "mlp", "network_cfg": {"hidden_sizes": [8, 8], "activation": "relu"}},
-    },
-    "algorithm": {"name": "ppo", "cfg": {"batch_size": 32}},
-}
 
 
 @dataclass(frozen=True)
@@ -48,26 +38,8 @@ def task(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(registry.ENVS, "TaskRL", Task)
 
 
-def make(*overrides: str, **sections: Any) -> RunConfig:
-    """BASE with sections replaced, then overrides."""
-    return parse_config({**copy.deepcopy(BASE), **sections}, overrides)
-
-
-def trainer(**keys: Any) -> dict[str, Any]:
-    return {**BASE["trainer"], **keys}
-
-
 def without(section: str, key: str) -> dict[str, int]:
     return {name: value for name, value in BASE[section].items() if name != key}
-
-
-def gym(tmp_path: Path, data: dict[str, Any], **keys: int) -> RunConfig:
-    """The config of a train file whose gym config holds ``data``."""
-    (tmp_path / "gym.json").write_text(json.dumps(data))
-    section = {"gym_config": "gym.json", **keys}
-    train = {**BASE, "trainer": section}
-    (tmp_path / "train.json").write_text(json.dumps(train))
-    return load_config(tmp_path / "train.json")
 
 
 def keys_of(notices: tuple[Any, ...]) -> list[str]:

@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from failing_env import Failing
 from numpy.typing import NDArray
 from shipped import load_shipped
-from test_skipped import Failing
 from tiny import GRPO, NUM_ENVS, NUM_STEPS, STEPS, tiny
 
 from ejax.algorithms.ppo import PPOConfig, ppo_update

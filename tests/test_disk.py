@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_config import BASE
+from small_configs import BASE
 
 from ejax import train
 from ejax.store import checkpoint

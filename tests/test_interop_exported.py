@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from test_interop_memory import make_run
+from memory_runs import make_run
 from tiny import NETWORK, tiny
 
 from ejax.config import ConfigError, parse_config

@@ -1,23 +1,19 @@
 """Exports of policies with memory: what they remember goes in and out, over a thousand steps."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import chex
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
+from memory_runs import MEMORIES, make_run
 
 pytest.importorskip("torch")
 
 import torch
-from tiny import NETWORK, tiny
 
 from ejax.config import parse_config
-from ejax.store.run_dir import create_run_directory
 from ejax.training.build import build
 from interop.artefacts.cases import CONSECUTIVE
 from interop.artefacts.formats import FORMATS
@@ -30,29 +26,6 @@ from interop.twin.kinds import load_spec
 from interop.verify import verify
 
 HERE = [name for name, form in FORMATS.items() if not form.missing(to_write=True)]
-ENCODER = {"hidden_sizes": [6], "activation": "tanh", "use_layernorm": True}
-MEMORIES = {
-    "gru": ({"type": "gru", "hidden_size": 5, "num_layers": 2, "encoder": ENCODER}, None),
-    "lstm": ({"type": "lstm", "hidden_size": 5}, {"type": "actor"}),
-    "history": ({"type": "history", "length": 4}, None),
-}
-
-
-def make_run(folder: Path, kind: str) -> Path:
-    """As if after one update, with weights and statistics that are not those of a start."""
-    raw = tiny(folder)
-    memory, of_critic = MEMORIES[kind]
-    raw["policy"]["actor"] = {**NETWORK, "memory": memory}
-    raw["policy"]["critic"] = {**NETWORK, "memory": of_critic}
-    config = parse_config(raw)
-    directory = create_run_directory(config, folder / "run")
-    meta = {"global_step": 32, "num_updates": 1, "best_eval_value": None, "config": config.to_dict()}
-    state = build(config).state
-    rng = np.random.default_rng(0)
-    params = jax.tree.map(lambda x: jnp.asarray(rng.uniform(-0.7, 0.7, x.shape), x.dtype), state.train.params)
-    params["normalizer"]["actor_obs_normalizer"]["variance"] += 0.8
-    directory.save(replace(state, train=replace(state.train, params=params)), meta, keep=1)
-    return directory.path
 
 
 @pytest.fixture(scope="module", params=MEMORIES)

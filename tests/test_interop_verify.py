@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_interop_export import ORIGIN, policy_for
+from toy_policies import ORIGIN, policy_for
 
 from ejax.envs.tasks.point_mass import PointMassRL
 from interop.artefacts.certificate import sha256

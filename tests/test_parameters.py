@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import mujoco
 import numpy as np
 import pytest
+from cube_sweep import C_ENGINE, assert_same_bits, sweep, trajectory
 from numpy.typing import NDArray
-from test_mujoco import C_ENGINE, assert_same_bits, sweep, trajectory
 
 from ejax.envs.manager.embodied import EmbodiedEnv
 from ejax.envs.mujoco.choice import Engine, how_to_install

@@ -1,44 +1,19 @@
 """Updates that were not applied: what is said of them, what a run of them ends with, what is never kept."""
 
 import json
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import pytest
+from failing_env import Failing
 from tiny import EVALUATED, NUM_STEPS, STEPS, tiny
 
 from ejax.config import parse_config
-from ejax.envs.tasks.point_mass import PointMassRL, PointMassState
 from ejax.run import train
 from ejax.schema.registry import ENVS
 from ejax.train import main
 from ejax.training.skipped import NonFiniteUpdateError, refuse_nonfinite, skip_notes, skipped_fraction
-from ejax.types import Array, Key, Timestep
-
-
-@dataclass(frozen=True)
-class Failing(PointMassRL):
-    """Every episode is a success; its reward is NaN from step ``sound`` on, its observation infinite from ``seen``.
-
-    Two rollouts make an episode.
-    """
-
-    sound: int = 1000
-    seen: int = 1000
-    max_episode_steps: int = 2 * NUM_STEPS
-
-    def step(self, state: PointMassState, action: Array, key: Key) -> tuple[PointMassState, Timestep]:
-        state, timestep = super().step(state, action, key)
-        broken = state.episode_step >= self.sound
-        blind = state.episode_step >= self.seen
-        return state, replace(
-            timestep,
-            obs=jnp.where(blind, jnp.inf, timestep.obs),
-            reward=jnp.where(broken, jnp.nan, timestep.reward),
-            info={"success": jnp.ones((), bool)},
-        )
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ import pytest
 
 TUTORIALS = Path(__file__).parents[1] / "docs" / "tutorials"
 NEEDS = {"07_export": ("torch", "onnxruntime")}
-"""Extras, without which a tutorial is left to ``tests/check_torch.sh``."""
+"""Extras, without which a tutorial is left to ``tests/check.sh --torch``."""
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in TUTORIALS.glob("*.py")))

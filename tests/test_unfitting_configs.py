@@ -9,7 +9,7 @@ from typing import Any
 
 import gymnasium
 import pytest
-from test_config import ROOT, gym, make
+from small_configs import ROOT, gym, make
 
 from ejax.algorithms.ppo import ALGORITHM as PPO
 from ejax.algorithms.ppo import PPOConfig

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import mujoco
 import numpy as np
 import pytest
-from test_mujoco import assert_same_bits, sweep, trajectory
+from cube_sweep import assert_same_bits, sweep, trajectory
 from tiny import tiny
 
 from ejax.config import ConfigError, parse_config

@@ -17,8 +17,8 @@ import jax
 import numpy as np
 import pytest
 from host_tasks import Drift, Linear, Wrapped
+from rude_runs import config, in_workers
 from rude_tasks import end
-from test_calls import config, in_workers
 
 from ejax.collectors import AsyncCollector, HostCollector, Schedule
 from ejax.collectors.config import CollectorConfig

@@ -1,0 +1,38 @@
+"""Runs of environments that misbehave, in this process and in workers."""
+
+import os
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from gymnasium.vector import AsyncVectorEnv
+from rude_tasks import Rude
+
+from ejax.config import RunConfig, parse_config
+from ejax.envs.adapters.gymnasium import GymnasiumVector
+from ejax.envs.adapters.worker import make_in_worker
+
+
+def config(folder: Path, *overrides: str, name: str = "rude_tasks:Rude", **cfg: Any) -> RunConfig:
+    network = {"network_cfg": {"hidden_sizes": [4]}}
+    raw = {
+        "trainer": {
+            "exp_name": "tiny",
+            "num_envs": 2,
+            "buffer_size": 4,
+            "iterations": 4,
+            "num_eval_episodes": 2,
+            "num_eval_envs": 1,
+            "output_dir": str(folder),
+            "console": False,
+        },
+        "env": {"id": name, "cfg": cfg},
+        "policy": {"name": "actor_critic", "actor": network, "critic": network},
+        "algorithm": {"name": "ppo", "cfg": {"batch_size": 8, "n_epochs": 1}},
+    }
+    return parse_config(raw, list(overrides))
+
+
+def in_workers(num_envs: int, **cfg: Any) -> Any:
+    make = partial(make_in_worker, partial(Rude, **cfg), os.getpid())
+    return GymnasiumVector(AsyncVectorEnv([make] * num_envs, autoreset_mode="Disabled", context="forkserver"))
