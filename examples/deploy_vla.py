@@ -80,7 +80,7 @@ def play(
         say: the instruction. None: those of the episodes.
 
     Returns:
-        For each its ``instruction``, ``return``, ``length`` and, where the environment tells, ``success``.
+        For each its ``instruction``, ``return``, ``length`` and, where the environment reports it, ``success``.
     """
     import jax
 
@@ -154,8 +154,8 @@ def main() -> None:
     env = make_env(contract["env"]["id"], contract["env"]["cfg"], num_envs=args.episodes)
     with controller(directory, args.runtime) as ask:
         for record in play(env, ask, spec, episodes=args.episodes, seed=args.seed, say=args.say):
-            told = f"success {record['success']}  " if "success" in record else ""
-            print(f"return {record['return']:.5f}  length {record['length']}  {told}{record['instruction']!r}")
+            outcome = f"success {record['success']}  " if "success" in record else ""
+            print(f"return {record['return']:.5f}  length {record['length']}  {outcome}{record['instruction']!r}")
 
 
 if __name__ == "__main__":

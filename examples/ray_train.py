@@ -25,7 +25,7 @@ def work(settings: dict[str, Any]) -> None:
     config = load_config(settings["config"], [*settings["overrides"], "trainer.distributed=true"])
     prepare_jax(config.trainer.device)
     run = Path(settings["run"])
-    # Ray starts the processes anew after a failure
+    # Ray restarts the processes after a failure
     train(config, run_dir=run, resume="latest" if run.exists() else None)
 
 

@@ -2,7 +2,7 @@
 # # Your own policy
 #
 # A policy is any Flax module `obs -> (distribution, value)`. Here a two-link arm reaches for a point, and a policy of
-# our own is told what a roboticist would tell it: the angles as sine and cosine, and where the target is *from the
+# our own gets what a roboticist would give it: the angles as sine and cosine, and where the target is *from the
 # hand*. It is written twice, in Flax Linen and in Flax NNX, and trained beside the built-in network with the same PPO.
 #
 # About a minute on two CPU cores, most of it compilation.
@@ -27,7 +27,7 @@ UPDATES = 60  # raise it, and the arm arrives more often
 # ## The run that all three share
 #
 # The observation of `PlanarReachRL` has eight numbers: two joint angles in rad, the hand's position and the target's
-# in m, and the previous action. The constructor of a policy gets, of what a run has to offer, whatever it names:
+# in m, and the previous action. The constructor of a policy gets those of a run's values that it names:
 # `action_spec`, `observation_space`, the section `actor` of the config, … and the keys of `policy.cfg`.
 
 
@@ -131,7 +131,7 @@ print(f"NNX: return {in_nnx:.1f}")
 # %% [markdown]
 # ## What to make of it
 #
-# The three differ in what they are told and how they are initialized, not in the algorithm. One seed says little: give
+# The three differ in what they observe and how they are initialized, not in the algorithm. One seed says little: give
 # `population: {seeds: 8}` in the config ([Resume, fork and sweep](04_resume_fork_sweep.py)) before you believe a
 # difference.
 #

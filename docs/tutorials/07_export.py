@@ -44,7 +44,7 @@ result = train(
 # %% [markdown]
 # ## Export
 #
-# Each format is written, loaded again, and asked about the same observations as the JAX policy: ordinary ones, extreme
+# Each format is written, loaded again, and evaluated on the same observations as the JAX policy: ordinary ones, extreme
 # ones, ones that an adversary chose. The export fails unless all agree within the rounding that the policy itself has.
 #
 # In a shell: `python -m interop.export RUN --to policy --formats pt,safetensors,onnx,torchscript,stablehlo`.
