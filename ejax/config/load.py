@@ -2,7 +2,7 @@
 
 import importlib.util
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,8 @@ from ejax.config.embodichain.spellings import (
     fill_defaults,
     ignore_engine_fields,
     ignore_options,
-    is_seed_spelling,
     read_numbers,
+    recognize_seed_spelling,
     resolve_compat,
     resolve_evaluation,
     resolve_model_type,
@@ -99,8 +99,8 @@ def parse_untrusted(
     Args:
         source: names the content in errors.
     """
-    draft = Draft(data, folder=None if folder is None else Path(folder))
-    config = read_draft(draft, overrides, device)
+    draft = Draft(data, None if folder is None else Path(folder), overrides, device)
+    config = read_draft(draft)
     report = draft.report
     if not any(report.refuses(draft.key(key)) for key in ("trainer", "trainer.device")):
         for key, text in device_problems(draft.get("trainer.device") or "cpu"):
@@ -111,51 +111,43 @@ def parse_untrusted(
     return config.model_copy(update={"notices": notices})
 
 
-def read_draft(draft: Draft, overrides: Sequence[str], device: str | None) -> RunConfig | None:
+def read_draft(draft: Draft) -> RunConfig | None:
     """Bring a draft to the canonical form. None: it has problems. Devices that are not here are no problem yet."""
-    seed_spelling = is_seed_spelling(draft)
-    canonicalize_keys(draft)
-    for text in overrides:
-        _override(draft, text)
-    if device is not None and isinstance(draft.get("trainer"), dict):
-        draft.put("trainer.device", device)
-    canonicalize_keys(draft)
-    no_sections = _require_sections(draft)
-    resolve_evaluation(draft, seed_spelling=seed_spelling)
-    ignore_options(draft)
-    ignore_engine_fields(draft)
-    resolve_sizes(draft)
-    _fill_env(draft)
-    note_manager_form(draft)
-    resolve_model_type(draft)
-    drop_unsupported(draft)
-    resolve_compat(draft)
-    fill_defaults(draft)
-    _do_without_wandb(draft)
-    for section in ("algorithm", "policy", "env", "data", "population"):
-        if draft.has(section):
-            draft.put(section, read_numbers(draft.get(section)))
-
+    for edit in PASSES:
+        edit(draft)
     config, problems = _validate(draft.tree)
     texts: dict[str, list[str]] = {}
     for key, text in problems:
-        if not key.startswith(tuple(f"{section}." for section in no_sections)):
+        if not key.startswith(tuple(f"{section}." for section in draft.no_sections)):
             texts.setdefault(key, []).append(text)
     for key, each in texts.items():
         draft.problem(key, "; ".join(each))
     return None if draft.report.problems else config
 
 
-def _require_sections(draft: Draft) -> list[str]:
-    """Refuse a number or a list where a section belongs, and go on with an empty one. Returns their keys."""
-    wrong = [
-        key for key in ("trainer", "policy", "algorithm") if draft.has(key) and not isinstance(draft.get(key), dict)
-    ]
-    for key in wrong:
-        keys = ", ".join(allowed_keys(key, "")[0])
-        draft.problem(key, f"got {short_repr(draft.get(key))}; must be a section with the keys {keys}")
-        draft.put(key, {})
-    return wrong
+def apply_overrides(draft: Draft) -> None:
+    """Put the values of the command line in the place of the file's."""
+    for text in draft.overrides:
+        _override(draft, text)
+    if draft.device is not None and isinstance(draft.get("trainer"), dict):
+        draft.put("trainer.device", draft.device)
+
+
+def require_sections(draft: Draft) -> None:
+    """Refuse a number or a list where a section belongs, and go on with an empty one."""
+    for key in ("trainer", "policy", "algorithm"):
+        if draft.has(key) and not isinstance(draft.get(key), dict):
+            keys = ", ".join(allowed_keys(key, "")[0])
+            draft.problem(key, f"got {short_repr(draft.get(key))}; must be a section with the keys {keys}")
+            draft.put(key, {})
+            draft.no_sections.append(key)
+
+
+def read_section_numbers(draft: Draft) -> None:
+    """Turn ``1e-8``, which YAML takes for text, into a number wherever no pass reads it again."""
+    for section in ("algorithm", "policy", "env", "data", "population"):
+        if draft.has(section):
+            draft.put(section, read_numbers(draft.get(section)))
 
 
 def _validate(tree: dict[str, Any]) -> tuple[RunConfig | None, list[Problem]]:
@@ -168,15 +160,15 @@ def _validate(tree: dict[str, Any]) -> tuple[RunConfig | None, list[Problem]]:
     except ValidationError as error:
         problems += [problem for problem in explain(error, tree) if problem.key not in reported]
     wrong = {problem.key for problem in problems}
-    if config is not None:
-        problems += class_problems(config.policy)
+    of_class = [] if config is None else class_problems(config.policy)
+    problems += of_class
     if any(key == "env" or key.startswith("env.") for key in wrong):
         return config, problems
     env = EnvConfig.model_validate(tree["env"])
     of_env = env_problems(env)
     if not of_env and not any(key == "trainer" or key.startswith("trainer.events") for key in wrong):
         problems += event_problems(env, EventsConfig.model_validate(tree["trainer"].get("events", {})))
-    if config is not None and not of_env:
+    if config is not None and not of_env and not any(problem.key == "policy.name" for problem in of_class):
         problems += action_problems(config)
     return config, problems + of_env
 
@@ -216,8 +208,8 @@ def _override(draft: Draft, text: str) -> None:
     draft.spelled[key] = written + OVERRIDE
 
 
-def _fill_env(draft: Draft) -> None:
-    """``env`` from ``trainer.gym_config``, under what ``env`` says itself; ``num_envs`` to its place."""
+def fill_env(draft: Draft) -> None:
+    """``env`` from ``trainer.gym_config``, under the keys that ``env`` gives itself; ``num_envs`` to its place."""
     if not isinstance(draft.get("trainer"), dict):
         return
     if draft.has("trainer.gym_config") and draft.key("env").startswith("trainer.learning_env"):
@@ -321,9 +313,31 @@ def _merge(data: dict[str, Any], over: Any) -> dict[str, Any]:
     return merged
 
 
-def _do_without_wandb(draft: Draft) -> None:
-    """A config that asks for Weights & Biases trains without it where the package is missing."""
+def do_without_wandb(draft: Draft) -> None:
+    """Train without Weights & Biases where the package is missing."""
     if draft.get("trainer.use_wandb") is True and importlib.util.find_spec("wandb") is None:
         draft.put("trainer.use_wandb", False)
         text = "wandb is not installed: the run goes on without it (pip install -e '.[wandb]' in ejax's folder)"
         draft.note("trainer.use_wandb", text, "without effect")
+
+
+PASSES: tuple[Callable[[Draft], None], ...] = (
+    recognize_seed_spelling,  # needs the keys as the file spells them
+    canonicalize_keys,  # before overrides, which find a value of the file in its canonical place alone
+    apply_overrides,
+    canonicalize_keys,  # again: overrides come in any spelling
+    require_sections,  # needs canonical names; all that follow take trainer, policy and algorithm for sections
+    resolve_evaluation,  # needs enable_eval and eval_freq of file and overrides
+    ignore_options,  # before sizes, for which the options have to be valid
+    ignore_engine_fields,
+    resolve_sizes,  # needs the algorithm's options; before the gym config's defaults, which give way to them
+    fill_env,  # needs trainer.gym_config; gives env and num_envs
+    note_manager_form,  # needs env
+    resolve_model_type,  # needs the final num_envs and buffer_size
+    drop_unsupported,  # needs to know that compat is given, which the next one takes out
+    resolve_compat,  # fills keys that are not given
+    fill_defaults,  # needs everything above: fills what is still open from other keys
+    do_without_wandb,
+    read_section_numbers,  # last, of what all others have put there
+)
+"""Edits of a draft in their order, each with its reason for the place that it has."""

@@ -1,6 +1,6 @@
 """``python -m ejax.config check FILE``: what becomes of each key of a train config and of the gym config it names.
 
-FILE may be a gym config by itself. Of any other file one note says what it is.
+FILE may be a gym config by itself. Any other file gets one note that names its kind.
 """
 
 import itertools
@@ -45,8 +45,8 @@ def check(path: str | Path, overrides: Sequence[str] = ()) -> list[KeyNote]:
         return [KeyNote(shorten(path.name, MAX_VALUE_CHARS), "unsupported", what)]
     if is_gym_config(data):
         return _shortened(_check_gym_config(path, data, overrides))
-    draft = Draft(read_file(path), folder=path.parent)
-    config = read_draft(draft, overrides, device=None)
+    draft = Draft(read_file(path), path.parent, overrides)
+    config = read_draft(draft)
     for key, text in device_problems(config.trainer.device) if config is not None else ():
         draft.note(key, text)
     if config is not None and is_import_path("policy", config.policy.name):

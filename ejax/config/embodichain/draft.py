@@ -1,7 +1,7 @@
 """A train config on its way to the canonical form."""
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,24 @@ class Draft(Section):
 
     Args:
         folder: of the train file, where a relative ``gym_config`` is looked up first.
+        overrides: ``section.key=value``, as typed.
+        device: wins over ``trainer.device``.
     """
 
-    def __init__(self, tree: dict[str, Any], folder: Path | None = None) -> None:
+    def __init__(
+        self,
+        tree: dict[str, Any],
+        folder: Path | None = None,
+        overrides: Sequence[str] = (),
+        device: str | None = None,
+    ) -> None:
         super().__init__(tree, "", KeyReport())
         self.tree, self.folder = tree, folder
+        self.overrides, self.device = overrides, device
+        self.seed_spelling = False
+        """The file is in the spelling of EmbodiChain's first release."""
+        self.no_sections: list[str] = []
+        """Keys of sections that were no sections; problems below them have no place in the file."""
         self.spelled: dict[str, str] = {}
         """Canonical key -> the key that the user wrote."""
         self.gym_config: tuple[str, Path] | None = None

@@ -217,16 +217,17 @@ def _move(draft: Draft, old: str, new: str) -> None:
     draft.spelled[new] = written
 
 
-def is_seed_spelling(draft: Draft) -> bool:
-    """The first releases wrote ``rollout_steps``, had no ``enable_eval``, and always evaluated."""
-    return draft.has("trainer.rollout_steps") and not {"enable_eval", "buffer_size"} & draft.get("trainer").keys()
+def recognize_seed_spelling(draft: Draft) -> None:
+    """Recognize the first releases, which wrote ``rollout_steps``, had no ``enable_eval``, and always evaluated."""
+    later = {"enable_eval", "buffer_size"}
+    draft.seed_spelling = draft.has("trainer.rollout_steps") and not later & draft.get("trainer").keys()
 
 
-def resolve_evaluation(draft: Draft, *, seed_spelling: bool) -> None:
+def resolve_evaluation(draft: Draft) -> None:
     """``enable_eval`` where it is not given but ``eval_freq`` is."""
     if draft.has("trainer.enable_eval") or not draft.get("trainer.eval_freq"):
         return
-    if seed_spelling:
+    if draft.seed_spelling:
         draft.put("trainer.enable_eval", True)
         text = "evaluates, as the releases of rollout_steps did; trainer.enable_eval: false switches it off"
     else:
