@@ -39,7 +39,7 @@ def argument_problems(
 
 
 def mismatch(annotation: Any, value: Any) -> str | None:
-    """Why a value from a file is not of the annotated type; None where it is, or where that cannot be known."""
+    """Explain why a value from a file is not of the annotated type; None where it is, or that cannot be known."""
     if annotation is inspect.Parameter.empty or isinstance(annotation, str):
         return None
     try:

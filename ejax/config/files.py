@@ -1,7 +1,7 @@
 """Read a config file, or the value of an override: JSON or YAML's safe subset, as what JSON can hold.
 
 All that a parser can raise becomes one error here, with line and key, and what would cost it long is bounded before it
-begins. Two things are read otherwise than YAML 1.1 says: dates are text, and keys are text as they are written.
+begins. Two things differ from YAML 1.1: dates are text, and keys are text as they are written.
 """
 
 import json

@@ -16,7 +16,7 @@ __all__ = ["MLP", "ActorCritic", "ActorOnly", "NetworkConfig", "evaluate_actions
 def get_action(
     policy: Policy, params: Params, obs: PyTree, key: Key, deterministic: bool = False
 ) -> tuple[Array, Array, Array]:
-    """What a policy does.
+    """Act: actions, their log-probabilities, and values.
 
     Args:
         params: Flax variables, as ``policy.init`` gives them.

@@ -121,7 +121,7 @@ def dense_product(x: Array, w: Array, *args: Any, **kwargs: Any) -> Array:
 
 
 def own_precision(x: Array) -> jax.lax.Precision | None:
-    """How to multiply x: a run's ``matmul_precision`` is for float32, and would widen bfloat16."""
+    """Precision of products of x: a run's ``matmul_precision`` is for float32, and would widen bfloat16."""
     return jax.lax.Precision.DEFAULT if x.dtype == jnp.bfloat16 else None
 
 

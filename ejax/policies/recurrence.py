@@ -1,4 +1,4 @@
-"""What a policy can remember by: GRU and LSTM with torch's arithmetic and layout, and a window of past observations.
+"""Memories of policies: GRU and LSTM with torch's arithmetic and layout, and a window of past observations.
 
     GRU    r, z = σ(Wx + b + Uh + c)            n = tanh(Wx + b + r·(Uh + c))     h' = (1 − z)·n + z·h
     LSTM   i, f, o = σ(Wx + b + Uh + c)         g = tanh(Wx + b + Uh + c)         c' = f·c + i·g,  h' = o·tanh(c')
@@ -58,7 +58,7 @@ class MemoryConfig(BaseModel):
 
     @property
     def remembers(self) -> bool:
-        """Whether it is a memory of its own."""
+        """True for a memory of its own."""
         return self.type not in ("actor", "none")
 
     @property

@@ -13,7 +13,7 @@ Status = Literal["used", "renamed", "without effect", "unsupported"]
 MAX_MESSAGE_CHARS = 16_000
 """Characters of a ``ConfigError``'s problems; those that come after them are counted."""
 EMPTY = "empty"
-"""The text of a key without effect that asks for nothing."""
+"""The text of a key without effect that requests nothing."""
 
 
 class Problem(NamedTuple):
@@ -32,7 +32,7 @@ class KeyNote(NamedTuple):
     """As a problem's."""
     status: Status
     text: str = ""
-    """Why, where it is not simply used."""
+    """The reason, where it is not simply used."""
 
 
 class ConfigError(ValueError):

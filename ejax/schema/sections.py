@@ -144,5 +144,5 @@ class Section:
 
 
 def is_empty(value: Any) -> bool:
-    """True for a value that asks for nothing: null, or an empty section or list."""
+    """True for a value that requests nothing: null, or an empty section or list."""
     return value is None or (isinstance(value, Mapping | list | tuple) and not value)

@@ -13,7 +13,7 @@ name what ejax has registered. Other code runs only if it was named
   lie in the project too.
 
 Asking imports nothing: only the top-level module is looked up, which runs none of it. The standard library alone is
-needed, since the worker of ``ejax.data`` asks too.
+needed, since the worker of ``ejax.data`` checks too.
 """
 
 import argparse
@@ -43,6 +43,9 @@ _FOLDERS = "folders"
 """Entry of the remembered folders, among the places: no place has this form."""
 _MAX_SHOWN = 200
 """Characters of a text that an error shows."""
+
+_NOT_FOUND = (ImportError, ValueError, AttributeError, KeyError, OSError)
+"""Errors of looking a module up: one in ``sys.modules`` without a spec, a namespace whose parent is not there, …"""
 
 _named: dict[str, bool] = {}
 """Places that this process lets through; True: named on the command line, and to be remembered once it is used."""
@@ -138,7 +141,8 @@ def check_trusted(place: str) -> None:
         _named[place] = False
     elif _named[place]:
         _named[place] = False
-        _remember(place)
+        if found := _found_in(place):  # else the import reports it
+            _write_down(place, found, f"'{place}' in {found}")
     _reach(place)
 
 
@@ -227,11 +231,7 @@ def _by_folder(place: str) -> str | None:
 
 def _find_spec(name: str) -> ModuleSpec | None:
     """Find a top-level module without importing it: on Python's path, and last in the working directory, which the
-    script ``ejax`` has not on its path; not under ``python -P``.
-
-    Raises:
-        ImportError, ValueError, AttributeError: one that is in ``sys.modules`` without a spec.
-    """
+    script ``ejax`` lacks there; not under ``python -P``. Raises one of ``_NOT_FOUND``."""
     found = importlib.util.find_spec(name)
     return found if found or sys.flags.safe_path else PathFinder.find_spec(name, [os.getcwd()])
 
@@ -239,7 +239,7 @@ def _find_spec(name: str) -> ModuleSpec | None:
 def _reach(place: str) -> None:
     """Put the working directory last on Python's path for code that was let through, where only it has the module."""
     name = place.rpartition(":")[0].partition(".")[0]
-    with contextlib.suppress(ImportError, ValueError, AttributeError, OSError):
+    with contextlib.suppress(*_NOT_FOUND):
         if importlib.util.find_spec(name) is None and _find_spec(name) is not None:
             sys.path.append(os.getcwd())
 
@@ -254,13 +254,7 @@ def _steps(place: str) -> list[str]:
     for number in range(1, len(parts) + 1):
         try:
             spec = _find_spec(parts[0]) if number == 1 else PathFinder.find_spec(".".join(parts[:number]), path)
-        except (
-            ImportError,
-            ValueError,
-            AttributeError,
-            KeyError,
-            OSError,
-        ):  # without a spec; a namespace whose parent is not there
+        except _NOT_FOUND:
             spec = None
         source = spec is not None and spec.has_location and spec.origin is not None and spec.origin.endswith(".py")
         files.append(os.path.realpath(spec.origin) if source else "")  # type: ignore[union-attr, arg-type]
@@ -271,7 +265,7 @@ def _steps(place: str) -> list[str]:
 
 
 def _folder_problem(folder: Path, files: list[str]) -> str:
-    """Why a trusted folder does not let these files through: what a stranger may have put there. "": it does."""
+    """Explain why a trusted folder does not let these files, maybe a stranger's, through. "": it does."""
     for file in files:
         if not file:
             return "each step must be a module, or a package with an __init__.py"
@@ -298,7 +292,7 @@ def _made_by_ejax(folder: Path) -> str:
 
 
 def _owner_problem(path: Path) -> str:
-    """Why others than the user could have written a file or a folder. "": they could not."""
+    """Explain why others than the user could have written a file or a folder. "": they could not."""
     status, user = path.stat(), os.getuid()
     if status.st_uid not in (user, 0):
         return "belongs to another user"
@@ -335,7 +329,7 @@ def _found_in(place: str) -> str | None:
         return os.path.realpath(module)
     try:
         spec = _find_spec(module.partition(".")[0])
-    except (ImportError, ValueError, AttributeError, OSError):  # in sys.modules without a spec
+    except _NOT_FOUND:
         return None
     if spec is None:
         return None
@@ -366,15 +360,8 @@ def _remembered() -> dict[str, list[str]]:
         return {}
 
 
-def _remember(place: str) -> None:
-    """Write a place down for this user's later processes. A home that cannot be written to costs a notice only."""
-    found = _found_in(place)
-    if found is None:  # the import will say so
-        return
-    _write_down(place, found, f"'{place}' in {found}")
-
-
 def _write_down(place: str, found: str, what: str) -> None:
+    """Remember for this user's later processes. A home that cannot be written to costs a notice only."""
     places = _remembered()
     if found in places.setdefault(place, []):
         return

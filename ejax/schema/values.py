@@ -19,7 +19,7 @@ FLOAT32_MAX = 3.4028234663852886e38
 INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
 MAY_BE_INFINITE = ("algorithm.cfg.max_grad_norm",)
-"""Infinity: no clipping. Of the algorithms that refuse it, it is the models that say so."""
+"""Infinity: no clipping. The models of some algorithms refuse it."""
 COUNTED_ON_THE_HOST = ("trainer.total_timesteps", "trainer.eval_freq", "trainer.save_freq", "trainer.eval_seed")
 """Integers beyond int32, and likewise every key named ``seed``; the models bound them."""
 MAX_VALUES = 8_000
@@ -69,7 +69,7 @@ def number_problems(tree: Any, element: str = ".{}") -> list[Problem]:
 
 
 def writing_problems(tree: Any) -> list[Problem]:
-    """Why a config could not be written and read again: odd text, and too much of it. Such a one is not looked into."""
+    """Find what keeps a config from being written and read again: odd text, too much of it. No other check follows."""
     problems: list[Problem] = []
     values = characters = 0
     for key, depth, value in _walk(tree, "", 0):

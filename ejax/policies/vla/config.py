@@ -46,7 +46,7 @@ class TextEncoderConfig(BaseModel):
 
     model_config = _STRICT
     type: Literal["words", "minilm"] = "words"
-    """``words``: an embedding for each word. ``minilm``: a frozen sentence encoder, asked once for each instruction
+    """``words``: an embedding for each word. ``minilm``: a frozen sentence encoder, run once for each instruction
     that the environment can give, in training and in testing; any other one is an error."""
     max_words: PositiveInt = 16
     """Tokens of an instruction. An environment's instructions must fit; of others, words beyond are not read."""
@@ -72,7 +72,7 @@ class HeadConfig(BaseModel):
     """flow: steps that are random when an action is sampled. ``one``, drawn for each sample, makes an update's cost
     independent of ``num_steps``."""
     samples_per_row: PositiveInt = 4
-    """flow: times τ at which cloning asks for the velocity, for each observation that was encoded."""
+    """flow: times τ at which cloning evaluates the velocity, for each observation that was encoded."""
 
 
 class LoraConfig(BaseModel):
@@ -94,14 +94,15 @@ class ModelConfig(BaseModel):
     numbers: tuple[str, ...] = ("state",)
     """Parts that are numbers: proprioception. Others, such as a simulator's state, are not looked at."""
     predicts: tuple[str, ...] = ()
-    """Parts that cloning teaches the policy to say, in their own units, beside what to do: what demonstrations know and
-    pictures only show, such as where the thing is that the instruction names. A policy that acts does not read them."""
+    """Parts that cloning teaches the policy to predict, in their own units, besides actions: what demonstrations know
+    and pictures only show, such as where the thing is that the instruction names. A policy that acts does not read
+    them."""
     text: str = "instruction"
     """The part that is text: bytes in UTF-8, padded with zeros, uint8 [L]."""
     image_encoder: ImageEncoderConfig = ImageEncoderConfig()
-    """What turns a picture into tokens."""
+    """The encoder of a picture into tokens."""
     text_encoder: TextEncoderConfig = TextEncoderConfig()
-    """What turns the instruction into tokens."""
+    """The encoder of the instruction into tokens."""
     width: PositiveInt = 128
     """Numbers of a token; a multiple of 2 · ``num_heads``."""
     depth: PositiveInt = 4
@@ -115,7 +116,8 @@ class ModelConfig(BaseModel):
     critic: bool = False
     """A value head, for PPO."""
     torch_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Of the trunk's products; parameters, statistics, log-probabilities and softmax are float32. EmbodiChain's key."""
+    """Type of the trunk's products; parameters, statistics, log-probabilities and softmax are float32. EmbodiChain's
+    key."""
     remat: bool = False
     """Compute each block again in the backward pass instead of keeping what is inside it."""
     lora: LoraConfig | None = None
@@ -139,7 +141,7 @@ class VLAConfig(BaseModel):
     """``package.module:Class``, or as EmbodiChain spells it ``package.module.Class``: a policy of your own, called with
     ``model_config``. None: the built-in model."""
     model: ModelConfig = Field(alias="model_config", default_factory=ModelConfig)
-    """Of the built-in model, or arguments of a class of your own."""
+    """Options of the built-in model, or arguments of a class of your own."""
     instruction: str | None = None
     """The instruction, for an environment whose observation has no text."""
     inference_horizon: PositiveInt = 8

@@ -41,7 +41,7 @@ class Velocity(Protocol):
 
 @dataclass(frozen=True)
 class FlowSpec:
-    """What is known before any observation is; hashable."""
+    """Constants of a flow, known before any observation; hashable."""
 
     velocity: Velocity
     horizon: int
@@ -60,12 +60,12 @@ class FlowSpec:
 class FlowChunk:
     """The distribution of a chunk for each of a batch of observations, leading axes [...]: an ``ejax`` distribution.
 
-    It asks the network itself, so it carries the network's variables: ``kept`` is what a rollout stores of it.
+    It evaluates the network itself, so it carries the network's variables: ``kept`` is what a rollout stores of it.
     """
 
     variables: PyTree
     context: PyTree
-    """What the network made of the observations; leaves [B, ...], the leading axes flattened."""
+    """The network's encoding of the observations; leaves [B, ...], the leading axes flattened."""
     spec: FlowSpec = struct.field(pytree_node=False)
     batch: tuple[int, ...] = struct.field(pytree_node=False)
     """The leading axes."""
@@ -148,7 +148,7 @@ class FlowChunk:
         raise ValueError("the divergence of two flows has no closed form: leave out schedule: adaptive")
 
     def kept(self, decision: Array) -> Drawn:
-        """What a rollout keeps: the log-probability of what was drawn."""
+        """Keep for the rollout the log-probability of the draw."""
         return Drawn(self.log_prob(decision))
 
     def matching_loss(self, target: Array, key: Key) -> Array:
@@ -165,7 +165,7 @@ class FlowChunk:
         def at_one_time(key: Key) -> Array:
             key_noise, key_time = jax.random.split(key)
             noise = jax.random.normal(key_noise, action.shape)
-            # more often near the noise, where the observation alone tells the action
+            # more often near the noise, where the observation alone determines the action
             tau = 1.0 - jnp.sqrt(jax.random.uniform(key_time, action.shape[:1]))
             share = tau[:, None, None]
             velocity = self._velocity(share * action + (1.0 - share) * noise, tau)

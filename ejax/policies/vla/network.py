@@ -30,17 +30,17 @@ Context: TypeAlias = tuple[tuple[tuple[Array, Array], ...], Array, Array]
 """Keys and values [B, P, H, d] of each block, which of the P tokens there are, [B, P] bool, and the token of the
 numbers [B, W]."""
 SENTENCE_FEATURES = 384
-"""Of MiniLM's embeddings."""
+"""Numbers of MiniLM's embeddings."""
 FREQUENCIES = tuple(2.0**i * math.pi / 16 for i in range(16))
-"""Of the time τ; float32 also where weights are not, since the highest ones enlarge its rounding."""
+"""Angular frequencies of τ; float32 also where weights are not, since the highest ones enlarge its rounding."""
 SHARPNESS = 10.0
-"""Of a place's softmax over the pixels."""
+"""Factor in a place's softmax over the pixels."""
 COLOUR = 3.0
 """Gain of the colours' differences from grey."""
 NEAREST = 0.05
-"""Of 1 − τ: the last step of a flow begins farther from its end, but for more than 20 steps."""
+"""Least 1 − τ that is divided by: the last step of a flow begins farther from its end, but for more than 20 steps."""
 PREDICTION = "prediction"
-"""The layer that says what cloning asks for besides actions."""
+"""Name of the layer that predicts parts of the observation for cloning."""
 CRITIC = NetworkConfig(hidden_sizes=(128,), activation="silu")
 
 
@@ -121,9 +121,9 @@ class VLANetwork(nn.Module):
     normalize: bool = False
     """Normalize the numbers by running statistics."""
     initial_log_std: float = 0.0
-    """Of a Gaussian."""
+    """The first log_std of a Gaussian."""
     sentences: tuple[str, ...] = ()
-    """Those that a sentence encoder has been asked for."""
+    """Sentences that a sentence encoder has embedded."""
     predicted_sizes: tuple[int, ...] = ()
     """Numbers of each part that it predicts."""
 
@@ -163,13 +163,13 @@ class VLANetwork(nn.Module):
         numbers = flatten_observation({name: obs[name] for name in c.numbers})
         if self.normalize:
             numbers = self.normalizer(numbers, observe=observe)
-        text, said = self._text(obs)
-        summary = jnp.sum(text * said[..., None], axis=1)
+        text, read = self._text(obs)
+        summary = jnp.sum(text * read[..., None], axis=1)
         if c.text_encoder.summary == "mean":
-            summary = summary / jnp.maximum(jnp.sum(said, axis=1, keepdims=True), 1)
+            summary = summary / jnp.maximum(jnp.sum(read, axis=1, keepdims=True), 1)
         seen = [self.encoders[name](obs[name], summary) for name in c.images]
         tokens = [*(token for token, _ in seen), text]
-        present = [*(jnp.ones(each.shape[:2], bool) for each in tokens[:-1]), said]
+        present = [*(jnp.ones(each.shape[:2], bool) for each in tokens[:-1]), read]
         # places, like joint angles, are numbers: they come with them too, so that a difference is one product
         numbers = jnp.concatenate([numbers, *(places for _, places in seen)], axis=-1)
         number = self.number_out(jax.nn.silu(self.number_in(numbers)))
@@ -187,9 +187,9 @@ class VLANetwork(nn.Module):
         return (tuple(caches), there, number), value
 
     def predict(self, context: Context) -> dict[str, Array]:
-        """What it takes the parts ``config.predicts`` for, [B, F] each.
+        """Predict the parts ``config.predicts``, [B, F] each.
 
-        From the token of the numbers, which goes with every action: what that one tells, no attention has to find.
+        From the token of the numbers, which goes with every action: attention need not find what it holds.
         """
         parts = jnp.split(self.prediction(context[2]), np.cumsum(self.predicted_sizes)[:-1].tolist(), axis=-1)
         return dict(zip(self.config.predicts, parts, strict=True))
@@ -211,7 +211,7 @@ class VLANetwork(nn.Module):
         time = self.time_in(jnp.concatenate([jnp.sin(angle), jnp.cos(angle)], axis=-1))
         time = self.time_out(jax.nn.silu(time))
         clean = self._suffix(context, self.action_in(x) + self.action_place[None] + time[:, None])
-        # it says where the flow ends, which is what the observation tells, and not how far that is from the noise
+        # predicts the flow's end, which the observation determines, rather than its distance from the noise
         return (clean - x) / jnp.maximum(1.0 - tau, NEAREST)[:, None, None]
 
     def gaussian(self, context: Context) -> tuple[Array, Array]:

@@ -21,7 +21,7 @@ from ejax.types import Array, Key
 PADDING, UNKNOWN = 0, 1
 _FIRST = 2
 _PRIME = 16777619
-"""Of the FNV hashes."""
+"""The prime of the FNV hashes."""
 
 
 @dataclass(frozen=True)
