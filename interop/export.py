@@ -32,10 +32,6 @@ import numpy as np
 from ejax.config import ConfigError
 from ejax.envs.host.calls import HostEnvError
 from ejax.play.saved_policy import chosen_checkpoint, load_policy
-from ejax.policies import ActorCritic, ActorOnly
-from ejax.policies.vision import VisionPolicy
-from ejax.policies.vla.policy import VLAPolicy
-from ejax.policies.with_memory import ActorCriticWithMemory
 from ejax.runtime.device import prepare_jax
 from ejax.runtime.process_exit import leave
 from ejax.schema.trust import add_trust_option, trust_words
@@ -44,18 +40,16 @@ from ejax.store.run_dir import open_policy_run
 from ejax.training.environments import build_env
 from ejax.training.watchdog import guarded_calls
 from ejax.types import Env, HostEnv, Params, Policy
-from interop.artefacts.cases import Bounds, draw_cases, observe
+from interop.artefacts.cases import Bounds, observe
 from interop.artefacts.certificate import SCHEMA_VERSION, sha256
 from interop.artefacts.contract import make_contract
 from interop.artefacts.episode import reference_episode
-from interop.artefacts.formats import FORMATS, library_versions
+from interop.artefacts.formats import FORMATS, Trained, library_versions
 from interop.artefacts.host_cases import observe_host
 from interop.artefacts.parity import Case, ParityError, save_cases
 from interop.artefacts.texts import check_texts
-from interop.artefacts.vla_cases import draw_vla_cases, in_float32, text_documents
-from interop.artefacts.write import WRITERS, Trained
 from interop.checkpoints.weights import state_dict_from_params
-from interop.twin.describe import spec_of, vla_spec_of
+from interop.exporters.record import exporter_of, observed
 from interop.twin.kinds import Spec
 from interop.twin.vla_spec import VLASpec
 from interop.verify import check_artefacts, format_table, raise_on_problems
@@ -89,6 +83,9 @@ def main(argv: list[str] | None = None) -> int:
         print(f"interop.export: {error}", file=sys.stderr)
         return 2
     print(format_table(report["artefacts"]))
+    for name in report["artefacts"]:
+        if notice := FORMATS[name].deprecated:
+            print(f"interop.export: {name} is deprecated: {notice}", file=sys.stderr)
     print(f"action clipping: {report['clipping']}")
     print(f"{args.to / 'parity.json'}  sha256 {sha256(args.to / 'parity.json')}")
     return 0
@@ -164,22 +161,22 @@ def export_policy(
     _check_formats(formats)
     if to.exists() and any(to.iterdir()):
         raise FileExistsError(f"{to} holds files already; give a new folder")
-    trunk = policy.model.torch_dtype if isinstance(policy, VLAPolicy) else None
-    exported, spec = _described(policy, env)
+    try:
+        exporter = exporter_of(policy)
+    except TypeError as error:
+        text = f"policies of the class {type(policy).__name__} have no torch twin: {error}"
+        raise ValueError(text) from error
+    exported, spec = exporter.describe(policy, observed(env))
     bounds = _finite_bounds(env.action_space) if spec.head in ("normal", "flow") else None
     env_clips: bool | None
     if isinstance(env, HostEnv):
-        seen, env_clips = observe_host(exported, env, params, bounds)
+        seen, env_clips = observe_host(exported, env, params, spec, bounds)
     else:
-        seen, env_clips = observe(exported, env, params, bounds)
+        seen, env_clips = observe(exported, env, params, spec, bounds)
     clips, reason = _decide_clipping(clipping, bounds, env_clips, spec)
     spec = replace(spec, clip=bounds if clips else None)
-    documents: dict[str, Any] = {}
-    if isinstance(spec, VLASpec):
-        cases = draw_vla_cases(exported, params, spec, seen, env.observation_space)
-        documents = text_documents(exported, seen)
-    else:
-        cases = draw_cases(exported, params, spec, seen, env.observation_space)
+    cases = exporter.draw_cases(exported, params, spec, seen, env.observation_space)
+    documents = exporter.documents(exported, seen)
     trained = Trained(exported, params, spec, state_dict_from_params(exported, params), origin["global_step"])
     documents["contract.json"] = make_contract(origin["env"], env, spec, seen, reason)
     as_trained = not clips or bool(env_clips)
@@ -191,29 +188,9 @@ def export_policy(
         "global_step": origin["global_step"],
         "clipping": reason,
         "matmul_precision": {"training": origin.get("matmul_precision"), "proof": "float32"},
-        **({} if trunk is None else {"torch_dtype": {"training": trunk, "proof": "float32"}}),
+        **exporter.facts(policy),
     }
     return _write(to, formats, trained, documents, cases, facts)
-
-
-def _described(policy: Any, env: Env | HostEnv) -> tuple[Any, Spec]:
-    """The policy as it is exported, and its spec.
-
-    Raises:
-        ValueError: it has no torch twin.
-    """
-    if isinstance(policy, VLAPolicy):
-        return in_float32(policy), vla_spec_of(policy, env)
-    if not isinstance(policy, ActorCritic | ActorOnly | ActorCriticWithMemory | VisionPolicy):
-        raise ValueError(
-            f"policies of the class {type(policy).__name__} have no torch twin: ActorCritic, ActorOnly, "
-            "ActorCriticWithMemory, VisionPolicy, VLAPolicy do"
-        )
-    spec = spec_of(policy, env)
-    if isinstance(policy, VisionPolicy) and not spec.observation:
-        policy = policy.clone(actor_obs_normalization=False)  # it is for numbers, and there are none
-        spec = spec_of(policy, env)
-    return policy, spec
 
 
 def _finite_bounds(space: gymnasium.Space) -> Bounds | None:
@@ -268,7 +245,7 @@ def _write(
         if isinstance(trained.spec, VLASpec):
             check_texts(made, trained.spec)
         for name in formats:
-            WRITERS[name](made / FORMATS[name].file, trained)
+            FORMATS[name].write(made / FORMATS[name].file, trained)
         artefacts = check_artefacts(made, trained.spec, cases, formats, trust=True)
         raise_on_problems(artefacts)
         report = {

@@ -18,13 +18,12 @@ from interop.checkpoints.plain_pt import load_plain
 from interop.dense import describe, odd_tensor
 from interop.twin.distributions import Categorical, Distribution, MultiCategorical, Normal, TanhNormal
 from interop.twin.image_encoder import ImageEncoder
-from interop.twin.kinds import Spec, load_spec
+from interop.twin.kinds import Spec, kind_of, load_spec
 from interop.twin.memory import history_step, make_recurrence, recurrent_step
 from interop.twin.observation import as_tensor, narrow
 from interop.twin.parts import check_batch, part, vla_tokenizer
 from interop.twin.spec import MemorySpec, NetworkSpec, PolicySpec, encoder_name
 from interop.twin.text import Tokenizer
-from interop.twin.vla import TorchVLA
 from interop.twin.vla_spec import VLASpec
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
@@ -176,6 +175,9 @@ class TorchPolicy(nn.Module):
         check_batch(obs, self.spec)
         return numbers
 
+    def deployed(self) -> nn.Module:
+        return Deployed(self)
+
     def clip(self, action: Tensor) -> Tensor:
         return action if self.spec.clip is None else torch.clamp(action, self._clip_low, self._clip_high)
 
@@ -275,8 +277,7 @@ class Deployed(nn.Module):
 
 def deployed(spec: Spec, state_dict: Mapping[str, Any]) -> nn.Module:
     """The twin as a function of plain tensors: ``spec.inputs`` in, ``spec.outputs`` out, all by position."""
-    policy = make_policy(spec, state_dict)
-    return policy if isinstance(policy, TorchVLA) else Deployed(policy)
+    return make_policy(spec, state_dict).deployed()
 
 
 class ObsNormalizer(nn.Module):
@@ -359,7 +360,9 @@ def make_policy(spec: Spec, state_dict: Mapping[str, Any], tokenizer: Tokenizer 
     Raises:
         RuntimeError: the state_dict is not that of such a policy; torch names the keys.
     """
-    policy = TorchVLA(spec, tokenizer) if isinstance(spec, VLASpec) else TorchPolicy(spec)
+    policy = kind_of(spec).make_twin(spec)
+    if tokenizer is not None:
+        policy.tokenizer = tokenizer
     policy.load_state_dict({name: torch.as_tensor(x) for name, x in state_dict.items()}, strict=True)
     return policy.eval()
 

@@ -33,13 +33,12 @@ from ejax.training.build import build
 from interop.artefacts.cases import observe
 from interop.artefacts.contract import make_contract
 from interop.artefacts.episode import reference_episode
-from interop.artefacts.formats import FORMATS
+from interop.artefacts.formats import FORMATS, Trained
 from interop.artefacts.host_cases import observe_host
 from interop.artefacts.parity import Case, ParityError, allowed_error, compare
-from interop.artefacts.write import WRITERS, Trained
 from interop.checkpoints.weights import state_dict_from_params
 from interop.export import export_policy, export_run, main
-from interop.twin.describe import spec_of
+from interop.exporters.record import spec_of
 from interop.twin.spec import NetworkSpec, PolicySpec
 from interop.verify import main as verify_main
 from interop.verify import sha256, verify
@@ -226,8 +225,8 @@ def test_a_mismatch_fails_the_export_and_leaves_nothing(
         params = jax.tree.map(lambda x: x * 1.001, trained.params)
         good(path, dataclasses.replace(trained, params=params))
 
-    good = WRITERS["stablehlo"]
-    monkeypatch.setitem(WRITERS, "stablehlo", write_another_policy)
+    good = FORMATS["stablehlo"].write
+    monkeypatch.setitem(FORMATS, "stablehlo", dataclasses.replace(FORMATS["stablehlo"], write=write_another_policy))
     arguments = [str(run), "--to", str(tmp_path / "out"), "--formats", "stablehlo"]
     assert main(arguments) == 1
     error = capsys.readouterr().err
@@ -268,7 +267,7 @@ def test_onnx_of_each_activation(activation: str, layernorm: bool, tmp_path: Pat
     env = PointMassRL()
     policy, params = policy_for(env, activation=activation, use_layernorm=layernorm, last_activation=activation)
     trained = trained_policy(policy, params, env)
-    WRITERS["onnx"](tmp_path / "policy.onnx", trained)
+    FORMATS["onnx"].write(tmp_path / "policy.onnx", trained)
     obs = 2.0 * jax.random.normal(jax.random.key(0), (7, 14))
     distribution, _ = policy.apply(params, obs)
     action, mean, log_std = FORMATS["onnx"].load(tmp_path / "policy.onnx", trained.spec)([np.asarray(obs)])
@@ -367,8 +366,8 @@ def test_an_environment_outside_jax_clips_if_and_only_if_it_does_inside(clips: b
     env = Toy(BOX, clips=clips)
     policy, params = policy_for(env)
     bounds = ((-1.0, -1.0), (1.0, 1.0))
-    seen, clipped = observe_host(policy, PureHostEnv(env, 4), params, bounds)
-    assert clipped is clips is observe(policy, env, params, bounds)[1]
+    seen, clipped = observe_host(policy, PureHostEnv(env, 4), params, spec_of(policy, env), bounds)
+    assert clipped is clips is observe(policy, env, params, spec_of(policy, env), bounds)[1]
     assert {name: x.shape for name, x in seen.items()} == {"hidden": (512, 1), "robot.q": (512, 3), "robot.v": (512, 2)}
     assert spec_of(policy, PureHostEnv(env, 4)) == spec_of(policy, env)
 

@@ -103,7 +103,7 @@ def test_the_twin_remembers_by_itself_until_it_is_reset(exported: Any) -> None:
     assert np.abs(first - second).max() > 1e-3  # the other row remembers
     with pytest.raises(ValueError, match=r"remembers a batch of \[2\], but got \[3\]; call reset\(\)"):
         policy.act(np.stack([steps[0]] * 3))
-    with pytest.raises(ValueError, match="is asked by act"):
+    with pytest.raises(ValueError, match="is called by act"):
         policy.get_action({"obs": together})
 
 

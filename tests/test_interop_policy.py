@@ -16,7 +16,7 @@ from ejax.policies import ActorCritic, ActorOnly, NetworkConfig
 from ejax.policies.mlp import ACTIVATIONS
 from ejax.types import Policy
 from interop.checkpoints.weights import state_dict_from_params
-from interop.twin.describe import spec_of
+from interop.exporters.record import spec_of
 from interop.twin.spec import PolicySpec
 
 torch = pytest.importorskip("torch", reason="needs torch: pip install -e '.[torch]'")

@@ -31,7 +31,7 @@ from interop.artefacts.parity import ParityError, load_cases
 from interop.checkpoints.optimizer_state import opt_state_from_torch, torch_optimizer_state
 from interop.checkpoints.weights import params_from_state_dict, state_dict_from_params, tensors
 from interop.export import export_policy, export_run
-from interop.twin.describe import spec_of
+from interop.exporters.record import spec_of
 from interop.twin.spec import PolicySpec
 from interop.verify import sha256, verify
 
@@ -382,7 +382,7 @@ def test_it_is_checked_on_1024_small_pictures_and_on_fewer_large_ones() -> None:
     for size, rows in ((10, 1024), (64, 1024), (128, 256)):
         env = Scene(shapes=(("image", (size, size, 3)),))
         policy, _ = make(ENV)
-        assert 16 * steps_to_observe(policy, env.observation_space) == rows
+        assert 16 * steps_to_observe(spec_of(policy, env), env.observation_space) == rows
 
 
 def test_the_contract_asks_for_what_the_actor_reads_and_no_more(exported: Path) -> None:
@@ -479,7 +479,7 @@ def test_a_trace_refuses_a_wrong_image_too(exported: Path) -> None:
 def test_an_environment_outside_jax_shows_the_same_images() -> None:
     policy, params = make(ENV)
     bounds = ((-1.0,) * 4, (1.0,) * 4)
-    seen, clips = observe_host(policy, PureHostEnv(ENV, 4), params, bounds)
+    seen, clips = observe_host(policy, PureHostEnv(ENV, 4), params, spec_of(policy, ENV), bounds)
     assert clips
     assert (seen["image"].shape, seen["image"].dtype) == ((4 * 64, 10, 13, 3), np.uint8)
     assert seen["robot.q"].dtype == np.float32

@@ -25,14 +25,12 @@ from ejax.policies.vla.network import PREDICTION
 from ejax.policies.vla.policy import VLAPolicy, make
 from ejax.policies.vla.words import Words
 from ejax.types import Params, Timestep
-from interop.artefacts.formats import FORMATS
+from interop.artefacts.formats import FORMATS, Trained
 from interop.artefacts.parity import ParityError, check_repeats, load_cases
 from interop.artefacts.texts import adversarial_texts
-from interop.artefacts.vla_cases import in_float32
-from interop.artefacts.write import Trained, write_safetensors
 from interop.checkpoints.weights import state_dict_from_params
 from interop.export import export_policy
-from interop.twin.describe import vla_spec_of
+from interop.exporters.record import spec_of
 from interop.twin.kinds import load_spec
 from interop.twin.text import Tokenizer
 from interop.twin.vla_spec import VLASpec
@@ -165,7 +163,7 @@ def export(name: str, folder: Path) -> Path:
         patch.setattr("interop.artefacts.parity.BATCH_SIZES", (1,))  # StableHLO is compiled for each size
         patch.setattr("interop.artefacts.cases._IMAGE_BYTES", 32 * 9 * 8 * 3)
         patch.setattr("interop.artefacts.adversaries._NUM_ROWS_WITH_IMAGES", 32)
-        patch.setattr("interop.artefacts.vla_cases._NUM_ROWS", 32)
+        patch.setattr("interop.exporters.vla._NUM_ROWS", 32)
         env, (policy, params) = ENVS.get(name, Talk()), made(name)
         export_policy(policy, params, env, folder / f"exported-{name}", formats, origin=ORIGIN)
     return folder / f"exported-{name}"
@@ -317,7 +315,8 @@ def test_an_artefact_whose_noise_is_its_own_is_a_mismatch(keypoints: Path) -> No
 @functools.cache
 def answers(name: str) -> Any:
     """``(params, observation, noise) -> (action, value)`` by JAX, of one of ``POLICIES`` in float32."""
-    policy = in_float32(made(name)[0])
+    policy = made(name)[0]
+    policy = dataclasses.replace(policy, model=policy.model.model_copy(update={"torch_dtype": "float32"}))
 
     @jax.jit
     def answer(params: Params, obs: Any, noise: Any) -> Any:
@@ -332,7 +331,7 @@ def twin(name: str) -> Any:
     from interop.policy import make_policy
 
     policy, params = made(name)
-    spec = VLASpec.from_json(vla_spec_of(policy, ENVS.get(name, Talk())).to_json())  # what survives a file
+    spec = VLASpec.from_json(spec_of(policy, ENVS.get(name, Talk())).to_json())  # what survives a file
     tokenizer = Tokenizer.from_json(policy.words.to_json())
     return make_policy(spec, state_dict_from_params(policy, params), tokenizer)
 
@@ -466,7 +465,7 @@ def test_a_policy_that_was_always_told_the_same_needs_no_text() -> None:
 
     env = Talk(text=False)
     policy, params = build(env, instruction=TEXTS[1], head=FLOW)
-    spec = vla_spec_of(policy, env)
+    spec = spec_of(policy, env)
     assert spec.reads == ("image", "state")
     loaded = make_policy(spec, state_dict_from_params(policy, params), Tokenizer.from_json(policy.words.to_json()))
     obs = observations(env)
@@ -479,7 +478,7 @@ def test_a_part_called_as_an_input_of_the_export_is_refused() -> None:
     policy, _ = made("keypoints")
     policy = dataclasses.replace(policy, model=policy.model.model_copy(update={"numbers": ("noise",)}))
     with pytest.raises(ValueError, match="inputs of its own called noise"):
-        vla_spec_of(policy, Talk())
+        spec_of(policy, Talk())
 
 
 @pytest.mark.parametrize(
@@ -494,7 +493,7 @@ def test_a_part_called_as_an_input_of_the_export_is_refused() -> None:
     ],
 )
 def test_what_is_no_spec_is_refused(change: Any, told: str) -> None:
-    raw = json.loads(vla_spec_of(made("keypoints")[0], Talk()).to_json())
+    raw = json.loads(spec_of(made("keypoints")[0], Talk()).to_json())
     change(raw)
     with pytest.raises(ValueError, match=told):
         VLASpec.from_json(json.dumps(raw))
@@ -509,7 +508,9 @@ def save_weights(name: str, to: Path) -> Path:
     """``policy.safetensors`` of an export."""
     pytest.importorskip("safetensors")
     (policy, params), env = made(name), ENVS.get(name, Talk())
-    write_safetensors(to, Trained(policy, params, vla_spec_of(policy, env), state_dict_from_params(policy, params), 0))
+    FORMATS["safetensors"].write(
+        to, Trained(policy, params, spec_of(policy, env), state_dict_from_params(policy, params), 0)
+    )
     return to
 
 

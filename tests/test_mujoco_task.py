@@ -150,7 +150,7 @@ def test_its_numbers_are_described_from_the_model() -> None:
 
 def test_its_contract_is_complete(run: RunResult) -> None:
     contract = pytest.importorskip("interop.artefacts.contract")
-    spec_of = pytest.importorskip("interop.twin.describe").spec_of
+    spec_of = pytest.importorskip("interop.exporters.record").spec_of
     seen = {WHOLE: np.zeros((2, 6), np.float32)}
     made = contract.make_contract({"id": NAME, "cfg": {}}, Reach(), spec_of(run.policy, Reach()), seen, "none")
     assert made["control_rate_hz"] == 50.0

@@ -1,6 +1,6 @@
 """The sections of a run's config in their one canonical form; ``spellings`` turns every other form into it.
 
-Keys and defaults are EmbodiChain's unless a comment says otherwise. All models are frozen, hashable, and
+Keys and defaults are EmbodiChain's unless a comment notes another. All models are frozen, hashable, and
 refuse unknown keys.
 """
 
@@ -30,6 +30,7 @@ from ejax.config.camera import CameraConfig
 from ejax.envs.randomization.draws import check_choice
 from ejax.envs.randomization.names import KINDS, modes_of
 from ejax.policies.mlp import NetworkConfig
+from ejax.policies.record import PolicyKind, find_policy
 from ejax.policies.recurrence import MemoryConfig
 from ejax.policies.vla.config import VLAConfig
 from ejax.runtime.device import MatmulPrecision
@@ -151,7 +152,7 @@ class TrainerConfig(StrictModel):
     buffer_size: PositiveInt = 256
     """Steps per environment and update, T."""
     iterations: MayChange[PositiveInt] = 250
-    """Updates of the run, unless ``total_timesteps`` says otherwise."""
+    """Updates of the run, unless ``total_timesteps`` is given."""
     total_timesteps: MayChange[Annotated[PositiveInt, Field(le=INT64_MAX)] | None] = None
     """Environment steps of the run, rounded up to whole updates."""
     normalize_reward: bool = False
@@ -315,11 +316,16 @@ class PolicyConfig(StrictModel):
         return trusted_name("policy", name)
 
     @property
+    def record(self) -> PolicyKind:
+        """The record of the policy that the name stands for."""
+        return find_policy(self.name)
+
+    @property
     def memories(self) -> dict[str, MemoryConfig]:
         """The arguments ``actor_memory`` and ``critic_memory`` of a policy class; empty where nothing remembers."""
         if self.actor is None or self.actor.memory is None:
             return {}
-        if self.critic is None or self.name == "actor_only":
+        if self.critic is None or not self.record.has_critic:
             return {"actor_memory": self.actor.memory}
         return {"actor_memory": self.actor.memory, "critic_memory": self.critic.memory or self.actor.memory}
 

@@ -1,4 +1,4 @@
-"""The config of a run: its sections, and what they must not say to each other."""
+"""The config of a run: its sections, and how they must not contradict each other."""
 
 import json
 from collections.abc import Iterator
@@ -11,6 +11,7 @@ from ejax.algorithms.record import RunShape
 from ejax.config.data import DataConfig, data_problems
 from ejax.config.models import AlgorithmConfig, EnvConfig, PolicyConfig, TrainerConfig
 from ejax.config.population import OPTIONS, Member, PopulationConfig, members_of, with_member
+from ejax.policies.record import section_problems
 from ejax.schema.frozen import StrictModel, thaw
 from ejax.schema.messages import short_repr
 from ejax.schema.problems import ConfigError, KeyNote, Problem
@@ -68,7 +69,7 @@ class RunConfig(StrictModel):
 
     @model_validator(mode="after")
     def _possible(self) -> "RunConfig":
-        problems = [*_sizes(self), *_networks(self.policy), *_data(self)]
+        problems = [*_sizes(self), *_policy(self.policy), *_data(self)]
         problems += number_problems(self.model_dump(mode="json"))  # integers written as 1e12 are integers by now
         if not problems:
             problems += _population(self)
@@ -109,70 +110,12 @@ def _sizes(config: RunConfig) -> Iterator[Problem]:
         yield Problem("trainer.num_eval_episodes", "got 0 with enable_eval; give 1 or more, or enable_eval: false")
 
 
-_BUILT_IN = ("actor_critic", "actor_only", "vision", "vla")
-_NOT_OF_VLA = (
-    *("actor", "critic", "initial_log_std", "log_std_range"),
-    *("squash_actions", "critic_obs_normalization", "obs_groups"),
-)
-
-
-def _networks(policy: PolicyConfig) -> Iterator[Problem]:
-    """Networks that the policy lacks, and log_std."""
-    low, high = policy.log_std_range
-    if not low < high:
-        yield Problem("policy.log_std_range", f"got [{low}, {high}]; the first must be below the second")
-    elif not low <= policy.initial_log_std <= high:
-        yield Problem(
-            "policy.initial_log_std",
-            f"got {policy.initial_log_std}, outside log_std_range [{low}, {high}]: it would never learn",
-        )
-    if (policy.name == "vla") != (policy.vla_config is not None):
-        text = (
-            "is missing: vla needs {model_config: {…}, inference_horizon: K}"
-            if policy.name == "vla"
-            else (f"belongs to the policy vla, not to {policy.name}; leave it out")
-        )
-        yield Problem("policy.vla_config", text)
-    elif policy.name == "vla":
-        for name in _NOT_OF_VLA:
-            if getattr(policy, name) != PolicyConfig.model_fields[name].default:
-                yield Problem(
-                    f"policy.{name}", "vla does not have it: its parts are in policy.vla_config; leave it out"
-                )
-    if policy.init_from is not None and policy.vla_config is not None and policy.vla_config.model_path is not None:
-        yield Problem("policy.init_from", "got both it and vla_config.model_path; keep one")
-    yield from _memories(policy)
-    if policy.name not in ("actor_critic", "actor_only"):
+def _policy(section: PolicyConfig) -> Iterator[Problem]:
+    try:
+        record = section.record
+    except (ImportError, TypeError, ValueError):  # reported by ``class_problems``
         return
-    blocks = [("actor", policy.actor), ("critic", policy.critic)]
-    for name, block in blocks if policy.name == "actor_critic" else blocks[:1]:
-        if block is None:
-            yield Problem(
-                f"policy.{name}",
-                f"is missing: {policy.name} needs {{type: mlp, network_cfg: {{hidden_sizes: […]}}}}",
-            )
-    if policy.cfg:
-        yield Problem("policy.cfg", f"{policy.name} takes no cfg; its keys are directly under policy")
-
-
-def _memories(policy: PolicyConfig) -> Iterator[Problem]:
-    """Memories where there can be none, and a critic's that contradicts the rest."""
-    actor, critic = (block.memory if block else None for block in (policy.actor, policy.critic))
-    if policy.name == "vision" and (actor or critic):
-        yield Problem("policy.actor.memory", "vision has no memory; actor_critic and actor_only do; leave it out")
-    elif actor and not actor.remembers:
-        yield Problem(
-            "policy.actor.memory.type", f"got '{actor.type}', which is for a critic; give gru, lstm or history"
-        )
-    elif critic and not actor:
-        text = "is given, but the actor has none; give policy.actor.memory too, such as {type: gru}"
-        yield Problem("policy.critic.memory", text)
-    elif critic and critic.type == "actor":
-        text = "but the critic reads what the actor's memory gives (policy.critic.memory.type: actor)"
-        if policy.obs_groups.critic not in ((), policy.obs_groups.actor):
-            yield Problem("policy.obs_groups.critic", f"is given, {text}; leave it out")
-        if policy.critic_obs_normalization:
-            yield Problem("policy.critic_obs_normalization", f"got true, {text}; give false")
+    yield from section_problems(section, record)
 
 
 def _data(config: RunConfig) -> Iterator[Problem]:
@@ -191,7 +134,7 @@ def _data(config: RunConfig) -> Iterator[Problem]:
     chunk = config.env.cfg.get("action_chunk", 1)
     yield from data_problems(data, chunk if type(chunk) is int else 1)  # another is reported with its own key
     memory, number = config.policy.actor and config.policy.actor.memory, data.history_length
-    if number is not None and number > 1 and not memory and config.policy.name in _BUILT_IN:
+    if number is not None and number > 1 and not memory and config.policy.record.built_in:
         text = f"got {number}, but the policy remembers nothing; give 1, or policy.actor.memory"
         yield Problem("data.history_length", text)
     windows, budget = config.trainer.buffer_size // data.chunk_size, data.episode_sample_budget

@@ -12,9 +12,8 @@ from ejax.distributions import action_spec
 from ejax.schema.frozen import thaw
 from ejax.schema.messages import short_repr
 from ejax.schema.problems import Problem
-from ejax.schema.registry import did_you_mean, resolve
+from ejax.schema.registry import did_you_mean
 
-_OF_MLPS = ("actor_critic", "actor_only")
 _GIVEN = {
     *PolicyConfig.model_fields.keys() - {"name"},
     *("action_spec", "action_space", "observation_space", "instructions", "held_out_instructions"),
@@ -26,10 +25,11 @@ _OF_LINEN = {"name", "parent"}
 
 def class_problems(policy: PolicyConfig) -> list[Problem]:
     """Problems of ``policy.cfg``, which a class other than ejax's MLPs takes, or a class that is not there."""
-    if policy.name in _OF_MLPS:
-        return []
     try:
-        make = resolve("policy", policy.name)
+        record = policy.record
+        if record.mlps:
+            return []
+        make = record.make
         given = _GIVEN | _OF_LINEN if isinstance(make, type) and issubclass(make, nn.Module) else _GIVEN
         return argument_problems(make, thaw(policy.cfg), "policy.cfg", given)
     except (ImportError, TypeError, ValueError) as error:  # the last two: no class and no function
@@ -75,10 +75,10 @@ def _groups(policy: PolicyConfig, space: gymnasium.Space) -> Iterator[Problem]:
 def _pictures(policy: PolicyConfig, space: gymnasium.Space) -> Iterator[Problem]:
     """Pictures that an MLP would read, which reads vectors."""
     leaves = _leaves(space)
-    if policy.name == "vision":
-        yield from _seen(policy.cfg.get("images", ("image",)), leaves)
+    if policy.record.images is not None:
+        yield from _seen(policy.record.images(policy), leaves)
     seen = [path for path, shape in leaves.items() if len(shape) == 3 and path]
-    for network in ("actor", "critic") if policy.name in _OF_MLPS else ():
+    for network in policy.record.mlps:
         groups = getattr(policy.obs_groups, network)
         read = [path for path in seen if not groups or any(f"{path}.".startswith(f"{group}.") for group in groups)]
         if read and (network == "actor" or groups):

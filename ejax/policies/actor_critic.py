@@ -5,10 +5,13 @@ from typing import Any
 import flax.linen as nn
 
 from ejax.distributions import ActionSpec
-from ejax.policies.actor_only import actor_head
+from ejax.policies.actor_only import section_of
+from ejax.policies.heads import actor_head
 from ejax.policies.mlp import MLP, NetworkConfig
 from ejax.policies.normalize import ObsNormalizer
 from ejax.policies.observations import select_observation
+from ejax.policies.record import PolicyKind
+from ejax.policies.with_memory import ActorCriticWithMemory
 from ejax.types import Array, PyTree
 
 
@@ -42,3 +45,15 @@ class ActorCritic(nn.Module):
             x = ObsNormalizer(name="critic_obs_normalizer")(x, observe=observe)
         value = MLP(self.critic, 1, name="critic")(x, dropout_seed=dropout_seed)[..., 0]
         return distribution, value
+
+
+POLICY = PolicyKind(
+    make=ActorCritic,
+    with_memory=ActorCriticWithMemory,
+    mlps=("actor", "critic"),
+    section_of=section_of,
+    exporters={
+        ActorCritic: "interop.exporters.mlp:EXPORTER",
+        ActorCriticWithMemory: "interop.exporters.memory:EXPORTER",
+    },
+)

@@ -7,9 +7,10 @@ import jax
 import jax.numpy as jnp
 
 from ejax.distributions import ActionSpec
-from ejax.policies.mlp import MLP, NetworkConfig
-from ejax.policies.normalize import ObsNormalizer
-from ejax.policies.observations import select_observation
+from ejax.policies.heads import actor_head
+from ejax.policies.mlp import NetworkConfig
+from ejax.policies.record import PolicyKind
+from ejax.policies.with_memory import ActorCriticWithMemory
 from ejax.types import Array, PyTree
 
 
@@ -33,24 +34,26 @@ class ActorOnly(nn.Module):
         return distribution, jnp.zeros(rows)
 
 
-def actor_head(module: Any, obs: PyTree, *, dropout_seed: Array | None, observe: bool | Array) -> Any:
-    """The action distribution of a module with ``ActorOnly``'s fields; its parameters become the module's own."""
-    x = select_observation(obs, module.actor_obs_groups)
-    if module.actor_obs_normalization:
-        x = ObsNormalizer(name="actor_obs_normalizer")(x, observe=observe)
-    return action_head(module, x, dropout_seed=dropout_seed)
+def section_of(policy: Any) -> dict[str, Any]:
+    """The section ``policy`` of a config by which the like of an ``ActorOnly`` or ``ActorCritic`` is made."""
+    section: dict[str, Any] = {
+        "initial_log_std": policy.initial_log_std,
+        "log_std_range": list(policy.log_std_range),
+        "squash_actions": policy.action_spec.kind == "tanh_normal",
+        "obs_groups": {},
+    }
+    for name in ("actor", "critic"):
+        if hasattr(policy, name):
+            section[name] = {"type": "mlp", "network_cfg": getattr(policy, name).model_dump(mode="json")}
+            section[f"{name}_obs_normalization"] = getattr(policy, f"{name}_obs_normalization")
+            section["obs_groups"][name] = list(getattr(policy, f"{name}_obs_groups"))
+    return section
 
 
-def action_head(module: Any, x: Array, *, dropout_seed: Array | None) -> Any:
-    """``actor_head`` for features [..., F] that are computed already."""
-    output = MLP(module.actor, module.action_spec.num_outputs, name="actor")(x, dropout_seed=dropout_seed)
-    if not module.action_spec.continuous:
-        return module.action_spec.distribution(output, None)
-    log_std = module.param("log_std", nn.initializers.constant(module.initial_log_std), module.action_spec.sizes)
-    return module.action_spec.distribution(output, clip_like_torch(log_std, *module.log_std_range))
-
-
-def clip_like_torch(x: Array, low: float, high: float) -> Array:
-    """torch.clamp: the gradient is 1 on the bounds too, where ``jnp.clip`` halves it."""
-    outside = (x < low) | (x > high)
-    return jnp.where(outside, jax.lax.stop_gradient(jnp.clip(x, low, high)), x)
+POLICY = PolicyKind(
+    make=ActorOnly,
+    with_memory=ActorCriticWithMemory,
+    mlps=("actor",),
+    section_of=section_of,
+    exporters={ActorOnly: "interop.exporters.mlp:EXPORTER"},
+)

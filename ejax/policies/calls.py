@@ -1,4 +1,4 @@
-"""How everything asks a policy, with memory or without: one without has the memory ``()``."""
+"""Calls of a policy, with memory or without: one without has the memory ``()``."""
 
 from typing import Any, Protocol, runtime_checkable
 
@@ -17,6 +17,14 @@ class CheckingPolicy(Protocol):
     def check_obs(self, obs: PyTree) -> None:
         """Raise ValueError for such an observation, leaves [..., F], outside programs."""
         ...
+
+
+@runtime_checkable
+class DroppingPolicy(Protocol):
+    """A policy that knows whether it drops units in training."""
+
+    @property
+    def drops(self) -> bool: ...
 
 
 def check_obs(policy: Policy, obs: PyTree) -> None:

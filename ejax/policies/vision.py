@@ -12,10 +12,11 @@ import jax.numpy as jnp
 from pydantic import NonNegativeInt, PositiveInt
 
 from ejax.distributions import ActionSpec
-from ejax.policies.actor_only import action_head
+from ejax.policies.heads import action_head
 from ejax.policies.mlp import MLP, NetworkConfig
 from ejax.policies.normalize import ObsNormalizer
 from ejax.policies.observations import flatten_observation, part_of, parts, without
+from ejax.policies.record import PolicyKind
 from ejax.types import Array, PyTree
 
 KERNELS = (4, 3, 3)
@@ -112,3 +113,10 @@ def spatial_softmax(x: Array) -> Array:
     row = jnp.einsum("...hwc,h->...c", share, jnp.linspace(-1.0, 1.0, height))
     column = jnp.einsum("...hwc,w->...c", share, jnp.linspace(-1.0, 1.0, width))
     return jnp.concatenate([row, column], axis=-1)
+
+
+POLICY = PolicyKind(
+    make=VisionPolicy,
+    images=lambda section: section.cfg.get("images", ("image",)),
+    exporters={VisionPolicy: "interop.exporters.vision:EXPORTER"},
+)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from ejax.distributions import ActionSpec
-from ejax.policies.actor_only import action_head
+from ejax.policies.heads import action_head
 from ejax.policies.mlp import MLP, NetworkConfig
 from ejax.policies.normalize import ObsNormalizer
 from ejax.policies.observations import select_observation

@@ -11,12 +11,11 @@ import importlib
 from collections.abc import Iterable, Mapping
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from ejax.schema.trust import UntrustedCodeError, check_trusted, import_trusted
 
 Kind = Literal["env", "policy", "algorithm", "task"]
-T = TypeVar("T")
 
 ENVS: dict[str, Any] = {
     "PointMassRL": "ejax.envs.tasks.point_mass:PointMassRL",
@@ -44,10 +43,10 @@ ENV_FAMILIES: dict[str, str] = {
 environments."""
 
 POLICIES: dict[str, Any] = {
-    "actor_critic": "ejax.policies.actor_critic:ActorCritic",
-    "actor_only": "ejax.policies.actor_only:ActorOnly",
-    "vision": "ejax.policies.vision:VisionPolicy",
-    "vla": "ejax.policies.vla.policy:make",
+    "actor_critic": "ejax.policies.actor_critic:POLICY",
+    "actor_only": "ejax.policies.actor_only:POLICY",
+    "vision": "ejax.policies.vision:POLICY",
+    "vla": "ejax.policies.vla.policy:POLICY",
 }
 ALGORITHMS: dict[str, Any] = {
     "ppo": "ejax.algorithms.ppo:ALGORITHM",
@@ -108,22 +107,30 @@ def register_env(name: str, obj: Any = None, *, override: bool = False) -> Any:
     Raises:
         ValueError: the name is taken.
     """
-    return _register("env", name, obj, override)
+    return register("env", name, obj, override=override)
 
 
 def register_policy(name: str, obj: Any = None, *, override: bool = False) -> Any:
-    """Register a policy class, as ``register_env`` does for environments."""
-    return _register("policy", name, obj, override)
+    """Register a policy: a class, or an ``ejax.policies.record.PolicyKind``; as ``register_env``."""
+    return register("policy", name, obj, override=override)
 
 
 def register_algorithm(name: str, obj: Any = None, *, override: bool = False) -> Any:
     """Register an algorithm's record, ``ejax.algorithms.record.Algorithm``, as ``register_env`` does."""
-    return _register("algorithm", name, obj, override)
+    return register("algorithm", name, obj, override=override)
 
 
 def register(kind: Kind, name: str, obj: Any, *, override: bool = False) -> Any:
     """``register_env`` and its like, by kind."""
-    return _register(kind, name, obj, override)
+    if obj is None:
+        return partial(register, kind, name, override=override)
+    table = _TABLES[kind]
+    taken = next((known for known in table if known.casefold() == name.casefold()), None)
+    if taken is not None and not override:
+        raise ValueError(f"{kind} '{taken}' is registered already; pass override=True to replace it")
+    table.pop(taken or name, None)
+    table[name] = obj
+    return obj
 
 
 def entries(kind: Kind) -> Mapping[str, Any]:
@@ -153,31 +160,13 @@ def is_foreign_checkpoint(file: str) -> bool:
     return file.endswith(tuple(CHECKPOINT_READERS))
 
 
-def checkpoint_reader(file: str) -> Any:
-    """Import the reader of another system's checkpoint.
+def import_reader(readers: Mapping[str, str], form: str) -> Any:
+    """Import the reader of this form, out of one of the tables above.
 
     Raises:
         ImportError: what the reader needs is not installed.
     """
-    return _import(next(place for ending, place in CHECKPOINT_READERS.items() if file.endswith(ending)))
-
-
-def policy_reader(form: str) -> Any:
-    """Import the reader of policies of this form.
-
-    Raises:
-        ImportError: what the reader needs is not installed.
-    """
-    return _import(POLICY_READERS[form])
-
-
-def weight_reader(ending: str) -> Any:
-    """Import the reader of weights in files with this ending.
-
-    Raises:
-        ImportError: what the reader needs is not installed.
-    """
-    return _import(WEIGHT_READERS[ending])
+    return _import(readers[form])
 
 
 def place_of_task(name: str) -> str:
@@ -262,23 +251,6 @@ def did_you_mean_family(name: str) -> str:
     family, _, rest = name.partition(":")
     near = difflib.get_close_matches(family.casefold(), ENV_FAMILIES, n=1, cutoff=0.75)
     return f". Did you mean '{near[0]}:{rest}'?" if near and near[0] != family else ""
-
-
-def _register(kind: Kind, name: str, obj: Any, override: bool) -> Any:
-    if obj is None:
-        return partial(_register_decorated, kind, name, override)
-    table = _TABLES[kind]
-    taken = next((known for known in table if known.casefold() == name.casefold()), None)
-    if taken is not None and not override:
-        raise ValueError(f"{kind} '{taken}' is registered already; pass override=True to replace it")
-    table.pop(taken or name, None)
-    table[name] = obj
-    return obj
-
-
-def _register_decorated(kind: Kind, name: str, override: bool, obj: T) -> T:
-    _register(kind, name, obj, override)
-    return obj
 
 
 def _family(kind: Kind, name: str) -> str | None:

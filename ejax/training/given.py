@@ -11,8 +11,8 @@ from typing import Any
 from ejax.algorithms.record import Algorithm
 from ejax.config import ConfigError, Problem, RunConfig
 from ejax.config.load import parse_untrusted
-from ejax.policies import ActorCritic, ActorOnly
-from ejax.policies.nnx import NnxPolicy
+from ejax.policies.calls import DroppingPolicy
+from ejax.policies.record import PolicyKind, find_policy
 from ejax.schema import registry
 from ejax.schema.registry import Kind
 from ejax.schema.trust import trust
@@ -86,22 +86,10 @@ def config_of(
 
 def _describe_policy(policy: Policy) -> dict[str, Any]:
     kind: Any = type(policy)
-    if isinstance(policy, ActorCritic | ActorOnly):
-        described: dict[str, Any] = {
-            "name": _name_of_class("policy", kind),
-            "actor": {"type": "mlp", "network_cfg": policy.actor.model_dump(mode="json")},
-            "initial_log_std": policy.initial_log_std,
-            "log_std_range": list(policy.log_std_range),
-            "squash_actions": policy.action_spec.kind == "tanh_normal",
-            "actor_obs_normalization": policy.actor_obs_normalization,
-            "obs_groups": {"actor": list(policy.actor_obs_groups)},
-        }
-        if isinstance(policy, ActorCritic):
-            described["critic"] = {"type": "mlp", "network_cfg": policy.critic.model_dump(mode="json")}
-            described["critic_obs_normalization"] = policy.critic_obs_normalization
-            described["obs_groups"]["critic"] = list(policy.critic_obs_groups)
-        return described
-    if kind.__module__.startswith("ejax.") and not isinstance(policy, NnxPolicy):
+    name = _registered_name("policy", kind)
+    if name is not None and (section_of := find_policy(name).section_of) is not None:
+        return {"name": name, **section_of(policy)}
+    if kind.__module__.startswith("ejax.") and not isinstance(policy, DroppingPolicy):
         text = f"got a {kind.__name__}, which a config describes; name it there, and call ejax.run.train"
         raise ConfigError([Problem("policy", text)])
     return _describe("policy", policy)
@@ -141,14 +129,23 @@ def _arguments_of(made: Any) -> dict[str, Any] | None:
 
 def _name_of_class(kind: Kind, made: Any) -> str:
     """The name by which a config finds a class: its registered one, or its place; else it is registered now."""
+    if (name := _registered_name(kind, made)) is not None:
+        return name
     place = f"{made.__module__}:{made.__qualname__}"
-    for name, entry in registry.entries(kind).items():
-        if entry is made or entry == place:
-            return name
     if _attribute(made.__module__, made.__qualname__) is made:
         trust(place)
         return place
     return _register(kind, made.__name__, made)
+
+
+def _registered_name(kind: Kind, made: Any) -> str | None:
+    """The registered name of a class, or of a record whose ``make`` it is."""
+    for name, entry in registry.entries(kind).items():
+        if not isinstance(entry, str) or entry.startswith(f"{made.__module__}:"):
+            found = registry.resolve(kind, name)
+            if found is made or (isinstance(found, PolicyKind) and found.make is made):
+                return name
+    return None
 
 
 def _name_of_record(record: Algorithm) -> str:

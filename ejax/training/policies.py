@@ -12,13 +12,9 @@ from ejax.config import ConfigError, PolicyConfig, Problem
 from ejax.config.spaces import space_problems
 from ejax.distributions import action_spec
 from ejax.envs.description import describe
-from ejax.policies import ActorCritic, ActorOnly
-from ejax.policies.calls import ask, first_memory
-from ejax.policies.nnx import NnxPolicy
+from ejax.policies.calls import DroppingPolicy, ask, first_memory
 from ejax.policies.normalize import PolicyStateError, update_normalizer
 from ejax.policies.observations import select_observation
-from ejax.policies.with_memory import ActorCriticWithMemory
-from ejax.schema.registry import resolve
 from ejax.training.environments import sample_obs
 from ejax.types import Env, HostEnv, Key, Policy, PyTree
 
@@ -52,12 +48,11 @@ def build_policy(config: PolicyConfig, env: Env | HostEnv) -> Policy:
         "instructions": told.instructions,
         "held_out_instructions": told.held_out_instructions,
     }
-    make = resolve("policy", config.name)
-    if config.memories and make in (ActorCritic, ActorOnly):
-        make = ActorCriticWithMemory
-        offered |= {"actor_width": _width(env, config.obs_groups.actor)}
-        offered |= {"critic_width": _width(env, config.obs_groups.critic)}
-        offered["critic"] = None if config.name == "actor_only" else offered["critic"]
+    make = config.record.make
+    if config.memories and config.record.with_memory is not None:
+        make = config.record.with_memory
+        offered |= {f"{name}_width": _width(env, getattr(config.obs_groups, name)) for name in ("actor", "critic")}
+        offered |= {} if config.record.has_critic else {"critic": None}
     accepted = inspect.signature(make).parameters
     if ignored := config.memories.keys() - accepted.keys():
         text = f"{config.name} takes no {', '.join(sorted(ignored))}; leave it out, or give actor_critic or actor_only"
@@ -74,7 +69,7 @@ def check_own_policy(config: PolicyConfig, policy: Policy, env: Env | HostEnv) -
     Raises:
         ConfigError: random numbers or variables that would be lost, repeated, or never move.
     """
-    if getattr(resolve("policy", config.name), "__module__", "").startswith("ejax."):
+    if config.record.built_in:
         return
 
     def ask_all(key: Key, obs: PyTree) -> None:
@@ -99,7 +94,7 @@ def check_own_policy(config: PolicyConfig, policy: Policy, env: Env | HostEnv) -
 
 def uses_dropout(config: PolicyConfig, policy: Policy) -> bool:
     """Recognize a policy that drops units in training; one of your own takes ``dropout_seed``."""
-    if isinstance(policy, NnxPolicy):
+    if isinstance(policy, DroppingPolicy):
         return policy.drops
     kind: Any = type(policy)
     if not kind.__module__.startswith("ejax."):

@@ -22,17 +22,14 @@ from numpy.typing import NDArray
 
 from ejax.distributions import Categorical, MultiCategorical, Normal, TanhNormal, executed
 from ejax.policies.calls import ask, forget
-from ejax.policies.vision import VisionPolicy
 from ejax.policies.vla.flow import FlowChunk
-from ejax.policies.vla.policy import VLAPolicy
-from ejax.policies.with_memory import ActorCriticWithMemory
 from ejax.rollout import EnvCarry, reset, step, with_memory
-from ejax.types import Array, Env, Key, Params, Policy, PyTree
+from ejax.types import Array, Env, Key, Params, Policy, PolicyWithMemory, PyTree
 from interop.artefacts.adversaries import adversarial_observations
 from interop.artefacts.parity import CONSECUTIVE, Arrays, Case, allowed_error
 from interop.twin.kinds import Spec
 from interop.twin.spec import MEMORY, WHOLE, PolicySpec
-from interop.twin.vla_spec import NOISE, VLASpec
+from interop.twin.vla_spec import NOISE
 
 Bounds = tuple[tuple[float, ...], tuple[float, ...]]
 _NUM_ENVS, _NUM_STEPS = 16, 128
@@ -53,7 +50,6 @@ def draw_cases(policy: Policy, params: Params, spec: PolicySpec, seen: Arrays, s
         seen: observations of the environment, ``leaves_of`` them: [B, F] each, images [B, height, width, channels].
         space: of the observation; its finite bounds are edges too.
     """
-    policy = of_actor(policy)
     seen, played = (seen, None) if spec.memory is None else _apart(seen)
     observed = {name: x for name, x in seen.items() if name != MEMORY}
     adversarial = adversarial_observations(observed, feature_ranges(seen, space, spec), spec)
@@ -90,7 +86,7 @@ def _consecutive(policy: Policy, params: Params, spec: PolicySpec, played: Array
     return Case(CONSECUTIVE, {name: observation[name] for name in spec.inputs}, expected, allowed)
 
 
-def observe(policy: Policy, env: Env, params: Params, bounds: Bounds | None) -> tuple[Arrays, bool]:
+def observe(policy: Policy, env: Env, params: Params, spec: Spec, bounds: Bounds | None) -> tuple[Arrays, bool]:
     """Act in the environment with sampled actions, so that the observations spread as in training.
 
     Returns:
@@ -98,34 +94,27 @@ def observe(policy: Policy, env: Env, params: Params, bounds: Bounds | None) -> 
         clips actions to ``bounds``: wherever it was, actions far beyond them did the same as clipped ones. Where it
         does not, a clipped policy is another policy.
     """
-    num_steps = steps_to_observe(policy, env.observation_space)
-    every = _STEPS_BETWEEN_CHECKS if images_of(policy) else 1
+    num_steps = steps_to_observe(spec, env.observation_space)
+    every = _STEPS_BETWEEN_CHECKS if spec.images else 1
     key = jax.random.key(0)
     (obs, memory), clips = _act(policy, env, params, key, bounds=bounds, num_steps=num_steps, check_every=every)
     leaves = leaves_of(obs) | ({} if memory == () else {MEMORY: memory["actor"]})
     seen = {name: np.asarray(x).reshape(-1, *x.shape[2:]) for name, x in leaves.items()}
-    return as_read(policy, seen), bool(clips.all())
+    return as_read(spec, seen), bool(clips.all())
 
 
-def steps_to_observe(policy: Policy, space: gymnasium.Space) -> int:
+def steps_to_observe(spec: Spec, space: gymnasium.Space) -> int:
     """Number of steps of 16 environments; fewer where pictures have to be drawn."""
-    if isinstance(policy, ActorCriticWithMemory):
+    if spec.remembers:
         return _NUM_CONSECUTIVE
     leaves = leaves_of(space)
-    size = sum(math.prod(leaves[name].shape) for name in images_of(policy))
+    size = sum(math.prod(leaves[name].shape) for name in spec.images)
     return max(1, min(_NUM_STEPS // 2, _IMAGE_BYTES // (size * _NUM_ENVS))) if size else _NUM_STEPS
 
 
-def as_read(policy: Policy, seen: Mapping[str, NDArray[Any]]) -> Arrays:
+def as_read(spec: Spec, seen: Mapping[str, NDArray[Any]]) -> Arrays:
     """Observations in the dtypes of an export: images and text as they are, everything else as float32."""
-    kept = {*images_of(policy), *((policy.model.text,) if isinstance(policy, VLAPolicy) else ())}
-    return {name: x if name in kept else x.astype(np.float32) for name, x in seen.items()}
-
-
-def images_of(policy: Policy) -> tuple[str, ...]:
-    if isinstance(policy, VLAPolicy):
-        return policy.model.images
-    return policy.images if isinstance(policy, VisionPolicy) else ()
+    return {name: x if name in spec.bytes_read else x.astype(np.float32) for name, x in seen.items()}
 
 
 def leaves_of(obs: Any) -> dict[str, Any]:
@@ -195,14 +184,10 @@ def _outputs(distribution: Any, obs: PyTree, bounds: Bounds | None) -> tuple[Arr
     return clip(action, bounds), normal.mean, normal.log_std
 
 
-def of_actor(policy: Any) -> Any:
-    """The policy without a critic that has a memory: a deployed one has none."""
-    return policy.clone(critic=None) if isinstance(policy, ActorCriticWithMemory) else policy
-
-
 def _step_answer(policy: Policy, params: Params, leaves: Mapping[str, Any], bounds: Bounds | None) -> Any:
-    obs = {name: x for name, x in leaves.items() if name != MEMORY or not isinstance(policy, ActorCriticWithMemory)}
-    return deployed_answer(policy, params, nest(obs), bounds, leaves[MEMORY] if len(obs) < len(leaves) else None)
+    remembers = isinstance(policy, PolicyWithMemory)
+    obs = {name: x for name, x in leaves.items() if name != MEMORY or not remembers}
+    return deployed_answer(policy, params, nest(obs), bounds, leaves[MEMORY] if remembers else None)
 
 
 @partial(jax.jit, static_argnames=("policy", "bounds"))
@@ -266,7 +251,7 @@ def _disturbed_answers(
     """
     rng = np.random.default_rng(1)
     whole = {name for name, x in obs.items() if x.dtype == np.uint8 and name not in spec.images}
-    if isinstance(spec, VLASpec) and not spec.pixels_round:
+    if not spec.pixels_round:
         whole |= spec.images.keys()
     weights = jax.tree.map(lambda x: np.asarray(x, np.float64), params)
     leaves = {name: x if name in whole else np.asarray(x, np.float64) for name, x in obs.items()}

@@ -1,4 +1,6 @@
-"""The files of an export, and their loaders as functions of plain arrays. No jax, except for StableHLO.
+"""The files of an export: one ``Format`` each, that writes it and loads it as a function of plain arrays.
+
+No jax, except for StableHLO: all others come from the spec and the state_dict.
 
 Weights alone (pt, safetensors) and graphs of numeric operators (onnx, stablehlo) cannot run code of their maker; an
 archive of ``torch.export`` (pt2) and TorchScript can.
@@ -8,7 +10,8 @@ import contextlib
 import importlib.metadata
 import importlib.util
 import re
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,9 +21,24 @@ from numpy.typing import NDArray
 
 from interop.artefacts.parity import ParityError, Run
 from interop.plain_files import MAX_ARTEFACT, check_plain, read_bytes
-from interop.twin.kinds import Spec
+from interop.twin.kinds import Spec, kind_of
+from interop.twin.spec import MEMORY
 
 _LIBRARIES = ("jax", "flax", "numpy", "torch", "safetensors", "onnx", "onnxruntime")
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A policy in each form that a writer may need."""
+
+    policy: Any
+    """An ejax policy, of a class that has an ``interop.exporters.record.Exporter``."""
+    params: Any
+    spec: Spec
+    state_dict: Mapping[str, NDArray[Any]]
+    """The state_dict with EmbodiChain's keys, see ``interop.checkpoints.weights``."""
+    global_step: int
+    """Environment steps it was trained for."""
 
 
 @dataclass(frozen=True)
@@ -29,12 +47,15 @@ class Format:
 
     file: str
     load: Callable[[Path, Spec], Run]
+    write: Callable[[Path, Trained], None]
     needs: tuple[str, ...]
     """Packages needed to load it, under pip's names."""
     written_with: tuple[str, ...] = ()
     """Further packages needed to write it."""
     runs_code: bool = False
     """Loading or running the file can execute its maker's code."""
+    deprecated: str = ""
+    """Why not to begin with it, and what to use; printed where it is written."""
 
     def missing(self, *, to_write: bool = False) -> list[str]:
         """The packages that are not installed here."""
@@ -57,10 +78,27 @@ def library_versions() -> dict[str, str]:
     return found
 
 
+def _write_pt(path: Path, trained: Trained) -> None:
+    """The layout of EmbodiChain's checkpoints, critic included."""
+    import torch
+
+    tensors = {name: torch.from_numpy(np.array(x)) for name, x in trained.state_dict.items()}
+    torch.save({"global_step": trained.global_step, "policy": tensors}, path)
+
+
 def _load_pt(path: Path, spec: Spec) -> Run:
     from interop.policy import deployed, load_state_dict
 
     return _run_torch(deployed(spec, load_state_dict(path)))
+
+
+def _write_safetensors(path: Path, trained: Trained) -> None:
+    """The state_dict, critic included; the spec is in the file's metadata."""
+    from safetensors.numpy import save
+
+    arrays = {name: np.array(x, order="C") for name, x in trained.state_dict.items()}  # also of no axes
+    metadata = {"global_step": str(trained.global_step), "policy": trained.spec.to_json()}
+    path.write_bytes(save(arrays, metadata=metadata))  # ``save_file`` makes a file that its owner alone may read
 
 
 def _load_safetensors(path: Path, spec: Spec) -> Run:
@@ -72,6 +110,16 @@ def _load_safetensors(path: Path, spec: Spec) -> Run:
     return _run_torch(deployed(spec, check_state_dict(path, load_file(path))))
 
 
+def _write_pt2(path: Path, trained: Trained) -> None:
+    """``torch.export`` of the deployed actor."""
+    import torch
+
+    leaves = _example_leaves(trained.spec)
+    batch = torch.export.Dim("batch", min=1)
+    shapes = (tuple({0: batch} for _ in leaves),)  # one entry for the variadic argument
+    torch.export.save(torch.export.export(_deployed_twin(trained), leaves, dynamic_shapes=shapes), path)
+
+
 def _load_pt2(path: Path, spec: Spec) -> Run:
     """Unpickles weights, constants and example inputs, and evaluates sizes as Python: only for trusted files."""
     import torch
@@ -80,16 +128,19 @@ def _load_pt2(path: Path, spec: Spec) -> Run:
     return _run_torch(torch.export.load(path).module())
 
 
-def _load_torchscript(path: Path, spec: Spec) -> Run:
-    """The program can write files as soon as it is loaded (``__setstate__``): only for trusted files."""
-    import warnings
+def _deployed_twin(trained: Trained) -> Any:
+    from interop.policy import deployed
 
+    return deployed(trained.spec, trained.state_dict).eval()
+
+
+def _example_leaves(spec: Spec) -> tuple[Any, ...]:
+    """An example batch of 3: a size of 1 would be taken for a constant."""
     import torch
 
-    del spec
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # torch deprecates TorchScript; robots still load it
-        return _run_torch(torch.jit.load(path, map_location="cpu"))
+    return tuple(
+        torch.zeros(3, *spec.input_shape(name), dtype=getattr(torch, spec.input_dtype(name))) for name in spec.inputs
+    )
 
 
 def _run_torch(module: Callable[..., Any]) -> Run:
@@ -103,6 +154,36 @@ def _run_torch(module: Callable[..., Any]) -> Run:
     return run
 
 
+@contextlib.contextmanager
+def _torchscript_still_works() -> Iterator[None]:
+    """Drop torch's own warning, which names its lines and not the remedy: ``interop.export`` prints a notice."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        yield
+
+
+def _write_torchscript(path: Path, trained: Trained) -> None:
+    """A trace of the deployed actor."""
+    import torch
+
+    with _torchscript_still_works():
+        torch.jit.trace(_deployed_twin(trained), _example_leaves(trained.spec)).save(path)
+
+
+def _load_torchscript(path: Path, spec: Spec) -> Run:
+    """The program can write files as soon as it is loaded (``__setstate__``): only for trusted files."""
+    import torch
+
+    del spec
+    with _torchscript_still_works():
+        return _run_torch(torch.jit.load(path, map_location="cpu"))
+
+
+def _write_onnx(path: Path, trained: Trained) -> None:
+    model = kind_of(trained.spec).make_onnx(trained.spec, trained.state_dict)
+    path.write_bytes(model.SerializeToString())
+
+
 def _load_onnx(path: Path, spec: Spec) -> Run:
     import onnxruntime
 
@@ -111,6 +192,34 @@ def _load_onnx(path: Path, spec: Spec) -> Run:
     # from its bytes: weights in other files, which ONNX allows, have no digest
     session = onnxruntime.InferenceSession(read_bytes(path, MAX_ARTEFACT), options, providers=["CPUExecutionProvider"])
     return lambda leaves: session.run(list(spec.outputs), dict(zip(spec.inputs, leaves, strict=True)))
+
+
+def _write_stablehlo(path: Path, trained: Trained) -> None:
+    """``jax.export`` of the deployed actor, for CPU and CUDA. jax promises to read it for six months."""
+    import jax
+    import jax.export
+
+    from interop.artefacts.cases import deployed_answer
+    from interop.exporters.record import exporter_of
+
+    spec, exporter = trained.spec, exporter_of(trained.policy)
+    policy, params = exporter.actor_of(trained.policy), exporter.actor_params(trained.policy, trained.params)
+    params = {
+        collection: {name: x for name, x in tree.items() if not name.startswith("critic")}
+        for collection, tree in params.items()
+    }
+
+    def deployed(*leaves: Any) -> Any:
+        with jax.default_matmul_precision("highest"):  # on an NVIDIA GPU the default rounds to TF32
+            inputs = dict(zip(spec.inputs, leaves, strict=True))
+            memory = inputs.pop(MEMORY) if spec.remembers else None
+            return deployed_answer(policy, params, exporter.observation(spec, inputs), spec.clip, memory)
+
+    (batch,) = jax.export.symbolic_shape("batch")
+    shapes = [
+        jax.ShapeDtypeStruct((batch, *spec.input_shape(name)), np.dtype(spec.input_dtype(name))) for name in spec.inputs
+    ]
+    path.write_bytes(jax.export.export(jax.jit(deployed), platforms=("cpu", "cuda"))(*shapes).serialize())
 
 
 def _load_stablehlo(path: Path, spec: Spec) -> Run:
@@ -138,10 +247,17 @@ def _refuse_calls_outside(module: str) -> None:
 
 
 FORMATS: dict[str, Format] = {
-    "pt": Format("policy.pt", _load_pt, ("torch",)),
-    "safetensors": Format("policy.safetensors", _load_safetensors, ("safetensors", "torch")),
-    "pt2": Format("policy.pt2", _load_pt2, ("torch",), runs_code=True),
-    "onnx": Format("policy.onnx", _load_onnx, ("onnxruntime",), written_with=("onnx",)),
-    "torchscript": Format("policy.torchscript", _load_torchscript, ("torch",), runs_code=True),
-    "stablehlo": Format("policy.stablehlo", _load_stablehlo, ("jax", "flatbuffers")),
+    "pt": Format("policy.pt", _load_pt, _write_pt, ("torch",)),
+    "safetensors": Format("policy.safetensors", _load_safetensors, _write_safetensors, ("safetensors", "torch")),
+    "pt2": Format("policy.pt2", _load_pt2, _write_pt2, ("torch",), runs_code=True),
+    "onnx": Format("policy.onnx", _load_onnx, _write_onnx, ("onnxruntime",), written_with=("onnx",)),
+    "torchscript": Format(
+        "policy.torchscript",
+        _load_torchscript,
+        _write_torchscript,
+        ("torch",),
+        runs_code=True,
+        deprecated="torch itself deprecates TorchScript, and so does ejax: use pt2 (torch.export), or onnx",
+    ),
+    "stablehlo": Format("policy.stablehlo", _load_stablehlo, _write_stablehlo, ("jax", "flatbuffers")),
 }

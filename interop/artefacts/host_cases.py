@@ -12,10 +12,13 @@ from ejax.policies.calls import first_memory, forget_outside
 from ejax.types import HostEnv, Params, Policy, PyTree
 from interop.artefacts.cases import Bounds, as_read, leaves_of, steps_to_observe
 from interop.artefacts.parity import Arrays
+from interop.twin.kinds import Spec
 from interop.twin.spec import MEMORY
 
 
-def observe_host(policy: Policy, env: HostEnv, params: Params, bounds: Bounds | None) -> tuple[Arrays, bool | None]:
+def observe_host(
+    policy: Policy, env: HostEnv, params: Params, spec: Spec, bounds: Bounds | None
+) -> tuple[Arrays, bool | None]:
     """Act in the environment with sampled actions, so that the observations spread as in training.
 
     Returns:
@@ -29,7 +32,7 @@ def observe_host(policy: Policy, env: HostEnv, params: Params, bounds: Bounds | 
     memory = first_memory(policy, env.num_envs)
     seen: list[PyTree] = []
     actions: list[NDArray[Any]] = []
-    for t in range(steps_to_observe(policy, env.observation_space)):
+    for t in range(steps_to_observe(spec, env.observation_space)):
         leaves = leaves_of(obs) | ({} if memory == () else {MEMORY: memory["actor"]})
         seen.append(jax.tree.map(np.array, leaves))  # a copy: it may write the next one over this one
         drawn, given, memory = act(policy, params, obs, memory, key, np.int32(t), {})
@@ -38,7 +41,7 @@ def observe_host(policy: Policy, env: HostEnv, params: Params, bounds: Bounds | 
         obs = timestep.obs
         ended = timestep.terminated | timestep.truncated | ~np.asarray(timestep.info.get("valid", True))
         memory = forget_outside(policy, memory, ended)
-    together = as_read(policy, jax.tree.map(lambda *steps: np.concatenate(steps), *seen))
+    together = as_read(spec, jax.tree.map(lambda *steps: np.concatenate(steps), *seen))
     return together, False if bounds is None else _clips(env, seed, np.stack(actions), bounds)
 
 

@@ -6,20 +6,16 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 
-from ejax.distributions import ActionSpec
-from ejax.policies import ActorOnly, NetworkConfig
 from ejax.policies.pretrained.weights import load_weights
-from ejax.policies.recurrence import MemoryConfig
-from ejax.policies.vision import VisionPolicy
-from ejax.policies.with_memory import ActorCriticWithMemory
 from ejax.types import Env, HostEnv, Params, Policy
 from interop.artefacts.cases import leaves_of
 from interop.artefacts.certificate import check_files, read_certificate
 from interop.artefacts.formats import FORMATS
 from interop.artefacts.parity import ParityError
 from interop.checkpoints.weights import params_from_state_dict
+from interop.exporters.record import policy_of
 from interop.twin.kinds import load_spec
-from interop.twin.spec import WHOLE, MemorySpec, NetworkSpec, PolicySpec
+from interop.twin.spec import PolicySpec
 
 _WEIGHTS = ("safetensors", "pt")
 """Formats of weights alone."""
@@ -51,42 +47,6 @@ def read_export(folder: Path, env: Env | HostEnv) -> tuple[Any, Params]:
     weights = load_weights(folder / FORMATS[form].file)
     actors = {name: x for name, x in weights.items() if not name.startswith("critic")}
     return policy, jax.tree.map(jnp.asarray, params_from_state_dict(cast(Policy, policy), actors))
-
-
-def policy_of(spec: PolicySpec) -> ActorOnly | ActorCriticWithMemory | VisionPolicy:
-    """The actor that a spec describes; the inverse of ``interop.twin.describe.spec_of``."""
-    groups = () if list(spec.observation) == [WHOLE] else spec.actor.inputs
-    fields: dict[str, Any] = {
-        "action_spec": ActionSpec(spec.head, spec.sizes, spec.low, spec.high),
-        "actor": _network(spec.actor),
-        "log_std_range": spec.log_std_range,
-        "actor_obs_normalization": spec.actor.normalized,
-    }
-    if spec.encoder is not None:
-        unread = set(range(sum(spec.observation.values()))) - set(spec.read_of_all)
-        channels: Any = spec.encoder.channels
-        return VisionPolicy(
-            **fields, images=tuple(spec.images), channels=channels, hidden_entries=tuple(sorted(unread))
-        )
-    if spec.memory is None:
-        return ActorOnly(**fields, actor_obs_groups=groups)
-    width = len(spec.read_of_all)
-    return ActorCriticWithMemory(
-        **fields, actor_obs_groups=groups, actor_memory=_memory(spec.memory), actor_width=width
-    )
-
-
-def _network(spec: NetworkSpec) -> NetworkConfig:
-    return NetworkConfig.model_validate(
-        {name: getattr(spec, name) for name in NetworkConfig.model_fields if hasattr(spec, name)}
-    )
-
-
-def _memory(spec: MemorySpec) -> MemoryConfig:
-    if spec.type == "history":
-        return MemoryConfig(type="history", length=spec.length)
-    encoder = None if spec.encoder is None else _network(spec.encoder)
-    return MemoryConfig(type=spec.type, hidden_size=spec.width, num_layers=spec.depth, encoder=encoder)
 
 
 def _check_spaces(spec: PolicySpec, env: Env | HostEnv) -> None:

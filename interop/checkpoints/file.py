@@ -25,7 +25,7 @@ import torch
 from ejax.optim import SCHEDULE_KWARGS, ScheduleConfig
 from interop.checkpoints.content import problems
 from interop.checkpoints.plain_pt import load_plain
-from interop.checkpoints.weights import StateDict
+from interop.exporters.entries import StateDict
 
 _SCHEDULERS: dict[str, Any] = {
     "linear": torch.optim.lr_scheduler.LinearLR,

@@ -23,7 +23,8 @@ from ejax.training.parts import Parts, rows_per_update
 from ejax.types import Params, Policy, start_from
 from interop.checkpoints.file import PtFile, bound_to, load_content, log_std_range, read_pt, scheduler_state
 from interop.checkpoints.optimizer_state import opt_state_from_torch, torch_optimizer_state
-from interop.checkpoints.weights import StateDict, params_from_state_dict, state_dict_from_params
+from interop.checkpoints.weights import params_from_state_dict, state_dict_from_params
+from interop.exporters.entries import StateDict
 
 Layout = Literal["0.3", "head", "seed"]
 _TORCH_CLASS = {

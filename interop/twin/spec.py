@@ -152,6 +152,21 @@ class PolicySpec:
         """The parts of an observation that the inputs are made of."""
         return (*self.images, *self.actor.inputs)
 
+    @property
+    def remembers(self) -> bool:
+        """True: an input and an output are its memory."""
+        return self.memory is not None
+
+    @property
+    def bytes_read(self) -> tuple[str, ...]:
+        """The parts of an observation that are bytes."""
+        return tuple(self.images)
+
+    @property
+    def pixels_round(self) -> bool:
+        """True: the value x/127.5 − 1 of a pixel is rounded."""
+        return True
+
     def input_shape(self, name: str) -> tuple[int, ...]:
         """Shape of one row of that input."""
         if self.memory is not None and name == MEMORY:

@@ -122,6 +122,9 @@ class TorchVLA(nn.Module):
         weight = there[..., None].to(x.dtype)
         return self.critic((self.norm(x) * weight).sum(1) / weight.sum(1))[..., 0]
 
+    def deployed(self) -> nn.Module:
+        return self
+
     def clip(self, action: Tensor) -> Tensor:
         return action if self.spec.clip is None else torch.clamp(action, self._clip_low, self._clip_high)
 

@@ -1,6 +1,6 @@
 """A vision-language-action policy without its weights: what ``ejax.policies.vla.network`` is, as plain data.
 
-Weights come as a ``state_dict`` by the network's own names (``interop.checkpoints.vla_weights``), words as tokens
+Weights come as a ``state_dict`` by the network's own names (``interop.exporters.vla``), words as tokens
 (``interop.twin.text``). Adapters are merged into the weights: a spec knows none. No jax, no torch.
 """
 
@@ -144,6 +144,15 @@ class VLASpec:
     def reads(self) -> tuple[str, ...]:
         """The parts of an observation that the inputs are made of."""
         return (*self.images, *self.observation, *((self.text,) if self.instruction is None else ()))
+
+    @property
+    def remembers(self) -> bool:
+        return False
+
+    @property
+    def bytes_read(self) -> tuple[str, ...]:
+        """The parts of an observation that are bytes."""
+        return (*self.images, self.text)
 
     @property
     def unread(self) -> Mapping[str, tuple[int, ...]]:

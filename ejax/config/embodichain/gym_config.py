@@ -170,7 +170,7 @@ def action_problems(config: RunConfig) -> list[Problem]:
     policy = config.policy
     gym_config = cfg.get("gym_config")
     sees = isinstance(gym_config, Mapping) and bool(gym_config.get("sensor"))
-    observed = sees or policy.name == "vision" or policy.obs_groups.actor or policy.obs_groups.critic
+    observed = sees or policy.record.images or policy.obs_groups.actor or policy.obs_groups.critic
     if not dataclasses.is_dataclass(make) or not (observed or policy.squash_actions or policy.action_dim is not None):
         return []
     env: Any = make(**cfg)  # type: ignore[operator]  # a class, here

@@ -18,7 +18,7 @@ import numpy as np
 from ejax.runtime.packages import package_folder
 from ejax.runtime.plain_files import HUGE, check_plain
 from ejax.schema.messages import short_repr, shorten
-from ejax.schema.registry import WEIGHT_READERS, weight_reader
+from ejax.schema.registry import WEIGHT_READERS, import_reader
 from ejax.types import PyTree
 
 Rename: TypeAlias = Callable[[str], str] | Mapping[str, str]
@@ -41,7 +41,7 @@ _MAX_CHARS = 100
 
 
 class WeightsError(ValueError):
-    """Weights that cannot be found, read or placed; the text says why and what to do."""
+    """Weights that cannot be found, read or placed; the text names reason and remedy."""
 
 
 def find_weights(model_path: str | Path) -> Path:
@@ -223,7 +223,7 @@ def _in_flax_layout(given: str, leaf: str, array: np.ndarray, rank: int) -> np.n
 
 
 def _odd(array: np.ndarray, wanted: Any) -> str | None:
-    """Why the numbers of ``array`` cannot be of type ``wanted``; None if they can."""
+    """Explain why the numbers of ``array`` cannot be of type ``wanted``; None if they can."""
     kinds = (jnp.floating, jnp.integer, jnp.bool_)
     if not any(jnp.issubdtype(array.dtype, kind) and jnp.issubdtype(wanted, kind) for kind in kinds):
         return f"is {array.dtype}, needed is {np.dtype(wanted).name}"
@@ -258,7 +258,7 @@ def _read_safetensors(path: Path) -> dict[str, np.ndarray]:
 
 def _read_registered(path: Path) -> dict[str, np.ndarray]:
     try:
-        read = weight_reader("" if path.is_dir() else path.suffix)
+        read = import_reader(WEIGHT_READERS, "" if path.is_dir() else path.suffix)
     except ImportError as error:
         raise WeightsError(
             f"{path} is a torch file, which torch reads: pip install -e '.[torch]' in ejax's folder, or "

@@ -2,7 +2,7 @@
 
 import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -14,12 +14,13 @@ from flax import traverse_util
 
 from ejax.distributions import Normal, action_spec
 from ejax.envs.text import as_bytes, as_text
-from ejax.policies.actor_only import clip_like_torch
+from ejax.policies.heads import clip_like_torch
+from ejax.policies.record import PolicyKind, find_policy
 from ejax.policies.vla.config import ModelConfig, VLAConfig
 from ejax.policies.vla.flow import FlowChunk, FlowSpec
 from ejax.policies.vla.network import Context, VLANetwork
 from ejax.policies.vla.words import Words, split, vocabulary_of
-from ejax.schema.registry import resolve
+from ejax.schema.problems import Problem
 from ejax.types import Array, Key, Params, PyTree
 
 _LORA = ("lora_a", "lora_b")
@@ -38,7 +39,7 @@ class VLAPolicy:
         instruction: for observations that have no text; uint8 bytes, as a tuple.
         action_std_init: of a Gaussian head.
         normalize: normalize the numbers by running statistics.
-        sentences: the instructions that a sentence encoder is asked for, each once.
+        sentences: the instructions that a sentence encoder embeds, each once.
         predicted_sizes: numbers of each part in ``model.predicts``.
     """
 
@@ -83,8 +84,8 @@ class VLAPolicy:
         context, value = answer[0] if mutable else answer
         seen = self._distribution(params, context, batch), value.reshape(batch)
         if predict:
-            said = self.network.apply(params, context, method="predict")
-            return *seen, {name: x.reshape(*batch, -1) for name, x in said.items()}
+            predicted = self.network.apply(params, context, method="predict")
+            return *seen, {name: x.reshape(*batch, -1) for name, x in predicted.items()}
         return (seen, answer[1]) if mutable else seen
 
     @property
@@ -249,12 +250,12 @@ def make(
         raise ValueError(
             f"the observation has no text '{model.text}' (model_config.text), and vla_config.instruction is not given"
         )
-    said = [fixed] if fixed is not None else [*instructions, *held_out_instructions]
+    texts = [fixed] if fixed is not None else [*instructions, *held_out_instructions]
     whole_sentences = model.text_encoder.type == "minilm"
-    words = model.text_encoder.vocabulary or vocabulary_of(said if whole_sentences or fixed else instructions)
+    words = model.text_encoder.vocabulary or vocabulary_of(texts if whole_sentences or fixed else instructions)
     if not words:
         raise ValueError("there are no words: give model_config.text_encoder.vocabulary, or vla_config.instruction")
-    longest = max(said, key=lambda text: len(split(text)), default="")
+    longest = max(texts, key=lambda each: len(split(each)), default="")
     if len(split(longest)) > model.text_encoder.max_words:
         raise ValueError(
             f"model_config.text_encoder.max_words is {model.text_encoder.max_words}, but an instruction has "
@@ -268,14 +269,14 @@ def make(
         None if fixed is None else tuple(as_bytes(fixed, len(fixed.encode())).tolist()),
         vla_config.action_std_init,
         actor_obs_normalization,
-        tuple(sorted(set(said))) if whole_sentences else (),
+        tuple(sorted(set(texts))) if whole_sentences else (),
         tuple(math.prod(parts[name].shape or ()) for name in model.predicts),
     )
 
 
 def _make_own(config: VLAConfig, action_space: gymnasium.Space, observation_space: gymnasium.Space) -> Any:
     """``model_class(**model_config)``, which is also given the spaces and the horizon where it takes them."""
-    kind = resolve("policy", str(config.model_class))
+    kind = find_policy(str(config.model_class)).make
     offered = {
         "action_space": action_space,
         "observation_space": observation_space,
@@ -285,3 +286,24 @@ def _make_own(config: VLAConfig, action_space: gymnasium.Space, observation_spac
     }
     accepted = inspect.signature(kind).parameters
     return kind(**{name: value for name, value in offered.items() if name in accepted}, **dict(config.model))
+
+
+def _problems(section: Any) -> Iterator[Problem]:
+    if section.vla_config is None:
+        yield Problem("policy.vla_config", "is missing: vla needs {model_config: {…}, inference_horizon: K}")
+    elif section.init_from is not None and section.vla_config.model_path is not None:
+        yield Problem("policy.init_from", "got both it and vla_config.model_path; keep one")
+
+
+POLICY = PolicyKind(
+    make=make,
+    unread=dict.fromkeys(
+        (
+            *("actor", "critic", "initial_log_std", "log_std_range"),
+            *("squash_actions", "critic_obs_normalization", "obs_groups"),
+        ),
+        "vla does not have it: its parts are in policy.vla_config; leave it out",
+    ),
+    problems=_problems,
+    exporters={VLAPolicy: "interop.exporters.vla:EXPORTER"},
+)

@@ -1,0 +1,99 @@
+"""Record of a policy: all that the assembly knows of it, at the end of the policy's file.
+
+The registry names it: ``"vision": "ejax.policies.vision:POLICY"``. A class of your own needs none; with one, named
+``package.module:POLICY`` in the same way, it has rules of its own too.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ejax.schema.problems import Problem
+from ejax.schema.registry import resolve
+from ejax.types import Policy
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyKind:
+    """A policy's class and the rules of its config. ``section``: ``policy`` of a config, a ``PolicyConfig``."""
+
+    make: Callable[..., Policy]
+    """Given ``policy.cfg``, and by name those of ``ejax.training.policies.build_policy``'s arguments that it takes."""
+    with_memory: Callable[..., Policy] | None = None
+    """Its form where ``policy.actor.memory`` is given. None: ``make`` takes ``actor_memory``, or has no memory."""
+    mlps: tuple[str, ...] = ()
+    """Networks that it consists of, ``actor`` and ``critic``: it needs them, reads vectors alone, and takes no ``cfg``.
+    Empty: it has other parts."""
+    images: Callable[[Any], Any] | None = None
+    """``section -> dotted paths`` of the parts of the observation that must be pictures. None: not known."""
+    unread: Mapping[str, str] = field(
+        default_factory=lambda: {"vla_config": "belongs to the policy vla, not to {name}; leave it out"}
+    )
+    """Keys of the section that it has no use for -> the text of a config that gives one."""
+    problems: Callable[[Any], Iterable[Problem]] = lambda section: ()
+    """``section -> problems`` that only this policy has."""
+    section_of: Callable[[Any], dict[str, Any]] | None = None
+    """``policy -> section`` without the name, by which ``make`` makes the like. None: its fields are ``policy.cfg``."""
+    exporters: Mapping[type, str] = field(default_factory=dict)
+    """Class of the policies it makes -> place of its ``interop.exporters.record.Exporter``. Empty: no export."""
+
+    @property
+    def built_in(self) -> bool:
+        return str(getattr(self.make, "__module__", "")).startswith("ejax.")
+
+    @property
+    def has_critic(self) -> bool:
+        return not self.mlps or "critic" in self.mlps
+
+
+def find_policy(name: str) -> PolicyKind:
+    """The record of a registered name, or of ``package.module:Name``; a class without one gets the plainest.
+
+    Raises:
+        ImportError, UnknownNameError, UntrustedCodeError: as ``ejax.schema.registry.resolve``.
+    """
+    found = resolve("policy", name)
+    return found if isinstance(found, PolicyKind) else PolicyKind(make=found)
+
+
+def section_problems(section: Any, kind: PolicyKind) -> Iterator[Problem]:
+    """Problems of ``policy`` by itself, besides single values."""
+    low, high = section.log_std_range
+    if not low < high:
+        yield Problem("policy.log_std_range", f"got [{low}, {high}]; the first must be below the second")
+    elif not low <= section.initial_log_std <= high:
+        text = f"got {section.initial_log_std}, outside log_std_range [{low}, {high}]: it would never learn"
+        yield Problem("policy.initial_log_std", text)
+    own = list(kind.problems(section))
+    yield from own
+    for key, text in () if own else kind.unread.items():
+        if getattr(section, key) != type(section).model_fields[key].default:
+            yield Problem(f"policy.{key}", text.format(name=section.name))
+    yield from _memories(section, kind)
+    for name in kind.mlps:
+        if getattr(section, name) is None:
+            text = f"is missing: {section.name} needs {{type: mlp, network_cfg: {{hidden_sizes: […]}}}}"
+            yield Problem(f"policy.{name}", text)
+    if kind.mlps and section.cfg:
+        yield Problem("policy.cfg", f"{section.name} takes no cfg; its keys are directly under policy")
+
+
+def _memories(section: Any, kind: PolicyKind) -> Iterator[Problem]:
+    """Memories where there can be none, and a critic's that contradicts the rest."""
+    actor, critic = (block.memory if block else None for block in (section.actor, section.critic))
+    if kind.built_in and kind.with_memory is None:
+        if actor or critic:
+            text = f"{section.name} has no memory; actor_critic and actor_only do; leave it out"
+            yield Problem("policy.actor.memory", text)
+    elif actor and not actor.remembers:
+        text = f"got '{actor.type}', which is for a critic; give gru, lstm or history"
+        yield Problem("policy.actor.memory.type", text)
+    elif critic and not actor:
+        text = "is given, but the actor has none; give policy.actor.memory too, such as {type: gru}"
+        yield Problem("policy.critic.memory", text)
+    elif critic and critic.type == "actor":
+        text = "but the critic reads what the actor's memory gives (policy.critic.memory.type: actor)"
+        if section.obs_groups.critic not in ((), section.obs_groups.actor):
+            yield Problem("policy.obs_groups.critic", f"is given, {text}; leave it out")
+        if section.critic_obs_normalization:
+            yield Problem("policy.critic_obs_normalization", f"got true, {text}; give false")

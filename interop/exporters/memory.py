@@ -1,0 +1,108 @@
+"""Export of ``ActorCriticWithMemory``: a deployed actor takes its memory as an input, and gives the next one."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ejax.policies.recurrence import MemoryConfig
+from ejax.policies.with_memory import ActorCriticWithMemory
+from interop.artefacts.cases import draw_cases
+from interop.artefacts.parity import Case
+from interop.exporters.entries import Entry, mlp_entries, normalizer_entries
+from interop.exporters.mlp import (
+    action_fields,
+    actor_fields,
+    actor_groups,
+    log_std_entry,
+    network_of,
+    network_spec,
+    network_specs,
+)
+from interop.exporters.record import Exporter
+from interop.twin.spec import MEMORY, NEXT_MEMORY, MemorySpec, PolicySpec
+
+
+def _describe(policy: ActorCriticWithMemory, leaves: Mapping[str, Any]) -> tuple[Any, PolicySpec]:
+    observation = {name: int(x.shape[-1]) for name, x in leaves.items()}
+    if taken := {MEMORY, NEXT_MEMORY} & observation.keys():
+        raise ValueError(f"an export has inputs of its own called {', '.join(sorted(taken))}; rename the observation's")
+    critic_memory = None
+    if policy.critic is not None and policy.critic_memory.type != "none":
+        critic_memory = _memory_spec(policy.critic_memory, policy.critic_width)
+    return policy, PolicySpec(
+        observation=observation,
+        **network_specs(policy, observation),  # type: ignore[arg-type]  # the actor's is always there
+        **action_fields(policy),
+        memory=_memory_spec(policy.actor_memory, policy.actor_width),
+        critic_memory=critic_memory,
+    )
+
+
+def _memory_spec(config: MemoryConfig, num_observed: int) -> MemorySpec:
+    if not config.remembers:
+        return MemorySpec(type="actor")
+    size: Any = {"type": config.type, "size": config.size(num_observed)}
+    if config.type == "history":
+        return MemorySpec(**size, length=config.length or 0)
+    encoder = config.encoder and network_spec(config.encoder, (), False)
+    return MemorySpec(**size, width=config.width, depth=config.depth, encoder=encoder)
+
+
+def _memory_of(spec: MemorySpec) -> MemoryConfig:
+    """The inverse of ``_memory_spec``."""
+    if spec.type == "history":
+        return MemoryConfig(type="history", length=spec.length)
+    encoder = None if spec.encoder is None else network_of(spec.encoder)
+    return MemoryConfig(type=spec.type, hidden_size=spec.width, num_layers=spec.depth, encoder=encoder)
+
+
+def _policy_of(spec: PolicySpec) -> ActorCriticWithMemory | None:
+    if spec.memory is None:
+        return None
+    return ActorCriticWithMemory(
+        **actor_fields(spec),
+        actor_obs_groups=actor_groups(spec),
+        actor_memory=_memory_of(spec.memory),
+        actor_width=len(spec.read_of_all),
+    )
+
+
+def _tensors(policy: ActorCriticWithMemory) -> Iterator[Entry]:
+    yield from log_std_entry(policy)
+    yield from _memory_entries("actor", policy.actor_memory)
+    yield from mlp_entries("actor", policy.actor, policy.action_spec.num_outputs)
+    if policy.critic is not None:
+        yield from _memory_entries("critic", policy.critic_memory)
+        yield from mlp_entries("critic", policy.critic, 1)
+    if policy.actor_obs_normalization:
+        yield from normalizer_entries("actor_obs_normalizer")
+    if policy.critic is not None and policy.critic_memory.type != "actor" and policy.critic_obs_normalization:
+        yield from normalizer_entries("critic_obs_normalizer")
+
+
+def _memory_entries(name: str, config: MemoryConfig) -> Iterator[Entry]:
+    if config.type not in ("gru", "lstm"):
+        return
+    module = ("params", f"{name}_memory")
+    if config.encoder is not None:
+        yield from mlp_entries(f"{name}_encoder", config.encoder, config.width, (*module, "encoder"))
+    gates = (3 if config.type == "gru" else 4) * config.width
+    for layer in range(config.depth):
+        width = config.width if layer > 0 or config.encoder is not None else None
+        for kind, inputs in (("ih", width), ("hh", config.width)):
+            key = f"weight_{kind}_l{layer}"
+            yield Entry(f"{name}_memory.{key}", (*module, key), "kernel", (gates, inputs))
+        for key in (f"bias_ih_l{layer}", f"bias_hh_l{layer}"):
+            yield Entry(f"{name}_memory.{key}", (*module, key), "vector", (gates,))
+
+
+def _actor_of(policy: ActorCriticWithMemory) -> ActorCriticWithMemory:
+    return policy.clone(critic=None)
+
+
+def _draw_cases(policy: ActorCriticWithMemory, *rest: Any) -> list[Case]:
+    return draw_cases(_actor_of(policy), *rest)  # the memory of a critic is no input of an export
+
+
+EXPORTER = Exporter(
+    describe=_describe, actor_of=_actor_of, tensors=_tensors, policy_of=_policy_of, draw_cases=_draw_cases
+)

@@ -1,0 +1,90 @@
+"""Record of a policy class outside JAX: its spec, its weights in torch's names, its actor alone, its test cases."""
+
+import importlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from ejax.policies.record import find_policy
+from ejax.schema.registry import entries
+from ejax.types import Array, Env, HostEnv, Params, Policy, PyTree
+from interop.artefacts.cases import draw_cases, leaves_of, nest
+from interop.artefacts.parity import Arrays, Case
+from interop.exporters.entries import Entry, StateDict
+from interop.twin.kinds import Spec
+from interop.twin.spec import PolicySpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exporter:
+    """How the policies of a class leave JAX, and come back."""
+
+    describe: Callable[[Any, Mapping[str, Any]], tuple[Any, Spec]]
+    """``(policy, shapes of one observation by path) -> (the policy as exported, its spec)``; raises ValueError."""
+    actor_of: Callable[[Any], Any]
+    """``policy -> policy`` without its critic, and so without the observations that only the critic sees."""
+    actor_params: Callable[[Any, Params], Params] = lambda policy, params: params
+    """``(policy, parameters) -> parameters`` that the actor's, and those of a critic, are among."""
+    tensors: Callable[[Any], Iterator[Entry]] | None = None
+    """Every tensor of the policy's state_dict, in torch's order. None: ``state_dict`` alone, and no way back."""
+    state_dict: Callable[[Any, Params], StateDict] | None = None
+    """None: made of ``tensors``."""
+    misfits: Callable[[StateDict, Any], list[str]] = lambda arrays, policy: []
+    """``(state_dict of right names and kinds, policy) -> problems``: parts that expect other widths than others do."""
+    policy_of: Callable[[PolicySpec], Any] = lambda spec: None
+    """``spec -> actor``, the inverse of ``describe``. None: the spec is another class's."""
+    observation: Callable[[Any, dict[str, Array]], PyTree] = lambda spec, inputs: nest(inputs)
+    """``(spec, inputs of a deployed policy but its memory) -> observation`` that the actor takes."""
+    draw_cases: Callable[..., list[Case]] = draw_cases
+    """As ``interop.artefacts.cases.draw_cases``."""
+    documents: Callable[[Any, Arrays], dict[str, Any]] = lambda policy, seen: {}
+    """``(policy, observations) -> {file: content}`` of further files."""
+    facts: Callable[[Any], dict[str, Any]] = lambda policy: {}
+    """``trained policy -> entries`` of parity.json."""
+
+
+def exporter_of(policy: Policy) -> Exporter:
+    """The record of a policy's class.
+
+    Raises:
+        TypeError: it has none.
+    """
+    exporters = _exporters()
+    for kind, place in exporters.items():
+        if isinstance(policy, kind):
+            return _imported(place)
+    names = ", ".join(kind.__name__ for kind in exporters)
+    raise TypeError(f"{type(policy).__name__} has no counterpart in torch; {names} have")
+
+
+def spec_of(policy: Policy, env: Env | HostEnv) -> Any:
+    """The spec of a policy: everything that its twin needs except the weights.
+
+    Raises:
+        TypeError: it has no twin. ValueError: an observation that no export takes.
+    """
+    return exporter_of(policy).describe(policy, observed(env))[1]
+
+
+def policy_of(spec: PolicySpec) -> Any:
+    """The actor that a spec describes; the inverse of ``spec_of``."""
+    found = (_imported(place).policy_of(spec) for place in dict.fromkeys(_exporters().values()))
+    return next(policy for policy in found if policy is not None)
+
+
+def observed(env: Env | HostEnv) -> dict[str, Any]:
+    """Shapes and dtypes of one observation's arrays, by path."""
+    if isinstance(env, HostEnv):
+        return leaves_of(env.observation_space)
+    return leaves_of(jax.eval_shape(lambda: env.reset(jax.random.key(0))[1]))
+
+
+def _exporters() -> dict[type, str]:
+    return {kind: place for name in entries("policy") for kind, place in find_policy(name).exporters.items()}
+
+
+def _imported(place: str) -> Exporter:
+    module, _, name = place.partition(":")
+    return getattr(importlib.import_module(module), name)

@@ -1,0 +1,214 @@
+"""Export of ``VLAPolicy``: the policy of merged weights, given tokens in place of a text.
+
+State dict. The parameters of a vision-language-action policy as a torch ``state_dict``. NumPy only.
+
+A tensor's name is its dotted path among the Flax variables, the collection left out, with torch's spelling at the end:
+
+    blocks_0.qkv.weight, .bias              a Linear's kernel, transposed to [out, in]
+    blocks_0.norm_mlp.weight, .bias         a LayerNorm's scale
+    word_embedding.weight                   an embedding
+    encoders_image.features.stem.weight     a convolution's kernel, [rows, columns, in, out] as [out, in, rows, columns]
+    normalizer.mean, word_place, …          anything else as it is
+
+so that ``ejax.policies.pretrained.weights.fit_weights`` places them again, and ``policy.vla_config.model_path`` takes
+such a file. Adapters are merged and what it predicts besides is left out: they leave no trace.
+
+Cases. The observations that an export of a vision-language-action policy is checked on, and JAX's answers to them.
+
+As ``interop.artefacts.cases``, with the environment's texts in ``environment``, ``huge``, ``not_a_number`` and
+``noise``, and others in ``edges``; ``zeros`` has none. Two more have the environment's pictures and numbers:
+
+    texts       adversarial texts, see ``interop.artefacts.texts``
+    sampled     the environment's texts; the flow starts from N(0, 1), where it starts from 0 in all others but
+                ``edges`` (0 or ±4 for each number)
+
+The answers are those of the policy as it was trained, to the bytes of the text: with its adapters beside its weights,
+and its own tokenizer. An artefact is given tokens, and has the adapters merged.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import gymnasium
+import jax.numpy as jnp
+import numpy as np
+from flax import traverse_util
+from numpy.typing import NDArray
+
+from ejax.policies.pretrained.efficientnet import BLOCKS, blocks_to
+from ejax.policies.vision import KERNELS, STRIDES
+from ejax.policies.vla.network import COLOUR, CRITIC, FREQUENCIES, NEAREST, PREDICTION, SENTENCE_FEATURES, SHARPNESS
+from ejax.policies.vla.policy import LOG_STD_RANGE, VLAPolicy
+from ejax.policies.vla.words import Words
+from ejax.types import Array, Params
+from interop.artefacts.adversaries import adversarial_observations
+from interop.artefacts.cases import answer, feature_ranges
+from interop.artefacts.parity import Arrays, Case
+from interop.artefacts.texts import adversarial_texts, texts_document
+from interop.exporters.entries import StateDict
+from interop.exporters.record import Exporter
+from interop.exporters.vision import image_shapes
+from interop.twin.spec import EncoderSpec
+from interop.twin.text import Tokenizer
+from interop.twin.vla_spec import NOISE, TEXTS, TOKENIZER, TOKENS, BlockSpec, ImageTokensSpec, VLASpec
+
+_NUM_ROWS = 64
+"""Rows of each of the two further kinds."""
+_MAX_TEXTS = 64
+"""Texts of the environment's, in texts.json."""
+_FAR = 4.0
+
+
+def _describe(policy: VLAPolicy, leaves: Mapping[str, Any]) -> tuple[Any, VLASpec]:
+    """Describe the policy with products of float32, which is what is exported."""
+    policy = replace(policy, model=policy.model.model_copy(update={"torch_dtype": "float32"}))
+    model = policy.model
+    if taken := {TOKENS, NOISE} & {*model.images, *model.numbers}:
+        raise ValueError(f"an export has inputs of its own called {', '.join(sorted(taken))}; rename the observation's")
+    sentence = bytes(policy.instruction).decode() if policy.instruction is not None else None
+    flow = model.head.type == "flow"
+    spec = VLASpec(
+        images=image_shapes(model.images, leaves),
+        observation={name: int(leaves[name].shape[-1]) for name in sorted(model.numbers)},
+        text=model.text,
+        instruction=sentence,
+        max_words=policy.words.max_words,
+        num_tokens=policy.words.num_tokens,
+        text_mean=model.text_encoder.summary == "mean",
+        sentences=policy.sentences,
+        sentence_tokens=tuple(tuple(policy.words.encode(sentence).tolist()) for sentence in policy.sentences),
+        sentence_width=SENTENCE_FEATURES if policy.sentences else 0,
+        image_encoder=_image_tokens_spec(policy),
+        normalized=policy.normalize,
+        width=model.width,
+        depth=model.depth,
+        num_heads=model.num_heads,
+        mlp_ratio=model.mlp_ratio,
+        horizon=policy.horizon,
+        action_dim=policy.action_dim,
+        head="flow" if flow else "normal",
+        num_steps=model.head.num_steps if flow else 0,
+        frequencies=FREQUENCIES if flow else (),
+        nearest=NEAREST,
+        log_std_range=LOG_STD_RANGE,
+        critic_sizes=CRITIC.hidden_sizes if model.critic else (),
+    )
+    return policy, spec
+
+
+def _image_tokens_spec(policy: VLAPolicy) -> ImageTokensSpec:
+    config = policy.model.image_encoder
+    if config.type == "patches":
+        return ImageTokensSpec(kind="patches", patch_size=config.patch_size)
+    if config.type == "efficientnet":
+        blocks = tuple(BlockSpec(**block._asdict()) for block in BLOCKS[: blocks_to(config.stride)])
+        return ImageTokensSpec(kind="efficientnet", blocks=blocks)
+    convolutions = EncoderSpec(channels=config.channels, kernels=KERNELS, strides=STRIDES)
+    return ImageTokensSpec(kind="keypoints", convolutions=convolutions, colour=COLOUR, sharpness=SHARPNESS)
+
+
+def _state_dict(policy: VLAPolicy, params: Params) -> StateDict:
+    """The ``state_dict`` of ``interop.twin.vla.TorchVLA`` with these parameters, all arrays copies."""
+    state_dict: StateDict = {}
+    for path, x in traverse_util.flatten_dict(policy.merge(params)).items():
+        *modules, last = path[1:]
+        if modules[:1] == [PREDICTION]:
+            continue
+        array = np.asarray(x)
+        if last == "kernel" and array.ndim in (2, 4):
+            last, array = "weight", np.moveaxis(array, (-1, -2), (0, 1))
+        elif last in ("scale", "embedding"):
+            last = "weight"
+        state_dict[".".join((*modules, last))] = np.array(array, order="C")
+    return state_dict
+
+
+class _Tokens(Words):
+    """The tokenizer of a policy that is given tokens."""
+
+    def tokens_of(self, text: Array) -> Array:
+        return text
+
+
+def _of_tokens(policy: VLAPolicy) -> Any:
+    """The policy of merged weights, without a critic, whose text is tokens already, int32 [..., max_words]."""
+    words = _Tokens(policy.words.vocabulary, policy.words.max_words)
+    model = policy.model.model_copy(update={"critic": False, "lora": None})
+    return replace(policy, model=model, words=words, instruction=None)
+
+
+def _draw_cases(policy: VLAPolicy, params: Params, spec: VLASpec, seen: Arrays, space: gymnasium.Space) -> list[Case]:
+    """
+    Args:
+        seen: observations of the environment by path, [B, ...] each: images and text uint8.
+        space: of the observation; its finite bounds are edges too.
+    """
+    rng = np.random.default_rng(2)
+    parts = {name: seen[name] for name in (*spec.images, *spec.observation)}
+    own = _texts(policy, seen)
+    observations = {"environment": parts}
+    observations |= adversarial_observations(parts, feature_ranges(parts, space, spec), spec)
+    some = {name: np.take(x, np.arange(_NUM_ROWS), axis=0, mode="wrap") for name, x in parts.items()}
+    observations |= {"texts": some, "sampled": some} if spec.head == "flow" else {"texts": some}
+    adversarial = adversarial_texts(policy.words.vocabulary, policy.words.max_words)
+    sentences, noise = [], []
+    for name, obs in observations.items():
+        rows = len(next(iter(obs.values())))
+        texts = {"edges": adversarial[::-1], "texts": adversarial, "zeros": [b""]}.get(name, own)
+        sentences += [texts[i % len(texts)] for i in range(rows)]
+        shape = (rows, spec.sizes[0])
+        starts = {"sampled": rng.normal(size=shape), "edges": rng.choice((-_FAR, 0.0, _FAR), shape)}
+        noise.append(starts.get(name, np.zeros(shape)).astype(np.float32))
+    together = {name: np.concatenate([obs[name] for obs in observations.values()]) for name in parts}
+    given = {**together, spec.text: _padded(sentences)}
+    if spec.head == "flow":
+        given[NOISE] = np.concatenate(noise)
+    instructed: Any = replace(policy, instruction=None)
+    expected, allowed = answer(instructed, params, spec, given)
+    tokenizer = Tokenizer.from_json(policy.words.to_json())
+    given[TOKENS] = np.stack([tokenizer.encode(text) for text in sentences])
+    ends = np.cumsum([len(next(iter(obs.values()))) for obs in observations.values()])
+    mine = {name: given[name] for name in spec.inputs}
+
+    def cut(arrays: Arrays, i: int) -> Arrays:
+        return {name: np.split(x, ends)[i] for name, x in arrays.items()}
+
+    return [Case(name, cut(mine, i), cut(expected, i), cut(allowed, i)) for i, name in enumerate(observations)]
+
+
+def _text_documents(policy: VLAPolicy, seen: Arrays) -> dict[str, Any]:
+    """``tokenizer.json``, and ``texts.json`` with JAX's tokens."""
+    own = sorted(set(_texts(policy, seen)))[:_MAX_TEXTS]
+    texts = [*own, *adversarial_texts(policy.words.vocabulary, policy.words.max_words)]
+    tokens = np.asarray(policy.words.tokens_of(jnp.asarray(_padded(texts))))
+    return {TOKENIZER: policy.words.to_json(), TEXTS: texts_document(texts, tokens)}
+
+
+def _texts(policy: VLAPolicy, seen: Arrays) -> list[bytes]:
+    """The environment's texts, row by row, or the policy's one."""
+    if policy.instruction is not None:
+        return [bytes(policy.instruction)]
+    return [row.tobytes().rstrip(b"\0") for row in seen[policy.model.text]]
+
+
+def _padded(texts: Sequence[bytes]) -> NDArray[np.uint8]:
+    """[len(texts), L], zeros behind each."""
+    length = max(len(text) for text in texts) + 1
+    return np.frombuffer(b"".join(text.ljust(length, b"\0") for text in texts), np.uint8).reshape(len(texts), length)
+
+
+def _facts(policy: VLAPolicy) -> dict[str, Any]:
+    return {"torch_dtype": {"training": policy.model.torch_dtype, "proof": "float32"}}
+
+
+EXPORTER = Exporter(
+    describe=_describe,
+    actor_of=_of_tokens,
+    actor_params=VLAPolicy.merge,
+    state_dict=_state_dict,
+    observation=lambda spec, inputs: {spec.text if name == TOKENS else name: x for name, x in inputs.items()},
+    draw_cases=_draw_cases,
+    documents=_text_documents,
+    facts=_facts,
+)
