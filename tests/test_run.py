@@ -15,8 +15,7 @@ import pytest
 from damages import asynchronous_run, damage, outcome, same, what_is_left
 from tiny import EVALUATED, STEPS, tiny
 
-from ejax.config import ConfigError, parse_config
-from ejax.config.bind import bind
+from ejax.config import ConfigError, bind, parse_config
 from ejax.logs.metrics import MetricWriter
 from ejax.run import train
 from ejax.store import checkpoint

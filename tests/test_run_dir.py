@@ -16,8 +16,7 @@ import pytest
 from tiny import tiny
 
 import ejax
-from ejax.config import RunConfig, parse_config
-from ejax.config.bind import bind
+from ejax.config import RunConfig, bind, parse_config
 from ejax.run import train
 from ejax.store import checkpoint
 from ejax.store.checkpoint import CheckpointError

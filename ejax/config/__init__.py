@@ -2,7 +2,7 @@
 
 from ejax.config.load import load_config, parse_config
 from ejax.config.models import AlgorithmConfig, EnvConfig, NetworkBlock, ObsGroups, PolicyConfig, TrainerConfig
-from ejax.config.run_config import RunConfig
+from ejax.config.run_config import RunConfig, bind
 from ejax.schema.problems import ConfigError, KeyNote, Problem
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "Problem",
     "RunConfig",
     "TrainerConfig",
+    "bind",
     "load_config",
     "parse_config",
 ]

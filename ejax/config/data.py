@@ -1,19 +1,18 @@
 """``data``: the demonstrations that behaviour cloning learns from."""
 
-import inspect
-from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal, get_type_hints
+from collections.abc import Iterator
+from typing import Annotated, Literal
 
 from flax.core import FrozenDict
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
 
-from ejax.config.annotations import mismatch
+from ejax.config.annotations import argument_problems
 from ejax.data.chunks import SamplingMode
 from ejax.data.engine_config import RefillPolicy, check_budget
 from ejax.schema.frozen import Kwargs, MayChange, StrictModel, thaw
 from ejax.schema.messages import short_repr
 from ejax.schema.problems import Problem
-from ejax.schema.registry import DEMONSTRATORS, did_you_mean, resolve, trusted_name
+from ejax.schema.registry import DEMONSTRATORS, resolve, trusted_name
 
 
 class DataConfig(StrictModel):
@@ -82,18 +81,9 @@ class DataConfig(StrictModel):
 
 _OF_SOURCE: dict[str, tuple[str, ...]] = {
     "engine": (
-        "task",
-        "task_cfg",
-        "buffer_size",
-        "max_episode_steps",
-        "refill_threshold",
-        "refill_policy",
-        "episode_sample_budget",
-        "episode_sample_hard_limit",
-        "max_generation_attempts",
-        "initialization_timeout",
-        "worker_timeout",
-        "shutdown_timeout",
+        *("task", "task_cfg", "buffer_size", "max_episode_steps", "refill_threshold", "refill_policy"),
+        *("episode_sample_budget", "episode_sample_hard_limit", "max_generation_attempts"),
+        *("initialization_timeout", "worker_timeout", "shutdown_timeout"),
     ),
     "recorded": ("folder", "cache_mb"),
 }
@@ -137,27 +127,15 @@ def _is_given(data: DataConfig, key: str) -> bool:
     return bool(getattr(data, key) != DataConfig.model_fields[key].get_default(call_default_factory=True))
 
 
-def _task_problems(data: DataConfig) -> Iterator[Problem]:
+def _task_problems(data: DataConfig) -> list[Problem]:
     make, cfg = resolve("task", str(data.task)), thaw(data.task_cfg)
-    parameters = inspect.signature(make, eval_str=True).parameters
-    problems = list(_misfits("data.task_cfg", cfg, {name: each.annotation for name, each in parameters.items()}))
-    if not problems:
+    problems = argument_problems(make, cfg, "data.task_cfg")
+    if not problems and cfg.get("env"):
         env = type(make().env)  # costs little: nothing is compiled
-        problems = list(_misfits("data.task_cfg.env", cfg.get("env") or {}, get_type_hints(env)))
+        problems = argument_problems(env, cfg["env"], "data.task_cfg.env")
     if not problems:
         try:
             make(**cfg)
         except (TypeError, ValueError) as error:
             problems = [Problem("data.task_cfg", str(error))]
-    yield from problems
-
-
-def _misfits(section: str, given: Mapping[str, Any], annotations: Mapping[str, Any]) -> Iterator[Problem]:
-    """Keys that are not among the annotations, and values that are of other types."""
-    for name, value in given.items():
-        text: str | None
-        if name not in annotations:
-            text = f"unknown key; allowed: {', '.join(sorted(annotations))}{did_you_mean(str(name), annotations)}"
-            yield Problem(f"{section}.{name}", text)
-        elif text := mismatch(annotations[name], value):
-            yield Problem(f"{section}.{name}", f"got {short_repr(value)}; {text}")
+    return problems

@@ -78,6 +78,20 @@ class RunConfig(StrictModel):
         return self
 
 
+def bind(config: RunConfig, num_updates: int | None = None) -> RunConfig:
+    """Fill in what a config leaves open until the run is known: what an update sees, and ``resolved.json`` holds.
+
+    Idempotent.
+
+    Args:
+        num_updates: horizon of a learning-rate schedule that has none of its own; of a resumed run, the updates that
+            it was started for. None: ``trainer.num_updates``.
+    """
+    algorithm = config.algorithm
+    options = algorithm.record.bind(algorithm.cfg, num_updates or config.trainer.num_updates)
+    return config.model_copy(update={"algorithm": algorithm.model_copy(update={"cfg": options})})
+
+
 def _sizes(config: RunConfig) -> Iterator[Problem]:
     """Counts that contradict each other."""
     trainer = config.trainer

@@ -10,16 +10,16 @@ from typing import Any
 
 from ejax.schema.problems import Problem
 from ejax.schema.registry import resolve
-from ejax.types import Policy
 
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyKind:
     """A policy's class and the rules of its config. ``section``: ``policy`` of a config, a ``PolicyConfig``."""
 
-    make: Callable[..., Policy]
-    """Given ``policy.cfg``, and by name those of ``ejax.training.policies.build_policy``'s arguments that it takes."""
-    with_memory: Callable[..., Policy] | None = None
+    make: Callable[..., Any]
+    """Makes a ``Policy`` from ``policy.cfg`` and those of ``ejax.training.policies.build_policy``'s arguments that it
+    takes, by name."""
+    with_memory: Callable[..., Any] | None = None
     """Its form where ``policy.actor.memory`` is given. None: ``make`` takes ``actor_memory``, or has no memory."""
     mlps: tuple[str, ...] = ()
     """Networks that it consists of, ``actor`` and ``critic``: it needs them, reads vectors alone, and takes no ``cfg``.

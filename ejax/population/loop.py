@@ -9,8 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from ejax.config import ConfigError, Problem, RunConfig
-from ejax.config.bind import bind
+from ejax.config import ConfigError, Problem, RunConfig, bind
 from ejax.population.leaderboard import PopulationResult
 from ejax.population.members import build_population
 from ejax.population.separate_runs import train_apart

@@ -16,8 +16,7 @@ from jax.errors import ConcretizationTypeError
 
 from ejax.algorithms.step import RunState, Step
 from ejax.collectors import HostStep
-from ejax.config import ConfigError, Problem, RunConfig
-from ejax.config.bind import bind
+from ejax.config import ConfigError, Problem, RunConfig, bind
 from ejax.config.population import OPTIONS, ExploitConfig, Member
 from ejax.evaluation import evaluate, summarize
 from ejax.numerics.traced_options import for_options

@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ejax.config import RunConfig
-from ejax.config.bind import bind
+from ejax.config import RunConfig, bind
 from ejax.logs.best import REWARD
 from ejax.logs.json_records import read_facts
 from ejax.logs.metric_log import MetricLog, read_log

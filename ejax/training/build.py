@@ -11,8 +11,7 @@ import optax
 
 from ejax.algorithms.record import Algorithm
 from ejax.algorithms.step import RunState, Step, init_run_state, make_rollout_step
-from ejax.config import ConfigError, Problem, RunConfig
-from ejax.config.bind import bind
+from ejax.config import ConfigError, Problem, RunConfig, bind
 from ejax.envs.description import describe
 from ejax.runtime.processes import JOIN, count, unjoined
 from ejax.training.environments import build_env, check_own_env

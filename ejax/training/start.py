@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ejax.algorithms.step import RunState
-from ejax.config import ConfigError, RunConfig
-from ejax.config.bind import bind
+from ejax.config import ConfigError, RunConfig, bind
 from ejax.logs.metrics import MetricWriter
 from ejax.schema.registry import is_foreign_checkpoint
 from ejax.store.checkpoint import load_checkpoint, verify_checkpoint

@@ -30,7 +30,7 @@ def _describe(policy: ActorCriticWithMemory, leaves: Mapping[str, Any]) -> tuple
         critic_memory = _memory_spec(policy.critic_memory, policy.critic_width)
     return policy, PolicySpec(
         observation=observation,
-        **network_specs(policy, observation),  # type: ignore[arg-type]  # the actor's is always there
+        **network_specs(policy, observation),
         **action_fields(policy),
         memory=_memory_spec(policy.actor_memory, policy.actor_width),
         critic_memory=critic_memory,
@@ -43,7 +43,7 @@ def _memory_spec(config: MemoryConfig, num_observed: int) -> MemorySpec:
     size: Any = {"type": config.type, "size": config.size(num_observed)}
     if config.type == "history":
         return MemorySpec(**size, length=config.length or 0)
-    encoder = config.encoder and network_spec(config.encoder, (), False)
+    encoder = None if config.encoder is None else network_spec(config.encoder, (), False)
     return MemorySpec(**size, width=config.width, depth=config.depth, encoder=encoder)
 
 
@@ -95,7 +95,7 @@ def _memory_entries(name: str, config: MemoryConfig) -> Iterator[Entry]:
             yield Entry(f"{name}_memory.{key}", (*module, key), "vector", (gates,))
 
 
-def _actor_of(policy: ActorCriticWithMemory) -> ActorCriticWithMemory:
+def _actor_of(policy: ActorCriticWithMemory) -> Any:
     return policy.clone(critic=None)
 
 

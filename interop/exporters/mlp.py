@@ -15,9 +15,9 @@ def describe(policy: Any, leaves: Mapping[str, Any]) -> tuple[Any, PolicySpec]:
     return policy, PolicySpec(observation=observation, **network_specs(policy, observation), **action_fields(policy))
 
 
-def network_specs(policy: Any, observation: Mapping[str, int]) -> dict[str, NetworkSpec | None]:
+def network_specs(policy: Any, observation: Mapping[str, int]) -> dict[str, Any]:
     """``actor`` and ``critic`` of a spec, from a policy with the fields of ``ActorCritic`` or ``ActorOnly``."""
-    specs: dict[str, NetworkSpec | None] = {}
+    specs = {}
     for name in ("actor", "critic"):
         network = getattr(policy, name, None)
         groups = getattr(policy, f"{name}_obs_groups", ())

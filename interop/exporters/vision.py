@@ -32,7 +32,7 @@ def _describe(policy: VisionPolicy, leaves: Mapping[str, Any]) -> tuple[Any, Pol
         images=images,
         encoder=EncoderSpec(channels=policy.channels, kernels=KERNELS, strides=STRIDES),
         actor=network_spec(policy.actor, read, policy.actor_obs_normalization),
-        critic=policy.critic and network_spec(policy.critic, tuple(numbers), False),
+        critic=None if policy.critic is None else network_spec(policy.critic, tuple(numbers), False),
         unread={name: entries for name, entries in unread.items() if entries},
         **action_fields(policy),
     )

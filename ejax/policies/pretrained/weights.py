@@ -129,45 +129,36 @@ def fit_weights(
     paths, structure = jax.tree_util.tree_flatten_with_path(tree)
     leaves = {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in paths}
     placed, left, twice = _by_leaf(leaves, flat, _renamer(rename), may_be_left)
-    problems = _Problems()
-    problems.add("without an array", (name for name, leaf in leaves.items() if name not in placed and leaf.size))
-    problems.add("of the file without a place", left)
-    problems.add("for a place that another has taken", twice)
+    problems: dict[str, list[str]] = {
+        "without an array": [name for name, leaf in leaves.items() if name not in placed and leaf.size],
+        "of the file without a place": left,
+        "for a place that another has taken": twice,
+        "with other numbers": [],
+        "of another shape": [],
+    }
     fitted = {}
     for name, leaf in leaves.items():
         given = placed.get(name)
         array = np.zeros(leaf.shape) if given is None else _in_flax_layout(given, name, flat[given], leaf.ndim)
         if array.shape != leaf.shape:
-            problems.add("of another shape", [f"{name} {list(leaf.shape)} from {given} {list(array.shape)}"])
+            problems["of another shape"].append(f"{name} {list(leaf.shape)} from {given} {list(array.shape)}")
         elif given is not None and (odd := _odd(array, leaf.dtype)) is not None:
-            problems.add("with other numbers", [f"{given} {odd}"])
+            problems["with other numbers"].append(f"{given} {odd}")
         else:
             fitted[name] = array
-    if problems:
-        raise WeightsError(f"{source} do not fit the network: {problems}")
+    if text := _listed(problems):
+        raise WeightsError(f"{source} do not fit the network: {text}")
     return jax.tree.unflatten(structure, [jnp.asarray(fitted[name], leaf.dtype) for name, leaf in leaves.items()])
 
 
-class _Problems:
-    """Names by what is wrong with them."""
-
-    def __init__(self) -> None:
-        self._by_kind: dict[str, list[str]] = {}
-
-    def add(self, kind: str, names: Iterable[str]) -> None:
-        self._by_kind.setdefault(kind, []).extend(names)
-
-    def __bool__(self) -> bool:
-        return any(self._by_kind.values())
-
-    def __str__(self) -> str:
-        parts = []
-        for kind, names in self._by_kind.items():
-            more = f", and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""
-            if names:
-                listed = ", ".join(shorten(name, 3 * _MAX_CHARS) for name in names[:_MAX_LISTED])
-                parts.append(f"{len(names)} {kind}: {listed}{more}")
-        return "; ".join(parts)
+def _listed(problems: Mapping[str, Sequence[str]]) -> str:
+    """Names by what is wrong with them; "" where nothing is."""
+    parts = []
+    for kind, names in problems.items():
+        more = f", and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""
+        listed = ", ".join(shorten(name, 3 * _MAX_CHARS) for name in names[:_MAX_LISTED])
+        parts += [f"{len(names)} {kind}: {listed}{more}"] if names else []
+    return "; ".join(parts)
 
 
 def _by_leaf(
