@@ -455,7 +455,7 @@ def test_a_sentence_that_the_encoder_was_not_asked_for_is_refused() -> None:
     policy, obs = twin("pretrained"), observations(Talk())
     expected = answers("pretrained")(made("pretrained")[1], obs, np.zeros((5, K * A), np.float32))[0]
     np.testing.assert_allclose(policy.act(spoken(obs)), expected, atol=2e-5)
-    with pytest.raises(ValueError, match="was asked for 3 instructions, and 'instruction' has another one"):
+    with pytest.raises(ValueError, match="was given 3 instructions, and 'instruction' has another one"):
         policy.act({**obs, "instruction": "put the red cube right"})
 
 
