@@ -1,6 +1,6 @@
 """Windows against loops; the modes; the rows' shares."""
 
-from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ejax.data.buffer import Layout, TrajectoryBuffer, attach, create_block
-from ejax.data.chunks import MODES, check_request, draw_windows, find_runs, window_mask
-from ejax.data.context import Draw
+from ejax.data.buffer import Layout, TrajectoryBuffer, attach, create
+from ejax.data.chunks import MODES, Draw, check_request, draw_windows, find_runs, window_mask
 from ejax.data.reader import ChunkReader
 from ejax.data.task import Episode, EpisodeSpec, Origin, flatten, nest
 
@@ -18,13 +17,10 @@ SPEC = EpisodeSpec({"obs/x": ((2,), "float32"), "t": ((), "int64")}, {"name": ((
 
 
 @pytest.fixture
-def buffer() -> Iterator[Any]:
+def buffer(tmp_path: Path) -> Any:
     layout = Layout(8, 50, SPEC)
-    block = create_block(layout)
-    try:
-        yield attach(block.name, layout)
-    finally:
-        block.unlink()
+    create(tmp_path / "buffer", layout)
+    return attach(tmp_path / "buffer", layout)
 
 
 def episode(length: int, value: float = 0.0, segment_id: Any | None = None) -> Episode:

@@ -1,16 +1,15 @@
 """Windows around a frame against loops: of a buffer, of kept episodes, of a dataset."""
 
 import itertools
-from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from ejax.data import DataUnavailableError, Episode, EpisodeSpec, OnlineDataset, Origin, SequenceSpecCfg
-from ejax.data.buffer import Layout, attach, create_block
-from ejax.data.chunks import find_runs
-from ejax.data.context import Draw, run_bounds
+from ejax.data.buffer import Layout, attach, create
+from ejax.data.chunks import Draw, find_runs, run_bounds
 from ejax.data.lerobot.recorded import RecordedEpisodes
 from ejax.data.lerobot.write import EpisodeWriter
 from ejax.data.reader import ChunkReader
@@ -28,16 +27,13 @@ def episode(row: int) -> Episode:
 
 
 @pytest.fixture
-def buffer() -> Iterator[Any]:
+def buffer(tmp_path: Path) -> Any:
     layout = Layout(len(LENGTHS), 12, SPEC)
-    block = create_block(layout)
-    try:
-        buffer = attach(block.name, layout)
-        for row in range(len(LENGTHS)):
-            buffer.write(row, episode(row), Origin(row, row, 1 + row % 2, 7), index=row, written_at=1.5)
-        yield buffer
-    finally:
-        block.unlink()
+    create(tmp_path / "buffer", layout)
+    buffer = attach(tmp_path / "buffer", layout)
+    for row in range(len(LENGTHS)):
+        buffer.write(row, episode(row), Origin(row, row, 1 + row % 2, 7), index=row, written_at=1.5)
+    return buffer
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +76,7 @@ def test_windows_of_a_buffer_are_those_of_the_rule(
 ) -> None:
     monkeypatch.setattr("ejax.data.reader._LARGE", large)
     spec = SequenceSpecCfg(history, horizon, mode)
-    chunks = ChunkReader(buffer).draw(300, Draw.around(spec), np.random.default_rng(0))
+    chunks = ChunkReader(buffer).draw(300, spec.draw, np.random.default_rng(0))
     drawn = check_by_the_letter(chunks, spec)
     assert set(drawn) == {(row, t) for row, length in enumerate(LENGTHS) for t in range(length)}  # every frame
     assert all(array.flags.c_contiguous and array.flags.owndata for array in flatten(chunks).values())
@@ -89,7 +85,7 @@ def test_windows_of_a_buffer_are_those_of_the_rule(
 @pytest.mark.parametrize("mode", ["episode", "segment"])
 def test_kept_episodes_give_the_windows_of_the_buffer(buffer: Any, recorded: RecordedEpisodes, mode: Any) -> None:
     spec = SequenceSpecCfg(3, 4, mode)
-    live = ChunkReader(buffer).draw(50, Draw.around(spec), np.random.default_rng(1))
+    live = ChunkReader(buffer).draw(50, spec.draw, np.random.default_rng(1))
     kept = recorded.sample_batch_with_context(50, 3, 4, mode, rng=np.random.default_rng(1))
     check_by_the_letter(kept, spec)
     live, kept = flatten(live), flatten(kept)
@@ -100,17 +96,17 @@ def test_kept_episodes_give_the_windows_of_the_buffer(buffer: Any, recorded: Rec
 
 
 def test_episodes_are_drawn_alike_whatever_their_length(buffer: Any) -> None:
-    chunks = ChunkReader(buffer).draw(4000, Draw.around(SequenceSpecCfg(2, 3)), np.random.default_rng(0))
+    chunks = ChunkReader(buffer).draw(4000, SequenceSpecCfg(2, 3).draw, np.random.default_rng(0))
     assert np.bincount(chunks["episode"]["mark"]).min() > 850  # 1000 each
 
 
 def test_generations_choose_the_episodes(buffer: Any, recorded: RecordedEpisodes) -> None:
-    live = ChunkReader(buffer).draw(100, Draw.around(SequenceSpecCfg(2, 3, generations=[2])), np.random.default_rng(0))
+    live = ChunkReader(buffer).draw(100, SequenceSpecCfg(2, 3, generations=[2]).draw, np.random.default_rng(0))
     kept = recorded.sample_batch_with_context(100, 2, 3, generations=[2], rng=np.random.default_rng(0))
     for chunks in (live, kept):
         assert set(chunks["episode"]["mark"]) == {1, 3} and set(chunks["episode"]["generation"]) == {2}
     with pytest.raises(DataUnavailableError, match="in generations 3, 4: of 4 rows"):
-        ChunkReader(buffer).draw(1, Draw.around(SequenceSpecCfg(2, 3, generations=[3, 4])), np.random.default_rng(0))
+        ChunkReader(buffer).draw(1, SequenceSpecCfg(2, 3, generations=[3, 4]).draw, np.random.default_rng(0))
     with pytest.raises(DataUnavailableError, match="in 0 episodes"):
         recorded.sample_batch_with_context(1, 2, 3, generations=[3])
 
@@ -130,7 +126,7 @@ def test_a_dataset_of_windows_masks_what_is_no_target(
 def test_a_window_that_is_all_there_is_a_chunk(buffer: Any) -> None:
     """The same draw as a chunk of one frame, seen with what is around it."""
     alone = ChunkReader(buffer).draw(64, Draw("episode", 1), np.random.default_rng(3))
-    around = ChunkReader(buffer).draw(64, Draw.around(SequenceSpecCfg(1, 1)), np.random.default_rng(3))
+    around = ChunkReader(buffer).draw(64, SequenceSpecCfg(1, 1).draw, np.random.default_rng(3))
     assert around.pop("loss_mask").all()
     for path, array in flatten(alone).items():
         np.testing.assert_array_equal(array, flatten(around)[path])
@@ -161,9 +157,9 @@ def test_windows_that_there_are_not_are_refused(wrong: dict[str, Any], error: ty
 
 
 def test_a_dataset_has_either_chunks_or_windows(recorded: RecordedEpisodes) -> None:
-    with pytest.raises(ValueError, match="sequence says how long windows are"):
+    with pytest.raises(ValueError, match="sequence has the length of windows"):
         OnlineDataset(recorded, 4, sequence=SequenceSpecCfg())
-    with pytest.raises(ValueError, match="sequence says how long windows are"):
+    with pytest.raises(ValueError, match="sequence has the length of windows"):
         OnlineDataset(recorded, sampling_mode="segment", sequence=SequenceSpecCfg())
     with pytest.raises(TypeError, match="got NoneType"):
         OnlineDataset(recorded)

@@ -1,6 +1,5 @@
 """The engine's life, its failures, and what they leave behind: nothing, checked after every test."""
 
-import errno
 import gc
 import itertools
 import multiprocessing
@@ -41,32 +40,24 @@ from ejax.data.failures import CAPACITY, pack_failure, raise_failure
 from ejax.data.prefetch import prefetch_to_device
 
 TASKS = str(Path(__file__).parent / "helpers")
-SHM = Path("/dev/shm")
 BOUND_S = 120.0
 """No test waits longer for what should come at once."""
 
 
 @pytest.fixture(autouse=True)
 def left_behind(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """After each test: no block, no folder, no worker."""
-    blocks, workers, folder = [], [], tmp_path / "runs"
-    folder.mkdir()
-    create, spawn = supervisor_module.create_block, supervisor_module._spawn
-
-    def create_noted(layout: Any) -> Any:
-        blocks.append(create(layout))
-        return blocks[-1]
+    """After each test: no folder of a run, and so no shared memory, and no worker."""
+    workers, spawn = [], supervisor_module._spawn
 
     def spawn_noted(*args: Any) -> subprocess.Popen[bytes]:
         workers.append(spawn(*args))
         return workers[-1]
 
-    monkeypatch.setattr(supervisor_module, "create_block", create_noted)
     monkeypatch.setattr(supervisor_module, "_spawn", spawn_noted)
-    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    (tmp_path / "runs").mkdir()
+    monkeypatch.setattr(leftovers, "PLACE", tmp_path / "runs")
     yield workers
-    assert [block.name for block in blocks if (SHM / block.name).exists()] == []
-    assert list(folder.iterdir()) == []
+    assert list((tmp_path / "runs").iterdir()) == []
     assert [worker.pid for worker in workers if worker.poll() is None] == []
 
 
@@ -160,7 +151,7 @@ def test_a_stopped_engine_gives_its_memory_back() -> None:
     engine = OnlineDataEngine(cfg())
     with engine:
         engine.sample_batch(1, 5)
-        block = engine._ticket.block
+        block = str(engine._ticket.folder)
         assert block in Path("/proc/self/maps").read_text()
     gc.collect()
     assert block not in Path("/proc/self/maps").read_text()
@@ -398,8 +389,8 @@ def test_fields_of_embodichain_mean_here_what_they_mean_there() -> None:
 @pytest.mark.parametrize(
     ("field", "reason"),
     [
-        ({"state_dim": 9}, r"state_dim: the task's spec\(\) says how wide"),
-        ({"action_dim": 7}, r"action_dim: the task's spec\(\) says how wide"),
+        ({"state_dim": 9}, r"state_dim: the task's spec\(\) has the width"),
+        ({"action_dim": 7}, r"action_dim: the task's spec\(\) has the width"),
         ({"gym_config": {}}, "gym_config: .* give task, and its arguments as task_cfg"),
         ({"action_config": {}}, "action_config: .* give task"),
         ({"buffer_device": "cuda:0"}, "buffer_device: the buffer is in memory that processes share"),
@@ -716,11 +707,11 @@ def test_a_worker_that_hangs_when_it_closes_is_killed_within_its_bound(
     assert (tmp_path / "closed").exists() and left_behind[0].poll() == -signal.SIGKILL
 
 
-def test_a_worker_that_stops_in_the_middle_of_a_message_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor_module, "_MESSAGE_S", 0.5)
-    engine = OnlineDataEngine(cfg(shutdown_timeout=0.3, task_cfg={"build": "halfway"}))
+def test_a_worker_that_is_suspended_before_it_works_is_not_waited_for() -> None:
+    options: dict[str, Any] = {"initialization_timeout": 1.0, "shutdown_timeout": 0.3}
+    engine = OnlineDataEngine(cfg(task_cfg={"build": "suspended"}, **options))
     start = time.monotonic()
-    with pytest.raises(OnlineDataWorkerError, match=r"the worker stopped in the middle of a message, for 0.5 s"):
+    with pytest.raises(TimeoutError, match=r"took longer than 1.0 s \(initialization_timeout\) to build its task"):
         engine.start()
     assert time.monotonic() - start < BOUND_S
 
@@ -795,13 +786,10 @@ def test_stop_cancels_a_start_under_way() -> None:
     assert str(raised[0]) == "start() was cancelled by stop()"
 
 
-def test_too_little_shared_memory_is_told_before_it_is_a_bus_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(descriptor: int, offset: int, size: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "posix_fallocate", refuse)
+def test_too_little_shared_memory_is_told_before_it_is_a_bus_error() -> None:
+    engine = OnlineDataEngine(cfg(task_cfg={"wide": 2**40}))
     with pytest.raises(MemoryError, match=r"needs \d+ MiB of shared memory.*lower buffer_size or max_episode_steps"):
-        OnlineDataEngine(cfg()).start()
+        engine.start()
 
 
 # who may do what, and where
@@ -891,65 +879,56 @@ def test_an_engine_that_nobody_holds_ends_its_worker(left_behind: list[subproces
 OWNER = """
 import os, signal, sys, time
 sys.path.insert(0, {tasks!r})
-from ejax.data import OnlineDataEngine, OnlineDataEngineCfg
+from pathlib import Path
+from ejax.data import OnlineDataEngine, OnlineDataEngineCfg, leftovers
+leftovers.PLACE = Path({place!r})
 engine = OnlineDataEngine(OnlineDataEngineCfg("data_tasks:Toy", buffer_size=2, max_episode_steps=50))
 engine.start()
-print(engine._supervisor._process.pid, engine._ticket.block, engine._ticket.folder, flush=True)
+print(engine._supervisor._process.pid, engine._ticket.folder, flush=True)
 {end}
 """
 
 
+def start_owner(tmp_path: Path, end: str, script: str = OWNER, **popen: Any) -> subprocess.Popen[str]:
+    """A process with an engine, which tells its worker and its folder, and then does what ``end`` has."""
+    code = script.format(tasks=TASKS, place=str(tmp_path / "runs"), end=end)
+    # Python 3.12 warns of every fork of a process with threads
+    command = [sys.executable, "-W", "ignore:This process:DeprecationWarning", "-c", code]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **popen)
+
+
 @pytest.mark.parametrize(
-    ("end", "code", "quiet"),
-    [
-        ("", 0, True),
-        ("raise SystemExit(3)", 3, True),
-        ("os.kill(os.getpid(), signal.SIGKILL)", -9, False),
-    ],
+    ("end", "code"),
+    [("", 0), ("raise SystemExit(3)", 3), ("os.kill(os.getpid(), signal.SIGKILL)", -9)],
     ids=["returns", "exits", "is killed"],
 )
-def test_a_worker_does_not_outlive_an_owner_that_did_not_stop_it(
-    end: str, code: int, quiet: bool, tmp_path: Path
-) -> None:
-    script = OWNER.format(tasks=TASKS, end=end)
-    environment = {**os.environ, "TMPDIR": str(tmp_path)}
-    owner = subprocess.Popen(
-        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-    )
+def test_a_worker_does_not_outlive_an_owner_that_did_not_stop_it(end: str, code: int, tmp_path: Path) -> None:
+    owner = start_owner(tmp_path, end)
     out, err = owner.communicate(timeout=30.0)
-    worker, block, folder = out.split()
-    assert owner.returncode == code
+    worker, folder = out.split()
+    assert (owner.returncode, err) == (code, "")
     wait_until(lambda: not is_running(worker))
-    wait_until(lambda: not (SHM / block).exists())
     wait_until(lambda: not Path(folder).exists())
-    if quiet:  # of an owner that is killed, the resource tracker says what it removed
-        assert err == ""
 
 
-def kill_all_of_an_owner(folder: Path) -> tuple[subprocess.Popen[str], Any, Path]:
-    """Start an engine in a process, then kill that, its worker and its resource tracker. What they leave behind."""
-    end = "from multiprocessing import resource_tracker; print(resource_tracker._resource_tracker._pid, flush=True)"
-    owner = subprocess.Popen(
-        [sys.executable, "-c", OWNER.format(tasks=TASKS, end=f"{end}; time.sleep(60)")],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "TMPDIR": str(folder)},
-    )
-    worker, block, run = owner.stdout.readline().split()
-    tracker = int(owner.stdout.readline())
-    os.kill(owner.pid, signal.SIGSTOP)  # nor may one of them see another one die
-    for pid in (tracker, int(worker), owner.pid):
+def kill_owner_and_worker(tmp_path: Path) -> tuple[subprocess.Popen[str], Path]:
+    """Start an engine in a process, then kill that and its worker. The folder that they leave behind."""
+    owner = start_owner(tmp_path, "time.sleep(60)")
+    worker, folder = owner.stdout.readline().split()
+    os.kill(owner.pid, signal.SIGSTOP)  # nor may one of them see the other one die
+    for pid in (int(worker), owner.pid):
         os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: not is_running(owner.pid) and not is_running(worker) and not is_running(tracker))
+    wait_until(lambda: not is_running(owner.pid) and not is_running(worker))
     owner.stdout.close()
-    return owner, SHM / block, Path(run)
+    owner.stderr.close()
+    return owner, Path(folder)
 
 
 def test_the_next_engine_clears_what_belongs_to_no_living_process(tmp_path: Path) -> None:
-    owner, block, folder = kill_all_of_an_owner(tmp_path / "runs")
-    assert folder.exists()  # and the block, unless an engine of other tests has cleared it just now
+    owner, folder = kill_owner_and_worker(tmp_path)
+    assert (folder / "buffer").exists()
     with OnlineDataEngine(cfg()) as engine:  # the owner is a zombie yet
-        assert not block.exists() and not folder.exists()
+        assert not folder.exists()
         is_whole(engine.sample_batch(2, 5))
     owner.wait()
 
@@ -960,13 +939,20 @@ def test_what_belongs_to_a_living_process_is_left_alone() -> None:
         with other:
             leftovers.clear_leftovers()
             for each in (engine, other):
-                assert (SHM / each._ticket.block).exists() and each._ticket.folder.exists()
+                assert each._ticket.folder.exists()
                 is_whole(each.sample_batch(2, 5))
                 assert stat.S_IMODE(each._ticket.folder.stat().st_mode) == 0o700
 
 
+def test_shared_memory_is_what_the_system_has_for_it() -> None:
+    """Where the tests of this file put it, it is a file on the disk."""
+    code = "from ejax.data import leftovers; print(leftovers.PLACE)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "/dev/shm\n"
+
+
 def mine(**changes: Any) -> str:
-    """The name of a block of this process, but for what is changed."""
+    """The name of a folder of this process, but for what is changed."""
     parts = {"namespace": leftovers._namespace(), "pid": os.getpid(), "start": leftovers._started(os.getpid())}
     return "ejax-data-{namespace}-{pid}-{start}-test".format(**(parts | changes))
 
@@ -987,18 +973,12 @@ def mine(**changes: Any) -> str:
 def test_only_what_names_a_process_that_has_ended_is_cleared(
     tmp_path: Path, name: dict[str, int] | str, cleared: bool
 ) -> None:
-    name = name if isinstance(name, str) else mine(**name)
-    block, folder = SHM / name, tmp_path / "runs" / name
-    try:
-        block.touch()
-        folder.mkdir()
-        (folder / "order").touch()
-        leftovers.clear_leftovers()
-        assert (block.exists(), folder.exists()) == (not cleared, not cleared)
-    finally:
-        block.unlink(missing_ok=True)
-        if folder.exists():
-            shutil.rmtree(folder)
+    folder = tmp_path / "runs" / (name if isinstance(name, str) else mine(**name))
+    folder.mkdir()
+    (folder / "order").touch()
+    leftovers.clear_leftovers()
+    assert folder.exists() == (not cleared)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def test_what_another_user_left_and_links_are_not_touched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1017,48 +997,35 @@ def test_what_another_user_left_and_links_are_not_touched(tmp_path: Path, monkey
 
 
 def test_engines_that_start_at_once_clear_up_side_by_side(tmp_path: Path) -> None:
-    blocks = [SHM / f"{mine(start=1)}{number}" for number in range(200)]
-    for block in blocks:
-        block.touch()
-    code = "from ejax.data.leftovers import clear_leftovers; import sys; sys.stdin.read(1); clear_leftovers()"
+    place = tmp_path / "runs"
+    for number in range(200):
+        (place / f"{mine(start=1)}{number}").mkdir()
+    code = "import sys; from pathlib import Path; from ejax.data import leftovers; sys.stdin.read(1); "
+    code += f"leftovers.PLACE = Path({str(place)!r}); leftovers.clear_leftovers()"
     command = [sys.executable, "-W", "error", "-c", code]
     others = [subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) for _ in range(4)]
     said = [other.communicate(b"x", timeout=60.0)[1] for other in others]
     assert said == [b""] * 4 and [other.returncode for other in others] == [0] * 4
-    assert not any(block.exists() for block in blocks)
+    assert not any(place.iterdir())
 
 
 def test_a_consumer_outlives_its_owner_and_says_so(tmp_path: Path) -> None:
     end = "import pickle; print(pickle.dumps(engine).hex(), flush=True); sys.stdin.read(1); os.kill(os.getpid(), 9)"
-    owner = subprocess.Popen(
-        [sys.executable, "-c", OWNER.format(tasks=TASKS, end=end)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        env={**os.environ, "TMPDIR": str(tmp_path)},
-    )
-    worker, block, _ = owner.stdout.readline().split()
+    owner = start_owner(tmp_path, end, stdin=subprocess.PIPE)
+    worker, folder = owner.stdout.readline().split()
     copy = pickle.loads(bytes.fromhex(owner.stdout.readline()))
     is_whole(copy.sample_batch(2, 5))
     owner.communicate("x", timeout=BOUND_S)
     with pytest.raises(OnlineDataWorkerError, match="the worker is gone, and its owner gives no reason"):
         draw_until_it_fails(copy)
-    wait_until(lambda: not is_running(worker) and not (SHM / block).exists())
+    wait_until(lambda: not is_running(worker) and not Path(folder).exists())
 
 
 def test_who_waits_for_episodes_hears_that_everybody_else_is_gone(tmp_path: Path) -> None:
     """The worker hangs in its third attempt, which was asked for; it and the owner are killed, so nobody tells."""
     end = "import pickle; print(pickle.dumps(engine).hex(), flush=True); time.sleep(60)"
-    hanging = OWNER.replace('"data_tasks:Toy",', '"data_tasks:Toy", {{"at": {{2: "hang"}}}},')
-    owner = subprocess.Popen(
-        [sys.executable, "-c", hanging.format(tasks=TASKS, end=end)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        env={**os.environ, "TMPDIR": str(tmp_path)},
-    )
-    worker, block, _ = owner.stdout.readline().split()
+    owner = start_owner(tmp_path, end, OWNER.replace('"data_tasks:Toy",', '"data_tasks:Toy", {{"at": {{2: "hang"}}}},'))
+    worker, folder = owner.stdout.readline().split()
     copy = pickle.loads(bytes.fromhex(owner.stdout.readline()))
     taken, raised = [], []
 
@@ -1078,7 +1045,8 @@ def test_who_waits_for_episodes_hears_that_everybody_else_is_gone(tmp_path: Path
     owner.communicate(timeout=BOUND_S)
     thread.join(BOUND_S)
     assert raised == ["the worker is gone, and its owner gives no reason"]
-    wait_until(lambda: not (SHM / block).exists())
+    leftovers.clear_leftovers()
+    assert not Path(folder).exists()
 
 
 FORKED = """
@@ -1092,15 +1060,10 @@ engine.stop()
 
 
 def test_a_forked_child_that_ends_leaves_the_engine_alone(tmp_path: Path) -> None:
-    done = subprocess.run(
-        # Python 3.12 warns of every fork of a process with threads
-        [sys.executable, "-W", "ignore:This process:DeprecationWarning", "-c", OWNER.format(tasks=TASKS, end=FORKED)],
-        capture_output=True,
-        text=True,
-        timeout=30.0,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.splitlines()[1:] == ["(1, 5) READY"]
+    owner = start_owner(tmp_path, FORKED)
+    out, err = owner.communicate(timeout=30.0)
+    assert (owner.returncode, err) == (0, "")
+    assert out.splitlines()[1:] == ["(1, 5) READY"]
 
 
 def test_a_task_of_the_main_script_is_refused_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,15 +1,17 @@
 """The log of episodes that come and go: a ring that loses nothing."""
 
 import time
+from pathlib import Path
 
 import numpy as np
-import pytest
 
-from ejax.data.events import EventLog, LifecycleEvent, event_words
+from ejax.data import LifecycleEvent, OnlineDataEngineCfg
+from ejax.data.control import Control, control_words
 
 
-def log(capacity: int) -> EventLog:
-    return EventLog({name: np.zeros(shape, dtype) for name, (shape, dtype) in event_words(capacity)})
+def log(capacity: int) -> Control:
+    cfg = OnlineDataEngineCfg("module:Task", buffer_size=max(capacity // 2, 1), lifecycle_event_capacity=capacity)
+    return Control({name: np.zeros(shape, dtype) for name, (shape, dtype) in control_words(cfg)}, Path("nowhere"))
 
 
 def event(index: int, kind: str = "published") -> LifecycleEvent:
@@ -20,10 +22,10 @@ def test_events_come_out_as_they_went_in_numbered_and_timed() -> None:
     ring, before = log(3), time.monotonic_ns()
     taken = []
     for index in range(0, 10, 2):
-        ring.write(event(index))
-        ring.write(event(index, "evicted"))
-        taken += ring.take()
-    assert ring.take() == []
+        ring.write_event(event(index))
+        ring.write_event(event(index, "evicted"))
+        taken += ring.take_events()
+    assert ring.take_events() == []
     assert [each.sequence for each in taken] == list(range(10))
     assert [each.index for each in taken] == [0, 0, 2, 2, 4, 4, 6, 6, 8, 8]
     assert [each.kind for each in taken] == ["published", "evicted"] * 5
@@ -32,23 +34,16 @@ def test_events_come_out_as_they_went_in_numbered_and_timed() -> None:
     assert times == sorted(times)
 
 
-def test_a_full_log_is_waited_for_until_some_are_taken() -> None:
-    ring, waits = log(4), []
+def test_a_full_log_has_no_room_until_some_are_taken() -> None:
+    ring = log(4)
     for index in range(3):
-        ring.write(event(index))
-
-    def wait() -> None:
-        waits.append(len(waits))
-        if len(waits) == 3:
-            ring.take()
-
-    ring.wait_for_space(1, wait)
-    assert waits == []
-    ring.wait_for_space(2, wait)
-    assert waits == [0, 1, 2]
+        ring.write_event(event(index))
+    assert ring.has_room(1) and not ring.has_room(2)
+    ring.take_events()
+    assert ring.has_room(4) and not ring.has_room(5)
 
 
-def test_without_a_capacity_there_are_no_words() -> None:
-    assert event_words(0) == ()
-    with pytest.raises(KeyError):
-        EventLog({})
+def test_without_a_capacity_nothing_is_kept_or_waited_for() -> None:
+    ring = log(0)
+    ring.write_event(event(0))
+    assert ring.has_room(2) and ring.take_events() == []

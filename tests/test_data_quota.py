@@ -4,7 +4,6 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,8 @@ import numpy as np
 import pytest
 
 from ejax.data import DataBudgetExhaustedError, Episode, EpisodeSpec, Origin
-from ejax.data.buffer import Layout, attach, create_block
-from ejax.data.context import Draw
+from ejax.data.buffer import Layout, attach, create
+from ejax.data.chunks import Draw
 from ejax.data.quota import Quota, draw_rows
 from ejax.data.reader import ChunkReader
 
@@ -27,16 +26,13 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def buffer() -> Iterator[Any]:
+def buffer(tmp_path: Path) -> Any:
     layout = Layout(NUM_ROWS, 5, EpisodeSpec({"x": ((), "float32")}), (("charged", ((NUM_ROWS, 2), "int64")),))
-    block = create_block(layout)
-    try:
-        buffer = attach(block.name, layout)
-        for index in range(NUM_ROWS):
-            write(buffer, index)
-        yield buffer
-    finally:
-        block.unlink()
+    create(tmp_path / "buffer", layout)
+    buffer = attach(tmp_path / "buffer", layout)
+    for index in range(NUM_ROWS):
+        write(buffer, index)
+    return buffer
 
 
 def write(buffer: Any, index: int) -> None:

@@ -537,7 +537,7 @@ def test_the_actor_does_not_see_hidden_numbers_and_the_critic_does() -> None:
             "data.episode_sample_hard_limit",
             "without episode_sample_budget",
         ),
-        ({"data": {**ENGINE, "state_dim": 14}}, "data.state_dim", "the task's spec() says how wide"),
+        ({"data": {**ENGINE, "state_dim": 14}}, "data.state_dim", "the task's spec() has the width"),
         ({"data": {**ENGINE, "lifecycle_event_capacity": 64}}, "data.lifecycle_event_capacity", "takes no events out"),
     ],
 )

@@ -7,7 +7,7 @@
 A policy of action chunks, [K·A] at one observation, is taught at frame t the actions of frames t … t + K − 1. The
 expectation is over single actions: where a window ends before a chunk does, what lies beyond has no part in the loss.
 A policy with memory reads a window frame by frame, and begins each with the memory of an episode's start. Of windows
-around a frame (``ejax.data.context``) it reads what was before and is taught nothing there, and what lies beyond an
+around a frame (``ejax.data.chunks``) it reads what was before and is taught nothing there, and what lies beyond an
 episode's start and end has no part in memory, loss or statistics.
 Source: Pomerleau 1988 (ALVINN); Zhao et al. 2023 (ACT) for chunks.
 """

@@ -4,13 +4,12 @@ from ejax.data.chunks import (
     DataBudgetExhaustedError as DataBudgetExhaustedError,
     DataUnavailableError as DataUnavailableError,
     SamplingMode as SamplingMode,
+    SequenceSpecCfg as SequenceSpecCfg,
 )
-from ejax.data.context import SequenceSpecCfg as SequenceSpecCfg
-from ejax.data.control import EngineState as EngineState
+from ejax.data.control import EngineState as EngineState, LifecycleEvent as LifecycleEvent
 from ejax.data.dataset import OnlineDataset as OnlineDataset
 from ejax.data.engine import OnlineDataEngine as OnlineDataEngine
 from ejax.data.engine_config import OnlineDataEngineCfg as OnlineDataEngineCfg
-from ejax.data.events import LifecycleEvent as LifecycleEvent
 from ejax.data.failures import OnlineDataWorkerError as OnlineDataWorkerError
 from ejax.data.samplers import (
     ChunkSizeSampler as ChunkSizeSampler,

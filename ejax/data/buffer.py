@@ -1,4 +1,4 @@
-"""Episodes in shared memory: one block, one row an episode, each with a version that makes torn reads visible.
+"""Episodes in shared memory: one file, one row an episode, each with a version that makes torn reads visible.
 
 A row's version is even while the row is whole, odd while it is being written, 0 before it was ever written. Only the
 worker writes. A consumer notes the version, copies, and looks again: a copy whose version changed is thrown away. So
@@ -8,7 +8,6 @@ Source: sequence locks (Lameter, "Effective synchronization on Linux/NUMA system
 R rows, T frames a row, C frames a chunk, B chunks.
 """
 
-import _posixshmem
 import errno
 import mmap
 import os
@@ -16,15 +15,13 @@ import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from multiprocessing.shared_memory import SharedMemory
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ejax.data.chunks import Windows
-from ejax.data.context import padding
-from ejax.data.leftovers import block_name
+from ejax.data.chunks import Windows, padding
 from ejax.data.task import (
     EPISODE_FIELDS,
     FRAME_FIELDS,
@@ -36,13 +33,15 @@ from ejax.data.task import (
     frame_numbers,
 )
 
+Copies: TypeAlias = tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]
+"""Frame fields [B, C, ...] and episode fields [B, ...], by path."""
 _ALIGNMENT = 64
 _KEEPS_ORDER = platform.machine() in ("x86_64", "AMD64")
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The offsets of everything in the block: all that a process needs, with its name, to attach to it."""
+    """The offsets of everything in the file: all that a process needs, with its path, to attach to it."""
 
     num_rows: int
     num_frames: int
@@ -60,7 +59,7 @@ class Layout:
         return {**EPISODE_FIELDS, **self.spec.episode}
 
     def arrays(self) -> tuple[dict[str, tuple[int, tuple[int, ...], str]], int]:
-        """``{key: (offset, shape, dtype)}`` and the size of the block in bytes."""
+        """``{key: (offset, shape, dtype)}`` and the size of the file in bytes."""
         shapes = {f"control:{name}": entry for name, entry in self.control}
         shapes |= {"version": ((self.num_rows,), "int64")}
         shapes |= {f"episode:{k}": ((self.num_rows, *s), d) for k, (s, d) in self.episode.items()}
@@ -74,7 +73,7 @@ class Layout:
 
 
 class TrajectoryBuffer:
-    """NumPy views of the block. The memory lives as long as one of them; the name belongs to the creator."""
+    """NumPy views of the file. The memory lives as long as one of them."""
 
     def __init__(self, memory: mmap.mmap, layout: Layout) -> None:
         placed, _ = layout.arrays()
@@ -119,51 +118,25 @@ class TrajectoryBuffer:
         fence()
         self.version[row] += 1
 
-    def gather(
-        self, rows: NDArray[np.int64], starts: NDArray[np.int64], chunk_size: int
-    ) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
-        """Copies of windows: frame fields [B, C, ...] and episode fields [B, ...], by path; maybe torn, see above."""
+    def gather(self, rows: NDArray[np.int64], starts: NDArray[np.int64], size: int) -> Copies:
+        """Copy windows of ``size`` valid frames; they may be torn, see above."""
         frames = {}
         for path, array in self.frames.items():
             num_rows, num_frames, *shape = array.shape
             row_stride, step, *inner = array.strides
             windows = np.ndarray(  # windows[r, s] is array[r, s : s + C]; one gather copies runs of C frames
-                (num_rows, num_frames - chunk_size + 1, chunk_size, *shape),
-                array.dtype,
-                array,
-                strides=(row_stride, step, step, *inner),
+                (num_rows, num_frames - size + 1, size, *shape), array.dtype, array, 0, (row_stride, step, step, *inner)
             )
             frames[path] = windows[rows, starts]
         return frames, {path: array[rows] for path, array in self.episode.items()}
 
-    def chunk_bytes(self, chunk_size: int) -> int:
-        """Size of the frame fields of one chunk."""
-        return chunk_size * sum(array[0, 0].nbytes for array in self.frames.values())
-
-    def empty(self, count: int, chunk_size: int) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
-        """Uninitialized arrays for ``count`` chunks, as ``gather`` returns them."""
-        frames = {path: np.empty((count, chunk_size, *a.shape[2:]), a.dtype) for path, a in self.frames.items()}
+    def empty(self, count: int, size: int) -> Copies:
+        """Make uninitialized arrays for ``count`` windows, as ``gather`` returns them."""
+        frames = {path: np.empty((count, size, *a.shape[2:]), a.dtype) for path, a in self.frames.items()}
         return frames, {path: np.empty((count, *a.shape[1:]), a.dtype) for path, a in self.episode.items()}
 
-    def gather_around(self, windows: Windows, size: int) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
-        """As ``gather``, of windows of ``size`` frames that may reach beyond what is to be drawn of their rows."""
-        step = windows.start[:, None] + np.arange(size)
-        outside = (step < windows.begin[:, None]) | (step >= windows.end[:, None])
-        step = np.clip(step, 0, self.layout.num_frames - 1)
-        frames = {}
-        for path, array in self.frames.items():
-            frames[path] = array[windows.row[:, None], step]
-            frames[path][outside] = padding(path, array.dtype)
-        return frames, {path: array[windows.row] for path, array in self.episode.items()}
-
-    def copy_window(
-        self,
-        windows: Windows,
-        which: int,
-        into: tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]],
-        place: int,
-    ) -> None:
-        """Copy window number ``which`` to ``place`` in the arrays of ``empty``."""
+    def copy_window(self, windows: Windows, which: int, into: Copies, place: int) -> None:
+        """Copy window number ``which``, which may be padded, to ``place`` in the arrays of ``empty``."""
         frames, fields = into
         row, start, begin, end = (int(each[which]) for each in windows)
         for path, target in frames.items():
@@ -174,46 +147,39 @@ class TrajectoryBuffer:
         for path, target in fields.items():
             target[place] = self.episode[path][row]
 
+    def chunk_bytes(self, size: int) -> int:
+        """Size of the frame fields of a window of ``size`` frames."""
+        return size * sum(array[0, 0].nbytes for array in self.frames.values())
 
-def create_block(layout: Layout) -> SharedMemory:
-    """Make the shared memory for ``layout``. Its creator calls ``unlink()``, once; the memory itself goes with the last
-    process that is attached.
 
-    The resource tracker of this process knows of the block: should the process be killed, the tracker removes it.
-    Should that be killed too, the next engine does (``ejax.data.leftovers``).
+def create(path: Path, layout: Layout) -> None:
+    """Make the file for ``layout``. The memory goes with it, and with the last process that is attached.
 
     Raises:
         MemoryError: there is not enough shared memory.
     """
     _, size = layout.arrays()
-    block = SharedMemory(block_name(), create=True, size=size)
-    try:
-        with _opened(block.name) as descriptor:
-            os.posix_fallocate(descriptor, 0, size)  # else a later write beyond the free memory would be a bus error
-    except OSError as error:
-        block.unlink()
-        if error.errno != errno.ENOSPC:
-            raise
-        raise MemoryError(
-            f"the buffer needs {size / 2**20:.0f} MiB of shared memory, which /dev/shm does not have; lower "
-            f"buffer_size or max_episode_steps, or enlarge it (docker: --shm-size)"
-        ) from error
-    finally:
-        block.close()
-    return block
+    path.touch(0o600, exist_ok=False)
+    with path.open("r+b") as file:
+        try:
+            os.posix_fallocate(file.fileno(), 0, size)  # else a later write beyond the free memory would be a bus error
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EFBIG):
+                raise
+            raise MemoryError(
+                f"the buffer needs {size / 2**20:.0f} MiB of shared memory, which {path.parent.parent} does not have; "
+                f"lower buffer_size or max_episode_steps, or enlarge it (docker: --shm-size)"
+            ) from error
 
 
-def attach(name: str, layout: Layout) -> TrajectoryBuffer:
-    """The buffer that another process made.
-
-    ``SharedMemory(name)`` is not used here: up to Python 3.12 it registers the block with the resource tracker of
-    each process that attaches, and that tracker removes the block when its process ends.
+def attach(path: Path, layout: Layout) -> TrajectoryBuffer:
+    """Map the buffer that another process made.
 
     Raises:
-        FileNotFoundError: the block no longer exists.
+        FileNotFoundError: it no longer exists.
     """
-    with _opened(name) as descriptor:
-        return TrajectoryBuffer(mmap.mmap(descriptor, layout.arrays()[1]), layout)
+    with path.open("r+b") as file:
+        return TrajectoryBuffer(mmap.mmap(file.fileno(), layout.arrays()[1]), layout)
 
 
 def fence() -> None:
@@ -224,15 +190,6 @@ def fence() -> None:
     """
     if not _KEEPS_ORDER:
         os.sched_yield()
-
-
-@contextmanager
-def _opened(name: str) -> Iterator[int]:
-    descriptor = _posixshmem.shm_open(f"/{name}", os.O_RDWR, mode=0o600)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 def _below(prefix: str, views: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:

@@ -1,25 +1,33 @@
-"""The windows of the buffer that may be drawn, and draws of them: pure functions of NumPy arrays.
+"""The windows of episodes that may be drawn, and draws of them: pure functions of NumPy arrays.
 
-A window is C frames of one row, all of them valid. Modes:
+A chunk is C frames of one row, all of them valid. Modes:
 
     episode    any such window
     segment    all frames have one and the same ``segment_id`` ≥ 0
     boundary   ``segment_id`` changes at least once inside
 
-A draw takes a row uniformly among the rows that have a window, then a window of that row uniformly: long episodes are
-not favoured over short ones. Source: the rule of EmbodiChain 0.2.4. Windows that may reach beyond an episode are those
-of ``ejax.data.context``.
+A window around a frame (``SequenceSpecCfg``) may reach beyond its episode (in mode "segment", its segment) and is
+padded there: ``valid`` is false, numbers are 0, and the buffer's own numbers -1, as beyond an episode's end.
+``loss_mask`` is true for the valid frames that are to be predicted: not for those before the one that it is drawn by.
 
-R rows, T frames a row, C frames a chunk, B draws.
+A draw takes a row uniformly among the rows that have a window, then a window of that row uniformly: long episodes are
+not favoured over short ones. Source: the rules of EmbodiChain 0.2.4, and of ``SequenceSpecCfg`` in 0.3.2.
+
+R rows, T frames a row, C frames a window, B draws.
 """
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ejax.data.task import LOSS_MASK, nest
+
 SamplingMode = Literal["episode", "segment", "boundary"]
 MODES: tuple[SamplingMode, ...] = get_args(SamplingMode)
+_NUMBERED = ("episode_step", "segment_id", "segment_step")
 
 
 class DataUnavailableError(RuntimeError):
@@ -28,6 +36,46 @@ class DataUnavailableError(RuntimeError):
 
 class DataBudgetExhaustedError(RuntimeError):
     """Too few draws left of the present episodes for a whole batch; see ``ejax.data.quota``."""
+
+
+@dataclass(frozen=True)
+class SequenceSpecCfg:
+    """The windows around a frame that a draw returns: H + F − 1 frames, of which the drawn one is number H − 1.
+
+    Raises:
+        ValueError, TypeError: a value outside its range.
+    """
+
+    history_length: int = 2
+    """H: frames up to the present one, which is among them."""
+    prediction_horizon: int = 64
+    """F: frames from the present one on, which is among them."""
+    sampling_mode: Literal["episode", "segment"] = "episode"
+    generations: Sequence[int] | None = None
+    """Draw from the episodes of these fillings of the buffer only. None: from all."""
+
+    def __post_init__(self) -> None:
+        for name in ("history_length", "prediction_horizon"):
+            check_count(name, getattr(self, name))
+        if self.sampling_mode not in ("episode", "segment"):
+            raise ValueError(
+                f"no sampling_mode {self.sampling_mode!r} for windows around a frame; there is episode, segment"
+            )
+        if self.generations is not None:
+            object.__setattr__(self, "generations", tuple(self.generations))
+            if not self.generations:
+                raise ValueError("generations is empty; name at least one, or give None for all")
+            for generation in self.generations:
+                check_count("generations", generation)
+
+    @property
+    def length(self) -> int:
+        """C, frames of a window."""
+        return self.history_length + self.prediction_horizon - 1
+
+    @property
+    def draw(self) -> "Draw":
+        return Draw(self.sampling_mode, self.length, self.history_length, self.generations)
 
 
 class Runs(NamedTuple):
@@ -50,13 +98,48 @@ class Windows(NamedTuple):
     end: NDArray[np.int64]
 
 
+@dataclass(frozen=True)
+class Draw:
+    """A request for windows: for chunks, or for windows around a frame."""
+
+    mode: SamplingMode
+    size: int
+    """C, frames of a window."""
+    history_length: int | None = None
+    """H of windows around the frame that is drawn. None: that frame is the first, and no frame is padding."""
+    generations: Sequence[int] | None = None
+
+    @property
+    def needed(self) -> int:
+        """Frames that must be there from the one on that is drawn."""
+        return self.size if self.history_length is None else 1
+
+    def nested(self, frames: Mapping[str, NDArray[Any]], fields: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
+        """Nest copies, by path: frame fields [B, C, ...], and episode fields [B, ...] under ``episode``."""
+        chunks = nest(frames) | {"episode": nest(fields)}
+        if self.history_length is not None:
+            chunks[LOSS_MASK] = frames["valid"].copy()
+            chunks[LOSS_MASK][:, : self.history_length - 1] = False
+        return chunks
+
+
 def find_runs(valid: NDArray[np.bool_], segment_id: NDArray[np.integer]) -> Runs:
-    """The lengths of the runs of equal frames from each frame [R, T] on."""
+    """Measure the runs of equal frames from each frame [R, T] on."""
     changes = segment_id[:, 1:] != segment_id[:, :-1]
     last = np.ones((len(valid), 1), bool)
     valid_run = _distance(~valid)
     same = np.where(valid, np.minimum(valid_run, _distance(np.concatenate([changes, last], axis=1)) + 1), 0)
     return Runs(valid_run, same, np.where(segment_id >= 0, same, 0))
+
+
+def run_bounds(runs: Runs, mode: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Find the first frame of the run that each frame [R, T] is in, and the first behind it."""
+    length = runs.valid if mode == "episode" else runs.same
+    step = np.arange(length.shape[1])
+    end = step + length
+    starts = np.ones(end.shape, bool)
+    starts[:, 1:] = end[:, 1:] != end[:, :-1]
+    return np.maximum.accumulate(np.where(starts, step, 0), axis=1), end
 
 
 def window_mask(runs: Runs, chunk_size: int, mode: SamplingMode) -> NDArray[np.bool_]:
@@ -70,7 +153,7 @@ def window_mask(runs: Runs, chunk_size: int, mode: SamplingMode) -> NDArray[np.b
 def draw_windows(
     mask: NDArray[np.bool_], count: int, rng: np.random.Generator
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Rows and first frames of ``count`` windows, each [B], drawn with replacement.
+    """Draw rows and first frames of ``count`` windows, each [B], with replacement.
 
     Args:
         mask: [R, T] from ``window_mask``, with at least one True.
@@ -81,11 +164,16 @@ def draw_windows(
 
 
 def draw_starts(mask: NDArray[np.bool_], rows: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
-    """The first frame [B] of a window of each of ``rows`` [B], each of which has one."""
+    """Draw the first frame [B] of a window of each of ``rows`` [B], each of which has one."""
     counts = mask.sum(axis=1)
     nth = rng.integers(counts[rows])
     before = np.cumsum(counts) - counts
     return np.flatnonzero(mask)[before[rows] + nth] % mask.shape[1]
+
+
+def padding(path: str, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """The entry of a frame field where an episode has no frame."""
+    return np.full((), -1, dtype) if path in _NUMBERED else np.zeros((), dtype)
 
 
 def check_request(batch_size: Any, chunk_size: Any, mode: Any, num_frames: int) -> None:

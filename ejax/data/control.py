@@ -1,39 +1,48 @@
-"""Messages between worker, owner and consumers in shared memory. Every word has one writer only, so no lock.
+"""Words in an engine's buffer: all that worker, owner and consumers share besides the episodes.
 
-State of an engine, as any process sees it:
+State of an engine, as any process sees it, the first that holds:
 
-    worker's phase     owner's verdict    state
-    any                stopped            STOPPED
-    any                failed             FAILED
-    failed             any                FAILED
-    ready              running            READY
-    loading            running            STARTING
+    its owner has stopped it         STOPPED
+    its owner published a failure    FAILED
+    the buffer was filled            READY
+    else                             STARTING
+
+Every word has one writer, so no lock; but consumers count together, see ``ejax.data.quota``. Events, arrivals and
+departures of episodes, are a ring from the worker to the owner: a full one holds the worker up, so none is lost.
 """
 
+import fcntl
+import os
+import time
+import weakref
+from dataclasses import asdict, dataclass
 from enum import Enum
+from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ejax.data.buffer import TrajectoryBuffer, fence
-from ejax.data.failures import CAPACITY, OnlineDataWorkerError, raise_failure
-from ejax.data.task import Field
+from ejax.data.buffer import Layout, fence
+from ejax.data.engine_config import OnlineDataEngineCfg
+from ejax.data.failures import CAPACITY, raise_failure
+from ejax.data.quota import counting
+from ejax.data.task import EpisodeSpec, Field
 
-_WORDS = {
-    **dict.fromkeys(("phase", "pid", "beat", "episodes", "failures", "fills", "samples"), "int64"),
-    **dict.fromkeys(("ready_at", "generating_s"), "float64"),
-    **dict.fromkeys(("verdict", "requested", "worker_failure_size", "owner_failure_size"), "int64"),
+BUFFER, COUNTS, LIFE = "buffer", "counts", "traceback"
+"""Files of a run's folder: the shared memory; one that is locked by who counts; one that the worker locks as long as it
+lives, for its traceback."""
+_WORDS: dict[str, Field] = {
+    # the worker's
+    **dict.fromkeys(("beat", "episodes", "failures", "fills", "events_written"), ((), "int64")),
+    **dict.fromkeys(("ready_at", "generating_s"), ((), "float64")),
+    # the owner's; ``requested``: the filling of the buffer that it has requested, 0: none
+    **dict.fromkeys(("stopped", "requested", "events_taken", "failure_size"), ((), "int64")),
+    "failure": ((CAPACITY,), "uint8"),
+    # the consumers'
+    "samples": ((), "int64"),
 }
-CONTROL: tuple[tuple[str, Field], ...] = (
-    *((name, ((), dtype)) for name, dtype in _WORDS.items()),
-    *((f"{author}_failure", ((CAPACITY,), "uint8")) for author in ("worker", "owner")),
-)
-"""``Layout.control`` of an engine's buffer. The owner writes ``verdict``, ``requested`` (the filling of the buffer that
-it has requested; 0: none) and its failure, the worker's service thread ``samples``, the worker's main thread the rest.
-"""
-
-LOADING, READY, FAILED = 0, 1, 2
-RUNNING, STOPPED, CONDEMNED = 0, 1, 2
+_EVENT = ("published", "run_id", "index", "generation", "row", "num_frames", "monotonic_ns")
 
 
 class EngineState(Enum):
@@ -46,47 +55,123 @@ class EngineState(Enum):
     STOPPED = "stopped"
 
 
+@dataclass(frozen=True)
+class LifecycleEvent:
+    """The arrival of an episode in its row, or its departure: it is about to be overwritten there."""
+
+    kind: Literal["published", "evicted"]
+    run_id: int
+    index: int
+    """Number of the episode."""
+    generation: int
+    row: int
+    num_frames: int
+    sequence: int = -1
+    """Number of the event, from 0; given when it is written, as is its time."""
+    monotonic_ns: int = -1
+    """``time.monotonic_ns()``, the same clock in all processes of the machine."""
+
+
+@dataclass(frozen=True)
+class Ticket:
+    """All that a process needs to find a run: its folder, and what its buffer is like."""
+
+    folder: Path
+    layout: Layout
+
+
+def make_layout(cfg: OnlineDataEngineCfg, spec: EpisodeSpec) -> Layout:
+    """Lay out an engine's buffer."""
+    words = {**_WORDS, "events": ((cfg.lifecycle_event_capacity, len(_EVENT)), "int64")}
+    if cfg.episode_sample_budget is not None:
+        words["charged"] = ((cfg.buffer_size, 2), "int64")
+    return Layout(cfg.buffer_size, cfg.max_episode_steps, spec, tuple(words.items()))
+
+
 class Control:
-    """The engine's words in a buffer."""
+    """One process's access to the words, by name, and to what goes with them in the run's folder.
 
-    def __init__(self, buffer: TrajectoryBuffer) -> None:
-        self._words = buffer.control
+    Args:
+        words: ``TrajectoryBuffer.control``.
+    """
 
-    def get(self, name: str) -> Any:
+    def __init__(self, words: dict[str, NDArray[Any]], folder: Path) -> None:
+        self._words, self._folder = words, folder
+        self._life: int | None = None
+
+    def __getitem__(self, name: str) -> Any:
         return self._words[name].item()
 
-    def set(self, name: str, value: float) -> None:
-        """Write a word; see ``CONTROL`` for where each may be written."""
+    def __setitem__(self, name: str, value: float) -> None:
         self._words[name][...] = value
-
-    def add(self, name: str, value: float = 1) -> None:
-        """As ``set``."""
-        self._words[name] += value
-
-    def publish_failure(self, author: Literal["worker", "owner"], failure: bytes) -> None:
-        """Let every process see FAILED, and a packed failure."""
-        self._words[f"{author}_failure"][: len(failure)] = np.frombuffer(failure, np.uint8)
-        fence()
-        self.set(f"{author}_failure_size", len(failure))
-        fence()  # who sees the state finds the failure
-        if author == "worker":
-            self.set("phase", FAILED)
-        else:
-            self.set("verdict", CONDEMNED)
 
     @property
     def state(self) -> EngineState:
-        verdict, phase = self.get("verdict"), self.get("phase")
-        fence()
-        if verdict == STOPPED:
+        if self["stopped"]:
             return EngineState.STOPPED
-        if verdict == CONDEMNED or phase == FAILED:
+        if self["failure_size"]:
             return EngineState.FAILED
-        return EngineState.READY if phase == READY else EngineState.STARTING
+        return EngineState.READY if self["fills"] else EngineState.STARTING
+
+    def publish_failure(self, failure: bytes) -> None:
+        """Let every process see FAILED, and a packed failure. Called only in the owner."""
+        self._words["failure"][: len(failure)] = np.frombuffer(failure, np.uint8)
+        fence()  # who sees the state finds the failure
+        self["failure_size"] = len(failure)
 
     def raise_failure(self) -> NoReturn:
-        """Raise the published failure: the worker's own if there is one, else the owner's, which only saw it end."""
-        for author in ("worker", "owner"):
-            if size := self.get(f"{author}_failure_size"):
-                raise_failure(self._words[f"{author}_failure"][:size].tobytes())
-        raise OnlineDataWorkerError("the engine failed, and left no account of it")
+        """Raise the published failure."""
+        size = self["failure_size"]
+        fence()
+        raise_failure(self._words["failure"][:size].tobytes())
+
+    def count_samples(self, count: int) -> None:
+        """Count chunks that a consumer has drawn.
+
+        Raises:
+            ConnectionError: the worker has gone.
+        """
+        if count:
+            with counting(self._folder / COUNTS):
+                self["samples"] += count
+        self._require_worker()
+
+    def _require_worker(self) -> None:
+        # the kernel takes the lock from a worker that is gone: a consumer learns of it even where the owner is gone too
+        try:
+            if self._life is None:
+                self._life = os.open(self._folder / LIFE, os.O_RDONLY)
+                weakref.finalize(self, os.close, self._life)
+            fcntl.lockf(self._life, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return
+        except FileNotFoundError:
+            pass
+        raise ConnectionError("the worker has gone")
+
+    def has_room(self, count: int) -> bool:
+        """Return whether the log has room for ``count`` events. Without a capacity it has; nothing is kept then."""
+        capacity = len(self._words["events"])
+        return not capacity or self["events_written"] - self["events_taken"] + count <= capacity
+
+    def write_event(self, event: LifecycleEvent) -> None:
+        """Append an event, for which there is room. Called only in the worker."""
+        log, number = self._words["events"], self["events_written"]
+        if len(log):
+            fields = asdict(event) | {"published": event.kind == "published", "monotonic_ns": time.monotonic_ns()}
+            log[number % len(log)] = [fields[name] for name in _EVENT]
+            fence()
+            self["events_written"] = number + 1
+
+    def take_events(self) -> list[LifecycleEvent]:
+        """Return the events since the last call. Called only in the owner."""
+        log, first, end = self._words["events"], self["events_taken"], self["events_written"]
+        fence()
+        events = []
+        for number in range(first, end):
+            fields = dict(zip(_EVENT, log[number % len(log)].tolist(), strict=True))
+            kind: Literal["published", "evicted"] = "published" if fields.pop("published") else "evicted"
+            events.append(LifecycleEvent(sequence=number, kind=kind, **fields))
+        fence()
+        self["events_taken"] = end
+        return events

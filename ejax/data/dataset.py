@@ -13,9 +13,9 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from ejax.data.chunks import SamplingMode, check_count, check_mode, check_request
-from ejax.data.context import Draw, SequenceSpecCfg
+from ejax.data.chunks import Draw, SamplingMode, SequenceSpecCfg, check_count, check_mode, check_request
 from ejax.data.samplers import ChunkSizeSampler, check_seed, make_rng
+from ejax.data.task import flatten, nest
 
 Chunks: TypeAlias = dict[str, Any]
 Transform: TypeAlias = Callable[[Chunks], Any]
@@ -67,7 +67,7 @@ class ChunkSource(ABC):
         generations: Sequence[int] | None = None,
         rng: np.random.Generator | None = None,
     ) -> Chunks:
-        """Draw ``batch_size`` windows around a frame; see ``ejax.data.context``.
+        """Draw ``batch_size`` windows around a frame; see ``SequenceSpecCfg``.
 
         Args:
             generations: draw from the episodes of these fillings of the buffer only.
@@ -81,7 +81,7 @@ class ChunkSource(ABC):
         """
         spec = SequenceSpecCfg(history_length, prediction_horizon, sampling_mode, generations)
         check_count("batch_size", batch_size)
-        return self._draw(batch_size, Draw.around(spec), rng)
+        return self._draw(batch_size, spec.draw, rng)
 
     @abstractmethod
     def _draw(self, count: int, draw: Draw, rng: np.random.Generator | None) -> Chunks:
@@ -117,7 +117,7 @@ class OnlineDataset:
     ) -> None:
         if sequence is not None:
             if chunk_size is not None or sampling_mode != "episode":
-                raise ValueError("sequence says how long windows are, and in what mode; leave out the other two")
+                raise ValueError("sequence has the length of windows, and their mode; leave out the other two")
         elif not isinstance(chunk_size, ChunkSizeSampler):
             if isinstance(chunk_size, bool) or not isinstance(chunk_size, int | np.integer):
                 raise TypeError(f"chunk_size must be an int or a ChunkSizeSampler, got {type(chunk_size).__name__}")
@@ -136,18 +136,19 @@ class OnlineDataset:
         """Iterate as consumer ``shard`` ≥ 0 of several, with windows and chunk sizes independent of the others'."""
         rng = make_rng(self.seed, *(() if shard is None else (shard,)), self._iterators)
         self._iterators += 1
-        size = 1 if self.sequence is not None or self.chunk_size is None else self.chunk_size
+        size = self.chunk_size
         if shard is not None and isinstance(size, ChunkSizeSampler):
             size = size.stream(shard)
-        return self._stream(rng, size if isinstance(size, ChunkSizeSampler) else lambda: size)
+        return self._stream(rng, size)
 
-    def _stream(self, rng: np.random.Generator, next_size: Callable[[], int]) -> Iterator[Any]:
-        size = next_size() if self.batch_size is None else 0
+    def _stream(self, rng: np.random.Generator, size: int | ChunkSizeSampler | None) -> Iterator[Any]:
+        if self.batch_size is None and isinstance(size, ChunkSizeSampler):
+            size = size()
         while True:
+            now = size() if isinstance(size, ChunkSizeSampler) else size
+            chunks = self._sample(self.batch_size or 1, now or 1, rng)
             if self.batch_size is None:
-                chunks = _first(self._sample(1, size, rng))
-            else:
-                chunks = self._sample(self.batch_size, next_size(), rng)
+                chunks = nest({path: array[0] for path, array in flatten(chunks).items()})
             yield chunks if self.transform is None else self.transform(chunks)
 
     def _sample(self, count: int, chunk_size: int, rng: np.random.Generator) -> Chunks:
@@ -156,8 +157,3 @@ class OnlineDataset:
         history, horizon = self.sequence.history_length, self.sequence.prediction_horizon
         mode, generations = self.sequence.sampling_mode, self.sequence.generations
         return self.engine.sample_batch_with_context(count, history, horizon, mode, generations=generations, rng=rng)
-
-
-def _first(tree: Any) -> Any:
-    """A batch of one without its leading axis."""
-    return {name: _first(item) for name, item in tree.items()} if isinstance(tree, dict) else tree[0]

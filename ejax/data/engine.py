@@ -24,15 +24,13 @@ from typing import Any, NoReturn, Self
 
 import numpy as np
 
-from ejax.data.chunks import check_count
-from ejax.data.consumer import Consumer, Taken, take_episodes
-from ejax.data.context import Draw
-from ejax.data.control import STOPPED, Control, EngineState
+from ejax.data.chunks import Draw, check_count
+from ejax.data.control import Control, EngineState, LifecycleEvent, Ticket
 from ejax.data.dataset import Chunks, ChunkSource
 from ejax.data.engine_config import OnlineDataEngineCfg
-from ejax.data.events import LifecycleEvent
-from ejax.data.failures import OnlineDataWorkerError, pack_failure, raise_failure
-from ejax.data.supervisor import StartCancelledError, Supervisor, Ticket
+from ejax.data.failures import OnlineDataWorkerError, raise_failure
+from ejax.data.reader import Consumer, Taken, take_episodes
+from ejax.data.supervisor import StartCancelledError, Supervisor
 
 _GIVE_UP_S = 10.0
 """Time for ``start`` to notice that it is cancelled, in s, in addition to ending its worker."""
@@ -52,7 +50,7 @@ class OnlineDataEngine(ChunkSource):
         self._owner_pid: int | None = os.getpid()
         """None: a copy that was pickled."""
         self._phase: EngineState | None = EngineState.CREATED
-        """None: look into the shared memory."""
+        """None: as the shared memory has it."""
         self._lock, self._requesting = threading.Lock(), threading.Lock()
         self._cancelled, self._settled = threading.Event(), threading.Event()
         self._supervisor: Supervisor | None = None
@@ -95,17 +93,17 @@ class OnlineDataEngine(ChunkSource):
                     f"start() requires state CREATED; current state is {self.state.name}; make a new engine"
                 )
             self._phase = EngineState.STARTING
-        cfg = self.cfg
         try:
-            self._supervisor = Supervisor(cfg, self.run_id)
-            self._finalizer = weakref.finalize(self, _abandon, self._supervisor, cfg.shutdown_timeout, os.getpid())
+            self._supervisor = Supervisor(self.cfg, self.run_id)
+            self._events = self._supervisor.events
+            self._finalizer = weakref.finalize(self, _abandon, self._supervisor, os.getpid())
             self._finalizer.atexit = False  # its own hook may come after multiprocessing's; this one does not:
             atexit.register(self._finalizer)
-            self._supervisor.bring_up(cfg.initialization_timeout, self._cancelled)
+            self._supervisor.bring_up(self._cancelled)
         except BaseException as error:
             if self._supervisor is not None:
                 try:
-                    self._supervisor.close(cfg.shutdown_timeout)
+                    self._supervisor.close()
                 except OnlineDataWorkerError as late:
                     error.add_note(f"and the worker could not be stopped cleanly: {late}")
             self._phase = EngineState.STOPPED if isinstance(error, StartCancelledError) else EngineState.FAILED
@@ -142,11 +140,10 @@ class OnlineDataEngine(ChunkSource):
             # before it is closed: an engine that failed stays one that failed
             failed = self.state is EngineState.FAILED
             try:
-                failure = _close(supervisor, self.cfg.shutdown_timeout)
+                failure = supervisor.close()
             except BaseException:
                 self._phase, self._reported = EngineState.FAILED, True
                 raise
-            self._events += supervisor.pop_events()
             self._supervisor = self._ticket = self._consumer = None  # and with them the memory
             self._finalizer.detach()
             atexit.unregister(self._finalizer)
@@ -155,7 +152,7 @@ class OnlineDataEngine(ChunkSource):
         # a failure is raised once: by the draw that met it, or else here
         if unreported and supervisor.control is not None:
             supervisor.control.raise_failure()
-        if failure is not None and not failed:
+        if failure and not failed:
             raise_failure(failure)
 
     def request_refill(self) -> int:
@@ -172,9 +169,8 @@ class OnlineDataEngine(ChunkSource):
         self._require_ready("request_refill")
         with self._requesting:  # of two threads, the second joins the first's request
             control = self._consume().control
-            generation = max(control.get("requested"), control.get("fills") + 1)
-            control.set("requested", generation)
-        return generation
+            control["requested"] = generation = max(control["requested"], control["fills"] + 1)
+        return int(generation)
 
     def wait_for_generation(self, generation: int, timeout: float = 300.0) -> None:
         """Wait until filling number ``generation`` of the buffer is complete; the first is that of ``start``.
@@ -195,10 +191,10 @@ class OnlineDataEngine(ChunkSource):
         while True:
             self._require_ready("wait_for_generation")  # each time: a worker that fails makes no more
             control = self._consume().control
-            made = control.get("fills")
+            made = control["fills"]
             if made >= generation:
                 return
-            if self.cfg.refill_policy == "manual" and generation > control.get("requested"):
+            if self.cfg.refill_policy == "manual" and generation > control["requested"]:
                 raise ValueError(
                     f"generation {generation} was not requested, {made} are made; request_refill() returns the next one"
                 )
@@ -214,8 +210,9 @@ class OnlineDataEngine(ChunkSource):
         """
         self._require_owner("drain_lifecycle_events")
         if self._supervisor is not None:
-            self._events += self._supervisor.pop_events()
-        drained, self._events = self._events, []
+            self._supervisor.take_events()
+        drained = self._events.copy()
+        del self._events[: len(drained)]
         return drained
 
     def episodes(self) -> Iterator[Taken]:
@@ -229,7 +226,7 @@ class OnlineDataEngine(ChunkSource):
             RuntimeError: the engine is not READY.
             Exception: as ``sample_batch``.
         """
-        after, requested = -1, False
+        after, requested, threshold = -1, False, self.cfg.refill_threshold * self.cfg.buffer_size
         while True:
             self._require_ready()
             consumer = self._consume()
@@ -241,7 +238,7 @@ class OnlineDataEngine(ChunkSource):
                 if manual and not requested and os.getpid() == self._owner_pid:
                     self.request_refill()
                 try:  # even with nothing to request: the owner, which would report the end, may be gone too
-                    consumer.demand.add(0 if requested or manual else self.cfg.refill_threshold * self.cfg.buffer_size)
+                    consumer.control.count_samples(0 if requested or manual else threshold)
                 except ConnectionError:
                     self._explain_the_end(consumer.control)
                 if requested:
@@ -252,7 +249,7 @@ class OnlineDataEngine(ChunkSource):
                 yield each
 
     def stats(self) -> dict[str, float]:
-        """The state of the run, as scalars for a metrics writer; see ``ejax.data.consumer``.
+        """The state of the run, as scalars for a metrics writer; see ``ejax.data.reader``.
 
         Raises:
             RuntimeError: the engine never started, or was stopped.
@@ -310,7 +307,7 @@ class OnlineDataEngine(ChunkSource):
         consumer = self._consume()
         try:
             chunks = consumer.reader.draw(count, draw, consumer.rng if rng is None else rng)
-            consumer.demand.add(count)
+            consumer.control.count_samples(count)
         except ConnectionError:
             self._explain_the_end(consumer.control)
         return chunks
@@ -330,25 +327,12 @@ class OnlineDataEngine(ChunkSource):
         if consumer is None or consumer.pid != os.getpid():
             if self._ticket is None:
                 raise RuntimeError(f"the engine is in state {self.state.name}: there is no buffer")
-            self._consumer = consumer = Consumer(self._ticket)
+            self._consumer = consumer = Consumer(self._ticket, self.cfg.episode_sample_budget)
         return consumer
 
 
-def _close(supervisor: Supervisor, shutdown_timeout: float) -> bytes | None:
-    """Let consumers know, then close."""
-    control = supervisor.control
-    if control is not None and control.state is not EngineState.FAILED:
-        control.set("verdict", STOPPED)
-    try:
-        return supervisor.close(shutdown_timeout)
-    except OnlineDataWorkerError as error:
-        if control is not None:
-            control.publish_failure("owner", pack_failure(error))
-        raise
-
-
-def _abandon(supervisor: Supervisor, shutdown_timeout: float, owner_pid: int) -> None:
+def _abandon(supervisor: Supervisor, owner_pid: int) -> None:
     """Close an engine that was collected, or still runs when the interpreter ends: failures cannot be reported."""
     if os.getpid() == owner_pid:  # a forked copy owns nothing, and may end as it likes
         with suppress(OnlineDataWorkerError):
-            _close(supervisor, shutdown_timeout)
+            supervisor.close()

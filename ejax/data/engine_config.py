@@ -12,7 +12,7 @@ from ejax.data.task import DemonstrationTask
 RefillPolicy = Literal["sample_threshold", "manual"]
 
 _OF_THE_TASK = "demonstrations are those of a task: give task, and its arguments as task_cfg"
-_OF_THE_SPEC = "the task's spec() says how wide each field is; leave it out"
+_OF_THE_SPEC = "the task's spec() has the width of each field; leave it out"
 _OF_THE_FIELDS = (
     "the task's spec() names its fields of actions, such as actions, which were executed, and expert_actions; what "
     "learns from them names one"
@@ -28,7 +28,7 @@ _REFUSED = {
 }
 _WITHOUT_EFFECT = {
     "include_provenance": "no effect: each episode has its index, seed, attempt, generation, run_id and time",
-    "language_buffer_bytes": "no effect: texts lie in the rows, as wide as the task's spec() says",
+    "language_buffer_bytes": "no effect: texts lie in the rows, as wide as the task's spec() has them",
 }
 
 

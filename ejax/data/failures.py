@@ -3,6 +3,7 @@
 import pickle
 import sys
 import traceback
+from contextlib import suppress
 from typing import Any, NoReturn
 
 CAPACITY = 64 * 1024
@@ -16,18 +17,24 @@ class OnlineDataWorkerError(RuntimeError):
 
 
 def pack_failure(error: BaseException) -> bytes:
-    """At most ``CAPACITY`` bytes: type, message, the end of the traceback, and the pickled exception if it fits."""
-    what = {
-        "type": _start(f"{type(error).__module__}.{type(error).__qualname__}", _NAME),
-        "module": _start(str(type(error).__module__), _NAME),
-        "message": _start(_message(error), _TEXT),
-        "traceback": _end("".join(_start(part, _NAME) for part in traceback.format_exception(error)), _TEXT),
-        "pickled": _pickled(error),
+    """Pack type, message, the end of the traceback, and the pickled exception if it fits, in ``CAPACITY`` bytes."""
+    try:
+        message = str(error)
+    except Exception:  # the exception's own code, which may be what is broken
+        message = f"<its text cannot be made: str() of a {type(error).__qualname__} fails>"
+    what: dict[str, Any] = {
+        "type": _cut(f"{type(error).__module__}.{type(error).__qualname__}", _NAME),
+        "module": _cut(str(type(error).__module__), _NAME),
+        "message": _cut(message, _TEXT),
+        "traceback": _cut("".join(_cut(part, _NAME) for part in traceback.format_exception(error)), -_TEXT),
+        "pickled": None,
     }
-    packed = pickle.dumps(what)
-    if len(packed) > CAPACITY:
-        packed = pickle.dumps(what | {"pickled": None})
-    return packed
+    if isinstance(error, Exception):  # a SystemExit of the worker must not end a consumer
+        with suppress(Exception):  # pickling runs the exception's own code
+            packed = pickle.dumps(what | {"pickled": pickle.dumps(error)})
+            if len(packed) <= CAPACITY:
+                return packed
+    return pickle.dumps(what)
 
 
 def raise_failure(packed: bytes) -> NoReturn:
@@ -38,41 +45,17 @@ def raise_failure(packed: bytes) -> NoReturn:
     """
     what: dict[str, Any] = pickle.loads(packed)
     cause = OnlineDataWorkerError(f"in the worker:\n{what['traceback'].rstrip()}")
+    error = None
     if what["pickled"] is not None and what["module"] in sys.modules:
-        try:
+        with suppress(Exception):  # its __init__ or __setstate__ may do anything: the text has it all
             error = pickle.loads(what["pickled"])
-        except Exception:  # its __init__ or __setstate__ may do anything: the text has it all
-            error = None
-        if isinstance(error, BaseException):
-            raise error from cause
+    if isinstance(error, BaseException):
+        raise error from cause
     raise OnlineDataWorkerError(f"{what['type']}: {what['message']}") from cause
 
 
-def _start(text: str, size: int) -> str:
-    """The beginning of ``text``, at most ``size`` bytes: a character may have four."""
-    return _encoded(text)[:size].decode(errors="ignore")
-
-
-def _end(text: str, size: int) -> str:
-    """The end of ``text``, likewise."""
-    return _encoded(text)[-size:].decode(errors="ignore")
-
-
-def _encoded(text: str) -> bytes:
-    return text.encode(errors="backslashreplace")  # half a surrogate pair, as in a file's name, has no UTF-8
-
-
-def _message(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception:  # the exception's own code, which may be what is broken
-        return f"<its text cannot be made: str() of a {type(error).__qualname__} fails>"
-
-
-def _pickled(error: BaseException) -> bytes | None:
-    if not isinstance(error, Exception):
-        return None  # a SystemExit of the worker must not end a consumer
-    try:
-        return pickle.dumps(error)
-    except Exception:  # pickling runs the exception's own code
-        return None
+def _cut(text: str, size: int) -> str:
+    """Keep the first ``size`` bytes of ``text``, of a negative one the last; a character may have four."""
+    # half a surrogate pair, as in a file's name, has no UTF-8
+    encoded = text.encode(errors="backslashreplace")
+    return (encoded[:size] if size > 0 else encoded[size:]).decode(errors="ignore")

@@ -1,82 +1,51 @@
-"""Names that identify the owner of a run's shared memory and folder, and the removal of orphaned ones.
+"""The folders of runs, in shared memory: their names, which identify their owner, and the removal of orphaned ones.
 
-    ejax-data-<namespace>-<pid>-<start>-<random>
+    /dev/shm/ejax-data-<namespace>-<pid>-<start>-<random>
 
-A run removes both when it ends. If its owner, its worker and Python's resource tracker are killed at once, none is
-left to do so; the next engine of the same user does. A process is identified by its number and its start time, in ticks
-since the system's: numbers are reused, pairs are not. Both are counted per namespace of processes (a container has its
-own), so files from another one are left alone.
+A run's folder has its buffer and the files that its processes exchange. Its owner removes it when it ends; if that is
+killed, its worker; if both are killed at once, the next engine of the same user. A process is identified by its number
+and its start time, in ticks since the system's: numbers are reused, pairs are not. Both are counted per namespace of
+processes (a container has its own), so folders from another one are left alone.
 """
 
-import _posixshmem
 import os
 import re
-import secrets
 import shutil
 import stat
 import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-_SHARED_MEMORY = Path("/dev/shm")
+PLACE = Path("/dev/shm") if Path("/dev/shm").is_dir() else Path(tempfile.gettempdir())
 _NAME = re.compile(r"ejax-data-(\d+)-(\d+)-(\d+)-\w+")
 _DEAD = "ZX"
 """States of a process that has ended and only waits for its parent to collect it."""
 
 
-def block_name() -> str:
-    """A new name for shared memory of this process."""
-    return f"{_prefix()}{secrets.token_hex(4)}"
-
-
 def make_folder() -> Path:
-    """Make a folder of this process in the temporary directory, which no other user can look into (mode 0700)."""
-    return Path(tempfile.mkdtemp(prefix=_prefix()))
+    """Make a folder of this process, which no other user can look into (mode 0700)."""
+    return Path(tempfile.mkdtemp(prefix=_prefix(), dir=PLACE))
 
 
 def clear_leftovers() -> None:
-    """Remove shared memory and folders of engines whose process has ended, as far as they are this user's.
+    """Remove folders of engines whose process has ended, as far as they are this user's.
 
     What cannot be removed is left; several processes may do this at once.
     """
-    namespace = _namespace()
-    if namespace is None:
-        return
-    for folder, kind in ((_SHARED_MEMORY, stat.S_IFREG), (Path(tempfile.gettempdir()), stat.S_IFDIR)):
-        for name in _orphans(folder, kind, namespace):
-            if kind == stat.S_IFDIR:
-                shutil.rmtree(folder / name, ignore_errors=True)
-                continue
-            with suppress(OSError):  # another engine was faster
-                _posixshmem.shm_unlink(f"/{name}")
-
-
-def _orphans(folder: Path, kind: int, namespace: int) -> list[str]:
-    """Names of the leftovers in ``folder`` of this user's processes that have ended."""
-    found = []
     with suppress(OSError):
-        for name in os.listdir(folder):
-            named = _NAME.fullmatch(name)
-            if named is None or int(named[1]) != namespace:
-                continue
-            about = os.lstat(folder / name)
-            if about.st_uid == os.geteuid() and stat.S_IFMT(about.st_mode) == kind:
-                found += [name] if not _lives(int(named[2]), int(named[3])) else []
-    return found
+        for path in PLACE.iterdir():
+            named = _NAME.fullmatch(path.name)
+            if named is not None and int(named[1]) == _namespace():
+                about = path.lstat()
+                mine = about.st_uid == os.geteuid() and stat.S_ISDIR(about.st_mode)
+                if mine and _started(int(named[2])) != int(named[3]):
+                    shutil.rmtree(path, ignore_errors=True)
 
 
 def _prefix() -> str:
     namespace, start = _namespace(), _started(os.getpid())
     known = namespace is not None and start is not None
     return f"ejax-data-{namespace}-{os.getpid()}-{start}-" if known else "ejax-data-unknown-"
-
-
-def _lives(pid: int, start: int) -> bool:
-    """Return True while the process with this number and start time runs, or where that cannot be known."""
-    try:
-        return _started(pid) == start
-    except OSError:
-        return True
 
 
 def _started(pid: int) -> int | None:

@@ -1,13 +1,14 @@
-"""A bound on the draws of each episode, kept by all consumers together.
+"""Counts that all consumers of an engine keep together, and the bound on the draws of each episode.
 
-Each chunk costs the episode that it is of one. The counts lie in shared memory, and are written under a lock of the
-kernel's on a file of the run's folder: the kernel takes it from a process that ends, however it ends, and the worker
-never waits for it. A count belongs to the index of an episode, so that a new one in the same row begins at 0.
+The counts lie in shared memory, and are written under a lock of the kernel's on a file of the run's folder: the kernel
+takes it from a process that ends, however it ends, and the worker never waits for it. Each chunk costs the episode that
+it is of one; that count belongs to the index of an episode, so that a new one in the same row begins at 0.
 
 R rows, B draws.
 """
 
 import fcntl
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,16 +16,32 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-QUOTA = "quota"
-"""The file in a run's folder that is locked."""
+
+@contextmanager
+def counting(path: Path) -> Iterator[None]:
+    """Hold the lock of the counts.
+
+    Raises:
+        ConnectionError: the run has ended.
+    """
+    try:
+        file = os.open(path, os.O_RDONLY)  # each time: threads must exclude each other, and a fork would share the lock
+    except FileNotFoundError as error:
+        raise ConnectionError(f"{path} is gone, and the run with it") from error
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX)  # held for microseconds
+        yield
+    finally:
+        os.close(file)
 
 
 class Quota:
-    """One process's access to the counts.
+    """One process's access to the draws that are left.
 
     Args:
         charged: [R, 2] int64, shared: the index of an episode of each row, and the chunks that were drawn of it.
-        budget: chunks that may be drawn of each.
+        path: the file that is locked.
+        budget: chunks that may be drawn of each episode.
     """
 
     def __init__(self, charged: NDArray[np.int64], path: Path, budget: int) -> None:
@@ -43,7 +60,7 @@ class Quota:
         Raises:
             ConnectionError: the run has ended.
         """
-        with self._held():
+        with counting(self._path):
             left = np.where(able, self.left(index), 0)
             if left.sum() < count:
                 return None
@@ -53,7 +70,7 @@ class Quota:
 
     def refund(self, charged: Sequence[tuple[NDArray[np.int64], NDArray[np.int64]]]) -> None:
         """Take back what ``reserve`` charged, its rows and ``index`` each time, where a batch was not delivered."""
-        with self._held():
+        with counting(self._path):
             for rows, index in charged:
                 self._charge(rows, index, -1)
 
@@ -66,19 +83,9 @@ class Quota:
             if of == index[row]:
                 self._charged[row] = of, count + counts[row]
 
-    @contextmanager
-    def _held(self) -> Iterator[None]:
-        try:
-            file = self._path.open("rb")  # each time: threads must exclude each other, and a fork would share the lock
-        except FileNotFoundError as error:
-            raise ConnectionError(f"{self._path} is gone, and the run with it") from error
-        with file:
-            fcntl.flock(file, fcntl.LOCK_EX)  # held for microseconds; whose holder is killed, the kernel gives back
-            yield
-
 
 def draw_rows(left: NDArray[np.int64], count: int, rng: np.random.Generator) -> NDArray[np.int64]:
-    """``count`` rows one after the other, each uniformly among those of which something is left.
+    """Draw ``count`` rows one after the other, each uniformly among those of which something is left.
 
     Args:
         left: [R], with a sum of at least ``count``.
@@ -89,18 +96,8 @@ def draw_rows(left: NDArray[np.int64], count: int, rng: np.random.Generator) -> 
     while len(chosen) < count:
         active = np.flatnonzero(left)
         rows = active[rng.integers(len(active), size=count - len(chosen))]
-        kept = rows[_nth_of_its_kind(rows) < left[rows]]
+        equal_before = np.tril(rows[:, None] == rows, -1).sum(axis=1)
+        kept = rows[equal_before < left[rows]]
         np.subtract.at(left, kept, 1)
         chosen = np.concatenate([chosen, kept])
     return chosen
-
-
-def _nth_of_its_kind(values: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The number of equal values before each."""
-    order = values.argsort(kind="stable")
-    ranked = values[order]
-    place = np.arange(len(values))
-    first = np.maximum.accumulate(np.where(np.diff(ranked, prepend=ranked[:1] - 1) != 0, place, 0))
-    nth = np.empty_like(place)
-    nth[order] = place - first
-    return nth

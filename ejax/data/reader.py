@@ -1,4 +1,4 @@
-"""Draws of whole chunks, and of windows around a frame, from a buffer that is being written to.
+"""One process's access to an engine: chunks, windows around a frame and whole episodes of a buffer being written to.
 
 The runs of each row are found once per version of the row. A draw takes windows from the rows that are whole, copies
 them, and looks at the versions again; what changed meanwhile is drawn again. The copy is therefore always of one
@@ -6,30 +6,31 @@ episode, and the choice is uniform over what was whole at the last look.
 """
 
 import itertools
+import os
 import threading
 import time
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ejax.data.buffer import TrajectoryBuffer, fence
+from ejax.data.buffer import Copies, TrajectoryBuffer, attach, fence
 from ejax.data.chunks import (
     DataBudgetExhaustedError,
     DataUnavailableError,
+    Draw,
     Runs,
     Windows,
     draw_starts,
     draw_windows,
     find_runs,
+    run_bounds,
     window_mask,
 )
-from ejax.data.context import Draw, run_bounds, windows_around
+from ejax.data.control import BUFFER, COUNTS, Control, Ticket
 from ejax.data.quota import Quota
-
-Copies: TypeAlias = tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]
-"""Frame fields [B, C, ...] and episode fields [B, ...], by path."""
+from ejax.data.task import Episode, Origin, nest
 
 _LARGE = 2**18
 """Chunks of at least so many bytes are drawn singly: copying one takes longer than choosing it."""
@@ -64,7 +65,7 @@ class ChunkReader:
         self._version = np.zeros(shape[0], np.int64)
         """Versions of the rows when their runs were found; 0: no runs."""
         self._index, self._generation = np.zeros((2, shape[0]), np.int64)
-        """Of their episodes."""
+        """Numbers of their episodes."""
         self._runs = Runs(*(np.zeros(shape, np.int64) for _ in Runs._fields))
         self._lock = threading.Lock()
 
@@ -93,44 +94,43 @@ class ChunkReader:
             return 0 if self.quota is None else int(self.quota.left(self._index)[whole].sum())
 
     def _draw_together(self, count: int, job: _Job) -> Copies:
-        """Draw all by one gather: the fewest calls. Torn chunks are drawn again, together."""
-        frames, fields, torn = self._gather(count, job)
-        for tries in itertools.count(1):
-            if not torn.size:
-                break
+        """Draw all at once: the fewest calls. Torn chunks are drawn again, together."""
+        (copies, torn), tries = self._gather(count, job), 0
+        while torn.size:
+            tries += 1
             self._count(torn.size, tries)
-            again = self._gather(torn.size, job)
-            for kept, copies in zip((frames, fields), again[:2], strict=True):
-                for path, array in copies.items():
+            again, torn_again = self._gather(torn.size, job)
+            for kept, new in zip(copies, again, strict=True):
+                for path, array in new.items():
                     kept[path][torn] = array
-            torn = torn[again[2]]
-        return frames, fields
+            torn = torn[torn_again]
+        return copies
 
     def _draw_singly(self, count: int, job: _Job) -> Copies:
         """Draw and check one chunk at a time: few large ones are torn, and few copies are wasted."""
-        frames, fields = self._buffer.empty(count, job.draw.size)
+        copies = self._buffer.empty(count, job.draw.size)
         for i in range(count):
             for tries in itertools.count(1):
                 windows, version = self._choose(1, job)
-                self._buffer.copy_window(windows, 0, (frames, fields), i)
+                self._buffer.copy_window(windows, 0, copies, i)
                 fence()
                 row = int(windows.row[0])
                 if self._buffer.version[row] == version[row]:
                     break
                 self._count(1, tries)
-        return frames, fields
+        return copies
 
-    def _gather(
-        self, count: int, job: _Job
-    ) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]], NDArray[np.intp]]:
+    def _gather(self, count: int, job: _Job) -> tuple[Copies, NDArray[np.intp]]:
         """Return copies, and which of them are torn."""
         windows, version = self._choose(count, job)
         if job.draw.history_length is None:
             copies = self._buffer.gather(windows.row, windows.start, job.draw.size)
         else:
-            copies = self._buffer.gather_around(windows, job.draw.size)
+            copies = self._buffer.empty(count, job.draw.size)
+            for i in range(count):
+                self._buffer.copy_window(windows, i, copies, i)
         fence()
-        return *copies, (self._buffer.version[windows.row] != version[windows.row]).nonzero()[0]
+        return copies, (self._buffer.version[windows.row] != version[windows.row]).nonzero()[0]
 
     def _choose(self, count: int, job: _Job) -> tuple[Windows, NDArray[np.int64]]:
         """Return ``count`` windows, and the versions [R] of the rows that they are windows of."""
@@ -158,7 +158,7 @@ class ChunkReader:
             return Windows(rows, frames, frames, frames + draw.size)
         with self._lock:
             begin, end = run_bounds(self._runs, draw.mode)
-        return windows_around(rows, frames, begin[rows, frames], end[rows, frames], draw.history_length)
+        return Windows(rows, frames - (draw.history_length - 1), begin[rows, frames], end[rows, frames])
 
     def _count(self, torn: int, tries: int) -> None:
         self.redrawn += torn
@@ -218,3 +218,81 @@ class ChunkReader:
                 f"the episodes in the buffer may be drawn for {self.chunks_left()} more chunks "
                 f"(episode_sample_budget), and {count} were requested; request fewer, or have the buffer refilled"
             )
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A copy of an episode that a worker made."""
+
+    episode: Episode
+    index: int
+    """Its number, in the order of making."""
+    origin: Origin
+
+    @property
+    def seed(self) -> int:
+        return self.origin.seed
+
+
+class Consumer:
+    """Made once per process: a forked child must not use its parent's locks and generator.
+
+    Raises:
+        FileNotFoundError: the owner has removed the buffer.
+    """
+
+    def __init__(self, ticket: Ticket, budget: int | None) -> None:
+        self.pid = os.getpid()
+        self.buffer = attach(ticket.folder / BUFFER, ticket.layout)
+        self.control, quota = Control(self.buffer.control, ticket.folder), None
+        if budget is not None:
+            quota = Quota(self.buffer.control["charged"], ticket.folder / COUNTS, budget)
+        self.reader = ChunkReader(self.buffer, quota)
+        self.rng = np.random.default_rng()
+
+    def stats(self) -> dict[str, float]:
+        """The state of the run, as scalars.
+
+        ``data/fill`` share of rows that hold an episode; ``data/episodes`` and ``data/failed_attempts`` so far;
+        ``data/success_rate`` of the expert; ``data/episodes_per_s`` while it works; ``data/fills`` of the buffer;
+        ``data/samples`` chunks drawn by all; ``data/samples_per_s`` since the engine was ready; ``data/age_s`` mean
+        time since the rows were written; ``data/redrawn`` chunks that this process drew again; with an
+        ``episode_sample_budget``, ``data/chunks_left`` that the present episodes may still be drawn for.
+        """
+        full = self.buffer.version > 1
+        now, ready_at, busy = time.time(), self.control["ready_at"], self.control["generating_s"]
+        episodes, failures, samples = (self.control[name] for name in ("episodes", "failures", "samples"))
+        written_at = self.buffer.episode["written_at"][full]
+        left = {} if self.reader.quota is None else {"data/chunks_left": float(self.reader.chunks_left())}
+        return left | {
+            "data/fill": float(full.mean()),
+            "data/episodes": float(episodes),
+            "data/failed_attempts": float(failures),
+            "data/success_rate": episodes / max(episodes + failures, 1),
+            "data/episodes_per_s": episodes / busy if busy else 0.0,
+            "data/fills": float(self.control["fills"]),
+            "data/samples": float(samples),
+            "data/samples_per_s": samples / max(now - ready_at, 1e-9) if ready_at else 0.0,
+            "data/age_s": float(now - written_at.mean()) if full.any() else 0.0,
+            "data/redrawn": float(self.reader.redrawn),
+        }
+
+
+def take_episodes(buffer: TrajectoryBuffer, after: int) -> list[Taken]:
+    """The episodes with an index above ``after``, in order. A row that is being written to is left out."""
+    version, index = buffer.version.copy(), buffer.episode["index"].copy()
+    fence()
+    (rows,) = ((version > 0) & (version % 2 == 0) & (index > after)).nonzero()
+    taken = []
+    for row in rows[index[rows].argsort()]:
+        length = int(buffer.episode["length"][row])
+        origin = Origin(*(int(buffer.episode[name][row]) for name in Origin._fields))
+        frames = {path: buffer.frames[path][row, :length].copy() for path in buffer.layout.spec.frames}
+        fields = {path: buffer.episode[path][row].copy() for path in buffer.layout.spec.episode}
+        segment_id = buffer.frames["segment_id"][row, :length].copy()
+        terminated = bool(buffer.frames["terminated"][row, :length].any())
+        fence()
+        if buffer.version[row] == version[row]:
+            episode = Episode(nest(frames), segment_id=segment_id, fields=nest(fields), terminated=terminated)
+            taken.append(Taken(episode, int(index[row]), origin))
+    return taken

@@ -12,9 +12,8 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 
@@ -27,8 +26,7 @@ from ejax.data.task import DemonstrationTask, Episode, Failure, Origin, flatten,
 from ejax.schema.trust import add_trust_option, import_trusted, trust_strings, trust_words
 
 
-@dataclass(frozen=True)
-class Tally:
+class Tally(NamedTuple):
     """The totals of a recording."""
 
     kept: int
@@ -74,7 +72,7 @@ def record(
         episodes = [outcome for outcome in outcomes if isinstance(outcome, Episode)]
         failures = [outcome.reason for outcome in outcomes if isinstance(outcome, Failure)]
         for episode in episodes[there[number] :][: num_episodes - kept]:
-            text = _instruction(episode, type(task).__name__) if instruction is None else instruction
+            text = _instruction(instruction, episode, type(task).__name__)
             on_episode(writer.append(episode, text, origin=Origin(number, attempt)))
             kept += 1
         failed += len(failures)
@@ -97,11 +95,10 @@ def record_stream(
     instruction: str | None = None,
     on_episode: Callable[[int], object] = lambda index: None,
 ) -> None:
-    """Keep ``num_episodes`` episodes of an engine's worker, while others draw from it.
+    """Keep ``num_episodes`` episodes of an engine's worker, while others draw from it; arguments as of ``record``.
 
     Args:
         engine: READY. Episodes made faster than they can be written are left out.
-        instruction: of every episode. None: the episode's field ``instruction``, else the task's name.
 
     Raises:
         ValueError, OSError: as ``record``.
@@ -111,7 +108,7 @@ def record_stream(
     task = engine.cfg.task
     name = task.partition(":")[2] if isinstance(task, str) else getattr(task, "__name__", "")
     for taken in itertools.islice(engine.episodes(), num_episodes):
-        text = _instruction(taken.episode, name) if instruction is None else instruction
+        text = _instruction(instruction, taken.episode, name)
         on_episode(writer.append(taken.episode, text, origin=taken.origin))
 
 
@@ -140,41 +137,20 @@ def _run(args: argparse.Namespace) -> tuple[Tally, int]:
         task: Any = getattr(import_trusted(args.task), name)(**args.task_cfg)
         if isinstance(task, AbstractContextManager):
             task = to_close.enter_context(task)
-        writer = to_close.enter_context(
-            EpisodeWriter(
-                args.to,
-                task.spec(),
-                fps=args.fps,
-                robot_type=args.robot_type,
-                names=args.names,
-                images=args.images,
-                append=args.append,
-            )
-        )
-        on_episode = _progress(writer.num_episodes + args.episodes)
-        tally = record(
-            task,
-            writer,
-            args.episodes,
-            seed=args.seed,
-            instruction=args.instruction,
-            on_episode=on_episode,
-        )
+        options = {name: getattr(args, name) for name in ("fps", "robot_type", "names", "images", "append")}
+        writer = to_close.enter_context(EpisodeWriter(args.to, task.spec(), **options))
+        total = writer.num_episodes + args.episodes
+
+        def show(index: int) -> None:
+            if sys.stderr.isatty():
+                print(f"\repisode {index + 1} of {total}", end="\n" if index + 1 == total else "", file=sys.stderr)
+
+        tally = record(task, writer, args.episodes, seed=args.seed, instruction=args.instruction, on_episode=show)
         return tally, writer.num_episodes
 
 
-def _progress(total: int) -> Callable[[int], None]:
-    def show(index: int) -> None:
-        if sys.stderr.isatty():
-            print(f"\repisode {index + 1} of {total}", end="\n" if index + 1 == total else "", file=sys.stderr)
-
-    return show
-
-
-def _instruction(episode: Episode, otherwise: str) -> str:
-    text = flatten(episode.fields).get("instruction")
-    if text is None:
-        return otherwise
+def _instruction(given: str | None, episode: Episode, otherwise: str) -> str:
+    text = flatten(episode.fields).get("instruction", otherwise) if given is None else given
     item = np.asarray(text).item()
     return item.decode() if isinstance(item, bytes) else str(item)
 

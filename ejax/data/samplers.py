@@ -64,10 +64,7 @@ class UniformChunkSampler(_Seeded):
     """
 
     def __init__(self, low: int, high: int, *, seed: int = 0) -> None:
-        check_count("low", low)
-        check_count("high", high)
-        if high < low:
-            raise ValueError(f"high must be at least low, got low={low}, high={high}")
+        _check_range(low, high)
         super().__init__(seed)
         self.low, self.high = int(low), int(high)
 
@@ -103,11 +100,7 @@ class GMMChunkSampler(_Seeded):
     ) -> None:
         weights = [1.0] * len(means) if weights is None else weights
         _check_mixture(means, stds, weights)
-        for name, bound in (("low", low), ("high", high)):
-            if bound is not None:
-                check_count(name, bound)
-        if low is not None and high is not None and high < low:
-            raise ValueError(f"high must be at least low, got low={low}, high={high}")
+        _check_range(low, high)
         super().__init__(seed)
         self.means, self.stds = tuple(map(float, means)), tuple(map(float, stds))
         self.weights, self.low, self.high = tuple(map(float, weights)), low, high
@@ -143,13 +136,20 @@ def check_seed(seed: Any) -> int:
     return int(seed)
 
 
+def _check_range(low: int | None, high: int | None) -> None:
+    for name, bound in (("low", low), ("high", high)):
+        if bound is not None:
+            check_count(name, bound)
+    if low is not None and high is not None and high < low:
+        raise ValueError(f"high must be at least low, got low={low}, high={high}")
+
+
 def _check_mixture(means: Sequence[float], stds: Sequence[float], weights: Sequence[float]) -> None:
     if not means:
         raise ValueError("means is empty; give at least one component")
-    for name, values in (("stds", stds), ("weights", weights)):
+    for name, values in (("means", means), ("stds", stds), ("weights", weights)):
         if len(values) != len(means):
             raise ValueError(f"{name} has {len(values)} entries, means has {len(means)}; give as many")
-    for name, values in (("means", means), ("stds", stds), ("weights", weights)):
         if not all(map(math.isfinite, values)):
             raise ValueError(f"{name} must be finite, got {list(values)}")
     if min(stds) <= 0:

@@ -3,6 +3,7 @@
 A field has a path, ``"obs/robot/qpos"``; its parts are the keys of the nested dict that a consumer gets.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, TypeAlias
@@ -36,7 +37,7 @@ EPISODE_FIELDS: dict[str, Field] = {
 """Its fields per episode: number of frames, number of the episode, the task's seed, Unix time in s; and those of
 ``Origin``."""
 LOSS_MASK = "loss_mask"
-"""The field that a draw of ``ejax.data.context`` adds per frame."""
+"""The field that a draw of windows around a frame adds per frame."""
 
 
 class Origin(NamedTuple):
@@ -208,18 +209,16 @@ def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 def check_paths(paths: Sequence[str]) -> None:
     """Raise ValueError where two paths are equal or one lies inside another, or a part of one is empty."""
-    taken: set[str] = set()
-    for path in paths:
-        if not all(path.split("/")):
-            raise ValueError(f"field path '{path}' has an empty part; write it like 'obs/robot/qpos'")
-        if path in taken:
-            raise ValueError(f"field path '{path}' is given twice, or is a name that the buffer keeps for itself")
-        taken.add(path)
-    for path in paths:
+    counts = Counter(paths)
+    for path, count in counts.items():
         parts = path.split("/")
-        for depth in range(1, len(parts)):
-            if "/".join(parts[:depth]) in taken:
-                raise ValueError(f"field path '{path}' lies inside field '{'/'.join(parts[:depth])}'; rename one")
+        if not all(parts):
+            raise ValueError(f"field path '{path}' has an empty part; write it like 'obs/robot/qpos'")
+        if count > 1:
+            raise ValueError(f"field path '{path}' is given twice, or is a name that the buffer keeps for itself")
+        outers = ["/".join(parts[:depth]) for depth in range(1, len(parts))]
+        if outer := next((outer for outer in outers if outer in counts), None):
+            raise ValueError(f"field path '{path}' lies inside field '{outer}'; rename one")
 
 
 def _checked(path: str, shape: Sequence[int], dtype: Any) -> Field:

@@ -8,7 +8,6 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Self
 
@@ -55,8 +54,8 @@ class Toy:
             raise SimulationError("no simulator")
         if build == "emoji":
             raise SimulationError("😀" * 9000)
-        if build == "halfway":
-            Connection._send = send_half
+        if build == "suspended":
+            os.kill(os.getpid(), signal.SIGSTOP)
         if build == "deaf":
             be_deaf()
         if build == "exit":
@@ -131,12 +130,6 @@ def be_deaf() -> None:
     """Hang, and hear no signal but SIGKILL."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     time.sleep(60.0)
-
-
-def send_half(self: Connection, data: bytes) -> None:
-    """In place of ``Connection._send``: stop in the middle of what is sent."""
-    os.write(self._handle, data[: len(data) // 2])
-    os.kill(os.getpid(), signal.SIGSTOP)
 
 
 class Closing(Toy):

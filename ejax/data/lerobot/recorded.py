@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ejax.data.chunks import DataUnavailableError, SamplingMode, Windows
-from ejax.data.context import Draw, padded, windows_around
+from ejax.data.chunks import DataUnavailableError, Draw, SamplingMode, Windows, padding
 from ejax.data.dataset import Chunks, ChunkSource
 from ejax.data.lerobot.read import EpisodeReader
 from ejax.data.samplers import check_seed, make_rng
@@ -86,18 +85,22 @@ class RecordedEpisodes(ChunkSource):
             begin, end = np.zeros_like(rows), self._lengths[rows]
             if draw.mode == "segment":
                 begin, end = self._start[run], self._start[run] + self._run[run]
-            windows = windows_around(rows, frames, begin, end, draw.history_length)
+            windows = Windows(rows, frames - (draw.history_length - 1), begin, end)
         return draw.nested(*self._read(windows, draw.size))
 
     def _read(self, windows: Windows, size: int) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
         """Frame fields [B, C, ...] and episode fields [B, ...] of windows of ``size`` frames, by path."""
         chosen = [int(index) for index in self._episodes[windows.row]]
-        frames = []
-        for index, start, begin, end in zip(chosen, *(each.tolist() for each in windows[1:]), strict=True):
+        frames: dict[str, NDArray[Any]] = {}
+        for i, index in enumerate(chosen):
+            start, begin, end = (int(each[i]) for each in windows[1:])
             first, behind = max(start, begin), min(start + size, end)
-            there = self.reader.window(index, first, behind - first)
-            frames.append(padded(there, first - start, start + size - behind) if behind - first < size else there)
-        return _stacked(frames), _stacked([self.reader.fields(index) for index in chosen])
+            for path, values in self.reader.window(index, first, behind - first).items():
+                if not i:
+                    frames[path] = np.full((len(chosen), size, *values.shape[1:]), padding(path, values.dtype))
+                frames[path][i, first - start : behind - start] = values
+        fields = [self.reader.fields(index) for index in chosen]
+        return frames, {path: np.stack([each[path] for each in fields]) for path in fields[0]}
 
     def _choose(
         self, count: int, chunk_size: int, mode: SamplingMode, allowed: NDArray[np.bool_], rng: np.random.Generator
@@ -143,7 +146,3 @@ def _chosen(episodes: Sequence[int] | None, count: int, folder: Path) -> NDArray
     if len(set(chosen.tolist())) < len(chosen):
         raise ValueError(f"episodes has some twice: {list(chosen)}; give each once")
     return chosen
-
-
-def _stacked(items: Sequence[Mapping[str, Any]]) -> dict[str, NDArray[Any]]:
-    return {path: np.stack([item[path] for item in items]) for path in items[0]}
