@@ -39,7 +39,7 @@ import ejax.data.lerobot.format as fmt
 import ejax.data.lerobot.stage
 from ejax.data import Episode, EpisodeSpec, OnlineDataEngine, OnlineDataEngineCfg, OnlineDataset, Origin
 from ejax.data.chunks import MODES, draw_windows, find_runs, window_mask
-from ejax.data.lerobot.feature_stats import combine_stats, feature_stats
+from ejax.data.lerobot.format import combine_stats, feature_stats
 from ejax.data.lerobot.read import EpisodeReader
 from ejax.data.lerobot.recorded import RecordedEpisodes
 from ejax.data.lerobot.write import EpisodeWriter
@@ -423,7 +423,7 @@ def test_chunks_of_a_dataset_of_lerobots_are_drawn() -> None:
         ({"codebase_version": "v2.1"}, r"is LeRobot v2\.1; v3\.0 can be read\. .*convert_dataset_v21_to_v30"),
         ({"codebase_version": "v4.0"}, r"is LeRobot v4\.0; v3\.0 can be read"),
         ({"fps": None}, "lacks fps"),
-        ({"total_episodes": 9}, "has 8 episodes in meta/episodes, its info.json says 9"),
+        ({"total_episodes": 9}, "has 8 episodes in meta/episodes, its info.json has 9"),
         ({"features": {}}, "which info.json lacks"),
     ],
 )

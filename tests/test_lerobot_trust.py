@@ -1,6 +1,5 @@
 """Folders that are not what they seem: nothing outside is read or written, and no damage goes unnoticed."""
 
-import hashlib
 import io
 import json
 import os
@@ -36,8 +35,7 @@ from kept_episodes import (
 from PIL import Image
 
 from ejax.data import Episode, EpisodeSpec
-from ejax.data.lerobot.inside import inside
-from ejax.data.lerobot.kept_files import DIGESTS
+from ejax.data.lerobot.files import DIGESTS, inside
 from ejax.data.lerobot.pictures import decode_image, decode_video
 from ejax.data.lerobot.read import EpisodeReader
 from ejax.data.lerobot.write import EpisodeWriter
@@ -157,26 +155,33 @@ def bind_socket(path: Path) -> None:
 # Writing stays inside
 
 
-@pytest.mark.parametrize("listed", [True, False], ids=["listed", "not listed"])
 @pytest.mark.parametrize("name", ["README.md", ".lock", "payload/x", "data/chunk-009/file-009.parquet", STATS])
-def test_what_no_writer_staged_is_not_put_in_place(kept: Path, name: str, listed: bool) -> None:
-    """Not even where the list of digests, which counts as the journal of a change, has some of it."""
+def test_what_no_writer_committed_is_not_put_in_place(kept: Path, name: str) -> None:
     (kept / "README.md").write_text("mine")
     (kept / ".staging" / name).parent.mkdir(parents=True)
     (kept / ".staging" / name).write_text("evil")
     (kept / ".staging/README.md").write_text("evil")
-    if listed:
-        digest = hashlib.sha256(b"evil").hexdigest()
-        change_json(kept, DIGESTS, lambda t: t | {"sha256": {name: [digest], **t["sha256"]}} if name != STATS else t)
     before = snapshot(kept)
     with pytest.warns(UserWarning, match="its files are set aside in"):
         EpisodeWriter(kept, SPEC, fps=20, append=True).close()
     aside = {path: data for path, data in snapshot(kept).items() if "incomplete" not in path}
     assert aside == {path: data for path, data in before.items() if ".staging" not in path}
-    assert (kept / "incomplete/000" / name).read_text() == "evil"
+    assert (kept / "incomplete/000" / name).read_text() == ("evil")
 
 
-@pytest.mark.parametrize("place", ["data", "data/chunk-000", "meta", "meta/episodes", ".staging", "incomplete"])
+@pytest.mark.parametrize("name", ["README.md", ".lock", "payload/x", "data/chunk-9/file-009.parquet"])
+def test_a_change_of_other_files_than_a_recordings_is_not_put_in_place(kept: Path, name: str) -> None:
+    (kept / ".commit" / name).parent.mkdir(parents=True)
+    (kept / ".commit" / name).write_text("evil")
+    before = snapshot(kept)
+    with pytest.raises(ValueError, match=rf"\.commit/{name} is no file of a recording; remove it"):
+        append(kept)
+    assert snapshot(kept) == before
+
+
+@pytest.mark.parametrize(
+    "place", ["data", "data/chunk-000", "meta", "meta/episodes", ".staging", ".commit", "incomplete"]
+)
 def test_a_folder_that_is_a_link_is_not_written_through(kept: Path, place: str) -> None:
     outside = kept.parent / "outside"
     if (kept / place).exists():
@@ -194,7 +199,7 @@ def test_a_folder_that_is_a_link_is_not_written_through(kept: Path, place: str) 
     assert snapshot(kept.parent) == before
 
 
-@pytest.mark.parametrize("name", [DATA, INFO, OURS, ROWS, STATS, TASKS, DIGESTS, ".lock", ".staging/" + INFO])
+@pytest.mark.parametrize("name", [DATA, INFO, OURS, ROWS, STATS, TASKS, DIGESTS, ".lock", ".commit/" + INFO])
 def test_a_file_that_is_a_link_to_another_elsewhere_is_neither_read_nor_written(kept: Path, name: str) -> None:
     outside = kept.parent / "outside"
     (kept / name).parent.mkdir(exist_ok=True, parents=True)
@@ -207,13 +212,13 @@ def test_a_file_that_is_a_link_to_another_elsewhere_is_neither_read_nor_written(
     assert snapshot(kept.parent) == before
 
 
-def test_a_staged_file_that_is_a_link_is_not_taken_from_elsewhere(kept: Path) -> None:
+def test_a_committed_file_that_is_a_link_is_not_taken_from_elsewhere(kept: Path) -> None:
     """It would be moved away from where it belongs to."""
     outside = kept.parent / "outside"
     (outside / "meta").mkdir(parents=True)
     (outside / INFO).write_bytes((kept / INFO).read_bytes())
-    (kept / ".staging").mkdir()
-    (kept / ".staging/meta").symlink_to(outside / "meta")
+    (kept / ".commit").mkdir()
+    (kept / ".commit/meta").symlink_to(outside / "meta")
     before = snapshot(kept.parent)
     with pytest.raises(ValueError, match="leads out of"):
         append(kept)
@@ -228,35 +233,26 @@ def test_the_lock_of_a_folder_empties_no_file(kept: Path) -> None:
 
 def test_what_a_change_would_put_in_place_is_judged_before_it_is(kept: Path) -> None:
     """A format that does not fit must not replace one that does."""
-    staged = kept / ".staging/meta/info.json"
-    staged.parent.mkdir(parents=True)
+    committed = kept / ".commit/meta/info.json"
+    committed.parent.mkdir(parents=True)
     info = json.loads((kept / INFO).read_text())
-    staged.write_text(json.dumps(info | {"data_path": "../elsewhere/{file_index}.parquet"}))
-    digest = hashlib.sha256(staged.read_bytes()).hexdigest()
-    change_json(kept, DIGESTS, lambda t: t | {"sha256": t["sha256"] | {INFO: [digest, t["sha256"][INFO][0]]}})
+    committed.write_text(json.dumps(info | {"data_path": "../elsewhere/{file_index}.parquet"}))
     before = snapshot(kept.parent)
     with pytest.raises(ValueError, match=r"data_path '\.\./elsewhere"):
         append(kept)
     assert snapshot(kept.parent) == before
 
 
-@pytest.mark.parametrize("leftover", [None, ".staging/commit.json", ".staging/episode/obs.camera.mp4"])
-def test_a_commit_that_was_cut_off_is_finished(
-    kept: Path, monkeypatch: pytest.MonkeyPatch, leftover: str | None
-) -> None:
-    """Also one of an earlier ejax, which left more in the folder."""
-    monkeypatch.setattr("ejax.data.lerobot.commit._put_in_place", lambda folder, names: None)
+def test_a_commit_that_was_cut_off_is_finished(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ejax.data.lerobot.commit._put_in_place", lambda folder: None)
     monkeypatch.setattr("ejax.data.lerobot.stage._EPISODES_PER_FILE", 1)
     append(kept)
     monkeypatch.undo()
-    if leftover is not None:
-        (kept / leftover).parent.mkdir(exist_ok=True)
-        (kept / leftover).write_text("[]")
-    assert (kept / ".staging").exists() and json.loads((kept / INFO).read_text())["total_episodes"] == 3
+    assert (kept / ".commit").exists() and json.loads((kept / INFO).read_text())["total_episodes"] == 3
     with pytest.warns(UserWarning, match="was when the recording was cut off"):
         assert check_numbers(kept) == 3
     append(kept, 4)
-    assert not (kept / ".staging").exists()
+    assert not (kept / ".commit").exists()
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(os, "fsync", lambda descriptor: None)
         assert check_numbers(kept) == 5
@@ -385,7 +381,7 @@ def test_images_of_other_formats_are_not_tried() -> None:
             decode_image(file.getvalue(), (4, 4, 3), "frame 3")
     file = io.BytesIO()
     Image.new("RGB", (4, 6)).save(file, "PNG")
-    with pytest.raises(ValueError, match=r"an image is \[6, 4, 3\]; info.json says \[4, 6, 3\]"):
+    with pytest.raises(ValueError, match=r"an image is \[6, 4, 3\]; in info.json it is \[4, 6, 3\]"):
         decode_image(file.getvalue(), (4, 6, 3))
 
 
@@ -586,8 +582,8 @@ def test_readers_meet_no_damage_in_the_middle_of_appends(tmp_path: Path) -> None
 
 def test_a_file_is_compared_with_its_digest_once(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     digests = []
-    real = sys.modules["ejax.data.lerobot.kept_files"].sha256
-    monkeypatch.setattr("ejax.data.lerobot.kept_files.sha256", lambda file: digests.append(1) or real(file))
+    real = sys.modules["ejax.data.lerobot.files"].sha256
+    monkeypatch.setattr("ejax.data.lerobot.files.sha256", lambda file: digests.append(1) or real(file))
     reader = EpisodeReader(kept, cache_mb=0)
     for _ in range(4):
         for index in range(3):

@@ -1,32 +1,27 @@
 """Replace several files at once: after a crash all of them are old or, once repaired, all of them are new.
 
-New versions are written under ``.staging`` and brought to the disk. Then the new list of digests is renamed into its
-place: from here on the change counts. The other files follow, ``meta/info.json`` last. ``recover`` sets aside what was
-cut off before that first rename, and finishes what was cut off after it, which shows in the list: it has the digest of
-every file that is still staged.
+New versions are written under ``.staging`` and brought to the disk. Then that folder is renamed to ``.commit``: from
+here on the change counts. Its files are put in place, the list of digests first, ``meta/info.json`` last. ``recover``
+sets aside what was cut off before that rename, and finishes what was cut off after it.
 
 So much is needed because an append replaces up to six files that only fit together: a video with an episode too many
-cannot be cut without encoding it again, and the statistics of all episodes do not say which episodes they are of.
+cannot be cut without encoding it again, and the statistics of all episodes are not those of fewer.
 """
 
 import os
 import shutil
 import stat
-from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 import ejax.data.lerobot.format as fmt
-from ejax.data.lerobot.inside import inside, open_inside
-from ejax.data.lerobot.kept_files import DIGESTS, Digests, digests_file, load_digests, next_digests, sha256
+from ejax.data.lerobot.files import DIGESTS, Digests, digests_file, inside, next_digests, open_inside, sha256
 from ejax.data.lerobot.metadata import may_have
 from ejax.runtime.plain_files import kind_of
 
-STAGING, ASIDE = ".staging", "incomplete"
-_OF_BEFORE = ("commit.json", "episode")
-"""Leftovers of an earlier ejax in the staging folder, which are not part of a change: its journal, parts of videos."""
+STAGING, COMMIT, ASIDE = ".staging", ".commit", "incomplete"
 
 
 class Staged:
@@ -38,7 +33,6 @@ class Staged:
         """The change counts, even where ``commit`` raises; ``recover`` finishes it then."""
         self.scratch = folder / STAGING / "episode.mp4"
         """The path for a file that is needed, and removed, before the commit."""
-        self._names: list[str] = []
 
     def write(self, name: str, data: bytes) -> None:
         """Write the new version of file ``name``, relative to the folder."""
@@ -46,7 +40,6 @@ class Staged:
 
     def path(self, name: str) -> Path:
         """Return the path to which another program writes the new version of ``name``."""
-        self._names.append(name)
         path = self.folder / STAGING / name
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
@@ -61,27 +54,25 @@ class Staged:
             Those of its files now.
 
         Raises:
-            OSError: as ``committed`` says, before or after the change counts.
+            OSError: the disk is full, or fails; see ``committed``.
         """
         staging, changed = self.folder / STAGING, {}
-        for name in self._names:
+        for name in _files_below(staging):
             with open_inside(staging, name) as file:
                 changed[name] = sha256(file)
+            inside(self.folder, name)
         digests = next_digests(before, changed)
         self.write(DIGESTS, digests_file(digests))
-        for name in self._names:
-            inside(self.folder, name)
-            _sync(staging / name)
-        _sync_folders({(staging / name).parent for name in self._names})
-        (self.folder / DIGESTS).parent.mkdir(exist_ok=True)
+        for path in [*staging.rglob("*"), staging]:
+            _sync(path)
         self.committed = True  # before it does: an interrupt must not drop a change that counts
         try:
-            os.replace(staging / DIGESTS, self.folder / DIGESTS)
+            os.replace(staging, self.folder / COMMIT)
         except OSError:
             self.committed = False
             raise
-        _sync((self.folder / DIGESTS).parent)
-        _put_in_place(self.folder, changed)
+        _sync(self.folder)
+        _put_in_place(self.folder)
         return digests
 
     def __enter__(self) -> Self:
@@ -105,16 +96,19 @@ def recover(folder: Path) -> Path | None:
     Raises:
         ValueError: as ``pending``; nothing was changed.
     """
-    staging = folder / STAGING
-    if not _is_folder(staging):
+    pending(folder)
+    staging, all_aside = folder / STAGING, folder / ASIDE
+    is_staged, has_aside = _is_folder(staging), _is_folder(all_aside)
+    if _is_folder(folder / COMMIT):
+        _put_in_place(folder)
+    if not is_staged:
         return None
-    names = pending(folder)
-    if names or not any(path.is_file() for path in staging.rglob("*")):
-        _put_in_place(folder, names)
+    if not _files_below(staging):
+        shutil.rmtree(staging)
         return None
-    if not _is_folder(folder / ASIDE):
-        (folder / ASIDE).mkdir()
-    aside = folder / ASIDE / f"{len(list((folder / ASIDE).iterdir())):03d}"
+    if not has_aside:
+        all_aside.mkdir()
+    aside = all_aside / f"{len(list(all_aside.iterdir())):03d}"
     os.replace(staging, aside)
     return aside
 
@@ -123,29 +117,29 @@ def pending(folder: Path) -> list[str]:
     """List the files of a change that counts and was cut off; none if there is no such change.
 
     Raises:
-        ValueError: the staging folder is no folder, or has links or other things that are no files; a damaged list of
-            digests; a place of a file that leads out of ``folder``.
+        ValueError: its folder is no folder, or has links or other things that are no files of a recording; a place of
+            a file that leads out of ``folder``.
     """
-    staging = folder / STAGING
-    if not _is_folder(staging):
-        return []
-    digests, names = load_digests(folder) or {}, []
-    for path in sorted(staging.rglob("*")):
-        name = path.relative_to(staging).as_posix()
-        if (path.is_dir() and not path.is_symlink()) or name.split("/")[0] in _OF_BEFORE:
-            continue
-        with open_inside(staging, name) as file:
-            if not may_have(name) or sha256(file) not in digests.get(name, ())[:1]:
-                return []
-        names.append(name)
+    names = _files_below(folder / COMMIT) if _is_folder(folder / COMMIT) else []
     for name in names:
+        open_inside(folder / COMMIT, name).close()
         inside(folder, name)
+        if not may_have(name):
+            raise ValueError(f"{folder / COMMIT / name} is no file of a recording; remove it")
     return names
 
 
 def is_unfinished(folder: Path) -> bool:
     """Return whether a change is under way, or was cut off."""
-    return (folder / STAGING).exists()
+    return (folder / STAGING).exists() or (folder / COMMIT).exists()
+
+
+def _files_below(folder: Path) -> list[str]:
+    """Names of the files, and of all else that is no folder, in the order in which they are put in place."""
+    paths = (path for path in folder.rglob("*") if not path.is_dir() or path.is_symlink())
+    names = sorted(path.relative_to(folder).as_posix() for path in paths)
+    # a reader begins at info.json, and finds all that it names; of any file that it finds, the list has the digest
+    return sorted(names, key=lambda name: (name == fmt.INFO) - (name == DIGESTS))
 
 
 def _is_folder(path: Path) -> bool:
@@ -159,14 +153,16 @@ def _is_folder(path: Path) -> bool:
     return True
 
 
-def _put_in_place(folder: Path, names: Iterable[str]) -> None:
+def _put_in_place(folder: Path) -> None:
     """Do the renames that are left; may be cut off and repeated."""
-    for name in sorted(names, key=lambda name: name == fmt.INFO):  # a reader begins there, and finds all that it names
+    parents = set()
+    for name in _files_below(folder / COMMIT):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        os.replace(folder / STAGING / name, folder / name)
-    parents = {parent for name in names for parent in (folder / name).parents}
-    _sync_folders(parent for parent in parents if parent.is_relative_to(folder))
-    shutil.rmtree(folder / STAGING)
+        os.replace(folder / COMMIT / name, folder / name)
+        parents |= {parent for parent in (folder / name).parents if parent.is_relative_to(folder)}
+    for parent in sorted(parents, reverse=True):
+        _sync(parent)
+    shutil.rmtree(folder / COMMIT)
 
 
 def _write(path: Path, data: bytes) -> None:
@@ -180,8 +176,3 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _sync_folders(folders: Iterable[Path]) -> None:
-    for folder in sorted(folders, reverse=True):
-        _sync(folder)

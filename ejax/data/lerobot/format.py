@@ -14,16 +14,17 @@ rank 0 and no slash in its name: a scalar has shape [1], and field ``obs/robot/q
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ejax.data.lerobot.feature_stats import STATS
-from ejax.data.lerobot.inside import path_problem
+from ejax.data.lerobot.files import path_problem
 from ejax.data.task import EpisodeSpec, Origin
 
+Stats: TypeAlias = dict[str, NDArray[Any]]
+STATS = ("min", "max", "mean", "std", "count")
 VERSION = "v3.0"
 INFO, STATS_FILE, TASKS, OURS = "meta/info.json", "meta/stats.json", "meta/tasks.parquet", "meta/ejax.json"
 EPISODES = "meta/episodes/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
@@ -66,8 +67,6 @@ class Column:
     dtype: str
     """NumPy's and LeRobot's name, ``"float32"``; NumPy's for text, ``"|S8"``."""
     kind: Literal["number", "text", "png", "video"]
-    channels_first: bool = False
-    """``info.json`` gives an image's shape as [3, H, W]. The file stores images all the same."""
 
     @property
     def is_image(self) -> bool:
@@ -109,16 +108,16 @@ def make_columns(spec: EpisodeSpec, names: Mapping[str, str], images: Images) ->
 def feature_entries(columns: Iterable[Column], axes: Mapping[str, Sequence[str]], fps: int) -> dict[str, Any]:
     """``features`` of ``info.json``."""
     entries = {}
+    kinds = {"text": "string", "png": "image", "video": "video"}
     for column in columns:
-        entry: dict[str, Any] = {"dtype": column.dtype, "shape": list(column.shape or (1,)), "names": None}
-        if column.path in axes:
-            entry["names"] = list(axes[column.path])
-        if column.kind == "text":
-            entry["dtype"] = "string"
-        if column.is_image:
-            entry |= {"dtype": "video" if column.kind == "video" else "image", "names": ["height", "width", "channels"]}
+        names = list(axes[column.path]) if column.path in axes else None
+        entry: dict[str, Any] = {"dtype": kinds.get(column.kind, column.dtype), "shape": list(column.shape or (1,))}
+        entry["names"] = ["height", "width", "channels"] if column.is_image else names
         if column.kind == "video":
-            entry["info"] = _video_info(column.shape, fps)
+            about: dict[str, Any] = dict(zip(("height", "width", "channels"), column.shape, strict=True))
+            about |= {"fps": fps, "codec": "h264", "pix_fmt": "yuv420p"}
+            entry["info"] = {f"video.{name}": value for name, value in about.items()}
+            entry["info"] |= {"is_depth_map": False, "has_audio": False}
         entries[column.feature] = entry
     return entries | {name: {"dtype": dtype, "shape": [1], "names": None} for name, dtype in _OWN.items()}
 
@@ -166,6 +165,43 @@ def stats_ranks(columns: Iterable[Column]) -> dict[str, int]:
     return ranks | dict.fromkeys(_OWN, 1)
 
 
+def feature_stats(values: NDArray[Any], *, image: bool = False) -> Stats:
+    """Summarize the frames [T, ...] of one episode, T ≥ 1, per entry; images are uint8 [T, H, W, 3].
+
+    The form is LeRobot's: a scalar has shape [1]; images are per channel, of values in [0, 1], shape [3, 1, 1]; the
+    standard deviation is the population's.
+
+    >>> {name: value.tolist() for name, value in feature_stats(np.array([1.0, 3.0])).items()}
+    {'min': [1.0], 'max': [3.0], 'mean': [2.0], 'std': [1.0], 'count': [2]}
+    """
+    axes = (0, 1, 2) if image else (0,)
+    shape = (3, 1, 1) if image else values.shape[1:] or (1,)
+    scale = 255.0 if image else 1.0
+    made = {name: getattr(np, name)(values, axis=axes) for name in ("min", "max")}
+    made |= {name: getattr(np, name)(values, axis=axes, dtype=np.float64) for name in ("mean", "std")}
+    stats = {name: np.asarray(value, np.float64).reshape(shape) / scale for name, value in made.items()}
+    return stats | {"count": np.array([len(values)])}
+
+
+def combine_stats(first: Mapping[str, Any], second: Mapping[str, Any]) -> Stats:
+    """Summarize all frames of two parts together, n = n₁ + n₂ with δ = μ₂ - μ₁.
+
+        μ  = μ₁ + δ·n₂/n        σ² = (n₁σ₁² + n₂σ₂²)/n + δ²·n₁n₂/n²
+
+    Source: Chan, Golub, LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances", 1979.
+    """
+    (n1,), (n2,) = first["count"], second["count"]
+    delta, share = second["mean"] - first["mean"], n2 / (n1 + n2)
+    variance = (1 - share) * first["std"] ** 2 + share * second["std"] ** 2 + delta**2 * share * (1 - share)
+    return {
+        "min": np.minimum(first["min"], second["min"]),
+        "max": np.maximum(first["max"], second["max"]),
+        "mean": first["mean"] + delta * share,
+        "std": np.sqrt(variance),
+        "count": np.array([n1 + n2]),
+    }
+
+
 def to_arrow(values: NDArray[Any], column: Column) -> pa.Array:
     """Numbers or text [T, ...] as a column of T entries."""
     if column.kind == "text":
@@ -194,10 +230,8 @@ def from_arrow(array: pa.Array, column: Column) -> NDArray[Any]:
             f"null; its shape {list(column.shape)} needs {num_frames * int(np.prod(column.shape))}"
         )
     if column.kind == "text":
-        texts = array.to_pylist()
-        values = np.array(
-            [text.encode() for text in texts] if np.dtype(column.dtype).kind == "S" else texts, column.dtype
-        )
+        is_bytes = np.dtype(column.dtype).kind == "S"
+        values = np.array([text.encode() if is_bytes else text for text in array.to_pylist()], column.dtype)
     else:
         values = array.to_numpy(zero_copy_only=False).astype(column.dtype, copy=False)
     return values.reshape(num_frames, *column.shape)
@@ -221,18 +255,6 @@ def _column(path: str, feature: str, shape: tuple[int, ...], dtype: str, images:
             f"side, or one text"
         )
     return Column(path, feature, shape, dtype, "number")
-
-
-def _video_info(shape: Sequence[int], fps: int) -> dict[str, Any]:
-    what = {
-        "height": shape[0],
-        "width": shape[1],
-        "channels": shape[2],
-        "fps": fps,
-        "codec": "h264",
-        "pix_fmt": "yuv420p",
-    }
-    return {f"video.{name}": value for name, value in what.items()} | {"is_depth_map": False, "has_audio": False}
 
 
 def _arrow_type(column: Column) -> pa.DataType:

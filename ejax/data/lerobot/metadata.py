@@ -6,14 +6,13 @@
 import math
 import re
 import string
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import ejax.data.lerobot.format as fmt
+from ejax.data.lerobot.files import DIGESTS, KeptFiles, path_problem, shown
 from ejax.data.lerobot.format import Column
-from ejax.data.lerobot.inside import path_problem, shown
-from ejax.data.lerobot.kept_files import DIGESTS, KeptFiles, parse_json
 from ejax.data.task import FRAME_FIELDS, LOSS_MASK, EpisodeSpec, check_paths
 
 _FILE = r"chunk-\d{3,9}/file-\d{3,9}"
@@ -34,7 +33,7 @@ MAX_COUNT = 2**31
 
 
 def load_info(files: KeptFiles) -> dict[str, Any]:
-    """``meta/info.json``.
+    """Load ``meta/info.json``.
 
     Raises:
         FileNotFoundError: the folder has none.
@@ -42,24 +41,22 @@ def load_info(files: KeptFiles) -> dict[str, Any]:
     """
     if not files.has(fmt.INFO):
         raise FileNotFoundError(f"{files.folder} is not a LeRobot dataset: there is no {fmt.INFO}")
-    where = files.folder / fmt.INFO
-    return check_info(parse_json(files.read(fmt.INFO), where), where)
+    return check_info(files.read_json(fmt.INFO), files.folder / fmt.INFO)
 
 
 def load_ours(files: KeptFiles, info: Mapping[str, Any]) -> dict[str, Any]:
-    """``meta/ejax.json``; of a folder that lacks it, one without fields.
+    """Load ``meta/ejax.json``; of a folder that lacks it, one without fields.
 
     Raises:
         ValueError: as ``check_ours``.
     """
     if not files.has(fmt.OURS):
         return {"version": 1, "frames": {}, "episode": {}}
-    where = files.folder / fmt.OURS
-    return check_ours(parse_json(files.read(fmt.OURS), where), info, where)
+    return check_ours(files.read_json(fmt.OURS), info, files.folder / fmt.OURS)
 
 
 def load_columns(folder: Path, info: Mapping[str, Any], ours: Mapping[str, Any]) -> tuple[list[Column], dict[str, str]]:
-    """The columns that can be read; the features of the others, with the reason.
+    """Find the columns that can be read; the features of the others, with the reason.
 
     Args:
         ours: ``frames`` of ``meta/ejax.json``.
@@ -94,70 +91,68 @@ def may_have(name: str) -> bool:
 
 
 def check_info(info: Any, where: Path) -> dict[str, Any]:
-    """``meta/info.json``, if it is that of a LeRobot v3.0 dataset.
+    """Return ``meta/info.json``, if it is that of a LeRobot v3.0 dataset.
 
     Raises:
         ValueError: another version of the format; entries that are missing, or of another kind; paths that leave the
             folder, or depend on anything other than chunk, file and video.
     """
-    if not isinstance(info, dict):
-        raise ValueError(f"{where} must be a JSON object, got {shown(info)}")
+    _require(isinstance(info, dict), f"{where} must be a JSON object, got {shown(info)}")
     version = str(info.get("codebase_version"))
-    if version.split(".")[0] != "v3":
+    remedy = "Convert it to that with a lerobot that knows both"
+    if version == "v2.1":
         remedy = "python -m lerobot.scripts.convert_dataset_v21_to_v30 --repo-id=... converts it"
-        raise ValueError(
-            f"{where.parent.parent} is LeRobot {shown(version, 20).strip(chr(39))}; {fmt.VERSION} can be read. "
-            f"{remedy if version == 'v2.1' else 'Convert it to that with a lerobot that knows both'}"
-        )
-    if missing := [name for name in ("features", "fps", "total_episodes", "data_path") if info.get(name) is None]:
-        raise ValueError(f"{where} lacks {', '.join(missing)}")
-    fps = info["fps"]
-    if isinstance(fps, bool) or not isinstance(fps, int | float) or not 0 < fps < math.inf:
-        raise ValueError(f"{where} has fps {shown(fps)}; it must be a number above 0")
+    there = f"{where.parent.parent} is LeRobot {shown(version, 20).strip(chr(39))}"
+    _require(version.split(".")[0] == "v3", f"{there}; {fmt.VERSION} can be read. {remedy}")
+    missing = [name for name in ("features", "fps", "total_episodes", "data_path") if info.get(name) is None]
+    _require(not missing, f"{where} lacks {', '.join(missing)}")
+    fps, features = info["fps"], info["features"]
+    is_number = isinstance(fps, int | float) and not isinstance(fps, bool)
+    _require(is_number and 0 < fps < math.inf, f"{where} has fps {shown(fps)}; it must be a number above 0")
     for name in ("total_episodes", "total_frames"):
-        if not is_count(info.get(name, 0)):
-            raise ValueError(f"{where} has {name} {shown(info[name])}; it must be a whole number of at least 0")
-    _check_features(info["features"], where)
-    has_videos = any(entry["dtype"] == "video" for entry in info["features"].values())
+        count = info.get(name, 0)
+        _require(is_count(count), f"{where} has {name} {shown(count)}; it must be a whole number of at least 0")
+    text = f"{where} has features {shown(features)}; it must name each feature with its dtype and shape"
+    _require(_is_table(features), text)
+    for name, entry in features.items():
+        _check_feature(name, entry, where)
+    has_videos = any(entry["dtype"] == "video" for entry in features.values())
     for key in _PLACES if has_videos else ("data_path",):
         _check_place(key, info.get(key), where)
-    return info
+    return dict(info)
 
 
 def check_ours(ours: Any, info: Mapping[str, Any], where: Path) -> dict[str, Any]:
-    """``meta/ejax.json``, if it matches ``info``.
+    """Return ``meta/ejax.json``, if it matches ``info``.
 
     Raises:
         ValueError: another version, fields that no ``EpisodeSpec`` can have, or features that are not in ``info``.
     """
-    if not isinstance(ours, dict) or ours.get("version") != 1:
-        version = ours.get("version") if isinstance(ours, dict) else ours
-        raise ValueError(f"{where} has version {shown(version)}; 1 can be read. Use the ejax that wrote it")
-    fields: dict[str, dict[str, Any]] = {}
-    for kind in ("frames", "episode"):
-        fields[kind] = _check_fields(ours.get(kind), f"{where}, {kind}")
+    version = ours.get("version") if isinstance(ours, dict) else ours
+    _require(version == 1, f"{where} has version {shown(version)}; 1 can be read. Use the ejax that wrote it")
+    fields = [_fields(ours.get(kind), f"{where}, {kind}") for kind in ("frames", "episode")]
     try:
-        EpisodeSpec(fields["frames"], fields["episode"])
+        EpisodeSpec(*fields)
     except (ValueError, TypeError, OverflowError) as error:
         raise ValueError(f"{where} has fields that no episode can have: {shown(str(error), 200)}") from error
     taken: set[str] = set()
     for path, entry in ours["frames"].items():
-        feature = info["features"].get(entry["feature"]) if isinstance(entry.get("feature"), str) else None
-        if feature is None:
-            raise ValueError(f"{where} keeps field '{path}' as {shown(entry.get('feature'))}, which info.json lacks")
-        if entry["feature"] in taken:
-            raise ValueError(f"{where} keeps two fields as '{entry['feature']}'")
-        taken.add(entry["feature"])
-        if feature.get("shape") != (entry["shape"] or [1]):
-            there = shown(feature.get("shape"))
-            raise ValueError(f"{where} has shape {shown(entry['shape'])} of field '{path}', info.json {there}")
-        if feature["dtype"] in ("image", "video") and (entry["dtype"] != "uint8" or len(entry["shape"]) != 3):
-            raise ValueError(f"{where} has field '{path}' as {entry['dtype']}{entry['shape']}, which is not an image")
-    return ours
+        name, shape, dtype = (entry.get(key) for key in ("feature", "shape", "dtype"))
+        feature = info["features"].get(name, {}) if isinstance(name, str) else {}
+        _require(feature, f"{where} keeps field '{path}' as {shown(name)}, which info.json lacks")
+        _require(name not in taken, f"{where} keeps two fields as '{name}'")
+        taken.add(name)
+        there = feature.get("shape")
+        text = f"{where} has shape {shown(shape)} of field '{path}', info.json {shown(there)}"
+        _require(there == (shape or [1]), text)
+        is_image = dtype == "uint8" and len(shape) == 3
+        text = f"{where} has field '{path}' as {dtype}{shape}, which is not an image"
+        _require(is_image or feature["dtype"] not in ("image", "video"), text)
+    return dict(ours)
 
 
 def is_count(value: Any) -> bool:
-    """A whole number from 0 on that a dataset may have."""
+    """Return True for a whole number from 0 on that a dataset may have."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MAX_COUNT
 
 
@@ -190,59 +185,57 @@ def _foreign_column(feature: str, entry: Mapping[str, Any]) -> Column | str:
     return Column(path, feature, shape, dtype, "number")
 
 
-def _check_features(features: Any, where: Path) -> None:
-    if not isinstance(features, dict) or not all(isinstance(entry, dict) for entry in features.values()):
-        raise ValueError(f"{where} has features {shown(features)}; it must name each feature with its dtype and shape")
-    for name, entry in features.items():
-        if not isinstance(entry.get("dtype"), str):
-            raise ValueError(f"{where} has feature {shown(name)} of dtype {shown(entry.get('dtype'))}; it must be text")
-        if entry["dtype"] in (*fmt.NUMBERS, "image", "video") and not _is_shape(entry.get("shape")):
-            raise ValueError(
-                f"{where} has feature {shown(name)} of shape {shown(entry.get('shape'))}; it must be whole numbers"
-            )
-        if entry["dtype"] == "video" and ("/" in name or path_problem(fmt.VIDEO_FOLDER.format(video_key=name))):
-            raise ValueError(
-                f"{where} has a video {shown(name)}; a feature's name must have no slash and not be a path"
-            )
+def _check_feature(name: str, entry: Mapping[str, Any], where: Path) -> None:
+    dtype, there = entry.get("dtype"), f"{where} has feature {shown(name)} of"
+    _require(isinstance(dtype, str), f"{there} dtype {shown(dtype)}; it must be text")
+    shape = entry.get("shape")
+    has_shape = dtype not in (*fmt.NUMBERS, "image", "video") or _is_shape(shape)
+    _require(has_shape, f"{there} shape {shown(shape)}; it must be whole numbers")
+    is_place = "/" not in name and not path_problem(fmt.VIDEO_FOLDER.format(video_key=name))
+    text = f"{where} has a video {shown(name)}; a feature's name must have no slash and not be a path"
+    _require(dtype != "video" or is_place, text)
 
 
-def _check_fields(fields: Any, where: str) -> dict[str, Any]:
+def _fields(fields: Any, where: str) -> dict[str, Any]:
     """Shape and dtype by path."""
-    if not isinstance(fields, dict) or not all(isinstance(entry, dict) for entry in fields.values()):
-        raise ValueError(f"{where} is {shown(fields)}; it must have shape and dtype of each field")
+    _require(_is_table(fields), f"{where} is {shown(fields)}; it must have shape and dtype of each field")
     for path, entry in fields.items():
-        if not _is_shape(entry.get("shape")) or not isinstance(entry.get("dtype"), str):
-            raise ValueError(f"{where}: field {shown(path)} is {shown(entry)}; it must have a shape and a dtype")
-        if not _DTYPE.fullmatch(entry["dtype"]):
-            raise ValueError(
-                f"{where}: field {shown(path)} has dtype {shown(entry['dtype'])}, which NumPy does not have"
-            )
+        shape, dtype, there = entry.get("shape"), entry.get("dtype"), f"{where}: field {shown(path)}"
+        is_whole = _is_shape(shape) and isinstance(dtype, str)
+        _require(is_whole, f"{there} is {shown(entry)}; it must have a shape and a dtype")
+        _require(_DTYPE.fullmatch(dtype), f"{there} has dtype {shown(dtype)}, which NumPy does not have")
     return {path: (entry["shape"], entry["dtype"]) for path, entry in fields.items()}
 
 
 def _check_place(key: str, template: Any, where: Path) -> None:
-    """A template of paths: fields that are known, formatted as numbers are, and a path below the folder."""
-    allowed = ", ".join(f"{{{name}}}" for name in _PLACES[key])
-    problem = path_problem(template)
+    """Refuse all but a template of paths: known fields, formatted as numbers are, and a path below the folder."""
+    problem, parts = path_problem(template), []
     if problem is None:
         try:
             parts = list(string.Formatter().parse(template))
         except ValueError as error:
-            parts, problem = [], f"is not a template ({error})"
-        for _, name, spec, conversion in parts:
-            if name is not None and not _is_field(name, spec, conversion, _PLACES[key]):
-                problem = f"has the field {shown('{' + name + '}', 40)}"
-    if problem is not None:
-        raise ValueError(
-            f"{where} has {key} {shown(template)}, which {problem}; it must be the path of a file below the data set's "
-            f"folder, made of {allowed}, as '{fmt.DATA if key == 'data_path' else fmt.VIDEO}'. Do not use this folder "
-            f"unless you know who made it"
-        )
+            problem = f"is not a template ({error})"
+    for _, name, spec, conversion in parts:
+        number = re.compile("") if name == "video_key" else _NUMBER_FORMAT
+        known = name in _PLACES[key] and conversion is None and number.fullmatch(spec or "")
+        if name is not None and not known:
+            problem = f"has the field {shown('{' + name + '}', 40)}"
+    allowed = ", ".join(f"{{{name}}}" for name in _PLACES[key])
+    text = (
+        f"{where} has {key} {shown(template)}, which {problem}; it must be the path of a file below the data set's "
+        f"folder, made of {allowed}, as '{fmt.DATA if key == 'data_path' else fmt.VIDEO}'. Do not use this folder "
+        f"unless you know who made it"
+    )
+    _require(problem is None, text)
 
 
-def _is_field(name: str, spec: str | None, conversion: str | None, known: Sequence[str]) -> bool:
-    format = re.compile("") if name == "video_key" else _NUMBER_FORMAT
-    return name in known and conversion is None and format.fullmatch(spec or "") is not None
+def _require(holds: Any, text: str) -> None:
+    if not holds:
+        raise ValueError(text)
+
+
+def _is_table(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(entry, dict) for entry in value.values())
 
 
 def _is_shape(shape: Any) -> bool:

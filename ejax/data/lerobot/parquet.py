@@ -13,9 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from ejax.data.lerobot.files import KeptFiles, shown
 from ejax.data.lerobot.format import Column
-from ejax.data.lerobot.inside import shown
-from ejax.data.lerobot.kept_files import KeptFiles
 from ejax.data.lerobot.metadata import MAX_COUNT
 from ejax.data.task import Origin
 
@@ -25,17 +24,23 @@ _SEGMENTS = ("ejax/segment_ids", "ejax/segment_lengths")
 _OURS = ("ejax/written_at", *(f"ejax/{name}" for name in Origin._fields))
 
 
-def read_parquet(files: KeptFiles, name: str, columns: Sequence[str] | None = None) -> pa.Table:
-    """A whole file, or some columns of it.
+def read_parquet(
+    files: KeptFiles, name: str, columns: Sequence[str] | None = None, also: tuple[str, ...] = ()
+) -> pa.Table:
+    """Read a whole file, or ``columns`` of it and those that begin with one of ``also``.
 
     Raises:
         FileNotFoundError: it is not there.
         ValueError: it is damaged, or lacks columns.
     """
+    path = files.folder / name
     with open_parquet(files, name) as file:
-        check_columns(files.folder / name, file.schema_arrow, columns or ())
-        with named(files.folder / name):
-            return file.read(columns=None if columns is None else list(columns), use_threads=False)
+        needed, schema = columns or (), file.schema_arrow
+        if wrong := [column for column in needed if len(schema.get_all_field_indices(column)) != 1]:
+            raise ValueError(f"{path} lacks columns {', '.join(wrong)}; part of the dataset is missing or damaged")
+        chosen = [column for column in schema.names if column in needed or column.startswith(also)]
+        with named(path):
+            return file.read(columns=None if columns is None else chosen, use_threads=False)
 
 
 @contextmanager
@@ -53,12 +58,6 @@ def open_parquet(files: KeptFiles, name: str) -> Iterator[pq.ParquetFile]:
             yield file
 
 
-def check_columns(path: Path, schema: pa.Schema, needed: Sequence[str]) -> None:
-    """Raise ValueError for columns that a file lacks, or has twice."""
-    if wrong := [name for name in needed if len(schema.get_all_field_indices(name)) != 1]:
-        raise ValueError(f"{path} lacks columns {', '.join(wrong)}; part of the dataset is missing or damaged")
-
-
 @contextmanager
 def named(path: Path) -> Iterator[None]:
     """Turn what pyarrow and NumPy raise on a damaged file into a ValueError with its name."""
@@ -72,7 +71,7 @@ def named(path: Path) -> Iterator[None]:
 
 
 def load_rows(files: KeptFiles, count: int, columns: Sequence[Column], fields: Sequence[str]) -> list[dict[str, Any]]:
-    """Rows of ``meta/episodes`` without statistics, in order.
+    """Load the rows of ``meta/episodes`` without statistics, in order.
 
     Args:
         count: of episodes, from ``info.json``. Later ones are being written.
@@ -90,20 +89,16 @@ def load_rows(files: KeptFiles, count: int, columns: Sequence[Column], fields: S
         path = files.folder / name
         if len(rows) >= count and not path.exists():
             break  # an append has listed it, and not put it in place yet
-        with open_parquet(files, name) as file:
-            check_columns(path, file.schema_arrow, needed)
-            there = [n for n in file.schema_arrow.names if n in needed or n.startswith("ejax/")]
-            with named(path):
-                table = file.read(columns=there, use_threads=False)
-                _check_rows(table, whole, real)
-                made = table.to_pylist()
-                for row in made:
-                    _check_row(row)
-        rows += made
+        table = read_parquet(files, name, needed, also=("ejax/",))
+        with named(path):
+            _check_rows(table, whole, real)
+            rows += table.to_pylist()
+            for row in rows[-len(table) :]:
+                _check_row(row)
     rows = sorted(rows, key=lambda row: row["episode_index"])[:count]
     if [row["episode_index"] for row in rows] != list(range(count)):
         raise ValueError(
-            f"{files.folder} has {len(rows)} episodes in {EPISODES}, its info.json says {count}; they must be 0 to "
+            f"{files.folder} has {len(rows)} episodes in {EPISODES}, its info.json has {count}; they must be 0 to "
             f"{count - 1}, each once. Part of the files is missing"
         )
     return rows

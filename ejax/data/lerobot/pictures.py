@@ -73,7 +73,7 @@ def decode_video(path: Path, start: float, fps: float, shape: tuple[int, int, in
     if len(raw) != expected:
         raise ValueError(
             f"{path} gives {len(raw)} bytes for {count} frames from {start:.3f} s on; frames of {list(shape)} need "
-            f"{expected}: the file is cut off, or its frames have another size than info.json says; restore it from a "
+            f"{expected}: the file is cut off, or its frames have another size than in info.json; restore it from a "
             f"copy"
         )
     return np.frombuffer(raw, np.uint8).reshape(count, *shape)
@@ -104,7 +104,7 @@ def decode_image(data: bytes, shape: tuple[int, int, int], where: str = "an imag
                 return np.asarray(image.convert("RGB"))
     except Exception as error:  # decoders raise all kinds of errors, even SyntaxError
         raise ValueError(f"{where}: not a PNG or JPEG image, cut off or damaged: {error}") from error
-    raise ValueError(f"{where}: an image is {found}; info.json says {list(shape)}")
+    raise ValueError(f"{where}: an image is {found}; in info.json it is {list(shape)}")
 
 
 def _check_mp4(path: Path) -> None:

@@ -15,16 +15,15 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 import ejax.data.lerobot.format as fmt
 from ejax.data.lerobot.commit import is_unfinished
+from ejax.data.lerobot.files import DIGESTS, KeptFiles
 from ejax.data.lerobot.format import Column
-from ejax.data.lerobot.kept_files import DIGESTS, KeptFiles
 from ejax.data.lerobot.metadata import load_columns, load_info, load_ours
-from ejax.data.lerobot.parquet import EPISODES, check_columns, load_rows, named, open_parquet
+from ejax.data.lerobot.parquet import EPISODES, load_rows, named
 from ejax.data.lerobot.pictures import decode_image, decode_video
 from ejax.data.task import Episode, Origin, frame_numbers, nest
 
@@ -90,7 +89,7 @@ class EpisodeReader:
     def fields(self, index: int) -> dict[str, Any]:
         """An episode's ``length``, ``index``, ``written_at`` (Unix time in s), ``Origin`` and ``instruction``, by path.
 
-        And the task's own fields, which take precedence where names are equal. Unknown: NaN for a time, -1 for others.
+        The task's own fields take precedence where names are equal. Unknown: NaN for a time, -1 for others.
         """
         row = self._rows[index]
         made: dict[str, Any] = {
@@ -134,49 +133,42 @@ class EpisodeReader:
     def _own_frames(self, index: int, start: int, count: int) -> dict[str, NDArray[Any]]:
         """The task's fields [count, ...]."""
         table = self._cache.get((index, ""), lambda: self._read(index))
-        made = {}
+        made, length = {}, self._rows[index]["length"]
         for column in self.columns:
-            if column.kind in ("number", "text"):
+            if not column.is_image:
                 made[column.path] = table[column.path][start : start + count]
-                continue
-            # an episode larger than the cache is decoded by windows: whole, it would push out all others each time
-            length = self._rows[index]["length"]
-            if length * int(np.prod(column.shape)) > self._cache.capacity:
+            elif length * int(np.prod(column.shape)) > self._cache.capacity:
+                # decoded by windows: whole, it would push out all others each time
                 made[column.path] = self._images(index, table, column, start, count)
-                continue
-            decode = partial(self._images, index, table, column, 0, length)
-            made[column.path] = self._cache.get((index, column.path), decode)[start : start + count]
+            else:
+                decode = partial(self._images, index, table, column, 0, length)
+                made[column.path] = self._cache.get((index, column.path), decode)[start : start + count]
         return made
 
     def _read(self, index: int) -> dict[str, Any]:
         """The content of an episode's data file: arrays [length, ...] by path; images still encoded."""
         row = self._rows[index]
-        place = {"chunk_index": row["data/chunk_index"], "file_index": row["data/file_index"]}
-        name = self.info["data_path"].format(**place)
+        name = self.info["data_path"].format(chunk_index=row["data/chunk_index"], file_index=row["data/file_index"])
         kept = [column for column in self.columns if column.kind != "video"]
         table = _read_episode(self._files, name, index, row["length"], [column.feature for column in kept])
         made: dict[str, Any] = {}
         with named(self.folder / name):
             for column in kept:
                 array = table[column.feature].combine_chunks()
-                made[column.path] = (
-                    array.field("bytes").to_pylist() if column.is_image else fmt.from_arrow(array, column)
-                )
+                encoded = column.is_image
+                made[column.path] = array.field("bytes").to_pylist() if encoded else fmt.from_arrow(array, column)
         return made
 
     def _images(
         self, index: int, table: Mapping[str, Any], column: Column, start: int, count: int
     ) -> NDArray[np.uint8]:
         height, width, channels = column.shape
-        shape = (height, width, channels)
+        shape, where = (height, width, channels), f"{self.folder}: episode {index}"
         if column.kind == "png":
             encoded = table[column.path][start : start + count]
             if None in encoded:
-                raise ValueError(
-                    f"{self.folder}: episode {index} has images of '{column.feature}' outside its data file"
-                )
-            where = f"{self.folder}: episode {index}, '{column.feature}'"
-            return np.stack([decode_image(data, shape, where) for data in encoded])
+                raise ValueError(f"{where} has images of '{column.feature}' outside its data file")
+            return np.stack([decode_image(data, shape, f"{where}, '{column.feature}'") for data in encoded])
         row, key = self._rows[index], f"videos/{column.feature}"
         place = {name: row[f"{key}/{name}"] for name in ("chunk_index", "file_index")}
         path = self._files.check(self.info["video_path"].format(video_key=column.feature, **place))
@@ -227,23 +219,9 @@ def _field(value: Any, entry: Mapping[str, Any]) -> NDArray[Any]:
 
 def _read_episode(files: KeptFiles, name: str, index: int, length: int, names: list[str]) -> pa.Table:
     """The rows of one episode, from the row groups that may have some."""
-    path, columns = files.folder / name, [*names, "episode_index"]
-    with open_parquet(files, name) as file:
-        check_columns(path, file.schema_arrow, columns)
-        with named(path):
-            table = file.read_row_groups(_groups_of(file.metadata, index), columns=columns, use_threads=False)
-            table = table.filter(pc.equal(table["episode_index"], index))
+    path, mine = files.folder / name, [("episode_index", "==", index)]
+    with files.open(name) as opened, named(path):
+        table = pq.read_table(opened, columns=[*names, "episode_index"], filters=mine, use_threads=False)
     if len(table) != length:
-        raise ValueError(f"{path} has {len(table)} frames of episode {index}; meta/episodes says {length}")
+        raise ValueError(f"{path} has {len(table)} frames of episode {index}; in meta/episodes it has {length}")
     return table
-
-
-def _groups_of(metadata: pq.FileMetaData, index: int) -> list[int]:
-    """The row groups that may have frames of an episode."""
-    paths = [metadata.schema.column(i).path for i in range(metadata.num_columns)]
-    groups = []
-    for group in range(metadata.num_row_groups):
-        bounds = metadata.row_group(group).column(paths.index("episode_index")).statistics
-        if bounds is None or not bounds.has_min_max or bounds.min <= index <= bounds.max:
-            groups.append(group)
-    return groups

@@ -2,18 +2,16 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import ejax.data.lerobot.format as fmt
-from ejax.data.lerobot.commit import STAGING, pending
-from ejax.data.lerobot.feature_stats import STATS, Stats
-from ejax.data.lerobot.format import Column
-from ejax.data.lerobot.inside import inside, open_inside, read_inside, shown
-from ejax.data.lerobot.kept_files import DIGESTS, Digests, KeptFiles, parse_json, sha256
+from ejax.data.lerobot.commit import COMMIT, pending
+from ejax.data.lerobot.files import DIGESTS, Digests, KeptFiles, inside, open_inside, read_json_inside, sha256, shown
+from ejax.data.lerobot.format import STATS, Column, Stats
 from ejax.data.lerobot.metadata import check_info, check_ours, may_have
 from ejax.data.lerobot.parquet import load_rows, read_parquet, row_files
 from ejax.data.task import EpisodeSpec
@@ -41,6 +39,7 @@ class Format:
 class Recording:
     """The content of the folder."""
 
+    format: Format
     info: Mapping[str, Any]
     tasks: Mapping[str, int]
     """Index by instruction."""
@@ -57,7 +56,7 @@ class Recording:
 
 
 def new_recording(format: Format) -> Recording:
-    """A recording without episodes."""
+    """Make a recording without episodes."""
     info = {
         "codebase_version": fmt.VERSION,
         "robot_type": format.robot_type,
@@ -73,7 +72,7 @@ def new_recording(format: Format) -> Recording:
         "video_path": fmt.VIDEO if any(column.kind == "video" for column in format.columns) else None,
         "features": fmt.feature_entries(format.columns, format.axes, format.fps),
     }
-    return Recording(info, {}, {}, (), (), {})
+    return Recording(format, info, {}, {}, (), (), {})
 
 
 def check_format(folder: Path, format: Format) -> None:
@@ -85,41 +84,39 @@ def check_format(folder: Path, format: Format) -> None:
         ValueError: its format is not ``format``, it is not a recording of an ``EpisodeWriter``, or it has a file that
             leads out of it.
     """
-    names = {name: f"{STAGING}/{name}" for name in pending(folder)}
-    ours, info = names.get(fmt.OURS, fmt.OURS), names.get(fmt.INFO, fmt.INFO)
-    if not inside(folder, ours).exists():
-        if not inside(folder, info).exists():
+    coming, files = pending(folder), KeptFiles(folder)
+    places = {name: folder / COMMIT / name if name in coming else inside(folder, name) for name in (fmt.INFO, fmt.OURS)}
+    if not places[fmt.OURS].exists():
+        if not places[fmt.INFO].exists():
             return  # nothing is there yet
         raise ValueError(f"{folder} is not a recording of ejax's: there is no {fmt.OURS}; record into a new folder")
-    files, there = KeptFiles(folder), {}
-    for name in (info, ours):
-        content = read_inside(folder, name) if name.startswith(STAGING) else files.read(name)
-        there[name] = parse_json(content, folder / name)
-    check_ours(there[ours], check_info(there[info], folder / info), folder / ours)
-    _check_alike(folder, there[info], there[ours], format)
+    info, ours = (
+        read_json_inside(folder / COMMIT, name) if name in coming else files.read_json(name) for name in places
+    )
+    check_ours(ours, check_info(info, places[fmt.INFO]), places[fmt.OURS])
+    _check_alike(folder, info, ours, format)
 
 
 def load_recording(folder: Path, format: Format) -> Recording:
-    """The content of ``folder``, which ``check_format`` has accepted for ``format``.
+    """Load the content of ``folder``, which ``check_format`` has accepted for ``format``.
 
     Raises:
         ValueError: files that are damaged, or do not match.
     """
-    files = KeptFiles(folder)
+    files, new = KeptFiles(folder), new_recording(format)
     files.check(fmt.OURS)
-    info = parse_json(files.read(fmt.INFO), folder / fmt.INFO)
-    sizes = new_recording(format).info
-    info |= {name: sizes[name] for name in ("data_files_size_in_mb", "video_files_size_in_mb")}
+    sizes = {name: new.info[name] for name in ("data_files_size_in_mb", "video_files_size_in_mb")}
+    info = files.read_json(fmt.INFO) | sizes
     digests = _digests_of(folder) if files.digests is None else files.digests
     if not info["total_episodes"]:
-        return Recording(info, {}, {}, (), (), digests)
+        return replace(new, info=info, digests=digests)
     rows = load_rows(files, info["total_episodes"], format.columns, list(format.spec.episode))
     last, origins = _load_last_rows(files, format)
     counts = (info.get("total_frames"), last[-1]["episode_index"] + 1)
     if counts != (sum(row["length"] for row in rows), len(rows)):
         raise ValueError(f"{folder} has other counts in {fmt.INFO} than in meta/episodes; restore it from a copy")
     seeds = tuple(row.get("ejax/seed", -1) for row in rows)
-    return Recording(info, _load_tasks(files), _load_stats(files, format), last, seeds, digests, origins)
+    return Recording(format, info, _load_tasks(files), _load_stats(files, format), last, seeds, digests, origins)
 
 
 def _check_alike(folder: Path, info: Mapping[str, Any], ours: Mapping[str, Any], format: Format) -> None:
@@ -155,9 +152,7 @@ def _load_tasks(files: KeptFiles) -> dict[str, int]:
 
 def _load_stats(files: KeptFiles, format: Format) -> dict[str, Stats]:
     """The statistics of all features that have some."""
-    where = files.folder / fmt.STATS_FILE
-    read = parse_json(files.read(fmt.STATS_FILE), where)
-    stats = {}
+    read, stats = files.read_json(fmt.STATS_FILE), {}
     for feature, rank in fmt.stats_ranks(format.columns).items():
         try:
             stats[feature] = {name: np.array(read[feature][name]) for name in STATS}
@@ -166,7 +161,8 @@ def _load_stats(files: KeptFiles, format: Format) -> dict[str, Stats]:
             whole = False
         if not whole or any(stats[feature][name].ndim != (1 if name == "count" else rank) for name in STATS):
             raise ValueError(
-                f"{where} lacks statistics of '{feature}', or has no numbers there; restore it from a copy"
+                f"{files.folder / fmt.STATS_FILE} lacks statistics of '{feature}', or has no numbers there; restore it "
+                f"from a copy"
             )
     return stats
 

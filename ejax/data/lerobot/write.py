@@ -10,7 +10,6 @@ import fcntl
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
@@ -20,8 +19,8 @@ from numpy.typing import NDArray
 
 import ejax.data.lerobot.format as fmt
 from ejax.data.lerobot.commit import Staged, is_unfinished, recover
+from ejax.data.lerobot.files import inside
 from ejax.data.lerobot.format import Images, make_columns
-from ejax.data.lerobot.inside import inside
 from ejax.data.lerobot.recording import Format, Recording, check_format, load_recording, new_recording
 from ejax.data.lerobot.stage import write_episode, write_start
 from ejax.data.task import Episode, EpisodeSpec, Origin, check_episode, frame_numbers
@@ -38,7 +37,7 @@ class EpisodeWriter:
         spec: the fields of the episodes. Frame fields of uint8 [H, W, 3] are images.
         fps: frames per second, a whole number.
         robot_type: for ``info.json``.
-        names: feature names by path, see ``lerobot_format.make_columns``; LeRobot's policies look for
+        names: feature names by path, see ``make_columns``; LeRobot's policies look for
             ``observation.state``, ``observation.images.<camera>`` and ``action``.
         axes: names of the entries of a field by path, for ``info.json``.
         images: ``"video"`` or ``"png"``.
@@ -75,7 +74,6 @@ class EpisodeWriter:
         """The folder with the files of an episode that a crash cut off."""
         columns = tuple(make_columns(spec, names or {}, images))
         self._format = Format(spec, columns, fps, robot_type, axes or {}, file_size_mb)
-        self._broken = False
         self.folder.mkdir(parents=True, exist_ok=True)
         self._lock: IO[bytes] | None = _lock(self.folder)
         try:
@@ -112,7 +110,7 @@ class EpisodeWriter:
                 before are as they were.
             RuntimeError: the writer is closed; or an earlier error came so late that the folder must be opened again.
         """
-        if self._lock is None or self._broken:
+        if self._lock is None or is_unfinished(self.folder):
             raise RuntimeError(
                 f"the writer of {self.folder} is closed, or an error left its last change half in place; make a new "
                 f"one with append=True"
@@ -123,13 +121,15 @@ class EpisodeWriter:
         try:
             with staged:
                 recording = write_episode(
-                    staged, self._recording, self._format, frames, fields, instruction, origin, episode.terminated
+                    staged, self._recording, frames, fields, instruction, origin, episode.terminated
                 )
-        except BaseException as error:
-            self._broken = is_unfinished(self.folder)
-            if isinstance(error, OSError):
-                raise self._explained(error, staged.committed) from error
-            raise
+        except OSError as error:
+            count, done = self.num_episodes, "put in place" if staged.committed else "kept"
+            then = "a new writer with append=True puts it there"
+            if not staged.committed:
+                then = f"the {count} before it are complete. Make room, then go on with append=True"
+            text = f"episode {count} could not be {done} in {self.folder}: {error.strerror or error}; {then}"
+            raise OSError(error.errno, text) from error
         self._recording = recording
         return self.num_episodes - 1
 
@@ -165,8 +165,7 @@ class EpisodeWriter:
         if (self.folder / fmt.OURS).exists():
             return load_recording(self.folder, self._format)
         with Staged(self.folder) as staged:
-            digests = write_start(staged, self._format)
-        return replace(new_recording(self._format), digests=digests)
+            return write_start(staged, new_recording(self._format))
 
     def _check(self, episode: Episode) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
         """Frame fields [T, ...] with the buffer's own, and fields of the episode."""
@@ -180,15 +179,6 @@ class EpisodeWriter:
                     f"field '{path}' is {values[tuple(where)]} at {where}; an episode has finite numbers only"
                 )
         return frames | frame_numbers(episode, len(next(iter(frames.values())))), fields
-
-    def _explained(self, error: OSError, committed: bool) -> OSError:
-        what = f"episode {self.num_episodes} could not be {'put in place' if committed else 'kept'} in {self.folder}"
-        then = (
-            "a new writer with append=True puts it there"
-            if committed
-            else f"the {self.num_episodes} before it are complete. Make room, then go on with append=True"
-        )
-        return OSError(error.errno, f"{what}: {error.strerror or error}; {then}")
 
 
 _LOCK = ".lock"

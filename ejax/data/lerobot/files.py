@@ -2,26 +2,35 @@
 
     meta/ejax_digests.json    {"version": 1, "sha256": {"meta/info.json": [digest, the one before], ...}}
 
+The names in a stranger's data set are claims: a path with ``..``, an absolute one or a link would lead out of the
+folder; opening a named pipe blocks for ever; a URL would be fetched by a decoder.
+
 Of each file that an append replaces, the list has the digest of the new version and of the one before. It is the first
 file that an append puts in place: any file that a reader finds during an append, or after a crash, is in the list. A
 file is compared with it once, when a reader first opens it. A digest finds damage, not forgery: anyone who can write to
 the folder can write the list too.
 """
 
+import errno
 import hashlib
 import json
 import os
+import re
+import stat
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import IO, Any, TypeAlias
 
-from ejax.data.lerobot.inside import inside, open_inside, read_inside, shown
-from ejax.runtime.plain_files import HUGE, MAX_BYTES
+from ejax.runtime.plain_files import HUGE, MAX_BYTES, kind_of, open_plain
 
 DIGESTS = "meta/ejax_digests.json"
 _VERSION = 1
 _TRIES = 5
 """Attempts at reading a file and the list, each of which an append may replace meanwhile."""
+_MAX_CHARS = 1000
+"""Longest path below the folder, in characters."""
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
+_NO_PATH = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR)
 
 Digests: TypeAlias = Mapping[str, tuple[str, ...]]
 """SHA-256 in hex by name: of the file's current version, and of the one before."""
@@ -73,13 +82,13 @@ class KeptFiles:
             f"from a copy; if another program changed it on purpose, remove {DIGESTS}"
         )
 
-    def read(self, name: str) -> bytes:
-        """The whole content of a small file, checked as by ``open``."""
+    def read_json(self, name: str) -> Any:
+        """Parse a small JSON file, checked as by ``open``."""
         with self.open(name, MAX_BYTES) as file:
-            return file.read(MAX_BYTES)
+            return parse_json(file.read(MAX_BYTES), self.folder / name)
 
     def check(self, name: str) -> Path:
-        """The path of a file, checked as by ``open``: for a program that opens it itself."""
+        """Return the path of a file, checked as by ``open``: for a program that opens it itself."""
         self.open(name).close()
         return self.folder / name
 
@@ -97,13 +106,13 @@ class KeptFiles:
 
 
 def load_digests(folder: Path) -> Digests | None:
-    """The list of a folder; None: it has none.
+    """Read the list of a folder; None: it has none.
 
     Raises:
         ValueError: it is damaged.
     """
     try:
-        made = parse_json(read_inside(folder, DIGESTS), folder / DIGESTS)
+        made = read_json_inside(folder, DIGESTS)
     except FileNotFoundError:
         return None
     entries = made.get("sha256") if isinstance(made, dict) and made.get("version") == _VERSION else None
@@ -116,7 +125,7 @@ def load_digests(folder: Path) -> Digests | None:
 
 
 def next_digests(before: Digests, changed: Mapping[str, str]) -> Digests:
-    """The list once the files in ``changed``, which has their new digests by name, are replaced."""
+    """Make the list for after the files in ``changed``, which has their new digests by name, are replaced."""
     kept = {name: digests[:1] for name, digests in before.items()}
     return kept | {name: (digest, *kept.get(name, ())) for name, digest in changed.items()}
 
@@ -131,8 +140,69 @@ def sha256(file: IO[bytes]) -> str:
     return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]  # any file of bytes will do
 
 
+def inside(folder: Path, name: Any) -> Path:
+    """Return the path of file ``name`` of ``folder``, which need not exist.
+
+    Args:
+        folder: as the user named it; may be a link itself.
+        name: as a file of the folder gives it: relative, with slashes.
+
+    Raises:
+        ValueError: ``name`` leads out of the folder, by itself or by links, or is something other than a plain file.
+    """
+    if problem := path_problem(name):
+        raise ValueError(
+            f"{folder} has a file that names {shown(name)}, which {problem}; files of a data set are named by their "
+            f"path below its folder. Do not use this folder unless you know who made it"
+        )
+    path = folder / name
+    try:
+        real, root = path.resolve(), folder.resolve()
+        mode = path.stat().st_mode if real.is_relative_to(root) else None
+    except FileNotFoundError:
+        mode = None
+    except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle, up to Python 3.12
+        if isinstance(error, OSError) and error.errno not in _NO_PATH:
+            raise
+        raise ValueError(f"{folder} has no file {shown(name)}: {error}") from error
+    if not real.is_relative_to(root):
+        raise ValueError(
+            f"{path} leads out of {folder}, to {real}; files of a data set lie in its folder. If you trust what the "
+            f"link leads to, copy it into place (cp -rL)"
+        )
+    if mode is not None and not stat.S_ISREG(mode):
+        raise ValueError(
+            f"{path} is {kind_of(mode)}, where a data set has a file; remove it, or do not use this folder"
+        )
+    return path
+
+
+def open_inside(folder: Path, name: Any, most: int = HUGE) -> IO[bytes]:
+    """Open file ``name`` of ``folder`` for reading; never waits for a pipe's writer.
+
+    Raises:
+        FileNotFoundError: it is not there.
+        ValueError: as ``inside``, or it has more than ``most`` bytes.
+    """
+    path = inside(folder, name)
+    try:
+        return open_plain(path, most)
+    except FileNotFoundError as error:
+        raise FileNotFoundError(error.errno, "a file of the data set is missing; restore it", str(path)) from error
+    except OSError as error:
+        if error.errno not in (errno.EFBIG, errno.EINVAL, errno.EISDIR):
+            raise
+        raise ValueError(f"{path} {error.strerror}; restore it from a copy") from error
+
+
+def read_json_inside(folder: Path, name: str) -> Any:
+    """Parse a small JSON file of ``folder``, not compared with its digest; errors as of ``open_inside``."""
+    with open_inside(folder, name, MAX_BYTES) as file:
+        return parse_json(file.read(MAX_BYTES), folder / name)
+
+
 def parse_json(data: bytes, where: Path) -> Any:
-    """The content of a JSON file.
+    """Parse the content of a JSON file.
 
     Raises:
         ValueError: it is not JSON, with its name; non-finite numbers are not JSON either.
@@ -143,6 +213,28 @@ def parse_json(data: bytes, where: Path) -> Any:
         raise ValueError(
             f"{where} is damaged or cut off: it is not JSON ({shown(str(error), 120)}). Restore it from a copy"
         ) from error
+
+
+def path_problem(name: Any) -> str | None:
+    """Find why ``name`` is not the path of a file below a folder, by its text alone; None: it is."""
+    if not isinstance(name, str) or not name:
+        return "is not a path"
+    if len(name) > _MAX_CHARS:
+        return f"has {len(name)} characters, more than {_MAX_CHARS}"
+    path = PurePosixPath(name)
+    problems = {
+        "has characters that cannot be printed": not name.isprintable(),
+        "is a URL": _URL.match(name),
+        "is an absolute path": path.is_absolute(),
+        "leads out of the folder by '..'": ".." in path.parts,
+    }
+    return next((problem for problem, holds in problems.items() if holds), None)
+
+
+def shown(value: Any, limit: int = 80) -> str:
+    """``value`` as a message shows it, shortened."""
+    text = repr(value)
+    return text if len(text) <= limit else f"{text[: limit - 20]}… ({len(text)} characters)"
 
 
 def _is_entry(digests: Any) -> bool:
