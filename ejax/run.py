@@ -179,22 +179,16 @@ def _lead(
     watchdog: Watchdog,
     group: Group | None,
 ) -> RunResult:
-    trainer, rows = location.config.trainer, rows_per_update(location.config, start.parts)
-    evaluates_first = trainer.enable_eval and start.meta.get("evaluation_due", False)
-    with MetricWriter(
-        location.directory.path,
-        trainer.exp_name,
-        total_steps=trainer.num_updates * rows,
-        start_step=start.update * rows,
-        resume_step=None if location.is_new else start.update * rows,
-        logged=start.meta.get("log"),
-        evaluates_again=evaluates_first,
-        config=location.config.to_dict(),
-        use_wandb=trainer.use_wandb,
-        wandb_project_name=trainer.wandb_project_name,
-        console=trainer.console,
-        started=started,
-    ) as writer:
+    rows = rows_per_update(location.config, start.parts)
+    evaluates_first = location.config.trainer.enable_eval and start.meta.get("evaluation_due", False)
+    options: dict[str, Any] = {
+        "rows": rows,
+        "update": start.update,
+        "is_new": location.is_new,
+        "evaluates_again": evaluates_first,
+    }
+    folder = location.directory.path
+    with MetricWriter.of_run(folder, location.config, start.meta, **options, started=started) as writer:
         announce_start(location, start, writer, rows)
         times = Stopwatch()
         sink = RunSink(

@@ -4,7 +4,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
-from itertools import pairwise
+from itertools import groupby, pairwise
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,11 +13,21 @@ NUM_COLOURS = 8
 """Classes of the page's style, ``c0`` and so on; after them come the same ones dashed."""
 _WIDTH, _HEIGHT = 380, 200
 _LEFT, _RIGHT, _TOP, _BOTTOM = 50, 372, 8, 168
-_MOST_POINTS = 500
+_MAX_POINTS = 500
 LARGEST = 1e300
 """The largest number that is drawn: larger ones count as not finite, since their sums may be."""
 _SPIKY = 20.0
 """An axis is cut where all values span this many times what the middle 96% do."""
+
+
+class Point(NamedTuple):
+    """The quartiles of the runs that have a finite value at a step; NaN: none has."""
+
+    step: int
+    low: float
+    value: float
+    high: float
+    num_values: int
 
 
 @dataclass(frozen=True)
@@ -25,23 +36,23 @@ class Curve:
 
     label: str
     colour: int
-    step: list[int]
-    value: list[float]
-    low: list[float]
-    """The first quartile; the value itself of one run."""
-    high: list[float]
-    count: list[int]
-    """Runs that have a value there."""
+    points: Sequence[Point]
     num_runs: int
+
+    def pieces(self) -> list[list[Point]]:
+        """The points in stretches without a gap."""
+        stretches = groupby(self.points, key=lambda point: math.isfinite(point.value))
+        return [list(stretch) for finite, stretch in stretches if finite]
 
 
 def curve_of(label: str, colour: int, runs: Sequence[Mapping[int, float]]) -> Curve:
-    """Median and quartiles at each step, of the runs that have a finite value there."""
-    steps = sorted(set().union(*runs))
-    at = [[run[step] for run in runs if abs(run.get(step, math.nan)) <= LARGEST] for step in steps]
-    quartiles = [np.percentile(values, (25, 50, 75)).tolist() if values else [math.nan] * 3 for values in at]
-    low, value, high = ([quartile[i] for quartile in quartiles] for i in range(3))
-    return Curve(label, colour, steps, value, low, high, [len(values) for values in at], len(runs))
+    """Median and quartiles at each step."""
+    points = []
+    for step in sorted(set().union(*runs)):
+        values = [run[step] for run in runs if abs(run.get(step, math.nan)) <= LARGEST]
+        low, value, high = np.percentile(values, (25, 50, 75)).tolist() if values else [math.nan] * 3
+        points.append(Point(step, low, value, high, len(values)))
+    return Curve(label, colour, points, len(runs))
 
 
 def number(x: float) -> str:
@@ -56,17 +67,17 @@ def number(x: float) -> str:
 def curves_figure(title: str, curves: Sequence[Curve], x_name: str) -> str:
     """A figure with one line a curve, and what of it is not shown."""
     thin = [_thinned(curve) for curve in curves]
-    finite = [y for curve in curves for y in (*curve.low, *curve.value, *curve.high) if math.isfinite(y)]
+    finite = [y for curve in curves for piece in curve.pieces() for point in piece for y in point[1:4]]
     if not finite:
         return f"<figure><figcaption>{escape(title)}</figcaption><p class=note>no finite value</p></figure>"
     bottom, top, cut = _range(finite)
-    right = max(max(curve.step) for curve in curves)
+    right = max(curve.points[-1].step for curve in curves)
     x = _Axis(0, max(right, 1), _LEFT, _RIGHT)
     y = _Axis(bottom, top, _BOTTOM, _TOP)
     notes = [cut] if cut else []
-    if any(len(a.step) < len(b.step) for a, b in zip(thin, curves, strict=True)):
-        notes.append(f"of more than {_MOST_POINTS} points of a curve the lowest and highest of each stretch are drawn")
-    last = "; ".join(f"{curve.label}: {number(curve.value[-1])}" for curve in curves)
+    if any(len(a.points) < len(b.points) for a, b in zip(thin, curves, strict=True)):
+        notes.append(f"of more than {_MAX_POINTS} points of a curve the lowest and highest of each stretch are drawn")
+    last = "; ".join(f"{curve.label}: {number(curve.points[-1].value)}" for curve in curves)
     inside = "".join([*(_band(curve, x, y) for curve in thin), *(_line(curve, x, y) for curve in thin)])
     box = f'x="{_LEFT}" y="{_TOP}" width="{_RIGHT - _LEFT}" height="{_BOTTOM - _TOP}"'
     view = f'viewBox="{_LEFT} {_TOP} {_RIGHT - _LEFT} {_BOTTOM - _TOP}"'
@@ -82,7 +93,7 @@ def curves_figure(title: str, curves: Sequence[Curve], x_name: str) -> str:
 
 
 def slice_figure(key: str, points: Sequence[tuple[object, float, str, int]], y_name: str) -> str:
-    """One dot a run, over the values of a key: to scale where they are numbers, in turn where they are not.
+    """One dot a run, over the values of a key: to scale where they are numbers, else side by side.
 
     Args:
         points: (the key's value, the result, whose it is, its colour).
@@ -144,7 +155,7 @@ def _tick(value: float, step: float) -> str:
 
 
 def _range(values: Sequence[float]) -> tuple[float, float, str | None]:
-    """Bottom and top of an axis for these values, and what is said where it is cut."""
+    """Bottom and top of an axis for these values, and a note where it is cut."""
     low, high = min(values), max(values)
     inner_low, inner_high = np.percentile(values, (2, 98)).tolist()
     note = None
@@ -183,21 +194,15 @@ def _spread(ticks: Sequence[tuple[float, str]], x: _Axis) -> list[tuple[float, s
 
 
 def _line(curve: Curve, x: _Axis, y: _Axis) -> str:
-    marks, moved = [], False
-    for step, value in zip(curve.step, curve.value, strict=True):
-        if not math.isfinite(value):
-            moved = False
-            continue
-        marks.append(f"{'L' if moved else 'M'}{x(step):.1f} {y(value):.1f}{'' if moved else 'h0'}")  # h0: a lone point
-        moved = True
-    data = {"label": curve.label, "x": " ".join(map(str, curve.step)), "y": _texts(curve.value)}
+    marks = [  # h0: a lone point
+        f"{'L' if i else 'M'}{x(point.step):.1f} {y(point.value):.1f}{'' if i else 'h0'}"
+        for piece in curve.pieces()
+        for i, point in enumerate(piece)
+    ]
+    step, low, value, high, count = zip(*curve.points, strict=True)
+    data = {"label": curve.label, "x": " ".join(map(str, step)), "y": _texts(value)}
     if curve.num_runs > 1:
-        data |= {
-            "low": _texts(curve.low),
-            "high": _texts(curve.high),
-            "n": " ".join(map(str, curve.count)),
-            "runs": str(curve.num_runs),
-        }
+        data |= {"low": _texts(low), "high": _texts(high), "n": " ".join(map(str, count)), "runs": str(curve.num_runs)}
     attributes = " ".join(f'data-{name}="{escape(text)}"' for name, text in data.items())
     dash = ' stroke-dasharray="5 3"' if curve.colour // NUM_COLOURS % 2 else ""
     return f'<path class="line c{curve.colour % NUM_COLOURS}" d="{"".join(marks)}"{dash} {attributes}/>'
@@ -207,40 +212,25 @@ def _band(curve: Curve, x: _Axis, y: _Axis) -> str:
     """Between the quartiles, in pieces where a step has no value."""
     if curve.num_runs == 1:
         return ""
-    pieces: list[list[int]] = [[]]
-    for i, value in enumerate(curve.value):
-        if math.isfinite(value):
-            pieces[-1].append(i)
-        else:
-            pieces.append([])
-    paths = [
-        "M" + "L".join(f"{x(curve.step[i]):.1f} {y(at[i]):.1f}" for at, i in _around(curve, piece)) + "z"
-        for piece in pieces
-        if len(piece) > 1
-    ]
-    return f'<path class="band c{curve.colour % NUM_COLOURS}" d="{"".join(paths)}"/>'
-
-
-def _around(curve: Curve, piece: Sequence[int]) -> list[tuple[list[float], int]]:
-    return [(curve.high, i) for i in piece] + [(curve.low, i) for i in reversed(piece)]
+    path = ""
+    for piece in curve.pieces():
+        around = [(each.step, each.high) for each in piece] + [(each.step, each.low) for each in reversed(piece)]
+        if len(piece) > 1:
+            path += "M" + "L".join(f"{x(step):.1f} {y(value):.1f}" for step, value in around) + "z"
+    return f'<path class="band c{curve.colour % NUM_COLOURS}" d="{path}"/>'
 
 
 def _thinned(curve: Curve) -> Curve:
     """The curve itself, or of each stretch of it the lowest and the highest point, and both ends."""
-    total = len(curve.step)
-    if total <= _MOST_POINTS:
+    points, total = curve.points, len(curve.points)
+    if total <= _MAX_POINTS:
         return curve
-    edges = [round(i) for i in np.linspace(0, total, _MOST_POINTS // 2)]
+    edges = [round(i) for i in np.linspace(0, total, _MAX_POINTS // 2)]
     kept = {0, total - 1}
     for start, end in pairwise(edges):
-        finite = [i for i in range(start, end) if math.isfinite(curve.value[i])]
-        kept |= (
-            {min(finite, key=curve.value.__getitem__), max(finite, key=curve.value.__getitem__)} if finite else {start}
-        )
-    chosen = sorted(kept)
-    low, value, high = ([column[i] for i in chosen] for column in (curve.low, curve.value, curve.high))
-    step, count = ([column[i] for i in chosen] for column in (curve.step, curve.count))
-    return replace(curve, step=step, value=value, low=low, high=high, count=count)
+        finite = [i for i in range(start, end) if math.isfinite(points[i].value)] or [start]
+        kept |= {min(finite, key=lambda i: points[i].value), max(finite, key=lambda i: points[i].value)}
+    return replace(curve, points=[points[i] for i in sorted(kept)])
 
 
 def _texts(values: Sequence[float]) -> str:

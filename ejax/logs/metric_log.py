@@ -11,7 +11,6 @@ import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt
@@ -22,10 +21,11 @@ from ejax.runtime.plain_files import append_plain, parse_json, read_bytes
 _MAX_BYTES = 1 << 30
 """Bytes of a log that is read; 1000 lines have less than 1 MiB."""
 _BEGINNING = b'{"step": '
+"""The first bytes of each line that ``MetricLog`` writes."""
 
 
 class Logged(BaseModel):
-    """How far the file had come when a checkpoint was made."""
+    """The extent of the file when a checkpoint was made."""
 
     bytes: NonNegativeInt
     sha256: str
@@ -61,16 +61,14 @@ class MetricLog:
         self._digest.update(line)
 
     def so_far(self) -> dict[str, Any]:
-        """How far the file has come, for a checkpoint: see ``Logged``. What there is of it is on disk then."""
+        """The extent of the file for a checkpoint, see ``Logged``; the file is on disk then."""
         os.fsync(self._file.fileno())
         return {"bytes": self._bytes, "sha256": self._digest.hexdigest()}
 
     def __enter__(self) -> "MetricLog":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._file.close()
 
 
@@ -81,7 +79,7 @@ def keep_up_to(
     else is wrong, the file as it was is set aside and reported.
 
     Args:
-        logged: what the checkpoint says of the file; None: nothing.
+        logged: the checkpoint's entry on the file; None: it has none.
         evaluates_again: drop the evaluation at ``step`` as well, since it is written a second time.
     """
     problems: list[str] = []
@@ -91,16 +89,13 @@ def keep_up_to(
         problems.append(f"{path} was no file; it is {aside.name} now, and the log begins here")
         return problems
     content = read_bytes(path, _MAX_BYTES) if path.exists() else b""
-    lines, later, wrong = [], [], []
-    for number, line in enumerate(content.splitlines(keepends=True), 1):
-        record = _record(line)
-        if record is None:
-            if not _was_cut_short(line):
-                wrong.append(number)
-        elif record["step"] < step or (record["step"] == step and not (evaluates_again and _is_evaluation(record))):
-            lines.append(line.rstrip(b"\r\n") + b"\n")
-        elif record["step"] > step:
-            later.append(line)
+    found, wrong, _ = _scan(content)
+    later = [line for line, record in found if record["step"] > step]
+    lines = [
+        line.rstrip(b"\r\n") + b"\n"
+        for line, record in found
+        if record["step"] < step or (record["step"] == step and not (evaluates_again and _is_evaluation(record)))
+    ]
     if wrong:
         problems.append(f"{path} is damaged: {_places(wrong)} not written by ejax, and left out")
     elif logged and (changed := _change(content, logged)):
@@ -122,7 +117,7 @@ def read_log(path: Path, *, logged: Mapping[str, Any] | None = None) -> tuple[li
     """The lines of a log, for who only looks at it, and what is wrong with it.
 
     Args:
-        logged: what a checkpoint says of the file; None: nothing.
+        logged: a checkpoint's entry on the file; None: it has none.
 
     Returns:
         What each line that is one holds, and a text for each thing that is not as it was written.
@@ -130,41 +125,35 @@ def read_log(path: Path, *, logged: Mapping[str, Any] | None = None) -> tuple[li
     if not path.is_file():
         return [], [f"{path.name} is {'no file' if path.exists() else 'not there'}"]
     content = read_bytes(path, _MAX_BYTES)
-    records, wrong, problems = [], [], []
-    for number, line in enumerate(content.splitlines(keepends=True), 1):
-        record = _record(line)
-        if record is not None:
-            records.append(record)
-        elif _was_cut_short(line):
-            problems.append(f"{path.name}: its last line, {number}, was cut short, and is left out")
-        else:
-            wrong.append(number)
+    found, wrong, cut_short = _scan(content)
+    problems = [f"{path.name}: its last line, {cut_short}, was cut short, and is left out"] if cut_short else []
     if wrong:
         problems.append(f"{path.name} is damaged: {_places(wrong)} not written by ejax, and left out")
     if logged and (changed := _change(content, logged)):
         problems.append(f"{path.name} {changed}")
-    return records, problems
+    return [record for _, record in found], problems
 
 
-def _record(line: bytes) -> dict[str, Any] | None:
-    """What a line holds; None: it is not one of ours."""
-    try:
-        return check_facts(parse_json(line), MetricRecord)
-    except ValueError:
-        return None
+def _scan(content: bytes) -> tuple[list[tuple[bytes, dict[str, Any]]], list[int], int | None]:
+    """``(each line with its record, the numbers of lines that are not ours, that of one that a kill cut short)``."""
+    found, wrong, cut_short = [], [], None
+    for number, line in enumerate(content.splitlines(keepends=True), 1):
+        try:
+            found.append((line, check_facts(parse_json(line), MetricRecord)))
+        except ValueError:
+            if not line.endswith(b"\n") and line[: len(_BEGINNING)] == _BEGINNING[: len(line)]:
+                cut_short = number
+            else:
+                wrong.append(number)
+    return found, wrong, cut_short
 
 
 def _change(content: bytes, logged: Mapping[str, Any]) -> str | None:
-    """What became of the lines that a checkpoint knows."""
+    """Describe what became of the lines that a checkpoint knows; None: nothing."""
     if hashlib.sha256(content[: logged["bytes"]]).hexdigest() == logged["sha256"]:
         return None
     what = "was changed" if len(content) >= logged["bytes"] else "lacks lines that it had" if content else "is gone"
     return f"{what} since the checkpoint was made; its numbers may be others"
-
-
-def _was_cut_short(line: bytes) -> bool:
-    """By a kill: the beginning of a line that ``MetricLog`` writes."""
-    return not line.endswith(b"\n") and line[: len(_BEGINNING)] == _BEGINNING[: len(line)]
 
 
 def _is_evaluation(record: Mapping[str, Any]) -> bool:

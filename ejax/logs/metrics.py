@@ -1,4 +1,4 @@
-"""Where the numbers of a run go: JSONL and TensorBoard always, the console and Weights & Biases on request.
+"""The sinks of a run's numbers: JSONL and TensorBoard always, the console and Weights & Biases on request.
 
 A run directory holds, in EmbodiChain's layout and with its tags::
 
@@ -19,21 +19,19 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
-from typing import Any, BinaryIO, Protocol
+from typing import Any, TypeAlias
 
+from ejax.config import RunConfig
 from ejax.logs.best import Best
 from ejax.logs.console import make_view
 from ejax.logs.metric_log import MetricLog, keep_up_to
 from ejax.runtime.plain_files import read_text
 from ejax.training.sessions import write_session
 
-
-class _Sink(Protocol):
-    def write(self, step: int, metrics: Mapping[str, float]) -> None: ...
+_Write: TypeAlias = Callable[[int, Mapping[str, float]], None]
 
 
 class MetricWriter:
@@ -48,7 +46,7 @@ class MetricWriter:
         exp_name: name of the TensorBoard folder, the W&B run and the console view.
         total_steps: env steps at which the run will end; for the progress bar.
         resume_step: the env step of the checkpoint that the run resumes from; None for a new run.
-        logged: what that checkpoint says of the log, as ``logged`` gave it.
+        logged: that checkpoint's entry on the log, as ``logged`` gave it.
         evaluates_again: the evaluation at ``resume_step`` is written a second time: drop the first.
         config: shown by W&B.
         use_wandb: log to Weights & Biases as well.
@@ -94,11 +92,14 @@ class MetricWriter:
             if started is not None:
                 stack.callback(write_session, log_dir, time.time() - (time.monotonic() - started))
             self._log = stack.enter_context(MetricLog(jsonl))
-            self._sinks: list[_Sink] = [self._log]
-            self._sinks.append(_open_tensorboard(log_dir / exp_name, resume_step, stack))
+            self._sinks: list[_Write] = [self._log.write, _open_tensorboard(log_dir / exp_name, resume_step, stack)]
             if wandb is not None:
                 run = _start_wandb(wandb, log_dir, exp_name, wandb_project_name, config, resume_step is not None)
-                self._sinks.append(_Wandb(run))
+                self._sinks.append(
+                    lambda step, metrics: run.log(
+                        {tag: x for tag, x in metrics.items() if not math.isnan(x)}, step=step
+                    )
+                )
                 # An exit function, not a callback: a run that ends by an exception is marked as failed.
                 stack.push(lambda kind, _error, _traceback: run.finish(exit_code=int(kind is not None)))
             self._view = None
@@ -109,7 +110,48 @@ class MetricWriter:
         for problem in problems:
             self.alarm(problem)
 
-    def write(self, step: int, metrics: Mapping[str, float], best: Best | None = None) -> None:
+    @classmethod
+    def of_run(
+        cls,
+        folder: Path,
+        config: RunConfig,
+        meta: Mapping[str, Any],
+        *,
+        rows: int,
+        update: int,
+        is_new: bool,
+        **options: Any,
+    ) -> "MetricWriter":
+        """The writer of a run that stands at ``update``.
+
+        Args:
+            meta: of the checkpoint that it goes on from; empty for a run from the beginning.
+            rows: env steps of one update.
+            is_new: its folder was made just now.
+            options: others of the constructor, or instead of the config's.
+        """
+        trainer, step = config.trainer, update * rows
+        options = {"console": trainer.console, "use_wandb": trainer.use_wandb} | options
+        return cls(
+            folder,
+            trainer.exp_name,
+            total_steps=trainer.num_updates * rows,
+            start_step=step,
+            resume_step=None if is_new else step,
+            logged=meta.get("log"),
+            config=config.to_dict(),
+            wandb_project_name=trainer.wandb_project_name,
+            **options,
+        )
+
+    def write(
+        self,
+        step: int,
+        metrics: Mapping[str, float],
+        best: Best | None = None,
+        *,
+        shown: Mapping[str, float] | None = None,
+    ) -> None:
         """Write host-side scalars under their tags: ``train/…``, ``charts/…``, ``eval/…`` and so on.
 
         NaN is ``null`` in JSONL and left out elsewhere, as EmbodiChain does; JSON has no infinity either.
@@ -118,12 +160,13 @@ class MetricWriter:
             step: env steps so far.
             metrics: tag -> number. Not device arrays: reading one would wait for the device.
             best: the best evaluation so far, for the console.
+            shown: the part of them for the console. None: all.
         """
         metrics = {tag: float(value) for tag, value in metrics.items()}
         for sink in self._sinks:
-            sink.write(step, metrics)
+            sink(step, metrics)
         if self._view is not None:
-            self._view.write(step, metrics, best)
+            self._view.write(step, metrics if shown is None else shown, best)
 
     def note(self, message: str) -> None:
         """Show a line of text on the console, above the progress bar."""
@@ -131,14 +174,14 @@ class MetricWriter:
             self._view.note(message)
 
     def alarm(self, message: str) -> None:
-        """``note``, or standard error where there is no console: what a person must see."""
+        """``note``, or standard error without a console: for what a person must see."""
         if self._view is not None:
             self._view.note(message)
         else:
             print(f"ejax: {message}", file=sys.stderr, flush=True)
 
     def logged(self) -> dict[str, Any]:
-        """How far the JSONL file has come, for a checkpoint."""
+        """The extent of the JSONL file, for a checkpoint."""
         return self._log.so_far()
 
     def close(self) -> None:
@@ -148,57 +191,39 @@ class MetricWriter:
     def __enter__(self) -> "MetricWriter":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._stack.__exit__(kind, error, traceback)
+    def __exit__(self, *error: Any) -> None:
+        self._stack.__exit__(*error)
 
 
-class _TensorBoard:
-    """An event file: records of tensorboardX's ``Event`` messages, all tags of one step in one event."""
+def _open_tensorboard(folder: Path, resume_step: int | None, stack: ExitStack) -> _Write:
+    """Begin an event file: records of tensorboardX's ``Event`` messages, all tags of one step in one event."""
+    # Imported here because tensorboardX imports torch where that is installed: only a run should pay.
+    from tensorboardX.proto.event_pb2 import Event, SessionLog
+    from tensorboardX.proto.summary_pb2 import Summary
+    from tensorboardX.record_writer import masked_crc32c
 
-    def __init__(self, file: BinaryIO, resume_step: int | None) -> None:
-        # Imported here because tensorboardX imports torch where that is installed: only a run should pay.
-        from tensorboardX.proto.event_pb2 import Event, SessionLog
-        from tensorboardX.proto.summary_pb2 import Summary
-        from tensorboardX.record_writer import masked_crc32c
-
-        self._file = file
-        self._event, self._summary, self._crc = Event, Summary, masked_crc32c
-        self._append(Event(wall_time=time.time(), file_version="brain.Event:2"))
-        if resume_step is not None:
-            # TensorBoard hides what earlier files hold from this step on.
-            start = SessionLog(status=SessionLog.START)
-            self._append(Event(wall_time=time.time(), step=resume_step + 1, session_log=start))
-
-    def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        value = [{"tag": tag, "simple_value": v} for tag, v in metrics.items() if not math.isnan(v)]
-        if value:
-            self._append(self._event(wall_time=time.time(), step=step, summary=self._summary(value=value)))
-
-    def _append(self, event: Any) -> None:
-        """Append one TFRecord: u64 length, its CRC, the message, its CRC."""
-        data = event.SerializeToString()
-        length = struct.pack("<Q", len(data))
-        checks = (struct.pack("<I", self._crc(part)) for part in (length, data))
-        self._file.write(length + next(checks) + data + next(checks))
-        self._file.flush()
-
-
-class _Wandb:
-    def __init__(self, run: Any) -> None:
-        self._run = run
-
-    def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._run.log({tag: value for tag, value in metrics.items() if not math.isnan(value)}, step=step)
-
-
-def _open_tensorboard(folder: Path, resume_step: int | None, stack: ExitStack) -> _TensorBoard:
     folder.mkdir(parents=True, exist_ok=True)
     # Nanoseconds at the end: a resume in the same second gets its own file, and sorts after the earlier one.
     now = time.time_ns()
     name = f"events.out.tfevents.{now // 10**9}.{socket.gethostname()}.{now}"
-    return _TensorBoard(stack.enter_context((folder / name).open("xb")), resume_step)
+    file = stack.enter_context((folder / name).open("xb"))
+
+    def append(**event: Any) -> None:
+        """Append one TFRecord: u64 length, its CRC, the message, its CRC."""
+        data = Event(wall_time=time.time(), **event).SerializeToString()
+        length = struct.pack("<Q", len(data))
+        checks = (struct.pack("<I", masked_crc32c(part)) for part in (length, data))
+        file.write(length + next(checks) + data + next(checks))
+        file.flush()
+
+    def write(step: int, metrics: Mapping[str, float]) -> None:
+        if value := [{"tag": tag, "simple_value": x} for tag, x in metrics.items() if not math.isnan(x)]:
+            append(step=step, summary=Summary(value=value))
+
+    append(file_version="brain.Event:2")
+    if resume_step is not None:  # TensorBoard hides what earlier files hold from this step on
+        append(step=resume_step + 1, session_log=SessionLog(status=SessionLog.START))
+    return write
 
 
 def _import_wandb() -> Any:
@@ -206,9 +231,8 @@ def _import_wandb() -> Any:
         return importlib.import_module("wandb")
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            "use_wandb is true, but the package wandb is not installed; run pip install -e '.[wandb]' in "
-            "ejax's folder, "
-            "or set use_wandb to false."
+            "use_wandb is true, but the package wandb is not installed; run pip install -e '.[wandb]' in ejax's "
+            "folder, or set use_wandb to false."
         ) from error
 
 
