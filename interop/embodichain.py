@@ -40,7 +40,7 @@ from typing import TYPE_CHECKING
 from ejax.config import ConfigError, Problem, RunConfig, load_config
 from ejax.runtime.device import prepare_jax
 from ejax.schema.trust import add_trust_option, trust_words
-from ejax.store.checkpoint import CheckpointError, load_train_state, verify_checkpoint
+from ejax.store.checkpoint import CheckpointError, load_checkpoint, verify_checkpoint
 from ejax.store.run_dir import create_run_directory, open_policy_run
 from ejax.store.schedule_file import write_schedule
 from ejax.training.build import build
@@ -121,7 +121,7 @@ def export_pt(
     # on as many devices as there were: only the training's state is read, and it is replicated
     trainer = config.trainer.model_copy(update={"distributed": False})
     parts = build(config.model_copy(update={"trainer": trainer}))
-    train, meta = load_train_state(path, parts.state.train)
+    train, meta = load_checkpoint(path, parts.state.train, "train.")
     state = replace(parts.state, train=train)
     return write_pt(out, pt_payload(config, parts, state, meta, layout=layout, like=like))
 

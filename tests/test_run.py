@@ -21,6 +21,7 @@ from ejax.run import train
 from ejax.store import checkpoint
 from ejax.store.checkpoint import CheckpointError, verify_checkpoint
 from ejax.store.run_dir import RunDirectory, create_run_directory
+from ejax.training import saver
 from ejax.training.evaluators import DeviceEvaluator
 from ejax.training.sink import RunSink
 from ejax.training.steppers import DeviceStepper
@@ -101,11 +102,11 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
         (14, MetricWriter, "write", 3),  # before there is a checkpoint
         (14, RunDirectory, "save_best", 1),
         (14, RunSink, "_record_evaluation", 3),  # saved at the same update, not evaluated
-        (14, RunDirectory, "rewrite_meta", 1),  # saved, evaluated, and the checkpoint does not say so yet
+        (14, saver, "rewrite_meta", 1),  # saved, evaluated, and the checkpoint does not say so yet
         (14, RunSink, "_record_evaluation", 4),  # after the last checkpoint
-        (14, RunDirectory, "rewrite_meta", 2),
+        (14, saver, "rewrite_meta", 2),
         (15, RunSink, "_record_evaluation", 4),  # the last checkpoint is a periodic one as well
-        (15, RunDirectory, "rewrite_meta", 2),
+        (15, saver, "rewrite_meta", 2),
         (14, checkpoint, "_complete", 2),
         (14, checkpoint, "remove", 3),
     ],

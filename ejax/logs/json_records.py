@@ -1,6 +1,7 @@
-"""Facts in JSON files, read under a stated schema or refused with the file and the reason."""
+"""Facts in JSON files: read under a stated schema, or refused with the file and the reason; written as a whole."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ _SHOWN = 60
 
 
 class FactsError(ValueError):
-    """A file of facts that cannot be used; the text names it and says what is wrong."""
+    """A file of facts that cannot be used; the text names it and the reason."""
 
 
 def read_facts(file: Path, schema: type[BaseModel]) -> dict[str, Any]:
@@ -59,3 +60,10 @@ def check_facts(facts: Any, schema: type[BaseModel]) -> dict[str, Any]:
         given = given if len(given) <= _SHOWN else f"{given[:_SHOWN]}…"
         raise FactsError(f"has a wrong '{key}': {first['msg']}, got {given}") from None
     return facts
+
+
+def replace_text(file: Path, text: str) -> None:
+    """Put a text in place of a file's: a kill leaves the former one or the new one. One writer in a folder."""
+    partial = file.with_name(".partial")
+    partial.write_text(text)
+    os.replace(partial, file)

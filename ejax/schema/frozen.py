@@ -36,6 +36,15 @@ def thaw(value: Any) -> Any:
     return list(map(thaw, value)) if isinstance(value, list | tuple) else value
 
 
+def with_value(tree: Any, key: str, value: Any) -> Any:
+    """A section or mapping with another value at a dotted key, which is not checked; missing mappings are made."""
+    first, _, rest = key.partition(".")
+    if rest:
+        child = getattr(tree, first) if isinstance(tree, BaseModel) else tree.get(first)
+        value = with_value({} if child is None else child, rest, value)
+    return tree.model_copy(update={first: value}) if isinstance(tree, BaseModel) else type(tree)({**tree, first: value})
+
+
 def freeze_fields(record: Any, *names: str) -> None:
     """Freeze these fields of a frozen dataclass: for its ``__post_init__``."""
     for name in names:

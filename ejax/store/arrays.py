@@ -16,14 +16,14 @@ from jax.sharding import SingleDeviceSharding
 
 from ejax.types import PyTree
 
-_MOST = 20
+_MAX_NAMED = 20
 """Arrays that an error names."""
 _NARROW = (jnp.uint2, jnp.uint4, jnp.float8_e4m3)
 """Types that orbax cannot store; as bytes they lose nothing."""
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint that cannot be used; the text says why and what to do."""
+    """A checkpoint that cannot be used; the text has the reason and the remedy."""
 
 
 def save_arrays(folder: Path, state: PyTree) -> None:
@@ -41,7 +41,7 @@ def save_arrays(folder: Path, state: PyTree) -> None:
                 raise
             raise refused from error
     if jax.process_index() == 0 and (problems := _differences(read_arrays(folder.parent, None), _flatten(state))):
-        raise CheckpointError(f"{folder} was not stored as it was given: {'; '.join(problems[:_MOST])}")
+        raise CheckpointError(f"{folder} was not stored as it was given: {'; '.join(problems[:_MAX_NAMED])}")
 
 
 def load_arrays(path: Path, like: PyTree, prefix: str, remedy: str) -> PyTree:
@@ -61,8 +61,9 @@ def load_arrays(path: Path, like: PyTree, prefix: str, remedy: str) -> PyTree:
         arrays = read_arrays(path, wanted)
         problems = _differences(arrays, wanted)  # only what was read shows whether it is a PRNG key, and which one
     if problems:
-        shown = "; ".join(problems[:_MOST]) + (f"; and {len(problems) - _MOST} more" if len(problems) > _MOST else "")
-        raise CheckpointError(f"checkpoint {path} does not fit the config: {shown}. {remedy}")
+        more = [f"and {len(problems) - _MAX_NAMED} more"] if len(problems) > _MAX_NAMED else []
+        text = "; ".join(problems[:_MAX_NAMED] + more)
+        raise CheckpointError(f"checkpoint {path} does not fit the config: {text}. {remedy}")
     paths, structure = jax.tree_util.tree_flatten_with_path(like)
     leaves = [
         arrays[prefix + _name(p)] if x.size else (jnp if _fits_jax(x) else np).zeros(x.shape, x.dtype) for p, x in paths
@@ -71,8 +72,11 @@ def load_arrays(path: Path, like: PyTree, prefix: str, remedy: str) -> PyTree:
 
 
 def read_arrays(path: Path, wanted: dict[str, Any] | None) -> dict[str, Any]:
-    """The arrays that are asked for by their shapes, on one device of this process, whatever devices they were saved
-    from; on the host those whose type JAX has not. None: the shapes of all.
+    """Read arrays onto one device of this process, whatever devices they were saved from; those whose type JAX lacks
+    stay on the host.
+
+    Args:
+        wanted: name -> shape and type. None: read the shapes of all.
 
     Raises:
         CheckpointError: orbax cannot read them, although the digests agree.
@@ -84,16 +88,16 @@ def read_arrays(path: Path, wanted: dict[str, Any] | None) -> dict[str, Any]:
             rest = dict.fromkeys(ocp.metadata(state).metadata, ocp.PLACEHOLDER)  # not read
             here = SingleDeviceSharding(jax.config.jax_default_device or jax.local_devices()[0])  # type: ignore[attr-defined]
             stored = {name: _stored_form(x) for name, x in wanted.items()}
-            forms: dict[str, Any] = {
-                name: np.empty(x.shape, x.dtype)  # of 64 bits, as environments outside JAX may have: not cut to 32
-                if not _fits_jax(x)
-                else jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here)
+            forms: dict[str, Any] = {  # 64 bits, as environments outside JAX may have, are not cut to 32
+                name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here)
+                if _fits_jax(x)
+                else np.empty(x.shape, x.dtype)
                 for name, x in stored.items()
             }
             read = dict(ocp.load(state, {**rest, **forms}))
             narrow = {name: _same_bits(read[name], x.dtype) for name, x in wanted.items() if x.dtype in _NARROW}
             return {name: read[name] for name in wanted} | narrow
-    except Exception as error:  # whatever a reader of foreign bytes raises
+    except Exception as error:  # a reader of foreign bytes may raise anything
         text = str(error).partition("\n")[0][:200]
         raise CheckpointError(f"checkpoint {path} is damaged: state cannot be read: {text}") from error
 
@@ -148,7 +152,7 @@ def _of_the_disk(error: ValueError) -> OSError | None:
 
 
 def _flatten(tree: PyTree) -> dict[str, Any]:
-    """Leaves by name. Those without elements are left out: orbax refuses them, and their shape says all."""
+    """Leaves by name, but for those without elements: orbax refuses them, and their shape is all there is."""
     return {_name(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0] if leaf.size}
 
 

@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -99,30 +100,24 @@ def recover_checkpoints(directory: Path) -> list[Path]:
     recovered = []
     for partial in sorted(directory.glob(f"{_PARTIAL}?*")):
         final = partial.with_name(partial.name.removeprefix(_PARTIAL))
-        if not os.path.lexists(final) and _is_whole(partial):
-            os.replace(partial, final)
-            recovered.append(final)
+        if not os.path.lexists(final):
+            with suppress(CheckpointError):
+                os.replace(verify_checkpoint(partial).path, final)
+                recovered.append(final)
     return recovered + _tidy(directory)
 
 
-def load_checkpoint(path: Path, like: PyTree) -> tuple[PyTree, dict[str, Any]]:
+def load_checkpoint(path: Path, like: PyTree, part: str = "") -> tuple[PyTree, dict[str, Any]]:
     """``(state, meta)``, the state with the structure of ``like``.
+
+    Args:
+        part: of the state that ``like`` is, such as ``train.``, without the environments, however many there are.
 
     Raises:
         CheckpointError: incomplete, damaged, of another schema, or of another structure than ``like``.
     """
     meta = verify_checkpoint(path).meta
-    return load_arrays(path, like, "", _REMEDY), meta
-
-
-def load_train_state(path: Path, like: PyTree) -> tuple[PyTree, dict[str, Any]]:
-    """Only the ``TrainState`` of a ``RunState``, and meta: without the environments, however many there are.
-
-    Raises:
-        CheckpointError: as ``load_checkpoint``.
-    """
-    meta = verify_checkpoint(path).meta
-    return load_arrays(path, like, "train.", _REMEDY), meta
+    return load_arrays(path, like, part, _REMEDY), meta
 
 
 def load_params(path: Path, like: PyTree, remedy: str = _REMEDY) -> PyTree:
@@ -237,14 +232,6 @@ def _tidy(directory: Path) -> list[Path]:
     return restored
 
 
-def _is_whole(path: Path) -> bool:
-    try:
-        verify_checkpoint(path)
-    except CheckpointError:
-        return False
-    return True
-
-
 def _link(source: str, target: str) -> str:
     """The same file under a second name, where the file system can; a copy elsewhere."""
     try:
@@ -255,7 +242,7 @@ def _link(source: str, target: str) -> str:
 
 
 def remove(path: Path) -> None:
-    """Remove a folder, a file or a link, whichever it is; nothing where there is none."""
+    """Remove a folder, a file or a link, if it exists."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:

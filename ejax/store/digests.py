@@ -1,4 +1,4 @@
-"""Digests that prove a folder whole: what its ``SHA256`` file says must be what would be written now.
+"""Digests that prove a folder whole: its ``SHA256`` file must be the one that would be written now.
 
     <digest>  <path>        a line for each other file, in the order of their paths
     <digest>  SHA256        of the lines above
@@ -20,7 +20,7 @@ _LINE = re.compile(r"([0-9a-f]{64})  (.+)")
 
 
 class DamagedError(ValueError):
-    """A folder that is not what its digests say; the text begins with what is wrong."""
+    """A folder that differs from its digests; the text begins with the difference."""
 
 
 def write_digests(folder: Path) -> None:
@@ -47,7 +47,12 @@ def check_digests(folder: Path, names: Sequence[str] | None = None, listing: str
     Raises:
         DamagedError: they differ, or there is something other than files and folders.
     """
-    written, digests = _read(folder / listing), _digests(folder, names)
+    try:
+        written, digests = read_text(folder / listing), _digests(folder, names)
+    except OSError as error:
+        raise DamagedError(f"{Path(error.filename).name} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise DamagedError(f"{listing} was changed: it is not text") from None
     whole = render_digests(digests)
     if written in (whole, own := whole[: whole.rindex("\n", 0, -1) + 1]) and digests:
         return written != own
@@ -77,27 +82,14 @@ def files_of(folder: Path) -> list[Path]:
 
 
 def _digests(folder: Path, names: Sequence[str] | None) -> dict[str, str]:
-    found = {str(path.relative_to(folder)): path for path in files_of(folder)}
-    wanted = found.keys() - {LISTING} if names is None else found.keys() & set(names)
-    most = HUGE if names is None else MAX_BYTES  # named ones are facts, which nobody reads where they are larger
-    return {name: _digest_of(path, most) for name, path in found.items() if name in wanted}
-
-
-def _read(file: Path) -> str:
-    try:
-        return read_text(file)
-    except OSError as error:
-        raise DamagedError(f"{file.name} cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise DamagedError(f"{file.name} was changed: it is not text") from None
-
-
-def _digest_of(file: Path, most: int) -> str:
-    try:
-        with open_plain(file, most) as opened:
-            return hashlib.file_digest(opened, "sha256").hexdigest()
-    except OSError as error:
-        raise DamagedError(f"{file.name} cannot be read: {error.strerror}") from None
+    digests = {}
+    for path in files_of(folder):
+        name = str(path.relative_to(folder))
+        if name != LISTING if names is None else name in names:
+            # named ones are facts, which nobody reads where they are larger
+            with open_plain(path, HUGE if names is None else MAX_BYTES) as file:
+                digests[name] = hashlib.file_digest(file, "sha256").hexdigest()
+    return digests
 
 
 def _difference(written: str, digests: Mapping[str, str]) -> str:

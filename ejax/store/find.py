@@ -64,7 +64,7 @@ def newest_run(output_dir: Path, exp_name: str) -> Path:
 
 
 def never_began(path: Path) -> bool:
-    """Whether a kill came while the folder of a run was made, before there was a run."""
+    """Recognize a folder that a kill left while it was made, before there was a run."""
     return (
         path.is_dir()
         and {each.name for each in path.iterdir()} <= {"configs", "checkpoints", LOCK}
@@ -77,7 +77,7 @@ def _is_run(path: Path) -> bool:
 
 
 def _name_of(file: Path, exp_name: str) -> str | None:
-    """The name that a run has recorded, or if that cannot be read, what its folder's name says of ``exp_name``."""
+    """The name that a run has recorded; if that cannot be read, ``exp_name`` where the folder's name fits it."""
     try:
         return read_facts(file, ResolvedName)["trainer"]["exp_name"]
     except FactsError:

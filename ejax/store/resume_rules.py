@@ -1,4 +1,4 @@
-"""What a resumed run may change of its config, and how the run's folder records it."""
+"""Changes of the config that a resumed run may make, and their record in the run's folder."""
 
 import json
 import os
@@ -9,7 +9,7 @@ from typing import Any, get_args
 from pydantic import BaseModel
 
 from ejax.config import RunConfig, TrainerConfig
-from ejax.logs.json_records import FactsError, read_facts
+from ejax.logs.json_records import FactsError, read_facts, replace_text
 from ejax.runtime.plain_files import read_bytes, read_json
 from ejax.schema.frozen import RESUMABLE
 from ejax.store.checkpoint import CheckpointError
@@ -17,7 +17,7 @@ from ejax.store.digests import LISTING, render_digests, sha256
 from ejax.store.run_dir import CHANGES, NEXT_LISTING, VERSIONS
 
 _OF_ONE_CALL = ("device", "distributed", "shard_parameters", "profile")
-"""Keys of ``trainer`` that say how a resumed run computes this time; the record keeps those of its start."""
+"""Keys of ``trainer`` for this call alone; the record keeps those of the start."""
 
 
 class _Changes(BaseModel):
@@ -76,7 +76,7 @@ def started_for(config_file: Path, config: RunConfig) -> int:
 
 
 def record_changes(config_file: Path, config: RunConfig, step: int) -> None:
-    """Make ``resolved.json`` say how a resumed run goes on, and keep in ``changes.json`` what it held before.
+    """Write a resumed run's config into ``resolved.json``, and what it replaces into ``changes.json``.
 
     A kill leaves the former configs or the new ones.
 
@@ -97,17 +97,11 @@ def record_changes(config_file: Path, config: RunConfig, step: int) -> None:
         changes = []
     updates = [trainer.num_updates, config.trainer.num_updates]
     changes.append({"step": step, "time": time.time(), "updates": updates, "changed": changed})
-    _replace_text(config_file.with_name(CHANGES), json.dumps({"changes": changes}, indent=2))
+    replace_text(config_file.with_name(CHANGES), json.dumps({"changes": changes}, indent=2))
     text = json.dumps(now, indent=2)
     versions = config_file.with_name(VERSIONS)
     digests = {config_file.name: sha256(text.encode()), VERSIONS: sha256(read_bytes(versions))}
     listing = config_file.with_name(NEXT_LISTING)
-    _replace_text(listing, render_digests(digests))
-    _replace_text(config_file, text)
+    replace_text(listing, render_digests(digests))
+    replace_text(config_file, text)
     os.replace(listing, config_file.with_name(LISTING))
-
-
-def _replace_text(file: Path, text: str) -> None:
-    partial = file.with_name(".partial")
-    partial.write_text(text)
-    os.replace(partial, file)

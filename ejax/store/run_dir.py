@@ -31,7 +31,7 @@ import jax
 from pydantic import BaseModel, Field, NonNegativeInt, PositiveInt
 
 from ejax.config import RunConfig, load_config
-from ejax.logs.json_records import FactsError, read_facts
+from ejax.logs.json_records import FactsError, read_facts, replace_text
 from ejax.logs.metric_log import Logged
 from ejax.store.checkpoint import (
     CheckpointError,
@@ -41,7 +41,6 @@ from ejax.store.checkpoint import (
     list_checkpoints,
     recover_checkpoints,
     remove,
-    rewrite_meta,
     save_arrays,
     save_checkpoint,
     verify_checkpoint,
@@ -59,7 +58,7 @@ _CONFIGS = ("resolved.json", VERSIONS)
 
 
 class RunMeta(CheckpointMeta):
-    """What the checkpoints of a run say besides: all that the host needs to go on."""
+    """The form of a run's ``meta.json``: all that the host needs to go on."""
 
     global_step: NonNegativeInt
     evaluation_due: bool = False
@@ -97,7 +96,7 @@ class RunDirectory:
     path: Path
     exp_name: str
     save_arrays: Callable[[Path, PyTree], None] = save_arrays
-    """How the arrays of a checkpoint are written."""
+    """Writes the arrays of a checkpoint."""
 
     @property
     def checkpoints(self) -> Path:
@@ -121,38 +120,26 @@ class RunDirectory:
 
     def save(self, state: PyTree, meta: dict[str, Any], *, keep: int) -> Path:
         """Save a periodic checkpoint; of the older ones ``keep`` − 1 stay."""
-        name = self._step_name(meta["global_step"])
-        path = save_checkpoint(self.checkpoints, name, state, meta, self.save_arrays)
+        path = save_checkpoint(self.checkpoints, self._name(meta["global_step"]), state, meta, self.save_arrays)
         for old in self.periodic()[keep:]:
             remove(old)
         return path
 
     def save_best(self, state: PyTree, meta: dict[str, Any]) -> Path:
         """Save the best checkpoint; the former best goes once the new one is complete."""
-        name = self._best_name(meta["global_step"])
+        name = self._name(meta["global_step"], best=True)
         path = save_checkpoint(self.checkpoints, name, state, meta, self.save_arrays)
         for old in self.best():
             if old != path:
                 remove(old)
         return path
 
-    def save_share(self, state: PyTree, step: int) -> None:
-        """Write this process's part of the arrays of a periodic checkpoint, which process 0 saves at the same time."""
-        self.save_arrays(arrays_under_way(self.checkpoints, self._step_name(step)), state)
+    def save_share(self, state: PyTree, step: int, *, best: bool = False) -> None:
+        """Write this process's part of the arrays of a checkpoint, which process 0 saves at the same time."""
+        self.save_arrays(arrays_under_way(self.checkpoints, self._name(step, best=best)), state)
 
-    def save_share_of_best(self, state: PyTree, step: int) -> None:
-        """``save_share`` of the best checkpoint."""
-        self.save_arrays(arrays_under_way(self.checkpoints, self._best_name(step)), state)
-
-    def _step_name(self, step: int) -> str:
-        return f"{self.exp_name}_step_{step}"
-
-    def _best_name(self, step: int) -> str:
-        return f"{self.exp_name}_best_step_{step}"
-
-    def rewrite_meta(self, path: Path, meta: dict[str, Any]) -> None:
-        """Replace the meta of a checkpoint that was saved before all of it was known."""
-        rewrite_meta(path, meta)
+    def _name(self, step: int, *, best: bool = False) -> str:
+        return f"{self.exp_name}_{'best_' if best else ''}step_{step}"
 
     def recover(self) -> list[str]:
         """Put in place the checkpoints that a kill caught while they were given their names, and report them.
@@ -162,39 +149,35 @@ class RunDirectory:
         recovered = recover_checkpoints(self.checkpoints)
         return [f"recovered {path}: a kill came while it was put in place" for path in recovered]
 
-    def has_checkpoints(self) -> bool:
-        """Whether there are any, of either kind, damaged ones included."""
-        return bool(self.periodic() or self.best())
+    def saved(self) -> list[Path]:
+        """All checkpoints, damaged ones included: those made along the way, then the best."""
+        return [*self.periodic(), *self.best()]
 
     def check_sealed(self, schema_version: int) -> list[str]:
-        """What is wrong, if checkpoints of this version come with digests of the configs, and there are none."""
+        """Give a line of alarm if checkpoints of this version come with digests of the configs, and there are none."""
         digests = self.config_file.with_name(LISTING)
         if schema_version < 2 or digests.exists():
             return []
         return [f"{digests} is gone: whether {self.config_file} was changed cannot be seen"]
 
-    def origin(self) -> str | None:
-        """What the run started from: a file of another system, or a checkpoint of another run.
+    def versions(self) -> dict[str, Any]:
+        """Read what the run started from: ``origin``, another run's checkpoint or another system's file, if any, and
+        ``device``, its ``<platform>: <kind>``, if known.
 
         Raises:
             CheckpointError: that cannot be read.
         """
-        return self._versions().get("origin")
-
-    def device(self) -> str | None:
-        """``<platform>: <kind>`` of where the run was started; None: not known.
-
-        Raises:
-            CheckpointError: that cannot be read.
-        """
-        return self._versions().get("device")
+        try:
+            return read_facts(self.config_file.with_name(VERSIONS), _Versions)
+        except FactsError as error:
+            raise CheckpointError(f"what the run started from is not known: {error}") from None
 
     def last_word(self) -> str:
-        """What is left of a run that ends at once, and how to go on with it."""
+        """Describe what is left of a run that ends at once, and the command to go on with it."""
         if not self.config_file.exists():
             return f"{self.path} is no run yet: nothing was left"
         again = f"python -m ejax.train --run {self.path} --resume latest"
-        newest = next(iter([*self.periodic(), *self.best()]), None)
+        newest = next(iter(self.saved()), None)
         if newest is None:
             return f"run {self.path} has no checkpoint yet; {again} starts it from the beginning"
         return f"the last checkpoint is {newest}, what came after it is lost; go on with {again}"
@@ -204,14 +187,8 @@ class RunDirectory:
 
         They would else pass for the newest ones, and new ones would be cleared away in their place.
         """
-        later = [path for path in (*self.periodic(), *self.best()) if int(path.name.rpartition("_")[2]) > step]
+        later = [path for path in self.saved() if int(path.name.rpartition("_")[2]) > step]
         return [path.rename(path.with_name(f"superseded_{time.time_ns()}_{path.name}")) for path in later]
-
-    def _versions(self) -> dict[str, Any]:
-        try:
-            return read_facts(self.config_file.with_name(VERSIONS), _Versions)
-        except FactsError as error:
-            raise CheckpointError(f"what the run started from is not known: {error}") from None
 
     def take_back(self) -> None:
         """Undo ``create_run_directory`` for a run that could not begin, so that the folder can be given again.
@@ -231,13 +208,13 @@ class RunDirectory:
         Where none that was made along the way is left, the best one is the latest.
 
         Args:
-            which: None: the best one, or the latest where there is no best.
+            which: None: the best one, or the latest where none is the best.
 
         Raises:
             CheckpointError: there is none.
         """
         which = which or ("best" if self.best() else "latest")
-        candidates = [*self.periodic(), *self.best()] if which == "latest" else self.best()
+        candidates = self.saved() if which == "latest" else self.best()
         for path in candidates:
             try:
                 return verify_checkpoint(path, RunMeta).path
@@ -293,9 +270,7 @@ def _write_configs(directory: RunDirectory, config: RunConfig, versions: dict[st
     digests = {name: sha256(text.encode()) for name, text in zip(_CONFIGS, texts, strict=True)}
     (configs / LISTING).write_text(render_digests(digests))
     (configs / VERSIONS).write_text(texts[1])
-    partial = configs / ".partial"
-    partial.write_text(texts[0])
-    os.replace(partial, directory.config_file)  # last and whole: it makes the folder a run
+    replace_text(directory.config_file, texts[0])  # last and whole: it makes the folder a run
 
 
 def open_run_directory(path: Path) -> tuple[RunDirectory, RunConfig]:
@@ -312,14 +287,13 @@ def open_run_directory(path: Path) -> tuple[RunDirectory, RunConfig]:
     path = find_run(path)
     check_configs(path)
     file = path / "configs" / "resolved.json"
-    # a file as any other: what it names is not trusted; and where the run was trained does not matter to those who read
-    # it, since they say themselves where they compute
+    # a file as any other: what it names is not trusted; and who reads it chooses the device
     config = load_config(file, device="cpu")
     return RunDirectory(path, config.trainer.exp_name), config
 
 
 def check_configs(path: Path) -> None:
-    """Whether the configs of a run are those that it was made with.
+    """Compare the configs of a run with their digests.
 
     Raises:
         CheckpointError: they were changed or damaged.
@@ -356,18 +330,14 @@ def open_policy_run(path: Path, member: int | None = None) -> tuple[RunDirectory
         if member is not None:
             raise ValueError(f"got member {member}, but {directory.path} is no population, and has none")
         return directory, config
-    count = len(config.members)
     if member is None:
+        remedy = f"name {directory.member(0).path} or another"
         try:
             member = read_facts(directory.path / "population.json", _Standing)["best"]
         except FactsError as error:
-            raise CheckpointError(
-                f"which member is the best is not known, name {directory.member(0).path} or another: {error}"
-            ) from None
+            raise CheckpointError(f"which member is the best is not known, {remedy}: {error}") from None
         if member is None:
-            raise CheckpointError(
-                f"{directory.path} has no best member yet; name {directory.member(0).path} or another"
-            )
-    if not 0 <= member < count:
+            raise CheckpointError(f"{directory.path} has no best member yet; {remedy}")
+    if not 0 <= member < (count := len(config.members)):
         raise ValueError(f"got member {member}; {directory.path} has 0 to {count - 1}")
     return open_run_directory(directory.member(member).path)

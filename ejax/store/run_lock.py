@@ -19,7 +19,7 @@ from ejax.store.checkpoint import CheckpointError
 
 LOCK = ".lock"
 _HELD: set[tuple[int, int]] = set()
-"""Device and inode of the locks that this process has: the kernel tells processes apart, not their threads."""
+"""Device and inode of the locks that this process has: the kernel knows processes only, not their threads."""
 _UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 """Errors of a file system without locks."""
 _MAX_OWNER_BYTES = 4096
@@ -88,7 +88,7 @@ def _name(owner: dict[str, Any]) -> str:
 
 
 def _has_ended(owner: dict[str, Any]) -> bool:
-    """Whether the owner is known to have ended: a process of this host, whose number may be another's by now."""
+    """True if the owner surely has ended: a process of this host, whose number may be another's by now."""
     pid = owner.get("pid")
     return (
         owner.get("host") == socket.gethostname() and isinstance(pid, int) and owner.get("boot_ticks") != _started(pid)

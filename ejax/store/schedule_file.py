@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from ejax.logs.json_records import FactsError, read_facts
+from ejax.logs.json_records import FactsError, read_facts, replace_text
 from ejax.store.digests import sha256
 
 SCHEDULE = "schedule.json"
@@ -19,7 +19,7 @@ class _Schedule(BaseModel):
 
 
 def write_schedule(run: Path, first: int, versions: Sequence[int]) -> str:
-    """Versions of rollouts ``first``, ``first`` + 1, …; those of earlier ones stay, later ones are replaced.
+    """Write the versions of rollouts ``first``, ``first`` + 1, …; those of earlier ones stay, later ones go.
 
     Returns:
         The digest of all of them. Of earlier ones that are lost the version is null.
@@ -27,9 +27,7 @@ def write_schedule(run: Path, first: int, versions: Sequence[int]) -> str:
     file = run / SCHEDULE
     earlier = _read_schedule(file)[:first] if first and file.exists() else []
     all_versions = [*earlier, *[None] * (first - len(earlier)), *versions]
-    partial = file.with_suffix(".partial")
-    partial.write_text(json.dumps({"versions": all_versions}))
-    os.replace(partial, file)
+    replace_text(file, json.dumps({"versions": all_versions}))
     return _schedule_digest(all_versions)
 
 
@@ -40,7 +38,7 @@ def check_schedule(run: Path, first: int, digest: str | None) -> list[str]:
         digest: of those ``first`` versions; None: unknown.
 
     Returns:
-        What is wrong with it.
+        Its defects.
     """
     file = run / SCHEDULE
     try:

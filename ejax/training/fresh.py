@@ -6,7 +6,6 @@ training nor the periodic evaluations used.
 
 import json
 import math
-import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -17,7 +16,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt
 
 from ejax.config.models import TrainerConfig
-from ejax.logs.json_records import FactsError, read_facts
+from ejax.logs.json_records import FactsError, read_facts, replace_text
 from ejax.logs.latest import number
 from ejax.numerics.finite import NONFINITE_EPISODES
 from ejax.store.checkpoint import CheckpointError, load_params, verify_checkpoint
@@ -105,9 +104,7 @@ def write_fresh(
     }
     file = run / "evaluations" / f"fresh_{which}.json"
     file.parent.mkdir(exist_ok=True)
-    partial = file.with_suffix(".partial")
-    partial.write_text(json.dumps(facts, indent=2))
-    os.replace(partial, file)
+    replace_text(file, json.dumps(facts, indent=2))
     return facts
 
 

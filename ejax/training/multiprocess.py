@@ -167,7 +167,7 @@ class FollowerSink:
         if verdict in ("best", "not the best"):
             self._last_evaluated = update
         if verdict == "best":
-            self._directory.save_share_of_best(state, update * self._rows)
+            self._directory.save_share(state, update * self._rows, best=True)
         if verdict == "failed":
             self._save(state, update)
 

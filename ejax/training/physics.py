@@ -14,7 +14,7 @@ from ejax.config import ConfigError, Problem, RunConfig
 from ejax.envs.host.calls import call_env
 from ejax.envs.mujoco.choice import Engine, choose_engine, how_to_install
 from ejax.logs.json_records import read_facts
-from ejax.schema.frozen import freeze, thaw
+from ejax.schema.frozen import freeze, thaw, with_value
 from ejax.schema.registry import resolve
 from ejax.store.checkpoint import CheckpointMeta
 from ejax.store.run_dir import RunDirectory
@@ -49,7 +49,7 @@ def settle_physics(
         raise ConfigError([Problem(f"env.cfg.{'.'.join(path)}", f"{text}, which is not installed: {how}")])
     if given != "auto":
         return config, ()
-    cfg = freeze(_with(thaw(env.cfg), path, engine))
+    cfg = freeze(with_value(thaw(env.cfg), ".".join(path), engine))
     return config.model_copy(update={"env": env.model_copy(update={"cfg": cfg})}), notes
 
 
@@ -62,7 +62,7 @@ def engine_of(checkpoint: Path, directory: RunDirectory) -> Engine | None:
     engine = _find_engine(env["id"], env["cfg"])[1] if env else None
     if engine != "auto":
         return engine
-    device = directory.device()
+    device = directory.versions().get("device")
     return None if device is None else "mujoco" if device.startswith("cpu") else "mjx"
 
 
@@ -86,8 +86,3 @@ def _find_engine(name: str, cfg: Mapping[str, Any]) -> tuple[tuple[str, ...], En
 
 def _with_parameters(make: Any) -> tuple[Any, Mapping[str, inspect.Parameter]]:
     return make, inspect.signature(make).parameters
-
-
-def _with(cfg: Mapping[str, Any], path: tuple[str, ...], value: Any) -> dict[str, Any]:
-    first, *rest = path
-    return {**cfg, first: _with(cfg.get(first) or {}, tuple(rest), value) if rest else value}

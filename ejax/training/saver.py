@@ -11,6 +11,7 @@ from ejax.algorithms.step import RunState
 from ejax.config import RunConfig
 from ejax.logs.metrics import MetricWriter
 from ejax.runtime.process_exit import leave_now
+from ejax.store.checkpoint import rewrite_meta
 from ejax.store.run_dir import RunDirectory
 from ejax.store.schedule_file import write_schedule
 from ejax.training.progress import Progress
@@ -90,7 +91,7 @@ class Saver:
         """Have the checkpoint of ``update``, if there is one, say that its evaluation is made."""
         if self.has(update) and self.latest is not None:
             with self._lock:
-                self._directory.rewrite_meta(self.latest, self._meta(update))
+                rewrite_meta(self.latest, self._meta(update))
 
     def rescue(self, reason: str, asked: bool) -> NoReturn:
         """Save what is complete and end the process, while the main thread is stuck in an environment.

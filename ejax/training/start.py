@@ -137,8 +137,8 @@ def resume_run(config: RunConfig, which: str, run_dir: Path | None, locks: ExitS
     given = config
     alarms = [left_behind] if left_behind else []
     alarms += directory.recover()
-    if which == "latest" and not directory.has_checkpoints():
-        file = directory.origin()
+    if which == "latest" and not directory.saved():
+        file = directory.versions().get("origin")
         alarms.append(
             f"{path} has no checkpoint, a kill came before the first: it starts from {file or 'the beginning'}"
         )
