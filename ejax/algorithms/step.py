@@ -264,23 +264,31 @@ def step_metrics(info: dict[str, Any], valid: Array | None = None) -> Metrics:
     }
 
 
-def repeat_step(step: Step, max_repeats: int, *, out_shardings: Any = None) -> Any:
+def repeat_step(
+    step: Callable[[Any, Key], tuple[Any, Metrics]],
+    max_repeats: int,
+    *,
+    fold: Callable[[Key, Array], Key] = jax.random.fold_in,
+    out_shardings: Any = None,
+) -> Any:
     """Jitted ``(state, seed key, n) -> (state, metrics)``: n ≤ max_repeats steps in one dispatch, n a traced number.
 
     One program serves every n, so that a run's numbers do not depend on where its dispatches were cut. Step number k
     draws from ``fold_in(seed key, k)``: nothing random is stored.
 
     Args:
+        step: of a ``RunState``, or of another state that has an ``update``.
+        fold: gives the key of an update from the seed key.
         out_shardings: of state and metrics, where several devices share the work.
 
     Returns:
-        Metrics are [max_repeats], of which the first n are set.
+        Metrics are [max_repeats, ...], of which the first n are set.
     """
 
-    def repeated(state: RunState, key: Key, num_repeats: Array) -> tuple[RunState, Metrics]:
-        def body(i: Array, carry: tuple[RunState, Metrics]) -> tuple[RunState, Metrics]:
+    def repeated(state: Any, key: Key, num_repeats: Array) -> tuple[Any, Metrics]:
+        def body(i: Array, carry: tuple[Any, Metrics]) -> tuple[Any, Metrics]:
             state, log = carry
-            state, metrics = step(state, jax.random.fold_in(key, state.update))
+            state, metrics = step(state, fold(key, state.update))
             return state, {name: log[name].at[i].set(value) for name, value in metrics.items()}
 
         shapes = jax.eval_shape(step, state, key)[1]

@@ -24,7 +24,7 @@ from pydantic import (
     model_validator,
 )
 
-from ejax.schema.frozen import StrictModel, freeze, thaw
+from ejax.schema.frozen import StrictModel, freeze, thaw, with_value
 from ejax.schema.messages import short_repr
 
 OPTIONS = "algorithm.cfg."
@@ -127,13 +127,8 @@ def with_member(tree: Mapping[str, Any], member: Member) -> dict[str, Any]:
     """A config's canonical form as that of one member, which is a run like any other."""
     own = {**tree, "population": None}
     for key, value in {"trainer.seed": member.seed, **member.values}.items():
-        own = _put(own, key.split("."), thaw(value))
+        own = with_value(own, key, thaw(value))
     return own
-
-
-def _put(tree: Mapping[str, Any], names: list[str], value: Any) -> dict[str, Any]:
-    first, *rest = names
-    return {**tree, first: _put(tree.get(first) or {}, rest, value) if rest else value}
 
 
 def _is_key(name: str) -> bool:

@@ -17,7 +17,7 @@ from ejax.types import Metrics
 
 
 class MemberFolder:
-    """What is written of a member, and what the host knows of it.
+    """The log, the checkpoints and the progress of a member.
 
     Args:
         index: the member's number.
@@ -50,18 +50,14 @@ class MemberFolder:
             record_changes(directory.config_file, config, step)
         self.directory, self._config, self._rows = directory, config, rows
         self.progress, _ = Progress.of({**meta, "config": config.to_dict()}, config.trainer)
-        self.writer = stack.enter_context(
-            MetricWriter(
-                directory.path,
-                config.trainer.exp_name,
-                total_steps=config.trainer.num_updates * rows,
-                start_step=step,
-                resume_step=None if is_new else step,
-                logged=meta.get("log"),
-                config=config.to_dict(),
-                console=False,
-            )
-        )
+        options: dict[str, Any] = {
+            "rows": rows,
+            "update": update,
+            "is_new": is_new,
+            "console": False,
+            "use_wandb": False,
+        }
+        self.writer = stack.enter_context(MetricWriter.of_run(directory.path, config, meta, **options))
         single = (parts.parts.state, update)  # only its number is used: nothing rescues a member
         self.saver = Saver(config, directory, self.writer, parts.parts.stepper, self.progress, single, rows, 1)
 

@@ -1,8 +1,7 @@
-"""How the members of a population stand: summaries over them, and ``population.json``, which says which is the best."""
+"""The members of a population compared: summaries over them, and ``population.json`` with the best of them."""
 
 import json
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 
 from ejax.config.models import TrainerConfig
 from ejax.config.population import Member
+from ejax.logs.json_records import replace_text
 from ejax.population.step import FITNESS
 from ejax.schema.frozen import thaw
 from ejax.training.progress import Progress
@@ -20,12 +20,12 @@ from ejax.training.progress import Progress
 
 @dataclass(kw_only=True)
 class PopulationResult:
-    """What a population's training ended with."""
+    """The end of a population's training."""
 
     run_dir: Path
     members: tuple[Member, ...]
     global_step: int
-    """Of each member."""
+    """Environment steps of each member."""
     num_updates: int
     elapsed_time_sec: float
     training_fps: float
@@ -41,6 +41,18 @@ class PopulationResult:
     latest_checkpoint_path: Path | None
     last_eval_metrics: dict[str, float]
     """Summaries over the members."""
+
+    @classmethod
+    def of(cls, progress: Sequence[Progress], alive: Sequence[bool], **facts: Any) -> "PopulationResult":
+        """The result with what each member's progress adds to the other facts."""
+        bests = [each.best for each in progress]
+        return cls(
+            alive=tuple(alive),
+            skipped_updates=tuple(each.skipped_updates for each in progress),
+            best_eval_values=tuple(best.value if best else None for best in bests),
+            best_eval_steps=tuple(best.step if best else None for best in bests),
+            **facts,
+        )
 
 
 def summaries(metrics: Mapping[str, NDArray[Any]], *, best: Mapping[str, str] | None = None) -> dict[str, float]:
@@ -76,7 +88,8 @@ def best_member(trainer: TrainerConfig, progress: Sequence[Progress], rewards: S
     sign = 1.0 if trainer.best_eval_mode == "max" else -1.0
     bests = {i: each.best for i, each in enumerate(progress) if each.best is not None}
     if bests:
-        return max(bests, key=lambda i: (sign * bests[i].value, _known(bests[i].reward), -i))
+        own = {i: -math.inf if best.reward is None else best.reward for i, best in bests.items()}
+        return max(bests, key=lambda i: (sign * bests[i].value, own[i], -i))
     known = [i for i, reward in enumerate(rewards) if math.isfinite(reward)]
     return max(known, key=lambda i: (rewards[i], -i), default=None)
 
@@ -109,11 +122,5 @@ def write_standing(
         row |= {"last_eval": own.last_eval_metrics, FITNESS: rewards[i] if math.isfinite(rewards[i]) else None}
         rows.append(row | {"alive": bool(alive[i]), "skipped_updates": own.skipped_updates})
     facts = {"best": best, "metric": trainer.best_eval_metric, "step": step, "members": rows}
-    partial = folder / "population.partial"
-    partial.write_text(json.dumps(facts, indent=2))
-    os.replace(partial, folder / "population.json")
+    replace_text(folder / "population.json", json.dumps(facts, indent=2))
     return best
-
-
-def _known(reward: float | None) -> float:
-    return -math.inf if reward is None else reward

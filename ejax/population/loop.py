@@ -17,6 +17,7 @@ from ejax.population.sink import PopulationSink
 from ejax.population.step import PopulationState
 from ejax.runtime.device import matmul_precision
 from ejax.runtime.stopwatch import Stopwatch
+from ejax.schema.frozen import with_value
 from ejax.schema.registry import is_foreign_checkpoint
 from ejax.store.checkpoint import CheckpointError, load_checkpoint
 from ejax.training.loop import Loop
@@ -46,8 +47,7 @@ def train_population(config: RunConfig, *, resume: str | None = None, run_dir: P
     if config.population.apart:
         return train_apart(config, resume=resume, run_dir=run_dir)
     # the members' numbers do not depend on the devices that share them, and a run may change them
-    trainer = config.trainer
-    alone = config.model_copy(update={"trainer": trainer.model_copy(update={"distributed": False})})
+    trainer, alone = config.trainer, with_value(config, "trainer.distributed", False)
     with ExitStack() as locks:
         location = locate_run(alone, resume, run_dir, locks=locks)
         try:
@@ -63,9 +63,8 @@ def train_population(config: RunConfig, *, resume: str | None = None, run_dir: P
 
 def _train(location: RunLocation, distributed: bool, started: float) -> PopulationResult:
     config = location.config
-    trainer = config.trainer.model_copy(update={"distributed": distributed})
     try:
-        parts = build_population(bind(config.model_copy(update={"trainer": trainer})))
+        parts = build_population(bind(with_value(config, "trainer.distributed", distributed)))
     except BaseException:
         if location.is_new:
             location.directory.take_back()
@@ -75,14 +74,17 @@ def _train(location: RunLocation, distributed: bool, started: float) -> Populati
     if location.checkpoint is not None:
         state, meta = load_checkpoint(location.checkpoint, state)
     times = Stopwatch()
-    loop: Loop[PopulationState, PopulationResult] = Loop(
-        parts.stepper,
-        PopulationSink(location, parts, state, meta, times, started),
-        cadence_of(config.trainer, rows_per_update(parts.configs[0], parts.parts)),
-        times,
-        first=int(state.update),
-        started=started,
-        adapts=trainer.updates_per_dispatch == "auto",
-        profiler=Profiler(None, location.directory.path),
-    )
-    return loop.run(state)
+    cadence = cadence_of(config.trainer, rows_per_update(parts.configs[0], parts.parts))
+    with ExitStack() as stack:
+        sink = PopulationSink(location, parts, state, meta, times, started, stack)
+        loop: Loop[PopulationState, PopulationResult] = Loop(
+            parts.stepper,
+            sink,
+            cadence,
+            times,
+            first=int(state.update),
+            started=started,
+            adapts=config.trainer.updates_per_dispatch == "auto",
+            profiler=Profiler(None, location.directory.path),
+        )
+        return loop.run(state)

@@ -31,6 +31,7 @@ from ejax.population.step import (
 )
 from ejax.runtime.processes import count
 from ejax.runtime.sharding import by_members, members_mesh, replicated
+from ejax.schema.frozen import with_value
 from ejax.training.build import all_devices, build, device_step, first_state
 from ejax.training.environments import evaluation_env
 from ejax.training.evaluators import check_best_metric, episode_options
@@ -45,13 +46,13 @@ _MAX_UPDATES_PER_DISPATCH = 64
 
 @dataclass(frozen=True)
 class PopulationParts:
-    """What a population's training is made of. Nothing is compiled yet."""
+    """The parts of a population's training. Nothing is compiled yet."""
 
     members: tuple[Member, ...]
     configs: tuple[RunConfig, ...]
-    """Of each member by itself; bound."""
+    """That of each member by itself; bound."""
     parts: Parts
-    """Of the first member by itself: environment, policy, and what else they have in common."""
+    """Those of the first member by itself: environment, policy, and what else all have in common."""
     stepper: "PopulationStepper"
     evaluator: "PopulationEvaluator"
     state: PopulationState
@@ -71,7 +72,7 @@ def build_population(config: RunConfig) -> PopulationParts:
         text = "is trained by one process; start it on one machine, or leave population out"
         raise ConfigError([Problem("population", text)])
     members = config.members
-    alone = config.model_copy(update={"trainer": config.trainer.model_copy(update={"distributed": False})})
+    alone = with_value(config, "trainer.distributed", False)
     configs = tuple(bind(alone.of_member(member)) for member in members)
     parts = build(configs[0])
     if not isinstance(parts.stepper, DeviceStepper):
@@ -128,7 +129,8 @@ class PopulationStepper:
 
     def start(self, state: PopulationState) -> PopulationState:
         """Compile. The state to begin with, on the devices that share the members."""
-        mesh, placed = self._lanes.mesh, {}
+        mesh = self._lanes.mesh
+        placed: dict[str, Any] = {}
         if mesh is None:
             state = committed(state)
         else:
@@ -205,7 +207,7 @@ class PopulationEvaluator:
 def _first_state(
     members: Sequence[Member], configs: Sequence[RunConfig], parts: Parts
 ) -> tuple[PopulationState, tuple[str, ...]]:
-    """The members' first states, each made as by itself; only what their values change in an optimizer is made anew."""
+    """The members' first states, each made as by itself, but for what their values change in an optimizer."""
     record = configs[0].algorithm.record
     states: list[RunState] = []
     notes: tuple[str, ...] = ()
@@ -219,14 +221,14 @@ def _first_state(
     for i, (member, config) in enumerate(zip(members, configs, strict=True)):
         key, num_envs = jax.random.key(member.seed), config.trainer.num_envs
         state = first_state(config, record, policy, env, parts.optimizer, key, num_envs=num_envs)
-        if values:  # as arrays: the optimizer's state has one form for all, whatever is 0
+        if values:  # as arrays: the optimizer's state has one form for all, also where a value is 0
             own = with_values(config.algorithm.cfg, {name: value[i] for name, value in values.items()})
             optimizer = record.make_optimizer(own)
             opt_state = optimizer.init(state.train.params["params"])
             state = replace(state, train=replace(state.train, opt_state=opt_state))
-        state, said = start_from_policy(replace(parts, state=state), config)
+        state, texts = start_from_policy(replace(parts, state=state), config)
         states.append(state)
-        notes = tuple(said)
+        notes = tuple(texts)
     stacked = jax.jit(lambda states: jax.tree.map(lambda *x: jnp.stack(x), *states))(states)
     alive = jnp.ones(len(members), bool)
     return PopulationState(update=jnp.zeros((), jnp.int32), members=stacked, values=values, alive=alive), notes

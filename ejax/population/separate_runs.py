@@ -4,8 +4,10 @@ For environments outside the program, and for values that need a program of thei
 population in one program leaves: a folder for each member, summaries over them, and which is the best.
 """
 
+import itertools
 import math
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -43,7 +45,7 @@ def _train_members(config: RunConfig, directory: RunDirectory) -> PopulationResu
     alive, finished, trained_s, steps = [True] * count, True, 0.0, 0
     for i, member in enumerate(members):
         own, folder = config.of_member(member), directory.member(i)
-        if _updates_done(folder) >= own.trainer.num_updates:
+        if _meta(folder).get("num_updates", 0) >= own.trainer.num_updates:
             continue
         if own.trainer.console:
             print(f"member {i} of {count}: trainer.seed={member.seed} {member.values}", flush=True)
@@ -59,13 +61,17 @@ def _train_members(config: RunConfig, directory: RunDirectory) -> PopulationResu
         if not finished:
             break
     metas = [_meta(directory.member(i)) for i in range(count)]
+    logs = [read_log(directory.member(i).path / "logs" / "metrics.jsonl")[0] for i in range(count)]
     progress = [Progress.of(meta, config.trainer)[0] for meta in metas]
-    rewards = [_last_reward(directory.member(i)) for i in range(count)]
+    known = [[line[FITNESS] for line in log if line.get(FITNESS) is not None] for log in logs]
+    rewards = [float(each[-1]) if each else math.nan for each in known]
     step = max(meta.get("global_step", 0) for meta in metas)
     best = write_standing(
         directory.path, config.trainer, members, progress, step=step, rewards=rewards, alive=alive, values={}
     )
-    return PopulationResult(
+    return PopulationResult.of(
+        progress,
+        alive,
         run_dir=directory.path,
         members=members,
         global_step=step,
@@ -73,13 +79,9 @@ def _train_members(config: RunConfig, directory: RunDirectory) -> PopulationResu
         elapsed_time_sec=time.monotonic() - started,
         training_fps=steps / max(trained_s, 1e-9),
         finished=finished,
-        alive=tuple(alive),
-        skipped_updates=tuple(each.skipped_updates for each in progress),
         best_member=best,
-        best_eval_values=tuple(each.best.value if each.best else None for each in progress),
-        best_eval_steps=tuple(each.best.step if each.best else None for each in progress),
         latest_checkpoint_path=None,
-        last_eval_metrics=_summarize(config, directory),
+        last_eval_metrics=_summarize(config, directory, logs),
     )
 
 
@@ -101,35 +103,25 @@ def _folder(config: RunConfig, resume: str | None, run_dir: Path | None, locks: 
 
 
 def _meta(folder: RunDirectory) -> dict[str, Any]:
-    """Of a member's last checkpoint; empty where it has none."""
+    """The meta of a member's last checkpoint; empty where it has none."""
     newest = next(iter(folder.periodic()), None)
     return {} if newest is None else read_facts(newest / "meta.json", RunMeta)
 
 
-def _updates_done(folder: RunDirectory) -> int:
-    return int(_meta(folder).get("num_updates", 0))
+def _summarize(config: RunConfig, directory: RunDirectory, logs: Sequence[list[dict[str, Any]]]) -> dict[str, float]:
+    """Write the population's log: the summaries of every step. Returns the last one of evaluations.
 
-
-def _lines(folder: RunDirectory) -> list[dict[str, Any]]:
-    return read_log(folder.path / "logs" / "metrics.jsonl")[0]
-
-
-def _last_reward(folder: RunDirectory) -> float:
-    known = [line[FITNESS] for line in _lines(folder) if line.get(FITNESS) is not None]
-    return float(known[-1]) if known else math.nan
-
-
-def _summarize(config: RunConfig, directory: RunDirectory) -> dict[str, float]:
-    """Write the summaries of every step anew into the population's log. The last one of evaluations."""
+    Args:
+        logs: the lines of each member's.
+    """
     best = {REWARD: "max", FITNESS: "max", config.trainer.best_eval_metric: config.trainer.best_eval_mode}
     steps: dict[tuple[int, bool], dict[str, list[float]]] = {}
-    for i in range(len(config.members)):
-        for line in _lines(directory.member(i)):
-            evaluated = any(tag.startswith("eval/") for tag in line)
-            at = steps.setdefault((line["step"], evaluated), {})
-            for tag, value in line.items():
-                if tag not in ("step", "time") and value is not None:
-                    at.setdefault(tag, []).append(value)
+    for line in itertools.chain.from_iterable(logs):
+        evaluated = any(tag.startswith("eval/") for tag in line)
+        at = steps.setdefault((line["step"], evaluated), {})
+        for tag, value in line.items():
+            if tag not in ("step", "time") and value is not None:
+                at.setdefault(tag, []).append(value)
     file = directory.path / "logs" / "metrics.jsonl"
     file.parent.mkdir(exist_ok=True)
     file.unlink(missing_ok=True)

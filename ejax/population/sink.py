@@ -1,17 +1,14 @@
-"""What a population leaves: a folder for each member, as of a run by itself, and summaries over all.
+"""The files of a population: a folder for each member, as of a run by itself, and summaries over all.
 
 Each member is logged and evaluated by itself; the state of all is saved in one checkpoint, to go on from.
 """
 
 import math
-import os
-import sys
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import jax
@@ -20,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ejax.logs.best import REWARD
-from ejax.logs.console import make_view
+from ejax.logs.json_records import replace_text
 from ejax.logs.metrics import MetricWriter
 from ejax.logs.usage import TIME, memory_in_use, times
 from ejax.population.folder import MemberFolder
@@ -29,7 +26,6 @@ from ejax.population.members import PopulationParts, member_state, take
 from ejax.population.step import FITNESS, PARENT, PopulationState
 from ejax.runtime.stopwatch import ENGINE, Stopwatch
 from ejax.store.resume_rules import record_changes
-from ejax.store.run_dir import RunDirectory
 from ejax.training.fresh import BROKEN_OFF, best_or_last, evaluate_fresh, fresh_seeds, params_of, write_fresh
 from ejax.training.lineage import EXPLOITS, Exploited, read_exploits, write_exploit
 from ejax.training.loop import Dispatch
@@ -44,13 +40,14 @@ _SHOWN = ("charts/SPS", "population/alive", "train/loss/median")
 """Summaries on the console, besides the reward's."""
 
 
-class PopulationSink:
+class PopulationSink(AbstractContextManager["PopulationSink"]):
     """The events of one population. Used once.
 
     Args:
         meta: of the checkpoint that it goes on from; empty for one from the beginning.
         clock: where the loop's seconds go.
         started: when the call began that trains, of ``time.monotonic``.
+        stack: closes what is opened here.
     """
 
     stopped = False
@@ -63,98 +60,57 @@ class PopulationSink:
         meta: dict[str, Any],
         clock: Stopwatch,
         started: float,
+        stack: ExitStack,
     ) -> None:
-        config = location.config
-        self._location, self._config, self._trainer, self._parts = location, config, config.trainer, parts
-        self._directory, self._meta, self._clock, self._started = location.directory, meta, clock, started
-        self._first = int(state.update)
+        config, trainer = location.config, location.config.trainer
+        self._config, self._trainer, self._parts, self._directory = config, trainer, parts, location.directory
+        self._clock, self._started = clock, started
         self._rows = rows_per_update(parts.configs[0], parts.parts)
-        self._cadence = cadence_of(config.trainer, self._rows)
+        self._cadence = cadence_of(trainer, self._rows)
         self._alive = np.asarray(state.alive).copy()
         self._rewards: NDArray[Any] = np.asarray(meta.get("rewards", [math.nan] * len(parts.members)), float)
         self._last_eval: dict[str, float] = {}
         self._latest: Path | None = None
         self._last_saved: int | None = None
         self._exploits = config.population is not None and config.population.exploit is not None
-        self._stack = ExitStack()
 
-    def __enter__(self) -> "PopulationSink":
-        with ExitStack() as stack:
-            self._open(stack)
-            self._stack = stack.pop_all()
-        return self
+        folder, first = location.directory.path, int(state.update)
+        place: dict[str, Any] = {"rows": self._rows, "update": first, "is_new": location.is_new}
+        self._writer = stack.enter_context(MetricWriter.of_run(folder, config, meta, **place, started=started))
+        self.note, self.alarm = self._writer.note, self._writer.alarm
+        self._begin_log(location, first * self._rows)
+        kept = meta.get("members", [{}] * len(parts.members))
+        place["is_new"] = location.checkpoint is None and location.is_new
+        self._folders = [
+            MemberFolder(location.directory.member(i), i, each, parts=parts, stack=stack, **place)
+            for i, each in enumerate(kept)
+        ]
+        known = [each.progress.last_eval_metrics for each in self._folders]
+        if all(known):
+            self._summarize_evaluation({tag: np.array([each[tag] for each in known]) for tag in known[0]})
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._stack.__exit__(kind, error, traceback)
-
-    def _open(self, stack: ExitStack) -> None:
-        """Open the log of all, then each member's folder, and show every message of the start."""
-        location, trainer, step = self._location, self._trainer, self._first * self._rows
-        total = trainer.num_updates * self._rows
-        self._writer = stack.enter_context(
-            MetricWriter(
-                self._directory.path,
-                trainer.exp_name,
-                total_steps=total,
-                start_step=step,
-                resume_step=None if location.is_new else step,
-                logged=self._meta.get("log"),
-                config=self._config.to_dict(),
-                use_wandb=trainer.use_wandb,
-                wandb_project_name=trainer.wandb_project_name,
-                console=False,
-                started=self._started,
-            )
-        )
-        self._view = None
-        if trainer.console:
-            self._view = make_view(trainer.exp_name, total_steps=total, start_step=step)
-            stack.callback(self._view.close)
+    def _begin_log(self, location: RunLocation, step: int) -> None:
+        """Put the folder in order for a population that goes on from ``step``, and show every message of its start."""
+        directory = self._directory
         if not location.is_new:
-            for aside in self._directory.set_aside_after(step):
+            for aside in directory.set_aside_after(step):
                 self.note(f"set aside {aside}: the population goes on from before it")
             if location.given is not None:
-                record_changes(self._directory.config_file, location.given, step)
-        self._open_members(stack)
+                record_changes(directory.config_file, location.given, step)
         if self._exploits:
-            _keep_exploits(self._directory, step)
+            kept = [each.model_dump_json() for each in read_exploits(directory.path) if each.step <= step]
+            replace_text(directory.path / EXPLOITS, "".join(f"{line}\n" for line in kept))
         for text in location.alarms:
             self.alarm(text)
         for text in (*location.notes, *self._parts.notes):
             self.note(text)
-        if trainer.cameras:
+        if self._trainer.cameras:
             self.note("no videos of a population's members: python -m ejax.evaluate RUN --member I --video FILE")
         if location.checkpoint is not None:
             self.note(f"resumed from {location.checkpoint} at {step} {self._config.step_name} of each member")
 
-    def _open_members(self, stack: ExitStack) -> None:
-        location, parts = self._location, self._parts
-        open_folder = partial(
-            MemberFolder,
-            parts=parts,
-            rows=self._rows,
-            update=self._first,
-            stack=stack,
-            is_new=location.checkpoint is None and location.is_new,
-        )
-        kept = self._meta.get("members", [{}] * len(parts.members))
-        self._folders = [open_folder(self._directory.member(i), i, each) for i, each in enumerate(kept)]
-        known = [folder.progress.last_eval_metrics for folder in self._folders]
-        if all(known):
-            self._summarize_evaluation({tag: np.array([each[tag] for each in known]) for tag in known[0]})
-
-    def note(self, text: str) -> None:
-        if self._view is not None:
-            self._view.note(text)
-
-    def alarm(self, text: str) -> None:
-        """Show what a person must see, console or not."""
-        if self._view is not None:
-            self._view.note(text)
-        else:
-            print(f"ejax: {text}", file=sys.stderr, flush=True)
+    def __exit__(self, *error: object) -> None:
+        del error
 
     def compile(self, state: PopulationState) -> None:
         if self._trainer.enable_eval:
@@ -204,10 +160,8 @@ class PopulationSink:
             "population/alive": float(self._alive.sum()),
         }
         rows |= times(self._clock.take() | ENGINE.take()) | memory_in_use(jax.devices()[0])
-        self._writer.write(step, rows)
-        if self._view is not None:
-            shown = {tag: x for tag, x in rows.items() if tag in _SHOWN or tag.startswith(FITNESS)}
-            self._view.write(step, shown, None)
+        shown = {tag: x for tag, x in rows.items() if tag in _SHOWN or tag.startswith(FITNESS)}
+        self._writer.write(step, rows, shown=shown)
 
     def _record_exploits(self, update: int, metrics: Arrays) -> None:
         own = np.arange(len(self._folders))
@@ -230,12 +184,10 @@ class PopulationSink:
                 own_state = partial(member_state, state, i)
                 folder.record_evaluation(own_state, update, {name: x[i] for name, x in metrics.items()})
         self._summarize_evaluation(metrics)
-        tag = self._trainer.best_eval_metric
-        self._writer.write(update * self._rows, self._last_eval)
         best = self._write_standing(state, update)
-        if self._view is not None:
-            shown = {name: x for name, x in self._last_eval.items() if name.startswith((tag, REWARD))}
-            self._view.write(update * self._rows, shown, None if best is None else self._folders[best].progress.best)
+        shown = {k: x for k, x in self._last_eval.items() if k.startswith((self._trainer.best_eval_metric, REWARD))}
+        known = None if best is None else self._folders[best].progress.best
+        self._writer.write(update * self._rows, self._last_eval, known, shown=shown)
 
     def _summarize_evaluation(self, metrics: Arrays) -> None:
         living = {name: x[self._alive] for name, x in metrics.items()}
@@ -311,13 +263,14 @@ class PopulationSink:
         best = self._write_standing(state, update)
         if finished:
             self._evaluate_fresh(state, interrupted)
-        if not finished:
+        else:
             self.note(
                 f"stopped at {update * self._rows} {self._config.step_name} of each member; "
                 f"go on with python -m ejax.train --run {self._directory.path} --resume latest"
             )
-        progress = [folder.progress for folder in self._folders]
-        return PopulationResult(
+        return PopulationResult.of(
+            [folder.progress for folder in self._folders],
+            self._alive.tolist(),
             run_dir=self._directory.path,
             members=self._parts.members,
             global_step=update * self._rows,
@@ -325,11 +278,7 @@ class PopulationSink:
             elapsed_time_sec=time.monotonic() - self._started,
             training_fps=steps_per_s * len(self._folders),
             finished=finished,
-            alive=tuple(self._alive.tolist()),
-            skipped_updates=tuple(each.skipped_updates for each in progress),
             best_member=best,
-            best_eval_values=tuple(each.best.value if each.best else None for each in progress),
-            best_eval_steps=tuple(each.best.step if each.best else None for each in progress),
             latest_checkpoint_path=self._latest,
             last_eval_metrics=self._last_eval,
         )
@@ -337,12 +286,3 @@ class PopulationSink:
     def _named(self, index: int) -> str:
         member = self._parts.members[index]
         return ", ".join(f"{key}={value}" for key, value in {"trainer.seed": member.seed, **member.values}.items())
-
-
-def _keep_exploits(directory: RunDirectory, step: int) -> None:
-    """Set up the file of who copied whom, up to where the run goes on from."""
-    kept = [each for each in read_exploits(directory.path) if each.step <= step]
-    file = directory.path / EXPLOITS
-    partial_file = file.with_suffix(".partial")
-    partial_file.write_text("".join(f"{each.model_dump_json()}\n" for each in kept))
-    os.replace(partial_file, file)

@@ -9,27 +9,27 @@ Population-based training (``exploit``) copies members within the program. Sourc
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 from flax import struct
-from flax.core import FrozenDict
 from jax.sharding import Mesh
 
-from ejax.algorithms.step import RunState, Step
+from ejax.algorithms.step import RunState, Step, repeat_step
 from ejax.numerics.episodes import episode_metrics
 from ejax.numerics.finite import all_finite
 from ejax.optim import LearningRate
 from ejax.runtime.sharding import of_members
+from ejax.schema.frozen import with_value
 from ejax.types import Array, Key, Metrics, PyTree, TrainState
 
 Values = Mapping[str, Any]
 """Dotted key of an algorithm's options -> its value of one member; of all of them, with a first axis [M]."""
 FITNESS = "charts/episode_reward_avg_100"
-"""What ``exploit`` compares: the mean return of each member's last 100 episodes of training."""
+"""Compared by ``exploit``: the mean return of each member's last 100 episodes of training."""
 PARENT = "population/parent"
 """Metric [M]: the member whose parameters each one goes on from; its own number where it goes on by itself."""
 _EXPLOIT = 0x9B7
@@ -59,19 +59,19 @@ class Exploit:
     """Members that copy, and that are copied from."""
     perturb: tuple[float, ...]
     bounds: Mapping[str, tuple[float, float]]
-    """Of the values, which stay within them."""
+    """Lowest and highest value of each key."""
     make_optimizer: Callable[[Values], optax.GradientTransformation]
-    """Of one member."""
+    """Makes that of one member."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lanes:
-    """How members are spread over the hardware."""
+    """The members' places on the hardware."""
 
     together: bool
     """Side by side on a device, instead of one after the other."""
     mesh: Mesh | None = None
-    """Of devices that share them. None: one has all."""
+    """The devices that share them. None: one has all."""
 
     def each(self, function: Callable[..., PyTree]) -> Callable[..., PyTree]:
         """A function of one member as one of all: arguments and results get a first axis [M]."""
@@ -84,9 +84,7 @@ class Lanes:
 
 def with_values(options: Any, values: Values) -> Any:
     """The options with these values, arrays among them, in place of theirs. They are not checked."""
-    for key, value in values.items():
-        options = _put(options, key.split("."), value)
-    return options
+    return reduce(lambda changed, item: with_value(changed, *item), values.items(), options)
 
 
 def make_population_step(
@@ -128,22 +126,8 @@ def make_population_step(
     return step
 
 
-def repeat_population_step(
-    step: Callable[[PopulationState, Key], tuple[PopulationState, Metrics]], max_repeats: int, **jit: Any
-) -> Any:
-    """As ``ejax.algorithms.step.repeat_step``; metrics are [max_repeats, M]."""
-
-    def repeated(state: PopulationState, keys: Key, num_repeats: Array) -> tuple[PopulationState, Metrics]:
-        def body(i: Array, carry: tuple[PopulationState, Metrics]) -> tuple[PopulationState, Metrics]:
-            state, log = carry
-            state, metrics = step(state, keys)
-            return state, {name: log[name].at[i].set(value) for name, value in metrics.items()}
-
-        shapes = jax.eval_shape(step, state, keys)[1]
-        log = {name: jnp.full((max_repeats, *x.shape), jnp.nan, x.dtype) for name, x in shapes.items()}
-        return jax.lax.fori_loop(0, num_repeats, body, (state, log))
-
-    return jax.jit(repeated, **jit)
+repeat_population_step = partial(repeat_step, fold=lambda keys, _: keys)
+"""``repeat_step`` of all members: they fold their own keys; metrics are [max_repeats, M]."""
 
 
 def exploited(state: PopulationState, fitness: Array, key: Key, exploit: Exploit) -> tuple[PopulationState, Array]:
@@ -225,10 +209,3 @@ def _all_applied(metrics: Metrics) -> Array:
     skipped = jnp.maximum(metrics.get("train/skipped_update", zero), metrics.get("train/skipped_fraction", zero))
     excessive = metrics.get("train/skipped_excessive_gradient", zero)
     return (skipped - excessive <= 0.0) & jnp.isfinite(metrics.get("train/loss", zero))
-
-
-def _put(node: Any, names: list[str], value: Any) -> Any:
-    first, *rest = names
-    if isinstance(node, FrozenDict):
-        return FrozenDict({**node, first: _put(node.get(first), rest, value) if rest else value})
-    return node.model_copy(update={first: _put(getattr(node, first), rest, value) if rest else value})
