@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import takewhile
+from typing import Any
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from ejax.logs.charts import curve_of, curves_figure, slice_figure
 from ejax.report.cells import number_cell, plain_value, swatch, table, value_cell
 from ejax.report.runs import Run, as_text, computing, differing, same_but_seed
 
-_MOST_KEYS = 8
+_MAX_KEYS = 8
 """Keys that runs of a sweep differ in; runs that differ in more are no sweep."""
 _HEADLINES = (
     *("eval/success_rate", "eval/avg_reward", "eval/avg_length"),
@@ -33,18 +34,18 @@ class Group:
     runs: list[Run]
 
 
-def groups_of(runs: Sequence[Run], names: Sequence[str]) -> list[Group]:
+def groups_of(runs: Sequence[Run]) -> list[Group]:
     grouped = same_but_seed(runs)
-    keys = [(key, values) for key, values in differing([group[0].config for group in grouped]) if computing(key)]
-    name_of = {id(run): name for run, name in zip(runs, names, strict=True)}
+    keys = _swept([group[0] for group in grouped])
+    names = [run.name for run in runs]
     groups = []
     for i, group in enumerate(grouped):
-        label = name_of[id(group[0])]
+        label = group[0].name
         if len(group) > 1:
+            own = [run.name for run in group]
             by_keys = ", ".join(f"{key.rpartition('.')[2]}={as_text(values[i])}" for key, values in keys)
-            own = [name_of[id(run)] for run in group]
-            shared = takewhile(lambda letters: len(set(letters)) == 1, zip(*own, strict=False))
-            prefix = "".join(letters[0] for letters in shared)
+            same = takewhile(lambda letters: len(set(letters)) == 1, zip(*own, strict=False))
+            prefix = "".join(letters[0] for letters in same)
             by_prefix = f"{prefix}…" if sum(name.startswith(prefix) for name in names) == len(own) else ""
             fitting = [text for text in (by_keys, by_prefix, " + ".join(own)) if 1 < len(text) <= _LABEL]
             label = f"{fitting[0] if fitting else f'{label}, …'} ({len(group)} runs)"
@@ -52,67 +53,62 @@ def groups_of(runs: Sequence[Run], names: Sequence[str]) -> list[Group]:
     return groups
 
 
-def sweep(groups: Sequence[Group], names: Sequence[str], runs: Sequence[Run]) -> str:
+def _swept(runs: Sequence[Run]) -> list[tuple[str, tuple[Any, ...]]]:
+    """The keys in which runs compute something else, and each one's value."""
+    return [(key, values) for key, values in differing([run.config for run in runs]) if computing(key)]
+
+
+def sweep(groups: Sequence[Group]) -> str:
+    runs = [run for group in groups for run in group.runs]
     if len(runs) < 3:
         return ""
-    if any(run.exploits for run in runs):
-        return '<p class="note">No table: members went on from each other, and with other values than their first.</p>'
     watched = {(run.trainer["best_eval_metric"], run.trainer["best_eval_mode"]) for run in runs}
-    keys = [(key, values) for key, values in differing([group.runs[0].config for group in groups]) if computing(key)]
-    if len(watched) > 1:
-        return '<p class="note">No table: the runs watch different metrics.</p>'
-    if len(keys) > _MOST_KEYS:
-        return f'<p class="note">No table: the runs differ in {len(keys)} keys, which is no sweep.</p>'
+    keys = _swept([group.runs[0] for group in groups])
+    why = ""
+    if any(run.exploits for run in runs):
+        why = "members went on from each other, and with other values than their first"
+    elif len(watched) > 1:
+        why = "the runs watch different metrics"
+    elif len(keys) > _MAX_KEYS:
+        why = f"the runs differ in {len(keys)} keys, which is no sweep"
+    if why:
+        return f'<p class="note">No table: {why}.</p>'
     ((metric, mode),) = watched
     fresh = all(run.fresh("best") for run in runs)
     title = f"{metric} of the best checkpoint in fresh episodes" if fresh else f"best {metric}"
 
-    def figure(run: Run) -> float | None:
-        found = run.fresh("best") if fresh else None
-        return found[1] if found else run.best.value if run.best else None
+    def result(run: Run) -> float | None:
+        episodes = run.fresh("best") if fresh else None
+        return episodes[1] if episodes else run.best.value if run.best else None
 
+    results = [[(run, x) for run in group.runs if (x := result(run)) is not None] for group in groups]
     rows = []
-    for i, group in enumerate(groups):
-        best = [found for run in group.runs if (found := figure(run)) is not None]
-        low, middle, high = np.percentile(best, (25, 50, 75)).tolist() if best else (None, None, None)
+    for i, (group, found) in enumerate(zip(groups, results, strict=True)):
+        low, middle, high = np.percentile([x for _, x in found], (25, 50, 75)).tolist() if found else [None] * 3
         cells = [
             f"{swatch(group.colour)}{escape(group.label)}",
-            number_cell(middle),
-            number_cell(low),
-            number_cell(high),
-        ]
-        cells += [
-            f"{number_cell(len(best))} of {number_cell(len(group.runs))}",
+            *map(number_cell, (middle, low, high)),
+            f"{number_cell(len(found))} of {number_cell(len(group.runs))}",
             *(value_cell(values[i]) for _, values in keys),
         ]
         rows.append((math.inf if middle is None else middle if mode == "min" else -middle, cells))
     rows.sort(key=lambda row: row[0])
-    head = [
-        "runs",
-        f"{title}: median",
-        "1st quartile",
-        "3rd quartile",
-        "runs with one",
-        *(key for key, _ in keys),
-    ]
+    head = ["runs", f"{title}: median", "1st quartile", "3rd quartile", "runs with one", *(key for key, _ in keys)]
     figures = []
-    name_of = {id(run): name for run, name in zip(runs, names, strict=True)}
     for key, values in keys:
-        if any(isinstance(value, dict | list) for value in values):
-            continue  # the table has them
         points = [
-            (plain_value(value), found, name_of[id(run)], group.colour)
-            for group, value in zip(groups, values, strict=True)
-            for run in group.runs
-            if (found := figure(run)) is not None
+            (plain_value(value), x, run.name, group.colour)
+            for group, value, found in zip(groups, values, results, strict=True)
+            for run, x in found
         ]
-        if points:
+        if points and not any(isinstance(value, dict | list) for value in values):  # the table has those
             figures.append(slice_figure(key, points, title))
     grid = f'<h3>{escape(title)}</h3><div class="grid">{"".join(figures)}</div>' if figures else ""
     return table(head, [cells for _, cells in rows], "sweep") + grid
 
 
-def curves(runs: Sequence[Run], groups: Sequence[Group]) -> str:
+def curves(groups: Sequence[Group]) -> str:
+    runs = [run for group in groups for run in group.runs]
     tags = set().union(*(run.tags for run in runs))
     if not tags:
         return '<p class="note">Nothing is logged.</p>'
@@ -154,12 +150,8 @@ def curves(runs: Sequence[Run], groups: Sequence[Group]) -> str:
 def _legend(groups: Sequence[Group]) -> str:
     items = "".join(f"<span>{swatch(group.colour)}{escape(group.label)}</span>" for group in groups)
     several = any(len(group.runs) > 1 for group in groups)
-    note = (
-        "<span class=note>lines: median, bands: quartiles, of runs that differ in the seed only</span>"
-        if several
-        else ""
-    )
-    return f'<div class="legend">{items}{note}</div>'
+    note = "<span class=note>lines: median, bands: quartiles, of runs that differ in the seed only</span>"
+    return f'<div class="legend">{items}{note if several else ""}</div>'
 
 
 def _only_value(values: Sequence[Sequence[float]]) -> float | None:

@@ -10,6 +10,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from urllib.parse import quote
 
 from ejax.logs.json_records import FactsError
 from ejax.report.cells import NOTHING, bar, duration_cell, number_cell, swatch, table, value_cell
-from ejax.report.curves import curves, groups_of, sweep
+from ejax.report.curves import Group, curves, groups_of, sweep
 from ejax.report.reading import read_run
 from ejax.report.runs import MISSING, Run, differing
 from ejax.runtime.plain_files import read_bytes
@@ -26,7 +27,7 @@ from ejax.training.lineage import lineage, value_texts
 _LARGEST_VIDEO = 4_000_000
 _LARGEST_VIDEOS = 24_000_000
 """Bytes that are embedded, of one video and of all."""
-_MOST_ROWS = 25
+_MAX_ROWS = 25
 """Keys in which configs differ that are shown at once."""
 
 
@@ -40,27 +41,28 @@ def render(
         folder: where the page will be, which links to videos start from.
         left_out: a line for each run that cannot be read.
     """
-    names = _names(runs)
-    groups = groups_of(runs, names)
-    colours = {id(run): group.colour for group in groups for run in group.runs}
-    found = {f"{names[i]}/{path}": facts for i, run in enumerate(runs) for path, facts in run.exports.items()}
-    sections = [
-        ("", _problems(runs, names, left_out)),
-        ("Runs", _runs(runs, names, colours)),
-        ("Sweep", sweep(groups, names, runs)),
-        ("Who went on from whom", _exploits(runs, names)),
-        ("Curves", curves(runs, groups)),
-        ("Where the configs differ", _differences(runs, names)),
-        ("Where the time goes", _time(runs, names)),
-        ("Evaluations of checkpoints", _evaluations(runs, names)),
-        ("Exports", _exports({**found, **exports})),
-        ("Videos", _videos(runs, names, folder)),
-        ("Environment and versions", _environment(runs, names)),
-    ]
+    runs = _named(runs)
+    groups = groups_of(runs)
+    found = {f"{run.name}/{path}": facts for run in runs for path, facts in run.exports.items()}
+    sections = {
+        "": _problems(runs, left_out),
+        "Runs": _runs(runs, groups),
+        "Sweep": sweep(groups),
+        "Who went on from whom": _exploits(runs),
+        "Curves": curves(groups),
+        "Where the configs differ": _differences(runs),
+        "Where the time goes": _time(runs),
+        "Evaluations of checkpoints": _evaluations(runs),
+        "Exports": _exports({**found, **exports}),
+        "Videos": _videos(runs, folder),
+        "Environment and versions": _environment(runs),
+    }
     body = "".join(
-        f"<section>{f'<h2>{title}</h2>' if title else ''}{content}</section>" for title, content in sections if content
+        f"<section>{f'<h2>{title}</h2>' if title else ''}{content}</section>"
+        for title, content in sections.items()
+        if content
     )
-    title = names[0] if len(runs) == 1 else f"{len(runs)} runs"
+    title = runs[0].name if len(runs) == 1 else f"{len(runs)} runs"
     style, script = (Path(__file__).with_name(name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; media-src data:"
@@ -74,51 +76,49 @@ def render(
     )
 
 
-def _names(runs: Sequence[Run]) -> list[str]:
-    """The runs' folders, with as many parents as distinguish them."""
+def _named(runs: Sequence[Run]) -> list[Run]:
+    """The runs under the names of their folders, with as many parents as distinguish them."""
     parts = [run.path.resolve().parts for run in runs]
-    longest = max(map(len, parts))
-    for count in range(1, longest + 1):
+    for count in range(1, max(map(len, parts)) + 1):
         names = ["/".join(each[-count:]) for each in parts]
         if len(set(names)) == len(names):
-            return names
-    return [str(run.path) for run in runs]
+            return [replace(run, name=name) for run, name in zip(runs, names, strict=True)]
+    return [replace(run, name=str(run.path)) for run in runs]
 
 
-def _problems(runs: Sequence[Run], names: Sequence[str], left_out: Sequence[str]) -> str:
-    found = [(name, text) for run, name in zip(runs, names, strict=True) for text in run.problems]
-    if not found and not left_out:
-        return ""
-    items = "".join(f"<li>{escape(text)}</li>" for text in left_out)
-    items += "".join(f"<li><b>{escape(name)}</b>: {escape(text)}</li>" for name, text in found)
-    return f'<div class="problems"><b>Problems of the logs</b><ul>{items}</ul></div>'
+def _problems(runs: Sequence[Run], left_out: Sequence[str]) -> str:
+    texts = [escape(text) for text in left_out]
+    texts += [f"<b>{escape(run.name)}</b>: {escape(text)}" for run in runs for text in run.problems]
+    items = "".join(f"<li>{text}</li>" for text in texts)
+    return f'<div class="problems"><b>Problems of the logs</b><ul>{items}</ul></div>' if texts else ""
 
 
-def _runs(runs: Sequence[Run], names: Sequence[str], colours: Mapping[int, int]) -> str:
+def _runs(runs: Sequence[Run], groups: Sequence[Group]) -> str:
+    colours = {id(run): group.colour for group in groups for run in group.runs}
     units = dict.fromkeys(run.step_name for run in runs)
     steps = next(iter(units)) if len(units) == 1 else "steps"
     head = ["run", "task, algorithm", "seed", "state", steps, "wall time", "steps/s", "watched metric", "best", "last"]
     head += ["best checkpoint, fresh episodes", "last checkpoint, fresh episodes"]
     head += ["skipped updates", "quarantined episodes"]
     rows = []
-    for run, name in zip(runs, names, strict=True):
-        wall = run.wall_s
+    for run in runs:
         speed = next((x for x in reversed(run.series("charts/SPS").values()) if math.isfinite(x)), None)
-        last = run.last_evaluation
         task = f"{run.config.get('env', {}).get('id', NOTHING)}, {run.config.get('algorithm', {}).get('name', NOTHING)}"
+        last = run.last_evaluation
         rows.append(
             [
-                f"{swatch(colours[id(run)])}{escape(name)}",
+                f"{swatch(colours[id(run)])}{escape(run.name)}",
                 escape(task),
                 str(run.trainer["seed"]),
                 escape(run.state) + (f"<br>{escape(run.lengths)}" if run.lengths else ""),
                 number_cell(run.last_step) + ("" if len(units) == 1 else f" {run.step_name}"),
-                NOTHING if wall is None else duration_cell(wall),
+                NOTHING if run.wall_s is None else duration_cell(run.wall_s),
                 number_cell(speed),
                 f"{escape(run.trainer['best_eval_metric'])} ({escape(run.trainer['best_eval_mode'])})",
-                f"{number_cell(run.best.value)}<br>at&nbsp;{number_cell(run.best.step)}" if run.best else NOTHING,
-                f"{number_cell(last[1])}<br>at&nbsp;{number_cell(last[0])}" if last else NOTHING,
-                *(_fresh(run.fresh("best")), _fresh(run.fresh("last"))),
+                _pair("at", (run.best.step, run.best.value) if run.best else None),
+                _pair("at", last),
+                _pair("of", run.fresh("best")),
+                _pair("of", run.fresh("last")),
                 number_cell(run.skipped),
                 number_cell(run.num_quarantined),
             ]
@@ -132,20 +132,21 @@ def _runs(runs: Sequence[Run], names: Sequence[str], colours: Mapping[int, int])
     return f'{table(head, rows, "runs")}<p class="note">{note}</p>'
 
 
-def _fresh(found: tuple[int, float] | None) -> str:
-    return NOTHING if found is None else f"{number_cell(found[1])}<br>of&nbsp;{number_cell(found[0])}"
+def _pair(word: str, found: tuple[int | None, float] | None) -> str:
+    """A value, and below it the step that it is of, or the number of episodes."""
+    return NOTHING if found is None else f"{number_cell(found[1])}<br>{word}&nbsp;{number_cell(found[0])}"
 
 
-def _exploits(runs: Sequence[Run], names: Sequence[str]) -> str:
+def _exploits(runs: Sequence[Run]) -> str:
     """Members that copied each other: their values, and whose parameters they have."""
     keys = [*dict.fromkeys(key for run in runs for each in run.exploits for key in each.values)]
     rows = []
-    for run, name in zip(runs, names, strict=True):
+    for run in runs:
         if run.member is not None and run.exploits:
             first = {key: value for key in keys if isinstance(value := _at(run.config, key), int | float)}
             texts = value_texts(run.exploits, run.member, run.best.step if run.best else None, first)
             values = [escape(texts.get(key, NOTHING)) for key in keys]
-            rows.append([escape(name), *values, escape(lineage(run.exploits, run.member))])
+            rows.append([escape(run.name), *values, escape(lineage(run.exploits, run.member))])
     return table(["run", *keys, "parameters of member"], rows, "lineage") if rows else ""
 
 
@@ -157,33 +158,32 @@ def _at(config: Mapping[str, Any], key: str) -> Any:
     return node
 
 
-def _differences(runs: Sequence[Run], names: Sequence[str]) -> str:
+def _differences(runs: Sequence[Run]) -> str:
     if len(runs) < 2:
         return ""
-    rows = [
-        [f"<code>{escape(key)}</code>", *map(value_cell, values)] for key, values in differing([r.config for r in runs])
-    ]
+    found = differing([run.config for run in runs])
+    rows = [[f"<code>{escape(key)}</code>", *map(value_cell, values)] for key, values in found]
     if not rows:
         return '<p class="note">They do not.</p>'
-    found = table(["key", *names], rows, "differences")
+    text = table(["key", *(run.name for run in runs)], rows, "differences")
     if any(run.exploits for run in runs):
-        found += '<p class="note">Of members that went on from each other: what they began with.</p>'
-    folded = f"<details><summary>{len(rows)} keys</summary>{found}</details>"
-    return folded if len(rows) > _MOST_ROWS else found
+        text += '<p class="note">Of members that went on from each other: what they began with.</p>'
+    return f"<details><summary>{len(rows)} keys</summary>{text}</details>" if len(rows) > _MAX_ROWS else text
 
 
-def _time(runs: Sequence[Run], names: Sequence[str]) -> str:
+def _time(runs: Sequence[Run]) -> str:
     rows = []
     members: dict[Path, list[str]] = {}
-    for run, name in zip(runs, names, strict=True):
+    for run in runs:
         if run.together is not None:
-            members.setdefault(run.together, []).append(name)
-    for run, name in zip(runs, names, strict=True):
+            members.setdefault(run.together, []).append(run.name)
+    for run in runs:
+        name = run.name
         if run.together is not None:
             own = members.pop(run.together, None)
             if own is None:
                 continue  # its time is shown with the first member's
-            with suppress(FactsError, OSError):  # else it is as that member's log says
+            with suppress(FactsError, OSError):  # else the member's own log has to do
                 run = read_run(run.together)
             name = f"{' … '.join(dict.fromkeys((own[0], own[-1])))}: one program for the whole population"
         wall = run.wall_s
@@ -191,10 +191,8 @@ def _time(runs: Sequence[Run], names: Sequence[str]) -> str:
             rows.append([escape(name), "the log has no times", "", ""])
             continue
         starts = len(run.sessions)
-        known = all(session.start is not None for session in run.sessions)
-        text = f"wall time, {starts} start{'s' * (starts != 1)}" + (
-            "" if known else "; of one only from its first line on"
-        )
+        text = f"wall time, {starts} start{'s' * (starts != 1)}"
+        text += "; of one only from its first line on" * any(session.start is None for session in run.sessions)
         rows.append([escape(name), escape(text), duration_cell(wall), bar(1.0)])
         for part, seconds in run.time_parts():
             rows.append(["", escape(part), duration_cell(seconds), bar(seconds / wall if wall > 0 else 0.0)])
@@ -202,13 +200,9 @@ def _time(runs: Sequence[Run], names: Sequence[str]) -> str:
     return f'{table(["run", "part", "time", "of the wall time"], rows, "time")}<p class="note">{note}</p>'
 
 
-def _evaluations(runs: Sequence[Run], names: Sequence[str]) -> str:
-    found = [
-        (name, file, facts) for run, name in zip(runs, names, strict=True) for file, facts in run.evaluations.items()
-    ]
-    if not found:
-        return ""
-    tags = sorted({tag for *_, facts in found for tag in facts if tag.startswith("eval/")})
+def _evaluations(runs: Sequence[Run]) -> str:
+    found = [(run.name, facts) for run in runs for facts in run.evaluations.values()]
+    tags = sorted({tag for _, facts in found for tag in facts if tag.startswith("eval/")})
     rows = [
         [
             escape(name),
@@ -218,10 +212,10 @@ def _evaluations(runs: Sequence[Run], names: Sequence[str]) -> str:
             number_cell(facts["episodes"]),
             *(number_cell(facts.get(tag)) for tag in tags),
         ]
-        for name, _, facts in found
+        for name, facts in found
     ]
     head = ["run", "checkpoint", "changed", "seed", "episodes", *(tag.removeprefix("eval/") for tag in tags)]
-    return table(head, rows, "evaluations")
+    return table(head, rows, "evaluations") if rows else ""
 
 
 def _exports(exports: Mapping[str, Mapping[str, Any]]) -> str:
@@ -241,29 +235,20 @@ def _exports(exports: Mapping[str, Mapping[str, Any]]) -> str:
             )
     if not rows:
         return ""
-    head = [
-        "export",
-        "checkpoint",
-        "artefact",
-        "rows compared",
-        "largest error",
-        "relative",
-        "of the allowed",
-        "versions",
-    ]
+    head = ["export", "checkpoint", "artefact", "rows compared", "largest error", "relative", "of the allowed"]
     note = (
         "From <code>parity.json</code>, as it was when the export was made; <code>interop.verify</code> measures again."
     )
-    return f'{table(head, rows, "exports")}<p class="note">{note}</p>'
+    return f'{table([*head, "versions"], rows, "exports")}<p class="note">{note}</p>'
 
 
-def _videos(runs: Sequence[Run], names: Sequence[str], folder: Path) -> str:
+def _videos(runs: Sequence[Run], folder: Path) -> str:
     parts, embedded = [], 0
-    for run, name in zip(runs, names, strict=True):
+    for run in runs:
         if not run.videos:
             continue
         file = run.videos[0]
-        shown = f"{name}/{file.relative_to(run.path).as_posix()}, the newest of {len(run.videos)}"
+        shown = f"{run.name}/{file.relative_to(run.path).as_posix()}, the newest of {len(run.videos)}"
         try:
             content = read_bytes(file, min(_LARGEST_VIDEO, _LARGEST_VIDEOS - embedded))
             embedded += len(content)
@@ -276,16 +261,15 @@ def _videos(runs: Sequence[Run], names: Sequence[str], folder: Path) -> str:
     return f'<div class="grid">{"".join(parts)}</div>' if parts else ""
 
 
-def _environment(runs: Sequence[Run], names: Sequence[str]) -> str:
+def _environment(runs: Sequence[Run]) -> str:
     facts = [_environment_of(run) for run in runs]
     rows = []
     for key in dict.fromkeys(key for each in facts for key in each):
         values = [each.get(key, MISSING) for each in facts]
-        if all(value == values[0] for value in values):
-            rows.append([escape(key), value_cell(values[0], columns=len(runs))])
-        else:
-            rows.append([escape(key), *map(value_cell, values)])
-    return table(["", *names], rows, "environment") if rows else ""
+        same = all(value == values[0] for value in values)
+        cells = [value_cell(values[0], columns=len(runs))] if same else map(value_cell, values)
+        rows.append([escape(key), *cells])
+    return table(["", *(run.name for run in runs)], rows, "environment") if rows else ""
 
 
 def _environment_of(run: Run) -> dict[str, Any]:
@@ -297,8 +281,7 @@ def _environment_of(run: Run) -> dict[str, Any]:
     facts |= {f"{key}, newest checkpoint": value for key, value in later if run.versions.get(key) != value}
     if meta.get("num_devices"):
         facts["devices"] = meta["num_devices"]
-    changed = (
-        differing([run.config["trainer"], meta["config"]["trainer"]]) if meta.get("config", {}).get("trainer") else []
-    )
-    facts |= {f"trainer.{key}, newest checkpoint": now for key, (_, now) in changed}
+    if trainer := meta.get("config", {}).get("trainer"):
+        changed = differing([run.config["trainer"], trainer])
+        facts |= {f"trainer.{key}, newest checkpoint": now for key, (_, now) in changed}
     return facts

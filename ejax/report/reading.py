@@ -151,6 +151,7 @@ def read_run(given: Path) -> Run:
     recorded = [*sessions, *(read_sessions(together / "logs") if together else ())]
     return Run(
         path=path,
+        name=path.name,
         config=config,
         versions=versions,
         records=records,

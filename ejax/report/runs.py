@@ -6,7 +6,6 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,7 +20,7 @@ _SEEDS = {"trainer.seed", "trainer.eval_seed", "data.seed"}
 _NAMES = {"trainer.exp_name", "trainer.output_dir", "trainer.console", "trainer.use_wandb"} | {
     "trainer.wandb_project_name"
 }
-"""Keys that say where a run goes, not what it computes."""
+"""Keys of a run's names and places, which change nothing that it computes."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +42,8 @@ class Run:
     """One run as its files describe it."""
 
     path: Path
+    name: str
+    """On the page: as much of the path as tells it from the others."""
     config: dict[str, Any]
     versions: dict[str, Any]
     records: list[dict[str, Any]]
@@ -83,7 +84,7 @@ class Run:
 
     @property
     def updates(self) -> tuple[int, int] | None:
-        """Updates that are logged or saved, and those that the run was to have; None: nothing says how large one is."""
+        """Updates that are logged or saved, and those of the whole run; None: the size of one is not known."""
         # a checkpoint knows the environments of a device, resolved.json how long the run is to be by now
         trainer = ((self.meta or {}).get("config") or self.config)["trainer"]
         rows = trainer["num_envs"] * trainer["buffer_size"]
@@ -190,7 +191,7 @@ class Run:
 
     @property
     def skipped(self) -> float:
-        """Updates that were not applied, as far as logged; a checkpoint, where there is one, has counted them all."""
+        """Updates that were not applied, as far as logged; a checkpoint has counted them all."""
         logged = sum(
             max(record.get("train/skipped_update") or 0.0, record.get("train/skipped_fraction") or 0.0)
             for record in self.records
@@ -199,27 +200,8 @@ class Run:
 
     def time_parts(self) -> list[tuple[str, float]]:
         """Seconds by activity, as far as logged; parts may overlap, and are not all."""
-        between = (self._until_first_line(), self._until_evaluations())  # of logs that do not say it themselves
-        says = any(tag.startswith("time/") for tag in self.tags)
-        parts = [] if says else [(name, seconds) for name, seconds in between if seconds]
-        for tag in sorted(tag for tag in self.tags if _is_duration(tag)):
-            parts.append((f"{tag}, sum of what is logged", sum(x for x in self.series(tag).values() if x == x)))
-        return parts
-
-    def _until_first_line(self) -> tuple[str, float]:
-        seconds = sum(session.first - session.start for session in self.sessions if session.start is not None)
-        return "from a start to its first line: compiling, the first update", seconds
-
-    def _until_evaluations(self) -> tuple[str, float]:
-        pairs = [
-            (before, after)
-            for before, after in pairwise(self.records)
-            if before["step"] == after["step"] and _is_evaluation(after) and not _is_evaluation(before)
-        ]
-        seconds = sum(
-            gap for before, after in pairs if 0 < (gap := (after.get("time") or 0) - (before.get("time") or 0)) < 1e9
-        )
-        return "from an update's line to its evaluation's: evaluating, saving", seconds
+        durations = {tag: self.series(tag).values() for tag in sorted(self.tags) if _is_duration(tag)}
+        return [(f"{tag}, sum of what is logged", sum(x for x in each if x == x)) for tag, each in durations.items()]
 
     def _evaluated(self) -> Iterator[dict[str, Any]]:
         for record in self.records:
