@@ -118,7 +118,7 @@ def load(run: Path | str, *, checkpoint: str | None = None, member: int | None =
 
     Args:
         run: the run's folder; without the time at its end: the newest run of that name.
-        checkpoint: ``best``, ``latest`` or a path. None: the best one, or the latest where there is no best.
+        checkpoint: ``best``, ``latest`` or a path. None: the best one, or the latest where none is the best.
         member: of a population. None: the best one.
         device: that it acts on; the first call of a process decides for all.
 

@@ -122,8 +122,8 @@ class Score:
     def __init__(self, report: Callable[[str], None]) -> None:
         self._report = report
         self._episodes: list[dict[str, float]] = []
-        self._finite, self._over = True, False
-        self._begin()
+        self._moments: list[Moment] = []
+        """Decisions of the episode under way."""
 
     @property
     def num_episodes(self) -> int:
@@ -132,22 +132,16 @@ class Score:
     @property
     def text(self) -> str:
         """Score of the episode under way, for a picture."""
-        return f"step {self._length}, reward {self._reward:.3g}, return {self._return:.3g}"
+        rewards = [0.0, *(each.reward for each in self._moments)]
+        return f"step {len(rewards) - 1}, reward {rewards[-1]:.3g}, return {sum(rewards):.3g}"
 
     def add(self, moment: Moment) -> None:
         """Count a moment; at an episode's end, report its line."""
-        if moment.starts or self._over:  # what is outside JAX starts again in the step that ends
-            self._begin()
-        if moment.starts:
-            return
-        self._length += 1
-        self._reward = moment.reward
-        self._return += moment.reward
-        self._finite &= moment.finite
-        for name in _TRACKED:
-            if name in moment.facts:
-                self._tracking.setdefault(name, []).append(moment.facts[name])
-        self._over = moment.ended
+        # outside JAX an environment starts again in the step that ends
+        if moment.starts or (self._moments and self._moments[-1].ended):
+            self._moments = []
+        if not moment.starts:
+            self._moments.append(moment._replace(sights=()))
         if moment.ended:
             self._end(moment.facts)
 
@@ -159,22 +153,17 @@ class Score:
         means = {name: float(x) for name, x in sorted(summarize(columns).items())}
         return {**means, "episodes": self.num_episodes}
 
-    def _begin(self) -> None:
-        self._length = 0
-        self._reward = self._return = 0.0
-        self._finite = True
-        self._over = False
-        self._tracking: dict[str, list[float]] = {}
-
     def _end(self, facts: Mapping[str, float]) -> None:
-        episode = {"return": self._return, "length": self._length, "nonfinite": not self._finite, **facts}
-        if "success" in facts and not self._finite:
+        moments, finite = self._moments, all(each.finite for each in self._moments)
+        total = sum((each.reward for each in moments), 0.0)
+        episode = {"return": total, "length": len(moments), "nonfinite": not finite, **facts}
+        if "success" in facts and not finite:
             episode["success"] = min(facts["success"], 0.0)
-        tracked = {f"metrics/{_TRACKED[name]}": float(np.mean(values)) for name, values in self._tracking.items()}
-        self._episodes.append(episode | tracked)
-        shown = {name.removeprefix("metrics/"): value for name, value in {**episode, **tracked}.items()}
-        if self._finite:
-            del shown["nonfinite"]
+        for name, mean in _TRACKED.items():
+            if values := [each.facts[name] for each in moments if name in each.facts]:
+                episode[f"metrics/{mean}"] = float(np.mean(values))
+        self._episodes.append(episode)
+        shown = {name.removeprefix("metrics/"): x for name, x in episode.items() if name != "nonfinite" or not finite}
         text = " ".join(f"{name}={float(value):.4g}" for name, value in shown.items())
         self._report(f"[episode {self.num_episodes}] {text}")
 

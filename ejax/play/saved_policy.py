@@ -51,13 +51,13 @@ def evaluate_run(
         overrides: ``env.key=value``: another environment than that of the training. They become part of the file's
             name.
         member: of a population. None: the best one.
-        checkpoint: ``best``, ``latest`` or a path. None: the best one, or the latest where there is no best.
+        checkpoint: ``best``, ``latest`` or a path. None: the best one, or the latest where none is the best.
         choice: which episodes count, see ``ejax.evaluation.evaluate``.
         seed: of the start states. None: the run's ``eval_seed``.
         video: also record four episodes into this file.
 
     Returns:
-        The metrics under EmbodiChain's tags, the checkpoint and what was written; ``no video`` says why there is none.
+        The metrics under EmbodiChain's tags, the checkpoint and what was written; ``no video``: why there is none.
 
     Raises:
         FileNotFoundError: ``run`` is no run. CheckpointError: no such checkpoint, or a damaged one.
@@ -69,7 +69,34 @@ def evaluate_run(
     config = elsewhere(config, overrides)
     trainer = config.trainer
     with guarded_calls(config.env.id, trainer.collector), matmul_precision(trainer.matmul_precision, device):
-        return _evaluate_run(directory, config, overrides, checkpoint, num_episodes, num_envs, choice, seed, video)
+        path = chosen_checkpoint(directory, checkpoint, "ejax.evaluate")
+        quarantine = directory.path / "quarantine" / "eval"
+        slots = min(num_envs, num_episodes) if choice == "fixed" else num_envs
+        env = build_env(config, phase="eval", num_envs=slots, quarantine=quarantine)
+        policy, params = load_policy(config, env, path)
+        first_seed = trainer.eval_seed if seed is None else seed
+        options = {"num_episodes": num_episodes, "choice": choice}
+        episodes = _play_episodes(policy, env, params, first_seed, num_envs, **options)
+        metrics: dict[str, object] = {name: float(x) for name, x in sorted(summarize(episodes).items())}
+        metrics |= {"episodes": num_episodes, "checkpoint": str(path)}
+        report = directory.path / "evaluations" / f"{'_'.join([path.name, *map(_slug, overrides)])}.json"
+        report.parent.mkdir(exist_ok=True)
+        per_episode = {name: np.asarray(x).tolist() for name, x in episodes.items()}
+        facts = {**metrics, "seed": seed, "overrides": list(overrides), "per_episode": per_episode}
+        report.write_text(json.dumps(facts, indent=2))
+        metrics["report"] = report
+        if video is not None:
+            metrics |= _try_to_record(config, policy, env, params, first_seed, video, quarantine)
+        return metrics
+
+
+def _play_episodes(
+    policy: Policy, env: Env | HostEnv, params: Params, seed: int, num_envs: int, **options: Any
+) -> Mapping[str, Any]:
+    if not isinstance(env, HostEnv):
+        return evaluate(policy, env, params, jax.random.key(seed), num_envs=num_envs, **options)
+    with closing(env):
+        return evaluate_host(policy, env, params, seed, **options)
 
 
 def elsewhere(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
@@ -88,43 +115,6 @@ def _slug(override: str) -> str:
     """The part of a file's name: the last key and the value."""
     key, _, value = override.partition("=")
     return re.sub(r"[^\w.+-]+", "-", f"{key.rpartition('.')[2]}={value}".replace("=", "-"))[:60]
-
-
-def _evaluate_run(
-    directory: RunDirectory,
-    config: RunConfig,
-    overrides: Sequence[str],
-    checkpoint: str | None,
-    num_episodes: int,
-    num_envs: int,
-    choice: Literal["fixed", "first_finished"],
-    seed: int | None,
-    video: Path | None,
-) -> dict[str, object]:
-    path = chosen_checkpoint(directory, checkpoint, "ejax.evaluate")
-    quarantine = directory.path / "quarantine" / "eval"
-    slots = min(num_envs, num_episodes) if choice == "fixed" else num_envs
-    env = build_env(config, phase="eval", num_envs=slots, quarantine=quarantine)
-    policy, params = load_policy(config, env, path)
-    first_seed = config.trainer.eval_seed if seed is None else seed
-    key = jax.random.key(first_seed)
-    episodes: Mapping[str, Any]
-    if isinstance(env, HostEnv):
-        with closing(env):
-            episodes = evaluate_host(policy, env, params, first_seed, num_episodes=num_episodes, choice=choice)
-    else:
-        episodes = evaluate(policy, env, params, key, num_envs=num_envs, num_episodes=num_episodes, choice=choice)
-    metrics: dict[str, object] = {name: float(x) for name, x in sorted(summarize(episodes).items())}
-    metrics |= {"episodes": num_episodes, "checkpoint": str(path)}
-    report = directory.path / "evaluations" / f"{'_'.join([path.name, *map(_slug, overrides)])}.json"
-    report.parent.mkdir(exist_ok=True)
-    per_episode = {name: np.asarray(x).tolist() for name, x in episodes.items()}
-    facts = {**metrics, "seed": seed, "overrides": list(overrides), "per_episode": per_episode}
-    report.write_text(json.dumps(facts, indent=2))
-    metrics["report"] = report
-    if video is not None:
-        metrics |= _try_to_record(config, policy, env, params, first_seed, video, quarantine)
-    return metrics
 
 
 def _try_to_record(
@@ -153,7 +143,7 @@ def chosen_checkpoint(directory: RunDirectory, which: str | None, command: str) 
 
     Args:
         which: as of ``RunDirectory.find``, or a path.
-        command: says of damaged ones that they are passed over.
+        command: reports damaged ones, which are passed over.
 
     Raises:
         CheckpointError: there is none, or it is damaged.

@@ -88,8 +88,7 @@ def play_run(
     if show.randomize and not config.trainer.events.train:
         raise ConfigError([Problem("trainer.events.train", "is empty: there is nothing for --randomize to switch on")])
     path = chosen_checkpoint(directory, show.checkpoint, "ejax.play")
-    score = Score(report)
-    trainer = config.trainer
+    score, trainer = Score(report), config.trainer
     with guarded_calls(config.env.id, trainer.collector), matmul_precision(trainer.matmul_precision, show.device):
         facts = _play(directory, config, path, show, score)
     return {**score.summary(), "checkpoint": str(path), **facts}
