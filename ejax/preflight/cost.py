@@ -65,7 +65,7 @@ class Cost:
             mine = getattr(self, name)
             if isinstance(mine, Counter):
                 for key, count in theirs.items():
-                    mine[key] += times * count  # type: ignore[assignment]  # counters of floats
+                    mine[key] += times * count  # counters of floats
             else:
                 setattr(self, name, mine + times * theirs)
 

@@ -68,7 +68,7 @@ def preflight(
         elif training.name == "train":
             largest = estimate(training.memory, trainer.num_envs, card.memory)
     seconds = {"wall": time.monotonic() - began, "cpu": time.process_time() - worked}
-    return describe(settings, card, programs, largest and asdict(largest), seconds)
+    return describe(settings, card, programs, None if largest is None else asdict(largest), seconds)
 
 
 def _memory_at(config: RunConfig, devices: Sequence[jax.Device], num_envs: int) -> Memory:
