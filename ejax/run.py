@@ -188,7 +188,7 @@ def _lead(
         "evaluates_again": evaluates_first,
     }
     folder = location.directory.path
-    with MetricWriter.of_run(folder, location.config, start.meta, **options, started=started) as writer:
+    with MetricWriter(folder, location.config, start.meta, **options, started=started) as writer:
         announce_start(location, start, writer, rows)
         times = Stopwatch()
         sink = RunSink(

@@ -8,12 +8,15 @@ import struct
 import sys
 import types
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.record_writer import masked_crc32c
+from tiny import tiny
 
+from ejax.config import parse_config
 from ejax.logs.best import Best
 from ejax.logs.console import LiveView, PlainView, make_view, summary
 from ejax.logs.metrics import MetricWriter
@@ -21,8 +24,12 @@ from ejax.logs.metrics import MetricWriter
 TRAIN = {"train/policy_loss": -0.5, "charts/SPS": 1000.0, "charts/episode_reward_avg_100": 2.5}
 
 
-def _writer(run_dir: Path, **options: object) -> MetricWriter:
-    return MetricWriter(run_dir, "probe", total_steps=100, **{"console": False, **options})
+def _writer(
+    run_dir: Path, trainer: dict[str, Any] | None = None, *, resume_step: int | None = None, **options: Any
+) -> MetricWriter:
+    config = parse_config(tiny(exp_name="probe", **(trainer or {})))
+    options = {"console": False, "update": resume_step or 0, "is_new": resume_step is None, **options}
+    return MetricWriter(run_dir, config, {}, rows=1, **options)
 
 
 def _records(run_dir: Path) -> list[dict]:
@@ -119,7 +126,7 @@ def test_a_whole_last_line_without_its_newline_is_kept_on_resume(tmp_path: Path)
 
 def test_a_new_run_in_a_used_directory_is_an_error(tmp_path: Path) -> None:
     _writer(tmp_path).close()
-    with pytest.raises(FileExistsError, match="give resume_step"):
+    with pytest.raises(FileExistsError, match="resume that run"):
         _writer(tmp_path)
 
 
@@ -159,11 +166,10 @@ def wandb_runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[dict, _FakeRun]]:
 
 
 def test_wandb_gets_the_config_and_every_write_without_nan(tmp_path: Path, wandb_runs: list) -> None:
-    options = {"use_wandb": True, "wandb_project_name": "arms", "config": {"seed": 3}}
-    with _writer(tmp_path, **options) as writer:
+    with _writer(tmp_path, {"wandb_project_name": "arms", "seed": 3}, use_wandb=True) as writer:
         writer.write(10, {"train/loss": 1.0, "eval/success_rate": math.nan})
     ((init, run),) = wandb_runs
-    assert (init["project"], init["name"], init["config"]) == ("arms", "probe", {"seed": 3})
+    assert (init["project"], init["name"], init["config"]["trainer"]["seed"]) == ("arms", "probe", 3)
     assert run.logged == [(10, {"train/loss": 1.0})]
     assert run.exit_code == 0
 

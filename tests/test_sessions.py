@@ -4,9 +4,12 @@ import json
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+from tiny import tiny
 
+from ejax.config import parse_config
 from ejax.logs.metrics import MetricWriter
 from ejax.training.sessions import SESSIONS, read_sessions, write_session
 
@@ -15,13 +18,16 @@ def _lines(logs: Path, *lines: object) -> None:
     (logs / SESSIONS).write_text("".join(f"{line if isinstance(line, str) else json.dumps(line)}\n" for line in lines))
 
 
+def writer(run_dir: Path, **options: Any) -> MetricWriter:
+    return MetricWriter(run_dir, parse_config(tiny()), {}, rows=1, update=0, console=False, **options)
+
+
 def test_a_writer_leaves_a_line_also_after_an_error(tmp_path: Path) -> None:
-    options = {"total_steps": 1, "console": False}
-    with MetricWriter(tmp_path, "probe", **options, started=time.monotonic() - 100.0):
+    with writer(tmp_path, is_new=True, started=time.monotonic() - 100.0):
         assert read_sessions(tmp_path / "logs") == []  # what is killed leaves none
     with (
         pytest.raises(KeyboardInterrupt),
-        MetricWriter(tmp_path, "probe", **options, resume_step=0, started=time.monotonic()),
+        writer(tmp_path, is_new=False, started=time.monotonic()),
     ):
         raise KeyboardInterrupt
     first, second = read_sessions(tmp_path / "logs")
@@ -29,7 +35,7 @@ def test_a_writer_leaves_a_line_also_after_an_error(tmp_path: Path) -> None:
 
 
 def test_a_writer_without_a_start_leaves_none(tmp_path: Path) -> None:
-    MetricWriter(tmp_path, "probe", total_steps=1, console=False).close()
+    writer(tmp_path, is_new=True).close()
     assert not (tmp_path / "logs" / SESSIONS).exists()
 
 

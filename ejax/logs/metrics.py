@@ -37,64 +37,58 @@ _Write: TypeAlias = Callable[[int, Mapping[str, float]], None]
 class MetricWriter:
     """The sinks of one run directory. A context manager, used from one thread.
 
-    With ``resume_step`` the run goes on from that step: JSONL lines after it are dropped, TensorBoard hides
-    its points after it, W&B continues the same run. So nothing appears twice and nothing before is lost. Lines
-    that ejax did not write so are set aside and reported.
+    A run that is not new goes on from its update: JSONL lines after it are dropped, TensorBoard hides its points after
+    it, W&B continues the same run. So nothing appears twice and nothing before is lost. Lines that ejax did not write
+    so are set aside and reported.
 
     Args:
         run_dir: made if missing.
-        exp_name: name of the TensorBoard folder, the W&B run and the console view.
-        total_steps: env steps at which the run will end; for the progress bar.
-        resume_step: the env step of the checkpoint that the run resumes from; None for a new run.
-        logged: that checkpoint's entry on the log, as ``logged`` gave it.
-        evaluates_again: the evaluation at ``resume_step`` is written a second time: drop the first.
-        config: shown by W&B.
-        use_wandb: log to Weights & Biases as well.
-        wandb_project_name: the W&B project.
-        console: show the run on standard output.
-        start_step: the env step that the progress bar starts from.
+        config: names the TensorBoard folder, the W&B run and the console view.
+        meta: of the checkpoint that the run goes on from; empty for a run from the beginning.
+        rows: env steps of one update.
+        update: updates that are made already.
+        evaluates_again: the evaluation at ``update`` is written a second time: drop the first.
+        console, use_wandb: instead of the config's.
         started: when the call began that trains the run, of ``time.monotonic``. None: no session is recorded.
 
     Raises:
-        FileExistsError: ``run_dir`` already has metrics and ``resume_step`` is None.
+        FileExistsError: ``run_dir`` already has metrics, and the run is new.
         ModuleNotFoundError: ``use_wandb`` without wandb installed.
     """
 
     def __init__(
         self,
         run_dir: Path,
-        exp_name: str,
+        config: RunConfig,
+        meta: Mapping[str, Any],
         *,
-        total_steps: int,
-        resume_step: int | None = None,
-        logged: Mapping[str, Any] | None = None,
+        rows: int,
+        update: int,
+        is_new: bool,
         evaluates_again: bool = False,
-        config: dict[str, Any] | None = None,
-        use_wandb: bool = False,
-        wandb_project_name: str = "ejax",
-        console: bool = True,
-        start_step: int = 0,
+        console: bool | None = None,
+        use_wandb: bool | None = None,
         started: float | None = None,
     ) -> None:
-        log_dir = Path(run_dir) / "logs"
-        wandb = _import_wandb() if use_wandb else None
+        trainer, log_dir, step = config.trainer, run_dir / "logs", update * rows
+        name, resume_step = trainer.exp_name, None if is_new else step
+        wandb = _import_wandb() if (trainer.use_wandb if use_wandb is None else use_wandb) else None
         problems: list[str] = []
         with ExitStack() as stack:
             jsonl = log_dir / "metrics.jsonl"
             log_dir.mkdir(parents=True, exist_ok=True)
-            if resume_step is not None:
-                problems = keep_up_to(jsonl, resume_step, logged=logged, evaluates_again=evaluates_again)
+            if not is_new:
+                problems = keep_up_to(jsonl, step, logged=meta.get("log"), evaluates_again=evaluates_again)
             elif jsonl.exists():
                 raise FileExistsError(
-                    f"{jsonl} holds the metrics of an earlier run; give resume_step to go on with that run, "
-                    f"or choose a new run directory."
+                    f"{jsonl} holds the metrics of an earlier run; resume that run, or choose a new folder"
                 )
             if started is not None:
                 stack.callback(write_session, log_dir, time.time() - (time.monotonic() - started))
             self._log = stack.enter_context(MetricLog(jsonl))
-            self._sinks: list[_Write] = [self._log.write, _open_tensorboard(log_dir / exp_name, resume_step, stack)]
+            self._sinks: list[_Write] = [self._log.write, _open_tensorboard(log_dir / name, resume_step, stack)]
             if wandb is not None:
-                run = _start_wandb(wandb, log_dir, exp_name, wandb_project_name, config, resume_step is not None)
+                run = _start_wandb(wandb, log_dir, config, resumes=not is_new)
                 self._sinks.append(
                     lambda step, metrics: run.log(
                         {tag: x for tag, x in metrics.items() if not math.isnan(x)}, step=step
@@ -103,46 +97,12 @@ class MetricWriter:
                 # An exit function, not a callback: a run that ends by an exception is marked as failed.
                 stack.push(lambda kind, _error, _traceback: run.finish(exit_code=int(kind is not None)))
             self._view = None
-            if console:
-                self._view = make_view(exp_name, total_steps=total_steps, start_step=start_step)
+            if trainer.console if console is None else console:
+                self._view = make_view(name, total_steps=trainer.num_updates * rows, start_step=step)
                 stack.callback(self._view.close)
             self._stack = stack.pop_all()
         for problem in problems:
             self.alarm(problem)
-
-    @classmethod
-    def of_run(
-        cls,
-        folder: Path,
-        config: RunConfig,
-        meta: Mapping[str, Any],
-        *,
-        rows: int,
-        update: int,
-        is_new: bool,
-        **options: Any,
-    ) -> "MetricWriter":
-        """The writer of a run that stands at ``update``.
-
-        Args:
-            meta: of the checkpoint that it goes on from; empty for a run from the beginning.
-            rows: env steps of one update.
-            is_new: its folder was made just now.
-            options: others of the constructor, or instead of the config's.
-        """
-        trainer, step = config.trainer, update * rows
-        options = {"console": trainer.console, "use_wandb": trainer.use_wandb} | options
-        return cls(
-            folder,
-            trainer.exp_name,
-            total_steps=trainer.num_updates * rows,
-            start_step=step,
-            resume_step=None if is_new else step,
-            logged=meta.get("log"),
-            config=config.to_dict(),
-            wandb_project_name=trainer.wandb_project_name,
-            **options,
-        )
 
     def write(
         self,
@@ -236,13 +196,12 @@ def _import_wandb() -> Any:
         ) from error
 
 
-def _start_wandb(
-    wandb: Any, log_dir: Path, name: str, project: str, config: dict[str, Any] | None, resume: bool
-) -> Any:
+def _start_wandb(wandb: Any, log_dir: Path, config: RunConfig, *, resumes: bool) -> Any:
     """Start a W&B run, or go on with the one noted in ``logs/wandb_id``."""
-    id_file = log_dir / "wandb_id"
-    run_id = read_text(id_file).strip() if resume and id_file.exists() else None
+    trainer, id_file = config.trainer, log_dir / "wandb_id"
+    run_id = read_text(id_file).strip() if resumes and id_file.exists() else None
+    place = {"project": trainer.wandb_project_name, "name": trainer.exp_name, "dir": str(log_dir)}
     # W&B ignores steps below those it already has: after a resume each step still has one value.
-    run = wandb.init(project=project, name=name, config=config, dir=str(log_dir), id=run_id, resume="allow")
+    run = wandb.init(**place, config=config.to_dict(), id=run_id, resume="allow")
     id_file.write_text(run.id)
     return run

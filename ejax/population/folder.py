@@ -57,7 +57,7 @@ class MemberFolder:
             "console": False,
             "use_wandb": False,
         }
-        self.writer = stack.enter_context(MetricWriter.of_run(directory.path, config, meta, **options))
+        self.writer = stack.enter_context(MetricWriter(directory.path, config, meta, **options))
         single = (parts.parts.state, update)  # only its number is used: nothing rescues a member
         self.saver = Saver(config, directory, self.writer, parts.parts.stepper, self.progress, single, rows, 1)
 

@@ -76,7 +76,7 @@ class PopulationSink(AbstractContextManager["PopulationSink"]):
 
         folder, first = location.directory.path, int(state.update)
         place: dict[str, Any] = {"rows": self._rows, "update": first, "is_new": location.is_new}
-        self._writer = stack.enter_context(MetricWriter.of_run(folder, config, meta, **place, started=started))
+        self._writer = stack.enter_context(MetricWriter(folder, config, meta, **place, started=started))
         self.note, self.alarm = self._writer.note, self._writer.alarm
         self._begin_log(location, first * self._rows)
         kept = meta.get("members", [{}] * len(parts.members))
