@@ -23,14 +23,14 @@ class Best:
 
 
 def improves(metrics: Mapping[str, float], best: Best | None, *, tag: str, mode: Mode) -> bool:
-    """Whether an evaluation is the best so far: better than ``best``, and finite throughout.
+    """Decide if an evaluation is the best so far: better than ``best``, and finite throughout.
 
     Of equal values the one with the higher reward is better: a success rate of 1 is soon reached, and the policy goes
     on learning. Where that is equal too, or not known, the first stays.
 
     Args:
         metrics: the evaluation's results, ``tag`` among them.
-        mode: whether the highest or the lowest value is best.
+        mode: the highest or the lowest value is best.
     """
     value = metrics[tag]
     if not math.isfinite(value) or metrics.get(NONFINITE_EPISODES):

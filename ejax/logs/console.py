@@ -1,7 +1,7 @@
-"""What a person sees of a run: a live view in a terminal or a notebook, plain lines everywhere else.
+"""A run on the screen: a live view in a terminal or a notebook, plain lines everywhere else.
 
-Plain lines have EmbodiChain's form, ``[train] step=… sps=… avgReward(100)=… avgLength(100)=…``, and then what
-the update says of itself. EmbodiChain prints one for each rollout; here at most one a second, and always the last.
+Plain lines have EmbodiChain's form, ``[train] step=… sps=… avgReward(100)=… avgLength(100)=…``, and then the
+update's own metrics. EmbodiChain prints one for each rollout; here at most one a second, and always the last.
 All other numbers are in the log.
 """
 
@@ -148,7 +148,8 @@ class LiveView:
         self._live.stop()
 
     def _render(self) -> RenderableType:
-        view = Group(self._progress(), self._pace(), self._groups())
+        pace = Text(self._latest.pace(), style="" if self._latest.has_begun else "dim")
+        view = Group(self._progress(), pace, self._groups())
         # The echo of ctrl-C must not wrap the last line: the next redraw would be a line too low.
         return Constrain(view, self._terminal.width - len("^C"))
 
@@ -160,9 +161,6 @@ class LiveView:
         bar = ProgressBar(total=1.0, completed=self._latest.fraction)
         row.add_row(Text(self._latest.title, style="bold"), bar, self._latest.progress)
         return row
-
-    def _pace(self) -> Text:
-        return Text(self._latest.pace(), style="" if self._latest.has_begun else "dim")
 
     def _groups(self) -> Table:
         rows = {group: self._latest.fields(group) for group in GROUPS}
@@ -180,8 +178,7 @@ class LiveView:
                 cells[_MAX_CELLS:] = [Text(f"… {len(cells) - _MAX_CELLS} more", style="dim")]
             if cells:
                 table.add_row(group, Columns(cells, width=name_width + 1 + value_width, padding=(0, 2)))
-        best = self._latest.best_text()
-        if best is not None:
+        if best := self._latest.best_text():
             table.add_row("best", best)
         return table
 

@@ -18,15 +18,13 @@ GROUPS = ("charts", "train", "rewards", "metrics", "eval")
 
 
 class Latest:
-    """How far a run has come, and its latest values.
+    """The progress of a run, and its latest values.
 
     ``take`` only rebinds attributes to new objects, so another thread that draws always sees whole ones.
     """
 
     def __init__(self, title: str, *, total_steps: int, start_step: int = 0) -> None:
-        self.title = title
-        self.total_steps = total_steps
-        self.step = start_step
+        self.title, self.total_steps, self.step = title, total_steps, start_step
         self.best: Best | None = None
         self._start_time = time.monotonic()
         self._first_write: tuple[int, float] | None = None
@@ -73,8 +71,9 @@ class Latest:
             return {"at step": f"{self._eval_step:,}", **fields}
         return fields
 
-    def best_text(self) -> str | None:
-        return None if self.best is None else f"{number(self.best.value)}{at(self.best.step, ' at step {:,}')}"
+    def best_text(self) -> str:
+        """The best evaluation so far; empty if there was none."""
+        return f"{number(self.best.value)}{at(self.best.step, ' at step {:,}')}" if self.best else ""
 
     def _time_left(self) -> str:
         """Remaining steps at the rate since the first update: what came before it was compilation."""

@@ -1,10 +1,11 @@
-"""What a notebook shows of a run: progress, the latest values and curves, in one output that is updated in place."""
+"""A run in a notebook: progress, the latest values and curves, in one output that is updated in place."""
 
 import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from html import escape
+from pathlib import Path
 from typing import Any
 
 from ejax.logs.best import Best
@@ -12,7 +13,7 @@ from ejax.logs.charts import curve_of, curves_figure
 from ejax.logs.latest import GROUPS, Latest
 
 _INTERVAL_S = 0.5
-_MOST_NOTES = 6
+_MAX_NOTES = 6
 _CURVES = {
     "charts/episode_reward_avg_100": "return, mean of 100 episodes",
     "charts/success_rate_avg_100": "success, mean of 100 episodes",
@@ -20,26 +21,11 @@ _CURVES = {
     "eval/success_rate": "success of evaluations",
 }
 _OF_MEMBERS = "/median"
-"""What the tags of a population's summaries end in."""
-# the notebook's own colours, light or dark: only lines have one
-_STYLE = """<style>
-.ejax-run{font:13px/1.45 system-ui,sans-serif;font-variant-numeric:tabular-nums;max-width:860px}
-.ejax-run .bar{height:6px;border-radius:3px;background:#8884;margin:4px 0}
-.ejax-run .bar div{height:6px;border-radius:3px;background:#0c8599}
-.ejax-run .curves-of{display:grid;grid-template-columns:repeat(auto-fill,minmax(260px,1fr));gap:8px 16px}
-.ejax-run figure{margin:6px 0}.ejax-run figcaption{font-weight:600;font-size:12px}
-.ejax-run svg{display:block;width:100%;height:auto}.ejax-run svg svg{overflow:hidden}
-.ejax-run svg text{fill:currentColor;opacity:.7;font:10px system-ui,sans-serif}
-.ejax-run line.grid{stroke:currentColor;opacity:.15}.ejax-run line.axis{stroke:currentColor;opacity:.5}
-.ejax-run path.line{stroke:#0c8599;fill:none;stroke-width:1.6;stroke-linejoin:round;stroke-linecap:round}
-.ejax-run .note,.ejax-run .dim{opacity:.65;font-size:12px}
-.ejax-run table{border-collapse:collapse;margin:4px 0}.ejax-run td{text-align:left;padding:1px 14px 1px 0;border:0}
-.ejax-run pre{font-size:12px;margin:4px 0;white-space:pre-wrap}
-</style>"""
+"""The end of the tags of a population's summaries."""
 
 
 def in_notebook() -> bool:
-    """Whether this process is the kernel of a notebook."""
+    """True if this process is the kernel of a notebook."""
     ipython, kernels = sys.modules.get("IPython"), sys.modules.get("ipykernel.zmqshell")
     return (
         ipython is not None and kernels is not None and isinstance(ipython.get_ipython(), kernels.ZMQInteractiveShell)
@@ -90,25 +76,15 @@ class NotebookView:
         self._next = self._clock() + _INTERVAL_S
 
     def _html(self) -> str:
-        latest, hidden = self._latest, len(self._notes) - _MOST_NOTES
-        rows = [(group, latest.fields(group)) for group in GROUPS]
-        best = latest.best_text()
-        notes = [*([f"… {hidden} more before"] if hidden > 0 else []), *self._notes[-_MOST_NOTES:]]
-        return "".join(
-            [
-                f"<div class=ejax-run>{_STYLE}<b>{escape(latest.title)}</b> {latest.progress}",
-                f'<div class=bar><div style="width:{100 * latest.fraction:.1f}%"></div></div>',
-                f"<div class=dim>{escape(latest.pace())}</div>{_figures(self._history)}",
-                _table(
-                    [
-                        *((group, _listed(fields)) for group, fields in rows if fields),
-                        *([("best", best)] if best else []),
-                    ]
-                ),
-                f"<pre>{escape(chr(10).join(notes))}</pre>" if notes else "",
-                "</div>",
-            ]
-        )
+        latest, hidden = self._latest, len(self._notes) - _MAX_NOTES
+        rows = {group: " · ".join(f"{name} {x}" for name, x in latest.fields(group).items()) for group in GROUPS}
+        rows["best"] = latest.best_text()
+        notes = [*([f"… {hidden} more before"] if hidden > 0 else []), *self._notes[-_MAX_NOTES:]]
+        head = f"<b>{escape(latest.title)}</b> {latest.progress}"
+        bar = f'<div class=bar><div style="width:{100 * latest.fraction:.1f}%"></div></div>'
+        pace = f"<div class=dim>{escape(latest.pace())}</div>"
+        text = f"<pre>{escape(chr(10).join(notes))}</pre>" if notes else ""
+        return _page(head, bar, pace, _figures(self._history), _table(rows), text)
 
 
 def result_html(facts: Mapping[str, str], rows: Iterable[Mapping[str, float]]) -> str:
@@ -120,7 +96,12 @@ def result_html(facts: Mapping[str, str], rows: Iterable[Mapping[str, float]]) -
     history: dict[str, dict[int, float]] = {}
     for row in rows:
         _remember(history, int(row["global_step"]), row)
-    return f"<div class=ejax-run>{_STYLE}{_figures(history)}{_table(facts.items())}</div>"
+    return _page(_figures(history), _table(facts))
+
+
+def _page(*parts: str) -> str:
+    style = Path(__file__).with_suffix(".css").read_text(encoding="utf-8")
+    return f"<div class=ejax-run><style>{style}</style>{''.join(parts)}</div>"
 
 
 def _remember(history: dict[str, dict[int, float]], step: int, metrics: Mapping[str, float]) -> None:
@@ -139,13 +120,12 @@ def _figures(history: Mapping[str, Mapping[int, float]]) -> str:
     return f"<div class=curves-of>{''.join(figures)}</div>" if figures else ""
 
 
-def _table(rows: Iterable[tuple[str, str]]) -> str:
-    cells = "".join(f"<tr><td class=dim>{escape(name)}</td><td>{escape(text)}</td></tr>" for name, text in rows)
-    return f"<table>{cells}</table>" if cells else ""
-
-
-def _listed(fields: Mapping[str, str]) -> str:
-    return " · ".join(f"{name} {value}" for name, value in fields.items())
+def _table(rows: Mapping[str, str]) -> str:
+    """Two columns; a row without a text is left out."""
+    cells = [
+        f"<tr><td class=dim>{escape(name)}</td><td>{escape(text)}</td></tr>" for name, text in rows.items() if text
+    ]
+    return f"<table>{''.join(cells)}</table>" if cells else ""
 
 
 def _display(html: str) -> Callable[[str], object]:

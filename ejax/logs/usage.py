@@ -1,4 +1,4 @@
-"""What a run uses: the ``time/`` and ``memory/`` numbers of its log."""
+"""The time and memory that a run uses: the ``time/`` and ``memory/`` numbers of its log."""
 
 import resource
 import sys
@@ -21,7 +21,7 @@ def memory_in_use(first: jax.Device) -> dict[str, float]:
     """MiB: the most that this process had so far, and what each of its devices has and had at most.
 
     Args:
-        first: a device of the kind that is used. CPUs tell nothing of their own: their memory is the process's.
+        first: a device of the kind in use. CPUs report nothing: their memory is the process's.
     """
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _OF_MAXRSS
     found = {"memory/host_peak_mib": most / _MIB}
