@@ -18,7 +18,7 @@ from tiny import tiny
 
 from ejax.config import parse_config
 from ejax.logs.best import Best
-from ejax.logs.console import LiveView, PlainView, make_view, summary
+from ejax.logs.console import LiveView, PlainView, make_console, summary
 from ejax.logs.metrics import MetricWriter
 
 TRAIN = {"train/policy_loss": -0.5, "charts/SPS": 1000.0, "charts/episode_reward_avg_100": 2.5}
@@ -237,7 +237,7 @@ def test_output_that_is_no_terminal_is_plain_even_when_colour_is_forced(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
-    assert isinstance(make_view("probe", total_steps=1, file=io.StringIO()), PlainView)
+    assert isinstance(make_console("probe", total_steps=1, file=io.StringIO()), PlainView)
 
 
 @pytest.mark.parametrize("width", [60, 80, 200])

@@ -115,11 +115,11 @@ def test_every_action_of_a_chunk_is_seen() -> None:
     assert decision.reward == pytest.approx(float(first.x + second.x))
 
 
-def test_a_touch_changes_the_state_that_is_stepped() -> None:
+def test_a_patch_changes_the_state_that_is_stepped() -> None:
     def lift(state: Place) -> Place:
         return replace(state, x=state.x + 100.0)
 
-    moments = play_pure(Halving(), Drift(), {}, KEY, touch=lift)
+    moments = play_pure(Halving(), Drift(), {}, KEY, patch=lift)
     next(moments)
     moment = next(moments)
     assert moment.sights[0].x > 90.0

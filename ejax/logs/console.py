@@ -39,7 +39,7 @@ class View(Protocol):
     def close(self) -> None: ...
 
 
-def make_view(title: str, *, total_steps: int, start_step: int = 0, file: TextIO | None = None) -> View:
+def make_console(title: str, *, total_steps: int, start_step: int = 0, file: TextIO | None = None) -> View:
     """Make the live view if ``file`` (default: standard output) is a terminal, the plain one otherwise.
 
     In a notebook what is shown lies in the cell's output.

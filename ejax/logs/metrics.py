@@ -26,7 +26,7 @@ from typing import Any, TypeAlias
 
 from ejax.config import RunConfig
 from ejax.logs.best import Best
-from ejax.logs.console import make_view
+from ejax.logs.console import make_console
 from ejax.logs.metric_log import MetricLog, keep_up_to
 from ejax.runtime.plain_files import read_text
 from ejax.training.sessions import write_session
@@ -98,7 +98,7 @@ class MetricWriter:
                 stack.push(lambda kind, _error, _traceback: run.finish(exit_code=int(kind is not None)))
             self._view = None
             if trainer.console if console is None else console:
-                self._view = make_view(name, total_steps=trainer.num_updates * rows, start_step=step)
+                self._view = make_console(name, total_steps=trainer.num_updates * rows, start_step=step)
                 stack.callback(self._view.close)
             self._stack = stack.pop_all()
         for problem in problems:

@@ -1,6 +1,6 @@
 """Changes of an environment between two steps: commands, blows, and the viewer's mouse.
 
-A touch is a function from state to state, leaves [1, ...]. It looks for the parts that it changes, wherever wrappers
+A patch is a function from state to state, leaves [1, ...]. It looks for the parts that it changes, wherever wrappers
 keep them.
 """
 
@@ -19,7 +19,7 @@ from ejax.envs.locomotion.commands import Command, hold
 from ejax.envs.mujoco.engine import PhysicsState
 from ejax.types import PyTree
 
-Touch: TypeAlias = Callable[[PyTree], PyTree]
+StatePatch: TypeAlias = Callable[[PyTree], PyTree]
 
 _STEP = 0.1
 """m/s or rad/s of one press of a key."""
@@ -67,7 +67,7 @@ class HeldCommand:
         return replace_parts(state, Command, lambda command: hold(command, jnp.asarray(velocity)))
 
 
-def make_blows(model: mujoco.MjModel, size: float, every: int, seed: int) -> Touch:
+def make_blows(model: mujoco.MjModel, size: float, every: int, seed: int) -> StatePatch:
     """Every so many decisions the first body that moves freely gets ``size`` m/s more, in a random direction, level.
 
     Raises:
@@ -81,7 +81,7 @@ def make_blows(model: mujoco.MjModel, size: float, every: int, seed: int) -> Tou
         )
     start, random, waiting = int(model.jnt_dofadr[free[0]]), np.random.default_rng(seed), every
 
-    def touch(state: PyTree) -> PyTree:
+    def patch(state: PyTree) -> PyTree:
         nonlocal waiting
         waiting -= 1
         if waiting > 0:
@@ -91,7 +91,7 @@ def make_blows(model: mujoco.MjModel, size: float, every: int, seed: int) -> Tou
         change[start : start + 2] = size * math.cos(angle), size * math.sin(angle)
         return add_velocity(state, change)
 
-    return touch
+    return patch
 
 
 def add_velocity(state: PyTree, change: NDArray[np.float64]) -> PyTree:

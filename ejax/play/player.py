@@ -51,20 +51,20 @@ def play_pure(
     key: Key,
     *,
     samples: bool = False,
-    touch: Callable[[PyTree], PyTree] = lambda state: state,
+    patch: Callable[[PyTree], PyTree] = lambda state: state,
 ) -> Iterator[Moment]:
     """One episode after the other, without an end.
 
     Args:
         samples: act with samples of the distribution, not with its mode.
-        touch: applied to the state, leaves [1, ...], before each decision.
+        patch: applied to the state, leaves [1, ...], before each decision.
     """
     key_reset, key_steps = jax.random.split(key)
     envs = with_memory(reset(env, key_reset, 1), policy)
     yield Moment((_row(envs.state),), starts=True)
     for t in itertools.count():
         key = jax.random.fold_in(key_steps, t)
-        obs, envs = envs.obs, replace(envs, state=touch(envs.state))
+        obs, envs = envs.obs, replace(envs, state=patch(envs.state))
         action, states, envs, timestep = _decide(policy, env, params, envs, key, samples=samples)
         states, timestep = jax.device_get((states, timestep))
         ended = bool((timestep.terminated | timestep.truncated)[0])

@@ -16,7 +16,7 @@ from ejax.envs.host.guarded import GuardedEnv
 from ejax.envs.locomotion.commands import Command
 from ejax.envs.mujoco.engine import PhysicsState, load_model
 from ejax.envs.mujoco.viewer import Window
-from ejax.play.perturbations import HeldCommand, Touch, add_velocity, make_blows, parts_of
+from ejax.play.perturbations import HeldCommand, StatePatch, add_velocity, make_blows, parts_of
 from ejax.play.player import Moment, Score, count, play_host, play_pure
 from ejax.play.saved_policy import chosen_checkpoint, elsewhere, filmed, load_policy
 from ejax.runtime.device import matmul_precision, prepare_jax
@@ -124,25 +124,25 @@ def _play_pure(
     asset = _asset(env)
     if not isinstance(env, RenderableEnv) or (asset is None and show.video is None):
         raise ValueError(f"{config.env.id} cannot be shown: it has no MuJoCo model; ejax.evaluate gives its numbers")
-    command, touches = HeldCommand(show.command), _touches(config, env, asset, show)
-    touches.append(command)
+    command, patches = HeldCommand(show.command), _patches(config, env, asset, show)
+    patches.append(command)
 
-    def touch(state: PyTree) -> PyTree:
-        return functools.reduce(lambda state, each: each(state), touches, state)
+    def patch(state: PyTree) -> PyTree:
+        return functools.reduce(lambda state, each: each(state), patches, state)
 
     key, period = jax.random.key(_seed(config, show)), env.control_period
-    moments = play_pure(policy, env, params, key, samples=show.samples, touch=touch)
+    moments = play_pure(policy, env, params, key, samples=show.samples, patch=patch)
     period_of_action = period / (env.actions_per_decision if isinstance(env, ChunkedEnv) else 1)
     sights = _until(moments, score, show, period_of_action)
     if asset is None or show.video is not None:
         frames = (with_caption(env.render(sight, *_SIZE), _text(env, sight, score)) for sight in sights)
         return {"video": write_video(cast(Path, show.video), frames, show.speed / period_of_action)}
     with Window(asset, period_of_action, speed=show.speed, on_key=command.press) as window:
-        touches.append(lambda state: add_velocity(state, window.velocity_change(period)))
+        patches.append(lambda state: add_velocity(state, window.velocity_change(period)))
         return _show(window, env, sights, score, period_of_action)
 
 
-def _touches(config: RunConfig, env: RenderableEnv, asset: str | None, show: Show) -> list[Touch]:
+def _patches(config: RunConfig, env: RenderableEnv, asset: str | None, show: Show) -> list[StatePatch]:
     """The blows of the command line.
 
     Raises:

@@ -94,7 +94,7 @@ def best_member(trainer: TrainerConfig, progress: Sequence[Progress], rewards: S
     return max(known, key=lambda i: (rewards[i], -i), default=None)
 
 
-def write_standing(
+def write_summary(
     folder: Path,
     trainer: TrainerConfig,
     members: Sequence[Member],

@@ -12,7 +12,7 @@ from typing import Any
 from ejax.config import ConfigError, Problem, RunConfig, bind
 from ejax.population.leaderboard import PopulationResult
 from ejax.population.members import build_population
-from ejax.population.separate_runs import train_apart
+from ejax.population.separate_runs import train_separately
 from ejax.population.sink import PopulationSink
 from ejax.population.step import PopulationState
 from ejax.runtime.device import matmul_precision
@@ -45,7 +45,7 @@ def train_population(config: RunConfig, *, resume: str | None = None, run_dir: P
         text = f"got --resume {resume}, but a population goes on from its latest state, or from a checkpoint of all"
         raise CheckpointError(f"{text}; --run RUN/members/I --resume best goes on with one member by itself")
     if config.population.apart:
-        return train_apart(config, resume=resume, run_dir=run_dir)
+        return train_separately(config, resume=resume, run_dir=run_dir)
     # the members' numbers do not depend on the devices that share them, and a run may change them
     trainer, alone = config.trainer, with_value(config, "trainer.distributed", False)
     with ExitStack() as locks:

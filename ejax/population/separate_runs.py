@@ -18,7 +18,7 @@ from ejax.config import RunConfig, bind
 from ejax.logs.best import REWARD
 from ejax.logs.json_records import read_facts
 from ejax.logs.metric_log import MetricLog, read_log
-from ejax.population.leaderboard import PopulationResult, summaries, write_standing
+from ejax.population.leaderboard import PopulationResult, summaries, write_summary
 from ejax.population.step import FITNESS
 from ejax.run import train
 from ejax.store.find import new_run_folder, newest_run
@@ -29,7 +29,7 @@ from ejax.training.progress import Progress
 from ejax.training.skipped import NonFiniteUpdateError
 
 
-def train_apart(config: RunConfig, *, resume: str | None, run_dir: Path | None) -> PopulationResult:
+def train_separately(config: RunConfig, *, resume: str | None, run_dir: Path | None) -> PopulationResult:
     """Train each member as ``ejax.run.train`` does; arguments and errors as ``ejax.population.train_population``.
 
     A member that stops at an update that is not finite is reported, and the next one trained. With ``resume`` members
@@ -66,7 +66,7 @@ def _train_members(config: RunConfig, directory: RunDirectory) -> PopulationResu
     known = [[line[FITNESS] for line in log if line.get(FITNESS) is not None] for log in logs]
     rewards = [float(each[-1]) if each else math.nan for each in known]
     step = max(meta.get("global_step", 0) for meta in metas)
-    best = write_standing(
+    best = write_summary(
         directory.path, config.trainer, members, progress, step=step, rewards=rewards, alive=alive, values={}
     )
     return PopulationResult.of(

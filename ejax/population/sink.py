@@ -21,7 +21,7 @@ from ejax.logs.json_records import replace_text
 from ejax.logs.metrics import MetricWriter
 from ejax.logs.usage import TIME, memory_in_use, times
 from ejax.population.folder import MemberFolder
-from ejax.population.leaderboard import PopulationResult, summaries, write_standing
+from ejax.population.leaderboard import PopulationResult, summaries, write_summary
 from ejax.population.members import PopulationParts, member_state, take
 from ejax.population.step import FITNESS, PARENT, PopulationState
 from ejax.runtime.stopwatch import ENGINE, Stopwatch
@@ -184,7 +184,7 @@ class PopulationSink(AbstractContextManager["PopulationSink"]):
                 own_state = partial(member_state, state, i)
                 folder.record_evaluation(own_state, update, {name: x[i] for name, x in metrics.items()})
         self._summarize_evaluation(metrics)
-        best = self._write_standing(state, update)
+        best = self._write_summary(state, update)
         shown = {k: x for k, x in self._last_eval.items() if k.startswith((self._trainer.best_eval_metric, REWARD))}
         known = None if best is None else self._folders[best].progress.best
         self._writer.write(update * self._rows, self._last_eval, known, shown=shown)
@@ -194,11 +194,11 @@ class PopulationSink(AbstractContextManager["PopulationSink"]):
         best = {REWARD: "max", self._trainer.best_eval_metric: self._trainer.best_eval_mode}
         self._last_eval = summaries(living, best=best)
 
-    def _write_standing(self, state: PopulationState, update: int) -> int | None:
+    def _write_summary(self, state: PopulationState, update: int) -> int | None:
         values = {}
         if self._exploits:
             values = {name: np.asarray(x).tolist() for name, x in jax.device_get(state.values).items()}
-        return write_standing(
+        return write_summary(
             self._directory.path,
             self._trainer,
             self._parts.members,
@@ -260,7 +260,7 @@ class PopulationSink(AbstractContextManager["PopulationSink"]):
         self._save(state, update)
         for i, folder in enumerate(self._folders):
             folder.saver.save(member_state(state, i), update)
-        best = self._write_standing(state, update)
+        best = self._write_summary(state, update)
         if finished:
             self._evaluate_fresh(state, interrupted)
         else:

@@ -21,7 +21,7 @@ class _Refused(ValueError):
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command line. Returns the exit code: 1 where runs were left out, 2 where there is no page."""
+    """Run the command line. Returns the exit code: 1 where runs were left out, 2 without a page."""
     args = _parser().parse_args(argv)
     importlib.import_module("ejax.report.reading")  # takes seconds: while a signal still ends the process at once
     return until_signal("ejax.report", lambda: _run(args))

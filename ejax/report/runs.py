@@ -43,7 +43,7 @@ class Run:
 
     path: Path
     name: str
-    """On the page: as much of the path as tells it from the others."""
+    """On the page: as much of the path as distinguishes it."""
     config: dict[str, Any]
     versions: dict[str, Any]
     records: list[dict[str, Any]]
@@ -101,7 +101,7 @@ class Run:
     def state(self) -> str:
         """Progress of the run: finished, or the reason why not."""
         if self.updates is None:
-            return "no checkpoint says how far it is"
+            return "its progress is in no checkpoint"
         done, total = self.updates
         if done < total:
             return f"not finished: {done:,} of {total:,} updates (interrupted, or still under way)"

@@ -72,7 +72,7 @@ def load_arrays(path: Path, like: PyTree, prefix: str, remedy: str) -> PyTree:
 
 
 def read_arrays(path: Path, wanted: dict[str, Any] | None) -> dict[str, Any]:
-    """Read arrays onto one device of this process, whatever devices they were saved from; those whose type JAX lacks
+    """Read arrays onto one device of this process, whatever devices they were saved from; 64-bit types, which JAX lacks,
     stay on the host.
 
     Args:

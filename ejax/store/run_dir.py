@@ -83,7 +83,7 @@ class _Versions(BaseModel):
     device: str | None = None
 
 
-class _Standing(BaseModel):
+class _Summary(BaseModel):
     """The part of ``population.json`` that is read again."""
 
     best: NonNegativeInt | None
@@ -333,7 +333,7 @@ def open_policy_run(path: Path, member: int | None = None) -> tuple[RunDirectory
     if member is None:
         remedy = f"name {directory.member(0).path} or another"
         try:
-            member = read_facts(directory.path / "population.json", _Standing)["best"]
+            member = read_facts(directory.path / "population.json", _Summary)["best"]
         except FactsError as error:
             raise CheckpointError(f"which member is the best is not known, {remedy}: {error}") from None
         if member is None:
