@@ -89,26 +89,17 @@ def instruction_cost(module: Module, within: Computation, instruction: Instructi
         cost.collectives[Collective(collective.group(1), num_bytes, instruction.group_size, where)] = 1
         cost.num_bytes = 2.0 * num_bytes
         return cost
-    for name in instruction.called("calls", "called_computations"):
-        _add_arithmetic(module, module.computations[name], cost)
-    _add_operation(within, instruction, cost)
+    _add_operations(module, within, instruction, cost)
     cost.num_bytes = _traffic(module, within, instruction)
-    if opcode == "custom-call":
-        cost.library_calls[instruction.target] += 1
-        cost.callbacks = float(bool(_CALLBACK.search(instruction.target)))
     return cost
 
 
-def _add_arithmetic(module: Module, fused: Computation, cost: Cost) -> None:
-    for each in fused.instructions:
-        _add_operation(fused, each, cost)
-        if each.opcode == "custom-call":
-            cost.library_calls[each.target] += 1
-        for name in each.called("calls"):
-            _add_arithmetic(module, module.computations[name], cost)
-
-
-def _add_operation(within: Computation, instruction: Instruction, cost: Cost) -> None:
+def _add_operations(module: Module, within: Computation, instruction: Instruction, cost: Cost) -> None:
+    """Add the operations of an instruction and of those that are fused into it."""
+    for name in instruction.called("calls", "called_computations"):
+        fused = module.computations[name]
+        for each in fused.instructions:
+            _add_operations(module, fused, each, cost)
     opcode, shapes = instruction.opcode, within.shapes_of(instruction)
     if opcode == "dot":
         lhs = shapes[0][0]
@@ -117,6 +108,8 @@ def _add_operation(within: Computation, instruction: Instruction, cost: Cost) ->
     elif opcode == "convolution":
         cost.dot_flops[_precision(shapes[0][0], instruction)] += _convolution_flops(instruction, shapes[1][0])
     elif opcode == "custom-call":
+        cost.library_calls[instruction.target] += 1
+        cost.callbacks += bool(_CALLBACK.search(instruction.target))
         if flops := _library_flops(instruction, shapes):
             cost.dot_flops[_precision(shapes[0][0], instruction)] += flops
     elif opcode in ("reduce", "reduce-window", "scatter", "sort"):

@@ -97,7 +97,9 @@ def _name(loop: Loop, around: Loop, body: Computation) -> str:
         return UPDATE
     if "env_steps" in last and not inside_steps:
         return f"{ENV_STEP}, backward" if "transpose" in last else ENV_STEP
-    if inside_steps and loop.trips is not None and PHYSICS_STEP not in around.path and _is_physics(body):
+    is_counted, ops = loop.trips is not None, body.instructions
+    may_be_physics = inside_steps and is_counted and PHYSICS_STEP not in around.path
+    if may_be_physics and any("/step/forward/" in each.op_name for each in ops):  # it is made of MJX's steps
         return PHYSICS_STEP
     if last == "solve":
         return "solver iteration"
@@ -106,17 +108,7 @@ def _name(loop: Loop, around: Loop, body: Computation) -> str:
     # a scan of scans outside the environments' steps: ejax.algorithms.sgd
     if around.name == EPOCH and loop.op_name == around.op_name + _SCANNED:
         return MINIBATCH
-    if not inside_steps and loop.trips is not None and _scans(body, loop.op_name + _SCANNED):
+    scans = [each for each in ops if each.opcode == "while" and each.op_name == loop.op_name + _SCANNED]
+    if not inside_steps and is_counted and any(each.trip_count is not None for each in scans):
         return EPOCH
     return re.sub(r"\w+\(([\w.]*)\)", r"\1", last).strip("()") or "loop"
-
-
-def _is_physics(body: Computation) -> bool:
-    """It is made of MJX's steps."""
-    return any("/step/forward/" in each.op_name for each in body.instructions)
-
-
-def _scans(body: Computation, op_name: str) -> bool:
-    return any(
-        each.opcode == "while" and each.op_name == op_name and each.trip_count is not None for each in body.instructions
-    )
