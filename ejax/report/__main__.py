@@ -16,10 +16,6 @@ from typing import Any
 from ejax.runtime.process_exit import leave
 
 
-class _Refused(ValueError):
-    """A command line that cannot be carried out."""
-
-
 def main(argv: list[str] | None = None) -> int:
     """Run the command line. Returns the exit code: 1 where runs were left out, 2 without a page."""
     args = _parser().parse_args(argv)
@@ -45,14 +41,14 @@ def _run(args: argparse.Namespace) -> int:
 
     try:
         if args.to.suffix.lower() not in (".html", ".htm") or "\0" in str(args.to):
-            raise _Refused(f"--to {args.to}: a page is written as .html; give --to FILE.html")
+            raise FactsError(f"--to {args.to}: a page is written as .html; give --to FILE.html")
         paths = [path for given in args.run for path in attempt(runs_in, given)]
         runs = [run for path in paths for run in attempt(lambda path: [read_run(path)], path)]
         if not runs:
             return 2
         for i, run in enumerate(runs):
             if any(run.path.resolve() == other.path.resolve() for other in runs[:i]):
-                raise _Refused(f"{run.path} is given twice; name each run once")
+                raise FactsError(f"{run.path} is given twice; name each run once")
         exports = {str(path): read_export(path) for path in args.parity}
         partial = args.to.with_name(f".{args.to.name}.partial")
         page = render(runs, exports, args.to.parent, left_out)
@@ -61,7 +57,7 @@ def _run(args: argparse.Namespace) -> int:
             os.replace(partial, args.to)
         finally:
             partial.unlink(missing_ok=True)
-    except (_Refused, FactsError, OSError) as error:
+    except (FactsError, OSError) as error:
         print(f"ejax.report: {error}", file=sys.stderr)
         return 2
     count = sum(len(run.problems) for run in runs)
@@ -72,26 +68,14 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        "python -m ejax.report", description="One HTML page about runs: curves, tables, videos. It needs no network."
-    )
-    parser.add_argument(
-        "run",
-        type=Path,
-        nargs="+",
-        metavar="RUN",
-        help="a run's folder, of a population all members; without its time: the newest run",
-    )
+    about = "One HTML page about runs: curves, tables, videos. It needs no network."
+    parser = argparse.ArgumentParser("python -m ejax.report", description=about)
+    text = "a run's folder, of a population all members; without its time: the newest run"
+    parser.add_argument("run", type=Path, nargs="+", metavar="RUN", help=text)
     parser.add_argument("--to", type=Path, default=Path("report.html"), metavar="FILE.html", help="(report.html)")
-    parser.add_argument(
-        "--parity",
-        type=Path,
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="EXPORT",
-        help="exports whose parity.json is shown too; those in a run's folder are anyway",
-    )
+    text = "exports whose parity.json is shown too; those in a run's folder are anyway"
+    several = {"type": Path, "nargs": "+", "action": "extend", "default": []}
+    parser.add_argument("--parity", **several, metavar="EXPORT", help=text)
     return parser
 
 

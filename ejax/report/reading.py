@@ -6,7 +6,8 @@ Missing or damaged parts are texts in ``Run.problems``; only a folder whose conf
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -105,47 +106,33 @@ def read_run(given: Path) -> Run:
     if not _is_inside(resolved, path):
         raise FactsError(f"{resolved} leads out of the run's folder")
     config = read_facts(resolved, _Config)
-    problems: list[str] = []
-
-    def note(error: Exception) -> None:
-        problems.append(str(error).replace(f"{path}/", ""))
-
-    def own(file: Path) -> bool:
-        """Refuse files that a link out of the run leads to: a page that shows them may be handed on."""
-        if not (inside := _is_inside(file, path)):
-            note(FactsError(f"{file} leads out of the run's folder, and is not followed"))
-        return inside
-
-    def files(folder: str, pattern: str) -> list[Path]:
-        return sorted(filter(own, (path / folder).glob(pattern))) if own(path / folder) else []
-
+    folder = _Folder(path)
     try:
         check_configs(path)
     except CheckpointError as error:
-        note(error)
-    versions = next(iter(_facts(filter(own, [path / "configs" / "versions.json"]), _Versions, note).values()), {})
-    changed = _facts(files("configs", "changes.json"), _Changes, note)
+        folder.note(error)
+    versions = next(iter(folder.facts(folder.files("configs", "versions.json"), _Versions).values()), {})
+    changes = folder.facts(folder.files("configs", "changes.json"), _Changes).values()
     directory, log = RunDirectory(path, config["trainer"]["exp_name"]), path / "logs" / "metrics.jsonl"
-    saved = [*directory.periodic(), *directory.best()] if own(directory.checkpoints) else []
-    meta = _newest_meta([file for each in saved if own(file := each / "meta.json")], note)
-    records, wrong = read_log(log, logged=(meta or {}).get("log")) if own(log) else ([], [])
+    saved = directory.saved() if folder.owns(directory.checkpoints) else []
+    meta = folder.newest_meta([file for each in saved if folder.owns(file := each / "meta.json")])
+    records, wrong = read_log(log, logged=(meta or {}).get("log")) if folder.owns(log) else ([], [])
     # a fork, and a run from another system's checkpoint, begins at that one's step
-    problems += wrong + _gaps(records, begins_at_zero="origin" not in versions) + _not_finite(records)
-    problems += [f"logs/{aside.name} was set aside" for aside in files("logs", "metrics.*-*.jsonl")]
+    folder.problems += wrong + _gaps(records, begins_at_zero="origin" not in versions) + _not_finite(records)
+    folder.problems += [f"logs/{aside.name} was set aside" for aside in folder.files("logs", "metrics.*-*.jsonl")]
     if meta and meta["global_step"] > max((record["step"] for record in records), default=0):
-        problems.append(f"the log ends before the newest checkpoint, which is of step {meta['global_step']:,}")
-    evaluations = _facts(files("evaluations", "*.json"), _Evaluation, note)
-    exports = _facts([*files(".", "parity.json"), *files(".", "*/parity.json")], _Export, note)
-    videos = [file for file in files("videos", "**/[!.]*.mp4") if file.is_file()]
-    videos.sort(key=lambda file: -file.stat().st_mtime_ns)
+        folder.problems.append(f"the log ends before the newest checkpoint, which is of step {meta['global_step']:,}")
+    evaluations = folder.facts(folder.files("evaluations", "*.json"), _Evaluation)
+    exports = folder.facts([*folder.files(".", "parity.json"), *folder.files(".", "*/parity.json")], _Export)
+    videos = [file for file in folder.files("videos", "**/[!.]*.mp4") if file.is_file()]
     population = path.resolve().parents[1] if path.resolve().parent.name == "members" else None
     exploits = []
     if population is not None and _is_inside(population / EXPLOITS, population):
         try:
             exploits = read_exploits(population)
         except OSError as error:
-            note(error)
-    starts, sessions = _starts(files("logs", "*/events.out.tfevents.*")), read_sessions(path / "logs")
+            folder.note(error)
+    sessions = read_sessions(path / "logs")
     logged = population is not None and any((population / "logs").glob("*/events.out.tfevents.*"))
     together = population if logged else None  # else each member has its own program
     recorded = [*sessions, *(read_sessions(together / "logs") if together else ())]
@@ -156,17 +143,60 @@ def read_run(given: Path) -> Run:
         versions=versions,
         records=records,
         meta=meta,
-        changes=[each for facts in changed.values() for each in facts["changes"]],
-        starts=starts,
+        changes=[each for facts in changes for each in facts["changes"]],
+        starts=_starts(folder.files("logs", "*/events.out.tfevents.*")),
         recorded=tuple(sorted(recorded, key=lambda each: each.start)),
         together=None if sessions else together,
         evaluations={file.stem: facts for file, facts in evaluations.items()},
         exports={str(file.parent.relative_to(path)): facts for file, facts in exports.items()},
-        videos=tuple(videos),
-        num_quarantined=len(files("quarantine", "**/*.npz")),
+        videos=tuple(sorted(videos, key=lambda file: -file.stat().st_mtime_ns)),
+        num_quarantined=len(folder.files("quarantine", "**/*.npz")),
         exploits=tuple(exploits),
-        problems=tuple(dict.fromkeys(problems)),
+        problems=tuple(dict.fromkeys(folder.problems)),
     )
+
+
+@dataclass
+class _Folder:
+    """A run's folder, of which no link leads out, and the problems that were found in it."""
+
+    path: Path
+    problems: list[str] = field(default_factory=list)
+
+    def note(self, error: Exception) -> None:
+        self.problems.append(str(error).replace(f"{self.path}/", ""))
+
+    def owns(self, file: Path) -> bool:
+        """Refuse files that a link out of the run leads to: a page that shows them may be handed on."""
+        if not (inside := _is_inside(file, self.path)):
+            self.note(FactsError(f"{file} leads out of the run's folder, and is not followed"))
+        return inside
+
+    def files(self, folder: str, pattern: str) -> list[Path]:
+        found = (self.path / folder).glob(pattern)
+        return sorted(filter(self.owns, found)) if self.owns(self.path / folder) else []
+
+    def facts(self, files: Iterable[Path], schema: type[BaseModel]) -> dict[Path, dict[str, Any]]:
+        """Contents of each file that can be read; the others are noted."""
+        found = {}
+        for file in files:
+            try:
+                found[file] = read_facts(file, schema)
+            except FactsError as error:
+                self.note(error)
+        return found
+
+    def newest_meta(self, files: Iterable[Path]) -> dict[str, Any] | None:
+        """Metadata of the checkpoint with the most steps; its arrays are not read."""
+        metas = self.facts(files, _Meta).values()
+        meta = max(metas, key=lambda meta: meta.get("global_step", 0), default=None)
+        if meta and meta.get("config"):
+            try:
+                check_facts(meta["config"], _Config)
+            except FactsError as error:
+                self.note(FactsError(f"the config in the newest checkpoint's meta.json {error}"))
+                meta = meta | {"config": {}}
+        return meta
 
 
 def read_export(path: Path) -> dict[str, Any]:
@@ -186,32 +216,6 @@ def read_export(path: Path) -> dict[str, Any]:
 
 def _is_inside(file: Path, folder: Path) -> bool:
     return Path(os.path.realpath(file)).is_relative_to(os.path.realpath(folder))
-
-
-def _facts(
-    files: Iterable[Path], schema: type[BaseModel], note: Callable[[Exception], None]
-) -> dict[Path, dict[str, Any]]:
-    """Contents of each file that can be read; the others are reported."""
-    found = {}
-    for file in files:
-        try:
-            found[file] = read_facts(file, schema)
-        except FactsError as error:
-            note(error)
-    return found
-
-
-def _newest_meta(files: Sequence[Path], note: Callable[[Exception], None]) -> dict[str, Any] | None:
-    """Metadata of the checkpoint with the most steps; its arrays are not read."""
-    metas = _facts(files, _Meta, note)
-    meta = max(metas.values(), key=lambda meta: meta.get("global_step", 0), default=None)
-    if meta and meta.get("config"):
-        try:
-            check_facts(meta["config"], _Config)
-        except FactsError as error:
-            note(FactsError(f"the config in the newest checkpoint's meta.json {error}"))
-            meta = meta | {"config": {}}
-    return meta
 
 
 def _starts(files: Sequence[Path]) -> tuple[float, ...]:
