@@ -184,7 +184,7 @@ def test_wall_time_is_of_whole_sessions_and_of_killed_ones_as_the_log_says(run: 
     for at in (15, 35):
         (run / "logs" / "tiny" / f"events.out.tfevents.{at}.host.{int(START + at) * 10**9}").touch()
     record(run, (-50, 14), (33, 99))  # building came before the event file, the last save after the last line
-    assert [(each.start, each.last) for each in read_run(run).sessions] == [
+    assert [(each.start, each.end) for each in read_run(run).sessions] == [
         (START - 50, START + 14),
         (START + 33, START + 99),
         (START + 15, START + 30),

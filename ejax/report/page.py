@@ -192,7 +192,7 @@ def _time(runs: Sequence[Run]) -> str:
             continue
         starts = len(run.sessions)
         text = f"wall time, {starts} start{'s' * (starts != 1)}"
-        text += "; of one only from its first line on" * any(session.start is None for session in run.sessions)
+        text += "; of one only from its first line on" * any(not session.is_from_start for session in run.sessions)
         rows.append([escape(name), escape(text), duration_cell(wall), bar(1.0)])
         for part, seconds in run.time_parts():
             rows.append(["", escape(part), duration_cell(seconds), bar(seconds / wall if wall > 0 else 0.0)])

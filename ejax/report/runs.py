@@ -2,10 +2,10 @@
 
 import json
 import math
-from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,14 +27,14 @@ _NAMES = {"trainer.exp_name", "trainer.output_dir", "trainer.console", "trainer.
 class Session:
     """From one start of a run's program to its end, or to the last line of one that was killed; seconds since 1970."""
 
-    start: float | None
-    """None: the program left no event file that gives it."""
-    first: float
-    last: float
+    start: float
+    end: float
+    is_from_start: bool = True
+    """False: the program left no event file that gives its start; this is its first line."""
 
     @property
     def seconds(self) -> float:
-        return self.last - (self.first if self.start is None else self.start)
+        return self.end - self.start
 
 
 @dataclass(frozen=True)
@@ -160,29 +160,19 @@ class Run:
     @cached_property
     def sessions(self) -> list[Session]:
         """Those that are recorded, and one for each other start that has lines in the log with times."""
-        begun, firsts, times = [each.start for each in self.recorded], dict[int, float](), list[float]()
 
-        def number(time: float) -> int:
-            """The number of the recorded session that it is in; -1: none."""
-            i = bisect_right(begun, time) - 1
-            return i if i >= 0 and time <= self.recorded[i].end else -1
+        def is_recorded(time: float) -> bool:
+            return any(each.start <= time <= each.end for each in self.recorded)
 
-        for time in (record["time"] for record in self.records if record.get("time")):
-            if (i := number(time)) < 0:
-                times.append(time)
-            else:
-                firsts.setdefault(i, time)
-        found = [Session(each.start, firsts.get(i, each.end), each.end) for i, each in enumerate(self.recorded)]
-        if not times:
-            return found
-        starts: list[float | None] = [start for start in self.starts if start <= times[-1] and number(start) < 0]
-        if not starts or times[0] < (starts[0] or 0.0):
-            starts.insert(0, None)
-        ends = [start for start in starts[1:] if start is not None] + [math.inf]
-        for start, end in zip(starts, ends, strict=True):
-            own = [time for time in times if (start or 0.0) <= time < end]
+        found = [Session(each.start, each.end) for each in self.recorded]
+        times = [time for record in self.records if (time := record.get("time")) and not is_recorded(time)]
+        starts = [start for start in self.starts if times and start <= times[-1] and not is_recorded(start)]
+        if not starts or times[0] < starts[0]:
+            starts.insert(0, -math.inf)
+        for start, end in pairwise([*starts, math.inf]):
+            own = [time for time in times if start <= time < end]
             if own:
-                found.append(Session(start, own[0], max(own)))
+                found.append(Session(own[0] if start < 0 else start, max(own), start >= 0))
         return found
 
     @property
