@@ -191,7 +191,33 @@ class Run:
     def time_parts(self) -> list[tuple[str, float]]:
         """Seconds by activity, as far as logged; parts may overlap, and are not all."""
         durations = {tag: self.series(tag).values() for tag in sorted(self.tags) if _is_duration(tag)}
-        return [(f"{tag}, sum of what is logged", sum(x for x in each if x == x)) for tag, each in durations.items()]
+        parts = [(f"{tag}, sum of what is logged", sum(x for x in each if x == x)) for tag, each in durations.items()]
+        return parts if any(tag.startswith("time/") for tag in self.tags) else [*self._between_lines(), *parts]
+
+    def _between_lines(self) -> list[tuple[str, float]]:
+        """Parts of a log that has none of its own: what went by between lines."""
+        times = [time for record in self.records if (time := record.get("time"))]
+        until_first = [
+            next((time for time in times if each.start <= time <= each.end), each.end) - each.start
+            for each in self.sessions
+            if each.is_from_start
+        ]
+        gaps = [
+            (after.get("time") or 0) - (before.get("time") or 0)
+            for before, after in pairwise(self.records)
+            if before["step"] == after["step"] and _is_evaluation(after) and not _is_evaluation(before)
+        ]
+        parts = [
+            (
+                "from a start to its first line: compiling, the first update",
+                sum(until_first),
+            ),
+            (
+                "from an update's line to its evaluation's: evaluating, saving",
+                sum(gap for gap in gaps if 0 < gap < 1e9),
+            ),
+        ]
+        return [(name, seconds) for name, seconds in parts if seconds]
 
     def _evaluated(self) -> Iterator[dict[str, Any]]:
         for record in self.records:
