@@ -74,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("run", type=Path, nargs="+", metavar="RUN", help=text)
     parser.add_argument("--to", type=Path, default=Path("report.html"), metavar="FILE.html", help="(report.html)")
     text = "exports whose parity.json is shown too; those in a run's folder are anyway"
-    several = {"type": Path, "nargs": "+", "action": "extend", "default": []}
+    several: dict[str, Any] = {"type": Path, "nargs": "+", "action": "extend", "default": []}
     parser.add_argument("--parity", **several, metavar="EXPORT", help=text)
     return parser
 

@@ -111,7 +111,9 @@ def read_run(given: Path) -> Run:
         check_configs(path)
     except CheckpointError as error:
         folder.note(error)
-    versions = next(iter(folder.facts(folder.files("configs", "versions.json"), _Versions).values()), {})
+    versions = next(
+        iter(folder.facts(filter(folder.owns, [path / "configs" / "versions.json"]), _Versions).values()), {}
+    )
     changes = folder.facts(folder.files("configs", "changes.json"), _Changes).values()
     directory, log = RunDirectory(path, config["trainer"]["exp_name"]), path / "logs" / "metrics.jsonl"
     saved = directory.saved() if folder.owns(directory.checkpoints) else []
