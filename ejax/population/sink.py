@@ -222,6 +222,8 @@ class PopulationSink(AbstractContextManager["PopulationSink"]):
             "members": members,
             "rewards": [reward if math.isfinite(reward) else None for reward in self._rewards.tolist()],
         }
+        # the members' best first: a kill in between leaves a best checkpoint that is newer than the state of all,
+        # which the resumed population sets aside
         for folder in self._folders:
             folder.saver.write_held()
         with self._clock.of("save"):

@@ -107,6 +107,7 @@ def make_population_step(
             shapes = jax.eval_shape(train, state)[1]
             return state, {name: jnp.full(x.shape, jnp.nan, x.dtype) for name, x in shapes.items()}
 
+        # under vmap both branches run: side by side, a broken member costs as much as one that trains
         after, metrics = jax.lax.cond(alive, train, hold, state)
         sound = all_finite(after.train.params)
         if stops_at_nonfinite:
@@ -144,6 +145,7 @@ def exploited(state: PopulationState, fitness: Array, key: Key, exploit: Exploit
     num_members = fitness.shape[0]
     key_donor, key_perturb = jax.random.split(key)
     known = state.alive & jnp.isfinite(fitness)
+    # best first; what broke or has no return yet comes last, so that it receives and never gives
     order = jnp.argsort(jnp.where(known, -fitness, jnp.inf), stable=True)
     donor = order[jax.random.randint(key_donor, (exploit.count,), 0, exploit.count)]
     receiver = order[num_members - exploit.count :]
@@ -160,6 +162,7 @@ def exploited(state: PopulationState, fitness: Array, key: Key, exploit: Exploit
         factor = jax.random.choice(jax.random.fold_in(key_perturb, i), factors, (num_members,))
         moved = jnp.clip(value * factor, *exploit.bounds[name])
         values[name] = jnp.where(parent == own, value, moved)
+    # the optimizer holds its learning rate as an array: a copied one has to move with the member's value
     train = copy(state.members.train)
     train = jax.vmap(partial(_with_rates, make_optimizer=exploit.make_optimizer))(train, before, values)
     update = jnp.where(parent == own, state.members.update, state.update)

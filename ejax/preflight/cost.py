@@ -164,7 +164,7 @@ def _traffic(module: Module, within: Computation, instruction: Instruction) -> f
     written = instruction.num_bytes
     if instruction.opcode in _SLICES:
         return 2.0 * written
-    if instruction.opcode == "dynamic-update-slice":
+    if instruction.opcode == "dynamic-update-slice":  # in place: the row is read and written, not the array
         return 2.0 * operands[1]
     called = instruction.called("calls") if instruction.opcode == "fusion" else ()
     if not called:
