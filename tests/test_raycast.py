@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ejax.envs.mujoco.appearance import Appearance
-from ejax.envs.mujoco.drawing import _free_camera
+from ejax.envs.mujoco.drawing import Appearance, _free_camera
 from ejax.envs.mujoco.engine import render
 from ejax.envs.mujoco.kinematics import body_poses
 from ejax.envs.mujoco.models import load_drawn_model

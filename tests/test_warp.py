@@ -113,7 +113,7 @@ def test_contacts_without_a_place_break_all_rows_and_constraints_their_own(capfd
 
     def broken(**limits: int) -> list[bool]:
         step = jax.jit(jax.vmap(make_step(model, 1, **limits)))
-        return np.isnan(step(state.qpos, state.qvel, ctrl[0])[0]).all(axis=1).tolist()
+        return np.isnan(step(state.qpos, state.qvel, ctrl[0], {})[0]).all(axis=1).tolist()
 
     assert broken(max_contacts=2, max_constraints=16) == [True] * 3
     assert broken(max_contacts=4, max_constraints=15) == [True, False, True]

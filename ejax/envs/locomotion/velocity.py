@@ -24,8 +24,8 @@ from ejax.envs.locomotion.robots import FILE, LeggedRobot, robot_file
 from ejax.envs.locomotion.tasks import Push, VelocityTask, change_task
 from ejax.envs.locomotion.terms import REWARDS, View, observe
 from ejax.envs.locomotion.terrain import Terrain, height_below
-from ejax.envs.mujoco.appearance import Appearance
 from ejax.envs.mujoco.choice import choose_engine
+from ejax.envs.mujoco.drawing import Appearance
 from ejax.envs.mujoco.engine import Engine, Physics, PhysicsState, check_physics, render
 from ejax.envs.mujoco.rotations import matrix_from_quaternion
 from ejax.numerics.finite import all_finite

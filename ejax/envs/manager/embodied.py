@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ejax.envs.manager.functors.events import PhysicsEvent
 from ejax.envs.manager.manager_spec import SOURCE, ManagerSpec, read_manager_spec, stored_keys
-from ejax.envs.mujoco.appearance import Appearance
+from ejax.envs.mujoco.drawing import Appearance
 from ejax.envs.mujoco.engine import Engine, check_physics, render
 from ejax.envs.mujoco.pictures import Renderer, check_renderer_name, picture
 from ejax.envs.randomization.changes import Change, base, keep_written, refuse_overlaps

@@ -20,7 +20,7 @@ Engine: TypeAlias = Literal["auto", "mujoco", "mjx", "warp"]
 
 @dataclass(frozen=True, kw_only=True)
 class EngineRecord:
-    """What is known of an engine before it is imported; its file in ``engines`` has ``step``."""
+    """Facts about an engine, known before it is imported; its file in ``engines`` has ``step``."""
 
     title: str
     file: str
@@ -28,7 +28,7 @@ class EngineRecord:
     chosen_on: tuple[str, ...] = ()
     """Platforms where ``auto`` means it. Empty: wherever it means no other."""
     on_host: bool = False
-    """It steps on the host, whatever JAX computes on."""
+    """It steps on the host, on any platform of JAX."""
     packages: Mapping[str, str] = field(default_factory=dict)
     """Packages beyond ejax's own -> the extra that brings them; its own comes last."""
     unsensed: Mapping[str, str] = field(default_factory=dict)
@@ -46,10 +46,10 @@ ENGINES: dict[str, EngineRecord] = {
         unsensed={"cuda": "Warp's contact sensors read 0 throughout a training on an H100 (docs/gpu.md)"},
     ),
 }
-"""A new engine is a file and a row. One of them has no ``chosen_on``: it is for wherever the others are not."""
+"""A new engine is a file and a row. Exactly one has no ``chosen_on``: ``auto`` means it where no other fits."""
 
 
-_SPOKEN = {"cpu": "the CPU", "cuda": "CUDA"}
+_TITLES = {"cpu": "the CPU", "cuda": "CUDA"}
 
 
 class Choice(NamedTuple):
@@ -83,13 +83,12 @@ def choose_engine(engine: Engine, platform: str | None = None, *, sensing: bool 
     """
     if engine != "auto":
         unsensed = ENGINES[engine].unsensed if sensing else {}
-        where = (platform or _platform()) if unsensed else ""  # starts JAX only where it matters
-        if where in unsensed:
+        if unsensed and (where := platform or _platform()) in unsensed:  # starts JAX only where it matters
             instead = choose_engine("auto", where, sensing=True).engine
             raise ValueError(f"got '{engine}', but {unsensed[where]}; give {instead}")
         return Choice(engine, "as the config says")
     platform = platform or _platform()
-    where = f"JAX computes on {_SPOKEN.get(platform, platform)}"
+    where = f"JAX computes on {_TITLES.get(platform, platform)}"
     objection = ""
     preferred = {name: record for name, record in ENGINES.items() if record.chosen_on}
     for name, record in preferred.items():
@@ -114,7 +113,7 @@ def how_to_install(engine: Engine) -> str | None:
 
 
 def _installed(package: str) -> str | None:
-    """Its version; None: it is not there."""
+    """The version of a package; None: it is not there."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -122,7 +121,7 @@ def _installed(package: str) -> str | None:
 
 
 def _platform() -> str:
-    """Of the device that holds what is computed next: ``cpu``, ``cuda``, ``rocm`` or ``tpu``."""
+    """The platform of the device that computes next: ``cpu``, ``cuda``, ``rocm`` or ``tpu``."""
     chosen = jax.config.jax_default_device  # type: ignore[attr-defined]  # jax defines it at run time
     device = jax.devices(chosen)[0] if isinstance(chosen, str) else chosen or jax.devices()[0]
     if device.platform != "gpu":

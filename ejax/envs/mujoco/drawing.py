@@ -8,14 +8,39 @@ import os
 import sys
 import threading
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any, Protocol, cast, runtime_checkable
 
 import mujoco
 import numpy as np
+from flax import struct
 from numpy.typing import NDArray
 
 from ejax.envs.mujoco.models import load_drawn_model
-from ejax.types import Array, CameraView
+from ejax.types import Array, CameraView, PyTree
+
+
+@struct.dataclass(kw_only=True)
+class Appearance:
+    """One state of a MuJoCo model, for whichever renderer draws it."""
+
+    asset: str = struct.field(pytree_node=False)
+    """The model, as in ``ejax.envs.mujoco.engine.Physics``."""
+    qpos: Array
+    """[nq]"""
+    mocap_pos: dict[str, Array] = struct.field(default_factory=dict)
+    """Body name -> position [3], m, of bodies that only mark something."""
+    rgba: dict[str, Array] = struct.field(default_factory=dict)
+    """Geom name -> colour [4] in 0 … 1, where it is not the model's. Alpha 0 hides the geom; between 0 and 1 it counts
+    for those geoms only that the model has as transparent."""
+
+
+@runtime_checkable
+class AppearingEnv(Protocol):
+    """An environment whose states have an appearance."""
+
+    def appearance(self, state: PyTree) -> Appearance:
+        """The look of one environment's state; pure."""
+        ...
 
 
 def render(
@@ -49,12 +74,12 @@ def render(
     for name, colour in (rgba or {}).items():
         model.geom(name).rgba[:] = np.asarray(colour)
     mujoco.mj_kinematics(model, data)
-    mujoco.mj_comPos(model, data)  # of cameras that go with a body
+    mujoco.mj_comPos(model, data)  # for cameras that go with a body
     mujoco.mj_camlight(model, data)
     if camera is None:
         renderer.update_scene(data, camera="main")
     else:
-        model.vis.global_.fovy = camera.fovy  # of a free camera; ``main`` has its own
+        model.vis.global_.fovy = camera.fovy  # for a free camera; ``main`` has its own
         renderer.update_scene(data, camera=_free_camera(camera))
         for eye in renderer.scene.camera:
             _aim(eye, camera, width / height)
@@ -71,14 +96,15 @@ def default_view(asset: str) -> CameraView | None:
     camera = mujoco.MjvCamera()
     mujoco.mjv_defaultFreeCamera(model, camera)
     azimuth, elevation = math.radians(camera.azimuth), math.radians(camera.elevation)
-    forward = (
-        math.cos(elevation) * math.cos(azimuth),
-        math.cos(elevation) * math.sin(azimuth),
-        math.sin(elevation),
-    )
-    x, y, z = (float(at - camera.distance * along) for at, along in zip(camera.lookat, forward, strict=True))
-    target_x, target_y, target_z = map(float, camera.lookat)
-    return CameraView((x, y, z), (target_x, target_y, target_z), float(model.vis.global_.fovy))
+    across = math.cos(elevation)
+    forward = np.array([across * math.cos(azimuth), across * math.sin(azimuth), math.sin(elevation)])
+    eye = triple(camera.lookat - camera.distance * forward)
+    return CameraView(eye, triple(camera.lookat), float(model.vis.global_.fovy))
+
+
+def triple(vector: NDArray[Any]) -> tuple[float, float, float]:
+    x, y, z = map(float, vector)
+    return x, y, z
 
 
 def _free_camera(view: CameraView) -> mujoco.MjvCamera:
@@ -110,8 +136,8 @@ def _aim(eye: mujoco.MjvGLCamera, view: CameraView, aspect: float) -> None:
 class _Canvases(threading.local):
     """The last four canvases that a thread drew on, made, used and freed by that thread alone.
 
-    A thread that frees the OpenGL context of another one that is still running cannot make it current, and
-    deletes the objects of the same numbers in its own context instead: its later pictures are wrong.
+    A thread that frees another running thread's OpenGL context cannot make it current, and deletes the objects of the
+    same numbers in its own context instead: its later pictures are wrong.
     """
 
     def __init__(self) -> None:
@@ -134,7 +160,7 @@ _canvases = _Canvases()
 
 @functools.cache
 def choose_opengl() -> None:
-    """EGL where there is no display. MuJoCo chooses when it is imported, and then takes a display for granted."""
+    """EGL where there is no display. MuJoCo chooses when it is imported, and then counts on a display."""
     if sys.platform != "linux" or "MUJOCO_GL" in os.environ or os.environ.get("DISPLAY"):
         return
     os.environ["MUJOCO_GL"] = "egl"

@@ -12,15 +12,27 @@ from dataclasses import dataclass
 
 import jax.numpy as jnp
 import mujoco
+from flax import struct
 
 from ejax.envs.mujoco.choice import Engine, check_engine, choose_engine, load_engine
 from ejax.envs.mujoco.drawing import render
 from ejax.envs.mujoco.models import load_model, mocap_bodies
 from ejax.envs.mujoco.parameters import check_parameters
-from ejax.envs.mujoco.physics_state import PhysicsState
 from ejax.types import Array
 
 __all__ = ["Engine", "Physics", "PhysicsState", "check_physics", "load_model", "render"]
+
+
+@struct.dataclass(kw_only=True)
+class PhysicsState:
+    """Everything a physics step reads apart from the control."""
+
+    qpos: Array
+    """[nq], m, rad, unit quaternions (w x y z)"""
+    qvel: Array
+    """[nv], m/s, rad/s"""
+    parameters: dict[str, Array] = struct.field(default_factory=dict)
+    """Fields of the model that are not the MJCF's, whole and by name: ``ejax.envs.mujoco.parameters``."""
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ step, a fifth of the C engine's time. This costs a hundredth, needs no engine at
 """
 
 from collections.abc import Mapping
+from typing import TypeAlias
 
 import jax.numpy as jnp
 import mujoco
@@ -14,6 +15,11 @@ from numpy.typing import NDArray
 from ejax.envs.mujoco.rotations import matrix_from_quaternion
 from ejax.types import Array
 
+Pose: TypeAlias = Array | NDArray[np.float64]
+"""[4, 4]; a NumPy array is a constant."""
+_FREE, _BALL, _SLIDE, _HINGE = range(4)
+"""``mujoco.mjtJoint``, whose members cannot be looked for by ``in``."""
+
 
 def site_pose(model: mujoco.MjModel, site: str, qpos: Array) -> Array:
     """Pose of a site in the world: T = ∏ C_b·J(q_b) over its bodies b, C constant and J the joint's motion.
@@ -21,7 +27,7 @@ def site_pose(model: mujoco.MjModel, site: str, qpos: Array) -> Array:
         J = I + sin q·K + (1 − cos q)·K²  (hinge, Rodrigues)        J = I + q·K  (slide)
 
     Multiplied from the site inwards, as constant matrices times the product so far: one small matrix product per
-    body for the whole batch. From the base outwards these are batched 4×4 products, 15 times slower on XLA's CPU.
+    body for the whole batch. From the base outwards they are batched 4×4 products, 15 times slower on XLA's CPU.
 
     Args:
         model: gives the constants; only the bodies between the world and the site are visited.
@@ -38,17 +44,22 @@ def site_pose(model: mujoco.MjModel, site: str, qpos: Array) -> Array:
     pose = jnp.asarray(transform(model.site_pos[site_id], model.site_quat[site_id]), qpos.dtype)
     body = int(model.site_bodyid[site_id])
     while body != 0:
-        first = int(model.body_jntadr[body])
-        for joint in reversed(range(first, first + int(model.body_jntnum[body]))):
-            pose = _move(model, joint, qpos, pose)
+        for joint in reversed(_joints(model, body)):
+            if model.jnt_type[joint] not in (_HINGE, _SLIDE):
+                name = model.joint(joint).name
+                raise ValueError(f"site_pose follows hinge and slide joints; {name!r} is of another kind")
+            travel, twist = _motion(model, joint, qpos)
+            if model.jnt_type[joint] == _SLIDE:
+                pose = pose + travel * (jnp.asarray(twist, qpos.dtype) @ pose)
+            else:
+                turned = jnp.asarray(np.concatenate([twist, twist @ twist]), qpos.dtype) @ pose
+                pose = pose + jnp.sin(travel) * turned[:4] + (1.0 - jnp.cos(travel)) * turned[4:]
         pose = jnp.asarray(transform(model.body_pos[body], model.body_quat[body]), qpos.dtype) @ pose
         body = int(model.body_parentid[body])
     return pose
 
 
-def body_poses(
-    model: mujoco.MjModel, qpos: Array, mocap_pos: Mapping[str, Array] | None = None
-) -> list[Array | NDArray[np.float64]]:
+def body_poses(model: mujoco.MjModel, qpos: Array, mocap_pos: Mapping[str, Array] | None = None) -> list[Pose]:
     """Poses [4, 4] of all bodies in the world, as ``mujoco.mj_kinematics`` finds them; those that never move as NumPy
     arrays, so that what is computed from them is a constant.
 
@@ -60,39 +71,51 @@ def body_poses(
         mocap_pos: body name -> position [3], m, of bodies that only mark something; the others are where the model puts
             them.
     """
-    placed = {model.body(name).id: position for name, position in (mocap_pos or {}).items()}
-    poses: list[Array | NDArray[np.float64]] = [np.eye(4)]
+    poses: dict[int, Pose] = {0: np.eye(4)}
     for body in range(1, model.nbody):
-        poses.append(_pose_on(model, body, poses[model.body_parentid[body]], qpos, placed))
-    return poses
+        poses[body] = _pose_on(model, body, poses, qpos, mocap_pos or {})
+    return list(poses.values())
 
 
 def body_pose(model: mujoco.MjModel, body: int, qpos: Array, mocap_pos: Mapping[str, Array] | None = None) -> Array:
     """``body_poses`` of one body: only those between it and the world are visited."""
-    placed = {model.body(name).id: position for name, position in (mocap_pos or {}).items()}
     chain = [body]
     while chain[0] != 0:
         chain.insert(0, int(model.body_parentid[chain[0]]))
-    pose: Array | NDArray[np.float64] = np.eye(4)
+    poses: dict[int, Pose] = {0: np.eye(4)}
     for each in chain[1:]:
-        pose = _pose_on(model, each, pose, qpos, placed)
-    return jnp.asarray(pose, qpos.dtype)
+        poses[each] = _pose_on(model, each, poses, qpos, mocap_pos or {})
+    return jnp.asarray(poses[body], qpos.dtype)
 
 
 def rate_of_qpos(model: mujoco.MjModel, qpos: Array, qvel: Array) -> Array:
     """dq/dt [nq]: the velocities themselves but for quaternions, of which it is ½ q ⊗ (0, ω), ω in the body's frame."""
     rates = []
     for kind, at, start in zip(model.jnt_type, model.jnt_qposadr, model.jnt_dofadr, strict=True):
-        is_free, is_ball = kind == mujoco.mjtJoint.mjJNT_FREE, kind == mujoco.mjtJoint.mjJNT_BALL
         at, start = int(at), int(start)
-        if is_free:
+        if kind == _FREE:
             rates.append(qvel[start : start + 3])
             at, start = at + 3, start + 3
-        if is_free or is_ball:
+        if kind in (_FREE, _BALL):
             rates.append(_quaternion_rate(qpos[at : at + 4], qvel[start : start + 3]))
         else:
             rates.append(qvel[start : start + 1])
     return jnp.concatenate(rates) if rates else jnp.zeros_like(qpos)
+
+
+def times(pose: Pose, constant: NDArray[np.float64]) -> Pose:
+    """``pose @ constant``: in float64 and a constant itself where the pose is one."""
+    if isinstance(pose, np.ndarray):
+        return pose @ constant
+    return jnp.matmul(pose, jnp.asarray(constant, pose.dtype), precision="highest")
+
+
+def transform(position: NDArray[np.float64], quaternion: NDArray[np.float64]) -> NDArray[np.float64]:
+    """A constant pose as [4, 4]; quaternion (w x y z)."""
+    rotation, pose = np.zeros(9), np.eye(4)
+    mujoco.mju_quat2Mat(rotation, quaternion)
+    pose[:3, :3], pose[:3, 3] = rotation.reshape(3, 3), position
+    return pose
 
 
 def _quaternion_rate(quaternion: Array, turning: Array) -> Array:
@@ -103,89 +126,54 @@ def _quaternion_rate(quaternion: Array, turning: Array) -> Array:
     )
 
 
-def _pose_on(
-    model: mujoco.MjModel,
-    body: int,
-    parent: Array | NDArray[np.float64],
-    qpos: Array,
-    placed: Mapping[int, Array],
-) -> Array | NDArray[np.float64]:
-    """The pose of a body, whose parent's is ``parent``."""
-    local = transform(model.body_pos[body], model.body_quat[body])
+def _joints(model: mujoco.MjModel, body: int) -> range:
     first = int(model.body_jntadr[body])
-    joints = range(first, first + int(model.body_jntnum[body]))
-    if body in placed:
-        return _with_position(jnp.asarray(local, qpos.dtype), placed[body])
-    if joints and model.jnt_type[first] == mujoco.mjtJoint.mjJNT_FREE:
-        start = int(model.jnt_qposadr[first])
-        return _with_position(_turn(qpos[start + 3 : start + 7]), qpos[start : start + 3])
-    pose = times(parent, local)
+    return range(first, first + int(model.body_jntnum[body]))
+
+
+def _pose_on(
+    model: mujoco.MjModel, body: int, poses: Mapping[int, Pose], qpos: Array, mocap_pos: Mapping[str, Array]
+) -> Pose:
+    """The pose of a body whose parent's is among ``poses``."""
+    local, joints = transform(model.body_pos[body], model.body_quat[body]), _joints(model, body)
+    if model.body(body).name in mocap_pos:
+        return jnp.asarray(local, qpos.dtype).at[:3, 3].set(mocap_pos[model.body(body).name])
+    if joints and model.jnt_type[joints[0]] == _FREE:
+        start = int(model.jnt_qposadr[joints[0]])
+        return _turn(qpos[start + 3 : start + 7]).at[:3, 3].set(qpos[start : start + 3])
+    pose = times(poses[int(model.body_parentid[body])], local)
     for joint in joints:
         pose = _moved(model, joint, qpos, pose)
     return pose
 
 
-def times(pose: Array | NDArray[np.float64], constant: NDArray[np.float64]) -> Array | NDArray[np.float64]:
-    """``pose @ constant``: in float64 and a constant itself where the pose is one."""
-    if isinstance(pose, np.ndarray):
-        return pose @ constant
-    return jnp.matmul(pose, jnp.asarray(constant, pose.dtype), precision="highest")
-
-
-def _moved(model: mujoco.MjModel, joint: int, qpos: Array, pose: Array | NDArray[np.float64]) -> Array:
+def _moved(model: mujoco.MjModel, joint: int, qpos: Array, pose: Pose) -> Array:
     """pose @ J(q)."""
-    axis, anchor = model.jnt_axis[joint], model.jnt_pos[joint]
-    start = int(model.jnt_qposadr[joint])
-    there, back = np.eye(4), np.eye(4)
-    there[:3, 3], back[:3, 3] = anchor, -anchor
-    if model.jnt_type[joint] == mujoco.mjtJoint.mjJNT_BALL:
-        turned = jnp.matmul(
-            jnp.asarray(times(pose, there), qpos.dtype), _turn(qpos[start : start + 4]), precision="highest"
-        )
+    if model.jnt_type[joint] == _BALL:
+        start, there, back = int(model.jnt_qposadr[joint]), np.eye(4), np.eye(4)
+        there[:3, 3], back[:3, 3] = model.jnt_pos[joint], -model.jnt_pos[joint]
+        at_anchor = jnp.asarray(times(pose, there), qpos.dtype)
+        turned = jnp.matmul(at_anchor, _turn(qpos[start : start + 4]), precision="highest")
         return jnp.asarray(times(turned, back))
-    travel = qpos[start] - model.qpos0[start].astype(qpos.dtype)
-    twist = np.zeros((4, 4))
-    if model.jnt_type[joint] == mujoco.mjtJoint.mjJNT_SLIDE:
-        twist[:3, 3] = axis
+    travel, twist = _motion(model, joint, qpos)
+    if model.jnt_type[joint] == _SLIDE:
         return jnp.asarray(pose, qpos.dtype) + travel * jnp.asarray(times(pose, twist), qpos.dtype)
-    twist[:3, :3] = np.cross(axis, np.eye(3)).T
-    twist[:3, 3] = -twist[:3, :3] @ anchor
     turned = jnp.asarray(times(pose, np.concatenate([np.eye(4), twist, twist @ twist], axis=1)), qpos.dtype)
     return turned[:, :4] + jnp.sin(travel) * turned[:, 4:8] + (1.0 - jnp.cos(travel)) * turned[:, 8:]
+
+
+def _motion(model: mujoco.MjModel, joint: int, qpos: Array) -> tuple[Array, NDArray[np.float64]]:
+    """The travel q − q0 of a hinge or slide, and its twist K [4, 4]."""
+    axis, start, twist = model.jnt_axis[joint], int(model.jnt_qposadr[joint]), np.zeros((4, 4))
+    if model.jnt_type[joint] == _SLIDE:
+        twist[:3, 3] = axis
+    else:
+        twist[:3, :3] = np.cross(axis, np.eye(3)).T
+        twist[:3, 3] = -twist[:3, :3] @ model.jnt_pos[joint]
+    return qpos[start] - model.qpos0[start].astype(qpos.dtype), twist
 
 
 def _turn(quaternion: Array) -> Array:
     """[4, 4]"""
     rotation = matrix_from_quaternion(quaternion / jnp.linalg.norm(quaternion))
     return jnp.zeros((4, 4), quaternion.dtype).at[:3, :3].set(rotation).at[3, 3].set(1.0)
-
-
-def _with_position(pose: Array, position: Array) -> Array:
-    return pose.at[:3, 3].set(position)
-
-
-def transform(position: NDArray[np.float64], quaternion: NDArray[np.float64]) -> NDArray[np.float64]:
-    """A constant pose as [4, 4]; quaternion (w x y z)."""
-    rotation = np.zeros(9)
-    mujoco.mju_quat2Mat(rotation, quaternion)
-    transform = np.eye(4)
-    transform[:3, :3] = rotation.reshape(3, 3)
-    transform[:3, 3] = position
-    return transform
-
-
-def _move(model: mujoco.MjModel, joint: int, qpos: Array, pose: Array) -> Array:
-    """J(q) @ pose."""
-    axis, anchor = model.jnt_axis[joint], model.jnt_pos[joint]
-    start = int(model.jnt_qposadr[joint])
-    travel = qpos[start] - model.qpos0[start].astype(qpos.dtype)
-    twist = np.zeros((4, 4))
-    if model.jnt_type[joint] == mujoco.mjtJoint.mjJNT_SLIDE:
-        twist[:3, 3] = axis
-        return pose + travel * (jnp.asarray(twist, qpos.dtype) @ pose)
-    if model.jnt_type[joint] != mujoco.mjtJoint.mjJNT_HINGE:
-        raise ValueError(f"site_pose follows hinge and slide joints; {model.joint(joint).name!r} is of another kind")
-    twist[:3, :3] = np.cross(axis, np.eye(3)).T
-    twist[:3, 3] = -twist[:3, :3] @ anchor
-    turned = jnp.asarray(np.concatenate([twist, twist @ twist]), qpos.dtype) @ pose
-    return pose + jnp.sin(travel) * turned[:4] + (1.0 - jnp.cos(travel)) * turned[4:]

@@ -1,7 +1,7 @@
 """MuJoCo models from MJCF: for the physics, for pictures, and ready for parameters that differ from row to row.
 
 A model may not remember more than qpos and qvel, since a step is a pure function: the solver's warm start is off
-whatever the MJCF says, and models with activations are refused.
+against the MJCF, and models with activations are refused.
 """
 
 import copy
@@ -18,10 +18,9 @@ from ejax.envs.mujoco.model_files import check_model_files
 from ejax.envs.mujoco.parameters import displace
 
 ASSETS = Path(__file__).parents[1] / "assets"
-_RANGEFINDER = mujoco.mjtSensor.mjSENS_RANGEFINDER
+_SENSOR = mujoco.mjtSensor
 _SEEING = (
-    *(_RANGEFINDER, mujoco.mjtSensor.mjSENS_GEOMDIST),
-    *(mujoco.mjtSensor.mjSENS_GEOMNORMAL, mujoco.mjtSensor.mjSENS_GEOMFROMTO),
+    *(_SENSOR.mjSENS_RANGEFINDER, _SENSOR.mjSENS_GEOMDIST, _SENSOR.mjSENS_GEOMNORMAL, _SENSOR.mjSENS_GEOMFROMTO),
 )
 """Sensors that read geoms which collide with nothing, too."""
 _DISTANCE = 1
@@ -42,7 +41,7 @@ def load_accelerated_model(asset: str, names: tuple[str, ...]) -> mujoco.MjModel
     """``load_parametric_model`` for MJX and Warp, which ask the model once which joints have dry friction at all."""
     model = load_parametric_model(asset, names)
     odd = (model.sensor_objtype != int(mujoco.mjtObj.mjOBJ_SITE)) | (model.sensor_intprm[:, 0] != _DISTANCE)
-    wide = (model.sensor_type == int(_RANGEFINDER)) & (odd | (model.sensor_dim != 1))
+    wide = (model.sensor_type == int(_SENSOR.mjSENS_RANGEFINDER)) & (odd | (model.sensor_dim != 1))
     if wide.any():
         which = ", ".join(repr(model.sensor(i).name or int(i)) for i in np.flatnonzero(wide))
         raise ValueError(
@@ -78,7 +77,7 @@ def _load_model(asset: str, *, visual: bool, displaced: bool = False) -> mujoco.
 
 
 def settings_changed(asset: str) -> tuple[str, ...]:
-    """What the model is simulated without, although its MJCF asks for it; in words."""
+    """Settings of the MJCF that the model is simulated without, in words."""
     return tuple(text for _, _, text in _unset_flags(_read_spec(asset)))
 
 
@@ -96,11 +95,8 @@ def _unset_flags(spec: mujoco.MjSpec) -> Iterator[tuple[str, int, str]]:
         text = "the solver's warm start is off, as if <option><flag warmstart='disable'/></option> were in the MJCF"
         yield "disableflags", disabled | warm, f"{text}: a step depends on the state alone"
     if enabled & sleep:
-        yield (
-            "enableflags",
-            enabled & ~sleep,
-            "sleeping bodies (<flag sleep>) are off: a step depends on the state alone",
-        )
+        text = "sleeping bodies (<flag sleep>) are off: a step depends on the state alone"
+        yield "enableflags", enabled & ~sleep, text
 
 
 def _refuse_memory(asset: str, model: mujoco.MjModel) -> None:

@@ -27,7 +27,7 @@ FIELDS = (
     *("dof_damping", "dof_armature", "dof_frictionloss", "actuator_gainprm", "actuator_biasprm"),
     *("geom_friction", "pair_friction", "geom_size", "geom_pos", "geom_rbound", "geom_aabb"),
 )
-"""What may differ. ``body_pos`` may not: tasks compute where a tool is from the MJCF's."""
+"""Fields that may differ. ``body_pos`` may not: tasks compute the place of a tool from the MJCF's."""
 _INERTIAL = ("body_mass", "body_inertia", "body_ipos", "dof_armature")
 """Fields that what MuJoCo derives depends on."""
 _POSITIVE = ("body_mass", "body_inertia")
@@ -59,7 +59,7 @@ def displace(spec: mujoco.MjSpec, model: mujoco.MjModel) -> mujoco.MjModel:
 
     MuJoCo compiles short cuts for a body whose centre of mass is at its origin (``body_simple``, ``body_sameframe``,
     the sparsity of the mass matrix), which no later change of ``body_ipos`` undoes. So it is compiled with all centres
-    elsewhere, and then told where they are.
+    elsewhere, and they are put in their places afterwards.
     """
     for body in spec.bodies:
         if model.body_mass[body.id] > 0.0:
@@ -75,13 +75,12 @@ def displace(spec: mujoco.MjSpec, model: mujoco.MjModel) -> mujoco.MjModel:
 
 
 class ModelRows:
-    """Models of the C engine by their parameters: one for each set that was lately stepped.
+    """Models of the C engine by their parameters: one for each set that was lately stepped. For one thread at a time.
 
-    A model depends on its parameters alone, whatever row they are of and whatever came before. Not for several threads
-    at once.
+    A model depends on its parameters alone, neither on the row nor on earlier calls.
 
     Args:
-        model: what is not a parameter.
+        model: gives everything that is no parameter.
         names: of the parameters, in the order in which rows have them.
     """
 
@@ -115,13 +114,11 @@ class ModelRows:
             changed = np.flatnonzero((rows != self._rows).any(axis=1))
         if len(changed):
             self._rows = rows.copy()
-            self._learn(changed)
-        models = [self._known[key] if key else self._model for key in self._keys]
-        return models, self._sound
+            self._learn(changed, rows[changed])
+        return [self._known[key] if key else self._model for key in self._keys], self._sound
 
-    def _learn(self, changed: NDArray[np.int_]) -> None:
+    def _learn(self, changed: NDArray[np.int_], rows: NDArray[Any]) -> None:
         """Have the models of rows that changed."""
-        rows = self._rows[changed]
         exact = np.where(rows == self._base.astype(rows.dtype), self._base, rows)
         sound = np.isfinite(exact).all(axis=1) & (exact[:, self._must_be_positive] > 0.0).all(axis=1)
         self._sound = self._sound.copy()
@@ -165,7 +162,7 @@ def with_parameters(model: Any, parameters: Mapping[str, Array], derive: Any = N
 
 
 def constants(model: Any, data: Any) -> dict[str, Array]:
-    """What ``mj_setConst`` derives from masses and steps read, at qpos0, with M the mass matrix:
+    """The numbers that ``mj_setConst`` derives from masses and steps read, at qpos0, with M the mass matrix:
 
         dof_invweight0 = diag M⁻¹       body_invweight0 = mean diag of J M⁻¹ Jᵀ, J of its centre of mass
 
@@ -207,7 +204,7 @@ def _axis_means(model: Any, weight: Array) -> Array:
 
 
 def _is_below(model: Any) -> NDArray[np.bool_]:
-    """[nbody, nbody]: whether body j is in the subtree of body i."""
+    """[nbody, nbody]: True where body j is in the subtree of body i."""
     below = np.eye(model.nbody, dtype=bool)
     for body in range(model.nbody - 1, 0, -1):
         below[model.body_parentid[body]] |= below[body]

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from ejax.envs.mujoco.appearance import Appearance
+from ejax.envs.mujoco.drawing import Appearance
 from ejax.envs.mujoco.engine import render
 from ejax.envs.mujoco.raycast import draw
 from ejax.envs.mujoco.scenery import Camera, as_view

@@ -1,31 +1,24 @@
-"""What can be seen of a MuJoCo model: its primitive solids, lights, sky and camera, as constants for a ray caster."""
+"""A MuJoCo model's primitive solids, lights, sky and camera, as constants for a ray caster."""
 
 import functools
 import math
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
+import jax
 import jax.numpy as jnp
 import mujoco
 import numpy as np
 from flax import struct
 from numpy.typing import NDArray
 
-from ejax.envs.mujoco.drawing import default_view
+from ejax.envs.mujoco.drawing import default_view, triple
 from ejax.envs.mujoco.kinematics import transform
 from ejax.envs.mujoco.models import load_drawn_model
 from ejax.types import Array, CameraView
 
 KINDS = ("plane", "box", "ellipsoid", "sphere", "capsule", "cylinder")
-_KIND_OF = {
-    int(mujoco.mjtGeom.mjGEOM_PLANE): "plane",
-    int(mujoco.mjtGeom.mjGEOM_BOX): "box",
-    int(mujoco.mjtGeom.mjGEOM_ELLIPSOID): "ellipsoid",
-    int(mujoco.mjtGeom.mjGEOM_SPHERE): "sphere",
-    int(mujoco.mjtGeom.mjGEOM_CAPSULE): "capsule",
-    int(mujoco.mjtGeom.mjGEOM_CYLINDER): "cylinder",
-}
 _SHOWN_GROUPS = 3
-"""MuJoCo draws groups 0, 1 and 2 unless it is told otherwise."""
+"""MuJoCo draws groups 0, 1 and 2 by default."""
 _GREY = (0.5, 0.5, 0.5, 1.0)
 """MuJoCo's default colour of a geom: with it, the material's counts."""
 _SKY_LEVELS = 33
@@ -91,9 +84,9 @@ class Scenery(NamedTuple):
     sky: NDArray[np.float32]
     """[levels, 3]: the sky's colour from the nadir to the zenith, at equal steps of the direction's height in ±1."""
     light_names: tuple[str, ...]
-    """Of the rows of ``lights``; the first is the headlight."""
-    lights: tuple[NDArray[np.float32], ...]
-    """The fields of ``Lights``."""
+    """By row of ``lights``; the first is the headlight."""
+    lights: Lights
+    """Of NumPy arrays."""
 
 
 @functools.cache
@@ -105,15 +98,14 @@ def scenery(asset: str) -> Scenery:
             that is not directional.
     """
     model = load_drawn_model(asset)
-    solids = [_geom(model, i) for i in range(model.ngeom) if model.geom_group[i] < _SHOWN_GROUPS]
-    solids += [_site(model, i) for i in range(model.nsite) if model.site_group[i] < _SHOWN_GROUPS]
+    solids = [_solid(model, "geom", i) for i in range(model.ngeom) if model.geom_group[i] < _SHOWN_GROUPS]
+    solids += [_solid(model, "site", i) for i in range(model.nsite) if model.site_group[i] < _SHOWN_GROUPS]
     names, lights = _lights(model)
     return Scenery(model, tuple(solid for solid in solids if solid.rgba[3] > 0.0), _sky(model), names, lights)
 
 
 def model_lights(asset: str) -> Lights:
-    direction, diffuse, specular, ambient = map(jnp.asarray, scenery(asset).lights)
-    return Lights(direction=direction, diffuse=diffuse, specular=specular, ambient=ambient)
+    return jax.tree.map(jnp.asarray, scenery(asset).lights)
 
 
 def place_camera(asset: str, view: CameraView | None, aspect: float) -> Camera:
@@ -125,20 +117,14 @@ def place_camera(asset: str, view: CameraView | None, aspect: float) -> Camera:
     view = view or default_view(asset)
     if view is not None:
         fovx = None if view.fovx is None else math.radians(view.fovx)
-        return look_at(
-            jnp.asarray(view.eye, jnp.float32),
-            jnp.asarray(view.target, jnp.float32),
-            jnp.asarray(view.up, jnp.float32),
-            half_angles(math.radians(view.fovy), fovx, aspect),
-            view.center,
-        )
+        eye, target, up = (jnp.asarray(each, jnp.float32) for each in (view.eye, view.target, view.up))
+        return look_at(eye, target, up, half_angles(math.radians(view.fovy), fovx, aspect), view.center)
     model = scenery(asset).model
     camera = model.camera("main").id
     if model.cam_mode[camera] != mujoco.mjtCamLight.mjCAMLIGHT_FIXED or model.cam_bodyid[camera] != 0:
         raise ValueError("the ray caster looks through cameras that are fixed in the world; give a camera's place")
     pose = transform(model.cam_pos[camera], model.cam_quat[camera])
-    tan_x, tan_y = half_angles(math.radians(model.cam_fovy[camera]), None, aspect)
-    frame = pose[:3, :3] * np.array([tan_x, tan_y, -1.0])
+    frame = pose[:3, :3] * np.array([*half_angles(math.radians(model.cam_fovy[camera]), None, aspect), -1.0])
     return Camera(eye=jnp.asarray(pose[:3, 3], jnp.float32), frame=jnp.asarray(frame, jnp.float32))
 
 
@@ -171,66 +157,42 @@ def look_at(
 
 def as_view(camera: Camera) -> CameraView:
     """A pinhole of known numbers as MuJoCo's renderer takes it, without effects."""
-    across, high, aim = np.asarray(camera.frame, np.float64).T
-    right, up = across / np.linalg.norm(across), high / np.linalg.norm(high)
-    forward = np.cross(up, right)
-    x, y = aim @ right / np.linalg.norm(across), aim @ up / np.linalg.norm(high)
     eye = np.asarray(camera.eye, np.float64)
-    target = eye + forward
-    fovx, fovy = (math.degrees(2.0 * math.atan(np.linalg.norm(half))) for half in (across, high))
-    center = (0.5 - 0.5 * float(x), 0.5 + 0.5 * float(y))
-    places = (tuple(map(float, each)) for each in (eye, target, up))
-    eye_, target_, up_ = ((each[0], each[1], each[2]) for each in places)
-    return CameraView(eye_, target_, fovy, effects=False, up=up_, fovx=fovx, center=center)
+    across, high, aim = np.asarray(camera.frame, np.float64).T
+    wide, tall = np.linalg.norm(across), np.linalg.norm(high)
+    right, up = across / wide, high / tall
+    fovx, fovy = (math.degrees(2.0 * math.atan(half)) for half in (wide, tall))
+    center = (0.5 - 0.5 * float(aim @ right / wide), 0.5 + 0.5 * float(aim @ up / tall))
+    target = triple(eye + np.cross(up, right))
+    return CameraView(triple(eye), target, fovy, effects=False, up=triple(up), fovx=fovx, center=center)
 
 
-def _geom(model: mujoco.MjModel, index: int) -> Solid:
-    name = model.geom(index).name or f"geom {index} of body {model.body(model.geom_bodyid[index]).name!r}"
-    kind = _kind(model.geom_type[index], name)
-    return Solid(
-        name=name,
-        kind=kind,
-        geom=index,
-        body=int(model.geom_bodyid[index]),
-        size=_as_size(model.geom_size[index]),
-        local=transform(model.geom_pos[index], model.geom_quat[index]),
-        **_material(model, int(model.geom_matid[index]), model.geom_rgba[index], kind, name),
-    )
+def _solid(model: mujoco.MjModel, what: Literal["geom", "site"], index: int) -> Solid:
+    def of(field: str) -> Any:
+        return getattr(model, f"{what}_{field}")[index]
 
-
-def _site(model: mujoco.MjModel, index: int) -> Solid:
-    name = f"site {model.site(index).name!r}"
-    kind = _kind(model.site_type[index], name)
-    return Solid(
-        name=name,
-        kind=kind,
-        geom=None,
-        body=int(model.site_bodyid[index]),
-        size=_as_size(model.site_size[index]),
-        local=transform(model.site_pos[index], model.site_quat[index]),
-        **_material(model, int(model.site_matid[index]), model.site_rgba[index], kind, name),
-    )
-
-
-def _kind(geom_type: int, name: str) -> str:
-    if int(geom_type) not in _KIND_OF:
-        kind = mujoco.mjtGeom(int(geom_type)).name.removeprefix("mjGEOM_").lower()
+    body, own = int(of("bodyid")), getattr(model, what)(index).name
+    name = f"site {own!r}" if what == "site" else own or f"geom {index} of body {model.body(body).name!r}"
+    kind = mujoco.mjtGeom(int(of("type"))).name.removeprefix("mjGEOM_").lower()
+    if kind not in KINDS:
         raise ValueError(
             f"the ray caster draws {', '.join(KINDS)}; {name} is a {kind}. Draw this model with renderer: mujoco"
         )
-    return _KIND_OF[int(geom_type)]
-
-
-def _as_size(size: NDArray[np.float64]) -> tuple[float, float, float]:
-    x, y, z = size
-    return float(x), float(y), float(z)
+    return Solid(
+        name=name,
+        kind=kind,
+        geom=index if what == "geom" else None,
+        body=body,
+        size=triple(of("size")),
+        local=transform(of("pos"), of("quat")),
+        **_material(model, int(of("matid")), of("rgba"), kind, name),
+    )
 
 
 def _material(model: mujoco.MjModel, material: int, rgba: NDArray[np.float32], kind: str, name: str) -> dict[str, Any]:
     """Fields of ``Solid``."""
     if material < 0:
-        look = {"emission": 0.0, "specular": 0.5, "shininess": 0.5, "texture": None}
-        return {"rgba": tuple(map(float, rgba)), **look}
+        return {"rgba": tuple(map(float, rgba)), "emission": 0.0, "specular": 0.5, "shininess": 0.5, "texture": None}
     own = tuple(rgba.tolist()) != _GREY
     return {
         "rgba": tuple(map(float, rgba if own else model.mat_rgba[material])),
@@ -258,10 +220,9 @@ def _texture(model: mujoco.MjModel, material: int, kind: str, name: str) -> Text
 
 
 def _texels(model: mujoco.MjModel, index: int) -> NDArray[np.float32]:
-    height, width, channels = model.tex_height[index], model.tex_width[index], model.tex_nchannel[index]
+    shape = model.tex_height[index], model.tex_width[index], model.tex_nchannel[index]
     start = model.tex_adr[index]
-    texels = model.tex_data[start : start + height * width * channels].reshape(height, width, channels)
-    return texels[..., :3].astype(np.float32) / 255.0
+    return model.tex_data[start : start + math.prod(shape)].reshape(shape)[..., :3].astype(np.float32) / 255.0
 
 
 def _sky(model: mujoco.MjModel) -> NDArray[np.float32]:
@@ -271,27 +232,21 @@ def _sky(model: mujoco.MjModel) -> NDArray[np.float32]:
         return np.zeros((_SKY_LEVELS, 3), np.float32)
     texels = _texels(model, int(boxes[0]))
     edge = texels.shape[1]
-    # faces: right, left, up, down, front, back; up is a face, not an axis of the world
-    right, up, down = (texels[i * edge : (i + 1) * edge] for i in (0, 2, 3))
+    # faces: right, left, up, down, front, back; up is a face, not an axis of the world. One side stands for all four
+    faces = np.concatenate([texels[i * edge : (i + 1) * edge].reshape(-1, 3) for i in (0, 2, 3)])
     centre = (np.arange(edge) + 0.5) / edge * 2.0 - 1.0
-    heights: list[NDArray[np.float64]] = []
-    colours: list[NDArray[np.float32]] = []
-    for face, sign in ((right, 0.0), (up, 1.0), (down, -1.0)):
-        across, along = np.meshgrid(centre, centre)
-        height = -along if sign == 0.0 else np.full_like(along, sign)
-        heights.append((height / np.sqrt(1.0 + across**2 + along**2)).ravel())
-        colours.append(face.reshape(-1, 3))
-    height, colour = np.concatenate(heights), np.concatenate(colours)
+    across, along = np.meshgrid(centre, centre)
+    heights = np.stack([-along, np.ones_like(along), -np.ones_like(along)])
+    height = (heights / np.sqrt(1.0 + across**2 + along**2)).ravel()
     level = np.rint((height + 1.0) / 2.0 * (_SKY_LEVELS - 1)).astype(int)
-    total = np.stack([np.bincount(level, colour[:, i], _SKY_LEVELS) for i in range(3)], axis=1)
+    total = np.stack([np.bincount(level, faces[:, i], _SKY_LEVELS) for i in range(3)], axis=1)
     return (total / np.bincount(level, minlength=_SKY_LEVELS)[:, None]).astype(np.float32)
 
 
-def _lights(model: mujoco.MjModel) -> tuple[tuple[str, ...], tuple[NDArray[np.float32], ...]]:
+def _lights(model: mujoco.MjModel) -> tuple[tuple[str, ...], Lights]:
     head = model.vis.headlight
     active = bool(head.active)
-    names, direction = ["headlight"], [np.zeros(3)]
-    diffuse, specular, ambient = [head.diffuse * active], [head.specular * active], [head.ambient * active]
+    rows = [("headlight", np.zeros(3), head.diffuse * active, head.specular * active, head.ambient * active)]
     for i in np.flatnonzero(model.light_active):
         name = model.light(i).name
         if model.light_type[i] != mujoco.mjtLightType.mjLIGHT_DIRECTIONAL or model.light_bodyid[i] != 0:
@@ -299,11 +254,8 @@ def _lights(model: mujoco.MjModel) -> tuple[tuple[str, ...], tuple[NDArray[np.fl
                 f"the ray caster knows directional lights that are fixed in the world; light {name!r} is another. "
                 "Use renderer: mujoco"
             )
-        names.append(name)
-        direction.append(model.light_dir[i])
-        diffuse.append(model.light_diffuse[i])
-        specular.append(model.light_specular[i])
-        ambient.append(model.light_ambient[i])
-    arrays = (direction, diffuse, specular, [np.sum(ambient, axis=0)])
-    direction_, diffuse_, specular_, ambient_ = (np.asarray(each, np.float32) for each in arrays)
-    return tuple(names), (direction_, diffuse_, specular_, ambient_[0])
+        shine = model.light_diffuse[i], model.light_specular[i], model.light_ambient[i]
+        rows.append((name, model.light_dir[i], *shine))
+    names, *arrays = zip(*rows, strict=True)
+    direction, diffuse, specular, ambient = (cast(Any, np.asarray(each, np.float32)) for each in arrays)
+    return names, Lights(direction=direction, diffuse=diffuse, specular=specular, ambient=ambient.sum(axis=0))

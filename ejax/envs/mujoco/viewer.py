@@ -1,7 +1,7 @@
-"""MuJoCo's viewer for states that are simulated elsewhere: it shows them, and tells what the mouse and the keys do.
+"""MuJoCo's viewer for states that are simulated elsewhere: it shows copies, and passes mouse and keys on.
 
-What is shown are copies: positions, velocities, markers and colours. A force of the mouse reaches the physics as the
-change of velocity that it makes in one decision, Δq̇ = M(q)⁻¹ Jᵀ f · Δt, which works with every engine.
+A force of the mouse reaches the physics as the change of velocity that it makes in one decision,
+Δq̇ = M(q)⁻¹ Jᵀ f · Δt, which works with every engine.
 """
 
 import copy
@@ -17,7 +17,7 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-from ejax.envs.mujoco.appearance import Appearance
+from ejax.envs.mujoco.drawing import Appearance
 from ejax.envs.mujoco.models import load_drawn_model
 
 SPACE = 32

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ejax.envs.description import EnvDescription
-from ejax.envs.mujoco.appearance import Appearance
+from ejax.envs.mujoco.drawing import Appearance
 from ejax.envs.mujoco.engine import Engine, Physics, PhysicsState, check_physics, load_model, render
 from ejax.envs.mujoco.kinematics import site_pose
 from ejax.envs.task.state_task import StateTask

@@ -31,8 +31,8 @@ from numpy.typing import NDArray
 
 from ejax.envs.check import describe_error
 from ejax.envs.description import WHOLE, EnvDescription, Feature
-from ejax.envs.mujoco.appearance import Appearance
 from ejax.envs.mujoco.choice import choose_engine
+from ejax.envs.mujoco.drawing import Appearance
 from ejax.envs.mujoco.engine import Engine, Physics, PhysicsState, check_physics, load_model, render
 from ejax.envs.mujoco.models import settings_changed
 from ejax.envs.task.checks import as_truth, check_actuators, check_terms

@@ -18,7 +18,7 @@ from flax import struct
 from flax.core import FrozenDict
 from numpy.typing import ArrayLike, NDArray
 
-from ejax.envs.mujoco.appearance import Appearance
+from ejax.envs.mujoco.drawing import Appearance
 from ejax.envs.mujoco.engine import Engine, Physics, PhysicsState, load_model
 from ejax.envs.mujoco.kinematics import body_pose, site_pose, transform
 from ejax.envs.mujoco.rotations import make_pose, matrix_from_quaternion, quaternion_from_matrix

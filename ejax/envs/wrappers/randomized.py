@@ -13,7 +13,7 @@ import mujoco
 import numpy as np
 from flax import struct
 
-from ejax.envs.mujoco.appearance import AppearingEnv
+from ejax.envs.mujoco.drawing import AppearingEnv
 from ejax.envs.mujoco.engine import PhysicsState, load_model
 from ejax.envs.randomization.changes import keep_written
 from ejax.envs.randomization.events import Event, Events, read_events

@@ -1,7 +1,5 @@
-"""An environment whose observation has a picture of itself, drawn inside the jitted program.
-
-By MuJoCo on the host, behind a callback, or by ``ejax.envs.mujoco.raycast`` where the program runs.
-"""
+"""An environment whose observation has a picture of itself, drawn inside the jitted program: by MuJoCo on the host,
+behind a callback, or by ``ejax.envs.mujoco.raycast`` where the program runs."""
 
 import functools
 import math
@@ -18,7 +16,7 @@ from flax.core import FrozenDict
 from numpy.typing import NDArray
 
 from ejax.envs.description import WHOLE, EnvDescription, describe
-from ejax.envs.mujoco.appearance import Appearance, AppearingEnv
+from ejax.envs.mujoco.drawing import Appearance, AppearingEnv
 from ejax.envs.mujoco.pictures import Renderer, check_renderer_name, picture_on_host
 from ejax.envs.mujoco.raycast import draw
 from ejax.envs.mujoco.scenery import Camera, half_angles, look_at
@@ -32,6 +30,7 @@ from ejax.types import Array, CameraView, Key, PyTree, RenderableEnv, Timestep
 
 _LOOK = 0x100C
 """Folded into an episode's key: its look is drawn apart, so that the episode is the same without one."""
+_PLAIN = Look()
 BLANK = 127
 """Every level of a picture that shows nothing."""
 
@@ -66,12 +65,9 @@ class RenderedEnv(EnvWrapper):
 
     The parts of an observation that is a dict stay beside ``image`` under their own names.
 
-    What is drawn when: one picture per row at a reset and at a step, which with ``action_chunk`` is a decision of
-    several; ``obs`` and ``final_obs`` of ``ejax.rollout.step`` are that picture. A row that starts again is drawn once
-    more: on a CPU the first pictures of all rows are, in those steps only in which an episode ended; on a GPU in every
-    step, as all of a reset is.
-
-    ``mujoco`` draws all pictures in one thread, ``raycast`` calls back to nobody.
+    One picture per row is drawn at a reset and at a step, which with ``action_chunk`` is a decision of several; ``obs``
+    and ``final_obs`` of ``ejax.rollout.step`` are that picture. A row that starts again is drawn once more: on a CPU
+    the first pictures of all rows, in those steps only in which an episode ended; on a GPU in every step.
 
     Args:
         env: its name.
@@ -117,7 +113,16 @@ class RenderedEnv(EnvWrapper):
         for name in ("image", *(() if self.wrist is None else ("wrist",))):
             if isinstance(space, gymnasium.spaces.Dict) and name in space.spaces:
                 raise ValueError(f"RenderedEnv: the observation of {self.env} has an '{name}' of its own already")
-        self._check_renderer()
+        check_renderer(self.drawn, self.renderer)
+        check_wrist(self.drawn, self.renderer, self._wrist)
+        if self.renderer == "mujoco" and self.randomizers:
+            raise ValueError(
+                f"RenderedEnv: randomizers ({', '.join(self.randomizers)}) need renderer: raycast; "
+                "mujoco draws all environments alike"
+            )
+        if self.renderer == "raycast" and self.effects:
+            raise ValueError("RenderedEnv: renderer: raycast draws no effects; use effects: false or renderer: mujoco")
+        _ = self._randomizers  # which checks them
 
     @property
     def observation_space(self) -> gymnasium.spaces.Dict:
@@ -135,10 +140,8 @@ class RenderedEnv(EnvWrapper):
     def description(self) -> EnvDescription:
         """The environment's, whose one array is ``state`` here."""
         inner = describe(self.inner)
-        return replace(
-            inner,
-            observation={"state" if path == WHOLE else path: each for path, each in inner.observation.items()},
-        )
+        named = {"state" if path == WHOLE else path: each for path, each in inner.observation.items()}
+        return replace(inner, observation=named)
 
     def inner_state(self, state: PyTree) -> PyTree:
         return state.env if isinstance(state, RenderedState) else state
@@ -148,21 +151,20 @@ class RenderedEnv(EnvWrapper):
         if self.randomizers:
             look = self._randomizers.draw(jax.random.fold_in(key, _LOOK), self.drawn.appearance(state).asset)
             state = RenderedState(env=state, look=look)
-        return state, self._observe(state, obs)
+        return state, {**self._pictures(state), **_parts(obs)}
 
     def carry_over(self, ended: PyTree, started: PyTree, obs: PyTree) -> tuple[PyTree, PyTree]:
         """The pictures stay: nothing that is carried over can be seen."""
         space = self.drawn.observation_space
-        inner = (
-            {name: obs[name] for name in _parts(space)} if isinstance(space, gymnasium.spaces.Dict) else obs["state"]
-        )
+        is_dict = isinstance(space, gymnasium.spaces.Dict)
+        inner = {name: obs[name] for name in _parts(space)} if is_dict else obs["state"]
         state, inner = super().carry_over(self.inner_state(ended), self.inner_state(started), inner)
         return _with_inner(started, state), {**obs, **_parts(inner)}
 
     def step(self, state: PyTree, action: Array, key: Key) -> tuple[PyTree, Timestep]:
         inner, timestep = self.inner.step(self.inner_state(state), action, key)
         state = _with_inner(state, inner)
-        return state, replace(timestep, obs=self._observe(state, timestep.obs))
+        return state, replace(timestep, obs={**self._pictures(state), **_parts(timestep.obs)})
 
     def trajectory(self, state: PyTree, action: Array, key: Key) -> PyTree:
         """The states after each action of a decision [action_chunk, ...], for videos."""
@@ -181,9 +183,8 @@ class RenderedEnv(EnvWrapper):
         """The environment inside, as it is drawn: by actions."""
         env = with_events(resolve("env", self.env)(**thaw(self.env_cfg)), self.events)
         if isinstance(env, RandomizedEnv) and "geom_size" in env.read.parameters:
-            raise ValueError(
-                "RenderedEnv: pictures show the sizes of the MJCF; randomize_rigid_object_scale needs another"
-            )
+            text = "pictures show the sizes of the MJCF; randomize_rigid_object_scale needs another"
+            raise ValueError(f"RenderedEnv: {text}")
         return env
 
     @functools.cached_property
@@ -205,24 +206,6 @@ class RenderedEnv(EnvWrapper):
     def _randomizers(self) -> Randomizers:
         return Randomizers(self.randomizers, self._view, self.width, self.height)
 
-    def _check_renderer(self) -> None:
-        check_renderer(self.drawn, self.renderer)
-        check_wrist(self.drawn, self.renderer, self._wrist)
-        if self.renderer == "mujoco":
-            if self.randomizers:
-                raise ValueError(
-                    f"RenderedEnv: randomizers ({', '.join(self.randomizers)}) need renderer: raycast; "
-                    "mujoco draws all environments alike"
-                )
-            return
-        if self.effects:
-            raise ValueError("RenderedEnv: renderer: raycast draws no effects; use effects: false or renderer: mujoco")
-        if self.randomizers:
-            Randomizers(self.randomizers, self._view, self.width, self.height)
-
-    def _observe(self, state: PyTree, obs: PyTree) -> dict[str, Array]:
-        return {**self._pictures(state), **_parts(obs)}
-
     def _pictures(self, state: PyTree) -> dict[str, Array]:
         if self.blank:
             spaces = self.observation_space
@@ -231,7 +214,7 @@ class RenderedEnv(EnvWrapper):
         if self.renderer == "mujoco":
             return {"image": picture_on_host(self._draw, state, self.width, self.height)}
         # MuJoCo draws on the host and knows no looks; the ray caster is a part of the program
-        inner, look = self.inner_state(state), state.look if isinstance(state, RenderedState) else None
+        inner, look = self.inner_state(state), state.look if isinstance(state, RenderedState) else _PLAIN
         pictures = {"image": draw_state(self.drawn, inner, self.width, self.height, self._view, look)}
         if self._wrist is not None:
             pictures["wrist"] = draw_wrist(self.drawn, inner, self._wrist, look)
@@ -272,15 +255,14 @@ def check_wrist(env: Any, renderer: Renderer, wrist: WristCamera | None) -> Wris
 
 @functools.partial(jax.jit, static_argnums=(0, 2, 3, 4))
 def draw_state(
-    env: Any, state: PyTree, width: int, height: int, camera: CameraView | None, look: Look | None = None
+    env: Any, state: PyTree, width: int, height: int, camera: CameraView | None, look: Look = _PLAIN
 ) -> Array:
     """One environment's state as ``renderer: raycast`` draws it: [height, width, 3] uint8."""
-    placed = None if look is None else look.camera
-    return _draw_look(env.appearance(state), look, width, height, camera if placed is None else placed)
+    return _draw_look(env.appearance(state), look, width, height, camera if look.camera is None else look.camera)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 2))
-def draw_wrist(env: Any, state: PyTree, wrist: WristCamera, look: Look | None = None) -> Array:
+def draw_wrist(env: Any, state: PyTree, wrist: WristCamera, look: Look = _PLAIN) -> Array:
     """The picture of a camera at the tool: [height, width, 3] uint8."""
     tool, seen = env.tool_position(state), env.appearance(state)
     angles = half_angles(math.radians(wrist.fovy), None, wrist.width / wrist.height)
@@ -289,13 +271,9 @@ def draw_wrist(env: Any, state: PyTree, wrist: WristCamera, look: Look | None = 
     return _draw_look(seen, look, wrist.width, wrist.height, camera)
 
 
-def _draw_look(
-    seen: Appearance, look: Look | None, width: int, height: int, camera: CameraView | Camera | None
-) -> Array:
-    lights = None if look is None else look.lights
-    if look is not None:
-        seen = replace(seen, rgba={**seen.rgba, **look.rgba})
-    return draw(seen, width=width, height=height, camera=camera, lights=lights)
+def _draw_look(seen: Appearance, look: Look, width: int, height: int, camera: CameraView | Camera | None) -> Array:
+    seen = replace(seen, rgba={**seen.rgba, **look.rgba})
+    return draw(seen, width=width, height=height, camera=camera, lights=look.lights)
 
 
 def _parts(obs: Any) -> dict[str, Any]:

@@ -28,11 +28,11 @@ CAMERA = "camera"
 class Look:
     """The camera, light and colours of an episode's pictures."""
 
-    camera: Camera | None
+    camera: Camera | None = None
     """None: the camera stands still."""
-    lights: Lights | None
+    lights: Lights | None = None
     """None: the model's."""
-    rgba: dict[str, Array]
+    rgba: dict[str, Array] = struct.field(default_factory=dict)
     """Geom name -> colour [4]"""
 
 
@@ -122,32 +122,25 @@ class Randomizers:
 
     def _camera(self, moved: Mapping[str, Array], asset: str) -> Camera:
         """The camera with the ranges' values added: m, and pixels."""
-        aspect = self.width / self.height
+        aspect, model = self.width / self.height, scenery(asset).model
         view = self.view or default_view(asset)
-        if view is None:
-            model = scenery(asset).model
-            tan_x, tan_y = half_angles(math.radians(model.cam_fovy[model.camera("main").id]), None, aspect)
-            centre = (0.5, 0.5)
-        else:
-            tan_x, tan_y = half_angles(math.radians(view.fovy), None, aspect)
-            centre = view.center
+        fovy = model.cam_fovy[model.camera("main").id] if view is None else view.fovy
+        tan_x, tan_y = half_angles(math.radians(fovy), None, aspect)
+        centre = (0.5, 0.5) if view is None else view.center
         focal_x = 0.5 * self.width / tan_x + moved.get("focal_x_range", 0.0)
         focal_y = 0.5 * self.height / tan_y + moved.get("focal_y_range", 0.0)
         tans = 0.5 * self.width / focal_x, 0.5 * self.height / focal_y
-        middle = (
-            centre[0] + moved.get("cx_range", 0.0) / self.width,
-            centre[1] + moved.get("cy_range", 0.0) / self.height,
-        )
+        x, y = centre[0] + moved.get("cx_range", 0.0) / self.width, centre[1] + moved.get("cy_range", 0.0) / self.height
         if self.view is None:
             fixed = place_camera(asset, None, aspect)
             across, high = fixed.frame[:, 0] * (tans[0] / tan_x), fixed.frame[:, 1] * (tans[1] / tan_y)
-            aim = fixed.frame[:, 2] + across * (1.0 - 2.0 * middle[0]) + high * (2.0 * middle[1] - 1.0)
+            aim = fixed.frame[:, 2] + across * (1.0 - 2.0 * x) + high * (2.0 * y - 1.0)
             return Camera(eye=fixed.eye, frame=jnp.stack([across, high, aim], axis=1))
         eye, target, up = (
             jnp.asarray(getattr(self.view, name), jnp.float32) + moved.get(f"{name}_range", 0.0)
             for name in ("eye", "target", "up")
         )
-        return look_at(eye, target, up, tans, middle)
+        return look_at(eye, target, up, tans, (x, y))
 
 
 def _read(key: str, entry: Any) -> _Functor:
@@ -161,15 +154,13 @@ def _read(key: str, entry: Any) -> _Functor:
         why = _REFUSED.get(func, f"there is {', '.join(_PARAMETERS)}{did_you_mean(str(func), _PARAMETERS)}")
         raise ValueError(f"{key}.func: {func} is not supported: {why}")
     if entry.get("mode", "reset") != "reset":
-        raise ValueError(
-            f"{key}.mode must be 'reset', got {entry['mode']!r}: a picture's look is drawn once per episode"
-        )
+        text = f"got {entry['mode']!r}: a picture's look is drawn once per episode"
+        raise ValueError(f"{key}.mode must be 'reset', {text}")
     uid = _uid(key, func, params.pop("entity_cfg", None))
     known = _PARAMETERS[func]
-    for name in params:
-        if name not in known:
-            why = _REFUSED.get(name, f"{func} takes {', '.join(known)}{did_you_mean(str(name), known)}")
-            raise ValueError(f"{key}.params.{name} is not supported: {why}")
+    for name in (name for name in params if name not in known):
+        why = _REFUSED.get(name, f"{func} takes {', '.join(known)}{did_you_mean(str(name), known)}")
+        raise ValueError(f"{key}.params.{name} is not supported: {why}")
     given = {name: value for name, value in params.items() if value is not None}
     if not given:
         raise ValueError(f"{key}.params gives no range; {func} takes {', '.join(known)}")

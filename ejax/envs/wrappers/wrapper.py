@@ -6,7 +6,7 @@ import gymnasium
 from numpy.typing import NDArray
 
 from ejax.envs.description import EnvDescription, caption_of, describe
-from ejax.envs.mujoco.appearance import Appearance
+from ejax.envs.mujoco.drawing import Appearance
 from ejax.types import Array, CameraView, Key, PyTree, carry_over
 
 

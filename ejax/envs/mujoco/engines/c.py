@@ -21,9 +21,9 @@ import numpy as np
 from mujoco.rollout import Rollout
 from numpy.typing import NDArray
 
+from ejax.envs.mujoco.engine import PhysicsState
 from ejax.envs.mujoco.models import load_parametric_model
 from ejax.envs.mujoco.parameters import ModelRows
-from ejax.envs.mujoco.physics_state import PhysicsState
 from ejax.runtime.host_call import host_call
 from ejax.runtime.stopwatch import ENGINE
 from ejax.types import Array
@@ -39,7 +39,8 @@ def step(asset: str, num_substeps: int, state: PhysicsState, ctrl: Array) -> tup
     """Step one simulation; see ``Physics.step_sensing``. Computes in float64, returns the state's dtype."""
     names = tuple(sorted(state.parameters))
     host = _host_stepper(asset, num_substeps, names)
-    sensed = jax.ShapeDtypeStruct((num_substeps, host.num_readings), state.qpos.dtype)
+    num_readings = int(load_parametric_model(asset, names).nsensordata)
+    sensed = jax.ShapeDtypeStruct((num_substeps, num_readings), state.qpos.dtype)
     shape = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (state.qpos, state.qvel))
     # one array: each argument and each result of a callback costs the host more than a row's physics
     given = [state.qpos, state.qvel, ctrl]
@@ -58,9 +59,7 @@ class _HostStepper:
 
     def __init__(self, model: mujoco.MjModel, num_substeps: int, names: tuple[str, ...] = ()) -> None:
         num_threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        self._model = model
-        self._num_substeps = num_substeps
-        self._num_threads = num_threads
+        self._model, self._num_substeps, self._num_threads = model, num_substeps, num_threads
         self._data = [mujoco.MjData(model) for _ in range(num_threads)]
         self._pool = Rollout(nthread=num_threads)
         self._lock = threading.Lock()
@@ -70,14 +69,11 @@ class _HostStepper:
     def __call__(
         self, qpos: Array, qvel: Array, ctrl: Array, parameters: Array | None = None
     ) -> tuple[NDArray[Any], ...]:
-        """Step every row.
+        """Step every row: ``(qpos, qvel)``, and ``readings`` of a model that has sensors.
 
         Args:
             qpos, qvel, ctrl: [..., nq], [..., nv], [..., nu], or with the places of mocap bodies [..., nu + 3·nmocap].
             parameters: [..., K], one after the other in the order of their names.
-
-        Returns:
-            ``(qpos, qvel)``, and ``readings`` of a model that has sensors.
         """
         nq, nv = self._model.nq, self._model.nv
         positions, velocities = np.asarray(qpos), np.asarray(qvel)
@@ -105,7 +101,8 @@ class _HostStepper:
                 chunk_size=max(1, -(-num_rows // self._num_threads)),
             )
             last = self._trajectory[:, -1]
-            last[self._broken() | ~sound] = np.nan
+            # a row that broke was reset, time and all; a non-finite control was taken for 0
+            last[(last[:, 0] < _START) | ~np.isfinite(self._ctrl[:, 0]).all(axis=1) | ~sound] = np.nan
             self._readings[np.isnan(last[:, 1])] = np.nan
             after = (
                 last[:, 1 : 1 + nq].astype(positions.dtype).reshape(positions.shape),
@@ -116,18 +113,9 @@ class _HostStepper:
             readings = self._readings.astype(positions.dtype)
             return *after, readings.reshape(*positions.shape[:-1], *self._readings.shape[1:])
 
-    @property
-    def num_readings(self) -> int:
-        """Numbers of the model's sensors."""
-        return int(self._model.nsensordata)
-
     def close(self) -> None:
         """Join the threads."""
         self._pool.close()
-
-    def _broken(self) -> NDArray[np.bool_]:
-        """[N]: rows that were reset, and those with a non-finite control, which the engine takes for 0."""
-        return (self._trajectory[:, -1, 0] < _START) | ~np.isfinite(self._ctrl[:, 0]).all(axis=1)
 
     def _allocate(self, num_rows: int, width: int) -> None:
         size = mujoco.mj_stateSize(self._model, _STATE)

@@ -8,9 +8,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from ejax.envs.mujoco.engine import PhysicsState
 from ejax.envs.mujoco.models import load_accelerated_model, mocap_bodies
 from ejax.envs.mujoco.parameters import with_parameters
-from ejax.envs.mujoco.physics_state import PhysicsState
 from ejax.types import Array
 
 
@@ -24,12 +24,13 @@ def step(asset: str, num_substeps: int, state: PhysicsState, ctrl: Array) -> tup
             places = ctrl[model.nu :].reshape(-1, 3)
             data = data.replace(mocap_pos=places)  # of the bodies themselves; of those on them, the model's:
             model = model.replace(body_pos=model.body_pos.at[mocap_bodies(model)].set(places))
-        data, readings = jax.lax.scan(lambda data, _: _with_readings(step_once(model, data)), data, length=num_substeps)
+
+        def one_step(data: Any, _: None) -> tuple[Any, Array]:
+            data = step_once(model, data)
+            return data, data.sensordata
+
+        data, readings = jax.lax.scan(one_step, data, length=num_substeps)
     return replace(state, qpos=data.qpos, qvel=data.qvel), readings
-
-
-def _with_readings(data: Any) -> tuple[Any, Array]:
-    return data, data.sensordata
 
 
 @functools.cache
@@ -40,11 +41,11 @@ def load_mjx(asset: str, names: tuple[str, ...]) -> tuple[Callable[..., Any], An
     except ImportError as error:
         raise ModuleNotFoundError("physics 'mjx' needs MuJoCo XLA: pip install -e '.[mjx]' in ejax's folder") from error
     host_model = load_accelerated_model(asset, names)
-    with jax.ensure_compile_time_eval():  # kept beyond the trace that asks first
+    with jax.ensure_compile_time_eval():  # kept beyond the trace that needs it first
         try:
             model = mjx.put_model(host_model, impl="jax")
         except NotImplementedError as error:
             raise ValueError(f"physics 'mjx' does not simulate all of the model: {error}; give mujoco") from error
-        if not host_model.nmat:  # its rangefinders look at the first material even where there is none
+        if not host_model.nmat:  # its rangefinders read the first material of a model without any, too
             model = model.replace(mat_rgba=jnp.ones((1, 4)))
         return mjx.step, model, mjx.make_data(model)

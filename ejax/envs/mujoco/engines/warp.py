@@ -4,12 +4,12 @@ Warp keeps the contacts of all rows in one buffer, and leaves out, with no more 
 Here a row has as many places as its geoms can make contacts at once, up to ``_MOST_CONTACTS``. Where that is not enough
 after all, the rows that may have lost something are NaN: one row for its constraints, all rows for shared contacts.
 
-A row that is not finite is stepped from the model's start instead, and NaN behind it: whatever it does, it takes no
-places from the others.
+A row that is not finite is stepped from the model's start instead, so that it takes no places from the others, and is
+NaN afterwards.
 """
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -19,17 +19,17 @@ import mujoco
 import numpy as np
 from jax.custom_batching import custom_vmap
 
+from ejax.envs.mujoco.engine import PhysicsState
 from ejax.envs.mujoco.models import load_accelerated_model
 from ejax.envs.mujoco.parameters import parameter, with_parameters
-from ejax.envs.mujoco.physics_state import PhysicsState
 from ejax.types import Array
 
 Step: TypeAlias = Callable[..., tuple[Array, Array, Array]]
-"""``(qpos [nq], qvel [nv], ctrl, parameters) -> (qpos, qvel, sensordata [num_substeps, nsensordata])``; without
-parameters the MJCF's. ctrl: [nu], or with the places of mocap bodies [nu + 3·nmocap]."""
+"""``(qpos [nq], qvel [nv], ctrl, parameters) -> (qpos, qvel, sensordata [num_substeps, nsensordata])``. ctrl: [nu], or
+with the places of mocap bodies [nu + 3·nmocap]."""
 
 _MOST_CONTACTS = 128
-"""Of one row. About 1 kB each for a robot arm; more at once have not been seen in ejax's tasks, which need 4 to 30."""
+"""Per row; about 1 kB each for a robot arm. ejax's tasks need 4 to 30 at once."""
 _GEOM = mujoco.mjtGeom
 _CONTACTS = {
     (_GEOM.mjGEOM_PLANE, _GEOM.mjGEOM_ELLIPSOID): 1,
@@ -38,7 +38,7 @@ _CONTACTS = {
     (_GEOM.mjGEOM_CAPSULE, _GEOM.mjGEOM_CAPSULE): 2,
     (_GEOM.mjGEOM_CAPSULE, _GEOM.mjGEOM_BOX): 2,
 }
-"""What Warp's collision functions of two geoms return at most; a sphere makes one contact, other solids eight."""
+"""The most contacts of two geoms in Warp's collision functions; a sphere makes one, other solids eight."""
 _HARMLESS = ("CONTACT_MATCH", "ITERATIONS", "LS_ITERATIONS", "TACTILE")
 """Flags of ``Data.overflow`` that lose no force: sensors, and a solver at its limit, where the C engine stops too."""
 _LARGEST = mujoco.mjMAXVAL
@@ -83,13 +83,11 @@ def make_step(
             name: jnp.where(sound.reshape(-1, *[1] * (x.ndim - 1)), x, parameter(model, name)).astype(jnp.float32)
             for name, x in parameters.items()
         }
-        new_qpos, new_qvel, readings, overflow = simulate(finite[0], finite[1], finite[2], usable)
+        new_qpos, new_qvel, readings, overflow = simulate(*finite, usable)
         sound &= _sound(new_qpos, new_qvel) & (overflow == 0)[:, None]
-        return (
-            jnp.where(sound, new_qpos, jnp.nan).astype(qpos.dtype),
-            jnp.where(sound, new_qvel, jnp.nan).astype(qvel.dtype),
-            jnp.where(sound[..., None], readings, jnp.nan).astype(qpos.dtype),
-        )
+        readings = jnp.where(sound[..., None], readings, jnp.nan).astype(qpos.dtype)
+        after = (jnp.where(sound, x, jnp.nan).astype(qpos.dtype) for x in (new_qpos, new_qvel))
+        return (*after, readings)
 
     @step_rows.def_vmap
     def _(size: int, has_axis: Sequence[Any], *rows: Any) -> tuple[tuple[Array, ...], tuple[bool, ...]]:
@@ -110,12 +108,7 @@ def make_step(
         del primals, tangents
         raise ValueError('physics "warp" has no derivatives')
 
-    def step(
-        qpos: Array, qvel: Array, ctrl: Array, parameters: Mapping[str, Array] | None = None
-    ) -> tuple[Array, Array, Array]:
-        return step_row(qpos, qvel, ctrl, dict(parameters or {}))
-
-    return step
+    return step_row
 
 
 def max_num_contacts(model: mujoco.MjModel, pairs: Any) -> int:
@@ -164,7 +157,7 @@ def _make_simulation(
     import_warp()
     from mujoco import mjx
 
-    with jax.ensure_compile_time_eval():  # kept beyond the trace that asks first
+    with jax.ensure_compile_time_eval():  # kept beyond the trace that needs it first
         warp_model = mjx.put_model(model, impl="warp")
         contacts = max_contacts or max_num_contacts(model, warp_model._impl.nxn_geom_pair_filtered)
         constraints = max_constraints or max_num_constraints(model, contacts)
@@ -190,12 +183,10 @@ def _make_simulation(
         data, readings = jax.lax.scan(one_step, data, length=num_substeps)
         return data.qpos, data.qvel, readings, data._impl.overflow & losses
 
-    def simulate(
-        qpos: Array, qvel: Array, ctrl: Array, parameters: dict[str, Array]
-    ) -> tuple[Array, Array, Array, Array]:
-        data = _with_places(blank, len(qpos))
+    def simulate(qpos: Array, *others: Any) -> tuple[Array, Array, Array, Array]:
         with jax.numpy_rank_promotion("allow"):  # MJX counts on it
-            return jax.vmap(simulate_row, in_axes=(None, 0, 0, 0, 0))(data, qpos, qvel, ctrl, parameters)
+            data = _with_places(blank, len(qpos))
+            return jax.vmap(simulate_row, in_axes=(None, 0, 0, 0, 0))(data, qpos, *others)
 
     return simulate
 
