@@ -1,7 +1,7 @@
 """An expert for InstructedPlaceRL: ``ejax.experts.instructed_place:make_task``."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -9,32 +9,22 @@ from ejax.envs.tasks.instructed_place import SCENE, InstructedPlaceRL
 from ejax.envs.tasks.place_instructions import ZONES
 from ejax.envs.text import as_text
 from ejax.experts.pick_place import CARE, RANGES, SEGMENTS, follow_plan
-from ejax.experts.task import Rows, draw_ranges, task_maker
+from ejax.experts.task import Expert, Rows, ScriptedTask
 from ejax.types import CameraView
 
 CAMERA = CameraView(eye=(-1.3, -0.15, 0.9), target=(-0.645, -0.15, 0.04), fovy=42.0, effects=False)
 """Across from the robot, so that the arm hides neither cubes nor zones; the left zone is on the right. Draws without
 shadows, which are slow in software rendering."""
 
-_RANGES = RANGES | {"carry_height": (0.12, 0.18, 1)}
-"""A held cube passes 2 cm above the other one, at least."""
 _TARGET_CUBE, _TARGET_ZONE = SCENE.index("target cube index"), SCENE.index("target zone index")
 
 
-@dataclass(frozen=True)
-class InstructedPlaceExpert:
-    """The plan of ``PickPlaceExpert`` for the cube and the zone that are meant, which it reads from ``scene``.
+class InstructedPlaceExpert(Expert):
+    """The plan of ``PickPlaceExpert`` for the cube and the zone that are meant, which it reads from ``scene``: it acts
+    rightly even under a wrong instruction."""
 
-    So it does the right thing also where the instruction says another.
-    """
-
-    env: InstructedPlaceRL
-    variety: float = 1.0
-    segments = SEGMENTS
-    care = CARE
-
-    def vary(self, rng: np.random.Generator, num_envs: int) -> Mapping[str, Rows]:
-        return draw_ranges(rng, num_envs, _RANGES, self.variety)
+    make_env, segments, care = InstructedPlaceRL, SEGMENTS, CARE
+    ranges = RANGES | {"carry_height": (0.12, 0.18, 1)}  # a held cube passes 2 cm above the other one, at least
 
     def act(self, obs: Mapping[str, Rows], segment: Rows, variation: Mapping[str, Rows]) -> tuple[Rows, Rows]:
         scene, row = obs["scene"], np.arange(len(segment))
@@ -48,4 +38,4 @@ class InstructedPlaceExpert:
         return [as_text(each) for each in obs["instruction"]]
 
 
-make_task = task_maker(InstructedPlaceRL, InstructedPlaceExpert, CAMERA)
+make_task = partial(ScriptedTask, InstructedPlaceExpert, camera=CAMERA)

@@ -1,13 +1,13 @@
 """An expert for PickPlaceRL: ``ejax.experts.pick_place:make_task``."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from ejax.envs.tasks.grasp_scene import HALF_EDGE
 from ejax.envs.tasks.pick_place import PickPlaceRL
-from ejax.experts.task import Rows, draw_ranges, limit_length, phrase, task_maker
+from ejax.experts.task import Expert, Rows, ScriptedTask, limit_length, phrase
 from ejax.types import CameraView
 
 CAMERA = CameraView(eye=(-1.35, -0.75, 0.65), target=(-0.62, -0.12, 0.08), fovy=38.0, effects=False)
@@ -40,17 +40,10 @@ _SET_DOWN = 0.003
 """m above the floor at which the fingers open."""
 
 
-@dataclass(frozen=True)
-class PickPlaceExpert:
+class PickPlaceExpert(Expert):
     """The plan of ``follow_plan`` for PickPlaceRL's one cube and goal."""
 
-    env: PickPlaceRL
-    variety: float = 1.0
-    segments = SEGMENTS
-    care = CARE
-
-    def vary(self, rng: np.random.Generator, num_envs: int) -> Mapping[str, Rows]:
-        return draw_ranges(rng, num_envs, RANGES, self.variety)
+    make_env, segments, care, ranges = PickPlaceRL, SEGMENTS, CARE, RANGES
 
     def act(self, obs: Rows, segment: Rows, variation: Mapping[str, Rows]) -> tuple[Rows, Rows]:
         robot, cube, goal = obs[:, :11], obs[:, 11:14], obs[:, 14:17]
@@ -106,4 +99,4 @@ def _across(vector: Rows) -> Rows:
     return np.linalg.norm(vector[:, :2], axis=1)
 
 
-make_task = task_maker(PickPlaceRL, PickPlaceExpert, CAMERA)
+make_task = partial(ScriptedTask, PickPlaceExpert, camera=CAMERA)

@@ -2,7 +2,6 @@
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -12,7 +11,7 @@ import numpy as np
 from ejax.envs.mujoco.engine import load_model
 from ejax.envs.mujoco.kinematics import site_pose
 from ejax.envs.tasks.push_cube import PushCubeRL
-from ejax.experts.task import Rows, draw_ranges, limit_length, phrase, task_maker
+from ejax.experts.task import Expert, Rows, ScriptedTask, limit_length, phrase
 from ejax.types import Array, CameraView
 
 CAMERA = CameraView(eye=(-1.9, -1.1, 1.0), target=(-0.68, -0.42, 0.05), fovy=42.0, effects=False)
@@ -21,7 +20,7 @@ ENV: Mapping[str, Any] = {
     "cube_position_range": ((-0.05, -0.05, 0.0), (0.05, 0.05, 0.0)),
     "goal_position_range": ((-0.1, -0.1, 0.0), (0.1, 0.1, 0.0)),
 }
-"""Fields of PushCubeRL where ``make_task`` is given none: with a fixed goal, instructions would not differ."""
+"""With PushCubeRL's own fixed goal, instructions would not differ."""
 SEGMENTS = ("approach", "descend", "push")
 WORDINGS = (
     "push the cube to the {place}",
@@ -49,17 +48,10 @@ _PUSH_HEIGHT = 0.04
 _DAMPING = 0.01
 
 
-@dataclass(frozen=True)
-class PushCubeExpert:
+class PushCubeExpert(Expert):
     """Behind the cube as the goal sees it, down, and forward, steering the cube by where it is touched."""
 
-    env: PushCubeRL
-    variety: float = 1.0
-    segments = SEGMENTS
-    care = _CARE
-
-    def vary(self, rng: np.random.Generator, num_envs: int) -> Mapping[str, Rows]:
-        return draw_ranges(rng, num_envs, _RANGES, self.variety)
+    make_env, env_fields, segments, care, ranges = PushCubeRL, ENV, SEGMENTS, _CARE, _RANGES
 
     def act(self, obs: Rows, segment: Rows, variation: Mapping[str, Rows]) -> tuple[Rows, Rows]:
         tool, cube, goal = obs[:, 6:9], obs[:, 9:12], obs[:, 12:15]
@@ -87,7 +79,7 @@ def _near(point: Rows, tool: Rows) -> Rows:
     return np.linalg.norm(point - tool, axis=1) < _THERE
 
 
-@functools.partial(jax.jit)
+@jax.jit
 @jax.vmap
 def _joint_step(angles: Array, way: Array) -> Array:
     """Changes of the joint angles [6] that move the tool by ``way`` [3] m and turn it to point down.
@@ -105,4 +97,4 @@ def _joint_step(angles: Array, way: Array) -> Array:
     return jacobian.T @ jnp.linalg.solve(jacobian @ jacobian.T + _DAMPING**2 * jnp.eye(6), error)
 
 
-make_task = task_maker(PushCubeRL, PushCubeExpert, CAMERA, ENV)
+make_task = functools.partial(ScriptedTask, PushCubeExpert, camera=CAMERA)

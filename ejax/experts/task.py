@@ -10,7 +10,7 @@ alongside the executed one. Source: Laskey et al. 2017, "DART: noise injection f
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 import gymnasium
 import jax
@@ -34,22 +34,27 @@ _CARRIED_OVER = 0.8
 """Part of the noise that carries over to the next step; the variance stays 1."""
 
 
-class Expert(Protocol):
+@dataclass(frozen=True)
+class Expert:
     """A plan of segments in a fixed order, and a feedback law for each. Pure except for the generator."""
 
-    @property
-    def segments(self) -> tuple[str, ...]:
-        """The segments' names; ``segment_id`` is the index here."""
-        ...
-
-    @property
-    def care(self) -> Rows:
-        """[segments, A], ≤ 1: the fraction of the noise that each segment tolerates."""
-        ...
+    env: Any
+    """The environment that it acts in."""
+    variety: float = 1.0
+    """See ``draw_ranges``; 0 is one style, in which nothing depends on what cannot be seen."""
+    segments: ClassVar[tuple[str, ...]]
+    """The segments' names; ``segment_id`` is the index here."""
+    care: ClassVar[Rows]
+    """[segments, A], ≤ 1: the fraction of the noise that each segment tolerates."""
+    ranges: ClassVar[Mapping[str, tuple[float, float, int]]]
+    """Variation between episodes, such as speeds, heights, offsets: for ``draw_ranges``."""
+    make_env: ClassVar[Callable[..., RenderableEnv]]
+    """The environment's class."""
+    env_fields: ClassVar[Mapping[str, Any]] = {}
+    """Fields of the environment where a task is given none."""
 
     def vary(self, rng: np.random.Generator, num_envs: int) -> Mapping[str, Rows]:
-        """Random variation between episodes: speeds, heights, offsets."""
-        ...
+        return draw_ranges(rng, num_envs, self.ranges, self.variety)
 
     def act(self, obs: PyTree, segment: Rows, variation: Mapping[str, Rows]) -> tuple[Rows, Rows]:
         """Actions [N, A], and the segments [N] that they belong to: the same as before or the next.
@@ -58,11 +63,11 @@ class Expert(Protocol):
             obs: [N, F], of the environment; by name, where its observation has parts.
             segment: [N], of the step before.
         """
-        ...
+        raise NotImplementedError
 
     def instruct(self, rng: np.random.Generator, obs: PyTree) -> list[str]:
         """The goal of each episode in words; ``obs`` are the first observations."""
-        ...
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,63 +88,9 @@ class Attempts:
     instruction: list[str]
 
 
-def task_maker(
-    make_env: Callable[..., RenderableEnv],
-    make_expert: Callable[[Any, float], Expert],
-    camera: CameraView,
-    default_env: Mapping[str, Any] | None = None,
-) -> Callable[..., "ScriptedTask"]:
-    """Make the ``make_task`` of the module of ``make_expert``.
-
-    Args:
-        make_env: the environment's class, with MuJoCo as its physics unless a field says otherwise.
-        make_expert: the expert's class: called with the environment and the ``variety``.
-        camera: the default view.
-        default_env: fields of the environment where ``make_task`` is given none.
-    """
-
-    def make_task(
-        env: Mapping[str, Any] | None = None,
-        num_envs: int = 16,
-        noise: float = 0.15,
-        variety: float = 1.0,
-        image_size: Sequence[int] | None = None,
-        camera: CameraView | Mapping[str, Any] = camera,
-        renderer: Renderer = "mujoco",
-        wrist: Mapping[str, Any] | None = None,
-    ) -> ScriptedTask:
-        """Make the task, for ``OnlineDataEngineCfg.task``.
-
-        Args:
-            env: fields of the environment.
-            variety: see ``draw_ranges``; 0 is one style, in which nothing depends on what cannot be seen.
-            num_envs, noise, image_size, camera, renderer, wrist: see ``ScriptedTask``.
-
-        Raises:
-            ValueError, TypeError: a value outside its range.
-        """
-        if not 0.0 <= variety <= 1.0:
-            raise ValueError(f"variety must be in [0, 1], got {variety}")
-        fields = env if env is not None else default_env or {}
-        made = make_env(**{"physics": "mujoco", **fields})
-        return ScriptedTask(
-            made,
-            make_expert(made, variety),
-            num_envs=num_envs,
-            noise=noise,
-            image_size=image_size,
-            camera=camera,
-            renderer=renderer,
-            wrist=wrist,
-        )
-
-    # the module's own function, as far as pickle can tell: it is handed to workers by that name
-    make_task.__module__, make_task.__qualname__ = make_expert.__module__, "make_task"
-    return make_task
-
-
 class ScriptedTask:
-    """An expert in ``num_envs`` environments at once: a ``DemonstrationTask``.
+    """An expert in ``num_envs`` environments at once: a ``DemonstrationTask``. The ``make_task`` of an expert's module
+    is this class with ``expert`` given, for ``OnlineDataEngineCfg.task``.
 
     Frame fields: ``obs/state`` [F] (the environment's observation; one that has parts is ``obs/<part>``), ``actions``,
     ``expert_actions`` [A], ``rewards``, and ``obs/image`` [H, W, 3] uint8 with an ``image_size``. Episode
@@ -147,49 +98,55 @@ class ScriptedTask:
     began.
 
     Args:
+        env: fields of the environment, ``physics`` being mujoco by default. None: the expert's ``env_fields``.
         num_envs: episodes per call of ``generate``, stepped together on all cores.
         noise: σ, as a fraction of half the action's range.
+        variety: see ``Expert``.
         image_size: (height, width) of the pictures; None: none are drawn.
         camera: a view or its fields, as from a file; None: the environment's own.
         renderer: what draws the pictures, as in ``RenderedEnv``: a policy should be trained with the same.
         wrist: fields of ``WristCamera``: ``obs/wrist`` beside ``obs/image``.
+
+    Raises:
+        ValueError, TypeError: a value outside its range.
     """
 
     def __init__(
         self,
-        env: RenderableEnv,
-        expert: Expert,
-        *,
-        num_envs: int,
-        noise: float,
-        image_size: Sequence[int] | None,
-        camera: CameraView | Mapping[str, Any] | None,
+        expert: type[Expert],
+        env: Mapping[str, Any] | None = None,
+        num_envs: int = 16,
+        noise: float = 0.15,
+        variety: float = 1.0,
+        image_size: Sequence[int] | None = None,
+        camera: CameraView | Mapping[str, Any] | None = None,
         renderer: Renderer = "mujoco",
         wrist: Mapping[str, Any] | None = None,
     ) -> None:
+        for name, value in {"noise": noise, "variety": variety}.items():
+            if not 0.0 <= value <= 1.0:
+                raise ValueError(f"{name} must be in [0, 1], got {value}")
         if num_envs < 1:
             raise ValueError(f"num_envs must be >= 1, got {num_envs}")
-        if not 0.0 <= noise <= 1.0:
-            raise ValueError(f"noise must be in [0, 1], as a part of half the action's range, got {noise}")
         if image_size is not None and (len(image_size) != 2 or min(image_size) < 1):
             raise ValueError(f"image_size must be (height, width) in pixels, or None; got {image_size!r}")
-        space = env.action_space
+        self.env = expert.make_env(**{"physics": "mujoco", **(expert.env_fields if env is None else env)})
+        self._expert = expert(self.env, variety)
+        space = self.env.action_space
         if not isinstance(space, gymnasium.spaces.Box):
             raise TypeError(f"experts act in a gymnasium.spaces.Box, got {space}")
-        self._space = space
-        self.env, self._expert, self._num_envs, self._noise = env, expert, num_envs, noise
-        self._image_size = image_size
+        self._space, self._num_envs, self._noise, self._image_size = space, num_envs, noise, image_size
         self._camera = CameraView(**freeze(camera)) if isinstance(camera, Mapping) else camera
-        self._renderer = check_renderer(env, renderer)
-        self._wrist = check_wrist(env, renderer, None if wrist is None else WristCamera(**freeze(wrist)))
-        self._reset, self._step = jax.jit(jax.vmap(env.reset)), jax.jit(jax.vmap(env.step))
+        self._renderer = check_renderer(self.env, renderer)
+        self._wrist = check_wrist(self.env, renderer, None if wrist is None else WristCamera(**freeze(wrist)))
+        self._reset, self._step = jax.jit(jax.vmap(self.env.reset)), jax.jit(jax.vmap(self.env.step))
 
     def spec(self) -> EpisodeSpec:
-        width, size = _width(self._space), self._image_size
+        actions, size = (self._space.shape, "float32"), self._image_size
         frames: dict[str, Field] = {
             **{path: (space.shape, str(space.dtype)) for path, space in _parts(self.env.observation_space).items()},
-            "actions": ((width,), "float32"),
-            "expert_actions": ((width,), "float32"),
+            "actions": actions,
+            "expert_actions": actions,
             "rewards": ((), "float32"),
         }
         if size is not None:
@@ -221,7 +178,7 @@ class ScriptedTask:
         obs = jax.tree.map(np.asarray, first)
         instruction, variation = self._expert.instruct(rng, obs), self._expert.vary(rng, self._num_envs)
         segment = np.zeros(self._num_envs, np.int64)
-        noise = rng.standard_normal((self._num_envs, _width(space)))
+        noise = rng.standard_normal((self._num_envs, *space.shape))
         scale = self._noise * 0.5 * (space.high - space.low)
         going = np.ones(self._num_envs, bool)
         length, success = np.zeros(self._num_envs, np.int64), np.zeros(self._num_envs, bool)
@@ -242,7 +199,7 @@ class ScriptedTask:
             obs = jax.tree.map(np.asarray, timestep.obs)
             length += going
             success |= going & np.asarray(timestep.info["success"])
-            # the batch steps on until all have ended; what an ended one does does not count
+            # the batch steps on until all have ended; later steps of a row that ended do not count
             going &= ~np.asarray(timestep.terminated | timestep.truncated)
         arrays = {name: jax.tree.map(lambda *x: np.stack(x), *values) for name, values in frames.items()}
         return Attempts(**arrays, state=states, length=length, success=success, instruction=instruction)
@@ -278,7 +235,7 @@ class ScriptedTask:
 
     def _draw(self, attempts: Attempts, rows: list[int], draw: Callable[[PyTree], Any]) -> list[Rows]:
         """Pictures [T, H, W, 3] of each of these rows' episodes."""
-        lengths = attempts.length[rows]
+        lengths, ends = attempts.length[rows], np.cumsum(attempts.length[rows])
         which = [(t, row) for row, length in zip(rows, lengths, strict=True) for t in range(length)]
         if self._renderer == "mujoco":
             pictures = [draw(jax.tree.map(lambda x: x[row], attempts.state[t])) for t, row in which]  # noqa: B023
@@ -289,7 +246,7 @@ class ScriptedTask:
                 part = which[start : start + _DRAWN_AT_ONCE]
                 t, row = np.array(part + part[-1:] * (_DRAWN_AT_ONCE - len(part))).T
                 pictures += list(np.asarray(draw(jax.tree.map(lambda x: x[t, row], states)))[: len(part)])  # noqa: B023
-        return [np.stack(each) for each in _split(pictures, lengths)]
+        return [np.stack(pictures[end - length : end]) for end, length in zip(ends, lengths, strict=True)]
 
 
 def limit_length(vector: Rows, bound: Rows) -> Rows:
@@ -330,16 +287,6 @@ def phrase(rng: np.random.Generator, wordings: Sequence[str], offset: Rows) -> l
     return [wordings[i].format(place=name_place(each)) for i, each in zip(chosen, offset, strict=True)]
 
 
-def _split(items: list[Any], lengths: Rows) -> list[list[Any]]:
-    ends = np.cumsum(lengths)
-    return [items[end - length : end] for end, length in zip(ends, lengths, strict=True)]
-
-
 def _parts(obs: Any) -> dict[str, Any]:
     """An observation's parts by the paths of their frame fields; the only one of a vector is its ``state``."""
     return {f"obs/{name}": part for name, part in obs.items()} if isinstance(obs, Mapping) else {"obs/state": obs}
-
-
-def _width(space: Any) -> int:
-    (width,) = space.shape
-    return int(width)
