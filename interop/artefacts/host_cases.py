@@ -7,7 +7,7 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from ejax.collectors.host import act
+from ejax.collectors.player import act
 from ejax.policies.calls import first_memory, forget_outside
 from ejax.types import HostEnv, Params, Policy, PyTree
 from interop.artefacts.cases import Bounds, as_read, leaves_of, steps_to_observe

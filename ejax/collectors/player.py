@@ -1,0 +1,217 @@
+"""One group of host environments and the steps of a rollout in it: a jitted policy call, then a step, T times."""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import gymnasium
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
+
+from ejax.distributions import executed
+from ejax.envs.host.calls import call_env
+from ejax.envs.host.guarded import GuardedEnv
+from ejax.envs.host.pure_host import PureHostEnv
+from ejax.policies.calls import ask, check_obs, first_memory, forget_outside
+from ejax.types import Array, HostEnv, HostTimestep, Key, Params, Policy, PolicyWithMemory, PyTree, SavableHostEnv
+
+Gate = Callable[[], AbstractContextManager[bool]]
+"""Entered around every call that advances an environment. True: the rollout is to be given up."""
+
+
+class CollectionStopped(Exception):
+    """The caller stopped the rollout before it was complete."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostStep:
+    """One step of a group of environments, for listeners. Arrays [N, ...] that the next step may overwrite: copy what
+    is kept."""
+
+    update: int
+    """The update that learns from it, counted from 1."""
+    group: int
+    """The group's number in the run."""
+    obs: PyTree
+    """Before the step."""
+    action: NDArray[Any]
+    """As the environments were given it."""
+    timestep: HostTimestep
+    """``reward``, ``terminated``, ``truncated``, ``info``, and ``obs`` after the step."""
+
+
+@dataclass
+class Played:
+    """A group's part of a rollout."""
+
+    steps: tuple[PyTree, NDArray[Any], tuple[PyTree, PyTree], HostTimestep]
+    """Observations, actions, memories before and after them, timesteps; leaves [T, n, ...]."""
+    policy_s: float
+    env_s: float
+
+
+class GroupPlayer:
+    """A group of environments with its episodes under way.
+
+    Args:
+        number: of the group in the run.
+        turns: held while the policy acts, so that one group at a time calls it, and while listeners listen.
+    """
+
+    def __init__(self, policy: Policy, env: HostEnv, number: int, turns: AbstractContextManager[Any]) -> None:
+        self.policy, self.env, self.number, self._turns = policy, env, number, turns
+        named = env.env if isinstance(env, PureHostEnv) else env
+        self.name = env.name if isinstance(env, GuardedEnv) else type(named).__name__
+        self.obs: PyTree = None
+        self.memory = first_memory(policy, env.num_envs)
+        """The policy's memory of the episodes under way."""
+        self.num_steps = 0
+        """Steps taken of the rollout under way."""
+        self.thread: threading.Thread | None = None
+        """The thread of the last rollout, unless it was the caller's."""
+
+    def call(self, what: str, *args: Any) -> Any:
+        """Call a method of the environments. A ``GuardedEnv`` records its environment's calls itself."""
+        function = getattr(self.env, what)
+        return function(*args) if isinstance(self.env, GuardedEnv) else call_env(self.name, what, function, *args)
+
+    def reset(self, seed: NDArray[np.uint32]) -> None:
+        self.obs, self.memory = self.call("reset", seed), first_memory(self.policy, self.env.num_envs)
+
+    def play(
+        self,
+        params: Params,
+        key: Key,
+        rows: dict[str, NDArray[Any]],
+        *,
+        num_steps: int,
+        gate: Gate,
+        report: Callable[[str], None],
+        update: int,
+        listeners: Sequence[Callable[[HostStep], None]],
+    ) -> Played:
+        """T steps.
+
+        Args:
+            key: of the rollout.
+            rows: arguments of the policy for each step, [T, N].
+            report: called with the activity before each step.
+            update: the update that learns from the rollout, counted from 1.
+
+        Raises:
+            CollectionStopped: ``gate`` was true.
+        """
+        key, policy_s, env_s = jax.random.fold_in(key, self.number), 0.0, 0.0
+        before, after = _Pages(num_steps), _Pages(num_steps)
+        for t in range(num_steps):
+            with self._turns:
+                began = time.perf_counter()
+                row = {name: each[t] for name, each in rows.items()}
+                check_obs(self.policy, self.obs)
+                drawn, part, remembered = act(self.policy, params, self.obs, self.memory, key, np.int32(t), row)
+                action = np.asarray(drawn)
+                given = action if part is None else np.asarray(part)
+                policy_s += time.perf_counter() - began
+            # before the step: an environment may write the next observation over this one
+            before.write(t, (self.obs, action, (self.memory, remembered)))
+            with gate() as stop:
+                if stop:
+                    raise CollectionStopped
+                report(f"step {t + 1} of {num_steps}, group {self.number}: {self.name}")
+                began = time.perf_counter()
+                timestep = self.call("step", given)
+                env_s += time.perf_counter() - began
+            after.write(t, timestep)
+            if listeners:
+                seen = jax.tree.map(lambda page: page[t], before.pages[0])  # noqa: B023  (used at once)
+                step = HostStep(update=update, group=self.number, obs=seen, action=given, timestep=timestep)
+                with self._turns:
+                    for listener in listeners:
+                        listener(step)
+            # a step that only reset belongs to no episode
+            ended = timestep.terminated | timestep.truncated | ~np.asarray(timestep.info.get("valid", True))
+            self.obs, self.memory = timestep.obs, forget_outside(self.policy, remembered, ended)
+            self.num_steps = t + 1
+        return Played((*before.pages, after.pages), policy_s, env_s)
+
+    def compile(self, params: Params, row: dict[str, NDArray[Any]]) -> None:
+        """Have the policy act on zeros, and what ``play`` calls of a ``PureHostEnv`` compiled; nothing moves."""
+        key, _ = jax.random.split(jax.random.fold_in(jax.random.key(0), self.number))  # programs, as ``collect``'s are
+        obs, memory = _zeros(self.env.observation_space, self.env.num_envs), self.memory
+        for t in range(2):  # the second time with a memory that a step has made
+            drawn, part, memory = act(self.policy, params, obs, memory, key, np.int32(t), row)
+        if isinstance(self.env, PureHostEnv):
+            self.env.compile(np.asarray(drawn if part is None else part))
+
+    def state(self) -> PyTree:
+        """The environments' state, with the policy's memory of their episodes where it has one; None: none to save."""
+        if not isinstance(_bare(self.env), SavableHostEnv):
+            return None
+        env = call_env(self.name, "get_state", _bare(self.env).get_state)
+        if not isinstance(self.policy, PolicyWithMemory):
+            return env
+        return {"env": env, "memory": jax.tree.map(np.asarray, self.memory)}
+
+    def restore(self, state: PyTree) -> None:
+        """Go on with a state that ``state`` gave."""
+        if not isinstance(_bare(self.env), SavableHostEnv):
+            name = type(self.env).__name__
+            raise ValueError(f"{name} has no state to set; the environments of a run must not change")
+        if isinstance(self.policy, PolicyWithMemory):
+            self.memory, state = jax.tree.map(jnp.asarray, state["memory"]), state["env"]
+        self.obs = call_env(self.name, "set_state", _bare(self.env).set_state, state)
+        if isinstance(self.env, GuardedEnv):
+            self.env.adopt(self.obs)
+
+    def close(self, patience_s: float) -> None:
+        """Close the environments, unless a step of theirs goes on for that long.
+
+        Raises:
+            TimeoutError: it does, and they are left open.
+        """
+        if self.thread is not None:
+            self.thread.join(patience_s)
+            if self.thread.is_alive():
+                raise TimeoutError(f"env '{self.name}' of group {self.number} is left open: its step goes on")
+        self.call("close")
+
+
+class _Pages:
+    """A copy of one pytree for each of T steps, in arrays [T, ...]."""
+
+    def __init__(self, num_steps: int) -> None:
+        self._num_steps = num_steps
+        self.pages: Any = None
+
+    def write(self, t: int, tree: PyTree) -> None:
+        if self.pages is None:
+            self.pages = jax.tree.map(lambda x: np.empty((self._num_steps, *np.shape(x)), np.asarray(x).dtype), tree)
+        jax.tree.map(lambda page, x: page.__setitem__(t, x), self.pages, tree)
+
+
+def _bare(env: HostEnv) -> Any:
+    return env.inner if isinstance(env, GuardedEnv) else env
+
+
+def _zeros(space: gymnasium.Space[Any], num_rows: int) -> PyTree:
+    """An observation of ``space``, without content."""
+    if isinstance(space, gymnasium.spaces.Dict):
+        return {name: _zeros(part, num_rows) for name, part in space.spaces.items()}
+    return np.zeros((num_rows, *(space.shape or ())), space.dtype)
+
+
+@partial(jax.jit, static_argnames="policy")
+def act(
+    policy: Policy, params: Params, obs: PyTree, memory: PyTree, key: Key, t: Array, rows: dict[str, Array]
+) -> tuple[Array, Array | None, PyTree]:
+    """The actions of step t, [N, ...], their part for the environments (None: all), and the memory after it."""
+    distribution, _, remembered = ask(policy, params, obs, memory, **rows)
+    action = distribution.sample(jax.random.fold_in(key, t))
+    given = executed(distribution, action)
+    return action, None if given is action else given, remembered
