@@ -1,8 +1,8 @@
 """Brax environments, ``brax:ant``, and the adapter for every environment with Brax's interface."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import Any
 
 import gymnasium
 import jax
@@ -10,7 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from ejax.envs.adapters.library import as_vectors, check_name, import_library, settle_dtypes, vector_space
+from ejax.envs.adapters.library import (
+    LibraryEnv,
+    as_vectors,
+    check_name,
+    import_library,
+    settle_dtypes,
+    vector_space,
+)
 from ejax.numerics.finite import all_finite
 from ejax.types import Array, Key, PyTree, Timestep
 
@@ -27,7 +34,7 @@ class BraxEnvState:
 
 
 @dataclass(frozen=True)
-class BraxEnv:
+class BraxEnv(LibraryEnv):
     """
     The bare environment, without the library's wrappers: ``done`` is ``terminated``, the time limit is counted here.
     (The library's episode wrapper ends an episode at the limit with ``done`` too, and resets it to its first state.)
@@ -36,15 +43,7 @@ class BraxEnv:
     Metrics named ``reward/<term>`` are ``info["rewards"]``; a metric ``success`` is also ``info["success"]``.
     """
 
-    clip_actions: ClassVar[bool] = True
-    name: str
-    max_episode_steps: int
     action_repeat: int
-    options: Mapping[str, Any] = field(hash=False)
-    """The options of ``make``: environments of equal name and options are equal."""
-    env: Any = field(repr=False, compare=False)
-    observation_space: gymnasium.Space = field(repr=False, compare=False)
-    action_space: gymnasium.Space = field(repr=False, compare=False)
 
     def reset(self, key: Key) -> tuple[BraxEnvState, PyTree]:
         inner = self.env.reset(jax.random.key_data(key))  # Brax is written for keys that are plain arrays
@@ -53,8 +52,7 @@ class BraxEnv:
 
     def step(self, state: BraxEnvState, action: Array, key: Key) -> tuple[BraxEnvState, Timestep]:
         del key  # the environment keeps its own in its state
-        if action.shape != self.action_space.shape:
-            raise ValueError(f"{self.name} takes an action of shape {self.action_space.shape}, got {action.shape}")
+        self.check_action(action)
         action = jnp.clip(action, -1.0, 1.0)
 
         def one_step(inner: PyTree, _: None) -> tuple[PyTree, tuple[Array, Array]]:

@@ -3,87 +3,68 @@
 import warnings
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
-from numpy.typing import NDArray
+from gymnasium.vector import AutoresetMode, VectorEnv
 
+from ejax.envs.adapters.gymnasium import GymnasiumVector
 from ejax.envs.adapters.library import check_name, import_library
-from ejax.envs.host.rows import as_rows, into_space, put_rows, rows_space
-from ejax.types import HostTimestep, PyTree
+from ejax.envs.host.rows import put_rows
 
 
-class EnvPoolVector:
-    """An EnvPool of N environments, all stepped at once.
+class EnvPoolVector(VectorEnv):
+    """An EnvPool of N environments, all stepped at once, as one of Gymnasium's vector environments.
 
     EnvPool takes seeds only when it is made, so a reset of all rows recreates it; later episodes of a row follow from
-    its first seed. ``info["valid"]`` is False in the step that only resets.
+    its first seed. Rows that are reset individually continue their own random numbers.
 
     Args:
         make_pool: makes one from ``seed``, one for each row.
     """
 
-    seeds_rows = False
+    metadata: ClassVar[dict[str, Any]] = {"autoreset_mode": AutoresetMode.NEXT_STEP, "takes_seeds": True}
 
     def __init__(
         self,
         make_pool: Callable[[list[int]], Any],
-        *,
         num_envs: int,
         observation_space: gymnasium.Space[Any],
         action_space: gymnasium.Space[Any],
-        max_episode_steps: int = 0,
-        clip_actions: bool = True,
     ) -> None:
         self._make_pool, self.num_envs = make_pool, num_envs
-        self._raw_space = observation_space
-        self.observation_space, self.action_space = rows_space(observation_space), action_space
-        self.max_episode_steps, self.clip_actions = max_episode_steps, clip_actions
-        self.row_seed = np.zeros(num_envs, np.uint32)
+        self.single_observation_space, self.single_action_space = observation_space, action_space
         self._pool: Any = None
-        self._obs: PyTree = None
-        self._resets_next = np.zeros(num_envs, bool)
+        self._obs: Any = None
 
-    def reset(self, seed: NDArray[np.uint32], rows: NDArray[np.bool_] | None = None) -> PyTree:
-        """Rows chosen individually continue their own random numbers, not ``seed``."""
-        if self._pool is None or rows is None or rows.all():
+    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        mask = None if options is None else options["reset_mask"]
+        if self._pool is None or mask is None or mask.all():
             self.close()
-            self.row_seed = np.asarray(seed, np.uint32)
-            self._pool = self._make_pool([int(each) % 2**31 for each in seed])
-            self._obs = as_rows(self._raw_space, self._pool.reset()[0])
-            self._resets_next = np.zeros(self.num_envs, bool)
-            return self._obs
-        chosen = np.flatnonzero(rows).astype(np.int32)
-        new = as_rows(self._raw_space, self._pool.reset(chosen)[0])
-        self._obs = put_rows(chosen, new, self._obs)
-        self._resets_next &= ~rows
-        return self._obs
+            self._pool = self._make_pool([each % 2**31 for each in seed])
+            self._obs = self._pool.reset()[0]
+        else:
+            rows = np.flatnonzero(mask).astype(np.int32)
+            self._obs = put_rows(rows, self._pool.reset(rows)[0], self._obs)
+        return self._obs, {}
 
-    def step(self, action: NDArray[Any]) -> HostTimestep:
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         if self._pool is None:
             raise RuntimeError("step before reset: no episode has started")
-        given = into_space(self.action_space, action, clip=self.clip_actions)
-        raw, reward, terminated, truncated, info = self._pool.step(given)
-        valid, self._resets_next = ~self._resets_next, np.array(terminated | truncated, bool)
-        self._obs = as_rows(self._raw_space, raw)
-        success = info.get("success", np.full(self.num_envs, np.nan))
-        return HostTimestep(
-            obs=self._obs,
-            reward=np.array(reward, np.float32),
-            terminated=np.array(terminated, bool),
-            truncated=np.array(truncated, bool),
-            info={"success": np.array(success, np.float32), "valid": valid},
-            final_obs=self._obs,
-        )
+        self._obs, *others = self._pool.step(actions)
+        return (self._obs, *others)
 
-    def close(self) -> None:
+    def render(self) -> None:
+        """Draw nothing."""
+
+    def close(self, **kwargs: Any) -> None:
         if self._pool is not None:
             self._pool.close()
             self._pool = None
 
 
-def make(name: str, *, num_envs: int, clip_actions: bool = True, **options: Any) -> EnvPoolVector:
+def make(name: str, *, num_envs: int, clip_actions: bool = True, **options: Any) -> GymnasiumVector:
     """``envpool.make`` of ``name``.
 
     Args:
@@ -104,14 +85,11 @@ def make(name: str, *, num_envs: int, clip_actions: bool = True, **options: Any)
         except (TypeError, AssertionError) as error:
             raise ValueError(f"envpool refuses the options of '{name}': {error}") from error
         observation_space, action_space = spec.gymnasium_observation_space, spec.gymnasium_action_space
-    return EnvPoolVector(
-        partial(_make_pool, envpool, name, num_envs, options),
-        num_envs=num_envs,
-        observation_space=observation_space,
-        action_space=action_space,
-        max_episode_steps=int(spec.config.max_episode_steps),
-        clip_actions=clip_actions,
+    vector = EnvPoolVector(
+        partial(_make_pool, envpool, name, num_envs, options), num_envs, observation_space, action_space
     )
+    limit = int(spec.config.max_episode_steps)
+    return GymnasiumVector(vector, clip_actions=clip_actions, max_episode_steps=limit)
 
 
 def _make_pool(envpool: Any, name: str, num_envs: int, options: dict[str, Any], seed: list[int]) -> Any:

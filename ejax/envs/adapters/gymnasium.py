@@ -56,12 +56,10 @@ class GymnasiumVector:
         self.env, self.mode, self.clip_actions = env, mode, clip_actions
         self.num_envs: int = env.num_envs
         self.observation_space = rows_space(env.single_observation_space)
-        self._chooses = isinstance(
-            env.single_observation_space, gymnasium.spaces.Discrete | gymnasium.spaces.MultiDiscrete
-        )
         self.action_space = env.single_action_space
         self.max_episode_steps = max_episode_steps
         self.seeds_rows = mode is AutoresetMode.DISABLED
+        self._takes_seeds = bool(env.metadata.get("takes_seeds", self.seeds_rows))
         self.row_seed = np.zeros(self.num_envs, np.uint32)
         self._resets_next = np.zeros(self.num_envs, bool)
 
@@ -75,9 +73,7 @@ class GymnasiumVector:
         given = into_space(self.action_space, action, clip=self.clip_actions)
         raw, reward, terminated, truncated, info = self.env.step(given)
         check_flags_and_reward(reward, terminated, truncated, self.num_envs)
-        if self._chooses:
-            check_choices(raw, self.env.single_observation_space)
-        obs = final_obs = as_rows(self.env.single_observation_space, raw)
+        obs = final_obs = self._as_rows(raw)
         done = terminated | truncated
         valid = ~self._resets_next
         if self.mode is AutoresetMode.NEXT_STEP:
@@ -131,19 +127,18 @@ class GymnasiumVector:
                 process.kill()
 
     def _reset(self, rows: Rows, *, everything: bool = False) -> PyTree:
-        if everything and not self.seeds_rows:
-            raw, _ = self.env.reset(seed=int(self.row_seed[0]))
-        elif everything:
-            raw, _ = self.env.reset(seed=self._seeds())
+        seeds: Any = [int(each) for each in self.row_seed]  # one per row, which Gymnasium takes despite its annotation
+        if everything:
+            raw, _ = self.env.reset(seed=seeds if self._takes_seeds else seeds[0])
         else:
-            raw, _ = self.env.reset(seed=self._seeds(), options={"reset_mask": rows.copy()})
-        if self._chooses:
-            check_choices(raw, self.env.single_observation_space)
-        return as_rows(self.env.single_observation_space, raw)
+            raw, _ = self.env.reset(seed=seeds, options={"reset_mask": rows.copy()})
+        return self._as_rows(raw)
 
-    def _seeds(self) -> Any:
-        """One seed per row: Gymnasium's vector environments accept this despite their type annotation."""
-        return [int(each) for each in self.row_seed]
+    def _as_rows(self, raw: Any) -> PyTree:
+        space = self.env.single_observation_space
+        if isinstance(space, gymnasium.spaces.Discrete | gymnasium.spaces.MultiDiscrete):
+            check_choices(raw, space)
+        return as_rows(space, raw)
 
     def _final_obs(self, obs: PyTree, info: Mapping[str, Any]) -> PyTree:
         """``obs`` with the rows that ended as they were before the reset."""

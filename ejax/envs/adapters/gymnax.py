@@ -2,19 +2,27 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar
+from typing import Any
 
 import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ejax.envs.adapters.library import as_vectors, check_name, import_library, settle_dtypes, vector_space
+from ejax.envs.adapters.library import (
+    LibraryEnv,
+    as_vectors,
+    check_name,
+    check_options,
+    import_library,
+    settle_dtypes,
+    vector_space,
+)
 from ejax.types import Array, Key, PyTree, Timestep
 
 
 @dataclass(frozen=True)
-class GymnaxEnv:
+class GymnaxEnv(LibraryEnv):
     """
     Stepped by ``step_env``, the transition without Gymnax's own reset. ``terminated`` is the flag it returns,
     ``truncated`` is ``is_truncated``: ``time >= max_steps_in_episode``. Both may be true in the same step.
@@ -23,15 +31,7 @@ class GymnaxEnv:
     Box actions are vectors, clipped to the space's bounds.
     """
 
-    clip_actions: ClassVar[bool] = True
-    name: str
-    max_episode_steps: int
-    options: Mapping[str, Any] = field(hash=False)
-    """The options of ``make``: environments of equal name and options are equal."""
-    env: Any = field(repr=False, compare=False)
     params: Any = field(repr=False, compare=False)
-    observation_space: gymnasium.Space = field(repr=False, compare=False)
-    action_space: gymnasium.Space = field(repr=False, compare=False)
 
     def reset(self, key: Key) -> tuple[PyTree, PyTree]:
         obs, state = self.env.reset_env(key, self.params)
@@ -53,9 +53,8 @@ class GymnaxEnv:
         return as_vectors(obs if num_values is None else jax.nn.one_hot(obs, num_values))
 
     def _native(self, action: Array) -> Array:
+        self.check_action(action)
         space = self.action_space
-        if action.shape != space.shape:
-            raise ValueError(f"gymnax:{self.name} takes an action of shape {space.shape}, got {action.shape}")
         if isinstance(space, gymnasium.spaces.Box):
             return jnp.clip(action, space.low, space.high).reshape(self.env.action_space(self.params).shape)
         return action
@@ -91,16 +90,14 @@ def make(
     if differentiable:
         env = env.with_transition_gradients()
     changes = dict(params) if max_episode_steps is None else params | {"max_steps_in_episode": max_episode_steps}
-    allowed = [item.name for item in fields(defaults)]
-    if unknown := sorted(set(changes) - set(allowed)):
-        raise ValueError(f"gymnax:{name} has no parameter {', '.join(unknown)}; it has {', '.join(allowed)}")
+    check_options(f"gymnax:{name}", "parameter", changes, (item.name for item in fields(defaults)))
     settings = defaults.replace(**changes)
     limit = int(settings.max_steps_in_episode)
     if limit <= 0:
         raise ValueError(f"max_episode_steps must be > 0, got {limit}")
     obs, _ = jax.eval_shape(lambda key: env.reset_env(key, settings), jax.random.key(0))
     return GymnaxEnv(
-        name=name,
+        name=f"gymnax:{name}",
         max_episode_steps=limit,
         options={"differentiable": differentiable, "env_kwargs": dict(env_kwargs or {}), **params},
         env=env,

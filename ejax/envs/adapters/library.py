@@ -1,26 +1,44 @@
-"""Shared by the adapters: libraries that are imported on demand, and observations as vectors.
-
-No library that an adapter speaks to is a dependency of ejax: each is an extra.
-"""
+"""Shared by the adapters: libraries that are imported on demand, each an extra of ejax, and observations as vectors."""
 
 import difflib
 import importlib
 from collections.abc import Iterable, Mapping
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ejax.types import PyTree
+from ejax.types import Array, PyTree
+
+
+@dataclass(frozen=True)
+class LibraryEnv:
+    """The fields of a pure environment of a library. Those of equal name and options are equal, and share programs."""
+
+    clip_actions: ClassVar[bool] = True
+    name: str
+    """With its family: ``brax:ant``."""
+    max_episode_steps: int
+    options: Mapping[str, Any] = field(hash=False)
+    """The options of ``make``."""
+    env: Any = field(repr=False, compare=False)
+    observation_space: gymnasium.Space = field(repr=False, compare=False)
+    action_space: gymnasium.Space = field(repr=False, compare=False)
+
+    def check_action(self, action: Array) -> None:
+        """Raises ValueError: another shape than the space's."""
+        if action.shape != self.action_space.shape:
+            raise ValueError(f"{self.name} takes an action of shape {self.action_space.shape}, got {action.shape}")
 
 
 def import_library(module: str, extra: str) -> Any:
     """The module, imported now.
 
     Raises:
-        ModuleNotFoundError: it, or something that it needs, is not installed; the message says what to install.
+        ModuleNotFoundError: it, or something that it needs, is not installed; the message has the command.
     """
     try:
         return importlib.import_module(module)
@@ -44,6 +62,13 @@ def check_name(family: str, name: str, known: Iterable[str]) -> None:
     near = difflib.get_close_matches(name.casefold(), by_fold, n=3, cutoff=0.5)
     listed = ", ".join(by_fold[key] for key in near or sorted(by_fold))
     raise ValueError(f"{family} has no environment '{name}'; {'nearest' if near else 'there is'}: {listed}")
+
+
+def check_options(name: str, kind: str, given: Iterable[str], allowed: Iterable[str]) -> None:
+    """Raises ValueError: an option that is not allowed."""
+    allowed = list(allowed)
+    if unknown := sorted(set(given) - set(allowed)):
+        raise ValueError(f"{name} has no {kind} {', '.join(unknown)}; it has {', '.join(allowed)}")
 
 
 def as_vectors(obs: PyTree) -> PyTree:

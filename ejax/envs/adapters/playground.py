@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from ejax.envs.adapters.brax import BraxEnv, adapt
-from ejax.envs.adapters.library import check_name, import_library
+from ejax.envs.adapters.library import check_name, check_options, import_library
 from ejax.envs.mujoco.engines.warp import import_warp, lost_flags
 
 
@@ -39,9 +39,7 @@ def make(name: str, *, max_episode_steps: int | None = None, impl: str = "jax", 
         _check_models(name)
     config = registry.get_default_config(name)
     options = dict(_flatten(overrides)) | ({"impl": impl} if "impl" in config else {})
-    allowed = dict(_flatten(config.to_dict()))
-    if unknown := sorted(set(options) - set(allowed)):
-        raise ValueError(f"playground:{name} has no config entry {', '.join(unknown)}; it has {', '.join(allowed)}")
+    check_options(f"playground:{name}", "config entry", options, dict(_flatten(config.to_dict())))
     config.update_from_flattened_dict(options)
     with jax.ensure_compile_time_eval():  # constants, even if called while a program is traced
         env = registry.load(name, config=config)
@@ -50,13 +48,8 @@ def make(name: str, *, max_episode_steps: int | None = None, impl: str = "jax", 
     repeat = config.get("action_repeat", 1)
     if max_episode_steps is None:
         max_episode_steps = math.ceil(config.episode_length / repeat)
-    return adapt(
-        f"playground:{name}",
-        env,
-        max_episode_steps=max_episode_steps,
-        action_repeat=repeat,
-        options=options,
-    )
+    name = f"playground:{name}"
+    return adapt(name, env, max_episode_steps=max_episode_steps, action_repeat=repeat, options=options)
 
 
 @dataclass(frozen=True)
