@@ -143,7 +143,8 @@ class GroupPlayer:
     def compile(self, params: Params, row: dict[str, NDArray[Any]]) -> None:
         """Have the policy act on zeros, and what ``play`` calls of a ``PureHostEnv`` compiled; nothing moves."""
         key, _ = jax.random.split(jax.random.fold_in(jax.random.key(0), self.number))  # programs, as ``collect``'s are
-        obs, memory = _zeros(self.env.observation_space, self.env.num_envs), self.memory
+        obs = gymnasium.vector.utils.create_empty_array(self.env.observation_space, self.env.num_envs, fn=np.zeros)
+        memory = self.memory
         for t in range(2):  # the second time with a memory that a step has made
             drawn, part, memory = act(self.policy, params, obs, memory, key, np.int32(t), row)
         if isinstance(self.env, PureHostEnv):
@@ -197,13 +198,6 @@ class _Pages:
 
 def _bare(env: HostEnv) -> Any:
     return env.inner if isinstance(env, GuardedEnv) else env
-
-
-def _zeros(space: gymnasium.Space[Any], num_rows: int) -> PyTree:
-    """An observation of ``space``, without content."""
-    if isinstance(space, gymnasium.spaces.Dict):
-        return {name: _zeros(part, num_rows) for name, part in space.spaces.items()}
-    return np.zeros((num_rows, *(space.shape or ())), space.dtype)
 
 
 @partial(jax.jit, static_argnames="policy")

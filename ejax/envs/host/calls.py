@@ -1,8 +1,7 @@
 """The one place from which environments outside JAX are called.
 
-Whatever an environment raises is that environment's error. ``SystemExit`` would otherwise end a training with its own
-exit code, which may be 0. The call that each thread is in, and its start time, are recorded, so that a watchdog
-(``ejax.training.watchdog``) can cut off a call that does not return.
+All that an environment raises is its error: ``SystemExit`` would otherwise end a training with its own exit code, which
+may be 0. The call that each thread is in is recorded, so that a watchdog (``ejax.training.watchdog``) can cut it off.
 """
 
 import signal
@@ -11,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from traceback import walk_tb
 from typing import ParamSpec, TypeVar
 
 P = ParamSpec("P")
@@ -42,10 +42,8 @@ class CutOff(BaseException):
 
 
 class EnvAbandoned(BaseException):
-    """Raised by the watchdog inside the environment: the user stops the run, and the call did not return.
-
-    No error, but the end of the run, as ``KeyboardInterrupt`` is.
-    """
+    """Raised by the watchdog inside the environment: the user stops the run, and the call did not return. No error, but
+    the end of the run, as ``KeyboardInterrupt`` is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,10 +134,8 @@ def exits_are_errors(name: str) -> Iterator[None]:
 
 def described(error: BaseException) -> str:
     """``repr(error)``, short, and even where that fails itself."""
-    if isinstance(error, EnvExit):
-        return error.raised
-    if isinstance(error, EnvOverdue):
-        return str(error)
+    if isinstance(error, EnvExit | EnvOverdue):
+        return error.raised if isinstance(error, EnvExit) else str(error)
     try:
         text = repr(error)
     except BaseException:  # of the environment too
@@ -153,7 +149,5 @@ def _is_the_users(error: BaseException) -> bool:
         return False
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         return True
-    frame, traceback = None, error.__traceback__
-    while traceback is not None:
-        frame, traceback = traceback.tb_frame, traceback.tb_next
-    return frame is not None and frame.f_globals.get("__name__") == "ejax.runtime.interrupt"
+    frames = [frame for frame, _ in walk_tb(error.__traceback__)]
+    return bool(frames) and frames[-1].f_globals.get("__name__") == "ejax.runtime.interrupt"

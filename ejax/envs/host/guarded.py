@@ -36,8 +36,8 @@ class GuardedEnv:
     Args:
         env: is owned, and closed, by this object.
         make: recreates it after it raised.
-        recipe: what ``make`` was made from, ``{"id": …, "cfg": …}``: part of a replay file.
-        folder: where replay files go.
+        recipe: the origin of ``make``, ``{"id": …, "cfg": …}``: part of a replay file.
+        folder: for replay files.
         max_quarantined: rows that may be quarantined. max_restarts: times that ``make`` may be called again.
 
     Raises:
@@ -138,8 +138,8 @@ class GuardedEnv:
 
     def reports(self) -> list[str]:
         """Messages since the last call."""
-        of_env = self._env.reports() if isinstance(self._env, ReportingHostEnv) else []
-        return of_env + [self._reports.popleft() for _ in range(len(self._reports))]
+        inner = self._env.reports() if isinstance(self._env, ReportingHostEnv) else []
+        return inner + [self._reports.popleft() for _ in range(len(self._reports))]
 
     def close(self) -> None:
         """Close the environment inside.
@@ -170,9 +170,8 @@ class GuardedEnv:
             check_obs(obs, self.observation_space, self.num_envs)
             return obs
         except Exception as error:
-            raise HostEnvError(
-                f"env '{self.name}' failed to reset after {self.num_steps} steps: {described(error)}"
-            ) from error
+            where = f"env '{self.name}' failed to reset after {self.num_steps} steps"
+            raise HostEnvError(f"{where}: {described(error)}") from error
 
     def _remember(self, action: NDArray[Any]) -> None:
         if len(self._actions) >= 2 * _MAX_ACTIONS:
@@ -206,10 +205,9 @@ class GuardedEnv:
             with _new_file(self._folder, f"step{self.num_steps}_row{row}") as file:
                 np.savez_compressed(file, facts=json.dumps(facts), actions=actions, **last, **broke)
                 path = file.name
-            self._reports.append(
-                f"quarantined row {row} of env '{self.name}' at its step {self.num_steps}: not finite; "
-                + (_why_not_again(facts, path) or f"replay it with python -m ejax.replay {path}")
-            )
+            remedy = _why_not_again(facts, path) or f"replay it with python -m ejax.replay {path}"
+            where = f"row {row} of env '{self.name}' at its step {self.num_steps}"
+            self._reports.append(f"quarantined {where}: not finite; {remedy}")
         if self.num_quarantined > self._max_quarantined:
             raise HostEnvError(
                 f"env '{self.name}' gave values that are not finite in {self.num_quarantined} episodes, allowed are "
@@ -218,21 +216,18 @@ class GuardedEnv:
 
     def _restart(self, error: Exception, before: PyTree) -> HostTimestep:
         """Recreate the environment after an exception; the episodes of all rows are over."""
-        where = f"env '{self.name}' raised at its step {self.num_steps} ({self.num_envs} rows)"
+        where = f"env '{self.name}' raised at its step {self.num_steps} ({self.num_envs} rows): {described(error)}"
         if self.num_restarts >= self._max_restarts or not self._info:  # with no step taken it would only fail again
-            raise HostEnvError(
-                f"{where}: {described(error)}. It may be recreated {self._max_restarts} times "
-                "(trainer.collector.max_env_restarts)"
-            ) from error
+            text = f"It may be recreated {self._max_restarts} times (trainer.collector.max_env_restarts)"
+            raise HostEnvError(f"{where}. {text}") from error
         self.num_restarts += 1
-        raised = described(error)
-        self._reports.append(f"{where}: {raised}; recreated, {self.num_restarts} of {self._max_restarts} times")
+        self._reports.append(f"{where}; recreated, {self.num_restarts} of {self._max_restarts} times")
         with suppress(Exception):  # it is broken: an error on closing adds nothing
             call_env(self.name, "close", self._env.close)
         try:
             self._env = call_env(self.name, "make", self._make)
         except Exception as again:
-            raise HostEnvError(f"{where}: {raised}; recreating it failed: {described(again)}") from again
+            raise HostEnvError(f"{where}; recreating it failed: {described(again)}") from again
         obs = self.reset(_new_seeds(np.arange(self.num_envs, dtype=np.uint32), self.num_steps))
         nothing = np.zeros(self.num_envs, bool)
         return HostTimestep(
@@ -250,26 +245,24 @@ class GuardedEnv:
         Raises:
             HostEnvError: they stay non-finite.
         """
-        for attempt in range(_RESET_ATTEMPTS + 1):
-            broken = rows & ~finite_rows(obs, numpy=np)
-            if not broken.any():
-                return obs
+        attempt = 0
+        while (broken := rows & ~finite_rows(obs, numpy=np)).any():
             if attempt == _RESET_ATTEMPTS:
-                break
+                where = f"rows {np.flatnonzero(broken).tolist()}, after {self.num_steps} steps"
+                text = f"starts with observations that are not finite, {_RESET_ATTEMPTS} times in a row"
+                raise HostEnvError(f"env '{self.name}' {text}, {where}")
             obs = self._reset_inner(_new_seeds(self.row_seed, self.num_steps + attempt), broken)
-        raise HostEnvError(
-            f"env '{self.name}' starts with observations that are not finite, {_RESET_ATTEMPTS} times in a row, "
-            f"rows {np.flatnonzero(broken).tolist()}, after {self.num_steps} steps"
-        )
+            attempt += 1
+        return obs
 
 
 def _why_not_again(facts: Mapping[str, Any], path: str) -> str | None:
     """The reason that ``ejax.replay`` cannot play this file, or None."""
-    if not facts["seeded"]:
-        return f"its steps are in {path}, but cannot be replayed: the environment does not seed rows one by one"
-    if not facts["complete"]:
-        return f"its steps are in {path}, but cannot be replayed: the episode began before the first of them"
-    return None
+    if facts["seeded"] and facts["complete"]:
+        return None
+    late = "the episode began before the first of them"
+    why = late if facts["seeded"] else "the environment does not seed rows one by one"
+    return f"its steps are in {path}, but cannot be replayed: {why}"
 
 
 def _new_file(folder: Path, stem: str) -> IO[bytes]:

@@ -61,15 +61,8 @@ class PureHostEnv:
 
     def step(self, action: NDArray[Any]) -> HostTimestep:
         self._rows, timestep = _step(self.env, self._rows, action)
-        answer = jax.device_get(timestep)
-        return HostTimestep(
-            obs=answer.obs,
-            reward=answer.reward,
-            terminated=answer.terminated,
-            truncated=answer.truncated,
-            info=answer.info | {"valid": np.ones(self.num_envs, bool)},
-            final_obs=answer.final_obs,
-        )
+        answer = vars(jax.device_get(timestep))
+        return HostTimestep(**{**answer, "info": answer["info"] | {"valid": np.ones(self.num_envs, bool)}})
 
     def get_state(self) -> PyTree:
         return self._rows

@@ -1,5 +1,6 @@
 """One decision of the policy is a sequence of actions, executed one after the other."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -49,17 +50,12 @@ class ActionChunk(EnvWrapper):
     @property
     def description(self) -> EnvDescription:
         """The environment's; the numbers of a decision are those of its actions, one after the other."""
-        inner = describe(self.env)
-        named = None
+        inner, count, names = describe(self.env), range(1, self.size + 1), None
         if inner.action is not None:
-            named = tuple(
-                Feature(f"{name}, action {i + 1} of {self.size}", unit)
-                for i in range(self.size)
-                for name, unit in inner.action
-            )
+            names = tuple(Feature(f"{x}, action {i} of {self.size}", unit) for i in count for x, unit in inner.action)
         return replace(
             inner,
-            action=named,
+            action=names,
             control_period=None if inner.control_period is None else inner.control_period * self.size,
             actions_per_decision=inner.actions_per_decision * self.size,
         )
@@ -70,30 +66,27 @@ class ActionChunk(EnvWrapper):
         return super().control_period * self.size
 
     def step(self, state: PyTree, action: Array, key: Key) -> tuple[PyTree, Timestep]:
-        actions = action.reshape(self.size, -1)
-        state, timestep = self.env.step(state, actions[0], jax.random.fold_in(key, 0))
-
-        def one_more(i: Array, carry: tuple[PyTree, Timestep]) -> tuple[PyTree, Timestep]:
-            state, timestep = carry
-            done = timestep.terminated | timestep.truncated
-            following, latest = self.env.step(state, actions[i], jax.random.fold_in(key, i))
-            latest = replace(latest, reward=timestep.reward + latest.reward)
-            return jax.tree.map(lambda old, new: jnp.where(done, old, new), carry, (following, latest))
-
-        carry: tuple[PyTree, Timestep] = jax.lax.fori_loop(1, self.size, one_more, (state, timestep))
-        return carry
+        return self._execute(state, action, key, lambda _: ())[0]
 
     def trajectory(self, state: PyTree, action: Array, key: Key) -> PyTree:
         """The states after each action of a decision [size, ...], for videos: those past an episode's end repeat it."""
-        state, timestep = self.env.step(state, action.reshape(self.size, -1)[0], jax.random.fold_in(key, 0))
+        return self._execute(state, action, key, lambda state: state)[1]
 
-        def one_more(carry: tuple[PyTree, Array], i: Array) -> tuple[tuple[PyTree, Array], PyTree]:
-            state, done = carry
-            each = action.reshape(self.size, -1)[i]
-            following, latest = self.env.step(state, each, jax.random.fold_in(key, i))
-            state = jax.tree.map(lambda old, new: jnp.where(done, old, new), state, following)
-            return (state, done | latest.terminated | latest.truncated), state
+    def _execute(
+        self, state: PyTree, action: Array, key: Key, keep: Callable[[PyTree], PyTree]
+    ) -> tuple[tuple[PyTree, Timestep], PyTree]:
+        """``(state, timestep)`` after a decision, and ``keep`` of the state after each action, leaves [size, ...]."""
+        actions = action.reshape(self.size, -1)
+        first = self.env.step(state, actions[0], jax.random.fold_in(key, 0))
 
-        done = timestep.terminated | timestep.truncated
-        _, later = jax.lax.scan(one_more, (state, done), jnp.arange(1, self.size))
-        return jax.tree.map(lambda first, rest: jnp.concatenate([first[None], rest]), state, later)
+        def one_more(carry: tuple[PyTree, Timestep], i: Array) -> tuple[tuple[PyTree, Timestep], PyTree]:
+            state, timestep = carry
+            following, latest = self.env.step(state, actions[i], jax.random.fold_in(key, i))
+            latest = replace(latest, reward=timestep.reward + latest.reward)
+            # past the episode's end everything stays as it was
+            done = timestep.terminated | timestep.truncated
+            carry = jax.tree.map(lambda old, new: jnp.where(done, old, new), carry, (following, latest))
+            return carry, keep(carry[0])
+
+        last, later = jax.lax.scan(one_more, first, jnp.arange(1, self.size))
+        return last, jax.tree.map(lambda one, rest: jnp.concatenate([one[None], rest]), keep(first[0]), later)

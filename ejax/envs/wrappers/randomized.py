@@ -56,7 +56,7 @@ class RandomizedState:
 class RandomizedEnv(EnvWrapper):
     """``events`` happen to a task: docs/randomization.md.
 
-    When: ``startup`` once for each row, and what was drawn outlasts its episodes; ``reset`` at the start of each
+    ``startup`` happens once for each row, and its draws outlast the row's episodes; ``reset`` at the start of each
     episode; ``interval`` before every control step that follows ``interval_step`` more. A row's draws depend on its own
     keys alone.
 
@@ -85,11 +85,9 @@ class RandomizedEnv(EnvWrapper):
 
     @functools.cached_property
     def read(self) -> Events:
-        spaces: Mapping[Side, gymnasium.Space[Any]] = {
-            "observation": self.env.observation_space,
-            "action": self.env.action_space,
-        }
-        return read_events(self.events, self._model, spaces, f"{type(self.env).__name__} has no MuJoCo physics")
+        env = self.env
+        spaces: dict[Side, Any] = {"observation": env.observation_space, "action": env.action_space}
+        return read_events(self.events, self._model, spaces, f"{type(env).__name__} has no MuJoCo physics")
 
     def reset(self, key: Key) -> tuple[RandomizedState, PyTree]:
         inner, obs = self.env.reset(key)
@@ -98,12 +96,11 @@ class RandomizedEnv(EnvWrapper):
         # folded, not split: the task starts as it would without events
         seed = jax.random.key_data(jax.random.fold_in(key, _DRAWS))
         inner, drawn = self._draw(inner, seed, level)
-        longest = self._longest
-        no_action = jnp.zeros(self.action_space.shape or ()) if "action" in longest else None
+        longest, no_action = self._longest, jnp.zeros(self.action_space.shape or ())
         state = RandomizedState(
             env=inner,
             drawn=drawn,
-            actions=() if no_action is None else first(no_action, longest["action"]),
+            actions=first(no_action, longest["action"]) if "action" in longest else (),
             observations=first(obs, longest["observation"]) if "observation" in longest else (),
             seed=seed,
             level=level,
@@ -137,13 +134,15 @@ class RandomizedEnv(EnvWrapper):
 
     def step(self, state: RandomizedState, action: Array, key: Key) -> tuple[RandomizedState, Timestep]:
         key_events, key_seen = jax.random.split(jax.random.fold_in(key, _DRAWS))
-        state, action = self._done(state, action, key_events)
+        if "action" in self._longest:
+            state = replace(state, actions=push(state.actions, action))
+        action = self._sensed("action", state, action, key_events)
         inner, timestep = self.env.step(self._pushed(state, key_events), action, key)
         num_steps = state.num_steps + 1
         state = replace(state, env=inner, num_steps=num_steps, episode_step=state.episode_step + 1)
         if "observation" in self._longest:
             state = replace(state, observations=push(state.observations, timestep.obs))
-        timestep = replace(timestep, obs=self._seen(state, timestep.obs, key_seen))
+        timestep = replace(timestep, obs=self._sensed("observation", state, timestep.obs, key_seen))
         curriculum = self.read.curriculum
         if curriculum is None:
             return state, timestep
@@ -194,27 +193,17 @@ class RandomizedEnv(EnvWrapper):
                 state = replace(state, env=replace(state.env, physics=physics))
         return state.env
 
-    def _done(self, state: RandomizedState, action: Array, key: Key) -> tuple[RandomizedState, Array]:
-        """The action that is done: late and noisy, as events have it."""
-        if "action" not in self._longest:
-            return state, action
-        state = replace(state, actions=push(state.actions, action))
-        return state, self._late_and_noisy("action", state, state.actions, key)
-
-    def _seen(self, state: RandomizedState, obs: PyTree, key: Key) -> PyTree:
-        """The observation that is seen: late and noisy, as events have it."""
-        if "observation" not in self._longest:
-            return obs
-        return self._late_and_noisy("observation", state, state.observations, key)
-
     def _first_seen(self, state: RandomizedState, obs: PyTree) -> PyTree:
-        key = jax.random.wrap_key_data(state.seed)
-        return self._seen(state, obs, jax.random.fold_in(key, _SEEN))  # apart from what was drawn for the episode
+        key = jax.random.fold_in(jax.random.wrap_key_data(state.seed), _SEEN)  # apart from the episode's draws
+        return self._sensed("observation", state, obs, key)
 
-    def _late_and_noisy(self, side: Side, state: RandomizedState, past: PyTree, key: Key) -> PyTree:
+    def _sensed(self, side: Side, state: RandomizedState, x: PyTree, key: Key) -> PyTree:
+        """An observation as it is seen, or an action as it is done: late and noisy, as events have it."""
+        if side not in self._longest:
+            return x
         events = self._sensing(side)
         latency = [state.drawn[event.name] for event in events if event.does.add is None]
-        x = late(past, latency[0] if latency else None)
+        x = late(state.actions if side == "action" else state.observations, latency[0] if latency else None)
         for event in events:
             if event.does.add is not None:
                 x = event.does.add(x, state.drawn[event.name], event.key_of(key), self._level(state.level))

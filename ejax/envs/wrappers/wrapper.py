@@ -13,8 +13,8 @@ from ejax.types import Array, CameraView, Key, PyTree, carry_over
 class EnvWrapper:
     """A pure environment around ``inner``. A wrapper gives ``inner`` and ``step``, and overrides what it changes.
 
-    A wrapper with a state of its own says by ``inner_state`` where in it the inner environment's is, and carries that
-    over itself. Pictures can be had of the wrapper if the inner environment draws them.
+    A wrapper with a state of its own has ``inner_state``, and carries the inner state over itself. It can be drawn if
+    the inner environment can.
     """
 
     @property
