@@ -80,14 +80,14 @@ class Account:
 
 
 class AsyncCollector:
-    """Makes rollouts in one thread of its own. A context manager, used once.
+    """A maker of rollouts in one thread of its own. A context manager, used once.
 
     ``publish``, ``collect``, ``paused`` and ``close`` are for one other thread, the learner's.
 
     Args:
         key: ``fold_in(key, k)``'s first half is rollout k's.
-        stop_timeout_s: how long ``close`` waits for the step under way.
-        env_timeout_s: how long one step (with a compilation, where there is one) may take.
+        stop_timeout_s: time that ``close`` waits for the step under way.
+        env_timeout_s: time limit of one step, with its compilation if it needs one.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class AsyncCollector:
         """The next rollout, in order; None if ``interrupted`` first. It has its ``version`` [T, N].
 
         Raises:
-            Exception: whatever ended the thread, with its traceback, and a note of where it was.
+            Exception: the one that ended the thread, with its traceback, and a note of where it was.
             TimeoutError: a step took longer than ``env_timeout_s``; the message names it.
             RuntimeError: not started, or closed.
         """
@@ -236,7 +236,7 @@ class AsyncCollector:
             error.add_note(f"while closing the collector: {problem}")
 
     def _is_past(self, version: int) -> bool:
-        """Whether no future rollout can ask for this version."""
+        """True: no future rollout can need this version."""
         if version == max(self._published):
             return False
         begins = self.first + self.account.begun
@@ -256,29 +256,9 @@ class AsyncCollector:
                 raise TimeoutError(f"no pause within {self.env_timeout_s:.0f} s; at {self.collector.doing}")
 
     def _run(self) -> None:
-        self._make_rollouts()
-        try:
-            self.collector.close()
-        except BaseException as error:
-            self._closing_error = error
-
-    def _make_rollouts(self) -> None:
         try:
             index = self.first
-            while (begun := self._begin(index)) is not None:
-                version, params = begun
-                key, _ = jax.random.split(jax.random.fold_in(self.key, index))
-                try:
-                    collected = self.collector.collect(params, key, index=index, gate=self._gate)
-                except BaseException:
-                    with self._changed:
-                        self.account.given_up += 1
-                    raise
-                del begun, params
-                with self._changed:
-                    self._queue.append((version, collected))
-                    self.account.queued += 1
-                    self._changed.notify_all()
+            while self._make_rollout(index):
                 index += 1
         except CollectionStopped:
             pass
@@ -287,6 +267,29 @@ class AsyncCollector:
             with self._changed:
                 self._error = error
                 self._changed.notify_all()
+        try:
+            self.collector.close()
+        except BaseException as error:
+            self._closing_error = error
+
+    def _make_rollout(self, index: int) -> bool:
+        """Make and queue a rollout. False: stop."""
+        begun = self._begin(index)
+        if begun is None:
+            return False
+        version, params = begun
+        key, _ = jax.random.split(jax.random.fold_in(self.key, index))
+        try:
+            collected = self.collector.collect(params, key, index=index, gate=self._gate)
+        except BaseException:
+            with self._changed:
+                self.account.given_up += 1
+            raise
+        with self._changed:
+            self._queue.append((version, collected))
+            self.account.queued += 1
+            self._changed.notify_all()
+        return True
 
     def _begin(self, index: int) -> tuple[int, Params] | None:
         """Back-pressure: wait until the schedule has a version for this rollout. None: stop."""

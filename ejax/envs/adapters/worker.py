@@ -17,8 +17,8 @@ R = TypeVar("R")
 def make_in_worker(make_one: Callable[[], Any], owner: int) -> "Contained":
     """``make_one()`` for a process of its own.
 
-    A Ctrl-C in a terminal reaches every process of the run. It asks the owner to end the run in order; workers that
-    ended by themselves would prevent that.
+    A Ctrl-C in a terminal reaches every process of the run. The owner ends the run in order, which workers that ended
+    by themselves would prevent.
 
     Args:
         owner: process in which the vector lives; it makes one as well, to see the spaces.

@@ -160,7 +160,7 @@ _canvases = _Canvases()
 
 @functools.cache
 def choose_opengl() -> None:
-    """EGL where there is no display. MuJoCo chooses when it is imported, and then counts on a display."""
+    """Choose EGL if there is no display. MuJoCo chooses when it is imported, and then counts on a display."""
     if sys.platform != "linux" or "MUJOCO_GL" in os.environ or os.environ.get("DISPLAY"):
         return
     os.environ["MUJOCO_GL"] = "egl"

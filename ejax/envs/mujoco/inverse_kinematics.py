@@ -12,7 +12,7 @@ from ejax.types import Array
 
 _NUM_ITERATIONS = 20
 _DAMPING = 0.02
-_LARGEST_TURN = 0.5
+_MAX_TURN = 0.5
 """rad per iteration: keeps to the branch of solutions that the joints are on."""
 _REACHED = 1e-3
 """m and rad"""
@@ -53,7 +53,7 @@ def solve_site_pose(
 
     def improve(angles: Array, _: None) -> tuple[Array, None]:
         step = _damped_step(pose, angles, error(angles), _DAMPING)
-        return angles + jnp.clip(step, -_LARGEST_TURN, _LARGEST_TURN), None
+        return angles + jnp.clip(step, -_MAX_TURN, _MAX_TURN), None
 
     angles, _ = jax.lax.scan(improve, qpos[ids], length=num_iterations)
     return angles, jnp.all(jnp.abs(error(angles)) < _REACHED)

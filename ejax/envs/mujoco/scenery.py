@@ -86,7 +86,7 @@ class Scenery(NamedTuple):
     light_names: tuple[str, ...]
     """By row of ``lights``; the first is the headlight."""
     lights: Lights
-    """Of NumPy arrays."""
+    """As NumPy arrays."""
 
 
 @functools.cache

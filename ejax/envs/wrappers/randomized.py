@@ -25,7 +25,7 @@ from ejax.types import Array, HostEnv, Key, PyTree, Timestep, carry_over
 LEVEL = "curriculum_level"
 """The metric of a curriculum."""
 _DRAWS = 0x5EED
-"""Folded into an episode's key: what is drawn here is drawn apart from the task's own."""
+"""Folded into an episode's key: the draws here are apart from the task's own."""
 _SEEN = 0x5EE
 """Folded into the key of an episode's draws: the noise of its first observation."""
 

@@ -1,7 +1,7 @@
 """MuJoCo Warp: the physics of a whole batch in one call of NVIDIA's kernels, on a GPU; on a CPU to test it.
 
 Warp keeps the contacts of all rows in one buffer, and leaves out, with no more than a printed line, what finds no room.
-Here a row has as many places as its geoms can make contacts at once, up to ``_MOST_CONTACTS``. Where that is not enough
+Here a row has as many places as its geoms can make contacts at once, up to ``_MAX_CONTACTS``. Where that is not enough
 after all, the rows that may have lost something are NaN: one row for its constraints, all rows for shared contacts.
 
 A row that is not finite is stepped from the model's start instead, so that it takes no places from the others, and is
@@ -28,7 +28,7 @@ Step: TypeAlias = Callable[..., tuple[Array, Array, Array]]
 """``(qpos [nq], qvel [nv], ctrl, parameters) -> (qpos, qvel, sensordata [num_substeps, nsensordata])``. ctrl: [nu], or
 with the places of mocap bodies [nu + 3·nmocap]."""
 
-_MOST_CONTACTS = 128
+_MAX_CONTACTS = 128
 """Per row; about 1 kB each for a robot arm. ejax's tasks need 4 to 30 at once."""
 _GEOM = mujoco.mjtGeom
 _CONTACTS = {
@@ -41,7 +41,7 @@ _CONTACTS = {
 """The most contacts of two geoms in Warp's collision functions; a sphere makes one, other solids eight."""
 _HARMLESS = ("CONTACT_MATCH", "ITERATIONS", "LS_ITERATIONS", "TACTILE")
 """Flags of ``Data.overflow`` that lose no force: sensors, and a solver at its limit, where the C engine stops too."""
-_LARGEST = mujoco.mjMAXVAL
+_MAX_NUMBER = mujoco.mjMAXVAL
 """A state beyond it is broken: the C engine's bound."""
 
 
@@ -114,7 +114,7 @@ def make_step(
 def max_num_contacts(model: mujoco.MjModel, pairs: Any) -> int:
     """Places for the contacts of one row: the most that these pairs of geoms can make at once, within 1 and 128."""
     types = np.sort(model.geom_type[np.asarray(pairs, int)].reshape(-1, 2), axis=1)
-    return min(_MOST_CONTACTS, max(1, sum(_most_between(*pair) for pair in types)))
+    return min(_MAX_CONTACTS, max(1, sum(_max_between(*pair) for pair in types)))
 
 
 def max_num_constraints(model: mujoco.MjModel, num_contacts: int) -> int:
@@ -191,7 +191,7 @@ def _make_simulation(
     return simulate
 
 
-def _most_between(first: int, second: int) -> int:
+def _max_between(first: int, second: int) -> int:
     if _GEOM.mjGEOM_HFIELD in (first, second) or _GEOM.mjGEOM_SDF in (first, second):
         return mujoco.mjMAXCONPAIR
     if _GEOM.mjGEOM_SPHERE in (first, second):
@@ -213,4 +213,4 @@ def _with_places(blank: Any, num_rows: int) -> Any:
 
 def _sound(*parts: Array) -> Array:
     """[N, 1]: rows without NaN and without numbers beyond all bounds."""
-    return jnp.stack([(jnp.abs(x) <= _LARGEST).all(axis=-1, keepdims=True) for x in parts]).all(axis=0)
+    return jnp.stack([(jnp.abs(x) <= _MAX_NUMBER).all(axis=-1, keepdims=True) for x in parts]).all(axis=0)
