@@ -13,8 +13,8 @@ class CollectorConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
     mode: Literal["auto", "device", "host", "async"] = "auto"
-    """``device``: pure environments, inside the jitted training step. ``host``: the policy is asked step by step, in
-    turn with the updates. ``async``: the same, in a background thread during updates. ``auto``: device for pure
+    """``device``: pure environments, inside the jitted training step. ``host``: the policy acts step by step,
+    between the updates. ``async``: the same, in a background thread during updates. ``auto``: device for pure
     environments, host for those that live outside JAX."""
     num_groups: PositiveInt = 1
     """Groups of environments that are stepped in threads of their own; divides ``num_envs``, with ``distributed`` those

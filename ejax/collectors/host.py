@@ -57,8 +57,8 @@ class HostCollector:
         seed: with a rollout's index it gives the seeds of the episodes that start there.
         dropout: as in ``ejax.rollout.unroll``.
         restart: start new episodes with every rollout; each ``group_size`` consecutive rows from the same seed.
-        devices: the policy acts on them, each group's in turn; the rollout lies on the first. None: those of the
-            parameters.
+        devices: the policy acts for one group after the other on them; the rollout lies on the first. None: those of
+            the parameters.
         mesh: devices that the rollout is split over instead, by environment; each computes the values of its rows. Of
             several processes each has the rows of its own devices.
         first_group: number of the first of these groups in the run.
