@@ -21,7 +21,7 @@ from host_tasks import Drift, Linear, Sleepy, Wrapped, nap
 from tiny import EVALUATED, STEPS, tiny
 
 from ejax.algorithms.ppo import PPOConfig, ppo_update
-from ejax.collectors import AsyncCollector, HostCollector, Schedule
+from ejax.collectors import AsyncCollector, HostCollector, Schedule, Share
 from ejax.config import ConfigError, RunConfig, parse_config
 from ejax.envs.host.pure_host import PureHostEnv
 from ejax.optim import make_optimizer
@@ -161,7 +161,7 @@ def test_several_groups_and_timings_give_the_same_bits() -> None:
 def test_actor_and_learner_on_different_devices() -> None:
     device = jax.devices()[2]
     expected, _ = learn_beside(background(), 4, Linear())
-    running = background(devices=[device])
+    running = background(share=Share(devices=[device]))
     state, rollouts = start_state(Linear()), []
     with running:
         running.start(state.params)

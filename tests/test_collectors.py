@@ -14,7 +14,7 @@ import pytest
 from host_tasks import Drift, Linear, SameArrays, Sleepy, Wrapped
 from ladder import Ladder
 
-from ejax.collectors import CollectionStopped, HostCollector
+from ejax.collectors import CollectionStopped, HostCollector, Share
 from ejax.envs.adapters.gymnasium import vectorize
 from ejax.envs.host.pure_host import PureHostEnv
 from ejax.runtime.sharding import make_mesh
@@ -186,7 +186,11 @@ def test_groups_of_different_sizes_are_refused() -> None:
 
 def test_the_policy_acts_where_it_is_told_to() -> None:
     device = jax.devices()[1]
-    there = collector(drift(2), drift(2), devices=[device, jax.devices()[2]]).collect(PARAMS, KEY, index=0).rollout
+    there = (
+        collector(drift(2), drift(2), share=Share(devices=[device, jax.devices()[2]]))
+        .collect(PARAMS, KEY, index=0)
+        .rollout
+    )
     here = collector(drift(2), drift(2)).collect(PARAMS, KEY, index=0).rollout
     assert there.value.devices() == {device}
     chex.assert_trees_all_equal(there, here)
@@ -197,14 +201,14 @@ def test_shares_of_the_groups_collect_their_parts_of_the_rollout() -> None:
     options: dict[str, Any] = {"restart": True, "group_size": 2}
     whole = collector(*[drift(2) for _ in range(4)], **options).collect(PARAMS, KEY, index=3).rollout
     for first in (0, 2):
-        share = collector(drift(2), drift(2), first_group=first, num_groups=4, **options)
+        share = collector(drift(2), drift(2), share=Share(first_group=first, num_groups=4), **options)
         part, rows = share.collect(PARAMS, KEY, index=3).rollout, slice(2 * first, 2 * first + 4)
         chex.assert_trees_all_equal((part.obs, part.action), (whole.obs[:, rows], whole.action[:, rows]))
 
 
 def test_several_devices_have_their_rows_of_a_rollout() -> None:
     mesh = make_mesh(jax.devices()[1:3])
-    split = collector(drift(2), drift(2), mesh=mesh).collect(PARAMS, KEY, index=0).rollout
+    split = collector(drift(2), drift(2), share=Share(mesh=mesh)).collect(PARAMS, KEY, index=0).rollout
     one = collector(drift(2), drift(2)).collect(PARAMS, KEY, index=0).rollout
     chex.assert_trees_all_equal((split.action, split.reward), (one.action, one.reward))
     np.testing.assert_allclose(split.value, one.value, rtol=1e-6)

@@ -48,6 +48,23 @@ class Collected:
     """Metrics of the collection, under their tags."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Share:
+    """The groups of a run that one process steps, and its devices. Default: all groups, where the parameters are.
+
+    A group acts, starts and drops units as it would if one process had them all.
+    """
+
+    first_group: int = 0
+    """Number of the first of these groups in the run."""
+    num_groups: int | None = None
+    """Groups of the run. None: these are all."""
+    devices: Sequence[jax.Device] | None = None
+    """The policy acts on them, for one group after the other; the rollout lies on the first."""
+    mesh: Mesh | None = None
+    """Devices that the rollout is split over instead, by environment; each computes the values of its rows."""
+
+
 class HostCollector:
     """Plays groups of host environments in lockstep. Used by one thread at a time; a context manager.
 
@@ -57,13 +74,6 @@ class HostCollector:
         seed: with a rollout's index it gives the seeds of the episodes that start there.
         dropout: as in ``ejax.rollout.unroll``.
         restart: start new episodes with every rollout; each ``group_size`` consecutive rows from the same seed.
-        devices: the policy acts for one group after the other on them; the rollout lies on the first. None: those of
-            the parameters.
-        mesh: devices that the rollout is split over instead, by environment; each computes the values of its rows. Of
-            several processes each has the rows of its own devices.
-        first_group: number of the first of these groups in the run.
-        num_groups: of the run, where several processes have some each. None: these. A group acts, starts and drops
-            units as it would if one process had them all.
     """
 
     def __init__(
@@ -76,22 +86,19 @@ class HostCollector:
         dropout: bool = False,
         restart: bool = False,
         group_size: int = 1,
-        devices: Sequence[jax.Device] | None = None,
-        mesh: Mesh | None = None,
-        first_group: int = 0,
-        num_groups: int | None = None,
+        share: Share = Share(),
     ) -> None:
         sizes = {group.num_envs for group in groups}
         if len(sizes) != 1:
             raise ValueError(f"groups need equal numbers of environments, got {[g.num_envs for g in groups]}")
         self.policy, self.groups, self.num_steps, self.seed = policy, list(groups), num_steps, seed
         self.dropout, self.restart, self.group_size = dropout, restart, group_size
-        self.devices, self.mesh = devices, mesh
-        self._own = slice(first_group, first_group + len(groups))
-        self._num_groups = len(groups) if num_groups is None else num_groups
+        self.devices, self.mesh = share.devices, share.mesh
+        self._own = slice(share.first_group, share.first_group + len(groups))
+        self._num_groups = share.num_groups or len(groups)
         self.num_envs = sum(group.num_envs for group in groups)
         turns = threading.Lock() if len(groups) > 1 else nullcontext()
-        self._players = [GroupPlayer(policy, group, first_group + i, turns) for i, group in enumerate(groups)]
+        self._players = [GroupPlayer(policy, group, share.first_group + i, turns) for i, group in enumerate(groups)]
         self.doing = "nothing yet"
         """The collector's current activity, for the messages of a waiting thread."""
         self.lost_steps = 0

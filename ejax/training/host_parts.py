@@ -10,7 +10,7 @@ import optax
 
 from ejax.algorithms.record import Algorithm
 from ejax.algorithms.step import EpisodeStarts, init_host_run_state, make_learn
-from ejax.collectors import AsyncCollector, HostCollector, Schedule
+from ejax.collectors import AsyncCollector, HostCollector, Schedule, Share
 from ejax.collectors.config import CollectorConfig
 from ejax.config import ConfigError, Problem, RunConfig
 from ejax.envs.host.pure_host import PureHostEnv
@@ -158,10 +158,12 @@ def _stepper(
         dropout=dropout,
         restart=starts.restart,
         group_size=starts.group_size,
-        devices=actors or ([find_device(trainer.device, "trainer.device")] if learners else None),
-        mesh=make_mesh(devices) if devices else None,
-        first_group=own.start,
-        num_groups=wanted.num_groups,
+        share=Share(
+            first_group=own.start,
+            num_groups=wanted.num_groups,
+            devices=actors or ([find_device(trainer.device, "trainer.device")] if learners else None),
+            mesh=make_mesh(devices) if devices else None,
+        ),
     )
     learn = make_learn(policy, optimizer, config.algorithm.cfg, update=algorithm.update, starts=starts)
     what = (policy, optimizer, config.algorithm.cfg, algorithm.update, starts)
