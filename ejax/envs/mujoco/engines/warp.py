@@ -78,16 +78,17 @@ def make_step(
         """[N, nq], [N, nv], [N, nu], [N, *shape] -> (qpos, qvel, readings)."""
         sound = _sound(qpos, qvel, ctrl, *(x.reshape(len(x), -1) for x in parameters.values()))
         rows = (qpos, qvel, ctrl)
-        finite = [jnp.where(sound, x.astype(jnp.float32), y[:, : x.shape[1]]) for x, y in zip(rows, start, strict=True)]
+        finite: list[Any] = [
+            jnp.where(sound, x.astype(jnp.float32), y[:, : x.shape[1]]) for x, y in zip(rows, start, strict=True)
+        ]
         usable = {
             name: jnp.where(sound.reshape(-1, *[1] * (x.ndim - 1)), x, parameter(model, name)).astype(jnp.float32)
             for name, x in parameters.items()
         }
         new_qpos, new_qvel, readings, overflow = simulate(*finite, usable)
         sound &= _sound(new_qpos, new_qvel) & (overflow == 0)[:, None]
-        readings = jnp.where(sound[..., None], readings, jnp.nan).astype(qpos.dtype)
-        after = (jnp.where(sound, x, jnp.nan).astype(qpos.dtype) for x in (new_qpos, new_qvel))
-        return (*after, readings)
+        new_qpos, new_qvel = (jnp.where(sound, x, jnp.nan).astype(qpos.dtype) for x in (new_qpos, new_qvel))
+        return new_qpos, new_qvel, jnp.where(sound[..., None], readings, jnp.nan).astype(qpos.dtype)
 
     @step_rows.def_vmap
     def _(size: int, has_axis: Sequence[Any], *rows: Any) -> tuple[tuple[Array, ...], tuple[bool, ...]]:
