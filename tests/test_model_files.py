@@ -8,7 +8,7 @@ import pytest
 from ejax.envs.locomotion.catalog import velocity_task
 from ejax.envs.locomotion.links import read_links
 from ejax.envs.mujoco.engine import load_model
-from ejax.envs.mujoco.model_files import check_model_files
+from ejax.envs.mujoco.models import check_model_files
 
 ANYMAL_C = velocity_task("anymal_c").robot
 

@@ -84,7 +84,7 @@ def _near(point: Rows, tool: Rows) -> Rows:
 def _joint_step(angles: Array, way: Array) -> Array:
     """Changes of the joint angles [6] that move the tool by ``way`` [3] m and turn it to point down.
 
-    One iteration of ``ejax.envs.mujoco.inverse_kinematics``' damped least squares, with the turn about the tool's axis
+    One iteration of ``ejax.envs.mujoco.kinematics``' damped least squares, with the turn about the tool's axis
     free.
     """
 

@@ -14,7 +14,7 @@ import mujoco
 import numpy as np
 
 from ejax.envs.locomotion.robots import LeggedRobot, Shape
-from ejax.envs.mujoco.model_files import check_model_files
+from ejax.envs.mujoco.models import check_model_files
 from ejax.schema.messages import shorten
 
 COLLISION = re.compile(r".*_collision\d*")

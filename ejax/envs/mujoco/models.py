@@ -6,16 +6,18 @@ against the MJCF, and models with activations are refused.
 
 import copy
 import functools
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree as ET
 
 import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-from ejax.envs.mujoco.model_files import check_model_files
 from ejax.envs.mujoco.parameters import displace
+from ejax.runtime.plain_files import check_plain, read_text
 
 ASSETS = Path(__file__).parents[1] / "assets"
 _SENSOR = mujoco.mjtSensor
@@ -25,6 +27,10 @@ _SEEING = (
 """Sensors that read geoms which collide with nothing, too."""
 _DISTANCE = 1
 """A rangefinder's ``data`` of nothing else."""
+_MAX_XML = 16 << 20
+_MAX_ASSET = 1 << 30
+"""Bytes of a mesh, a texture or a height field."""
+_FOLDERS = ("meshdir", "texturedir", "assetdir")
 
 
 def load_model(asset: str) -> mujoco.MjModel:
@@ -81,6 +87,40 @@ def settings_changed(asset: str) -> tuple[str, ...]:
     return tuple(text for _, _, text in _unset_flags(_read_spec(asset)))
 
 
+def check_model_files(model: Path | str) -> None:
+    """Refuse a model that is, or names, something other than regular files of bounded size.
+
+    MuJoCo would wait for a named pipe for ever. Missing files and broken XML are left to it, since it reports them.
+
+    Args:
+        model: the file, or MJCF as text, whose files are looked for from the working directory.
+
+    Raises:
+        ValueError: naming the file.
+    """
+    texts, folders, seen = [model], {Path() if isinstance(model, str) else model.parent}, set[Path]()
+    while texts:
+        given = texts.pop()
+        try:
+            root = ET.fromstring(given if isinstance(given, str) else read_text(given, _MAX_XML))
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError, UnicodeDecodeError, ET.ParseError):
+            continue  # of the places where a file may be, most are not
+        except OSError as error:
+            raise _refused(error) from None
+        folders |= {given.parent} if isinstance(given, Path) else set()
+        folders |= {
+            folder / each.get(name, "") for folder in folders for each in root.iter("compiler") for name in _FOLDERS
+        }
+        named = [(each.tag, x) for each in root.iter() for key, x in each.items() if key.startswith("file") and x]
+        for tag, name in named:
+            for path in {folder / part for folder in folders for part in (name, os.path.basename(name))} - seen:
+                seen.add(path)
+                if tag in ("include", "model"):
+                    texts.append(path)
+                else:
+                    _check_asset(path)
+
+
 def _read_spec(asset: str) -> mujoco.MjSpec:
     model = asset if asset.lstrip().startswith("<") else ASSETS / asset
     check_model_files(model)
@@ -112,3 +152,16 @@ def _refuse_memory(asset: str, model: mujoco.MjModel) -> None:
         what = "a plugin with a state" if model.npluginstate else "a delay of an actuator or sensor"
         text = "take it out; delay_action and delay_observation (docs/randomization.md) are delays of ejax's own"
         raise ValueError(f"{named}: a step must depend on qpos, qvel and ctrl alone, but the model has {what}; {text}")
+
+
+def _check_asset(path: Path) -> None:
+    try:
+        check_plain(path, _MAX_ASSET)
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        return
+    except OSError as error:
+        raise _refused(error) from None
+
+
+def _refused(error: OSError) -> ValueError:
+    return ValueError(f"the model's file {error.filename} {error.strerror}")

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ejax.envs.manager.drives import matching_joints
 from ejax.envs.manager.functors.actions import ActionTerm, Joints, Scale, check_scale, with_targets
 from ejax.envs.manager.scene import Scene
-from ejax.envs.mujoco.inverse_kinematics import site_step, solve_site_pose
+from ejax.envs.mujoco.kinematics import site_step, solve_site_pose
 from ejax.envs.mujoco.rotations import (
     make_pose,
     matrix_from_euler,
