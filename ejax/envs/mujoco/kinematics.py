@@ -1,4 +1,4 @@
-"""Kinematics of a MuJoCo model in jax.numpy: the pose of a site or of all bodies from qpos alone, and the inverse.
+"""Kinematics of a MuJoCo model in jax.numpy: poses of a site or of all bodies from qpos alone, and their inverse.
 
 MuJoCo's own frame sensors lag one physics step behind qpos after a step; to have them in step costs a further physics
 step, a fifth of the C engine's time. This costs a hundredth, needs no engine at reset, and is differentiable.
