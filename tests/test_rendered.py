@@ -64,7 +64,7 @@ def test_demonstrations_and_training_see_the_same_picture() -> None:
         camera_target=camera.target,
         camera_fovy=camera.fovy,
     )
-    trained = jax.jit(jax.vmap(lambda state: env._observe(state, jnp.zeros(15))["image"]))(state)
+    trained = jax.jit(jax.vmap(lambda state: env._pictures(state)["image"]))(state)
     shown = np.asarray(task._drawn["obs/image"](state)).astype(int)
     alone = draw_state(task.env, jax.tree.map(operator.itemgetter(1), state), 24, 16, camera)
     for other in (np.asarray(trained) - shown, np.asarray(alone) - shown[1]):
@@ -79,7 +79,7 @@ def test_a_camera_at_the_tool_sees_what_is_below_it_wherever_it_is() -> None:
     state, obs = env.reset(jax.random.key(0))
     assert obs["wrist"].shape == env.observation_space["wrist"].shape == (12, 12, 3)
     turned = replace(state, physics=replace(state.physics, qpos=state.physics.qpos.at[0].add(0.5)))
-    moved = env._observe(turned, {})["wrist"]
+    moved = env._pictures(turned)["wrist"]
     dark = [np.asarray(x).max(axis=-1) < 40 for x in (obs["wrist"], moved)]  # the fingers, and nothing else
     assert dark[0].any() and (dark[0] == dark[1]).mean() > 0.8
     assert (np.asarray(obs["wrist"]) != np.asarray(moved)).mean() > 0.1
