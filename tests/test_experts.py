@@ -198,8 +198,10 @@ def test_variety_is_the_part_of_each_range_that_is_drawn_from(name: str) -> None
         assert np.ptp(drawn[2][each]) == pytest.approx(0.0, abs=1e-12) and low < drawn[2][each].mean() < high
 
 
-def test_a_maker_travels_by_its_name(name: str) -> None:
-    assert pickle.loads(pickle.dumps(MAKERS[name])) is MAKERS[name]
+def test_a_maker_travels_to_a_worker(name: str) -> None:
+    made = pickle.loads(pickle.dumps(MAKERS[name]))(num_envs=2)
+    assert type(made._expert) is type(MAKERS[name](num_envs=2)._expert)
+    np.testing.assert_array_equal(made.attempt(SEED).action, MAKERS[name](num_envs=2).attempt(SEED).action)
 
 
 def test_the_engine_is_filled_by_an_expert_in_its_worker() -> None:
