@@ -78,14 +78,12 @@ def make_step(
         """[N, nq], [N, nv], [N, nu], [N, *shape] -> (qpos, qvel, readings)."""
         sound = _sound(qpos, qvel, ctrl, *(x.reshape(len(x), -1) for x in parameters.values()))
         rows = (qpos, qvel, ctrl)
-        finite: list[Any] = [
-            jnp.where(sound, x.astype(jnp.float32), y[:, : x.shape[1]]) for x, y in zip(rows, start, strict=True)
-        ]
+        finite = [jnp.where(sound, x.astype(jnp.float32), y[:, : x.shape[1]]) for x, y in zip(rows, start, strict=True)]
         usable = {
             name: jnp.where(sound.reshape(-1, *[1] * (x.ndim - 1)), x, parameter(model, name)).astype(jnp.float32)
             for name, x in parameters.items()
         }
-        new_qpos, new_qvel, readings, overflow = simulate(*finite, usable)
+        new_qpos, new_qvel, readings, overflow = simulate(finite[0], finite[1], finite[2], usable)
         sound &= _sound(new_qpos, new_qvel) & (overflow == 0)[:, None]
         new_qpos, new_qvel = (jnp.where(sound, x, jnp.nan).astype(qpos.dtype) for x in (new_qpos, new_qvel))
         return new_qpos, new_qvel, jnp.where(sound[..., None], readings, jnp.nan).astype(qpos.dtype)
