@@ -47,19 +47,18 @@ class OnlineDataset(IterableDataset):
         sequence: SequenceSpecCfg | None = None,
         seed: int = 0,
     ) -> None:
-        self.transform = transform
         self._chunks = NumpyDataset(
-            engine, chunk_size, batch_size, sampling_mode=sampling_mode, sequence=sequence, seed=seed
+            engine, chunk_size, batch_size, self._converted, sampling_mode, sequence=sequence, seed=seed
         )
+        self.transform = transform
 
     def __iter__(self) -> Iterator[TensorDict]:
         worker = get_worker_info()
-        return self._draw(self._chunks.iterate(None if worker is None else worker.id))
+        return self._chunks.iterate(None if worker is None else worker.id)
 
-    def _draw(self, chunks: Iterator[Mapping[str, Any]]) -> Iterator[TensorDict]:
-        for chunk in chunks:
-            made = chunks_to_tensordict(chunk)
-            yield made if self.transform is None else self.transform(made)
+    def _converted(self, chunks: Mapping[str, Any]) -> TensorDict:
+        made = chunks_to_tensordict(chunks)
+        return made if self.transform is None else self.transform(made)
 
     @staticmethod
     def collate_fn(batch: list[TensorDict]) -> TensorDict:

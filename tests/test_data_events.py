@@ -5,13 +5,14 @@ from pathlib import Path
 
 import numpy as np
 
-from ejax.data import LifecycleEvent, OnlineDataEngineCfg
-from ejax.data.control import Control, control_words
+from ejax.data import EpisodeSpec, LifecycleEvent, OnlineDataEngineCfg
+from ejax.data.control import Control, make_layout
 
 
 def log(capacity: int) -> Control:
     cfg = OnlineDataEngineCfg("module:Task", buffer_size=max(capacity // 2, 1), lifecycle_event_capacity=capacity)
-    return Control({name: np.zeros(shape, dtype) for name, (shape, dtype) in control_words(cfg)}, Path("nowhere"))
+    layout = make_layout(cfg, EpisodeSpec({"x": ((), "float32")}))
+    return Control({name: np.zeros(shape, dtype) for name, (shape, dtype) in layout.control}, Path("nowhere"))
 
 
 def event(index: int, kind: str = "published") -> LifecycleEvent:

@@ -13,7 +13,7 @@ import pytest
 from ejax.data import DataBudgetExhaustedError, Episode, EpisodeSpec, Origin
 from ejax.data.buffer import Layout, attach, create
 from ejax.data.chunks import Draw
-from ejax.data.quota import Quota, draw_rows
+from ejax.data.quota import Quota, counting, draw_rows
 from ejax.data.reader import ChunkReader
 
 NUM_ROWS = 4
@@ -134,7 +134,7 @@ def test_processes_that_draw_at_once_share_one_budget(buffer: Any, path: Path) -
 
 
 def hold(path: Path, held: Any) -> None:
-    with Quota(np.zeros((1, 2), np.int64), path, 1)._held():
+    with counting(path):
         held.put(True)
         time.sleep(60.0)
 

@@ -79,13 +79,10 @@ class DataConfig(StrictModel):
         return None if name is None else trusted_name("task", name)
 
 
-_OF_SOURCE: dict[str, tuple[str, ...]] = {
-    "engine": (
-        *("task", "task_cfg", "buffer_size", "max_episode_steps", "refill_threshold", "refill_policy"),
-        *("episode_sample_budget", "episode_sample_hard_limit", "max_generation_attempts"),
-        *("initialization_timeout", "worker_timeout", "shutdown_timeout"),
-    ),
-    "recorded": ("folder", "cache_mb"),
+_NAMES = tuple(DataConfig.model_fields)
+_OF_SOURCE = {
+    "engine": _NAMES[_NAMES.index("task") : _NAMES.index("folder")],
+    "recorded": _NAMES[_NAMES.index("folder") :],
 }
 """Keys that one source alone reads; the first of them it needs."""
 
@@ -99,13 +96,11 @@ def data_problems(data: DataConfig, action_chunk: int) -> Iterator[Problem]:
     needed = _OF_SOURCE[data.source][0]
     if getattr(data, needed) is None:
         yield Problem(f"data.{needed}", f"is missing: source '{data.source}' needs it")
-    for source, keys in _OF_SOURCE.items():
-        for key in keys:
-            if source != data.source and _is_given(data, key):
-                text = (
-                    f"got {short_repr(getattr(data, key))}, but source '{data.source}' does not read it; leave it out"
-                )
-                yield Problem(f"data.{key}", text)
+    (other,) = _OF_SOURCE.keys() - {data.source}
+    for key in _OF_SOURCE[other]:
+        if _is_given(data, key):
+            text = f"got {short_repr(getattr(data, key))}, but source '{data.source}' does not read it; leave it out"
+            yield Problem(f"data.{key}", text)
     if data.chunk_size < action_chunk:
         text = f"got {data.chunk_size}, but the policy decides on {action_chunk} actions at once; give at least that"
         yield Problem("data.chunk_size", text)

@@ -5,7 +5,6 @@ them, and looks at the versions again; what changed meanwhile is drawn again. Th
 episode, and the choice is uniform over what was whole at the last look.
 """
 
-import itertools
 import os
 import threading
 import time
@@ -77,9 +76,8 @@ class ChunkReader:
             DataBudgetExhaustedError: those that have one may not be drawn from so often. Nothing is charged.
         """
         job = _Job(draw, rng)
-        copy = self._draw_singly if self._buffer.chunk_bytes(draw.size) >= _LARGE else self._draw_together
         try:
-            return draw.nested(*copy(count, job))
+            return draw.nested(*self._copies(count, job))
         except BaseException:
             # a batch is delivered whole or not at all, and what is not delivered costs nothing
             if self.quota is not None and job.charged:
@@ -93,44 +91,35 @@ class ChunkReader:
             whole = (self._version > 0) & (self._buffer.version == self._version)
             return 0 if self.quota is None else int(self.quota.left(self._index)[whole].sum())
 
-    def _draw_together(self, count: int, job: _Job) -> Copies:
-        """Draw all at once: the fewest calls. Torn chunks are drawn again, together."""
-        (copies, torn), tries = self._gather(count, job), 0
-        while torn.size:
-            tries += 1
-            self._count(torn.size, tries)
-            again, torn_again = self._gather(torn.size, job)
-            for kept, new in zip(copies, again, strict=True):
-                for path, array in new.items():
-                    kept[path][torn] = array
-            torn = torn[torn_again]
-        return copies
-
-    def _draw_singly(self, count: int, job: _Job) -> Copies:
-        """Draw and check one chunk at a time: few large ones are torn, and few copies are wasted."""
-        copies = self._buffer.empty(count, job.draw.size)
-        for i in range(count):
-            for tries in itertools.count(1):
-                windows, version = self._choose(1, job)
-                self._buffer.copy_window(windows, 0, copies, i)
+    def _copies(self, count: int, job: _Job) -> Copies:
+        """Choose and copy windows, and look for those that are torn, which are chosen again."""
+        size, is_large = job.draw.size, self._buffer.chunk_bytes(job.draw.size) >= _LARGE
+        one_by_one = is_large or job.draw.history_length is not None
+        made = self._buffer.empty(count if one_by_one else 0, size)
+        # small ones all at once: the fewest calls. Large ones one at a time: few are torn, and few copies are wasted
+        for places in np.arange(count).reshape((-1, 1) if is_large else (1, -1)):
+            tries = 0
+            while places.size:
+                windows, version = self._choose(places.size, job)
+                if one_by_one:
+                    for i, place in enumerate(places):
+                        self._buffer.copy_window(windows, i, made, place)
+                elif places.size == count:
+                    made = self._buffer.gather(windows.row, windows.start, size)
+                else:
+                    copies = self._buffer.gather(windows.row, windows.start, size)
+                    for kept, new in zip(made, copies, strict=True):
+                        for path, array in new.items():
+                            kept[path][places] = array
                 fence()
-                row = int(windows.row[0])
-                if self._buffer.version[row] == version[row]:
-                    break
-                self._count(1, tries)
-        return copies
-
-    def _gather(self, count: int, job: _Job) -> tuple[Copies, NDArray[np.intp]]:
-        """Return copies, and which of them are torn."""
-        windows, version = self._choose(count, job)
-        if job.draw.history_length is None:
-            copies = self._buffer.gather(windows.row, windows.start, job.draw.size)
-        else:
-            copies = self._buffer.empty(count, job.draw.size)
-            for i in range(count):
-                self._buffer.copy_window(windows, i, copies, i)
-        fence()
-        return copies, (self._buffer.version[windows.row] != version[windows.row]).nonzero()[0]
+                places = places[self._buffer.version[windows.row] != version[windows.row]]
+                self.redrawn += places.size
+                if places.size and (tries := tries + 1) == _MAX_TRIES:
+                    raise RuntimeError(
+                        f"No unlocked valid chunk: {tries} copies in a row were torn, the rows are rewritten faster "
+                        f"than they are copied; give a smaller chunk_size, or a larger buffer_size or refill_threshold"
+                    )
+        return made
 
     def _choose(self, count: int, job: _Job) -> tuple[Windows, NDArray[np.int64]]:
         """Return ``count`` windows, and the versions [R] of the rows that they are windows of."""
@@ -159,14 +148,6 @@ class ChunkReader:
         with self._lock:
             begin, end = run_bounds(self._runs, draw.mode)
         return Windows(rows, frames - (draw.history_length - 1), begin[rows, frames], end[rows, frames])
-
-    def _count(self, torn: int, tries: int) -> None:
-        self.redrawn += torn
-        if tries == _MAX_TRIES:
-            raise RuntimeError(
-                f"No unlocked valid chunk: {tries} copies in a row were torn, the rows are rewritten faster than they "
-                f"are copied; give a smaller chunk_size, or a larger buffer_size or refill_threshold"
-            )
 
     def _masked(self, draw: Draw) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
         """Versions [R], indices of episodes [R], and the frames [R, T] to draw of the rows that are whole now."""
