@@ -22,8 +22,7 @@ from ejax.collectors.host import Collected, CollectionStopped, HostCollector
 from ejax.envs.host.calls import EnvAbandoned
 from ejax.types import Key, Params
 
-_POLL_S = 0.2
-"""Interval at which a waiting learner checks for an interrupt, in s."""
+_POLL_S = 0.2  # interval at which a waiting learner checks for an interrupt, in s
 
 
 @dataclass(frozen=True)
@@ -75,8 +74,7 @@ class Account:
     begun: int = 0
     delivered: int = 0
     queued: int = 0
-    given_up: int = 0
-    """Rollouts stopped half-way, by ``close`` or an error: at most one."""
+    given_up: int = 0  # rollouts stopped half-way, by ``close`` or an error: at most one
 
 
 class AsyncCollector:
@@ -102,8 +100,7 @@ class AsyncCollector:
         self.collector, self.key, self.schedule = collector, key, schedule
         self.first = 0
         self.stop_timeout_s, self.env_timeout_s = stop_timeout_s, env_timeout_s
-        self.versions: list[int] = []
-        """The version of every delivered rollout, for ``Schedule.recorded``."""
+        self.versions: list[int] = []  # the version of every delivered rollout, for ``Schedule.recorded``
         self.account = Account()
         self._changed = threading.Condition()
         self._published: dict[int, Params] = {}
@@ -111,8 +108,7 @@ class AsyncCollector:
         self._error: BaseException | None = None
         self._closing_error: BaseException | None = None
         self._stopping = self._pausing = False
-        self._moving = 0
-        """Groups whose environments are moving right now."""
+        self._moving = 0  # groups whose environments are moving right now
         self._wait_s = 0.0
         self._thread = threading.Thread(target=self._run, name="ejax-collector", daemon=True)
 

@@ -27,8 +27,7 @@ from ejax.runtime.placing import own_copy
 from ejax.runtime.sharding import join, sharded
 from ejax.types import Array, HostEnv, HostTimestep, Key, Params, Policy, PyTree, Rollout
 
-_LAST_STEP_S = 1.0
-"""Time that closing waits for a group's thread that is still in a step."""
+_LAST_STEP_S = 1.0  # time that closing waits for a group's thread that is still in a step
 
 
 @dataclass(kw_only=True)
@@ -99,10 +98,8 @@ class HostCollector:
         self.num_envs = sum(group.num_envs for group in groups)
         turns = threading.Lock() if len(groups) > 1 else nullcontext()
         self._players = [GroupPlayer(policy, group, share.first_group + i, turns) for i, group in enumerate(groups)]
-        self.doing = "nothing yet"
-        """The collector's current activity, for the messages of a waiting thread."""
-        self.lost_steps = 0
-        """Environment steps taken for rollouts that were given up, of all rows."""
+        self.doing = "nothing yet"  # the collector's current activity, for the messages of a waiting thread
+        self.lost_steps = 0  # environment steps taken for rollouts that were given up, of all rows
         self.listeners: Sequence[Callable[[HostStep], None]] = ()
         """Called after each step, one at a time; in the group's thread if there are several groups."""
         self._has_begun, self._is_first = False, True

@@ -69,12 +69,9 @@ class GroupPlayer:
         named = env.env if isinstance(env, PureHostEnv) else env
         self.name = env.name if isinstance(env, GuardedEnv) else type(named).__name__
         self.obs: PyTree = None
-        self.memory = first_memory(policy, env.num_envs)
-        """The policy's memory of the episodes under way."""
-        self.num_steps = 0
-        """Steps taken of the rollout under way."""
-        self.thread: threading.Thread | None = None
-        """The thread of the last rollout, unless it was the caller's."""
+        self.memory = first_memory(policy, env.num_envs)  # the policy's memory of the episodes under way
+        self.num_steps = 0  # steps taken of the rollout under way
+        self.thread: threading.Thread | None = None  # the thread of the last rollout, unless it was the caller's
 
     def call(self, what: str, *args: Any) -> Any:
         """Call a method of the environments. A ``GuardedEnv`` records its environment's calls itself."""

@@ -30,14 +30,10 @@ RANGES = {
 }
 """Variation of ``follow_plan``, see ``draw_ranges``."""
 
-_ABOVE = 0.015
-"""Horizontal distance to the cube or goal, m, below which the tool goes down, and lets go."""
-_AT_GRASP = 0.006
-"""m between the tool and the cube's centre."""
-_HELD = 0.013
-"""m of travel of both fingers: they press on the cube."""
-_SET_DOWN = 0.003
-"""m above the floor at which the fingers open."""
+_ABOVE = 0.015  # horizontal distance to the cube or goal, m, below which the tool goes down, and lets go
+_AT_GRASP = 0.006  # m between the tool and the cube's centre
+_HELD = 0.013  # m of travel of both fingers: they press on the cube
+_SET_DOWN = 0.003  # m above the floor at which the fingers open
 
 
 class PickPlaceExpert(Expert):

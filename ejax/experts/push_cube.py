@@ -37,14 +37,11 @@ _RANGES = {
     "aside": (-0.02, 0.02, 1),
 }
 
-_THERE = 0.03
-"""Distance of the tool from a waypoint, m, at which the next segment begins."""
+_THERE = 0.03  # distance of the tool from a waypoint, m, at which the next segment begins
 _OFF_LINE = 0.04
 """Distance from the line between cube and goal, m, at which the tool stops pushing and only returns to the line."""
-_BACK_ON_LINE = 0.015
-"""m per step"""
-_PUSH_HEIGHT = 0.04
-"""m"""
+_BACK_ON_LINE = 0.015  # m per step
+_PUSH_HEIGHT = 0.04  # m
 _DAMPING = 0.01
 
 

@@ -28,10 +28,8 @@ Rows = NDArray[Any]
 
 INSTRUCTION_BYTES = 96
 _DRAWN_AT_ONCE = 64
-_NEARLY = 0.02
-"""m: nearer to the middle than this, no side is named."""
-_CARRIED_OVER = 0.8
-"""Part of the noise that carries over to the next step; the variance stays 1."""
+_NEARLY = 0.02  # m: nearer to the middle than this, no side is named
+_CARRIED_OVER = 0.8  # part of the noise that carries over to the next step; the variance stays 1
 
 
 @dataclass(frozen=True)
@@ -75,14 +73,11 @@ class Attempts:
     """N attempts side by side: [T, N, ...]; of row n the first ``length[n]`` steps count."""
 
     obs: PyTree
-    action: Rows
-    """The executed actions."""
-    intended: Rows
-    """The expert's intended actions, without the noise."""
+    action: Rows  # the executed actions
+    intended: Rows  # the expert's intended actions, without the noise
     reward: Rows
     segment: Rows
-    state: list[PyTree]
-    """[T] of states with leaves [N, ...]: before each step."""
+    state: list[PyTree]  # [T] of states with leaves [N, ...]: before each step
     length: Rows
     success: Rows
     instruction: list[str]

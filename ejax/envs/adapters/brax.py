@@ -28,8 +28,7 @@ _REWARD_TERM = "reward/"
 class BraxEnvState:
     """One episode."""
 
-    inner: PyTree
-    """The library's ``State``."""
+    inner: PyTree  # the library's ``State``
     episode_step: Array
 
 

@@ -22,8 +22,7 @@ from ejax.schema.trust import check_trusted, import_trusted
 from ejax.types import HostTimestep, PyTree
 
 Rows = NDArray[np.bool_]
-_FPS = 30
-"""For an environment that does not give its own."""
+_FPS = 30  # for an environment that does not give its own
 _OF_OLD_GYM = ("GymV21Environment-v0", "GymV26Environment-v0")
 """Gymnasium's ids for environments of gym, which name theirs as ``env_id``."""
 

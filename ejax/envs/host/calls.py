@@ -16,8 +16,7 @@ from typing import ParamSpec, TypeVar
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_MAX_CHARS = 500
-"""Most characters of an environment's own text in a message."""
+_MAX_CHARS = 500  # most characters of an environment's own text in a message
 
 
 class HostEnvError(RuntimeError):
@@ -50,12 +49,9 @@ class EnvAbandoned(BaseException):
 class Call:
     """A call under way."""
 
-    name: str
-    """The environment's name."""
-    what: str
-    """make, reset, step, pictures, get_state, set_state or close."""
-    since: float
-    """``time.monotonic()``."""
+    name: str  # the environment's name
+    what: str  # make, reset, step, pictures, get_state, set_state or close
+    since: float  # ``time.monotonic()``
 
 
 _UNDER_WAY: dict[int, Call | tuple[threading.Thread, ...]] = {}

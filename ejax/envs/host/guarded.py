@@ -25,8 +25,7 @@ from ejax.envs.host.rows import choose_rows
 from ejax.numerics.finite import finite_rows
 from ejax.types import HostEnv, HostTimestep, PyTree, RenderableHostEnv, ReportingHostEnv
 
-_MAX_ACTIONS = 10_000
-"""Steps of an episode that a replay file can hold."""
+_MAX_ACTIONS = 10_000  # steps of an episode that a replay file can hold
 _RESET_ATTEMPTS = 3
 
 
@@ -62,11 +61,9 @@ class GuardedEnv:
         self._actions: list[NDArray[Any]] = []
         self._began = np.zeros(self.num_envs, np.int64)
         """Index in ``_actions`` where each row's episode began; negative: longer ago than is kept."""
-        self._info: dict[str, Any] = {}
-        """``info`` of the last step."""
+        self._info: dict[str, Any] = {}  # ``info`` of the last step
         self._obs: PyTree = None
-        self._reports: deque[str] = deque()
-        """Added to in the thread that steps, taken by another."""
+        self._reports: deque[str] = deque()  # added to in the thread that steps, taken by another
 
     inner: Any = property(attrgetter("_env"))
     num_envs: Any = property(attrgetter("_env.num_envs"))

@@ -21,10 +21,8 @@ class _Rows:
 
     state: PyTree
     obs: PyTree
-    seed: Array
-    """[N] uint32: seeds of the episodes under way."""
-    num_steps: Array
-    """[N] int32: steps of the episodes under way."""
+    seed: Array  # [N] uint32: seeds of the episodes under way
+    num_steps: Array  # [N] int32: steps of the episodes under way
 
 
 class PureHostEnv:

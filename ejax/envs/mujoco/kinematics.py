@@ -22,10 +22,8 @@ _FREE, _BALL, _SLIDE, _HINGE = range(4)
 """``mujoco.mjtJoint``, whose members cannot be looked for by ``in``."""
 _NUM_ITERATIONS = 20
 _DAMPING = 0.02
-_MAX_TURN = 0.5
-"""rad per iteration: keeps to the branch of solutions that the joints are on."""
-_REACHED = 1e-3
-"""m and rad"""
+_MAX_TURN = 0.5  # rad per iteration: keeps to the branch of solutions that the joints are on
+_REACHED = 1e-3  # m and rad
 
 
 def site_pose(model: mujoco.MjModel, site: str, qpos: Array) -> Array:

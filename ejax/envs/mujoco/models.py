@@ -25,11 +25,9 @@ _SEEING = (
     *(_SENSOR.mjSENS_RANGEFINDER, _SENSOR.mjSENS_GEOMDIST, _SENSOR.mjSENS_GEOMNORMAL, _SENSOR.mjSENS_GEOMFROMTO),
 )
 """Sensors that read geoms which collide with nothing, too."""
-_DISTANCE = 1
-"""A rangefinder's ``data`` of nothing else."""
+_DISTANCE = 1  # a rangefinder's ``data`` of nothing else
 _MAX_XML = 16 << 20
-_MAX_ASSET = 1 << 30
-"""Bytes of a mesh, a texture or a height field."""
+_MAX_ASSET = 1 << 30  # bytes of a mesh, a texture or a height field
 _FOLDERS = ("meshdir", "texturedir", "assetdir")
 
 

@@ -28,11 +28,9 @@ FIELDS = (
     *("geom_friction", "pair_friction", "geom_size", "geom_pos", "geom_rbound", "geom_aabb"),
 )
 """Fields that may differ. ``body_pos`` may not: tasks compute the place of a tool from the MJCF's."""
-_INERTIAL = ("body_mass", "body_inertia", "body_ipos", "dof_armature")
-"""Fields that what MuJoCo derives depends on."""
+_INERTIAL = ("body_mass", "body_inertia", "body_ipos", "dof_armature")  # fields that what MuJoCo derives depends on
 _POSITIVE = ("body_mass", "body_inertia")
-_DISPLACED = 0.01
-"""m"""
+_DISPLACED = 0.01  # m
 
 
 def parameter(model: mujoco.MjModel, name: str) -> NDArray[np.float64]:

@@ -30,8 +30,7 @@ from ejax.envs.mujoco.scenery import KINDS, Camera, Lights, Scenery, Solid, Text
 from ejax.numerics.kernels import by_platform
 from ejax.types import Array, CameraView
 
-_FAR = 1e6
-"""m: the depth of a miss."""
+_FAR = 1e6  # m: the depth of a miss
 
 
 class _Layer(NamedTuple):

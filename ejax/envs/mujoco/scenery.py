@@ -17,20 +17,16 @@ from ejax.envs.mujoco.models import load_drawn_model
 from ejax.types import Array, CameraView
 
 KINDS = ("plane", "box", "ellipsoid", "sphere", "capsule", "cylinder")
-_SHOWN_GROUPS = 3
-"""MuJoCo draws groups 0, 1 and 2 by default."""
-_GREY = (0.5, 0.5, 0.5, 1.0)
-"""MuJoCo's default colour of a geom: with it, the material's counts."""
+_SHOWN_GROUPS = 3  # MuJoCo draws groups 0, 1 and 2 by default
+_GREY = (0.5, 0.5, 0.5, 1.0)  # MuJoCo's default colour of a geom: with it, the material's counts
 _SKY_LEVELS = 33
 
 
 class Texture(NamedTuple):
     """A picture that repeats over a plane."""
 
-    texel: NDArray[np.float32]
-    """[H, W, 3] in 0 … 1"""
-    repeat: tuple[float, float]
-    """Texture coordinates per m."""
+    texel: NDArray[np.float32]  # [H, W, 3] in 0 … 1
+    repeat: tuple[float, float]  # texture coordinates per m
 
 
 class Solid(NamedTuple):
@@ -38,12 +34,10 @@ class Solid(NamedTuple):
 
     name: str
     kind: str
-    geom: int | None
-    """None: a site."""
+    geom: int | None  # None: a site
     body: int
     size: tuple[float, float, float]
-    local: NDArray[np.float64]
-    """[4, 4]: its pose on the body."""
+    local: NDArray[np.float64]  # [4, 4]: its pose on the body
     rgba: tuple[float, float, float, float]
     emission: float
     specular: float
@@ -55,14 +49,10 @@ class Solid(NamedTuple):
 class Lights:
     """Directional lights; the first shines along the line of sight, MuJoCo's headlight."""
 
-    direction: Array
-    """[L, 3], of the light's rays; the headlight's follows from the camera, its row counts for nothing."""
-    diffuse: Array
-    """[L, 3]"""
-    specular: Array
-    """[L, 3]"""
-    ambient: Array
-    """[3], all lights together."""
+    direction: Array  # [L, 3], of the light's rays; the headlight's follows from the camera, its row counts for nothing
+    diffuse: Array  # [L, 3]
+    specular: Array  # [L, 3]
+    ambient: Array  # [3], all lights together
 
 
 @struct.dataclass(kw_only=True)

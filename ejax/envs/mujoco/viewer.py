@@ -21,12 +21,9 @@ from ejax.envs.mujoco.drawing import Appearance
 from ejax.envs.mujoco.models import load_drawn_model
 
 SPACE = 32
-_LATE = 0.1
-"""s: what is later than that is not caught up with."""
-_PAUSED = 0.02
-"""s between looks at the keys."""
-_CLOSING = 5.0
-"""s that the window may take to go away."""
+_LATE = 0.1  # s: what is later than that is not caught up with
+_PAUSED = 0.02  # s between looks at the keys
+_CLOSING = 5.0  # s that the window may take to go away
 
 
 class Window:

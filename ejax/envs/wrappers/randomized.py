@@ -24,32 +24,22 @@ from ejax.types import Array, HostEnv, Key, PyTree, Timestep, carry_over
 
 LEVEL = "curriculum_level"
 """The metric of a curriculum."""
-_DRAWS = 0x5EED
-"""Folded into an episode's key: the draws here are apart from the task's own."""
-_SEEN = 0x5EE
-"""Folded into the key of an episode's draws: the noise of its first observation."""
+_DRAWS = 0x5EED  # folded into an episode's key: the draws here are apart from the task's own
+_SEEN = 0x5EE  # folded into the key of an episode's draws: the noise of its first observation
 
 
 @struct.dataclass(kw_only=True)
 class RandomizedState:
     """One episode."""
 
-    env: PyTree
-    """The task's state; the row's parameters are in its ``physics``."""
-    drawn: dict[str, PyTree]
-    """Event -> its bias or latency."""
-    actions: PyTree
-    """The policy's last actions [·, A], newest first; () without an event that looks at them."""
-    observations: PyTree
-    """The task's last observations, leaves [·, ...], newest first; () without one."""
-    seed: Array
-    """[2] uint32: the key of this episode's draws."""
-    level: PyTree
-    """The curriculum's level, float32; () without one."""
-    num_steps: Array
-    """Control steps of the row, over all its episodes, int32."""
-    episode_step: Array
-    """Control steps of the episode, int32."""
+    env: PyTree  # the task's state; the row's parameters are in its ``physics``
+    drawn: dict[str, PyTree]  # event -> its bias or latency
+    actions: PyTree  # the policy's last actions [·, A], newest first; () without an event that looks at them
+    observations: PyTree  # the task's last observations, leaves [·, ...], newest first; () without one
+    seed: Array  # [2] uint32: the key of this episode's draws
+    level: PyTree  # the curriculum's level, float32; () without one
+    num_steps: Array  # control steps of the row, over all its episodes, int32
+    episode_step: Array  # control steps of the episode, int32
 
 
 @dataclass(frozen=True)

@@ -28,8 +28,7 @@ from ejax.schema.frozen import freeze_fields, thaw
 from ejax.schema.registry import resolve
 from ejax.types import Array, CameraView, Key, PyTree, RenderableEnv, Timestep
 
-_LOOK = 0x100C
-"""Folded into an episode's key: its look is drawn apart, so that the episode is the same without one."""
+_LOOK = 0x100C  # folded into an episode's key: its look is drawn apart, so that the episode is the same without one
 _PLAIN = Look()
 BLANK = 127
 """Every level of a picture that shows nothing."""

@@ -28,12 +28,9 @@ CAMERA = "camera"
 class Look:
     """The camera, light and colours of an episode's pictures."""
 
-    camera: Camera | None = None
-    """None: the camera stands still."""
-    lights: Lights | None = None
-    """None: the model's."""
-    rgba: dict[str, Array] = struct.field(default_factory=dict)
-    """Geom name -> colour [4]"""
+    camera: Camera | None = None  # None: the camera stands still
+    lights: Lights | None = None  # None: the model's
+    rgba: dict[str, Array] = struct.field(default_factory=dict)  # geom name -> colour [4]
 
 
 class _Functor(NamedTuple):
@@ -42,8 +39,7 @@ class _Functor(NamedTuple):
     key: str
     func: str
     uid: str
-    ranges: dict[str, Draw]
-    """By parameter."""
+    ranges: dict[str, Draw]  # by parameter
 
 
 _VECTOR, _NUMBER = (3,), ()

@@ -31,8 +31,7 @@ from ejax.types import Array
 _CTRL, _MOCAP_POS = int(mujoco.mjtState.mjSTATE_CTRL), int(mujoco.mjtState.mjSTATE_MOCAP_POS)
 _STATE = mujoco.mjtState.mjSTATE_FULLPHYSICS
 """The state that the C engine's rollout reads and writes per row. Without activations: time, qpos, qvel."""
-_START = 1.0
-"""s: the time that a row's steps begin at. The engine sets a row that breaks back to 0."""
+_START = 1.0  # s: the time that a row's steps begin at. The engine sets a row that breaks back to 0.
 
 
 def step(asset: str, num_substeps: int, state: PhysicsState, ctrl: Array) -> tuple[PhysicsState, Array]:

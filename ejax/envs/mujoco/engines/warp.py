@@ -28,8 +28,7 @@ Step: TypeAlias = Callable[..., tuple[Array, Array, Array]]
 """``(qpos [nq], qvel [nv], ctrl, parameters) -> (qpos, qvel, sensordata [num_substeps, nsensordata])``. ctrl: [nu], or
 with the places of mocap bodies [nu + 3·nmocap]."""
 
-_MAX_CONTACTS = 128
-"""Per row; about 1 kB each for a robot arm. ejax's tasks need 4 to 30 at once."""
+_MAX_CONTACTS = 128  # per row; about 1 kB each for a robot arm. ejax's tasks need 4 to 30 at once.
 _GEOM = mujoco.mjtGeom
 _CONTACTS = {
     (_GEOM.mjGEOM_PLANE, _GEOM.mjGEOM_ELLIPSOID): 1,
@@ -41,8 +40,7 @@ _CONTACTS = {
 """The most contacts of two geoms in Warp's collision functions; a sphere makes one, other solids eight."""
 _HARMLESS = ("CONTACT_MATCH", "ITERATIONS", "LS_ITERATIONS", "TACTILE")
 """Flags of ``Data.overflow`` that lose no force: sensors, and a solver at its limit, where the C engine stops too."""
-_MAX_NUMBER = mujoco.mjMAXVAL
-"""A state beyond it is broken: the C engine's bound."""
+_MAX_NUMBER = mujoco.mjMAXVAL  # a state beyond it is broken: the C engine's bound
 
 
 def step(asset: str, num_substeps: int, state: PhysicsState, ctrl: Array) -> tuple[PhysicsState, Array]:
