@@ -84,8 +84,8 @@ class MLP(nn.Module):
             gain = gains[i] if isinstance(gains, tuple) else gains
             x = nn.Dense(
                 size,
-                kernel_init=torch_linear_init if gain is None else jax.nn.initializers.orthogonal(gain),
-                bias_init=_torch_bias_init(x.shape[-1]) if gain is None else jax.nn.initializers.zeros,
+                kernel_init=uniform_init(x.shape[-1]) if gain is None else jax.nn.initializers.orthogonal(gain),
+                bias_init=uniform_init(x.shape[-1]) if gain is None else jax.nn.initializers.zeros,
                 dot_general=dense_product,
                 name=f"linear_{i}",
             )(x)
@@ -99,19 +99,19 @@ class MLP(nn.Module):
         return ACTIVATIONS[c.last_activation](x) if c.last_activation else x
 
 
-def torch_linear_init(key: Key, shape: tuple[int, ...], dtype: jnp.dtype = jnp.float32) -> Array:
-    """U(±1/√fan_in), the initialization of ``torch.nn.Linear`` (kaiming_uniform with a = √5)."""
-    bound = 1.0 / math.sqrt(shape[-2])
-    return jax.random.uniform(key, shape, dtype, -bound, bound)
+def uniform_init(size: int) -> Callable[..., Array]:
+    """U(±1/√size), torch's for a Linear of ``size`` inputs, weight and bias, and for a GRU or LSTM of that width."""
+    bound = 1.0 / math.sqrt(size)
 
-
-def _torch_bias_init(fan_in: int) -> Callable[..., Array]:
-    bound = 1.0 / math.sqrt(fan_in)
-
-    def init(key: Key, shape: tuple[int, ...], dtype: jnp.dtype = jnp.float32) -> Array:
+    def init(key: Key, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Array:
         return jax.random.uniform(key, shape, dtype, -bound, bound)
 
     return init
+
+
+def widen(x: Array, like: Array) -> Array:
+    """[F] as [1, …, F], to go with ``like`` [..., F]."""
+    return x.reshape((1,) * (like.ndim - 1) + x.shape)
 
 
 def dense_product(x: Array, w: Array, *args: Any, **kwargs: Any) -> Array:

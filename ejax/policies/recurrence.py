@@ -8,7 +8,6 @@ layer, a window's K − 1 past observations, the last one in the end, and behind
 ``torch.nn.GRU``, ``torch.nn.LSTM``.
 """
 
-import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal
@@ -18,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from pydantic import BaseModel, ConfigDict, PositiveInt, model_validator
 
-from ejax.policies.mlp import MLP, NetworkConfig, dense_product
+from ejax.policies.mlp import MLP, NetworkConfig, dense_product, uniform_init, widen
 from ejax.types import Array, Key
 
 _GATES = {"gru": 3, "lstm": 4}
@@ -108,7 +107,7 @@ class Recurrence(nn.Module):
         for layer, state in enumerate(jnp.split(memory, c.depth, axis=-1)):
             # of all steps of a sequence at once: only the product with the memory has to wait for the step before
             given = dense_product(x, self._weight(f"weight_ih_l{layer}", x.shape[-1]))
-            given = _add(given, self._bias(f"bias_ih_l{layer}"))
+            given = given + widen(self._bias(f"bias_ih_l{layer}"), given)
             step = partial(
                 gru_step if c.type == "gru" else lstm_step,
                 weight=self._weight(f"weight_hh_l{layer}", c.width),
@@ -120,19 +119,19 @@ class Recurrence(nn.Module):
 
     def _weight(self, name: str, num_inputs: int) -> Array:
         c = self.config
-        init = partial(_orthogonal_gates, num_gates=_GATES[c.type]) if c.orthogonal_init else _uniform(c.width)
+        init = partial(_orthogonal_gates, num_gates=_GATES[c.type]) if c.orthogonal_init else uniform_init(c.width)
         return self.param(name, init, (num_inputs, _GATES[c.type] * c.width))
 
     def _bias(self, name: str) -> Array:
         c = self.config
-        init = jax.nn.initializers.zeros if c.orthogonal_init else _uniform(c.width)
+        init = jax.nn.initializers.zeros if c.orthogonal_init else uniform_init(c.width)
         return self.param(name, init, (_GATES[c.type] * c.width,))
 
 
 def gru_step(given: Array, state: Array, weight: Array, bias: Array) -> tuple[Array, Array]:
     """``(h', h')``. ``given``: Wx + b, [..., 3H]; ``state``: h."""
     reset, update, new = jnp.split(given, 3, axis=-1)
-    own_reset, own_update, own_new = jnp.split(_add(state @ weight, bias), 3, axis=-1)
+    own_reset, own_update, own_new = jnp.split(state @ weight + widen(bias, state), 3, axis=-1)
     update = jax.nn.sigmoid(update + own_update)
     new = jnp.tanh(new + jax.nn.sigmoid(reset + own_reset) * own_new)
     state = (1.0 - update) * new + update * state
@@ -142,7 +141,7 @@ def gru_step(given: Array, state: Array, weight: Array, bias: Array) -> tuple[Ar
 def lstm_step(given: Array, state: Array, weight: Array, bias: Array) -> tuple[Array, Array]:
     """``(h', (h', c') in one vector)``. ``given``: Wx + b, [..., 4H]; ``state``: h and c."""
     hidden, cell = jnp.split(state, 2, axis=-1)
-    add, keep, new, show = jnp.split(given + _add(hidden @ weight, bias), 4, axis=-1)
+    add, keep, new, show = jnp.split(given + (hidden @ weight + widen(bias, hidden)), 4, axis=-1)
     cell = jax.nn.sigmoid(keep) * cell + jax.nn.sigmoid(add) * jnp.tanh(new)
     hidden = jax.nn.sigmoid(show) * jnp.tanh(cell)
     return hidden, jnp.concatenate([hidden, cell], axis=-1)
@@ -174,20 +173,6 @@ def in_sequence(
 
     memory, ys = jax.lax.scan(one_step, memory, (xs, first))
     return ys, memory
-
-
-def _add(x: Array, bias: Array) -> Array:
-    return x + bias.reshape((1,) * (x.ndim - 1) + bias.shape)
-
-
-def _uniform(size: int) -> Callable[..., Array]:
-    """U(±1/√H), torch's for all parameters of a GRU and an LSTM."""
-    bound = 1.0 / math.sqrt(size)
-
-    def init(key: Key, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Array:
-        return jax.random.uniform(key, shape, dtype, -bound, bound)
-
-    return init
 
 
 def _orthogonal_gates(key: Key, shape: tuple[int, int], dtype: Any = jnp.float32, *, num_gates: int) -> Array:

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ejax.policies.mlp import MLP, NetworkConfig, dense_product, own_precision
+from ejax.policies.mlp import MLP, NetworkConfig, dense_product, own_precision, widen
 from ejax.policies.normalize import ObsNormalizer
 from ejax.policies.observations import flatten_observation
 from ejax.policies.pretrained.efficientnet import EfficientNetLite0
@@ -57,7 +57,7 @@ class Linear(nn.Module):
         kernel, bias = self._base("kernel", _scaled, shape), self._base("bias", _zeros, shape[1:])
         dtype = jnp.result_type(x, kernel) if self.dtype is None else self.dtype
         x = x.astype(dtype)
-        y = dense_product(x, kernel.astype(dtype)) + _wide(bias.astype(dtype), x)
+        y = dense_product(x, kernel.astype(dtype)) + widen(bias.astype(dtype), x)
         if self.lora is not None:
             down = self.param("lora_a", _scaled, (shape[0], self.lora.rank))
             up = self.param("lora_b", _zeros, (self.lora.rank, self.features))
@@ -345,8 +345,3 @@ _scaled = nn.initializers.lecun_normal()
 def _zeros(key: Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Array:
     del key
     return jnp.zeros(shape, dtype)
-
-
-def _wide(x: Array, like: Array) -> Array:
-    """[F] as [1, …, F], to go with ``like``."""
-    return x.reshape((1,) * (like.ndim - 1) + x.shape)
