@@ -160,13 +160,13 @@ def is_foreign_checkpoint(file: str) -> bool:
     return file.endswith(tuple(CHECKPOINT_READERS))
 
 
-def import_reader(readers: Mapping[str, str], form: str) -> Any:
-    """Import the reader of this form, out of one of the tables above.
+def import_entry(table: Mapping[Any, str], key: Any) -> Any:
+    """Import an entry of a table of places, such as those above.
 
     Raises:
-        ImportError: what the reader needs is not installed.
+        ImportError: what the entry needs is not installed.
     """
-    return _import(readers[form])
+    return _import(table[key])
 
 
 def place_of_task(name: str) -> str:

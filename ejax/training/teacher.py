@@ -18,7 +18,7 @@ from ejax.config.spaces import paths
 from ejax.envs.description import EnvDescription, describe
 from ejax.logs.json_records import FactsError, read_facts
 from ejax.schema.frozen import thaw
-from ejax.schema.registry import EXPORT, POLICY_READERS, did_you_mean, import_reader, is_foreign_checkpoint
+from ejax.schema.registry import EXPORT, POLICY_READERS, did_you_mean, import_entry, is_foreign_checkpoint
 from ejax.store.checkpoint import CheckpointError, load_params, verify_checkpoint
 from ejax.store.resume_rules import differences
 from ejax.training.environments import sample_obs
@@ -74,7 +74,7 @@ def load_teacher(config: RunConfig, env: Env | HostEnv) -> tuple[Teacher, tuple[
         if foreign:
             policy, params = _from_pt(source, _policy_of(options.teacher_policy) or config.policy, seen)
         elif exported:
-            policy, params = import_reader(POLICY_READERS, EXPORT)(source, seen)
+            policy, params = import_entry(POLICY_READERS, EXPORT)(source, seen)
         else:
             policy, params = _from_run(source, config, seen, notes)
     except ConfigError as error:
@@ -124,7 +124,7 @@ def _from_run(source: Path, config: RunConfig, seen: Any, notes: list[str]) -> t
 def _from_pt(source: Path, config: PolicyConfig, seen: Any) -> tuple[Policy, Params]:
     policy = build_policy(config, seen)
     zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), _shapes(policy, seen))
-    return policy, import_reader(POLICY_READERS, ".pt")(source, policy, zeros)
+    return policy, import_entry(POLICY_READERS, ".pt")(source, policy, zeros)
 
 
 def _shapes(policy: Policy, seen: Any) -> Params:

@@ -14,7 +14,7 @@ from ejax.config import ConfigError, Problem, RunConfig
 from ejax.config.models import find_algorithm
 from ejax.logs.json_records import FactsError, read_facts
 from ejax.optim import scheduled_learning_rate, set_learning_rate
-from ejax.schema.registry import CHECKPOINT_READERS, import_reader, is_foreign_checkpoint
+from ejax.schema.registry import CHECKPOINT_READERS, import_entry, is_foreign_checkpoint
 from ejax.store.checkpoint import CheckpointError, load_checkpoint, load_params, verify_checkpoint
 from ejax.store.resume_rules import differences
 from ejax.store.run_dir import open_policy_run
@@ -54,7 +54,7 @@ def start_from_file(
         CheckpointError: no such file, a damaged one, or one of another policy or optimizer; what reads it is missing.
     """
     try:
-        read = import_reader(CHECKPOINT_READERS, Path(file).suffix)
+        read = import_entry(CHECKPOINT_READERS, Path(file).suffix)
     except ImportError as error:
         raise CheckpointError(
             f"{file} is read by interop: pip install -e '.[torch]' in ejax's folder ({error})"

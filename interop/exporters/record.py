@@ -1,6 +1,5 @@
 """Record of a policy class outside JAX: its spec, its weights in torch's names, its actor alone, its test cases."""
 
-import importlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 import jax
 
 from ejax.policies.record import find_policy
-from ejax.schema.registry import entries
+from ejax.schema.registry import entries, import_entry
 from ejax.types import Array, Env, HostEnv, Params, Policy, PyTree
 from interop.artefacts.cases import draw_cases, leaves_of, nest
 from interop.artefacts.parity import Arrays, Case
@@ -52,9 +51,9 @@ def exporter_of(policy: Policy) -> Exporter:
         TypeError: it has none.
     """
     exporters = _exporters()
-    for kind, place in exporters.items():
+    for kind in exporters:
         if isinstance(policy, kind):
-            return _imported(place)
+            return import_entry(exporters, kind)
     names = ", ".join(kind.__name__ for kind in exporters)
     raise TypeError(f"{type(policy).__name__} has no counterpart in torch; {names} have")
 
@@ -70,7 +69,8 @@ def spec_of(policy: Policy, env: Env | HostEnv) -> Any:
 
 def policy_of(spec: PolicySpec) -> Any:
     """The actor that a spec describes; the inverse of ``spec_of``."""
-    found = (_imported(place).policy_of(spec) for place in dict.fromkeys(_exporters().values()))
+    exporters = _exporters()
+    found = (import_entry(exporters, kind).policy_of(spec) for kind in exporters)
     return next(policy for policy in found if policy is not None)
 
 
@@ -83,8 +83,3 @@ def observed(env: Env | HostEnv) -> dict[str, Any]:
 
 def _exporters() -> dict[type, str]:
     return {kind: place for name in entries("policy") for kind, place in find_policy(name).exporters.items()}
-
-
-def _imported(place: str) -> Exporter:
-    module, _, name = place.partition(":")
-    return getattr(importlib.import_module(module), name)

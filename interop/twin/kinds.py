@@ -1,6 +1,5 @@
-"""``policy.json`` of any kind: its spec, and the places of its twin and of its ONNX graph. No jax, no torch."""
+"""``policy.json`` of any kind: its spec, its twin and its ONNX graph. No jax; torch and onnx when they are called."""
 
-import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,25 +17,43 @@ Spec: TypeAlias = PolicySpec | VLASpec
 
 @dataclass(frozen=True)
 class SpecKind:
-    """What a spec of this kind becomes; modules are imported when they are needed."""
+    """What a spec of this kind becomes; the functions import when they are called."""
 
     spec: type[PolicySpec] | type[VLASpec]
-    twin: str
-    """Place of its torch module, called with the spec; its ``deployed()`` is a function of plain tensors,
-    ``spec.inputs`` in, ``spec.outputs`` out, all by position."""
-    onnx: str
-    """Place of ``make(spec, state_dict) -> ModelProto``."""
+    make_twin: Callable[[Any], Any]
+    """``spec -> torch module``, whose ``deployed()`` is a function of plain tensors, ``spec.inputs`` in,
+    ``spec.outputs`` out, all by position."""
+    make_onnx: Callable[[Any, Mapping[str, NDArray[Any]]], Any]
+    """``(spec, state_dict) -> ModelProto``"""
 
-    def make_twin(self, spec: Spec) -> Any:
-        return _imported(self.twin)(spec)
 
-    def make_onnx(self, spec: Spec, state_dict: Mapping[str, NDArray[Any]]) -> Any:
-        return _imported(self.onnx)(spec, state_dict)
+def _network_twin(spec: PolicySpec) -> Any:
+    from interop.policy import TorchPolicy
+
+    return TorchPolicy(spec)
+
+
+def _network_onnx(spec: PolicySpec, state_dict: Mapping[str, NDArray[Any]]) -> Any:
+    from interop.artefacts.onnx_graph import make_onnx
+
+    return make_onnx(spec, state_dict)
+
+
+def _vla_twin(spec: VLASpec) -> Any:
+    from interop.twin.vla import TorchVLA
+
+    return TorchVLA(spec)
+
+
+def _vla_onnx(spec: VLASpec, state_dict: Mapping[str, NDArray[Any]]) -> Any:
+    from interop.artefacts.onnx_vla import make_vla_onnx
+
+    return make_vla_onnx(spec, state_dict)
 
 
 KINDS = {
-    spec.KIND: SpecKind(PolicySpec, "interop.policy:TorchPolicy", "interop.artefacts.onnx_graph:make_onnx"),
-    vla_spec.KIND: SpecKind(VLASpec, "interop.twin.vla:TorchVLA", "interop.artefacts.onnx_vla:make_vla_onnx"),
+    spec.KIND: SpecKind(PolicySpec, _network_twin, _network_onnx),
+    vla_spec.KIND: SpecKind(VLASpec, _vla_twin, _vla_onnx),
 }
 """Under ``kind`` in policy.json; files without it are of the first."""
 
@@ -56,8 +73,3 @@ def load_spec(path: Path) -> Spec:
     except (ValueError, AttributeError):
         name = None  # the reader of the oldest kind reports what is wrong with it
     return KINDS.get(name if isinstance(name, str) else "", KINDS[spec.KIND]).spec.from_json(text)
-
-
-def _imported(place: str) -> Callable[..., Any]:
-    module, _, name = place.partition(":")
-    return getattr(importlib.import_module(module), name)

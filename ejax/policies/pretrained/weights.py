@@ -18,7 +18,7 @@ import numpy as np
 from ejax.runtime.packages import package_folder
 from ejax.runtime.plain_files import HUGE, check_plain
 from ejax.schema.messages import short_repr, shorten
-from ejax.schema.registry import WEIGHT_READERS, import_reader
+from ejax.schema.registry import WEIGHT_READERS, import_entry
 from ejax.types import PyTree
 
 Rename: TypeAlias = Callable[[str], str] | Mapping[str, str]
@@ -249,7 +249,7 @@ def _read_safetensors(path: Path) -> dict[str, np.ndarray]:
 
 def _read_registered(path: Path) -> dict[str, np.ndarray]:
     try:
-        read = import_reader(WEIGHT_READERS, "" if path.is_dir() else path.suffix)
+        read = import_entry(WEIGHT_READERS, "" if path.is_dir() else path.suffix)
     except ImportError as error:
         raise WeightsError(
             f"{path} is a torch file, which torch reads: pip install -e '.[torch]' in ejax's folder, or "
