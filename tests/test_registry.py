@@ -2,13 +2,18 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from helpers.small_configs import make
 
 from ejax.algorithms import ppo
 from ejax.algorithms.record import Algorithm
+from ejax.config import ConfigError, Problem
 from ejax.config.models import find_algorithm
 from ejax.envs.tasks.point_mass import PointMassRL
+from ejax.policies import ActorCritic, ActorOnly
+from ejax.policies.record import PolicyKind, find_policy
 from ejax.schema import registry
 from ejax.schema.registry import ALGORITHMS, UnknownNameError, did_you_mean, register_env, register_policy, resolve
 from ejax.schema.trust import trust
@@ -38,6 +43,24 @@ def test_an_algorithm_is_its_record() -> None:
     with pytest.raises(ValueError, match=r"'ejax\.returns:gae' is a .*, no ejax\.algorithms\.record\.Algorithm: name"):
         trust("ejax.returns:gae")
         find_algorithm("ejax.returns:gae")
+
+
+def test_a_built_in_policy_is_its_record_and_another_class_gets_the_plainest() -> None:
+    assert {type(resolve("policy", name)) for name in registry.POLICIES} == {PolicyKind}
+    register_policy("plain", ActorOnly)
+    assert find_policy("plain") == PolicyKind(make=ActorOnly, unread=find_policy("plain").unread)
+
+
+def test_a_policy_of_ones_own_may_have_rules_of_its_own() -> None:
+    def problems(section: Any) -> list[Problem]:
+        return [Problem("policy.initial_log_std", "must be 1")] if section.initial_log_std != 1.0 else []
+
+    register_policy("ruled", PolicyKind(make=ActorCritic, mlps=("actor", "critic"), problems=problems))
+    assert make("policy.name=ruled", "policy.initial_log_std=1").policy.record.make is ActorCritic
+    with pytest.raises(ConfigError, match=r"policy\.initial_log_std: must be 1"):
+        make("policy.name=ruled")
+    with pytest.raises(ConfigError, match=r"policy\.critic.*is missing: ruled needs"):
+        make("policy.name=ruled", "policy.initial_log_std=1", "policy.critic=null")
 
 
 def test_a_family_passes_on_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
