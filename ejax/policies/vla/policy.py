@@ -236,15 +236,7 @@ def make(
             f"vla_config.inference_horizon {horizon} does not divide the decision's {size} numbers; give the "
             "environment's action_chunk"
         )
-    parts = observation_space.spaces if isinstance(observation_space, gymnasium.spaces.Dict) else {}
-    missing = [name for name in (*model.images, *model.numbers, *model.predicts) if name not in parts]
-    if missing:
-        there = f"there is {', '.join(parts)}" if parts else "it is one array without names"
-        raise ValueError(f"model_config names {', '.join(missing)}, but the observation has none: {there}")
-    for name in model.images:
-        shape = parts[name].shape or ()
-        if parts[name].dtype != np.uint8 or len(shape) != 3 or shape[-1] != 3:
-            raise ValueError(f"model_config.images: '{name}' must be uint8 [H, W, 3], got {parts[name]}")
+    parts = _parts_of(model, observation_space)
     fixed = vla_config.instruction
     if fixed is None and model.text not in parts:
         raise ValueError(
@@ -272,6 +264,20 @@ def make(
         tuple(sorted(set(texts))) if whole_sentences else (),
         tuple(math.prod(parts[name].shape or ()) for name in model.predicts),
     )
+
+
+def _parts_of(model: ModelConfig, observation_space: gymnasium.Space) -> Mapping[str, gymnasium.Space]:
+    """Parts of the observation; ValueError where the model reads one that is not there, or no picture."""
+    parts = observation_space.spaces if isinstance(observation_space, gymnasium.spaces.Dict) else {}
+    missing = [name for name in (*model.images, *model.numbers, *model.predicts) if name not in parts]
+    if missing:
+        there = f"there is {', '.join(parts)}" if parts else "it is one array without names"
+        raise ValueError(f"model_config names {', '.join(missing)}, but the observation has none: {there}")
+    for name in model.images:
+        shape = parts[name].shape or ()
+        if parts[name].dtype != np.uint8 or len(shape) != 3 or shape[-1] != 3:
+            raise ValueError(f"model_config.images: '{name}' must be uint8 [H, W, 3], got {parts[name]}")
+    return parts
 
 
 def _make_own(config: VLAConfig, action_space: gymnasium.Space, observation_space: gymnasium.Space) -> Any:
