@@ -115,7 +115,7 @@ def _draw_segments(path: Path) -> None:
         camera = module.CAMERA._replace(effects=True)
         for i, title in enumerate(module.SEGMENTS):
             last = np.flatnonzero(segment == i)[-1]
-            state = jax.tree.map(lambda x, row=row: x[row], attempts.state[last])
+            state = jax.tree.map(lambda x, row=row, last=last: x[last, row], attempts.state)
             pictures.append((title, task.env.render(state, 320, 240, camera)))
     figure, axes = plt.subplots(2, 5, figsize=(12.5, 4.1))
     for axis, (title, picture) in zip(axes.flat, pictures, strict=True):

@@ -172,7 +172,7 @@ def test_pictures_show_the_steps_they_belong_to() -> None:
     assert images.shape == (attempts.length[row], 24, 32, 3) and images.dtype == np.uint8 and images.std() > 20
     check_episode(episode, task.spec(), 100)
     t = int(attempts.length[row]) // 2
-    state = jax.tree.map(lambda x: x[row], attempts.state[t])
+    state = jax.tree.map(lambda x: x[t, row], attempts.state)
     np.testing.assert_array_equal(images[t], PushCubeRL(**push_cube.ENV).render(state, 32, 24, push_cube.CAMERA))
     assert np.any(images[t] != images[0])
 

@@ -77,7 +77,7 @@ class Attempts:
     intended: Rows  # the expert's intended actions, without the noise
     reward: Rows
     segment: Rows
-    state: list[PyTree]  # [T] of states with leaves [N, ...]: before each step
+    state: PyTree  # before each step
     length: Rows
     success: Rows
     instruction: list[str]
@@ -177,8 +177,7 @@ class ScriptedTask:
         scale = self._noise * 0.5 * (space.high - space.low)
         going = np.ones(self._num_envs, bool)
         length, success = np.zeros(self._num_envs, np.int64), np.zeros(self._num_envs, bool)
-        frames: dict[str, list[PyTree]] = {name: [] for name in ("obs", "action", "intended", "reward", "segment")}
-        states = []
+        frames: list[dict[str, PyTree]] = []
         while going.any():
             intended, segment = self._expert.act(obs, segment, variation)
             intended = np.clip(intended, space.low, space.high).astype(np.float32)
@@ -186,18 +185,22 @@ class ScriptedTask:
             action = action.astype(np.float32)
             # noise that lasts some steps drives the arm off its way; white noise would only make it tremble
             noise = _CARRIED_OVER * noise + np.sqrt(1.0 - _CARRIED_OVER**2) * rng.standard_normal(noise.shape)
-            states.append(jax.device_get(state))
+            now = {
+                "state": jax.device_get(state),
+                "obs": obs,
+                "action": action,
+                "intended": intended,
+                "segment": segment,
+            }
             state, timestep = self._step(state, action, keys)
-            now = (obs, action, intended, np.asarray(timestep.reward), segment)
-            for name, value in zip(frames, now, strict=True):
-                frames[name].append(value)
+            frames.append({**now, "reward": np.asarray(timestep.reward)})
             obs = jax.tree.map(np.asarray, timestep.obs)
             length += going
             success |= going & np.asarray(timestep.info["success"])
             # the batch steps on until all have ended; later steps of a row that ended do not count
             going &= ~np.asarray(timestep.terminated | timestep.truncated)
-        arrays = {name: jax.tree.map(lambda *x: np.stack(x), *values) for name, values in frames.items()}
-        return Attempts(**arrays, state=states, length=length, success=success, instruction=instruction)
+        arrays = jax.tree.map(lambda *x: np.stack(x), *frames)
+        return Attempts(**arrays, length=length, success=success, instruction=instruction)
 
     def _episode(self, attempts: Attempts, row: int, pictures: Mapping[str, Rows]) -> Episode:
         length = attempts.length[row]
@@ -233,14 +236,14 @@ class ScriptedTask:
         lengths, ends = attempts.length[rows], np.cumsum(attempts.length[rows])
         which = [(t, row) for row, length in zip(rows, lengths, strict=True) for t in range(length)]
         if self._renderer == "mujoco":
-            pictures = [draw(jax.tree.map(lambda x: x[row], attempts.state[t])) for t, row in which]  # noqa: B023
+            pictures = [draw(jax.tree.map(lambda x: x[each], attempts.state)) for each in which]  # noqa: B023
         else:  # many at once, in one program
-            states = jax.tree.map(lambda *x: np.stack(x), *attempts.state)
             pictures = []
             for start in range(0, len(which), _DRAWN_AT_ONCE):
                 part = which[start : start + _DRAWN_AT_ONCE]
                 t, row = np.array(part + part[-1:] * (_DRAWN_AT_ONCE - len(part))).T
-                pictures += list(np.asarray(draw(jax.tree.map(lambda x: x[t, row], states)))[: len(part)])  # noqa: B023
+                drawn = draw(jax.tree.map(lambda x: x[t, row], attempts.state))  # noqa: B023
+                pictures += list(np.asarray(drawn)[: len(part)])
         return [np.stack(pictures[end - length : end]) for end, length in zip(ends, lengths, strict=True)]
 
 
