@@ -13,7 +13,6 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from types import TracebackType
 
 import jax
 import jax.numpy as jnp
@@ -188,9 +187,17 @@ class AsyncCollector:
             EnvAbandoned: ``interrupted``, and a step goes on for ``stop_timeout_s``.
             TimeoutError: it goes on for ``env_timeout_s``.
         """
+        ends, stops = time.monotonic() + self.env_timeout_s, float("inf")
         with self._changed:
             self._pausing = True
-            self._wait_until_still(interrupted)
+            while not self._changed.wait_for(lambda: self._moving == 0, _POLL_S):
+                now = time.monotonic()
+                if interrupted():
+                    stops = min(stops, now + self.stop_timeout_s)
+                if now > stops:
+                    raise EnvAbandoned(f"no pause within {self.stop_timeout_s:g} s; at {self.collector.doing}")
+                if now > ends:
+                    raise TimeoutError(f"no pause within {self.env_timeout_s:.0f} s; at {self.collector.doing}")
         try:
             yield
         finally:
@@ -221,9 +228,7 @@ class AsyncCollector:
     def __enter__(self) -> "AsyncCollector":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         try:
             self.close()
         except Exception as problem:
@@ -239,17 +244,6 @@ class AsyncCollector:
         if self.schedule.recorded is not None:
             return version not in {max(self.first, each) for each in self.schedule.recorded[begins:]}
         return self.schedule.free or version < begins - self.schedule.max_staleness
-
-    def _wait_until_still(self, interrupted: Callable[[], bool]) -> None:
-        ends, stops = time.monotonic() + self.env_timeout_s, float("inf")
-        while not self._changed.wait_for(lambda: self._moving == 0, _POLL_S):
-            now = time.monotonic()
-            if interrupted():
-                stops = min(stops, now + self.stop_timeout_s)
-            if now > stops:
-                raise EnvAbandoned(f"no pause within {self.stop_timeout_s:g} s; at {self.collector.doing}")
-            if now > ends:
-                raise TimeoutError(f"no pause within {self.env_timeout_s:.0f} s; at {self.collector.doing}")
 
     def _run(self) -> None:
         try:

@@ -68,11 +68,8 @@ def render(
     effects = camera is None or camera.effects
     model, data, renderer = _canvases.get(asset, width, height, effects)
     data.qpos[:] = np.asarray(qpos)
-    for name, position in (mocap_pos or {}).items():
-        data.mocap_pos[model.body(name).mocapid[0]] = np.asarray(position)
     model.geom_rgba[:] = load_drawn_model(asset).geom_rgba
-    for name, colour in (rgba or {}).items():
-        model.geom(name).rgba[:] = np.asarray(colour)
+    set_look(model, data, mocap_pos or {}, rgba or {})
     mujoco.mj_kinematics(model, data)
     mujoco.mj_comPos(model, data)  # for cameras that go with a body
     mujoco.mj_camlight(model, data)
@@ -86,6 +83,14 @@ def render(
     for flag in (mujoco.mjtRndFlag.mjRND_SHADOW, mujoco.mjtRndFlag.mjRND_REFLECTION):
         renderer.scene.flags[flag] = effects
     return cast(NDArray[np.uint8], renderer.render())
+
+
+def set_look(model: mujoco.MjModel, data: mujoco.MjData, mocap_pos: Mapping[str, Any], rgba: Mapping[str, Any]) -> None:
+    """Put markers in their places, and give geoms their colours, as an ``Appearance`` has them."""
+    for name, position in mocap_pos.items():
+        data.mocap_pos[model.body(name).mocapid[0]] = np.asarray(position)
+    for name, colour in rgba.items():
+        model.geom(name).rgba[:] = np.asarray(colour)
 
 
 def default_view(asset: str) -> CameraView | None:

@@ -10,14 +10,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any
 
 import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-from ejax.envs.mujoco.drawing import Appearance
+from ejax.envs.mujoco.drawing import Appearance, set_look
 from ejax.envs.mujoco.models import load_drawn_model
 
 SPACE = 32
@@ -64,10 +63,7 @@ class Window:
         model, data = self._model, self._data
         with self._handle.lock():
             data.qpos[:], data.qvel[:] = seen.qpos, 0.0 if qvel is None else qvel
-            for name, position in seen.mocap_pos.items():
-                data.mocap_pos[model.body(name).mocapid[0]] = position
-            for name, colour in seen.rgba.items():
-                model.geom(name).rgba[:] = colour
+            set_look(model, data, seen.mocap_pos, seen.rgba)
             data.time += self._period
             mujoco.mj_forward(model, data)
         self._handle.set_texts((None, None, text, ""))
@@ -92,9 +88,7 @@ class Window:
     def __enter__(self) -> "Window":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._handle.close()
         for thread in self._drawing:  # a process that ends while it still draws may crash
             thread.join(_CLOSING)
