@@ -148,7 +148,7 @@ class Supervisor:
             return failure
         if code is not None:
             signal_name = f", {signal.Signals(-code).name}" if code < 0 else ""
-            when = "its task was built" if self.control is None else "stop()"
+            when = "stop()" if (self._folder / SPEC).exists() else "its task was built"
             text = f"the worker ended (exit code {code}{signal_name}){self._traceback()} before {when}"
             return pack_failure(OnlineDataWorkerError(text))
         if self._hangs():
