@@ -100,6 +100,7 @@ class OnlineDataEngine(ChunkSource):
             self._finalizer.atexit = False  # its own hook may come after multiprocessing's; this one does not:
             atexit.register(self._finalizer)
             self._supervisor.bring_up(self._cancelled)
+            self._ticket, self._phase = self._supervisor.ticket, None
         except BaseException as error:
             if self._supervisor is not None:
                 try:
@@ -109,9 +110,6 @@ class OnlineDataEngine(ChunkSource):
             self._phase = EngineState.STOPPED if isinstance(error, StartCancelledError) else EngineState.FAILED
             self._reported = True
             raise
-        else:
-            self._ticket = self._supervisor.ticket
-            self._phase = None
         finally:
             self._settled.set()
 
@@ -127,7 +125,6 @@ class OnlineDataEngine(ChunkSource):
         with self._lock:
             if self._phase is EngineState.CREATED:
                 self._phase = EngineState.STOPPED
-                return
         if self._phase is EngineState.STARTING:
             # another thread is in start(), which ends its worker itself once it sees this
             self._cancelled.set()
@@ -226,27 +223,26 @@ class OnlineDataEngine(ChunkSource):
             RuntimeError: the engine is not READY.
             Exception: as ``sample_batch``.
         """
-        after, requested, threshold = -1, False, self.cfg.refill_threshold * self.cfg.buffer_size
+        after, requested, manual = -1, False, self.cfg.refill_policy == "manual"
+        threshold = self.cfg.refill_threshold * self.cfg.buffer_size
         while True:
             self._require_ready()
             consumer = self._consume()
             taken = take_episodes(consumer.buffer, after)
-            if taken:
-                requested = False
-            else:
-                manual = self.cfg.refill_policy == "manual"
-                if manual and not requested and os.getpid() == self._owner_pid:
-                    self.request_refill()
-                try:  # even with nothing to request: the owner, which would report the end, may be gone too
-                    consumer.control.count_samples(0 if requested or manual else threshold)
-                except ConnectionError:
-                    self._explain_the_end(consumer.control)
-                if requested:
-                    time.sleep(_POLL_S)
-                requested = True
             for each in taken:
-                after = each.index
+                after, requested = each.index, False
                 yield each
+            if taken:
+                continue
+            if manual and not requested and os.getpid() == self._owner_pid:
+                self.request_refill()
+            try:  # even with nothing to request: the owner, which would report the end, may be gone too
+                consumer.control.count_samples(0 if requested or manual else threshold)
+            except ConnectionError:
+                self._explain_the_end(consumer.control)
+            if requested:
+                time.sleep(_POLL_S)
+            requested = True
 
     def stats(self) -> dict[str, float]:
         """The state of the run, as scalars for a metrics writer; see ``ejax.data.reader``.
