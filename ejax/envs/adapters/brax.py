@@ -10,14 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from ejax.envs.adapters.library import (
-    LibraryEnv,
-    as_vectors,
-    check_name,
-    import_library,
-    settle_dtypes,
-    vector_space,
-)
+from ejax.envs.adapters.library import LibraryEnv, as_vectors, check_name, import_library, settle_dtypes, vector_space
 from ejax.numerics.finite import all_finite
 from ejax.types import Array, Key, PyTree, Timestep
 
