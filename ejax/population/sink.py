@@ -5,7 +5,7 @@ Each member is logged and evaluated by itself; the state of all is saved in one 
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from pathlib import Path
@@ -16,20 +16,25 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from ejax.logs.best import REWARD
+from ejax.algorithms.step import RunState
+from ejax.config import RunConfig
+from ejax.logs.best import REWARD, Best, improves
 from ejax.logs.json_records import replace_text
 from ejax.logs.metrics import MetricWriter
 from ejax.logs.usage import TIME, memory_in_use, times
-from ejax.population.folder import MemberFolder
 from ejax.population.leaderboard import PopulationResult, summaries, write_summary
 from ejax.population.members import PopulationParts, member_state, take
 from ejax.population.step import FITNESS, PARENT, PopulationState
 from ejax.runtime.stopwatch import ENGINE, Stopwatch
 from ejax.store.resume_rules import record_changes
+from ejax.store.run_dir import RunDirectory, create_run_directory
+from ejax.store.run_lock import run_lock
 from ejax.training.fresh import BROKEN_OFF, best_or_last, evaluate_fresh, fresh_seeds, params_of, write_fresh
 from ejax.training.lineage import EXPLOITS, Exploited, read_exploits, write_exploit
 from ejax.training.loop import Dispatch
-from ejax.training.parts import cadence_of, rows_per_update
+from ejax.training.parts import Parts, cadence_of, rows_per_update
+from ejax.training.progress import Progress
+from ejax.training.saver import Saver
 from ejax.training.skipped import skipped_fraction
 from ejax.training.start import RunLocation
 from ejax.training.steppers import Interrupted
@@ -82,8 +87,8 @@ class PopulationSink(AbstractContextManager["PopulationSink"]):
         kept = meta.get("members", [{}] * len(parts.members))
         place["is_new"] = location.checkpoint is None and location.is_new
         self._folders = [
-            MemberFolder(location.directory.member(i), i, each, parts=parts, stack=stack, **place)
-            for i, each in enumerate(kept)
+            MemberFolder(location.directory.member(i), own, each, place, parts.parts, stack)
+            for i, (own, each) in enumerate(zip(parts.configs, kept, strict=True))
         ]
         known = [each.progress.last_eval_metrics for each in self._folders]
         if all(known):
@@ -288,3 +293,51 @@ class PopulationSink(AbstractContextManager["PopulationSink"]):
     def _named(self, index: int) -> str:
         member = self._parts.members[index]
         return ", ".join(f"{key}={value}" for key, value in {"trainer.seed": member.seed, **member.values}.items())
+
+
+class MemberFolder:
+    """The log, the checkpoints and the progress of a member.
+
+    Args:
+        meta: its part of the checkpoint's meta.
+        place: ``rows``, ``update`` and ``is_new`` of the population, as ``MetricWriter`` has them.
+        stack: closes what is opened here.
+    """
+
+    def __init__(
+        self,
+        directory: RunDirectory,
+        config: RunConfig,
+        meta: Mapping[str, Any],
+        place: Mapping[str, Any],
+        parts: Parts,
+        stack: ExitStack,
+    ) -> None:
+        rows, update, is_new = place["rows"], place["update"], place["is_new"]
+        step = update * rows
+        stack.enter_context(run_lock(directory.path))  # a member can be gone on with by itself
+        if is_new or not directory.config_file.exists():
+            create_run_directory(config, directory.path)
+        else:
+            directory.recover()
+            directory.set_aside_after(step)
+            record_changes(directory.config_file, config, step)
+        self.directory, self._config, self._rows = directory, config, rows
+        self.progress, _ = Progress.of({**meta, "config": config.to_dict()}, config.trainer)
+        log = MetricWriter(directory.path, config, meta, **place, console=False, use_wandb=False)
+        self.writer = stack.enter_context(log)
+        single = (parts.state, update)  # only its number is used: nothing rescues a member
+        self.saver = Saver(config, directory, self.writer, parts.stepper, self.progress, single, rows, 1)
+
+    def record_evaluation(self, state: Callable[[], RunState], update: int, row: Metrics) -> None:
+        """Write an evaluation, and hold the member's state if it is its best."""
+        metrics = {name: float(x) for name, x in row.items()}
+        trainer, progress, step = self._config.trainer, self.progress, update * self._rows
+        is_best = improves(metrics, progress.best, tag=trainer.best_eval_metric, mode=trainer.best_eval_mode)
+        if is_best:
+            progress.best = Best(metrics[trainer.best_eval_metric], step, metrics.get(REWARD))
+        progress.last_evaluated, progress.last_eval_metrics = update, metrics
+        self.writer.write(step, metrics, progress.best)
+        if is_best:
+            # a run that is killed makes the evaluations after the last checkpoint of all again
+            self.saver.hold_best(state(), update)

@@ -20,7 +20,7 @@ from ejax.report.runs import Run, is_not_finite
 from ejax.store.checkpoint import CheckpointError
 from ejax.store.find import find_run
 from ejax.store.run_dir import RunDirectory, RunMeta, check_configs
-from ejax.training.lineage import EXPLOITS, read_exploits
+from ejax.training.lineage import EXPLOITS, Exploited, read_exploits
 from ejax.training.sessions import read_sessions
 
 
@@ -128,12 +128,6 @@ def read_run(given: Path) -> Run:
     exports = folder.facts([*folder.files(".", "parity.json"), *folder.files(".", "*/parity.json")], _Export)
     videos = [file for file in folder.files("videos", "**/[!.]*.mp4") if file.is_file()]
     population = path.resolve().parents[1] if path.resolve().parent.name == "members" else None
-    exploits = []
-    if population is not None and _is_inside(population / EXPLOITS, population):
-        try:
-            exploits = read_exploits(population)
-        except OSError as error:
-            folder.note(error)
     sessions = read_sessions(path / "logs")
     logged = population is not None and any((population / "logs").glob("*/events.out.tfevents.*"))
     together = population if logged else None  # else each member has its own program
@@ -153,7 +147,7 @@ def read_run(given: Path) -> Run:
         exports={str(file.parent.relative_to(path)): facts for file, facts in exports.items()},
         videos=tuple(sorted(videos, key=lambda file: -file.stat().st_mtime_ns)),
         num_quarantined=len(folder.files("quarantine", "**/*.npz")),
-        exploits=tuple(exploits),
+        exploits=folder.exploits(population),
         problems=tuple(dict.fromkeys(folder.problems)),
     )
 
@@ -187,6 +181,15 @@ class _Folder:
             except FactsError as error:
                 self.note(error)
         return found
+
+    def exploits(self, population: Path | None) -> tuple[Exploited, ...]:
+        """Copies between the members of the population that the run belongs to."""
+        if population is not None and _is_inside(population / EXPLOITS, population):
+            try:
+                return tuple(read_exploits(population))
+            except OSError as error:
+                self.note(error)
+        return ()
 
     def newest_meta(self, files: Iterable[Path]) -> dict[str, Any] | None:
         """Metadata of the checkpoint with the most steps; its arrays are not read."""

@@ -72,7 +72,7 @@ def load_arrays(path: Path, like: PyTree, prefix: str, remedy: str) -> PyTree:
 
 
 def read_arrays(path: Path, wanted: dict[str, Any] | None) -> dict[str, Any]:
-    """Read arrays onto one device of this process, whatever devices they were saved from; 64 bits stay on the host.
+    """Read arrays onto one device of this process, no matter which had them; those of 64 bits stay on the host.
 
     Args:
         wanted: name -> shape and type. None: read the shapes of all.
