@@ -11,6 +11,7 @@ from typing import Any
 from ejax.logs.best import Best
 from ejax.logs.charts import curve_of, curves_figure
 from ejax.logs.latest import GROUPS, Latest
+from ejax.runtime.plain_files import read_text
 
 _INTERVAL_S = 0.5
 _MAX_NOTES = 6
@@ -100,7 +101,7 @@ def result_html(facts: Mapping[str, str], rows: Iterable[Mapping[str, float]]) -
 
 
 def _page(*parts: str) -> str:
-    style = Path(__file__).with_suffix(".css").read_text(encoding="utf-8")
+    style = read_text(Path(__file__).with_suffix(".css"))
     return f"<div class=ejax-run><style>{style}</style>{''.join(parts)}</div>"
 
 
