@@ -17,7 +17,7 @@ def is_dense(x: torch.Tensor) -> bool:
 
 
 def odd_tensor(x: Any) -> str | None:
-    """Why ``x``, read from a file, is not a dense tensor of finite numbers that NumPy knows; None if it is."""
+    """Explain why ``x``, read from a file, is not a dense tensor of finite numbers that NumPy knows; None if it is."""
     if not isinstance(x, torch.Tensor) or not is_dense(x):
         return describe(x)
     if x.numel() * x.element_size() > x.untyped_storage().nbytes():

@@ -24,8 +24,8 @@ evaluation starts over. The second takes the parameters alone and starts a new t
 
     python -m interop.embodichain from-pt FILE.pt --config train.yaml --run DIR
 
-makes a run folder with one checkpoint and trains nothing: ``--run DIR --resume latest`` goes on with it where there is
-no torch; ``ejax.evaluate`` and ``interop.export`` take it as any other. ``--policy-only`` as ``policy.init_from``.
+makes a run folder with one checkpoint and trains nothing: ``--run DIR --resume latest`` continues it where torch
+is missing; ``ejax.evaluate`` and ``interop.export`` take it as any other. ``--policy-only`` as ``policy.init_from``.
 
 A checkpoint moves state; what is computed with it is the config's matter: ``compat: embodichain-0.3`` (or ``-0.2``,
 ``-seed``) at its top makes updates those of that release.

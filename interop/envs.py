@@ -14,7 +14,7 @@ under ``FINAL_OBS_KEYS``, or under ``final_obs_key``:
     ManiSkill                        ``final_observation``
     EmbodiChain                      none
 
-Where there is none, the observation before the step stands in: a cut-off episode's last step bootstraps from the value
+Without one, the observation before the step stands in: a cut-off episode's last step bootstraps from the value
 of the state it was taken in. That is the rule of EmbodiChain 0.3 and RSL-RL, and one step off; to take the value of the
 new episode's first observation instead could be wrong by any amount. It is reported once.
 """
@@ -57,7 +57,7 @@ class TorchVectorEnv(Protocol):
 
 class TorchVector:
     """A vector environment of torch that resets rows which ended in the same step, or in the next one, where its
-    ``metadata`` says so in Gymnasium's way: that step is not a transition (``info["valid"]`` False).
+    ``metadata`` declares it in Gymnasium's way: that step is not a transition (``info["valid"]`` False).
 
     Tensors on the CPU are read as NumPy arrays without a copy. Arrays that are passed on are copied once, since an
     environment may write its next observation over this one.

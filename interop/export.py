@@ -104,7 +104,7 @@ def export_run(
 
     Args:
         member: of a population. None: the best one.
-        checkpoint: ``best``, ``latest`` or a path. None: the best one, or the latest where there is no best.
+        checkpoint: ``best``, ``latest`` or a path. None: the best one, or else the latest.
 
     Raises:
         As ``export_policy``. FileNotFoundError: ``run`` is not a run. CheckpointError: no such checkpoint, or damaged.

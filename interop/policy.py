@@ -109,7 +109,7 @@ class TorchPolicy(nn.Module):
         return self.forward(td, deterministic)
 
     def get_value(self, td: Any) -> Any:
-        """Write ``value`` [N]: zeros where there is no critic."""
+        """Write ``value`` [N]: zeros without a critic."""
         td["value"] = self.value(td["obs"])
         return td
 
@@ -125,7 +125,7 @@ class TorchPolicy(nn.Module):
 
     @torch.no_grad()
     def act(self, obs: Any) -> Any:
-        """The deterministic action, clipped as the spec says: [..., A] float32, or int32 choices.
+        """The deterministic action, clipped as the spec has it: [..., A] float32, or int32 choices.
 
         A policy with memory remembers the observation; where an episode ended, ``reset`` comes before the next one's.
 

@@ -141,6 +141,7 @@ class NnxPolicy:
             key: of all random numbers. None: there must be none.
         """
         graph, streams, _ = self._parts
+        # a new module each call: its variables change in place, and tracers must not outlive their trace
         module = nnx.merge(graph, _seeded(streams, key), *params.values())
         if key is None:
             module.set_attributes(deterministic=True, raise_if_not_found=False)

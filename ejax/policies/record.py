@@ -64,6 +64,7 @@ def section_problems(section: Any, kind: PolicyKind) -> Iterator[Problem]:
     elif not low <= section.initial_log_std <= high:
         text = f"got {section.initial_log_std}, outside log_std_range [{low}, {high}]: it would never learn"
         yield Problem("policy.initial_log_std", text)
+    # where its own rules fail, unread keys are most likely another policy's: one problem is enough
     own = list(kind.problems(section))
     yield from own
     for key, text in () if own else kind.unread.items():

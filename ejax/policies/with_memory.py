@@ -120,6 +120,7 @@ def _window(
 
     window, memory = step(x, memory) if first is None else in_sequence(step, x, memory, first)
     if normalizer is not None:
+        # the statistics take x alone: in windows each observation would count K times
         window = normalizer(window)
         if observe is not False:
             normalizer(x, observe=observe)

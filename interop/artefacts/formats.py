@@ -55,7 +55,7 @@ class Format:
     runs_code: bool = False
     """Loading or running the file can execute its maker's code."""
     deprecated: str = ""
-    """Why not to begin with it, and what to use; printed where it is written."""
+    """Reason not to begin with it, and what to use; printed where it is written."""
 
     def missing(self, *, to_write: bool = False) -> list[str]:
         """The packages that are not installed here."""

@@ -130,7 +130,7 @@ def log_std_range(metadata: Mapping[str, Any] | None) -> tuple[float, float]:
 
 
 def scheduler_state(schedule: ScheduleConfig, base_rate: float, rate: float, step: int) -> dict[str, Any] | None:
-    """``state_dict`` of the torch scheduler ``step`` steps on. None where there is no schedule.
+    """``state_dict`` of the torch scheduler ``step`` steps on. None without a schedule.
 
     Args:
         schedule: with its horizon.

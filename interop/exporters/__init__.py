@@ -1,1 +1,1 @@
-"""What export knows of each policy class: one ``Exporter`` a file, named by ``PolicyKind.exporters``."""
+"""Exporters of policy classes: one ``Exporter`` a file, named by ``PolicyKind.exporters``."""

@@ -18,7 +18,7 @@ from interop.twin.spec import PolicySpec
 
 @dataclass(frozen=True, kw_only=True)
 class Exporter:
-    """How the policies of a class leave JAX, and come back."""
+    """Functions by which the policies of a class leave JAX, and come back."""
 
     describe: Callable[[Any, Mapping[str, Any]], tuple[Any, Spec]]
     """``(policy, shapes of one observation by path) -> (the policy as exported, its spec)``; raises ValueError."""

@@ -17,7 +17,7 @@ Spec: TypeAlias = PolicySpec | VLASpec
 
 @dataclass(frozen=True)
 class SpecKind:
-    """What a spec of this kind becomes; the functions import when they are called."""
+    """Forms that a spec of this kind takes; the functions import when they are called."""
 
     spec: type[PolicySpec] | type[VLASpec]
     make_twin: Callable[[Any], Any]

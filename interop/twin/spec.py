@@ -105,7 +105,7 @@ class PolicySpec:
     """``sizes``: (A,) for the normals, the number of choices of each dimension for the categoricals."""
 
     observation: Mapping[str, int]
-    """Width of each array of numbers by its dotted path; ``{"obs": O}`` where there is only one."""
+    """Width of each array of numbers by its dotted path; ``{"obs": O}`` of a single one."""
     images: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)
     """(height, width, channels) of each image by its name, uint8, in the order in which their features come."""
     encoder: EncoderSpec | None = None

@@ -86,7 +86,7 @@ class TorchVLA(nn.Module):
 
     @torch.no_grad()
     def act(self, obs: Any, noise: Any = None) -> Any:
-        """The action that evaluation plays, clipped as the spec says: [..., K·A], actions one after the other.
+        """The action that evaluation plays, clipped as the spec has it: [..., K·A], actions one after the other.
 
         Args:
             obs: ``spec.reads`` by name, leading axes [...]: images uint8, numbers, and the text as a str for all rows,
@@ -115,7 +115,7 @@ class TorchVLA(nn.Module):
 
     @torch.no_grad()
     def value(self, *leaves: Tensor) -> Tensor:
-        """[B], of ``spec.inputs`` but the noise; zeros where there is no critic."""
+        """[B], of ``spec.inputs`` but the noise; zeros without a critic."""
         (_, there, _), x = self.encode(dict(zip(self.spec.inputs, leaves, strict=False)))
         if not self.spec.critic_sizes:
             return torch.zeros(len(x), device=x.device)

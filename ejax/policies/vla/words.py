@@ -4,7 +4,8 @@ A word is a run of letters a-z, digits, and bytes beyond ASCII; upper case count
 
     h(w) = Σ_i b_i·P^i  (mod 2^32),    b_i its bytes
 
-so that a text in a tensor becomes tokens without leaving the device.
+so that a text in a tensor becomes tokens without leaving the device. MiniLM's weights belong to another vocabulary, of
+pieces of words, into which ``ejax.policies.pretrained.wordpiece`` cuts each instruction once, outside programs.
 """
 
 import json
@@ -70,6 +71,7 @@ class Words:
         powers = np.array([pow(_PRIME, i, 2**32) for i in range(text.shape[-1])], np.uint32)
         share = jnp.where(inside, byte * jnp.asarray(powers)[place - began], jnp.uint32(0))
         number = jnp.arange(self.max_words).reshape((1,) * (text.ndim - 1) + (-1, 1))
+        # bytes of all words at once, [words, bytes]: how many words there are is known on the device alone
         mine = (word[..., None, :] == number) & inside[..., None, :]
         hashes = jnp.sum(jnp.where(mine, share[..., None, :], jnp.uint32(0)), axis=-1, dtype=jnp.uint32)
         known = jnp.asarray(np.array([_hash(word) for word in self.vocabulary], np.uint32))
