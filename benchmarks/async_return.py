@@ -93,9 +93,9 @@ def train(name: str, seconds: float, env_ms: float, seed: int, folder: str) -> l
 
 
 def slow_down(collector: HostCollector, seconds: float) -> None:
-    collector.groups = [SlowHostEnv(PointMassRL(success_bonus=20.0), group.num_envs) for group in collector.groups]
-    for group in collector.groups:
-        group.seconds = seconds  # type: ignore[attr-defined]  # just made
+    for player in collector.players:
+        player.env = slow = SlowHostEnv(PointMassRL(success_bonus=20.0), player.env.num_envs)
+        slow.seconds = seconds
 
 
 def success_of(parts: Parts, params: Any) -> float:

@@ -13,9 +13,9 @@ collected step. With the real collectors, queues and policy calls around them. P
 
 import argparse
 import json
+import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -67,22 +67,26 @@ class SleepingEnv:
     def close(self) -> None: ...
 
 
-class SleepingCollector(HostCollector):
-    """Asks a policy that takes ``seconds`` for all rows together."""
+class SleepingTurns:
+    """The groups' turns to ask a policy that takes ``seconds`` for one of them."""
 
-    seconds = 0.0
+    def __init__(self, seconds: float) -> None:
+        self.seconds, self._lock = seconds, threading.Lock()
 
-    @contextmanager
-    def _asked(self) -> Iterator[None]:
-        with super()._asked():
-            time.sleep(self.seconds / len(self.groups))
-            yield
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        time.sleep(self.seconds)
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()
 
 
-def make_collector(policy: Any, policy_s: float, env_s: float, groups: int, steps: int) -> SleepingCollector:
+def make_collector(policy: Any, policy_s: float, env_s: float, groups: int, steps: int) -> HostCollector:
     envs = [SleepingEnv(NUM_ENVS // groups, env_s) for _ in range(groups)]
-    collector = SleepingCollector(policy, envs, num_steps=steps, seed=0)
-    collector.seconds = policy_s
+    collector = HostCollector(policy, envs, num_steps=steps, seed=0)
+    turns = SleepingTurns(policy_s / groups)
+    for player in collector.players:
+        player.turns = turns
     return collector
 
 

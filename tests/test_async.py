@@ -242,7 +242,7 @@ def test_closing_stops_inside_a_rollout_and_leaves_no_thread() -> None:
     """D34, D35"""
     running = background(num_steps=100_000, times={"stop_timeout_s": 300.0})
     running.start(Linear().init(jax.random.key(1), None))
-    while running.collector._players[0].num_steps < 3:
+    while running.collector.players[0].num_steps < 3:
         time.sleep(1e-3)
     running.close()
     assert not running._thread.is_alive()

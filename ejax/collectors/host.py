@@ -90,25 +90,29 @@ class HostCollector:
         sizes = {group.num_envs for group in groups}
         if len(sizes) != 1:
             raise ValueError(f"groups need equal numbers of environments, got {[g.num_envs for g in groups]}")
-        self.policy, self.groups, self.num_steps, self.seed = policy, list(groups), num_steps, seed
+        self.policy, self.num_steps, self.seed = policy, num_steps, seed
         self.dropout, self.restart, self.group_size = dropout, restart, group_size
         self.devices, self.mesh = share.devices, share.mesh
         self._own = slice(share.first_group, share.first_group + len(groups))
         self._num_groups = share.num_groups or len(groups)
         self.num_envs = sum(group.num_envs for group in groups)
         turns = threading.Lock() if len(groups) > 1 else nullcontext()
-        self._players = [GroupPlayer(policy, group, share.first_group + i, turns) for i, group in enumerate(groups)]
+        self.players = [GroupPlayer(policy, group, share.first_group + i, turns) for i, group in enumerate(groups)]
         self.doing = "nothing yet"  # the collector's current activity, for the messages of a waiting thread
         self.lost_steps = 0  # environment steps taken for rollouts that were given up, of all rows
         self.listeners: Sequence[Callable[[HostStep], None]] = ()
         """Called after each step, one at a time; in the group's thread if there are several groups."""
         self._has_begun, self._is_first = False, True
 
+    @property
+    def groups(self) -> list[HostEnv]:
+        return [player.env for player in self.players]
+
     def compile(self, params: Params) -> None:
         """Have the policy act on zeros, before anybody counts the time that a step takes."""
         settled = self._settled(params)
         row = {"dropout_seed": np.zeros(self.groups[0].num_envs, np.uint32)} if self.dropout else {}
-        for i, player in enumerate(self._players):
+        for i, player in enumerate(self.players):
             player.compile(settled[i % len(settled)], row)
 
     def collect(self, params: Params, key: Key, *, index: int, gate: Gate = lambda: nullcontext(False)) -> Collected:
@@ -122,12 +126,12 @@ class HostCollector:
         Raises:
             CollectionStopped: ``gate`` was true; the steps taken are given up, the episodes go on.
         """
-        for player in self._players:
+        for player in self.players:
             player.num_steps = 0
         try:
             return self._collect(params, key, index, gate)
         except BaseException:
-            self.lost_steps += sum(player.num_steps * player.env.num_envs for player in self._players)
+            self.lost_steps += sum(player.num_steps * player.env.num_envs for player in self.players)
             raise
 
     def _collect(self, params: Params, key: Key, index: int, gate: Gate) -> Collected:
@@ -146,7 +150,7 @@ class HostCollector:
         settled = self._settled(params)
 
         def play(i: int, gate: Gate) -> Played:
-            return self._players[i].play(
+            return self.players[i].play(
                 settled[i % len(settled)],
                 key_actions,
                 {name: each[:, i * size : (i + 1) * size] for name, each in rows.items()},
@@ -184,7 +188,7 @@ class HostCollector:
 
     def state(self) -> PyTree:
         """``GroupPlayer.state`` of each group; () where one cannot be saved."""
-        states = tuple(player.state() for player in self._players)
+        states = tuple(player.state() for player in self.players)
         return () if any(state is None for state in states) else states
 
     def own(self, envs: PyTree) -> PyTree:
@@ -193,7 +197,7 @@ class HostCollector:
 
     def restore(self, envs: PyTree) -> None:
         """Go on with saved environments: ``Collected.envs``."""
-        for player, state in zip(self._players, envs, strict=True):
+        for player, state in zip(self.players, envs, strict=True):
             player.restore(state)
         self._has_begun = True
 
@@ -205,7 +209,7 @@ class HostCollector:
             TimeoutError: a group was left open, since a thread is still in it.
         """
         problems: list[Exception] = []
-        for i, player in enumerate(self._players):
+        for i, player in enumerate(self.players):
             self.doing = f"closing group {i}: {player.name}"
             try:
                 player.close(_LAST_STEP_S)
@@ -240,7 +244,7 @@ class HostCollector:
         draw = np.random.SeedSequence([self.seed, index])
         num_seeds = self.groups[0].num_envs * self._num_groups // self.group_size
         seed = np.repeat(draw.generate_state(num_seeds), self.group_size).astype(np.uint32)
-        for player, part in zip(self._players, np.split(seed, self._num_groups)[self._own], strict=True):
+        for player, part in zip(self.players, np.split(seed, self._num_groups)[self._own], strict=True):
             player.reset(part)
         self._has_begun = True
 
@@ -265,7 +269,7 @@ class HostCollector:
         # daemons: a step that never returns must not keep the process from ending, as a pool's threads do
         futures: list[Future[Played]] = [Future() for _ in self.groups]
         threads = []
-        for i, (player, future) in enumerate(zip(self._players, futures, strict=True)):
+        for i, (player, future) in enumerate(zip(self.players, futures, strict=True)):
             thread = threading.Thread(target=fulfil, args=(future, i), name=f"ejax-group-{i}", daemon=True)
             thread.start()
             player.thread = thread

@@ -65,7 +65,7 @@ class GroupPlayer:
     """
 
     def __init__(self, policy: Policy, env: HostEnv, number: int, turns: AbstractContextManager[Any]) -> None:
-        self.policy, self.env, self.number, self._turns = policy, env, number, turns
+        self.policy, self.env, self.number, self.turns = policy, env, number, turns
         named = env.env if isinstance(env, PureHostEnv) else env
         self.name = env.name if isinstance(env, GuardedEnv) else type(named).__name__
         self.obs: PyTree = None
@@ -107,7 +107,7 @@ class GroupPlayer:
         key, policy_s, env_s = jax.random.fold_in(key, self.number), 0.0, 0.0
         before, after = _Pages(num_steps), _Pages(num_steps)
         for t in range(num_steps):
-            with self._turns:
+            with self.turns:
                 began = time.perf_counter()
                 row = {name: each[t] for name, each in rows.items()}
                 check_obs(self.policy, self.obs)
@@ -128,7 +128,7 @@ class GroupPlayer:
             if listeners:
                 seen = jax.tree.map(lambda page: page[t], before.pages[0])  # noqa: B023  (used at once)
                 step = HostStep(update=update, group=self.number, obs=seen, action=given, timestep=timestep)
-                with self._turns:
+                with self.turns:
                     for listener in listeners:
                         listener(step)
             # a step that only reset belongs to no episode
