@@ -217,6 +217,17 @@ def test_what_is_no_export_is_refused(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "is not an export: it has no parity.json" in capsys.readouterr().err
 
 
+def test_a_deprecated_format_is_announced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "parity.json").write_text("{}")
+    report = {"artefacts": {name: {"skipped": ""} for name in ("pt", "torchscript")}, "clipping": "none"}
+    monkeypatch.setattr("interop.export.export_run", lambda *args, **kwargs: report)
+    assert main(["run", "--to", str(tmp_path)]) == 0
+    (notice,) = capsys.readouterr().err.splitlines()
+    assert notice.startswith("interop.export: torchscript is deprecated: torch itself deprecates TorchScript")
+
+
 @needs_stablehlo
 def test_a_mismatch_fails_the_export_and_leaves_nothing(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
