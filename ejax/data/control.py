@@ -7,12 +7,13 @@ State of an engine, as any process sees it, the first that holds:
     the buffer was filled            READY
     else                             STARTING
 
-Every word has one writer, so no lock; but consumers count together, see ``ejax.data.quota``. Events, arrivals and
+Every word has one writer, so no lock: a consumer that is killed or suspended holds nobody up. Events, arrivals and
 departures of episodes, are a ring from the worker to the owner: a full one holds the worker up, so none is lost.
 """
 
 import fcntl
 import os
+import threading
 import time
 import weakref
 from dataclasses import asdict, dataclass
@@ -32,6 +33,8 @@ from ejax.data.task import EpisodeSpec, Field
 BUFFER, COUNTS, LIFE = "buffer", "counts", "traceback"
 """Files of a run's folder: the shared memory; one that is locked by who counts; one that the worker locks as long as it
 lives, for its traceback."""
+_SLOTS = 4096
+"""Processes that count their draws in words of their own; more begin again at the first, whose process has ended."""
 _WORDS: dict[str, Field] = {
     # the worker's
     **dict.fromkeys(("beat", "episodes", "failures", "fills", "events_written"), ((), "int64")),
@@ -39,8 +42,9 @@ _WORDS: dict[str, Field] = {
     # the owner's; ``requested``: the filling of the buffer that it has requested, 0: none
     **dict.fromkeys(("stopped", "requested", "events_taken", "failure_size"), ((), "int64")),
     "failure": ((CAPACITY,), "uint8"),
-    # the consumers'
-    "samples": ((), "int64"),
+    # a word of each consumer's, and how many were given out, under the lock of ``ejax.data.quota``
+    "samples": ((_SLOTS,), "int64"),
+    "consumers": ((), "int64"),
 }
 _EVENT = ("published", "run_id", "index", "generation", "row", "num_frames", "monotonic_ns")
 
@@ -98,6 +102,8 @@ class Control:
     def __init__(self, words: dict[str, NDArray[Any]], folder: Path) -> None:
         self._words, self._folder = words, folder
         self._life: int | None = None
+        self._slot: int | None = None
+        self._counting = threading.Lock()
 
     def __getitem__(self, name: str) -> Any:
         return self._words[name].item()
@@ -112,6 +118,11 @@ class Control:
         if self["failure_size"]:
             return EngineState.FAILED
         return EngineState.READY if self["fills"] else EngineState.STARTING
+
+    @property
+    def samples(self) -> int:
+        """Chunks that all consumers together have drawn."""
+        return int(self._words["samples"].sum())
 
     def publish_failure(self, failure: bytes) -> None:
         """Let every process see FAILED, and a packed failure. Called only in the owner."""
@@ -131,9 +142,12 @@ class Control:
         Raises:
             ConnectionError: the worker has gone.
         """
-        if count:
-            with counting(self._folder / COUNTS):
-                self["samples"] += count
+        with self._counting:
+            if self._slot is None:
+                with counting(self._folder / COUNTS):
+                    self._slot = self["consumers"] % _SLOTS
+                    self["consumers"] += 1
+            self._words["samples"][self._slot] += count
         self._require_worker()
 
     def _require_worker(self) -> None:

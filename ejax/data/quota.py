@@ -1,4 +1,4 @@
-"""Counts that all consumers of an engine keep together, and the bound on the draws of each episode.
+"""A bound on the draws of each episode, kept by all consumers of an engine together.
 
 The counts lie in shared memory, and are written under a lock of the kernel's on a file of the run's folder: the kernel
 takes it from a process that ends, however it ends, and the worker never waits for it. Each chunk costs the episode that

@@ -242,7 +242,7 @@ class Consumer:
         """
         full = self.buffer.version > 1
         now, ready_at, busy = time.time(), self.control["ready_at"], self.control["generating_s"]
-        episodes, failures, samples = (self.control[name] for name in ("episodes", "failures", "samples"))
+        episodes, failures, samples = self.control["episodes"], self.control["failures"], self.control.samples
         written_at = self.buffer.episode["written_at"][full]
         left = {} if self.reader.quota is None else {"data/chunks_left": float(self.reader.chunks_left())}
         return left | {

@@ -150,7 +150,7 @@ class _Filler:
                 control["ready_at"] = time.time()
             control["fills"] += 1
             # what was drawn while rows were filled counts for the next time
-            while (samples := control["samples"]) - counted < threshold and control["requested"] <= control["fills"]:
+            while (samples := control.samples) - counted < threshold and control["requested"] <= control["fills"]:
                 self._wait()
             if samples - counted >= threshold:
                 counted = samples
