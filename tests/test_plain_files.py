@@ -37,12 +37,12 @@ _KERNEL = "a file of the kernel's, about a process"
 _SHIPPED = "a file of ejax, or of an installed package"
 _CHECKED = "refused before, by "
 OTHERWISE = {
+    ("ejax/data/buffer.py", "path.open"): f"{_OWN}: the shared memory",
     ("ejax/data/control.py", "os.open"): f"{_OWN}: for its lock alone",
     ("ejax/data/leftovers.py", "Path(f'/proc/{pid}/stat').read_text"): _KERNEL,
     ("ejax/data/lerobot/commit.py", "os.open"): "a folder, to force it to disk",
     ("ejax/data/quota.py", "os.open"): f"{_OWN}: for its lock alone",
     ("ejax/data/supervisor.py", "(self._folder / name).read_bytes"): _OWN,
-    ("ejax/data/supervisor.py", "(self._folder / SPEC).read_bytes"): _OWN,
     ("ejax/data/worker.py", "(folder / ORDER).read_bytes"): _OWN,
     ("ejax/envs/locomotion/links.py", "mujoco.MjSpec.from_file"): f"{_CHECKED}check_model_files",
     ("ejax/envs/locomotion/model.py", "ET.parse"): _SHIPPED,

@@ -72,7 +72,7 @@ class Supervisor:
         deadline = time.monotonic() + self._cfg.initialization_timeout
         while not (self._folder / SPEC).exists():
             self._wait(deadline, cancelled, "to build its task")
-        layout = make_layout(self._cfg, pickle.loads((self._folder / SPEC).read_bytes()))
+        layout = make_layout(self._cfg, pickle.loads(self._read(SPEC)))
         self.ticket = Ticket(self._folder, layout)
         self.control = Control(attach(self._folder / BUFFER, layout).control, self._folder)
         while self.control.state is EngineState.STARTING:
