@@ -42,7 +42,7 @@ def measure(
     import numpy as np
 
     from ejax.play.saved_policy import chosen_checkpoint, elsewhere, load_policy
-    from ejax.policies.calls import ask
+    from ejax.policies.calls import apply_policy
     from ejax.rollout import reset, step
     from ejax.store.run_dir import open_policy_run
     from ejax.training.environments import build_env
@@ -56,7 +56,7 @@ def measure(
     warm_up, num_steps = int(1.0 / env.control_period), int(seconds / env.control_period)
 
     def one(envs: Any, key: Any) -> Any:
-        action = ask(policy, params, envs.obs, ())[0].mode()
+        action = apply_policy(policy, params, envs.obs, ())[0].mode()
         envs, timestep = step(env, envs, action, key)
         metrics = timestep.info["metrics"]
         return envs, (envs.state.feet.touching, metrics["linear_velocity_error"], metrics["yaw_rate_error"])

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ejax.numerics.finite import NONFINITE_EPISODES, finite_rows
-from ejax.policies.calls import ask, check_obs, first_memory, forget, forget_outside
+from ejax.policies.calls import apply_policy, check_obs, first_memory, forget, forget_outside
 from ejax.rollout import EnvCarry, reset, step, with_memory
 from ejax.types import Array, Env, HostEnv, Key, Metrics, Params, Policy, PyTree
 
@@ -62,7 +62,7 @@ def evaluate(
     envs = with_memory(reset(env, key_reset, num_envs), policy)
 
     def facts_of(envs: EnvCarry, key: Key) -> tuple[EnvCarry, Array, Array, Array, dict[str, Array]]:
-        distribution, _, remembered = ask(policy, params, envs.obs, envs.memory)
+        distribution, _, remembered = apply_policy(policy, params, envs.obs, envs.memory)
         action, obs = distribution.mode(), envs.obs
         envs, timestep = step(env, envs, action, key)
         envs = replace(envs, memory=forget(policy, remembered, timestep.terminated | timestep.truncated))
@@ -169,7 +169,7 @@ def evaluate_host(
 
 @partial(jax.jit, static_argnames="policy")
 def _mode(policy: Policy, params: Params, obs: PyTree, memory: PyTree) -> tuple[Array, PyTree]:
-    distribution, _, remembered = ask(policy, params, obs, memory)
+    distribution, _, remembered = apply_policy(policy, params, obs, memory)
     return distribution.mode(), remembered
 
 

@@ -10,7 +10,7 @@ from flax import struct
 
 from ejax.distributions import executed, kept
 from ejax.numerics.kernels import PackedRows, by_platform, pack_rows
-from ejax.policies.calls import ask, first_memory, forget, rows_like
+from ejax.policies.calls import apply_policy, first_memory, forget, rows_like
 from ejax.returns import first_episode_mask
 from ejax.runtime.sharding import by_device
 from ejax.types import (
@@ -137,7 +137,7 @@ def _act(
     policy: Policy, params: Params, envs: EnvCarry, row: dict[str, Array], key: Key
 ) -> tuple[Array, Array, Any, PyTree]:
     """``(action, its executed part, what is kept of the distribution, memory after it)``."""
-    distribution, _, remembered = ask(policy, params, envs.obs, envs.memory, **row)
+    distribution, _, remembered = apply_policy(policy, params, envs.obs, envs.memory, **row)
     action = distribution.sample(key)
     return action, executed(distribution, action), kept(distribution, action), remembered
 
@@ -307,7 +307,7 @@ def make_rollout(
     """
     seed = {} if dropout_seed is None else {"dropout_seed": dropout_seed}
     before, after = memory
-    computed, value, _ = ask(policy, params, obs, before, **seed)
+    computed, value, _ = apply_policy(policy, params, obs, before, **seed)
     distribution = kept(computed, action) if distribution is None else distribution
     info = dict(timestep.info)
     valid = info.pop("valid", None)
@@ -316,7 +316,7 @@ def make_rollout(
         action=action,
         log_prob=distribution.log_prob(action),
         value=value,
-        next_value=ask(policy, params, timestep.final_obs, after, **seed)[1],
+        next_value=apply_policy(policy, params, timestep.final_obs, after, **seed)[1],
         reward=jnp.asarray(timestep.reward),
         terminated=jnp.asarray(timestep.terminated),
         truncated=jnp.asarray(timestep.truncated),

@@ -15,7 +15,7 @@ from tiny import NETWORK, tiny
 
 from ejax.config import ConfigError, parse_config
 from ejax.play.saved_policy import load_policy
-from ejax.policies.calls import ask, first_memory
+from ejax.policies.calls import apply_policy, first_memory
 from ejax.store.run_dir import create_run_directory, open_run_directory
 from ejax.training.build import build
 from ejax.training.environments import build_env, sample_obs
@@ -42,7 +42,7 @@ def test_an_export_remembers_and_acts_as_its_run_does(exported: tuple[Path, Path
     for each, its_params in ((policy, params), (theirs, weights)):
         memory = first_memory(each, 5)
         for number in range(3):
-            distribution, _, memory = ask(each, its_params, obs + number, memory)
+            distribution, _, memory = apply_policy(each, its_params, obs + number, memory)
         answers.append(distribution)
     chex.assert_trees_all_equal(*answers)
 

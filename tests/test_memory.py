@@ -15,7 +15,7 @@ from pytest import MonkeyPatch
 from tiny import NETWORK as NETWORK_BLOCK
 from tiny import STEPS, tiny
 
-from ejax.algorithms.batch import flatten, look, reference_log_prob, seen_by, sequence_length
+from ejax.algorithms.batch import apply_to_batch, evaluate_rollout, flatten, reference_log_prob, sequence_length
 from ejax.algorithms.bc import ALGORITHM as BC
 from ejax.algorithms.bc import BCConfig, bc_loss
 from ejax.algorithms.gradient import accumulated_grad
@@ -270,7 +270,7 @@ def collected(request: Any) -> Any:
 @pytest.mark.parametrize("length", [2, 8])
 def test_sequences_see_what_the_policy_saw_when_it_acted(collected: Any, length: int) -> None:
     policy, params, rollout = collected
-    log_prob, value = seen_by(params, rollout, length, policy=policy)
+    log_prob, value = evaluate_rollout(params, rollout, length, policy=policy)
     np.testing.assert_allclose(log_prob, rollout.log_prob, atol=1e-5)
     np.testing.assert_allclose(value, rollout.value, atol=1e-5)
 
@@ -285,7 +285,7 @@ def test_sequences_stay_whole_and_weigh_what_their_steps_do(collected: Any, stra
     second = 4 if strata == 2 else 1  # row 4 of two strata: the second half of the first environment
     np.testing.assert_allclose(rows[second], mask[4:, 0] if strata == 2 else mask[:4, 1], rtol=1e-6)
     batch["weight"] = batch.pop("mask") / mask.sum()
-    distribution, _, steps = look(policy, params, batch)
+    distribution, _, steps = apply_to_batch(policy, params, batch)
     np.testing.assert_allclose(distribution.log_prob(steps["action"]), steps["log_prob"], atol=1e-5)
     np.testing.assert_allclose(steps["weight"].sum(), 1.0, rtol=1e-6)
 
@@ -322,9 +322,9 @@ def test_steps_that_are_no_transitions_have_no_part_and_end_what_is_remembered(c
     valid = jnp.ones((8, 8), bool).at[3].set(False)
     junk = jax.tree.map(lambda x: x.at[3].set(7.0), rollout.obs)
     broken = replace(rollout, valid=valid, obs=junk)
-    log_prob, _ = seen_by(params, broken, 8, policy=policy)
+    log_prob, _ = evaluate_rollout(params, broken, 8, policy=policy)
     ended = replace(rollout, terminated=rollout.terminated.at[3].set(True))
-    expected, _ = seen_by(params, ended, 8, policy=policy)
+    expected, _ = evaluate_rollout(params, ended, 8, policy=policy)
     np.testing.assert_allclose(log_prob[4:], expected[4:], atol=1e-6)
     np.testing.assert_allclose(log_prob[:3], expected[:3], atol=1e-6)
 

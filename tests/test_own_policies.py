@@ -26,7 +26,7 @@ from ejax.data.lerobot.write import EpisodeWriter
 from ejax.envs.tasks.point_mass import PointMassRL
 from ejax.optim import make_optimizer
 from ejax.play.saved_policy import evaluate_run
-from ejax.policies.calls import ask, first_memory
+from ejax.policies.calls import apply_policy, first_memory
 from ejax.policies.nnx import NnxPolicy, NnxPolicyWithMemory
 from ejax.policies.nnx import ObsNormalizer as NnxObsNormalizer
 from ejax.policies.normalize import ObsNormalizer, update_normalizer
@@ -69,7 +69,7 @@ def test_a_run_is_resumed_forked_evaluated_loaded_and_taken_on_from(framework: s
     acted = [ejax.load(whole.run_dir).act(np.asarray(ROWS[0])) for _ in range(2)]
     np.testing.assert_array_equal(*acted)
     policy = own_policies.make(framework, kind)
-    mode = np.asarray(ask(policy, whole.params, ROWS[0], first_memory(policy, 4))[0].mode())
+    mode = np.asarray(apply_policy(policy, whole.params, ROWS[0], first_memory(policy, 4))[0].mode())
     inside = np.abs(mode) < 1.0  # the action space's bounds
     assert inside.any()
     np.testing.assert_allclose(acted[0][inside], mode[inside], rtol=1e-5, atol=1e-6)  # no unit was dropped

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ejax.algorithms.batch import seen_by
+from ejax.algorithms.batch import evaluate_rollout
 from ejax.algorithms.bc import ALGORITHM, BCConfig, _choose_frames, bc_loss, chunk_targets
 from ejax.distributions import Normal, executed, kept
 from ejax.envs.text import as_bytes
@@ -398,7 +398,7 @@ def test_large_pictures_are_looked_at_step_by_step_with_the_same_result(monkeypa
     flags = jnp.zeros((2, 2), bool)
     timestep = Timestep(obs=obs, reward=jnp.zeros((2, 2)), terminated=flags, truncated=flags, info={}, final_obs=obs)
     rollout = make_rollout(policy, params, obs, action, timestep)
-    together = seen_by(params, rollout, None, policy=policy)
+    together = evaluate_rollout(params, rollout, None, policy=policy)
     rows: list[int] = []
     monkeypatch.setattr("ejax.rollout._LARGE_OBS", 1)
     apply = VLAPolicy.apply
@@ -408,7 +408,7 @@ def test_large_pictures_are_looked_at_step_by_step_with_the_same_result(monkeypa
         return apply(self, params, obs)
 
     monkeypatch.setattr(VLAPolicy, "apply", counted)
-    one_by_one = seen_by(params, rollout, None, policy=policy)
+    one_by_one = evaluate_rollout(params, rollout, None, policy=policy)
     assert rows == [4]  # traced once, for [N, H, W, 3]
     chex.assert_trees_all_close(together, one_by_one, rtol=1e-5, atol=1e-5)
 

@@ -2,7 +2,7 @@
 
 A row is a step, of a policy without memory. Of one with memory it is a sequence: L successive steps of an environment,
 which stay together in every minibatch, with what the policy remembered before the first of them when it acted, and the
-steps that episodes start at. ``look`` asks the policy about either.
+steps that episodes start at. ``apply_to_batch`` applies the policy to either.
 """
 
 import math
@@ -87,8 +87,8 @@ def flatten(
     return rows
 
 
-def look(policy: Policy, params: Params, batch: dict[str, PyTree]) -> tuple[Any, Array, dict[str, PyTree]]:
-    """What the policy makes of a minibatch: ``(distribution, value, the minibatch in their shape)``.
+def apply_to_batch(policy: Policy, params: Params, batch: dict[str, PyTree]) -> tuple[Any, Array, dict[str, PyTree]]:
+    """Apply the policy to a minibatch: ``(distribution, value, the minibatch in their shape)``.
 
     Args:
         batch: rows of ``flatten``, with their ``weight`` [B].
@@ -114,7 +114,7 @@ def step_weight(batch: dict[str, PyTree]) -> Array:
     return batch["weight"][:, None] * batch["share"] if "share" in batch else batch["weight"]
 
 
-def seen_by(params: Params, rollout: Rollout, length: int | None, *, policy: Policy) -> tuple[Array, Array]:
+def evaluate_rollout(params: Params, rollout: Rollout, length: int | None, *, policy: Policy) -> tuple[Array, Array]:
     """``(log_prob, value)``, [T, N], of other parameters for those that acted.
 
     Pictures are looked at one step of all environments at a time: what a large policy makes of T·N of them at once
@@ -177,4 +177,4 @@ def reference_log_prob(state: TrainState, rollout: Rollout, *, policy: Policy, k
         memory = policy.init_memory(rollout.reward.shape[1])
         distribution, _, _ = policy.apply(state.reference, rollout.obs, memory=memory, first=_first(rollout))
         return distribution.log_prob(rollout.action)
-    return seen_by(state.reference, replace(rollout, dropout_seed=None), None, policy=policy)[0]
+    return evaluate_rollout(state.reference, replace(rollout, dropout_seed=None), None, policy=policy)[0]

@@ -25,7 +25,7 @@ from flax import struct
 from flax.core import FrozenDict
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from ejax.algorithms.batch import look
+from ejax.algorithms.batch import apply_to_batch
 from ejax.algorithms.on_policy import on_policy_update
 from ejax.algorithms.options import MinibatchOptions, memory_problems
 from ejax.algorithms.record import Algorithm, RunShape, Teacher
@@ -33,7 +33,7 @@ from ejax.algorithms.step import RunState, Step, finish
 from ejax.distributions import executed
 from ejax.losses import weighted_sums
 from ejax.optim import bind_schedule
-from ejax.policies.calls import ask, first_memory, rows_like
+from ejax.policies.calls import apply_policy, first_memory, rows_like
 from ejax.policies.observations import part_of
 from ejax.rollout import reset, unroll
 from ejax.schema.frozen import Kwargs
@@ -123,7 +123,7 @@ def distill_loss(
         ``(loss, metrics)``; metrics are weighted means, ``kl`` where the two distributions are of one kind,
         ``agreement`` of choices, which are the same ones.
     """
-    distribution, _, batch = look(policy, params, batch)
+    distribution, _, batch = apply_to_batch(policy, params, batch)
     label = batch["label"]
     action, own = executed(label, label.mode()), distribution.mode()
     terms = {"nll": -distribution.log_prob(action), "entropy": distribution.entropy()}
@@ -169,7 +169,9 @@ def make_distill_step(
             num_steps=num_steps,
             dropout=dropout,
         )
-        label, _, _ = ask(teacher.policy, own.params, _seen(rollout.obs, teacher.obs), rollout.memory["teacher"])
+        label, _, _ = apply_policy(
+            teacher.policy, own.params, _seen(rollout.obs, teacher.obs), rollout.memory["teacher"]
+        )
         train, losses = distill_update(
             state.train,
             replace(rollout, memory=rollout.memory["student"]),
@@ -220,9 +222,11 @@ class _Pair:
         return {"student": first_memory(self.student, num_rows), "teacher": first_memory(self.teacher, num_rows)}
 
     def apply(self, params: Params, obs: PyTree, *, memory: PyTree, **keywords: Any) -> tuple[Any, Array, PyTree]:
-        distribution, value, after = ask(self.student, params["student"], obs, memory["student"], **keywords)
+        distribution, value, after = apply_policy(self.student, params["student"], obs, memory["student"], **keywords)
         # not computed where nothing comes of it
-        theirs, _, known = ask(self.teacher, params["teacher"], _seen(obs, self.teacher_obs), memory["teacher"])
+        theirs, _, known = apply_policy(
+            self.teacher, params["teacher"], _seen(obs, self.teacher_obs), memory["teacher"]
+        )
         if self.mixes:
             distribution = _Mixture(distribution, theirs, jnp.broadcast_to(params["beta"], value.shape))
         return distribution, value, {"student": after, "teacher": known}
@@ -259,7 +263,9 @@ def _loss_problems(policy: Policy, env: Env, teacher: Teacher, config: DistillCo
     params = jax.eval_shape(policy.init, key, obs)
 
     def form(policy: Policy, params: Params, obs: PyTree) -> Any:
-        return jax.eval_shape(lambda params, obs: ask(policy, params, obs, first_memory(policy, 1))[0], params, obs)
+        return jax.eval_shape(
+            lambda params, obs: apply_policy(policy, params, obs, first_memory(policy, 1))[0], params, obs
+        )
 
     own, theirs = form(policy, params, obs), form(teacher.policy, teacher.params, _seen(obs, teacher.obs))
     if hasattr(own, "matching_loss"):

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import optax
 from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
-from ejax.algorithms.batch import look, reference_log_prob
+from ejax.algorithms.batch import apply_to_batch, reference_log_prob
 from ejax.algorithms.on_policy import on_policy_update
 from ejax.algorithms.options import MinibatchOptions, memory_problems
 from ejax.algorithms.record import Algorithm, RunShape
@@ -134,7 +134,7 @@ def grpo_loss(params: Params, batch: dict[str, PyTree], *, policy: Policy, confi
             one over a minibatch; ``reference_log_prob`` [B] where ``kl_coef`` > 0; optional ``dropout_seed`` [B]. Of a
             policy with memory: see ``flatten``.
     """
-    distribution, _, batch = look(policy, params, batch)
+    distribution, _, batch = apply_to_batch(policy, params, batch)
     log_prob = distribution.log_prob(batch["action"])
     log_ratio = log_prob - batch["log_prob"]
 

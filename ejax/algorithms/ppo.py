@@ -25,7 +25,7 @@ from pydantic import (
     field_validator,
 )
 
-from ejax.algorithms.batch import look, reference_log_prob, step_weight
+from ejax.algorithms.batch import apply_to_batch, reference_log_prob, step_weight
 from ejax.algorithms.critic_warmup import hold_policy, warm_up_critic
 from ejax.algorithms.embodichain_rules import (
     ADVANTAGE_RULES,
@@ -252,7 +252,7 @@ def ppo_loss(params: Params, batch: dict[str, PyTree], *, policy: Policy, config
     Returns:
         ``(loss, metrics)``; metrics are weighted means.
     """
-    distribution, value, batch = look(policy, params, batch)
+    distribution, value, batch = apply_to_batch(policy, params, batch)
     log_prob = distribution.log_prob(batch["action"])
     log_ratio = log_prob - batch["log_prob"]
     weight = batch.get("weight", jnp.full_like(value, 1.0 / value.shape[0]))

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import jax.numpy as jnp
 
-from ejax.algorithms.batch import seen_by
+from ejax.algorithms.batch import evaluate_rollout
 from ejax.losses import kl_k3
 from ejax.types import Array, Metrics, Params, Policy, Rollout
 
@@ -25,7 +25,7 @@ def refresh(
     Returns:
         The rollout, the weight π(params)/π(acted) of each step [T, N], and metrics of how far apart the two are.
     """
-    log_prob, value = seen_by(params, rollout, length, policy=policy)
+    log_prob, value = evaluate_rollout(params, rollout, length, policy=policy)
     # V of the true next observation is V of the next row, but where an episode ended; there the old one must do
     following = jnp.concatenate([value[1:], rollout.next_value[-1:]])
     goes_on = ~rollout.done & (jnp.arange(len(value)) < len(value) - 1)[:, None]

@@ -18,7 +18,7 @@ from ejax.distributions import executed
 from ejax.envs.host.calls import call_env
 from ejax.envs.host.guarded import GuardedEnv
 from ejax.envs.host.pure_host import PureHostEnv
-from ejax.policies.calls import ask, check_obs, first_memory, forget_outside
+from ejax.policies.calls import apply_policy, check_obs, first_memory, forget_outside
 from ejax.types import Array, HostEnv, HostTimestep, Key, Params, Policy, PolicyWithMemory, PyTree, SavableHostEnv
 
 Gate = Callable[[], AbstractContextManager[bool]]
@@ -202,7 +202,7 @@ def act(
     policy: Policy, params: Params, obs: PyTree, memory: PyTree, key: Key, t: Array, rows: dict[str, Array]
 ) -> tuple[Array, Array | None, PyTree]:
     """The actions of step t, [N, ...], their part for the environments (None: all), and the memory after it."""
-    distribution, _, remembered = ask(policy, params, obs, memory, **rows)
+    distribution, _, remembered = apply_policy(policy, params, obs, memory, **rows)
     action = distribution.sample(jax.random.fold_in(key, t))
     given = executed(distribution, action)
     return action, None if given is action else given, remembered

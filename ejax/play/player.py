@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from ejax.distributions import executed
 from ejax.evaluation import summarize
 from ejax.numerics.finite import finite_rows
-from ejax.policies.calls import ask, check_obs, first_memory, forget, forget_outside
+from ejax.policies.calls import apply_policy, check_obs, first_memory, forget, forget_outside
 from ejax.rollout import EnvCarry, reset, restart, with_memory
 from ejax.runtime.video import tile_frames
 from ejax.types import Array, ChunkedEnv, Env, HostEnv, Key, Params, Policy, PyTree, RenderableHostEnv, Timestep
@@ -217,7 +217,7 @@ def act(
     policy: Policy, params: Params, obs: PyTree, memory: PyTree, key: Key, *, samples: bool
 ) -> tuple[Array, PyTree]:
     """``(what the environment is given, memory after it)``."""
-    distribution, _, remembered = ask(policy, params, obs, memory)
+    distribution, _, remembered = apply_policy(policy, params, obs, memory)
     if not samples:
         return distribution.mode(), remembered
     return executed(distribution, distribution.sample(jax.random.fold_in(key, _SAMPLES))), remembered

@@ -42,7 +42,9 @@ def first_memory(policy: Policy, num_rows: int) -> PyTree:
     return policy.init_memory(num_rows) if isinstance(policy, PolicyWithMemory) else ()
 
 
-def ask(policy: Policy, params: Params, obs: PyTree, memory: PyTree, **keywords: Any) -> tuple[Any, Array, PyTree]:
+def apply_policy(
+    policy: Policy, params: Params, obs: PyTree, memory: PyTree, **keywords: Any
+) -> tuple[Any, Array, PyTree]:
     """``(distribution, value, memory after it)`` of single steps, leaves [..., F]."""
     if isinstance(policy, PolicyWithMemory):
         return policy.apply(params, obs, memory=memory, **keywords)

@@ -12,7 +12,7 @@ from ejax.config import ConfigError, PolicyConfig, Problem
 from ejax.config.spaces import space_problems
 from ejax.distributions import action_spec
 from ejax.envs.description import describe
-from ejax.policies.calls import DroppingPolicy, ask, first_memory
+from ejax.policies.calls import DroppingPolicy, apply_policy, first_memory
 from ejax.policies.normalize import PolicyStateError, update_normalizer
 from ejax.policies.observations import select_observation
 from ejax.training.environments import sample_obs
@@ -74,9 +74,9 @@ def check_own_policy(config: PolicyConfig, policy: Policy, env: Env | HostEnv) -
 
     def ask_all(key: Key, obs: PyTree) -> None:
         params = policy.init(key, obs)
-        ask(policy, params, obs, first_memory(policy, 1))
+        apply_policy(policy, params, obs, first_memory(policy, 1))
         if uses_dropout(config, policy):
-            ask(policy, params, obs, first_memory(policy, 1), dropout_seed=jnp.zeros(1, jnp.uint32))
+            apply_policy(policy, params, obs, first_memory(policy, 1), dropout_seed=jnp.zeros(1, jnp.uint32))
         update_normalizer(policy, params, jax.tree.map(lambda x: x[None], obs))
 
     try:

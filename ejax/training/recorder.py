@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from ejax.config.camera import CameraConfig
 from ejax.distributions import executed
 from ejax.envs.description import caption_of
-from ejax.policies.calls import ask, first_memory
+from ejax.policies.calls import apply_policy, first_memory
 from ejax.runtime.video import tile_frames, with_caption, write_video
 from ejax.types import Array, CameraView, ChunkedEnv, Env, Key, Params, Phase, Policy, PyTree, RenderableEnv
 
@@ -155,7 +155,7 @@ def play(
 
     def one_step(carry: tuple[PyTree, ...], key: Key) -> tuple[tuple[PyTree, ...], tuple[PyTree, Array]]:
         state, obs, memory = carry
-        distribution, _, memory = ask(policy, params, obs, memory)
+        distribution, _, memory = apply_policy(policy, params, obs, memory)
         if samples:
             key_action, key = jax.random.split(key)
             action = executed(distribution, distribution.sample(key_action))

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ejax.distributions import Categorical, MultiCategorical, Normal, TanhNormal, executed
-from ejax.policies.calls import ask, forget
+from ejax.policies.calls import apply_policy, forget
 from ejax.policies.vla.flow import FlowChunk
 from ejax.rollout import EnvCarry, reset, step, with_memory
 from ejax.types import Array, Env, Key, Params, Policy, PolicyWithMemory, PyTree
@@ -164,7 +164,7 @@ def deployed_answer(
 
     Of a flow: where it leads from ``obs["noise"]``, clipped, and the same as it is. Zeros lead to the mode.
     """
-    distribution, _, after = ask(policy, params, obs, {"actor": memory})
+    distribution, _, after = apply_policy(policy, params, obs, {"actor": memory})
     outputs = _outputs(distribution, obs, bounds)
     return outputs if memory is None else (*outputs, after["actor"])
 
@@ -285,7 +285,7 @@ def _act(
     def one_step(carry: EnvCarry, now: tuple[Array, Key]) -> tuple[EnvCarry, tuple[PyTree, Array]]:
         t, key = now
         key_action, key_env = jax.random.split(key)
-        distribution, _, remembered = ask(policy, params, carry.obs, carry.memory)
+        distribution, _, remembered = apply_policy(policy, params, carry.obs, carry.memory)
         action = executed(distribution, distribution.sample(key_action))
         after, timestep = step(env, carry, action, key_env)
         after = replace(after, memory=forget(policy, remembered, timestep.terminated | timestep.truncated))
