@@ -25,7 +25,7 @@ from pydantic import (
 
 from ejax.numerics.finite import all_finite
 from ejax.numerics.kernels import by_platform
-from ejax.numerics.traced_options import is_array, is_on
+from ejax.numerics.traced_options import is_active, is_array
 from ejax.schema.frozen import Kwargs, StrictModel, one_for_equal
 from ejax.types import Array, PyTree, TrainState, split_critic, with_critic
 
@@ -390,7 +390,7 @@ def _adam(kwargs: Any) -> optax.GradientTransformation:
     b1, b2 = kwargs.betas
     adam = optax.scale_by_adam(b1, b2, kwargs.eps)
     # Adam's weight decay is part of the gradient
-    return optax.chain(optax.add_decayed_weights(kwargs.weight_decay), adam) if is_on(kwargs.weight_decay) else adam
+    return optax.chain(optax.add_decayed_weights(kwargs.weight_decay), adam) if is_active(kwargs.weight_decay) else adam
 
 
 def _adamw(kwargs: Any) -> optax.GradientTransformation:
@@ -399,17 +399,17 @@ def _adamw(kwargs: Any) -> optax.GradientTransformation:
 
 
 def _sgd(kwargs: Any) -> optax.GradientTransformation:
-    links = [optax.add_decayed_weights(kwargs.weight_decay)] if is_on(kwargs.weight_decay) else []
-    if is_on(kwargs.momentum):
+    links = [optax.add_decayed_weights(kwargs.weight_decay)] if is_active(kwargs.weight_decay) else []
+    if is_active(kwargs.momentum):
         links.append(_torch_momentum(kwargs.momentum, kwargs.dampening, kwargs.nesterov))
     return optax.chain(*links) if links else optax.identity()
 
 
 def _rmsprop(kwargs: Any) -> optax.GradientTransformation:
     scale = optax.scale_by_stddev if kwargs.centered else optax.scale_by_rms
-    links = [optax.add_decayed_weights(kwargs.weight_decay)] if is_on(kwargs.weight_decay) else []
+    links = [optax.add_decayed_weights(kwargs.weight_decay)] if is_active(kwargs.weight_decay) else []
     links.append(scale(decay=kwargs.alpha, eps=kwargs.eps, eps_in_sqrt=False))
-    if is_on(kwargs.momentum):
+    if is_active(kwargs.momentum):
         links.append(optax.trace(kwargs.momentum))
     return optax.chain(*links)
 

@@ -28,7 +28,7 @@ from ejax.algorithms.differentiable import (
     without_trajectory,
 )
 from ejax.algorithms.record import Algorithm
-from ejax.numerics.traced_options import is_on
+from ejax.numerics.traced_options import is_active
 from ejax.optim import apply_gradient, clip_by_global_norm, get_learning_rate, step_schedule
 from ejax.policies.normalize import update_normalizer
 from ejax.rollout import EnvCarry, reset
@@ -96,7 +96,7 @@ def apg_update_with_trajectory(
 
     # a gradient that is finite but exploded says nothing about the direction: clipping would only shorten it
     excessive = jnp.asarray(False)
-    if is_on(config.max_grad_norm_before_clip):
+    if is_active(config.max_grad_norm_before_clip):
         excessive = norm > config.max_grad_norm_before_clip
 
     # whether the step is finite is known once the optimizer has made it; all that follows is undone at once where not
@@ -104,7 +104,7 @@ def apg_update_with_trajectory(
     updated, finite = apply_gradient(state, clipped, optimizer=optimizer, finite=has_gradient, skip=False)
     updated = step_schedule(updated, config.optimizer, config.lr_scheduler)
     updated = replace(updated, params=update_normalizer(policy, updated.params, trajectory.obs))
-    if config.skip_nonfinite_updates or is_on(config.max_grad_norm_before_clip):
+    if config.skip_nonfinite_updates or is_active(config.max_grad_norm_before_clip):
         keep = excessive | ~finite if config.skip_nonfinite_updates else excessive
         updated = jax.tree.map(lambda old, new: jnp.where(keep, old, new), state, updated)
 

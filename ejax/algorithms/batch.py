@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ejax.numerics.traced_options import is_on
+from ejax.numerics.traced_options import is_active
 from ejax.rollout import has_large_rows
 from ejax.types import Array, Params, Policy, PolicyWithMemory, PyTree, Rollout, TrainState
 
@@ -166,7 +166,7 @@ def reference_log_prob(state: TrainState, rollout: Rollout, *, policy: Policy, k
     Raises:
         ValueError: no reference to measure the divergence to.
     """
-    if not is_on(kl_coef):
+    if not is_active(kl_coef):
         return None
     if state.reference is None:
         raise ValueError(

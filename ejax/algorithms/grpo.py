@@ -22,7 +22,7 @@ from ejax.algorithms.options import MinibatchOptions, memory_problems
 from ejax.algorithms.record import Algorithm, RunShape
 from ejax.algorithms.step import EpisodeStarts
 from ejax.losses import clipped_surrogate, kl_k3, weighted_sums
-from ejax.numerics.traced_options import for_options, is_on
+from ejax.numerics.traced_options import is_active, unjit_for_traced
 from ejax.returns import discounted_returns, first_episode_mask, group_advantages
 from ejax.schema.problems import Problem
 from ejax.types import Array, Key, Metrics, Params, Policy, PyTree, Rollout, TrainState
@@ -103,9 +103,9 @@ def grpo_update(
     if valid is not None:  # an episode that ends with a step that is no transition has no return to compare
         broken = discounted_returns((rollout.done & ~valid).astype(jnp.float32), rollout.done, gamma=1.0) > 0.0
         mask = mask * (valid & ~broken)
-    returns = for_options(discounted_returns, config.gamma)
+    returns = unjit_for_traced(discounted_returns, config.gamma)
     step_return = returns(rollout.reward, rollout.done, gamma=config.gamma)
-    relative = for_options(group_advantages, config.eps)
+    relative = unjit_for_traced(group_advantages, config.eps)
     advantage = relative(step_return, mask, group_size=config.group_size, eps=config.eps)
     weight = mask
     if config.length_normalization:  # lengths relative to the rollout's, so that a minibatch's weights do not get small
@@ -147,7 +147,7 @@ def grpo_loss(params: Params, batch: dict[str, PyTree], *, policy: Policy, confi
         "approx_ref_kl": jnp.zeros_like(surrogate),
     }
     coefficients = {"actor_loss": 1.0, "entropy": -config.ent_coef}
-    if is_on(config.kl_coef):
+    if is_active(config.kl_coef):
         terms["approx_ref_kl"] = kl_k3(batch["reference_log_prob"] - log_prob)
         coefficients["approx_ref_kl"] = config.kl_coef
     return weighted_sums(terms, batch["weight"], coefficients)

@@ -40,7 +40,7 @@ from ejax.algorithms.record import Algorithm, RunShape
 from ejax.algorithms.sgd import MinibatchConfig, sgd_epochs
 from ejax.algorithms.staleness import refresh
 from ejax.losses import clipped_surrogate, clipped_value_loss, kl_k3, value_loss, weighted_sums
-from ejax.numerics.traced_options import for_options, is_on
+from ejax.numerics.traced_options import is_active, unjit_for_traced
 from ejax.returns import explained_variance, gae, vtrace
 from ejax.schema.problems import Problem
 from ejax.types import Array, Key, Metrics, Params, Policy, PyTree, Rollout, TrainState
@@ -230,7 +230,7 @@ def ppo_advantage(
     reward, next_value, terminated = TIMEOUT_RULES[config.timeout_bootstrap](rollout, reward, config.gamma)
     steps = (reward, rollout.value, next_value, terminated, truncated)
     rates = {"gamma": config.gamma, "gae_lambda": config.gae_lambda}
-    estimate, corrected = (for_options(rule, *rates.values()) for rule in (gae, vtrace))
+    estimate, corrected = (unjit_for_traced(rule, *rates.values()) for rule in (gae, vtrace))
     if config.staleness_correction == "vtrace" and behaviour_log_prob is not None:
         advantage, value_target = corrected(*steps, rollout.log_prob - behaviour_log_prob, **rates)
     else:
@@ -270,11 +270,11 @@ def ppo_loss(params: Params, batch: dict[str, PyTree], *, policy: Policy, config
         "clip_fraction": (jnp.abs(jnp.exp(log_ratio) - 1.0) > config.clip_coef).astype(value.dtype),
     }
     coefficients = {"actor_loss": 1.0, "value_loss": config.vf_coef, "entropy": -config.ent_coef}
-    if is_on(config.action_bound_coef):
+    if is_active(config.action_bound_coef):
         overshoot = jnp.maximum(jnp.abs(distribution.mode()) - 1.0, 0.0)
         terms["action_bound_loss"] = jnp.square(overshoot).mean(axis=-1)
         coefficients["action_bound_loss"] = config.action_bound_coef
-    if is_on(config.kl_coef):
+    if is_active(config.kl_coef):
         terms["approx_ref_kl"] = kl_k3(batch["reference_log_prob"] - log_prob)
         coefficients["approx_ref_kl"] = config.kl_coef
     if "distribution" in batch:

@@ -33,7 +33,7 @@ from ejax.algorithms.differentiable import (
 from ejax.algorithms.record import Algorithm, RunShape
 from ejax.algorithms.sgd import MinibatchConfig, sgd_epochs
 from ejax.losses import value_loss
-from ejax.numerics.traced_options import for_options
+from ejax.numerics.traced_options import unjit_for_traced
 from ejax.optim import (
     OptimizerConfig,
     ScheduleConfig,
@@ -123,7 +123,7 @@ def shac_update_with_trajectory(
 
     # TD(λ) targets by the target critic, which the actor's objective was bootstrapped from as well
     value = policy.apply(state.target, trajectory.obs)[1]
-    _, value_target = for_options(gae, config.gamma, config.td_lambda)(
+    _, value_target = unjit_for_traced(gae, config.gamma, config.td_lambda)(
         trajectory.reward,
         value,
         next_value,

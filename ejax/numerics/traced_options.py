@@ -14,12 +14,12 @@ def is_array(option: Any) -> bool:
     return isinstance(option, jax.Array)
 
 
-def is_on(coefficient: Any) -> bool:
+def is_active(coefficient: Any) -> bool:
     """Whether what the coefficient weighs has a part in the program: unless it is the number 0."""
     return is_array(coefficient) or coefficient > 0.0
 
 
-def for_options(function: F, *options: Any) -> F:
+def unjit_for_traced(function: F, *options: Any) -> F:
     """A function that is jitted with its options static; as it is inside where one of them is an array, which cannot be
     static."""
     return inspect.unwrap(function) if any(map(is_array, options)) else function

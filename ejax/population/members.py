@@ -19,7 +19,7 @@ from ejax.collectors import HostStep
 from ejax.config import ConfigError, Problem, RunConfig, bind
 from ejax.config.population import OPTIONS, ExploitConfig, Member
 from ejax.evaluation import evaluate, summarize
-from ejax.numerics.traced_options import for_options
+from ejax.numerics.traced_options import unjit_for_traced
 from ejax.population.step import (
     Exploit,
     Lanes,
@@ -241,7 +241,7 @@ def _member_step(config: RunConfig, parts: Parts, values: Values) -> Step:
         return cast(DeviceStepper, parts.stepper).step
     options = with_values(options, values)
     if record.update is not None:
-        record = replace(record, update=for_options(record.update, *values.values()))
+        record = replace(record, update=unjit_for_traced(record.update, *values.values()))
     optimizer = record.make_optimizer(options)
     dropout = uses_dropout(config.policy, parts.policy)
     return device_step(config, record, parts.policy, cast(Env, parts.env), optimizer, options, dropout=dropout)
