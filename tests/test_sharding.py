@@ -13,7 +13,7 @@ import pytest
 from ejax.config import ConfigError, parse_config
 from ejax.run import train
 from ejax.training.build import build
-from ejax.training.rescale import share_out
+from ejax.training.rescale import rescale_for_devices
 
 NUM_DEVICES = 4  # the CPU is four devices in these tests
 PPO = {
@@ -150,7 +150,7 @@ def test_devices_that_cannot_share_a_run_are_refused(tmp_path: Path, was: int, n
         )
     )
     with pytest.raises(ConfigError, match=text):
-        share_out(config, tmp_path, now)
+        rescale_for_devices(config, tmp_path, now)
 
 
 def test_what_cannot_be_distributed_is_refused() -> None:

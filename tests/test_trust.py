@@ -39,7 +39,7 @@ from ejax.schema.trust import UntrustedCodeError
 from ejax.store.checkpoint import CheckpointError, load_checkpoint
 from ejax.training.build import build
 from ejax.training.environments import build_env, make_env
-from ejax.training.rescale import share_out
+from ejax.training.rescale import rescale_for_devices
 from ejax.types import HostEnv
 
 ROOT = Path(__file__).parents[1]
@@ -401,7 +401,7 @@ def test_a_checkpoint_resumed_on_other_devices_runs_nothing(own_run: Path, tmp_p
             {"schema_version": 2, "versions": {}, "global_step": 0, "num_devices": 2, "config": saved},
         )
         with pytest.raises(CheckpointError, match=reason):
-            share_out(config, tmp_path, 1)
+            rescale_for_devices(config, tmp_path, 1)
     assert not mark.exists()
 
 

@@ -63,7 +63,7 @@ class MinibatchOptions(GradientOptions):
             num_strata=num_strata,
         )
 
-    def share_out(self, was: int, now: int) -> Self:
+    def rescale_for_devices(self, was: int, now: int) -> Self:
         """The options for another number of devices, with the same minibatches.
 
         Raises:

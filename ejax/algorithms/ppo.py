@@ -138,9 +138,9 @@ class PPOConfig(MinibatchOptions):
             made = replace(made, batch_size=rows)
         return replace(made, clip_per_network=self.clip_grad_per_network)
 
-    def share_out(self, was: int, now: int) -> Self:
+    def rescale_for_devices(self, was: int, now: int) -> Self:
         if self.num_mini_batches is None:
-            return super().share_out(was, now)
+            return super().rescale_for_devices(was, now)
         # parts of all rows, whichever device has them
         return self.model_copy(update={"minibatch_strata": self.minibatch_strata or was})
 
@@ -330,7 +330,7 @@ ALGORITHM = Algorithm(
     update=ppo_update,
     keeps_reference=lambda options: options.kl_coef > 0.0,
     stops_at_nonfinite=lambda options: not options.skip_nonfinite_updates,
-    share_out=PPOConfig.share_out,
+    rescale_for_devices=PPOConfig.rescale_for_devices,
     problems=_problems,
     policy_problems=memory_problems,
     compat=PPO_COMPAT,

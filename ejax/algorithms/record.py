@@ -117,7 +117,7 @@ class Algorithm:
     a replay buffer. Its ``make_step`` reads and writes it; checkpoints hold it."""
     sizes: Callable[[Any, int], Mapping[str, int]] = lambda options, chunk_size: {}
     """``(options, data.chunk_size) -> {"buffer_size": …, "num_envs": …}`` where the algorithm decides them itself."""
-    share_out: Callable[[Any, int, int], Any] = lambda options, was, now: options
+    rescale_for_devices: Callable[[Any, int, int], Any] = lambda options, was, now: options
     """``(options, devices before, devices now) -> options`` that compute the same; for options of one device."""
     problems: Callable[[Any, RunShape], Iterable[Problem]] = lambda options, run: ()
     """Options that contradict the rest of the run."""

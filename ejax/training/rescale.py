@@ -11,7 +11,7 @@ from ejax.store.checkpoint import CheckpointError
 from ejax.store.run_dir import RunMeta
 
 
-def share_out(config: RunConfig, checkpoint: Path, num_devices: int) -> tuple[RunConfig, tuple[str, ...]]:
+def rescale_for_devices(config: RunConfig, checkpoint: Path, num_devices: int) -> tuple[RunConfig, tuple[str, ...]]:
     """The config for this number of devices that computes what the checkpoint's did, and a note if they differ.
 
     Options that are meant for one device (``num_envs``, ``batch_size``) grow as the devices get fewer; minibatches keep
@@ -32,7 +32,7 @@ def share_out(config: RunConfig, checkpoint: Path, num_devices: int) -> tuple[Ru
         text = f"the run has {was} x {before} environments, of which {num_devices} devices would leave {rest}"
         raise ConfigError([Problem("trainer.num_envs", f"{text}; give a number of devices that divides them")])
     num_envs = was * before // num_devices
-    options = config.algorithm.record.share_out(saved, was, num_devices)
+    options = config.algorithm.record.rescale_for_devices(saved, was, num_devices)
     trainer = config.trainer.model_copy(update={"num_envs": num_envs})
     algorithm = config.algorithm.model_copy(update={"cfg": options})
     note = f"{num_devices} devices, {num_envs} environments on each; the checkpoint was made on {was} with {before}"

@@ -20,7 +20,7 @@ from ejax.training.evaluators import check_best_metric
 from ejax.training.given import Given
 from ejax.training.parts import Parts
 from ejax.training.physics import engine_of, settle_physics
-from ejax.training.rescale import share_out
+from ejax.training.rescale import rescale_for_devices
 from ejax.training.teacher import check_teacher
 from ejax.training.warm_start import find_checkpoint, start_from_file, start_from_policy, start_from_run
 
@@ -146,7 +146,7 @@ def resume_run(config: RunConfig, which: str, run_dir: Path | None, locks: ExitS
         checkpoint = directory.find(which, alarms.append)
     config, notes = settle_physics(config, None if checkpoint is None else engine_of(checkpoint, directory))
     if checkpoint is not None:
-        config, shared = share_out(config, checkpoint, num_devices(config))
+        config, shared = rescale_for_devices(config, checkpoint, num_devices(config))
         notes += shared
     return RunLocation(directory, config, checkpoint, file, given, alarms=tuple(alarms), notes=notes)
 
