@@ -66,7 +66,7 @@ class DistillConfig(MinibatchOptions):
 
 
 @struct.dataclass(kw_only=True)
-class Taught:
+class TeacherState:
     """``RunState.own``."""
 
     params: Params
@@ -158,7 +158,7 @@ def make_distill_step(
 
     def step(state: RunState, key: Key) -> tuple[RunState, Metrics]:
         key_collect, key_update = jax.random.split(key)
-        own: Taught = state.own
+        own: TeacherState = state.own
         beta = beta_at(state.update, config) if actor.mixes else jnp.zeros(())
         rollout, envs = unroll(
             actor,
@@ -277,12 +277,12 @@ def _loss_problems(policy: Policy, env: Env, teacher: Teacher, config: DistillCo
         yield Problem("algorithm.cfg.loss", text)
 
 
-def _make_own(options: DistillConfig, policy: Policy, env: Env, num_envs: int, *, teacher: Teacher) -> Taught:
+def _make_own(options: DistillConfig, policy: Policy, env: Env, num_envs: int, *, teacher: Teacher) -> TeacherState:
     del options, policy, env
-    return Taught(params=teacher.params, memory=first_memory(teacher.policy, num_envs))
+    return TeacherState(params=teacher.params, memory=first_memory(teacher.policy, num_envs))
 
 
-def _taught_by(teacher: Teacher) -> Algorithm:
+def _with_teacher(teacher: Teacher) -> Algorithm:
     return replace(
         ALGORITHM,
         make_step=partial(make_distill_step, teacher=teacher),
@@ -317,7 +317,7 @@ def _env_problems(options: DistillConfig, env: Env | HostEnv) -> Iterator[Proble
 
 ALGORITHM = Algorithm(
     Config=DistillConfig,
-    taught_by=_taught_by,
+    with_teacher=_with_teacher,
     bind=_bind,
     stops_at_nonfinite=lambda options: not options.skip_nonfinite_updates,
     rescale_for_devices=DistillConfig.rescale_for_devices,

@@ -98,7 +98,7 @@ class Algorithm:
     needs the environment inside its program, and has ``make_step``."""
     make_step: MakeStep | None = None
     """None: collect a rollout, then ``update``."""
-    taught_by: Callable[[Teacher], "Algorithm"] | None = None
+    with_teacher: Callable[[Teacher], "Algorithm"] | None = None
     """Of an algorithm that learns from another policy: the record with this one. ``Config`` then has ``teacher``,
     ``teacher_obs`` and ``teacher_policy``, by which ``ejax.training.teacher`` finds it."""
     learns_from: Literal["environments", "demonstrations"] = "environments"
@@ -131,7 +131,7 @@ class Algorithm:
     """``compat`` mode -> options that give this EmbodiChain release's numbers."""
 
     def __post_init__(self) -> None:
-        if self.update is None and self.make_step is None and self.taught_by is None:
+        if self.update is None and self.make_step is None and self.with_teacher is None:
             raise ValueError("an Algorithm needs update, make_step, or both; got neither")
         if self.make_own is not None and self.make_step is None:
             raise ValueError("an Algorithm with make_own needs make_step, which reads and writes RunState.own")

@@ -112,7 +112,7 @@ def _sizes(config: RunConfig) -> Iterator[Problem]:
     if trainer.profile is not None and trainer.profile.start >= trainer.num_updates:
         text = f"got {trainer.profile.start}, but the run has {trainer.num_updates} updates; give less"
         yield Problem("trainer.profile.start", text)
-    learns = record.make_step is None and record.taught_by is None and "gamma" in record.Config.model_fields
+    learns = record.make_step is None and record.with_teacher is None and "gamma" in record.Config.model_fields
     if trainer.normalize_reward and not learns:
         text = f"got true, but {config.algorithm.name} does not learn from the rewards of rollouts; leave it out"
         yield Problem("trainer.normalize_reward", text)
@@ -193,7 +193,7 @@ _APART = "so that each value needs a program of its own: give population.apart=t
 
 def _one_program(config: RunConfig, population: PopulationConfig) -> Iterator[Problem]:
     record, name = config.algorithm.record, config.algorithm.name
-    if record.learns_from == "demonstrations" or record.taught_by is not None:
+    if record.learns_from == "demonstrations" or record.with_teacher is not None:
         text = f"{name} trains by itself only; give population.apart=true, or ppo, grpo, apg or shac"
         yield Problem("population", text)
     for key, values in population.vary.items():

@@ -71,10 +71,10 @@ def build(
     if problems := list(algorithm.policy_problems(config.algorithm.cfg, policy)):
         raise ConfigError(problems)
     notes = describe(first).notes
-    if algorithm.taught_by is not None:
+    if algorithm.with_teacher is not None:
         teacher, told = load_teacher(config, first)
         notes += told
-        algorithm = algorithm.taught_by(teacher)
+        algorithm = algorithm.with_teacher(teacher)
     optimizer = algorithm.make_optimizer(config.algorithm.cfg)
     key, dropout = jax.random.key(trainer.seed), uses_dropout(config.policy, policy)
 
@@ -121,7 +121,7 @@ def _device_parts(
     per_dispatch = trainer.updates_per_dispatch
     max_updates = _MAX_UPDATES_PER_DISPATCH if per_dispatch == "auto" else per_dispatch
     functions = (algorithm.update, algorithm.make_step, algorithm.starts)
-    what = None if algorithm.taught_by else (*functions, policy, env, options, trainer.buffer_size, dropout)
+    what = None if algorithm.with_teacher else (*functions, policy, env, options, trainer.buffer_size, dropout)
     stepper = DeviceStepper(
         step, key, max_updates, devices=devices, shard_parameters=trainer.shard_parameters, what=what
     )

@@ -97,7 +97,7 @@ def check_teacher(config: RunConfig, now: RunState, saved: RunState) -> None:
     Raises:
         CheckpointError: its parameters differ.
     """
-    if config.algorithm.record.taught_by is None:
+    if config.algorithm.record.with_teacher is None:
         return
     pairs = zip(jax.tree.leaves(now.own.params), jax.tree.leaves(saved.own.params), strict=True)
     if not all(np.array_equal(a, b, equal_nan=True) for a, b in pairs):

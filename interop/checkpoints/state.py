@@ -80,7 +80,7 @@ def pt_payload(
         kwargs = {"name": schedule.name, "kwargs": dict(schedule.kwargs)}
         payload |= {"lr_scheduler": lr_scheduler, "lr_scheduler_cfg": kwargs}
     # EmbodiChain has another trainer, with a schema of its own, for algorithms with the environment in their program
-    differentiable = algorithm.update is None and algorithm.taught_by is None
+    differentiable = algorithm.update is None and algorithm.with_teacher is None
     if differentiable:
         payload["schema_version"] = 1
     if layout == "0.3" or differentiable:
