@@ -15,7 +15,7 @@ from tiny import tiny
 
 from ejax.algorithms.ppo import PPOConfig, ppo_update
 from ejax.algorithms.record import Algorithm
-from ejax.algorithms.step import EpisodeStarts, RunState, Step, finish, init_run_state, make_rollout_step
+from ejax.algorithms.step import ResetPolicy, RunState, Step, finish, init_run_state, make_rollout_step
 from ejax.config import parse_config
 from ejax.distributions import Normal, action_spec
 from ejax.envs.tasks.point_mass import PointMassRL
@@ -118,7 +118,7 @@ def test_members_of_a_population_are_one_step_under_vmap() -> None:
     config = PPOConfig(batch_size=8, n_epochs=1)
     optimizer = make_optimizer(config.optimizer)
     step = make_rollout_step(
-        policy, env, optimizer, config, update=ppo_update, starts=EpisodeStarts(), num_steps=4, dropout=False
+        policy, env, optimizer, config, update=ppo_update, resets=ResetPolicy(), num_steps=4, dropout=False
     )
     keys = jax.random.split(KEY, 2)
     first = partial(init_run_state, policy, env, optimizer, num_envs=4)

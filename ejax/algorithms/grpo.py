@@ -20,7 +20,7 @@ from ejax.algorithms.batch import apply_to_batch, reference_log_prob
 from ejax.algorithms.on_policy import on_policy_update
 from ejax.algorithms.options import MinibatchOptions, memory_problems
 from ejax.algorithms.record import Algorithm, RunShape
-from ejax.algorithms.step import EpisodeStarts
+from ejax.algorithms.step import ResetPolicy
 from ejax.losses import clipped_surrogate, kl_k3, weighted_sums
 from ejax.numerics.traced_options import is_active, unjit_for_traced
 from ejax.returns import discounted_returns, first_episode_mask, group_advantages
@@ -153,8 +153,8 @@ def grpo_loss(params: Params, batch: dict[str, PyTree], *, policy: Policy, confi
     return weighted_sums(terms, batch["weight"], coefficients)
 
 
-def _starts(options: GRPOConfig) -> EpisodeStarts:
-    return EpisodeStarts(
+def _resets(options: GRPOConfig) -> ResetPolicy:
+    return ResetPolicy(
         restart=options.reset_every_rollout,
         group_size=options.group_size if options.reset_every_rollout and options.shared_start else 1,
         first_only=options.truncate_at_first_done,
@@ -173,7 +173,7 @@ _EMBODICHAIN = {"shared_start": False, "skip_nonfinite_updates": False}
 ALGORITHM = Algorithm(
     Config=GRPOConfig,
     update=grpo_update,
-    starts=_starts,
+    resets=_resets,
     keeps_reference=lambda options: options.kl_coef > 0.0,
     stops_at_nonfinite=lambda options: not options.skip_nonfinite_updates,
     rescale_for_devices=GRPOConfig.rescale_for_devices,

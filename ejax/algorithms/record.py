@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 import optax
 from pydantic import BaseModel
 
-from ejax.algorithms.step import EpisodeStarts, Step
+from ejax.algorithms.step import ResetPolicy, Step
 from ejax.optim import bind_schedule, make_optimizer
 from ejax.schema.problems import Problem
 from ejax.types import Env, HostEnv, Params, Policy, PolicyWithMemory, PyTree
@@ -105,7 +105,7 @@ class Algorithm:
     make_optimizer: Callable[[Any], optax.GradientTransformation] = _one_optimizer
     bind: Callable[[Any, int], Any] = _bind_schedule
     """``(options, updates of the run) -> options`` with what was left open, such as a schedule's horizon."""
-    starts: Callable[[Any], EpisodeStarts] = lambda options: EpisodeStarts()
+    resets: Callable[[Any], ResetPolicy] = lambda options: ResetPolicy()
     keeps_reference: Callable[[Any], bool] = lambda options: False
     """``TrainState.reference`` holds the first parameters."""
     keeps_target: bool = False

@@ -75,7 +75,7 @@ class Seen(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EpisodeStarts:
+class ResetPolicy:
     """Where the episodes of a rollout start, if an algorithm has a say in it."""
 
     restart: bool = False
@@ -174,7 +174,7 @@ def make_rollout_step(
     config: Any,
     *,
     update: Update,
-    starts: EpisodeStarts,
+    resets: ResetPolicy,
     num_steps: int,
     dropout: bool,
 ) -> Step:
@@ -183,9 +183,9 @@ def make_rollout_step(
     def step(state: RunState, key: Key) -> tuple[RunState, Metrics]:
         key_collect, key_update, key_reset = jax.random.split(key, 3)
         envs = state.envs
-        if starts.restart:
-            start = reset(env, key_reset, state.episodes.current_return.shape[0], starts.group_size)
-            envs = with_memory(restart(env, envs, start, starts.group_size), policy)
+        if resets.restart:
+            start = reset(env, key_reset, state.episodes.current_return.shape[0], resets.group_size)
+            envs = with_memory(restart(env, envs, start, resets.group_size), policy)
             state = drop_episodes(state)
         rollout, envs = unroll(
             policy,
@@ -195,7 +195,7 @@ def make_rollout_step(
             key_collect,
             num_steps=num_steps,
             dropout=dropout,
-            first_episodes=starts.restart and starts.first_only,
+            first_episodes=resets.restart and resets.first_only,
         )
         state, scaled = _scaled(state, rollout, config)
         train, losses = update(state.train, scaled, key_update, policy=policy, optimizer=optimizer, config=config)
@@ -205,12 +205,12 @@ def make_rollout_step(
 
 
 def make_learn(
-    policy: Policy, optimizer: optax.GradientTransformation, config: Any, *, update: Update, starts: EpisodeStarts
+    policy: Policy, optimizer: optax.GradientTransformation, config: Any, *, update: Update, resets: ResetPolicy
 ) -> Learn:
     """An update from a rollout that was made outside the program; ``state.envs`` is left as it is."""
 
     def learn(state: RunState, rollout: Rollout, key: Key) -> tuple[RunState, Metrics]:
-        state, scaled = _scaled(drop_episodes(state) if starts.restart else state, rollout, config)
+        state, scaled = _scaled(drop_episodes(state) if resets.restart else state, rollout, config)
         train, losses = update(state.train, scaled, key, policy=policy, optimizer=optimizer, config=config)
         return finish(state, train, rollout, losses, envs=state.envs, episodes=state.episodes, valid=rollout.valid)
 

@@ -120,7 +120,7 @@ def _device_parts(
     # a bound only: how many updates go into a dispatch is a traced number, so that one program serves all
     per_dispatch = trainer.updates_per_dispatch
     max_updates = _MAX_UPDATES_PER_DISPATCH if per_dispatch == "auto" else per_dispatch
-    functions = (algorithm.update, algorithm.make_step, algorithm.starts)
+    functions = (algorithm.update, algorithm.make_step, algorithm.resets)
     what = None if algorithm.with_teacher else (*functions, policy, env, options, trainer.buffer_size, dropout)
     stepper = DeviceStepper(
         step, key, max_updates, devices=devices, shard_parameters=trainer.shard_parameters, what=what
@@ -152,7 +152,7 @@ def device_step(
         optimizer,
         options,
         update=algorithm.update,
-        starts=algorithm.starts(options),
+        resets=algorithm.resets(options),
         num_steps=num_steps,
         dropout=dropout,
     )

@@ -9,7 +9,7 @@ import jax
 import optax
 
 from ejax.algorithms.record import Algorithm
-from ejax.algorithms.step import EpisodeStarts, init_host_run_state, make_learn
+from ejax.algorithms.step import ResetPolicy, init_host_run_state, make_learn
 from ejax.collectors import AsyncCollector, HostCollector, Schedule, Share
 from ejax.collectors.config import CollectorConfig
 from ejax.config import ConfigError, Problem, RunConfig
@@ -80,9 +80,9 @@ def host_parts(
     own = _own_groups(config, devices) if devices else range(num_groups)
     size = group_size(config, len(devices) if devices else 1)
     groups = _groups(config, first, len(own), size, quarantine)
-    starts = algorithm.starts(config.algorithm.cfg)
-    _check_starts(config, starts, groups)
-    stepper = _stepper(config, algorithm, starts, policy, optimizer, groups, own, key, devices, dropout=dropout)
+    resets = algorithm.resets(config.algorithm.cfg)
+    _check_starts(config, resets, groups)
+    stepper = _stepper(config, algorithm, resets, policy, optimizer, groups, own, key, devices, dropout=dropout)
     state = init_host_run_state(
         policy,
         optimizer,
@@ -109,23 +109,23 @@ def _groups(config: RunConfig, first: Env | HostEnv, num_groups: int, size: int,
     return [first, *(env for env in others if isinstance(env, HostEnv))]
 
 
-def _check_starts(config: RunConfig, starts: EpisodeStarts, groups: Sequence[HostEnv]) -> None:
+def _check_starts(config: RunConfig, resets: ResetPolicy, groups: Sequence[HostEnv]) -> None:
     """Shared starts need environments that are seeded row by row, and groups that fit into the collector's."""
-    if starts.group_size == 1:
+    if resets.group_size == 1:
         return
     if not groups[0].seeds_rows:
         text = f"is true, but the starts of {config.env.id} cannot be chosen; give false"
         raise ConfigError([Problem("algorithm.cfg.shared_start", text)])
-    if groups[0].num_envs % starts.group_size:
+    if groups[0].num_envs % resets.group_size:
         num_groups = config.trainer.collector.num_groups
-        text = f"got {num_groups} groups of {groups[0].num_envs} envs; group_size {starts.group_size} must divide"
+        text = f"got {num_groups} groups of {groups[0].num_envs} envs; group_size {resets.group_size} must divide"
         raise ConfigError([Problem("trainer.collector.num_groups", text)])
 
 
 def _stepper(
     config: RunConfig,
     algorithm: Algorithm,
-    starts: EpisodeStarts,
+    resets: ResetPolicy,
     policy: Policy,
     optimizer: optax.GradientTransformation,
     groups: Sequence[HostEnv],
@@ -156,8 +156,8 @@ def _stepper(
         num_steps=trainer.buffer_size,
         seed=trainer.seed,
         dropout=dropout,
-        restart=starts.restart,
-        group_size=starts.group_size,
+        restart=resets.restart,
+        group_size=resets.group_size,
         share=Share(
             first_group=own.start,
             num_groups=wanted.num_groups,
@@ -165,8 +165,8 @@ def _stepper(
             mesh=make_mesh(devices) if devices else None,
         ),
     )
-    learn = make_learn(policy, optimizer, config.algorithm.cfg, update=algorithm.update, starts=starts)
-    what = (policy, optimizer, config.algorithm.cfg, algorithm.update, starts)
+    learn = make_learn(policy, optimizer, config.algorithm.cfg, update=algorithm.update, resets=resets)
+    what = (policy, optimizer, config.algorithm.cfg, algorithm.update, resets)
     group = Group(trainer.process_timeout_s) if count() > 1 else None
     if wanted.mode != "async":
         return HostStepper(collector, learn, key, devices=learners or None, group=group, what=what)
