@@ -12,13 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from ejax.types import Array, Key
+from ejax.types import Array, Distribution, Key
 
 _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 
 
 @struct.dataclass
-class Normal:
+class Normal(Distribution):
     """Diagonal normal. ``mean``, ``log_std``: [..., A]."""
 
     mean: Array
@@ -47,7 +47,7 @@ class Normal:
 
 
 @struct.dataclass
-class TanhNormal:
+class TanhNormal(Distribution):
     """center + half_width · tanh(u), u ~ Normal: actions stay inside the bounds. Source: SAC, appendix C."""
 
     base: Normal
@@ -79,7 +79,7 @@ class TanhNormal:
 
 
 @struct.dataclass
-class Categorical:
+class Categorical(Distribution):
     """``logits``: [..., K]; actions [...] int32."""
 
     logits: Array
@@ -104,7 +104,7 @@ class Categorical:
 
 
 @struct.dataclass
-class MultiCategorical:
+class MultiCategorical(Distribution):
     """Independent categoricals. ``parts``: one ``Categorical`` per action dimension; actions [..., A] int32."""
 
     parts: tuple[Categorical, ...]
@@ -131,15 +131,14 @@ class MultiCategorical:
 
 @struct.dataclass
 class Drawn:
-    """What a rollout keeps of distributions that are too large to be kept."""
+    """The stored form of distributions that are too large for a rollout: one log-probability."""
 
-    of_drawn: Array
-    """[...]: the log-probability of what was drawn."""
+    log_prob_drawn: Array
+    """[...]: of the action that was drawn."""
 
     def log_prob(self, action: Array) -> Array:
-        """Of that very action."""
-        del action
-        return self.of_drawn
+        del action  # the one that was drawn
+        return self.log_prob_drawn
 
     def kl(self, other: Any) -> Array:
         """
@@ -148,16 +147,6 @@ class Drawn:
         """
         del other
         raise ValueError("this policy's distribution has no exact divergence: leave out schedule: adaptive")
-
-
-def executed(distribution: Any, action: Array) -> Array:
-    """The part of a sampled action that the environment is given: all of it, but where the distribution says else."""
-    return distribution.executed(action) if hasattr(distribution, "executed") else action
-
-
-def kept(distribution: Any, action: Array) -> Any:
-    """What a rollout keeps of the distribution that ``action`` was drawn from: itself, if it does not say else."""
-    return distribution.kept(action) if hasattr(distribution, "kept") else distribution
 
 
 @struct.dataclass

@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from ejax.distributions import executed, kept
 from ejax.numerics.kernels import PackedRows, by_platform, pack_rows
 from ejax.policies.calls import apply_policy, first_memory, forget, rows_like
 from ejax.returns import first_episode_mask
@@ -139,7 +138,7 @@ def _act(
     """``(action, its executed part, what is kept of the distribution, memory after it)``."""
     distribution, _, remembered = apply_policy(policy, params, envs.obs, envs.memory, **row)
     action = distribution.sample(key)
-    return action, executed(distribution, action), kept(distribution, action), remembered
+    return action, distribution.env_action(action), distribution.for_storage(action), remembered
 
 
 def starts_of(env: Env, keys: Key, num_envs: int) -> EnvCarry:
@@ -308,7 +307,7 @@ def make_rollout(
     seed = {} if dropout_seed is None else {"dropout_seed": dropout_seed}
     before, after = memory
     computed, value, _ = apply_policy(policy, params, obs, before, **seed)
-    distribution = kept(computed, action) if distribution is None else distribution
+    distribution = computed.for_storage(action) if distribution is None else distribution
     info = dict(timestep.info)
     valid = info.pop("valid", None)
     return Rollout(

@@ -5,7 +5,7 @@ Batched data is time-major, ``[T, N, ...]``; transposing is left to ``interop``.
 """
 
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import gymnasium
 import jax
@@ -156,13 +156,25 @@ def split_critic(networks: PyTree) -> tuple[PyTree, PyTree]:
 
 
 class Distribution(Protocol):
-    """A batch of action distributions; a pytree."""
+    """A batch of action distributions; a pytree. Inherit from it: the last three members are defaults."""
 
     def sample(self, key: Key) -> Array: ...
     def mode(self) -> Array: ...
     def log_prob(self, action: Array) -> Array: ...
     def entropy(self) -> Array: ...
     def kl(self, other: Any) -> Array: ...
+
+    is_flow: ClassVar[bool] = False
+    """It learns by its ``matching_loss``, as ``ejax.policies.vla.flow`` does."""
+
+    def env_action(self, action: Array) -> Array:
+        """The part of a sampled action that the environment is given."""
+        return action
+
+    def for_storage(self, action: Array) -> Any:
+        """The part that a rollout stores, with ``log_prob`` of the sampled ``action`` and ``kl``."""
+        del action
+        return self
 
 
 class Policy(Protocol):

@@ -14,7 +14,7 @@ import pytest
 
 from ejax.algorithms.batch import evaluate_rollout
 from ejax.algorithms.bc import ALGORITHM, BCConfig, _choose_frames, bc_loss, chunk_targets
-from ejax.distributions import Normal, executed, kept
+from ejax.distributions import Normal
 from ejax.envs.text import as_bytes
 from ejax.play.acting import Actor
 from ejax.policies.vla.config import HeadConfig, VLAConfig
@@ -130,7 +130,7 @@ def test_the_log_probability_of_one_step_is_that_steps() -> None:
 @pytest.mark.parametrize("stochastic_steps", ["one", "all"])
 def test_samples_are_distributed_as_the_flow_is_made_for(stochastic_steps: str) -> None:
     chunk = flow(20_000, num_steps=50, stochastic_steps=stochastic_steps, noise_level=0.7)
-    action = np.asarray(jax.jit(lambda: executed(chunk, chunk.sample(jax.random.key(2))))())
+    action = np.asarray(jax.jit(lambda: chunk.env_action(chunk.sample(jax.random.key(2))))())
     assert action.mean() == pytest.approx(0.5, abs=0.01)
     assert action.std() == pytest.approx(0.3, abs=0.015)
     assert np.allclose(chunk.mode(), 0.5, atol=0.02)
@@ -167,18 +167,18 @@ def test_what_is_given_to_the_environment_is_the_chunk() -> None:
     chunk = flow(ROWS)
     decision = chunk.sample(jax.random.key(0))
     assert decision.shape == (ROWS, 3 * K * A + 1)
-    assert np.array_equal(executed(chunk, decision), decision[:, : K * A])
-    assert np.array_equal(kept(chunk, decision).log_prob(decision), chunk.log_prob(decision))
+    assert np.array_equal(chunk.env_action(decision), decision[:, : K * A])
+    assert np.array_equal(chunk.for_storage(decision).log_prob(decision), chunk.log_prob(decision))
     normal = Normal(jnp.zeros((ROWS, 2)), jnp.zeros((ROWS, 2)))
-    assert executed(normal, decision) is decision
-    assert kept(normal, decision) is normal
+    assert normal.env_action(decision) is decision
+    assert normal.for_storage(decision) is normal
 
 
 def test_a_flow_has_no_exact_divergence() -> None:
     with pytest.raises(ValueError, match="leave out schedule: adaptive"):
         flow(ROWS).kl(flow(ROWS))
     with pytest.raises(ValueError, match="leave out schedule: adaptive"):
-        kept(flow(ROWS), flow(ROWS).sample(jax.random.key(0))).kl(None)
+        flow(ROWS).for_storage(flow(ROWS).sample(jax.random.key(0))).kl(None)
 
 
 def observations(rows: int = ROWS, *, batch: tuple[int, ...] | None = None) -> dict[str, Any]:

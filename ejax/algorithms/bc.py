@@ -165,7 +165,7 @@ def bc_loss(params: Params, batch: dict[str, PyTree], *, policy: Policy, config:
     distribution, predicted = _in_windows(policy, params, batch["obs"], seed, batch.get("valid"))
     action, loss_mask, asked = batch["action"], batch.get("loss_mask"), _asked(batch)
     continuous = jnp.issubdtype(action.dtype, jnp.floating)
-    is_flow = hasattr(distribution, "matching_loss")
+    is_flow = distribution.is_flow
     if config.loss == "mse" and not continuous:
         raise ValueError(f"loss 'mse' needs continuous actions, got {action.dtype}; give algorithm.cfg.loss: nll")
     if is_flow != (config.loss == "flow"):
@@ -218,9 +218,8 @@ def _num_taught(policy: Policy, params: Params, rows: dict[str, PyTree]) -> Arra
     if not jnp.issubdtype(action.dtype, jnp.floating):
         return (mask if frame is None else _frames(mask, frame)).sum(axis=1).astype(jnp.float32)
 
-    def decision(params: Params, obs: PyTree) -> Array:
-        distribution, _ = _in_windows(policy, params, obs, {})
-        return jnp.zeros(distribution.spec.size) if hasattr(distribution, "matching_loss") else distribution.mode()
+    def decision(params: Params, obs: PyTree) -> Any:
+        return _in_windows(policy, params, obs, {})[0].mode()
 
     one = jax.tree.map(lambda x: x[:1], rows["obs"])
     size = jax.eval_shape(decision, params, one).shape[-1] // action.shape[-1]

@@ -14,7 +14,6 @@ from pydantic import Field, NonNegativeFloat
 from ejax.algorithms.options import GradientOptions
 from ejax.algorithms.record import MakeStep
 from ejax.algorithms.step import RunState, Step, finish
-from ejax.distributions import executed
 from ejax.numerics.episodes import drop_current_episodes
 from ejax.numerics.kernels import by_platform, unrolled_scan
 from ejax.rollout import EnvCarry, starts_of, step
@@ -155,7 +154,7 @@ def play(
         key_action, key_env = jax.random.split(key)
         distribution, _ = policy.apply(params, carry.obs)
         deterministic = options.deterministic_actions
-        action = distribution.mode() if deterministic else executed(distribution, distribution.sample(key_action))
+        action = distribution.mode() if deterministic else distribution.env_action(distribution.sample(key_action))
         if options.clip_actions_to_space:
             space: Any = env.action_space
             action = jnp.clip(action, np.asarray(space.low)[None], np.asarray(space.high)[None])

@@ -30,7 +30,6 @@ from ejax.algorithms.on_policy import on_policy_update
 from ejax.algorithms.options import MinibatchOptions, memory_problems
 from ejax.algorithms.record import Algorithm, RunShape, Teacher
 from ejax.algorithms.step import RunState, Step, finish
-from ejax.distributions import executed
 from ejax.losses import weighted_sums
 from ejax.optim import bind_schedule
 from ejax.policies.calls import apply_policy, first_memory, rows_like
@@ -38,7 +37,7 @@ from ejax.policies.observations import part_of
 from ejax.rollout import reset, unroll
 from ejax.schema.frozen import Kwargs
 from ejax.schema.problems import ConfigError, Problem
-from ejax.types import Array, Env, HostEnv, Key, Metrics, Params, Policy, PyTree, Rollout, TrainState
+from ejax.types import Array, Distribution, Env, HostEnv, Key, Metrics, Params, Policy, PyTree, Rollout, TrainState
 
 
 class DistillConfig(MinibatchOptions):
@@ -125,7 +124,7 @@ def distill_loss(
     """
     distribution, _, batch = apply_to_batch(policy, params, batch)
     label = batch["label"]
-    action, own = executed(label, label.mode()), distribution.mode()
+    action, own = label.env_action(label.mode()), distribution.mode()
     terms = {"nll": -distribution.log_prob(action), "entropy": distribution.entropy()}
     if type(label) is type(distribution):
         terms["kl"] = label.kl(distribution)
@@ -233,7 +232,7 @@ class _Pair:
 
 
 @struct.dataclass
-class _Mixture:
+class _Mixture(Distribution):
     """The student's distribution, but with the probability ``beta`` [...] the teacher's mode."""
 
     student: Any
@@ -243,11 +242,11 @@ class _Mixture:
     def sample(self, key: Key) -> Array:
         key_whose, key_action = jax.random.split(key)
         own = self.student.sample(key_action)
-        theirs = executed(self.teacher, self.teacher.mode())
+        theirs = self.teacher.env_action(self.teacher.mode())
         taught = jax.random.bernoulli(key_whose, self.beta)
         return jnp.where(rows_like(taught, own), theirs, own)
 
-    def kept(self, action: Array) -> Any:
+    def for_storage(self, action: Array) -> Any:
         del action
         return self.student
 
@@ -268,7 +267,7 @@ def _loss_problems(policy: Policy, env: Env, teacher: Teacher, config: DistillCo
         )
 
     own, theirs = form(policy, params, obs), form(teacher.policy, teacher.params, _seen(obs, teacher.obs))
-    if hasattr(own, "matching_loss"):
+    if own.is_flow:
         text = "got a policy with a flow head, which none of distill's losses is for; give another head"
         yield Problem("policy.vla_config", text)
     elif config.loss == "kl" and type(own) is not type(theirs):

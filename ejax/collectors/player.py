@@ -14,7 +14,6 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from ejax.distributions import executed
 from ejax.envs.host.calls import call_env
 from ejax.envs.host.guarded import GuardedEnv
 from ejax.envs.host.pure_host import PureHostEnv
@@ -204,5 +203,5 @@ def act(
     """The actions of step t, [N, ...], their part for the environments (None: all), and the memory after it."""
     distribution, _, remembered = apply_policy(policy, params, obs, memory, **rows)
     action = distribution.sample(jax.random.fold_in(key, t))
-    given = executed(distribution, action)
+    given = distribution.env_action(action)
     return action, None if given is action else given, remembered

@@ -16,7 +16,6 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from ejax.distributions import executed
 from ejax.evaluation import summarize
 from ejax.numerics.finite import finite_rows
 from ejax.policies.calls import apply_policy, check_obs, first_memory, forget, forget_outside
@@ -220,7 +219,7 @@ def act(
     distribution, _, remembered = apply_policy(policy, params, obs, memory)
     if not samples:
         return distribution.mode(), remembered
-    return executed(distribution, distribution.sample(jax.random.fold_in(key, _SAMPLES))), remembered
+    return distribution.env_action(distribution.sample(jax.random.fold_in(key, _SAMPLES))), remembered
 
 
 def _start_host(policy: Policy, env: HostEnv, seed: int) -> tuple[PyTree, PyTree]:

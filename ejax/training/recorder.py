@@ -19,7 +19,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ejax.config.camera import CameraConfig
-from ejax.distributions import executed
 from ejax.envs.description import caption_of
 from ejax.policies.calls import apply_policy, first_memory
 from ejax.runtime.video import tile_frames, with_caption, write_video
@@ -158,7 +157,7 @@ def play(
         distribution, _, memory = apply_policy(policy, params, obs, memory)
         if samples:
             key_action, key = jax.random.split(key)
-            action = executed(distribution, distribution.sample(key_action))
+            action = distribution.env_action(distribution.sample(key_action))
         else:
             action = distribution.mode()
         keys = jax.random.split(key, num_envs)

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from ejax.distributions import Categorical, MultiCategorical, Normal, TanhNormal, executed
+from ejax.distributions import Categorical, MultiCategorical, Normal, TanhNormal
 from ejax.policies.calls import apply_policy, forget
 from ejax.policies.vla.flow import FlowChunk
 from ejax.rollout import EnvCarry, reset, step, with_memory
@@ -286,7 +286,7 @@ def _act(
         t, key = now
         key_action, key_env = jax.random.split(key)
         distribution, _, remembered = apply_policy(policy, params, carry.obs, carry.memory)
-        action = executed(distribution, distribution.sample(key_action))
+        action = distribution.env_action(distribution.sample(key_action))
         after, timestep = step(env, carry, action, key_env)
         after = replace(after, memory=forget(policy, remembered, timestep.terminated | timestep.truncated))
         clips = jnp.bool_(False)

@@ -19,7 +19,7 @@ from ejax.envs.tasks.point_mass import PointMassRL, PointMassState
 from ejax.optim import make_optimizer
 from ejax.rollout import EnvCarry
 from ejax.training.policies import build_policy
-from ejax.types import Array, Key, Params, Policy, PyTree, Timestep
+from ejax.types import Array, Distribution, Key, Params, Policy, PyTree, Timestep
 
 APG = "embodichain_0_3_apg.npz"
 FIELDS = list(PointMassState.__dataclass_fields__)
@@ -137,7 +137,7 @@ class GivenNoise:
 
 
 @struct.dataclass
-class GivenNormal:
+class GivenNormal(Distribution):
     normal: Normal
     noise: Array
 

@@ -14,7 +14,7 @@ log-probability is that of its whole path, given its first noise. With ``one`` i
 for each sample, with what comes before and after taken for the environment's part: one evaluation of v in an update,
 not S. Sources: Flow-GRPO (Liu et al. 2025); RLinf-VLA's Flow-SDE (2025).
 
-What is sampled is a *decision* [D], of which the environment is given ``executed``: the chunk, and behind it what the
+What is sampled is a *decision* [D], of which the environment is given ``env_action``: the chunk, and behind it what the
 log-probability is computed from.
 """
 
@@ -28,7 +28,7 @@ from flax import struct
 
 from ejax.distributions import Drawn
 from ejax.policies.vla.config import HeadConfig
-from ejax.types import Array, Key, PyTree
+from ejax.types import Array, Distribution, Key, PyTree
 
 _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 
@@ -57,11 +57,13 @@ class FlowSpec:
 
 
 @struct.dataclass
-class FlowChunk:
+class FlowChunk(Distribution):
     """The distribution of a chunk for each of a batch of observations, leading axes [...]: an ``ejax`` distribution.
 
-    It evaluates the network itself, so it carries the network's variables: ``kept`` is what a rollout stores of it.
+    It evaluates the network itself, so it carries the network's variables: a rollout stores ``for_storage``.
     """
+
+    is_flow = True
 
     variables: PyTree
     context: PyTree
@@ -116,7 +118,7 @@ class FlowChunk:
         x, _ = jax.lax.scan(one_step, x, jnp.arange(self.spec.head.num_steps))
         return x.reshape(*self.batch, -1)
 
-    def executed(self, decision: Array) -> Array:
+    def env_action(self, decision: Array) -> Array:
         """[..., K·A]: the part of a decision that the environment is given."""
         return decision[..., : self.spec.size]
 
@@ -147,7 +149,7 @@ class FlowChunk:
         del other
         raise ValueError("the divergence of two flows has no closed form: leave out schedule: adaptive")
 
-    def kept(self, decision: Array) -> Drawn:
+    def for_storage(self, decision: Array) -> Drawn:
         """Keep for the rollout the log-probability of the draw."""
         return Drawn(self.log_prob(decision))
 
