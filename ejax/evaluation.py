@@ -1,9 +1,10 @@
 """Deterministic evaluation without a bias to short episodes.
 
-Which episodes count is fixed beforehand: slot i plays its share of ``num_episodes``, whatever the others do. Counting
-the first episodes to finish, as EmbodiChain does, favours the short ones.
+The episodes that count are fixed beforehand: slot i plays its share of ``num_episodes``, however long the
+others take. Counting the first episodes to finish, as EmbodiChain does, favours the short ones.
 
-An episode in which an observation, an action or a reward was not finite is no success, whatever the environment says.
+An episode in which an observation, an action or a reward was not finite is no success, even if the environment's
+``info`` has one.
 """
 
 from collections.abc import Mapping
@@ -14,6 +15,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import struct
 from numpy.typing import NDArray
 
 from ejax.numerics.finite import NONFINITE_EPISODES, finite_rows
@@ -54,58 +56,80 @@ def evaluate(
         raise ValueError(f"evaluate needs num_envs > 0 and num_episodes > 0, got {num_envs} and {num_episodes}")
     if choice == "fixed":
         num_envs = min(num_envs, num_episodes)
-    quota = _shares(num_envs, num_episodes)
-    first_row = np.concatenate([[0], np.cumsum(quota)[:-1]])
-    longest = env.max_episode_steps or _UNLIMITED
-    most_steps = longest * (int(quota.max()) if choice == "fixed" else num_episodes)
+    quota = _quotas(num_envs, num_episodes, choice)
+    first_row = np.cumsum(quota) - quota
+    most_steps = (env.max_episode_steps or _UNLIMITED) * int(quota.max())
     key_reset, key_steps = jax.random.split(key)
-    envs = with_memory(reset(env, key_reset, num_envs), policy)
-
-    def facts_of(envs: EnvCarry, key: Key) -> tuple[EnvCarry, Array, Array, Array, dict[str, Array]]:
-        distribution, _, remembered = apply_policy(policy, params, envs.obs, envs.memory)
-        action, obs = distribution.mode(), envs.obs
-        envs, timestep = step(env, envs, action, key)
-        envs = replace(envs, memory=forget(policy, remembered, timestep.terminated | timestep.truncated))
-        finite = finite_rows(obs, action, timestep.reward, timestep.final_obs)
-        facts = {f"metrics/{name}": x for name, x in timestep.info.get("metrics", {}).items() if x.ndim == 1}
-        if "success" in timestep.info:
-            facts["success"] = timestep.info["success"]
-        facts = {name: x.astype(jnp.float32) for name, x in facts.items()}
-        return envs, timestep.reward, timestep.terminated | timestep.truncated, finite, facts
 
     def rows_of(chosen: Array, count: Array) -> Array:
         """In the results; a row past their end is dropped."""
+        chosen &= count < quota
         row = first_row + count if choice == "fixed" else count.sum() + jnp.cumsum(chosen) - 1
         return jnp.where(chosen, row, num_episodes)
 
-    names = ["return", "length", "nonfinite", *jax.eval_shape(facts_of, envs, key)[-1]]
-    record = {name: jnp.full(num_episodes, jnp.nan) for name in names}
-    zeros = jnp.zeros(num_envs)
-    healthy, count = jnp.ones(num_envs, bool), jnp.zeros(num_envs, jnp.int32)
-    carry = (envs, zeros, zeros, healthy, count, record, jnp.zeros((), jnp.int32))
+    def play(now: _Progress) -> tuple[EnvCarry, Array, dict[str, Array]]:
+        action, remembered = _mode(policy, params, now.envs.obs, now.envs.memory)
+        envs, timestep = step(env, now.envs, action, jax.random.fold_in(key_steps, now.t))
+        healthy = now.healthy & finite_rows(now.envs.obs, action, timestep.reward, timestep.final_obs)
+        facts = _facts(timestep.info, now.total + timestep.reward, now.length + 1.0, healthy, jnp)
+        return replace(envs, memory=forget(policy, remembered, timestep.done)), timestep.done, facts
 
-    def unfinished(carry: PyTree) -> Array:
-        *_, count, _, t = carry
-        missing = (count < quota).any() if choice == "fixed" else count.sum() < num_episodes
-        return missing & (t < most_steps)
+    def one_step(now: _Progress) -> _Progress:
+        envs, done, facts = play(now)
+        row = rows_of(done, now.count)
+        return _Progress(
+            envs=envs,
+            total=jnp.where(done, 0.0, facts["return"]),
+            length=jnp.where(done, 0.0, facts["length"]),
+            healthy=~facts["nonfinite"] | done,
+            count=now.count + done,
+            record={name: x.at[row].set(facts[name].astype(x.dtype), mode="drop") for name, x in now.record.items()},
+            t=now.t + 1,
+        )
 
-    def one_step(carry: PyTree) -> PyTree:
-        envs, episode_return, length, healthy, count, record, t = carry
-        envs, reward, done, finite, facts = facts_of(envs, jax.random.fold_in(key_steps, t))
-        healthy &= finite
-        facts |= {"return": episode_return + reward, "length": length + 1.0, "nonfinite": 1.0 - healthy}
-        if "success" in facts:
-            facts["success"] = jnp.where(healthy, facts["success"], jnp.minimum(facts["success"], 0.0))
-        row = rows_of(done & (count < quota) if choice == "fixed" else done, count)
-        record = {name: x.at[row].set(facts[name], mode="drop") for name, x in record.items()}
-        running = (jnp.where(done, 0.0, facts["return"]), jnp.where(done, 0.0, facts["length"]), healthy | done)
-        return envs, *running, count + done, record, t + 1
+    def unfinished(now: _Progress) -> Array:
+        return jnp.isnan(now.record["length"]).any() & (now.t < most_steps)
 
+    start = _Progress(
+        envs=with_memory(reset(env, key_reset, num_envs), policy),
+        total=jnp.zeros(num_envs),
+        length=jnp.zeros(num_envs),
+        healthy=jnp.ones(num_envs, bool),
+        count=jnp.zeros(num_envs, jnp.int32),
+        record={},
+        t=jnp.zeros((), jnp.int32),
+    )
+    nothing = jnp.full(num_episodes, jnp.nan)
+    start = replace(start, record=dict.fromkeys(jax.eval_shape(play, start)[-1], nothing))
     with jax.named_scope("env_steps"):
-        *_, healthy, count, record, _ = jax.lax.while_loop(unfinished, one_step, carry)
-    # of an episode that never ended there is no more to be said
-    row = rows_of(~healthy & (count < quota) if choice == "fixed" else ~healthy, count)
-    return record | {"nonfinite": record["nonfinite"].at[row].set(1.0, mode="drop")}
+        end = jax.lax.while_loop(unfinished, one_step, start)
+    # an episode that never ended has no other result than that it was not finite
+    row = rows_of(~end.healthy, end.count)
+    return end.record | {"nonfinite": end.record["nonfinite"].at[row].set(1.0, mode="drop")}
+
+
+@struct.dataclass(kw_only=True)
+class _Progress:
+    """An evaluation between two steps: the episodes under way, [num_envs] each, and the results."""
+
+    envs: EnvCarry
+    total: Array
+    length: Array
+    healthy: Array
+    """Everything in the episode was finite."""
+    count: Array
+    """Episodes that ended."""
+    record: dict[str, Array]
+    """[num_episodes] each; NaN where the episode has not ended."""
+    t: Array
+
+
+def _facts(info: dict[str, Any], total: Any, length: Any, healthy: Any, numpy: Any) -> dict[str, Any]:
+    """The results of episodes that end in this step, [num_envs] each; ``numpy`` is the module that computes them."""
+    facts = {f"metrics/{name}": x for name, x in info.get("metrics", {}).items() if x.ndim == 1}
+    if "success" in info:
+        facts["success"] = numpy.where(healthy, info["success"], numpy.minimum(info["success"], 0.0))
+    return facts | {"return": total, "length": length, "nonfinite": ~healthy}
 
 
 def evaluate_host(
@@ -128,19 +152,14 @@ def evaluate_host(
     if num_episodes <= 0:
         raise ValueError(f"evaluate_host needs num_episodes > 0, got {num_episodes}")
     num_envs = env.num_envs
-    quota = _shares(num_envs, num_episodes)
-    longest = env.max_episode_steps or _UNLIMITED
-    # one more for each episode: a reset may take a step of its own
-    most_steps = (longest + 1) * (int(quota.max()) if choice == "fixed" else num_episodes)
+    quota = _quotas(num_envs, num_episodes, choice)
     obs = env.reset(np.random.SeedSequence(seed).generate_state(num_envs).astype(np.uint32))
     memory = first_memory(policy, num_envs)
     total, length, count = np.zeros(num_envs), np.zeros(num_envs), np.zeros(num_envs, int)
     healthy = np.ones(num_envs, bool)
     record: dict[str, list[float]] = {}
-    for _ in range(most_steps):
-        wanting = count < quota if choice == "fixed" else np.full(num_envs, count.sum() < num_episodes)
-        if not wanting.any():
-            break
+    # one more for each episode: a reset may take a step of its own
+    for _ in range(((env.max_episode_steps or _UNLIMITED) + 1) * int(quota.max())):
         check_obs(policy, obs)
         mode, memory = _mode(policy, params, obs, memory)
         action = np.asarray(mode)
@@ -151,15 +170,13 @@ def evaluate_host(
         total, length = total + timestep.reward * valid, length + valid
         done = timestep.terminated | timestep.truncated
         memory = forget_outside(policy, memory, done | ~valid)
-        facts = {f"metrics/{name}": x for name, x in timestep.info.get("metrics", {}).items() if x.ndim == 1}
-        if "success" in timestep.info:
-            success = timestep.info["success"]
-            facts["success"] = np.where(healthy, success, np.minimum(success, 0.0))
-        facts |= {"return": total, "length": length, "nonfinite": ~healthy}
-        for row in np.flatnonzero(done & (valid | broken) & wanting):
+        facts = _facts(timestep.info, total, length, healthy, np)
+        for row in np.flatnonzero(done & (valid | broken) & (count < quota)):
             for name, values in facts.items():
                 record.setdefault(name, []).append(float(values[row]))
             count[row] += 1
+        if count.sum() >= num_episodes:
+            break
         total, length, obs = np.where(done, 0.0, total), np.where(done, 0.0, length), timestep.obs
         healthy |= done
     missing = num_episodes - len(record.get("return", []))
@@ -173,8 +190,10 @@ def _mode(policy: Policy, params: Params, obs: PyTree, memory: PyTree) -> tuple[
     return distribution.mode(), remembered
 
 
-def _shares(num_envs: int, num_episodes: int) -> NDArray[np.int64]:
-    """[num_envs]: how many of the episodes are each environment's."""
+def _quotas(num_envs: int, num_episodes: int, choice: str) -> NDArray[np.int64]:
+    """[num_envs]: the most episodes of each environment that count."""
+    if choice == "first_finished":
+        return np.full(num_envs, num_episodes)
     return np.full(num_envs, num_episodes // num_envs) + (np.arange(num_envs) < num_episodes % num_envs)
 
 

@@ -40,6 +40,19 @@ class EnvCarry:
     """The memory of a policy with memory, leaves [N, ...]; see ``with_memory``."""
 
 
+@struct.dataclass(kw_only=True)
+class _Step:
+    """One step as a rollout stores it; leaves [N, ...]."""
+
+    obs: PyTree
+    action: Array
+    distribution: Any
+    timestep: Timestep
+    """Without its ``obs``, which is that of the next step."""
+    memory: tuple[PyTree, PyTree]
+    """Before and after the action."""
+
+
 _Carry: TypeAlias = tuple[EnvCarry, Array]
 """The environments, and which of them have ended an episode, [N] bool."""
 _LARGE_OBS = 4096
@@ -104,7 +117,7 @@ def step(
     num_envs = jax.tree.leaves(carry.obs)[0].shape[0]
     key_step, key_reset = jax.random.split(key)
     state, timestep = _step_all(env, carry.state, action, key_step)
-    done = timestep.terminated | timestep.truncated
+    done = timestep.done
 
     def restart_done(ended: EnvCarry, start: EnvCarry | None) -> EnvCarry:
         start = restart(env, ended, reset(env, key_reset, num_envs) if start is None else start)
@@ -183,17 +196,15 @@ def unroll(
     collect = partial(_collect, policy, env, first_episodes=first_episodes)
 
     def some_steps(carry: _Carry, xs: Xs) -> tuple[_Carry, Rollout]:
-        carry, (obs, action, distribution, timestep, memory) = by_platform(
-            params, carry, xs, cpu=collect, gpu=partial(collect, few_kernels=True)
-        )
+        carry, made = by_platform(params, carry, xs, cpu=collect, gpu=partial(collect, few_kernels=True))
         return carry, make_rollout(
             policy,
             params,
-            obs,
-            action,
-            timestep,
-            distribution=distribution,
-            memory=memory,
+            made.obs,
+            made.action,
+            made.timestep,
+            distribution=made.distribution,
+            memory=made.memory,
             dropout_seed=xs[1].get("dropout_seed"),
         )
 
@@ -212,12 +223,12 @@ def unroll(
 
 
 def has_large_rows(obs: PyTree) -> bool:
-    """Whether one environment's observation, of leaves [N, ...], is large, as pictures are."""
+    """Tell whether one environment's observation, of leaves [N, ...], is large, as pictures are."""
     return sum(x.nbytes // x.shape[0] for x in jax.tree.leaves(obs)) >= _LARGE_OBS
 
 
 def _steps_at_once(num_steps: int, obs: PyTree) -> int:
-    """How many steps to take before their values are computed.
+    """The number of steps to take before their values are computed.
 
     Small observations: all of them. The true next observations of images would fill as much memory as the images do,
     so those of a few steps at a time are kept, and their values only.
@@ -236,8 +247,8 @@ def _collect(
     *,
     first_episodes: bool,
     few_kernels: bool = False,
-) -> tuple[_Carry, Any]:
-    """T steps: the environments after them, and ``(obs, action, distribution, timestep, memory)``, leaves [T, N, ...].
+) -> tuple[_Carry, _Step]:
+    """T steps: the environments after them, and the steps, leaves [T, N, ...].
 
     Args:
         few_kernels: the form for a GPU, where each array that a step makes costs a launch, and each condition a round
@@ -246,18 +257,24 @@ def _collect(
     """
     num_envs = carry[1].shape[0]
 
-    def one_step(envs: EnvCarry, key: Key, row: dict[str, Array], start: EnvCarry | None) -> tuple[EnvCarry, Any]:
+    def one_step(envs: EnvCarry, key: Key, row: dict[str, Array], start: EnvCarry | None) -> tuple[EnvCarry, _Step]:
         key_action, key_env = jax.random.split(key)
         action, given, distribution, remembered = _act(policy, params, envs, row, key_action)
         after, timestep = step(env, envs, given, key_env, start)
-        after = replace(after, memory=forget(policy, remembered, _done(timestep)))
-        return after, (envs.obs, action, distribution, replace(timestep, obs=()), (envs.memory, remembered))
+        made = _Step(
+            obs=envs.obs,
+            action=action,
+            distribution=distribution,
+            timestep=replace(timestep, obs=()),
+            memory=(envs.memory, remembered),
+        )
+        return replace(after, memory=forget(policy, remembered, timestep.done)), made
 
-    def plain(carry: _Carry, xs: Xs) -> tuple[_Carry, Any]:
+    def plain(carry: _Carry, xs: Xs) -> tuple[_Carry, _Step]:
         after, made = one_step(carry[0], *xs, None)
-        return (after, carry[1] | _done(made[3])), made
+        return (after, carry[1] | made.timestep.done), made
 
-    def plain_or_skipped(carry: _Carry, xs: Xs) -> tuple[_Carry, Any]:
+    def plain_or_skipped(carry: _Carry, xs: Xs) -> tuple[_Carry, _Step]:
         skipped = jax.tree.map(jnp.zeros_like, jax.eval_shape(plain, carry, xs)[1])
         return jax.lax.cond(carry[1].all(), lambda carry, xs: (carry, skipped), plain, carry, xs)
 
@@ -269,20 +286,17 @@ def _collect(
     if not few_kernels:
         with jax.named_scope("env_steps"):
             return jax.lax.scan(plain_or_skipped if first_episodes else plain, carry, xs)
+    # all resets of the rollout in one batch: drawn within the scan, they would add their kernels to every step
     (envs, ended), (keys, rows) = carry, xs
     starts = jax.vmap(pack_rows)(starts_of(env, jax.vmap(lambda key: jax.random.split(key)[1])(keys), num_envs))
     with jax.named_scope("env_steps"):
         after, log = jax.lax.scan(packed, pack_rows(envs), (keys, rows, starts))
     made = log.tree()
-    done = _done(made[3])
+    done = made.timestep.done
     if first_episodes:
         simulated = ((first_episode_mask(done) > 0.0) & ~ended[None]).any(axis=1)
         made = jax.tree.map(lambda x: jnp.where(rows_like(simulated, x), x, jnp.zeros_like(x)), made)
     return (after.tree(), ended | done.any(axis=0)), made
-
-
-def _done(timestep: Timestep) -> Array:
-    return timestep.terminated | timestep.truncated
 
 
 def make_rollout(

@@ -48,6 +48,11 @@ class Timestep:
     final_obs: PyTree = None
     """The true next observation, before any reset: equal to ``obs`` in rows that did not end."""
 
+    @property
+    def done(self) -> Array:
+        """The end of the episode, for any reason."""
+        return self.terminated | self.truncated
+
 
 @struct.dataclass(kw_only=True)
 class Rollout:
@@ -81,7 +86,7 @@ class Rollout:
 
     @property
     def done(self) -> Array:
-        """Whether the episode ended in this step, for any reason. ``[T, N]`` bool."""
+        """The steps that ended an episode, for any reason. ``[T, N]`` bool."""
         return self.terminated | self.truncated
 
 
