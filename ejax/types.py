@@ -122,13 +122,7 @@ def init_train_state(
 
 
 def make_train_state(params: Params, optimizer: Any, *, reference: Params = None, target: Params = None) -> TrainState:
-    """``init_train_state`` from existing parameters.
-
-    Args:
-        params: Flax variables; the optimizer steps what is under ``params``.
-        optimizer: as in ``init_train_state``.
-        reference, target: parameters to keep as such, or None.
-    """
+    """``init_train_state`` from existing parameters; ``reference`` and ``target`` are kept as such, or None."""
     return TrainState(
         step=jnp.zeros((), jnp.int32),
         params=params,
@@ -149,15 +143,18 @@ def start_from(state: TrainState, params: Params) -> TrainState:
     )
 
 
-def with_critic(networks: PyTree, others: PyTree) -> PyTree:
-    """``networks``, each by its name, but the critic of ``others``: its network, its memory, its normalizer."""
-    return {name: others[name] if name.startswith("critic") else network for name, network in networks.items()}
-
-
 def split_critic(networks: PyTree) -> tuple[PyTree, PyTree]:
-    """``(all but the critic, the critic and its memory)`` of parameters or their gradients, each by network's name."""
-    critic = {name: network for name, network in networks.items() if name in ("critic", "critic_memory")}
+    """``(all but the critic, the critic)`` of one collection of variables, or its gradients, by network's name.
+
+    All names that begin with ``critic`` are the critic's: its network, its memory, its normalizer.
+    """
+    critic = {name: network for name, network in networks.items() if name.startswith("critic")}
     return {name: network for name, network in networks.items() if name not in critic}, critic
+
+
+def with_critic(networks: PyTree, others: PyTree) -> PyTree:
+    """``networks`` with the critic of ``others``."""
+    return {**split_critic(networks)[0], **split_critic(others)[1]}
 
 
 class Distribution(Protocol):
@@ -200,7 +197,7 @@ class PolicyWithMemory(Policy, Protocol):
     """A policy that remembers: ``apply(params, obs, memory=…)`` gives ``(distribution, value, memory after it)``.
 
     Memory is a pytree with leaves [..., M]; it goes with the environments' carry, and starts again with each episode.
-    Without ``memory`` an episode starts at the step asked about.
+    Without ``memory`` an episode starts at the given step.
 
     Updates ask about sequences: ``apply(params, obs, memory=…, first=…)``, observations with leaves [L, B, F], memory
     [B, M] from before the first step, and ``first`` [L, B] bool, the steps that an episode starts at, before which
@@ -398,7 +395,7 @@ class CameraView(NamedTuple):
 
 @runtime_checkable
 class ChunkedEnv(Env, Protocol):
-    """An environment whose action is a decision on several actions, and that can say what each of them led to."""
+    """An environment whose action is a decision on several actions, with the states that each of them led to."""
 
     @property
     def actions_per_decision(self) -> int: ...

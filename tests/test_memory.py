@@ -353,7 +353,9 @@ def test_gradients_in_chunks_add_up(collected: Any) -> None:
     batch = flatten(rollout, 1, 4, advantage=advantage, value=rollout.value, value_target=target)
     batch["weight"] = batch.pop("mask") / 64.0
     loss = partial(ppo_loss, policy=policy, config=PPOConfig())
-    whole, parts = (accumulated_grad(loss, 16, rows, skip_weightless=True)(params, batch)[0] for rows in (16, 4))
+    whole, parts = (
+        accumulated_grad(loss, params, 16, rows, skip_weightless=True)(params, batch)[0] for rows in (16, 4)
+    )
     chex.assert_trees_all_close(whole, parts, rtol=1e-7, atol=1e-6)
 
 

@@ -10,7 +10,8 @@ import numpy as np
 import optax
 import pytest
 
-from ejax.algorithms.sgd import MinibatchConfig, sgd_epochs, with_flat_params
+from ejax.algorithms.sgd import MinibatchConfig, sgd_epochs
+from ejax.numerics.kernels import FlatParams
 from ejax.optim import OptimizerConfig, get_learning_rate, make_optimizer, scale_by_learning_rate
 from ejax.types import Params, TrainState, make_train_state
 
@@ -289,9 +290,8 @@ def test_parameters_in_one_vector_learn_what_separate_ones_do(
     batch = {"x": jnp.sin(jnp.arange(36.0)).reshape(12, 3)}
     options = minibatches(n_epochs=3, max_grad_norm=0.1, clip_per_network=clip_per_network)
     results, packed = [], []
-    monkeypatch.setattr(
-        "ejax.algorithms.sgd.with_flat_params", lambda *args: packed.append(args) or with_flat_params(*args)
-    )
+    pack = FlatParams.pack_state
+    monkeypatch.setattr(FlatParams, "pack_state", lambda self, state: packed.append(state) or pack(self, state))
     for optimizer in (
         adam,
         optax.GradientTransformation(*adam),

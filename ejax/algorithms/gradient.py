@@ -24,10 +24,11 @@ GradFn: TypeAlias = Callable[[Params, PyTree], tuple[PyTree, Metrics]]
 """``(params, minibatch) -> (gradient with respect to params["params"], metrics)``."""
 
 
-def accumulated_grad(loss: Loss, size: int, chunk_rows: int | None, *, skip_weightless: bool) -> GradFn:
+def accumulated_grad(loss: Loss, params: Params, size: int, chunk_rows: int | None, *, skip_weightless: bool) -> GradFn:
     """The gradient of a loss, and its metrics with the ``loss`` among them.
 
     Args:
+        params: of the widths that count.
         size: rows of a minibatch.
         chunk_rows: add the gradient up in chunks of this many rows. None: as many as a CPU's cache holds; all on a GPU.
         skip_weightless: chunks without a row that has a weight cost nothing.
@@ -40,7 +41,7 @@ def accumulated_grad(loss: Loss, size: int, chunk_rows: int | None, *, skip_weig
     def grad(params: Params, batch: PyTree) -> tuple[PyTree, Metrics]:
         return jax.grad(loss_of_trained, has_aux=True)(params["params"], params, batch)
 
-    def in_chunks(params: Params, batch: PyTree, *, rows: int) -> tuple[PyTree, Metrics]:
+    def in_chunks(params: Params, batch: PyTree) -> tuple[PyTree, Metrics]:
         chunks = jax.tree.map(lambda x: x.reshape(size // rows, rows, *x.shape[1:]), batch)
 
         def add(total: PyTree, chunk: PyTree) -> PyTree:
@@ -52,20 +53,15 @@ def accumulated_grad(loss: Loss, size: int, chunk_rows: int | None, *, skip_weig
             return jax.lax.cond(chunk["weight"].any(), add, lambda total, chunk: total, total, chunk), None
 
         first = jax.tree.map(lambda x: x[0], chunks)
-        total, _ = jax.lax.scan(add_or_skip, _zeros_like(jax.eval_shape(grad, params, first)), chunks)
-        return total
+        nothing = jax.tree.map(jnp.zeros_like, jax.eval_shape(grad, params, first))
+        return jax.lax.scan(add_or_skip, nothing, chunks)[0]
 
-    def accumulated(params: Params, batch: PyTree) -> tuple[PyTree, Metrics]:
-        # chunks are of equal size, or there are none
-        if chunk_rows is not None and (chunk_rows == size or size % chunk_rows):
-            return grad(params, batch)
-        if chunk_rows is not None:
-            return in_chunks(params, batch, rows=chunk_rows)
-        if (rows := _rows_in_cache(params["params"], size)) == size:
-            return grad(params, batch)
-        return by_platform(params, batch, cpu=partial(in_chunks, rows=rows), gpu=grad)
-
-    return accumulated
+    rows = _rows_in_cache(params["params"], size) if chunk_rows is None else chunk_rows
+    # chunks are of equal size, or there are none
+    if rows == size or size % rows:
+        return grad
+    # a GPU has no such cache, and each chunk would cost it the kernels of a minibatch
+    return in_chunks if chunk_rows is not None else partial(by_platform, cpu=in_chunks, gpu=grad)
 
 
 def _rows_in_cache(params: PyTree, size: int) -> int:
@@ -73,7 +69,3 @@ def _rows_in_cache(params: PyTree, size: int) -> int:
     widest = max((leaf.shape[-1] for leaf in jax.tree.leaves(params) if leaf.ndim), default=1)
     fewest = -(-size * widest // _CACHED_ELEMENTS)
     return size // next((n for n in range(fewest, 2 * fewest) if size % n == 0), 1)
-
-
-def _zeros_like(shapes: PyTree) -> PyTree:
-    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)

@@ -6,7 +6,7 @@ of its own; on a CPU the copies that avoid it cost more than they save.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from ejax.types import Array, PyTree, split_critic
+from ejax.types import Array, PyTree, TrainState, split_critic
 
 _STEPS_OF_A_KERNEL = 8
 _MAX_COLUMNS = 64
@@ -72,6 +72,7 @@ def pack_rows(tree: PyTree) -> PackedRows:
     """A tree of arrays [N, ...] in packed form."""
     arrays, structure = jax.tree.flatten(tree)
     leaves = tuple(jax.ShapeDtypeStruct(x.shape[1:], x.dtype) if _is_small(x) else None for x in arrays)
+    # as bits, since a cast of integers to floats and back would lose the large ones
     small = [_bits(x).reshape(len(x), -1) for x, leaf in zip(arrays, leaves, strict=True) if leaf is not None]
     others = tuple(x for x, leaf in zip(arrays, leaves, strict=True) if leaf is None)
     nothing = jnp.zeros((len(arrays[0]), 0), jnp.uint32)
@@ -106,19 +107,17 @@ class FlatParams:
     critic_apart: bool = False
 
     def pack(self, tree: PyTree) -> dict[str, Array]:
-        if not self.critic_apart:
-            return {"all": _ravel(tree)}
-        rest, critic = split_critic(tree)
-        return {"rest": _ravel(rest), **{name: _ravel(part) for name, part in critic.items()}}
+        return {name: _ravel(part) for name, part in self._parts(tree).items()}
 
     def unpack(self, vectors: dict[str, Array]) -> PyTree:
+        parts = {name: _unravel(vectors[name], part) for name, part in self._parts(self.shapes).items()}
+        return {**parts.pop("rest"), **parts} if self.critic_apart else parts["all"]
+
+    def _parts(self, tree: PyTree) -> dict[str, PyTree]:
         if not self.critic_apart:
-            return _unravel(vectors["all"], self.shapes)
-        rest, critic = split_critic(self.shapes)
-        return {
-            **_unravel(vectors["rest"], rest),
-            **{name: _unravel(vectors[name], part) for name, part in critic.items()},
-        }
+            return {"all": tree}
+        rest, critic = split_critic(tree)
+        return {"rest": rest, **critic}
 
     def pack_within(self, tree: PyTree) -> PyTree:
         """Pack every part of a tree that has the parameters' form, such as an optimizer's moments."""
@@ -128,6 +127,16 @@ class FlatParams:
         """The inverse of ``pack_within``; ``like`` is the tree before it."""
         return jax.tree.map(lambda old, x: self.unpack(x) if self._fits(old) else x, like, tree, is_leaf=self._fits)
 
+    def pack_state(self, state: TrainState) -> TrainState:
+        """The state with its parameters and the optimizer's moments as vectors."""
+        params = {**state.params, "params": self.pack(state.params["params"])}
+        return replace(state, params=params, opt_state=self.pack_within(state.opt_state))
+
+    def unpack_state(self, state: TrainState, like: TrainState) -> TrainState:
+        """The inverse of ``pack_state``; ``like`` is the state before it."""
+        params = {**state.params, "params": self.unpack(state.params["params"])}
+        return replace(state, params=params, opt_state=self.unpack_within(state.opt_state, like=like.opt_state))
+
     def _fits(self, tree: PyTree) -> bool:
         return bool(jax.tree.structure(tree) == jax.tree.structure(self.shapes))  # type: ignore[operator]  # no stubs
 
@@ -135,6 +144,7 @@ class FlatParams:
 def flat_params(params: PyTree, *, critic_apart: bool = False) -> FlatParams | None:
     """The layout of ``params`` as vectors; None where that is not worth it, or their types differ."""
     leaves = jax.tree.leaves(params)
+    # one vector has one type; a lone array is a vector already
     if len(leaves) < 2 or len({x.dtype for x in leaves}) > 1 or sum(x.size for x in leaves) > _MAX_ELEMENTS:
         return None
     if critic_apart and not all(split_critic(params)):  # nothing is apart from the other
