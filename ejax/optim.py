@@ -6,6 +6,7 @@ compilation. Source: torch.optim's documented algorithms, torch.optim.lr_schedul
 """
 
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
@@ -13,7 +14,6 @@ import jax.numpy as jnp
 import optax
 from flax.core import FrozenDict
 from pydantic import (
-    BaseModel,
     BeforeValidator,
     Field,
     NonNegativeFloat,
@@ -27,7 +27,7 @@ from ejax.numerics.finite import all_finite
 from ejax.numerics.kernels import by_platform
 from ejax.numerics.traced_options import is_active, is_array
 from ejax.schema.frozen import Kwargs, StrictModel, one_for_equal
-from ejax.types import Array, PyTree, TrainState, split_critic, with_critic
+from ejax.types import Array, PyTree, TrainState, split_critic
 
 
 def _any_case(name: Any) -> Any:
@@ -44,10 +44,17 @@ class _Adam(StrictModel):
     maximize: bool = False
     """Step along the gradient instead of against it."""
 
+    def direction(self) -> optax.GradientTransformation:
+        adam = optax.scale_by_adam(*self.betas, self.eps)
+        return optax.chain(*decay, adam) if (decay := _decay(self)) else adam
+
 
 class _AdamW(_Adam):
     weight_decay: NonNegativeFloat = 0.01
     """Times the learning rate, taken off the parameters."""
+
+    def direction(self) -> optax.GradientTransformation:
+        return optax.chain(optax.scale_by_adam(*self.betas, self.eps), optax.add_decayed_weights(self.weight_decay))
 
 
 class _SGD(StrictModel):
@@ -61,6 +68,12 @@ class _SGD(StrictModel):
     """Nesterov's momentum."""
     maximize: bool = False
     """Step along the gradient instead of against it."""
+
+    def direction(self) -> optax.GradientTransformation:
+        links = _decay(self)
+        if is_active(self.momentum):
+            links.append(_torch_momentum(self.momentum, self.dampening, self.nesterov))
+        return optax.chain(*links) if links else optax.identity()
 
 
 class _RMSprop(StrictModel):
@@ -77,8 +90,17 @@ class _RMSprop(StrictModel):
     maximize: bool = False
     """Step along the gradient instead of against it."""
 
+    def direction(self) -> optax.GradientTransformation:
+        scale = optax.scale_by_stddev if self.centered else optax.scale_by_rms
+        velocity = [optax.trace(self.momentum)] if is_active(self.momentum) else []
+        return optax.chain(*_decay(self), scale(decay=self.alpha, eps=self.eps, eps_in_sqrt=False), *velocity)
 
-OPTIMIZER_KWARGS: dict[str, type[BaseModel]] = {"adam": _Adam, "adamw": _AdamW, "sgd": _SGD, "rmsprop": _RMSprop}
+
+def _decay(kwargs: Any) -> list[optax.GradientTransformation]:
+    return [optax.add_decayed_weights(kwargs.weight_decay)] if is_active(kwargs.weight_decay) else []
+
+
+OPTIMIZER_KWARGS: dict[str, type[Any]] = {"adam": _Adam, "adamw": _AdamW, "sgd": _SGD, "rmsprop": _RMSprop}
 
 
 class OptimizerConfig(StrictModel):
@@ -103,13 +125,20 @@ class OptimizerConfig(StrictModel):
         return kwargs
 
 
+# Closed forms of float32: optax's schedules clip and divide in another order, and so round otherwise.
+
+
 class _Linear(StrictModel):
     start_factor: PositiveFloat = 1.0
-    """Of the learning rate at the start."""
+    """Factor of the learning rate at the start."""
     end_factor: NonNegativeFloat = 0.0
     """EmbodiChain's default; torch's own is 1."""
     total_iters: PositiveInt | None = None
     """Updates until ``end_factor`` is reached. None: those of the run."""
+
+    def rate(self, start: float, k: Array) -> Array:
+        fraction = jnp.minimum(k / self.total_iters, 1.0)
+        return start * (self.start_factor + (self.end_factor - self.start_factor) * fraction)
 
 
 class _Cosine(StrictModel):
@@ -118,6 +147,9 @@ class _Cosine(StrictModel):
     eta_min: NonNegativeFloat = 0.0
     """The lowest learning rate."""
 
+    def rate(self, start: float, k: Array) -> Array:
+        return self.eta_min + (start - self.eta_min) * 0.5 * (1.0 + jnp.cos(jnp.pi * k / self.T_max))
+
 
 class _Step(StrictModel):
     step_size: PositiveInt
@@ -125,18 +157,25 @@ class _Step(StrictModel):
     gamma: PositiveFloat = 0.1
     """Factor of a drop."""
 
+    def rate(self, start: float, k: Array) -> Array:
+        return start * self.gamma ** jnp.floor(k / self.step_size)
+
 
 class _Exponential(StrictModel):
     gamma: PositiveFloat
     """Factor of every update."""
 
+    def rate(self, start: float, k: Array) -> Array:
+        return start * self.gamma**k
 
-SCHEDULE_KWARGS: dict[str, type[BaseModel]] = {
+
+SCHEDULE_KWARGS: dict[str, type[Any]] = {
     "linear": _Linear,
     "cosine": _Cosine,
     "step": _Step,
     "exponential": _Exponential,
 }
+_HORIZON = {"linear": "total_iters", "cosine": "T_max"}
 
 
 class ScheduleConfig(StrictModel):
@@ -176,10 +215,8 @@ def make_optimizer(config: OptimizerConfig) -> Elementwise:
     Gradient clipping is not part of it (see ``clip_by_global_norm``), because the norm is also a metric.
     """
     kwargs = _keywords(OPTIMIZER_KWARGS[config.name], config.kwargs)
-    links = [_DIRECTIONS[config.name](kwargs)]
-    if kwargs.maximize:
-        links.insert(0, optax.scale(-1.0))
-    return Elementwise(*optax.chain(*links, scale_by_learning_rate(config.learning_rate)))
+    ascent = [optax.scale(-1.0)] if kwargs.maximize else []
+    return Elementwise(*optax.chain(*ascent, kwargs.direction(), scale_by_learning_rate(config.learning_rate)))
 
 
 @one_for_equal
@@ -240,14 +277,10 @@ def set_learning_rate(opt_state: PyTree, learning_rate: Array) -> PyTree:
 
 
 def bind_schedule(config: ScheduleConfig, total_updates: int) -> ScheduleConfig:
-    """The schedule with its horizon set to the updates of the run, where the config leaves it open (linear, cosine).
-
-    Raises:
-        ValueError: ``total_updates`` is not positive.
-    """
+    """The schedule with its horizon, where linear or cosine leave it open: the updates of the run (> 0: ValueError)."""
     if total_updates <= 0:
         raise ValueError(f"a schedule needs total_updates > 0, got {total_updates}")
-    horizon = {"linear": "total_iters", "cosine": "T_max"}.get(config.name or "")
+    horizon = _HORIZON.get(config.name or "")
     if horizon is None or dict(config.kwargs).get(horizon) is not None:
         return config
     return ScheduleConfig(name=config.name, kwargs=FrozenDict({**config.kwargs, horizon: total_updates}))
@@ -262,18 +295,10 @@ def scheduled_learning_rate(learning_rate: float, schedule: ScheduleConfig, num_
     k = jnp.asarray(num_updates, jnp.float32)
     if schedule.name is None:
         return jnp.full_like(k, learning_rate)
-    kwargs = _keywords(SCHEDULE_KWARGS[schedule.name], schedule.kwargs)
-    if schedule.name == "step":
-        return learning_rate * kwargs.gamma ** jnp.floor(k / kwargs.step_size)
-    if schedule.name == "exponential":
-        return learning_rate * kwargs.gamma**k
-    horizon = kwargs.total_iters if schedule.name == "linear" else kwargs.T_max
-    if horizon is None:
+    if schedule.name in _HORIZON and dict(schedule.kwargs).get(_HORIZON[schedule.name]) is None:
         raise ValueError(f"lr_scheduler '{schedule.name}' has no horizon; bind_schedule gives it the run's updates")
-    if schedule.name == "linear":
-        fraction = jnp.minimum(k / horizon, 1.0)
-        return learning_rate * (kwargs.start_factor + (kwargs.end_factor - kwargs.start_factor) * fraction)
-    return kwargs.eta_min + (learning_rate - kwargs.eta_min) * 0.5 * (1.0 + jnp.cos(jnp.pi * k / horizon))
+    rate: Array = _keywords(SCHEDULE_KWARGS[schedule.name], schedule.kwargs).rate(learning_rate, k)
+    return rate
 
 
 def step_schedule(state: TrainState, optimizer: OptimizerConfig, schedule: ScheduleConfig) -> TrainState:
@@ -288,38 +313,6 @@ def step_schedule(state: TrainState, optimizer: OptimizerConfig, schedule: Sched
         return replace(state, step=step)
     rate = scheduled_learning_rate(optimizer.learning_rate, schedule, step)
     return replace(state, step=step, opt_state=set_learning_rate(state.opt_state, rate))
-
-
-def restart(optimizer: optax.GradientTransformation, state: TrainState) -> TrainState:
-    """The optimizer as at the start of a training, but for the learning rate, which stays."""
-    opt_state = optimizer.init(state.params["params"])
-    rate = optax.tree_utils.tree_get(state.opt_state, "learning_rate", default=None)
-    return replace(state, opt_state=opt_state if rate is None else set_learning_rate(opt_state, rate))
-
-
-def of_critic(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
-    """The optimizer for the critic alone: of all other parameters nothing changes, nor do their moments.
-
-    Its state has the same form, with what it counts in common.
-    """
-
-    def update(updates: PyTree, state: PyTree, params: PyTree = None) -> tuple[PyTree, PyTree]:
-        directions, after = optimizer.update(updates, state, params)
-        nothing = jax.tree.map(lambda x: jnp.full_like(x, -0.0), directions)  # −0 + 0 would lose its sign
-        form = updates if params is None else params
-        return with_critic(nothing, directions), _with_moments(state, after, form)
-
-    return optax.GradientTransformation(optimizer.init, update)
-
-
-def _with_moments(state: PyTree, after: PyTree, params: PyTree) -> PyTree:
-    """``after``, where what has the form of the parameters is as in ``state`` but for the critic."""
-    form = jax.tree.structure(params)
-
-    def fits(tree: PyTree) -> bool:
-        return bool(jax.tree.structure(tree) == form)  # type: ignore[operator]  # no stubs
-
-    return jax.tree.map(lambda old, new: with_critic(old, new) if fits(old) else new, state, after, is_leaf=fits)
 
 
 def apply_gradient(
@@ -339,7 +332,7 @@ def apply_gradient(
     Args:
         grads: of ``state.params["params"]``.
         finite: whether the loss and the gradient are.
-        skip: leave everything as it is where something is not finite. False: only say so.
+        skip: leave everything as it is where something is not finite. False: take the step all the same.
         learning_rate: of this step and those after it. None: that of the state.
 
     Returns:
@@ -354,16 +347,14 @@ def apply_gradient(
     finite &= all_finite(jax.lax.optimization_barrier((after.params["params"], after.opt_state)))
     if skip:
         # a CPU copies nothing where it takes a branch; a GPU would wait for the host to read the condition
-        after = by_platform(finite, after, state, cpu=_branch, gpu=_select)
+        after = by_platform(
+            finite,
+            after,
+            state,
+            cpu=lambda finite, after, before: jax.lax.cond(finite, lambda: after, lambda: before),
+            gpu=lambda finite, *states: jax.tree.map(partial(jnp.where, finite), *states),
+        )
     return after, finite
-
-
-def _branch(condition: Array, yes: PyTree, no: PyTree) -> PyTree:
-    return jax.lax.cond(condition, lambda: yes, lambda: no)
-
-
-def _select(condition: Array, yes: PyTree, no: PyTree) -> PyTree:
-    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), yes, no)
 
 
 def clip_by_global_norm(grads: PyTree, max_norm: float) -> tuple[PyTree, Array]:
@@ -380,41 +371,10 @@ def clip_by_global_norm(grads: PyTree, max_norm: float) -> tuple[PyTree, Array]:
     return jax.tree.map(lambda g: g * factor, grads), norm
 
 
-def _keywords(model: type[BaseModel], given: Any) -> Any:
+def _keywords(model: type[Any], given: Any) -> Any:
     """The keywords with their defaults. Arrays, which members of a population have, were checked as numbers."""
     given = dict(given)
     return model.model_construct(**given) if any(map(is_array, given.values())) else model(**given)
-
-
-def _adam(kwargs: Any) -> optax.GradientTransformation:
-    b1, b2 = kwargs.betas
-    adam = optax.scale_by_adam(b1, b2, kwargs.eps)
-    # Adam's weight decay is part of the gradient
-    return optax.chain(optax.add_decayed_weights(kwargs.weight_decay), adam) if is_active(kwargs.weight_decay) else adam
-
-
-def _adamw(kwargs: Any) -> optax.GradientTransformation:
-    b1, b2 = kwargs.betas
-    return optax.chain(optax.scale_by_adam(b1, b2, kwargs.eps), optax.add_decayed_weights(kwargs.weight_decay))
-
-
-def _sgd(kwargs: Any) -> optax.GradientTransformation:
-    links = [optax.add_decayed_weights(kwargs.weight_decay)] if is_active(kwargs.weight_decay) else []
-    if is_active(kwargs.momentum):
-        links.append(_torch_momentum(kwargs.momentum, kwargs.dampening, kwargs.nesterov))
-    return optax.chain(*links) if links else optax.identity()
-
-
-def _rmsprop(kwargs: Any) -> optax.GradientTransformation:
-    scale = optax.scale_by_stddev if kwargs.centered else optax.scale_by_rms
-    links = [optax.add_decayed_weights(kwargs.weight_decay)] if is_active(kwargs.weight_decay) else []
-    links.append(scale(decay=kwargs.alpha, eps=kwargs.eps, eps_in_sqrt=False))
-    if is_active(kwargs.momentum):
-        links.append(optax.trace(kwargs.momentum))
-    return optax.chain(*links)
-
-
-_DIRECTIONS = {"adam": _adam, "adamw": _adamw, "sgd": _sgd, "rmsprop": _rmsprop}
 
 
 class _Momentum(NamedTuple):
@@ -423,7 +383,7 @@ class _Momentum(NamedTuple):
 
 
 def _torch_momentum(momentum: float, dampening: float, nesterov: bool) -> optax.GradientTransformation:
-    """bₜ = μ·bₜ₋₁ + (1 − dampening)·g, with b₁ = g: torch does not dampen the first step."""
+    """bₜ = μ·bₜ₋₁ + (1 − dampening)·g, with b₁ = g: torch does not dampen the first step, and optax.trace none."""
 
     def init(params: PyTree) -> _Momentum:
         return _Momentum(optax.tree_utils.tree_zeros_like(params), jnp.zeros((), bool))

@@ -11,7 +11,7 @@ import optax
 
 from ejax.algorithms.gradient import Loss
 from ejax.algorithms.sgd import MinibatchConfig, sgd_epochs
-from ejax.optim import of_critic, restart
+from ejax.optim import set_learning_rate
 from ejax.types import Array, Key, Metrics, Params, PyTree, TrainState, with_critic
 
 
@@ -25,18 +25,18 @@ def warm_up_critic(
     optimizer: optax.GradientTransformation,
     minibatches: MinibatchConfig,
     prepare: Callable[..., Any] | None = None,
-    **of_policy: Any,
+    **policy_hooks: Any,
 ) -> tuple[TrainState, Metrics]:
     """``sgd_epochs`` of all networks, but in the first ``num_updates`` of the critic alone.
 
     Args:
-        of_policy: what else ``sgd_epochs`` takes; it is about the policy's steps, and waits for them.
+        policy_hooks: the rest of ``sgd_epochs``' keywords; they are about the policy's steps, and wait for them.
     """
     epochs = partial(sgd_epochs, minibatches=minibatches, prepare=prepare)
-    learn_all = partial(epochs, loss=loss, optimizer=optimizer, **of_policy)
-    learn_critic = partial(epochs, loss=partial(_critic_loss, loss=loss), optimizer=of_critic(optimizer))
-    # what the critic's steps have counted would be taken for the policy's, whose moments are still those of a start
-    begin = partial(restart, optimizer)
+    learn_all = partial(epochs, loss=loss, optimizer=optimizer, **policy_hooks)
+    learn_critic = partial(epochs, loss=partial(_critic_loss, loss=loss), optimizer=critic_optimizer(optimizer))
+    # the count of the critic's steps would be taken for the policy's, whose moments are still those of a start
+    begin = partial(_restart, optimizer)
     state = jax.lax.cond(state.step == num_updates, begin, lambda state: state, state)
     return jax.lax.cond(state.step < num_updates, learn_critic, learn_all, state, batch, key)
 
@@ -58,3 +58,35 @@ def _critic_loss(params: Params, batch: dict[str, PyTree], *, loss: Loss) -> tup
         raise ValueError(f"critic_warmup_updates needs a network 'critic', got a policy with {', '.join(networks)}")
     held = with_critic(jax.lax.stop_gradient(networks), networks)
     return loss({**params, "params": held}, batch)
+
+
+def _restart(optimizer: optax.GradientTransformation, state: TrainState) -> TrainState:
+    """The optimizer as at the start of a training, but for the learning rate, which stays."""
+    opt_state = optimizer.init(state.params["params"])
+    rate = optax.tree_utils.tree_get(state.opt_state, "learning_rate", default=None)
+    return replace(state, opt_state=opt_state if rate is None else set_learning_rate(opt_state, rate))
+
+
+def critic_optimizer(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
+    """The optimizer for the critic alone: of all other parameters nothing changes, nor do their moments.
+
+    Its state has the same form, and shares its counts.
+    """
+
+    def update(updates: PyTree, state: PyTree, params: PyTree = None) -> tuple[PyTree, PyTree]:
+        directions, after = optimizer.update(updates, state, params)
+        nothing = jax.tree.map(lambda x: jnp.full_like(x, -0.0), directions)  # −0 + 0 would lose its sign
+        form = updates if params is None else params
+        return with_critic(nothing, directions), _with_moments(state, after, form)
+
+    return optax.GradientTransformation(optimizer.init, update)
+
+
+def _with_moments(state: PyTree, after: PyTree, params: PyTree) -> PyTree:
+    """``after``, but parts of the parameters' form are those of ``state`` except for the critic."""
+    form = jax.tree.structure(params)
+
+    def fits(tree: PyTree) -> bool:
+        return bool(jax.tree.structure(tree) == form)  # type: ignore[operator]  # no stubs
+
+    return jax.tree.map(lambda old, new: with_critic(old, new) if fits(old) else new, state, after, is_leaf=fits)
