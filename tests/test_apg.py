@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ejax.algorithms.apg import APGConfig, apg_update, segmented_discounted_return
-from ejax.algorithms.differentiable import clip_adjoint
+from ejax.algorithms.apg import APGConfig, apg_update
+from ejax.algorithms.differentiable import clip_adjoint, discounted_sum
 from ejax.config import ConfigError, parse_config
 from ejax.distributions import action_spec
 from ejax.optim import OptimizerConfig, make_optimizer
@@ -132,9 +132,8 @@ def test_segments_change_the_gradient_but_not_the_objective() -> None:
 
 def test_returns_restart_their_discount_after_done() -> None:
     reward, done = jnp.array([[1.0], [2.0], [4.0]]), jnp.array([[True], [False], [False]])
-    np.testing.assert_allclose(segmented_discounted_return(reward, done, gamma=0.5), [1.0 + 2.0 + 0.5 * 4.0])
-    with pytest.raises(ValueError, match="at least one step"):
-        segmented_discounted_return(jnp.zeros((0, 1)), jnp.zeros((0, 1), bool), gamma=0.5)
+    total, discount = discounted_sum(reward, done, jnp.ones(1), gamma=0.5)
+    np.testing.assert_allclose((total, discount), [[1.0 + 2.0 + 0.5 * 4.0], [0.25]])
 
 
 def test_a_nonfinite_update_is_skipped_and_counted() -> None:

@@ -8,7 +8,6 @@ is differentiable JAX code. Source: EmbodiChain 0.2.4 and 0.3.2.
 """
 
 from dataclasses import replace
-from functools import partial
 from typing import Any, Literal
 
 import jax
@@ -18,7 +17,6 @@ from pydantic import NonNegativeFloat, PositiveInt, model_validator
 
 from ejax.algorithms.differentiable import (
     DifferentiableOptions,
-    Trajectory,
     adjoint_metrics,
     adjoint_probe,
     differentiable_problems,
@@ -32,7 +30,7 @@ from ejax.numerics.traced_options import is_active
 from ejax.optim import apply_gradient, clip_by_global_norm, get_learning_rate, step_schedule
 from ejax.policies.normalize import update_normalizer
 from ejax.rollout import EnvCarry, reset
-from ejax.types import Array, Env, Key, Metrics, Params, Policy, PyTree, TrainState
+from ejax.types import Array, Env, Key, Metrics, Params, Policy, PyTree, Timestep, TrainState
 
 
 class APGConfig(DifferentiableOptions):
@@ -77,7 +75,7 @@ def apg_update_with_trajectory(
     env: Env,
     optimizer: optax.GradientTransformation,
     config: APGConfig,
-) -> tuple[TrainState, EnvCarry, Metrics, Trajectory]:
+) -> tuple[TrainState, EnvCarry, Metrics, Timestep]:
     """One APG update from ``carry`` on.
 
     Args:
@@ -90,20 +88,18 @@ def apg_update_with_trajectory(
         ``objective`` and ``entropy`` (sums over segments), ``grad_norm`` (before clipping; NaN where not finite),
         ``skipped_update``; and the trajectory.
     """
-    gradient = partial(_segmented if config.rollout_mode == "segmented" else _complete, policy=policy, env=env)
-    grads, carry, metrics, trajectory = gradient(state.params, carry, key, config=config)
+    grads, carry, metrics, trajectory = _gradient(state.params, carry, key, policy=policy, env=env, config=config)
     clipped, norm = clip_by_global_norm(grads, config.max_grad_norm)
-
-    # a gradient that is finite but exploded says nothing about the direction: clipping would only shorten it
-    excessive = jnp.asarray(False)
-    if is_active(config.max_grad_norm_before_clip):
-        excessive = norm > config.max_grad_norm_before_clip
-
-    # whether the step is finite is known once the optimizer has made it; all that follows is undone at once where not
+    # whether the step is finite is known once the optimizer has made it; all that follows is undone together where not
     has_gradient = jnp.isfinite(norm) & jnp.isfinite(metrics["loss"])
     updated, finite = apply_gradient(state, clipped, optimizer=optimizer, finite=has_gradient, skip=False)
     updated = step_schedule(updated, config.optimizer, config.lr_scheduler)
     updated = replace(updated, params=update_normalizer(policy, updated.params, trajectory.obs))
+
+    # a gradient that is finite but exploded points nowhere: clipping would only shorten it
+    excessive = jnp.asarray(False)
+    if is_active(config.max_grad_norm_before_clip):
+        excessive = norm > config.max_grad_norm_before_clip
     if config.skip_nonfinite_updates or is_active(config.max_grad_norm_before_clip):
         keep = excessive | ~finite if config.skip_nonfinite_updates else excessive
         updated = jax.tree.map(lambda old, new: jnp.where(keep, old, new), state, updated)
@@ -121,92 +117,60 @@ apg_update = without_trajectory(apg_update_with_trajectory)
 """``(state, carry, key, *, policy, env, optimizer, config) -> (state, carry, metrics)``: the same, jitted."""
 
 
-def segmented_discounted_return(reward: Array, done: Array, *, gamma: float) -> Array:
-    """Σₜ dₜ·rₜ with a discount that restarts after each done. [T, N] -> [N].
-
-    Raises:
-        ValueError: no steps.
-    """
-    if reward.shape[0] == 0:
-        raise ValueError(f"a return needs at least one step, got reward of shape {reward.shape}")
-    total, _ = discounted_sum(reward, done, jnp.ones_like(reward[0]), gamma=gamma)
-    return total
-
-
-def _segmented(
+def _gradient(
     params: Params, carry: EnvCarry, key: Key, *, policy: Policy, env: Env, config: APGConfig
-) -> tuple[PyTree, EnvCarry, Metrics, Trajectory]:
-    """The gradient summed over segments; each starts where the one before it ended, without a gradient into it."""
+) -> tuple[PyTree, EnvCarry, Metrics, Timestep]:
+    """The gradient, summed over segments or averaged over complete rollouts.
+
+    A segment starts where the one before it ended, without a gradient into it; a complete rollout starts afresh, and
+    counts up to the first end of its episode.
+    """
+    complete = config.rollout_mode == "complete"
+    num_steps = config.horizon if complete else config.segment_length
+    num_parts = config.gradient_accumulation_steps if complete else config.horizon // config.segment_length
+    num_envs = jax.tree.leaves(carry.obs)[0].shape[0]
+    power = config.gamma ** jnp.arange(config.horizon, dtype=jnp.float32)[:, None]
 
     def loss(trained: PyTree, taps: Array, carry: EnvCarry, discount: Array, key: Key) -> tuple[Array, Any]:
         variables = {**params, "params": trained}
         carry, trajectory, entropy = play(variables, taps, carry, key, policy=policy, env=env, options=config)
-        # the discount goes on over the border of a segment, as the episode does; the gradient does not
-        objective, next_discount = discounted_sum(trajectory.reward, trajectory.done, discount, gamma=config.gamma)
-        entropy_sum, _ = discounted_sum(entropy, trajectory.done, discount, gamma=config.gamma)
-        sums = {"objective": objective.mean(), "entropy": entropy_sum.mean()}
+        done = trajectory.done
+        if complete:
+            # steps after the first end belong to another start, which no other rollout would share
+            alive = (jnp.cumsum(done, axis=0) - done) == 0
+            objective, entropy = ((power * alive * x).sum(axis=0) for x in (trajectory.reward, entropy))
+        else:
+            # the discount goes on over the border of a segment, as the episode does; the gradient does not
+            entropy, _ = discounted_sum(entropy, done, discount, gamma=config.gamma)
+            objective, discount = discounted_sum(trajectory.reward, done, discount, gamma=config.gamma)
+        sums = {"objective": objective.mean(), "entropy": entropy.mean()}
         value = -sums["objective"] - config.ent_coef * sums["entropy"]
-        return value, (carry, next_discount, sums | {"loss": value}, trajectory)
+        return value, (carry, discount, sums | {"loss": value}, trajectory)
 
-    def one_segment(running: tuple[PyTree, EnvCarry, Array], key: Key) -> tuple[Any, Any]:
+    def one_part(running: tuple[PyTree, EnvCarry, Array], key: Key) -> tuple[Any, Any]:
         grads, carry, discount = running
+        if complete:
+            key_reset, key = jax.random.split(key)
+            carry = reset(env, key_reset, num_envs)
         # the probe is zero and added to each action: its gradient is the action's adjoint, which metrics report
         (_, aux), (grad, tapped) = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(
-            params["params"], adjoint_probe(config.segment_length), carry, discount, key
+            params["params"], adjoint_probe(num_steps), carry, discount, key
         )
         carry, discount, sums, trajectory = aux
         return (jax.tree.map(jnp.add, grads, grad), carry, discount), (sums, trajectory, tapped)
 
-    num_segments = config.horizon // config.segment_length
-    num_envs = jax.tree.leaves(carry.obs)[0].shape[0]
+    # a scan, not a vmap: one part's activations are kept at a time, which is what accumulation is for
     start = (jax.tree.map(jnp.zeros_like, params["params"]), carry, jnp.ones(num_envs))
-    (grads, carry, _), (sums, trajectory, tapped) = jax.lax.scan(
-        one_segment, start, jax.random.split(key, num_segments)
-    )
-    trajectory = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), trajectory)
-    metrics = {name: x.sum() for name, x in sums.items()} | adjoint_metrics(
-        tapped, num_envs, config.action_adjoint_max_norm
-    )
+    (grads, carry, _), (sums, trajectory, tapped) = jax.lax.scan(one_part, start, jax.random.split(key, num_parts))
+    if complete:
+        grads = jax.tree.map(lambda g: g / num_parts, grads)
+        # the last rollout stands for all in the statistics of episodes and of the normalizer
+        trajectory = jax.tree.map(lambda x: x[-1], trajectory)
+    else:
+        trajectory = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), trajectory)
+    metrics = {name: x.mean() if complete else x.sum() for name, x in sums.items()}
+    metrics |= adjoint_metrics(tapped, num_envs, config.action_adjoint_max_norm)
     return grads, carry, metrics, jax.lax.stop_gradient(trajectory)
-
-
-def _complete(
-    params: Params, carry: EnvCarry, key: Key, *, policy: Policy, env: Env, config: APGConfig
-) -> tuple[PyTree, EnvCarry, Metrics, Trajectory]:
-    """The mean gradient of independent rollouts from fresh starts, each up to the first end of its episode."""
-    num_envs = jax.tree.leaves(carry.obs)[0].shape[0]
-    discount = config.gamma ** jnp.arange(config.horizon, dtype=jnp.float32)[:, None]
-
-    def loss(trained: PyTree, taps: Array, carry: EnvCarry, key: Key) -> tuple[Array, Any]:
-        variables = {**params, "params": trained}
-        carry, trajectory, entropy = play(variables, taps, carry, key, policy=policy, env=env, options=config)
-        # steps after the first end belong to another start, which no other rollout would share
-        alive = (jnp.cumsum(trajectory.done, axis=0) - trajectory.done) == 0
-        sums = {
-            "objective": (discount * alive * trajectory.reward).sum(axis=0).mean(),
-            "entropy": (discount * alive * entropy).sum(axis=0).mean(),
-        }
-        value = -sums["objective"] - config.ent_coef * sums["entropy"]
-        return value, (carry, sums | {"loss": value}, trajectory)
-
-    def one_rollout(grads: PyTree, key: Key) -> tuple[PyTree, Any]:
-        key_reset, key_play = jax.random.split(key)
-        fresh = reset(env, key_reset, num_envs)
-        (_, aux), (grad, tapped) = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(
-            params["params"], adjoint_probe(config.horizon), fresh, key_play
-        )
-        return jax.tree.map(jnp.add, grads, grad), (*aux, tapped)
-
-    # a scan, not a vmap: one rollout's activations are kept at a time, which is what accumulation is for
-    num_rollouts = config.gradient_accumulation_steps
-    zeros = jax.tree.map(jnp.zeros_like, params["params"])
-    grads, (carries, sums, trajectory, tapped) = jax.lax.scan(one_rollout, zeros, jax.random.split(key, num_rollouts))
-    metrics = {name: x.mean() for name, x in sums.items()} | adjoint_metrics(
-        tapped, num_envs, config.action_adjoint_max_norm
-    )
-    # the last rollout stands for all in the statistics of episodes and of the normalizer
-    last = jax.tree.map(lambda x: x[-1], (carries, trajectory))
-    return jax.tree.map(lambda g: g / num_rollouts, grads), last[0], metrics, jax.lax.stop_gradient(last[1])
 
 
 ALGORITHM = Algorithm(

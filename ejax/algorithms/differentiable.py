@@ -1,6 +1,7 @@
 """Steps that a gradient flows back through, from rewards over dynamics to actions: what APG and SHAC share."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial, wraps
 from typing import Any, ParamSpec
 
@@ -8,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from flax import struct
 from pydantic import Field, NonNegativeFloat
 
 from ejax.algorithms.options import GradientOptions
@@ -18,13 +18,13 @@ from ejax.numerics.episodes import drop_current_episodes
 from ejax.numerics.kernels import by_platform, unrolled_scan
 from ejax.rollout import EnvCarry, starts_of, step
 from ejax.schema.problems import ConfigError, Problem
-from ejax.types import Array, Env, HostEnv, Key, Metrics, Params, Policy, PyTree, TrainState
+from ejax.types import Array, Env, HostEnv, Key, Metrics, Params, Policy, Timestep, TrainState
 
 P = ParamSpec("P")
 
 
 class DifferentiableOptions(GradientOptions):
-    """How actions are taken, and what is made of their rewards: options of APG and SHAC."""
+    """The choice of actions and the value of their rewards: options of APG and SHAC."""
 
     deterministic_actions: bool = False
     """Act by the distribution's mode instead of a sample."""
@@ -40,30 +40,11 @@ class DifferentiableOptions(GradientOptions):
     """Weight of the entropy, which is to be large."""
 
 
-@struct.dataclass(kw_only=True)
-class Trajectory:
-    """What was seen on the way; leaves [T, N, ...]."""
-
-    obs: PyTree
-    final_obs: PyTree = None
-    """The true next observation, before any reset. None where nothing reads it."""
-    reward: Array
-    terminated: Array
-    truncated: Array
-    info: dict[str, Any]
-
-    @property
-    def done(self) -> Array:
-        """The episode ended in this step, for whichever reason. ``[T, N]`` bool."""
-        return self.terminated | self.truncated
-
-
-def check_differentiable(env: Env) -> None:
-    """Trace the gradient of one reward with respect to an action.
-
-    Raises:
-        ValueError: JAX has no such gradient.
-    """
+def differentiable_problems(options: Any, env: Env | HostEnv) -> Iterator[Problem]:
+    """An environment that the algorithm's gradient cannot pass through, found by tracing that of one reward."""
+    del options
+    if isinstance(env, HostEnv):
+        return  # refused for a simpler reason: the algorithm needs its environment inside the program
     space: Any = env.action_space
 
     def reward(action: Array, key: Key) -> Array:
@@ -73,28 +54,14 @@ def check_differentiable(env: Env) -> None:
     try:
         jax.eval_shape(jax.grad(reward), action, key)
     except (TypeError, ValueError) as error:
-        reason = str(error).splitlines()[0]
-        raise ValueError(
-            f"the environment cannot be differentiated ({reason}); PointMassRL and PlanarReachRL can be, "
-            "others train with ppo or grpo"
-        ) from error
-
-
-def differentiable_problems(options: Any, env: Env | HostEnv) -> Iterator[Problem]:
-    """An environment that the algorithm's gradient cannot pass through."""
-    del options
-    if isinstance(env, HostEnv):
-        return  # refused for a simpler reason: the algorithm needs its environment inside the program
-    try:
-        check_differentiable(env)
-    except ValueError as error:
-        yield Problem("algorithm.name", str(error))
+        text = f"the environment cannot be differentiated ({str(error).splitlines()[0]}); PointMassRL and PlanarReachRL"
+        yield Problem("algorithm.name", f"{text} can be, others train with ppo or grpo")
 
 
 def without_trajectory(
-    update: Callable[P, tuple[TrainState, EnvCarry, Metrics, Trajectory]],
+    update: Callable[P, tuple[TrainState, EnvCarry, Metrics, Timestep]],
 ) -> Callable[P, tuple[TrainState, EnvCarry, Metrics]]:
-    """The update as a jitted function that keeps what was seen on the way to itself."""
+    """The update as a jitted function without its last result, the steps that it learned from."""
 
     @partial(jax.jit, static_argnames=("policy", "env", "optimizer", "config"))
     @wraps(update)
@@ -108,7 +75,7 @@ def step_maker(update: Callable[..., Any], *, starts_afresh: Callable[[Any], boo
     """``Algorithm.make_step`` of an update with its trajectory.
 
     Args:
-        starts_afresh: ``options -> bool``, whether each update begins with new episodes.
+        starts_afresh: ``options -> bool``: each update begins with new episodes.
     """
 
     def make_step(
@@ -139,17 +106,18 @@ def step_maker(update: Callable[..., Any], *, starts_afresh: Callable[[Any], boo
 
 def play(
     params: Params, taps: Array, carry: EnvCarry, key: Key, *, policy: Policy, env: Env, options: DifferentiableOptions
-) -> tuple[EnvCarry, Trajectory, Array]:
+) -> tuple[EnvCarry, Timestep, Array]:
     """Steps with reparameterized actions; the gradient flows through actions, dynamics and rewards.
 
     Args:
         taps: from ``adjoint_probe``, one row per step; its gradient is ``adjoint_metrics``' input.
 
     Returns:
-        The environments after it, the trajectory, and the entropy of each action's distribution, [T, N].
+        The environments after it; the trajectory, leaves [T, N, ...], with ``obs`` as acted on; and the entropy of each
+        action's distribution, [T, N].
     """
 
-    def one_step(carry: EnvCarry, xs: tuple[Key, Array, EnvCarry | None]) -> tuple[EnvCarry, tuple[Trajectory, Array]]:
+    def one_step(carry: EnvCarry, xs: tuple[Key, Array, EnvCarry | None]) -> tuple[EnvCarry, tuple[Timestep, Array]]:
         key, tap, start = xs
         key_action, key_env = jax.random.split(key)
         distribution, _ = policy.apply(params, carry.obs)
@@ -158,18 +126,11 @@ def play(
         if options.clip_actions_to_space:
             space: Any = env.action_space
             action = jnp.clip(action, np.asarray(space.low)[None], np.asarray(space.high)[None])
+        # last, so that what the limit sees is the gradient that comes from the environment alone
         if options.action_adjoint_max_norm > 0.0:
             action = clip_adjoint(action, tap, options.action_adjoint_max_norm)
         after, timestep = step(env, carry, action, key_env, start)
-        seen = Trajectory(
-            obs=carry.obs,
-            final_obs=timestep.final_obs,
-            reward=timestep.reward,
-            terminated=timestep.terminated,
-            truncated=timestep.truncated,
-            info=timestep.info,
-        )
-        return after, (seen, distribution.entropy())
+        return after, (replace(timestep, obs=carry.obs), distribution.entropy())
 
     def all_steps(carry: EnvCarry, keys: Key, taps: Array, *, ahead: bool) -> Any:
         starts = None
@@ -180,13 +141,8 @@ def play(
             return jax.lax.scan(one_step, carry, (keys, taps, starts))
 
     # on a GPU new episodes are drawn for all steps beforehand, as in ejax.rollout
-    carry, (trajectory, entropy) = by_platform(
-        carry,
-        jax.random.split(key, taps.shape[0]),
-        taps,
-        cpu=partial(all_steps, ahead=False),
-        gpu=partial(all_steps, ahead=True),
-    )
+    forms = {"cpu": partial(all_steps, ahead=False), "gpu": partial(all_steps, ahead=True)}
+    carry, (trajectory, entropy) = by_platform(carry, jax.random.split(key, taps.shape[0]), taps, **forms)
     return carry, trajectory, entropy
 
 

@@ -21,7 +21,6 @@ from pydantic import Field, PositiveFloat, PositiveInt
 
 from ejax.algorithms.differentiable import (
     DifferentiableOptions,
-    Trajectory,
     adjoint_metrics,
     adjoint_probe,
     differentiable_problems,
@@ -47,7 +46,7 @@ from ejax.policies.normalize import update_normalizer
 from ejax.returns import explained_variance, gae
 from ejax.rollout import EnvCarry
 from ejax.schema.problems import Problem
-from ejax.types import Array, Env, Key, Metrics, Params, Policy, PyTree, TrainState, split_critic
+from ejax.types import Array, Env, Key, Metrics, Params, Policy, PyTree, Timestep, TrainState, split_critic
 
 _PAPERS_ADAM = OptimizerConfig(name="adam", learning_rate=2e-3, kwargs=FrozenDict(betas=(0.7, 0.95)))
 
@@ -87,7 +86,7 @@ def shac_update_with_trajectory(
     env: Env,
     optimizer: optax.GradientTransformation,
     config: SHACConfig,
-) -> tuple[TrainState, EnvCarry, Metrics, Trajectory]:
+) -> tuple[TrainState, EnvCarry, Metrics, Timestep]:
     """One SHAC update from ``carry`` on: ``segment_length`` steps, one of the actor, epochs of the critic.
 
     Args:
@@ -113,27 +112,16 @@ def shac_update_with_trajectory(
     )
 
     # the actor steps first, and alone: its optimizer has no moments of the critic
+    actor, _ = split_critic(state.params["params"])
     clipped, norm = clip_by_global_norm(grads, config.max_grad_norm)
     has_gradient = jnp.isfinite(norm) & jnp.isfinite(metrics["loss"])
-    actor, _ = split_critic(state.params["params"])
     stepped, finite = apply_gradient(
         replace(state, params={"params": actor}), clipped, optimizer=optimizer, finite=has_gradient, skip=False
     )
     acted = replace(stepped, params=_with(state.params, stepped.params["params"]))
 
-    # TD(λ) targets by the target critic, which the actor's objective was bootstrapped from as well
-    value = policy.apply(state.target, trajectory.obs)[1]
-    _, value_target = unjit_for_traced(gae, config.gamma, config.td_lambda)(
-        trajectory.reward,
-        value,
-        next_value,
-        trajectory.terminated,
-        trajectory.truncated,
-        gamma=config.gamma,
-        gae_lambda=config.td_lambda,
-    )
     updated, critic_metrics = _fit_critic(
-        acted, trajectory.obs, value_target, key_critic, policy=policy, optimizer=optimizer, config=config
+        acted, trajectory, next_value, key_critic, policy=policy, optimizer=optimizer, config=config
     )
 
     # once per update: schedules, statistics of what was seen, and the target a part of the way after the critic
@@ -147,7 +135,6 @@ def shac_update_with_trajectory(
     metrics |= critic_metrics | {
         "grad_norm": jnp.where(has_gradient, norm, jnp.nan),
         "skipped_update": (~finite).astype(jnp.float32),
-        "explained_variance": explained_variance(value, value_target),
         "learning_rate": get_learning_rate(updated.opt_state["actor"]),
         "critic_learning_rate": get_learning_rate(updated.opt_state["critic"]),
     }
@@ -182,7 +169,7 @@ def short_horizon_return(
 
 def _actor_gradient(
     state: TrainState, carry: EnvCarry, key: Key, *, policy: Policy, env: Env, config: SHACConfig
-) -> tuple[PyTree, EnvCarry, Metrics, Trajectory, Array]:
+) -> tuple[PyTree, EnvCarry, Metrics, Timestep, Array]:
     """The gradient of the actor's loss, the steps that it comes from, and V' of their next observations, [T, N]."""
 
     def loss(actor: PyTree, taps: Array) -> tuple[Array, Any]:
@@ -213,8 +200,8 @@ def _actor_gradient(
 
 def _fit_critic(
     state: TrainState,
-    obs: PyTree,
-    value_target: Array,
+    trajectory: Timestep,
+    next_value: Array,
     key: Key,
     *,
     policy: Policy,
@@ -222,9 +209,14 @@ def _fit_critic(
     config: SHACConfig,
 ) -> tuple[TrainState, Metrics]:
     """Epochs of minibatch steps on E[(V − target)²], of the critic alone."""
+    # TD(λ) targets by the target critic, which the actor's objective was bootstrapped from as well
+    value = policy.apply(state.target, trajectory.obs)[1]
+    rates = {"gamma": config.gamma, "gae_lambda": config.td_lambda}
+    ends = (trajectory.terminated, trajectory.truncated)
+    _, value_target = unjit_for_traced(gae, *rates.values())(trajectory.reward, value, next_value, *ends, **rates)
     _, critic = split_critic(state.params["params"])
     num_rows = value_target.size
-    batch = {"obs": obs, "value_target": value_target}
+    batch = {"obs": trajectory.obs, "value_target": value_target}
     batch = jax.tree.map(lambda x: x.reshape(num_rows, *x.shape[2:]), batch)
 
     def loss(params: Params, batch: dict[str, PyTree]) -> tuple[Array, Metrics]:
@@ -250,6 +242,7 @@ def _fit_critic(
         "value_grad_norm": metrics["grad_norm"],
         "skipped_minibatches": metrics["skipped_minibatches"],
         "skipped_fraction": metrics["skipped_fraction"],
+        "explained_variance": explained_variance(value, value_target),
     }
 
 

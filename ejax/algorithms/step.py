@@ -23,7 +23,7 @@ from ejax.numerics.episodes import (
 )
 from ejax.numerics.reward_scale import RewardScale, drop_current_rewards, init_reward_scale, scale_rewards
 from ejax.rollout import EnvCarry, reset, restart, unroll, with_memory
-from ejax.types import Array, Env, Key, Metrics, Policy, PyTree, Rollout, TrainState, init_train_state
+from ejax.types import Array, Env, Key, Metrics, Policy, PyTree, Rollout, Timestep, TrainState, init_train_state
 
 
 @struct.dataclass(kw_only=True)
@@ -37,11 +37,11 @@ class RunState:
     """``EnvCarry``; of host environments what they can save."""
     episodes: EpisodeStats
     reward_scale: RewardScale | None = None
-    """What rewards are divided by before an update sees them. None: they are as they come."""
+    """Divides rewards before an update sees them. None: they are as they come."""
     own: PyTree = ()
-    """What the algorithm keeps besides its ``TrainState``, such as a replay buffer; see ``Algorithm.make_own``."""
+    """State of the algorithm besides its ``TrainState``, such as a replay buffer; see ``Algorithm.make_own``."""
     source: PyTree = ()
-    """Which demonstrations a run that clones has drawn from."""
+    """The demonstrations that a run that clones has drawn from."""
 
 
 Step: TypeAlias = Callable[[RunState, Key], tuple[RunState, Metrics]]
@@ -63,20 +63,9 @@ class Update(Protocol):
     ) -> tuple[TrainState, Metrics]: ...
 
 
-class Seen(Protocol):
-    """What statistics are made from: ``Rollout``, ``Trajectory``. Leaves [T, N, ...]."""
-
-    @property
-    def reward(self) -> Array: ...
-    @property
-    def done(self) -> Array: ...
-    @property
-    def info(self) -> dict[str, Any]: ...
-
-
 @dataclass(frozen=True, kw_only=True)
 class ResetPolicy:
-    """Where the episodes of a rollout start, if an algorithm has a say in it."""
+    """The starts of a rollout's episodes, where an algorithm chooses them."""
 
     restart: bool = False
     """New episodes in every rollout."""
@@ -97,27 +86,28 @@ def drop_episodes(state: RunState) -> RunState:
 
 
 def init_run_state(
-    policy: Policy,
-    env: Env,
-    optimizer: optax.GradientTransformation,
-    key: Key,
-    *,
-    num_envs: int,
-    reference: bool = False,
-    target: bool = False,
-    scales_rewards: bool = False,
+    policy: Policy, env: Env, optimizer: optax.GradientTransformation, key: Key, *, num_envs: int, **keeps: bool
 ) -> RunState:
     """Fresh parameters, fresh episodes.
 
     Args:
-        reference, target: see ``init_train_state``.
-        scales_rewards: with a ``reward_scale``.
+        keeps: ``reference``, ``target`` and ``scales_rewards``, see ``init_host_run_state``.
     """
     envs = _first_episodes(policy, env, key, num_envs)
-    has = {"reference": reference, "target": target, "scales_rewards": scales_rewards}
-    return replace(_first_state(policy, optimizer, key, envs.obs, **has), envs=envs)
+    return replace(init_host_run_state(policy, optimizer, key, envs.obs, **keeps), envs=envs)
 
 
+# Jitted, and so kept between processes: run operation by operation, a start would spend seconds compiling each of them.
+# The episodes are a program of their own, since JAX keeps none that calls back to the host, as the C engine's do.
+
+
+@partial(jax.jit, static_argnames=("policy", "env", "num_envs"))
+def _first_episodes(policy: Policy, env: Env, key: Key, num_envs: int) -> EnvCarry:
+    _, key_envs = jax.random.split(key)
+    return with_memory(reset(env, key_envs, num_envs), policy)
+
+
+@partial(jax.jit, static_argnames=("policy", "optimizer", "reference", "target", "scales_rewards"))
 def init_host_run_state(
     policy: Policy,
     optimizer: optax.GradientTransformation,
@@ -132,39 +122,17 @@ def init_host_run_state(
 
     Args:
         obs: any observations, leaves [N, ...].
-        reference, target, scales_rewards: see ``init_run_state``.
+        reference, target: see ``init_train_state``.
+        scales_rewards: with a ``reward_scale``.
     """
-    has = {"reference": reference, "target": target, "scales_rewards": scales_rewards}
-    return _first_state(policy, optimizer, key, obs, **has)
-
-
-# Jitted, and so kept between processes: run operation by operation, a start would spend seconds compiling each of them.
-# The episodes are a program of their own, since JAX keeps none that calls back to the host, as the C engine's do.
-
-
-@partial(jax.jit, static_argnames=("policy", "env", "num_envs"))
-def _first_episodes(policy: Policy, env: Env, key: Key, num_envs: int) -> EnvCarry:
-    _, key_envs = jax.random.split(key)
-    return with_memory(reset(env, key_envs, num_envs), policy)
-
-
-@partial(jax.jit, static_argnames=("policy", "optimizer", "reference", "target", "scales_rewards"))
-def _first_state(
-    policy: Policy,
-    optimizer: optax.GradientTransformation,
-    key: Key,
-    obs: PyTree,
-    *,
-    reference: bool,
-    target: bool,
-    scales_rewards: bool,
-) -> RunState:
     key_params, _ = jax.random.split(key)
     num_envs = jax.tree.leaves(obs)[0].shape[0]
-    train = init_train_state(policy, optimizer, key_params, obs, reference=reference, target=target)
-    scale = init_reward_scale(num_envs) if scales_rewards else None
-    episodes = init_episode_stats(num_envs)
-    return RunState(update=jnp.zeros((), jnp.int32), train=train, episodes=episodes, reward_scale=scale)
+    return RunState(
+        update=jnp.zeros((), jnp.int32),
+        train=init_train_state(policy, optimizer, key_params, obs, reference=reference, target=target),
+        episodes=init_episode_stats(num_envs),
+        reward_scale=init_reward_scale(num_envs) if scales_rewards else None,
+    )
 
 
 def make_rollout_step(
@@ -229,7 +197,7 @@ def _scaled(state: RunState, rollout: Rollout, config: Any) -> tuple[RunState, R
 def finish(
     state: RunState,
     train: TrainState,
-    seen: Seen,
+    seen: Rollout | Timestep,
     losses: Metrics,
     *,
     envs: PyTree,
@@ -239,6 +207,7 @@ def finish(
     """The new run state, and all metrics of the step under their tags.
 
     Args:
+        seen: leaves [T, N, ...].
         losses: of the update, without their group's name.
         valid: [T, N] bool, the steps that count. None: all.
     """
