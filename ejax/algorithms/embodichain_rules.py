@@ -4,6 +4,7 @@ Source: EmbodiChain 0.2.4, 0.3.2 and its seed version.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Literal, NamedTuple, TypeAlias
 
 import jax.numpy as jnp
@@ -16,17 +17,11 @@ AdvantageRule: TypeAlias = Literal["embodichain-0.2", "embodichain-0.3", "embodi
 
 
 class Bootstrapped(NamedTuple):
-    """What advantages are computed from, [T, N] each."""
+    """The inputs of advantages, [T, N] each."""
 
     reward: Array
     next_value: Array
     terminated: Array
-
-
-def _exact(rollout: Rollout, reward: Array, gamma: float) -> Bootstrapped:
-    """A cut-off episode goes on with the value of its true final observation."""
-    del gamma
-    return Bootstrapped(reward, rollout.next_value, rollout.terminated)
 
 
 def _no_bootstrap(rollout: Rollout, reward: Array, gamma: float) -> Bootstrapped:
@@ -35,48 +30,34 @@ def _no_bootstrap(rollout: Rollout, reward: Array, gamma: float) -> Bootstrapped
     return Bootstrapped(reward, rollout.next_value, rollout.done)
 
 
-def _value_before_the_step(rollout: Rollout, reward: Array, gamma: float) -> Bootstrapped:
-    """The reward of a step that is cut off gets γ·V of the observation BEFORE it."""
-    return Bootstrapped(reward + gamma * rollout.value * rollout.truncated, rollout.next_value, rollout.done)
-
-
-def _nothing_after_the_rollout(rollout: Rollout, reward: Array, gamma: float) -> Bootstrapped:
-    """The end of the rollout is one of the episode too."""
-    del gamma
-    return Bootstrapped(reward, rollout.next_value.at[-1].set(0.0), rollout.done)
-
-
 TIMEOUT_RULES: dict[TimeoutRule, Callable[[Rollout, Array, float], Bootstrapped]] = {
-    "exact": _exact,
+    # a cut-off episode goes on with the value of its true final observation
+    "exact": lambda rollout, reward, gamma: Bootstrapped(reward, rollout.next_value, rollout.terminated),
     "embodichain": _no_bootstrap,
     "embodichain-0.2": _no_bootstrap,
-    "embodichain-0.3": _value_before_the_step,
-    "embodichain-seed": _nothing_after_the_rollout,
+    # the reward of a step that is cut off gets γ·V of the observation BEFORE it
+    "embodichain-0.3": lambda rollout, reward, gamma: Bootstrapped(
+        reward + gamma * rollout.value * rollout.truncated, rollout.next_value, rollout.done
+    ),
+    # the end of the rollout is one of the episode too
+    "embodichain-seed": lambda rollout, reward, gamma: Bootstrapped(
+        reward, rollout.next_value.at[-1].set(0.0), rollout.done
+    ),
 }
 """``(rollout, scaled reward, gamma) -> Bootstrapped``, by ``timeout_bootstrap``."""
 
 
-def _over_at_least_eps(advantage: Array, valid: Array | None) -> Array:
-    """(A − mean)/max(std, 1e-8)."""
-    return normalize(advantage, valid)
-
-
-def _over_std_plus_eps(advantage: Array, valid: Array | None) -> Array:
-    """(A − mean)/(std + 1e-8)."""
-    return normalize(advantage, valid, offset=1e-8)
-
-
 def _by_moments_of_normalized(advantage: Array, valid: Array | None) -> Array:
     """(A − m)/(s + 1e-8) with mean m and std s of the already normalized A, which leaves it nearly as it is."""
-    normalized = _over_std_plus_eps(advantage, valid)
+    normalized = normalize(advantage, valid, offset=1e-8)
     counts = None if valid is None else valid > 0
     deviation = jnp.std(normalized, ddof=1, where=counts)  # 0 where all advantages are equal, else about 1
     return jnp.where(deviation == 0.0, 0.0, (advantage - normalized.mean(where=counts)) / (deviation + 1e-8))
 
 
 ADVANTAGE_RULES: dict[AdvantageRule, Callable[[Array, Array | None], Array]] = {
-    "embodichain-0.2": _over_at_least_eps,
-    "embodichain-0.3": _over_std_plus_eps,
+    "embodichain-0.2": normalize,  # (A − mean)/max(std, 1e-8)
+    "embodichain-0.3": partial(normalize, offset=1e-8),  # (A − mean)/(std + 1e-8)
     "embodichain-seed": _by_moments_of_normalized,
 }
 """``(advantage, 1 where a step counts) -> normalized advantage``, by ``advantage_rule``."""
