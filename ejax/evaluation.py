@@ -7,7 +7,7 @@ An episode in which an observation, an action or a reward was not finite is no s
 ``info`` has one.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
@@ -57,15 +57,13 @@ def evaluate(
     if choice == "fixed":
         num_envs = min(num_envs, num_episodes)
     quota = _quotas(num_envs, num_episodes, choice)
-    first_row = np.cumsum(quota) - quota
     most_steps = (env.max_episode_steps or _UNLIMITED) * int(quota.max())
     key_reset, key_steps = jax.random.split(key)
 
     def rows_of(chosen: Array, count: Array) -> Array:
         """In the results; a row past their end is dropped."""
         chosen &= count < quota
-        row = first_row + count if choice == "fixed" else count.sum() + jnp.cumsum(chosen) - 1
-        return jnp.where(chosen, row, num_episodes)
+        return jnp.where(chosen, _ROWS[choice](chosen, count, quota), num_episodes)
 
     def play(now: _Progress) -> tuple[EnvCarry, Array, dict[str, Array]]:
         action, remembered = _mode(policy, params, now.envs.obs, now.envs.memory)
@@ -90,15 +88,7 @@ def evaluate(
     def unfinished(now: _Progress) -> Array:
         return jnp.isnan(now.record["length"]).any() & (now.t < most_steps)
 
-    start = _Progress(
-        envs=with_memory(reset(env, key_reset, num_envs), policy),
-        total=jnp.zeros(num_envs),
-        length=jnp.zeros(num_envs),
-        healthy=jnp.ones(num_envs, bool),
-        count=jnp.zeros(num_envs, jnp.int32),
-        record={},
-        t=jnp.zeros((), jnp.int32),
-    )
+    start = _first_progress(with_memory(reset(env, key_reset, num_envs), policy), num_envs)
     nothing = jnp.full(num_episodes, jnp.nan)
     start = replace(start, record=dict.fromkeys(jax.eval_shape(play, start)[-1], nothing))
     with jax.named_scope("env_steps"):
@@ -122,6 +112,25 @@ class _Progress:
     record: dict[str, Array]
     """[num_episodes] each; NaN where the episode has not ended."""
     t: Array
+
+
+def _first_progress(envs: EnvCarry, num_envs: int) -> _Progress:
+    return _Progress(
+        envs=envs,
+        total=jnp.zeros(num_envs),
+        length=jnp.zeros(num_envs),
+        healthy=jnp.ones(num_envs, bool),
+        count=jnp.zeros(num_envs, jnp.int32),
+        record={},
+        t=jnp.zeros((), jnp.int32),
+    )
+
+
+_ROWS: dict[str, Callable[[Array, Array, NDArray[np.int64]], Array]] = {
+    "fixed": lambda chosen, count, quota: np.cumsum(quota) - quota + count,  # a slot's episodes follow on each other
+    "first_finished": lambda chosen, count, quota: count.sum() + jnp.cumsum(chosen) - 1,  # in the order of their ends
+}
+"""``(slots whose episode ends, episodes before it, quota) -> the episode's row in the results``, [num_envs] each."""
 
 
 def _facts(info: dict[str, Any], total: Any, length: Any, healthy: Any, numpy: Any) -> dict[str, Any]:

@@ -184,7 +184,7 @@ def explained_variance(value: Array, target: Array, valid: Array | None = None) 
 
 
 def _differ(x: Array, counts: Array, axis: int | None = None) -> Array:
-    """Whether the elements that count differ by more than 4 units in the last place of the largest; NaN differs.
+    """Test that the elements that count differ by more than 4 units in the last place of the largest; NaN differs.
 
     By their spread: the deviation from a mean of n equal elements is itself rounding, which grows with n.
     """

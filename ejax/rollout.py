@@ -200,9 +200,7 @@ def unroll(
         return carry, make_rollout(
             policy,
             params,
-            made.obs,
-            made.action,
-            made.timestep,
+            *(made.obs, made.action, made.timestep),
             distribution=made.distribution,
             memory=made.memory,
             dropout_seed=xs[1].get("dropout_seed"),
@@ -213,6 +211,7 @@ def unroll(
     if size == num_steps:
         (carry, _), rollout = some_steps(start, xs)
     else:
+        # each part's next observations give way to their values before the next part is simulated
         parts = jax.tree.map(lambda x: x.reshape(num_steps // size, size, *x.shape[1:]), xs)
         (carry, _), rollouts = jax.lax.scan(some_steps, start, parts)
         rollout = jax.tree.map(lambda x: x.reshape(num_steps, *x.shape[2:]), rollouts)
@@ -223,7 +222,7 @@ def unroll(
 
 
 def has_large_rows(obs: PyTree) -> bool:
-    """Tell whether one environment's observation, of leaves [N, ...], is large, as pictures are."""
+    """Test that one environment's observation, of leaves [N, ...], is large, as pictures are."""
     return sum(x.nbytes // x.shape[0] for x in jax.tree.leaves(obs)) >= _LARGE_OBS
 
 

@@ -37,6 +37,7 @@ def sequence_length(
         return None
     num_steps = rollout.reward.shape[0]
     if wanted is None:
+        # a divisor of the rollout's steps and of a stratum's share of a minibatch, so that both hold whole sequences
         common = math.gcd(num_steps, num_steps if batch_size is None else max(1, batch_size // num_strata))
         return max(length for length in range(1, min(common, _LONGEST) + 1) if common % length == 0)
     if num_steps % wanted:
@@ -72,6 +73,7 @@ def flatten(
         raise ValueError(f"{num_envs} environments do not make {num_strata} equal strata; let minibatch_strata divide")
 
     def rows_of(x: Array) -> Array:
+        # strata first: the rows of one device then follow on each other, and drawing from them sends nothing
         steps = x.shape[0]
         strata = x.reshape(steps, num_strata, num_envs // num_strata, *x.shape[2:]).swapaxes(0, 1)
         return strata.reshape(steps * num_envs, *x.shape[2:])
@@ -82,6 +84,7 @@ def flatten(
     sequences = partial(jax.tree.map, lambda x: rows_of(_cut(x, length)))
     rows = sequences({**present, "first": _first(rollout), "share": mask})
     rows["memory"] = jax.tree.map(lambda x: rows_of(x[::length]), rollout.memory)
+    # minibatches weigh whole sequences, which the loss hands on to their steps by these shares
     rows["mask"] = rows["share"].sum(axis=1)
     rows["share"] = rows["share"] / jnp.where(rows["mask"] > 0.0, rows["mask"], 1.0)[:, None]
     return rows
@@ -124,9 +127,9 @@ def evaluate_rollout(params: Params, rollout: Rollout, length: int | None, *, po
     seed = {} if rollout.dropout_seed is None else {"dropout_seed": rollout.dropout_seed}
     if length is None:
         large = has_large_rows(jax.tree.map(lambda x: x[0], rollout.obs))
-        asked = (rollout.obs, rollout.action, seed)
+        rows = (rollout.obs, rollout.action, seed)
         seen = partial(_seen_rows, policy, params)
-        return jax.lax.map(seen, asked) if large else seen(asked)
+        return jax.lax.map(seen, rows) if large else seen(rows)
     rows = {"obs": rollout.obs, "action": rollout.action, "first": _first(rollout), **seed}
     steps = jax.tree.map(lambda x: _cut(x, length).reshape(-1, length, *x.shape[2:]).swapaxes(0, 1), rows)
     memory = jax.tree.map(lambda x: x[::length].reshape(-1, *x.shape[2:]), rollout.memory)

@@ -56,10 +56,10 @@ class BCConfig(GradientOptions):
     updates_per_step: PositiveInt = 16
     """Gradient steps between two looks at the metrics, each with windows of its own: one update of the run."""
     frames_per_window: PositiveInt | None = None
-    """Frames of each window at which the policy is asked, since neighbouring pictures tell little more than one: the
+    """Frames of each window that the policy is applied to, since neighbouring pictures show little more than one: the
     first, and others drawn at random. (Of random ones alone few would be from where an episode begins.) None: all."""
     prediction_coef: NonNegativeFloat = 1.0
-    """Of the mean squared error of what a policy predicts besides (``vla_config.model_config.predicts``), in the units
+    """Weight of the mean squared error of a policy's predictions (``vla_config.model_config.predicts``), in the units
     of those parts squared."""
     word_dropout: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
     """Share of an instruction's words that a ``vla`` policy does not get to read, drawn for each frame: so it learns to
@@ -110,7 +110,7 @@ def bc_update(
         rows["noise_seed"] = jax.random.bits(jax.random.fold_in(key, 3), (num_windows,), jnp.uint32)
     if "loss_mask" in rows:
         rows["mask"] = _num_taught(policy, state.params, rows)
-    state = replace(state, params=update_normalizer(policy, state.params, rows["obs"], _asked(rows)))
+    state = replace(state, params=update_normalizer(policy, state.params, rows["obs"], _taught_frames(rows)))
     state, metrics = sgd_epochs(
         state,
         rows,
@@ -163,7 +163,7 @@ def bc_loss(params: Params, batch: dict[str, PyTree], *, policy: Policy, config:
     if "dropout_seed" in batch:
         seed["dropout_seed"] = batch["dropout_seed"] if frame is None else _frames(batch["dropout_seed"], frame)
     distribution, predicted = _in_windows(policy, params, batch["obs"], seed, batch.get("valid"))
-    action, loss_mask, asked = batch["action"], batch.get("loss_mask"), _asked(batch)
+    action, loss_mask, taught = batch["action"], batch.get("loss_mask"), _taught_frames(batch)
     continuous = jnp.issubdtype(action.dtype, jnp.floating)
     is_flow = distribution.is_flow
     if config.loss == "mse" and not continuous:
@@ -180,15 +180,8 @@ def bc_loss(params: Params, batch: dict[str, PyTree], *, policy: Policy, config:
     else:
         action = action if frame is None else _frames(action, frame)
         known = jnp.ones((*action.shape[:2], 1))
-        known = known if asked is None else known * asked[..., None]
-    num_rows = action.shape[0]
-    if loss_mask is None:
-        weight = batch.get("weight", jnp.full(num_rows, 1.0 / num_rows))
-        share = weight[:, None, None] * known / _num_known(known, frame, batch["action"].shape[1])
-    else:
-        taught = known.sum(axis=(1, 2))
-        weight = batch.get("weight", taught / jnp.maximum(taught.sum(), 1.0))
-        share = weight[:, None, None] * known / jnp.maximum(taught, 1.0)[:, None, None]
+        known = known if taught is None else known * taught[..., None]
+    weight, share = _shares(batch, known)
 
     def mean(x: Array) -> Array:
         return jnp.sum(share * x.reshape(known.shape))
@@ -201,12 +194,23 @@ def bc_loss(params: Params, batch: dict[str, PyTree], *, policy: Policy, config:
             metrics["mse"] = mean(jnp.square(distribution.mode() - action).mean(axis=-1))
     loss = metrics[config.loss]
     if predicted:
-        metrics["prediction"] = _prediction_error(predicted, batch["obs"], weight, asked)
+        metrics["prediction"] = _prediction_error(predicted, batch["obs"], weight, taught)
         loss = loss + config.prediction_coef * metrics["prediction"]
     return loss, jax.lax.stop_gradient(metrics)
 
 
-def _asked(rows: dict[str, PyTree]) -> Array | None:
+def _shares(batch: dict[str, PyTree], known: Array) -> tuple[Array, Array]:
+    """The weight of each window [B], and its shares in the single actions that are ``known`` [B, F, K]."""
+    num_rows, num_frames = batch["action"].shape[:2]
+    if "loss_mask" not in batch:
+        weight = batch.get("weight", jnp.full(num_rows, 1.0 / num_rows))
+        return weight, weight[:, None, None] * known / _num_known(known, batch.get("frame"), num_frames)
+    num_taught = known.sum(axis=(1, 2))
+    weight = batch.get("weight", num_taught / jnp.maximum(num_taught.sum(), 1.0))
+    return weight, weight[:, None, None] * known / jnp.maximum(num_taught, 1.0)[:, None, None]
+
+
+def _taught_frames(rows: dict[str, PyTree]) -> Array | None:
     """[B, F] bool: the frames of ``obs`` that are taught. None: all."""
     mask, frame = rows.get("loss_mask"), rows.get("frame")
     return mask if mask is None or frame is None else _frames(mask, frame)
@@ -226,14 +230,14 @@ def _num_taught(policy: Policy, params: Params, rows: dict[str, PyTree]) -> Arra
     return chunk_targets(action, size, frame, mask)[1].sum(axis=(1, 2))
 
 
-def _prediction_error(predicted: dict[str, Array], obs: PyTree, weight: Array, asked: Array | None) -> Array:
+def _prediction_error(predicted: dict[str, Array], obs: PyTree, weight: Array, taught: Array | None) -> Array:
     """The weighted mean over windows of the squared error, added up over parts."""
-    if asked is None:
+    if taught is None:
         errors = [
             jnp.square(each - obs[name]).mean(axis=tuple(range(1, each.ndim))) for name, each in predicted.items()
         ]
     else:
-        share = asked / jnp.maximum(asked.sum(axis=1, keepdims=True), 1)
+        share = taught / jnp.maximum(taught.sum(axis=1, keepdims=True), 1)
         errors = [
             jnp.sum(share * jnp.square(each - obs[name]).mean(axis=tuple(range(2, each.ndim))), axis=1)
             for name, each in predicted.items()
@@ -296,7 +300,7 @@ def _no_multiple(width: int, each: int) -> str:
 def chunk_targets(
     action: Array, size: int, frame: Array | None = None, loss_mask: Array | None = None
 ) -> tuple[Array, Array]:
-    """What a policy of chunks is to predict at each frame of a window, and which of it the window holds.
+    """The target of a policy of chunks at each frame of a window, and a mask of the actions that the window holds.
 
     Args:
         action: [B, C, A], of successive frames.

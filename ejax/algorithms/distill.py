@@ -1,4 +1,4 @@
-"""Distillation: a student acts, a teacher says what it would have done, the student learns to do that.
+"""Distillation: a student acts, and learns to do what a teacher would have done.
 
     kl    L = E[KL(π_teacher(· | o) ‖ π_student(· | o'))]
     nll   L = −E[log π_student(a* | o')]
@@ -48,7 +48,7 @@ class DistillConfig(MinibatchOptions):
     teacher_obs: str | None = None
     """The part of the observation, by dotted path, that the teacher sees as its whole one. None: all of it."""
     teacher_policy: Kwargs = Field(default_factory=FrozenDict)
-    """The section ``policy`` of the teacher, where it is a ``.pt``: the file does not say what its networks are. Empty:
+    """The section ``policy`` of the teacher, where it is a ``.pt``: the file does not describe its networks. Empty:
     the student's."""
     loss: Literal["kl", "nll", "mse"] = "kl"
     """``kl`` hands on how much the teacher explores; ``mse`` leaves the standard deviation as it is."""
@@ -71,7 +71,7 @@ class TeacherState:
     params: Params
     """The teacher's."""
     memory: PyTree
-    """What it remembers of the episodes under way, leaves [N, ...]; () of a teacher without memory."""
+    """Its memory of the episodes under way, leaves [N, ...]; () of a teacher without memory."""
 
 
 @partial(jax.jit, static_argnames=("policy", "optimizer", "config"))
@@ -146,7 +146,7 @@ def make_distill_step(
     dropout: bool,
     teacher: Teacher,
 ) -> Step:
-    """Collect T steps under the student, ask the teacher about all of them, update.
+    """Collect T steps under the student, apply the teacher to all of them, update.
 
     Raises:
         ConfigError: a loss that these two policies do not have.
@@ -276,17 +276,12 @@ def _loss_problems(policy: Policy, env: Env, teacher: Teacher, config: DistillCo
         yield Problem("algorithm.cfg.loss", text)
 
 
-def _make_own(options: DistillConfig, policy: Policy, env: Env, num_envs: int, *, teacher: Teacher) -> TeacherState:
-    del options, policy, env
-    return TeacherState(params=teacher.params, memory=first_memory(teacher.policy, num_envs))
-
-
 def _with_teacher(teacher: Teacher) -> Algorithm:
-    return replace(
-        ALGORITHM,
-        make_step=partial(make_distill_step, teacher=teacher),
-        make_own=partial(_make_own, teacher=teacher),
-    )
+    def make_own(options: DistillConfig, policy: Policy, env: Env, num_envs: int) -> TeacherState:
+        del options, policy, env
+        return TeacherState(params=teacher.params, memory=first_memory(teacher.policy, num_envs))
+
+    return replace(ALGORITHM, make_step=partial(make_distill_step, teacher=teacher), make_own=make_own)
 
 
 def _bind(options: DistillConfig, num_updates: int) -> DistillConfig:

@@ -61,7 +61,7 @@ class GRPOConfig(MinibatchOptions):
     @model_validator(mode="before")
     @classmethod
     def _nothing_to_share(cls, given: Any) -> Any:
-        """Not given, and nothing is reset: the options that are written down say false, so that they can be read."""
+        """Not given, and nothing is reset: the options that are written down have false, so that they can be read."""
         if isinstance(given, dict) and given.get("reset_every_rollout") is False:
             return {"shared_start": False, **given}
         return given

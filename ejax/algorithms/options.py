@@ -20,7 +20,7 @@ class GradientOptions(StrictModel):
     optimizer: OptimizerConfig = OptimizerConfig()
     """The update rule and the learning rate."""
     lr_scheduler: ScheduleConfig = ScheduleConfig()
-    """How the learning rate changes from update to update."""
+    """The change of the learning rate from update to update."""
     max_grad_norm: PositiveFloat = Field(default=0.5, allow_inf_nan=True)
     """Infinity: no clipping."""
     skip_nonfinite_updates: bool = True

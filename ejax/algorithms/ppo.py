@@ -47,7 +47,7 @@ from ejax.types import Array, Key, Metrics, Params, Policy, PyTree, Rollout, Tra
 
 
 class PPOConfig(MinibatchOptions):
-    """``algorithm.cfg`` of ``ppo``: EmbodiChain's names, and its 0.2.4 defaults unless a comment says otherwise."""
+    """``algorithm.cfg`` of ``ppo``: EmbodiChain's names, and its 0.2.4 defaults unless a comment differs."""
 
     gamma: float = Field(default=0.99, ge=0.0, le=1.0)
     """Discount of a step."""
@@ -86,16 +86,16 @@ class PPOConfig(MinibatchOptions):
     reward_scale: PositiveFloat = 1.0
     """Rewards are multiplied by it before advantages are computed; logs show them as they come."""
     timeout_bootstrap: TimeoutRule = "exact"
-    """Where an episode is only cut off: ``exact`` bootstraps from the true final observation, ``embodichain``
-    (= ``embodichain-0.2``) from nothing, ``embodichain-0.3`` adds γ·V of the observation before the step,
-    ``embodichain-seed`` takes the end of the rollout for an end of the episode too."""
+    """The rule for episodes that are only cut off: ``exact`` bootstraps from the true final observation,
+    ``embodichain`` (= ``embodichain-0.2``) from nothing, ``embodichain-0.3`` adds γ·V of the observation before the
+    step, ``embodichain-seed`` takes the end of the rollout for an end of the episode too."""
     advantage_rule: AdvantageRule = "embodichain-0.2"
-    """How advantages are normalized: (A − mean)/max(std, 1e-8); 0.3 divides by std + 1e-8; the seed version normalizes
-    A with the mean and std of the already normalized A, which leaves it nearly as it is."""
+    """The normalization of advantages: (A − mean)/max(std, 1e-8); 0.3 divides by std + 1e-8; the seed version
+    normalizes A with the mean and std of the already normalized A, which leaves it nearly as it is."""
     critic_warmup_updates: NonNegativeInt = 0
     """ejax: in so many first updates only the critic learns; parameters of the policy, its normalizer and its moments
     stay as they are. For ``policy.init_from`` of a policy without a critic that knows it: cloned, or distilled. The
-    optimizer then starts anew, so that it corrects the bias of both alike."""
+    optimizer then starts again, so that it corrects the bias of both alike."""
     staleness_correction: Literal["none", "decoupled", "vtrace"] = "none"
     """For rollouts that older parameters made. Both of the others clip around the policy that the update starts with,
     not around the one that acted, and take their values from it; the difference between the two is a weight.
@@ -192,6 +192,7 @@ def _columns(
     """The rollout as the loss compares with it, what the loss reads beside it, and how stale it was."""
     behaviour, behave_weight = rollout.log_prob, None
     lag_metrics: Metrics = {}
+    # the ratio then begins at 1 for stale rollouts too, and clipping limits this update's own change alone
     if config.staleness_correction != "none":
         _, length = rows_of(policy, rollout, config)
         rollout, behave_weight, lag_metrics = refresh(
@@ -225,6 +226,7 @@ def ppo_advantage(
     reward = config.reward_scale * rollout.reward
     truncated, valid = rollout.truncated, None
     if rollout.valid is not None:
+        # the step before one that is no transition ends its episode, though the environment did not report it
         valid = rollout.valid.astype(jnp.float32)
         truncated = truncated.at[:-1].set(truncated[:-1] | ~rollout.valid[1:])
     reward, next_value, terminated = TIMEOUT_RULES[config.timeout_bootstrap](rollout, reward, config.gamma)
@@ -262,6 +264,7 @@ def ppo_loss(params: Params, batch: dict[str, PyTree], *, policy: Policy, config
     else:
         squared_error = value_loss(value, batch["value_target"])
     surrogate = clipped_surrogate(log_ratio, batch["advantage"], config.clip_coef)
+    # every term is measured; those with a coefficient make the loss
     terms = {
         "actor_loss": batch.get("behave_weight", 1.0) * surrogate,
         "value_loss": squared_error,
@@ -277,6 +280,7 @@ def ppo_loss(params: Params, batch: dict[str, PyTree], *, policy: Policy, config
     if is_active(config.kl_coef):
         terms["approx_ref_kl"] = kl_k3(batch["reference_log_prob"] - log_prob)
         coefficients["approx_ref_kl"] = config.kl_coef
+    # exact, for the adaptive learning rate: the sampled estimate of a minibatch would steer it by its noise
     if "distribution" in batch:
         terms["kl"] = batch["distribution"].kl(distribution)
     return weighted_sums(terms, weight, coefficients)

@@ -1,4 +1,4 @@
-"""What the assembly knows of an algorithm: one record, at the end of the algorithm's file.
+"""The description of an algorithm for the assembly: one record, at the end of the algorithm's file.
 
 The registry names it: ``"ppo": "ejax.algorithms.ppo:ALGORITHM"``. A config names one of your own in the same way,
 ``algorithm.name: package.module:ALGORITHM``. The least that a record needs is ``Config`` and ``update``;
@@ -20,7 +20,7 @@ from ejax.types import Env, HostEnv, Params, Policy, PolicyWithMemory, PyTree
 
 @dataclass(frozen=True, kw_only=True)
 class RunShape:
-    """What an algorithm may ask about the run whose options it judges."""
+    """The facts about a run that an algorithm's options are judged by."""
 
     num_envs: int
     buffer_size: int
@@ -99,7 +99,7 @@ class Algorithm:
     make_step: MakeStep | None = None
     """None: collect a rollout, then ``update``."""
     with_teacher: Callable[[Teacher], "Algorithm"] | None = None
-    """Of an algorithm that learns from another policy: the record with this one. ``Config`` then has ``teacher``,
+    """For an algorithm that learns from another policy: the record with this one. ``Config`` then has ``teacher``,
     ``teacher_obs`` and ``teacher_policy``, by which ``ejax.training.teacher`` finds it."""
     learns_from: Literal["environments", "demonstrations"] = "environments"
     make_optimizer: Callable[[Any], optax.GradientTransformation] = _one_optimizer

@@ -1,4 +1,4 @@
-"""Which rows make which minibatch: keyed permutations without a sort, each within its own stratum of the batch."""
+"""Rows of minibatches: keyed permutations without a sort, each within its own stratum of the batch."""
 
 import jax
 import jax.numpy as jnp

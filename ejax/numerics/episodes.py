@@ -91,7 +91,7 @@ def track_episodes(
 
 
 def _order(flag: Array) -> Array:
-    """How many are set before each place, in time order and, within a step, in that of the environments. [T, N]."""
+    """Count the flags before each place, in time order and, within a step, in that of environments. [T, N]."""
     num_steps, num_envs = flag.shape
     # within what each device has, and then over the few numbers that are left of it
     parts = flag.astype(jnp.int32).reshape(num_steps, num_shards(), -1)

@@ -1,4 +1,4 @@
-"""What is finite. Nothing else counts as a success or as a best, enters a normalizer's statistics or is an update."""
+"""Tests for finite numbers: no other is a success or a best, enters a normalizer's statistics, or is an update."""
 
 import functools
 from typing import Any
@@ -13,7 +13,7 @@ NONFINITE_EPISODES = "eval/nonfinite_episodes"
 
 
 def all_finite(*trees: PyTree) -> Array:
-    """Whether every number in every leaf is finite; a bool scalar. Integers, booleans and keys are.
+    """Test that every number in every leaf is finite; a bool scalar. Integers, booleans and keys are.
 
     Σ 0·x is 0 where all are, else NaN. On a CPU the sum takes a third of the time of ``isfinite(x).all()``, which a
     look at all parameters after each gradient step would feel. Leaves of one shape share a sum.
@@ -27,7 +27,7 @@ def all_finite(*trees: PyTree) -> Array:
 
 
 def finite_rows(*trees: PyTree, numpy: Any = jnp) -> Any:
-    """Which rows hold finite numbers only, in all leaves. [N] bool.
+    """Find the rows that hold finite numbers only, in all leaves. [N] bool.
 
     Args:
         trees: at least one leaf; leaves [N, ...].

@@ -20,7 +20,7 @@ class RewardScale:
     discounted: Array
     """[N]: Rₜ = γ·Rₜ₋₁ + rₜ of the episodes under way."""
     moments: Moments
-    """Of all Rₜ so far, each [1]."""
+    """Moments of all Rₜ so far, each [1]."""
 
 
 def init_reward_scale(num_envs: int) -> RewardScale:

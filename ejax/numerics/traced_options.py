@@ -15,7 +15,7 @@ def is_array(option: Any) -> bool:
 
 
 def is_active(coefficient: Any) -> bool:
-    """Whether what the coefficient weighs has a part in the program: unless it is the number 0."""
+    """Test that the term of a coefficient has a part in the program: unless it is the number 0."""
     return is_array(coefficient) or coefficient > 0.0
 
 
