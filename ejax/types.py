@@ -111,36 +111,25 @@ def init_train_state(
 
     Args:
         optimizer: from ``ejax.optim.make_optimizer``, or any of optax.
-        obs: any observations, leaves [N, ...]; their shapes count, and the normalizers' first statistics do not.
-        reference: keep the first parameters, for an algorithm with a ``kl_coef``.
-        target: keep them as the first target critic.
+        obs: any observations, leaves [N, ...]; only their shapes count.
+        reference, target: keep the first parameters as such; see ``TrainState``.
     """
     params = policy.init(key, obs)
-    return make_train_state(
-        params, optimizer, reference=params if reference else None, target=params if target else None
-    )
+    kept = {name: params for name, keep in (("reference", reference), ("target", target)) if keep}
+    return make_train_state(params, optimizer, **kept)
 
 
 def make_train_state(params: Params, optimizer: Any, *, reference: Params = None, target: Params = None) -> TrainState:
     """``init_train_state`` from existing parameters; ``reference`` and ``target`` are kept as such, or None."""
-    return TrainState(
-        step=jnp.zeros((), jnp.int32),
-        params=params,
-        opt_state=optimizer.init(params["params"]),
-        reference=reference,
-        target=target,
-    )
+    step, opt_state = jnp.zeros((), jnp.int32), optimizer.init(params["params"])
+    return TrainState(step=step, params=params, opt_state=opt_state, reference=reference, target=target)
 
 
 def start_from(state: TrainState, params: Params) -> TrainState:
-    """The first state of a training that begins with ``params``: its reference and its target, where it has them, are
-    those as well; optimizer and step are left alone."""
-    return replace(
-        state,
-        params=params,
-        reference=None if state.reference is None else params,
-        target=None if state.target is None else params,
-    )
+    """The first state of a training that begins with ``params``, as its reference and its target too where it has them;
+    optimizer and step are left alone."""
+    kept = {name: params for name in ("reference", "target") if getattr(state, name) is not None}
+    return replace(state, params=params, **kept)
 
 
 def split_critic(networks: PyTree) -> tuple[PyTree, PyTree]:
@@ -261,12 +250,7 @@ class LastingEnv(Env, Protocol):
     """
 
     def carry_over(self, ended: PyTree, started: PyTree, obs: PyTree) -> tuple[PyTree, PyTree]:
-        """``(state, obs)`` of a new episode after another.
-
-        Args:
-            ended: the last state of the episode before.
-            started, obs: as ``reset`` gave them.
-        """
+        """``(state, obs)`` of a new episode, ``started`` by ``reset``, after one of the last state ``ended``."""
         ...
 
 
@@ -295,25 +279,18 @@ class HostTimestep:
 class HostEnv(Protocol):
     """N environments that live outside JAX, stepped together, in one thread at a time. They own something to close.
 
-    ``step`` resets the rows that ended, as ``ejax.rollout.step`` does; all arrays are NumPy's, [N, ...].
+    ``step`` resets the rows that ended, as ``ejax.rollout.step`` does; all arrays are NumPy's, [N, ...]. The spaces are
+    of one environment, with a vector for every leaf of an observation; ``max_episode_steps`` 0 is not known.
     """
 
     @property
     def num_envs(self) -> int: ...
     @property
-    def observation_space(self) -> gymnasium.Space:
-        """The space of one environment; every leaf of an observation is a vector."""
-        ...
-
+    def observation_space(self) -> gymnasium.Space: ...
     @property
-    def action_space(self) -> gymnasium.Space:
-        """The space of one environment."""
-        ...
-
+    def action_space(self) -> gymnasium.Space: ...
     @property
-    def max_episode_steps(self) -> int:
-        """0: not known."""
-        ...
+    def max_episode_steps(self) -> int: ...
 
     @property
     def seeds_rows(self) -> bool:

@@ -13,9 +13,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from ejax.losses import kl_k3
 from ejax.numerics.traced_options import is_active
 from ejax.rollout import has_large_rows
-from ejax.types import Array, Params, Policy, PolicyWithMemory, PyTree, Rollout, TrainState
+from ejax.types import Array, Metrics, Params, Policy, PolicyWithMemory, PyTree, Rollout, TrainState
 
 _LONGEST = 128
 """Steps of a sequence whose length is not given."""
@@ -141,6 +142,36 @@ def evaluate_rollout(params: Params, rollout: Rollout, length: int | None, *, po
         return x.reshape(length, -1, num_envs).swapaxes(0, 1).reshape(-1, num_envs)
 
     return whole(distribution.log_prob(action)), whole(value)
+
+
+def refresh(
+    params: Params, rollout: Rollout, length: int | None, *, policy: Policy, weight_threshold: float
+) -> tuple[Rollout, Array, Metrics]:
+    """A rollout that older parameters made, with log-probabilities and values of those that an update starts with.
+
+    The surrogate is clipped around the latter; the difference between the two is a weight of each row. Source: Hilton
+    et al. 2022, "Batch size-invariance for policy optimization".
+
+    Args:
+        length: of sequences; see ``sequence_length``.
+        weight_threshold: the most that a weight may be.
+
+    Returns:
+        The rollout, the weight π(params)/π(acted) of each step [T, N], and metrics of how far apart the two are.
+    """
+    log_prob, value = evaluate_rollout(params, rollout, length, policy=policy)
+    # V of the true next observation is V of the next row, but where an episode ended; there the old one must do
+    following = jnp.concatenate([value[1:], rollout.next_value[-1:]])
+    goes_on = ~rollout.done & (jnp.arange(len(value)) < len(value) - 1)[:, None]
+    next_value = jnp.where(goes_on, following, rollout.next_value)
+    log_ratio = log_prob - rollout.log_prob
+    ratio = jnp.exp(log_ratio)
+    metrics = {
+        "behave_approx_kl": kl_k3(log_ratio).mean(where=rollout.valid),
+        "behave_weight_clipped": (ratio > weight_threshold).mean(where=rollout.valid),
+    }
+    seen = replace(rollout, log_prob=log_prob, value=value, next_value=next_value)
+    return seen, jnp.minimum(ratio, weight_threshold), metrics
 
 
 def _seen_rows(policy: Policy, params: Params, rows: tuple[PyTree, Array, dict[str, Array]]) -> tuple[Array, Array]:

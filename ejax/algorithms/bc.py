@@ -232,16 +232,12 @@ def _num_taught(policy: Policy, params: Params, rows: dict[str, PyTree]) -> Arra
 
 def _prediction_error(predicted: dict[str, Array], obs: PyTree, weight: Array, taught: Array | None) -> Array:
     """The weighted mean over windows of the squared error, added up over parts."""
+    squares = [jnp.square(each - obs[name]) for name, each in predicted.items()]
     if taught is None:
-        errors = [
-            jnp.square(each - obs[name]).mean(axis=tuple(range(1, each.ndim))) for name, each in predicted.items()
-        ]
+        errors = [square.mean(axis=tuple(range(1, square.ndim))) for square in squares]
     else:
         share = taught / jnp.maximum(taught.sum(axis=1, keepdims=True), 1)
-        errors = [
-            jnp.sum(share * jnp.square(each - obs[name]).mean(axis=tuple(range(2, each.ndim))), axis=1)
-            for name, each in predicted.items()
-        ]
+        errors = [jnp.sum(share * square.mean(axis=tuple(range(2, square.ndim))), axis=1) for square in squares]
     return jnp.sum(weight * sum(errors[1:], errors[0]))
 
 

@@ -27,7 +27,7 @@ from pydantic import Field, PositiveFloat, PositiveInt
 
 from ejax.algorithms.batch import apply_to_batch
 from ejax.algorithms.on_policy import on_policy_update
-from ejax.algorithms.options import MinibatchOptions, memory_problems
+from ejax.algorithms.options import MINIBATCH_FIELDS, MinibatchOptions
 from ejax.algorithms.record import Algorithm, RunShape, Teacher
 from ejax.algorithms.step import RunState, Step, finish
 from ejax.losses import weighted_sums
@@ -313,9 +313,7 @@ ALGORITHM = Algorithm(
     Config=DistillConfig,
     with_teacher=_with_teacher,
     bind=_bind,
-    stops_at_nonfinite=lambda options: not options.skip_nonfinite_updates,
-    rescale_for_devices=DistillConfig.rescale_for_devices,
     problems=_problems,
     env_problems=_env_problems,
-    policy_problems=memory_problems,
+    **MINIBATCH_FIELDS,
 )

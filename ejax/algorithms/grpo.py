@@ -18,7 +18,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
 from ejax.algorithms.batch import apply_to_batch, reference_log_prob
 from ejax.algorithms.on_policy import on_policy_update
-from ejax.algorithms.options import MinibatchOptions, memory_problems
+from ejax.algorithms.options import MINIBATCH_FIELDS, MinibatchOptions
 from ejax.algorithms.record import Algorithm, RunShape
 from ejax.algorithms.step import ResetPolicy
 from ejax.losses import clipped_surrogate, kl_k3, weighted_sums
@@ -175,10 +175,8 @@ ALGORITHM = Algorithm(
     update=grpo_update,
     resets=_resets,
     keeps_reference=lambda options: options.kl_coef > 0.0,
-    stops_at_nonfinite=lambda options: not options.skip_nonfinite_updates,
-    rescale_for_devices=GRPOConfig.rescale_for_devices,
     problems=_problems,
-    policy_problems=memory_problems,
+    **MINIBATCH_FIELDS,
     ignored_options=("gae_lambda",),
     compat={
         "embodichain-0.2": _EMBODICHAIN,

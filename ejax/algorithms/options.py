@@ -96,8 +96,16 @@ def _indivisible(option: str, divisor: int | None, count: int | None, name: str)
         yield Problem(f"algorithm.cfg.{option}", text)
 
 
-def memory_problems(options: Any, policy: Policy) -> Iterator[Problem]:
+def _memory_problems(options: Any, policy: Policy) -> Iterator[Problem]:
     """A ``sequence_length`` for a policy without memory."""
     if options.sequence_length is not None and not isinstance(policy, PolicyWithMemory):
         text = f"got {options.sequence_length}, but the policy has no memory; leave it out, or give policy.actor.memory"
         yield Problem("algorithm.cfg.sequence_length", text)
+
+
+MINIBATCH_FIELDS: dict[str, Any] = {
+    "stops_at_nonfinite": lambda options: not options.skip_nonfinite_updates,
+    "rescale_for_devices": lambda options, was, now: options.rescale_for_devices(was, now),
+    "policy_problems": _memory_problems,
+}
+"""Fields of an ``Algorithm`` whose options are ``MinibatchOptions``."""

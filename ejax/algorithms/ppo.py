@@ -25,7 +25,7 @@ from pydantic import (
     field_validator,
 )
 
-from ejax.algorithms.batch import apply_to_batch, reference_log_prob, step_weight
+from ejax.algorithms.batch import apply_to_batch, reference_log_prob, refresh, step_weight
 from ejax.algorithms.critic_warmup import hold_policy, warm_up_critic
 from ejax.algorithms.embodichain_rules import (
     ADVANTAGE_RULES,
@@ -35,10 +35,9 @@ from ejax.algorithms.embodichain_rules import (
     TimeoutRule,
 )
 from ejax.algorithms.on_policy import on_policy_update, rows_of
-from ejax.algorithms.options import MinibatchOptions, memory_problems
+from ejax.algorithms.options import MINIBATCH_FIELDS, MinibatchOptions
 from ejax.algorithms.record import Algorithm, RunShape
 from ejax.algorithms.sgd import MinibatchConfig, sgd_epochs
-from ejax.algorithms.staleness import refresh
 from ejax.losses import clipped_surrogate, clipped_value_loss, kl_k3, value_loss, weighted_sums
 from ejax.numerics.traced_options import is_active, unjit_for_traced
 from ejax.returns import explained_variance, gae, vtrace
@@ -333,9 +332,7 @@ ALGORITHM = Algorithm(
     Config=PPOConfig,
     update=ppo_update,
     keeps_reference=lambda options: options.kl_coef > 0.0,
-    stops_at_nonfinite=lambda options: not options.skip_nonfinite_updates,
-    rescale_for_devices=PPOConfig.rescale_for_devices,
     problems=_problems,
-    policy_problems=memory_problems,
+    **MINIBATCH_FIELDS,
     compat=PPO_COMPAT,
 )
