@@ -22,7 +22,7 @@ from ejax.algorithms.step import RunState, Step, repeat_step
 from ejax.numerics.episodes import episode_metrics
 from ejax.numerics.finite import all_finite
 from ejax.optim import LearningRate
-from ejax.runtime.sharding import of_members
+from ejax.runtime.sharding import map_members
 from ejax.schema.frozen import with_value
 from ejax.types import Array, Key, Metrics, PyTree, TrainState
 
@@ -79,7 +79,7 @@ class Lanes:
         def of_all(*args: PyTree) -> PyTree:
             return jax.vmap(function)(*args) if self.together else jax.lax.map(lambda each: function(*each), args)
 
-        return of_all if self.mesh is None else of_members(of_all, self.mesh)
+        return of_all if self.mesh is None else map_members(of_all, self.mesh)
 
 
 def with_values(options: Any, values: Values) -> Any:
@@ -183,8 +183,8 @@ def _maybe_exploit(
         return state, jnp.arange(fitness.shape[0], dtype=jnp.int32)
 
     state, parent = jax.lax.cond(state.update % exploit.every == 0, go, stay, state)
-    of_members = {f"population/{name}": value for name, value in state.values.items()}
-    return state, {**metrics, **of_members, PARENT: parent.astype(jnp.float32)}
+    member_values = {f"population/{name}": value for name, value in state.values.items()}
+    return state, {**metrics, **member_values, PARENT: parent.astype(jnp.float32)}
 
 
 def _with_rates(

@@ -114,7 +114,7 @@ def by_members(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(_MEMBERS))
 
 
-def of_members(function: F, mesh: Mesh) -> F:
+def map_members(function: F, mesh: Mesh) -> F:
     """A function of arrays [M, ...], each device on its members by itself."""
     members = PartitionSpec(_MEMBERS)
     return cast(F, jax.shard_map(function, mesh=mesh, in_specs=members, out_specs=members, check_vma=False))
