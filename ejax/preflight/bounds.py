@@ -31,11 +31,11 @@ class Bounds:
 
     @property
     def limiting(self) -> str:
-        return max(("memory", "arithmetic", "launches", "links"), key=lambda name: getattr(self, name))
+        return max(vars(self), key=vars(self).__getitem__)
 
     @property
     def seconds(self) -> float:
-        return max(self.memory, self.arithmetic, self.launches, self.links)
+        return max(vars(self).values())
 
 
 def bounds(cost: Cost, card: Card, *, hosts: int = 1) -> Bounds:

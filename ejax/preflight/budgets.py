@@ -45,8 +45,7 @@ def budget_of(found: dict[str, Any]) -> dict[str, int]:
         for unit, each in program["units"].items():
             if unit in _UNITS:
                 counts |= {f"{name}/{unit}/{what}": each[what] for what in _COUNTED if each[what]}
-        unknown = sum(loop["trips"] is None for loop in program["loops"])
-        counts[f"{name}/loops of unknown length"] = unknown
+        counts[f"{name}/loops of unknown length"] = sum(loop["trips"] is None for loop in program["loops"])
         if program["stored_bytes_per_env_step"]:
             counts[f"{name}/stored bytes per env step"] = round(program["stored_bytes_per_env_step"])
     return counts

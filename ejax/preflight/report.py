@@ -161,13 +161,12 @@ def _show_program(name: str, program: dict[str, Any], console: Console) -> None:
     for column in ("per", *numbers, "estimate", "limited by"):
         table.add_column(column, justify="left" if column in ("per", "limited by") else "right", no_wrap=True)
     for unit, each in program["units"].items():
-        limits = dict(each["bounds_s"])
-        limiting = limits.pop("limiting")
+        limits = each["bounds_s"]
         table.add_row(
             *(unit, "unknown" if each["trips"] is None else f"{each['trips']:,}"),
             *(f"{each[key]:,}" for key in ("kernels", "host_trips", "callbacks", "collectives")),
             *(_size(each["bytes"]), _scaled(sum(each["dot_flops"].values())), _scaled(each["element_ops"])),
-            *(_time(max(limits.values())), limiting),
+            *(_time(limits[limits["limiting"]]), limits["limiting"]),
         )
     console.print(table)
     if unknown := [each for each in program["loops"] if each["trips"] is None and not each["path"].endswith(UPDATE)]:
