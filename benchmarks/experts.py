@@ -150,7 +150,10 @@ def _draw_sentences(path: Path) -> None:
     pictures = [("before", env.render(one, 320, 240, camera))]
     expert, step = InstructedPlaceExpert(env), jax.jit(jax.vmap(env.step))
     variation, segment = expert.vary(np.random.default_rng(0), len(texts)), np.zeros(len(texts), int)
-    obs, keys = jax.vmap(env.observe)(state), jax.random.split(jax.random.key(0), len(texts))
+    obs, keys = (
+        jax.vmap(lambda one: env.observe(env.world(one)))(state),
+        jax.random.split(jax.random.key(0), len(texts)),
+    )
     for t in range(100):
         action, segment = expert.act(jax.tree.map(np.asarray, obs), segment, variation)
         if t >= 80:  # out of the picture: up, and back to the robot

@@ -10,7 +10,7 @@ from ejax.algorithms.shac import SHACConfig as SHACConfig, shac_update as shac_u
 from ejax.config import RunConfig as RunConfig, load_config as load_config, parse_config as parse_config
 from ejax.envs.check import check_env as check_env
 from ejax.envs.task.world import World as World
-from ejax.envs.task.task import MuJoCoTask as MuJoCoTask
+from ejax.envs.task.mujoco_task import MuJoCoTask as MuJoCoTask
 from ejax.evaluation import summarize as summarize
 from ejax.optim import (
     OptimizerConfig as OptimizerConfig,

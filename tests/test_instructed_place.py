@@ -245,11 +245,11 @@ def test_weights_shape_the_reward_of_the_cube_that_is_meant() -> None:
     env = InstructedPlaceRL(physics="mujoco", reaching_weight=1.0, lifting_weight=2.0, placing_weight=3.0)
     state = standing(cube=0, zone=2)
     state = replace(state, was_lifted=jnp.array([False, True]))  # the other one was: it earns nothing
-    tool = np.asarray(env.observe(state)["state"])[8:]
+    tool = np.asarray(env.observe(env.world(state))["state"])[8:]
     state = replace(state, physics=replace(state.physics, qpos=state.physics.qpos.at[CUBE[0]].set(tool)))
 
     def potential(state: Any) -> float:
-        obs = jax.tree.map(np.asarray, env.observe(state))
+        obs = jax.tree.map(np.asarray, env.observe(env.world(state)))
         cube, goal, lifted = obs["scene"][:3], obs["scene"][9:12], obs["scene"][19]
         reached = 1.0 - np.tanh(5.0 * np.linalg.norm(obs["state"][8:] - cube))
         placed = lifted * (1.0 - np.tanh(5.0 * np.linalg.norm(cube - goal)))
@@ -317,7 +317,7 @@ def test_mjx_follows_the_c_engine_where_cubes_touch() -> None:
         pytest.skip(f"mjx is not installed: {how}")
     state = ENV.reset(KEY)[0]
     physics = state.physics
-    control = ENV.control(state, jnp.array([0.0, 0.0, 0.0, -1.0]))
+    control = ENV.control(ENV.world(state), jnp.array([0.0, 0.0, 0.0, -1.0]))
     for _ in range(5):
         physics = ENV.simulation.step(physics, control)
     other = physics.qpos[CUBE[0]] + jnp.array([0.053, 0.01, 0.0])

@@ -10,7 +10,7 @@ import pytest
 from ejax.envs.locomotion.catalog import velocity_task
 from ejax.envs.locomotion.contacts import Contacts
 from ejax.envs.locomotion.motion import Motion
-from ejax.envs.locomotion.terms import OBSERVATIONS, REWARDS, View, observe
+from ejax.envs.locomotion.terms import OBSERVATIONS, REWARDS, LeggedState, observe
 
 QUADRUPED = velocity_task("quadruped").robot
 
@@ -32,7 +32,7 @@ STILL = Motion(
     imu_lin_vel=jnp.array([0.7, 0.8, 0.9]),
     imu_ang_vel=jnp.array([-0.7, -0.8, -0.9]),
 )
-VIEW = View(
+VIEW = LeggedState(
     robot=QUADRUPED,
     motion=STILL,
     contacts=Contacts(
@@ -117,7 +117,7 @@ FAST = replace(BENT, command=jnp.array([1.2, 0.9, 0.0]))
         ("self_collisions", VIEW, {}, 3.0),
     ],
 )
-def test_a_reward_is_its_formula(name: str, view: View, params: dict[str, Any], expected: float) -> None:
+def test_a_reward_is_its_formula(name: str, view: LeggedState, params: dict[str, Any], expected: float) -> None:
     np.testing.assert_allclose(REWARDS[name](view, **params), expected, rtol=1e-5, atol=1e-6)
 
 

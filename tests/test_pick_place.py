@@ -21,8 +21,8 @@ KEY = jax.random.key(0)
 ENV = PickPlaceRL(physics="mujoco")
 STEP = jax.jit(ENV.step)
 RESET = jax.jit(ENV.reset)
-CONTROL = jax.jit(ENV.control)
-OBSERVE = jax.jit(ENV.observe)
+CONTROL = jax.jit(lambda state, action: ENV.control(ENV.world(state), action))
+OBSERVE = jax.jit(lambda state: ENV.observe(ENV.world(state)))
 MODEL = ENV.simulation.model
 
 FINGERS, TOOL, CUBE, GOAL = slice(6, 8), slice(8, 11), slice(11, 14), slice(14, 17)

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from ejax.envs.locomotion.model import LeggedModel
+from ejax.envs.locomotion.robots import LeggedRobot
 from ejax.types import Array
 
 
@@ -50,6 +51,21 @@ class Contacts:
 def start_timers(num_feet: int) -> FootTimers:
     """Of a new episode."""
     return FootTimers(touching=jnp.zeros(num_feet, bool), air_time=jnp.zeros(num_feet))
+
+
+def no_contacts(robot: LeggedRobot) -> Contacts:
+    """Before the first step."""
+    num_feet = len(robot.feet)
+    none, zero = jnp.zeros(num_feet, bool), jnp.zeros(())
+    return Contacts(
+        found=none,
+        landed=none,
+        force=jnp.zeros((num_feet, 3)),
+        guarded_force=zero,
+        self_contacts=zero,
+        flight=jnp.zeros(num_feet),
+        unwanted_force=jnp.zeros(len(robot.unwanted)),
+    )
 
 
 def follow_contacts(

@@ -1,4 +1,4 @@
-"""Rewards and observations of velocity tasks: functions of a ``View`` of one robot after a control step.
+"""Rewards and observations of velocity tasks: functions of a ``LeggedState`` of one robot after a control step.
 
 Source of the formulas: mjlab 1.6 (``mjlab/tasks/velocity/mdp/rewards.py``, Apache-2.0) and Unitree's tasks on it, and
 for ANYmal C's Isaac Lab, all as in EmbodiChain 0.3.2. Symbols: c command (v_x, v_y, ω_z), v and ω the base's velocities
@@ -18,7 +18,7 @@ from ejax.types import Array
 
 
 @dataclass(frozen=True, kw_only=True)
-class View:
+class LeggedState:
     """One robot after a control step."""
 
     robot: LeggedRobot
@@ -58,55 +58,55 @@ class View:
         return self.motion.joint_pos - jnp.asarray(self.robot.home)
 
 
-def track_linear_velocity(view: View, std: float, vertical: float = 1.0) -> Array:
+def track_linear_velocity(legged: LeggedState, std: float, vertical: float = 1.0) -> Array:
     """exp(−(‖c_xy − v_xy‖² + vertical·v_z²) / std²)"""
-    velocity = view.motion.lin_vel_b
-    error = jnp.sum((view.command[:2] - velocity[:2]) ** 2) + vertical * velocity[2] ** 2
+    velocity = legged.motion.lin_vel_b
+    error = jnp.sum((legged.command[:2] - velocity[:2]) ** 2) + vertical * velocity[2] ** 2
     return jnp.exp(-error / std**2)
 
 
-def track_angular_velocity(view: View, std: float, tilting: float = 1.0) -> Array:
+def track_angular_velocity(legged: LeggedState, std: float, tilting: float = 1.0) -> Array:
     """exp(−((c_z − ω_z)² + tilting·‖ω_xy‖²) / std²)"""
-    velocity = view.motion.ang_vel_b
-    error = (view.command[2] - velocity[2]) ** 2 + tilting * jnp.sum(velocity[:2] ** 2)
+    velocity = legged.motion.ang_vel_b
+    error = (legged.command[2] - velocity[2]) ** 2 + tilting * jnp.sum(velocity[:2] ** 2)
     return jnp.exp(-error / std**2)
 
 
-def upright(view: View, std: float) -> Array:
+def upright(legged: LeggedState, std: float) -> Array:
     """exp(−‖g_xy‖² / std²)"""
-    return jnp.exp(-jnp.sum(view.motion.gravity_b[:2] ** 2) / std**2)
+    return jnp.exp(-jnp.sum(legged.motion.gravity_b[:2] ** 2) / std**2)
 
 
-def lin_vel_z_l2(view: View) -> Array:
+def lin_vel_z_l2(legged: LeggedState) -> Array:
     """v_z²"""
-    return view.motion.lin_vel_b[2] ** 2
+    return legged.motion.lin_vel_b[2] ** 2
 
 
-def ang_vel_xy_l2(view: View) -> Array:
+def ang_vel_xy_l2(legged: LeggedState) -> Array:
     """‖ω_xy‖²"""
-    return jnp.sum(view.motion.ang_vel_b[:2] ** 2)
+    return jnp.sum(legged.motion.ang_vel_b[:2] ** 2)
 
 
-def body_orientation_l2(view: View) -> Array:
+def body_orientation_l2(legged: LeggedState) -> Array:
     """‖g_xy‖² in the frame of the body that shall stay upright."""
-    return jnp.sum(view.motion.upright_gravity[:2] ** 2)
+    return jnp.sum(legged.motion.upright_gravity[:2] ** 2)
 
 
-def body_ang_vel(view: View) -> Array:
+def body_ang_vel(legged: LeggedState) -> Array:
     """‖ω_xy‖² of the body that shall stay upright, in the world's frame."""
-    return jnp.sum(view.motion.upright_ang_vel[:2] ** 2)
+    return jnp.sum(legged.motion.upright_ang_vel[:2] ** 2)
 
 
-def angular_momentum(view: View) -> Array:
+def angular_momentum(legged: LeggedState) -> Array:
     """‖Σ m_i·(x_i − x̄) × (ẋ_i − x̄̇)‖² over the origins of all links, their masses' mean x̄."""
-    weight = (view.link_masses / view.link_masses.sum())[:, None]
-    position = view.motion.link_pos - jnp.sum(weight * view.motion.link_pos, axis=0)[None]
-    velocity = view.motion.link_vel - jnp.sum(weight * view.motion.link_vel, axis=0)[None]
-    return jnp.sum(jnp.sum(jnp.cross(position, view.link_masses[:, None] * velocity), axis=0) ** 2)
+    weight = (legged.link_masses / legged.link_masses.sum())[:, None]
+    position = legged.motion.link_pos - jnp.sum(weight * legged.motion.link_pos, axis=0)[None]
+    velocity = legged.motion.link_vel - jnp.sum(weight * legged.motion.link_vel, axis=0)[None]
+    return jnp.sum(jnp.sum(jnp.cross(position, legged.link_masses[:, None] * velocity), axis=0) ** 2)
 
 
 def pose(
-    view: View,
+    legged: LeggedState,
     std_standing: Mapping[str, float],
     std_walking: Mapping[str, float],
     std_running: Mapping[str, float],
@@ -115,109 +115,109 @@ def pose(
 ) -> Array:
     """exp(−mean((q − q⁰)² / std²)), std of each joint by |c|: standing below the first threshold, running from the
     second on."""
-    speed = _speed(view.command)
+    speed = _speed(legged.command)
     standing, walking, running = (
-        jnp.asarray(per_joint(view.robot.joints, std)) for std in (std_standing, std_walking, std_running)
+        jnp.asarray(per_joint(legged.robot.joints, std)) for std in (std_standing, std_walking, std_running)
     )
     std = jnp.where(speed < walking_threshold, standing, jnp.where(speed >= running_threshold, running, walking))
-    return jnp.exp(-jnp.mean((view.offset / std) ** 2))
+    return jnp.exp(-jnp.mean((legged.offset / std) ** 2))
 
 
-def joint_pos_limits(view: View) -> Array:
+def joint_pos_limits(legged: LeggedState) -> Array:
     """Σ how far joints are beyond their soft limits, rad."""
-    low, high = view.soft_limits.T
-    position = view.motion.joint_pos
+    low, high = legged.soft_limits.T
+    position = legged.motion.joint_pos
     return jnp.sum(jnp.maximum(low - position, 0.0) + jnp.maximum(position - high, 0.0))
 
 
-def joint_acc_l2(view: View) -> Array:
+def joint_acc_l2(legged: LeggedState) -> Array:
     """‖q̈‖², from the joint velocities of two control steps."""
-    return jnp.sum(view.joint_acc**2)
+    return jnp.sum(legged.joint_acc**2)
 
 
-def joint_torques_l2(view: View) -> Array:
+def joint_torques_l2(legged: LeggedState) -> Array:
     """‖τ‖²"""
-    return jnp.sum(view.joint_torque**2)
+    return jnp.sum(legged.joint_torque**2)
 
 
-def action_rate_l2(view: View) -> Array:
+def action_rate_l2(legged: LeggedState) -> Array:
     """‖a − a_before‖²"""
-    return jnp.sum((view.action - view.last_action) ** 2)
+    return jnp.sum((legged.action - legged.last_action) ** 2)
 
 
-def is_terminated(view: View) -> Array:
+def is_terminated(legged: LeggedState) -> Array:
     """1 in the step that ends in a failure."""
-    return view.terminated.astype(jnp.float32)
+    return legged.terminated.astype(jnp.float32)
 
 
 def feet_air_time(
-    view: View, threshold_min: float = 0.05, threshold_max: float = 0.5, command_threshold: float = 0.5
+    legged: LeggedState, threshold_min: float = 0.05, threshold_max: float = 0.5, command_threshold: float = 0.5
 ) -> Array:
     """How many feet have been in the air for more than the one time and less than the other, s."""
-    in_range = (view.air_time > threshold_min) & (view.air_time < threshold_max)
-    return jnp.sum(in_range) * _moves(view, command_threshold)
+    in_range = (legged.air_time > threshold_min) & (legged.air_time < threshold_max)
+    return jnp.sum(in_range) * _moves(legged, command_threshold)
 
 
-def flight_time(view: View, threshold: float, command_threshold: float) -> Array:
+def flight_time(legged: LeggedState, threshold: float, command_threshold: float) -> Array:
     """Σ (flight − threshold) over feet that land, flight its time in the air, where ‖c_xy‖ is above the other one."""
-    moves = jnp.linalg.norm(view.command[:2]) > command_threshold
-    return jnp.sum((view.contacts.flight - threshold) * view.contacts.landed) * moves
+    moves = jnp.linalg.norm(legged.command[:2]) > command_threshold
+    return jnp.sum((legged.contacts.flight - threshold) * legged.contacts.landed) * moves
 
 
-def unwanted_contacts(view: View, threshold: float) -> Array:
+def unwanted_contacts(legged: LeggedState, threshold: float) -> Array:
     """How many parts that shall not touch the ground do so with more than the threshold, N."""
-    return jnp.sum(view.contacts.unwanted_force > threshold).astype(jnp.float32)
+    return jnp.sum(legged.contacts.unwanted_force > threshold).astype(jnp.float32)
 
 
 def foot_gait(
-    view: View, period: float, offset: tuple[float, ...], threshold: float, command_threshold: float
+    legged: LeggedState, period: float, offset: tuple[float, ...], threshold: float, command_threshold: float
 ) -> Array:
     """The part of feet that touch the ground just when their phase, t/period + offset modulo 1, is below threshold."""
-    expected = (view.time / period + jnp.asarray(offset)) % 1.0 < threshold
-    return jnp.mean(view.contacts.found == expected) * _moves(view, command_threshold)
+    expected = (legged.time / period + jnp.asarray(offset)) % 1.0 < threshold
+    return jnp.mean(legged.contacts.found == expected) * _moves(legged, command_threshold)
 
 
-def foot_clearance(view: View, target_height: float, command_threshold: float) -> Array:
+def foot_clearance(legged: LeggedState, target_height: float, command_threshold: float) -> Array:
     """Σ |p_z − target|·‖ṗ_xy‖"""
-    speed = jnp.linalg.norm(view.motion.foot_vel[:, :2], axis=-1)
-    return jnp.sum(jnp.abs(view.foot_height - target_height) * speed) * _moves(view, command_threshold)
+    speed = jnp.linalg.norm(legged.motion.foot_vel[:, :2], axis=-1)
+    return jnp.sum(jnp.abs(legged.foot_height - target_height) * speed) * _moves(legged, command_threshold)
 
 
-def foot_swing_height(view: View, target_height: float, command_threshold: float) -> Array:
+def foot_swing_height(legged: LeggedState, target_height: float, command_threshold: float) -> Array:
     """Σ (peak/target − 1)² over feet that land, peak the greatest height of the flight."""
-    cost = jnp.where(view.contacts.landed, (view.swing_peak / target_height - 1.0) ** 2, 0.0)
-    return jnp.sum(cost) * _moves(view, command_threshold)
+    cost = jnp.where(legged.contacts.landed, (legged.swing_peak / target_height - 1.0) ** 2, 0.0)
+    return jnp.sum(cost) * _moves(legged, command_threshold)
 
 
-def foot_slip(view: View, command_threshold: float) -> Array:
+def foot_slip(legged: LeggedState, command_threshold: float) -> Array:
     """Σ ‖ṗ_xy‖² over feet that touch the ground."""
-    return jnp.sum(jnp.sum(view.motion.foot_vel[:, :2] ** 2, axis=-1) * view.contacts.found) * _moves(
-        view, command_threshold
+    return jnp.sum(jnp.sum(legged.motion.foot_vel[:, :2] ** 2, axis=-1) * legged.contacts.found) * _moves(
+        legged, command_threshold
     )
 
 
-def soft_landing(view: View, command_threshold: float) -> Array:
+def soft_landing(legged: LeggedState, command_threshold: float) -> Array:
     """Σ ‖force‖ over feet that land, N."""
-    return jnp.sum(jnp.linalg.norm(view.contacts.force, axis=-1) * view.contacts.landed) * _moves(
-        view, command_threshold
+    return jnp.sum(jnp.linalg.norm(legged.contacts.force, axis=-1) * legged.contacts.landed) * _moves(
+        legged, command_threshold
     )
 
 
-def stand_still(view: View, command_threshold: float) -> Array:
+def stand_still(legged: LeggedState, command_threshold: float) -> Array:
     """‖q − q⁰‖² where |c| is not above the threshold."""
-    return jnp.sum(view.offset**2) * (1.0 - _moves(view, command_threshold))
+    return jnp.sum(legged.offset**2) * (1.0 - _moves(legged, command_threshold))
 
 
-def self_collisions(view: View) -> Array:
+def self_collisions(legged: LeggedState) -> Array:
     """Physics steps in which the robot pushes against itself with more than 10 N."""
-    return view.contacts.self_contacts
+    return legged.contacts.self_contacts
 
 
-def gait_phase(view: View) -> Array:
+def gait_phase(legged: LeggedState) -> Array:
     """(sin, cos) of 2π·t/period; zeros where ‖c‖ < 0.1."""
-    angle = 2.0 * jnp.pi * (view.time / view.phase_period % 1.0)
+    angle = 2.0 * jnp.pi * (legged.time / legged.phase_period % 1.0)
     signal = jnp.stack([jnp.sin(angle), jnp.cos(angle)])
-    return jnp.where(jnp.linalg.norm(view.command) < 0.1, 0.0, signal)
+    return jnp.where(jnp.linalg.norm(legged.command) < 0.1, 0.0, signal)
 
 
 REWARDS: dict[str, Callable[..., Array]] = {
@@ -229,35 +229,35 @@ REWARDS: dict[str, Callable[..., Array]] = {
         *(foot_clearance, foot_swing_height, foot_slip, soft_landing, stand_still, self_collisions),
     )
 }
-"""``View, **params -> []``"""
+"""``LeggedState, **params -> []``"""
 
-OBSERVATIONS: dict[str, Callable[[View], Array]] = {
-    "base_lin_vel": lambda view: view.motion.imu_lin_vel,
-    "base_ang_vel": lambda view: view.motion.imu_ang_vel,
-    "projected_gravity": lambda view: view.motion.gravity_b,
-    "joint_pos": lambda view: view.offset,
-    "measured_joint_pos": lambda view: view.offset + view.encoder_bias,
-    "joint_vel": lambda view: view.motion.joint_vel,
-    "action": lambda view: view.action,
-    "command": lambda view: view.command,
+OBSERVATIONS: dict[str, Callable[[LeggedState], Array]] = {
+    "base_lin_vel": lambda legged: legged.motion.imu_lin_vel,
+    "base_ang_vel": lambda legged: legged.motion.imu_ang_vel,
+    "projected_gravity": lambda legged: legged.motion.gravity_b,
+    "joint_pos": lambda legged: legged.offset,
+    "measured_joint_pos": lambda legged: legged.offset + legged.encoder_bias,
+    "joint_vel": lambda legged: legged.motion.joint_vel,
+    "action": lambda legged: legged.action,
+    "command": lambda legged: legged.command,
     "phase": gait_phase,
-    "foot_height": lambda view: view.foot_height,
-    "foot_air_time": lambda view: view.air_time,
-    "foot_contact": lambda view: view.contacts.found,
-    "foot_force": lambda view: jnp.sign(view.contacts.force) * jnp.log1p(jnp.abs(view.contacts.force)),
+    "foot_height": lambda legged: legged.foot_height,
+    "foot_air_time": lambda legged: legged.air_time,
+    "foot_contact": lambda legged: legged.contacts.found,
+    "foot_force": lambda legged: jnp.sign(legged.contacts.force) * jnp.log1p(jnp.abs(legged.contacts.force)),
 }
-"""``View -> values``: q − q⁰ as it is and as the encoders have it; forces as sign·ln(1 + |f|), foot by foot."""
+"""``LeggedState -> values``: q − q⁰ as it is and as the encoders have it; forces as sign·ln(1 + |f|), foot by foot."""
 
 
-def observe(view: View, terms: tuple[str, ...]) -> Array:
+def observe(legged: LeggedState, terms: tuple[str, ...]) -> Array:
     """The terms, one after the other, float32."""
-    return jnp.concatenate([OBSERVATIONS[name](view).reshape(-1).astype(jnp.float32) for name in terms])
+    return jnp.concatenate([OBSERVATIONS[name](legged).reshape(-1).astype(jnp.float32) for name in terms])
 
 
 def _speed(command: Array) -> Array:
     return jnp.linalg.norm(command[:2]) + jnp.abs(command[2])
 
 
-def _moves(view: View, threshold: float) -> Array:
+def _moves(legged: LeggedState, threshold: float) -> Array:
     """1.0 where the command is above the threshold, else 0.0."""
-    return (_speed(view.command) > threshold).astype(jnp.float32)
+    return (_speed(legged.command) > threshold).astype(jnp.float32)

@@ -2,11 +2,10 @@
 
 import functools
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,23 +13,24 @@ from flax import struct
 from flax.core import FrozenDict
 from numpy.typing import NDArray
 
-from ejax.envs.description import EnvDescription, Feature, features
+from ejax.envs.description import Feature, features
 from ejax.envs.locomotion.catalog import robot_names, velocity_task
 from ejax.envs.locomotion.commands import Command, draw_command, next_command, steer
-from ejax.envs.locomotion.contacts import Contacts, FootTimers, follow_contacts, start_timers
+from ejax.envs.locomotion.contacts import Contacts, FootTimers, follow_contacts, no_contacts, start_timers
 from ejax.envs.locomotion.model import LeggedModel, make_model
 from ejax.envs.locomotion.motion import Motion, drive_torque, heading, link_masses, observe_motion
-from ejax.envs.locomotion.robots import FILE, LeggedRobot, robot_file
+from ejax.envs.locomotion.robots import FILE, robot_file
 from ejax.envs.locomotion.tasks import Push, VelocityTask, change_task
-from ejax.envs.locomotion.terms import REWARDS, View, observe
+from ejax.envs.locomotion.terms import REWARDS, LeggedState, observe
 from ejax.envs.locomotion.terrain import Terrain, height_below
-from ejax.envs.mujoco.choice import choose_engine
-from ejax.envs.mujoco.drawing import Appearance
-from ejax.envs.mujoco.engine import Engine, Physics, PhysicsState, check_physics, render
+from ejax.envs.mujoco.engine import Engine, PhysicsState
 from ejax.envs.mujoco.rotations import matrix_from_quaternion
-from ejax.numerics.finite import all_finite
+from ejax.envs.task.physics_task import PhysicsTask
+from ejax.envs.task.step import StepParts
+from ejax.envs.task.terms import Term, compute
+from ejax.envs.task.world import World
 from ejax.schema.frozen import freeze
-from ejax.types import Array, CameraView, Key, Timestep
+from ejax.types import Array, Key
 
 
 @struct.dataclass(kw_only=True)
@@ -56,7 +56,7 @@ class VelocityState:
 
 
 @dataclass(frozen=True)
-class VelocityRL:
+class VelocityRL(PhysicsTask):
     """
         r = Δt·Σ weight·term        q* = q⁰ + scale·clip(a, ±1) − encoder bias
 
@@ -83,7 +83,9 @@ class VelocityRL:
         sim_steps_per_control: physics steps, of the task's length. None: as many as make 0.02 s.
     """
 
-    senses_contacts: ClassVar[bool] = True
+    senses_contacts = True
+    clips_actions = True
+    positive = ("max_episode_steps",)
     robot: str = "quadruped"
     model: str | None = None
     max_episode_steps: int = 1000
@@ -101,12 +103,10 @@ class VelocityRL:
             raise ValueError(f"VelocityRL: robot must be one of {', '.join(robot_names())}, got {self.robot!r}")
         if not isinstance(self.model, str | None):
             raise ValueError(f"VelocityRL: model must be the path of a file, got {self.model!r}")
-        if self.max_episode_steps < 1:
-            raise ValueError(f"VelocityRL: max_episode_steps must be >= 1, got {self.max_episode_steps}")
         for name in ("command", "rewards", "noise", "push", "terrain"):
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, freeze(dict(getattr(self, name))))
-        check_physics(self.physics, self.num_substeps)
+        super().__post_init__()
         try:
             _ = self.task, self.ground
             self._check_links()
@@ -134,33 +134,25 @@ class VelocityRL:
 
     @property
     def control_period(self) -> float:
-        """Duration of one step, s."""
         return self.task.timestep * self.num_substeps
 
     @property
-    def description(self) -> EnvDescription:
-        task = self.task
-        return EnvDescription(
-            observation={"policy": _describe(task, task.actor), "critic": _describe(task, task.critic)},
-            action=tuple(Feature(f"{joint} position change / action scale", "rad") for joint in task.robot.joints),
-            clips_actions=True,
-            control_period=self.control_period,
-            parameters=asdict(self),
-        )
+    def asset(self) -> str:
+        return self.legged.xml
 
     @property
-    def observation_space(self) -> gymnasium.spaces.Dict:
-        task = self.task
-        return gymnasium.spaces.Dict(
-            {
-                name: gymnasium.spaces.Box(-np.inf, np.inf, (len(_describe(task, terms)),), np.float32)
-                for name, terms in (("policy", task.actor), ("critic", task.critic))
-            }
-        )
+    def parts(self) -> dict[str, tuple[Feature, ...]]:
+        return {"policy": _describe(self.task, self.task.actor), "critic": _describe(self.task, self.task.critic)}
 
     @property
-    def action_space(self) -> gymnasium.spaces.Box:
-        return gymnasium.spaces.Box(-1.0, 1.0, (len(self.task.robot.joints),), np.float32)
+    def acted(self) -> tuple[Feature, ...]:  # type: ignore[override]  # of other tasks a class attribute
+        return tuple(Feature(f"{joint} position change / action scale", "rad") for joint in self.task.robot.joints)
+
+    @property
+    def step_parts(self) -> StepParts[Any]:
+        # the last third of the key: a push and the next command have the others
+        sense = lambda world, key: self._sense(world, jax.random.split(key, 3)[2])  # noqa: E731
+        return replace(super().step_parts, observe=sense)
 
     def reset(self, key: Key) -> tuple[VelocityState, dict[str, Array]]:
         task, robot = self.task, self.task.robot
@@ -180,31 +172,24 @@ class VelocityRL:
         )
         motion = observe_motion(robot, self.legged, physics)
         state = replace(state, command=steer(state.command, task.command, heading(motion)))
-        view = self._view(state, state, motion, _no_contacts(robot), jnp.zeros(len(robot.joints)))
-        return state, self._observe(view, key_noise)
+        legged = self._legged_state(state, state, motion, no_contacts(robot), jnp.zeros(len(robot.joints)))
+        return state, self._sense(replace(self.world(state), legged=legged), key_noise)
 
-    def step(self, state: VelocityState, action: Array, key: Key) -> tuple[VelocityState, Timestep]:
-        task, robot, before = self.task, self.task.robot, state
-        if action.shape != (len(robot.joints),):
-            raise ValueError(f"VelocityRL.step takes an action of shape ({len(robot.joints)},), got {action.shape}")
-        key_push, key_command, key_noise = jax.random.split(key, 3)
-        action = jnp.clip(action, -1.0, 1.0)
-        target = jnp.asarray(robot.home) + jnp.asarray(robot.drives.action_scale) * action - state.encoder_bias
-        engine = choose_engine(self.physics, sensing=self.senses_contacts).engine
-        simulation = Physics(self.legged.xml, engine, self.num_substeps)
-        physics, readings = simulation.step_sensing(state.physics, target)
-        state = replace(state, physics=physics, action=action, episode_step=state.episode_step + 1)
-        state = self._push(state, key_push)
-        feet, contacts = follow_contacts(state.feet, self.legged, readings, task.timestep)
+    def control(self, world: World, action: Array) -> Array:
+        robot = self.task.robot
+        scale = jnp.asarray(robot.drives.action_scale)
+        return jnp.asarray(robot.home) + scale * action - world.state.encoder_bias
+
+    def update(self, key: Key, world: World, before: World) -> World:
+        task, robot = self.task, self.task.robot
+        key_push, key_command, _ = jax.random.split(key, 3)
+        contacts: Contacts = world.legged
+        state = self._push(world.state, key_push)
         motion = observe_motion(robot, self.legged, state.physics)
         height = motion.foot_pos[:, 2] - height_below(self.ground, motion.foot_pos)
         peak = jnp.where(contacts.found, state.swing_peak, jnp.maximum(state.swing_peak, height))
-        state = replace(state, feet=feet, swing_peak=peak)
-        view = self._view(state, before, motion, contacts, drive_torque(robot, motion, target))
-        rewards = {
-            name: self.control_period * spec["weight"] * REWARDS[name](view, **_params(spec))
-            for name, spec in task.rewards.items()
-        }
+        torque = drive_torque(robot, motion, self.control(before, state.action))
+        legged = self._legged_state(replace(state, swing_peak=peak), before.state, motion, contacts, torque)
         command = next_command(state.command, task.command, key_command, self.control_period)
         state = replace(
             state,
@@ -212,25 +197,36 @@ class VelocityRL:
             joint_vel=motion.joint_vel,
             swing_peak=jnp.where(contacts.landed, 0.0, peak),
         )
-        obs = self._observe(replace(view, command=state.command.velocity), key_noise)
-        out_of_field = (self.ground.kind == "rough") & (jnp.abs(motion.position[:2]).max() > self.ground.half_size)
-        return state, Timestep(
-            obs=obs,
-            reward=sum(rewards.values(), jnp.zeros(())),
-            terminated=view.terminated,
-            truncated=(state.episode_step >= self.max_episode_steps) | out_of_field | ~all_finite(state),
-            info={"metrics": _metrics(view), "rewards": rewards},
-        )
+        return replace(world, state=state, legged=legged)
 
-    def render(
-        self, state: VelocityState, width: int = 640, height: int = 480, camera: CameraView | None = None
-    ) -> NDArray[np.uint8]:
-        """Draw one environment: [height, width, 3] RGB. See ``ejax.envs.mujoco.engine.render``."""
-        return render(self.legged.xml, state.physics.qpos, width=width, height=height, camera=camera)
+    def total(self, world: World, before: World) -> tuple[Array, dict[str, Array]]:
+        terms = [
+            Term(
+                name=name,
+                func=REWARDS[name],
+                params={key: value for key, value in spec.items() if key != "weight"},
+                weight=self.control_period * spec["weight"],
+            )
+            for name, spec in self.task.rewards.items()
+        ]
+        return compute(terms, world.legged)
 
-    def appearance(self, state: VelocityState) -> Appearance:
-        """For ``ejax.envs.mujoco.raycast``."""
-        return Appearance(asset=self.legged.xml, qpos=state.physics.qpos)
+    def fails(self, world: World) -> Array:
+        fell: Array = world.legged.terminated
+        return fell
+
+    def leaves(self, world: World) -> Array:
+        ground = self.ground
+        return (ground.kind == "rough") & (jnp.abs(world.legged.motion.position[:2]).max() > ground.half_size)
+
+    def metrics(self, world: World) -> dict[str, Array]:
+        motion = world.legged.motion
+        error = world.legged.command - jnp.append(motion.lin_vel_b[:2], motion.ang_vel_b[2])
+        return {
+            "linear_velocity_error": jnp.linalg.norm(error[:2]),
+            "yaw_rate_error": jnp.abs(error[2]),
+            "base_height": motion.position[2],
+        }
 
     def caption(self, state: VelocityState) -> str:
         """The command, for videos."""
@@ -279,16 +275,23 @@ class VelocityRL:
         )
         return jax.tree.map(lambda new, old: jnp.where(state.push_in <= 0, new, old), pushed, state)
 
-    def _view(
+    def _act(self, world: World, action: Array) -> World:
+        state, action = world.state, self.limited(action)
+        physics, readings = self.simulation.step_sensing(state.physics, self.control(world, action))
+        feet, contacts = follow_contacts(state.feet, self.legged, readings, self.task.timestep)
+        state = replace(state, physics=physics, action=action, feet=feet)
+        return replace(world, state=state, executed=action, legged=contacts)  # ``update`` makes the rest of it
+
+    def _legged_state(
         self, state: VelocityState, before: VelocityState, motion: Motion, contacts: Contacts, torque: Array
-    ) -> View:
+    ) -> LeggedState:
         task = self.task
         fell = jnp.zeros((), bool) if task.max_tilt is None else -motion.gravity_b[2] < jnp.cos(task.max_tilt)
         if task.max_guarded_force is not None:
             fell |= contacts.guarded_force > task.max_guarded_force
         if task.min_height is not None:
             fell |= motion.position[2] < task.min_height
-        return View(
+        return LeggedState(
             robot=task.robot,
             motion=motion,
             contacts=contacts,
@@ -308,14 +311,15 @@ class VelocityRL:
             link_masses=jnp.asarray(link_masses(self.legged)),
         )
 
-    def _observe(self, view: View, key: Key) -> dict[str, Array]:
-        task = self.task
-        actor = observe(view, task.actor)
+    def _sense(self, world: World, key: Key) -> dict[str, Array]:
+        """The observation, for the next command."""
+        task, legged = self.task, replace(world.legged, command=world.state.command.velocity)
+        actor = observe(legged, task.actor)
         half_width = jnp.concatenate(
             [jnp.full(len(_describe(task, (name,))), task.noise.get(name, 0.0)) for name in task.actor]
         )
         noise = half_width * jax.random.uniform(key, actor.shape, minval=-1.0, maxval=1.0)
-        return {"policy": actor + noise, "critic": observe(view, task.critic)}
+        return {"policy": actor + noise, "critic": observe(legged, task.critic)}
 
 
 @functools.lru_cache(maxsize=32)
@@ -330,25 +334,6 @@ def _changed_task(env: VelocityRL) -> VelocityTask:
     return task if env.encoder_bias is None else replace(task, encoder_bias=env.encoder_bias)
 
 
-def _params(spec: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in spec.items() if name != "weight"}
-
-
-def _no_contacts(robot: LeggedRobot) -> Contacts:
-    """Before the first step."""
-    num_feet = len(robot.feet)
-    none, zero = jnp.zeros(num_feet, bool), jnp.zeros(())
-    return Contacts(
-        found=none,
-        landed=none,
-        force=jnp.zeros((num_feet, 3)),
-        guarded_force=zero,
-        self_contacts=zero,
-        flight=jnp.zeros(num_feet),
-        unwanted_force=jnp.zeros(len(robot.unwanted)),
-    )
-
-
 def _with_velocity_change(physics: PhysicsState, change: Array) -> PhysicsState:
     """``change``: [6], of the base, linear and angular, both in the world's frame."""
     rotation = matrix_from_quaternion(physics.qpos[3:7] / jnp.linalg.norm(physics.qpos[3:7]))
@@ -361,15 +346,6 @@ def _soft_limits(task: VelocityTask, legged: LeggedModel) -> NDArray[np.float32]
     limits = np.array([legged.model.joint(name).range for name in task.robot.joints])
     middle, half = limits.mean(axis=1), (limits[:, 1] - limits[:, 0]) / 2.0 * task.robot.soft_limit_factor
     return np.stack([middle - half, middle + half], axis=1).astype(np.float32)
-
-
-def _metrics(view: View) -> dict[str, Array]:
-    error = view.command - jnp.append(view.motion.lin_vel_b[:2], view.motion.ang_vel_b[2])
-    return {
-        "linear_velocity_error": jnp.linalg.norm(error[:2]),
-        "yaw_rate_error": jnp.abs(error[2]),
-        "base_height": view.motion.position[2],
-    }
 
 
 def _describe(task: VelocityTask, terms: tuple[str, ...]) -> tuple[Feature, ...]:

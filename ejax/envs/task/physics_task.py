@@ -1,4 +1,4 @@
-"""Tasks on MuJoCo models: what ``StateTask`` leaves open, where a state has ``physics``."""
+"""Tasks on MuJoCo models: states have ``physics``; the tasks can be drawn, and their physics randomized."""
 
 from dataclasses import replace
 from typing import Any, ClassVar, TypeAlias
@@ -9,10 +9,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ejax.envs.description import EnvDescription
-from ejax.envs.mujoco.drawing import Appearance
+from ejax.envs.mujoco.appearance import Appearance
+from ejax.envs.mujoco.choice import choose_engine
 from ejax.envs.mujoco.engine import Engine, Physics, PhysicsState, check_physics, load_model, render
-from ejax.envs.mujoco.kinematics import site_pose
-from ejax.envs.task.state_task import StateTask
+from ejax.envs.task.task import Task
+from ejax.envs.task.world import World
 from ejax.types import Array, CameraView, Key
 
 Position: TypeAlias = tuple[float, float, float]
@@ -21,15 +22,15 @@ Range: TypeAlias = tuple[Position, Position]
 """(low, high), m"""
 
 
-class PhysicsTask(StateTask):
-    """A task on a MuJoCo model, whose state has ``physics``; it can be drawn, and its physics randomized.
-
-    ``advance`` is: ``control`` → ``sim_steps_per_control`` physics steps of 0.01 s → ``update``.
-    """
+class PhysicsTask(Task):
+    """A task on a MuJoCo model. ``advance`` is: ``control`` → physics for one control period, by default
+    ``sim_steps_per_control`` steps of 0.01 s."""
 
     physics: Engine
-    sim_steps_per_control: int
+    sim_steps_per_control: Any
     """Fields of every such task."""
+    senses_contacts: ClassVar[Any] = False
+    """Sensors of contact, or of touch, are read: not every engine has them."""
     marked: ClassVar[tuple[tuple[str, str], ...]] = ()
     """Mocap bodies, which are drawn and no part of the physics, and the field of the state that has a body's place."""
     positions: ClassVar[tuple[str, ...]] = ()
@@ -42,29 +43,28 @@ class PhysicsTask(StateTask):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_physics(self.physics, self.sim_steps_per_control)
+        check_physics(self.physics, self.num_substeps)
         # tuples have a hash, which a static argument needs; a file gives lists
         for name in self.positions:
             value, like = getattr(self, name), getattr(type(self), name)
             object.__setattr__(self, name, _as_position(f"{type(self).__name__}: {name}", value, like))
 
+    def control(self, world: World, action: Array) -> Array:
+        """The actuators' control for one control step: [nu]."""
+        raise NotImplementedError
+
+    def advance(self, world: World, action: Array) -> Any:
+        physics = self.simulation.step(world.physics, self.control(world, action))
+        return replace(world.state, physics=physics)
+
+    def world(self, state: Any) -> World:
+        """The world of a state: names for its numbers."""
+        return World(asset=self.asset, control_period=self.control_period, state=state)
+
     def resting(self, *qpos: ArrayLike) -> PhysicsState:
         """All bodies at rest, at these parts of qpos, one after the other."""
         speeds = jnp.zeros(load_model(self.asset).nv)
         return PhysicsState(qpos=jnp.concatenate([jnp.asarray(part) for part in qpos]), qvel=speeds)
-
-    def site(self, state: Any, name: str) -> Array:
-        """[3], m: where a site of the model is."""
-        return site_pose(load_model(self.asset), name, state.physics.qpos)[:3, 3]
-
-    def control(self, state: Any, action: Array) -> Array:
-        """[nu]: what the actuators hold for one control step."""
-        raise NotImplementedError
-
-    def update(self, state: Any, control: Array) -> Any:
-        """The state after the physics, with what else changes. Default: nothing."""
-        del control
-        return state
 
     def markers(self, state: Any) -> dict[str, Array]:
         """Mocap body -> its place [3], m. Default: as ``marked`` has it."""
@@ -76,22 +76,24 @@ class PhysicsTask(StateTask):
         return {}
 
     @property
+    def num_substeps(self) -> int:
+        """Physics steps of one control step."""
+        return int(self.sim_steps_per_control)
+
+    @property
     def control_period(self) -> float:
         """Duration of one step, s."""
-        return 0.01 * self.sim_steps_per_control
+        return 0.01 * self.num_substeps
 
     @property
     def simulation(self) -> Physics:
-        return Physics(self.asset, self.physics, self.sim_steps_per_control)
+        """The model on its engine, for one control step."""
+        engine = choose_engine(self.physics, sensing=type(self).senses_contacts).engine
+        return Physics(self.asset, engine, self.num_substeps)
 
     @property
     def description(self) -> EnvDescription:
         return replace(super().description, control_period=self.control_period)
-
-    def advance(self, state: Any, action: Array) -> Any:
-        control = self.control(state, action)
-        physics = self.simulation.step(state.physics, control)
-        return self.update(replace(state, physics=physics), control)
 
     def render(
         self, state: Any, width: int = 640, height: int = 480, camera: CameraView | None = None

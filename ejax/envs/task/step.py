@@ -11,11 +11,12 @@ Nothing resets itself: ``ejax.rollout`` does. mjlab's order is actions, physics,
 interval events, observations; here events come before the ends, so that a fall by a push ends its own step.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
 import jax.numpy as jnp
+from flax import struct
 
 from ejax.numerics.finite import all_finite
 from ejax.types import Array, Key, PyTree, Timestep
@@ -23,9 +24,26 @@ from ejax.types import Array, Key, PyTree, Timestep
 W = TypeVar("W")
 
 
+@struct.dataclass(kw_only=True)
+class Snapshot:
+    """A state and what led there: the world of a task without MuJoCo, whose own code knows where its numbers are."""
+
+    state: Any
+    """Arrays only, with ``episode_step``."""
+    executed: Array | None = None
+    """[A]: the last action as it was done; None at the step's beginning."""
+    before: Any = None
+    """The world before the last control step; None at an episode's start, and in events and actions."""
+    obs: PyTree = None
+    """The observation of ``state``, where terms are computed from it. Use it for what it holds: computed again, the
+    last bits of it may be others."""
+    info: Mapping[str, Array] = struct.field(default_factory=dict)
+    """``success`` and ``fail`` of this step, where rewards are computed."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What one step has come to."""
+    """The result of one step."""
 
     success: Array | None = None
     """bool; ends the episode, with no value after it, as does ``fail``. None: the task has no notion of success."""
@@ -39,10 +57,7 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True)
 class StepParts(Generic[W]):
-    """The parts of a task's step, as this module's head names them.
-
-    A world is a ``World``; of a task without MuJoCo any dataclass with ``state``, ``before``, ``obs`` and ``info``.
-    """
+    """The parts of a task's step, as this module's head names them. A world is a ``Snapshot``."""
 
     action_shape: tuple[int, ...]
     world: Callable[[Any], W]

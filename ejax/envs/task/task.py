@@ -1,401 +1,193 @@
-"""A MuJoCo task of one's own in one class: the model, what the policy sees, rewards, ends and starts.
+"""The base of every task: spaces, description and step follow from the names of its numbers and from its hooks.
 
-    class Reach(MuJoCoTask):
-        model = "reach.xml"
-
-        def observe(self, world): ...
-        def rewards(self, world, before): ...
-
-Everything else has a default, and everything that ejax does with a task follows: engines, videos, pictures,
-randomization, exports with names and units. docs/tutorials/own_task.md goes through one.
-
-Such a class becomes a frozen dataclass where it is defined, as a Flax module does: annotated names are its arguments,
-``env.cfg`` in a config. It is the one environment of ejax that is meant to be inherited from; what it makes is an
-``ejax.types.Env`` like any other.
+A task is a frozen dataclass whose fields are its config; its state is a dataclass of its own, arrays only. Hooks are
+functions of a world: ``Snapshot``, or with MuJoCo ``ejax.envs.task.world.World``.
 """
 
-import functools
-import inspect
-import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, ClassVar, dataclass_transform
+from dataclasses import asdict, replace
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
 import gymnasium
-import jax
 import jax.numpy as jnp
-import mujoco
 import numpy as np
-from flax.core import FrozenDict
-from numpy.typing import NDArray
 
-from ejax.envs.check import describe_error
 from ejax.envs.description import WHOLE, EnvDescription, Feature
-from ejax.envs.mujoco.choice import choose_engine
-from ejax.envs.mujoco.drawing import Appearance
-from ejax.envs.mujoco.engine import Engine, Physics, PhysicsState, check_physics, load_model, render
-from ejax.envs.mujoco.models import settings_changed
-from ejax.envs.task.checks import as_truth, check_actuators, check_terms
-from ejax.envs.task.features import actuator_name, describe_actuator, name_numbers
-from ejax.envs.task.mjcf import find_model, home_of, start_noise_of
-from ejax.envs.task.states import TaskState
-from ejax.envs.task.step import Outcome, StepParts, step_terms
-from ejax.envs.task.terms import Term, compute
-from ejax.envs.task.world import World
-from ejax.schema.frozen import freeze, thaw
-from ejax.schema.registry import did_you_mean
-from ejax.types import Array, CameraView, Key, Timestep
-
-_TOUCH = (int(mujoco.mjtSensor.mjSENS_TOUCH), int(mujoco.mjtSensor.mjSENS_CONTACT))
-_NEAR = 0.8
-"""From here on a name reads like a misspelt one; helpers that do are given a leading underscore."""
+from ejax.envs.task.step import Outcome, Snapshot, StepParts, step_terms
+from ejax.types import Array, Key, PyTree, Timestep
 
 
-class _SensesContacts:
-    """Of the class, before there is an instance: what a run's engine is chosen by."""
+class Task:
+    """A task with ``episode_step`` in its state: control steps done, int32.
 
-    def __get__(self, task: Any, kind: "type[MuJoCoTask]") -> bool:
-        if not kind.model:  # of ``MuJoCoTask`` itself
-            return False
-        try:
-            return bool(np.isin(load_model(_asset(kind)).sensor_type, _TOUCH).any())
-        except ValueError:
-            return False  # whoever makes the task says what is wrong with its model
-
-
-@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
-@dataclass(frozen=True, kw_only=True)
-class MuJoCoTask:
-    """A task on a MuJoCo model: subclass it.
-
-        r = Σ weight·term,   terms of ``rewards``        control = mid + half·clip(a, ±1),   of each ctrlrange
-
-    A step: ``control`` → physics for one control period → ``update`` → ``observe`` → ``fails``, ``succeeds`` →
-    ``rewards``: ``ejax.envs.task.step``. Terminated: ``fails``, or ``succeeds`` where ``ends_on_success``. Truncated:
-    after ``episode_length`` steps, or when the simulation broke.
-
-    A method is given ``world``, the simulation at that moment, and some ``before``, as it was before the step:
-    ``ejax.envs.task.world.World``. They are traced: ``jnp.where`` in place of ``if``.
-
-    Class attributes:
-        model: an MJCF file, looked for beside the class's own and from the working directory; or MJCF as text.
-        keyframe: where episodes start from. Empty: the keyframe ``home``, or the first, or the model's reference pose.
-        actions: the policy's numbers, ``"name [unit]"``, where ``control`` makes of them what actuators take. Empty:
-            the actuators.
-
-    Args:
-        episode_length: time limit, control steps.
-        control_period: s, a multiple of the MJCF's timestep.
-        start_noise: rad and m, ± that is added to hinges and slides at the start, uniform, within their ranges.
-        ends_on_success: False: an episode goes on, and counts as a success if it is one at its last step.
-        weights: term of ``rewards`` -> its weight; 1 where none is given. Those given to the class's arguments change
-            the class's own by name.
-        randomization: the events of docs/randomization.md that belong to the task, in training and evaluation;
-            ``trainer.events`` adds to them and replaces them by name.
-        physics: the engine, see ``ejax.envs.mujoco.choice``.
-
-    Raises:
-        ValueError: a model that cannot be read, has no actuator or one without a ctrlrange, or remembers more than qpos
-            and qvel; arguments out of range.
+    A step, in the order of ``ejax.envs.task.step``: ``limited`` action → ``advance`` → ``update`` → ``observe`` →
+    ``fails``, ``succeeds``, ``leaves``, ``metrics`` → ``rewards``. Terminated: success or failure. Truncated: after
+    ``max_episode_steps``, where ``leaves`` is true, or when something is not finite, which is no success either.
     """
 
-    model: ClassVar[str] = ""
-    keyframe: ClassVar[str] = ""
-    actions: ClassVar[tuple[str, ...]] = ()
-    senses_contacts: ClassVar[Any] = _SensesContacts()
-
-    episode_length: int = 200
-    control_period: float = 0.02
-    start_noise: float = 0.01
+    observed: ClassVar[tuple[Feature, ...]] = ()
+    """The numbers of an observation that is one vector."""
+    acted: ClassVar[Any] = ()
+    """The numbers of an action, ``Feature``s."""
+    text: ClassVar[Mapping[str, int]] = MappingProxyType({})
+    """Part of the observation that is text -> its bytes, zeros after it included."""
+    clips_actions: ClassVar[bool] = False
+    """Actions are clipped to ±1."""
+    action_bound: ClassVar[str] = ""
+    """The field that actions are within ± of. Empty: they are within ±1."""
+    positive: ClassVar[tuple[str, ...]] = ()
+    """Fields that must be above 0."""
     ends_on_success: bool = True
-    weights: Mapping[str, float] = FrozenDict()
-    randomization: Mapping[str, Any] = FrozenDict()
-    physics: Engine = "auto"
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        inherited = {each.name: each.type for each in fields(MuJoCoTask)}
-        inherited |= {each.name: each.type for base in cls.__mro__[1:] for each in _own_fields(base)}
-        own = inspect.get_annotations(cls)
-        # ``episode_length = 100`` without a type changes the default too, which a dataclass would not heed
-        cls.__annotations__ = own | {
-            name: kind for name, kind in inherited.items() if name in vars(cls) and name not in own
-        }
-        for name in cls.__annotations__:
-            if isinstance(vars(cls).get(name), dict | list):
-                setattr(cls, name, freeze(vars(cls)[name]))
-        _refuse_misspelt(cls)
-        dataclass(frozen=True, kw_only=True)(cls)
+    episode_length: int
+    """A field that a task need not have: see ``max_episode_steps``."""
 
     def __post_init__(self) -> None:
         kind = type(self).__name__
-        for name in ("episode_length", "control_period"):
+        for name in self.positive:
             if not getattr(self, name) > 0:
                 raise ValueError(f"{kind}: {name} must be > 0, got {getattr(self, name)}")
-        if not self.start_noise >= 0.0:
-            raise ValueError(f"{kind}: start_noise must be >= 0, got {self.start_noise}")
-        for each in fields(self):
-            if isinstance(getattr(self, each.name), dict | list | FrozenDict):
-                object.__setattr__(self, each.name, freeze(getattr(self, each.name)))
-        object.__setattr__(self, "weights", freeze({**getattr(type(self), "weights", {}), **self.weights}))
-        if wrong := {name: x for name, x in self.weights.items() if not isinstance(x, int | float)}:
-            raise ValueError(f"{kind}: weights must be numbers, got {thaw(wrong)}")
-        try:
-            model = load_model(self.asset)
-            home_of(self.asset, self.keyframe)
-        except ValueError as error:
-            raise ValueError(f"{kind}: {error}") from error
-        check_physics(self.physics, self._num_substeps)
-        check_actuators(kind, model, len(self.actions), type(self).control is not MuJoCoTask.control)
-        try:
-            _ = self._observed
-        except Exception as error:  # any error here is the subclass's own
-            raise ValueError(f"{kind}: {describe_error(error)}") from error
+        # a config gives strings: nothing else checks what a Literal allows
+        for name, hint in get_type_hints(type(self)).items():
+            if get_origin(hint) is Literal and getattr(self, name) not in (allowed := get_args(hint)):
+                listed = " or ".join(filter(None, [", ".join(map(repr, allowed[:-1])), repr(allowed[-1])]))
+                raise ValueError(f"{kind}: {name} must be {listed}, got {getattr(self, name)!r}")
 
-    def observe(self, world: World) -> Mapping[str, Array] | Array:
-        """What the policy sees: numbers by name, ``"tip to goal [m]"``, which become one vector in this order, and its
-        description; or an array [F], without one. Default: all joints' positions and velocities."""
-        return {**world.joint_positions(), **world.joint_velocities()}
+    def start(self, key: Key) -> Any:
+        """The state that an episode starts at."""
+        raise NotImplementedError
 
-    def rewards(self, world: World, before: World) -> Mapping[str, Array]:
-        """The terms of the reward: scalars by name, logged as ``rewards/<name>``. To be given."""
-        del world, before
-        raise NotImplementedError(f"{type(self).__name__} has no rewards(self, world, before); give it one")
+    def advance(self, world: Any, action: Array) -> Any:
+        """The state one control step later; ``episode_step`` is counted elsewhere."""
+        raise NotImplementedError
 
-    def fails(self, world: World) -> Array:
+    def update(self, key: Key, world: Any, before: Any) -> Any:
+        """The world after the physics, with what else changes. Default: nothing."""
+        del key, before
+        return world
+
+    def observe(self, world: Any) -> Any:
+        """The observation."""
+        raise NotImplementedError
+
+    def fails(self, world: Any) -> Array:
         """Whether the episode ends here without a success. bool. Default: never."""
         del world
         return jnp.zeros((), bool)
 
-    def succeeds(self, world: World) -> Array:
+    def succeeds(self, world: Any) -> Array:
         """Whether the task is done. bool. Without it nothing is logged as a success."""
         del world
         return jnp.zeros((), bool)
 
-    def metrics(self, world: World) -> Mapping[str, Array]:
+    def leaves(self, world: Any) -> Array | None:
+        """Whether the episode is cut short, with a value after it. bool. Default: never."""
+        del world
+        return None
+
+    def metrics(self, world: Any) -> Mapping[str, Array]:
         """Scalars by name, logged as ``metrics/<name>``. Default: none."""
         del world
         return {}
 
-    def start(self, key: Key, world: World) -> World:
-        """The start of an episode.
+    def rewards(self, world: Any, before: Any) -> Mapping[str, Array]:
+        """The terms of the reward, weighted: scalars by name, logged as ``rewards/<name>``. To be given."""
+        del world, before
+        raise NotImplementedError(f"{type(self).__name__} has no rewards(self, world, before); give it one")
 
-        Args:
-            world: the default start, at ``keyframe`` with ``start_noise``, at rest.
-        """
-        del key
-        return world
+    def total(self, world: Any, before: Any) -> tuple[Array, dict[str, Array]]:
+        """The reward and its terms. Default: their sum."""
+        terms = dict(self.rewards(world, before))
+        return sum(terms.values(), jnp.zeros(())), terms
 
-    def control(self, world: World, action: Array) -> Array:
-        """The actuators' control for one control step: [nu].
+    def limited(self, action: Array) -> Array:
+        """The action that is done."""
+        return jnp.clip(action, -1.0, 1.0) if self.clips_actions else action
 
-        Args:
-            action: [A], within ±1.
-        """
-        low, high = jnp.asarray(world.model.actuator_ctrlrange.T, action.dtype)
-        return 0.5 * (low + high) + 0.5 * (high - low) * action
-
-    def update(self, key: Key, world: World, before: World) -> World:
-        """The world after the physics, with what else changes: a marker that moves, a number that is kept."""
-        del key, before
-        return world
-
-    @property
-    def asset(self) -> str:
-        """The model, as in ``ejax.envs.mujoco.engine.Physics``."""
-        return _asset(type(self))
+    def world(self, state: Any) -> Any:
+        """The world of a state."""
+        return Snapshot(state=state)
 
     @property
     def max_episode_steps(self) -> int:
+        """Control steps; of a task whose config names it ``episode_length``."""
         return self.episode_length
 
     @property
+    def parts(self) -> Mapping[str, tuple[Feature, ...]]:
+        """The numbers of each part of an observation."""
+        return {WHOLE: self.observed}
+
+    @property
     def description(self) -> EnvDescription:
-        names = self._observed[1]
         return EnvDescription(
-            observation={} if names is None else {WHOLE: names},
-            action=_describe_actions(self),
-            clips_actions=True,
-            control_period=self.control_period,
-            parameters=thaw(asdict(self)),
-            notes=tuple(f"{type(self).__name__}: {text}" for text in settings_changed(self.asset)),
+            observation=self.parts,
+            text=tuple(self.text),
+            action=self.acted,
+            clips_actions=self.clips_actions,
+            parameters=asdict(self),  # type: ignore[call-overload]  # every task is a dataclass
         )
 
     @property
-    def observation_space(self) -> gymnasium.spaces.Box:
-        return gymnasium.spaces.Box(-np.inf, np.inf, self._observed[0], np.float32)
+    def observation_space(self) -> gymnasium.Space[Any]:
+        boxes: dict[str, gymnasium.Space[Any]] = {
+            path: gymnasium.spaces.Box(-np.inf, np.inf, (len(each),), np.float32) for path, each in self.parts.items()
+        }
+        boxes |= {path: gymnasium.spaces.Box(0, 255, (length,), np.uint8) for path, length in self.text.items()}
+        return boxes[WHOLE] if WHOLE in boxes else gymnasium.spaces.Dict(boxes)
 
     @property
     def action_space(self) -> gymnasium.spaces.Box:
-        return gymnasium.spaces.Box(-1.0, 1.0, (self._num_actions,), np.float32)
+        bound = getattr(self, self.action_bound) if self.action_bound else 1.0
+        return gymnasium.spaces.Box(-bound, bound, (len(self.acted),), np.float32)
 
-    def reset(self, key: Key) -> tuple[TaskState, Array]:
-        key_noise, key_start = jax.random.split(key)
-        world = self._start_of(key_noise, key_start)
-        return world.state, self._observe(world)[0]
+    def reset(self, key: Key) -> tuple[Any, PyTree]:
+        state = self.start(key)
+        return state, self.observe(self.world(state))
 
-    def step(self, state: TaskState, action: Array, key: Key) -> tuple[TaskState, Timestep]:
-        parts = StepParts(
-            action_shape=state.action.shape,
+    def step(self, state: Any, action: Array, key: Key) -> tuple[Any, Timestep]:
+        return step_terms(type(self).__name__, self.step_parts, state, action, key)
+
+    @property
+    def step_parts(self) -> StepParts[Any]:
+        """The hooks, as the order of a step calls them."""
+        return StepParts(
             world=self.world,
             act=self._act,
             follow=lambda world, before, key: self.update(key, world, before),
-            observe=lambda world, key: self._observe(world)[0],
+            observe=lambda world, key: self.observe(world),
             outcome=self._outcome,
-            reward=self._reward,
-            max_episode_steps=self.episode_length,
+            reward=lambda world, before, outcome: self.total(world, before),
+            max_episode_steps=self.max_episode_steps,
+            action_shape=(len(self.acted),),
             ends_on_success=self.ends_on_success,
         )
-        return step_terms(type(self).__name__, parts, state, action, key)
 
-    def world(self, state: TaskState) -> World:
-        """The world of a state: names for its numbers."""
-        return World(asset=self.asset, control_period=self.control_period, state=state)
+    def _act(self, world: Any, action: Array) -> Any:
+        # rewards see the action that was done, not the one that was given
+        action = self.limited(action)
+        return replace(world, state=self.advance(world, action), executed=action)
 
-    def render(
-        self, state: TaskState, width: int = 640, height: int = 480, camera: CameraView | None = None
-    ) -> NDArray[np.uint8]:
-        """Draw one environment: [height, width, 3] RGB. See ``ejax.envs.mujoco.engine.render``."""
-        return render(
-            self.asset, state.physics.qpos, width=width, height=height, mocap_pos=state.markers, camera=camera
-        )
-
-    def appearance(self, state: TaskState) -> Appearance:
-        """For ``ejax.envs.mujoco.raycast``."""
-        return self.world(state).appearance()
-
-    @property
-    def _num_substeps(self) -> int:
-        timestep = float(load_model(self.asset).opt.timestep)
-        count = self.control_period / timestep
-        if round(count) < 1 or abs(count - round(count)) > 1e-6 * count:
-            near = [f"{n * timestep:g}" for n in (math.floor(count), math.ceil(count)) if n > 0]
-            raise ValueError(
-                f"{type(self).__name__}: control_period must be a multiple of the model's timestep of {timestep:g} s, "
-                f"got {self.control_period}; give {' or '.join(near)}"
-            )
-        return round(count)
-
-    @property
-    def _num_actions(self) -> int:
-        return len(self.actions) or int(load_model(self.asset).nu)
-
-    @functools.cached_property
-    def _observed(self) -> tuple[tuple[int, ...], tuple[Feature, ...] | None]:
-        """Shape of the observation and the names of its numbers, None where it has none. Nothing is computed."""
-        seen: list[tuple[Feature, ...] | None] = []
-
-        def first() -> Array:
-            world = self._start_of(*jax.random.split(jax.random.key(0)))
-            obs, names = self._observe(world)
-            seen.append(names)
-            return obs
-
-        return jax.eval_shape(first).shape, seen[-1]
-
-    def _start_of(self, key_noise: Key, key_start: Key) -> World:
-        model = load_model(self.asset)
-        home, speed = home_of(self.asset, self.keyframe)
-        noise, low, high = start_noise_of(model, self.start_noise)
-        qpos = jnp.asarray(home, jnp.float32)
-        if self.start_noise:
-            moved = qpos + noise * jax.random.uniform(key_noise, (model.nq,), minval=-1.0, maxval=1.0)
-            qpos = jnp.where(noise > 0.0, jnp.clip(moved, low, high), qpos)
-        state = TaskState(
-            physics=PhysicsState(qpos=qpos, qvel=jnp.asarray(speed, jnp.float32)),
-            markers={
-                model.body(i).name: jnp.asarray(model.body_pos[i], jnp.float32)
-                for i in range(model.nbody)
-                if model.body_mocapid[i] >= 0 and model.body(i).name
-            },
-            kept={},
-            action=jnp.zeros(self._num_actions),
-            readings=jnp.zeros(model.nsensordata),
-            episode_step=jnp.zeros((), jnp.int32),
-        )
-        return self._sensed(self.start(key_start, self._sensed(self.world(state))))
-
-    def _sensed(self, world: World) -> World:
-        """The world with what its sensors read there, with all controls at 0."""
-        if not world.model.nsensordata:
-            return world
-        state = world.state
-        _, readings = self._physics(1).step_sensing(state.physics, jnp.zeros(world.model.nu), state.markers)
-        return replace(world, state=replace(state, readings=readings[0]))
-
-    def _observe(self, world: World) -> tuple[Array, tuple[Feature, ...] | None]:
-        seen = self.observe(world)
-        if not isinstance(seen, Mapping):
-            return jnp.asarray(seen, jnp.float32), None
-        if not seen:
-            raise ValueError(f"{type(self).__name__}.observe gave no numbers")
-        parts = {name: jnp.asarray(x, jnp.float32) for name, x in seen.items()}
-        if odd := [f"{name} {x.shape}" for name, x in parts.items() if x.ndim > 1]:
-            raise ValueError(f"{type(self).__name__}.observe: must be scalars and vectors, got {', '.join(odd)}")
-        names = tuple(each for name, x in parts.items() for each in name_numbers(name, x.shape))
-        return jnp.concatenate([x.reshape(-1) for x in parts.values()]), names
-
-    def _act(self, world: World, action: Array) -> World:
-        action = jnp.clip(action, -1.0, 1.0)
-        control = jnp.asarray(self.control(world, action))
-        if control.shape != (world.model.nu,):
-            raise ValueError(
-                f"{type(self).__name__}.control gave shape {control.shape}; the model's actuators take "
-                f"({world.model.nu},)"
-            )
-        state = world.state
-        physics, readings = self._physics(self._num_substeps).step_sensing(state.physics, control, state.markers)
-        return replace(world, state=replace(state, physics=physics, action=action, readings=readings[-1]))
-
-    def _outcome(self, world: World) -> Outcome:
+    def _outcome(self, world: Any) -> Outcome:
         kind = type(self).__name__
-        failed = as_truth(f"{kind}.fails", self.fails(world))
+        fail, leaves = as_truth(f"{kind}.fails", self.fails(world)), self.leaves(world)
         success = None
-        if type(self).succeeds is not MuJoCoTask.succeeds:
-            success = as_truth(f"{kind}.succeeds", self.succeeds(world)) & ~failed
-        metrics = {name: jnp.asarray(x, jnp.float32) for name, x in self.metrics(world).items()}
-        return Outcome(success=success, fail=failed, metrics=metrics)
+        if type(self).succeeds is not Task.succeeds:
+            success = as_truth(f"{kind}.succeeds", self.succeeds(world)) & ~fail
+        return Outcome(success=success, fail=fail, truncated=leaves, metrics=dict(self.metrics(world)))
 
-    def _reward(self, world: World, before: World, outcome: Outcome) -> tuple[Array, dict[str, Array]]:
-        del outcome  # there is no reward but that of the terms
-        values = {name: jnp.asarray(x, jnp.float32) for name, x in self.rewards(world, before).items()}
-        check_terms(type(self).__name__, values, self.weights)
-        return compute(
-            [
-                Term(name=name, func=lambda world, x=x: x, weight=self.weights.get(name, 1.0))
-                for name, x in values.items()
-            ],
-            world,
+
+def as_truth(what: str, given: Any) -> Array:
+    """Check the answer of a hook that ends episodes. Raises ValueError: it is neither true nor false."""
+    x = jnp.asarray(given)
+    if x.shape or x.dtype != bool:
+        raise ValueError(
+            f"{what} must be true or false, got {x.dtype}{list(x.shape)}; compare numbers, "
+            "and make one of several by .any() or .all()"
         )
-
-    def _physics(self, num_substeps: int) -> Physics:
-        engine = choose_engine(self.physics, sensing=type(self).senses_contacts).engine
-        return Physics(self.asset, engine, num_substeps)
+    return x
 
 
-def _own_fields(base: type) -> tuple[Any, ...]:
-    return fields(base) if "__dataclass_fields__" in vars(base) else ()
-
-
-def _refuse_misspelt(cls: type) -> None:
-    """Raises TypeError: a method or attribute that nothing would ever look at, named almost like one that is."""
-    known = [name for name in (*dir(MuJoCoTask), *MuJoCoTask.__annotations__) if not name.startswith("_")]
-    for name in vars(cls):
-        if name.startswith("_") or name in known or name in cls.__annotations__:
-            continue
-        if near := did_you_mean(name, known, _NEAR):
-            raise TypeError(f"{cls.__name__}.{name} is not used{near} If it is a helper, call it _{name}")
-
-
-def _asset(kind: type[Any]) -> str:
-    owner = next(each for each in kind.__mro__ if "model" in vars(each))
-    return find_model(str(kind.model), owner.__module__)
-
-
-def _describe_actions(task: MuJoCoTask) -> tuple[Feature, ...]:
-    if task.actions:
-        return tuple(each for name in task.actions for each in name_numbers(name, ()))
-    model = load_model(task.asset)
-    if type(task).control is not MuJoCoTask.control:
-        return tuple(Feature(f"{actuator_name(model, i)} action", "1") for i in range(model.nu))
-    return tuple(describe_actuator(model, i) for i in range(model.nu))
+def clip_with_gradient(action: Array) -> Array:
+    """Clip to ±1. Unlike ``jnp.clip`` it does not halve the gradient on the bounds, where clipped actions lie."""
+    return jnp.where(jnp.abs(action) > 1.0, jnp.sign(action), action)

@@ -35,14 +35,15 @@ from ejax.envs.task.names import (
     position_names,
     velocity_names,
 )
-from ejax.types import Array, PyTree
+from ejax.envs.task.step import Snapshot
+from ejax.types import Array
 
 if TYPE_CHECKING:
     from ejax.envs.manager.scene import Scene
 
 
 @struct.dataclass(kw_only=True)
-class World:
+class World(Snapshot):
     """A simulation at one moment; a pytree. Made by a task; ``with_joint``, ``place``, ``keep`` and their like give
     changed copies.
 
@@ -51,14 +52,6 @@ class World:
 
     asset: str = struct.field(pytree_node=False)
     control_period: float = struct.field(pytree_node=False)
-    state: Any
-    """Of ``ejax.envs.task.states``, or a task's own with the same fields."""
-    before: "World | None" = None
-    """The world before the last control step; None at an episode's start, and in events and actions."""
-    obs: PyTree = None
-    """The observation, where terms are computed from it; else None."""
-    info: Mapping[str, Array] = struct.field(default_factory=dict)
-    """``success`` and ``fail`` of this step, where rewards are computed."""
     legged: Any = None
     """Motion, contacts and command of a legged robot: ``ejax.envs.locomotion``. None: the robot is no such."""
     layout: "Scene | None" = struct.field(pytree_node=False, default=None)

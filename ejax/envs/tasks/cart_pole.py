@@ -10,7 +10,7 @@ import numpy as np
 from ejax.envs.description import Feature
 from ejax.envs.mujoco.engine import Engine, PhysicsState, load_model
 from ejax.envs.task.physics_task import PhysicsTask
-from ejax.envs.task.state_task import Snapshot
+from ejax.envs.task.world import World
 from ejax.envs.tasks.states import CartPoleState
 from ejax.types import Array, Key
 
@@ -77,30 +77,29 @@ class CartPoleRL(PhysicsTask):
             physics=PhysicsState(qpos=qpos, qvel=jnp.zeros(2)), target=qpos, episode_step=jnp.zeros((), jnp.int32)
         )
 
-    def control(self, state: CartPoleState, action: Array) -> Array:
-        return state.physics.qpos + self.action_scale * action
+    def control(self, world: World, action: Array) -> Array:
+        return world.qpos + self.action_scale * action
 
-    def update(self, state: CartPoleState, control: Array) -> CartPoleState:
-        return replace(state, target=control)
+    def update(self, key: Key, world: World, before: World) -> World:
+        return replace(world, state=replace(world.state, target=self.control(before, world.executed)))
 
-    def succeeds(self, state: CartPoleState) -> Array:
-        angle, velocity = _pole(state)
-        out_of_time = state.episode_step >= self.max_episode_steps
+    def succeeds(self, world: World) -> Array:
+        angle, velocity = _pole(world)
+        out_of_time = world.state.episode_step >= self.max_episode_steps
         return out_of_time & (angle < _SUCCESS_ANGLE) & (velocity < _SUCCESS_VELOCITY)
 
-    def leaves(self, state: CartPoleState) -> Array:
-        return _pole(state)[0] > jnp.pi / 2.0
+    def leaves(self, world: World) -> Array:
+        return _pole(world)[0] > jnp.pi / 2.0
 
-    def rewards(self, snapshot: Snapshot) -> dict[str, Array]:
-        angle, velocity = _pole(snapshot.state)
+    def rewards(self, world: World, before: World) -> dict[str, Array]:
+        angle, velocity = _pole(world)
         return {"upright": 1.0 - angle / jnp.pi, "velocity_penalty": -self.velocity_penalty_weight * velocity}
 
-    def metrics(self, state: CartPoleState) -> dict[str, Array]:
-        return {"distance_to_goal": _pole(state)[0]}
+    def metrics(self, world: World) -> dict[str, Array]:
+        return {"distance_to_goal": _pole(world)[0]}
 
-    def observe(self, state: CartPoleState) -> Array:
-        model = load_model(self.asset)
-        qpos, qvel = state.physics.qpos, state.physics.qvel
+    def observe(self, world: World) -> Array:
+        model, state, qpos, qvel = world.model, world.state, world.qpos, world.qvel
         gain, bias = (
             state.physics.parameters.get(name, getattr(model, name))
             for name in ("actuator_gainprm", "actuator_biasprm")
@@ -112,6 +111,6 @@ class CartPoleRL(PhysicsTask):
         return jnp.concatenate([jnp.clip(force, force_low, force_high), (qpos - low) / (high - low), qvel])
 
 
-def _pole(state: CartPoleState) -> tuple[Array, Array]:
+def _pole(world: World) -> tuple[Array, Array]:
     """|θ|, rad, and |θ̇|, rad/s."""
-    return jnp.abs(state.physics.qpos[1]), jnp.abs(state.physics.qvel[1])
+    return jnp.abs(world.qpos[1]), jnp.abs(world.qvel[1])

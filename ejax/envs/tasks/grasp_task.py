@@ -13,11 +13,10 @@ import numpy as np
 from ejax.envs.description import Feature
 from ejax.envs.manager.bodies import Vector
 from ejax.envs.manager.robots import FINGER_TRAVEL
-from ejax.envs.mujoco.engine import load_model
-from ejax.envs.mujoco.kinematics import solve_site_pose
+from ejax.envs.mujoco.inverse_kinematics import solve_site_pose
 from ejax.envs.mujoco.rotations import make_pose
 from ejax.envs.task.physics_task import PhysicsTask
-from ejax.envs.task.state_task import Snapshot
+from ejax.envs.task.world import World
 from ejax.envs.tasks.grasp_scene import DRIVES, HALF_EDGE
 from ejax.types import Array, Key
 
@@ -99,6 +98,9 @@ class GraspTask(PhysicsTask):
         cube, goal, _ = self.target(state)
         return horizontal_distance(cube, goal)
 
+    def metrics(self, world: World) -> dict[str, Array]:
+        return {"distance_to_goal": self.distance(world.state)}
+
     def potential(self, state: Any) -> dict[str, Array]:
         """Φ's terms, weighted: near to the tool; lifted by ``LIFT``, or once; lifted and near to the goal."""
         cube, goal, was_lifted = self.target(state)
@@ -113,30 +115,30 @@ class GraspTask(PhysicsTask):
 
     def tool_position(self, state: Any) -> Array:
         """[3], m: the tool centre point."""
-        return self.site(state, "tcp")
+        return self.world(state).eef_pose()[:3, 3]
 
-    def control(self, state: Any, action: Array) -> Array:
+    def control(self, world: World, action: Array) -> Array:
         """[8]: the signal of the drives that hold the action's targets, see ``ejax.envs.manager.robots``."""
-        model, qpos = load_model(self.asset), state.physics.qpos
         low, high = jnp.asarray(WORKSPACE)
-        position = jnp.clip(self.tool_position(state) + self.action_scale * action[:3], low, high)
+        position = jnp.clip(self.tool_position(world.state) + self.action_scale * action[:3], low, high)
         pose = make_pose(position, jnp.asarray(_DOWN))
-        angles, _ = solve_site_pose(model, "tcp", pose, qpos, _ARM, num_iterations=_IK_ITERATIONS)
+        angles, _ = solve_site_pose(world.model, "tcp", pose, world.qpos, _ARM, num_iterations=_IK_ITERATIONS)
         travel = jnp.full(2, 0.5 * FINGER_TRAVEL) * (1.0 + action[3])
         return jnp.asarray(DRIVES.stiffness) * jnp.concatenate([angles, travel])
 
-    def update(self, state: Any, control: Array) -> Any:
-        del control
-        return replace(state, was_lifted=state.was_lifted | (height_of(self.cubes(state)) > LIFT))
+    def update(self, key: Key, world: World, before: World) -> World:
+        state = world.state
+        was_lifted = state.was_lifted | (height_of(self.cubes(state)) > LIFT)
+        return replace(world, state=replace(state, was_lifted=was_lifted))
 
-    def leaves(self, state: Any) -> Array:
-        return (self.cubes(state)[..., 2] < CUBE_FELL).any()
+    def leaves(self, world: World) -> Array:
+        return (self.cubes(world.state)[..., 2] < CUBE_FELL).any()
 
-    def rewards(self, snapshot: Snapshot) -> dict[str, Array]:
-        before = self.potential(snapshot.before.state)
-        return {name: after - before[name] for name, after in self.potential(snapshot.state).items()} | {
-            "action_penalty": -self.action_penalty_weight * jnp.linalg.norm(self.action_scale * snapshot.action[:3]),
-            "success": self.success_weight * snapshot.info["success"],
+    def rewards(self, world: World, before: World) -> dict[str, Array]:
+        former = self.potential(before.state)
+        return {name: after - former[name] for name, after in self.potential(world.state).items()} | {
+            "action_penalty": -self.action_penalty_weight * jnp.linalg.norm(self.action_scale * world.executed[:3]),
+            "success": self.success_weight * world.info["success"],
         }
 
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from ejax.envs.description import EnvDescription, Feature
 from ejax.envs.mujoco.choice import Engine
 from ejax.envs.task.states import marker_name
+from ejax.envs.task.world import World
 from ejax.envs.tasks.grasp_scene import HALF_EDGE, HOME, make_model
 from ejax.envs.tasks.grasp_task import (
     ROBOT,
@@ -135,7 +136,8 @@ class InstructedPlaceRL(GraspTask):
     def cubes(self, state: InstructedPlaceState) -> Array:
         return state.cubes
 
-    def succeeds(self, state: InstructedPlaceState) -> Array:
+    def succeeds(self, world: World) -> Array:
+        state = world.state
         return self._is_placed(state)[state.target_cube, state.target_zone]
 
     def distance(self, state: InstructedPlaceState) -> Array:
@@ -146,10 +148,11 @@ class InstructedPlaceRL(GraspTask):
         cube = state.target_cube
         return state.cubes[cube], state.zones[state.target_zone], state.was_lifted[cube]
 
-    def metrics(self, state: InstructedPlaceState) -> dict[str, Array]:
+    def metrics(self, world: World) -> dict[str, Array]:
+        state = world.state
         meant = jnp.arange(len(ZONES)) == state.target_zone
         return {
-            **super().metrics(state),
+            **super().metrics(world),
             "wrong_cube_lifted": state.was_lifted[1 - state.target_cube].astype(jnp.float32),
             "wrong_zone": (self._is_placed(state) & ~meant[None]).any().astype(jnp.float32),
         }
@@ -184,8 +187,8 @@ class InstructedPlaceRL(GraspTask):
             "instruction": jnp.asarray(BYTES)[wording, named_colour, named_zone],
         }
 
-    def observe(self, state: InstructedPlaceState) -> dict[str, Array]:
-        qpos, cubes = state.physics.qpos, state.cubes
+    def observe(self, world: World) -> dict[str, Array]:
+        state, qpos, cubes = world.state, world.qpos, world.state.cubes
         ids = jnp.stack([*state.colours, state.target_cube, state.target_zone, *state.was_lifted])
         return {
             "goal": jnp.concatenate([cubes[state.target_cube], state.zones[state.target_zone]]),

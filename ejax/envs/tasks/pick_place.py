@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from ejax.envs.mujoco.choice import Engine
+from ejax.envs.task.world import World
 from ejax.envs.tasks.grasp_scene import GOAL_MARKER, HOME, make_model
 from ejax.envs.tasks.grasp_task import (
     ROBOT,
@@ -87,12 +88,13 @@ class PickPlaceRL(GraspTask):
     def target(self, state: PickPlaceState) -> tuple[Array, Array, Array]:
         return state.cube, state.goal, state.was_lifted
 
-    def observe(self, state: PickPlaceState) -> Array:
-        qpos = state.physics.qpos
+    def observe(self, world: World) -> Array:
+        state, qpos = world.state, world.qpos
         tool, cube, goal = self.tool_position(state), state.cube, state.goal
         lifted = state.was_lifted.astype(qpos.dtype)[None]
         return jnp.concatenate([qpos[:8], tool, cube, goal, cube - tool, goal - cube, lifted])
 
-    def succeeds(self, state: PickPlaceState) -> Array:
-        velocity, fingers = state.physics.qvel[8:11], state.physics.qpos[6:8]
-        return state.was_lifted & super().succeeds(state) & is_set_down(state.cube, velocity, fingers)
+    def succeeds(self, world: World) -> Array:
+        state, velocity, fingers = world.state, world.qvel[8:11], world.qpos[6:8]
+        near = self.distance(state) < self.success_threshold
+        return state.was_lifted & near & is_set_down(state.cube, velocity, fingers)

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 from flax import struct
 
 from ejax.envs.description import Feature, features
-from ejax.envs.task.state_task import Snapshot, StateTask, clip_with_gradient
+from ejax.envs.task.step import Snapshot
+from ejax.envs.task.task import Task, clip_with_gradient
 from ejax.types import Array, Key
 
 
@@ -24,7 +25,7 @@ class PlanarReachState:
 
 
 @dataclass(frozen=True)
-class PlanarReachRL(StateTask):
+class PlanarReachRL(Task):
     """
         q ← clip(q + action_scale·a, ±π),  x = (l₁ sin q₁ + l₂ sin(q₁ + q₂), −l₁ cos q₁ − l₂ cos(q₁ + q₂))
         r = −‖x − target‖²
@@ -69,11 +70,13 @@ class PlanarReachRL(StateTask):
     def limited(self, action: Array) -> Array:
         return clip_with_gradient(action)
 
-    def advance(self, state: PlanarReachState, action: Array) -> PlanarReachState:
+    def advance(self, world: Snapshot, action: Array) -> PlanarReachState:
+        state: PlanarReachState = world.state
         joint_position = jnp.clip(state.joint_position + self.action_scale * action, -jnp.pi, jnp.pi)
         return replace(state, joint_position=joint_position, last_action=action)
 
-    def observe(self, state: PlanarReachState) -> Array:
+    def observe(self, world: Snapshot) -> Array:
+        state = world.state
         tip = self.end_effector(state.joint_position)
         return jnp.concatenate([state.joint_position, tip, state.target_position, state.last_action])
 
@@ -81,12 +84,14 @@ class PlanarReachRL(StateTask):
         """From the tip to the target, m, without a gradient."""
         return jnp.sqrt(jax.lax.stop_gradient(self._squared_distance(state)))
 
-    def reward(self, snapshot: Snapshot, rewards: dict[str, Array]) -> Array:
-        del rewards  # there are no terms
-        return -self._squared_distance(snapshot.state)
+    def succeeds(self, world: Snapshot) -> Array:
+        return self.distance(world.state) < self.success_threshold
 
-    def metrics(self, state: PlanarReachState) -> dict[str, Array]:
-        return {"final_distance": self.distance(state)}
+    def total(self, world: Snapshot, before: Snapshot) -> tuple[Array, dict[str, Array]]:
+        return -self._squared_distance(world.state), {}  # there are no terms
+
+    def metrics(self, world: Snapshot) -> dict[str, Array]:
+        return {"final_distance": self.distance(world.state)}
 
     def end_effector(self, joint_position: Array) -> Array:
         """Position of the tip, m. [2] -> [2]."""

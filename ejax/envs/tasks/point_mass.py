@@ -9,7 +9,8 @@ import jax.numpy as jnp
 from flax import struct
 
 from ejax.envs.description import EnvDescription, Feature, features
-from ejax.envs.task.state_task import Snapshot, StateTask, clip_with_gradient
+from ejax.envs.task.step import Snapshot
+from ejax.envs.task.task import Task, clip_with_gradient
 from ejax.numerics.kernels import by_platform
 from ejax.types import Array, Key
 
@@ -36,7 +37,7 @@ class PointMassState:
 
 
 @dataclass(frozen=True)
-class PointMassRL(StateTask):
+class PointMassRL(Task):
     """
         v ← v·(1 − damping·dt) + a·force/mass·dt,  p ← clip(p + v·dt)
         r = −d + ½·exp(−d²/(2·0.05²)) − 2Σpen² − 0.01‖v‖² − 0.001‖a − a_prev‖² + success_bonus·[d < threshold]
@@ -97,7 +98,8 @@ class PointMassRL(StateTask):
     def limited(self, action: Array) -> Array:
         return clip_with_gradient(action)
 
-    def advance(self, state: PointMassState, action: Array) -> PointMassState:
+    def advance(self, world: Snapshot, action: Array) -> PointMassState:
+        state: PointMassState = world.state
         velocity = state.velocity * (1.0 - self.linear_damping * self.dt)
         velocity = velocity + action * (self.force_scale / self.mass * self.dt)
         position = jnp.clip(state.position + velocity * self.dt, -self.workspace_half, self.workspace_half)
@@ -115,19 +117,23 @@ class PointMassRL(StateTask):
         """From the mass to the goal, m."""
         return _safe_norm(state.position - state.goal_position)
 
-    def reward(self, snapshot: Snapshot, rewards: dict[str, Array]) -> Array:
-        del rewards  # there are no terms
-        state, distance = snapshot.state, self.distance(snapshot.state)
-        return (
+    def succeeds(self, world: Snapshot) -> Array:
+        return self.distance(world.state) < self.success_threshold
+
+    def total(self, world: Snapshot, before: Snapshot) -> tuple[Array, dict[str, Array]]:
+        state, distance = world.state, self.distance(world.state)
+        reward = (
             -distance
             + 0.5 * jnp.exp(-jnp.square(distance) / (2.0 * 0.05**2))
             - 2.0 * jnp.sum(jnp.square(_penetration(state)))
             - 0.01 * jnp.sum(jnp.square(state.velocity))
-            - 0.001 * jnp.sum(jnp.square(snapshot.action - snapshot.before.state.last_action))
-            + self.success_bonus * self.succeeds(state)
+            - 0.001 * jnp.sum(jnp.square(world.executed - before.state.last_action))
+            + self.success_bonus * self.succeeds(world)
         )
+        return reward, {}  # there are no terms
 
-    def metrics(self, state: PointMassState) -> dict[str, Array]:
+    def metrics(self, world: Snapshot) -> dict[str, Array]:
+        state = world.state
         metrics = {
             "final_position": state.position,
             "final_distance": self.distance(state),
@@ -136,7 +142,8 @@ class PointMassRL(StateTask):
         }
         return jax.lax.stop_gradient(metrics)
 
-    def observe(self, state: PointMassState) -> Array:
+    def observe(self, world: Snapshot) -> Array:
+        state = world.state
         return jnp.concatenate(
             [
                 state.position,

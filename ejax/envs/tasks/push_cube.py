@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from ejax.envs.description import Feature, features
 from ejax.envs.mujoco.choice import Engine
 from ejax.envs.task.physics_task import PhysicsTask, Position, Range, draw_position
-from ejax.envs.task.state_task import Snapshot
+from ejax.envs.task.world import World
 from ejax.envs.tasks.states import PushCubeState
 from ejax.types import Array, Key
 
@@ -82,33 +82,40 @@ class PushCubeRL(PhysicsTask):
         physics = self.resting(_ARM_HOME, cube, (1.0, 0.0, 0.0, 0.0))
         return PushCubeState(physics=physics, goal=goal, episode_step=jnp.zeros((), jnp.int32))
 
-    def observe(self, state: PushCubeState) -> Array:
-        return jnp.concatenate([state.physics.qpos[:6], self.site(state, "tcp"), state.cube, state.goal])
+    def observe(self, world: World) -> Array:
+        return jnp.concatenate([world.qpos[:6], world.eef_pose()[:3, 3], world.state.cube, world.state.goal])
 
-    def control(self, state: PushCubeState, action: Array) -> Array:
-        return state.physics.qpos[:6] + self._delta(action)
+    def control(self, world: World, action: Array) -> Array:
+        return world.qpos[:6] + self._delta(action)
 
-    def distance(self, state: PushCubeState) -> Array:
-        """Horizontal, from the cube to the goal, m."""
-        return jnp.linalg.norm((state.cube - state.goal)[:2])
+    def succeeds(self, world: World) -> Array:
+        return _distance(world) < self.success_threshold
 
-    def leaves(self, state: PushCubeState) -> Array:
-        return state.cube[2] < _CUBE_FELL
+    def leaves(self, world: World) -> Array:
+        return world.state.cube[2] < _CUBE_FELL
 
-    def rewards(self, snapshot: Snapshot) -> dict[str, Array]:
+    def metrics(self, world: World) -> dict[str, Array]:
+        return {"distance_to_goal": _distance(world)}
+
+    def rewards(self, world: World, before: World) -> dict[str, Array]:
         """EmbodiChain's terms. ``progress``: how much nearer the cube came to the goal, m."""
-        tool, cube, goal = snapshot.obs[6:9], snapshot.obs[9:12], snapshot.obs[12:15]
+        tool, cube, goal = world.obs[6:9], world.obs[9:12], world.obs[12:15]
         direction = (goal - cube) / (jnp.linalg.norm(goal - cube) + 1e-6)
         push = cube - _PUSH_OFFSET * direction + jnp.array([0.0, 0.0, _PUSH_HEIGHT])
-        progress = self.distance(snapshot.before.state) - self.distance(snapshot.state)
+        progress = _distance(before) - _distance(world)
         place_weight = jnp.where(progress >= 0.0, self.place_weight, self.place_penalty_weight)
         return {
             "reaching_reward": self.reaching_weight * (1.0 - jnp.tanh(5.0 * jnp.linalg.norm(tool - push))),
             "place_reward": place_weight * jnp.tanh(10.0 * progress),
-            "action_penalty": -self.action_penalty_weight * jnp.linalg.norm(self._delta(snapshot.action)),
-            "success_bonus": self.success_weight * snapshot.info["success"],
+            "action_penalty": -self.action_penalty_weight * jnp.linalg.norm(self._delta(world.executed)),
+            "success_bonus": self.success_weight * world.info["success"],
         }
 
     def _delta(self, action: Array) -> Array:
         """[6], rad."""
         return jnp.clip(self.action_scale * action, -self.joint_limits, self.joint_limits)
+
+
+def _distance(world: World) -> Array:
+    """Horizontal, from the cube to the goal, m."""
+    return jnp.linalg.norm((world.state.cube - world.state.goal)[:2])

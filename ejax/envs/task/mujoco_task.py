@@ -1,0 +1,336 @@
+"""A MuJoCo task of one's own in one class: the model, what the policy sees, rewards, ends and starts.
+
+    class Reach(MuJoCoTask):
+        model = "reach.xml"
+
+        def observe(self, world): ...
+        def rewards(self, world, before): ...
+
+Everything else has a default, and everything that ejax does with a task follows: engines, videos, pictures,
+randomization, exports with names and units. docs/tutorials/own_task.md goes through one.
+
+Such a class becomes a frozen dataclass where it is defined, as a Flax module does: annotated names are its arguments,
+``env.cfg`` in a config. It is the one environment of ejax that is meant to be inherited from; what it makes is an
+``ejax.types.Env`` like any other.
+"""
+
+import functools
+import inspect
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, ClassVar, dataclass_transform
+
+import gymnasium
+import jax
+import jax.numpy as jnp
+import mujoco
+import numpy as np
+from flax.core import FrozenDict
+
+from ejax.envs.check import describe_error
+from ejax.envs.description import WHOLE, EnvDescription, Feature
+from ejax.envs.mujoco.engine import Engine, PhysicsState, check_physics, load_model
+from ejax.envs.mujoco.models import settings_changed
+from ejax.envs.task.mjcf import (
+    actuator_name,
+    check_actuators,
+    describe_actuator,
+    find_model,
+    home_of,
+    name_numbers,
+    start_noise_of,
+)
+from ejax.envs.task.physics_task import PhysicsTask
+from ejax.envs.task.states import TaskState
+from ejax.envs.task.step import Outcome
+from ejax.envs.task.world import World
+from ejax.schema.frozen import freeze, thaw
+from ejax.schema.registry import did_you_mean
+from ejax.types import Array, Key
+
+_TOUCH = (int(mujoco.mjtSensor.mjSENS_TOUCH), int(mujoco.mjtSensor.mjSENS_CONTACT))
+_NEAR = 0.8
+"""From here on a name reads like a misspelt one; helpers that do are given a leading underscore."""
+
+
+class _SensesContacts:
+    """Of the class, before there is an instance: what a run's engine is chosen by."""
+
+    def __get__(self, task: Any, kind: "type[MuJoCoTask]") -> bool:
+        if not kind.model:  # of ``MuJoCoTask`` itself
+            return False
+        try:
+            return bool(np.isin(load_model(_asset(kind)).sensor_type, _TOUCH).any())
+        except ValueError:
+            return False  # whoever makes the task says what is wrong with its model
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
+@dataclass(frozen=True, kw_only=True)
+class MuJoCoTask(PhysicsTask):
+    """A task on a MuJoCo model: subclass it.
+
+        r = Σ weight·term,   terms of ``rewards``        control = mid + half·clip(a, ±1),   of each ctrlrange
+
+    A step: ``control`` → physics for one control period → ``update`` → ``observe`` → ``fails``, ``succeeds`` →
+    ``rewards``: ``ejax.envs.task.step``. Terminated: ``fails``, or ``succeeds`` where ``ends_on_success``. Truncated:
+    after ``episode_length`` steps, or when the simulation broke.
+
+    A method is given ``world``, the simulation at that moment, and some ``before``, as it was before the step:
+    ``ejax.envs.task.world.World``. They are traced: ``jnp.where`` in place of ``if``.
+
+    Class attributes:
+        model: an MJCF file, looked for beside the class's own and from the working directory; or MJCF as text.
+        keyframe: where episodes start from. Empty: the keyframe ``home``, or the first, or the model's reference pose.
+        actions: the policy's numbers, ``"name [unit]"``, where ``control`` makes of them what actuators take. Empty:
+            the actuators.
+
+    Args:
+        episode_length: time limit, control steps.
+        control_period: s, a multiple of the MJCF's timestep.
+        start_noise: rad and m, ± that is added to hinges and slides at the start, uniform, within their ranges.
+        ends_on_success: False: an episode goes on, and counts as a success if it is one at its last step.
+        weights: term of ``rewards`` -> its weight; 1 where none is given. Those given to the class's arguments change
+            the class's own by name.
+        randomization: the events of docs/randomization.md that belong to the task, in training and evaluation;
+            ``trainer.events`` adds to them and replaces them by name.
+        physics: the engine, see ``ejax.envs.mujoco.choice``.
+
+    Raises:
+        ValueError: a model that cannot be read, has no actuator or one without a ctrlrange, or remembers more than qpos
+            and qvel; arguments out of range.
+    """
+
+    model: ClassVar[str] = ""
+    keyframe: ClassVar[str] = ""
+    actions: ClassVar[tuple[str, ...]] = ()
+    senses_contacts: ClassVar[Any] = _SensesContacts()
+
+    episode_length: int = 200
+    control_period: float = 0.02
+    start_noise: float = 0.01
+    ends_on_success: bool = True
+    weights: Mapping[str, float] = FrozenDict()
+    randomization: Mapping[str, Any] = FrozenDict()
+    physics: Engine = "auto"
+    clips_actions = True
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        inherited = {each.name: each.type for each in fields(MuJoCoTask)}
+        inherited |= {each.name: each.type for base in cls.__mro__[1:] for each in _own_fields(base)}
+        own = inspect.get_annotations(cls)
+        # ``episode_length = 100`` without a type changes the default too, which a dataclass would not heed
+        cls.__annotations__ = own | {
+            name: kind for name, kind in inherited.items() if name in vars(cls) and name not in own
+        }
+        for name in cls.__annotations__:
+            if isinstance(vars(cls).get(name), dict | list):
+                setattr(cls, name, freeze(vars(cls)[name]))
+        _refuse_misspelt(cls)
+        dataclass(frozen=True, kw_only=True)(cls)
+
+    def __post_init__(self) -> None:
+        kind = type(self).__name__
+        for name in ("episode_length", "control_period"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{kind}: {name} must be > 0, got {getattr(self, name)}")
+        if not self.start_noise >= 0.0:
+            raise ValueError(f"{kind}: start_noise must be >= 0, got {self.start_noise}")
+        for each in fields(self):
+            if isinstance(getattr(self, each.name), dict | list | FrozenDict):
+                object.__setattr__(self, each.name, freeze(getattr(self, each.name)))
+        object.__setattr__(self, "weights", freeze({**getattr(type(self), "weights", {}), **self.weights}))
+        if wrong := {name: x for name, x in self.weights.items() if not isinstance(x, int | float)}:
+            raise ValueError(f"{kind}: weights must be numbers, got {thaw(wrong)}")
+        try:
+            model = load_model(self.asset)
+            home_of(self.asset, self.keyframe)
+        except ValueError as error:
+            raise ValueError(f"{kind}: {error}") from error
+        check_physics(self.physics, self.num_substeps)
+        check_actuators(kind, model, len(self.actions), self._has_control)
+        try:
+            _ = self._observed
+        except Exception as error:  # any error here is the subclass's own
+            raise ValueError(f"{kind}: {describe_error(error)}") from error
+
+    def observe(self, world: World) -> Mapping[str, Array] | Array:
+        """What the policy sees: numbers by name, ``"tip to goal [m]"``, which become one vector in this order, and its
+        description; or an array [F], without one. Default: all joints' positions and velocities."""
+        return {**world.joint_positions(), **world.joint_velocities()}
+
+    def start(self, key: Key, world: World) -> World:
+        """The start of an episode.
+
+        Args:
+            world: the default start, at ``keyframe`` with ``start_noise``, at rest.
+        """
+        del key
+        return world
+
+    def control(self, world: World, action: Array) -> Array:
+        """The actuators' control for one control step: [nu].
+
+        Args:
+            action: [A], within ±1.
+        """
+        low, high = jnp.asarray(world.model.actuator_ctrlrange.T, action.dtype)
+        return 0.5 * (low + high) + 0.5 * (high - low) * action
+
+    @property
+    def asset(self) -> str:
+        """The model, as in ``ejax.envs.mujoco.engine.Physics``."""
+        return _asset(type(self))
+
+    @property
+    def description(self) -> EnvDescription:
+        notes = tuple(f"{type(self).__name__}: {text}" for text in settings_changed(self.asset))
+        return replace(super().description, parameters=thaw(asdict(self)), notes=notes)
+
+    @property
+    def parts(self) -> Mapping[str, tuple[Feature, ...]]:
+        names = self._observed[1]
+        return {} if names is None else {WHOLE: names}
+
+    @property
+    def acted(self) -> tuple[Feature, ...]:  # type: ignore[override]  # of other tasks a class attribute
+        if self.actions:
+            return tuple(each for name in self.actions for each in name_numbers(name, ()))
+        model = load_model(self.asset)
+        if self._has_control:
+            return tuple(Feature(f"{actuator_name(model, i)} action", "1") for i in range(model.nu))
+        return tuple(describe_actuator(model, i) for i in range(model.nu))
+
+    @property
+    def observation_space(self) -> gymnasium.spaces.Box:
+        return gymnasium.spaces.Box(-np.inf, np.inf, self._observed[0], np.float32)
+
+    def reset(self, key: Key) -> tuple[TaskState, Array]:
+        key_noise, key_start = jax.random.split(key)
+        world = self._start_of(key_noise, key_start)
+        return world.state, self._observe(world)[0]
+
+    def markers(self, state: TaskState) -> dict[str, Array]:
+        return state.markers
+
+    @property
+    def _has_control(self) -> bool:
+        return type(self).control is not MuJoCoTask.control
+
+    @property
+    def num_substeps(self) -> int:
+        timestep = float(load_model(self.asset).opt.timestep)
+        count = self.control_period / timestep
+        if round(count) < 1 or abs(count - round(count)) > 1e-6 * count:
+            near = [f"{n * timestep:g}" for n in (math.floor(count), math.ceil(count)) if n > 0]
+            raise ValueError(
+                f"{type(self).__name__}: control_period must be a multiple of the model's timestep of {timestep:g} s, "
+                f"got {self.control_period}; give {' or '.join(near)}"
+            )
+        return round(count)
+
+    @functools.cached_property
+    def _observed(self) -> tuple[tuple[int, ...], tuple[Feature, ...] | None]:
+        """Shape of the observation and the names of its numbers, None where it has none. Nothing is computed."""
+        seen: list[tuple[Feature, ...] | None] = []
+
+        def first() -> Array:
+            world = self._start_of(*jax.random.split(jax.random.key(0)))
+            obs, names = self._observe(world)
+            seen.append(names)
+            return obs
+
+        return jax.eval_shape(first).shape, seen[-1]
+
+    def _start_of(self, key_noise: Key, key_start: Key) -> World:
+        model = load_model(self.asset)
+        home, speed = home_of(self.asset, self.keyframe)
+        noise, low, high = start_noise_of(model, self.start_noise)
+        qpos = jnp.asarray(home, jnp.float32)
+        if self.start_noise:
+            moved = qpos + noise * jax.random.uniform(key_noise, (model.nq,), minval=-1.0, maxval=1.0)
+            qpos = jnp.where(noise > 0.0, jnp.clip(moved, low, high), qpos)
+        state = TaskState(
+            physics=PhysicsState(qpos=qpos, qvel=jnp.asarray(speed, jnp.float32)),
+            markers={
+                model.body(i).name: jnp.asarray(model.body_pos[i], jnp.float32)
+                for i in range(model.nbody)
+                if model.body_mocapid[i] >= 0 and model.body(i).name
+            },
+            kept={},
+            action=jnp.zeros(len(self.acted)),
+            readings=jnp.zeros(model.nsensordata),
+            episode_step=jnp.zeros((), jnp.int32),
+        )
+        return self._sensed(self.start(key_start, self._sensed(self.world(state))))
+
+    def _sensed(self, world: World) -> World:
+        """The world with what its sensors read there, with all controls at 0."""
+        if not world.model.nsensordata:
+            return world
+        state = world.state
+        _, readings = replace(self.simulation, num_substeps=1).step_sensing(
+            state.physics, jnp.zeros(world.model.nu), state.markers
+        )
+        return replace(world, state=replace(state, readings=readings[0]))
+
+    def _observe(self, world: World) -> tuple[Array, tuple[Feature, ...] | None]:
+        seen = self.observe(world)
+        if not isinstance(seen, Mapping):
+            return jnp.asarray(seen, jnp.float32), None
+        if not seen:
+            raise ValueError(f"{type(self).__name__}.observe gave no numbers")
+        parts = {name: jnp.asarray(x, jnp.float32) for name, x in seen.items()}
+        if odd := [f"{name} {x.shape}" for name, x in parts.items() if x.ndim > 1]:
+            raise ValueError(f"{type(self).__name__}.observe: must be scalars and vectors, got {', '.join(odd)}")
+        names = tuple(each for name, x in parts.items() for each in name_numbers(name, x.shape))
+        return jnp.concatenate([x.reshape(-1) for x in parts.values()]), names
+
+    def advance(self, world: World, action: Array) -> TaskState:
+        control = jnp.asarray(self.control(world, action))
+        if control.shape != (world.model.nu,):
+            raise ValueError(
+                f"{type(self).__name__}.control gave shape {control.shape}; the model's actuators take "
+                f"({world.model.nu},)"
+            )
+        state = world.state
+        physics, readings = self.simulation.step_sensing(state.physics, control, state.markers)
+        return replace(state, physics=physics, action=action, readings=readings[-1])
+
+    def _outcome(self, world: World) -> Outcome:
+        outcome = super()._outcome(world)
+        return replace(outcome, metrics={name: jnp.asarray(x, jnp.float32) for name, x in outcome.metrics.items()})
+
+    def total(self, world: World, before: World) -> tuple[Array, dict[str, Array]]:
+        kind, weights = type(self).__name__, self.weights
+        terms = {name: jnp.asarray(x, jnp.float32) for name, x in self.rewards(world, before).items()}
+        if not terms:
+            raise ValueError(f"{kind}.rewards gave no terms")
+        if odd := [f"{name} {x.shape}" for name, x in terms.items() if x.shape]:
+            raise ValueError(f"{kind}.rewards: every term must be a scalar, got {', '.join(odd)}")
+        if unknown := [name for name in weights if name not in terms]:
+            there = f"there is {', '.join(terms)}{did_you_mean(unknown[0], terms)}"
+            raise ValueError(f"{kind}: weights names no term '{unknown[0]}'; {there}")
+        values = {name: weights.get(name, 1.0) * x for name, x in terms.items()}
+        return sum(values.values(), jnp.zeros(())), values
+
+
+def _own_fields(base: type) -> tuple[Any, ...]:
+    return fields(base) if "__dataclass_fields__" in vars(base) else ()
+
+
+def _refuse_misspelt(cls: type) -> None:
+    """Raises TypeError: a method or attribute that nothing would ever look at, named almost like one that is."""
+    known = [name for name in (*dir(MuJoCoTask), *MuJoCoTask.__annotations__) if not name.startswith("_")]
+    for name in vars(cls):
+        if name.startswith("_") or name in known or name in cls.__annotations__:
+            continue
+        if near := did_you_mean(name, known, _NEAR):
+            raise TypeError(f"{cls.__name__}.{name} is not used{near} If it is a helper, call it _{name}")
+
+
+def _asset(kind: type[Any]) -> str:
+    owner = next(each for each in kind.__mro__ if "model" in vars(each))
+    return find_model(str(kind.model), owner.__module__)
