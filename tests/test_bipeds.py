@@ -12,9 +12,10 @@ from stick_robots import h1_2_sticks, microduck_sticks
 
 from ejax.envs.locomotion.catalog import velocity_task
 from ejax.envs.locomotion.motion import observe_motion
-from ejax.envs.locomotion.robots import JointDrives, per_joint
+from ejax.envs.locomotion.robots import JointDrives
 from ejax.envs.locomotion.velocity import VelocityRL
 from ejax.envs.mujoco.engine import PhysicsState
+from ejax.envs.task.entities import per_joint
 
 H1_2 = velocity_task("h1_2").robot
 H1_2_TASK = velocity_task("h1_2")

@@ -13,9 +13,10 @@ from ejax.envs.locomotion.commands import Command, CommandRanges, draw_command, 
 from ejax.envs.locomotion.contacts import FootTimers, follow_contacts, start_timers
 from ejax.envs.locomotion.model import PLACE, LeggedModel, make_model
 from ejax.envs.locomotion.motion import heading, observe_motion
-from ejax.envs.locomotion.robots import FILE, LeggedRobot, per_joint, robot_file
+from ejax.envs.locomotion.robots import FILE, LeggedRobot, robot_file
 from ejax.envs.locomotion.terrain import Terrain, height_below
 from ejax.envs.mujoco.engine import Physics, PhysicsState
+from ejax.envs.task.entities import per_joint
 from ejax.types import Array
 
 QUADRUPED = velocity_task("quadruped").robot

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from ejax.envs.locomotion.catalog import velocity_task
-from ejax.envs.locomotion.robots import LeggedRobot, per_joint, robot_file
+from ejax.envs.locomotion.robots import LeggedRobot, robot_file
 from ejax.envs.locomotion.velocity import VelocityRL
+from ejax.envs.task.entities import per_joint
 
 ANYMAL_C = velocity_task("anymal_c").robot
 ANYMAL_C_TASK = velocity_task("anymal_c")

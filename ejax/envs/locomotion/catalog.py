@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ejax.envs.locomotion.commands import CommandRanges
-from ejax.envs.locomotion.robots import Foot, Imu, JointDrives, LeggedRobot, Shape, per_joint
+from ejax.envs.locomotion.robots import Foot, Imu, JointDrives, LeggedRobot, Shape
 from ejax.envs.locomotion.tasks import Push, VelocityTask
+from ejax.envs.task.entities import per_joint
 from ejax.runtime.plain_files import read_text
 from ejax.schema.frozen import freeze
 from ejax.schema.registry import did_you_mean

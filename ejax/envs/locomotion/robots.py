@@ -9,8 +9,6 @@ joint's. Like PhysX's drives, and unlike those of ``ejax.envs.manager.robots``, 
 together; the integrator takes c·q̇ implicitly. A joint's velocity limit has no counterpart.
 """
 
-import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -109,19 +107,6 @@ class LeggedRobot:
     shapes: tuple[Shape, ...] = ()
     soft_limit_factor: float = 1.0
     """The part of a joint's range, about its middle, that costs nothing."""
-
-
-def per_joint(joints: tuple[str, ...], values: Mapping[str, float]) -> tuple[float, ...]:
-    """A number for each joint: the last whose regular expression fits, or 0.
-
-    Raises:
-        ValueError: an expression that fits no joint.
-    """
-    for pattern in values:
-        if not any(re.fullmatch(pattern, joint) for joint in joints):
-            raise ValueError(f"no joint is like '{pattern}'; there is {', '.join(joints)}")
-    found = [[value for pattern, value in values.items() if re.fullmatch(pattern, joint)] for joint in joints]
-    return tuple(float(each[-1]) if each else 0.0 for each in found)
 
 
 def robot_file(source: str) -> Path:

@@ -12,8 +12,9 @@ from typing import Any
 from flax.core import FrozenDict
 
 from ejax.envs.locomotion.commands import CommandRanges, Range
-from ejax.envs.locomotion.robots import LeggedRobot, per_joint
+from ejax.envs.locomotion.robots import LeggedRobot
 from ejax.envs.locomotion.terms import REWARDS
+from ejax.envs.task.entities import per_joint
 from ejax.schema.frozen import freeze
 from ejax.schema.registry import did_you_mean
 

@@ -13,7 +13,8 @@ import jax.numpy as jnp
 
 from ejax.envs.locomotion.contacts import Contacts
 from ejax.envs.locomotion.motion import Motion
-from ejax.envs.locomotion.robots import LeggedRobot, per_joint
+from ejax.envs.locomotion.robots import LeggedRobot
+from ejax.envs.task.entities import per_joint
 from ejax.types import Array
 
 

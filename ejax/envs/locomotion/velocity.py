@@ -26,7 +26,6 @@ from ejax.envs.locomotion.terrain import Terrain, height_below
 from ejax.envs.mujoco.engine import Engine, PhysicsState
 from ejax.envs.mujoco.rotations import matrix_from_quaternion
 from ejax.envs.task.physics_task import PhysicsTask
-from ejax.envs.task.step import StepParts
 from ejax.envs.task.terms import Term, compute
 from ejax.envs.task.world import World
 from ejax.schema.frozen import freeze
@@ -148,12 +147,6 @@ class VelocityRL(PhysicsTask):
     def acted(self) -> tuple[Feature, ...]:  # type: ignore[override]  # of other tasks a class attribute
         return tuple(Feature(f"{joint} position change / action scale", "rad") for joint in self.task.robot.joints)
 
-    @property
-    def step_parts(self) -> StepParts[Any]:
-        # the last third of the key: a push and the next command have the others
-        sense = lambda world, key: self._sense(world, jax.random.split(key, 3)[2])  # noqa: E731
-        return replace(super().step_parts, observe=sense)
-
     def reset(self, key: Key) -> tuple[VelocityState, dict[str, Array]]:
         task, robot = self.task, self.task.robot
         key_place, key_command, key_push, key_bias, key_noise = jax.random.split(key, 5)
@@ -173,7 +166,7 @@ class VelocityRL(PhysicsTask):
         motion = observe_motion(robot, self.legged, physics)
         state = replace(state, command=steer(state.command, task.command, heading(motion)))
         legged = self._legged_state(state, state, motion, no_contacts(robot), jnp.zeros(len(robot.joints)))
-        return state, self._sense(replace(self.world(state), legged=legged), key_noise)
+        return state, self._see(replace(self.world(state), legged=legged), key_noise)
 
     def control(self, world: World, action: Array) -> Array:
         robot = self.task.robot
@@ -312,6 +305,10 @@ class VelocityRL(PhysicsTask):
         )
 
     def _sense(self, world: World, key: Key) -> dict[str, Array]:
+        # a push and the next command have the other two thirds of the key
+        return self._see(world, jax.random.split(key, 3)[2])
+
+    def _see(self, world: World, key: Key) -> dict[str, Array]:
         """The observation, for the next command."""
         task, legged = self.task, replace(world.legged, command=world.state.command.velocity)
         actor = observe(legged, task.actor)

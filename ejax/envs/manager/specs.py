@@ -7,7 +7,7 @@ from typing import Any
 from ejax.envs.manager.functors.events import PhysicsEvent
 from ejax.envs.manager.functors.registry import CONTRACTS, FunctorKind, find_functor
 from ejax.envs.manager.ignored import IGNORED
-from ejax.envs.randomization.entities import ROBOT
+from ejax.envs.task.entities import ROBOT
 from ejax.envs.task.terms import Kind, Term, as_term
 from ejax.schema.frozen import freeze
 from ejax.schema.problems import KeyReport

@@ -22,14 +22,12 @@ from ejax.envs.mujoco.parameters import parameter
 from ejax.envs.mujoco.rotations import matrix_from_quaternion
 from ejax.envs.randomization.changes import Change, write_drawn, write_parameters
 from ejax.envs.randomization.draws import Draw, read_draw
-from ejax.envs.randomization.entities import (
+from ejax.envs.task.entities import (
     Entity,
-    body_geoms,
     drives_of_joints,
     joint_dofs,
     matching_names,
     object_body,
-    quaternion_slot,
     robot_links,
 )
 from ejax.schema.registry import did_you_mean
@@ -138,7 +136,7 @@ def randomize_rigid_object_scale(
     ends = np.asarray(scale_factor_range, np.float64)
     draw = read_draw("scale_factor_range", ends[:, 0] if ends.ndim == 2 else ends, "abs", distribution, above=0.0)
     _check_positive("scale_factor_range", draw, np.ones(()))
-    geoms = body_geoms(model, body)
+    geoms = np.flatnonzero(model.geom_bodyid == body)
     if (model.geom_contype[geoms] | model.geom_conaffinity[geoms]).any():
         raise ValueError(
             f"{entity_cfg['uid']} collides by contype, whose trees of boxes are fixed; list its contacts as pairs"
@@ -168,7 +166,7 @@ def randomize_rigid_object_friction(
     """The coefficient of sliding friction of all contacts of an object; one draw for them."""
     body = object_body(model, entity_cfg)
     draw = read_draw("friction_range", friction_range, operation, distribution)
-    geoms = body_geoms(model, body)
+    geoms = np.flatnonzero(model.geom_bodyid == body)
     pairs = np.flatnonzero(np.isin(model.pair_geom1, geoms) | np.isin(model.pair_geom2, geoms))
     if not len(pairs) and not (model.geom_contype[geoms] | model.geom_conaffinity[geoms]).any():
         raise ValueError(f"{entity_cfg['uid']} touches nothing in this model: it has no friction")
@@ -301,7 +299,7 @@ def push_rigid_object_by_setting_velocity(
     if not isinstance(velocity_range, Mapping) or not velocity_range or set(velocity_range) - set(axes):
         raise ValueError(f"velocity_range: got {velocity_range!r}; must give (low, high) of any of {', '.join(axes)}")
     body = object_body(model, entity_cfg)
-    start, turn = int(model.body_dofadr[body]), quaternion_slot(model, body)
+    start, turn = int(model.body_dofadr[body]), int(model.jnt_qposadr[model.body_jntadr[body]]) + 3
     ends = np.array([velocity_range.get(axis, (0.0, 0.0)) for axis in axes], np.float64).T
     draw = read_draw("velocity_range", ends, "abs", "uniform", (6,))
 

@@ -276,6 +276,9 @@ class MuJoCoTask(PhysicsTask):
         )
         return replace(world, state=replace(state, readings=readings[0]))
 
+    def _sense(self, world: World, key: Key) -> Array:
+        return self._observe(world)[0]
+
     def _observe(self, world: World) -> tuple[Array, tuple[Feature, ...] | None]:
         seen = self.observe(world)
         if not isinstance(seen, Mapping):

@@ -146,22 +146,22 @@ class Task:
         return state, self.observe(self.world(state))
 
     def step(self, state: Any, action: Array, key: Key) -> tuple[Any, Timestep]:
-        return step_terms(type(self).__name__, self.step_parts, state, action, key)
-
-    @property
-    def step_parts(self) -> StepParts[Any]:
-        """The hooks, as the order of a step calls them."""
-        return StepParts(
+        parts = StepParts(
             world=self.world,
             act=self._act,
             follow=lambda world, before, key: self.update(key, world, before),
-            observe=lambda world, key: self.observe(world),
+            observe=self._sense,
             outcome=self._outcome,
             reward=lambda world, before, outcome: self.total(world, before),
             max_episode_steps=self.max_episode_steps,
             action_shape=(len(self.acted),),
             ends_on_success=self.ends_on_success,
         )
+        return step_terms(type(self).__name__, parts, state, action, key)
+
+    def _sense(self, world: Any, key: Key) -> PyTree:
+        del key  # a task with noise has a use for it
+        return self.observe(world)
 
     def _act(self, world: Any, action: Array) -> Any:
         # rewards see the action that was done, not the one that was given

@@ -8,9 +8,10 @@ Poses are [4, 4], m.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+import jax
 import jax.numpy as jnp
 import mujoco
 import numpy as np
@@ -20,15 +21,13 @@ from numpy.typing import ArrayLike, NDArray
 
 from ejax.envs.mujoco.drawing import Appearance
 from ejax.envs.mujoco.engine import Engine, Physics, PhysicsState, load_model
-from ejax.envs.mujoco.kinematics import body_pose, site_pose, transform
+from ejax.envs.mujoco.kinematics import body_pose, rate_of_qpos, site_pose, times, transform
 from ejax.envs.mujoco.rotations import make_pose, matrix_from_quaternion, quaternion_from_matrix
-from ejax.envs.task.frames import Frame, JointState, frame_of
-from ejax.envs.task.names import (
+from ejax.envs.task.entities import (
     BALL,
     FREE,
     find,
     fitting,
-    is_placeable,
     joint_slices,
     names_of,
     pose_slots,
@@ -40,6 +39,37 @@ from ejax.types import Array
 
 if TYPE_CHECKING:
     from ejax.envs.manager.scene import Scene
+
+
+@dataclass(frozen=True)
+class Frame:
+    """Where a body or a site is in the world, and how it moves."""
+
+    position: Array
+    """[3], m"""
+    rotation: Array
+    """[3, 3]: its columns are the frame's x, y and z axes in the world."""
+    _rate: Callable[[], Array] = field(repr=False)
+
+    @property
+    def velocity(self) -> Array:
+        """[3], m/s, in the world's axes."""
+        return self._rate()[:3, 3]
+
+    @property
+    def angular_velocity(self) -> Array:
+        """[3], rad/s, in the world's axes: the ω of Ṙ = [ω]ₓ R."""
+        spin = jnp.matmul(self._rate()[:3, :3], self.rotation.T, precision="highest")
+        return jnp.stack([spin[2, 1], spin[0, 2], spin[1, 0]])
+
+
+@dataclass(frozen=True)
+class JointState:
+    """A joint's own numbers: of a hinge (rad, rad/s) and a slide (m, m/s) scalars; of a ball joint a quaternion [4] and
+    [3] rad/s; of a free joint [7] m and quaternion, and [6] m/s in the world's axes and rad/s in the body's."""
+
+    position: Array
+    velocity: Array
 
 
 @struct.dataclass(kw_only=True)
@@ -144,7 +174,7 @@ class World(Snapshot):
         return stiffness * state.target + damping * state.velocity_target + state.effort
 
     def body(self, name: str) -> Frame:
-        """A body's frame; a marker's too."""
+        """Get a body's frame; a marker's too."""
         return self._frame(find(self.model, "body", name), np.eye(4))
 
     def site(self, name: str) -> Frame:
@@ -337,7 +367,7 @@ class World(Snapshot):
             return self._with(markers={**self.state.markers, body: there})
         slots = pose_slots(model, index)
         if slots is None:
-            free = [model.body(i).name for i in range(model.nbody) if is_placeable(model, i)]
+            free = [model.body(i).name for i in range(model.nbody) if self._is_placeable(i)]
             raise ValueError(
                 f"place: '{body}' neither moves freely nor is a marker (<body mocap='true'>); "
                 f"there is {', '.join(free) or 'none'}; with_joint moves what hangs on joints"
@@ -374,7 +404,21 @@ class World(Snapshot):
         return pose_slots(self.model, find(self.model, "body", uid))
 
     def _frame(self, body: int, local: NDArray[np.float64]) -> Frame:
-        return frame_of(self.model, body, local, self.physics, self.state.markers)
+        """The frame that is ``local`` [4, 4] in a body's. Its velocity is computed where it is read."""
+        model, physics = self.model, self.physics
+
+        def pose_at(qpos: Array) -> Array:
+            return jnp.asarray(times(body_pose(model, body, qpos, self.state.markers), local), qpos.dtype)
+
+        def rate() -> Array:
+            return jax.jvp(pose_at, (physics.qpos,), (rate_of_qpos(model, physics.qpos, physics.qvel),))[1]
+
+        pose = pose_at(physics.qpos)
+        return Frame(pose[:3, 3], pose[:3, :3], rate)
+
+    def _is_placeable(self, body: int) -> bool:
+        """A body that moves freely, or a marker."""
+        return bool(self.model.body_mocapid[body] >= 0) or pose_slots(self.model, body) is not None
 
     def _named(
         self, names: Iterable[str], name_parts: Callable[[int], list[tuple[str, int]]], values: Array, side: int
