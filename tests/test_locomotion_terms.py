@@ -10,7 +10,9 @@ import pytest
 from ejax.envs.locomotion.catalog import velocity_task
 from ejax.envs.locomotion.contacts import Contacts
 from ejax.envs.locomotion.motion import Motion
-from ejax.envs.locomotion.terms import OBSERVATIONS, REWARDS, LeggedState, observe
+from ejax.envs.locomotion.terms import OBSERVATIONS, REWARDS, LeggedState
+from ejax.envs.task.terms import Term
+from ejax.envs.task.terms import observe as observe_terms
 
 QUADRUPED = velocity_task("quadruped").robot
 
@@ -68,6 +70,10 @@ MOVES = {"command_threshold": 0.1}
 GAIT = {"period": 0.5, "offset": (0.0, 0.5, 0.2, 0.6), "threshold": 0.56, **ON}
 MEAN_BENT = (4 * 0.3**2 + 4 * 0.2**2) / 12
 FAST = replace(BENT, command=jnp.array([1.2, 0.9, 0.0]))
+
+
+def observe(view: LeggedState, names: tuple[str, ...]) -> Any:
+    return observe_terms([Term(name=name, func=OBSERVATIONS[name]) for name in names], view)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import jax.numpy as jnp
 
+from ejax.envs.description import Feature
 from ejax.envs.locomotion.contacts import Contacts
 from ejax.envs.locomotion.motion import Motion
 from ejax.envs.locomotion.robots import LeggedRobot
@@ -250,9 +251,39 @@ OBSERVATIONS: dict[str, Callable[[LeggedState], Array]] = {
 """``LeggedState -> values``: q − q⁰ as it is and as the encoders have it; forces as sign·ln(1 + |f|), foot by foot."""
 
 
-def observe(legged: LeggedState, terms: tuple[str, ...]) -> Array:
-    """The terms, one after the other, float32."""
-    return jnp.concatenate([OBSERVATIONS[name](legged).reshape(-1).astype(jnp.float32) for name in terms])
+_NAMES: dict[str, tuple[tuple[str, str, str], ...]] = {
+    "base_lin_vel": (("base velocity", "xyz", "m/s"),),
+    "base_ang_vel": (("base angular velocity", "xyz", "rad/s"),),
+    "projected_gravity": (("unit vector down", "xyz", "1"),),
+    "command": (("commanded velocity", "xy", "m/s"), ("commanded yaw rate", "", "rad/s")),
+    "phase": (("sine of the gait's phase", "", "1"), ("cosine of the gait's phase", "", "1")),
+    "joint_pos": (("{joint} position − home", "", "rad"),),
+    "measured_joint_pos": (("{joint} measured position − home", "", "rad"),),
+    "joint_vel": (("{joint} velocity", "", "rad/s"),),
+    "action": (("{joint} last action", "", "1"),),
+    "foot_height": (("{foot} height", "", "m"),),
+    "foot_air_time": (("{foot} time in the air", "", "s"),),
+    "foot_contact": (("{foot} contact", "", "1"),),
+    "foot_force": (("{foot} sign·ln(1 + |force/N|)", "xyz", "1"),),
+}
+"""Observation -> the name, the axes and the unit of its numbers."""
+
+
+def describe_terms(robot: LeggedRobot, terms: tuple[str, ...]) -> tuple[Feature, ...]:
+    """Name the numbers of an observation."""
+    parts = {"{joint}": robot.joints, "{foot}": [f"foot {i}" for i in range(len(robot.feet))]}
+
+    def names(text: str) -> list[str]:
+        mark = next((each for each in parts if each in text), "")
+        return [text.replace(mark, part) for part in parts[mark]] if mark else [text]
+
+    return tuple(
+        Feature(f"{name} {axis}".rstrip(), unit)
+        for term in terms
+        for text, axes, unit in _NAMES[term]
+        for name in names(text)
+        for axis in axes or ("",)
+    )
 
 
 def _speed(command: Array) -> Array:

@@ -13,7 +13,7 @@ from flax import struct
 from flax.core import FrozenDict
 from numpy.typing import NDArray
 
-from ejax.envs.description import Feature, features
+from ejax.envs.description import Feature
 from ejax.envs.locomotion.catalog import robot_names, velocity_task
 from ejax.envs.locomotion.commands import Command, draw_command, next_command, steer
 from ejax.envs.locomotion.contacts import Contacts, FootTimers, follow_contacts, no_contacts, start_timers
@@ -21,12 +21,12 @@ from ejax.envs.locomotion.model import LeggedModel, make_model
 from ejax.envs.locomotion.motion import Motion, drive_torque, heading, link_masses, observe_motion
 from ejax.envs.locomotion.robots import FILE, robot_file
 from ejax.envs.locomotion.tasks import Push, VelocityTask, change_task
-from ejax.envs.locomotion.terms import REWARDS, LeggedState, observe
+from ejax.envs.locomotion.terms import OBSERVATIONS, REWARDS, LeggedState, describe_terms
 from ejax.envs.locomotion.terrain import Terrain, height_below
 from ejax.envs.mujoco.engine import Engine, PhysicsState
 from ejax.envs.mujoco.rotations import matrix_from_quaternion
 from ejax.envs.task.physics_task import PhysicsTask
-from ejax.envs.task.terms import Term, compute
+from ejax.envs.task.terms import Shaping, Term, compute, observe
 from ejax.envs.task.world import World
 from ejax.schema.frozen import freeze
 from ejax.types import Array, Key
@@ -141,7 +141,8 @@ class VelocityRL(PhysicsTask):
 
     @property
     def parts(self) -> dict[str, tuple[Feature, ...]]:
-        return {"policy": _describe(self.task, self.task.actor), "critic": _describe(self.task, self.task.critic)}
+        parts = {"policy": self.task.actor, "critic": self.task.critic}
+        return {name: describe_terms(self.task.robot, terms) for name, terms in parts.items()}
 
     @property
     def acted(self) -> tuple[Feature, ...]:  # type: ignore[override]  # of other tasks a class attribute
@@ -305,18 +306,21 @@ class VelocityRL(PhysicsTask):
         )
 
     def _sense(self, world: World, key: Key) -> dict[str, Array]:
-        # a push and the next command have the other two thirds of the key
-        return self._see(world, jax.random.split(key, 3)[2])
+        _, _, key_noise = jax.random.split(key, 3)  # the others are of a push and of the next command
+        return self._see(world, key_noise)
 
     def _see(self, world: World, key: Key) -> dict[str, Array]:
         """The observation, for the next command."""
         task, legged = self.task, replace(world.legged, command=world.state.command.velocity)
-        actor = observe(legged, task.actor)
-        half_width = jnp.concatenate(
-            [jnp.full(len(_describe(task, (name,))), task.noise.get(name, 0.0)) for name in task.actor]
-        )
-        noise = half_width * jax.random.uniform(key, actor.shape, minval=-1.0, maxval=1.0)
-        return {"policy": actor + noise, "critic": observe(legged, task.critic)}
+
+        def terms(names: tuple[str, ...], noise: Mapping[str, float]) -> list[Term]:
+            shaped = {name: Shaping(noise=noise.get(name, 0.0)) for name in names}
+            return [
+                Term(name=name, func=OBSERVATIONS[name], kind="observation", shaping=shaped[name]) for name in names
+            ]
+
+        noisy = observe(terms(task.actor, task.noise), legged, key)
+        return {"policy": noisy, "critic": observe(terms(task.critic, {}), legged)}
 
 
 @functools.lru_cache(maxsize=32)
@@ -343,33 +347,3 @@ def _soft_limits(task: VelocityTask, legged: LeggedModel) -> NDArray[np.float32]
     limits = np.array([legged.model.joint(name).range for name in task.robot.joints])
     middle, half = limits.mean(axis=1), (limits[:, 1] - limits[:, 0]) / 2.0 * task.robot.soft_limit_factor
     return np.stack([middle - half, middle + half], axis=1).astype(np.float32)
-
-
-def _describe(task: VelocityTask, terms: tuple[str, ...]) -> tuple[Feature, ...]:
-    """The numbers of an observation."""
-    feet = [f"foot {i}" for i in range(len(task.robot.feet))]
-    of_joints = {
-        "joint_pos": ("position − home", "rad"),
-        "measured_joint_pos": ("measured position − home", "rad"),
-        "joint_vel": ("velocity", "rad/s"),
-        "action": ("last action", "1"),
-    }
-    of_feet = {
-        "foot_height": ("height", "m"),
-        "foot_air_time": ("time in the air", "s"),
-        "foot_contact": ("contact", "1"),
-    }
-    known = {
-        "base_lin_vel": features(("base velocity", "xyz", "m/s")),
-        "base_ang_vel": features(("base angular velocity", "xyz", "rad/s")),
-        "projected_gravity": features(("unit vector down", "xyz", "1")),
-        "command": (*features(("commanded velocity", "xy", "m/s")), Feature("commanded yaw rate", "rad/s")),
-        "phase": (Feature("sine of the gait's phase", "1"), Feature("cosine of the gait's phase", "1")),
-        "foot_force": features(*((f"{foot} sign·ln(1 + |force/N|)", "xyz", "1") for foot in feet)),
-        **{
-            term: tuple(Feature(f"{joint} {what}", unit) for joint in task.robot.joints)
-            for term, (what, unit) in of_joints.items()
-        },
-        **{term: tuple(Feature(f"{foot} {what}", unit) for foot in feet) for term, (what, unit) in of_feet.items()},
-    }
-    return tuple(feature for term in terms for feature in known[term])

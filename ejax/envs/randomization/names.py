@@ -1,29 +1,24 @@
 """The names of everything that ``trainer.events`` may ask for; without MuJoCo, which takes long to import."""
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 from flax.core import FrozenDict
 
 CURRICULUM = "curriculum"
-KINDS: dict[str, Literal["physics", "sensing", "curriculum"]] = {
-    "randomize_rigid_object_mass": "physics",
-    "randomize_rigid_object_center_of_mass": "physics",
-    "randomize_rigid_object_inertia": "physics",
-    "randomize_rigid_object_scale": "physics",
-    "randomize_rigid_object_friction": "physics",
-    "randomize_articulation_mass": "physics",
-    "randomize_joint_parameters": "physics",
-    "randomize_drive_gains": "physics",
-    "randomize_gravity": "physics",
-    "push_rigid_object_by_setting_velocity": "physics",
-    "push_joints_by_setting_velocity": "physics",
-    "add_observation_noise": "sensing",
-    "add_action_noise": "sensing",
-    "delay_observation": "sensing",
-    "delay_action": "sensing",
-    CURRICULUM: "curriculum",
+_PHYSICS = (
+    *(f"randomize_rigid_object_{what}" for what in ("mass", "center_of_mass", "inertia", "scale", "friction")),
+    *("randomize_articulation_mass", "randomize_joint_parameters", "randomize_drive_gains", "randomize_gravity"),
+    *("push_rigid_object_by_setting_velocity", "push_joints_by_setting_velocity"),
+)
+_SENSING = ("add_observation_noise", "add_action_noise", "delay_observation", "delay_action")
+_MODES = {
+    **{name: ("interval",) if name.startswith("push_") else ("reset", "startup", "interval") for name in _PHYSICS},
+    **dict.fromkeys(_SENSING, ("reset", "startup")),
+    CURRICULUM: ("reset",),
 }
+KINDS = tuple(_MODES)
+"""Every event, in the order of docs/randomization.md."""
 REFUSED: dict[str, str] = {
     "push_articulation_by_setting_velocity": (
         "robots have fixed bases here; use push_joints_by_setting_velocity or push_rigid_object_by_setting_velocity"
@@ -36,15 +31,11 @@ REFUSED: dict[str, str] = {
 
 
 def modes_of(func: str) -> tuple[str, ...]:
-    """What ``mode`` may say, the default first."""
-    if KINDS.get(func) == "sensing":
-        return ("reset", "startup")
-    if KINDS.get(func) == "curriculum":
-        return ("reset",)
-    return ("interval",) if func.startswith("push_") else ("reset", "startup", "interval")
+    """List what ``mode`` may be, the default first."""
+    return _MODES.get(func, _MODES[_PHYSICS[0]])
 
 
 def split_events(entries: Mapping[str, Any]) -> tuple[dict[str, Any], FrozenDict]:
-    """Those of these names, and the others."""
+    """Separate the entries of these names from the others."""
     own = {name: entry for name, entry in entries.items() if entry["func"] in KINDS or entry["func"] in REFUSED}
     return own, FrozenDict({name: entry for name, entry in entries.items() if name not in own})

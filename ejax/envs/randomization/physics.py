@@ -1,10 +1,9 @@
 """Events that change a row's physics: each makes, for a model, the ``Change`` that its parameters ask for.
 
-Names and parameters are EmbodiChain's where it has such (masses, centres of mass, scales); the others are named alike.
-Values are always made from the MJCF's, never from what an earlier event left: nothing compounds.
-
-Differs from EmbodiChain: ``operation`` and ``distribution`` say how a range is drawn and used; a scaled object keeps
-its density; and what cannot be, such as a mass that is not positive, is refused.
+Names and parameters are EmbodiChain's where it has them; the others are alike. Values are made from the MJCF's, never
+from what an earlier event left: nothing compounds. Differs from EmbodiChain: ``operation`` (abs, add, scale) and
+``distribution`` say how a range is drawn and used; a scaled object keeps its density; a mass that is not positive, and
+the like, is refused.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -44,15 +43,16 @@ def randomize_rigid_object_mass(
     operation: str | None = None,
     distribution: str = "uniform",
 ) -> Change:
-    """The mass of an object, kg; its inertia in proportion, so that its shape stays possible.
+    """Draw an object's mass, kg; its inertia follows in proportion, so that its shape stays possible.
 
     Args:
-        relative: the range is added to the MJCF's mass. ``operation`` says it in other words: abs, add or scale.
+        relative: the range is added to the MJCF's mass: another way to give ``operation``.
         recompute_inertia: False leaves the inertia as it is.
         min_mass: lighter ones are made as heavy.
     """
-    draw = read_draw("mass_range", mass_range, operation or ("add" if relative else "abs"), distribution)
-    return _masses(model, [object_body(model, entity_cfg)], [draw], recompute_inertia, min_mass)
+    operation = operation or ("add" if relative else "abs")
+    bodies = {object_body(model, entity_cfg): mass_range}
+    return _masses(model, bodies, operation, distribution, recompute_inertia, min_mass)
 
 
 def randomize_articulation_mass(
@@ -66,32 +66,29 @@ def randomize_articulation_mass(
     operation: str | None = None,
     distribution: str = "uniform",
 ) -> Change:
-    """The masses of a robot's links, kg, each drawn by itself.
+    """Draw the mass of each of a robot's links, kg. Further arguments: see ``randomize_rigid_object_mass``.
 
     Args:
         mass_range: of all links, or by link: ``{name: range}``.
         link_names: regular expressions. None: all links that have a mass.
-        relative, recompute_inertia, min_mass, operation, distribution: as of ``randomize_rigid_object_mass``.
     """
-    operation = operation or ("add" if relative else "abs")
     names = {model.body(body).name: body for body in robot_links(model, entity_cfg)}
-    ranges = (
-        mass_range
-        if isinstance(mass_range, Mapping)
-        else dict.fromkeys(matching_names("link", link_names, names), mass_range)
-    )
+    if isinstance(mass_range, Mapping):
+        ranges = dict(mass_range)
+    else:
+        ranges = dict.fromkeys(matching_names("link", link_names, names), mass_range)
     if missing := [name for name in ranges if name not in names]:
-        raise ValueError(
-            f"mass_range: no link '{missing[0]}'; there is {', '.join(names)}{did_you_mean(missing[0], names)}"
-        )
-    draws = [read_draw("mass_range", each, operation, distribution) for each in ranges.values()]
-    return _masses(model, [names[name] for name in ranges], draws, recompute_inertia, min_mass)
+        there = f"there is {', '.join(names)}{did_you_mean(missing[0], names)}"
+        raise ValueError(f"mass_range: no link '{missing[0]}'; {there}")
+    bodies = {names[name]: each for name, each in ranges.items()}
+    operation = operation or ("add" if relative else "abs")
+    return _masses(model, bodies, operation, distribution, recompute_inertia, min_mass)
 
 
 def randomize_rigid_object_center_of_mass(
     model: mujoco.MjModel, entity_cfg: Entity, com_pos_offset_range: Any, distribution: str = "uniform"
 ) -> Change:
-    """An object's centre of mass, moved by what is drawn: [3], m, in its own frame."""
+    """Shift an object's centre of mass, [3], m, in its own frame."""
     body = object_body(model, entity_cfg)
     draw = read_draw("com_pos_offset_range", com_pos_offset_range, "add", distribution, (3,))
     return write_drawn(model, draw, (3,), body_ipos=body)
@@ -104,7 +101,7 @@ def randomize_rigid_object_inertia(
     operation: str = "scale",
     distribution: str = "uniform",
 ) -> Change:
-    """An object's principal moments of inertia, [3], kg·m², each drawn by itself.
+    """Draw an object's principal moments of inertia, [3], kg·m², independently.
 
     Raises:
         ValueError: a moment may come out not positive, or greater than the sum of the two others: no body has such.
@@ -112,7 +109,7 @@ def randomize_rigid_object_inertia(
     body = object_body(model, entity_cfg)
     draw = read_draw("inertia_range", inertia_range, operation, distribution, (3,))
     low, high = draw.ends(model.body_inertia[body])
-    if (low <= 0.0).any() or _breaks_triangle(low, high):
+    if (low <= 0.0).any() or any(high[i] > low[i - 1] + low[i - 2] for i in range(3)):
         text = "a body's moments are positive, and none is greater than the sum of the others"
         raise ValueError(f"inertia_range: allows moments from {low} to {high} kg·m²; {text}")
     return write_drawn(model, draw, (3,), body_inertia=body)
@@ -125,7 +122,7 @@ def randomize_rigid_object_scale(
     same_scale_all_axes: bool = True,
     distribution: str = "uniform",
 ) -> Change:
-    """An object's size, times s: mass times s³, inertia times s⁵. It starts where the task puts its centre.
+    """Scale an object by s: mass times s³, inertia times s⁵. It starts where the task puts its centre.
 
     Args:
         scale_factor_range: ((low,), (high,)), as in EmbodiChain, or (low, high).
@@ -143,10 +140,11 @@ def randomize_rigid_object_scale(
         )
     if model.geom_dataid[geoms].max() >= 0:
         raise ValueError(f"{entity_cfg['uid']} has a mesh; only primitives can be scaled")
-    powers = {"geom_size": 1, "geom_rbound": 1, "geom_aabb": 1, "geom_pos": 1}
-    rows: dict[str, Any] = {name: geoms for name in powers if parameter(model, name)[geoms].any()}
-    rows |= {"body_mass": body, "body_inertia": body} | ({"body_ipos": body} if model.body_ipos[body].any() else {})
-    powers |= {"body_mass": 3, "body_inertia": 5, "body_ipos": 1}
+    powers = {"geom_size": 1, "geom_rbound": 1, "geom_aabb": 1, "geom_pos": 1, "body_ipos": 1}
+    rows: dict[str, Any] = {name: body if name == "body_ipos" else geoms for name in powers}
+    rows = {name: row for name, row in rows.items() if parameter(model, name)[row].any()}
+    rows |= {"body_mass": body, "body_inertia": body}
+    powers |= {"body_mass": 3, "body_inertia": 5}
     nominal = {name: jnp.asarray(parameter(model, name)[row], jnp.float32) for name, row in rows.items()}
 
     def values(key: Key, level: Array | None) -> dict[str, Array]:
@@ -163,7 +161,7 @@ def randomize_rigid_object_friction(
     operation: str = "abs",
     distribution: str = "uniform",
 ) -> Change:
-    """The coefficient of sliding friction of all contacts of an object; one draw for them."""
+    """Draw the coefficient of sliding friction of an object, one for all its contacts."""
     body = object_body(model, entity_cfg)
     draw = read_draw("friction_range", friction_range, operation, distribution)
     geoms = np.flatnonzero(model.geom_bodyid == body)
@@ -188,34 +186,31 @@ def randomize_joint_parameters(
     operation: str = "scale",
     distribution: str = "uniform",
 ) -> Change:
-    """Damping (N·s/m, N·m·s/rad), armature (kg, kg·m²) and dry friction (N, N·m) of joints, each drawn by itself.
+    """Draw damping (N·s/m, N·m·s/rad), armature (kg, kg·m²) and dry friction (N, N·m) of each joint.
 
     Args:
         entity_cfg: the robot, or an object, for the joints that it moves on.
         joint_names: regular expressions. None: all.
     """
     dofs = joint_dofs(model, entity_cfg, joint_names)
-    given = {"dof_damping": damping_range, "dof_armature": armature_range, "dof_frictionloss": friction_range}
-    keys = {"dof_damping": "damping_range", "dof_armature": "armature_range", "dof_frictionloss": "friction_range"}
-    draws = {
-        name: read_draw(keys[name], each, operation, distribution) for name, each in given.items() if each is not None
-    }
-    if not draws:
-        raise ValueError(f"gives no range; there is {', '.join(keys.values())}")
-    nominal = {name: parameter(model, name)[dofs].copy() for name in draws}
+    given = {"damping": damping_range, "armature": armature_range, "friction": friction_range}
+    fields = {"damping": "dof_damping", "armature": "dof_armature", "friction": "dof_frictionloss"}
+    draws = _read_ranges(given, operation, distribution)
+    nominal = {name: parameter(model, fields[name])[dofs].copy() for name in draws}
     for name, draw in draws.items():
-        _check_positive(keys[name], draw, nominal[name], or_zero=True)
+        _check_positive(f"{name}_range", draw, nominal[name], or_zero=True)
         if operation == "scale" and not nominal[name].any():
-            raise ValueError(f"{keys[name]}: it is 0 in the MJCF, and 0 times anything is 0; use operation abs or add")
+            text = "it is 0 in the MJCF, and 0 times anything is 0; use operation abs or add"
+            raise ValueError(f"{name}_range: {text}")
 
     def values(key: Key, level: Array | None) -> dict[str, Array]:
         keys = jax.random.split(key, len(draws))
         return {
-            name: draw.value(nominal[name], draw.sample(each, (len(dofs),)), level)
+            fields[name]: draw.value(nominal[name], draw.sample(each, (len(dofs),)), level)
             for each, (name, draw) in zip(keys, draws.items(), strict=True)
         }
 
-    return write_parameters(model, values, **dict.fromkeys(draws, dofs))
+    return write_parameters(model, values, **{fields[name]: dofs for name in draws})
 
 
 def randomize_drive_gains(
@@ -227,7 +222,7 @@ def randomize_drive_gains(
     operation: str = "scale",
     distribution: str = "uniform",
 ) -> Change:
-    """Stiffness (N/m, N·m/rad) and damping of a robot's drives, each joint drawn by itself.
+    """Draw stiffness (N/m, N·m/rad) and damping of each of a robot's drives.
 
     The damping of a drive is a joint's where the model has it there, as all robots of gym configs have.
     """
@@ -236,22 +231,18 @@ def randomize_drive_gains(
     if not len(drives):
         raise ValueError(f"no drive moves the joints of {entity_cfg['uid']}")
     driven = model.jnt_dofadr[model.actuator_trnid[drives, 0]]
-    stiffness = -model.actuator_biasprm[drives, 1]
     in_drive = model.actuator_biasprm[drives, 2].any()
-    damping = -model.actuator_biasprm[drives, 2] if in_drive else model.dof_damping[driven].copy()
-    draws = {
-        name: (read_draw(f"{name}_range", each, operation, distribution), nominal)
-        for name, each, nominal in (("stiffness", stiffness_range, stiffness), ("damping", damping_range, damping))
-        if each is not None
+    nominal = {
+        "stiffness": -model.actuator_biasprm[drives, 1],
+        "damping": -model.actuator_biasprm[drives, 2] if in_drive else model.dof_damping[driven].copy(),
     }
-    if not draws:
-        raise ValueError("gives no range; there is stiffness_range, damping_range")
-    for name, (draw, nominal) in draws.items():
-        if (nominal <= 0.0).any():
-            which = model.actuator(int(drives[np.argmax(nominal <= 0.0)])).name
+    draws = _read_ranges({"stiffness": stiffness_range, "damping": damping_range}, operation, distribution)
+    for name, draw in draws.items():
+        if (nominal[name] <= 0.0).any():
+            which = model.actuator(int(drives[np.argmax(nominal[name] <= 0.0)])).name
             text = "leave its joint out by joint_names"
             raise ValueError(f"{name}_range: drive '{which}' of {entity_cfg['uid']} has no {name} in the MJCF; {text}")
-        _check_positive(f"{name}_range", draw, nominal, or_zero=name == "damping")
+        _check_positive(f"{name}_range", draw, nominal[name], or_zero=name == "damping")
     rows: dict[str, Any] = {}
     if "stiffness" in draws:
         rows["actuator_gainprm"] = (drives, 0)
@@ -264,15 +255,16 @@ def randomize_drive_gains(
     def values(key: Key, level: Array | None) -> dict[str, Array]:
         keys = dict(zip(("stiffness", "damping"), jax.random.split(key), strict=True))
         ratio = {
-            name: draw.value(nominal, draw.sample(keys[name], nominal.shape), level) / jnp.asarray(nominal, jnp.float32)
-            for name, (draw, nominal) in draws.items()
+            name: draw.value(nominal[name], draw.sample(keys[name], nominal[name].shape), level)
+            / jnp.asarray(nominal[name], jnp.float32)
+            for name, draw in draws.items()
         }
         one = jnp.ones(len(drives))
         stiff, damp = ratio.get("stiffness", one), ratio.get("damping", one)
         made = {
             "actuator_gainprm": jnp.asarray(gain, jnp.float32) * stiff,
             "actuator_biasprm": jnp.asarray(bias, jnp.float32) * jnp.stack([stiff, stiff, damp], axis=1),
-            "dof_damping": jnp.asarray(damping, jnp.float32) * damp,
+            "dof_damping": jnp.asarray(nominal["damping"], jnp.float32) * damp,
         }
         return {name: made[name] for name in rows}
 
@@ -282,7 +274,7 @@ def randomize_drive_gains(
 def randomize_gravity(
     model: mujoco.MjModel, gravity_range: Any, operation: str = "add", distribution: str = "uniform"
 ) -> Change:
-    """Gravity, [3], m/s²."""
+    """Draw gravity, [3], m/s²."""
     draw = read_draw("gravity_range", gravity_range, operation, distribution, (3,))
     return write_drawn(model, draw, (3,), gravity=slice(None))
 
@@ -290,7 +282,7 @@ def randomize_gravity(
 def push_rigid_object_by_setting_velocity(
     model: mujoco.MjModel, entity_cfg: Entity, velocity_range: Mapping[str, Any]
 ) -> Change:
-    """A blow: a velocity is added to an object's.
+    """Push an object: a velocity is added to its own.
 
     Args:
         velocity_range: (low, high) of any of x, y, z (m/s), roll, pitch, yaw (rad/s), in the world's frame.
@@ -314,7 +306,7 @@ def push_rigid_object_by_setting_velocity(
 def push_joints_by_setting_velocity(
     model: mujoco.MjModel, entity_cfg: Entity, velocity_range: Any, joint_names: str | Sequence[str] | None = None
 ) -> Change:
-    """A blow at a robot: velocities (m/s, rad/s) are added to its joints', each drawn by itself."""
+    """Push a robot: velocities (m/s, rad/s) are added to its joints', independently."""
     dofs = joint_dofs(model, entity_cfg, joint_names)
     draw = read_draw("velocity_range", velocity_range)
 
@@ -343,11 +335,30 @@ PHYSICS: dict[str, Callable[..., Change]] = {
 }
 
 
+def _read_ranges(given: Mapping[str, Any], operation: str, distribution: str) -> dict[str, Draw]:
+    draws = {
+        name: read_draw(f"{name}_range", each, operation, distribution)
+        for name, each in given.items()
+        if each is not None
+    }
+    if not draws:
+        raise ValueError(f"gives no range; there is {', '.join(f'{name}_range' for name in given)}")
+    return draws
+
+
 def _masses(
-    model: mujoco.MjModel, bodies: list[int], draws: list[Draw], recompute_inertia: bool, min_mass: float
+    model: mujoco.MjModel,
+    ranges: Mapping[int, Any],
+    operation: str,
+    distribution: str,
+    recompute_inertia: bool,
+    min_mass: float,
 ) -> Change:
+    """``ranges``: body -> its range."""
+    draws = [read_draw("mass_range", each, operation, distribution) for each in ranges.values()]
     if not min_mass > 0.0:
         raise ValueError(f"min_mass: got {min_mass}; must be > 0")
+    bodies = list(ranges)
     nominal, inertia = model.body_mass[bodies].copy(), model.body_inertia[bodies].copy()
     for body, draw in zip(bodies, draws, strict=True):
         _check_positive("mass_range", draw, model.body_mass[[body]])
@@ -366,10 +377,6 @@ def _masses(
 
     rows = np.array(bodies)
     return write_parameters(model, values, body_mass=rows, **({"body_inertia": rows} if recompute_inertia else {}))
-
-
-def _breaks_triangle(low: NDArray[np.float64], high: NDArray[np.float64]) -> bool:
-    return any(high[i] > low[i - 1] + low[i - 2] for i in range(3))
 
 
 def _check_positive(name: str, draw: Draw, nominal: NDArray[np.float64], *, or_zero: bool = False) -> None:

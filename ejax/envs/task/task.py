@@ -173,7 +173,8 @@ class Task:
         fail, leaves = as_truth(f"{kind}.fails", self.fails(world)), self.leaves(world)
         success = None
         if type(self).succeeds is not Task.succeeds:
-            success = as_truth(f"{kind}.succeeds", self.succeeds(world)) & ~fail
+            success = as_truth(f"{kind}.succeeds", self.succeeds(world))
+            success = success if type(self).fails is Task.fails else success & ~fail
         return Outcome(success=success, fail=fail, truncated=leaves, metrics=dict(self.metrics(world)))
 
 

@@ -2,12 +2,9 @@
 
     kind         func(world, …, **params) ->
     reward       scalar; the total is Σ weight·term, and a term of mode ``replace`` starts the sum again
-    observation  the numbers, then clipped, scaled, noisy, with those of the steps before (``Shaping``)
+    observation  the numbers, then clipped, scaled, noisy (``Shaping``)
     action       ``ejax.envs.manager.functors.actions``
     event        func(world, key): the world after it; mode ``startup``, ``reset`` or ``interval``
-    termination  bool: the episode ends, as a failure or, with ``time_out``, cut short (truncated)
-    command      func(world, key): the world with what is commanded next
-    curriculum   func(world): the world with what has become harder or easier
 
 EmbodiChain's functors of rewards take (world, obs, action, info): ``as_term`` adapts them.
 """
@@ -25,49 +22,25 @@ from flax.core import FrozenDict
 from ejax.envs.task.world import World
 from ejax.types import Array, Key
 
-Kind: TypeAlias = Literal["reward", "observation", "action", "event", "termination", "command", "curriculum"]
+Kind: TypeAlias = Literal["reward", "observation", "action", "event"]
 KeyOf: TypeAlias = Callable[[int, "Term"], Key]
 """The key of an event, by its place and itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shaping:
-    """Changes of an observation's numbers, in this order: clip, scale, noise, history."""
+    """Changes of an observation's numbers, in this order: clip, scale, noise."""
 
     clip: tuple[float, float] | None = None
     scale: float | tuple[float, ...] | None = None
     noise: float = 0.0
     """Half the width of uniform noise, in the scaled numbers' unit."""
-    history: int = 1
-    """Steps that are seen: 1 is this one alone. The newest are the last numbers; a start fills all."""
 
     def __post_init__(self) -> None:
         if self.clip is not None and self.clip[0] > self.clip[1]:
             raise ValueError(f"clip must be (lowest, highest), got {self.clip}")
         if not self.noise >= 0.0:
             raise ValueError(f"noise must be >= 0, got {self.noise}")
-        if self.history < 1:
-            raise ValueError(f"history must be >= 1, got {self.history}")
-
-    def shape(self, values: Array, key: Key | None = None) -> Array:
-        """Clip, scale and disturb the numbers of one step; without a key there is no noise."""
-        if self.clip is not None:
-            values = jnp.clip(values, *self.clip)
-        if self.scale is not None:
-            values = jnp.asarray(self.scale) * values
-        if self.noise and key is not None:
-            values = values + self.noise * jax.random.uniform(key, values.shape, minval=-1.0, maxval=1.0)
-        return values
-
-    def extend(self, past: Array | None, values: Array) -> Array:
-        """The last ``history`` steps, [history, *shape], with the newest last.
-
-        Args:
-            past: what this gave in the step before; None: an episode starts.
-        """
-        if past is None:
-            return jnp.broadcast_to(values, (self.history, *values.shape))
-        return jnp.concatenate([past[1:], values[None]])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,8 +58,6 @@ class Term:
     ``modify``."""
     interval_step: int = 1
     """Of an interval event: control steps of an episode from one to the next."""
-    time_out: bool = False
-    """Of a termination: the episode is cut short; a value follows."""
     shaping: Shaping = Shaping()
     """Of an observation."""
     path: tuple[str, ...] = ()
@@ -99,11 +70,12 @@ class Term:
 
 
 def compute(
-    terms: Iterable[Term], world: World, start: Array | None = None, *, weighted: bool = True
+    terms: Iterable[Term], world: Any, start: Array | None = None, *, weighted: bool = True
 ) -> tuple[Array, dict[str, Array]]:
     """Add up the terms of a reward, in their order: r = start + Σ weight·term.
 
     Args:
+        world: what the terms are functions of.
         start: what is rewarded before any term. None: 0.
         weighted: the second result holds weight·term; False: the terms alone.
 
@@ -120,8 +92,26 @@ def compute(
     return total, values
 
 
+def observe(terms: Iterable[Term], world: Any, key: Key | None = None) -> Array:
+    """Join the terms of an observation into one vector, float32. Without a key there is no noise."""
+    values, half_widths = [], []
+    for term in terms:
+        value, shaping = jnp.asarray(term(world)).reshape(-1).astype(jnp.float32), term.shaping
+        if shaping.clip is not None:
+            value = jnp.clip(value, *shaping.clip)
+        if shaping.scale is not None:
+            value = jnp.asarray(shaping.scale) * value
+        values.append(value)
+        half_widths.append(jnp.full(len(value), shaping.noise))
+    joined = jnp.concatenate(values)
+    if key is None:
+        return joined
+    # one draw for all: a term's noise does not depend on the order in which terms are computed
+    return joined + jnp.concatenate(half_widths) * jax.random.uniform(key, joined.shape, minval=-1.0, maxval=1.0)
+
+
 def fire(events: Sequence[Term], world: World, mode: str, key_of: KeyOf) -> World:
-    """The world after the events of one mode, one after the other; of ``interval``, after those that are due.
+    """Apply the events of one mode in their order; of ``interval``, those that are due.
 
     An interval event is due after each ``interval_step``-th control step of an episode: one that ended does not shift
     the events of the next.
@@ -137,17 +127,6 @@ def fire(events: Sequence[Term], world: World, mode: str, key_of: KeyOf) -> Worl
     return world
 
 
-def ends(terms: Iterable[Term], world: World) -> tuple[Array, Array]:
-    """Whether the episode fails, and whether it is cut short: (failed, timed_out), bool."""
-    failed = timed_out = jnp.zeros((), bool)
-    for term in terms:
-        ended = jnp.asarray(term(world))
-        if ended.shape or ended.dtype != bool:
-            raise ValueError(f"termination {term.name} must be true or false, got {ended.dtype}{list(ended.shape)}")
-        failed, timed_out = (failed, timed_out | ended) if term.time_out else (failed | ended, timed_out)
-    return failed, timed_out
-
-
 @functools.cache  # equal configs have equal terms
 def as_term(func: Callable[..., Array]) -> Callable[..., Array]:
     """Adapt EmbodiChain's f(world, obs, action, info, **params) to f(world, **params).
@@ -161,10 +140,10 @@ def as_term(func: Callable[..., Array]) -> Callable[..., Array]:
     def term(world: World, **params: Any) -> Array:
         return func(world, world.obs, world.action, world.info, **params)
 
-    term.__signature__ = signature.replace(parameters=[world, *rest[3:]])  # type: ignore[attr-defined]  # as inspect asks
+    term.__signature__ = signature.replace(parameters=[world, *rest[3:]])  # type: ignore[attr-defined]  # inspect's own
     return term
 
 
 def as_world(world: World, made: Any) -> World:
-    """The world that a functor made of ``world``: it may give the state alone."""
+    """Complete the result of a functor, which may give the state alone."""
     return made if isinstance(made, World) else replace(world, state=made)
