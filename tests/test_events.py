@@ -40,7 +40,7 @@ COUNT = {"func": "count", "mode": "interval", "interval_step": 3}
 def count(world: World, key: Key, store_key: str = "fired") -> World:
     """Adds 1 to a stored pose each time."""
     del key
-    return world.with_pose(store_key, world.pose(store_key) + 1.0)
+    return world.keep(**{store_key: world.pose(store_key) + 1.0})
 
 
 @pytest.fixture(autouse=True)

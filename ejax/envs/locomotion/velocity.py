@@ -89,7 +89,7 @@ class VelocityRL(PhysicsTask):
     model: str | None = None
     max_episode_steps: int = 1000
     command: Mapping[str, Any] = FrozenDict()
-    rewards: Mapping[str, Any] = FrozenDict()
+    rewards: Mapping[str, Any] = FrozenDict()  # type: ignore[assignment]  # terms by name, which ``total`` computes
     noise: Mapping[str, Any] = FrozenDict()
     encoder_bias: float | None = None
     push: Mapping[str, Any] | None = FrozenDict()
@@ -145,7 +145,7 @@ class VelocityRL(PhysicsTask):
         return {name: describe_terms(self.task.robot, terms) for name, terms in parts.items()}
 
     @property
-    def acted(self) -> tuple[Feature, ...]:  # type: ignore[override]  # of other tasks a class attribute
+    def acted(self) -> tuple[Feature, ...]:
         return tuple(Feature(f"{joint} position change / action scale", "rad") for joint in self.task.robot.joints)
 
     def reset(self, key: Key) -> tuple[VelocityState, dict[str, Array]]:

@@ -161,7 +161,7 @@ class MuJoCoTask(PhysicsTask):
         description; or an array [F], without one. Default: all joints' positions and velocities."""
         return {**world.joint_positions(), **world.joint_velocities()}
 
-    def start(self, key: Key, world: World) -> World:
+    def start(self, key: Key, world: World) -> World:  # type: ignore[override]  # it has a default start to change
         """The start of an episode.
 
         Args:
@@ -195,7 +195,7 @@ class MuJoCoTask(PhysicsTask):
         return {} if names is None else {WHOLE: names}
 
     @property
-    def acted(self) -> tuple[Feature, ...]:  # type: ignore[override]  # of other tasks a class attribute
+    def acted(self) -> tuple[Feature, ...]:
         if self.actions:
             return tuple(each for name in self.actions for each in name_numbers(name, ()))
         model = load_model(self.asset)

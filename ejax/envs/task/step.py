@@ -30,7 +30,7 @@ class Snapshot:
 
     state: Any
     """Arrays only, with ``episode_step``."""
-    executed: Array | None = None
+    executed: Any = None
     """[A]: the last action as it was done; None at the step's beginning."""
     before: Any = None
     """The world before the last control step; None at an episode's start, and in events and actions."""

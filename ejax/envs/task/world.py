@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Frame:
-    """Where a body or a site is in the world, and how it moves."""
+    """The pose and the motion of a body or a site, in the world."""
 
     position: Array
     """[3], m"""
@@ -77,7 +77,7 @@ class World(Snapshot):
     """A simulation at one moment; a pytree. Made by a task; ``with_joint``, ``place``, ``keep`` and their like give
     changed copies.
 
-    A name that the model lacks is refused with those that it has.
+    A name that the model, or the scene, lacks is refused with those that it has: ValueError.
     """
 
     asset: str = struct.field(pytree_node=False)
@@ -126,16 +126,12 @@ class World(Snapshot):
 
     @property
     def kept(self) -> dict[str, Array]:
-        """What ``keep`` stored."""
+        """The numbers that ``keep`` stored."""
         return self.state.kept
 
     @property
     def scene(self) -> "Scene":
-        """A gym config's scene: control parts, drives, rigid objects, cameras.
-
-        Raises:
-            ValueError: the task has none.
-        """
+        """A gym config's scene: control parts, drives, rigid objects, cameras. Raises ValueError: there is none."""
         if self.layout is None:
             raise ValueError("only a gym config has control parts, drives and cameras; this task is an MJCF alone")
         return self.layout
@@ -202,23 +198,19 @@ class World(Snapshot):
         return self.state.readings[start : start + int(model.sensor_dim[sensor])]
 
     def joint_positions(self, *names: str) -> dict[str, Array]:
-        """``{"hip angle [rad]": …}``: joints' positions with their names and units, for an observation.
-
-        Args:
-            names: of joints. None: all, in the model's order.
-        """
-        return self._named(names, lambda joint: position_names(self.model, joint), self.physics.qpos, 0)
+        """``{"hip angle [rad]": …}``: positions of these joints, by default of all, for an observation."""
+        return self._named(names, position_names, self.physics.qpos, 0)
 
     def joint_velocities(self, *names: str) -> dict[str, Array]:
         """``{"hip velocity [rad/s]": …}``, as ``joint_positions``."""
-        return self._named(names, lambda joint: velocity_names(self.model, joint), self.physics.qvel, 1)
+        return self._named(names, velocity_names, self.physics.qvel, 1)
 
     def part_qpos(self, name: str) -> Array:
-        """[joints of the control part]. Raises ValueError: no such part."""
+        """[joints of the control part]."""
         return self.physics.qpos[jnp.array(self.scene.part(name))]
 
     def part_qvel(self, name: str) -> Array:
-        """[joints of the control part]. Raises ValueError: no such part."""
+        """[joints of the control part]."""
         return self.physics.qvel[jnp.array(self.scene.part(name))]
 
     def eef_pose(self, part: str | None = None, qpos: Array | None = None) -> Array:
@@ -237,11 +229,7 @@ class World(Snapshot):
         return site_pose(self.model, "tcp", self.physics.qpos if qpos is None else qpos)
 
     def camera_pose(self, uid: str, *, right: bool = False) -> Array:
-        """[4, 4]: a camera in the arena, its line of sight along −z and y up; of a stereo camera, one of its lenses.
-
-        Raises:
-            ValueError: no such camera.
-        """
+        """[4, 4]: a camera in the arena, its line of sight along −z and y up; of a stereo camera, one of its lenses."""
         camera = self.scene.camera(uid)
         pose = jnp.asarray(camera.lens_pose(camera.lens(right=right)), jnp.float32)
         return pose if camera.parent is None else self.body_pose(camera.parent) @ pose
@@ -252,26 +240,18 @@ class World(Snapshot):
         return jnp.asarray(pose, jnp.float32)
 
     def has_object(self, uid: str) -> bool:
-        """Whether there is such an object: of a scene, one of its rigid objects; else any body."""
+        """Look for an object: of a scene, one of its rigid objects; else any body."""
         return uid in (names_of(self.model, "body") if self.layout is None else self.layout.uids)
 
     def initial_pose(self, uid: str) -> Array:
-        """[4, 4]: where the config, or the MJCF, puts an object.
-
-        Raises:
-            ValueError: no such object.
-        """
+        """[4, 4]: where the config, or the MJCF, puts an object."""
         if self.layout is not None:
             return self.layout.initial_pose(uid)
         start = jnp.asarray(self.model.qpos0, self.physics.qpos.dtype)
         return body_pose(self.model, find(self.model, "body", uid), start)
 
     def object_pose(self, uid: str) -> Array:
-        """[4, 4]: an object, which is a body that moves freely or, of a scene, stands.
-
-        Raises:
-            ValueError: no such object.
-        """
+        """[4, 4]: an object, which is a body that moves freely or, of a scene, stands."""
         slots = self._slots(uid)
         if slots is None:
             return self.body_pose(uid) if self.layout is None else self.layout.initial_pose(uid)
@@ -279,11 +259,7 @@ class World(Snapshot):
         return make_pose(pose[:3], matrix_from_quaternion(pose[3:]))
 
     def object_velocity(self, uid: str) -> Array:
-        """[6]: an object's velocity: linear (m/s) and angular (rad/s), both in the world's frame; 0 of one that stands.
-
-        Raises:
-            ValueError: no such object.
-        """
+        """[6]: an object's velocity: linear (m/s) and angular (rad/s), in the world's frame; 0 of one that stands."""
         slots = self._slots(uid)
         if slots is None:
             return jnp.zeros(6)
@@ -291,11 +267,7 @@ class World(Snapshot):
         return jnp.concatenate([linear, self.object_pose(uid)[:3, :3] @ angular])  # it turns in its own frame
 
     def pose(self, key: str) -> Array:
-        """[4, 4]: a virtual target.
-
-        Raises:
-            ValueError: none is stored under the key.
-        """
+        """[4, 4]: a virtual target. Raises ValueError: none is stored under the key."""
         if key not in self.kept:
             raise ValueError(
                 f"no target pose '{key}' is stored; there is {', '.join(sorted(self.kept)) or 'none'}. "
@@ -329,11 +301,7 @@ class World(Snapshot):
         return self._with(physics=physics, **held)
 
     def with_object_pose(self, uid: str, pose: Array) -> "World":
-        """The world with an object that moves freely elsewhere, at rest.
-
-        Raises:
-            ValueError: no such object, or one that stands.
-        """
+        """The world with an object that moves freely elsewhere, at rest. Raises ValueError: it stands."""
         slots, physics = self._slots(uid), self.physics
         if slots is None:
             raise ValueError(f"rigid object '{uid}' is static: it cannot be moved; give body_type 'dynamic'")
@@ -341,10 +309,6 @@ class World(Snapshot):
         placed = jnp.concatenate([pose[:3, 3], quaternion_from_matrix(pose[:3, :3])])
         qpos = physics.qpos.at[position : position + 7].set(placed)
         return self._with(physics=replace(physics, qpos=qpos, qvel=physics.qvel.at[velocity : velocity + 6].set(0.0)))
-
-    def with_pose(self, key: str, pose: Array) -> "World":
-        """The world with a virtual target [4, 4] stored."""
-        return self.keep(**{key: pose})
 
     def place(self, body: str, position: ArrayLike, quaternion: ArrayLike | None = None) -> "World":
         """The world with a body elsewhere: one that moves freely, or a marker, which is a mocap body.
@@ -367,7 +331,8 @@ class World(Snapshot):
             return self._with(markers={**self.state.markers, body: there})
         slots = pose_slots(model, index)
         if slots is None:
-            free = [model.body(i).name for i in range(model.nbody) if self._is_placeable(i)]
+            moves = [model.body_mocapid[i] >= 0 or pose_slots(model, i) is not None for i in range(model.nbody)]
+            free = [model.body(i).name for i in range(model.nbody) if moves[i]]
             raise ValueError(
                 f"place: '{body}' neither moves freely nor is a marker (<body mocap='true'>); "
                 f"there is {', '.join(free) or 'none'}; with_joint moves what hangs on joints"
@@ -398,7 +363,7 @@ class World(Snapshot):
         return values if self.selected is None else values[jnp.array(self.selected)]
 
     def _slots(self, uid: str) -> tuple[int, int] | None:
-        """Where an object is in qpos and in qvel; None: it stands. Raises ValueError: no such object."""
+        """Locate an object in qpos and in qvel; None: it stands."""
         if self.layout is not None:
             self.layout.find_object(uid)
         return pose_slots(self.model, find(self.model, "body", uid))
@@ -416,18 +381,17 @@ class World(Snapshot):
         pose = pose_at(physics.qpos)
         return Frame(pose[:3, 3], pose[:3, :3], rate)
 
-    def _is_placeable(self, body: int) -> bool:
-        """A body that moves freely, or a marker."""
-        return bool(self.model.body_mocapid[body] >= 0) or pose_slots(self.model, body) is not None
-
     def _named(
-        self, names: Iterable[str], name_parts: Callable[[int], list[tuple[str, int]]], values: Array, side: int
+        self,
+        names: Iterable[str],
+        name_parts: Callable[[mujoco.MjModel, int], list[tuple[str, int]]],
+        values: Array,
+        side: int,
     ) -> dict[str, Array]:
         model, named = self.model, {}
-        joints = [find(model, "joint", name) for name in names] or range(model.njnt)
-        for joint in joints:
+        for joint in [find(model, "joint", name) for name in names] or range(model.njnt):
             start = joint_slices(model, joint)[side].start
-            for name, size in name_parts(joint):
+            for name, size in name_parts(model, joint):
                 named[name] = values[start] if size == 1 else values[start : start + size]
                 start += size
         return named

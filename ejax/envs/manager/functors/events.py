@@ -86,7 +86,7 @@ def randomize_target_pose(
     if reference_entity_cfg is not None and (relative_position or relative_rotation):
         reference = world.object_pose(reference_entity_cfg["uid"])
     pose = _draw(key, reference, position_range, rotation_range, relative_position, relative_rotation)
-    return world.with_pose(store_key, pose)
+    return world.keep(**{store_key: pose})
 
 
 def randomize_robot_qpos(
