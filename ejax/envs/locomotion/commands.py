@@ -1,4 +1,4 @@
-"""Velocity commands: drawn anew every few seconds, some standing, some straight on, some turned towards a heading.
+"""Velocity commands: drawn every few seconds, some standing, some straight on, some turned towards a heading.
 
     v_x, v_y, ω_z ~ uniform;   heading rows: ω_z = clip(k·wrap(ψ* − ψ), range of ω_z);   standing rows: 0
     forward rows: v_x = max(|v_x|, 0.3), v_y = ω_z = 0 (a heading still turns them)
@@ -24,7 +24,7 @@ _SLOWEST_FORWARD = 0.3
 
 @dataclass(frozen=True, kw_only=True)
 class CommandRanges:
-    """What is commanded: m/s, rad/s, s, and the parts of commands that stand, follow a heading, go straight on."""
+    """Ranges of commands: m/s, rad/s, s, and the parts of commands that stand, follow a heading, go straight on."""
 
     lin_vel_x: Range = (-1.0, 1.0)
     lin_vel_y: Range = (-1.0, 1.0)
@@ -50,7 +50,7 @@ class CommandRanges:
 
 @struct.dataclass(kw_only=True)
 class Command:
-    """What one robot is to do now."""
+    """The present command of one robot."""
 
     velocity: Array
     """[3]: v_x, v_y (m/s), ω_z (rad/s), in the base's frame."""

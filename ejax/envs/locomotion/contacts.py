@@ -20,7 +20,7 @@ from ejax.types import Array
 
 @struct.dataclass(kw_only=True)
 class FootTimers:
-    """What an episode remembers of its feet."""
+    """Memory of an episode's feet."""
 
     touching: Array
     """[F] bool, in the last physics step that was sensed."""
@@ -49,7 +49,7 @@ class Contacts:
 
 
 def start_timers(num_feet: int) -> FootTimers:
-    """Of a new episode."""
+    """Make those of a new episode."""
     return FootTimers(touching=jnp.zeros(num_feet, bool), air_time=jnp.zeros(num_feet))
 
 

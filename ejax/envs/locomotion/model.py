@@ -35,12 +35,12 @@ class LeggedModel:
     xml: str
     joint_qpos: tuple[int, ...]
     joint_qvel: tuple[int, ...]
-    """Of the policy's joints, in its order, which is the actuators' order too."""
+    """The policy's joints, in its order, which is the actuators' order too."""
     upright: int
     feet: tuple[int, ...]
     """Bodies."""
     foot_sensors: tuple[tuple[int, ...], ...]
-    """Of each foot, where the places of its sensors begin in ``sensordata``."""
+    """For each foot, where the places of its sensors begin in ``sensordata``."""
     guarded_sensors: tuple[int, ...]
     self_sensors: tuple[int, ...]
     unwanted_sensors: tuple[tuple[int, ...], ...] = ()
@@ -117,7 +117,7 @@ def _read(robot: LeggedRobot) -> ET.Element:
 
 
 def _prepare_links(base: ET.Element, robot: LeggedRobot) -> list[str]:
-    """Drop meshes, and say what collides with what. The names of the collision geoms."""
+    """Drop meshes and set what collides. Returns the names of the collision geoms."""
     bare = not any(_is_drawn(geom) for geom in base.iter("geom"))
     for parent in list(base.iter("body")):
         for tag in ("light", "camera"):
@@ -142,7 +142,7 @@ def _prepare_links(base: ET.Element, robot: LeggedRobot) -> list[str]:
 
 
 def _is_drawn(geom: ET.Element) -> bool:
-    """Whether it is a shape of ours that is only looked at."""
+    """Is it a shape of ours that is only looked at?"""
     return not (geom.get("mesh") or geom.get("class") == "visual" or COLLISION.fullmatch(geom.get("name", "")))
 
 

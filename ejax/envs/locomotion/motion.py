@@ -1,4 +1,4 @@
-"""How a legged robot moves, from (qpos, qvel) alone: velocities of its base, of its feet, and of its links.
+"""Motion of a legged robot, from (qpos, qvel) alone: velocities of its base, of its feet, and of its links.
 
     p(q) = o + R·f(θ)        ṗ = v + R·(ω × f(θ) + ∂f/∂θ·θ̇)
 
@@ -22,7 +22,7 @@ from ejax.types import Array
 
 @dataclass(frozen=True, kw_only=True)
 class Motion:
-    """One robot at one moment. World frame where not said otherwise; m, m/s, rad, rad/s."""
+    """One robot at one moment. World frame unless noted; m, m/s, rad, rad/s."""
 
     position: Array
     """[3]: the base."""
@@ -52,7 +52,7 @@ class Motion:
 
 
 def observe_motion(robot: LeggedRobot, legged: LeggedModel, state: PhysicsState) -> Motion:
-    """Where everything is and how it moves. ``state``: of one robot, not batched."""
+    """Compute places and velocities. ``state``: of one robot, not batched."""
     qpos, qvel = state.qpos, state.qvel
     rotation = matrix_from_quaternion(qpos[3:7] / jnp.linalg.norm(qpos[3:7]))
     lin_vel, ang_vel_b = qvel[:3], qvel[3:6]

@@ -1,4 +1,4 @@
-"""What a legged robot is: which file has the links, what drives the joints, which points are feet.
+"""Legged robots: the file with the links, the drives of the joints, the points that are feet.
 
 A drive is EmbodiChain's actuator model, a position actuator with armature:
 
@@ -38,7 +38,7 @@ class Foot:
 
 @dataclass(frozen=True, kw_only=True)
 class Imu:
-    """Where velocities are observed that are not the base's."""
+    """The place whose velocities are observed in place of the base's."""
 
     body: str
     offset: Vector
@@ -61,7 +61,7 @@ class Shape:
 
 @dataclass(frozen=True, kw_only=True)
 class JointDrives:
-    """What drives the joints, in the policy's order."""
+    """Drives, in the order of the policy's joints."""
 
     action_scale: tuple[float, ...]
     """rad"""
@@ -95,7 +95,7 @@ class LeggedRobot:
     """m, of the base at the start."""
     feet: tuple[Foot, ...]
     friction: float
-    """Of the feet."""
+    """The feet's."""
     guarded: str = ""
     """Regular expression: geoms whose contact with the ground can end an episode."""
     unwanted: tuple[str, ...] = ()
@@ -110,7 +110,7 @@ class LeggedRobot:
 
 
 def robot_file(source: str) -> Path:
-    """Where the robot's file is. Imports nothing.
+    """Find the robot's file. Imports nothing.
 
     Raises:
         ModuleNotFoundError: the package that has it is not installed.
@@ -133,7 +133,7 @@ def robot_file(source: str) -> Path:
 
 
 def _folder_of_distribution(name: str) -> Path | None:
-    """Where the files are of a distribution that has no package of its name. None: it is not installed."""
+    """Find the files of a distribution that has no package of its name. None: it is not installed."""
     try:
         return Path(str(metadata.distribution(name).locate_file("")))
     except metadata.PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""What a velocity task is: what is commanded, observed, rewarded, disturbed, and when the robot has fallen.
+"""Velocity tasks: commands, observations, rewards, disturbances, and the limits of a fall.
 
 The tasks themselves are data: see ``catalog.py``.
 """

@@ -155,7 +155,7 @@ def is_terminated(legged: LeggedState) -> Array:
 def feet_air_time(
     legged: LeggedState, threshold_min: float = 0.05, threshold_max: float = 0.5, command_threshold: float = 0.5
 ) -> Array:
-    """How many feet have been in the air for more than the one time and less than the other, s."""
+    """The number of feet that have been in the air for more than the one time and less than the other, s."""
     in_range = (legged.air_time > threshold_min) & (legged.air_time < threshold_max)
     return jnp.sum(in_range) * _moves(legged, command_threshold)
 
@@ -167,7 +167,7 @@ def flight_time(legged: LeggedState, threshold: float, command_threshold: float)
 
 
 def unwanted_contacts(legged: LeggedState, threshold: float) -> Array:
-    """How many parts that shall not touch the ground do so with more than the threshold, N."""
+    """The number of parts that touch the ground with more than the threshold, N, and shall not."""
     return jnp.sum(legged.contacts.unwanted_force > threshold).astype(jnp.float32)
 
 

@@ -20,7 +20,7 @@ _DEPTH = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class Terrain:
-    """What robots walk on.
+    """The ground that robots walk on.
 
     Args:
         kind: ``flat``, or ``rough``.

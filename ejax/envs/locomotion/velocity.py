@@ -61,7 +61,7 @@ class VelocityRL(PhysicsTask):
 
     A step: the drives pull to q* for one control step → a push, if one is due → contacts → the next command →
     observation, fall, reward. ``info["rewards"]`` are weighted and sum up to the reward. The observation has two parts,
-    ``policy`` with noise and ``critic`` without, with contacts beside; ``policy.obs_groups`` says who sees which.
+    ``policy`` with noise and ``critic`` without, with contacts beside; ``policy.obs_groups`` assigns them.
     Terminated: a fall, ``VelocityTask.max_tilt``, ``min_height`` or ``max_guarded_force``. Truncated: the time limit,
     or the edge of a rough field. There is no success.
 
@@ -228,7 +228,7 @@ class VelocityRL(PhysicsTask):
         return f"command: {forward:+.1f} m/s forward, {left:+.1f} m/s left, {turn:+.1f} rad/s"
 
     def _check_links(self) -> None:
-        """Whether the robot's links are there, and in a file of the user's all that the robot needs."""
+        """Check that the robot's links are there, and in a file of the user's all that the robot needs."""
         source = self.task.robot.source
         if source is None or source.startswith(FILE):
             _ = self.legged

@@ -1,1 +1,1 @@
-"""What differs from row to row and from episode to episode: physics, sensors, delays, and how much of it."""
+"""Differences from row to row and from episode to episode: physics, sensors, delays, and how much of it."""

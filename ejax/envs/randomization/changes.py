@@ -22,7 +22,7 @@ Values: TypeAlias = Callable[[Key, Array | None], dict[str, Array]]
 
 @dataclass(frozen=True)
 class Change:
-    """What one event does to the physics of a row.
+    """One event's effect on the physics of a row.
 
     ``apply(physics, key, level)``: ``level`` of a curriculum, None without one.
     """

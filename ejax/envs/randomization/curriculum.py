@@ -1,4 +1,4 @@
-"""How much of everything that is drawn: a level from 0, the MJCF as it is, to 1, all of each range."""
+"""The share of everything that is drawn: a level from 0, the MJCF as it is, to 1, all of each range."""
 
 from dataclasses import dataclass
 from typing import Any, Literal, get_args

@@ -1,4 +1,4 @@
-"""How a number is drawn, and what is done with the MJCF's value."""
+"""Drawing a number, and combining it with the MJCF's value."""
 
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args

@@ -61,7 +61,7 @@ def read_events(
 ) -> Events:
     """
     Args:
-        model: None where there is none to change, for the reason ``why_none``.
+        model: None: there is none to change, for the reason ``why_none``.
 
     Raises:
         ConfigError: everything that is wrong, by key.
@@ -114,7 +114,7 @@ def _read(
 
 
 def _fits(params: Section, func: str, num_given: int, report: KeyReport) -> bool:
-    """Whether the parameters are the functor's; the report says which are not."""
+    """Check that the parameters are the functor's; the report names those that are not."""
     for each in list(inspect.signature(FUNCS[func]).parameters.values())[num_given:]:
         params.take(each.name)
         if each.default is each.empty and each.name not in params.data:

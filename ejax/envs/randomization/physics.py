@@ -2,7 +2,7 @@
 
 Names and parameters are EmbodiChain's where it has them; the others are alike. Values are made from the MJCF's, never
 from what an earlier event left: nothing compounds. Differs from EmbodiChain: ``operation`` (abs, add, scale) and
-``distribution`` say how a range is drawn and used; a scaled object keeps its density; a mass that is not positive, and
+``distribution`` fix how a range is drawn and used; a scaled object keeps its density; a mass that is not positive, and
 the like, is refused.
 """
 

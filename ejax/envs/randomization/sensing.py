@@ -1,8 +1,8 @@
-"""What lies between a task and its policy: noise, bias and latency of observations and actions.
+"""Sensors and actuators between a task and its policy: noise, bias and latency of observations and actions.
 
     seen = mix of the last observations + bias + noise        done = mix of the last actions + bias + noise
 
-Bias and latency are drawn when the event's mode says (``startup`` or ``reset``), noise in every step. With a latency of
+Bias and latency are drawn by the event's mode (``startup`` or ``reset``), noise in every step. With a latency of
 n + f control steps, 0 ≤ f < 1, it is (1 − f)·x[t − n] + f·x[t − n − 1]; before an episode's start, x is the first
 observation, or no action: zeros.
 """
@@ -26,7 +26,7 @@ NoiseKind = Literal["gaussian", "uniform"]
 
 @dataclass(frozen=True)
 class Sensing:
-    """What one event does to observations or to actions.
+    """One event's effect on observations or on actions.
 
     ``draw(key, level)``: what holds for an episode. ``add(x, drawn, key, level)``: noise and bias; None of a latency.
     """
@@ -106,7 +106,7 @@ def push(past: PyTree, x: PyTree) -> PyTree:
 
 
 def late(past: PyTree, steps: Array | None) -> PyTree:
-    """What was ``steps`` control steps ago. None: what is now."""
+    """Look ``steps`` control steps back. None: at the present."""
 
     def mixed(leaf: Array) -> Array:
         if steps is None or not jnp.issubdtype(leaf.dtype, jnp.floating):

@@ -102,7 +102,7 @@ def name_numbers(name: str, shape: tuple[int, ...]) -> tuple[Feature, ...]:
 
 
 def describe_actuator(model: mujoco.MjModel, i: int) -> Feature:
-    """What ±1 of an action means: a servo's target, a motor's force, or just its control."""
+    """Name the meaning of ±1 of an action: a servo's target, a motor's force, or just its control."""
     low, high = model.actuator_ctrlrange[i]
     gain, bias = model.actuator_gainprm[i], model.actuator_biasprm[i]
     gear = model.actuator_gear[i]

@@ -55,7 +55,7 @@ _NEAR = 0.8
 
 
 class _SensesContacts:
-    """Of the class, before there is an instance: what a run's engine is chosen by."""
+    """A property of the class, before there is an instance: a run's engine is chosen by it."""
 
     def __get__(self, task: Any, kind: "type[MuJoCoTask]") -> bool:
         if not kind.model:  # of ``MuJoCoTask`` itself
@@ -63,7 +63,7 @@ class _SensesContacts:
         try:
             return bool(np.isin(load_model(_asset(kind)).sensor_type, _TOUCH).any())
         except ValueError:
-            return False  # whoever makes the task says what is wrong with its model
+            return False  # the task itself reports a faulty model
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
@@ -157,8 +157,12 @@ class MuJoCoTask(PhysicsTask):
             raise ValueError(f"{kind}: {describe_error(error)}") from error
 
     def observe(self, world: World) -> Mapping[str, Array] | Array:
-        """What the policy sees: numbers by name, ``"tip to goal [m]"``, which become one vector in this order, and its
-        description; or an array [F], without one. Default: all joints' positions and velocities."""
+        """Give the policy's observation.
+
+        Returns:
+            Numbers by name, ``"tip to goal [m]"``, which become one vector in this order, and its description; or an
+            array [F], without one. Default: all joints' positions and velocities.
+        """
         return {**world.joint_positions(), **world.joint_velocities()}
 
     def start(self, key: Key, world: World) -> World:  # type: ignore[override]  # it has a default start to change

@@ -21,7 +21,7 @@ class TaskState:
     markers: dict[str, Array]
     """Mocap body -> its place [3], m."""
     kept: dict[str, Array]
-    """What the task remembers, by its own names."""
+    """Numbers that the task remembers, by its own names."""
     action: Array
     """[A]: the last, within ±1; zeros at the start."""
     readings: Array

@@ -75,7 +75,7 @@ class StepParts(Generic[W]):
     ends_on_success: bool = True
     ends_on_failure: bool = True
     info: Callable[[W], dict[str, Array]] = lambda world: {}
-    """What ``info`` has besides."""
+    """Further entries of ``info``."""
 
 
 def step_terms(name: str, parts: StepParts[Any], state: Any, action: Array, key: Key) -> tuple[Any, Timestep]:

@@ -71,17 +71,17 @@ class Task:
         raise NotImplementedError
 
     def fails(self, world: Any) -> Array:
-        """Whether the episode ends here without a success. bool. Default: never."""
+        """End the episode here without a success? bool. Default: never."""
         del world
         return jnp.zeros((), bool)
 
     def succeeds(self, world: Any) -> Array:
-        """Whether the task is done. bool. Without it nothing is logged as a success."""
+        """Is the task done? bool. Without it nothing is logged as a success."""
         del world
         return jnp.zeros((), bool)
 
     def leaves(self, world: Any) -> Array | None:
-        """Whether the episode is cut short, with a value after it. bool. Default: never."""
+        """Cut the episode short, with a value after it? bool. Default: never."""
         del world
         return None
 

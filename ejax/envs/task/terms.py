@@ -42,6 +42,19 @@ class Shaping:
         if not self.noise >= 0.0:
             raise ValueError(f"noise must be >= 0, got {self.noise}")
 
+    def limit(self, values: Array) -> Array:
+        """Clip and scale the numbers."""
+        if self.clip is not None:
+            values = jnp.clip(values, *self.clip)
+        return values if self.scale is None else jnp.asarray(self.scale) * values
+
+    def shape(self, values: Array, key: Key | None) -> Array:
+        """Clip, scale and disturb the numbers. Without a key there is no noise."""
+        values = self.limit(values)
+        if not self.noise or key is None:
+            return values
+        return values + self.noise * jax.random.uniform(key, values.shape, minval=-1.0, maxval=1.0)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Term:
@@ -52,16 +65,16 @@ class Term:
     kind: Kind = "reward"
     params: Mapping[str, Any] = FrozenDict()
     weight: float = 1.0
-    """Of a reward."""
+    """For a reward."""
     mode: str = ""
-    """Of an event ``startup``, ``reset``, ``interval``; of a reward ``add``, ``replace``; of an observation ``add``,
+    """An event's ``startup``, ``reset``, ``interval``; a reward's ``add``, ``replace``; an observation's ``add``,
     ``modify``."""
     interval_step: int = 1
-    """Of an interval event: control steps of an episode from one to the next."""
+    """Control steps of an episode from one interval event to the next."""
     shaping: Shaping = Shaping()
-    """Of an observation."""
+    """For an observation."""
     path: tuple[str, ...] = ()
-    """Of an observation: its place in a nested one."""
+    """Its place in a nested observation."""
     key: str = ""
     """Dotted path in a config, for messages."""
 
@@ -96,13 +109,8 @@ def observe(terms: Iterable[Term], world: Any, key: Key | None = None) -> Array:
     """Join the terms of an observation into one vector, float32. Without a key there is no noise."""
     values, half_widths = [], []
     for term in terms:
-        value, shaping = jnp.asarray(term(world)).reshape(-1).astype(jnp.float32), term.shaping
-        if shaping.clip is not None:
-            value = jnp.clip(value, *shaping.clip)
-        if shaping.scale is not None:
-            value = jnp.asarray(shaping.scale) * value
-        values.append(value)
-        half_widths.append(jnp.full(len(value), shaping.noise))
+        values.append(term.shaping.limit(jnp.asarray(term(world)).reshape(-1).astype(jnp.float32)))
+        half_widths.append(jnp.full(len(values[-1]), term.shaping.noise))
     joined = jnp.concatenate(values)
     if key is None:
         return joined

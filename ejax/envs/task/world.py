@@ -1,7 +1,7 @@
 """A simulation at one moment, by the names of its model: what every task's terms are computed from.
 
 Positions of bodies and sites follow from qpos alone and are exact at every step, the first included; so are their
-velocities. A sensor reads at the beginning of a physics step: ``World.sensor`` says what that means here.
+velocities. A sensor reads at the beginning of a physics step: see ``World.sensor``.
 
 Frames: the world's of the MJCF; in a gym config that is the arena's, whose origin EmbodiChain puts the robot's base at.
 Poses are [4, 4], m.
@@ -116,7 +116,7 @@ class World(Snapshot):
 
     @property
     def action(self) -> Array:
-        """[A]: the last one, as ``state.action`` says; zeros at the start."""
+        """[A]: the last one, as ``state.action`` has it; zeros at the start."""
         return self.state.action
 
     @property
@@ -353,7 +353,7 @@ class World(Snapshot):
         return self._with(physics=Physics(self.asset, self.engine, num_substeps).step(self.physics, self.ctrl))
 
     def appearance(self) -> Appearance:
-        """What a picture shows, for ``ejax.envs.mujoco.raycast``."""
+        """Collect what a picture shows, for ``ejax.envs.mujoco.raycast``."""
         return Appearance(asset=self.asset, qpos=self.physics.qpos, mocap_pos=self.state.markers)
 
     def _with(self, **changes: Any) -> "World":

@@ -1,4 +1,4 @@
-"""A UR10 with a two-finger gripper sets one of two cubes down in one of three zones: which, an instruction says."""
+"""A UR10 with a two-finger gripper sets one of two cubes down in one of three zones, as an instruction says."""
 
 from dataclasses import dataclass, replace
 from types import MappingProxyType

@@ -15,9 +15,7 @@ from ejax.types import Array, Key
 
 _ARM_HOME = (0.0, -1.57, 1.57, -1.57, -1.57, 0.0)
 _FIXED: Range = ((0.0, 0.0, 0.0), (0.0, 0.0, 0.0))
-_PUSH_OFFSET = 0.015
-_PUSH_HEIGHT = 0.015
-_CUBE_FELL = -0.1
+_PUSH = 0.015
 _JOINTS = ("shoulder_pan", "shoulder_lift", "elbow", "wrist_1", "wrist_2", "wrist_3")
 
 
@@ -41,7 +39,6 @@ class PushCubeRL(PhysicsTask):
     Args:
         episode_length: time limit, control steps.
         joint_limits: rad, the largest Δq of a step; also the bounds of the action space.
-        obs_mode: "state" is the only one.
         physics: the engine, see ``ejax.envs.mujoco.choice``.
         cube_position, goal_position: m, in the frame of the robot's base.
         cube_position_range, goal_position_range: (low, high) of the offset added to them at reset, uniform.
@@ -92,7 +89,7 @@ class PushCubeRL(PhysicsTask):
         return _distance(world) < self.success_threshold
 
     def leaves(self, world: World) -> Array:
-        return world.state.cube[2] < _CUBE_FELL
+        return world.state.cube[2] < -0.1
 
     def metrics(self, world: World) -> dict[str, Array]:
         return {"distance_to_goal": _distance(world)}
@@ -101,7 +98,7 @@ class PushCubeRL(PhysicsTask):
         """EmbodiChain's terms. ``progress``: how much nearer the cube came to the goal, m."""
         tool, cube, goal = world.obs[6:9], world.obs[9:12], world.obs[12:15]
         direction = (goal - cube) / (jnp.linalg.norm(goal - cube) + 1e-6)
-        push = cube - _PUSH_OFFSET * direction + jnp.array([0.0, 0.0, _PUSH_HEIGHT])
+        push = cube - _PUSH * direction + jnp.array([0.0, 0.0, _PUSH])
         progress = _distance(before) - _distance(world)
         place_weight = jnp.where(progress >= 0.0, self.place_weight, self.place_penalty_weight)
         return {
