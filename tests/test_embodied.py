@@ -199,6 +199,18 @@ def test_cart_pole_ends() -> None:
     assert float(timestep.reward) == pytest.approx(expected + 0.005 * timestep.info["rewards"]["velocity_penalty"])
 
 
+def test_an_observation_is_clipped_then_scaled_then_noisy() -> None:
+    key, path = "env.observations.goal_pos", ("object", "goal_pos")
+    shaped = changed(changed(PUSH_CUBE, f"{key}.clip", [-0.7, 0.0]), f"{key}.scale", 10.0)
+    plain, sharp, noisy = (
+        EmbodiedEnv(config, physics="mujoco").reset(KEY)[1][path[0]][path[1]]
+        for config in (PUSH_CUBE, shaped, changed(shaped, f"{key}.noise", 0.1))
+    )
+    np.testing.assert_allclose(sharp, 10.0 * np.clip(plain, -0.7, 0.0))
+    assert (np.abs(noisy - sharp) <= 0.1).all() and (noisy != sharp).all()
+    assert "clip must be (lowest, highest)" in refusal(changed(shaped, f"{key}.clip", [1.0, 0.0]))
+
+
 def test_interval_events_fire_at_their_steps() -> None:
     push = {"func": "randomize_target_pose", "mode": "interval", "interval_step": 3}
     push["params"] = {"position_range": [[1.0, 1.0, 1.0], [1.0, 1.0, 1.0]], "store_key": "there"}

@@ -26,6 +26,8 @@ from ejax.schema.problems import KeyReport
 from ejax.types import Array, CameraView, Key, Timestep
 
 Obs = dict[str, Any]
+_NOISE = 0x5EED0000
+"""Folded into a step's key: the noise of observations."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,7 @@ class EmbodiedEnv:
                 return jax.random.fold_in(key if isinstance(event.func, PhysicsEvent) else key_mode, number)
 
             world = fire(spec.events, world, mode, key_of)
-        return world.state, self._observe(world)
+        return world.state, self._observe(world, key)
 
     def carry_over(self, ended: SceneState, started: SceneState, obs: Obs) -> tuple[SceneState, Obs]:
         """The new episode with the parameters that were drawn at startup."""
@@ -117,7 +119,7 @@ class EmbodiedEnv:
             follow=lambda world, before, key: fire(
                 spec.events, world, "interval", lambda number, event: jax.random.fold_in(key, number)
             ),
-            observe=lambda world, key: self._observe(world),
+            observe=self._observe,
             outcome=spec.outcome,
             reward=lambda world, before, outcome: compute(spec.rewards, world, outcome.reward, weighted=False),
             max_episode_steps=spec.max_episode_steps,
@@ -173,10 +175,11 @@ class EmbodiedEnv:
             engine=self.physics,
         )
 
-    def _observe(self, world: World) -> Obs:
+    def _observe(self, world: World, key: Key) -> Obs:
         obs = self._sense(world)
-        for each in self.spec.observations:
-            obs = _put(obs, each, world)
+        for number, each in enumerate(self.spec.observations):
+            # apart from the events' keys, which are folded from the same one by their places
+            obs = _put(obs, each, world, jax.random.fold_in(key, _NOISE + number) if each.shaping.noise else None)
         return jax.tree.map(_as_numbers, obs)
 
     def _sense(self, world: World) -> Obs:
@@ -215,8 +218,8 @@ def _robot(world: World) -> Obs:
     return {"robot": {"qpos": world.qpos, "qvel": world.qvel, "qf": world.qf}}
 
 
-def _put(obs: Obs, functor: Term, world: World) -> Obs:
-    """The observation with one functor's value in it.
+def _put(obs: Obs, functor: Term, world: World, key: Key | None = None) -> Obs:
+    """The observation with one functor's value in it, noisy where there is a key.
 
     Raises:
         ValueError: ``modify`` of a value that is missing, or ``add`` of one that exists.
@@ -226,10 +229,10 @@ def _put(obs: Obs, functor: Term, world: World) -> Obs:
     if functor.mode == "modify":
         if old is None or isinstance(old, Mapping):
             raise ValueError(f"cannot modify observation '{name}'; there is {there}")
-        return _with(obs, functor.path, functor(world, old))
+        return _with(obs, functor.path, functor.shaping.shape(functor(world, old), key))
     if old is not None:
         raise ValueError(f"cannot add observation '{name}': it is there already ({there}); use mode modify")
-    return _with(obs, functor.path, functor(world, obs))
+    return _with(obs, functor.path, functor.shaping.shape(functor(world, obs), key))
 
 
 def _at(obs: Any, path: tuple[str, ...]) -> Any:

@@ -8,7 +8,7 @@ from ejax.envs.manager.functors.events import PhysicsEvent
 from ejax.envs.manager.functors.registry import CONTRACTS, FunctorKind, find_functor
 from ejax.envs.manager.ignored import IGNORED
 from ejax.envs.task.entities import ROBOT
-from ejax.envs.task.terms import Kind, Term, as_term
+from ejax.envs.task.terms import Kind, Shaping, Term, as_term
 from ejax.schema.frozen import freeze
 from ejax.schema.problems import KeyReport
 from ejax.schema.registry import did_you_mean
@@ -63,10 +63,11 @@ def _read_spec(
         params = section.open("params")
         mode = _read_mode(section, kind, modes)
         path: tuple[str, ...] = ()
-        weight, interval_step = 1.0, 1
+        weight, interval_step, shaping = 1.0, 1, Shaping()
         if kind == "observations":
             path = tuple(str(section.take("name", name)).split("/"))
             section.ignore_all(IGNORED["env.observations"])
+            shaping = _read_shaping(section)
         if kind == "rewards":
             weight = section.number("weight", 1.0)
         if kind == "events":
@@ -85,6 +86,7 @@ def _read_spec(
             weight=weight,
             mode=mode,
             interval_step=interval_step,
+            shaping=shaping,
             path=path,
             key=key,
         )
@@ -104,6 +106,18 @@ def _read_contract(section: Section, func_name: Any) -> Any:
         text = f"got {contract!r}; allowed: {', '.join(CONTRACTS)}{did_you_mean(str(contract), CONTRACTS)}"
         section.problem("contract", text)
     return func_name
+
+
+def _read_shaping(section: Section) -> Shaping:
+    """Changes of an observation's numbers, which EmbodiChain's configs do not have: ``clip``, ``scale``, ``noise``."""
+    clip = section.numbers("clip", (), 2) if "clip" in section else ()
+    scale = section.number("scale", 1.0) if "scale" in section else None
+    noise = section.number("noise", 0.0, at_least=0.0)
+    try:
+        return Shaping(clip=(clip[0], clip[1]) if clip else None, scale=scale, noise=noise)
+    except ValueError as error:
+        section.problem("clip", str(error))
+        return Shaping()
 
 
 def _read_mode(section: Section, kind: FunctorKind, modes: tuple[str, ...]) -> str:
