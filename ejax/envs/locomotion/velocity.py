@@ -26,6 +26,7 @@ from ejax.envs.locomotion.terrain import Terrain, height_below
 from ejax.envs.mujoco.engine import Engine, PhysicsState
 from ejax.envs.mujoco.rotations import matrix_from_quaternion
 from ejax.envs.task.physics_task import PhysicsTask
+from ejax.envs.task.step import Outcome
 from ejax.envs.task.terms import Shaping, Term, compute, observe
 from ejax.envs.task.world import World
 from ejax.schema.frozen import freeze
@@ -193,7 +194,7 @@ class VelocityRL(PhysicsTask):
         )
         return replace(world, state=state, legged=legged)
 
-    def total(self, world: World, before: World) -> tuple[Array, dict[str, Array]]:
+    def total(self, world: World, before: World, outcome: Outcome) -> tuple[Array, dict[str, Array]]:
         terms = [
             Term(
                 name=name,
@@ -269,7 +270,7 @@ class VelocityRL(PhysicsTask):
         )
         return jax.tree.map(lambda new, old: jnp.where(state.push_in <= 0, new, old), pushed, state)
 
-    def _act(self, world: World, action: Array) -> World:
+    def act(self, world: World, action: Array) -> World:
         state, action = world.state, self.limited(action)
         physics, readings = self.simulation.step_sensing(state.physics, self.control(world, action))
         feet, contacts = follow_contacts(state.feet, self.legged, readings, self.task.timestep)
@@ -305,7 +306,7 @@ class VelocityRL(PhysicsTask):
             link_masses=jnp.asarray(link_masses(self.legged)),
         )
 
-    def _sense(self, world: World, key: Key) -> dict[str, Array]:
+    def sense(self, world: World, key: Key) -> dict[str, Array]:
         _, _, key_noise = jax.random.split(key, 3)  # the others are of a push and of the next command
         return self._see(world, key_noise)
 

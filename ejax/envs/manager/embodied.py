@@ -9,21 +9,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax.core import FrozenDict
-from numpy.typing import NDArray
 
+from ejax.envs.description import EnvDescription
 from ejax.envs.manager.functors.events import PhysicsEvent
 from ejax.envs.manager.manager_spec import SOURCE, ManagerSpec, read_manager_spec, stored_keys
-from ejax.envs.mujoco.drawing import Appearance
-from ejax.envs.mujoco.engine import Engine, check_physics, render
+from ejax.envs.mujoco.engine import Engine, check_physics
 from ejax.envs.mujoco.pictures import Renderer, check_renderer_name, picture
 from ejax.envs.randomization.changes import Change, base, keep_written, refuse_overlaps
+from ejax.envs.task.physics_task import PhysicsTask
 from ejax.envs.task.states import SceneState
-from ejax.envs.task.step import StepParts, step_terms
+from ejax.envs.task.step import Outcome
 from ejax.envs.task.terms import Term, as_world, compute, fire
 from ejax.envs.task.world import World
 from ejax.schema.frozen import freeze
 from ejax.schema.problems import KeyReport
-from ejax.types import Array, CameraView, Key, Timestep
+from ejax.types import Array, Key
 
 Obs = dict[str, Any]
 _NOISE = 0x5EED0000
@@ -31,7 +31,7 @@ _NOISE = 0x5EED0000
 
 
 @dataclass(frozen=True)
-class EmbodiedEnv:
+class EmbodiedEnv(PhysicsTask):
     """
         r = task's reward + Σ weight·term        (a ``replace`` term: r = weight·term so far)
 
@@ -79,8 +79,16 @@ class EmbodiedEnv:
         return max(0, self.spec.max_episode_steps)
 
     @property
+    def asset(self) -> str:
+        return self.spec.scene.xml
+
+    @property
     def control_period(self) -> float:
         return self.spec.timestep * self.spec.num_substeps
+
+    @property
+    def description(self) -> EnvDescription:
+        return EnvDescription(control_period=self.control_period)  # functors do not name their numbers
 
     @property
     def observation_space(self) -> gymnasium.spaces.Dict:
@@ -101,7 +109,7 @@ class EmbodiedEnv:
                 return jax.random.fold_in(key if isinstance(event.func, PhysicsEvent) else key_mode, number)
 
             world = fire(spec.events, world, mode, key_of)
-        return world.state, self._observe(world, key)
+        return world.state, self.sense(world, key)
 
     def carry_over(self, ended: SceneState, started: SceneState, obs: Obs) -> tuple[SceneState, Obs]:
         """The new episode with the parameters that were drawn at startup."""
@@ -110,26 +118,25 @@ class EmbodiedEnv:
                 started = replace(started, physics=keep_written(change, ended.physics, started.physics))
         return started, obs
 
-    def step(self, state: SceneState, action: Array, key: Key) -> tuple[SceneState, Timestep]:
-        spec = self.spec
-        parts = StepParts(
-            action_shape=state.action.shape,
-            world=self.world,
-            act=self._act,
-            follow=lambda world, before, key: fire(
-                spec.events, world, "interval", lambda number, event: jax.random.fold_in(key, number)
-            ),
-            observe=self._observe,
-            outcome=spec.outcome,
-            reward=lambda world, before, outcome: compute(spec.rewards, world, outcome.reward, weighted=False),
-            max_episode_steps=spec.max_episode_steps,
-            ends_on_success=not spec.ignore_terminations,
-            ends_on_failure=not spec.ignore_terminations,
-            info=lambda world: {"fail": world.info["fail"], "elapsed_steps": world.state.episode_step},
-        )
-        return step_terms("EmbodiedEnv", parts, state, action, key)
+    def update(self, key: Key, world: World, before: World) -> World:
+        return fire(self.spec.events, world, "interval", lambda number, event: jax.random.fold_in(key, number))
 
-    def _act(self, world: World, action: Array) -> World:
+    def outcome(self, world: World) -> Outcome:
+        return self.spec.outcome(world)
+
+    def total(self, world: World, before: World, outcome: Outcome) -> tuple[Array, dict[str, Array]]:
+        return compute(self.spec.rewards, world, outcome.reward, weighted=False)
+
+    def extras(self, world: World) -> dict[str, Array]:
+        return {"fail": world.info["fail"], "elapsed_steps": world.state.episode_step}
+
+    @property
+    def ends_on_success(self) -> bool:
+        return not self.spec.ignore_terminations
+
+    ends_on_failure = ends_on_success
+
+    def act(self, world: World, action: Array) -> World:
         """The world after the action terms have set the drives' targets, each from its own numbers, and the physics."""
         start = 0
         for term in self.spec.terms:
@@ -138,16 +145,8 @@ class EmbodiedEnv:
         world = world.advance(self.spec.num_substeps)
         return replace(world, state=replace(world.state, action=action))
 
-    def render(
-        self, state: SceneState, width: int = 640, height: int = 480, camera: CameraView | None = None
-    ) -> NDArray[np.uint8]:
-        """Draw one environment: [height, width, 3] RGB. See ``ejax.envs.mujoco.engine.render``."""
-        qpos, asset = state.physics.qpos, self.spec.scene.xml
-        return render(asset, qpos, width=width, height=height, mocap_pos=state.markers, camera=camera)
-
-    def appearance(self, state: SceneState) -> Appearance:
-        """For ``ejax.envs.mujoco.raycast``."""
-        return self.world(state).appearance()
+    def markers(self, state: SceneState) -> dict[str, Array]:
+        return state.markers
 
     def _start(self) -> SceneState:
         """The state before any event."""
@@ -175,14 +174,14 @@ class EmbodiedEnv:
             engine=self.physics,
         )
 
-    def _observe(self, world: World, key: Key) -> Obs:
-        obs = self._sense(world)
+    def sense(self, world: World, key: Key) -> Obs:
+        obs = self._sensors(world)
         for number, each in enumerate(self.spec.observations):
             # apart from the events' keys, which are folded from the same one by their places
             obs = _put(obs, each, world, jax.random.fold_in(key, _NOISE + number) if each.shaping.noise else None)
         return jax.tree.map(_as_numbers, obs)
 
-    def _sense(self, world: World) -> Obs:
+    def _sensors(self, world: World) -> Obs:
         """What robot and cameras observe, before any functor."""
         seen = self.appearance(world.state)
         pictures: dict[str, Obs] = {}
@@ -299,7 +298,7 @@ def _try_functors(env: EmbodiedEnv) -> None:
     state, key = jax.eval_shape(lambda: (env._start(), jax.random.key(0)))
     for event in spec.events:
         attempt(event.key, lambda state, key, event=event: event(world(state), key), state, key)
-    obs: Obs = attempt("sensor", lambda state: env._sense(world(state)), state) or {}
+    obs: Obs = attempt("sensor", lambda state: env._sensors(world(state)), state) or {}
     for each in spec.observations:
         shapes = attempt(each.key, lambda obs, state, each=each: _put(obs, each, world(state)), obs, state)
         obs = obs if shapes is None else shapes

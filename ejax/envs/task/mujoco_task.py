@@ -280,7 +280,7 @@ class MuJoCoTask(PhysicsTask):
         )
         return replace(world, state=replace(state, readings=readings[0]))
 
-    def _sense(self, world: World, key: Key) -> Array:
+    def sense(self, world: World, key: Key) -> Array:
         return self._observe(world)[0]
 
     def _observe(self, world: World) -> tuple[Array, tuple[Feature, ...] | None]:
@@ -306,11 +306,11 @@ class MuJoCoTask(PhysicsTask):
         physics, readings = self.simulation.step_sensing(state.physics, control, state.markers)
         return replace(state, physics=physics, action=action, readings=readings[-1])
 
-    def _outcome(self, world: World) -> Outcome:
-        outcome = super()._outcome(world)
+    def outcome(self, world: World) -> Outcome:
+        outcome = super().outcome(world)
         return replace(outcome, metrics={name: jnp.asarray(x, jnp.float32) for name, x in outcome.metrics.items()})
 
-    def total(self, world: World, before: World) -> tuple[Array, dict[str, Array]]:
+    def total(self, world: World, before: World, outcome: Outcome) -> tuple[Array, dict[str, Array]]:
         kind, weights = type(self).__name__, self.weights
         terms = {name: jnp.asarray(x, jnp.float32) for name, x in self.rewards(world, before).items()}
         if not terms:

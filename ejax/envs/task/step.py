@@ -1,19 +1,19 @@
 """The order of a step, of every task.
 
     1  act          the action becomes the control of drives or actuators, and moves the physics for one control period
-    2  follow       what else happens then: kept numbers, markers, pushes, interval events, the next command
-    3  observe      the world after it
+    2  update       what else happens then: kept numbers, markers, pushes, interval events, the next command
+    3  sense        the observation of the world after it
     4  outcome      success, failure, an early end; of a world that is not finite neither success nor failure
-    5  reward       Σ weight·term, of the world before and after
+    5  total        Σ weight·term, of the world before and after
     6  end          terminated: success or failure; truncated: an early end, the time limit, a world that is not finite
 
 Nothing resets itself: ``ejax.rollout`` does. mjlab's order is actions, physics, terminations, rewards, reset, commands,
 interval events, observations; here events come before the ends, so that a fall by a push ends its own step.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 from flax import struct
@@ -21,7 +21,8 @@ from flax import struct
 from ejax.numerics.finite import all_finite
 from ejax.types import Array, Key, PyTree, Timestep
 
-W = TypeVar("W")
+if TYPE_CHECKING:
+    from ejax.envs.task.task import Task
 
 
 @struct.dataclass(kw_only=True)
@@ -55,34 +56,11 @@ class Outcome:
     metrics: dict[str, Array] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, kw_only=True)
-class StepParts(Generic[W]):
-    """The parts of a task's step, as this module's head names them. A world is a ``Snapshot``."""
-
-    action_shape: tuple[int, ...]
-    world: Callable[[Any], W]
-    """The world of a state."""
-    act: Callable[[W, Array], W]
-    follow: Callable[[W, W, Key], W]
-    """From (world, before, key); ``before`` is ``world.before`` too, from here on."""
-    observe: Callable[[W, Key], PyTree]
-    outcome: Callable[[W], Outcome]
-    """``world.obs`` is the observation, from here on."""
-    reward: Callable[[W, W, Outcome], tuple[Array, dict[str, Array]]]
-    """From (world, before, outcome): the reward and its terms by name; ``world.info`` has ``success`` and ``fail``."""
-    max_episode_steps: int
-    """0 or less: no limit."""
-    ends_on_success: bool = True
-    ends_on_failure: bool = True
-    info: Callable[[W], dict[str, Array]] = lambda world: {}
-    """Further entries of ``info``."""
-
-
-def step_terms(name: str, parts: StepParts[Any], state: Any, action: Array, key: Key) -> tuple[Any, Timestep]:
+def step_terms(task: "Task", state: Any, action: Array, key: Key) -> tuple[Any, Timestep]:
     """Make one control step of one environment.
 
     Args:
-        name: the environment's, for messages.
+        task: its methods of these names are called.
         state: of one episode, see ``ejax.envs.task.states``.
         action: [A]
 
@@ -93,30 +71,30 @@ def step_terms(name: str, parts: StepParts[Any], state: Any, action: Array, key:
     Raises:
         ValueError: an action of another shape.
     """
-    if action.shape != parts.action_shape:
-        raise ValueError(f"{name}.step takes an action of shape {parts.action_shape}, got {action.shape}")
-    before = parts.world(state)
-    world = parts.act(before, action)
+    if action.shape != (shape := task.action_space.shape):
+        raise ValueError(f"{type(task).__name__}.step takes an action of shape {shape}, got {action.shape}")
+    before = task.world(state)
+    world = task.act(before, action)
     counted = replace(world.state, episode_step=state.episode_step + 1)
-    world = parts.follow(replace(world, state=counted, before=before), before, key)
-    obs = parts.observe(world, key)
+    world = task.update(key, replace(world, state=counted, before=before), before)
+    obs = task.sense(world, key)
     world = replace(world, obs=obs)
 
-    outcome = parts.outcome(world)
+    outcome = task.outcome(world)
     finite = all_finite(world.state)
     fail = outcome.fail & finite
     success = None if outcome.success is None else outcome.success & finite
     info: dict[str, Any] = {} if success is None else {"success": success}
     world = replace(world, info={**info, "fail": fail})
-    reward, rewards = parts.reward(world, before, outcome)
-    info |= {"rewards": rewards, **parts.info(world), **({"metrics": outcome.metrics} if outcome.metrics else {})}
+    reward, rewards = task.total(world, before, outcome)
+    info |= {"rewards": rewards, **task.extras(world), **({"metrics": outcome.metrics} if outcome.metrics else {})}
 
-    terminated = fail if parts.ends_on_failure else jnp.zeros((), bool)
-    if success is not None and parts.ends_on_success:
+    terminated = fail if task.ends_on_failure else jnp.zeros((), bool)
+    if success is not None and task.ends_on_success:
         terminated |= success
     truncated = ~finite
-    if parts.max_episode_steps > 0:
-        truncated |= world.state.episode_step >= parts.max_episode_steps
+    if task.max_episode_steps > 0:
+        truncated |= world.state.episode_step >= task.max_episode_steps
     if outcome.truncated is not None:
         truncated |= outcome.truncated
     return world.state, Timestep(obs=obs, reward=reward, terminated=terminated, truncated=truncated, info=info)

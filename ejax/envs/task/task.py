@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ejax.envs.description import WHOLE, EnvDescription, Feature
-from ejax.envs.task.step import Outcome, Snapshot, StepParts, step_terms
+from ejax.envs.task.step import Outcome, Snapshot, step_terms
 from ejax.types import Array, Key, PyTree, Timestep
 
 
@@ -38,7 +38,8 @@ class Task:
     """The field that actions are within ± of. Empty: they are within ±1."""
     positive: ClassVar[tuple[str, ...]] = ()
     """Fields that must be above 0."""
-    ends_on_success: bool = True
+    ends_on_success: Any = True
+    ends_on_failure: Any = True
     episode_length: int
     """A field that a task need not have: see ``max_episode_steps``."""
 
@@ -95,7 +96,7 @@ class Task:
         del world, before
         raise NotImplementedError(f"{type(self).__name__} has no rewards(self, world, before); give it one")
 
-    def total(self, world: Any, before: Any) -> tuple[Array, dict[str, Array]]:
+    def total(self, world: Any, before: Any, outcome: Outcome) -> tuple[Array, dict[str, Array]]:
         """The reward and its terms. Default: their sum."""
         terms = dict(self.rewards(world, before))
         return sum(terms.values(), jnp.zeros(())), terms
@@ -146,36 +147,32 @@ class Task:
         return state, self.observe(self.world(state))
 
     def step(self, state: Any, action: Array, key: Key) -> tuple[Any, Timestep]:
-        parts = StepParts(
-            world=self.world,
-            act=self._act,
-            follow=lambda world, before, key: self.update(key, world, before),
-            observe=self._sense,
-            outcome=self._outcome,
-            reward=lambda world, before, outcome: self.total(world, before),
-            max_episode_steps=self.max_episode_steps,
-            action_shape=(len(self.acted),),
-            ends_on_success=self.ends_on_success,
-        )
-        return step_terms(type(self).__name__, parts, state, action, key)
+        return step_terms(self, state, action, key)
 
-    def _sense(self, world: Any, key: Key) -> PyTree:
-        del key  # a task with noise has a use for it
-        return self.observe(world)
-
-    def _act(self, world: Any, action: Array) -> Any:
+    def act(self, world: Any, action: Array) -> Any:
+        """Do the action for one control period."""
         # rewards see the action that was done, not the one that was given
         action = self.limited(action)
         return replace(world, state=self.advance(world, action), executed=action)
 
-    def _outcome(self, world: Any) -> Outcome:
+    def sense(self, world: Any, key: Key) -> PyTree:
+        """Observe, with noise in tasks that have it."""
+        del key
+        return self.observe(world)
+
+    def outcome(self, world: Any) -> Outcome:
+        """Judge the step by the hooks."""
         kind = type(self).__name__
-        fail, leaves = as_truth(f"{kind}.fails", self.fails(world)), self.leaves(world)
-        success = None
+        fail, success = as_truth(f"{kind}.fails", self.fails(world)), None
         if type(self).succeeds is not Task.succeeds:
             success = as_truth(f"{kind}.succeeds", self.succeeds(world))
             success = success if type(self).fails is Task.fails else success & ~fail
-        return Outcome(success=success, fail=fail, truncated=leaves, metrics=dict(self.metrics(world)))
+        return Outcome(success=success, fail=fail, truncated=self.leaves(world), metrics=dict(self.metrics(world)))
+
+    def extras(self, world: Any) -> dict[str, Array]:
+        """Further entries of ``info``."""
+        del world
+        return {}
 
 
 def as_truth(what: str, given: Any) -> Array:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from ejax.envs.description import Feature, features
-from ejax.envs.task.step import Snapshot
+from ejax.envs.task.step import Outcome, Snapshot
 from ejax.envs.task.task import Task, clip_with_gradient
 from ejax.types import Array, Key
 
@@ -87,7 +87,7 @@ class PlanarReachRL(Task):
     def succeeds(self, world: Snapshot) -> Array:
         return self.distance(world.state) < self.success_threshold
 
-    def total(self, world: Snapshot, before: Snapshot) -> tuple[Array, dict[str, Array]]:
+    def total(self, world: Snapshot, before: Snapshot, outcome: Outcome) -> tuple[Array, dict[str, Array]]:
         return -self._squared_distance(world.state), {}  # there are no terms
 
     def metrics(self, world: Snapshot) -> dict[str, Array]:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from ejax.envs.description import EnvDescription, Feature, features
-from ejax.envs.task.step import Snapshot
+from ejax.envs.task.step import Outcome, Snapshot
 from ejax.envs.task.task import Task, clip_with_gradient
 from ejax.numerics.kernels import by_platform
 from ejax.types import Array, Key
@@ -120,7 +120,7 @@ class PointMassRL(Task):
     def succeeds(self, world: Snapshot) -> Array:
         return self.distance(world.state) < self.success_threshold
 
-    def total(self, world: Snapshot, before: Snapshot) -> tuple[Array, dict[str, Array]]:
+    def total(self, world: Snapshot, before: Snapshot, outcome: Outcome) -> tuple[Array, dict[str, Array]]:
         state, distance = world.state, self.distance(world.state)
         reward = (
             -distance
