@@ -1,20 +1,21 @@
-"""Reads ``{name: {func, mode, interval_step, params}}`` into what each event does."""
+"""Events of ``trainer.events``: ``{name: {func, mode, interval_step, params}}`` becomes what each does."""
 
 import inspect
 import itertools
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeVar, get_args
 
 import gymnasium
 import jax
+import jax.numpy as jnp
 import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
 from ejax.envs.randomization.changes import Change, base, refuse_overlaps
-from ejax.envs.randomization.curriculum import Curriculum
+from ejax.envs.randomization.draws import check_choice
 from ejax.envs.randomization.names import CURRICULUM, REFUSED, modes_of
 from ejax.envs.randomization.physics import PHYSICS
 from ejax.envs.randomization.sensing import SENSING, Sensing, Side
@@ -22,12 +23,55 @@ from ejax.schema.frozen import thaw
 from ejax.schema.problems import KeyReport
 from ejax.schema.registry import did_you_mean
 from ejax.schema.sections import Section
-from ejax.types import Key
+from ejax.types import Array, Key
 
 D = TypeVar("D")
+By = Literal["steps", "success"]
+
+
+@dataclass(frozen=True)
+class Curriculum:
+    """A row's level, from 0, the MJCF as it is, to 1, all of each range; rows know nothing of each other.
+
+        by steps:    level = min(1, start + control steps of the row / num_steps)
+        by success:  after each of its episodes, + raise_by if it was one, − lower_by if not, within 0 … 1
+
+    Args:
+        start: the level of a row that is new.
+        num_steps: control steps of a row, that is a run's environment steps over its ``num_envs``; by steps only.
+        raise_by, lower_by: by success only.
+    """
+
+    by: By = "success"
+    start: float = 0.0
+    num_steps: int = 10_000
+    raise_by: float = 0.05
+    lower_by: float = 0.05
+
+    def __post_init__(self) -> None:
+        check_choice("by", self.by, get_args(By))
+        for name in ("start", "raise_by", "lower_by"):
+            value: Any = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 <= value <= 1.0:
+                raise ValueError(f"{name}: got {value!r}; must be within 0 … 1")
+        if isinstance(self.num_steps, bool) or not isinstance(self.num_steps, int) or self.num_steps < 1:
+            raise ValueError(f"num_steps: got {self.num_steps!r}; must be an integer >= 1")
+
+    def after(self, level: Array, num_steps: Array, ended: Array, success: Array) -> Array:
+        """The level after a control step.
+
+        Args:
+            num_steps: of the row so far, this one counted.
+            ended: whether the episode did, with ``success``.
+        """
+        if self.by == "steps":
+            return jnp.minimum(1.0, self.start + num_steps.astype(jnp.float32) / self.num_steps)
+        change = jnp.where(success, self.raise_by, -self.lower_by)
+        return jnp.where(ended, jnp.clip(level + change, 0.0, 1.0), level).astype(jnp.float32)
+
+
 FUNCS: dict[str, Callable[..., Any]] = {**PHYSICS, **SENSING, CURRICULUM: Curriculum}
 """Everything that a ``RandomizedEnv`` can do, by name."""
-MODES = ("startup", "reset", "interval")
 SOURCE = "events"
 
 
@@ -69,7 +113,12 @@ def read_events(
     report = KeyReport()
     read = [_read(name, data, model, spaces, why_none, report) for name, data in thaw(entries).items()]
     events = [event for event in read if event is not None]
-    _check_apart(events, report)
+    # events that would undo each other
+    refuse_overlaps(((event.name, event.does) for event in events if isinstance(event.does, Change)), report)
+    only_once = [CURRICULUM, "delay_observation", "delay_action"]
+    for one, other in itertools.combinations(events, 2):
+        if one.func == other.func and one.func in only_once:
+            report.refuse(other.name, f"is a second {other.func}, after {one.name}; keep one of them")
     report.raise_if_refused(SOURCE)
     physics = tuple(event for event in events if isinstance(event.does, Change))
     return Events(
@@ -109,7 +158,12 @@ def _read(
         try:
             return Event(name, func, mode, interval_step, FUNCS[func](*given, **params.data))
         except (TypeError, ValueError) as error:
-            _refuse(params, str(error))
+            # a functor's error begins with the parameter that it is about
+            about, colon, rest = str(error).partition(": ")
+            if colon and about in params.data:
+                params.problem(about, rest)
+            else:
+                params.report.refuse(params.path, str(error))
             return None
 
 
@@ -123,21 +177,3 @@ def _fits(params: Section, func: str, num_given: int, report: KeyReport) -> bool
     return not any(report.refuses(params.key(str(name))) for name in params.data) and not any(
         problem.key.startswith(f"{params.path}.") for problem in report.problems
     )
-
-
-def _refuse(params: Section, text: str) -> None:
-    """A functor's error begins with the parameter that it is about."""
-    name, colon, rest = text.partition(": ")
-    if colon and name in params.data:
-        params.problem(name, rest)
-    else:
-        params.report.refuse(params.path, text)
-
-
-def _check_apart(events: list[Event[Any]], report: KeyReport) -> None:
-    """Refuse events that would undo each other."""
-    refuse_overlaps(((event.name, event.does) for event in events if isinstance(event.does, Change)), report)
-    only_once = [CURRICULUM, *(name for name in SENSING if name.startswith("delay_"))]
-    for one, other in itertools.combinations(events, 2):
-        if one.func == other.func and one.func in only_once:
-            report.refuse(other.name, f"is a second {other.func}, after {one.name}; keep one of them")
