@@ -26,11 +26,11 @@ from ejax.envs.locomotion.terrain import Terrain, height_below
 from ejax.envs.mujoco.engine import Engine, PhysicsState
 from ejax.envs.mujoco.rotations import matrix_from_quaternion
 from ejax.envs.task.physics_task import PhysicsTask
-from ejax.envs.task.step import Outcome
-from ejax.envs.task.terms import Shaping, Term, compute, observe
+from ejax.envs.task.terms import Shaping, Term, observe
 from ejax.envs.task.world import World
+from ejax.numerics.finite import all_finite
 from ejax.schema.frozen import freeze
-from ejax.types import Array, Key
+from ejax.types import Array, Key, Timestep
 
 
 @struct.dataclass(kw_only=True)
@@ -85,7 +85,6 @@ class VelocityRL(PhysicsTask):
 
     senses_contacts = True
     clips_actions = True
-    positive = ("max_episode_steps",)
     robot: str = "quadruped"
     model: str | None = None
     max_episode_steps: int = 1000
@@ -103,6 +102,8 @@ class VelocityRL(PhysicsTask):
             raise ValueError(f"VelocityRL: robot must be one of {', '.join(robot_names())}, got {self.robot!r}")
         if not isinstance(self.model, str | None):
             raise ValueError(f"VelocityRL: model must be the path of a file, got {self.model!r}")
+        if self.max_episode_steps < 1:
+            raise ValueError(f"VelocityRL: max_episode_steps must be >= 1, got {self.max_episode_steps}")
         for name in ("command", "rewards", "noise", "push", "terrain"):
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, freeze(dict(getattr(self, name))))
@@ -175,16 +176,27 @@ class VelocityRL(PhysicsTask):
         scale = jnp.asarray(robot.drives.action_scale)
         return jnp.asarray(robot.home) + scale * action - world.state.encoder_bias
 
-    def update(self, key: Key, world: World, before: World) -> World:
-        task, robot = self.task, self.task.robot
-        key_push, key_command, _ = jax.random.split(key, 3)
-        contacts: Contacts = world.legged
-        state = self._push(world.state, key_push)
+    def step(self, state: VelocityState, action: Array, key: Key) -> tuple[VelocityState, Timestep]:
+        """Make one control step: the parts of ``ejax.envs.task.step``, but rewards come before the next command.
+
+        In the order of ``step_terms`` XLA fuses otherwise, and the last bits of all numbers are others.
+        """
+        task, robot, before = self.task, self.task.robot, state
+        if action.shape != (shape := self.action_space.shape):
+            raise ValueError(f"VelocityRL.step takes an action of shape {shape}, got {action.shape}")
+        key_push, key_command, key_noise = jax.random.split(key, 3)
+        action = self.limited(action)
+        target = self.control(self.world(state), action)
+        physics, readings = self.simulation.step_sensing(state.physics, target)
+        state = replace(state, physics=physics, action=action, episode_step=state.episode_step + 1)
+        state = self._push(state, key_push)
+        feet, contacts = follow_contacts(state.feet, self.legged, readings, task.timestep)
         motion = observe_motion(robot, self.legged, state.physics)
         height = motion.foot_pos[:, 2] - height_below(self.ground, motion.foot_pos)
         peak = jnp.where(contacts.found, state.swing_peak, jnp.maximum(state.swing_peak, height))
-        torque = drive_torque(robot, motion, self.control(before, state.action))
-        legged = self._legged_state(replace(state, swing_peak=peak), before.state, motion, contacts, torque)
+        state = replace(state, feet=feet, swing_peak=peak)
+        legged = self._legged_state(state, before, motion, contacts, drive_torque(robot, motion, target))
+        rewards = self._rewards(legged)
         command = next_command(state.command, task.command, key_command, self.control_period)
         state = replace(
             state,
@@ -192,9 +204,17 @@ class VelocityRL(PhysicsTask):
             joint_vel=motion.joint_vel,
             swing_peak=jnp.where(contacts.landed, 0.0, peak),
         )
-        return replace(world, state=state, legged=legged)
+        obs = self._see(replace(self.world(state), legged=legged), key_noise)
+        out_of_field = (self.ground.kind == "rough") & (jnp.abs(motion.position[:2]).max() > self.ground.half_size)
+        return state, Timestep(
+            obs=obs,
+            reward=sum(rewards.values(), jnp.zeros(())),
+            terminated=legged.terminated,
+            truncated=(state.episode_step >= self.max_episode_steps) | out_of_field | ~all_finite(state),
+            info={"metrics": _metrics(legged), "rewards": rewards},
+        )
 
-    def total(self, world: World, before: World, outcome: Outcome) -> tuple[Array, dict[str, Array]]:
+    def _rewards(self, legged: LeggedState) -> dict[str, Array]:
         terms = [
             Term(
                 name=name,
@@ -204,24 +224,7 @@ class VelocityRL(PhysicsTask):
             )
             for name, spec in self.task.rewards.items()
         ]
-        return compute(terms, world.legged)
-
-    def fails(self, world: World) -> Array:
-        fell: Array = world.legged.terminated
-        return fell
-
-    def leaves(self, world: World) -> Array:
-        ground = self.ground
-        return (ground.kind == "rough") & (jnp.abs(world.legged.motion.position[:2]).max() > ground.half_size)
-
-    def metrics(self, world: World) -> dict[str, Array]:
-        motion = world.legged.motion
-        error = world.legged.command - jnp.append(motion.lin_vel_b[:2], motion.ang_vel_b[2])
-        return {
-            "linear_velocity_error": jnp.linalg.norm(error[:2]),
-            "yaw_rate_error": jnp.abs(error[2]),
-            "base_height": motion.position[2],
-        }
+        return {term.name: term.weight * term(legged) for term in terms}
 
     def caption(self, state: VelocityState) -> str:
         """The command, for videos."""
@@ -270,13 +273,6 @@ class VelocityRL(PhysicsTask):
         )
         return jax.tree.map(lambda new, old: jnp.where(state.push_in <= 0, new, old), pushed, state)
 
-    def act(self, world: World, action: Array) -> World:
-        state, action = world.state, self.limited(action)
-        physics, readings = self.simulation.step_sensing(state.physics, self.control(world, action))
-        feet, contacts = follow_contacts(state.feet, self.legged, readings, self.task.timestep)
-        state = replace(state, physics=physics, action=action, feet=feet)
-        return replace(world, state=state, executed=action, legged=contacts)  # ``update`` makes the rest of it
-
     def _legged_state(
         self, state: VelocityState, before: VelocityState, motion: Motion, contacts: Contacts, torque: Array
     ) -> LeggedState:
@@ -305,10 +301,6 @@ class VelocityRL(PhysicsTask):
             soft_limits=jnp.asarray(_soft_limits(task, self.legged)),
             link_masses=jnp.asarray(link_masses(self.legged)),
         )
-
-    def sense(self, world: World, key: Key) -> dict[str, Array]:
-        _, _, key_noise = jax.random.split(key, 3)  # the others are of a push and of the next command
-        return self._see(world, key_noise)
 
     def _see(self, world: World, key: Key) -> dict[str, Array]:
         """The observation, for the next command."""
@@ -348,3 +340,12 @@ def _soft_limits(task: VelocityTask, legged: LeggedModel) -> NDArray[np.float32]
     limits = np.array([legged.model.joint(name).range for name in task.robot.joints])
     middle, half = limits.mean(axis=1), (limits[:, 1] - limits[:, 0]) / 2.0 * task.robot.soft_limit_factor
     return np.stack([middle - half, middle + half], axis=1).astype(np.float32)
+
+
+def _metrics(legged: LeggedState) -> dict[str, Array]:
+    error = legged.command - jnp.append(legged.motion.lin_vel_b[:2], legged.motion.ang_vel_b[2])
+    return {
+        "linear_velocity_error": jnp.linalg.norm(error[:2]),
+        "yaw_rate_error": jnp.abs(error[2]),
+        "base_height": legged.motion.position[2],
+    }
