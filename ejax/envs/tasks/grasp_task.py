@@ -13,7 +13,7 @@ import numpy as np
 from ejax.envs.description import Feature
 from ejax.envs.manager.bodies import Vector
 from ejax.envs.manager.robots import FINGER_TRAVEL
-from ejax.envs.mujoco.inverse_kinematics import solve_site_pose
+from ejax.envs.mujoco.kinematics import solve_site_pose
 from ejax.envs.mujoco.rotations import make_pose
 from ejax.envs.task.physics_task import PhysicsTask
 from ejax.envs.task.world import World
