@@ -59,18 +59,12 @@ def evaluate(
     quota = _quotas(num_envs, num_episodes, choice)
     most_steps = (env.max_episode_steps or _UNLIMITED) * int(quota.max())
     key_reset, key_steps = jax.random.split(key)
+    play = partial(_play, policy, env, params, key_steps)
 
     def rows_of(chosen: Array, count: Array) -> Array:
         """In the results; a row past their end is dropped."""
         chosen &= count < quota
         return jnp.where(chosen, _ROWS[choice](chosen, count, quota), num_episodes)
-
-    def play(now: _Progress) -> tuple[EnvCarry, Array, dict[str, Array]]:
-        action, remembered = _mode(policy, params, now.envs.obs, now.envs.memory)
-        envs, timestep = step(env, now.envs, action, jax.random.fold_in(key_steps, now.t))
-        healthy = now.healthy & finite_rows(now.envs.obs, action, timestep.reward, timestep.final_obs)
-        facts = _facts(timestep.info, now.total + timestep.reward, now.length + 1.0, healthy, jnp)
-        return replace(envs, memory=forget(policy, remembered, timestep.done)), timestep.done, facts
 
     def one_step(now: _Progress) -> _Progress:
         envs, done, facts = play(now)
@@ -85,14 +79,12 @@ def evaluate(
             t=now.t + 1,
         )
 
-    def unfinished(now: _Progress) -> Array:
-        return jnp.isnan(now.record["length"]).any() & (now.t < most_steps)
-
     start = _first_progress(with_memory(reset(env, key_reset, num_envs), policy), num_envs)
-    nothing = jnp.full(num_episodes, jnp.nan)
-    start = replace(start, record=dict.fromkeys(jax.eval_shape(play, start)[-1], nothing))
+    start = replace(start, record=dict.fromkeys(jax.eval_shape(play, start)[-1], jnp.full(num_episodes, jnp.nan)))
     with jax.named_scope("env_steps"):
-        end = jax.lax.while_loop(unfinished, one_step, start)
+        end = jax.lax.while_loop(
+            lambda now: jnp.isnan(now.record["length"]).any() & (now.t < most_steps), one_step, start
+        )
     # an episode that never ended has no other result than that it was not finite
     row = rows_of(~end.healthy, end.count)
     return end.record | {"nonfinite": end.record["nonfinite"].at[row].set(1.0, mode="drop")}
@@ -112,6 +104,17 @@ class _Progress:
     record: dict[str, Array]
     """[num_episodes] each; NaN where the episode has not ended."""
     t: Array
+
+
+def _play(
+    policy: Policy, env: Env, params: Params, key: Key, now: _Progress
+) -> tuple[EnvCarry, Array, dict[str, Array]]:
+    """``(environments after a step, rows that ended, results of those)``."""
+    action, remembered = _mode(policy, params, now.envs.obs, now.envs.memory)
+    envs, timestep = step(env, now.envs, action, jax.random.fold_in(key, now.t))
+    healthy = now.healthy & finite_rows(now.envs.obs, action, timestep.reward, timestep.final_obs)
+    facts = _facts(timestep.info, now.total + timestep.reward, now.length + 1.0, healthy, jnp)
+    return replace(envs, memory=forget(policy, remembered, timestep.done)), timestep.done, facts
 
 
 def _first_progress(envs: EnvCarry, num_envs: int) -> _Progress:

@@ -91,8 +91,7 @@ def shac_update_with_trajectory(
 
     Args:
         state: ``target`` holds the policy with the target critic; at the start, the parameters themselves.
-        carry: N environments, leaves [N, ...].
-        env: its ``step`` is differentiable.
+        carry: N environments, leaves [N, ...]; the ``step`` of ``env`` is differentiable.
         optimizer: from ``ejax.optim.make_actor_critic_optimizer``.
         config: an open ``lr_scheduler`` needs its horizon: ``bind_schedule``.
 
@@ -110,7 +109,6 @@ def shac_update_with_trajectory(
     grads, carry, metrics, trajectory, next_value = _actor_gradient(
         state, carry, key_play, policy=policy, env=env, config=config
     )
-
     # the actor steps first, and alone: its optimizer has no moments of the critic
     actor, _ = split_critic(state.params["params"])
     clipped, norm = clip_by_global_norm(grads, config.max_grad_norm)
