@@ -116,7 +116,7 @@ def test_it_is_drawn_for_a_policy_that_sees_and_its_marker_moves_in_the_picture(
     assert obs["image"].shape == (24, 32, 3) and obs["state"].shape == Reach().observation_space.shape
     inner = state.env
     moved = replace(state, env=replace(inner, markers={"goal": inner.markers["goal"] + 0.3}))
-    assert (np.asarray(obs["image"]) != np.asarray(env._observe(moved, obs["state"])["image"])).any()
+    assert (np.asarray(obs["image"]) != np.asarray(env._pictures(moved)["image"])).any()
 
 
 def test_its_randomization_is_part_of_it_and_events_of_the_config_come_in_addition() -> None:

@@ -1,7 +1,7 @@
 """The instructions of ``InstructedPlaceRL``: sentences that name a colour and a zone, and their bytes.
 
 Some wordings, and some pairs of colour and zone, are kept for testing. Each word of a pair occurs in other pairs that
-training asks for, and a wording for testing is made of known words but for one or two.
+training has, and a wording for testing is made of known words but for one or two.
 """
 
 from types import MappingProxyType
